@@ -94,7 +94,7 @@ pub fn shown_json(json: &str) -> String {
 /// Parses JSON that the daemon wrote, and makes every string in it fit to show.
 ///
 /// # Errors
-/// It is no JSON, or not of this type.
+/// The text is no JSON, or not of this type.
 pub fn parsed<T: DeserializeOwned>(json: &[u8]) -> serde_json::Result<T> {
     // No string can then hold anything else.
     if json.iter().all(|b| matches!(b, b' '..=b'[' | b']'..=b'~')) {

@@ -49,9 +49,9 @@ struct Entry {
     /// The planned target; holds a reference.
     shown: Option<Id>,
     round: bool,
-    /// It is in [`Rib::dirty`] or [`Rib::batch`].
+    /// The prefix is in [`Rib::dirty`] or [`Rib::batch`].
     dirty: bool,
-    /// It is in [`Rib::leaving`], and has no route.
+    /// The prefix is in [`Rib::leaving`], and has no route.
     leaving: bool,
     /// Only the kernel knows the routes, until the next dump.
     unsure: bool,
@@ -224,7 +224,7 @@ impl<A: Address> Rib<A> {
 
     /// The operations that make the tables match Linux. `refresh`: the surroundings have changed.
     ///
-    /// It plans at most `most` prefixes. The next calls plan the rest, in the same order ([`Rib::batches_left`]).
+    /// One call plans at most `most` prefixes. The next calls plan the rest, in the same order ([`Rib::batches_left`]).
     pub fn plan(&mut self, around: &Surroundings<'_>, refresh: bool, most: usize) -> Difference<A> {
         if refresh && self.paths.refresh(around, Self::IPV6) {
             self.touch_if(|_, paths, aliases| aliases.as_slice().iter().any(|a| paths.changed(a.path)));
@@ -465,7 +465,7 @@ impl<A: Address> Marked<A> {
         if local_prefix != self.local_prefixes.contains(&prefix) {
             self.doubts_changed = true;
             set_member(&mut self.local_prefixes, prefix, local_prefix);
-            // It came and went: nothing has changed.
+            // The prefix came and went: nothing has changed.
             let known = self.local_prefixes_changed.contains(&prefix);
             set_member(&mut self.local_prefixes_changed, prefix, !known);
         }

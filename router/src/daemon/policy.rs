@@ -49,9 +49,9 @@ pub(super) struct Windows {
 struct Space {
     namespace: NamespaceId,
     router: Option<RouterId>,
-    /// The time to read it.
+    /// The time to read the namespace.
     due: Option<Duration>,
-    /// It is being read.
+    /// A reading of it is under way.
     reading: bool,
     not_before: Duration,
 }

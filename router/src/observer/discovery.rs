@@ -138,7 +138,7 @@ impl Look {
             _ => None,
         });
         let below = match below {
-            // It may hold a router: the observer reports its limits.
+            // The namespace may hold a router: the observer reports its limits.
             Err(error) if error.kind() == io::ErrorKind::QuotaExceeded => return Ok(true),
             other => other?,
         };

@@ -185,7 +185,7 @@ impl Quota {
     }
 }
 
-/// What to observe.
+/// The ports and namespaces to observe.
 #[derive(Clone, Debug)]
 pub struct ObserverConfig {
     /// Names of devices in the current namespace. The position here is the [port number](logic::plan::PortId).

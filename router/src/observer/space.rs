@@ -86,7 +86,7 @@ pub struct Space {
     lost: bool,
     /// The number of events discarded since then.
     thrown_away: usize,
-    /// It is over its quota and is left alone until then.
+    /// The namespace is over its quota and is left alone until then.
     quiet: Option<Instant>,
     /// The end and length of the last such pause.
     last_quiet: Option<(Instant, Duration)>,
@@ -116,7 +116,7 @@ pub struct Space {
     more: bool,
     /// A completed policy reading that is not reported yet.
     policy_read: Option<PolicyRead>,
-    /// It is reported after this many more turns, if older messages wait.
+    /// The reading is reported after this many more turns, if older messages wait.
     unheard_turns: u8,
 }
 
@@ -125,7 +125,7 @@ struct Visit {
     began: Instant,
     precedes_events: bool,
     is_long: bool,
-    /// It reads policies, and they were not requested again since it began.
+    /// The visit reads policies, and they were not requested again since it began.
     policy: bool,
     /// Devices about which messages arrived meanwhile.
     touched: BTreeSet<u32>,
@@ -321,7 +321,7 @@ impl Space {
         if found.routes.is_some() {
             self.due.routes_took(began);
         }
-        // It may have moved, or be of no interest. That was not decided while it was read.
+        // The namespace may have moved, or be of no interest. No decision was made while it was read.
         let is_dull = self.chain.is_empty() && !self.namespace.configured && self.id != HOST;
         self.topology_changed |= found.lost_the_way || is_dull;
         let Found { state, routes, hazards, traffic, devices, polled, numbers, programs, .. } = found;
@@ -468,8 +468,8 @@ impl Space {
         unsure
     }
 
-    /// It is over its quota: nothing in it is accelerated, and it is left alone for a while. Its known state stays,
-    /// because forgetting and reading a long table again would take even more time.
+    /// The namespace is over its quota: nothing in it is accelerated, and it is left alone for a while. Its known state
+    /// stays, because forgetting and reading a long table again would take even more time.
     fn exceed(&mut self, why: String, out: &mut Vec<Event>, now: Instant) {
         tracing::warn!(namespace = self.namespace.name, why, "over its limits: left to the kernel");
         let [first, last] = QUIET;
