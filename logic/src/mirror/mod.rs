@@ -93,7 +93,7 @@ pub struct Mirror {
     retired_routers: Vec<RouterId>,
     /// Ports, links or settings have changed since the last plan.
     unsettled: bool,
-    /// An interface waits for a number.
+    /// An interface waits for a number, or for the number of its router.
     waiting: bool,
     routes_per_plan: usize,
     /// Namespaces with routes that may lead to interfaces that were gone at the last turn of numbers. After the given
@@ -230,7 +230,7 @@ impl Mirror {
         self.spaces.values().filter_map(Space::next_end).min()
     }
 
-    /// Namespaces with routes that only the kernel knows, until [`Event::Routes`].
+    /// Namespaces with routes whose existence only the kernel knows, until [`Event::Routes`].
     pub fn unsure(&self) -> impl Iterator<Item = NamespaceId> {
         self.spaces.iter().filter(|(_, s)| s.rib4.is_unsure() || s.rib6.is_unsure()).map(|(id, _)| *id)
     }

@@ -310,7 +310,7 @@ impl<A: Address> Rib<A> {
         }
     }
 
-    /// Is there a route that only the kernel knows?
+    /// Is there a route whose existence only the kernel knows?
     pub fn is_unsure(&self) -> bool {
         self.unsure
     }
