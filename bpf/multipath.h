@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * The hash by which Linux chooses a member of a multipath route. The same lines as logic/src/multipath.rs, whose head
- * cites the kernel. ipv4.h and ipv6.h say what is hashed of a packet.
+ * The hash with which Linux chooses a member of a multipath route. logic/src/multipath.rs holds the same code, and its head
+ * cites the kernel. ipv4.h and ipv6.h select the fields of a packet that are hashed.
  */
 #pragma once
 
-/* No hash, which has 31 bits: only the kernel can tell. */
+/* Not a hash, because hashes have 31 bits: only the kernel can compute it. */
 #define MULTIPATH_UNSURE (1ULL << 32)
 
 #define ICMP_BYTES	8
@@ -74,7 +74,7 @@ static __always_inline void sip_keys(struct sip *s, __u8 protocol, __u32 label, 
 	sip_word(s, (first <= second ? (__u64)second << 16 | first : (__u64)first << 16 | second) << 32);
 }
 
-/* Where the ports of a protocol are, behind its header's first byte: of ESP and AH the SPI. */
+/* The offset of the ports within a protocol's header. ESP and AH use the SPI. */
 static __always_inline __u32 ports_at(__u8 protocol)
 {
 	switch (protocol) {
@@ -92,7 +92,10 @@ static __always_inline __u32 ports_at(__u8 protocol)
 	}
 }
 
-/* The ports in front of `left` bytes of the IP packet; false: it has some that this program cannot see. */
+/*
+ * Reads the ports from a header with `left` bytes up to the end of the IP packet. Returns false if the packet has ports that
+ * this program cannot see.
+ */
 static __always_inline bool read_ports(const void *header, const void *end, __u8 protocol, __u32 left, __u32 *ports)
 {
 	__u32 at = ports_at(protocol);

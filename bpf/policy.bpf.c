@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0
 /*
- * Changes of policy, seen inside the system call that makes them. Each program here marks a router in the map `policy`, and
+ * Sees changes of policy inside the system call that makes them. Each program here marks a router in the map `policy`, and
  * the kernel plane leaves the packets of a marked router to Linux (route() in millrace.bpf.c). User space reads the
- * namespace again, applies what it read, and takes the mark away if no other change came in between
- * (router/src/daemon/policy.rs). So a change is in force when the command returns, whatever user space does meanwhile.
+ * namespace again and applies the result. It removes the mark if no other change came in between
+ * (router/src/daemon/policy.rs). A change is therefore in force when the command returns, whatever user space does meanwhile.
  *
- * Which namespace a change belongs to must be exact. A tenant may change its own policy as often as it likes, and must not
- * push the packets of others to the kernel by that; and a program may change a namespace by a socket that it opened there
- * and kept (FRR, agents of containers), so the namespace of the running task says too little.
- *   message_sent     The kernel multicasts a message after a change is made. Each router has sockets of its own, and each
- *                    socket this filter. The sockets live in a viewer: an empty namespace in which only the namespace of
- *                    the router has an id, so only its messages arrive (NETLINK_LISTEN_ALL_NSID, do_one_broadcast() in
- *                    net/netlink/af_netlink.c). Nothing is held: an id keeps no namespace alive. Whoever forges multicasts
- *                    in a namespace can mark only the router there.
- *   option_read      Legacy iptables registers a table when it is first asked about (xt_find_table_lock()), and the program
- *                    runs after that. The socket says the namespace.
- *   setting_written  A file below /proc/sys/net is about to be written, so the change is yet to come: `early_ns` says so,
- *                    and user space reads late. The task says the namespace; a task that wrote through a file which it
- *                    opened in another namespace marks the wrong router. Most settings that count are also multicast.
- *   daemon_exits     No daemon reads any more: every router is marked. Attached with heartbeat = "0" only.
+ * The namespace of a change must be exact. A tenant may change its own policy as often as it likes, but this must not send
+ * the packets of others to the kernel. A program may also change a namespace through a socket that it opened there and kept
+ * (FRR, agents of containers). The namespace of the running task is therefore not enough.
+ *   message_sent     The kernel multicasts a message after it has made a change. Each router has sockets of its own, and each
+ *                    socket has this filter. The sockets live in a viewer: an empty namespace in which only the namespace of
+ *                    the router has an id. So only its messages arrive (NETLINK_LISTEN_ALL_NSID, do_one_broadcast() in
+ *                    net/netlink/af_netlink.c). An id keeps no namespace alive. A process that forges multicasts in a
+ *                    namespace can mark only the router there.
+ *   option_read      Legacy iptables registers a table at the first query about it (xt_find_table_lock()), and the program
+ *                    runs after that. The namespace is that of the socket.
+ *   setting_written  A file below /proc/sys/net is about to be written, so the change is yet to come. The program notes this
+ *                    in `early_ns`, and user space reads late. The namespace is that of the task. A task that writes through
+ *                    a file opened in another namespace marks the wrong router. Most relevant settings are also multicast.
+ *   daemon_exits     No daemon reads changes any more, so every router is marked. Attached only with heartbeat = "0".
  *
- * In the host's namespace chains and filters of a device see the packets of every router on it, so those mark all routers.
+ * In the host's namespace, chains and filters of a device see the packets of every router on it, so they mark all routers.
  */
 #include <linux/bpf.h>
 #include <stdbool.h>
@@ -33,7 +33,7 @@
 const volatile __u32 filter_slot = POLICY_HOST;
 
 #define NETLINK_HEADER_BYTES 16
-/* Messages of a transaction looked at; more count as a change. */
+/* The most messages of a transaction that the filter reads; more count as ALL. */
 #define MOST_MESSAGES 64
 
 /* linux/rtnetlink.h */
@@ -50,7 +50,7 @@ const volatile __u32 filter_slot = POLICY_HOST;
 #define NFT_MSG_NEWGEN		15
 #define NFPROTO_INET		1
 #define NFPROTO_NETDEV		5
-/* linux/netfilter_ipv4/ip_tables.h, and the same of IPv6 */
+/* linux/netfilter_ipv4/ip_tables.h, and the same for IPv6 */
 #define SOL_IP			0
 #define SOL_IPV6		41
 #define IPT_SO_GET_INFO		64
@@ -74,7 +74,7 @@ struct {
 	__type(value, struct policy_slot);
 } policy_slots SEC(".maps");
 
-/* From the cookie of a namespace to its slot. */
+/* Slots of namespaces, by cookie. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, POLICY_SLOTS);
@@ -110,8 +110,8 @@ static __always_inline void mark_all(void)
 }
 
 /*
- * `pending` before the mark: whoever sees a mark and finds nothing pending knows that the change has been read. Only the first
- * change wakes user space, which sets it to 0 before it reads.
+ * `pending` rises before the mark. If user space sees a mark and nothing pending, it has already taken note of the change.
+ * Only the first change wakes user space, which sets `pending` to 0 before it reads.
  */
 static __always_inline void changed(__u32 slot, bool all, bool early)
 {
@@ -143,8 +143,8 @@ struct netlink_header {
 enum weight { NOTHING, OWN, ALL };
 
 /*
- * Rules and elements of sets hook nothing: the chain they are in does. Every transaction of nf_tables ends in a NEWGEN. Other
- * messages have types of their own: one that is not known is a change.
+ * Rules and elements of sets hook nothing; their chain does. Every transaction of nf_tables ends with a NEWGEN. Other
+ * messages have types of their own. An unknown type counts as a change.
  */
 static __always_inline enum weight weigh(const struct netlink_header *m)
 {
@@ -162,7 +162,7 @@ static __always_inline enum weight weigh(const struct netlink_header *m)
 	return OWN;
 }
 
-/* Returns 0: the message is not queued, and nobody has to read it. */
+/* Returns 0, so the message is not queued, and nobody has to read it. */
 SEC("socket")
 int message_sent(struct __sk_buff *skb)
 {
@@ -226,7 +226,7 @@ int setting_written(struct bpf_sysctl *ctx)
 
 	if (!ctx->write)
 		return 1;
-	/* Cut short. */
+	/* A longer name is cut short. */
 	bpf_sysctl_get_name(ctx, name, sizeof(name), 0);
 	for (int i = 0; i < (int)sizeof(below) - 1; i++)
 		if (name[i] != below[i])
@@ -243,12 +243,12 @@ int option_read(struct bpf_sockopt *ctx)
 	if ((ctx->level == SOL_IP || ctx->level == SOL_IPV6) &&
 	    (ctx->optname == IPT_SO_GET_INFO || ctx->optname == IPT_SO_GET_ENTRIES))
 		changed_in(bpf_get_netns_cookie(ctx), false);
-	/* What the kernel has answered stays as it is. */
+	/* The kernel's answer stays unchanged. */
 	ctx->optlen = 0;
 	return 1;
 }
 
-/* Run by the daemon: this process is it. */
+/* The daemon runs this to register itself. */
 SEC("syscall")
 int daemon_is_here(void *ctx)
 {

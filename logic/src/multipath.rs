@@ -1,17 +1,17 @@
-//! Which member of a multipath route Linux chooses: its keys, its hash and its thresholds. `bpf/multipath.h` has the same
-//! lines in C.
+//! Computes the member of a multipath route that Linux chooses: the keys, the hash and the thresholds.
+//! `bpf/multipath.h` holds the same code in C.
 //!
 //! Linux hashes `struct flow_keys` from its member `basic` on with SipHash-2-4 (`__flow_hash_from_keys()`,
-//! `net/core/flow_dissector.c`). It sorts both addresses, and both ports, so the two directions of a flow hash alike. The key
-//! is the seed of `fib_multipath_hash_seed`, twice (`fib_multipath_hash_construct_key()`, `include/net/ip_fib.h`, from Linux
-//! 6.11 on), or 16 random bytes (before). The first member whose upper bound is not below the hash is chosen
-//! (`fib_select_multipath()`, `fib6_select_path()`, `nexthop_select_path_hthr()`).
+//! `net/core/flow_dissector.c`). It sorts both addresses, and both ports, so the two directions of a flow hash alike.
+//! From Linux 6.11 on the key is the seed of `fib_multipath_hash_seed`, twice (`fib_multipath_hash_construct_key()`,
+//! `include/net/ip_fib.h`). Before, the key is 16 random bytes. Linux chooses the first member whose upper bound is not
+//! below the hash (`fib_select_multipath()`, `fib6_select_path()`, `nexthop_select_path_hthr()`).
 //!
-//! Little-endian machines only: the hash takes words as they lie in memory.
+//! The code runs only on little-endian machines: the hash takes words as they lie in memory.
 
 use crate::flow::field::ip_proto;
 
-/// Bytes of the headers that are looked at.
+/// Bytes of the headers.
 const IPV4: usize = 20;
 const IPV6: usize = 40;
 const ICMP: usize = 8;
@@ -20,21 +20,21 @@ const ICMP: usize = 8;
 const FRAGMENT: u16 = 0x3fff;
 const OFFSET: u16 = 0x1fff;
 
-/// By what the packets of a router are hashed.
+/// The hash settings of a router.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MultipathHash {
-    /// `fib_multipath_hash_policy` is 1 (the 5-tuple), not 0 (addresses), for IPv4 and IPv6.
+    /// True if `fib_multipath_hash_policy` is 1 (the 5-tuple), false if it is 0 (addresses), for IPv4 and IPv6.
     pub l4: [bool; 2],
-    /// Of SipHash.
+    /// The key of SipHash.
     pub key: [u64; 2],
 }
 
-/// The key that Linux makes of a seed.
+/// The key that Linux makes from a seed.
 pub fn key_of_seed(seed: u32) -> [u64; 2] {
     [u64::from(seed) << 32 | u64::from(seed); 2]
 }
 
-/// Highest hash of each member, in order (`fib_rebalance()`).
+/// The highest hash of each member, in order (`fib_rebalance()`).
 pub fn upper_bounds(weights: &[u32]) -> Vec<u32> {
     let total: u64 = weights.iter().map(|weight| u64::from(*weight)).sum::<u64>().max(1);
     let mut sum = 0;
@@ -46,7 +46,8 @@ pub fn upper_bounds(weights: &[u32]) -> Vec<u32> {
     weights.iter().map(bound).collect()
 }
 
-/// Of an IPv4 packet without options, header first and nothing behind its total length; `None`: only the kernel can tell.
+/// The hash of an IPv4 packet without options. `ip` begins with its header and ends with its total length. `None`: only
+/// the kernel can compute the hash.
 pub fn hash4(ip: &[u8], l4: bool, key: [u64; 2]) -> Option<u32> {
     if l4 {
         let whole = half(ip, 6)? & FRAGMENT == 0;
@@ -57,7 +58,7 @@ pub fn hash4(ip: &[u8], l4: bool, key: [u64; 2]) -> Option<u32> {
     Some(of_keys4(followed4(ip), 0, [0; 2], key))
 }
 
-/// Of an IPv6 packet. `None`: behind extension headers only the kernel looks.
+/// The hash of an IPv6 packet. `None`: only the kernel looks behind extension headers.
 pub fn hash6(ip: &[u8], l4: bool, key: [u64; 2]) -> Option<u32> {
     if !l4 {
         let ip = followed6(ip);
@@ -79,7 +80,7 @@ const EXT_ROUTING: u8 = 43;
 const EXT_FRAGMENT: u8 = 44;
 const EXT_DESTINATION: u8 = 60;
 
-/// The header that policy 0 hashes: of an ICMP error that of the packet it is about (`ip_multipath_l3_keys()`).
+/// The header that policy 0 hashes. For an ICMP error this is the header that it quotes (`ip_multipath_l3_keys()`).
 fn followed4(ip: &[u8]) -> &[u8] {
     let inner = ip.get(IPV4 + ICMP..).filter(|inner| inner.len() >= IPV4);
     let is_first = half(ip, 6).is_some_and(|fragment| fragment & OFFSET == 0);
@@ -98,7 +99,8 @@ fn followed6(ip: &[u8]) -> &[u8] {
     }
 }
 
-/// Ports as they lie in memory, of protocols that Linux reads some of (`proto_ports_offset()`): of ESP and AH the SPI.
+/// The ports, as they lie in memory, for protocols whose ports Linux reads (`proto_ports_offset()`). ESP and AH use the
+/// SPI.
 fn ports(protocol: u8, behind: &[u8]) -> [u16; 2] {
     let at = match protocol {
         6 | 17 | 33 | 50 | 132 | 136 => 0,
@@ -141,12 +143,12 @@ fn of_keys6(ip: &[u8], protocol: u8, label: u32, ports: [u16; 2], key: [u64; 2])
     fold(sip(key, [first, 0, 0, ports, l0 << 32, l1 | l2 << 32, l3 | h0 << 32, h1 | h2 << 32, h3]))
 }
 
-/// 31 bits, never of the hash 0.
+/// The 31-bit result. A hash of 0 counts as 1.
 fn fold(hash: u64) -> u32 {
     (hash as u32).max(1) >> 1
 }
 
-/// SipHash-2-4 (Aumasson, Bernstein, INDOCRYPT 2012) of whole words.
+/// SipHash-2-4 (Aumasson, Bernstein, INDOCRYPT 2012) over whole words.
 fn sip<const N: usize>(key: [u64; 2], words: [u64; N]) -> u64 {
     let mut state = [
         key[0] ^ 0x736f_6d65_7073_6575,

@@ -1,10 +1,11 @@
-//! Who may wait before a listener, and who may come in, so that nobody who is idle keeps others out.
+//! Bounds the peers that wait before a listener, and those that come in, so that an idle peer keeps nobody out.
 //!
-//! A guest first waits: it has been accepted and has not shown yet that it is in earnest. Later it is inside. Both are
-//! bounded, for each source and in all. Where too many wait, one of them is sent away: the one that has waited longest of the source that
-//! has most. So a source that floods sends away its own, and others meet a full room only if as many sources flood.
+//! A guest is a peer that was accepted. It waits until it has shown that it is in earnest; then it is inside. Both
+//! numbers are bounded, for each source and in total. If too many wait, the longest waiting guest of the source with
+//! the most guests is sent away. A source that floods therefore sends away its own guests. Others meet a full room only
+//! if as many sources flood.
 //!
-//! Nothing here waits or looks at a clock: whoever serves a guest gives it a deadline, and ends it when it is sent away.
+//! Nothing here waits or reads a clock. Whoever serves a guest gives it a deadline, and closes it when it is sent away.
 
 use crate::guard::locked;
 use std::{
@@ -17,7 +18,7 @@ use tokio::sync::oneshot;
 /// Ends when a guest must go.
 pub type Gone = oneshot::Receiver<()>;
 
-/// How many may be where.
+/// The numbers of guests allowed.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     pub waiting: usize,
@@ -26,7 +27,7 @@ pub struct Room {
     pub inside_of_a_source: usize,
 }
 
-/// A door; it is cheap to clone.
+/// A door. Cloning it is cheap.
 pub struct Door<S>(Arc<Mutex<Guests<S>>>);
 
 impl<S> Clone for Door<S> {
@@ -38,7 +39,7 @@ impl<S> Clone for Door<S> {
 struct Guests<S> {
     room: Room,
     next: u64,
-    /// In the order in which they came.
+    /// In the order of arrival.
     waiting: Vec<Waiting<S>>,
     inside: HashMap<S, usize>,
 }
@@ -46,16 +47,16 @@ struct Guests<S> {
 struct Waiting<S> {
     id: u64,
     source: S,
-    /// Dropped, it tells the guest to go.
+    /// Dropping it sends the guest away.
     stays: oneshot::Sender<()>,
 }
 
-/// Its place; dropped, the place is free.
+/// The place of a guest. Dropping it frees the place.
 pub struct Pass<S: Hash + Eq + Clone> {
     door: Door<S>,
     source: S,
     id: u64,
-    /// Of one that is inside: nobody tells it to go.
+    /// The sender of a guest that is inside: nothing sends it away.
     inside: Option<oneshot::Sender<()>>,
 }
 
@@ -65,7 +66,7 @@ impl<S: Hash + Eq + Clone> Door<S> {
         Self(Arc::new(Mutex::new(guests)))
     }
 
-    /// Somebody is there, and waits; somebody else may have to go for it.
+    /// Takes a place for a new guest, which waits. Another guest may have to go for it.
     pub fn knock(&self, source: S) -> (Pass<S>, Gone) {
         let mut guests = locked(&self.0);
         let of_source = guests.waiting.iter().filter(|guest| guest.source == source).count();
@@ -85,7 +86,7 @@ impl<S: Hash + Eq + Clone> Door<S> {
 }
 
 impl<S: Hash + Eq + Clone> Guests<S> {
-    /// The source of which most wait; of several the one that has waited longest.
+    /// The source with the most waiting guests. On a tie, the one whose guest has waited longest.
     fn busiest(&self) -> Option<S> {
         let mut counted: HashMap<&S, usize> = HashMap::new();
         self.waiting.iter().for_each(|guest| *counted.entry(&guest.source).or_default() += 1);
@@ -101,7 +102,8 @@ impl<S: Hash + Eq + Clone> Guests<S> {
 }
 
 impl<S: Hash + Eq + Clone> Pass<S> {
-    /// It is in earnest. False: there is no room inside. `reserved`: for this source there is, whoever else is inside.
+    /// Lets the guest in. Returns false if there is no room inside, or if the guest was sent away. With `reserved`, only
+    /// guests of its own source count.
     pub fn enter(&mut self, reserved: bool) -> bool {
         let mut guests = locked(&self.door.0);
         let of_source = guests.inside.get(&self.source).copied().unwrap_or(0);
@@ -152,7 +154,7 @@ mod tests {
         let mut flood: Vec<_> = (0..10).map(|_| door.knock(1)).collect();
         assert_eq!(sent_away(&mut flood), [0, 1, 2, 3, 4, 5]);
         assert!(sent_away(&mut other).is_empty());
-        // The room is full: one more goes of the source that has most.
+        // The room is full: one more guest of the busiest source goes.
         let mut late = door.knock(4);
         assert_eq!(sent_away(&mut flood), [0, 1, 2, 3, 4, 5, 6]);
         assert!(!flood[0].0.enter(false), "whoever was sent away does not come in");

@@ -1,15 +1,15 @@
 //! Text that others choose, for terminals, logs and shells.
 //!
-//! A tenant names devices, chains and processes, a controller sends texts. Such a name may hold an escape sequence that
-//! forges what a terminal shows, or a command that a shell runs when somebody pastes the line.
+//! A tenant names devices, chains and processes, and a controller sends texts. Such a name may hold an escape sequence
+//! that forges a terminal's output. It may also hold a command that a shell runs when somebody pastes the line.
 //!
 //! | use | for |
 //! |---|---|
 //! | [`Shown`] | a name within a sentence |
-//! | [`Quoted`] | a name within a command line that people are to paste: it arrives as one word |
+//! | [`Quoted`] | a name within a command line to paste: it stays one word |
 //! | [`shown`], [`shown_lines`] | a whole sentence, or several lines |
 //! | [`shown_json`] | JSON that is printed |
-//! | [`parsed`] | JSON of the daemon: every string in it is made fit to show |
+//! | [`parsed`] | JSON of the daemon: makes every string in it fit to show |
 //! | [`LogLines`] | the log: one line for each event, whatever its texts are |
 
 use serde::de::DeserializeOwned;
@@ -20,10 +20,10 @@ use std::{
     io::{self, Write},
 };
 
-/// Longest name that is shown, characters. Longer ones are cut, and end in dots.
+/// The most characters of a name that are shown. Longer names are cut, and end in dots.
 const MOST_SHOWN: usize = 256;
 
-/// A name as a terminal may show it, cut if it is very long.
+/// A name in a form that a terminal may show, cut if it is very long.
 pub struct Shown<'a>(pub &'a str);
 
 impl fmt::Display for Shown<'_> {
@@ -34,10 +34,10 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// A name as one word of a shell's command line. Bash, ksh, zsh and busybox hand its very bytes on. A shell that does not
-/// know `$'...'` (dash) hands on something else where there are bytes that no terminal may show, but still one word.
+/// A name as one word of a shell's command line. Bash, ksh, zsh and busybox pass on its exact bytes. A shell without
+/// `$'...'` (dash) passes on other bytes in place of those that no terminal may show, but still one word.
 ///
-/// A word that begins with a dash stays one: the command must take it after a keyword or `--`.
+/// A word that begins with a dash keeps it: the command must take it after a keyword or `--`.
 pub struct Quoted<'a>(pub &'a str);
 
 impl fmt::Display for Quoted<'_> {
@@ -52,7 +52,7 @@ impl fmt::Display for Quoted<'_> {
         f.write_str("$'")?;
         for c in self.0.chars() {
             match c {
-                // Not as \': a shell that does not know this quoting would take it for the end.
+                // Not as \': a shell without this quoting would take that for the end.
                 '\'' | '\\' => write!(f, "\\{:03o}", u32::from(c))?,
                 c if is_plain(c) => f.write_char(c)?,
                 c => c.encode_utf8(&mut [0; 4]).bytes().try_for_each(|byte| write!(f, "\\{byte:03o}"))?,
@@ -62,15 +62,15 @@ impl fmt::Display for Quoted<'_> {
     }
 }
 
-/// A sentence as a terminal may show it, on one line. Again, it changes nothing more.
+/// A sentence in a form that a terminal may show, on one line. A second call changes nothing more.
 pub fn shown(text: &str) -> String {
     let mut fit = String::with_capacity(text.len());
-    // A String takes everything.
+    // Writing to a String cannot fail.
     let _ = text.chars().try_for_each(|c| show(c, &mut fit));
     fit
 }
 
-/// Lines of ours, as a terminal may show them. Names in them have lost their newlines before.
+/// Several lines of ours in a form that a terminal may show. Names in them have already lost their newlines.
 pub fn shown_lines(text: &str) -> Cow<'_, str> {
     if text.chars().all(|c| c == '\n' || is_plain(c)) {
         return text.into();
@@ -78,7 +78,7 @@ pub fn shown_lines(text: &str) -> Cow<'_, str> {
     text.split('\n').map(shown).collect::<Vec<_>>().join("\n").into()
 }
 
-/// The same JSON, with what no terminal may show as escapes of JSON: it reads as before.
+/// The same JSON, with JSON escapes for characters that no terminal may show. It parses to the same value.
 pub fn shown_json(json: &str) -> String {
     let mut fit = String::with_capacity(json.len());
     for c in json.chars() {
@@ -91,12 +91,12 @@ pub fn shown_json(json: &str) -> String {
     fit
 }
 
-/// Reads JSON that the daemon wrote, with every string in it as a terminal may show it.
+/// Parses JSON that the daemon wrote, and makes every string in it fit to show.
 ///
 /// # Errors
-/// It is no JSON, or not of this type.
+/// The text is no JSON, or not of this type.
 pub fn parsed<T: DeserializeOwned>(json: &[u8]) -> serde_json::Result<T> {
-    // No string can hold anything else then.
+    // No string can then hold anything else.
     if json.iter().all(|b| matches!(b, b' '..=b'[' | b']'..=b'~')) {
         return serde_json::from_slice(json);
     }
@@ -121,7 +121,7 @@ fn make_fit(value: &mut Value) {
     }
 }
 
-/// Standard error for a log that writes an event at a time: each becomes one line that a terminal may show.
+/// Standard error for a log that writes one event at a time. Each event becomes one line that a terminal may show.
 pub struct LogLines;
 
 impl Write for LogLines {
@@ -141,12 +141,12 @@ fn show(c: char, to: &mut impl fmt::Write) -> fmt::Result {
     if is_plain(c) { to.write_char(c) } else { write!(to, "{}", c.escape_default()) }
 }
 
-/// What a terminal shows as it is, in its place: letters, digits, punctuation and symbols. Everything else is not: control
-/// characters, marks that change the direction of writing, characters that nobody sees.
+/// Does a terminal show the character unchanged and in its place? Letters, digits, punctuation and symbols are plain.
+/// Control characters, marks that change the direction of writing, and invisible characters are not.
 fn is_plain(c: char) -> bool {
     match c {
         ' '..='~' => true,
-        // Letters that nobody sees.
+        // Invisible letters.
         '\u{ad}' | '\u{115f}' | '\u{1160}' | '\u{3164}' | '\u{ffa0}' => false,
         '\u{a1}'..='\u{bf}' | '\u{2010}'..='\u{2027}' | '\u{2030}'..='\u{205e}' => true,
         '\u{2190}'..='\u{2bff}' | '\u{1f300}'..='\u{1faff}' => true,
@@ -154,7 +154,7 @@ fn is_plain(c: char) -> bool {
     }
 }
 
-/// Names to try everything with that makes sentences or command lines.
+/// Names for tests of everything that makes sentences or command lines.
 #[cfg(test)]
 pub const HOSTILE: [&str; 16] = [
     "$(touch RAN)",
@@ -182,8 +182,8 @@ pub fn assert_fit(sentence: &str) {
     assert!(sentence.chars().all(is_plain), "{sentence:?}");
 }
 
-/// Command lines as somebody would paste them, with stand-ins for what they run. All go to one shell: a process that is
-/// forked holds locks that other tests wait for.
+/// Command lines as somebody would paste them, with stand-ins for the programs that they run. All lines run in one
+/// shell, because a forked process holds locks that other tests wait for.
 #[cfg(test)]
 #[derive(Default)]
 pub struct Pasted {
@@ -193,7 +193,7 @@ pub struct Pasted {
 
 #[cfg(test)]
 impl Pasted {
-    /// A line of a sentence that runs `tool`, and the words that this must get.
+    /// Adds a line of a sentence that runs `tool`, and the words that the tool must get.
     #[track_caller]
     pub fn add(&mut self, sentence: &str, line: &str, tool: &str, words: &[&str]) {
         assert_fit(sentence);
@@ -202,7 +202,7 @@ impl Pasted {
         self.expected.push(words.iter().map(|word| word.to_string()).collect());
     }
 
-    /// Bash gets the very words; a shell that does not know all of its quoting as many, and nothing else runs.
+    /// Bash passes on the exact words. A shell without all of its quoting passes on as many words. Nothing else runs.
     pub fn run(self) {
         for shell in ["bash", "sh"] {
             let directory = tempfile::tempdir().unwrap();

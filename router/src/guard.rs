@@ -1,4 +1,4 @@
-//! Locks, and files and directories that are one user's: nobody else can have made them, or put a link in their place.
+//! Locks, and files and directories of one user: nobody else can have created them, or put a link in their place.
 
 use rustix::{fs::FlockOperation, io::Errno};
 use std::{
@@ -9,19 +9,20 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-/// What group and others may not do.
+/// Write permissions of group and others.
 const OTHERS_WRITE: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 
-/// Also after a thread that had it panicked: what it guards is whole at every moment.
+/// Locks a mutex, even after a thread panicked while it held the lock: the data is consistent at every moment.
 pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Locks it, as long as it is open here or where it was handed to; false: somebody else has. Advisory: flock(2).
+/// Locks the file for as long as it is open here or in a process that inherited it. Returns false if somebody else
+/// holds the lock. The lock is advisory: flock(2).
 ///
 /// # Errors
-/// Its file system has no locks, or fails.
+/// The file system has no locks, or fails.
 pub fn lock_file(file: &File) -> io::Result<bool> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
@@ -30,21 +31,22 @@ pub fn lock_file(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Does a file belong to who runs Millrace, and may nobody else write it?
+/// Does a file belong to the user who runs Millrace, and may nobody else write it?
 pub fn is_ours_alone(file: &Metadata) -> bool {
     is_owned(file, &[rustix::process::geteuid().as_raw()])
 }
 
-/// As [`is_ours_alone`], or does it belong to root?
+/// Does a file belong to root or to the user who runs Millrace, and may nobody else write it?
 pub fn is_ours_or_roots_alone(file: &Metadata) -> bool {
     is_owned(file, &ours_or_roots())
 }
 
-/// Checks that only root, or who runs Millrace, can have put into a directory what is there, and into those above it: no
-/// one of them is a link, or others' to write, except sticky ones above (in which nobody can replace what is another's).
+/// Checks that only root, or the user who runs Millrace, can have written to a directory or to any directory above it.
+/// None of them may be a link or writable by others. A sticky directory above may be writable, because nobody can
+/// replace another user's files in it.
 ///
 /// # Errors
-/// It is not so: the directory and its owner are named; or there is none.
+/// A directory fails the check (the error names it and its owner), or the directory does not exist.
 pub fn check_directory(path: &Path) -> io::Result<()> {
     for (depth, directory) in path.ancestors().filter(|path| *path != Path::new("")).enumerate() {
         let data = fs::symlink_metadata(directory)?;
@@ -61,10 +63,10 @@ pub fn check_directory(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads a file that only root, or who runs Millrace, can have written.
+/// Reads a file that only root, or the user who runs Millrace, can have written.
 ///
 /// # Errors
-/// There is none, it is a link or another's, or it cannot be read.
+/// The file does not exist, is a link, belongs to somebody else, or cannot be read.
 pub fn read_ours(path: &Path) -> io::Result<Vec<u8>> {
     let mut options = File::options();
     let mut file = options.read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW).open(path)?;
@@ -77,14 +79,14 @@ pub fn read_ours(path: &Path) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Writes a file, whole or not at all. Nothing that others have put there is written to.
+/// Writes a file, completely or not at all. It never writes into a file that others have put there.
 ///
 /// # Errors
-/// It cannot be written; what was there before is there.
+/// The file cannot be written; the old content remains.
 pub fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
-    // Of a process that was killed.
+    // A killed process may have left it.
     let _ = fs::remove_file(&new);
     let mut options = File::options();
     let mut file = options.write(true).create_new(true).mode(0o600).open(&new)?;
@@ -95,7 +97,7 @@ pub fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
     placed
 }
 
-/// Has root made it, or who runs Millrace? For links, whose modes mean nothing.
+/// Did root create it, or the user who runs Millrace? This is for links, whose modes mean nothing.
 pub fn is_by_us_or_root(file: &Metadata) -> bool {
     is_owned_by(file, &ours_or_roots())
 }

@@ -1,9 +1,9 @@
-//! The key by which Linux hashes packets of multipath routes: read from the kernel, and tried on it.
+//! The key with which Linux hashes packets of multipath routes: read from the kernel, and tested against it.
 //!
-//! The key follows from a seed, of `net.ipv4.fib_multipath_hash_seed` or random for each boot (Linux 6.11 and later), or is
-//! random itself (before). No file tells a random one, so a small program reads it (`bpf/multipath_key.bpf.c`). That the
-//! hash is Linux's own is not taken for granted: in a namespace of its own the kernel is asked for many routes, and one
-//! member that is not as computed leaves Linux's choice unknown.
+//! On Linux 6.11 and later the key follows from a seed: that of `net.ipv4.fib_multipath_hash_seed`, or a random one for
+//! each boot. Before, the key itself is random. No file shows a random key, so a small program reads it
+//! (`bpf/multipath_key.bpf.c`). The daemon does not assume that its hash is Linux's. In a namespace of its own it asks
+//! the kernel for many routes. If one member differs from the computed one, Linux's choice counts as unknown.
 
 use crate::{
     config::Ecmp,
@@ -22,15 +22,15 @@ use logic::{
 use std::{fs, io, thread};
 
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/multipath_key.bpf.o"));
-/// Words of `struct answer` of the program.
+/// Words of the program's `struct answer`.
 const WORDS: usize = 5;
 
-/// Of members that the kernel chooses among when it is asked: no power of two, so that each bit of a hash counts.
+/// Weights of the members that the kernel chooses among. The sum is no power of two, so each bit of a hash counts.
 const WEIGHTS: [u8; 7] = [3, 1, 5, 2, 9, 4, 7];
 const QUESTIONS: u32 = 48;
 /// 198.18.0.0/15, for benchmarks (RFC 2544).
 const ASKED: u32 = 0xc612_0000;
-/// 10.0.0.0: what the members' gateways are counted from.
+/// 10.0.0.0: gateways of the members count up from here.
 const GATEWAYS: u32 = 0x0a00_0000;
 const LOOPBACK: u32 = 1;
 
@@ -40,7 +40,7 @@ const RTA_MULTIPATH: u16 = 9;
 const RTNH_F_ONLINK: u8 = 4;
 const NLM_F_CREATE: u16 = 0x400;
 
-/// What Linux uses in a namespace whose seed nobody has set.
+/// The value that Linux uses in a namespace whose seed nobody has set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Secret {
     Seed(u32),
@@ -50,15 +50,15 @@ enum Secret {
 /// Keys of this boot.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MultipathKeys {
-    /// `None`: it cannot be read, or Linux chooses otherwise than this version computes.
+    /// `None`: it cannot be read, or Linux chooses differently from this version.
     secret: Option<Secret>,
-    /// In place of one that is not known.
+    /// The key used if the real one is not known.
     own: Option<[u64; 2]>,
 }
 
 impl MultipathKeys {
-    /// Reads them. Where Linux's key cannot be had, members are chosen by a key of this machine and boot, or by the kernel
-    /// alone.
+    /// Reads the keys. If Linux's key is not available, either a key of this machine and boot or the kernel alone
+    /// chooses members.
     pub fn read(ecmp: Ecmp) -> MultipathKeys {
         let secret = thread::scope(|scope| scope.spawn(tried_secret).join());
         let secret = secret.unwrap_or_else(|_| Err(anyhow::anyhow!("the thread that reads it has panicked")));
@@ -80,7 +80,8 @@ impl MultipathKeys {
     }
 }
 
-/// The same for each start of the daemon, and another on each machine: two routers in a row must not choose alike.
+/// The same key at each start of the daemon, and another one on each machine: two routers in a row must not choose
+/// alike.
 fn of_this_boot() -> Option<[u64; 2]> {
     let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
@@ -88,7 +89,7 @@ fn of_this_boot() -> Option<[u64; 2]> {
     Some([id as u64, (id >> 64) as u64])
 }
 
-/// In a thread that ends here: it moves to a network namespace of its own.
+/// Reads and tests the key. The calling thread must end afterwards, because it moves to a network namespace of its own.
 fn tried_secret() -> Result<Secret> {
     // SAFETY: changes the network namespace of this thread only, which ends with this function.
     ensure!(unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0, io::Error::last_os_error());
@@ -124,7 +125,7 @@ fn read_secret() -> Result<Secret> {
     Ok(Secret::Key(key))
 }
 
-/// Destinations, and which member the kernel chooses for each.
+/// Destinations, each with the member that the kernel chooses for it.
 fn ask_linux() -> Result<Vec<(u32, usize)>> {
     let mut socket = Socket::requests(libc::NETLINK_ROUTE)?;
     let up = [&[0; 4][..], &LOOPBACK.to_ne_bytes(), &[1, 0, 0, 0], &[1, 0, 0, 0]].concat();
@@ -132,7 +133,7 @@ fn ask_linux() -> Result<Vec<(u32, usize)>> {
     socket.ask(group(), |_| None::<()>)?;
     let mut found = Vec::new();
     for i in 0..QUESTIONS {
-        // Odd multipliers reach all bits of an address, the highest of each byte among them.
+        // Odd multipliers reach all bits of an address, including the highest bit of each byte.
         let destination = ASKED | i.wrapping_mul(0x9e37_79b1) >> 15;
         let question = Request::new(rtm::GETROUTE, wire::ACK, &[INET, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         let question = question.with(RTA_DST, &destination.to_be_bytes());
@@ -148,7 +149,7 @@ fn ask_linux() -> Result<Vec<(u32, usize)>> {
     Ok(found)
 }
 
-/// The route whose members are chosen.
+/// The route that the kernel chooses a member of.
 fn group() -> Request {
     let member = |(gateway, weight): (u32, u8)| {
         let mut bytes = vec![16, 0, RTNH_F_ONLINK, weight - 1];
@@ -168,7 +169,7 @@ fn route_header(length: u8, table: u8) -> [u8; 12] {
     [INET, length, 0, 0, table, 4, 0, 1, 0, 0, 0, 0]
 }
 
-/// A packet as the kernel looks at when it is asked without a source.
+/// A packet as the kernel sees it when it is asked without a source.
 fn header(destination: u32) -> [u8; 20] {
     let mut ip = [0; 20];
     ip[0] = 0x45;

@@ -1,21 +1,22 @@
-//! What the daemon may do, checked before anything is changed, and what it gives up.
+//! The daemon's privileges: checked before anything is changed, and given up where not needed.
 //!
 //! | capability | kept for |
 //! |---|---|
 //! | `CAP_NET_ADMIN` | attaching XDP, netlink requests, ethtool, tables of local delivery |
-//! | `CAP_NET_BROADCAST` | hearing changes in other namespaces without keeping these alive (`NETLINK_LISTEN_ALL_NSID`) |
+//! | `CAP_NET_BROADCAST` | listening to other namespaces without keeping these alive (`NETLINK_LISTEN_ALL_NSID`) |
 //! | `CAP_BPF`, `CAP_PERFMON` | loading programs and maps, also later, when tables grow |
-//! | `CAP_SYS_ADMIN` | entering the namespaces of routers that come later (setns), asking about programs of others |
+//! | `CAP_SYS_ADMIN` | entering the namespaces of routers that come later (setns), querying programs of others |
 //! | `CAP_SYS_PTRACE` | opening /proc/PID/ns/net of routers given by PID |
-//! | `CAP_SYS_NICE` | moving NAPI threads to cores, how urgent they are (a floor), and whoever does that is, and workers; not needed to leave queues and `nice` alone |
-//! | `CAP_NET_RAW` | asking netfilter (iptables-legacy) for its tables takes a raw socket; sockets of workers are such, and what elements made is sent by one |
-//! | `CAP_IPC_LOCK` | memory for packets of workers beyond `RLIMIT_MEMLOCK`; not needed without paths |
+//! | `CAP_SYS_NICE` | placing NAPI threads on cores, urgency of these, of the thread that places them, and of workers; not needed without placing and with `nice` unchanged |
+//! | `CAP_NET_RAW` | raw sockets: netfilter's tables (iptables-legacy), workers, packets that elements create |
+//! | `CAP_IPC_LOCK` | packet memory of workers beyond `RLIMIT_MEMLOCK`; not needed without paths |
 //!
-//! `CAP_SYS_ADMIN` is most of root, and setns demands it: dropping the rest guards against accidents (files, modules,
-//! processes of others), not against a compromised daemon. `no_new_privs` and an empty inheritable set keep anything it
-//! might execute from getting more. Threads that need none of them give up all ([`give_up_all`]): workers, and those that
-//! write copies of packets. Threads that parse what others send keep only what they need, and can change no file
-//! ([`serve_only`]). docs/security.md says why it is one process, and what that does not give.
+//! `CAP_SYS_ADMIN` is most of root, and setns requires it. Dropping the rest guards against accidents (files, modules,
+//! processes of others), not against a compromised daemon. `no_new_privs` and an empty inheritable set keep a program
+//! that the daemon might execute from gaining more. Threads that need no capability give up all ([`give_up_all`]):
+//! workers, and those that write copies of packets. Threads that parse data from others keep only the capabilities that
+//! they need, and can change no file ([`serve_only`]). docs/security.md explains why it is one process, and what that
+//! does not protect.
 
 use anyhow::{Context, Result, bail};
 use landlock::{ABI, AccessFs, Ruleset, RulesetAttr, RulesetStatus};
@@ -41,10 +42,11 @@ const NEEDED: [(CapabilitySet, &str, &str); 9] = [
     (CapabilitySet::IPC_LOCK, "CAP_IPC_LOCK", "keep packets of workers in memory"),
 ];
 
-/// The oldest kernel supported.
+/// The oldest supported kernel.
 const OLDEST: (u32, u32) = (6, 1);
 
-/// Refuses to start without a capability, naming it. `urgent`: queues are placed on cores, or threads made more urgent; `paths`: there are workers.
+/// Refuses to start if a capability is missing, and names it. `urgent`: queues are placed on cores, or threads are made
+/// more urgent. `paths`: there are workers.
 pub fn check_capabilities(urgent: bool, paths: bool) -> Result<()> {
     let have = capabilities(None).context("reading this process's capabilities")?.effective;
     let missing: Vec<_> = NEEDED
@@ -60,7 +62,7 @@ pub fn check_capabilities(urgent: bool, paths: bool) -> Result<()> {
     Ok(())
 }
 
-/// Refuses an old kernel, naming the version and the feature.
+/// Refuses an old kernel; the error names the version and the feature.
 pub fn check_kernel() -> Result<()> {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     check_release(&release)?;
@@ -86,7 +88,8 @@ fn check_release(release: &str) -> Result<()> {
     Ok(())
 }
 
-/// Gives up every other capability and the right to gain any. Threads started later inherit that: call it before any is.
+/// Gives up every other capability and the right to gain any. Threads started later inherit this: call it before
+/// starting any.
 pub fn reduce() -> Result<()> {
     let kept = NEEDED.iter().fold(CapabilitySet::empty(), |set, (c, ..)| set | *c);
     let now = capabilities(None).context("reading this process's capabilities")?;
@@ -99,7 +102,7 @@ pub fn reduce() -> Result<()> {
     set_capabilities(None, reduced).context("giving up capabilities")
 }
 
-/// All of them, of the calling thread alone, and the right to gain any: what it has open it uses without.
+/// Gives up all capabilities of the calling thread, and the right to gain any. Its open files stay usable.
 pub fn give_up_all() -> Result<()> {
     let none = CapabilitySet::empty();
     let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
@@ -107,21 +110,21 @@ pub fn give_up_all() -> Result<()> {
     set_no_new_privs(true).context("giving up the right to gain any")
 }
 
-/// What the thread of flow rules keeps: it makes maps, loads programs, sets ports up and down, and sends frames.
+/// Capabilities of the thread of flow rules: it makes maps, loads programs, sets ports up and down, and sends frames.
 pub const OF_FLOW_RULES: CapabilitySet = CapabilitySet::NET_ADMIN
     .union(CapabilitySet::BPF)
     .union(CapabilitySet::PERFMON)
     .union(CapabilitySet::NET_RAW)
     .union(CapabilitySet::IPC_LOCK);
 
-/// A thread of this process may write files though it parses what others send.
+/// A thread of this process could write files although it parses data from others.
 static MAY_WRITE: AtomicBool = AtomicBool::new(false);
 
-/// For a thread that parses what others send: it keeps these capabilities, and so do threads that it starts later; by
-/// Landlock they can make, write and remove no file, not even root's own. What is open stays usable.
+/// Restricts a thread that parses data from others: it and the threads that it starts later keep these capabilities.
+/// With Landlock they can create, write and remove no file, not even root's own. Open files stay usable.
 ///
 /// # Errors
-/// The capabilities could not be given up. That the kernel has no Landlock is no error ([`trouble`]).
+/// The capabilities could not be given up. A kernel without Landlock is no error ([`trouble`]).
 pub fn serve_only(kept: CapabilitySet) -> Result<()> {
     let now = capabilities(None).context("reading this thread's capabilities")?;
     let sets = CapabilitySets {
@@ -137,20 +140,21 @@ pub fn serve_only(kept: CapabilitySet) -> Result<()> {
     Ok(())
 }
 
-/// As [`serve_only`] with nothing kept; a thread that cannot give up its rights says so and goes on.
+/// The same as [`serve_only`] without any capability. A thread that cannot give up its rights logs an error and goes
+/// on.
 pub fn serve_with_nothing(thread: &str) {
     if let Err(error) = serve_only(CapabilitySet::empty()) {
         tracing::error!("the thread {thread} keeps its rights: {error:#}");
     }
 }
 
-/// False: this kernel has no Landlock. One with an older Landlock denies what that knows.
+/// False: this kernel has no Landlock. An older Landlock denies the accesses that it knows.
 fn deny_writes() -> Result<bool> {
     let writes = Ruleset::default().handle_access(AccessFs::from_write(ABI::V3))?;
     Ok(writes.create()?.restrict_self()?.ruleset != RulesetStatus::NotEnforced)
 }
 
-/// Why threads that parse what others send can do more than they need, as a sentence.
+/// Why threads that parse data from others can do more than they need, as a sentence.
 pub fn trouble() -> Option<String> {
     MAY_WRITE.load(Relaxed).then(|| {
         "this kernel has no Landlock: threads that parse what others send could write files, if they had faults".into()
@@ -207,7 +211,7 @@ mod tests {
     #[test]
     #[ignore = "needs root"]
     fn capabilities_are_given_up() {
-        // In a thread of its own: they belong to threads.
+        // The capabilities belong to threads, so this runs in one of its own.
         std::thread::spawn(|| {
             assert!(capabilities(None).unwrap().effective.contains(CapabilitySet::CHOWN), "not root");
             reduce().unwrap();

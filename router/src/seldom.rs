@@ -1,29 +1,29 @@
-//! Log lines that outsiders can cause, at a bounded rate: each source says a thing of a kind seldom, and all sources
-//! together not much more often. What was left out is counted, and the count stands in the next line.
+//! Limits the log lines that outsiders can cause. Each source logs a line of one kind seldom, and all sources together
+//! not much more often. Suppressed lines are counted, and the next line reports the count.
 
 use std::{
     collections::HashMap,
     time::{Duration, Instant},
 };
 
-/// A source that was heard is not heard again for so long.
+/// The time after a line of a source during which its lines are suppressed.
 const PERIOD: Duration = Duration::from_secs(60);
-/// Sources that are heard in that time.
+/// Sources that may log in that time.
 const SOURCES: usize = 8;
 
-/// What was said lately, by kind.
+/// The recent lines, by kind.
 #[derive(Debug, Default)]
 pub struct Seldom(HashMap<&'static str, Kind>);
 
 #[derive(Debug, Default)]
 struct Kind {
-    /// Who was heard, and when.
+    /// The sources of recent lines, and their times.
     heard: Vec<(String, Instant)>,
     left_out: u64,
 }
 
 impl Seldom {
-    /// Says whether a line may be written, and if so what stands behind it: nothing, or how many were left out.
+    /// May a line be written? If so, returns the text to append: nothing, or the number of suppressed lines.
     pub fn may(&mut self, kind: &'static str, source: &str, now: Instant) -> Option<String> {
         let kind = self.0.entry(kind).or_default();
         kind.heard.retain(|(_, at)| now.saturating_duration_since(*at) < PERIOD);

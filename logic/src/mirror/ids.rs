@@ -1,6 +1,7 @@
-//! Numbers of routers and interfaces: lowest free first, used again only after a whole plan cycle of absence.
+//! Numbers of routers and interfaces. The lowest free number comes first. A number is reused only after a whole plan
+//! cycle without an owner.
 //!
-//! The pause lets whoever reads tables and counters by number see that the old owner is gone.
+//! During the pause, readers of tables and counters by number can see that the old owner is gone.
 
 use std::collections::BTreeSet;
 
@@ -8,12 +9,12 @@ pub(super) struct Ids {
     next: u32,
     end: u32,
     free: BTreeSet<u32>,
-    /// Released in this cycle, and in the one before.
+    /// Numbers released in this cycle, and in the one before.
     cooling: [Vec<u32>; 2],
 }
 
 impl Ids {
-    /// Numbers `first..end`.
+    /// Manages the numbers `first..end`.
     pub fn new(first: u32, end: u32) -> Self {
         Self { next: first, end, free: BTreeSet::new(), cooling: [Vec::new(), Vec::new()] }
     }
@@ -29,12 +30,12 @@ impl Ids {
         })
     }
 
-    /// The owner is gone.
+    /// Releases the number of an owner that is gone.
     pub fn release(&mut self, id: u32) {
         self.cooling[0].push(id);
     }
 
-    /// A plan has been handed out. True if numbers have become free, or will.
+    /// Ends a cycle, after a plan was returned. Returns true if numbers have become free, or will.
     pub fn turn(&mut self) -> bool {
         let any = self.cooling.iter().any(|c| !c.is_empty());
         self.free.extend(self.cooling[1].drain(..));

@@ -1,26 +1,27 @@
-//! From what Linux looks like to what the fast path should do: [`Event`]s in, [`Op`]s out.
+//! The mirror turns the state of Linux into the work of the fast path: [`Event`]s in, [`Op`]s out.
 //!
-//! Linux is the judge: whatever the mirror is not sure of leads to the kernel.
+//! Linux is the judge. When the mirror is not sure of a packet, the packet goes to the kernel.
 //!
 //! | file | decides |
 //! |---|---|
 //! | `shape` | which links are interfaces, and what keeps the fast path from them |
-//! | `reconcile` | their numbers, when they begin and end, and in which order that is said |
+//! | `reconcile` | their numbers, their beginning and end, and the order of the operations for these |
 //! | `rib`, `alias` | which of a prefix's routes Linux would use |
-//! | `path`, `paths`, `intern` | where that route leads, worked out once for all routes that share it |
+//! | `path`, `paths`, `intern` | where that route leads, computed once for all routes that share it |
 //! | `neighbours` | which MAC addresses are known on our interfaces |
 //! | `batch` | the order of a plan |
-//! | `view` | nothing: what `millrace status` shows |
+//! | `view` | nothing: it holds the state that `millrace status` shows |
 //!
-//! A device that may not be sent through (down, no carrier, a queueing discipline, a master) keeps its routes as they
-//! are and has [`Interface::transmit`] off, for its own sake or for that of a device below: one operation, ahead of
-//! all others, takes all its traffic to the kernel. Routes through devices that are no interface lead to
-//! [`Reason::EgressNotAPort`](crate::reason::Reason::EgressNotAPort).
+//! Some devices must not send: down, without carrier, with a queueing discipline or with a master. Such a device keeps
+//! its routes, and its [`Interface::transmit`] is off. A device below with the same state has the same effect. One
+//! operation, ahead of all others, sends all its traffic to the kernel. Routes through devices that are no interface
+//! lead to [`Reason::EgressNotAPort`](crate::reason::Reason::EgressNotAPort).
 //!
-//! Measured (two virtual cores, release build, 1,000,000 IPv4 routes in the length mix of the Internet, 128 next hops;
-//! `cargo test --release -p millrace-logic mirror::tests::load -- --ignored --nocapture`): first load 0.30 s and its plan
-//! 0.18 s; the same load again 0.14 s, and nothing to do; 100,000 changes in 100 plans 0.05 s; another MTU for half of
-//! the routes 0.11 s; link down one operation; 69 bytes per route. A link event among 3,827 interfaces: 4 ms.
+//! Measurements (two virtual cores, release build, 1,000,000 IPv4 routes in the length mix of the Internet, 128 next
+//! hops): first load 0.30 s and its plan 0.18 s; the same load again 0.14 s, and nothing to do; 100,000 changes in 100
+//! plans 0.05 s; another MTU for half of the routes 0.11 s; link down one operation; 69 bytes per route. A link event
+//! among 3,827 interfaces: 4 ms. Command:
+//! `cargo test --release -p millrace-logic mirror::tests::load -- --ignored --nocapture`.
 
 mod alias;
 mod batch;
@@ -55,19 +56,19 @@ use std::{
     time::Duration,
 };
 
-/// How many numbers there are (`bpf/abi.h`: rows of `routers` and of the interface counters).
+/// The limits on numbers (`bpf/abi.h`: rows of `routers` and of the interface counters).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Routers, at most 256: numbers 0 and up.
+    /// Routers, at most 256; their numbers begin at 0.
     pub routers: u16,
-    /// Interfaces, at most 65,535: numbers 1 and up.
+    /// Interfaces, at most 65,535; their numbers begin at 1.
     pub interfaces: u16,
-    /// Routes that one plan changes, of all namespaces but the host's together, about. More wait for the next plan, so that a
-    /// namespace with a large table delays no other.
+    /// The approximate number of routes that one plan changes, in all namespaces except the host's together. More wait
+    /// for the next plan, so a namespace with a large table delays no other.
     pub routes_per_plan: usize,
 }
 
-/// Interfaces that have numbers: 4,096 of virtual routers, beside those of the host on each of 64 ports.
+/// Interfaces that have numbers: 4,096 of virtual routers, and those of the host on each of 64 ports.
 pub const MAX_INTERFACES: u16 = 4096 + 64;
 
 impl Default for Limits {
@@ -76,7 +77,7 @@ impl Default for Limits {
     }
 }
 
-/// The state of all namespaces involved, and what was planned because of it.
+/// The state of all namespaces involved, and the plan made from it.
 pub struct Mirror {
     spaces: Spaces,
     ports: BTreeMap<PortId, Port>,
@@ -84,7 +85,7 @@ pub struct Mirror {
     held: BTreeMap<LinkKey, Held>,
     by_id: BTreeMap<InterfaceId, LinkKey>,
     standings: Vec<Standing>,
-    /// Addresses of the standings without a number, as planned.
+    /// Addresses of interfaces without a number, as planned.
     others: Arc<[shape::Address]>,
     router_ids: Ids,
     interface_ids: Ids,
@@ -92,11 +93,11 @@ pub struct Mirror {
     retired_routers: Vec<RouterId>,
     /// Ports, links or settings have changed since the last plan.
     unsettled: bool,
-    /// Someone waits for a number.
+    /// An interface waits for a number, or for the number of its router.
     waiting: bool,
     routes_per_plan: usize,
-    /// Namespaces with routes that may lead to interfaces that were gone when numbers last turned, and after how many batches
-    /// they do not.
+    /// Namespaces with routes that may lead to interfaces that were gone at the last turn of numbers. After the given
+    /// numbers of batches they no longer do.
     behind: BTreeMap<NamespaceId, [u64; 2]>,
     revision: u64,
 }
@@ -136,8 +137,8 @@ impl Mirror {
         }
     }
 
-    /// Takes one event in. Events of a namespace that was not announced, or not dumped yet, are ignored: its dump will
-    /// hold what they say.
+    /// Takes in one event. Events of a namespace that was not announced or not dumped yet are ignored: its dump will
+    /// contain them.
     pub fn observe(&mut self, event: Event) {
         match event {
             Event::Port(id, port) => {
@@ -219,23 +220,23 @@ impl Mirror {
         }
     }
 
-    /// It is now so late (CLOCK_MONOTONIC): routes that end leave the fast path with the next plan.
+    /// Sets the time (CLOCK_MONOTONIC). Routes that end leave the fast path with the next plan.
     pub fn pass_time(&mut self, now: Duration) {
         self.spaces.values_mut().for_each(|space| space.pass_time(now));
     }
 
-    /// When [`Mirror::pass_time`] next takes a route off the fast path.
+    /// The time at which [`Mirror::pass_time`] next takes a route off the fast path.
     pub fn next_end(&self) -> Option<Duration> {
         self.spaces.values().filter_map(Space::next_end).min()
     }
 
-    /// Namespaces with routes of which only the kernel knows whether they are there, until [`Event::Routes`].
+    /// Namespaces with routes whose existence only the kernel knows, until [`Event::Routes`].
     pub fn unsure(&self) -> impl Iterator<Item = NamespaceId> {
         self.spaces.iter().filter(|(_, s)| s.rib4.is_unsure() || s.rib6.is_unsure()).map(|(id, _)| *id)
     }
 
-    /// What to change since the last call, in an order that is safe at every step. Routes of namespaces with large tables may
-    /// wait for the next call: [`Mirror::is_behind`].
+    /// The changes since the last call, in an order that is safe at every step. Routes of namespaces with large tables
+    /// may wait for the next call: [`Mirror::is_behind`].
     pub fn plan(&mut self) -> Vec<Op> {
         let mut batch = Batch::default();
         for space in self.spaces.values_mut() {
@@ -262,14 +263,15 @@ impl Mirror {
         batch.ops()
     }
 
-    /// How many routes of each family one plan may change in a namespace.
+    /// The number of routes of each family that one plan may change in a namespace.
     fn routes_of_each(&self) -> usize {
         let wait =
             self.spaces.values().filter(|space| !space.about.host && (space.refresh || space.is_behind()));
         (self.routes_per_plan / wait.count().max(1)).max(1)
     }
 
-    /// Lets numbers rest until no planned route can lead to their last owner. True if some have become free, or will.
+    /// Lets numbers rest until no planned route can lead to their last owner. Returns true if numbers have become free,
+    /// or will.
     fn turn_numbers(&mut self) -> bool {
         let spaces = &self.spaces;
         self.behind.retain(|id, until| {
@@ -291,7 +293,8 @@ impl Mirror {
         self.spaces.values().any(Space::is_behind)
     }
 
-    /// The IPv4 routes that the tables of this namespace's router should hold after the last plan, in no order.
+    /// The IPv4 routes that the tables of this namespace's router should hold after the last plan, in no particular
+    /// order.
     pub fn routes4(&self, namespace: NamespaceId) -> impl Iterator<Item = (Prefix4, &Target)> {
         self.spaces.get(&namespace).into_iter().flat_map(|space| space.rib4.expected())
     }
@@ -311,12 +314,12 @@ impl Mirror {
         self.spaces.get(&namespace)?.rib6.longest(address)
     }
 
-    /// The link an interface is on: its namespace and index.
+    /// The link of an interface: its namespace and index.
     pub fn link_of(&self, interface: InterfaceId) -> Option<(NamespaceId, u32)> {
         self.by_id.get(&interface).copied()
     }
 
-    /// The neighbours on interfaces that the kernel calls stale: it forgets them unless someone uses them.
+    /// The stale neighbours on interfaces. The kernel forgets them unless someone uses them.
     pub fn stale_neighbours(&self) -> impl Iterator<Item = StaleNeighbour> {
         self.spaces.iter().flat_map(move |(namespace, space)| {
             space.neighbours.stale().iter().filter_map(move |(ifindex, address)| {

@@ -1,10 +1,10 @@
-//! The routes of one family of one namespace: what Linux holds, what its tables should hold because of that, and the
-//! difference to what was planned before.
+//! The routes of one family of one namespace: those that Linux holds, those that its tables should hold, and the
+//! difference from the last plan.
 //!
-//! Without policy rules Linux looks tables local and main up as one: IPv4 merges them into one trie
-//! (fib_trie_table(), fib4_rules_init()), until there has been a rule once (fib_unmerge()); IPv6 asks local first
-//! (fib6_rule_lookup()). That is the same as long as local holds host routes only. Routes of main within a prefix of local
-//! (`ip addr add 192.0.2.0/24 dev lo`) may be hidden by it, so they lead to the kernel.
+//! Without policy rules Linux looks up tables local and main as one. IPv4 merges them into one trie (fib_trie_table(),
+//! fib4_rules_init()), until a rule has been added once (fib_unmerge()). IPv6 searches table local first
+//! (fib6_rule_lookup()). Both give the same result as long as local holds only host routes. A prefix of local can hide
+//! routes of main within it (`ip addr add 192.0.2.0/24 dev lo`), so these lead to the kernel.
 
 use super::{
     alias::{Alias, Aliases},
@@ -27,9 +27,9 @@ const TABLE_LOCAL: u32 = 255;
 pub(super) struct Rib<A: Address> {
     entries: FxHashMap<Prefix<A>, Entry>,
     paths: Paths,
-    /// Prefixes whose entry may lead elsewhere than was planned.
+    /// Prefixes whose entry may lead to another target than planned.
     dirty: Vec<Prefix<A>>,
-    /// Those that are being planned: the next one is last.
+    /// Prefixes being planned: the next one is last.
     batch: Vec<Prefix<A>>,
     /// Prefixes of the batch that may have no route any more. They keep theirs until all others of the batch have one.
     leaving: Vec<Prefix<A>>,
@@ -39,21 +39,21 @@ pub(super) struct Rib<A: Address> {
     marked: Marked<A>,
     /// At least one entry is unsure.
     unsure: bool,
-    /// Routes of table default (IPv4 only), which Linux asks last.
+    /// Routes of table default (IPv4 only), which Linux consults last.
     default_table: FxHashMap<(Prefix<A>, u8, u32), u32>,
 }
 
 #[derive(Default)]
 struct Entry {
     aliases: Aliases,
-    /// What the plan says; holds a reference.
+    /// The planned target; holds a reference.
     shown: Option<Id>,
     round: bool,
-    /// It is in [`Rib::dirty`] or [`Rib::batch`].
+    /// The prefix is in [`Rib::dirty`] or [`Rib::batch`].
     dirty: bool,
-    /// It is in [`Rib::leaving`], and has no route.
+    /// The prefix is in [`Rib::leaving`], and has no route.
     leaving: bool,
-    /// Only the kernel knows which routes there are, until the next dump.
+    /// Only the kernel knows the routes, until the next dump.
     unsure: bool,
 }
 
@@ -64,22 +64,22 @@ impl Entry {
     }
 }
 
-/// Prefixes that mean something beyond their route.
+/// Prefixes with a meaning beyond their route.
 struct Marked<A: Address> {
     addresses: BTreeSet<A>,
-    /// Of more than one address, in table local or of kind local.
+    /// Prefixes of more than one address, in table local or of kind local.
     local_prefixes: BTreeSet<Prefix<A>>,
-    /// Those that came or went since the last plan.
+    /// Prefixes added or removed since the last plan.
     local_prefixes_changed: BTreeSet<Prefix<A>>,
     addresses_changed: bool,
     doubts_changed: bool,
 }
 
-/// The differences of one table: first `set`, then `gone`, so that no address is without a route in between.
+/// The differences of one table. Apply first `set`, then `gone`, so that no address is without a route in between.
 pub(super) struct Difference<A: Address> {
-    /// Longest prefixes first: a route is never in force before the exceptions from it.
+    /// Longest prefixes first: a route is never in force before the exceptions to it.
     pub set: Vec<(Prefix<A>, Target)>,
-    /// Shortest first, for the same reason.
+    /// Shortest prefixes first, for the same reason.
     pub gone: Vec<Prefix<A>>,
 }
 
@@ -110,7 +110,7 @@ impl<A: Address> Default for Rib<A> {
 impl<A: Address> Rib<A> {
     const IPV6: bool = A::BITS == 128;
 
-    /// One message.
+    /// Takes in one message.
     pub fn change(&mut self, change: Change, route: Route<A>) {
         if route.table == TABLE_DEFAULT && !Self::IPV6 {
             return self.change_default(change, &route);
@@ -132,7 +132,7 @@ impl<A: Address> Rib<A> {
         });
     }
 
-    /// A count that errs upwards keeps packets with the kernel until the next dump.
+    /// Counts routes of table default. A count that is too high keeps packets with the kernel until the next dump.
     fn change_default(&mut self, change: Change, route: &Route<A>) {
         let key = (route.prefix, route.tos, route.metric);
         let count = self.default_table.entry(key).or_default();
@@ -147,7 +147,7 @@ impl<A: Address> Rib<A> {
         self.marked.doubts_changed = true;
     }
 
-    /// All routes of all tables, as dumped.
+    /// Takes in all routes of all tables, from a dump.
     pub fn load(&mut self, routes: Vec<Route<A>>) {
         self.round = !self.round;
         self.settle_unsure();
@@ -223,9 +223,9 @@ impl<A: Address> Rib<A> {
         }
     }
 
-    /// What to do so that the tables hold what Linux holds. `refresh`: the surroundings have changed.
+    /// The operations that make the tables match Linux. `refresh`: the surroundings have changed.
     ///
-    /// It plans at most so many prefixes. The next calls plan the rest, in the same order ([`Rib::batches_left`]).
+    /// One call plans at most `most` prefixes. The next calls plan the rest, in the same order ([`Rib::batches_left`]).
     pub fn plan(&mut self, around: &Surroundings<'_>, refresh: bool, most: usize) -> Difference<A> {
         let refresh = refresh | self.paths.take_turned();
         if refresh && self.paths.refresh(around, Self::IPV6) {
@@ -253,7 +253,7 @@ impl<A: Address> Rib<A> {
         difference
     }
 
-    /// The prefix's route, if it is another than was planned.
+    /// The prefix's route, if it differs from the plan.
     fn plan_one(&mut self, prefix: Prefix<A>, around: &Surroundings<'_>) -> Option<(Prefix<A>, Target)> {
         let entry = self.entries.get_mut(&prefix)?;
         entry.dirty = false;
@@ -279,10 +279,10 @@ impl<A: Address> Rib<A> {
         set.flatten()
     }
 
-    /// The end of the batch: the prefix, if it still has no route.
+    /// Ends a prefix of the batch: returns it if it still has no route.
     fn leave(&mut self, prefix: Prefix<A>) -> Option<Prefix<A>> {
         let entry = self.entries.get_mut(&prefix)?;
-        // One that has changed again is decided on by the next batch.
+        // The next batch decides on a prefix that has changed again.
         if !std::mem::take(&mut entry.leaving) || entry.dirty {
             return None;
         }
@@ -293,12 +293,12 @@ impl<A: Address> Rib<A> {
         Some(prefix)
     }
 
-    /// How many batches must end until all that waits now is planned: at most two.
+    /// The number of batches that must end until all waiting prefixes are planned: at most two.
     pub fn batches_left(&self) -> u64 {
         u64::from(!self.batch.is_empty()) + u64::from(!self.dirty.is_empty())
     }
 
-    /// How many batches have ended.
+    /// The number of batches that have ended.
     pub fn batches_ended(&self) -> u64 {
         self.batches_ended
     }
@@ -312,7 +312,7 @@ impl<A: Address> Rib<A> {
         }
     }
 
-    /// Is there a route of which only the kernel knows?
+    /// Is there a route whose existence only the kernel knows?
     pub fn is_unsure(&self) -> bool {
         self.unsure
     }
@@ -327,7 +327,7 @@ impl<A: Address> Rib<A> {
         self.paths.next_end(now)
     }
 
-    /// Nobody plans for this table: no router. What was planned is void.
+    /// No router plans for this table: the plan is void.
     pub fn withdraw(&mut self) {
         for list in [&mut self.dirty, &mut self.batch, &mut self.leaving] {
             list.clear();
@@ -359,12 +359,12 @@ impl<A: Address> Rib<A> {
         }
     }
 
-    /// What the tables should hold after the last plan.
+    /// The routes that the tables should hold after the last plan.
     pub fn expected(&self) -> impl Iterator<Item = (Prefix<A>, &Target)> {
         self.entries.iter().filter_map(|(prefix, e)| Some((*prefix, self.paths.target(e.shown?))))
     }
 
-    /// Of the prefixes planned, the longest that holds the address, and where it leads.
+    /// The longest planned prefix that holds the address, and its target.
     pub fn longest(&self, address: A) -> Option<(Prefix<A>, &Target)> {
         (0..=A::BITS).rev().find_map(|length| {
             let prefix = Prefix::new(address, length)?;
@@ -382,12 +382,13 @@ impl<A: Address> Rib<A> {
         std::mem::take(&mut self.marked.addresses_changed)
     }
 
-    /// Are there local prefixes of more than one address? Then [`Rib::addresses`] are not all of the router's own.
+    /// Are there local prefixes of more than one address? Then [`Rib::addresses`] does not hold all of the router's own
+    /// addresses.
     pub fn has_local_prefixes(&self) -> bool {
         !self.marked.local_prefixes.is_empty()
     }
 
-    /// Why the table may not be what Linux sees, as a sentence.
+    /// The reason why the table may differ from Linux, as a sentence.
     pub fn doubt(&self) -> Option<String> {
         (!self.default_table.is_empty()).then(|| "table default (253) holds routes".into())
     }
@@ -398,12 +399,12 @@ impl<A: Address> Rib<A> {
     }
 }
 
-/// Where a prefix lies among the local ones.
+/// The position of a prefix among the local ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
-    /// It is one.
+    /// The prefix is local.
     local: bool,
-    /// A shorter one holds it.
+    /// A shorter local prefix holds it.
     within: bool,
 }
 
@@ -413,7 +414,7 @@ impl Place {
     }
 }
 
-/// Does a shorter one of these hold the prefix?
+/// Does a shorter prefix in the set hold this one?
 fn is_within<A: Address>(prefix: Prefix<A>, others: &BTreeSet<Prefix<A>>) -> bool {
     let shorter = |length| Prefix::new(prefix.address(), length).is_some_and(|other| others.contains(&other));
     !others.is_empty() && (0..prefix.length()).any(shorter)
@@ -427,20 +428,20 @@ fn decide(
     around: &Surroundings<'_>,
     ipv6: bool,
 ) -> Option<Id> {
-    // Which alias wins depends on the packet: fib_table_lookup() compares `fa_dscp`, and fib6_node_lookup_1() asks the
-    // subtree of sources before it looks at metrics.
+    // The best alias depends on the packet: fib_table_lookup() compares `fa_dscp`, and fib6_node_lookup_1() searches
+    // the subtree of sources before it looks at metrics.
     if aliases.iter().any(|alias| alias.tos != 0 || alias.for_sources) {
         return Some(paths.undecided());
     }
     let (at, target) =
         aliases.iter().enumerate().find_map(|(i, a)| Some((i, paths.resolve(a.path, around, ipv6)?)))?;
-    // Where table local is asked first it hides routes of main within its prefixes.
+    // If Linux searches table local first, that table hides routes of main within its prefixes.
     let own = paths.get(aliases[at].path).kind == RouteKind::Local;
     if place.within && !aliases[at].local || place.local && own {
         return Some(paths.local_prefix());
     }
     if ipv6 {
-        // Of several routes with equal metric rt6_select() takes the one with the best score.
+        // Among several routes with equal metric, rt6_select() takes the one with the best score.
         let rivals = aliases[at + 1..].iter();
         for rival in rivals.take_while(|a| (a.local, a.metric) == (aliases[at].local, aliases[at].metric)) {
             if paths.resolve(rival.path, around, ipv6).is_some_and(|other| other != target) {
@@ -466,7 +467,7 @@ impl<A: Address> Marked<A> {
         if local_prefix != self.local_prefixes.contains(&prefix) {
             self.doubts_changed = true;
             set_member(&mut self.local_prefixes, prefix, local_prefix);
-            // Come and gone again: nothing has changed.
+            // The prefix came and went: nothing has changed.
             let known = self.local_prefixes_changed.contains(&prefix);
             set_member(&mut self.local_prefixes_changed, prefix, !known);
         }
@@ -489,7 +490,7 @@ fn is_ordinary<A: Address>(prefix: Prefix<A>) -> bool {
 
 #[cfg(test)]
 impl<A: Address> Rib<A> {
-    /// What the table of prefixes takes: hashbrown keeps one control byte per slot, and fills at most 7/8.
+    /// The memory of the table of prefixes: hashbrown keeps one control byte per slot, and fills at most 7/8.
     pub fn bytes(&self) -> usize {
         self.entries.capacity() / 7 * 8 * (size_of::<(Prefix<A>, Entry)>() + 1)
     }

@@ -1,4 +1,4 @@
-//! What is known of one namespace.
+//! The known state of one namespace.
 
 use super::{
     batch::Batch,
@@ -18,7 +18,7 @@ pub(super) type Spaces = BTreeMap<NamespaceId, Space>;
 
 pub(super) struct Space {
     pub about: Namespace,
-    /// Its first dump has come: before that nothing is known, so nothing is safe.
+    /// The first dump has arrived. Before that nothing is known, so nothing is safe.
     pub dumped: bool,
     pub links: BTreeMap<u32, Link>,
     pub settings: Settings,
@@ -26,18 +26,18 @@ pub(super) struct Space {
     pub rib4: Rib<u32>,
     pub rib6: Rib<u128>,
     pub neighbours: Neighbours,
-    /// What routes need to know of the links, as of the last plan.
+    /// The properties of links that routes need, as of the last plan.
     pub egresses: FxHashMap<u32, Egress>,
-    /// Packets may come in that Linux has a hash of.
+    /// Packets may enter that Linux already has a hash of.
     pub hashed: bool,
     /// Links, objects or settings that routes depend on have changed since the last plan.
     pub refresh: bool,
     pub router: Option<Router>,
-    /// As last told, CLOCK_MONOTONIC.
+    /// The last time received, CLOCK_MONOTONIC.
     pub now: Duration,
 }
 
-/// The router a namespace is, as planned.
+/// The router of a namespace, as planned.
 #[derive(Clone, Copy)]
 pub(super) struct Router {
     pub id: RouterId,
@@ -75,18 +75,18 @@ impl Space {
         self.neighbours.load(&dump.neighbours);
     }
 
-    /// It is now so late.
+    /// Sets the time.
     pub fn pass_time(&mut self, now: Duration) {
         self.refresh |= self.rib4.any_ends(self.now, now) | self.rib6.any_ends(self.now, now);
         self.now = now;
     }
 
-    /// When the next route leaves the fast path because it ends.
+    /// The time at which the next route leaves the fast path because it ends.
     pub fn next_end(&self) -> Option<Duration> {
         self.rib4.next_end(self.now).into_iter().chain(self.rib6.next_end(self.now)).min()
     }
 
-    /// Why the router's IPv4 and IPv6 stay with the kernel; empty when they do not.
+    /// The reasons why the router's IPv4 and IPv6 stay with the kernel. A list is empty if its family does not.
     pub fn reasons(&self) -> [Vec<String>; 2] {
         let (mut ipv4, mut ipv6) = (self.settings.hazards4.clone(), self.settings.hazards6.clone());
         ipv4.extend(self.rib4.doubt());
@@ -94,7 +94,7 @@ impl Space {
         [ipv4, ipv6]
     }
 
-    /// The tables, and what their routes are resolved in.
+    /// The tables, and the state in which their routes are resolved.
     pub fn tables(&mut self) -> (&mut Rib<u32>, &mut Rib<u128>, Surroundings<'_>) {
         let around = Surroundings {
             links: &self.egresses,
@@ -109,7 +109,7 @@ impl Space {
 }
 
 impl Space {
-    /// The differences of everything that belongs to the router, of at most so many routes of each family.
+    /// Adds the differences of everything that belongs to the router, for at most `most` routes of each family.
     pub fn plan_tables(&mut self, router: RouterId, refresh: bool, most: usize, batch: &mut Batch) {
         if self.rib4.take_addresses_changed() {
             let addresses = self.rib4.addresses().iter().copied().collect();
@@ -129,18 +129,18 @@ impl Space {
         self.rib4.batches_left() + self.rib6.batches_left() > 0
     }
 
-    /// When this many batches of IPv4 and IPv6 have ended, what waits now is planned.
+    /// The number of IPv4 and IPv6 batches after whose end all waiting prefixes are planned.
     pub fn planned_after(&self) -> [u64; 2] {
         let [ended4, ended6] = self.batches_ended();
         [ended4 + self.rib4.batches_left(), ended6 + self.rib6.batches_left()]
     }
 
-    /// How many batches have ended.
+    /// The number of batches that have ended.
     pub fn batches_ended(&self) -> [u64; 2] {
         [self.rib4.batches_ended(), self.rib6.batches_ended()]
     }
 
-    /// Not a router: nothing of its tables is planned, and what had been went with the router.
+    /// The namespace is no router. Nothing of its tables is planned, and earlier plans went with the router.
     pub fn withdraw(&mut self) {
         self.rib4.settle();
         self.rib6.settle();

@@ -1,5 +1,5 @@
-//! The heartbeat, in a thread of its own: beats do not wait behind the loop's work, such as a million routes that are read. A
-//! loop that makes no progress any more loses the heartbeat, [`STALLED`] later: what it mirrors may be wrong by then.
+//! The heartbeat, in a thread of its own, so that beats do not wait for the loop's work, such as reading a million
+//! routes. A loop that makes no progress loses the heartbeat after [`STALLED`]: its mirror may be wrong by then.
 
 use crate::plane::Heart;
 use anyhow::Result;
@@ -12,14 +12,14 @@ use std::{
     time::Duration,
 };
 
-/// How long the loop may be busy with one thing. Reading a million routes takes four seconds here, and ten times that on an
-/// emulated machine; filling tables reports progress meanwhile.
+/// The longest time that the loop may be busy with one thing. Reading a million routes takes four seconds here, and ten
+/// times that on an emulated machine. Meanwhile the filling of tables reports progress.
 pub(super) const STALLED: Duration = Duration::from_secs(60);
-/// Beats for each heartbeat.
+/// Beats in each heartbeat period.
 const BEATS: u32 = 4;
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Counts what the loop has done.
+/// Counts the steps of the loop.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Progress(Arc<AtomicU64>);
 
@@ -33,13 +33,13 @@ impl Progress {
 #[derive(Debug)]
 struct Watchdog {
     heartbeat: Duration,
-    /// Progress as last seen, and since when it is that.
+    /// The last seen progress, and the time since when it has not changed.
     seen: u64,
     since: Duration,
 }
 
 impl Watchdog {
-    /// Until when the mirror is confirmed; `None`: no longer than it was.
+    /// The time until which the mirror is confirmed; `None`: the confirmation is not extended.
     fn beat(&mut self, now: Duration, progress: u64, vouched: bool) -> Option<Duration> {
         if self.seen != progress {
             (self.seen, self.since) = (progress, now);
@@ -49,17 +49,17 @@ impl Watchdog {
     }
 }
 
-/// What the thread goes by.
+/// The orders for the thread.
 #[derive(Default)]
 struct Orders {
-    /// Of the generation in charge; `None`: none is.
+    /// The heart of the generation in charge; `None`: no generation is in charge.
     heart: Option<Arc<Heart>>,
-    /// The loop says that the mirror is what Linux is.
+    /// The loop vouches that the mirror matches Linux.
     vouched: bool,
     ended: bool,
 }
 
-/// The loop's end; the thread ends with it.
+/// The loop's handle; the thread ends with it.
 pub(super) struct Beats {
     progress: Progress,
     orders: Arc<(Mutex<Orders>, Condvar)>,
@@ -68,7 +68,7 @@ pub(super) struct Beats {
 
 impl Beats {
     /// # Errors
-    /// There is no thread.
+    /// The thread cannot be started.
     pub fn start(heartbeat: Duration, now: fn() -> Duration) -> Result<Beats> {
         let (progress, orders) = (Progress::default(), Arc::<(Mutex<Orders>, Condvar)>::default());
         let watchdog = Watchdog { heartbeat, seen: 0, since: now() };
@@ -83,12 +83,12 @@ impl Beats {
         &self.progress
     }
 
-    /// This generation is in charge from now on.
+    /// Puts this generation in charge.
     pub fn follow(&self, heart: Option<Arc<Heart>>) {
         self.change(|orders| orders.heart = heart);
     }
 
-    /// Is the mirror what Linux is?
+    /// Sets whether the mirror matches Linux.
     pub fn vouch(&self, vouched: bool) {
         self.progress.made();
         self.change(|orders| orders.vouched = vouched);
@@ -152,7 +152,7 @@ mod tests {
         Watchdog { heartbeat: 3 * S, seen: 0, since: Duration::ZERO }
     }
 
-    /// A loop that is busy for long, or with many things one after another.
+    /// A loop that is busy for long, or with many things in a row.
     #[test]
     fn beats_go_on_while_the_loop_is_busy_and_end_when_it_does_nothing() {
         let mut watchdog = watchdog();

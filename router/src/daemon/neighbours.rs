@@ -1,11 +1,11 @@
-//! Neighbours that only the fast path uses, looked after at Linux's own pace.
+//! Keeps neighbours that only the fast path uses alive, at Linux's own pace.
 //!
-//! Linux does not see what the fast path sends, so an entry in use goes `NUD_STALE` when it was last confirmed
-//! `base_reachable_time` ago. Linux itself would go on to `NUD_DELAY` then if it had sent within the last
-//! `delay_first_probe_time` (neigh_timer_handler(), net/core/neighbour.c), and from `NUD_STALE` with its next packet
-//! (neigh_event_send()). Both are done here by `NTF_USE`: the first as soon as the message says stale, the second within
-//! [`LOOK`]. Linux's timers do the rest: it probes, and a neighbour that is gone or has another MAC address is found out as
-//! soon as without Millrace.
+//! Linux does not see packets that the fast path sends. An entry in use therefore goes `NUD_STALE` when it was last
+//! confirmed `base_reachable_time` ago. Linux itself would go on to `NUD_DELAY` at once if it had sent within the last
+//! `delay_first_probe_time` (neigh_timer_handler(), net/core/neighbour.c). From `NUD_STALE` it would go on with its
+//! next packet (neigh_event_send()). This module does both with `NTF_USE`: the first as soon as the message reports
+//! stale, the second within [`LOOK`]. Linux's timers do the rest. Linux probes, and finds a neighbour that is gone or
+//! has another MAC address as soon as without Millrace.
 
 use super::{
     Control,
@@ -14,17 +14,17 @@ use super::{
 use logic::{mirror::StaleNeighbour, observe::Event, plan::InterfaceId};
 use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
-/// How long a use counts: `delay_first_probe_time` unless someone has changed it.
+/// How long a use counts: `delay_first_probe_time`, unless someone has changed it.
 const RECENT: Duration = Duration::from_secs(5);
-/// How often stale neighbours are looked at.
+/// The interval between looks at stale neighbours.
 const LOOK: Duration = Duration::from_millis(500);
-/// Neighbours that are probed in one round.
+/// Neighbours probed in one round.
 const PROBES: usize = 1024;
 
-/// Which neighbours the fast path has used.
+/// The neighbours that the fast path has used.
 #[derive(Debug, Default)]
 pub(super) struct Uses {
-    /// Between the last two times that all were asked for.
+    /// Uses between the last two times that all were fetched.
     recent: BTreeSet<(InterfaceId, IpAddr)>,
     asked: Duration,
     looked: Duration,
@@ -38,7 +38,7 @@ impl Uses {
         self.news |= matches!(event, Event::Neighbour(_, neighbour) if neighbour.stale);
     }
 
-    /// When there is something to look at next.
+    /// The time of the next look.
     pub fn due(&self, any_stale: bool) -> Duration {
         let all = self.asked + RECENT;
         if any_stale { all.min(self.looked + LOOK) } else { all }
@@ -46,7 +46,7 @@ impl Uses {
 }
 
 impl<K: Kernel, O: Observe> Control<K, O> {
-    /// Makes the kernel look after neighbours that only the fast path uses.
+    /// Makes the kernel keep neighbours alive that only the fast path uses.
     pub(super) fn keep_alive(&mut self, now: Duration) {
         if now.saturating_sub(self.uses.asked) >= RECENT {
             self.uses.asked = now;

@@ -1,20 +1,20 @@
-//! Changes of policy: which namespaces are read again, and when a router is trusted after that.
+//! Handles changes of policy: chooses the namespaces to read again, and decides when a router is trusted again.
 //!
 //! ```text
-//! a change ── marks the router ──► Linux forwards ── wakes the loop ──► begin: notes marks, takes what is pending,
+//! a change ── marks the router ──► Linux forwards ── wakes the loop ──► begin: notes marks, takes pending changes,
 //!      (inside its system call)                                                has the namespaces read again
 //!                                                                         (rounds go by)
-//!                                                                         read: one is done, the plan is applied
-//!                                         the fast path forwards ◄── end: marks that are as they were noted go
+//!                                                                         read: a reading is done, the plan is applied
+//!                                         the fast path forwards ◄── end: removes marks that are as noted
 //! ```
 //!
-//! Reading is done by other threads and takes its time. A mark goes at the end of a round only if nothing was added to it
-//! since the round noted it, and nothing that concerns the router waits to be read or is being read. Each change is pending
-//! before it is marked, and what is pending is read by a visit that begins later. So whatever made a mark has been read and
-//! applied when the fast path has the packets again.
+//! Other threads do the reading, at their own pace. The end of a round removes a mark on two conditions. First, nothing
+//! was added to it since the round noted it. Second, nothing that concerns the router waits to be read or is being read.
+//! Each change is pending before it is marked, and a visit that begins later reads pending changes. So whatever made a
+//! mark has been read and applied when the fast path has the packets again.
 //!
-//! A namespace that changes without end is read again and again, but for [`SHARE`] of the time only: its own router waits
-//! for that, others do not.
+//! A namespace that changes constantly is read again and again, but only for [`SHARE`] of the time. Its own router
+//! waits for that; others do not.
 
 use super::{
     Control, POLL,
@@ -24,22 +24,22 @@ use crate::plane::policy::{HOST, Policy, Slot};
 use logic::{observe::NamespaceId, plan::RouterId};
 use std::{collections::BTreeMap, time::Duration};
 
-/// A change that was seen before it was made is read so much later at the earliest.
+/// A change that was seen before it was made is read no earlier than this much later.
 const SETTLED: Duration = Duration::from_millis(50);
-/// From one reading of a namespace to the next.
+/// The pause between two readings of a namespace.
 const GAP: Duration = Duration::from_millis(5);
 /// Reading one namespace takes at most one part in this many of the time.
 const SHARE: u32 = 8;
-/// After a failure.
+/// The delay after a failure.
 const AGAIN: Duration = Duration::from_millis(100);
-/// The start waits no longer for what is to be read: one namespace can be slow.
+/// The longest wait at the start for readings, because one namespace can be slow.
 const FIRST: Duration = Duration::from_secs(2);
 
-/// What is watched, and what of it is not read.
+/// The watched namespaces, and their unread changes.
 pub(super) struct Windows {
     policy: Policy,
     spaces: BTreeMap<Slot, Space>,
-    /// Of routers, as this round noted them.
+    /// The marks of routers, as this round noted them.
     noted: BTreeMap<RouterId, u64>,
     /// The revision of the mirror whose routers are watched.
     followed: Option<u64>,
@@ -49,9 +49,9 @@ pub(super) struct Windows {
 struct Space {
     namespace: NamespaceId,
     router: Option<RouterId>,
-    /// It is to be read then.
+    /// The time to read the namespace.
     due: Option<Duration>,
-    /// It is being read.
+    /// A reading of it is under way.
     reading: bool,
     not_before: Duration,
 }
@@ -61,22 +61,22 @@ impl Windows {
         Windows { policy, spaces: BTreeMap::new(), noted: BTreeMap::new(), followed: None }
     }
 
-    /// What is not seen while it changes, as sentences.
+    /// Kinds of changes that are not seen inside the system call, as sentences.
     pub fn unseen(&self) -> Vec<String> {
         self.policy.unseen()
     }
 
-    /// The earliest time at which something is to be read. What is being read is not read again before that is done.
+    /// The earliest time at which a reading is due. A namespace that is being read waits for the end of that reading.
     pub fn due(&self) -> Option<Duration> {
         self.spaces.values().filter(|space| !space.reading).filter_map(|space| space.due).min()
     }
 
-    /// Is something being read?
+    /// Is any namespace being read?
     fn is_reading(&self) -> bool {
         self.spaces.values().any(|space| space.reading)
     }
 
-    /// Exactly these are watched from now on: for each slot its namespace, and the router there.
+    /// Watches exactly these from now on: for each slot its namespace, and the router there.
     fn follow(
         &mut self,
         wanted: &BTreeMap<Slot, (NamespaceId, Option<RouterId>)>,
@@ -106,7 +106,7 @@ impl Windows {
         }
     }
 
-    /// Notes the marks, and says of which namespaces a reading is to begin now.
+    /// Notes the marks, and returns the namespaces to read now.
     fn begin(&mut self, now: Duration) -> Vec<NamespaceId> {
         let marks = |router: RouterId| (router, self.policy.marks(router));
         let routers = self.spaces.values().filter_map(|space| space.router);
@@ -127,7 +127,7 @@ impl Windows {
         ready
     }
 
-    /// The reading that was asked for last is done, which took so long, or could not be.
+    /// Takes note that the last requested reading has ended: after `took`, successfully if `done`.
     fn read(&mut self, namespace: NamespaceId, took: Duration, now: Duration, done: bool) {
         let is_read = |space: &&mut Space| space.namespace == namespace && space.reading;
         let Some(space) = self.spaces.values_mut().find(is_read) else { return };
@@ -137,7 +137,7 @@ impl Windows {
         space.due = space.due.map(|due| due.max(space.not_before)).max(again);
     }
 
-    /// What was read by the beginning of this round is applied.
+    /// Everything read by the beginning of this round has been applied: removes the marks.
     fn end(&mut self) {
         let waits = |slot: Slot| self.spaces.get(&slot).is_some_and(|s| s.due.is_some() || s.reading);
         let host_waits = waits(HOST);
@@ -150,7 +150,7 @@ impl Windows {
 }
 
 impl<K: Kernel, O: Observe> Control<K, O> {
-    /// Sees changes in the namespaces of all routers, from before their packets are forwarded.
+    /// Watches the namespaces of all routers, before their packets are forwarded.
     pub(super) fn follow_policy(&mut self) {
         let revision = self.world.mirror.revision();
         if self.windows.followed == Some(revision) {
@@ -172,14 +172,14 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         });
     }
 
-    /// Has read again what has changed.
+    /// Requests readings of namespaces that have changed.
     pub(super) fn read_policy(&mut self) {
         for namespace in self.windows.begin(self.kernel.now()) {
             self.observer.read_policy(namespace);
         }
     }
 
-    /// The same at the start, and waits for it: nothing is marked then, unless it takes too long.
+    /// Does the same at the start, and waits: no mark remains then, unless it takes too long.
     pub(super) fn read_policy_first(&mut self) {
         let end = self.kernel.now() + FIRST;
         self.read_policy();
@@ -190,7 +190,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.read_policy();
     }
 
-    /// Takes note of what has been read. What follows from it was taken in.
+    /// Takes note of completed readings, whose events have been taken in.
     pub(super) fn take_policies(&mut self) {
         for PolicyRead { namespace, took, error } in self.observer.policies_read() {
             if let Some(error) = &error {
@@ -202,7 +202,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
-    /// What was read is applied: those routers are trusted again.
+    /// The readings have been applied: their routers are trusted again.
     pub(super) fn settle_policy(&mut self) {
         if self.trouble.is_none() {
             self.windows.end();
@@ -216,7 +216,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// The host, whose router is 0, and routers 1 and 2; all that was before is read.
+    /// The host, whose router is 0, and routers 1 and 2. All earlier changes are read.
     fn windows() -> Windows {
         let mut windows = Windows::new(Policy::blind().unwrap());
         windows.follow(&[(HOST, (9, Some(0))), (1, (1, Some(1))), (2, (2, Some(2)))].into(), |_, _, _| ());
@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(marked(&windows), [false, true, false], "it is being read");
         windows.read(1, MS, 101 * MS, true);
         assert!(windows.begin(101 * MS).is_empty());
-        // Another one before what was read is applied.
+        // Another change arrives before the reading is applied.
         windows.policy.change(1, None);
         windows.end();
         assert_eq!(marked(&windows), [false, true, false]);
@@ -265,7 +265,7 @@ mod tests {
         windows.policy.change(1, None);
         assert_eq!(windows.begin(100 * MS), [1]);
         windows.policy.change(1, None);
-        // As long as it takes: nobody spins, and nothing is asked for twice.
+        // A slow reading causes no spinning and no second request.
         for now in 101..200 {
             assert_eq!((windows.begin(now * MS), windows.due()), (Vec::new(), None));
             windows.end();
@@ -290,7 +290,7 @@ mod tests {
         assert!(windows.begin(1000 * MS).is_empty());
         windows.end();
         assert_eq!((marked(&windows), windows.due()), ([false, false, true], Some(1000 * MS + SETTLED)));
-        // The write is tried again: that moves the reading.
+        // The write is tried again, which moves the reading.
         windows.policy.change(2, Some(1040 * MS));
         assert!(windows.begin(1050 * MS).is_empty());
         windows.end();
@@ -321,7 +321,7 @@ mod tests {
             now += MS;
         }
         assert_eq!(reads[1], 20);
-        // Each of 2,000 ms has a change; 4 ms of 32 are for them.
+        // Each of 2,000 ms has a change; readings take 4 ms of every 32.
         assert!((50..=70).contains(&reads[0]), "{reads:?}");
         assert!(reading < 400 * MS);
     }

@@ -1,7 +1,8 @@
-//! Connections of the API's clients: how many there may be, and for how long they may do nothing.
+//! Connections of the API's clients: their largest number, and how long they may be idle.
 //!
-//! A connection carries one request. It waits before the [`Door`] until the head of that is there, and is inside until the
-//! answer is taken. The operator, root or who runs the daemon, has places that no other user can take.
+//! A connection carries one request. It waits before the [`Door`] until the head of the request has arrived. It is
+//! inside until the client has taken the answer. The operator, root or the user who runs the daemon, has places that no
+//! other user can take.
 
 use super::api::{ApiError, MAX_FLOWS_BYTES};
 use crate::{
@@ -35,12 +36,12 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// Those inside that are not the operator's are half of what may wait for the control thread ([`super::api::QUEUE`]).
+/// Places inside for users other than the operator are half the queue of the control thread ([`super::api::QUEUE`]).
 pub const ROOM: Room = Room { waiting: 128, waiting_of_a_source: 64, inside: 8, inside_of_a_source: 32 };
-/// For the head of a request, and again for its body.
+/// The time for the head of a request, and again for its body.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Serves connections, for ever.
+/// Serves connections forever.
 pub async fn serve(listener: UnixListener, routes: Router, patience: Duration) {
     let (door, mut seldom) = (Door::new(ROOM), Seldom::default());
     loop {
@@ -66,7 +67,7 @@ pub async fn serve(listener: UnixListener, routes: Router, patience: Duration) {
                 if let Some(more) = seldom.may("accepting", "", Instant::now()) {
                     tracing::warn!("a client of the API could not be accepted: {error}{more}");
                 }
-                // Too many open files, mostly: trying at once would only keep the CPU busy.
+                // There are probably too many open files: an immediate retry would only keep the CPU busy.
                 sleep(Duration::from_millis(100)).await;
             }
         }
@@ -79,7 +80,7 @@ where
 {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(patience).keep_alive(false);
-    // A client that goes before it has its answer is no fault of ours.
+    // A client that leaves before its answer is no fault of ours.
     let _ = http.serve_connection(TokioIo::new(stream), service).await;
 }
 

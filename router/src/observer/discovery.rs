@@ -1,11 +1,11 @@
-//! Which namespaces to watch: those that hold a device on a port, however deep (a macvlan on a VLAN on a port), and
-//! those that are configured. Devices that may take a port's packets count, too (an ipvlan in a container), and so
-//! do those of kinds that are not known.
+//! Chooses the namespaces to watch: configured ones, and those that hold a device on a port, at any depth (a macvlan on
+//! a VLAN on a port). Devices that may take a port's packets count, too (an ipvlan in a container). So do devices of
+//! unknown kinds.
 //!
-//! Signs that it is time to look: a name in /run/netns came or went; a namespace got a number for another
-//! (`RTM_NEWNSID`); a device of the chain was told of again, which is also how a port shows that something was put on
-//! it anywhere. Without a sign, new and vanished namespaces are noticed by a slow scan of /proc. Looking is done by a thread:
-//! a namespace that is slow to answer delays only that.
+//! Three signs start a look: a name in /run/netns appeared or vanished; a namespace got a number for another
+//! (`RTM_NEWNSID`); or the kernel sent a message about a device of the chain. Such a message also shows that something
+//! was put on a port, in any namespace. Without a sign, a slow scan of /proc finds new and vanished namespaces. A
+//! thread does the looking, so a namespace that answers slowly delays only that thread.
 
 use super::{
     HOST, Observer, PROCESS, Quota, Trouble,
@@ -37,15 +37,15 @@ use std::{
 /// Devices that are ports or sit on ports.
 type Chain = BTreeSet<(NamespaceId, u32)>;
 
-/// Devices may be stacked: port, VLAN, VLAN, macvlan. More rounds than this are never needed.
+/// Devices can be stacked: port, VLAN, VLAN, macvlan. More rounds than this are never needed.
 const DEPTH: usize = 5;
-/// A namespace that does not show its devices within this is looked at another time.
+/// A namespace that does not list its devices within this time is looked at another time.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// What a look through the namespaces starts from.
+/// The input of a look through the namespaces.
 pub(super) struct Look {
     own: Key,
-    /// Not to be looked at: observed, or known to be of no interest.
+    /// Namespaces not to look at: observed, or known to be of no interest.
     known: BTreeSet<Key>,
     observed: BTreeSet<Key>,
     routers: Vec<Source>,
@@ -55,12 +55,12 @@ pub(super) struct Look {
     receive_buffer_bytes: usize,
 }
 
-/// What it has found.
+/// The result of a look.
 #[derive(Default)]
 pub(super) struct Looked {
     found: BTreeMap<Key, Found>,
     configured: BTreeMap<Key, Found>,
-    /// To be observed.
+    /// Namespaces to observe.
     begun: Vec<(Found, bool, Opened)>,
     dull: Vec<Key>,
     failed: Vec<(Key, Found, io::Error)>,
@@ -74,7 +74,7 @@ struct Opened {
 }
 
 impl Look {
-    /// Looks. For a thread of its own.
+    /// Looks through the namespaces. Run this in a separate thread.
     pub fn look(self) -> Looked {
         let mut found = netns::list();
         let configured = configured(&self.routers);
@@ -107,7 +107,7 @@ impl Look {
         looked
     }
 
-    /// `Ok(None)`: it holds nothing of interest. With an error, whether it holds something.
+    /// `Ok(None)`: it holds nothing of interest. An error comes with a flag: does the namespace hold something?
     fn open(&self, key: Key, path: &Path, configured: bool) -> Result<Option<Opened>, (bool, io::Error)> {
         let there = |error| (configured, error);
         let file = File::open(path).map_err(there)?;
@@ -129,7 +129,7 @@ impl Look {
         Ok(Opened { place: Place::new(key, cookie, path.to_owned()), ear, sysctls })
     }
 
-    /// Does the calling thread's namespace hold a device that sits on one of the chain?
+    /// Does the calling thread's namespace hold a device that sits on a device of the chain?
     fn holds_part(&self) -> io::Result<bool> {
         let mut socket = Socket::requests(libc::NETLINK_ROUTE)?;
         socket.end_at(Instant::now() + LOOK);
@@ -138,7 +138,7 @@ impl Look {
             _ => None,
         });
         let below = match below {
-            // It may be ours: its limits are told where it is observed.
+            // The namespace may hold a router: the observer reports its limits.
             Err(error) if error.kind() == io::ErrorKind::QuotaExceeded => return Ok(true),
             other => other?,
         };
@@ -168,11 +168,11 @@ fn configured(routers: &[Source]) -> BTreeMap<Key, Found> {
 }
 
 impl Observer {
-    /// Look for namespaces that came, went, or changed what they hold. `again`: also look again into those that held
-    /// nothing of interest before.
+    /// Starts a look for namespaces that came, went, or hold other devices. With `again`, it also looks into those that
+    /// held nothing of interest before.
     pub(super) fn discover(&mut self, again: bool) {
         if self.looking {
-            // What is looked at now may have been seen before the sign.
+            // The look under way may have read this one before the sign.
             if again {
                 self.discover_at.get_or_insert_with(Instant::now);
             }
@@ -197,7 +197,7 @@ impl Observer {
         self.begin_look(look);
     }
 
-    /// What a look has found.
+    /// Applies the result of a look.
     pub(super) fn end_look(&mut self, looked: Looked) {
         let Looked { found, configured, begun, dull, failed } = looked;
         let is_there = |key: &Key| found.contains_key(key) || configured.contains_key(key);
@@ -207,7 +207,7 @@ impl Observer {
         for (key, place, error) in failed {
             self.cannot_observe(key, &place, &error);
         }
-        // Without us they would be gone.
+        // No name and no process refers to these any more.
         let vanished = |s: &&Space| s.id != HOST && !is_there(&s.place.key());
         let vanished: Vec<NamespaceId> = self.spaces.values().filter(vanished).map(|s| s.id).collect();
         for id in vanished {
@@ -233,7 +233,7 @@ impl Observer {
                 if space.announced {
                     self.out.push(Event::Namespace(space.id, space.namespace.clone()));
                 }
-                // Sentences say how to get there.
+                // Hazards contain commands that name the namespace.
                 space.refresh_settings(&mut self.out);
                 space.refresh_all(&mut self.out);
             }
@@ -241,7 +241,7 @@ impl Observer {
         self.renew_peers();
     }
 
-    /// A namespace without a name lives as long as its processes. When the process it is known by ends, we look for another.
+    /// A namespace without a name lives as long as its processes. When its known process ends, we look for another one.
     fn watch_processes(&mut self, found: &BTreeMap<Key, Found>) {
         self.unwatched = false;
         for space in self.spaces.values_mut().filter(|s| s.id != HOST) {
@@ -249,7 +249,7 @@ impl Observer {
             if space.process.as_ref().map(|p| p.pid) == pid {
                 continue;
             }
-            // Dropping the old watch ends it. A process that has just ended is noticed by the slow scan.
+            // Dropping the old watch ends it. The slow scan notices a process that has just ended.
             space.process = pid.and_then(|pid| ProcessWatch::new(pid).ok());
             self.unwatched |= pid.is_some() && space.process.is_none();
             if let Some(process) = &space.process
@@ -263,7 +263,7 @@ impl Observer {
     fn begin(&mut self, place: &Found, configured: bool, opened: Opened) {
         let Opened { place: way, ear, sysctls } = opened;
         let key = way.key();
-        // One that ended since then may have left its inode to this one.
+        // A namespace that ended since then may have left its inode number to this one.
         if let Some(old) = self.spaces.values().find(|s| s.place.key() == key).map(|s| s.id) {
             self.forget(old);
         }
@@ -284,7 +284,7 @@ impl Observer {
         self.unobserved.insert(key, Trouble { namespace: place.name.clone(), what, since });
     }
 
-    /// Let go of namespaces that no longer hold anything on a port.
+    /// Stops observing namespaces that no longer hold anything on a port.
     fn drop_dull(&mut self) {
         let chain = self.chain();
         for space in self.spaces.values_mut() {
@@ -307,7 +307,7 @@ impl Observer {
         }
     }
 
-    /// Ports and everything watched that sits on them.
+    /// Ports and all watched devices that sit on them.
     fn chain(&mut self) -> Chain {
         let mut chain: Chain =
             self.ports.iter().filter_map(|p| p.port.as_ref()).map(|p| (HOST, p.ifindex)).collect();

@@ -1,50 +1,50 @@
-//! What a namespace has to read again, and when: changes that come in bursts are waited out a little.
+//! Readings that a namespace needs, and their times. A short delay combines changes that come in bursts.
 
 use std::time::{Duration, Instant};
 
-/// How long after the first sign of a change it is read.
+/// The delay from the first sign of a change to its reading.
 const DEBOUNCE: Duration = Duration::from_millis(20);
-/// After a failure.
+/// The delay after a failure.
 const RETRY: Duration = Duration::from_millis(200);
-/// Routes that end are read again when half of their time is over, but within these bounds.
+/// Routes that end are read again after half of their remaining time, but within these bounds.
 const ENDING: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
-/// And that takes at most one part in this many of the time.
+/// Such readings take at most one part in this many of the time.
 const ENDING_SHARE: u32 = 100;
 /// Reading all routes again takes at most one part in this many of the time.
 const ROUTES_SHARE: u32 = 4;
 
-/// Times at which things are read again; `None`: not at all.
+/// Times of the next readings; `None`: not needed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Due {
     /// Everything.
     pub dump: Option<Instant>,
     pub routes: Option<Instant>,
-    /// Routes, because some end: nobody tells when their end moves.
+    /// Routes, because some end: the kernel does not report that an end moves.
     pub ending: Option<Instant>,
     /// Rules, netfilter, XFRM.
     pub hazards: Option<Instant>,
     /// Qdiscs and filters.
     pub traffic: Option<Instant>,
-    /// By which numbers it knows others.
+    /// The numbers under which it knows others.
     pub numbers: Option<Instant>,
     routes_not_before: Option<Instant>,
     ending_not_before: Option<Instant>,
 }
 
 impl Due {
-    /// The earliest.
+    /// The earliest time.
     #[cfg(test)]
     fn earliest(&self) -> Option<Instant> {
         let due = [self.dump, self.routes, self.ending, self.hazards, self.traffic, self.numbers];
         due.into_iter().flatten().min()
     }
 
-    /// Is nothing to be read but what may be read at any time?
+    /// Is nothing due, except readings without urgency?
     pub fn is_current(&self) -> bool {
         [self.dump, self.routes, self.hazards, self.traffic].into_iter().flatten().next().is_none()
     }
 
-    /// Has this one's time come? Then it is no longer due.
+    /// Is this reading due now? If so, it is removed.
     pub fn take(due: &mut Option<Instant>, now: Instant) -> bool {
         due.take_if(|at| *at <= now).is_some()
     }
@@ -54,14 +54,14 @@ impl Due {
         self.routes.get_or_insert(at);
     }
 
-    /// A route ends so soon, or may have changed in a way that only reading tells.
+    /// A route ends in `left`, or may have changed in a way that only a reading shows.
     pub fn routes_end(&mut self, now: Instant, left: Duration) {
         let at = now + (left / 2).clamp(ENDING.0, ENDING.1);
         let at = at.max(self.ending_not_before.unwrap_or(at));
         self.ending = Some(self.ending.map_or(at, |earlier| earlier.min(at)));
     }
 
-    /// Routes were read, which began at `started` and ends now.
+    /// Routes were read from `started` until now.
     pub fn routes_took(&mut self, started: Instant) {
         let took = started.elapsed();
         self.routes_not_before = Some(Instant::now() + took * (ROUTES_SHARE - 1));

@@ -1,14 +1,14 @@
-//! Hearing what the kernel reports of a namespace without keeping the namespace alive.
+//! Listens to the kernel's reports of a namespace without keeping the namespace alive.
 //!
-//! A netlink socket keeps the namespace it is in. So the sockets that hear a router's namespace are in another one, the ear,
-//! which is empty and ours alone. With `NETLINK_LISTEN_ALL_NSID` they hear every namespace that has a number in the ear
-//! (`do_one_broadcast()`), and a number keeps nothing alive. Exactly one namespace gets one. When it ends, the kernel
-//! reports `RTM_DELNSID` in the ear, before it takes the devices apart.
+//! A netlink socket keeps its own namespace alive. So the sockets for a router's namespace are in another one, the ear,
+//! which is empty and ours alone. With `NETLINK_LISTEN_ALL_NSID` they receive the messages of every namespace that has
+//! a number in the ear (`do_one_broadcast()`). A number keeps nothing alive, and exactly one namespace gets one. When
+//! it ends, the kernel reports `RTM_DELNSID` in the ear, before it takes the devices apart.
 //!
-//! Why an ear for each namespace, and not one socket for all: a receive buffer that is shared overflows for all when one
-//! namespace storms. Here a storm fills the buffer of its own ear only, and that can be left unread. Nobody else can send
-//! anything to the port ids of these sockets, as nobody else has a way into an ear. An ear takes about half a MiB of kernel
-//! memory and a millisecond to make.
+//! Each namespace has an ear of its own because a shared receive buffer overflows for all when one namespace storms.
+//! Here a storm fills only the buffer of its own ear, which can be left unread. Nobody else can send to the port ids of
+//! these sockets, because nobody else can enter an ear. An ear takes about half a MiB of kernel memory and a
+//! millisecond to create.
 
 use crate::{
     hazards,
@@ -19,20 +19,20 @@ use std::{fs::File, io, os::fd::AsFd};
 
 /// The number of the namespace in its ear.
 const NUMBER: i32 = 1;
-/// Receive buffers for nftables and IPsec: an overrun is itself a sign that something changed.
+/// Receive buffers for nftables and IPsec. An overrun is itself a sign of a change.
 const SIDE_BUFFER_BYTES: usize = 256 << 10;
 
-/// Subscriptions to everything that matters in one namespace.
+/// Subscriptions to all relevant messages of one namespace.
 pub struct Ear {
     pub route: Socket,
-    /// `None`: the kernel lacks it.
+    /// `None`: the kernel lacks the protocol.
     pub netfilter: Option<Socket>,
     pub xfrm: Option<Socket>,
     /// `None`: the sockets are in the namespace itself.
     number: Option<i32>,
 }
 
-/// What a buffer of events is about.
+/// The subject of a buffer of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum About {
     /// The namespace.
@@ -44,7 +44,7 @@ pub enum About {
 }
 
 impl Ear {
-    /// In the calling thread's namespace, which it keeps alive: only for our own.
+    /// Opens the sockets in the calling thread's namespace and keeps that alive: only for our own.
     pub fn here(receive_buffer_bytes: usize) -> io::Result<Ear> {
         let route = Socket::subscription(libc::NETLINK_ROUTE, GROUPS, receive_buffer_bytes)?;
         let side = |protocol, group| known(Socket::subscription(protocol, &[group], SIDE_BUFFER_BYTES));
@@ -56,7 +56,7 @@ impl Ear {
         })
     }
 
-    /// Of another namespace.
+    /// Opens the sockets for another namespace.
     ///
     /// # Errors
     /// `EPERM` without CAP_SYS_ADMIN and CAP_NET_BROADCAST.
@@ -79,7 +79,7 @@ impl Ear {
         })?
     }
 
-    /// What the last buffer that `route` handed out is about.
+    /// The subject of the last buffer that `route` returned.
     pub fn about(&self, bytes: &[u8]) -> About {
         match (self.number, self.route.origin()) {
             (None, _) => About::Namespace,
@@ -89,7 +89,7 @@ impl Ear {
         }
     }
 
-    /// Messages that did not come from the kernel.
+    /// The number of messages that did not come from the kernel.
     pub fn forged(&self) -> u64 {
         let sides = [&self.netfilter, &self.xfrm].into_iter().flatten();
         self.route.forged() + sides.map(Socket::forged).sum::<u64>()

@@ -1,4 +1,4 @@
-//! The observer: turns what Linux reports, in every namespace involved, into [`Event`]s.
+//! The observer turns the reports of Linux, in every namespace involved, into [`Event`]s.
 //!
 //! ```text
 //! discovery ── which namespaces hold a router ──► spaces ── one per namespace: ear, what is known of it ──► events
@@ -6,25 +6,26 @@
 //!                         survey ── what is read in a namespace, by a thread of its own
 //! ```
 //!
-//! | file | what |
+//! | file | task |
 //! |---|---|
-//! | [`discovery`] | which namespaces to watch |
-//! | [`ports`] | ports, and what is wrong with them |
-//! | [`space`] | one namespace: what was read, messages, lost messages, limits |
-//! | [`ear`] | hearing a namespace without holding it |
+//! | [`discovery`] | choosing the namespaces to watch |
+//! | [`ports`] | ports and their problems |
+//! | [`space`] | one namespace: its state, messages, lost messages, limits |
+//! | [`ear`] | listening to a namespace without keeping it alive |
 //! | [`survey`] | one visit to a namespace |
-//! | [`siblings`] | metrics of IPv6 next hops, which no dump shows |
-//! | [`reader`] | Linux asked by another thread |
+//! | [`siblings`] | metrics of IPv6 next hops that no dump shows |
+//! | [`reader`] | queries to Linux from another thread |
 //! | [`settings`], [`sysctl`] | effective per-device settings |
-//! | [`due`] | what is read again, and when |
+//! | [`due`] | what to read again, and when |
 //! | [`troubles`] | what could not be read, and since when |
 //! | [`poller`] | epoll, inotify |
 //!
-//! Two things the kernel does not report are looked at now and then: settings without a message (once a second) and
-//! namespaces that come and go (every two to thirty, as that takes the longer the more processes there are).
+//! The kernel does not report everything, so the observer checks two things at intervals. It reads settings without a
+//! message once a second. It looks for new and vanished namespaces every two to thirty seconds: with more processes
+//! this takes longer, so it happens less often.
 //!
-//! Nothing here keeps a namespace alive, and no namespace is waited for: what is read is read by other threads, and
-//! messages are taken in turns. A namespace over its [`Quota`] is left to the kernel.
+//! Nothing here keeps a namespace alive or waits for one: other threads do the reading, and namespaces take turns with
+//! their messages. A namespace over its [`Quota`] is left to the kernel.
 
 mod discovery;
 mod due;
@@ -74,30 +75,30 @@ pub use troubles::{Trouble, clock};
 pub const HOST: NamespaceId = 0;
 
 const TICK: Duration = Duration::from_secs(1);
-/// Every how many ticks namespaces are listed, and devices' settings and programs read.
+/// The observer lists namespaces, and reads settings and programs of devices, every this many ticks.
 const SLOW_TICKS: u64 = 2;
-/// Looking through the namespaces costs more the more processes there are (`netns::list`). Without a sign of change it takes one
-/// part in so many of the time, but is done every so often at least.
+/// A look through the namespaces costs more with more processes (`netns::list`). Without a sign of change, looks take
+/// at most one part in this many of the time. They still happen at least once in [`DISCOVERY_PAUSE`].
 const DISCOVERY_SHARE: u32 = 400;
 const DISCOVERY_PAUSE: Duration = Duration::from_secs(30);
-/// How long after a sign of change namespaces are looked through.
+/// The delay from a sign of change to the look through the namespaces.
 const DISCOVERY_DEBOUNCE: Duration = Duration::from_millis(10);
-/// Events handed out at once, about; more stay in the kernel's buffers. Each takes 2 to 3 us to be applied, and whatever comes
-/// after them waits.
+/// The approximate number of events returned at once; more stay in the kernel's buffers. Applying one takes 2 to 3 us,
+/// and later work waits for that.
 pub const EVENTS_PER_POLL: usize = 4096;
-/// Descriptors a namespace needs: sockets, settings.
+/// Descriptors that a namespace needs: sockets, settings.
 const DESCRIPTORS: u64 = 24;
-/// Namespaces that are visited at once, beside the host. One that is slow to answer takes a part of the time of one
-/// (`space::LONG_VISITS_SHARE`), so it takes many more such namespaces to delay another.
+/// Namespaces visited at the same time, besides the host. A slow namespace occupies one visit for only a part of the
+/// time (`space::LONG_VISITS_SHARE`), so only many more slow namespaces than this can delay another.
 const VISITS: usize = 32;
-/// Neighbours that wait to be revalidated in one namespace.
+/// Neighbours that can wait for revalidation in one namespace.
 const PROBES: usize = 4096;
-/// Reading everything at the start takes no longer.
+/// The longest time for the first reading of everything.
 const START: Duration = Duration::from_secs(60);
 const DIRECTORY_TOKEN: u64 = u64::MAX;
 const WAKER_TOKEN: u64 = u64::MAX - 1;
 const DONE_TOKEN: u64 = u64::MAX - 2;
-/// What of a namespace is readable.
+/// Which descriptor of a namespace is readable.
 const ROUTE: u64 = 0;
 const NETFILTER: u64 = 1;
 const XFRM: u64 = 2;
@@ -110,13 +111,13 @@ fn token(id: NamespaceId, what: u64) -> u64 {
 /// Why observing failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A port that is not there at the start.
+    /// A port does not exist at the start.
     #[error("there is no network device {0} in this network namespace (see: ip link)")]
     NoPort(String),
-    /// A configured router whose namespace cannot be opened.
+    /// The namespace of a configured router cannot be opened.
     #[error("router {0}: no such network namespace: {1}; {there}", there = named_namespaces())]
     NoNamespace(String, io::Error),
-    /// The system refused.
+    /// The system refused a call.
     #[error("{0}: {1}")]
     System(&'static str, #[source] io::Error),
 }
@@ -129,19 +130,20 @@ fn named_namespaces() -> String {
     format!("by name there are: {}", names.join(", "))
 }
 
-/// What a namespace other than the host may have and do. Whoever is root in it is not trusted: without limits, it would take
-/// the memory of all and the time of the control thread. Beyond them it is left to the kernel, and `status` says so.
+/// Limits for a namespace other than the host's. Root in it is not trusted: without limits, it could use up memory and
+/// the time of the control thread. Over them, the namespace is left to the kernel, and `status` reports this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
-    /// As many as a large provider edge has; each takes a row in several tables, and reading 4,096 takes 50 ms.
+    /// As many as a large provider edge has. Each takes a row in several tables, and reading 4,096 takes 50 ms.
     pub interfaces: usize,
-    /// IPv4 and IPv6 together. A full table of the Internet is more: whoever wants one there raises it.
+    /// IPv4 and IPv6 together. A full table of the Internet is larger: raise the limit for one.
     pub routes: usize,
-    /// IPv4 and IPv6 together: what a /18 with every address in use has.
+    /// IPv4 and IPv6 together: a /18 with every address in use.
     pub neighbours: usize,
-    /// Messages of the kernel: a routing daemon that loads a table makes more for some seconds, and is then read as a whole.
+    /// Kernel messages. A routing daemon that loads a table sends more for some seconds; the namespace is then read as
+    /// a whole.
     pub events_per_second: usize,
-    /// So many may come in a burst.
+    /// The number of messages allowed in a burst.
     pub events_at_once: usize,
 }
 
@@ -166,14 +168,14 @@ impl Quota {
         events_at_once: usize::MAX,
     };
 
-    /// That of a namespace: the host has none.
+    /// The quota of a namespace: the host has none.
     fn of(self, id: NamespaceId) -> Quota {
         if id == HOST { Quota::NONE } else { self }
     }
     fn interfaces(&self) -> Most {
         Most::new(self.interfaces, "network devices")
     }
-    /// Devices have several.
+    /// A device can have several.
     fn addresses(&self) -> Most {
         Most::new(self.interfaces.saturating_mul(16), "addresses")
     }
@@ -185,20 +187,20 @@ impl Quota {
     }
 }
 
-/// What to observe.
+/// The ports and namespaces to observe.
 #[derive(Clone, Debug)]
 pub struct ObserverConfig {
-    /// Names of devices in the current namespace; their place here is their [port number](logic::plan::PortId).
+    /// Names of devices in the current namespace. The position here is the [port number](logic::plan::PortId).
     pub ports: Vec<PortName>,
-    /// Namespaces that are watched whatever they hold.
+    /// Namespaces that are watched regardless of their devices.
     pub routers: Vec<Source>,
-    /// How much the kernel may hold back for us of the host's events, in bytes; unused, it costs nothing.
+    /// The bytes of host events that the kernel may buffer for us. Unused, the buffer costs nothing.
     pub receive_buffer_bytes: usize,
-    /// And of another namespace's, which can fill it when it likes.
+    /// The same for another namespace, which can fill its buffer at any time.
     pub tenant_receive_buffer_bytes: usize,
-    /// What a namespace other than the host may have and do.
+    /// The limits of a namespace other than the host's.
     pub quota: Quota,
-    /// By which Linux hashes packets of multipath routes.
+    /// The keys with which Linux hashes packets of multipath routes.
     pub multipath_keys: MultipathKeys,
 }
 
@@ -217,26 +219,26 @@ impl Default for ObserverConfig {
 
 struct PortState {
     wanted: PortName,
-    /// As last reported.
+    /// The port as last reported.
     port: Option<Port>,
 }
 
-/// That the policies and settings of a namespace were read: [`Observer::read_policy`].
+/// A completed reading of the policies and settings of a namespace: [`Observer::read_policy`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyRead {
     pub namespace: NamespaceId,
     pub took: Duration,
-    /// Why they could not be.
+    /// Why they could not be read.
     pub error: Option<String>,
 }
 
-/// What another thread has done.
+/// The result of another thread.
 enum Done {
     Visited(NamespaceId, Box<Survey>),
     Looked(Box<Looked>),
 }
 
-/// Watches Linux. What it decides happens in the calls of its owner; other threads only read.
+/// Watches Linux. All decisions happen in calls of the owner; other threads only read.
 pub struct Observer {
     config: ObserverConfig,
     poller: Poller,
@@ -245,53 +247,53 @@ pub struct Observer {
     directory: Option<DirectoryWatch>,
     spaces: BTreeMap<NamespaceId, Space>,
     peers: Arc<Peers>,
-    /// What other threads have done, and what says that there is something.
+    /// The results of other threads, and the waker that announces them.
     done: (Sender<Done>, Receiver<Done>),
     done_waker: Waker,
-    /// Namespaces being visited, beside the host.
+    /// The number of namespaces being visited, besides the host.
     visiting: usize,
-    /// The one that was visited last: others come first.
+    /// The namespace that was visited last: others come first.
     visited: NamespaceId,
-    /// Namespaces are being looked through.
+    /// A look through the namespaces is under way.
     looking: bool,
     ports: Vec<PortState>,
-    /// Where veth peers of ports are, by the number by which the host knows the namespace.
+    /// Where veth peers of ports are, by the number under which the host knows the namespace.
     peer_places: BTreeMap<i32, Option<(Key, Found)>>,
     next_id: NamespaceId,
-    /// Namespaces looked into and found to be of no interest.
+    /// Namespaces that were looked into and hold nothing of interest.
     dull: BTreeSet<Key>,
-    /// Namespaces that should be observed, and cannot be.
+    /// Namespaces that should be observed but cannot be.
     unobserved: BTreeMap<Key, Trouble>,
-    /// A process by which a namespace is known had ended when it was to be waited for.
+    /// The process by which a namespace is known ended before the observer could wait for its end.
     unwatched: bool,
     own: Key,
     out: Vec<Event>,
-    /// What is read of policies, when `out` is handed out.
+    /// Completed policy readings, returned once `out` has been returned.
     policies: Vec<PolicyRead>,
-    /// The last poll ended before everyone that had something to say was heard.
+    /// The last poll ended before it had read from every ready socket.
     cut_short: bool,
     discover_at: Option<Instant>,
     discover_not_before: Instant,
-    /// When they are to be looked through without a sign of change.
+    /// When to look through the namespaces without a sign of change.
     discover_idly_at: Instant,
     tick_at: Instant,
     ticks: u64,
-    /// How many forged messages are written down.
+    /// The count of forged messages at the last log line.
     forged_told: u64,
 }
 
 impl AsRawFd for Observer {
-    /// Readable when [`Observer::poll`] has something to do (beside its timers: see [`Observer::next_timer`]).
+    /// Readable when [`Observer::poll`] has work to do, timers aside ([`Observer::next_timer`]).
     fn as_raw_fd(&self) -> RawFd {
         self.poller.as_raw_fd()
     }
 }
 
 impl Observer {
-    /// Reads everything there is; the first [`Observer::poll`] hands it out.
+    /// Reads everything; the first [`Observer::poll`] returns the result.
     ///
     /// # Errors
-    /// A port or a configured namespace that is not there, or a system that refuses (root is needed).
+    /// A port or a configured namespace does not exist, or the system refuses (root is needed).
     pub fn new(config: ObserverConfig) -> Result<Observer, Error> {
         raise_descriptor_limit();
         let own = Place::own().map_err(|e| Error::System("cannot see the current namespace", e))?;
@@ -363,7 +365,7 @@ impl Observer {
         Err(io::Error::other(trouble.unwrap_or_else(|| "it could not be read".into())))
     }
 
-    /// Waits until everything is read that is to be read now: for the start.
+    /// Waits at the start until everything due has been read.
     fn settle(&mut self) {
         let end = Instant::now() + START;
         loop {
@@ -382,7 +384,7 @@ impl Observer {
         }
     }
 
-    /// When [`Observer::poll`] wants to be called even if nothing is readable.
+    /// When [`Observer::poll`] must be called even if nothing is readable.
     pub fn next_timer(&self) -> Instant {
         if !self.out.is_empty() {
             return Instant::now();
@@ -391,22 +393,22 @@ impl Observer {
         due.chain(self.discover_at).chain([self.tick_at]).min().unwrap_or(self.tick_at)
     }
 
-    /// Ends a [`Observer::poll`] at once, now or when it next begins.
+    /// The waker ends an [`Observer::poll`] at once, either the current one or the next.
     pub fn waker(&self) -> Waker {
         self.waker.clone()
     }
 
-    /// Events, in order, as soon as there are some; none when `timeout` has passed or the waker was used.
+    /// Returns events, in order, as soon as there are some. Returns none after `timeout` or after a use of the waker.
     ///
     /// # Errors
-    /// Only when the system no longer lets us wait at all.
+    /// Only when the system no longer lets us wait.
     pub fn poll(&mut self, timeout: Duration) -> io::Result<Vec<Event>> {
         let deadline = Instant::now() + timeout;
         loop {
             let now = Instant::now();
             let until = deadline.min(self.next_timer());
             let ready = self.poller.wait(until.saturating_duration_since(now))?;
-            // However many others have something to say, the host is heard, and what was read is taken in.
+            // However many others are ready, the host's messages and the results of other threads are read.
             if !ready.is_empty() {
                 self.take_ready(token(HOST, ROUTE));
                 self.take_ready(DONE_TOKEN);
@@ -455,7 +457,7 @@ impl Observer {
             side @ (NETFILTER | XFRM) => {
                 if let Some(ear) = &mut space.ear {
                     let socket = if side == NETFILTER { &mut ear.netfilter } else { &mut ear.xfrm };
-                    // If there is too much for once, it stays readable.
+                    // If one call cannot read everything, the socket stays readable.
                     socket.as_mut().map(|socket| socket.discard());
                 }
                 space.due.hazards_soon(now);
@@ -467,7 +469,7 @@ impl Observer {
         }
     }
 
-    /// Takes what a namespace has reported, as much as is its turn.
+    /// Reads the messages of a namespace, up to its turn.
     fn hear(&mut self, id: NamespaceId, now: Instant) {
         let Some(space) = self.spaces.get_mut(&id) else { return };
         if let Err(error) = space.take_events(&mut self.out, now) {
@@ -479,7 +481,7 @@ impl Observer {
         self.follow(id, now);
     }
 
-    /// What follows from what a namespace has reported.
+    /// Acts on the reports of a namespace.
     fn follow(&mut self, id: NamespaceId, now: Instant) {
         let Some(space) = self.spaces.get_mut(&id) else { return };
         if !space.listens() {
@@ -495,14 +497,14 @@ impl Observer {
         }
     }
 
-    /// Whether the messages of a namespace wake us. While they do not, its buffer fills, and only its own.
+    /// Sets whether the messages of a namespace wake us. While they do not, only its own buffer fills.
     fn listen(&mut self, id: NamespaceId, on: bool) {
         let Some(ear) = self.spaces.get(&id).and_then(|space| space.ear.as_ref()) else { return };
         let result = match on {
             true => self.poller.add(&ear.route, token(id, ROUTE)),
             false => self.poller.remove(&ear.route),
         };
-        // It is as it should be already.
+        // An error means that the poller already has this state.
         let _ = result;
     }
 
@@ -510,7 +512,7 @@ impl Observer {
         id == HOST || self.visiting < VISITS
     }
 
-    /// Have namespaces read of which something is due.
+    /// Starts visits to namespaces for which a reading is due.
     fn begin_visits(&mut self, now: Instant) {
         let last = self.visited;
         let later = self.spaces.range(last + 1..).map(|(id, _)| *id);
@@ -551,7 +553,7 @@ impl Observer {
         self.in_a_thread("look", move || Done::Looked(Box::new(look.look())), nothing);
     }
 
-    /// `otherwise`: what is reported if there is no thread to be had, or it panics.
+    /// `otherwise` gives the result if no thread can be started, or if it panics.
     fn in_a_thread(
         &mut self,
         name: &str,
@@ -576,7 +578,7 @@ impl Observer {
             Done::Looked(looked) => {
                 self.looking = false;
                 self.end_look(*looked);
-                // A thousand devices made one by one must not keep us busy looking.
+                // A thousand devices created one by one must not keep us busy with looks.
                 self.discover_not_before = Instant::now() + DISCOVERY_DEBOUNCE * 3;
             }
             Done::Visited(id, found) => {
@@ -619,7 +621,7 @@ impl Observer {
             space.tick(slow, &mut self.out);
         }
         let forged = self.forged();
-        // Each line takes twice as many as the one before.
+        // Each line needs twice as many forged messages as the one before.
         if forged > self.forged_told.saturating_mul(2) {
             self.forged_told = forged;
             tracing::warn!(count = forged, "dropped netlink messages that pretend to be the kernel's");
@@ -628,7 +630,7 @@ impl Observer {
 
     fn discover_idly(&mut self) {
         let began = Instant::now();
-        // What could not be watched is tried again soon.
+        // A failed watch is tried again soon.
         if began >= self.discover_idly_at || self.unwatched || !self.unobserved.is_empty() {
             self.discover(false);
             self.discover_idly_at = began + pause_after(began.elapsed());
@@ -648,7 +650,7 @@ impl Observer {
         }
     }
 
-    /// Begin to observe a namespace; its [`Event::Namespace`] and [`Event::Dump`] follow when it has been read.
+    /// Begins to observe a namespace. Its [`Event::Namespace`] and [`Event::Dump`] follow when it has been read.
     fn watch(
         &mut self,
         place: Place,
@@ -671,7 +673,7 @@ impl Observer {
         Ok(id)
     }
 
-    /// No longer observe a namespace.
+    /// Stops observing a namespace.
     fn forget(&mut self, id: NamespaceId) {
         let Some(space) = self.spaces.remove(&id) else { return };
         if space.announced {
@@ -690,7 +692,7 @@ impl Observer {
         self.peers = Arc::new(self.spaces.values().map(|s| (s.id, s.place.clone())).collect());
     }
 
-    /// BPF netfilter programs, of which nobody tells us.
+    /// Lists BPF netfilter programs, which the kernel does not report.
     fn list_programs(&mut self) {
         let programs = bpf::netfilter_programs();
         for space in self.spaces.values_mut() {
@@ -699,13 +701,13 @@ impl Observer {
         }
     }
 
-    /// Have the kernel revalidate a neighbour that the fast path uses, as if it had itself just sent to it. Only for
-    /// entries that are [`stale`](logic::observe::Neighbour::stale): a permanent one would lose its permanence.
+    /// Makes the kernel revalidate a neighbour that the fast path uses, as if the kernel had just sent to it. Use this
+    /// only for [`stale`](logic::observe::Neighbour::stale) entries: a permanent one would lose its permanence.
     ///
-    /// That is done soon; where there is no such entry, nothing happens.
+    /// The revalidation starts soon. If there is no such entry, nothing happens.
     ///
     /// # Errors
-    /// The namespace is not observed, or more wait to be revalidated there than can be.
+    /// The namespace is not observed, or too many neighbours wait for revalidation there.
     pub fn probe_neighbour(&mut self, id: NamespaceId, ifindex: u32, address: IpAddr) -> io::Result<()> {
         let space = self.spaces.get_mut(&id).ok_or(io::ErrorKind::NotFound)?;
         if space.asked.probes.len() >= PROBES {
@@ -715,15 +717,15 @@ impl Observer {
         Ok(())
     }
 
-    /// Have the routes of a namespace read again soon.
+    /// Requests that the routes of a namespace are read again soon.
     pub fn read_routes_again(&mut self, id: NamespaceId) {
         if let Some(space) = self.spaces.get_mut(&id) {
             space.due.routes_end(Instant::now(), Duration::ZERO);
         }
     }
 
-    /// Has a namespace's policies and settings read, by a visit that begins after the call. [`Observer::policies_read`] says when
-    /// that is done. One that is gone has none.
+    /// Requests a reading of a namespace's policies and settings, by a visit that begins after the call.
+    /// [`Observer::policies_read`] reports its end. A namespace that is gone has no policies.
     pub fn read_policy(&mut self, id: NamespaceId) {
         self.policies.retain(|read| read.namespace != id);
         match self.spaces.get_mut(&id) {
@@ -736,53 +738,53 @@ impl Observer {
         self.begin_visits(Instant::now());
     }
 
-    /// Readings that are done, as of the last [`Observer::poll`]: it has returned all that came of them.
+    /// Returns the policy readings completed by the last [`Observer::poll`], which has returned all their events.
     pub fn policies_read(&mut self) -> Vec<PolicyRead> {
         if self.out.is_empty() { std::mem::take(&mut self.policies) } else { Vec::new() }
     }
 
-    /// A namespace under observation.
+    /// The place of a namespace under observation.
     pub fn place(&self, id: NamespaceId) -> Option<Place> {
         self.spaces.get(&id).map(|space| space.place.clone())
     }
 
-    /// Namespaces that are not observed as they should be. Nothing is accelerated there until they are.
+    /// Namespaces that are not fully observed. Nothing is accelerated there until they are.
     pub fn troubles(&self) -> Vec<Trouble> {
         let known = self.spaces.values().flat_map(|s| s.troubles.list(&s.namespace.name));
         known.chain(self.unobserved.values().cloned()).collect()
     }
 
-    /// For another thread: asks Linux with sockets of its own, for comparison (`millrace routes --verify`). Namespaces that are
-    /// not read now, as they are over their limits, are not asked.
+    /// Returns a reader for another thread, which queries Linux with sockets of its own, for comparison
+    /// (`millrace routes --verify`). It does not query namespaces that are over their limits and not read now.
     ///
     /// # Errors
-    /// A namespace in which no socket can be opened.
+    /// No socket can be opened in one of the namespaces.
     pub fn reader(&self) -> io::Result<Reader> {
         let read = self.spaces.values().filter(|s| s.announced && !s.is_quiet());
         Reader::open(&read.map(|s| (s.id, s.place.clone())).collect(), self.config.quota)
     }
 
-    /// Has the last [`Observer::poll`] returned all that the kernel had reported, and is nothing about to be read again?
+    /// Has the last [`Observer::poll`] returned all reports of the kernel, and is no second reading due?
     pub fn is_current(&self) -> bool {
         !self.cut_short && self.spaces.values().all(Space::is_current)
     }
 
-    /// Messages to the sockets of all namespaces that did not come from the kernel, and were dropped.
+    /// The number of messages to the sockets of all namespaces that did not come from the kernel and were dropped.
     pub fn forged(&self) -> u64 {
         self.spaces.values().map(Space::forged).sum()
     }
 
-    /// Set how many bytes of events the kernel may hold back in a namespace, for tests of what happens beyond.
+    /// Sets how many bytes of events the kernel may buffer for a namespace, to test an overrun.
     ///
     /// # Errors
-    /// `NotFound` if it is not observed; what the kernel says.
+    /// `NotFound` if it is not observed; any error of the kernel.
     pub fn set_receive_buffer(&self, id: NamespaceId, bytes: usize) -> io::Result<()> {
         let ear = self.spaces.get(&id).and_then(|space| space.ear.as_ref());
         ear.ok_or(io::ErrorKind::NotFound)?.route.set_receive_buffer(bytes)
     }
 }
 
-/// A watched namespace takes [`DESCRIPTORS`]; the usual soft limit of 1024 ends at forty.
+/// A watched namespace takes [`DESCRIPTORS`], so the usual soft limit of 1024 suffices for forty.
 fn raise_descriptor_limit() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` lives across both calls.
@@ -794,14 +796,14 @@ fn raise_descriptor_limit() {
     }
 }
 
-/// An error that can be told twice.
+/// A copy of an error, so that it can be reported twice.
 fn same(error: &io::Error) -> io::Error {
     error
         .raw_os_error()
         .map_or_else(|| io::Error::new(error.kind(), error.to_string()), io::Error::from_raw_os_error)
 }
 
-/// From the beginning of one look through the namespaces, which took so long, to the next.
+/// The time from the beginning of one look through the namespaces, which took `took`, to the next.
 fn pause_after(took: Duration) -> Duration {
     (took * DISCOVERY_SHARE).min(DISCOVERY_PAUSE)
 }
@@ -903,7 +905,7 @@ mod tests {
                 let tc = ["qdisc", command, "dev", "lo", "root", "pfifo", "limit", "5"];
                 assert!(std::process::Command::new("tc").args(tc).status().unwrap().success());
                 observer.read_policy(HOST);
-                // Asked for again: the visit that goes on does not count.
+                // A second request: the visit under way does not count.
                 observer.read_policy(HOST);
                 let (mut lo, mut read) = (!shapes, Vec::new());
                 let end = Instant::now() + Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! epoll, eventfd, inotify and pidfd, as little of them as the observer needs.
+//! epoll, eventfd, inotify and pidfd, only the parts that the observer needs.
 
 use std::{
     ffi::CString,
@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-/// So many are told of at once; more another time.
+/// The largest number of tokens returned at once; more follow in the next call.
 pub const MOST: usize = 256;
 
 /// An epoll instance, level-triggered, for reading.
@@ -31,7 +31,7 @@ impl Poller {
         owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).map(Poller)
     }
 
-    /// Report `token` while `fd` is readable; closing `fd` ends that.
+    /// Report `token` while `fd` is readable. Closing `fd` ends that.
     pub fn add(&self, fd: &impl AsRawFd, token: u64) -> io::Result<()> {
         let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: token };
         // SAFETY: `event` lives across the call.
@@ -40,7 +40,7 @@ impl Poller {
         })
     }
 
-    /// No longer report `fd`, whatever becomes of it.
+    /// Stop reporting `fd`.
     pub fn remove(&self, fd: &impl AsRawFd) -> io::Result<()> {
         // SAFETY: this operation takes no event.
         check(unsafe {
@@ -48,7 +48,7 @@ impl Poller {
         })
     }
 
-    /// Tokens that are ready; none when the time is up. Waits a millisecond too long rather than too short.
+    /// Tokens that are ready; none after the timeout. Waits up to a millisecond too long, never too short.
     pub fn wait(&self, timeout: Duration) -> io::Result<Vec<u64>> {
         let timeout_ms = timeout.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as i32;
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; MOST];
@@ -89,14 +89,14 @@ impl Waker {
         Ok(Waker(Arc::new(fd)))
     }
 
-    /// Readable from now on. Cannot fail but when it has been woken 2^64 times, and then it is awake.
+    /// Makes the descriptor readable. This fails only after 2^64 wake-ups, and then it is readable already.
     pub fn wake(&self) {
         let one = 1_u64;
         // SAFETY: the pointer and the length are those of `one`.
         unsafe { libc::write(self.as_raw_fd(), (&raw const one).cast(), size_of_val(&one)) };
     }
 
-    /// Not readable until it is woken again.
+    /// Makes the descriptor unreadable until the next wake-up.
     pub fn clear(&self) {
         let mut count = 0_u64;
         // SAFETY: the pointer and the length are those of `count`.
@@ -104,7 +104,7 @@ impl Waker {
     }
 }
 
-/// Tells that names in one directory came or went.
+/// Reports that names in one directory appeared or vanished.
 #[derive(Debug)]
 pub struct DirectoryWatch(OwnedFd);
 
@@ -116,7 +116,7 @@ impl AsRawFd for DirectoryWatch {
 
 impl DirectoryWatch {
     /// # Errors
-    /// `ENOENT` while there is no such directory.
+    /// `ENOENT` while the directory does not exist.
     pub fn new(directory: &Path) -> io::Result<DirectoryWatch> {
         let path = CString::new(directory.as_os_str().as_bytes()).map_err(|_| io::ErrorKind::InvalidInput)?;
         // SAFETY: no pointers.
@@ -128,7 +128,7 @@ impl DirectoryWatch {
         Ok(DirectoryWatch(fd))
     }
 
-    /// Take what was reported; what exactly is not needed.
+    /// Discard the reports; their content is not needed.
     pub fn clear(&self) {
         let mut bytes = [0u8; 4096];
         // SAFETY: the pointer and the length are those of `bytes`.
@@ -152,7 +152,7 @@ impl AsRawFd for ProcessWatch {
 
 impl ProcessWatch {
     /// # Errors
-    /// `ESRCH`: it has ended already.
+    /// `ESRCH`: the process has already ended.
     pub fn new(pid: u32) -> io::Result<ProcessWatch> {
         // SAFETY: no pointers.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
@@ -162,7 +162,7 @@ impl ProcessWatch {
 
 fn owned(fd: RawFd) -> io::Result<OwnedFd> {
     check(fd)?;
-    // SAFETY: a call that makes descriptors just returned it, so nobody else owns it.
+    // A call that creates descriptors just returned it, so nobody else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

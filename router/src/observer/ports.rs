@@ -1,4 +1,4 @@
-//! Ports: coming and going, and what is wrong with them.
+//! Ports: their arrival, their end and their problems.
 
 use super::{HOST, Observer, PortState};
 use crate::{
@@ -13,11 +13,11 @@ use logic::{
 use std::{collections::BTreeMap, fs::File, io, os::fd::AsFd, sync::Arc};
 
 impl Observer {
-    /// Report ports that came, changed or went.
+    /// Report ports that appeared, changed or vanished.
     pub(super) fn refresh_ports(&mut self) {
         let Some(host) = self.spaces.get(&HOST) else { return };
         let now: Vec<Option<u32>> = self.ports.iter().map(|state| place(state, &host.links)).collect();
-        // Asked again each time: for a veth it depends on what its peer has attached.
+        // This is read again each time: for a veth it depends on the programs that its peer has attached.
         let ask = || now.iter().map(|index| index.map_or((false, true), look)).collect();
         let looks: Vec<_> = host.place.inside(ask).unwrap_or_else(|_| vec![(false, true); now.len()]);
         for (i, state) in self.ports.iter_mut().enumerate() {
@@ -36,8 +36,8 @@ impl Observer {
         }
     }
 
-    /// What of a port's device, or its veth peer, would break packets. A few system calls, and for a veth whose peer is
-    /// not known to be where it was a look at every namespace: not for every second.
+    /// Settings of a port's device, or of its veth peer, that would break packets. This takes a few system calls. If
+    /// the place of a veth peer is not known, it also takes a look at every namespace: do not call it every second.
     pub fn port_problems(&mut self, id: PortId) -> Vec<Problem> {
         let Some(link) = self.port_link(id).cloned() else { return Vec::new() };
         self.look_for_problems(&link).unwrap_or_else(|error| {
@@ -76,8 +76,8 @@ impl Observer {
         Ok(problems)
     }
 
-    /// The namespace that the host knows by `number`, and its name. Remembered until there is a sign that something moved:
-    /// its place, not its file, which would keep it alive.
+    /// The namespace that the host knows by `number`, and its name. The place is remembered until a sign that something
+    /// moved, but not its file, which would keep the namespace alive.
     fn place_of(&mut self, number: Option<i32>, host: Arc<File>) -> io::Result<Option<(Arc<File>, String)>> {
         let Some(number) = number else { return Ok(Some((host, "host".into()))) };
         let known = match self.peer_places.get(&number) {
@@ -98,14 +98,15 @@ impl Observer {
         Ok(opened)
     }
 
-    /// A port's device.
+    /// The device of a port.
     fn port_link(&self, id: PortId) -> Option<&RawLink> {
         let port = self.ports.get(usize::from(id))?.port.as_ref()?;
         self.spaces.get(&HOST)?.links.get(&port.ifindex)
     }
 }
 
-/// Does the device transmit multi-buffer frames, and are its packets hashed before they are routed? What is not known is.
+/// Does the device transmit multi-buffer frames, and are its packets hashed before they are routed? If unknown, they
+/// are.
 fn look(ifindex: u32) -> (bool, bool) {
     let hashes = || {
         let ethtool = Ethtool::open()?;
@@ -115,13 +116,13 @@ fn look(ifindex: u32) -> (bool, bool) {
     (ethtool::transmits_fragments(ifindex), hashes().unwrap_or(true))
 }
 
-/// The file of the namespace, if it is still there, and its name.
+/// The file of the namespace, if it still exists, and its name.
 fn open(key: &Key, found: &Found) -> Option<(Arc<File>, String)> {
     let file = File::open(&found.path).ok()?;
     (Key::of(&file).ok()? == *key).then(|| (Arc::new(file), found.name.clone()))
 }
 
-/// The index of a port's device now. A port that was renamed is the same port.
+/// The current index of a port's device. A renamed port is the same port.
 fn place(state: &PortState, links: &BTreeMap<u32, RawLink>) -> Option<u32> {
     let known = state.port.as_ref().map(|p| p.ifindex).filter(|index| links.contains_key(index));
     let wanted = || links.values().find(|link| link.name == state.wanted.as_str()).map(|link| link.ifindex);

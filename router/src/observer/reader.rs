@@ -1,6 +1,6 @@
-//! Linux asked by another thread, with sockets of its own: `millrace routes --verify`.
+//! Queries to Linux from another thread, with sockets of its own: `millrace routes --verify`.
 //!
-//! What is read here is parsed here, so that a fault of the observer's parsers does not hide itself.
+//! This module parses the answers itself, so a fault in the observer's parsers cannot hide itself.
 
 use super::{Quota, space::Peers};
 use crate::netlink::{INET, INET6, rtm, socket::Socket, wire};
@@ -11,10 +11,10 @@ const TABLE_MAIN: u32 = 254;
 const TABLE_LOCAL: u32 = 255;
 const RTN_UNICAST: u8 = 1;
 const RTN_LOCAL: u8 = 2;
-/// Of neighbours that can be sent to: permanent, noarp, probe, delay, stale, reachable.
+/// States of neighbours that can be sent to: permanent, noarp, probe, delay, stale, reachable.
 const NUD_VALID: u16 = 0xde;
 
-/// A route, as far as it is a place to look at.
+/// A route, as far as the verification needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Known {
     pub address: IpAddr,
@@ -25,13 +25,13 @@ pub struct Known {
     pub local: bool,
 }
 
-/// A packet that Linux is asked about.
+/// A packet for which Linux is queried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
     pub address: IpAddr,
-    /// Who sends it, and the device it comes in by; `None`: the machine itself.
+    /// The sender, and the ingress device; `None`: the machine itself.
     pub from: Option<(IpAddr, u32)>,
-    /// Why it is asked about.
+    /// The prefix that gave rise to the question.
     pub prefix: String,
 }
 
@@ -40,26 +40,26 @@ pub struct Question {
 pub struct Sent {
     pub oif: u32,
     pub gateway: Option<IpAddr>,
-    /// The route's, if it has one.
+    /// The MTU of the route, if it has one.
     pub mtu: Option<u32>,
 }
 
-/// What a device is, apart from its name.
+/// The properties of a device, apart from its name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hardware {
     pub mac: Mac,
     pub mtu: u32,
 }
 
-/// Asks the namespaces that were observed when it was made. A socket keeps a namespace alive: not to be kept.
+/// Queries the namespaces that were observed when it was created. Its sockets keep namespaces alive: do not store it.
 pub struct Reader {
     sockets: BTreeMap<NamespaceId, Socket>,
-    /// It may have become more since then.
+    /// A namespace may have grown since then.
     quota: Quota,
 }
 
 impl Reader {
-    /// Opens a socket in each. One that has ended by now is as if it held nothing.
+    /// Opens a socket in each. A namespace that has already ended appears empty.
     pub(super) fn open(places: &Peers, quota: Quota) -> io::Result<Reader> {
         let mut sockets = BTreeMap::new();
         for (id, place) in places {
@@ -86,12 +86,12 @@ impl Reader {
         Ok(known)
     }
 
-    /// What Linux does with a packet; `None`: it does not forward it.
+    /// The route that Linux uses for a packet; `None`: it does not forward it.
     pub fn way(&mut self, namespace: NamespaceId, question: &Question) -> io::Result<Option<Sent>> {
         let Some(socket) = self.sockets.get_mut(&namespace) else { return Ok(None) };
         match socket.ask(get(question.address, question.from), |m| Some(sent(m.payload, question.address))) {
             Ok(answer) => Ok(answer.flatten()),
-            // That sender may not send, or nobody may: without it the route alone answers.
+            // Linux refuses this sender, or every sender: without it the route alone answers.
             Err(error) if question.from.is_some() && refuses_source(&error) => {
                 match socket.ask(get(question.address, None), |m| Some(sent(m.payload, question.address))) {
                     Ok(answer) => Ok(answer.flatten()),

@@ -1,5 +1,5 @@
-//! What a device's settings amount to once `conf/all` is folded in, as the kernel folds it
-//! (`IN_DEV_ORCONF`, `IN_DEV_MAXCONF` in `include/linux/inetdevice.h`; `ip6_forward` for IPv6).
+//! Effective settings of a device: its own settings with `conf/all` folded in, as the kernel does it (`IN_DEV_ORCONF`,
+//! `IN_DEV_MAXCONF` in `include/linux/inetdevice.h`; `ip6_forward` for IPv6).
 
 use super::sysctl::Values;
 use crate::netlink::netconf::Netconf;
@@ -8,7 +8,7 @@ use logic::{
     plan::ReversePath,
 };
 
-/// `IPV4_DEVCONF_*`, less one: places in `IFLA_INET_CONF`.
+/// `IPV4_DEVCONF_*`, less one: positions in `IFLA_INET_CONF`.
 mod v4 {
     pub const FORWARDING: usize = 0;
     pub const ACCEPT_REDIRECTS: usize = 3;
@@ -20,7 +20,7 @@ mod v4 {
     pub const IGNORE_ROUTES_WITH_LINKDOWN: usize = 28;
 }
 
-/// `DEVCONF_*`: places in `IFLA_INET6_CONF`.
+/// `DEVCONF_*`: positions in `IFLA_INET6_CONF`.
 mod v6 {
     pub const FORWARDING: usize = 0;
     pub const MTU6: usize = 2;
@@ -62,8 +62,8 @@ pub fn fold4(conf: Option<&[u32]>, all: &Values, has_address: bool) -> LinkConf4
     }
 }
 
-/// IPv6. The kernel forwards when `conf/all/forwarding` is on, whatever the device says, or the device's
-/// `force_forwarding` is; a device's own `forwarding` only makes it behave as a router's or a host's.
+/// IPv6. The kernel forwards if `conf/all/forwarding` is on, regardless of the device, or if the device's
+/// `force_forwarding` is on. A device's own `forwarding` only makes it behave as a router's or a host's.
 pub fn fold6(conf: Option<&[u32]>, all: &Values, mtu: u32) -> LinkConf6 {
     let Some(conf) = conf else { return LinkConf6 { disabled: true, ..LinkConf6::default() } };
     let own = |place| value(conf, place);
@@ -83,8 +83,8 @@ pub fn fold6(conf: Option<&[u32]>, all: &Values, mtu: u32) -> LinkConf6 {
     }
 }
 
-/// Does the device take ICMP redirects, which give packets to one address another gateway, for forwarded packets too? For
-/// IPv4 (`IN_DEV_RX_REDIRECTS`) and IPv6 (`rt6_do_redirect()`).
+/// Does the device accept ICMP redirects, which change the gateway for one address, also for forwarded packets? The
+/// result is for IPv4 (`IN_DEV_RX_REDIRECTS`) and IPv6 (`rt6_do_redirect()`).
 pub fn take_redirects(conf4: Option<&[u32]>, conf6: Option<&[u32]>, all: &Values) -> [bool; 2] {
     let ipv4 = conf4.is_some_and(|conf| {
         let own = value(conf, v4::ACCEPT_REDIRECTS) != 0;
@@ -103,7 +103,7 @@ fn names(settings: &[(&str, u32)]) -> Vec<String> {
     settings.iter().filter(|s| s.1 != 0).map(|s| s.0.to_owned()).collect()
 }
 
-/// Store what a message says of one device into its values.
+/// Store the values that a message gives for one device.
 pub fn apply_to_device(conf: &mut [u32], message: &Netconf) {
     let places = if message.v6 {
         [
@@ -125,7 +125,7 @@ pub fn apply_to_device(conf: &mut [u32], message: &Netconf) {
     }
 }
 
-/// Store what a message says of `conf/all`.
+/// Store the values that a message gives for `conf/all`.
 pub fn apply_to_all(all: &mut Values, message: &Netconf) {
     if message.v6 {
         all.forwarding6 = message.forwarding.unwrap_or(all.forwarding6);

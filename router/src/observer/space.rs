@@ -1,11 +1,11 @@
-//! One namespace under observation: what hears it, what is known of it, and the events that follow from a message.
+//! One namespace under observation: its sockets, its known state, and the events that follow from a message.
 //!
-//! The subscription is opened before the first visit, so nothing falls between the two. What arrives while routes are read is
-//! applied after them, which is harmless because messages are absolute. Visits are made by other threads (`survey`); what
-//! is here waits for nobody.
+//! The subscription is opened before the first visit, so no change is lost between the two. Messages that arrive while
+//! routes are read are applied after them. This is harmless because messages are absolute. Other threads make the
+//! visits (`survey`); the code here waits for nothing.
 //!
-//! A namespace over its [`Quota`] is distrusted, which is told in its settings, and not listened to for a while. Then it is read
-//! again.
+//! A namespace over its [`Quota`] is distrusted, which its settings report. The observer stops listening to it for a
+//! while and then reads it again.
 
 use super::{
     HOST, PolicyRead, Quota,
@@ -36,22 +36,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Buffers of events taken from one socket before others get their turn: a millisecond.
+/// Buffers of events taken from one socket before others have their turn. They take about a millisecond.
 const BUFFERS_PER_TURN: usize = 256;
-/// What was read of policies is told after so many turns, even if there is always more to hear.
+/// A policy reading is reported after this many turns, even if there are always more messages.
 const TURNS_TO_CATCH_UP: u8 = 8;
-/// The host's, which no tenant fills.
+/// The same for the host, whose buffer no tenant can fill.
 const HOST_BUFFERS_PER_TURN: usize = 4096;
-/// Long visits to a namespace take at most one part in this many of the time, others at most half of it.
+/// Long visits to a namespace take at most one part in this many of the time. Other visits take at most half.
 const LONG_VISITS_SHARE: u32 = 4;
-/// After a visit that took long, what is urgent may be read after this.
+/// The longest pause after a visit before urgent things may be read.
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
-/// More than a receive buffer holds of a tenant's events. When so many are thrown away and there are more, it still storms.
+/// More events than a tenant's receive buffer holds. If this many are discarded and more arrive, the storm still goes
+/// on.
 const THROWN_AWAY: usize = 1 << 16;
-/// How long a namespace over its quota is left alone: at first, and at most if it goes on and on.
+/// The pause for a namespace over its quota: the first one, and the longest.
 const QUIET: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(64)];
 
-/// The namespaces under observation, by handle: where devices below may be.
+/// The namespaces under observation, by handle. Lower devices may be in any of them.
 pub type Peers = Vec<(NamespaceId, Place)>;
 
 /// A namespace under observation.
@@ -61,61 +62,61 @@ pub struct Space {
     pub namespace: Namespace,
     /// Devices of this namespace that are ports or sit on ports.
     pub chain: BTreeSet<u32>,
-    /// A device appeared, went, or moved: look again where routers are.
+    /// A device appeared, went, or moved: look for routers again.
     pub topology_changed: bool,
-    /// The kernel has said that it ended.
+    /// The kernel has reported its end.
     pub ended: bool,
-    /// It was handed out.
+    /// The namespace was reported to the owner.
     pub announced: bool,
     pub due: Due,
-    /// What is to be read beside that, as soon as can be.
+    /// Further things to read as soon as possible.
     pub asked: Wanted,
-    /// The process it is known by, if it has no name.
+    /// The process by which it is known, if it has no name.
     pub process: Option<ProcessWatch>,
     pub(super) ear: Option<Ear>,
     pub(super) links: BTreeMap<u32, RawLink>,
     pub(super) hazards: Hazards,
     pub(super) troubles: Troubles,
-    /// Under way.
+    /// The visit under way.
     visit: Option<Visit>,
-    /// When the next visit may begin, and the next long one.
+    /// The earliest times of the next visit, and of the next long one.
     visit_not_before: Option<Instant>,
     long_not_before: Option<Instant>,
-    /// Events were lost: what waits is thrown away, then everything is read again.
+    /// Events were lost. Waiting events are discarded, then everything is read again.
     lost: bool,
-    /// How much was thrown away since then.
+    /// The number of events discarded since then.
     thrown_away: usize,
-    /// It is over its quota: until when it is left alone.
+    /// The namespace is over its quota and is left alone until then.
     quiet: Option<Instant>,
-    /// When that last ended, and how long it was.
+    /// The end and length of the last such pause.
     last_quiet: Option<(Instant, Duration)>,
     quota: Quota,
-    /// Events it may still report, and as of when.
+    /// The number of events it may still report, and the time of that number.
     credit: (f64, Instant),
-    /// Where some device below is, is not known.
+    /// The place of some lower device is not known.
     unresolved: bool,
     sysctls: Sysctls,
     values: Values,
     multipath_keys: MultipathKeys,
-    /// By device and address: whether it is understood.
+    /// By device and address: is the address understood?
     addresses: HashMap<u32, HashMap<(u32, u8, u32), bool>>,
     nexthops: BTreeMap<u32, NexthopObject>,
-    /// How many routes there are, about: from the last reading on, by messages.
+    /// The approximate number of routes: the last reading, corrected by messages.
     routes: usize,
     neighbours: usize,
-    /// By which number this namespace knows others.
+    /// The numbers under which this namespace knows others.
     nsids: Numbers,
     emitted: BTreeMap<u32, Link>,
-    /// Devices that take redirects, for IPv4 and IPv6.
+    /// Devices that accept redirects, for IPv4 and IPv6.
     redirected: [BTreeSet<u32>; 2],
     emitted_settings: Settings,
-    /// Messages that wait may be older than what was read last.
+    /// Waiting messages may be older than the last reading.
     catching_up: bool,
-    /// There was more to hear than one turn.
+    /// More messages waited than one turn allows.
     more: bool,
-    /// What came of reading policies, not told yet.
+    /// A completed policy reading that is not reported yet.
     policy_read: Option<PolicyRead>,
-    /// It is told after so many more turns, if messages wait that are older than it.
+    /// The reading is reported after this many more turns, if older messages wait.
     unheard_turns: u8,
 }
 
@@ -124,14 +125,14 @@ struct Visit {
     began: Instant,
     precedes_events: bool,
     is_long: bool,
-    /// It reads policies, and that was not asked for once more since it began.
+    /// The visit reads policies, and they were not requested again since it began.
     policy: bool,
-    /// Devices of which messages came meanwhile.
+    /// Devices about which messages arrived meanwhile.
     touched: BTreeSet<u32>,
 }
 
 impl Space {
-    /// Nothing is read yet. `ear`: `None` if nothing is to be heard of it.
+    /// Nothing is read yet. `ear` is `None` if nothing listens to the namespace.
     pub fn new(
         id: NamespaceId,
         place: Place,
@@ -183,7 +184,7 @@ impl Space {
         }
     }
 
-    /// Messages that did not come from the kernel.
+    /// The number of messages that did not come from the kernel.
     pub fn forged(&self) -> u64 {
         self.ear.as_ref().map_or(0, Ear::forged)
     }
@@ -210,7 +211,7 @@ impl Space {
         due.chain(asked).min()
     }
 
-    /// Are its events to be read now?
+    /// Should its events be read now?
     pub fn listens(&self) -> bool {
         self.quiet.is_none() && !self.visit.as_ref().is_some_and(|visit| visit.precedes_events)
     }
@@ -224,14 +225,16 @@ impl Space {
         self.visit.is_some()
     }
 
-    /// Is all that it had reported taken in, and nothing about to be read again? One that is left alone is not waited for.
+    /// Have all its reports been applied, and is no second reading due? A namespace that is left alone is not waited
+    /// for.
     pub fn is_current(&self) -> bool {
         let reads = self.visit.as_ref().is_some_and(|visit| visit.precedes_events);
         let waits = self.lost || self.more || self.asked.precedes_events();
         self.quiet.is_some() || !(reads || waits) && self.due.is_current()
     }
 
-    /// Has what decides whether packets may pass by the kernel read, by a visit that is yet to begin.
+    /// Requests a reading of the policies, by a visit that has not begun. Policies decide whether packets may bypass
+    /// the kernel.
     pub fn ask_policy(&mut self) {
         (self.asked.policy, self.policy_read) = (true, None);
         if let Some(visit) = &mut self.visit {
@@ -239,30 +242,30 @@ impl Space {
         }
     }
 
-    /// Was that asked for, and not told yet?
+    /// Is a requested policy reading not reported yet?
     pub fn owes_policy(&self) -> bool {
         let visit = self.visit.as_ref().is_some_and(|visit| visit.policy);
         self.asked.policy || visit || self.policy_read.is_some()
     }
 
-    /// What came of that, once messages that are older than the visit have been heard.
+    /// The policy reading, once messages that are older than the visit have been read.
     pub fn take_policy(&mut self) -> Option<PolicyRead> {
         self.policy_read.take_if(|_| self.unheard_turns == 0)
     }
 
-    /// Is it to be heard at once, as messages that wait may be older than what was read?
+    /// Should its messages be read at once, because they may be older than the last reading?
     pub fn must_catch_up(&self) -> bool {
         self.listens() && (self.catching_up || self.policy_read.is_some())
     }
 
-    /// Are its devices, and where they are, as they were read last?
+    /// Are its devices, and their places, current?
     pub fn is_settled(&self) -> bool {
         let waits = self.lost || self.asked.state || self.asked.numbers || self.due.dump.is_some();
         let waits = waits || self.due.numbers.is_some() || self.troubles.has(What::Quota);
         !waits && self.visit.is_none()
     }
 
-    /// What to read now; the visit has begun.
+    /// Returns the things to read now, and begins the visit.
     pub fn begin_visit(&mut self, peers: &Peers, now: Instant) -> Option<Wanted> {
         if self.quiet.is_some_and(|until| until <= now) {
             self.quiet = None;
@@ -273,7 +276,7 @@ impl Space {
         }
         let mut wanted = mem::take(&mut self.asked);
         let policy = wanted.policy;
-        // Packets wait for policies: what is long is read by the next visit.
+        // Packets wait for policies, so the next visit reads the long tables.
         if policy || is_early(self.long_not_before) {
             self.asked = wanted.put_off();
         } else {
@@ -304,7 +307,7 @@ impl Space {
         Some(wanted)
     }
 
-    /// What a visit has found.
+    /// Applies the result of a visit.
     pub fn end_visit(&mut self, found: Found, out: &mut Vec<Event>, now: Instant) {
         let Some(Visit { began, is_long, policy, touched, .. }) = self.visit.take() else { return };
         let error = found.why_no_policy();
@@ -318,7 +321,7 @@ impl Space {
         if found.routes.is_some() {
             self.due.routes_took(began);
         }
-        // It may be at another place, or of no interest, which was left open while it was read.
+        // The namespace may have moved, or be of no interest. No decision was made while it was read.
         let is_dull = self.chain.is_empty() && !self.namespace.configured && self.id != HOST;
         self.topology_changed |= found.lost_the_way || is_dull;
         let Found { state, routes, hazards, traffic, devices, polled, numbers, programs, .. } = found;
@@ -377,7 +380,7 @@ impl Space {
         self.refresh_all(out);
     }
 
-    /// Takes what was read, or notes why it was not.
+    /// Applies a reading, or notes why it failed.
     fn end_of<T>(&mut self, what: What, read: Option<io::Result<T>>, take: impl FnOnce(&mut Space, T)) {
         match read {
             Some(Ok(found)) => {
@@ -389,7 +392,7 @@ impl Space {
         }
     }
 
-    /// Everything, as it was read.
+    /// Replaces the whole state with the reading.
     fn take_state(&mut self, state: State, out: &mut Vec<Event>) {
         let State { links, addresses, neighbours, routes } = state;
         self.values = self.sysctls.read();
@@ -427,7 +430,8 @@ impl Space {
         self.emitted = indexes.iter().filter_map(|i| Some((*i, self.compose(*i)?))).collect();
     }
 
-    /// Routes, and the nexthop objects under them: those of a device that went down are gone without a word.
+    /// Replaces routes, and the nexthop objects under them. Linux removes those of a device that went down without a
+    /// message.
     fn take_routes(&mut self, routes: Routes, out: &mut Vec<Event>) {
         self.note_routes(&routes);
         let now: BTreeMap<u32, NexthopObject> = routes.nexthops.into_iter().map(|n| (n.id, n)).collect();
@@ -439,7 +443,7 @@ impl Space {
         self.nexthops = now;
     }
 
-    /// What follows from how many there are, and when they end. Messages that wait may be older.
+    /// Notes the number of routes and their ends. Waiting messages may be older.
     fn note_routes(&mut self, routes: &Routes) {
         self.routes = routes.v4.len() + routes.v6.len();
         self.catching_up = true;
@@ -448,8 +452,9 @@ impl Space {
         }
     }
 
-    /// Only settings, and XDP programs attached by a BPF link, which no message reports; what else differs is on its way as
-    /// an event, in its place. A message that came meanwhile may be newer; true: such a one says something else.
+    /// Applies only settings, and XDP programs attached by a BPF link, which no message reports. Other differences will
+    /// arrive as events, in their order. A message that arrived meanwhile may be newer. Returns true if such a message
+    /// differs.
     fn take_device_settings(&mut self, fresh: Vec<RawLink>, touched: &BTreeSet<u32>) -> bool {
         let mut unsure = false;
         for fresh in fresh {
@@ -463,8 +468,8 @@ impl Space {
         unsure
     }
 
-    /// It is over its quota: nothing of it is accelerated, and it is left alone for a while. What is known of it stays: forgetting
-    /// a long table and reading it again would cost the more time the longer it is.
+    /// The namespace is over its quota: nothing in it is accelerated, and it is left alone for a while. Its known state
+    /// stays, because forgetting and reading a long table again would take even more time.
     fn exceed(&mut self, why: String, out: &mut Vec<Event>, now: Instant) {
         tracing::warn!(namespace = self.namespace.name, why, "over its limits: left to the kernel");
         let [first, last] = QUIET;
@@ -482,7 +487,7 @@ impl Space {
         }
     }
 
-    /// Whether it may report so many events more. What waited while it was left alone, or was too much, comes to an end.
+    /// May it report this many more events? Discarded events have a limit of their own, so discarding ends.
     fn spend(&mut self, events: usize, now: Instant) -> bool {
         if self.lost {
             self.thrown_away += events;
@@ -495,17 +500,17 @@ impl Space {
         self.id == HOST || left >= 0.0
     }
 
-    /// Take what the kernel has reported, in order, as much as is this namespace's turn.
+    /// Applies the kernel's reports, in order, up to this namespace's turn.
     pub fn take_events(&mut self, out: &mut Vec<Event>, now: Instant) -> io::Result<()> {
         let turn = if self.id == HOST { HOST_BUFFERS_PER_TURN } else { BUFFERS_PER_TURN };
         self.more = true;
         self.unheard_turns = self.unheard_turns.saturating_sub(1);
         for _ in 0..turn {
             let Some(ear) = self.ear.as_mut().filter(|_| self.quiet.is_none()) else { break };
-            // The buffer is the socket's own; it is moved out so that messages can be applied to `self`.
+            // The buffer belongs to the socket. It is moved out so that messages can be applied to `self`.
             match ear.route.take_buffer() {
                 Ok(None) => {
-                    // What waited is thrown away: all that comes is newer.
+                    // All waiting events are discarded: later ones are newer.
                     if mem::take(&mut self.lost) {
                         self.due.dump = Some(now);
                     }
@@ -521,7 +526,7 @@ impl Space {
                     if let Some(ear) = &mut self.ear {
                         ear.route.return_buffer(buffer);
                     }
-                    // A buffer counts whatever is in it: forged ones, too.
+                    // Every buffer counts, whatever it contains, including forged messages.
                     if !self.spend(1, now) {
                         let most = self.quota.events_per_second;
                         self.exceed(format!("it changes more than {most} times a second"), out, now);
@@ -550,7 +555,8 @@ impl Space {
         }
     }
 
-    /// What messages have added since the last reading. Routes and neighbours are counted about, so reading again decides.
+    /// Checks the additions by messages since the last reading. Counts of routes and neighbours are approximate, so a
+    /// new reading decides.
     fn check_quota(&mut self, out: &mut Vec<Event>, now: Instant) {
         if self.troubles.has(What::Quota) {
             return;
@@ -636,7 +642,7 @@ impl Space {
         if let Some(old) = &old {
             new.conf4 = new.conf4.or_else(|| old.conf4.clone());
             new.conf6 = new.conf6.or_else(|| old.conf6.clone());
-            // IPv4 marks and drops routes of a device without a word when its state changes (fib_sync_down_dev), and IPv6
+            // IPv4 marks and drops routes of a device without a message when its state changes (fib_sync_down_dev), and IPv6
             // changes their MTUs with the device's (rt6_mtu_change_route).
             let state = |l: &RawLink| (l.up, l.carrier, l.running, l.master, l.mtu);
             // A dormant device may be reported twice alike, before and after IPv6 marks its routes (addrconf_notify).
@@ -646,11 +652,11 @@ impl Space {
             }
         }
         if old.as_ref().is_some_and(|old| old.name != new.name) {
-            // Chains are told of by the names of their devices.
+            // Hazards name chains by the names of their devices.
             self.due.hazards_soon(now);
         }
         let place = |l: &RawLink| (l.below, l.below_nsid, l.kind.clone(), l.name.clone());
-        // A port's RTM_NEWLINK also says that something was put on it, in whatever namespace (NETDEV_CHANGEUPPER).
+        // A port's RTM_NEWLINK also reports that something was put on it, in any namespace (NETDEV_CHANGEUPPER).
         self.topology_changed |= self.chain.contains(&index) || old.as_ref().map(place) != Some(place(&new));
         if old.is_none_or(|old| old.qdisc != new.qdisc) {
             self.due.traffic_soon(now);
@@ -679,7 +685,7 @@ impl Space {
             addresses.insert(a.key, a.understood);
         } else {
             addresses.remove(&a.key);
-            // Routes that name it as their source go without a word (fib_sync_down_addr).
+            // Linux removes routes that name it as their source without a message (fib_sync_down_addr).
             self.due.routes_soon(now);
         }
         self.refresh(a.ifindex, out);
@@ -692,7 +698,7 @@ impl Space {
         } else {
             self.nexthops.remove(&object.id);
             out.push(Event::NexthopGone(self.id, object.id));
-            // IPv4 routes through it, and its place in groups, go without a word.
+            // Linux removes IPv4 routes through it, and its place in groups, without a message.
             self.due.routes_soon(now);
         }
     }
@@ -710,7 +716,7 @@ impl Space {
         }
     }
 
-    /// A message told of the device: emit it if it is not as last emitted.
+    /// A message reported the device: emit it if it differs from the last event.
     fn refresh(&mut self, ifindex: u32, out: &mut Vec<Event>) {
         if let Some(visit) = &mut self.visit {
             visit.touched.insert(ifindex);
@@ -725,7 +731,7 @@ impl Space {
         {
             let ignores = |l: &Link| (l.ipv4.ignore_routes_with_linkdown, l.ipv6.ignore_routes_with_linkdown);
             if self.emitted.get(&ifindex).is_some_and(|old| ignores(old) != ignores(&link)) {
-                // The kernel says dead also of what is linkdown and ignored.
+                // The kernel also marks a next hop as dead if it is linkdown and ignored.
                 self.due.routes_soon(Instant::now());
             }
             self.emitted.insert(ifindex, link.clone());
@@ -734,7 +740,7 @@ impl Space {
         }
     }
 
-    /// Emit every device that is not as last emitted.
+    /// Emit every device that differs from its last event.
     pub fn refresh_all(&mut self, out: &mut Vec<Event>) {
         for index in self.links.keys().copied().collect::<Vec<_>>() {
             self.emit(index, out);
@@ -792,7 +798,7 @@ impl Space {
         }
     }
 
-    /// Where the device below is; resolved only for devices that can carry a router's interface.
+    /// The place of the lower device, resolved only for devices that can carry a router's interface.
     pub fn below(&mut self, raw: &RawLink) -> Option<(NamespaceId, u32)> {
         let below = raw.below?;
         let Some(number) = raw.below_nsid else { return Some((self.id, below)) };
@@ -800,7 +806,7 @@ impl Space {
         Some((self.resolve(number)?, below))
     }
 
-    /// The namespace this one knows by `number`.
+    /// The namespace that this one knows by `number`.
     fn resolve(&mut self, number: i32) -> Option<NamespaceId> {
         let known = self.nsids.iter().find(|(_, known)| **known == Some(number)).map(|(id, _)| *id);
         self.unresolved |= known.is_none();
@@ -825,7 +831,7 @@ impl Space {
         settings
     }
 
-    /// That devices take redirects, where packets of the IP version are forwarded.
+    /// Reports that devices accept redirects, if packets of the IP version are forwarded.
     fn redirects(&self, version: u8) -> Option<String> {
         let (redirected, forwards) = if version == 4 {
             (&self.redirected[0], self.emitted.values().any(|link| link.ipv4.forwarding))
@@ -843,13 +849,13 @@ impl Space {
         ))
     }
 
-    /// Something is not known until it is read again, and until then nothing is accelerated here.
+    /// Marks a part as unknown until it is read again. Until then nothing is accelerated here.
     pub fn distrust(&mut self, what: What, why: String, out: &mut Vec<Event>) {
         self.troubles.add(what, why);
         self.refresh_settings(out);
     }
 
-    /// Emit settings and hazards if they are not as last emitted.
+    /// Emit settings and hazards if they differ from the last event.
     pub fn refresh_settings(&mut self, out: &mut Vec<Event>) {
         let settings = self.settings();
         if settings != self.emitted_settings && self.announced {
@@ -858,8 +864,8 @@ impl Space {
         }
     }
 
-    /// What changes without a message: settings, legacy iptables, programs. `slow` also has every device's own settings read
-    /// again.
+    /// Reads things that change without a message: settings, legacy iptables, programs. With `slow`, every device's own
+    /// settings are read again too.
     pub fn tick(&mut self, slow: bool, out: &mut Vec<Event>) {
         let values = self.sysctls.read();
         if values != self.values {
@@ -874,12 +880,12 @@ impl Space {
         }
     }
 
-    /// Have the programs on devices of the chain counted.
+    /// Requests a count of the programs on devices of the chain.
     pub fn count_programs(&mut self) {
         self.asked.programs = Some(self.chain.clone());
     }
 
-    /// Another namespace is not observed any more.
+    /// Forgets a namespace that is no longer observed.
     pub fn forget_peer(&mut self, id: NamespaceId, out: &mut Vec<Event>) {
         if self.nsids.remove(&id).is_some() {
             self.refresh_all(out);

@@ -1,7 +1,7 @@
-//! One visit to a namespace: what is read there, in a thread made for it, with sockets that are closed at the end.
+//! One visit to a namespace, in a thread of its own, with sockets that are closed at the end.
 //!
-//! A namespace is hostile: it can make its tables large, change them while they are read, or keep locks that a reading needs.
-//! That delays this thread, never the observer's own. What is larger than the [`Quota`] is not read to its end.
+//! A namespace may be hostile: it can grow its tables, change them during a reading, or hold locks that a reading
+//! needs. That delays this thread, never the observer's own. A table larger than the [`Quota`] is not read to its end.
 
 use super::{Quota, siblings, space::Peers, sysctl::Polled};
 use crate::{
@@ -24,38 +24,38 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A visit ends after this long, whatever is missing.
+/// The longest duration of a visit, even if something is missing.
 const LONGEST: Duration = Duration::from_secs(5);
-/// One that reads everything, or all routes.
+/// The same for a visit that reads everything, or all routes.
 const LONGEST_OF_ALL: Duration = Duration::from_secs(20);
 
-/// By which number a namespace knows others; `None`: by none.
+/// The numbers under which a namespace knows others; `None`: it has no number for it.
 pub type Numbers = HashMap<NamespaceId, Option<i32>>;
 
-/// What to read.
+/// The things to read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
     /// Everything below, and devices, addresses, neighbours.
     pub state: bool,
     /// Routes, and the nexthop objects under them.
     pub routes: bool,
-    /// All that decides whether packets may pass by the kernel, now: [`Wanted::add_policy`].
+    /// Everything that decides whether packets may bypass the kernel, now: [`Wanted::add_policy`].
     pub policy: bool,
     pub hazards: bool,
     pub traffic: bool,
     /// Settings of devices and XDP programs, which no message reports.
     pub devices: bool,
-    /// What is read from /proc.
+    /// Files of /proc.
     pub polled: bool,
     pub numbers: bool,
     /// Count the programs on these devices.
     pub programs: Option<BTreeSet<u32>>,
-    /// Neighbours the kernel shall revalidate.
+    /// Neighbours that the kernel must revalidate.
     pub probes: Vec<(u32, IpAddr)>,
 }
 
 impl Wanted {
-    /// Does it read what events also report, so that these must come after it?
+    /// Does it read state that events also report, so that these must be applied after it?
     pub fn precedes_events(&self) -> bool {
         self.state || self.routes
     }
@@ -65,19 +65,19 @@ impl Wanted {
         self.state || self.routes || self.devices
     }
 
-    /// Is there nothing else?
+    /// Does it read only such tables?
     pub fn is_only_long(&self) -> bool {
         let (state, routes, devices) = (self.state, self.routes, self.devices);
         *self == Wanted { state, routes, devices, ..Wanted::default() }
     }
 
-    /// What belongs to policies; the namespace has these devices on ports.
+    /// Adds the parts of policies. `chain` holds the devices of the namespace on ports.
     pub fn add_policy(&mut self, chain: &BTreeSet<u32>) {
         (self.hazards, self.traffic, self.devices, self.polled) = (true, true, true, true);
         self.programs = Some(chain.clone());
     }
 
-    /// Leaves what is long for another visit, and returns it.
+    /// Leaves the long tables for another visit, and returns them.
     pub fn put_off(&mut self) -> Wanted {
         let long =
             Wanted { state: self.state, routes: self.routes, devices: self.devices, ..Wanted::default() };
@@ -90,7 +90,7 @@ impl Wanted {
     }
 }
 
-/// What was read: `None` if it was not wanted.
+/// The results: `None` for parts that were not wanted.
 #[derive(Default)]
 pub struct Found {
     pub state: Option<io::Result<State>>,
@@ -101,19 +101,19 @@ pub struct Found {
     pub polled: Option<Polled>,
     pub numbers: Option<io::Result<Numbers>>,
     pub programs: Option<io::Result<BTreeMap<u32, u32>>>,
-    /// The namespace could not be entered: it may be elsewhere, or gone.
+    /// The namespace could not be entered: it may have moved, or be gone.
     pub lost_the_way: bool,
 }
 
 impl Found {
-    /// Of a visit that did not take place; what it was for is read another time.
+    /// The result of a visit that did not take place. Its parts are read another time.
     pub fn nothing() -> Found {
         let error = || io::Error::other("no thread to read with");
         let wanted = Wanted { state: true, programs: Some(BTreeSet::new()), ..Wanted::default() };
         failed(&wanted, &error(), false)
     }
 
-    /// Why not all that belongs to policies was read; `None`: it was. Rules that cannot be read are hazards themselves.
+    /// Why not all parts of policies were read; `None`: they were. Unreadable rules are hazards themselves.
     pub fn why_no_policy(&self) -> Option<String> {
         let devices = match (&self.state, &self.devices) {
             (Some(Ok(_)), _) | (_, Some(Ok(_))) => None,
@@ -142,7 +142,7 @@ pub struct Routes {
     pub v6: Vec<Route<u128>>,
 }
 
-/// Reads what is wanted of the namespace at `place`.
+/// Reads the wanted parts of the namespace at `place`.
 pub fn visit(place: &Place, wanted: &Wanted, id: NamespaceId, peers: &Peers, quota: &Quota) -> Found {
     let task = || Socket::requests(libc::NETLINK_ROUTE).map(|s| read(s, wanted, id, peers, quota));
     let visited = place.inside(task);
@@ -184,7 +184,7 @@ fn read(mut socket: Socket, wanted: &Wanted, id: NamespaceId, peers: &Peers, quo
     }
 }
 
-/// Everything that was wanted could not be read for this reason.
+/// All wanted parts failed for this reason.
 fn failed(wanted: &Wanted, error: &io::Error, lost_the_way: bool) -> Found {
     fn fail<T>(wanted: bool, error: &io::Error) -> Option<io::Result<T>> {
         wanted.then(|| Err(super::same(error)))

@@ -1,12 +1,13 @@
-//! Settings for which the kernel sends no message: `/proc/sys` files of a namespace, kept open and read now and then.
-//! These keep the namespace no more alive than a path would; files under /proc/net do, so they are opened for a moment.
+//! Settings for which the kernel sends no message: `/proc/sys` files of a namespace, kept open and read at intervals.
+//! An open one does not keep the namespace alive. Open files under /proc/net would, so they are opened only for a
+//! moment.
 //!
-//! A file under /proc/sys/net belongs to the namespace of the thread that opened it and can then be read from any
-//! thread; a read costs less than a microsecond, an open with a change of namespace forty.
+//! A file under /proc/sys/net belongs to the namespace of the thread that opened it. Any thread can then read it. A
+//! read costs less than a microsecond; an open with a change of namespace costs forty.
 
 use std::{fs::File, io, os::unix::fs::FileExt, path::Path};
 
-/// Values of `conf/all` and of the namespace as a whole. Absent files (IPv6 off, older kernel) read as 0.
+/// Values of `conf/all` and of the namespace as a whole. Missing files (IPv6 off, older kernel) read as 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Values {
     pub rp_filter: u32,
@@ -19,7 +20,7 @@ pub struct Values {
     pub forward_use_pmtu: u32,
     pub multipath4: u32,
     pub multipath6: u32,
-    /// `None`: before Linux 6.11.
+    /// `None`: a kernel before Linux 6.11.
     pub multipath_seed: Option<u32>,
     pub forwarding6: u32,
     pub proxy_ndp: u32,
@@ -41,11 +42,11 @@ const FILES: [&str; 13] = [
     "ipv6/conf/all/proxy_ndp",
 ];
 
-/// Files of one namespace, open.
+/// Open files of one namespace.
 #[derive(Debug)]
 pub struct Sysctls([Option<File>; FILES.len()]);
 
-/// What /proc/net of a namespace says.
+/// Values from /proc/net of a namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Polled {
     /// Loaded legacy iptables tables, IPv4 and IPv6.
@@ -58,7 +59,7 @@ const LEGACY: [&str; 2] = ["ip_tables_names", "ip6_tables_names"];
 const IPVS: &str = "ip_vs";
 
 impl Polled {
-    /// In the calling thread's namespace. A file that is not there says nothing.
+    /// Reads the calling thread's namespace. A missing file counts as empty.
     pub fn read() -> Polled {
         let text = |name: &str| {
             let file = open_if_there(&Path::new("/proc/thread-self/net").join(name)).ok().flatten();
@@ -75,7 +76,7 @@ impl Sysctls {
     /// Opens the files of the calling thread's namespace.
     ///
     /// # Errors
-    /// What the kernel says, except that there is no such file.
+    /// Any error of the kernel, except a missing file.
     pub fn open() -> io::Result<Sysctls> {
         let mut sysctls = Sysctls([const { None }; FILES.len()]);
         for (slot, name) in sysctls.0.iter_mut().zip(FILES) {
@@ -122,7 +123,7 @@ impl Sysctls {
     }
 }
 
-/// Is there more than the three lines of headings (`ip_vs_info_seq_show()`, `net/netfilter/ipvs/ip_vs_ctl.c`)?
+/// Are there lines after the three headings (`ip_vs_info_seq_show()`, `net/netfilter/ipvs/ip_vs_ctl.c`)?
 fn lists_services(text: &str) -> bool {
     text.lines().count() > 3
 }

@@ -1,12 +1,12 @@
-//! What of a namespace could not be read, and since when: until it can be, nothing is known for certain there.
+//! Parts of a namespace that could not be read, and since when. Until they can be read, nothing is certain there.
 
 use logic::observe::Settings;
 use std::{collections::BTreeMap, time::SystemTime};
 
-/// What could not be read.
+/// A part that could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum What {
-    /// Events were lost, or a dump failed: routes, neighbours, devices may be anything.
+    /// Events were lost, or a dump failed: routes, neighbours and devices are unknown.
     State,
     /// Queueing disciplines and filters.
     Traffic,
@@ -14,7 +14,7 @@ pub(super) enum What {
     DeviceSettings,
     /// Programs on devices.
     Programs,
-    /// It is over its limits, and left alone.
+    /// The namespace is over its limits and left alone.
     Quota,
 }
 
@@ -30,33 +30,33 @@ impl What {
     }
 }
 
-/// A namespace that is not observed as it should be.
+/// A namespace that is not fully observed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trouble {
     /// Name of the namespace.
     pub namespace: String,
-    /// What is not known, and why.
+    /// The unknown part, and the reason.
     pub what: String,
-    /// When that began.
+    /// The time when this began.
     pub since: SystemTime,
 }
 
-/// What could not be read in one namespace.
+/// Parts of one namespace that could not be read.
 #[derive(Debug, Default)]
 pub(super) struct Troubles(BTreeMap<What, (String, SystemTime)>);
 
 impl Troubles {
-    /// It could not be read. The first time counts, the last reason.
+    /// The part could not be read. The first time and the last reason are kept.
     pub fn add(&mut self, what: What, why: String) {
         self.0.entry(what).or_insert_with(|| (String::new(), SystemTime::now())).0 = why;
     }
 
-    /// It has been read.
+    /// The part has been read.
     pub fn settle(&mut self, what: What) {
         self.0.remove(&what);
     }
 
-    /// Could it not be read the last time?
+    /// Did the last reading of the part fail?
     pub fn has(&self, what: What) -> bool {
         self.0.contains_key(&what)
     }

@@ -1,8 +1,9 @@
-//! Sees changes of policy while they are made (`bpf/policy.bpf.c`) and marks the routers concerned, whose packets are the
-//! kernel's until user space has read the change: [`crate::daemon`] says when that is.
+//! Sees changes of policy inside the system calls that make them (`bpf/policy.bpf.c`), and marks the routers concerned.
+//! Packets of a marked router go to the kernel until user space has read the change. [`crate::daemon`] decides when
+//! that is.
 //!
-//! The map of marks outlives generations of the kernel plane. The sockets end with the process; links are pinned and go
-//! with `millrace stop`. What cannot be watched is reported by [`Policy::unseen`].
+//! The map of marks outlives generations of the kernel plane. The sockets end with the process. Links are pinned, and
+//! `millrace stop` removes them. [`Policy::unseen`] reports the kinds of changes that cannot be watched.
 
 use super::{MAX_ROUTERS, Mapping, Words64};
 use crate::{
@@ -41,7 +42,7 @@ mod skeleton {
     include!(concat!(env!("OUT_DIR"), "/policy.skel.rs"));
 }
 
-/// A row of `policy_slots`: what is watched for one namespace. That of a router has the router's number.
+/// A row of `policy_slots`, for one namespace. A router's namespace has the router's number.
 pub type Slot = u32;
 /// The namespace of the ports.
 pub const HOST: Slot = MAX_ROUTERS as Slot;
@@ -51,14 +52,15 @@ const PENDING: usize = offset_of!(types::policy_slot, pending) / 8;
 const EARLY_NS: usize = offset_of!(types::policy_slot, early_ns) / 8;
 const ROUTER: usize = offset_of!(types::policy_slot, router) / 8;
 
-/// The number that a viewer knows its namespace by.
+/// The number by which a viewer knows its namespace.
 const VIEWED: i32 = 1;
-/// Changes that come together wake user space once.
+/// Changes within this time wake user space once.
 const PAUSE: Duration = Duration::from_millis(1);
-/// How often it is looked for BPF links that are new: the kernel reports none.
+/// The interval of the search for new BPF links, which the kernel does not report.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 15_000_000 };
 
-/// Protocols, and the groups of `include/uapi/linux/{rtnetlink,netfilter/nfnetlink,xfrm}.h` that tell of policy.
+/// Protocols, and their groups from `include/uapi/linux/{rtnetlink,netfilter/nfnetlink,xfrm}.h` that report policy
+/// changes.
 const GROUPS: [(i32, &[u32], &str); 3] = [
     // TC, IPV4_RULE, IPV6_RULE, IPV4_NETCONF, IPV6_NETCONF
     (libc::NETLINK_ROUTE, &[4, 8, 19, 24, 25], "policy rules, qdiscs, filters and forwarding"),
@@ -66,7 +68,7 @@ const GROUPS: [(i32, &[u32], &str); 3] = [
     (libc::NETLINK_XFRM, &[xfrm::GROUP], "IPsec policies"),
 ];
 
-/// The maps, to be shared by whatever is loaded.
+/// The maps, shared by all loaded programs.
 struct Maps {
     policy: MapHandle,
     slots: MapHandle,
@@ -75,24 +77,24 @@ struct Maps {
     daemon: MapHandle,
 }
 
-/// What is watched of one namespace; nothing is when dropped.
+/// The watch on one namespace. It ends on drop.
 struct Watched {
     _sockets: Vec<netlink_sys::Socket>,
     cookie: u64,
 }
 
-/// Marks, and what sets them.
+/// The marks, and the watches that set them.
 pub struct Policy {
     maps: Option<Maps>,
-    /// Changes that are not read, by router.
+    /// Unread changes, by router.
     marks: Words64,
     slots: Words64,
     watched: BTreeMap<Slot, Watched>,
-    /// Kinds of changes that are not seen while they are made, and why.
+    /// Kinds of changes that are not seen inside the system call, and why.
     unseen: BTreeMap<&'static str, String>,
-    /// What sees some of them for all namespaces, by the name of its pin.
+    /// Links of the programs that watch all namespaces, by the names of their pins.
     links: Vec<(&'static str, Link)>,
-    /// Ends the thread that wakes.
+    /// Ends the thread that wakes the daemon.
     stop: Option<Waker>,
 }
 
@@ -103,7 +105,7 @@ impl Drop for Policy {
 }
 
 impl Policy {
-    /// Watches nothing: marks are set by nobody else.
+    /// Watches nothing: nothing else sets marks.
     ///
     /// # Errors
     /// There is no memory.
@@ -119,8 +121,8 @@ impl Policy {
         })
     }
 
-    /// Watches settings and legacy iptables, of no namespace yet. `waker` is used after each change. `marks_at_exit`: all
-    /// routers are marked when this process ends.
+    /// Watches settings and legacy iptables, of no namespace yet. `waker` is used after each change. With
+    /// `marks_at_exit`, all routers are marked when this process ends.
     ///
     /// # Errors
     /// The kernel refuses the maps.
@@ -156,12 +158,12 @@ impl Policy {
         self.maps.as_ref().map(|maps| &maps.policy)
     }
 
-    /// What is not seen while it changes, as sentences.
+    /// Kinds of changes that are not seen inside the system call, as sentences.
     pub fn unseen(&self) -> Vec<String> {
         self.unseen.iter().map(|(what, why)| format!("{what}: {why}")).collect()
     }
 
-    /// What has to outlive this process is to be pinned by these names.
+    /// Links that must outlive this process, each with the name to pin it by.
     pub fn take_links(&mut self) -> Vec<(&'static str, Link)> {
         std::mem::take(&mut self.links)
     }
@@ -183,7 +185,7 @@ impl Policy {
         self.keep("the end of the daemon", "policy-exit", attached);
     }
 
-    /// This process is the daemon.
+    /// Registers this process as the daemon.
     fn register(&self) -> Result<()> {
         let mut storage = MaybeUninit::uninit();
         let skel = load(&mut storage, self.maps.as_ref(), Which::DaemonIsHere)?;
@@ -219,7 +221,8 @@ impl Policy {
         }
     }
 
-    /// Sees changes in this namespace from now on, and takes all before for unread. What cannot be watched is reported.
+    /// Sees changes in this namespace from now on; all earlier ones count as unread. It reports kinds that cannot be
+    /// watched.
     pub fn watch(&mut self, slot: Slot, place: &Place) {
         let Some(maps) = &self.maps else { return };
         let viewed = view(maps, slot, place).context("watching it");
@@ -234,7 +237,7 @@ impl Policy {
         self.watched.insert(slot, Watched { _sockets: sockets, cookie });
     }
 
-    /// Changes there are of no interest any more.
+    /// Stops watching this namespace.
     pub fn forget(&mut self, slot: Slot) {
         let gone = self.watched.remove(&slot);
         if let (Some(maps), Some(cookie)) = (&self.maps, gone.map(|gone| gone.cookie)) {
@@ -243,7 +246,7 @@ impl Policy {
         self.bind(slot, None);
     }
 
-    /// Changes in this namespace mark this router from now on, and it is marked: what was before may be unread.
+    /// Makes changes in this namespace mark this router, and marks it now: earlier changes may be unread.
     pub fn bind(&self, slot: Slot, router: Option<RouterId>) {
         self.word(slot, ROUTER).store(router.map_or(0, |router| u64::from(router) + 1), Release);
         if let Some(router) = router {
@@ -252,17 +255,17 @@ impl Policy {
         }
     }
 
-    /// Changes of this router's policy that are not read.
+    /// The number of unread changes of this router's policy.
     pub fn marks(&self, router: RouterId) -> u64 {
         self.marks.load(router.into())
     }
 
-    /// They are read; false: there are more by now.
+    /// Removes the mark after `read` changes were read; false: there are more by now.
     pub fn unmark(&self, router: RouterId, read: u64) -> bool {
         self.marks.as_slice()[usize::from(router)].compare_exchange(read, 0, AcqRel, Acquire).is_ok()
     }
 
-    /// Changes in a namespace since the last call, which are about to be read.
+    /// The number of changes in a namespace since the last call. The caller is about to read them.
     pub fn take_pending(&self, slot: Slot) -> u64 {
         match self.word(slot, PENDING).load(Acquire) {
             0 => 0,
@@ -270,12 +273,12 @@ impl Policy {
         }
     }
 
-    /// When a change was last seen before it was made (CLOCK_MONOTONIC).
+    /// The time of the last change that was seen before it was made (CLOCK_MONOTONIC).
     pub fn seen_early(&self, slot: Slot) -> Duration {
         Duration::from_nanos(self.word(slot, EARLY_NS).load(Acquire))
     }
 
-    /// As the program does, once a change is seen; `early`: when, if it is yet to be made.
+    /// Acts like the program that sees a change. `early` is the time, if the change is yet to be made.
     #[cfg(test)]
     pub fn change(&self, slot: Slot, early: Option<Duration>) {
         if let Some(at) = early {
@@ -292,7 +295,7 @@ impl Policy {
     }
 }
 
-/// Which program is loaded.
+/// The program to load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Which {
     None,
@@ -303,7 +306,7 @@ enum Which {
     DaemonExits,
 }
 
-/// Loads one program, with the maps there are or with new ones.
+/// Loads one program, with the existing maps or with new ones.
 fn load<'o>(
     storage: &'o mut MaybeUninit<OpenObject>,
     maps: Option<&Maps>,
@@ -338,7 +341,7 @@ fn load<'o>(
 /// Kinds of changes, and why they cannot be watched.
 type Missing = Vec<(&'static str, String)>;
 
-/// Sockets that hear of a namespace, each with the filter; and the kinds for which there is none.
+/// Sockets that listen to a namespace, each with the filter; and the kinds for which there is none.
 fn view(maps: &Maps, slot: Slot, place: &Place) -> Result<(Vec<netlink_sys::Socket>, Missing)> {
     let mut storage = MaybeUninit::uninit();
     let skel = load(&mut storage, Some(maps), Which::MessageSent(slot))?;
@@ -346,7 +349,7 @@ fn view(maps: &Maps, slot: Slot, place: &Place) -> Result<(Vec<netlink_sys::Sock
     let opened = match slot {
         HOST => place.inside(|| Ok(listen(filter, false))),
         _ => {
-            // Only of this namespace, and not kept beyond this call.
+            // The file is only of this namespace, and not kept beyond this call.
             let file = place.inside(|| File::open("/proc/thread-self/ns/net"))??;
             netns::in_a_new_one(|| {
                 let mut socket = Socket::requests(libc::NETLINK_ROUTE)?;
@@ -358,7 +361,7 @@ fn view(maps: &Maps, slot: Slot, place: &Place) -> Result<(Vec<netlink_sys::Sock
     Ok(opened.and_then(|opened| opened)?)
 }
 
-/// In the namespace of the calling thread. `all`: of those that have an id there, too.
+/// Listens in the calling thread's namespace. With `all`, also to namespaces that have an id there.
 fn listen(filter: BorrowedFd<'_>, all: bool) -> (Vec<netlink_sys::Socket>, Missing) {
     let (mut sockets, mut missing) = (Vec::new(), Vec::new());
     for (protocol, groups, what) in GROUPS {
@@ -402,7 +405,7 @@ fn filtered(
     Ok(socket)
 }
 
-/// Of the second version, wherever that is mounted, if it is.
+/// The root of the control groups of version 2, mounted or not.
 fn root_cgroup() -> io::Result<OwnedFd> {
     use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
     let context = fsopen("cgroup2", FsOpenFlags::FSOPEN_CLOEXEC)?;
@@ -410,7 +413,7 @@ fn root_cgroup() -> io::Result<OwnedFd> {
     Ok(fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?)
 }
 
-/// Wakes user space after changes, in a thread of its own, and looks for BPF links.
+/// Wakes user space after changes, in a thread of its own, and looks for new BPF links.
 struct Watcher {
     wakes: MapHandle,
     marks: Words64,
@@ -420,7 +423,7 @@ struct Watcher {
 }
 
 impl Watcher {
-    /// What ends it.
+    /// Starts the thread. Returns the waker that ends it.
     fn start(maps: &Maps, waker: Waker) -> Result<Waker> {
         let stop = Waker::new().context("what ends a thread")?;
         let watcher = Watcher {
@@ -471,7 +474,7 @@ impl Watcher {
         }
     }
 
-    /// As a change in every namespace: each has its own programs counted.
+    /// Acts like a change in every namespace: each counts its own programs again.
     fn mark_all(&self) {
         let pending = self.slots.as_slice().iter().skip(PENDING).step_by(SLOT_WORDS);
         pending.for_each(|pending| _ = pending.fetch_add(1, AcqRel));
@@ -479,20 +482,20 @@ impl Watcher {
     }
 }
 
-/// BPF links of the machine, which have numbers that count up.
+/// The BPF links of the machine. Their numbers count up.
 #[derive(Default)]
 struct BpfLinks {
     newest: u32,
 }
 
 impl BpfLinks {
-    /// Is there a link that was not there at the last call, by which packets may be taken?
+    /// Is there a new link, since the last call, that may take packets?
     fn are_new(&mut self) -> bool {
         let mut found = false;
         let mut next = 0;
         // SAFETY: the number lives across the call.
         while unsafe { libbpf_sys::bpf_link_get_next_id(self.newest, &raw mut next) } == 0 {
-            // It is being made: the next call looks at it.
+            // The kernel is still making it: the next call looks at it.
             let Some(takes) = takes_packets(next) else { break };
             self.newest = next;
             found |= takes;
@@ -501,7 +504,8 @@ impl BpfLinks {
     }
 }
 
-/// Is it one on tcx, of netfilter, or of XDP and not ours? One that cannot be looked at is. `None`: it is not there yet.
+/// Is the link of tcx, of netfilter, or of XDP and not ours? An unreadable link counts as one. `None`: it is not ready
+/// yet.
 fn takes_packets(link: u32) -> Option<bool> {
     // SAFETY: no pointers.
     let fd = unsafe { libbpf_sys::bpf_link_get_fd_by_id(link) };
