@@ -3,7 +3,8 @@
 # kernel cannot: `make test-vm`. Needs root, for the taps of its own network namespace. Everything it makes lies in
 # target/vm.
 #
-#   scripts/test-vm.sh [NAME...]   only the checks whose name contains a NAME
+#   scripts/test-vm.sh [NAME...]   only the checks whose name contains a NAME; a NAME of a suite (below) stands for all of it
+#   MILLRACE_VM_ENV='MILLRACE_MEASURE_ROUNDS=5' scripts/test-vm.sh measure::windows   with variables for the checks
 #   MILLRACE_VM_LIMIT_S=3600 scripts/test-vm.sh   with more time than 1800 s for the machine, where processors are busy
 #   MILLRACE_VM_KERNEL=6.12 scripts/test-vm.sh   Debian 13's kernel
 #
@@ -14,13 +15,18 @@ cd "$(dirname "$0")/.."
 readonly CACHE=$PWD/target/vm
 readonly TRIPLE=x86_64-unknown-linux-gnu
 readonly LIMIT_S=${MILLRACE_VM_LIMIT_S:-1800}
-readonly MODULES=(virtio_pci virtio_net failover net_failover veth macvlan 8021q vrf bonding dummy nf_tables sch_tbf)
-# What tests call, where busybox's own is too plain; bash is /bin/sh, for busybox's runs its own applets instead of these.
-readonly TOOLS=(bash ip tc nft ping ethtool unshare timeout)
+# The kernel cannot ask for modules there: no modprobe.
+readonly MODULES=(virtio_pci virtio_net failover net_failover veth macvlan macvtap ipvlan 8021q vrf bonding dummy tun
+	nf_tables nft_compat iptable_filter iptable_mangle ip6table_filter xfrm_user
+	sch_tbf sch_fq sch_ingress cls_u32 act_gact act_mirred)
+# What tests call, where busybox's own is too plain; bash is /bin/sh, for busybox's runs its own applets instead of these. The
+# tables are used by their policies only, so the extensions of iptables stay behind.
+readonly TOOLS=(bash ip tc nft ping ethtool unshare nsenter sysctl timeout
+	iptables-nft iptables-legacy ip6tables-nft ip6tables-legacy)
 # The check that wants many queues.
 readonly WIDE=an_indirection_table_follows_and_is_put_back
 # Test binaries of crate millrace that are worth running on another kernel.
-readonly SUITES=(plane_kernel xdp_table xdp_paths workers flow_rules netlink losses splits local af_xdp vm)
+readonly SUITES=(plane_kernel xdp_table xdp_paths workers flow_rules netlink policy ecmp hardening losses splits local af_xdp vm)
 
 # The static `millrace` and test binaries, into image/millrace/. Tests bring the program itself along.
 build() {
@@ -31,6 +37,9 @@ build() {
 		cargo test --no-run --package millrace --target $TRIPLE --features static "${SUITES[@]/#/--test=}" \
 		>"$CACHE/build.log" 2>&1 || { cat "$CACHE/build.log" >&2; return 1; }
 	cp "$CACHE/build/$TRIPLE/debug/millrace" "$IMAGE/millrace/"
+	# Where tests that run it were built to find it.
+	mkdir -p "$IMAGE$CACHE/build/$TRIPLE/debug"
+	ln -s /millrace/millrace "$IMAGE$CACHE/build/$TRIPLE/debug/"
 	for suite in "${SUITES[@]}"; do
 		executable=$(sed -n "s|.*Executable tests/$suite[./].* (\\(.*\\))$|\\1|p" "$CACHE/build.log")
 		cp "$executable" "$IMAGE/millrace/$suite"
@@ -77,6 +86,7 @@ make_image() {
 	for name in "${MODULES[@]}"; do add_module "$name"; done
 	cp scripts/vm/* "$IMAGE/millrace/"
 	printf '%s\n' "$@" >"$IMAGE/millrace/only"
+	printf '%s\n' "${MILLRACE_VM_ENV-}" >"$IMAGE/millrace/env"
 	ln -s millrace/init "$IMAGE/init"
 	(cd "$IMAGE" && find . | cpio --quiet -o -H newc | gzip -1) >"$CACHE/initramfs.gz"
 }
@@ -95,25 +105,29 @@ boot() {
 		devices+=(-netdev "tap,id=n$i,ifname=nic$i,queues=$queues,script=no,downscript=no"
 			-device "virtio-net-pci,netdev=n$i,mac=02:00:00:00:ff:0$i,mq=on,vectors=$((2 * queues + 2))$options")
 	done
-	exec timeout "$LIMIT_S" qemu-system-x86_64 -accel tcg -cpu max -smp "$1" -m 1024 -display none -no-reboot -nodefaults \
+	exec timeout "$LIMIT_S" qemu-system-x86_64 -accel tcg -cpu max,-cx16 -smp "$1" -m 1024 -display none -no-reboot -nodefaults \
 		-kernel "$KERNEL" -initrd "$CACHE/initramfs.gz" \
 		-append "console=ttyS0 panic=-1 quiet mitigations=off ${2-}" -serial "file:$CACHE/console.log" -serial stdio "${devices[@]}" </dev/null
 }
 
-# Passes the guest's words on, and ends with the count.
+# Passes the guest's words on as they come, and ends with the count.
 judge() {
-	awk '
-		{ sub(/\r$/, ""); print; fflush() }
-		/^test .* \.\.\. ok/ { passed++ }
-		/^test .* \.\.\. FAILED/ { failed++ }
-		/^vm: Linux / { begun++ }
-		/^vm: done$/ { ended++ }
-		END {
-			done = begun && begun == ended
-			if (!done) print "test-vm: the machine stopped or the time limit passed; see target/vm/console.log"
-			printf "%d passed, %d failed\n", passed, failed
-			exit !(done && passed && !failed)
-		}'
+	local line passed=0 failed=0 begun=0 ended=0
+	while IFS= read -r line || [[ $line ]]; do
+		line=${line%$'\r'}
+		printf '%s\n' "$line"
+		# A measurement prints between its name and its result.
+		case $line in
+		'test '*' ... ok' | ok) passed=$((passed + 1)) ;;
+		'test '*' ... FAILED' | FAILED) failed=$((failed + 1)) ;;
+		'vm: Linux '*) begun=$((begun + 1)) ;;
+		'vm: done') ended=$((ended + 1)) ;;
+		esac
+	done
+	local whole=$((begun && begun == ended))
+	((whole)) || echo 'test-vm: the machine stopped or the time limit passed; see target/vm/console.log'
+	echo "$passed passed, $failed failed"
+	((whole && passed && !failed))
 }
 
 main() {

@@ -457,6 +457,103 @@ fn in_namespace<T: Send>(name: &str, body: impl FnOnce() -> T + Send) -> T {
     router::netns::inside(&file, body).unwrap()
 }
 
+/// An ipvlan shares its port's MAC address and takes packets by their destination, before the port's router sees them: here one
+/// that the router would forward.
+#[test]
+#[ignore = "needs the virtual machine"]
+fn an_ipvlan_gets_its_packets() {
+    if !in_the_machine() {
+        return;
+    }
+    const TO: &str = "10.2.0.77:9000";
+    const PACKETS: u64 = 50;
+    let mut bed = Bed::new();
+    sh("ip -n sink addr add 10.2.0.77/32 dev eth3");
+    bed.run();
+    let generator = in_namespace("gen", || UdpSocket::bind("10.1.0.2:0").unwrap());
+    let open = |space: &str| {
+        let socket = in_namespace(space, || UdpSocket::bind(TO).unwrap());
+        socket.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+        socket
+    };
+    let sink = open("sink");
+    // Sends packets of a number each: which of them come out there?
+    let come_out = |socket: &UdpSocket, numbers: std::ops::Range<u64>| -> Vec<u64> {
+        let arrived = numbers.map_while(|number| {
+            generator.send_to(&number.to_be_bytes(), TO).unwrap();
+            let mut payload = [0; 16];
+            let bytes = socket.recv(&mut payload).ok()?;
+            Some(u64::from_be_bytes(payload[..bytes].try_into().unwrap()))
+        });
+        arrived.collect()
+    };
+    wait_for("the sink", || !come_out(&sink, 0..1).is_empty());
+    thread::sleep(Duration::from_millis(500));
+    let before = forwarded();
+    assert_eq!(come_out(&sink, 0..PACKETS), Vec::from_iter(0..PACKETS));
+    assert!(forwarded() >= before + PACKETS, "by the fast path");
+
+    sh("ip netns add con; ip link add link eth1 name iv0 netns con type ipvlan mode l2
+        ip -n con addr add 10.2.0.77/32 dev iv0; ip -n con link set iv0 up; ip -n con route add default dev iv0");
+    let container = open("con");
+    wait_for("the ipvlan's first packet", || !come_out(&container, 1000..1001).is_empty());
+    let before = forwarded();
+    assert_eq!(come_out(&container, 2000..2000 + PACKETS), Vec::from_iter(2000..2000 + PACKETS));
+    assert_eq!(forwarded(), before);
+    let why = interface("eth1").to_string();
+    assert!(why.contains("ipvlan"), "{why}");
+    // The sink has had none of these.
+    sink.set_nonblocking(true).unwrap();
+    let late = std::iter::from_fn(|| {
+        let mut number = [0; 8];
+        sink.recv(&mut number).ok().map(|_| u64::from_be_bytes(number))
+    });
+    assert_eq!(late.filter(|number| *number >= 2000).count(), 0);
+    sink.set_nonblocking(false).unwrap();
+
+    drop(container);
+    sh("ip netns del con");
+    wait_for("the sink again", || !come_out(&sink, 3000..3001).is_empty());
+    wait_for("the fast path again", || {
+        let before = forwarded();
+        come_out(&sink, 4000..4000 + PACKETS).len() as u64 == PACKETS && forwarded() >= before + PACKETS
+    });
+    bed.stop();
+}
+
+/// Debian's default is fq_codel, with handle 0 and below an mq on these NICs; fq is what many choose instead.
+#[test]
+#[ignore = "needs the virtual machine"]
+fn default_qdiscs_do_not_shape_and_a_limited_one_does() {
+    if !in_the_machine() {
+        return;
+    }
+    let mut bed = Bed::new();
+    bed.run();
+    for (kind, limited) in [("fq", "fq maxrate 100mbit"), ("fq_codel", "fq_codel limit 1000")] {
+        sh(&format!(
+            "sysctl -qw net.core.default_qdisc={kind}
+            tc qdisc replace dev eth2 root pfifo; tc qdisc del dev eth2 root"
+        ));
+        let shown = sh("tc qdisc show dev eth2");
+        assert!(
+            shown.contains("qdisc mq 0: root") && shown.contains(&format!("qdisc {kind} 0: parent")),
+            "{shown}"
+        );
+        wait_for("a default qdisc", || interface("eth2")["transmit"] == true);
+        accelerated("10.2.0.2", "eth1", "eth2");
+
+        sh(&format!("tc qdisc replace dev eth2 root {limited}"));
+        let reason = format!("the qdisc {kind} with options");
+        wait_for("a limited qdisc", || interface("eth2").to_string().contains(&reason));
+        let before = forwarded();
+        ping("10.2.0.2", 20);
+        assert_eq!(forwarded(), before);
+    }
+    sh("sysctl -qw net.core.default_qdisc=fq_codel; tc qdisc del dev eth2 root");
+    bed.stop();
+}
+
 /// Devices of a VRF are the kernel's: the fast path knows no table of theirs.
 #[test]
 #[ignore = "needs the virtual machine"]

@@ -62,7 +62,7 @@ use listing::Listings;
 use net::{NetEvent, Network};
 use proxied::ProxiedFrame;
 use rules::Rules;
-use slow::{Handed, Waiting};
+use slow::{Handed, Reader, Waiting};
 use std::{
     collections::VecDeque,
     sync::{
@@ -104,9 +104,9 @@ enum Event {
 struct Switch {
     events: Receiver<Event>,
     to_self: Sender<Event>,
-    /// Packets for user space, and where they come from; looked at when nothing else has happened.
+    /// Packets for user space, and who reads them; looked at when nothing else has happened.
     handed: Receiver<Handed>,
-    hand: Sender<Handed>,
+    reader: Reader,
     noticed: bool,
     config: Config,
     /// `None`: no controllers are configured.
@@ -153,12 +153,14 @@ pub fn start(config: &Config, waker: Waker) -> Result<(Handle, SwitchEnd<Arc<Flo
         proxied::listen(to.clone())?;
     }
     let (hand, handed) = mpsc::channel();
+    let waiting = Waiting::default();
+    let reader = Reader::start(hand, to.clone(), waiting.clone(), gauge.clone())?;
     let told_maps = Arc::<OnceLock<_>>::default();
     let switch = Switch {
         events,
         to_self: to.clone(),
         handed,
-        hand,
+        reader,
         noticed: false,
         config: config.clone(),
         network,
@@ -174,7 +176,7 @@ pub fn start(config: &Config, waker: Waker) -> Result<(Handle, SwitchEnd<Arc<Flo
         changing: Changing::default(),
         listings: Listings::default(),
         gauge: gauge.clone(),
-        waiting: Waiting::default(),
+        waiting,
         ticked: monotonic(),
     };
     thread::Builder::new()
@@ -350,9 +352,7 @@ impl Switch {
             let ports = self.ports.as_deref().unwrap_or_default();
             let made = grace.and_then(|batches| {
                 let rules = Rules::new(&self.config, ports, batches, self.gauge.clone())?;
-                let maps = rules.maps().clone();
-                let wake = self.to_self.clone();
-                slow::read(maps, self.hand.clone(), wake, self.waiting.clone(), self.gauge.clone())?;
+                self.reader.read(rules.maps().clone())?;
                 Ok(rules)
             });
             let mut rules =

@@ -26,7 +26,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
-        mpsc::{Sender, sync_channel},
+        mpsc::{Receiver, Sender, channel},
     },
     thread,
     time::Duration,
@@ -37,57 +37,80 @@ const WAITING_BYTES: usize = 16 << 20;
 /// What a waiting packet takes beside its own bytes.
 const OVERHEAD_BYTES: usize = 128;
 
+const THREAD: &str = "starting the thread that reads packets for user space";
+
 /// A packet for user space.
 pub type Handed = (Notice, Vec<u8>);
 
 /// Packets that wait for the switch thread, bytes.
 pub type Waiting = Arc<AtomicUsize>;
 
-/// Starts the thread that reads what the program hands over; it ends with the process. When it returns, nothing is missed
-/// any more.
+/// The thread that reads what the program hands over; it ends with the process.
 ///
-/// # Errors
-/// The kernel refuses the buffers.
-pub fn read(
-    maps: Arc<FlowMaps>,
-    to: Sender<Handed>,
-    wake: Sender<Event>,
-    waiting: Waiting,
-    gauge: Arc<Gauge>,
-) -> Result<()> {
-    let (opened_to, opened) = sync_channel(1);
-    let reader = move || {
-        let told = |notice, frame: &[u8]| {
-            let bytes = frame.len() + OVERHEAD_BYTES;
-            let before = waiting.fetch_add(bytes, Relaxed);
-            if before + bytes > WAITING_BYTES {
-                waiting.fetch_sub(bytes, Relaxed);
-                gauge.slow_lost.fetch_add(1, Relaxed);
-            } else if to.send((notice, frame.to_vec())).is_ok() && before == 0 {
-                let _ = wake.send(Event::Noticed);
+/// Debian's kernels let nobody open the buffers without CAP_SYS_ADMIN (`kernel.perf_event_paranoid` is 3 there). So this thread
+/// starts before the switch thread gives that up, and gives up everything itself once the buffers are open.
+pub struct Reader {
+    maps: Sender<Arc<FlowMaps>>,
+    opened: Receiver<Result<()>>,
+}
+
+impl Reader {
+    /// Starts the thread, which waits for maps.
+    ///
+    /// # Errors
+    /// No thread can be had.
+    pub fn start(
+        to: Sender<Handed>,
+        wake: Sender<Event>,
+        waiting: Waiting,
+        gauge: Arc<Gauge>,
+    ) -> Result<Reader> {
+        let (maps, given) = channel();
+        let (opened_to, opened) = channel();
+        let reader = move || {
+            let told = |notice, frame: &[u8]| {
+                let bytes = frame.len() + OVERHEAD_BYTES;
+                let before = waiting.fetch_add(bytes, Relaxed);
+                if before + bytes > WAITING_BYTES {
+                    waiting.fetch_sub(bytes, Relaxed);
+                    gauge.slow_lost.fetch_add(1, Relaxed);
+                } else if to.send((notice, frame.to_vec())).is_ok() && before == 0 {
+                    let _ = wake.send(Event::Noticed);
+                }
+            };
+            let lost = |count: u64| {
+                gauge.slow_lost.fetch_add(count, Relaxed);
+            };
+            // After a failure there are other maps.
+            let open = given.iter().find_map(|maps: Arc<FlowMaps>| match maps.notices(told, lost) {
+                Ok(notices) => Some((maps, notices)),
+                Err(error) => {
+                    let _ = opened_to.send(Err(error));
+                    None
+                }
+            });
+            let Some((_maps, notices)) = open else { return };
+            privileges::serve_with_nothing("flow-notices");
+            let _ = opened_to.send(Ok(()));
+            loop {
+                if let Err(error) = notices.wait(Duration::from_secs(60)) {
+                    tracing::error!("packets for user space are lost: {error:#}");
+                    return;
+                }
             }
         };
-        let lost = |count: u64| {
-            gauge.slow_lost.fetch_add(count, Relaxed);
-        };
-        let notices = match maps.notices(told, lost) {
-            Ok(notices) => notices,
-            Err(error) => return drop(opened_to.send(Err(error))),
-        };
-        privileges::serve_with_nothing("flow-notices");
-        let _ = opened_to.send(Ok(()));
-        loop {
-            if let Err(error) = notices.wait(Duration::from_secs(60)) {
-                tracing::error!("packets for user space are lost: {error:#}");
-                return;
-            }
-        }
-    };
-    thread::Builder::new()
-        .name("flow-notices".into())
-        .spawn(reader)
-        .context("starting the thread that reads packets for user space")?;
-    opened.recv().context("starting the thread that reads packets for user space")?
+        thread::Builder::new().name("flow-notices".into()).spawn(reader).context(THREAD)?;
+        Ok(Reader { maps, opened })
+    }
+
+    /// Reads what comes by these maps. When it returns, nothing is missed any more.
+    ///
+    /// # Errors
+    /// The kernel refuses the buffers.
+    pub fn read(&self, maps: Arc<FlowMaps>) -> Result<()> {
+        self.maps.send(maps).context(THREAD)?;
+        self.opened.recv().context(THREAD)?
+    }
 }
 
 /// A packet does not wait any more. True: it was the last.

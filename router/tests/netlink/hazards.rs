@@ -139,6 +139,39 @@ fn qdiscs_and_filters_are_told_of_their_device() {
     });
 }
 
+/// A qdisc that the kernel chooses has handle 0, and filters can hang on it where it is the root.
+#[test]
+#[ignore = "needs root"]
+fn filters_on_a_default_qdisc_are_found() {
+    const DEFAULT: &str = "/proc/sys/net/core/default_qdisc";
+    let default = |kind: &str| std::fs::write(DEFAULT, kind);
+    let was = std::fs::read_to_string(DEFAULT).unwrap();
+    if let Err(error) = default("fq_codel") {
+        eprintln!("SKIPPED: no fq_codel in this kernel: {error}");
+        return;
+    }
+    with_bed(|_| {
+        let mut observer = observer();
+        sh("ip tuntap add dev tap0 mode tap; ip link set tap0 up");
+        sh("tc qdisc show dev tap0 | grep -q 'qdisc fq_codel 0: root'");
+        let mut expect = |command: &str, wanted: Option<&str>| {
+            sh(command);
+            until(&mut observer, command, |e| match e {
+                Event::Link(HOST, l) if l.name == "tap0" => match (wanted, &l.hazards[..]) {
+                    (None, []) => Some(()),
+                    (Some(wanted), [hazard]) => hazard.contains(wanted).then_some(()),
+                    _ => None,
+                },
+                _ => None,
+            });
+        };
+        let way_out = "tc filters on its qdisc fq_codel; remove them with: tc filter del dev tap0";
+        expect("tc filter add dev tap0 protocol ip u32 match u32 0 0", Some(way_out));
+        expect("tc filter del dev tap0", None);
+    });
+    default(was.trim()).unwrap();
+}
+
 /// The interface `device` of namespaces other than the host as the mirror has it, once its reasons are as wanted.
 fn tenant(
     watcher: &mut Watcher,

@@ -1,7 +1,9 @@
 //! Changes of policy, made with the usual tools: whose packets are the kernel's when the command returns. No daemon runs, so
 //! only what the kernel calls can have seen them. Needs root: namespaces of its own.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod measure;
 
 use common::{
     frame::Frame,

@@ -1,0 +1,618 @@
+//! How long packets go by the old policy once the command that changes it has returned, for each kind of change. A daemon runs,
+//! or has been killed. Somebody sends without a pause from one port to the other; each change makes Linux drop or divert what is sent, so each packet
+//! shows by which policy it went.
+//!
+//! ```text
+//! MILLRACE_MEASURE_ROUNDS=20 MILLRACE_MEASURE_JSON=windows.jsonl cargo test -p millrace --test policy -- --ignored \
+//!     --nocapture --test-threads=1 measure::windows
+//! ```
+
+use crate::{
+    Named,
+    common::{
+        be_urgent,
+        driver::Driver,
+        frame::Frame,
+        ifindex, in_new_namespace, run,
+        wire::Wire,
+        world::{A, loaded_marked},
+    },
+};
+use libbpf_rs::libbpf_sys as sys;
+use logic::net::Mac;
+use router::{clock::monotonic, observer::Waker, plane::policy::Policy};
+use std::{
+    fs::{self, File},
+    io::Write as _,
+    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
+    process::{Child, Command, Stdio, id},
+    sync::atomic::{
+        AtomicBool, AtomicU64, AtomicUsize,
+        Ordering::{Acquire, Relaxed, Release},
+    },
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+const MILLRACE: &str = env!("CARGO_BIN_EXE_millrace");
+/// Between packets, besides what sending one takes.
+const PAUSE: Duration = Duration::from_micros(50);
+/// The old policy is over when so much time has brought no packet.
+const QUIET: Duration = Duration::from_millis(300);
+const LONGEST: Duration = Duration::from_secs(10);
+/// Of the routers' devices on the ports.
+const TENANT: Mac = Mac([2, 0, 0, 0, 0, 3]);
+const TO: Mac = Mac([2, 0, 0, 0, 7, 1]);
+
+/// How a policy changes.
+#[derive(Clone, Copy)]
+enum Change {
+    /// By this, in a shell.
+    Shell(&'static str),
+    /// The same in the tenant's namespace.
+    TenantShell(&'static str),
+    /// A program on the ingress of p0, by a BPF link.
+    TcxLink,
+    /// The same without a link.
+    TcxAttached,
+    NetfilterLink,
+    /// A program on the tenant's m0.
+    XdpLink,
+    XdpAttached,
+}
+
+struct Kind {
+    name: &'static str,
+    change: Change,
+    /// In a shell; empty: nothing undoes it but the end of the namespace. Links end when they are closed.
+    undo: &'static str,
+    v6: bool,
+    /// Of a router in a namespace on macvlans, not of the host.
+    tenant: bool,
+    /// Measured without a daemon, too: each stands for how it is seen.
+    killed: bool,
+}
+
+const fn kind(name: &'static str, change: &'static str, undo: &'static str) -> Kind {
+    Kind { name, change: Change::Shell(change), undo, v6: false, tenant: false, killed: false }
+}
+
+const fn program(name: &'static str, change: Change, tenant: bool) -> Kind {
+    Kind { name, change, undo: "true", v6: false, tenant, killed: false }
+}
+
+const NFT: &str =
+    "nft 'add table ip t; add chain ip t c { type filter hook forward priority 0; policy drop; }'";
+
+const KINDS: [Kind; 18] = [
+    Kind { killed: true, ..kind("nft", NFT, "nft delete table ip t") },
+    Kind {
+        change: Change::TenantShell(NFT),
+        tenant: true,
+        ..kind("nft of a tenant", NFT, "nft delete table ip t")
+    },
+    kind("iptables-nft", "iptables-nft -P FORWARD DROP", "nft delete table ip filter"),
+    Kind { killed: true, ..kind("iptables-legacy", "iptables-legacy -P FORWARD DROP", "") },
+    Kind { killed: true, ..kind("ip rule", "ip rule add pref 5 blackhole", "ip rule del pref 5") },
+    Kind { v6: true, ..kind("ip -6 rule", "ip -6 rule add pref 5 blackhole", "ip -6 rule del pref 5") },
+    Kind {
+        killed: true,
+        ..kind(
+            "tc filter",
+            "tc filter add dev p0 ingress pref 7 protocol ip u32 match u32 0 0 action mirred egress redirect dev lo",
+            "tc filter del dev p0 ingress pref 7",
+        )
+    },
+    kind("tc qdisc", "tc qdisc add dev p1 root blackhole", "tc qdisc del dev p1 root"),
+    Kind {
+        killed: true,
+        ..kind(
+            "xfrm policy",
+            "ip xfrm policy add dir fwd src 0.0.0.0/0 dst 10.0.2.0/24 action block",
+            "ip xfrm policy flush",
+        )
+    },
+    kind("xfrm default", "ip xfrm policy setdefault fwd block", "ip xfrm policy setdefault fwd accept"),
+    Kind {
+        killed: true,
+        ..kind(
+            "rp_filter",
+            "sysctl -qw net.ipv4.conf.p0.rp_filter=1",
+            "sysctl -qw net.ipv4.conf.p0.rp_filter=0",
+        )
+    },
+    kind(
+        "forwarding",
+        "sysctl -qw net.ipv4.conf.p0.forwarding=0",
+        "sysctl -qw net.ipv4.conf.p0.forwarding=1",
+    ),
+    Kind {
+        v6: true,
+        killed: true,
+        ..kind(
+            "disable_ipv6",
+            "sysctl -qw net.ipv6.conf.p0.disable_ipv6=1",
+            "sysctl -qw net.ipv6.conf.p0.disable_ipv6=0; ip addr add fd00:1::1/64 dev p0 nodad",
+        )
+    },
+    Kind { killed: true, ..program("tcx by a link", Change::TcxLink, false) },
+    program("tcx without a link", Change::TcxAttached, false),
+    program("netfilter program", Change::NetfilterLink, false),
+    Kind { killed: true, ..program("XDP by a link", Change::XdpLink, true) },
+    Kind { undo: "ip link set dev m0 xdp off", ..program("XDP by netlink", Change::XdpAttached, true) },
+];
+
+/// How the daemon fares.
+#[derive(Clone, Copy, PartialEq)]
+enum Daemon {
+    Alive,
+    /// Killed right before the change, with this heartbeat.
+    Killed(&'static str),
+}
+
+impl Daemon {
+    fn name(self) -> String {
+        match self {
+            Daemon::Alive => "runs".into(),
+            Daemon::Killed(heartbeat) => format!("killed, heartbeat {heartbeat}"),
+        }
+    }
+    fn heartbeat(self) -> &'static str {
+        match self {
+            Daemon::Alive => "3s",
+            Daemon::Killed(heartbeat) => heartbeat,
+        }
+    }
+}
+
+/// A box with two ports, hosts behind them that are only sockets, and a daemon. What the box forwards is counted by Linux if
+/// Linux forwards it.
+struct Bed {
+    daemon: Option<Child>,
+    instance: String,
+    log: tempfile::NamedTempFile,
+    tenant: Named,
+    near: Wire,
+    far: Wire,
+}
+
+/// Addresses, and hosts that are known for good. 10.0.3.9, which sends, is not behind the port that its packets come by.
+const ADDRESSES: &str = "
+    sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1
+    for d in all default $1 $2; do sysctl -qw net.ipv4.conf.$d.rp_filter=0; done
+    ip link set $1 address $3
+    ip addr add 10.0.1.1/24 dev $1; ip addr add fd00:1::1/64 dev $1 nodad; ip link set $1 up
+    ip addr add 10.0.2.1/24 dev $2; ip addr add fd00:2::1/64 dev $2 nodad; ip link set $2 up
+    ip route add 10.0.3.0/24 dev $2; ip route add fd00:3::/64 dev $2
+    ip neigh replace 10.0.2.9 lladdr 02:00:00:00:07:01 dev $2
+    ip neigh replace fd00:2::9 lladdr 02:00:00:00:07:01 dev $2";
+
+/// What the measurement's thread has sent: when, and whether it came out.
+type Sent = Vec<(u64, bool)>;
+
+impl Bed {
+    fn new(heartbeat: &str) -> Bed {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Relaxed);
+        for n in 0..2 {
+            run(&format!("ip link add p{n} type veth peer name q{n}"));
+            run(&format!("sysctl -qw net.ipv6.conf.q{n}.disable_ipv6=1"));
+            run(&format!("ethtool -K q{n} tx off txvlan off tx-vlan-stag-hw-insert off gro on"));
+            run(&format!("ip link set q{n} up"));
+        }
+        let tenant = Named::new(&format!("tenant{number}"));
+        let inside = &tenant.0;
+        for n in 0..2 {
+            run(&format!("ip link add link p{n} name m{n} netns {inside} type macvlan mode bridge"));
+        }
+        shell(&format!("set -- p0 p1 {A}; {ADDRESSES}\n tc qdisc add dev p0 clsact")).unwrap();
+        let of_tenant = format!("set -- m0 m1 {TENANT}; {ADDRESSES}");
+        tenant.place().inside(|| shell(&of_tenant)).unwrap().unwrap();
+        let near = Wire::open("q0");
+        let far = Wire::open("q1");
+        let instance = format!("windows-{}-{number}", id());
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let mut bed = Bed { daemon: None, instance, log, tenant, near, far };
+        bed.start(heartbeat);
+        bed
+    }
+
+    fn start(&mut self, heartbeat: &str) {
+        let words =
+            ["run", "--port", "p0", "--port", "p1", "--instance", &self.instance, "--heartbeat", heartbeat];
+        let log = self.log.reopen().unwrap();
+        let child = Command::new(MILLRACE).args(words).stdout(Stdio::null()).stderr(log).spawn();
+        self.daemon = Some(child.unwrap());
+    }
+
+    /// Packets that Linux has forwarded.
+    fn by_linux(&self, kind: &Kind) -> u64 {
+        let read = || {
+            let all = fs::read_to_string("/proc/thread-self/net/snmp").unwrap();
+            let mut ip = all.lines().filter(|line| line.starts_with("Ip:")).map(|line| line.split(' '));
+            let (names, values) = (ip.next().unwrap(), ip.next().unwrap());
+            let v4 = names.zip(values).find(|(name, _)| *name == "ForwDatagrams").unwrap().1;
+            let all = fs::read_to_string("/proc/thread-self/net/snmp6").unwrap();
+            let v6 = all.lines().find_map(|line| line.strip_prefix("Ip6OutForwDatagrams")).unwrap();
+            v4.parse::<u64>().unwrap() + v6.trim().parse::<u64>().unwrap()
+        };
+        if kind.tenant { self.tenant.place().inside(read).unwrap() } else { read() }
+    }
+
+    /// Sends for as long as `body` takes, which learns when the last packet was sent that has come out.
+    fn traffic<T>(&self, kind: &Kind, body: impl FnOnce(&AtomicU64) -> T) -> (T, Sent) {
+        let to = if kind.tenant { TENANT } else { A };
+        let (mut frame, at) = match kind.v6 {
+            true => (Frame::udp6(to, "fd00:3::9", "fd00:2::9").bytes(), 14 + 40 + 8),
+            false => (Frame::udp4(to, "10.0.3.9", "10.0.2.9").bytes(), 14 + 20 + 8),
+        };
+        while self.far.receive().is_some() {}
+        let (stop, latest) = (AtomicBool::new(false), AtomicU64::new(0));
+        thread::scope(|scope| {
+            let (stop, latest, wires) = (&stop, &latest, (&self.near, &self.far));
+            let sender = scope.spawn(move || {
+                be_urgent();
+                let mut sent = Sent::new();
+                let take = |sent: &mut Sent| {
+                    while let Some(out) = wires.1.receive() {
+                        let number =
+                            out.get(at..at + 8).map(|bytes| u64::from_be_bytes(bytes.try_into().unwrap()));
+                        // Others are neighbour discovery.
+                        let ours = out.starts_with(&TO.0) && out.get(at + 8..at + 18) == Some(&[0x5a; 10]);
+                        if let (Some(number), true) = (number, ours) {
+                            let packet = &mut sent[number as usize];
+                            packet.1 = true;
+                            latest.fetch_max(packet.0, Release);
+                        }
+                    }
+                };
+                while !stop.load(Acquire) {
+                    frame[at..at + 8].copy_from_slice(&(sent.len() as u64).to_be_bytes());
+                    sent.push((now_ns(), false));
+                    wires.0.send(&frame);
+                    take(&mut sent);
+                    thread::sleep(PAUSE);
+                }
+                thread::sleep(Duration::from_millis(20));
+                take(&mut sent);
+                sent
+            });
+            let result = body(latest);
+            stop.store(true, Release);
+            (result, sender.join().unwrap())
+        })
+    }
+
+    /// Waits until the fast path forwards all.
+    fn until_fast(&self, kind: &Kind) {
+        for _ in 0..600 {
+            let before = self.by_linux(kind);
+            let ((), sent) = self.traffic(kind, |_| thread::sleep(Duration::from_millis(20)));
+            if self.by_linux(kind) == before && sent.iter().all(|packet| packet.1) {
+                return;
+            }
+            thread::sleep(Duration::from_millis(80));
+        }
+        panic!("{}: Linux forwards: {}", kind.name, fs::read_to_string(self.log.path()).unwrap());
+    }
+
+    /// Makes the change; what is to be undone, or why it cannot be made.
+    fn make(&self, change: Change) -> Result<Made, String> {
+        let in_tenant =
+            |task: &(dyn Fn() -> Result<Made, String> + Sync)| self.tenant.place().inside(task).unwrap();
+        // Programs drop: TC_ACT_SHOT, NF_DROP, XDP_DROP.
+        match change {
+            Change::Shell(line) => shell(line).map(|()| Made::Undone),
+            Change::TenantShell(line) => in_tenant(&|| shell(line).map(|()| Made::Undone)),
+            Change::TcxLink => {
+                link(&load(sys::BPF_PROG_TYPE_SCHED_CLS, 2, 0)?, sys::BPF_TCX_INGRESS, ifindex("p0"))
+            }
+            Change::TcxAttached => {
+                let program = load(sys::BPF_PROG_TYPE_SCHED_CLS, 2, 0)?;
+                let (fd, device) = (program.as_raw_fd(), ifindex("p0") as i32);
+                // SAFETY: numbers; no options.
+                checked(unsafe {
+                    sys::bpf_prog_attach_opts(fd, device, sys::BPF_TCX_INGRESS, std::ptr::null())
+                })?;
+                Ok(Made::Tcx(program))
+            }
+            Change::NetfilterLink => {
+                link(&load(sys::BPF_PROG_TYPE_NETFILTER, 0, sys::BPF_NETFILTER)?, sys::BPF_NETFILTER, 0)
+            }
+            Change::XdpLink => {
+                let program = load(sys::BPF_PROG_TYPE_XDP, 1, 0)?;
+                in_tenant(&|| link(&program, sys::BPF_XDP, ifindex("m0")))
+            }
+            Change::XdpAttached => {
+                let program = load(sys::BPF_PROG_TYPE_XDP, 1, 0)?;
+                in_tenant(&|| {
+                    let device = ifindex("m0") as i32;
+                    // SAFETY: numbers; no options.
+                    checked(unsafe {
+                        sys::bpf_xdp_attach(device, program.as_raw_fd(), 0, std::ptr::null())
+                    })?;
+                    Ok(Made::Undone)
+                })
+            }
+        }
+    }
+
+    fn undo(&self, kind: &Kind, made: Made) {
+        if let Made::Tcx(program) = &made {
+            // SAFETY: numbers.
+            let rc = unsafe {
+                sys::bpf_prog_detach2(program.as_raw_fd(), ifindex("p0") as i32, sys::BPF_TCX_INGRESS)
+            };
+            checked(rc).unwrap();
+        }
+        drop(made);
+        let line = || shell(kind.undo).unwrap();
+        if kind.tenant { self.tenant.place().inside(line).unwrap() } else { line() }
+    }
+
+    fn round(&mut self, kind: &Kind, daemon: Daemon) -> Result<(Round, Made), String> {
+        self.until_fast(kind);
+        let mut child = self.daemon.take().unwrap();
+        let (made, sent) = self.traffic(kind, |latest| {
+            let by_linux = self.by_linux(kind);
+            thread::sleep(Duration::from_millis(20));
+            let began = now_ns();
+            if daemon != Daemon::Alive {
+                child.kill().unwrap();
+                child.wait().unwrap();
+            }
+            let by_linux = self.by_linux(kind) - by_linux;
+            let made = self.make(kind.change)?;
+            let returned = now_ns();
+            let since = |then: u64| Duration::from_nanos(now_ns().saturating_sub(then));
+            while since(returned.max(latest.load(Acquire))) < QUIET {
+                assert!(since(returned) < LONGEST, "{}: the old policy goes on", kind.name);
+                thread::sleep(Duration::from_millis(5));
+            }
+            Ok::<_, String>((made, Times { began, returned, by_linux }))
+        });
+        self.daemon = Some(child);
+        let (made, times) = made?;
+        Ok((Round::new(&sent, &times), made))
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            let _ = (daemon.kill(), daemon.wait());
+        }
+        let _ = Command::new(MILLRACE).args(["stop", "--instance", &self.instance]).output();
+    }
+}
+
+/// What a change has left.
+enum Made {
+    /// A command undoes it.
+    Undone,
+    /// It ends when this is closed.
+    Link {
+        _open: OwnedFd,
+    },
+    Tcx(OwnedFd),
+}
+
+/// Milliseconds after the return of the command.
+#[derive(serde::Serialize)]
+struct Round {
+    /// When the last packet was sent that went by the old policy; 0: before.
+    last_by_old: f64,
+    /// When the first was sent after that one.
+    first_by_new: f64,
+    packets_by_old: usize,
+    /// From one packet to the next, the median.
+    spacing: f64,
+    /// What the command took, and the end of the daemon before it.
+    command: f64,
+    /// Packets that Linux forwarded before the command began: with any, the round says nothing of the fast path.
+    by_linux: u64,
+}
+
+/// Of a round.
+struct Times {
+    /// When the daemon was killed, or the command begun.
+    began: u64,
+    returned: u64,
+    by_linux: u64,
+}
+
+impl Round {
+    fn new(sent: &Sent, times: &Times) -> Round {
+        let Times { began, returned, by_linux } = *times;
+        let ms = |ns: u64| ns.saturating_sub(returned) as f64 / 1e6;
+        let old = |packet: &&(u64, bool)| packet.1 && packet.0 >= returned;
+        let last = sent.iter().rfind(old).map_or(returned, |packet| packet.0);
+        let first = sent.iter().find(|packet| packet.0 > last).unwrap().0;
+        let gaps = sent.windows(2).map(|two| (two[1].0 - two[0].0) as f64 / 1e6);
+        let packets_by_old = sent.iter().filter(old).count();
+        Round {
+            last_by_old: ms(last),
+            first_by_new: ms(first),
+            packets_by_old,
+            spacing: median(gaps.collect()),
+            command: (returned - began) as f64 / 1e6,
+            by_linux,
+        }
+    }
+}
+
+fn median(mut of: Vec<f64>) -> f64 {
+    of.sort_by(f64::total_cmp);
+    (of[of.len() / 2] + of[(of.len() - 1) / 2]) / 2.0
+}
+
+fn now_ns() -> u64 {
+    monotonic().as_nanos() as u64
+}
+
+/// Runs this; what it says when it fails.
+fn shell(line: &str) -> Result<(), String> {
+    let output = Command::new("sh").args(["-ec", line]).output().unwrap();
+    let words = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    if output.status.success() { Ok(()) } else { Err(words) }
+}
+
+fn checked(rc: i32) -> Result<i32, String> {
+    if rc >= 0 { Ok(rc) } else { Err(std::io::Error::from_raw_os_error(-rc).to_string()) }
+}
+
+fn own(fd: i32) -> Result<OwnedFd, String> {
+    // SAFETY: a new descriptor, owned by nobody else.
+    checked(fd).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// A program that returns `verdict`.
+fn load(kind: sys::bpf_prog_type, verdict: i32, attach: sys::bpf_attach_type) -> Result<OwnedFd, String> {
+    // r0 = verdict; exit
+    let program =
+        [(0xb7, verdict), (0x95, 0)].map(|(code, imm)| sys::bpf_insn { code, imm, ..Default::default() });
+    let mut options = sys::bpf_prog_load_opts {
+        sz: size_of::<sys::bpf_prog_load_opts>() as _,
+        expected_attach_type: attach,
+        ..Default::default()
+    };
+    let (name, license) = (c"drops".as_ptr(), c"GPL".as_ptr());
+    // SAFETY: strings, instructions and options live across the call.
+    own(unsafe { sys::bpf_prog_load(kind, name, license, program.as_ptr(), 2, &raw mut options) })
+}
+
+/// To a device, or for netfilter to the forward hook of IPv4.
+fn link(program: &OwnedFd, attach: sys::bpf_attach_type, device: u32) -> Result<Made, String> {
+    let mut options =
+        sys::bpf_link_create_opts { sz: size_of::<sys::bpf_link_create_opts>() as _, ..Default::default() };
+    if attach == sys::BPF_NETFILTER {
+        options.__bindgen_anon_1.netfilter.pf = libc::AF_INET as u32;
+        options.__bindgen_anon_1.netfilter.hooknum = 2;
+        options.__bindgen_anon_1.netfilter.priority = 7;
+    }
+    // SAFETY: the options live across the call and say their size.
+    own(unsafe { sys::bpf_link_create(program.as_raw_fd(), device as i32, attach, &raw const options) })
+        .map(|open| Made::Link { _open: open })
+}
+
+/// Of one kind: as many rounds, or why there are none.
+fn rounds(kind: &'static Kind, daemon: Daemon, count: usize) -> Result<Vec<Round>, String> {
+    // A change that cannot be undone, or a daemon that is killed, takes a bed of its own.
+    let each = if kind.undo.is_empty() || daemon != Daemon::Alive { 1 } else { count };
+    let (done, results) = mpsc::channel();
+    for _ in 0..count / each {
+        let done = done.clone();
+        in_new_namespace(move || {
+            let mut bed = Bed::new(daemon.heartbeat());
+            for _ in 0..each {
+                let round = bed.round(kind, daemon).map(|(round, made)| {
+                    if each > 1 {
+                        bed.undo(kind, made);
+                    }
+                    round
+                });
+                let failed = round.is_err();
+                done.send(round).unwrap();
+                if failed {
+                    return;
+                }
+            }
+        });
+    }
+    drop(done);
+    results.into_iter().collect()
+}
+
+fn measure(daemon: Daemon, count: usize) {
+    let mut json = std::env::var_os("MILLRACE_MEASURE_JSON")
+        .map(|path| File::options().create(true).append(true).open(path).unwrap());
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    println!("Linux {}, the daemon {}; ms after the return of the command", kernel.trim(), daemon.name());
+    println!(
+        "{:20} {:>6} {:>21} {:>21} {:>8} {:>8}",
+        "", "rounds", "last packet by the old", "first by the new", "spacing", "command"
+    );
+    let wanted = std::env::var("MILLRACE_MEASURE_KINDS").ok();
+    let is_wanted =
+        |kind: &&Kind| wanted.as_ref().is_none_or(|wanted| wanted.split(',').any(|w| w == kind.name));
+    for kind in KINDS.iter().filter(|kind| daemon == Daemon::Alive || kind.killed).filter(is_wanted) {
+        let result = rounds(kind, daemon, count);
+        if let Some(json) = &mut json {
+            let row = serde_json::json!({
+                "kernel": kernel.trim(), "daemon": daemon.name(), "change": kind.name,
+                "ms": result.as_ref().ok(), "not_here": result.as_ref().err(),
+            });
+            writeln!(json, "{row}").unwrap();
+        }
+        let rounds = match result {
+            Ok(rounds) => rounds,
+            Err(why) => {
+                println!("{:20} not here: {}", kind.name, why.lines().next().unwrap_or_default());
+                continue;
+            }
+        };
+        // Without a heartbeat Linux forwards before the command, as it should.
+        let expected = daemon == Daemon::Killed("0");
+        let rounds: Vec<_> = rounds.into_iter().filter(|round| expected || round.by_linux == 0).collect();
+        if rounds.is_empty() {
+            println!("{:20} Linux forwarded before", kind.name);
+            continue;
+        }
+        let both = |of: fn(&Round) -> f64| {
+            let all: Vec<f64> = rounds.iter().map(of).collect();
+            let most = all.iter().copied().fold(0.0, f64::max);
+            format!("{:.2} (up to {most:.2})", median(all))
+        };
+        let (old, new) = (both(|round| round.last_by_old), both(|round| round.first_by_new));
+        let spacing = median(rounds.iter().map(|round| round.spacing).collect());
+        let command = median(rounds.iter().map(|round| round.command).collect());
+        println!("{:20} {:>6} {old:>21} {new:>21} {spacing:>8.2} {command:>8.2}", kind.name, rounds.len());
+    }
+}
+
+fn count() -> usize {
+    std::env::var("MILLRACE_MEASURE_ROUNDS").map_or(20, |rounds| rounds.parse().unwrap())
+}
+
+#[test]
+#[ignore = "measures; needs root"]
+fn windows_while_the_daemon_runs() {
+    measure(Daemon::Alive, count());
+}
+
+#[test]
+#[ignore = "measures; needs root"]
+fn windows_after_a_kill() {
+    measure(Daemon::Killed("3s"), count().div_ceil(4));
+}
+
+#[test]
+#[ignore = "measures; needs root"]
+fn windows_after_a_kill_without_heartbeat() {
+    measure(Daemon::Killed("0"), count().div_ceil(4));
+}
+
+/// What a packet costs whose router could be marked, by the program alone: a line for each family.
+#[test]
+#[ignore = "measures; needs root"]
+fn cost_of_a_packet() {
+    in_new_namespace(|| {
+        for n in 0..2 {
+            run(&format!("ip link add p{n} type veth peer name q{n}"));
+        }
+        let policy = Policy::start(Waker::new().unwrap(), false).unwrap();
+        let (plane, _tables) = loaded_marked(policy.map().map(AsFd::as_fd));
+        let input = ifindex("p0");
+        let frames = [Frame::udp4(A, "10.0.1.9", "10.0.2.9"), Frame::udp6(A, "fd00:1::9", "fd00:2::9")];
+        for (family, frame) in [4, 6].into_iter().zip(frames) {
+            let frame = frame.bytes();
+            let mut driver = Driver::new(std::slice::from_ref(&frame));
+            let alone = driver.alone(input, &frame);
+            let costs: Vec<f64> =
+                (0..5).map(|_| driver.run(plane.program(), input, 0, &frame) - alone).collect();
+            let least = costs.iter().copied().fold(f64::INFINITY, f64::min);
+            println!("IPv{family}: median {:.2} ns, least {least:.2} ns", median(costs));
+        }
+    });
+}
