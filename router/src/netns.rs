@@ -109,7 +109,7 @@ impl Place {
     /// As [`Place::open`] and [`inside`].
     pub fn inside<T: Send>(&self, task: impl FnOnce() -> T + Send) -> io::Result<T> {
         let file = self.open()?;
-        inside(&file, || if cookie()? == self.cookie { Ok(task()) } else { Err(gone()) })?
+        inside(&file, || if cookie()? == self.cookie { Ok(task()) } else { Err(replaced()) })?
     }
 
     /// Has the calling thread enter the namespace.
@@ -118,7 +118,7 @@ impl Place {
     /// As [`Place::open`]; the thread may be in another namespace then.
     pub fn enter(&self) -> io::Result<()> {
         enter(&*self.open()?)?;
-        if cookie()? == self.cookie { Ok(()) } else { Err(gone()) }
+        if cookie()? == self.cookie { Ok(()) } else { Err(replaced()) }
     }
 }
 
@@ -126,6 +126,20 @@ impl PartialEq for Place {
     fn eq(&self, other: &Self) -> bool {
         self.cookie == other.cookie
     }
+}
+
+/// The namespace has ended, and the kernel gave its number to another.
+#[derive(Debug, thiserror::Error)]
+#[error("another namespace has its number now")]
+struct Replaced;
+
+fn replaced() -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, Replaced)
+}
+
+/// Does this error of a [`Place`] say that its namespace has ended?
+pub fn was_replaced(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<Replaced>())
 }
 
 fn gone() -> io::Error {
@@ -359,9 +373,11 @@ mod tests {
         // The kernel gave the inode to another one.
         let another = Place::new(own.key(), own.cookie() + 1, path);
         assert_ne!(another, same);
-        assert_eq!(another.inside(|| ()).unwrap_err().kind(), io::ErrorKind::NotFound);
+        let error = another.inside(|| ()).unwrap_err();
+        assert!(error.kind() == io::ErrorKind::NotFound && was_replaced(&error), "{error}");
         let moved = Place::new(own.key(), own.cookie(), "/proc/self/ns/mnt".into());
-        assert_eq!(moved.open().unwrap_err().kind(), io::ErrorKind::NotFound);
+        let error = moved.open().unwrap_err();
+        assert!(error.kind() == io::ErrorKind::NotFound && !was_replaced(&error), "{error}");
     }
 
     #[test]

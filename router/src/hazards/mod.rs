@@ -25,7 +25,7 @@ use crate::{
     observer::sysctl::Polled,
 };
 use logic::observe::Settings;
-use std::{collections::BTreeMap, io};
+use std::{collections::BTreeMap, io, time::Instant};
 
 /// Sentences for IPv4 and for IPv6.
 pub type ByFamily = [Vec<String>; 2];
@@ -38,10 +38,10 @@ pub struct Read {
 }
 
 /// Reads them in the calling thread's namespace, which is that of `route`. What the kernel lacks is no hazard.
-pub fn read(route: &mut Socket) -> Read {
+pub fn read(route: &mut Socket, end: Instant) -> Read {
     Read {
-        netfilter: with_socket(libc::NETLINK_NETFILTER, netfilter::read),
-        xfrm: with_socket(libc::NETLINK_XFRM, xfrm::read),
+        netfilter: with_socket(libc::NETLINK_NETFILTER, end, netfilter::read),
+        xfrm: with_socket(libc::NETLINK_XFRM, end, xfrm::read),
         rules: rules::read(route),
     }
 }
@@ -54,9 +54,16 @@ impl Read {
     }
 }
 
-fn with_socket<T: Default>(protocol: i32, read: impl FnOnce(&mut Socket) -> io::Result<T>) -> io::Result<T> {
+fn with_socket<T: Default>(
+    protocol: i32,
+    end: Instant,
+    read: impl FnOnce(&mut Socket) -> io::Result<T>,
+) -> io::Result<T> {
     match Socket::requests(protocol) {
-        Ok(mut socket) => read(&mut socket),
+        Ok(mut socket) => {
+            socket.end_at(end);
+            read(&mut socket)
+        }
         Err(e) if e.raw_os_error() == Some(libc::EPROTONOSUPPORT) => Ok(T::default()),
         Err(e) => Err(e),
     }

@@ -46,20 +46,29 @@ pub fn read(socket: &mut Socket) -> io::Result<ByFamily> {
     Ok(sentences)
 }
 
+/// A namespace can have any number of rules. Each would be a sentence.
+const MOST_SENTENCES: usize = 16;
+
 fn judge(rules: &[Rule], family: usize) -> Vec<String> {
     let ip = ["ip", "ip -6"][family];
     let mut sentences = Vec::new();
     let mut missing: Vec<(u32, u32)> = DEFAULTS[family].to_vec();
+    let mut more = 0;
     for rule in rules {
         let known = missing.iter().position(|(p, t)| *p == rule.priority && Some(*t) == rule.table);
         if let Some(known) = known {
             missing.remove(known);
+        } else if sentences.len() == MOST_SENTENCES {
+            more += 1;
         } else {
             sentences.push(format!(
                 "policy rule with priority {0}; remove it with: {IN_NAMESPACE}{ip} rule del priority {0}",
                 rule.priority
             ));
         }
+    }
+    if more > 0 {
+        sentences.push(format!("{more} more policy rules; list them with: {IN_NAMESPACE}{ip} rule"));
     }
     sentences.extend(missing.iter().map(|(priority, table)| {
         format!(

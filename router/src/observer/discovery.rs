@@ -234,7 +234,6 @@ impl Observer {
                     self.out.push(Event::Namespace(space.id, space.namespace.clone()));
                 }
                 // Hazards contain commands that name the namespace.
-                space.refresh_settings(&mut self.out);
                 space.refresh_all(&mut self.out);
             }
         }

@@ -95,6 +95,8 @@ const VISITS: usize = 32;
 const PROBES: usize = 4096;
 /// The longest time for the first reading of everything.
 const START: Duration = Duration::from_secs(60);
+/// The same for other namespaces than the host. Their events come later.
+const START_OF_OTHERS: Duration = Duration::from_secs(2);
 const DIRECTORY_TOKEN: u64 = u64::MAX;
 const WAKER_TOKEN: u64 = u64::MAX - 1;
 const DONE_TOKEN: u64 = u64::MAX - 2;
@@ -276,6 +278,8 @@ pub struct Observer {
     discover_not_before: Instant,
     /// When to look through the namespaces without a sign of change.
     discover_idly_at: Instant,
+    /// When the last look began.
+    look_began: Instant,
     tick_at: Instant,
     ticks: u64,
     /// The count of forged messages at the last log line.
@@ -345,6 +349,7 @@ impl Observer {
             discover_at: None,
             discover_not_before: Instant::now(),
             discover_idly_at: Instant::now(),
+            look_began: Instant::now(),
             tick_at: Instant::now() + TICK,
             ticks: 0,
             forged_told: 0,
@@ -365,15 +370,16 @@ impl Observer {
         Err(io::Error::other(trouble.unwrap_or_else(|| "it could not be read".into())))
     }
 
-    /// Waits at the start until everything due has been read.
+    /// Waits at the start until everything due has been read. Other namespaces than the host may take their time on
+    /// purpose, so they are not waited for that long.
     fn settle(&mut self) {
-        let end = Instant::now() + START;
+        let began = Instant::now();
         loop {
             let now = Instant::now();
             self.begin_visits(now);
-            let busy =
-                self.looking || self.visiting > 0 || self.spaces.get(&HOST).is_some_and(Space::is_visited);
-            if busy {
+            let reads_host = self.spaces.get(&HOST).is_some_and(Space::is_visited);
+            let end = began + if reads_host { START } else { START_OF_OTHERS };
+            if reads_host || self.looking || self.visiting > 0 {
                 let Ok(done) = self.done.1.recv_timeout(end.saturating_duration_since(now)) else { return };
                 self.take_done(done, now);
             } else if self.discover_at.take().is_some() {
@@ -390,7 +396,8 @@ impl Observer {
             return Instant::now();
         }
         let due = self.spaces.values().filter_map(|s| s.wakes_at(self.may_visit(s.id)));
-        due.chain(self.discover_at).chain([self.tick_at]).min().unwrap_or(self.tick_at)
+        let discover_at = self.discover_at.filter(|_| !self.looking);
+        due.chain(discover_at).chain([self.tick_at]).min().unwrap_or(self.tick_at)
     }
 
     /// The waker ends an [`Observer::poll`] at once, either the current one or the next.
@@ -548,7 +555,7 @@ impl Observer {
     }
 
     fn begin_look(&mut self, look: Look) {
-        self.looking = true;
+        (self.looking, self.look_began) = (true, Instant::now());
         let nothing = || Done::Looked(Box::default());
         self.in_a_thread("look", move || Done::Looked(Box::new(look.look())), nothing);
     }
@@ -580,6 +587,7 @@ impl Observer {
                 self.end_look(*looked);
                 // A thousand devices created one by one must not keep us busy with looks.
                 self.discover_not_before = Instant::now() + DISCOVERY_DEBOUNCE * 3;
+                self.discover_idly_at = now + pause_after(now.saturating_duration_since(self.look_began));
             }
             Done::Visited(id, found) => {
                 self.visiting -= usize::from(id != HOST);
@@ -600,7 +608,7 @@ impl Observer {
     fn run_timers(&mut self) {
         let now = Instant::now();
         self.begin_visits(now);
-        if self.discover_at.take_if(|at| *at <= now).is_some() {
+        if !self.looking && self.discover_at.take_if(|at| *at <= now).is_some() {
             self.discover(true);
         }
         if self.tick_at <= now {
@@ -620,6 +628,10 @@ impl Observer {
         for space in self.spaces.values_mut() {
             space.tick(slow, &mut self.out);
         }
+        let waiting = self.spaces.values().filter(|space| space.must_be_heard()).map(|space| space.id);
+        for id in waiting.collect::<Vec<_>>() {
+            self.hear(id, Instant::now());
+        }
         let forged = self.forged();
         // Each line needs twice as many forged messages as the one before.
         if forged > self.forged_told.saturating_mul(2) {
@@ -629,11 +641,9 @@ impl Observer {
     }
 
     fn discover_idly(&mut self) {
-        let began = Instant::now();
         // A failed watch is tried again soon.
-        if began >= self.discover_idly_at || self.unwatched || !self.unobserved.is_empty() {
+        if Instant::now() >= self.discover_idly_at || self.unwatched || !self.unobserved.is_empty() {
             self.discover(false);
-            self.discover_idly_at = began + pause_after(began.elapsed());
         }
     }
 

@@ -8,12 +8,12 @@
 //! while and then reads it again.
 
 use super::{
-    HOST, PolicyRead, Quota,
+    EVENTS_PER_POLL, HOST, PolicyRead, Quota,
     due::Due,
     ear::{About, Ear},
     poller::ProcessWatch,
     settings,
-    survey::{Found, Numbers, Routes, State, Wanted},
+    survey::{Found, Numbers, Routes, State, Tables, Wanted},
     sysctl::{Sysctls, Values},
     troubles::{Troubles, What},
 };
@@ -46,6 +46,8 @@ const HOST_BUFFERS_PER_TURN: usize = 4096;
 const LONG_VISITS_SHARE: u32 = 4;
 /// The longest pause after a visit before urgent things may be read.
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
+/// A message about all devices counts as one event for this many devices.
+const DEVICES_PER_EVENT: usize = 32;
 /// More events than a tenant's receive buffer holds. If this many are discarded and more arrive, the storm still goes
 /// on.
 const THROWN_AWAY: usize = 1 << 16;
@@ -107,6 +109,10 @@ pub struct Space {
     /// The numbers under which this namespace knows others.
     nsids: Numbers,
     emitted: BTreeMap<u32, Link>,
+    /// Devices that may not be as last emitted. One message can concern all devices, so they wait for the end of a turn.
+    stale: BTreeSet<u32>,
+    /// What the last message cost beyond its own event, in events.
+    extra_cost: usize,
     /// Devices that accept redirects, for IPv4 and IPv6.
     redirected: [BTreeSet<u32>; 2],
     emitted_settings: Settings,
@@ -175,6 +181,8 @@ impl Space {
             neighbours: 0,
             nsids: HashMap::new(),
             emitted: BTreeMap::new(),
+            stale: BTreeSet::new(),
+            extra_cost: 0,
             redirected: [BTreeSet::new(), BTreeSet::new()],
             emitted_settings: Settings::default(),
             catching_up: false,
@@ -258,6 +266,12 @@ impl Space {
         self.listens() && (self.catching_up || self.policy_read.is_some())
     }
 
+    /// Must it be heard even if nothing is readable? A turn can end right on the last message, and messages can be discarded
+    /// just before a pause.
+    pub fn must_be_heard(&self) -> bool {
+        self.listens() && (self.more || self.lost)
+    }
+
     /// Are its devices, and their places, current?
     pub fn is_settled(&self) -> bool {
         let waits = self.lost || self.asked.state || self.asked.numbers || self.due.dump.is_some();
@@ -321,6 +335,7 @@ impl Space {
         if found.routes.is_some() {
             self.due.routes_took(began);
         }
+        self.ended |= found.ended;
         // The namespace may have moved, or be of no interest. No decision was made while it was read.
         let is_dull = self.chain.is_empty() && !self.namespace.configured && self.id != HOST;
         self.topology_changed |= found.lost_the_way || is_dull;
@@ -361,7 +376,7 @@ impl Space {
             return;
         }
         let taken = match (state, routes) {
-            (Some(state), _) => state.map(|state| self.take_state(state, out)),
+            (Some(state), _) => state.and_then(|state| self.take_state(state, out)),
             (None, Some(routes)) => routes.map(|routes| self.take_routes(routes, out)),
             (None, None) => Ok(()),
         };
@@ -376,7 +391,6 @@ impl Space {
                 self.due.dump_later(now);
             }
         }
-        self.refresh_settings(out);
         self.refresh_all(out);
     }
 
@@ -392,15 +406,23 @@ impl Space {
         }
     }
 
-    /// Replaces the whole state with the reading.
-    fn take_state(&mut self, state: State, out: &mut Vec<Event>) {
-        let State { links, addresses, neighbours, routes } = state;
+    /// Replaces the whole state with the reading, or only devices and addresses if that is all it has.
+    fn take_state(&mut self, state: State, out: &mut Vec<Event>) -> io::Result<()> {
+        let State { links, addresses, tables } = state;
         self.values = self.sysctls.read();
         self.links = links;
         self.addresses.clear();
         for address in addresses {
             self.addresses.entry(address.ifindex).or_default().insert(address.key, address.understood);
         }
+        let Tables { neighbours, routes } = match tables {
+            Ok(tables) => tables,
+            Err(error) => {
+                self.forget_missing_links(out);
+                self.refresh_all(out);
+                return Err(error);
+            }
+        };
         self.nexthops = routes.nexthops.iter().map(|n| (n.id, n.clone())).collect();
         self.neighbours = neighbours.len();
         self.note_routes(&routes);
@@ -422,10 +444,22 @@ impl Space {
             settings: self.emitted_settings.clone(),
         };
         out.push(Event::Dump(self.id, Box::new(dump)));
+        Ok(())
+    }
+
+    /// Devices that were handed out and are not there any more.
+    fn forget_missing_links(&mut self, out: &mut Vec<Event>) {
+        let missing: Vec<u32> =
+            self.emitted.keys().filter(|i| !self.links.contains_key(i)).copied().collect();
+        for ifindex in missing {
+            self.emitted.remove(&ifindex);
+            out.push(Event::LinkGone(self.id, ifindex));
+        }
     }
 
     fn compose_all(&mut self) {
         self.redirected.iter_mut().for_each(BTreeSet::clear);
+        self.stale.clear();
         let indexes: Vec<u32> = self.links.keys().copied().collect();
         self.emitted = indexes.iter().filter_map(|i| Some((*i, self.compose(*i)?))).collect();
     }
@@ -480,8 +514,11 @@ impl Space {
         self.troubles.add(What::Quota, why);
         self.refresh_settings(out);
         if !mem::replace(&mut self.announced, true) {
+            // Without its devices, packets for their addresses would leave the box.
+            self.compose_all();
             self.emitted_settings = self.settings();
-            let dump = Dump { settings: self.emitted_settings.clone(), ..Dump::default() };
+            let links = self.emitted.values().cloned().collect();
+            let dump = Dump { links, settings: self.emitted_settings.clone(), ..Dump::default() };
             out.push(Event::Namespace(self.id, self.namespace.clone()));
             out.push(Event::Dump(self.id, Box::new(dump)));
         }
@@ -502,6 +539,7 @@ impl Space {
 
     /// Applies the kernel's reports, in order, up to this namespace's turn.
     pub fn take_events(&mut self, out: &mut Vec<Event>, now: Instant) -> io::Result<()> {
+        let begin = out.len();
         let turn = if self.id == HOST { HOST_BUFFERS_PER_TURN } else { BUFFERS_PER_TURN };
         self.more = true;
         self.unheard_turns = self.unheard_turns.saturating_sub(1);
@@ -527,9 +565,13 @@ impl Space {
                         ear.route.return_buffer(buffer);
                     }
                     // Every buffer counts, whatever it contains, including forged messages.
-                    if !self.spend(1, now) {
+                    let cost = 1 + mem::take(&mut self.extra_cost);
+                    if !self.spend(cost, now) {
                         let most = self.quota.events_per_second;
                         self.exceed(format!("it changes more than {most} times a second"), out, now);
+                    }
+                    if out.len() - begin >= EVENTS_PER_POLL {
+                        break;
                     }
                 }
                 Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => {
@@ -544,6 +586,7 @@ impl Space {
             }
         }
         self.check_quota(out, now);
+        self.refresh_stale(out);
         Ok(())
     }
 
@@ -565,7 +608,12 @@ impl Space {
             self.exceed(error.to_string(), out, now);
         }
         let over = |most: crate::netlink::socket::Most, count| most.check(count).is_err();
-        if over(self.quota.routes(), self.routes) || over(self.quota.neighbours(), self.neighbours) {
+        let addresses = self.addresses.values().map(HashMap::len).sum();
+        if over(self.quota.routes(), self.routes)
+            || over(self.quota.routes(), self.nexthops.len())
+            || over(self.quota.neighbours(), self.neighbours)
+            || over(self.quota.addresses(), addresses)
+        {
             self.due.dump = Some(now);
         }
     }
@@ -578,19 +626,19 @@ impl Space {
                 out.extend(neighbour::parse(message).map(|n| Event::Neighbour(self.id, n)));
             }
             rtm::NEWLINK | rtm::DELLINK => match link::parse(message) {
-                Some(LinkMessage::New(link)) => self.new_link(*link, out, now),
+                Some(LinkMessage::New(link)) => self.new_link(*link, now),
                 Some(LinkMessage::Gone { ifindex }) => self.link_gone(ifindex, out, now),
                 Some(LinkMessage::Settings6 { ifindex, conf6 }) => {
                     if let Some(link) = self.links.get_mut(&ifindex) {
                         link.conf6 = Some(conf6);
-                        self.refresh(ifindex, out);
+                        self.refresh(ifindex);
                     }
                 }
                 None => (),
             },
             rtm::NEWADDR | rtm::DELADDR => {
                 if let Some(address) = link::parse_address4(message.payload) {
-                    self.address(address, message.kind == rtm::NEWADDR, out, now);
+                    self.address(address, message.kind == rtm::NEWADDR, now);
                 }
             }
             rtm::NEWNEXTHOP | rtm::DELNEXTHOP => {
@@ -600,7 +648,7 @@ impl Space {
             }
             rtm::NEWNETCONF => {
                 if let Some(conf) = netconf::parse(message.payload) {
-                    self.netconf(&conf, out);
+                    self.netconf(&conf);
                 }
             }
             rtm::NEWNSID | rtm::DELNSID => {
@@ -636,7 +684,7 @@ impl Space {
         })
     }
 
-    fn new_link(&mut self, mut new: RawLink, out: &mut Vec<Event>, now: Instant) {
+    fn new_link(&mut self, mut new: RawLink, now: Instant) {
         let index = new.ifindex;
         let old = self.links.remove(&index);
         if let Some(old) = &old {
@@ -662,7 +710,7 @@ impl Space {
             self.due.traffic_soon(now);
         }
         self.links.insert(index, new);
-        self.refresh(index, out);
+        self.refresh(index);
     }
 
     fn link_gone(&mut self, ifindex: u32, out: &mut Vec<Event>, now: Instant) {
@@ -679,7 +727,7 @@ impl Space {
         self.due.routes_soon(now);
     }
 
-    fn address(&mut self, a: link::Address4, new: bool, out: &mut Vec<Event>, now: Instant) {
+    fn address(&mut self, a: link::Address4, new: bool, now: Instant) {
         let addresses = self.addresses.entry(a.ifindex).or_default();
         if new {
             addresses.insert(a.key, a.understood);
@@ -688,7 +736,7 @@ impl Space {
             // Linux removes routes that name it as their source without a message (fib_sync_down_addr).
             self.due.routes_soon(now);
         }
-        self.refresh(a.ifindex, out);
+        self.refresh(a.ifindex);
     }
 
     fn nexthop(&mut self, object: NexthopObject, new: bool, out: &mut Vec<Event>, now: Instant) {
@@ -703,25 +751,26 @@ impl Space {
         }
     }
 
-    fn netconf(&mut self, conf: &netconf::Netconf, out: &mut Vec<Event>) {
+    fn netconf(&mut self, conf: &netconf::Netconf) {
         if conf.ifindex == -1 {
             settings::apply_to_all(&mut self.values, conf);
-            self.refresh_all(out);
+            self.stale.extend(self.links.keys());
+            self.extra_cost += self.links.len() / DEVICES_PER_EVENT;
         } else if let Ok(ifindex) = u32::try_from(conf.ifindex)
             && let Some(link) = self.links.get_mut(&ifindex)
         {
             let values = if conf.v6 { &mut link.conf6 } else { &mut link.conf4 };
             settings::apply_to_device(values.as_deref_mut().unwrap_or_default(), conf);
-            self.refresh(ifindex, out);
+            self.refresh(ifindex);
         }
     }
 
     /// A message reported the device: emit it if it differs from the last event.
-    fn refresh(&mut self, ifindex: u32, out: &mut Vec<Event>) {
+    fn refresh(&mut self, ifindex: u32) {
         if let Some(visit) = &mut self.visit {
             visit.touched.insert(ifindex);
         }
-        self.emit(ifindex, out);
+        self.stale.insert(ifindex);
     }
 
     fn emit(&mut self, ifindex: u32, out: &mut Vec<Event>) {
@@ -736,15 +785,21 @@ impl Space {
             }
             self.emitted.insert(ifindex, link.clone());
             out.push(Event::Link(self.id, link));
-            self.refresh_settings(out);
         }
     }
 
     /// Emit every device that differs from its last event.
     pub fn refresh_all(&mut self, out: &mut Vec<Event>) {
-        for index in self.links.keys().copied().collect::<Vec<_>>() {
-            self.emit(index, out);
+        self.stale.extend(self.links.keys());
+        self.refresh_stale(out);
+    }
+
+    /// Emits stale devices, then the settings, if they differ from their last event.
+    fn refresh_stale(&mut self, out: &mut Vec<Event>) {
+        for ifindex in mem::take(&mut self.stale) {
+            self.emit(ifindex, out);
         }
+        self.refresh_settings(out);
     }
 
     fn compose(&mut self, ifindex: u32) -> Option<Link> {
@@ -833,18 +888,20 @@ impl Space {
 
     /// Reports that devices accept redirects, if packets of the IP version are forwarded.
     fn redirects(&self, version: u8) -> Option<String> {
-        let (redirected, forwards) = if version == 4 {
-            (&self.redirected[0], self.emitted.values().any(|link| link.ipv4.forwarding))
-        } else {
-            (&self.redirected[1], self.emitted.values().any(|link| link.ipv6.forwarding))
-        };
-        let (first, more) = (redirected.first().filter(|_| forwards)?, redirected.len() - 1);
-        let name = &self.links.get(first)?.name;
+        let redirected = &self.redirected[usize::from(version == 6)];
+        let name = &self.links.get(redirected.first()?)?.name;
+        let forwards = |link: &Link| if version == 4 { link.ipv4.forwarding } else { link.ipv6.forwarding };
+        if !self.emitted.values().any(forwards) {
+            return None;
+        }
+        let more = redirected.len() - 1;
         let off = format!("net/ipv{version}/conf/{name}/accept_redirects=0");
         let off = command(&self.namespace.name, &format!("sysctl -w {}", Quoted(&off)));
+        let flush = command(&self.namespace.name, "ip route flush cache");
         let others = if more > 0 { format!(" (and {more} more)") } else { String::new() };
         Some(format!(
-            "{}{others} accepts ICMP redirects, which change the gateways of forwarded packets: {off}",
+            "{}{others} accepts ICMP redirects, which change the gateways of forwarded packets: {off}; then forget \
+             those that it learned: {flush}",
             Shown(name)
         ))
     }
@@ -870,9 +927,9 @@ impl Space {
         let values = self.sysctls.read();
         if values != self.values {
             self.values = values;
-            self.refresh_all(out);
+            self.stale.extend(self.links.keys());
         }
-        self.refresh_settings(out);
+        self.refresh_stale(out);
         self.asked.polled |= slow || self.id == HOST;
         self.asked.devices |= slow;
         if slow {

@@ -13,7 +13,7 @@ use crate::{
         neighbour, nexthop, nsid, route,
         socket::Socket,
     },
-    netns::Place,
+    netns::{self, Place},
 };
 use logic::observe::{NamespaceId, Neighbour, NexthopObject, Route};
 use std::{
@@ -103,6 +103,8 @@ pub struct Found {
     pub programs: Option<io::Result<BTreeMap<u32, u32>>>,
     /// The namespace could not be entered: it may have moved, or be gone.
     pub lost_the_way: bool,
+    /// Another namespace has its number now.
+    pub ended: bool,
 }
 
 impl Found {
@@ -110,7 +112,7 @@ impl Found {
     pub fn nothing() -> Found {
         let error = || io::Error::other("no thread to read with");
         let wanted = Wanted { state: true, programs: Some(BTreeSet::new()), ..Wanted::default() };
-        failed(&wanted, &error(), false)
+        failed(&wanted, &error())
     }
 
     /// Why not all parts of policies were read; `None`: they were. Unreadable rules are hazards themselves.
@@ -132,6 +134,11 @@ impl Found {
 pub struct State {
     pub links: BTreeMap<u32, RawLink>,
     pub addresses: Vec<link::Address4>,
+    /// An error when the namespace has too many. Its devices must be known all the same: others may send to their addresses.
+    pub tables: io::Result<Tables>,
+}
+
+pub struct Tables {
     pub neighbours: Vec<Neighbour>,
     pub routes: Routes,
 }
@@ -148,14 +155,17 @@ pub fn visit(place: &Place, wanted: &Wanted, id: NamespaceId, peers: &Peers, quo
     let visited = place.inside(task);
     match visited {
         Ok(Ok(found)) => found,
-        Ok(Err(error)) => failed(wanted, &error, false),
-        Err(error) => failed(wanted, &error, true),
+        Ok(Err(error)) => failed(wanted, &error),
+        Err(error) => {
+            Found { ended: netns::was_replaced(&error), lost_the_way: true, ..failed(wanted, &error) }
+        }
     }
 }
 
 fn read(mut socket: Socket, wanted: &Wanted, id: NamespaceId, peers: &Peers, quota: &Quota) -> Found {
     let longest = if wanted.precedes_events() { LONGEST_OF_ALL } else { LONGEST };
-    socket.end_at(Instant::now() + longest);
+    let end = Instant::now() + longest;
+    socket.end_at(end);
     let socket = &mut socket;
     for (ifindex, address) in &wanted.probes {
         if let Err(error) = socket.ask(neighbour::touch(*ifindex, *address), |_| None::<()>) {
@@ -164,28 +174,27 @@ fn read(mut socket: Socket, wanted: &Wanted, id: NamespaceId, peers: &Peers, quo
     }
     let all = wanted.state;
     let state = all.then(|| read_state(socket, quota));
-    let enough = state.as_ref().is_some_and(Result::is_err);
-    if enough {
-        return Found {
-            state,
-            ..failed(&Wanted { state: false, ..wanted.clone() }, &io::ErrorKind::Other.into(), false)
-        };
+    let is_whole = |state: &io::Result<State>| state.as_ref().is_ok_and(|state| state.tables.is_ok());
+    if !state.as_ref().is_none_or(is_whole) {
+        let wanted = Wanted { state: false, ..wanted.clone() };
+        return Found { state, ..failed(&wanted, &io::ErrorKind::Other.into()) };
     }
     Found {
         state,
         routes: (wanted.routes && !all).then(|| read_routes(socket, quota)),
-        hazards: (all || wanted.hazards).then(|| hazards::read(socket)),
+        hazards: (all || wanted.hazards).then(|| hazards::read(socket, end)),
         traffic: (all || wanted.traffic).then(|| traffic::read(socket)),
         devices: (wanted.devices && !all).then(|| read_links(socket, quota)),
         polled: (all || wanted.polled).then(Polled::read),
         numbers: (all || wanted.numbers).then(|| read_numbers(socket, id, peers)),
         programs: wanted.programs.as_ref().map(bpf::tcx_programs),
         lost_the_way: false,
+        ended: false,
     }
 }
 
 /// All wanted parts failed for this reason.
-fn failed(wanted: &Wanted, error: &io::Error, lost_the_way: bool) -> Found {
+fn failed(wanted: &Wanted, error: &io::Error) -> Found {
     fn fail<T>(wanted: bool, error: &io::Error) -> Option<io::Result<T>> {
         wanted.then(|| Err(super::same(error)))
     }
@@ -197,7 +206,6 @@ fn failed(wanted: &Wanted, error: &io::Error, lost_the_way: bool) -> Found {
         devices: fail(wanted.devices, error),
         numbers: fail(wanted.numbers, error),
         programs: fail(wanted.programs.is_some(), error),
-        lost_the_way,
         ..Found::default()
     }
 }
@@ -206,11 +214,15 @@ fn read_state(socket: &mut Socket, quota: &Quota) -> io::Result<State> {
     let links = read_links(socket, quota)?.into_iter().map(|link| (link.ifindex, link)).collect();
     let address = |m: crate::netlink::wire::Message<'_>| link::parse_address4(m.payload);
     let addresses = socket.dump_at_most(quota.addresses(), link::dump_addresses(INET), address)?;
+    Ok(State { links, addresses, tables: read_tables(socket, quota) })
+}
+
+fn read_tables(socket: &mut Socket, quota: &Quota) -> io::Result<Tables> {
     let most = quota.neighbours();
     let mut neighbours = socket.dump_at_most(most, neighbour::dump(INET), neighbour::parse)?;
     let more = most.less(neighbours.len());
     neighbours.extend(socket.dump_at_most(more, neighbour::dump(INET6), neighbour::parse)?);
-    Ok(State { links, addresses, neighbours, routes: read_routes(socket, quota)? })
+    Ok(Tables { neighbours, routes: read_routes(socket, quota)? })
 }
 
 fn read_links(socket: &mut Socket, quota: &Quota) -> io::Result<Vec<RawLink>> {

@@ -12,6 +12,7 @@ use router::{
 use std::{
     collections::{BTreeMap, VecDeque},
     fs::File,
+    os::unix::fs::MetadataExt,
     process::{Command, Stdio},
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     time::{Duration, Instant},
@@ -158,6 +159,126 @@ fn a_namespace_over_a_limit_is_left_to_the_kernel_until_it_is_not() {
                 over_limits(e, id).filter(Option::is_none)
             });
         }
+    });
+}
+
+/// Packets for its address must not leave the box, so its devices are handed out from the start, and it comes back though it
+/// says nothing more.
+#[test]
+#[ignore = "needs root"]
+fn a_namespace_that_is_over_a_limit_when_it_is_first_read_is_known_by_its_devices() {
+    with_bed(|bed| {
+        let red = tenant(bed, "red", "02:00:00:00:00:01");
+        let line =
+            |verb: &str| (0..200).map(|i| format!("route {verb} 10.0.{i}.0/24 via 192.0.2.2\n")).collect();
+        let [add, del]: [String; 2] = ["add", "del"].map(line);
+        sh(&format!("ip -n {red} -batch - <<'END'\n{add}END"));
+        let mut observer = observer_with(Quota { routes: 100, ..Quota::default() });
+        let (id, macs) = until(&mut observer, "its dump", |e| match e {
+            Event::Dump(id, dump) if *id != HOST => {
+                Some((*id, dump.links.iter().map(|link| link.mac.to_string()).collect::<Vec<_>>()))
+            }
+            _ => None,
+        });
+        assert!(macs.contains(&"02:00:00:00:00:01".to_owned()), "{macs:?}");
+        // Its address changes while its routes are not read.
+        sh(&format!("ip -n {red} link set m0 address 02:00:00:00:00:09"));
+        patiently(&mut observer, "its new address", |e| match e {
+            Event::Link(i, link) if *i == id => (link.mac.to_string() == "02:00:00:00:00:09").then_some(()),
+            _ => None,
+        });
+        sh(&format!("ip -n {red} -batch - <<'END'\n{del}END"));
+        patiently(&mut observer, "within its limits", |e| over_limits(e, id).filter(Option::is_none));
+    });
+}
+
+/// The namespace of this name that is dumped. One that has ended may bear the name for a moment, as its number is the same.
+fn dumped_last(watcher: &mut Watcher, name: &str) -> NamespaceId {
+    let mut names = BTreeMap::new();
+    patiently(watcher, "dump of the namespace", |e| {
+        match e {
+            Event::Namespace(id, namespace) => drop(names.insert(*id, namespace.name.clone())),
+            Event::NamespaceGone(id) => drop(names.remove(id)),
+            Event::Dump(id, _) => return names.get(id).filter(|known| *known == name).map(|_| *id),
+            _ => (),
+        }
+        None
+    })
+}
+
+/// The kernel gives the number of a namespace that ended to the next one. The end is noticed though its message was lost.
+#[test]
+#[ignore = "needs root"]
+fn a_namespace_that_takes_the_number_of_another_is_told_apart() {
+    with_bed(|bed| {
+        let mut observer = observer();
+        settle(&mut observer);
+        // Programs beside this test make namespaces, too, and can get the number.
+        for round in 0..10 {
+            let (red, mac) = (tenant(bed, &format!("red{round}"), "02:00:00:00:00:01"), "02:00:00:00:00:01");
+            let id = dumped_last(&mut observer, &red);
+            settle(&mut observer);
+            observer.observer.set_receive_buffer(id, 4096).unwrap();
+            let inode = |name: &str| std::fs::metadata(format!("/run/netns/{name}")).unwrap().ino();
+            let number = inode(&red);
+            let routes: String =
+                (0..3000).map(|i| format!("route add blackhole 10.{}.{}.0/24\n", i / 250, i % 250)).collect();
+            sh(&format!("ip -n {red} -batch - <<'END'\n{routes}END\nip netns del {red}"));
+            assert!(is_freed(mac));
+            let blue = tenant(bed, &format!("blue{round}"), mac);
+            if inode(&blue) == number {
+                assert_ne!(dumped_last(&mut observer, &blue), id);
+                return;
+            }
+            sh(&format!("ip netns del {blue}"));
+            assert!(is_freed(mac));
+        }
+        panic!("no namespace got the number of the one before");
+    });
+}
+
+/// One message can concern all devices of a namespace. Such messages are counted by what they cost, and each device is handed
+/// out once a turn.
+#[test]
+#[ignore = "needs root"]
+fn a_storm_of_settings_of_all_devices_delays_no_other() {
+    with_bed(|bed| {
+        let mut observer = observer();
+        settle(&mut observer);
+        let red = tenant(bed, "red", "02:00:00:00:00:01");
+        let id = dumped(&mut observer, &red);
+        let links: String = (0..250).map(|i| format!("link add d{i} type veth\n")).collect();
+        sh(&format!("ip -n {red} -batch - <<'END'\n{links}END"));
+        settle(&mut observer);
+        let file = File::open(format!("/run/netns/{red}")).unwrap();
+        netns::inside(&file, || {
+            for i in 0..4000 {
+                std::fs::write("/proc/sys/net/ipv4/conf/all/rp_filter", if i % 2 == 0 { "1" } else { "0" })
+                    .unwrap();
+            }
+        })
+        .unwrap();
+        sh("ip route add blackhole 172.16.0.0/24");
+        let prefix: Prefix4 = "172.16.0.0/24".parse().unwrap();
+        let mut of_red = 0;
+        let end = Instant::now() + HANG;
+        'seen: loop {
+            assert!(Instant::now() < end, "the host's change is not seen");
+            for event in observer.observer.poll(Duration::from_millis(100)).unwrap() {
+                if matches!(&event, Event::Route4(HOST, _, route) if route.prefix == prefix) {
+                    break 'seen;
+                }
+                of_red += usize::from(is_of(&event, id));
+            }
+        }
+        assert!(of_red <= 2 * 502, "{of_red} events of the storm first");
+        let troubles = observer.observer.troubles();
+        let mut over = troubles.iter().any(|t| t.what.contains("times a second"));
+        while !over && Instant::now() < end {
+            observer.observer.poll(Duration::from_millis(20)).unwrap();
+            over = observer.observer.troubles().iter().any(|t| t.what.contains("times a second"));
+        }
+        assert!(over, "4000 messages about 500 devices each are within the limits");
     });
 }
 
