@@ -35,7 +35,7 @@ fn route<'a>(routes: &'a [Route<u32>], prefix: &str) -> &'a Route<u32> {
 #[ignore = "needs root"]
 fn the_first_poll_hands_out_the_host_and_its_port() {
     with_bed(|_| {
-        sh("ip addr add 192.0.2.1/24 dev port0; sysctl -qw net.ipv4.conf.port0.forwarding=1");
+        sh("ip addr add 192.0.2.1/24 dev port0; sysctl -qw net.ipv4.ip_forward=1");
         let events = observer().poll(Duration::ZERO).unwrap();
         assert!(matches!(&events[0], Event::Namespace(HOST, n) if n.host && n.name == "host"), "{events:?}");
         let Event::Dump(HOST, dump) = &events[1] else { panic!("{events:?}") };
