@@ -94,3 +94,138 @@ fn a_route_that_comes_back_in_between_stays() {
     assert_eq!(bench.mirror.routes4(RED).count(), 9);
     assert_eq!(bench.mirror.plan(), []);
 }
+
+fn through(gateway: &str, count: usize) -> Vec<Route<u32>> {
+    long(count).into_iter().map(|route| Route { next: via(1, gateway), ..route }).collect()
+}
+
+fn red_link() -> Link {
+    Link { mac: mac(10), ..macvlan(1, (HOST, 1)) }
+}
+
+/// The namespace RED with nine routes, all planned, and its interface in this state: IPv4, IPv6, transmission.
+fn settled() -> Bench {
+    let mut bench = bench(RED);
+    bench.see(Event::Routes(RED, through("10.9.9.0", 9), vec![]));
+    while bench.mirror.is_behind() {
+        plan(&mut bench);
+    }
+    assert_eq!(state(&bench), [true; 3]);
+    bench
+}
+
+fn plan(bench: &mut Bench) -> Vec<Op> {
+    let ops = bench.mirror.plan();
+    bench.model.is_behind = bench.mirror.is_behind();
+    bench.model.apply(&ops);
+    ops
+}
+
+/// Of the interface of RED: IPv4, IPv6, transmission.
+fn state(bench: &Bench) -> [bool; 3] {
+    let interface = bench.model.interfaces.values().find(|i| i.router == 1).unwrap();
+    [interface.ipv4, interface.ipv6, interface.transmit]
+}
+
+/// Plans until the interface of RED is on, while routes of other prefixes change all the time. Returns how many plans.
+fn plans_until_on(bench: &mut Bench) -> usize {
+    for plans in 1..20 {
+        let revision = bench.mirror.revision();
+        plan(bench);
+        if state(bench) == [true; 3] {
+            assert!(plans == 1 || bench.mirror.revision() != revision);
+            return plans;
+        }
+        let why = bench.mirror.interfaces().find(|i| i.namespace == RED).unwrap().reasons4;
+        assert_eq!(why, ["the fast path does not have all routes of its router yet"]);
+        for i in 0..ROUTES_PER_PLAN {
+            let route = route4(&format!("10.{plans}.{i}.0/24"), dev(1));
+            bench.see(Event::Route4(RED, Change::Replace, Route { metric: 1, ..route }));
+        }
+    }
+    panic!("the interface stays off");
+}
+
+fn assert_no_old_route(bench: &Bench) {
+    for (prefix, target) in &bench.model.routers[&1].routes4 {
+        let old = matches!(target, Target::Hop(hop) if hop.gateway == Some(ip("10.9.9.0")));
+        assert!(!old, "{prefix}");
+    }
+}
+
+/// Events were lost, and the dump that makes up for it says more than one plan changes.
+#[test]
+fn an_interface_is_on_again_after_its_routes() {
+    let mut bench = settled();
+    let lost = Settings {
+        hazards4: vec!["events were lost".into()],
+        hazards6: vec!["events were lost".into()],
+        ..Settings::default()
+    };
+    bench.see(Event::Settings(RED, lost));
+    plan(&mut bench);
+    assert_eq!(state(&bench), [false, false, true]);
+    let routes4 = through("10.9.9.1", 9);
+    bench.see(Event::Dump(RED, Box::new(Dump { links: vec![red_link()], routes4, ..Dump::default() })));
+    assert_eq!(plans_until_on(&mut bench), 3);
+    assert_no_old_route(&bench);
+    assert!(bench.mirror.is_behind_of(RED));
+    let why = bench.mirror.interfaces().find(|i| i.namespace == RED).unwrap().reasons4;
+    assert_eq!(why, [""; 0]);
+}
+
+/// Linux removes routes without a word when a link goes down.
+#[test]
+fn a_link_that_comes_up_waits_for_the_routes_too() {
+    let mut bench = settled();
+    bench.see(Event::Link(RED, Link { up: false, ..red_link() }));
+    plan(&mut bench);
+    assert_eq!(state(&bench), [false; 3]);
+    while bench.mirror.is_behind() {
+        plan(&mut bench);
+    }
+    bench.see(Event::Link(RED, red_link()));
+    bench.see(Event::Routes(RED, through("10.9.9.1", 9), vec![]));
+    assert_eq!(plans_until_on(&mut bench), 3);
+    assert_no_old_route(&bench);
+}
+
+/// The wait ends with the reason to be on, and begins anew with the next one.
+#[test]
+fn an_interface_that_goes_off_while_it_waits_waits_again() {
+    let mut bench = settled();
+    let lost = || Settings { hazards4: vec!["events were lost".into()], ..Settings::default() };
+    let dump = |gateway| {
+        let routes4 = through(gateway, 9);
+        Event::Dump(RED, Box::new(Dump { links: vec![red_link()], routes4, ..Dump::default() }))
+    };
+    bench.see(Event::Settings(RED, lost()));
+    plan(&mut bench);
+    bench.see(dump("10.9.9.0"));
+    bench.see(Event::Routes(RED, through("10.9.9.1", 9), vec![]));
+    bench.see(Event::Routes(RED, through("10.9.9.0", 9), vec![]));
+    plan(&mut bench);
+    bench.see(Event::Settings(RED, lost()));
+    plan(&mut bench);
+    assert_eq!(state(&bench), [false, true, true]);
+    bench.see(dump("10.9.9.1"));
+    assert!(plans_until_on(&mut bench) > 2);
+    assert_no_old_route(&bench);
+}
+
+/// The tables of a new router are empty, so its interface need not wait. It stays on while routes change.
+#[test]
+fn a_new_router_is_on_at_once_and_stays_on() {
+    let mut bench = bench(HOST);
+    bench.see(Event::Namespace(RED, namespace("red")));
+    let routes4 = through("10.9.9.0", 9);
+    bench.see(Event::Dump(RED, Box::new(Dump { links: vec![red_link()], routes4, ..Dump::default() })));
+    plan(&mut bench);
+    assert!(bench.mirror.is_behind_of(RED));
+    assert_eq!(state(&bench), [true; 3]);
+    bench.see(Event::Routes(RED, through("10.9.9.1", 9), vec![]));
+    while bench.mirror.is_behind() {
+        let ops = plan(&mut bench);
+        assert!(!ops.iter().any(|op| matches!(op, Op::Interface(..))), "{ops:?}");
+    }
+}
