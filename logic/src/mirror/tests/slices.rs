@@ -72,9 +72,10 @@ fn an_address_has_a_route_at_each_step() {
     assert_eq!(plans, [[1, 0], [4, 0], [1, 3], [0, 0]]);
 }
 
-/// A route that goes and is back before the others are planned is not touched.
+/// A route that goes and is back while others are planned passes to the kernel until the next batch: at no step do its
+/// packets take a shorter prefix.
 #[test]
-fn a_route_that_comes_back_in_between_stays() {
+fn a_route_that_comes_back_in_between_passes() {
     let mut bench = bench(RED);
     bench.see(Event::Routes(RED, long(1), vec![]));
     bench.plan();
@@ -83,16 +84,65 @@ fn a_route_that_comes_back_in_between_stays() {
     for route in &shorter {
         bench.see(Event::Route4(RED, Change::Add, route.clone()));
     }
-    let first = routes(&bench.mirror.plan());
-    assert_eq!(first.len(), 3);
+    assert_eq!(routes(&bench.mirror.plan()).len(), 3);
     bench.see(Event::Route4(RED, Change::Add, route4("10.1.0.0/24", dev(1))));
-    let mut all = first;
+    let mut seen = Vec::new();
     while bench.mirror.is_behind() {
-        all.extend(routes(&bench.mirror.plan()));
+        bench.mirror.plan();
+        let (prefix, target) = bench.mirror.route4_to(RED, 0x0a01_0001).unwrap();
+        seen.push((prefix.to_string(), matches!(target, Target::Pass { .. })));
     }
-    assert!(all.len() == 8 && all.iter().all(|(_, prefix, set)| prefix.ends_with("/16") && *set), "{all:?}");
+    let step = |passes| ("10.1.0.0/24".to_owned(), passes);
+    assert_eq!(seen, [step(false), step(true), step(false)]);
     assert_eq!(bench.mirror.routes4(RED).count(), 9);
     assert_eq!(bench.mirror.plan(), []);
+}
+
+/// Eight long prefixes are ahead of 0.0.0.0/0 in a batch that has begun. Then an exception comes, and after it `change`
+/// moves 0.0.0.0/0 to the gateway 10.9.9.2: no address of the exception ever goes there.
+fn no_route_without_its_exception(default: Next, change: Event) {
+    let mut bench = bench(RED);
+    bench.see(Event::Nexthop(RED, object("10.9.9.1")));
+    let old = long(8).into_iter().chain([route4("0.0.0.0/0", via(1, "10.9.9.0"))]).collect();
+    bench.see(Event::Routes(RED, old, vec![]));
+    while bench.mirror.is_behind() {
+        bench.mirror.plan();
+    }
+    let moved = |route: Route<u32>| Route { next: via(1, "10.9.9.1"), ..route };
+    let new = long(8).into_iter().map(moved).chain([route4("0.0.0.0/0", default)]).collect();
+    bench.see(Event::Routes(RED, new, vec![]));
+    bench.mirror.plan();
+    assert!(bench.mirror.is_behind_of(RED) && !bench.mirror.is_behind_of(HOST));
+    let exception = Route { kind: RouteKind::Blackhole, ..route4("10.1.0.0/16", Next::None) };
+    bench.see(Event::Route4(RED, Change::Add, exception));
+    bench.see(change);
+    let leads_to = |bench: &Bench, address, gateway| {
+        let target = bench.mirror.route4_to(RED, address).map(|(_, target)| target);
+        matches!(target, Some(Target::Hop(hop)) if hop.gateway == Some(ip(gateway)))
+    };
+    let mut plans = 0;
+    while bench.mirror.is_behind() {
+        bench.mirror.plan();
+        assert!(!leads_to(&bench, 0x0a01_6301, "10.9.9.2"), "after plan {plans}");
+        plans += 1;
+    }
+    assert!(plans > 2 && leads_to(&bench, 0x0808_0808, "10.9.9.2"));
+    assert_eq!(bench.mirror.plan(), []);
+}
+
+fn object(gateway: &str) -> NexthopObject {
+    NexthopObject { id: 1, kind: NexthopObjectKind::Single(hop(1, Some(gateway))) }
+}
+
+#[test]
+fn a_route_that_changes_while_it_waits_comes_after_its_exceptions() {
+    let change = Event::Route4(RED, Change::Replace, route4("0.0.0.0/0", via(1, "10.9.9.2")));
+    no_route_without_its_exception(via(1, "10.9.9.1"), change);
+}
+
+#[test]
+fn so_does_a_route_whose_nexthop_object_changes() {
+    no_route_without_its_exception(Next::Object(1), Event::Nexthop(RED, object("10.9.9.2")));
 }
 
 fn through(gateway: &str, count: usize) -> Vec<Route<u32>> {
