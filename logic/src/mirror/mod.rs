@@ -47,7 +47,7 @@ use crate::{
 };
 use batch::Batch;
 use ids::Ids;
-use reconcile::Standing;
+use reconcile::{Beginning, Standing};
 use shape::LinkKey;
 use space::{Space, Spaces};
 use std::{
@@ -84,6 +84,7 @@ pub struct Mirror {
     planned_ports: BTreeMap<PortId, bool>,
     held: BTreeMap<LinkKey, Held>,
     by_id: BTreeMap<InterfaceId, LinkKey>,
+    beginning: BTreeMap<LinkKey, Beginning>,
     standings: Vec<Standing>,
     /// Addresses of interfaces without a number, as planned.
     others: Arc<[shape::Address]>,
@@ -123,6 +124,7 @@ impl Mirror {
             planned_ports: BTreeMap::new(),
             held: BTreeMap::new(),
             by_id: BTreeMap::new(),
+            beginning: BTreeMap::new(),
             standings: Vec::new(),
             others: Arc::default(),
             router_ids: Ids::new(0, u32::from(limits.routers.min(256))),
@@ -259,6 +261,10 @@ impl Mirror {
             let most = if space.about.host { usize::MAX } else { most };
             space.plan_tables(router, refresh, most, &mut batch);
         }
+        self.begin_interfaces(&mut batch);
+        for router in self.spaces.values_mut().filter_map(|space| space.router.as_mut()) {
+            router.is_new = false;
+        }
         self.unsettled = self.turn_numbers() && self.waiting;
         batch.ops()
     }
@@ -276,9 +282,7 @@ impl Mirror {
         let spaces = &self.spaces;
         self.behind.retain(|id, until| {
             let router = spaces.get(id).filter(|space| space.router.is_some());
-            router.is_some_and(|space| {
-                space.batches_ended().iter().zip(until).any(|(ended, until)| *ended < *until)
-            })
+            router.is_some_and(|space| !space.has_planned(until))
         });
         if !self.behind.is_empty() {
             return true;
@@ -291,6 +295,11 @@ impl Mirror {
     /// Do routes wait for the next plan?
     pub fn is_behind(&self) -> bool {
         self.spaces.values().any(Space::is_behind)
+    }
+
+    /// Do routes of this namespace wait for the next plan?
+    pub fn is_behind_of(&self, namespace: NamespaceId) -> bool {
+        self.spaces.get(&namespace).is_some_and(Space::is_behind)
     }
 
     /// The IPv4 routes that the tables of this namespace's router should hold after the last plan, in no particular

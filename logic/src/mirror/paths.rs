@@ -116,6 +116,11 @@ impl Paths {
         self.resolved[position(id)].changed
     }
 
+    /// Is it known where this path leads?
+    pub fn is_resolved(&self, id: Id) -> bool {
+        self.resolved[position(id)].target.is_some()
+    }
+
     pub fn target(&self, id: Id) -> &Target {
         self.targets.get(id)
     }

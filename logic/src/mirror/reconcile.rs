@@ -24,6 +24,13 @@ pub(super) struct Standing {
     pub trouble: Option<String>,
 }
 
+/// An interface that is not on yet: old routes of its router may still be in the tables.
+pub(super) struct Beginning {
+    pub wanted: Interface,
+    /// It begins when these numbers of batches have ended ([`super::space::Space::planned_after`]). `None`: set by the running plan.
+    after: Option<[u64; 2]>,
+}
+
 impl Mirror {
     /// Everything that follows from ports, links and settings.
     pub(super) fn reconcile(&mut self, batch: &mut Batch) {
@@ -81,7 +88,7 @@ impl Mirror {
             let Some(space) = self.spaces.get_mut(&namespace) else { continue };
             if space.router.is_none() {
                 let Some(id) = self.router_ids.take() else { continue };
-                space.router = Some(Router { id: id as u8, multipath: None });
+                space.router = Some(Router { id: id as u8, multipath: None, is_new: true });
                 space.rib4.renew();
                 space.rib6.renew();
             }
@@ -139,19 +146,43 @@ impl Mirror {
             let safe = reasons.get(&namespace).copied().unwrap_or_default();
             let look_at_sources = space.rib4.has_local_prefixes();
             let wanted = interface(standing, router, safe, look_at_sources);
-            match self.held.insert((namespace, ifindex), Held { id, interface: wanted.clone() }) {
-                Some(held) => change(id, &held.interface, wanted, batch),
+            let link = (namespace, ifindex);
+            let old = self.held.get(&link).map(|held| &held.interface);
+            let first = until_it_begins(old, &wanted);
+            match old {
+                Some(old) if *old == first => {}
+                Some(_) => batch.off.push(Op::Interface(id, first.clone())),
                 None => {
-                    self.by_id.insert(id, (namespace, ifindex));
+                    self.by_id.insert(id, link);
                     space.neighbours.renew(ifindex);
-                    let quiet = Interface { ipv4: false, ipv6: false, ..wanted.clone() };
-                    batch.interfaces.push(Op::Interface(id, quiet.clone()));
-                    if wanted != quiet {
-                        batch.on.push(Op::Interface(id, wanted));
-                    }
+                    batch.interfaces.push(Op::Interface(id, first.clone()));
                 }
             }
+            let waited =
+                self.beginning.remove(&link).filter(|b| until_it_begins(Some(&b.wanted), &wanted) == wanted);
+            if first != wanted {
+                // The tables of a new router are empty: no old route is in them.
+                let after = if router.is_new { Some([0; 2]) } else { waited.and_then(|before| before.after) };
+                self.beginning.insert(link, Beginning { wanted, after });
+            }
+            self.held.insert(link, Held { id, interface: first });
         }
+    }
+
+    /// Turns on what waits for the routes of its router. Call after the routes are planned.
+    pub(super) fn begin_interfaces(&mut self, batch: &mut Batch) {
+        let (spaces, held, before) = (&self.spaces, &mut self.held, self.beginning.len());
+        self.beginning.retain(|link, beginning| {
+            let (Some(space), Some(held)) = (spaces.get(&link.0), held.get_mut(link)) else { return false };
+            let after = beginning.after.get_or_insert_with(|| space.planned_after());
+            if !space.has_planned(after) {
+                return true;
+            }
+            held.interface = beginning.wanted.clone();
+            batch.on.push(Op::Interface(held.id, beginning.wanted.clone()));
+            false
+        });
+        self.revision += u64::from(self.beginning.len() != before);
     }
 
     /// After the interfaces: an address that gets a number is known all the time.
@@ -196,6 +227,7 @@ impl Mirror {
     /// The interface on this link is gone; the next plan says so.
     pub(super) fn retire(&mut self, link: LinkKey) {
         if let Some(held) = self.held.remove(&link) {
+            self.beginning.remove(&link);
             self.by_id.remove(&held.id);
             self.retired_interfaces.push(held.id);
             self.interface_ids.release(held.id.into());
@@ -226,18 +258,14 @@ fn interface(standing: &Standing, router: Router, safe: [bool; 2], look_at_sourc
     }
 }
 
-/// What ends takes effect before everything else in the plan, what begins after it.
-fn change(id: InterfaceId, old: &Interface, wanted: Interface, batch: &mut Batch) {
-    let first = Interface {
-        ipv4: old.ipv4 && wanted.ipv4,
-        ipv6: old.ipv6 && wanted.ipv6,
-        transmit: old.transmit && wanted.transmit,
+/// What ends takes effect before everything else in the plan, what begins after it. A new interface may transmit at
+/// once: no old route leads to it.
+fn until_it_begins(old: Option<&Interface>, wanted: &Interface) -> Interface {
+    let (ipv4, ipv6, transmit) = old.map_or((false, false, true), |old| (old.ipv4, old.ipv6, old.transmit));
+    Interface {
+        ipv4: ipv4 && wanted.ipv4,
+        ipv6: ipv6 && wanted.ipv6,
+        transmit: transmit && wanted.transmit,
         ..wanted.clone()
-    };
-    if first != *old {
-        batch.off.push(Op::Interface(id, first.clone()));
-    }
-    if first != wanted {
-        batch.on.push(Op::Interface(id, wanted));
     }
 }

@@ -29,8 +29,11 @@ pub(super) struct Rib<A: Address> {
     paths: Paths,
     /// Prefixes whose entry may lead to another target than planned.
     dirty: Vec<Prefix<A>>,
-    /// Prefixes being planned: the next one is last.
+    /// Prefixes being planned: the next one is last. They get the routes they had when the batch began; one that has
+    /// changed since passes to the kernel until the next batch. So no route is in force before the exceptions to it.
     batch: Vec<Prefix<A>>,
+    /// Flips when a batch begins.
+    turn: bool,
     /// Prefixes of the batch that may have no route any more. They keep theirs until all others of the batch have one.
     leaving: Vec<Prefix<A>>,
     batches_ended: u64,
@@ -49,15 +52,37 @@ struct Entry {
     /// The planned target; holds a reference.
     shown: Option<Id>,
     round: bool,
-    /// The prefix is in [`Rib::dirty`] or [`Rib::batch`].
-    dirty: bool,
+    waits: Waits,
     /// The prefix is in [`Rib::leaving`], and has no route.
     leaving: bool,
     /// Only the kernel knows the routes, until the next dump.
     unsure: bool,
 }
 
+/// Whether a prefix waits to be planned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Waits {
+    #[default]
+    No,
+    /// The batch of this turn plans the prefix: it is in [`Rib::dirty`] or [`Rib::batch`].
+    ForBatch(bool),
+    /// The prefix is in [`Rib::batch`], and has changed since the batch began.
+    Changed,
+}
+
 impl Entry {
+    /// Notes a change. True: the caller adds the prefix to [`Rib::dirty`]. `turn`: of the running batch.
+    #[must_use]
+    fn touch(&mut self, turn: bool) -> bool {
+        let waited = self.waits;
+        if waited == Waits::No {
+            self.waits = Waits::ForBatch(!turn);
+        } else if waited == Waits::ForBatch(turn) {
+            self.waits = Waits::Changed;
+        }
+        waited == Waits::No
+    }
+
     /// Nothing is known of the prefix, and nothing is planned.
     fn is_empty(&self) -> bool {
         self.aliases.is_empty() && !self.unsure && self.shown.is_none()
@@ -97,6 +122,7 @@ impl<A: Address> Default for Rib<A> {
             paths: Paths::default(),
             dirty: Vec::new(),
             batch: Vec::new(),
+            turn: false,
             leaving: Vec::new(),
             batches_ended: 0,
             round: false,
@@ -176,7 +202,7 @@ impl<A: Address> Rib<A> {
         }
         for (prefix, entry) in self.entries.iter_mut().filter(|(_, entry)| entry.unsure) {
             entry.unsure = false;
-            if !std::mem::replace(&mut entry.dirty, true) {
+            if entry.touch(self.turn) {
                 self.dirty.push(*prefix);
             }
         }
@@ -218,7 +244,7 @@ impl<A: Address> Rib<A> {
             (entry.unsure, self.unsure) = (true, true);
         }
         self.marked.note(prefix, entry.aliases.as_slice(), &self.paths);
-        if !std::mem::replace(&mut entry.dirty, true) {
+        if entry.touch(self.turn) {
             self.dirty.push(prefix);
         }
     }
@@ -228,14 +254,20 @@ impl<A: Address> Rib<A> {
     /// One call plans at most `most` prefixes. The next calls plan the rest, in the same order ([`Rib::batches_left`]).
     pub fn plan(&mut self, around: &Surroundings<'_>, refresh: bool, most: usize) -> Difference<A> {
         let refresh = refresh | self.paths.take_turned();
-        if refresh && self.paths.refresh(around, Self::IPV6) {
-            self.touch_if(|_, paths, aliases| aliases.as_slice().iter().any(|a| paths.changed(a.path)));
+        if refresh && (self.paths.refresh(around, Self::IPV6) || !self.batch.is_empty()) {
+            let running = Waits::ForBatch(self.turn);
+            self.touch_if(|_, paths, entry| {
+                // Nothing says where an unresolved path led when the batch began.
+                let moved = |path| paths.changed(path) || entry.waits == running && !paths.is_resolved(path);
+                entry.aliases.as_slice().iter().any(|alias| moved(alias.path))
+            });
         }
         let changed = std::mem::take(&mut self.marked.local_prefixes_changed);
         if !changed.is_empty() {
             self.touch_if(|prefix, _, _| changed.contains(prefix) || is_within(*prefix, &changed));
         }
         if self.batch.is_empty() {
+            self.turn = !self.turn;
             self.batch = std::mem::take(&mut self.dirty);
             self.batch.sort_unstable_by_key(|prefix| (prefix.length(), Reverse(prefix.address())));
         }
@@ -247,7 +279,7 @@ impl<A: Address> Rib<A> {
         if self.batch.is_empty() {
             self.batches_ended += 1;
             for prefix in std::mem::take(&mut self.leaving).into_iter().rev() {
-                difference.gone.extend(self.leave(prefix));
+                self.leave(prefix, &mut difference);
             }
         }
         difference
@@ -256,8 +288,11 @@ impl<A: Address> Rib<A> {
     /// The prefix's route, if it differs from the plan.
     fn plan_one(&mut self, prefix: Prefix<A>, around: &Surroundings<'_>) -> Option<(Prefix<A>, Target)> {
         let entry = self.entries.get_mut(&prefix)?;
-        entry.dirty = false;
-        let new = if entry.unsure {
+        let changed = std::mem::take(&mut entry.waits) == Waits::Changed;
+        if changed && entry.touch(self.turn) {
+            self.dirty.push(prefix);
+        }
+        let new = if changed || entry.unsure {
             Some(self.paths.undecided())
         } else {
             let place = Place::of(prefix, &self.marked.local_prefixes);
@@ -273,24 +308,30 @@ impl<A: Address> Rib<A> {
             }
             return None;
         }
-        let old = std::mem::replace(&mut entry.shown, new);
+        self.show(prefix, new)
+    }
+
+    /// Takes the reference to the target. Returns the prefix and the target if it showed another.
+    fn show(&mut self, prefix: Prefix<A>, new: Option<Id>) -> Option<(Prefix<A>, Target)> {
+        let old = std::mem::replace(&mut self.entries.get_mut(&prefix)?.shown, new);
         let set = (new != old).then(|| new.map(|id| (prefix, self.paths.target(id).clone())));
         self.paths.release_target(old);
         set.flatten()
     }
 
-    /// Ends a prefix of the batch: returns it if it still has no route.
-    fn leave(&mut self, prefix: Prefix<A>) -> Option<Prefix<A>> {
-        let entry = self.entries.get_mut(&prefix)?;
-        // The next batch decides on a prefix that has changed again.
-        if !std::mem::take(&mut entry.leaving) || entry.dirty {
-            return None;
+    /// Ends a prefix of the batch. If it has changed again, the kernel has it until the next batch.
+    fn leave(&mut self, prefix: Prefix<A>, difference: &mut Difference<A>) {
+        let Some(entry) = self.entries.get_mut(&prefix).filter(|entry| entry.leaving) else { return };
+        entry.leaving = false;
+        if entry.waits != Waits::No {
+            let undecided = self.paths.undecided();
+            return difference.set.extend(self.show(prefix, Some(undecided)));
         }
         self.paths.release_target(entry.shown.take());
         if entry.is_empty() {
             self.entries.remove(&prefix);
         }
-        Some(prefix)
+        difference.gone.push(prefix);
     }
 
     /// The number of batches that must end until all waiting prefixes are planned: at most two.
@@ -303,10 +344,9 @@ impl<A: Address> Rib<A> {
         self.batches_ended
     }
 
-    fn touch_if(&mut self, wanted: impl Fn(&Prefix<A>, &Paths, &Aliases) -> bool) {
+    fn touch_if(&mut self, wanted: impl Fn(&Prefix<A>, &Paths, &Entry) -> bool) {
         for (prefix, entry) in &mut self.entries {
-            if !entry.dirty && wanted(prefix, &self.paths, &entry.aliases) {
-                entry.dirty = true;
+            if wanted(prefix, &self.paths, entry) && entry.touch(self.turn) {
                 self.dirty.push(*prefix);
             }
         }
@@ -335,7 +375,7 @@ impl<A: Address> Rib<A> {
         let paths = &mut self.paths;
         self.entries.retain(|_, entry| {
             paths.release_target(entry.shown.take());
-            (entry.dirty, entry.leaving) = (false, false);
+            (entry.waits, entry.leaving) = (Waits::No, false);
             !entry.is_empty()
         });
     }
@@ -351,7 +391,7 @@ impl<A: Address> Rib<A> {
         self.marked.local_prefixes_changed.clear();
         for prefix in std::mem::take(&mut self.dirty) {
             if let Some(entry) = self.entries.get_mut(&prefix) {
-                entry.dirty = false;
+                entry.waits = Waits::No;
                 if entry.is_empty() {
                     self.entries.remove(&prefix);
                 }

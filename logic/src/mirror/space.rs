@@ -43,6 +43,8 @@ pub(super) struct Router {
     pub id: RouterId,
     /// `None`: not planned yet.
     pub multipath: Option<MultipathHash>,
+    /// It comes with the running plan.
+    pub is_new: bool,
 }
 
 impl Space {
@@ -138,6 +140,11 @@ impl Space {
     /// The number of batches that have ended.
     pub fn batches_ended(&self) -> [u64; 2] {
         [self.rib4.batches_ended(), self.rib6.batches_ended()]
+    }
+
+    /// Have these numbers of IPv4 and IPv6 batches ended?
+    pub fn has_planned(&self, after: &[u64; 2]) -> bool {
+        self.batches_ended().iter().zip(after).all(|(ended, after)| ended >= after)
     }
 
     /// The namespace is no router. Nothing of its tables is planned, and earlier plans went with the router.

@@ -115,9 +115,12 @@ impl Mirror {
     fn interface_view(&self, standing: &Standing) -> InterfaceView {
         let shape = &standing.shape;
         let planned = self.held.get(&shape.link).map(|held| &held.interface);
-        let reasons = |own: &[String]| {
-            shape.common.iter().chain(&standing.trouble).chain(own).cloned().collect::<Vec<_>>()
+        let beginning = self.beginning.get(&shape.link).map(|beginning| &beginning.wanted);
+        let reasons = |own: &[String], begins: bool| {
+            let waits = begins.then(|| "the fast path does not have all routes of its router yet".to_owned());
+            shape.common.iter().chain(&standing.trouble).chain(own).cloned().chain(waits).collect::<Vec<_>>()
         };
+        let (on4, on6) = (planned.is_some_and(|i| i.ipv4), planned.is_some_and(|i| i.ipv6));
         InterfaceView {
             namespace: shape.link.0,
             name: shape.name.clone(),
@@ -126,11 +129,11 @@ impl Mirror {
             port: shape.address.0,
             vlan: shape.address.1,
             mac: shape.address.2,
-            ipv4: planned.is_some_and(|i| i.ipv4),
-            ipv6: planned.is_some_and(|i| i.ipv6),
+            ipv4: on4,
+            ipv6: on6,
             transmit: planned.is_some_and(|i| i.transmit),
-            reasons4: reasons(&shape.ipv4),
-            reasons6: reasons(&shape.ipv6),
+            reasons4: reasons(&shape.ipv4, !on4 && beginning.is_some_and(|i| i.ipv4)),
+            reasons6: reasons(&shape.ipv6, !on6 && beginning.is_some_and(|i| i.ipv6)),
         }
     }
 }

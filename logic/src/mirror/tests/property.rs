@@ -1,4 +1,5 @@
-//! Whatever happens, and however it is cut into plans, the tables end up as if the final state had been dumped once.
+//! Whatever happens, and however it is cut into plans, the tables end up as if the final state had been dumped once. Until
+//! then a packet goes where Linux sent packets to its address at some time, or to the kernel.
 
 use super::{
     world::{Dice, World},
@@ -50,16 +51,108 @@ fn tell(mirror: &Mirror, target: &Target) -> String {
     }
 }
 
+const ADDRESSES4: [u32; 6] = [0x0a01_0101, 0x0a01_01ff, 0x0a01_8001, 0x0a02_0000, 0xc000_0201, 0x0800_0000];
+const ADDRESSES6: [u128; 4] = [
+    0x2001_0db8_0001_0000_0000_0000_0000_0001,
+    0x2001_0db8_0001_0000_0000_0000_0000_0002,
+    0x2001_0db8_0002_0000_0000_0000_0000_0001,
+    0x2002_0000_0000_0000_0000_0000_0000_0001,
+];
+
+/// Where Linux sent packets to each address, at each plan since a router's interfaces were last all off.
+#[derive(Default)]
+struct Past {
+    sent: BTreeMap<(NamespaceId, IpAddr), BTreeSet<String>>,
+    /// Routers that are on, for IPv4 (true) and IPv6.
+    on: BTreeSet<(NamespaceId, bool)>,
+}
+
+impl Past {
+    /// A plan begins.
+    fn note(&mut self, world: &World) {
+        let mut fresh = Bench { mirror: Mirror::new(Limits::default()), model: Model::default() };
+        fresh.after(world.events());
+        self.on = on(&fresh.mirror, &fresh.model);
+        self.on.retain(|(namespace, _)| world.lost != Some(*namespace));
+        for (at, there) in sent(&fresh.mirror, &fresh.model) {
+            self.sent.entry(at).or_default().insert(there);
+        }
+    }
+
+    /// The plan is in force.
+    fn forget(&mut self) {
+        self.sent.retain(|(namespace, address), _| self.on.contains(&(*namespace, address.is_ipv4())));
+    }
+
+    fn check(&self, mirror: &Mirror, model: &Model) {
+        for (at, there) in sent(mirror, model) {
+            let known = self.sent.get(&at).is_some_and(|past| past.contains(&there));
+            assert!(known, "Linux never sent {at:?} to {there}: {:?}", self.sent.get(&at));
+        }
+    }
+}
+
+/// The routers with interfaces that are on, for IPv4 (true) and IPv6.
+fn on(mirror: &Mirror, model: &Model) -> BTreeSet<(NamespaceId, bool)> {
+    let interfaces = model.interfaces.iter().filter_map(|(id, i)| Some((mirror.link_of(*id)?.0, i)));
+    let families =
+        |(namespace, i): (NamespaceId, &Interface)| [(namespace, true, i.ipv4), (namespace, false, i.ipv6)];
+    interfaces.flat_map(families).filter(|(.., on)| *on).map(|(namespace, v4, _)| (namespace, v4)).collect()
+}
+
+/// Where the fast path sends packets of routers that are on. Those that pass to the kernel are left out.
+fn sent(mirror: &Mirror, model: &Model) -> Vec<((NamespaceId, IpAddr), String)> {
+    let mut sent = Vec::new();
+    for router in mirror.routers() {
+        let Some(tables) = router.router.and_then(|id| model.routers.get(&id)) else { continue };
+        let on = on(mirror, model);
+        let mut add = |address: IpAddr, target: Option<&Target>| {
+            let goes = target.filter(|_| on.contains(&(router.namespace, address.is_ipv4())));
+            let there = goes.and_then(|target| way(mirror, model, target));
+            sent.extend(there.map(|there| ((router.namespace, address), there)));
+        };
+        for address in ADDRESSES4 {
+            add(IpAddr::V4(address.into()), longest(&tables.routes4, address));
+        }
+        for address in ADDRESSES6 {
+            add(IpAddr::V6(address.into()), longest(&tables.routes6, address));
+        }
+    }
+    sent
+}
+
+fn longest<A: Address>(routes: &BTreeMap<Prefix<A>, Target>, address: A) -> Option<&Target> {
+    let holds = routes.iter().filter(|(prefix, _)| prefix.contains(address));
+    holds.max_by_key(|(prefix, _)| prefix.length()).map(|(_, target)| target)
+}
+
+/// `None`: to the kernel, also where the interface is gone or does not transmit.
+fn way(mirror: &Mirror, model: &Model, target: &Target) -> Option<String> {
+    let transmits = |id: &InterfaceId| model.interfaces.get(id).is_some_and(|i| i.transmit);
+    match target {
+        Target::Pass { .. } => None,
+        Target::Hop(hop) => {
+            let link = mirror.link_of(hop.interface).filter(|_| transmits(&hop.interface))?;
+            Some(format!("{link:?} {:?}", hop.gateway))
+        }
+        Target::Multi(members) => {
+            let ways = members
+                .iter()
+                .map(|(target, weight)| Some(format!("[{} x{weight}]", way(mirror, model, target)?)));
+            ways.collect()
+        }
+    }
+}
+
 /// Applies a plan step by step: an address that has a route before and after has one at each step.
-fn apply(model: &mut Model, mirror: &Mirror, ops: &[Op]) {
-    let addresses = [0x0a01_0101, 0x0a01_01ff, 0x0a01_8001, 0x0a02_0000, 0xc000_0201, 0x0800_0000];
+fn apply(model: &mut Model, mirror: &Mirror, past: &mut Past, ops: &[Op]) {
     model.is_behind = mirror.is_behind();
     let mut after = model.clone();
     after.apply(ops);
     let gone: BTreeSet<_> =
         ops.iter().filter_map(|o| if let Op::RouterGone(r) = o { Some(*r) } else { None }).collect();
     let routers: Vec<RouterId> = model.routers.keys().copied().filter(|id| !gone.contains(id)).collect();
-    let states = |model: &Model| routers.iter().map(|id| model.covered(*id, &addresses)).collect::<Vec<_>>();
+    let states = |model: &Model| routers.iter().map(|id| model.covered(*id, &ADDRESSES4)).collect::<Vec<_>>();
     let (start, end) = (states(model), states(&after));
     for op in ops {
         model.apply_one(op);
@@ -68,7 +161,9 @@ fn apply(model: &mut Model, mirror: &Mirror, ops: &[Op]) {
         {
             assert!(*now || !(*start && *end), "no route in between: {op:?}");
         }
+        past.check(mirror, model);
     }
+    past.forget();
     let routes4: usize = mirror.routers().map(|r| mirror.routes4(r.namespace).count()).sum();
     assert_eq!(routes4, model.routers.values().map(|r| r.routes4.len()).sum::<usize>());
 }
@@ -77,18 +172,21 @@ fn apply(model: &mut Model, mirror: &Mirror, ops: &[Op]) {
 fn check(seed: u64, steps: usize, routes_per_plan: usize) {
     let (mut dice, mut world) = (Dice(seed), World::new());
     let limits = Limits { routes_per_plan, ..Limits::default() };
-    let (mut mirror, mut model) = (Mirror::new(limits), Model::default());
+    let (mut mirror, mut model, mut past) = (Mirror::new(limits), Model::default(), Past::default());
     world.events().into_iter().for_each(|event| mirror.observe(event));
     for _ in 0..steps {
         world.step(&mut dice).into_iter().for_each(|event| mirror.observe(event));
         if dice.roll(3) == 0 {
+            past.note(&world);
             let ops = mirror.plan();
-            apply(&mut model, &mirror, &ops);
+            apply(&mut model, &mirror, &mut past, &ops);
         }
     }
+    world.find().into_iter().for_each(|event| mirror.observe(event));
+    past.note(&world);
     loop {
         let ops = mirror.plan();
-        apply(&mut model, &mirror, &ops);
+        apply(&mut model, &mirror, &mut past, &ops);
         if !mirror.is_behind() {
             break;
         }
@@ -103,11 +201,32 @@ fn check(seed: u64, steps: usize, routes_per_plan: usize) {
     );
 }
 
+/// One route changes at a time, and one is planned at a time: many change while they wait.
+fn check_routes(seed: u64, steps: usize) {
+    let (mut dice, mut world) = (Dice(seed), World::new());
+    let limits = Limits { routes_per_plan: 1, ..Limits::default() };
+    let (mut mirror, mut model, mut past) = (Mirror::new(limits), Model::default(), Past::default());
+    world.events().into_iter().for_each(|event| mirror.observe(event));
+    for _ in 0..steps {
+        world.step4(&mut dice).into_iter().for_each(|event| mirror.observe(event));
+        if dice.roll(2) == 0 {
+            past.note(&world);
+            let ops = mirror.plan();
+            apply(&mut model, &mirror, &mut past, &ops);
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
     #[test]
     fn incremental_equals_from_scratch(seed: u64, steps in 1usize..120, routes_per_plan in 1usize..40) {
         check(seed, steps, routes_per_plan);
+    }
+
+    #[test]
+    fn packets_go_where_linux_sent_them(seed: u64) {
+        check_routes(seed, 100);
     }
 }
 

@@ -72,9 +72,10 @@ fn an_address_has_a_route_at_each_step() {
     assert_eq!(plans, [[1, 0], [4, 0], [1, 3], [0, 0]]);
 }
 
-/// A route that goes and is back before the others are planned is not touched.
+/// A route that goes and is back while others are planned passes to the kernel until the next batch: at no step do its
+/// packets take a shorter prefix.
 #[test]
-fn a_route_that_comes_back_in_between_stays() {
+fn a_route_that_comes_back_in_between_passes() {
     let mut bench = bench(RED);
     bench.see(Event::Routes(RED, long(1), vec![]));
     bench.plan();
@@ -83,14 +84,211 @@ fn a_route_that_comes_back_in_between_stays() {
     for route in &shorter {
         bench.see(Event::Route4(RED, Change::Add, route.clone()));
     }
-    let first = routes(&bench.mirror.plan());
-    assert_eq!(first.len(), 3);
+    assert_eq!(routes(&bench.mirror.plan()).len(), 3);
     bench.see(Event::Route4(RED, Change::Add, route4("10.1.0.0/24", dev(1))));
-    let mut all = first;
+    let mut seen = Vec::new();
     while bench.mirror.is_behind() {
-        all.extend(routes(&bench.mirror.plan()));
+        bench.mirror.plan();
+        let (prefix, target) = bench.mirror.route4_to(RED, 0x0a01_0001).unwrap();
+        seen.push((prefix.to_string(), matches!(target, Target::Pass { .. })));
     }
-    assert!(all.len() == 8 && all.iter().all(|(_, prefix, set)| prefix.ends_with("/16") && *set), "{all:?}");
+    let step = |passes| ("10.1.0.0/24".to_owned(), passes);
+    assert_eq!(seen, [step(false), step(true), step(false)]);
     assert_eq!(bench.mirror.routes4(RED).count(), 9);
     assert_eq!(bench.mirror.plan(), []);
+}
+
+/// Eight long prefixes are ahead of 0.0.0.0/0 in a batch that has begun. Then an exception comes, and after it `change`
+/// moves 0.0.0.0/0 to the gateway 10.9.9.2: no address of the exception ever goes there.
+fn no_route_without_its_exception(default: Next, change: Event) {
+    let mut bench = bench(RED);
+    bench.see(Event::Nexthop(RED, object("10.9.9.1")));
+    let old = long(8).into_iter().chain([route4("0.0.0.0/0", via(1, "10.9.9.0"))]).collect();
+    bench.see(Event::Routes(RED, old, vec![]));
+    while bench.mirror.is_behind() {
+        bench.mirror.plan();
+    }
+    let moved = |route: Route<u32>| Route { next: via(1, "10.9.9.1"), ..route };
+    let new = long(8).into_iter().map(moved).chain([route4("0.0.0.0/0", default)]).collect();
+    bench.see(Event::Routes(RED, new, vec![]));
+    bench.mirror.plan();
+    assert!(bench.mirror.is_behind_of(RED) && !bench.mirror.is_behind_of(HOST));
+    let exception = Route { kind: RouteKind::Blackhole, ..route4("10.1.0.0/16", Next::None) };
+    bench.see(Event::Route4(RED, Change::Add, exception));
+    bench.see(change);
+    let leads_to = |bench: &Bench, address, gateway| {
+        let target = bench.mirror.route4_to(RED, address).map(|(_, target)| target);
+        matches!(target, Some(Target::Hop(hop)) if hop.gateway == Some(ip(gateway)))
+    };
+    let mut plans = 0;
+    while bench.mirror.is_behind() {
+        bench.mirror.plan();
+        assert!(!leads_to(&bench, 0x0a01_6301, "10.9.9.2"), "after plan {plans}");
+        plans += 1;
+    }
+    assert!(plans > 2 && leads_to(&bench, 0x0808_0808, "10.9.9.2"));
+    assert_eq!(bench.mirror.plan(), []);
+}
+
+fn object(gateway: &str) -> NexthopObject {
+    NexthopObject { id: 1, kind: NexthopObjectKind::Single(hop(1, Some(gateway))) }
+}
+
+#[test]
+fn a_route_that_changes_while_it_waits_comes_after_its_exceptions() {
+    let change = Event::Route4(RED, Change::Replace, route4("0.0.0.0/0", via(1, "10.9.9.2")));
+    no_route_without_its_exception(via(1, "10.9.9.1"), change);
+}
+
+#[test]
+fn so_does_a_route_whose_nexthop_object_changes() {
+    no_route_without_its_exception(Next::Object(1), Event::Nexthop(RED, object("10.9.9.2")));
+}
+
+fn through(gateway: &str, count: usize) -> Vec<Route<u32>> {
+    long(count).into_iter().map(|route| Route { next: via(1, gateway), ..route }).collect()
+}
+
+fn red_link() -> Link {
+    Link { mac: mac(10), ..macvlan(1, (HOST, 1)) }
+}
+
+/// The namespace RED with nine routes, all planned, and its interface in this state: IPv4, IPv6, transmission.
+fn settled() -> Bench {
+    let mut bench = bench(RED);
+    bench.see(Event::Routes(RED, through("10.9.9.0", 9), vec![]));
+    while bench.mirror.is_behind() {
+        plan(&mut bench);
+    }
+    assert_eq!(state(&bench), [true; 3]);
+    bench
+}
+
+fn plan(bench: &mut Bench) -> Vec<Op> {
+    let ops = bench.mirror.plan();
+    bench.model.is_behind = bench.mirror.is_behind();
+    bench.model.apply(&ops);
+    ops
+}
+
+/// Of the interface of RED: IPv4, IPv6, transmission.
+fn state(bench: &Bench) -> [bool; 3] {
+    let interface = bench.model.interfaces.values().find(|i| i.router == 1).unwrap();
+    [interface.ipv4, interface.ipv6, interface.transmit]
+}
+
+/// Plans until the interface of RED is on, while routes of other prefixes change all the time. Returns how many plans.
+fn plans_until_on(bench: &mut Bench) -> usize {
+    for plans in 1..20 {
+        let revision = bench.mirror.revision();
+        plan(bench);
+        if state(bench) == [true; 3] {
+            assert!(plans == 1 || bench.mirror.revision() != revision);
+            return plans;
+        }
+        let why = bench.mirror.interfaces().find(|i| i.namespace == RED).unwrap().reasons4;
+        assert_eq!(why, ["the fast path does not have all routes of its router yet"]);
+        for i in 0..ROUTES_PER_PLAN {
+            let route = route4(&format!("10.{plans}.{i}.0/24"), dev(1));
+            bench.see(Event::Route4(RED, Change::Replace, Route { metric: 1, ..route }));
+        }
+    }
+    panic!("the interface stays off");
+}
+
+fn assert_no_old_route(bench: &Bench) {
+    for (prefix, target) in &bench.model.routers[&1].routes4 {
+        let old = matches!(target, Target::Hop(hop) if hop.gateway == Some(ip("10.9.9.0")));
+        assert!(!old, "{prefix}");
+    }
+}
+
+/// Events were lost, and the dump that makes up for it says more than one plan changes.
+#[test]
+fn an_interface_is_on_again_after_its_routes() {
+    let mut bench = settled();
+    let lost = Settings {
+        hazards4: vec!["events were lost".into()],
+        hazards6: vec!["events were lost".into()],
+        ..Settings::default()
+    };
+    bench.see(Event::Settings(RED, lost));
+    plan(&mut bench);
+    assert_eq!(state(&bench), [false, false, true]);
+    let routes4 = through("10.9.9.1", 9);
+    bench.see(Event::Dump(RED, Box::new(Dump { links: vec![red_link()], routes4, ..Dump::default() })));
+    assert_eq!(plans_until_on(&mut bench), 3);
+    assert_no_old_route(&bench);
+    assert!(bench.mirror.is_behind_of(RED));
+    let why = bench.mirror.interfaces().find(|i| i.namespace == RED).unwrap().reasons4;
+    assert_eq!(why, [""; 0]);
+}
+
+/// Linux removes routes without a word when a link goes down.
+#[test]
+fn a_link_that_comes_up_waits_for_the_routes_too() {
+    let mut bench = settled();
+    bench.see(Event::Link(RED, Link { up: false, ..red_link() }));
+    plan(&mut bench);
+    assert_eq!(state(&bench), [false; 3]);
+    while bench.mirror.is_behind() {
+        plan(&mut bench);
+    }
+    bench.see(Event::Link(RED, red_link()));
+    bench.see(Event::Routes(RED, through("10.9.9.1", 9), vec![]));
+    assert_eq!(plans_until_on(&mut bench), 3);
+    assert_no_old_route(&bench);
+}
+
+/// Nine new routes wait when IPv4 may be on again. Before they are planned come `events`, and a dump that moves the old
+/// routes and lets all be on: that waits for the old routes, too.
+fn assert_the_wait_begins_anew(hazards6: &[&str], events: Vec<Event>) {
+    let mut bench = settled();
+    let hazards6: Vec<String> = hazards6.iter().map(|hazard| (*hazard).into()).collect();
+    let settings =
+        |hazards4: Vec<String>| Settings { hazards4, hazards6: hazards6.clone(), ..Settings::default() };
+    bench.see(Event::Settings(RED, settings(vec!["events were lost".into()])));
+    plan(&mut bench);
+    let others = (0..9).map(|i| route4(&format!("10.99.{i}.0/24"), dev(1)));
+    let routes4: Vec<_> = through("10.9.9.0", 9).into_iter().chain(others.clone()).collect();
+    let dump = Dump { links: vec![red_link()], settings: settings(Vec::new()), routes4, ..Dump::default() };
+    bench.see(Event::Dump(RED, Box::new(dump)));
+    plan(&mut bench);
+    for event in events {
+        bench.see(event);
+        plan(&mut bench);
+    }
+    assert!(!state(&bench)[0]);
+    let routes4 = through("10.9.9.1", 9).into_iter().chain(others).collect();
+    bench.see(Event::Dump(RED, Box::new(Dump { links: vec![red_link()], routes4, ..Dump::default() })));
+    plans_until_on(&mut bench);
+    assert_no_old_route(&bench);
+}
+
+#[test]
+fn an_interface_that_goes_off_while_it_waits_waits_again() {
+    let lost = Settings { hazards4: vec!["events were lost".into()], ..Settings::default() };
+    assert_the_wait_begins_anew(&[], vec![Event::Settings(RED, lost)]);
+}
+
+#[test]
+fn so_does_one_for_which_more_is_to_begin() {
+    assert_the_wait_begins_anew(&["a hook"], vec![]);
+}
+
+/// The tables of a new router are empty, so its interface need not wait. It stays on while routes change.
+#[test]
+fn a_new_router_is_on_at_once_and_stays_on() {
+    let mut bench = bench(HOST);
+    bench.see(Event::Namespace(RED, namespace("red")));
+    let routes4 = through("10.9.9.0", 9);
+    bench.see(Event::Dump(RED, Box::new(Dump { links: vec![red_link()], routes4, ..Dump::default() })));
+    plan(&mut bench);
+    assert!(bench.mirror.is_behind_of(RED));
+    assert_eq!(state(&bench), [true; 3]);
+    bench.see(Event::Routes(RED, through("10.9.9.1", 9), vec![]));
+    while bench.mirror.is_behind() {
+        let ops = plan(&mut bench);
+        assert!(!ops.iter().any(|op| matches!(op, Op::Interface(..))), "{ops:?}");
+    }
 }

@@ -8,6 +8,8 @@ pub struct World {
     pub ports: Vec<(PortId, Port)>,
     pub spaces: Vec<(NamespaceId, Dump)>,
     next_namespace: NamespaceId,
+    /// Events of this namespace are lost, and its routers' interfaces are off, until the next dump.
+    pub lost: Option<NamespaceId>,
 }
 
 /// A source of choices.
@@ -47,6 +49,7 @@ impl World {
             ports: vec![(0, port(HOST, 1)), (1, port(HOST, 2))],
             spaces: vec![(HOST, Dump { links, ..Dump::default() })],
             next_namespace: RED,
+            lost: None,
         }
     }
 
@@ -61,6 +64,42 @@ impl World {
 
     /// Something happens.
     pub fn step(&mut self, dice: &mut Dice) -> Vec<Event> {
+        match (self.lost, dice.roll(12)) {
+            (None, 0) => self.lose(dice),
+            (Some(_), 0 | 1) => self.find(),
+            (lost, _) => {
+                let mut events = self.change(dice);
+                events.retain(|event| lost.is_none_or(|id| !is_lost(event, id)));
+                events
+            }
+        }
+    }
+
+    /// An IPv4 route of the host changes.
+    pub fn step4(&mut self, dice: &mut Dice) -> Option<Event> {
+        let (id, space) = &mut self.spaces[0];
+        change4(space, dice).map(|(change, route)| Event::Route4(*id, change, route))
+    }
+
+    fn lose(&mut self, dice: &mut Dice) -> Vec<Event> {
+        // Other namespaces depend on the host's links.
+        let at = dice.roll(self.spaces.len());
+        let Some((id, space)) = self.spaces.get(at).filter(|(id, _)| *id != HOST) else { return Vec::new() };
+        self.lost = Some(*id);
+        let mut settings = space.settings.clone();
+        settings.hazards4.push("events were lost".into());
+        settings.hazards6.push("events were lost".into());
+        vec![Event::Settings(*id, settings)]
+    }
+
+    /// The dump that makes up for lost events.
+    pub fn find(&mut self) -> Vec<Event> {
+        let lost = self.lost.take();
+        let found = self.spaces.iter().filter(|(id, _)| Some(*id) == lost);
+        found.map(|(id, space)| Event::Dump(*id, Box::new(space.clone()))).collect()
+    }
+
+    fn change(&mut self, dice: &mut Dice) -> Vec<Event> {
         let at = dice.roll(self.spaces.len());
         let (id, space) = &mut self.spaces[at];
         let id = *id;
@@ -112,6 +151,17 @@ impl World {
         dump.links.push(Link { mac: mac(100 + id as u8), ..macvlan(1, (HOST, 1 + dice.roll(3) as u32)) });
         self.spaces.push((id, dump.clone()));
         vec![Event::Namespace(id, namespace(&format!("ns{id}"))), Event::Dump(id, Box::new(dump))]
+    }
+}
+
+/// Is it of this namespace, and neither its beginning nor its end?
+fn is_lost(event: &Event, namespace: NamespaceId) -> bool {
+    match event {
+        Event::Link(id, _) | Event::LinkGone(id, _) | Event::Settings(id, _) => *id == namespace,
+        Event::Route4(id, ..) | Event::Route6(id, ..) | Event::Routes(id, ..) => *id == namespace,
+        Event::Neighbour(id, _) | Event::Nexthop(id, _) | Event::NexthopGone(id, _) => *id == namespace,
+        Event::Dump(id, _) => *id == namespace,
+        _ => false,
     }
 }
 
