@@ -162,7 +162,7 @@ impl ProcessWatch {
 
 fn owned(fd: RawFd) -> io::Result<OwnedFd> {
     check(fd)?;
-    // A call that creates descriptors just returned it, so nobody else owns it.
+    // SAFETY: a call that creates descriptors just returned `fd`, so nobody else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -28,6 +28,8 @@ use std::{
 const LONGEST: Duration = Duration::from_secs(5);
 /// The same for a visit that reads everything, or all routes.
 const LONGEST_OF_ALL: Duration = Duration::from_secs(20);
+/// The index of `lo` in each namespace.
+const LOOPBACK: u32 = 1;
 
 /// The numbers under which a namespace knows others; `None`: it has no number for it.
 pub type Numbers = HashMap<NamespaceId, Option<i32>>;
@@ -232,7 +234,18 @@ fn read_links(socket: &mut Socket, quota: &Quota) -> io::Result<Vec<RawLink>> {
     })
 }
 
+/// Waits for a change that is under way. Its message can come before its effects: IPv6 changes the MTUs of routes after
+/// RTM_NEWLINK was sent (`rt6_mtu_change()`), and a dump of routes does not wait. A question about a device does, because it
+/// takes the lock of all such changes (`rtnl_lock()`).
+fn wait_for_change(socket: &mut Socket) -> io::Result<()> {
+    match socket.ask(link::get(LOOPBACK), |_| None::<()>) {
+        Err(error) if error.raw_os_error() != Some(libc::ENODEV) => Err(error),
+        _ => Ok(()),
+    }
+}
+
 fn read_routes(socket: &mut Socket, quota: &Quota) -> io::Result<Routes> {
+    wait_for_change(socket)?;
     let most = quota.routes();
     let nexthops = socket.dump_at_most(most, nexthop::dump(), nexthop::parse)?;
     let v4 = socket.dump_at_most(most, route::dump(INET), |m| route::parse4(m, monotonic()))?;
