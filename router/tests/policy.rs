@@ -25,7 +25,11 @@ use router::{
 };
 use std::{
     fs::File,
-    os::fd::AsFd,
+    net::UdpSocket,
+    os::{
+        fd::{AsFd, AsRawFd},
+        unix::net::UnixDatagram,
+    },
     path::Path,
     process::{Child, Command, Stdio, id},
 };
@@ -175,6 +179,54 @@ fn a_change_by_a_socket_of_another_namespace_marks_the_router_there() {
         let request = Request::new(rtm::NEWRULE, wire::ACK | CREATE, &rule);
         socket.ask(request, |_| None::<()>).unwrap();
         assert_eq!(bed.take_marked(), RED);
+    });
+}
+
+/// Queries a legacy table through this socket: the error, or 0. Without `privileged`, as a user with no capabilities.
+fn query(socket: &impl AsRawFd, level: i32, privileged: bool) -> i32 {
+    let socket = socket.as_raw_fd();
+    // IPT_SO_GET_INFO, struct ipt_getinfo
+    const GET_INFO: i32 = 64;
+    let ask = move || {
+        let mut info = [0_u8; 84];
+        info[..6].copy_from_slice(b"filter");
+        let mut length = info.len() as libc::socklen_t;
+        // SAFETY: raw system calls concern this thread only. `info` is writable, and `length` is its size.
+        let rc = unsafe {
+            if !privileged {
+                assert_eq!(libc::syscall(libc::SYS_setresuid, -1, 65534, -1), 0);
+            }
+            libc::getsockopt(socket, level, GET_INFO, info.as_mut_ptr().cast(), &raw mut length)
+        };
+        if rc == 0 { 0 } else { std::io::Error::last_os_error().raw_os_error().unwrap() }
+    };
+    std::thread::spawn(ask).join().unwrap()
+}
+
+/// Any user may send such queries in a loop.
+#[test]
+#[ignore = "needs root"]
+fn a_refused_query_of_a_legacy_table_marks_nobody() {
+    in_new_namespace(|| {
+        let mut bed = Bed::new();
+        let udp4 = UdpSocket::bind("0.0.0.0:0").unwrap();
+        let udp6 = UdpSocket::bind("[::]:0").unwrap();
+        let unix = UnixDatagram::unbound().unwrap();
+        assert_eq!(query(&unix, libc::SOL_IP, true), libc::EOPNOTSUPP);
+        assert_eq!(bed.take_marked(), NOBODY);
+        for (level, which) in [(libc::SOL_IP, "iptables"), (libc::SOL_IPV6, "ip6tables")] {
+            let refused = |socket| query(socket, level, false);
+            let socket = if level == libc::SOL_IP { &udp4 } else { &udp6 };
+            // Nobody may answer yet; then the command loads the module.
+            assert!([libc::EPERM, libc::ENOPROTOOPT].contains(&refused(socket)));
+            assert_eq!(bed.take_marked(), NOBODY);
+            bed.run("red", &format!("{which}-legacy -P FORWARD DROP"));
+            assert_eq!(bed.take_marked(), RED);
+            assert_eq!(refused(socket), libc::EPERM);
+            assert_eq!(bed.take_marked(), NOBODY);
+            assert_eq!(query(socket, level, true), 0);
+            assert_eq!(bed.take_marked(), THE_HOST);
+        }
     });
 }
 

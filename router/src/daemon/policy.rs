@@ -8,13 +8,16 @@
 //!                                         the fast path forwards ◄── end: removes marks that are as noted
 //! ```
 //!
-//! Other threads do the reading, at their own pace. The end of a round removes a mark on two conditions. First, nothing
-//! was added to it since the round noted it. Second, nothing that concerns the router waits to be read or is being read.
-//! Each change is pending before it is marked, and a visit that begins later reads pending changes. So whatever made a
-//! mark has been read and applied when the fast path has the packets again.
+//! Other threads do the reading, at their own pace. The end of a round removes a mark on three conditions:
+//! - Nothing was added to the mark since the round noted it.
+//! - No change of the router's own namespace waits to be read or is being read.
+//! - The last finished reading of the host's namespace began after the last change there that concerns all routers.
+//!
+//! Each change is pending, or counted as one that concerns all, before it is marked. A visit that begins later reads
+//! it. So whatever made a mark has been read and applied when the fast path has the packets again.
 //!
 //! A namespace that changes constantly is read again and again, but only for [`SHARE`] of the time. Its own router
-//! waits for that; others do not.
+//! waits for that; others do not. This includes the host's namespace, as long as the changes do not concern all.
 
 use super::{
     Control, POLL,
@@ -51,8 +54,10 @@ struct Space {
     router: Option<RouterId>,
     /// The time to read the namespace.
     due: Option<Duration>,
-    /// A reading of it is under way.
-    reading: bool,
+    /// A reading of it is under way. It began after this many changes that concern all.
+    reading: Option<u64>,
+    /// The same of the last finished reading.
+    read: Option<u64>,
     not_before: Duration,
 }
 
@@ -68,12 +73,12 @@ impl Windows {
 
     /// The earliest time at which a reading is due. A namespace that is being read waits for the end of that reading.
     pub fn due(&self) -> Option<Duration> {
-        self.spaces.values().filter(|space| !space.reading).filter_map(|space| space.due).min()
+        self.spaces.values().filter(|space| space.reading.is_none()).filter_map(|space| space.due).min()
     }
 
     /// Is any namespace being read?
     fn is_reading(&self) -> bool {
-        self.spaces.values().any(|space| space.reading)
+        self.spaces.values().any(|space| space.reading.is_some())
     }
 
     /// Watches exactly these from now on: for each slot its namespace, and the router there.
@@ -101,7 +106,8 @@ impl Windows {
             watch(&mut self.policy, *slot, *namespace);
             self.policy.bind(*slot, *router);
             let (namespace, router) = (*namespace, *router);
-            let space = Space { namespace, router, due: None, reading: false, not_before: Duration::ZERO };
+            let not_before = Duration::ZERO;
+            let space = Space { namespace, router, due: None, reading: None, read: None, not_before };
             self.spaces.insert(*slot, space);
         }
     }
@@ -119,8 +125,8 @@ impl Windows {
                 let at = now.max(space.not_before).max(settled);
                 space.due = Some(space.due.map_or(at, |due| due.max(at)));
             }
-            if !space.reading && space.due.take_if(|due| *due <= now).is_some() {
-                space.reading = true;
+            if space.reading.is_none() && space.due.take_if(|due| *due <= now).is_some() {
+                space.reading = Some(self.policy.changes_of_all());
                 ready.push(space.namespace);
             }
         }
@@ -129,9 +135,12 @@ impl Windows {
 
     /// Takes note that the last requested reading has ended: after `took`, successfully if `done`.
     fn read(&mut self, namespace: NamespaceId, took: Duration, now: Duration, done: bool) {
-        let is_read = |space: &&mut Space| space.namespace == namespace && space.reading;
+        let is_read = |space: &&mut Space| space.namespace == namespace && space.reading.is_some();
         let Some(space) = self.spaces.values_mut().find(is_read) else { return };
-        space.reading = false;
+        let began = space.reading.take();
+        if done {
+            space.read = began;
+        }
         space.not_before = now + GAP.max(took * (SHARE - 1));
         let again = (!done).then_some(now + AGAIN);
         space.due = space.due.map(|due| due.max(space.not_before)).max(again);
@@ -139,11 +148,15 @@ impl Windows {
 
     /// Everything read by the beginning of this round has been applied: removes the marks.
     fn end(&mut self) {
-        let waits = |slot: Slot| self.spaces.get(&slot).is_some_and(|s| s.due.is_some() || s.reading);
-        let host_waits = waits(HOST);
-        for (router, marks) in std::mem::take(&mut self.noted) {
-            if !host_waits && !waits(router.into()) {
-                self.policy.unmark(router, marks);
+        let noted = std::mem::take(&mut self.noted);
+        let of_all = self.policy.changes_of_all();
+        if self.spaces.get(&HOST).is_some_and(|host| host.read != Some(of_all)) {
+            return;
+        }
+        for space in self.spaces.values().filter(|space| space.due.is_none() && space.reading.is_none()) {
+            let Some(router) = space.router else { continue };
+            if let Some(marks) = noted.get(&router) {
+                self.policy.unmark(router, *marks);
             }
         }
     }
@@ -327,18 +340,76 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_of_the_host_concerns_all_and_what_cannot_be_read_is_tried_again() {
+    fn what_waits_of_the_host_may_concern_all_and_what_cannot_be_read_is_tried_again() {
         let mut windows = windows();
-        windows.policy.change(HOST, None);
+        windows.policy.change_all();
         windows.policy.change(1, None);
         assert_eq!(windows.begin(1000 * MS), [1, 9]);
         windows.read(1, MS, 1001 * MS, true);
         windows.read(9, MS, 1002 * MS, false);
         windows.end();
-        assert_eq!((marked(&windows), windows.due()), ([true, true, false], Some(1002 * MS + AGAIN)));
+        assert_eq!((marked(&windows), windows.due()), ([true; 3], Some(1002 * MS + AGAIN)));
         assert_eq!(windows.begin(1002 * MS + AGAIN), [9]);
         windows.read(9, Duration::ZERO, 1200 * MS, true);
         windows.begin(1200 * MS);
+        windows.end();
+        assert_eq!(marked(&windows), [false; 3]);
+    }
+
+    /// A reading ends in a later round than it began, so the host's namespace always waits or is being read.
+    #[test]
+    fn a_host_that_storms_delays_its_own_router_only() {
+        let mut windows = windows();
+        let mut reading = Vec::new();
+        let mut since = [None; 3];
+        let mut cleared = 0;
+        for now in (1000..5000).map(|ms| ms * MS) {
+            let read = std::mem::replace(&mut reading, windows.begin(now));
+            windows.policy.change(HOST, None);
+            read.into_iter().for_each(|namespace| windows.read(namespace, MS, now, true));
+            // As another round does, whose reading has just been taken in.
+            reading.extend(windows.begin(now));
+            windows.end();
+            for (router, marked) in marked(&windows).into_iter().enumerate().skip(1) {
+                match since[router] {
+                    Some(since) => assert!(!marked || now - since < 20 * MS, "{router} since {since:?}"),
+                    None => assert!(!marked),
+                }
+                if !marked {
+                    cleared += usize::from(since[router].take().is_some());
+                }
+            }
+            if now.as_millis() % 100 == 0 {
+                windows.policy.change(1, None);
+                since[1] = Some(now);
+            }
+            if now.as_millis() % 100 == 50 {
+                windows.policy.change_all();
+                since = [Some(now); 3];
+            }
+        }
+        assert_eq!(cleared, 3 * 40);
+        assert!(marked(&windows)[0]);
+    }
+
+    #[test]
+    fn a_change_of_all_that_came_while_the_host_was_read_keeps_all_marks() {
+        let mut windows = windows();
+        windows.policy.change(HOST, None);
+        assert_eq!(windows.begin(1000 * MS), [9]);
+        windows.policy.change_all();
+        // No reading of router 1 is needed, and this one of the host is too old.
+        windows.read(9, MS, 1001 * MS, true);
+        for now in 1001..1008 {
+            assert!(windows.begin(now * MS).is_empty());
+            windows.end();
+            assert_eq!(marked(&windows), [true; 3]);
+        }
+        assert_eq!(windows.begin(1008 * MS), [9]);
+        windows.end();
+        assert_eq!(marked(&windows), [true; 3]);
+        windows.read(9, MS, 1009 * MS, true);
+        assert!(windows.begin(1009 * MS).is_empty());
         windows.end();
         assert_eq!(marked(&windows), [false; 3]);
     }
@@ -350,9 +421,11 @@ mod tests {
         assert_eq!(marked(&windows)[1..], [true, false]);
         windows.policy.change(2, None);
         assert!(!marked(&windows)[2]);
-        assert_eq!(windows.begin(1000 * MS), [7]);
+        assert_eq!(windows.begin(1000 * MS), [7, 9], "the host concerns all, even without a router");
+        windows.read(9, MS, 1001 * MS, true);
         windows.policy.change(HOST, None);
         assert!(!marked(&windows)[0]);
-        assert_eq!(windows.begin(1001 * MS), [9]);
+        windows.begin(1001 * MS);
+        assert_eq!(windows.begin(1008 * MS), [9]);
     }
 }

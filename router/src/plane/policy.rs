@@ -51,6 +51,7 @@ const SLOT_WORDS: usize = size_of::<types::policy_slot>() / 8;
 const PENDING: usize = offset_of!(types::policy_slot, pending) / 8;
 const EARLY_NS: usize = offset_of!(types::policy_slot, early_ns) / 8;
 const ROUTER: usize = offset_of!(types::policy_slot, router) / 8;
+const ALL: usize = offset_of!(types::policy_slot, all) / 8;
 
 /// The number by which a viewer knows its namespace.
 const VIEWED: i32 = 1;
@@ -243,15 +244,15 @@ impl Policy {
         if let (Some(maps), Some(cookie)) = (&self.maps, gone.map(|gone| gone.cookie)) {
             let _ = maps.cookies.delete(&cookie.to_ne_bytes());
         }
-        self.bind(slot, None);
+        self.word(slot, ROUTER).store(0, Release);
     }
 
     /// Makes changes in this namespace mark this router, and marks it now: earlier changes may be unread.
     pub fn bind(&self, slot: Slot, router: Option<RouterId>) {
         self.word(slot, ROUTER).store(router.map_or(0, |router| u64::from(router) + 1), Release);
+        self.word(slot, PENDING).fetch_add(1, AcqRel);
         if let Some(router) = router {
             self.marks.as_slice()[usize::from(router)].fetch_add(1, AcqRel);
-            self.word(slot, PENDING).fetch_add(1, AcqRel);
         }
     }
 
@@ -273,6 +274,11 @@ impl Policy {
         }
     }
 
+    /// The number of changes in the host's namespace so far that concern all routers.
+    pub fn changes_of_all(&self) -> u64 {
+        self.word(HOST, ALL).load(Acquire)
+    }
+
     /// The time of the last change that was seen before it was made (CLOCK_MONOTONIC).
     pub fn seen_early(&self, slot: Slot) -> Duration {
         Duration::from_nanos(self.word(slot, EARLY_NS).load(Acquire))
@@ -288,6 +294,14 @@ impl Policy {
         if let Some(router) = self.word(slot, ROUTER).load(Acquire).checked_sub(1) {
             self.marks.as_slice()[router as usize].fetch_add(1, AcqRel);
         }
+    }
+
+    /// The same for a change in the host's namespace that concerns all routers.
+    #[cfg(test)]
+    pub fn change_all(&self) {
+        self.word(HOST, ALL).fetch_add(1, AcqRel);
+        self.word(HOST, PENDING).fetch_add(1, AcqRel);
+        self.marks.as_slice().iter().for_each(|marks| _ = marks.fetch_add(1, AcqRel));
     }
 
     fn word(&self, slot: Slot, word: usize) -> &AtomicU64 {
@@ -476,6 +490,7 @@ impl Watcher {
 
     /// Acts like a change in every namespace: each counts its own programs again.
     fn mark_all(&self) {
+        self.slots.as_slice()[HOST as usize * SLOT_WORDS + ALL].fetch_add(1, AcqRel);
         let pending = self.slots.as_slice().iter().skip(PENDING).step_by(SLOT_WORDS);
         pending.for_each(|pending| _ = pending.fetch_add(1, AcqRel));
         self.marks.as_slice().iter().for_each(|marks| _ = marks.fetch_add(1, AcqRel));
