@@ -293,6 +293,11 @@ impl Mirror {
         self.spaces.values().any(Space::is_behind)
     }
 
+    /// Do routes of this namespace wait for the next plan?
+    pub fn is_behind_of(&self, namespace: NamespaceId) -> bool {
+        self.spaces.get(&namespace).is_some_and(Space::is_behind)
+    }
+
     /// The IPv4 routes that the tables of this namespace's router should hold after the last plan, in no particular
     /// order.
     pub fn routes4(&self, namespace: NamespaceId) -> impl Iterator<Item = (Prefix4, &Target)> {

@@ -8,9 +8,10 @@
 //!                                         the fast path forwards ◄── end: removes marks that are as noted
 //! ```
 //!
-//! Other threads do the reading, at their own pace. The end of a round removes a mark on three conditions:
+//! Other threads do the reading, at their own pace. The end of a round removes a mark on four conditions:
 //! - Nothing was added to the mark since the round noted it.
 //! - No change of the router's own namespace waits to be read or is being read.
+//! - No route of the router waits for a later plan. Some settings act through routes.
 //! - The last finished reading of the host's namespace began after the last change there that concerns all routers.
 //!
 //! Each change is pending, or counted as one that concerns all, before it is marked. A visit that begins later reads
@@ -146,15 +147,16 @@ impl Windows {
         space.due = space.due.map(|due| due.max(space.not_before)).max(again);
     }
 
-    /// Everything read by the beginning of this round has been applied: removes the marks.
-    fn end(&mut self) {
+    /// Everything read by the beginning of this round has been applied, except waiting routes of namespaces that are
+    /// behind: removes the marks.
+    fn end(&mut self, is_behind: impl Fn(NamespaceId) -> bool) {
         let noted = std::mem::take(&mut self.noted);
         let of_all = self.policy.changes_of_all();
         if self.spaces.get(&HOST).is_some_and(|host| host.read != Some(of_all)) {
             return;
         }
         for space in self.spaces.values().filter(|space| space.due.is_none() && space.reading.is_none()) {
-            let Some(router) = space.router else { continue };
+            let Some(router) = space.router.filter(|_| !is_behind(space.namespace)) else { continue };
             if let Some(marks) = noted.get(&router) {
                 self.policy.unmark(router, *marks);
             }
@@ -218,7 +220,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     /// The readings have been applied: their routers are trusted again.
     pub(super) fn settle_policy(&mut self) {
         if self.trouble.is_none() {
-            self.windows.end();
+            self.windows.end(|namespace| self.world.mirror.is_behind_of(namespace));
         }
     }
 }
@@ -228,6 +230,7 @@ mod tests {
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
+    const NOT_BEHIND: fn(NamespaceId) -> bool = |_| false;
 
     /// The host, whose router is 0, and routers 1 and 2. All earlier changes are read.
     fn windows() -> Windows {
@@ -235,12 +238,12 @@ mod tests {
         windows.follow(&[(HOST, (9, Some(0))), (1, (1, Some(1))), (2, (2, Some(2)))].into(), |_, _, _| ());
         assert_eq!(marked(&windows), [true; 3], "what was before is not known");
         assert_eq!(windows.begin(Duration::ZERO), [1, 2, 9]);
-        windows.end();
+        windows.end(NOT_BEHIND);
         assert_eq!(marked(&windows), [true; 3], "nothing is read");
         [1, 2, 9].into_iter().for_each(|namespace| windows.read(namespace, MS, Duration::ZERO, true));
         assert!(windows.begin(Duration::ZERO).is_empty());
         assert_eq!(marked(&windows), [true; 3], "nothing is applied");
-        windows.end();
+        windows.end(NOT_BEHIND);
         assert_eq!(marked(&windows), [false; 3]);
         windows
     }
@@ -253,23 +256,38 @@ mod tests {
     fn a_mark_goes_when_what_made_it_is_read_and_applied() {
         let mut windows = windows();
         windows.policy.change(1, None);
-        windows.end();
+        windows.end(NOT_BEHIND);
         assert_eq!(marked(&windows), [false, true, false], "made after the last reading began");
         assert_eq!(windows.begin(100 * MS), [1]);
-        windows.end();
+        windows.end(NOT_BEHIND);
         assert_eq!(marked(&windows), [false, true, false], "it is being read");
         windows.read(1, MS, 101 * MS, true);
         assert!(windows.begin(101 * MS).is_empty());
         // Another change arrives before the reading is applied.
         windows.policy.change(1, None);
-        windows.end();
+        windows.end(NOT_BEHIND);
         assert_eq!(marked(&windows), [false, true, false]);
         assert_eq!(windows.begin(200 * MS), [1]);
         windows.read(1, MS, 201 * MS, true);
         assert!(windows.begin(201 * MS).is_empty());
-        windows.end();
+        windows.end(NOT_BEHIND);
         assert_eq!(marked(&windows), [false; 3]);
         assert_eq!((windows.begin(300 * MS), windows.due()), (Vec::new(), None));
+    }
+
+    #[test]
+    fn a_mark_stays_while_routes_wait_to_be_planned() {
+        let mut windows = windows();
+        windows.policy.change(1, None);
+        windows.policy.change(2, None);
+        assert_eq!(windows.begin(100 * MS), [1, 2]);
+        [1, 2].into_iter().for_each(|namespace| windows.read(namespace, MS, 101 * MS, true));
+        assert!(windows.begin(101 * MS).is_empty());
+        windows.end(|namespace| namespace == 1);
+        assert_eq!(marked(&windows), [false, true, false]);
+        assert!(windows.begin(102 * MS).is_empty());
+        windows.end(NOT_BEHIND);
+        assert_eq!(marked(&windows), [false; 3]);
     }
 
     #[test]
@@ -281,18 +299,18 @@ mod tests {
         // A slow reading causes no spinning and no second request.
         for now in 101..200 {
             assert_eq!((windows.begin(now * MS), windows.due()), (Vec::new(), None));
-            windows.end();
+            windows.end(NOT_BEHIND);
         }
         windows.read(1, MS, 200 * MS, true);
         assert!(windows.begin(200 * MS).is_empty() && windows.due().is_some(), "not at once");
-        windows.end();
+        windows.end(NOT_BEHIND);
         assert_eq!(marked(&windows), [false, true, false], "the visit began before the change");
         assert_eq!(windows.begin(300 * MS), [1]);
-        windows.end();
+        windows.end(NOT_BEHIND);
         assert_eq!(marked(&windows), [false, true, false]);
         windows.read(1, MS, 301 * MS, true);
         windows.begin(301 * MS);
-        windows.end();
+        windows.end(NOT_BEHIND);
         assert_eq!(marked(&windows), [false; 3]);
     }
 
@@ -301,16 +319,16 @@ mod tests {
         let mut windows = windows();
         windows.policy.change(2, Some(1000 * MS));
         assert!(windows.begin(1000 * MS).is_empty());
-        windows.end();
+        windows.end(NOT_BEHIND);
         assert_eq!((marked(&windows), windows.due()), ([false, false, true], Some(1000 * MS + SETTLED)));
         // The write is tried again, which moves the reading.
         windows.policy.change(2, Some(1040 * MS));
         assert!(windows.begin(1050 * MS).is_empty());
-        windows.end();
+        windows.end(NOT_BEHIND);
         assert_eq!(windows.begin(1040 * MS + SETTLED), [2]);
         windows.read(2, MS, 1041 * MS + SETTLED, true);
         windows.begin(1041 * MS + SETTLED);
-        windows.end();
+        windows.end(NOT_BEHIND);
         assert_eq!(marked(&windows), [false; 3]);
     }
 
@@ -329,7 +347,7 @@ mod tests {
                 (now, reading) = (now + took, reading + took);
                 reads[namespace as usize - 1] += 1;
             }
-            windows.end();
+            windows.end(NOT_BEHIND);
             assert!(!marked(&windows)[0] && !marked(&windows)[2], "{now:?}");
             now += MS;
         }
@@ -347,12 +365,12 @@ mod tests {
         assert_eq!(windows.begin(1000 * MS), [1, 9]);
         windows.read(1, MS, 1001 * MS, true);
         windows.read(9, MS, 1002 * MS, false);
-        windows.end();
+        windows.end(NOT_BEHIND);
         assert_eq!((marked(&windows), windows.due()), ([true; 3], Some(1002 * MS + AGAIN)));
         assert_eq!(windows.begin(1002 * MS + AGAIN), [9]);
         windows.read(9, Duration::ZERO, 1200 * MS, true);
         windows.begin(1200 * MS);
-        windows.end();
+        windows.end(NOT_BEHIND);
         assert_eq!(marked(&windows), [false; 3]);
     }
 
@@ -369,7 +387,7 @@ mod tests {
             read.into_iter().for_each(|namespace| windows.read(namespace, MS, now, true));
             // As another round does, whose reading has just been taken in.
             reading.extend(windows.begin(now));
-            windows.end();
+            windows.end(NOT_BEHIND);
             for (router, marked) in marked(&windows).into_iter().enumerate().skip(1) {
                 match since[router] {
                     Some(since) => assert!(!marked || now - since < 20 * MS, "{router} since {since:?}"),
@@ -402,15 +420,15 @@ mod tests {
         windows.read(9, MS, 1001 * MS, true);
         for now in 1001..1008 {
             assert!(windows.begin(now * MS).is_empty());
-            windows.end();
+            windows.end(NOT_BEHIND);
             assert_eq!(marked(&windows), [true; 3]);
         }
         assert_eq!(windows.begin(1008 * MS), [9]);
-        windows.end();
+        windows.end(NOT_BEHIND);
         assert_eq!(marked(&windows), [true; 3]);
         windows.read(9, MS, 1009 * MS, true);
         assert!(windows.begin(1009 * MS).is_empty());
-        windows.end();
+        windows.end(NOT_BEHIND);
         assert_eq!(marked(&windows), [false; 3]);
     }
 
