@@ -20,7 +20,7 @@ use router::{
     observer::Waker,
     plane::{
         Plane,
-        policy::{HOST, Policy, Slot},
+        policy::{HOST, Policy, Slot, Watching},
     },
 };
 use std::{
@@ -84,7 +84,7 @@ impl Bed {
         let (red, blue) = (Named::new("red"), Named::new("blue"));
         let places = [Place::own().unwrap(), red.place(), blue.place()];
         for ((slot, router), place) in SLOTS.into_iter().zip(ROUTERS).zip(places) {
-            policy.watch(slot, &place);
+            assert_eq!(policy.watch(slot, Some(&place)), Watching::All);
             policy.bind(slot, Some(router));
         }
         assert_eq!(policy.unseen(), [""; 0]);
@@ -265,6 +265,37 @@ fn a_namespace_is_not_kept_alive_by_being_watched() {
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
         drop(policy);
+    });
+}
+
+/// The process in a path ends while its namespace lives.
+#[test]
+#[ignore = "needs root"]
+fn a_namespace_whose_place_moved_is_watched_again() {
+    in_new_namespace(|| {
+        let mut bed = Bed::new();
+        let known = bed.red.place();
+        let mut place = Place::new(known.key(), known.cookie(), "/run/netns/not-there".into());
+        assert_eq!(bed.policy.watch(1, Some(&place)), Watching::All, "it is watched already");
+        bed.run("red", "ip rule add pref 5 from 10.0.0.1 table 9");
+        assert_eq!(bed.take_marked(), RED);
+        bed.policy.forget(1);
+        assert_eq!(bed.policy.watch(1, None), Watching::Nothing);
+        assert_eq!(bed.policy.watch(1, Some(&place)), Watching::Nothing);
+        bed.policy.bind(1, Some(1));
+        assert_eq!(bed.policy.unseen().len(), 3);
+        bed.take_marked();
+        bed.run("red", "ip rule del pref 5");
+        assert_eq!(bed.take_marked(), NOBODY);
+        place.move_to(Path::new(&format!("/run/netns/{}", bed.red.0)));
+        assert_eq!(bed.policy.watch(1, Some(&place)), Watching::All);
+        assert_eq!(bed.policy.unseen(), [""; 0]);
+        let changes =
+            ["ip rule add pref 5 from 10.0.0.1 table 9", "sysctl -qw net.ipv4.conf.all.rp_filter=1"];
+        for change in changes {
+            bed.run("red", change);
+            assert_eq!(bed.take_marked(), RED, "{change}");
+        }
     });
 }
 

@@ -8,8 +8,9 @@
 //!                                         the fast path forwards ◄── end: removes marks that are as noted
 //! ```
 //!
-//! Other threads do the reading, at their own pace. The end of a round removes a mark on four conditions:
+//! Other threads do the reading, at their own pace. The end of a round removes a mark on five conditions:
 //! - Nothing was added to the mark since the round noted it.
+//! - Changes of the router's own namespace and of the host's are watched.
 //! - No change of the router's own namespace waits to be read or is being read.
 //! - No route of the router waits for a later plan. Some settings act through routes.
 //! - The last finished reading of the host's namespace began after the last change there that concerns all routers.
@@ -24,7 +25,7 @@ use super::{
     Control, POLL,
     seam::{Kernel, Observe, PolicyRead},
 };
-use crate::plane::policy::{HOST, Policy, Slot};
+use crate::plane::policy::{HOST, Policy, Slot, Watching};
 use logic::{observe::NamespaceId, plan::RouterId};
 use std::{collections::BTreeMap, time::Duration};
 
@@ -36,6 +37,9 @@ const GAP: Duration = Duration::from_millis(5);
 const SHARE: u32 = 8;
 /// The delay after a failure.
 const AGAIN: Duration = Duration::from_millis(100);
+/// The pause until a namespace that is not watched completely is watched again. It doubles after each failure.
+const WATCH_AGAIN: Duration = Duration::from_secs(1);
+const MOST_WATCH_AGAIN: Duration = Duration::from_secs(16);
 /// The longest wait at the start for readings, because one namespace can be slow.
 const FIRST: Duration = Duration::from_secs(2);
 
@@ -53,6 +57,9 @@ pub(super) struct Windows {
 struct Space {
     namespace: NamespaceId,
     router: Option<RouterId>,
+    watching: Watching,
+    /// The time to watch it again, and the pause after that.
+    watch_again: Option<(Duration, Duration)>,
     /// The time to read the namespace.
     due: Option<Duration>,
     /// A reading of it is under way. It began after this many changes that concern all.
@@ -60,6 +67,13 @@ struct Space {
     /// The same of the last finished reading.
     read: Option<u64>,
     not_before: Duration,
+}
+
+impl Space {
+    /// Do changes of it wait to be read, or are there some that nobody sees?
+    fn waits(&self) -> bool {
+        self.due.is_some() || self.reading.is_some() || self.watching == Watching::Nothing
+    }
 }
 
 impl Windows {
@@ -72,9 +86,17 @@ impl Windows {
         self.policy.unseen()
     }
 
-    /// The earliest time at which a reading is due. A namespace that is being read waits for the end of that reading.
+    /// The earliest time at which a reading or a watch is due. A namespace that is being read waits for the end of that
+    /// reading.
     pub fn due(&self) -> Option<Duration> {
-        self.spaces.values().filter(|space| space.reading.is_none()).filter_map(|space| space.due).min()
+        let readings =
+            self.spaces.values().filter(|space| space.reading.is_none()).filter_map(|space| space.due);
+        readings.chain(self.watch_again()).min()
+    }
+
+    /// The times at which namespaces are watched again.
+    fn watch_again(&self) -> impl Iterator<Item = Duration> {
+        self.spaces.values().filter_map(|space| Some(space.watch_again?.0))
     }
 
     /// Is any namespace being read?
@@ -86,7 +108,8 @@ impl Windows {
     fn follow(
         &mut self,
         wanted: &BTreeMap<Slot, (NamespaceId, Option<RouterId>)>,
-        mut watch: impl FnMut(&mut Policy, Slot, NamespaceId),
+        now: Duration,
+        mut watch: impl FnMut(&mut Policy, Slot, NamespaceId) -> Watching,
     ) {
         let is_wanted =
             |slot: &Slot, space: &Space| wanted.get(slot) == Some(&(space.namespace, space.router));
@@ -104,12 +127,37 @@ impl Windows {
             if self.spaces.contains_key(slot) {
                 continue;
             }
-            watch(&mut self.policy, *slot, *namespace);
+            let watching = watch(&mut self.policy, *slot, *namespace);
             self.policy.bind(*slot, *router);
-            let (namespace, router) = (*namespace, *router);
-            let not_before = Duration::ZERO;
-            let space = Space { namespace, router, due: None, reading: None, read: None, not_before };
+            let space = Space {
+                namespace: *namespace,
+                router: *router,
+                watching,
+                watch_again: (watching < Watching::All).then_some((now + WATCH_AGAIN, 2 * WATCH_AGAIN)),
+                due: None,
+                reading: None,
+                read: None,
+                not_before: Duration::ZERO,
+            };
             self.spaces.insert(*slot, space);
+        }
+    }
+
+    /// Tries again to watch namespaces that are not watched completely.
+    fn follow_again(
+        &mut self,
+        now: Duration,
+        mut watch: impl FnMut(&mut Policy, Slot, NamespaceId) -> Watching,
+    ) {
+        for (slot, space) in &mut self.spaces {
+            let Some((_, pause)) = space.watch_again.filter(|(at, _)| *at <= now) else { continue };
+            let before =
+                std::mem::replace(&mut space.watching, watch(&mut self.policy, *slot, space.namespace));
+            if space.watching > before {
+                self.policy.bind(*slot, space.router);
+            }
+            let again = (now + pause, MOST_WATCH_AGAIN.min(2 * pause));
+            space.watch_again = (space.watching < Watching::All).then_some(again);
         }
     }
 
@@ -152,10 +200,11 @@ impl Windows {
     fn end(&mut self, is_behind: impl Fn(NamespaceId) -> bool) {
         let noted = std::mem::take(&mut self.noted);
         let of_all = self.policy.changes_of_all();
-        if self.spaces.get(&HOST).is_some_and(|host| host.read != Some(of_all)) {
+        let of_host = |host: &Space| host.read != Some(of_all) || host.watching == Watching::Nothing;
+        if self.spaces.get(&HOST).is_some_and(of_host) {
             return;
         }
-        for space in self.spaces.values().filter(|space| space.due.is_none() && space.reading.is_none()) {
+        for space in self.spaces.values().filter(|space| !space.waits()) {
             let Some(router) = space.router.filter(|_| !is_behind(space.namespace)) else { continue };
             if let Some(marks) = noted.get(&router) {
                 self.policy.unmark(router, *marks);
@@ -167,8 +216,13 @@ impl Windows {
 impl<K: Kernel, O: Observe> Control<K, O> {
     /// Watches the namespaces of all routers, before their packets are forwarded.
     pub(super) fn follow_policy(&mut self) {
+        let now = self.kernel.now();
+        let watch = |policy: &mut Policy, slot, namespace| {
+            policy.watch(slot, self.observer.place(namespace).as_ref())
+        };
         let revision = self.world.mirror.revision();
         if self.windows.followed == Some(revision) {
+            self.windows.follow_again(now, watch);
             return;
         }
         self.windows.followed = Some(revision);
@@ -180,11 +234,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 wanted.insert(id.into(), (router.namespace, Some(id)));
             }
         }
-        self.windows.follow(&wanted, |policy, slot, namespace| {
-            if let Some(place) = self.observer.place(namespace) {
-                policy.watch(slot, &place);
-            }
-        });
+        self.windows.follow(&wanted, now, watch);
+        self.windows.follow_again(now, watch);
     }
 
     /// Requests readings of namespaces that have changed.
@@ -232,10 +283,18 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
     const NOT_BEHIND: fn(NamespaceId) -> bool = |_| false;
 
+    fn all(_: &mut Policy, _: Slot, _: NamespaceId) -> Watching {
+        Watching::All
+    }
+
     /// The host, whose router is 0, and routers 1 and 2. All earlier changes are read.
     fn windows() -> Windows {
         let mut windows = Windows::new(Policy::blind().unwrap());
-        windows.follow(&[(HOST, (9, Some(0))), (1, (1, Some(1))), (2, (2, Some(2)))].into(), |_, _, _| ());
+        windows.follow(
+            &[(HOST, (9, Some(0))), (1, (1, Some(1))), (2, (2, Some(2)))].into(),
+            Duration::ZERO,
+            all,
+        );
         assert_eq!(marked(&windows), [true; 3], "what was before is not known");
         assert_eq!(windows.begin(Duration::ZERO), [1, 2, 9]);
         windows.end(NOT_BEHIND);
@@ -374,6 +433,48 @@ mod tests {
         assert_eq!(marked(&windows), [false; 3]);
     }
 
+    #[test]
+    fn a_namespace_that_is_not_watched_stays_marked_and_is_tried_again() {
+        for (unwatched, expected) in [(1, [false, true, false]), (9, [true; 3])] {
+            let mut windows = Windows::new(Policy::blind().unwrap());
+            let wanted = [(HOST, (9, Some(0))), (1, (1, Some(1))), (2, (2, Some(2)))].into();
+            let fails = |_: &mut Policy, _: Slot, namespace| {
+                if namespace == unwatched { Watching::Nothing } else { Watching::All }
+            };
+            windows.follow(&wanted, Duration::ZERO, fails);
+            let read = |windows: &mut Windows, now| {
+                let read = windows.begin(now);
+                read.iter().for_each(|namespace| windows.read(*namespace, MS, now, true));
+                windows.end(NOT_BEHIND);
+                read
+            };
+            assert_eq!(read(&mut windows, 100 * MS), [1, 2, 9]);
+            assert_eq!((marked(&windows), windows.due()), (expected, Some(WATCH_AGAIN)));
+            let mut tries = Vec::new();
+            for now in (0..60_000).map(|ms| ms * MS) {
+                windows.follow_again(now, |policy, slot, namespace| {
+                    tries.push(now);
+                    fails(policy, slot, namespace)
+                });
+            }
+            assert_eq!(tries, [1, 3, 7, 15, 31, 47].map(Duration::from_secs));
+            assert!(read(&mut windows, 61_000 * MS).is_empty());
+            assert_eq!(marked(&windows), expected);
+            // Some kinds are seen now: what came before is read, and others are tried again.
+            windows.follow_again(63_000 * MS, |_, _, _| Watching::Some);
+            assert_eq!(windows.due(), Some(79_000 * MS));
+            assert_eq!(windows.begin(64_000 * MS), [unwatched]);
+            windows.end(NOT_BEHIND);
+            assert!(marked(&windows)[usize::from(unwatched == 1)]);
+            windows.read(unwatched, MS, 64_000 * MS, true);
+            assert!(read(&mut windows, 64_001 * MS).is_empty());
+            assert_eq!(marked(&windows), [false; 3]);
+            windows.follow_again(79_000 * MS, all);
+            assert_eq!((read(&mut windows, 79_000 * MS), windows.due()), (vec![unwatched], None));
+            assert_eq!(marked(&windows), [false; 3]);
+        }
+    }
+
     /// A reading ends in a later round than it began, so the host's namespace always waits or is being read.
     #[test]
     fn a_host_that_storms_delays_its_own_router_only() {
@@ -435,7 +536,7 @@ mod tests {
     #[test]
     fn a_number_that_goes_to_another_namespace_is_marked_and_the_old_one_marks_nobody() {
         let mut windows = windows();
-        windows.follow(&[(HOST, (9, None)), (1, (7, Some(1)))].into(), |_, _, _| ());
+        windows.follow(&[(HOST, (9, None)), (1, (7, Some(1)))].into(), Duration::ZERO, all);
         assert_eq!(marked(&windows)[1..], [true, false]);
         windows.policy.change(2, None);
         assert!(!marked(&windows)[2]);
