@@ -285,7 +285,7 @@ struct policy_slot {
 	__u64 pending;		/* changes since user space last began to read; set to 0 by it */
 	__u64 early_ns;		/* CLOCK_MONOTONIC, of the last change that was seen before it was made */
 	__u64 router;		/* whose namespace this is, + 1; 0: no router's. Written by user space */
-	__u64 pad;
+	__u64 all;		/* changes that concern all routers, ever; in the host's row */
 };
 
 /* --- control, counters, charges ----------------------------------------------------------------------------------- */

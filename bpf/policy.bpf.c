@@ -14,7 +14,8 @@
  *                    net/netlink/af_netlink.c). An id keeps no namespace alive. A process that forges multicasts in a
  *                    namespace can mark only the router there.
  *   option_read      Legacy iptables registers a table at the first query about it (xt_find_table_lock()), and the program
- *                    runs after that. The namespace is that of the socket.
+ *                    runs after that. The namespace is that of the socket. Any user may ask, but a refused query changes
+ *                    nothing and marks nobody.
  *   setting_written  A file below /proc/sys/net is about to be written, so the change is yet to come. The program notes this
  *                    in `early_ns`, and user space reads late. The namespace is that of the task. A task that writes through
  *                    a file opened in another namespace marks the wrong router. Most relevant settings are also multicast.
@@ -55,6 +56,10 @@ const volatile __u32 filter_slot = POLICY_HOST;
 #define SOL_IPV6		41
 #define IPT_SO_GET_INFO		64
 #define IPT_SO_GET_ENTRIES	65
+/* asm-generic/errno-base.h, errno.h */
+#define EPERM			1
+#define ENOPROTOOPT		92
+#define EOPNOTSUPP		95
 
 #define ROW(map_, row_) ({ __u32 row__ = (row_); bpf_map_lookup_elem(&map_, &row__); })
 
@@ -110,7 +115,7 @@ static __always_inline void mark_all(void)
 }
 
 /*
- * `pending` rises before the mark. If user space sees a mark and nothing pending, it has already taken note of the change.
+ * `pending` and `all` rise before the mark. If user space sees a mark and nothing pending, it has already taken note of the change.
  * Only the first change wakes user space, which sets `pending` to 0 before it reads.
  */
 static __always_inline void changed(__u32 slot, bool all, bool early)
@@ -122,6 +127,8 @@ static __always_inline void changed(__u32 slot, bool all, bool early)
 		return;
 	if (early)
 		*(volatile __u64 *)&s->early_ns = bpf_ktime_get_ns();
+	if (all)
+		__sync_fetch_and_add(&s->all, 1);
 	was = __sync_fetch_and_add(&s->pending, 1);
 	if (all)
 		mark_all();
@@ -237,10 +244,20 @@ int setting_written(struct bpf_sysctl *ctx)
 	return 1;
 }
 
+/*
+ * The query never reached the tables: the task may not ask, or nobody answers on this socket. Other errors can follow the
+ * registration of a table (EAGAIN, EFAULT).
+ */
+static __always_inline bool refused(int result)
+{
+	return result == -EPERM || result == -ENOPROTOOPT || result == -EOPNOTSUPP;
+}
+
 SEC("cgroup/getsockopt")
 int option_read(struct bpf_sockopt *ctx)
 {
-	if ((ctx->level == SOL_IP || ctx->level == SOL_IPV6) &&
+	if (!refused(ctx->retval) &&
+	    (ctx->level == SOL_IP || ctx->level == SOL_IPV6) &&
 	    (ctx->optname == IPT_SO_GET_INFO || ctx->optname == IPT_SO_GET_ENTRIES))
 		changed_in(bpf_get_netns_cookie(ctx), false);
 	/* The kernel's answer stays unchanged. */

@@ -24,7 +24,7 @@ use rustix::{
 };
 use skeleton::{PolicySkel, PolicySkelBuilder, types};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     fs::File,
     io,
     mem::{MaybeUninit, offset_of},
@@ -51,9 +51,13 @@ const SLOT_WORDS: usize = size_of::<types::policy_slot>() / 8;
 const PENDING: usize = offset_of!(types::policy_slot, pending) / 8;
 const EARLY_NS: usize = offset_of!(types::policy_slot, early_ns) / 8;
 const ROUTER: usize = offset_of!(types::policy_slot, router) / 8;
+const ALL: usize = offset_of!(types::policy_slot, all) / 8;
 
 /// The number by which a viewer knows its namespace.
 const VIEWED: i32 = 1;
+/// Kinds of changes that programs for all namespaces see.
+const SETTINGS: &str = "settings without a message (net.ipv4.*, net.ipv6.*)";
+const LEGACY: &str = "legacy iptables";
 /// Changes within this time wake user space once.
 const PAUSE: Duration = Duration::from_millis(1);
 /// The interval of the search for new BPF links, which the kernel does not report.
@@ -79,8 +83,30 @@ struct Maps {
 
 /// The watch on one namespace. It ends on drop.
 struct Watched {
-    _sockets: Vec<netlink_sys::Socket>,
-    cookie: u64,
+    sockets: Vec<netlink_sys::Socket>,
+    cookie: Option<u64>,
+    missing: Missing,
+}
+
+impl Watched {
+    fn watching(&self) -> Watching {
+        match (self.missing.is_empty(), self.sockets.is_empty()) {
+            (true, _) => Watching::All,
+            (false, false) => Watching::Some,
+            (false, true) => Watching::Nothing,
+        }
+    }
+}
+
+/// The kinds of changes that are seen in a namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Watching {
+    /// No message of the kernel.
+    Nothing,
+    /// Not all.
+    Some,
+    /// All that can be seen.
+    All,
 }
 
 /// The marks, and the watches that set them.
@@ -90,8 +116,10 @@ pub struct Policy {
     marks: Words64,
     slots: Words64,
     watched: BTreeMap<Slot, Watched>,
-    /// Kinds of changes that are not seen inside the system call, and why.
-    unseen: BTreeMap<&'static str, String>,
+    /// Kinds of changes that are not seen inside the system call in any namespace, and why.
+    unseen: Missing,
+    /// Kinds that were reported as not seen.
+    reported: BTreeSet<&'static str>,
     /// Links of the programs that watch all namespaces, by the names of their pins.
     links: Vec<(&'static str, Link)>,
     /// Ends the thread that wakes the daemon.
@@ -115,7 +143,8 @@ impl Policy {
             marks: Mapping::anonymous(MAX_ROUTERS * 8)?.into(),
             slots: Mapping::anonymous(SLOTS * SLOT_WORDS * 8)?.into(),
             watched: BTreeMap::new(),
-            unseen: BTreeMap::new(),
+            unseen: Missing::new(),
+            reported: BTreeSet::new(),
             links: Vec::new(),
             stop: None,
         })
@@ -143,7 +172,8 @@ impl Policy {
             stop: Some(Watcher::start(&maps, waker)?),
             maps: Some(maps),
             watched: BTreeMap::new(),
-            unseen: BTreeMap::new(),
+            unseen: Missing::new(),
+            reported: BTreeSet::new(),
             links: Vec::new(),
         };
         policy.watch_settings();
@@ -158,9 +188,14 @@ impl Policy {
         self.maps.as_ref().map(|maps| &maps.policy)
     }
 
-    /// Kinds of changes that are not seen inside the system call, as sentences.
+    /// Kinds of changes that are not seen inside the system call now, as sentences.
     pub fn unseen(&self) -> Vec<String> {
-        self.unseen.iter().map(|(what, why)| format!("{what}: {why}")).collect()
+        let of_namespaces = self.watched.values().flat_map(|watched| &watched.missing);
+        let mut kinds = BTreeMap::new();
+        for (what, why) in self.unseen.iter().chain(of_namespaces) {
+            kinds.entry(what).or_insert(why);
+        }
+        kinds.into_iter().map(|(what, why)| format!("{what}: {why}")).collect()
     }
 
     /// Links that must outlive this process, each with the name to pin it by.
@@ -174,8 +209,8 @@ impl Policy {
             self.attach(which, |program| program.attach_cgroup(root.as_raw_fd()))
         };
         let (settings, options) = (attach(Which::SettingWritten), attach(Which::OptionRead));
-        self.keep("settings without a message (net.ipv4.*, net.ipv6.*)", "policy-settings", settings);
-        self.keep("legacy iptables", "policy-options", options);
+        self.keep(SETTINGS, "policy-settings", settings);
+        self.keep(LEGACY, "policy-options", options);
     }
 
     fn watch_daemon(&mut self) {
@@ -211,47 +246,60 @@ impl Policy {
     fn keep(&mut self, what: &'static str, name: &'static str, link: Result<Link>) {
         match link {
             Ok(link) => self.links.push((name, link)),
-            Err(error) => self.not_seen(what, format!("{error:#}")),
+            Err(error) => {
+                let missing = (what, format!("{error:#}"));
+                self.report(std::slice::from_ref(&missing));
+                self.unseen.push(missing);
+            }
         }
     }
 
-    fn not_seen(&mut self, what: &'static str, why: String) {
-        if self.unseen.insert(what, why.clone()).is_none() {
-            tracing::warn!("changes are not seen while they are made, but soon after: {what}: {why}");
+    /// Reports each kind once.
+    fn report(&mut self, missing: &[(&'static str, String)]) {
+        for (what, why) in missing {
+            if self.reported.insert(what) {
+                tracing::warn!("changes are not seen while they are made, but soon after: {what}: {why}");
+            }
         }
     }
 
-    /// Sees changes in this namespace from now on; all earlier ones count as unread. It reports kinds that cannot be
-    /// watched.
-    pub fn watch(&mut self, slot: Slot, place: &Place) {
-        let Some(maps) = &self.maps else { return };
-        let viewed = view(maps, slot, place).context("watching it");
-        let (sockets, missing) = viewed.unwrap_or_else(|error| {
-            let why = format!("{error:#}");
-            (Vec::new(), GROUPS.iter().map(|(_, _, what)| (*what, why.clone())).collect())
-        });
-        let cookie = place.cookie();
-        let added = maps.cookies.update(&cookie.to_ne_bytes(), &slot.to_ne_bytes(), MapFlags::ANY);
-        added.unwrap_or_else(|error| tracing::warn!("a namespace's settings are not watched: {error}"));
-        missing.into_iter().for_each(|(what, why)| self.not_seen(what, why));
-        self.watched.insert(slot, Watched { _sockets: sockets, cookie });
+    /// Sees changes in this namespace from now on. It reports kinds that cannot be watched. Another call tries these
+    /// again and loses no kind. After each call that sees more, [`Policy::bind`] makes earlier changes count as unread.
+    pub fn watch(&mut self, slot: Slot, place: Option<&Place>) -> Watching {
+        let Some(maps) = &self.maps else { return Watching::All };
+        let watched = match place {
+            Some(place) => watch(maps, slot, place),
+            None => Watched { sockets: Vec::new(), cookie: None, missing: nothing_because("it is gone") },
+        };
+        self.report(&watched.missing);
+        match self.watched.entry(slot) {
+            Entry::Vacant(free) => free.insert(watched).watching(),
+            Entry::Occupied(mut before) => {
+                let before = before.get_mut();
+                before.cookie = before.cookie.or(watched.cookie);
+                if watched.missing.len() < before.missing.len() {
+                    *before = watched;
+                }
+                before.watching()
+            }
+        }
     }
 
     /// Stops watching this namespace.
     pub fn forget(&mut self, slot: Slot) {
         let gone = self.watched.remove(&slot);
-        if let (Some(maps), Some(cookie)) = (&self.maps, gone.map(|gone| gone.cookie)) {
+        if let (Some(maps), Some(cookie)) = (&self.maps, gone.and_then(|gone| gone.cookie)) {
             let _ = maps.cookies.delete(&cookie.to_ne_bytes());
         }
-        self.bind(slot, None);
+        self.word(slot, ROUTER).store(0, Release);
     }
 
     /// Makes changes in this namespace mark this router, and marks it now: earlier changes may be unread.
     pub fn bind(&self, slot: Slot, router: Option<RouterId>) {
         self.word(slot, ROUTER).store(router.map_or(0, |router| u64::from(router) + 1), Release);
+        self.word(slot, PENDING).fetch_add(1, AcqRel);
         if let Some(router) = router {
             self.marks.as_slice()[usize::from(router)].fetch_add(1, AcqRel);
-            self.word(slot, PENDING).fetch_add(1, AcqRel);
         }
     }
 
@@ -273,6 +321,11 @@ impl Policy {
         }
     }
 
+    /// The number of changes in the host's namespace so far that concern all routers.
+    pub fn changes_of_all(&self) -> u64 {
+        self.word(HOST, ALL).load(Acquire)
+    }
+
     /// The time of the last change that was seen before it was made (CLOCK_MONOTONIC).
     pub fn seen_early(&self, slot: Slot) -> Duration {
         Duration::from_nanos(self.word(slot, EARLY_NS).load(Acquire))
@@ -288,6 +341,14 @@ impl Policy {
         if let Some(router) = self.word(slot, ROUTER).load(Acquire).checked_sub(1) {
             self.marks.as_slice()[router as usize].fetch_add(1, AcqRel);
         }
+    }
+
+    /// The same for a change in the host's namespace that concerns all routers.
+    #[cfg(test)]
+    pub fn change_all(&self) {
+        self.word(HOST, ALL).fetch_add(1, AcqRel);
+        self.word(HOST, PENDING).fetch_add(1, AcqRel);
+        self.marks.as_slice().iter().for_each(|marks| _ = marks.fetch_add(1, AcqRel));
     }
 
     fn word(&self, slot: Slot, word: usize) -> &AtomicU64 {
@@ -341,22 +402,35 @@ fn load<'o>(
 /// Kinds of changes, and why they cannot be watched.
 type Missing = Vec<(&'static str, String)>;
 
+fn nothing_because(why: &str) -> Missing {
+    GROUPS.iter().map(|(_, _, what)| (*what, why.to_owned())).collect()
+}
+
+fn watch(maps: &Maps, slot: Slot, place: &Place) -> Watched {
+    let viewed = view(maps, slot, place).context("watching a namespace");
+    let (sockets, mut missing) =
+        viewed.unwrap_or_else(|error| (Vec::new(), nothing_because(&format!("{error:#}"))));
+    let cookie = place.cookie();
+    if let Err(error) = maps.cookies.update(&cookie.to_ne_bytes(), &slot.to_ne_bytes(), MapFlags::ANY) {
+        missing.extend([SETTINGS, LEGACY].map(|what| (what, error.to_string())));
+    }
+    Watched { sockets, cookie: Some(cookie), missing }
+}
+
 /// Sockets that listen to a namespace, each with the filter; and the kinds for which there is none.
 fn view(maps: &Maps, slot: Slot, place: &Place) -> Result<(Vec<netlink_sys::Socket>, Missing)> {
+    // The file is only of this namespace, and not kept beyond this call. A place that is gone costs no program.
+    let file = place.inside(|| File::open("/proc/thread-self/ns/net"))??;
     let mut storage = MaybeUninit::uninit();
     let skel = load(&mut storage, Some(maps), Which::MessageSent(slot))?;
     let filter = skel.progs.message_sent.as_fd();
     let opened = match slot {
         HOST => place.inside(|| Ok(listen(filter, false))),
-        _ => {
-            // The file is only of this namespace, and not kept beyond this call.
-            let file = place.inside(|| File::open("/proc/thread-self/ns/net"))??;
-            netns::in_a_new_one(|| {
-                let mut socket = Socket::requests(libc::NETLINK_ROUTE)?;
-                nsid::assign(&mut socket, file.as_fd(), VIEWED)?;
-                Ok(listen(filter, true))
-            })
-        }
+        _ => netns::in_a_new_one(|| {
+            let mut socket = Socket::requests(libc::NETLINK_ROUTE)?;
+            nsid::assign(&mut socket, file.as_fd(), VIEWED)?;
+            Ok(listen(filter, true))
+        }),
     };
     Ok(opened.and_then(|opened| opened)?)
 }
@@ -476,6 +550,7 @@ impl Watcher {
 
     /// Acts like a change in every namespace: each counts its own programs again.
     fn mark_all(&self) {
+        self.slots.as_slice()[HOST as usize * SLOT_WORDS + ALL].fetch_add(1, AcqRel);
         let pending = self.slots.as_slice().iter().skip(PENDING).step_by(SLOT_WORDS);
         pending.for_each(|pending| _ = pending.fetch_add(1, AcqRel));
         self.marks.as_slice().iter().for_each(|marks| _ = marks.fetch_add(1, AcqRel));

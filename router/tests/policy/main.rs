@@ -22,12 +22,16 @@ use router::{
     observer::Waker,
     plane::{
         Plane,
-        policy::{HOST, Policy, Slot},
+        policy::{HOST, Policy, Slot, Watching},
     },
 };
 use std::{
     fs::File,
-    os::fd::AsFd,
+    net::UdpSocket,
+    os::{
+        fd::{AsFd, AsRawFd},
+        unix::net::UnixDatagram,
+    },
     path::Path,
     process::{Child, Command, Stdio, id},
 };
@@ -82,7 +86,7 @@ impl Bed {
         let (red, blue) = (Named::new("red"), Named::new("blue"));
         let places = [Place::own().unwrap(), red.place(), blue.place()];
         for ((slot, router), place) in SLOTS.into_iter().zip(ROUTERS).zip(places) {
-            policy.watch(slot, &place);
+            assert_eq!(policy.watch(slot, Some(&place)), Watching::All);
             policy.bind(slot, Some(router));
         }
         assert_eq!(policy.unseen(), [""; 0]);
@@ -180,6 +184,54 @@ fn a_change_by_a_socket_of_another_namespace_marks_the_router_there() {
     });
 }
 
+/// Queries a legacy table through this socket: the error, or 0. Without `privileged`, as a user with no capabilities.
+fn query(socket: &impl AsRawFd, level: i32, privileged: bool) -> i32 {
+    let socket = socket.as_raw_fd();
+    // IPT_SO_GET_INFO, struct ipt_getinfo
+    const GET_INFO: i32 = 64;
+    let ask = move || {
+        let mut info = [0_u8; 84];
+        info[..6].copy_from_slice(b"filter");
+        let mut length = info.len() as libc::socklen_t;
+        // SAFETY: raw system calls concern this thread only. `info` is writable, and `length` is its size.
+        let rc = unsafe {
+            if !privileged {
+                assert_eq!(libc::syscall(libc::SYS_setresuid, -1, 65534, -1), 0);
+            }
+            libc::getsockopt(socket, level, GET_INFO, info.as_mut_ptr().cast(), &raw mut length)
+        };
+        if rc == 0 { 0 } else { std::io::Error::last_os_error().raw_os_error().unwrap() }
+    };
+    std::thread::spawn(ask).join().unwrap()
+}
+
+/// Any user may send such queries in a loop.
+#[test]
+#[ignore = "needs root"]
+fn a_refused_query_of_a_legacy_table_marks_nobody() {
+    in_new_namespace(|| {
+        let mut bed = Bed::new();
+        let udp4 = UdpSocket::bind("0.0.0.0:0").unwrap();
+        let udp6 = UdpSocket::bind("[::]:0").unwrap();
+        let unix = UnixDatagram::unbound().unwrap();
+        assert_eq!(query(&unix, libc::SOL_IP, true), libc::EOPNOTSUPP);
+        assert_eq!(bed.take_marked(), NOBODY);
+        for (level, which) in [(libc::SOL_IP, "iptables"), (libc::SOL_IPV6, "ip6tables")] {
+            let refused = |socket| query(socket, level, false);
+            let socket = if level == libc::SOL_IP { &udp4 } else { &udp6 };
+            // Nobody may answer yet; then the command loads the module.
+            assert!([libc::EPERM, libc::ENOPROTOOPT].contains(&refused(socket)));
+            assert_eq!(bed.take_marked(), NOBODY);
+            bed.run("red", &format!("{which}-legacy -P FORWARD DROP"));
+            assert_eq!(bed.take_marked(), RED);
+            assert_eq!(refused(socket), libc::EPERM);
+            assert_eq!(bed.take_marked(), NOBODY);
+            assert_eq!(query(socket, level, true), 0);
+            assert_eq!(bed.take_marked(), THE_HOST);
+        }
+    });
+}
+
 /// Whoever sees a mark and finds nothing pending has read the change; and somebody is woken.
 #[test]
 #[ignore = "needs root"]
@@ -215,6 +267,37 @@ fn a_namespace_is_not_kept_alive_by_being_watched() {
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
         drop(policy);
+    });
+}
+
+/// The process in a path ends while its namespace lives.
+#[test]
+#[ignore = "needs root"]
+fn a_namespace_whose_place_moved_is_watched_again() {
+    in_new_namespace(|| {
+        let mut bed = Bed::new();
+        let known = bed.red.place();
+        let mut place = Place::new(known.key(), known.cookie(), "/run/netns/not-there".into());
+        assert_eq!(bed.policy.watch(1, Some(&place)), Watching::All, "it is watched already");
+        bed.run("red", "ip rule add pref 5 from 10.0.0.1 table 9");
+        assert_eq!(bed.take_marked(), RED);
+        bed.policy.forget(1);
+        assert_eq!(bed.policy.watch(1, None), Watching::Nothing);
+        assert_eq!(bed.policy.watch(1, Some(&place)), Watching::Nothing);
+        bed.policy.bind(1, Some(1));
+        assert_eq!(bed.policy.unseen().len(), 3);
+        bed.take_marked();
+        bed.run("red", "ip rule del pref 5");
+        assert_eq!(bed.take_marked(), NOBODY);
+        place.move_to(Path::new(&format!("/run/netns/{}", bed.red.0)));
+        assert_eq!(bed.policy.watch(1, Some(&place)), Watching::All);
+        assert_eq!(bed.policy.unseen(), [""; 0]);
+        let changes =
+            ["ip rule add pref 5 from 10.0.0.1 table 9", "sysctl -qw net.ipv4.conf.all.rp_filter=1"];
+        for change in changes {
+            bed.run("red", change);
+            assert_eq!(bed.take_marked(), RED, "{change}");
+        }
     });
 }
 

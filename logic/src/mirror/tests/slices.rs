@@ -51,6 +51,7 @@ fn those_of_others_are_planned_in_turns_with_equal_shares() {
     assert_eq!(count(&bench.mirror.plan()), [9, 2, 2]);
     assert_eq!(count(&bench.mirror.plan()), [0, 2, 1]);
     assert!(bench.mirror.is_behind());
+    assert_eq!([0, 1, 2].map(|id| bench.mirror.is_behind_of(id)), [false, true, false]);
     assert_eq!(count(&bench.mirror.plan()), [0, 1, 0]);
     assert!(!bench.mirror.is_behind());
 }
