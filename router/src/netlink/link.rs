@@ -126,11 +126,12 @@ pub fn dump() -> wire::Request {
         .with(IFLA_EXT_MASK, &RTEXT_FILTER_SKIP_STATS.to_ne_bytes())
 }
 
-/// One device.
+/// One device, with an acknowledgement.
 pub fn get(ifindex: u32) -> wire::Request {
     let mut header = [0; HEADER];
     header[4..8].copy_from_slice(&ifindex.to_ne_bytes());
-    wire::Request::new(rtm::GETLINK, 0, &header).with(IFLA_EXT_MASK, &RTEXT_FILTER_SKIP_STATS.to_ne_bytes())
+    wire::Request::new(rtm::GETLINK, wire::ACK, &header)
+        .with(IFLA_EXT_MASK, &RTEXT_FILTER_SKIP_STATS.to_ne_bytes())
 }
 
 /// A dump of all addresses of a family.
