@@ -323,7 +323,8 @@ fn workers_keep_their_ports() {
 fn workers_follow_routes_into_larger_tables() {
     let bed = Bed::new();
     let _leftovers = Leftovers(bed.name.clone());
-    let text = workers("0") + &routed(&bed, "udp", "protocol = \"udp\"");
+    let limits = "[limits]\nroutes_per_namespace = 262144\n";
+    let text = workers("0") + limits + &routed(&bed, "udp", "protocol = \"udp\"");
     let (daemon, _file) = start(&bed, &text);
     bed.server.ip_batch("route add local 198.51.100.0/24 dev lo\n").unwrap();
     bed.client.ip_batch("route add 198.51.100.0/24 via 10.7.1.1\n").unwrap();
