@@ -586,7 +586,10 @@ impl Space {
             }
         }
         self.check_quota(out, now);
-        self.refresh_stale(out);
+        // Most turns concern no device, and composing the settings takes time.
+        if !self.stale.is_empty() {
+            self.refresh_stale(out);
+        }
         Ok(())
     }
 
@@ -601,7 +604,8 @@ impl Space {
     /// Checks the additions by messages since the last reading. Counts of routes and neighbours are approximate, so a
     /// new reading decides.
     fn check_quota(&mut self, out: &mut Vec<Event>, now: Instant) {
-        if self.troubles.has(What::Quota) {
+        // The host has no quota, and counting its addresses takes time.
+        if self.id == HOST || self.troubles.has(What::Quota) {
             return;
         }
         if let Err(error) = self.quota.interfaces().check(self.links.len()) {
@@ -720,6 +724,8 @@ impl Space {
         for devices in &mut self.redirected {
             devices.remove(&ifindex);
         }
+        // The settings can name it.
+        self.stale.insert(ifindex);
         self.topology_changed = true;
         if self.links.remove(&ifindex).is_some() {
             out.push(Event::LinkGone(self.id, ifindex));

@@ -243,7 +243,7 @@ fn a_link_that_comes_up_waits_for_the_routes_too() {
 
 /// Nine new routes wait when IPv4 may be on again. Before they are planned come `events`, and a dump that moves the old
 /// routes and lets all be on: that waits for the old routes, too.
-fn assert_the_wait_begins_anew(hazards6: &[&str], events: Vec<Event>) {
+fn assert_the_wait_starts_again(hazards6: &[&str], events: Vec<Event>) {
     let mut bench = settled();
     let hazards6: Vec<String> = hazards6.iter().map(|hazard| (*hazard).into()).collect();
     let settings =
@@ -269,12 +269,12 @@ fn assert_the_wait_begins_anew(hazards6: &[&str], events: Vec<Event>) {
 #[test]
 fn an_interface_that_goes_off_while_it_waits_waits_again() {
     let lost = Settings { hazards4: vec!["events were lost".into()], ..Settings::default() };
-    assert_the_wait_begins_anew(&[], vec![Event::Settings(RED, lost)]);
+    assert_the_wait_starts_again(&[], vec![Event::Settings(RED, lost)]);
 }
 
 #[test]
 fn so_does_one_for_which_more_is_to_begin() {
-    assert_the_wait_begins_anew(&["a hook"], vec![]);
+    assert_the_wait_starts_again(&["a hook"], vec![]);
 }
 
 /// The tables of a new router are empty, so its interface need not wait. It stays on while routes change.
