@@ -68,6 +68,30 @@ pub struct Namespace {
     pub host: bool,
     /// Named in the configuration; else found by itself.
     pub configured: bool,
+    pub owner: Owner,
+}
+
+/// Whose namespace it is. A tenant with a user namespace can make as many network namespaces as it likes, so limits on
+/// their number are limits of an owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Owner {
+    /// Root of the machine made it. A tenant inside it cannot make another one.
+    Machine,
+    /// It belongs to a user namespace that this user made, or to one inside it.
+    User(u32),
+    /// It belongs to the user namespace with this inode number, or to one inside it. Root of the machine made that, as for
+    /// a container.
+    UserNamespace(u64),
+}
+
+impl std::fmt::Display for Owner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Owner::Machine => f.write_str("root"),
+            Owner::User(uid) => write!(f, "the user with number {uid}"),
+            Owner::UserNamespace(inode) => write!(f, "the user namespace user:[{inode}]"),
+        }
+    }
 }
 
 /// Everything about one namespace.

@@ -127,6 +127,8 @@ pub struct Limits {
     pub routes_per_namespace: RouteCount,
     /// Network devices, likewise.
     pub devices_per_namespace: DeviceCount,
+    /// Namespaces of one owner that are watched, besides configured ones and those that root made.
+    pub namespaces_per_owner: NamespaceCount,
 }
 
 impl Default for Limits {
@@ -135,6 +137,7 @@ impl Default for Limits {
             memory_mib: MemoryMib(2048),
             routes_per_namespace: RouteCount(65_536),
             devices_per_namespace: DeviceCount(4096),
+            namespaces_per_owner: NamespaceCount(16),
         }
     }
 }
@@ -256,6 +259,10 @@ bounded!(
 bounded!(
     /// A count of network devices.
     DeviceCount, |v| (1..=65_536).contains(&v), "1 to 65536"
+);
+bounded!(
+    /// A count of network namespaces.
+    NamespaceCount, |v| (1..=1024).contains(&v), "1 to 1024"
 );
 
 /// The name of a network device.
@@ -465,7 +472,7 @@ fn line_of(text: &str, at: usize) -> usize {
 }
 
 /// Keys, and how they are written.
-const FORMS: [(&str, &str); 14] = [
+const FORMS: [(&str, &str); 15] = [
     ("ports", "ports = [\"eth1\", \"eth2\"]"),
     ("routers", "routers = [\"red\", \"pid:42\"]"),
     ("heartbeat", "heartbeat = \"3s\""),
@@ -478,6 +485,7 @@ const FORMS: [(&str, &str); 14] = [
     ("limits.memory_mib", "memory_mib = 2048"),
     ("limits.routes_per_namespace", "routes_per_namespace = 65536"),
     ("limits.devices_per_namespace", "devices_per_namespace = 4096"),
+    ("limits.namespaces_per_owner", "namespaces_per_owner = 16"),
     ("flows.rules", "rules = 65536"),
     ("flows.miss", "miss = \"normal\""),
 ];

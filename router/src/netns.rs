@@ -3,12 +3,16 @@
 //! A thread that enters a namespace is one made for it and gone afterwards, so no other thread ever changes place.
 
 use crate::config::BadValue;
+use logic::observe::Owner;
 use std::{
     collections::BTreeMap,
     fmt,
     fs::{self, File},
     io,
-    os::{fd::AsFd, fd::AsRawFd, unix::fs::MetadataExt},
+    os::{
+        fd::{AsFd, AsRawFd, FromRawFd},
+        unix::fs::MetadataExt,
+    },
     path::{Path, PathBuf},
     str::FromStr,
     sync::Arc,
@@ -165,6 +169,47 @@ pub fn cookie() -> io::Result<u64> {
 
 /// `include/uapi/asm-generic/socket.h`.
 const SO_NETNS_COOKIE: i32 = 71;
+
+/// The owner of the network namespace: the user namespace it belongs to, or the outermost one around that.
+///
+/// # Errors
+/// Those of `ioctl(2)`: the namespace belongs to none that ours contains, or descriptors are short.
+pub fn owner(namespace: &File) -> io::Result<Owner> {
+    // The kernel nests at most 32 user namespaces (`create_user_ns()`).
+    const DEEPEST: usize = 64;
+    let mut around = vec![related(namespace, libc::NS_GET_USERNS)?];
+    while let Some(inner) = around.last()
+        && around.len() < DEEPEST
+    {
+        match related(inner, libc::NS_GET_PARENT) {
+            Ok(outer) => around.push(outer),
+            // There is none around it, or none that we may see.
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    // The last is our own.
+    let Some(outermost) = around.len().checked_sub(2).and_then(|at| around.get(at)) else {
+        return Ok(Owner::Machine);
+    };
+    let mut uid: libc::uid_t = 0;
+    // SAFETY: the request writes one `uid_t` to a live local, and the descriptor is open.
+    match unsafe { libc::ioctl(outermost.as_raw_fd(), libc::NS_GET_OWNER_UID, &raw mut uid) } {
+        0 if uid == 0 => Ok(Owner::UserNamespace(Key::of(outermost)?.inode)),
+        0 => Ok(Owner::User(uid)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A namespace that `request` finds from another one (`ioctl_nsfs(2)`).
+fn related(namespace: &File, request: libc::Ioctl) -> io::Result<File> {
+    // SAFETY: these requests take no argument, and the descriptor is open for as long as `namespace` is borrowed.
+    match unsafe { libc::ioctl(namespace.as_raw_fd(), request) } {
+        -1 => Err(io::Error::last_os_error()),
+        // SAFETY: the kernel has just made this descriptor, and nothing else has it.
+        descriptor => Ok(unsafe { File::from_raw_fd(descriptor) }),
+    }
+}
 
 /// How a namespace is named: `red` (under /run/netns), `pid:1234`, or the path of a namespace file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -378,6 +423,42 @@ mod tests {
         let moved = Place::new(own.key(), own.cookie(), "/proc/self/ns/mnt".into());
         let error = moved.open().unwrap_err();
         assert!(error.kind() == io::ErrorKind::NotFound && !was_replaced(&error), "{error}");
+    }
+
+    #[test]
+    fn the_namespace_of_this_process_is_of_the_machine() {
+        assert_eq!(owner(&File::open("/proc/self/ns/net").unwrap()).unwrap(), Owner::Machine);
+        assert!(owner(&File::open("/dev/null").unwrap()).is_err());
+    }
+
+    /// The owner of the network namespace that this command makes and runs another one in.
+    fn owner_after(command: &[&str]) -> Owner {
+        let mut child = std::process::Command::new(command[0])
+            .args(&command[1..])
+            .args(["sh", "-c", "echo; cat"])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut ready = [0];
+        io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut ready).unwrap();
+        let found = owner(&File::open(format!("/proc/{}/ns/net", child.id())).unwrap()).unwrap();
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        found
+    }
+
+    #[test]
+    #[ignore = "needs root"]
+    fn an_owner_is_found_through_nested_namespaces() {
+        assert_eq!(owner_after(&["unshare", "-n"]), Owner::Machine);
+        let nest = ["unshare", "-U", "-r", "-n"];
+        let of_root = owner_after(&nest);
+        assert!(matches!(of_root, Owner::UserNamespace(_)), "{of_root}");
+        assert_ne!(owner_after(&nest), of_root);
+        let as_user = [&["setpriv", "--reuid=65534", "--clear-groups"], &nest[..]].concat();
+        let nested = [&as_user[..], &nest].concat();
+        assert_eq!([owner_after(&as_user), owner_after(&nested)], [Owner::User(65534); 2]);
     }
 
     #[test]

@@ -3,13 +3,14 @@
 use super::{
     Held, Mirror,
     batch::Batch,
+    ids::Shortage,
     path::Egress,
     shape::{Address, LinkKey, Shape, shapes},
     space::Router,
 };
 use crate::{
     multipath::MultipathHash,
-    observe::{Link, NamespaceId},
+    observe::{Link, Namespace, NamespaceId, Owner},
     plan::{Interface, InterfaceId, Op},
 };
 use rustc_hash::FxHashMap;
@@ -84,10 +85,17 @@ impl Mirror {
             self.router_ids.release(id.into());
             batch.gone.push(Op::RouterGone(id));
         }
+        let mut taken = Parties::default();
+        for (namespace, space) in &self.spaces {
+            taken.add(*namespace, &space.about, usize::from(space.router.is_some()));
+        }
         for namespace in wanted {
             let Some(space) = self.spaces.get_mut(&namespace) else { continue };
             if space.router.is_none() {
-                let Some(id) = self.router_ids.take() else { continue };
+                let id = self.router_ids.take(taken.of(namespace, &space.about));
+                space.shortage = id.err();
+                let Ok(id) = id else { continue };
+                taken.add(namespace, &space.about, 1);
                 space.router = Some(Router { id: id as u8, multipath: None, is_new: true });
                 space.rib4.renew();
                 space.rib6.renew();
@@ -123,14 +131,27 @@ impl Mirror {
             }
         }
         self.waiting = false;
+        let mut taken = Parties::default();
+        for (namespace, _) in self.held.keys() {
+            self.spaces.get(namespace).iter().for_each(|space| taken.add(*namespace, &space.about, 1));
+        }
         for standing in standings.iter_mut().filter(|s| s.id.is_none() && s.trouble.is_none()) {
-            let has_router =
-                self.spaces.get(&standing.shape.link.0).is_some_and(|space| space.router.is_some());
-            standing.id = has_router.then(|| self.interface_ids.take()).flatten().map(|id| id as InterfaceId);
-            if standing.id.is_none() {
-                self.waiting = true;
-                let what = if has_router { "interfaces" } else { "routers" };
-                standing.trouble = Some(format!("there are too many {what}: no number is free"));
+            let namespace = standing.shape.link.0;
+            let Some(space) = self.spaces.get(&namespace) else { continue };
+            let id = match space.router {
+                Some(_) => self.interface_ids.take(taken.of(namespace, &space.about)),
+                None => Err(space.shortage.unwrap_or(Shortage::OfAll)),
+            };
+            match id {
+                Ok(id) => {
+                    taken.add(namespace, &space.about, 1);
+                    standing.id = Some(id as InterfaceId);
+                }
+                Err(shortage) => {
+                    self.waiting = true;
+                    let what = if space.router.is_some() { "interfaces" } else { "routers" };
+                    standing.trouble = Some(shortage.of(what));
+                }
             }
         }
         standings
@@ -255,6 +276,31 @@ fn interface(standing: &Standing, router: Router, safe: [bool; 2], look_at_sourc
         accept_local: shape.accept_local,
         priority_tags: shape.priority_tags,
         look_at_sources,
+    }
+}
+
+/// Counts of what each party has. A party is an owner of namespaces, or one namespace that root made. The host's namespace
+/// is none: nothing is kept from it.
+#[derive(Default)]
+struct Parties(BTreeMap<(Owner, NamespaceId), usize>);
+
+impl Parties {
+    fn key(namespace: NamespaceId, about: &Namespace) -> Option<(Owner, NamespaceId)> {
+        match about.owner {
+            _ if about.host => None,
+            Owner::Machine => Some((Owner::Machine, namespace)),
+            owner => Some((owner, NamespaceId::MAX)),
+        }
+    }
+
+    fn add(&mut self, namespace: NamespaceId, about: &Namespace, more: usize) {
+        if let Some(key) = Self::key(namespace, about) {
+            *self.0.entry(key).or_default() += more;
+        }
+    }
+
+    fn of(&self, namespace: NamespaceId, about: &Namespace) -> usize {
+        Self::key(namespace, about).and_then(|key| self.0.get(&key)).copied().unwrap_or(0)
     }
 }
 

@@ -67,6 +67,20 @@ struct Chain<'a> {
     mode: Option<MacvlanMode>,
 }
 
+impl Chain<'_> {
+    /// That a device below belongs to a third namespace. Its policy for packets of this device would be noticed only for its
+    /// own router.
+    fn foreign(&self, spaces: &Spaces) -> Option<String> {
+        let [own, port] = [self.devices.first()?.0.0, self.devices.last()?.0.0];
+        let ((namespace, _), device) = self.devices.iter().find(|((ns, _), _)| ![own, port].contains(ns))?;
+        let name = &spaces.get(namespace)?.about.name;
+        Some(format!(
+            "it sits on {} in the namespace {name}; put it on a device of its own namespace or of the host's",
+            device.name
+        ))
+    }
+}
+
 fn chain<'a>(spaces: &'a Spaces, ports: &BTreeMap<LinkKey, PortId>, start: LinkKey) -> Option<Chain<'a>> {
     let (mut devices, mut tags, mut mode) = (Vec::new(), Vec::<Tag>::new(), None);
     let (mut key, mut receives) = (start, start);
@@ -167,6 +181,7 @@ fn shape(spaces: &Spaces, namespace: NamespaceId, chain: &Chain<'_>, takers: &Ta
         .collect();
     // The last device is the port, and the program there ours.
     common.extend(chain.devices.iter().rev().skip(1).filter_map(|(_, device)| device.xdp.clone()));
+    common.extend(chain.foreign(spaces));
     if let LinkKind::Macvtap(_) = link.kind {
         common.push(format!("{} is a macvtap: its packets go to the program that has it open", link.name));
     } else if let Some(mode @ (MacvlanMode::Passthru | MacvlanMode::Source)) = chain.mode {

@@ -2,6 +2,7 @@
 
 use super::{
     batch::Batch,
+    ids::Shortage,
     neighbours::Neighbours,
     path::{Egress, Surroundings},
     rib::Rib,
@@ -33,6 +34,8 @@ pub(super) struct Space {
     /// Links, objects or settings that routes depend on have changed since the last plan.
     pub refresh: bool,
     pub router: Option<Router>,
+    /// Why the last plan gave it no router.
+    pub shortage: Option<Shortage>,
     /// The last time received, CLOCK_MONOTONIC.
     pub now: Duration,
 }
@@ -62,6 +65,7 @@ impl Space {
             hashed: false,
             refresh: false,
             router: None,
+            shortage: None,
             now: Duration::ZERO,
         }
     }

@@ -1,6 +1,6 @@
 //! What people are shown: the state as of the last plan.
 
-use super::{Mirror, reconcile::Standing};
+use super::{Mirror, ids::Shortage, reconcile::Standing};
 use crate::{
     net::{Mac, Vlan},
     observe::{Link, NamespaceId},
@@ -81,12 +81,12 @@ impl Mirror {
             let wants = self.standings.iter().any(|s| s.shape.link.0 == *namespace);
             let missing = match space.router {
                 Some(_) => None,
-                None if !space.dumped => Some("the namespace has not been read yet"),
-                None if wants => Some("there are too many routers: no number is free"),
-                None => Some("it has no interface on a port"),
+                None if !space.dumped => Some("the namespace has not been read yet".to_owned()),
+                None if wants => Some(space.shortage.unwrap_or(Shortage::OfAll).of("routers")),
+                None => Some("it has no interface on a port".into()),
             };
-            ipv4.extend(missing.map(String::from));
-            ipv6.extend(missing.map(String::from));
+            ipv4.extend(missing.clone());
+            ipv6.extend(missing);
             RouterView {
                 namespace: *namespace,
                 name: space.about.name.clone(),

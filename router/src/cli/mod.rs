@@ -135,6 +135,7 @@ The file of --config, every key optional, with the defaults:
   memory_mib = 2048         # all tables; what does not fit is left to the kernel
   routes_per_namespace = 65536  # a namespace with more is left to the kernel
   devices_per_namespace = 4096   # likewise
+  namespaces_per_owner = 16      # namespaces of one user, or of one user namespace, that are watched
   [flows]                   # see `millrace flows --help`
   rules = 65536             # room for so many, up to 1010000; the first one takes the memory for all
   miss = \"normal\"           # what no rule matches: \"normal\", \"controller\" or \"drop\"

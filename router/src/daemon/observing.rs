@@ -24,6 +24,7 @@ pub fn open(config: &Config) -> Result<(Observer, Waker)> {
         quota: Quota {
             routes: config.limits.routes_per_namespace.0 as usize,
             interfaces: config.limits.devices_per_namespace.0 as usize,
+            namespaces: config.limits.namespaces_per_owner.0 as usize,
             ..Quota::default()
         },
         multipath_keys: MultipathKeys::read(config.ecmp),

@@ -70,19 +70,32 @@ impl Sentences {
     }
 
     fn add(&mut self, chain: &Chain) {
-        let sentence = chain.sentence();
+        let sentence = &chain.sentence();
         match &chain.devices {
             Devices::Namespace => {
                 let affected = self.namespace.iter_mut().zip(chain.affects).filter(|(_, affected)| *affected);
-                affected.for_each(|(sentences, _)| sentences.push(sentence.clone()));
+                affected.for_each(|(sentences, _)| add(sentences, sentence));
             }
             Devices::Named(names) => {
                 for name in names {
-                    self.devices.entry(name.clone()).or_default().push(sentence.clone());
+                    add(self.devices.entry(name.clone()).or_default(), sentence);
                 }
             }
-            Devices::Unknown => self.every_device.push(sentence),
+            Devices::Unknown => add(&mut self.every_device, sentence),
         }
+    }
+}
+
+/// A namespace can have any number of chains. Each would be a sentence.
+const MOST_SENTENCES: usize = 16;
+
+fn add(sentences: &mut Vec<String>, sentence: &str) {
+    match sentences.len() {
+        ..MOST_SENTENCES => sentences.push(sentence.to_owned()),
+        MOST_SENTENCES => {
+            sentences.push(format!("more nftables chains; list them with: {IN_NAMESPACE}nft list chains"));
+        }
+        _ => (),
     }
 }
 
@@ -187,6 +200,15 @@ mod tests {
             .with(NFTA_CHAIN_NAME, b"fwd\0")
             .with(NFTA_CHAIN_HOOK | 0x8000, &[&[8, 0, 1, 0, 0, 0, 0, hook], more].concat());
         wire::messages(request.bytes(1)).next().and_then(parse)
+    }
+
+    #[test]
+    fn of_very_many_chains_only_some_have_sentences() {
+        let mut sentences = Sentences::default();
+        (0..1000).for_each(|_| sentences.add(&parsed(1, 2).unwrap()));
+        let [ipv4, ipv6] = &sentences.namespace;
+        assert_eq!((ipv4.len(), ipv6.len()), (MOST_SENTENCES + 1, MOST_SENTENCES + 1));
+        assert!(ipv4.last().unwrap().starts_with("more nftables chains; list them with: "));
     }
 
     #[test]

@@ -53,6 +53,13 @@ const STATE_FLAGS: u32 = 1 | 8 | 16 | 64 | 0x4000 | 0x8000 | 0x2000_0000;
 const HEADER: usize = 12;
 const NEXTHOP_HEADER: usize = 8;
 
+/// How many routes a message counts as: one for each started 256 bytes. A plain route has about 130, and each further next
+/// hop adds 8 to 28, so a route with very many next hops counts as more.
+pub fn weight(message: &wire::Message<'_>) -> usize {
+    const BYTES: usize = 256;
+    message.payload.len().div_ceil(BYTES).max(1)
+}
+
 /// A route of either family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Parsed {

@@ -72,24 +72,35 @@ struct Datagram {
     origin: Option<i32>,
 }
 
+/// The most entries of a table that has no limit of its own. A hostile namespace can have any number of rules or filters, and
+/// a large host has some ten thousand queueing disciplines.
+const LONGEST_DUMP: usize = 1 << 18;
+
 /// How much of something a namespace may have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Most {
     pub limit: usize,
     /// In the plural.
     pub what: &'static str,
     /// Of `limit`, how much is left.
     left: usize,
+    /// How many a message counts as.
+    weigh: fn(&Message<'_>) -> usize,
 }
 
 impl Most {
     pub fn new(limit: usize, what: &'static str) -> Most {
-        Most { limit, what, left: limit }
+        Most { limit, what, left: limit, weigh: |_| 1 }
     }
 
-    /// So many are there already.
-    pub fn less(self, count: usize) -> Most {
-        Most { left: self.left.saturating_sub(count), ..self }
+    /// Messages count as so many each.
+    pub fn weighed(self, weigh: fn(&Message<'_>) -> usize) -> Most {
+        Most { weigh, ..self }
+    }
+
+    /// How many were read.
+    pub fn used(&self) -> usize {
+        self.limit - self.left
     }
 
     /// # Errors
@@ -100,6 +111,13 @@ impl Most {
         }
         let text = format!("it has more than {} {}", self.limit, self.what);
         Err(io::Error::new(io::ErrorKind::QuotaExceeded, text))
+    }
+
+    fn take(&mut self, message: &Message<'_>) -> io::Result<()> {
+        let weight = (self.weigh)(message);
+        self.check(weight)?;
+        self.left -= weight;
+        Ok(())
     }
 }
 
@@ -264,16 +282,16 @@ impl Socket {
         request: Request,
         parse: impl FnMut(Message<'_>) -> Option<T>,
     ) -> io::Result<Vec<T>> {
-        self.dump_at_most(Most::new(usize::MAX, "entries"), request, parse)
+        self.dump_at_most(&mut Most::new(LONGEST_DUMP, "entries"), request, parse)
     }
 
-    /// As [`Socket::dump`], unless there are more.
+    /// As [`Socket::dump`], unless there are more than `most` has left. What was read is taken from it.
     ///
     /// # Errors
     /// `QuotaExceeded`: the rest waits in the socket, which is of no more use.
     pub fn dump_at_most<T>(
         &mut self,
-        most: Most,
+        most: &mut Most,
         request: Request,
         mut parse: impl FnMut(Message<'_>) -> Option<T>,
     ) -> io::Result<Vec<T>> {
@@ -281,11 +299,16 @@ impl Socket {
         let end = Instant::now() + LONGEST;
         for _ in 0..DUMP_ATTEMPTS {
             let mut found = Vec::new();
+            let mut left = *most;
             let mut each = |m: Message<'_>| {
-                found.extend(parse(m));
-                most.check(found.len())
+                if let Some(one) = parse(m) {
+                    left.take(&m)?;
+                    found.push(one);
+                }
+                Ok(())
             };
             if !self.exchange(&mut request, end, &mut each)? {
+                *most = left;
                 return Ok(found);
             }
         }

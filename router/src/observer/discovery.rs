@@ -8,7 +8,7 @@
 //! thread does the looking, so a namespace that answers slowly delays only that thread.
 
 use super::{
-    HOST, Observer, PROCESS, Quota, Trouble,
+    Crowd, HOST, Observer, PROCESS, Quota, Trouble,
     ear::Ear,
     poller::ProcessWatch,
     space::{Peers, Space},
@@ -23,7 +23,7 @@ use crate::{
     },
     netns::{self, Found, Key, Place, Source},
 };
-use logic::observe::{Event, Namespace, NamespaceId};
+use logic::observe::{Event, Namespace, NamespaceId, Owner};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
@@ -41,6 +41,8 @@ type Chain = BTreeSet<(NamespaceId, u32)>;
 const DEPTH: usize = 5;
 /// A namespace that does not list its devices within this time is looked at another time.
 const LOOK: Duration = Duration::from_millis(500);
+/// All namespaces of an owner have this time together in one look. Those that are left over are looked at another time.
+const LOOK_OF_AN_OWNER: Duration = Duration::from_millis(500);
 
 /// The input of a look through the namespaces.
 pub(super) struct Look {
@@ -53,6 +55,19 @@ pub(super) struct Look {
     peers: Arc<Peers>,
     quota: Quota,
     receive_buffer_bytes: usize,
+    /// What each owner has taken of its limits.
+    owners: BTreeMap<Owner, Share>,
+}
+
+/// What an owner of namespaces has taken of its limits.
+#[derive(Clone, Copy, Default)]
+struct Share {
+    /// Namespaces that are watched.
+    watched: usize,
+    /// The duration of this look so far.
+    took: Duration,
+    /// Namespaces that should be watched but are over the limit.
+    refused: usize,
 }
 
 /// The result of a look.
@@ -64,18 +79,30 @@ pub(super) struct Looked {
     begun: Vec<(Found, bool, Opened)>,
     dull: Vec<Key>,
     failed: Vec<(Key, Found, io::Error)>,
+    /// Owners with more namespaces than are watched, and the numbers of the others.
+    crowds: BTreeMap<Owner, usize>,
+}
+
+/// The result of looking at one namespace.
+enum Outcome {
+    Begun(Opened),
+    /// It holds nothing of interest, or its owner has enough namespaces that are watched.
+    Dull,
+    /// Its owner's time is up.
+    Later,
 }
 
 /// A namespace, ready to be observed.
 struct Opened {
     place: Place,
+    owner: Owner,
     ear: Ear,
     sysctls: Sysctls,
 }
 
 impl Look {
     /// Looks through the namespaces. Run this in a separate thread.
-    pub fn look(self) -> Looked {
+    pub fn look(mut self) -> Looked {
         let mut found = netns::list();
         let configured = configured(&self.routers);
         let absent = |found: &BTreeMap<Key, Found>| {
@@ -85,8 +112,7 @@ impl Look {
         if absent(&found) {
             found = netns::list();
         }
-        let mut looked =
-            Looked { begun: Vec::new(), dull: Vec::new(), failed: Vec::new(), found, configured };
+        let mut looked = Looked { found, configured, ..Looked::default() };
         let places: BTreeMap<Key, (Found, bool)> = looked
             .found
             .iter()
@@ -96,44 +122,62 @@ impl Look {
             .collect();
         for (key, (place, configured)) in places {
             match self.open(key, &place.path, configured) {
-                Ok(Some(opened)) => looked.begun.push((place, configured, opened)),
-                Ok(None) => looked.dull.push(key),
+                Ok(Outcome::Begun(opened)) => looked.begun.push((place, configured, opened)),
+                Ok(Outcome::Dull) => looked.dull.push(key),
+                Ok(Outcome::Later) => (),
                 Err((false, error)) => {
                     tracing::debug!(namespace = place.name, %error, "cannot look into it");
                 }
                 Err((true, error)) => looked.failed.push((key, place, error)),
             }
         }
+        let refused = |(owner, share): (&Owner, &Share)| (share.refused > 0).then_some((*owner, share.refused));
+        looked.crowds = self.owners.iter().filter_map(refused).collect();
         looked
     }
 
-    /// `Ok(None)`: it holds nothing of interest. An error comes with a flag: does the namespace hold something?
-    fn open(&self, key: Key, path: &Path, configured: bool) -> Result<Option<Opened>, (bool, io::Error)> {
+    /// An error comes with a flag: does the namespace hold something?
+    fn open(&mut self, key: Key, path: &Path, configured: bool) -> Result<Outcome, (bool, io::Error)> {
         let there = |error| (configured, error);
         let file = File::open(path).map_err(there)?;
         if Key::of(&file).map_err(there)? != key {
             return Err(there(io::ErrorKind::NotFound.into()));
         }
-        let holds = configured
-            || netns::inside(&file, || self.holds_part()).and_then(|holds| holds).map_err(there)?;
-        if !holds {
-            return Ok(None);
+        let owner = netns::owner(&file).map_err(there)?;
+        let is_limited = owner != Owner::Machine && !configured;
+        let share = self.owners.get(&owner).copied().unwrap_or_default();
+        if is_limited && share.took >= LOOK_OF_AN_OWNER {
+            return Ok(Outcome::Later);
         }
-        self.begin(&file, key, path).map(Some).map_err(|error| (true, error))
+        let began = Instant::now();
+        let holds = configured.then_some(Ok(true)).unwrap_or_else(|| {
+            netns::inside(&file, || self.holds_part()).and_then(|holds| holds)
+        });
+        let share = self.owners.entry(owner).or_default();
+        share.took += began.elapsed();
+        if !holds.map_err(there)? {
+            return Ok(Outcome::Dull);
+        }
+        if is_limited && share.watched >= self.quota.namespaces {
+            share.refused += 1;
+            return Ok(Outcome::Dull);
+        }
+        share.watched += usize::from(is_limited);
+        self.begin(&file, key, path, owner).map(Outcome::Begun).map_err(|error| (true, error))
     }
 
-    fn begin(&self, file: &File, key: Key, path: &Path) -> io::Result<Opened> {
+    fn begin(&self, file: &File, key: Key, path: &Path, owner: Owner) -> io::Result<Opened> {
         let (cookie, sysctls) =
             netns::inside(file, || Ok::<_, io::Error>((netns::cookie()?, Sysctls::open()?)))??;
         let ear = Ear::of(file, self.receive_buffer_bytes)?;
-        Ok(Opened { place: Place::new(key, cookie, path.to_owned()), ear, sysctls })
+        Ok(Opened { place: Place::new(key, cookie, path.to_owned()), owner, ear, sysctls })
     }
 
     /// Does the calling thread's namespace hold a device that sits on a device of the chain?
     fn holds_part(&self) -> io::Result<bool> {
         let mut socket = Socket::requests(libc::NETLINK_ROUTE)?;
         socket.end_at(Instant::now() + LOOK);
-        let below = socket.dump_at_most(self.quota.interfaces(), link::dump(), |m| match link::parse(m)? {
+        let below = socket.dump_at_most(&mut self.quota.interfaces(), link::dump(), |m| match link::parse(m)? {
             LinkMessage::New(link) if link.kind.sits_on_another() => Some((link.below_nsid?, link.below?)),
             _ => None,
         });
@@ -193,17 +237,31 @@ impl Observer {
             peers: self.peers.clone(),
             quota: self.config.quota,
             receive_buffer_bytes: self.config.tenant_receive_buffer_bytes,
+            owners: self.owners(again),
         };
         self.begin_look(look);
     }
 
+    /// The shares of owners before a look. Without `again`, namespaces that were refused before are not looked at.
+    fn owners(&self, again: bool) -> BTreeMap<Owner, Share> {
+        let mut owners = BTreeMap::<Owner, Share>::new();
+        for space in self.spaces.values().filter(|space| !space.namespace.configured) {
+            owners.entry(space.namespace.owner).or_default().watched += 1;
+        }
+        for (owner, crowd) in self.crowds.iter().filter(|_| !again) {
+            owners.entry(*owner).or_default().refused = crowd.refused;
+        }
+        owners
+    }
+
     /// Applies the result of a look.
     pub(super) fn end_look(&mut self, looked: Looked) {
-        let Looked { found, configured, begun, dull, failed } = looked;
+        let Looked { found, configured, begun, dull, failed, crowds } = looked;
         let is_there = |key: &Key| found.contains_key(key) || configured.contains_key(key);
         self.dull.retain(is_there);
         self.dull.extend(dull);
         self.unobserved.retain(|key, _| is_there(key));
+        self.take_crowds(crowds);
         for (key, place, error) in failed {
             self.cannot_observe(key, &place, &error);
         }
@@ -220,6 +278,17 @@ impl Observer {
         self.drop_dull();
         self.watch_processes(&found);
         self.renew_names(&found, &configured);
+    }
+
+    fn take_crowds(&mut self, refused: BTreeMap<Owner, usize>) {
+        let known = std::mem::take(&mut self.crowds);
+        for (owner, refused) in refused {
+            let since = known.get(&owner).map_or_else(SystemTime::now, |crowd| crowd.since);
+            if known.get(&owner).is_none_or(|crowd| crowd.refused != refused) {
+                tracing::warn!(%owner, refused, "an owner has more namespaces than are watched");
+            }
+            self.crowds.insert(owner, Crowd { refused, since });
+        }
     }
 
     /// A namespace that was found by a process may get a name, or outlive the process.
@@ -260,13 +329,13 @@ impl Observer {
     }
 
     fn begin(&mut self, place: &Found, configured: bool, opened: Opened) {
-        let Opened { place: way, ear, sysctls } = opened;
+        let Opened { place: way, owner, ear, sysctls } = opened;
         let key = way.key();
         // A namespace that ended since then may have left its inode number to this one.
         if let Some(old) = self.spaces.values().find(|s| s.place.key() == key).map(|s| s.id) {
             self.forget(old);
         }
-        let namespace = Namespace { name: place.name.clone(), host: false, configured };
+        let namespace = Namespace { name: place.name.clone(), host: false, configured, owner };
         match self.watch(way, namespace, ear, sysctls) {
             Ok(id) => {
                 self.unobserved.remove(&key);

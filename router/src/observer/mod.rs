@@ -44,12 +44,12 @@ use crate::{
     config::PortName,
     hazards::bpf,
     multipath::MultipathKeys,
-    netlink::socket::Most,
+    netlink::{route, socket::Most},
     netns::{self, Found, Key, Place, Source},
 };
 use discovery::{Look, Looked};
 use ear::Ear;
-use logic::observe::{Event, Namespace, NamespaceId, Port};
+use logic::observe::{Event, Namespace, NamespaceId, Owner, Port};
 pub use poller::Waker;
 use poller::{DirectoryWatch, Poller};
 pub use reader::{Hardware, Known, Question, Reader, Sent};
@@ -64,7 +64,7 @@ use std::{
         Arc,
         mpsc::{Receiver, Sender, channel},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 use survey::{Found as Survey, Wanted};
 use sysctl::Sysctls;
@@ -91,6 +91,8 @@ const DESCRIPTORS: u64 = 24;
 /// Namespaces visited at the same time, besides the host. A slow namespace occupies one visit for only a part of the
 /// time (`space::LONG_VISITS_SHARE`), so only many more slow namespaces than this can delay another.
 const VISITS: usize = 32;
+/// The same for one owner of namespaces.
+const VISITS_OF_AN_OWNER: usize = 8;
 /// Neighbours that can wait for revalidation in one namespace.
 const PROBES: usize = 4096;
 /// The longest time for the first reading of everything.
@@ -147,6 +149,8 @@ pub struct Quota {
     pub events_per_second: usize,
     /// The number of messages allowed in a burst.
     pub events_at_once: usize,
+    /// Namespaces of one owner that are watched. Those that root made, and configured ones, are not limited.
+    pub namespaces: usize,
 }
 
 impl Default for Quota {
@@ -157,6 +161,7 @@ impl Default for Quota {
             neighbours: 1 << 14,
             events_per_second: 20_000,
             events_at_once: 50_000,
+            namespaces: 16,
         }
     }
 }
@@ -168,6 +173,7 @@ impl Quota {
         neighbours: usize::MAX,
         events_per_second: usize::MAX,
         events_at_once: usize::MAX,
+        namespaces: usize::MAX,
     };
 
     /// The quota of a namespace: the host has none.
@@ -182,7 +188,7 @@ impl Quota {
         Most::new(self.interfaces.saturating_mul(16), "addresses")
     }
     fn routes(&self) -> Most {
-        Most::new(self.routes, "routes")
+        Most::new(self.routes, "routes").weighed(route::weight)
     }
     fn neighbours(&self) -> Most {
         Most::new(self.neighbours, "neighbours")
@@ -234,9 +240,16 @@ pub struct PolicyRead {
     pub error: Option<String>,
 }
 
+/// Namespaces of an owner that should be observed but are over the limit.
+#[derive(Clone, Copy)]
+struct Crowd {
+    refused: usize,
+    since: SystemTime,
+}
+
 /// The result of another thread.
 enum Done {
-    Visited(NamespaceId, Box<Survey>),
+    Visited(NamespaceId, Owner, Box<Survey>),
     Looked(Box<Looked>),
 }
 
@@ -252,8 +265,8 @@ pub struct Observer {
     /// The results of other threads, and the waker that announces them.
     done: (Sender<Done>, Receiver<Done>),
     done_waker: Waker,
-    /// The number of namespaces being visited, besides the host.
-    visiting: usize,
+    /// The numbers of namespaces being visited, besides the host, by owner.
+    visits: BTreeMap<Owner, usize>,
     /// The namespace that was visited last: others come first.
     visited: NamespaceId,
     /// A look through the namespaces is under way.
@@ -266,6 +279,8 @@ pub struct Observer {
     dull: BTreeSet<Key>,
     /// Namespaces that should be observed but cannot be.
     unobserved: BTreeMap<Key, Trouble>,
+    /// Owners with more namespaces than are watched.
+    crowds: BTreeMap<Owner, Crowd>,
     /// The process by which a namespace is known ended before the observer could wait for its end.
     unwatched: bool,
     own: Key,
@@ -333,7 +348,7 @@ impl Observer {
             peers: Arc::default(),
             done: channel(),
             done_waker: waker()?,
-            visiting: 0,
+            visits: BTreeMap::new(),
             visited: HOST,
             looking: false,
             ports: config.ports.iter().map(port).collect(),
@@ -341,6 +356,7 @@ impl Observer {
             next_id: HOST,
             dull: BTreeSet::new(),
             unobserved: BTreeMap::new(),
+            crowds: BTreeMap::new(),
             unwatched: false,
             own,
             out: Vec::new(),
@@ -358,7 +374,7 @@ impl Observer {
     }
 
     fn watch_host(&mut self, own: Place) -> io::Result<()> {
-        let namespace = Namespace { name: "host".into(), host: true, configured: false };
+        let namespace = Namespace { name: "host".into(), host: true, configured: false, owner: Owner::Machine };
         let ear = Ear::here(self.config.receive_buffer_bytes)?;
         let id = self.watch(own, namespace, ear, Sysctls::open()?)?;
         self.settle();
@@ -379,7 +395,7 @@ impl Observer {
             self.begin_visits(now);
             let reads_host = self.spaces.get(&HOST).is_some_and(Space::is_visited);
             let end = began + if reads_host { START } else { START_OF_OTHERS };
-            if reads_host || self.looking || self.visiting > 0 {
+            if reads_host || self.looking || !self.visits.is_empty() {
                 let Ok(done) = self.done.1.recv_timeout(end.saturating_duration_since(now)) else { return };
                 self.take_done(done, now);
             } else if self.discover_at.take().is_some() {
@@ -516,7 +532,19 @@ impl Observer {
     }
 
     fn may_visit(&self, id: NamespaceId) -> bool {
-        id == HOST || self.visiting < VISITS
+        let Some(owner) = self.spaces.get(&id).map(|space| space.namespace.owner) else { return false };
+        let of_owner = || self.visits.get(&owner).copied().unwrap_or(0);
+        let has_turn = owner == Owner::Machine || of_owner() < VISITS_OF_AN_OWNER;
+        id == HOST || self.visits.values().sum::<usize>() < VISITS && has_turn
+    }
+
+    /// One visit to a namespace of this owner more, or less.
+    fn count_visit(&mut self, owner: Owner, more: bool) {
+        let visits = self.visits.entry(owner).or_default();
+        *visits = if more { *visits + 1 } else { visits.saturating_sub(1) };
+        if *visits == 0 {
+            self.visits.remove(&owner);
+        }
     }
 
     /// Starts visits to namespaces for which a reading is due.
@@ -530,28 +558,29 @@ impl Observer {
             .collect();
         for id in ids {
             if !self.may_visit(id) {
-                break;
+                continue;
             }
             let Some(space) = self.spaces.get_mut(&id) else { continue };
             let was_quiet = space.is_quiet();
             let wanted = space.begin_visit(&self.peers, now);
-            let (place, listens) = (space.place.clone(), space.listens());
+            let (place, owner, listens) = (space.place.clone(), space.namespace.owner, space.listens());
             if was_quiet || wanted.is_some() {
                 self.listen(id, listens);
             }
             let Some(wanted) = wanted else { continue };
             if id != HOST {
-                self.visiting += 1;
+                self.count_visit(owner, true);
                 self.visited = id;
             }
-            self.begin_visit(id, place, wanted);
+            self.begin_visit(id, owner, place, wanted);
         }
     }
 
-    fn begin_visit(&mut self, id: NamespaceId, place: Place, wanted: Wanted) {
+    fn begin_visit(&mut self, id: NamespaceId, owner: Owner, place: Place, wanted: Wanted) {
         let (peers, quota) = (self.peers.clone(), self.config.quota.of(id));
-        let task = move || Done::Visited(id, Box::new(survey::visit(&place, &wanted, id, &peers, &quota)));
-        self.in_a_thread("survey", task, move || Done::Visited(id, Box::new(Survey::nothing())));
+        let task =
+            move || Done::Visited(id, owner, Box::new(survey::visit(&place, &wanted, id, &peers, &quota)));
+        self.in_a_thread("survey", task, move || Done::Visited(id, owner, Box::new(Survey::nothing())));
     }
 
     fn begin_look(&mut self, look: Look) {
@@ -586,11 +615,15 @@ impl Observer {
                 self.looking = false;
                 self.end_look(*looked);
                 // A thousand devices created one by one must not keep us busy with looks.
-                self.discover_not_before = Instant::now() + DISCOVERY_DEBOUNCE * 3;
-                self.discover_idly_at = now + pause_after(now.saturating_duration_since(self.look_began));
+                // Nor must many namespaces that answer slowly.
+                let took = now.saturating_duration_since(self.look_began);
+                self.discover_not_before = Instant::now() + took.max(DISCOVERY_DEBOUNCE * 3);
+                self.discover_idly_at = now + pause_after(took);
             }
-            Done::Visited(id, found) => {
-                self.visiting -= usize::from(id != HOST);
+            Done::Visited(id, owner, found) => {
+                if id != HOST {
+                    self.count_visit(owner, false);
+                }
                 let Some(space) = self.spaces.get_mut(&id) else { return };
                 space.end_visit(*found, &mut self.out, now);
                 let (listens, must_catch_up) = (space.listens(), space.must_catch_up());
@@ -689,6 +722,10 @@ impl Observer {
         if space.announced {
             self.out.push(Event::NamespaceGone(id));
         }
+        // Another one of the owner may have its place.
+        if self.crowds.contains_key(&space.namespace.owner) {
+            self.discover_soon(Instant::now());
+        }
         if space.owes_policy() {
             self.policies.push(PolicyRead { namespace: id, took: Duration::ZERO, error: None });
         }
@@ -761,7 +798,16 @@ impl Observer {
     /// Namespaces that are not fully observed. Nothing is accelerated there until they are.
     pub fn troubles(&self) -> Vec<Trouble> {
         let known = self.spaces.values().flat_map(|s| s.troubles.list(&s.namespace.name));
-        known.chain(self.unobserved.values().cloned()).collect()
+        let crowd = |(owner, crowd): (&Owner, &Crowd)| Trouble {
+            namespace: format!("namespaces of {owner}"),
+            what: format!(
+                "{} more than the {} that are watched have devices on ports: they are left to the kernel \
+                 (limits.namespaces_per_owner)",
+                crowd.refused, self.config.quota.namespaces
+            ),
+            since: crowd.since,
+        };
+        known.chain(self.unobserved.values().cloned()).chain(self.crowds.iter().map(crowd)).collect()
     }
 
     /// Returns a reader for another thread, which queries Linux with sockets of its own, for comparison

@@ -75,7 +75,7 @@ impl Reader {
     /// The routes of tables main and local.
     pub fn routes(&mut self, namespace: NamespaceId) -> io::Result<Vec<Known>> {
         let Some(socket) = self.sockets.get_mut(&namespace) else { return Ok(Vec::new()) };
-        let most = self.quota.of(namespace).routes();
+        let most = &mut self.quota.of(namespace).routes();
         let mut known = socket.dump_at_most(most, dump(rtm::GETROUTE, INET, 12), |m| route(m.payload))?;
         match socket.dump_at_most(most, dump(rtm::GETROUTE, INET6, 12), |m| route(m.payload)) {
             Ok(more) => known.extend(more),
@@ -107,7 +107,7 @@ impl Reader {
         let mut found = BTreeMap::new();
         let Some(socket) = self.sockets.get_mut(&namespace) else { return Ok(found) };
         for family in [INET, INET6] {
-            let most = self.quota.of(namespace).neighbours();
+            let most = &mut self.quota.of(namespace).neighbours();
             let request = dump(rtm::GETNEIGH, family, 12);
             found.extend(socket.dump_at_most(most, request, |m| neighbour(m.payload))?);
         }
@@ -117,7 +117,7 @@ impl Reader {
     /// Devices.
     pub fn devices(&mut self, namespace: NamespaceId) -> io::Result<BTreeMap<u32, Hardware>> {
         let Some(socket) = self.sockets.get_mut(&namespace) else { return Ok(BTreeMap::new()) };
-        let most = self.quota.of(namespace).interfaces();
+        let most = &mut self.quota.of(namespace).interfaces();
         let devices = socket.dump_at_most(most, dump(rtm::GETLINK, 0, 16), |m| device(m.payload))?;
         Ok(devices.into_iter().collect())
     }

@@ -103,7 +103,7 @@ pub struct Space {
     /// By device and address: is the address understood?
     addresses: HashMap<u32, HashMap<(u32, u8, u32), bool>>,
     nexthops: BTreeMap<u32, NexthopObject>,
-    /// The approximate number of routes: the last reading, corrected by messages.
+    /// What the routes count as, approximately: the last reading, corrected by messages.
     routes: usize,
     neighbours: usize,
     /// The numbers under which this namespace knows others.
@@ -479,7 +479,7 @@ impl Space {
 
     /// Notes the number of routes and their ends. Waiting messages may be older.
     fn note_routes(&mut self, routes: &Routes) {
-        self.routes = routes.v4.len() + routes.v6.len();
+        self.routes = routes.weight;
         self.catching_up = true;
         if let Some(end) = routes.v6.iter().filter_map(|route| route.expires).min() {
             self.due.routes_end(Instant::now(), end.saturating_sub(monotonic()));
@@ -672,9 +672,11 @@ impl Space {
             Change::Replace if self.catching_up => Change::ReplaceLate,
             change => change,
         };
+        let weight = route::weight(&message);
+        self.extra_cost += weight - 1;
         match change {
-            Change::Add | Change::Append => self.routes += 1,
-            Change::Delete => self.routes = self.routes.saturating_sub(1),
+            Change::Add | Change::Append => self.routes += weight,
+            Change::Delete => self.routes = self.routes.saturating_sub(weight),
             Change::Replace | Change::ReplaceLate => (),
         }
         Some(match route::parse(message, monotonic())? {

@@ -149,6 +149,8 @@ pub struct Routes {
     pub nexthops: Vec<NexthopObject>,
     pub v4: Vec<Route<u32>>,
     pub v6: Vec<Route<u128>>,
+    /// What they count as ([`route::weight`]).
+    pub weight: usize,
 }
 
 /// Reads the wanted parts of the namespace at `place`.
@@ -215,20 +217,19 @@ fn failed(wanted: &Wanted, error: &io::Error) -> Found {
 fn read_state(socket: &mut Socket, quota: &Quota) -> io::Result<State> {
     let links = read_links(socket, quota)?.into_iter().map(|link| (link.ifindex, link)).collect();
     let address = |m: crate::netlink::wire::Message<'_>| link::parse_address4(m.payload);
-    let addresses = socket.dump_at_most(quota.addresses(), link::dump_addresses(INET), address)?;
+    let addresses = socket.dump_at_most(&mut quota.addresses(), link::dump_addresses(INET), address)?;
     Ok(State { links, addresses, tables: read_tables(socket, quota) })
 }
 
 fn read_tables(socket: &mut Socket, quota: &Quota) -> io::Result<Tables> {
-    let most = quota.neighbours();
+    let most = &mut quota.neighbours();
     let mut neighbours = socket.dump_at_most(most, neighbour::dump(INET), neighbour::parse)?;
-    let more = most.less(neighbours.len());
-    neighbours.extend(socket.dump_at_most(more, neighbour::dump(INET6), neighbour::parse)?);
+    neighbours.extend(socket.dump_at_most(most, neighbour::dump(INET6), neighbour::parse)?);
     Ok(Tables { neighbours, routes: read_routes(socket, quota)? })
 }
 
 fn read_links(socket: &mut Socket, quota: &Quota) -> io::Result<Vec<RawLink>> {
-    socket.dump_at_most(quota.interfaces(), link::dump(), |m| match link::parse(m)? {
+    socket.dump_at_most(&mut quota.interfaces(), link::dump(), |m| match link::parse(m)? {
         LinkMessage::New(link) => Some(*link),
         _ => None,
     })
@@ -246,14 +247,13 @@ fn wait_for_change(socket: &mut Socket) -> io::Result<()> {
 
 fn read_routes(socket: &mut Socket, quota: &Quota) -> io::Result<Routes> {
     wait_for_change(socket)?;
-    let most = quota.routes();
-    let nexthops = socket.dump_at_most(most, nexthop::dump(), nexthop::parse)?;
+    let nexthops = socket.dump_at_most(&mut quota.routes(), nexthop::dump(), nexthop::parse)?;
+    let most = &mut quota.routes();
     let v4 = socket.dump_at_most(most, route::dump(INET), |m| route::parse4(m, monotonic()))?;
-    let more = most.less(v4.len());
-    let v6 = socket.dump_at_most(more, route::dump(INET6), |m| route::parse6(m, monotonic()));
+    let v6 = socket.dump_at_most(most, route::dump(INET6), |m| route::parse6(m, monotonic()));
     let mut v6 = none_without_family(v6)?;
     siblings::look_at(socket, &mut v6);
-    Ok(Routes { nexthops, v4, v6 })
+    Ok(Routes { nexthops, v4, v6, weight: most.used() })
 }
 
 /// A kernel without IPv6 has no IPv6 tables.

@@ -39,7 +39,16 @@ impl Bed {
 
     /// A process in a namespace without a name; its number.
     pub fn unnamed(&self) -> u32 {
-        let child = Command::new("unshare").args(["-n", "sleep", "600"]).spawn().unwrap();
+        self.unnamed_by(&["unshare", "-n"])
+    }
+
+    /// The same, of the user `nobody`.
+    pub fn unnamed_of_a_user(&self) -> u32 {
+        self.unnamed_by(&["setpriv", "--reuid=65534", "--clear-groups", "unshare", "-U", "-r", "-n"])
+    }
+
+    fn unnamed_by(&self, command: &[&str]) -> u32 {
+        let child = Command::new(command[0]).args(&command[1..]).args(["sleep", "600"]).spawn().unwrap();
         let pid = child.id();
         self.processes.borrow_mut().push(child);
         let own = std::fs::read_link("/proc/thread-self/ns/net").unwrap();
@@ -47,6 +56,13 @@ impl Bed {
             std::thread::sleep(Duration::from_millis(5));
         }
         pid
+    }
+
+    pub fn end_process(&self, pid: u32) {
+        for child in self.processes.borrow_mut().iter_mut().filter(|child| child.id() == pid) {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
     }
 
     pub fn end_processes(&self) {

@@ -138,9 +138,15 @@ fn a_namespace_over_a_limit_is_left_to_the_kernel_until_it_is_not() {
             let mac = if verb == "add" { " lladdr 2:0:0:0:0:9" } else { "" };
             many(200, &|i| format!("neigh {verb} 192.0.2.{}{mac} dev m0", i + 2))
         };
+        // Each of 20 routes has 100 next hops, and counts as 7.
+        let wide = |verb: &str| {
+            let hops: String = (0..100).map(|i| format!(" nexthop via 192.0.2.{}", i + 2)).collect();
+            many(20, &|i| format!("route {verb} 10.0.{i}.0/24{hops}"))
+        };
         let cases = [
             ("network devices", links("add"), links("del")),
             ("routes", routes("add"), routes("del")),
+            ("routes", wide("add"), wide("del")),
             ("neighbours", neighbours("add"), neighbours("del")),
         ];
         for (what, exceed, mend) in cases {
@@ -159,6 +165,69 @@ fn a_namespace_over_a_limit_is_left_to_the_kernel_until_it_is_not() {
                 over_limits(e, id).filter(Option::is_none)
             });
         }
+    });
+}
+
+/// A tenant with a user namespace makes as many network namespaces as it likes. Root's are not limited.
+#[test]
+#[ignore = "needs root"]
+fn of_the_namespaces_of_a_user_only_so_many_are_watched() {
+    with_bed(|bed| {
+        let mut observer = observer_with(Quota { namespaces: 2, ..Quota::default() });
+        settle(&mut observer);
+        let mut named = BTreeMap::new();
+        let mut watched = |observer: &mut Watcher, expected: usize, refused: Option<usize>| {
+            let end = Instant::now() + HANG;
+            loop {
+                for event in observer.poll(Duration::from_millis(50)).unwrap() {
+                    match event {
+                        Event::Namespace(id, namespace) => drop(named.insert(id, namespace.name)),
+                        Event::NamespaceGone(id) => drop(named.remove(&id)),
+                        _ => (),
+                    }
+                }
+                let crowd = |t: &&router::observer::Trouble| {
+                    t.namespace == "namespaces of the user with number 65534"
+                };
+                let troubles = observer.troubles();
+                let crowd = troubles.iter().find(crowd).map(|trouble| trouble.what.clone());
+                let says = match (&crowd, refused) {
+                    (Some(text), Some(n)) => text.starts_with(&format!("{n} more than the 2 that are watched")),
+                    (text, n) => text.is_none() && n.is_none(),
+                };
+                if says && named.len() == expected {
+                    return named.values().cloned().collect::<Vec<_>>();
+                }
+                assert!(Instant::now() < end, "{named:?} {troubles:?}");
+            }
+        };
+        let add = |pid: u32| {
+            sh(&format!("ip link add link port0 name m0 netns {pid} type macvlan mode bridge"));
+            format!("pid:{pid}")
+        };
+        let of_user: Vec<u32> = (0..4).map(|_| bed.unnamed_of_a_user()).collect();
+        of_user.iter().for_each(|pid| drop(add(*pid)));
+        watched(&mut observer, 2, Some(2));
+        for count in 3..7 {
+            let root = add(bed.unnamed());
+            assert!(watched(&mut observer, count, Some(2)).contains(&root));
+        }
+        // One that ends gives its place to another.
+        let names = watched(&mut observer, 6, Some(2));
+        let [first, second]: [u32; 2] = of_user
+            .iter()
+            .filter(|pid| names.contains(&format!("pid:{pid}")))
+            .copied()
+            .collect::<Vec<_>>()
+            .try_into()
+            .unwrap();
+        bed.end_process(first);
+        assert!(watched(&mut observer, 6, Some(1)).contains(&format!("pid:{second}")));
+        for pid in of_user.iter().filter(|pid| ![first, second].contains(pid)) {
+            bed.end_process(*pid);
+        }
+        let names = watched(&mut observer, 5, None);
+        assert!(names.contains(&format!("pid:{second}")), "{names:?}");
     });
 }
 

@@ -396,6 +396,69 @@ fn what_is_over_the_limit_waits_and_says_so() {
     assert_eq!(addresses(&bench), [(1, mac(40))]);
 }
 
+/// A dump of macvlans on port 0, `count` from number `first` on.
+fn macvlans(first: u8, count: u8) -> Dump {
+    let link = |i| macvlan(100 + u32::from(i), (HOST, 1));
+    red((first..first + count).map(link).collect())
+}
+
+#[test]
+fn a_namespace_with_many_interfaces_leaves_the_last_numbers_to_others() {
+    let host = red(vec![physical(1), physical(2)]);
+    let mut bench = Bench::with(Limits { interfaces: 32, ..Limits::default() }, host);
+    bench.add(RED, namespace("red"), macvlans(0, 40));
+    let has = |bench: &Bench, of: NamespaceId| {
+        let interfaces = bench.mirror.interfaces();
+        interfaces.filter(|i| i.namespace == of && i.interface.is_some()).count()
+    };
+    // The host has 2 of 32, and 8 are for others.
+    assert_eq!(has(&bench, RED), 22);
+    let refused = view(&bench, RED, 139).unwrap();
+    assert_eq!(refused.reasons4, ["its owner has too many interfaces: the last free numbers are for others"]);
+    assert_eq!(bench.model.others.len(), 18, "they are of this box all the same");
+    bench.add(2, namespace("blue"), macvlans(40, 4));
+    assert_eq!(has(&bench, 2), 4);
+    // The host takes what is left.
+    bench.after((0..5).map(|i| Event::Link(HOST, macvlan(200 + i, (HOST, 1)))));
+    assert_eq!((has(&bench, HOST), has(&bench, RED)), (6, 22));
+}
+
+#[test]
+fn an_owner_with_many_namespaces_leaves_the_last_routers_to_others() {
+    let host = red(vec![physical(1), physical(2)]);
+    let mut bench = Bench::with(Limits { routers: 16, ..Limits::default() }, host);
+    let mut add = |id: u8, owner| {
+        let about = Namespace { owner, ..namespace(&format!("n{id}")) };
+        bench.add(id.into(), about, macvlans(id, 1));
+        let router = bench.mirror.routers().find(|r| r.namespace == id.into()).unwrap();
+        (router.router.is_some(), router.ipv4)
+    };
+    for id in 1..12 {
+        assert!(add(id, Owner::User(1000)).0, "{id}");
+    }
+    let refused = "its owner has too many routers: the last free numbers are for others".to_owned();
+    assert_eq!(add(12, Owner::User(1000)), (false, vec![refused]));
+    for (id, owner) in [(13, Owner::User(1001)), (14, Owner::UserNamespace(1000)), (15, Owner::Machine)] {
+        assert!(add(id, owner).0, "{owner}");
+    }
+    assert!(add(16, Owner::Machine).0, "each namespace of root counts alone");
+    assert_eq!(add(17, Owner::Machine), (false, vec!["there are too many routers: no number is free".into()]));
+}
+
+#[test]
+fn a_device_on_one_of_a_third_namespace_stays_with_the_kernel() {
+    let mut bench = bench(vec![vlan(30, 7, (HOST, 1))]);
+    let on = |below| Event::Link(2, macvlan(40, below));
+    bench.add(2, namespace("blue"), red(vec![]));
+    bench.after([on((RED, 30))]);
+    assert_eq!(
+        view(&bench, 2, 40).unwrap().reasons4,
+        ["it sits on if30 in the namespace red; put it on a device of its own namespace or of the host's"]
+    );
+    bench.after([Event::Link(2, vlan(31, 7, (HOST, 2))), on((2, 31))]);
+    assert_eq!(view(&bench, 2, 40).unwrap().reasons4, [""; 0]);
+}
+
 #[test]
 fn as_many_interfaces_as_promised_get_a_number() {
     let macvlan = |i: u32| {

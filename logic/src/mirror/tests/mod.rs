@@ -116,7 +116,7 @@ pub fn port(namespace: NamespaceId, ifindex: u32) -> Port {
 }
 
 pub fn namespace(name: &str) -> Namespace {
-    Namespace { name: name.into(), host: name == "host", configured: false }
+    Namespace { name: name.into(), host: name == "host", configured: false, owner: Owner::Machine }
 }
 
 pub fn neighbour(ifindex: u32, address: &str, mac: Option<Mac>) -> Neighbour {
@@ -153,10 +153,14 @@ impl Bench {
     }
 
     /// The namespace `red`, router 1.
-    pub fn add_red(&mut self, dump: Dump) {
-        self.see(Event::Namespace(RED, namespace("red")));
-        self.see(Event::Dump(RED, Box::new(dump)));
+    pub fn add(&mut self, id: NamespaceId, about: Namespace, dump: Dump) {
+        self.see(Event::Namespace(id, about));
+        self.see(Event::Dump(id, Box::new(dump)));
         self.plan();
+    }
+
+    pub fn add_red(&mut self, dump: Dump) {
+        self.add(RED, namespace("red"), dump);
     }
 
     pub fn see(&mut self, event: Event) {
