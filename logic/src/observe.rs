@@ -75,7 +75,7 @@ pub struct Namespace {
 /// their number are limits of an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Owner {
-    /// Root of the machine made it. A tenant inside it cannot make another one.
+    /// It belongs to the machine's own user namespace. A tenant inside it can make another one only with a user namespace.
     Machine,
     /// It belongs to a user namespace that this user made, or to one inside it.
     User(u32),

@@ -135,7 +135,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             memory_mib: MemoryMib(2048),
-            routes_per_namespace: RouteCount(65_536),
+            routes_per_namespace: RouteCount(24_576),
             devices_per_namespace: DeviceCount(4096),
             namespaces_per_owner: NamespaceCount(16),
         }
@@ -483,7 +483,7 @@ const FORMS: [(&str, &str); 15] = [
     ("policing.control_pps", "control_pps = 10000"),
     ("sampling.every_packets", "every_packets = 128"),
     ("limits.memory_mib", "memory_mib = 2048"),
-    ("limits.routes_per_namespace", "routes_per_namespace = 65536"),
+    ("limits.routes_per_namespace", "routes_per_namespace = 24576"),
     ("limits.devices_per_namespace", "devices_per_namespace = 4096"),
     ("limits.namespaces_per_owner", "namespaces_per_owner = 16"),
     ("flows.rules", "rules = 65536"),

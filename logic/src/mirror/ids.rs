@@ -3,10 +3,14 @@
 //!
 //! During the pause, readers of tables and counters by number can see that the old owner is gone.
 //!
-//! The last quarter of the numbers is for parties that have at most an eighth of all. So one party that takes as many as it
-//! can leaves some for others.
+//! A party may have eight times as many as are left (dynamic thresholds, Choudhury and Hahne 1998). So one that takes all it
+//! can leaves a ninth, two leave a seventeenth, and there is always one for a newcomer.
 
+use super::parties::{Parties, Party};
 use std::collections::BTreeSet;
+
+/// A party may have so many times the numbers that are left.
+const TIMES_WHAT_IS_LEFT: usize = 8;
 
 /// Why there is no number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +27,7 @@ impl Shortage {
         match self {
             Shortage::OfAll => format!("there are too many {what}: no number is free"),
             Shortage::OfItsShare => {
-                format!("its owner has too many {what}: the last free numbers are for others")
+                format!("it has, or its owner has, too many {what}: the last free numbers are for others")
             }
         }
     }
@@ -32,26 +36,24 @@ impl Shortage {
 pub(super) struct Ids {
     next: u32,
     end: u32,
-    all: usize,
     free: BTreeSet<u32>,
     /// Numbers released in this cycle, and in the one before.
-    cooling: [Vec<u32>; 2],
+    cooling: [Vec<(u32, Party)>; 2],
 }
 
 impl Ids {
     /// Manages the numbers `first..end`.
     pub fn new(first: u32, end: u32) -> Self {
-        let all = (end - first) as usize;
-        Self { next: first, end, all, free: BTreeSet::new(), cooling: [Vec::new(), Vec::new()] }
+        Self { next: first, end, free: BTreeSet::new(), cooling: [Vec::new(), Vec::new()] }
     }
 
-    /// A number for a party that has `taken` so far.
+    /// A number for a party that has `taken` so far, with those that rest since it gave them back.
     pub fn take(&mut self, taken: usize) -> Result<u32, Shortage> {
         let left = self.free.len() + (self.end - self.next) as usize;
         if left == 0 {
             return Err(Shortage::OfAll);
         }
-        if taken > self.all / 8 && left <= self.all / 4 {
+        if taken >= left.saturating_mul(TIMES_WHAT_IS_LEFT) {
             return Err(Shortage::OfItsShare);
         }
         Ok(self.free.pop_first().unwrap_or_else(|| {
@@ -61,14 +63,22 @@ impl Ids {
     }
 
     /// Releases the number of an owner that is gone.
-    pub fn release(&mut self, id: u32) {
-        self.cooling[0].push(id);
+    pub fn release(&mut self, id: u32, party: Party) {
+        self.cooling[0].push((id, party));
+    }
+
+    /// The numbers that rest, by the party that gave them back. They count as taken: otherwise a party could use up all by
+    /// giving each back.
+    pub fn resting(&self) -> Parties {
+        let mut resting = Parties::default();
+        self.cooling.iter().flatten().for_each(|(_, party)| resting.add(*party, 1));
+        resting
     }
 
     /// Ends a cycle, after a plan was returned. Returns true if numbers have become free, or will.
     pub fn turn(&mut self) -> bool {
         let any = self.cooling.iter().any(|c| !c.is_empty());
-        self.free.extend(self.cooling[1].drain(..));
+        self.free.extend(self.cooling[1].drain(..).map(|(id, _)| id));
         self.cooling.swap(0, 1);
         any
     }
@@ -77,6 +87,7 @@ impl Ids {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::Owner;
 
     #[test]
     fn a_number_rests_for_a_whole_cycle() {
@@ -84,28 +95,32 @@ mod tests {
         let take = |ids: &mut Ids| ids.take(0);
         assert_eq!([take(&mut ids), take(&mut ids)], [Ok(1), Ok(2)]);
         assert_eq!(take(&mut ids), Err(Shortage::OfAll));
-        ids.release(1);
+        ids.release(1, None);
         assert!(ids.turn());
-        assert_eq!(take(&mut ids), Err(Shortage::OfAll), "the plan that says it is gone is out; the next is not");
+        assert_eq!(
+            take(&mut ids),
+            Err(Shortage::OfAll),
+            "the plan that says it is gone is out; the next is not"
+        );
         assert!(ids.turn());
         assert_eq!(take(&mut ids), Ok(1));
         assert!(!ids.turn());
     }
 
     #[test]
-    fn a_party_with_many_leaves_the_last_quarter_to_others() {
-        let mut ids = Ids::new(0, 16);
-        let greedy: Vec<_> = (0..16).map_while(|taken| ids.take(taken).ok()).collect();
-        assert_eq!(greedy.len(), 12);
-        assert_eq!(ids.take(12), Err(Shortage::OfItsShare));
-        assert_eq!(ids.take(3), Err(Shortage::OfItsShare));
-        assert_eq!([ids.take(0), ids.take(2), ids.take(1), ids.take(1)], [Ok(12), Ok(13), Ok(14), Ok(15)]);
-        assert_eq!(ids.take(0), Err(Shortage::OfAll));
+    fn a_party_that_takes_all_it_can_leaves_some_for_others() {
+        let mut ids = Ids::new(0, 90);
+        let greedy = |ids: &mut Ids| (0..).map_while(|taken| ids.take(taken).ok()).count();
+        assert_eq!([greedy(&mut ids), greedy(&mut ids)], [80, 9]);
+        assert_eq!([ids.take(80), ids.take(9)], [Err(Shortage::OfItsShare); 2]);
+        assert_eq!([ids.take(0), ids.take(0)], [Ok(89), Err(Shortage::OfAll)]);
         // One that was given back counts as left.
-        (0..5).for_each(|id| ids.release(id));
+        let party = Some((Owner::User(1), 0));
+        ids.release(7, party);
+        assert_eq!(ids.resting().of(party), 1);
         ids.turn();
+        assert_eq!(ids.resting().of(party), 1);
         ids.turn();
-        assert_eq!(ids.take(7), Ok(0));
-        assert_eq!(ids.take(8), Err(Shortage::OfItsShare));
+        assert_eq!([ids.take(8), ids.take(7)], [Err(Shortage::OfItsShare), Ok(7)]);
     }
 }

@@ -28,6 +28,7 @@ mod batch;
 mod ids;
 mod intern;
 mod neighbours;
+mod parties;
 mod path;
 mod paths;
 mod reconcile;
@@ -47,6 +48,7 @@ use crate::{
 };
 use batch::Batch;
 use ids::Ids;
+use parties::{Parties, Party, party};
 use reconcile::{Beginning, Standing};
 use shape::LinkKey;
 use space::{Space, Spaces};
@@ -91,7 +93,7 @@ pub struct Mirror {
     router_ids: Ids,
     interface_ids: Ids,
     retired_interfaces: Vec<InterfaceId>,
-    retired_routers: Vec<RouterId>,
+    retired_routers: Vec<(RouterId, Party)>,
     /// Ports, links or settings have changed since the last plan.
     unsettled: bool,
     /// An interface waits for a number, or for the number of its router.
@@ -217,7 +219,8 @@ impl Mirror {
             self.retire(link);
         }
         if let Some(space) = self.spaces.remove(&namespace) {
-            self.retired_routers.extend(space.router.map(|router| router.id));
+            let party = party(namespace, &space.about);
+            self.retired_routers.extend(space.router.map(|router| (router.id, party)));
             self.unsettled = true;
         }
     }
@@ -248,7 +251,7 @@ impl Mirror {
             self.reconcile(&mut batch);
             self.revision += 1;
         }
-        let most = self.routes_of_each();
+        let waiting = self.waiting_for_routes();
         for (namespace, space) in &mut self.spaces {
             let refresh = std::mem::take(&mut space.refresh);
             let held = &self.held;
@@ -258,7 +261,11 @@ impl Mirror {
                 space.withdraw();
                 continue;
             };
-            let most = if space.about.host { usize::MAX } else { most };
+            let most = match party(*namespace, &space.about) {
+                None => usize::MAX,
+                party => self.routes_per_plan / waiting.count().max(1) / waiting.of(party).max(1),
+            };
+            let most = most.max(1);
             space.plan_tables(router, refresh, most, &mut batch);
         }
         self.begin_interfaces(&mut batch);
@@ -269,11 +276,13 @@ impl Mirror {
         batch.ops()
     }
 
-    /// The number of routes of each family that one plan may change in a namespace.
-    fn routes_of_each(&self) -> usize {
-        let wait =
-            self.spaces.values().filter(|space| !space.about.host && (space.refresh || space.is_behind()));
-        (self.routes_per_plan / wait.count().max(1)).max(1)
+    /// The numbers of namespaces with routes to plan. Parties have equal shares of a plan, and so have the namespaces of one.
+    fn waiting_for_routes(&self) -> Parties {
+        let mut waiting = Parties::default();
+        for (namespace, space) in self.spaces.iter().filter(|(_, space)| space.refresh || space.is_behind()) {
+            waiting.add(party(*namespace, &space.about), 1);
+        }
+        waiting
     }
 
     /// Lets numbers rest until no planned route can lead to their last owner. Returns true if numbers have become free,
@@ -285,7 +294,7 @@ impl Mirror {
             router.is_some_and(|space| !space.has_planned(until))
         });
         if !self.behind.is_empty() {
-            return true;
+            return false;
         }
         self.behind =
             spaces.iter().filter(|(_, s)| s.is_behind()).map(|(id, s)| (*id, s.planned_after())).collect();

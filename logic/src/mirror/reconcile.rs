@@ -4,13 +4,14 @@ use super::{
     Held, Mirror,
     batch::Batch,
     ids::Shortage,
+    parties::party,
     path::Egress,
     shape::{Address, LinkKey, Shape, shapes},
     space::Router,
 };
 use crate::{
     multipath::MultipathHash,
-    observe::{Link, Namespace, NamespaceId, Owner},
+    observe::{Link, NamespaceId},
     plan::{Interface, InterfaceId, Op},
 };
 use rustc_hash::FxHashMap;
@@ -76,26 +77,27 @@ impl Mirror {
                 continue;
             }
             if let Some(router) = space.router.take() {
-                self.retired_routers.push(router.id);
+                self.retired_routers.push((router.id, party(*namespace, &space.about)));
                 space.rib4.withdraw();
                 space.rib6.withdraw();
             }
         }
-        for id in self.retired_routers.drain(..) {
-            self.router_ids.release(id.into());
+        for (id, party) in self.retired_routers.drain(..) {
+            self.router_ids.release(id.into(), party);
             batch.gone.push(Op::RouterGone(id));
         }
-        let mut taken = Parties::default();
-        for (namespace, space) in &self.spaces {
-            taken.add(*namespace, &space.about, usize::from(space.router.is_some()));
+        let mut taken = self.router_ids.resting();
+        for (namespace, space) in self.spaces.iter().filter(|(_, space)| space.router.is_some()) {
+            taken.add(party(*namespace, &space.about), 1);
         }
         for namespace in wanted {
             let Some(space) = self.spaces.get_mut(&namespace) else { continue };
             if space.router.is_none() {
-                let id = self.router_ids.take(taken.of(namespace, &space.about));
+                let party = party(namespace, &space.about);
+                let id = self.router_ids.take(taken.of(party));
                 space.shortage = id.err();
                 let Ok(id) = id else { continue };
-                taken.add(namespace, &space.about, 1);
+                taken.add(party, 1);
                 space.router = Some(Router { id: id as u8, multipath: None, is_new: true });
                 space.rib4.renew();
                 space.rib6.renew();
@@ -131,20 +133,21 @@ impl Mirror {
             }
         }
         self.waiting = false;
-        let mut taken = Parties::default();
+        let mut taken = self.interface_ids.resting();
         for (namespace, _) in self.held.keys() {
-            self.spaces.get(namespace).iter().for_each(|space| taken.add(*namespace, &space.about, 1));
+            taken.add(self.spaces.get(namespace).and_then(|space| party(*namespace, &space.about)), 1);
         }
         for standing in standings.iter_mut().filter(|s| s.id.is_none() && s.trouble.is_none()) {
             let namespace = standing.shape.link.0;
             let Some(space) = self.spaces.get(&namespace) else { continue };
+            let party = party(namespace, &space.about);
             let id = match space.router {
-                Some(_) => self.interface_ids.take(taken.of(namespace, &space.about)),
+                Some(_) => self.interface_ids.take(taken.of(party)),
                 None => Err(space.shortage.unwrap_or(Shortage::OfAll)),
             };
             match id {
                 Ok(id) => {
-                    taken.add(namespace, &space.about, 1);
+                    taken.add(party, 1);
                     standing.id = Some(id as InterfaceId);
                 }
                 Err(shortage) => {
@@ -251,8 +254,10 @@ impl Mirror {
             self.beginning.remove(&link);
             self.by_id.remove(&held.id);
             self.retired_interfaces.push(held.id);
-            self.interface_ids.release(held.id.into());
-            if let Some(space) = self.spaces.get_mut(&link.0) {
+            let space = self.spaces.get_mut(&link.0);
+            let party = space.as_ref().and_then(|space| party(link.0, &space.about));
+            self.interface_ids.release(held.id.into(), party);
+            if let Some(space) = space {
                 space.neighbours.renew(link.1);
             }
         }
@@ -276,31 +281,6 @@ fn interface(standing: &Standing, router: Router, safe: [bool; 2], look_at_sourc
         accept_local: shape.accept_local,
         priority_tags: shape.priority_tags,
         look_at_sources,
-    }
-}
-
-/// Counts of what each party has. A party is an owner of namespaces, or one namespace that root made. The host's namespace
-/// is none: nothing is kept from it.
-#[derive(Default)]
-struct Parties(BTreeMap<(Owner, NamespaceId), usize>);
-
-impl Parties {
-    fn key(namespace: NamespaceId, about: &Namespace) -> Option<(Owner, NamespaceId)> {
-        match about.owner {
-            _ if about.host => None,
-            Owner::Machine => Some((Owner::Machine, namespace)),
-            owner => Some((owner, NamespaceId::MAX)),
-        }
-    }
-
-    fn add(&mut self, namespace: NamespaceId, about: &Namespace, more: usize) {
-        if let Some(key) = Self::key(namespace, about) {
-            *self.0.entry(key).or_default() += more;
-        }
-    }
-
-    fn of(&self, namespace: NamespaceId, about: &Namespace) -> usize {
-        Self::key(namespace, about).and_then(|key| self.0.get(&key)).copied().unwrap_or(0)
     }
 }
 

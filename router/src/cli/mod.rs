@@ -133,7 +133,7 @@ The file of --config, every key optional, with the defaults:
   every_packets = 128       # one packet in so many is timed; a power of two, or 0: never
   [limits]
   memory_mib = 2048         # all tables; what does not fit is left to the kernel
-  routes_per_namespace = 65536  # a namespace with more is left to the kernel
+  routes_per_namespace = 24576  # a namespace with more is left to the kernel
   devices_per_namespace = 4096   # likewise
   namespaces_per_owner = 16      # namespaces of one user, or of one user namespace, that are watched
   [flows]                   # see `millrace flows --help`

@@ -41,8 +41,13 @@ type Chain = BTreeSet<(NamespaceId, u32)>;
 const DEPTH: usize = 5;
 /// A namespace that does not list its devices within this time is looked at another time.
 const LOOK: Duration = Duration::from_millis(500);
-/// All namespaces of an owner have this time together in one look. Those that are left over are looked at another time.
+/// All namespaces of an owner have this time together in one look, and those of all owners but root this. Those that are left
+/// over are looked at another time.
 const LOOK_OF_AN_OWNER: Duration = Duration::from_millis(500);
+const LOOK_OF_OWNERS: Duration = Duration::from_secs(2);
+/// Namespaces that are watched of all owners but root, besides configured ones. There are 256 numbers of routers. Inside a
+/// container without a user namespace, anybody can be an owner as often as they like.
+const WATCHED_OF_OWNERS: usize = 128;
 
 /// The input of a look through the namespaces.
 pub(super) struct Look {
@@ -66,8 +71,16 @@ struct Share {
     watched: usize,
     /// The duration of this look so far.
     took: Duration,
-    /// Namespaces that should be watched but are over the limit.
-    refused: usize,
+    left: Left,
+}
+
+/// Namespaces of an owner that are left to the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Left {
+    /// They hold something but are over the limit.
+    pub refused: usize,
+    /// There was no time to look at them.
+    pub unseen: usize,
 }
 
 /// The result of a look.
@@ -79,8 +92,8 @@ pub(super) struct Looked {
     begun: Vec<(Found, bool, Opened)>,
     dull: Vec<Key>,
     failed: Vec<(Key, Found, io::Error)>,
-    /// Owners with more namespaces than are watched, and the numbers of the others.
-    crowds: BTreeMap<Owner, usize>,
+    /// Owners with more namespaces than are watched.
+    crowds: BTreeMap<Owner, Left>,
 }
 
 /// The result of looking at one namespace.
@@ -131,8 +144,8 @@ impl Look {
                 Err((true, error)) => looked.failed.push((key, place, error)),
             }
         }
-        let refused = |(owner, share): (&Owner, &Share)| (share.refused > 0).then_some((*owner, share.refused));
-        looked.crowds = self.owners.iter().filter_map(refused).collect();
+        let crowds = self.owners.iter().filter(|(_, share)| share.left != Left::default());
+        looked.crowds = crowds.map(|(owner, share)| (*owner, share.left)).collect();
         looked
     }
 
@@ -143,27 +156,33 @@ impl Look {
         if Key::of(&file).map_err(there)? != key {
             return Err(there(io::ErrorKind::NotFound.into()));
         }
+        let began = Instant::now();
         let owner = netns::owner(&file).map_err(there)?;
         let is_limited = owner != Owner::Machine && !configured;
-        let share = self.owners.get(&owner).copied().unwrap_or_default();
-        if is_limited && share.took >= LOOK_OF_AN_OWNER {
+        let all =
+            || self.owners.iter().filter(|(owner, _)| **owner != Owner::Machine).map(|(_, share)| share);
+        let took: Duration = all().map(|share| share.took).sum();
+        let watched: usize = all().map(|share| share.watched).sum();
+        let share = self.owners.entry(owner).or_default();
+        if is_limited && (share.took >= LOOK_OF_AN_OWNER || took >= LOOK_OF_OWNERS) {
+            share.left.unseen += 1;
             return Ok(Outcome::Later);
         }
-        let began = Instant::now();
-        let holds = configured.then_some(Ok(true)).unwrap_or_else(|| {
-            netns::inside(&file, || self.holds_part()).and_then(|holds| holds)
-        });
+        let holds = configured
+            .then_some(Ok(true))
+            .unwrap_or_else(|| netns::inside(&file, || self.holds_part()).and_then(|holds| holds));
         let share = self.owners.entry(owner).or_default();
         share.took += began.elapsed();
         if !holds.map_err(there)? {
             return Ok(Outcome::Dull);
         }
-        if is_limited && share.watched >= self.quota.namespaces {
-            share.refused += 1;
+        if is_limited && (share.watched >= self.quota.namespaces || watched >= WATCHED_OF_OWNERS) {
+            share.left.refused += 1;
             return Ok(Outcome::Dull);
         }
-        share.watched += usize::from(is_limited);
-        self.begin(&file, key, path, owner).map(Outcome::Begun).map_err(|error| (true, error))
+        let opened = self.begin(&file, key, path, owner).map_err(|error| (true, error))?;
+        self.owners.entry(owner).or_default().watched += usize::from(is_limited);
+        Ok(Outcome::Begun(opened))
     }
 
     fn begin(&self, file: &File, key: Key, path: &Path, owner: Owner) -> io::Result<Opened> {
@@ -177,10 +196,13 @@ impl Look {
     fn holds_part(&self) -> io::Result<bool> {
         let mut socket = Socket::requests(libc::NETLINK_ROUTE)?;
         socket.end_at(Instant::now() + LOOK);
-        let below = socket.dump_at_most(&mut self.quota.interfaces(), link::dump(), |m| match link::parse(m)? {
-            LinkMessage::New(link) if link.kind.sits_on_another() => Some((link.below_nsid?, link.below?)),
-            _ => None,
-        });
+        let below =
+            socket.dump_at_most(&mut self.quota.interfaces(), link::dump(), |m| match link::parse(m)? {
+                LinkMessage::New(link) if link.kind.sits_on_another() => {
+                    Some((link.below_nsid?, link.below?))
+                }
+                _ => None,
+            });
         let below = match below {
             // The namespace may hold a router: the observer reports its limits.
             Err(error) if error.kind() == io::ErrorKind::QuotaExceeded => return Ok(true),
@@ -249,7 +271,7 @@ impl Observer {
             owners.entry(space.namespace.owner).or_default().watched += 1;
         }
         for (owner, crowd) in self.crowds.iter().filter(|_| !again) {
-            owners.entry(*owner).or_default().refused = crowd.refused;
+            owners.entry(*owner).or_default().left.refused = crowd.left.refused;
         }
         owners
     }
@@ -280,14 +302,15 @@ impl Observer {
         self.renew_names(&found, &configured);
     }
 
-    fn take_crowds(&mut self, refused: BTreeMap<Owner, usize>) {
+    fn take_crowds(&mut self, crowds: BTreeMap<Owner, Left>) {
         let known = std::mem::take(&mut self.crowds);
-        for (owner, refused) in refused {
+        for (owner, left) in crowds {
             let since = known.get(&owner).map_or_else(SystemTime::now, |crowd| crowd.since);
-            if known.get(&owner).is_none_or(|crowd| crowd.refused != refused) {
-                tracing::warn!(%owner, refused, "an owner has more namespaces than are watched");
+            if !known.contains_key(&owner) {
+                let Left { refused, unseen } = left;
+                tracing::warn!(%owner, refused, unseen, "namespaces of an owner are left to the kernel");
             }
-            self.crowds.insert(owner, Crowd { refused, since });
+            self.crowds.insert(owner, Crowd { left, since });
         }
     }
 

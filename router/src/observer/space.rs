@@ -543,7 +543,8 @@ impl Space {
         let turn = if self.id == HOST { HOST_BUFFERS_PER_TURN } else { BUFFERS_PER_TURN };
         self.more = true;
         self.unheard_turns = self.unheard_turns.saturating_sub(1);
-        for _ in 0..turn {
+        let mut left = turn;
+        while left > 0 {
             let Some(ear) = self.ear.as_mut().filter(|_| self.quiet.is_none()) else { break };
             // The buffer belongs to the socket. It is moved out so that messages can be applied to `self`.
             match ear.route.take_buffer() {
@@ -566,6 +567,7 @@ impl Space {
                     }
                     // Every buffer counts, whatever it contains, including forged messages.
                     let cost = 1 + mem::take(&mut self.extra_cost);
+                    left = left.saturating_sub(cost);
                     if !self.spend(cost, now) {
                         let most = self.quota.events_per_second;
                         self.exceed(format!("it changes more than {most} times a second"), out, now);
@@ -575,6 +577,7 @@ impl Space {
                     }
                 }
                 Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => {
+                    left -= 1;
                     tracing::warn!(
                         namespace = self.namespace.name,
                         "netlink events were lost; reading everything again"
@@ -646,6 +649,7 @@ impl Space {
                 }
             }
             rtm::NEWNEXTHOP | rtm::DELNEXTHOP => {
+                self.extra_cost += route::weight(&message) - 1;
                 if let Some(object) = nexthop::parse(message) {
                     self.nexthop(object, message.kind == rtm::NEWNEXTHOP, out, now);
                 }
@@ -677,7 +681,8 @@ impl Space {
         match change {
             Change::Add | Change::Append => self.routes += weight,
             Change::Delete => self.routes = self.routes.saturating_sub(weight),
-            Change::Replace | Change::ReplaceLate => (),
+            // The one before may have been smaller.
+            Change::Replace | Change::ReplaceLate => self.routes += weight - 1,
         }
         Some(match route::parse(message, monotonic())? {
             route::Parsed::V4(route) => Event::Route4(self.id, change, route),

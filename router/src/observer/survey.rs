@@ -117,6 +117,13 @@ impl Found {
         failed(&wanted, &error())
     }
 
+    /// The number of routes read.
+    pub fn route_count(&self) -> usize {
+        let of_all =
+            self.state.iter().flatten().filter_map(|state| state.tables.as_ref().ok()).map(|t| &t.routes);
+        of_all.chain(self.routes.iter().flatten()).map(|routes| routes.v4.len() + routes.v6.len()).sum()
+    }
+
     /// Why not all parts of policies were read; `None`: they were. Unreadable rules are hazards themselves.
     pub fn why_no_policy(&self) -> Option<String> {
         let devices = match (&self.state, &self.devices) {

@@ -457,7 +457,12 @@ fn linux() -> Linux {
     let world = World::default();
     world.now.set(Duration::from_secs(1000));
     *world.dump.borrow_mut() = dump();
-    let host = Namespace { name: "host".into(), host: true, configured: false, owner: logic::observe::Owner::Machine };
+    let host = Namespace {
+        name: "host".into(),
+        host: true,
+        configured: false,
+        owner: logic::observe::Owner::Machine,
+    };
     world.polls.borrow_mut().push_back(Ok(vec![
         Event::Port(0, port(1)),
         Event::Port(1, port(2)),
