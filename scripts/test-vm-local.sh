@@ -1,0 +1,150 @@
+#!/bin/bash
+# Boots Debian 12's own kernel (6.1, the oldest supported), or Debian 13's, in a virtual machine and runs there what the development
+# kernel cannot: `make test-vm`. Needs root, for the taps of its own network namespace. Everything it makes lies in
+# target/vm.
+#
+#   scripts/test-vm.sh [NAME...]   only the checks whose name contains a NAME; a NAME of a suite (below) stands for all of it
+#   MILLRACE_VM_ENV='MILLRACE_MEASURE_ROUNDS=5' scripts/test-vm.sh measure::windows   with variables for the checks
+#   MILLRACE_VM_LIMIT_S=3600 scripts/test-vm.sh   with more time than 1800 s for the machine, where processors are busy
+#   MILLRACE_VM_KERNEL=6.12 scripts/test-vm.sh   Debian 13's kernel
+#
+# Exit status 0: every check passed. The machine's console is kept in target/vm/console.log.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly CACHE=$PWD/target/vm
+readonly TRIPLE=x86_64-unknown-linux-gnu
+readonly LIMIT_S=${MILLRACE_VM_LIMIT_S:-1800}
+# The kernel cannot ask for modules there: no modprobe.
+readonly MODULES=(virtio_pci virtio_net failover net_failover veth macvlan macvtap ipvlan 8021q vrf bonding dummy tun
+	bridge ip_vs ip_vs_rr nf_tables nft_compat iptable_filter iptable_mangle ip6table_filter xfrm_user
+	sch_tbf sch_fq sch_ingress cls_u32 act_gact act_mirred)
+# What tests call, where busybox's own is too plain; bash is /bin/sh, for busybox's runs its own applets instead of these. The
+# tables are used by their policies only, so the extensions of iptables stay behind.
+readonly TOOLS=(bash ip tc nft ping ethtool unshare nsenter sysctl timeout
+	iptables-nft iptables-legacy ip6tables-nft ip6tables-legacy)
+# The check that wants many queues.
+readonly WIDE=an_indirection_table_follows_and_is_put_back
+# Test binaries of crate millrace that are worth running on another kernel.
+readonly SUITES=(policy)
+
+# The static `millrace` and test binaries, into image/millrace/. Tests bring the program itself along.
+build() {
+	local suite executable
+	mkdir -p "$IMAGE/millrace"
+	LIBBPF_SYS_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu RUSTFLAGS='-C target-feature=+crt-static' \
+		CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_TEST_DEBUG=0 CARGO_TARGET_DIR=$CACHE/build \
+		cargo test --no-run --package millrace --target $TRIPLE --features static "${SUITES[@]/#/--test=}" \
+		>"$CACHE/build.log" 2>&1 || { cat "$CACHE/build.log" >&2; return 1; }
+	cp "$CACHE/build/$TRIPLE/debug/millrace" "$IMAGE/millrace/"
+	# Where tests that run it were built to find it.
+	mkdir -p "$IMAGE$CACHE/build/$TRIPLE/debug"
+	ln -s /millrace/millrace "$IMAGE$CACHE/build/$TRIPLE/debug/"
+	for suite in "${SUITES[@]}"; do
+		executable=$(sed -n "s|.*Executable tests/$suite[./].* (\\(.*\\))$|\\1|p" "$CACHE/build.log")
+		cp "$executable" "$IMAGE/millrace/$suite"
+	done
+}
+
+dependencies() {
+	tr '\0' '\n' <"$1" | sed -n 's/^depends=//p' | tr ',-' ' _'
+}
+
+# Copies a module after those it needs, and notes the order.
+add_module() {
+	local name=$1 file dependency
+	grep -qsx "$name.ko" "$IMAGE/modules/order" && return
+	file=$(find "$CACHE/kernel/lib/modules/${KERNEL##*/vmlinuz-}" \
+		-name "$name.ko" -o -name "${name//_/-}.ko" -o -name "$name.ko.xz" -o -name "${name//_/-}.ko.xz" | head -1)
+	# Built in, or not there: tests say what they miss.
+	[[ $file ]] || { echo "test-vm: the kernel package has no module $name" >&2; return 0; }
+	if [[ $file == *.xz ]]; then
+		xz -dkf "$file"
+		file=${file%.xz}
+	fi
+	for dependency in $(dependencies "$file"); do add_module "$dependency"; done
+	cp "$file" "$IMAGE/modules/$name.ko"
+	echo "$name.ko" >>"$IMAGE/modules/order"
+}
+
+add_tool() {
+	local path library
+	path=$(command -v "$1")
+	cp "$path" "$IMAGE/bin/"
+	for library in $(ldd "$path" | grep -o '/[^ ]*\.so[^ ]*'); do
+		install -D "$library" "$IMAGE$library"
+	done
+}
+
+make_image() {
+	local name
+	rm -rf "$IMAGE" && mkdir -p "$IMAGE"/{bin,dev,etc,modules,proc,root,run,sbin,sys,tmp,var}
+	build
+	cp /bin/busybox "$IMAGE/bin/"
+	for name in "${TOOLS[@]}"; do add_tool "$name"; done
+	ln -s bash "$IMAGE/bin/sh"
+	for name in "${MODULES[@]}"; do add_module "$name"; done
+	cp scripts/vm/* "$IMAGE/millrace/"
+	printf '%s\n' "$@" >"$IMAGE/millrace/only"
+	printf '%s\n' "${MILLRACE_VM_ENV-}" >"$IMAGE/millrace/env"
+	ln -s millrace/init "$IMAGE/init"
+	(cd "$IMAGE" && find . | cpio --quiet -o -H newc | gzip -1) >"$CACHE/initramfs.gz"
+}
+
+# In a network namespace of our own: four multi-queue taps, bridged in pairs, so that what one NIC sends the other gets:
+# nic0 <-> nic1, nic2 <-> nic3. nic1 has an indirection table.
+#   boot PROCESSORS [only=NAME]   only the checks of this name
+boot() {
+	local devices=() i queues options
+	for i in 0 1 2 3; do
+		ip tuntap add "nic$i" mode tap multi_queue vnet_hdr
+		sysctl -qw "net.ipv6.conf.nic$i.disable_ipv6=1"
+		((i % 2)) || ip link add "wire$i" up type bridge stp_state 0 mcast_snooping 0
+		ip link set "nic$i" mtu 9000 master "wire$((i & ~1))" up
+		((i == 1)) && queues=16 options=,rss=on,hash=on || queues=4 options=
+		devices+=(-netdev "tap,id=n$i,ifname=nic$i,queues=$queues,script=no,downscript=no"
+			-device "virtio-net-pci,netdev=n$i,mac=02:00:00:00:ff:0$i,mq=on,vectors=$((2 * queues + 2))$options")
+	done
+	exec timeout "$LIMIT_S" qemu-system-x86_64 -accel tcg -cpu max,-cx16 -smp "$1" -m 1024 -display none -no-reboot -nodefaults \
+		-kernel "$KERNEL" -initrd "$CACHE/initramfs.gz" \
+		-append "console=ttyS0 panic=-1 quiet mitigations=off ${2-}" -serial "file:$CACHE/console.log" -serial stdio "${devices[@]}" </dev/null
+}
+
+# Passes the guest's words on as they come, and ends with the count.
+judge() {
+	local line passed=0 failed=0 begun=0 ended=0
+	while IFS= read -r line || [[ $line ]]; do
+		line=${line%$'\r'}
+		printf '%s\n' "$line"
+		# A measurement prints between its name and its result.
+		case $line in
+		'test '*' ... ok' | ok) passed=$((passed + 1)) ;;
+		'test '*' ... FAILED' | FAILED) failed=$((failed + 1)) ;;
+		'vm: Linux '*) begun=$((begun + 1)) ;;
+		'vm: done') ended=$((ended + 1)) ;;
+		esac
+	done
+	local whole=$((begun && begun == ended))
+	((whole)) || echo 'test-vm: the machine stopped or the time limit passed; see target/vm/console.log'
+	echo "$passed passed, $failed failed"
+	((whole && passed && !failed))
+}
+
+main() {
+	[[ $EUID == 0 ]] || { echo 'test-vm: needs root' >&2; exit 1; }
+	scripts/setup.sh vm
+	readonly IMAGE=$CACHE/image
+	# Several lie there once Debian has shipped a newer one.
+	KERNEL=$(printf '%s\n' "$CACHE/kernel/boot/vmlinuz-${MILLRACE_VM_KERNEL:-6.1}".* | sort -V | tail -1)
+	readonly KERNEL
+	make_image "$@"
+	export CACHE KERNEL LIMIT_S
+	export -f boot
+	{
+		unshare --net bash -c 'set -euo pipefail; boot 2'
+		# A NIC has as many queues as there are processors.
+		(($#)) || unshare --net bash -c "set -euo pipefail; boot 8 only=$WIDE"
+	} | judge
+}
+
+main "$@"
