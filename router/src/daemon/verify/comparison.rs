@@ -463,10 +463,66 @@ fn is_martian(address: IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use logic::memory::{Capacity, HeapMemory};
 
     fn known(prefix: &str, connected: Option<u32>, local: bool) -> Known {
         let (address, length) = prefix.split_once('/').unwrap();
         Known { address: address.parse().unwrap(), length: length.parse().unwrap(), connected, local }
+    }
+
+    /// A Linux that knows no routes, and takes a millisecond for each question about namespace 1.
+    struct Slow;
+
+    impl Ask for Slow {
+        fn end_at(&mut self, _: NamespaceId, _: Instant) {}
+        fn routes(&mut self, _: NamespaceId) -> anyhow::Result<Vec<Known>> {
+            Ok(Vec::new())
+        }
+        fn way(&mut self, namespace: NamespaceId, _: &Question) -> anyhow::Result<Option<Sent>> {
+            if namespace == 1 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(None)
+        }
+        fn neighbours(&mut self, _: NamespaceId) -> anyhow::Result<BTreeMap<(u32, IpAddr), Mac>> {
+            Ok(BTreeMap::new())
+        }
+        fn devices(&mut self, _: NamespaceId) -> anyhow::Result<BTreeMap<u32, Hardware>> {
+            Ok(BTreeMap::new())
+        }
+    }
+
+    #[test]
+    fn a_slow_namespace_takes_its_part_of_the_time_and_no_more() {
+        let case = |namespace: NamespaceId| {
+            let view = RouterView {
+                namespace,
+                name: namespace.to_string(),
+                host: namespace == 0,
+                configured: false,
+                router: Some(namespace as RouterId),
+                ipv4: Vec::new(),
+                ipv6: vec!["not forwarding".into()],
+            };
+            Case::new(view, Default::default(), namespace as usize)
+        };
+        let cases = [0, 1, 2].map(case).into();
+        let mut comparison = Comparison { linux: Box::new(Slow), numbers: Numbers::new(), cases };
+        let began = Instant::now();
+        let capacity = Capacity {
+            fib_blocks: 1024,
+            fib_tails: 64,
+            nexthops: 64,
+            neighbour_buckets: 64,
+            interface_buckets: 64,
+            routers: 256,
+        };
+        comparison.look(&HeapMemory::new(capacity), began + Duration::from_millis(600));
+        assert!(began.elapsed() < Duration::from_millis(600), "{:?}", began.elapsed());
+        let report = comparison.report();
+        let results: Vec<_> = report.routers.iter().map(|router| router.result).collect();
+        assert_eq!(results, [VerifyResult::Verified, VerifyResult::Unread, VerifyResult::Verified]);
+        assert_eq!(report.routers[1].why.as_deref(), Some("there was not enough time for its table"));
     }
 
     #[test]
