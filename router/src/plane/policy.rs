@@ -399,7 +399,7 @@ fn load<'o>(
     let constants = open.maps.rodata_data.as_deref_mut().context("what sees policy has no constants")?;
     match which {
         Which::MessageSent(slot) => constants.filter_slot = slot,
-        Which::SettingWritten(reads) | Which::OptionRead(reads) => constants.reads_kernel = reads.into(),
+        Which::SettingWritten(reads) | Which::OptionRead(reads) => constants.reads_kernel = reads,
         _ => {}
     }
     open.load().with_context(|| format!("loading {which:?}"))
