@@ -57,8 +57,14 @@ pub(super) struct Verifying {
 
 enum Stage {
     Looking(Receiver<Comparison>),
-    /// What was under way when Linux was asked is being taken in, since this round of the loop.
-    CatchingUp(Box<Comparison>, u64),
+    /// What was under way when Linux was asked is being taken in.
+    CatchingUp {
+        comparison: Box<Comparison>,
+        /// The round of the loop in which the look was over.
+        round: u64,
+        /// No namespace is tried again before.
+        next_try: Duration,
+    },
 }
 
 impl Verifying {
@@ -94,24 +100,33 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 Ok(mut comparison) => {
                     comparison.open_mut().for_each(|case| case.looked = now);
                     verifying.ends.get_or_insert(now + LATER_LOOKS);
-                    Ok(Stage::CatchingUp(Box::new(comparison), self.rounds))
+                    Ok(Stage::CatchingUp {
+                        comparison: Box::new(comparison),
+                        round: self.rounds,
+                        next_try: now,
+                    })
                 }
             },
-            Stage::CatchingUp(mut comparison, round) => {
+            Stage::CatchingUp { mut comparison, round, mut next_try } => {
                 let ends = verifying.ends.unwrap_or(now);
                 // This round's events were asked for after Linux was.
-                if self.rounds > round {
+                if self.rounds > round && now >= next_try {
+                    next_try = now + PAUSE;
                     self.get_ready(&mut comparison, &mut verifying.changes, now);
                 }
                 if now >= ends {
-                    comparison.open_mut().for_each(|case| case.settle(VerifyResult::Changing, CHANGING));
+                    let (result, why) = match &self.trouble {
+                        Some(trouble) => (VerifyResult::Unread, trouble.as_str()),
+                        None => (VerifyResult::Changing, CHANGING),
+                    };
+                    comparison.open_mut().for_each(|case| case.settle(result, why));
                 }
                 if comparison.open().next().is_none() {
                     Err(Ok(*comparison))
                 } else if comparison.open().any(|case| case.changed.is_some()) {
                     self.look(*comparison, ends - now).map_err(Err)
                 } else {
-                    Ok(Stage::CatchingUp(comparison, round))
+                    Ok(Stage::CatchingUp { comparison, round, next_try })
                 }
             }
         };
