@@ -14,8 +14,8 @@
  *                    net/netlink/af_netlink.c). An id keeps no namespace alive. A process that forges multicasts in a
  *                    namespace can mark only the router there.
  *   option_read      Legacy iptables registers a table at the first query about it (xt_find_table_lock()), and the program
- *                    runs after that. The namespace is that of the socket. Any user may ask, but a refused query changes
- *                    nothing and marks nobody.
+ *                    runs after that. The namespace is that of the socket. Any user may ask, but Linux refuses a caller
+ *                    without CAP_NET_ADMIN before it looks at the tables, so such a caller marks nobody.
  *   setting_written  A file below /proc/sys/net is about to be written, so the change is yet to come. The program notes this
  *                    in `early_ns`, and user space reads late. The namespace is that of the task. A task that writes through
  *                    a file opened in another namespace marks the wrong router. Most relevant settings are also multicast.
@@ -32,6 +32,8 @@
 
 /* Fixed at load, for message_sent. */
 const volatile __u32 filter_slot = POLICY_HOST;
+/* Fixed at load. Without it, every caller counts as one with CAP_NET_ADMIN (lockdown=confidentiality). */
+const volatile bool reads_kernel = true;
 
 #define NETLINK_HEADER_BYTES 16
 /* The most messages of a transaction that the filter reads; more count as ALL. */
@@ -60,6 +62,10 @@ const volatile __u32 filter_slot = POLICY_HOST;
 #define EPERM			1
 #define ENOPROTOOPT		92
 #define EOPNOTSUPP		95
+
+/* linux/capability.h, linux/user_namespace.h */
+#define CAP_NET_ADMIN		12
+#define MOST_LEVELS		33
 
 #define ROW(map_, row_) ({ __u32 row__ = (row_); bpf_map_lookup_elem(&map_, &row__); })
 
@@ -205,8 +211,46 @@ static __always_inline void changed_in(__u64 cookie, bool early)
 		changed(*slot, false, early);
 }
 
+struct user_namespace {
+	struct user_namespace *parent;
+	int level;
+	struct {
+		__u32 val;
+	} owner;
+} __attribute__((preserve_access_index));
+
+struct cred {
+	struct {
+		__u32 val;
+	} euid;
+	struct {
+		__u64 val;
+	} cap_effective;
+	struct user_namespace *user_ns;
+} __attribute__((preserve_access_index));
+
+/* Before Linux 6.3. */
+struct cred___words {
+	struct {
+		__u32 cap[2];
+	} cap_effective;
+} __attribute__((preserve_access_index));
+
 struct net {
 	__u64 net_cookie;
+	struct user_namespace *user_ns;
+} __attribute__((preserve_access_index));
+
+struct sock {
+	struct {
+		struct {
+			struct net *net;
+		} skc_net;
+	} __sk_common;
+} __attribute__((preserve_access_index));
+
+struct bpf_sockopt_kern {
+	struct sock *sk;
 } __attribute__((preserve_access_index));
 
 struct nsproxy {
@@ -220,9 +264,61 @@ struct signal_struct {
 } __attribute__((preserve_access_index));
 
 struct task_struct {
+	const struct cred *cred;
 	struct nsproxy *nsproxy;
 	struct signal_struct *signal;
 } __attribute__((preserve_access_index));
+
+static __always_inline bool has_net_admin(const struct cred *cred)
+{
+	if (bpf_core_field_exists(cred->cap_effective.val))
+		return BPF_CORE_READ(cred, cap_effective.val) & (1ULL << CAP_NET_ADMIN);
+	return BPF_CORE_READ((const struct cred___words *)cred, cap_effective.cap[0]) & (1U << CAP_NET_ADMIN);
+}
+
+/*
+ * Has the running task CAP_NET_ADMIN in a user namespace? As cap_capable() in security/commoncap.c, which decides by the same
+ * credentials in the same system call.
+ */
+static __always_inline bool may_administer(const struct user_namespace *ns)
+{
+	const struct task_struct *task = (void *)bpf_get_current_task();
+	const struct cred *cred = BPF_CORE_READ(task, cred);
+	const struct user_namespace *own = BPF_CORE_READ(cred, user_ns);
+	int level = BPF_CORE_READ(own, level);
+
+	if (!ns || !own)
+		return true;
+	for (int i = 0; i < MOST_LEVELS; i++) {
+		const struct user_namespace *parent;
+
+		if (ns == own)
+			return has_net_admin(cred);
+		if (BPF_CORE_READ(ns, level) <= level)
+			return false;
+		parent = BPF_CORE_READ(ns, parent);
+		if (parent == own && BPF_CORE_READ(ns, owner.val) == BPF_CORE_READ(cred, euid.val))
+			return true;
+		ns = parent;
+	}
+	return true;
+}
+
+/*
+ * The kernel has checked that the task may write this file, but the file may be of another namespace: the task may administer a
+ * namespace that it made, and be in the host's. Only root's processes and those with CAP_NET_ADMIN can write the host's own
+ * files (net_ctl_permissions(), test_perm()). In other namespaces every writer counts.
+ */
+static __always_inline bool may_write_settings(const struct net *net)
+{
+	const struct task_struct *task = (void *)bpf_get_current_task();
+	const struct user_namespace *ns;
+
+	if (!reads_kernel)
+		return true;
+	ns = BPF_CORE_READ(net, user_ns);
+	return BPF_CORE_READ(ns, level) || !BPF_CORE_READ(task, cred, euid.val) || may_administer(ns);
+}
 
 SEC("cgroup/sysctl")
 int setting_written(struct bpf_sysctl *ctx)
@@ -239,7 +335,7 @@ int setting_written(struct bpf_sysctl *ctx)
 		if (name[i] != below[i])
 			return 1;
 	spaces = bpf_get_current_task_btf()->nsproxy;
-	if (spaces)
+	if (spaces && may_write_settings(spaces->net_ns))
 		changed_in(spaces->net_ns->net_cookie, true);
 	return 1;
 }
@@ -253,12 +349,21 @@ static __always_inline bool refused(int result)
 	return result == -EPERM || result == -ENOPROTOOPT || result == -EOPNOTSUPP;
 }
 
+/* As the first lines of do_ipt_get_ctl() and do_ip6t_get_ctl() ask. */
+static __always_inline bool may_read_tables(struct bpf_sockopt *ctx)
+{
+	const struct bpf_sockopt_kern *kernel = (void *)ctx;
+
+	return !reads_kernel || may_administer(BPF_CORE_READ(kernel, sk, __sk_common.skc_net.net, user_ns));
+}
+
 SEC("cgroup/getsockopt")
 int option_read(struct bpf_sockopt *ctx)
 {
 	if (!refused(ctx->retval) &&
 	    (ctx->level == SOL_IP || ctx->level == SOL_IPV6) &&
-	    (ctx->optname == IPT_SO_GET_INFO || ctx->optname == IPT_SO_GET_ENTRIES))
+	    (ctx->optname == IPT_SO_GET_INFO || ctx->optname == IPT_SO_GET_ENTRIES) &&
+	    may_read_tables(ctx))
 		changed_in(bpf_get_netns_cookie(ctx), false);
 	/* The kernel's answer stays unchanged. */
 	ctx->optlen = 0;

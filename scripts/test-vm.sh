@@ -17,7 +17,7 @@ readonly TRIPLE=x86_64-unknown-linux-gnu
 readonly LIMIT_S=${MILLRACE_VM_LIMIT_S:-1800}
 # The kernel cannot ask for modules there: no modprobe.
 readonly MODULES=(virtio_pci virtio_net failover net_failover veth macvlan macvtap ipvlan 8021q vrf bonding dummy tun
-	nf_tables nft_compat iptable_filter iptable_mangle ip6table_filter xfrm_user
+	bridge ip_vs ip_vs_rr nf_tables nft_compat iptable_filter iptable_mangle ip6table_filter xfrm_user
 	sch_tbf sch_fq sch_ingress cls_u32 act_gact act_mirred)
 # What tests call, where busybox's own is too plain; bash is /bin/sh, for busybox's runs its own applets instead of these. The
 # tables are used by their policies only, so the extensions of iptables stay behind.

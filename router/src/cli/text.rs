@@ -466,11 +466,11 @@ fn hop_words(hop: &HopReport, several: bool) -> String {
 
 /// `millrace routes --verify`.
 pub fn verify(v: &VerifyReport) -> String {
-    let mut table = Table::new(&["ROUTER", "PREFIXES4", "PREFIXES6", "ASKED", "DIFFERENCES"]);
+    let mut table = Table::new(&["ROUTER", "PREFIXES4", "PREFIXES6", "ASKED", "DIFFERENCES", "RESULT"]);
     for r in &v.routers {
         let numbers = [r.compared.ipv4, r.compared.ipv6, r.asked, r.found].map(|n| n.to_string());
         let [ipv4, ipv6, asked, found] = numbers;
-        table.row([r.router.clone(), ipv4, ipv6, asked, found]);
+        table.row([r.router.clone(), ipv4, ipv6, asked, found, r.result.text().into()]);
     }
     let mut text = table.text();
     for r in &v.routers {
@@ -480,8 +480,14 @@ pub fn verify(v: &VerifyReport) -> String {
         for (reason, addresses) in &r.left {
             text += &format!("  {}: left to the kernel ({reason}): {addresses} addresses\n", r.router);
         }
-        if r.changing > 0 {
-            text += &format!("  {}: too busy to compare: {} addresses\n", r.router, r.changing);
+        if let Some(why) = &r.why {
+            let addresses = match r.changing {
+                0 => String::new(),
+                n => format!(" ({n} addresses)"),
+            };
+            let not =
+                if r.result.is_unverified() { "could not be verified" } else { "not all could be compared" };
+            text += &format!("  {}: {not}: {why}{addresses}\n", r.router);
         }
         for d in &r.differences {
             text += &format!(
@@ -490,9 +496,15 @@ pub fn verify(v: &VerifyReport) -> String {
             );
         }
     }
+    let unverified = v.routers.iter().filter(|r| r.result.is_unverified()).map(|r| r.router.as_str());
+    let unverified = unverified.collect::<Vec<_>>().join(", ");
+    let (others, not) = match unverified.as_str() {
+        "" => ("", String::new()),
+        names => (" other", format!("could not be verified: {names}\n")),
+    };
     text += &match v.differences {
-        0 => "the fast tables agree with the kernel's\n".into(),
-        n => format!("{n} differences\n"),
+        0 => format!("the{others} fast tables agree with the kernel's\n{not}"),
+        n => format!("{n} differences\n{not}"),
     };
     text + "PREFIXES are those of the kernel's routes, its own addresses included; ROUTES of `millrace routers` are those in \
             the fast table; ASKED are the addresses the kernel was asked about\n"

@@ -290,7 +290,6 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             totals: Totals::default(),
             trouble: None,
             stuck: None,
-            drained: false,
             rounds: 0,
             verifying: None,
             unremembered: true,

@@ -7,7 +7,7 @@
 //! | `rules.rs` | flow rules put in charge, and what the switch thread is told |
 //! | `beats.rs` | the heartbeat, in a thread of its own |
 //! | `answers.rs`, `report.rs` | what is told to clients, and its words |
-//! | `verify.rs` | comparing the tables with Linux, in a thread of its own |
+//! | `verify.rs`, `verify/` | comparing the tables with Linux, in a thread of its own |
 //! | `explain.rs`, `packet.rs` | one packet through the real program, told step by step |
 //! | `seam.rs`, `kernel.rs` | what the loop needs of Linux, and the real thing |
 //! | `refusal.rs` | why a driver may refuse XDP |
@@ -60,7 +60,7 @@ pub mod user_plane;
 mod verify;
 mod world;
 
-use crate::{config::Config, guard, observer::EVENTS_PER_POLL, privileges};
+use crate::{config::Config, guard, privileges};
 use anyhow::Result;
 use api::{Query, Request};
 use beats::Beats;
@@ -98,8 +98,6 @@ pub struct Control<K: Kernel, O> {
     trouble: Option<String>,
     /// Why not everything is in the tables.
     stuck: Option<Stuck>,
-    /// All that had happened when the kernel was asked last was taken in.
-    drained: bool,
     /// How often the loop has gone around.
     rounds: u64,
     verifying: Option<Verifying>,
@@ -241,10 +239,11 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 if self.trouble.take().is_some() {
                     tracing::info!("the mirror is current again");
                 }
-                // With fewer nobody was left to another time, and the observer knows who had more to say.
-                self.drained = events.len() < EVENTS_PER_POLL;
                 for event in events {
                     self.uses.observe(&event);
+                    if let Some(verifying) = &mut self.verifying {
+                        verifying.observe(&event);
+                    }
                     self.world.observe(event);
                 }
                 self.take_policies();
@@ -254,7 +253,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 if self.trouble.as_ref() != Some(&text) {
                     tracing::error!("{text}; not confirming the mirror until it can be read again");
                 }
-                (self.trouble, self.drained) = (Some(text), false);
+                self.trouble = Some(text);
                 std::thread::sleep(POLL);
             }
         }

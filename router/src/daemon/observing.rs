@@ -1,6 +1,6 @@
 //! The real Linux behind [`super::seam::Observe`]: the netlink observer.
 
-use super::seam::{Ask, Hardware, Known, Observe, Question, Sent};
+use super::seam::{Ask, Hardware, Known, Observe, Question, Sent, Standing};
 use crate::{
     config::Config,
     ethtool::Problem,
@@ -14,7 +14,11 @@ use logic::{
     observe::{Event, NamespaceId},
     plan::PortId,
 };
-use std::{collections::BTreeMap, net::IpAddr, time::Duration};
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    time::{Duration, Instant},
+};
 
 /// Begins to observe what the configuration names; with what ends a wait for events.
 pub fn open(config: &Config) -> Result<(Observer, Waker)> {
@@ -62,15 +66,18 @@ impl Observe for Observer {
         };
         Observer::troubles(self).into_iter().map(sentence).collect()
     }
-    fn is_current(&self) -> bool {
-        Observer::is_current(self)
+    fn standing(&self, namespace: NamespaceId) -> Standing {
+        Observer::standing(self, namespace)
     }
-    fn questions(&mut self) -> Result<Box<dyn Ask>> {
-        Ok(Box::new(self.reader()?))
+    fn questions(&mut self) -> Box<dyn Ask> {
+        Box::new(self.reader())
     }
 }
 
 impl Ask for Reader {
+    fn end_at(&mut self, namespace: NamespaceId, end: Instant) {
+        Reader::end_at(self, namespace, end);
+    }
     fn routes(&mut self, namespace: NamespaceId) -> Result<Vec<Known>> {
         Ok(Reader::routes(self, namespace)?)
     }

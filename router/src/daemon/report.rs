@@ -278,12 +278,56 @@ pub struct VerifyReport {
     pub routers: Vec<VerifyRouter>,
     /// Sum over the routers, also of differences that are not listed.
     pub differences: u64,
+    /// The number of routers without differences that could not be verified ([`VerifyResult::is_unverified`]).
+    #[serde(default)]
+    pub unverified: u64,
+}
+
+/// What came of the comparison of a router.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VerifyResult {
+    /// The table sends where Linux does.
+    #[default]
+    Verified,
+    Differs,
+    /// Packets do not go by its table, so nothing was compared.
+    NotUsed,
+    /// Not verified: it changed all the time.
+    Changing,
+    /// Not verified: it is over its limits.
+    OverLimits,
+    /// Not verified: Linux could not be queried, or not in time.
+    Unread,
+}
+
+impl VerifyResult {
+    /// Is it unknown whether the table is right?
+    pub fn is_unverified(self) -> bool {
+        matches!(self, VerifyResult::Changing | VerifyResult::OverLimits | VerifyResult::Unread)
+    }
+
+    pub fn text(self) -> &'static str {
+        match self {
+            VerifyResult::Verified => "verified",
+            VerifyResult::Differs => "differs",
+            VerifyResult::NotUsed => "not used",
+            VerifyResult::Changing => "changing",
+            VerifyResult::OverLimits => "over limits",
+            VerifyResult::Unread => "unread",
+        }
+    }
 }
 
 /// One router's comparison.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct VerifyRouter {
     pub router: String,
+    #[serde(default)]
+    pub result: VerifyResult,
+    /// Why it was not verified, as a sentence.
+    #[serde(default)]
+    pub why: Option<String>,
     /// Prefixes the kernel has routes for, its own addresses included, loopback, link-local and multicast left out: what
     /// `routes` of `millrace routers` counts in the fast table.
     pub compared: Families<u64>,
@@ -295,7 +339,7 @@ pub struct VerifyRouter {
     /// Of those that Linux forwards, how many the table leaves to it, by reason.
     #[serde(default)]
     pub left: BTreeMap<String, u64>,
-    /// Addresses whose routes changed each time they were looked at.
+    /// Addresses about which Linux and the table disagreed at first, and no later look could settle which is right.
     #[serde(default)]
     pub changing: u64,
     /// How many differences there are.

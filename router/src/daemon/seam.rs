@@ -2,7 +2,7 @@
 //!
 //! The daemon implements them with netlink and BPF ([`super::kernel`]); tests with fakes over heap memory.
 
-pub use crate::observer::{Hardware, Known, PolicyRead, Question, Sent};
+pub use crate::observer::{Hardware, Known, PolicyRead, Question, Sent, Standing};
 use crate::{
     classifier::Classifier,
     config::Config,
@@ -30,7 +30,7 @@ use std::{
         atomic::{AtomicU64, Ordering::Relaxed},
         mpsc::Receiver,
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// Where events come from.
@@ -65,17 +65,19 @@ pub trait Observe {
     /// What cannot be read, as sentences: the routers concerned are not accelerated.
     fn troubles(&self) -> Vec<String>;
 
-    /// Is nothing about to be read again? Else what was reported may be known to be out of date.
-    fn is_current(&self) -> bool {
-        true
+    /// Is everything known that Linux has reported of a namespace?
+    fn standing(&self, _namespace: NamespaceId) -> Standing {
+        Standing::Current
     }
 
     /// For another thread: Linux itself, to be asked about the namespaces observed now, without a trace here.
-    fn questions(&mut self) -> Result<Box<dyn Ask>>;
+    fn questions(&mut self) -> Box<dyn Ask>;
 }
 
 /// See [`Observe::questions`].
 pub trait Ask: Send {
+    /// Questions about this namespace fail from then on.
+    fn end_at(&mut self, namespace: NamespaceId, end: Instant);
     /// The routes of tables main and local: places to look at.
     fn routes(&mut self, namespace: NamespaceId) -> Result<Vec<Known>>;
     /// Where a packet goes; `None`: it is not forwarded.

@@ -1,60 +1,77 @@
 //! `millrace routes --verify`: does the fast table send packets where Linux does?
 //!
-//! Linux is asked (`RTM_GETROUTE`, with the device a packet comes in by), not the mirror: nothing that decides what is in
-//! the tables has a part in this. Of each router's prefixes [`SAMPLE`] a family are drawn, and asked about are both ends, the
-//! addresses next to them and one inside; besides, every neighbour, and [`RANDOM`] addresses. Where Linux sends elsewhere
-//! than the table, through another device, or to another MAC address, or takes only smaller packets, they differ. The
-//! table may leave any packet to the kernel, but it must not take a route for none.
+//! | file | holds |
+//! |---|---|
+//! | `verify.rs` | when each namespace is compared, and when its comparison ends; in the control thread |
+//! | `comparison.rs` | one look at the tables and at Linux, in a thread of its own |
+//! | `changes.rs` | the changes that the control thread takes in meanwhile |
+//!
+//! Each namespace has a result of its own. A namespace that changes all the time, or that the kernel answers slowly, delays
+//! the others by a bounded time and takes nothing from their results.
 //!
 //! Routes change meanwhile. A difference therefore counts only if it is seen [`CONFIRMATIONS`] times, Linux and the table
-//! each saying the same every time, and if in between the loop has taken in all that Linux had reported.
+//! each saying the same every time. From one time to the next, the loop has applied everything that Linux had reported of
+//! the namespace, and nothing of it concerned this address.
+
+mod changes;
+mod comparison;
 
 use super::{
     Control,
     api::{Answer as Reply, ApiError},
-    report::{Difference, Families, VerifyReport, VerifyRouter},
-    seam::{Ask, FastPath, Hardware, Kernel, Known, Observe, Question, Sent},
+    report::VerifyResult,
+    seam::{FastPath, Kernel, Observe, Standing},
 };
-use logic::{
-    memory::Memory,
-    mirror::RouterView,
-    net::Mac,
-    observe::NamespaceId,
-    plan::{InterfaceId, RouterId},
-    reason::Reason,
-    tables::{self, Answer},
-};
+use changes::Changes;
+use comparison::{Case, Comparison};
+use logic::{observe::Event, plan::RouterId};
 use std::{
-    collections::{BTreeMap, BTreeSet, btree_map::Entry},
-    hash::{BuildHasher, RandomState},
-    net::IpAddr,
+    collections::BTreeMap,
     sync::mpsc::{Receiver, TryRecvError, sync_channel},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::sync::oneshot;
 
-/// Prefixes of a router and family that are asked about, at most.
-const SAMPLE: usize = 10_000;
-/// Addresses of each family that are asked about wherever they may lie.
-const RANDOM: u64 = 1000;
 /// How often a difference must be seen.
 const CONFIRMATIONS: u8 = 3;
-/// What still changes after so many looks is told as changing.
-const LOOKS: usize = 12;
-/// How long the loop may take to catch up.
-const CATCH_UP: Duration = Duration::from_secs(10);
+/// After so many looks, a namespace counts as changing all the time.
+const LOOKS: u32 = 20;
+/// The pause before the second look; before the third it is twice as long, and so on.
+const PAUSE: Duration = Duration::from_millis(10);
+/// The time for the first look at all namespaces. Clients wait for 65 s.
+const FIRST_LOOKS: Duration = Duration::from_secs(40);
+/// The time for all later looks at all namespaces.
+const LATER_LOOKS: Duration = Duration::from_secs(15);
+const CHANGING: &str = "it changed all the time";
 
 /// A comparison under way.
 pub(super) struct Verifying {
     reply: oneshot::Sender<Reply>,
     stage: Stage,
+    /// Since the last look at each namespace began.
+    changes: Changes,
+    /// The end of all later looks; `None`: the first look is not over.
+    ends: Option<Duration>,
 }
 
 enum Stage {
-    Looking(Receiver<Result<Comparison, ApiError>>),
-    /// What was under way when Linux was asked is being taken in, since then, and since this round of the loop.
-    CatchingUp(Comparison, Duration, u64),
+    Looking(Receiver<Comparison>),
+    /// What was under way when Linux was asked is being taken in.
+    CatchingUp {
+        comparison: Box<Comparison>,
+        /// The round of the loop in which the look was over.
+        round: u64,
+        /// No namespace is tried again before.
+        next_try: Duration,
+    },
+}
+
+impl Verifying {
+    /// Notes an event before it is applied.
+    pub(super) fn observe(&mut self, event: &Event) {
+        self.changes.observe(event);
+    }
 }
 
 impl<K: Kernel, O: Observe> Control<K, O> {
@@ -64,440 +81,136 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             let _ = reply.send(Err(ApiError::busy("a comparison is already running; try again later")));
             return;
         }
-        match self.comparison().and_then(|comparison| self.look(comparison)) {
-            Ok(worker) => self.verifying = Some(Verifying { reply, stage: Stage::Looking(worker) }),
+        let comparison = self.comparison();
+        let changes = Changes::of(comparison.open().map(|case| case.view.namespace));
+        match self.look(comparison, FIRST_LOOKS) {
+            Ok(stage) => self.verifying = Some(Verifying { reply, stage, changes, ends: None }),
             Err(error) => drop(reply.send(Err(error))),
         }
     }
 
     /// Carries a comparison on, if there is one.
     pub(super) fn follow_verify(&mut self, now: Duration) {
-        let Some(verifying) = self.verifying.take() else { return };
+        let Some(mut verifying) = self.verifying.take() else { return };
         let next = match verifying.stage {
             Stage::Looking(worker) => match worker.try_recv() {
                 Err(TryRecvError::Empty) => Ok(Stage::Looking(worker)),
                 Err(TryRecvError::Disconnected) => Err(Err(ApiError::failed("the comparison failed"))),
-                Ok(Err(error)) => Err(Err(error)),
-                Ok(Ok(comparison)) if comparison.is_done() => Err(Ok(comparison.report())),
-                Ok(Ok(comparison)) => Ok(Stage::CatchingUp(comparison, now, self.rounds)),
+                Ok(comparison) if comparison.open().next().is_none() => Err(Ok(comparison)),
+                Ok(mut comparison) => {
+                    comparison.open_mut().for_each(|case| case.looked = now);
+                    verifying.ends.get_or_insert(now + LATER_LOOKS);
+                    Ok(Stage::CatchingUp {
+                        comparison: Box::new(comparison),
+                        round: self.rounds,
+                        next_try: now,
+                    })
+                }
             },
-            // This round's events were asked for after Linux was.
-            Stage::CatchingUp(comparison, _, round) if self.rounds > round && self.is_current() => {
-                self.look(comparison).map(Stage::Looking).map_err(Err)
+            Stage::CatchingUp { mut comparison, round, mut next_try } => {
+                let ends = verifying.ends.unwrap_or(now);
+                // This round's events were asked for after Linux was.
+                if self.rounds > round && now >= next_try {
+                    next_try = now + PAUSE;
+                    self.get_ready(&mut comparison, &mut verifying.changes, now);
+                }
+                if now >= ends {
+                    let (result, why) = match &self.trouble {
+                        Some(trouble) => (VerifyResult::Unread, trouble.as_str()),
+                        None => (VerifyResult::Changing, CHANGING),
+                    };
+                    comparison.open_mut().for_each(|case| case.settle(result, why));
+                }
+                if comparison.open().next().is_none() {
+                    Err(Ok(*comparison))
+                } else if comparison.open().any(|case| case.changed.is_some()) {
+                    self.look(*comparison, ends - now).map_err(Err)
+                } else {
+                    Ok(Stage::CatchingUp { comparison, round, next_try })
+                }
             }
-            Stage::CatchingUp(comparison, since, _) if now.saturating_sub(since) >= CATCH_UP => {
-                Err(Ok(comparison.report()))
-            }
-            waiting => Ok(waiting),
         };
         match next {
-            Ok(stage) => self.verifying = Some(Verifying { reply: verifying.reply, stage }),
-            Err(report) => {
-                let answer = report.and_then(|report| {
-                    serde_json::to_value(report).map_err(|e| ApiError::failed(e.to_string()))
+            Ok(stage) => self.verifying = Some(Verifying { stage, ..verifying }),
+            Err(comparison) => {
+                let answer = comparison.and_then(|comparison| {
+                    serde_json::to_value(comparison.report()).map_err(|e| ApiError::failed(e.to_string()))
                 });
                 let _ = verifying.reply.send(answer);
             }
         }
     }
 
-    /// Has this round taken in, and applied, everything that Linux had reported when it began?
-    fn is_current(&self) -> bool {
-        self.drained && self.trouble.is_none() && self.observer.is_current() && !self.world.mirror.is_behind()
+    /// Gives the changes since the last look to each namespace that can be looked at again, and settles what has ended.
+    fn get_ready(&self, comparison: &mut Comparison, changes: &mut Changes, now: Duration) {
+        let numbers: BTreeMap<_, _> =
+            self.world.mirror.routers().map(|view| (view.namespace, view.router)).collect();
+        for case in comparison.open_mut() {
+            let namespace = case.view.namespace;
+            let standing = self.observer.standing(namespace);
+            if numbers.get(&namespace) != Some(&case.view.router) || standing == Standing::Gone {
+                case.settle(VerifyResult::Changing, "its router began or ended meanwhile");
+                continue;
+            }
+            match standing {
+                Standing::OverLimits(why) => case.settle(VerifyResult::OverLimits, &why),
+                Standing::Current if self.may_look_at(case, now) => {
+                    case.changed = Some(changes.take(namespace))
+                }
+                _ => {}
+            }
+        }
+        comparison.numbers = self.interface_numbers();
     }
 
-    fn comparison(&mut self) -> Result<Comparison, ApiError> {
+    /// Has the loop applied everything that Linux had reported of a namespace, and is it time for another look?
+    fn may_look_at(&self, case: &Case, now: Duration) -> bool {
+        self.trouble.is_none()
+            && !self.world.mirror.is_behind_of(case.view.namespace)
+            && now >= case.looked + PAUSE * case.looks
+    }
+
+    fn comparison(&mut self) -> Comparison {
         let linux = self.observer.questions();
-        let linux = linux.map_err(|e| ApiError::failed(format!("cannot ask the kernel: {e:#}")))?;
         let mirror = &self.world.mirror;
-        let numbers = mirror.interfaces().filter_map(|i| Some((i.interface?, (i.namespace, i.ifindex))));
-        let numbers = numbers.collect();
         let accelerated = |v6: bool| {
             let here = mirror.interfaces().filter(|i| if v6 { i.ipv6 } else { i.ipv4 });
-            let mut by_router: BTreeMap<NamespaceId, Vec<u32>> = BTreeMap::new();
+            let mut by_router: BTreeMap<_, Vec<u32>> = BTreeMap::new();
             here.for_each(|i| by_router.entry(i.namespace).or_default().push(i.ifindex));
             by_router
         };
-        let ways_in = Families { ipv4: accelerated(false), ipv6: accelerated(true) };
-        let routers = self.routers_and_obstacles().collect();
-        Ok(Comparison { linux, numbers, ways_in, routers, suspects: None, looks: 0, report: Vec::new() })
+        let [mut ways4, mut ways6] = [accelerated(false), accelerated(true)];
+        let cases = self.routers_and_obstacles().map(|view| {
+            let ways = [&mut ways4, &mut ways6].map(|ways| ways.remove(&view.namespace).unwrap_or_default());
+            let size = |id: RouterId| self.generation.tables.route_counts(id);
+            let (v4, v6, _) = view.router.map_or((0, 0, false), size);
+            let mut case = Case::new(view, ways, v4 + v6);
+            match self.observer.standing(case.view.namespace) {
+                Standing::OverLimits(why) => case.settle(VerifyResult::OverLimits, &why),
+                _ if case.view.router.is_none() => case.settle(VerifyResult::NotUsed, ""),
+                _ => {}
+            }
+            case
+        });
+        Comparison { linux, numbers: self.interface_numbers(), cases: cases.collect() }
+    }
+
+    /// Where our interfaces are.
+    fn interface_numbers(&self) -> comparison::Numbers {
+        let interfaces = self.world.mirror.interfaces();
+        interfaces.filter_map(|i| Some((i.interface?, (i.namespace, i.ifindex)))).collect()
     }
 
     /// Starts a thread that looks once.
-    fn look(&self, comparison: Comparison) -> Result<Receiver<Result<Comparison, ApiError>>, ApiError> {
+    fn look(&self, mut comparison: Comparison, longest: Duration) -> Result<Stage, ApiError> {
         let memory = self.generation.plane.memory();
         let (to, worker) = sync_channel(1);
-        let run = move || drop(to.send(comparison.look(&memory)));
-        let spawned = thread::Builder::new().name("verify".into()).spawn(run);
-        spawned.map(|_| worker).map_err(|e| ApiError::failed(format!("cannot start a thread: {e}")))
-    }
-}
-
-/// Everything a comparison needs, so that it needs nothing of the loop.
-struct Comparison {
-    linux: Box<dyn Ask>,
-    /// Where our interfaces are.
-    numbers: BTreeMap<InterfaceId, (NamespaceId, u32)>,
-    /// Devices by which packets come in.
-    ways_in: Families<BTreeMap<NamespaceId, Vec<u32>>>,
-    routers: Vec<RouterView>,
-    /// `None`: not looked yet.
-    suspects: Option<Vec<Suspect>>,
-    looks: usize,
-    /// In the order of `routers`.
-    report: Vec<VerifyRouter>,
-}
-
-/// An address about which Linux and the table disagreed.
-struct Suspect {
-    /// Place in `routers`.
-    router: usize,
-    question: Question,
-    linux: Truth,
-    fast: BTreeSet<Way>,
-    seen: u8,
-}
-
-/// What Linux does with a packet.
-#[derive(Clone, Debug, PartialEq)]
-struct Truth {
-    /// `None`: it does not forward it.
-    sent: Option<Sent>,
-    mac: Option<Mac>,
-}
-
-/// What a namespace holds, as Linux says now.
-struct Place {
-    neighbours: BTreeMap<(u32, IpAddr), Mac>,
-    devices: BTreeMap<u32, Hardware>,
-}
-
-impl Comparison {
-    fn is_done(&self) -> bool {
-        self.looks >= LOOKS || self.suspects.as_ref().is_some_and(Vec::is_empty)
-    }
-
-    /// What differs for good has been written down; what is left changes all the time.
-    fn report(self) -> VerifyReport {
-        let mut routers = self.report;
-        for suspect in self.suspects.into_iter().flatten() {
-            routers[suspect.router].changing += 1;
-        }
-        let differences = routers.iter().map(|router| router.found).sum();
-        VerifyReport { routers, differences }
-    }
-
-    /// Asks about everything, or again about what is suspected.
-    fn look(mut self, memory: &impl Memory) -> Result<Comparison, ApiError> {
-        let result = match self.suspects.take() {
-            None => self.look_at_all(memory),
-            Some(suspects) => self.look_again(suspects, memory),
+        let run = move || {
+            comparison.look(&memory, Instant::now() + longest);
+            let _ = to.send(comparison);
         };
-        self.looks += 1;
-        result.map(|()| self).map_err(|e| ApiError::failed(format!("asking the kernel: {e:#}")))
-    }
-
-    fn look_at_all(&mut self, memory: &impl Memory) -> anyhow::Result<()> {
-        let mut suspects = Vec::new();
-        for (at, router) in std::mem::take(&mut self.routers).into_iter().enumerate() {
-            let why_not = Families { ipv4: router.ipv4.clone(), ipv6: router.ipv6.clone() };
-            let name = router.name.clone();
-            self.report.push(VerifyRouter { router: name, why_not, ..VerifyRouter::default() });
-            if let Some(number) = router.router {
-                let known = self.linux.routes(router.namespace)?;
-                let place = self.place(router.namespace)?;
-                let questions = self.questions(&router, &known, &place);
-                self.report[at].compared = compared(&known);
-                self.report[at].asked = questions.len() as u64;
-                for question in questions {
-                    let linux = self.truth(router.namespace, &question, &place)?;
-                    let answers = tables::lookup(memory, number, question.address);
-                    if let (Some(_), [Answer { reason: Some(reason), .. }]) = (&linux.sent, &answers[..]) {
-                        *self.report[at].left.entry(reason.name().into()).or_default() += 1;
-                    }
-                    if !self.agree(router.namespace, &question, &linux, &answers, &place) {
-                        let fast = self.ways(&answers);
-                        suspects.push(Suspect { router: at, question, linux, fast, seen: 1 });
-                    }
-                }
-            }
-            self.routers.push(router);
-        }
-        self.suspects = Some(suspects);
-        Ok(())
-    }
-
-    fn look_again(&mut self, suspects: Vec<Suspect>, memory: &impl Memory) -> anyhow::Result<()> {
-        let mut left = Vec::new();
-        let mut places: BTreeMap<NamespaceId, Place> = BTreeMap::new();
-        for mut suspect in suspects {
-            let (namespace, router) =
-                (self.routers[suspect.router].namespace, self.routers[suspect.router].router);
-            let Some(number): Option<RouterId> = router else { continue };
-            let answers = tables::lookup(memory, number, suspect.question.address);
-            let place = match places.entry(namespace) {
-                Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(unknown) => unknown.insert(self.place(namespace)?),
-            };
-            let linux = self.truth(namespace, &suspect.question, place)?;
-            if self.agree(namespace, &suspect.question, &linux, &answers, place) {
-                continue;
-            }
-            let fast = self.ways(&answers);
-            suspect.seen =
-                if (&linux, &fast) == (&suspect.linux, &suspect.fast) { suspect.seen + 1 } else { 1 };
-            (suspect.linux, suspect.fast) = (linux, fast);
-            if suspect.seen >= CONFIRMATIONS {
-                self.write_down(&suspect);
-            } else {
-                left.push(suspect);
-            }
-        }
-        self.suspects = Some(left);
-        Ok(())
-    }
-
-    fn place(&mut self, namespace: NamespaceId) -> anyhow::Result<Place> {
-        let neighbours = self.linux.neighbours(namespace)?;
-        Ok(Place { neighbours, devices: self.linux.devices(namespace)? })
-    }
-
-    /// What is asked about a router's families that are accelerated.
-    fn questions(&self, router: &RouterView, known: &[Known], place: &Place) -> Vec<Question> {
-        let mut questions = Vec::new();
-        for v6 in [false, true] {
-            if !(if v6 { &router.ipv6 } else { &router.ipv4 }).is_empty() {
-                continue;
-            }
-            let ways_in = if v6 { &self.ways_in.ipv6 } else { &self.ways_in.ipv4 };
-            let devices = ways_in.get(&router.namespace).map_or(&[][..], Vec::as_slice);
-            let from: Vec<_> = devices.iter().filter_map(|device| source(known, *device, v6)).collect();
-            let probes = probes(known, place.neighbours.keys().map(|(_, address)| *address), v6);
-            for (at, (prefix, address)) in probes.into_iter().enumerate() {
-                let from = (!from.is_empty()).then(|| from[at % from.len()]);
-                questions.push(Question { address, from, prefix });
-            }
-        }
-        questions
-    }
-
-    fn truth(&mut self, namespace: NamespaceId, question: &Question, place: &Place) -> anyhow::Result<Truth> {
-        let sent = self.linux.way(namespace, question)?;
-        let to = sent.as_ref().map(|sent| (sent.oif, sent.gateway.unwrap_or(question.address)));
-        Ok(Truth { sent, mac: to.and_then(|to| place.neighbours.get(&to).copied()) })
-    }
-
-    /// Does each answer of the table do what Linux does?
-    fn agree(
-        &self,
-        namespace: NamespaceId,
-        question: &Question,
-        linux: &Truth,
-        answers: &[Answer],
-        place: &Place,
-    ) -> bool {
-        let Some(sent) = &linux.sent else { return answers.iter().all(|answer| answer.reason.is_some()) };
-        let to = sent.gateway.unwrap_or(question.address);
-        let mut found = false;
-        for answer in answers {
-            match (answer.reason, answer.interface.and_then(|i| self.numbers.get(&i)), answer.neighbour) {
-                (None, Some((space, oif)), Some(neighbour)) => {
-                    let Some(device) = place.devices.get(oif) else { return false };
-                    let same_mac = place.neighbours.get(&(*oif, neighbour)).copied() == answer.mac;
-                    if *space != namespace || !same_mac || device.mac != answer.source {
-                        return false;
-                    }
-                    let taken = (*oif, neighbour) == (sent.oif, to);
-                    let limit = sent.mtu.filter(|_| taken).unwrap_or(device.mtu).min(device.mtu);
-                    if answer.mtu > limit {
-                        return false;
-                    }
-                    found |= taken;
-                }
-                // Linux has a route there, and the table none.
-                (Some(Reason::NoRoute | Reason::SpecialRoute | Reason::Local | Reason::Broadcast), ..) => {
-                    return false;
-                }
-                (Some(_), ..) => found = true,
-                (None, ..) => return false,
-            }
-        }
-        found
-    }
-
-    fn ways(&self, answers: &[Answer]) -> BTreeSet<Way> {
-        answers.iter().map(Way::of).collect()
-    }
-
-    fn write_down(&mut self, suspect: &Suspect) {
-        let router = &mut self.report[suspect.router];
-        router.found += 1;
-        if router.differences.len() < VerifyRouter::LISTED {
-            let Question { address, prefix, .. } = &suspect.question;
-            let fast = suspect.fast.iter().map(Way::words).collect::<Vec<_>>().join(" or ");
-            let kernel = suspect.linux.words(*address);
-            router.differences.push(Difference { prefix: format!("{prefix} at {address}"), kernel, fast });
-        }
-    }
-}
-
-impl Truth {
-    fn words(&self, address: IpAddr) -> String {
-        let Some(sent) = &self.sent else { return "not forwarded".into() };
-        let mac = self.mac.map_or("unresolved".into(), |mac| mac.to_string());
-        let mtu = sent.mtu.map_or(String::new(), |mtu| format!(" with MTU {mtu}"));
-        format!("{} ({mac}) on device {}{mtu}", sent.gateway.unwrap_or(address), sent.oif)
-    }
-}
-
-/// Where the table sends packets, comparable.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Way {
-    Kernel(Reason),
-    Send { interface: InterfaceId, neighbour: IpAddr, mtu: u32, mac: Option<Mac>, source: Mac },
-}
-
-impl Way {
-    fn of(answer: &Answer) -> Way {
-        match (answer.reason, answer.interface, answer.neighbour) {
-            (None, Some(interface), Some(neighbour)) => {
-                Way::Send { interface, neighbour, mtu: answer.mtu, mac: answer.mac, source: answer.source }
-            }
-            (reason, ..) => Way::Kernel(reason.unwrap_or(Reason::NoRoute)),
-        }
-    }
-
-    fn words(&self) -> String {
-        match self {
-            Way::Kernel(reason) => reason.name().into(),
-            Way::Send { interface, neighbour, mtu, mac, source } => {
-                let mac = mac.map_or("unresolved".into(), |m| m.to_string());
-                format!("{neighbour} ({mac}) on interface {interface} ({source}) with MTU {mtu}")
-            }
-        }
-    }
-}
-
-/// How many prefixes Linux has routes for that the tables can hold.
-fn compared(known: &[Known]) -> Families<u64> {
-    let prefixes: BTreeSet<(IpAddr, u8)> = known.iter().map(|known| (known.address, known.length)).collect();
-    let count = |v6: bool| prefixes.iter().filter(|(a, l)| a.is_ipv6() == v6 && held(*a, *l)).count() as u64;
-    Families { ipv4: count(false), ipv6: count(true) }
-}
-
-fn held(address: IpAddr, length: u8) -> bool {
-    match address {
-        IpAddr::V4(a) => logic::net::Prefix::new(a.to_bits(), length).is_some_and(tables::holds4),
-        IpAddr::V6(a) => logic::net::Prefix::new(a.to_bits(), length).is_some_and(tables::holds6),
-    }
-}
-
-/// Somebody who may send from that device: a neighbour on a connected prefix, and the device.
-fn source(known: &[Known], device: u32, v6: bool) -> Option<(IpAddr, u32)> {
-    let own: BTreeSet<IpAddr> = known.iter().filter(|k| k.local).map(|k| k.address).collect();
-    let connected = known.iter().filter(|k| k.connected == Some(device) && k.address.is_ipv6() == v6);
-    let here = connected.filter(|k| k.length > 0 && k.length < bits(v6) && !is_martian(k.address));
-    let others = here.flat_map(|k| (1..4).map(|n| from_bits(to_bits(k.address) + n, v6)));
-    others.filter(|address| !own.contains(address)).map(|address| (address, device)).next()
-}
-
-/// Addresses to be asked about, each with the prefix it is asked for.
-fn probes(known: &[Known], neighbours: impl Iterator<Item = IpAddr>, v6: bool) -> Vec<(String, IpAddr)> {
-    let random = RandomState::new();
-    let draw = |seed: u64| u128::from(random.hash_one(seed)) << 64 | u128::from(random.hash_one(!seed));
-    let all = u128::MAX >> (128 - u32::from(bits(v6)));
-    let routes: Vec<&Known> = known.iter().filter(|k| k.address.is_ipv6() == v6).collect();
-    let step = routes.len().div_ceil(SAMPLE).max(1);
-    let first = draw(0) as usize % step;
-    let mut probes = BTreeMap::new();
-    for (at, route) in routes.into_iter().enumerate().skip(first).step_by(step) {
-        let (from, host) = (to_bits(route.address), all.checked_shr(route.length.into()).unwrap_or(0));
-        let name = format!("{}/{}", route.address, route.length);
-        let inside = from | draw(at as u64) & host;
-        for address in [from, from | host, from.wrapping_sub(1), (from | host).wrapping_add(1), inside] {
-            probes.entry(address & all).or_insert_with(|| name.clone());
-        }
-    }
-    for neighbour in neighbours.filter(|a| a.is_ipv6() == v6).take(SAMPLE) {
-        probes.entry(to_bits(neighbour)).or_insert_with(|| "neighbour".into());
-    }
-    for seed in 1..=RANDOM {
-        probes.entry(draw(u64::MAX / 2 + seed) & all).or_insert_with(|| "random".into());
-    }
-    let probes = probes.into_iter().map(|(address, name)| (name, from_bits(address, v6)));
-    probes.filter(|(_, address)| !is_martian(*address)).collect()
-}
-
-fn bits(v6: bool) -> u8 {
-    if v6 { 128 } else { 32 }
-}
-
-fn to_bits(address: IpAddr) -> u128 {
-    match address {
-        IpAddr::V4(a) => a.to_bits().into(),
-        IpAddr::V6(a) => a.to_bits(),
-    }
-}
-
-fn from_bits(bits: u128, v6: bool) -> IpAddr {
-    if v6 { IpAddr::V6(bits.into()) } else { IpAddr::V4((bits as u32).into()) }
-}
-
-/// Destinations Linux never forwards to whatever its routes say, so that the table need not follow them: it sends all
-/// of them to the kernel.
-fn is_martian(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(a) => a.octets()[0] == 0 || a.is_loopback() || a.is_multicast() || a.is_broadcast(),
-        IpAddr::V6(a) => {
-            a.is_unspecified() || a.is_loopback() || a.is_multicast() || a.is_unicast_link_local()
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn known(prefix: &str, connected: Option<u32>, local: bool) -> Known {
-        let (address, length) = prefix.split_once('/').unwrap();
-        Known { address: address.parse().unwrap(), length: length.parse().unwrap(), connected, local }
-    }
-
-    #[test]
-    fn edges_and_what_is_next_to_them_are_asked_about() {
-        let routes = [known("10.0.0.0/8", None, false), known("10.255.255.255/32", None, false)];
-        let asked: BTreeSet<_> = probes(&routes, ["10.9.9.9".parse().unwrap()].into_iter(), false)
-            .into_iter()
-            .map(|(_, address)| address.to_string())
-            .collect();
-        for address in
-            ["10.0.0.0", "10.255.255.255", "9.255.255.255", "11.0.0.0", "10.255.255.254", "10.9.9.9"]
-        {
-            assert!(asked.contains(address), "{address}");
-        }
-        assert!(asked.len() > RANDOM as usize / 2, "and others, martians left out: {}", asked.len());
-        assert!(probes(&routes, std::iter::empty(), true).iter().all(|(_, a)| a.is_ipv6()));
-    }
-
-    #[test]
-    fn a_million_routes_are_sampled() {
-        let routes: Vec<_> = (0..1_000_000u32)
-            .map(|n| known(&format!("{}/32", IpAddr::V4((n << 8).into())), None, false))
-            .collect();
-        let asked = probes(&routes, std::iter::empty(), false).len();
-        assert!((SAMPLE..SAMPLE * 5 + RANDOM as usize).contains(&asked), "{asked}");
-    }
-
-    #[test]
-    fn a_source_is_a_neighbour_on_the_device_a_packet_comes_in_by() {
-        let routes = [
-            known("10.0.0.0/24", Some(2), false),
-            known("10.0.0.1/32", None, true),
-            known("10.0.1.0/24", Some(3), false),
-        ];
-        assert_eq!(source(&routes, 2, false), Some(("10.0.0.2".parse().unwrap(), 2)));
-        assert_eq!(source(&routes, 3, false), Some(("10.0.1.1".parse().unwrap(), 3)));
-        assert_eq!(source(&routes, 4, false), None);
-        assert_eq!(source(&routes, 2, true), None);
+        let spawned = thread::Builder::new().name("verify".into()).spawn(run);
+        let spawned = spawned.map_err(|e| ApiError::failed(format!("cannot start a thread: {e}")));
+        spawned.map(|_| Stage::Looking(worker))
     }
 }

@@ -52,7 +52,7 @@ use ear::Ear;
 use logic::observe::{Event, Namespace, NamespaceId, Owner, Port};
 pub use poller::Waker;
 use poller::{DirectoryWatch, Poller};
-pub use reader::{Hardware, Known, Question, Reader, Sent};
+pub use reader::{Hardware, Known, Question, Reader, Sent, Standing};
 use space::{Peers, Space};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -300,8 +300,6 @@ pub struct Observer {
     out: Vec<Event>,
     /// Completed policy readings, returned once `out` has been returned.
     policies: Vec<PolicyRead>,
-    /// The last poll ended before it had read from every ready socket.
-    cut_short: bool,
     discover_at: Option<Instant>,
     discover_not_before: Instant,
     /// When to look through the namespaces without a sign of change.
@@ -374,7 +372,6 @@ impl Observer {
             own,
             out: Vec::new(),
             policies: Vec::new(),
-            cut_short: false,
             discover_at: None,
             discover_not_before: Instant::now(),
             discover_idly_at: Instant::now(),
@@ -450,15 +447,12 @@ impl Observer {
                 self.take_ready(token(HOST, ROUTE));
                 self.take_ready(DONE_TOKEN);
             }
-            let is_full = ready.len() == poller::MOST;
-            let mut ready = ready.into_iter();
-            for token in ready.by_ref() {
+            for token in ready {
                 self.take_ready(token);
                 if self.out.len() >= EVENTS_PER_POLL {
                     break;
                 }
             }
-            self.cut_short = is_full || ready.len() > 0;
             self.run_timers();
             let told = !self.out.is_empty() || !self.policies.is_empty();
             if told || std::mem::take(&mut self.woken) || Instant::now() >= deadline {
@@ -828,21 +822,6 @@ impl Observer {
             Trouble { namespace: format!("namespaces of {owner}"), what, since: crowd.since }
         };
         known.chain(self.unobserved.values().cloned()).chain(self.crowds.iter().map(crowd)).collect()
-    }
-
-    /// Returns a reader for another thread, which queries Linux with sockets of its own, for comparison
-    /// (`millrace routes --verify`). It does not query namespaces that are over their limits and not read now.
-    ///
-    /// # Errors
-    /// No socket can be opened in one of the namespaces.
-    pub fn reader(&self) -> io::Result<Reader> {
-        let read = self.spaces.values().filter(|s| s.announced && !s.is_quiet());
-        Reader::open(&read.map(|s| (s.id, s.place.clone())).collect(), self.config.quota)
-    }
-
-    /// Has the last [`Observer::poll`] returned all reports of the kernel, and is no second reading due?
-    pub fn is_current(&self) -> bool {
-        !self.cut_short && self.spaces.values().all(Space::is_current)
     }
 
     /// The number of messages to the sockets of all namespaces that did not come from the kernel and were dropped.

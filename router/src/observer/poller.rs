@@ -13,7 +13,7 @@ use std::{
 };
 
 /// The largest number of tokens returned at once; more follow in the next call.
-pub const MOST: usize = 256;
+const MOST: usize = 256;
 
 /// An epoll instance, level-triggered, for reading.
 #[derive(Debug)]

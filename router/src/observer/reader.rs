@@ -2,10 +2,14 @@
 //!
 //! This module parses the answers itself, so a fault in the observer's parsers cannot hide itself.
 
-use super::{Quota, space::Peers};
-use crate::netlink::{INET, INET6, rtm, socket::Socket, wire};
+use super::{Observer, Quota, same, troubles::What};
+use crate::{
+    netlink::{INET, INET6, rtm, socket::Socket, wire},
+    netns::Place,
+};
 use logic::{net::Mac, observe::NamespaceId};
-use std::{collections::BTreeMap, io, net::IpAddr};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::{collections::BTreeMap, io, net::IpAddr, time::Instant};
 
 const TABLE_MAIN: u32 = 254;
 const TABLE_LOCAL: u32 = 255;
@@ -51,31 +55,72 @@ pub struct Hardware {
     pub mtu: u32,
 }
 
+/// Is everything known that Linux has reported of a namespace?
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// The last [`Observer::poll`] has returned all of it.
+    Current,
+    /// Reports wait to be read, or a reading is due.
+    Behind,
+    /// It is left alone, for this reason.
+    OverLimits(String),
+    /// It is not observed.
+    Gone,
+}
+
+impl Observer {
+    /// Returns a reader for another thread, which queries Linux with sockets of its own, for comparison
+    /// (`millrace routes --verify`). It does not query namespaces that are over their limits and not read now.
+    pub fn reader(&self) -> Reader {
+        let read = self.spaces.values().filter(|s| s.announced && !s.is_quiet());
+        let open = |place: &Place| place.inside(|| Socket::requests(libc::NETLINK_ROUTE)).and_then(|s| s);
+        Reader { sockets: read.map(|s| (s.id, open(&s.place))).collect(), quota: self.config.quota }
+    }
+
+    /// Says how complete the knowledge of a namespace is.
+    pub fn standing(&self, id: NamespaceId) -> Standing {
+        let Some(space) = self.spaces.get(&id) else { return Standing::Gone };
+        if let Some(why) = space.troubles.why(What::Quota) {
+            return Standing::OverLimits(why.to_owned());
+        }
+        let heard = space.ear.as_ref().is_some_and(|ear| !is_readable(&ear.route));
+        if heard && space.is_current() { Standing::Current } else { Standing::Behind }
+    }
+}
+
+/// An error counts as readable.
+fn is_readable(socket: &Socket) -> bool {
+    let mut polled = [PollFd::new(socket, PollFlags::IN)];
+    !poll(&mut polled, Some(&Timespec::default())).is_ok_and(|ready| ready == 0)
+}
+
 /// Queries the namespaces that were observed when it was created. Its sockets keep namespaces alive: do not store it.
 pub struct Reader {
-    sockets: BTreeMap<NamespaceId, Socket>,
+    sockets: BTreeMap<NamespaceId, io::Result<Socket>>,
     /// A namespace may have grown since then.
     quota: Quota,
 }
 
 impl Reader {
-    /// Opens a socket in each. A namespace that has already ended appears empty.
-    pub(super) fn open(places: &Peers, quota: Quota) -> io::Result<Reader> {
-        let mut sockets = BTreeMap::new();
-        for (id, place) in places {
-            match place.inside(|| Socket::requests(libc::NETLINK_ROUTE)).and_then(|socket| socket) {
-                Ok(socket) => drop(sockets.insert(*id, socket)),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => (),
-                Err(error) => return Err(error),
-            }
+    /// Queries of this namespace fail from then on.
+    pub fn end_at(&mut self, namespace: NamespaceId, end: Instant) {
+        if let Some(Ok(socket)) = self.sockets.get_mut(&namespace) {
+            socket.end_at(end);
         }
-        Ok(Reader { sockets, quota })
+    }
+
+    fn socket(&mut self, namespace: NamespaceId) -> io::Result<&mut Socket> {
+        match self.sockets.get_mut(&namespace) {
+            Some(Ok(socket)) => Ok(socket),
+            Some(Err(error)) => Err(same(error)),
+            None => Err(io::Error::new(io::ErrorKind::NotFound, "it is not observed")),
+        }
     }
 
     /// The routes of tables main and local.
     pub fn routes(&mut self, namespace: NamespaceId) -> io::Result<Vec<Known>> {
-        let Some(socket) = self.sockets.get_mut(&namespace) else { return Ok(Vec::new()) };
         let most = &mut self.quota.of(namespace).routes();
+        let socket = self.socket(namespace)?;
         let mut known = socket.dump_at_most(most, dump(rtm::GETROUTE, INET, 12), |m| route(m.payload))?;
         match socket.dump_at_most(most, dump(rtm::GETROUTE, INET6, 12), |m| route(m.payload)) {
             Ok(more) => known.extend(more),
@@ -88,10 +133,10 @@ impl Reader {
 
     /// The route that Linux uses for a packet; `None`: it does not forward it.
     pub fn way(&mut self, namespace: NamespaceId, question: &Question) -> io::Result<Option<Sent>> {
-        let Some(socket) = self.sockets.get_mut(&namespace) else { return Ok(None) };
+        let socket = self.socket(namespace)?;
         match socket.ask(get(question.address, question.from), |m| Some(sent(m.payload, question.address))) {
             Ok(answer) => Ok(answer.flatten()),
-            // Linux refuses this sender, or every sender: without it the route alone answers.
+            // Linux refuses this sender, or every sender, or the device is gone: without it the route alone answers.
             Err(error) if question.from.is_some() && refuses_source(&error) => {
                 match socket.ask(get(question.address, None), |m| Some(sent(m.payload, question.address))) {
                     Ok(answer) => Ok(answer.flatten()),
@@ -105,9 +150,9 @@ impl Reader {
     /// Neighbours that can be sent to.
     pub fn neighbours(&mut self, namespace: NamespaceId) -> io::Result<BTreeMap<(u32, IpAddr), Mac>> {
         let mut found = BTreeMap::new();
-        let Some(socket) = self.sockets.get_mut(&namespace) else { return Ok(found) };
+        let most = &mut self.quota.of(namespace).neighbours();
+        let socket = self.socket(namespace)?;
         for family in [INET, INET6] {
-            let most = &mut self.quota.of(namespace).neighbours();
             let request = dump(rtm::GETNEIGH, family, 12);
             found.extend(socket.dump_at_most(most, request, |m| neighbour(m.payload))?);
         }
@@ -116,8 +161,8 @@ impl Reader {
 
     /// Devices.
     pub fn devices(&mut self, namespace: NamespaceId) -> io::Result<BTreeMap<u32, Hardware>> {
-        let Some(socket) = self.sockets.get_mut(&namespace) else { return Ok(BTreeMap::new()) };
         let most = &mut self.quota.of(namespace).interfaces();
+        let socket = self.socket(namespace)?;
         let devices = socket.dump_at_most(most, dump(rtm::GETLINK, 0, 16), |m| device(m.payload))?;
         Ok(devices.into_iter().collect())
     }
@@ -148,7 +193,7 @@ fn get(address: IpAddr, from: Option<(IpAddr, u32)>) -> wire::Request {
 }
 
 fn refuses_source(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EXDEV))
+    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EXDEV | libc::ENODEV))
 }
 
 fn not_forwarded(error: io::Error) -> io::Result<Option<Sent>> {

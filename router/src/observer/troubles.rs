@@ -61,6 +61,11 @@ impl Troubles {
         self.0.contains_key(&what)
     }
 
+    /// Why the last reading of the part failed.
+    pub fn why(&self, what: What) -> Option<&str> {
+        self.0.get(&what).map(|(why, _)| why.as_str())
+    }
+
     /// Nothing of the namespace is accelerated until everything has been read.
     pub fn add_to(&self, settings: &mut Settings) {
         for (what, (why, since)) in &self.0 {

@@ -204,9 +204,11 @@ impl Policy {
     }
 
     fn watch_settings(&mut self) {
-        let attach = |which| {
+        let attach = |which: fn(bool) -> Which| {
             let root = root_cgroup().context("opening the root of control groups")?;
-            self.attach(which, |program| program.attach_cgroup(root.as_raw_fd()))
+            let attach = |which| self.attach(which, |program| program.attach_cgroup(root.as_raw_fd()));
+            // A machine in lockdown "confidentiality" lets no program read the kernel's memory.
+            attach(which(true)).or_else(|_| attach(which(false)))
         };
         let (settings, options) = (attach(Which::SettingWritten), attach(Which::OptionRead));
         self.keep(SETTINGS, "policy-settings", settings);
@@ -236,8 +238,8 @@ impl Policy {
         let mut storage = MaybeUninit::uninit();
         let skel = load(&mut storage, self.maps.as_ref(), which)?;
         let program = match which {
-            Which::SettingWritten => &skel.progs.setting_written,
-            Which::OptionRead => &skel.progs.option_read,
+            Which::SettingWritten(_) => &skel.progs.setting_written,
+            Which::OptionRead(_) => &skel.progs.option_read,
             _ => &skel.progs.daemon_exits,
         };
         attach(program).with_context(|| format!("attaching {which:?}"))
@@ -361,8 +363,10 @@ impl Policy {
 enum Which {
     None,
     MessageSent(Slot),
-    SettingWritten,
-    OptionRead,
+    /// With true, a task that could not make the change marks nobody.
+    SettingWritten(bool),
+    /// The same.
+    OptionRead(bool),
     DaemonIsHere,
     DaemonExits,
 }
@@ -376,8 +380,8 @@ fn load<'o>(
     let mut open = PolicySkelBuilder::default().open(storage).context("opening what sees policy")?;
     let progs = &mut open.progs;
     progs.message_sent.set_autoload(matches!(which, Which::MessageSent(_)));
-    progs.setting_written.set_autoload(which == Which::SettingWritten);
-    progs.option_read.set_autoload(which == Which::OptionRead);
+    progs.setting_written.set_autoload(matches!(which, Which::SettingWritten(_)));
+    progs.option_read.set_autoload(matches!(which, Which::OptionRead(_)));
     progs.daemon_is_here.set_autoload(which == Which::DaemonIsHere);
     progs.daemon_exits.set_autoload(which == Which::DaemonExits);
     if let Some(maps) = maps {
@@ -392,9 +396,11 @@ fn load<'o>(
             map.reuse_fd(ours.as_fd()).context("sharing a map of policy")?;
         }
     }
-    if let Which::MessageSent(slot) = which {
-        let constants = open.maps.rodata_data.as_deref_mut().context("what sees policy has no constants")?;
-        constants.filter_slot = slot;
+    let constants = open.maps.rodata_data.as_deref_mut().context("what sees policy has no constants")?;
+    match which {
+        Which::MessageSent(slot) => constants.filter_slot = slot,
+        Which::SettingWritten(reads) | Which::OptionRead(reads) => constants.reads_kernel = reads,
+        _ => {}
     }
     open.load().with_context(|| format!("loading {which:?}"))
 }

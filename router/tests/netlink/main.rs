@@ -466,7 +466,7 @@ fn the_kernel_is_asked_by_another_thread() {
         sh("ip route add 10.2.0.0/16 dev port0 table 100; ip addr add 2001:db8::1/64 dev port0 nodad");
         sh(&format!("ip -n {peer} addr add 192.0.2.2/24 dev far0"));
         let mut observer = observer();
-        let mut reader = observer.reader().unwrap();
+        let mut reader = observer.reader();
         let of_port = |e: &Event| if let Event::Port(0, port) = e { Some(port.ifindex) } else { None };
         let port = until(&mut observer, "port", of_port);
         let answers = move || {

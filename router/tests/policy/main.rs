@@ -27,13 +27,16 @@ use router::{
 };
 use std::{
     fs::File,
+    io::Write as _,
     net::UdpSocket,
     os::{
         fd::{AsFd, AsRawFd},
-        unix::net::UnixDatagram,
+        unix::{net::UnixDatagram, process::CommandExt as _},
     },
     path::Path,
     process::{Child, Command, Stdio, id},
+    ptr, thread,
+    time::Duration,
 };
 
 /// Of the host, and of two virtual routers.
@@ -42,6 +45,7 @@ const SLOTS: [Slot; 3] = [HOST, 1, 2];
 const NOBODY: [bool; 3] = [false; 3];
 const THE_HOST: [bool; 3] = [true, false, false];
 const RED: [bool; 3] = [false, true, false];
+const BLUE: [bool; 3] = [false, false, true];
 const ALL: [bool; 3] = [true; 3];
 
 fn place(path: &str) -> Place {
@@ -184,25 +188,55 @@ fn a_change_by_a_socket_of_another_namespace_marks_the_router_there() {
     });
 }
 
-/// Queries a legacy table through this socket: the error, or 0. Without `privileged`, as a user with no capabilities.
-fn query(socket: &impl AsRawFd, level: i32, privileged: bool) -> i32 {
-    let socket = socket.as_raw_fd();
-    // IPT_SO_GET_INFO, struct ipt_getinfo
-    const GET_INFO: i32 = 64;
-    let ask = move || {
-        let mut info = [0_u8; 84];
-        info[..6].copy_from_slice(b"filter");
-        let mut length = info.len() as libc::socklen_t;
-        // SAFETY: raw system calls concern this thread only. `info` is writable, and `length` is its size.
-        let rc = unsafe {
-            if !privileged {
-                assert_eq!(libc::syscall(libc::SYS_setresuid, -1, 65534, -1), 0);
+/// A query of a legacy table.
+#[derive(Clone, Copy)]
+struct TableQuery {
+    level: i32,
+    /// Otherwise a user with no capabilities sends it.
+    privileged: bool,
+    /// The memory for the answer is not there.
+    no_answer: bool,
+    /// The memory for the length of the answer is not there.
+    no_length: bool,
+}
+
+impl TableQuery {
+    fn at(level: i32) -> TableQuery {
+        TableQuery { level, privileged: true, no_answer: false, no_length: false }
+    }
+
+    /// Sends it through this socket: the error, or 0.
+    fn send(self, socket: &impl AsRawFd) -> i32 {
+        let socket = socket.as_raw_fd();
+        // IPT_SO_GET_INFO, struct ipt_getinfo
+        const GET_INFO: i32 = 64;
+        let ask = move || {
+            let mut info = [0_u8; 84];
+            info[..6].copy_from_slice(b"filter");
+            let mut length = info.len() as libc::socklen_t;
+            let answer = if self.no_answer { ptr::null_mut() } else { info.as_mut_ptr() };
+            let length = if self.no_length { ptr::null_mut() } else { &raw mut length };
+            if !self.privileged {
+                be_nobody();
             }
-            libc::getsockopt(socket, level, GET_INFO, info.as_mut_ptr().cast(), &raw mut length)
+            // SAFETY: `info` is writable and `length` its size, or the kernel refuses the pointer.
+            match unsafe { libc::getsockopt(socket, self.level, GET_INFO, answer.cast(), length) } {
+                0 => 0,
+                _ => std::io::Error::last_os_error().raw_os_error().unwrap(),
+            }
         };
-        if rc == 0 { 0 } else { std::io::Error::last_os_error().raw_os_error().unwrap() }
-    };
-    std::thread::spawn(ask).join().unwrap()
+        std::thread::spawn(ask).join().unwrap()
+    }
+}
+
+/// From now on the calling thread is a user with no capabilities.
+fn be_nobody() {
+    // SAFETY: raw system calls concern this thread only.
+    unsafe {
+        assert_eq!(libc::syscall(libc::SYS_setgroups, 0, ptr::null::<libc::gid_t>()), 0);
+        assert_eq!(libc::syscall(libc::SYS_setresgid, 65534, 65534, 65534), 0);
+        assert_eq!(libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534), 0);
+    }
 }
 
 /// Any user may send such queries in a loop.
@@ -214,21 +248,86 @@ fn a_refused_query_of_a_legacy_table_marks_nobody() {
         let udp4 = UdpSocket::bind("0.0.0.0:0").unwrap();
         let udp6 = UdpSocket::bind("[::]:0").unwrap();
         let unix = UnixDatagram::unbound().unwrap();
-        assert_eq!(query(&unix, libc::SOL_IP, true), libc::EOPNOTSUPP);
+        assert_eq!(TableQuery::at(libc::SOL_IP).send(&unix), libc::EOPNOTSUPP);
         assert_eq!(bed.take_marked(), NOBODY);
         for (level, which) in [(libc::SOL_IP, "iptables"), (libc::SOL_IPV6, "ip6tables")] {
-            let refused = |socket| query(socket, level, false);
+            let ours = TableQuery::at(level);
+            let refused = TableQuery { privileged: false, ..ours };
             let socket = if level == libc::SOL_IP { &udp4 } else { &udp6 };
             // Nobody may answer yet; then the command loads the module.
-            assert!([libc::EPERM, libc::ENOPROTOOPT].contains(&refused(socket)));
+            assert!([libc::EPERM, libc::ENOPROTOOPT].contains(&refused.send(socket)));
             assert_eq!(bed.take_marked(), NOBODY);
             bed.run("red", &format!("{which}-legacy -P FORWARD DROP"));
             assert_eq!(bed.take_marked(), RED);
-            assert_eq!(refused(socket), libc::EPERM);
+            assert_eq!(refused.send(socket), libc::EPERM);
             assert_eq!(bed.take_marked(), NOBODY);
-            assert_eq!(query(socket, level, true), 0);
+            // Linux reads the length before it asks who sends the query.
+            assert_eq!(TableQuery { no_length: true, ..refused }.send(socket), libc::EFAULT);
+            assert_eq!(bed.take_marked(), NOBODY);
+            // The table is there before its description cannot be written.
+            assert_eq!(TableQuery { no_answer: true, ..ours }.send(socket), libc::EFAULT);
+            assert_eq!(bed.take_marked(), THE_HOST);
+            assert_eq!(ours.send(socket), 0);
             assert_eq!(bed.take_marked(), THE_HOST);
         }
+    });
+}
+
+/// Who has made a user namespace may administer what is in it, also from outside. That must not mark other routers.
+#[test]
+#[ignore = "needs root"]
+fn the_owner_of_a_namespace_marks_only_its_router() {
+    in_new_namespace(|| {
+        let mut bed = Bed::new();
+        // The namespaces are those of nobody, as far as its children are concerned.
+        let mut made = Command::new("unshare")
+            .args(["--user", "--net", "sleep", "60"])
+            .uid(65534)
+            .gid(65534)
+            .spawn()
+            .unwrap();
+        let path = format!("/proc/{}/ns/net", made.id());
+        let own = Key::at(Path::new("/proc/thread-self/ns/net")).unwrap();
+        let is_there = || Key::at(Path::new(&path)).is_ok_and(|key| key != own);
+        (0..500)
+            .find(|_| {
+                is_there() || {
+                    thread::sleep(Duration::from_millis(10));
+                    false
+                }
+            })
+            .unwrap();
+        let theirs = place(&path);
+        bed.policy.forget(SLOTS[2]);
+        assert_eq!(bed.policy.watch(SLOTS[2], Some(&theirs)), Watching::All);
+        bed.policy.bind(SLOTS[2], Some(ROUTERS[2]));
+        bed.run("host", "iptables-legacy -P FORWARD ACCEPT");
+        bed.take_marked();
+
+        let socket = theirs.inside(|| UdpSocket::bind("0.0.0.0:0")).unwrap().unwrap();
+        let query = TableQuery { privileged: false, ..TableQuery::at(libc::SOL_IP) };
+        assert_eq!(query.send(&socket), 0);
+        assert_eq!(bed.take_marked(), BLUE);
+
+        let setting = "/proc/sys/net/ipv4/conf/all/accept_local";
+        let file = theirs.inside(|| File::options().write(true).open(setting)).unwrap().unwrap();
+        let write = |privileged: bool| {
+            thread::scope(|scope| {
+                let writes = || {
+                    if !privileged {
+                        be_nobody();
+                    }
+                    (&file).write_all(b"1").unwrap();
+                };
+                scope.spawn(writes).join().unwrap();
+            });
+        };
+        write(false);
+        assert_eq!(bed.take_marked(), NOBODY);
+        write(true);
+        assert_eq!(bed.take_marked(), THE_HOST, "a program could have opened its own file");
+        made.kill().unwrap();
+        made.wait().unwrap();
     });
 }
 

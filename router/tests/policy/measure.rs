@@ -60,13 +60,18 @@ enum Change {
     /// A program on the tenant's m0.
     XdpLink,
     XdpAttached,
+    /// A service of IPVS whose real server is the sender.
+    Ipvs,
 }
 
 struct Kind {
     name: &'static str,
     change: Change,
-    /// In a shell; empty: nothing undoes it but the end of the namespace. Links end when they are closed.
+    /// In a shell, where the change is made; empty: nothing undoes it but the end of the namespace. Links end when they are
+    /// closed.
     undo: &'static str,
+    /// In a shell of the host, before the daemon starts.
+    before: &'static str,
     v6: bool,
     /// Of a router in a namespace on macvlans, not of the host.
     tenant: bool,
@@ -75,17 +80,20 @@ struct Kind {
 }
 
 const fn kind(name: &'static str, change: &'static str, undo: &'static str) -> Kind {
-    Kind { name, change: Change::Shell(change), undo, v6: false, tenant: false, killed: false }
+    Kind { name, change: Change::Shell(change), undo, before: "", v6: false, tenant: false, killed: false }
 }
 
 const fn program(name: &'static str, change: Change, tenant: bool) -> Kind {
-    Kind { name, change, undo: "true", v6: false, tenant, killed: false }
+    Kind { name, change, undo: "true", before: "", v6: false, tenant, killed: false }
 }
 
 const NFT: &str =
     "nft 'add table ip t; add chain ip t c { type filter hook forward priority 0; policy drop; }'";
 
-const KINDS: [Kind; 18] = [
+/// The tenant's devices let no bridge and no ipvlan onto the ports.
+const WITHOUT_TENANT: &str = "ip -n $TENANT link del m0; ip -n $TENANT link del m1";
+
+const KINDS: [Kind; 23] = [
     Kind { killed: true, ..kind("nft", NFT, "nft delete table ip t") },
     Kind {
         change: Change::TenantShell(NFT),
@@ -141,6 +149,35 @@ const KINDS: [Kind; 18] = [
     program("netfilter program", Change::NetfilterLink, false),
     Kind { killed: true, ..program("XDP by a link", Change::XdpLink, true) },
     Kind { undo: "ip link set dev m0 xdp off", ..program("XDP by netlink", Change::XdpAttached, true) },
+    // Packets of a real server that belong to no connection are refused.
+    Kind { before: "sysctl -qw net.ipv4.vs.nat_icmp_send=1", ..program("IPVS", Change::Ipvs, false) },
+    Kind {
+        before: WITHOUT_TENANT,
+        ..kind("bridge on a port", "ip link add b0 type bridge; ip link set p0 master b0", "ip link del b0")
+    },
+    kind(
+        "macvlan by source",
+        "ip link add link p0 name s0 type macvlan mode source nodst macaddr set 02:00:00:00:09:09",
+        "ip link del s0",
+    ),
+    Kind {
+        tenant: true,
+        ..kind(
+            "macvlan as next hop",
+            "ip link add link p1 name n1 address 02:00:00:00:07:01 type macvlan mode bridge
+             sysctl -qw net.ipv4.conf.n1.forwarding=0; ip link set n1 up",
+            "ip link del n1",
+        )
+    },
+    Kind {
+        before: WITHOUT_TENANT,
+        ..kind(
+            "ipvlan on a port",
+            "ip link add link p0 name i0 netns $TENANT type ipvlan mode l2
+             ip -n $TENANT addr add 10.0.2.9/32 dev i0; ip -n $TENANT link set i0 up",
+            "ip -n $TENANT link del i0",
+        )
+    },
 ];
 
 /// How the daemon fares.
@@ -192,7 +229,8 @@ const ADDRESSES: &str = "
 type Sent = Vec<(u64, bool)>;
 
 impl Bed {
-    fn new(heartbeat: &str) -> Bed {
+    /// Err: what it needs is not there.
+    fn new(heartbeat: &str, before: &str) -> Result<Bed, String> {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, Relaxed);
         for n in 0..2 {
@@ -214,8 +252,14 @@ impl Bed {
         let instance = format!("windows-{}-{number}", id());
         let log = tempfile::NamedTempFile::new().unwrap();
         let mut bed = Bed { daemon: None, instance, log, tenant, near, far };
+        bed.in_shell(before)?;
         bed.start(heartbeat);
-        bed
+        Ok(bed)
+    }
+
+    /// In the host's namespace.
+    fn in_shell(&self, line: &str) -> Result<(), String> {
+        shell(&format!("TENANT={}; {line}", self.tenant.0))
     }
 
     fn start(&mut self, heartbeat: &str) {
@@ -303,7 +347,7 @@ impl Bed {
             |task: &(dyn Fn() -> Result<Made, String> + Sync)| self.tenant.place().inside(task).unwrap();
         // Programs drop: TC_ACT_SHOT, NF_DROP, XDP_DROP.
         match change {
-            Change::Shell(line) => shell(line).map(|()| Made::Undone),
+            Change::Shell(line) => self.in_shell(line).map(|()| Made::Undone),
             Change::TenantShell(line) => in_tenant(&|| shell(line).map(|()| Made::Undone)),
             Change::TcxLink => {
                 link(&load(sys::BPF_PROG_TYPE_SCHED_CLS, 2, 0)?, sys::BPF_TCX_INGRESS, ifindex("p0"))
@@ -319,6 +363,23 @@ impl Bed {
             }
             Change::NetfilterLink => {
                 link(&load(sys::BPF_PROG_TYPE_NETFILTER, 0, sys::BPF_NETFILTER)?, sys::BPF_NETFILTER, 0)
+            }
+            Change::Ipvs => {
+                // 10.9.9.9, which 10.0.3.9 serves. struct ip_vs_service_user: protocol, address, port, mark, scheduler, flags,
+                // timeout, mask; struct ip_vs_dest_user: address, port, flags, weight, thresholds.
+                let mut service = [0_u8; 44];
+                service[0] = 17;
+                service[4..8].copy_from_slice(&[10, 9, 9, 9]);
+                service[8..10].copy_from_slice(&2000_u16.to_be_bytes());
+                service[16..18].copy_from_slice(b"rr");
+                service[40..44].fill(0xff);
+                let mut server = [0_u8; 24];
+                server[..4].copy_from_slice(&[10, 0, 3, 9]);
+                server[4..6].copy_from_slice(&1000_u16.to_be_bytes());
+                server[12..16].copy_from_slice(&1_i32.to_ne_bytes());
+                ipvs(IP_VS_SO_SET_ADD, &service)?;
+                ipvs(IP_VS_SO_SET_ADDDEST, &[&service[..], &server].concat())?;
+                Ok(Made::Undone)
             }
             Change::XdpLink => {
                 let program = load(sys::BPF_PROG_TYPE_XDP, 1, 0)?;
@@ -347,8 +408,12 @@ impl Bed {
             checked(rc).unwrap();
         }
         drop(made);
-        let line = || shell(kind.undo).unwrap();
-        if kind.tenant { self.tenant.place().inside(line).unwrap() } else { line() }
+        if let Change::Ipvs = kind.change {
+            ipvs(IP_VS_SO_SET_FLUSH, &[]).unwrap();
+        }
+        let line = || self.in_shell(kind.undo).unwrap();
+        let in_tenant = matches!(kind.change, Change::TenantShell(_) | Change::XdpAttached);
+        if in_tenant { self.tenant.place().inside(line).unwrap() } else { line() }
     }
 
     fn round(&mut self, kind: &Kind, daemon: Daemon) -> Result<(Round, Made), String> {
@@ -458,6 +523,23 @@ fn shell(line: &str) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(words) }
 }
 
+/// linux/ip_vs.h
+const IP_VS_SO_SET_ADD: i32 = 0x482;
+const IP_VS_SO_SET_FLUSH: i32 = 0x485;
+const IP_VS_SO_SET_ADDDEST: i32 = 0x487;
+
+/// Configures IPVS.
+fn ipvs(command: i32, argument: &[u8]) -> Result<(), String> {
+    // SAFETY: no pointers.
+    let socket = own(unsafe { libc::socket(libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_RAW) })?;
+    // SAFETY: the length is that of the argument.
+    let rc = unsafe {
+        let (data, length) = (argument.as_ptr().cast(), argument.len() as libc::socklen_t);
+        libc::setsockopt(socket.as_raw_fd(), libc::SOL_IP, command, data, length)
+    };
+    if rc == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().to_string()) }
+}
+
 fn checked(rc: i32) -> Result<i32, String> {
     if rc >= 0 { Ok(rc) } else { Err(std::io::Error::from_raw_os_error(-rc).to_string()) }
 }
@@ -504,7 +586,10 @@ fn rounds(kind: &'static Kind, daemon: Daemon, count: usize) -> Result<Vec<Round
     for _ in 0..count / each {
         let done = done.clone();
         in_new_namespace(move || {
-            let mut bed = Bed::new(daemon.heartbeat());
+            let mut bed = match Bed::new(daemon.heartbeat(), kind.before) {
+                Ok(bed) => bed,
+                Err(why) => return done.send(Err(why)).unwrap(),
+            };
             for _ in 0..each {
                 let round = bed.round(kind, daemon).map(|(round, made)| {
                     if each > 1 {
@@ -530,12 +615,13 @@ fn measure(daemon: Daemon, count: usize) {
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     println!("Linux {}, the daemon {}; ms after the return of the command", kernel.trim(), daemon.name());
     println!(
-        "{:20} {:>6} {:>21} {:>21} {:>8} {:>8}",
+        "{:30} {:>6} {:>21} {:>21} {:>8} {:>8}",
         "", "rounds", "last packet by the old", "first by the new", "spacing", "command"
     );
     let wanted = std::env::var("MILLRACE_MEASURE_KINDS").ok();
-    let is_wanted =
-        |kind: &&Kind| wanted.as_ref().is_none_or(|wanted| wanted.split(',').any(|w| w == kind.name));
+    let is_wanted = |kind: &&Kind| {
+        wanted.as_ref().is_none_or(|wanted| wanted.split(',').any(|w| w.replace('_', " ") == kind.name))
+    };
     for kind in KINDS.iter().filter(|kind| daemon == Daemon::Alive || kind.killed).filter(is_wanted) {
         let result = rounds(kind, daemon, count);
         if let Some(json) = &mut json {
@@ -548,7 +634,7 @@ fn measure(daemon: Daemon, count: usize) {
         let rounds = match result {
             Ok(rounds) => rounds,
             Err(why) => {
-                println!("{:20} not here: {}", kind.name, why.lines().next().unwrap_or_default());
+                println!("{:30} not here: {}", kind.name, why.lines().next().unwrap_or_default());
                 continue;
             }
         };
@@ -556,7 +642,7 @@ fn measure(daemon: Daemon, count: usize) {
         let expected = daemon == Daemon::Killed("0");
         let rounds: Vec<_> = rounds.into_iter().filter(|round| expected || round.by_linux == 0).collect();
         if rounds.is_empty() {
-            println!("{:20} Linux forwarded before", kind.name);
+            println!("{:30} Linux forwarded before", kind.name);
             continue;
         }
         let both = |of: fn(&Round) -> f64| {
@@ -567,7 +653,7 @@ fn measure(daemon: Daemon, count: usize) {
         let (old, new) = (both(|round| round.last_by_old), both(|round| round.first_by_new));
         let spacing = median(rounds.iter().map(|round| round.spacing).collect());
         let command = median(rounds.iter().map(|round| round.command).collect());
-        println!("{:20} {:>6} {old:>21} {new:>21} {spacing:>8.2} {command:>8.2}", kind.name, rounds.len());
+        println!("{:30} {:>6} {old:>21} {new:>21} {spacing:>8.2} {command:>8.2}", kind.name, rounds.len());
     }
 }
 

@@ -5,7 +5,7 @@ use crate::workers::{Capacity, OutputStand, QueueStand, ResourceStand, WorkerSta
 use crate::{
     daemon::{
         packet::Headers,
-        report::{Difference, ExplainReport, Heartbeat, Packets, StepReport, TableUse},
+        report::{Difference, ExplainReport, Heartbeat, Packets, StepReport, TableUse, VerifyResult},
     },
     switch::report::{BucketTaken, FlowsStatus, OutputReport, RulePassed, RulesReport},
 };
@@ -251,35 +251,59 @@ fn routes() {
 fn verification() {
     let compared = Families { ipv4: 10, ipv6: 2 };
     let left = [("complex_route".to_string(), 3)].into();
-    let mut router = VerifyRouter {
-        router: "host".into(),
-        compared,
-        asked: 50,
-        left,
-        changing: 1,
-        ..VerifyRouter::default()
-    };
+    let mut router =
+        VerifyRouter { router: "host".into(), compared, asked: 50, left, ..VerifyRouter::default() };
     let why_not = Families { ipv4: vec!["a rule".into()], ipv6: Vec::new() };
     let red = VerifyRouter { router: "red".into(), why_not, ..VerifyRouter::default() };
     let expected = "\
-ROUTER  PREFIXES4  PREFIXES6  ASKED  DIFFERENCES
-host           10          2     50            0
-red             0          0      0            0
+ROUTER  PREFIXES4  PREFIXES6  ASKED  DIFFERENCES  RESULT
+host           10          2     50            0  verified
+red             0          0      0            0  verified
   host: left to the kernel (complex_route): 3 addresses
-  host: too busy to compare: 1 addresses
   red: IPv4 is not accelerated, the table is not used: IPv4: a rule
 the fast tables agree with the kernel's
 PREFIXES are those of the kernel's routes, its own addresses included; ROUTES of `millrace routers` are those in \
                     the fast table; ASKED are the addresses the kernel was asked about
 ";
-    assert_eq!(verify(&VerifyReport { routers: vec![router.clone(), red], differences: 0 }), expected);
+    let report = VerifyReport { routers: vec![router.clone(), red], ..VerifyReport::default() };
+    assert_eq!(verify(&report), expected);
     router.differences =
         vec![Difference { prefix: "10.7.0.0/16".into(), kernel: "a".into(), fast: "no_route".into() }];
-    let text = verify(&VerifyReport { routers: vec![router], differences: 1 });
+    let text = verify(&VerifyReport { routers: vec![router], differences: 1, unverified: 0 });
     assert!(
         text.contains("  host: 10.7.0.0/16: the kernel says a, the fast table no_route\n1 differences\n"),
         "{text}"
     );
+}
+
+#[test]
+fn verification_names_routers_that_could_not_be_verified() {
+    let router = |name: &str, result, why: &str, changing| VerifyRouter {
+        router: name.into(),
+        result,
+        why: Some(why.into()).filter(|why: &String| !why.is_empty()),
+        changing,
+        ..VerifyRouter::default()
+    };
+    let routers = vec![
+        router("host", VerifyResult::Verified, "", 0),
+        router("red", VerifyResult::Changing, "it changed all the time", 5),
+        router("blue", VerifyResult::OverLimits, "it has more than 9 routes", 0),
+    ];
+    let text = verify(&VerifyReport { routers: routers.clone(), differences: 0, unverified: 2 });
+    let expected = "\
+ROUTER  PREFIXES4  PREFIXES6  ASKED  DIFFERENCES  RESULT
+host            0          0      0            0  verified
+red             0          0      0            0  changing
+blue            0          0      0            0  over limits
+  red: could not be verified: it changed all the time (5 addresses)
+  blue: could not be verified: it has more than 9 routes
+the other fast tables agree with the kernel's
+could not be verified: red, blue
+PREFIXES";
+    assert!(text.starts_with(expected), "{text}");
+    let text = verify(&VerifyReport { routers, differences: 2, unverified: 2 });
+    assert!(text.contains("\n2 differences\ncould not be verified: red, blue\n"), "{text}");
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod paths;
 mod ports;
 mod rules;
 mod steering;
+mod verify;
 
 use super::{
     Control, Ended,
@@ -14,7 +15,7 @@ use super::{
     instance::Instance,
     report::{self, ExplainReport, InterfaceReport, RouteReport, Status, VerifyReport},
     seam::{
-        Ask, Device, FastPath, Hardware, Kernel, Known, Observe, PolicyRead, Question, Sent, Stand,
+        Ask, Device, FastPath, Hardware, Kernel, Known, Observe, PolicyRead, Question, Sent, Stand, Standing,
         SwitchEnd, SwitchPath, Told, UserPlane, Wanted,
     },
     totals::State,
@@ -51,7 +52,7 @@ use std::{
         atomic::Ordering::Relaxed,
         mpsc::{Receiver, Sender, SyncSender, channel, sync_channel},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::sync::oneshot;
 
@@ -69,6 +70,10 @@ struct World {
     /// Policies that were read, and not told.
     policies: RefCell<Vec<PolicyRead>>,
     dump: Held,
+    /// Other namespaces than the host.
+    tenants: Tenants,
+    /// Namespaces whose standing is not that of a calm one.
+    standings: RefCell<BTreeMap<NamespaceId, Standing>>,
     /// What the next reading waits for.
     hold: RefCell<Option<Receiver<()>>>,
     probed: RefCell<Vec<IpAddr>>,
@@ -339,8 +344,12 @@ impl Observe for Linux {
     fn troubles(&self) -> Vec<String> {
         Vec::new()
     }
-    fn questions(&mut self) -> Result<Box<dyn Ask>> {
-        Ok(Box::new(Asked { dump: self.0.dump.clone(), hold: self.0.hold.borrow_mut().take() }))
+    fn standing(&self, namespace: NamespaceId) -> Standing {
+        self.0.standings.borrow().get(&namespace).cloned().unwrap_or(Standing::Current)
+    }
+    fn questions(&mut self) -> Box<dyn Ask> {
+        let (dump, tenants) = (self.0.dump.clone(), self.0.tenants.clone());
+        Box::new(Asked { dump, tenants, hold: self.0.hold.borrow_mut().take() })
     }
 }
 
@@ -354,27 +363,51 @@ impl Held {
     }
 }
 
+/// A namespace of a tenant, as a thread that compares sees it.
+#[derive(Clone, Default)]
+struct Tenant {
+    dump: Dump,
+    /// Its routes cannot be read.
+    broken: Option<std::io::ErrorKind>,
+}
+
+type Tenants = Arc<Mutex<BTreeMap<NamespaceId, Tenant>>>;
+
 /// Answers as a Linux that holds this would, whose routes lead to one next hop.
 struct Asked {
     dump: Held,
+    tenants: Tenants,
     hold: Option<Receiver<()>>,
 }
 
+impl Asked {
+    fn dump(&self, namespace: NamespaceId) -> Dump {
+        match namespace {
+            0 => self.dump.borrow_mut().clone(),
+            tenant => self.tenants.lock().unwrap()[&tenant].dump.clone(),
+        }
+    }
+}
+
 impl Ask for Asked {
-    fn routes(&mut self, _: NamespaceId) -> Result<Vec<Known>> {
+    fn end_at(&mut self, _: NamespaceId, _: Instant) {}
+    fn routes(&mut self, namespace: NamespaceId) -> Result<Vec<Known>> {
         // Until the test lets go.
         self.hold.take().map(|hold| hold.recv());
+        if let Some(kind) = self.tenants.lock().unwrap().get(&namespace).and_then(|tenant| tenant.broken) {
+            return Err(std::io::Error::from(kind).into());
+        }
         let known = |route: &Route<u32>| {
             let Next::One(hop) = &route.next else { panic!("one next hop each") };
             let connected = Some(hop.ifindex).filter(|_| hop.gateway.is_none());
             let (address, length) = (Ipv4Addr::from(route.prefix.address()).into(), route.prefix.length());
             Known { address, length, connected, local: false }
         };
-        Ok(self.dump.borrow_mut().routes4.iter().map(known).collect())
+        Ok(self.dump(namespace).routes4.iter().map(known).collect())
     }
-    fn way(&mut self, _: NamespaceId, question: &Question) -> Result<Option<Sent>> {
+    fn way(&mut self, namespace: NamespaceId, question: &Question) -> Result<Option<Sent>> {
         let IpAddr::V4(address) = question.address else { return Ok(None) };
-        let dump = self.dump.borrow_mut();
+        let dump = self.dump(namespace);
         let routes = dump.routes4.iter().filter(|route| route.prefix.contains(address.to_bits()));
         let longest = routes.max_by_key(|route| route.prefix.length());
         Ok(longest.map(|route| {
@@ -382,12 +415,12 @@ impl Ask for Asked {
             Sent { oif: hop.ifindex, gateway: hop.gateway, mtu: route.mtu }
         }))
     }
-    fn neighbours(&mut self, _: NamespaceId) -> Result<BTreeMap<(u32, IpAddr), Mac>> {
-        let dump = self.dump.borrow_mut();
+    fn neighbours(&mut self, namespace: NamespaceId) -> Result<BTreeMap<(u32, IpAddr), Mac>> {
+        let dump = self.dump(namespace);
         Ok(dump.neighbours.iter().filter_map(|n| Some(((n.ifindex, n.address), n.mac?))).collect())
     }
-    fn devices(&mut self, _: NamespaceId) -> Result<BTreeMap<u32, Hardware>> {
-        let dump = self.dump.borrow_mut();
+    fn devices(&mut self, namespace: NamespaceId) -> Result<BTreeMap<u32, Hardware>> {
+        let dump = self.dump(namespace);
         Ok(dump.links.iter().map(|l| (l.ifindex, Hardware { mac: l.mac, mtu: l.mtu })).collect())
     }
 }
@@ -558,6 +591,7 @@ impl Case {
                 return serde_json::from_value(answer.unwrap()).unwrap();
             }
             std::thread::sleep(Duration::from_millis(1));
+            self.linux.0.now.set(self.linux.0.now.get() + Duration::from_millis(10));
             self.control.round().unwrap();
         }
         panic!("no answer");
