@@ -27,7 +27,12 @@ fn tenant(id: NamespaceId) -> Dump {
 fn three() -> Case {
     let mut case = start();
     for (id, name) in [(RED, "red"), (BLUE, "blue")] {
-        let about = Namespace { name: name.into(), host: false, configured: false };
+        let about = Namespace {
+            name: name.into(),
+            host: false,
+            configured: false,
+            owner: logic::observe::Owner::Machine,
+        };
         let dump = tenant(id);
         case.linux.0.tenants.lock().unwrap().insert(id, Tenant { dump: dump.clone(), ..Tenant::default() });
         let events = vec![Event::Namespace(id, about), Event::Dump(id, Box::new(dump))];
