@@ -7,7 +7,7 @@ pub use explain::explanations;
 use super::table::Table;
 use crate::daemon::report::{
     Families, HopReport, InterfaceReport, LeftInterface, PathReport, PortReport, ReasonCount, RouteReport,
-    RouterReport, Status, StopReport, VerifyReport, VerifyRouter,
+    RouterReport, Status, StopReport, VerifyReport, VerifyResult, VerifyRouter,
 };
 use crate::switch::{
     controllers::{Connection, ControllerReport, ControllersReport},
@@ -502,7 +502,9 @@ pub fn verify(v: &VerifyReport) -> String {
         "" => ("", String::new()),
         names => (" other", format!("could not be verified: {names}\n")),
     };
+    let any = v.routers.iter().any(|r| r.result == VerifyResult::Verified);
     text += &match v.differences {
+        0 if !any => format!("nothing was compared\n{not}"),
         0 => format!("the{others} fast tables agree with the kernel's\n{not}"),
         n => format!("{n} differences\n{not}"),
     };

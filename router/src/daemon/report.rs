@@ -288,7 +288,6 @@ pub struct VerifyReport {
 #[serde(rename_all = "snake_case")]
 pub enum VerifyResult {
     /// The table sends where Linux does.
-    #[default]
     Verified,
     Differs,
     /// Packets do not go by its table, so nothing was compared.
@@ -297,7 +296,8 @@ pub enum VerifyResult {
     Changing,
     /// Not verified: it is over its limits.
     OverLimits,
-    /// Not verified: Linux could not be queried, or not in time.
+    /// Not verified: Linux could not be queried, or not in time. Also where a daemon of an older version names no result.
+    #[default]
     Unread,
 }
 

@@ -98,7 +98,7 @@ pub(super) struct Looked {
 
 /// The result of looking at one namespace.
 enum Outcome {
-    Begun(Opened),
+    Begun(Box<Opened>),
     /// It holds nothing of interest, or its owner has enough namespaces that are watched.
     Dull,
     /// Its owner's time is up.
@@ -135,7 +135,7 @@ impl Look {
             .collect();
         for (key, (place, configured)) in places {
             match self.open(key, &place.path, configured) {
-                Ok(Outcome::Begun(opened)) => looked.begun.push((place, configured, opened)),
+                Ok(Outcome::Begun(opened)) => looked.begun.push((place, configured, *opened)),
                 Ok(Outcome::Dull) => looked.dull.push(key),
                 Ok(Outcome::Later) => (),
                 Err((false, error)) => {
@@ -168,9 +168,10 @@ impl Look {
             share.left.unseen += 1;
             return Ok(Outcome::Later);
         }
-        let holds = configured
-            .then_some(Ok(true))
-            .unwrap_or_else(|| netns::inside(&file, || self.holds_part()).and_then(|holds| holds));
+        let holds = match configured {
+            true => Ok(true),
+            false => netns::inside(&file, || self.holds_part()).and_then(|holds| holds),
+        };
         let share = self.owners.entry(owner).or_default();
         share.took += began.elapsed();
         if !holds.map_err(there)? {
@@ -182,7 +183,7 @@ impl Look {
         }
         let opened = self.begin(&file, key, path, owner).map_err(|error| (true, error))?;
         self.owners.entry(owner).or_default().watched += usize::from(is_limited);
-        Ok(Outcome::Begun(opened))
+        Ok(Outcome::Begun(Box::new(opened)))
     }
 
     fn begin(&self, file: &File, key: Key, path: &Path, owner: Owner) -> io::Result<Opened> {

@@ -225,16 +225,26 @@ fn route(payload: &[u8]) -> Option<Known> {
 }
 
 fn sent(payload: &[u8], address: IpAddr) -> Option<Sent> {
-    let (mut oif, mut gateway, mut mtu) = (None, None, None);
+    let (mut oif, mut gateway, mut mtu, mut locked, mut learned) = (None, None, None, false, false);
     for (number, value) in wire::attributes_after(payload, 12) {
         match number {
             4 => oif = wire::u32_at(value, 0),
             5 => gateway = wire::address(value),
-            8 => mtu = wire::attribute(value, 2).and_then(|mtu| wire::u32_at(mtu, 0)),
+            8 => {
+                mtu = wire::attribute(value, 2).and_then(|mtu| wire::u32_at(mtu, 0));
+                locked = wire::attribute(value, 1).and_then(|lock| wire::u32_at(lock, 0)).unwrap_or(0)
+                    & 1 << 2
+                    != 0;
+            }
+            // `rta_expires`.
+            12 => learned = wire::u32_at(value, 8).is_some_and(|expires| expires != 0),
             18 => gateway = wire::address(value.get(2..)?),
             _ => (),
         }
     }
+    // IPv4 does not forward by a path MTU that it has learned, unless it is locked (`ip_dst_mtu_maybe_forward()`).
+    let binds = locked || !learned || address.is_ipv6();
+    let mtu = mtu.filter(|_| binds);
     let gateway = gateway.filter(|gateway| !gateway.is_unspecified() && *gateway != address);
     (*payload.get(7)? == RTN_UNICAST).then_some(Sent { oif: oif?, gateway, mtu })
 }

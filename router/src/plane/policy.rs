@@ -208,7 +208,13 @@ impl Policy {
             let root = root_cgroup().context("opening the root of control groups")?;
             let attach = |which| self.attach(which, |program| program.attach_cgroup(root.as_raw_fd()));
             // A machine in lockdown "confidentiality" lets no program read the kernel's memory.
-            attach(which(true)).or_else(|_| attach(which(false)))
+            attach(which(true)).or_else(|error| {
+                tracing::warn!(
+                    error = format!("{error:#}"),
+                    "refused queries of legacy tables mark the host's router"
+                );
+                attach(which(false))
+            })
         };
         let (settings, options) = (attach(Which::SettingWritten), attach(Which::OptionRead));
         self.keep(SETTINGS, "policy-settings", settings);
