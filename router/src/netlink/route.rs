@@ -43,6 +43,8 @@ pub const DEAD: u8 = 1;
 /// `RTNH_F_LINKDOWN`.
 pub const LINKDOWN: u8 = 16;
 const RTM_F_CLONED: u32 = 0x200;
+/// `RTCF_REDIRECTED` of `include/uapi/linux/in_route.h`: by the gateway of an ICMP redirect.
+const REDIRECTED: u32 = 0x4_0000;
 
 const KNOWN_FLAGS: u64 = attributes::ROUTE_FLAG.known();
 const IRRELEVANT: u64 = attributes::ROUTE.irrelevant();
@@ -65,6 +67,51 @@ pub fn dump(family: u8) -> wire::Request {
     let mut header = [0; HEADER];
     header[0] = family;
     wire::Request::new(rtm::GETROUTE, wire::DUMP, &header)
+}
+
+/// What Linux knows about an IPv4 destination, answered by [`parse_learned`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LearnedRoute {
+    pub destination: u32,
+    /// Forwarded packets go by what it has learned until then (CLOCK_MONOTONIC): by a locked MTU or another gateway. `None`: they
+    /// go by its routes.
+    pub binds_until: Option<Duration>,
+}
+
+/// The route to one IPv4 destination.
+pub fn to(destination: u32) -> wire::Request {
+    let mut header = [0; HEADER];
+    (header[0], header[1]) = (INET, 32);
+    wire::Request::new(rtm::GETROUTE, wire::ACK, &header).with(RTA_DST, &destination.to_be_bytes())
+}
+
+/// A dump of all that Linux has learned about IPv4 destinations and used (`fnhe_dump_bucket()`).
+pub fn dump_learned() -> wire::Request {
+    let mut header = [0; HEADER];
+    header[0] = INET;
+    header[8..].copy_from_slice(&RTM_F_CLONED.to_ne_bytes());
+    wire::Request::new(rtm::GETROUTE, wire::DUMP, &header)
+}
+
+/// A route as the cache holds it, read at `now` (`rt_fill_info()`). Only what was learned ends.
+pub fn parse_learned(message: wire::Message<'_>, now: Duration) -> Option<LearnedRoute> {
+    let payload = message.payload;
+    let flags = wire::u32_at(payload, 8)?;
+    let is_one = message.kind == rtm::NEWROUTE && payload[..2] == [INET, 32] && flags & RTM_F_CLONED != 0;
+    let (mut destination, mut binds, mut end) = (None, flags & REDIRECTED != 0, None);
+    for (kind, value) in wire::attributes_after(payload, HEADER) {
+        match kind {
+            RTA_DST => destination = wire::be32_at(value, 0),
+            RTA_METRICS => {
+                let lock = wire::attribute(value, RTAX_LOCK).and_then(|lock| wire::u32_at(lock, 0));
+                binds |= lock.is_some_and(|bits| bits >> RTAX_MTU & 1 == 1);
+            }
+            RTA_CACHEINFO => end = self::end(value, now),
+            _ => (),
+        }
+    }
+    let destination = destination.filter(|_| is_one)?;
+    Some(LearnedRoute { destination, binds_until: end.filter(|_| binds) })
 }
 
 /// What an event does to the table.

@@ -10,16 +10,20 @@ use crate::{
     netlink::{
         INET, INET6,
         link::{self, LinkMessage, RawLink},
-        neighbour, nexthop, nsid, route,
+        neighbour, nexthop, nsid,
+        route::{self, LearnedRoute},
         socket::Socket,
     },
     netns::{self, Place},
 };
-use logic::observe::{NamespaceId, Neighbour, NexthopObject, Route};
+use logic::{
+    learned::MOST_BOUND,
+    observe::{NamespaceId, Neighbour, NexthopObject, Route},
+};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     io,
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr},
     os::fd::AsFd,
     time::{Duration, Instant},
 };
@@ -54,6 +58,8 @@ pub struct Wanted {
     pub programs: Option<BTreeSet<u32>>,
     /// Neighbours that the kernel must revalidate.
     pub probes: Vec<(u32, IpAddr)>,
+    /// IPv4 destinations about which Linux may have learned something.
+    pub destinations: Vec<u32>,
 }
 
 impl Wanted {
@@ -103,6 +109,8 @@ pub struct Found {
     pub polled: Option<Polled>,
     pub numbers: Option<io::Result<Numbers>>,
     pub programs: Option<io::Result<BTreeMap<u32, u32>>>,
+    /// About the wanted destinations; those whose question failed are missing.
+    pub learned: Vec<LearnedRoute>,
     /// The namespace could not be entered: it may have moved, or be gone.
     pub lost_the_way: bool,
     /// Another namespace has its number now.
@@ -148,6 +156,8 @@ pub struct Tables {
 pub struct Routes {
     pub nexthops: Vec<NexthopObject>,
     pub v4: Vec<Route<u32>>,
+    /// What Linux has learned and used, as far as it binds packets.
+    pub learned: Vec<LearnedRoute>,
     pub v6: Vec<Route<u128>>,
 }
 
@@ -190,6 +200,7 @@ fn read(mut socket: Socket, wanted: &Wanted, id: NamespaceId, peers: &Peers, quo
         polled: (all || wanted.polled).then(Polled::read),
         numbers: (all || wanted.numbers).then(|| read_numbers(socket, id, peers)),
         programs: wanted.programs.as_ref().map(bpf::tcx_programs),
+        learned: wanted.destinations.iter().filter_map(|to| ask_about(socket, *to)).collect(),
         lost_the_way: false,
         ended: false,
     }
@@ -249,11 +260,43 @@ fn read_routes(socket: &mut Socket, quota: &Quota) -> io::Result<Routes> {
     let most = quota.routes();
     let nexthops = socket.dump_at_most(most, nexthop::dump(), nexthop::parse)?;
     let v4 = socket.dump_at_most(most, route::dump(INET), |m| route::parse4(m, monotonic()))?;
+    let learned = read_learned(socket)?;
     let more = most.less(v4.len());
     let v6 = socket.dump_at_most(more, route::dump(INET6), |m| route::parse6(m, monotonic()));
     let mut v6 = none_without_family(v6)?;
     siblings::look_at(socket, &mut v6);
-    Ok(Routes { nexthops, v4, v6 })
+    Ok(Routes { nexthops, v4, learned, v6 })
+}
+
+/// Linux keeps up to 10,240 destinations for each next hop (`FNHE_HASH_SIZE`, `FNHE_RECLAIM_DEPTH`). Only as many are of use as
+/// can be bound.
+fn read_learned(socket: &mut Socket) -> io::Result<Vec<LearnedRoute>> {
+    let mut found = 0;
+    socket.dump(route::dump_learned(), |m| {
+        let learned = route::parse_learned(m, monotonic()).filter(|learned| learned.binds_until.is_some());
+        found += usize::from(learned.is_some());
+        learned.filter(|_| found <= MOST_BOUND)
+    })
+}
+
+/// `None`: the question failed. A destination without a route binds nothing.
+fn ask_about(socket: &mut Socket, destination: u32) -> Option<LearnedRoute> {
+    match socket.ask(route::to(destination), |m| route::parse_learned(m, monotonic())) {
+        Ok(learned) => learned.filter(|learned| learned.destination == destination),
+        Err(error) if is_no_route(&error) => Some(LearnedRoute { destination, binds_until: None }),
+        Err(error) => {
+            tracing::debug!("cannot ask about {}: {error}", Ipv4Addr::from_bits(destination));
+            None
+        }
+    }
+}
+
+fn is_no_route(error: &io::Error) -> bool {
+    let number = error.raw_os_error();
+    matches!(
+        number,
+        Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EACCES | libc::EINVAL | libc::EAGAIN)
+    )
 }
 
 /// A kernel without IPv6 has no IPv6 tables.

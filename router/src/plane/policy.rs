@@ -29,9 +29,12 @@ use std::{
     io,
     mem::{MaybeUninit, offset_of},
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
-    sync::atomic::{
-        AtomicU64,
-        Ordering::{AcqRel, Acquire, Release},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{
+            AtomicU64,
+            Ordering::{AcqRel, Acquire, Release},
+        },
     },
     thread,
     time::Duration,
@@ -63,6 +66,9 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// The interval of the search for new BPF links, which the kernel does not report.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 15_000_000 };
 
+/// Destinations that wait for the daemon, at most.
+const MOST_NOTES: usize = 1024;
+
 /// Protocols, and their groups from `include/uapi/linux/{rtnetlink,netfilter/nfnetlink,xfrm}.h` that report policy
 /// changes.
 const GROUPS: [(i32, &[u32], &str); 3] = [
@@ -74,11 +80,50 @@ const GROUPS: [(i32, &[u32], &str); 3] = [
 
 /// The maps, shared by all loaded programs.
 struct Maps {
-    policy: MapHandle,
+    plane: PlaneMaps,
     slots: MapHandle,
     cookies: MapHandle,
     wakes: MapHandle,
     daemon: MapHandle,
+}
+
+/// The maps that the kernel plane shares with a [`Policy`].
+pub struct PlaneMaps {
+    /// It reads the marks of routers,
+    pub marks: MapHandle,
+    /// and notes the destinations of ICMP errors.
+    pub learned: MapHandle,
+}
+
+impl PlaneMaps {
+    /// # Errors
+    /// There is no descriptor left.
+    pub fn try_clone(&self) -> libbpf_rs::Result<PlaneMaps> {
+        Ok(PlaneMaps {
+            marks: MapHandle::try_from(&self.marks)?,
+            learned: MapHandle::try_from(&self.learned)?,
+        })
+    }
+}
+
+/// Routers and IPv4 destinations that ICMP errors are about (`bpf/learned.h`), not taken yet.
+#[derive(Clone, Default)]
+struct Notes(Arc<Mutex<BTreeSet<(RouterId, u32)>>>);
+
+impl Notes {
+    /// Takes in a record of the ring. A router that floods the ring leaves no room for others.
+    fn add(&self, record: &[u8]) {
+        let Some(note) = record.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes)) else { return };
+        let Ok(router) = RouterId::try_from(note >> 32) else { return };
+        let mut notes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if notes.len() < MOST_NOTES {
+            notes.insert((router, note as u32));
+        }
+    }
+
+    fn take(&self) -> BTreeSet<(RouterId, u32)> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
 }
 
 /// The watch on one namespace. It ends on drop.
@@ -124,6 +169,7 @@ pub struct Policy {
     links: Vec<(&'static str, Link)>,
     /// Ends the thread that wakes the daemon.
     stop: Option<Waker>,
+    notes: Notes,
 }
 
 impl Drop for Policy {
@@ -147,6 +193,7 @@ impl Policy {
             reported: BTreeSet::new(),
             links: Vec::new(),
             stop: None,
+            notes: Notes::default(),
         })
     }
 
@@ -160,16 +207,18 @@ impl Policy {
         let skel = load(&mut storage, None, Which::None)?;
         let map = |map: &libbpf_rs::MapMut<'_>| MapHandle::try_from(map).context("keeping a map of policy");
         let maps = Maps {
-            policy: map(&skel.maps.policy)?,
+            plane: PlaneMaps { marks: map(&skel.maps.policy)?, learned: map(&skel.maps.learned)? },
             slots: map(&skel.maps.policy_slots)?,
             cookies: map(&skel.maps.policy_cookies)?,
             wakes: map(&skel.maps.policy_wakes)?,
             daemon: map(&skel.maps.policy_daemon)?,
         };
+        let notes = Notes::default();
         let mut policy = Policy {
-            marks: Mapping::new(maps.policy.as_fd(), 8, MAX_ROUTERS)?.into(),
+            marks: Mapping::new(maps.plane.marks.as_fd(), 8, MAX_ROUTERS)?.into(),
             slots: Mapping::new(maps.slots.as_fd(), size_of::<types::policy_slot>(), SLOTS)?.into(),
-            stop: Some(Watcher::start(&maps, waker)?),
+            stop: Some(Watcher::start(&maps, waker, notes.clone())?),
+            notes,
             maps: Some(maps),
             watched: BTreeMap::new(),
             unseen: Missing::new(),
@@ -183,9 +232,19 @@ impl Policy {
         Ok(policy)
     }
 
-    /// The map of marks, for the kernel plane.
+    /// The map of marks.
     pub fn map(&self) -> Option<&MapHandle> {
-        self.maps.as_ref().map(|maps| &maps.policy)
+        self.maps.as_ref().map(|maps| &maps.plane.marks)
+    }
+
+    /// For the kernel plane.
+    pub fn plane_maps(&self) -> Option<&PlaneMaps> {
+        self.maps.as_ref().map(|maps| &maps.plane)
+    }
+
+    /// Routers and IPv4 destinations that ICMP errors were about since the last call.
+    pub fn take_noted(&self) -> BTreeSet<(RouterId, u32)> {
+        self.notes.take()
     }
 
     /// Kinds of changes that are not seen inside the system call now, as sentences.
@@ -383,10 +442,11 @@ fn load<'o>(
     if let Some(maps) = maps {
         let theirs = &mut open.maps;
         for (map, ours) in [
-            (&mut theirs.policy, &maps.policy),
+            (&mut theirs.policy, &maps.plane.marks),
             (&mut theirs.policy_slots, &maps.slots),
             (&mut theirs.policy_cookies, &maps.cookies),
             (&mut theirs.policy_wakes, &maps.wakes),
+            (&mut theirs.learned, &maps.plane.learned),
             (&mut theirs.policy_daemon, &maps.daemon),
         ] {
             map.reuse_fd(ours.as_fd()).context("sharing a map of policy")?;
@@ -490,6 +550,8 @@ fn root_cgroup() -> io::Result<OwnedFd> {
 /// Wakes user space after changes, in a thread of its own, and looks for new BPF links.
 struct Watcher {
     wakes: MapHandle,
+    learned: MapHandle,
+    notes: Notes,
     marks: Words64,
     slots: Words64,
     waker: Waker,
@@ -498,11 +560,13 @@ struct Watcher {
 
 impl Watcher {
     /// Starts the thread. Returns the waker that ends it.
-    fn start(maps: &Maps, waker: Waker) -> Result<Waker> {
+    fn start(maps: &Maps, waker: Waker, notes: Notes) -> Result<Waker> {
         let stop = Waker::new().context("what ends a thread")?;
         let watcher = Watcher {
             wakes: MapHandle::try_from(&maps.wakes)?,
-            marks: Mapping::new(maps.policy.as_fd(), 8, MAX_ROUTERS)?.into(),
+            learned: MapHandle::try_from(&maps.plane.learned)?,
+            notes,
+            marks: Mapping::new(maps.plane.marks.as_fd(), 8, MAX_ROUTERS)?.into(),
             slots: Mapping::new(maps.slots.as_fd(), size_of::<types::policy_slot>(), SLOTS)?.into(),
             waker,
             stop: stop.clone(),
@@ -518,6 +582,10 @@ impl Watcher {
     fn run(&self) -> Result<()> {
         let mut ring = RingBufferBuilder::new();
         ring.add(&self.wakes, |_| 0)?;
+        ring.add(&self.learned, |record| {
+            self.notes.add(record);
+            0
+        })?;
         let ring = ring.build()?;
         let mut links = BpfLinks::default();
         links.are_new();

@@ -763,3 +763,47 @@ fn a_local_prefix_concerns_what_lies_within_it() {
         "an address is one, wherever it lies"
     );
 }
+
+#[test]
+fn a_destination_that_linux_has_learned_about_is_the_kernels() {
+    let own = || Route { kind: RouteKind::Local, table: 255, ..route4("10.2.0.1/32", dev(9)) };
+    let routes = || vec![route4("10.0.0.0/8", dev(2)), route4("10.2.0.2/32", dev(2)), own()];
+    let mut bench = Bench::host(routes(), vec![]);
+    let learned = |addresses: &[&str]| {
+        let number = |address: &&str| p4(&format!("{address}/32")).address();
+        Event::Learned(HOST, addresses.iter().map(number).collect())
+    };
+    let of = |bench: &Bench, address: &str| {
+        let (prefix, target) = bench.mirror.route4_to(HOST, p4(&format!("{address}/32")).address()).unwrap();
+        assert_eq!(bench.target4(&prefix.to_string()), Some(target));
+        target.clone()
+    };
+    let kernel = Target::Pass { reason: Reason::LearnedPath, unicast: true };
+    let all = ["10.1.1.1", "10.2.0.1", "10.2.0.2"];
+    bench.after([learned(&all)]);
+    let bound = |bench: &Bench| {
+        assert_eq!(
+            all.map(|address| of(bench, address)),
+            [kernel.clone(), pass(Reason::Local), kernel.clone()]
+        );
+        assert_eq!(of(bench, "10.1.1.2"), out(2, None));
+    };
+    bound(&bench);
+    // Routes are read again, and change.
+    bench.after([Event::Routes(HOST, routes(), vec![])]);
+    bound(&bench);
+    bench.after([Event::Route4(HOST, Change::Add, route4("10.1.1.1/32", dev(1)))]);
+    bench.after([Event::Route4(HOST, Change::Delete, route4("10.1.1.1/32", dev(1)))]);
+    bound(&bench);
+    // The router goes and comes back; meanwhile Linux learns more.
+    let gone = |on| Event::Port(0, Port { ifindex: if on { 1 } else { 77 }, ..port(HOST, 1) });
+    bench.after([gone(false), Event::Port(1, Port { ifindex: 78, ..port(HOST, 2) })]);
+    bench.after([learned(&[]), learned(&all)]);
+    bench.after([gone(true), Event::Port(1, port(HOST, 2))]);
+    bound(&bench);
+    bench.after([learned(&all[..2])]);
+    assert_eq!(all.map(|a| of(&bench, a)), [kernel, pass(Reason::Local), out(2, None)]);
+    bench.after([learned(&[])]);
+    assert_eq!(bench.target4("10.1.1.1/32"), None);
+    assert_eq!(all.map(|a| of(&bench, a)), [out(2, None), pass(Reason::Local), out(2, None)]);
+}

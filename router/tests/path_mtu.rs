@@ -1,0 +1,331 @@
+//! What ICMP errors teach Linux about destinations, and packets to these: the same frames leave with Millrace and without. Needs
+//! root: namespaces of its own.
+//!
+//! ```text
+//! near (q0) ── p0 router p1 ── far (q1): gateway 10.0.2.9, and 10.9.0.0/16 behind it
+//! ```
+
+mod common;
+
+use common::{
+    frame::{Frame, fix_checksum},
+    in_new_namespace, run,
+    wire::Wire,
+};
+use logic::net::Mac;
+use std::{
+    fs,
+    net::{Ipv4Addr, UdpSocket},
+    process::{Child, Command, Stdio, id},
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+const MILLRACE: &str = env!("CARGO_BIN_EXE_millrace");
+const ROUTER: [Mac; 2] = [Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2])];
+/// A UDP port that a socket of the router has.
+const PORT: u16 = 5300;
+/// Longer than all that the daemon may take to see a change.
+const SEEN: Duration = Duration::from_secs(15);
+
+/// A router between two wires, in the namespace of this thread.
+struct Bed {
+    near: Wire,
+    far: Wire,
+    daemon: Option<Child>,
+    instance: String,
+    log: tempfile::NamedTempFile,
+    _socket: UdpSocket,
+}
+
+impl Bed {
+    fn new() -> Bed {
+        for n in 0..2 {
+            run(&format!("ip link add p{n} address {} type veth peer name q{n}", ROUTER[n]));
+            run(&format!("sysctl -qw net.ipv6.conf.q{n}.disable_ipv6=1 net.ipv6.conf.p{n}.disable_ipv6=1"));
+            run(&format!("ethtool -K q{n} tx off txvlan off tx-vlan-stag-hw-insert off gro on"));
+            run(&format!("ip addr add 10.0.{}.1/24 dev p{n}", n + 1));
+            run(&format!("ip link set q{n} up"));
+            run(&format!("ip link set p{n} up"));
+            run(&format!("ip neigh replace 10.0.{}.9 lladdr 02:00:00:00:07:0{n} dev p{n}", n + 1));
+        }
+        run("sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.p0.rp_filter=0");
+        run("sysctl -qw net.ipv4.conf.p1.rp_filter=0 net.ipv4.icmp_ratelimit=0");
+        run("ip route add 10.9.0.0/16 via 10.0.2.9");
+        Bed {
+            near: Wire::open("q0"),
+            far: Wire::open("q1"),
+            daemon: None,
+            instance: format!("path-mtu-{}", id()),
+            log: tempfile::NamedTempFile::new().unwrap(),
+            _socket: UdpSocket::bind(("0.0.0.0", PORT)).unwrap(),
+        }
+    }
+
+    fn start(&mut self) {
+        let words = ["run", "--port", "p0", "--port", "p1", "--instance", &self.instance];
+        let log = self.log.reopen().unwrap();
+        let child = Command::new(MILLRACE).args(words).stdout(Stdio::null()).stderr(log).spawn();
+        self.daemon = Some(child.unwrap());
+        self.until("the fast path forwards", || self.by_linux(|| drop(self.out("10.9.0.200"))) == 0);
+    }
+
+    fn until(&self, what: &str, mut done: impl FnMut() -> bool) {
+        let end = Instant::now() + SEEN;
+        while !done() {
+            assert!(Instant::now() < end, "{what}: {}", fs::read_to_string(self.log.path()).unwrap());
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Packets that Linux has forwarded while `body` ran.
+    fn by_linux(&self, body: impl FnOnce()) -> u64 {
+        let read = || {
+            let all = fs::read_to_string("/proc/thread-self/net/snmp").unwrap();
+            let mut ip = all.lines().filter(|line| line.starts_with("Ip:")).map(|line| line.split(' '));
+            let (names, values) = (ip.next().unwrap(), ip.next().unwrap());
+            names.zip(values).find(|(name, _)| *name == "ForwDatagrams").unwrap().1.parse::<u64>().unwrap()
+        };
+        let before = read();
+        body();
+        read() - before
+    }
+
+    /// What leaves the router, on either side, after packets to this destination: a long one that may be fragmented, one that
+    /// must not be, and a short one.
+    fn out(&self, destination: &str) -> [Vec<Vec<u8>>; 2] {
+        for (length, fragment) in [(1000, 0), (1000, 0x40), (100, 0x40)] {
+            self.near.send(&udp(destination, length, fragment).bytes());
+        }
+        thread::sleep(Duration::from_millis(30));
+        [&self.near, &self.far].map(|wire| {
+            std::iter::from_fn(|| wire.receive()).filter(|frame| frame[12..14] == [8, 0]).map(bare).collect()
+        })
+    }
+
+    /// The gateway reports that packets of the router to this destination must be shorter.
+    fn teach(&self, destination: &str, mtu: u16, about: About) {
+        self.far.send(&too_long(destination, mtu, about).bytes());
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            let _ = (daemon.kill(), daemon.wait());
+        }
+        let _ = Command::new(MILLRACE).args(["stop", "--instance", &self.instance]).output();
+    }
+}
+
+fn udp(destination: &str, length: u16, fragment: u8) -> Frame {
+    Frame::udp4(ROUTER[0], "10.0.1.9", destination).with(|ip| {
+        ip.resize(length.into(), 0x5a);
+        ip[2..4].copy_from_slice(&length.to_be_bytes());
+        ip[4..8].copy_from_slice(&[0x12, 0x34, fragment, 0]);
+        ip[24..28].copy_from_slice(&[(length - 20).to_be_bytes(), [0; 2]].concat());
+        fix_checksum(ip);
+    })
+}
+
+/// Which packet of the router an ICMP error is about.
+#[derive(Clone, Copy)]
+enum About {
+    /// An answer to a ping. Linux asks no socket.
+    EchoReply,
+    Udp,
+}
+
+fn too_long(destination: &str, mtu: u16, about: About) -> Frame {
+    let [high, low] = mtu.to_be_bytes();
+    error(destination, [3, 4, 0, 0, 0, 0, high, low], about)
+}
+
+fn redirect(destination: &str, gateway: [u8; 4]) -> Frame {
+    let [a, b, c, d] = gateway;
+    error(destination, [5, 1, 0, 0, a, b, c, d], About::EchoReply)
+}
+
+/// An ICMP error of the gateway with this header.
+fn error(destination: &str, header: [u8; 8], about: About) -> Frame {
+    let destination: Ipv4Addr = destination.parse().unwrap();
+    let mut inner = vec![0x45, 0, 0, 28, 0, 1, 0x40, 0, 64, 0, 0, 0, 10, 0, 2, 1];
+    inner.extend(destination.octets());
+    let [high, low] = PORT.to_be_bytes();
+    match about {
+        About::EchoReply => inner.extend([0, 0, 0, 0, 0, 1, 0, 1]),
+        About::Udp => inner.extend([high, low, 0, 9, 0, 8, 0, 0]),
+    }
+    inner[9] = if matches!(about, About::Udp) { 17 } else { 1 };
+    fix_checksum(&mut inner);
+    let mut icmp = header.to_vec();
+    icmp.extend(inner);
+    let sum: u32 = icmp.chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    icmp[2..4].copy_from_slice(&sum.to_be_bytes());
+    let mut ip = vec![0x45, 0, 0, 20 + icmp.len() as u8, 0, 1, 0, 0, 64, 1, 0, 0, 10, 0, 2, 9, 10, 0, 2, 1];
+    fix_checksum(&mut ip);
+    ip.extend(icmp);
+    Frame::new(ROUTER[1], 0x0800, ip)
+}
+
+/// The frame without what differs each time: the identifier of a packet of the router's own.
+fn bare(mut frame: Vec<u8>) -> Vec<u8> {
+    if frame[26..29] == [10, 0, 1] && frame[29] == 1 || frame[26..28] == [10, 0] && frame[29] == 1 {
+        frame[18..20].fill(0);
+        frame[24..26].fill(0);
+    }
+    frame
+}
+
+/// The lengths of the IP packets that leave by p1, and the MTUs of ICMP errors that leave by p0.
+fn summary([near, far]: &[Vec<Vec<u8>>; 2]) -> (Vec<u16>, Vec<u16>) {
+    let word = |frame: &[u8], at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
+    let errors = near.iter().filter(|frame| frame[34..36] == [3, 4]).map(|frame| word(frame, 40));
+    (far.iter().map(|frame| word(frame, 16)).collect(), errors.collect())
+}
+
+/// All as it came.
+fn whole() -> (Vec<u16>, Vec<u16>) {
+    (vec![1000, 1000, 100], vec![])
+}
+
+/// By a path MTU of 552 bytes.
+fn narrow() -> (Vec<u16>, Vec<u16>) {
+    (vec![548, 472, 100], vec![552])
+}
+
+/// What a router did, step by step, and how many packets Linux forwarded.
+type Story = Vec<(&'static str, [Vec<Vec<u8>>; 2], u64)>;
+
+/// Runs `steps` in a new namespace, with Millrace or without.
+fn told(millrace: bool, steps: fn(&mut Bed, &mut dyn FnMut(&Bed, &'static str, &str))) -> Story {
+    let (done, story) = mpsc::channel();
+    in_new_namespace(move || {
+        let mut bed = Bed::new();
+        if millrace {
+            bed.start();
+        }
+        let mut story = Story::new();
+        steps(&mut bed, &mut |bed, what, destination| {
+            let mut out = Default::default();
+            let by_linux = bed.by_linux(|| out = bed.out(destination));
+            story.push((what, out, by_linux));
+        });
+        done.send(story).unwrap();
+    });
+    story.recv().unwrap()
+}
+
+/// Checks that both leave the same frames, with these lengths, and who forwarded them.
+fn same(
+    expected: &[(&str, (Vec<u16>, Vec<u16>), bool)],
+    steps: fn(&mut Bed, &mut dyn FnMut(&Bed, &'static str, &str)),
+) {
+    let (linux, millrace) = (told(false, steps), told(true, steps));
+    assert_eq!(linux.len(), expected.len());
+    for (((what, lengths, fast), linux), millrace) in expected.iter().zip(&linux).zip(&millrace) {
+        assert_eq!((linux.0, millrace.0), (*what, *what));
+        assert_eq!(summary(&linux.1), *lengths, "{what}: Linux");
+        assert_eq!(summary(&millrace.1), *lengths, "{what}: Millrace");
+        assert_eq!(millrace.1, linux.1, "{what}");
+        assert_eq!(millrace.2 == 0, *fast, "{what}: Linux forwarded {} packets", millrace.2);
+    }
+}
+
+/// With a daemon the kernel plane sees the message, and the daemon reads what it did.
+fn settle() {
+    thread::sleep(Duration::from_millis(700));
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_locked_path_mtu_binds_what_is_forwarded_until_it_is_flushed() {
+    let expected = [
+        ("before", whole(), true),
+        ("an error about an answer to a ping", narrow(), false),
+        ("another destination", whole(), true),
+        ("an error about a packet of a socket", narrow(), false),
+        ("an MTU that is not locked", whole(), true),
+        ("flushed", whole(), true),
+    ];
+    same(&expected, |bed, out| {
+        out(bed, "before", "10.9.0.1");
+        bed.teach("10.9.0.1", 500, About::EchoReply);
+        settle();
+        out(bed, "an error about an answer to a ping", "10.9.0.1");
+        out(bed, "another destination", "10.9.0.2");
+        bed.teach("10.0.2.9", 500, About::Udp);
+        settle();
+        out(bed, "an error about a packet of a socket", "10.0.2.9");
+        bed.teach("10.9.0.3", 1000, About::EchoReply);
+        settle();
+        out(bed, "an MTU that is not locked", "10.9.0.3");
+        run("ip route flush cache");
+        if bed.daemon.is_some() {
+            bed.until("fast after the flush", || bed.by_linux(|| drop(bed.out("10.9.0.1"))) == 0);
+        }
+        out(bed, "flushed", "10.9.0.1");
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_locked_path_mtu_expires_and_can_be_learned_again() {
+    let expected = [
+        ("learned", narrow(), false),
+        ("expired: a second error prolongs nothing", whole(), true),
+        ("learned again", narrow(), false),
+    ];
+    same(&expected, |bed, out| {
+        run("sysctl -qw net.ipv4.route.mtu_expires=4");
+        bed.teach("10.9.0.1", 500, About::EchoReply);
+        settle();
+        out(bed, "learned", "10.9.0.1");
+        thread::sleep(Duration::from_millis(1800));
+        bed.teach("10.9.0.1", 500, About::EchoReply);
+        thread::sleep(Duration::from_secs(3));
+        out(bed, "expired: a second error prolongs nothing", "10.9.0.1");
+        bed.teach("10.9.0.1", 500, About::EchoReply);
+        settle();
+        out(bed, "learned again", "10.9.0.1");
+    });
+}
+
+/// Devices that have accepted redirects leave gateways behind that bind packets after that.
+#[test]
+#[ignore = "needs root"]
+fn a_gateway_learned_from_a_redirect_binds_what_is_forwarded() {
+    in_new_namespace(|| {
+        let mut bed = Bed::new();
+        run("ip neigh replace 10.0.2.8 lladdr 02:00:00:00:07:08 dev p1");
+        run("sysctl -qw net.ipv4.conf.all.accept_redirects=1 net.ipv4.conf.p1.accept_redirects=1");
+        run("sysctl -qw net.ipv4.conf.p1.secure_redirects=0 net.ipv4.conf.all.secure_redirects=0");
+        // Linux believes a redirect while the device does not forward.
+        run("sysctl -qw net.ipv4.conf.p1.forwarding=0");
+        bed.far.send(&redirect("10.9.0.1", [10, 0, 2, 8]).bytes());
+        thread::sleep(Duration::from_millis(50));
+        run("sysctl -qw net.ipv4.conf.p1.forwarding=1 net.ipv4.conf.all.accept_redirects=0");
+        run("sysctl -qw net.ipv4.conf.p0.accept_redirects=0 net.ipv4.conf.p1.accept_redirects=0");
+        let gateways = |bed: &Bed| bed.out("10.9.0.1")[1].iter().map(|frame| frame[5]).collect::<Vec<_>>();
+        assert_eq!(gateways(&bed), [8; 3], "Linux");
+        bed.start();
+        assert_eq!(gateways(&bed), [8; 3], "Millrace");
+        assert_eq!(summary(&bed.out("10.9.0.2")), whole());
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_daemon_reads_what_linux_learned_before() {
+    in_new_namespace(|| {
+        let mut bed = Bed::new();
+        bed.teach("10.9.0.1", 500, About::EchoReply);
+        assert_eq!(summary(&bed.out("10.9.0.1")), narrow());
+        bed.start();
+        assert_eq!(summary(&bed.out("10.9.0.1")), narrow());
+        assert_eq!(summary(&bed.out("10.9.0.2")), whole());
+    });
+}
