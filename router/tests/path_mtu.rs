@@ -29,8 +29,9 @@ const PORT: u16 = 5300;
 /// Longer than all that the daemon may take to see a change.
 const SEEN: Duration = Duration::from_secs(15);
 
-/// A router between two wires, in the namespace of this thread.
+/// A router between two wires: of this thread's namespace, or on macvlans in a namespace of its own.
 struct Bed {
+    tenant: Option<String>,
     near: Wire,
     far: Wire,
     daemon: Option<Child>,
@@ -40,26 +41,49 @@ struct Bed {
 }
 
 impl Bed {
-    fn new() -> Bed {
-        for n in 0..2 {
-            run(&format!("ip link add p{n} address {} type veth peer name q{n}", ROUTER[n]));
-            run(&format!("sysctl -qw net.ipv6.conf.q{n}.disable_ipv6=1 net.ipv6.conf.p{n}.disable_ipv6=1"));
-            run(&format!("ethtool -K q{n} tx off txvlan off tx-vlan-stag-hw-insert off gro on"));
-            run(&format!("ip addr add 10.0.{}.1/24 dev p{n}", n + 1));
-            run(&format!("ip link set q{n} up"));
-            run(&format!("ip link set p{n} up"));
-            run(&format!("ip neigh replace 10.0.{}.9 lladdr 02:00:00:00:07:0{n} dev p{n}", n + 1));
-        }
-        run("sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.p0.rp_filter=0");
-        run("sysctl -qw net.ipv4.conf.p1.rp_filter=0 net.ipv4.icmp_ratelimit=0");
-        run("ip route add 10.9.0.0/16 via 10.0.2.9");
-        Bed {
-            near: Wire::open("q0"),
-            far: Wire::open("q1"),
+    fn new(tenant: bool) -> Bed {
+        let tenant = tenant.then(|| format!("path-mtu{}", id()));
+        tenant.iter().for_each(|name| _ = run(&format!("ip netns add {name}")));
+        let bed = |near, far| Bed {
+            tenant,
+            near,
+            far,
             daemon: None,
             instance: format!("path-mtu-{}", id()),
             log: tempfile::NamedTempFile::new().unwrap(),
             _socket: UdpSocket::bind(("0.0.0.0", PORT)).unwrap(),
+        };
+        for n in 0..2 {
+            run(&format!("ip link add p{n} type veth peer name q{n}"));
+            run(&format!("sysctl -qw net.ipv6.conf.q{n}.disable_ipv6=1 net.ipv6.conf.p{n}.disable_ipv6=1"));
+            run(&format!("ethtool -K q{n} tx off txvlan off tx-vlan-stag-hw-insert off gro on"));
+            run(&format!("ip link set q{n} up"));
+            run(&format!("ip link set p{n} up"));
+        }
+        let bed = bed(Wire::open("q0"), Wire::open("q1"));
+        for (n, mac) in ROUTER.iter().enumerate() {
+            let device = match &bed.tenant {
+                Some(name) => {
+                    run(&format!("ip link add link p{n} name m{n} netns {name} type macvlan mode bridge"));
+                    format!("m{n}")
+                }
+                None => format!("p{n}"),
+            };
+            bed.run(&format!("ip link set {device} address {mac} up"));
+            bed.run(&format!("ip addr add 10.0.{}.1/24 dev {device}", n + 1));
+            bed.run(&format!("ip neigh replace 10.0.{}.9 lladdr 02:00:00:00:07:0{n} dev {device}", n + 1));
+            bed.run(&format!("sysctl -qw net.ipv4.conf.{device}.rp_filter=0"));
+        }
+        bed.run("sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.icmp_ratelimit=0");
+        bed.run("ip route add 10.9.0.0/16 via 10.0.2.9");
+        bed
+    }
+
+    /// Runs a command line in the router's namespace.
+    fn run(&self, line: &str) -> String {
+        match &self.tenant {
+            Some(name) => run(&format!("ip netns exec {name} {line}")),
+            None => run(line),
         }
     }
 
@@ -82,7 +106,7 @@ impl Bed {
     /// Packets that Linux has forwarded while `body` ran.
     fn by_linux(&self, body: impl FnOnce()) -> u64 {
         let read = || {
-            let all = fs::read_to_string("/proc/thread-self/net/snmp").unwrap();
+            let all = self.run("cat /proc/thread-self/net/snmp");
             let mut ip = all.lines().filter(|line| line.starts_with("Ip:")).map(|line| line.split(' '));
             let (names, values) = (ip.next().unwrap(), ip.next().unwrap());
             names.zip(values).find(|(name, _)| *name == "ForwDatagrams").unwrap().1.parse::<u64>().unwrap()
@@ -116,6 +140,9 @@ impl Drop for Bed {
             let _ = (daemon.kill(), daemon.wait());
         }
         let _ = Command::new(MILLRACE).args(["stop", "--instance", &self.instance]).output();
+        if let Some(name) = &self.tenant {
+            let _ = Command::new("ip").args(["netns", "delete", name]).status();
+        }
     }
 }
 
@@ -173,7 +200,7 @@ fn error(destination: &str, header: [u8; 8], about: About) -> Frame {
 
 /// The frame without what differs each time: the identifier of a packet of the router's own.
 fn bare(mut frame: Vec<u8>) -> Vec<u8> {
-    if frame[26..29] == [10, 0, 1] && frame[29] == 1 || frame[26..28] == [10, 0] && frame[29] == 1 {
+    if frame[26..30] == [10, 0, 1, 1] {
         frame[18..20].fill(0);
         frame[24..26].fill(0);
     }
@@ -181,35 +208,40 @@ fn bare(mut frame: Vec<u8>) -> Vec<u8> {
 }
 
 /// The lengths of the IP packets that leave by p1, and the MTUs of ICMP errors that leave by p0.
-fn summary([near, far]: &[Vec<Vec<u8>>; 2]) -> (Vec<u16>, Vec<u16>) {
+type Lengths = (Vec<u16>, Vec<u16>);
+
+fn summary([near, far]: &[Vec<Vec<u8>>; 2]) -> Lengths {
     let word = |frame: &[u8], at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
     let errors = near.iter().filter(|frame| frame[34..36] == [3, 4]).map(|frame| word(frame, 40));
     (far.iter().map(|frame| word(frame, 16)).collect(), errors.collect())
 }
 
 /// All as it came.
-fn whole() -> (Vec<u16>, Vec<u16>) {
+fn whole() -> Lengths {
     (vec![1000, 1000, 100], vec![])
 }
 
 /// By a path MTU of 552 bytes.
-fn narrow() -> (Vec<u16>, Vec<u16>) {
+fn narrow() -> Lengths {
     (vec![548, 472, 100], vec![552])
 }
 
 /// What a router did, step by step, and how many packets Linux forwarded.
 type Story = Vec<(&'static str, [Vec<Vec<u8>>; 2], u64)>;
 
+/// Changes the world, and has the router's work recorded: under this name, to this destination.
+type Steps = fn(&Bed, &mut dyn FnMut(&'static str, &str));
+
 /// Runs `steps` in a new namespace, with Millrace or without.
-fn told(millrace: bool, steps: fn(&mut Bed, &mut dyn FnMut(&Bed, &'static str, &str))) -> Story {
+fn told(millrace: bool, tenant: bool, steps: Steps) -> Story {
     let (done, story) = mpsc::channel();
     in_new_namespace(move || {
-        let mut bed = Bed::new();
+        let mut bed = Bed::new(tenant);
         if millrace {
             bed.start();
         }
         let mut story = Story::new();
-        steps(&mut bed, &mut |bed, what, destination| {
+        steps(&bed, &mut |what, destination| {
             let mut out = Default::default();
             let by_linux = bed.by_linux(|| out = bed.out(destination));
             story.push((what, out, by_linux));
@@ -220,11 +252,8 @@ fn told(millrace: bool, steps: fn(&mut Bed, &mut dyn FnMut(&Bed, &'static str, &
 }
 
 /// Checks that both leave the same frames, with these lengths, and who forwarded them.
-fn same(
-    expected: &[(&str, (Vec<u16>, Vec<u16>), bool)],
-    steps: fn(&mut Bed, &mut dyn FnMut(&Bed, &'static str, &str)),
-) {
-    let (linux, millrace) = (told(false, steps), told(true, steps));
+fn same(tenant: bool, expected: &[(&str, Lengths, bool)], steps: Steps) {
+    let (linux, millrace) = (told(false, tenant, steps), told(true, tenant, steps));
     assert_eq!(linux.len(), expected.len());
     for (((what, lengths, fast), linux), millrace) in expected.iter().zip(&linux).zip(&millrace) {
         assert_eq!((linux.0, millrace.0), (*what, *what));
@@ -251,23 +280,23 @@ fn a_locked_path_mtu_binds_what_is_forwarded_until_it_is_flushed() {
         ("an MTU that is not locked", whole(), true),
         ("flushed", whole(), true),
     ];
-    same(&expected, |bed, out| {
-        out(bed, "before", "10.9.0.1");
+    same(false, &expected, |bed, out| {
+        out("before", "10.9.0.1");
         bed.teach("10.9.0.1", 500, About::EchoReply);
         settle();
-        out(bed, "an error about an answer to a ping", "10.9.0.1");
-        out(bed, "another destination", "10.9.0.2");
+        out("an error about an answer to a ping", "10.9.0.1");
+        out("another destination", "10.9.0.2");
         bed.teach("10.0.2.9", 500, About::Udp);
         settle();
-        out(bed, "an error about a packet of a socket", "10.0.2.9");
+        out("an error about a packet of a socket", "10.0.2.9");
         bed.teach("10.9.0.3", 1000, About::EchoReply);
         settle();
-        out(bed, "an MTU that is not locked", "10.9.0.3");
-        run("ip route flush cache");
+        out("an MTU that is not locked", "10.9.0.3");
+        bed.run("ip route flush cache");
         if bed.daemon.is_some() {
             bed.until("fast after the flush", || bed.by_linux(|| drop(bed.out("10.9.0.1"))) == 0);
         }
-        out(bed, "flushed", "10.9.0.1");
+        out("flushed", "10.9.0.1");
     });
 }
 
@@ -279,18 +308,36 @@ fn a_locked_path_mtu_expires_and_can_be_learned_again() {
         ("expired: a second error prolongs nothing", whole(), true),
         ("learned again", narrow(), false),
     ];
-    same(&expected, |bed, out| {
-        run("sysctl -qw net.ipv4.route.mtu_expires=4");
+    same(false, &expected, |bed, out| {
+        bed.run("sysctl -qw net.ipv4.route.mtu_expires=4");
         bed.teach("10.9.0.1", 500, About::EchoReply);
         settle();
-        out(bed, "learned", "10.9.0.1");
+        out("learned", "10.9.0.1");
         thread::sleep(Duration::from_millis(1800));
         bed.teach("10.9.0.1", 500, About::EchoReply);
         thread::sleep(Duration::from_secs(3));
-        out(bed, "expired: a second error prolongs nothing", "10.9.0.1");
+        out("expired: a second error prolongs nothing", "10.9.0.1");
         bed.teach("10.9.0.1", 500, About::EchoReply);
         settle();
-        out(bed, "learned again", "10.9.0.1");
+        out("learned again", "10.9.0.1");
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_tenant_obeys_what_its_own_namespace_learned() {
+    let expected =
+        [("learned", narrow(), false), ("another destination", whole(), true), ("flushed", whole(), true)];
+    same(true, &expected, |bed, out| {
+        bed.teach("10.9.0.1", 500, About::EchoReply);
+        settle();
+        out("learned", "10.9.0.1");
+        out("another destination", "10.9.0.2");
+        bed.run("ip route flush cache");
+        if bed.daemon.is_some() {
+            bed.until("fast after the flush", || bed.by_linux(|| drop(bed.out("10.9.0.1"))) == 0);
+        }
+        out("flushed", "10.9.0.1");
     });
 }
 
@@ -299,21 +346,28 @@ fn a_locked_path_mtu_expires_and_can_be_learned_again() {
 #[ignore = "needs root"]
 fn a_gateway_learned_from_a_redirect_binds_what_is_forwarded() {
     in_new_namespace(|| {
-        let mut bed = Bed::new();
+        let mut bed = Bed::new(false);
         run("ip neigh replace 10.0.2.8 lladdr 02:00:00:00:07:08 dev p1");
-        run("sysctl -qw net.ipv4.conf.all.accept_redirects=1 net.ipv4.conf.p1.accept_redirects=1");
         run("sysctl -qw net.ipv4.conf.p1.secure_redirects=0 net.ipv4.conf.all.secure_redirects=0");
-        // Linux believes a redirect while the device does not forward.
-        run("sysctl -qw net.ipv4.conf.p1.forwarding=0");
-        bed.far.send(&redirect("10.9.0.1", [10, 0, 2, 8]).bytes());
-        thread::sleep(Duration::from_millis(50));
-        run("sysctl -qw net.ipv4.conf.p1.forwarding=1 net.ipv4.conf.all.accept_redirects=0");
-        run("sysctl -qw net.ipv4.conf.p0.accept_redirects=0 net.ipv4.conf.p1.accept_redirects=0");
-        let gateways = |bed: &Bed| bed.out("10.9.0.1")[1].iter().map(|frame| frame[5]).collect::<Vec<_>>();
-        assert_eq!(gateways(&bed), [8; 3], "Linux");
+        let redirected = |bed: &Bed, destination: &str| {
+            // Linux believes a redirect while the device does not forward.
+            run("sysctl -qw net.ipv4.conf.p1.accept_redirects=1 net.ipv4.conf.p1.forwarding=0");
+            bed.far.send(&redirect(destination, [10, 0, 2, 8]).bytes());
+            thread::sleep(Duration::from_millis(50));
+            run("sysctl -qw net.ipv4.conf.p1.accept_redirects=0 net.ipv4.conf.p1.forwarding=1");
+        };
+        run("sysctl -qw net.ipv4.conf.all.accept_redirects=0 net.ipv4.conf.p0.accept_redirects=0");
+        let gateways = |bed: &Bed, destination: &str| -> Vec<u8> {
+            bed.out(destination)[1].iter().map(|frame| frame[5]).collect()
+        };
+        redirected(&bed, "10.9.0.1");
+        assert_eq!(gateways(&bed, "10.9.0.1"), [8; 3], "Linux");
         bed.start();
-        assert_eq!(gateways(&bed), [8; 3], "Millrace");
-        assert_eq!(summary(&bed.out("10.9.0.2")), whole());
+        assert_eq!(gateways(&bed, "10.9.0.1"), [8; 3], "before the daemon");
+        redirected(&bed, "10.9.0.3");
+        bed.until("fast again", || bed.by_linux(|| drop(bed.out("10.9.0.2"))) == 0);
+        assert_eq!(gateways(&bed, "10.9.0.3"), [8; 3], "while the daemon ran");
+        assert_eq!(gateways(&bed, "10.9.0.2"), [1; 3]);
     });
 }
 
@@ -321,7 +375,7 @@ fn a_gateway_learned_from_a_redirect_binds_what_is_forwarded() {
 #[ignore = "needs root"]
 fn a_daemon_reads_what_linux_learned_before() {
     in_new_namespace(|| {
-        let mut bed = Bed::new();
+        let mut bed = Bed::new(false);
         bed.teach("10.9.0.1", 500, About::EchoReply);
         assert_eq!(summary(&bed.out("10.9.0.1")), narrow());
         bed.start();
