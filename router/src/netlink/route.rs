@@ -18,20 +18,20 @@ use std::{
     time::Duration,
 };
 
-const RTA_DST: u16 = 1;
+pub(super) const RTA_DST: u16 = 1;
 const RTA_SRC: u16 = 2;
 const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
 const RTA_PRIORITY: u16 = 6;
-const RTA_METRICS: u16 = 8;
+pub(super) const RTA_METRICS: u16 = 8;
 const RTA_MULTIPATH: u16 = 9;
-const RTA_CACHEINFO: u16 = 12;
+pub(super) const RTA_CACHEINFO: u16 = 12;
 const RTA_TABLE: u16 = 15;
 const RTA_VIA: u16 = 18;
 const RTA_PREF: u16 = 20;
 const RTA_NH_ID: u16 = 30;
-const RTAX_LOCK: u16 = 1;
-const RTAX_MTU: u16 = 2;
+pub(super) const RTAX_LOCK: u16 = 1;
+pub(super) const RTAX_MTU: u16 = 2;
 const RTAX_FEATURES: u16 = 12;
 /// `RTAX_FEATURE_ECN`, `_SACK`, `_TIMESTAMP`, `_TCP_USEC_TS`.
 const FEATURES_OF_TCP: u32 = 1 | 2 | 4 | 16;
@@ -42,9 +42,7 @@ const CACHEINFO_EXPIRES: usize = 8;
 pub const DEAD: u8 = 1;
 /// `RTNH_F_LINKDOWN`.
 pub const LINKDOWN: u8 = 16;
-const RTM_F_CLONED: u32 = 0x200;
-/// `RTCF_REDIRECTED` of `include/uapi/linux/in_route.h`: by the gateway of an ICMP redirect.
-const REDIRECTED: u32 = 0x4_0000;
+pub(super) const RTM_F_CLONED: u32 = 0x200;
 
 const KNOWN_FLAGS: u64 = attributes::ROUTE_FLAG.known();
 const IRRELEVANT: u64 = attributes::ROUTE.irrelevant();
@@ -52,7 +50,7 @@ const IRRELEVANT_METRICS: u64 = attributes::METRIC.irrelevant();
 /// `RTNH_COMPARE_MASK`, and what follows from it: the state of a route, not the route.
 const STATE_FLAGS: u32 = 1 | 8 | 16 | 64 | 0x4000 | 0x8000 | 0x2000_0000;
 
-const HEADER: usize = 12;
+pub(super) const HEADER: usize = 12;
 const NEXTHOP_HEADER: usize = 8;
 
 /// A route of either family.
@@ -67,51 +65,6 @@ pub fn dump(family: u8) -> wire::Request {
     let mut header = [0; HEADER];
     header[0] = family;
     wire::Request::new(rtm::GETROUTE, wire::DUMP, &header)
-}
-
-/// What Linux knows about an IPv4 destination, answered by [`parse_learned`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LearnedRoute {
-    pub destination: u32,
-    /// Forwarded packets go by what it has learned until then (CLOCK_MONOTONIC): by a locked MTU or another gateway. `None`: they
-    /// go by its routes.
-    pub binds_until: Option<Duration>,
-}
-
-/// The route to one IPv4 destination.
-pub fn to(destination: u32) -> wire::Request {
-    let mut header = [0; HEADER];
-    (header[0], header[1]) = (INET, 32);
-    wire::Request::new(rtm::GETROUTE, wire::ACK, &header).with(RTA_DST, &destination.to_be_bytes())
-}
-
-/// A dump of all that Linux has learned about IPv4 destinations and used (`fnhe_dump_bucket()`).
-pub fn dump_learned() -> wire::Request {
-    let mut header = [0; HEADER];
-    header[0] = INET;
-    header[8..].copy_from_slice(&RTM_F_CLONED.to_ne_bytes());
-    wire::Request::new(rtm::GETROUTE, wire::DUMP, &header)
-}
-
-/// A route as the cache holds it, read at `now` (`rt_fill_info()`). Only what was learned ends.
-pub fn parse_learned(message: wire::Message<'_>, now: Duration) -> Option<LearnedRoute> {
-    let payload = message.payload;
-    let flags = wire::u32_at(payload, 8)?;
-    let is_one = message.kind == rtm::NEWROUTE && payload[..2] == [INET, 32] && flags & RTM_F_CLONED != 0;
-    let (mut destination, mut binds, mut end) = (None, flags & REDIRECTED != 0, None);
-    for (kind, value) in wire::attributes_after(payload, HEADER) {
-        match kind {
-            RTA_DST => destination = wire::be32_at(value, 0),
-            RTA_METRICS => {
-                let lock = wire::attribute(value, RTAX_LOCK).and_then(|lock| wire::u32_at(lock, 0));
-                binds |= lock.is_some_and(|bits| bits >> RTAX_MTU & 1 == 1);
-            }
-            RTA_CACHEINFO => end = self::end(value, now),
-            _ => (),
-        }
-    }
-    let destination = destination.filter(|_| is_one)?;
-    Some(LearnedRoute { destination, binds_until: end.filter(|_| binds) })
 }
 
 /// What an event does to the table.
@@ -232,7 +185,7 @@ fn parse_route<A: Address + Default>(
 }
 
 /// When a route ends; `None`: it does not. One whose end cannot be read ends at once.
-fn end(cacheinfo: &[u8], now: Duration) -> Option<Duration> {
+pub(super) fn end(cacheinfo: &[u8], now: Duration) -> Option<Duration> {
     match wire::u32_at(cacheinfo, CACHEINFO_EXPIRES).map(|hundredths| hundredths as i32) {
         Some(0) => None,
         Some(hundredths) => Some(now + Duration::from_millis(10) * hundredths.max(0) as u32),

@@ -23,6 +23,7 @@ use crate::{
     hazards::{Hazards, command},
     multipath::MultipathKeys,
     netlink::{
+        learned::LearnedRoute,
         link::{self, LinkMessage, RawLink},
         neighbour, netconf, nexthop, route, rtm,
         wire::{self, Message},
@@ -353,7 +354,7 @@ impl Space {
         self.topology_changed |= found.lost_the_way || is_dull;
         let Found { state, routes, hazards, traffic, devices, polled, numbers, programs, learned, .. } =
             found;
-        for route::LearnedRoute { destination, binds_until } in learned {
+        for LearnedRoute { destination, binds_until } in learned {
             self.learned.answer(destination, binds_until, monotonic());
         }
         if let Some(hazards) = hazards

@@ -9,9 +9,9 @@ use crate::{
     hazards::{self, bpf, traffic},
     netlink::{
         INET, INET6,
+        learned::{self, LearnedRoute},
         link::{self, LinkMessage, RawLink},
-        neighbour, nexthop, nsid,
-        route::{self, LearnedRoute},
+        neighbour, nexthop, nsid, route,
         socket::Socket,
     },
     netns::{self, Place},
@@ -272,8 +272,8 @@ fn read_routes(socket: &mut Socket, quota: &Quota) -> io::Result<Routes> {
 /// can be bound.
 fn read_learned(socket: &mut Socket) -> io::Result<Vec<LearnedRoute>> {
     let mut found = 0;
-    socket.dump(route::dump_learned(), |m| {
-        let learned = route::parse_learned(m, monotonic()).filter(|learned| learned.binds_until.is_some());
+    socket.dump(learned::dump(), |m| {
+        let learned = learned::parse(m, monotonic()).filter(|learned| learned.binds_until.is_some());
         found += usize::from(learned.is_some());
         learned.filter(|_| found <= MOST_BOUND)
     })
@@ -281,7 +281,7 @@ fn read_learned(socket: &mut Socket) -> io::Result<Vec<LearnedRoute>> {
 
 /// `None`: the question failed. A destination without a route binds nothing.
 fn ask_about(socket: &mut Socket, destination: u32) -> Option<LearnedRoute> {
-    match socket.ask(route::to(destination), |m| route::parse_learned(m, monotonic())) {
+    match socket.ask(learned::to(destination), |m| learned::parse(m, monotonic())) {
         Ok(learned) => learned.filter(|learned| learned.destination == destination),
         Err(error) if is_no_route(&error) => Some(LearnedRoute { destination, binds_until: None }),
         Err(error) => {

@@ -28,10 +28,7 @@ use router::{
 use std::{
     fs::File,
     net::UdpSocket,
-    os::{
-        fd::{AsFd, AsRawFd},
-        unix::net::UnixDatagram,
-    },
+    os::{fd::AsRawFd, unix::net::UnixDatagram},
     path::Path,
     process::{Child, Command, Stdio, id},
 };

@@ -24,7 +24,7 @@ use router::{clock::monotonic, observer::Waker, plane::policy::Policy};
 use std::{
     fs::{self, File},
     io::Write as _,
-    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
     process::{Child, Command, Stdio, id},
     sync::atomic::{
         AtomicBool, AtomicU64, AtomicUsize,
