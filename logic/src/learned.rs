@@ -1,12 +1,13 @@
-//! What Linux has learned about IPv4 destinations from ICMP errors, and when it is asked about them.
+//! What Linux has learned about destinations from ICMP errors, and when it is asked about them.
 //!
-//! An ICMP error can make Linux forward to one destination by a shorter MTU (if that is locked) or by another gateway, for some
-//! minutes (`struct fib_nh_exception`, net/ipv4/route.c). Linux sends no message about this, and a dump of routes shows it only
-//! once Linux has sent a packet there. A question about the destination always shows it.
+//! An ICMP error can make Linux forward to one destination by a shorter MTU or by another gateway, for some minutes
+//! (`struct fib_nh_exception`, net/ipv4/route.c; `struct rt6_exception`, net/ipv6/route.c). Linux sends no message about this.
+//! IPv4 shows it in a dump only once Linux has sent a packet there, and always answers a question about the destination.
+//! IPv6 shows it in a dump, where next hops have their own entries; a question is about one of them.
 //!
 //! ```text
 //! an ICMP error ── note ──► waits ── question ──► answer: it binds packets ──► bound: packets are the kernel's
-//!       a dump ── listed ─────────────────────────────────────────────────────►   │ asked again, until it has ended
+//!                                           a dump ── answer ─────────────────►   │ asked again, until it has ended
 //! ```
 //!
 //! Anybody who can send to the router can forge such errors, so everything has a limit. Destinations over a limit are not looked
@@ -14,6 +15,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     time::Duration,
 };
 
@@ -23,8 +25,10 @@ pub const MOST_BOUND: usize = 1024;
 pub const MOST_WAITING: usize = 256;
 /// Questions asked at once, at most.
 pub const MOST_QUESTIONS: usize = 64;
-/// The pause between questions, which each take about 10 us.
+/// The least pause between questions.
 const PAUSE: Duration = Duration::from_millis(50);
+/// Questions take at most one part in this many of the time.
+const SHARE: u32 = 100;
 /// An error is noted before Linux reads it, so questions wait this long.
 const SETTLED: Duration = Duration::from_millis(20);
 /// The delay of the second question about an error, in case Linux took longer.
@@ -35,9 +39,9 @@ const LOOK: Duration = Duration::from_secs(10);
 /// The destinations of one namespace. All times are CLOCK_MONOTONIC.
 #[derive(Debug, Default)]
 pub struct Learned {
-    entries: BTreeMap<u32, Entry>,
+    entries: BTreeMap<IpAddr, Entry>,
     /// When to ask about which destination.
-    schedule: BTreeSet<(Duration, u32)>,
+    schedule: BTreeSet<(Duration, IpAddr)>,
     bound: usize,
     not_before: Duration,
     changed: bool,
@@ -53,7 +57,7 @@ struct Entry {
 
 impl Learned {
     /// An ICMP error about a packet to this destination has come.
-    pub fn note(&mut self, destination: u32, now: Duration) {
+    pub fn note(&mut self, destination: IpAddr, now: Duration) {
         let waiting = self.entries.len() - self.bound;
         match self.entries.get_mut(&destination) {
             Some(entry) => entry.questions = entry.questions.map(|_| 2),
@@ -64,18 +68,13 @@ impl Learned {
         }
     }
 
-    /// A dump shows that packets to this destination are bound.
-    pub fn listed(&mut self, destination: u32, end: Duration, now: Duration) {
-        self.bind(destination, end, now);
-    }
-
     /// The destinations to ask Linux about now.
-    pub fn questions(&mut self, now: Duration) -> Vec<u32> {
+    pub fn questions(&mut self, now: Duration) -> Vec<IpAddr> {
         if now < self.not_before {
             return Vec::new();
         }
         let due = self.schedule.iter().take_while(|(at, _)| *at <= now).map(|(_, destination)| *destination);
-        let due: Vec<u32> = due.take(MOST_QUESTIONS).collect();
+        let due: Vec<IpAddr> = due.take(MOST_QUESTIONS).collect();
         for destination in &due {
             self.not_before = now + PAUSE;
             let Some(entry) = self.entries.get(destination).copied() else { continue };
@@ -87,22 +86,30 @@ impl Learned {
         due
     }
 
+    /// The last questions took so long.
+    pub fn took(&mut self, took: Duration, now: Duration) {
+        self.not_before = self.not_before.max(now + took * (SHARE - 1));
+    }
+
     /// When [`Learned::questions`] returns the next ones.
     pub fn due(&self) -> Option<Duration> {
         self.schedule.first().map(|(at, _)| self.not_before.max(*at))
     }
 
-    /// Linux has answered: packets to the destination are bound until then, or not at all.
-    pub fn answer(&mut self, destination: u32, end: Option<Duration>, now: Duration) {
-        let Some(entry) = self.entries.get(&destination) else { return };
-        match end {
-            Some(end) => self.bind(destination, end, now),
-            None if entry.questions.is_none_or(|left| left == 0) => self.forget(destination),
-            None => (),
+    /// Linux says that packets to the destination are bound until then, or not at all. Nobody may have asked.
+    pub fn answer(&mut self, destination: IpAddr, end: Option<Duration>, now: Duration) {
+        if let Some(end) = end {
+            self.bind(destination, end, now);
+        } else if self
+            .entries
+            .get(&destination)
+            .is_some_and(|entry| entry.questions.is_none_or(|left| left == 0))
+        {
+            self.forget(destination);
         }
     }
 
-    fn bind(&mut self, destination: u32, end: Duration, now: Duration) {
+    fn bind(&mut self, destination: IpAddr, end: Duration, now: Duration) {
         let is_bound = self.entries.get(&destination).is_some_and(|entry| entry.questions.is_none());
         if !is_bound {
             if self.bound == MOST_BOUND {
@@ -115,14 +122,14 @@ impl Learned {
         self.put(destination, Entry { ask_at: (end + SETTLED).min(now + LOOK), questions: None });
     }
 
-    fn put(&mut self, destination: u32, entry: Entry) {
+    fn put(&mut self, destination: IpAddr, entry: Entry) {
         if let Some(old) = self.entries.insert(destination, entry) {
             self.schedule.remove(&(old.ask_at, destination));
         }
         self.schedule.insert((entry.ask_at, destination));
     }
 
-    fn forget(&mut self, destination: u32) {
+    fn forget(&mut self, destination: IpAddr) {
         let Some(entry) = self.entries.remove(&destination) else { return };
         self.schedule.remove(&(entry.ask_at, destination));
         if entry.questions.is_none() {
@@ -132,12 +139,12 @@ impl Learned {
     }
 
     /// The destinations whose packets are the kernel's, if they have changed since the last call.
-    pub fn take_changed(&mut self) -> Option<BTreeSet<u32>> {
+    pub fn take_changed(&mut self) -> Option<BTreeSet<IpAddr>> {
         std::mem::take(&mut self.changed).then(|| self.bound())
     }
 
     /// The destinations whose packets are the kernel's.
-    pub fn bound(&self) -> BTreeSet<u32> {
+    pub fn bound(&self) -> BTreeSet<IpAddr> {
         self.entries
             .iter()
             .filter(|(_, entry)| entry.questions.is_none())
@@ -154,9 +161,11 @@ impl Learned {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::Ipv4Addr;
 
     const MS: Duration = Duration::from_millis(1);
-    const D: u32 = 0x0a09_0001;
+    const D: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 0, 1));
+    const NOTHING: [IpAddr; 0] = [];
 
     /// Bound at 20 ms, until `end`.
     fn bound_until(end: Duration) -> Learned {
@@ -179,7 +188,7 @@ mod tests {
             [(SETTLED + LOOK, Some(end)), (SETTLED + 2 * LOOK, Some(end)), (end + SETTLED, None)]
         {
             assert_eq!(learned.due(), Some(at));
-            assert_eq!(learned.questions(at - MS), [0; 0]);
+            assert_eq!(learned.questions(at - MS), NOTHING);
             assert_eq!(learned.questions(at), [D]);
             learned.answer(D, ends, at);
             assert_eq!(learned.take_changed(), ends.is_none().then(BTreeSet::new));
@@ -202,7 +211,7 @@ mod tests {
         assert_eq!(learned.questions(1020 * MS), [D]);
         learned.answer(D, None, 1020 * MS);
         learned.note(D, 1100 * MS);
-        assert_eq!(learned.questions(1519 * MS), [0; 0]);
+        assert_eq!(learned.questions(1519 * MS), NOTHING);
         assert_eq!(learned.questions(1520 * MS), [D]);
         learned.answer(D, None, 1520 * MS);
         assert_eq!(learned.due(), Some(2020 * MS));
@@ -229,7 +238,9 @@ mod tests {
         let mut learned = Learned::default();
         let mut asked = 0;
         for now in (0..10_000).map(|ms| ms * MS) {
-            (0..100).for_each(|n| learned.note(now.as_millis() as u32 * 100 + n, now));
+            (0..100).for_each(|n| {
+                learned.note(Ipv4Addr::from_bits(now.as_millis() as u32 * 100 + n).into(), now)
+            });
             let questions = learned.questions(now);
             assert!(questions.len() <= MOST_QUESTIONS);
             assert!(learned.entries.len() <= MOST_WAITING + MOST_BOUND);
@@ -246,7 +257,11 @@ mod tests {
             learned.questions(now).iter().for_each(|to| learned.answer(*to, None, now));
         }
         assert_eq!((learned.due(), learned.bound().len()), (None, 0));
-        learned.listed(D, 2 * end, end);
+        learned.took(MS, end);
+        learned.took(200 * MS, end + 20_000 * MS);
+        learned.note(D, end + 20_000 * MS);
+        assert_eq!(learned.due(), Some(end + 20_000 * MS + 19_800 * MS), "a hundredth of the time");
+        learned.answer(D, Some(2 * end), end);
         assert_eq!(learned.take_changed(), Some([D].into()));
     }
 }

@@ -43,8 +43,8 @@ pub enum Event {
     NexthopGone(NamespaceId, u32),
     /// What in the namespace the fast path would bypass, and its settings.
     Settings(NamespaceId, Settings),
-    /// All IPv4 destinations for which Linux has learned a path MTU or gateway that binds forwarded packets.
-    Learned(NamespaceId, BTreeSet<u32>),
+    /// All destinations for which Linux has learned a path MTU or gateway that binds forwarded packets.
+    Learned(NamespaceId, BTreeSet<IpAddr>),
 }
 
 /// A network device Millrace is attached to.

@@ -15,7 +15,7 @@ use common::{
 use logic::net::Mac;
 use std::{
     fs,
-    net::{Ipv4Addr, UdpSocket},
+    net::{Ipv4Addr, Ipv6Addr, UdpSocket},
     process::{Child, Command, Stdio, id},
     sync::mpsc,
     thread,
@@ -55,7 +55,7 @@ impl Bed {
         };
         for n in 0..2 {
             run(&format!("ip link add p{n} type veth peer name q{n}"));
-            run(&format!("sysctl -qw net.ipv6.conf.q{n}.disable_ipv6=1 net.ipv6.conf.p{n}.disable_ipv6=1"));
+            run(&format!("sysctl -qw net.ipv6.conf.q{n}.disable_ipv6=1"));
             run(&format!("ethtool -K q{n} tx off txvlan off tx-vlan-stag-hw-insert off gro on"));
             run(&format!("ip link set q{n} up"));
             run(&format!("ip link set p{n} up"));
@@ -73,9 +73,16 @@ impl Bed {
             bed.run(&format!("ip addr add 10.0.{}.1/24 dev {device}", n + 1));
             bed.run(&format!("ip neigh replace 10.0.{}.9 lladdr 02:00:00:00:07:0{n} dev {device}", n + 1));
             bed.run(&format!("sysctl -qw net.ipv4.conf.{device}.rp_filter=0"));
+            bed.run(&format!("ip addr add fd00:{}::1/64 dev {device} nodad", n + 1));
+            for host in [format!("fd00:{}::9", n + 1), "fe80::8".into()] {
+                let last = if host == "fe80::8" { 8 } else { n };
+                bed.run(&format!("ip neigh replace {host} lladdr 02:00:00:00:07:0{last} dev {device}"));
+            }
         }
         bed.run("sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.icmp_ratelimit=0");
+        bed.run("sysctl -qw net.ipv6.conf.all.forwarding=1 net.ipv6.icmp.ratelimit=0");
         bed.run("ip route add 10.9.0.0/16 via 10.0.2.9");
+        bed.run("ip route add fd00:9::/64 via fd00:2::9");
         bed
     }
 
@@ -109,7 +116,10 @@ impl Bed {
             let all = self.run("cat /proc/thread-self/net/snmp");
             let mut ip = all.lines().filter(|line| line.starts_with("Ip:")).map(|line| line.split(' '));
             let (names, values) = (ip.next().unwrap(), ip.next().unwrap());
-            names.zip(values).find(|(name, _)| *name == "ForwDatagrams").unwrap().1.parse::<u64>().unwrap()
+            let v4 = names.zip(values).find(|(name, _)| *name == "ForwDatagrams").unwrap().1;
+            let all = self.run("cat /proc/thread-self/net/snmp6");
+            let v6 = all.lines().find_map(|line| line.strip_prefix("Ip6OutForwDatagrams")).unwrap();
+            v4.parse::<u64>().unwrap() + v6.trim().parse::<u64>().unwrap()
         };
         let before = read();
         body();
@@ -119,18 +129,28 @@ impl Bed {
     /// What leaves the router, on either side, after packets to this destination: a long one that may be fragmented, one that
     /// must not be, and a short one.
     fn out(&self, destination: &str) -> [Vec<Vec<u8>>; 2] {
-        for (length, fragment) in [(1000, 0), (1000, 0x40), (100, 0x40)] {
-            self.near.send(&udp(destination, length, fragment).bytes());
+        if destination.contains(':') {
+            for length in [1450, 100] {
+                self.near.send(&udp6(destination, length).bytes());
+            }
+        } else {
+            for (length, fragment) in [(1000, 0), (1000, 0x40), (100, 0x40)] {
+                self.near.send(&udp(destination, length, fragment).bytes());
+            }
         }
         thread::sleep(Duration::from_millis(30));
         [&self.near, &self.far].map(|wire| {
-            std::iter::from_fn(|| wire.receive()).filter(|frame| frame[12..14] == [8, 0]).map(bare).collect()
+            std::iter::from_fn(|| wire.receive()).filter(|frame| is_of_interest(frame)).map(bare).collect()
         })
     }
 
     /// The gateway reports that packets of the router to this destination must be shorter.
     fn teach(&self, destination: &str, mtu: u16, about: About) {
-        self.far.send(&too_long(destination, mtu, about).bytes());
+        let frame = match destination.contains(':') {
+            true => error6([2, 0, 0, 0, 0, 0, (mtu >> 8) as u8, mtu as u8], &inner6(destination)),
+            false => too_long(destination, mtu, about),
+        };
+        self.far.send(&frame.bytes());
     }
 }
 
@@ -154,6 +174,42 @@ fn udp(destination: &str, length: u16, fragment: u8) -> Frame {
         ip[24..28].copy_from_slice(&[(length - 20).to_be_bytes(), [0; 2]].concat());
         fix_checksum(ip);
     })
+}
+
+fn udp6(destination: &str, length: u16) -> Frame {
+    Frame::udp6(ROUTER[0], "fd00:1::9", destination).with(|ip| {
+        ip.resize(length.into(), 0x5a);
+        ip[4..6].copy_from_slice(&(length - 40).to_be_bytes());
+        ip[44..46].copy_from_slice(&(length - 40).to_be_bytes());
+    })
+}
+
+/// Of the router at fd00:2::1, an answer to a ping of this destination.
+fn inner6(destination: &str) -> Vec<u8> {
+    let addresses = ["fd00:2::1", destination].map(|a| a.parse::<Ipv6Addr>().unwrap().octets());
+    [&[0x60, 0, 0, 0, 0, 8, 58, 64][..], &addresses.concat(), &[129, 0, 0, 0, 0, 1, 0, 1]].concat()
+}
+
+/// An ICMPv6 error of the gateway, with this header.
+fn error6(header: [u8; 8], body: &[u8]) -> Frame {
+    let source = if header[0] == 137 { "fe80::9" } else { "fd00:2::9" };
+    let addresses = [source, "fd00:2::1"].map(|a| a.parse::<Ipv6Addr>().unwrap().octets()).concat();
+    let mut icmp = [&header, body].concat();
+    let pseudo = [&addresses[..], &[0, 0, 0, icmp.len() as u8, 0, 0, 0, 58], &icmp].concat();
+    let sum: u32 = pseudo.chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    icmp[2..4].copy_from_slice(&sum.to_be_bytes());
+    let ip = [&[0x60, 0, 0, 0, 0, icmp.len() as u8, 58, 255][..], &addresses, &icmp].concat();
+    Frame::new(ROUTER[1], 0x86dd, ip)
+}
+
+/// IPv4, UDP over IPv6, and ICMPv6 errors. The rest is neighbour discovery.
+fn is_of_interest(frame: &[u8]) -> bool {
+    let next_header = frame.get(20).copied().unwrap_or_default();
+    let error = frame.get(54).is_some_and(|kind| *kind < 128);
+    frame[12..14] == [8, 0]
+        || frame[12..14] == [0x86, 0xdd] && (next_header == 17 || next_header == 58 && error)
 }
 
 /// Which packet of the router an ICMP error is about.
@@ -212,8 +268,12 @@ type Lengths = (Vec<u16>, Vec<u16>);
 
 fn summary([near, far]: &[Vec<Vec<u8>>; 2]) -> Lengths {
     let word = |frame: &[u8], at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
-    let errors = near.iter().filter(|frame| frame[34..36] == [3, 4]).map(|frame| word(frame, 40));
-    (far.iter().map(|frame| word(frame, 16)).collect(), errors.collect())
+    let length = |frame: &Vec<u8>| if frame[12] == 8 { word(frame, 16) } else { 40 + word(frame, 18) };
+    let error = |frame: &Vec<u8>| match frame[12] {
+        8 => (frame[34..36] == [3, 4]).then(|| word(frame, 40)),
+        _ => (frame[54] == 2).then(|| word(frame, 60)),
+    };
+    (far.iter().map(length).collect(), near.iter().filter_map(error).collect())
 }
 
 /// All as it came.
@@ -224,6 +284,15 @@ fn whole() -> Lengths {
 /// By a path MTU of 552 bytes.
 fn narrow() -> Lengths {
     (vec![548, 472, 100], vec![552])
+}
+
+/// The same for IPv6: the first packet is too long for 1,400 bytes.
+fn whole6() -> Lengths {
+    (vec![1450, 100], vec![])
+}
+
+fn narrow6() -> Lengths {
+    (vec![100], vec![1400])
 }
 
 /// What a router did, step by step, and how many packets Linux forwarded.
@@ -339,6 +408,39 @@ fn a_tenant_obeys_what_its_own_namespace_learned() {
         }
         out("flushed", "10.9.0.1");
     });
+}
+
+/// IPv6 forwards by every path MTU that it has learned.
+#[test]
+#[ignore = "needs root"]
+fn every_path_mtu_of_ipv6_binds_what_is_forwarded_until_it_is_flushed() {
+    let expected = [
+        ("before", whole6(), true),
+        ("learned", narrow6(), false),
+        ("another destination", whole6(), true),
+        ("flushed", whole6(), true),
+        ("learned for a while", narrow6(), false),
+        ("expired", whole6(), true),
+    ];
+    let steps: Steps = |bed, out| {
+        out("before", "fd00:9::1");
+        bed.teach("fd00:9::1", 1400, About::EchoReply);
+        settle();
+        out("learned", "fd00:9::1");
+        out("another destination", "fd00:9::2");
+        bed.run("ip -6 route flush cache");
+        if bed.daemon.is_some() {
+            bed.until("fast after the flush", || bed.by_linux(|| drop(bed.out("fd00:9::1"))) == 0);
+        }
+        out("flushed", "fd00:9::1");
+        bed.run("sysctl -qw net.ipv6.route.mtu_expires=4");
+        bed.teach("fd00:9::3", 1400, About::EchoReply);
+        settle();
+        out("learned for a while", "fd00:9::3");
+        thread::sleep(Duration::from_secs(5));
+        out("expired", "fd00:9::3");
+    };
+    same(false, &expected, steps);
 }
 
 /// Devices that have accepted redirects leave gateways behind that bind packets after that.

@@ -207,7 +207,7 @@ impl Mirror {
                 space.refresh |= space.objects.insert(object.id, object.kind) != Some(kind);
             }
             Event::NexthopGone(_, object) => space.refresh |= space.objects.remove(&object).is_some(),
-            Event::Learned(_, destinations) => space.rib4.leave_to_kernel(destinations),
+            Event::Learned(_, destinations) => space.leave_to_kernel(&destinations),
             _ => {}
         }
     }

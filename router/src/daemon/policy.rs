@@ -29,6 +29,7 @@ use crate::plane::policy::{HOST, Policy, Slot, Watching};
 use logic::{observe::NamespaceId, plan::RouterId};
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     time::Duration,
 };
 
@@ -89,8 +90,8 @@ impl Windows {
         self.policy.unseen()
     }
 
-    /// Routers and IPv4 destinations that ICMP errors were about since the last call.
-    fn take_noted(&self) -> BTreeSet<(RouterId, u32)> {
+    /// Routers and destinations that ICMP errors were about since the last call.
+    fn take_noted(&self) -> BTreeSet<(RouterId, IpAddr)> {
         self.policy.take_noted()
     }
 

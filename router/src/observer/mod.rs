@@ -735,9 +735,9 @@ impl Observer {
         }
     }
 
-    /// An ICMP error about this IPv4 destination has come to the router of a namespace. Linux is asked about the destination soon,
+    /// An ICMP error about this destination has come to the router of a namespace. Linux is asked about the destination soon,
     /// and [`Event::Learned`] reports what it has learned.
-    pub fn look_at_destination(&mut self, id: NamespaceId, destination: u32) {
+    pub fn look_at_destination(&mut self, id: NamespaceId, destination: IpAddr) {
         if let Some(space) = self.spaces.get_mut(&id) {
             space.learned.note(destination, monotonic());
         }

@@ -354,9 +354,7 @@ impl Space {
         self.topology_changed |= found.lost_the_way || is_dull;
         let Found { state, routes, hazards, traffic, devices, polled, numbers, programs, learned, .. } =
             found;
-        for LearnedRoute { destination, binds_until } in learned {
-            self.learned.answer(destination, binds_until, monotonic());
-        }
+        self.take_learned(learned);
         if let Some(hazards) = hazards
             && !self.hazards.set_namespace(hazards)
         {
@@ -410,6 +408,15 @@ impl Space {
         }
         self.refresh_all(out);
         self.emit_learned(out);
+    }
+
+    /// Takes in answers of Linux. Nobody asked about some of them.
+    fn take_learned(&mut self, (learned, took): (Vec<LearnedRoute>, Duration)) {
+        let now = monotonic();
+        for LearnedRoute { destination, binds_until } in learned {
+            self.learned.answer(destination, binds_until, now);
+        }
+        self.learned.took(took, now);
     }
 
     /// Emits the destinations about which Linux has learned, if they have changed.
@@ -516,11 +523,7 @@ impl Space {
     /// Notes the number of routes and their ends. Waiting messages may be older.
     fn note_routes(&mut self, routes: &Routes) {
         self.routes = routes.v4.len() + routes.v6.len();
-        for learned in &routes.learned {
-            if let Some(end) = learned.binds_until {
-                self.learned.listed(learned.destination, end, monotonic());
-            }
-        }
+        self.take_learned((routes.learned.clone(), Duration::ZERO));
         self.catching_up = true;
         if let Some(end) = routes.v6.iter().filter_map(|route| route.expires).min() {
             self.due.routes_end(Instant::now(), end.saturating_sub(monotonic()));

@@ -58,8 +58,8 @@ pub struct Wanted {
     pub programs: Option<BTreeSet<u32>>,
     /// Neighbours that the kernel must revalidate.
     pub probes: Vec<(u32, IpAddr)>,
-    /// IPv4 destinations about which Linux may have learned something.
-    pub destinations: Vec<u32>,
+    /// Destinations about which Linux may have learned something.
+    pub destinations: Vec<IpAddr>,
 }
 
 impl Wanted {
@@ -109,8 +109,8 @@ pub struct Found {
     pub polled: Option<Polled>,
     pub numbers: Option<io::Result<Numbers>>,
     pub programs: Option<io::Result<BTreeMap<u32, u32>>>,
-    /// About the wanted destinations; those whose question failed are missing.
-    pub learned: Vec<LearnedRoute>,
+    /// About the wanted destinations, and others; those whose question failed are missing. And how long that took.
+    pub learned: (Vec<LearnedRoute>, Duration),
     /// The namespace could not be entered: it may have moved, or be gone.
     pub lost_the_way: bool,
     /// Another namespace has its number now.
@@ -200,7 +200,7 @@ fn read(mut socket: Socket, wanted: &Wanted, id: NamespaceId, peers: &Peers, quo
         polled: (all || wanted.polled).then(Polled::read),
         numbers: (all || wanted.numbers).then(|| read_numbers(socket, id, peers)),
         programs: wanted.programs.as_ref().map(bpf::tcx_programs),
-        learned: wanted.destinations.iter().filter_map(|to| ask_about(socket, *to)).collect(),
+        learned: ask_about(socket, &wanted.destinations),
         lost_the_way: false,
         ended: false,
     }
@@ -260,32 +260,59 @@ fn read_routes(socket: &mut Socket, quota: &Quota) -> io::Result<Routes> {
     let most = quota.routes();
     let nexthops = socket.dump_at_most(most, nexthop::dump(), nexthop::parse)?;
     let v4 = socket.dump_at_most(most, route::dump(INET), |m| route::parse4(m, monotonic()))?;
-    let learned = read_learned(socket)?;
+    let mut learned = read_learned(socket, INET)?;
     let more = most.less(v4.len());
     let v6 = socket.dump_at_most(more, route::dump(INET6), |m| route::parse6(m, monotonic()));
     let mut v6 = none_without_family(v6)?;
     siblings::look_at(socket, &mut v6);
+    learned.extend(none_without_family(read_learned(socket, INET6))?);
     Ok(Routes { nexthops, v4, learned, v6 })
 }
 
-/// Linux keeps up to 10,240 destinations for each next hop (`FNHE_HASH_SIZE`, `FNHE_RECLAIM_DEPTH`). Only as many are of use as
-/// can be bound.
-fn read_learned(socket: &mut Socket) -> io::Result<Vec<LearnedRoute>> {
+/// Linux keeps up to 10,240 destinations for each IPv4 next hop (`FNHE_HASH_SIZE`, `FNHE_RECLAIM_DEPTH`). Only as many are of use
+/// as can be bound.
+fn read_learned(socket: &mut Socket, family: u8) -> io::Result<Vec<LearnedRoute>> {
     let mut found = 0;
-    socket.dump(learned::dump(), |m| {
+    socket.dump(learned::dump(family), |m| {
         let learned = learned::parse(m, monotonic()).filter(|learned| learned.binds_until.is_some());
         found += usize::from(learned.is_some());
         learned.filter(|_| found <= MOST_BOUND)
     })
 }
 
+/// What Linux has learned about these destinations. A dump answers for all IPv6 destinations.
+fn ask_about(socket: &mut Socket, destinations: &[IpAddr]) -> (Vec<LearnedRoute>, Duration) {
+    let began = Instant::now();
+    let mut answers = Vec::new();
+    let mut unanswered6 = BTreeSet::new();
+    for destination in destinations {
+        match destination {
+            IpAddr::V4(address) => answers.extend(ask_about4(socket, *address)),
+            IpAddr::V6(_) => _ = unanswered6.insert(*destination),
+        }
+    }
+    if !unanswered6.is_empty() {
+        match read_learned(socket, INET6) {
+            Ok(learned) => {
+                learned.iter().for_each(|learned| _ = unanswered6.remove(&learned.destination));
+                let nothing = unanswered6.into_iter();
+                answers.extend(nothing.map(|destination| LearnedRoute { destination, binds_until: None }));
+                answers.extend(learned);
+            }
+            Err(error) => tracing::debug!("cannot ask about IPv6 destinations: {error}"),
+        }
+    }
+    (answers, began.elapsed())
+}
+
 /// `None`: the question failed. A destination without a route binds nothing.
-fn ask_about(socket: &mut Socket, destination: u32) -> Option<LearnedRoute> {
-    match socket.ask(learned::to(destination), |m| learned::parse(m, monotonic())) {
+fn ask_about4(socket: &mut Socket, address: Ipv4Addr) -> Option<LearnedRoute> {
+    let destination = address.into();
+    match socket.ask(learned::to(address), |m| learned::parse(m, monotonic())) {
         Ok(learned) => learned.filter(|learned| learned.destination == destination),
         Err(error) if is_no_route(&error) => Some(LearnedRoute { destination, binds_until: None }),
         Err(error) => {
-            tracing::debug!("cannot ask about {}: {error}", Ipv4Addr::from_bits(destination));
+            tracing::debug!("cannot ask about {address}: {error}");
             None
         }
     }

@@ -8,7 +8,7 @@
 use super::{MAX_ROUTERS, Mapping, Words64};
 use crate::{
     hazards::{netfilter, xfrm},
-    netlink::{nsid, socket::Socket},
+    netlink::{nsid, socket::Socket, wire},
     netns::{self, Place},
     observer::Waker,
 };
@@ -28,6 +28,7 @@ use std::{
     fs::File,
     io,
     mem::{MaybeUninit, offset_of},
+    net::IpAddr,
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     sync::{
         Arc, Mutex, PoisonError,
@@ -106,22 +107,26 @@ impl PlaneMaps {
     }
 }
 
-/// Routers and IPv4 destinations that ICMP errors are about (`bpf/learned.h`), not taken yet.
+/// Routers and destinations that ICMP errors are about (`bpf/learned.h`), not taken yet.
 #[derive(Clone, Default)]
-struct Notes(Arc<Mutex<BTreeSet<(RouterId, u32)>>>);
+struct Notes(Arc<Mutex<BTreeSet<(RouterId, IpAddr)>>>);
 
 impl Notes {
     /// Takes in a record of the ring. A router that floods the ring leaves no room for others.
     fn add(&self, record: &[u8]) {
-        let Some(note) = record.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes)) else { return };
-        let Ok(router) = RouterId::try_from(note >> 32) else { return };
+        let word = |at| wire::u32_at(record, at);
+        let (Some(router), Some(family)) = (word(0), word(4)) else { return };
+        let (Ok(router), Some(address)) = (RouterId::try_from(router), record.get(8..24)) else { return };
+        let Some(destination) = wire::address(if family == 4 { &address[..4] } else { address }) else {
+            return;
+        };
         let mut notes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if notes.len() < MOST_NOTES {
-            notes.insert((router, note as u32));
+            notes.insert((router, destination));
         }
     }
 
-    fn take(&self) -> BTreeSet<(RouterId, u32)> {
+    fn take(&self) -> BTreeSet<(RouterId, IpAddr)> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -242,8 +247,8 @@ impl Policy {
         self.maps.as_ref().map(|maps| &maps.plane)
     }
 
-    /// Routers and IPv4 destinations that ICMP errors were about since the last call.
-    pub fn take_noted(&self) -> BTreeSet<(RouterId, u32)> {
+    /// Routers and destinations that ICMP errors were about since the last call.
+    pub fn take_noted(&self) -> BTreeSet<(RouterId, IpAddr)> {
         self.notes.take()
     }
 

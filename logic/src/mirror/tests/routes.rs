@@ -768,11 +768,12 @@ fn a_local_prefix_concerns_what_lies_within_it() {
 fn a_destination_that_linux_has_learned_about_is_the_kernels() {
     let own = || Route { kind: RouteKind::Local, table: 255, ..route4("10.2.0.1/32", dev(9)) };
     let routes = || vec![route4("10.0.0.0/8", dev(2)), route4("10.2.0.2/32", dev(2)), own()];
-    let mut bench = Bench::host(routes(), vec![]);
+    let mut bench = Bench::host(routes(), vec![route6("2001:db8::/32", dev(1))]);
     let learned = |addresses: &[&str]| {
-        let number = |address: &&str| p4(&format!("{address}/32")).address();
-        Event::Learned(HOST, addresses.iter().map(number).collect())
+        let six = addresses.first().map(|_| ip("2001:db8::1"));
+        Event::Learned(HOST, addresses.iter().map(|address| ip(address)).chain(six).collect())
     };
+    let six = |bench: &Bench| bench.target6("2001:db8::1/128").cloned();
     let of = |bench: &Bench, address: &str| {
         let (prefix, target) = bench.mirror.route4_to(HOST, p4(&format!("{address}/32")).address()).unwrap();
         assert_eq!(bench.target4(&prefix.to_string()), Some(target));
@@ -787,10 +788,11 @@ fn a_destination_that_linux_has_learned_about_is_the_kernels() {
             [kernel.clone(), pass(Reason::Local), kernel.clone()]
         );
         assert_eq!(of(bench, "10.1.1.2"), out(2, None));
+        assert_eq!(six(bench), Some(kernel.clone()));
     };
     bound(&bench);
     // Routes are read again, and change.
-    bench.after([Event::Routes(HOST, routes(), vec![])]);
+    bench.after([Event::Routes(HOST, routes(), vec![route6("2001:db8::/32", dev(1))])]);
     bound(&bench);
     bench.after([Event::Route4(HOST, Change::Add, route4("10.1.1.1/32", dev(1)))]);
     bench.after([Event::Route4(HOST, Change::Delete, route4("10.1.1.1/32", dev(1)))]);
@@ -804,6 +806,6 @@ fn a_destination_that_linux_has_learned_about_is_the_kernels() {
     bench.after([learned(&all[..2])]);
     assert_eq!(all.map(|a| of(&bench, a)), [kernel, pass(Reason::Local), out(2, None)]);
     bench.after([learned(&[])]);
-    assert_eq!(bench.target4("10.1.1.1/32"), None);
+    assert_eq!((bench.target4("10.1.1.1/32"), six(&bench)), (None, None));
     assert_eq!(all.map(|a| of(&bench, a)), [out(2, None), pass(Reason::Local), out(2, None)]);
 }
