@@ -479,9 +479,16 @@ fn a_daemon_reads_what_linux_learned_before() {
     in_new_namespace(|| {
         let mut bed = Bed::new(false);
         bed.teach("10.9.0.1", 500, About::EchoReply);
-        assert_eq!(summary(&bed.out("10.9.0.1")), narrow());
+        bed.teach("fd00:9::1", 1400, About::EchoReply);
+        let learned = |bed: &Bed| ["10.9.0.1", "fd00:9::1"].map(|to| summary(&bed.out(to)));
+        assert_eq!(learned(&bed), [narrow(), narrow6()]);
         bed.start();
-        assert_eq!(summary(&bed.out("10.9.0.1")), narrow());
+        assert_eq!(learned(&bed), [narrow(), narrow6()]);
         assert_eq!(summary(&bed.out("10.9.0.2")), whole());
+        let verified = Command::new(MILLRACE)
+            .args(["routes", "--verify", "--instance", &bed.instance])
+            .output()
+            .unwrap();
+        assert!(verified.status.success(), "{}", String::from_utf8_lossy(&verified.stdout));
     });
 }
