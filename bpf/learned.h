@@ -26,8 +26,8 @@ static __always_inline void note_destination(__u32 router, __u32 family, const v
 			return;
 		__builtin_memcpy(note.address, address, 16);
 	}
-	/* A full ring loses notes: user space takes them out at its own pace. */
-	bpf_ringbuf_output(&learned, &note, sizeof(note), 0);
+	/* User space looks every 15 ms. A flood fills the ring and loses notes, so it takes little of user space's time. */
+	bpf_ringbuf_output(&learned, &note, sizeof(note), BPF_RB_NO_WAKEUP);
 }
 
 /* Functions of their own: packets that are forwarded would pay for the registers that these take. */

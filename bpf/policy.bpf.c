@@ -87,7 +87,7 @@ struct {
 	__type(value, __u32);
 } policy_cookies SEC(".maps");
 
-/* Filled by the kernel plane (maps.h). */
+/* Of ICMP errors; filled by the kernel plane (maps.h). */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096);

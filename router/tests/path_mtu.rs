@@ -492,3 +492,56 @@ fn a_daemon_reads_what_linux_learned_before() {
         assert!(verified.status.success(), "{}", String::from_utf8_lossy(&verified.stdout));
     });
 }
+
+/// Somebody forges errors as fast as one thread can, each about another destination. Prints what that costs the daemon, and checks
+/// that other destinations stay fast.
+///
+/// ```text
+/// cargo test -p millrace --test path_mtu -- --ignored --nocapture --test-threads=1 measure
+/// ```
+#[test]
+#[ignore = "measures; needs root"]
+fn measure_a_flood_of_forged_errors() {
+    in_new_namespace(|| {
+        let mut bed = Bed::new(false);
+        bed.start();
+        let daemon = bed.daemon.as_ref().unwrap().id();
+        let (idle, before) = (Instant::now(), cpu_time(daemon));
+        thread::sleep(Duration::from_secs(5));
+        let percent = |began: Instant, before| {
+            (cpu_time(daemon) - before).as_secs_f64() / began.elapsed().as_secs_f64() * 100.0
+        };
+        println!("idle: daemon {:.1} % of a core", percent(idle, before));
+        for (family, destination) in [("IPv4", "10.9.250.1"), ("IPv6", "fd00:9::ffff:1")] {
+            let (began, before, mut sent) = (Instant::now(), cpu_time(daemon), 0_u16);
+            let mut bound_late = 0;
+            let mut count = 0_u64;
+            while began.elapsed() < Duration::from_secs(10) {
+                let [high, low] = sent.to_be_bytes();
+                match family {
+                    "IPv4" => bed.teach(&format!("10.9.{}.{low}", high % 200), 500, About::EchoReply),
+                    _ => bed.teach(&format!("fd00:9::{high:x}:{low:x}"), 1400, About::EchoReply),
+                }
+                (sent, count) = (sent.wrapping_add(1), count + 1);
+                if count % 10_000 == 0 {
+                    bound_late += bed.by_linux(|| drop(bed.out(destination)));
+                }
+            }
+            let elapsed = began.elapsed().as_secs_f64();
+            println!(
+                "{family}: {:.0} errors/s, daemon {:.1} % of a core, {bound_late} packets to another destination by Linux",
+                count as f64 / elapsed,
+                percent(began, before)
+            );
+            assert_eq!(bound_late, 0);
+        }
+    });
+}
+
+/// What a process has taken of all cores.
+fn cpu_time(pid: u32) -> Duration {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let mut fields = stat.rsplit(')').next().unwrap().split_whitespace().skip(11);
+    let ticks: u64 = (0..2).map(|_| fields.next().unwrap().parse::<u64>().unwrap()).sum();
+    Duration::from_millis(ticks * 10)
+}

@@ -64,7 +64,7 @@ const SETTINGS: &str = "settings without a message (net.ipv4.*, net.ipv6.*)";
 const LEGACY: &str = "legacy iptables";
 /// Changes within this time wake user space once.
 const PAUSE: Duration = Duration::from_millis(1);
-/// The interval of the search for new BPF links, which the kernel does not report.
+/// The interval of the search for new BPF links, which the kernel does not report, and for notes of ICMP errors.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 15_000_000 };
 
 /// Destinations that wait for the daemon, at most.
@@ -124,6 +124,10 @@ impl Notes {
         if notes.len() < MOST_NOTES {
             notes.insert((router, destination));
         }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
     fn take(&self) -> BTreeSet<(RouterId, IpAddr)> {
@@ -587,11 +591,13 @@ impl Watcher {
     fn run(&self) -> Result<()> {
         let mut ring = RingBufferBuilder::new();
         ring.add(&self.wakes, |_| 0)?;
-        ring.add(&self.learned, |record| {
+        let ring = ring.build()?;
+        let mut errors = RingBufferBuilder::new();
+        errors.add(&self.learned, |record| {
             self.notes.add(record);
             0
         })?;
-        let ring = ring.build()?;
+        let errors = errors.build()?;
         let mut links = BpfLinks::default();
         links.are_new();
         loop {
@@ -611,9 +617,10 @@ impl Watcher {
             if wake {
                 ring.consume_raw();
             }
+            errors.consume_raw();
             if links.are_new() {
                 self.mark_all();
-            } else if !wake {
+            } else if !wake && self.notes.is_empty() {
                 continue;
             }
             self.waker.wake();
