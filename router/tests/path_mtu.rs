@@ -523,7 +523,7 @@ fn measure_a_flood_of_forged_errors() {
                     _ => bed.teach(&format!("fd00:9::{high:x}:{low:x}"), 1400, About::EchoReply),
                 }
                 (sent, count) = (sent.wrapping_add(1), count + 1);
-                if count % 10_000 == 0 {
+                if count.is_multiple_of(10_000) {
                     bound_late += bed.by_linux(|| drop(bed.out(destination)));
                 }
             }
