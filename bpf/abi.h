@@ -288,6 +288,13 @@ struct policy_slot {
 	__u64 all;		/* changes that concern all routers, ever; in the host's row */
 };
 
+/* A destination that an ICMP error is about, which came to a router. Read byte by byte in router/src/plane/policy.rs. */
+struct learned_note {
+	__u32 router;
+	__u32 family;		/* 4 or 6 */
+	__u8  address[16];	/* network byte order, IPv4 in the first 4 bytes, rest 0 */
+};
+
 /* --- control, counters, charges ----------------------------------------------------------------------------------- */
 
 /*

@@ -78,7 +78,7 @@ static __always_inline enum reason look_at_source(const struct packet *p, __u64 
 		reason = local_source_unsure(n, flags) ? REASON_SOURCE_UNSURE : REASON_BAD_SOURCE;
 	else if (!(flags & (IF_RPF_LOOSE | IF_RPF_STRICT)))
 		reason = REASON_NONE;
-	else if (n->reason == REASON_COMPLEX_ROUTE || (group && (flags & IF_RPF_STRICT)))
+	else if (n->reason == REASON_COMPLEX_ROUTE || n->reason == REASON_LEARNED_PATH || (group && (flags & IF_RPF_STRICT)))
 		reason = REASON_SOURCE_UNSURE;
 	else if (!(n->flags & NEXTHOP_UNICAST) || ((flags & IF_RPF_STRICT) && n->interface != p->interface))
 		reason = REASON_REVERSE_PATH;

@@ -43,6 +43,12 @@ ARRAY(shares, struct share, 1, BPF_F_MMAPABLE);
 ARRAY(policers, struct policer, 1, 0);
 ARRAY(backlogs, struct backlog, 1, BPF_F_MMAPABLE);	/* by CPU; one map for all programs (router/src/plane/backlog.rs) */
 
+/* Of struct learned_note: what ICMP errors are about (learned.h). */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096);
+} learned SEC(".maps");
+
 ARRAY(trace, struct trace, 1, 0);
 ARRAY(core_queues, struct core_queue, 1, BPF_F_MMAPABLE);
 ARRAY(split_index, __u64, MAX_PORTS * MAX_QUEUES, BPF_F_MMAPABLE);

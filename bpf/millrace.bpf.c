@@ -29,6 +29,7 @@
 #include "ipv4.h"
 #include "ipv6.h"
 #include "shares.h"
+#include "learned.h"
 #include "queues.h"
 #include "hand_over.h"
 #include "split.h"
@@ -219,8 +220,10 @@ static __always_inline int run(struct xdp_md *ctx, enum entry entry, bool paths)
 	__u64 start_ns = sample_start(&packet);
 	enum reason reason = forward(&packet, entry, paths);
 
-	if (reason != REASON_NONE)
+	if (reason != REASON_NONE) {
+		look_at_error(&packet);
 		return pass_up(&packet, reason);
+	}
 	count_forwarded(&packet, start_ns);
 	if (queue_rows && start_ns)
 		sample_flow(&packet);

@@ -93,6 +93,12 @@ struct {
 	__type(value, __u32);
 } policy_cookies SEC(".maps");
 
+/* Of ICMP errors; filled by the kernel plane (maps.h). */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096);
+} learned SEC(".maps");
+
 /* Wakes user space. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);

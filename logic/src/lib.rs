@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`observe`] | nothing: the words in which `router` reports what Linux looks like |
 //! | [`mirror`] | from what was observed: which routers are safe, what their tables should hold ([`plan::Op`]) |
+//! | [`learned`] | which destinations Linux is asked about, and which it forwards to in its own way |
 //! | [`plan`] | nothing: the words in which a plan is written |
 //! | [`memory`], [`hash`] | nothing: the words of memory both planes share, and how they are found |
 //! | [`multipath`] | which member of a multipath route Linux chooses |
@@ -31,6 +32,7 @@ pub mod esp;
 pub mod fib;
 pub mod flow;
 pub mod hash;
+pub mod learned;
 pub mod memory;
 pub mod mirror;
 pub mod multipath;

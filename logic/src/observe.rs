@@ -7,7 +7,7 @@ use crate::{
     net::{Address, Mac, Prefix, Tag},
     plan::{PortId, ReversePath},
 };
-use std::{net::IpAddr, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
 /// Our own handle of a network namespace; never reused within a run.
 pub type NamespaceId = u32;
@@ -43,6 +43,8 @@ pub enum Event {
     NexthopGone(NamespaceId, u32),
     /// What in the namespace the fast path would bypass, and its settings.
     Settings(NamespaceId, Settings),
+    /// All destinations for which Linux has learned a path MTU or gateway that binds forwarded packets.
+    Learned(NamespaceId, BTreeSet<IpAddr>),
 }
 
 /// A network device Millrace is attached to.

@@ -201,6 +201,7 @@ fn netlink(bytes: &[u8]) {
         let _ = netlink::nsid::parse(message.payload);
         let _ = netlink::route::change(message);
         let _ = netlink::route::parse(message, std::time::Duration::ZERO);
+        let _ = netlink::learned::parse(message, std::time::Duration::ZERO);
         let _ = hazards::netfilter::parse(message);
         let _ = hazards::rules::parse(message);
         let _ = hazards::traffic::parse(message);

@@ -178,6 +178,7 @@ impl Mirror {
             Event::Link(id, _) | Event::LinkGone(id, _) | Event::Settings(id, _) => (*id, true),
             Event::Route4(id, ..) | Event::Route6(id, ..) | Event::Routes(id, ..) => (*id, false),
             Event::Neighbour(id, _) | Event::Nexthop(id, _) | Event::NexthopGone(id, _) => (*id, false),
+            Event::Learned(id, _) => (*id, false),
             Event::Port(..) | Event::PortGone(_) => return,
             Event::Namespace(..) | Event::NamespaceGone(_) | Event::Dump(..) => return,
         };
@@ -208,6 +209,7 @@ impl Mirror {
                 space.refresh |= space.objects.insert(object.id, object.kind) != Some(kind);
             }
             Event::NexthopGone(_, object) => space.refresh |= space.objects.remove(&object).is_some(),
+            Event::Learned(_, destinations) => space.leave_to_kernel(&destinations),
             _ => {}
         }
     }

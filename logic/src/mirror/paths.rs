@@ -142,6 +142,11 @@ impl Paths {
         self.targets.acquire(pass(Reason::LocalPrefix))
     }
 
+    /// The target of a destination for which Linux has learned more than its routes say, with a reference for the caller.
+    pub fn learned(&mut self) -> Id {
+        self.targets.acquire(pass_unicast(Reason::LearnedPath))
+    }
+
     /// The target of a prefix for which only the kernel knows whether it has a route, with a reference for the caller: a
     /// source there is not known to be reachable.
     pub fn undecided(&mut self) -> Id {

@@ -44,6 +44,8 @@ pub(super) struct Rib<A: Address> {
     unsure: bool,
     /// Routes of table default (IPv4 only), which Linux consults last.
     default_table: FxHashMap<(Prefix<A>, u8, u32), u32>,
+    /// Destinations for which Linux knows more than its routes.
+    learned: BTreeSet<A>,
 }
 
 #[derive(Default)]
@@ -129,6 +131,7 @@ impl<A: Address> Default for Rib<A> {
             marked,
             unsure: false,
             default_table: FxHashMap::default(),
+            learned: BTreeSet::new(),
         }
     }
 }
@@ -193,6 +196,22 @@ impl<A: Address> Rib<A> {
                 aliases.clear(paths);
                 true
             });
+        }
+    }
+
+    /// Packets to these destinations lead to the kernel from now on, and those to earlier ones no longer.
+    pub fn leave_to_kernel(&mut self, destinations: BTreeSet<A>) {
+        let changed: Vec<A> = self.learned.symmetric_difference(&destinations).copied().collect();
+        self.learned = destinations;
+        changed.into_iter().for_each(|destination| self.touch_one(Prefix::one(destination)));
+    }
+
+    /// Notes a change beside the routes of a prefix.
+    fn touch_one(&mut self, prefix: Prefix<A>) {
+        let round = self.round;
+        let entry = self.entries.entry(prefix).or_insert_with(|| Entry { round, ..Entry::default() });
+        if entry.touch(self.turn) {
+            self.dirty.push(prefix);
         }
     }
 
@@ -292,10 +311,15 @@ impl<A: Address> Rib<A> {
         if changed && entry.touch(self.turn) {
             self.dirty.push(prefix);
         }
+        let aliases = entry.aliases.as_slice();
+        let is_unicast = |alias: &Alias| self.paths.get(alias.path).kind == RouteKind::Unicast;
+        let learned = prefix.length() == A::BITS && self.learned.contains(&prefix.address());
+        let place = Place::of(prefix, &self.marked.local_prefixes);
         let new = if changed || entry.unsure {
             Some(self.paths.undecided())
+        } else if learned && aliases.iter().all(is_unicast) && !place.local && !place.within {
+            Some(self.paths.learned())
         } else {
-            let place = Place::of(prefix, &self.marked.local_prefixes);
             decide(entry.aliases.as_slice(), place, &mut self.paths, around, Self::IPV6)
         };
         let was_leaving = std::mem::replace(&mut entry.leaving, new.is_none() && entry.shown.is_some());
@@ -383,6 +407,7 @@ impl<A: Address> Rib<A> {
     /// The next plan starts from an empty table.
     pub fn renew(&mut self) {
         self.touch_if(|_, _, _| true);
+        self.learned.clone().into_iter().for_each(|destination| self.touch_one(Prefix::one(destination)));
         self.marked.addresses_changed = !self.marked.addresses.is_empty();
     }
 

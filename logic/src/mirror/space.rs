@@ -13,7 +13,11 @@ use crate::{
     plan::{Op, RouterId},
 };
 use rustc_hash::FxHashMap;
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    time::Duration,
+};
 
 pub(super) type Spaces = BTreeMap<NamespaceId, Space>;
 
@@ -79,6 +83,14 @@ impl Space {
         self.rib4.load(dump.routes4);
         self.rib6.load(dump.routes6);
         self.neighbours.load(&dump.neighbours);
+    }
+
+    /// Packets to exactly these destinations lead to the kernel from now on.
+    pub fn leave_to_kernel(&mut self, destinations: &BTreeSet<IpAddr>) {
+        let v4 = |address: &IpAddr| if let IpAddr::V4(a) = address { Some(a.to_bits()) } else { None };
+        let v6 = |address: &IpAddr| if let IpAddr::V6(a) = address { Some(a.to_bits()) } else { None };
+        self.rib4.leave_to_kernel(destinations.iter().filter_map(v4).collect());
+        self.rib6.leave_to_kernel(destinations.iter().filter_map(v6).collect());
     }
 
     /// Sets the time.

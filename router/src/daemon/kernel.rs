@@ -24,7 +24,9 @@ use crate::{
     observer::Waker,
     plane::{
         Counters, FlowMaps, Grace, Heart, MappedMemory, Mode, Plane, PortLink, Settings, SharesInCharge,
-        SplitSeat, Step, TestRun, policy::Policy, replace_pin,
+        SplitSeat, Step, TestRun,
+        policy::{PlaneMaps, Policy},
+        replace_pin,
     },
     sas::RunningSas,
     workers::Epochs,
@@ -76,8 +78,8 @@ pub struct Bpf {
     waker: Option<Waker>,
     /// Nothing is forwarded without this process.
     needs_daemon: bool,
-    /// The marks of [`Policy`].
-    marks: Option<MapHandle>,
+    /// The maps of [`Policy`].
+    watched: Option<PlaneMaps>,
     /// What it sees changes by, to be pinned with the first generation.
     policy_links: Vec<(&'static str, Link)>,
 }
@@ -97,7 +99,7 @@ impl Bpf {
             polled: PolledPorts::default(),
             waker: None,
             needs_daemon: false,
-            marks: None,
+            watched: None,
             policy_links: Vec::new(),
         }
     }
@@ -302,7 +304,7 @@ impl Kernel for Bpf {
     type Plane = Plane;
 
     fn load(&mut self, settings: Settings) -> Result<Plane> {
-        Plane::load_marked(settings, self.marks.as_ref().map(AsFd::as_fd))
+        Plane::load_watched(settings, self.watched.as_ref())
     }
 
     fn attach(&mut self, plane: &Plane, devices: &[Device]) -> Result<(), (usize, anyhow::Error)> {
@@ -419,7 +421,7 @@ impl Kernel for Bpf {
             Policy::blind()
         })?;
         self.policy_links = policy.take_links();
-        self.marks = policy.map().map(MapHandle::try_from).transpose()?;
+        self.watched = policy.plane_maps().map(PlaneMaps::try_clone).transpose()?;
         Ok(policy)
     }
 

@@ -188,6 +188,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     fn round(&mut self) -> Result<()> {
         self.observe(self.patience());
         self.read_policy();
+        self.look_at_destinations();
         self.apply()?;
         self.settle_policy();
         let now = self.kernel.now();

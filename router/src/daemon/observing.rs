@@ -48,6 +48,9 @@ impl Observe for Observer {
     fn read_routes_again(&mut self, namespace: NamespaceId) {
         Observer::read_routes_again(self, namespace);
     }
+    fn look_at_destination(&mut self, namespace: NamespaceId, destination: IpAddr) {
+        Observer::look_at_destination(self, namespace, destination);
+    }
     fn port_problems(&mut self, port: PortId) -> Vec<Problem> {
         Observer::port_problems(self, port)
     }

@@ -27,7 +27,11 @@ use super::{
 };
 use crate::plane::policy::{HOST, Policy, Slot, Watching};
 use logic::{observe::NamespaceId, plan::RouterId};
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    time::Duration,
+};
 
 /// A change that was seen before it was made is read no earlier than this much later.
 const SETTLED: Duration = Duration::from_millis(50);
@@ -84,6 +88,11 @@ impl Windows {
     /// Kinds of changes that are not seen inside the system call, as sentences.
     pub fn unseen(&self) -> Vec<String> {
         self.policy.unseen()
+    }
+
+    /// Routers and destinations that ICMP errors were about since the last call.
+    fn take_noted(&self) -> BTreeSet<(RouterId, IpAddr)> {
+        self.policy.take_noted()
     }
 
     /// The earliest time at which a reading or a watch is due. A namespace that is being read waits for the end of that
@@ -242,6 +251,21 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     pub(super) fn read_policy(&mut self) {
         for namespace in self.windows.begin(self.kernel.now()) {
             self.observer.read_policy(namespace);
+        }
+    }
+
+    /// Has Linux asked about the destinations that ICMP errors were about: it may have learned about them.
+    pub(super) fn look_at_destinations(&mut self) {
+        let noted = self.windows.take_noted();
+        if noted.is_empty() {
+            return;
+        }
+        let namespaces: BTreeMap<_, _> =
+            self.world.mirror.routers().filter_map(|view| Some((view.router?, view.namespace))).collect();
+        for (router, destination) in noted {
+            if let Some(namespace) = namespaces.get(&router) {
+                self.observer.look_at_destination(*namespace, destination);
+            }
         }
     }
 

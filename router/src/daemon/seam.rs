@@ -48,6 +48,9 @@ pub trait Observe {
     /// Has the routes of a namespace read again soon: messages did not tell all.
     fn read_routes_again(&mut self, _namespace: NamespaceId) {}
 
+    /// Finds out whether Linux has learned about a destination from an ICMP error: [`Event::Learned`].
+    fn look_at_destination(&mut self, _namespace: NamespaceId, _destination: IpAddr) {}
+
     /// What keeps packets of a port from being trusted.
     fn port_problems(&mut self, port: PortId) -> Vec<Problem>;
 

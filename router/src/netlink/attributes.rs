@@ -157,7 +157,11 @@ pub const ROUTE_FLAG: Table = Table {
         kernel(5, "RTNH_F_UNRESOLVED", "of multicast"),
         irrelevant(6, "RTNH_F_TRAP", OFFLOAD),
         irrelevant(8, "RTM_F_NOTIFY", "of the message, not the route"),
-        heeded(9, "RTM_F_CLONED", "an exception, not a route: the message is left out"),
+        heeded(
+            9,
+            "RTM_F_CLONED",
+            "a route to one destination from the cache: left out, except where Linux is asked what it has learned",
+        ),
         irrelevant(11, "RTM_F_PREFIX", "says who made the route"),
         irrelevant(14, "RTM_F_OFFLOAD", OFFLOAD),
         irrelevant(15, "RTM_F_TRAP", OFFLOAD),

@@ -8,6 +8,7 @@
 //! | [`link`] | `RTM_NEWLINK`: devices and the settings they carry; `RTM_NEWADDR` |
 //! | [`netconf`] | `RTM_NEWNETCONF`: changes of settings |
 //! | [`route`] | `RTM_NEWROUTE` |
+//! | [`learned`] | `RTM_GETROUTE`: what Linux has learned about one destination |
 //! | [`nexthop`] | `RTM_NEWNEXTHOP` |
 //! | [`neighbour`] | `RTM_NEWNEIGH`, and asking the kernel to probe |
 //! | [`nsid`] | `RTM_GETNSID`: which namespace a number means |
@@ -18,6 +19,7 @@
 //! million routes feel. Here a parser takes what it needs, ignores the rest, and never panics.
 
 pub mod attributes;
+pub mod learned;
 pub mod link;
 pub mod neighbour;
 pub mod netconf;

@@ -18,20 +18,20 @@ use std::{
     time::Duration,
 };
 
-const RTA_DST: u16 = 1;
+pub(super) const RTA_DST: u16 = 1;
 const RTA_SRC: u16 = 2;
 const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
 const RTA_PRIORITY: u16 = 6;
-const RTA_METRICS: u16 = 8;
+pub(super) const RTA_METRICS: u16 = 8;
 const RTA_MULTIPATH: u16 = 9;
-const RTA_CACHEINFO: u16 = 12;
+pub(super) const RTA_CACHEINFO: u16 = 12;
 const RTA_TABLE: u16 = 15;
 const RTA_VIA: u16 = 18;
 const RTA_PREF: u16 = 20;
 const RTA_NH_ID: u16 = 30;
-const RTAX_LOCK: u16 = 1;
-const RTAX_MTU: u16 = 2;
+pub(super) const RTAX_LOCK: u16 = 1;
+pub(super) const RTAX_MTU: u16 = 2;
 const RTAX_FEATURES: u16 = 12;
 /// `RTAX_FEATURE_ECN`, `_SACK`, `_TIMESTAMP`, `_TCP_USEC_TS`.
 const FEATURES_OF_TCP: u32 = 1 | 2 | 4 | 16;
@@ -42,7 +42,7 @@ const CACHEINFO_EXPIRES: usize = 8;
 pub const DEAD: u8 = 1;
 /// `RTNH_F_LINKDOWN`.
 pub const LINKDOWN: u8 = 16;
-const RTM_F_CLONED: u32 = 0x200;
+pub(super) const RTM_F_CLONED: u32 = 0x200;
 
 const KNOWN_FLAGS: u64 = attributes::ROUTE_FLAG.known();
 const IRRELEVANT: u64 = attributes::ROUTE.irrelevant();
@@ -50,7 +50,7 @@ const IRRELEVANT_METRICS: u64 = attributes::METRIC.irrelevant();
 /// `RTNH_COMPARE_MASK`, and what follows from it: the state of a route, not the route.
 const STATE_FLAGS: u32 = 1 | 8 | 16 | 64 | 0x4000 | 0x8000 | 0x2000_0000;
 
-const HEADER: usize = 12;
+pub(super) const HEADER: usize = 12;
 const NEXTHOP_HEADER: usize = 8;
 
 /// How many routes a message counts as: one for each started 256 bytes. A plain route has about 130, and each further next
@@ -192,7 +192,7 @@ fn parse_route<A: Address + Default>(
 }
 
 /// When a route ends; `None`: it does not. One whose end cannot be read ends at once.
-fn end(cacheinfo: &[u8], now: Duration) -> Option<Duration> {
+pub(super) fn end(cacheinfo: &[u8], now: Duration) -> Option<Duration> {
     match wire::u32_at(cacheinfo, CACHEINFO_EXPIRES).map(|hundredths| hundredths as i32) {
         Some(0) => None,
         Some(hundredths) => Some(now + Duration::from_millis(10) * hundredths.max(0) as u32),

@@ -41,6 +41,7 @@ pub mod sysctl;
 mod troubles;
 
 use crate::{
+    clock::monotonic,
     config::PortName,
     hazards::bpf,
     multipath::MultipathKeys,
@@ -781,6 +782,14 @@ impl Observer {
     pub fn read_routes_again(&mut self, id: NamespaceId) {
         if let Some(space) = self.spaces.get_mut(&id) {
             space.due.routes_end(Instant::now(), Duration::ZERO);
+        }
+    }
+
+    /// An ICMP error about this destination has come to the router of a namespace. Linux is asked about the destination soon,
+    /// and [`Event::Learned`] reports what it has learned.
+    pub fn look_at_destination(&mut self, id: NamespaceId, destination: IpAddr) {
+        if let Some(space) = self.spaces.get_mut(&id) {
+            space.learned.note(destination, monotonic());
         }
     }
 

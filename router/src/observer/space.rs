@@ -23,13 +23,17 @@ use crate::{
     hazards::{Hazards, command},
     multipath::MultipathKeys,
     netlink::{
+        learned::LearnedRoute,
         link::{self, LinkMessage, RawLink},
         neighbour, netconf, nexthop, route, rtm,
         wire::{self, Message},
     },
     netns::Place,
 };
-use logic::observe::{Change, Dump, Event, Link, LinkKind, Namespace, NamespaceId, NexthopObject, Settings};
+use logic::{
+    learned::Learned,
+    observe::{Change, Dump, Event, Link, LinkKind, Namespace, NamespaceId, NexthopObject, Settings},
+};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     io, mem,
@@ -124,6 +128,10 @@ pub struct Space {
     policy_read: Option<PolicyRead>,
     /// The reading is reported after this many more turns, if older messages wait.
     unheard_turns: u8,
+    /// What Linux has learned from ICMP errors.
+    pub(super) learned: Learned,
+    /// The number of destinations over a limit at the last log line.
+    refused_told: u64,
 }
 
 /// A reading under way.
@@ -189,6 +197,8 @@ impl Space {
             more: false,
             policy_read: None,
             unheard_turns: 0,
+            learned: Learned::default(),
+            refused_told: 0,
         }
     }
 
@@ -216,7 +226,9 @@ impl Space {
             (numbers, short),
         ]);
         let due = due.filter_map(|(at, not_before)| at.map(|at| at.max(not_before)));
-        due.chain(asked).min()
+        let questions =
+            self.learned.due().map(|at| short.max(Instant::now() + at.saturating_sub(monotonic())));
+        due.chain(asked).chain(questions).min()
     }
 
     /// Should its events be read now?
@@ -308,6 +320,7 @@ impl Space {
         if wanted.state || policy {
             (self.due.hazards, self.due.traffic) = (None, None);
         }
+        wanted.destinations = self.learned.questions(monotonic());
         wanted.hazards |= Due::take(&mut self.due.hazards, now);
         wanted.traffic |= Due::take(&mut self.due.traffic, now);
         let is_new = |(id, _): &(NamespaceId, Place)| *id != self.id && !self.nsids.contains_key(id);
@@ -339,7 +352,9 @@ impl Space {
         // The namespace may have moved, or be of no interest. No decision was made while it was read.
         let is_dull = self.chain.is_empty() && !self.namespace.configured && self.id != HOST;
         self.topology_changed |= found.lost_the_way || is_dull;
-        let Found { state, routes, hazards, traffic, devices, polled, numbers, programs, .. } = found;
+        let Found { state, routes, hazards, traffic, devices, polled, numbers, programs, learned, .. } =
+            found;
+        self.take_learned(learned);
         if let Some(hazards) = hazards
             && !self.hazards.set_namespace(hazards)
         {
@@ -392,6 +407,34 @@ impl Space {
             }
         }
         self.refresh_all(out);
+        self.emit_learned(out);
+    }
+
+    /// Takes in answers of Linux. Nobody asked about some of them.
+    fn take_learned(&mut self, (learned, took): (Vec<LearnedRoute>, Duration)) {
+        let now = monotonic();
+        for LearnedRoute { destination, binds_until } in learned {
+            self.learned.answer(destination, binds_until, now);
+        }
+        self.learned.took(took, now);
+    }
+
+    /// Emits the destinations about which Linux has learned, if they have changed.
+    fn emit_learned(&mut self, out: &mut Vec<Event>) {
+        let refused = self.learned.refused();
+        // Each line needs twice as many as the one before.
+        if refused > self.refused_told.saturating_mul(2) {
+            self.refused_told = refused;
+            let namespace = &self.namespace.name;
+            tracing::warn!(
+                namespace,
+                refused,
+                "too many ICMP errors: path MTUs learned by them are not followed"
+            );
+        }
+        if self.announced {
+            out.extend(self.learned.take_changed().map(|destinations| Event::Learned(self.id, destinations)));
+        }
     }
 
     /// Applies a reading, or notes why it failed.
@@ -480,6 +523,7 @@ impl Space {
     /// Notes the number of routes and their ends. Waiting messages may be older.
     fn note_routes(&mut self, routes: &Routes) {
         self.routes = routes.weight;
+        self.take_learned((routes.learned.clone(), Duration::ZERO));
         self.catching_up = true;
         if let Some(end) = routes.v6.iter().filter_map(|route| route.expires).min() {
             self.due.routes_end(Instant::now(), end.saturating_sub(monotonic()));

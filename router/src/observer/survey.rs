@@ -9,17 +9,21 @@ use crate::{
     hazards::{self, bpf, traffic},
     netlink::{
         INET, INET6,
+        learned::{self, LearnedRoute},
         link::{self, LinkMessage, RawLink},
         neighbour, nexthop, nsid, route,
         socket::Socket,
     },
     netns::{self, Place},
 };
-use logic::observe::{NamespaceId, Neighbour, NexthopObject, Route};
+use logic::{
+    learned::MOST_BOUND,
+    observe::{NamespaceId, Neighbour, NexthopObject, Route},
+};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     io,
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr},
     os::fd::AsFd,
     time::{Duration, Instant},
 };
@@ -54,6 +58,8 @@ pub struct Wanted {
     pub programs: Option<BTreeSet<u32>>,
     /// Neighbours that the kernel must revalidate.
     pub probes: Vec<(u32, IpAddr)>,
+    /// Destinations about which Linux may have learned something.
+    pub destinations: Vec<IpAddr>,
 }
 
 impl Wanted {
@@ -103,6 +109,8 @@ pub struct Found {
     pub polled: Option<Polled>,
     pub numbers: Option<io::Result<Numbers>>,
     pub programs: Option<io::Result<BTreeMap<u32, u32>>>,
+    /// About the wanted destinations, and others; those whose question failed are missing. And how long that took.
+    pub learned: (Vec<LearnedRoute>, Duration),
     /// The namespace could not be entered: it may have moved, or be gone.
     pub lost_the_way: bool,
     /// Another namespace has its number now.
@@ -155,6 +163,8 @@ pub struct Tables {
 pub struct Routes {
     pub nexthops: Vec<NexthopObject>,
     pub v4: Vec<Route<u32>>,
+    /// What Linux has learned and used, as far as it binds packets.
+    pub learned: Vec<LearnedRoute>,
     pub v6: Vec<Route<u128>>,
     /// What they count as ([`route::weight`]).
     pub weight: usize,
@@ -199,6 +209,7 @@ fn read(mut socket: Socket, wanted: &Wanted, id: NamespaceId, peers: &Peers, quo
         polled: (all || wanted.polled).then(Polled::read),
         numbers: (all || wanted.numbers).then(|| read_numbers(socket, id, peers)),
         programs: wanted.programs.as_ref().map(bpf::tcx_programs),
+        learned: ask_about(socket, &wanted.destinations),
         lost_the_way: false,
         ended: false,
     }
@@ -257,10 +268,71 @@ fn read_routes(socket: &mut Socket, quota: &Quota) -> io::Result<Routes> {
     let nexthops = socket.dump_at_most(&mut quota.routes(), nexthop::dump(), nexthop::parse)?;
     let most = &mut quota.routes();
     let v4 = socket.dump_at_most(most, route::dump(INET), |m| route::parse4(m, monotonic()))?;
+    let mut learned = read_learned(socket, INET, &BTreeSet::new())?;
     let v6 = socket.dump_at_most(most, route::dump(INET6), |m| route::parse6(m, monotonic()));
     let mut v6 = none_without_family(v6)?;
     siblings::look_at(socket, &mut v6);
-    Ok(Routes { nexthops, v4, v6, weight: most.used() })
+    learned.extend(none_without_family(read_learned(socket, INET6, &BTreeSet::new()))?);
+    Ok(Routes { nexthops, v4, learned, v6, weight: most.used() })
+}
+
+/// What Linux has learned and used. It keeps up to 10,240 destinations for each IPv4 next hop (`FNHE_HASH_SIZE`,
+/// `FNHE_RECLAIM_DEPTH`). Only as many are of use as can be bound, those that were asked about first.
+fn read_learned(socket: &mut Socket, family: u8, asked: &BTreeSet<IpAddr>) -> io::Result<Vec<LearnedRoute>> {
+    let binding = |m: crate::netlink::wire::Message<'_>| {
+        learned::parse(m, monotonic()).filter(|l| l.binds_until.is_some())
+    };
+    let mut found = socket.dump(learned::dump(family), binding)?;
+    found.sort_by_key(|learned| !asked.contains(&learned.destination));
+    found.truncate(MOST_BOUND);
+    Ok(found)
+}
+
+/// What Linux has learned about these destinations. A dump answers for all IPv6 destinations.
+fn ask_about(socket: &mut Socket, destinations: &[IpAddr]) -> (Vec<LearnedRoute>, Duration) {
+    let began = Instant::now();
+    let mut answers = Vec::new();
+    let mut unanswered6 = BTreeSet::new();
+    for destination in destinations {
+        match destination {
+            IpAddr::V4(address) => answers.extend(ask_about4(socket, *address)),
+            IpAddr::V6(_) => _ = unanswered6.insert(*destination),
+        }
+    }
+    if !unanswered6.is_empty() {
+        match read_learned(socket, INET6, &unanswered6) {
+            Ok(learned) => {
+                learned.iter().for_each(|learned| _ = unanswered6.remove(&learned.destination));
+                let nothing = unanswered6.into_iter();
+                answers.extend(nothing.map(|destination| LearnedRoute { destination, binds_until: None }));
+                answers.extend(learned);
+            }
+            Err(error) => tracing::debug!("cannot ask about IPv6 destinations: {error}"),
+        }
+    }
+    (answers, began.elapsed())
+}
+
+/// `None`: the question failed. A destination without a route binds nothing.
+fn ask_about4(socket: &mut Socket, address: Ipv4Addr) -> Option<LearnedRoute> {
+    let destination = address.into();
+    let nothing = LearnedRoute { destination, binds_until: None };
+    match socket.ask(learned::to(address), |m| learned::parse(m, monotonic())) {
+        Ok(learned) => Some(learned.filter(|learned| learned.destination == destination).unwrap_or(nothing)),
+        Err(error) if is_no_route(&error) => Some(nothing),
+        Err(error) => {
+            tracing::debug!("cannot ask about {address}: {error}");
+            None
+        }
+    }
+}
+
+fn is_no_route(error: &io::Error) -> bool {
+    let number = error.raw_os_error();
+    matches!(
+        number,
+        Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EACCES | libc::EINVAL | libc::EAGAIN)
+    )
 }
 
 /// A kernel without IPv6 has no IPv6 tables.

@@ -161,12 +161,16 @@ impl Plane {
         Self::load_changed(settings, |_| Ok(()))
     }
 
-    /// As [`Plane::load`], with the marks of a [`policy::Policy`].
+    /// As [`Plane::load`], with the maps of a [`policy::Policy`].
     ///
     /// # Errors
     /// As there.
-    pub fn load_marked(settings: Settings, marks: Option<BorrowedFd<'_>>) -> Result<Plane> {
-        Self::load_changed(settings, |open| marks.map_or(Ok(()), |marks| open.maps.policy.reuse_fd(marks)))
+    pub fn load_watched(settings: Settings, maps: Option<&policy::PlaneMaps>) -> Result<Plane> {
+        Self::load_changed(settings, |open| {
+            let Some(maps) = maps else { return Ok(()) };
+            open.maps.policy.reuse_fd(maps.marks.as_fd())?;
+            open.maps.learned.reuse_fd(maps.learned.as_fd())
+        })
     }
 
     /// As [`Plane::load`], with maps or constants changed before: what another version would have loaded, for tests of
@@ -491,6 +495,7 @@ fn share_tables(open: &mut abi::OpenMillraceSkel<'_>, plane: &Plane) -> Result<(
         (&mut theirs.interface_index, ours.interface_index.as_fd()),
         (&mut theirs.routers, ours.routers.as_fd()),
         (&mut theirs.policy, ours.policy.as_fd()),
+        (&mut theirs.learned, ours.learned.as_fd()),
         (&mut theirs.fib, ours.fib.as_fd()),
         (&mut theirs.fib_tails, ours.fib_tails.as_fd()),
         (&mut theirs.nexthops, ours.nexthops.as_fd()),

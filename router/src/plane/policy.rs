@@ -8,7 +8,7 @@
 use super::{MAX_ROUTERS, Mapping, Words64};
 use crate::{
     hazards::{netfilter, xfrm},
-    netlink::{nsid, socket::Socket},
+    netlink::{nsid, socket::Socket, wire},
     netns::{self, Place},
     observer::Waker,
 };
@@ -28,10 +28,14 @@ use std::{
     fs::File,
     io,
     mem::{MaybeUninit, offset_of},
+    net::IpAddr,
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
-    sync::atomic::{
-        AtomicU64,
-        Ordering::{AcqRel, Acquire, Release},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{
+            AtomicU64,
+            Ordering::{AcqRel, Acquire, Release},
+        },
     },
     thread,
     time::Duration,
@@ -60,8 +64,11 @@ const SETTINGS: &str = "settings without a message (net.ipv4.*, net.ipv6.*)";
 const LEGACY: &str = "legacy iptables";
 /// Changes within this time wake user space once.
 const PAUSE: Duration = Duration::from_millis(1);
-/// The interval of the search for new BPF links, which the kernel does not report.
+/// The interval of the search for new BPF links, which the kernel does not report, and for notes of ICMP errors.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 15_000_000 };
+
+/// Destinations that wait for the daemon, at most.
+const MOST_NOTES: usize = 1024;
 
 /// Protocols, and their groups from `include/uapi/linux/{rtnetlink,netfilter/nfnetlink,xfrm}.h` that report policy
 /// changes.
@@ -74,11 +81,58 @@ const GROUPS: [(i32, &[u32], &str); 3] = [
 
 /// The maps, shared by all loaded programs.
 struct Maps {
-    policy: MapHandle,
+    plane: PlaneMaps,
     slots: MapHandle,
     cookies: MapHandle,
     wakes: MapHandle,
     daemon: MapHandle,
+}
+
+/// The maps that the kernel plane shares with a [`Policy`].
+pub struct PlaneMaps {
+    /// It reads the marks of routers,
+    pub marks: MapHandle,
+    /// and notes the destinations of ICMP errors.
+    pub learned: MapHandle,
+}
+
+impl PlaneMaps {
+    /// # Errors
+    /// There is no descriptor left.
+    pub fn try_clone(&self) -> libbpf_rs::Result<PlaneMaps> {
+        Ok(PlaneMaps {
+            marks: MapHandle::try_from(&self.marks)?,
+            learned: MapHandle::try_from(&self.learned)?,
+        })
+    }
+}
+
+/// Routers and destinations that ICMP errors are about (`bpf/learned.h`), not taken yet.
+#[derive(Clone, Default)]
+struct Notes(Arc<Mutex<BTreeSet<(RouterId, IpAddr)>>>);
+
+impl Notes {
+    /// Takes in a record of the ring. A router that floods the ring leaves no room for others.
+    fn add(&self, record: &[u8]) {
+        let word = |at| wire::u32_at(record, at);
+        let (Some(router), Some(family)) = (word(0), word(4)) else { return };
+        let (Ok(router), Some(address)) = (RouterId::try_from(router), record.get(8..24)) else { return };
+        let Some(destination) = wire::address(if family == 4 { &address[..4] } else { address }) else {
+            return;
+        };
+        let mut notes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if notes.len() < MOST_NOTES {
+            notes.insert((router, destination));
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    fn take(&self) -> BTreeSet<(RouterId, IpAddr)> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
 }
 
 /// The watch on one namespace. It ends on drop.
@@ -124,6 +178,7 @@ pub struct Policy {
     links: Vec<(&'static str, Link)>,
     /// Ends the thread that wakes the daemon.
     stop: Option<Waker>,
+    notes: Notes,
 }
 
 impl Drop for Policy {
@@ -147,6 +202,7 @@ impl Policy {
             reported: BTreeSet::new(),
             links: Vec::new(),
             stop: None,
+            notes: Notes::default(),
         })
     }
 
@@ -160,16 +216,18 @@ impl Policy {
         let skel = load(&mut storage, None, Which::None)?;
         let map = |map: &libbpf_rs::MapMut<'_>| MapHandle::try_from(map).context("keeping a map of policy");
         let maps = Maps {
-            policy: map(&skel.maps.policy)?,
+            plane: PlaneMaps { marks: map(&skel.maps.policy)?, learned: map(&skel.maps.learned)? },
             slots: map(&skel.maps.policy_slots)?,
             cookies: map(&skel.maps.policy_cookies)?,
             wakes: map(&skel.maps.policy_wakes)?,
             daemon: map(&skel.maps.policy_daemon)?,
         };
+        let notes = Notes::default();
         let mut policy = Policy {
-            marks: Mapping::new(maps.policy.as_fd(), 8, MAX_ROUTERS)?.into(),
+            marks: Mapping::new(maps.plane.marks.as_fd(), 8, MAX_ROUTERS)?.into(),
             slots: Mapping::new(maps.slots.as_fd(), size_of::<types::policy_slot>(), SLOTS)?.into(),
-            stop: Some(Watcher::start(&maps, waker)?),
+            stop: Some(Watcher::start(&maps, waker, notes.clone())?),
+            notes,
             maps: Some(maps),
             watched: BTreeMap::new(),
             unseen: Missing::new(),
@@ -183,9 +241,19 @@ impl Policy {
         Ok(policy)
     }
 
-    /// The map of marks, for the kernel plane.
+    /// The map of marks.
     pub fn map(&self) -> Option<&MapHandle> {
-        self.maps.as_ref().map(|maps| &maps.policy)
+        self.maps.as_ref().map(|maps| &maps.plane.marks)
+    }
+
+    /// For the kernel plane.
+    pub fn plane_maps(&self) -> Option<&PlaneMaps> {
+        self.maps.as_ref().map(|maps| &maps.plane)
+    }
+
+    /// Routers and destinations that ICMP errors were about since the last call.
+    pub fn take_noted(&self) -> BTreeSet<(RouterId, IpAddr)> {
+        self.notes.take()
     }
 
     /// Kinds of changes that are not seen inside the system call now, as sentences.
@@ -393,10 +461,11 @@ fn load<'o>(
     if let Some(maps) = maps {
         let theirs = &mut open.maps;
         for (map, ours) in [
-            (&mut theirs.policy, &maps.policy),
+            (&mut theirs.policy, &maps.plane.marks),
             (&mut theirs.policy_slots, &maps.slots),
             (&mut theirs.policy_cookies, &maps.cookies),
             (&mut theirs.policy_wakes, &maps.wakes),
+            (&mut theirs.learned, &maps.plane.learned),
             (&mut theirs.policy_daemon, &maps.daemon),
         ] {
             map.reuse_fd(ours.as_fd()).context("sharing a map of policy")?;
@@ -502,6 +571,8 @@ fn root_cgroup() -> io::Result<OwnedFd> {
 /// Wakes user space after changes, in a thread of its own, and looks for new BPF links.
 struct Watcher {
     wakes: MapHandle,
+    learned: MapHandle,
+    notes: Notes,
     marks: Words64,
     slots: Words64,
     waker: Waker,
@@ -510,11 +581,13 @@ struct Watcher {
 
 impl Watcher {
     /// Starts the thread. Returns the waker that ends it.
-    fn start(maps: &Maps, waker: Waker) -> Result<Waker> {
+    fn start(maps: &Maps, waker: Waker, notes: Notes) -> Result<Waker> {
         let stop = Waker::new().context("what ends a thread")?;
         let watcher = Watcher {
             wakes: MapHandle::try_from(&maps.wakes)?,
-            marks: Mapping::new(maps.policy.as_fd(), 8, MAX_ROUTERS)?.into(),
+            learned: MapHandle::try_from(&maps.plane.learned)?,
+            notes,
+            marks: Mapping::new(maps.plane.marks.as_fd(), 8, MAX_ROUTERS)?.into(),
             slots: Mapping::new(maps.slots.as_fd(), size_of::<types::policy_slot>(), SLOTS)?.into(),
             waker,
             stop: stop.clone(),
@@ -531,6 +604,12 @@ impl Watcher {
         let mut ring = RingBufferBuilder::new();
         ring.add(&self.wakes, |_| 0)?;
         let ring = ring.build()?;
+        let mut errors = RingBufferBuilder::new();
+        errors.add(&self.learned, |record| {
+            self.notes.add(record);
+            0
+        })?;
+        let errors = errors.build()?;
         let mut links = BpfLinks::default();
         links.are_new();
         loop {
@@ -550,9 +629,10 @@ impl Watcher {
             if wake {
                 ring.consume_raw();
             }
+            errors.consume_raw();
             if links.are_new() {
                 self.mark_all();
-            } else if !wake {
+            } else if !wake && self.notes.is_empty() {
                 continue;
             }
             self.waker.wake();

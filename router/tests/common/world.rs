@@ -7,8 +7,8 @@ use logic::{
     reason::Reason,
     tables::Tables,
 };
-use router::plane::{MappedMemory, Mode, Plane, PortLink, Settings};
-use std::{os::fd::BorrowedFd, path::Path, sync::Arc, time::Duration};
+use router::plane::{MappedMemory, Mode, Plane, PortLink, Settings, policy::PlaneMaps};
+use std::{path::Path, sync::Arc, time::Duration};
 
 /// Of the ports, and of the host.
 pub const A: Mac = Mac([2, 0, 0, 0, 0, 1]);
@@ -65,12 +65,12 @@ impl World {
 
 /// Loaded, and filled with the tables of [`World`].
 pub fn loaded() -> (Plane, Tables<Arc<MappedMemory>>) {
-    loaded_marked(None)
+    loaded_watched(None)
 }
 
-/// The same, with marks of changed policies.
-pub fn loaded_marked(marks: Option<BorrowedFd<'_>>) -> (Plane, Tables<Arc<MappedMemory>>) {
-    let plane = Plane::load_marked(SETTINGS, marks).unwrap_or_else(|e| panic!("{e:#}"));
+/// The same, with the maps of a watch on policies.
+pub fn loaded_watched(maps: Option<&PlaneMaps>) -> (Plane, Tables<Arc<MappedMemory>>) {
+    let plane = Plane::load_watched(SETTINGS, maps).unwrap_or_else(|e| panic!("{e:#}"));
     assert_eq!(plane.troubles(), [""; 0]);
     plane.confirm_until(Duration::from_secs(1 << 32)).unwrap();
     for (id, device) in (0..).zip(["p0", "p1"]) {

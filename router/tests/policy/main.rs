@@ -8,7 +8,7 @@ mod measure;
 use common::{
     frame::Frame,
     ifindex, in_new_namespace, run,
-    world::{A, loaded_marked},
+    world::{A, loaded_watched},
 };
 use libbpf_rs::{MapCore, MapFlags, MapHandle, libbpf_sys as sys};
 use logic::{plan::RouterId, reason::Reason};
@@ -30,7 +30,7 @@ use std::{
     io::Write as _,
     net::UdpSocket,
     os::{
-        fd::{AsFd, AsRawFd},
+        fd::AsRawFd,
         unix::{net::UnixDatagram, process::CommandExt as _},
     },
     path::Path,
@@ -420,7 +420,7 @@ fn packets_of_a_marked_router_are_the_kernels_as_they_came() {
             run(&format!("ip link set p{n} up"));
         }
         let mut bed = Bed::new();
-        let (mut plane, _tables) = loaded_marked(bed.policy.map().map(AsFd::as_fd));
+        let (mut plane, _tables) = loaded_watched(bed.policy.plane_maps());
         let device = ifindex("p0");
         let frames = [
             Frame::udp4(A, "10.0.1.9", "10.0.2.9").bytes(),

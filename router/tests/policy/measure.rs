@@ -15,7 +15,7 @@ use crate::{
         frame::Frame,
         ifindex, in_new_namespace, run,
         wire::Wire,
-        world::{A, loaded_marked},
+        world::{A, loaded_watched},
     },
 };
 use libbpf_rs::libbpf_sys as sys;
@@ -24,7 +24,7 @@ use router::{clock::monotonic, observer::Waker, plane::policy::Policy};
 use std::{
     fs::{self, File},
     io::Write as _,
-    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
     process::{Child, Command, Stdio, id},
     sync::atomic::{
         AtomicBool, AtomicU64, AtomicUsize,
@@ -688,7 +688,7 @@ fn cost_of_a_packet() {
             run(&format!("ip link add p{n} type veth peer name q{n}"));
         }
         let policy = Policy::start(Waker::new().unwrap(), false).unwrap();
-        let (plane, _tables) = loaded_marked(policy.map().map(AsFd::as_fd));
+        let (plane, _tables) = loaded_watched(policy.plane_maps());
         let input = ifindex("p0");
         let frames = [Frame::udp4(A, "10.0.1.9", "10.0.2.9"), Frame::udp6(A, "fd00:1::9", "fd00:2::9")];
         for (family, frame) in [4, 6].into_iter().zip(frames) {

@@ -310,6 +310,8 @@ fn reverse_path_filter() {
         let members = [(via(1, "10.0.1.254"), 1), (via(2, "10.0.2.254"), 1)];
         w.apply([route4(0, "10.21.0.0/16", Target::Multi(members.into()))]);
         w.expect("strict, two ways back", &from("10.21.0.1"), up(Reason::SourceUnsure));
+        w.apply([route4(0, "10.22.0.1/32", pass(Reason::LearnedPath, true))]);
+        w.expect("strict, learned", &from("10.22.0.1"), up(Reason::SourceUnsure));
         w.apply([mode(ReversePath::Off)]);
         w.expect("off", &from("10.9.0.1"), ok(&from("10.9.0.1")));
     });

@@ -79,7 +79,7 @@ fn look(memory: &impl Memory, router: RouterRow<'_>, packet: &Packet<'_>, source
     if !filtered {
         return Ok(());
     }
-    if hop.reason() == Reason::ComplexRoute || group && strict {
+    if matches!(hop.reason(), Reason::ComplexRoute | Reason::LearnedPath) || group && strict {
         return Err(Reason::SourceUnsure);
     }
     let elsewhere = strict && hop.interface() != packet.ingress.interface;

@@ -99,6 +99,7 @@ fn only_what_linux_never_forwards_goes_up_in_front_of_encryption() {
         ("no route", to([200, 0, 0, 1]), here, NoRoute, false),
         ("blackhole", to([10, 5, 0, 1]), here, SpecialRoute, false),
         ("left to Linux", to([10, 8, 0, 1]), here, ComplexRoute, false),
+        ("learned by Linux", to([10, 8, 0, 2]), here, LearnedPath, false),
         ("no neighbour", to([10, 3, 0, 1]), here, Unresolved, false),
         ("over MTU", udp4(from, [10, 2, 0, 1], 64, 40), here, OverMtu, false),
         ("may be fragmented", fragmentable(udp4(from, [10, 2, 0, 1], 64, 40)), here, Fragmented, false),

@@ -138,6 +138,7 @@ impl World {
         route("198.18.0.0/15", pass(Reason::LocalPrefix, false));
         route("10.5.0.0/16", pass(Reason::SpecialRoute, false));
         route("10.8.0.0/16", pass(Reason::ComplexRoute, true));
+        route("10.8.0.2/32", pass(Reason::LearnedPath, true));
         route("2001:db8:9::1/128", pass(Reason::Local, false));
         let members = [(target(2, Some("192.0.2.1"), 1500), 1), (target(3, Some("192.0.2.2"), 1500), 3)];
         route("10.7.0.0/16", Target::Multi(members.into()));

@@ -165,7 +165,7 @@ fn reverse_path(world: &World, source: IpAddr, ingress: Ingress) -> Result<(), R
         _ if first.local && ingress.flags & IF_ACCEPT_LOCAL != 0 => Err(Reason::SourceUnsure),
         _ if first.local => Err(Reason::BadSource),
         _ if !loose && !strict => Ok(()),
-        Some(Reason::ComplexRoute) => Err(Reason::SourceUnsure),
+        Some(Reason::ComplexRoute | Reason::LearnedPath) => Err(Reason::SourceUnsure),
         _ if strict && back.len() > 1 => Err(Reason::SourceUnsure),
         _ if !first.unicast => Err(Reason::ReversePath),
         _ if strict && first.egress.as_ref().is_none_or(|egress| egress.id != ingress.interface) => {

@@ -165,6 +165,7 @@ fn sources_are_validated() {
         ([10, 7, 0, 1], IF_RPF_LOOSE, Verdict::To(2)),
         ([10, 7, 0, 1], IF_RPF_STRICT, Verdict::Up(Reason::SourceUnsure)),
         ([10, 8, 0, 1], IF_RPF_LOOSE, Verdict::Up(Reason::SourceUnsure)),
+        ([10, 8, 0, 2], IF_RPF_STRICT, Verdict::Up(Reason::SourceUnsure)),
         ([10, 9, 0, 255], 0, Verdict::Up(Reason::SourceUnsure)),
         ([10, 9, 0, 255], IF_RPF_LOOSE, Verdict::Up(Reason::BadSource)),
         ([10, 9, 0, 255], IF_RPF_LOOSE | IF_ACCEPT_LOCAL, Verdict::Up(Reason::SourceUnsure)),

@@ -763,3 +763,59 @@ fn a_local_prefix_concerns_what_lies_within_it() {
         "an address is one, wherever it lies"
     );
 }
+
+#[test]
+fn a_destination_that_linux_has_learned_about_is_the_kernels() {
+    let own = || Route { kind: RouteKind::Local, table: 255, ..route4("10.2.0.1/32", dev(9)) };
+    let routes = || vec![route4("10.0.0.0/8", dev(2)), route4("10.2.0.2/32", dev(2)), own()];
+    let mut bench = Bench::host(routes(), vec![route6("2001:db8::/32", dev(1))]);
+    let learned = |addresses: &[&str]| {
+        let six = addresses.first().map(|_| ip("2001:db8::1"));
+        Event::Learned(HOST, addresses.iter().map(|address| ip(address)).chain(six).collect())
+    };
+    let six = |bench: &Bench| bench.target6("2001:db8::1/128").cloned();
+    let of = |bench: &Bench, address: &str| {
+        let (prefix, target) = bench.mirror.route4_to(HOST, p4(&format!("{address}/32")).address()).unwrap();
+        assert_eq!(bench.target4(&prefix.to_string()), Some(target));
+        target.clone()
+    };
+    let kernel = Target::Pass { reason: Reason::LearnedPath, unicast: true };
+    let all = ["10.1.1.1", "10.2.0.1", "10.2.0.2"];
+    bench.after([learned(&all)]);
+    let bound = |bench: &Bench| {
+        assert_eq!(
+            all.map(|address| of(bench, address)),
+            [kernel.clone(), pass(Reason::Local), kernel.clone()]
+        );
+        assert_eq!(of(bench, "10.1.1.2"), out(2, None));
+        assert_eq!(six(bench), Some(kernel.clone()));
+    };
+    bound(&bench);
+    // Routes are read again, and change.
+    bench.after([Event::Routes(HOST, routes(), vec![route6("2001:db8::/32", dev(1))])]);
+    bound(&bench);
+    bench.after([Event::Route4(HOST, Change::Add, route4("10.1.1.1/32", dev(1)))]);
+    bench.after([Event::Route4(HOST, Change::Delete, route4("10.1.1.1/32", dev(1)))]);
+    bound(&bench);
+    // The router goes and comes back; meanwhile Linux learns more.
+    let gone = |on| Event::Port(0, Port { ifindex: if on { 1 } else { 77 }, ..port(HOST, 1) });
+    bench.after([gone(false), Event::Port(1, Port { ifindex: 78, ..port(HOST, 2) })]);
+    bench.after([learned(&[]), learned(&all)]);
+    bench.after([gone(true), Event::Port(1, port(HOST, 2))]);
+    bound(&bench);
+    bench.after([learned(&all[..2])]);
+    assert_eq!(all.map(|a| of(&bench, a)), [kernel, pass(Reason::Local), out(2, None)]);
+    bench.after([learned(&[])]);
+    assert_eq!((bench.target4("10.1.1.1/32"), six(&bench)), (None, None));
+    assert_eq!(all.map(|a| of(&bench, a)), [out(2, None), pass(Reason::Local), out(2, None)]);
+}
+
+/// The entry of a local prefix must stay: it is what keeps packets from there as a source with the kernel.
+#[test]
+fn a_learned_destination_in_a_local_prefix_stays_local() {
+    let local = Route { kind: RouteKind::Local, table: 255, ..route4("10.2.0.0/16", dev(9)) };
+    let mut bench = Bench::host(vec![route4("10.0.0.0/8", dev(2)), local], vec![]);
+    bench.after([Event::Learned(HOST, [ip("10.2.0.5")].into())]);
+    let (prefix, target) = bench.mirror.route4_to(HOST, p4("10.2.0.5/32").address()).unwrap();
+    assert!(matches!(target, Target::Pass { reason: Reason::LocalPrefix, .. }), "{prefix} {target:?}");
+}

@@ -52,7 +52,8 @@ impl Changes {
             | Event::Neighbour(id, _)
             | Event::Nexthop(id, _)
             | Event::NexthopGone(id, _)
-            | Event::Settings(id, _) => id,
+            | Event::Settings(id, _)
+            | Event::Learned(id, _) => id,
         };
         let Some(changed) = self.0.get_mut(namespace) else { return };
         match event {
@@ -65,6 +66,11 @@ impl Changes {
             Event::Neighbour(_, neighbour) => {
                 changed.neighbours.insert(neighbour.address);
             }
+            // All that are bound now. Those that no longer are go by their routes again, which are compared as they are.
+            Event::Learned(_, bound) => bound.iter().for_each(|destination| match destination {
+                IpAddr::V4(address) => _ = changed.prefixes4.insert((address.to_bits(), 32)),
+                IpAddr::V6(address) => _ = changed.prefixes6.insert((address.to_bits(), 128)),
+            }),
             _ => changed.everything = true,
         }
         if changed.everything || changed.count() > MOST {

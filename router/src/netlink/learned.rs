@@ -1,0 +1,133 @@
+//! `RTM_GETROUTE` for what Linux has learned about destinations from ICMP errors.
+//!
+//! Kernel source: `rt_fill_info`, `fnhe_dump_bucket` (`net/ipv4/route.c`), `ip_dst_mtu_maybe_forward` (`include/net/ip.h`);
+//! `rt6_fill_node`, `rt6_nh_dump_exceptions` (`net/ipv6/route.c`).
+
+use super::{
+    INET, INET6,
+    route::{HEADER, RTA_CACHEINFO, RTA_DST, RTA_METRICS, RTAX_LOCK, RTAX_MTU, RTM_F_CLONED, end},
+    rtm, wire,
+};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    time::Duration,
+};
+
+/// `RTCF_REDIRECTED` of `include/uapi/linux/in_route.h`: by the gateway of an ICMP redirect.
+const REDIRECTED: u32 = 0x4_0000;
+
+/// Where `rtm_type` is, and `RTN_UNICAST`.
+const KIND: usize = 7;
+const UNICAST: u8 = 1;
+
+/// Longer than anything is believed without another look.
+const ENDLESS: Duration = Duration::from_secs(3600);
+
+/// The way to one destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LearnedRoute {
+    pub destination: IpAddr,
+    /// Until then (CLOCK_MONOTONIC), forwarded packets go by what Linux has learned. IPv4 heeds locked MTUs and other gateways,
+    /// IPv6 everything. `None`: they go by its routes.
+    pub binds_until: Option<Duration>,
+}
+
+/// A question about one IPv4 destination.
+pub fn to(destination: Ipv4Addr) -> wire::Request {
+    let mut header = [0; HEADER];
+    (header[0], header[1]) = (INET, 32);
+    wire::Request::new(rtm::GETROUTE, wire::ACK, &header).with(RTA_DST, &destination.octets())
+}
+
+/// A dump of everything that Linux has learned; of IPv4, and has used since then.
+pub fn dump(family: u8) -> wire::Request {
+    let mut header = [0; HEADER];
+    header[0] = family;
+    header[8..].copy_from_slice(&RTM_F_CLONED.to_ne_bytes());
+    wire::Request::new(rtm::GETROUTE, wire::DUMP, &header)
+}
+
+/// An answer to either, read at `now`.
+pub fn parse(message: wire::Message<'_>, now: Duration) -> Option<LearnedRoute> {
+    let payload = message.payload;
+    let flags = wire::u32_at(payload, 8)?;
+    // Packets to an address of this machine are not forwarded, and its route must stay the local one.
+    let is_unicast = *payload.get(KIND)? == UNICAST;
+    let is_one = matches!(payload[..2], [INET, 32] | [INET6, 128]) && flags & RTM_F_CLONED != 0 && is_unicast;
+    let v6 = payload[0] == INET6;
+    let (mut destination, mut binds, mut until) = (None, v6 || flags & REDIRECTED != 0, None);
+    for (kind, value) in wire::attributes_after(payload, HEADER) {
+        match kind {
+            RTA_DST => destination = wire::address(value),
+            RTA_METRICS => {
+                let lock = wire::attribute(value, RTAX_LOCK).and_then(|lock| wire::u32_at(lock, 0));
+                binds |= lock.is_some_and(|bits| bits >> RTAX_MTU & 1 == 1);
+            }
+            RTA_CACHEINFO => until = end(value, now),
+            _ => (),
+        }
+    }
+    let destination =
+        destination.filter(|to| is_one && message.kind == rtm::NEWROUTE && to.is_ipv6() == v6)?;
+    // What IPv4 has learned has an end. Gateways that IPv6 has learned have none.
+    let until = until.or(v6.then_some(now + ENDLESS));
+    Some(LearnedRoute { destination, binds_until: until.filter(|_| binds) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use wire::{Message, Request};
+
+    const NOW: Duration = Duration::from_secs(1000);
+
+    #[test]
+    fn it_binds_packets_if_it_ends_and_is_locked_or_redirected_or_ipv6() {
+        let destination = IpAddr::from([10, 9, 0, 1]);
+        let learned = |flags: u32, lock: u32, hundredths: u32| {
+            let metrics = [[8, 0, 1, 0], lock.to_ne_bytes(), [8, 0, 2, 0], 552_u32.to_ne_bytes()].concat();
+            let mut header = [INET, 32, 0, 0, 254, 0, 0, 1, 0, 0, 0, 0];
+            header[8..].copy_from_slice(&flags.to_ne_bytes());
+            let mut cacheinfo = [0; 32];
+            cacheinfo[8..12].copy_from_slice(&hundredths.to_ne_bytes());
+            let mut message = Request::new(rtm::NEWROUTE, 0, &header)
+                .with(RTA_DST, &[10, 9, 0, 1])
+                .with(RTA_METRICS, &metrics)
+                .with(RTA_CACHEINFO, &cacheinfo);
+            wire::messages(message.bytes(1)).next().and_then(|m| parse(m, NOW))
+        };
+        let binds = |binds_until| Some(LearnedRoute { destination, binds_until });
+        let end = Some(NOW + Duration::from_secs(600));
+        assert_eq!(learned(RTM_F_CLONED, 1 << 2, 60_000), binds(end), "a locked MTU");
+        assert_eq!(learned(RTM_F_CLONED | REDIRECTED, 0, 60_000), binds(end), "a gateway");
+        assert_eq!(learned(RTM_F_CLONED, 1 << 3, 60_000), binds(None), "an MTU that is not locked");
+        assert_eq!(learned(RTM_F_CLONED, 1 << 2, 0), binds(None), "the route's own MTU");
+        assert_eq!(learned(0, 1 << 2, 60_000), None, "a route");
+        let mut local = Request::new(rtm::NEWROUTE, 0, &[INET, 32, 0, 0, 255, 0, 0, 2, 0, 2, 0, 0])
+            .with(RTA_DST, &[10, 9, 0, 1]);
+        let local = wire::messages(local.bytes(1)).next().and_then(|m| parse(m, NOW));
+        assert_eq!(local, None, "an address of this machine");
+
+        let six = |flags: u32, cacheinfo: &[u8]| {
+            let mut header = [INET6, 128, 0, 0, 254, 0, 0, 1, 0, 0, 0, 0];
+            header[8..].copy_from_slice(&flags.to_ne_bytes());
+            let message = Request::new(rtm::NEWROUTE, 0, &header).with(RTA_DST, &[0xfd; 16]);
+            let mut message = message.with(RTA_CACHEINFO, cacheinfo);
+            wire::messages(message.bytes(1)).next().and_then(|m| parse(m, NOW))
+        };
+        let binds = |end| Some(LearnedRoute { destination: [0xfd; 16].into(), binds_until: Some(end) });
+        let mut cacheinfo = [0; 32];
+        assert_eq!(six(RTM_F_CLONED, &cacheinfo), binds(NOW + ENDLESS), "a gateway");
+        cacheinfo[8..12].copy_from_slice(&60_000_u32.to_ne_bytes());
+        assert_eq!(six(RTM_F_CLONED, &cacheinfo), binds(NOW + Duration::from_secs(600)), "an MTU");
+        assert_eq!(six(0, &cacheinfo), None, "a route");
+    }
+
+    proptest! {
+        #[test]
+        fn never_panics(kind in 20u16..30, payload in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse(Message { kind, flags: 0, sequence: 0, payload: &payload }, NOW);
+        }
+    }
+}

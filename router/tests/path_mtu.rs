@@ -1,0 +1,547 @@
+//! What ICMP errors teach Linux about destinations, and packets to these: the same frames leave with Millrace and without. Needs
+//! root: namespaces of its own.
+//!
+//! ```text
+//! near (q0) ── p0 router p1 ── far (q1): gateway 10.0.2.9, and 10.9.0.0/16 behind it
+//! ```
+
+mod common;
+
+use common::{
+    frame::{Frame, fix_checksum},
+    in_new_namespace, run,
+    wire::Wire,
+};
+use logic::net::Mac;
+use std::{
+    fs,
+    net::{Ipv4Addr, Ipv6Addr, UdpSocket},
+    process::{Child, Command, Stdio, id},
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+const MILLRACE: &str = env!("CARGO_BIN_EXE_millrace");
+const ROUTER: [Mac; 2] = [Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2])];
+/// A UDP port that a socket of the router has.
+const PORT: u16 = 5300;
+/// Longer than all that the daemon may take to see a change.
+const SEEN: Duration = Duration::from_secs(15);
+
+/// A router between two wires: of this thread's namespace, or on macvlans in a namespace of its own.
+struct Bed {
+    tenant: Option<String>,
+    near: Wire,
+    far: Wire,
+    daemon: Option<Child>,
+    instance: String,
+    log: tempfile::NamedTempFile,
+    _socket: UdpSocket,
+}
+
+impl Bed {
+    fn new(tenant: bool) -> Bed {
+        let tenant = tenant.then(|| format!("path-mtu{}", id()));
+        tenant.iter().for_each(|name| _ = run(&format!("ip netns add {name}")));
+        let bed = |near, far| Bed {
+            tenant,
+            near,
+            far,
+            daemon: None,
+            instance: format!("path-mtu-{}", id()),
+            log: tempfile::NamedTempFile::new().unwrap(),
+            _socket: UdpSocket::bind(("0.0.0.0", PORT)).unwrap(),
+        };
+        for n in 0..2 {
+            run(&format!("ip link add p{n} type veth peer name q{n}"));
+            run(&format!("sysctl -qw net.ipv6.conf.q{n}.disable_ipv6=1"));
+            run(&format!("ethtool -K q{n} tx off txvlan off tx-vlan-stag-hw-insert off gro on"));
+            run(&format!("ip link set q{n} up"));
+            run(&format!("ip link set p{n} up"));
+        }
+        let bed = bed(Wire::open("q0"), Wire::open("q1"));
+        for (n, mac) in ROUTER.iter().enumerate() {
+            let device = match &bed.tenant {
+                Some(name) => {
+                    run(&format!("ip link add link p{n} name m{n} netns {name} type macvlan mode bridge"));
+                    format!("m{n}")
+                }
+                None => format!("p{n}"),
+            };
+            bed.run(&format!("ip link set {device} address {mac} up"));
+            bed.run(&format!("ip addr add 10.0.{}.1/24 dev {device}", n + 1));
+            bed.run(&format!("ip neigh replace 10.0.{}.9 lladdr 02:00:00:00:07:0{n} dev {device}", n + 1));
+            bed.run(&format!("sysctl -qw net.ipv4.conf.{device}.rp_filter=0"));
+            bed.run(&format!("ip addr add fd00:{}::1/64 dev {device} nodad", n + 1));
+            for host in [format!("fd00:{}::9", n + 1), "fe80::8".into()] {
+                let last = if host == "fe80::8" { 8 } else { n };
+                bed.run(&format!("ip neigh replace {host} lladdr 02:00:00:00:07:0{last} dev {device}"));
+            }
+        }
+        bed.run("sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.icmp_ratelimit=0");
+        bed.run("sysctl -qw net.ipv6.conf.all.forwarding=1 net.ipv6.icmp.ratelimit=0");
+        bed.run("ip route add 10.9.0.0/16 via 10.0.2.9");
+        bed.run("ip route add fd00:9::/64 via fd00:2::9");
+        bed
+    }
+
+    /// Runs a command line in the router's namespace.
+    fn run(&self, line: &str) -> String {
+        match &self.tenant {
+            Some(name) => run(&format!("ip netns exec {name} {line}")),
+            None => run(line),
+        }
+    }
+
+    fn start(&mut self) {
+        let words = ["run", "--port", "p0", "--port", "p1", "--instance", &self.instance];
+        let log = self.log.reopen().unwrap();
+        let child = Command::new(MILLRACE).args(words).stdout(Stdio::null()).stderr(log).spawn();
+        self.daemon = Some(child.unwrap());
+        self.until("the fast path forwards", || self.by_linux(|| drop(self.out("10.9.0.200"))) == 0);
+    }
+
+    fn until(&self, what: &str, mut done: impl FnMut() -> bool) {
+        let end = Instant::now() + SEEN;
+        while !done() {
+            assert!(Instant::now() < end, "{what}: {}", fs::read_to_string(self.log.path()).unwrap());
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Packets that Linux has forwarded while `body` ran.
+    fn by_linux(&self, body: impl FnOnce()) -> u64 {
+        let read = || {
+            let all = self.run("cat /proc/thread-self/net/snmp");
+            let mut ip = all.lines().filter(|line| line.starts_with("Ip:")).map(|line| line.split(' '));
+            let (names, values) = (ip.next().unwrap(), ip.next().unwrap());
+            let v4 = names.zip(values).find(|(name, _)| *name == "ForwDatagrams").unwrap().1;
+            let all = self.run("cat /proc/thread-self/net/snmp6");
+            let v6 = all.lines().find_map(|line| line.strip_prefix("Ip6OutForwDatagrams")).unwrap();
+            v4.parse::<u64>().unwrap() + v6.trim().parse::<u64>().unwrap()
+        };
+        let before = read();
+        body();
+        read() - before
+    }
+
+    /// What leaves the router, on either side, after packets to this destination: a long one that may be fragmented, one that
+    /// must not be, and a short one.
+    fn out(&self, destination: &str) -> [Vec<Vec<u8>>; 2] {
+        if destination.contains(':') {
+            for length in [1450, 100] {
+                self.near.send(&udp6(destination, length).bytes());
+            }
+        } else {
+            for (length, fragment) in [(1000, 0), (1000, 0x40), (100, 0x40)] {
+                self.near.send(&udp(destination, length, fragment).bytes());
+            }
+        }
+        thread::sleep(Duration::from_millis(30));
+        [&self.near, &self.far].map(|wire| {
+            std::iter::from_fn(|| wire.receive()).filter(|frame| is_of_interest(frame)).map(bare).collect()
+        })
+    }
+
+    /// The gateway reports that packets of the router to this destination must be shorter.
+    fn teach(&self, destination: &str, mtu: u16, about: About) {
+        let frame = match destination.contains(':') {
+            true => error6([2, 0, 0, 0, 0, 0, (mtu >> 8) as u8, mtu as u8], &inner6(destination)),
+            false => too_long(destination, mtu, about),
+        };
+        self.far.send(&frame.bytes());
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            let _ = (daemon.kill(), daemon.wait());
+        }
+        let _ = Command::new(MILLRACE).args(["stop", "--instance", &self.instance]).output();
+        if let Some(name) = &self.tenant {
+            let _ = Command::new("ip").args(["netns", "delete", name]).status();
+        }
+    }
+}
+
+fn udp(destination: &str, length: u16, fragment: u8) -> Frame {
+    Frame::udp4(ROUTER[0], "10.0.1.9", destination).with(|ip| {
+        ip.resize(length.into(), 0x5a);
+        ip[2..4].copy_from_slice(&length.to_be_bytes());
+        ip[4..8].copy_from_slice(&[0x12, 0x34, fragment, 0]);
+        ip[24..28].copy_from_slice(&[(length - 20).to_be_bytes(), [0; 2]].concat());
+        fix_checksum(ip);
+    })
+}
+
+fn udp6(destination: &str, length: u16) -> Frame {
+    Frame::udp6(ROUTER[0], "fd00:1::9", destination).with(|ip| {
+        ip.resize(length.into(), 0x5a);
+        ip[4..6].copy_from_slice(&(length - 40).to_be_bytes());
+        ip[44..46].copy_from_slice(&(length - 40).to_be_bytes());
+    })
+}
+
+/// Of the router at fd00:2::1, an answer to a ping of this destination.
+fn inner6(destination: &str) -> Vec<u8> {
+    let addresses = ["fd00:2::1", destination].map(|a| a.parse::<Ipv6Addr>().unwrap().octets());
+    [&[0x60, 0, 0, 0, 0, 8, 58, 64][..], &addresses.concat(), &[129, 0, 0, 0, 0, 1, 0, 1]].concat()
+}
+
+/// An ICMPv6 error of the gateway, with this header.
+fn error6(header: [u8; 8], body: &[u8]) -> Frame {
+    let source = if header[0] == 137 { "fe80::9" } else { "fd00:2::9" };
+    let addresses = [source, "fd00:2::1"].map(|a| a.parse::<Ipv6Addr>().unwrap().octets()).concat();
+    let mut icmp = [&header, body].concat();
+    let pseudo = [&addresses[..], &[0, 0, 0, icmp.len() as u8, 0, 0, 0, 58], &icmp].concat();
+    let sum: u32 = pseudo.chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    icmp[2..4].copy_from_slice(&sum.to_be_bytes());
+    let ip = [&[0x60, 0, 0, 0, 0, icmp.len() as u8, 58, 255][..], &addresses, &icmp].concat();
+    Frame::new(ROUTER[1], 0x86dd, ip)
+}
+
+/// IPv4, UDP over IPv6, and ICMPv6 errors. The rest is neighbour discovery.
+fn is_of_interest(frame: &[u8]) -> bool {
+    let next_header = frame.get(20).copied().unwrap_or_default();
+    let error = frame.get(54).is_some_and(|kind| *kind < 128);
+    frame[12..14] == [8, 0]
+        || frame[12..14] == [0x86, 0xdd] && (next_header == 17 || next_header == 58 && error)
+}
+
+/// Which packet of the router an ICMP error is about.
+#[derive(Clone, Copy)]
+enum About {
+    /// An answer to a ping. Linux asks no socket.
+    EchoReply,
+    Udp,
+}
+
+fn too_long(destination: &str, mtu: u16, about: About) -> Frame {
+    let [high, low] = mtu.to_be_bytes();
+    error(destination, [3, 4, 0, 0, 0, 0, high, low], about)
+}
+
+fn redirect(destination: &str, gateway: [u8; 4]) -> Frame {
+    let [a, b, c, d] = gateway;
+    error(destination, [5, 1, 0, 0, a, b, c, d], About::EchoReply)
+}
+
+/// An ICMP error of the gateway with this header.
+fn error(destination: &str, header: [u8; 8], about: About) -> Frame {
+    let destination: Ipv4Addr = destination.parse().unwrap();
+    let mut inner = vec![0x45, 0, 0, 28, 0, 1, 0x40, 0, 64, 0, 0, 0, 10, 0, 2, 1];
+    inner.extend(destination.octets());
+    let [high, low] = PORT.to_be_bytes();
+    match about {
+        About::EchoReply => inner.extend([0, 0, 0, 0, 0, 1, 0, 1]),
+        About::Udp => inner.extend([high, low, 0, 9, 0, 8, 0, 0]),
+    }
+    inner[9] = if matches!(about, About::Udp) { 17 } else { 1 };
+    fix_checksum(&mut inner);
+    let mut icmp = header.to_vec();
+    icmp.extend(inner);
+    let sum: u32 = icmp.chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    icmp[2..4].copy_from_slice(&sum.to_be_bytes());
+    let mut ip = vec![0x45, 0, 0, 20 + icmp.len() as u8, 0, 1, 0, 0, 64, 1, 0, 0, 10, 0, 2, 9, 10, 0, 2, 1];
+    fix_checksum(&mut ip);
+    ip.extend(icmp);
+    Frame::new(ROUTER[1], 0x0800, ip)
+}
+
+/// The frame without what differs each time: the identifier of a packet of the router's own.
+fn bare(mut frame: Vec<u8>) -> Vec<u8> {
+    if frame[26..30] == [10, 0, 1, 1] {
+        frame[18..20].fill(0);
+        frame[24..26].fill(0);
+    }
+    frame
+}
+
+/// The lengths of the IP packets that leave by p1, and the MTUs of ICMP errors that leave by p0.
+type Lengths = (Vec<u16>, Vec<u16>);
+
+fn summary([near, far]: &[Vec<Vec<u8>>; 2]) -> Lengths {
+    let word = |frame: &[u8], at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
+    let length = |frame: &Vec<u8>| if frame[12] == 8 { word(frame, 16) } else { 40 + word(frame, 18) };
+    let error = |frame: &Vec<u8>| match frame[12] {
+        8 => (frame[34..36] == [3, 4]).then(|| word(frame, 40)),
+        _ => (frame[54] == 2).then(|| word(frame, 60)),
+    };
+    (far.iter().map(length).collect(), near.iter().filter_map(error).collect())
+}
+
+/// All as it came.
+fn whole() -> Lengths {
+    (vec![1000, 1000, 100], vec![])
+}
+
+/// By a path MTU of 552 bytes.
+fn narrow() -> Lengths {
+    (vec![548, 472, 100], vec![552])
+}
+
+/// The same for IPv6: the first packet is too long for 1,400 bytes.
+fn whole6() -> Lengths {
+    (vec![1450, 100], vec![])
+}
+
+fn narrow6() -> Lengths {
+    (vec![100], vec![1400])
+}
+
+/// What a router did, step by step, and how many packets Linux forwarded.
+type Story = Vec<(&'static str, [Vec<Vec<u8>>; 2], u64)>;
+
+/// Changes the world, and has the router's work recorded: under this name, to this destination.
+type Steps = fn(&Bed, &mut dyn FnMut(&'static str, &str));
+
+/// Runs `steps` in a new namespace, with Millrace or without.
+fn told(millrace: bool, tenant: bool, steps: Steps) -> Story {
+    let (done, story) = mpsc::channel();
+    in_new_namespace(move || {
+        let mut bed = Bed::new(tenant);
+        if millrace {
+            bed.start();
+        }
+        let mut story = Story::new();
+        steps(&bed, &mut |what, destination| {
+            let mut out = Default::default();
+            let by_linux = bed.by_linux(|| out = bed.out(destination));
+            story.push((what, out, by_linux));
+        });
+        done.send(story).unwrap();
+    });
+    story.recv().unwrap()
+}
+
+/// Checks that both leave the same frames, with these lengths, and who forwarded them.
+fn same(tenant: bool, expected: &[(&str, Lengths, bool)], steps: Steps) {
+    let (linux, millrace) = (told(false, tenant, steps), told(true, tenant, steps));
+    assert_eq!(linux.len(), expected.len());
+    for (((what, lengths, fast), linux), millrace) in expected.iter().zip(&linux).zip(&millrace) {
+        assert_eq!((linux.0, millrace.0), (*what, *what));
+        assert_eq!(summary(&linux.1), *lengths, "{what}: Linux");
+        assert_eq!(summary(&millrace.1), *lengths, "{what}: Millrace");
+        assert_eq!(millrace.1, linux.1, "{what}");
+        assert_eq!(millrace.2 == 0, *fast, "{what}: Linux forwarded {} packets", millrace.2);
+    }
+}
+
+/// With a daemon the kernel plane sees the message, and the daemon reads what it did.
+fn settle() {
+    thread::sleep(Duration::from_millis(700));
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_locked_path_mtu_binds_what_is_forwarded_until_it_is_flushed() {
+    let expected = [
+        ("before", whole(), true),
+        ("an error about an answer to a ping", narrow(), false),
+        ("another destination", whole(), true),
+        ("an error about a packet of a socket", narrow(), false),
+        ("an MTU that is not locked", whole(), true),
+        ("flushed", whole(), true),
+    ];
+    same(false, &expected, |bed, out| {
+        out("before", "10.9.0.1");
+        bed.teach("10.9.0.1", 500, About::EchoReply);
+        settle();
+        out("an error about an answer to a ping", "10.9.0.1");
+        out("another destination", "10.9.0.2");
+        bed.teach("10.0.2.9", 500, About::Udp);
+        settle();
+        out("an error about a packet of a socket", "10.0.2.9");
+        bed.teach("10.9.0.3", 1000, About::EchoReply);
+        settle();
+        out("an MTU that is not locked", "10.9.0.3");
+        bed.run("ip route flush cache");
+        if bed.daemon.is_some() {
+            bed.until("fast after the flush", || bed.by_linux(|| drop(bed.out("10.9.0.1"))) == 0);
+        }
+        out("flushed", "10.9.0.1");
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_locked_path_mtu_expires_and_can_be_learned_again() {
+    let expected = [
+        ("learned", narrow(), false),
+        ("expired: a second error prolongs nothing", whole(), true),
+        ("learned again", narrow(), false),
+    ];
+    same(false, &expected, |bed, out| {
+        bed.run("sysctl -qw net.ipv4.route.mtu_expires=4");
+        bed.teach("10.9.0.1", 500, About::EchoReply);
+        settle();
+        out("learned", "10.9.0.1");
+        thread::sleep(Duration::from_millis(1800));
+        bed.teach("10.9.0.1", 500, About::EchoReply);
+        thread::sleep(Duration::from_secs(3));
+        out("expired: a second error prolongs nothing", "10.9.0.1");
+        bed.teach("10.9.0.1", 500, About::EchoReply);
+        settle();
+        out("learned again", "10.9.0.1");
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_tenant_obeys_what_its_own_namespace_learned() {
+    let expected =
+        [("learned", narrow(), false), ("another destination", whole(), true), ("flushed", whole(), true)];
+    same(true, &expected, |bed, out| {
+        bed.teach("10.9.0.1", 500, About::EchoReply);
+        settle();
+        out("learned", "10.9.0.1");
+        out("another destination", "10.9.0.2");
+        bed.run("ip route flush cache");
+        if bed.daemon.is_some() {
+            bed.until("fast after the flush", || bed.by_linux(|| drop(bed.out("10.9.0.1"))) == 0);
+        }
+        out("flushed", "10.9.0.1");
+    });
+}
+
+/// IPv6 forwards by every path MTU that it has learned.
+#[test]
+#[ignore = "needs root"]
+fn every_path_mtu_of_ipv6_binds_what_is_forwarded_until_it_is_flushed() {
+    let expected = [
+        ("before", whole6(), true),
+        ("learned", narrow6(), false),
+        ("another destination", whole6(), true),
+        ("flushed", whole6(), true),
+        ("learned for a while", narrow6(), false),
+        ("expired", whole6(), true),
+    ];
+    let steps: Steps = |bed, out| {
+        out("before", "fd00:9::1");
+        bed.teach("fd00:9::1", 1400, About::EchoReply);
+        settle();
+        out("learned", "fd00:9::1");
+        out("another destination", "fd00:9::2");
+        bed.run("ip -6 route flush cache");
+        if bed.daemon.is_some() {
+            bed.until("fast after the flush", || bed.by_linux(|| drop(bed.out("fd00:9::1"))) == 0);
+        }
+        out("flushed", "fd00:9::1");
+        bed.run("sysctl -qw net.ipv6.route.mtu_expires=4");
+        bed.teach("fd00:9::3", 1400, About::EchoReply);
+        settle();
+        out("learned for a while", "fd00:9::3");
+        thread::sleep(Duration::from_secs(5));
+        out("expired", "fd00:9::3");
+    };
+    same(false, &expected, steps);
+}
+
+/// Devices that have accepted redirects leave gateways behind that bind packets after that.
+#[test]
+#[ignore = "needs root"]
+fn a_gateway_learned_from_a_redirect_binds_what_is_forwarded() {
+    in_new_namespace(|| {
+        let mut bed = Bed::new(false);
+        run("ip neigh replace 10.0.2.8 lladdr 02:00:00:00:07:08 dev p1");
+        run("sysctl -qw net.ipv4.conf.p1.secure_redirects=0 net.ipv4.conf.all.secure_redirects=0");
+        let redirected = |bed: &Bed, destination: &str| {
+            // Linux believes a redirect while the device does not forward.
+            run("sysctl -qw net.ipv4.conf.p1.accept_redirects=1 net.ipv4.conf.p1.forwarding=0");
+            bed.far.send(&redirect(destination, [10, 0, 2, 8]).bytes());
+            thread::sleep(Duration::from_millis(50));
+            run("sysctl -qw net.ipv4.conf.p1.accept_redirects=0 net.ipv4.conf.p1.forwarding=1");
+        };
+        run("sysctl -qw net.ipv4.conf.all.accept_redirects=0 net.ipv4.conf.p0.accept_redirects=0");
+        let gateways = |bed: &Bed, destination: &str| -> Vec<u8> {
+            bed.out(destination)[1].iter().map(|frame| frame[5]).collect()
+        };
+        redirected(&bed, "10.9.0.1");
+        assert_eq!(gateways(&bed, "10.9.0.1"), [8; 3], "Linux");
+        bed.start();
+        assert_eq!(gateways(&bed, "10.9.0.1"), [8; 3], "before the daemon");
+        redirected(&bed, "10.9.0.3");
+        bed.until("fast again", || bed.by_linux(|| drop(bed.out("10.9.0.2"))) == 0);
+        assert_eq!(gateways(&bed, "10.9.0.3"), [8; 3], "while the daemon ran");
+        assert_eq!(gateways(&bed, "10.9.0.2"), [1; 3]);
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_daemon_reads_what_linux_learned_before() {
+    in_new_namespace(|| {
+        let mut bed = Bed::new(false);
+        bed.teach("10.9.0.1", 500, About::EchoReply);
+        bed.teach("fd00:9::1", 1400, About::EchoReply);
+        let learned = |bed: &Bed| ["10.9.0.1", "fd00:9::1"].map(|to| summary(&bed.out(to)));
+        assert_eq!(learned(&bed), [narrow(), narrow6()]);
+        bed.start();
+        assert_eq!(learned(&bed), [narrow(), narrow6()]);
+        assert_eq!(summary(&bed.out("10.9.0.2")), whole());
+        let verified = Command::new(MILLRACE)
+            .args(["routes", "--verify", "--instance", &bed.instance])
+            .output()
+            .unwrap();
+        assert!(verified.status.success(), "{}", String::from_utf8_lossy(&verified.stdout));
+    });
+}
+
+/// Somebody forges errors as fast as one thread can, each about another destination. Prints what that costs the daemon, and checks
+/// that other destinations stay fast.
+///
+/// ```text
+/// cargo test -p millrace --test path_mtu -- --ignored --nocapture --test-threads=1 measure
+/// ```
+#[test]
+#[ignore = "measures; needs root"]
+fn measure_a_flood_of_forged_errors() {
+    in_new_namespace(|| {
+        let mut bed = Bed::new(false);
+        bed.start();
+        let daemon = bed.daemon.as_ref().unwrap().id();
+        let (idle, before) = (Instant::now(), cpu_time(daemon));
+        thread::sleep(Duration::from_secs(5));
+        let percent = |began: Instant, before| {
+            (cpu_time(daemon) - before).as_secs_f64() / began.elapsed().as_secs_f64() * 100.0
+        };
+        println!("idle: daemon {:.1} % of a core", percent(idle, before));
+        for (family, destination) in [("IPv4", "10.9.250.1"), ("IPv6", "fd00:9::ffff:1")] {
+            let (began, before, mut sent) = (Instant::now(), cpu_time(daemon), 0_u16);
+            let mut bound_late = 0;
+            let mut count = 0_u64;
+            while began.elapsed() < Duration::from_secs(10) {
+                let [high, low] = sent.to_be_bytes();
+                match family {
+                    "IPv4" => bed.teach(&format!("10.9.{}.{low}", high % 200), 500, About::EchoReply),
+                    _ => bed.teach(&format!("fd00:9::{high:x}:{low:x}"), 1400, About::EchoReply),
+                }
+                (sent, count) = (sent.wrapping_add(1), count + 1);
+                if count.is_multiple_of(10_000) {
+                    bound_late += bed.by_linux(|| drop(bed.out(destination)));
+                }
+            }
+            let elapsed = began.elapsed().as_secs_f64();
+            println!(
+                "{family}: {:.0} errors/s, daemon {:.1} % of a core, {bound_late} packets to another destination by Linux",
+                count as f64 / elapsed,
+                percent(began, before)
+            );
+            assert_eq!(bound_late, 0);
+        }
+    });
+}
+
+/// What a process has taken of all cores.
+fn cpu_time(pid: u32) -> Duration {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let mut fields = stat.rsplit(')').next().unwrap().split_whitespace().skip(11);
+    let ticks: u64 = (0..2).map(|_| fields.next().unwrap().parse::<u64>().unwrap()).sum();
+    Duration::from_millis(ticks * 10)
+}
