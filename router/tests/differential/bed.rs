@@ -199,6 +199,31 @@ impl Bed {
         }
     }
 
+    /// The kernel's counters of both namespaces (`/proc/net/snmp`, `snmp6`), by namespace and name.
+    pub fn counters(&self) -> BTreeMap<String, u64> {
+        let mut counters = BTreeMap::new();
+        for (name, namespace) in [("tenant", &self.tenant), ("host", &self.host)] {
+            namespace.enter();
+            let read =
+                |file| std::fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default();
+            let mut add = |counter: &str, value: &str| {
+                counters.extend(value.parse().ok().map(|value| (format!("{name} {counter}"), value)));
+            };
+            read("snmp6")
+                .lines()
+                .filter_map(|line| line.split_once(char::is_whitespace))
+                .for_each(|(counter, value)| add(counter, value.trim()));
+            let lines = read("snmp");
+            let lines: Vec<&str> = lines.lines().collect();
+            for pair in lines.chunks_exact(2) {
+                let protocol = pair[0].split(':').next().unwrap();
+                let names = pair[0].split(' ').zip(pair[1].split(' ')).skip(1);
+                names.for_each(|(counter, value)| add(&format!("{protocol}{counter}"), value));
+            }
+        }
+        counters
+    }
+
     /// Sends frames. What comes out is not looked at.
     pub fn send(&self, frames: &[Sent]) {
         frames.iter().for_each(|(port, frame)| self.wires[*port].send(frame));

@@ -6,7 +6,13 @@ use crate::{
     daemon::Daemon,
     sides::Sent,
 };
-use std::{collections::BTreeSet, fmt::Write as _, thread, time::Duration};
+use serde_json::Value;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    thread,
+    time::Duration,
+};
 
 /// How long differences are waited for to vanish.
 #[derive(Clone, Copy)]
@@ -102,6 +108,8 @@ fn in_beds(case: &Case, patience: Patience) -> Result<Played, Failure> {
     play.set_up(&case.steps[..start]);
     for (at, step) in case.steps.iter().enumerate().skip(start) {
         if let Err((kind, words)) = play.step(step) {
+            let status = play.daemon.as_ref().and_then(Daemon::status).unwrap_or_default();
+            let words = format!("{words}\nnot by the fast path: {}", reasons(&status));
             return Err(Failure { at, kind, words, frames: play.differing });
         }
     }
@@ -216,16 +224,40 @@ impl Play<'_> {
             )
             .unwrap();
         }
-        Err((Kind::Frames, words))
+        Err((Kind::Frames, words + &self.counted()))
+    }
+
+    /// The kernel's counters that differ between the beds for one more look: they name reasons.
+    fn counted(&self) -> String {
+        let [linux, millrace] = [&self.linux, &self.millrace].map(|bed| {
+            let before = bed.counters();
+            bed.observe(self.frames);
+            let after = bed.counters();
+            let more = after.into_iter().map(|(name, count)| {
+                let before = before.get(&name).copied().unwrap_or(0);
+                (name, count.wrapping_sub(before))
+            });
+            more.collect::<BTreeMap<String, u64>>()
+        });
+        let differing = linux.iter().filter(|(name, count)| millrace.get(*name) != Some(count));
+        let words = differing.map(|(name, count)| {
+            format!("\n{name}: Linux {count}, Millrace {}", millrace.get(name).copied().unwrap_or(0))
+        });
+        words.collect()
     }
 
     fn end(mut self) -> Found<Played> {
         let Some(daemon) = self.daemon.take() else { return Ok(self.played) };
         let status = daemon.stop().map_err(|words| (Kind::Life, words))?;
         self.played.fast = status["packets"]["forwarded"].as_u64().unwrap_or(0);
-        let list = status["reasons"].as_array().cloned().unwrap_or_default();
-        let reasons = list.iter().map(|r| format!("{} {}", r["reason"], r["packets"]));
-        self.played.reasons = reasons.collect::<Vec<_>>().join(", ");
+        self.played.reasons = reasons(&status);
         Ok(self.played)
     }
+}
+
+/// Packets that the fast path did not forward, by reason.
+fn reasons(status: &Value) -> String {
+    let list = status["reasons"].as_array().cloned().unwrap_or_default();
+    let reasons = list.iter().map(|r| format!("{} {}", r["reason"], r["packets"]));
+    reasons.collect::<Vec<_>>().join(", ")
 }

@@ -148,11 +148,16 @@ fn again(side: &Side, mut commands: Vec<String>) -> Vec<String> {
     commands
 }
 
-/// The MAC address of a device: hosts that know the old one are not heard any more.
+/// The MAC address of a device: hosts that know the old one are not heard any more. Linux forgets its neighbours.
 pub fn mac(draft: &mut Draft<'_>) -> Change {
     let side = any_side(draft);
     let set = |mac| format!("ip link set {} address {mac}", side.device());
-    Change::new("mac", vec![set(other_mac(side.port))], vec![set(side.router_mac)]).of(side.tenant)
+    let mut make = vec![set(other_mac(side.port))];
+    if !draft.one_in(3) {
+        make.push(format!("neighbours {}", side.device()));
+    }
+    let undo = vec![set(side.router_mac), format!("neighbours {}", side.device())];
+    Change::new("mac", make, undo).of(side.tenant)
 }
 
 /// A device goes down, or the device at the other end of its wire does. Linux forgets routes and neighbours of the
