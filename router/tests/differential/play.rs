@@ -32,6 +32,10 @@ pub const HASTY: Patience =
     Patience { looks: &[Duration::ZERO, Duration::from_millis(300)], reports: Duration::from_secs(2) };
 /// Frames sent before and after each command in the middle of traffic.
 const MIDDLE: usize = 32;
+/// Commands that Linux completes after they return: IPv6 begins to use an address by a workqueue (addrconf_dad_work()). If
+/// the next command came before that in one bed only, their states would differ for good.
+const WORKED_OFF_LATER: [&str; 3] = ["ip addr", "ip link", "sysctl"];
+const LATER: Duration = Duration::from_millis(15);
 /// Differing frames that are printed.
 const PRINTED: usize = 6;
 
@@ -156,6 +160,9 @@ impl Play<'_> {
         self.traffic();
         let [linux, millrace] = [&self.linux, &self.millrace].map(|bed| bed.run(tenant, line));
         self.traffic();
+        if WORKED_OFF_LATER.iter().any(|start| line.starts_with(start)) {
+            thread::sleep(LATER);
+        }
         match (linux, millrace) {
             (Ok(()), Ok(())) => {}
             (Err(words), Err(_)) => {
