@@ -72,8 +72,12 @@ impl Draft<'_> {
         of_router[self.rng.usize(..of_router.len())].clone()
     }
 
-    pub fn run(&mut self, tenant: bool, line: impl Into<String>) {
-        self.steps.push(Step::run(tenant, line.into()));
+    fn run(&mut self, tenant: bool, line: impl Into<String>) {
+        let line = line.into();
+        self.steps.push(match line.strip_prefix(changes::IN_TENANT) {
+            Some(line) => Step::Tenant(line.into()),
+            None => Step::run(tenant, line),
+        });
     }
 
     fn settings(&mut self) {

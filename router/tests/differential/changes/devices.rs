@@ -1,6 +1,6 @@
 //! States of devices, and other devices on them.
 
-use super::Change;
+use super::{Change, IN_TENANT};
 use crate::{
     draft::Draft,
     sides::{Side, other_mac},
@@ -75,11 +75,11 @@ fn ipvlan(draft: &mut Draft<'_>) -> Change {
     let mode = draft.pick(&["l2", "l3", "l3s"]);
     let make = vec![
         format!("ip link add link p2 name iv0 netns TENANT type ipvlan mode {mode}"),
-        "nsenter -t TENANT -n ip addr add 10.0.2.9/24 dev iv0".into(),
-        "nsenter -t TENANT -n ip link set iv0 up".into(),
+        format!("{IN_TENANT}ip addr add 10.0.2.9/24 dev iv0"),
+        format!("{IN_TENANT}ip link set iv0 up"),
     ];
     draft.targets4.push("10.0.2.9".parse().unwrap());
-    Change::new("device", make, lines(&["nsenter -t TENANT -n ip link del iv0"]))
+    Change::new("device", make, vec![format!("{IN_TENANT}ip link del iv0")])
 }
 
 fn vrf(_: &mut Draft<'_>) -> Change {
@@ -158,6 +158,18 @@ pub fn mac(draft: &mut Draft<'_>) -> Change {
     }
     let undo = vec![set(side.router_mac), format!("neighbours {}", side.device())];
     Change::new("mac", make, undo).of(side.tenant)
+}
+
+/// A macvlan of the tenant goes, and comes back as another device.
+pub fn gone(draft: &mut Draft<'_>) -> Change {
+    let side = draft.side(true);
+    let (device, mac, port) = (side.device(), side.router_mac, side.port);
+    let mut undo = vec![format!(
+        "ip link add {device} link p{port} address {mac} netns TENANT type macvlan mode bridge"
+    )];
+    let commands = again(&side, vec![format!("ip link set {device} up")]);
+    undo.extend(commands.into_iter().map(|line| format!("{IN_TENANT}{line}")));
+    Change::new("down", vec![format!("{IN_TENANT}ip link del {device}")], undo)
 }
 
 /// A device goes down, or the device at the other end of its wire does. Linux forgets routes and neighbours of the

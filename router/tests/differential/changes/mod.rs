@@ -10,6 +10,9 @@ mod settings;
 
 use crate::draft::Draft;
 
+/// Begins a command of a host's change that runs in the tenant's namespace. `TENANT` in a command is a process there.
+pub const IN_TENANT: &str = "in tenant: ";
+
 /// A change, where it is made, and how it shows.
 #[derive(Clone, Debug)]
 pub struct Change {
@@ -49,6 +52,7 @@ const KINDS: &[(u32, Make)] = &[
     (2, devices::flags),
     (2, devices::mac),
     (3, devices::down),
+    (1, devices::gone),
     (1, devices::vlan),
     (6, routes::some),
     (1, routes::encap),
