@@ -207,31 +207,14 @@ impl Play<'_> {
                 return Ok(());
             }
         }
-        let count = |seen: &Seen, key: &(usize, Vec<u8>)| seen.get(key).copied().unwrap_or(0);
         differing.retain(|key| {
-            looks.iter().all(|[_, fast]| looks.iter().all(|[linux, _]| count(linux, key) != count(fast, key)))
+            looks.iter().all(|[_, fast]| looks.iter().all(|[linux, _]| linux.get(key) != fast.get(key)))
         });
         if differing.is_empty() {
             return Ok(());
         }
         self.differing = differing.iter().map(|key| key.1.clone()).collect();
-        let mut words = format!("{} differences", differing.len());
-        for key in differing.iter().take(PRINTED) {
-            let counts = |bed: usize| {
-                let each = looks.iter().map(|look| count(&look[bed], key).to_string());
-                each.collect::<Vec<_>>().join(", ")
-            };
-            write!(
-                words,
-                "\nport {}: Linux {} times, Millrace {} times: {}",
-                key.0,
-                counts(0),
-                counts(1),
-                hex(&key.1)
-            )
-            .unwrap();
-        }
-        Err((Kind::Frames, words + &self.counted()))
+        Err((Kind::Frames, describe(&differing, &looks) + &self.counted()))
     }
 
     /// The kernel's counters that differ between the beds for one more look: they name reasons.
@@ -260,6 +243,20 @@ impl Play<'_> {
         self.played.reasons = reasons(&status);
         Ok(self.played)
     }
+}
+
+/// Frames that differ, and how often each look has shown them.
+fn describe(differing: &BTreeSet<(usize, Vec<u8>)>, looks: &[[Seen; 2]]) -> String {
+    let mut words = format!("{} differences", differing.len());
+    for key in differing.iter().take(PRINTED) {
+        let [linux, millrace] = [0, 1].map(|bed| {
+            let counts = looks.iter().map(|look| look[bed].get(key).copied().unwrap_or(0).to_string());
+            counts.collect::<Vec<_>>().join(", ")
+        });
+        let (port, frame) = (key.0, hex(&key.1));
+        write!(words, "\nport {port}: Linux {linux} times, Millrace {millrace} times: {frame}").unwrap();
+    }
+    words
 }
 
 /// Packets that the fast path did not forward, by reason.
