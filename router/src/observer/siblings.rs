@@ -6,8 +6,8 @@
 //! each next hop in use has been first once.
 //!
 //! A dump also leaves out routes between the next hops of a group in the kernel's list (fib6_dump_node()), such as one
-//! without a gateway and with the same metric. Linux prefers the one whose device a packet comes in by
-//! (rt6_check_dev()), so it is asked about every device.
+//! without a gateway, or an unreachable one, with the same metric. Linux prefers the one whose device a packet comes in by
+//! (rt6_check_dev()), so it is asked about every device, `lo` included.
 //!
 //! A group stays with the kernel unless each of them is known to be plain: without an MTU, an end, or anything that is not
 //! understood. Linux changes MTUs of next hops when their devices change, without a message (rt6_mtu_change_route()).
@@ -36,8 +36,8 @@ const TABLES: std::ops::RangeInclusive<u32> = 254..=255;
 /// Marks the groups whose next hops are not all known to be plain.
 pub fn look_at(socket: &mut Socket, routes: &mut [Route<u128>]) {
     let mut left = QUESTIONS;
-    let unicast = routes.iter().filter(|route| route.kind == RouteKind::Unicast);
-    let devices: BTreeSet<u32> = unicast.flat_map(|route| route.next.hops()).map(|hop| hop.ifindex).collect();
+    let devices: BTreeSet<u32> =
+        routes.iter().flat_map(|route| route.next.hops()).map(|hop| hop.ifindex).collect();
     for route in routes.iter_mut().filter(|route| is_open(route)) {
         let mut question = Question { socket, devices: &devices, left: &mut left };
         route.complex = question.find_out(route);

@@ -470,6 +470,12 @@ fn ipv6_next_hops_of_one_route_have_metrics_of_their_own() {
             true,
             true,
         ),
+        (
+            "a group that may hide a route is replaced",
+            vec![(add, odd(&[a, b])), (replace, six(&[c]))],
+            true,
+            true,
+        ),
         ("announced again", vec![(add, six(&[a, b])), (append, six(&[b, a]))], true, false),
     ];
     for (name, changes, fast, unsure) in rows {
