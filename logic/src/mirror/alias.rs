@@ -152,9 +152,12 @@ impl Aliases {
             let place = self.position(siblings).or_else(|| self.position(equals));
             let known = self.position(|a| equals(a) && same_set(paths.get(a.path), &path));
             if let Some(at) = place {
+                // Linux may have replaced a route that a dump hides among the next hops of this group (fib6_dump_node()).
+                let replaced = paths.get(self.as_slice()[at].path);
+                let may_hide = replaced.is_group() && replaced.complex;
                 // Replaced by its like, or announced where it stood: both leave a route that is known.
                 self.put(at, alias, paths);
-                return known == Some(at) || known.is_none() && change == Change::Replace;
+                return known == Some(at) || known.is_none() && change == Change::Replace && !may_hide;
             }
         }
         let (mut before, mut plain) = (Vec::new(), path.is_plain());

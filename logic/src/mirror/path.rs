@@ -261,6 +261,10 @@ impl Surroundings<'_> {
     /// without a message; until the routes are read again only the kernel knows.
     fn outdated(&self, hop: &NextHop, ipv6: bool) -> bool {
         let Some(link) = self.links.get(&hop.ifindex) else { return false };
+        // rt6_disable_ip() marks the next hops of routes dead, but not those of objects.
+        if ipv6 && link.ipv6_disabled {
+            return !hop.dead;
+        }
         let ignores = link.ignore_linkdown[usize::from(ipv6)];
         if link.running {
             return self.skipped(hop, ipv6);

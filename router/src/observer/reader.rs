@@ -27,6 +27,8 @@ pub struct Known {
     pub connected: Option<u32>,
     /// An address of the machine itself.
     pub local: bool,
+    /// Packets leave by a nexthop object.
+    pub object: bool,
 }
 
 /// A packet for which Linux is queried.
@@ -209,8 +211,9 @@ fn route(payload: &[u8]) -> Option<Known> {
     let (&family, &length, &kind) = (payload.first()?, payload.get(1)?, payload.get(7)?);
     let mut table = u32::from(*payload.get(4)?);
     let mut address = if family == INET { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
-    let (mut device, mut gateway) = (None, false);
+    let (mut device, mut gateway, mut object) = (None, false, false);
     for (number, value) in wire::attributes_after(payload, 12) {
+        object |= number == 30;
         match number {
             1 => address = wire::address(value)?,
             4 => device = wire::u32_at(value, 0),
@@ -220,7 +223,8 @@ fn route(payload: &[u8]) -> Option<Known> {
         }
     }
     let connected = device.filter(|_| !gateway && kind == RTN_UNICAST && table == TABLE_MAIN);
-    let known = Known { address, length, connected, local: kind == RTN_LOCAL };
+    let object = object && kind == RTN_UNICAST;
+    let known = Known { address, length, connected, local: kind == RTN_LOCAL, object };
     matches!(table, TABLE_MAIN | TABLE_LOCAL).then_some(known)
 }
 

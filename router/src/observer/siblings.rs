@@ -1,9 +1,13 @@
-//! The metrics of IPv6 next hops that a dump does not show.
+//! The metrics of IPv6 next hops, and the rivals of IPv6 groups, that a dump does not show.
 //!
 //! Each next hop of an IPv6 route is a route of its own (`fib6_siblings`), with its own metrics and its own end. A dump
 //! reports all of them in one message, with what the first has (rt6_fill_node()). `RTM_GETROUTE` with `RTM_F_FIB_MATCH`
 //! reports them too, but begins with the one that the packet in question would take. So Linux is asked about packets until
 //! each next hop in use has been first once.
+//!
+//! A dump also leaves out routes between the next hops of a group in the kernel's list (fib6_dump_node()), such as one
+//! without a gateway, or an unreachable one, with the same metric. Linux prefers the one whose device a packet comes in by
+//! (rt6_check_dev()), so it is asked about every device, `lo` included.
 //!
 //! A group stays with the kernel unless each of them is known to be plain: without an MTU, an end, or anything that is not
 //! understood. Linux changes MTUs of next hops when their devices change, without a message (rt6_mtu_change_route()).
@@ -32,8 +36,10 @@ const TABLES: std::ops::RangeInclusive<u32> = 254..=255;
 /// Marks the groups whose next hops are not all known to be plain.
 pub fn look_at(socket: &mut Socket, routes: &mut [Route<u128>]) {
     let mut left = QUESTIONS;
+    let devices: BTreeSet<u32> =
+        routes.iter().flat_map(|route| route.next.hops()).map(|hop| hop.ifindex).collect();
     for route in routes.iter_mut().filter(|route| is_open(route)) {
-        let mut question = Question { socket, left: &mut left };
+        let mut question = Question { socket, devices: &devices, left: &mut left };
         route.complex = question.find_out(route);
     }
 }
@@ -52,6 +58,8 @@ fn is_plain(route: &Route<u128>) -> bool {
 
 struct Question<'a> {
     socket: &'a mut Socket,
+    /// Those that routes lead to.
+    devices: &'a BTreeSet<u32>,
     left: &'a mut u32,
 }
 
@@ -70,6 +78,12 @@ impl Question<'_> {
             return UNKNOWN;
         };
         let devices: BTreeSet<u32> = unseen.iter().map(|hop| hop.ifindex).collect();
+        for other in self.devices.difference(&devices) {
+            // With a source, Linux only prefers the device. Without one it takes no route that leads elsewhere.
+            if !self.ask(address, Some(*other), 1).is_some_and(|answer| is_same(&answer, route)) {
+                return UNKNOWN;
+            }
+        }
         // Asked by device, Linux nearly always begins with a next hop there.
         let by_device = devices.into_iter().map(|device| (Some(device), 0));
         let by_source = (1..=draws(&unseen)).map(|source| (None, source));

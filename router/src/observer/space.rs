@@ -835,9 +835,11 @@ impl Space {
             && self.announced
             && self.emitted.get(&ifindex) != Some(&link)
         {
-            let ignores = |l: &Link| (l.ipv4.ignore_routes_with_linkdown, l.ipv6.ignore_routes_with_linkdown);
-            if self.emitted.get(&ifindex).is_some_and(|old| ignores(old) != ignores(&link)) {
-                // The kernel also marks a next hop as dead if it is linkdown and ignored.
+            let marks = |l: &Link| {
+                (l.ipv4.ignore_routes_with_linkdown, l.ipv6.ignore_routes_with_linkdown, l.ipv6.disabled)
+            };
+            if self.emitted.get(&ifindex).is_some_and(|old| marks(old) != marks(&link)) {
+                // The kernel also marks a next hop as dead if it is linkdown and ignored, or if IPv6 is disabled there.
                 self.due.routes_soon(Instant::now());
             }
             self.emitted.insert(ifindex, link.clone());

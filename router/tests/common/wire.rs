@@ -50,11 +50,12 @@ impl Wire {
         Wire { socket }
     }
 
-    /// A frame that the other end is too small for is lost here, as on any wire.
+    /// A frame that the other end is too small for is lost here, as on any wire. So is one when this end is down.
     pub fn send(&self, frame: &[u8]) {
         // SAFETY: a readable buffer of that length.
         let sent = unsafe { libc::send(self.socket.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
-        if sent < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOBUFS) {
+        let lost = [libc::ENOBUFS, libc::ENETDOWN];
+        if sent < 0 && io::Error::last_os_error().raw_os_error().is_some_and(|error| lost.contains(&error)) {
             return;
         }
         assert_eq!(

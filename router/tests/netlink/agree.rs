@@ -12,6 +12,7 @@ use crate::bed::{Bed, with_bed};
 use logic::{
     mirror::{Limits, Mirror},
     plan::Target,
+    reason::Reason,
 };
 use router::{
     clock::monotonic,
@@ -449,6 +450,8 @@ fn afresh() -> Mirror {
 
 fn tell(mirror: &Mirror, target: &Target) -> String {
     match target {
+        // A dump hides rivals of groups, and what they are.
+        Target::Pass { reason: Reason::ComplexRoute, .. } => "the kernel decides".into(),
         Target::Pass { .. } => format!("{target:?}"),
         Target::Hop(hop) => {
             format!("{:?} {:?} {}", mirror.link_of(hop.interface), hop.gateway, hop.mtu)
@@ -573,6 +576,14 @@ const FOUND: &[(&str, &[&str])] = &[
             "ip -6 nexthop add id 11 via 2001:db8:2::3 dev port1",
             "ip -6 route append 2001:db8:f000::/36 mtu lock 1300 nhid 11",
             "ip -6 route replace ::/0 nhid 11",
+        ],
+    ),
+    (
+        "an IPv6 route to neighbours between the next hops of a group, which no dump shows",
+        &[
+            "ip -6 route append 2001:db8:f000::/36 via 2001:db8:2::2 dev port1",
+            "ip -6 route append 2001:db8:f000::/36 dev port0",
+            "ip -6 route append 2001:db8:f000::/36 via 2001:db8:2::3 dev port1",
         ],
     ),
     (

@@ -484,7 +484,8 @@ fn the_kernel_is_asked_by_another_thread() {
             let address: IpAddr = address.parse().unwrap();
             known.iter().find(|known| (known.address, known.length) == (address, length)).copied()
         };
-        let plain = Known { address: [10, 0, 0, 0].into(), length: 8, connected: None, local: false };
+        let plain =
+            Known { address: [10, 0, 0, 0].into(), length: 8, connected: None, local: false, object: false };
         assert_eq!(find("10.0.0.0", 8), Some(plain));
         assert_eq!(find("192.0.2.0", 24).unwrap().connected, Some(port));
         assert_eq!(find("2001:db8::", 64).unwrap().connected, Some(port));

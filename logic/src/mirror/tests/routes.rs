@@ -470,6 +470,12 @@ fn ipv6_next_hops_of_one_route_have_metrics_of_their_own() {
             true,
             true,
         ),
+        (
+            "a group that may hide a route is replaced",
+            vec![(add, odd(&[a, b])), (replace, six(&[c]))],
+            true,
+            true,
+        ),
         ("announced again", vec![(add, six(&[a, b])), (append, six(&[b, a]))], true, false),
     ];
     for (name, changes, fast, unsure) in rows {
@@ -498,13 +504,26 @@ fn ipv6_next_hops_of_one_route_have_metrics_of_their_own() {
 
 #[test]
 fn ipv6_takes_no_ipv4_gateway_and_no_disabled_device() {
-    let mut bench =
-        Bench::host(vec![], vec![route6("::/0", via(1, "10.9.9.1")), route6("2001:db8::/32", dev(1))]);
+    let both = |dead| {
+        let hops =
+            [NextHop { dead, ..hop(1, Some("fe80::1")) }, hop(2, Some("fe80::2")), hop(2, Some("fe80::3"))];
+        route6("2001:db8:1::/48", Next::Many(hops.into_iter().collect()))
+    };
+    let routes = vec![route6("::/0", via(1, "10.9.9.1")), route6("2001:db8::/32", dev(1)), both(false)];
+    let mut bench = Bench::host(vec![], routes);
     assert_eq!(bench.target6("::/0"), Some(&UNICAST_COMPLEX));
     let mut disabled = physical(1);
     disabled.ipv6.disabled = true;
     bench.after([Event::Link(HOST, disabled)]);
-    assert_eq!(bench.target6("2001:db8::/32"), Some(&NOT_A_PORT));
+    let kernel = Target::Pass { reason: Reason::ComplexRoute, unicast: false };
+    assert_eq!(bench.target6("2001:db8::/32"), Some(&kernel));
+    // Linux leaves out the next hop on that device, and shares among the others. It sends no message.
+    assert_eq!(bench.target6("2001:db8:1::/48"), Some(&kernel), "until the routes are read again");
+    bench.after([Event::Route6(HOST, Change::Replace, both(true))]);
+    let others = Target::Multi(vec![(out(2, Some("fe80::2")), 1), (out(2, Some("fe80::3")), 1)].into());
+    assert_eq!(bench.target6("2001:db8:1::/48"), Some(&others));
+    bench.after([Event::Link(HOST, physical(1))]);
+    assert_eq!(bench.target6("2001:db8:1::/48"), Some(&kernel), "it comes back without a message, too");
 }
 
 #[test]

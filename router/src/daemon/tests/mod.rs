@@ -401,7 +401,7 @@ impl Ask for Asked {
             let Next::One(hop) = &route.next else { panic!("one next hop each") };
             let connected = Some(hop.ifindex).filter(|_| hop.gateway.is_none());
             let (address, length) = (Ipv4Addr::from(route.prefix.address()).into(), route.prefix.length());
-            Known { address, length, connected, local: false }
+            Known { address, length, connected, local: false, object: false }
         };
         Ok(self.dump(namespace).routes4.iter().map(known).collect())
     }

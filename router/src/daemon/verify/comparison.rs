@@ -25,6 +25,7 @@ use std::{
     hash::{BuildHasher, RandomState},
     io,
     net::IpAddr,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -59,6 +60,7 @@ pub(super) struct Case {
     is_settled: bool,
     suspects: Vec<Suspect>,
     pub looks: u32,
+    routes6: Arc<[Known]>,
     /// When the last look at it was over.
     pub looked: Duration,
     /// The changes since the last look, if it is to be looked at again.
@@ -83,6 +85,8 @@ struct Truth {
 
 /// What a namespace holds, as Linux says now.
 struct Place {
+    /// IPv6 routes, if packets leave by nexthop objects.
+    routes6: Arc<[Known]>,
     neighbours: BTreeMap<(u32, IpAddr), Mac>,
     devices: BTreeMap<u32, Hardware>,
 }
@@ -99,6 +103,7 @@ impl Case {
             is_settled: false,
             suspects: Vec::new(),
             looks: 0,
+            routes6: Arc::default(),
             looked: Duration::ZERO,
             changed: None,
         }
@@ -225,7 +230,10 @@ impl Comparison {
             known => known?,
         };
         case.report.compared = compared(&known);
-        let place = self.place(namespace)?;
+        if known.iter().any(|route| route.object && route.address.is_ipv6()) {
+            case.routes6 = known.iter().filter(|route| route.address.is_ipv6()).cloned().collect();
+        }
+        let place = self.place(namespace, &case.routes6)?;
         let questions = case.questions(&known, &place);
         drop(known);
         case.report.asked = questions.len() as u64;
@@ -246,7 +254,7 @@ impl Comparison {
     fn look_again(&mut self, case: &mut Case, memory: &impl Memory, end: Instant) -> anyhow::Result<()> {
         let (Some(number), Some(changed)) = (case.view.router, case.changed.take()) else { return Ok(()) };
         let namespace = case.view.namespace;
-        let place = self.place(namespace)?;
+        let place = self.place(namespace, &case.routes6)?;
         let mut suspects = std::mem::take(&mut case.suspects).into_iter();
         while let Some(mut suspect) = suspects.next() {
             let looked = in_time(end).and_then(|()| self.truth(namespace, &suspect.question, &place));
@@ -275,9 +283,9 @@ impl Comparison {
         Ok(())
     }
 
-    fn place(&mut self, namespace: NamespaceId) -> anyhow::Result<Place> {
+    fn place(&mut self, namespace: NamespaceId, routes6: &Arc<[Known]>) -> anyhow::Result<Place> {
         let neighbours = self.linux.neighbours(namespace)?;
-        Ok(Place { neighbours, devices: self.linux.devices(namespace)? })
+        Ok(Place { routes6: routes6.clone(), neighbours, devices: self.linux.devices(namespace)? })
     }
 
     fn truth(&mut self, namespace: NamespaceId, question: &Question, place: &Place) -> anyhow::Result<Truth> {
@@ -295,7 +303,10 @@ impl Comparison {
         answers: &[Answer],
         place: &Place,
     ) -> bool {
-        let Some(sent) = &linux.sent else { return answers.iter().all(|answer| answer.reason.is_some()) };
+        let Some(sent) = &linux.sent else {
+            let passed = answers.iter().all(|answer| answer.reason.is_some());
+            return passed || may_forward_in_silence(&place.routes6, question.address);
+        };
         let to = sent.gateway.unwrap_or(question.address);
         let mut found = false;
         for answer in answers {
@@ -384,6 +395,19 @@ impl Way {
     }
 }
 
+/// Can Linux forward a packet although it gives no answer about it?
+///
+/// An IPv6 nexthop object caches a result of whichever of its routes was used last (`rt6i_pcpu`). When that route is
+/// deleted, Linux refuses to answer about the others (`inet6_rtm_getroute()` finds no `from`) but forwards their packets.
+fn may_forward_in_silence(known: &[Known], address: IpAddr) -> bool {
+    let covers = |known: &&Known| {
+        let host = u128::MAX.checked_shr(known.length.into()).unwrap_or(0);
+        known.address.is_ipv6() && to_bits(known.address) | host == to_bits(address) | host
+    };
+    let longest = known.iter().filter(covers).max_by_key(|known| known.length);
+    address.is_ipv6() && longest.is_some_and(|known| known.object)
+}
+
 /// How many prefixes Linux has routes for that the tables can hold.
 fn compared(known: &[Known]) -> Families<u64> {
     let prefixes: BTreeSet<(IpAddr, u8)> = known.iter().map(|known| (known.address, known.length)).collect();
@@ -467,7 +491,31 @@ mod tests {
 
     fn known(prefix: &str, connected: Option<u32>, local: bool) -> Known {
         let (address, length) = prefix.split_once('/').unwrap();
-        Known { address: address.parse().unwrap(), length: length.parse().unwrap(), connected, local }
+        let (address, length) = (address.parse().unwrap(), length.parse().unwrap());
+        Known { address, length, connected, local, object: false }
+    }
+
+    #[test]
+    fn linux_may_forward_in_silence_where_an_ipv6_object_leads() {
+        let object = |prefix| Known { object: true, ..known(prefix, None, false) };
+        let routes = [
+            object("2400::/16"),
+            known("2400:1::/32", None, false),
+            object("2400:1:1::/48"),
+            known("::/0", None, false),
+            object("10.0.0.0/8"),
+        ];
+        let rows = [
+            ("2400:2::1", true),
+            ("2400:1:2::", false),
+            ("2400:1:1::7", true),
+            ("2401::", false),
+            ("10.0.0.1", false),
+        ];
+        for (address, expected) in rows {
+            assert_eq!(may_forward_in_silence(&routes, address.parse().unwrap()), expected, "{address}");
+        }
+        assert!(!may_forward_in_silence(&[], "2400::".parse().unwrap()));
     }
 
     /// A Linux that knows no routes, and takes a millisecond for each question about namespace 1.

@@ -1,0 +1,140 @@
+//! Policy that packets meet in Linux.
+
+use super::Change;
+use crate::draft::Draft;
+
+/// Some destinations of the sides, and of the random routes.
+fn destination(draft: &mut Draft<'_>) -> [&'static str; 2] {
+    let all = [
+        ["ip", "10.0.1.0/25"],
+        ["ip", "10.0.2.128/25"],
+        ["ip", "172.16.0.0/13"],
+        ["ipv6", "2001:db8:0:1::/64"],
+    ];
+    all[draft.rng.usize(..all.len())]
+}
+
+/// Qdiscs whose options hold nothing back, or everything. What needs a probe is named by its first word.
+pub fn qdisc(draft: &mut Draft<'_>) -> Change {
+    let kinds = [
+        ("pfifo limit 0", "qdisc pfifo,"),
+        ("pfifo limit 1000", "qdisc pfifo,"),
+        ("bfifo limit 100000", "qdisc bfifo,"),
+        ("pfifo_head_drop limit 1000", "qdisc pfifo_head_drop,"),
+        ("htb", "qdisc htb,"),
+        ("tbf rate 1gbit burst 1mb latency 50ms", "qdisc tbf,"),
+        ("prio", "qdisc prio,"),
+        ("netem loss 100%", "qdisc netem,"),
+    ];
+    let known = ["pfifo", "bfifo", "pfifo_head_drop"];
+    let first = |text: &'static str| text.split(' ').next().unwrap();
+    let there = |kind: &&(&'static str, _)| known.contains(&first(kind.0)) || draft.kernel.has(first(kind.0));
+    let kinds: Vec<_> = kinds.iter().filter(there).collect();
+    let (kind, shows) = *kinds[draft.rng.usize(..kinds.len())];
+    let on = format!("dev p{} root", draft.rng.u8(0..3));
+    Change::new("qdisc", vec![format!("tc qdisc add {on} {kind}")], vec![format!("tc qdisc del {on}")])
+        .shows(shows)
+}
+
+/// Packets that a filter matches leave by the wire of another port.
+pub fn filter(draft: &mut Draft<'_>) -> Change {
+    let port = draft.rng.u8(0..3);
+    let [protocol, destination] = destination(draft);
+    let field = if protocol == "ip" { "ip" } else { "ip6" };
+    let what = format!(
+        "protocol {protocol} u32 match {field} dst {destination} action mirred egress redirect dev p{}",
+        (port + 1) % 3
+    );
+    let dev = format!("dev p{port}");
+    let (add, place, del, shows) = match draft.rng.u8(0..5) {
+        0 => ("clsact", format!("{dev} egress"), "clsact", "its qdisc clsact"),
+        1 => ("clsact", format!("{dev} ingress"), "clsact", "its qdisc clsact"),
+        2 => ("ingress_block 7 ingress", "block 7".into(), "ingress", "its qdisc ingress"),
+        3 => ("egress_block 8 clsact", "block 8".into(), "clsact", "its qdisc clsact"),
+        _ => ("root handle 1: htb", format!("{dev} parent 1:"), "root", "qdisc htb,"),
+    };
+    let make = vec![format!("tc qdisc add {dev} {add}"), format!("tc filter add {place} {what}")];
+    Change::new("qdisc", make, vec![format!("tc qdisc del {dev} {del}")]).shows(shows)
+}
+
+/// nftables base chains, with a rule or a policy that drops, or with neither.
+pub fn chain(draft: &mut Draft<'_>) -> Change {
+    let tenant = draft.one_in(4);
+    let device = if tenant { "m0" } else { draft.pick(&["p0", "p1", "p2"]) };
+    let family = draft.pick(&["ip", "ip6", "inet", "netdev"]);
+    let (hook, shows) = match (family, draft.rng.u8(0..3)) {
+        ("netdev", 0) => ("ingress", "hooks ingress of"),
+        ("netdev", _) => ("egress", "hooks egress of"),
+        (_, 0) => ("forward", "hooks forward"),
+        (_, 1) => ("prerouting", "hooks prerouting"),
+        _ => ("postrouting", "hooks postrouting"),
+    };
+    let bound = if family == "netdev" { format!("device {device} ") } else { String::new() };
+    let policy = if draft.rng.bool() { "policy drop ;" } else { "" };
+    let verdict = draft.pick(&["drop", "accept", "counter", "ip ttl set 7"]);
+    // Changing a header field needs the packet's own family.
+    let verdict = if family == "ip" || !verdict.contains("set") { verdict } else { "drop" };
+    let matching = match family {
+        "ip6" => "ip6 daddr 2001:db8:0:1::/64",
+        "ip" => draft.pick(&["ip daddr 10.0.1.0/25", "iifname p0"]),
+        _ => draft.pick(&["ip ttl 64", "ip6 hoplimit 64", "udp sport 0-32767"]),
+    };
+    let make = vec![
+        format!("nft add table {family} f"),
+        format!("nft add chain {family} f c {{ type filter hook {hook} {bound}priority 0 ; {policy} }}"),
+        format!("nft add rule {family} f c {matching} {verdict}"),
+    ];
+    Change::new("chain", make, vec![format!("nft delete table {family} f")]).shows(shows).of(tenant)
+}
+
+pub fn rule(draft: &mut Draft<'_>) -> Change {
+    let action = draft.pick(&["prohibit", "blackhole", "unreachable", "table 50", "goto 32767"]);
+    let v6 = draft.one_in(3);
+    let selector = if v6 {
+        draft.pick(&[
+            "to 2001:db8:0:1::/64",
+            "from 2001:db8::/64",
+            "ipproto udp",
+            "not from 2001:db8::/64",
+            "tos 0x10",
+        ])
+    } else {
+        draft.pick(&[
+            "to 10.0.1.0/25",
+            "from 10.0.0.0/24",
+            "iif p0",
+            "tos 0x10",
+            "ipproto udp dport 0-32767",
+            "ipproto tcp",
+            "not to 10.0.1.0/25",
+            "fwmark 1",
+            "oif p1",
+        ])
+    };
+    let family = if v6 { "-6" } else { "-4" };
+    let rule = format!("ip {family} rule add priority 100 {selector} {action}");
+    let mut make = vec![rule];
+    let mut undo = vec![format!("ip {family} rule del priority 100")];
+    if action == "table 50" {
+        make.push(format!("ip {family} route append blackhole default table 50"));
+        undo.push(format!("ip {family} route flush table 50"));
+    }
+    let tenant = draft.one_in(4) && !selector.contains("if ");
+    Change::new("rule", make, undo).shows("rule with priority 100").of(tenant)
+}
+
+/// A policy of IPsec that blocks.
+pub fn ipsec(draft: &mut Draft<'_>) -> Change {
+    if !draft.kernel.has("xfrm") {
+        return rule(draft);
+    }
+    let direction = draft.pick(&["fwd", "out", "in"]);
+    let pair = draft.pick(&["src 10.0.0.0/16 dst 10.0.1.0/24", "src ::/0 dst 2001:db8:0:1::/64"]);
+    let policy = format!("{pair} dir {direction}");
+    Change::new(
+        "ipsec",
+        vec![format!("ip xfrm policy add {policy} action block")],
+        vec![format!("ip xfrm policy del {policy}")],
+    )
+    .of(draft.one_in(4))
+}
