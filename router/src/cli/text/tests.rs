@@ -251,10 +251,10 @@ fn routes() {
 fn verification() {
     let compared = Families { ipv4: 10, ipv6: 2 };
     let left = [("complex_route".to_string(), 3)].into();
-    let mut router =
-        VerifyRouter { router: "host".into(), compared, asked: 50, left, ..VerifyRouter::default() };
+    let blank = || VerifyRouter { result: VerifyResult::Verified, ..VerifyRouter::default() };
+    let mut router = VerifyRouter { router: "host".into(), compared, asked: 50, left, ..blank() };
     let why_not = Families { ipv4: vec!["a rule".into()], ipv6: Vec::new() };
-    let red = VerifyRouter { router: "red".into(), why_not, ..VerifyRouter::default() };
+    let red = VerifyRouter { router: "red".into(), why_not, ..blank() };
     let expected = "\
 ROUTER  PREFIXES4  PREFIXES6  ASKED  DIFFERENCES  RESULT
 host           10          2     50            0  verified
@@ -274,6 +274,13 @@ PREFIXES are those of the kernel's routes, its own addresses included; ROUTES of
         text.contains("  host: 10.7.0.0/16: the kernel says a, the fast table no_route\n1 differences\n"),
         "{text}"
     );
+}
+
+#[test]
+fn nothing_compared_is_not_agreement() {
+    let unused = VerifyRouter { result: VerifyResult::NotUsed, ..VerifyRouter::default() };
+    let text = verify(&VerifyReport { routers: vec![unused], ..VerifyReport::default() });
+    assert!(text.contains("\nnothing was compared\n") && !text.contains("agree"), "{text}");
 }
 
 #[test]
