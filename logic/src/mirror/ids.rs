@@ -3,14 +3,14 @@
 //!
 //! During the pause, readers of tables and counters by number can see that the old owner is gone.
 //!
-//! A party may have eight times as many as are left (dynamic thresholds, Choudhury and Hahne 1998). So one that takes all it
-//! can leaves a ninth, two leave a seventeenth, and there is always one for a newcomer.
+//! A party may have sixteen times as many as are left (dynamic thresholds, Choudhury and Hahne 1998). So each one that takes
+//! all it can leaves a seventeenth of what was there.
 
 use super::parties::{Parties, Party};
 use std::collections::BTreeSet;
 
 /// A party may have so many times the numbers that are left.
-const TIMES_WHAT_IS_LEFT: usize = 8;
+const TIMES_WHAT_IS_LEFT: usize = 16;
 
 /// Why there is no number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,9 +111,10 @@ mod tests {
     fn a_party_that_takes_all_it_can_leaves_some_for_others() {
         let mut ids = Ids::new(0, 90);
         let greedy = |ids: &mut Ids| (0..).map_while(|taken| ids.take(taken).ok()).count();
-        assert_eq!([greedy(&mut ids), greedy(&mut ids)], [80, 9]);
-        assert_eq!([ids.take(80), ids.take(9)], [Err(Shortage::OfItsShare); 2]);
-        assert_eq!([ids.take(0), ids.take(0)], [Ok(89), Err(Shortage::OfAll)]);
+        assert_eq!(greedy(&mut ids), 85);
+        assert_eq!(ids.take(85), Err(Shortage::OfItsShare));
+        assert_eq!([0, 1, 2, 3, 4].map(|taken| ids.take(taken).is_ok()), [true; 5]);
+        assert_eq!(ids.take(0), Err(Shortage::OfAll));
         // One that was given back counts as left.
         let party = Some((Owner::User(1), 0));
         ids.release(7, party);
@@ -121,6 +122,6 @@ mod tests {
         ids.turn();
         assert_eq!(ids.resting().of(party), 1);
         ids.turn();
-        assert_eq!([ids.take(8), ids.take(7)], [Err(Shortage::OfItsShare), Ok(7)]);
+        assert_eq!([ids.take(16), ids.take(15)], [Err(Shortage::OfItsShare), Ok(7)]);
     }
 }
