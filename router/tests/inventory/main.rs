@@ -126,7 +126,7 @@ fn the_first_poll_wakes_who_sleeps() {
             });
             let (slept, took) = sleep(&|_| true);
             assert_eq!((slept, total(&polls)), (Slept::Woken, before + 1), "{took:?}");
-            assert!((50..200).contains(&took.as_millis()), "{took:?}");
+            assert!(took >= Duration::from_millis(50) && took < long, "{took:?}");
         });
         assert_eq!(total(&polls), before + 1);
         let (slept, took) = sleep(&|polls| {

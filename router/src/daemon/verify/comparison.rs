@@ -565,8 +565,8 @@ mod tests {
             interface_buckets: 64,
             routers: 256,
         };
-        comparison.look(&HeapMemory::new(capacity), began + Duration::from_millis(600));
-        assert!(began.elapsed() < Duration::from_millis(600), "{:?}", began.elapsed());
+        comparison.look(&HeapMemory::new(capacity), began + Duration::from_secs(3));
+        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
         let report = comparison.report();
         let results: Vec<_> = report.routers.iter().map(|router| router.result).collect();
         assert_eq!(results, [VerifyResult::Verified, VerifyResult::Unread, VerifyResult::Verified]);
