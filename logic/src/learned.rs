@@ -97,7 +97,8 @@ impl Learned {
         self.schedule.first().map(|(at, _)| self.not_before.max(*at))
     }
 
-    /// Linux says that packets to the destination are bound until then, or not at all. Nobody may have asked.
+    /// Takes in an answer of Linux: packets to the destination are bound until `end`, or not at all. It may come without a
+    /// question.
     pub fn answer(&mut self, destination: IpAddr, end: Option<Duration>, now: Duration) {
         if let Some(end) = end {
             self.bind(destination, end, now);
@@ -183,7 +184,7 @@ mod tests {
     fn a_destination_is_bound_until_linux_says_otherwise() {
         let end = Duration::from_secs(25);
         let mut learned = bound_until(end);
-        // A second error may move the end.
+        // A second error changes nothing.
         learned.note(D, 5000 * MS);
         for (at, ends) in
             [(SETTLED + LOOK, Some(end)), (SETTLED + 2 * LOOK, Some(end)), (end + SETTLED, None)]

@@ -116,7 +116,7 @@ impl Bed {
         sent
     }
 
-    /// Packets flow for so long; with Millrace, by the fast path at the end.
+    /// Sends packets for this long. With Millrace, it goes on until the fast path takes them.
     fn settle(&self, gateway: Gateway, long: Duration) {
         let end = Instant::now() + long;
         while Instant::now() < end {

@@ -102,6 +102,14 @@ impl Bed {
         self.until("the fast path forwards", || self.by_linux(|| drop(self.out("10.9.0.200"))) == 0);
     }
 
+    /// Has Linux forget what it has learned, and waits until the daemon has noticed.
+    fn flush(&self, command: &str, destination: &str) {
+        self.run(command);
+        if self.daemon.is_some() {
+            self.until("fast after the flush", || self.by_linux(|| drop(self.out(destination))) == 0);
+        }
+    }
+
     fn until(&self, what: &str, mut done: impl FnMut() -> bool) {
         let end = Instant::now() + SEEN;
         while !done() {
@@ -361,10 +369,7 @@ fn a_locked_path_mtu_binds_what_is_forwarded_until_it_is_flushed() {
         bed.teach("10.9.0.3", 1000, About::EchoReply);
         settle();
         out("an MTU that is not locked", "10.9.0.3");
-        bed.run("ip route flush cache");
-        if bed.daemon.is_some() {
-            bed.until("fast after the flush", || bed.by_linux(|| drop(bed.out("10.9.0.1"))) == 0);
-        }
+        bed.flush("ip route flush cache", "10.9.0.1");
         out("flushed", "10.9.0.1");
     });
 }
@@ -402,10 +407,7 @@ fn a_tenant_obeys_what_its_own_namespace_learned() {
         settle();
         out("learned", "10.9.0.1");
         out("another destination", "10.9.0.2");
-        bed.run("ip route flush cache");
-        if bed.daemon.is_some() {
-            bed.until("fast after the flush", || bed.by_linux(|| drop(bed.out("10.9.0.1"))) == 0);
-        }
+        bed.flush("ip route flush cache", "10.9.0.1");
         out("flushed", "10.9.0.1");
     });
 }
@@ -428,10 +430,7 @@ fn every_path_mtu_of_ipv6_binds_what_is_forwarded_until_it_is_flushed() {
         settle();
         out("learned", "fd00:9::1");
         out("another destination", "fd00:9::2");
-        bed.run("ip -6 route flush cache");
-        if bed.daemon.is_some() {
-            bed.until("fast after the flush", || bed.by_linux(|| drop(bed.out("fd00:9::1"))) == 0);
-        }
+        bed.flush("ip -6 route flush cache", "fd00:9::1");
         out("flushed", "fd00:9::1");
         bed.run("sysctl -qw net.ipv6.route.mtu_expires=4");
         bed.teach("fd00:9::3", 1400, About::EchoReply);

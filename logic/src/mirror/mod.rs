@@ -265,9 +265,8 @@ impl Mirror {
             };
             let most = match party(*namespace, &space.about) {
                 None => usize::MAX,
-                party => self.routes_per_plan / waiting.count().max(1) / waiting.of(party).max(1),
+                party => (self.routes_per_plan / waiting.count().max(1) / waiting.of(party).max(1)).max(1),
             };
-            let most = most.max(1);
             space.plan_tables(router, refresh, most, &mut batch);
         }
         self.begin_interfaces(&mut batch);
@@ -287,8 +286,8 @@ impl Mirror {
         waiting
     }
 
-    /// Lets numbers rest until no planned route can lead to their last owner. Returns true if numbers have become free,
-    /// or will.
+    /// Lets numbers rest until no planned route can lead to their last owner. Returns false while they rest for that, else
+    /// whether numbers have become free, or will.
     fn turn_numbers(&mut self) -> bool {
         let spaces = &self.spaces;
         self.behind.retain(|id, until| {

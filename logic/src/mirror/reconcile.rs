@@ -3,7 +3,6 @@
 use super::{
     Held, Mirror,
     batch::Batch,
-    ids::Shortage,
     parties::party,
     path::Egress,
     shape::{Address, LinkKey, Shape, shapes},
@@ -94,9 +93,13 @@ impl Mirror {
             let Some(space) = self.spaces.get_mut(&namespace) else { continue };
             if space.router.is_none() {
                 let party = party(namespace, &space.about);
-                let id = self.router_ids.take(taken.of(party));
-                space.shortage = id.err();
-                let Ok(id) = id else { continue };
+                let id = match self.router_ids.take(taken.of(party)) {
+                    Ok(id) => id,
+                    Err(shortage) => {
+                        space.shortage = shortage;
+                        continue;
+                    }
+                };
                 taken.add(party, 1);
                 space.router = Some(Router { id: id as u8, multipath: None, is_new: true });
                 space.rib4.renew();
@@ -141,9 +144,9 @@ impl Mirror {
             let namespace = standing.shape.link.0;
             let Some(space) = self.spaces.get(&namespace) else { continue };
             let party = party(namespace, &space.about);
-            let id = match space.router {
-                Some(_) => self.interface_ids.take(taken.of(party)),
-                None => Err(space.shortage.unwrap_or(Shortage::OfAll)),
+            let (id, what) = match space.router {
+                Some(_) => (self.interface_ids.take(taken.of(party)), "interfaces"),
+                None => (Err(space.shortage), "routers"),
             };
             match id {
                 Ok(id) => {
@@ -152,7 +155,6 @@ impl Mirror {
                 }
                 Err(shortage) => {
                     self.waiting = true;
-                    let what = if space.router.is_some() { "interfaces" } else { "routers" };
                     standing.trouble = Some(shortage.of(what));
                 }
             }

@@ -206,7 +206,7 @@ impl<A: Address> Rib<A> {
         changed.into_iter().for_each(|destination| self.touch_one(Prefix::one(destination)));
     }
 
-    /// Notes a change beside the routes of a prefix.
+    /// Notes a change of something besides the routes of a prefix.
     fn touch_one(&mut self, prefix: Prefix<A>) {
         let round = self.round;
         let entry = self.entries.entry(prefix).or_insert_with(|| Entry { round, ..Entry::default() });
@@ -314,13 +314,14 @@ impl<A: Address> Rib<A> {
         let aliases = entry.aliases.as_slice();
         let is_unicast = |alias: &Alias| self.paths.get(alias.path).kind == RouteKind::Unicast;
         let learned = prefix.length() == A::BITS && self.learned.contains(&prefix.address());
-        let place = Place::of(prefix, &self.marked.local_prefixes);
         let new = if changed || entry.unsure {
             Some(self.paths.undecided())
-        } else if learned && aliases.iter().all(is_unicast) && !place.local && !place.within {
-            Some(self.paths.learned())
         } else {
-            decide(entry.aliases.as_slice(), place, &mut self.paths, around, Self::IPV6)
+            let place = Place::of(prefix, &self.marked.local_prefixes);
+            match learned && aliases.iter().all(is_unicast) && !place.local && !place.within {
+                true => Some(self.paths.learned()),
+                false => decide(aliases, place, &mut self.paths, around, Self::IPV6),
+            }
         };
         let was_leaving = std::mem::replace(&mut entry.leaving, new.is_none() && entry.shown.is_some());
         if new.is_none() {

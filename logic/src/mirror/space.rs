@@ -38,8 +38,8 @@ pub(super) struct Space {
     /// Links, objects or settings that routes depend on have changed since the last plan.
     pub refresh: bool,
     pub router: Option<Router>,
-    /// Why the last plan gave it no router.
-    pub shortage: Option<Shortage>,
+    /// Why it has no router, if it wants one.
+    pub shortage: Shortage,
     /// The last time received, CLOCK_MONOTONIC.
     pub now: Duration,
 }
@@ -69,7 +69,7 @@ impl Space {
             hashed: false,
             refresh: false,
             router: None,
-            shortage: None,
+            shortage: Shortage::OfAll,
             now: Duration::ZERO,
         }
     }

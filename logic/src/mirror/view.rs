@@ -1,6 +1,6 @@
 //! What people are shown: the state as of the last plan.
 
-use super::{Mirror, ids::Shortage, reconcile::Standing};
+use super::{Mirror, reconcile::Standing};
 use crate::{
     net::{Mac, Vlan},
     observe::{Link, NamespaceId},
@@ -82,7 +82,7 @@ impl Mirror {
             let missing = match space.router {
                 Some(_) => None,
                 None if !space.dumped => Some("the namespace has not been read yet".to_owned()),
-                None if wants => Some(space.shortage.unwrap_or(Shortage::OfAll).of("routers")),
+                None if wants => Some(space.shortage.of("routers")),
                 None => Some("it has no interface on a port".into()),
             };
             ipv4.extend(missing.clone());

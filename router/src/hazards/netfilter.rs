@@ -3,7 +3,7 @@
 //! A chain on ingress or egress is bound to devices and sees all their packets, also those of a macvlan in another
 //! namespace: it is a hazard of the device, not of the namespace.
 
-use super::{ByFamily, IN_NAMESPACE};
+use super::{ByFamily, IN_NAMESPACE, MOST_SENTENCES};
 use crate::{
     foreign::Shown,
     netlink::{
@@ -85,9 +85,6 @@ impl Sentences {
         }
     }
 }
-
-/// A namespace can have any number of chains. Each would be a sentence.
-const MOST_SENTENCES: usize = 16;
 
 fn add(sentences: &mut Vec<String>, sentence: &str) {
     match sentences.len() {

@@ -3,7 +3,7 @@
 //! The mirror looks routes up as those rules do: local, main, default for IPv4, local and main for IPv6. One more or one
 //! less and it would look wrong.
 
-use super::{ByFamily, IN_NAMESPACE};
+use super::{ByFamily, IN_NAMESPACE, MOST_SENTENCES};
 use crate::netlink::{
     INET, INET6, rtm,
     socket::Socket,
@@ -45,9 +45,6 @@ pub fn read(socket: &mut Socket) -> io::Result<ByFamily> {
     }
     Ok(sentences)
 }
-
-/// A namespace can have any number of rules. Each would be a sentence.
-const MOST_SENTENCES: usize = 16;
 
 fn judge(rules: &[Rule], family: usize) -> Vec<String> {
     let ip = ["ip", "ip -6"][family];

@@ -16,11 +16,10 @@ use std::{
 /// `RTCF_REDIRECTED` of `include/uapi/linux/in_route.h`: by the gateway of an ICMP redirect.
 const REDIRECTED: u32 = 0x4_0000;
 
-/// Where `rtm_type` is, and `RTN_UNICAST`.
+/// Where `rtm_type` is.
 const KIND: usize = 7;
-const UNICAST: u8 = 1;
 
-/// Longer than anything is believed without another look.
+/// Longer than any answer is trusted before Linux is asked again.
 const ENDLESS: Duration = Duration::from_secs(3600);
 
 /// The way to one destination.
@@ -52,7 +51,7 @@ pub fn parse(message: wire::Message<'_>, now: Duration) -> Option<LearnedRoute> 
     let payload = message.payload;
     let flags = wire::u32_at(payload, 8)?;
     // Packets to an address of this machine are not forwarded, and its route must stay the local one.
-    let is_unicast = *payload.get(KIND)? == UNICAST;
+    let is_unicast = *payload.get(KIND)? == rtm::UNICAST;
     let is_one = matches!(payload[..2], [INET, 32] | [INET6, 128]) && flags & RTM_F_CLONED != 0 && is_unicast;
     let v6 = payload[0] == INET6;
     let (mut destination, mut binds, mut until) = (None, v6 || flags & REDIRECTED != 0, None);

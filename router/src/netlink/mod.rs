@@ -32,6 +32,9 @@ pub mod wire;
 
 /// `RTM_*` (`include/uapi/linux/rtnetlink.h`).
 pub mod rtm {
+    /// Of routes and addresses: packets are sent on (`include/uapi/linux/rtnetlink.h`).
+    pub const UNICAST: u8 = 1;
+
     pub const NEWLINK: u16 = 16;
     pub const DELLINK: u16 = 17;
     pub const GETLINK: u16 = 18;

@@ -22,7 +22,6 @@ const NUD_PERMANENT: u16 = 0x80;
 const NUD_VALID: u16 = NUD_PERMANENT | NUD_NOARP | NUD_REACHABLE | NUD_PROBE | NUD_STALE | NUD_DELAY;
 const NTF_USE: u8 = 1;
 const NTF_PROXY: u8 = 8;
-const RTN_UNICAST: u8 = 1;
 const HEADER: usize = 12;
 const IRRELEVANT: u64 = attributes::NEIGHBOUR.irrelevant();
 const KNOWN_FLAGS: u64 = attributes::NEIGHBOUR_FLAG.known();
@@ -63,7 +62,7 @@ pub fn parse(message: wire::Message<'_>) -> Option<Neighbour> {
     let ifindex = wire::u32_at(payload, 4)?;
     let state = wire::u16_at(payload, 8)?;
     let mut flags = u64::from(*payload.get(10)?);
-    let mut understood = matches!(*payload.get(11)?, 0 | RTN_UNICAST);
+    let mut understood = matches!(*payload.get(11)?, 0 | rtm::UNICAST);
     let (mut address, mut mac) = (None, None);
     for (kind, value) in wire::attributes_after(payload, HEADER) {
         match kind {

@@ -271,7 +271,7 @@ fn parse_multipath(mut bytes: &[u8], rest_of_route: &mut impl Hasher) -> Vec<Nex
 
 fn route_kind(number: u8) -> RouteKind {
     match number {
-        1 => RouteKind::Unicast,
+        rtm::UNICAST => RouteKind::Unicast,
         2 => RouteKind::Local,
         3 => RouteKind::Broadcast,
         4 => RouteKind::Anycast,

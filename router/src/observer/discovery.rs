@@ -60,8 +60,35 @@ pub(super) struct Look {
     peers: Arc<Peers>,
     quota: Quota,
     receive_buffer_bytes: usize,
-    /// What each owner has taken of its limits.
-    owners: BTreeMap<Owner, Share>,
+    owners: Owners,
+}
+
+/// What each limited owner has taken of its limits: all but root.
+#[derive(Default)]
+struct Owners(BTreeMap<Owner, Share>);
+
+impl Owners {
+    fn share(&mut self, owner: Owner) -> &mut Share {
+        self.0.entry(owner).or_default()
+    }
+
+    fn has_time(&self, owner: Owner) -> bool {
+        let all: Duration = self.0.values().map(|share| share.took).sum();
+        let own = self.0.get(&owner).map_or(Duration::ZERO, |share| share.took);
+        own < LOOK_OF_AN_OWNER && all < LOOK_OF_OWNERS
+    }
+
+    /// `most`: of one owner.
+    fn has_room(&self, owner: Owner, most: usize) -> bool {
+        let all: usize = self.0.values().map(|share| share.watched).sum();
+        let own = self.0.get(&owner).map_or(0, |share| share.watched);
+        own < most && all < WATCHED_OF_OWNERS
+    }
+
+    fn crowds(&self) -> BTreeMap<Owner, Left> {
+        let left = self.0.iter().map(|(owner, share)| (*owner, share.left));
+        left.filter(|(_, left)| *left != Left::default()).collect()
+    }
 }
 
 /// What an owner of namespaces has taken of its limits.
@@ -144,8 +171,7 @@ impl Look {
                 Err((true, error)) => looked.failed.push((key, place, error)),
             }
         }
-        let crowds = self.owners.iter().filter(|(_, share)| share.left != Left::default());
-        looked.crowds = crowds.map(|(owner, share)| (*owner, share.left)).collect();
+        looked.crowds = self.owners.crowds();
         looked
     }
 
@@ -156,33 +182,30 @@ impl Look {
         if Key::of(&file).map_err(there)? != key {
             return Err(there(io::ErrorKind::NotFound.into()));
         }
-        let began = Instant::now();
         let owner = netns::owner(&file).map_err(there)?;
         let is_limited = owner != Owner::Machine && !configured;
-        let all =
-            || self.owners.iter().filter(|(owner, _)| **owner != Owner::Machine).map(|(_, share)| share);
-        let took: Duration = all().map(|share| share.took).sum();
-        let watched: usize = all().map(|share| share.watched).sum();
-        let share = self.owners.entry(owner).or_default();
-        if is_limited && (share.took >= LOOK_OF_AN_OWNER || took >= LOOK_OF_OWNERS) {
-            share.left.unseen += 1;
+        if is_limited && !self.owners.has_time(owner) {
+            self.owners.share(owner).left.unseen += 1;
             return Ok(Outcome::Later);
         }
-        let holds = match configured {
-            true => Ok(true),
-            false => netns::inside(&file, || self.holds_part()).and_then(|holds| holds),
-        };
-        let share = self.owners.entry(owner).or_default();
-        share.took += began.elapsed();
-        if !holds.map_err(there)? {
-            return Ok(Outcome::Dull);
+        if !configured {
+            let began = Instant::now();
+            let holds = netns::inside(&file, || self.holds_part()).and_then(|holds| holds);
+            if is_limited {
+                self.owners.share(owner).took += began.elapsed();
+            }
+            if !holds.map_err(there)? {
+                return Ok(Outcome::Dull);
+            }
         }
-        if is_limited && (share.watched >= self.quota.namespaces || watched >= WATCHED_OF_OWNERS) {
-            share.left.refused += 1;
+        if is_limited && !self.owners.has_room(owner, self.quota.namespaces) {
+            self.owners.share(owner).left.refused += 1;
             return Ok(Outcome::Dull);
         }
         let opened = self.begin(&file, key, path, owner).map_err(|error| (true, error))?;
-        self.owners.entry(owner).or_default().watched += usize::from(is_limited);
+        if is_limited {
+            self.owners.share(owner).watched += 1;
+        }
         Ok(Outcome::Begun(Box::new(opened)))
     }
 
@@ -266,13 +289,14 @@ impl Observer {
     }
 
     /// The shares of owners before a look. Without `again`, namespaces that were refused before are not looked at.
-    fn owners(&self, again: bool) -> BTreeMap<Owner, Share> {
-        let mut owners = BTreeMap::<Owner, Share>::new();
-        for space in self.spaces.values().filter(|space| !space.namespace.configured) {
-            owners.entry(space.namespace.owner).or_default().watched += 1;
+    fn owners(&self, again: bool) -> Owners {
+        let mut owners = Owners::default();
+        let limited = |n: &Namespace| n.owner != Owner::Machine && !n.configured;
+        for space in self.spaces.values().filter(|space| limited(&space.namespace)) {
+            owners.share(space.namespace.owner).watched += 1;
         }
         for (owner, crowd) in self.crowds.iter().filter(|_| !again) {
-            owners.entry(*owner).or_default().left.refused = crowd.left.refused;
+            owners.share(*owner).left.refused = crowd.left.refused;
         }
         owners
     }

@@ -130,7 +130,7 @@ pub struct Space {
     unheard_turns: u8,
     /// What Linux has learned from ICMP errors.
     pub(super) learned: Learned,
-    /// The number of destinations over a limit at the last log line.
+    /// The number of notes and answers over a limit at the last log line.
     refused_told: u64,
 }
 
@@ -354,7 +354,9 @@ impl Space {
         self.topology_changed |= found.lost_the_way || is_dull;
         let Found { state, routes, hazards, traffic, devices, polled, numbers, programs, learned, .. } =
             found;
-        self.take_learned(learned);
+        let (learned, took) = learned;
+        self.take_learned(&learned);
+        self.learned.took(took, monotonic());
         if let Some(hazards) = hazards
             && !self.hazards.set_namespace(hazards)
         {
@@ -411,12 +413,11 @@ impl Space {
     }
 
     /// Takes in answers of Linux. Nobody asked about some of them.
-    fn take_learned(&mut self, (learned, took): (Vec<LearnedRoute>, Duration)) {
+    fn take_learned(&mut self, learned: &[LearnedRoute]) {
         let now = monotonic();
         for LearnedRoute { destination, binds_until } in learned {
-            self.learned.answer(destination, binds_until, now);
+            self.learned.answer(*destination, *binds_until, now);
         }
-        self.learned.took(took, now);
     }
 
     /// Emits the destinations about which Linux has learned, if they have changed.
@@ -429,7 +430,7 @@ impl Space {
             tracing::warn!(
                 namespace,
                 refused,
-                "too many ICMP errors: path MTUs learned by them are not followed"
+                "too many ICMP errors: some path MTUs and gateways that Linux has learned are not followed"
             );
         }
         if self.announced {
@@ -523,7 +524,7 @@ impl Space {
     /// Notes the number of routes and their ends. Waiting messages may be older.
     fn note_routes(&mut self, routes: &Routes) {
         self.routes = routes.weight;
-        self.take_learned((routes.learned.clone(), Duration::ZERO));
+        self.take_learned(&routes.learned);
         self.catching_up = true;
         if let Some(end) = routes.v6.iter().filter_map(|route| route.expires).min() {
             self.due.routes_end(Instant::now(), end.saturating_sub(monotonic()));

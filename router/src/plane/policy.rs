@@ -279,7 +279,7 @@ impl Policy {
             attach(which(true)).or_else(|error| {
                 tracing::warn!(
                     error = format!("{error:#}"),
-                    "refused queries of legacy tables mark the host's router"
+                    "tasks that could not change a policy mark routers, too"
                 );
                 attach(which(false))
             })

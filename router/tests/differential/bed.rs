@@ -24,7 +24,7 @@ pub type Seen = BTreeMap<(usize, Vec<u8>), usize>;
 
 /// Frames sent in one go: fewer than a ring holds.
 const BURST: usize = 32;
-/// Nothing comes out for so long: all has come out.
+/// If no frame comes out for this long, all have come out.
 const QUIET: Duration = Duration::from_millis(60);
 
 /// A network namespace, held open.

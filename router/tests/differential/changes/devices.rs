@@ -140,8 +140,8 @@ fn any_side(draft: &mut Draft<'_>) -> Side {
     draft.side(tenant)
 }
 
-/// These commands, and its addresses and neighbours anew: IPv6 forgets them below an MTU of 1280, and when a device goes
-/// down.
+/// Adds commands that restore the addresses and neighbours of the device. IPv6 forgets them below an MTU of 1280, and when a
+/// device goes down.
 fn again(side: &Side, mut commands: Vec<String>) -> Vec<String> {
     commands.extend(side.addresses());
     commands.push(format!("neighbours {}", side.device()));

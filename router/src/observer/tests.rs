@@ -1,0 +1,155 @@
+//! Tests of the observer with an empty namespace of its own.
+
+use super::*;
+use logic::observe::Settings;
+
+#[test]
+fn the_more_looking_takes_the_rarer_it_is_but_not_for_ever() {
+    let ms = Duration::from_millis;
+    assert_eq!([ms(0), ms(5), ms(20), ms(900)].map(pause_after), [0, 2000, 8000, 30_000].map(ms));
+}
+
+#[test]
+fn it_can_be_handed_to_the_control_thread() {
+    fn sendable<T: Send>() {}
+    sendable::<Observer>();
+}
+
+#[test]
+fn a_router_that_is_not_there_is_told_with_those_that_are() {
+    let error = Error::NoNamespace("nope".into(), io::ErrorKind::NotFound.into()).to_string();
+    assert!(error.contains("by name there are: ") || error.contains("give pid:NUMBER"), "{error}");
+}
+
+fn incomplete(settings: &Settings) -> bool {
+    let told = |list: &[String]| list.iter().any(|h| h.starts_with("mirror incomplete: "));
+    assert_eq!(told(&settings.hazards4), told(&settings.hazards6));
+    told(&settings.hazards4)
+}
+
+fn until<T>(observer: &mut Observer, mut wanted: impl FnMut(&Event) -> Option<T>) -> T {
+    let end = Instant::now() + Duration::from_secs(10);
+    while Instant::now() < end {
+        let events = observer.poll(Duration::from_millis(50)).unwrap();
+        if let Some(found) = events.iter().find_map(&mut wanted) {
+            return found;
+        }
+    }
+    panic!("waited in vain");
+}
+
+fn settings(event: &Event) -> Option<bool> {
+    match event {
+        Event::Settings(HOST, settings) => Some(incomplete(settings)),
+        Event::Dump(HOST, dump) => Some(incomplete(&dump.settings)),
+        _ => None,
+    }
+}
+
+/// An observer without ports, in a namespace of its own.
+fn alone(test: impl FnOnce(Observer) + Send) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // SAFETY: moves only this thread, which ends here.
+            assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+            let mut observer = Observer::new(ObserverConfig::default()).unwrap();
+            assert!(!until(&mut observer, settings), "the first dump");
+            assert_eq!(observer.troubles(), []);
+            test(observer);
+        });
+    });
+}
+
+/// A place that leads nowhere.
+fn nowhere(place: &Place) -> Place {
+    Place::new(place.key(), place.cookie(), "/dev/null".into())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_namespace_whose_dump_fails_is_not_trusted_until_one_succeeds() {
+    alone(|mut observer| {
+        let space = observer.spaces.get_mut(&HOST).unwrap();
+        let elsewhere = nowhere(&space.place);
+        let place = std::mem::replace(&mut space.place, elsewhere);
+        space.due.dump = Some(Instant::now());
+        assert!(until(&mut observer, settings), "told at once");
+        let since = observer.troubles()[0].since;
+        for _ in 0..10 {
+            let again = observer.poll(Duration::from_millis(100)).unwrap();
+            assert_eq!(again.iter().find_map(settings).filter(|incomplete| !incomplete), None);
+        }
+        let trouble = &observer.troubles()[0];
+        assert_eq!((trouble.namespace.as_str(), trouble.since), ("host", since));
+        observer.spaces.get_mut(&HOST).unwrap().place = place;
+        assert!(!until(&mut observer, |e| settings(e).filter(|incomplete| !incomplete)));
+        assert_eq!(observer.troubles(), []);
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_policy_is_told_as_read_after_what_came_of_it() {
+    alone(|mut observer| {
+        for (command, shapes) in [("add", true), ("del", false)] {
+            let tc = ["qdisc", command, "dev", "lo", "root", "pfifo", "limit", "5"];
+            assert!(std::process::Command::new("tc").args(tc).status().unwrap().success());
+            observer.read_policy(HOST);
+            // A second request: the visit under way does not count.
+            observer.read_policy(HOST);
+            let (mut lo, mut read) = (!shapes, Vec::new());
+            let end = Instant::now() + Duration::from_secs(10);
+            while read.is_empty() && Instant::now() < end {
+                for event in observer.poll(Duration::from_millis(50)).unwrap() {
+                    if let Event::Link(HOST, link) = event {
+                        lo = link.hazards.iter().any(|hazard| hazard.contains("pfifo"));
+                    }
+                }
+                read = observer.policies_read();
+            }
+            assert_eq!((lo, read.len()), (shapes, 1));
+            assert_eq!((read[0].namespace, &read[0].error), (HOST, &None));
+            observer.poll(Duration::from_millis(200)).unwrap();
+            assert_eq!(observer.policies_read(), []);
+        }
+        observer.read_policy(77);
+        assert_eq!(observer.policies_read()[0].namespace, 77, "one that is gone has none");
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn where_programs_cannot_be_counted_nothing_is_trusted() {
+    alone(|mut observer| {
+        let space = observer.spaces.get_mut(&HOST).unwrap();
+        let elsewhere = nowhere(&space.place);
+        let place = std::mem::replace(&mut space.place, elsewhere);
+        space.count_programs();
+        assert!(until(&mut observer, settings));
+        let troubles = observer.troubles();
+        let told = |text: &str| troubles.iter().any(|trouble| trouble.what.starts_with(text));
+        assert!(told("BPF programs on devices: "), "{troubles:?}");
+        observer.spaces.get_mut(&HOST).unwrap().place = place;
+        let space = observer.spaces.get_mut(&HOST).unwrap();
+        space.count_programs();
+        assert!(!until(&mut observer, |e| settings(e).filter(|incomplete| !incomplete)));
+        assert_eq!(observer.troubles(), []);
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn between_lost_events_and_the_new_dump_the_mirror_is_not_trusted() {
+    alone(|mut observer| {
+        observer.set_receive_buffer(HOST, 4096).unwrap();
+        let many = "for i in $(seq 2000); do echo route add blackhole 10.0.$((i / 250)).$((i % 250))/32; done | ip -batch -";
+        let done = std::process::Command::new("sh").args(["-c", many]).status().unwrap();
+        assert!(done.success());
+        let mut told = Vec::new();
+        until(&mut observer, |e| {
+            told.extend(settings(e));
+            matches!(e, Event::Dump(..)).then_some(())
+        });
+        assert_eq!(told, [true, false]);
+    });
+}
