@@ -288,7 +288,14 @@ struct policy_slot {
 	__u64 all;		/* changes that concern all routers, ever; in the host's row */
 };
 
-/* A destination that an ICMP error is about, which came to a router. Read byte by byte in router/src/plane/policy.rs. */
+/*
+ * ICMP errors (learned.h). learned_counts: errors of each router since user space last looked. Only this many of them are noted,
+ * so that a flood to one router hides no error of another: the ring has room for those of all routers, twice.
+ */
+#define LEARNED_NOTES	   16
+#define LEARNED_RING_BYTES (2 * MAX_ROUTERS * LEARNED_NOTES * (8 + sizeof(struct learned_note)))
+
+/* A destination that an ICMP error is about, which came to a router. Read byte by byte in router/src/plane/errors.rs. */
 struct learned_note {
 	__u32 router;
 	__u32 family;		/* 4 or 6 */

@@ -16,7 +16,10 @@
 static __always_inline void note_destination(__u32 router, __u32 family, const void *address, const void *end)
 {
 	struct learned_note note = { .router = router, .family = family };
+	__u64 *noted = ROW(learned_counts, router);
 
+	if (!noted || __sync_fetch_and_add(noted, 1) >= LEARNED_NOTES)
+		return;
 	if (family == 4) {
 		if (address + 4 > end)
 			return;
@@ -26,7 +29,7 @@ static __always_inline void note_destination(__u32 router, __u32 family, const v
 			return;
 		__builtin_memcpy(note.address, address, 16);
 	}
-	/* User space looks every 15 ms. A flood fills the ring and loses notes, so it takes little of user space's time. */
+	/* User space looks every 15 ms, so a flood takes little of its time. */
 	bpf_ringbuf_output(&learned, &note, sizeof(note), BPF_RB_NO_WAKEUP);
 }
 

@@ -46,8 +46,9 @@ ARRAY(backlogs, struct backlog, 1, BPF_F_MMAPABLE);	/* by CPU; one map for all p
 /* Of struct learned_note: what ICMP errors are about (learned.h). */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 4096);
+	__uint(max_entries, LEARNED_RING_BYTES);
 } learned SEC(".maps");
+ARRAY(learned_counts, __u64, MAX_ROUTERS, BPF_F_MMAPABLE);
 
 ARRAY(trace, struct trace, 1, 0);
 ARRAY(core_queues, struct core_queue, 1, BPF_F_MMAPABLE);

@@ -256,6 +256,11 @@ static __always_inline bool taken_by_path(struct packet *p, enum reason *reason)
 		return false;
 	const struct path_row *row = &c->row[(found - 1) & (MAX_PATHS - 1)];
 
+	/* For learned.h: the worker may pass it up. */
+	if (s->layout.protocol == (s->layout.network == 6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP)) {
+		p->ether_type = s->layout.network == 6 ? ETH_P_IPV6 : ETH_P_IP;
+		p->ip_offset = s->layout.ip_offset;
+	}
 	return done_by_path(p, s->layout.unseen, row->path & (MAX_PATHS - 1), row->otherwise == PATH_DROP, paths, slot, reason);
 }
 

@@ -96,8 +96,16 @@ struct {
 /* Of ICMP errors; filled by the kernel plane (maps.h). */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 4096);
+	__uint(max_entries, LEARNED_RING_BYTES);
 } learned SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, MAX_ROUTERS);
+	__type(key, __u32);
+	__type(value, __u64);
+} learned_counts SEC(".maps");
 
 /* Wakes user space. */
 struct {

@@ -77,4 +77,4 @@ REASON(POLICY_CHANGED,      pass,      "a policy has just changed; the kernel fo
 REASON(RULE_FRAGMENT,       drop,      "a fragment, and a controller has set that fragments are dropped")
 REASON(LOCAL_PREFIX,        pass,      "addressed to a local prefix of the router, or by a route within one, which only the kernel sees as it is")
 REASON(MEMBER_UNSURE,       pass,      "only the kernel can tell which next hop of a multipath route it takes")
-REASON(LEARNED_PATH,        slow,      "the kernel has learned a path MTU or a gateway for this destination, which only it forwards by")
+REASON(LEARNED_PATH,        slow,      "the kernel has learned a path MTU or a gateway for this destination, and only the kernel follows it")

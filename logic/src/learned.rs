@@ -43,7 +43,8 @@ pub struct Learned {
     /// When to ask about which destination.
     schedule: BTreeSet<(Duration, IpAddr)>,
     bound: usize,
-    not_before: Duration,
+    /// No question before this time, about IPv4 and about IPv6: a dump of IPv6 takes longer than a question.
+    not_before: [Duration; 2],
     changed: bool,
     refused: u64,
 }
@@ -69,15 +70,18 @@ impl Learned {
         }
     }
 
+    /// So many errors more were over a limit before they came here.
+    pub fn lose(&mut self, errors: u64) {
+        self.refused += errors;
+    }
+
     /// The destinations to ask Linux about now.
     pub fn questions(&mut self, now: Duration) -> Vec<IpAddr> {
-        if now < self.not_before {
-            return Vec::new();
-        }
         let due = self.schedule.iter().take_while(|(at, _)| *at <= now).map(|(_, destination)| *destination);
+        let due = due.filter(|destination| self.not_before[family(*destination)] <= now);
         let due: Vec<IpAddr> = due.take(MOST_QUESTIONS).collect();
         for destination in &due {
-            self.not_before = now + PAUSE;
+            self.not_before[family(*destination)] = now + PAUSE;
             let Some(entry) = self.entries.get(destination).copied() else { continue };
             // A question without an answer is asked again.
             let entry =
@@ -87,14 +91,20 @@ impl Learned {
         due
     }
 
-    /// The last questions took so long.
-    pub fn took(&mut self, took: Duration, now: Duration) {
-        self.not_before = self.not_before.max(now + took * (SHARE - 1));
+    /// The last questions took so long, about IPv4 and about IPv6.
+    pub fn took(&mut self, took: [Duration; 2], now: Duration) {
+        for (not_before, took) in self.not_before.iter_mut().zip(took) {
+            *not_before = (*not_before).max(now + took * (SHARE - 1));
+        }
     }
 
     /// When [`Learned::questions`] returns the next ones.
     pub fn due(&self) -> Option<Duration> {
-        self.schedule.first().map(|(at, _)| self.not_before.max(*at))
+        let first = |of: usize| {
+            let (at, _) = self.schedule.iter().find(|(_, destination)| family(*destination) == of)?;
+            Some(self.not_before[of].max(*at))
+        };
+        [0, 1].into_iter().filter_map(first).min()
     }
 
     /// Takes in an answer of Linux: packets to the destination are bound until `end`, or not at all. It may come without a
@@ -158,6 +168,10 @@ impl Learned {
     pub fn refused(&self) -> u64 {
         self.refused
     }
+}
+
+fn family(destination: IpAddr) -> usize {
+    usize::from(destination.is_ipv6())
 }
 
 #[cfg(test)]
@@ -259,11 +273,27 @@ mod tests {
             learned.questions(now).iter().for_each(|to| learned.answer(*to, None, now));
         }
         assert_eq!((learned.due(), learned.bound().len()), (None, 0));
-        learned.took(MS, end);
-        learned.took(200 * MS, end + 20_000 * MS);
+        learned.took([MS; 2], end);
+        learned.took([200 * MS, MS], end + 20_000 * MS);
         learned.note(D, end + 20_000 * MS);
         assert_eq!(learned.due(), Some(end + 20_000 * MS + 19_800 * MS), "a hundredth of the time");
         learned.answer(D, Some(2 * end), end);
         assert_eq!(learned.take_changed(), Some([D].into()));
+    }
+
+    #[test]
+    fn questions_of_ipv6_do_not_delay_those_of_ipv4() {
+        let mut learned = Learned::default();
+        let six = IpAddr::from([0xfd; 16]);
+        learned.took([MS, 1000 * MS], Duration::ZERO);
+        learned.note(six, Duration::ZERO);
+        learned.note(D, 100 * MS);
+        assert_eq!(learned.due(), Some(120 * MS));
+        assert_eq!(learned.questions(120 * MS), [D]);
+        learned.answer(D, Some(Duration::from_secs(600)), 120 * MS);
+        assert_eq!(learned.take_changed(), Some([D].into()));
+        assert_eq!(learned.questions(10_000 * MS), NOTHING);
+        assert_eq!(learned.due(), Some(10_120 * MS), "Linux is asked about D again");
+        assert_eq!(learned.questions(99_000 * MS), [six, D]);
     }
 }

@@ -24,6 +24,7 @@ use crate::{
         report::ExplainRequest,
     },
     hazards, hex, netlink,
+    plane::errors,
     sas::{key, sequence_file},
 };
 use logic::{
@@ -174,9 +175,10 @@ fn kept(bytes: &[u8]) {
     }
 }
 
-/// The headers of any frame.
+/// The headers of any frame, and of what ICMP errors are about.
 fn frame(bytes: &[u8]) {
     assert_eq!(Headers::read(bytes).is_some(), bytes.len() >= 14);
+    let _ = (errors::destination4(bytes), errors::destination6(bytes));
 }
 
 /// A file of /proc or /sys about cores, threads and interrupts, or the name of one.
@@ -202,6 +204,7 @@ fn netlink(bytes: &[u8]) {
         let _ = netlink::route::change(message);
         let _ = netlink::route::parse(message, std::time::Duration::ZERO);
         let _ = netlink::learned::parse(message, std::time::Duration::ZERO);
+        let _ = netlink::learned::devices(message);
         let _ = hazards::netfilter::parse(message);
         let _ = hazards::rules::parse(message);
         let _ = hazards::traffic::parse(message);

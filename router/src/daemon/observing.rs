@@ -15,7 +15,7 @@ use logic::{
     plan::PortId,
 };
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     time::{Duration, Instant},
 };
@@ -48,8 +48,8 @@ impl Observe for Observer {
     fn read_routes_again(&mut self, namespace: NamespaceId) {
         Observer::read_routes_again(self, namespace);
     }
-    fn look_at_destination(&mut self, namespace: NamespaceId, destination: IpAddr) {
-        Observer::look_at_destination(self, namespace, destination);
+    fn look_at_destinations(&mut self, namespace: NamespaceId, destinations: &BTreeSet<IpAddr>, lost: u64) {
+        Observer::look_at_destinations(self, namespace, destinations, lost);
     }
     fn port_problems(&mut self, port: PortId) -> Vec<Problem> {
         Observer::port_problems(self, port)

@@ -25,13 +25,12 @@ use super::{
     Control, POLL,
     seam::{Kernel, Observe, PolicyRead},
 };
-use crate::plane::policy::{HOST, Policy, Slot, Watching};
-use logic::{observe::NamespaceId, plan::RouterId};
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-    time::Duration,
+use crate::plane::{
+    errors::Noted,
+    policy::{HOST, Policy, Slot, Watching},
 };
+use logic::{observe::NamespaceId, plan::RouterId};
+use std::{collections::BTreeMap, time::Duration};
 
 /// A change that was seen before it was made is read no earlier than this much later.
 const SETTLED: Duration = Duration::from_millis(50);
@@ -90,8 +89,8 @@ impl Windows {
         self.policy.unseen()
     }
 
-    /// Routers and destinations that ICMP errors were about since the last call.
-    fn take_noted(&self) -> BTreeSet<(RouterId, IpAddr)> {
+    /// ICMP errors since the last call, by router. `None`: the host's namespace.
+    fn take_noted(&self) -> BTreeMap<Option<RouterId>, Noted> {
         self.policy.take_noted()
     }
 
@@ -254,17 +253,19 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
-    /// Has Linux asked about the destinations that ICMP errors were about: it may have learned about them.
+    /// Asks Linux about the destinations of ICMP errors.
     pub(super) fn look_at_destinations(&mut self) {
         let noted = self.windows.take_noted();
         if noted.is_empty() {
             return;
         }
-        let namespaces: BTreeMap<_, _> =
-            self.world.mirror.routers().filter_map(|view| Some((view.router?, view.namespace))).collect();
-        for (router, destination) in noted {
+        let routers = self.world.mirror.routers();
+        let numbered = routers.filter_map(|view| Some((Some(view.router?), view.namespace)));
+        let host = self.world.mirror.routers().filter(|view| view.host).map(|view| (None, view.namespace));
+        let namespaces: BTreeMap<_, _> = numbered.chain(host).collect();
+        for (router, Noted { destinations, lost }) in noted {
             if let Some(namespace) = namespaces.get(&router) {
-                self.observer.look_at_destination(*namespace, destination);
+                self.observer.look_at_destinations(*namespace, &destinations, lost);
             }
         }
     }

@@ -48,8 +48,15 @@ pub trait Observe {
     /// Has the routes of a namespace read again soon: messages did not tell all.
     fn read_routes_again(&mut self, _namespace: NamespaceId) {}
 
-    /// Finds out whether Linux has learned about a destination from an ICMP error: [`Event::Learned`].
-    fn look_at_destination(&mut self, _namespace: NamespaceId, _destination: IpAddr) {}
+    /// Finds out whether Linux has learned about destinations from ICMP errors ([`Event::Learned`]). So many more `lost` errors
+    /// were over a limit.
+    fn look_at_destinations(
+        &mut self,
+        _namespace: NamespaceId,
+        _destinations: &BTreeSet<IpAddr>,
+        _lost: u64,
+    ) {
+    }
 
     /// What keeps packets of a port from being trusted.
     fn port_problems(&mut self, port: PortId) -> Vec<Problem>;

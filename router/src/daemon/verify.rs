@@ -115,11 +115,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                     self.get_ready(&mut comparison, &mut verifying.changes, now);
                 }
                 if now >= ends {
-                    let (result, why) = match &self.trouble {
-                        Some(trouble) => (VerifyResult::Unread, trouble.as_str()),
-                        None => (VerifyResult::Changing, CHANGING),
-                    };
-                    comparison.open_mut().for_each(|case| case.settle(result, why));
+                    self.settle_all(&mut comparison);
                 }
                 if comparison.open().next().is_none() {
                     Err(Ok(*comparison))
@@ -161,6 +157,21 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             }
         }
         comparison.numbers = self.interface_numbers();
+    }
+
+    /// Settles the namespaces for which the time was too short.
+    fn settle_all(&self, comparison: &mut Comparison) {
+        for case in comparison.open_mut() {
+            let namespace = case.view.namespace;
+            let changes = self.observer.standing(namespace) != Standing::Current
+                || self.world.mirror.is_behind_of(namespace);
+            let (result, why) = match &self.trouble {
+                Some(trouble) => (VerifyResult::Unread, trouble.as_str()),
+                None if changes => (VerifyResult::Changing, CHANGING),
+                None => (VerifyResult::Unread, "there was not enough time to look again"),
+            };
+            case.settle(result, why);
+        }
     }
 
     /// Has the loop applied everything that Linux had reported of a namespace, and is it time for another look?

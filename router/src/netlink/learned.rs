@@ -5,16 +5,24 @@
 
 use super::{
     INET, INET6,
-    route::{HEADER, RTA_CACHEINFO, RTA_DST, RTA_METRICS, RTAX_LOCK, RTAX_MTU, RTM_F_CLONED, end},
+    route::{
+        HEADER, RTA_CACHEINFO, RTA_DST, RTA_METRICS, RTA_MULTIPATH, RTA_OIF, RTAX_LOCK, RTAX_MTU,
+        RTM_F_CLONED, end, parse_multipath,
+    },
     rtm, wire,
 };
 use std::{
+    collections::BTreeSet,
+    hash::DefaultHasher,
     net::{IpAddr, Ipv4Addr},
     time::Duration,
 };
 
 /// `RTCF_REDIRECTED` of `include/uapi/linux/in_route.h`: by the gateway of an ICMP redirect.
 const REDIRECTED: u32 = 0x4_0000;
+
+/// Of `include/uapi/linux/rtnetlink.h`: the answer is the route, not the way that it gives.
+const RTM_F_FIB_MATCH: u32 = 0x2000;
 
 /// Where `rtm_type` is.
 const KIND: usize = 7;
@@ -31,11 +39,35 @@ pub struct LearnedRoute {
     pub binds_until: Option<Duration>,
 }
 
-/// A question about one IPv4 destination.
-pub fn to(destination: Ipv4Addr) -> wire::Request {
+/// A question about one IPv4 destination, by any device or by this one.
+pub fn to(destination: Ipv4Addr, device: Option<u32>) -> wire::Request {
+    let request = ask(destination, 0);
+    match device {
+        Some(device) => request.with(RTA_OIF, &device.to_ne_bytes()),
+        None => request,
+    }
+}
+
+/// A question about the route to an IPv4 destination: [`devices`].
+pub fn route_to(destination: Ipv4Addr) -> wire::Request {
+    ask(destination, RTM_F_FIB_MATCH)
+}
+
+fn ask(destination: Ipv4Addr, flags: u32) -> wire::Request {
     let mut header = [0; HEADER];
     (header[0], header[1]) = (INET, 32);
+    header[8..].copy_from_slice(&flags.to_ne_bytes());
     wire::Request::new(rtm::GETROUTE, wire::ACK, &header).with(RTA_DST, &destination.octets())
+}
+
+/// The devices by which a multipath route leaves.
+pub fn devices(message: wire::Message<'_>) -> Option<BTreeSet<u32>> {
+    if message.kind != rtm::NEWROUTE {
+        return None;
+    }
+    let members = wire::attribute(message.payload.get(HEADER..)?, RTA_MULTIPATH)?;
+    let hops = parse_multipath(members, &mut DefaultHasher::new());
+    Some(hops.into_iter().map(|hop| hop.ifindex).collect())
 }
 
 /// A dump of everything that Linux has learned; of IPv4, and has used since then.
@@ -82,6 +114,20 @@ mod tests {
     const NOW: Duration = Duration::from_secs(1000);
 
     #[test]
+    fn devices_of_a_multipath_route_are_named_once() {
+        let hop = |device: u8| [8, 0, 0, 0, device, 0, 0, 0];
+        let devices_of = |request: Request| {
+            let mut request = request;
+            wire::messages(request.bytes(1)).next().and_then(devices)
+        };
+        let route = |flags| Request::new(rtm::NEWROUTE, 0, &[INET, 16, 0, 0, 254, 0, 0, 1, 0, flags, 0, 0]);
+        let hops = [hop(5), hop(7), hop(5)].concat();
+        assert_eq!(devices_of(route(0).with(RTA_MULTIPATH, &hops)), Some([5, 7].into()));
+        assert_eq!(devices_of(route(0).with(RTA_OIF, &[5, 0, 0, 0])), None, "one next hop");
+        assert_eq!(devices_of(route(0).with(RTA_MULTIPATH, &[4, 0, 0, 0, 5, 0, 0, 0])), Some([].into()));
+    }
+
+    #[test]
     fn it_binds_packets_if_it_ends_and_is_locked_or_redirected_or_ipv6() {
         let destination = IpAddr::from([10, 9, 0, 1]);
         let learned = |flags: u32, lock: u32, hundredths: u32| {
@@ -126,7 +172,8 @@ mod tests {
     proptest! {
         #[test]
         fn never_panics(kind in 20u16..30, payload in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = parse(Message { kind, flags: 0, sequence: 0, payload: &payload }, NOW);
+            let message = Message { kind, flags: 0, sequence: 0, payload: &payload };
+            let _ = (parse(message, NOW), devices(message));
         }
     }
 }

@@ -20,11 +20,11 @@ use std::{
 
 pub(super) const RTA_DST: u16 = 1;
 const RTA_SRC: u16 = 2;
-const RTA_OIF: u16 = 4;
+pub(super) const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
 const RTA_PRIORITY: u16 = 6;
 pub(super) const RTA_METRICS: u16 = 8;
-const RTA_MULTIPATH: u16 = 9;
+pub(super) const RTA_MULTIPATH: u16 = 9;
 pub(super) const RTA_CACHEINFO: u16 = 12;
 const RTA_TABLE: u16 = 15;
 const RTA_VIA: u16 = 18;
@@ -252,7 +252,7 @@ fn attribute_of_hop(hop: &mut NextHop, kind: u16, value: &[u8]) -> bool {
     true
 }
 
-fn parse_multipath(mut bytes: &[u8], rest_of_route: &mut impl Hasher) -> Vec<NextHop> {
+pub(super) fn parse_multipath(mut bytes: &[u8], rest_of_route: &mut impl Hasher) -> Vec<NextHop> {
     let mut hops = Vec::new();
     while let (Some(length), Some(ifindex)) = (wire::u16_at(bytes, 0), wire::u32_at(bytes, 4)) {
         let Some(rest) = bytes.get(NEXTHOP_HEADER..usize::from(length)) else { break };

@@ -727,11 +727,12 @@ impl Observer {
         }
     }
 
-    /// An ICMP error about this destination has come to the router of a namespace. Linux is asked about the destination soon,
-    /// and [`Event::Learned`] reports what it has learned.
-    pub fn look_at_destination(&mut self, id: NamespaceId, destination: IpAddr) {
+    /// ICMP errors about these destinations have come to the router of a namespace, and so many `lost` ones that were over a
+    /// limit. Linux is asked about the destinations soon, and [`Event::Learned`] reports what it has learned.
+    pub fn look_at_destinations(&mut self, id: NamespaceId, destinations: &BTreeSet<IpAddr>, lost: u64) {
         if let Some(space) = self.spaces.get_mut(&id) {
-            space.learned.note(destination, monotonic());
+            destinations.iter().for_each(|destination| space.learned.note(*destination, monotonic()));
+            space.learned.lose(lost);
         }
     }
 

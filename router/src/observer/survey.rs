@@ -110,7 +110,7 @@ pub struct Found {
     pub numbers: Option<io::Result<Numbers>>,
     pub programs: Option<io::Result<BTreeMap<u32, u32>>>,
     /// About the wanted destinations, and others; those whose question failed are missing. And how long that took.
-    pub learned: (Vec<LearnedRoute>, Duration),
+    pub learned: (Vec<LearnedRoute>, [Duration; 2]),
     /// The namespace could not be entered: it may have moved, or be gone.
     pub lost_the_way: bool,
     /// Another namespace has its number now.
@@ -288,8 +288,9 @@ fn read_learned(socket: &mut Socket, family: u8, asked: &BTreeSet<IpAddr>) -> io
     Ok(found)
 }
 
-/// What Linux has learned about these destinations. A dump answers for all IPv6 destinations.
-fn ask_about(socket: &mut Socket, destinations: &[IpAddr]) -> (Vec<LearnedRoute>, Duration) {
+/// What Linux has learned about these destinations, and how long the questions about IPv4 and IPv6 took. A dump answers for all
+/// IPv6 destinations.
+fn ask_about(socket: &mut Socket, destinations: &[IpAddr]) -> (Vec<LearnedRoute>, [Duration; 2]) {
     let began = Instant::now();
     let mut answers = Vec::new();
     let mut unanswered6 = BTreeSet::new();
@@ -299,27 +300,46 @@ fn ask_about(socket: &mut Socket, destinations: &[IpAddr]) -> (Vec<LearnedRoute>
             IpAddr::V6(_) => _ = unanswered6.insert(*destination),
         }
     }
-    if !unanswered6.is_empty() {
-        match read_learned(socket, INET6, &unanswered6) {
-            Ok(learned) => {
-                learned.iter().for_each(|learned| _ = unanswered6.remove(&learned.destination));
-                let nothing = unanswered6.into_iter();
-                answers.extend(nothing.map(|destination| LearnedRoute { destination, binds_until: None }));
-                answers.extend(learned);
-            }
-            Err(error) => tracing::debug!("cannot ask about IPv6 destinations: {error}"),
-        }
+    let took4 = began.elapsed();
+    if unanswered6.is_empty() {
+        return (answers, [took4, Duration::ZERO]);
     }
-    (answers, began.elapsed())
+    match read_learned(socket, INET6, &unanswered6) {
+        Ok(learned) => {
+            learned.iter().for_each(|learned| _ = unanswered6.remove(&learned.destination));
+            let nothing = unanswered6.into_iter();
+            answers.extend(nothing.map(|destination| LearnedRoute { destination, binds_until: None }));
+            answers.extend(learned);
+        }
+        Err(error) => tracing::debug!("cannot ask about IPv6 destinations: {error}"),
+    }
+    (answers, [took4, began.elapsed() - took4])
 }
 
-/// `None`: the question failed. A destination without a route binds nothing.
+/// Devices of a multipath route that Linux is asked about, at most.
+const MOST_DEVICES: usize = 32;
+
+/// What Linux has learned about a destination. Each next hop of a multipath route has entries of its own, so Linux is asked
+/// about each device that the route leaves by. `None`: a question failed. A destination without a route binds nothing.
 fn ask_about4(socket: &mut Socket, address: Ipv4Addr) -> Option<LearnedRoute> {
-    let destination = address.into();
-    let nothing = LearnedRoute { destination, binds_until: None };
-    match socket.ask(learned::to(address), |m| learned::parse(m, monotonic())) {
-        Ok(learned) => Some(learned.filter(|learned| learned.destination == destination).unwrap_or(nothing)),
-        Err(error) if is_no_route(&error) => Some(nothing),
+    let ask = |socket: &mut Socket, device| {
+        let learned = socket.ask(learned::to(address, device), |m| learned::parse(m, monotonic()));
+        let learned = answer(address, learned)?.filter(|learned| learned.destination == address);
+        Some(learned.and_then(|learned| learned.binds_until))
+    };
+    let devices = answer(address, socket.ask(learned::route_to(address), learned::devices))?;
+    let mut binds_until = ask(socket, None)?;
+    for device in devices.unwrap_or_default().into_iter().take(MOST_DEVICES) {
+        binds_until = binds_until.max(ask(socket, Some(device))?);
+    }
+    Some(LearnedRoute { destination: address.into(), binds_until })
+}
+
+/// What the kernel answered. `None`: the question failed.
+fn answer<T>(address: Ipv4Addr, answer: io::Result<Option<T>>) -> Option<Option<T>> {
+    match answer {
+        Ok(answer) => Some(answer),
+        Err(error) if is_no_route(&error) => Some(None),
         Err(error) => {
             tracing::debug!("cannot ask about {address}: {error}");
             None

@@ -32,6 +32,7 @@ mod backlog;
 pub(crate) mod choices;
 pub(crate) mod cores;
 mod counters;
+pub mod errors;
 mod flow;
 mod flow_maps;
 mod grace;
@@ -169,7 +170,8 @@ impl Plane {
         Self::load_changed(settings, |open| {
             let Some(maps) = maps else { return Ok(()) };
             open.maps.policy.reuse_fd(maps.marks.as_fd())?;
-            open.maps.learned.reuse_fd(maps.learned.as_fd())
+            open.maps.learned.reuse_fd(maps.learned.as_fd())?;
+            open.maps.learned_counts.reuse_fd(maps.learned_counts.as_fd())
         })
     }
 
@@ -496,6 +498,7 @@ fn share_tables(open: &mut abi::OpenMillraceSkel<'_>, plane: &Plane) -> Result<(
         (&mut theirs.routers, ours.routers.as_fd()),
         (&mut theirs.policy, ours.policy.as_fd()),
         (&mut theirs.learned, ours.learned.as_fd()),
+        (&mut theirs.learned_counts, ours.learned_counts.as_fd()),
         (&mut theirs.fib, ours.fib.as_fd()),
         (&mut theirs.fib_tails, ours.fib_tails.as_fd()),
         (&mut theirs.nexthops, ours.nexthops.as_fd()),

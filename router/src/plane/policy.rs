@@ -5,10 +5,16 @@
 //! The map of marks outlives generations of the kernel plane. The sockets end with the process. Links are pinned, and
 //! `millrace stop` removes them. [`Policy::unseen`] reports the kinds of changes that cannot be watched.
 
-use super::{MAX_ROUTERS, Mapping, Words64};
+use super::{
+    MAX_ROUTERS, Mapping, Words64,
+    errors::{Errors, Noted, Notes},
+};
 use crate::{
     hazards::{netfilter, xfrm},
-    netlink::{nsid, socket::Socket, wire},
+    netlink::{
+        nsid,
+        socket::{Socket, set_option},
+    },
     netns::{self, Place},
     observer::Waker,
 };
@@ -28,14 +34,10 @@ use std::{
     fs::File,
     io,
     mem::{MaybeUninit, offset_of},
-    net::IpAddr,
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{
-            AtomicU64,
-            Ordering::{AcqRel, Acquire, Release},
-        },
+    sync::atomic::{
+        AtomicU64,
+        Ordering::{AcqRel, Acquire, Release},
     },
     thread,
     time::Duration,
@@ -67,9 +69,6 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// The interval of the search for new BPF links, which the kernel does not report, and for notes of ICMP errors.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 15_000_000 };
 
-/// Destinations that wait for the daemon, at most.
-const MOST_NOTES: usize = 1024;
-
 /// Protocols, and their groups from `include/uapi/linux/{rtnetlink,netfilter/nfnetlink,xfrm}.h` that report policy
 /// changes.
 const GROUPS: [(i32, &[u32], &str); 3] = [
@@ -92,8 +91,10 @@ struct Maps {
 pub struct PlaneMaps {
     /// It reads the marks of routers,
     pub marks: MapHandle,
-    /// and notes the destinations of ICMP errors.
+    /// and notes the destinations of ICMP errors,
     pub learned: MapHandle,
+    /// and their number, by router.
+    pub learned_counts: MapHandle,
 }
 
 impl PlaneMaps {
@@ -103,35 +104,8 @@ impl PlaneMaps {
         Ok(PlaneMaps {
             marks: MapHandle::try_from(&self.marks)?,
             learned: MapHandle::try_from(&self.learned)?,
+            learned_counts: MapHandle::try_from(&self.learned_counts)?,
         })
-    }
-}
-
-/// Routers and destinations that ICMP errors are about (`bpf/learned.h`), not taken yet.
-#[derive(Clone, Default)]
-struct Notes(Arc<Mutex<BTreeSet<(RouterId, IpAddr)>>>);
-
-impl Notes {
-    /// Takes in a record of the ring. A router that floods the ring leaves no room for others.
-    fn add(&self, record: &[u8]) {
-        let word = |at| wire::u32_at(record, at);
-        let (Some(router), Some(family)) = (word(0), word(4)) else { return };
-        let (Ok(router), Some(address)) = (RouterId::try_from(router), record.get(8..24)) else { return };
-        let Some(destination) = wire::address(if family == 4 { &address[..4] } else { address }) else {
-            return;
-        };
-        let mut notes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if notes.len() < MOST_NOTES {
-            notes.insert((router, destination));
-        }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
-    }
-
-    fn take(&self) -> BTreeSet<(RouterId, IpAddr)> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -216,7 +190,11 @@ impl Policy {
         let skel = load(&mut storage, None, Which::None)?;
         let map = |map: &libbpf_rs::MapMut<'_>| MapHandle::try_from(map).context("keeping a map of policy");
         let maps = Maps {
-            plane: PlaneMaps { marks: map(&skel.maps.policy)?, learned: map(&skel.maps.learned)? },
+            plane: PlaneMaps {
+                marks: map(&skel.maps.policy)?,
+                learned: map(&skel.maps.learned)?,
+                learned_counts: map(&skel.maps.learned_counts)?,
+            },
             slots: map(&skel.maps.policy_slots)?,
             cookies: map(&skel.maps.policy_cookies)?,
             wakes: map(&skel.maps.policy_wakes)?,
@@ -251,8 +229,8 @@ impl Policy {
         self.maps.as_ref().map(|maps| &maps.plane)
     }
 
-    /// Routers and destinations that ICMP errors were about since the last call.
-    pub fn take_noted(&self) -> BTreeSet<(RouterId, IpAddr)> {
+    /// ICMP errors since the last call, by router. `None`: the host's namespace.
+    pub fn take_noted(&self) -> BTreeMap<Option<RouterId>, Noted> {
         self.notes.take()
     }
 
@@ -466,6 +444,7 @@ fn load<'o>(
             (&mut theirs.policy_cookies, &maps.cookies),
             (&mut theirs.policy_wakes, &maps.wakes),
             (&mut theirs.learned, &maps.plane.learned),
+            (&mut theirs.learned_counts, &maps.plane.learned_counts),
             (&mut theirs.policy_daemon, &maps.daemon),
         ] {
             map.reuse_fd(ours.as_fd()).context("sharing a map of policy")?;
@@ -538,21 +517,7 @@ fn filtered(
 ) -> io::Result<netlink_sys::Socket> {
     let mut socket = netlink_sys::Socket::new(protocol as isize)?;
     socket.bind_auto()?;
-    // SAFETY: a descriptor, as the option takes, and its size.
-    let rc = unsafe {
-        let fd = filter.as_raw_fd();
-        let size = size_of_val(&fd) as libc::socklen_t;
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_ATTACH_BPF,
-            (&raw const fd).cast(),
-            size,
-        )
-    };
-    if rc != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    set_option(&socket, libc::SOL_SOCKET, libc::SO_ATTACH_BPF, filter.as_raw_fd())?;
     if all {
         socket.set_listen_all_namespaces(true)?;
     }
@@ -571,7 +536,7 @@ fn root_cgroup() -> io::Result<OwnedFd> {
 /// Wakes user space after changes, in a thread of its own, and looks for new BPF links.
 struct Watcher {
     wakes: MapHandle,
-    learned: MapHandle,
+    errors: Errors,
     notes: Notes,
     marks: Words64,
     slots: Words64,
@@ -585,7 +550,7 @@ impl Watcher {
         let stop = Waker::new().context("what ends a thread")?;
         let watcher = Watcher {
             wakes: MapHandle::try_from(&maps.wakes)?,
-            learned: MapHandle::try_from(&maps.plane.learned)?,
+            errors: Errors::open(&maps.plane, notes.clone())?,
             notes,
             marks: Mapping::new(maps.plane.marks.as_fd(), 8, MAX_ROUTERS)?.into(),
             slots: Mapping::new(maps.slots.as_fd(), size_of::<types::policy_slot>(), SLOTS)?.into(),
@@ -601,15 +566,13 @@ impl Watcher {
     }
 
     fn run(&self) -> Result<()> {
+        self.errors.follow(|take_errors| self.run_with(take_errors))
+    }
+
+    fn run_with(&self, take_errors: &mut dyn FnMut()) -> Result<()> {
         let mut ring = RingBufferBuilder::new();
         ring.add(&self.wakes, |_| 0)?;
         let ring = ring.build()?;
-        let mut errors = RingBufferBuilder::new();
-        errors.add(&self.learned, |record| {
-            self.notes.add(record);
-            0
-        })?;
-        let errors = errors.build()?;
         let mut links = BpfLinks::default();
         links.are_new();
         loop {
@@ -629,7 +592,7 @@ impl Watcher {
             if wake {
                 ring.consume_raw();
             }
-            errors.consume_raw();
+            take_errors();
             if links.are_new() {
                 self.mark_all();
             } else if !wake && self.notes.is_empty() {

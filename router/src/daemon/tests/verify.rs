@@ -80,6 +80,23 @@ fn a_namespace_that_never_gets_current_takes_nothing_from_others() {
     assert!(report.differences >= 3 && report.differences == of(&report, "blue").found, "{report:?}");
 }
 
+#[test]
+fn a_namespace_whose_looks_took_too_long_is_not_called_changing() {
+    let mut case = three();
+    plant(&case, RED);
+    let mut answer = case.begin_verify();
+    let report = loop {
+        if let Ok(answer) = answer.try_recv() {
+            break serde_json::from_value::<VerifyReport>(answer.unwrap()).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(1));
+        // All later looks together have 15 s.
+        case.round(Ok(Vec::new()), 20.0);
+    };
+    assert_eq!(results(&report), [VerifyResult::Verified, VerifyResult::Unread, VerifyResult::Verified]);
+    assert_eq!(of(&report, "red").why.as_deref(), Some("there was not enough time to look again"));
+}
+
 /// Linux is asked while red changes, and its reports are taken in before the next question.
 #[test]
 fn a_storm_is_no_difference_even_if_linux_and_the_table_disagree_alike_each_time() {

@@ -528,7 +528,7 @@ mod tests {
         }
         fn way(&mut self, namespace: NamespaceId, _: &Question) -> anyhow::Result<Option<Sent>> {
             if namespace == 1 {
-                std::thread::sleep(Duration::from_millis(1));
+                std::thread::sleep(Duration::from_millis(10));
             }
             Ok(None)
         }
