@@ -295,7 +295,7 @@ struct policy_slot {
 #define LEARNED_NOTES	   16
 #define LEARNED_RING_BYTES (2 * MAX_ROUTERS * LEARNED_NOTES * (8 + sizeof(struct learned_note)))
 
-/* A destination that an ICMP error is about, which came to a router. Read byte by byte in router/src/plane/errors.rs. */
+/* A destination that an ICMP error is about, which came to a router. Read byte by byte in router/src/plane/icmp_errors.rs. */
 struct learned_note {
 	__u32 router;
 	__u32 family;		/* 4 or 6 */

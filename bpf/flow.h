@@ -357,7 +357,7 @@ static __always_inline enum reason carry_out(struct packet *p, struct flow_scrat
 	if (s->verdict == FLOW_PATH) {
 		if (!paths)
 			return REASON_PATH_NO_WORKER;
-		if (given_by_rule(p, s->port, &reason))
+		if (given_by_rule(p, &s->layout, s->port, &reason))
 			return reason;
 		s->verdict = FLOW_NORMAL;
 	}

@@ -4,7 +4,8 @@
  * gateway (struct fib_nh_exception, struct rt6_exception), and it sends no message about this. So the destination is noted here,
  * and user space asks Linux about it (logic/src/learned.rs).
  *
- * Only packets that go up get here. They may be for the router itself or not: Linux decides which errors it believes.
+ * Only packets that go up, or to a worker, get here. They may be for the router itself or not: Linux decides which errors it
+ * believes.
  */
 #pragma once
 
@@ -18,17 +19,14 @@ static __always_inline void note_destination(__u32 router, __u32 family, const v
 	struct learned_note note = { .router = router, .family = family };
 	__u64 *noted = ROW(learned_counts, router);
 
-	if (!noted || __sync_fetch_and_add(noted, 1) >= LEARNED_NOTES)
+	if (!noted || address + (family == 4 ? 4 : 16) > end)
 		return;
-	if (family == 4) {
-		if (address + 4 > end)
-			return;
+	if (__sync_fetch_and_add(noted, 1) >= LEARNED_NOTES)
+		return;
+	if (family == 4)
 		__builtin_memcpy(note.address, address, 4);
-	} else {
-		if (address + 16 > end)
-			return;
+	else
 		__builtin_memcpy(note.address, address, 16);
-	}
 	/* User space looks every 15 ms, so a flood takes little of its time. */
 	bpf_ringbuf_output(&learned, &note, sizeof(note), BPF_RB_NO_WAKEUP);
 }

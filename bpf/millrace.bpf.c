@@ -221,8 +221,11 @@ static __always_inline int run(struct xdp_md *ctx, enum entry entry, bool paths)
 	enum reason reason = forward(&packet, entry, paths);
 
 	if (reason != REASON_NONE) {
-		look_at_error(&packet);
-		return pass_up(&packet, reason);
+		int action = pass_up(&packet, reason);
+
+		if (action != XDP_DROP)
+			look_at_error(&packet);
+		return action;
 	}
 	count_forwarded(&packet, start_ns);
 	if (queue_rows && start_ns)

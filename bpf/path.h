@@ -214,14 +214,24 @@ done_by_path(struct packet *p, bool unseen, __u32 path, bool drops, const struct
 	return true;
 }
 
+/* The worker may pass it up: learned.h looks at ICMP. */
+static __always_inline void find_error(struct packet *p, const struct flow_layout *l)
+{
+	if (l->protocol != (l->network == 6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP))
+		return;
+	p->ether_type = l->network == 6 ? ETH_P_IPV6 : ETH_P_IP;
+	p->ip_offset = l->ip_offset;
+}
+
 /* The same of what a flow rule gives to a path. Rules of tables before may have made it longer. */
-static __always_inline bool given_by_rule(struct packet *p, __u32 path, enum reason *reason)
+static __always_inline bool given_by_rule(struct packet *p, const struct flow_layout *l, __u32 path, enum reason *reason)
 {
 	const struct path_control *paths = ROW(path_control, 0);
 
 	if (!paths)
 		return false;
 	path &= MAX_PATHS - 1;
+	find_error(p, l);
 	p->frame_bytes = p->multi_buffer ? bpf_xdp_get_buff_len(p->ctx) : packet_end(p) - packet_data(p);
 	return done_by_path(p, false, path, *(volatile const __u64 *)&paths->drops >> path & 1, paths, 0, reason);
 }
@@ -256,11 +266,7 @@ static __always_inline bool taken_by_path(struct packet *p, enum reason *reason)
 		return false;
 	const struct path_row *row = &c->row[(found - 1) & (MAX_PATHS - 1)];
 
-	/* For learned.h: the worker may pass it up. */
-	if (s->layout.protocol == (s->layout.network == 6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP)) {
-		p->ether_type = s->layout.network == 6 ? ETH_P_IPV6 : ETH_P_IP;
-		p->ip_offset = s->layout.ip_offset;
-	}
+	find_error(p, &s->layout);
 	return done_by_path(p, s->layout.unseen, row->path & (MAX_PATHS - 1), row->otherwise == PATH_DROP, paths, slot, reason);
 }
 

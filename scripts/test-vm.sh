@@ -26,7 +26,7 @@ readonly TOOLS=(bash ip tc nft ping ethtool unshare nsenter sysctl timeout
 # The check that wants many queues.
 readonly WIDE=an_indirection_table_follows_and_is_put_back
 # Test binaries of crate millrace that are worth running on another kernel.
-readonly SUITES=(plane_kernel xdp_table xdp_paths workers flow_rules netlink policy ecmp hardening losses splits local af_xdp vm)
+readonly SUITES=(plane_kernel xdp_table xdp_paths workers flow_rules netlink policy path_mtu differential ecmp hardening losses splits local af_xdp vm)
 
 # The static `millrace` and test binaries, into image/millrace/. Tests bring the program itself along.
 build() {

@@ -19,32 +19,40 @@ use std::{
     time::Duration,
 };
 
-/// Destinations whose packets are the kernel's, at most, in one namespace.
+/// Destinations of a family whose packets are the kernel's, at most, in one namespace.
 pub const MOST_BOUND: usize = 1024;
-/// Destinations that wait for an answer, at most.
+/// Destinations of a family that wait for an answer, at most.
 pub const MOST_WAITING: usize = 256;
-/// Questions asked at once, at most.
+/// IPv4 questions asked at once, at most. One dump answers all questions about IPv6.
 pub const MOST_QUESTIONS: usize = 64;
 /// The least pause between questions.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Questions take at most one part in this many of the time.
-const SHARE: u32 = 100;
+/// Questions about a family take at most one part in this many of the time.
+const SHARE: u32 = 200;
 /// An error is noted before Linux reads it, so questions wait this long.
 const SETTLED: Duration = Duration::from_millis(20);
 /// The delay of the second question about an error, in case Linux took longer.
 const AGAIN: Duration = Duration::from_millis(500);
+/// An error that taught nothing is asked about this often,
+const ASKED: u8 = 2;
+/// and this often if questions fail.
+const MOST_ASKED: u8 = 5;
 /// Linux is asked this often about bound destinations: what it has learned may be flushed.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// The destinations of one namespace. All times are CLOCK_MONOTONIC.
+/// The destinations of one namespace. All times are CLOCK_MONOTONIC. IPv4 and IPv6 share nothing: a question about IPv6 takes
+/// longer.
 #[derive(Debug, Default)]
 pub struct Learned {
+    families: [Family; 2],
+}
+
+#[derive(Debug, Default)]
+struct Family {
     entries: BTreeMap<IpAddr, Entry>,
-    /// When to ask about which destination.
-    schedule: BTreeSet<(Duration, IpAddr)>,
-    bound: usize,
-    /// No question before this time, about IPv4 and about IPv6: a dump of IPv6 takes longer than a question.
-    not_before: [Duration; 2],
+    /// When to ask about which destination: about those that wait for an answer, and about bound ones.
+    schedules: [BTreeSet<(Duration, IpAddr)>; 2],
+    not_before: Duration,
     changed: bool,
     refused: u64,
 }
@@ -52,126 +60,163 @@ pub struct Learned {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     ask_at: Duration,
-    /// `None`: packets are the kernel's. Else the number of questions until the destination is forgotten.
-    questions: Option<u8>,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Waiting {
+        asked: u8,
+    },
+    /// Its packets are the kernel's.
+    Bound,
+}
+
+const WAITING: usize = 0;
+const BOUND: usize = 1;
+
+impl State {
+    fn schedule(self) -> usize {
+        if self == State::Bound { BOUND } else { WAITING }
+    }
 }
 
 impl Learned {
     /// An ICMP error about a packet to this destination has come.
     pub fn note(&mut self, destination: IpAddr, now: Duration) {
-        let waiting = self.entries.len() - self.bound;
-        match self.entries.get(&destination) {
-            // Repeated errors must not hold the places of others.
-            Some(_) => (),
-            None if waiting < MOST_WAITING => {
-                self.put(destination, Entry { ask_at: now + SETTLED, questions: Some(2) });
-            }
-            None => self.refused += 1,
-        }
+        self.of(destination).note(destination, now);
     }
 
     /// So many errors more were over a limit before they came here.
     pub fn lose(&mut self, errors: u64) {
-        self.refused += errors;
+        self.families[0].refused += errors;
     }
 
     /// The destinations to ask Linux about now.
     pub fn questions(&mut self, now: Duration) -> Vec<IpAddr> {
-        let due = self.schedule.iter().take_while(|(at, _)| *at <= now).map(|(_, destination)| *destination);
-        let due = due.filter(|destination| self.not_before[family(*destination)] <= now);
-        let due: Vec<IpAddr> = due.take(MOST_QUESTIONS).collect();
-        for destination in &due {
-            self.not_before[family(*destination)] = now + PAUSE;
-            let Some(entry) = self.entries.get(destination).copied() else { continue };
-            // A question without an answer is asked again.
-            let entry =
-                Entry { ask_at: now + AGAIN, questions: entry.questions.map(|left| left.saturating_sub(1)) };
-            self.put(*destination, entry);
-        }
+        let [v4, v6] = &mut self.families;
+        let mut due = v4.questions(now, MOST_QUESTIONS);
+        due.extend(v6.questions(now, usize::MAX));
         due
     }
 
     /// The last questions took so long, about IPv4 and about IPv6.
     pub fn took(&mut self, took: [Duration; 2], now: Duration) {
-        for (not_before, took) in self.not_before.iter_mut().zip(took) {
-            *not_before = (*not_before).max(now + took * (SHARE - 1));
+        for (family, took) in self.families.iter_mut().zip(took) {
+            family.not_before = family.not_before.max(now + took * (SHARE - 1));
         }
     }
 
     /// When [`Learned::questions`] returns the next ones.
     pub fn due(&self) -> Option<Duration> {
-        let first = |of: usize| {
-            let (at, _) = self.schedule.iter().find(|(_, destination)| family(*destination) == of)?;
-            Some(self.not_before[of].max(*at))
-        };
-        [0, 1].into_iter().filter_map(first).min()
+        self.families.iter().filter_map(Family::due).min()
     }
 
     /// Takes in an answer of Linux: packets to the destination are bound until `end`, or not at all. It may come without a
     /// question.
     pub fn answer(&mut self, destination: IpAddr, end: Option<Duration>, now: Duration) {
-        if let Some(end) = end {
-            self.bind(destination, end, now);
-        } else if self
-            .entries
-            .get(&destination)
-            .is_some_and(|entry| entry.questions.is_none_or(|left| left == 0))
-        {
-            self.forget(destination);
-        }
-    }
-
-    fn bind(&mut self, destination: IpAddr, end: Duration, now: Duration) {
-        let is_bound = self.entries.get(&destination).is_some_and(|entry| entry.questions.is_none());
-        if !is_bound {
-            if self.bound == MOST_BOUND {
-                self.refused += 1;
-                return self.forget(destination);
-            }
-            self.bound += 1;
-            self.changed = true;
-        }
-        self.put(destination, Entry { ask_at: (end + SETTLED).min(now + LOOK), questions: None });
-    }
-
-    fn put(&mut self, destination: IpAddr, entry: Entry) {
-        if let Some(old) = self.entries.insert(destination, entry) {
-            self.schedule.remove(&(old.ask_at, destination));
-        }
-        self.schedule.insert((entry.ask_at, destination));
-    }
-
-    fn forget(&mut self, destination: IpAddr) {
-        let Some(entry) = self.entries.remove(&destination) else { return };
-        self.schedule.remove(&(entry.ask_at, destination));
-        if entry.questions.is_none() {
-            self.bound -= 1;
-            self.changed = true;
-        }
+        self.of(destination).answer(destination, end, now);
     }
 
     /// The destinations whose packets are the kernel's, if they have changed since the last call.
     pub fn take_changed(&mut self) -> Option<BTreeSet<IpAddr>> {
-        std::mem::take(&mut self.changed).then(|| self.bound())
+        let [v4, v6] = self.families.each_mut().map(|family| std::mem::take(&mut family.changed));
+        (v4 || v6).then(|| self.bound())
     }
 
     /// The destinations whose packets are the kernel's.
     pub fn bound(&self) -> BTreeSet<IpAddr> {
-        self.entries
-            .iter()
-            .filter(|(_, entry)| entry.questions.is_none())
-            .map(|(address, _)| *address)
-            .collect()
+        let bound = self.families.iter().flat_map(|family| &family.schedules[BOUND]);
+        bound.map(|(_, destination)| *destination).collect()
     }
 
-    /// The number of notes and answers that were over a limit.
+    /// The number of errors and answers that were over a limit, or that Linux gave no answer about.
     pub fn refused(&self) -> u64 {
-        self.refused
+        self.families.iter().map(|family| family.refused).sum()
+    }
+
+    fn of(&mut self, destination: IpAddr) -> &mut Family {
+        &mut self.families[usize::from(destination.is_ipv6())]
     }
 }
 
-fn family(destination: IpAddr) -> usize {
-    usize::from(destination.is_ipv6())
+impl Family {
+    fn note(&mut self, destination: IpAddr, now: Duration) {
+        // Repeated errors must not hold the places of others.
+        if self.entries.contains_key(&destination) {
+            return;
+        }
+        if self.schedules[WAITING].len() == MOST_WAITING {
+            self.refused += 1;
+            return;
+        }
+        self.put(destination, Entry { ask_at: now + SETTLED, state: State::Waiting { asked: 0 } });
+    }
+
+    fn questions(&mut self, now: Duration, most: usize) -> Vec<IpAddr> {
+        if now < self.not_before {
+            return Vec::new();
+        }
+        let due = |at: usize| self.schedules[at].iter().take_while(|(at, _)| *at <= now);
+        // New errors come first. Bound destinations always have a part, or they would never end.
+        let bound = due(BOUND).count().min(most / 4);
+        let asked: Vec<_> = due(WAITING).take(most - bound).chain(due(BOUND)).take(most).copied().collect();
+        let mut questions = Vec::new();
+        for (_, destination) in asked {
+            let Some(entry) = self.entries.get(&destination) else { continue };
+            let state = match entry.state {
+                State::Waiting { asked: MOST_ASKED } => {
+                    self.refused += 1;
+                    self.forget(destination);
+                    continue;
+                }
+                State::Waiting { asked } => State::Waiting { asked: asked + 1 },
+                State::Bound => State::Bound,
+            };
+            // A question without an answer is asked again.
+            self.put(destination, Entry { ask_at: now + AGAIN, state });
+            self.not_before = now + PAUSE;
+            questions.push(destination);
+        }
+        questions
+    }
+
+    fn due(&self) -> Option<Duration> {
+        let firsts = self.schedules.iter().filter_map(|schedule| schedule.first());
+        firsts.map(|(at, _)| self.not_before.max(*at)).min()
+    }
+
+    fn answer(&mut self, destination: IpAddr, end: Option<Duration>, now: Duration) {
+        let state = self.entries.get(&destination).map(|entry| entry.state);
+        match end {
+            Some(end) => self.bind(destination, end, now),
+            None if matches!(state, Some(State::Waiting { asked }) if asked < ASKED) => (),
+            None => self.forget(destination),
+        }
+    }
+
+    fn bind(&mut self, destination: IpAddr, end: Duration, now: Duration) {
+        let is_bound = self.entries.get(&destination).is_some_and(|entry| entry.state == State::Bound);
+        if !is_bound && self.schedules[BOUND].len() == MOST_BOUND {
+            self.refused += 1;
+            return self.forget(destination);
+        }
+        self.changed |= !is_bound;
+        self.put(destination, Entry { ask_at: (end + SETTLED).min(now + LOOK), state: State::Bound });
+    }
+
+    fn put(&mut self, destination: IpAddr, entry: Entry) {
+        if let Some(old) = self.entries.insert(destination, entry) {
+            self.schedules[old.state.schedule()].remove(&(old.ask_at, destination));
+        }
+        self.schedules[entry.state.schedule()].insert((entry.ask_at, destination));
+    }
+
+    fn forget(&mut self, destination: IpAddr) {
+        let Some(entry) = self.entries.remove(&destination) else { return };
+        self.schedules[entry.state.schedule()].remove(&(entry.ask_at, destination));
+        self.changed |= entry.state == State::Bound;
+    }
 }
 
 #[cfg(test)]
@@ -259,8 +304,9 @@ mod tests {
             });
             let questions = learned.questions(now);
             assert!(questions.len() <= MOST_QUESTIONS);
-            assert!(learned.entries.len() <= MOST_WAITING + MOST_BOUND);
-            assert_eq!(learned.schedule.len(), learned.entries.len());
+            let [v4, _] = &learned.families;
+            assert!(v4.entries.len() <= MOST_WAITING + MOST_BOUND);
+            assert_eq!(v4.schedules.iter().map(BTreeSet::len).sum::<usize>(), v4.entries.len());
             asked += questions.len();
             questions.iter().for_each(|to| learned.answer(*to, Some(Duration::from_secs(600)), now));
         }
@@ -276,24 +322,49 @@ mod tests {
         learned.took([MS; 2], end);
         learned.took([200 * MS, MS], end + 20_000 * MS);
         learned.note(D, end + 20_000 * MS);
-        assert_eq!(learned.due(), Some(end + 20_000 * MS + 19_800 * MS), "a hundredth of the time");
+        assert_eq!(learned.due(), Some(end + 20_000 * MS + 39_800 * MS), "a part of the time");
         learned.answer(D, Some(2 * end), end);
         assert_eq!(learned.take_changed(), Some([D].into()));
     }
 
+    /// The errors are forged, and a dump of IPv6 takes 100 ms.
     #[test]
-    fn questions_of_ipv6_do_not_delay_those_of_ipv4() {
+    fn errors_of_ipv6_delay_no_question_about_ipv4() {
         let mut learned = Learned::default();
-        let six = IpAddr::from([0xfd; 16]);
-        learned.took([MS, 1000 * MS], Duration::ZERO);
-        learned.note(six, Duration::ZERO);
+        let six = |n: u16| IpAddr::from([0xfd, 0, 0, 0, 0, 0, 0, n]);
+        (0..1000).for_each(|n| learned.note(six(n), Duration::ZERO));
+        assert_eq!(learned.questions(SETTLED).len(), MOST_WAITING, "a dump answers all of them");
+        learned.took([Duration::ZERO, 100 * MS], SETTLED);
         learned.note(D, 100 * MS);
         assert_eq!(learned.due(), Some(120 * MS));
         assert_eq!(learned.questions(120 * MS), [D]);
         learned.answer(D, Some(Duration::from_secs(600)), 120 * MS);
         assert_eq!(learned.take_changed(), Some([D].into()));
-        assert_eq!(learned.questions(10_000 * MS), NOTHING);
         assert_eq!(learned.due(), Some(10_120 * MS), "Linux is asked about D again");
-        assert_eq!(learned.questions(99_000 * MS), [six, D]);
+    }
+
+    #[test]
+    fn new_errors_come_before_bound_destinations_which_have_their_part() {
+        let mut learned = Learned::default();
+        let address = |n: u32| IpAddr::from(Ipv4Addr::from_bits(n));
+        (0..MOST_BOUND as u32).for_each(|n| {
+            learned.answer(address(n), Some(Duration::from_secs(600)), Duration::ZERO);
+        });
+        let now = LOOK;
+        (0..100).for_each(|n| learned.note(address(10_000 + n), now - SETTLED));
+        let questions = learned.questions(now);
+        let new = questions.iter().filter(|to| **to >= address(10_000)).count();
+        assert_eq!((questions.len(), new), (MOST_QUESTIONS, MOST_QUESTIONS / 4 * 3));
+    }
+
+    #[test]
+    fn a_destination_about_which_linux_never_answers_is_forgotten() {
+        let mut learned = Learned::default();
+        learned.note(D, Duration::ZERO);
+        for n in 0..u32::from(MOST_ASKED) {
+            assert_eq!(learned.questions(SETTLED + n * AGAIN), [D]);
+        }
+        assert_eq!(learned.questions(SETTLED + 5 * AGAIN), NOTHING);
+        assert_eq!((learned.due(), learned.refused()), (None, 1));
     }
 }

@@ -354,7 +354,7 @@ mod tests {
             ("PLACE_JIFFIES_SHIFT", crate::plane::choices::JIFFIES_SHIFT),
             ("MAX_PORTS", MAX_PORTS as u32),
             ("MAX_ROUTERS", MAX_ROUTERS as u32),
-            ("LEARNED_NOTES", crate::plane::errors::LEARNED_NOTES as u32),
+            ("LEARNED_NOTES", crate::plane::icmp_errors::LEARNED_NOTES as u32),
         ];
         for (name, number) in ours {
             assert_eq!(header.get(name), Some(&number), "{name}");

@@ -24,7 +24,6 @@ use crate::{
         report::ExplainRequest,
     },
     hazards, hex, netlink,
-    plane::errors,
     sas::{key, sequence_file},
 };
 use logic::{
@@ -175,10 +174,9 @@ fn kept(bytes: &[u8]) {
     }
 }
 
-/// The headers of any frame, and of what ICMP errors are about.
+/// The headers of any frame.
 fn frame(bytes: &[u8]) {
     assert_eq!(Headers::read(bytes).is_some(), bytes.len() >= 14);
-    let _ = (errors::destination4(bytes), errors::destination6(bytes));
 }
 
 /// A file of /proc or /sys about cores, threads and interrupts, or the name of one.

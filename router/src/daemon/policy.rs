@@ -26,7 +26,7 @@ use super::{
     seam::{Kernel, Observe, PolicyRead},
 };
 use crate::plane::{
-    errors::Noted,
+    icmp_errors::RouterErrors,
     policy::{HOST, Policy, Slot, Watching},
 };
 use logic::{observe::NamespaceId, plan::RouterId};
@@ -89,8 +89,8 @@ impl Windows {
         self.policy.unseen()
     }
 
-    /// ICMP errors since the last call, by router. `None`: the host's namespace.
-    fn take_noted(&self) -> BTreeMap<Option<RouterId>, Noted> {
+    /// ICMP errors since the last call, by router.
+    fn take_noted(&self) -> BTreeMap<RouterId, RouterErrors> {
         self.policy.take_noted()
     }
 
@@ -260,10 +260,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             return;
         }
         let routers = self.world.mirror.routers();
-        let numbered = routers.filter_map(|view| Some((Some(view.router?), view.namespace)));
-        let host = self.world.mirror.routers().filter(|view| view.host).map(|view| (None, view.namespace));
-        let namespaces: BTreeMap<_, _> = numbered.chain(host).collect();
-        for (router, Noted { destinations, lost }) in noted {
+        let namespaces: BTreeMap<_, _> =
+            routers.filter_map(|view| Some((view.router?, view.namespace))).collect();
+        for (router, RouterErrors { destinations, lost }) in noted {
             if let Some(namespace) = namespaces.get(&router) {
                 self.observer.look_at_destinations(*namespace, &destinations, lost);
             }

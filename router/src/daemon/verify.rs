@@ -22,7 +22,7 @@ use super::{
     report::VerifyResult,
     seam::{FastPath, Kernel, Observe, Standing},
 };
-use changes::Changes;
+use changes::{Changed, Changes};
 use comparison::{Case, Comparison};
 use logic::{observe::Event, plan::RouterId};
 use std::{
@@ -115,7 +115,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                     self.get_ready(&mut comparison, &mut verifying.changes, now);
                 }
                 if now >= ends {
-                    self.settle_all(&mut comparison);
+                    self.settle_all(&mut comparison, &mut verifying.changes);
                 }
                 if comparison.open().next().is_none() {
                     Err(Ok(*comparison))
@@ -160,17 +160,18 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     }
 
     /// Settles the namespaces for which the time was too short.
-    fn settle_all(&self, comparison: &mut Comparison) {
+    fn settle_all(&self, comparison: &mut Comparison, changes: &mut Changes) {
         for case in comparison.open_mut() {
             let namespace = case.view.namespace;
-            let changes = self.observer.standing(namespace) != Standing::Current
-                || self.world.mirror.is_behind_of(namespace);
-            let (result, why) = match &self.trouble {
-                Some(trouble) => (VerifyResult::Unread, trouble.as_str()),
-                None if changes => (VerifyResult::Changing, CHANGING),
-                None => (VerifyResult::Unread, "there was not enough time to look again"),
-            };
-            case.settle(result, why);
+            let has_changed = case.changed.take().unwrap_or_default() != Changed::default()
+                || changes.take(namespace) != Changed::default();
+            match (&self.trouble, self.observer.standing(namespace)) {
+                (Some(trouble), _) => case.settle(VerifyResult::Unread, trouble),
+                (None, Standing::OverLimits(why)) => case.settle(VerifyResult::OverLimits, &why),
+                (None, Standing::Behind) => case.settle(VerifyResult::Changing, CHANGING),
+                (None, _) if has_changed => case.settle(VerifyResult::Changing, CHANGING),
+                _ => case.settle(VerifyResult::Unread, "there was not enough time to look again"),
+            }
         }
     }
 

@@ -430,7 +430,7 @@ impl Space {
             tracing::warn!(
                 namespace,
                 refused,
-                "too many ICMP errors: some path MTUs and gateways that Linux has learned are not followed"
+                "too many ICMP errors: if Linux learned a path MTU or a gateway from one of those refused, packets go past it"
             );
         }
         if self.announced {

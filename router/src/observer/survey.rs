@@ -21,6 +21,7 @@ use logic::{
     observe::{NamespaceId, Neighbour, NexthopObject, Route},
 };
 use std::{
+    cell::Cell,
     collections::{BTreeMap, BTreeSet, HashMap},
     io,
     net::{IpAddr, Ipv4Addr},
@@ -277,14 +278,17 @@ fn read_routes(socket: &mut Socket, quota: &Quota) -> io::Result<Routes> {
 }
 
 /// What Linux has learned and used. It keeps up to 10,240 destinations for each IPv4 next hop (`FNHE_HASH_SIZE`,
-/// `FNHE_RECLAIM_DEPTH`). Only as many are of use as can be bound, those that were asked about first.
+/// `FNHE_RECLAIM_DEPTH`), and as many for each IPv6 route. Only as many are of use as can be bound, besides those that were
+/// asked about.
 fn read_learned(socket: &mut Socket, family: u8, asked: &BTreeSet<IpAddr>) -> io::Result<Vec<LearnedRoute>> {
-    let binding = |m: crate::netlink::wire::Message<'_>| {
-        learned::parse(m, monotonic()).filter(|l| l.binds_until.is_some())
+    let others = Cell::new(0);
+    let of_use = |learned: &LearnedRoute| {
+        asked.contains(&learned.destination) || others.replace(others.get() + 1) < MOST_BOUND
     };
-    let mut found = socket.dump(learned::dump(family), binding)?;
+    let mut found = socket.dump(learned::dump(family), |m| {
+        learned::parse(m, monotonic()).filter(|learned| learned.binds_until.is_some()).filter(of_use)
+    })?;
     found.sort_by_key(|learned| !asked.contains(&learned.destination));
-    found.truncate(MOST_BOUND);
     Ok(found)
 }
 
@@ -319,24 +323,29 @@ fn ask_about(socket: &mut Socket, destinations: &[IpAddr]) -> (Vec<LearnedRoute>
 /// Devices of a multipath route that Linux is asked about, at most.
 const MOST_DEVICES: usize = 32;
 
-/// What Linux has learned about a destination. Each next hop of a multipath route has entries of its own, so Linux is asked
-/// about each device that the route leaves by. `None`: a question failed. A destination without a route binds nothing.
+/// What Linux has learned about a destination. `None`: the question failed. A destination without a route binds nothing.
 fn ask_about4(socket: &mut Socket, address: Ipv4Addr) -> Option<LearnedRoute> {
-    let ask = |socket: &mut Socket, device| {
+    let answer = |binds_until| LearnedRoute { destination: address.into(), binds_until };
+    let ask = |socket: &mut Socket, device| -> Option<Option<Duration>> {
         let learned = socket.ask(learned::to(address, device), |m| learned::parse(m, monotonic()));
-        let learned = answer(address, learned)?.filter(|learned| learned.destination == address);
+        let learned = answered(address, learned)?.filter(|learned| learned.destination == address);
         Some(learned.and_then(|learned| learned.binds_until))
     };
-    let devices = answer(address, socket.ask(learned::route_to(address), learned::devices))?;
-    let mut binds_until = ask(socket, None)?;
-    for device in devices.unwrap_or_default().into_iter().take(MOST_DEVICES) {
-        binds_until = binds_until.max(ask(socket, Some(device))?);
+    if let Some(until) = ask(socket, None)? {
+        return Some(answer(Some(until)));
     }
-    Some(LearnedRoute { destination: address.into(), binds_until })
+    // Each next hop of a multipath route has entries of its own.
+    let devices = answered(address, socket.ask(learned::route_to(address), learned::devices))?;
+    for device in devices.unwrap_or_default().into_iter().take(MOST_DEVICES) {
+        if let Some(until) = ask(socket, Some(device))? {
+            return Some(answer(Some(until)));
+        }
+    }
+    Some(answer(None))
 }
 
 /// What the kernel answered. `None`: the question failed.
-fn answer<T>(address: Ipv4Addr, answer: io::Result<Option<T>>) -> Option<Option<T>> {
+fn answered<T>(address: Ipv4Addr, answer: io::Result<Option<T>>) -> Option<Option<T>> {
     match answer {
         Ok(answer) => Some(answer),
         Err(error) if is_no_route(&error) => Some(None),
@@ -351,7 +360,14 @@ fn is_no_route(error: &io::Error) -> bool {
     let number = error.raw_os_error();
     matches!(
         number,
-        Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EACCES | libc::EINVAL | libc::EAGAIN)
+        Some(
+            libc::ENETUNREACH
+                | libc::EHOSTUNREACH
+                | libc::EACCES
+                | libc::EINVAL
+                | libc::EAGAIN
+                | libc::ENODEV
+        )
     )
 }
 

@@ -7,7 +7,7 @@
 
 use super::{
     MAX_ROUTERS, Mapping, Words64,
-    errors::{Errors, Noted, Notes},
+    icmp_errors::{ErrorNotes, IcmpErrors, RouterErrors},
 };
 use crate::{
     hazards::{netfilter, xfrm},
@@ -89,11 +89,11 @@ struct Maps {
 
 /// The maps that the kernel plane shares with a [`Policy`].
 pub struct PlaneMaps {
-    /// It reads the marks of routers,
+    /// Marks of routers, which the kernel plane reads.
     pub marks: MapHandle,
-    /// and notes the destinations of ICMP errors,
+    /// Destinations of ICMP errors, which it notes.
     pub learned: MapHandle,
-    /// and their number, by router.
+    /// The number of ICMP errors of each router.
     pub learned_counts: MapHandle,
 }
 
@@ -152,7 +152,7 @@ pub struct Policy {
     links: Vec<(&'static str, Link)>,
     /// Ends the thread that wakes the daemon.
     stop: Option<Waker>,
-    notes: Notes,
+    notes: ErrorNotes,
 }
 
 impl Drop for Policy {
@@ -176,7 +176,7 @@ impl Policy {
             reported: BTreeSet::new(),
             links: Vec::new(),
             stop: None,
-            notes: Notes::default(),
+            notes: ErrorNotes::default(),
         })
     }
 
@@ -200,7 +200,7 @@ impl Policy {
             wakes: map(&skel.maps.policy_wakes)?,
             daemon: map(&skel.maps.policy_daemon)?,
         };
-        let notes = Notes::default();
+        let notes = ErrorNotes::default();
         let mut policy = Policy {
             marks: Mapping::new(maps.plane.marks.as_fd(), 8, MAX_ROUTERS)?.into(),
             slots: Mapping::new(maps.slots.as_fd(), size_of::<types::policy_slot>(), SLOTS)?.into(),
@@ -229,8 +229,8 @@ impl Policy {
         self.maps.as_ref().map(|maps| &maps.plane)
     }
 
-    /// ICMP errors since the last call, by router. `None`: the host's namespace.
-    pub fn take_noted(&self) -> BTreeMap<Option<RouterId>, Noted> {
+    /// ICMP errors since the last call, by router.
+    pub fn take_noted(&self) -> BTreeMap<RouterId, RouterErrors> {
         self.notes.take()
     }
 
@@ -536,8 +536,8 @@ fn root_cgroup() -> io::Result<OwnedFd> {
 /// Wakes user space after changes, in a thread of its own, and looks for new BPF links.
 struct Watcher {
     wakes: MapHandle,
-    errors: Errors,
-    notes: Notes,
+    errors: IcmpErrors,
+    notes: ErrorNotes,
     marks: Words64,
     slots: Words64,
     waker: Waker,
@@ -546,11 +546,11 @@ struct Watcher {
 
 impl Watcher {
     /// Starts the thread. Returns the waker that ends it.
-    fn start(maps: &Maps, waker: Waker, notes: Notes) -> Result<Waker> {
+    fn start(maps: &Maps, waker: Waker, notes: ErrorNotes) -> Result<Waker> {
         let stop = Waker::new().context("what ends a thread")?;
         let watcher = Watcher {
             wakes: MapHandle::try_from(&maps.wakes)?,
-            errors: Errors::open(&maps.plane, notes.clone())?,
+            errors: IcmpErrors::open(&maps.plane, notes.clone())?,
             notes,
             marks: Mapping::new(maps.plane.marks.as_fd(), 8, MAX_ROUTERS)?.into(),
             slots: Mapping::new(maps.slots.as_fd(), size_of::<types::policy_slot>(), SLOTS)?.into(),
