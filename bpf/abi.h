@@ -289,13 +289,14 @@ struct policy_slot {
 };
 
 /*
- * ICMP errors (learned.h). learned_counts: errors of each router since user space last looked. Only this many of them are noted,
- * so that a flood to one router hides no error of another: the ring has room for those of all routers, twice.
+ * ICMP errors (learned.h). learned_counts holds the number of errors of each router since user space last looked. Only the first
+ * LEARNED_NOTES of them are noted, so a flood to one router hides no error to another. The ring has room for twice as many notes
+ * as all routers can have.
  */
 #define LEARNED_NOTES	   16
 #define LEARNED_RING_BYTES (2 * MAX_ROUTERS * LEARNED_NOTES * (8 + sizeof(struct learned_note)))
 
-/* A destination that an ICMP error is about, which came to a router. Read byte by byte in router/src/plane/icmp_errors.rs. */
+/* The destination that an ICMP error to a router is about. Read byte by byte in router/src/plane/icmp_errors.rs. */
 struct learned_note {
 	__u32 router;
 	__u32 family;		/* 4 or 6 */

@@ -27,7 +27,7 @@ static __always_inline void note_destination(__u32 router, __u32 family, const v
 		__builtin_memcpy(note.address, address, 4);
 	else
 		__builtin_memcpy(note.address, address, 16);
-	/* User space looks every 15 ms, so a flood takes little of its time. */
+	/* No wakeup: user space looks every 15 ms, so a flood takes little of its time. */
 	bpf_ringbuf_output(&learned, &note, sizeof(note), BPF_RB_NO_WAKEUP);
 }
 

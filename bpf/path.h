@@ -214,7 +214,7 @@ done_by_path(struct packet *p, bool unseen, __u32 path, bool drops, const struct
 	return true;
 }
 
-/* The worker may pass it up: learned.h looks at ICMP. */
+/* A worker may pass an ICMP error up, so learned.h looks at it here. It needs the EtherType and the offset of the IP header. */
 static __always_inline void find_error(struct packet *p, const struct flow_layout *l)
 {
 	if (l->protocol != (l->network == 6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP))
@@ -223,7 +223,7 @@ static __always_inline void find_error(struct packet *p, const struct flow_layou
 	p->ip_offset = l->ip_offset;
 }
 
-/* The same of what a flow rule gives to a path. Rules of tables before may have made it longer. */
+/* done_by_path() for a packet that a flow rule gives to a path. Rules of earlier tables may have made it longer. */
 static __always_inline bool given_by_rule(struct packet *p, const struct flow_layout *l, __u32 path, enum reason *reason)
 {
 	const struct path_control *paths = ROW(path_control, 0);

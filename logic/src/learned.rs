@@ -33,15 +33,15 @@ const SHARE: u32 = 200;
 const SETTLED: Duration = Duration::from_millis(20);
 /// The delay of the second question about an error, in case Linux took longer.
 const AGAIN: Duration = Duration::from_millis(500);
-/// An error that taught nothing is asked about this often,
+/// The number of questions about an error if Linux has learned nothing from it.
 const ASKED: u8 = 2;
-/// and this often if questions fail.
+/// The number of questions about an error if they fail.
 const MOST_ASKED: u8 = 5;
 /// Linux is asked this often about bound destinations: what it has learned may be flushed.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// The destinations of one namespace. All times are CLOCK_MONOTONIC. IPv4 and IPv6 share nothing: a question about IPv6 takes
-/// longer.
+/// The destinations of one namespace. All times are CLOCK_MONOTONIC. IPv4 and IPv6 share no limit and no schedule, because
+/// questions about IPv6 take longer.
 #[derive(Debug, Default)]
 pub struct Learned {
     families: [Family; 2],
@@ -50,7 +50,7 @@ pub struct Learned {
 #[derive(Debug, Default)]
 struct Family {
     entries: BTreeMap<IpAddr, Entry>,
-    /// When to ask about which destination: about those that wait for an answer, and about bound ones.
+    /// When to ask about each destination, for [`WAITING`] and for [`BOUND`] ones.
     schedules: [BTreeSet<(Duration, IpAddr)>; 2],
     not_before: Duration,
     changed: bool,
@@ -87,7 +87,7 @@ impl Learned {
         self.of(destination).note(destination, now);
     }
 
-    /// So many errors more were over a limit before they came here.
+    /// Counts errors that were over a limit before they came here.
     pub fn lose(&mut self, errors: u64) {
         self.families[0].refused += errors;
     }
@@ -100,7 +100,7 @@ impl Learned {
         due
     }
 
-    /// The last questions took so long, about IPv4 and about IPv6.
+    /// Takes in how long the last questions took, about IPv4 and about IPv6.
     pub fn took(&mut self, took: [Duration; 2], now: Duration) {
         for (family, took) in self.families.iter_mut().zip(took) {
             family.not_before = family.not_before.max(now + took * (SHARE - 1));
@@ -130,7 +130,7 @@ impl Learned {
         bound.map(|(_, destination)| *destination).collect()
     }
 
-    /// The number of errors and answers that were over a limit, or that Linux gave no answer about.
+    /// The number of errors and answers over a limit, and of errors about which Linux gave no answer.
     pub fn refused(&self) -> u64 {
         self.families.iter().map(|family| family.refused).sum()
     }
@@ -158,7 +158,7 @@ impl Family {
             return Vec::new();
         }
         let due = |at: usize| self.schedules[at].iter().take_while(|(at, _)| *at <= now);
-        // New errors come first. Bound destinations always have a part, or they would never end.
+        // New errors come first. Bound destinations always have a part, or a flood would keep them bound.
         let bound = due(BOUND).count().min(most / 4);
         let asked: Vec<_> = due(WAITING).take(most - bound).chain(due(BOUND)).take(most).copied().collect();
         let mut questions = Vec::new();

@@ -77,7 +77,8 @@ pub struct Namespace {
 /// their number are limits of an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Owner {
-    /// It belongs to the machine's own user namespace. A tenant inside it can make another one only with a user namespace.
+    /// It belongs to the machine's own user namespace. A tenant inside it needs a user namespace of its own
+    /// to make another network namespace.
     Machine,
     /// It belongs to a user namespace that this user made, or to one inside it.
     User(u32),

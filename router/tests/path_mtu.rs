@@ -29,9 +29,14 @@ const PORT: u16 = 5300;
 /// Longer than all that the daemon may take to see a change.
 const SEEN: Duration = Duration::from_secs(60);
 
-/// How long frames take to come out, at most: an emulated machine (`make test-vm`) is slow.
+/// How many times slower than a real machine this one may be: more in `make test-vm`, which emulates one.
+fn slower() -> u32 {
+    if std::env::var_os("MILLRACE_VM_NIC").is_some() { 12 } else { 1 }
+}
+
+/// How long frames take to come out, at most.
 fn on_their_way() -> Duration {
-    Duration::from_millis(if std::env::var_os("MILLRACE_VM_NIC").is_some() { 400 } else { 30 })
+    slower() * Duration::from_millis(30)
 }
 
 /// A router between two wires: of this thread's namespace, or on macvlans in a namespace of its own.
@@ -42,7 +47,7 @@ struct Bed {
     /// Of a third port, if there is one.
     beside: Option<Wire>,
     ports: Vec<&'static str>,
-    /// More of the daemon's configuration.
+    /// The daemon's configuration, apart from the ports.
     config: String,
     config_file: tempfile::NamedTempFile,
     daemon: Option<Child>,
@@ -109,7 +114,7 @@ impl Bed {
         }
     }
 
-    /// Adds the port p2, by which 10.8.0.0/16 leaves as well as by p1.
+    /// Adds the port p2. Packets to 10.8.0.0/16 leave by p1 and by p2.
     fn add_port(&mut self) {
         run("ip link add p2 type veth peer name q2");
         run("sysctl -qw net.ipv6.conf.q2.disable_ipv6=1 net.ipv4.conf.p2.rp_filter=0");
@@ -134,7 +139,7 @@ impl Bed {
         self.until("the fast path forwards", || self.by_linux(|| drop(self.out("10.9.0.200"))) == 0);
     }
 
-    /// Has Linux forget what it has learned, and waits until the daemon has noticed.
+    /// Makes Linux forget what it has learned, and waits until the daemon has noticed.
     fn flush(&self, command: &str, destination: &str) {
         self.run(command);
         if self.daemon.is_some() {
@@ -192,16 +197,16 @@ impl Bed {
         self.far.send(&Bed::error(destination, mtu, about).bytes());
     }
 
-    /// Waits until Linux forwards no packet to a destination of the multipath route.
+    /// Waits until Linux forwards no packets to the destinations of the multipath route.
     fn fast_to_all(&self) {
         let all = multipath_destinations();
         let slow = || all.iter().any(|to| self.by_linux(|| drop(self.out(to))) > 0);
         self.until("fast by each next hop", || !slow());
     }
 
-    /// The gateway has packets of the router to these destinations sent to 10.0.2.8.
+    /// The gateway redirects packets to these destinations to 10.0.2.8.
     fn redirect<'a>(&self, destinations: impl IntoIterator<Item = &'a str>) {
-        // Linux believes a redirect while the device does not forward.
+        // Linux believes a redirect only while the device does not forward.
         run("sysctl -qw net.ipv4.conf.p1.accept_redirects=1 net.ipv4.conf.p1.forwarding=0");
         for destination in destinations {
             self.far.send(&redirect(destination, [10, 0, 2, 8]).bytes());
@@ -210,7 +215,7 @@ impl Bed {
         run("sysctl -qw net.ipv4.conf.p1.accept_redirects=0 net.ipv4.conf.p1.forwarding=1");
     }
 
-    /// An error about a packet to this destination, to another MAC address.
+    /// An error about a packet to `destination`, sent to this MAC address of the router.
     fn error_to(mac: Mac, destination: &str) -> Frame {
         let frame = Bed::error(destination, 500, About::EchoReply);
         Frame { destination: mac, ..frame }
@@ -224,7 +229,7 @@ impl Bed {
     }
 }
 
-/// Redirects to 10.0.2.8 are believed once Linux accepts any.
+/// Linux accepts no redirects now. As soon as p1 accepts them, it believes those to 10.0.2.8.
 fn refuse_redirects() {
     run("ip neigh replace 10.0.2.8 lladdr 02:00:00:00:07:08 dev p1");
     run("sysctl -qw net.ipv4.conf.p1.secure_redirects=0 net.ipv4.conf.all.secure_redirects=0");
@@ -453,13 +458,13 @@ fn a_locked_path_mtu_expires_and_can_be_learned_again() {
         ("learned again", narrow(), false),
     ];
     same(false, &expected, |bed, out| {
-        bed.run("sysctl -qw net.ipv4.route.mtu_expires=4");
+        bed.run(&format!("sysctl -qw net.ipv4.route.mtu_expires={}", 4 * slower()));
         bed.teach("10.9.0.1", 500, About::EchoReply);
         settle();
         out("learned", "10.9.0.1");
-        thread::sleep(Duration::from_millis(1800));
+        thread::sleep(slower() * Duration::from_millis(1800));
         bed.teach("10.9.0.1", 500, About::EchoReply);
-        thread::sleep(Duration::from_secs(3));
+        thread::sleep(slower() * Duration::from_secs(3));
         out("expired: a second error prolongs nothing", "10.9.0.1");
         bed.teach("10.9.0.1", 500, About::EchoReply);
         settle();
@@ -502,11 +507,11 @@ fn every_path_mtu_of_ipv6_binds_what_is_forwarded_until_it_is_flushed() {
         out("another destination", "fd00:9::2");
         bed.flush("ip -6 route flush cache", "fd00:9::1");
         out("flushed", "fd00:9::1");
-        bed.run("sysctl -qw net.ipv6.route.mtu_expires=4");
+        bed.run(&format!("sysctl -qw net.ipv6.route.mtu_expires={}", 4 * slower()));
         bed.teach("fd00:9::3", 1400, About::EchoReply);
         settle();
         out("learned for a while", "fd00:9::3");
-        thread::sleep(Duration::from_secs(5));
+        thread::sleep(slower() * Duration::from_secs(5));
         out("expired", "fd00:9::3");
     };
     same(false, &expected, steps);
@@ -539,7 +544,7 @@ fn multipath_destinations() -> [String; 16] {
     std::array::from_fn(|n| format!("10.8.0.{n}"))
 }
 
-/// Linux before 6.13 enters an error for one next hop only, which another question may not find.
+/// Linux before 6.13 enters an error for one next hop only. A question about another next hop does not show it.
 #[test]
 #[ignore = "needs root"]
 fn a_path_mtu_of_a_multipath_route_binds_what_is_forwarded() {
@@ -590,12 +595,14 @@ fn a_redirect_on_a_multipath_route_binds_what_leaves_by_that_device() {
         });
         all.recv().unwrap()
     };
-    let linux = out(false);
+    let (linux, millrace) = (out(false), out(true));
     assert!(linux.contains(&vec![8; 3]) && linux.contains(&vec![2; 3]), "{linux:?}");
-    assert_eq!(out(true), linux);
+    // Before Linux 6.11, Millrace's choice between the other two is its own.
+    let redirected = |gateways: &[Vec<u8>; 16]| gateways.each_ref().map(|all| *all == [8; 3]);
+    assert_eq!(redirected(&millrace), redirected(&linux), "{millrace:?} {linux:?}");
 }
 
-/// A worker takes the packet, and passes it up.
+/// A worker takes the error, and passes it up.
 #[test]
 #[ignore = "needs root"]
 fn an_error_that_a_path_of_a_tenant_takes_is_heeded() {
@@ -613,7 +620,7 @@ fn an_error_that_a_path_of_a_tenant_takes_is_heeded() {
             let status: serde_json::Value = serde_json::from_slice(&status.unwrap().stdout).unwrap();
             status["paths"][0]["packets"].as_u64()
         };
-        // Errors about something else, until the worker has them.
+        // Sends errors about another destination until the worker takes them.
         bed.until("the worker takes ICMP", || {
             bed.teach("10.9.0.3", 1000, About::EchoReply);
             packets() > Some(0)
@@ -623,7 +630,7 @@ fn an_error_that_a_path_of_a_tenant_takes_is_heeded() {
         settle();
         assert_eq!(summary(&bed.out("10.9.0.1")), narrow());
         assert_eq!(bed.by_linux(|| drop(bed.out("10.9.0.2"))), 0, "another destination");
-        assert!(packets() > before, "it went past the worker");
+        assert!(packets() > before, "the error did not reach the worker");
     });
 }
 
@@ -661,7 +668,9 @@ fn a_daemon_reads_what_linux_learned_before() {
         let learned = |bed: &Bed| ["10.9.0.1", "fd00:9::1"].map(|to| summary(&bed.out(to)));
         assert_eq!(learned(&bed), [narrow(), narrow6()]);
         bed.start();
-        assert_eq!(learned(&bed), [narrow(), narrow6()]);
+        // Linux 6.1 forgets the IPv6 entries when a program is attached to the port.
+        let has_six = run("ip -6 route show cache").contains("fd00:9::1");
+        assert_eq!(learned(&bed), [narrow(), if has_six { narrow6() } else { whole6() }]);
         assert_eq!(summary(&bed.out("10.9.0.2")), whole());
         let verified = Command::new(MILLRACE)
             .args(["routes", "--verify", "--instance", &bed.instance])

@@ -27,7 +27,9 @@ impl Shortage {
         match self {
             Shortage::OfAll => format!("there are too many {what}: no number is free"),
             Shortage::OfItsShare => {
-                format!("it has, or its owner has, too many {what}: the last free numbers are for others")
+                format!(
+                    "the namespace or its owner has too many {what}: the last free numbers are kept for others"
+                )
             }
         }
     }

@@ -286,8 +286,8 @@ impl Mirror {
         waiting
     }
 
-    /// Lets numbers rest until no planned route can lead to their last owner. Returns false while they rest for that, else
-    /// whether numbers have become free, or will.
+    /// Lets numbers rest until no planned route can lead to their last owner. Returns false while such routes remain.
+    /// Afterwards, returns true if numbers have become free, or will.
     fn turn_numbers(&mut self) -> bool {
         let spaces = &self.spaces;
         self.behind.retain(|id, until| {

@@ -206,7 +206,7 @@ impl<A: Address> Rib<A> {
         changed.into_iter().for_each(|destination| self.touch_one(Prefix::one(destination)));
     }
 
-    /// Notes a change of something besides the routes of a prefix.
+    /// Notes a change of something other than the routes of a prefix.
     fn touch_one(&mut self, prefix: Prefix<A>) {
         let round = self.round;
         let entry = self.entries.entry(prefix).or_insert_with(|| Entry { round, ..Entry::default() });

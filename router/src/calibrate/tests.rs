@@ -5,9 +5,9 @@ use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
 const LONGEST: Duration = Duration::from_micros(100);
 
-/// The time a run takes is in what is measured, whatever else the cores do: a run that waits cannot be over sooner.
+/// Each run waits `MORE` cycles, so every size must measure at least as many, however busy the cores are.
 #[test]
-fn every_size_is_measured_with_what_its_runs_take() {
+fn the_cycles_of_every_size_include_the_wait_of_its_runs() {
     const MORE: u64 = 50_000;
     let Measured { points, .. } = measure_with(Clock::of_process(), 3, MORE).unwrap();
     assert!(points.iter().map(|point| point.batch).eq(SIZES), "{points:?}");
@@ -113,7 +113,7 @@ fn a_file_that_is_spoilt_or_of_another_machine_is_told_and_not_used() {
     assert!(why_not(&file, clock).ends_with(none_of_ours));
 }
 
-/// What only a quiet machine can judge.
+/// Measurements that need a quiet machine.
 mod measure {
     use super::*;
 
@@ -132,7 +132,7 @@ mod measure {
             let (with, error) = switch(more);
             let found = with - without;
             println!("{more} cycles more: {found:.0} found");
-            // Waiting for a clock takes up to a reading of it more: a hundred cycles, more where the clock is no counter of the CPU.
+            // A wait ends up to one reading of the clock late: a hundred cycles, more if it is no counter of the CPU.
             let allowed = 6.0 * (error + error_without) + 0.02 * more as f64 + 400.0;
             assert!(
                 (found - more as f64).abs() < allowed,
@@ -141,7 +141,8 @@ mod measure {
         }
     }
 
-    /// `cargo test --release -p millrace --lib -- --ignored --nocapture what_counting_io_costs`: runs without and with it take turns.
+    /// `cargo test --release -p millrace --lib -- --ignored --nocapture what_counting_io_costs`: runs
+    /// without and with counting alternate.
     #[test]
     #[ignore = "a measurement"]
     fn what_counting_io_costs() {

@@ -48,8 +48,8 @@ pub trait Observe {
     /// Has the routes of a namespace read again soon: messages did not tell all.
     fn read_routes_again(&mut self, _namespace: NamespaceId) {}
 
-    /// Finds out whether Linux has learned about destinations from ICMP errors ([`Event::Learned`]). So many more `lost` errors
-    /// were over a limit.
+    /// Finds out whether Linux has learned about destinations from ICMP errors ([`Event::Learned`]). `lost` is the
+    /// number of further errors, which were over a limit.
     fn look_at_destinations(
         &mut self,
         _namespace: NamespaceId,

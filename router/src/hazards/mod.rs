@@ -30,7 +30,8 @@ use std::{collections::BTreeMap, io, time::Instant};
 /// Sentences for IPv4 and for IPv6.
 pub type ByFamily = [Vec<String>; 2];
 
-/// A namespace can have any number of rules and chains, each a sentence. More than these are summed up in one.
+/// The most sentences in one list. A namespace can have any number of rules and chains, so one more sentence stands
+/// for the rest.
 const MOST_SENTENCES: usize = 16;
 
 /// Rules, netfilter and XFRM of a namespace, or why they could not be read.

@@ -21,7 +21,7 @@ use std::{
 /// `RTCF_REDIRECTED` of `include/uapi/linux/in_route.h`: by the gateway of an ICMP redirect.
 const REDIRECTED: u32 = 0x4_0000;
 
-/// Of `include/uapi/linux/rtnetlink.h`: the answer is the route, not the way that it gives.
+/// Of `include/uapi/linux/rtnetlink.h`: the answer is the whole route, not the next hop that Linux chooses.
 const RTM_F_FIB_MATCH: u32 = 0x2000;
 
 /// Where `rtm_type` is.
@@ -39,7 +39,7 @@ pub struct LearnedRoute {
     pub binds_until: Option<Duration>,
 }
 
-/// A question about one IPv4 destination, by any device or by this one.
+/// A question about one IPv4 destination, by any device or by `device`.
 pub fn to(destination: Ipv4Addr, device: Option<u32>) -> wire::Request {
     let request = ask(destination, 0);
     match device {
@@ -48,7 +48,7 @@ pub fn to(destination: Ipv4Addr, device: Option<u32>) -> wire::Request {
     }
 }
 
-/// A question about the route to an IPv4 destination: [`devices`].
+/// A question about the route to an IPv4 destination. [`devices`] parses the answer.
 pub fn route_to(destination: Ipv4Addr) -> wire::Request {
     ask(destination, RTM_F_FIB_MATCH)
 }
@@ -60,7 +60,7 @@ fn ask(destination: Ipv4Addr, flags: u32) -> wire::Request {
     wire::Request::new(rtm::GETROUTE, wire::ACK, &header).with(RTA_DST, &destination.octets())
 }
 
-/// The devices by which a multipath route leaves.
+/// The devices of the next hops of a multipath route; `None`: it is no multipath route.
 pub fn devices(message: wire::Message<'_>) -> Option<BTreeSet<u32>> {
     if message.kind != rtm::NEWROUTE {
         return None;

@@ -32,7 +32,7 @@ pub mod wire;
 
 /// `RTM_*` (`include/uapi/linux/rtnetlink.h`).
 pub mod rtm {
-    /// Of routes and addresses: packets are sent on (`include/uapi/linux/rtnetlink.h`).
+    /// `RTN_UNICAST`, a type of routes and neighbours: packets are sent to a gateway or a neighbour.
     pub const UNICAST: u8 = 1;
 
     pub const NEWLINK: u16 = 16;

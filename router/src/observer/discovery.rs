@@ -63,7 +63,7 @@ pub(super) struct Look {
     owners: Owners,
 }
 
-/// What each limited owner has taken of its limits: all but root.
+/// What each limited owner has taken of its limits. All owners except root are limited.
 #[derive(Default)]
 struct Owners(BTreeMap<Owner, Share>);
 
@@ -78,7 +78,7 @@ impl Owners {
         own < LOOK_OF_AN_OWNER && all < LOOK_OF_OWNERS
     }
 
-    /// `most`: of one owner.
+    /// `most`: the limit of one owner.
     fn has_room(&self, owner: Owner, most: usize) -> bool {
         let all: usize = self.0.values().map(|share| share.watched).sum();
         let own = self.0.get(&owner).map_or(0, |share| share.watched);

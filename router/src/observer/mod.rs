@@ -727,8 +727,9 @@ impl Observer {
         }
     }
 
-    /// ICMP errors about these destinations have come to the router of a namespace, and so many `lost` ones that were over a
-    /// limit. Linux is asked about the destinations soon, and [`Event::Learned`] reports what it has learned.
+    /// Takes in ICMP errors that came to the router of a namespace: their destinations, and the number of further
+    /// errors over a limit (`lost`). Linux is asked about the destinations soon, and [`Event::Learned`] reports what it
+    /// has learned.
     pub fn look_at_destinations(&mut self, id: NamespaceId, destinations: &BTreeSet<IpAddr>, lost: u64) {
         if let Some(space) = self.spaces.get_mut(&id) {
             destinations.iter().for_each(|destination| space.learned.note(*destination, monotonic()));
@@ -765,14 +766,15 @@ impl Observer {
         let known = self.spaces.values().flat_map(|s| s.troubles.list(&s.namespace.name));
         let crowd = |(owner, crowd): (&Owner, &Crowd)| {
             let Left { refused, unseen } = crowd.left;
-            let mut what = format!(
-                "{refused} that may have devices on ports are over limits.namespaces_per_owner, or over the limit of \
-                     all owners"
+            let over = format!(
+                "{refused} that may have devices on ports are over the limit of all owners, or over \
+                 limits.namespaces_per_owner, which can be raised"
             );
-            if unseen > 0 {
-                what += &format!("; there was no time to look at {unseen} more");
-            }
-            what += "; they are left to the kernel";
+            let late = format!("there was no time to look at {unseen}");
+            let parts = [(refused, over), (unseen, late)].into_iter().filter(|(number, _)| *number > 0);
+            let mut what: Vec<String> = parts.map(|(_, text)| text).collect();
+            what.push("they are left to the kernel".into());
+            let what = what.join("; ");
             Trouble { namespace: format!("namespaces of {owner}"), what, since: crowd.since }
         };
         known.chain(self.unobserved.values().cloned()).chain(self.crowds.iter().map(crowd)).collect()

@@ -1,4 +1,4 @@
-//! How much a namespace may have.
+//! Limits of namespaces and of their owners.
 
 use super::HOST;
 use crate::netlink::{route, socket::Most};
@@ -10,8 +10,8 @@ use logic::observe::NamespaceId;
 pub struct Quota {
     /// As many as a large provider edge has. Each takes a row in several tables, and reading 4,096 takes 50 ms.
     pub interfaces: usize,
-    /// IPv4 and IPv6 together: the control thread takes in so many in less than 20 ms. A full table of the Internet is larger:
-    /// raise the limit for one.
+    /// IPv4 and IPv6 together: the control thread takes in this many in less than 20 ms. A full table of the Internet
+    /// is larger: raise the limit for one.
     pub routes: usize,
     /// IPv4 and IPv6 together: a /18 with every address in use.
     pub neighbours: usize,

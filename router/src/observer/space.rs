@@ -130,7 +130,7 @@ pub struct Space {
     unheard_turns: u8,
     /// What Linux has learned from ICMP errors.
     pub(super) learned: Learned,
-    /// The number of notes and answers over a limit at the last log line.
+    /// The value of [`Learned::refused`] at the last log line.
     refused_told: u64,
 }
 
@@ -412,7 +412,7 @@ impl Space {
         self.emit_learned(out);
     }
 
-    /// Takes in answers of Linux. Nobody asked about some of them.
+    /// Takes in answers of Linux. Some of them come without a question.
     fn take_learned(&mut self, learned: &[LearnedRoute]) {
         let now = monotonic();
         for LearnedRoute { destination, binds_until } in learned {
@@ -430,7 +430,7 @@ impl Space {
             tracing::warn!(
                 namespace,
                 refused,
-                "too many ICMP errors: if Linux learned a path MTU or a gateway from one of those refused, packets go past it"
+                "too many ICMP errors: the fast path ignores path MTUs and gateways that Linux learned from those refused"
             );
         }
         if self.announced {

@@ -110,7 +110,8 @@ pub struct Found {
     pub polled: Option<Polled>,
     pub numbers: Option<io::Result<Numbers>>,
     pub programs: Option<io::Result<BTreeMap<u32, u32>>>,
-    /// About the wanted destinations, and others; those whose question failed are missing. And how long that took.
+    /// Answers about the wanted destinations, and others; those whose question failed are missing. And how long the
+    /// questions about IPv4 and about IPv6 took.
     pub learned: (Vec<LearnedRoute>, [Duration; 2]),
     /// The namespace could not be entered: it may have moved, or be gone.
     pub lost_the_way: bool,
@@ -277,9 +278,8 @@ fn read_routes(socket: &mut Socket, quota: &Quota) -> io::Result<Routes> {
     Ok(Routes { nexthops, v4, learned, v6, weight: most.used() })
 }
 
-/// What Linux has learned and used. It keeps up to 10,240 destinations for each IPv4 next hop (`FNHE_HASH_SIZE`,
-/// `FNHE_RECLAIM_DEPTH`), and as many for each IPv6 route. Only as many are of use as can be bound, besides those that were
-/// asked about.
+/// What Linux has learned and used. It can keep more than 9,000 destinations for each next hop (`FNHE_RECLAIM_DEPTH`,
+/// `FIB6_MAX_DEPTH`). The result holds all that were asked about, and at most [`MOST_BOUND`] others.
 fn read_learned(socket: &mut Socket, family: u8, asked: &BTreeSet<IpAddr>) -> io::Result<Vec<LearnedRoute>> {
     let others = Cell::new(0);
     let of_use = |learned: &LearnedRoute| {
@@ -292,8 +292,8 @@ fn read_learned(socket: &mut Socket, family: u8, asked: &BTreeSet<IpAddr>) -> io
     Ok(found)
 }
 
-/// What Linux has learned about these destinations, and how long the questions about IPv4 and IPv6 took. A dump answers for all
-/// IPv6 destinations.
+/// What Linux has learned about these destinations, and how long the questions about IPv4 and IPv6 took. One dump
+/// answers all questions about IPv6.
 fn ask_about(socket: &mut Socket, destinations: &[IpAddr]) -> (Vec<LearnedRoute>, [Duration; 2]) {
     let began = Instant::now();
     let mut answers = Vec::new();
@@ -344,7 +344,7 @@ fn ask_about4(socket: &mut Socket, address: Ipv4Addr) -> Option<LearnedRoute> {
     Some(answer(None))
 }
 
-/// What the kernel answered. `None`: the question failed.
+/// The kernel's answer; `Some(None)`: it has none, as without a route. `None`: the question failed.
 fn answered<T>(address: Ipv4Addr, answer: io::Result<Option<T>>) -> Option<Option<T>> {
     match answer {
         Ok(answer) => Some(answer),

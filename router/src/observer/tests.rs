@@ -16,7 +16,7 @@ fn it_can_be_handed_to_the_control_thread() {
 }
 
 #[test]
-fn a_router_that_is_not_there_is_told_with_those_that_are() {
+fn an_error_about_a_missing_router_names_those_that_exist() {
     let error = Error::NoNamespace("nope".into(), io::ErrorKind::NotFound.into()).to_string();
     assert!(error.contains("by name there are: ") || error.contains("give pid:NUMBER"), "{error}");
 }
@@ -35,7 +35,7 @@ fn until<T>(observer: &mut Observer, mut wanted: impl FnMut(&Event) -> Option<T>
             return found;
         }
     }
-    panic!("waited in vain");
+    panic!("the event did not come within 10 s");
 }
 
 fn settings(event: &Event) -> Option<bool> {
@@ -73,7 +73,7 @@ fn a_namespace_whose_dump_fails_is_not_trusted_until_one_succeeds() {
         let elsewhere = nowhere(&space.place);
         let place = std::mem::replace(&mut space.place, elsewhere);
         space.due.dump = Some(Instant::now());
-        assert!(until(&mut observer, settings), "told at once");
+        assert!(until(&mut observer, settings), "reported at once");
         let since = observer.troubles()[0].since;
         for _ in 0..10 {
             let again = observer.poll(Duration::from_millis(100)).unwrap();
@@ -89,7 +89,7 @@ fn a_namespace_whose_dump_fails_is_not_trusted_until_one_succeeds() {
 
 #[test]
 #[ignore = "needs root"]
-fn a_policy_is_told_as_read_after_what_came_of_it() {
+fn a_policy_is_reported_as_read_after_its_events() {
     alone(|mut observer| {
         for (command, shapes) in [("add", true), ("del", false)] {
             let tc = ["qdisc", command, "dev", "lo", "root", "pfifo", "limit", "5"];

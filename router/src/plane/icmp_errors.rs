@@ -73,7 +73,7 @@ pub struct IcmpErrors {
 
 impl IcmpErrors {
     /// # Errors
-    /// There is no descriptor left.
+    /// There is no descriptor or memory left.
     pub fn open(maps: &PlaneMaps, notes: ErrorNotes) -> Result<IcmpErrors> {
         Ok(IcmpErrors {
             ring: MapHandle::try_from(&maps.learned)?,
@@ -94,7 +94,7 @@ impl IcmpErrors {
         })?;
         let ring = ring.build().context("reading notes of ICMP errors")?;
         run(&mut || {
-            // The counts bound what is in the ring.
+            // The counts limit the notes in the ring, so this ends.
             ring.consume_raw();
             self.begin_again();
         })

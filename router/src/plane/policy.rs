@@ -91,9 +91,9 @@ struct Maps {
 pub struct PlaneMaps {
     /// Marks of routers, which the kernel plane reads.
     pub marks: MapHandle,
-    /// Destinations of ICMP errors, which it notes.
+    /// Destinations of ICMP errors, which the kernel plane notes.
     pub learned: MapHandle,
-    /// The number of ICMP errors of each router.
+    /// The number of ICMP errors of each router since the last look.
     pub learned_counts: MapHandle,
 }
 
@@ -257,7 +257,7 @@ impl Policy {
             attach(which(true)).or_else(|error| {
                 tracing::warn!(
                     error = format!("{error:#}"),
-                    "tasks that could not change a policy mark routers, too"
+                    "cannot check the privileges of tasks: those that may not change a policy mark routers, too"
                 );
                 attach(which(false))
             })
@@ -429,7 +429,8 @@ fn load<'o>(
     maps: Option<&Maps>,
     which: Which,
 ) -> Result<PolicySkel<'o>> {
-    let mut open = PolicySkelBuilder::default().open(storage).context("opening what sees policy")?;
+    let mut open =
+        PolicySkelBuilder::default().open(storage).context("opening the programs that watch policy")?;
     let progs = &mut open.progs;
     progs.message_sent.set_autoload(matches!(which, Which::MessageSent(_)));
     progs.setting_written.set_autoload(matches!(which, Which::SettingWritten(_)));
@@ -450,7 +451,8 @@ fn load<'o>(
             map.reuse_fd(ours.as_fd()).context("sharing a map of policy")?;
         }
     }
-    let constants = open.maps.rodata_data.as_deref_mut().context("what sees policy has no constants")?;
+    let constants =
+        open.maps.rodata_data.as_deref_mut().context("the programs that watch policy have no constants")?;
     match which {
         Which::MessageSent(slot) => constants.filter_slot = slot,
         Which::SettingWritten(reads) | Which::OptionRead(reads) => constants.reads_kernel = reads,

@@ -29,6 +29,9 @@ pub struct Draft<'a> {
     /// Of several IPv4 defaults the kernel picks one for its own packets by the state of their gateways
     /// (`fib_select_default()`), so there is only one.
     has_default4: [bool; 2],
+    /// All routes of IPv4 nexthop objects have an MTU, or none has. An object caches the MTU of the route that was used first,
+    /// and the order depends on the load of the machine.
+    pub objects_have_mtu: bool,
 }
 
 /// The case of a seed.
@@ -47,8 +50,10 @@ impl Draft<'_> {
         let sides = sides();
         let targets4 = sides.iter().flat_map(|side| [0, 1, 10, 11, 17, 255].map(|n| side.host4(n))).collect();
         let targets6 = sides.iter().flat_map(|side| [0, 1, 10, 11, 17].map(|n| side.host6(n))).collect();
+        let mut rng = Rng::with_seed(seed);
         Draft {
-            rng: Rng::with_seed(seed),
+            objects_have_mtu: rng.u32(..3) == 0,
+            rng,
             kernel,
             sides,
             targets4,

@@ -276,8 +276,8 @@ fn dumped_last(watcher: &mut Watcher, name: &str) -> NamespaceId {
     })
 }
 
-/// Waits until the number of a namespace that ended is the next one. The kernel gives the lowest free number to the next namespace
-/// of any kind: the UTS namespaces returned hold those below it.
+/// Waits until the next namespace would get `number`, which belonged to a namespace that ended. The kernel gives the
+/// lowest free number to the next namespace of any kind. The returned UTS namespaces hold the lower numbers.
 fn make_next(number: u64) -> Vec<File> {
     let next = || {
         // SAFETY: moves only this thread, which ends here.
@@ -290,7 +290,7 @@ fn make_next(number: u64) -> Vec<File> {
             let namespace = next();
             let its = namespace.metadata().unwrap().ino();
             if its == number {
-                // The thread leaves it, and the file is closed: it ends.
+                // The thread leaves this namespace and its file is closed, so it ends.
                 drop((next(), namespace));
                 break;
             }
@@ -307,7 +307,7 @@ fn make_next(number: u64) -> Vec<File> {
 /// The kernel gives the number of a namespace that ended to the next one. The end is noticed though its message was lost.
 #[test]
 #[ignore = "needs root"]
-fn a_namespace_that_takes_the_number_of_another_is_told_apart() {
+fn a_namespace_that_takes_the_number_of_another_is_distinguished() {
     with_bed(|bed| {
         let mut observer = observer();
         settle(&mut observer);

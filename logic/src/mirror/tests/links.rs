@@ -416,7 +416,7 @@ fn a_namespace_with_many_interfaces_leaves_the_last_numbers_to_others() {
     let refused = view(&bench, RED, 139).unwrap();
     assert_eq!(
         refused.reasons4,
-        ["it has, or its owner has, too many interfaces: the last free numbers are for others"]
+        ["the namespace or its owner has too many interfaces: the last free numbers are kept for others"]
     );
     assert_eq!(bench.model.others.len(), 11, "they are of this box all the same");
     bench.add(2, namespace("blue"), macvlans(40, 1));
@@ -438,7 +438,8 @@ fn an_owner_with_many_namespaces_leaves_the_last_routers_to_others() {
         assert!(add(id, Owner::User(1000)).0, "{id}");
     }
     let refused =
-        "it has, or its owner has, too many routers: the last free numbers are for others".to_owned();
+        "the namespace or its owner has too many routers: the last free numbers are kept for others"
+            .to_owned();
     assert_eq!(add(18, Owner::User(1000)), (false, vec![refused]));
     assert!(add(19, Owner::Machine).0);
     let none = "there are too many routers: no number is free".to_owned();

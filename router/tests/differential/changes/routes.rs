@@ -120,10 +120,10 @@ fn group(draft: &mut Draft<'_>, first: u32, count: u32) -> String {
 fn users(draft: &mut Draft<'_>, tenant: bool, v6: bool, objects: &[u32]) -> Vec<String> {
     let user = |object: &u32| {
         let prefix = if v6 { draft.prefix6() } else { draft.prefix4(tenant) };
-        // An IPv6 object caches the MTU of whichever of its routes a processor used first.
-        let mtu = if v6 { "" } else { " mtu 1300" };
-        let attributes = draft.pick(&["", "", "", " metric 5", mtu, " advmss 1000", " proto bgp"]);
-        format!("ip {} route replace {prefix} nhid {}{attributes}", family(v6), first(v6) + object)
+        // An IPv6 object caches an MTU on each processor, so its routes have none.
+        let mtu = if draft.objects_have_mtu && !v6 { " mtu 1300" } else { "" };
+        let attributes = draft.pick(&["", "", "", " metric 5", " advmss 1000", " proto bgp"]);
+        format!("ip {} route replace {prefix} nhid {}{attributes}{mtu}", family(v6), first(v6) + object)
     };
     objects.iter().map(user).collect()
 }
