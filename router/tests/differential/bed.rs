@@ -188,6 +188,20 @@ impl Bed {
         self.run_all(steps).unwrap();
     }
 
+    /// The IPv6 anycast addresses, which the kernel joins when it begins to use an address of a router: devices and addresses.
+    pub fn anycast_addresses(&self, tenant: bool) -> BTreeSet<String> {
+        if tenant {
+            self.tenant.enter()
+        } else {
+            self.host.enter()
+        }
+        let all = std::fs::read_to_string("/proc/thread-self/net/anycast6").unwrap_or_default();
+        self.host.enter();
+        let without_index =
+            |line: &str| line.split_whitespace().skip(1).take(2).collect::<Vec<_>>().join(" ");
+        all.lines().map(without_index).collect()
+    }
+
     /// Linux forgets routes that it cached. A nexthop object caches the metrics of whichever of its routes was used first,
     /// and Millrace takes packets that would have been the first.
     pub fn forget_routes(&self) {

@@ -11,7 +11,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// How long differences are waited for to vanish.
@@ -36,6 +36,8 @@ const MIDDLE: usize = 32;
 /// the next command came before that in one bed only, their states would differ for good.
 const WORKED_OFF_LATER: [&str; 3] = ["ip addr", "ip link", "sysctl"];
 const LATER: Duration = Duration::from_millis(15);
+/// The longest time that a busy machine may take for this.
+const LONGEST: Duration = Duration::from_millis(600);
 /// Differing frames that are printed.
 const PRINTED: usize = 6;
 
@@ -161,7 +163,7 @@ impl Play<'_> {
         let [linux, millrace] = [&self.linux, &self.millrace].map(|bed| bed.run(tenant, line));
         self.traffic();
         if WORKED_OFF_LATER.iter().any(|start| line.starts_with(start)) {
-            thread::sleep(LATER);
+            self.wait_for_addresses(tenant);
         }
         match (linux, millrace) {
             (Ok(()), Ok(())) => {}
@@ -173,6 +175,17 @@ impl Play<'_> {
             (Err(words), Ok(())) => return Err((Kind::Refusal, format!("only without Millrace: {words}"))),
         }
         Ok(())
+    }
+
+    /// Waits until the kernel uses the same addresses in both beds. Those that it never does are found as a difference.
+    fn wait_for_addresses(&self, tenant: bool) {
+        let end = Instant::now() + LONGEST;
+        thread::sleep(LATER);
+        while self.linux.anycast_addresses(tenant) != self.millrace.anycast_addresses(tenant)
+            && Instant::now() < end
+        {
+            thread::sleep(LATER);
+        }
     }
 
     fn traffic(&mut self) {
