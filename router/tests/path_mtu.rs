@@ -211,7 +211,7 @@ impl Bed {
         for destination in destinations {
             self.far.send(&redirect(destination, [10, 0, 2, 8]).bytes());
         }
-        thread::sleep(Duration::from_millis(50));
+        thread::sleep(slower() * Duration::from_millis(50));
         run("sysctl -qw net.ipv4.conf.p1.accept_redirects=0 net.ipv4.conf.p1.forwarding=1");
     }
 
