@@ -384,28 +384,32 @@ type Story = Vec<(&'static str, [Vec<Vec<u8>>; 2], u64)>;
 /// Changes the world, and has the router's work recorded: under this name, to this destination.
 type Steps = fn(&Bed, &mut dyn FnMut(&'static str, &str));
 
-/// Runs `steps` in a new namespace, with Millrace or without.
-fn told(millrace: bool, tenant: bool, steps: Steps) -> Story {
-    let (done, story) = mpsc::channel();
-    in_new_namespace(move || {
-        let mut bed = Bed::new(tenant);
+/// The result of `body` on a new bed, in a new namespace.
+fn on_bed<T: Send + 'static>(tenant: bool, body: impl FnOnce(&mut Bed) -> T + Send + 'static) -> T {
+    let (done, result) = mpsc::channel();
+    in_new_namespace(move || done.send(body(&mut Bed::new(tenant))).unwrap());
+    result.recv().unwrap()
+}
+
+/// What the router did in `steps`, with Millrace or without.
+fn story(millrace: bool, tenant: bool, steps: Steps) -> Story {
+    on_bed(tenant, move |bed| {
         if millrace {
             bed.start();
         }
         let mut story = Story::new();
-        steps(&bed, &mut |what, destination| {
+        steps(bed, &mut |what, destination| {
             let mut out = Default::default();
             let by_linux = bed.by_linux(|| out = bed.out(destination));
             story.push((what, out, by_linux));
         });
-        done.send(story).unwrap();
-    });
-    story.recv().unwrap()
+        story
+    })
 }
 
 /// Checks that both leave the same frames, with these lengths, and who forwarded them.
 fn same(tenant: bool, expected: &[(&str, Lengths, bool)], steps: Steps) {
-    let (linux, millrace) = (told(false, tenant, steps), told(true, tenant, steps));
+    let (linux, millrace) = (story(false, tenant, steps), story(true, tenant, steps));
     assert_eq!(linux.len(), expected.len());
     for (((what, lengths, fast), linux), millrace) in expected.iter().zip(&linux).zip(&millrace) {
         assert_eq!((linux.0, millrace.0), (*what, *what));
@@ -549,9 +553,7 @@ fn multipath_destinations() -> [String; 16] {
 #[ignore = "needs root"]
 fn a_path_mtu_of_a_multipath_route_binds_what_is_forwarded() {
     let out = |millrace: bool| {
-        let (done, all) = mpsc::channel();
-        in_new_namespace(move || {
-            let mut bed = Bed::new(false);
+        on_bed(false, move |bed| {
             bed.add_port();
             if millrace {
                 bed.start();
@@ -561,9 +563,8 @@ fn a_path_mtu_of_a_multipath_route_binds_what_is_forwarded() {
                 bed.teach(&to, 500, About::EchoReply);
             }
             settle();
-            done.send(multipath_destinations().map(|to| summary(&bed.out(&to)))).unwrap();
-        });
-        all.recv().unwrap()
+            multipath_destinations().map(|to| summary(&bed.out(&to)))
+        })
     };
     let linux = out(false);
     assert!(linux.contains(&narrow()), "{linux:?}");
@@ -575,9 +576,7 @@ fn a_path_mtu_of_a_multipath_route_binds_what_is_forwarded() {
 #[ignore = "needs root"]
 fn a_redirect_on_a_multipath_route_binds_what_leaves_by_that_device() {
     let out = |millrace: bool| {
-        let (done, all) = mpsc::channel();
-        in_new_namespace(move || {
-            let mut bed = Bed::new(false);
+        on_bed(false, move |bed| {
             bed.add_port();
             refuse_redirects();
             if millrace {
@@ -589,11 +588,9 @@ fn a_redirect_on_a_multipath_route_binds_what_leaves_by_that_device() {
                 bed.until("fast again", || bed.by_linux(|| drop(bed.out("10.9.0.2"))) == 0);
             }
             settle();
-            let gateways = multipath_destinations()
-                .map(|to| -> Vec<u8> { bed.out(&to)[1].iter().map(|frame| frame[5]).collect() });
-            done.send(gateways).unwrap();
-        });
-        all.recv().unwrap()
+            multipath_destinations()
+                .map(|to| -> Vec<u8> { bed.out(&to)[1].iter().map(|frame| frame[5]).collect() })
+        })
     };
     let (linux, millrace) = (out(false), out(true));
     assert!(linux.contains(&vec![8; 3]) && linux.contains(&vec![2; 3]), "{linux:?}");

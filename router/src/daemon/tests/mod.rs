@@ -585,14 +585,25 @@ impl Case {
     }
 
     /// Rounds of the loop until a comparison is done.
-    fn verified(&mut self, mut answer: oneshot::Receiver<super::api::Answer>) -> VerifyReport {
+    fn verified(&mut self, answer: oneshot::Receiver<super::api::Answer>) -> VerifyReport {
+        self.verified_while(answer, |case| {
+            case.linux.0.now.set(case.linux.0.now.get() + Duration::from_millis(10));
+            case.control.round().unwrap();
+        })
+    }
+
+    /// The answer, with such rounds until it is there.
+    fn verified_while(
+        &mut self,
+        mut answer: oneshot::Receiver<super::api::Answer>,
+        mut round: impl FnMut(&mut Case),
+    ) -> VerifyReport {
         for _ in 0..10_000 {
             if let Ok(answer) = answer.try_recv() {
                 return serde_json::from_value(answer.unwrap()).unwrap();
             }
             std::thread::sleep(Duration::from_millis(1));
-            self.linux.0.now.set(self.linux.0.now.get() + Duration::from_millis(10));
-            self.control.round().unwrap();
+            round(self);
         }
         panic!("no answer");
     }

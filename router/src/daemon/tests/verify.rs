@@ -84,15 +84,11 @@ fn a_namespace_that_never_gets_current_takes_nothing_from_others() {
 fn a_namespace_whose_looks_took_too_long_is_not_called_changing() {
     let mut case = three();
     plant(&case, RED);
-    let mut answer = case.begin_verify();
-    let report = loop {
-        if let Ok(answer) = answer.try_recv() {
-            break serde_json::from_value::<VerifyReport>(answer.unwrap()).unwrap();
-        }
-        std::thread::sleep(Duration::from_millis(1));
+    let answer = case.begin_verify();
+    let report = case.verified_while(answer, |case| {
         // All later looks together have 15 s.
         case.round(Ok(Vec::new()), 20.0);
-    };
+    });
     assert_eq!(results(&report), [VerifyResult::Verified, VerifyResult::Unread, VerifyResult::Verified]);
     assert_eq!(of(&report, "red").why.as_deref(), Some("there was not enough time to look again"));
 }
@@ -104,17 +100,13 @@ fn a_storm_is_no_difference_even_if_linux_and_the_table_disagree_alike_each_time
     plant(&case, BLUE);
     let missed = route("10.6.0.0/16", 2, Some("10.0.2.9"));
     case.linux.0.tenants.lock().unwrap().get_mut(&RED).unwrap().dump.routes4.push(missed.clone());
-    let mut answer = case.begin_verify();
-    let report = loop {
-        if let Ok(answer) = answer.try_recv() {
-            break serde_json::from_value::<VerifyReport>(answer.unwrap()).unwrap();
-        }
-        std::thread::sleep(Duration::from_millis(1));
+    let answer = case.begin_verify();
+    let report = case.verified_while(answer, |case| {
         // The route comes and goes. It is there whenever Linux is asked.
         let comes = Event::Route4(RED, Change::Add, missed.clone());
         let goes = Event::Route4(RED, Change::Delete, missed.clone());
         case.round(Ok(vec![comes, goes]), 0.01);
-    };
+    });
     assert_eq!(results(&report), [VerifyResult::Verified, VerifyResult::Changing, VerifyResult::Differs]);
     assert_eq!(of(&report, "red").found, 0, "{report:?}");
 }
@@ -124,15 +116,11 @@ fn a_storm_of_one_prefix_hides_no_difference_of_another() {
     let mut case = three();
     let other = route("10.6.0.0/16", 2, Some("10.0.2.9"));
     plant(&case, BLUE);
-    let mut answer = case.begin_verify();
-    let report = loop {
-        if let Ok(answer) = answer.try_recv() {
-            break serde_json::from_value::<VerifyReport>(answer.unwrap()).unwrap();
-        }
-        std::thread::sleep(Duration::from_millis(1));
+    let answer = case.begin_verify();
+    let report = case.verified_while(answer, |case| {
         let changes = [Change::Add, Change::Delete].map(|change| Event::Route4(BLUE, change, other.clone()));
         case.round(Ok(changes.into()), 0.01);
-    };
+    });
     assert!(of(&report, "blue").found >= 3, "{report:?}");
     assert!(of(&report, "blue").differences.iter().all(|d| d.prefix.contains(" at 10.7.")), "{report:?}");
 }
