@@ -68,6 +68,6 @@ fn an_idle_daemon_sleeps_and_answers_at_once() {
         let started = Instant::now();
         (0..20).for_each(|_| assert!(daemon.cli("ports").status.success()));
         let each = started.elapsed() / 20;
-        assert!(each < Duration::from_millis(250), "an answer takes {each:?}");
+        assert!(each < Duration::from_secs(1), "an answer takes {each:?}");
     });
 }

@@ -99,6 +99,8 @@ pub struct FoundQueue {
 
 /// Looks.
 pub struct Looker<A> {
+    /// From one look for ports to the next, if nothing asks for one earlier.
+    pub(super) every: Duration,
     roots: Roots,
     affinity: A,
     ask: Box<dyn Ask>,
@@ -172,6 +174,7 @@ impl<A: System + Clone> Looker<A> {
     ) -> io::Result<Looker<A>> {
         let port = |name: &String| Port { name: name.clone(), known: None };
         let mut looker = Looker {
+            every: LOOK,
             online: online(&roots)?,
             machine: Arc::new(Machine::observe(&roots)?),
             scanner: Scanner::new(

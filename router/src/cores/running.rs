@@ -9,7 +9,7 @@ use super::{
     drain::{Drains, Look},
     exchange::Exchange,
     handle::Handle,
-    look::{Ask, Found, LOOK, Looker},
+    look::{Ask, Found, Looker},
     notices::noticed,
     originals::{Originals, System},
     placing::{PERIOD, Placing},
@@ -292,7 +292,7 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
             exchange.tell(looker.spreader.take_news(now));
             exchange.found(found.clone());
             before = Some(found);
-            (looked, due, missed) = (now, now + LOOK, false);
+            (looked, due, missed) = (now, now + looker.every, false);
             log_new(&mut troubles, handle.troubles());
         }
         if let Some(splits) = exchange.take_splits() {

@@ -159,10 +159,10 @@ fn what_was_asked_in_vain_is_not_done_later() {
         };
         let (troubles, took) = apply();
         assert_eq!(troubles, [DOES_NOT_ANSWER]);
-        assert!((1..5).contains(&took.as_secs()), "one question is waited for: {took:?}");
+        assert!(took >= Duration::from_secs(1), "one question is waited for: {took:?}");
         let (troubles, took) = apply();
         assert_eq!(troubles, [DOES_NOT_ANSWER]);
-        assert!(took < Duration::from_millis(200), "{took:?}");
+        assert!(took < Duration::from_secs(1), "no question is waited for: {took:?}");
         // Nor does it cost anything to ask how all are; and others go on.
         let report = bed.report();
         let silent = report.workers.iter().filter(|worker| worker.silent.is_some());
@@ -231,7 +231,7 @@ fn workers_that_do_not_end_are_left() {
         let epochs = bed.epochs.clone();
         let begun = Instant::now();
         drop(bed);
-        assert!((1..5).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() >= Duration::from_secs(1), "{:?}", begun.elapsed());
         assert!(epochs.wait(Duration::from_millis(1)).is_err(), "it reads the tables still");
         // Its pool, and what it had in its hands.
         let most = POOL_FRAMES as u32 + 1;

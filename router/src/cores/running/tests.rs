@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     classifier::{Classifier as _, Ntuple, fake::Nic},
     config::{CoresSettings, Interval},
-    cores::{look::LOOK, queues::Told},
+    cores::queues::Told,
 };
 use std::{collections::BTreeSet, io::Write as _, time::Instant};
 
@@ -180,15 +180,16 @@ impl Ask for Failing {
 
 #[test]
 fn when_looking_fails_it_is_told_at_once_and_queues_are_put_back() {
-    let began = Instant::now();
     let world = World::new(|netlink| Box::new(Failing(netlink, AtomicBool::new(false))));
     let handle = world.handle();
     world.wait_for("the places", || world.places() == [vec![2], vec![3]]);
     world.wait_for("the failure", || !handle.troubles().is_empty());
-    assert!(began.elapsed() < 2 * LOOK + Duration::from_millis(500));
     assert!(handle.troubles()[0].starts_with("looking for queues has failed"), "{:?}", handle.troubles());
     world.wait_for("the places of before", || world.places() == [vec![0], vec![1]]);
 }
+
+/// No test lasts so long: after its first look a looker looks again only when something asks for it.
+const ONCE: Duration = Duration::from_secs(3600);
 
 /// eth0 with eight queues, whose threads 70..78 are on core 0, and a NIC that spreads packets over them; hold times of 100 ms.
 fn spreading(nic: &Nic, file: &str) -> World {
@@ -208,6 +209,7 @@ fn spreading(nic: &Nic, file: &str) -> World {
     let mut looker = Looker::new(tree.roots(), fake.clone(), ask, wanted.clone(), &names, state).unwrap();
     let classifier = Box::new(Ntuple(nic.clone()));
     looker.spreader = Spreader::new(Spreading::open(classifier, file.into(), |_| true));
+    looker.every = ONCE;
     let placing = Placing::new(tree.roots(), fake.clone(), &wanted, names.clone()).unwrap();
     let threads = run(looker, placing, Handle { exchange: Arc::default(), wanted, names }).unwrap();
     World { tree, fake, polled: PolledPorts::default(), threads: Some(threads) }
@@ -226,8 +228,8 @@ fn a_table_follows_the_cores_that_forward_and_is_put_back() {
         handle.cores().spreads.iter().map(|spread| (spread.used, spread.of)).eq([(4, 8)])
     });
     assert!(file.exists());
-    // The core has too much: another one, and as soon as that forwards more queues, not when it is looked for ports the next time.
-    let (began, added) = (Instant::now(), std::cell::Cell::new(None::<Instant>));
+    // The core has too much: another one, and as soon as that forwards more queues. There is no next look for ports.
+    let began = Instant::now();
     world.wait_for("more queues", || {
         let ns = began.elapsed().as_nanos();
         for pid in 70..74 {
@@ -237,14 +239,8 @@ fn a_table_follows_the_cores_that_forward_and_is_put_back() {
             let mut schedstat = std::fs::OpenOptions::new().write(true).open(schedstat).unwrap();
             schedstat.write_all(format!("{ran:020} {waited:020} 1\n").as_bytes()).unwrap();
         }
-        let cores: BTreeSet<Vec<u16>> = (70..74).map(|pid| world.fake.cores(pid)).collect();
-        if cores.len() > 1 && added.get().is_none() {
-            added.set(Some(Instant::now()));
-        }
         table() == all
     });
-    let took = added.get().unwrap().elapsed();
-    assert!(took < Duration::from_millis(500), "{took:?}");
     let resizes = || -> Vec<String> {
         let told = handle.events(0).into_iter().map(|event| event.why);
         told.filter(|why| why.contains("are spread over")).collect()
