@@ -571,7 +571,7 @@ fn a_path_mtu_of_a_multipath_route_binds_what_is_forwarded() {
     assert_eq!(out(true), linux);
 }
 
-/// Linux enters a redirect for the next hop of the device by which it came.
+/// Linux enters a redirect for one next hop, since 6.12 at the latest for that of the device by which it came.
 #[test]
 #[ignore = "needs root"]
 fn a_redirect_on_a_multipath_route_binds_what_leaves_by_that_device() {
@@ -593,9 +593,11 @@ fn a_redirect_on_a_multipath_route_binds_what_leaves_by_that_device() {
         })
     };
     let (linux, millrace) = (out(false), out(true));
-    assert!(linux.contains(&vec![8; 3]) && linux.contains(&vec![2; 3]), "{linux:?}");
+    // Linux 6.1 may enter it for the device by which it did not come. There the new gateway does not answer.
+    let redirected =
+        |gateways: &[Vec<u8>; 16]| gateways.each_ref().map(|all| all.is_empty() || *all == [8; 3]);
+    assert!(redirected(&linux).contains(&true) && redirected(&linux).contains(&false), "{linux:?}");
     // Before Linux 6.11, Millrace's choice between the other two is its own.
-    let redirected = |gateways: &[Vec<u8>; 16]| gateways.each_ref().map(|all| *all == [8; 3]);
     assert_eq!(redirected(&millrace), redirected(&linux), "{millrace:?} {linux:?}");
 }
 
