@@ -129,12 +129,12 @@ fn the_first_poll_wakes_who_sleeps() {
             assert!(took >= Duration::from_millis(50), "{took:?}");
         });
         assert_eq!(total(&polls), before + 1);
-        let (slept, _) = sleep(&|polls| {
+        let polled_before_the_sleep = sleep(&|polls| {
             send();
             while total(polls) == before + 1 {}
             true
         });
-        assert_eq!(slept, Slept::Woken);
+        assert_eq!(polled_before_the_sleep.0, Slept::Woken);
 
         // Somebody wakes, before or meanwhile, once.
         waker.wake();
