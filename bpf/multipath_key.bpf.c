@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0
 /*
- * Reads what Linux hashes packets of multipath routes with: no file tells it. Run once by user space (router/src/multipath.rs),
+ * Reads what Linux hashes packets of multipath routes with: no file tells it. Run once by user space (router/src/linux/multipath.rs),
  * in a network namespace in which nobody has set fib_multipath_hash_seed.
  */
 #include <linux/bpf.h>

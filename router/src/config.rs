@@ -2,13 +2,16 @@
 //!
 //! A wrong file is refused with file, line, key and what is allowed; nothing is started with half a configuration.
 
-use crate::netns::Source;
+use crate::{
+    base::{BadValue, PortName},
+    linux::{multipath::Ecmp, netns::Source},
+};
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeOwned, Error as _},
 };
 use std::{
-    fmt, fs, io, mem,
+    fs, io, mem,
     path::{Path, PathBuf},
     str::FromStr,
     time::Duration,
@@ -184,38 +187,6 @@ impl FromStr for Miss {
     }
 }
 
-/// Who chooses among the next hops of a multipath route.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ecmp {
-    /// The fast path: as Linux does, or by a key of its own where Linux's is not known.
-    Auto,
-    /// The fast path only where it chooses as Linux does.
-    Linux,
-}
-
-impl FromStr for Ecmp {
-    type Err = BadValue;
-    fn from_str(s: &str) -> Result<Self, BadValue> {
-        match s {
-            "auto" => Ok(Ecmp::Auto),
-            "linux" => Ok(Ecmp::Linux),
-            _ => Err(BadValue(format!("{s:?} is not allowed: \"auto\" or \"linux\""))),
-        }
-    }
-}
-
-/// Why a text is not a value; says what is allowed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BadValue(pub String);
-
-impl fmt::Display for BadValue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for BadValue {}
-
 /// A number with an allowed range, checked while the file is read so that the error knows its line.
 macro_rules! bounded {
     ($(#[$doc:meta])* $name:ident, $check:expr, $allowed:literal) => {
@@ -264,41 +235,6 @@ bounded!(
     /// A count of network namespaces.
     NamespaceCount, |v| (1..=1024).contains(&v), "1 to 1024"
 );
-
-/// The name of a network device.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PortName(String);
-
-impl PortName {
-    /// As Linux spells it.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for PortName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl FromStr for PortName {
-    type Err = BadValue;
-    /// What `dev_valid_name()` of the kernel accepts.
-    fn from_str(s: &str) -> Result<Self, BadValue> {
-        let wrong = s.is_empty()
-            || s.len() > 15
-            || s == "."
-            || s == ".."
-            || s.chars().any(|c| c == '/' || c == ':' || c.is_whitespace() || c.is_control());
-        if wrong {
-            return Err(BadValue(format!(
-                "{s:?} is not a device name: 1 to 15 characters, no slash, colon or space, such as \"eth1\""
-            )));
-        }
-        Ok(Self(s.into()))
-    }
-}
 
 /// A time span between two seconds and one day, written `2500ms`, `30s`, `5m` or `1h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -391,13 +327,13 @@ pub use cores::{
     CoreList, CoresSettings, DeclaredWorkload, Floor, Latency, LocalDelivery, Percent, PlacementPolicy,
     ResumeLatency,
 };
-pub use elements::{ElementSettings, MirrorSettings};
+pub use elements::{Captures, ElementSettings, MirrorSettings};
 pub use openflow::{DatapathId, FailMode, OpenFlowSettings, OpenFlowVersion, PacketInRate, Target, TlsFiles};
 pub use paths::{PathConfig, PathSettings, PathsConfig, PortConfig, RouteConfig};
 pub use runs::{LongestRun, MeasuredEvery, RunsSettings};
-pub use sas::{Direction, KeySource, LibraryText, SaConfig, SaSettings, SasConfig};
+pub use sas::{Direction, KeySource, Library, LibraryText, SaConfig, SaSettings, SasConfig};
 pub use shares::{SharesSettings, Weight};
-pub use workers::{DaemonPath, PollingMode, WorkersSettings};
+pub use workers::{CALIBRATION_FILE, DaemonPath, PollingMode, WorkersSettings};
 
 /// A configuration that cannot be used.
 #[derive(Debug, thiserror::Error)]

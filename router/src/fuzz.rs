@@ -15,16 +15,19 @@ mod pipeline;
 mod rules;
 
 use crate::{
-    calibrate::Calibration,
+    api::status::ExplainRequest,
+    base::{
+        hex,
+        packet::{Headers, PacketText},
+    },
     cli::capture,
     config::Config,
     cores::{irqs, threads},
-    daemon::{
-        packet::{Headers, PacketText},
-        report::ExplainRequest,
+    linux::{hazards, netlink},
+    user_plane::{
+        calibrate::Calibration,
+        sas::{key, sequence_file},
     },
-    hazards, hex, netlink,
-    sas::{key, sequence_file},
 };
 use logic::{
     cpus,

@@ -17,7 +17,7 @@ use logic::{
     plan::{Hop, MultipathHash, Op, Target},
     reason::Reason,
 };
-use router::{config::Ecmp, multipath::MultipathKeys};
+use router::linux::multipath::{Ecmp, MultipathKeys};
 use std::{
     fs,
     os::fd::AsRawFd,

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{in_new_namespace, run};
-use router::netlink::wire::Request;
+use router::linux::netlink::wire::Request;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, netlink, recv, send, socket};
 use std::{
     collections::BTreeMap,

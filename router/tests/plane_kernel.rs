@@ -8,12 +8,12 @@ use logic::{
     net::{Mac, Tag},
     reason::Reason,
 };
-use router::daemon::{
-    instance::Instance,
-    kernel::Bpf,
-    seam::{Device, Kernel},
+use router::{
+    base::instance::Instance,
+    daemon::{kernel::Bpf, seam::Kernel},
+    plane::{Charge, Grace, Mode, Plane, PortLink, Settings, Step},
+    user_plane::seam::Device,
 };
-use router::plane::{Charge, Grace, Mode, Plane, PortLink, Settings, Step};
 use std::{env, path::PathBuf, time::Duration};
 
 const SOMEONE: Mac = Mac([2, 0, 0, 0, 0, 1]);

@@ -454,7 +454,7 @@ fn queues(device: &str) -> Vec<(u64, u64)> {
 
 fn in_namespace<T: Send>(name: &str, body: impl FnOnce() -> T + Send) -> T {
     let file = fs::File::open(format!("/run/netns/{name}")).unwrap();
-    router::netns::inside(&file, body).unwrap()
+    router::linux::netns::inside(&file, body).unwrap()
 }
 
 /// An ipvlan shares its port's MAC address and takes packets by their destination, before the port's router sees them: here one

@@ -13,7 +13,7 @@ use logic::{
     esp::{Aead, Common, Dont, Ends, Inbound, Job, Key, Mode, Outbound, SaTable, Selectors, TAG},
     tables::encoding::IF_IPV4,
 };
-use router::crypto::Library;
+use router::config::Library;
 use std::{hint::black_box, sync::Arc};
 
 use super::{

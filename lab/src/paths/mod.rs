@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use router::workers::Clock;
+use router::user_plane::workers::Clock;
 use serde_json::{Value, json};
 
 use crate::{prefixes, record::Output};

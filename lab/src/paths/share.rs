@@ -18,7 +18,7 @@ use logic::{
     paths::{Bursts, Counters, PathId, Settings},
     worker::{Exchange, Frame, Worker},
 };
-use router::calibrate::Buffer;
+use router::user_plane::calibrate::Buffer;
 use serde_json::{Value, json};
 
 use super::median;

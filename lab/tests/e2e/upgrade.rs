@@ -11,18 +11,18 @@ use anyhow::{Error, Result};
 use lab::{testbed::Testbed, workload::Family};
 use libbpf_rs::{MapCore, MapHandle};
 use router::{
+    base::instance::Instance,
     config::Config,
     daemon::{
         Control, Ended,
         api::{Query, Request},
-        instance::Instance,
         kernel::{self, Bpf},
         observing,
-        seam::{Device, Kernel},
-        user_plane::UserPlane,
+        seam::Kernel,
     },
-    observer::Waker,
+    linux::observer::Waker,
     plane::{Counters, Mode, Plane, Settings},
+    user_plane::{running::UserPlane, seam::Device},
 };
 use tokio::sync::oneshot;
 

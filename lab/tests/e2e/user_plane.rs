@@ -201,8 +201,8 @@ fn workers_go_by_what_was_measured_and_share_what_is_counted() {
     let (stand, words) = workers_stand("cycles");
     assert_eq!(stand["switch"]["cycles"], 0);
     assert!(words.contains(&format!("{} cannot be used: ", kept.display())), "{words}");
-    if let Err(why) =
-        ::router::workers::check_counted(Share::Always(Resource::Memory)).map_err(|error| error.to_string())
+    if let Err(why) = ::router::user_plane::workers::check_counted(Share::Always(Resource::Memory))
+        .map_err(|error| error.to_string())
     {
         let memory = |line: &&str| {
             line.starts_with("note        memory bandwidth of paths: estimated by the bytes of I/O")

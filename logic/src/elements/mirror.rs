@@ -2,7 +2,7 @@
 //!
 //! Comes in: any frame. Goes on: all, unchanged, whatever becomes of the copies: nothing waits for who writes, and nothing is allocated. A copy is the data as it is
 //! here, from the Ethernet header on, cut to `snap_bytes`, with the time at which the packet came; who writes makes the file of it
-//! (`router/src/captures/`).
+//! (`router/src/user_plane/captures/`).
 //!
 //! | parameter | meaning |
 //! |---|---|

@@ -2,10 +2,12 @@
 
 use super::{Output, show, table::Table};
 use crate::{
-    calibrate::{self, Calibration, DEFAULT_FILE},
-    config::CoreList,
+    config::{CALIBRATION_FILE, CoreList},
     cores::CoreId,
-    workers::{self, Clock},
+    user_plane::{
+        calibrate::{self, Calibration},
+        workers::{self, Clock},
+    },
 };
 use anyhow::{Context, Result};
 use clap::Args;
@@ -28,7 +30,7 @@ const TRIES: u32 = 5;
 #[derive(Debug, Args)]
 pub struct Calibrate {
     /// Where what was found is kept.
-    #[arg(long, value_name = "FILE", default_value = DEFAULT_FILE)]
+    #[arg(long, value_name = "FILE", default_value = CALIBRATION_FILE)]
     file: PathBuf,
     /// On which core to measure, of those that workers have [default: where it happens to run].
     #[arg(long, value_name = "CORE")]

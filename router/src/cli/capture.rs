@@ -1,6 +1,6 @@
 //! Frames from a capture, pcap or pcapng.
 
-use crate::pcap;
+use crate::base::pcap;
 use anyhow::{Context, Result};
 use pcap_file::{
     DataLink, PcapError,

@@ -1,9 +1,7 @@
 //! `millrace cores` and `millrace events` as text for people.
 
 use super::table::Table;
-use crate::cores::report::{
-    CoreReport, CoresReport, EventReport, ModerationReport, QueueReport, SpreadReport,
-};
+use crate::api::cores::{CoreReport, CoresReport, EventReport, ModerationReport, QueueReport, SpreadReport};
 use logic::cores::CoreId;
 
 /// Cells of a bar: one for 5 % of a core.
@@ -189,7 +187,7 @@ fn bar(forwarding: f64, other: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cores::report::{DrainsReport, LocalReport, ServeReport, WorkloadReport};
+    use crate::api::cores::{DrainsReport, LocalReport, ServeReport, WorkloadReport};
 
     #[test]
     fn cores_are_shown() {

@@ -2,8 +2,9 @@
 
 use super::{LONG_PATIENCE, Output, PATIENCE, percent, print, print_json, said};
 use crate::{
-    daemon::{api::MAX_FLOWS_BYTES, client, instance::Instance},
-    switch::report::{Command, FailedLine, FlowReport, FlowsChanged, FlowsRequest},
+    api::flows::{Command, FailedLine, FlowReport, FlowsChanged, FlowsRequest},
+    base::instance::Instance,
+    daemon::{api::MAX_FLOWS_BYTES, client},
 };
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};

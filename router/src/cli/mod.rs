@@ -24,23 +24,28 @@ mod text;
 mod top;
 
 use crate::{
-    config::{Config, HeartbeatTime, OpenFlowVersion, PortName, Target},
-    cores::report::{CoresReport, EventReport},
-    daemon::{
-        api::RouteQuery,
-        client::{self, CallError},
-        instance::{Instance, InstanceName},
-        kernel::{Bpf, monotonic},
-        observing,
-        report::{
+    api::{
+        RouteQuery,
+        cores::{CoresReport, EventReport},
+        status::{
             ExplainReport, ExplainRequest, InterfaceReport, PortReport, RouteReport, RouterReport, Status,
             StopReport, VerifyReport,
         },
-        start,
     },
-    foreign::{LogLines, shown_json, shown_lines},
-    hex,
-    netns::Source,
+    base::{
+        PortName,
+        clock::monotonic,
+        foreign::{LogLines, shown_json, shown_lines},
+        hex,
+        instance::{Instance, InstanceName},
+    },
+    config::{Config, HeartbeatTime, OpenFlowVersion, Target},
+    daemon::{
+        client::{self, CallError},
+        kernel::Bpf,
+        observing, start,
+    },
+    linux::netns::Source,
     switch::controllers::ControllersReport,
 };
 use anyhow::{Context, Result, bail};

@@ -2,11 +2,13 @@
 
 use super::{Output, complain, show, table::Table};
 use crate::{
-    captures::{CaptureWriters, OfRun, Sink},
+    base::guard::is_by_us_or_root,
     config::PathsConfig,
-    guard::is_by_us_or_root,
-    paths::{self, Input, Outputs, PathReport, PathsReport},
-    sas::Sas,
+    user_plane::{
+        captures::{CaptureWriters, OfRun, Sink},
+        replay::{self, Input, Outputs, PathReport, PathsReport},
+        sas::Sas,
+    },
 };
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Subcommand};
@@ -136,7 +138,7 @@ impl Run {
         let nanoseconds = inputs.iter().any(Input::has_nanoseconds);
         let sink = |opened| Box::new(OfRun::new(opened)) as Box<dyn Sink>;
         let captures = CaptureWriters::new(copied.into_iter().map(|(mirror, file)| (mirror, sink(file))));
-        let report = paths::run(&config, sas, captures, &mut inputs, Outputs::new(outputs, nanoseconds)?)?;
+        let report = replay::run(&config, sas, captures, &mut inputs, Outputs::new(outputs, nanoseconds)?)?;
         show(self.output, &report, text)?;
         report.errors.iter().for_each(|error| complain(error));
         Ok(if report.errors.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -2,8 +2,9 @@
 
 use super::{LONG_PATIENCE, Output, get, said, show, table::Table};
 use crate::{
-    daemon::{api::SasRequest, client, instance::Instance},
-    sas::{SaName, SaReport, SasReport},
+    api::sas::{SaName, SaReport, SasReport, SasRequest},
+    base::instance::Instance,
+    daemon::client,
 };
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};

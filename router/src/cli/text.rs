@@ -5,15 +5,17 @@ mod explain;
 pub use explain::explanations;
 
 use super::table::Table;
-use crate::daemon::report::{
-    Families, HopReport, InterfaceReport, LeftInterface, PathReport, PortReport, ReasonCount, RouteReport,
-    RouterReport, Status, StopReport, VerifyReport, VerifyResult, VerifyRouter,
+use crate::{
+    api::{
+        flows::ControllerLost,
+        status::{
+            Families, HopReport, InterfaceReport, LeftInterface, PathReport, PortReport, ReasonCount,
+            RouteReport, RouterReport, Status, StopReport, VerifyReport, VerifyResult, VerifyRouter,
+        },
+        workers::{PathStand, WorkersReport},
+    },
+    switch::controllers::{Connection, ControllerReport, ControllersReport},
 };
-use crate::switch::{
-    controllers::{Connection, ControllerReport, ControllersReport},
-    report::ControllerLost,
-};
-use crate::workers::{PathStand, WorkersReport};
 use std::collections::BTreeMap;
 
 /// Reasons that `status` shows.

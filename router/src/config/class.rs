@@ -1,7 +1,6 @@
 //! `class = { ... }` of a path: which packets it takes. [`logic::paths::class`] says what each key means.
 
-use super::{BadValue, PortName};
-use crate::daemon::packet;
+use crate::base::{BadValue, PortName, packet};
 use logic::{
     net::Mac,
     paths::class::{Addresses, Class, TwoBytes},

@@ -1,6 +1,7 @@
 //! `[cores]`: on which cores queues are placed, and who else has cores of his own.
 
-use super::{BadValue, Interval, PortName};
+use super::Interval;
+use crate::base::{BadValue, PortName};
 use logic::{cores::CoreId, cpus};
 use serde::{Deserialize, Deserializer, de::Error as _};
 use std::{

@@ -1,12 +1,12 @@
 //! Elements of a chain: `"check"`, or `{ element = "forward", port = "eth1" }` for those with parameters, which are those of the element's
 //! manual page (`logic/src/elements/`).
 
-use super::{BadValue, PortName, paths::Name};
-use crate::captures::Captures;
+use super::paths::Name;
+use crate::base::{BadValue, PortName};
 use logic::{
     elements::{
-        Check, Count, CrcAppend, CrcCheck, Discard, Element, EspDecrypt, EspEncrypt, Forward, Mirror, Police,
-        Rate, Rewrite, Route, Ttl, Vxlan, VxlanDecap, VxlanEncap,
+        Check, Copies, Count, CrcAppend, CrcCheck, Discard, Element, EspDecrypt, EspEncrypt, Forward, Mirror,
+        Police, Rate, Rewrite, Route, Ttl, Vxlan, VxlanDecap, VxlanEncap,
     },
     esp::{Ends, SaTable},
     memory::Memory,
@@ -16,7 +16,13 @@ use serde::{
     Deserialize, Deserializer,
     de::{Error as _, IgnoredAny, MapAccess, Visitor, value::MapAccessDeserializer},
 };
-use std::{collections::BTreeMap, fmt, net::IpAddr, path::PathBuf, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 /// One of a chain.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,6 +55,21 @@ pub struct MirrorSettings {
     /// The most bytes of the file.
     pub file_bytes: u64,
     pub every_packets: u32,
+}
+
+/// Where copies for a file are put, by its name.
+#[derive(Clone, Default)]
+pub struct Captures(Arc<BTreeMap<PathBuf, Arc<Copies>>>);
+
+impl Captures {
+    pub fn new(by_file: BTreeMap<PathBuf, Arc<Copies>>) -> Captures {
+        Captures(Arc::new(by_file))
+    }
+
+    /// Copies for a file that is not among them are lost.
+    pub fn copies(&self, file: &Path) -> Arc<Copies> {
+        self.0.get(file).cloned().unwrap_or_else(Copies::nowhere)
+    }
 }
 
 const NAMES: &str = "\"check\", \"route\", \"ttl\", \"rewrite\", \"forward\", \"crc_append\", \"crc_check\", \"police\", \"count\", \"mirror\", \"discard\", \"esp_encrypt\", \"esp_decrypt\", \"vxlan_encap\" or \"vxlan_decap\"";

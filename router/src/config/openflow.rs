@@ -1,6 +1,7 @@
 //! `[openflow]`: controllers, and how the agent stands towards them.
 
-use super::{BadValue, Interval};
+use super::Interval;
+use crate::base::BadValue;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use std::{
     fmt,

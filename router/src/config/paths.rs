@@ -5,14 +5,14 @@
 //! of the file. Everything is checked, chains too ([`Chain::new`]).
 
 use super::{
-    BadValue, ConfigError, CoreList, PortName, Weight,
+    ConfigError, CoreList, Weight,
     class::{AddressesText, ClassSettings, MacText},
-    elements::{ElementSettings, MirrorSettings},
+    elements::{Captures, ElementSettings, MirrorSettings},
     from_toml,
     runs::{self, RunsSettings},
     sas::{self, LibraryText, SaSettings, SasConfig, SasSettings},
 };
-use crate::captures::Captures;
+use crate::base::{BadValue, PortName};
 use logic::{
     elements::{BadChain, Chain},
     esp::SaTable,

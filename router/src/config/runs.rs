@@ -1,6 +1,7 @@
 //! How long a path may run, and how often packets are measured: of `[workers]`, in the daemon's file and in one of paths.
 
-use super::{BadValue, cores::microseconds};
+use super::cores::microseconds;
+use crate::base::BadValue;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use std::{str::FromStr, time::Duration};
 

@@ -1,16 +1,16 @@
 //! Security associations of ESP: `[[sa]]` of a path file, of the daemon's, and of what is set while it runs. docs/esp.md says what each key means.
 //!
 //! What direction an SA has is said by the element that uses it. Keys are not in these files: they say where keys are, which are read when the
-//! paths are run ([`crate::sas`]).
+//! paths are run ([`crate::user_plane::sas`]).
 
 use super::{
-    BadValue, ConfigError,
+    ConfigError,
     class::AddressesText,
     elements::ElementSettings,
     from_toml, line_of,
     paths::{Mtu, Name, Wrong, wrong},
 };
-use crate::crypto::Library;
+use crate::base::BadValue;
 use logic::{
     esp::{Dont, Ends, Mode, Selectors, Udp},
     paths::class::Addresses,
@@ -18,6 +18,7 @@ use logic::{
 use serde::{Deserialize, Deserializer, de::Error as _};
 use std::{
     collections::BTreeMap,
+    fmt,
     net::IpAddr,
     path::{Path, PathBuf},
     str::FromStr,
@@ -99,6 +100,41 @@ impl FromStr for DontText {
             "clear" => Ok(DontText(Dont::Clear)),
             _ => Err(BadValue(format!("{s:?} is not allowed: \"copy\", \"set\" or \"clear\""))),
         }
+    }
+}
+
+/// A library that encrypts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Library {
+    /// intel-ipsec-mb.
+    IpsecMb,
+    /// aws-lc-rs.
+    AwsLc,
+}
+
+impl Library {
+    /// As configuration and reports call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Library::IpsecMb => "ipsec-mb",
+            Library::AwsLc => "aws-lc-rs",
+        }
+    }
+}
+
+impl fmt::Display for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Library {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        [Library::IpsecMb, Library::AwsLc]
+            .into_iter()
+            .find(|library| library.name() == s)
+            .ok_or_else(|| format!("{s:?} is not allowed: \"ipsec-mb\" or \"aws-lc-rs\""))
     }
 }
 

@@ -2,13 +2,13 @@
 //! come and go. What a path says is checked as in a file of their own ([`super::paths`]).
 
 use super::{
-    BadValue, ConfigError, CoreList, PortName,
+    ConfigError, CoreList,
     elements::ElementSettings,
     paths::{Checker, PathConfig, PathSettings, wrong},
     runs::{LongestRun, MeasuredEvery},
     sas::{SasConfig, SasSettings},
 };
-use crate::calibrate::DEFAULT_FILE;
+use crate::base::{BadValue, PortName};
 use logic::{
     paths::{Resource, Share, class::Class, rows::Otherwise},
     plan::{PortId, RouterId},
@@ -18,6 +18,9 @@ use std::{
     path::{Path, PathBuf},
     str::FromStr,
 };
+
+/// The calibration that `millrace calibrate` writes, unless another file is named.
+pub const CALIBRATION_FILE: &str = "/var/lib/millrace/calibration.json";
 
 /// Threads that run paths.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -53,7 +56,7 @@ impl Default for WorkersSettings {
             polling: PollingMode::default(),
             io_mbps: None,
             frame_bytes: FrameBytes(2048),
-            calibration: DEFAULT_FILE.into(),
+            calibration: CALIBRATION_FILE.into(),
             share: Shared::default(),
             sample_every: MeasuredEvery::default(),
             longest_run: LongestRun::default(),
@@ -303,7 +306,7 @@ mod tests {
     fn sas_are_those_that_elements_use() {
         let path = format!("[[path]]\nname = \"a\"\n{ENCRYPT}otherwise = \"drop\"\n");
         let given = parse(&format!("crypto = \"aws-lc-rs\"\n{WORKERS}{SA}{path}")).unwrap().sas;
-        assert_eq!((given.crypto, given.sas.len()), (Some(crate::crypto::Library::AwsLc), 1));
+        assert_eq!((given.crypto, given.sas.len()), (Some(crate::config::Library::AwsLc), 1));
         let later = parse(&format!("sas_later = [\"x\"]\n{WORKERS}{path}")).unwrap().sas;
         assert_eq!(later.sas, []);
         let more = |text: &str| later.more(Path::new("/etc/more.toml"), text).map_err(|e| e.to_string());

@@ -1,7 +1,7 @@
 //! Where threads may run, and how urgent they are, by system calls: asking costs a third of a microsecond, a /proc/PID/status a hundred times that.
 
 use super::CoreId;
-use crate::priority::Urgency;
+use crate::base::priority::Urgency;
 use logic::cpus::MOST_CORES;
 use std::{collections::BTreeSet, io};
 

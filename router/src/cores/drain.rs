@@ -22,7 +22,7 @@ mod elsewhere;
 use self::elsewhere::Elsewhere;
 use super::{CoreId, affinity::Affinity};
 use crate::{
-    daemon::kernel::monotonic,
+    base::clock::monotonic,
     plane::{Transmit, TransmitRings},
 };
 use logic::{cores::drain::Backlog, cpus::MOST_CORES};

@@ -24,7 +24,7 @@ use super::{
     splitting::SplitQueues,
     traffic::TrafficMeter,
 };
-use crate::observer::Waker;
+use crate::linux::observer::Waker;
 use logic::cores::{Cost, Plan, View, in_use::Resize};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},

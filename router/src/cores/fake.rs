@@ -7,7 +7,10 @@ use super::{
     originals::Coalesce,
     queues::Told,
 };
-use crate::{ethtool::Coalescing, netlink::netdev::Napi, priority::Urgency};
+use crate::{
+    base::priority::Urgency,
+    linux::{ethtool::Coalescing, netlink::netdev::Napi},
+};
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,

@@ -9,16 +9,16 @@ use super::{
     moderation::Moderated,
     placing::Happened,
     queues::Control,
-    report::{
-        CoreReport, CoresReport, DrainsReport, EventReport, LocalReport, ModerationReport, QueueReport,
-        ServeReport, SpreadReport, WorkloadReport,
-    },
     workloads::Workload,
 };
 use crate::{
+    api::cores::{
+        CoreReport, CoresReport, DrainsReport, EventReport, LocalReport, ModerationReport, QueueReport,
+        ServeReport, SpreadReport, WorkloadReport,
+    },
+    base::clock::monotonic,
     config::{CoresSettings, LocalDelivery, PlacementPolicy},
-    daemon::kernel::monotonic,
-    spreading::Spreads,
+    linux::spreading::Spreads,
 };
 use logic::{
     cores::{QueueId, Role, in_use::Spread, roles},

@@ -9,7 +9,7 @@
 //! that is told of each read, and what still waits on each core: that is what these tables of Linux are.
 
 use super::{Roots, is_gone, numbered, originals::Originals};
-use crate::netns;
+use crate::linux::netns;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeSet,

@@ -26,9 +26,9 @@ use super::{
     workloads::{self, Scanner, Workload, WorkloadKind},
 };
 use crate::{
+    base::priority::Urgency,
     config::{CoresSettings, LocalDelivery, PlacementPolicy},
-    priority::Urgency,
-    spreading::Spreads,
+    linux::spreading::Spreads,
 };
 use logic::{
     cores::{Plan, View, in_use::Resize, serving},

@@ -26,7 +26,7 @@
 //! | [`resume`] | how long cores that forward may take to wake up |
 //! | [`shares`] | what routers may take of cores that are full |
 //! | [`running`], [`exchange`] | the two threads that do this, and what they hand to each other |
-//! | [`report`], [`handle`] | what clients are told |
+//! | [`handle`] | answers to clients, in the words of [`crate::api::cores`] |
 //!
 //! Files are read below two [`Roots`], so that tests put a machine of their own there.
 
@@ -50,7 +50,6 @@ pub mod originals;
 pub mod placing;
 pub mod polled;
 pub mod queues;
-pub mod report;
 pub mod resume;
 pub mod running;
 pub mod serve;

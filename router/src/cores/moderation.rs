@@ -13,7 +13,7 @@ use super::{
     originals::{Originals, System},
     queues::Told,
 };
-use crate::ethtool::Coalescing;
+use crate::linux::ethtool::Coalescing;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, fmt, fs, io};
 

@@ -114,7 +114,7 @@ mod tests {
         },
         *,
     };
-    use crate::ethtool::Coalescing;
+    use crate::linux::ethtool::Coalescing;
     use std::{sync::Arc, time::Duration};
 
     fn found(cores: &[CoreId], queues: &[(u16, u32)], workloads: &[(u32, CoreId)]) -> Found {

@@ -16,10 +16,9 @@ use super::{
     resume, serve, threads,
 };
 use crate::{
+    base::{guard, priority::Urgency},
     config::{CoresSettings, LocalDelivery},
-    ethtool::{Coalescing, Ethtool},
-    guard,
-    priority::Urgency,
+    linux::ethtool::{Coalescing, Ethtool},
 };
 use serde::{Deserialize, Serialize};
 use std::{

@@ -16,11 +16,10 @@ use super::{
     workloads,
 };
 use crate::{
+    base::priority::Urgency,
     config::{CoresSettings, PlacementPolicy},
-    observer::Waker,
+    linux::{observer::Waker, spreading::Spreads},
     plane::{Polls, Slept},
-    priority::Urgency,
-    spreading::Spreads,
 };
 use logic::{
     cores::{
@@ -568,7 +567,7 @@ fn by_core(moves: impl IntoIterator<Item = (QueueId, CoreId)>) -> BTreeMap<CoreI
 
 /// What people want, for the allocator.
 fn settings(wanted: &CoresSettings, ports: &[String]) -> Settings {
-    let queues_of = |(port, cores): (&crate::config::PortName, &Vec<CoreId>)| {
+    let queues_of = |(port, cores): (&crate::base::PortName, &Vec<CoreId>)| {
         let port = ports.iter().position(|name| name == port.as_str());
         let port = port.and_then(|port| PortId::try_from(port).ok());
         let queues = (0..).zip(cores.clone());

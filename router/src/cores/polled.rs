@@ -1,4 +1,4 @@
-//! Ports that workers poll themselves ([`crate::af_xdp::Polling::Busy`]): while a worker comes again and again, interrupts of the device would only
+//! Ports that workers poll themselves ([`crate::user_plane::af_xdp::Polling::Busy`]): while a worker comes again and again, interrupts of the device would only
 //! take its queues away from it.
 //!
 //! NAPI keeps them off between two polls if it has a timer (`Documentation/networking/napi.rst`, "Busy polling"): when nobody polled for so
@@ -10,7 +10,7 @@ use super::{
     moderation::{Asked, Moderated, Moderation},
     originals::{Originals, System},
 };
-use crate::guard::locked;
+use crate::base::guard::locked;
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex},
@@ -94,7 +94,7 @@ mod tests {
         },
         *,
     };
-    use crate::ethtool::Coalescing;
+    use crate::linux::ethtool::Coalescing;
 
     /// eth0, number 8, a NIC whose driver adapts its own interrupts.
     struct World {

@@ -4,7 +4,7 @@
 //! neither, and is received on the core that sends to it.
 
 use super::{CoreId, QueueId, Roots, irqs, number, numbered, threads};
-use crate::{
+use crate::linux::{
     classifier::{Classifier as _, Ntuple},
     ethtool::Ethtool,
     netlink::netdev::{Napi, Netdev, RxQueue},

@@ -20,11 +20,10 @@ use super::{
     spreads::Spreader,
 };
 use crate::{
+    base::{clock::monotonic, instance::Instance, priority::set_policy},
     config::{Config, PlacementPolicy, PollingMode},
-    daemon::{instance::Instance, kernel::monotonic},
+    linux::spreading::Spreading,
     plane::{Polls, SharesInCharge, Slept, TransmitRings},
-    priority::set_policy,
-    spreading::Spreading,
 };
 use anyhow::{Context, Result};
 use rustix::thread::{ClockId, Timespec, clock_nanosleep_absolute};

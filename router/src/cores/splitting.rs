@@ -9,7 +9,7 @@ use super::{
     watched::Watched,
 };
 use crate::{
-    daemon::kernel::monotonic,
+    base::clock::monotonic,
     plane::{FlowMaps, SplitSeat},
 };
 use anyhow::Result;

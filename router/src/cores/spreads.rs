@@ -1,7 +1,7 @@
 //! Over how many queues of each port packets are spread: said to who places them, and done as that decides.
 
 use super::placing::Happened;
-use crate::spreading::{Spreading, Spreads};
+use crate::linux::spreading::{Spreading, Spreads};
 use logic::{cores::in_use::Resize, plan::PortId};
 use std::{collections::BTreeMap, time::Duration};
 

@@ -11,7 +11,7 @@ use super::{
     affinity::{Affinity, CoreMask},
     numbered, serve, threads,
 };
-use crate::foreign::shown;
+use crate::base::foreign::shown;
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
     fmt, fs,

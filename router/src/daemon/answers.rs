@@ -2,18 +2,22 @@
 
 use super::{
     Control,
-    api::{Answer, ApiError, Query, RouteQuery},
-    report::{
-        Families, Heartbeat, HopReport, InterfaceReport, LeftInterface, Packets, PortReport, ReasonCount,
-        RouteReport, RouterReport, Status, StopReport, TableUse,
-    },
-    seam::{FastPath, Kernel, Observe, rule_port},
+    api::{Answer, Query},
+    seam::{FastPath, Kernel, Observe},
     steering::Steerer,
     world::PortState,
 };
 use crate::{
+    api::{
+        ApiError, RouteQuery,
+        flows::FlowsStatus,
+        status::{
+            Families, Heartbeat, HopReport, InterfaceReport, LeftInterface, Packets, PortReport, ReasonCount,
+            RouteReport, RouterReport, Status, StopReport, TableUse,
+        },
+    },
     plane::{Charge, Counters, InterfaceCount},
-    switch::report::FlowsStatus,
+    switch::seam::rule_port,
 };
 use logic::{
     mirror::{InterfaceView, RouterView},

@@ -4,39 +4,38 @@
 //! one for the switch thread.
 //! Packets and the control loop never wait for a client: the queue is short, full means 503.
 //!
-//! | request | answer ([`super::report`]) |
+//! | request | answer ([`crate::api`]) |
 //! |---|---|
 //! | `GET /status`, `/ports`, `/routers`, `/interfaces` | `Status`, lists of reports |
 //! | `GET /metrics` | text for Prometheus (docs/metrics.md) |
 //! | `GET /route?address=A[&router=R]` | `RouteReport` |
 //! | `GET /verify` | `VerifyReport` |
 //! | `POST /explain` with an `ExplainRequest` | `ExplainReport` |
-//! | `GET /cores` | `CoresReport` ([`crate::cores::report`]) |
+//! | `GET /cores` | `CoresReport` ([`crate::api::cores`]) |
 //! | `GET /events[?after=NUMBER]` | a list of `EventReport`s, decisions about cores |
 //! | `GET /controllers` | a `ControllersReport` ([`crate::switch::controllers`]) |
-//! | `POST /flows` with a `FlowsRequest` ([`crate::switch::report`]) | `FlowsChanged`, once packets obey |
+//! | `POST /flows` with a `FlowsRequest` ([`crate::api::flows`]) | `FlowsChanged`, once packets obey |
 //! | `GET /flows[?match=M]` | a line with a `FlowReport` for each rule that M means |
-//! | `GET /sas` | a `SasReport` ([`crate::sas`]) |
+//! | `GET /sas` | a `SasReport` ([`crate::user_plane::sas`]) |
 //! | `POST /sas` with a [`SasRequest`] | a `SasReport`, once it is in place: the next batch of packets goes by it |
 //! | `POST /stop` | `StopReport`, once everything is removed |
 //!
 //! Errors are `{"error": "text"}` with a fitting status.
 
-use super::{
-    metrics,
-    report::{ExplainReport, ExplainRequest},
-    serving,
-};
+use super::{metrics, serving};
 use crate::{
-    cores::{
-        self,
-        report::{CoresReport, EventReport},
+    api::{
+        ApiError, RouteQuery,
+        cores::{CoresReport, EventReport},
+        flows::FlowsChanged,
+        sas::{SasReport, SasRequest},
+        status::{ExplainReport, ExplainRequest},
     },
-    hex,
-    observer::Waker,
-    privileges,
-    sas::{RunningSas, SaName, SasReport},
-    switch::{self, controllers::ControllersReport, report::FlowsChanged},
+    base::{hex, privileges},
+    cores,
+    linux::observer::Waker,
+    switch::{self, controllers::ControllersReport},
+    user_plane::sas::RunningSas,
 };
 use axum::{
     Json, Router,
@@ -45,17 +44,15 @@ use axum::{
         DefaultBodyLimit, FromRequestParts, Query as UrlQuery, State,
         rejection::{BytesRejection, QueryRejection},
     },
-    http::{StatusCode, header::CONTENT_TYPE, request::Parts},
+    http::{header::CONTENT_TYPE, request::Parts},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, de::DeserializeOwned};
 use std::{
     io,
-    net::IpAddr,
     os::unix::net::UnixListener,
     panic::{AssertUnwindSafe, catch_unwind},
-    path::PathBuf,
     sync::mpsc::{self, Receiver, SyncSender, TrySendError, sync_channel},
     thread,
     time::Duration,
@@ -87,16 +84,6 @@ pub enum Query {
     Stop,
     /// From a signal, not from a client: end, and leave forwarding as it is.
     Leave,
-}
-
-/// What a route is asked for.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RouteQuery {
-    pub address: IpAddr,
-    /// A router's name; `None`: the host's.
-    #[serde(default)]
-    pub router: Option<String>,
 }
 
 /// A query, and where its answer goes.
@@ -137,53 +124,6 @@ impl Requests {
 
 /// JSON, or why not.
 pub type Answer = Result<serde_json::Value, ApiError>;
-
-/// An answer that is an error: HTTP status and one line for people.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ApiError {
-    pub status: u16,
-    pub text: String,
-}
-
-impl ApiError {
-    /// The request cannot be understood.
-    pub fn bad(text: impl Into<String>) -> Self {
-        Self { status: 400, text: text.into() }
-    }
-    /// It names something that is not there.
-    pub fn unknown(text: impl Into<String>) -> Self {
-        Self { status: 404, text: text.into() }
-    }
-    /// The daemon failed.
-    pub fn failed(text: impl Into<String>) -> Self {
-        Self { status: 500, text: text.into() }
-    }
-    /// Not now.
-    pub fn busy(text: &str) -> Self {
-        Self { status: 503, text: text.into() }
-    }
-    /// There is no room for one more request.
-    pub fn full() -> Self {
-        Self::busy("too many requests are waiting; try again")
-    }
-    /// Nobody is there any more who would answer.
-    pub fn ending() -> Self {
-        Self::busy("the daemon is ending")
-    }
-}
-
-/// The body of an error.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct ErrorBody {
-    pub error: String,
-}
-
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        (status, Json(ErrorBody { error: self.text })).into_response()
-    }
-}
 
 /// Serves the socket in a new thread until the process ends. SIGINT and SIGTERM arrive as [`Query::Leave`].
 pub fn serve(
@@ -346,20 +286,6 @@ async fn change_flows(
     }
 }
 
-/// Changes of security associations: these are set, and then those removed, all or none.
-#[derive(Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SasRequest {
-    /// `[[sa]]` tables of TOML, as in the daemon's file.
-    #[serde(default)]
-    pub set: String,
-    /// Where relative paths in it begin, and what errors call it.
-    #[serde(default)]
-    pub file: PathBuf,
-    #[serde(default)]
-    pub remove: Vec<SaName>,
-}
-
 async fn list_sas(State((sas, _)): State<(RunningSas, Files)>) -> Result<Json<SasReport>, ApiError> {
     let listed = task::spawn_blocking(move || Json(sas.report())).await;
     listed.map_err(|e| ApiError::failed(format!("listing SAs: {e}")))
@@ -445,7 +371,7 @@ mod tests {
     use std::{
         io::{Read, Write},
         os::unix::net::UnixStream,
-        path::Path,
+        path::{Path, PathBuf},
     };
 
     fn start() -> (tempfile::TempDir, PathBuf, Receiver<Request>) {
@@ -454,7 +380,7 @@ mod tests {
         let (to, requests) = Requests::queue(Waker::new().unwrap());
         let waker = Waker::new().unwrap();
         let (switch, end) = switch::start(&Default::default(), waker).unwrap();
-        (end.tell)(super::super::seam::Told::Ports(Vec::new()));
+        (end.tell)(crate::switch::seam::Told::Ports(Vec::new()));
         serve(UnixListener::bind(&path).unwrap(), to, switch, None, RunningSas::default()).unwrap();
         (directory, path, requests)
     }

@@ -2,10 +2,10 @@
 
 use super::{
     Control,
-    report::Families,
     seam::{Kernel, Observe},
     world::PortState,
 };
+use crate::api::status::Families;
 use std::{collections::BTreeMap, time::Duration};
 
 /// How long to wait for what follows from a change: a device is made and set up by several.

@@ -1,7 +1,6 @@
 //! The command line's end of the API: one request, one answer, in bounded time.
 
-use super::api::ErrorBody;
-use crate::foreign::parsed;
+use crate::{api::ErrorBody, base::foreign::parsed};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::{
     Request, Response,

@@ -4,15 +4,19 @@
 use super::{
     Control,
     answers::reason_count,
-    api::ApiError,
-    packet::{DISCARD, Headers, PacketText, Protocol},
-    report::{ExplainReport, ExplainRequest, StepReport},
     seam::{Kernel, Observe},
 };
 use crate::{
-    hex,
+    api::{
+        ApiError,
+        flows::{OutputReport, RulesReport},
+        status::{ExplainReport, ExplainRequest, StepReport},
+    },
+    base::{
+        hex,
+        packet::{DISCARD, Headers, PacketText, Protocol},
+    },
     plane::Step,
-    switch::report::{OutputReport, RulesReport},
 };
 use logic::{
     mirror::InterfaceView,

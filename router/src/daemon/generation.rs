@@ -7,21 +7,21 @@ use super::{
     Control, LEAST_HEARTBEAT, Times,
     beats::{Beats, Progress},
     changes::Changes,
-    instance::Instance,
-    kernel::monotonic,
     paths::Following,
     policy::Windows,
     reclaim::Reclaimer,
-    seam::{FastPath, Kernel, Observe, SwitchEnd, UserPlane},
+    seam::{FastPath, Kernel, Observe},
     steering::Steerer,
     totals::{State, Totals},
     world::World,
 };
 use crate::{
+    base::{clock::monotonic, instance::Instance},
     config::Config,
-    ethtool::ProblemKind,
+    linux::{ethtool::ProblemKind, spreading::Spreading},
     plane::{Counters, Mode, Settings},
-    spreading::Spreading,
+    switch::seam::SwitchEnd,
+    user_plane::seam::UserPlane,
 };
 use anyhow::{Context, Result, bail};
 use logic::{

@@ -10,26 +10,25 @@
 //! | `losses-TRACEPOINT` | what counts packets lost after the redirect |
 
 use super::{
-    instance::Instance,
     refusal,
-    seam::{Device, FastPath, Kernel},
-    user_plane::UserPlane,
+    seam::{FastPath, Kernel},
 };
 use crate::{
-    classifier::{Classifier, Ntuple},
+    base::{guard::check_directory, instance::Instance},
     config::Config,
     cores::polled::PolledPorts,
-    ethtool::Ethtool,
-    guard::check_directory,
-    observer::Waker,
+    linux::{
+        classifier::{Classifier, Ntuple},
+        ethtool::Ethtool,
+        observer::Waker,
+    },
     plane::{
         Counters, FlowMaps, Grace, Heart, MappedMemory, Mode, Plane, PortLink, Settings, SharesInCharge,
         SplitSeat, Step, TestRun,
         policy::{PlaneMaps, Policy},
         replace_pin,
     },
-    sas::RunningSas,
-    workers::Epochs,
+    user_plane::{running::UserPlane, sas::RunningSas, seam::Device, workers::Epochs},
 };
 use anyhow::{Context, Result};
 use libbpf_rs::{Link, MapHandle};
@@ -440,7 +439,7 @@ pub fn classifier() -> Option<Box<dyn Classifier>> {
     asking.ok().map(|ethtool| Box::new(Ntuple(ethtool)) as Box<dyn Classifier>)
 }
 
-pub use crate::clock::monotonic;
+pub use crate::base::clock::monotonic;
 
 impl FastPath for Plane {
     type Memory = Arc<MappedMemory>;

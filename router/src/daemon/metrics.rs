@@ -2,8 +2,10 @@
 //!
 //! Names are `millrace_`, what counts, and its unit; labels are the words of the status. Everything is made of one [`Status`], so it agrees with itself.
 
-use super::report::{PathReport, ReasonCount, Status};
-use crate::workers::{OutputStand, PathStand, WorkerStand, WorkersReport};
+use crate::api::{
+    status::{PathReport, ReasonCount, Status},
+    workers::{OutputStand, PathStand, WorkerStand, WorkersReport},
+};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric, text},
@@ -147,7 +149,7 @@ fn of_runs(paths: &[PathReport]) -> Vec<Family> {
     let with = |path: &PathReport, label: &'static str, value: &str| {
         vec![("path", path.path.clone()), (label, value.to_owned())]
     };
-    let counts = |label: &'static str, part: fn(&PathStand) -> &crate::paths::Counts| {
+    let counts = |label: &'static str, part: fn(&PathStand) -> &crate::api::workers::Counts| {
         let row = move |(path, run): (&PathReport, &PathStand)| {
             let count = |(name, packets): (&String, &u64)| (with(path, label, name), *packets);
             part(run).iter().map(count).collect::<Vec<_>>()
@@ -170,7 +172,7 @@ fn of_runs(paths: &[PathReport]) -> Vec<Family> {
             .collect::<Vec<_>>()
     });
     let counted = runs().flat_map(|(path, run)| {
-        let of_element = |(at, element): (usize, &crate::paths::ElementReport)| {
+        let of_element = |(at, element): (usize, &crate::api::workers::ElementReport)| {
             let labels = |what: &str| {
                 let place = [("at", (at + 1).to_string()), ("element", element.element.clone())];
                 let mut labels = of(path);

@@ -6,20 +6,18 @@
 //! | `generation.rs` | programs and maps in charge: first start, growth, ports that come and go |
 //! | `rules.rs` | flow rules put in charge, and what the switch thread is told |
 //! | `beats.rs` | the heartbeat, in a thread of its own |
-//! | `answers.rs`, `report.rs` | what is told to clients, and its words |
+//! | `answers.rs` | answers to clients, in the words of [`crate::api`] |
 //! | `verify.rs`, `verify/` | comparing the tables with Linux, in a thread of its own |
-//! | `explain.rs`, `packet.rs` | one packet through the real program, told step by step |
+//! | `explain.rs` | one packet through the real program, told step by step |
 //! | `seam.rs`, `kernel.rs` | what the loop needs of Linux, and the real thing |
 //! | `refusal.rs` | why a driver may refuse XDP |
 //! | `start.rs` | `millrace run` and `millrace stop`: lock, checks, privileges, threads |
-//! | `api.rs`, `serving.rs`, `client.rs`, `instance.rs` | the socket, both ends, and who may own it |
+//! | `api.rs`, `serving.rs`, `client.rs` | the socket, both ends |
 //! | `changes.rs` | the log of what leaves the fast path and comes back |
 //! | `world.rs`, `ledger.rs` | what was observed and decided, to be read or done again |
 //! | `policy.rs` | what is read again after a change of policy, before the fast path has packets again |
-//! | `paths.rs`, `user_plane.rs` | paths of the user plane: which are active; workers, in a thread of their own |
-//! | `other_work.rs` | what else runs on cores of workers |
+//! | `paths.rs` | paths of the user plane: which are active |
 //! | `neighbours.rs` | neighbours that only the fast path uses |
-//! | `tally.rs` | counters of workers, whatever becomes of these |
 //! | `steering.rs` | heavy flows to queues of their next hops, where a NIC can |
 //! | `totals.rs`, `reclaim.rs` | counters across generations; grace periods |
 //!
@@ -34,33 +32,32 @@ mod changes;
 pub mod client;
 mod explain;
 mod generation;
-pub mod instance;
 pub mod kernel;
 mod ledger;
 mod metrics;
 mod neighbours;
 pub mod observing;
-mod other_work;
-pub mod packet;
 mod paths;
 mod policy;
 mod reclaim;
 mod refusal;
-pub mod report;
 mod rules;
 pub mod seam;
 mod serving;
 pub mod start;
 mod steering;
-mod tally;
 #[cfg(test)]
 mod tests;
 mod totals;
-pub mod user_plane;
 mod verify;
 mod world;
 
-use crate::{config::Config, guard, privileges};
+use crate::{
+    base::{guard, instance::Instance, privileges},
+    config::Config,
+    switch::seam::{SwitchEnd, SwitchPort},
+    user_plane::seam::UserPlane,
+};
 use anyhow::Result;
 use api::{Query, Request};
 use beats::Beats;
@@ -68,7 +65,7 @@ use changes::Changes;
 use generation::{Generation, Stuck};
 use logic::plan::Op;
 use policy::Windows;
-use seam::{FastPath, Kernel, Observe, SwitchEnd, SwitchPort, UserPlane};
+use seam::{FastPath, Kernel, Observe};
 use std::{collections::BTreeSet, sync::mpsc::Receiver, time::Duration};
 use steering::Steerer;
 use totals::Totals;
@@ -105,7 +102,7 @@ pub struct Control<K: Kernel, O> {
     unremembered: bool,
     times: Times,
     uses: neighbours::Uses,
-    instance: instance::Instance,
+    instance: Instance,
     /// Place of the port looked at last.
     next_port: usize,
     changes: Changes,

@@ -3,10 +3,12 @@
 use super::seam::{Ask, Hardware, Known, Observe, Question, Sent, Standing};
 use crate::{
     config::Config,
-    ethtool::Problem,
-    multipath::MultipathKeys,
-    netns::Place,
-    observer::{Observer, ObserverConfig, PolicyRead, Quota, Reader, Trouble, Waker, clock},
+    linux::{
+        ethtool::Problem,
+        multipath::MultipathKeys,
+        netns::Place,
+        observer::{Observer, ObserverConfig, PolicyRead, Quota, Reader, Trouble, Waker, clock},
+    },
 };
 use anyhow::Result;
 use logic::{

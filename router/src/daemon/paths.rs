@@ -7,14 +7,20 @@
 use super::{
     Control,
     answers::reason_count,
-    report::{PathReport, ReasonCount},
-    seam::{Device, FastPath, Kernel, Observe, UserPlane, Wanted},
+    seam::{FastPath, Kernel, Observe},
     world::PortState,
 };
 use crate::{
+    api::{
+        status::{PathReport, ReasonCount},
+        workers::WorkersReport,
+    },
     config::DaemonPath,
     plane::{Mode, NOT_GIVEN, PathCounts},
-    workers::{PathPlan, WorkersReport},
+    user_plane::{
+        seam::{Device, UserPlane, Wanted},
+        workers::PathPlan,
+    },
 };
 use logic::{
     mirror::RouterView,

@@ -1,11 +1,11 @@
 //! Why a driver may have refused XDP: it says EINVAL and no more (`virtnet_xdp_set`, `veth_xdp_set` and others give their
 //! reasons as extended acknowledgements, which a BPF link does not pass on).
 
-use super::seam::Device;
 use crate::{
-    ethtool::{Ethtool, Peer},
-    foreign::{Quoted, Shown},
+    base::foreign::{Quoted, Shown},
+    linux::ethtool::{Ethtool, Peer},
     plane::Mode,
+    user_plane::seam::Device,
 };
 use anyhow::Error;
 use std::io;
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn a_hostile_name_is_one_word_of_each_command() {
-        use crate::foreign::{HOSTILE, Pasted};
+        use crate::base::foreign::{HOSTILE, Pasted};
         let mut pasted = Pasted::default();
         let looks = Looks { driver: Some("x".into()), mtu: Some(9000), lro: true };
         for name in HOSTILE {

@@ -2,9 +2,13 @@
 
 use super::{
     Control,
-    seam::{FastPath, Kernel, Observe, SwitchPath, SwitchPort, Told, UserPlane},
+    seam::{FastPath, Kernel, Observe},
 };
-use crate::plane::Mode;
+use crate::{
+    plane::Mode,
+    switch::seam::{SwitchPath, SwitchPort, Told},
+    user_plane::seam::UserPlane,
+};
 use anyhow::Result;
 use logic::{net::Mac, paths::PathId};
 use std::time::Duration;

@@ -2,34 +2,25 @@
 //!
 //! The daemon implements them with netlink and BPF ([`super::kernel`]); tests with fakes over heap memory.
 
-pub use crate::observer::{Hardware, Known, PolicyRead, Question, Sent, Standing};
+pub use crate::linux::observer::{Hardware, Known, PolicyRead, Question, Sent, Standing};
 use crate::{
-    classifier::Classifier,
     config::Config,
-    ethtool::Problem,
-    netns::Place,
-    plane::{Counters, Heart, Mode, PathCounts, Settings, Step, TestRun, policy::Policy},
-    switch::report::ControllerLost,
-    workers::{PathPlan, WorkersReport},
+    linux::{classifier::Classifier, ethtool::Problem, netns::Place},
+    plane::{Counters, Heart, Mode, Settings, Step, TestRun, policy::Policy},
+    user_plane::seam::{Device, UserPlane},
 };
 use anyhow::Result;
 use logic::{
-    flow::Port,
     memory::Memory,
     net::Mac,
     observe::{Event, NamespaceId},
-    paths::{PathId, rows::PathClass},
     plan::{PortId, RouterId},
     steer::Sample,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
-        mpsc::Receiver,
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -98,13 +89,6 @@ pub trait Ask: Send {
     fn devices(&mut self, namespace: NamespaceId) -> Result<BTreeMap<u32, Hardware>>;
 }
 
-/// A device to attach to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Device {
-    pub name: String,
-    pub ifindex: u32,
-}
-
 /// The kernel's side of Millrace: generations of the program, links and pins.
 pub trait Kernel {
     /// One generation.
@@ -161,132 +145,6 @@ pub trait Kernel {
 
     /// CLOCK_MONOTONIC.
     fn now(&self) -> Duration;
-}
-
-/// The switch thread ([`crate::switch`]), as the control loop sees it.
-pub struct SwitchEnd<R> {
-    /// The rules to be put in charge; `None`: none are to be any more. Answered by [`Told::InCharge`], in order.
-    pub orders: Receiver<Option<R>>,
-    /// Never waits.
-    pub tell: Box<dyn Fn(Told) + Send>,
-    pub gauge: Arc<Gauge>,
-}
-
-/// What the switch thread counts, for `millrace status`.
-#[derive(Debug, Default)]
-pub struct Gauge {
-    /// Rules there are.
-    pub rules: AtomicU64,
-    /// Packets that user space has done.
-    pub slow_done: AtomicU64,
-    /// Packets that it was to do, or to send, and could not.
-    pub slow_lost: AtomicU64,
-    /// Packets for controllers that none got ([`logic::openflow::agent::PacketInsLost`]).
-    pub no_controller: AtomicU64,
-    pub over_rate: AtomicU64,
-    pub not_read: AtomicU64,
-    /// Why packets do not go by rules, as a sentence; `None`: they do, or there are none.
-    why_not: Mutex<Option<String>>,
-}
-
-impl Gauge {
-    pub fn controller_lost(&self) -> ControllerLost {
-        ControllerLost {
-            no_controller: self.no_controller.load(Relaxed),
-            over_rate: self.over_rate.load(Relaxed),
-            not_read: self.not_read.load(Relaxed),
-        }
-    }
-
-    /// A thread that panicked while it had it left a whole sentence.
-    pub fn why_not(&self) -> MutexGuard<'_, Option<String>> {
-        self.why_not.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// What the control loop tells the switch thread.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Told {
-    /// All ports, whenever something about one is new.
-    Ports(Vec<SwitchPort>),
-    /// All paths of the configuration, in its order: when another has a worker, and once a second.
-    Paths(Vec<SwitchPath>),
-    /// Are rules in charge of all ports that are attached? Or why they could not be put there.
-    InCharge(Result<bool, String>),
-}
-
-/// A port's number in flow rules and OpenFlow.
-pub fn rule_port(id: PortId) -> Port {
-    Port(u16::from(id) + 1)
-}
-
-/// A port, as flow rules see it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SwitchPort {
-    pub id: PortId,
-    pub name: String,
-    /// The device it is attached to; `None`: it is not there, or not attached.
-    pub ifindex: Option<u32>,
-    /// Administratively.
-    pub up: bool,
-    /// It has a carrier.
-    pub carrier: bool,
-    pub mac: Mac,
-    /// Packets may be redirected to it.
-    pub transmits: bool,
-    /// Its program runs in generic mode.
-    pub generic: bool,
-}
-
-/// A path of the user plane, as flow rules see it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SwitchPath {
-    /// A worker takes its packets.
-    pub has_worker: bool,
-    /// What it was given, by its class and by rules.
-    pub counts: PathCounts,
-}
-
-/// The user plane, as the control loop sees it: what the program knows of paths, and the workers that run them.
-pub trait UserPlane<M>: Clone {
-    /// From now on these are the classes, in this order, of all packets at once. `own`: whose packets are that are for no interface of a port.
-    fn set_classes(&self, classes: &[PathClass], own: &BTreeMap<PortId, RouterId>) -> Result<()>;
-    /// By number.
-    fn counts(&self) -> Vec<PathCounts>;
-    /// These tables are kept equal to Linux from now on, and those before are not any more. Waits until workers read them, a second at most;
-    /// if they do not by then, none has packets until they do.
-    fn set_tables(&self, tables: M);
-    /// What workers are to do from now on. It is done later.
-    fn want(&self, wanted: Wanted);
-    /// Until that is so, as far as it is possible, or for so long.
-    fn wait(&self, _longest: Duration) {}
-    /// How workers stood a moment ago.
-    fn stand(&self) -> Arc<Stand> {
-        Arc::default()
-    }
-}
-
-/// What workers are to do, as far as the control loop knows. Numbers are those of the tables.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Wanted {
-    /// Those that run the program.
-    pub ports: BTreeMap<PortId, Device>,
-    /// Whose packets of a port are that are for no interface.
-    pub owners: BTreeMap<PortId, RouterId>,
-    /// Weights of routers; others have 1.
-    pub routers: BTreeMap<RouterId, u16>,
-    /// Where routers are.
-    pub namespaces: BTreeMap<RouterId, Place>,
-    /// Those whose ports and router are there.
-    pub paths: BTreeMap<PathId, PathPlan>,
-}
-
-/// How the user plane stands.
-#[derive(Clone, Debug, Default)]
-pub struct Stand {
-    pub workers: WorkersReport,
-    /// What could not be done, or not be counted, as sentences.
-    pub troubles: Vec<String>,
 }
 
 /// One generation of the program and its maps.

@@ -4,11 +4,14 @@
 //! inside until the client has taken the answer. The operator, root or the user who runs the daemon, has places that no
 //! other user can take.
 
-use super::api::{ApiError, MAX_FLOWS_BYTES};
+use super::api::MAX_FLOWS_BYTES;
 use crate::{
-    door::{Door, Room},
-    guard::locked,
-    seldom::Seldom,
+    api::ApiError,
+    base::{
+        door::{Door, Room},
+        guard::locked,
+        seldom::Seldom,
+    },
 };
 use axum::{
     Router,

@@ -3,20 +3,21 @@
 use super::{
     Control, Ended,
     api::{self, Query, Requests},
-    instance::{Instance, Lock},
     kernel::{self, Bpf},
     seam::{Kernel, Observe},
     steering,
     world::PortState,
 };
 use crate::{
+    base::{
+        instance::{Instance, Lock},
+        privileges,
+    },
     config::{Config, ElementSettings, PlacementPolicy},
-    cores,
-    cores::{polled::PolledPorts, splitting::Splitter},
-    observer::Waker,
-    privileges,
-    sas::RunningSas,
-    spreading, switch,
+    cores::{self, polled::PolledPorts, splitting::Splitter},
+    linux::{observer::Waker, spreading},
+    switch,
+    user_plane::sas::RunningSas,
 };
 use anyhow::{Context, Result, bail};
 use std::{

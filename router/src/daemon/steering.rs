@@ -5,11 +5,12 @@
 //! make packets come in by another queue: none is needed for forwarding, and one
 //! that is left over does no harm.
 
-use super::instance::Instance;
 use crate::{
-    classifier::{Capabilities, Classifier, Spec},
-    guard,
-    spreading::Spreading,
+    base::{guard, instance::Instance},
+    linux::{
+        classifier::{Capabilities, Classifier, Spec},
+        spreading::Spreading,
+    },
 };
 use anyhow::{Context, Result};
 use logic::{
@@ -329,7 +330,7 @@ pub fn clean(classifier: &dyn Classifier, file: &Path) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::classifier::{Ntuple, fake::Nic};
+    use crate::linux::classifier::{Ntuple, fake::Nic};
     use logic::{memory::HeapMemory, steer::Flow, steer::WINDOW_MS};
 
     const TABLES: logic::memory::Capacity = logic::memory::Capacity {

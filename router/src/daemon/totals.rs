@@ -4,9 +4,8 @@
 //! generations counted, and when a number gets a new owner it becomes the negative of what was counted so far (all
 //! arithmetic wraps), so the new owner starts at zero without a write to memory the program writes.
 
-use super::instance::Instance;
 use crate::{
-    guard,
+    base::{guard, instance::Instance},
     plane::{Charge, Counters, InterfaceCount},
 };
 use logic::{

@@ -18,10 +18,10 @@ mod comparison;
 
 use super::{
     Control,
-    api::{Answer as Reply, ApiError},
-    report::VerifyResult,
+    api::Answer as Reply,
     seam::{FastPath, Kernel, Observe, Standing},
 };
+use crate::api::{ApiError, status::VerifyResult};
 use changes::{Changed, Changes};
 use comparison::{Case, Comparison};
 use logic::{observe::Event, plan::RouterId};

@@ -1,7 +1,7 @@
 //! Everything observed, and what was decided because of it.
 
-use super::{ledger::Ledger, seam::Device, totals::Names};
-use crate::{config::Config, foreign::Quoted, plane::Mode};
+use super::{ledger::Ledger, totals::Names};
+use crate::{base::foreign::Quoted, config::Config, plane::Mode, user_plane::seam::Device};
 use logic::{
     mirror::{InterfaceView, Limits, Mirror},
     observe::{Event, Namespace, NamespaceId, Port},
@@ -73,7 +73,7 @@ impl World {
     /// Of these ports, nothing observed yet.
     pub fn new(config: &Config) -> Self {
         let port =
-            |name: &crate::config::PortName| PortState { name: name.to_string(), ..PortState::default() };
+            |name: &crate::base::PortName| PortState { name: name.to_string(), ..PortState::default() };
         let ports = config.ports.iter().enumerate().map(|(id, name)| (id as PortId, port(name)));
         Self {
             mirror: Mirror::new(Limits::default()),

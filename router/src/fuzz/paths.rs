@@ -1,11 +1,13 @@
 //! Forwarding paths as somebody else configured them, over a capture that somebody else made.
 
 use crate::{
-    af_xdp::{Buffer, POOL_FRAMES, Pool, Umem},
-    captures::{CaptureWriters, OfRun, Sink},
     config::{PathsConfig, SaConfig},
-    paths::{Input, Outputs, run, tables, worker},
-    sas::Sas,
+    user_plane::{
+        af_xdp::{Buffer, POOL_FRAMES, Pool, Umem},
+        captures::{CaptureWriters, OfRun, Sink},
+        replay::{Input, Outputs, run, tables, worker},
+        sas::Sas,
+    },
 };
 use logic::{
     elements::{Ingress, Verdict},

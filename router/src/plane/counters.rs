@@ -1,7 +1,6 @@
 //! What the kernel plane counted, summed over CPUs.
 
-use super::memory::Mapping;
-use super::{MAX_PORTS, MAX_ROUTERS, Words64};
+use super::{MAX_PORTS, MAX_ROUTERS, Words64, memory::Mapping};
 use crate::abi::types;
 use anyhow::Result;
 use libbpf_rs::{MapCore, MapHandle};

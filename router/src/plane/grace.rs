@@ -1,6 +1,6 @@
 //! Waiting until no running program can still see what was unpublished.
 
-use crate::priority::set_policy;
+use crate::base::priority::set_policy;
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys::bpf_map_create_opts};
 use logic::cpus::parse_list;

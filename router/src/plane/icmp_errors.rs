@@ -2,7 +2,7 @@
 //! (`bpf/learned.h`).
 
 use super::{MAX_ROUTERS, Mapping, Words64, policy::PlaneMaps};
-use crate::netlink::wire;
+use crate::linux::netlink::wire;
 use anyhow::{Context, Result};
 use libbpf_rs::{MapHandle, RingBufferBuilder};
 use logic::plan::RouterId;

@@ -2,10 +2,10 @@
 //!
 //! libbpf-rs attaches XDP without flags and cannot ask for a mode, so this file calls libbpf itself (`unsafe`).
 
-use crate::{
-    daemon::instance,
+use crate::base::{
     foreign::Shown,
     guard::{check_directory, is_ours_or_roots_alone},
+    instance,
 };
 use anyhow::{Context, Error, Result, anyhow, bail};
 use libbpf_rs::{libbpf_sys as sys, query};

@@ -53,7 +53,7 @@ mod transmit;
 
 use crate::{
     abi::{self, types},
-    clock::monotonic,
+    base::clock::monotonic,
 };
 use anyhow::{Context, Result, bail};
 pub use backlog::Backlogs;

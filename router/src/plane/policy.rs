@@ -9,7 +9,7 @@ use super::{
     MAX_ROUTERS, Mapping, Words64,
     icmp_errors::{ErrorNotes, IcmpErrors, RouterErrors},
 };
-use crate::{
+use crate::linux::{
     hazards::{netfilter, xfrm},
     netlink::{
         nsid,

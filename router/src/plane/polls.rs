@@ -1,7 +1,7 @@
 //! Counting what NAPI instances poll (`bpf/polls.bpf.c`): packets and polls of each queue, for as long as this is kept.
 
 use super::{Mapping, Words64};
-use crate::observer::Waker;
+use crate::linux::observer::Waker;
 use anyhow::{Context, Result};
 use libbpf_rs::{Link, MapCore, ObjectBuilder, RingBuffer, RingBufferBuilder};
 use rustix::{

@@ -4,7 +4,7 @@
 //! programs, and rules and ports change on a thread that waits for nothing. A packet sees each slot as it was or as it is.
 
 use super::MAX_PORTS;
-use crate::guard::locked;
+use crate::base::guard::locked;
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 use logic::flow::{Port, program::Ports};

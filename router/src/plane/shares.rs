@@ -3,8 +3,8 @@
 use super::{MAX_PORTS, MAX_ROUTERS, Pace, counters::CHARGE_ROWS, memory::Mapping, memory::Words64};
 use crate::{
     abi::{self, types},
-    daemon::kernel::monotonic,
-    observer::Waker,
+    base::clock::monotonic,
+    linux::observer::Waker,
 };
 use anyhow::{Context, Result};
 use libbpf_rs::libbpf_sys as sys;

@@ -1,10 +1,13 @@
 //! Changes that clients ask for, and their answers, which come when packets obey.
 
-use super::{
-    report::{Command, FailedLine, FlowsChanged, FlowsRequest},
-    rules::{cores, number},
+use super::rules::{cores, number};
+use crate::{
+    api::{
+        ApiError,
+        flows::{Command, FailedLine, FlowsChanged, FlowsRequest},
+    },
+    switch::seam::SwitchPort,
 };
-use crate::daemon::{api::ApiError, seam::SwitchPort};
 use logic::{
     flow::{
         Action, CoreChoice, FlowCommand, FlowMod, Refused,

@@ -1,6 +1,6 @@
 //! Which program is attached, and why not the other one.
 
-use crate::{observer::Waker, plane::FlowMaps};
+use crate::{linux::observer::Waker, plane::FlowMaps};
 use std::sync::{Arc, mpsc::Sender};
 
 /// What was asked of the control loop, and what it has answered.

@@ -121,7 +121,7 @@ impl Choosing {
             counted: None,
             parts: Vec::new(),
         };
-        let core = |core: crate::cores::report::CoreReport| Core {
+        let core = |core: crate::api::cores::CoreReport| Core {
             id: core.core,
             node: core.node,
             physical: core.physical,

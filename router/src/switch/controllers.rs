@@ -1,9 +1,10 @@
 //! `millrace controllers`: whom we speak OpenFlow with, and how that goes.
 
-use super::{net, report::ControllerLost};
+use super::net;
 use crate::{
+    api::flows::ControllerLost,
     config::{FailMode, OpenFlowSettings},
-    daemon::seam::Gauge,
+    switch::seam::Gauge,
 };
 use logic::openflow::{
     agent::{ConnectionReport as Said, Version},

@@ -3,8 +3,8 @@
 use super::machine;
 use crate::{
     cores::handle,
-    daemon::seam::{SwitchPath, SwitchPort},
     plane::{MappedFlows, PathCounts},
+    switch::seam::{SwitchPath, SwitchPort},
 };
 use anyhow::{Context, Result};
 use logic::{

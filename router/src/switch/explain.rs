@@ -1,12 +1,10 @@
 //! What flow rules do with a packet, told to `millrace explain`.
 
-use super::{
-    report::{BucketTaken, OutputReport, RulePassed, RulesReport},
-    rules::{number, numbered},
-};
+use super::rules::{number, numbered};
 use crate::{
-    daemon::{packet::Headers, seam::SwitchPort},
-    hex,
+    api::flows::{BucketTaken, OutputReport, RulePassed, RulesReport},
+    base::{hex, packet::Headers},
+    switch::seam::SwitchPort,
 };
 use logic::{
     flow::{

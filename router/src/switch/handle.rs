@@ -7,11 +7,14 @@ use super::{
     explain,
     listing::{self, Started},
     machine,
-    report::{FlowsChanged, FlowsRequest, RulesReport},
 };
 use crate::{
-    cores::{self, report::CoresReport},
-    daemon::api::ApiError,
+    api::{
+        ApiError,
+        cores::CoresReport,
+        flows::{FlowsChanged, FlowsRequest, RulesReport},
+    },
+    cores,
     plane::FlowMaps,
 };
 use axum::body::Bytes;

@@ -1,7 +1,10 @@
 //! Rules told to clients, some at a time: a million of them are never in memory as text, and a slow client delays nobody.
 
-use super::{change::names, report::FlowReport};
-use crate::daemon::{api::ApiError, seam::SwitchPort};
+use super::change::names;
+use crate::{
+    api::{ApiError, flows::FlowReport},
+    switch::seam::SwitchPort,
+};
 use logic::{
     flow::{
         FlowFilter,

@@ -2,12 +2,10 @@
 
 use super::rules::cores;
 use crate::{
-    cores::{
-        handle,
-        report::{CoreReport, CoresReport},
-    },
-    daemon::seam::SwitchPort,
+    api::cores::{CoreReport, CoresReport},
+    cores::handle,
     plane::MappedFlows,
+    switch::seam::SwitchPort,
 };
 use logic::{
     cores::Role,
@@ -29,7 +27,7 @@ pub fn told(ports: &[SwitchPort], report: Option<&CoresReport>) -> Cores {
 pub fn workloads(report: &CoresReport) -> Vec<Workload> {
     // Nobody has told of tenants.
     let workload =
-        |w: &crate::cores::report::WorkloadReport| Workload { id: w.id, tenant: 0, cores: w.cores.clone() };
+        |w: &crate::api::cores::WorkloadReport| Workload { id: w.id, tenant: 0, cores: w.cores.clone() };
     report.workloads.iter().map(workload).collect()
 }
 

@@ -17,7 +17,7 @@
 //! | `proxied.rs` | flow-mods that come through another switch |
 //! | `net/` | connections to controllers, which know nothing of OpenFlow |
 //! | `handle.rs` | the API's end |
-//! | `report.rs` | the JSON of all that |
+//! | `seam.rs` | what the control loop and this thread are to each other; the JSON is in [`crate::api::flows`] |
 //!
 //! Everything that happens reaches the thread as an [`Event`] through one channel; it never waits for anything else. The
 //! control loop attaches the program that goes by rules while there are some (`crate::daemon::rules`).
@@ -34,24 +34,21 @@ mod listing;
 pub mod machine;
 pub mod net;
 mod proxied;
-pub mod report;
 mod rules;
+pub mod seam;
 mod slow;
 
 pub use handle::{Handle, Lines};
 pub use rules::capacity;
 
 use crate::{
+    api::ApiError,
+    base::{clock::monotonic, privileges},
     config::{Config, Miss},
     cores,
-    daemon::{
-        api::ApiError,
-        kernel::monotonic,
-        seam::{Gauge, SwitchEnd, SwitchPath, SwitchPort, Told},
-    },
-    observer::Waker,
+    linux::observer::Waker,
     plane::{FlowMaps, Grace},
-    privileges,
+    switch::seam::{Gauge, SwitchEnd, SwitchPath, SwitchPort, Told},
 };
 use anyhow::{Context, Result};
 use change::{Change, Changing};

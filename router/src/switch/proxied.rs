@@ -1,7 +1,7 @@
 //! Flow-mods for the core table that come through another switch: frames with an EtherType of their own, by a packet socket.
 
 use super::Event;
-use crate::privileges;
+use crate::base::privileges;
 use anyhow::{Context, Result};
 use logic::openflow::extension::PROXY_ETHER_TYPE;
 use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, socket_with};

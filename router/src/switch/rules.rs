@@ -9,13 +9,11 @@ use super::{
     slow::Exits,
 };
 use crate::{
+    base::clock::monotonic,
     config::{self, Config, DaemonPath},
     cores::handle,
-    daemon::{
-        kernel::monotonic,
-        seam::{Gauge, SwitchPath, SwitchPort, rule_port},
-    },
     plane::{FlowMaps, FlowSettings, MappedFlows, online_cpus},
+    switch::seam::{Gauge, SwitchPath, SwitchPort, rule_port},
 };
 use anyhow::{Context, Result};
 use logic::{

@@ -8,9 +8,9 @@
 
 use super::Event;
 use crate::{
-    daemon::seam::{Gauge, SwitchPort},
+    base::privileges,
     plane::FlowMaps,
-    privileges,
+    switch::seam::{Gauge, SwitchPort},
 };
 use anyhow::{Context, Result};
 use logic::{

@@ -3,8 +3,8 @@
 use crate::common::{ifindex, run};
 use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder};
 use router::{
-    af_xdp::{Buffer, Io, MOST_PATHS, Queue, Receiver, Rings, Sender, Umem, Wanted},
     plane::{Mode, PortLink},
+    user_plane::af_xdp::{Buffer, Io, MOST_PATHS, Queue, Receiver, Rings, Sender, Umem, Wanted},
 };
 use std::{
     fs,

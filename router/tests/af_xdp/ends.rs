@@ -1,7 +1,7 @@
 //! Queues that are opened and closed, workers that end, ports that vanish.
 
 use super::*;
-use router::af_xdp::{Fault, OpenError, Wanted};
+use router::user_plane::af_xdp::{Fault, OpenError, Wanted};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     time::{Duration, Instant},

@@ -5,7 +5,7 @@ use super::{
     common::{ifindex, only_on},
 };
 use libbpf_rs::{MapCore, MapFlags, libbpf_sys as sys};
-use router::{cores::Roots, netlink::netdev::Netdev};
+use router::{cores::Roots, linux::netlink::netdev::Netdev};
 use rustix::{
     process::Pid,
     thread::{CpuSet, sched_setaffinity},

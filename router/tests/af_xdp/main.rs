@@ -10,7 +10,7 @@ mod output;
 
 use bed::*;
 use common::{ifindex, in_new_namespace, run, wire::Wire};
-use router::af_xdp::{Io, MOST_PATHS, OutputCounts, Queue, Rings, Umem};
+use router::user_plane::af_xdp::{Io, MOST_PATHS, OutputCounts, Queue, Rings, Umem};
 use std::{
     sync::{Arc, mpsc},
     thread,

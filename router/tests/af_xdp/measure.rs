@@ -6,7 +6,7 @@ use super::{
     common::*,
     flood::{Napi, flood},
 };
-use router::af_xdp::{Buffer, Io, Pool, Queue, Rings, Umem};
+use router::user_plane::af_xdp::{Buffer, Io, Pool, Queue, Rings, Umem};
 use std::{
     hint::black_box,
     sync::atomic::AtomicBool,

@@ -1,7 +1,7 @@
 //! Sending: what finds a ring full, what is not sent, and several workers.
 
 use super::*;
-use router::af_xdp::Fault;
+use router::user_plane::af_xdp::Fault;
 
 #[test]
 #[ignore = "needs root"]

@@ -3,7 +3,7 @@
 use super::{Ends, frame::Frame, only_on, wire::Wire};
 use logic::cores::{CoreId, QueueId};
 use router::{
-    daemon::kernel::monotonic,
+    base::clock::monotonic,
     plane::{Splits, online_cpus},
 };
 use std::{

@@ -19,7 +19,7 @@ use logic::{
     net::Mac,
     reason::Reason,
 };
-use router::{daemon::kernel::monotonic, plane::online_cpus};
+use router::{base::clock::monotonic, plane::online_cpus};
 use rustix::thread::sched_getcpu;
 use std::{
     sync::atomic::Ordering::Acquire,

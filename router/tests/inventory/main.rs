@@ -21,9 +21,7 @@ use router::{
         threads::{PartThread, part_threads},
         workloads::{Scanner, WorkloadKind},
     },
-    ethtool::Coalescing,
-    netlink::netdev::Napi,
-    observer::Waker,
+    linux::{ethtool::Coalescing, netlink::netdev::Napi, observer::Waker},
     plane::{Polls, Slept, TransmitRings, online_cpus},
 };
 use std::{

@@ -6,7 +6,7 @@ mod common;
 mod measure;
 
 use common::{in_new_namespace, only_on, run};
-use router::{cores::Roots, netns};
+use router::{cores::Roots, linux::netns};
 use serde_json::Value;
 use std::{
     fs::{self, File},

@@ -15,11 +15,12 @@ use logic::{
     reason::Reason,
 };
 use router::{
-    clock::monotonic,
-    config::Ecmp,
-    multipath::MultipathKeys,
-    netlink::{INET, INET6, rtm, socket::Socket, wire},
-    observer::{HOST, Observer, ObserverConfig},
+    base::clock::monotonic,
+    linux::{
+        multipath::{Ecmp, MultipathKeys},
+        netlink::{INET, INET6, rtm, socket::Socket, wire},
+        observer::{HOST, Observer, ObserverConfig},
+    },
 };
 use std::{
     collections::BTreeSet,

@@ -1,7 +1,7 @@
 //! Namespaces of a test's own, and waiting for events.
 
 use logic::observe::{Dump, Event};
-use router::{
+use router::linux::{
     netns::{self, Source},
     observer::{HOST, Observer, ObserverConfig},
 };

@@ -3,7 +3,7 @@
 use crate::bed::*;
 use logic::observe::Event;
 use netlink_sys::{Socket as Forger, SocketAddr};
-use router::{
+use router::linux::{
     netlink::{
         GROUPS, INET, link, rtm,
         socket::Socket,

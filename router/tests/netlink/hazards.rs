@@ -6,7 +6,7 @@ use logic::{
     mirror::{InterfaceView, Limits, Mirror},
     observe::Event,
 };
-use router::{
+use router::linux::{
     ethtool::ProblemKind::{self, CannotTransmit, PartialChecksums, VlanTagsHidden},
     netns,
     observer::HOST,

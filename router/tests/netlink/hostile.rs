@@ -5,7 +5,7 @@ use logic::{
     net::Prefix4,
     observe::{Event, NamespaceId},
 };
-use router::{
+use router::linux::{
     netns,
     observer::{HOST, Observer, ObserverConfig, Quota},
 };
@@ -187,7 +187,7 @@ fn of_the_namespaces_of_a_user_only_so_many_are_watched() {
                         _ => (),
                     }
                 }
-                let crowd = |t: &&router::observer::Trouble| {
+                let crowd = |t: &&router::linux::observer::Trouble| {
                     t.namespace == "namespaces of the user with number 65534"
                 };
                 let troubles = observer.troubles();

@@ -16,7 +16,7 @@ use logic::{
     observe::{Change, Event, LinkKind, Next, NexthopObjectKind, Route},
     plan::Target,
 };
-use router::{
+use router::linux::{
     netns::Source,
     observer::{HOST, Known, Observer, ObserverConfig, Question, Sent},
 };
@@ -541,7 +541,7 @@ fn routes_that_end_are_read_again_before_they_do() {
             _ => None,
         };
         let end = until(&mut observer, "routes read again", read).expect("it ends");
-        assert!(end > router::clock::monotonic() + Duration::from_secs(2), "{end:?}");
+        assert!(end > router::base::clock::monotonic() + Duration::from_secs(2), "{end:?}");
     });
 }
 

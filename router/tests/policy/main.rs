@@ -13,13 +13,15 @@ use common::{
 use libbpf_rs::{MapCore, MapFlags, MapHandle, libbpf_sys as sys};
 use logic::{plan::RouterId, reason::Reason};
 use router::{
-    netlink::{
-        rtm,
-        socket::Socket,
-        wire::{self, Request},
+    linux::{
+        netlink::{
+            rtm,
+            socket::Socket,
+            wire::{self, Request},
+        },
+        netns::{self, Key, Place},
+        observer::Waker,
     },
-    netns::{self, Key, Place},
-    observer::Waker,
     plane::{
         Plane,
         policy::{HOST, Policy, Slot, Watching},

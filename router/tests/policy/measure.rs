@@ -20,7 +20,7 @@ use crate::{
 };
 use libbpf_rs::libbpf_sys as sys;
 use logic::net::Mac;
-use router::{clock::monotonic, observer::Waker, plane::policy::Policy};
+use router::{base::clock::monotonic, linux::observer::Waker, plane::policy::Policy};
 use std::{
     fs::{self, File},
     io::Write as _,

@@ -18,12 +18,12 @@ use logic::{
     reason::Reason,
 };
 use router::{
+    base::clock::monotonic,
     cores::{
         Roots,
         affinity::{Affinity, Kernel},
         queues::{Control, PortQueues, QueueSource, Told},
     },
-    daemon::kernel::monotonic,
     plane::{Plane, Splits, online_cpus},
 };
 use rustix::thread::sched_getcpu;

@@ -5,8 +5,8 @@ use super::{FLOWS, frame, polling_threads, world};
 use crate::common::{be_urgent, frame::HOST, in_new_namespace, only_on, wire::Wire};
 use logic::cores::{CoreId, QueueId};
 use router::{
+    base::clock::monotonic,
     cores::affinity::{Affinity, Kernel},
-    daemon::kernel::monotonic,
     plane::Splits,
 };
 use std::{

@@ -7,7 +7,7 @@ mod measure;
 
 use common::{Ends, in_new_namespace, run};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
-use router::daemon::report::{VerifyReport, VerifyResult, VerifyRouter};
+use router::api::status::{VerifyReport, VerifyResult, VerifyRouter};
 use std::{
     fmt::Write as _,
     fs,

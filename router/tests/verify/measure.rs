@@ -6,7 +6,7 @@
 
 use super::{MILLRACE, PATIENCE};
 use crate::common::{Ends, in_new_namespace, run};
-use router::daemon::{client, instance::Instance};
+use router::{base::instance::Instance, daemon::client};
 use std::{
     fmt::Write as _,
     fs,

@@ -15,13 +15,15 @@ use logic::{
     tables::Tables as Writer,
 };
 use router::{
-    af_xdp::{Polling, Rings, Umem},
+    api::workers::{Capacity, PathStand, WorkersReport},
     config::ElementSettings,
-    netns,
+    linux::netns,
     plane::Grace,
-    workers::{
-        Capacity, Epochs, PassUp, PathPlan, PathStand, PortPlan, Shared, Slots, Tables, Workers, WorkersPlan,
-        WorkersReport, WorkersSettings,
+    user_plane::{
+        af_xdp::{Polling, Rings, Umem},
+        workers::{
+            Epochs, PassUp, PathPlan, PortPlan, Shared, Slots, Tables, Workers, WorkersPlan, WorkersSettings,
+        },
     },
 };
 use std::{

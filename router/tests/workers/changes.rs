@@ -3,7 +3,7 @@
 use super::*;
 use crate::common::run;
 use logic::plan::PortId;
-use router::{
+use router::user_plane::{
     af_xdp::POOL_FRAMES,
     workers::{PortPlan, Shared},
 };
@@ -245,7 +245,7 @@ fn workers_that_do_not_end_are_left() {
 
 /// Tables that make no chains.
 struct Broken(Shared<Arc<logic::memory::HeapMemory>>);
-impl router::workers::Tables for Broken {
+impl router::user_plane::workers::Tables for Broken {
     fn memory(&self) -> &dyn logic::memory::Memory {
         self.0.memory()
     }

@@ -3,8 +3,8 @@
 use super::*;
 use crate::common::run;
 use router::{
-    af_xdp::Rings,
-    workers::{PathPlan, PathStand},
+    api::workers::PathStand,
+    user_plane::{af_xdp::Rings, workers::PathPlan},
 };
 
 fn lost(path: &PathStand) -> u64 {

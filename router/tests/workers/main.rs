@@ -19,9 +19,11 @@ use af_xdp_bed::{Generator, frame, until};
 use bed::*;
 use common::{frame::Frame, in_new_namespace, run, wire::Wire};
 use router::{
-    af_xdp::{Polling, Rings},
-    netns::Place,
-    workers::{Namespaces, PathPlan, WorkersSettings},
+    linux::netns::Place,
+    user_plane::{
+        af_xdp::{Polling, Rings},
+        workers::{Namespaces, PathPlan, WorkersSettings},
+    },
 };
 use rustix::process::{Pid, getpriority_process};
 use std::{

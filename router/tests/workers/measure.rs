@@ -13,9 +13,12 @@ use logic::paths::{
     rows::{Otherwise, PathClass},
 };
 use router::{
-    af_xdp::Polling,
+    api::workers::{PathStand, WorkersReport},
     plane::PathMaps,
-    workers::{Epochs, PassUp, PathStand, Shared, Workers, WorkersReport},
+    user_plane::{
+        af_xdp::Polling,
+        workers::{Epochs, PassUp, Shared, Workers},
+    },
 };
 use rustix::process::setpriority_process;
 use std::{collections::BTreeMap, fs};

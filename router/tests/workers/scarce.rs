@@ -6,10 +6,10 @@ use crate::{
     common::{Ends, only_on},
     flood::flood,
 };
-use router::workers::{Capacity, PathStand, WorkerStand, WorkersReport};
+use router::api::workers::{Capacity, PathStand, WorkerStand, WorkersReport};
 
 /// Of a second, in which paths are looked at once.
-fn a_second(bed: &Bed, plan: &router::workers::WorkersPlan) -> WorkersReport {
+fn a_second(bed: &Bed, plan: &router::user_plane::workers::WorkersPlan) -> WorkersReport {
     thread::sleep(Duration::from_millis(1050));
     bed.apply(plan);
     bed.report()

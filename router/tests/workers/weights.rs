@@ -35,24 +35,25 @@ fn routers_have_their_weights_and_spare_time_is_their_own_first() {
             sent[15] = favoured;
             sent
         };
-        let found = |plan: &router::workers::WorkersPlan, favoured, what: &str, expected: [f64; 3]| {
-            bed.apply(plan);
-            let (over, frame) = (AtomicBool::new(false), sent(favoured));
-            let found = thread::scope(|scope| {
-                let _ends = Ends(&over);
-                scope.spawn(|| {
-                    be_urgent();
-                    flood("q0", "mix", &frame, &over);
+        let found =
+            |plan: &router::user_plane::workers::WorkersPlan, favoured, what: &str, expected: [f64; 3]| {
+                bed.apply(plan);
+                let (over, frame) = (AtomicBool::new(false), sent(favoured));
+                let found = thread::scope(|scope| {
+                    let _ends = Ends(&over);
+                    scope.spawn(|| {
+                        be_urgent();
+                        flood("q0", "mix", &frame, &over);
+                    });
+                    only_on([0]);
+                    thread::sleep(Duration::from_millis(300));
+                    shares(&bed)
                 });
-                only_on([0]);
-                thread::sleep(Duration::from_millis(300));
-                shares(&bed)
-            });
-            println!("{what}: {found:.4?}");
-            let is_near = |(found, expected): (&f64, &f64)| (found - expected).abs() < 0.02;
-            assert!(found.iter().zip(&expected).all(is_near), "{what}: {found:.4?}, not {expected:.4?}");
-            bed.quiet();
-        };
+                println!("{what}: {found:.4?}");
+                let is_near = |(found, expected): (&f64, &f64)| (found - expected).abs() < 0.02;
+                assert!(found.iter().zip(&expected).all(is_near), "{what}: {found:.4?}, not {expected:.4?}");
+                bed.quiet();
+            };
         plan.routers = BTreeMap::from([(1, 1), (2, 2)]);
         found(&plan, 1, "routers 1 to 2, paths 3 to 1", [0.25, 1.0 / 12.0, 2.0 / 3.0]);
         // What the first leaves is its router's.

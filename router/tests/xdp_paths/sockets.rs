@@ -11,8 +11,8 @@ use crate::{
 };
 use logic::{cores::QueueId, reason::Reason};
 use router::{
-    af_xdp::{Buffer, Io, Queue, Umem},
     plane::Charge,
+    user_plane::af_xdp::{Buffer, Io, Queue, Umem},
 };
 use std::{
     os::fd::AsFd,

@@ -8,7 +8,7 @@ use logic::{
     paths::PathId,
     worker::Exchange,
 };
-use router::{calibrate, workers::Clock};
+use router::user_plane::{calibrate, workers::Clock};
 use serde_json::json;
 
 use super::{

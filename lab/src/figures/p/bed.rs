@@ -14,7 +14,7 @@ use logic::{
     paths::{Bursts, Counters, PathId, Resource, Settings, Used},
     worker::{Exchange, Frame, Worker},
 };
-use router::{
+use router::user_plane::{
     calibrate::Buffer,
     workers::{Clock, Counter},
 };

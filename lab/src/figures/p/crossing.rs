@@ -13,7 +13,7 @@ use std::{
     },
 };
 
-use router::calibrate::Buffer;
+use router::user_plane::calibrate::Buffer;
 
 use super::bed::Packet;
 

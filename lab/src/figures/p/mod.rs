@@ -9,7 +9,7 @@
 //! | 9 | one RX queue for two cores, so that one receives and the other goes on, against a queue each | the same; and one core that receives for both and keeps a half |
 //! | 11 | three paths, one 40 % dearer: default scheduler, shares by cost, weights 3, 2 and 4 | the product's scheduler told that each run costs the same (which is Click's), told cycles; the printed formula beside it |
 //! | 12 to 14 | FWD, RTR and IPsec, 64 bytes: by default; equal CPU; equal memory (13 and 14 computed by them) | all measured. Memory is refused where no counter tells what a path takes of it; equal I/O is measured in its place, as bytes are always counted |
-//! | 15 | FWD by batch; the switch by regression | what `millrace calibrate` measures ([`router::calibrate`]) |
+//! | 15 | FWD by batch; the switch by regression | what `millrace calibrate` measures ([`router::user_plane::calibrate`]) |
 //! | 17 | four ports polled by four tasks or by one, by batch | four paths, or one that takes from four rings in turn, each of which has a batch when it is asked |
 //! | 19 | 2 IPsec and 2 CRC paths of 1,024 bytes on two cores; halves, 20 to 80 alike together, 20 to 80 unlike together: use of memory and I/O | the same by weights; I/O is counted, memory where counters are |
 //! | 20 | IPsec and RTR on hyper-thread siblings: alike, unlike | where there are siblings |

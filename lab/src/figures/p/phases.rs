@@ -17,7 +17,7 @@ use logic::{
     paths::PathId,
     worker::{Exchange, Frame, Worker},
 };
-use router::workers::Clock;
+use router::user_plane::workers::Clock;
 use serde_json::json;
 
 use super::{
@@ -90,7 +90,7 @@ impl Ends for Memory {
     }
 }
 
-/// One turn, and paths with packets are awake, others asleep; how many it had. As a worker's loop does it (`router::workers`).
+/// One turn, and paths with packets are awake, others asleep; how many it had. As a worker's loop does it (`router::user_plane::workers`).
 fn turn(worker: &mut Worker<Packet>, ends: &mut impl Ends, paths: PathId, clock: Clock) -> u64 {
     let turn = worker.turn(ends, || clock.cycles());
     for path in 0..paths {

@@ -7,7 +7,7 @@ use logic::{
     elements::Element,
     paths::{Resource, Settings, Share},
 };
-use router::workers::{Clock, check_counted, counters};
+use router::user_plane::workers::{Clock, check_counted, counters};
 use serde_json::json;
 
 use super::{

@@ -9,7 +9,7 @@ use logic::{
     paths::{Resource, Share, printed},
     worker::Worker,
 };
-use router::workers::{Clock, check_counted, counters};
+use router::user_plane::workers::{Clock, check_counted, counters};
 use serde_json::json;
 
 use super::{

@@ -2,8 +2,11 @@
 
 use super::{super::Explained, Table};
 use crate::{
-    daemon::{packet::Headers, report::ExplainReport},
-    switch::report::{OutputReport, RulePassed, RulesReport},
+    api::{
+        flows::{OutputReport, RulePassed, RulesReport},
+        status::ExplainReport,
+    },
+    base::packet::Headers,
 };
 use logic::flow::rule::CORE_TABLE;
 use std::{collections::BTreeMap, net::IpAddr};

@@ -1,13 +1,13 @@
 //! What people see, letter by letter.
 
 use super::{super::Explained, *};
-use crate::workers::{Capacity, OutputStand, QueueStand, ResourceStand, WorkerStand, WorkersReport};
 use crate::{
-    daemon::{
-        packet::Headers,
-        report::{Difference, ExplainReport, Heartbeat, Packets, StepReport, TableUse, VerifyResult},
+    api::{
+        flows::{BucketTaken, FlowsStatus, OutputReport, RulePassed, RulesReport},
+        status::{Difference, ExplainReport, Heartbeat, Packets, StepReport, TableUse, VerifyResult},
+        workers::{Capacity, OutputStand, PathStand, QueueStand, ResourceStand, WorkerStand, WorkersReport},
     },
-    switch::report::{BucketTaken, FlowsStatus, OutputReport, RulePassed, RulesReport},
+    base::packet::Headers,
 };
 
 fn reason(reason: &str, class: &str, text: &str, packets: u64) -> ReasonCount {

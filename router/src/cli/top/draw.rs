@@ -7,8 +7,8 @@ use super::{
     state::{State, View},
 };
 use crate::{
+    base::foreign::shown,
     cli::{cores, text::span},
-    foreign::shown,
 };
 use ratatui::{
     Frame,

@@ -17,7 +17,7 @@ mod terminal;
 mod ticks;
 
 use super::print;
-use crate::daemon::instance::Instance;
+use crate::base::instance::Instance;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use model::Model;

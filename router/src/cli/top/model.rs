@@ -6,10 +6,12 @@ use super::{
     ticks::Ticks,
 };
 use crate::{
+    api::{
+        cores::{CoreReport, EventReport, QueueReport},
+        flows::{FlowReport, FlowsStatus},
+        status::{PathReport, PortReport, ReasonCount, RouterReport, Status},
+    },
     cli::{flows, text::how_much},
-    cores::report::{CoreReport, EventReport, QueueReport},
-    daemon::report::{PathReport, PortReport, ReasonCount, RouterReport, Status},
-    switch::report::{FlowReport, FlowsStatus},
 };
 use logic::cores::CoreId;
 use std::{

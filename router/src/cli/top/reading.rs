@@ -2,10 +2,13 @@
 
 use super::ticks::{self, Ticks};
 use crate::{
+    api::{
+        cores::{CoresReport, EventReport},
+        flows::FlowReport,
+        status::Status,
+    },
+    base::{clock::monotonic, instance::Instance},
     cli::{flows, get},
-    cores::report::{CoresReport, EventReport},
-    daemon::{instance::Instance, kernel::monotonic, report::Status},
-    switch::report::FlowReport,
 };
 use anyhow::{Result, bail};
 use std::{

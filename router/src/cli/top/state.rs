@@ -1,6 +1,6 @@
 //! What the person at the terminal has chosen, and what keys change of it.
 
-use crate::config::{BadValue, parse_ms};
+use crate::{base::BadValue, config::parse_ms};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use std::{str::FromStr, time::Duration};
 

@@ -6,7 +6,7 @@ use super::super::{
     CoreId,
     affinity::{Affinity, Kernel},
 };
-use crate::{daemon::kernel::monotonic, priority::Urgency};
+use crate::base::{clock::monotonic, priority::Urgency};
 use std::{
     collections::BTreeSet,
     hint::spin_loop,

@@ -5,7 +5,7 @@ use super::{
     },
     *,
 };
-use crate::netlink::netdev::Napi;
+use crate::linux::netlink::netdev::Napi;
 
 const EIO: i32 = libc::EIO;
 const UNSUPPORTED: i32 = libc::EOPNOTSUPP;

@@ -1,7 +1,7 @@
 //! Queues in use follow the cores that forward: a NIC that is made up, periods in virtual time.
 
 use super::{super::spreads::Spreader, tests::World, *};
-use crate::{
+use crate::linux::{
     classifier::{Classifier as _, Ntuple, fake::Nic},
     spreading::Spreading,
 };

@@ -10,9 +10,9 @@ use super::super::{
 };
 use super::*;
 use crate::{
-    netlink::netdev::{Napi, RxQueue},
+    base::priority::Urgency,
+    linux::netlink::netdev::{Napi, RxQueue},
     plane::{Polled, Transmit},
-    priority::Urgency,
 };
 use logic::cores::{Counted, Ring};
 use std::fmt::Write as _;

@@ -6,9 +6,9 @@ use super::super::{
 };
 use super::*;
 use crate::{
-    classifier::{Classifier as _, Ntuple, fake::Nic},
     config::{CoresSettings, Interval},
     cores::queues::Told,
+    linux::classifier::{Classifier as _, Ntuple, fake::Nic},
 };
 use std::{collections::BTreeSet, io::Write as _, time::Instant};
 

@@ -1,7 +1,6 @@
 use super::*;
-use crate::{
-    paths::ElementReport,
-    workers::{QueueStand, UpCounts, UpReport},
+use crate::api::workers::{
+    ElementReport, OutputStand, PathStand, QueueStand, UpCounts, UpReport, WorkerStand, WorkersReport,
 };
 
 fn count(reason: &str, packets: u64) -> ReasonCount {

@@ -1,6 +1,7 @@
 //! What is in the tables, what is told of it, and comparing it with Linux.
 
 use super::*;
+use crate::api::RouteQuery;
 
 #[test]
 fn the_table_follows_events() {
@@ -126,7 +127,7 @@ fn what_is_not_there_is_an_error_that_says_what_is() {
     let explain = |packet: Option<&str>, frame: Option<&str>, port: Option<&str>, router: Option<&str>| {
         let text = |s: Option<&str>| s.map(String::from);
         let (packet, frame, port, router) = (text(packet), text(frame), text(port), text(router));
-        Query::Explain(report::ExplainRequest { packet, frame, port, router })
+        Query::Explain(crate::api::status::ExplainRequest { packet, frame, port, router })
     };
     let packet = Some("udp 10.0.1.5 -> 10.9.0.1");
     let table = [
@@ -147,7 +148,7 @@ fn what_is_not_there_is_an_error_that_says_what_is() {
         let error = case.control.answer(&query).unwrap_err();
         assert!(error.status == status && error.text.contains(part), "{query:?}: {error:?}");
     }
-    let report: report::ExplainReport = case.ask(explain(packet, None, None, None));
+    let report: crate::api::status::ExplainReport = case.ask(explain(packet, None, None, None));
     assert_eq!(
         (report.port.as_str(), report.verdict.as_str()),
         ("eth1", "pass"),
@@ -242,7 +243,7 @@ fn explain_says_what_it_assumes() {
     let strange = "no interface has VLAN 77: taken to arrive on port eth1, for the MAC of eth1";
     assert_eq!(report.notes, [strange, "a port that is not given is taken to be 9"]);
     for packet in ["udp 10.0.1.5:1 -> 10.9.0.1:2", "icmp 10.0.1.5 -> 10.9.0.1"] {
-        let request = report::ExplainRequest {
+        let request = crate::api::status::ExplainRequest {
             packet: Some(packet.into()),
             port: Some("eth1".into()),
             ..Default::default()
@@ -252,7 +253,8 @@ fn explain_says_what_it_assumes() {
     }
     assert_eq!(report.before.unwrap().vlan.as_deref(), Some("77"));
     let frame = Some("02000000000902000000000208004500".into());
-    let request = report::ExplainRequest { frame, port: Some("eth2".into()), ..Default::default() };
+    let request =
+        crate::api::status::ExplainRequest { frame, port: Some("eth2".into()), ..Default::default() };
     let report: ExplainReport = case.ask(Query::Explain(request));
     assert!(report.notes[0].contains("interface eth2: this box sent the frame"), "{report:?}");
 }
@@ -264,7 +266,7 @@ fn weights_of_routers_that_are_none_are_told() {
     let mut case = start_with(config, linux()).unwrap();
     let troubles = case.status().troubles;
     assert_eq!(troubles, ["shares.weights: there is no router hsot (see `millrace routers`)"]);
-    let routers: Vec<report::RouterReport> = case.ask(Query::Routers);
+    let routers: Vec<crate::api::status::RouterReport> = case.ask(Query::Routers);
     let weights: Vec<u16> = routers.iter().map(|router| router.weight).collect();
     assert_eq!(weights, [3]);
 }

@@ -1,7 +1,7 @@
 //! Start, growth, restart, end: generations and what outlives them.
 
 use super::*;
-use crate::daemon::report::ReasonCount;
+use crate::api::status::ReasonCount;
 
 #[test]
 fn nothing_is_attached_before_the_tables_are_full_and_confirmed() {

@@ -11,22 +11,26 @@ mod verify;
 
 use super::{
     Control, Ended,
-    api::{Query, Request, RouteQuery},
-    instance::Instance,
-    report::{self, ExplainReport, InterfaceReport, RouteReport, Status, VerifyReport},
-    seam::{
-        Ask, Device, FastPath, Hardware, Kernel, Known, Observe, PolicyRead, Question, Sent, Stand, Standing,
-        SwitchEnd, SwitchPath, Told, UserPlane, Wanted,
-    },
+    api::{Query, Request},
+    seam::{Ask, FastPath, Hardware, Kernel, Known, Observe, PolicyRead, Question, Sent, Standing},
     totals::State,
 };
 use crate::{
-    classifier::{Classifier, Ntuple, fake::Nic},
+    api::{
+        RouteQuery,
+        status::{ExplainReport, InterfaceReport, RouteReport, Status, VerifyReport},
+        workers::{PathStand, WorkersReport},
+    },
+    base::instance::Instance,
     config::{Config, MemoryMib, Weight},
-    ethtool::{Problem, ProblemKind},
+    linux::{
+        classifier::{Classifier, Ntuple, fake::Nic},
+        ethtool::{Problem, ProblemKind},
+        spreading::Spreading,
+    },
     plane::{Charge, Counters, InterfaceCount, Mode, PathCounts, Settings, Step, TestRun},
-    spreading::Spreading,
-    workers::{PathStand, WorkersReport},
+    switch::seam::{SwitchEnd, Told},
+    user_plane::seam::{Device, Stand, UserPlane, Wanted},
 };
 use anyhow::{Result, anyhow, bail};
 use logic::{
@@ -623,7 +627,7 @@ impl Case {
 
     fn explain(&mut self, packet: &str) -> ExplainReport {
         let packet = Some(packet.into());
-        self.ask(Query::Explain(report::ExplainRequest { packet, ..Default::default() }))
+        self.ask(Query::Explain(crate::api::status::ExplainRequest { packet, ..Default::default() }))
     }
 
     fn slots(&self) -> Vec<PortId> {

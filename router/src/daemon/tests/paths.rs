@@ -1,6 +1,7 @@
 //! Paths of the configuration, and what the program is told of them.
 
 use super::*;
+use crate::{api::workers::PathStand, switch::seam::SwitchPath};
 use logic::paths::{class::Class, rows::Otherwise};
 
 const PATHS: &str = r#"

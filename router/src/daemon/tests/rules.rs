@@ -1,6 +1,7 @@
 //! Flow rules put in charge and taken out, and what the switch thread is told.
 
-use super::{super::seam::SwitchPort, *};
+use super::*;
+use crate::switch::seam::SwitchPort;
 
 fn rules_of(case: &Case) -> Vec<Option<u32>> {
     case.linux.0.attached.borrow().iter().map(|a| a.rules).collect()

@@ -1,7 +1,7 @@
 //! Heavy flows and the classifiers of the ports.
 
 use super::*;
-use crate::classifier::Spec;
+use crate::linux::classifier::Spec;
 use logic::steer::{Flow, Rule};
 
 fn heavy() -> Flow {
@@ -33,7 +33,7 @@ impl Case {
     }
 
     fn classifiers(&mut self) -> Vec<Option<String>> {
-        let ports: Vec<report::PortReport> = self.ask(Query::Ports);
+        let ports: Vec<crate::api::status::PortReport> = self.ask(Query::Ports);
         ports.into_iter().map(|port| port.classifier).collect()
     }
 }

@@ -1,7 +1,7 @@
 //! Each namespace has a result of its own: what one does takes nothing from the others.
 
 use super::*;
-use crate::daemon::report::{VerifyResult, VerifyRouter};
+use crate::api::status::{VerifyResult, VerifyRouter};
 use std::io::ErrorKind;
 
 const RED: NamespaceId = 1;

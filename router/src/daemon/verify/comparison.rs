@@ -7,9 +7,9 @@
 //! table may leave any packet to the kernel, but it must not take a route for none.
 
 use super::{CHANGING, CONFIRMATIONS, LOOKS, changes::Changed};
-use crate::daemon::{
-    report::{Difference, Families, VerifyReport, VerifyResult, VerifyRouter},
-    seam::{Ask, Hardware, Known, Question, Sent},
+use crate::{
+    api::status::{Difference, Families, VerifyReport, VerifyResult, VerifyRouter},
+    daemon::seam::{Ask, Hardware, Known, Question, Sent},
 };
 use logic::{
     memory::Memory,

@@ -1,7 +1,7 @@
 //! One connection.
 
 use super::{CHUNK_BYTES, ConnectionId, NetEvent, Shared, Timing};
-use crate::door::{Gone, Pass};
+use crate::base::door::{Gone, Pass};
 use rustix::net::sockopt;
 use std::{collections::VecDeque, io, net::IpAddr, pin::pin, time::Duration};
 use tokio::{

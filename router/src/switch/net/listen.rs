@@ -10,8 +10,8 @@ use super::{
     tls::Tls,
 };
 use crate::{
+    base::door::{Door, Gone, Pass, Room},
     config::Target,
-    door::{Door, Gone, Pass, Room},
 };
 use anyhow::{Context, Result};
 use std::{

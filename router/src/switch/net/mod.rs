@@ -19,9 +19,8 @@ mod tests;
 mod tls;
 
 use crate::{
+    base::{privileges, seldom::Seldom},
     config::{OpenFlowSettings, Target},
-    privileges,
-    seldom::Seldom,
 };
 use anyhow::{Context, Result};
 use connection::Command;

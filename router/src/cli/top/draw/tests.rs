@@ -1,8 +1,7 @@
 use super::*;
 use crate::{
+    api::{cores::EventReport, flows::FlowsStatus},
     cli::top::{model::tests::any_reading, state::Period},
-    cores::report::EventReport,
-    switch::report::FlowsStatus,
 };
 use proptest::prelude::*;
 use ratatui::{Terminal, backend::TestBackend};

@@ -1,7 +1,7 @@
 use super::*;
-use crate::{
-    cores::report::CoresReport,
-    daemon::report::Packets,
+use crate::api::{
+    cores::CoresReport,
+    status::Packets,
     workers::{PathStand, WorkerStand, WorkersReport},
 };
 use proptest::{collection::vec, prelude::*};
@@ -89,7 +89,7 @@ fn machine(at_s: f64, ns: u64, packets: u64) -> Daemon {
     };
     let router = |name: &str, accelerated| RouterReport {
         router: name.into(),
-        accelerated: crate::daemon::report::Families { ipv4: accelerated, ipv6: true },
+        accelerated: crate::api::status::Families { ipv4: accelerated, ipv6: true },
         interfaces: 1,
         packets: Packets { forwarded: packets, passed: packets / 2, dropped: 7, ..Packets::default() },
         reasons: vec![

@@ -1,0 +1,80 @@
+//! What goes over the API's socket: requests and answers, as JSON. The server is in [`crate::daemon::api`].
+//!
+//! | file | holds |
+//! |---|---|
+//! | `status.rs` | status, ports, routers, interfaces, routes, verify, explain |
+//! | `cores.rs` | cores, queues, workloads, events |
+//! | `flows.rs` | flow rules |
+//! | `sas.rs` | security associations |
+//! | `workers.rs` | workers and paths |
+
+pub mod cores;
+pub mod flows;
+pub mod sas;
+pub mod status;
+pub mod workers;
+
+use axum::{
+    Json,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
+
+/// What a route is asked for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RouteQuery {
+    pub address: IpAddr,
+    /// A router's name; `None`: the host's.
+    #[serde(default)]
+    pub router: Option<String>,
+}
+
+/// An answer that is an error: HTTP status and one line for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiError {
+    pub status: u16,
+    pub text: String,
+}
+
+impl ApiError {
+    /// The request cannot be understood.
+    pub fn bad(text: impl Into<String>) -> Self {
+        Self { status: 400, text: text.into() }
+    }
+    /// It names something that is not there.
+    pub fn unknown(text: impl Into<String>) -> Self {
+        Self { status: 404, text: text.into() }
+    }
+    /// The daemon failed.
+    pub fn failed(text: impl Into<String>) -> Self {
+        Self { status: 500, text: text.into() }
+    }
+    /// Not now.
+    pub fn busy(text: &str) -> Self {
+        Self { status: 503, text: text.into() }
+    }
+    /// There is no room for one more request.
+    pub fn full() -> Self {
+        Self::busy("too many requests are waiting; try again")
+    }
+    /// Nobody is there any more who would answer.
+    pub fn ending() -> Self {
+        Self::busy("the daemon is ending")
+    }
+}
+
+/// The body of an error.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ErrorBody {
+    pub error: String,
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        (status, Json(ErrorBody { error: self.text })).into_response()
+    }
+}

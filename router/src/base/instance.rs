@@ -1,0 +1,283 @@
+//! One daemon per instance: a lock held for life, and the socket only its holder may create.
+//!
+//! The lock decides, the socket does not: a socket left behind by a dead daemon is replaced, and two daemons that start
+//! at the same moment cannot both believe they are alone.
+
+use anyhow::{Context, Result, bail};
+use rustix::{
+    fs::{FlockOperation, Mode, fchmod, flock},
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with},
+};
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Read, Seek, Write},
+    os::unix::{
+        fs::{MetadataExt, OpenOptionsExt},
+        net::UnixListener,
+    },
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use crate::base::{BadValue, foreign::Quoted, guard::is_ours_or_roots_alone};
+
+/// Clients that wait to be accepted.
+const BACKLOG: i32 = 1024;
+
+/// The name of an instance, for more than one daemon on a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InstanceName(String);
+
+impl InstanceName {
+    /// As given.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for InstanceName {
+    type Err = BadValue;
+    fn from_str(s: &str) -> Result<Self, BadValue> {
+        let fine = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
+        if s.is_empty() || s.len() > 32 || !s.bytes().all(fine) {
+            return Err(BadValue(format!(
+                "{s:?} is not an instance name: 1 to 32 letters, digits, '-' and '_'"
+            )));
+        }
+        Ok(Self(s.into()))
+    }
+}
+
+/// Where the files of an instance are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Instance {
+    /// `None`: the unnamed one.
+    pub name: Option<InstanceName>,
+    directory: PathBuf,
+}
+
+impl Instance {
+    /// The instance of that name under /run.
+    pub fn new(name: Option<InstanceName>) -> Self {
+        Self::under(Path::new("/run"), name)
+    }
+
+    /// The same in another directory.
+    pub fn under(directory: &Path, name: Option<InstanceName>) -> Self {
+        Self { name, directory: directory.into() }
+    }
+
+    /// `millrace`, or `millrace-NAME`: also the name of what is pinned.
+    pub fn label(&self) -> String {
+        self.name.as_ref().map_or("millrace".into(), |n| format!("millrace-{}", n.as_str()))
+    }
+
+    /// How a command is written that speaks to this instance: `millrace stop --instance NAME`.
+    pub fn command(&self, verb: &str) -> String {
+        command(&self.label(), verb)
+    }
+
+    /// The Unix socket of the API.
+    pub fn socket(&self) -> PathBuf {
+        self.directory.join(format!("{}.sock", self.label()))
+    }
+
+    fn lock_file(&self) -> PathBuf {
+        self.directory.join(format!("{}.lock", self.label()))
+    }
+
+    /// What the names and counters of the running generation were, for whoever comes after.
+    pub fn state_file(&self) -> PathBuf {
+        self.directory.join(format!("{}.state", self.label()))
+    }
+
+    /// Where queues were before they were moved, for whoever comes after.
+    pub fn cores_file(&self) -> PathBuf {
+        self.directory.join(format!("{}.cores", self.label()))
+    }
+
+    /// What the indirection tables of NICs were, for whoever comes after.
+    pub fn spreading_file(&self) -> PathBuf {
+        self.directory.join(format!("{}.spreading", self.label()))
+    }
+
+    /// What was changed in the classifiers of NICs, for whoever comes after.
+    pub fn steering_file(&self) -> PathBuf {
+        self.directory.join(format!("{}.steering", self.label()))
+    }
+}
+
+/// See [`Instance::command`]; for an instance of which only the label is known.
+pub fn command(label: &str, verb: &str) -> String {
+    let name =
+        label.strip_prefix("millrace-").map_or(String::new(), |name| format!(" --instance {}", Quoted(name)));
+    format!("millrace {verb}{name}")
+}
+
+/// The right to be the daemon of an instance, held until dropped (or the process ends, however it ends).
+#[derive(Debug)]
+pub struct Lock {
+    _file: File,
+    instance: Instance,
+}
+
+impl Lock {
+    /// Takes the lock, or says which process has it.
+    pub fn take(instance: &Instance) -> Result<Lock> {
+        let path = instance.lock_file();
+        loop {
+            let mut file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+                .open(&path)
+                .with_context(|| format!("cannot open the lock file {}", path.display()))?;
+            if !file.metadata().is_ok_and(|data| data.is_file() && is_ours_or_roots_alone(&data)) {
+                bail!("the lock file {} is not root's alone to write: remove it", path.display());
+            }
+            if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+                let mut pid = String::new();
+                let _ = file.read_to_string(&mut pid);
+                let pid = pid.trim().parse::<u32>().map_or(String::new(), |p| format!(" (process {p})"));
+                bail!(
+                    "another daemon{pid} already runs as {}; stop it with `{}`, or choose another --instance",
+                    describe(instance),
+                    instance.command("stop")
+                );
+            }
+            // Whoever held it before may have removed the file between our open and our lock.
+            let same = fs::metadata(&path).is_ok_and(|m| file.metadata().is_ok_and(|f| f.ino() == m.ino()));
+            if same {
+                file.set_len(0)?;
+                file.rewind()?;
+                writeln!(file, "{}", std::process::id())?;
+                return Ok(Lock { _file: file, instance: instance.clone() });
+            }
+        }
+    }
+
+    /// Creates the socket, mode 0600, in place of one that a dead daemon left.
+    pub fn listen(&self) -> Result<UnixListener> {
+        let path = self.instance.socket();
+        // Bound under another name first: clients find the old one or the new one.
+        let own = path.with_extension(format!("{}.new", std::process::id()));
+        let _ = fs::remove_file(&own);
+        let listener =
+            listening(&own).with_context(|| format!("cannot create the socket {}", path.display()))?;
+        fs::rename(&own, &path).with_context(|| format!("cannot put the socket at {}", path.display()))?;
+        Ok(listener)
+    }
+
+    /// Removes every file of the instance and gives the lock up; returns what was removed besides the lock.
+    pub fn clean(self) -> Vec<PathBuf> {
+        let gone = |path: &PathBuf| fs::remove_file(path).is_ok();
+        let removed = [self.instance.socket(), self.instance.state_file()].into_iter().filter(gone).collect();
+        let _ = fs::remove_file(self.instance.lock_file());
+        removed
+    }
+}
+
+/// A socket that only its owner can reach: the file takes its mode from the socket (`unix_bind_bsd()`, net/unix/af_unix.c), so
+/// there is no moment with a wider one.
+fn listening(path: &Path) -> io::Result<UnixListener> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
+
+fn describe(instance: &Instance) -> String {
+    instance.name.as_ref().map_or("the unnamed instance".into(), |n| format!("instance {:?}", n.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{
+        fs::Permissions,
+        os::unix::{fs::PermissionsExt, net::UnixStream},
+    };
+
+    fn instance(directory: &Path) -> Instance {
+        Instance::under(directory, Some("t1".parse().unwrap()))
+    }
+
+    #[test]
+    fn names() {
+        assert_eq!(Instance::new(None).socket(), Path::new("/run/millrace.sock"));
+        assert_eq!(Instance::new(Some("a-b".parse().unwrap())).socket(), Path::new("/run/millrace-a-b.sock"));
+        assert_eq!(Instance::new(None).command("stop"), "millrace stop");
+        for wrong in ["", "a/b", "..", "ä", &"x".repeat(33)] {
+            assert!(wrong.parse::<InstanceName>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_second_daemon_is_refused_and_names_the_first() {
+        let directory = tempfile::tempdir().unwrap();
+        let lock = Lock::take(&instance(directory.path())).unwrap();
+        let error = Lock::take(&instance(directory.path())).unwrap_err().to_string();
+        assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
+        assert!(
+            error.contains("instance \"t1\"") && error.contains("`millrace stop --instance t1`"),
+            "{error}"
+        );
+        Lock::take(&Instance::under(directory.path(), None)).expect("another instance is free");
+        drop(lock);
+        Lock::take(&instance(directory.path())).expect("free again");
+    }
+
+    #[test]
+    fn a_lock_file_that_others_can_write_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let instance = instance(directory.path());
+        let path = instance.lock_file();
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
+        let error = Lock::take(&instance).unwrap_err().to_string();
+        assert!(error.contains("is not root's alone to write"), "{error}");
+        fs::rename(&path, directory.path().join("other")).unwrap();
+        std::os::unix::fs::symlink("other", &path).unwrap();
+        Lock::take(&instance).unwrap_err();
+    }
+
+    #[test]
+    fn a_stale_socket_is_replaced_and_only_the_owner_may_connect() {
+        let directory = tempfile::tempdir().unwrap();
+        let lock = Lock::take(&instance(directory.path())).unwrap();
+        let path = instance(directory.path()).socket();
+        drop(lock.listen().unwrap());
+        assert!(UnixStream::connect(&path).is_err(), "nobody listens on the stale socket");
+        let _listener = lock.listen().unwrap();
+        UnixStream::connect(&path).expect("the new socket answers");
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn cleaning_leaves_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let lock = Lock::take(&instance(directory.path())).unwrap();
+        let _listener = lock.listen().unwrap();
+        fs::write(instance(directory.path()).state_file(), "{}").unwrap();
+        assert_eq!(lock.clean().len(), 2);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn of_many_at_once_one_gets_the_lock() {
+        let directory = tempfile::tempdir().unwrap();
+        for _ in 0..20 {
+            let locks: Vec<_> = std::thread::scope(|scope| {
+                let take = || Lock::take(&instance(directory.path())).ok();
+                let threads: Vec<_> = (0..4).map(|_| scope.spawn(take)).collect();
+                threads.into_iter().filter_map(|t| t.join().unwrap()).collect()
+            });
+            assert_eq!(locks.len(), 1);
+            locks.into_iter().for_each(|l| drop(l.clean()));
+        }
+    }
+}

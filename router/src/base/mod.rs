@@ -1,0 +1,31 @@
+//! What all rooms use, and what knows of none of them.
+//!
+//! | module | does |
+//! |---|---|
+//! | [`clock`] | the clock of all deadlines |
+//! | [`door`] | how many peers may wait before a listener |
+//! | [`foreign`] | text of others: for terminals, logs and shells |
+//! | [`guard`] | locks, and files of one user |
+//! | [`hex`] | bytes as digits |
+//! | [`instance`] | which daemon is meant; its lock, its directory |
+//! | [`packet`] | a packet as users write it |
+//! | [`pcap`] | opens captures |
+//! | [`priority`] | how urgent threads are |
+//! | [`privileges`] | what the process may do, checked and given up |
+//! | [`seldom`] | limits log lines that outsiders cause |
+//! | [`values`] | names and values of users, checked |
+
+pub mod clock;
+pub mod door;
+pub mod foreign;
+pub mod guard;
+pub mod hex;
+pub mod instance;
+pub mod packet;
+pub mod pcap;
+pub mod priority;
+pub mod privileges;
+pub mod seldom;
+pub mod values;
+
+pub use values::{BadValue, PortName};

@@ -1,0 +1,259 @@
+//! What a namespace holds that the fast path would bypass, found by asking the kernel, told as sentences that name the
+//! thing and the way out.
+//!
+//! | file | what | told of changes by |
+//! |---|---|---|
+//! | [`netfilter`] | nftables base chains | nfnetlink group |
+//! | [`xfrm`] | IPsec policies | XFRM group |
+//! | [`rules`] | policy routing rules | rtnetlink groups |
+//! | [`traffic`] | qdiscs and filters | rtnetlink group |
+//! | [`bpf`] | tcx and netfilter programs | nobody: polled |
+//! | here | legacy iptables tables, IPVS | nobody: polled |
+//!
+//! Hooks for input and output do not matter: packets for the box itself take the kernel's way. Connection tracking
+//! registers its hooks only when a rule wants them, so the rule's own hook stands for it.
+
+pub mod bpf;
+pub mod netfilter;
+pub mod rules;
+pub mod traffic;
+pub mod xfrm;
+
+use crate::{
+    base::foreign::{Quoted, Shown},
+    linux::{netlink::socket::Socket, observer::sysctl::Polled},
+};
+use logic::observe::Settings;
+use std::{collections::BTreeMap, io, time::Instant};
+
+/// Sentences for IPv4 and for IPv6.
+pub type ByFamily = [Vec<String>; 2];
+
+/// The most sentences in one list. A namespace can have any number of rules and chains, so one more sentence stands
+/// for the rest.
+const MOST_SENTENCES: usize = 16;
+
+/// Rules, netfilter and XFRM of a namespace, or why they could not be read.
+pub struct Read {
+    netfilter: io::Result<netfilter::Sentences>,
+    xfrm: io::Result<ByFamily>,
+    rules: io::Result<ByFamily>,
+}
+
+/// Reads them in the calling thread's namespace, which is that of `route`. What the kernel lacks is no hazard.
+pub fn read(route: &mut Socket, end: Instant) -> Read {
+    Read {
+        netfilter: with_socket(libc::NETLINK_NETFILTER, end, netfilter::read),
+        xfrm: with_socket(libc::NETLINK_XFRM, end, xfrm::read),
+        rules: rules::read(route),
+    }
+}
+
+impl Read {
+    /// Nothing could be read.
+    pub fn failed(error: &io::Error) -> Read {
+        let same = || io::Error::new(error.kind(), error.to_string());
+        Read { netfilter: Err(same()), xfrm: Err(same()), rules: Err(same()) }
+    }
+}
+
+fn with_socket<T: Default>(
+    protocol: i32,
+    end: Instant,
+    read: impl FnOnce(&mut Socket) -> io::Result<T>,
+) -> io::Result<T> {
+    match Socket::requests(protocol) {
+        Ok(mut socket) => {
+            socket.end_at(end);
+            read(&mut socket)
+        }
+        Err(e) if e.raw_os_error() == Some(libc::EPROTONOSUPPORT) => Ok(T::default()),
+        Err(e) => Err(e),
+    }
+}
+
+/// The hazards of one namespace.
+#[derive(Default)]
+pub struct Hazards {
+    chains: netfilter::Sentences,
+    namespace: Vec<ByFamily>,
+    legacy: [Vec<String>; 2],
+    ipvs: bool,
+    traffic: BTreeMap<u32, Vec<traffic::Finding>>,
+    /// Programs on tcx, per device.
+    tcx: BTreeMap<u32, u32>,
+    /// BPF netfilter programs anywhere: the kernel does not say in which namespace.
+    programs: ByFamily,
+}
+
+impl Hazards {
+    /// What was read. False: something could not be, was taken for a hazard, and should be tried again.
+    pub fn set_namespace(&mut self, read: Read) -> bool {
+        let Read { netfilter, xfrm, rules } = read;
+        let complete = netfilter.is_ok() && xfrm.is_ok() && rules.is_ok();
+        self.chains = netfilter
+            .unwrap_or_else(|error| netfilter::Sentences::doubt(&doubt("nftables rulesets", &error)));
+        self.namespace = vec![or_doubt(xfrm, "IPsec policies"), or_doubt(rules, "policy rules")];
+        complete
+    }
+
+    /// Qdiscs and filters.
+    pub fn set_traffic(&mut self, found: traffic::Findings) {
+        self.traffic = found;
+    }
+
+    /// Legacy tables and IPVS.
+    pub fn set_polled(&mut self, polled: Polled) {
+        (self.legacy, self.ipvs) = (polled.legacy, polled.has_ipvs_services);
+    }
+
+    /// Programs on tcx, by device.
+    pub fn set_tcx(&mut self, counted: BTreeMap<u32, u32>) {
+        self.tcx = counted;
+    }
+
+    /// BPF netfilter programs, as listed elsewhere.
+    pub fn set_programs(&mut self, programs: &ByFamily) {
+        if self.programs != *programs {
+            self.programs.clone_from(programs);
+        }
+    }
+
+    /// The device is gone.
+    pub fn forget_link(&mut self, ifindex: u32) {
+        self.traffic.remove(&ifindex);
+        self.tcx.remove(&ifindex);
+    }
+
+    /// Sentences about a device.
+    pub fn of_link(&self, ifindex: u32, device: &str, namespace: &str) -> Vec<String> {
+        let found = self.traffic.get(&ifindex).into_iter().flatten();
+        let mut sentences: Vec<String> = found.map(|f| f.sentence(device, namespace)).collect();
+        if let Some(count) = self.tcx.get(&ifindex) {
+            sentences.push(tcx_sentence(*count, device, namespace));
+        }
+        sentences.extend(self.chains.of_device(device).map(|sentence| in_namespace(sentence, namespace)));
+        sentences
+    }
+
+    /// Sentences about the namespace as a whole; the multipath policy is not set.
+    pub fn of_namespace(&self, namespace: &str) -> Settings {
+        let mut all: ByFamily = Default::default();
+        for (i, sentences) in all.iter_mut().enumerate() {
+            let found = [&self.chains.namespace].into_iter().chain(&self.namespace).chain([&self.programs]);
+            let found = found.flat_map(|found| &found[i]);
+            sentences.extend(found.map(|sentence| in_namespace(sentence, namespace)));
+            sentences.extend(self.legacy[i].iter().map(|table| legacy_sentence(i, table)));
+            sentences.extend(self.ipvs.then(|| ipvs_sentence(namespace)));
+        }
+        let [hazards4, hazards6] = all;
+        Settings { hazards4, hazards6, ..Settings::default() }
+    }
+}
+
+/// Stands in a sentence where a command begins that has to run in the namespace.
+const IN_NAMESPACE: &str = "\u{1}";
+
+fn in_namespace(sentence: &str, namespace: &str) -> String {
+    sentence.replace(IN_NAMESPACE, &command(namespace, ""))
+}
+
+/// A shell command that runs in the namespace of this name. Names in `text` are [`Quoted`].
+pub fn command(namespace: &str, text: &str) -> String {
+    match (namespace, namespace.strip_prefix("pid:")) {
+        ("host", _) => text.into(),
+        (_, Some(pid)) => format!("nsenter -t {} -n {text}", Quoted(pid)),
+        (name, _) if name.starts_with("netns:") => format!("(in {}) {text}", Shown(name)),
+        // nsenter takes any name so, ip some as options.
+        (name, _) if name.starts_with('-') => format!("nsenter --net=/run/netns/{} {text}", Quoted(name)),
+        (name, _) => format!("ip netns exec {} {text}", Quoted(name)),
+    }
+}
+
+fn tcx_sentence(count: u32, device: &str, namespace: &str) -> String {
+    format!(
+        "{} has {count} tcx program(s); find them with: {}",
+        Shown(device),
+        command(namespace, &format!("bpftool net show dev {}", Quoted(device)))
+    )
+}
+
+fn legacy_sentence(family: usize, table: &str) -> String {
+    let (tool, module) = [("iptables", "iptable"), ("ip6tables", "ip6table")][family];
+    let (table, name) = (Shown(table), Quoted(table));
+    format!(
+        "legacy {tool} table {table} is loaded, which hooks forwarding even when it is empty; \
+         unload it with: rmmod {module}_{name} (or recreate the namespace, where it is built in)"
+    )
+}
+
+fn ipvs_sentence(namespace: &str) -> String {
+    format!(
+        "IPVS has virtual services, which take packets that look forwarded; remove them with: {}",
+        command(namespace, "ipvsadm --clear")
+    )
+}
+
+/// What cannot be read is taken for a hazard: better slow than wrong.
+fn or_doubt(result: io::Result<ByFamily>, what: &str) -> ByFamily {
+    result.unwrap_or_else(|error| {
+        let sentence = doubt(what, &error);
+        [vec![sentence.clone()], vec![sentence]]
+    })
+}
+
+fn doubt(what: &str, error: &io::Error) -> String {
+    format!("{what} could not be read: {error}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_run_where_the_thing_is() {
+        assert_eq!(command("host", "nft"), "nft");
+        assert_eq!(command("pid:7", "nft"), "nsenter -t 7 -n nft");
+        assert_eq!(command("red", "nft"), "ip netns exec red nft");
+    }
+
+    #[test]
+    fn hostile_names_are_single_words_of_commands() {
+        use crate::base::foreign::{HOSTILE, Pasted, assert_fit};
+        let by_qdisc = traffic::Finding::Qdisc("tbf".into());
+        let by_filters = traffic::Finding::Filters("clsact".into(), 0);
+        let mut pasted = Pasted::default();
+        for name in HOSTILE {
+            let sentences = [
+                (
+                    by_qdisc.sentence(name, "host"),
+                    "tc",
+                    vec!["qdisc", "replace", "dev", name, "root", "pfifo_fast"],
+                ),
+                (by_filters.sentence(name, "host"), "tc", vec!["qdisc", "del", "dev", name, "clsact"]),
+                (tcx_sentence(1, name, "host"), "bpftool", vec!["net", "show", "dev", name]),
+            ];
+            for (sentence, tool, words) in sentences {
+                let (_, line) = sentence.split_once(" with: ").unwrap();
+                pasted.add(&sentence, line, tool, &words);
+            }
+            assert_fit(&traffic::Finding::Qdisc(name.into()).sentence("a", "host"));
+            assert_fit(&traffic::Finding::Filters(name.into(), 0).sentence("a", "host"));
+            let line = command(name, &format!("tc filter del dev {}", Quoted(name)));
+            let filter = ["tc", "filter", "del", "dev", name];
+            match name.strip_prefix('-') {
+                None => pasted.add(&line, &line, "ip", &[&["netns", "exec", name][..], &filter].concat()),
+                Some(_) => {
+                    let net = format!("--net=/run/netns/{name}");
+                    pasted.add(&line, &line, "nsenter", &[&[&*net][..], &filter].concat());
+                }
+            }
+            assert_fit(&command(&format!("netns:{name}"), ""));
+            let legacy = legacy_sentence(0, name);
+            let (_, line) = legacy.split_once(" with: ").unwrap();
+            let line = line.split_once(" (or").unwrap().0;
+            pasted.add(&legacy, line, "rmmod", &[&format!("iptable_{name}")]);
+        }
+        pasted.run();
+    }
+}

@@ -1,0 +1,285 @@
+//! nftables base chains on hooks that forwarded packets pass (`NFT_MSG_GETCHAIN`, `include/uapi/linux/netfilter/nf_tables.h`).
+//!
+//! A chain on ingress or egress is bound to devices and sees all their packets, also those of a macvlan in another
+//! namespace: it is a hazard of the device, not of the namespace.
+
+use super::{ByFamily, IN_NAMESPACE, MOST_SENTENCES};
+use crate::{
+    base::foreign::Shown,
+    linux::netlink::{
+        socket::Socket,
+        wire::{self, Message, Request},
+    },
+};
+use std::{collections::BTreeMap, io};
+
+/// `NFNLGRP_NFTABLES`.
+pub const GROUP: u32 = 7;
+
+const NEWCHAIN: u16 = 10 << 8 | 3;
+const GETCHAIN: u16 = 10 << 8 | 4;
+const NFTA_CHAIN_TABLE: u16 = 1;
+const NFTA_CHAIN_NAME: u16 = 3;
+const NFTA_CHAIN_HOOK: u16 = 4;
+const NFTA_HOOK_HOOKNUM: u16 = 1;
+const NFTA_HOOK_DEV: u16 = 3;
+const NFTA_HOOK_DEVS: u16 = 4;
+const NFTA_DEVICE_NAME: u16 = 1;
+
+/// Names of hooks by number: `enum nf_inet_hooks`.
+pub const HOOKS: [&str; 6] = ["prerouting", "input", "forward", "output", "postrouting", "ingress"];
+
+/// A base chain that forwarded packets pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Chain {
+    family: &'static str,
+    affects: [bool; 2],
+    table: String,
+    name: String,
+    hook: &'static str,
+    devices: Devices,
+}
+
+/// What a chain is bound to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Devices {
+    Namespace,
+    Named(Vec<String>),
+    /// Devices, and which cannot be told: any.
+    Unknown,
+}
+
+/// Sentences for all chains.
+#[derive(Clone, Debug, Default)]
+pub struct Sentences {
+    pub namespace: ByFamily,
+    devices: BTreeMap<String, Vec<String>>,
+    every_device: Vec<String>,
+}
+
+impl Sentences {
+    /// The chains could not be read: a hazard of everything they may be bound to.
+    pub fn doubt(sentence: &str) -> Sentences {
+        let one = || vec![sentence.to_owned()];
+        Sentences { namespace: [one(), one()], every_device: one(), ..Sentences::default() }
+    }
+
+    /// Those about a device.
+    pub fn of_device(&self, device: &str) -> impl Iterator<Item = &String> {
+        self.devices.get(device).into_iter().flatten().chain(&self.every_device)
+    }
+
+    fn add(&mut self, chain: &Chain) {
+        let sentence = &chain.sentence();
+        match &chain.devices {
+            Devices::Namespace => {
+                let affected = self.namespace.iter_mut().zip(chain.affects).filter(|(_, affected)| *affected);
+                affected.for_each(|(sentences, _)| add(sentences, sentence));
+            }
+            Devices::Named(names) => {
+                for name in names {
+                    add(self.devices.entry(name.clone()).or_default(), sentence);
+                }
+            }
+            Devices::Unknown => add(&mut self.every_device, sentence),
+        }
+    }
+}
+
+fn add(sentences: &mut Vec<String>, sentence: &str) {
+    match sentences.len() {
+        ..MOST_SENTENCES => sentences.push(sentence.to_owned()),
+        MOST_SENTENCES => {
+            sentences.push(format!("more nftables chains; list them with: {IN_NAMESPACE}nft list chains"));
+        }
+        _ => (),
+    }
+}
+
+/// Sentences for all of them.
+pub fn read(socket: &mut Socket) -> io::Result<Sentences> {
+    let chains = match socket.dump(Request::new(GETCHAIN, wire::DUMP, &[0; 4]), parse) {
+        // nfnetlink without nf_tables knows no such message.
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => Vec::new(),
+        other => other?,
+    };
+    let mut sentences = Sentences::default();
+    chains.iter().for_each(|chain| sentences.add(chain));
+    Ok(sentences)
+}
+
+pub(crate) fn parse(message: Message<'_>) -> Option<Chain> {
+    if message.kind != NEWCHAIN {
+        return None;
+    }
+    let (mut table, mut name, mut hook) = (String::new(), String::new(), None);
+    for (kind, value) in wire::attributes_after(message.payload, 4) {
+        match kind {
+            NFTA_CHAIN_TABLE => table = wire::text(value),
+            NFTA_CHAIN_NAME => name = wire::text(value),
+            NFTA_CHAIN_HOOK => hook = Some(value),
+            _ => (),
+        }
+    }
+    let hook = hook?;
+    let number = wire::be32_at(wire::attribute(hook, NFTA_HOOK_HOOKNUM)?, 0)? as usize;
+    // NFPROTO_*. ARP chains see no IP packet, and devices under a bridge are not accelerated anyway.
+    let (family, affects, names): (_, _, &[&'static str]) = match *message.payload.first()? {
+        1 => ("inet", [true; 2], &HOOKS),
+        2 => ("ip", [true, false], &HOOKS),
+        5 => ("netdev", [true; 2], &["ingress", "egress"]),
+        10 => ("ip6", [false, true], &HOOKS),
+        _ => return None,
+    };
+    let hook_name = names.get(number).copied().unwrap_or("an unknown hook");
+    if matches!(hook_name, "input" | "output") {
+        return None;
+    }
+    let devices = if HOOKS[..5].contains(&hook_name) { Devices::Namespace } else { devices(hook) };
+    Some(Chain { family, affects, table, name, hook: hook_name, devices })
+}
+
+fn devices(hook: &[u8]) -> Devices {
+    let one = wire::attribute(hook, NFTA_HOOK_DEV).map(|name| vec![wire::text(name)]);
+    let names = match wire::attribute(hook, NFTA_HOOK_DEVS) {
+        // Beside names there may be prefixes of names.
+        Some(list) => wire::attributes(list)
+            .map(|(kind, name)| (kind == NFTA_DEVICE_NAME).then(|| wire::text(name)))
+            .collect(),
+        None => one,
+    };
+    names.map_or(Devices::Unknown, Devices::Named)
+}
+
+impl Chain {
+    fn sentence(&self) -> String {
+        let Chain { family, table, name, hook, devices, .. } = self;
+        let of = match devices {
+            Devices::Namespace => String::new(),
+            Devices::Named(names) => {
+                let names: Vec<_> = names.iter().map(|name| Shown(name).to_string()).collect();
+                format!(" of {}", names.join(", "))
+            }
+            Devices::Unknown => " of some devices".into(),
+        };
+        let chain = format!("{family} {} {}", Shown(table), Shown(name));
+        // The tool reads commands of its own in its argument, so quoting for the shell is not enough.
+        let out = match is_word(table) && is_word(name) {
+            true => format!("remove it with: {IN_NAMESPACE}nft 'flush chain {chain}; delete chain {chain}'"),
+            false => format!(
+                "nft takes no such name: see the handle of its table with: {IN_NAMESPACE}nft -a list ruleset | cat -v"
+            ),
+        };
+        format!("nftables chain {chain} hooks {hook}{of}; {out}")
+    }
+}
+
+/// May it stand in a command of nft? Its scanner takes these as one name (`string`, src/scanner.l of nftables).
+fn is_word(name: &str) -> bool {
+    let letter = |c: char| c.is_ascii_alphabetic() || c == '_';
+    name.starts_with(letter) && name.chars().all(|c| letter(c) || c.is_ascii_digit() || "./-".contains(c))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::foreign::{HOSTILE, Pasted, assert_fit};
+    use proptest::prelude::*;
+
+    fn parsed(family: u8, hook: u8) -> Option<Chain> {
+        bound(family, hook, &[])
+    }
+
+    /// A chain with more attributes of its hook.
+    fn bound(family: u8, hook: u8, more: &[u8]) -> Option<Chain> {
+        let mut request = Request::new(NEWCHAIN, 0, &[family, 0, 0, 0])
+            .with(NFTA_CHAIN_TABLE, b"filter\0")
+            .with(NFTA_CHAIN_NAME, b"fwd\0")
+            .with(NFTA_CHAIN_HOOK | 0x8000, &[&[8, 0, 1, 0, 0, 0, 0, hook], more].concat());
+        wire::messages(request.bytes(1)).next().and_then(parse)
+    }
+
+    #[test]
+    fn of_very_many_chains_only_some_have_sentences() {
+        let mut sentences = Sentences::default();
+        (0..1000).for_each(|_| sentences.add(&parsed(1, 2).unwrap()));
+        let [ipv4, ipv6] = &sentences.namespace;
+        assert_eq!((ipv4.len(), ipv6.len()), (MOST_SENTENCES + 1, MOST_SENTENCES + 1));
+        assert!(ipv4.last().unwrap().starts_with("more nftables chains; list them with: "));
+    }
+
+    #[test]
+    fn hooks_of_forwarded_packets_count() {
+        let chain = parsed(1, 2).unwrap();
+        assert_eq!((chain.affects, chain.hook), ([true, true], "forward"));
+        assert!(
+            chain.sentence().starts_with("nftables chain inet filter fwd hooks forward; remove it with: ")
+        );
+        assert_eq!(parsed(2, 0).unwrap().affects, [true, false]);
+        assert_eq!(parsed(10, 4).unwrap().affects, [false, true]);
+        assert_eq!(parsed(5, 1).unwrap().hook, "egress");
+        for (family, hook) in [(1, 1), (2, 3), (3, 0), (7, 2)] {
+            assert_eq!(parsed(family, hook), None);
+        }
+    }
+
+    #[test]
+    fn names_that_nft_takes_as_one_stand_in_its_commands() {
+        for fine in ["fwd", "_x", "a.b/c-d9"] {
+            assert!(is_word(fine), "{fine}");
+        }
+        for wrong in HOSTILE.into_iter().chain(["", "9a", "a b", "a;b", "a{", "ä", "@a", "$a"]) {
+            assert!(!is_word(wrong), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn device_hooks_count_for_their_devices() {
+        let dev = [6, 0, 3, 0, b'a', 0, 0, 0];
+        let devs =
+            |second_kind: u8| [20, 0, 4, 0, 6, 0, 1, 0, b'a', 0, 0, 0, 6, 0, second_kind, 0, b'b', 0, 0, 0];
+        let none = [4, 0, 4, 0];
+        let rows: [(u8, u8, &[u8], [usize; 3]); 7] = [
+            (5, 0, &dev, [1, 0, 0]),
+            (1, 5, &devs(1), [1, 1, 0]),
+            (5, 1, &devs(1), [1, 1, 0]),
+            (5, 0, &devs(2), [1, 1, 1]),
+            (5, 0, &[], [1, 1, 1]),
+            (5, 0, &none, [0, 0, 0]),
+            (1, 2, &dev, [0, 0, 0]),
+        ];
+        for (family, hook, more, expected) in rows {
+            let mut sentences = Sentences::default();
+            sentences.add(&bound(family, hook, more).unwrap());
+            let told = ["a", "b", "c"].map(|device| sentences.of_device(device).count());
+            assert_eq!(told, expected, "{family} {hook} {more:?}");
+            assert_eq!(sentences.namespace[0].len(), usize::from(hook == 2), "{family} {hook} {more:?}");
+        }
+        let sentence = bound(5, 0, &devs(1)).unwrap().sentence();
+        assert!(sentence.contains(" hooks ingress of a, b; remove it with: "), "{sentence}");
+        let named = HOSTILE.iter().flat_map(|name| [("filter", *name), (*name, "fwd"), (*name, *name)]);
+        for (table, name) in named {
+            for devices in [Devices::Namespace, Devices::Named(vec![table.into(), name.into()])] {
+                let mut chain = parsed(1, 2).unwrap();
+                (chain.table, chain.name, chain.devices) = (table.into(), name.into(), devices);
+                let sentence = chain.sentence();
+                let (before, command) = sentence.split_once(IN_NAMESPACE).unwrap();
+                assert_fit(before);
+                assert_eq!(command, "nft -a list ruleset | cat -v", "{before}");
+            }
+        }
+        let mut pasted = Pasted::default();
+        let sentence = parsed(1, 2).unwrap().sentence().replace(IN_NAMESPACE, "");
+        let (_, line) = sentence.split_once(" with: ").unwrap();
+        pasted.add(&sentence, line, "nft", &["flush chain inet filter fwd; delete chain inet filter fwd"]);
+        pasted.run();
+        assert_eq!(Sentences::doubt("?").of_device("a").count(), 1);
+    }
+
+    proptest! {
+        #[test]
+        fn never_panics(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+            let _ = parse(Message { kind: NEWCHAIN, flags: 0, sequence: 0, payload: &bytes });
+        }
+    }
+}

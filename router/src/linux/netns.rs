@@ -1,0 +1,469 @@
+//! Network namespaces: finding them, naming them, doing something inside one.
+//!
+//! A thread that enters a namespace is one made for it and gone afterwards, so no other thread ever changes place.
+
+use crate::base::BadValue;
+use logic::observe::Owner;
+use std::{
+    collections::BTreeMap,
+    fmt,
+    fs::{self, File},
+    io,
+    os::{
+        fd::{AsFd, AsRawFd, FromRawFd},
+        unix::fs::MetadataExt,
+    },
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::Arc,
+};
+
+/// Where `ip netns` keeps its names.
+pub const NAMED: &str = "/run/netns";
+
+/// What makes a namespace distinct while it lives: device and inode of its nsfs file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    device: u64,
+    inode: u64,
+}
+
+impl Key {
+    /// Of an open namespace file.
+    pub fn of(file: &File) -> io::Result<Key> {
+        file.metadata().map(|m| Key { device: m.dev(), inode: m.ino() })
+    }
+
+    /// Of the file at `path`, links followed.
+    pub fn at(path: &Path) -> io::Result<Key> {
+        fs::metadata(path).map(|m| Key { device: m.dev(), inode: m.ino() })
+    }
+
+    /// The inode number, as `lsns` shows it.
+    pub fn inode(self) -> u64 {
+        self.inode
+    }
+}
+
+/// Where a namespace is found again. It keeps no namespace alive, except our own.
+///
+/// The kernel gives the inode number of a namespace that ended to the next one, so the cookie decides (`SO_NETNS_COOKIE`, never
+/// used twice).
+#[derive(Clone, Debug)]
+pub struct Place {
+    key: Key,
+    cookie: u64,
+    way: Way,
+}
+
+#[derive(Clone, Debug)]
+enum Way {
+    Path(PathBuf),
+    Own(Arc<File>),
+}
+
+impl Place {
+    /// Of the namespace with this cookie, of which there is a file at `path`.
+    pub fn new(key: Key, cookie: u64, path: PathBuf) -> Self {
+        Place { key, cookie, way: Way::Path(path) }
+    }
+
+    /// Of the calling thread's namespace, which it keeps alive.
+    pub fn own() -> io::Result<Self> {
+        let file = File::open("/proc/thread-self/ns/net")?;
+        Ok(Place { key: Key::of(&file)?, cookie: cookie()?, way: Way::Own(Arc::new(file)) })
+    }
+
+    pub fn key(&self) -> Key {
+        self.key
+    }
+
+    /// Distinct from that of every other namespace since the machine started.
+    pub fn cookie(&self) -> u64 {
+        self.cookie
+    }
+
+    /// Another path leads to it now.
+    pub fn move_to(&mut self, path: &Path) {
+        if let Way::Path(known) = &mut self.way {
+            path.clone_into(known);
+        }
+    }
+
+    /// Its file, which keeps it alive while it is open. A namespace that got the inode of one that ended passes for it.
+    ///
+    /// # Errors
+    /// The path leads nowhere, or to another namespace.
+    pub fn open(&self) -> io::Result<Arc<File>> {
+        let path = match &self.way {
+            Way::Own(file) => return Ok(file.clone()),
+            Way::Path(path) => path,
+        };
+        // Opened only if it is a namespace: with a FIFO that waits.
+        if Key::at(path)? != self.key {
+            return Err(gone());
+        }
+        let file = File::open(path)?;
+        if Key::of(&file)? == self.key { Ok(Arc::new(file)) } else { Err(gone()) }
+    }
+
+    /// Runs `task` in the namespace, which it keeps alive for as long as that takes.
+    ///
+    /// # Errors
+    /// As [`Place::open`] and [`inside`].
+    pub fn inside<T: Send>(&self, task: impl FnOnce() -> T + Send) -> io::Result<T> {
+        let file = self.open()?;
+        inside(&file, || if cookie()? == self.cookie { Ok(task()) } else { Err(replaced()) })?
+    }
+
+    /// Has the calling thread enter the namespace.
+    ///
+    /// # Errors
+    /// As [`Place::open`]; the thread may be in another namespace then.
+    pub fn enter(&self) -> io::Result<()> {
+        enter(&*self.open()?)?;
+        if cookie()? == self.cookie { Ok(()) } else { Err(replaced()) }
+    }
+}
+
+impl PartialEq for Place {
+    fn eq(&self, other: &Self) -> bool {
+        self.cookie == other.cookie
+    }
+}
+
+/// The namespace has ended, and the kernel gave its number to another.
+#[derive(Debug, thiserror::Error)]
+#[error("another namespace has its number now")]
+struct Replaced;
+
+fn replaced() -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, Replaced)
+}
+
+/// Does this error of a [`Place`] say that its namespace has ended?
+pub fn was_replaced(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<Replaced>())
+}
+
+fn gone() -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, "the namespace is not there any more")
+}
+
+/// Of the calling thread's namespace (`SO_NETNS_COOKIE`, Linux 5.14).
+pub fn cookie() -> io::Result<u64> {
+    let socket = std::os::unix::net::UnixDatagram::unbound()?;
+    let (mut cookie, mut length) = (0_u64, size_of::<u64>() as libc::socklen_t);
+    // SAFETY: the pointers are those of live locals, and `length` is the size of `cookie`.
+    let rc = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    if rc == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
+}
+
+/// `include/uapi/asm-generic/socket.h`.
+const SO_NETNS_COOKIE: i32 = 71;
+
+/// The owner of the network namespace: the user namespace it belongs to, or the outermost one around that.
+///
+/// # Errors
+/// Those of `ioctl(2)`: the namespace belongs to none that ours contains, or descriptors are short.
+pub fn owner(namespace: &File) -> io::Result<Owner> {
+    // The kernel nests at most 32 user namespaces (`create_user_ns()`).
+    const DEEPEST: usize = 64;
+    let mut around = vec![related(namespace, libc::NS_GET_USERNS)?];
+    while let Some(inner) = around.last()
+        && around.len() < DEEPEST
+    {
+        match related(inner, libc::NS_GET_PARENT) {
+            Ok(outer) => around.push(outer),
+            // There is none around it, or none that we may see.
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    // The last is our own.
+    let Some(outermost) = around.len().checked_sub(2).and_then(|at| around.get(at)) else {
+        return Ok(Owner::Machine);
+    };
+    let mut uid: libc::uid_t = 0;
+    // SAFETY: the request writes one `uid_t` to a live local, and the descriptor is open.
+    match unsafe { libc::ioctl(outermost.as_raw_fd(), libc::NS_GET_OWNER_UID, &raw mut uid) } {
+        0 if uid == 0 => Ok(Owner::UserNamespace(Key::of(outermost)?.inode)),
+        0 => Ok(Owner::User(uid)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A namespace that `request` finds from another one (`ioctl_nsfs(2)`).
+fn related(namespace: &File, request: libc::Ioctl) -> io::Result<File> {
+    // SAFETY: these requests take no argument, and the descriptor is open for as long as `namespace` is borrowed.
+    match unsafe { libc::ioctl(namespace.as_raw_fd(), request) } {
+        -1 => Err(io::Error::last_os_error()),
+        // SAFETY: the kernel has just made this descriptor, and nothing else has it.
+        descriptor => Ok(unsafe { File::from_raw_fd(descriptor) }),
+    }
+}
+
+/// How a namespace is named: `red` (under /run/netns), `pid:1234`, or the path of a namespace file.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Source {
+    /// A name under /run/netns.
+    Name(String),
+    /// The namespace a process is in.
+    Pid(u32),
+    /// A namespace file, absolute.
+    Path(PathBuf),
+}
+
+impl Source {
+    /// Where its namespace file is.
+    pub fn path(&self) -> PathBuf {
+        match self {
+            Source::Name(name) => Path::new(NAMED).join(name),
+            Source::Pid(pid) => format!("/proc/{pid}/ns/net").into(),
+            Source::Path(path) => path.clone(),
+        }
+    }
+
+    /// The namespace it names now.
+    ///
+    /// # Errors
+    /// There is no such file, or it is not a network namespace's.
+    pub fn key(&self) -> io::Result<Key> {
+        let path = self.path();
+        let key = Key::at(&path)?;
+        // Opened only on nsfs, where that has no effect: with a FIFO it waits.
+        let on_nsfs = key.device == Key::at(Path::new("/proc/self/ns/net"))?.device;
+        if !(on_nsfs && is_network(&File::open(&path)?)) {
+            return Err(io::Error::other("the file is not a network namespace, as /proc/PID/ns/net is"));
+        }
+        Ok(key)
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Name(name) => f.write_str(name),
+            Source::Pid(pid) => write!(f, "pid:{pid}"),
+            Source::Path(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+impl FromStr for Source {
+    type Err = BadValue;
+    fn from_str(s: &str) -> Result<Self, BadValue> {
+        let bad = || {
+            BadValue(format!(
+                "{s:?} is not a router: a name under {NAMED}, pid:NUMBER, or an absolute path of a namespace file"
+            ))
+        };
+        if let Some(pid) = s.strip_prefix("pid:") {
+            return pid.parse().ok().filter(|&p| p > 0).map(Source::Pid).ok_or_else(bad);
+        }
+        if s.starts_with('/') {
+            return Ok(Source::Path(s.into()));
+        }
+        let wrong = s.is_empty() || s.len() > 255 || s == "." || s == ".." || s.contains(['/', '\0']);
+        if wrong { Err(bad()) } else { Ok(Source::Name(s.into())) }
+    }
+}
+
+/// A namespace that exists, and a way to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The first of its names under /run/netns, or `pid:N` of its lowest process.
+    pub name: String,
+    /// A file that opens it.
+    pub path: PathBuf,
+    /// The process it was found by, if it has no name.
+    pub pid: Option<u32>,
+}
+
+/// Every namespace that has a name or a process, by key.
+///
+/// Cost: about 3 us per process. Namespaces that only a thread other than its process's first, or only an open file,
+/// keeps alive are not found.
+pub fn list() -> BTreeMap<Key, Found> {
+    let mut found = BTreeMap::new();
+    // Only files on nsfs count: `ip netns add` makes an empty file first and mounts over it.
+    let Ok(own) = Key::at(Path::new("/proc/self/ns/net")) else { return found };
+    let mut named: Vec<_> = fs::read_dir(NAMED).into_iter().flatten().flatten().map(|e| e.path()).collect();
+    named.sort_unstable();
+    for path in named {
+        if let Ok(key) = Key::at(&path)
+            && key.device == own.device
+            && let Some(name) = path.file_name()
+        {
+            let name = name.to_string_lossy().into_owned();
+            found.entry(key).or_insert(Found { name, path, pid: None });
+        }
+    }
+    let mut pids: Vec<u32> = fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect();
+    pids.sort_unstable();
+    for pid in pids {
+        let path = PathBuf::from(format!("/proc/{pid}/ns/net"));
+        if let Ok(key) = Key::at(&path) {
+            found.entry(key).or_insert_with(|| Found { name: format!("pid:{pid}"), path, pid: Some(pid) });
+        }
+    }
+    found
+}
+
+/// Run `task` in the namespace: at once if this thread is in it, else in a thread made for it (some 100 us).
+///
+/// # Errors
+/// `EPERM` without CAP_SYS_ADMIN; `EINVAL` if the file is not a network namespace.
+pub fn inside<T: Send>(namespace: &File, task: impl FnOnce() -> T + Send) -> io::Result<T> {
+    let here = Key::at(Path::new("/proc/thread-self/ns/net"));
+    if here.is_ok_and(|here| Key::of(namespace).is_ok_and(|key| key == here)) {
+        return Ok(task());
+    }
+    on_a_thread(|| enter(namespace).map(|()| task()))
+}
+
+/// Run `task` in an empty namespace, in a thread made for it. The namespace ends with what was opened in it.
+///
+/// # Errors
+/// `EPERM` without CAP_SYS_ADMIN.
+pub fn in_a_new_one<T: Send>(task: impl FnOnce() -> T + Send) -> io::Result<T> {
+    // SAFETY: moves only the calling thread, which ends with the task.
+    on_a_thread(|| match unsafe { libc::unshare(libc::CLONE_NEWNET) } {
+        0 => Ok(task()),
+        _ => Err(io::Error::last_os_error()),
+    })
+}
+
+fn on_a_thread<T: Send>(task: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("namespace".into()).spawn_scoped(scope, task)?;
+        thread.join().unwrap_or_else(|_| Err(io::Error::other("a namespace thread panicked")))
+    })
+}
+
+/// Is this file on nsfs one of a network namespace?
+fn is_network(file: &File) -> bool {
+    // SAFETY: the request takes no argument, and the descriptor is open for as long as `file` is borrowed.
+    let kind = unsafe { libc::ioctl(file.as_raw_fd(), libc::NS_GET_NSTYPE) };
+    kind == libc::CLONE_NEWNET
+}
+
+pub(crate) fn enter(namespace: &File) -> io::Result<()> {
+    // SAFETY: setns takes a descriptor, open for as long as `namespace` is borrowed, and affects this thread only.
+    match unsafe { libc::setns(namespace.as_fd().as_raw_fd(), libc::CLONE_NEWNET) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_are_told_apart() {
+        let table = [
+            ("red", Source::Name("red".into()), "/run/netns/red"),
+            ("12", Source::Name("12".into()), "/run/netns/12"),
+            ("pid:12", Source::Pid(12), "/proc/12/ns/net"),
+            ("/proc/1/ns/net", Source::Path("/proc/1/ns/net".into()), "/proc/1/ns/net"),
+        ];
+        for (text, source, path) in table {
+            assert_eq!(text.parse::<Source>().unwrap(), source);
+            assert_eq!((source.to_string(), source.path()), (text.into(), path.into()));
+        }
+        for wrong in ["", "a/b", "..", "pid:0", "pid:x"] {
+            assert!(wrong.parse::<Source>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn only_a_network_namespace_has_a_key() {
+        let key = |path: &str| Source::Path(path.into()).key();
+        assert_eq!(key("/proc/self/ns/net").unwrap(), Key::at(Path::new("/proc/self/ns/net")).unwrap());
+        for other in ["/etc/passwd", "/etc", "/proc/self/ns/mnt"] {
+            let error = key(other).unwrap_err().to_string();
+            assert!(error.contains("not a network namespace"), "{other}: {error}");
+        }
+        assert_eq!(key("/nonexistent").unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn in_its_own_namespace_a_task_needs_no_other_thread() {
+        let here = File::open("/proc/thread-self/ns/net").unwrap();
+        let thread = || std::thread::current().id();
+        assert_eq!(inside(&here, thread).unwrap(), thread());
+    }
+
+    #[test]
+    fn a_place_leads_only_to_the_namespace_it_was_made_for() {
+        let own = Place::own().unwrap();
+        assert_eq!(own.inside(cookie).unwrap().unwrap(), own.cookie());
+        let path = PathBuf::from("/proc/self/ns/net");
+        let same = Place::new(own.key(), own.cookie(), path.clone());
+        assert!(same.inside(|| ()).is_ok());
+        // The kernel gave the inode to another one.
+        let another = Place::new(own.key(), own.cookie() + 1, path);
+        assert_ne!(another, same);
+        let error = another.inside(|| ()).unwrap_err();
+        assert!(error.kind() == io::ErrorKind::NotFound && was_replaced(&error), "{error}");
+        let moved = Place::new(own.key(), own.cookie(), "/proc/self/ns/mnt".into());
+        let error = moved.open().unwrap_err();
+        assert!(error.kind() == io::ErrorKind::NotFound && !was_replaced(&error), "{error}");
+    }
+
+    #[test]
+    fn the_namespace_of_this_process_is_of_the_machine() {
+        assert_eq!(owner(&File::open("/proc/self/ns/net").unwrap()).unwrap(), Owner::Machine);
+        assert!(owner(&File::open("/dev/null").unwrap()).is_err());
+    }
+
+    /// The owner of the network namespace that this command makes and runs another one in.
+    fn owner_after(command: &[&str]) -> Owner {
+        let mut child = std::process::Command::new(command[0])
+            .args(&command[1..])
+            .args(["sh", "-c", "echo; cat"])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut ready = [0];
+        io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut ready).unwrap();
+        let found = owner(&File::open(format!("/proc/{}/ns/net", child.id())).unwrap()).unwrap();
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        found
+    }
+
+    #[test]
+    #[ignore = "needs root"]
+    fn an_owner_is_found_through_nested_namespaces() {
+        assert_eq!(owner_after(&["unshare", "-n"]), Owner::Machine);
+        let nest = ["unshare", "-U", "-r", "-n"];
+        let of_root = owner_after(&nest);
+        assert!(matches!(of_root, Owner::UserNamespace(_)), "{of_root}");
+        assert_ne!(owner_after(&nest), of_root);
+        let as_user = [&["setpriv", "--reuid=65534", "--clear-groups"], &nest[..]].concat();
+        let nested = [&as_user[..], &nest].concat();
+        assert_eq!([owner_after(&as_user), owner_after(&nested)], [Owner::User(65534); 2]);
+    }
+
+    #[test]
+    fn our_own_namespace_is_among_those_found() {
+        let own = Key::at(Path::new("/proc/self/ns/net")).unwrap();
+        assert!(list().contains_key(&own));
+    }
+}

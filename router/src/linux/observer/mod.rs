@@ -1,0 +1,821 @@
+//! The observer turns the reports of Linux, in every namespace involved, into [`Event`]s.
+//!
+//! ```text
+//! discovery ── which namespaces hold a router ──► spaces ── one per namespace: ear, what is known of it ──► events
+//!                                                    ▲
+//!                         survey ── what is read in a namespace, by a thread of its own
+//! ```
+//!
+//! | file | task |
+//! |---|---|
+//! | [`discovery`] | choosing the namespaces to watch |
+//! | [`ports`] | ports and their problems |
+//! | [`space`] | one namespace: its state, messages, lost messages, limits |
+//! | [`ear`] | listening to a namespace without keeping it alive |
+//! | [`survey`] | one visit to a namespace |
+//! | [`siblings`] | metrics of IPv6 next hops that no dump shows |
+//! | [`quota`] | limits of a namespace |
+//! | [`reader`] | queries to Linux from another thread |
+//! | [`settings`], [`sysctl`] | effective per-device settings |
+//! | [`due`] | what to read again, and when |
+//! | [`troubles`] | what could not be read, and since when |
+//! | [`poller`] | epoll, inotify |
+//!
+//! The kernel does not report everything, so the observer checks two things at intervals. It reads settings without a
+//! message once a second. It looks for new and vanished namespaces every two to thirty seconds: with more processes
+//! this takes longer, so it happens less often.
+//!
+//! Nothing here keeps a namespace alive or waits for one: other threads do the reading, and namespaces take turns with
+//! their messages. A namespace over its [`Quota`] is left to the kernel.
+
+mod discovery;
+mod due;
+mod ear;
+pub mod poller;
+mod ports;
+mod quota;
+mod reader;
+mod settings;
+mod siblings;
+mod space;
+mod survey;
+pub mod sysctl;
+#[cfg(test)]
+mod tests;
+mod troubles;
+
+use crate::{
+    base::{PortName, clock::monotonic},
+    linux::{
+        hazards::bpf,
+        multipath::MultipathKeys,
+        netns::{self, Found, Key, Place, Source},
+    },
+};
+use discovery::{Left, Look, Looked};
+use ear::Ear;
+use logic::observe::{Event, Namespace, NamespaceId, Owner, Port};
+pub use poller::Waker;
+use poller::{DirectoryWatch, Poller};
+pub use quota::Quota;
+pub use reader::{Hardware, Known, Question, Reader, Sent, Standing};
+use space::{Peers, Space};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::IpAddr,
+    os::fd::{AsRawFd, RawFd},
+    path::Path,
+    sync::{
+        Arc,
+        mpsc::{Receiver, Sender, channel},
+    },
+    time::{Duration, Instant, SystemTime},
+};
+use survey::{Found as Survey, Wanted};
+use sysctl::Sysctls;
+use troubles::What;
+pub use troubles::{Trouble, clock};
+
+/// The namespace of the ports.
+pub const HOST: NamespaceId = 0;
+
+const TICK: Duration = Duration::from_secs(1);
+/// The observer lists namespaces, and reads settings and programs of devices, every this many ticks.
+const SLOW_TICKS: u64 = 2;
+/// A look through the namespaces costs more with more processes (`netns::list`). Without a sign of change, looks take
+/// at most one part in this many of the time. They still happen at least once in [`DISCOVERY_PAUSE`].
+const DISCOVERY_SHARE: u32 = 400;
+const DISCOVERY_PAUSE: Duration = Duration::from_secs(30);
+/// The delay from a sign of change to the look through the namespaces.
+const DISCOVERY_DEBOUNCE: Duration = Duration::from_millis(10);
+/// The approximate number of events returned at once; more stay in the kernel's buffers. Applying one takes 2 to 3 us,
+/// and later work waits for that.
+pub const EVENTS_PER_POLL: usize = 4096;
+/// Descriptors that a namespace needs: sockets, settings.
+const DESCRIPTORS: u64 = 24;
+/// Namespaces visited at the same time, besides the host. A slow namespace occupies one visit for only a part of the
+/// time (`space::LONG_VISITS_SHARE`), so only many more slow namespaces than this can delay another.
+const VISITS: usize = 32;
+/// The same for one owner of namespaces, and for all owners but root.
+const VISITS_OF_AN_OWNER: usize = 8;
+const VISITS_OF_OWNERS: usize = 24;
+/// After results with so many routes, other messages have their turn. The control thread takes in a route in 0.7 us.
+const ROUTES_AT_ONCE: usize = 1 << 13;
+/// Neighbours that can wait for revalidation in one namespace.
+const PROBES: usize = 4096;
+/// The longest time for the first reading of everything.
+const START: Duration = Duration::from_secs(60);
+/// The same for other namespaces than the host. Their events come later.
+const START_OF_OTHERS: Duration = Duration::from_secs(2);
+const DIRECTORY_TOKEN: u64 = u64::MAX;
+const WAKER_TOKEN: u64 = u64::MAX - 1;
+const DONE_TOKEN: u64 = u64::MAX - 2;
+/// Which descriptor of a namespace is readable.
+const ROUTE: u64 = 0;
+const NETFILTER: u64 = 1;
+const XFRM: u64 = 2;
+const PROCESS: u64 = 3;
+
+fn token(id: NamespaceId, what: u64) -> u64 {
+    u64::from(id) << 2 | what
+}
+
+/// Why observing failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A port does not exist at the start.
+    #[error("there is no network device {0} in this network namespace (see: ip link)")]
+    NoPort(String),
+    /// The namespace of a configured router cannot be opened.
+    #[error("router {0}: no such network namespace: {1}; {there}", there = named_namespaces())]
+    NoNamespace(String, io::Error),
+    /// The system refused a call.
+    #[error("{0}: {1}")]
+    System(&'static str, #[source] io::Error),
+}
+
+fn named_namespaces() -> String {
+    let names: Vec<_> = netns::list().into_values().filter(|f| f.pid.is_none()).map(|f| f.name).collect();
+    if names.is_empty() {
+        return "none has a name: give pid:NUMBER of a process in it".into();
+    }
+    format!("by name there are: {}", names.join(", "))
+}
+
+/// The ports and namespaces to observe.
+#[derive(Clone, Debug)]
+pub struct ObserverConfig {
+    /// Names of devices in the current namespace. The position here is the [port number](logic::plan::PortId).
+    pub ports: Vec<PortName>,
+    /// Namespaces that are watched regardless of their devices.
+    pub routers: Vec<Source>,
+    /// The bytes of host events that the kernel may buffer for us. Unused, the buffer costs nothing.
+    pub receive_buffer_bytes: usize,
+    /// The same for another namespace, which can fill its buffer at any time.
+    pub tenant_receive_buffer_bytes: usize,
+    /// The limits of a namespace other than the host's.
+    pub quota: Quota,
+    /// The keys with which Linux hashes packets of multipath routes.
+    pub multipath_keys: MultipathKeys,
+}
+
+impl Default for ObserverConfig {
+    fn default() -> Self {
+        Self {
+            ports: Vec::new(),
+            routers: Vec::new(),
+            receive_buffer_bytes: 64 << 20,
+            tenant_receive_buffer_bytes: 8 << 20,
+            quota: Quota::default(),
+            multipath_keys: MultipathKeys::default(),
+        }
+    }
+}
+
+struct PortState {
+    wanted: PortName,
+    /// The port as last reported.
+    port: Option<Port>,
+}
+
+/// A completed reading of the policies and settings of a namespace: [`Observer::read_policy`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolicyRead {
+    pub namespace: NamespaceId,
+    pub took: Duration,
+    /// Why they could not be read.
+    pub error: Option<String>,
+}
+
+/// An owner with namespaces that are left to the kernel.
+#[derive(Clone, Copy)]
+struct Crowd {
+    left: Left,
+    since: SystemTime,
+}
+
+/// The result of another thread.
+enum Done {
+    Visited(NamespaceId, Owner, Box<Survey>),
+    Looked(Box<Looked>),
+}
+
+impl Done {
+    fn routes(&self) -> usize {
+        match self {
+            Done::Visited(_, _, found) => found.route_count(),
+            Done::Looked(_) => 0,
+        }
+    }
+}
+
+/// Watches Linux. All decisions happen in calls of the owner; other threads only read.
+pub struct Observer {
+    config: ObserverConfig,
+    poller: Poller,
+    waker: Waker,
+    woken: bool,
+    directory: Option<DirectoryWatch>,
+    spaces: BTreeMap<NamespaceId, Space>,
+    peers: Arc<Peers>,
+    /// The results of other threads, and the waker that announces them.
+    done: (Sender<Done>, Receiver<Done>),
+    done_waker: Waker,
+    /// The numbers of namespaces being visited, besides the host, by owner.
+    visits: BTreeMap<Owner, usize>,
+    /// The namespace that was visited last: others come first.
+    visited: NamespaceId,
+    /// A look through the namespaces is under way.
+    looking: bool,
+    ports: Vec<PortState>,
+    /// Where veth peers of ports are, by the number under which the host knows the namespace.
+    peer_places: BTreeMap<i32, Option<(Key, Found)>>,
+    next_id: NamespaceId,
+    /// Namespaces that were looked into and hold nothing of interest.
+    dull: BTreeSet<Key>,
+    /// Namespaces that should be observed but cannot be.
+    unobserved: BTreeMap<Key, Trouble>,
+    /// Owners with more namespaces than are watched.
+    crowds: BTreeMap<Owner, Crowd>,
+    /// The process by which a namespace is known ended before the observer could wait for its end.
+    unwatched: bool,
+    own: Key,
+    out: Vec<Event>,
+    /// Completed policy readings, returned once `out` has been returned.
+    policies: Vec<PolicyRead>,
+    discover_at: Option<Instant>,
+    discover_not_before: Instant,
+    /// When to look through the namespaces without a sign of change.
+    discover_idly_at: Instant,
+    /// When the last look began.
+    look_began: Instant,
+    tick_at: Instant,
+    ticks: u64,
+    /// The count of forged messages at the last log line.
+    forged_told: u64,
+}
+
+impl AsRawFd for Observer {
+    /// Readable when [`Observer::poll`] has work to do, timers aside ([`Observer::next_timer`]).
+    fn as_raw_fd(&self) -> RawFd {
+        self.poller.as_raw_fd()
+    }
+}
+
+impl Observer {
+    /// Reads everything; the first [`Observer::poll`] returns the result.
+    ///
+    /// # Errors
+    /// A port or a configured namespace does not exist, or the system refuses (root is needed).
+    pub fn new(config: ObserverConfig) -> Result<Observer, Error> {
+        raise_descriptor_limit();
+        let own = Place::own().map_err(|e| Error::System("cannot see the current namespace", e))?;
+        let mut observer = Observer::unread(config, own.key())?;
+        observer.watch_host(own).map_err(|e| Error::System("cannot observe the current namespace", e))?;
+        observer.refresh_ports();
+        if let Some(missing) = observer.ports.iter().find(|p| p.port.is_none()) {
+            return Err(Error::NoPort(missing.wanted.to_string()));
+        }
+        for router in &observer.config.routers {
+            router.key().map_err(|e| Error::NoNamespace(router.to_string(), e))?;
+        }
+        let tokens = [(&observer.waker, WAKER_TOKEN), (&observer.done_waker, DONE_TOKEN)];
+        for (waker, token) in tokens {
+            observer.poller.add(waker, token).map_err(|e| Error::System("epoll", e))?;
+        }
+        observer.watch_directory();
+        observer.discover(true);
+        observer.settle();
+        observer.list_programs();
+        Ok(observer)
+    }
+
+    fn unread(config: ObserverConfig, own: Key) -> Result<Observer, Error> {
+        let port = |wanted: &PortName| PortState { wanted: wanted.clone(), port: None };
+        let waker = || Waker::new().map_err(|e| Error::System("eventfd", e));
+        Ok(Observer {
+            poller: Poller::new().map_err(|e| Error::System("epoll", e))?,
+            waker: waker()?,
+            woken: false,
+            directory: None,
+            spaces: BTreeMap::new(),
+            peers: Arc::default(),
+            done: channel(),
+            done_waker: waker()?,
+            visits: BTreeMap::new(),
+            visited: HOST,
+            looking: false,
+            ports: config.ports.iter().map(port).collect(),
+            peer_places: BTreeMap::new(),
+            next_id: HOST,
+            dull: BTreeSet::new(),
+            unobserved: BTreeMap::new(),
+            crowds: BTreeMap::new(),
+            unwatched: false,
+            own,
+            out: Vec::new(),
+            policies: Vec::new(),
+            discover_at: None,
+            discover_not_before: Instant::now(),
+            discover_idly_at: Instant::now(),
+            look_began: Instant::now(),
+            tick_at: Instant::now() + TICK,
+            ticks: 0,
+            forged_told: 0,
+            config,
+        })
+    }
+
+    fn watch_host(&mut self, own: Place) -> io::Result<()> {
+        let namespace =
+            Namespace { name: "host".into(), host: true, configured: false, owner: Owner::Machine };
+        let ear = Ear::here(self.config.receive_buffer_bytes)?;
+        let id = self.watch(own, namespace, ear, Sysctls::open()?)?;
+        self.settle();
+        let space = self.spaces.get(&id).ok_or(io::ErrorKind::NotFound)?;
+        if space.announced {
+            return Ok(());
+        }
+        let trouble = space.troubles.list("host").next().map(|trouble| trouble.what);
+        Err(io::Error::other(trouble.unwrap_or_else(|| "it could not be read".into())))
+    }
+
+    /// Waits at the start until everything due has been read. Other namespaces than the host may take their time on
+    /// purpose, so they are not waited for that long.
+    fn settle(&mut self) {
+        let began = Instant::now();
+        loop {
+            let now = Instant::now();
+            self.begin_visits(now);
+            let reads_host = self.spaces.get(&HOST).is_some_and(Space::is_visited);
+            let end = began + if reads_host { START } else { START_OF_OTHERS };
+            if reads_host || self.looking || !self.visits.is_empty() {
+                let Ok(done) = self.done.1.recv_timeout(end.saturating_duration_since(now)) else { return };
+                self.take_done(done, now);
+            } else if self.discover_at.take().is_some() {
+                self.discover(true);
+            } else {
+                return;
+            }
+        }
+    }
+
+    /// When [`Observer::poll`] must be called even if nothing is readable.
+    pub fn next_timer(&self) -> Instant {
+        if !self.out.is_empty() {
+            return Instant::now();
+        }
+        let due = self.spaces.values().filter_map(|s| s.wakes_at(self.may_visit(s.id)));
+        let discover_at = self.discover_at.filter(|_| !self.looking);
+        due.chain(discover_at).chain([self.tick_at]).min().unwrap_or(self.tick_at)
+    }
+
+    /// The waker ends an [`Observer::poll`] at once, either the current one or the next.
+    pub fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    /// Returns events, in order, as soon as there are some. Returns none after `timeout` or after a use of the waker.
+    ///
+    /// # Errors
+    /// Only when the system no longer lets us wait.
+    pub fn poll(&mut self, timeout: Duration) -> io::Result<Vec<Event>> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let now = Instant::now();
+            let until = deadline.min(self.next_timer());
+            let ready = self.poller.wait(until.saturating_duration_since(now))?;
+            // However many others are ready, the host's messages and the results of other threads are read.
+            if !ready.is_empty() {
+                self.take_ready(token(HOST, ROUTE));
+                self.take_ready(DONE_TOKEN);
+            }
+            for token in ready {
+                self.take_ready(token);
+                if self.out.len() >= EVENTS_PER_POLL {
+                    break;
+                }
+            }
+            self.run_timers();
+            let told = !self.out.is_empty() || !self.policies.is_empty();
+            if told || std::mem::take(&mut self.woken) || Instant::now() >= deadline {
+                return Ok(std::mem::take(&mut self.out));
+            }
+        }
+    }
+
+    fn take_ready(&mut self, token: u64) {
+        let now = Instant::now();
+        if token == WAKER_TOKEN {
+            self.waker.clear();
+            self.woken = true;
+            return;
+        }
+        if token == DIRECTORY_TOKEN {
+            self.directory.iter().for_each(DirectoryWatch::clear);
+            self.discover_soon(now);
+            return;
+        }
+        if token == DONE_TOKEN {
+            self.done_waker.clear();
+            let mut routes = 0;
+            while let Ok(done) = self.done.1.try_recv() {
+                routes += done.routes();
+                self.take_done(done, now);
+                if routes > ROUTES_AT_ONCE {
+                    self.done_waker.wake();
+                    break;
+                }
+            }
+            return;
+        }
+        let id = (token >> 2) as NamespaceId;
+        let Some(space) = self.spaces.get_mut(&id) else { return };
+        match token & 3 {
+            ROUTE if space.listens() => self.hear(id, now),
+            ROUTE => (),
+            side @ (NETFILTER | XFRM) => {
+                if let Some(ear) = &mut space.ear {
+                    let socket = if side == NETFILTER { &mut ear.netfilter } else { &mut ear.xfrm };
+                    // If one call cannot read everything, the socket stays readable.
+                    socket.as_mut().map(|socket| socket.discard());
+                }
+                space.due.hazards_soon(now);
+            }
+            _ => {
+                space.process = None;
+                self.discover_at = Some(now);
+            }
+        }
+    }
+
+    /// Reads the messages of a namespace, up to its turn.
+    fn hear(&mut self, id: NamespaceId, now: Instant) {
+        let Some(space) = self.spaces.get_mut(&id) else { return };
+        if let Err(error) = space.take_events(&mut self.out, now) {
+            tracing::warn!(namespace = space.namespace.name, %error, "netlink events");
+            space.distrust(What::State, error.to_string(), &mut self.out);
+            space.due.dump_later(now);
+        }
+        self.policies.extend(space.take_policy());
+        self.follow(id, now);
+    }
+
+    /// Acts on the reports of a namespace.
+    fn follow(&mut self, id: NamespaceId, now: Instant) {
+        let Some(space) = self.spaces.get_mut(&id) else { return };
+        if !space.listens() {
+            self.listen(id, false);
+        }
+        let Some(space) = self.spaces.get_mut(&id) else { return };
+        if space.ended {
+            tracing::info!(id, namespace = space.namespace.name, "namespace gone");
+            self.forget(id);
+            self.discover_at = Some(now);
+        } else if std::mem::take(&mut space.topology_changed) {
+            self.discover_soon(now);
+        }
+    }
+
+    /// Sets whether the messages of a namespace wake us. While they do not, only its own buffer fills.
+    fn listen(&mut self, id: NamespaceId, on: bool) {
+        let Some(ear) = self.spaces.get(&id).and_then(|space| space.ear.as_ref()) else { return };
+        let result = match on {
+            true => self.poller.add(&ear.route, token(id, ROUTE)),
+            false => self.poller.remove(&ear.route),
+        };
+        // An error means that the poller already has this state.
+        let _ = result;
+    }
+
+    fn may_visit(&self, id: NamespaceId) -> bool {
+        let Some(owner) = self.spaces.get(&id).map(|space| space.namespace.owner) else { return false };
+        let of = |owner| self.visits.get(&owner).copied().unwrap_or(0);
+        let all: usize = self.visits.values().sum();
+        let of_owners = all - of(Owner::Machine);
+        let has_turn =
+            owner == Owner::Machine || of(owner) < VISITS_OF_AN_OWNER && of_owners < VISITS_OF_OWNERS;
+        id == HOST || all < VISITS && has_turn
+    }
+
+    /// One visit to a namespace of this owner more, or less.
+    fn count_visit(&mut self, owner: Owner, more: bool) {
+        let visits = self.visits.entry(owner).or_default();
+        *visits = if more { *visits + 1 } else { visits.saturating_sub(1) };
+        if *visits == 0 {
+            self.visits.remove(&owner);
+        }
+    }
+
+    /// Starts visits to namespaces for which a reading is due.
+    fn begin_visits(&mut self, now: Instant) {
+        let last = self.visited;
+        let later = self.spaces.range(last + 1..).map(|(id, _)| *id);
+        let ids: Vec<NamespaceId> = [HOST]
+            .into_iter()
+            .chain(later)
+            .chain(self.spaces.range(HOST + 1..=last.max(HOST + 1)).map(|(id, _)| *id))
+            .collect();
+        for id in ids {
+            if !self.may_visit(id) {
+                continue;
+            }
+            let Some(space) = self.spaces.get_mut(&id) else { continue };
+            let was_quiet = space.is_quiet();
+            let wanted = space.begin_visit(&self.peers, now);
+            let (place, owner, listens) = (space.place.clone(), space.namespace.owner, space.listens());
+            if was_quiet || wanted.is_some() {
+                self.listen(id, listens);
+            }
+            let Some(wanted) = wanted else { continue };
+            if id != HOST {
+                self.count_visit(owner, true);
+                self.visited = id;
+            }
+            self.begin_visit(id, owner, place, wanted);
+        }
+    }
+
+    fn begin_visit(&mut self, id: NamespaceId, owner: Owner, place: Place, wanted: Wanted) {
+        let (peers, quota) = (self.peers.clone(), self.config.quota.of(id));
+        let task =
+            move || Done::Visited(id, owner, Box::new(survey::visit(&place, &wanted, id, &peers, &quota)));
+        self.in_a_thread("survey", task, move || Done::Visited(id, owner, Box::new(Survey::nothing())));
+    }
+
+    fn begin_look(&mut self, look: Look) {
+        (self.looking, self.look_began) = (true, Instant::now());
+        let nothing = || Done::Looked(Box::default());
+        self.in_a_thread("look", move || Done::Looked(Box::new(look.look())), nothing);
+    }
+
+    /// `otherwise` gives the result if no thread can be started, or if it panics.
+    fn in_a_thread(
+        &mut self,
+        name: &str,
+        task: impl FnOnce() -> Done + Send + 'static,
+        otherwise: impl FnOnce() -> Done + Send + Clone + 'static,
+    ) {
+        let (to, waker, spare) = (self.done.0.clone(), self.done_waker.clone(), otherwise.clone());
+        let run = move || {
+            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(task));
+            let _ = to.send(done.unwrap_or_else(|_| otherwise()));
+            waker.wake();
+        };
+        if let Err(error) = std::thread::Builder::new().name(name.into()).spawn(run) {
+            tracing::warn!(%error, "no thread to read with");
+            let _ = self.done.0.send(spare());
+            self.done_waker.wake();
+        }
+    }
+
+    fn take_done(&mut self, done: Done, now: Instant) {
+        match done {
+            Done::Looked(looked) => {
+                self.looking = false;
+                self.end_look(*looked);
+                // A thousand devices created one by one must not keep us busy with looks.
+                // Nor must many namespaces that answer slowly.
+                let took = now.saturating_duration_since(self.look_began);
+                self.discover_not_before = Instant::now() + took.max(DISCOVERY_DEBOUNCE * 3);
+                self.discover_idly_at = now + pause_after(took);
+            }
+            Done::Visited(id, owner, found) => {
+                if id != HOST {
+                    self.count_visit(owner, false);
+                }
+                let Some(space) = self.spaces.get_mut(&id) else { return };
+                space.end_visit(*found, &mut self.out, now);
+                let (listens, must_catch_up) = (space.listens(), space.must_catch_up());
+                if listens {
+                    self.listen(id, true);
+                }
+                match must_catch_up {
+                    true => self.hear(id, now),
+                    false => self.follow(id, now),
+                }
+            }
+        }
+    }
+
+    fn run_timers(&mut self) {
+        let now = Instant::now();
+        self.begin_visits(now);
+        if !self.looking && self.discover_at.take_if(|at| *at <= now).is_some() {
+            self.discover(true);
+        }
+        if self.tick_at <= now {
+            self.tick_at = now + TICK;
+            self.tick();
+        }
+    }
+
+    fn tick(&mut self) {
+        self.ticks += 1;
+        let slow = self.ticks.is_multiple_of(SLOW_TICKS);
+        if slow {
+            self.watch_directory();
+            self.discover_idly();
+            self.list_programs();
+        }
+        for space in self.spaces.values_mut() {
+            space.tick(slow, &mut self.out);
+        }
+        let waiting = self.spaces.values().filter(|space| space.must_be_heard()).map(|space| space.id);
+        for id in waiting.collect::<Vec<_>>() {
+            self.hear(id, Instant::now());
+        }
+        let forged = self.forged();
+        // Each line needs twice as many forged messages as the one before.
+        if forged > self.forged_told.saturating_mul(2) {
+            self.forged_told = forged;
+            tracing::warn!(count = forged, "dropped netlink messages that pretend to be the kernel's");
+        }
+    }
+
+    fn discover_idly(&mut self) {
+        // A failed watch is tried again soon.
+        if Instant::now() >= self.discover_idly_at || self.unwatched || !self.unobserved.is_empty() {
+            self.discover(false);
+        }
+    }
+
+    fn discover_soon(&mut self, now: Instant) {
+        self.discover_at.get_or_insert((now + DISCOVERY_DEBOUNCE).max(self.discover_not_before));
+    }
+
+    fn watch_directory(&mut self) {
+        if self.directory.is_none()
+            && let Ok(watch) = DirectoryWatch::new(Path::new(netns::NAMED))
+            && self.poller.add(&watch, DIRECTORY_TOKEN).is_ok()
+        {
+            self.directory = Some(watch);
+        }
+    }
+
+    /// Begins to observe a namespace. Its [`Event::Namespace`] and [`Event::Dump`] follow when it has been read.
+    fn watch(
+        &mut self,
+        place: Place,
+        namespace: Namespace,
+        ear: Ear,
+        sysctls: Sysctls,
+    ) -> io::Result<NamespaceId> {
+        let id = self.next_id;
+        self.poller.add(&ear.route, token(id, ROUTE))?;
+        for (side, what) in [(&ear.netfilter, NETFILTER), (&ear.xfrm, XFRM)] {
+            if let Some(side) = side {
+                self.poller.add(side, token(id, what))?;
+            }
+        }
+        let quota = self.config.quota.of(id);
+        self.next_id += 1;
+        let keys = self.config.multipath_keys;
+        self.spaces.insert(id, Space::new(id, place, namespace, (Some(ear), sysctls), keys, quota));
+        self.renew_peers();
+        Ok(id)
+    }
+
+    /// Stops observing a namespace.
+    fn forget(&mut self, id: NamespaceId) {
+        let Some(space) = self.spaces.remove(&id) else { return };
+        if space.announced {
+            self.out.push(Event::NamespaceGone(id));
+        }
+        if space.owes_policy() {
+            self.policies.push(PolicyRead { namespace: id, took: Duration::ZERO, error: None });
+        }
+        self.renew_peers();
+        for space in self.spaces.values_mut() {
+            space.forget_peer(id, &mut self.out);
+        }
+    }
+
+    fn renew_peers(&mut self) {
+        self.peers = Arc::new(self.spaces.values().map(|s| (s.id, s.place.clone())).collect());
+    }
+
+    /// Lists BPF netfilter programs, which the kernel does not report.
+    fn list_programs(&mut self) {
+        let programs = bpf::netfilter_programs();
+        for space in self.spaces.values_mut() {
+            space.hazards.set_programs(&programs);
+            space.refresh_settings(&mut self.out);
+        }
+    }
+
+    /// Makes the kernel revalidate a neighbour that the fast path uses, as if the kernel had just sent to it. Use this
+    /// only for [`stale`](logic::observe::Neighbour::stale) entries: a permanent one would lose its permanence.
+    ///
+    /// The revalidation starts soon. If there is no such entry, nothing happens.
+    ///
+    /// # Errors
+    /// The namespace is not observed, or too many neighbours wait for revalidation there.
+    pub fn probe_neighbour(&mut self, id: NamespaceId, ifindex: u32, address: IpAddr) -> io::Result<()> {
+        let space = self.spaces.get_mut(&id).ok_or(io::ErrorKind::NotFound)?;
+        if space.asked.probes.len() >= PROBES {
+            return Err(io::ErrorKind::QuotaExceeded.into());
+        }
+        space.asked.probes.push((ifindex, address));
+        Ok(())
+    }
+
+    /// Requests that the routes of a namespace are read again soon.
+    pub fn read_routes_again(&mut self, id: NamespaceId) {
+        if let Some(space) = self.spaces.get_mut(&id) {
+            space.due.routes_end(Instant::now(), Duration::ZERO);
+        }
+    }
+
+    /// Takes in ICMP errors that came to the router of a namespace: their destinations, and the number of further
+    /// errors over a limit (`lost`). Linux is asked about the destinations soon, and [`Event::Learned`] reports what it
+    /// has learned.
+    pub fn look_at_destinations(&mut self, id: NamespaceId, destinations: &BTreeSet<IpAddr>, lost: u64) {
+        if let Some(space) = self.spaces.get_mut(&id) {
+            destinations.iter().for_each(|destination| space.learned.note(*destination, monotonic()));
+            space.learned.lose(lost);
+        }
+    }
+
+    /// Requests a reading of a namespace's policies and settings, by a visit that begins after the call.
+    /// [`Observer::policies_read`] reports its end. A namespace that is gone has no policies.
+    pub fn read_policy(&mut self, id: NamespaceId) {
+        self.policies.retain(|read| read.namespace != id);
+        match self.spaces.get_mut(&id) {
+            Some(space) => space.ask_policy(),
+            None => self.policies.push(PolicyRead { namespace: id, took: Duration::ZERO, error: None }),
+        }
+        if id == HOST {
+            self.list_programs();
+        }
+        self.begin_visits(Instant::now());
+    }
+
+    /// Returns the policy readings completed by the last [`Observer::poll`], which has returned all their events.
+    pub fn policies_read(&mut self) -> Vec<PolicyRead> {
+        if self.out.is_empty() { std::mem::take(&mut self.policies) } else { Vec::new() }
+    }
+
+    /// The place of a namespace under observation.
+    pub fn place(&self, id: NamespaceId) -> Option<Place> {
+        self.spaces.get(&id).map(|space| space.place.clone())
+    }
+
+    /// Namespaces that are not fully observed. Nothing is accelerated there until they are.
+    pub fn troubles(&self) -> Vec<Trouble> {
+        let known = self.spaces.values().flat_map(|s| s.troubles.list(&s.namespace.name));
+        let crowd = |(owner, crowd): (&Owner, &Crowd)| {
+            let Left { refused, unseen } = crowd.left;
+            let over = format!(
+                "{refused} that may have devices on ports are over the limit of all owners, or over \
+                 limits.namespaces_per_owner, which can be raised"
+            );
+            let late = format!("there was no time to look at {unseen}");
+            let parts = [(refused, over), (unseen, late)].into_iter().filter(|(number, _)| *number > 0);
+            let mut what: Vec<String> = parts.map(|(_, text)| text).collect();
+            what.push("they are left to the kernel".into());
+            let what = what.join("; ");
+            Trouble { namespace: format!("namespaces of {owner}"), what, since: crowd.since }
+        };
+        known.chain(self.unobserved.values().cloned()).chain(self.crowds.iter().map(crowd)).collect()
+    }
+
+    /// The number of messages to the sockets of all namespaces that did not come from the kernel and were dropped.
+    pub fn forged(&self) -> u64 {
+        self.spaces.values().map(Space::forged).sum()
+    }
+
+    /// Sets how many bytes of events the kernel may buffer for a namespace, to test an overrun.
+    ///
+    /// # Errors
+    /// `NotFound` if it is not observed; any error of the kernel.
+    pub fn set_receive_buffer(&self, id: NamespaceId, bytes: usize) -> io::Result<()> {
+        let ear = self.spaces.get(&id).and_then(|space| space.ear.as_ref());
+        ear.ok_or(io::ErrorKind::NotFound)?.route.set_receive_buffer(bytes)
+    }
+}
+
+/// A watched namespace takes [`DESCRIPTORS`], so the usual soft limit of 1024 suffices for forty.
+fn raise_descriptor_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` lives across both calls.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max.min((1024 * DESCRIPTORS).max(limit.rlim_cur));
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
+    }
+}
+
+/// A copy of an error, so that it can be reported twice.
+fn same(error: &io::Error) -> io::Error {
+    error
+        .raw_os_error()
+        .map_or_else(|| io::Error::new(error.kind(), error.to_string()), io::Error::from_raw_os_error)
+}
+
+/// The time from the beginning of one look through the namespaces, which took `took`, to the next.
+fn pause_after(took: Duration) -> Duration {
+    (took * DISCOVERY_SHARE).min(DISCOVERY_PAUSE)
+}

@@ -1,0 +1,107 @@
+//! Rooms import only from rooms below them, so that each can be read without those above.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// From the top to the bottom. `fuzz` feeds parsers of all rooms.
+const ROOMS: [&str; 12] = [
+    "fuzz",
+    "cli",
+    "daemon",
+    "switch",
+    "user_plane",
+    "cores",
+    "api",
+    "config",
+    "plane",
+    "linux",
+    "abi",
+    "base",
+];
+
+/// The room of a source file; `None`: the file joins the rooms.
+fn room(file: &Path) -> Option<String> {
+    let first = file.iter().next()?.to_str()?;
+    let name = first.strip_suffix(".rs").unwrap_or(first);
+    (!["lib", "main", "rooms"].contains(&name)).then(|| name.into())
+}
+
+/// Names that follow `crate::` in a text, also those in braces.
+fn imports(text: &str) -> BTreeSet<String> {
+    let word = |text: &str| -> String {
+        text.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect()
+    };
+    let mut found = BTreeSet::new();
+    for (at, begin) in text.match_indices("crate::") {
+        let rest = &text[at + begin.len()..];
+        let Some(group) = rest.strip_prefix('{') else {
+            found.insert(word(rest));
+            continue;
+        };
+        let mut depth = 0;
+        let mut begins = true;
+        for (at, c) in group.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' if depth == 0 => break,
+                '}' => depth -= 1,
+                ',' if depth == 0 => begins = true,
+                c if begins && !c.is_whitespace() => {
+                    found.insert(word(&group[at..]));
+                    begins = false;
+                }
+                _ => (),
+            }
+        }
+    }
+    found
+}
+
+/// A file less its comments, and less its tests: they may use what is above.
+fn product(text: &str) -> String {
+    let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or(text);
+    code.lines().map(|line| line.split("//").next().unwrap_or(line)).collect::<Vec<_>>().join("\n")
+}
+
+fn files(directory: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(directory).unwrap().map(Result::unwrap) {
+        let path = entry.path();
+        if path.is_dir() {
+            files(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn a_room_imports_only_from_rooms_below_it() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut all = Vec::new();
+    files(&root, &mut all);
+    let height = |room: &str| ROOMS.iter().position(|known| *known == room);
+    let mut wrong = BTreeMap::<String, BTreeSet<String>>::new();
+    for path in all {
+        let file = path.strip_prefix(&root).unwrap();
+        let is_test =
+            file.components().any(|part| part.as_os_str().to_str().is_some_and(|s| s.contains("tests")));
+        let Some(from) = room(file).filter(|_| !is_test) else { continue };
+        let at = height(&from).unwrap_or_else(|| panic!("{}: {from} has no place in ROOMS", file.display()));
+        for to in imports(&product(&fs::read_to_string(&path).unwrap())) {
+            if height(&to).is_some_and(|below| below < at) {
+                wrong.entry(format!("{from} -> {to}")).or_default().insert(file.display().to_string());
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn imports_are_found_in_braces_and_in_paths() {
+    let text =
+        "use crate::{\n    base::{clock, hex},\n    linux,\n};\nfn f() { crate::daemon::start::run() }";
+    assert_eq!(imports(text), ["base", "daemon", "linux"].map(String::from).into());
+}

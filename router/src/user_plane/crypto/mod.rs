@@ -1,0 +1,45 @@
+//! AES-GCM for ESP ([`logic::esp::Aead`]), by the fastest library there is.
+//!
+//! | file | library | when |
+//! |---|---|---|
+//! | `ipsec_mb.rs` | Intel's multi-buffer library, from Debian, loaded when it is wanted | it is there, of the version whose structures are known, and the CPU has AES and carry-less multiplication |
+//! | `aws_lc.rs` | aws-lc-rs, part of the program | otherwise |
+//!
+//! Both give the same bytes (`tests.rs`, Wycheproof's and NIST's vectors). How fast they are: docs/esp.md.
+
+mod aws_lc;
+mod ipsec_mb;
+#[cfg(test)]
+mod tests;
+
+pub use ipsec_mb::Absent;
+
+use crate::config::Library;
+use logic::esp::{Aead, Key};
+use std::sync::Arc;
+
+impl Library {
+    /// The fastest there is, and why that is not ipsec-mb if it is not.
+    pub fn best() -> (Library, Option<Absent>) {
+        match ipsec_mb::check() {
+            Ok(()) => (Library::IpsecMb, None),
+            Err(why) => (Library::AwsLc, Some(why)),
+        }
+    }
+
+    /// Is it there?
+    pub fn check(self) -> Result<(), Absent> {
+        match self {
+            Library::IpsecMb => ipsec_mb::check(),
+            Library::AwsLc => Ok(()),
+        }
+    }
+
+    /// The key as it has it.
+    pub fn expand(self, key: &Key) -> Result<Arc<dyn Aead>, Absent> {
+        Ok(match self {
+            Library::IpsecMb => Arc::new(ipsec_mb::Expanded::new(key)?),
+            Library::AwsLc => Arc::new(aws_lc::Expanded::new(key)),
+        })
+    }
+}

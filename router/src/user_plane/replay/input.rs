@@ -1,0 +1,206 @@
+//! Pcap files that are read, and merged by time.
+
+use crate::base::pcap;
+use anyhow::{Context, Result, ensure};
+use logic::plan::PortId;
+use pcap_file::{TsResolution, pcap::PcapReader};
+use std::{
+    io::{BufRead, BufReader, Read},
+    time::Duration,
+};
+
+/// First bytes of a compressed file.
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+
+/// A file whose packets came in by a port.
+pub struct Input<R: Read> {
+    name: String,
+    /// The port.
+    pub port: PortId,
+    reader: PcapReader<BufReader<R>>,
+    resolution: TsResolution,
+    /// How many records were read.
+    records: u64,
+    next: Option<Record>,
+    error: Option<String>,
+}
+
+/// What a file holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// When it was captured.
+    pub at: Duration,
+    /// What was captured of it.
+    pub data: Vec<u8>,
+    /// Its end was not captured.
+    pub truncated: bool,
+}
+
+impl<R: Read> Input<R> {
+    /// Of a file which errors call `name`.
+    ///
+    /// # Errors
+    /// It is no pcap file of Ethernet frames.
+    pub fn new(name: &str, port: PortId, file: R) -> Result<Self> {
+        let mut file = BufReader::new(file);
+        let start = file.fill_buf().with_context(|| format!("cannot read {name}"))?;
+        ensure!(!start.is_empty(), "{name} is empty");
+        ensure!(
+            !start.starts_with(&pcap::PCAPNG),
+            "{name} is a pcapng file: `editcap -F pcap {name} plain.pcap` first"
+        );
+        ensure!(!start.starts_with(&GZIP), "{name} is compressed: `gunzip < {name} > plain.pcap` first");
+        let reader = pcap::open(file, name, "no pcap file")?;
+        let resolution = reader.header().ts_resolution;
+        Ok(Input { name: name.into(), port, reader, resolution, records: 0, next: None, error: None })
+    }
+
+    /// Its times are nanoseconds, not microseconds.
+    pub fn has_nanoseconds(&self) -> bool {
+        self.resolution == TsResolution::NanoSecond
+    }
+
+    /// Why it was not read to its end.
+    pub fn error(&self) -> Option<&str> {
+        self.error.as_deref()
+    }
+
+    /// When the next record was captured; `None`: there is no other. A file ends where it is broken.
+    fn peek(&mut self) -> Option<Duration> {
+        if self.next.is_none() && self.error.is_none() {
+            match self.read() {
+                Ok(next) => self.next = next,
+                Err(error) => self.error = Some(format!("{error:#}")),
+            }
+        }
+        self.next.as_ref().map(|record| record.at)
+    }
+
+    fn read(&mut self) -> Result<Option<Record>> {
+        let Some(raw) = self.reader.next_raw_packet() else { return Ok(None) };
+        self.records += 1;
+        let broken = || match self.records {
+            1 => format!("{} is broken at its first packet", self.name),
+            packet => format!("{} is broken at packet {packet}; those before it were run", self.name),
+        };
+        let raw = raw.with_context(broken)?;
+        let unit_ns = if self.resolution == TsResolution::NanoSecond { 1 } else { 1000 };
+        let ns = raw.ts_frac.checked_mul(unit_ns).filter(|ns| *ns < 1_000_000_000);
+        let ns = ns
+            .with_context(|| format!("a time of {} s and {}", raw.ts_sec, raw.ts_frac))
+            .with_context(broken)?;
+        Ok(Some(Record {
+            at: Duration::new(raw.ts_sec.into(), ns),
+            truncated: raw.incl_len < raw.orig_len,
+            data: raw.data.into_owned(),
+        }))
+    }
+}
+
+/// The earliest record of all files, and by which port it came; of equal times that of the first file.
+pub fn next<R: Read>(inputs: &mut [Input<R>]) -> Option<(PortId, Record)> {
+    let times = inputs.iter_mut().enumerate().filter_map(|(number, input)| Some((input.peek()?, number)));
+    let (_, number) = times.min()?;
+    let input = inputs.get_mut(number)?;
+    Some((input.port, input.next.take()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file by hand: header, then (seconds, fraction, captured, length on the wire) and as many bytes.
+    fn file(magic: u32, big: bool, link: u32, records: &[(u32, u32, usize, u32)]) -> Vec<u8> {
+        let word = |value: u32| if big { value.to_be_bytes() } else { value.to_le_bytes() };
+        let versions = if big { [0, 2, 0, 4] } else { [2, 0, 4, 0] };
+        let mut bytes = [word(magic), versions, word(0), word(0), word(64), word(link)].concat();
+        for (n, (seconds, fraction, captured, length)) in records.iter().enumerate() {
+            bytes.extend([word(*seconds), word(*fraction), word(*captured as u32), word(*length)].concat());
+            bytes.extend(vec![n as u8; *captured]);
+        }
+        bytes
+    }
+
+    const MICRO: u32 = 0xa1b2_c3d4;
+    const NANO: u32 = 0xa1b2_3c4d;
+
+    fn all(bytes: &[u8]) -> Result<Vec<Record>> {
+        let mut inputs = [Input::new("x.pcap", 3, bytes)?];
+        let mut records = Vec::new();
+        while let Some((port, record)) = next(&mut inputs) {
+            assert_eq!(port, 3);
+            records.push(record);
+        }
+        match inputs[0].error() {
+            Some(error) => anyhow::bail!("{error}"),
+            None => Ok(records),
+        }
+    }
+
+    #[test]
+    fn both_orders_of_bytes_and_both_units_of_time() {
+        for (magic, ns) in [(MICRO, 7000), (NANO, 7)] {
+            for big in [false, true] {
+                let bytes = file(magic, big, 1, &[(5, 7, 60, 60), (6, 0, 64, 1500)]);
+                let record =
+                    |seconds, ns, data, truncated| Record { at: Duration::new(seconds, ns), data, truncated };
+                let expected = [record(5, ns, vec![0; 60], false), record(6, 0, vec![1; 64], true)];
+                assert_eq!(all(&bytes).unwrap(), expected, "{magic:x} {big}");
+                assert_eq!(Input::new("x", 0, &bytes[..]).unwrap().has_nanoseconds(), magic == NANO);
+            }
+        }
+    }
+
+    #[test]
+    fn files_are_merged_by_time_and_equal_times_by_file() {
+        let one = file(MICRO, false, 1, &[(1, 0, 10, 10), (3, 0, 11, 11), (3, 0, 12, 12)]);
+        let two = file(NANO, true, 1, &[(0, 5, 20, 20), (3, 0, 21, 21), (9, 0, 22, 22)]);
+        let none = file(MICRO, false, 1, &[]);
+        let mut inputs =
+            [&one, &none, &two].map(|bytes| Input::new("x", bytes.len() as u8, &bytes[..]).unwrap());
+        let mut lengths = Vec::new();
+        while let Some((_, record)) = next(&mut inputs) {
+            lengths.push(record.data.len());
+        }
+        assert_eq!(lengths, [20, 10, 11, 12, 21, 22]);
+    }
+
+    #[test]
+    fn what_is_no_capture_of_ethernet_is_named() {
+        let refused = |bytes: &[u8]| format!("{:#}", all(bytes).unwrap_err());
+        assert_eq!(refused(&[]), "x.pcap is empty");
+        assert!(refused(&[7; 100]).starts_with("x.pcap is no pcap file"));
+        assert!(
+            refused(&pcap::PCAPNG)
+                .contains("x.pcap is a pcapng file: `editcap -F pcap x.pcap plain.pcap` first")
+        );
+        assert!(refused(&[0x1f, 0x8b, 8, 0]).contains("x.pcap is compressed: `gunzip"));
+        let link = refused(&file(MICRO, false, 101, &[]));
+        assert_eq!(link, "x.pcap holds RAW frames, not Ethernet");
+        let link = refused(&file(NANO, true, 113, &[]));
+        assert_eq!(link, "x.pcap holds LINUX_SLL frames, not Ethernet");
+    }
+
+    #[test]
+    fn broken_files_are_errors_at_their_packet() {
+        let bytes = file(MICRO, false, 1, &[(1, 0, 60, 60), (2, 0, 60, 60)]);
+        for length in 0..bytes.len() {
+            let seen = all(&bytes[..length]);
+            let fine = [24, 24 + 76].contains(&length);
+            assert_eq!(seen.is_ok(), fine, "cut at {length}: {seen:?}");
+        }
+        let cut = format!("{:#}", all(&bytes[..bytes.len() - 1]).unwrap_err());
+        assert!(cut.starts_with("x.pcap is broken at packet 2; those before it were run"), "{cut}");
+        let time = format!("{:#}", all(&file(MICRO, false, 1, &[(1, 1_000_000, 60, 60)])).unwrap_err());
+        assert!(
+            time.starts_with("x.pcap is broken at its first packet: a time of 1 s and 1000000"),
+            "{time}"
+        );
+        // More than there is, and more than there could be.
+        for length in [61, u32::MAX] {
+            let mut bytes = file(MICRO, false, 1, &[(1, 0, 60, 60)]);
+            bytes[32..36].copy_from_slice(&length.to_le_bytes());
+            assert!(all(&bytes).is_err());
+        }
+    }
+}

@@ -1,0 +1,492 @@
+//! The user plane of the daemon: what the program knows of paths ([`PathMaps`]), and workers that run them ([`crate::user_plane::workers`]).
+//!
+//! The control loop says what is wanted and goes on. A thread of its own brings workers there, which takes as long as packets take to leave a
+//! path that ends; looks every second whether paths are better placed on other cores; and writes down how workers stand, for whoever asks.
+//!
+//! What the loop does not know is found here: the cores of the machine, the queues of a port, and how much memory packets need. If later ports
+//! want more than there is, workers begin anew with more: what comes meanwhile takes its path's word ([`crate::config::DaemonPath::otherwise`]).
+//!
+//! When the tables move to larger memory, the old one is kept up by nobody. Workers read the new one before the loop goes on; if they cannot in
+//! time, none of them has packets until they do ([`PathMaps::hold`]).
+
+use super::{
+    other_work::OtherWork,
+    seam::{self, Device, Stand, Wanted},
+    tally::Tally,
+};
+use crate::{
+    api::workers::{Capacity, WorkersReport},
+    base::guard::locked,
+    config::{Config, DaemonPath, ElementSettings, PollingMode},
+    cores::{
+        CoreId, Roots,
+        machine::{CoreSite, Machine},
+        polled::PolledPorts,
+    },
+    linux::ethtool::Ethtool,
+    plane::{MOST_INJECTED, MappedMemory, PathCounts, PathMaps},
+    user_plane::{
+        af_xdp::{HEAD_ROOM, Polling, Rings},
+        captures::CaptureThreads,
+        sas::RunningSas,
+        workers::{
+            Budgets, Epochs, Namespaces, PassUp, PortPlan, Shared, Tables, Workers, WorkersPlan,
+            WorkersSettings, check_counted, frames_needed,
+        },
+    },
+};
+use anyhow::{Context, Result};
+use logic::{
+    cores::Core,
+    paths::{
+        PathId,
+        rows::{Otherwise, PathClass},
+    },
+    plan::{PortId, RouterId},
+    tables::encoding::MAX_QUEUES,
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    mem,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+/// So often paths are placed, what could not be done is tried again, and what workers say is written down.
+const LOOKS: Duration = Duration::from_secs(1);
+/// As long as the loop waits for workers to read other tables.
+const READS: Duration = Duration::from_secs(1);
+/// The least memory for packets, frames.
+const LEAST_FRAMES: u32 = 1 << 13;
+/// A socket that does not wait polls once, whatever the time is, if it is not 0; as many packets as NAPI itself takes at once.
+const BUSY: Polling = Polling::Busy { microseconds: 20, budget: 64 };
+
+fn polling(mode: PollingMode) -> Polling {
+    match mode {
+        PollingMode::Interrupts => Polling::Interrupts,
+        PollingMode::Busy => BUSY,
+    }
+}
+
+/// See the head of this file. It ends with its last clone.
+#[derive(Clone)]
+pub struct UserPlane(Arc<Running>);
+
+struct Running {
+    maps: Arc<PathMaps>,
+    epochs: Epochs,
+    desk: Arc<Desk>,
+    namespaces: Namespaces,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Between the loop and the thread.
+#[derive(Default)]
+struct Desk {
+    orders: Mutex<Orders>,
+    /// Something about the orders is new.
+    news: Condvar,
+    stand: Mutex<Arc<Stand>>,
+}
+
+/// What is to be done, by the thread taken from here, and how far it is.
+#[derive(Default)]
+struct Orders {
+    tables: Option<Arc<MappedMemory>>,
+    wanted: Option<Wanted>,
+    ends: bool,
+    /// Orders so far;
+    given: u64,
+    /// those whose tables workers read,
+    read: u64,
+    /// and those that were carried out, as far as it was possible.
+    done: u64,
+}
+
+impl UserPlane {
+    /// Without workers yet; with these SAs, which send from now on. Which ports workers poll is told by `polled`.
+    ///
+    /// # Errors
+    /// The kernel has not got the memory, /sys cannot be read, or sequence numbers cannot be noted.
+    pub fn start(config: &Config, sas: RunningSas, polled: PolledPorts) -> Result<UserPlane> {
+        let namespaces = Namespaces::default();
+        let settings = WorkersSettings {
+            namespaces: namespaces.clone(),
+            frame_bytes: config.workers.frame_bytes.0,
+            budgets: Budgets {
+                exception_pps: config.policing.exception_pps.0.into(),
+                control_pps: config.policing.control_pps.0.into(),
+            },
+            share: config.workers.share.0,
+            sample_every: config.workers.sample_every.packets(),
+            longest_run: config.workers.longest_run.duration(),
+            nice: config.workers.nice.0,
+            calibration: Some(config.workers.calibration.clone()),
+            ..WorkersSettings::default()
+        };
+        check_counted(settings.share).context("workers.share")?;
+        let longest = (settings.frame_bytes - HEAD_ROOM as u32).min(MOST_INJECTED);
+        let maps = Arc::new(PathMaps::new(longest).context("for the paths of the configuration")?);
+        let drop = |(id, path): (PathId, &DaemonPath)| (path.otherwise == Otherwise::Drop).then_some(id);
+        maps.set_drops((0..).zip(&config.paths).filter_map(drop));
+        let (epochs, desk) = (Epochs::default(), Arc::<Desk>::default());
+        let elements = config.paths.iter().flat_map(|path| &path.chain);
+        let cores = config.workers.cores.clone().map(|cores| cores.0).unwrap_or_default();
+        let roots =
+            Roots::here().context("opening /sys of this network namespace (CAP_SYS_ADMIN, fsopen)")?;
+        let keeper = Keeper {
+            maps: maps.clone(),
+            epochs: epochs.clone(),
+            settings,
+            wants_zero_copy: config.workers.zero_copy,
+            polling: polling(config.workers.polling),
+            polled,
+            io_mbps: config.workers.io_mbps.map(|rate| rate.0),
+            longest_ring: config.paths.iter().map(|path| path.ring as u32).max().unwrap_or(0),
+            namespace: Arc::new(
+                File::open("/proc/thread-self/ns/net").context("opening this network namespace")?,
+            ),
+            ethtool: Ethtool::open().context("opening a socket to ask for devices")?,
+            sas: sas.clone(),
+            captures: CaptureThreads::start(elements.filter_map(ElementSettings::mirror), &cores)?,
+            cores,
+            workers: None,
+            tables: None,
+            is_read: true,
+            wanted: Wanted::default(),
+            told: Vec::new(),
+            tally: Tally::default(),
+            other_work: OtherWork::open(&roots).context("reading what runs on cores")?,
+            roots,
+        };
+        let at = desk.clone();
+        // Behind all that may fail: it costs numbers.
+        sas.begin()?;
+        let thread = thread::Builder::new().name("user plane".into()).spawn(move || keeper.run(&at));
+        let thread = Some(thread.context("starting the thread that keeps workers")?);
+        Ok(UserPlane(Arc::new(Running { maps, epochs, desk, namespaces, thread })))
+    }
+
+    /// What the program goes by.
+    pub fn maps(&self) -> &Arc<PathMaps> {
+        &self.0.maps
+    }
+
+    /// To wait for workers with.
+    pub fn epochs(&self) -> Epochs {
+        self.0.epochs.clone()
+    }
+
+    /// Which order it is.
+    fn order(&self, what: impl FnOnce(&mut Orders)) -> u64 {
+        let mut orders = locked(&self.0.desk.orders);
+        what(&mut orders);
+        orders.given += 1;
+        self.0.desk.news.notify_all();
+        orders.given
+    }
+
+    /// Returns when it is so, or after so long, or when the thread is gone.
+    fn until(&self, longest: Duration, is: impl Fn(&Orders) -> bool) -> MutexGuard<'_, Orders> {
+        let desk = &self.0.desk;
+        let not_yet = |orders: &mut Orders| !is(orders) && !self.0.has_failed();
+        let waited = desk.news.wait_timeout_while(locked(&desk.orders), longest, not_yet);
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+impl seam::UserPlane<Arc<MappedMemory>> for UserPlane {
+    fn set_classes(&self, classes: &[PathClass], own: &BTreeMap<PortId, RouterId>) -> Result<()> {
+        self.0.maps.set_classes(classes, own)
+    }
+
+    fn counts(&self) -> Vec<PathCounts> {
+        self.0.maps.counts()
+    }
+
+    fn set_tables(&self, tables: Arc<MappedMemory>) {
+        let given = self.order(|orders| orders.tables = Some(tables));
+        let orders = self.until(READS, |orders| orders.read >= given);
+        if orders.read < given {
+            tracing::warn!(
+                "workers are busy changing, and have no packets until they read the present tables"
+            );
+            self.0.maps.hold(true);
+        }
+    }
+
+    fn want(&self, mut wanted: Wanted) {
+        // At once: the next router may have the number of one that is gone.
+        self.0.namespaces.set(mem::take(&mut wanted.namespaces));
+        self.order(|orders| orders.wanted = Some(wanted));
+    }
+
+    fn wait(&self, longest: Duration) {
+        drop(self.until(longest, |orders| orders.done >= orders.given));
+    }
+
+    fn stand(&self) -> Arc<Stand> {
+        let stand = locked(&self.0.desk.stand).clone();
+        if !self.0.has_failed() {
+            return stand;
+        }
+        let mut stand = Stand::clone(&stand);
+        stand
+            .troubles
+            .push("the user plane has failed, and no path has a worker: start the daemon again".into());
+        Arc::new(stand)
+    }
+}
+
+impl Running {
+    /// The thread panicked.
+    fn has_failed(&self) -> bool {
+        self.thread.as_ref().is_some_and(JoinHandle::is_finished)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        locked(&self.desk.orders).ends = true;
+        self.desk.news.notify_all();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What the thread has.
+struct Keeper {
+    maps: Arc<PathMaps>,
+    epochs: Epochs,
+    settings: WorkersSettings,
+    wants_zero_copy: bool,
+    polling: Polling,
+    polled: PolledPorts,
+    /// As the configuration says.
+    io_mbps: Option<u32>,
+    /// Of all paths.
+    longest_ring: u32,
+    cores: BTreeSet<CoreId>,
+    roots: Roots,
+    ethtool: Ethtool,
+    /// Of all ports.
+    namespace: Arc<File>,
+    sas: RunningSas,
+    captures: CaptureThreads,
+    workers: Option<Workers>,
+    tables: Option<Arc<dyn Tables>>,
+    /// By all workers.
+    is_read: bool,
+    wanted: Wanted,
+    /// What could not be done in the last round.
+    told: Vec<String>,
+    tally: Tally,
+    other_work: OtherWork,
+}
+
+impl Keeper {
+    fn run(mut self, desk: &Desk) {
+        loop {
+            let mut orders = locked(&desk.orders);
+            let nothing = |o: &mut Orders| !(o.ends || o.tables.is_some() || o.wanted.is_some());
+            orders = if self.workers.is_some() || !self.wanted.paths.is_empty() {
+                let waited = desk.news.wait_timeout_while(orders, LOOKS, nothing);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            } else {
+                desk.news.wait_while(orders, nothing).unwrap_or_else(PoisonError::into_inner)
+            };
+            let (memory, wanted, given, ends) =
+                (orders.tables.take(), orders.wanted.take(), orders.given, orders.ends);
+            drop(orders);
+            if ends {
+                return self.end();
+            }
+            if let Some(memory) = memory {
+                self.tables = Some(Arc::new(Shared {
+                    memory,
+                    sas: self.sas.table(),
+                    captures: self.captures.captures(),
+                }));
+                self.is_read = false;
+            }
+            let mut troubles = Vec::from_iter(self.read());
+            if self.is_read {
+                let mut orders = locked(&desk.orders);
+                orders.read = given;
+                // Others that came meanwhile are to be read before.
+                self.maps.hold(orders.tables.is_some());
+                desk.news.notify_all();
+            }
+            if let Some(wanted) = wanted {
+                self.wanted = wanted;
+            }
+            troubles.extend(self.round());
+            troubles.extend(self.maps.trouble().map(str::to_owned).into_iter().chain(self.sas.trouble()));
+            troubles.extend(self.captures.troubles(Instant::now()));
+            troubles.iter().filter(|new| !self.told.contains(new)).for_each(|new| tracing::warn!("{new}"));
+            self.told.clone_from(&troubles);
+            let (workers, trouble) = self.report();
+            self.tell_polled(&workers);
+            troubles.extend(trouble);
+            *locked(&desk.stand) = Arc::new(Stand { workers, troubles });
+            locked(&desk.orders).done = given;
+            desk.news.notify_all();
+        }
+    }
+
+    /// How workers stand, and what else has their cores; why that is not known.
+    fn report(&mut self) -> (WorkersReport, Option<String>) {
+        let Some(workers) = &self.workers else { return (WorkersReport::default(), None) };
+        let mut report = workers.report();
+        let known = self.other_work.take_in(&report);
+        for worker in &mut report.workers {
+            worker.other = self.other_work.of(worker.core);
+        }
+        let why_not = |error| {
+            format!("paths are placed as if nothing else ran: what runs on cores is not known: {error}")
+        };
+        (self.tally.of(report), known.err().map(why_not))
+    }
+
+    /// So their interrupts are kept off.
+    fn tell_polled(&self, report: &WorkersReport) {
+        let polled = report.queues.iter().filter(|queue| queue.polled);
+        let ports = polled.filter_map(|queue| Some(self.wanted.ports.get(&queue.port)?.ifindex));
+        self.polled.set(ports.collect());
+    }
+
+    /// Has workers read the tables, if they do not; why not.
+    fn read(&mut self) -> Option<String> {
+        let tables = self.tables.as_ref().filter(|_| !self.is_read)?;
+        let read = self.workers.as_ref().map_or(Ok(()), |workers| workers.set_tables(tables.clone()));
+        self.is_read = read.is_ok();
+        let error = read.err()?;
+        self.maps.hold(true);
+        Some(format!("workers have no packets until they read the present tables: {error:#}"))
+    }
+
+    /// Brings workers to what is wanted; what could not be done.
+    fn round(&mut self) -> Vec<String> {
+        let Some(tables) = &self.tables else { return Vec::new() };
+        let mut troubles = Vec::new();
+        let plan = match self.plan(&mut troubles) {
+            Ok(plan) => plan,
+            Err(error) => return vec![format!("paths are as they were: {error:#}")],
+        };
+        if plan.paths.is_empty() && self.workers.is_none() {
+            return troubles;
+        }
+        let needed = frames_needed(&plan, &self.settings).max(LEAST_FRAMES);
+        if self.workers.is_none() || needed > self.settings.frames {
+            let settings = WorkersSettings { frames: needed, ..self.settings.clone() };
+            let started = PassUp::new().and_then(|up| {
+                let slots = Box::new(self.maps.clone());
+                Workers::start(settings, self.epochs.clone(), tables.clone(), slots, Box::new(up))
+            });
+            match started {
+                Ok(workers) => {
+                    if let Some(before) = self.workers.replace(workers) {
+                        tracing::info!("paths need more memory: workers begin anew with {needed} frames");
+                        self.tally.end(before.report());
+                        self.other_work.workers_begin_anew();
+                        troubles.extend(before.stop());
+                    }
+                    self.settings.frames = needed;
+                }
+                Err(error) if self.workers.is_some() => {
+                    troubles.push(format!("not all paths can have the memory they need: {error:#}"));
+                }
+                Err(error) => {
+                    troubles.push(format!("there are no workers for paths: {error:#}"));
+                    return troubles;
+                }
+            }
+        }
+        if let Some(workers) = &self.workers {
+            troubles.extend(workers.apply(&plan));
+        }
+        troubles
+    }
+
+    fn plan(&self, troubles: &mut Vec<String>) -> Result<WorkersPlan> {
+        let Wanted { ports, owners, routers, paths, .. } = &self.wanted;
+        let owner = |port: &PortId| owners.get(port).copied();
+        let ports = ports.iter().map(|(id, device)| (*id, self.port(device, owner(id), troubles))).collect();
+        Ok(WorkersPlan {
+            cores: self.cores(troubles)?,
+            routers: routers.clone(),
+            ports,
+            paths: paths.clone(),
+            io: self.io(),
+        })
+    }
+
+    /// What there is of it, asked each time: links come up with other speeds.
+    fn io(&self) -> Capacity {
+        let detected = || {
+            let name = |port: &Device| self.name_now(port).unwrap_or_else(|| port.name.clone());
+            let names: Vec<String> = self.wanted.ports.values().map(name).collect();
+            Capacity::of_io(&self.roots, names.iter().map(String::as_str))
+        };
+        self.io_mbps.map_or_else(detected, Capacity::of_io_stated)
+    }
+
+    /// It may have been renamed; `None`: it is gone.
+    fn name_now(&self, device: &Device) -> Option<String> {
+        self.ethtool.name(device.ifindex).ok().flatten()
+    }
+
+    fn port(&self, device: &Device, router: Option<RouterId>, troubles: &mut Vec<String>) -> PortPlan {
+        let Device { name, ifindex } = device;
+        let there_are = self.name_now(device).map_or(0, |name| self.roots.rx_queues(&name).len());
+        if there_are > MAX_QUEUES {
+            troubles.push(format!(
+                "port {name}: of its {there_are} RX queues the first {MAX_QUEUES} can have paths"
+            ));
+        }
+        let usual = Rings::default();
+        PortPlan {
+            name: name.clone(),
+            ifindex: *ifindex,
+            namespace: self.namespace.clone(),
+            router,
+            queues: there_are.min(MAX_QUEUES) as u32,
+            zero_copy: self.wants_zero_copy,
+            polling: self.polling,
+            // As much again as the longest path may have (`PortPlan::rings`).
+            rings: Rings { fill: usual.fill.max(2 * self.longest_ring), ..usual },
+        }
+    }
+
+    /// Those of the configuration that are online.
+    fn cores(&self, troubles: &mut Vec<String>) -> Result<Vec<Core>> {
+        let machine = Machine::observe(&self.roots).context("reading which cores there are")?;
+        let missing: Vec<CoreId> = self.cores.difference(&machine.online()).copied().collect();
+        if !missing.is_empty() {
+            let missing: Vec<_> = missing.iter().map(ToString::to_string).collect();
+            troubles.push(format!("workers.cores: core {} is not online", missing.join(", ")));
+        }
+        let wanted = machine.cores.iter().filter(|core| self.cores.contains(&core.id));
+        let core = |site: &CoreSite| Core {
+            id: site.id,
+            node: site.node,
+            physical: site.physical,
+            workloads: 0,
+            other: self.other_work.of(site.id).unwrap_or(0.0),
+        };
+        Ok(wanted.map(core).collect())
+    }
+
+    fn end(self) {
+        self.polled.set(BTreeSet::new());
+        let stopped = self.workers.map(Workers::stop).unwrap_or_default();
+        // Nobody copies any more.
+        let troubles = stopped.into_iter().chain(self.captures.finish());
+        for trouble in troubles.filter(|new| !self.told.contains(new)) {
+            tracing::warn!("{trouble}");
+        }
+    }
+}

@@ -1,0 +1,459 @@
+//! Counters of workers, across whatever becomes of these: none goes down while the daemon lives, as who reads them would see a jump.
+//!
+//! What is counted is where it is counted, and gone with that: a worker that does not answer, or ends as it never did; all of them, when they begin anew with more
+//! memory; a path that goes with its port; a queue that is closed. So each counter has what is added to it. What a worker told last stands for it as long as it is silent.
+//!
+//! Counters are by name, but for ports, whose numbers have one name each. A way out that is closed is counted by its port, no longer by its worker: ways out of a
+//! port have one sum, and what is added to that is told among those that are closed.
+
+use crate::api::workers::{Counts, OutputStand, PathStand, QueueStand, UpCounts, UpReport, WorkersReport};
+use logic::plan::{PortId, RouterId};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+};
+
+/// The element whose counts do not end with its worker.
+const MIRROR: &str = "mirror";
+
+/// See the head of this file.
+#[derive(Default)]
+pub(super) struct Tally {
+    /// As workers told it themselves, but for those that were silent: of these, when they last were not.
+    last: WorkersReport,
+    paths: BTreeMap<String, OfPath>,
+    outputs: BTreeMap<PortId, OfPort>,
+    queues: BTreeMap<(PortId, u32), [Count; 3]>,
+    up: [Count; 5],
+    up_of_routers: BTreeMap<RouterId, [Count; 5]>,
+    up_of_ports: BTreeMap<PortId, [Count; 5]>,
+}
+
+/// A counter.
+#[derive(Clone, Copy, Default)]
+struct Count {
+    /// What is added.
+    base: u64,
+    told: u64,
+}
+
+impl Count {
+    fn of(&mut self, counted: u64) -> u64 {
+        self.told = self.told.max(self.base.saturating_add(counted));
+        self.base = self.told.saturating_sub(counted);
+        self.told
+    }
+
+    /// It begins anew.
+    fn ends(&mut self) {
+        self.base = self.told;
+    }
+}
+
+/// All ways out by it together.
+#[derive(Default)]
+struct OfPort {
+    name: String,
+    counts: [Count; 7],
+}
+
+#[derive(Default)]
+struct OfPath {
+    all: [Count; 10],
+    out: BTreeMap<String, Count>,
+    up: BTreeMap<String, Count>,
+    dropped: BTreeMap<String, Count>,
+    /// By place in the chain.
+    elements: Vec<OfElement>,
+}
+
+#[derive(Default)]
+struct OfElement {
+    name: String,
+    counted: BTreeMap<String, Count>,
+}
+
+impl Tally {
+    /// The report with counters that go on from those before.
+    pub fn of(&mut self, mut report: WorkersReport) -> WorkersReport {
+        let paths: Vec<_> = self.last.paths.iter().map(|path| path.path.clone()).collect();
+        let queues: Vec<_> = self.last.queues.iter().map(|queue| (queue.port, queue.queue)).collect();
+        self.stand_in(&mut report);
+        self.last.clone_from(&report);
+        // What is gone begins anew when it comes back.
+        for path in paths.iter().filter(|path| report.paths.iter().all(|other| other.path != **path)) {
+            self.paths.entry(path.clone()).or_default().ends();
+        }
+        for at in
+            queues.iter().filter(|at| report.queues.iter().all(|other| (other.port, other.queue) != **at))
+        {
+            self.queues.entry(*at).or_default().iter_mut().for_each(Count::ends);
+        }
+        for path in &mut report.paths {
+            self.paths.entry(path.path.clone()).or_default().count(path);
+        }
+        self.count_outputs(&mut report);
+        for queue in &mut report.queues {
+            let QueueStand { port, queue: number, starved, refused, fill_empty, .. } = queue;
+            count(self.queues.entry((*port, *number)).or_default(), [starved, refused, fill_empty]);
+        }
+        self.count_up(&mut report.up);
+        report
+    }
+
+    /// These workers end, and others begin; their last report.
+    pub fn end(&mut self, report: WorkersReport) {
+        self.of(report);
+        self.last = WorkersReport::default();
+        self.paths.values_mut().for_each(OfPath::ends);
+        self.outputs
+            .values_mut()
+            .flat_map(|port| &mut port.counts)
+            .chain(self.queues.values_mut().flatten())
+            .chain(&mut self.up)
+            .chain(self.up_of_routers.values_mut().flatten())
+            .chain(self.up_of_ports.values_mut().flatten())
+            .for_each(Count::ends);
+    }
+
+    /// For those that are silent.
+    fn stand_in(&mut self, report: &mut WorkersReport) {
+        let silent: BTreeSet<_> = report
+            .workers
+            .iter()
+            .filter(|worker| worker.silent.is_some())
+            .map(|worker| worker.core)
+            .collect();
+        if silent.is_empty() {
+            return;
+        }
+        let last = mem::take(&mut self.last);
+        for worker in report.workers.iter_mut().filter(|worker| silent.contains(&worker.core)) {
+            let before = last.workers.iter().find(|before| before.core == worker.core);
+            worker.outputs = before.map(|before| before.outputs.clone()).unwrap_or_default();
+        }
+        let is_told: BTreeSet<_> = report.paths.iter().map(|path| path.id).collect();
+        let missing = |path: &PathStand| silent.contains(&path.worker) && !is_told.contains(&path.id);
+        report.paths.extend(last.paths.into_iter().filter(missing));
+        report.paths.sort_by_key(|path| path.id);
+        let is_told: BTreeSet<_> = report.queues.iter().map(|queue| (queue.port, queue.queue)).collect();
+        let missing = |queue: &QueueStand| {
+            silent.contains(&queue.owner) && !is_told.contains(&(queue.port, queue.queue))
+        };
+        report.queues.extend(last.queues.into_iter().filter(missing));
+    }
+
+    fn count_outputs(&mut self, report: &mut WorkersReport) {
+        let mut sums = BTreeMap::<PortId, [u64; 7]>::new();
+        let outputs = report.workers.iter().flat_map(|worker| &worker.outputs).chain(&report.closed_outputs);
+        for output in outputs {
+            self.outputs.entry(output.port).or_default().name.clone_from(&output.name);
+            let sum = sums.entry(output.port).or_default();
+            sum.iter_mut().zip(output.clone().counts_mut()).for_each(|(sum, n)| *sum += *n);
+        }
+        // Also of a port that was left with a worker that is gone.
+        for (port, OfPort { name, counts }) in &mut self.outputs {
+            let sum = sums.get(port).copied().unwrap_or_default();
+            let mut more = sum;
+            count(counts, more.each_mut());
+            more.iter_mut().zip(sum).for_each(|(all, sum)| *all -= sum);
+            if more == [0; 7] {
+                continue;
+            }
+            let mut closed = report.closed_outputs.extract_if(.., |closed| closed.port == *port).next();
+            let closed = closed.get_or_insert_with(|| OutputStand {
+                port: *port,
+                name: name.clone(),
+                ..OutputStand::default()
+            });
+            closed.counts_mut().into_iter().zip(more).for_each(|(n, more)| *n += more);
+            report.closed_outputs.push(mem::take(closed));
+        }
+        report.closed_outputs.sort_by_key(|closed| closed.port);
+    }
+
+    fn count_up(&mut self, up: &mut UpReport) {
+        count(&mut self.up, of_up(&mut up.all));
+        let (routers, ports) = (&mut self.up_of_routers, &mut self.up_of_ports);
+        up.routers.keys().for_each(|id| _ = routers.entry(*id).or_default());
+        up.ports.keys().for_each(|id| _ = ports.entry(*id).or_default());
+        for (id, counts) in routers {
+            count(counts, of_up(up.routers.entry(*id).or_default()));
+        }
+        for (id, counts) in ports {
+            count(counts, of_up(up.ports.entry(*id).or_default()));
+        }
+    }
+}
+
+impl OfPath {
+    fn count(&mut self, path: &mut PathStand) {
+        let PathStand {
+            packets,
+            worker_panicked,
+            worker_silent,
+            stopped_packets,
+            panics,
+            hangs,
+            ring_full,
+            ring_closed,
+            runs,
+            cycles,
+            ..
+        } = path;
+        let lost = [packets, worker_panicked, worker_silent, stopped_packets, ring_full, ring_closed];
+        let all = lost.into_iter().chain([panics, hangs, runs, cycles]);
+        self.all.iter_mut().zip(all).for_each(|(count, value)| *value = count.of(*value));
+        count_named(&mut self.out, &mut path.out);
+        count_named(&mut self.up, &mut path.up);
+        count_named(&mut self.dropped, &mut path.dropped);
+        self.elements.resize_with(path.elements.len().max(self.elements.len()), OfElement::default);
+        for (of, element) in self.elements.iter_mut().zip(&mut path.elements) {
+            of.name.clone_from(&element.element);
+            count_named(&mut of.counted, &mut element.counted);
+        }
+    }
+
+    /// It begins anew, but for mirrors, whose files and counts outlive workers.
+    fn ends(&mut self) {
+        let maps = [&mut self.out, &mut self.up, &mut self.dropped].into_iter();
+        let elements = self.elements.iter_mut().filter(|element| element.name != MIRROR);
+        let maps = maps.chain(elements.map(|element| &mut element.counted));
+        self.all.iter_mut().chain(maps.flat_map(BTreeMap::values_mut)).for_each(Count::ends);
+    }
+}
+
+fn of_up(up: &mut UpCounts) -> [&mut u64; 5] {
+    let UpCounts { packets, policed, control_policed, queue_full, failed } = up;
+    [packets, policed, control_policed, queue_full, failed]
+}
+
+fn count<const N: usize>(counts: &mut [Count; N], values: [&mut u64; N]) {
+    for (count, value) in counts.iter_mut().zip(values) {
+        *value = count.of(*value);
+    }
+}
+
+/// Those that are missing, as they are 0 now, too.
+fn count_named(counts: &mut BTreeMap<String, Count>, values: &mut Counts) {
+    values.keys().for_each(|name| _ = counts.entry(name.clone()).or_default());
+    for (name, count) in counts {
+        let value = values.entry(name.clone()).or_default();
+        *value = count.of(*value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::workers::{ElementReport, WorkerStand};
+
+    const PORT: PortId = 1;
+
+    /// A path and a way out of a worker on core 2, and what else is counted; `n` of each.
+    fn report(n: u64) -> WorkersReport {
+        let named = |name: &str| Counts::from([(name.into(), n)]);
+        let element =
+            ElementReport { element: "count".into(), counted: named("bytes"), ..ElementReport::default() };
+        let path = PathStand {
+            path: "vpn".into(),
+            worker: 2,
+            packets: n,
+            out: named("eth1"),
+            up: named("local"),
+            dropped: named("over_rate"),
+            worker_panicked: n,
+            worker_silent: n,
+            stopped_packets: n,
+            panics: n,
+            hangs: n,
+            ring_full: n,
+            ring_closed: n,
+            runs: n,
+            cycles: n,
+            elements: vec![ElementReport::default(), element],
+            ..PathStand::default()
+        };
+        let queue = QueueStand {
+            port: PORT,
+            owner: 2,
+            starved: n,
+            refused: n,
+            fill_empty: n,
+            ..QueueStand::default()
+        };
+        let up = UpCounts { packets: n, policed: n, control_policed: n, queue_full: n, failed: n };
+        WorkersReport {
+            paths: vec![path],
+            workers: vec![WorkerStand { core: 2, outputs: vec![output(n)], ..WorkerStand::default() }],
+            queues: vec![queue],
+            up: UpReport { all: up, routers: [(7, up)].into(), ports: [(PORT, up)].into() },
+            ..WorkersReport::default()
+        }
+    }
+
+    fn output(n: u64) -> OutputStand {
+        OutputStand {
+            port: PORT,
+            name: "eth1".into(),
+            sent_packets: n,
+            delayed_packets: n,
+            dropped_full: n,
+            dropped_unfit: n,
+            dropped_gone: n,
+            dropped_no_queue: n,
+            dropped_closed: n,
+            waiting: 0,
+        }
+    }
+
+    fn silent() -> WorkersReport {
+        let worker = WorkerStand { core: 2, silent: Some("silent".into()), ..WorkerStand::default() };
+        WorkersReport { workers: vec![worker], up: report(10).up, ..WorkersReport::default() }
+    }
+
+    /// Every counter that is told, each once.
+    fn all(report: WorkersReport) -> Vec<u64> {
+        let mut report = report;
+        let mut all = Vec::new();
+        for path in &mut report.paths {
+            let PathStand { packets, worker_panicked, worker_silent, stopped_packets, panics, .. } = *path;
+            let PathStand { hangs, ring_full, ring_closed, runs, cycles, .. } = *path;
+            all.extend([
+                packets,
+                worker_panicked,
+                worker_silent,
+                stopped_packets,
+                panics,
+                hangs,
+                ring_full,
+                ring_closed,
+                runs,
+                cycles,
+            ]);
+            let counted = path.elements.iter().map(|element| &element.counted);
+            all.extend(
+                [&path.out, &path.up, &path.dropped].into_iter().chain(counted).flat_map(Counts::values),
+            );
+        }
+        let mut sums = [0; 7];
+        let outputs = report.workers.iter().flat_map(|worker| &worker.outputs).chain(&report.closed_outputs);
+        for output in outputs {
+            assert_eq!((output.port, &*output.name), (PORT, "eth1"));
+            sums.iter_mut().zip(output.clone().counts_mut()).for_each(|(sum, n)| *sum += *n);
+        }
+        all.extend(sums);
+        all.extend(report.queues.iter().flat_map(|queue| [queue.starved, queue.refused, queue.fill_empty]));
+        for up in [&mut report.up.all]
+            .into_iter()
+            .chain(report.up.routers.values_mut())
+            .chain(report.up.ports.values_mut())
+        {
+            all.extend(of_up(up).map(|n| *n));
+        }
+        all
+    }
+
+    const EACH: usize = 10 + 4 + 7 + 3 + 3 * 5;
+
+    #[test]
+    fn a_silent_worker_is_told_as_it_was() {
+        let mut tally = Tally::default();
+        assert_eq!(all(tally.of(report(10))), [10; EACH]);
+        for _ in 0..2 {
+            let told = tally.of(silent());
+            assert!(told.workers[0].silent.is_some());
+            assert_eq!(all(told), [10; EACH]);
+        }
+        // And when it answers again, nothing is counted twice.
+        assert_eq!(all(tally.of(report(13))), [13; EACH]);
+    }
+
+    #[test]
+    fn what_a_worker_counted_that_never_answered_again_stays() {
+        let mut tally = Tally::default();
+        tally.of(report(10));
+        tally.of(silent());
+        // Another worker has begun with the path, the queue, and a way out by the port.
+        let mut other = report(4);
+        (other.workers[0].core, other.paths[0].worker, other.queues[0].owner) = (3, 3, 3);
+        other.up = report(10).up;
+        assert_eq!(all(tally.of(other.clone())), [10; EACH], "no counter tells what is lost of it");
+        other = report(5);
+        (other.workers[0].core, other.paths[0].worker, other.queues[0].owner) = (3, 3, 3);
+        other.up = report(11).up;
+        assert_eq!(all(tally.of(other)), [11; EACH]);
+    }
+
+    #[test]
+    fn a_worker_that_ends_leaves_its_port_what_it_sent() {
+        let closed = |n| WorkersReport { closed_outputs: vec![output(n)], ..WorkersReport::default() };
+        let mut tally = Tally::default();
+        tally.of(report(10));
+        assert_eq!(tally.of(closed(12)).closed_outputs, [output(12)]);
+        // Nobody could take it back from its worker.
+        let mut tally = Tally::default();
+        tally.of(report(10));
+        assert_eq!(tally.of(WorkersReport::default()).closed_outputs, [output(10)]);
+        assert_eq!(tally.of(report(3)).closed_outputs, [output(10)], "and those of another besides");
+    }
+
+    /// More memory: also if the new ones have counted more already.
+    #[test]
+    fn workers_that_begin_anew_go_on() {
+        let mut tally = Tally::default();
+        tally.of(report(10));
+        tally.end(report(11));
+        assert_eq!(all(tally.of(report(0))), [11; EACH]);
+        assert_eq!(all(tally.of(report(30))), [41; EACH]);
+        tally.end(report(31));
+        assert_eq!(all(tally.of(report(1))), [43; EACH]);
+    }
+
+    /// Their files, and so their counts, are not the workers'.
+    #[test]
+    fn mirrors_outlive_workers() {
+        let mirror = |n| {
+            let mut report = report(n);
+            let counted = Counts::from([("written".into(), n)]);
+            report.paths[0].elements =
+                vec![ElementReport { element: MIRROR.into(), counted, ..ElementReport::default() }];
+            report
+        };
+        let written = |report: WorkersReport| report.paths[0].elements[0].counted["written"];
+        let mut tally = Tally::default();
+        tally.end(mirror(10));
+        assert_eq!(written(tally.of(mirror(10))), 10);
+        tally.of(WorkersReport::default());
+        assert_eq!(written(tally.of(mirror(12))), 12);
+    }
+
+    #[test]
+    fn a_path_and_a_queue_that_come_back_go_on() {
+        let mut tally = Tally::default();
+        tally.of(report(10));
+        let gone =
+            WorkersReport { closed_outputs: vec![output(10)], up: report(10).up, ..WorkersReport::default() };
+        let told = tally.of(gone.clone());
+        assert_eq!((told.paths.len(), told.queues.len()), (0, 0));
+        let back = || WorkersReport { closed_outputs: vec![output(10)], ..report(0) };
+        assert_eq!(all(tally.of(WorkersReport { up: report(10).up, ..back() })), [10; EACH]);
+        // Also if it has counted more before it is asked.
+        let mut tally = Tally::default();
+        tally.of(report(10));
+        tally.of(gone.clone());
+        let mut twelve = back();
+        (twelve.paths[0].packets, twelve.queues[0].starved) = (12, 12);
+        let told = tally.of(twelve);
+        assert_eq!((told.paths[0].packets, told.queues[0].starved), (22, 22));
+        let mut tally = Tally::default();
+        tally.of(report(10));
+        tally.of(gone);
+        // What is 0 is not told by name.
+        let mut sparse = back();
+        sparse.paths[0].dropped.clear();
+        sparse.paths[0].out.clear();
+        sparse.up = UpReport::default();
+        assert_eq!(all(tally.of(sparse)), [10; EACH]);
+    }
+}

@@ -1,0 +1,283 @@
+//! Packets of AF_XDP as [`logic::worker`] wants them: where they come from, and where they go.
+//!
+//! What leaves is collected by port for the time of a turn, and sent in one go. All that a path's packets became is counted here, apart
+//! from its chain, which may be another tomorrow.
+
+use super::{clock::Clock, counters::Counter, plan::Tables, up::Gate};
+use crate::user_plane::af_xdp::{Buffer, MOST_PATHS, Pool, RingSet};
+use logic::{
+    elements::{Ingress, Loss, Verdict},
+    paths::{Counters, PathId, Resource, Used},
+    plan::{PortId, RouterId},
+    reason::Reason,
+    tables::Arrivals,
+    worker::{Exchange, Frame},
+};
+use std::{ops::Range, sync::Arc};
+
+/// Ports that there may be.
+pub(super) const PORTS: usize = 64;
+
+/// A router without routes: the last number, which only the 256th of them would have.
+const NOBODY: RouterId = RouterId::MAX;
+
+/// A packet, and where and when it came in.
+pub(super) struct Arrived {
+    buffer: Buffer,
+    ingress: Ingress,
+    came_ns: u64,
+}
+
+impl Frame for Arrived {
+    #[inline]
+    fn data(&self) -> &[u8] {
+        self.buffer.data()
+    }
+    #[inline]
+    fn parts_mut(&mut self) -> (&mut [u8], Range<usize>) {
+        self.buffer.parts_mut()
+    }
+    #[inline]
+    fn set_range(&mut self, data: Range<usize>) {
+        // Elements cannot leave the frame; if one did, the packet would stay as it was.
+        let fits = self.buffer.set_range(data);
+        debug_assert!(fits);
+    }
+    #[inline]
+    fn ingress(&self) -> Ingress {
+        self.ingress
+    }
+    #[inline]
+    fn came_ns(&self) -> u64 {
+        self.came_ns
+    }
+}
+
+/// What became of a path's packets, since it was first planned.
+#[derive(Clone)]
+pub(super) struct Fates {
+    pub packets: u64,
+    pub out: [u64; PORTS],
+    pub up: [u64; Reason::COUNT],
+    pub dropped: [u64; Loss::ALL.len()],
+    /// In the hands of a worker that panicked,
+    pub worker_panicked: u64,
+    /// or of one that did not get on, so that another took over.
+    pub worker_silent: u64,
+    /// Came while the path was stopped.
+    pub stopped: u64,
+    /// In an RX ring that was closed.
+    pub left: u64,
+    /// Of RX rings that were closed.
+    pub ring_full_before: u64,
+    /// On other workers.
+    pub cycles_before: u64,
+    pub taken_before: Used,
+    pub runs_before: u64,
+}
+
+impl Default for Fates {
+    fn default() -> Fates {
+        Fates {
+            packets: 0,
+            out: [0; PORTS],
+            up: [0; Reason::COUNT],
+            dropped: [0; Loss::ALL.len()],
+            worker_panicked: 0,
+            worker_silent: 0,
+            stopped: 0,
+            left: 0,
+            ring_full_before: 0,
+            cycles_before: 0,
+            taken_before: Used::default(),
+            runs_before: 0,
+        }
+    }
+}
+
+/// What a worker has beside its rings, for whichever thread has those.
+pub(super) struct Desk {
+    pub tables: Arc<dyn Tables>,
+    pub clock: Clock,
+    pub gate: Gate,
+    /// By port: the number of the output.
+    outputs: [Option<usize>; PORTS],
+    /// Bit p: `outputs[p]` is there.
+    ports: u64,
+    /// By port: whose packets are that are for no interface.
+    owners: [RouterId; PORTS],
+    /// By path.
+    pub fates: Vec<Fates>,
+    /// Packets that were received and have no fate yet.
+    pub in_hand: u64,
+    now_ns: u64,
+}
+
+/// What is of one thread for good.
+pub(super) struct Bound {
+    pub pool: Pool,
+    /// By port: what leaves after this turn.
+    out: Vec<Vec<Buffer>>,
+    /// Bit p: `out[p]` has some.
+    leaves: u64,
+    /// Where a resource of its is shared, or may be.
+    counter: Option<Counter>,
+}
+
+impl Bound {
+    pub fn new(pool: Pool, counter: Option<Counter>) -> Bound {
+        Bound { pool, out: (0..PORTS).map(|_| Vec::new()).collect(), leaves: 0, counter }
+    }
+
+    /// What the counter tells, and the clock.
+    pub fn counted(&self) -> Counters {
+        let misses = Counters::CYCLES.with(Resource::CacheMisses).with(Resource::Memory);
+        if self.counter.is_some() { misses } else { Counters::CYCLES }
+    }
+
+    /// Sends what a turn left.
+    #[inline]
+    pub fn send(&mut self, desk: &Desk, io: &mut RingSet) {
+        while self.leaves != 0 {
+            let port = self.leaves.trailing_zeros() as usize;
+            self.leaves &= self.leaves - 1;
+            if let (Some(Some(output)), Some(packets)) = (desk.outputs.get(port), self.out.get_mut(port)) {
+                // What is wrong with a port is told by `RingSet::output_faults`, what is lost by its counts.
+                let _ = io.send(*output, packets);
+            }
+        }
+    }
+}
+
+impl Desk {
+    pub fn new(tables: Arc<dyn Tables>, clock: Clock, gate: Gate) -> Desk {
+        Desk {
+            tables,
+            clock,
+            gate,
+            outputs: [None; PORTS],
+            ports: 0,
+            owners: [NOBODY; PORTS],
+            fates: (0..MOST_PATHS).map(|_| Fates::default()).collect(),
+            in_hand: 0,
+            now_ns: 0,
+        }
+    }
+
+    pub fn add_output(&mut self, port: PortId, output: usize) {
+        if let Some(place) = self.outputs.get_mut(usize::from(port)) {
+            *place = Some(output);
+            self.ports |= 1 << port;
+        }
+    }
+
+    /// By port; of others nobody.
+    pub fn set_owners(&mut self, owners: impl IntoIterator<Item = (PortId, Option<RouterId>)>) {
+        self.owners = [NOBODY; PORTS];
+        for (port, router) in owners {
+            if let Some(owner) = self.owners.get_mut(usize::from(port)) {
+                *owner = router.unwrap_or(NOBODY);
+            }
+        }
+    }
+
+    /// Bit p: port p can transmit.
+    #[inline]
+    pub fn ports(&self) -> u64 {
+        self.ports
+    }
+
+    /// The number of its output. Those behind it have one less then.
+    pub fn take_output(&mut self, port: PortId) -> Option<usize> {
+        let at = self.outputs.get_mut(usize::from(port))?.take()?;
+        self.ports &= !(1 << port);
+        self.outputs.iter_mut().flatten().filter(|other| **other > at).for_each(|other| *other -= 1);
+        Some(at)
+    }
+
+    /// The number of its output.
+    pub fn output(&self, port: PortId) -> Option<usize> {
+        self.outputs.get(usize::from(port)).copied().flatten()
+    }
+
+    pub fn outputs(&self) -> impl Iterator<Item = (PortId, usize)> {
+        (0..).zip(&self.outputs).filter_map(|(port, output)| Some((port, (*output)?)))
+    }
+}
+
+/// All of it, for a turn.
+pub(super) struct Hands<'a> {
+    pub io: &'a mut RingSet,
+    pub desk: &'a mut Desk,
+    pub bound: &'a mut Bound,
+}
+
+impl Exchange for Hands<'_> {
+    type Frame = Arrived;
+
+    #[inline]
+    fn ports(&self) -> u64 {
+        self.desk.ports
+    }
+
+    fn read_counters(&mut self) -> Used {
+        self.bound.counter.as_ref().map(Counter::used).unwrap_or_default()
+    }
+
+    #[inline]
+    fn receive(&mut self, path: PathId, most: usize, to: &mut Vec<Arrived>) {
+        let Desk { tables, clock, in_hand, now_ns, fates, owners, .. } = &mut *self.desk;
+        let (memory, mut arrivals) = (tables.memory(), Arrivals::default());
+        *now_ns = clock.ns(clock.cycles());
+        let came_ns = *now_ns;
+        let count = self.io.receive_from(&self.bound.pool, usize::from(path), most, |port, buffer| {
+            let mut ingress = arrivals.ingress(memory, port, buffer.data());
+            if ingress.interface == 0 {
+                ingress.router = owners.get(usize::from(port)).copied().unwrap_or(NOBODY);
+            }
+            to.push(Arrived { buffer, ingress, came_ns });
+        });
+        *in_hand += count as u64;
+        if let Some(fates) = fates.get_mut(usize::from(path)) {
+            fates.packets += count as u64;
+        }
+    }
+
+    #[inline]
+    fn settle(&mut self, path: PathId, frame: Arrived, verdict: Verdict) {
+        let Hands { desk, bound, .. } = self;
+        desk.in_hand -= 1;
+        let Some(fates) = desk.fates.get_mut(usize::from(path)) else { return };
+        match verdict {
+            Verdict::To(port) => {
+                match (desk.outputs.get(usize::from(port)), bound.out.get_mut(usize::from(port))) {
+                    (Some(Some(_)), Some(out)) => {
+                        fates.out[usize::from(port)] += 1;
+                        out.push(frame.buffer);
+                        bound.leaves |= 1 << port;
+                    }
+                    _ => fates.dropped[Loss::NoPort as usize] += 1,
+                }
+            }
+            Verdict::Up(reason) => {
+                fates.up[reason as usize] += 1;
+                desk.gate.give(reason, false, frame.ingress, desk.now_ns, frame.data());
+            }
+            Verdict::Own(reason) => {
+                fates.up[reason as usize] += 1;
+                desk.gate.give(reason, true, frame.ingress, desk.now_ns, frame.data());
+            }
+            Verdict::Drop(loss) => fates.dropped[loss as usize] += 1,
+        }
+    }
+
+    #[inline]
+    fn leave(&mut self) {
+        self.bound.send(self.desk, self.io);
+    }
+}
+
+/// Ports by name, as chains name them.
+pub(super) type PortNames = Arc<std::collections::BTreeMap<String, PortId>>;
+/// Names of ports, also of those that are planned no more: counts outlive plans.
+pub(super) type PortsByNumber = Arc<std::collections::BTreeMap<PortId, String>>;

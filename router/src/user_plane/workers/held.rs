@@ -1,0 +1,131 @@
+//! What workers have, as they say.
+
+use super::{
+    exchange::PortNames,
+    plan::{PathPlan, Tables},
+};
+use crate::{
+    config::ElementSettings,
+    user_plane::af_xdp::{Opener, Wanted},
+};
+use logic::{
+    cores::CoreId,
+    elements::Chain,
+    paths::{
+        Cost, PathId, Used,
+        layout::{Layout, PortQueue},
+    },
+    plan::PortId,
+};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// An RX ring.
+pub(super) type Ring = (PortQueue, PathId);
+
+/// What a path's chain was made of, beside its plan.
+#[derive(Clone)]
+pub(super) struct Made {
+    pub names: PortNames,
+    pub tables: Arc<dyn Tables>,
+}
+
+impl Made {
+    /// Would it be the same today?
+    pub fn holds(&self, chain: &[ElementSettings], today: &Made) -> bool {
+        let port_of =
+            |names: &PortNames, element: &ElementSettings| names.get(element.port()?.as_str()).copied();
+        let same = |element| port_of(&self.names, element) == port_of(&today.names, element);
+        std::ptr::addr_eq(Arc::as_ptr(&self.tables), Arc::as_ptr(&today.tables)) && chain.iter().all(same)
+    }
+}
+
+/// A path.
+#[derive(Clone)]
+pub(super) struct HeldPath {
+    pub core: CoreId,
+    pub plan: PathPlan,
+    pub made: Made,
+    /// Its chain panicked again and again.
+    pub is_stopped: bool,
+    /// Since it was first planned.
+    pub packets: u64,
+    pub cycles: u64,
+    /// Of other resources, those that are counted.
+    pub taken: Used,
+    pub cost: Cost,
+}
+
+/// One worker.
+pub(super) struct Holds {
+    pub queues: Vec<Opener>,
+    pub rings: Vec<(PathId, Wanted)>,
+    /// Ports, and the queue that it sends by.
+    pub outputs: Vec<(PortId, u32)>,
+    pub paths: Vec<(PathId, HeldPath)>,
+    /// That are not run any more.
+    pub chains: Vec<Chain>,
+    /// Cycles that it had packets for.
+    pub busy: u64,
+}
+
+/// All workers. Of one that does not answer: what it said last.
+#[derive(Default)]
+pub(super) struct Held {
+    /// With their owner.
+    pub queues: BTreeMap<PortQueue, (CoreId, Opener)>,
+    /// With who reads them, and their size.
+    pub rings: BTreeMap<Ring, (CoreId, u32)>,
+    pub outputs: BTreeMap<(CoreId, PortId), u32>,
+    pub paths: BTreeMap<PathId, HeldPath>,
+    /// Cycles of workers.
+    pub busy: BTreeMap<CoreId, u64>,
+}
+
+impl Held {
+    /// A worker says what it has.
+    pub fn is_told(&mut self, core: CoreId, holds: Holds) {
+        self.forget(core);
+        let place = |wanted: Wanted| (wanted.port, wanted.queue);
+        let Holds { queues, rings, outputs, paths, chains, busy } = holds;
+        drop(chains);
+        let queues = queues.into_iter().map(|opener| (place(opener.wanted()), (core, opener)));
+        self.queues.extend(queues);
+        let ring = |(path, wanted): (PathId, Wanted)| ((place(wanted), path), (core, wanted.rings.receive));
+        self.rings.extend(rings.into_iter().map(ring));
+        self.outputs.extend(outputs.into_iter().map(|(port, queue)| ((core, port), queue)));
+        self.paths.extend(paths);
+        self.busy.insert(core, busy);
+    }
+
+    /// A worker is gone.
+    pub fn forget(&mut self, core: CoreId) {
+        self.queues.retain(|_, (owner, _)| *owner != core);
+        self.rings.retain(|_, (reader, _)| *reader != core);
+        self.outputs.retain(|(worker, _), _| *worker != core);
+        self.paths.retain(|_, path| path.core != core);
+        self.busy.remove(&core);
+    }
+
+    /// Has the worker anything that packets go through?
+    pub fn needs(&self, core: CoreId) -> bool {
+        self.queues.values().any(|(owner, _)| *owner == core)
+            || self.paths.values().any(|path| path.core == core)
+    }
+
+    pub fn layout(&self) -> Layout {
+        Layout {
+            owner: self.queues.iter().map(|(queue, (owner, _))| (*queue, *owner)).collect(),
+            rings: self.rings.iter().map(|(ring, (core, _))| (*ring, *core)).collect(),
+            outputs: self.outputs.clone(),
+        }
+    }
+
+    /// Of a path.
+    pub fn rings_of(&self, path: PathId) -> Vec<Ring> {
+        self.rings.keys().filter(|(_, of)| *of == path).copied().collect()
+    }
+
+    pub fn opener(&self, queue: PortQueue) -> Option<&Opener> {
+        self.queues.get(&queue).map(|(_, opener)| opener)
+    }
+}

@@ -1,0 +1,401 @@
+//! What a worker's thread has, and what it is told between two runs; its loop is in `rounds.rs`.
+//!
+//! Another thread can go on with [`Goods`]; they lie in the [`Locker`] while elements run. The rest is the thread's own, for good.
+
+use super::{
+    exchange::{Arrived, Bound, Desk, Fates, PortNames, PortsByNumber},
+    held::{HeldPath, Holds, Made},
+    locker::Locker,
+    plan::{PathPlan, Tables},
+    rounds::{Fault, Rounds},
+    sleepers::Sleepers,
+};
+use crate::user_plane::af_xdp::{Bell, Closed, MOST_PATHS, Mark, Promise, Queue, Receiver, RingSet, Sender};
+use anyhow::{Context, Result};
+use logic::{
+    cores::CoreId,
+    elements::Chain,
+    paths::{Cost, Path, PathId, Resource},
+    plan::PortId,
+    worker::{InHand, Turns},
+};
+use std::{
+    collections::BTreeMap,
+    ops::{Deref, DerefMut},
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+    time::Duration,
+};
+
+/// What it counts of itself, in cycles.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Times {
+    pub begun: u64,
+    /// In turns that had packets.
+    pub busy: u64,
+    pub slept: u64,
+    pub sleeps: u64,
+    /// Panics in no path's turn.
+    pub panics: u64,
+}
+
+/// A path as its worker has it.
+pub(super) struct Lane {
+    pub plan: PathPlan,
+    made: Made,
+    /// When its chain panicked or did not get on, the last times.
+    pub faults: Vec<u64>,
+    pub panicked: u64,
+    /// Runs that did not end.
+    pub hung: u64,
+}
+
+impl Lane {
+    pub fn new(plan: PathPlan, made: Made) -> Lane {
+        Lane { plan, made, faults: Vec::new(), panicked: 0, hung: 0 }
+    }
+}
+
+/// A path that goes from one worker to another, with all it has.
+pub(super) struct Moving {
+    pub path: PathId,
+    pub lane: Lane,
+    /// `None`: it is stopped, and has none.
+    pub chain: Option<Chain>,
+    pub cost: Cost,
+    pub receivers: Vec<Receiver>,
+    pub fates: Fates,
+    /// Its chain is not to run.
+    pub stopped: bool,
+    /// What it sent where it was, by port.
+    pub marks: Vec<(PortId, Mark)>,
+}
+
+impl Moving {
+    /// As it will be there.
+    pub fn held(&self, core: CoreId) -> HeldPath {
+        HeldPath {
+            core,
+            plan: self.lane.plan.clone(),
+            made: self.lane.made.clone(),
+            is_stopped: self.stopped,
+            packets: self.fates.packets,
+            cycles: self.fates.cycles_before,
+            taken: self.fates.taken_before,
+            cost: self.cost,
+        }
+    }
+}
+
+/// What a worker has that another can go on with.
+pub(super) struct Goods {
+    pub turns: Turns,
+    pub desk: Desk,
+    pub io: RingSet,
+    pub lanes: BTreeMap<PathId, Lane>,
+    pub names: PortNames,
+    pub known_ports: PortsByNumber,
+    pub times: Times,
+    pub sleepers: Sleepers,
+    /// Bit p: the path is there; it is stopped.
+    pub there: u64,
+    pub stopped: u64,
+    pub rounds: Rounds,
+    auxiliary: usize,
+    /// Of the pool that its packets are of.
+    pub pool: Arc<Promise>,
+    /// Chains that panicked: who asks what is here takes them.
+    pub broken: Vec<Chain>,
+}
+
+/// A worker's thread, as it is between two runs.
+pub(super) struct Inner {
+    /// `None`: they are in the locker, or another has them.
+    pub goods: Option<Box<Goods>>,
+    pub locker: Arc<Locker<Goods>>,
+    pub hand: InHand<Arrived>,
+    pub bound: Bound,
+    /// Tells of paths that are stopped.
+    pub tell: Box<dyn Fn(PathId)>,
+    /// Another has what it had: it ends.
+    pub has_nothing: bool,
+}
+
+/// Between two runs they are here.
+impl Deref for Inner {
+    type Target = Goods;
+
+    fn deref(&self) -> &Goods {
+        self.goods.as_deref().expect("only while elements run they are in the locker")
+    }
+}
+
+impl DerefMut for Inner {
+    fn deref_mut(&mut self) -> &mut Goods {
+        self.goods.as_deref_mut().expect("only while elements run they are in the locker")
+    }
+}
+
+pub(super) const fn bit(path: PathId) -> u64 {
+    1 << (path as u64 % MOST_PATHS as u64)
+}
+
+/// The numbers of the bits that are set.
+pub(super) fn bits(mut of: u64) -> impl Iterator<Item = PathId> {
+    std::iter::from_fn(move || {
+        let n = (of != 0).then(|| of.trailing_zeros() as PathId);
+        of &= of.wrapping_sub(1);
+        n
+    })
+}
+
+impl Goods {
+    /// It spins for so long after it had work; so many packets may wait for each TX ring.
+    pub fn new(
+        turns: Turns,
+        desk: Desk,
+        io: RingSet,
+        spin: Duration,
+        auxiliary: usize,
+        pool: Arc<Promise>,
+    ) -> Goods {
+        let rounds = Rounds::new(desk.clock, spin);
+        Goods {
+            times: Times { begun: desk.clock.cycles(), ..Times::default() },
+            turns,
+            desk,
+            io,
+            lanes: BTreeMap::new(),
+            names: PortNames::default(),
+            known_ports: PortsByNumber::default(),
+            sleepers: Sleepers::default(),
+            there: 0,
+            stopped: 0,
+            rounds,
+            auxiliary,
+            pool,
+            broken: Vec::new(),
+        }
+    }
+
+    /// Whose run it is, and its packets.
+    pub fn in_run(&self) -> Option<(PathId, u64)> {
+        Some((self.rounds.current()?, self.desk.in_hand))
+    }
+
+    pub fn is_stopped(&self, path: PathId) -> bool {
+        self.stopped & bit(path) != 0
+    }
+
+    /// How often its chain panicked, and did not get on.
+    pub fn faults(&self, path: PathId) -> (u64, u64) {
+        self.lanes.get(&path).map_or((0, 0), |lane| (lane.panicked, lane.hung))
+    }
+
+    pub fn name(&self, path: PathId) -> String {
+        self.lanes.get(&path).map(|lane| lane.plan.name.clone()).unwrap_or_default()
+    }
+
+    /// What it has.
+    pub fn holds(&mut self, core: CoreId) -> Holds {
+        let outputs = self.desk.outputs().filter_map(|(port, at)| {
+            let output = self.io.outputs().get(at)?;
+            Some((port, output.sender().queue()))
+        });
+        let rings = (0..MOST_PATHS)
+            .flat_map(|path| self.io.receivers(path).map(move |ring| (path as PathId, ring.wanted())));
+        let accounts: BTreeMap<_, _> =
+            self.turns.accounts().map(|account| (account.path.id, account)).collect();
+        let path = |(path, lane): (&PathId, &Lane)| {
+            let (fates, account) = (self.desk.fates.get(usize::from(*path))?, accounts.get(path)?);
+            let held = HeldPath {
+                core,
+                plan: lane.plan.clone(),
+                made: lane.made.clone(),
+                is_stopped: self.is_stopped(*path),
+                packets: fates.packets,
+                cycles: fates.cycles_before + account.cycles,
+                taken: fates.taken_before.plus(&account.taken),
+                cost: account.cost,
+            };
+            Some((*path, held))
+        };
+        Holds {
+            queues: self.io.queues().iter().map(Queue::opener).collect(),
+            rings: rings.collect(),
+            outputs: outputs.collect(),
+            paths: self.lanes.iter().filter_map(path).collect(),
+            chains: std::mem::take(&mut self.broken),
+            busy: self.times.busy,
+        }
+    }
+
+    // Commands, between two runs.
+
+    /// Takes a path that is new, or was another worker's.
+    pub fn take_in(&mut self, moving: Moving) -> Result<()> {
+        let Moving { path, lane, chain, cost, receivers, fates, stopped, marks: _ } = moving;
+        let of = Path { id: path, router: lane.plan.router, weight: lane.plan.weight };
+        self.turns.insert(of, chain, cost).with_context(|| format!("path {}", lane.plan.name))?;
+        if let Some(place) = self.desk.fates.get_mut(usize::from(path)) {
+            *place = fates;
+        }
+        self.lanes.insert(path, lane);
+        self.there |= bit(path);
+        receivers.into_iter().for_each(|receiver| self.io.add_receiver(receiver));
+        if stopped {
+            self.stopped |= bit(path);
+            self.turns.sleep(path);
+        }
+        Ok(())
+    }
+
+    /// Gives a path away.
+    pub fn give_up(&mut self, path: PathId) -> Option<Moving> {
+        let lane = self.lanes.remove(&path)?;
+        let account = self.turns.accounts().find(|account| account.path.id == path);
+        let (chain, cost) = self.turns.remove(path)?;
+        let stopped = self.is_stopped(path);
+        self.sleepers.remove(path);
+        self.stopped &= !bit(path);
+        self.there &= !bit(path);
+        let mut fates = self.desk.fates.get_mut(usize::from(path)).map(std::mem::take).unwrap_or_default();
+        if let Some(account) = account {
+            fates.cycles_before += account.cycles;
+            fates.taken_before = fates.taken_before.plus(&account.taken);
+            fates.runs_before += account.runs - account.empty_runs;
+        }
+        let receivers = self.io.take_path(path.into());
+        // By other ports it never sent.
+        let sent = (0..).zip(&fates.out).filter(|(_, packets)| **packets > 0);
+        let marks = self.marks(sent.map(|(port, _)| port));
+        Some(Moving { path, lane, chain, cost, receivers, fates, stopped, marks })
+    }
+
+    /// Another weight, or another chain from the next run on; the one until now. Where other elements are planned, a path that was stopped goes on,
+    /// and their counts begin; else they go on from what they were.
+    pub fn change(&mut self, path: PathId, plan: PathPlan, chain: Option<(Chain, Made)>) -> Option<Chain> {
+        self.turns.set_weight(path, plan.weight);
+        let lane = self.lanes.get_mut(&path)?;
+        let is_other = lane.plan.chain != plan.chain;
+        lane.plan = plan;
+        let (chain, made) = chain?;
+        lane.made = made;
+        if !is_other {
+            return self.turns.renew(path, chain);
+        }
+        lane.faults.clear();
+        self.stopped &= !bit(path);
+        // Awake it finds out whether it has packets.
+        self.sleepers.remove(path);
+        self.turns.wake(path);
+        self.turns.replace(path, chain)
+    }
+
+    /// Reads these tables from the next run on, with chains made over them; the ones until now.
+    pub fn set_tables(&mut self, made: Made, chains: Vec<(PathId, Chain)>) -> (Arc<dyn Tables>, Vec<Chain>) {
+        let mut before = Vec::new();
+        for (path, chain) in chains {
+            if let Some(lane) = self.lanes.get_mut(&path) {
+                lane.made = made.clone();
+                before.extend(self.turns.renew(path, chain));
+            }
+        }
+        (std::mem::replace(&mut self.desk.tables, made.tables), before)
+    }
+
+    pub fn has_packets_of(&self, path: PathId, port: PortId, queue: u32) -> bool {
+        self.ring(path, port, queue).is_some_and(Receiver::has_packets)
+    }
+
+    fn ring(&self, path: PathId, port: PortId, queue: u32) -> Option<&Receiver> {
+        self.io.receivers(path.into()).find(|ring| (ring.wanted().port, ring.wanted().queue) == (port, queue))
+    }
+
+    /// What the path's slot is to have.
+    pub fn socket_of(&self, path: PathId, port: PortId, queue: u32) -> Option<OwnedFd> {
+        self.ring(path, port, queue)?.as_fd().try_clone_to_owned().ok()
+    }
+
+    /// An RX ring of the path was closed.
+    pub fn count_closed(&mut self, path: PathId, ring_full: u64, left: u64) {
+        if let Some(fates) = self.desk.fates.get_mut(usize::from(path)) {
+            fates.left += left;
+            fates.ring_full_before += ring_full;
+        }
+    }
+
+    pub fn add_output(&mut self, port: PortId, sender: Sender) -> Result<()> {
+        let output = self.io.add_output(sender, self.auxiliary)?;
+        self.desk.add_output(port, output);
+        Ok(())
+    }
+
+    pub fn take_output(&mut self, port: PortId) -> Option<Closed> {
+        let at = self.desk.take_output(port)?;
+        Some(self.io.take_output(at))
+    }
+
+    /// All that was sent by these ports until now.
+    pub fn marks(&self, ports: impl IntoIterator<Item = PortId>) -> Vec<(PortId, Mark)> {
+        let mark = |port: PortId| Some((port, self.io.outputs().get(self.desk.output(port)?)?.mark()));
+        ports.into_iter().filter_map(mark).collect()
+    }
+}
+
+impl Inner {
+    /// Goes on with what another had, whose run does not end: the packets of that are lost. `is_too_much`: its path is not to run any more.
+    pub fn take_over(&mut self, mut goods: Box<Goods>, bell: Arc<Bell>, is_too_much: bool) {
+        goods.io.set_bell(bell);
+        goods.pool = self.bound.pool.promise();
+        self.goods = Some(goods);
+        self.recover(Fault::Hung { is_too_much });
+        self.is_told();
+    }
+
+    // Commands, between two runs.
+
+    /// Shares this from the next run on, and counts bytes or not. What is not known of its packets yet is not shared: cycles are.
+    pub fn share(&mut self, resource: Resource, counts_io: bool) {
+        let counted = self.bound.counted();
+        let counted = if counts_io { counted.with(Resource::Io) } else { counted };
+        self.turns.count(counted);
+        if self.turns.share(resource).is_err() {
+            let _ = self.turns.share(Resource::Cycles);
+        }
+    }
+
+    pub fn add_queue(&mut self, queue: Queue) {
+        let Inner { goods: Some(goods), bound, .. } = self else { return };
+        goods.io.add_queue(&bound.pool, queue);
+    }
+
+    pub fn take_queue(&mut self, port: PortId, queue: u32) -> Option<Queue> {
+        let Inner { goods: Some(goods), bound, .. } = self else { return None };
+        let is_it = |q: &Queue| (q.wanted().port, q.wanted().queue) == (port, queue);
+        let at = goods.io.queues().iter().position(is_it)?;
+        Some(goods.io.take_queue(&bound.pool, at))
+    }
+
+    /// Those that have not left, and will.
+    pub fn have_not_left(&mut self, mut marks: Vec<(PortId, Mark)>) -> Vec<(PortId, Mark)> {
+        let Inner { goods: Some(goods), bound, .. } = self else { return Vec::new() };
+        goods.io.flush(&bound.pool);
+        marks.retain_mut(|(port, mark)| {
+            goods.desk.output(*port).is_some_and(|output| !goods.io.has_left(output, mark))
+        });
+        marks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_are_paths() {
+        assert_eq!(bits(0b1010_0001).collect::<Vec<_>>(), [0, 5, 7]);
+        assert_eq!(bits(bit(63)).collect::<Vec<_>>(), [63]);
+        assert_eq!(bits(0).next(), None);
+    }
+}

@@ -1,0 +1,482 @@
+//! Packets for the kernel: as they came in, or, if an element made them, to be sent as the machine's own ([`super::own`]).
+//!
+//! To give one to the kernel that came in takes a system call of some 16 us (BPF_PROG_TEST_RUN with live frames; one packet each, as all of a call
+//! have the same bytes), so it is not the workers' time: one thread does it, in the order of each worker. Before a packet is copied for it, its
+//! payer is charged as in the kernel plane (`bpf/account.h`): its router, or its port where it is for no interface. Budgets are each worker's.
+//!
+//! What may wait for the thread is bounded, and a quarter of that is for ARP and neighbour discovery alone. A payer has at most as many
+//! there as are free (dynamic thresholds; Choudhury and Hahne 1998, with alpha = 1): alone a half, and whoever comes always finds room.
+
+use super::{
+    exchange::PORTS,
+    own::{Namespaces, Senders},
+};
+use crate::{
+    api::workers::{UpCounts, UpReport},
+    linux::netns,
+    plane::Injector,
+};
+use anyhow::{Context, Result};
+use libbpf_rs::ObjectBuilder;
+use logic::{
+    elements::Ingress,
+    plan::{PortId, RouterId},
+    reason::{Class, Reason},
+};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    os::fd::AsFd,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+        mpsc::{Receiver, Sender, TryRecvError, channel},
+    },
+    thread,
+};
+
+const PASS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pass.bpf.o"));
+/// The calling thread's namespace.
+const OWN: &str = "/proc/thread-self/ns/net";
+
+/// Packets that wait, at most; and those that are neither ARP nor neighbour discovery.
+const MOST_WAITING: usize = 1024;
+const MOST_OTHERS: usize = MOST_WAITING / 4 * 3;
+/// Payers: routers, and behind them ports.
+const ROUTERS: usize = 256;
+const PAYERS: usize = ROUTERS + PORTS;
+
+/// Gives packets to the kernel's stack.
+pub trait Up: Send {
+    /// As if it had come in by this device, which is in the calling thread's namespace.
+    ///
+    /// # Errors
+    /// It is lost.
+    fn up(&mut self, ifindex: u32, frame: &[u8]) -> Result<()>;
+}
+
+/// By a program of its own that passes all, of no generation of the kernel plane.
+pub struct PassUp(Injector);
+
+impl PassUp {
+    /// # Errors
+    /// The kernel refuses the program, which takes CAP_BPF and CAP_NET_ADMIN; so does giving packets to it.
+    pub fn new() -> Result<PassUp> {
+        let mut builder = ObjectBuilder::default();
+        let object = builder.open_memory(PASS).and_then(|object| object.load());
+        let object =
+            object.context("loading the program that passes packets up (CAP_BPF and CAP_NET_ADMIN)")?;
+        let program = object.progs().next().context("no program passes packets up")?;
+        Ok(PassUp(Injector::new(program.as_fd(), program.as_fd())?))
+    }
+}
+
+impl Up for PassUp {
+    fn up(&mut self, ifindex: u32, frame: &[u8]) -> Result<()> {
+        self.0.local(ifindex, frame)
+    }
+}
+
+/// What a payer may have of the kernel's time in a second, of each worker; 0: no limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budgets {
+    pub exception_pps: u64,
+    pub control_pps: u64,
+}
+
+/// A payer, as all threads have it.
+#[derive(Debug, Default)]
+struct Payer {
+    /// Its packets in the queue.
+    waiting: AtomicUsize,
+    packets: AtomicU64,
+    policed: AtomicU64,
+    control_policed: AtomicU64,
+    queue_full: AtomicU64,
+    failed: AtomicU64,
+}
+
+impl Payer {
+    fn counts(&self) -> UpCounts {
+        let Payer { packets, policed, control_policed, queue_full, failed, .. } = self;
+        let [packets, policed, control_policed, queue_full, failed] =
+            [packets, policed, control_policed, queue_full, failed].map(|count| count.load(Relaxed));
+        UpCounts { packets, policed, control_policed, queue_full, failed }
+    }
+}
+
+/// The queue to the thread.
+struct Line {
+    waiting: AtomicUsize,
+    payers: [Payer; PAYERS],
+}
+
+impl Line {
+    /// A packet may wait, as long as at most so many do; it does from now on.
+    fn enter(&self, payer: &Payer, most: usize) -> bool {
+        let all = self.waiting.fetch_add(1, Relaxed);
+        let theirs = payer.waiting.fetch_add(1, Relaxed);
+        let may = theirs < most.saturating_sub(all);
+        if !may {
+            self.leave(payer);
+        }
+        may
+    }
+
+    fn leave(&self, payer: &Payer) {
+        payer.waiting.fetch_sub(1, Relaxed);
+        self.waiting.fetch_sub(1, Relaxed);
+    }
+}
+
+/// A device that packets come in by.
+#[derive(Clone, Debug)]
+pub(super) struct Device {
+    pub ifindex: u32,
+    pub namespace: Arc<File>,
+}
+
+/// A packet for the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum How {
+    /// A frame, as it came in by this port.
+    Came(PortId),
+    /// An IP packet, to be sent as this router's own.
+    Own(RouterId),
+}
+
+enum Message {
+    Packet { payer: usize, how: How, data: Box<[u8]> },
+    Ports(BTreeMap<PortId, Device>),
+}
+
+/// The thread, and the way to it.
+pub(super) struct Ups {
+    to: Sender<Message>,
+    line: Arc<Line>,
+    budgets: Budgets,
+}
+
+impl Ups {
+    /// The thread ends when this and all gates are gone.
+    pub fn start(up: Box<dyn Up>, routers: Namespaces, budgets: Budgets) -> Result<Ups> {
+        let (to, messages) = channel();
+        let payers = std::array::from_fn(|_| Payer::default());
+        let line = Arc::new(Line { waiting: AtomicUsize::new(0), payers });
+        let its = line.clone();
+        thread::Builder::new()
+            .name("up".into())
+            .spawn(move || give(&messages, up, routers, &its))
+            .context("starting the thread that gives packets to the kernel")?;
+        Ok(Ups { to, line, budgets })
+    }
+
+    /// From now on.
+    pub fn set_ports(&self, ports: BTreeMap<PortId, Device>) {
+        let _ = self.to.send(Message::Ports(ports));
+    }
+
+    /// For one worker.
+    pub fn gate(&self) -> Gate {
+        let Ups { to, line, budgets } = self;
+        let buckets = vec![[Bucket::FULL; 2]; PAYERS];
+        Gate { to: to.clone(), line: line.clone(), budgets: *budgets, buckets }
+    }
+
+    pub fn report(&self) -> UpReport {
+        let mut report = UpReport::default();
+        for (number, payer) in self.line.payers.iter().enumerate() {
+            let counts = payer.counts();
+            if counts == UpCounts::default() {
+                continue;
+            }
+            let UpCounts { packets, policed, control_policed, queue_full, failed } = counts;
+            report.all.packets += packets;
+            report.all.policed += policed;
+            report.all.control_policed += control_policed;
+            report.all.queue_full += queue_full;
+            report.all.failed += failed;
+            match number.checked_sub(ROUTERS) {
+                Some(port) => report.ports.insert(port as PortId, counts),
+                None => report.routers.insert(number as RouterId, counts),
+            };
+        }
+        report
+    }
+}
+
+fn give(messages: &Receiver<Message>, up: Box<dyn Up>, routers: Namespaces, line: &Line) {
+    let (ports, senders) = (BTreeMap::new(), Senders::default());
+    let mut place =
+        Place { up, ports, routers, senders, home: File::open(OWN).ok(), away: None, visits: false };
+    loop {
+        let message = match messages.try_recv() {
+            Ok(message) => message,
+            Err(TryRecvError::Disconnected) => return,
+            Err(TryRecvError::Empty) => {
+                // A socket, or this thread, would keep a namespace alive that is deleted.
+                place.leave_routers();
+                let Ok(message) = messages.recv() else { return };
+                message
+            }
+        };
+        match message {
+            Message::Ports(ports) => {
+                place.go_home();
+                place.leave_routers();
+                place.ports = ports;
+            }
+            Message::Packet { payer, how, data } => {
+                let Some(payer) = line.payers.get(payer) else { continue };
+                line.leave(payer);
+                let given = match how {
+                    How::Came(port) => place.up(port, &data),
+                    How::Own(router) => place.send(router, &data),
+                };
+                match given {
+                    Ok(()) => payer.packets.fetch_add(1, Relaxed),
+                    Err(error) => {
+                        tracing::debug!("the kernel does not take a packet ({how:?}): {error:#}");
+                        payer.failed.fetch_add(1, Relaxed)
+                    }
+                };
+            }
+        }
+    }
+}
+
+/// Where the thread is: a port's namespace, as long as packets come by it.
+struct Place {
+    up: Box<dyn Up>,
+    ports: BTreeMap<PortId, Device>,
+    routers: Namespaces,
+    senders: Senders,
+    home: Option<File>,
+    /// The namespace it is in, if not its own.
+    away: Option<netns::Key>,
+    /// There are sockets in namespaces of routers, and it may be in one.
+    visits: bool,
+}
+
+impl Place {
+    fn up(&mut self, port: PortId, frame: &[u8]) -> Result<()> {
+        let Device { ifindex, namespace } = self.ports.get(&port).context("the port is gone")?;
+        enter(&mut self.away, namespace)?;
+        self.up.up(*ifindex, frame)
+    }
+
+    fn send(&mut self, router: RouterId, packet: &[u8]) -> Result<()> {
+        let namespace = self.routers.of(router).context("the router is gone")?;
+        let open = || {
+            self.away = Some(namespace.key());
+            self.visits = true;
+            namespace.enter().context("entering a router's namespace (CAP_SYS_ADMIN)")
+        };
+        self.senders.send(namespace.cookie(), packet, open)
+    }
+
+    /// Nothing here is in the namespace of a router any more.
+    fn leave_routers(&mut self) {
+        if std::mem::take(&mut self.visits) {
+            self.go_home();
+            self.senders.close();
+        }
+    }
+
+    fn go_home(&mut self) {
+        if let (Some(_), Some(home)) = (self.away, &self.home) {
+            match netns::enter(home) {
+                Ok(()) => self.away = None,
+                Err(error) => {
+                    tracing::warn!("the thread for packets that go up stays in a port's namespace: {error}")
+                }
+            }
+        }
+    }
+}
+
+/// This thread's own business: it does nothing else.
+fn enter(away: &mut Option<netns::Key>, namespace: &File) -> Result<()> {
+    let key = netns::Key::of(namespace)?;
+    if *away != Some(key) {
+        netns::enter(namespace).context("entering a namespace (CAP_SYS_ADMIN)")?;
+        *away = Some(key);
+    }
+    Ok(())
+}
+
+/// A worker's way to the thread.
+pub(super) struct Gate {
+    to: Sender<Message>,
+    line: Arc<Line>,
+    budgets: Budgets,
+    /// By payer, for exceptions and for control.
+    buckets: Vec<[Bucket; 2]>,
+}
+
+impl Gate {
+    /// A frame that came in, or an IP packet that was made of it; what becomes of it is counted.
+    pub fn give(&mut self, reason: Reason, is_own: bool, ingress: Ingress, now_ns: u64, data: &[u8]) {
+        let number = match ingress.interface {
+            0 => ROUTERS + usize::from(ingress.port),
+            _ => usize::from(ingress.router),
+        };
+        // Workers have no ports and routers beyond these.
+        let (Some(payer), Some(buckets)) = (self.line.payers.get(number), self.buckets.get_mut(number))
+        else {
+            return;
+        };
+        let (class, [exception, control]) = (reason.class(), buckets);
+        let limit = match class {
+            Class::Exception => Some((exception, self.budgets.exception_pps, &payer.policed)),
+            Class::Control => Some((control, self.budgets.control_pps, &payer.control_policed)),
+            _ => None,
+        };
+        if let Some((bucket, pps, policed)) = limit
+            && pps > 0
+            && !bucket.spend(now_ns, 1_000_000_000 / pps)
+        {
+            policed.fetch_add(1, Relaxed);
+            return;
+        }
+        let most = if class == Class::Control { MOST_WAITING } else { MOST_OTHERS };
+        if !self.line.enter(payer, most) {
+            payer.queue_full.fetch_add(1, Relaxed);
+            return;
+        }
+        let how = if is_own { How::Own(ingress.router) } else { How::Came(ingress.port) };
+        let message = Message::Packet { payer: number, how, data: data.into() };
+        if self.to.send(message).is_err() {
+            self.line.leave(payer);
+            payer.failed.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+/// `struct bucket` and `spend()` of `bpf/account.h`.
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    credit_ns: u64,
+    last_ns: u64,
+}
+
+impl Bucket {
+    const BURST_NS: u64 = 100_000_000;
+    const FULL: Bucket = Bucket { credit_ns: Bucket::BURST_NS, last_ns: 0 };
+
+    fn spend(&mut self, now_ns: u64, cost_ns: u64) -> bool {
+        let credit = self.credit_ns + now_ns.saturating_sub(self.last_ns);
+        self.last_ns = self.last_ns.max(now_ns);
+        self.credit_ns = credit.min(Bucket::BURST_NS.max(cost_ns));
+        let enough = self.credit_ns >= cost_ns;
+        if enough {
+            self.credit_ns -= cost_ns;
+        }
+        enough
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{
+        sync::mpsc::{SyncSender, sync_channel},
+        time::Duration,
+    };
+
+    type Given = (u32, Vec<u8>);
+
+    /// Says what it gets, when it may.
+    struct Told(Sender<Given>, Receiver<()>);
+    impl Up for Told {
+        fn up(&mut self, ifindex: u32, frame: &[u8]) -> Result<()> {
+            self.1.recv()?;
+            Ok(self.0.send((ifindex, frame.into()))?)
+        }
+    }
+
+    fn start(budgets: Budgets) -> (Ups, Receiver<Given>, SyncSender<()>) {
+        let ((told, tells), (go, may)) = (channel(), sync_channel(4096));
+        let ups = Ups::start(Box::new(Told(told, may)), Namespaces::default(), budgets).unwrap();
+        let namespace = Arc::new(File::open("/proc/thread-self/ns/net").unwrap());
+        ups.set_ports(BTreeMap::from([(3, Device { ifindex: 77, namespace })]));
+        (ups, tells, go)
+    }
+
+    fn of(router: RouterId) -> Ingress {
+        Ingress { port: 3, router, interface: 1, flags: 0 }
+    }
+
+    #[test]
+    fn a_flood_of_exceptions_pays_and_leaves_room_for_control() {
+        let (ups, tells, go) = start(Budgets { exception_pps: 1000, control_pps: 2000 });
+        let mut gate = ups.gate();
+        let policed = || (ups.report().all.policed, ups.report().all.control_policed);
+        // 100 ms of 1000 a second; another router has its own.
+        for n in 0..500_u16 {
+            gate.give(Reason::TtlExceeded, false, of(1), 0, &n.to_be_bytes());
+        }
+        assert_eq!(policed(), (400, 0));
+        gate.give(Reason::TtlExceeded, false, of(2), 0, &[]);
+        gate.give(Reason::Arp, false, of(1), 0, &[]);
+        assert_eq!(policed(), (400, 0));
+        gate.give(Reason::TtlExceeded, false, of(1), 1_000_000, &[]);
+        gate.give(Reason::TtlExceeded, false, of(1), 1_000_000, &[]);
+        assert_eq!(policed(), (401, 0), "a millisecond later there is one more");
+        assert_eq!(ups.report().routers[&1].policed, 401);
+        assert!(ups.report().routers.get(&2).is_none_or(|other| other.policed == 0));
+        (0..103).for_each(|_| go.send(()).unwrap());
+        let numbered: Vec<_> = (0..103)
+            .map(|_| tells.recv_timeout(Duration::from_secs(5)).unwrap())
+            .inspect(|(ifindex, _)| assert_eq!(*ifindex, 77))
+            .filter_map(|(_, frame)| Some(u16::from_be_bytes(frame.try_into().ok()?)))
+            .collect();
+        assert_eq!(numbered, (0..100).collect::<Vec<_>>(), "in order");
+    }
+
+    /// What is not policed, such as packets for the box itself.
+    #[test]
+    fn a_payers_flood_leaves_room_for_others() {
+        let (ups, _tells, go) = start(Budgets { exception_pps: 0, control_pps: 0 });
+        let mut gate = ups.gate();
+        let full = |router| ups.report().routers.get(&router).map_or(0, |counts| counts.queue_full);
+        (0..2000).for_each(|_| gate.give(Reason::Local, false, of(1), 0, &[]));
+        // One may be with the thread.
+        assert!((2000 - 385..=2000 - 384).contains(&full(1)), "half of what is for all: {}", full(1));
+        (0..2000).for_each(|_| gate.give(Reason::Local, false, of(2), 0, &[]));
+        assert!((2000 - 193..=2000 - 192).contains(&full(2)), "half of the rest: {}", full(2));
+        (0..96).for_each(|_| gate.give(Reason::Local, false, of(3), 0, &[]));
+        assert_eq!(full(3), 0);
+        // And control a quarter besides.
+        (0..128).for_each(|_| gate.give(Reason::Arp, false, of(4), 0, &[]));
+        assert_eq!(full(4), 0);
+        (0..801).for_each(|_| _ = go.send(()));
+        let report = || ups.report().all;
+        for _ in 0..5000 {
+            if report().packets + report().queue_full == 4224 {
+                break;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        gate.give(Reason::Local, false, of(1), 0, &[]);
+        assert_eq!(report().queue_full, full(1) + full(2), "there is room again: {:?}", report());
+    }
+
+    #[test]
+    fn of_a_port_that_is_gone_nothing_goes_up() {
+        let (ups, _tells, go) = start(Budgets { exception_pps: 0, control_pps: 0 });
+        let mut gate = ups.gate();
+        go.send(()).unwrap();
+        for port in [3, 4] {
+            gate.give(Reason::Local, false, Ingress { port, ..Ingress::default() }, 0, &[]);
+        }
+        for _ in 0..1000 {
+            if ups.report().all.packets + ups.report().all.failed == 2 {
+                break;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        let ports = ups.report().ports;
+        assert_eq!((ports[&3].packets, ports[&4].failed), (1, 1), "those for no interface, by port");
+    }
+}

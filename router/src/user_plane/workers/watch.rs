@@ -1,0 +1,368 @@
+//! Whether workers get on, and on whose cores they are.
+//!
+//! A worker stands still if its epoch does, while it is awake or was called. That is looked at 15 times in the patience of the settings (1.5 s: each
+//! 100 ms). A worker without packets sleeps and stands still for nobody. A look that comes late says that the machine, or what it runs in, stood still, and counts for nobody.
+//!
+//! * **After 5 looks** in a row it may run on the cores of all workers. If something has its own core that it cannot run beside, such as a
+//!   real-time task, it goes on there with all it has, and nothing is lost. Real-time tasks leave others 50 ms of a second by default, and 0.5 s is less than the rest.
+//! * **After 15 looks** it is its elements that do not get on: [`super::takeover`]. A run takes 100 us, or one packet; 256 packets of a chain that needs
+//!   1 us for each would have to be 4,000 times as slow, and an emulated machine is 20 to 50 times.
+//!
+//! A worker that is away comes home when a thread which does nothing but sleep 10 times on its core was woken in time each time.
+
+use super::thread::Desk;
+use crate::base::guard::locked;
+use logic::cores::CoreId;
+use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{
+        Arc, Mutex, Weak,
+        atomic::{
+            AtomicBool, AtomicU32, AtomicU64,
+            Ordering::{AcqRel, Acquire, Relaxed, Release},
+        },
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+/// So many looks in a row without a move: it is not waited for any longer.
+const LOOKS: u32 = 15;
+/// So many: it may run elsewhere.
+const ELSEWHERE: u32 = 5;
+/// Naps of a probe, each a look long.
+const NAPS: u32 = 10;
+/// So many looks without a probe that slept well: the core is not the worker's, and that is told.
+const TOLD: u32 = 2 * LOOKS;
+
+/// What is known of one, by the watch.
+#[derive(Default)]
+pub(super) struct Standing {
+    seen: AtomicU64,
+    still: AtomicU32,
+    /// It may run on other cores.
+    away: AtomicBool,
+    /// Looks since it may.
+    away_for: AtomicU32,
+}
+
+impl Standing {
+    /// It begins on whichever core.
+    pub fn begins_away() -> Standing {
+        Standing { away: AtomicBool::new(true), ..Standing::default() }
+    }
+
+    /// It does not get on.
+    pub fn is_still(&self) -> bool {
+        self.still.load(Acquire) >= LOOKS
+    }
+
+    /// Something else has its core.
+    pub fn has_no_core(&self) -> bool {
+        self.away.load(Acquire) && self.away_for.load(Relaxed) > TOLD
+    }
+
+    /// How often in a row it stood there.
+    fn look(&self, epoch: u64, is_to_move: bool) -> u32 {
+        let stands = self.seen.swap(epoch, AcqRel) == epoch && is_to_move;
+        let still = if stands { self.still.load(Relaxed).saturating_add(1) } else { 0 };
+        self.still.store(still, Release);
+        still
+    }
+}
+
+/// Workers that are watched.
+#[derive(Clone, Default)]
+pub(super) struct Watch(Arc<Mutex<Vec<Arc<Desk>>>>);
+
+impl Watch {
+    pub fn add(&self, desk: Arc<Desk>) {
+        locked(&self.0).push(desk);
+    }
+
+    pub fn remove(&self, desk: &Arc<Desk>) {
+        locked(&self.0).retain(|other| !Arc::ptr_eq(other, desk));
+    }
+
+    /// Where a worker of this core may be if it cannot be there: with all workers, or, where there are no others, on any core.
+    ///
+    /// # Errors
+    /// The kernel does not say which cores there are.
+    pub fn elsewhere(&self, home: CoreId) -> io::Result<CpuSet> {
+        let cores: Vec<CoreId> =
+            locked(&self.0).iter().map(|desk| desk.core).filter(|core| *core != home).collect();
+        let mut all = if cores.is_empty() { sched_getaffinity(None)? } else { CpuSet::new() };
+        cores.into_iter().chain([home]).for_each(|core| all.set(core.into()));
+        Ok(all)
+    }
+
+    /// Looks as long as `goes_on`, and lets `sleep` pass the time between; `is_still` is told while a worker is, from 15 looks on.
+    pub fn run(
+        &self,
+        patience: Duration,
+        sleep: impl Fn(Duration),
+        goes_on: impl Fn() -> bool,
+        is_still: impl Fn(),
+    ) {
+        let (look, mut probes) = (patience / LOOKS, BTreeMap::new());
+        while goes_on() {
+            let begun = Instant::now();
+            sleep(look);
+            if begun.elapsed() > 2 * look {
+                continue;
+            }
+            let desks = locked(&self.0).clone();
+            let still = desks.iter().map(|desk| self.look_at(desk, look, &mut probes)).max();
+            probes.retain(|thread, _| {
+                desks.iter().any(|desk| desk.thread().is_some_and(|of| number(of) == *thread))
+            });
+            if still.is_some_and(|still| still >= LOOKS) {
+                is_still();
+            }
+        }
+    }
+
+    fn look_at(&self, desk: &Arc<Desk>, look: Duration, probes: &mut BTreeMap<i32, Probe>) -> u32 {
+        let still = desk.standing.look(desk.epoch.now(), desk.is_to_move());
+        let (Some(thread), standing) = (desk.thread(), &desk.standing) else { return still };
+        if still == ELSEWHERE && !standing.away.load(Acquire) {
+            let moved =
+                self.elsewhere(desk.core).and_then(|cores| Ok(sched_setaffinity(Some(thread), &cores)?));
+            match moved {
+                Ok(()) => standing.goes_away(),
+                Err(error) => tracing::warn!("the worker on core {} stays there: {error}", desk.core),
+            }
+        } else if standing.away.load(Acquire) && still == 0 {
+            standing.away_for.fetch_add(1, Relaxed);
+            let probe = probes.entry(number(thread)).or_insert_with(|| Probe::start(desk, look));
+            if probe.slept_well() && sched_setaffinity(Some(thread), &only(desk.core)).is_ok() {
+                standing.away.store(false, Release);
+                probes.remove(&number(thread));
+            }
+        }
+        still
+    }
+}
+
+impl Standing {
+    fn goes_away(&self) {
+        self.away_for.store(0, Relaxed);
+        self.away.store(true, Release);
+    }
+}
+
+pub(super) fn only(core: CoreId) -> CpuSet {
+    let mut only = CpuSet::new();
+    only.set(core.into());
+    only
+}
+
+fn number(of: Pid) -> i32 {
+    of.as_raw_nonzero().get()
+}
+
+/// A thread that finds out whether a core is to be had.
+struct Probe(Arc<AtomicBool>);
+
+impl Probe {
+    /// It ends when it knows, or with the worker.
+    fn start(desk: &Arc<Desk>, nap: Duration) -> Probe {
+        let (core, of, known) = (desk.core, Arc::downgrade(desk), Arc::new(AtomicBool::new(false)));
+        let its = known.clone();
+        let probes = move || {
+            if sched_setaffinity(None, &only(core)).is_ok() {
+                its.store(sleeps_well(&of, nap, thread::sleep), Release);
+            }
+        };
+        if let Err(error) = thread::Builder::new().name(format!("probe/{core}")).spawn(probes) {
+            tracing::warn!("a worker stays away from core {core}: starting a thread: {error}");
+        }
+        Probe(known)
+    }
+
+    fn slept_well(&self) -> bool {
+        self.0.load(Acquire)
+    }
+}
+
+/// Returns when it did; false: nobody wants to know any more.
+fn sleeps_well(of: &Weak<Desk>, nap: Duration, sleep: impl Fn(Duration)) -> bool {
+    let mut well = 0;
+    while well < NAPS {
+        let begun = Instant::now();
+        sleep(nap);
+        well = if begun.elapsed() < 2 * nap { well + 1 } else { 0 };
+        if of.strong_count() == 0 {
+            return false;
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{cell::Cell, sync::mpsc::channel};
+
+    fn desk(core: CoreId) -> Arc<Desk> {
+        Arc::new(Desk::new(core, false).unwrap())
+    }
+
+    fn cores(set: &CpuSet) -> Vec<CoreId> {
+        (0..CpuSet::MAX_CPU as CoreId).filter(|core| set.is_set((*core).into())).collect()
+    }
+
+    /// Where a thread may run, this one or a desk's.
+    fn allowed(desk: Option<&Desk>) -> Vec<CoreId> {
+        cores(&sched_getaffinity(desk.and_then(Desk::thread)).unwrap())
+    }
+
+    #[test]
+    fn who_is_to_move_and_does_not_is_still() {
+        let standing = Standing::default();
+        let looks = |epoch, is_to_move| standing.look(epoch, is_to_move);
+        assert_eq!([looks(3, true), looks(3, true), looks(3, true)], [0, 1, 2]);
+        assert_eq!(looks(5, true), 0, "it moved");
+        assert_eq!([looks(6, false), looks(6, false)], [0, 0], "it sleeps");
+        assert_eq!([looks(6, true), looks(6, true)], [1, 2], "it was called");
+        (0..LOOKS - 3).for_each(|_| _ = looks(6, true));
+        assert!(!standing.is_still());
+        assert!(looks(6, true) == LOOKS && standing.is_still());
+        assert!(looks(7, true) == 0 && !standing.is_still());
+    }
+
+    #[test]
+    fn elsewhere_is_with_all_workers_or_anywhere() {
+        let (watch, desks) = (Watch::default(), [5, 7].map(desk));
+        let elsewhere = |home| cores(&watch.elsewhere(home).unwrap());
+        watch.add(desks[0].clone());
+        let mut anywhere = allowed(None);
+        anywhere.extend((!anywhere.contains(&5)).then_some(5));
+        anywhere.sort_unstable();
+        assert_eq!(elsewhere(5), anywhere, "there are no others");
+        watch.add(desks[1].clone());
+        assert_eq!([elsewhere(5), elsewhere(7)], [[5, 7]; 2]);
+        assert_eq!(elsewhere(9), [5, 7, 9]);
+        watch.remove(&desks[0]);
+        assert_eq!(elsewhere(9), [7, 9]);
+    }
+
+    #[test]
+    fn who_stands_still_runs_elsewhere_until_its_core_is_free() {
+        const NAP: Duration = Duration::from_millis(50);
+        let (watch, anywhere) = (Watch::default(), allowed(None));
+        let home = anywhere[0];
+        let desk = desk(home);
+        watch.add(desk.clone());
+        thread::scope(|scope| {
+            let ((to, begun), (_ends, end)) = (channel(), channel::<()>());
+            let its = desk.clone();
+            scope.spawn(move || {
+                its.begin();
+                to.send(sched_setaffinity(None, &only(home))).unwrap();
+                let _ = end.recv();
+            });
+            begun.recv().unwrap().unwrap();
+            desk.epoch.turn_over();
+            let mut probes = BTreeMap::new();
+            // A probe of the first time says nothing the second time.
+            (0..2).for_each(|_| away_and_home(&watch, &desk, NAP, &mut probes, &anywhere));
+        });
+    }
+
+    fn away_and_home(
+        watch: &Watch,
+        desk: &Arc<Desk>,
+        nap: Duration,
+        probes: &mut BTreeMap<i32, Probe>,
+        anywhere: &[CoreId],
+    ) {
+        let here = || allowed(Some(desk));
+        let mut look = |moves: bool| {
+            if moves {
+                desk.epoch.pass();
+            }
+            (watch.look_at(desk, nap, probes), probes.len())
+        };
+        assert_eq!(look(true), (0, 0));
+        (1..ELSEWHERE).for_each(|n| assert_eq!(look(false), (n, 0)));
+        assert_eq!(here(), [desk.core]);
+        assert_eq!(look(false), (ELSEWHERE, 0));
+        assert_eq!(here(), anywhere);
+        assert_eq!(look(false), (ELSEWHERE + 1, 0), "it does not get on there either");
+        let begun = Instant::now();
+        (0..TOLD).for_each(|_| assert_eq!(look(true), (0, 1)));
+        assert!(!desk.standing.has_no_core());
+        look(true);
+        assert!(desk.standing.has_no_core());
+        (1..=ELSEWHERE).for_each(|n| assert_eq!(look(false), (n, 1)));
+        assert!(desk.standing.has_no_core(), "whether it stands still there or not");
+        assert_eq!(here(), anywhere);
+        while desk.standing.away.load(Acquire) {
+            assert!(begun.elapsed() < Duration::from_secs(60));
+            thread::sleep(nap / 10);
+            look(true);
+        }
+        assert!(begun.elapsed() >= nap * NAPS);
+        assert_eq!(here(), [desk.core]);
+        assert!(!desk.standing.has_no_core() && probes.is_empty());
+    }
+
+    #[test]
+    fn who_begins_elsewhere_comes_home() {
+        let (watch, home, begun) = (Watch::default(), allowed(None)[0], Instant::now());
+        let desk = Arc::new(Desk::new(home, true).unwrap());
+        watch.add(desk.clone());
+        desk.begin();
+        desk.epoch.turn_over();
+        let is_away = || {
+            desk.epoch.pass();
+            desk.standing.away.load(Acquire) && begun.elapsed() < Duration::from_secs(60)
+        };
+        watch.run(Duration::from_millis(5) * LOOKS, thread::sleep, is_away, || panic!("it gets on"));
+        assert_eq!(allowed(None), [home]);
+    }
+
+    #[test]
+    fn who_stands_still_for_long_is_told_but_not_of_a_machine_that_did() {
+        const LOOK: Duration = Duration::from_millis(2);
+        let (watch, awake) = (Watch::default(), desk(1));
+        watch.add(awake.clone());
+        watch.add(desk(2));
+        awake.epoch.turn_over();
+        let still = || awake.standing.still.load(Acquire);
+        let count = |counter: &Cell<u32>| counter.replace(counter.get() + 1);
+        let looks = Cell::new(0);
+        watch.run(
+            LOOK * LOOKS,
+            |look| thread::sleep(3 * look),
+            || count(&looks) < 2 * LOOKS,
+            || panic!("it came late"),
+        );
+        assert_eq!(still(), 0);
+        let told = Cell::new(0);
+        // The first look sees where it is.
+        watch.run(
+            LOOK * LOOKS,
+            thread::sleep,
+            || told.get() < 2,
+            || assert_eq!(still(), LOOKS + count(&told)),
+        );
+        assert_eq!((still(), told.get()), (LOOKS + 1, 2));
+    }
+
+    #[test]
+    fn a_core_is_free_where_all_naps_in_a_row_end_in_time() {
+        const NAP: Duration = Duration::from_millis(5);
+        let (desk, naps) = (desk(1), Cell::new(0));
+        let sleep = |nap| {
+            naps.set(naps.get() + 1);
+            thread::sleep(if naps.get() == NAPS / 2 { 3 * nap } else { nap });
+        };
+        assert!(sleeps_well(&Arc::downgrade(&desk), NAP, sleep));
+        assert!(naps.get() >= NAPS / 2 + NAPS, "{naps:?}");
+        assert!(!sleeps_well(&Weak::new(), NAP, thread::sleep), "the worker has ended");
+    }
+}
