@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::{
     bed::{Bed, ping},
     daemon::{Daemon, Leftovers, eventually_true},
-    user_plane::{numbered, path, sum},
+    user_plane::{Window, numbered, path, sum},
 };
 
 /// Behind the server, by the tunnel.
@@ -162,17 +162,17 @@ fn both_ways(bed: &Bed, count: u32) -> [Vec<u32>; 2] {
             let client = bed.client.enter(|| Ok(UdpSocket::bind("10.7.1.2:4001")?)).unwrap();
             client.set_read_timeout(Some(Duration::from_secs(3))).unwrap();
             let server = bed.server.enter(|| Ok(UdpSocket::bind(format!("{FAR}:4001"))?)).unwrap();
-            scope.spawn(move || {
-                for number in 0..count {
-                    server.send_to(&number.to_be_bytes(), "10.7.1.2:4001").unwrap();
-                    thread::sleep(Duration::from_micros(200));
-                }
-            });
-            let (mut bytes, mut came) = ([0; 4], Vec::new());
-            while came.len() < count as usize && client.recv(&mut bytes).is_ok() {
-                came.push(u32::from_be_bytes(bytes));
-            }
-            came
+            let window = Window::default();
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    for number in 0..count {
+                        window.wait(number);
+                        server.send_to(&number.to_be_bytes(), "10.7.1.2:4001").unwrap();
+                        thread::sleep(Duration::from_micros(200));
+                    }
+                });
+                window.receive(&client, count)
+            })
         });
         [there.join().unwrap(), back.join().unwrap()]
     })

@@ -71,7 +71,7 @@ impl Handle {
     }
 
     /// The rules that a flow as `ovs-ofctl del-flows` takes it means: a line of JSON each
-    /// ([`super::report::FlowReport`]).
+    /// ([`crate::api::flows::FlowReport`]).
     ///
     /// # Errors
     /// The flow cannot be read, or the daemon is ending.

@@ -22,7 +22,8 @@ use router::{
     user_plane::{
         af_xdp::{Polling, Rings, Umem},
         workers::{
-            Epochs, PassUp, PathPlan, PortPlan, Shared, Slots, Tables, Workers, WorkersPlan, WorkersSettings,
+            Clock, Epochs, PassUp, PathPlan, PortPlan, Shared, Slots, Tables, Workers, WorkersPlan,
+            WorkersSettings,
         },
     },
 };
@@ -32,7 +33,7 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
     },
     thread,
     time::{Duration, Instant},
@@ -61,6 +62,10 @@ pub struct Told {
     pub chains_wait: AtomicBool,
     pub put_fails: AtomicBool,
     pub settles_not: AtomicBool,
+    /// Slots that were emptied.
+    pub emptied: AtomicU32,
+    /// Time as `Slow` has it, ns.
+    pub ticks: Option<&'static AtomicU64>,
 }
 
 struct Trap(Arc<Told>);
@@ -99,8 +104,8 @@ impl Element for Brake {
     }
 }
 
-/// Takes so long for each packet.
-struct Slow(Duration);
+/// Takes so long for each packet; and counts that as ticks, if those are the time.
+struct Slow(Duration, Arc<Told>);
 impl Element for Slow {
     fn name(&self) -> &'static str {
         "slow"
@@ -109,7 +114,11 @@ impl Element for Slow {
         Contract::default()
     }
     fn run(&mut self, _: &Now, batch: &mut Batch<'_>, _: &mut Counters) {
-        let until = Instant::now() + self.0 * batch.packets().len() as u32;
+        let takes = self.0 * batch.packets().len() as u32;
+        if let Some(ticks) = self.1.ticks {
+            ticks.fetch_add(takes.as_nanos() as u64, Relaxed);
+        }
+        let until = Instant::now() + takes;
         while Instant::now() < until {}
     }
 }
@@ -128,9 +137,10 @@ impl Tables for Rigged {
             "trap" if self.1.chains_panic.load(Relaxed) => panic!("as it is told to"),
             "trap" => Box::new(Trap(self.1.clone())),
             "stuck" => Box::new(Brake(self.1.clone())),
-            "in and out" => Box::new(Slow(Duration::from_micros(4))),
+            "in and out" => Box::new(Slow(Duration::from_micros(4), self.1.clone())),
             name @ ("in" | "slow") => {
-                let slow = Slow(Duration::from_micros(if name == "in" { 4 } else { 40 }));
+                let takes = Duration::from_micros(if name == "in" { 4 } else { 40 });
+                let slow = Slow(takes, self.1.clone());
                 return Ok(Chain::new(vec![Box::new(slow), Box::new(Discard)])?);
             }
             _ => return self.0.chain(path, ports),
@@ -149,7 +159,9 @@ impl Slots for Maps {
     }
     fn take(&self, port: PortId, queue: u32, path: PathId) -> Result<()> {
         let slot = queue * PATHS + u32::from(path);
-        match self.0[&port].delete(&slot.to_ne_bytes()) {
+        let emptied = self.0[&port].delete(&slot.to_ne_bytes());
+        self.2.emptied.fetch_add(1, Relaxed);
+        match emptied {
             Err(error) if error.kind() != libbpf_rs::ErrorKind::NotFound => Err(error.into()),
             _ => Ok(()),
         }
@@ -180,6 +192,16 @@ pub const SMALL: Rings = Rings { fill: 128, completion: 64, receive: 64, transmi
 impl Bed {
     /// Between p0 and p1, with so many queues each.
     pub fn new(queues: usize, settings: WorkersSettings) -> Bed {
+        Bed::with_time(queues, settings, None)
+    }
+
+    /// By a time of which nobody can take any: it goes on by what [`Slow`] takes.
+    pub fn of_ticks(queues: usize, settings: WorkersSettings) -> Bed {
+        let ticks = &*Box::leak(Box::default());
+        Bed::with_time(queues, WorkersSettings { clock: Clock::of_ticks(ticks), ..settings }, Some(ticks))
+    }
+
+    fn with_time(queues: usize, settings: WorkersSettings, ticks: Option<&'static AtomicU64>) -> Bed {
         let ports: Vec<Port> = [0, 1]
             .map(|n| {
                 make_port(n, queues);
@@ -190,6 +212,7 @@ impl Bed {
         let told = Arc::new(Told {
             panics_at: AtomicU32::new(u32::MAX),
             waits_at: AtomicU32::new(u32::MAX),
+            ticks,
             ..Told::default()
         });
         let up = Box::new(PassUp::new().unwrap());

@@ -47,9 +47,12 @@ fn a_panic_costs_what_was_in_hand_and_the_third_stops_the_path_alone() {
         assert_eq!(of_other, (0..2016).collect::<Vec<_>>(), "it lost none");
         assert!(of_trap.is_sorted() && !of_trap.contains(&500) && !of_trap.contains(&1500));
         // The third within ten seconds.
+        let emptied = || bed.told.emptied.load(Relaxed);
+        let before = emptied();
         bed.told.panics_at.store(2016, Relaxed);
         send(2016..2032);
         until("the path to be stopped", || bed.path(0).stopped.is_some());
+        until("its slot to be emptied", || emptied() > before);
         until("the other path", || bed.path(1).out["p1"] == 2032);
         // Its packets are what they are with an empty slot: the kernel's.
         send(2032..2048);

@@ -35,7 +35,7 @@ fn worker(report: &WorkersReport) -> &WorkerStand {
 #[ignore = "needs root"]
 fn io_is_shared_while_it_is_scarce() {
     in_new_namespace(|| {
-        let bed = Bed::new(1, WorkersSettings::default());
+        let bed = Bed::of_ticks(1, WorkersSettings::default());
         let _sink = Port::with("q1", "sink");
         // Small rings: between two rounds of the generator they run empty, the one sooner than the other.
         let of = |id, name| (id, PathPlan { ring: 256, ..path(name, &["forward"], 1) });

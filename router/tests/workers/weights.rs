@@ -21,7 +21,7 @@ fn shares(bed: &Bed) -> Vec<f64> {
 #[ignore = "needs root"]
 fn routers_have_their_weights_and_spare_time_is_their_own_first() {
     in_new_namespace(|| {
-        let bed = Bed::new(1, WorkersSettings::default());
+        let bed = Bed::of_ticks(1, WorkersSettings::default());
         // Rings last for 0.2 s, so that the generator may begin anew, or wait for its core.
         let of = |id, router, weight| {
             (id, PathPlan { ring: 4096, router, weight, ..path("slow", &["discard"], 1) })

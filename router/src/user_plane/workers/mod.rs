@@ -119,6 +119,8 @@ pub struct WorkersSettings {
     pub budgets: Budgets,
     /// Where routers are: what elements make for one, and cannot route, the kernel sends there.
     pub namespaces: Namespaces,
+    /// What they measure by.
+    pub clock: Clock,
 }
 
 impl Default for WorkersSettings {
@@ -137,6 +139,7 @@ impl Default for WorkersSettings {
             nice: -20,
             budgets: Budgets { exception_pps: 100_000, control_pps: 10_000 },
             namespaces: Namespaces::default(),
+            clock: Clock::of_process(),
         }
     }
 }
@@ -161,7 +164,7 @@ impl Workers {
         let umem = Umem::new(settings.frames, settings.frame_bytes)?;
         let (tell, stopped) = channel();
         let ups = Ups::start(up, settings.namespaces.clone(), settings.budgets)?;
-        let clock = Clock::of_process();
+        let clock = settings.clock;
         let calibrated = |file: &PathBuf| Calibrated::read(file, clock, settings.longest_run);
         let calibrated = settings.calibration.as_ref().map(calibrated).unwrap_or_default();
         let patience = settings.patience;
