@@ -35,14 +35,13 @@ release: ## compile everything, optimised
 	@scripts/setup.sh build
 	cargo build --workspace --release
 
+# `cargo test` builds the programs that tests run, too.
 test: setup ## all tests; those that need root too when run as root
-	cargo build --workspace
 	cargo test --workspace
 	@if [ "$$(id -u)" = 0 ]; then $(MAKE) --no-print-directory test-root; \
 	else echo "Not root: the tests in network namespaces were left out (sudo make test-root)."; fi
 
 test-root: setup ## the tests that need root, in network namespaces of their own
-	cargo build --workspace
 	cargo test --workspace --no-fail-fast --tests --lib --bins -- --ignored --skip measure:: --skip measure_ --test-threads=1
 
 soak: setup ## random routes and topologies beside Linux, for hours: SECONDS=3600 ROUNDS=2000; root
