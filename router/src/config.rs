@@ -93,7 +93,7 @@ impl Default for Config {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Policing {
-    /// Packets that need the slow path (docs/packet-path.md lists the classes `slow` and `exception`).
+    /// Packets that need the slow path (docs/inside/packet-path.md lists the classes `slow` and `exception`).
     pub exception_pps: Rate,
     /// The reserve for ARP and neighbour discovery.
     pub control_pps: Rate,

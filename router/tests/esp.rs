@@ -391,7 +391,7 @@ fn what_is_wrong_is_refused_with_its_line() {
 /// With the file of the documentation, `p.toml`, and its keys.
 fn documented() -> Directory {
     let world = Directory::new();
-    let text = include_str!("../../docs/esp.md");
+    let text = include_str!("../../docs/howto/esp.md");
     let start = text.find("```toml\n").unwrap() + "```toml\n".len();
     world.write("p.toml", &text[start..start + text[start..].find("```").unwrap()]);
     world.write("to-b.key", KEY_OUT);

@@ -1,4 +1,4 @@
-//! `millrace paths run`, the binary over captures, with the example of docs/user-plane.md: bytes, counts, exit codes and errors.
+//! `millrace paths run`, the binary over captures, with the example of docs/inside/user-plane.md: bytes, counts, exit codes and errors.
 
 use pcap_file::{
     DataLink, Endianness, TsResolution,
@@ -16,7 +16,7 @@ type Record = (u64, Vec<u8>);
 
 /// What the documentation shows.
 fn example() -> String {
-    let text = include_str!("../../docs/user-plane.md");
+    let text = include_str!("../../docs/inside/user-plane.md");
     let start = text.find("```toml\n").expect("an example") + "```toml\n".len();
     text[start..start + text[start..].find("```").unwrap()].into()
 }

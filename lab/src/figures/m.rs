@@ -180,7 +180,7 @@ pub(super) fn isolation(figure: &PaperFigure, options: &Options, recorder: &mut 
          of n kpps in the table is n / {CAPACITY_KPPS} x C here, and a throughput of p packets a second is shown as p x \
          {CAPACITY_KPPS} / C kpps. {CAPACITY_KPPS} kpps is what NAPI-macvlan carries in the paper, 690 what macvlan does. The last three \
          bars: 300 kpps each. 100 destinations each; {OF_TOPOLOGY}. NAPI threads have usual priorities. millrace enforces shares \
-         (docs/shares.md), {UNSHARED} does not"
+         (docs/inside/shares.md), {UNSHARED} does not"
     );
     let x = Axis::new("/parameters/router", "", "");
     let y = Axis::new("/sample/scaled_kpps", "throughput, scaled", "kpps");

@@ -1,5 +1,5 @@
 //! V: which core receives a flow to a virtual machine. Their RSS is Linux's receive packet steering here (veth ports hash nothing), their VSE
-//! Millrace's flow rules that name a core, or let the switch choose one (docs/flow-rules.md).
+//! Millrace's flow rules that name a core, or let the switch choose one (docs/inside/flow-rules.md).
 //!
 //! Loads are parts of C, what one core receives of frames with 1,400 bytes, as Linux does it, measured first; frames with 64 bytes
 //! come at the same rate, as in the paper, where the sender is what limits them. Theirs are four cores, two of them the machines';

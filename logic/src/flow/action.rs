@@ -91,7 +91,7 @@ pub enum Action {
     EncapVxlan(Vxlan),
     /// Takes outer headers of a VXLAN packet off; the rest of the actions see the inner frame. Another packet is dropped.
     DecapVxlan,
-    /// Workload id and priority into the flow control field (V6); see `docs/openflow-extension.md`.
+    /// Workload id and priority into the flow control field (V6); see `docs/reference/openflow-extension.md`.
     SetFcf {
         place: FcfPlace,
         workload: u16,

@@ -52,7 +52,7 @@ pub mod words {
     pub const CLASSES: usize = HEAD + MOST_PATHS * ROW + TABLES * TABLE;
 }
 
-/// A table is worth its load if it separates more pairs of classes than this for each class (measured, docs/af-xdp.md).
+/// A table is worth its load if it separates more pairs of classes than this for each class (measured, docs/inside/af-xdp.md).
 const WORTH: usize = 1;
 
 /// What becomes of a path's packets that no worker can have.

@@ -17,7 +17,7 @@ use std::{collections::BTreeSet, path::PathBuf};
 pub const HELP: &str = "\
 Paths of a worker have a core in turn, and a turn costs something besides its packets. That is found by runs of 1 to 64 packets in memory, which
 takes a second: the line through what they take tells what a run costs (the switch) and what a packet does. The daemon reads the file when it starts, and bounds
-runs of packets by it (docs/user-plane.md). Without the file, or with one of another machine, what a switch costs is part of what packets cost.
+runs of packets by it (docs/inside/user-plane.md). Without the file, or with one of another machine, what a switch costs is part of what packets cost.
 What there is of memory bandwidth is what all cores of workers together get, by the CPU's counter of cache misses; where it has none for us, as in most
 virtual machines, that is told and kept, and memory is never found scarce. Of I/O it is what links carry, or what `[workers] io_mbps` says.
 Nothing is kept, and the exit code is 1, if the machine is too busy with something else to tell.";

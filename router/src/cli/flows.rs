@@ -26,7 +26,7 @@ A flow reads as with ovs-ofctl, in quotes:
 Ports go by number (`millrace ports`) or name. `normal` is what happens without rules: Linux's routing, with the next hop's MAC
 address and a TTL less by one; `output` does not route, it sends the packet as it is. `local` hands it to the kernel. What no
 rule matches goes as `miss` of [flows] in the configuration says. Rules last as long as the daemon. Every field and action, with
-its syntax: docs/flow-syntax.md.";
+its syntax: docs/reference/flow-syntax.md.";
 
 /// What `millrace flows` does.
 #[derive(Debug, Subcommand)]

@@ -102,7 +102,7 @@ enum Command {
     Cores(Output),
     /// What was decided about queues and cores, when and why.
     Events(Events),
-    /// What paths and workers do, as text for Prometheus (docs/metrics.md).
+    /// What paths and workers do, as text for Prometheus (docs/reference/metrics.md).
     Metrics,
     /// Cores, queues, routers, flow rules and paths, live.
     #[command(after_help = top::HELP)]
@@ -144,7 +144,7 @@ The file of --config, every key optional, with the defaults:
   [flows]                   # see `millrace flows --help`
   rules = 65536             # room for so many, up to 1010000; the first one takes the memory for all
   miss = \"normal\"           # what no rule matches: \"normal\", \"controller\" or \"drop\"
-  [cores]                   # on which cores queues are placed; see docs/control-loop.md
+  [cores]                   # on which cores queues are placed; see docs/inside/control-loop.md
   policy = \"pack\"           # the fewest cores that carry them; or \"spread\", \"fixed\", \"off\": queues are left alone
   allowed = \"0-3,8\"         # cores that may forward; without this line all
   high = 85                 # percent of a core: with more to forward it gives queues away
@@ -160,10 +160,10 @@ The file of --config, every key optional, with the defaults:
   resume_latency = \"0us\"    # cores wake up so quickly while they forward much; \"0us\": they poll; \"any\": as the machine has it
   fixed = { eth1 = [0, 1] } # with policy = \"fixed\": the core of each queue of a port
   workloads = [{ name = \"database\", cores = \"4-7\" }]  # pinned, besides those found by themselves
-  [shares]                  # what routers may take of a core that is full; see docs/shares.md
+  [shares]                  # what routers may take of a core that is full; see docs/inside/shares.md
   enforce = true            # routers over their share are cut, so that others lose nothing; without this line nobody is
   weights = { red = 2 }     # by router; others have 1
-  [openflow]                # docs/openflow.md
+  [openflow]                # docs/howto/openflow.md
   controllers = []          # as --controller
   version = \"1.3\"           # or \"1.0\"; without this line both
   fail = \"standalone\"       # no dialled controller: forward as without rules; \"secure\": the rules apply
@@ -171,7 +171,7 @@ The file of --config, every key optional, with the defaults:
   packet_in_pps = 1000      # most packets per second that are handed to controllers
   echo_interval = \"10s\"     # how long a controller may be silent before it is asked
   tls = { key = \"FILE\", certificate = \"FILE\", ca = \"FILE\" }  # for ssl: and pssl:, PEM
-  [workers]                 # of the user plane, docs/user-plane.md
+  [workers]                 # of the user plane, docs/inside/user-plane.md
   cores = \"2-3\"             # each has a worker; without this line there are none, and may be no paths
   zero_copy = true          # where a driver can; some restart a port's queues for it
   polling = \"interrupts\"    # or \"busy\": while there is load workers poll devices themselves, where the kernel can; `millrace status` says where
@@ -189,7 +189,7 @@ The file of --config, every key optional, with the defaults:
   chain = [\"check\", \"route\", \"ttl\", \"rewrite\"]
   weight = 1                # among the paths of its router; of routers [shares] says
   otherwise = \"up\"          # what no worker can have goes on as if there were no path; or \"drop\"
-  [[sa]]                    # of ESP elements, docs/esp.md; `millrace sas` changes them
+  [[sa]]                    # of ESP elements, docs/howto/esp.md; `millrace sas` changes them
 
 SIGINT, SIGTERM and kill -9 end the daemon; forwarding goes on for the heartbeat, until `millrace run` takes
 over, or the kernel does. `millrace stop` takes everything out. Inside a network namespace start the daemon with

@@ -23,7 +23,7 @@ use std::{
 };
 
 pub const HELP: &str = "\
-The file of --config says which paths there are, and has the ports and routes that Linux has otherwise (docs/user-plane.md):
+The file of --config says which paths there are, and has the ports and routes that Linux has otherwise (docs/inside/user-plane.md):
   [[port]]                  # the first one is where packets come in by, unless --pcap says otherwise
   name = \"lan\"
   mac = \"02:00:00:00:00:01\"  # packets to this address, without VLAN tags, are routed; without it nothing is routed there
@@ -40,7 +40,7 @@ The file of --config says which paths there are, and has the ports and routes th
                             # ether_type, source, destination, source_port, tcp_syn, bytes = { offset, mask, value }
   chain = [\"check\", \"route\", \"ttl\", \"rewrite\"]         # also { element = \"forward\", port = \"wan\" }, \"count\", \"discard\",
                             # \"crc_append\", \"crc_check\", { element = \"police\", packets_per_second = 1000, burst_packets = 32 },
-                            # { element = \"esp_encrypt\", sa = \"to-b\" }, { element = \"esp_decrypt\", sas = [\"from-b\"] } (docs/esp.md),
+                            # { element = \"esp_encrypt\", sa = \"to-b\" }, { element = \"esp_decrypt\", sas = [\"from-b\"] } (docs/howto/esp.md),
                             # { element = \"mirror\", file = \"web.pcap\" }: copies
   weight = 1                # among the paths of its router, 1 to 1000
   ring = 1024               # packets that may wait for it

@@ -14,7 +14,7 @@ use std::{
 };
 
 pub const HELP: &str = "\
-FILE has [[sa]] tables as the daemon's own file does (docs/esp.md); what is not in it stays as it is. An SA that sends takes the place of
+FILE has [[sa]] tables as the daemon's own file does (docs/howto/esp.md); what is not in it stays as it is. An SA that sends takes the place of
 the one of its name; one that receives comes beside those of its name, so that both keys are taken until the old one is removed:
   1. `millrace sas set FILE` with the new SA that receives, here, and at the peer;
   2. `millrace sas set FILE` with the new SA that sends, at both;

@@ -1,5 +1,5 @@
 //! Forwarding paths of the user plane over captures, in a file of their own: `[[path]]` ([`super::workers`] has those of the daemon), and, for packets that come from
-//! no device, the ports and routes that Linux has otherwise: `[[port]]`, `[[route]]`. docs/user-plane.md has an example.
+//! no device, the ports and routes that Linux has otherwise: `[[port]]`, `[[route]]`. docs/inside/user-plane.md has an example.
 //!
 //! Names become numbers here: ports in the order of the file, routers in the order in which they are first named, paths in the order
 //! of the file. Everything is checked, chains too ([`Chain::new`]).

@@ -1,4 +1,4 @@
-//! Security associations of ESP: `[[sa]]` of a path file, of the daemon's, and of what is set while it runs. docs/esp.md says what each key means.
+//! Security associations of ESP: `[[sa]]` of a path file, of the daemon's, and of what is set while it runs. docs/howto/esp.md says what each key means.
 //!
 //! What direction an SA has is said by the element that uses it. Keys are not in these files: they say where keys are, which are read when the
 //! paths are run ([`crate::user_plane::sas`]).
@@ -406,7 +406,7 @@ fn one(file: &Path, line: usize, sa: SaSettings, used: Use) -> Result<SaConfig, 
             let Some(sequence_file) = sa.sequence_file else {
                 let message = format!(
                     "SA {name} is used by esp_encrypt, and needs sequence_file = \"FILE\": sequence numbers must never be used \
-                     again with a key (docs/esp.md), so it is noted there which ones are"
+                     again with a key (docs/howto/esp.md), so it is noted there which ones are"
                 );
                 return wrong(at, "sa", message);
             };

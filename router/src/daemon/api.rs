@@ -7,7 +7,7 @@
 //! | request | answer ([`crate::api`]) |
 //! |---|---|
 //! | `GET /status`, `/ports`, `/routers`, `/interfaces` | `Status`, lists of reports |
-//! | `GET /metrics` | text for Prometheus (docs/metrics.md) |
+//! | `GET /metrics` | text for Prometheus (docs/reference/metrics.md) |
 //! | `GET /route?address=A[&router=R]` | `RouteReport` |
 //! | `GET /verify` | `VerifyReport` |
 //! | `POST /explain` with an `ExplainRequest` | `ExplainReport` |

@@ -1,4 +1,4 @@
-//! `GET /metrics`: what the status says of paths and workers, for Prometheus (OpenMetrics text). docs/metrics.md lists all of it.
+//! `GET /metrics`: what the status says of paths and workers, for Prometheus (OpenMetrics text). docs/reference/metrics.md lists all of it.
 //!
 //! Names are `millrace_`, what counts, and its unit; labels are the words of the status. Everything is made of one [`Status`], so it agrees with itself.
 

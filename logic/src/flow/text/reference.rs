@@ -1,4 +1,4 @@
-//! `docs/flow-syntax.md` says all that is read.
+//! `docs/reference/flow-syntax.md` says all that is read.
 
 use super::{
     FLOW_WORDS,
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::flow::field::FIELDS;
 
-const DOCS: &str = include_str!("../../../../docs/flow-syntax.md");
+const DOCS: &str = include_str!("../../../../docs/reference/flow-syntax.md");
 
 /// The rows of a table under a heading.
 fn rows(heading: &str) -> Vec<&'static str> {

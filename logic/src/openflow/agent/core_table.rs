@@ -1,5 +1,5 @@
 //! The core table: which core goes on with a packet (V1). It is changed by our extension's CORE_FLOW_MOD, from a controller or
-//! through another switch (V5); `docs/openflow-extension.md` says what it means.
+//! through another switch (V5); `docs/reference/openflow-extension.md` says what it means.
 
 use super::{
     Agent, ConnectionId,

@@ -1,4 +1,4 @@
-//! What subscribers are told of cores and workloads: our extension (V5, `docs/openflow-extension.md`).
+//! What subscribers are told of cores and workloads: our extension (V5, `docs/reference/openflow-extension.md`).
 
 use super::{Agent, ConnectionId, connection::Work};
 use crate::{

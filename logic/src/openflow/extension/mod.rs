@@ -1,5 +1,5 @@
 //! Our vendor extension (V5): OpenFlow 1.0 vendor and 1.3 experimenter messages with the same subtypes and bodies, and actions.
-//! `docs/openflow-extension.md` describes each byte.
+//! `docs/reference/openflow-extension.md` describes each byte.
 //!
 //! | file | holds |
 //! |---|---|

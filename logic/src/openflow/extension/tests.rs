@@ -61,7 +61,7 @@ fn examples() -> Vec<(Extension, u32, &'static str)> {
     ]
 }
 
-/// What docs/openflow-extension.md says.
+/// What docs/reference/openflow-extension.md says.
 #[test]
 fn each_message_is_these_bytes_in_both_versions() {
     for (message, subtype, hex) in examples() {

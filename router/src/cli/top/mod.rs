@@ -37,7 +37,7 @@ pub const HELP: &str = "\
 Keys: 1 to 5 or Tab: cores, queues, routers, flows, paths; arrows, PgUp, PgDn, Home, End scroll; + and - ask less or more often; space
 holds the picture; q, Esc or Ctrl-C ends. A core's time goes to forwarding (#), the rest of the kernel (+), applications (=) and,
 on a virtual machine, others (!); forwarding of queues that nothing moves counts as the kernel's. Without colours: NO_COLOR=1.
-docs/top.md explains every column.";
+docs/howto/monitoring.md explains every column.";
 
 #[derive(Debug, Args)]
 pub struct Top {

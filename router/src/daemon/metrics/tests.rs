@@ -137,7 +137,7 @@ fn all_of_paths_and_workers_is_told() {
 #[test]
 fn every_name_is_documented() {
     let text = text(status()).unwrap();
-    let documentation = include_str!("../../../../docs/metrics.md");
+    let documentation = include_str!("../../../../docs/reference/metrics.md");
     let mut names: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
     assert_eq!(names.len(), 28);
     for line in &names {

@@ -2,7 +2,7 @@
 //!
 //! Linux is the judge, and it gains attributes with each release. An attribute is therefore heeded, or known to be
 //! irrelevant for the packets that Linux forwards, or it keeps what it belongs to with the kernel; one that is not listed
-//! does the last. `docs/attributes.md` shows these tables; a test compares the two.
+//! does the last. `docs/reference/attributes.md` shows these tables; a test compares the two.
 
 /// What an attribute or a flag does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -253,7 +253,7 @@ pub const ADDRESS: Table = Table {
     ],
 };
 
-/// All of them, in the order of `docs/attributes.md`.
+/// All of them, in the order of `docs/reference/attributes.md`.
 pub const TABLES: [&Table; 7] =
     [&ROUTE, &METRIC, &ROUTE_FLAG, &NEXTHOP, &NEIGHBOUR, &NEIGHBOUR_FLAG, &ADDRESS];
 
@@ -285,7 +285,7 @@ mod tests {
 
     #[test]
     fn the_page_shows_the_tables() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/attributes.md");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/attributes.md");
         let text = std::fs::read_to_string(path).unwrap();
         let begin = text.find("\n## ").unwrap();
         assert_eq!(text[begin..], page(), "write it with this text:\n{}", page());

@@ -160,7 +160,7 @@ impl Sas {
             let mut others = self.made.iter().chain(&self.leaving).chain(&all);
             if let Some(other) = others.clone().find(|other| other.fingerprint == fingerprint) {
                 let message = format!(
-                    "it has the key of SA {}: two SAs with one key encrypt different packets alike, and both can be read (docs/esp.md)",
+                    "it has the key of SA {}: two SAs with one key encrypt different packets alike, and both can be read (docs/howto/esp.md)",
                     other.config.name
                 );
                 return Err(wrong("key", message));
@@ -169,7 +169,7 @@ impl Sas {
             let spent = self.spent.get(&fingerprint).copied();
             if spent.is_some_and(|spent| matches!(spent, Spent::Outbound(_)) != is_outbound) {
                 let message =
-                    "its key was another SA's, of the other direction (docs/esp.md): it needs one of its own";
+                    "its key was another SA's, of the other direction (docs/howto/esp.md): it needs one of its own";
                 return Err(wrong("key", message.into()));
             }
             if let Some(other) = others.find(|other| other.config.is_confused_with(sa)) {
@@ -195,7 +195,7 @@ impl Sas {
                         && used < most
                     {
                         let message = format!(
-                            "{most} numbers were used with its key, and this file says {used}: with it they would be used again (docs/esp.md)"
+                            "{most} numbers were used with its key, and this file says {used}: with it they would be used again (docs/howto/esp.md)"
                         );
                         return Err(wrong("sequence_file", message));
                     }

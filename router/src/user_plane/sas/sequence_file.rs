@@ -1,5 +1,5 @@
 //! Which sequence numbers of a key are used, noted before they are: no number is ever used twice with a key, whatever happens to the process, as the number
-//! is the IV of AES-GCM (docs/esp.md).
+//! is the IV of AES-GCM (docs/howto/esp.md).
 //!
 //! One line: `millrace-sequence 1 KEY NUMBER`. KEY is a fingerprint, so that a file is never taken for another key's; NUMBER, the last that may have been
 //! used. It is written through to the disk before a number beyond the old one is given out, in blocks. A process that is killed loses the rest of its block:
