@@ -23,21 +23,21 @@ enum Command {
     /// The same packets through Linux and through Millrace, side by side; under a minute
     Demo,
     /// A shell on a testbed's router box
-    Shell(shell::Options),
+    Shell(shell::ShellOptions),
     #[command(flatten)]
     Experiment(Experiment),
     /// The experiments of SPEC.md, one after another
-    Bench(bench::Options),
+    Bench(bench::BenchOptions),
     /// The experiments behind the papers' figures, ours drawn beside the published values; those of paper P need no root
-    Figures(figures::Options),
+    Figures(figures::FiguresOptions),
     /// How queues are placed on machines that are not there, in virtual time: packed, spread and hashed; needs no root
-    Sim(simulation::Options),
+    Sim(simulation::SimulationOptions),
     /// The user plane memory to memory on one core: chains, ESP beside the library alone, shares; needs no root
-    Paths(paths::Options),
+    Paths(paths::PathsOptions),
     /// This traffic, this machine: how many cores forward it, and what is left for applications; needs no root
-    Plan(simulation::plan::Options),
+    Plan(simulation::plan::PlanOptions),
     /// HTML with pictures, and Markdown, out of the raw results in a directory
-    Report(report::Options),
+    Report(report::ReportOptions),
     #[command(name = cpu::Spinner::COMMAND, hide = true)]
     Spin { core: usize },
 }

@@ -8,7 +8,7 @@ use crate::{namespace, sys, testbed::Testbed, topology::Topology};
 
 /// What to build.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Options {
+pub struct ShellOptions {
     /// Name of a built-in topology (--list shows them), or a file that describes one
     #[arg(default_value = "rfc2544")]
     pub topology: String,
@@ -30,7 +30,7 @@ pub fn list() -> Result<()> {
 }
 
 /// Builds a testbed and runs `$SHELL` in its box namespace; with which status that ends, as a shell tells it.
-pub fn shell(options: &Options) -> Result<u8> {
+pub fn shell(options: &ShellOptions) -> Result<u8> {
     let mut topology = Topology::named(&options.topology)?;
     if let Some(count) = options.routers {
         topology = topology.with_routers(count);

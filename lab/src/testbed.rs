@@ -30,7 +30,7 @@ use crate::{
     rules::Rules,
     sink::Sink,
     sys,
-    topology::{Interface, Network, Port, Router, Topology},
+    topology::{Interface, Network, PortSpec, Router, Topology},
 };
 
 /// The port towards the generator, of topologies with two ports.
@@ -358,7 +358,7 @@ fn thread_napi(namespace: &Namespace, device: &str) -> Result<()> {
 
 fn host_ends<'a>(topology: &Topology, hosts: &'a [Namespace]) -> Vec<(&'a Namespace, String)> {
     let names = topology.hosts();
-    let end = |(number, port): (usize, &Port)| {
+    let end = |(number, port): (usize, &PortSpec)| {
         let host = names.iter().zip(hosts).find(|(name, _)| **name == port.host);
         (host.expect("every port leads to a host").1, topology.host_device(number))
     };
@@ -375,7 +375,7 @@ fn connect(
     host: &Namespace,
     device: &str,
 ) -> Result<()> {
-    let Port { name, queues, .. } = &topology.ports[port];
+    let PortSpec { name, queues, .. } = &topology.ports[port];
     let p = port as u8;
     let queues = format!("numtxqueues {queues} numrxqueues {queues}");
     box_namespace.ip_batch(&format!(

@@ -39,7 +39,7 @@ pub struct Topology {
     pub cores: Cores,
     /// Ports of the machine under test; their number is their place here, from 0.
     #[serde(rename = "port", default)]
-    pub ports: Vec<Port>,
+    pub ports: Vec<PortSpec>,
     /// Virtual routers beside the host's own.
     #[serde(rename = "router", default)]
     pub routers: Vec<Routers>,
@@ -64,7 +64,7 @@ pub struct Cores {
 /// A port, with a cable to a host.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Port {
+pub struct PortSpec {
     /// Name of the device.
     pub name: String,
     /// The host at the other end; several ports may lead to one.

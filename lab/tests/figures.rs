@@ -300,7 +300,7 @@ fn has_pictures(directory: &Path, titles: &[&str]) {
 #[ignore = "needs root"]
 fn the_figure_of_two_cores_has_every_record_and_picture_whatever_the_cores() {
     let directory = tempfile::tempdir().unwrap();
-    let options = figures::Options {
+    let options = figures::FiguresOptions {
         paper: None,
         only: Some("Q7".into()),
         out: directory.path().into(),

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use lab::steering::{
-    BUSY, Bed, FREE, Seen, Steering,
+    BUSY, Bed, FREE, Steering, SteeringOutcome,
     machine::Guest,
     sender::{Flow, VXLAN_PORT},
 };
@@ -22,13 +22,13 @@ fn rules(cores: [&str; 2]) -> Steering {
     Steering::Rules(cores.map(str::to_owned).to_vec())
 }
 
-fn measure(bed: &Bed, guests: [Guest; 2], pps: f64, payload_bytes: u16) -> Seen {
+fn measure(bed: &Bed, guests: [Guest; 2], pps: f64, payload_bytes: u16) -> SteeringOutcome {
     let flows = [1, 2].map(|machine| flow(machine, pps, payload_bytes));
     bed.measure(&guests, &flows, Duration::from_millis(300), Duration::from_millis(700)).unwrap()
 }
 
 /// Which core received the packets of each machine; `None`: several.
-fn cores(seen: &Seen) -> [Option<usize>; 2] {
+fn cores(seen: &SteeringOutcome) -> [Option<usize>; 2] {
     [0, 1].map(|machine| {
         let by_core = &seen.machines[machine].by_core_pps;
         let busy: Vec<usize> = (0..by_core.len()).filter(|core| by_core[*core] > 0.0).collect();

@@ -63,12 +63,12 @@ struct Probe {
     port: u8,
     router_mac: Mac,
     destination: IpAddr,
-    expected: Seen,
+    expected: CapturedFrame,
 }
 
 /// What counts of a frame that was captured.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Seen {
+struct CapturedFrame {
     to: Mac,
     from: Mac,
     ttl: u8,
@@ -94,7 +94,7 @@ fn probes(topology: &Topology) -> Vec<Probe> {
                     Network::V4(prefix) => Ipv4Addr::from_bits(prefix.address() + u32::from(offset)).into(),
                     Network::V6(prefix) => Ipv6Addr::from_bits(prefix.address() + u128::from(offset)).into(),
                 };
-                let expected = Seen {
+                let expected = CapturedFrame {
                     to: nexthop_mac_of(egress.port, 1),
                     from: router_mac(egress.port, egress.number, router.number),
                     ttl: 63,
@@ -108,18 +108,23 @@ fn probes(topology: &Topology) -> Vec<Probe> {
     probes
 }
 
-fn seen(frame: &[u8]) -> Seen {
+fn seen(frame: &[u8]) -> CapturedFrame {
     let bytes = |at: usize| -> [u8; 4] { frame[at..at + 4].try_into().unwrap() };
     let (ttl, destination) = match frame[12..14] {
         [8, 0] => (frame[22], IpAddr::from(bytes(30))),
         [0x86, 0xdd] => (frame[21], IpAddr::from(<[u8; 16]>::try_from(&frame[38..54]).unwrap())),
         _ => panic!("neither IPv4 nor IPv6: {frame:02x?}"),
     };
-    Seen { to: frame[..6].try_into().unwrap(), from: frame[6..12].try_into().unwrap(), ttl, destination }
+    CapturedFrame {
+        to: frame[..6].try_into().unwrap(),
+        from: frame[6..12].try_into().unwrap(),
+        ttl,
+        destination,
+    }
 }
 
 /// What arrives of one packet for each probe.
-fn arrived(testbed: &mut Testbed, probes: &[Probe]) -> Vec<Seen> {
+fn arrived(testbed: &mut Testbed, probes: &[Probe]) -> Vec<CapturedFrame> {
     let target =
         |probe: &Probe| Target { port: probe.port, ..Target::udp(probe.destination, probe.router_mac, 1024) };
     let targets: Vec<Target> = probes.iter().map(target).collect();
@@ -127,7 +132,7 @@ fn arrived(testbed: &mut Testbed, probes: &[Probe]) -> Vec<Seen> {
     testbed.generator.set_targets(targets, frame_bytes).unwrap();
     let generator = &mut testbed.generator;
     let frames = testbed.sink.capture(probes.len(), || generator.send(frame_bytes, probes.len() as u32));
-    let mut arrived: Vec<Seen> = frames.unwrap().iter().map(|frame| seen(frame)).collect();
+    let mut arrived: Vec<CapturedFrame> = frames.unwrap().iter().map(|frame| seen(frame)).collect();
     arrived.sort();
     arrived
 }
@@ -137,7 +142,7 @@ fn assert_forwards(testbed: &mut Testbed) {
     let probes = probes(&testbed.topology);
     assert!(probes.len() >= 2, "{name}: nothing to send");
     for batch in probes.chunks(BATCH) {
-        let mut expected: Vec<Seen> = batch.iter().map(|probe| probe.expected.clone()).collect();
+        let mut expected: Vec<CapturedFrame> = batch.iter().map(|probe| probe.expected.clone()).collect();
         expected.sort();
         assert_eq!(arrived(testbed, batch), expected, "{name}");
     }

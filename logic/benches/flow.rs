@@ -5,7 +5,7 @@
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use logic::flow::{
-    Action, Field, FlowCommand, FlowFilter, FlowFlags, FlowMod, Instructions, Key, Match, Port, RuleId,
+    Action, Field, FlowCommand, FlowFilter, FlowFlags, FlowMod, Instructions, Key, Match, RuleId, RulePort,
     Tables,
     field::ether_type,
     table::{Change, Dialect},
@@ -116,7 +116,7 @@ impl Bed {
     fn new(priority: u16, own: bool, idle_timeout: u16) -> (Bed, String) {
         let exact: Vec<Match> = (0..EXACT).map(exact).collect();
         let mut tables = Tables::new();
-        tables.set_ports((1..=16).map(|port| (Port(port), true)));
+        tables.set_ports((1..=16).map(|port| (RulePort(port), true)));
         let before = resident();
         let mut r = FlowMod { idle_timeout, ..request(FlowCommand::Add, priority, Match::ANY, []) };
         let exact_ns = per(EXACT, || {
@@ -126,7 +126,7 @@ impl Bed {
                 if own {
                     r.instructions.apply.push(Action::set(Field::EthDst, i as u64));
                 }
-                r.instructions.apply.push(Action::output(Port(1 + i as u16 % 16)));
+                r.instructions.apply.push(Action::output(RulePort(1 + i as u16 % 16)));
                 add(&mut tables, &r);
             }
         });
@@ -220,7 +220,7 @@ fn lookups_and_changes(bed: &mut Bed) {
     line("lookup, wildcard rule or none, 62 masks", miss);
 
     let some: Vec<Match> = bed.exact.iter().step_by(7).copied().collect();
-    let mut r = request(FlowCommand::Delete { strict: true }, 100, Match::ANY, [Action::output(Port(2))]);
+    let mut r = request(FlowCommand::Delete { strict: true }, 100, Match::ANY, [Action::output(RulePort(2))]);
     for (what, command) in [
         ("delete strict", FlowCommand::Delete { strict: true }),
         ("add", FlowCommand::Add),
@@ -266,7 +266,7 @@ fn main() {
     }
     group.throughput(Throughput::Elements(2));
     let matching = exact(EXACT + 1);
-    let new = request(FlowCommand::Add, 100, matching, [Action::output(Port(2))]);
+    let new = request(FlowCommand::Add, 100, matching, [Action::output(RulePort(2))]);
     let old = FlowMod { command: FlowCommand::Delete { strict: true }, ..new.clone() };
     group.bench_function("add and delete", |b| {
         b.iter(|| {

@@ -60,11 +60,11 @@ struct Family {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     ask_at: Duration,
-    state: State,
+    state: DestinationState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum DestinationState {
     Waiting {
         asked: u8,
     },
@@ -75,9 +75,9 @@ enum State {
 const WAITING: usize = 0;
 const BOUND: usize = 1;
 
-impl State {
+impl DestinationState {
     fn schedule(self) -> usize {
-        if self == State::Bound { BOUND } else { WAITING }
+        if self == DestinationState::Bound { BOUND } else { WAITING }
     }
 }
 
@@ -150,7 +150,7 @@ impl Family {
             self.refused += 1;
             return;
         }
-        self.put(destination, Entry { ask_at: now + SETTLED, state: State::Waiting { asked: 0 } });
+        self.put(destination, Entry { ask_at: now + SETTLED, state: DestinationState::Waiting { asked: 0 } });
     }
 
     fn questions(&mut self, now: Duration, most: usize) -> Vec<IpAddr> {
@@ -165,13 +165,13 @@ impl Family {
         for (_, destination) in asked {
             let Some(entry) = self.entries.get(&destination) else { continue };
             let state = match entry.state {
-                State::Waiting { asked: MOST_ASKED } => {
+                DestinationState::Waiting { asked: MOST_ASKED } => {
                     self.refused += 1;
                     self.forget(destination);
                     continue;
                 }
-                State::Waiting { asked } => State::Waiting { asked: asked + 1 },
-                State::Bound => State::Bound,
+                DestinationState::Waiting { asked } => DestinationState::Waiting { asked: asked + 1 },
+                DestinationState::Bound => DestinationState::Bound,
             };
             // A question without an answer is asked again.
             self.put(destination, Entry { ask_at: now + AGAIN, state });
@@ -190,19 +190,23 @@ impl Family {
         let state = self.entries.get(&destination).map(|entry| entry.state);
         match end {
             Some(end) => self.bind(destination, end, now),
-            None if matches!(state, Some(State::Waiting { asked }) if asked < ASKED) => (),
+            None if matches!(state, Some(DestinationState::Waiting { asked }) if asked < ASKED) => (),
             None => self.forget(destination),
         }
     }
 
     fn bind(&mut self, destination: IpAddr, end: Duration, now: Duration) {
-        let is_bound = self.entries.get(&destination).is_some_and(|entry| entry.state == State::Bound);
+        let is_bound =
+            self.entries.get(&destination).is_some_and(|entry| entry.state == DestinationState::Bound);
         if !is_bound && self.schedules[BOUND].len() == MOST_BOUND {
             self.refused += 1;
             return self.forget(destination);
         }
         self.changed |= !is_bound;
-        self.put(destination, Entry { ask_at: (end + SETTLED).min(now + LOOK), state: State::Bound });
+        self.put(
+            destination,
+            Entry { ask_at: (end + SETTLED).min(now + LOOK), state: DestinationState::Bound },
+        );
     }
 
     fn put(&mut self, destination: IpAddr, entry: Entry) {
@@ -215,7 +219,7 @@ impl Family {
     fn forget(&mut self, destination: IpAddr) {
         let Some(entry) = self.entries.remove(&destination) else { return };
         self.schedules[entry.state.schedule()].remove(&(entry.ask_at, destination));
-        self.changed |= entry.state == State::Bound;
+        self.changed |= entry.state == DestinationState::Bound;
     }
 }
 

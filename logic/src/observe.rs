@@ -16,7 +16,7 @@ pub type NamespaceId = u32;
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A port exists (or has new properties).
-    Port(PortId, Port),
+    Port(PortId, AttachedPort),
     /// A port is gone.
     PortGone(PortId),
     /// A namespace to mirror; its first [`Event::Dump`] follows.
@@ -49,7 +49,7 @@ pub enum Event {
 
 /// A network device Millrace is attached to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Port {
+pub struct AttachedPort {
     /// Where the device lives.
     pub namespace: NamespaceId,
     /// Its index there.

@@ -148,12 +148,12 @@ pub enum Change {
 /// The flows that are steered, and those that may soon be.
 #[derive(Debug, Default)]
 pub struct Steering {
-    ports: BTreeMap<PortId, Port>,
+    ports: BTreeMap<PortId, SteerPort>,
     window_ends_ms: Option<u64>,
 }
 
 #[derive(Debug)]
-struct Port {
+struct SteerPort {
     /// For steered flows only.
     queues: Vec<u8>,
     /// Most rules.
@@ -162,12 +162,12 @@ struct Port {
     bytes: u64,
     /// Windows in a row that a flow without a rule was heavy.
     candidates: BTreeMap<Flow, u8>,
-    steered: BTreeMap<Flow, State>,
+    steered: BTreeMap<Flow, SteeredFlow>,
     refused: BTreeMap<Flow, u8>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct State {
+struct SteeredFlow {
     queue: u8,
     /// What its queue is for.
     nexthop: u32,
@@ -180,7 +180,7 @@ struct State {
 impl Steering {
     /// The port's classifier takes so many rules, and these queues, below 64, get nothing but what it steers there.
     pub fn set_port(&mut self, port: PortId, queues: Vec<u8>, rules: usize) {
-        let fresh = Port {
+        let fresh = SteerPort {
             queues,
             rules,
             window: HeavyHitters::new(COUNTERS),
@@ -244,7 +244,7 @@ impl Steering {
     }
 }
 
-impl Port {
+impl SteerPort {
     fn decide(&mut self, nexthop: &impl Fn(&Flow) -> Option<u32>) -> Vec<Change> {
         let mut changes = self.release(nexthop);
         self.refused.retain(|_, windows| {
@@ -305,7 +305,7 @@ impl Port {
         }
         let Some(queue) = self.queue_for(&flow, nexthop, None) else { return changes };
         self.candidates.remove(&flow);
-        self.steered.insert(flow, State { queue, nexthop, quiet: 0, bytes });
+        self.steered.insert(flow, SteeredFlow { queue, nexthop, quiet: 0, bytes });
         changes.push(Change::Insert(Rule { flow, queue }));
         changes
     }

@@ -32,7 +32,7 @@ use crate::{
 use logic::{
     cpus,
     flow::{
-        FlowCommand, Key, Port,
+        FlowCommand, Key, RulePort,
         execute::{Context, Packet, execute},
         packet::VXLAN_PORT,
         text::{FlowText, parse_actions, parse_flow},
@@ -71,13 +71,13 @@ pub const TARGETS: [(&str, Target); 15] = [
 fn actions(bytes: &[u8]) {
     let Some(end) = bytes.iter().position(|byte| *byte == b'\n') else { return };
     let frame = &bytes[end + 1..];
-    let before = Key::of(frame, Port(1), VXLAN_PORT);
+    let before = Key::of(frame, RulePort(1), VXLAN_PORT);
     let Ok(list) = parse_actions(&String::from_utf8_lossy(&bytes[..end])) else { return };
-    let (mut packet, mut sent) = (Packet::new(frame, Port(1)), Vec::new());
+    let (mut packet, mut sent) = (Packet::new(frame, RulePort(1)), Vec::new());
     let _ = execute(&mut packet, &list, &Context::PLAIN, &mut sent);
     assert!(sent.len() <= list.len(), "{list:?}");
     if list.is_empty() {
-        assert_eq!(Key::of(&packet.frame, Port(1), VXLAN_PORT), before);
+        assert_eq!(Key::of(&packet.frame, RulePort(1), VXLAN_PORT), before);
     }
 }
 

@@ -29,7 +29,7 @@ const DESTINATIONS: u32 = 4096;
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct AppsOptions {
     /// What forwards, alternately; `all`: every one there is (lab/README.md says what each is)
     #[arg(long, value_name = "LIST", value_delimiter = ',',
         value_parser = PossibleValuesParser::new(subject::choices()), default_values = ["linux", "millrace"])]
@@ -66,7 +66,7 @@ pub struct Options {
     pub(crate) json: Option<PathBuf>,
 }
 
-pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
+pub(super) fn run(options: &AppsOptions, output: &Output) -> Result<()> {
     let mut recorder = output.recorder()?;
     let benchmarks = benchmarks(options);
     for benchmark in &benchmarks {
@@ -79,14 +79,14 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
 }
 
 /// All measurements, recorded as this case, and a table of each benchmark.
-pub(crate) fn measure(options: &Options, case: &str, recorder: &mut Recorder) -> Result<()> {
+pub(crate) fn measure(options: &AppsOptions, case: &str, recorder: &mut Recorder) -> Result<()> {
     let workload = Workload::benchmark(Family::V4, DESTINATIONS, 0..=0);
     measure_beside(options, &topology(options)?, &[Traffic { name: None, workload }], case, recorder)
 }
 
 /// The same in this topology, with each kind of traffic at each load.
 pub(crate) fn measure_beside(
-    options: &Options,
+    options: &AppsOptions,
     topology: &Topology,
     traffic: &[Traffic],
     case: &str,
@@ -126,12 +126,12 @@ fn keep_awake(testbed: &Testbed) -> Result<Spinners> {
     Spinners::start(&[testbed.topology.cores.generator])
 }
 
-fn benchmarks(options: &Options) -> Vec<&'static Benchmark> {
+fn benchmarks(options: &AppsOptions) -> Vec<&'static Benchmark> {
     options.workloads.iter().filter_map(|name| application::by_name(name)).collect()
 }
 
 /// As asked for.
-fn topology(options: &Options) -> Result<Topology> {
+fn topology(options: &AppsOptions) -> Result<Topology> {
     let topology = Topology::named(&options.topology)?;
     let mut cores = topology.cores.clone();
     if !options.router_cores.is_empty() {
@@ -156,7 +156,7 @@ pub(crate) struct Traffic {
 }
 
 struct Experiment<'a> {
-    options: &'a Options,
+    options: &'a AppsOptions,
     /// As recorded.
     name: &'a str,
     traffic: &'a [Traffic],

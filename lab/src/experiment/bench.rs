@@ -42,7 +42,7 @@ const COMMANDS: [(&str, u64); 13] = [
 
 /// What to run.
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct BenchOptions {
     /// Only this one
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(COMMANDS.map(|(command, _)| name(command))))]
     only: Option<String>,
@@ -68,7 +68,7 @@ fn name(command: &str) -> &str {
 ///
 /// # Errors
 /// Options that one of them does not know, before any runs; those that failed, after all have.
-pub fn bench(options: &Options) -> Result<()> {
+pub fn bench(options: &BenchOptions) -> Result<()> {
     std::fs::create_dir_all(&options.out).with_context(|| options.out.display().to_string())?;
     let mut runs = Vec::new();
     // All are understood before the first one runs.

@@ -21,7 +21,7 @@ const LOW_RATE_PPS: u64 = 400_000;
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct CapacityOptions {
     #[command(flatten)]
     pub(super) subjects: Subjects,
     #[command(flatten)]
@@ -30,7 +30,7 @@ pub struct Options {
     pub(super) table: FullTable,
 }
 
-pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
+pub(super) fn run(options: &CapacityOptions, output: &Output) -> Result<()> {
     let mut recorder = output.recorder()?;
     let families = options.table.families()?;
     let prefixes = options.table.read()?;

@@ -26,7 +26,7 @@ use crate::{
 
 /// What to compare.
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct CompareOptions {
     #[command(flatten)]
     pub(super) subjects: Subjects,
     /// Frame length in bytes, FCS included: 64 to 9018; above 3404 with --pps, above 1518 not all subjects [default: the
@@ -57,7 +57,7 @@ struct Row {
 /// Those that forward frames of more than 1518 bytes.
 const LARGE: [&str; 6] = ["linux", "linux-macvlan", "redirect", "touch", "millrace", "millrace-macvlan"];
 
-impl Options {
+impl CompareOptions {
     fn workload(&self) -> Workload {
         let mut workload = self.traffic.workload();
         workload.frame_bytes = self.frame.map_or(workload.frame_bytes, |frame| frame - FCS_BYTES);
@@ -88,7 +88,7 @@ impl Options {
     }
 }
 
-pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
+pub(super) fn run(options: &CompareOptions, output: &Output) -> Result<()> {
     let workload = options.workload();
     options.check(&workload)?;
     let topology = Topology::rfc2544();
@@ -176,7 +176,7 @@ fn all_ratios(subjects: &[&str], rows: &[Row]) -> BTreeMap<String, Value> {
     all
 }
 
-fn print(options: &Options, subjects: &[&str], rows: &[Row]) {
+fn print(options: &CompareOptions, subjects: &[&str], rows: &[Row]) {
     let Some(first) = rows.first() else { return };
     let offered = options.pps.map_or("saturated".into(), |pps| format!("{} Mpps offered", pps as f64 / 1e6));
     let traffic = record::in_words(&options.traffic.parameters(&options.workload()));

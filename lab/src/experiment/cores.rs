@@ -30,7 +30,7 @@ use crate::{progress::Progress, record::Output, sys, topology::Topology};
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 #[command(after_long_help = keys::HELP)]
-pub struct Options {
+pub struct CoresOptions {
     /// Only these parts; the keys of others are null
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum, default_values_t = Part::usual())]
     only: Vec<Part>,
@@ -77,8 +77,8 @@ impl Part {
     }
 }
 
-pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
-    let mut found = Found::default();
+pub(super) fn run(options: &CoresOptions, output: &Output) -> Result<()> {
+    let mut found = CoresResults::default();
     let mut progress = Progress::new(0);
     let ran = measure(options, &mut found, &mut progress);
     drop(progress);
@@ -89,7 +89,7 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
 
 /// What was measured until now.
 #[derive(Default)]
-struct Found {
+struct CoresResults {
     lines: Vec<Value>,
     idle_cpu: Vec<f64>,
     cost: Option<Cost>,
@@ -97,7 +97,7 @@ struct Found {
     mark_pps: Option<f64>,
 }
 
-fn measure(options: &Options, found: &mut Found, progress: &mut Progress) -> Result<()> {
+fn measure(options: &CoresOptions, found: &mut CoresResults, progress: &mut Progress) -> Result<()> {
     found.lines.extend(keys::figures());
     let wants = |part: Part| options.only.contains(&part);
     let repeats = usize::from(options.repeat);
@@ -136,7 +136,7 @@ fn measure(options: &Options, found: &mut Found, progress: &mut Progress) -> Res
 }
 
 /// A daemon as it is by itself.
-fn placed(options: &Options, found: &mut Found, progress: &mut Progress) -> Result<()> {
+fn placed(options: &CoresOptions, found: &mut CoresResults, progress: &mut Progress) -> Result<()> {
     let wants = |part: Part| options.only.contains(&part);
     let repeats = usize::from(options.repeat);
     let mut bed = Bed::start(1, "")?;
@@ -170,13 +170,13 @@ fn steps(part: Part, repeats: usize) -> usize {
     }
 }
 
-fn parts<'a>(bed: &'a mut Bed, found: &'a mut Found, progress: &'a mut Progress) -> Result<Parts<'a>> {
+fn parts<'a>(bed: &'a mut Bed, found: &'a mut CoresResults, progress: &'a mut Progress) -> Result<Parts<'a>> {
     let mark_pps = found.mark_pps.context("the mark is not known")?;
     Ok(Parts { bed, mark_pps, lines: &mut found.lines, progress })
 }
 
 /// Finds which rate takes the high mark of the router's core, with a daemon that may use no other.
-fn calibrate(found: &mut Found) -> Result<()> {
+fn calibrate(found: &mut CoresResults) -> Result<()> {
     let core = Topology::named(bed::TOPOLOGY)?.cores.router[0];
     let loads = Bed::start(1, &format!("allowed = \"{core}\""))?.loads()?;
     let high = loads.last().map_or(f64::NAN, |(_, load)| *load);
@@ -190,7 +190,7 @@ fn calibrate(found: &mut Found) -> Result<()> {
     Ok(())
 }
 
-fn idles(bed: &Bed, options: &Options, found: &mut Found, progress: &mut Progress) -> Result<()> {
+fn idles(bed: &Bed, options: &CoresOptions, found: &mut CoresResults, progress: &mut Progress) -> Result<()> {
     bed.packed()?;
     sys::sleep(idle::SETTLE)?;
     for repeat in 0..options.repeat {

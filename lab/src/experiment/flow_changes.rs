@@ -34,7 +34,7 @@ const BATCH: u32 = 1000;
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct FlowChangesOptions {
     /// Changes a second, one after another; 0: none
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [0, 1000, 10_000, 50_000, 1_000_000])]
     rates: Vec<u32>,
@@ -51,7 +51,7 @@ struct Changed {
     barriers_ms: Vec<f64>,
 }
 
-pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
+pub(super) fn run(options: &FlowChangesOptions, output: &Output) -> Result<()> {
     let mut recorder = output.recorder()?;
     recorder.figure(&figure())?;
     let mut testbed = testbed(0)?;

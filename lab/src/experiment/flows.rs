@@ -31,7 +31,7 @@ const OFFERED_PPS: u64 = 500_000;
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct FlowsOptions {
     /// Numbers of rules, each of one flow's addresses and ports, in growing order; ratios are to the first
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [1, 100, 1000, 10_000, 100_000, 1_000_000],
         value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
@@ -51,7 +51,7 @@ pub struct Options {
 /// More rules than Open vSwitch is given.
 const MOST_FOR_OTHERS: usize = 10_000;
 
-pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
+pub(super) fn run(options: &FlowsOptions, output: &Output) -> Result<()> {
     let mut recorder = output.recorder()?;
     figure_records().iter().try_for_each(|figure| recorder.figure(figure))?;
     let mut run = Run {
@@ -78,7 +78,7 @@ struct Block {
 }
 
 struct Run<'a> {
-    options: &'a Options,
+    options: &'a FlowsOptions,
     subjects: Vec<&'a str>,
     testbed: Testbed,
     recorder: &'a mut Recorder,

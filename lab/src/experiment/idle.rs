@@ -29,7 +29,7 @@ pub(super) const SETTLE: Duration = Duration::from_secs(5);
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct IdleOptions {
     /// Length of each measurement, 0.1 to 600 seconds; what is periodic has periods of up to 5
     #[arg(long, default_value_t = 10.0, value_parser = super::seconds)]
     seconds: f64,
@@ -43,7 +43,7 @@ pub struct Options {
     pub(super) table: FullTable,
 }
 
-pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
+pub(super) fn run(options: &IdleOptions, output: &Output) -> Result<()> {
     let mut recorder = output.recorder()?;
     figure_records().iter().try_for_each(|figure| recorder.figure(figure))?;
     let full = options.table.read()?;
@@ -79,7 +79,7 @@ pub(super) struct Idle {
 
 /// A daemon started on a box that has these routes beside the testbed's own.
 fn with_table(
-    options: &Options,
+    options: &IdleOptions,
     table: &Prefixes,
     recorder: &mut Recorder,
     progress: &mut Progress,

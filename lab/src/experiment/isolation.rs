@@ -39,7 +39,7 @@ const LOSS: f64 = 0.001;
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct IsolationOptions {
     /// shared: both routers on the same ports and queues; pairs: each on two ports of its own
     #[arg(long, value_parser = ["shared", "pairs"], default_value = "shared")]
     topology: String,
@@ -60,7 +60,7 @@ pub struct Options {
 
 /// What was found of a subject.
 #[derive(Default)]
-struct Found {
+struct IsolationResults {
     /// One for each repeat.
     sweeps: Vec<Isolation>,
     /// All repeats together, by the neighbour's rate: packets sent, and those lost, by where they were lost.
@@ -70,7 +70,7 @@ struct Found {
     hidden: u64,
 }
 
-pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
+pub(super) fn run(options: &IsolationOptions, output: &Output) -> Result<()> {
     let topology = Topology::named(&options.topology)?;
     let workload = Workload::across(&topology, &ways(&topology)?, DESTINATIONS_EACH)?;
     let mut testbed = Testbed::for_rates(&topology)?;
@@ -81,7 +81,7 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     let mut subjects: Vec<&str> = options.subjects.iter().map(String::as_str).collect();
     let repeats = options.sampling.repeat;
     let mut progress = Progress::new((options.rates.len() * subjects.len() * usize::from(repeats)) as u64);
-    let mut found: BTreeMap<String, Found> = BTreeMap::new();
+    let mut found: BTreeMap<String, IsolationResults> = BTreeMap::new();
     for repeat in 0..repeats {
         for name in subjects.clone() {
             testbed.shares = name != UNSHARED;
@@ -130,7 +130,7 @@ fn ways(topology: &Topology) -> Result<[Way; 2]> {
     Ok([way(VICTIM), way(NEIGHBOUR)])
 }
 
-fn figures(options: &Options) -> [Figure; 2] {
+fn figures(options: &IsolationOptions) -> [Figure; 2] {
     let figure = |name: &str, title: &str, y: Axis| {
         let offered = Axis::new("/sample/offered_pps", "offered to both routers", "Mpps");
         let offered = offered.times(1e-6).by("/parameters/neighbour_pps");
@@ -156,7 +156,7 @@ struct Trial<'a> {
     repeat: u16,
     recorder: &'a mut Recorder,
     progress: &'a mut Progress,
-    found: &'a mut Found,
+    found: &'a mut IsolationResults,
 }
 
 impl TwoStreams for Trial<'_> {
@@ -224,7 +224,7 @@ fn outcome(seen: StreamSample, sample: &Sample) -> Outcome {
     Outcome { sent, skipped, received, stolen: sample.stolen, offered_pps, received_pps, latency: None }
 }
 
-fn print(name: &str, found: &Found) {
+fn print(name: &str, found: &IsolationResults) {
     let Some(isolation) = join(&found.sweeps, LOSS) else { return };
     let title = format!("{name}: the victim is sent {:.3} Mpps", isolation.victim_pps as f64 / 1e6);
     let head = [
@@ -254,7 +254,7 @@ fn print(name: &str, found: &Found) {
 }
 
 /// Shares of the packets sent, the largest first.
-fn places(found: &Found, step: &Step) -> String {
+fn places(found: &IsolationResults, step: &Step) -> String {
     let sent = found.sent.get(&step.neighbour_pps).copied().unwrap_or(0).max(1);
     let mut lost: Vec<(&String, &u64)> =
         found.lost.get(&step.neighbour_pps).into_iter().flatten().filter(|(_, lost)| **lost > 0).collect();
@@ -281,11 +281,15 @@ mod tests {
     #[test]
     fn losses_are_told_by_place_the_largest_first() {
         let lost = [("a".to_string(), 5), ("b".to_string(), 20), ("c".to_string(), 0)].into();
-        let found = Found { sent: [(7, 1000)].into(), lost: [(7, lost)].into(), ..Found::default() };
+        let found = IsolationResults {
+            sent: [(7, 1000)].into(),
+            lost: [(7, lost)].into(),
+            ..IsolationResults::default()
+        };
         let none = spread(&[]);
         let step =
             Step { neighbour_pps: 7, total_pps: none, victim_loss: none, trials: vec![], noisy: false };
         assert_eq!(places(&found, &step), "b 2.00 %, a 0.50 %");
-        assert_eq!(places(&Found::default(), &step), "-");
+        assert_eq!(places(&IsolationResults::default(), &step), "-");
     }
 }

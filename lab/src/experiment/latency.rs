@@ -21,7 +21,7 @@ const DESTINATIONS: u32 = 4096;
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct LatencyOptions {
     #[command(flatten)]
     pub(super) subjects: Subjects,
     /// Packets per second offered, one load after another, to 20M; k and M are thousands and millions
@@ -32,7 +32,7 @@ pub struct Options {
     pub(super) sampling: Sampling,
 }
 
-pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
+pub(super) fn run(options: &LatencyOptions, output: &Output) -> Result<()> {
     let mut testbed = testbed(0)?;
     let mut workload = Workload::benchmark(Family::V4, DESTINATIONS, 0..=0);
     // Long enough for a stamp.

@@ -28,7 +28,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct LoadOptions {
     /// Where raw results go; `millrace-lab report` reads them
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
@@ -36,7 +36,7 @@ pub struct Options {
     pub(super) table: FullTable,
 }
 
-pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
+pub(super) fn run(options: &LoadOptions, output: &Output) -> Result<()> {
     let mut recorder = output.recorder()?;
     let full = options.table.read()?;
     let routes = full.v4.len() + full.v6.len();

@@ -45,39 +45,39 @@ use crate::{
 #[derive(Clone, Debug, Subcommand)]
 pub enum Experiment {
     /// Subjects on the same packets, alternately, the router's core saturated; ratios pair by pair
-    Compare(compare::Options),
+    Compare(compare::CompareOptions),
     /// RFC 2544 and its successors, by frame size: throughput, latency, frame loss, back-to-back frames, recovery, reset
-    Rfc2544(rfc2544::Options),
+    Rfc2544(rfc2544::Rfc2544Options),
     /// Capacity of one core with the full table
-    Capacity(capacity::Options),
+    Capacity(capacity::CapacityOptions),
     /// What the XDP program alone costs, without devices
-    Program(program::Options),
+    Program(program::ProgramOptions),
     /// Cost of a packet against the size of the table
-    Tables(tables::Options),
+    Tables(tables::TablesOptions),
     /// Cost of a packet by flow rules: against their number, the flows and the masks; a scan; beside Open vSwitch
-    Flows(flows::Options),
+    Flows(flows::FlowsOptions),
     /// Rule changes while forwarding: how many a second, at what cost, and how long a barrier takes
-    FlowChanges(flow_changes::Options),
+    FlowChanges(flow_changes::FlowChangesOptions),
     /// Cost of a packet against the number of routers, or of interfaces of virtual routers
-    Scale(scale::Options),
+    Scale(scale::ScaleOptions),
     /// What comes out when more and more comes in
-    Overload(overload::Options),
+    Overload(overload::OverloadOptions),
     /// What a virtual router loses while its neighbour is sent more and more
-    Isolation(isolation::Options),
+    Isolation(isolation::IsolationOptions),
     /// One-way latency by load, subjects alternately
-    Latency(latency::Options),
+    Latency(latency::LatencyOptions),
     /// Time from a route change to packets leaving by it
-    RouteLatency(route_latency::Options),
+    RouteLatency(route_latency::RouteLatencyOptions),
     /// A capture of your own: what comes out of each subject, byte by byte, and how late
-    Replay(replay::Options),
+    Replay(replay::ReplayOptions),
     /// What applications on the router's core achieve while it forwards
-    Apps(apps::Options),
+    Apps(apps::AppsOptions),
     /// Time and memory that the full table takes
-    Load(load::Options),
+    Load(load::LoadOptions),
     /// CPU time, wake-ups and memory of a daemon that has nothing to do
-    Idle(idle::Options),
+    Idle(idle::IdleOptions),
     /// Queues on cores: how fast a second core forwards, what is lost or reordered meanwhile, and what a packet costs by load
-    Cores(cores::Options),
+    Cores(cores::CoresOptions),
 }
 
 impl Experiment {

@@ -33,10 +33,10 @@ type Missing = Vec<(Duration, u64, u64)>;
 const ON_THE_WAY: u64 = 600;
 
 /// See [`OnTestbed::seen`].
-pub(super) type Seen<'a> = dyn FnMut(Told<'_>) -> Result<()> + 'a;
+pub(super) type TrialObserver<'a> = dyn FnMut(TrialEvent<'_>) -> Result<()> + 'a;
 
 /// What is told of trials.
-pub(super) enum Told<'a> {
+pub(super) enum TrialEvent<'a> {
     /// One has ended: a line for people, and what was measured at which pace.
     Found(&'a str, Option<(Pace, &'a Sample)>),
     /// The last one was noisy and is made again.
@@ -47,7 +47,7 @@ pub(super) enum Told<'a> {
 pub(super) struct OnTestbed<'a> {
     pub(super) testbed: &'a mut Testbed,
     /// Is told of every trial.
-    pub(super) seen: &'a mut Seen<'a>,
+    pub(super) seen: &'a mut TrialObserver<'a>,
     pub(super) frame_bytes: u16,
     /// Length of a trial.
     pub(super) window: Window,
@@ -78,7 +78,7 @@ impl OnTestbed<'_> {
             sample.received,
             sample.received_pps / 1e6
         );
-        (self.seen)(Told::Found(&found, Some((pace, &sample))))?;
+        (self.seen)(TrialEvent::Found(&found, Some((pace, &sample))))?;
         Ok(sample)
     }
 
@@ -129,7 +129,7 @@ impl Trial for OnTestbed<'_> {
     }
 
     fn again(&mut self) -> Result<()> {
-        (self.seen)(Told::Again)
+        (self.seen)(TrialEvent::Again)
     }
 }
 
@@ -140,12 +140,12 @@ impl Burst for OnTestbed<'_> {
         let started = Instant::now();
         self.testbed.generator.send(self.frame_bytes, u32::try_from(frames).context("length of a burst")?)?;
         let outcome = self.outcome(before, started.elapsed().as_secs_f64())?;
-        (self.seen)(Told::Found(&format!("burst of {frames}: {} arrived", outcome.received), None))?;
+        (self.seen)(TrialEvent::Found(&format!("burst of {frames}: {} arrived", outcome.received), None))?;
         Ok(outcome)
     }
 
     fn again(&mut self) -> Result<()> {
-        (self.seen)(Told::Again)
+        (self.seen)(TrialEvent::Again)
     }
 }
 
@@ -169,7 +169,7 @@ impl Change for OnTestbed<'_> {
             "{from_pps} pps, then {to_pps}: {lost} lost, the last {:.1} ms after the change",
             last_loss_ns.unwrap_or(0) as f64 / 1e6
         );
-        (self.seen)(Told::Found(&found, None))?;
+        (self.seen)(TrialEvent::Found(&found, None))?;
         let part = |sent: u64, skipped: u64, received: u64, over: Duration| Outcome {
             sent,
             skipped,
@@ -193,7 +193,7 @@ impl Change for OnTestbed<'_> {
     }
 
     fn again(&mut self) -> Result<()> {
-        (self.seen)(Told::Again)
+        (self.seen)(TrialEvent::Again)
     }
 }
 
@@ -262,12 +262,12 @@ impl Reset for Restart<'_, '_> {
             outage.lost(),
             gap_ns as f64 / 1e6
         );
-        (trial.seen)(Told::Found(&found, None))?;
+        (trial.seen)(TrialEvent::Found(&found, None))?;
         Ok(outage)
     }
 
     fn again(&mut self) -> Result<()> {
-        (self.trial.seen)(Told::Again)
+        (self.trial.seen)(TrialEvent::Again)
     }
 }
 

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{
     Sampling, Subjects,
-    on_testbed::{HIGHEST_PPS, OnTestbed, Told},
+    on_testbed::{HIGHEST_PPS, OnTestbed, TrialEvent},
     print_head, print_row, show, testbed,
 };
 use crate::{
@@ -33,7 +33,7 @@ const ABOUT_POINTS: u64 = 12;
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct OverloadOptions {
     #[command(flatten)]
     pub(super) subjects: Subjects,
     /// Points of the curve for each saturating load, 1 to 100; the curve goes up to ten such loads
@@ -43,7 +43,7 @@ pub struct Options {
     pub(super) sampling: Sampling,
 }
 
-pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
+pub(super) fn run(options: &OverloadOptions, output: &Output) -> Result<()> {
     let mut testbed = testbed(0)?;
     let mut recorder = output.recorder()?;
     recorder.figure(&figure())?;
@@ -94,13 +94,13 @@ struct Case<'a> {
 
 impl Case<'_> {
     /// `None`: the subject cannot run here.
-    fn curve(&mut self, testbed: &mut Testbed, options: &Options) -> Result<Option<Curve>> {
+    fn curve(&mut self, testbed: &mut Testbed, options: &OverloadOptions) -> Result<Option<Curve>> {
         let Self { name, repeat, saturating_pps, .. } = *self;
         let workload = Workload::benchmark(Family::V4, DESTINATIONS, 0..=0);
         let subject = prepare(testbed, &workload, "overload", name, self.recorder)?;
         let Some(_subject) = subject else { return Ok(None) };
-        let mut seen = |told: Told<'_>| {
-            let Told::Found(found, sample) = told else {
+        let mut seen = |told: TrialEvent<'_>| {
+            let TrialEvent::Found(found, sample) = told else {
                 self.progress.again();
                 return Ok(());
             };

@@ -40,7 +40,7 @@ const XDP_REDIRECT: u32 = 4;
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct ProgramOptions {
     /// What to measure, one after another
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["redirect", "touch", "millrace"],
         default_values = ["redirect", "touch", "millrace"])]
@@ -55,7 +55,7 @@ pub struct Options {
     pub(super) table: FullTable,
 }
 
-pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
+pub(super) fn run(options: &ProgramOptions, output: &Output) -> Result<()> {
     let mut recorder = output.recorder()?;
     let families = options.table.families()?;
     let prefixes = options.table.read()?;

@@ -18,7 +18,7 @@ use crate::{
     progress::{Progress, in_words},
     record::{Output, Recorder},
     replay::{
-        COMPARISON_PPS, MACS, Output as CameOut, Pace, Replay, Seen,
+        COMPARISON_PPS, MACS, Output as CameOut, Pace, Replay, ReplayOutcome,
         capture::{self, Capture},
         difference::{Comparison, compare},
     },
@@ -41,7 +41,7 @@ const LONGEST_SECONDS: f64 = 86_400.0;
 
 /// What to replay.
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct ReplayOptions {
     /// A capture, pcap or pcapng, of Ethernet or bare IP. MAC addresses become the testbed's, VLAN tags are taken away
     pub(super) file: PathBuf,
     /// What to send it through; what comes out of the others is compared with what comes out of the first
@@ -94,7 +94,7 @@ fn factor(text: &str) -> Result<f64, String> {
     if (0.001..=1000.0).contains(&factor) { Ok(factor) } else { Err("0.001 to 1000".into()) }
 }
 
-impl Options {
+impl ReplayOptions {
     /// Does everything that is asked for make a difference?
     fn check(&self) -> Result<()> {
         let given = [
@@ -140,7 +140,7 @@ impl Options {
     }
 }
 
-pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
+pub(super) fn run(options: &ReplayOptions, output: &Output) -> Result<()> {
     options.check()?;
     let capture = capture::read(&options.file, MACS, options.packets.map(|packets| packets as usize))?;
     let seconds = run_seconds(options, &capture)?;
@@ -179,7 +179,7 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
 }
 
 /// How long a run is to take.
-fn run_seconds(options: &Options, capture: &Capture) -> Result<f64> {
+fn run_seconds(options: &ReplayOptions, capture: &Capture) -> Result<f64> {
     let loops = f64::from(options.loops());
     match options.pace() {
         Paced::Recorded => {
@@ -198,7 +198,7 @@ fn run_seconds(options: &Options, capture: &Capture) -> Result<f64> {
 
 struct Experiment<'a> {
     replay: Replay,
-    options: &'a Options,
+    options: &'a ReplayOptions,
     /// Of each run.
     run_time: Duration,
     /// Subjects that were not compared.
@@ -343,7 +343,7 @@ impl Experiment<'_> {
         Ok(())
     }
 
-    fn measured(&mut self, name: &str, progress: &mut Progress) -> Result<Seen> {
+    fn measured(&mut self, name: &str, progress: &mut Progress) -> Result<ReplayOutcome> {
         let _subject = subject::start(name, &self.replay.testbed)?;
         let loops = self.options.loops();
         let pace = match self.options.pace() {
@@ -364,7 +364,7 @@ impl Experiment<'_> {
         Ok(seen)
     }
 
-    fn run_line(&self, name: &str, repeat: u16, seen: &Seen) -> Value {
+    fn run_line(&self, name: &str, repeat: u16, seen: &ReplayOutcome) -> Value {
         let options = self.options;
         let pace = match options.pace() {
             Paced::Recorded => json!("recorded"),
@@ -385,10 +385,10 @@ mod tests {
     #[derive(Parser)]
     struct Line {
         #[command(flatten)]
-        options: Options,
+        options: ReplayOptions,
     }
 
-    fn options(line: &str) -> Options {
+    fn options(line: &str) -> ReplayOptions {
         Line::try_parse_from(line.split(' ')).map_err(|error| error.to_string()).unwrap().options
     }
 

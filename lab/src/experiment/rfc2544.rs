@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use self::results::{OfFrame, document, print};
 use super::{
     fit_mtu,
-    on_testbed::{HIGHEST_PPS, OnTestbed, Restart, Told},
+    on_testbed::{HIGHEST_PPS, OnTestbed, Restart, TrialEvent},
     testbed,
 };
 use crate::{
@@ -46,7 +46,7 @@ const LONGEST_BURST_SECONDS: f64 = 1.0;
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct Rfc2544Options {
     /// What to measure (lab/README.md says what each is)
     #[arg(long, value_name = "NAME", value_parser = subject::NAMES, default_value = "millrace")]
     subject: String,
@@ -95,7 +95,7 @@ enum Test {
 
 /// A subject under test.
 struct Bench<'a> {
-    options: &'a Options,
+    options: &'a Rfc2544Options,
     testbed: Testbed,
     /// `None` while it is being restarted.
     subject: Option<Box<dyn Subject>>,
@@ -104,7 +104,7 @@ struct Bench<'a> {
     trials: Vec<Value>,
 }
 
-pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
+pub(super) fn run(options: &Rfc2544Options, output: &Output) -> Result<()> {
     let testbed = testbed(0)?;
     fit_mtu(&testbed, options.frames.iter().max().map_or(0, |frame| frame - FCS_BYTES))?;
     let subject = Some(subject::start(&options.subject, &testbed)?);
@@ -125,7 +125,7 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     measured
 }
 
-impl Options {
+impl Rfc2544Options {
     /// In this order.
     fn tests(&self) -> Vec<Test> {
         let only_reset = self.only.iter().all(|test| *test == Test::Reset);
@@ -176,8 +176,8 @@ impl Bench<'_> {
         let Self { options, testbed, subject, progress, trials } = self;
         let repeat = options.repeat.into();
         let frame = result.frame;
-        let mut seen = |told: Told<'_>| {
-            let Told::Found(found, sample) = told else {
+        let mut seen = |told: TrialEvent<'_>| {
+            let TrialEvent::Found(found, sample) = told else {
                 progress.again();
                 return Ok(());
             };

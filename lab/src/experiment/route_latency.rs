@@ -28,7 +28,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct RouteLatencyOptions {
     /// What to measure, one after another
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["linux", "millrace"], default_values = ["linux", "millrace"])]
     pub(super) subjects: Vec<String>,
@@ -40,7 +40,7 @@ pub struct Options {
     pub(super) json: Option<PathBuf>,
 }
 
-pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
+pub(super) fn run(options: &RouteLatencyOptions, output: &Output) -> Result<()> {
     let mut recorder = output.recorder()?;
     for (name, what) in [("add", "added"), ("delete", "deleted")] {
         let ms = Axis::new(&format!("/{name}_ms"), "until the first packet on the new way", "ms");

@@ -27,7 +27,7 @@ const BUILD_LIMIT: Duration = Duration::from_secs(300);
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct ScaleOptions {
     /// How many routers, the host's among them, 1 to 256, in this order; ratios are to the first
     /// [default: 1,8,32,256, or none if interfaces are given]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = value_parser!(u16).range(1..=256))]
@@ -43,7 +43,7 @@ pub struct Options {
     pub(super) sampling: Sampling,
 }
 
-pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
+pub(super) fn run(options: &ScaleOptions, output: &Output) -> Result<()> {
     let (cases, subjects) = (options.cases()?, subject::named(&options.subjects));
     let mut recorder = output.recorder()?;
     let mut progress = Progress::new(0);
@@ -115,7 +115,7 @@ impl Case {
     }
 }
 
-impl Options {
+impl ScaleOptions {
     fn cases(&self) -> Result<Vec<Case>> {
         const ROUTERS: [u16; 4] = [1, 8, 32, 256];
         let by_default = if self.interfaces.is_empty() { &ROUTERS[..] } else { &[] };
@@ -186,7 +186,7 @@ mod tests {
     #[derive(Parser)]
     struct Line {
         #[command(flatten)]
-        options: Options,
+        options: ScaleOptions,
     }
 
     fn cases(line: &str) -> Vec<(&'static str, u16)> {

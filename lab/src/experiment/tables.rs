@@ -22,7 +22,7 @@ const DESTINATIONS: [usize; 3] = [1, 4096, 100_000];
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct TablesOptions {
     /// Numbers of IPv4 routes, in growing order; ratios are to the first
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [1, 1000, 100_000, 1_000_000])]
     routes: Vec<usize>,
@@ -36,13 +36,13 @@ pub struct Options {
     pub(super) sampling: Sampling,
 }
 
-impl Options {
+impl TablesOptions {
     pub(super) fn file(&self) -> Option<PathBuf> {
         self.prefixes.clone().or_else(prefixes::default_file)
     }
 }
 
-pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
+pub(super) fn run(options: &TablesOptions, output: &Output) -> Result<()> {
     let most = options.routes.iter().copied().max().unwrap_or_default();
     ensure!(
         options.routes.is_sorted() && options.routes[0] > 0,

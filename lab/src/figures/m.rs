@@ -5,7 +5,7 @@
 use anyhow::{Result, bail};
 use serde_json::json;
 
-use super::{Options, in_kpps, kpps, picture, published::PaperFigure};
+use super::{FiguresOptions, in_kpps, kpps, picture, published::PaperFigure};
 use crate::{
     compare::{Plan, compare, figures, pps, prepare},
     experiment::isolation::UNSHARED,
@@ -30,7 +30,7 @@ fn rates(kpps: &[u64]) -> Vec<Pace> {
 }
 
 /// M4: load against throughput.
-pub(super) fn load(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
+pub(super) fn load(figure: &PaperFigure, options: &FiguresOptions, recorder: &mut Recorder) -> Result<()> {
     let x = kpps("/sample/offered_pps", "offered").by("/pace").log();
     let y = kpps("/sample/received_pps", "throughput").log();
     recorder.figure(&picture(figure, x, y, "100 destinations, veth ports instead of gigabit ones"))?;
@@ -44,7 +44,7 @@ pub(super) fn load(figure: &PaperFigure, options: &Options, recorder: &mut Recor
 /// M5: several ports into one.
 pub(super) fn several_into_one(
     figure: &PaperFigure,
-    options: &Options,
+    options: &FiguresOptions,
     recorder: &mut Recorder,
 ) -> Result<()> {
     let x = kpps("/sample/offered_pps", "offered on all ports").by("/pace").log();
@@ -68,7 +68,7 @@ pub(super) fn several_into_one(
 }
 
 /// M6: the number of virtual routers. Theirs carry the packets one after another, ours take turns packet by packet.
-pub(super) fn routers(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
+pub(super) fn routers(figure: &PaperFigure, options: &FiguresOptions, recorder: &mut Recorder) -> Result<()> {
     let ours =
         "virtual routers with two interfaces each, packets through all of them in turn, the core saturated";
     let x = Axis::new("/parameters/routers", "virtual routers", "").log();
@@ -86,7 +86,11 @@ pub(super) fn routers(figure: &PaperFigure, options: &Options, recorder: &mut Re
 }
 
 /// M7: 2 and 512 virtual interfaces.
-pub(super) fn interfaces(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
+pub(super) fn interfaces(
+    figure: &PaperFigure,
+    options: &FiguresOptions,
+    recorder: &mut Recorder,
+) -> Result<()> {
     let x = Axis::new("/parameters/case", "", "");
     let ours = format!(
         "both ways, half of the interfaces on each port, half of the destinations behind each (one behind each for \"1 destination\"), \
@@ -112,7 +116,7 @@ pub(super) fn interfaces(figure: &PaperFigure, options: &Options, recorder: &mut
 /// M8: the number of virtual interfaces.
 pub(super) fn more_interfaces(
     figure: &PaperFigure,
-    options: &Options,
+    options: &FiguresOptions,
     recorder: &mut Recorder,
 ) -> Result<()> {
     let x = Axis::new("/parameters/interfaces", "virtual interfaces", "").log();
@@ -140,7 +144,7 @@ fn both_ways(on_port: u16, destinations: u32, plan: &Plan<'_>, recorder: &mut Re
 }
 
 /// M9: latency at the share of the IP forwarder's capacity that the paper's load is.
-pub(super) fn latency(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
+pub(super) fn latency(figure: &PaperFigure, options: &FiguresOptions, recorder: &mut Recorder) -> Result<()> {
     const LOAD: f64 = 600.0 / 785.0;
     let mut testbed = Testbed::for_rates(&Topology::rfc2544())?;
     let workload = Workload::benchmark(Family::V4, 100, 0..=0);
@@ -174,7 +178,11 @@ const LOADS: [([u64; 2], [&str; 3]); 2] =
 
 /// MT1: isolation of two virtual routers, on ports of their own as in the paper, and on the same ports; Millrace with and without
 /// shares.
-pub(super) fn isolation(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
+pub(super) fn isolation(
+    figure: &PaperFigure,
+    options: &FiguresOptions,
+    recorder: &mut Recorder,
+) -> Result<()> {
     let ours = format!(
         "each subject is first saturated through both routers in turn; that is its capacity C, taken anew in each repeat. A load \
          of n kpps in the table is n / {CAPACITY_KPPS} x C here, and a throughput of p packets a second is shown as p x \
@@ -215,7 +223,7 @@ struct Pairs<'a> {
     ports: &'a str,
     from_to: [(u8, u8); 2],
     repeat: u16,
-    options: &'a Options,
+    options: &'a FiguresOptions,
     recorder: &'a mut Recorder,
 }
 

@@ -75,11 +75,11 @@ const WITHOUT_ROOT: &str = "P";
 /// Load before counting begins: there are many points.
 const WARM_UP: Duration = Duration::from_millis(200);
 
-type Experiment = fn(&PaperFigure, &Options, &mut Recorder) -> Result<()>;
+type Experiment = fn(&PaperFigure, &FiguresOptions, &mut Recorder) -> Result<()>;
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct FiguresOptions {
     /// Only figures of this paper
     #[arg(long, value_parser = PAPERS)]
     pub paper: Option<String>,
@@ -100,7 +100,7 @@ pub struct Options {
     pub cores: Vec<usize>,
 }
 
-impl Options {
+impl FiguresOptions {
     /// Whether all that is asked for can be measured without.
     pub fn needs_root(&self) -> bool {
         let chosen = choose(self).unwrap_or_default();
@@ -124,14 +124,14 @@ impl Options {
 }
 
 /// Measures, and writes the report of all that the directory holds; also when it is interrupted.
-pub fn run(options: &Options, command: Vec<String>) -> Result<()> {
+pub fn run(options: &FiguresOptions, command: Vec<String>) -> Result<()> {
     let chosen = choose(options)?;
     std::fs::create_dir_all(&options.out).with_context(|| options.out.display().to_string())?;
     let measured = measure(&chosen, options, &command);
     report::write(&options.out, None).and(measured)
 }
 
-fn measure(chosen: &[(&str, Experiment)], options: &Options, command: &[String]) -> Result<()> {
+fn measure(chosen: &[(&str, Experiment)], options: &FiguresOptions, command: &[String]) -> Result<()> {
     let mut failed = Ok(());
     for (id, experiment) in chosen {
         let figure = published::figure(id)?;
@@ -157,7 +157,7 @@ fn output(directory: &Path, id: &str, command: &[String]) -> Output {
 }
 
 /// Those asked for.
-fn choose(options: &Options) -> Result<Vec<(&'static str, Experiment)>> {
+fn choose(options: &FiguresOptions) -> Result<Vec<(&'static str, Experiment)>> {
     let there_are = || FIGURES.map(|(id, _)| id).join(", ");
     if let Some(id) = &options.only {
         ensure!(
@@ -200,9 +200,9 @@ fn kpps(at: &str, label: &str) -> Axis {
 mod tests {
     use super::*;
 
-    fn options(paper: Option<&str>, only: Option<&str>) -> Options {
+    fn options(paper: Option<&str>, only: Option<&str>) -> FiguresOptions {
         let (paper, only) = (paper.map(str::to_owned), only.map(str::to_owned));
-        Options { paper, only, out: PathBuf::new(), seconds: 1.0, repeat: 1, cores: vec![1, 2] }
+        FiguresOptions { paper, only, out: PathBuf::new(), seconds: 1.0, repeat: 1, cores: vec![1, 2] }
     }
 
     fn chosen(paper: Option<&str>, only: Option<&str>) -> Result<Vec<&'static str>, String> {

@@ -8,7 +8,7 @@ use logic::{
 use serde_json::{Value, json};
 
 use super::{
-    Options, in_kpps, kpps, picture,
+    FiguresOptions, in_kpps, kpps, picture,
     published::PaperFigure,
     simulated::{self, MARK, Simulated},
 };
@@ -32,7 +32,7 @@ const FORWARDERS: [&str; 3] = ["linux", "millrace", "ovs-afxdp"];
 const LOADS_PPS: [u64; 4] = [10_000, 100_000, 500_000, 1_500_000];
 
 /// Q2: the number of table entries; ours are routes.
-pub(super) fn entries(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
+pub(super) fn entries(figure: &PaperFigure, options: &FiguresOptions, recorder: &mut Recorder) -> Result<()> {
     const ENTRIES: [usize; 3] = [100, 1000, 5000];
     let ours = "routes instead of flow entries, 100 destinations, the core saturated. Open vSwitch (if installed) is its \
                 userspace datapath over AF_XDP, with one OpenFlow rule for each route";
@@ -56,7 +56,7 @@ pub(super) fn entries(figure: &PaperFigure, options: &Options, recorder: &mut Re
 
 /// Q3: the number of cores that forward. One is measured, as the generator has the other one of this machine; from two on they are
 /// simulated, at the cost of a packet that was measured on one.
-pub(super) fn scaling(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
+pub(super) fn scaling(figure: &PaperFigure, options: &FiguresOptions, recorder: &mut Recorder) -> Result<()> {
     const CORES: u16 = 8;
     let ours = "one core is measured (saturated), one more of this machine is the generator's: what is called simulated is computed in \
                 virtual time at the cost of a packet measured on one core, with a queue for each core. Cores 5 to 8 are \
@@ -116,7 +116,7 @@ fn of_four(policy: Policy) -> Simulated {
 }
 
 /// Q8: applications on four cores, of which as many forward as are needed, or all.
-pub(super) fn four_cores(figure: &PaperFigure, _: &Options, recorder: &mut Recorder) -> Result<()> {
+pub(super) fn four_cores(figure: &PaperFigure, _: &FiguresOptions, recorder: &mut Recorder) -> Result<()> {
     const STEPS: u64 = 16;
     let cost = Cost::MILLRACE;
     let all_pps = 4 * 1_000_000_000 / cost.ns_per_packet;
@@ -158,7 +158,11 @@ pub(super) fn four_cores(figure: &PaperFigure, _: &Options, recorder: &mut Recor
 }
 
 /// Q4: load of the core that forwards, and what is left of it.
-pub(super) fn core_load(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
+pub(super) fn core_load(
+    figure: &PaperFigure,
+    options: &FiguresOptions,
+    recorder: &mut Recorder,
+) -> Result<()> {
     let ours = "time on the core of all threads and softirqs that forward, the sink among them; what is left is measured by \
                 subtraction, with a process of the lowest priority. Open vSwitch (over AF_XDP, if installed) polls: its core is \
                 always busy";
@@ -178,7 +182,7 @@ pub(super) fn core_load(figure: &PaperFigure, options: &Options, recorder: &mut 
 }
 
 /// Q5: how often the core is taken. A veth port has no interrupts: its NAPI thread is woken.
-pub(super) fn wakeups(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
+pub(super) fn wakeups(figure: &PaperFigure, options: &FiguresOptions, recorder: &mut Recorder) -> Result<()> {
     let ours = "wake-ups of the threads that forward, which take the place of interrupts: veth ports with threaded NAPI have none";
     let y = Axis::new("/sample/wakeups_per_s", "wake-ups", "1/s");
     recorder.figure(&picture(figure, offered(), y, ours))?;
@@ -192,7 +196,7 @@ fn offered() -> Axis {
 
 fn by_load(
     figure: &PaperFigure,
-    options: &Options,
+    options: &FiguresOptions,
     testbed: &mut Testbed,
     recorder: &mut Recorder,
 ) -> Result<()> {
@@ -202,7 +206,11 @@ fn by_load(
 }
 
 /// O2: what an application on the forwarding core achieves.
-pub(super) fn application(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
+pub(super) fn application(
+    figure: &PaperFigure,
+    options: &FiguresOptions,
+    recorder: &mut Recorder,
+) -> Result<()> {
     let ours = "an integer benchmark of stress-ng, nice 0, beside NAPI threads of real-time priority; published loads \
                 are those of the paper's machine, which is saturated by 550 kpps";
     let y = Axis::new("/sample/application/index", "integer benchmark", "index");
@@ -211,8 +219,8 @@ pub(super) fn application(figure: &PaperFigure, options: &Options, recorder: &mu
     apps::measure(&integer(options, &rates), &figure.id, recorder)
 }
 
-fn integer(options: &Options, rates: &[u64]) -> apps::Options {
-    apps::Options {
+fn integer(options: &FiguresOptions, rates: &[u64]) -> apps::AppsOptions {
+    apps::AppsOptions {
         subjects: ["linux", "millrace"].map(str::to_owned).to_vec(),
         workloads: vec!["integer".into()],
         rates: rates.to_vec(),
@@ -230,7 +238,11 @@ fn integer(options: &Options, rates: &[u64]) -> apps::Options {
 /// Q7: applications on two cores, one of which forwards all, or both a half. As in the paper (Q6) both have a receive queue at
 /// all times, and it is the packets that are sent to one or to both. Measured where there is a core for the generator, too, and
 /// simulated everywhere.
-pub(super) fn two_cores(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
+pub(super) fn two_cores(
+    figure: &PaperFigure,
+    options: &FiguresOptions,
+    recorder: &mut Recorder,
+) -> Result<()> {
     const RATES_PPS: [u64; 6] = [0, 250_000, 500_000, 1_000_000, 1_500_000, 3_000_000];
     let ours = "an integer benchmark of stress-ng on each core, nice 0, beside NAPI threads of real-time priority; the same with nginx \
                 asked by wrk. The \
@@ -297,7 +309,7 @@ pub(super) fn two_cores(figure: &PaperFigure, options: &Options, recorder: &mut 
 }
 
 /// Why a machine with so many cores can only simulate Q7; `None` if it can measure it.
-fn too_few_cores(options: &Options, cores: usize) -> Option<String> {
+fn too_few_cores(options: &FiguresOptions, cores: usize) -> Option<String> {
     let needed = options.cores.iter().max().map_or(1, |last| last + 1);
     (cores < needed).then(|| {
         format!(
@@ -315,8 +327,14 @@ mod tests {
 
     #[test]
     fn what_needs_more_cores_says_how_many() {
-        let options =
-            |cores| Options { paper: None, only: None, out: PathBuf::new(), seconds: 1.0, repeat: 1, cores };
+        let options = |cores| FiguresOptions {
+            paper: None,
+            only: None,
+            out: PathBuf::new(),
+            seconds: 1.0,
+            repeat: 1,
+            cores,
+        };
         let why = "it needs 3 cores, one for the generator and two that forward and run applications with a queue each; \
                    this machine has 2";
         assert_eq!(too_few_cores(&options(vec![1, 2]), 2).as_deref(), Some(why));

@@ -7,7 +7,7 @@ use anyhow::Result;
 use logic::{
     cores::{Policy, Settings},
     sim::{
-        Application, Arrivals, Cost, Machine, Placement, Point, Port, Rate, Results, Scenario, Sharing,
+        Application, Arrivals, Cost, Machine, Placement, Point, Rate, Results, Scenario, Sharing, SimPort,
         Source,
     },
 };
@@ -53,7 +53,7 @@ impl Simulated {
                 sibling_speed: SIBLING_SPEED,
             },
             cost: self.cost,
-            ports: vec![Port { queues: self.queues, node: None, ring: RING }],
+            ports: vec![SimPort { queues: self.queues, node: None, ring: RING }],
             sources: vec![Source {
                 port: 0,
                 flows: None,

@@ -10,11 +10,11 @@ use std::time::Duration;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::{Options, picture, published::PaperFigure};
+use super::{FiguresOptions, picture, published::PaperFigure};
 use crate::{
     figure::{Axis, Figure},
     record::Recorder,
-    steering::{BUSY, Bed, FREE, Seen, Steering, machine::Guest, sender::Flow},
+    steering::{BUSY, Bed, FREE, Steering, SteeringOutcome, machine::Guest, sender::Flow},
 };
 
 /// Bytes of payload inside of the tunnel. The paper's 8,192 come as fragments; ours fit a packet.
@@ -37,7 +37,7 @@ const CHOSEN: &str = "millrace, chosen";
 /// Of one table.
 struct Table<'a> {
     figure: &'a PaperFigure,
-    options: &'a Options,
+    options: &'a FiguresOptions,
     recorder: &'a mut Recorder,
     bed: Bed,
     /// C.
@@ -60,7 +60,11 @@ struct Case<'a> {
 }
 
 /// VT4: two flows on one core or on two, and a flow on the core of its machine or on the other.
-pub(super) fn collisions(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
+pub(super) fn collisions(
+    figure: &PaperFigure,
+    options: &FiguresOptions,
+    recorder: &mut Recorder,
+) -> Result<()> {
     const LOAD: f64 = 0.75;
     let ours = format!(
         "{}. Flows are placed by flow rules in all four cases; the port's queue is on the sender's core. Two flows to machines that \
@@ -105,7 +109,7 @@ pub(super) fn collisions(figure: &PaperFigure, options: &Options, recorder: &mut
 }
 
 /// VT5: how much of the traffic the core of a machine receives.
-pub(super) fn cores(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
+pub(super) fn cores(figure: &PaperFigure, options: &FiguresOptions, recorder: &mut Recorder) -> Result<()> {
     const LOADS: [f64; 2] = [0.3; 2];
     let ours = format!(
         "{}. One machine computes, pinned to a core, where Millrace finds it by itself; the other core is free, and has the port's \
@@ -146,7 +150,7 @@ pub(super) fn cores(figure: &PaperFigure, options: &Options, recorder: &mut Reco
 }
 
 /// VT6: what two flows lose.
-pub(super) fn losses(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
+pub(super) fn losses(figure: &PaperFigure, options: &FiguresOptions, recorder: &mut Recorder) -> Result<()> {
     const LOADS: [f64; 2] = [0.75; 2];
     let ours = format!(
         "{}. Two flows of 0.75 C each to machines that only receive, on any core; the port's queue is on the core that is not the \
@@ -173,7 +177,11 @@ pub(super) fn losses(figure: &PaperFigure, options: &Options, recorder: &mut Rec
 }
 
 /// VT7: a flow that goes first.
-pub(super) fn priority(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
+pub(super) fn priority(
+    figure: &PaperFigure,
+    options: &FiguresOptions,
+    recorder: &mut Recorder,
+) -> Result<()> {
     const LOADS: [f64; 3] = [0.6; 3];
     let ours = format!(
         "{}. Three flows of 0.6 C each to machines that only receive, on any core, so two cores cannot receive all; the port's queue is \
@@ -204,7 +212,7 @@ pub(super) fn priority(figure: &PaperFigure, options: &Options, recorder: &mut R
 impl<'a> Table<'a> {
     fn new(
         figure: &'a PaperFigure,
-        options: &'a Options,
+        options: &'a FiguresOptions,
         recorder: &'a mut Recorder,
         machines: u8,
     ) -> Result<Self> {
@@ -259,7 +267,7 @@ impl<'a> Table<'a> {
         Ok(())
     }
 
-    fn measure(&mut self, case: &Case<'_>) -> Result<Seen> {
+    fn measure(&mut self, case: &Case<'_>) -> Result<SteeringOutcome> {
         let Case { subject, loads, payload, draw, repeat, .. } = case;
         let flow = |(number, load): (u8, &f64)| Flow {
             machine: number,

@@ -80,7 +80,7 @@ pub(super) fn send(
     stop: &AtomicBool,
     refused: &AtomicU64,
 ) -> Result<()> {
-    let mut places = vec![Place::default(); run.streams.len()];
+    let mut places = vec![StreamPosition::default(); run.streams.len()];
     let mut left = run.limit.unwrap_or(u64::MAX);
     let mut batch = Batch { sockets, refused, port: 0, frames: Vec::with_capacity(BATCH) };
     while left > 0 && !stop.load(Ordering::Relaxed) {
@@ -113,13 +113,13 @@ pub(super) fn wait_until(ns: u64) {
 
 /// Where a stream is.
 #[derive(Clone, Default)]
-struct Place {
+struct StreamPosition {
     next: usize,
     next_size: usize,
     pacer: Pacer,
 }
 
-impl Place {
+impl StreamPosition {
     /// How many packets of the stream are to be sent now; those that are too late are counted.
     fn due(&mut self, run: &Run, stream: usize, now_ns: u64, pps: u64) -> u64 {
         let (due, skipped) = self.pacer.due(now_ns, pps, u64::from(BACKLOG) / run.streams.len() as u64);

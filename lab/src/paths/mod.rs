@@ -29,7 +29,7 @@ fn beside(name: &str) -> String {
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct PathsOptions {
     /// What to measure [default: all]
     #[arg(value_parser = ["fwd", "rtr", "crc", "esp", "share"])]
     only: Vec<String>,
@@ -149,7 +149,7 @@ impl Ways<'_> {
 }
 
 /// Prints a table, and writes the document.
-pub fn run(options: &Options, command: Vec<String>) -> Result<()> {
+pub fn run(options: &PathsOptions, command: Vec<String>) -> Result<()> {
     let output = Output { path: options.json.clone(), command };
     let file = options.prefixes.clone().or_else(prefixes::default_file);
     output.check(&file.iter().cloned().collect::<Vec<_>>())?;

@@ -32,7 +32,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
-pub use self::run::{MarkedSeen, Seen};
+pub use self::run::{MarkedSeen, ReplayOutcome};
 use self::{
     arrivals::{Arrivals, Marked, Noted, ReplaySink},
     capture::{Capture, Macs},
@@ -174,7 +174,7 @@ impl Replay {
         loops: u32,
         untouched: bool,
         progress: &mut dyn FnMut(u64),
-    ) -> Result<Seen> {
+    ) -> Result<ReplayOutcome> {
         let packets = self.capture.packets.len() as u64 * u64::from(loops);
         ensure!(u32::try_from(packets).is_ok(), "{packets} packets in all loops: at most {}", u32::MAX);
         let table = self.timetable(pace, loops, !untouched, false);
@@ -187,7 +187,7 @@ impl Replay {
         let mut tally = Tally::new(packets.len() as u64, loops, frame);
         let mut note = |mark: Marked| tally.note(&mark);
         let (arrivals, lost) = pass(sink, testbed, &table, Noted::Marks(&mut note), progress)?;
-        Ok(Seen::new(&table, &arrivals, lost, tally))
+        Ok(ReplayOutcome::new(&table, &arrivals, lost, tally))
     }
 
     fn timetable(&self, pace: Pace, loops: u32, marked: bool, insist: bool) -> Arc<Timetable> {

@@ -21,7 +21,7 @@ const BUCKETS: usize = 16_384;
 
 /// What became of what was replayed.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Seen {
+pub struct ReplayOutcome {
     /// Packets offered.
     pub sent: u64,
     /// Packets that came out, the router's own among them.
@@ -59,7 +59,7 @@ pub struct MarkedSeen {
     pub duplicates: u64,
 }
 
-impl Seen {
+impl ReplayOutcome {
     pub(super) fn new<F>(table: &Timetable, arrivals: &Arrivals, lost: Losses, tally: Tally<F>) -> Self {
         Self {
             sent: table.sent(),

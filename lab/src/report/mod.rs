@@ -29,7 +29,7 @@ use read::{Results, Run};
 
 /// What to report.
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct ReportOptions {
     /// Directory of results
     dir: PathBuf,
     /// The HTML file; the Markdown summary is beside it [default: DIR/report.html]
@@ -38,7 +38,7 @@ pub struct Options {
 }
 
 /// Writes the report, and says where it is.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &ReportOptions) -> Result<()> {
     write(&options.dir, options.out.as_deref())
 }
 

@@ -70,7 +70,7 @@ struct File {
     #[serde(default)]
     settings: Marks,
     #[serde(rename = "port")]
-    ports: Vec<Port>,
+    ports: Vec<PortEntry>,
     #[serde(rename = "source", default)]
     sources: Vec<Source>,
     #[serde(rename = "application", default)]
@@ -137,7 +137,7 @@ impl Default for Marks {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Port {
+struct PortEntry {
     queues: u16,
     node: Option<u16>,
     #[serde(default = "ring")]
@@ -222,7 +222,7 @@ impl File {
                 sibling_speed: thousandths(machine.sibling_speed),
             },
             cost: sim::Cost { ns_per_packet, wake_ns, hand_on_ns },
-            ports: self.ports.iter().map(Port::port).collect(),
+            ports: self.ports.iter().map(PortEntry::port).collect(),
             sources: self.sources.into_iter().map(Source::source).collect::<Result<_>>()?,
             applications: self.applications.into_iter().map(Application::application).collect(),
             settings: Settings { allowed, high, low, hold: duration(hold_seconds)?, ..Settings::default() },
@@ -233,9 +233,9 @@ impl File {
     }
 }
 
-impl Port {
-    fn port(&self) -> sim::Port {
-        sim::Port { queues: self.queues, node: self.node, ring: self.ring }
+impl PortEntry {
+    fn port(&self) -> sim::SimPort {
+        sim::SimPort { queues: self.queues, node: self.node, ring: self.ring }
     }
 }
 

@@ -19,7 +19,7 @@ pub use file::Named;
 
 /// What to simulate.
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct SimulationOptions {
     /// Names of built-in scenarios, or files that describe some [default: all that are built in]
     scenarios: Vec<String>,
     /// Where raw results go; `millrace-lab report` reads them
@@ -35,7 +35,7 @@ const PLACEMENTS: [(&str, Placement); 3] = [
 ];
 
 /// Prints a table for each scenario.
-pub fn run(options: &Options, command: Vec<String>) -> Result<()> {
+pub fn run(options: &SimulationOptions, command: Vec<String>) -> Result<()> {
     let output = Output { path: options.json.clone(), command };
     output.check(&options.scenarios.iter().map(PathBuf::from).collect::<Vec<_>>())?;
     let scenarios: Vec<Named> = match options.scenarios.is_empty() {

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use logic::{
     cores::{Policy, Settings},
     sim::{
-        Application, Arrivals, Cost, Machine, Placement, Point, Port, Rate, Results, Scenario, Sharing,
+        Application, Arrivals, Cost, Machine, Placement, Point, Rate, Results, Scenario, Sharing, SimPort,
         Source,
     },
 };
@@ -19,7 +19,7 @@ use crate::record::Output;
 
 /// What to plan for.
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct PlanOptions {
     /// A built-in scenario of `sim`, or a file that describes one, in place of the options below
     #[arg(conflicts_with = "Described")]
     scenario: Option<String>,
@@ -107,7 +107,7 @@ const MOST_ELEPHANTS: f64 = 1e5;
 const POLICIES: [(&str, Policy); 2] = [("pack", Policy::Pack), ("spread", Policy::Spread)];
 
 /// Prints a table, and what follows from it in a sentence.
-pub fn run(options: &Options, command: Vec<String>) -> Result<()> {
+pub fn run(options: &PlanOptions, command: Vec<String>) -> Result<()> {
     let output = Output { path: options.json.clone(), command };
     output.check(&options.scenario.iter().map(PathBuf::from).collect::<Vec<_>>())?;
     let named = match &options.scenario {
@@ -148,7 +148,7 @@ impl Described {
             wake_ns: self.wake_ns.unwrap_or(measured.wake_ns),
             ..measured
         };
-        let port = Port { queues: self.queues.unwrap_or(cores), node: None, ring: self.ring };
+        let port = SimPort { queues: self.queues.unwrap_or(cores), node: None, ring: self.ring };
         let rate = self.traffic.rate(mpps * 1e6 / f64::from(self.ports))?;
         let arrivals = if self.traffic == Traffic::Constant { Arrivals::Even } else { Arrivals::Poisson };
         let source = |port| Source { port, flows: Some(self.flows), rate: rate.clone(), arrivals };

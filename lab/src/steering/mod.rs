@@ -80,7 +80,7 @@ pub struct Bed {
 
 /// What was seen in a window, of all cores and machines.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Seen {
+pub struct SteeringOutcome {
     /// Of the machines, from the first on.
     pub machines: Vec<SeenMachine>,
     /// Share of what was due that the sender had no time for.
@@ -168,7 +168,7 @@ impl Bed {
         flows: &[Flow],
         warm_up: Duration,
         window: Duration,
-    ) -> Result<Seen> {
+    ) -> Result<SteeringOutcome> {
         let start = |(namespace, guest): (&Namespace, &Guest)| Machine::start(namespace, *guest);
         let machines = self.machines.iter().zip(guests).map(start).collect::<Result<Vec<_>>>()?;
         if guests.iter().any(|guest| *guest != Guest::Idle) {
@@ -251,7 +251,7 @@ struct Moment {
 }
 
 impl Moment {
-    fn since(&self, before: &Self, flows: &[Flow]) -> Seen {
+    fn since(&self, before: &Self, flows: &[Flow]) -> SteeringOutcome {
         let seconds = (self.at - before.at).as_secs_f64();
         let rate = |now: u64, before: u64| (now - before) as f64 / seconds;
         let machine = |place: usize| {
@@ -280,7 +280,7 @@ impl Moment {
             self.sent.iter().map(of).sum::<u64>() - before.sent.iter().map(of).sum::<u64>()
         };
         let (sent, skipped) = (sum(|sent| sent.packets), sum(|sent| sent.skipped));
-        Seen {
+        SteeringOutcome {
             machines: (0..self.done.len()).map(machine).collect(),
             skipped: skipped as f64 / (sent + skipped).max(1) as f64,
             sender_cpu: (self.sender_ns - before.sender_ns) as f64 * 1e-9 / seconds,

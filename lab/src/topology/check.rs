@@ -5,7 +5,7 @@ use std::{collections::HashSet, str::FromStr};
 use anyhow::{Context, Result, bail, ensure};
 use logic::net::{Address, Prefix};
 
-use super::{Cores, Interface, Network, Port, Router, Routers, Topology};
+use super::{Cores, Interface, Network, PortSpec, Router, Routers, Topology};
 use crate::addresses::MAX_NEXTHOP;
 
 /// Most ports: the addressing plan has room for these.
@@ -58,7 +58,7 @@ impl Topology {
         ensure!((1..=MAX_PORTS).contains(&count), "{count} ports: 1 to {MAX_PORTS}");
         let mut names = HashSet::new();
         for port in &self.ports {
-            let Port { name, host, queues, next_hops, .. } = port;
+            let PortSpec { name, host, queues, next_hops, .. } = port;
             check_device(name)?;
             ensure!(names.insert(name), "two ports are called {name}; rename one");
             check_host(host)?;

@@ -18,7 +18,7 @@ use std::{
 /// Decides, period by period, and keeps what it needs of the past: of each queue two periods and nine moments of the hold time.
 #[derive(Debug, Default)]
 pub struct Allocator {
-    pub(super) queues: BTreeMap<QueueId, State>,
+    pub(super) queues: BTreeMap<QueueId, QueueState>,
     pub(super) history: History,
     costs: Costs,
     doubt: Doubt,
@@ -35,7 +35,7 @@ pub struct Allocator {
 
 /// A queue.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct QueueState {
     pub spot: Spot,
     movable: bool,
     node: Option<u16>,
@@ -75,7 +75,7 @@ impl Allocator {
             self.queues.values_mut().for_each(|state| state.told = None);
         }
         let (seventh_began, strangers) = self.observe(now, view, settings);
-        let recent = |state: &State, _| state.recent.to_vec();
+        let recent = |state: &QueueState, _| state.recent.to_vec();
         let mut step =
             Step { now, settings, board: self.board(view, settings, 2, recent), events: Vec::new() };
         match &settings.policy {
@@ -158,7 +158,7 @@ impl Allocator {
         for queue in &view.queues {
             let state = self.queues.entry(queue.id).or_insert_with(|| {
                 strangers.insert(queue.id);
-                State::new(queue)
+                QueueState::new(queue)
             });
             state.observe(queue, wants[&queue.id]);
         }
@@ -176,7 +176,7 @@ impl Allocator {
         view: &View,
         settings: &Settings,
         moments: usize,
-        wants: impl Fn(&State, QueueId) -> Vec<Want>,
+        wants: impl Fn(&QueueState, QueueId) -> Vec<Want>,
     ) -> Board {
         let mut board = Board::new(view, settings, moments);
         for (id, state) in &self.queues {
@@ -311,7 +311,7 @@ impl Allocator {
     }
 }
 
-impl State {
+impl QueueState {
     /// It begins where it is.
     fn new(queue: &Queue) -> Self {
         let mut shares: Vec<CoreId> = queue.parts.iter().map(|part| part.core).collect();

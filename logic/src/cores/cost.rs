@@ -62,11 +62,11 @@ pub struct Cost {
 /// What is known of each port.
 #[derive(Debug, Default)]
 pub(super) struct Costs {
-    ports: BTreeMap<PortId, Seen>,
+    ports: BTreeMap<PortId, CostSamples>,
 }
 
 #[derive(Debug)]
-struct Seen {
+struct CostSamples {
     bins: [Bin; BINS],
     cost: Option<Cost>,
 }
@@ -88,7 +88,7 @@ impl Costs {
     pub fn note(&mut self, now: Duration, view: &View) {
         for queue in &view.queues {
             let Some((wakeups, ns)) = sample(queue) else { continue };
-            let seen = self.ports.entry(queue.id.port).or_insert_with(Seen::new);
+            let seen = self.ports.entry(queue.id.port).or_insert_with(CostSamples::new);
             seen.note(now, wakeups, ns);
         }
     }
@@ -125,7 +125,7 @@ fn sample(queue: &Queue) -> Option<(f64, f64)> {
     is_sound.then_some((wakeups, ns))
 }
 
-impl Seen {
+impl CostSamples {
     fn new() -> Self {
         Self { bins: array::from_fn(|_| Bin::default()), cost: None }
     }

@@ -37,12 +37,12 @@ const CLEARLY: f64 = 0.7;
 pub struct Floor {
     /// The fraction of a core for applications, above 0 and below 1.
     floor: f64,
-    cores: BTreeMap<CoreId, State>,
+    cores: BTreeMap<CoreId, CoreState>,
 }
 
 /// A core.
 #[derive(Debug)]
-struct State {
+struct CoreState {
     /// What its NAPI threads should have together, as the `nice` of one that has as much weight.
     nice: f64,
     window: Window,
@@ -65,7 +65,7 @@ struct Window {
 
 #[derive(Debug)]
 struct Tried {
-    /// What forwarding got, as [`State::nice`] of applications of the usual weight.
+    /// What forwarding got, as [`CoreState::nice`] of applications of the usual weight.
     before: f64,
     step: f64,
 }
@@ -91,7 +91,7 @@ impl Floor {
         let suits_one = nice_of((1.0 - self.floor) / self.floor);
         let mut all = BTreeMap::new();
         for (core, queues) in on {
-            let state = self.cores.entry(core).or_insert_with(|| State::new(now, suits_one));
+            let state = self.cores.entry(core).or_insert_with(|| CoreState::new(now, suits_one));
             state.observe(now, &queues, suits_one);
             let each = nice_of(weight_of(state.nice) / queues.len() as f64);
             all.extend(queues.iter().map(|queue| (queue.id, whole(each))));
@@ -100,9 +100,9 @@ impl Floor {
     }
 }
 
-impl State {
-    fn new(now: Duration, nice: f64) -> State {
-        State { nice, window: Window::new(now), tried: None, rest_until: Duration::ZERO }
+impl CoreState {
+    fn new(now: Duration, nice: f64) -> CoreState {
+        CoreState { nice, window: Window::new(now), tried: None, rest_until: Duration::ZERO }
     }
 
     fn observe(&mut self, now: Duration, queues: &[&Queue], suits_one: f64) {

@@ -139,11 +139,11 @@ impl fmt::Display for WhyResize {
 /// Decides on the queues in use, and keeps what it needs of the past.
 #[derive(Debug, Default)]
 pub struct InUse {
-    ports: BTreeMap<PortId, State>,
+    ports: BTreeMap<PortId, PortDecision>,
 }
 
 #[derive(Debug)]
-struct State {
+struct PortDecision {
     /// What was decided last, and when.
     asked: Option<(u16, Duration)>,
     /// Since when more are wanted.
@@ -175,7 +175,7 @@ impl InUse {
             if state.asked.is_some_and(|(to, at)| to != spread.used && now.saturating_sub(at) < AGAIN) {
                 return None;
             }
-            let (to, why) = state.decide(now, &Port { id, spread, view, plan, settings })?;
+            let (to, why) = state.decide(now, &PortPeriod { id, spread, view, plan, settings })?;
             state.asked = Some((to, now));
             Some(Resize { port: id, from: spread.used, to, why })
         };
@@ -183,15 +183,15 @@ impl InUse {
     }
 }
 
-impl Default for State {
-    fn default() -> State {
-        State { asked: None, more: None, hot: None, fewer: None, shrunk: None, doubt: 1 }
+impl Default for PortDecision {
+    fn default() -> PortDecision {
+        PortDecision { asked: None, more: None, hot: None, fewer: None, shrunk: None, doubt: 1 }
     }
 }
 
-impl State {
-    fn decide(&mut self, now: Duration, port: &Port<'_>) -> Option<(u16, WhyResize)> {
-        let Port { spread: Spread { all, used }, settings, .. } = *port;
+impl PortDecision {
+    fn decide(&mut self, now: Duration, port: &PortPeriod<'_>) -> Option<(u16, WhyResize)> {
+        let PortPeriod { spread: Spread { all, used }, settings, .. } = *port;
         let lasted = |since: Duration| now.saturating_sub(since);
         let cores = port.cores();
         let least = usize::from(EACH) * cores.max(1);
@@ -246,7 +246,7 @@ impl State {
 }
 
 /// A port in one control period.
-struct Port<'a> {
+struct PortPeriod<'a> {
     id: PortId,
     spread: Spread,
     view: &'a View,
@@ -254,7 +254,7 @@ struct Port<'a> {
     settings: &'a Settings,
 }
 
-impl Port<'_> {
+impl PortPeriod<'_> {
     fn is_used(&self, id: QueueId) -> bool {
         id.port == self.id && id.index < self.spread.used
     }

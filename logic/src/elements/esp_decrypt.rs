@@ -47,7 +47,7 @@ pub struct EspDecrypt {
     sas: Sas,
     /// Memory that each run uses anew: the n-th of each is of one packet.
     jobs: Vec<Job<'static>>,
-    found: Vec<Found>,
+    found: Vec<FoundSa>,
     counts: [u64; COUNTS.len()],
 }
 
@@ -81,7 +81,7 @@ enum Not {
 }
 
 /// A packet of ESP.
-struct Found {
+struct FoundSa {
     sa: u16,
     number: u64,
     /// Places in the data: of IP header, ESP header, text; and where the tag begins.
@@ -199,7 +199,7 @@ impl Element for EspDecrypt {
 }
 
 /// Opens all, those of one SA that follow each other at once, and accepts the numbers of those that are right, in order: how many of them are reordered.
-fn open(sas: &Sas, found: &mut [Found], jobs: &mut [Job<'_>]) -> u64 {
+fn open(sas: &Sas, found: &mut [FoundSa], jobs: &mut [Job<'_>]) -> u64 {
     let (mut jobs, mut reordered) = (jobs, 0);
     for found in found.chunk_by_mut(|a, b| a.sa == b.sa) {
         let Some((of_sa, rest)) = mem::take(&mut jobs).split_at_mut_checked(found.len()) else { break };
@@ -234,7 +234,7 @@ fn stale(stale: Stale) -> Loss {
 /// The usual packet, by a short way: ESP over IPv4, whole, not in UDP, for the SA of the packet before. `None`: it is another, or is not to be opened, which
 /// [`find`] decides, as it would decide the same on these.
 #[inline]
-fn again<'s>(sas: &'s Sas, last: u16, packet: &Packet<'_>) -> Option<(&'s Inbound, Found)> {
+fn again<'s>(sas: &'s Sas, last: u16, packet: &Packet<'_>) -> Option<(&'s Inbound, FoundSa)> {
     const BOTH: usize = IPV4 + esp::HEADER;
     let Headers { family, ip: at, bytes, destination, .. } = packet.headers;
     let sa = sas.all.get(usize::from(last))?;
@@ -258,7 +258,7 @@ fn again<'s>(sas: &'s Sas, last: u16, packet: &Packet<'_>) -> Option<(&'s Inboun
     let esp_at = ip_at + IPV4 as u16;
     Some((
         sa,
-        Found {
+        FoundSa {
             sa: last,
             number,
             ip: ip_at,
@@ -273,7 +273,7 @@ fn again<'s>(sas: &'s Sas, last: u16, packet: &Packet<'_>) -> Option<(&'s Inboun
 
 /// Which SA it is for. Nothing is written.
 #[inline(never)]
-fn find<'s>(sas: &'s Sas, packet: &Packet<'_>) -> Result<(&'s Inbound, Found), Not> {
+fn find<'s>(sas: &'s Sas, packet: &Packet<'_>) -> Result<(&'s Inbound, FoundSa), Not> {
     let Headers { family, ip: at, bytes, .. } = packet.headers;
     let whole = packet.ip().get(..bytes.into()).ok_or(Not::Ours(Up::NotEsp))?;
     let (tos, proto, is_fragment, ip_bytes) = match family {
@@ -322,7 +322,7 @@ fn find<'s>(sas: &'s Sas, packet: &Packet<'_>) -> Result<(&'s Inbound, Found), N
     let text = esp_at + esp::HEADER + esp::IV;
     let tag = esp_at + esp.len() - TAG;
     let place = |at: usize| at as u16;
-    let found = Found {
+    let found = FoundSa {
         sa: sa_at,
         number,
         ip: place(ip),
@@ -355,7 +355,7 @@ fn udp<'p>(sas: &Sas, behind: &'p [u8]) -> Result<(Option<u16>, &'p [u8]), Not> 
 }
 
 #[inline]
-fn job<'t>(sa: &Inbound, packet: &'t mut Packet<'_>, found: &Found) -> Job<'t> {
+fn job<'t>(sa: &Inbound, packet: &'t mut Packet<'_>, found: &FoundSa) -> Job<'t> {
     let (text, end) = (usize::from(found.text), usize::from(found.tag) + TAG);
     let behind = packet.data_mut().get_mut(text.wrapping_sub(esp::IV)..end);
     match behind.and_then(|behind| behind.split_first_chunk_mut()) {
@@ -367,7 +367,7 @@ fn job<'t>(sa: &Inbound, packet: &'t mut Packet<'_>, found: &Found) -> Job<'t> {
 
 /// Takes away all that is around a packet whose tag was right.
 #[inline]
-fn uncover(sa: &Inbound, packet: &mut Packet<'_>, found: &Found) -> Result<(), Loss> {
+fn uncover(sa: &Inbound, packet: &mut Packet<'_>, found: &FoundSa) -> Result<(), Loss> {
     let (text_at, tag) = (usize::from(found.text), usize::from(found.tag));
     let text = packet.data().get(text_at..tag).ok_or(Loss::Truncated)?;
     let (text, [padding, next]) = text.split_last_chunk::<2>().ok_or(Loss::Truncated)?;
@@ -391,7 +391,7 @@ fn uncover(sa: &Inbound, packet: &mut Packet<'_>, found: &Found) -> Result<(), L
 fn uncover_tunnel(
     sa: &Inbound,
     packet: &mut Packet<'_>,
-    found: &Found,
+    found: &FoundSa,
     next: u8,
     payload: usize,
 ) -> Result<(), Loss> {
@@ -432,7 +432,7 @@ fn back(data: &mut [u8], bytes: usize, to: usize) {
 fn uncover_transport(
     sa: &Inbound,
     packet: &mut Packet<'_>,
-    found: &Found,
+    found: &FoundSa,
     next: u8,
     payload: usize,
 ) -> Result<(), Loss> {

@@ -6,29 +6,29 @@ use std::{fmt, net::Ipv4Addr};
 /// A port as OpenFlow numbers it. A Millrace port's number is its id + 1; reserved ones are those of OpenFlow 1.0 (section
 /// 5.2.1), of which 1.3 has the same with `0xffff` in front.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Port(pub u16);
+pub struct RulePort(pub u16);
 
-impl Port {
+impl RulePort {
     /// The highest number of a port.
-    pub const MAX: Port = Port(0xff00);
+    pub const MAX: RulePort = RulePort(0xff00);
     /// Logical ports (OpenFlow 1.3.5 section 4.4): the paths of the user plane, in the order of the configuration.
     const PATHS: std::ops::RangeInclusive<u16> = 0xfe00..=0xfe3f;
     /// Back out of the port the packet came in by; any other output leaves that one out.
-    pub const IN_PORT: Port = Port(0xfff8);
+    pub const IN_PORT: RulePort = RulePort(0xfff8);
     /// Through the tables again, only for a packet from the controller.
-    pub const TABLE: Port = Port(0xfff9);
+    pub const TABLE: RulePort = RulePort(0xfff9);
     /// As Linux would: the pipeline of routers.
-    pub const NORMAL: Port = Port(0xfffa);
+    pub const NORMAL: RulePort = RulePort(0xfffa);
     /// Every port that floods (not NO_FLOOD) but the one it came in by.
-    pub const FLOOD: Port = Port(0xfffb);
+    pub const FLOOD: RulePort = RulePort(0xfffb);
     /// Every port but the one it came in by.
-    pub const ALL: Port = Port(0xfffc);
+    pub const ALL: RulePort = RulePort(0xfffc);
     /// To the controller, as a packet-in.
-    pub const CONTROLLER: Port = Port(0xfffd);
+    pub const CONTROLLER: RulePort = RulePort(0xfffd);
     /// To the kernel stack of the port's namespace.
-    pub const LOCAL: Port = Port(0xfffe);
+    pub const LOCAL: RulePort = RulePort(0xfffe);
     /// No port (OFPP_NONE), any port (OFPP_ANY).
-    pub const NONE: Port = Port(0xffff);
+    pub const NONE: RulePort = RulePort(0xffff);
 
     /// A port of the box, 1..=0xff00 without those of paths.
     pub fn is_real(self) -> bool {
@@ -36,8 +36,8 @@ impl Port {
     }
 
     /// The port that stands for a path of the user plane; `None`: there cannot be so many.
-    pub fn of_path(path: u16) -> Option<Port> {
-        Self::PATHS.start().checked_add(path).filter(|port| Self::PATHS.contains(port)).map(Port)
+    pub fn of_path(path: u16) -> Option<RulePort> {
+        Self::PATHS.start().checked_add(path).filter(|port| Self::PATHS.contains(port)).map(RulePort)
     }
 
     /// The path that it stands for.
@@ -52,14 +52,14 @@ pub const WHOLE_PACKET: u16 = u16::MAX;
 /// One action. Those of a list are done in order; checksums follow by themselves.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// `max_len`: how many bytes a packet-in shows, for [`Port::CONTROLLER`].
+    /// `max_len`: how many bytes a packet-in shows, for [`RulePort::CONTROLLER`].
     Output {
-        port: Port,
+        port: RulePort,
         max_len: u16,
     },
     /// Output through a queue of the port (OpenFlow 1.0 OFPAT_ENQUEUE).
     Enqueue {
-        port: Port,
+        port: RulePort,
         queue: u32,
     },
     /// The queue of later outputs.
@@ -107,7 +107,7 @@ pub struct Vxlan {
     pub vni: u32,
     pub source: Ipv4Addr,
     pub destination: Ipv4Addr,
-    /// All zero: to be filled by [`Port::NORMAL`], which routes the outer packet.
+    /// All zero: to be filled by [`RulePort::NORMAL`], which routes the outer packet.
     pub eth_source: [u8; 6],
     pub eth_destination: [u8; 6],
     /// UDP destination port, 4789 by default.
@@ -158,7 +158,7 @@ impl Instructions {
         self.apply.iter().chain(&self.write)
     }
     /// Does an action send packets to this port?
-    pub fn outputs_to(&self, to: Port) -> bool {
+    pub fn outputs_to(&self, to: RulePort) -> bool {
         self.actions()
             .any(|a| matches!(*a, Action::Output { port, .. } | Action::Enqueue { port, .. } if port == to))
     }
@@ -170,7 +170,7 @@ impl Instructions {
 
 impl Action {
     /// Output, the whole packet if to the controller.
-    pub fn output(port: Port) -> Action {
+    pub fn output(port: RulePort) -> Action {
         Action::Output { port, max_len: WHOLE_PACKET }
     }
     /// All bits of a field.
@@ -179,7 +179,7 @@ impl Action {
     }
 }
 
-impl fmt::Display for Port {
+impl fmt::Display for RulePort {
     /// As `ovs-ofctl` writes it: a number, or the reserved name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match Self::NAMES.iter().find(|(port, _)| port == self) {
@@ -189,17 +189,17 @@ impl fmt::Display for Port {
     }
 }
 
-impl Port {
+impl RulePort {
     /// Reserved ports and their names.
-    pub const NAMES: [(Port, &'static str); 9] = [
-        (Port::IN_PORT, "IN_PORT"),
-        (Port::TABLE, "TABLE"),
-        (Port::NORMAL, "NORMAL"),
-        (Port::FLOOD, "FLOOD"),
-        (Port::ALL, "ALL"),
-        (Port::CONTROLLER, "CONTROLLER"),
-        (Port::LOCAL, "LOCAL"),
-        (Port::NONE, "ANY"),
-        (Port(0), "0"),
+    pub const NAMES: [(RulePort, &'static str); 9] = [
+        (RulePort::IN_PORT, "IN_PORT"),
+        (RulePort::TABLE, "TABLE"),
+        (RulePort::NORMAL, "NORMAL"),
+        (RulePort::FLOOD, "FLOOD"),
+        (RulePort::ALL, "ALL"),
+        (RulePort::CONTROLLER, "CONTROLLER"),
+        (RulePort::LOCAL, "LOCAL"),
+        (RulePort::NONE, "ANY"),
+        (RulePort(0), "0"),
     ];
 }

@@ -5,7 +5,7 @@
 //! (RFC 1624) and are never made anew: what came in wrong goes out wrong.
 
 use super::{
-    action::{Action, CoreChoice, FcfPlace, Port, Vxlan},
+    action::{Action, CoreChoice, FcfPlace, RulePort, Vxlan},
     checksum::{crc32c, follow, sum},
     field::{Field, ether_type, ip_proto},
     key::Key,
@@ -29,7 +29,7 @@ pub const VXLAN_BYTES: usize = 14 + 20 + 8 + 8;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
     pub frame: Vec<u8>,
-    pub in_port: Port,
+    pub in_port: RulePort,
     /// [`Field::TunnelId`].
     pub tunnel_id: u64,
     /// [`Action::SetQueue`].
@@ -39,7 +39,7 @@ pub struct Packet {
 }
 
 impl Packet {
-    pub fn new(frame: impl Into<Vec<u8>>, in_port: Port) -> Packet {
+    pub fn new(frame: impl Into<Vec<u8>>, in_port: RulePort) -> Packet {
         Packet { frame: frame.into(), in_port, tunnel_id: 0, queue: None, core: None }
     }
 }
@@ -47,7 +47,7 @@ impl Packet {
 /// An output: the packet as it was at that moment. Reserved ports are left to the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sent {
-    pub port: Port,
+    pub port: RulePort,
     /// To the controller because its TTL is used up (OFPR_INVALID_TTL).
     pub invalid_ttl: bool,
     pub packet: Packet,
@@ -144,7 +144,7 @@ impl Run<'_, '_> {
             (Action::DecTtl, Some(h)) => match ttl(frame, &h) {
                 Some((_, 0 | 1)) => {
                     let packet = packet.clone();
-                    let port = Port::CONTROLLER;
+                    let port = RulePort::CONTROLLER;
                     self.sent.push(Sent { port, invalid_ttl: true, packet });
                     return Err(Ended::InvalidTtl);
                 }
@@ -168,9 +168,9 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    /// Only [`Port::IN_PORT`] sends a packet back (OpenFlow 1.0 section 3.3, 1.3 section 5.12).
-    fn send(&mut self, packet: &Packet, port: Port) -> Result<(), Ended> {
-        let back = port == packet.in_port && (port.is_real() || port == Port::LOCAL);
+    /// Only [`RulePort::IN_PORT`] sends a packet back (OpenFlow 1.0 section 3.3, 1.3 section 5.12).
+    fn send(&mut self, packet: &Packet, port: RulePort) -> Result<(), Ended> {
+        let back = port == packet.in_port && (port.is_real() || port == RulePort::LOCAL);
         if self.sent.len() >= MOST_SENT {
             return Err(Ended::TooManyOutputs);
         }
@@ -352,7 +352,7 @@ fn set_tag(frame: &mut Vec<u8>, field: Field, value: u128, mask: u128) {
 /// The UDP source port of VXLAN around a frame: from its addresses and ports, so that a flow keeps to one path (RFC 7348
 /// section 5).
 pub fn vxlan_source_port(inner: &[u8]) -> u16 {
-    let words = Key::of(inner, Port(0), VXLAN_PORT).words();
+    let words = Key::of(inner, RulePort(0), VXLAN_PORT).words();
     let choice = hash::flow([1, 2, 3, 6, 7, 8, 9].map(|i| words[i]));
     *VXLAN_SOURCE_PORTS.start() | choice as u16 & (VXLAN_SOURCE_PORTS.end() - VXLAN_SOURCE_PORTS.start())
 }

@@ -49,7 +49,7 @@ pub fn explain<M: FlowMemory>(flows: &Flows<M>, packet: Packet) -> Explained {
 mod tests {
     use super::*;
     use crate::flow::{
-        Dialect, FlowCommand, Port,
+        Dialect, FlowCommand, RulePort,
         kernel::{HeapFlows, Seed, tests::SMALL},
         text::{parse_flow, parse_instructions},
     };
@@ -57,7 +57,7 @@ mod tests {
     fn flows(texts: &[&str]) -> Flows<HeapFlows> {
         let normal = parse_instructions("normal").unwrap();
         let mut flows = Flows::new(HeapFlows::new(SMALL, 2), Seed::default(), &normal);
-        flows.set_ports((1..=4).map(|port| (Port(port), true)));
+        flows.set_ports((1..=4).map(|port| (RulePort(port), true)));
         for text in texts {
             let flow = parse_flow(text, FlowCommand::Add).unwrap();
             flows.apply(&flow, Dialect::OpenFlow13, 0).unwrap();
@@ -68,7 +68,7 @@ mod tests {
         flows
     }
 
-    fn ports(explained: &Explained) -> Vec<Port> {
+    fn ports(explained: &Explained) -> Vec<RulePort> {
         explained.done.outputs.iter().map(|output| output.port).collect()
     }
 
@@ -78,17 +78,17 @@ mod tests {
             "priority=7,in_port=1,actions=write_metadata:5,goto_table:3",
             "table=3,priority=9,metadata=5,actions=output:2,output:3",
         ]);
-        let explained = explain(&f, Packet::new([0; 60], Port(1)));
+        let explained = explain(&f, Packet::new([0; 60], RulePort(1)));
         let priorities = explained
             .rules
             .iter()
             .map(|&(table, id)| (table, f.tables().rule(id.unwrap()).unwrap().priority));
         assert_eq!(priorities.collect::<Vec<_>>(), [(0, 7), (3, 9)]);
-        assert_eq!((ports(&explained), explained.slow), (vec![Port(2), Port(3)], None));
-        let other = explain(&f, Packet::new([0; 60], Port(2)));
+        assert_eq!((ports(&explained), explained.slow), (vec![RulePort(2), RulePort(3)], None));
+        let other = explain(&f, Packet::new([0; 60], RulePort(2)));
         assert_eq!(
             (other.rules.clone(), ports(&other), other.slow),
-            (vec![(0, None)], vec![Port::NORMAL], None)
+            (vec![(0, None)], vec![RulePort::NORMAL], None)
         );
         assert!((miss(0)..60).all(|row| f.counted(row).packets == 0));
     }
@@ -101,10 +101,10 @@ mod tests {
             "table=1,actions=output:3",
             "priority=9,in_port=3,actions=goto_table:2",
         ]);
-        let why = |port| explain(&f, Packet::new([0; 60], Port(port))).slow.unwrap_or_default();
+        let why = |port| explain(&f, Packet::new([0; 60], RulePort(port))).slow.unwrap_or_default();
         assert_eq!(why(1), "its copies of the packet differ, or not all of them go to ports");
         assert_eq!(why(2), "an action set is still to be done when a rule has sent it");
-        let dropped = explain(&f, Packet::new([0; 60], Port(3)));
+        let dropped = explain(&f, Packet::new([0; 60], RulePort(3)));
         assert_eq!((dropped.rules[1], ports(&dropped), dropped.slow), ((2, None), vec![], None));
     }
 }

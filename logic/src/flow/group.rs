@@ -1,6 +1,6 @@
 //! Which buckets of a group a packet takes (OpenFlow 1.3.5 section 5.6.1).
 
-use super::{Group, GroupKind, Key, Port, Tables, kernel, packet::VXLAN_PORT};
+use super::{Group, GroupKind, Key, RulePort, Tables, kernel, packet::VXLAN_PORT};
 
 /// Slots of a select group: each is some bucket's.
 pub const SLOTS: usize = 256;
@@ -8,7 +8,7 @@ pub const SLOTS: usize = 256;
 /// Spreads flows over a group's buckets: by addresses, protocol and ports as the frame now has them, and what is not IP by its
 /// MAC addresses too. The kernel plane computes the same (`spread` of `bpf/flow.h`).
 pub fn spread(frame: &[u8]) -> u32 {
-    kernel::spread(&Key::of(frame, Port(0), VXLAN_PORT))
+    kernel::spread(&Key::of(frame, RulePort(0), VXLAN_PORT))
 }
 
 /// The slot of a flow.
@@ -168,10 +168,10 @@ mod tests {
     #[test]
     fn each_kind_of_group_takes_its_buckets() {
         let mut tables = Tables::new();
-        tables.set_ports([(Port(1), false), (Port(2), true)]);
+        tables.set_ports([(RulePort(1), false), (RulePort(2), true)]);
         let bucket = |port, weight| {
-            let actions = vec![Action::output(Port(port))];
-            Bucket { weight, watch_port: Some(Port(port)), watch_group: None, actions }
+            let actions = vec![Action::output(RulePort(port))];
+            Bucket { weight, watch_port: Some(RulePort(port)), watch_group: None, actions }
         };
         let frame = Recipe::default().frame();
         for (id, kind, buckets, expected) in [
@@ -186,7 +186,7 @@ mod tests {
             assert_eq!(tables.buckets_taken(id, &frame), expected, "group {id}");
         }
         assert_eq!(tables.buckets_taken(7, &frame), [0; 0]);
-        let moved: Vec<_> = tables.set_ports([(Port(1), true), (Port(2), true)]);
+        let moved: Vec<_> = tables.set_ports([(RulePort(1), true), (RulePort(2), true)]);
         assert_eq!(
             moved,
             [3, 4, 5, 6].map(super::super::Change::Group),

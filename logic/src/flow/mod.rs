@@ -37,7 +37,7 @@ pub mod slow;
 pub mod table;
 pub mod text;
 
-pub use action::{Action, CoreChoice, FcfPlace, Instructions, Port, Vxlan};
+pub use action::{Action, CoreChoice, FcfPlace, Instructions, RulePort, Vxlan};
 pub use field::Field;
 pub use key::{Key, Match};
 pub use pipeline::PacketInReason;

@@ -14,7 +14,7 @@
 //! * VXLAN (RFC 7348) is what goes to its UDP port and has the I flag.
 
 use super::{
-    action::Port,
+    action::RulePort,
     field::{
         FIELDS,
         Field::{self, *},
@@ -77,7 +77,7 @@ pub struct Headers {
 
 /// Bits in a frame: `bits` of the big-endian integer of `bytes` bytes at `at`, above `shift` others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct FieldBits {
     pub at: usize,
     pub bytes: usize,
     pub shift: u32,
@@ -212,8 +212,8 @@ impl Headers {
 
     /// Where `field` is, if this packet has it as bits of its own: not the receiving port, metadata, tunnel id, EtherType, IP
     /// protocol and fields of an inner frame.
-    pub fn place(&self, bytes: &[u8], field: Field) -> Option<Place> {
-        let bits = |at, bytes, shift, bits| Some(Place { at, bytes, shift, bits });
+    pub fn place(&self, bytes: &[u8], field: Field) -> Option<FieldBits> {
+        let bits = |at, bytes, shift, bits| Some(FieldBits { at, bytes, shift, bits });
         let whole = |at, bytes| bits(at, bytes, 0, 8 * bytes as u32);
         match (field, self.network) {
             (EthDst, _) => whole(self.start, 6),
@@ -239,9 +239,9 @@ impl Headers {
         }
     }
 
-    fn transport_place(&self, packet: &[u8], field: Field) -> Option<Place> {
+    fn transport_place(&self, packet: &[u8], field: Field) -> Option<FieldBits> {
         let at = self.transport?;
-        let whole = |at, bytes| Some(Place { at, bytes, shift: 0, bits: 8 * bytes as u32 });
+        let whole = |at, bytes| Some(FieldBits { at, bytes, shift: 0, bits: 8 * bytes as u32 });
         let is_nd = |kinds: &[u8]| packet.get(at).is_some_and(|kind| kinds.contains(kind));
         match (field, self.proto) {
             (TcpSrc, ip_proto::TCP) | (UdpSrc, ip_proto::UDP) | (SctpSrc, ip_proto::SCTP) => whole(at, 2),
@@ -290,7 +290,7 @@ fn nd_address(packet: &[u8], mut at: usize, kind: u8) -> Option<usize> {
     None
 }
 
-impl Place {
+impl FieldBits {
     /// The bits, right-aligned. The place is in `bytes`.
     pub fn read(self, bytes: &[u8]) -> u128 {
         let raw = bytes[self.at..self.at + self.bytes].iter().fold(0, |raw, &b| raw << 8 | u128::from(b));
@@ -319,7 +319,7 @@ fn inner_name(field: Field) -> Option<Field> {
 
 impl Key {
     /// Of a frame that came in by `in_port`; metadata and tunnel id are 0. `vxlan_port`: [`VXLAN_PORT`] unless configured otherwise.
-    pub fn of(frame: &[u8], in_port: Port, vxlan_port: u16) -> Key {
+    pub fn of(frame: &[u8], in_port: RulePort, vxlan_port: u16) -> Key {
         let mut key = Key::ZERO;
         key.set(InPort, in_port.0.into());
         let Some(headers) = Headers::of(frame, 0, Some(vxlan_port)) else { return key };

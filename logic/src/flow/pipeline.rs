@@ -5,7 +5,7 @@
 //! packet to [`MOST_OUTPUTS`] others.
 
 use super::{
-    Action, CoreChoice, Field, Instructions, Key, Match, Port, TableId, Tables,
+    Action, CoreChoice, Field, Instructions, Key, Match, RulePort, TableId, Tables,
     execute::{Context, Ended, MOST_SENT, Packet, Sent, action_set, execute},
     kernel,
     rule::{CORE_TABLE, TABLES},
@@ -28,8 +28,8 @@ pub enum PacketInReason {
 /// A packet that leaves, as it then was.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// A real port there is, that of a path, or [`Port::CONTROLLER`], [`Port::NORMAL`], [`Port::LOCAL`].
-    pub port: Port,
+    /// A real port there is, that of a path, or [`RulePort::CONTROLLER`], [`RulePort::NORMAL`], [`RulePort::LOCAL`].
+    pub port: RulePort,
     pub frame: Vec<u8>,
     pub queue: Option<u32>,
     pub core: Option<CoreChoice>,
@@ -40,7 +40,7 @@ pub struct Output {
     pub table: TableId,
     pub cookie: u64,
     /// The port the packet came in by.
-    pub in_port: Port,
+    pub in_port: RulePort,
     pub metadata: u64,
     pub tunnel_id: u64,
 }
@@ -62,7 +62,7 @@ pub struct Pipeline<'a> {
     /// What table 0 does with a packet that no rule of it matches; other tables drop it (1.3.5 section 5.4).
     pub miss: &'a Instructions,
     /// The real ports, and whether FLOOD reaches them (not OFPPC_NO_FLOOD).
-    pub ports: &'a [(Port, bool)],
+    pub ports: &'a [(RulePort, bool)],
     pub vxlan_port: u16,
     /// A packet of so many bytes meets a meter: does it pass?
     pub meter: &'a mut dyn FnMut(u32, usize) -> bool,
@@ -91,13 +91,13 @@ impl Pipeline<'_> {
         done
     }
 
-    /// A packet that the controller sends (1.3.5 section A.3.7). [`Port::TABLE`] sends it through the tables, whose rules
+    /// A packet that the controller sends (1.3.5 section A.3.7). [`RulePort::TABLE`] sends it through the tables, whose rules
     /// cannot do so again. The actions have been checked ([`Tables::check_actions`]).
     pub fn packet_out(&mut self, mut packet: Packet, actions: &[Action]) -> Done {
         let mut done = Done::default();
         let (sent, _) = self.act(&mut packet, actions, &mut done);
         for sent in sent {
-            if sent.port == Port::TABLE {
+            if sent.port == RulePort::TABLE {
                 let Packet { frame, in_port, tunnel_id, .. } = sent.packet;
                 self.through_tables(Packet { tunnel_id, ..Packet::new(frame, in_port) }, &mut done);
             } else {
@@ -209,16 +209,17 @@ impl Pipeline<'_> {
     /// To each port that is meant (1.3.5 section 4.5): never back to where it came from, but by IN_PORT.
     fn send(&self, sent: &Sent, origin: Origin, metadata: u64, done: &mut Done) {
         let Packet { ref frame, in_port, tunnel_id, queue, core } = sent.packet;
-        let is_there = |port: Port| port == Port::LOCAL || self.ports.iter().any(|&(other, _)| other == port);
+        let is_there =
+            |port: RulePort| port == RulePort::LOCAL || self.ports.iter().any(|&(other, _)| other == port);
         let others = |floods: bool| {
             let meant = self.ports.iter().filter(|&&(port, does)| port != in_port && (does || !floods));
             meant.map(|&(port, _)| port).collect()
         };
-        let ports: Vec<Port> = match sent.port {
-            Port::ALL => others(false),
-            Port::FLOOD => others(true),
-            Port::IN_PORT => [in_port].into_iter().filter(|&port| is_there(port)).collect(),
-            Port::CONTROLLER | Port::NORMAL => vec![sent.port],
+        let ports: Vec<RulePort> = match sent.port {
+            RulePort::ALL => others(false),
+            RulePort::FLOOD => others(true),
+            RulePort::IN_PORT => [in_port].into_iter().filter(|&port| is_there(port)).collect(),
+            RulePort::CONTROLLER | RulePort::NORMAL => vec![sent.port],
             port if port.path().is_some() => vec![port],
             port => [port].into_iter().filter(|&port| is_there(port)).collect(),
         };

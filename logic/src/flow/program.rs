@@ -6,7 +6,7 @@
 //! they have is for who writes the tables to say.
 
 use super::{
-    action::{Action, CoreChoice, FcfPlace, Instructions, Port, Vxlan},
+    action::{Action, CoreChoice, FcfPlace, Instructions, RulePort, Vxlan},
     execute::action_set,
     field::{Field, VLAN_PRESENT, ip_proto},
     key::Key,
@@ -19,7 +19,7 @@ pub enum Verdict {
     #[default]
     Drop,
     /// To this port; nothing if that is where it came from.
-    Output(Port),
+    Output(RulePort),
     /// Back to where it came from.
     InPort,
     Normal,
@@ -40,7 +40,7 @@ pub enum Ports {
     All,
     Flood,
     /// Ascending, none twice.
-    These(Box<[Port]>),
+    These(Box<[RulePort]>),
 }
 
 /// One thing done to a packet: `enum flow_op` of `bpf/flow_abi.h`.
@@ -235,7 +235,7 @@ fn steps(actions: &[Action], fast_group: &dyn Fn(u32) -> bool) -> Option<(Vec<St
     for action in actions {
         match action {
             // Nothing is buffered, so all of it is told, whatever was asked for (OpenFlow 1.3.5 section 6.1.2).
-            Action::Output { port: Port::CONTROLLER, .. } => {
+            Action::Output { port: RulePort::CONTROLLER, .. } => {
                 steps.push(Step::Controller);
             }
             Action::Output { port, .. } => {
@@ -298,13 +298,13 @@ pub(super) fn tunnels(actions: &[Action]) -> usize {
     actions.iter().filter(|action| matches!(action, Action::EncapVxlan(_))).count()
 }
 
-fn verdict(port: Port) -> Option<Verdict> {
+fn verdict(port: RulePort) -> Option<Verdict> {
     Some(match port {
-        Port::IN_PORT => Verdict::InPort,
-        Port::NORMAL => Verdict::Normal,
-        Port::LOCAL => Verdict::Local,
-        Port::FLOOD => Verdict::Broadcast(Ports::Flood),
-        Port::ALL => Verdict::Broadcast(Ports::All),
+        RulePort::IN_PORT => Verdict::InPort,
+        RulePort::NORMAL => Verdict::Normal,
+        RulePort::LOCAL => Verdict::Local,
+        RulePort::FLOOD => Verdict::Broadcast(Ports::Flood),
+        RulePort::ALL => Verdict::Broadcast(Ports::All),
         port if port.is_real() => Verdict::Output(port),
         port => Verdict::Path(port.path()?),
     })

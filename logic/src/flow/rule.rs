@@ -1,7 +1,7 @@
 //! Rules, groups and meters as a controller asks for them, and why they may be refused.
 
 use super::{
-    action::{Action, Instructions, Port},
+    action::{Action, Instructions, RulePort},
     key::Match,
 };
 
@@ -30,7 +30,7 @@ pub struct FlowMod {
     /// Seconds until the rule goes; 0: never.
     pub hard_timeout: u16,
     /// Delete only rules that output here.
-    pub out_port: Option<Port>,
+    pub out_port: Option<RulePort>,
     /// Delete only rules that use this group.
     pub out_group: Option<u32>,
     pub flags: FlowFlags,
@@ -89,7 +89,7 @@ pub enum GroupKind {
 pub struct Bucket {
     pub weight: u16,
     /// Live while this port is up.
-    pub watch_port: Option<Port>,
+    pub watch_port: Option<RulePort>,
     /// Live while this group has a live bucket.
     pub watch_group: Option<u32>,
     pub actions: Vec<Action>,
@@ -180,7 +180,7 @@ pub struct FlowFilter {
     /// `None`: all.
     pub table: Option<TableId>,
     pub matching: Match,
-    pub out_port: Option<Port>,
+    pub out_port: Option<RulePort>,
     pub out_group: Option<u32>,
     pub cookie: u64,
     pub cookie_mask: u64,

@@ -1,7 +1,7 @@
 //! Why user space does what a rule says, or several one after another, in words.
 
 use super::{
-    Action, Field, Instructions, Key, Port,
+    Action, Field, Instructions, Key, RulePort,
     field::ip_proto,
     packet::{Fragment, Headers, MOST_TAGS, Network, VXLAN_PORT},
     program::{MAX_TUNNELS, Patch, compile, needs, tunnels},
@@ -11,15 +11,15 @@ use std::collections::BTreeSet;
 
 /// The first reason that is found; `None`: the kernel plane does it, if it has room. `deaf`: the ports that nothing can be
 /// redirected to.
-pub fn why_slow(instructions: &Instructions, deaf: &BTreeSet<Port>) -> Option<String> {
+pub fn why_slow(instructions: &Instructions, deaf: &BTreeSet<RulePort>) -> Option<String> {
     let is_slow = |instructions: &Instructions| compile(instructions, &|_| true).is_slow();
     if !is_slow(instructions) {
         let to_deaf = |action: &&Action| {
             matches!(action, Action::Output { port, .. } if deaf.contains(port)
-                || !deaf.is_empty() && [Port::ALL, Port::FLOOD, Port::IN_PORT].contains(port))
+                || !deaf.is_empty() && [RulePort::ALL, RulePort::FLOOD, RulePort::IN_PORT].contains(port))
         };
         if let Some(action) = instructions.actions().find(to_deaf) {
-            let list = deaf.iter().map(Port::to_string).collect::<Vec<_>>().join(", ");
+            let list = deaf.iter().map(RulePort::to_string).collect::<Vec<_>>().join(", ");
             let action = ActionsText(std::slice::from_ref(action));
             return Some(format!("{action}: nothing can be redirected to port {list}"));
         }
@@ -58,7 +58,7 @@ pub fn why_slow(instructions: &Instructions, deaf: &BTreeSet<Port>) -> Option<St
 /// `goes_together` of `bpf/flow.h` and `flow_patch_holds` of `bpf/flow_rules.h` decide it. `None`: the kernel plane does them.
 pub fn why_slow_together(rules: &[&Instructions], frame: &[u8]) -> Option<String> {
     let has = Headers::of(frame, 0, Some(VXLAN_PORT)).map_or(0, |headers| has(&headers));
-    let mut port = Key::of(frame, Port(0), VXLAN_PORT).get(Field::UdpDst);
+    let mut port = Key::of(frame, RulePort(0), VXLAN_PORT).get(Field::UdpDst);
     let (mut ranks, mut sent) = (0_u16, false);
     for instructions in rules {
         let program = compile(instructions, &|_| true);
@@ -110,7 +110,7 @@ fn holds(patch: &Patch, port: &mut u128, has: u64) -> bool {
 
 fn sends(action: &Action) -> bool {
     match action {
-        Action::Output { port, .. } => *port != Port::CONTROLLER,
+        Action::Output { port, .. } => *port != RulePort::CONTROLLER,
         action => matches!(action, Action::Enqueue { .. } | Action::Group(_)),
     }
 }
@@ -122,7 +122,8 @@ mod tests {
 
     #[test]
     fn what_is_slow_has_a_reason_and_what_is_not_has_none() {
-        let why = |text| why_slow(&parse_instructions(text).unwrap(), &[Port(5)].into()).unwrap_or_default();
+        let why =
+            |text| why_slow(&parse_instructions(text).unwrap(), &[RulePort(5)].into()).unwrap_or_default();
         for fast in [
             "drop",
             "normal",

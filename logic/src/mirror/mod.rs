@@ -43,7 +43,7 @@ pub use view::{InterfaceView, RouterView, StaleNeighbour};
 
 use crate::{
     net::{Prefix4, Prefix6},
-    observe::{Event, NamespaceId, Port},
+    observe::{AttachedPort, Event, NamespaceId},
     plan::{Interface, InterfaceId, Op, PortId, RouterId, Target},
 };
 use batch::Batch;
@@ -82,7 +82,7 @@ impl Default for Limits {
 /// The state of all namespaces involved, and the plan made from it.
 pub struct Mirror {
     spaces: Spaces,
-    ports: BTreeMap<PortId, Port>,
+    ports: BTreeMap<PortId, AttachedPort>,
     planned_ports: BTreeMap<PortId, bool>,
     held: BTreeMap<LinkKey, Held>,
     by_id: BTreeMap<InterfaceId, LinkKey>,

@@ -317,7 +317,7 @@ impl<A: Address> Rib<A> {
         let new = if changed || entry.unsure {
             Some(self.paths.undecided())
         } else {
-            let place = Place::of(prefix, &self.marked.local_prefixes);
+            let place = LocalPosition::of(prefix, &self.marked.local_prefixes);
             match learned && aliases.iter().all(is_unicast) && !place.local && !place.within {
                 true => Some(self.paths.learned()),
                 false => decide(aliases, place, &mut self.paths, around, Self::IPV6),
@@ -467,16 +467,16 @@ impl<A: Address> Rib<A> {
 
 /// The position of a prefix among the local ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct LocalPosition {
     /// The prefix is local.
     local: bool,
     /// A shorter local prefix holds it.
     within: bool,
 }
 
-impl Place {
-    fn of<A: Address>(prefix: Prefix<A>, local_prefixes: &BTreeSet<Prefix<A>>) -> Place {
-        Place { local: local_prefixes.contains(&prefix), within: is_within(prefix, local_prefixes) }
+impl LocalPosition {
+    fn of<A: Address>(prefix: Prefix<A>, local_prefixes: &BTreeSet<Prefix<A>>) -> LocalPosition {
+        LocalPosition { local: local_prefixes.contains(&prefix), within: is_within(prefix, local_prefixes) }
     }
 }
 
@@ -489,7 +489,7 @@ fn is_within<A: Address>(prefix: Prefix<A>, others: &BTreeSet<Prefix<A>>) -> boo
 /// The first route that can be used, with a reference to its target.
 fn decide(
     aliases: &[Alias],
-    place: Place,
+    place: LocalPosition,
     paths: &mut Paths,
     around: &Surroundings<'_>,
     ipv6: bool,

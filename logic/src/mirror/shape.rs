@@ -8,7 +8,7 @@
 use super::space::Spaces;
 use crate::{
     net::{Mac, Tag, Vlan},
-    observe::{Link, LinkKind, MacvlanMode, NamespaceId, Port, Takes},
+    observe::{AttachedPort, Link, LinkKind, MacvlanMode, NamespaceId, Takes},
     plan::{PortId, ReversePath},
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,7 +42,7 @@ pub(super) struct Shape {
 }
 
 /// Every interface there could be, by link.
-pub(super) fn shapes(spaces: &Spaces, ports: &BTreeMap<PortId, Port>) -> Vec<Shape> {
+pub(super) fn shapes(spaces: &Spaces, ports: &BTreeMap<PortId, AttachedPort>) -> Vec<Shape> {
     let at: BTreeMap<LinkKey, PortId> = ports.iter().map(|(id, p)| ((p.namespace, p.ifindex), *id)).collect();
     let takers = Takers::of(spaces);
     let links = spaces.iter().flat_map(|(ns, space)| space.links.values().map(|link| (*ns, link)));

@@ -5,7 +5,7 @@
 
 pub use crate::flow::{FlowFilter, FlowRemoved, FlowStats, GroupStats, MeterStats, PacketInReason};
 use crate::{
-    flow::{Action, Field, FlowMod, GroupMod, Match, Meter, MeterMod, Port, Refused, TableId},
+    flow::{Action, Field, FlowMod, GroupMod, Match, Meter, MeterMod, Refused, RulePort, TableId},
     net::Mac,
 };
 
@@ -50,12 +50,12 @@ pub enum Message {
     },
     BarrierRequest,
     BarrierReply,
-    /// `port` [`Port::NONE`]: all ports (1.3).
+    /// `port` [`RulePort::NONE`]: all ports (1.3).
     QueueConfigRequest {
-        port: Port,
+        port: RulePort,
     },
     QueueConfigReply {
-        port: Port,
+        port: RulePort,
         queues: Vec<QueueDescription>,
     },
     RoleRequest {
@@ -141,7 +141,7 @@ pub enum PortReason {
 /// A port as it is described; the words of `config`, `state` and features are those of the version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortDescription {
-    pub port: Port,
+    pub port: RulePort,
     pub mac: Mac,
     /// At most 15 bytes.
     pub name: Vec<u8>,
@@ -191,7 +191,7 @@ pub struct PortFeatures(pub u32);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PacketOut {
     pub buffer: Option<u32>,
-    pub in_port: Port,
+    pub in_port: RulePort,
     pub actions: Vec<Action>,
     /// Empty when `buffer` is given.
     pub data: Vec<u8>,
@@ -199,7 +199,7 @@ pub struct PacketOut {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortMod {
-    pub port: Port,
+    pub port: RulePort,
     pub mac: Mac,
     pub config: PortConfig,
     /// Which bits of `config` to change.
@@ -213,11 +213,11 @@ pub enum StatsRequest {
     Flow(FlowFilter),
     Aggregate(FlowFilter),
     Table,
-    /// [`Port::NONE`]: all.
-    Port(Port),
-    /// Port [`Port::ALL`] or [`Port::NONE`]: all; queue `None`: all.
+    /// [`RulePort::NONE`]: all.
+    Port(RulePort),
+    /// Port [`RulePort::ALL`] or [`RulePort::NONE`]: all; queue `None`: all.
     Queue {
-        port: Port,
+        port: RulePort,
         queue: Option<u32>,
     },
     /// `None`: all. From here on 1.3 only.
@@ -278,7 +278,7 @@ pub struct TableStats {
 /// Counters of a port; `u64::MAX`: not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortStats {
-    pub port: Port,
+    pub port: RulePort,
     pub rx_packets: u64,
     pub tx_packets: u64,
     pub rx_bytes: u64,
@@ -298,7 +298,7 @@ pub struct PortStats {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueStats {
-    pub port: Port,
+    pub port: RulePort,
     pub queue: u32,
     pub tx_bytes: u64,
     pub tx_packets: u64,
@@ -312,7 +312,7 @@ pub struct QueueStats {
 pub struct QueueDescription {
     pub queue: u32,
     /// 1.3; 1.0 names the port once.
-    pub port: Port,
+    pub port: RulePort,
     /// Tenths of a percent; `None`: no minimum.
     pub min_rate: Option<u16>,
     /// 1.3.

@@ -93,16 +93,16 @@ pub enum Impossible {
 }
 
 /// A frame, looked at once for all classes.
-pub struct Seen<'a> {
+pub struct ParsedFrame<'a> {
     frame: &'a [u8],
     ingress: Ingress,
     headers: Option<Headers>,
 }
 
-impl<'a> Seen<'a> {
+impl<'a> ParsedFrame<'a> {
     /// A frame that came in there.
     pub fn new(frame: &'a [u8], ingress: Ingress) -> Self {
-        Seen { frame, ingress, headers: Headers::of(frame, 0, None) }
+        ParsedFrame { frame, ingress, headers: Headers::of(frame, 0, None) }
     }
 
     fn two(&self, at: usize) -> Option<u16> {
@@ -118,8 +118,8 @@ impl<'a> Seen<'a> {
 
 impl Class {
     /// Is the packet of this class?
-    pub fn has(&self, seen: &Seen<'_>) -> bool {
-        let Seen { frame, ingress, .. } = seen;
+    pub fn has(&self, seen: &ParsedFrame<'_>) -> bool {
+        let ParsedFrame { frame, ingress, .. } = seen;
         !self.flow_rules
             && self.port.is_none_or(|port| port == ingress.port)
             && self.router.is_none_or(|router| router == ingress.router)
@@ -129,7 +129,7 @@ impl Class {
             && self.has_transport(seen)
     }
 
-    fn has_headers(&self, seen: &Seen<'_>) -> bool {
+    fn has_headers(&self, seen: &ParsedFrame<'_>) -> bool {
         let Class { ether_type, source, destination, protocol, .. } = self;
         if ether_type.is_none() && source.is_none() && destination.is_none() && protocol.is_none() {
             return true;
@@ -142,7 +142,7 @@ impl Class {
             && destination.is_none_or(|to| to.has(seen.frame, headers.network, Side::Destination))
     }
 
-    fn has_transport(&self, seen: &Seen<'_>) -> bool {
+    fn has_transport(&self, seen: &ParsedFrame<'_>) -> bool {
         if self.source_port.is_none() && self.destination_port.is_none() && !self.tcp_syn {
             return true;
         }
@@ -314,7 +314,7 @@ impl FromStr for Addresses {
 }
 
 impl TwoBytes {
-    fn are_in(self, seen: &Seen<'_>) -> bool {
+    fn are_in(self, seen: &ParsedFrame<'_>) -> bool {
         seen.two(self.offset.into()).is_some_and(|word| word & self.mask == self.value)
     }
 
@@ -346,7 +346,7 @@ impl Classifier {
 
     /// Whose packet this is; `None`: nobody's.
     pub fn path_of(&self, frame: &[u8], ingress: Ingress) -> Option<PathId> {
-        let seen = Seen::new(frame, ingress);
+        let seen = ParsedFrame::new(frame, ingress);
         (0..).zip(&self.classes).find(|(_, class)| class.has(&seen)).map(|(path, _)| path)
     }
 }

@@ -168,12 +168,12 @@ pub struct Sharer {
     costs: Costs,
     /// As decided last.
     grants: BTreeMap<RouterId, Grant>,
-    routers: BTreeMap<RouterId, Seen>,
+    routers: BTreeMap<RouterId, RouterDemand>,
 }
 
 /// What a router was sent lately. Rates are packets per second.
 #[derive(Clone, Debug, Default)]
-struct Seen {
+struct RouterDemand {
     at: Duration,
     weight: f64,
     rate: Highest,
@@ -182,7 +182,7 @@ struct Seen {
     cost: f64,
 }
 
-impl Seen {
+impl RouterDemand {
     /// Packets came in a quarter of the last periods, or more.
     fn is_steady(&self) -> bool {
         let both = self.rate.last.iter().zip(&self.own_rate.last);
@@ -238,7 +238,10 @@ impl Sharer {
     fn take_in(&mut self, now: Duration, period: &Period<'_>) -> BTreeMap<RouterId, f64> {
         let length_s = period.length.as_secs_f64().max(1e-6);
         for counted in period.counted.iter().filter(|counted| offered(counted) > 0) {
-            let seen = self.routers.entry(counted.router).or_insert(Seen { cost: 1.0, ..Seen::default() });
+            let seen = self
+                .routers
+                .entry(counted.router)
+                .or_insert(RouterDemand { cost: 1.0, ..RouterDemand::default() });
             (seen.at, seen.weight) = (now, f64::from(counted.weight.max(1)));
         }
         for (router, seen) in &mut self.routers {
@@ -278,14 +281,14 @@ impl Sharer {
             return;
         }
         let hidden = if is_full { HIDDEN } else { 1.0 };
-        let sent = |seen: &Seen| Sent {
+        let sent = |seen: &RouterDemand| Sent {
             rate: seen.rate.get() * hidden,
             own_rate: seen.own_rate.get() * hidden,
             cost: seen.cost,
             cut: price.cut,
         };
         let sent: Vec<Sent> = self.routers.values().map(sent).collect();
-        let want = |(seen, sent): (&Seen, &Sent)| Want {
+        let want = |(seen, sent): (&RouterDemand, &Sent)| Want {
             weight: seen.weight,
             amount: sent.units() * price.packet_s,
         };
@@ -293,7 +296,7 @@ impl Sharer {
         let shares = fill(self.aim, &wants);
         // What is hidden is not held against those within their share.
         let is_within = |share: f64, want: &Want| share >= want.amount / hidden;
-        let due = |((&router, seen), (share, want)): ((&RouterId, &Seen), (&f64, &Want))| {
+        let due = |((&router, seen), (share, want)): ((&RouterId, &RouterDemand), (&f64, &Want))| {
             let due = Due {
                 wants: want.amount,
                 least: share.min(want.amount / hidden),

@@ -60,7 +60,7 @@ pub use cost::Cost;
 pub use latency::Latency;
 pub use results::{Cores, Move, Results};
 pub use scenario::{
-    Application, Arrivals, BadScenario, Machine, Placement, Point, Port, Rate, Scenario, Sharing, Source,
+    Application, Arrivals, BadScenario, Machine, Placement, Point, Rate, Scenario, Sharing, SimPort, Source,
 };
 
 use std::time::Duration;

@@ -14,7 +14,7 @@ pub struct Scenario {
     pub machine: Machine,
     pub cost: Cost,
     /// Numbered in this order, from 0.
-    pub ports: Vec<Port>,
+    pub ports: Vec<SimPort>,
     pub sources: Vec<Source>,
     pub applications: Vec<Application>,
     /// For the allocator; its policy is that of the [`Placement`].
@@ -58,7 +58,7 @@ impl Machine {
 
 /// A port and its RX queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Port {
+pub struct SimPort {
     pub queues: u16,
     /// NUMA node.
     pub node: Option<u16>,

@@ -11,7 +11,7 @@ pub(super) fn scenario(cores: u16, queues: u16) -> Scenario {
     Scenario {
         machine: Machine { cores, nodes: 1, siblings: 1, sibling_speed: 1000 },
         cost: Cost { ns_per_packet: 1000, wake_ns: 0, hand_on_ns: 500 },
-        ports: vec![Port { queues, node: None, ring: 50 }],
+        ports: vec![SimPort { queues, node: None, ring: 50 }],
         sources: Vec::new(),
         applications: Vec::new(),
         settings: Settings::default(),
@@ -165,7 +165,7 @@ fn random(seed: u64) -> Scenario {
     let siblings = 1 + below(2) as u16;
     let cores = siblings * (1 + below(6) as u16);
     let ports: Vec<_> = (0..1 + below(2))
-        .map(|_| Port { queues: 1 + below(8) as u16, node: None, ring: 1 + below(600) })
+        .map(|_| SimPort { queues: 1 + below(8) as u16, node: None, ring: 1 + below(600) })
         .collect();
     let ms = Duration::from_millis;
     let rate = |below: &mut dyn FnMut(u32) -> u32| {
@@ -273,7 +273,7 @@ fn growing(cores: u16, queues: u16, points: &[(f64, u64)]) -> Scenario {
     let line = points.iter().map(|&(at, pps)| Point { at: seconds(at), pps }).collect();
     Scenario {
         cost: Cost::MILLRACE,
-        ports: vec![Port { queues, node: None, ring: 1024 }],
+        ports: vec![SimPort { queues, node: None, ring: 1024 }],
         sources: vec![Source { arrivals: Arrivals::Poisson, ..source(Rate::Line(line)) }],
         // Everything is on one core after that.
         settle: seconds(5.0),

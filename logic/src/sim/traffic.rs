@@ -10,7 +10,7 @@ use std::{cmp::Reverse, collections::BinaryHeap, ops::Range, time::Duration};
 
 /// All sources. Two runs of a scenario see the same rates, however many queues there are; which queue gets a flow differs.
 pub(super) struct Traffic {
-    sources: Vec<State>,
+    sources: Vec<FlowState>,
     queues: Vec<Arriving>,
 }
 
@@ -50,7 +50,7 @@ fn per_slice(per_second: u64) -> f64 {
     (per_second * SLICE_NS) as f64 / NS_PER_SECOND as f64
 }
 
-struct State {
+struct FlowState {
     source: Source,
     /// Its port's queues.
     queues: Range<usize>,
@@ -106,7 +106,7 @@ impl Traffic {
                     on_off: OnOff { is_on: random.next_u64() & 1 == 0, until_ns: 0 },
                 },
             };
-            State { source: source.clone(), queues, random, kind }
+            FlowState { source: source.clone(), queues, random, kind }
         };
         let sources = sources.iter().enumerate().map(state).collect();
         Self { sources, queues: (0..queues).map(arriving).collect() }
@@ -138,7 +138,7 @@ fn hashed(flows: Option<u32>, queues: usize, mut random: Random) -> Vec<u64> {
     std::iter::once(0).chain(before).collect()
 }
 
-impl State {
+impl FlowState {
     fn advance(&mut self, now_ns: u64, queues: &mut [Arriving]) {
         let queues = &mut queues[self.queues.clone()];
         let arrivals = self.source.arrivals;

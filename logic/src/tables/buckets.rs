@@ -13,7 +13,7 @@ pub(super) enum Write<K> {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct BucketPlace {
     home: usize,
     /// Slot number; `None` while both buckets are full.
     at: Option<usize>,
@@ -23,7 +23,7 @@ struct Place {
 pub(super) struct Buckets<K> {
     ways: usize,
     slots: Vec<Option<K>>,
-    places: BTreeMap<K, Place>,
+    places: BTreeMap<K, BucketPlace>,
     unplaced: BTreeSet<K>,
 }
 
@@ -66,7 +66,7 @@ impl<K: Copy + Ord> Buckets<K> {
             Some(at) => self.slots[at] = Some(key),
             None => _ = self.unplaced.insert(key),
         }
-        self.places.insert(key, Place { home, at });
+        self.places.insert(key, BucketPlace { home, at });
         at
     }
 
@@ -74,7 +74,7 @@ impl<K: Copy + Ord> Buckets<K> {
     pub(super) fn remove(&mut self, key: K) -> Vec<Write<K>> {
         let mut writes = Vec::new();
         self.unplaced.remove(&key);
-        let Some(Place { at: Some(mut at), .. }) = self.places.remove(&key) else { return writes };
+        let Some(BucketPlace { at: Some(mut at), .. }) = self.places.remove(&key) else { return writes };
         // Each round brings a key home and none leaves its home, so this ends.
         while let Some((guest, from)) = self.guest_of(at / self.ways) {
             self.put(at, guest, &mut writes);

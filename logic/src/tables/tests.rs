@@ -24,10 +24,10 @@ const ROOMY: Capacity = Capacity {
 };
 
 /// What is compared of an [`Answer`].
-type Seen =
+type ComparedAnswer =
     (Option<Reason>, Option<(InterfaceId, IpAddr, Option<Mac>, Mac, PortId, Vlan, u32, bool)>, (bool, bool));
 
-fn seen(answers: Vec<Answer>) -> BTreeSet<Seen> {
+fn seen(answers: Vec<Answer>) -> BTreeSet<ComparedAnswer> {
     let one = |a: Answer| {
         let egress = a.interface.map(|i| {
             let neighbour = a.neighbour.expect("an egress has a neighbour");
@@ -120,7 +120,7 @@ impl Model {
         }
     }
 
-    fn answers(&self, route: Option<&Target>, destination: IpAddr) -> BTreeSet<Seen> {
+    fn answers(&self, route: Option<&Target>, destination: IpAddr) -> BTreeSet<ComparedAnswer> {
         match route {
             None => [(Some(Reason::NoRoute), None, (false, false))].into(),
             Some(Target::Multi(members)) => {
@@ -133,7 +133,7 @@ impl Model {
         }
     }
 
-    fn hop(&self, hop: &Hop, destination: IpAddr) -> Seen {
+    fn hop(&self, hop: &Hop, destination: IpAddr) -> ComparedAnswer {
         let interface = &self.interfaces[&hop.interface];
         let neighbour = hop.gateway.unwrap_or(destination);
         let known = self.neighbours.get(&(hop.interface, neighbour));
@@ -153,7 +153,7 @@ impl Model {
         (reason, Some(egress), (true, false))
     }
 
-    fn answers4(&self, router: RouterId, address: u32) -> BTreeSet<Seen> {
+    fn answers4(&self, router: RouterId, address: u32) -> BTreeSet<ComparedAnswer> {
         let ip = IpAddr::from(address.to_be_bytes());
         let routed = self.routes4.keys().any(|(r, _)| *r == router);
         if routed && guarded4(Prefix::new(address, 32).unwrap()) {
@@ -162,7 +162,7 @@ impl Model {
         self.answers(longest(&self.routes4, router, address), ip)
     }
 
-    fn answers6(&self, router: RouterId, address: u128) -> BTreeSet<Seen> {
+    fn answers6(&self, router: RouterId, address: u128) -> BTreeSet<ComparedAnswer> {
         let ip = IpAddr::from(address.to_be_bytes());
         let routed = self.routes6.keys().any(|(r, _)| *r == router);
         if routed && guarded6(Prefix::new(address, 128).unwrap()) {
@@ -455,7 +455,7 @@ proptest! {
                         let right = model.answers4(router, a);
                         prop_assert!(got.0.is_some() || right.iter().any(|r| r.0.is_none()), "{:?}", got);
                         if let (None, Some((i, n, mac, _, _, _, mtu, _))) = (got.0, got.1) {
-                            let agrees = |r: &Seen| r.1.is_some_and(|e| (e.0, e.1, e.2, e.6) == (i, n, mac, mtu));
+                            let agrees = |r: &ComparedAnswer| r.1.is_some_and(|e| (e.0, e.1, e.2, e.6) == (i, n, mac, mtu));
                             prop_assert!(right.iter().any(agrees), "{:?} instead of {:?}", got, right);
                         }
                     }

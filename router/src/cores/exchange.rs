@@ -2,7 +2,7 @@
 //!
 //! | what | from | to |
 //! |---|---|---|
-//! | [`Found`] | the thread that looks | the one that places |
+//! | [`CoresSnapshot`] | the thread that looks | the one that places |
 //! | [`Snapshot`], [`Happened`] | the one that places | clients, and the one that looks, which writes the log |
 //! | what it has noticed, as [`Happened`] | the thread that looks | clients |
 //! | queues that are split | the one that places | the one that looks, which tells the kernel plane |
@@ -18,7 +18,7 @@ use super::{
     CoreId, QueueId,
     drain::Drained,
     load::{Load, Times},
-    look::Found,
+    look::CoresSnapshot,
     placing::Happened,
     queues::{Obstacle, QueueSource},
     splitting::SplitQueues,
@@ -46,7 +46,7 @@ pub struct Snapshot {
     /// When that was, since boot.
     pub at: Duration,
     pub period: Duration,
-    pub found: Arc<Found>,
+    pub found: Arc<CoresSnapshot>,
     pub view: View,
     pub plan: Plan,
     /// By ascending id.
@@ -126,7 +126,7 @@ impl Published {
 pub struct Exchange {
     /// Of the thread that places, where it sleeps as nothing is polled; `None`: there was no descriptor for one, and things wait.
     pub waker: Option<Waker>,
-    found: Mutex<Option<Arc<Found>>>,
+    found: Mutex<Option<Arc<CoresSnapshot>>>,
     published: Mutex<Published>,
     failures: Mutex<Vec<String>>,
     is_look_wanted: AtomicBool,
@@ -148,7 +148,7 @@ impl Default for Exchange {
 
 impl Exchange {
     /// From the thread that looks; what was not taken yet is out of date.
-    pub fn found(&self, found: Arc<Found>) {
+    pub fn found(&self, found: Arc<CoresSnapshot>) {
         *lock(&self.found) = Some(found);
         self.wake();
     }
@@ -158,7 +158,7 @@ impl Exchange {
     }
 
     /// To the thread that places.
-    pub fn take_found(&self) -> Option<Arc<Found>> {
+    pub fn take_found(&self) -> Option<Arc<CoresSnapshot>> {
         try_lock(&self.found)?.take()
     }
 

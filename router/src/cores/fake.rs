@@ -5,7 +5,7 @@ use super::{
     affinity::{Affinity, CoreMask, Scheduling},
     look::Ask,
     originals::Coalesce,
-    queues::Told,
+    queues::NetdevQueues,
 };
 use crate::{
     base::priority::Urgency,
@@ -82,7 +82,7 @@ impl Scheduling for Fake {
 
 /// What netlink tells of eth0.
 #[derive(Clone, Default)]
-pub struct Netlink(Arc<Mutex<Told>>);
+pub struct Netlink(Arc<Mutex<NetdevQueues>>);
 
 impl Netlink {
     /// Its NAPI instances have these threads, in the order of its queues.
@@ -94,10 +94,13 @@ impl Netlink {
             threaded: Some(true),
             defers: false,
         };
-        self.tell(Told { napis: Some(threads.iter().map(napi).collect()), ..Told::default() });
+        self.tell(NetdevQueues {
+            napis: Some(threads.iter().map(napi).collect()),
+            ..NetdevQueues::default()
+        });
     }
 
-    pub fn tell(&self, told: Told) {
+    pub fn tell(&self, told: NetdevQueues) {
         *self.0.lock().unwrap() = told;
     }
 }
@@ -107,7 +110,7 @@ impl Ask for Netlink {
         if device == "eth0" { Ok(8) } else { Err(io::ErrorKind::NotFound.into()) }
     }
 
-    fn told(&self, _: u32, _: &str) -> io::Result<Told> {
+    fn told(&self, _: u32, _: &str) -> io::Result<NetdevQueues> {
         Ok(self.0.lock().unwrap().clone())
     }
 }

@@ -97,7 +97,7 @@ pub struct Following {
 }
 
 /// A table as it was found, and the entries that it gets if it has none.
-struct Found {
+struct FoundTable {
     table: Table,
     entries: u32,
     wanted: u32,
@@ -139,7 +139,7 @@ impl Local {
         &mut self,
         roots: &Roots,
         originals: &mut Originals,
-        found: &[Found],
+        found: &[FoundTable],
         before: &BTreeSet<Table>,
         troubles: &mut Vec<String>,
     ) -> bool {
@@ -150,7 +150,7 @@ impl Local {
                 "local delivery stays where packets are received: what was cannot be written down: {error}"
             ));
         }
-        for Found { table, entries, wanted } in found {
+        for FoundTable { table, entries, wanted } in found {
             let has_some = *entries > 0
                 || noted.is_ok() && {
                     if before.contains(table) {
@@ -169,7 +169,7 @@ impl Local {
 }
 
 /// That of sockets, and then those of queues; none if that is not known. What is not is added to the sentences.
-fn find(roots: &Roots, devices: &[(&str, Vec<u32>)], troubles: &mut Vec<String>) -> Vec<Found> {
+fn find(roots: &Roots, devices: &[(&str, Vec<u32>)], troubles: &mut Vec<String>) -> Vec<FoundTable> {
     let entries = match Table::Sockets.entries(roots) {
         Ok(entries) => entries,
         Err(error) => {
@@ -178,14 +178,14 @@ fn find(roots: &Roots, devices: &[(&str, Vec<u32>)], troubles: &mut Vec<String>)
         }
     };
     let sockets = if entries > 0 { entries } else { SOCKETS };
-    let mut found = vec![Found { table: Table::Sockets, entries, wanted: sockets }];
+    let mut found = vec![FoundTable { table: Table::Sockets, entries, wanted: sockets }];
     for (device, queues) in devices {
         // As Linux's documentation advises.
         let wanted = (sockets / queues.len().max(1) as u32).next_power_of_two().max(LEAST_FLOWS);
         for queue in queues.iter().filter_map(|&queue| u16::try_from(queue).ok()) {
             let table = Table::Flows { device: (*device).into(), queue };
             match table.entries(roots) {
-                Ok(entries) => found.push(Found { table, entries, wanted }),
+                Ok(entries) => found.push(FoundTable { table, entries, wanted }),
                 // It may go in the middle of a look.
                 Err(error) if is_gone(&error) => {}
                 Err(error) => troubles.push(stays(&table, &error)),

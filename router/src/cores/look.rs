@@ -17,7 +17,7 @@ use super::{
     originals::{Originals, System},
     placing::Happened,
     polled::Deferring,
-    queues::{Control, Obstacle, PortQueues, QueueSource, Told},
+    queues::{Control, NetdevQueues, Obstacle, PortQueues, QueueSource},
     resume::{Held, Resume},
     serve::{self, Serve},
     splitting::Splitter,
@@ -55,12 +55,12 @@ pub trait Ask: Send {
     fn ifindex(&self, device: &str) -> io::Result<u32>;
 
     /// What it tells of its queues.
-    fn told(&self, ifindex: u32, device: &str) -> io::Result<Told>;
+    fn told(&self, ifindex: u32, device: &str) -> io::Result<NetdevQueues>;
 }
 
 /// What there was when it was looked at.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct CoresSnapshot {
     /// When the look began: what was moved since is elsewhere by now.
     pub began: Duration,
     pub machine: Arc<Machine>,
@@ -105,7 +105,7 @@ pub struct Looker<A> {
     affinity: A,
     ask: Box<dyn Ask>,
     wanted: Arc<CoresSettings>,
-    ports: Vec<Port>,
+    ports: Vec<ObservedPort>,
     /// As read when the machine was looked at.
     online: String,
     machine: Arc<Machine>,
@@ -131,7 +131,7 @@ pub struct Looker<A> {
 }
 
 /// A port, by its name, and what is known of it.
-struct Port {
+struct ObservedPort {
     name: String,
     known: Option<Known>,
 }
@@ -172,7 +172,7 @@ impl<A: System + Clone> Looker<A> {
         ports: &[String],
         file: PathBuf,
     ) -> io::Result<Looker<A>> {
-        let port = |name: &String| Port { name: name.clone(), known: None };
+        let port = |name: &String| ObservedPort { name: name.clone(), known: None };
         let mut looker = Looker {
             every: LOOK,
             online: online(&roots)?,
@@ -206,7 +206,7 @@ impl<A: System + Clone> Looker<A> {
     }
 
     /// Looks at everything; `thoroughly`: somebody has missed something. Takes milliseconds, and on large machines more.
-    pub fn look(&mut self, now: Duration, thoroughly: bool) -> Found {
+    pub fn look(&mut self, now: Duration, thoroughly: bool) -> CoresSnapshot {
         let mut troubles = self.leftovers.clone();
         if thoroughly && let Err(error) = self.originals.forget_gone(&self.roots, &self.affinity) {
             troubles.push(format!("what queues had cannot be written down: {error}"));
@@ -256,7 +256,7 @@ impl<A: System + Clone> Looker<A> {
             troubles.extend(self.splitter.make_ready(&cores));
         }
         let parts = self.splitter.threads(&self.roots);
-        Found {
+        CoresSnapshot {
             began: now,
             machine,
             queues,
@@ -289,7 +289,7 @@ impl<A: System + Clone> Looker<A> {
 
     /// Spreads packets of a port over as many queues as was decided at this time; says what came of it.
     pub fn resize(&mut self, at: Duration, resize: &Resize) -> Option<Happened> {
-        let Port { name, known } = self.ports.get_mut(usize::from(resize.port))?;
+        let ObservedPort { name, known } = self.ports.get_mut(usize::from(resize.port))?;
         let known = known.as_mut()?;
         let ifindex = known.shape.ifindex;
         let told = self.spreader.resize(name, ifindex, at, resize);
@@ -412,7 +412,7 @@ impl<A: System + Clone> Looker<A> {
         }
     }
 
-    fn moderate(&mut self, device: &str, ifindex: u32, told: &Told) -> Option<Moderated> {
+    fn moderate(&mut self, device: &str, ifindex: u32, told: &NetdevQueues) -> Option<Moderated> {
         let port = Asked { device, ifindex, told };
         let Looker { roots, affinity, originals, moderation, deferring, .. } = self;
         match moderation {
@@ -556,9 +556,9 @@ mod tests {
             Ok(*self.1.lock().unwrap())
         }
 
-        fn told(&self, _: u32, _: &str) -> io::Result<Told> {
+        fn told(&self, _: u32, _: &str) -> io::Result<NetdevQueues> {
             self.0.fetch_add(1, Relaxed);
-            Ok(Told::default())
+            Ok(NetdevQueues::default())
         }
     }
 
@@ -586,7 +586,7 @@ mod tests {
         }
 
         /// How often everything was asked in a look after so many seconds.
-        fn look(&mut self, second: u64) -> (u32, Found) {
+        fn look(&mut self, second: u64) -> (u32, CoresSnapshot) {
             let before = self.asked.load(Relaxed);
             let found = self.looker.look(Duration::from_secs(second), false);
             (self.asked.load(Relaxed) - before, found)
@@ -611,7 +611,7 @@ mod tests {
     #[test]
     fn where_queues_are_is_asked_each_time() {
         let mut world = World::new("m.cores");
-        let places = |found: Found| -> Vec<(Option<CoreId>, bool)> {
+        let places = |found: CoresSnapshot| -> Vec<(Option<CoreId>, bool)> {
             found.queues.iter().map(|queue| (queue.source.core, queue.source.confined)).collect()
         };
         assert_eq!(places(world.look(0).1), [(Some(1), false); 2]);

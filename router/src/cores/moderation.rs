@@ -11,7 +11,7 @@
 use super::{
     Roots, irqs, number,
     originals::{Originals, System},
-    queues::Told,
+    queues::NetdevQueues,
 };
 use crate::linux::ethtool::Coalescing;
 use serde::{Deserialize, Serialize};
@@ -172,7 +172,7 @@ enum Device {
 pub struct Asked<'a> {
     pub device: &'a str,
     pub ifindex: u32,
-    pub told: &'a Told,
+    pub told: &'a NetdevQueues,
 }
 
 impl Moderation {

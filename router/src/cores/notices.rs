@@ -3,7 +3,7 @@
 use super::{
     CoreId, QueueId,
     local::Following,
-    look::{Found, FoundQueue},
+    look::{CoresSnapshot, FoundQueue},
     placing::Happened,
     queues::Control,
     workloads::Workload,
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 const MOST_WORKLOADS: usize = 8;
 
 /// In the order cores, queues, workloads, local delivery, wake-ups; of the first look only the last two.
-pub fn noticed(before: Option<&Found>, after: &Found) -> Vec<Happened> {
+pub fn noticed(before: Option<&CoresSnapshot>, after: &CoresSnapshot) -> Vec<Happened> {
     let mut all = Vec::new();
     if let Some(before) = before {
         all.extend(cores(before, after));
@@ -30,7 +30,7 @@ fn happened(queue: Option<QueueId>, from: Vec<CoreId>, to: Vec<CoreId>, why: Str
     Happened { queue, from, to, why, ..Happened::default() }
 }
 
-fn cores(before: &Found, after: &Found) -> Vec<Happened> {
+fn cores(before: &CoresSnapshot, after: &CoresSnapshot) -> Vec<Happened> {
     let (then, now) = (before.machine.online(), after.machine.online());
     let gone = then.difference(&now);
     let gone = gone.map(|&core| happened(None, vec![core], vec![], format!("core {core} has gone offline")));
@@ -39,8 +39,8 @@ fn cores(before: &Found, after: &Found) -> Vec<Happened> {
         .collect()
 }
 
-fn queues(before: &Found, after: &Found) -> Vec<Happened> {
-    let by_id = |found: &Found| -> BTreeMap<QueueId, FoundQueue> {
+fn queues(before: &CoresSnapshot, after: &CoresSnapshot) -> Vec<Happened> {
+    let by_id = |found: &CoresSnapshot| -> BTreeMap<QueueId, FoundQueue> {
         found.queues.iter().map(|queue| (queue.source.id, *queue)).collect()
     };
     let (then, now) = (by_id(before), by_id(after));
@@ -66,8 +66,8 @@ fn mover(control: Control) -> String {
     }
 }
 
-fn workloads(before: &Found, after: &Found) -> Vec<Happened> {
-    let by_id = |found: &Found| -> BTreeMap<u32, Workload> {
+fn workloads(before: &CoresSnapshot, after: &CoresSnapshot) -> Vec<Happened> {
+    let by_id = |found: &CoresSnapshot| -> BTreeMap<u32, Workload> {
         found.workloads.iter().map(|workload| (workload.id, workload.clone())).collect()
     };
     let (then, now) = (by_id(before), by_id(after));
@@ -97,7 +97,7 @@ fn local(before: Option<Following>, after: Option<Following>) -> Option<Happened
     Some(happened(None, vec![], vec![], why))
 }
 
-fn moderated(before: Option<&Found>, after: &Found) -> Vec<Happened> {
+fn moderated(before: Option<&CoresSnapshot>, after: &CoresSnapshot) -> Vec<Happened> {
     let known = |port| before.and_then(|before| before.moderated.get(port));
     let new = after.moderated.iter().filter(|(port, moderated)| known(*port) != Some(*moderated));
     new.map(|(port, moderated)| happened(None, vec![], vec![], format!("{port}: {moderated}"))).collect()
@@ -117,7 +117,7 @@ mod tests {
     use crate::linux::ethtool::Coalescing;
     use std::{sync::Arc, time::Duration};
 
-    fn found(cores: &[CoreId], queues: &[(u16, u32)], workloads: &[(u32, CoreId)]) -> Found {
+    fn found(cores: &[CoreId], queues: &[(u16, u32)], workloads: &[(u32, CoreId)]) -> CoresSnapshot {
         let site = |&id: &CoreId| CoreSite {
             id,
             node: 0,
@@ -137,7 +137,7 @@ mod tests {
             kind: WorkloadKind::Process,
             cores: [core].into(),
         };
-        Found {
+        CoresSnapshot {
             began: Duration::from_secs(7),
             machine: Arc::new(Machine { cores: cores.iter().map(site).collect(), caches: Vec::new() }),
             queues: queues.iter().map(queue).collect(),
@@ -192,11 +192,11 @@ mod tests {
 
     #[test]
     fn how_far_local_delivery_follows_is_told_when_it_changes() {
-        let following = |follow| Found {
+        let following = |follow| CoresSnapshot {
             following: Some(Following { sockets: 65536, queues: 2, follow }),
             ..found(&[0], &[], &[])
         };
-        let told = |before: Option<&Found>, follow| -> Vec<String> {
+        let told = |before: Option<&CoresSnapshot>, follow| -> Vec<String> {
             noticed(before, &following(follow)).into_iter().map(|happened| happened.why).collect()
         };
         let line =
@@ -210,9 +210,9 @@ mod tests {
     fn wake_ups_that_are_held_back_are_told_when_that_changes() {
         let moderated = |us| {
             let set = Setting::Device(Coalescing { us, adaptive: false });
-            Found { moderated: [("eth1".into(), Moderated::By(set))].into(), ..found(&[0], &[], &[]) }
+            CoresSnapshot { moderated: [("eth1".into(), Moderated::By(set))].into(), ..found(&[0], &[], &[]) }
         };
-        let told = |before: Option<&Found>, us| -> Vec<String> {
+        let told = |before: Option<&CoresSnapshot>, us| -> Vec<String> {
             noticed(before, &moderated(us)).into_iter().map(|happened| happened.why).collect()
         };
         assert_eq!(told(None, 50), ["eth1: packets wait up to 50 µs for others, by the device"]);

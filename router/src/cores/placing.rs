@@ -7,7 +7,7 @@ use super::{
     drain::Drains,
     exchange::{News, QueueNow, Snapshot},
     load::{CoreTimes, Others},
-    look::Found,
+    look::CoresSnapshot,
     machine::CoreSite,
     queues::Control,
     shares::Sharing,
@@ -58,7 +58,7 @@ pub struct Placing<A> {
     settings: Settings,
     is_off: bool,
     /// As last looked at.
-    found: Option<Arc<Found>>,
+    found: Option<Arc<CoresSnapshot>>,
     /// Workloads pinned to each core that has any.
     pinned: BTreeMap<CoreId, u16>,
     queues: BTreeMap<QueueId, Watched>,
@@ -186,7 +186,7 @@ impl<A: Scheduling> Placing<A> {
     }
 
     /// Takes over what was found. Queues that are as they were keep their measurements.
-    pub fn take(&mut self, found: Arc<Found>) {
+    pub fn take(&mut self, found: Arc<CoresSnapshot>) {
         self.troubles.clear();
         let mut before = std::mem::take(&mut self.queues);
         let mut leaders: BTreeMap<Control, QueueId> = BTreeMap::new();
@@ -233,7 +233,7 @@ impl<A: Scheduling> Placing<A> {
     }
 
     /// A queue was found elsewhere than on the core that we put it on.
-    fn strays(&mut self, queue: &mut Watched, core: CoreId, found: &Found) {
+    fn strays(&mut self, queue: &mut Watched, core: CoreId, found: &CoresSnapshot) {
         let why = queue.strays(found.began, found.balancer.as_deref());
         // Whoever does it may have been started since the last thorough look.
         self.is_something_missed = true;

@@ -89,7 +89,7 @@ mod tests {
     use super::{
         super::{
             fake::{Fake, Interrupts},
-            queues::Told,
+            queues::NetdevQueues,
             tree::Tree,
         },
         *,
@@ -127,7 +127,7 @@ mod tests {
         }
 
         fn look(&mut self) -> Option<Moderated> {
-            let told = Told::default();
+            let told = NetdevQueues::default();
             let port = Asked { device: "eth0", ifindex: 8, told: &told };
             self.deferring.look(&self.tree.roots(), &self.fake, &mut self.originals, &port)
         }

@@ -114,7 +114,7 @@ impl fmt::Display for Obstacle {
 
 /// What the kernel tells of a device's queues, beside files.
 #[derive(Clone, Debug, Default)]
-pub struct Told {
+pub struct NetdevQueues {
     /// Ascending; `None` before Linux 6.8.
     pub queues: Option<Vec<RxQueue>>,
     /// Ascending; `None` before Linux 6.8.
@@ -125,14 +125,14 @@ pub struct Told {
     pub entries: Option<u32>,
 }
 
-impl Told {
+impl NetdevQueues {
     /// Of a device in the calling thread's namespace.
-    pub fn ask(ifindex: u32, device: &str) -> io::Result<Told> {
+    pub fn ask(ifindex: u32, device: &str) -> io::Result<NetdevQueues> {
         let entries = Ethtool::open()?.rx_entries(device)?;
         let indirection = Ntuple(Ethtool::open()?).indirection(device)?;
-        let told = Told { indirection, entries, ..Told::default() };
+        let told = NetdevQueues { indirection, entries, ..NetdevQueues::default() };
         let Some(mut netdev) = Netdev::open()? else { return Ok(told) };
-        Ok(Told { queues: netdev.rx_queues(ifindex)?, napis: netdev.napis(ifindex)?, ..told })
+        Ok(NetdevQueues { queues: netdev.rx_queues(ifindex)?, napis: netdev.napis(ifindex)?, ..told })
     }
 }
 
@@ -150,11 +150,11 @@ impl PortQueues {
     ///
     /// # Errors
     /// There is no such device.
-    pub fn observe(roots: &Roots, port: PortId, device: &str, told: &Told) -> io::Result<PortQueues> {
+    pub fn observe(roots: &Roots, port: PortId, device: &str, told: &NetdevQueues) -> io::Result<PortQueues> {
         let directory = roots.device(device);
         fs::metadata(&directory)?;
         let queues = directory.join("queues");
-        let seen = Seen::look(roots, device, told);
+        let seen = DeviceQueues::look(roots, device, told);
         let xps =
             |index| cpus::parse_mask(&fs::read_to_string(queues.join(format!("tx-{index}/xps_cpus"))).ok()?);
         let sources = seen.queues.iter().map(|&index| seen.source(roots, QueueId { port, index }));
@@ -175,7 +175,7 @@ impl PortQueues {
 }
 
 /// A device's queues and what could poll them.
-struct Seen {
+struct DeviceQueues {
     queues: Vec<u16>,
     threaded: bool,
     /// There is something behind the device.
@@ -186,8 +186,8 @@ struct Seen {
     unseen: Obstacle,
 }
 
-impl Seen {
-    fn look(roots: &Roots, device: &str, told: &Told) -> Seen {
+impl DeviceQueues {
+    fn look(roots: &Roots, device: &str, told: &NetdevQueues) -> DeviceQueues {
         let directory = roots.device(device);
         let queues = roots.rx_queues(device);
         let threaded = number::<u8>(&directory.join("threaded")).is_some_and(|threaded| threaded != 0);
@@ -202,7 +202,7 @@ impl Seen {
         let napis = by_queue(&queues, &instances, told.queues.as_deref().unwrap_or_default());
         let hardware = directory.join("device").exists();
         let irqs = if hardware { irqs::of_device(roots, device) } else { BTreeMap::new() };
-        Seen { queues, threaded, hardware, napis, irqs, unseen }
+        DeviceQueues { queues, threaded, hardware, napis, irqs, unseen }
     }
 
     fn source(&self, roots: &Roots, id: QueueId) -> io::Result<QueueSource> {
@@ -275,7 +275,7 @@ fn by_queue(queues: &[u16], napis: &[Napi], told: &[RxQueue]) -> BTreeMap<u16, N
 mod tests {
     use super::{super::tree::Tree, *};
 
-    fn observe(tree: &Tree, device: &str, told: &Told) -> PortQueues {
+    fn observe(tree: &Tree, device: &str, told: &NetdevQueues) -> PortQueues {
         PortQueues::observe(&tree.roots(), 4, device, told).unwrap()
     }
 
@@ -306,7 +306,7 @@ mod tests {
         tree.irq(41, "mlx5_comp1@pci:0000:3b:00.0", "0-7", "2");
         tree.irq(42, "mlx5_comp0@pci:0000:3b:00.0", "3", "3");
         tree.write("sys/class/net/eth9/queues/tx-1/xps_cpus", "00000000,00000088\n");
-        let told = Told {
+        let told = NetdevQueues {
             // Channels were added in another order than that of their queues.
             queues: Some(vec![RxQueue { index: 0, napi: Some(601) }, RxQueue { index: 1, napi: Some(600) }]),
             napis: Some(vec![napi(600, Some(42), None), napi(601, Some(41), None)]),
@@ -331,7 +331,7 @@ mod tests {
         tree.hardware("eth0", "virtio3", -1, &[38, 39, 40]);
         tree.irq(38, "virtio3-input.0", "0-7", "5");
         tree.irq(39, "virtio3-output.0", "0-7", "6");
-        let port = observe(&tree, "eth0", &Told::default());
+        let port = observe(&tree, "eth0", &NetdevQueues::default());
         assert_eq!(port.node, None);
         assert_eq!(
             port.queues,
@@ -353,7 +353,7 @@ mod tests {
         fs::set_permissions(file, fs::Permissions::from_mode(0o444)).unwrap();
         let managed = none(Obstacle::InterruptManaged { irq: 38 });
         assert_eq!(
-            observe(&tree, "eth0", &Told::default()).queues,
+            observe(&tree, "eth0", &NetdevQueues::default()).queues,
             [source(0, None, managed, Some(5), true)]
         );
     }
@@ -365,7 +365,7 @@ mod tests {
         // Threads of before, of a kernel that keeps them.
         tree.thread(70, 70, "napi/veth0-601", true, "3", 3);
         let napis = Some(vec![napi(601, None, Some(70))]);
-        let told = Told { queues: Some(Vec::new()), napis, ..Told::default() };
+        let told = NetdevQueues { queues: Some(Vec::new()), napis, ..NetdevQueues::default() };
         let queues = observe(&tree, "veth0", &told).queues;
         assert_eq!(queues, [source(0, Some(601), none(Obstacle::SenderCore), None, false)]);
         assert!(PortQueues::observe(&tree.roots(), 4, "veth1", &told).is_err());
@@ -379,8 +379,8 @@ mod tests {
         tree.thread(71, 71, "napi/veth0-602", true, "0-7", 6);
         tree.thread(73, 73, "sleep", false, "0-7", 6);
         let napis = vec![napi(601, None, Some(72)), napi(602, None, Some(71)), napi(603, None, Some(73))];
-        let told = Told { queues: Some(Vec::new()), napis: Some(napis), ..Told::default() };
-        let queues = |told: &Told| observe(&tree, "veth0", told).queues;
+        let told = NetdevQueues { queues: Some(Vec::new()), napis: Some(napis), ..NetdevQueues::default() };
+        let queues = |told: &NetdevQueues| observe(&tree, "veth0", told).queues;
         assert_eq!(
             queues(&told),
             [
@@ -389,7 +389,7 @@ mod tests {
                 source(2, Some(603), none(Obstacle::ThreadUnseen), None, false),
             ]
         );
-        let fewer = Told { napis: Some(vec![napi(601, None, Some(72))]), ..Told::default() };
+        let fewer = NetdevQueues { napis: Some(vec![napi(601, None, Some(72))]), ..NetdevQueues::default() };
         let unmatched = none(Obstacle::Unmatched { instances: 1 });
         assert!(queues(&fewer).iter().all(|queue| queue.control == unmatched));
     }
@@ -398,7 +398,7 @@ mod tests {
     fn before_netlink_tells_threads_are_found_by_name() {
         let tree = Tree::new();
         tree.device("eth0", 2, true);
-        let queues = || observe(&tree, "eth0", &Told::default()).queues;
+        let queues = || observe(&tree, "eth0", &NetdevQueues::default()).queues;
         assert_eq!(queues()[0].control, none(Obstacle::ThreadUnseen));
         tree.thread(70, 70, "napi/eth0-602", true, "0-7", 6);
         tree.thread(71, 71, "napi/eth0-601", true, "3", 1);

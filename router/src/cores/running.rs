@@ -9,12 +9,12 @@ use super::{
     drain::{Drains, Look},
     exchange::Exchange,
     handle::Handle,
-    look::{Ask, Found, Looker},
+    look::{Ask, CoresSnapshot, Looker},
     notices::noticed,
     originals::{Originals, System},
     placing::{PERIOD, Placing},
     polled::{Deferring, PolledPorts},
-    queues::Told,
+    queues::NetdevQueues,
     shares::Sharing,
     splitting::Splitter,
     spreads::Spreader,
@@ -280,7 +280,7 @@ fn tell<A: Scheduling>(
 /// Looks, and does what follows from what was placed, until the end.
 fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
     let exchange = &handle.exchange;
-    let (mut before, mut troubles) = (None::<Arc<Found>>, Vec::new());
+    let (mut before, mut troubles) = (None::<Arc<CoresSnapshot>>, Vec::new());
     let (mut looked, mut due, mut missed, mut logged) = (Duration::ZERO, Duration::ZERO, false, 0);
     while !exchange.is_ending() {
         missed |= exchange.take_look_wanted();
@@ -386,8 +386,8 @@ impl Ask for Netlink {
         }
     }
 
-    fn told(&self, ifindex: u32, device: &str) -> io::Result<Told> {
-        Told::ask(ifindex, device)
+    fn told(&self, ifindex: u32, device: &str) -> io::Result<NetdevQueues> {
+        NetdevQueues::ask(ifindex, device)
     }
 }
 

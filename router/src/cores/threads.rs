@@ -9,14 +9,14 @@ const KERNEL_THREAD: u64 = 0x0020_0000;
 
 /// Where a thread is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ThreadPlace {
     /// The cores that it may run on.
     pub allowed: BTreeSet<CoreId>,
     /// The core that it runs on, or last ran on.
     pub last: CoreId,
 }
 
-impl Place {
+impl ThreadPlace {
     /// The core that it will next run on, as far as that is known.
     pub fn core(&self) -> CoreId {
         match (self.allowed.first(), self.allowed.len()) {
@@ -60,10 +60,10 @@ pub fn stat(roots: &Roots, id: u32) -> io::Result<Option<Stat>> {
 }
 
 /// `Ok(None)`: there is no such thread any more.
-pub fn place(roots: &Roots, id: u32) -> io::Result<Option<Place>> {
+pub fn place(roots: &Roots, id: u32) -> io::Result<Option<ThreadPlace>> {
     let allowed = read(&roots.proc(format!("{id}/status")), allowed)?;
     let stat = stat(roots, id)?;
-    Ok(allowed.zip(stat).map(|(allowed, stat)| Place { allowed, last: stat.last_core }))
+    Ok(allowed.zip(stat).map(|(allowed, stat)| ThreadPlace { allowed, last: stat.last_core }))
 }
 
 /// The cores that a /proc/PID/status allows.
@@ -120,7 +120,7 @@ mod tests {
         tree.thread(7, 7, "napi/eth0-8193", true, "2-3", 1);
         tree.thread(8, 8, "napi/eth0-8194", true, "2", 1);
         let place = |id| place(&tree.roots(), id).unwrap();
-        assert_eq!(place(7), Some(Place { allowed: [2, 3].into(), last: 1 }));
+        assert_eq!(place(7), Some(ThreadPlace { allowed: [2, 3].into(), last: 1 }));
         assert_eq!((place(7).unwrap().core(), place(8).unwrap().core()), (1, 2));
         assert_eq!(place(9), None);
     }

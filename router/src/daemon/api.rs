@@ -380,7 +380,7 @@ mod tests {
         let (to, requests) = Requests::queue(Waker::new().unwrap());
         let waker = Waker::new().unwrap();
         let (switch, end) = switch::start(&Default::default(), waker).unwrap();
-        (end.tell)(crate::switch::seam::Told::Ports(Vec::new()));
+        (end.tell)(crate::switch::seam::SwitchMessage::Ports(Vec::new()));
         serve(UnixListener::bind(&path).unwrap(), to, switch, None, RunningSas::default()).unwrap();
         (directory, path, requests)
     }

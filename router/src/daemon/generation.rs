@@ -12,7 +12,7 @@ use super::{
     reclaim::Reclaimer,
     seam::{FastPath, Kernel, Observe},
     steering::Steerer,
-    totals::{State, Totals},
+    totals::{SavedTotals, Totals},
     world::World,
 };
 use crate::{
@@ -267,7 +267,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         // A generation is filled with everything there is, so the plan towards it is carried out by building one.
         world.plan_all(started);
         let windows = Windows::new(kernel.policy()?);
-        let before = State::read(&instance);
+        let before = SavedTotals::read(&instance);
         let number = before.as_ref().map_or(0, |state| state.generation) + 1;
         let steerer = steerer(&config, &instance, &kernel, spreading, &world);
         let rows = steerer.is_some();
@@ -525,7 +525,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     }
 
     /// Continues the counters of the daemon before this one, if it left any.
-    fn inherit(&mut self, state: Option<State>) {
+    fn inherit(&mut self, state: Option<SavedTotals>) {
         let Some(state) = state else { return };
         if let Some(counted) = self.kernel.previous(state.generation) {
             let names = self.world.names();

@@ -23,15 +23,15 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 /// None, as text is written to memory.
 pub fn text(status: Status) -> Result<String, fmt::Error> {
     let (mut registry, mut text) = (Registry::default(), String::new());
-    registry.register_collector(Box::new(Told(status)));
+    registry.register_collector(Box::new(StatusCollector(status)));
     text::encode(&mut text, &registry)?;
     Ok(text)
 }
 
 #[derive(Debug)]
-struct Told(Status);
+struct StatusCollector(Status);
 
-impl Collector for Told {
+impl Collector for StatusCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let Status { paths, workers, .. } = &self.0;
         families(paths, workers).iter().try_for_each(|family| family.encode(&mut encoder))

@@ -6,7 +6,7 @@ use crate::{
     linux::{
         ethtool::Problem,
         multipath::MultipathKeys,
-        netns::Place,
+        netns::NamespaceRef,
         observer::{Observer, ObserverConfig, PolicyRead, Quota, Reader, Trouble, Waker, clock},
     },
 };
@@ -56,7 +56,7 @@ impl Observe for Observer {
     fn port_problems(&mut self, port: PortId) -> Vec<Problem> {
         Observer::port_problems(self, port)
     }
-    fn place(&self, namespace: NamespaceId) -> Option<Place> {
+    fn place(&self, namespace: NamespaceId) -> Option<NamespaceRef> {
         Observer::place(self, namespace)
     }
     fn read_policy(&mut self, namespace: NamespaceId) {

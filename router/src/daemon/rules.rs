@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     plane::Mode,
-    switch::seam::{SwitchPath, SwitchPort, Told},
+    switch::seam::{SwitchMessage, SwitchPath, SwitchPort},
     user_plane::seam::UserPlane,
 };
 use anyhow::Result;
@@ -24,11 +24,11 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             if let Err(why) = &done {
                 tracing::warn!("flow rules cannot be put in charge, and are tried again: {why}");
             }
-            (self.switch.tell)(Told::InCharge(done));
+            (self.switch.tell)(SwitchMessage::InCharge(done));
         }
         let ports = self.switch_ports();
         if self.told_ports.as_ref() != Some(&ports) {
-            (self.switch.tell)(Told::Ports(ports.clone()));
+            (self.switch.tell)(SwitchMessage::Ports(ports.clone()));
             self.told_ports = Some(ports);
         }
         self.tell_switch_of_paths();
@@ -45,7 +45,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         if is_new {
             let paths = running.iter().zip(paths.plane.counts());
             let paths = paths.map(|(&has_worker, counts)| SwitchPath { has_worker, counts }).collect();
-            (self.switch.tell)(Told::Paths(paths));
+            (self.switch.tell)(SwitchMessage::Paths(paths));
             self.told_paths = Some((now, running));
         }
     }

@@ -5,7 +5,7 @@
 pub use crate::linux::observer::{Hardware, Known, PolicyRead, Question, Sent, Standing};
 use crate::{
     config::Config,
-    linux::{classifier::Classifier, ethtool::Problem, netns::Place},
+    linux::{classifier::Classifier, ethtool::Problem, netns::NamespaceRef},
     plane::{Counters, Heart, Mode, Settings, Step, TestRun, policy::Policy},
     user_plane::seam::{Device, UserPlane},
 };
@@ -53,7 +53,7 @@ pub trait Observe {
     fn port_problems(&mut self, port: PortId) -> Vec<Problem>;
 
     /// A namespace that is observed.
-    fn place(&self, _namespace: NamespaceId) -> Option<Place> {
+    fn place(&self, _namespace: NamespaceId) -> Option<NamespaceRef> {
         None
     }
 

@@ -37,18 +37,18 @@ pub struct Steerer {
     classifier: Box<dyn Classifier>,
     spreading: Spreading,
     steering: Steering,
-    ports: BTreeMap<PortId, Port>,
+    ports: BTreeMap<PortId, SteeredPort>,
     file: PathBuf,
 }
 
 /// A port that was asked.
-struct Port {
+struct SteeredPort {
     device: String,
     ifindex: u32,
-    found: Found,
+    found: ClassifierState,
 }
 
-enum Found {
+enum ClassifierState {
     None,
     /// Why it is not used.
     Unusable(String),
@@ -80,24 +80,24 @@ fn queues_for_steering(capabilities: &Capabilities) -> Vec<u8> {
     (all - steered..all).map(|queue| queue as u8).collect()
 }
 
-fn unusable(error: anyhow::Error) -> Found {
-    Found::Unusable(format!("{error:#}"))
+fn unusable(error: anyhow::Error) -> ClassifierState {
+    ClassifierState::Unusable(format!("{error:#}"))
 }
 
 /// What a device has; changes nothing.
-fn look(classifier: &dyn Classifier, device: &str) -> Result<Found> {
+fn look(classifier: &dyn Classifier, device: &str) -> Result<ClassifierState> {
     let Some(capabilities) = classifier.capabilities(device).context("asking for its classifier")? else {
-        return Ok(Found::None);
+        return Ok(ClassifierState::None);
     };
     let queues = queues_for_steering(&capabilities);
     if queues.is_empty() {
-        return Ok(Found::Unusable("it has one queue".into()));
+        return Ok(ClassifierState::Unusable("it has one queue".into()));
     }
     let rules = classifier.rules(device).context("reading its rules")?;
     let foreign: BTreeSet<Spec> = rules.into_iter().map(|rule| rule.spec).collect();
     let room = if capabilities.locations == 0 { MOST_RULES } else { capabilities.locations as usize };
     let rules = MOST_RULES.min(room.saturating_sub(foreign.len()));
-    Ok(Found::Used(Used { queues, rules, installed: BTreeMap::new(), foreign }))
+    Ok(ClassifierState::Used(Used { queues, rules, installed: BTreeMap::new(), foreign }))
 }
 
 impl Steerer {
@@ -116,7 +116,7 @@ impl Steerer {
     pub fn follow<'a>(&mut self, devices: impl IntoIterator<Item = (PortId, &'a str, u32)>) {
         let devices: BTreeMap<PortId, (&str, u32)> =
             devices.into_iter().map(|(id, device, ifindex)| (id, (device, ifindex))).collect();
-        let stays = |id: &PortId, port: &Port| {
+        let stays = |id: &PortId, port: &SteeredPort| {
             devices
                 .get(id)
                 .is_some_and(|(device, ifindex)| *device == port.device && *ifindex == port.ifindex)
@@ -125,7 +125,9 @@ impl Steerer {
         for id in gone {
             self.steering.port_gone(id);
             // A device that was replaced took its rules along; one that is only let go of did not.
-            let Some(Port { device, ifindex, found: Found::Used(used) }) = self.ports.remove(&id) else {
+            let Some(SteeredPort { device, ifindex, found: ClassifierState::Used(used) }) =
+                self.ports.remove(&id)
+            else {
                 continue;
             };
             if !devices.contains_key(&id) {
@@ -139,8 +141,10 @@ impl Steerer {
                 continue;
             }
             let found = look(&*self.classifier, device);
-            self.ports
-                .insert(id, Port { device: device.into(), ifindex, found: found.unwrap_or_else(unusable) });
+            self.ports.insert(
+                id,
+                SteeredPort { device: device.into(), ifindex, found: found.unwrap_or_else(unusable) },
+            );
             if let Err(error) = self.begin(id) {
                 tracing::warn!("flows are not steered on port {device}: {error:#}");
                 self.ports.entry(id).and_modify(|port| port.found = unusable(error));
@@ -151,8 +155,8 @@ impl Steerer {
     /// Takes queues of a port out of spreading, if it can be used.
     fn begin(&mut self, id: PortId) -> Result<()> {
         self.write_down(&[])?;
-        let Some(Port { ifindex, found, .. }) = self.ports.get(&id) else { return Ok(()) };
-        let Found::Used(used) = found else {
+        let Some(SteeredPort { ifindex, found, .. }) = self.ports.get(&id) else { return Ok(()) };
+        let ClassifierState::Used(used) = found else {
             // A daemon before this one may have used it.
             return self.spreading.release(*ifindex);
         };
@@ -209,7 +213,9 @@ impl Steerer {
 
     fn insert(&mut self, rule: &Rule) {
         let spec = Spec::of(rule);
-        let Some(Port { device, found: Found::Used(used), .. }) = self.ports.get_mut(&rule.flow.port) else {
+        let Some(SteeredPort { device, found: ClassifierState::Used(used), .. }) =
+            self.ports.get_mut(&rule.flow.port)
+        else {
             return;
         };
         let inserted = match used.foreign.contains(&spec) {
@@ -226,7 +232,9 @@ impl Steerer {
     }
 
     fn delete(&mut self, rule: &Rule) {
-        let Some(Port { device, found: Found::Used(used), .. }) = self.ports.get_mut(&rule.flow.port) else {
+        let Some(SteeredPort { device, found: ClassifierState::Used(used), .. }) =
+            self.ports.get_mut(&rule.flow.port)
+        else {
             return;
         };
         if let Some(location) = used.installed.remove(rule)
@@ -240,7 +248,7 @@ impl Steerer {
     fn write_down(&self, new: &[Rule]) -> Result<()> {
         let mut left: BTreeMap<&str, Left> = BTreeMap::new();
         for (id, port) in &self.ports {
-            let Found::Used(used) = &port.found else { continue };
+            let ClassifierState::Used(used) = &port.found else { continue };
             let coming = new.iter().filter(|rule| rule.flow.port == *id);
             let rules = used.installed.keys().chain(coming);
             let rules = rules.map(Spec::of).filter(|spec| !used.foreign.contains(spec));
@@ -261,7 +269,7 @@ impl Steerer {
         let done = clean(&*self.classifier, &self.file);
         for (id, port) in &self.ports {
             self.steering.port_gone(*id);
-            if matches!(port.found, Found::Used(_)) {
+            if matches!(port.found, ClassifierState::Used(_)) {
                 self.release(&port.device, port.ifindex);
             }
         }
@@ -278,9 +286,9 @@ impl Steerer {
     /// Of a port, in words.
     pub fn describe(&self, id: PortId) -> String {
         match self.ports.get(&id).map(|port| &port.found) {
-            None | Some(Found::None) => "none".into(),
-            Some(Found::Unusable(why)) => format!("not used: {why}"),
-            Some(Found::Used(used)) => {
+            None | Some(ClassifierState::None) => "none".into(),
+            Some(ClassifierState::Unusable(why)) => format!("not used: {why}"),
+            Some(ClassifierState::Used(used)) => {
                 let queues: Vec<_> = used.queues.iter().map(u8::to_string).collect();
                 format!("{} flows to queues {}", used.installed.len(), queues.join(" "))
             }

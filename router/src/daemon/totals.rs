@@ -34,7 +34,7 @@ pub struct Totals {
 
 /// What a daemon leaves behind for the next: names, and its base, by number.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct State {
+pub struct SavedTotals {
     /// Number of the generation in charge.
     pub generation: u64,
     pub names: Names,
@@ -69,13 +69,13 @@ impl Totals {
     }
 
     /// As the next daemon will read it.
-    pub fn state(&self, generation: u64, names: Names) -> State {
+    pub fn state(&self, generation: u64, names: Names) -> SavedTotals {
         let payer = |charge: Charge| match charge {
             Charge::Router(id) => ("router", id),
             Charge::Port(id) => ("port", id),
             Charge::Other => ("other", 0),
         };
-        State {
+        SavedTotals {
             generation,
             names,
             packets: self.base.packets,
@@ -93,7 +93,7 @@ impl Totals {
 
     /// Continues where a dead daemon's `state` and the counters of its generation ended, for whatever has the same name
     /// now.
-    pub fn inherit(&mut self, state: &State, counted: &Counters, now: &Names) {
+    pub fn inherit(&mut self, state: &SavedTotals, counted: &Counters, now: &Names) {
         let old = sum(&state.base(), counted);
         let router = |id: RouterId| {
             let name = state.names.routers.get(&id)?;
@@ -122,9 +122,9 @@ impl Totals {
     }
 }
 
-impl State {
+impl SavedTotals {
     /// What an earlier daemon of the instance left; `None` also if a version wrote it that used other words.
-    pub fn read(instance: &Instance) -> Option<State> {
+    pub fn read(instance: &Instance) -> Option<SavedTotals> {
         serde_json::from_slice(&guard::read_ours(&instance.state_file()).ok()?).ok()
     }
 
@@ -212,7 +212,7 @@ mod tests {
         let mut first = Totals::default();
         first.absorb(&counted(1, 1, 5));
         let text = serde_json::to_string(&first.state(1, names(1, 1, "m0".into()))).unwrap();
-        let state: State = serde_json::from_str(&text).unwrap();
+        let state: SavedTotals = serde_json::from_str(&text).unwrap();
 
         let mut second = Totals::default();
         second.inherit(&state, &counted(1, 1, 2), &names(4, 9, "m0".into()));

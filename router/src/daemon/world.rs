@@ -4,7 +4,7 @@ use super::{ledger::Ledger, totals::Names};
 use crate::{base::foreign::Quoted, config::Config, plane::Mode, user_plane::seam::Device};
 use logic::{
     mirror::{InterfaceView, Limits, Mirror},
-    observe::{Event, Namespace, NamespaceId, Port},
+    observe::{AttachedPort, Event, Namespace, NamespaceId},
     plan::{Op, PortId},
 };
 use std::{
@@ -26,7 +26,7 @@ pub struct World {
 pub struct PortState {
     pub name: String,
     /// `None`: the device is not there.
-    pub device: Option<Port>,
+    pub device: Option<AttachedPort>,
     /// Its link is up; `None`: it is gone, and `device` soon will be.
     pub up: Option<bool>,
     /// The device the program in charge is attached to.
@@ -108,7 +108,7 @@ impl World {
         }
     }
 
-    fn set_device(&mut self, id: PortId, device: Option<Port>) {
+    fn set_device(&mut self, id: PortId, device: Option<AttachedPort>) {
         if let Some(port) = self.ports.get_mut(&id) {
             (port.device, port.refused) = (device, None);
         }

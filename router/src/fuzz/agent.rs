@@ -20,7 +20,7 @@
 use super::rules::{flows, look, run};
 use logic::{
     flow::{
-        Action, Instructions, Port,
+        Action, Instructions, RulePort,
         kernel::{HeapFlows, Notice, NoticeReason, answer::Looked},
         pipeline::MOST_OUTPUTS,
     },
@@ -146,7 +146,7 @@ pub fn agent(bytes: &[u8]) {
 
 impl World {
     fn new() -> World {
-        let miss = Instructions::apply([Action::output(Port::NORMAL)]);
+        let miss = Instructions::apply([Action::output(RulePort::NORMAL)]);
         let settings = Settings {
             versions: vec![Version::OpenFlow10, Version::OpenFlow13],
             datapath_id: 1,
@@ -157,7 +157,7 @@ impl World {
             controllers: true,
             echo_interval_ms: 15_000,
             packet_in_pps: 1000,
-            proxy_ports: [Port(1)].into(),
+            proxy_ports: [RulePort(1)].into(),
         };
         let agent = Agent::new(flows(&miss), settings);
         let peers = Default::default();
@@ -227,12 +227,12 @@ impl World {
                 let mut frame = vec![2, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0];
                 frame.extend(PROXY_ETHER_TYPE.to_be_bytes());
                 frame.extend(input.message());
-                self.agent.proxied(Port(1), &frame, self.now_ms);
+                self.agent.proxied(RulePort(1), &frame, self.now_ms);
             }
             _ => {
                 let length = input.byte().into();
                 let frame = input.take(length).to_vec();
-                self.looked.push(look(self.agent.flows(), &frame, Port(1)));
+                self.looked.push(look(self.agent.flows(), &frame, RulePort(1)));
                 self.looked.truncate(MOST_LOOKED);
                 self.frames.push(frame);
                 self.frames.truncate(MOST_LOOKED);
@@ -249,7 +249,7 @@ impl World {
         let cut = u32::from(how >> 6);
         let notice = Notice {
             rule,
-            port: Port(1),
+            port: RulePort(1),
             reason,
             frame_bytes: frame.len() as u32 + cut,
             metadata: u64::from_ne_bytes([how; 8]),
@@ -293,7 +293,7 @@ impl World {
     /// Bit by port: it is there; of the first four, four bits further up: its link is up.
     fn set_ports(&mut self, bits: u8) {
         let port = |n: u16| PortInfo {
-            port: Port(n),
+            port: RulePort(n),
             name: format!("p{n}"),
             mac: Mac([2, 0, 0, 0, 0, n as u8]),
             link_up: bits >> (n + 3) & 1 != 0,
@@ -388,7 +388,7 @@ impl World {
         let now_ns = 1_000_000 * self.now_ms;
         let flows = self.agent.flows();
         for frame in &self.frames {
-            run(flows, frame, Port(1), now_ns);
+            run(flows, frame, RulePort(1), now_ns);
         }
     }
 }

@@ -14,7 +14,7 @@
 
 use super::rules::{flows, look, run};
 use logic::flow::{
-    Action, Dialect, FlowCommand, Group, GroupKind, GroupMod, Instructions, Meter, MeterMod, Port,
+    Action, Dialect, FlowCommand, Group, GroupKind, GroupMod, Instructions, Meter, MeterMod, RulePort,
     execute::Packet,
     flows::Flows,
     kernel::{HeapFlows, answer::Looked},
@@ -32,12 +32,12 @@ pub fn pipeline(bytes: &[u8]) {
     let end = bytes.windows(2).position(|two| two == b"\n\n").unwrap_or(bytes.len());
     let (text, frame) = (String::from_utf8_lossy(&bytes[..end]), bytes.get(end + 2..).unwrap_or_default());
     let frame = &frame[..frame.len().min(LONGEST)];
-    let mut flows = flows(&Instructions::apply([Action::output(Port::NORMAL)]));
-    flows.set_ports([1, 2, 3, 4].map(|port| (Port(port), port != 4)));
+    let mut flows = flows(&Instructions::apply([Action::output(RulePort::NORMAL)]));
+    flows.set_ports([1, 2, 3, 4].map(|port| (RulePort(port), port != 4)));
     let mut world = World { flows, frame, looked: Vec::new() };
     text.lines().take(MOST_LINES).for_each(|line| world.done(line));
     world.batch();
-    run(&mut world.flows, frame, Port(1), 2_000_000_000);
+    run(&mut world.flows, frame, RulePort(1), 2_000_000_000);
 }
 
 struct World<'a> {
@@ -53,7 +53,7 @@ impl World<'_> {
         let (first, rest) = line.split_once(' ').unwrap_or((line, ""));
         let mut words = rest.split(' ');
         match first {
-            "look" => self.looked.push(look(&self.flows, self.frame, Port(1))),
+            "look" => self.looked.push(look(&self.flows, self.frame, RulePort(1))),
             "batch" => self.batch(),
             "group" => {
                 let group = group(words.next(), words.next(), words.next().unwrap_or_default());
@@ -82,7 +82,7 @@ impl World<'_> {
     fn out(&mut self, actions: &str) {
         let Ok(actions) = parse_actions(actions) else { return };
         if self.flows.tables().check_actions(&actions).is_ok() {
-            let done = self.flows.packet_out(Packet::new(self.frame, Port(1)), &actions, 1_000_000_000);
+            let done = self.flows.packet_out(Packet::new(self.frame, RulePort(1)), &actions, 1_000_000_000);
             assert!(done.outputs.len() <= MOST_OUTPUTS);
         }
     }
@@ -105,7 +105,7 @@ fn group(id: Option<&str>, kind: Option<&str>, buckets: &str) -> Option<Group> {
         _ => GroupKind::FastFailover,
     };
     let bucket = |(n, actions): (u16, &str)| {
-        let watch_port = (kind == GroupKind::FastFailover).then_some(Port(4 - n));
+        let watch_port = (kind == GroupKind::FastFailover).then_some(RulePort(4 - n));
         let weight = if kind == GroupKind::Select { n + 1 } else { 0 };
         Some(Bucket { weight, watch_port, watch_group: None, actions: parse_actions(actions).ok()? })
     };

@@ -1,7 +1,7 @@
 //! Flow rules over memory of their own, and whether the words that the program reads say what the tables say.
 
 use logic::flow::{
-    Instructions, Key, Port,
+    Instructions, Key, RulePort,
     execute::Packet,
     explain::explain,
     flows::Flows,
@@ -29,7 +29,7 @@ pub fn flows(miss: &Instructions) -> Flows<HeapFlows> {
 }
 
 /// What the program finds for a frame.
-pub fn look<M: FlowMemory>(flows: &Flows<M>, frame: &[u8], port: Port) -> Looked {
+pub fn look<M: FlowMemory>(flows: &Flows<M>, frame: &[u8], port: RulePort) -> Looked {
     flows.reader().look(&Key::of(frame, port, VXLAN_PORT))
 }
 
@@ -41,7 +41,7 @@ fn decided(mut rows: Vec<u32>) -> Vec<u32> {
 
 /// User space goes on with the frame: what the program finds, in its cache, too, is what the tables say, as far as it can know
 /// before actions are done. No batch is under way.
-pub fn run<M: FlowMemory>(flows: &mut Flows<M>, frame: &[u8], port: Port, now_ns: u64) -> Done {
+pub fn run<M: FlowMemory>(flows: &mut Flows<M>, frame: &[u8], port: RulePort, now_ns: u64) -> Done {
     let looked = look(flows, frame, port);
     if let Some(cached) = flows.reader().cached(&looked.key()) {
         assert_eq!(decided(cached), decided(looked.rows()), "the cache lies");

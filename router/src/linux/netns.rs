@@ -50,7 +50,7 @@ impl Key {
 /// The kernel gives the inode number of a namespace that ended to the next one, so the cookie decides (`SO_NETNS_COOKIE`, never
 /// used twice).
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct NamespaceRef {
     key: Key,
     cookie: u64,
     way: Way,
@@ -62,16 +62,16 @@ enum Way {
     Own(Arc<File>),
 }
 
-impl Place {
+impl NamespaceRef {
     /// Of the namespace with this cookie, of which there is a file at `path`.
     pub fn new(key: Key, cookie: u64, path: PathBuf) -> Self {
-        Place { key, cookie, way: Way::Path(path) }
+        NamespaceRef { key, cookie, way: Way::Path(path) }
     }
 
     /// Of the calling thread's namespace, which it keeps alive.
     pub fn own() -> io::Result<Self> {
         let file = File::open("/proc/thread-self/ns/net")?;
-        Ok(Place { key: Key::of(&file)?, cookie: cookie()?, way: Way::Own(Arc::new(file)) })
+        Ok(NamespaceRef { key: Key::of(&file)?, cookie: cookie()?, way: Way::Own(Arc::new(file)) })
     }
 
     pub fn key(&self) -> Key {
@@ -110,7 +110,7 @@ impl Place {
     /// Runs `task` in the namespace, which it keeps alive for as long as that takes.
     ///
     /// # Errors
-    /// As [`Place::open`] and [`inside`].
+    /// As [`NamespaceRef::open`] and [`inside`].
     pub fn inside<T: Send>(&self, task: impl FnOnce() -> T + Send) -> io::Result<T> {
         let file = self.open()?;
         inside(&file, || if cookie()? == self.cookie { Ok(task()) } else { Err(replaced()) })?
@@ -119,14 +119,14 @@ impl Place {
     /// Has the calling thread enter the namespace.
     ///
     /// # Errors
-    /// As [`Place::open`]; the thread may be in another namespace then.
+    /// As [`NamespaceRef::open`]; the thread may be in another namespace then.
     pub fn enter(&self) -> io::Result<()> {
         enter(&*self.open()?)?;
         if cookie()? == self.cookie { Ok(()) } else { Err(replaced()) }
     }
 }
 
-impl PartialEq for Place {
+impl PartialEq for NamespaceRef {
     fn eq(&self, other: &Self) -> bool {
         self.cookie == other.cookie
     }
@@ -141,7 +141,7 @@ fn replaced() -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, Replaced)
 }
 
-/// Does this error of a [`Place`] say that its namespace has ended?
+/// Does this error of a [`NamespaceRef`] say that its namespace has ended?
 pub fn was_replaced(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<Replaced>())
 }
@@ -279,7 +279,7 @@ impl FromStr for Source {
 
 /// A namespace that exists, and a way to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundNamespace {
     /// The first of its names under /run/netns, or `pid:N` of its lowest process.
     pub name: String,
     /// A file that opens it.
@@ -292,7 +292,7 @@ pub struct Found {
 ///
 /// Cost: about 3 us per process. Namespaces that only a thread other than its process's first, or only an open file,
 /// keeps alive are not found.
-pub fn list() -> BTreeMap<Key, Found> {
+pub fn list() -> BTreeMap<Key, FoundNamespace> {
     let mut found = BTreeMap::new();
     // Only files on nsfs count: `ip netns add` makes an empty file first and mounts over it.
     let Ok(own) = Key::at(Path::new("/proc/self/ns/net")) else { return found };
@@ -304,7 +304,7 @@ pub fn list() -> BTreeMap<Key, Found> {
             && let Some(name) = path.file_name()
         {
             let name = name.to_string_lossy().into_owned();
-            found.entry(key).or_insert(Found { name, path, pid: None });
+            found.entry(key).or_insert(FoundNamespace { name, path, pid: None });
         }
     }
     let mut pids: Vec<u32> = fs::read_dir("/proc")
@@ -317,7 +317,11 @@ pub fn list() -> BTreeMap<Key, Found> {
     for pid in pids {
         let path = PathBuf::from(format!("/proc/{pid}/ns/net"));
         if let Ok(key) = Key::at(&path) {
-            found.entry(key).or_insert_with(|| Found { name: format!("pid:{pid}"), path, pid: Some(pid) });
+            found.entry(key).or_insert_with(|| FoundNamespace {
+                name: format!("pid:{pid}"),
+                path,
+                pid: Some(pid),
+            });
         }
     }
     found
@@ -410,17 +414,17 @@ mod tests {
 
     #[test]
     fn a_place_leads_only_to_the_namespace_it_was_made_for() {
-        let own = Place::own().unwrap();
+        let own = NamespaceRef::own().unwrap();
         assert_eq!(own.inside(cookie).unwrap().unwrap(), own.cookie());
         let path = PathBuf::from("/proc/self/ns/net");
-        let same = Place::new(own.key(), own.cookie(), path.clone());
+        let same = NamespaceRef::new(own.key(), own.cookie(), path.clone());
         assert!(same.inside(|| ()).is_ok());
         // The kernel gave the inode to another one.
-        let another = Place::new(own.key(), own.cookie() + 1, path);
+        let another = NamespaceRef::new(own.key(), own.cookie() + 1, path);
         assert_ne!(another, same);
         let error = another.inside(|| ()).unwrap_err();
         assert!(error.kind() == io::ErrorKind::NotFound && was_replaced(&error), "{error}");
-        let moved = Place::new(own.key(), own.cookie(), "/proc/self/ns/mnt".into());
+        let moved = NamespaceRef::new(own.key(), own.cookie(), "/proc/self/ns/mnt".into());
         let error = moved.open().unwrap_err();
         assert!(error.kind() == io::ErrorKind::NotFound && !was_replaced(&error), "{error}");
     }

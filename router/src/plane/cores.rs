@@ -115,24 +115,24 @@ impl Drop for CoreMap {
 /// All cores that were ever named or chosen, in the maps of all generations that are there.
 #[derive(Default)]
 pub(super) struct NamedCores {
-    state: Mutex<State>,
+    state: Mutex<CoreNames>,
     past: Past,
 }
 
 #[derive(Default)]
-struct State {
+struct CoreNames {
     named: BTreeSet<CoreId>,
     maps: Vec<Weak<CoreMap>>,
 }
 
-impl State {
+impl CoreNames {
     fn maps(&self) -> impl Iterator<Item = Arc<CoreMap>> {
         self.maps.iter().filter_map(Weak::upgrade)
     }
 }
 
 impl NamedCores {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, CoreNames> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -20,7 +20,7 @@ use logic::{
         choice::{Choices, Leave},
     },
     flow::{
-        CoreChoice, Port,
+        CoreChoice, RulePort,
         kernel::{FIRST_ROW, FlowCapacity, FlowMemory, MASKS, Notice, Seed, TABLE_ROWS, words},
         program::Ports,
     },
@@ -402,12 +402,12 @@ impl MappedFlows {
     ///
     /// # Errors
     /// The kernel refuses a port, which is left out, or a set.
-    pub fn set_ports(&self, ports: BTreeMap<Port, (u32, bool)>) -> Result<()> {
+    pub fn set_ports(&self, ports: BTreeMap<RulePort, (u32, bool)>) -> Result<()> {
         self.sets.set_ports(ports)
     }
 
     /// The ports that a broadcast to this row of `flow_sets` reaches, as the kernel has it, the one it came in by among them.
-    pub fn ports_of_set(&self, row: u32) -> Vec<Port> {
+    pub fn ports_of_set(&self, row: u32) -> Vec<RulePort> {
         self.sets.ports(row)
     }
 }

@@ -15,7 +15,7 @@ use crate::linux::{
         nsid,
         socket::{Socket, set_option},
     },
-    netns::{self, Place},
+    netns::{self, NamespaceRef},
     observer::Waker,
 };
 use anyhow::{Context, Result};
@@ -319,7 +319,7 @@ impl Policy {
 
     /// Sees changes in this namespace from now on. It reports kinds that cannot be watched. Another call tries these
     /// again and loses no kind. After each call that sees more, [`Policy::bind`] makes earlier changes count as unread.
-    pub fn watch(&mut self, slot: Slot, place: Option<&Place>) -> Watching {
+    pub fn watch(&mut self, slot: Slot, place: Option<&NamespaceRef>) -> Watching {
         let Some(maps) = &self.maps else { return Watching::All };
         let watched = match place {
             Some(place) => watch(maps, slot, place),
@@ -468,7 +468,7 @@ fn nothing_because(why: &str) -> Missing {
     GROUPS.iter().map(|(_, _, what)| (*what, why.to_owned())).collect()
 }
 
-fn watch(maps: &Maps, slot: Slot, place: &Place) -> Watched {
+fn watch(maps: &Maps, slot: Slot, place: &NamespaceRef) -> Watched {
     let viewed = view(maps, slot, place).context("watching a namespace");
     let (sockets, mut missing) =
         viewed.unwrap_or_else(|error| (Vec::new(), nothing_because(&format!("{error:#}"))));
@@ -480,7 +480,7 @@ fn watch(maps: &Maps, slot: Slot, place: &Place) -> Watched {
 }
 
 /// Sockets that listen to a namespace, each with the filter; and the kinds for which there is none.
-fn view(maps: &Maps, slot: Slot, place: &Place) -> Result<(Vec<netlink_sys::Socket>, Missing)> {
+fn view(maps: &Maps, slot: Slot, place: &NamespaceRef) -> Result<(Vec<netlink_sys::Socket>, Missing)> {
     // The file is only of this namespace, and not kept beyond this call. A place that is gone costs no program.
     let file = place.inside(|| File::open("/proc/thread-self/ns/net"))??;
     let mut storage = MaybeUninit::uninit();

@@ -7,7 +7,7 @@ use super::MAX_PORTS;
 use crate::base::guard::locked;
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
-use logic::flow::{Port, program::Ports};
+use logic::flow::{RulePort, program::Ports};
 use std::{
     collections::{BTreeMap, BTreeSet},
     os::fd::{AsFd, AsRawFd},
@@ -29,7 +29,7 @@ pub(super) struct PortSets {
 
 #[derive(Default)]
 struct SetState {
-    ports: BTreeMap<Port, (u32, bool)>,
+    ports: BTreeMap<RulePort, (u32, bool)>,
     sets: BTreeMap<u32, Ports>,
 }
 
@@ -95,10 +95,10 @@ impl PortSets {
     }
 
     /// The ports that are in a row's device map now, as the kernel has it.
-    pub fn ports(&self, row: u32) -> Vec<Port> {
+    pub fn ports(&self, row: u32) -> Vec<RulePort> {
         let Ok(map) = self.set(row) else { return Vec::new() };
-        let there = |port: &Port| matches!(map.lookup(&slot(*port), MapFlags::ANY), Ok(Some(_)));
-        (1..=MAX_PORTS as u16).map(Port).filter(there).collect()
+        let there = |port: &RulePort| matches!(map.lookup(&slot(*port), MapFlags::ANY), Ok(Some(_)));
+        (1..=MAX_PORTS as u16).map(RulePort).filter(there).collect()
     }
 
     /// Puts these ports into a row.
@@ -106,7 +106,7 @@ impl PortSets {
         self.make(row)?;
         let map = self.set(row)?;
         let mut state = self.state.lock().unwrap_or_else(|e| e.into_inner());
-        for port in (1..=MAX_PORTS as u16).map(Port) {
+        for port in (1..=MAX_PORTS as u16).map(RulePort) {
             if let Err(error) = set_slot(&map, port, member(ports, &state.ports, port)) {
                 tracing::warn!("{error:#}");
             }
@@ -121,10 +121,10 @@ impl PortSets {
     }
 
     /// See [`super::MappedFlows::set_ports`].
-    pub fn set_ports(&self, ports: BTreeMap<Port, (u32, bool)>) -> Result<()> {
+    pub fn set_ports(&self, ports: BTreeMap<RulePort, (u32, bool)>) -> Result<()> {
         let mut state = self.state.lock().unwrap_or_else(|e| e.into_inner());
         let before = std::mem::replace(&mut state.ports, ports);
-        let known: BTreeSet<Port> = before.keys().chain(state.ports.keys()).copied().collect();
+        let known: BTreeSet<RulePort> = before.keys().chain(state.ports.keys()).copied().collect();
         // All slots, whatever seems to be in them: the kernel empties those of a device that leaves its namespace, which may
         // be back with the same index.
         let device = |port| member(&Ports::All, &state.ports, port);
@@ -142,7 +142,7 @@ impl PortSets {
 }
 
 /// The device of a port, if it is in the set.
-fn member(set: &Ports, known: &BTreeMap<Port, (u32, bool)>, port: Port) -> Option<u32> {
+fn member(set: &Ports, known: &BTreeMap<RulePort, (u32, bool)>, port: RulePort) -> Option<u32> {
     let &(ifindex, floods) = known.get(&port)?;
     let reached = match set {
         Ports::All => true,
@@ -153,11 +153,11 @@ fn member(set: &Ports, known: &BTreeMap<Port, (u32, bool)>, port: Port) -> Optio
 }
 
 /// Of a port in each device map.
-fn slot(port: Port) -> [u8; 4] {
+fn slot(port: RulePort) -> [u8; 4] {
     u32::from(port.0 - 1).to_ne_bytes()
 }
 
-fn set_slot(map: &MapHandle, port: Port, ifindex: Option<u32>) -> Result<()> {
+fn set_slot(map: &MapHandle, port: RulePort, ifindex: Option<u32>) -> Result<()> {
     let Some(ifindex) = ifindex else {
         return match map.delete(&slot(port)) {
             Err(e) if e.kind() != libbpf_rs::ErrorKind::NotFound => {

@@ -59,11 +59,11 @@ pub struct Splits {
     first_row: usize,
     /// It is known what other cores have done.
     counted: bool,
-    state: Mutex<State>,
+    state: Mutex<SplitQueues>,
 }
 
 #[derive(Default)]
-struct State {
+struct SplitQueues {
     /// Polls are counted for as long as this is kept.
     counting: Option<OwnedFd>,
     made: BTreeSet<CoreId>,
@@ -72,7 +72,7 @@ struct State {
     joining: BTreeMap<QueueId, [(u64, Duration); BUCKETS]>,
 }
 
-impl State {
+impl SplitQueues {
     fn splits(&self, port: PortId) -> bool {
         self.rows.keys().any(|queue| queue.port == port)
     }
@@ -117,7 +117,7 @@ impl Splits {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SplitQueues> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -212,7 +212,7 @@ impl Splits {
     }
 
     /// Its port's word, and its row or a free one.
-    fn room(&self, state: &State, queue: QueueId) -> Result<(usize, usize)> {
+    fn room(&self, state: &SplitQueues, queue: QueueId) -> Result<(usize, usize)> {
         ensure!(self.counts_all(), "this kernel does not tell what other cores have done");
         let at = self.word_of(queue.port).filter(|_| self.may_split(queue.port));
         let at =
@@ -224,14 +224,14 @@ impl Splits {
     }
 
     /// Packets can be handed to these cores from now on.
-    fn make_all(&self, state: &mut State, cores: impl Iterator<Item = CoreId>) -> Result<()> {
+    fn make_all(&self, state: &mut SplitQueues, cores: impl Iterator<Item = CoreId>) -> Result<()> {
         if let (None, Some(polls)) = (&state.counting, &self.polls) {
             state.counting = Some(listen(polls.as_fd()).context("counting polls")?);
         }
         self.make(state, cores)
     }
 
-    fn make(&self, state: &mut State, cores: impl Iterator<Item = CoreId>) -> Result<()> {
+    fn make(&self, state: &mut SplitQueues, cores: impl Iterator<Item = CoreId>) -> Result<()> {
         for core in cores {
             if !state.made.contains(&core) {
                 cores::make(&self.map, self.program.as_raw_fd(), core)?;
@@ -242,7 +242,7 @@ impl Splits {
     }
 
     /// The row is complete: packets go by it.
-    fn begin(&self, state: &mut State, queue: QueueId, at: usize, row: usize) {
+    fn begin(&self, state: &mut SplitQueues, queue: QueueId, at: usize, row: usize) {
         state.rows.insert(queue, row);
         self.index.store(index_of(queue), row as u64 + 1);
         self.ports.as_slice()[at].fetch_or(PORT_SPLITS << 48, AcqRel);

@@ -11,7 +11,7 @@ use crate::{
 use logic::{
     flow::{
         Action, CoreChoice, FlowCommand, FlowMod, Refused,
-        action::Port,
+        action::RulePort,
         kernel::FlowMemory,
         table::PathPort,
         text::{self, BadText, Names},
@@ -64,9 +64,9 @@ impl Changing {
 }
 
 /// The names of ports and paths, for flows as text.
-pub fn names(ports: &[SwitchPort], paths: &[PathPort]) -> Vec<(String, Port)> {
+pub fn names(ports: &[SwitchPort], paths: &[PathPort]) -> Vec<(String, RulePort)> {
     let paths =
-        (0..).zip(paths).filter_map(|(n, path)| Some((format!("path:{}", path.name), Port::of_path(n)?)));
+        (0..).zip(paths).filter_map(|(n, path)| Some((format!("path:{}", path.name), RulePort::of_path(n)?)));
     ports.iter().map(|port| (port.name.clone(), number(port))).chain(paths).collect()
 }
 

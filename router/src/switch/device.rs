@@ -8,7 +8,7 @@ use crate::{
 };
 use anyhow::{Context, Result};
 use logic::{
-    flow::Port,
+    flow::RulePort,
     openflow::{agent::Outside, extension::CoreStats, message::PortStats},
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
@@ -33,7 +33,8 @@ impl Outside for Devices<'_> {
             stats(port, line?)
         };
         let real = self.ports.iter().filter(|port| port.ifindex.is_some()).filter_map(known);
-        let logical = (0..).map_while(Port::of_path).zip(self.paths).map(|(port, path)| of_path(port, path));
+        let logical =
+            (0..).map_while(RulePort::of_path).zip(self.paths).map(|(port, path)| of_path(port, path));
         real.chain(logical).collect()
     }
 
@@ -43,7 +44,7 @@ impl Outside for Devices<'_> {
 }
 
 /// What is sent there its worker is given; what its socket does not take is lost. Nothing comes in by it.
-fn of_path(port: Port, path: &SwitchPath) -> PortStats {
+fn of_path(port: RulePort, path: &SwitchPath) -> PortStats {
     let PathCounts { packets, bytes, ring_full, refused, .. } = path.counts;
     let lost = ring_full + refused;
     PortStats {
@@ -131,7 +132,7 @@ mod tests {
     fn what_a_path_was_given_was_sent_to_its_port_or_lost_there() {
         let counts =
             PathCounts { packets: 10, bytes: 600, ring_full: 2, refused: 1, ..PathCounts::default() };
-        let read = of_path(Port(65024), &SwitchPath { has_worker: true, counts });
+        let read = of_path(RulePort(65024), &SwitchPath { has_worker: true, counts });
         assert_eq!((read.port.0, read.tx_packets, read.tx_bytes, read.tx_dropped), (65024, 7, 600, 3));
         assert_eq!((read.rx_packets, read.rx_bytes), (0, 0));
     }

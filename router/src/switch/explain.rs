@@ -8,7 +8,7 @@ use crate::{
 };
 use logic::{
     flow::{
-        Action, CoreChoice, FlowCommand, FlowMod, FlowStats, Instructions, Port, RuleId, TableId,
+        Action, CoreChoice, FlowCommand, FlowMod, FlowStats, Instructions, RuleId, RulePort, TableId,
         execute::Packet,
         explain::{Explained, explain},
         kernel::FlowMemory,
@@ -141,9 +141,9 @@ fn flow(stats: FlowStats) -> FlowMod {
 fn told<M: FlowMemory>(agent: &mut Agent<M>, ports: &[SwitchPort], output: &Output) -> OutputReport {
     let Output { port, ref frame, in_port, .. } = *output;
     let lost = match port {
-        Port::NORMAL | Port::LOCAL => None,
+        RulePort::NORMAL | RulePort::LOCAL => None,
         port if port.path().is_some() => None,
-        Port::CONTROLLER => {
+        RulePort::CONTROLLER => {
             agent.port_flags(in_port).no_packet_in.then_some("a controller has set NO_PACKET_IN")
         }
         port => agent.port_flags(port).no_fwd.then_some("a controller has set NO_FWD for the port"),

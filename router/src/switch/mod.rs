@@ -48,7 +48,7 @@ use crate::{
     cores,
     linux::observer::Waker,
     plane::{FlowMaps, Grace},
-    switch::seam::{Gauge, SwitchEnd, SwitchPath, SwitchPort, Told},
+    switch::seam::{Gauge, SwitchEnd, SwitchMessage, SwitchPath, SwitchPort},
 };
 use anyhow::{Context, Result};
 use change::{Change, Changing};
@@ -85,7 +85,7 @@ enum Event {
     Explain(explain::Request),
     /// A client has taken what it was given of a listing.
     More(u64),
-    Told(Told),
+    Told(SwitchMessage),
     /// The kernel plane hands packets over; they wait in a channel of their own.
     Noticed,
     /// No program runs any more that ran when this was asked for.
@@ -241,14 +241,14 @@ impl Switch {
             Event::More(id) => {
                 self.listings.go_on(id, self.rules.as_mut().map(|rules| &mut rules.agent), now_ms());
             }
-            Event::Told(Told::Ports(ports)) => self.set_ports(ports),
-            Event::Told(Told::Paths(paths)) => {
+            Event::Told(SwitchMessage::Ports(ports)) => self.set_ports(ports),
+            Event::Told(SwitchMessage::Paths(paths)) => {
                 if let Some(rules) = &mut self.rules {
                     rules.set_paths(&self.config.paths, &paths);
                 }
                 self.paths = paths;
             }
-            Event::Told(Told::InCharge(done)) => self.charge.answered(done),
+            Event::Told(SwitchMessage::InCharge(done)) => self.charge.answered(done),
             Event::Noticed => self.noticed = true,
             Event::Passed(done) => {
                 if let Some(rules) = &mut self.rules {

@@ -18,7 +18,7 @@ use crate::{
 use anyhow::{Context, Result};
 use logic::{
     flow::{
-        Action, Instructions, Port,
+        Action, Instructions, RulePort,
         flows::Flows,
         kernel::{CORES, FIRST_ROW, FlowCapacity, Notice, NoticeReason, Seed},
         table::{GROUPS, METERS, PathPort},
@@ -43,7 +43,7 @@ pub struct Rules {
     pub agent: Agent<Arc<MappedFlows>>,
     maps: Arc<FlowMaps>,
     /// What controllers have set of the ports, as packets see it.
-    flags: BTreeMap<Port, PortFlags>,
+    flags: BTreeMap<RulePort, PortFlags>,
     batches: Batches,
     exits: Exits,
     gauge: Arc<Gauge>,
@@ -278,8 +278,8 @@ fn settings(config: &Config, ports: &[SwitchPort]) -> Settings {
         },
         max_rules: config.flows.rules.0,
         miss: match config.flows.miss {
-            config::Miss::Normal => Instructions::apply([Action::output(Port::NORMAL)]),
-            config::Miss::Controller => Instructions::apply([Action::output(Port::CONTROLLER)]),
+            config::Miss::Normal => Instructions::apply([Action::output(RulePort::NORMAL)]),
+            config::Miss::Controller => Instructions::apply([Action::output(RulePort::CONTROLLER)]),
             config::Miss::Drop => Instructions::default(),
         },
         fail: match openflow.fail {
@@ -294,7 +294,7 @@ fn settings(config: &Config, ports: &[SwitchPort]) -> Settings {
 }
 
 /// The ports where flow-mods may come through another switch.
-fn proxy_ports(names: &[String], ports: &[SwitchPort]) -> BTreeSet<Port> {
+fn proxy_ports(names: &[String], ports: &[SwitchPort]) -> BTreeSet<RulePort> {
     let named = |name: &String| {
         let port = ports.iter().find(|port| port.name == *name).map(number);
         if port.is_none() {
@@ -329,7 +329,7 @@ fn info(port: &SwitchPort) -> PortInfo {
 }
 
 /// A controller wants a port up or down.
-fn configure(ports: &[SwitchPort], port: Port, up: bool) {
+fn configure(ports: &[SwitchPort], port: RulePort, up: bool) {
     let Some(port) = numbered(ports, port) else { return };
     let word = if up { "up" } else { "down" };
     match device::set_up(&port.name, up) {
@@ -339,12 +339,12 @@ fn configure(ports: &[SwitchPort], port: Port, up: bool) {
 }
 
 /// A port's number in rules.
-pub(super) fn number(port: &SwitchPort) -> Port {
+pub(super) fn number(port: &SwitchPort) -> RulePort {
     rule_port(port.id)
 }
 
 /// The port with this number.
-pub(super) fn numbered(ports: &[SwitchPort], wanted: Port) -> Option<&SwitchPort> {
+pub(super) fn numbered(ports: &[SwitchPort], wanted: RulePort) -> Option<&SwitchPort> {
     ports.iter().find(|port| number(port) == wanted)
 }
 
@@ -383,7 +383,7 @@ mod tests {
         for most in [1000, 65_536, 1_000_000] {
             let memory = HeapFlows::new(capacity(most), 1);
             let mut flows = Flows::new(memory, Seed::default(), &Instructions::default());
-            flows.set_ports([(Port(1), true)]);
+            flows.set_ports([(RulePort(1), true)]);
             for i in 0..most {
                 let text = format!(
                     "udp,nw_dst=198.{}.{}.{},tp_src={},actions=output:1",

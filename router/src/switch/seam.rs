@@ -1,7 +1,7 @@
 //! What the control loop and the switch thread are to each other.
 
 use crate::{api::flows::ControllerLost, plane::PathCounts};
-use logic::{flow::Port, net::Mac, plan::PortId};
+use logic::{flow::RulePort, net::Mac, plan::PortId};
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
     atomic::{AtomicU64, Ordering::Relaxed},
@@ -10,10 +10,10 @@ use std::sync::{
 
 /// The switch thread ([`crate::switch`]), as the control loop sees it.
 pub struct SwitchEnd<R> {
-    /// The rules to be put in charge; `None`: none are to be any more. Answered by [`Told::InCharge`], in order.
+    /// The rules to be put in charge; `None`: none are to be any more. Answered by [`SwitchMessage::InCharge`], in order.
     pub orders: Receiver<Option<R>>,
     /// Never waits.
-    pub tell: Box<dyn Fn(Told) + Send>,
+    pub tell: Box<dyn Fn(SwitchMessage) + Send>,
     pub gauge: Arc<Gauge>,
 }
 
@@ -51,7 +51,7 @@ impl Gauge {
 
 /// What the control loop tells the switch thread.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Told {
+pub enum SwitchMessage {
     /// All ports, whenever something about one is new.
     Ports(Vec<SwitchPort>),
     /// All paths of the configuration, in its order: when another has a worker, and once a second.
@@ -61,8 +61,8 @@ pub enum Told {
 }
 
 /// A port's number in flow rules and OpenFlow.
-pub fn rule_port(id: PortId) -> Port {
-    Port(u16::from(id) + 1)
+pub fn rule_port(id: PortId) -> RulePort {
+    RulePort(u16::from(id) + 1)
 }
 
 /// A port, as flow rules see it.

@@ -14,7 +14,7 @@ use crate::{
 };
 use anyhow::{Context, Result};
 use logic::{
-    flow::{Port, kernel::Notice},
+    flow::{RulePort, kernel::Notice},
     net::Mac,
     openflow::agent::Effect,
 };
@@ -122,7 +122,7 @@ pub fn taken(waiting: &Waiting, frame: &[u8]) -> bool {
 /// Where packets leave from user space.
 pub struct Exits {
     maps: Arc<FlowMaps>,
-    ports: BTreeMap<Port, Exit>,
+    ports: BTreeMap<RulePort, Exit>,
     gauge: Arc<Gauge>,
 }
 
@@ -208,7 +208,7 @@ impl Exits {
 
     /// The device that a packet comes in by: that of its port, or, of a packet that a controller made, the one that it is
     /// addressed to. Not one in generic mode: the stack would give the packet to the port's program again, and so on.
-    fn ingress(&self, in_port: Port, frame: &[u8]) -> Option<u32> {
+    fn ingress(&self, in_port: RulePort, frame: &[u8]) -> Option<u32> {
         let addressed = || self.ports.values().find(|exit| frame.starts_with(&exit.mac.0));
         let exit = self.ports.get(&in_port).or_else(addressed)?;
         (!exit.generic).then_some(exit.ifindex)

@@ -1,7 +1,7 @@
 //! The user plane, as the control loop sees it: what it wants, and how that stands.
 
 use crate::{
-    api::workers::WorkersReport, linux::netns::Place, plane::PathCounts, user_plane::workers::PathPlan,
+    api::workers::WorkersReport, linux::netns::NamespaceRef, plane::PathCounts, user_plane::workers::PathPlan,
 };
 use anyhow::Result;
 use logic::{
@@ -46,7 +46,7 @@ pub struct Wanted {
     /// Weights of routers; others have 1.
     pub routers: BTreeMap<RouterId, u16>,
     /// Where routers are.
-    pub namespaces: BTreeMap<RouterId, Place>,
+    pub namespaces: BTreeMap<RouterId, NamespaceRef>,
     /// Those whose ports and router are there.
     pub paths: BTreeMap<PathId, PathPlan>,
 }

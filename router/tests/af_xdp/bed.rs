@@ -42,21 +42,21 @@ pub fn program<'a>(object: &'a Object, name: &str) -> BorrowedFd<'a> {
 }
 
 /// The program on a port, and its slots.
-pub struct Port {
+pub struct XdpPort {
     pub object: Object,
     _link: PortLink,
 }
 
-impl Port {
+impl XdpPort {
     /// Frames go to paths.
-    pub fn attach(device: &str) -> Port {
+    pub fn attach(device: &str) -> XdpPort {
         Self::with(device, "to_path")
     }
 
-    pub fn with(device: &str, program: &str) -> Port {
+    pub fn with(device: &str, program: &str) -> XdpPort {
         let object = load();
         let link = PortLink::attach(self::program(&object, program), ifindex(device), Mode::Native).unwrap();
-        Port { _link: link, object }
+        XdpPort { _link: link, object }
     }
 
     /// Packets of its path go into this ring from now on.
@@ -87,14 +87,14 @@ impl Opened {
 }
 
 /// A queue with these paths, that get their packets.
-pub fn open(umem: &Arc<Umem>, port: &Port, wanted: Wanted, paths: &[usize]) -> (Opened, Sender) {
+pub fn open(umem: &Arc<Umem>, port: &XdpPort, wanted: Wanted, paths: &[usize]) -> (Opened, Sender) {
     let (queue, sender) = Queue::open(umem, wanted).unwrap();
     let receivers = paths.iter().map(|path| ring(port, &queue, *path)).collect();
     (Opened { queue, receivers }, sender)
 }
 
 /// An RX ring of a path, that gets its packets.
-pub fn ring(port: &Port, queue: &Queue, path: usize) -> Receiver {
+pub fn ring(port: &XdpPort, queue: &Queue, path: usize) -> Receiver {
     let receiver = queue.opener().receiver(path).unwrap();
     port.redirect(&receiver);
     receiver

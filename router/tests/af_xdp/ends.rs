@@ -47,7 +47,7 @@ fn what_a_worker_had_goes_back_when_it_is_dropped() {
 fn another_thread_goes_on_where_one_panicked() {
     in_new_namespace(|| {
         make_port(0, 1);
-        let (umem, port) = (Umem::new(2048, 2048).unwrap(), Port::attach("p0"));
+        let (umem, port) = (Umem::new(2048, 2048).unwrap(), XdpPort::attach("p0"));
         let (queue, sender) = open(&umem, &port, wanted("p0", 0, SMALL), &[0]);
         // The first of its workers fills the fill ring, and has no time for more.
         let mut io = Io::new(&umem, 256).unwrap();
@@ -145,7 +145,7 @@ fn a_port_that_is_deleted_is_told_of() {
         whole(&umem);
         // The same memory, when all who had registered it are gone.
         make_port(0, 1);
-        let port = Port::attach("p0");
+        let port = XdpPort::attach("p0");
         let (queue, _sender) = open(&umem, &port, wanted("p0", 0, SMALL), &[0]);
         let mut io = Io::new(&umem, 64).unwrap();
         queue.add_to(&mut io);
@@ -186,7 +186,7 @@ fn a_queue_that_only_receives_says_so() {
             std::fs::write(format!("/proc/sys/net/ipv6/conf/{device}/disable_ipv6"), "1").unwrap();
             run(&format!("ip link set {device} up"));
         }
-        let (umem, port) = (Umem::new(4096, 2048).unwrap(), Port::attach("p0"));
+        let (umem, port) = (Umem::new(4096, 2048).unwrap(), XdpPort::attach("p0"));
         let mut io = Io::new(&umem, 64).unwrap();
         for n in 0..2 {
             let (queue, sender) = open(&umem, &port, wanted("p0", n, SMALL), &[0]);
@@ -219,7 +219,7 @@ fn the_memory_outlives_the_port_that_registered_it() {
         let mut world = World::new(&[0], SMALL, 0);
         run("ip link del p0");
         make_port(2, 1);
-        let port = Port::attach("p2");
+        let port = XdpPort::attach("p2");
         // By the socket of p1, as that of p0 cannot be shared any more.
         let (queue, _sender) = open(&world.umem, &port, wanted("p2", 0, SMALL), &[0]);
         queue.add_to(&mut world.io);

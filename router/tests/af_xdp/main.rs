@@ -19,7 +19,7 @@ use std::{
 /// A worker with one queue of p0 with these paths, and one of p1 to send by.
 struct World {
     umem: Arc<Umem>,
-    port: Port,
+    port: XdpPort,
     io: Io,
 }
 
@@ -30,7 +30,7 @@ impl World {
     fn new(paths: &[usize], rings: Rings, auxiliary: usize) -> World {
         make_port(0, 1);
         make_port(1, 1);
-        let (umem, port) = (Umem::new(4096, 2048).unwrap(), Port::attach("p0"));
+        let (umem, port) = (Umem::new(4096, 2048).unwrap(), XdpPort::attach("p0"));
         let mut io = Io::new(&umem, 512).unwrap();
         open(&umem, &port, wanted("p0", 0, rings), paths).0.add_to(&mut io);
         let (queue, sender) = Queue::open(&umem, wanted("p1", 0, rings)).unwrap();
@@ -100,7 +100,7 @@ fn a_worker_takes_from_its_queues_in_turns() {
         make_port(0, 4);
         make_port(1, 4);
         let umem = Umem::new(4096, 2048).unwrap();
-        let ports = [Port::attach("p0"), Port::attach("p1")];
+        let ports = [XdpPort::attach("p0"), XdpPort::attach("p1")];
         let mut io = Io::new(&umem, 512).unwrap();
         for (device, port) in ["p0", "p1"].into_iter().zip(&ports) {
             for queue in 0..4 {
@@ -217,7 +217,7 @@ fn devices_of_equal_index_in_other_namespaces_are_others() {
         move || {
             make_port(0, 1);
             indexes.send(ifindex("p0")).unwrap();
-            let port = Port::attach("p0");
+            let port = XdpPort::attach("p0");
             let (opened, sender) = open(&umem, &port, wanted("p0", 0, SMALL), &[0]);
             meet.wait();
             // After both have the first socket: the second of each finds its own.

@@ -20,7 +20,7 @@ use std::{
 };
 
 /// How often each frame came out of each port.
-pub type Seen = BTreeMap<(usize, Vec<u8>), usize>;
+pub type FrameCounts = BTreeMap<(usize, Vec<u8>), usize>;
 
 /// Frames sent in one go: fewer than a ring holds.
 const BURST: usize = 32;
@@ -244,10 +244,10 @@ impl Bed {
     }
 
     /// Sends everything and counts what comes out.
-    pub fn observe(&self, frames: &[Sent]) -> Seen {
-        let mut seen = Seen::new();
+    pub fn observe(&self, frames: &[Sent]) -> FrameCounts {
+        let mut seen = FrameCounts::new();
         // Of frames sent before.
-        self.collect(&mut Seen::new(), Duration::from_millis(2));
+        self.collect(&mut FrameCounts::new(), Duration::from_millis(2));
         for burst in frames.chunks(BURST) {
             self.send(burst);
             self.collect(&mut seen, Duration::from_millis(1));
@@ -257,7 +257,7 @@ impl Bed {
     }
 
     /// Counts what comes out until nothing has for that long.
-    fn collect(&self, seen: &mut Seen, quiet_for: Duration) {
+    fn collect(&self, seen: &mut FrameCounts, quiet_for: Duration) {
         let mut until = Instant::now() + quiet_for;
         while Instant::now() < until {
             let before = seen.values().sum::<usize>();
@@ -367,7 +367,7 @@ fn may_be_own(source: Ipv4Addr) -> bool {
 }
 
 /// Ports and keys of frames whose count differs.
-pub fn differences(linux: &Seen, millrace: &Seen) -> BTreeSet<(usize, Vec<u8>)> {
+pub fn differences(linux: &FrameCounts, millrace: &FrameCounts) -> BTreeSet<(usize, Vec<u8>)> {
     let keys = linux.keys().chain(millrace.keys());
     keys.filter(|key| linux.get(*key) != millrace.get(*key)).cloned().collect()
 }

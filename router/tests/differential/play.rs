@@ -1,7 +1,7 @@
 //! Plays a case in two beds side by side: plain Linux, and Linux with Millrace.
 
 use crate::{
-    bed::{Bed, Namespace, Seen, differences},
+    bed::{Bed, FrameCounts, Namespace, differences},
     case::{Case, Step, hex},
     daemon::Daemon,
     sides::Sent,
@@ -205,7 +205,7 @@ impl Play<'_> {
         for bed in [&self.linux, &self.millrace] {
             bed.forget_routes();
         }
-        let mut looks: Vec<[Seen; 2]> = Vec::new();
+        let mut looks: Vec<[FrameCounts; 2]> = Vec::new();
         let mut differing = BTreeSet::new();
         for wait in self.patience.looks {
             thread::sleep(*wait);
@@ -259,7 +259,7 @@ impl Play<'_> {
 }
 
 /// Frames that differ, and how often each look has shown them.
-fn describe(differing: &BTreeSet<(usize, Vec<u8>)>, looks: &[[Seen; 2]]) -> String {
+fn describe(differing: &BTreeSet<(usize, Vec<u8>)>, looks: &[[FrameCounts; 2]]) -> String {
     let mut words = format!("{} differences", differing.len());
     for key in differing.iter().take(PRINTED) {
         let [linux, millrace] = [0, 1].map(|bed| {

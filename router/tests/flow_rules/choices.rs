@@ -17,7 +17,7 @@ use logic::{
         choice::{Choices, Leave},
     },
     flow::{
-        Action, CoreChoice, Field, FlowCommand, Instructions, Match, Port,
+        Action, CoreChoice, Field, FlowCommand, Instructions, Match, RulePort,
         kernel::{self, FlowMemory},
     },
     net::Mac,
@@ -48,7 +48,7 @@ fn world(choice: CoreChoice) -> FlowWorld {
     run("ethtool -K q1 gro on");
     w.control.rules.set_cores(Some(online_cpus().unwrap().into_iter().map(|cpu| cpu as u16).collect()));
     let ip = Match::ANY.with(Field::EthType, 0x0800_u16);
-    let actions = [Action::SetCore(choice), Action::output(Port(2))];
+    let actions = [Action::SetCore(choice), Action::output(RulePort(2))];
     w.change(FlowCommand::Add, 0, 1, ip, Instructions::apply(actions));
     w.finish();
     w

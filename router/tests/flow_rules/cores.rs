@@ -5,7 +5,7 @@ use crate::{
     world::FlowWorld,
 };
 use logic::flow::{
-    Action, CoreChoice, Field, FlowCommand, Instructions, Match, Port,
+    Action, CoreChoice, Field, FlowCommand, Instructions, Match, RulePort,
     kernel::{self, FlowMemory},
 };
 use router::plane::online_cpus;
@@ -33,7 +33,7 @@ fn packets_are_counted_on_the_core_that_is_named() {
         frame[12..14].copy_from_slice(&[0x88, 0xb6]);
         let ours = Match::ANY.with(Field::EthType, 0x88b6_u16);
         for &core in &cores {
-            let actions = [Action::SetCore(CoreChoice::This(core)), Action::output(Port(2))];
+            let actions = [Action::SetCore(CoreChoice::This(core)), Action::output(RulePort(2))];
             w.change(FlowCommand::Add, 0, 1, ours, Instructions::apply(actions));
             w.finish();
             let row = kernel::row(w.control.rules.tables().ids().next().unwrap());
@@ -49,7 +49,7 @@ fn packets_are_counted_on_the_core_that_is_named() {
                 assert!(start.elapsed() < Duration::from_secs(10), "{:?}, not {expected:?}", counted(&w));
                 thread::sleep(Duration::from_millis(1));
             }
-            let done = w.reference(Port(1), &frame);
+            let done = w.reference(RulePort(1), &frame);
             assert_eq!(done.rows, [row]);
             assert_eq!(done.outputs[0].core, Some(CoreChoice::This(core)));
         }

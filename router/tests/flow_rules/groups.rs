@@ -9,7 +9,7 @@ use crate::{
     world::{FlowWorld, XDP_DROP, XDP_REDIRECT},
 };
 use logic::flow::{
-    Action, Field, FlowCommand, Group, GroupKind, GroupMod, Instructions, Match, Port,
+    Action, Field, FlowCommand, Group, GroupKind, GroupMod, Instructions, Match, RulePort,
     execute::{Context, Packet, execute},
     group::{SLOTS, spread},
     packet::VXLAN_PORT,
@@ -31,9 +31,9 @@ fn group(kind: GroupKind, buckets: Vec<Bucket>) -> Group {
 fn bucket(rng: &mut fastrand::Rng, kind: GroupKind) -> Bucket {
     loop {
         let mut actions: Vec<Action> = (0..rng.usize(0..3)).map(|_| action(rng)).collect();
-        actions.push(Action::output(Port(2 + rng.u16(0..2))));
+        actions.push(Action::output(RulePort(2 + rng.u16(0..2))));
         let weight = if kind == GroupKind::Select { rng.u16(0..4) } else { 0 };
-        let watch_port = (kind != GroupKind::Indirect).then(|| Port(1 + rng.u16(0..4)));
+        let watch_port = (kind != GroupKind::Indirect).then(|| RulePort(1 + rng.u16(0..4)));
         if compile_bucket(&actions).is_some() && !actions.iter().any(is_tunnel) {
             return Bucket { weight, watch_port, watch_group: None, actions };
         }
@@ -77,9 +77,9 @@ fn the_program_gives_a_packet_the_bucket_that_the_reference_gives_it() {
                     buckets.map(|i| group.buckets[i].actions.clone()).collect()
                 };
                 let context = Context { vxlan_port: VXLAN_PORT, buckets: &taken };
-                let (mut packet, mut sent) = (Packet::new(frame.clone(), Port(1)), Vec::new());
+                let (mut packet, mut sent) = (Packet::new(frame.clone(), RulePort(1)), Vec::new());
                 let _ = execute(&mut packet, &list, &context, &mut sent);
-                sent.retain(|s| s.port != Port::CONTROLLER);
+                sent.retain(|s| s.port != RulePort::CONTROLLER);
                 let at = format!("round {round}: {list:?}, {group:?} on {}", hex(&frame));
                 slots.insert(spread(&frame) >> 24);
                 let slow = w.slow();
@@ -104,8 +104,11 @@ fn the_program_gives_a_packet_the_bucket_that_the_reference_gives_it() {
 /// A bucket that marks what it sends.
 fn marked(mark: u8) -> Bucket {
     let mac = u128::from(mark) * 0x0101_0101_0101;
-    let actions =
-        [Action::set(Field::EthSrc, mac), Action::set(Field::EthDst, mac), Action::output(Port(mark.into()))];
+    let actions = [
+        Action::set(Field::EthSrc, mac),
+        Action::set(Field::EthDst, mac),
+        Action::output(RulePort(mark.into())),
+    ];
     Bucket { actions: actions.into(), ..Bucket::default() }
 }
 

@@ -17,7 +17,7 @@ mod world;
 use common::in_new_namespace;
 use fastrand::Rng;
 use logic::flow::{
-    Action, FcfPlace, Field, FlowCommand, Instructions, Key, Match, PacketInReason, Port, Vxlan,
+    Action, FcfPlace, Field, FlowCommand, Instructions, Key, Match, PacketInReason, RulePort, Vxlan,
     execute::{Context, Packet, execute},
     field::{FIELDS, ether_type},
     kernel,
@@ -70,7 +70,7 @@ fn the_program_sees_the_fields_that_the_reference_sees() {
         let rounds = rounds(40_000);
         for round in 0..rounds {
             let frame = frames::frame(&mut rng);
-            let ours = Key::of(&frame, Port(1), VXLAN_PORT);
+            let ours = Key::of(&frame, RulePort(1), VXLAN_PORT);
             w.run(0, &frame);
             assert_eq!(w.last().key, ours, "frame {round}: {}", hex(&frame));
             for s in FIELDS.iter().filter(|s| ours.get(s.field) != 0) {
@@ -147,16 +147,16 @@ fn tunnel(rng: &mut Rng) -> Vxlan {
 
 fn output(rng: &mut Rng) -> Action {
     let ports = [
-        Port(1),
-        Port(2),
-        Port(3),
-        Port(4),
-        Port::IN_PORT,
-        Port::LOCAL,
-        Port::FLOOD,
-        Port::ALL,
-        Port::CONTROLLER,
-        Port::NORMAL,
+        RulePort(1),
+        RulePort(2),
+        RulePort(3),
+        RulePort(4),
+        RulePort::IN_PORT,
+        RulePort::LOCAL,
+        RulePort::FLOOD,
+        RulePort::ALL,
+        RulePort::CONTROLLER,
+        RulePort::NORMAL,
     ];
     Action::output(ports[rng.usize(0..ports.len())])
 }
@@ -176,10 +176,10 @@ struct Tried {
 
 /// A packet, so many times (the first looked up, the second looked up and cached, the third cached): where it goes, its bytes,
 /// and which rules count it are as the pipeline says; of one for user space nothing is counted or changed.
-fn compare(w: &mut FlowWorld, in_port: Port, frame: &[u8], times: u64, tried: &mut Tried, at: &str) {
+fn compare(w: &mut FlowWorld, in_port: RulePort, frame: &[u8], times: u64, tried: &mut Tried, at: &str) {
     let done = w.reference(in_port, frame);
-    let outputs: Vec<_> = done.outputs.iter().filter(|output| output.port != Port::CONTROLLER).collect();
-    let ports: BTreeSet<Port> = outputs.iter().map(|output| output.port).collect();
+    let outputs: Vec<_> = done.outputs.iter().filter(|output| output.port != RulePort::CONTROLLER).collect();
+    let ports: BTreeSet<RulePort> = outputs.iter().map(|output| output.port).collect();
     let at = || format!("{at}: {:?} {ports:?} {}", done.rows, hex(frame));
     tried.matched += usize::from(done.rows.iter().any(|row| kernel::rule_of(*row).is_some()));
     tried.chains += usize::from(done.rows.len() > 1);
@@ -196,7 +196,7 @@ fn compare(w: &mut FlowWorld, in_port: Port, frame: &[u8], times: u64, tried: &m
         assert!(action.is_none_or(|action| action == result.action), "{} {}", result.action, at());
         assert_eq!(sent_to.len(), outputs.len(), "{}", at());
         assert_eq!(sent_to.into_iter().collect::<BTreeSet<_>>(), ports, "{}", at());
-        for output in outputs.iter().filter(|output| output.port != Port::NORMAL) {
+        for output in outputs.iter().filter(|output| output.port != RulePort::NORMAL) {
             assert!(output.frame == result.frame, "{}: {}", at(), hex(&result.frame));
         }
         let cached = done.rows.len() <= kernel::FRONT && time == 2;
@@ -234,7 +234,7 @@ fn the_program_does_to_a_packet_what_the_reference_does() {
             w.change(FlowCommand::Add, 0, 1, Match::ANY, Instructions::apply(actions));
             w.finish();
             for _ in 0..20 {
-                compare(&mut w, Port(1 + rng.u16(0..2)), &frames::frame(&mut rng), 1, &mut tried, &at);
+                compare(&mut w, RulePort(1 + rng.u16(0..2)), &frames::frame(&mut rng), 1, &mut tried, &at);
             }
         }
         assert!(tried.fast > rounds(10_000) && tried.slow > rounds(1_000), "{tried:?}");
@@ -244,7 +244,7 @@ fn the_program_does_to_a_packet_what_the_reference_does() {
 
 /// A match that some of the frames have.
 fn matching(rng: &mut Rng) -> Match {
-    let key = Key::of(&frames::frame(rng), Port(1 + rng.u16(0..2)), VXLAN_PORT);
+    let key = Key::of(&frames::frame(rng), RulePort(1 + rng.u16(0..2)), VXLAN_PORT);
     let mut m = Match::ANY;
     for s in FIELDS.iter().filter(|s| key.get(s.field) != 0) {
         if rng.u8(0..4) == 0 {
@@ -307,7 +307,7 @@ fn packets_take_the_rules_that_the_tables_say_cached_or_not() {
         for round in 0..rounds(400) {
             for _ in 0..rng.usize(1..8) {
                 let shape = masks[rng.usize(0..masks.len())];
-                let mut key = Key::of(&frames::frame(&mut rng), Port(1 + rng.u16(0..2)), VXLAN_PORT);
+                let mut key = Key::of(&frames::frame(&mut rng), RulePort(1 + rng.u16(0..2)), VXLAN_PORT);
                 key.set(Field::Metadata, rng.u8(0..4).into());
                 key.set(Field::TunnelId, rng.u8(0..4).into());
                 let (table, priority) = (rng.u8(0..=LAST_TABLE), rng.u16(1..5));
@@ -321,7 +321,7 @@ fn packets_take_the_rules_that_the_tables_say_cached_or_not() {
             }
             w.finish();
             for _ in 0..24 {
-                let (port, frame) = (Port(1 + rng.u16(0..2)), frames::frame(&mut rng));
+                let (port, frame) = (RulePort(1 + rng.u16(0..2)), frames::frame(&mut rng));
                 compare(&mut w, port, &frame, 3, &mut tried, &format!("round {round}"));
             }
         }
@@ -343,19 +343,19 @@ fn a_frame_inside_that_comes_or_goes_with_the_port_is_seen_by_later_tables() {
             does.goto_table = Some(1);
             w.change(FlowCommand::Add, 0, 1, udp, does);
             for (priority, matching, to) in [(1, Match::ANY, 2), (2, udp.with(Field::VxlanVni, 1_u32), 3)] {
-                let does = Instructions::apply([Action::output(Port(to))]);
+                let does = Instructions::apply([Action::output(RulePort(to))]);
                 w.change(FlowCommand::Add, 1, priority, matching, does);
             }
             w.finish();
             let before = tried.slow;
             let mut frames = std::iter::repeat_with(|| frames::frame(&mut rng));
-            let tunnel = |frame: &Vec<u8>| Key::of(frame, Port(1), VXLAN_PORT).get(Field::VxlanVni) == 1;
+            let tunnel = |frame: &Vec<u8>| Key::of(frame, RulePort(1), VXLAN_PORT).get(Field::VxlanVni) == 1;
             for _ in 0..10 {
                 let mut frame = frames.find(tunnel).unwrap();
                 let headers = Headers::of(&frame, 0, None).unwrap();
                 let at = headers.transport.unwrap() + 2;
                 frame[at..at + 2].copy_from_slice(&port.to_be_bytes());
-                compare(&mut w, Port(1), &frame, 3, &mut tried, &format!("{port} to {rewritten}"));
+                compare(&mut w, RulePort(1), &frame, 3, &mut tried, &format!("{port} to {rewritten}"));
             }
             let changes = (port == VXLAN_PORT) != (rewritten == VXLAN_PORT);
             assert_eq!(tried.slow - before, if changes { 30 } else { 0 }, "{port} to {rewritten}");
@@ -370,7 +370,7 @@ fn past_the_deadline_what_rules_drop_is_dropped_and_all_else_is_the_kernels() {
     in_new_namespace(|| {
         let mut w = FlowWorld::new();
         let kind = |kind: u16| Match::ANY.with(Field::EthType, kind);
-        w.change(FlowCommand::Add, 0, 1, Match::ANY, Instructions::apply([Action::output(Port(3))]));
+        w.change(FlowCommand::Add, 0, 1, Match::ANY, Instructions::apply([Action::output(RulePort(3))]));
         w.change(FlowCommand::Add, 0, 2, kind(0x88b5), Instructions::default());
         w.finish();
         let frame =
@@ -398,7 +398,7 @@ fn fragments_are_dropped_while_a_controller_says_so() {
     in_new_namespace(|| {
         let mut w = FlowWorld::new();
         let mut rng = rng(9);
-        w.change(FlowCommand::Add, 0, 1, Match::ANY, Instructions::apply([Action::output(Port(3))]));
+        w.change(FlowCommand::Add, 0, 1, Match::ANY, Instructions::apply([Action::output(RulePort(3))]));
         let mut fragments = 0;
         for drop in [false, true, false] {
             w.control.rules.set_drop_fragments(drop);
@@ -434,7 +434,8 @@ fn four_tunnels_fit_and_what_does_not_is_dropped_and_told() {
         // 216 bytes are free in front of a frame.
         for (tags, fits) in [(0, true), (4, true), (5, false)] {
             let actions =
-                [vec![outer.clone(); 4], vec![push.clone(); tags], vec![Action::output(Port(2))]].concat();
+                [vec![outer.clone(); 4], vec![push.clone(); tags], vec![Action::output(RulePort(2))]]
+                    .concat();
             w.change(FlowCommand::Add, 0, 1, Match::ANY, Instructions::apply(actions.clone()));
             w.finish();
             let told = w.charged(Reason::RuleNoRoom);
@@ -442,7 +443,7 @@ fn four_tunnels_fit_and_what_does_not_is_dropped_and_told() {
             assert_eq!(result.action, if fits { XDP_REDIRECT } else { XDP_DROP }, "{tags} tags");
             assert_eq!(w.charged(Reason::RuleNoRoom) - told, u64::from(!fits), "{tags} tags");
             if fits {
-                let sent = &w.reference(Port(1), &frame).outputs[0];
+                let sent = &w.reference(RulePort(1), &frame).outputs[0];
                 assert_eq!(hex(&result.frame), hex(&sent.frame), "{tags} tags");
             }
         }
@@ -456,7 +457,7 @@ fn what_goes_into_a_tunnel_comes_out_of_it() {
         let mut w = FlowWorld::new();
         let mut rng = rng(6);
         let outer = Vxlan { udp_port: VXLAN_PORT, ..tunnel(&mut rng) };
-        let rule = |action| Instructions::apply([action, Action::output(Port(3))]);
+        let rule = |action| Instructions::apply([action, Action::output(RulePort(3))]);
         let port = |port: u32| Match::ANY.with(Field::InPort, port);
         w.change(FlowCommand::Add, 0, 1, port(1), rule(Action::EncapVxlan(outer)));
         w.change(FlowCommand::Add, 0, 1, port(2), rule(Action::DecapVxlan));
@@ -464,7 +465,7 @@ fn what_goes_into_a_tunnel_comes_out_of_it() {
         for round in 0..rounds(2000) {
             let frame = frames::frame(&mut rng);
             let inside = w.run(0, &frame);
-            let mut packet = Packet::new(frame.clone(), Port(1));
+            let mut packet = Packet::new(frame.clone(), RulePort(1));
             execute(&mut packet, &[Action::EncapVxlan(outer)], &Context::PLAIN, &mut Vec::new()).unwrap();
             assert_eq!(hex(&inside.frame), hex(&packet.frame), "round {round}: {}", hex(&frame));
             let padding = rng.usize(0..9);

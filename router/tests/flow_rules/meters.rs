@@ -7,7 +7,7 @@ use crate::{
     world::{FlowWorld, XDP_DROP, XDP_REDIRECT},
 };
 use logic::flow::{
-    Action, FlowCommand, Instructions, Match, Meter, MeterMod, Port,
+    Action, FlowCommand, Instructions, Match, Meter, MeterMod, RulePort,
     rule::{Band, BandKind, MeterUnit},
 };
 use std::{
@@ -36,7 +36,7 @@ fn a_meter_lets_its_rate_pass_whoever_forwards_and_counts_the_rest() {
         let mut w = FlowWorld::new();
         let frame = udp_frame(9, FRAME_BYTES);
         w.control.meter(&MeterMod::Add(meter(MeterUnit::Pps, &[(1, 1)])));
-        let does = Instructions { meter: Some(1), ..Instructions::apply([Action::output(Port(2))]) };
+        let does = Instructions { meter: Some(1), ..Instructions::apply([Action::output(RulePort(2))]) };
         w.change(FlowCommand::Add, 0, 1, Match::ANY, does);
         w.finish();
         // Packets a second, and in the burst: a second, while which this thread may have to wait for a CPU.

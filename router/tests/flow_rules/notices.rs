@@ -6,7 +6,7 @@ use crate::{
     world::{FlowWorld, XDP_DROP, XDP_PASS, XDP_REDIRECT},
 };
 use logic::flow::{
-    FlowCommand, Instructions, Match, Port,
+    FlowCommand, Instructions, Match, RulePort,
     kernel::{Notice, NoticeReason},
     text::{parse_actions, parse_instructions, parse_match},
 };
@@ -47,10 +47,10 @@ fn what_comes_to_user_space_says_which_rule_sent_it_and_is_the_whole_packet() {
             told
         };
         let frame = udp_frame(1, 61);
-        let row = w.reference(Port(3), &frame).rows[0];
+        let row = w.reference(RulePort(3), &frame).rows[0];
         let notice = |rule, reason, frame_bytes| Notice {
             rule,
-            port: Port(3),
+            port: RulePort(3),
             reason,
             frame_bytes,
             metadata: 0,
@@ -72,7 +72,7 @@ fn what_comes_to_user_space_says_which_rule_sent_it_and_is_the_whole_packet() {
             let does = Instructions::apply(parse_actions(actions).unwrap());
             w.change(FlowCommand::Add, 0, 1, Match::ANY, does);
             w.finish();
-            rows = w.reference(Port(3), &frame).rows;
+            rows = w.reference(RulePort(3), &frame).rows;
             let result = w.run(2, &frame);
             assert_eq!(result.action, action, "{actions}");
             let pushed = actions.contains("push");
@@ -95,7 +95,7 @@ fn what_comes_to_user_space_says_which_rule_sent_it_and_is_the_whole_packet() {
         w.change(FlowCommand::Add, 1, 1, Match::ANY, controller());
         w.finish();
         w.run(2, &frame);
-        let rows = w.reference(Port(3), &frame).rows;
+        let rows = w.reference(RulePort(3), &frame).rows;
         let of = |rule| (notice(rule, NoticeReason::Action, 61), frame.clone());
         assert_eq!((rows.len(), next(2)), (2, vec![of(rows[0]), of(rows[1])]));
 
@@ -119,7 +119,7 @@ fn what_comes_to_user_space_says_which_rule_sent_it_and_is_the_whole_packet() {
         w.finish();
         for _ in 0..3 {
             w.run(2, &frame);
-            let rows = w.reference(Port(3), &frame).rows;
+            let rows = w.reference(RulePort(3), &frame).rows;
             let told: Vec<_> =
                 next(4).into_iter().map(|(notice, _)| (notice.rule, notice.metadata)).collect();
             assert_eq!(told, [(rows[0], 0), (rows[1], 0x1234), (rows[2], 0x5634), (rows[2], 0x5634)]);

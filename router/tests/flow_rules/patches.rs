@@ -2,7 +2,7 @@
 
 use crate::{Tried, common::in_new_namespace, compare, notices::udp_frame, world::FlowWorld};
 use logic::flow::{
-    Action, Field, FlowCommand, Instructions, Match, Port, field::ether_type, packet::VXLAN_PORT,
+    Action, Field, FlowCommand, Instructions, Match, RulePort, field::ether_type, packet::VXLAN_PORT,
 };
 
 fn goto(actions: &[Action]) -> Instructions {
@@ -10,15 +10,15 @@ fn goto(actions: &[Action]) -> Instructions {
 }
 
 fn to(port: u16) -> Instructions {
-    Instructions::apply([Action::output(Port(port))])
+    Instructions::apply([Action::output(RulePort(port))])
 }
 
 /// A packet that the kernel plane answers from the cache, and one with the same key that it cannot answer.
 fn compare_two(w: &mut FlowWorld, cached: &[u8], other: &[u8], at: &str) {
     let mut tried = Tried::default();
-    compare(w, Port(1), cached, 3, &mut tried, at);
+    compare(w, RulePort(1), cached, 3, &mut tried, at);
     assert_eq!((tried.fast, tried.slow), (3, 0), "{at}");
-    compare(w, Port(1), other, 3, &mut tried, at);
+    compare(w, RulePort(1), other, 3, &mut tried, at);
     assert_eq!((tried.fast, tried.slow), (3, 3), "{at}");
 }
 

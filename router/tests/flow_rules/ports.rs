@@ -6,7 +6,7 @@ use crate::{
     slower,
     world::{FlowWorld, XDP_DROP, XDP_REDIRECT},
 };
-use logic::flow::{Action, Field, FlowCommand, Instructions, Match, Port, kernel};
+use logic::flow::{Action, Field, FlowCommand, Instructions, Match, RulePort, kernel};
 use std::{
     process::{Command, Stdio},
     thread,
@@ -20,14 +20,14 @@ fn a_port_that_comes_back_with_the_same_index_is_sent_to_again() {
         let mut w = FlowWorld::new();
         let frame = udp_frame(64, 60);
         let from = |port: u32| Match::ANY.with(Field::InPort, port);
-        w.change(FlowCommand::Add, 0, 1, from(1), Instructions::apply([Action::output(Port(2))]));
-        w.change(FlowCommand::Add, 0, 1, from(3), Instructions::apply([Action::output(Port::FLOOD)]));
+        w.change(FlowCommand::Add, 0, 1, from(1), Instructions::apply([Action::output(RulePort(2))]));
+        w.change(FlowCommand::Add, 0, 1, from(3), Instructions::apply([Action::output(RulePort::FLOOD)]));
         w.finish();
         assert_eq!(w.run(2, &frame).action, XDP_REDIRECT);
         assert_eq!(w.last().verdict, u16::from(kernel::verdict::BROADCAST));
         let set = u32::from(w.last().port);
         let reached = |w: &mut FlowWorld| (w.run(0, &frame).action, w.memory.ports_of_set(set));
-        let all = vec![Port(1), Port(2), Port(3)];
+        let all = vec![RulePort(1), RulePort(2), RulePort(3)];
         assert_eq!(reached(&mut w), (XDP_REDIRECT, all.clone()));
         let before = ifindex("p1");
         let mut elsewhere =
@@ -39,7 +39,11 @@ fn a_port_that_comes_back_with_the_same_index_is_sent_to_again() {
         drop(elsewhere.stdin.take());
         elsewhere.wait().unwrap();
         assert_eq!(ifindex("p1"), before);
-        assert_eq!(reached(&mut w), (XDP_DROP, vec![Port(1), Port(3)]), "the kernel has emptied the slots");
+        assert_eq!(
+            reached(&mut w),
+            (XDP_DROP, vec![RulePort(1), RulePort(3)]),
+            "the kernel has emptied the slots"
+        );
         w.show_ports();
         assert_eq!(reached(&mut w), (XDP_REDIRECT, all));
     });
@@ -56,7 +60,7 @@ fn ports_change_in_sets_and_sets_are_taken_without_waiting_for_programs() {
         let began = Instant::now();
         for ports in 1_u16..16 {
             let outputs =
-                (1..=4).filter(|port| ports >> (port - 1) & 1 != 0).map(|p| Action::output(Port(p)));
+                (1..=4).filter(|port| ports >> (port - 1) & 1 != 0).map(|p| Action::output(RulePort(p)));
             let matching = Match::ANY.with(Field::EthType, ports);
             w.change(FlowCommand::Add, 0, 1, matching, Instructions::apply(outputs.collect::<Vec<_>>()));
         }

@@ -14,7 +14,8 @@ use crate::{
 use logic::{
     cores::{CoreId, QueueId},
     flow::{
-        Action, CoreChoice, Field, FlowCommand, Instructions, Match, Port, kernel::FlowMemory, table::Count,
+        Action, CoreChoice, Field, FlowCommand, Instructions, Match, RulePort, kernel::FlowMemory,
+        table::Count,
     },
     net::Mac,
     reason::Reason,
@@ -55,15 +56,16 @@ fn world(here: CoreId, other: CoreId) -> FlowWorld {
     run("ethtool -K q1 gro on");
     w.control.rules.set_cores(Some([here, other].into()));
     let of = |class: u8| Match::ANY.with(Field::EthType, 0x0800_u16).with(Field::IpDscp, class);
-    let on = |core| Instructions::apply([Action::SetCore(CoreChoice::This(core)), Action::output(Port(2))]);
+    let on =
+        |core| Instructions::apply([Action::SetCore(CoreChoice::This(core)), Action::output(RulePort(2))]);
     let rewritten = Instructions {
         apply: vec![Action::set(Field::Ipv4Dst, 0x0a00_0909_u32)],
         goto_table: Some(1),
         ..Instructions::default()
     };
-    let last = [Action::set(Field::EthDst, 0x0200_0000_0909_u64), Action::output(Port(2))];
+    let last = [Action::set(Field::EthDst, 0x0200_0000_0909_u64), Action::output(RulePort(2))];
     for (table, class, does) in [
-        (0, PLAIN, Instructions::apply([Action::output(Port(2))])),
+        (0, PLAIN, Instructions::apply([Action::output(RulePort(2))])),
         (0, REWRITTEN, rewritten),
         (1, REWRITTEN, Instructions::apply(last)),
         (0, THERE, on(other)),
@@ -97,12 +99,12 @@ fn a_queue_that_is_split_and_joined_obeys_rules_in_order() {
         [here, other].iter().for_each(|core| w.memory.make_ready(*core).unwrap());
         let expected: Vec<Vec<u8>> = (0..FLOWS.into())
             .map(|flow| {
-                let done = w.reference(Port(1), &frame(flow));
+                let done = w.reference(RulePort(1), &frame(flow));
                 done.outputs[0].frame.clone()
             })
             .collect();
         let rows: Vec<Vec<u32>> =
-            (0..CLASSES).map(|class| w.reference(Port(1), &frame(class.into())).rows).collect();
+            (0..CLASSES).map(|class| w.reference(RulePort(1), &frame(class.into())).rows).collect();
         assert_eq!(rows.iter().map(Vec::len).collect::<Vec<_>>(), [1, 2, 1, 1]);
         let (from, to) = (Wire::open("q0"), Wire::open("q1"));
         let mut wrong = 0;

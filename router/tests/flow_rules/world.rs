@@ -2,7 +2,7 @@
 
 use crate::common::{SMALL, ifindex, run};
 use logic::flow::{
-    FlowCommand, FlowFlags, FlowMod, GroupMod, Instructions, Match, MeterMod, Port,
+    FlowCommand, FlowFlags, FlowMod, GroupMod, Instructions, Match, MeterMod, RulePort,
     execute::Packet,
     flows::Flows,
     kernel::{self, FlowCapacity, FlowMemory, Seed},
@@ -43,7 +43,7 @@ pub struct FlowWorld {
     pub control: Control,
     pub ports: Vec<u32>,
     /// Their numbers, and whether FLOOD reaches them: not the last one.
-    known: Vec<(Port, bool)>,
+    known: Vec<(RulePort, bool)>,
 }
 
 /// What changes the rules.
@@ -81,7 +81,7 @@ impl FlowWorld {
         let maps = Arc::new(FlowMaps::new(settings).unwrap_or_else(|e| panic!("{e:#}")));
         let flows = FlowPlane::load(&plane, &maps).unwrap_or_else(|e| panic!("{e:#}"));
         let memory = maps.memory().clone();
-        let known: Vec<(Port, bool)> = (1..=4).map(|port| (Port(port), port != 4)).collect();
+        let known: Vec<(RulePort, bool)> = (1..=4).map(|port| (RulePort(port), port != 4)).collect();
         let mut rules = Flows::new(memory.clone(), seed, &Instructions::default());
         rules.set_ports(known.iter().map(|&(port, _)| (port, true)));
         let control = Control { rules, grace: Grace::new().unwrap(), now_ms: 0 };
@@ -140,12 +140,13 @@ impl FlowWorld {
 
     /// Tells the kernel plane which devices the ports are.
     pub fn show_ports(&self) {
-        let device = |&(port, floods): &(Port, bool)| (port, (self.ports[usize::from(port.0) - 1], floods));
+        let device =
+            |&(port, floods): &(RulePort, bool)| (port, (self.ports[usize::from(port.0) - 1], floods));
         self.memory.set_ports(self.known.iter().map(device).collect()).unwrap();
     }
 
     /// What the rules say about a packet.
-    pub fn reference(&self, in_port: Port, frame: &[u8]) -> Done {
+    pub fn reference(&self, in_port: RulePort, frame: &[u8]) -> Done {
         let meter = &mut |_: u32, _: usize| true;
         let (tables, miss, ports) = (self.control.rules.tables(), &Instructions::default(), &self.known);
         let mut pipeline = Pipeline { tables, miss, ports, vxlan_port: VXLAN_PORT, meter };
@@ -153,10 +154,10 @@ impl FlowWorld {
     }
 
     /// Where the program sent the last packet, and by which action it says so; NORMAL and LOCAL are the kernel's from there.
-    pub fn sent_to(&self, in_port: Port) -> (Vec<Port>, Option<u32>) {
+    pub fn sent_to(&self, in_port: RulePort) -> (Vec<RulePort>, Option<u32>) {
         let last = self.last();
-        let others = |ports: Vec<Port>| ports.into_iter().filter(|port| *port != in_port).collect();
-        let redirected = |ports: Vec<Port>| {
+        let others = |ports: Vec<RulePort>| ports.into_iter().filter(|port| *port != in_port).collect();
+        let redirected = |ports: Vec<RulePort>| {
             let action = if ports.is_empty() { None } else { Some(XDP_REDIRECT) };
             (ports, action)
         };
@@ -164,11 +165,11 @@ impl FlowWorld {
             kernel::verdict::DROP | kernel::verdict::CONTROLLER | kernel::verdict::CONTROLLER_LOST => {
                 (vec![], Some(XDP_DROP))
             }
-            kernel::verdict::OUTPUT => redirected(others(vec![Port(last.port + 1)])),
+            kernel::verdict::OUTPUT => redirected(others(vec![RulePort(last.port + 1)])),
             kernel::verdict::IN_PORT => redirected(vec![in_port]),
             kernel::verdict::BROADCAST => redirected(others(self.memory.ports_of_set(last.port.into()))),
-            kernel::verdict::LOCAL => (vec![Port::LOCAL], Some(XDP_PASS)),
-            kernel::verdict::NORMAL => (vec![Port::NORMAL], None),
+            kernel::verdict::LOCAL => (vec![RulePort::LOCAL], Some(XDP_PASS)),
+            kernel::verdict::NORMAL => (vec![RulePort::NORMAL], None),
             other => panic!("verdict {other}"),
         }
     }
@@ -222,7 +223,7 @@ impl Control {
 
     /// Which of the four ports are up.
     pub fn set_up(&mut self, up: [bool; 4]) {
-        self.rules.set_ports((1..).map(Port).zip(up));
+        self.rules.set_ports((1..).map(RulePort).zip(up));
     }
 
     /// As the daemon ends a batch.

@@ -17,7 +17,7 @@ use router::{
         machine::Machine,
         moderation::{Asked, Moderated, Moderation},
         originals::{Coalesce, Originals},
-        queues::{Control, Obstacle, PortQueues, QueueSource, Told},
+        queues::{Control, NetdevQueues, Obstacle, PortQueues, QueueSource},
         threads::{PartThread, part_threads},
         workloads::{Scanner, WorkloadKind},
     },
@@ -64,7 +64,7 @@ fn software_devices_hold_nothing_back() {
         let file = tempfile::tempdir().unwrap();
         let (mut originals, mut moderation) =
             (Originals::read(file.path().join("m.cores")), Moderation::new(50));
-        let told = Told::ask(ifindex("v0"), "v0").unwrap();
+        let told = NetdevQueues::ask(ifindex("v0"), "v0").unwrap();
         let port = Asked { device: "v0", ifindex: ifindex("v0"), told: &told };
         let Moderated::Not(why) = moderation.look(&roots, &Kernel, &mut originals, &port) else {
             panic!("a veth has no interrupts");
@@ -151,7 +151,7 @@ fn the_first_poll_wakes_who_sleeps() {
 }
 
 fn told_napis(device: &str) -> Vec<Napi> {
-    Told::ask(ifindex(device), device).unwrap().napis.unwrap()
+    NetdevQueues::ask(ifindex(device), device).unwrap().napis.unwrap()
 }
 
 fn set_threaded(roots: &Roots, threaded: bool) {
@@ -159,7 +159,7 @@ fn set_threaded(roots: &Roots, threaded: bool) {
 }
 
 fn observe(roots: &Roots) -> PortQueues {
-    PortQueues::observe(roots, 0, "v0", &Told::ask(ifindex("v0"), "v0").unwrap()).unwrap()
+    PortQueues::observe(roots, 0, "v0", &NetdevQueues::ask(ifindex("v0"), "v0").unwrap()).unwrap()
 }
 
 fn pid(queue: &QueueSource) -> u32 {
@@ -195,7 +195,7 @@ fn queues_without_threads_cannot_be_moved_and_say_why() {
         set_threaded(&roots, false);
         assert_eq!(observe(&roots).queues, before.queues);
         // A sysfs of ours shows this namespace.
-        assert!(PortQueues::observe(&roots, 0, "eth0", &Told::default()).is_err());
+        assert!(PortQueues::observe(&roots, 0, "eth0", &NetdevQueues::default()).is_err());
     });
 }
 
@@ -214,7 +214,8 @@ fn threads_are_found_and_moved_and_their_end_is_told() {
         assert_eq!(queues.len(), usize::from(QUEUES));
         // Before Linux 6.8 they are found by name, once those are gone whose namespaces earlier tests have left: the kernel
         // takes them down in its own time. Where one that may run anywhere did last may be another core by now.
-        let observe_by_name = || PortQueues::observe(&roots, 0, "v0", &Told::default()).unwrap().queues;
+        let observe_by_name =
+            || PortQueues::observe(&roots, 0, "v0", &NetdevQueues::default()).unwrap().queues;
         let namesakes = Control::None { why: Obstacle::Namesakes };
         let until = Instant::now() + Duration::from_secs(20);
         let mut by_name = observe_by_name();
@@ -275,7 +276,7 @@ fn threads_of_a_namesake_elsewhere_are_not_taken() {
         let there = hear.recv_timeout(Duration::from_secs(20)).unwrap();
         assert!(here.iter().all(|pid| !there.contains(pid)), "{here:?} {there:?}");
         assert_eq!(pids(&observe(&roots).queues), here);
-        let by_name = PortQueues::observe(&roots, 0, "v0", &Told::default()).unwrap().queues;
+        let by_name = PortQueues::observe(&roots, 0, "v0", &NetdevQueues::default()).unwrap().queues;
         let namesakes = Control::None { why: Obstacle::Namesakes };
         assert!(by_name.iter().all(|queue| queue.control == namesakes), "{by_name:?}");
         drop(go);

@@ -2,7 +2,7 @@
 //! measurement: `cargo test --release -p millrace --test local -- --ignored --nocapture measure`.
 
 use super::*;
-use router::cores::queues::{Control, PortQueues, Told};
+use router::cores::queues::{Control, NetdevQueues, PortQueues};
 use std::sync::{
     Arc,
     atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -92,7 +92,7 @@ fn load(bed: &Bed, case: Case, stop: &Arc<AtomicBool>) -> (Vec<thread::JoinHandl
 
 /// Time that the thread which polls lp0 has run.
 fn ran(bed: &Bed) -> f64 {
-    let told = Told::ask(common::ifindex("lp0"), "lp0").unwrap();
+    let told = NetdevQueues::ask(common::ifindex("lp0"), "lp0").unwrap();
     let queues = PortQueues::observe(&bed.roots, 0, "lp0", &told).unwrap().queues;
     let Control::Thread { pid } = queues[0].control else { panic!("{queues:?}") };
     let text = fs::read_to_string(format!("/proc/{pid}/schedstat")).unwrap();

@@ -9,7 +9,7 @@ use common::{ifindex, in_new_namespace, run};
 use router::cores::{
     Roots,
     affinity::{Affinity, Kernel},
-    queues::{Control, PortQueues, Told},
+    queues::{Control, NetdevQueues, PortQueues},
 };
 use serde_json::Value;
 use std::{
@@ -105,7 +105,7 @@ impl Bed {
     /// The threads of the queues, by port and queue.
     fn threads(&self) -> Vec<u32> {
         let queues = ["p0", "p1"].map(|device| {
-            let told = Told::ask(ifindex(device), device).unwrap();
+            let told = NetdevQueues::ask(ifindex(device), device).unwrap();
             PortQueues::observe(&self.roots, 0, device, &told).unwrap().queues
         });
         let pids = queues.iter().flatten().map(|queue| match queue.control {

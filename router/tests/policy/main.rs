@@ -19,7 +19,7 @@ use router::{
             socket::Socket,
             wire::{self, Request},
         },
-        netns::{self, Key, Place},
+        netns::{self, Key, NamespaceRef},
         observer::Waker,
     },
     plane::{
@@ -50,10 +50,10 @@ const RED: [bool; 3] = [false, true, false];
 const BLUE: [bool; 3] = [false, false, true];
 const ALL: [bool; 3] = [true; 3];
 
-fn place(path: &str) -> Place {
+fn place(path: &str) -> NamespaceRef {
     let path = Path::new(path);
     let cookie = netns::inside(&File::open(path).unwrap(), netns::cookie).unwrap().unwrap();
-    Place::new(Key::at(path).unwrap(), cookie, path.to_owned())
+    NamespaceRef::new(Key::at(path).unwrap(), cookie, path.to_owned())
 }
 
 /// A named namespace that goes away.
@@ -65,7 +65,7 @@ impl Named {
         run(&format!("ip netns add {}", named.0));
         named
     }
-    fn place(&self) -> Place {
+    fn place(&self) -> NamespaceRef {
         place(&format!("/run/netns/{}", self.0))
     }
 }
@@ -90,7 +90,7 @@ impl Bed {
         let mut policy = Policy::start(waker.clone(), false).unwrap_or_else(|e| panic!("{e:#}"));
         assert_eq!(policy.unseen(), [""; 0]);
         let (red, blue) = (Named::new("red"), Named::new("blue"));
-        let places = [Place::own().unwrap(), red.place(), blue.place()];
+        let places = [NamespaceRef::own().unwrap(), red.place(), blue.place()];
         for ((slot, router), place) in SLOTS.into_iter().zip(ROUTERS).zip(places) {
             assert_eq!(policy.watch(slot, Some(&place)), Watching::All);
             policy.bind(slot, Some(router));
@@ -378,7 +378,7 @@ fn a_namespace_whose_place_moved_is_watched_again() {
     in_new_namespace(|| {
         let mut bed = Bed::new();
         let known = bed.red.place();
-        let mut place = Place::new(known.key(), known.cookie(), "/run/netns/not-there".into());
+        let mut place = NamespaceRef::new(known.key(), known.cookie(), "/run/netns/not-there".into());
         assert_eq!(bed.policy.watch(1, Some(&place)), Watching::All, "it is watched already");
         bed.run("red", "ip rule add pref 5 from 10.0.0.1 table 9");
         assert_eq!(bed.take_marked(), RED);

@@ -10,7 +10,7 @@ mod world;
 
 use common::{frame::Frame, in_new_namespace};
 use logic::{
-    flow::Port,
+    flow::RulePort,
     memory::{Memory, words},
     plan::{Interface, Op, ReversePath},
     reason::Reason,
@@ -241,8 +241,8 @@ fn rows_are_for_what_flow_rules_leave_to_routing() {
         let row = steered(0, 0, 1, "10.11.0.1");
         let frame = Frame::udp4(A, "10.0.1.5", "10.11.0.1");
         let list = [("10.11.0.1".to_owned(), frame.bytes())];
-        let mut normal = measure::flows(&w, &list, Port::NORMAL);
-        let mut output = measure::flows(&w, &list, Port(2));
+        let mut normal = measure::flows(&w, &list, RulePort::NORMAL);
+        let mut output = measure::flows(&w, &list, RulePort(2));
         let run = |w: &mut World, plane: &mut FlowPlane, name: &str, expected: Vec<u8>| {
             let got = plane.run(w.port[0], &frame.bytes()).unwrap();
             assert_eq!((got.action, hex(&got.frame)), (XDP_REDIRECT, hex(&expected)), "{name}");

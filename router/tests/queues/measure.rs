@@ -6,7 +6,7 @@ use crate::common::{driver::Driver, frame::Frame, in_new_namespace};
 use logic::{
     fib::synthetic::{self, Random},
     flow::{
-        Action, Field, FlowCommand, FlowFlags, FlowMod, Instructions, Key, Match, Port,
+        Action, Field, FlowCommand, FlowFlags, FlowMod, Instructions, Key, Match, RulePort,
         kernel::{FlowCapacity, Seed, Writer},
         packet::VXLAN_PORT,
         table::{Dialect, Tables},
@@ -169,7 +169,7 @@ const FLOWS: FlowCapacity = FlowCapacity {
 
 /// The 5-tuple.
 fn five_fields(frame: &[u8]) -> Match {
-    let key = Key::of(frame, Port(1), VXLAN_PORT);
+    let key = Key::of(frame, RulePort(1), VXLAN_PORT);
     let addresses = if frame[12..14] == [8, 0] {
         [Field::Ipv4Src, Field::Ipv4Dst]
     } else {
@@ -183,14 +183,14 @@ fn five_fields(frame: &[u8]) -> Match {
 }
 
 /// A rule for the flow of each frame.
-pub fn flows(w: &World, frames: &[(String, Vec<u8>)], to: Port) -> FlowPlane {
+pub fn flows(w: &World, frames: &[(String, Vec<u8>)], to: RulePort) -> FlowPlane {
     let seed = Seed::new([3, 5, 7, 11, 13].map(|n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
     let maps = FlowMaps::new(FlowSettings { capacity: FLOWS, seed, outlast_daemon: false }).unwrap();
     let plane = FlowPlane::load(&w.plane, &Arc::new(maps)).unwrap();
     let memory = plane.maps().memory();
-    memory.set_ports([(Port(1), (w.port[0], true)), (Port(2), (w.port[1], true))].into()).unwrap();
+    memory.set_ports([(RulePort(1), (w.port[0], true)), (RulePort(2), (w.port[1], true))].into()).unwrap();
     let mut tables = Tables::new();
-    tables.set_ports([(Port(1), true), (Port(2), true)]);
+    tables.set_ports([(RulePort(1), true), (RulePort(2), true)]);
     let mut writer = Writer::new(memory.clone(), seed);
     for (_, frame) in frames {
         let request = FlowMod {
@@ -217,8 +217,8 @@ pub fn flows(w: &World, frames: &[(String, Vec<u8>)], to: Port) -> FlowPlane {
 
 /// The flow cache answers every packet; what it answers is an output, or NORMAL with a row and without.
 fn against_the_cache(family: &str, w: &mut World, frames: &[(String, Vec<u8>)]) {
-    let output = flows(w, frames, Port(2));
-    let normal = flows(w, frames, Port::NORMAL);
+    let output = flows(w, frames, RulePort(2));
+    let normal = flows(w, frames, RulePort::NORMAL);
     let heavy = steered(0, QUEUE as u8, 1, &frames[0].0);
     let all: Vec<Vec<u8>> = frames.iter().map(|f| f.1.clone()).collect();
     for (workload, list) in

@@ -22,7 +22,7 @@ use router::{
     cores::{
         Roots,
         affinity::{Affinity, Kernel},
-        queues::{Control, PortQueues, QueueSource, Told},
+        queues::{Control, NetdevQueues, PortQueues, QueueSource},
     },
     plane::{Plane, Splits, online_cpus},
 };
@@ -108,7 +108,7 @@ fn polling_threads() -> Vec<u32> {
     };
     let start = Instant::now();
     loop {
-        let told = Told::ask(ifindex("p0"), "p0").unwrap();
+        let told = NetdevQueues::ask(ifindex("p0"), "p0").unwrap();
         let queues = PortQueues::observe(&roots, 0, "p0", &told).unwrap().queues;
         if let Some(threads) = queues.iter().map(thread).collect() {
             return threads;

@@ -1,6 +1,6 @@
 //! Workers between two veths, p0 and p1, whose other ends are the test's: what comes in by p0 is of the path that its byte says.
 
-use super::af_xdp_bed::{Port, make_port, number, until};
+use super::af_xdp_bed::{XdpPort, make_port, number, until};
 pub use super::af_xdp_bed::{load, program};
 use crate::common::{SMALL as FEW, ifindex, wire::Wire};
 use anyhow::Result;
@@ -50,7 +50,7 @@ pub const NEXT: Mac = Mac([2, 0, 0, 0, 9, 1]);
 /// so; one named `stuck` does not get on while it is to wait, at each packet or at the one with a number. Chains of traps panic when they are made, or do not get
 /// done while they are to wait. And what slots are: not to be filled, and not to settle.
 #[derive(Default)]
-pub struct Told {
+pub struct Orders {
     pub panics_at: AtomicU32,
     pub panics_on: AtomicBool,
     pub waits: AtomicBool,
@@ -68,7 +68,7 @@ pub struct Told {
     pub ticks: Option<&'static AtomicU64>,
 }
 
-struct Trap(Arc<Told>);
+struct Trap(Arc<Orders>);
 impl Element for Trap {
     fn name(&self) -> &'static str {
         "trap"
@@ -83,7 +83,7 @@ impl Element for Trap {
     }
 }
 
-struct Brake(Arc<Told>);
+struct Brake(Arc<Orders>);
 impl Element for Brake {
     fn name(&self) -> &'static str {
         "brake"
@@ -105,7 +105,7 @@ impl Element for Brake {
 }
 
 /// Takes so long for each packet; and counts that as ticks, if those are the time.
-struct Slow(Duration, Arc<Told>);
+struct Slow(Duration, Arc<Orders>);
 impl Element for Slow {
     fn name(&self) -> &'static str {
         "slow"
@@ -124,7 +124,7 @@ impl Element for Slow {
 }
 
 /// Tables whose chains may have traps and brakes.
-pub struct Rigged(pub Shared<Arc<HeapMemory>>, pub Arc<Told>);
+pub struct Rigged(pub Shared<Arc<HeapMemory>>, pub Arc<Orders>);
 impl Tables for Rigged {
     fn memory(&self) -> &dyn Memory {
         self.0.memory()
@@ -150,7 +150,7 @@ impl Tables for Rigged {
 }
 
 /// The slots of the test's programs.
-struct Maps(BTreeMap<PortId, MapHandle>, Grace, Arc<Told>);
+struct Maps(BTreeMap<PortId, MapHandle>, Grace, Arc<Orders>);
 impl Slots for Maps {
     fn put(&self, port: PortId, queue: u32, path: PathId, fd: BorrowedFd<'_>) -> Result<()> {
         anyhow::ensure!(!self.2.put_fails.load(Relaxed), "as it is told to");
@@ -174,7 +174,7 @@ impl Slots for Maps {
     }
 }
 
-fn slots(port: &Port) -> MapHandle {
+fn slots(port: &XdpPort) -> MapHandle {
     let map = port.object.maps().find(|map| map.name() == "paths").unwrap();
     MapHandle::try_from(&map).unwrap()
 }
@@ -183,8 +183,8 @@ pub struct Bed {
     pub workers: Workers,
     pub umem: Arc<Umem>,
     pub epochs: Epochs,
-    pub told: Arc<Told>,
-    _ports: Vec<Port>,
+    pub told: Arc<Orders>,
+    _ports: Vec<XdpPort>,
 }
 
 pub const SMALL: Rings = Rings { fill: 128, completion: 64, receive: 64, transmit: 64 };
@@ -202,18 +202,18 @@ impl Bed {
     }
 
     fn with_time(queues: usize, settings: WorkersSettings, ticks: Option<&'static AtomicU64>) -> Bed {
-        let ports: Vec<Port> = [0, 1]
+        let ports: Vec<XdpPort> = [0, 1]
             .map(|n| {
                 make_port(n, queues);
-                Port::with(&format!("p{n}"), "ip_to_path")
+                XdpPort::with(&format!("p{n}"), "ip_to_path")
             })
             .into();
         let maps = (0..).zip(&ports).map(|(n, port)| (n, slots(port))).collect();
-        let told = Arc::new(Told {
+        let told = Arc::new(Orders {
             panics_at: AtomicU32::new(u32::MAX),
             waits_at: AtomicU32::new(u32::MAX),
             ticks,
-            ..Told::default()
+            ..Orders::default()
         });
         let up = Box::new(PassUp::new().unwrap());
         let tables = Arc::new(Rigged(

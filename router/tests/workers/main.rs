@@ -19,7 +19,7 @@ use af_xdp_bed::{Generator, frame, until};
 use bed::*;
 use common::{frame::Frame, in_new_namespace, run, wire::Wire};
 use router::{
-    linux::netns::Place,
+    linux::netns::NamespaceRef,
     user_plane::{
         af_xdp::{Polling, Rings},
         workers::{Namespaces, PathPlan, WorkersSettings},
@@ -204,7 +204,7 @@ fn is_idle(bed: &Bed) -> bool {
 }
 
 /// However the test ends.
-struct GoesOn(Arc<Told>);
+struct GoesOn(Arc<Orders>);
 impl Drop for GoesOn {
     fn drop(&mut self) {
         self.0.waits.store(false, Relaxed);
@@ -407,7 +407,7 @@ fn what_is_made_here_is_sent_where_its_router_is() {
         // Nobody has said where router 0 is.
         from.send(&frame(0, 7, 60));
         until("it to be counted", || (counts().packets, counts().failed) == (0, 1));
-        namespaces.set(BTreeMap::from([(0, Place::own().unwrap())]));
+        namespaces.set(BTreeMap::from([(0, NamespaceRef::own().unwrap())]));
         for n in 8..40 {
             (0..2).for_each(|path| from.send(&frame(path, n, 60)));
         }
@@ -427,7 +427,7 @@ fn what_is_made_here_is_sent_where_its_router_is() {
         from.send(&frame(0, 50, 60));
         until("it to be counted", || counts().failed == 2);
         // Another source than the machine's.
-        namespaces.set(BTreeMap::from([(0, Place::own().unwrap())]));
+        namespaces.set(BTreeMap::from([(0, NamespaceRef::own().unwrap())]));
         run("ip address flush dev x0");
         from.send(&frame(0, 51, 60));
         until("it to be counted", || counts().failed == 3);

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    af_xdp_bed::Port,
+    af_xdp_bed::XdpPort,
     common::{Ends, only_on},
     flood::flood,
 };
@@ -36,7 +36,7 @@ fn worker(report: &WorkersReport) -> &WorkerStand {
 fn io_is_shared_while_it_is_scarce() {
     in_new_namespace(|| {
         let bed = Bed::of_ticks(1, WorkersSettings::default());
-        let _sink = Port::with("q1", "sink");
+        let _sink = XdpPort::with("q1", "sink");
         // Small rings: between two rounds of the generator they run empty, the one sooner than the other.
         let of = |id, name| (id, PathPlan { ring: 256, ..path(name, &["forward"], 1) });
         let rings = Rings { fill: 4096, ..Rings::default() };

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    af_xdp_bed::Port,
+    af_xdp_bed::XdpPort,
     common::{Ends, be_urgent, only_on},
     flood::flood,
 };
@@ -28,7 +28,7 @@ fn routers_have_their_weights_and_spare_time_is_their_own_first() {
         };
         let rings = Rings { fill: 16_384, ..Rings::default() };
         let mut plan = plan(&[1], &ports(1, rings), &[of(0, 1, 3), of(1, 1, 1), of(2, 2, 1)]);
-        let _sink = Port::with("q1", "sink");
+        let _sink = XdpPort::with("q1", "sink");
         // Of so many frames one is of each path; the first has none at all.
         let sent = |favoured| {
             let mut sent = frame(0, 0, 60);

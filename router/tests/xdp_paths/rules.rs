@@ -3,7 +3,7 @@
 use super::*;
 use logic::{
     flow::{
-        Action, CoreChoice, Field, FlowCommand, FlowFlags, FlowMod, Instructions, Match, Port,
+        Action, CoreChoice, Field, FlowCommand, FlowFlags, FlowMod, Instructions, Match, RulePort,
         flows::Flows,
         kernel::{FlowCapacity, Seed},
         table::{Dialect, PathPort},
@@ -75,8 +75,11 @@ impl Rules {
         let settings = FlowSettings { capacity: CAPACITY, seed, outlast_daemon: false };
         let memory = Arc::new(FlowMaps::new(settings).unwrap());
         let flows = FlowPlane::load(plane, &memory).unwrap_or_else(|e| panic!("{e:#}"));
-        let mut tables =
-            Flows::new(memory.memory().clone(), seed, &Instructions::apply([Action::output(Port::NORMAL)]));
+        let mut tables = Flows::new(
+            memory.memory().clone(),
+            seed,
+            &Instructions::apply([Action::output(RulePort::NORMAL)]),
+        );
         tables.set_cores(Some([0, 1].into()));
         tables.set_paths((0..10).map(|n| PathPort { name: format!("{n}"), drops: n == 9 }).collect());
         maps.set_drops([9]);
@@ -122,7 +125,7 @@ impl Rules {
 }
 
 fn to(path: u16) -> Instructions {
-    Instructions::apply([Action::output(Port::of_path(path).unwrap())])
+    Instructions::apply([Action::output(RulePort::of_path(path).unwrap())])
 }
 
 /// Rules name the path, whatever classes say; what no worker can have takes the path's word, as the rules before have left it.

@@ -255,7 +255,7 @@ impl Bed {
 
 /// Of the ports that packets come to; each has one queue.
 fn queue_threads(testbed: &Testbed, ports_in: usize) -> Result<Threads> {
-    let thread = |port: &crate::topology::Port| {
+    let thread = |port: &crate::topology::PortSpec| {
         let found = testbed
             .box_namespace
             .enter(|| crate::netlink::napi_threads(sys::interface_index(&port.name)?))?;

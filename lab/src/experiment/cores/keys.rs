@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{
-    Found,
+    CoresResults,
     cost::{self, Curve},
     drain,
     watch::told,
@@ -55,7 +55,7 @@ Keys of the document (\"lines\" has every trial, and what was seen over time):
 Loads are parts of mark_pps, the rate that takes the high mark of one core, as found at the beginning.";
 
 /// All keys; `null` where a part was not measured.
-pub(super) fn document(found: &Found) -> Value {
+pub(super) fn document(found: &CoresResults) -> Value {
     let lines = &found.lines;
     let values = |part: &str, name: &str| told(lines, part, name).collect::<Vec<f64>>();
     let sum = |parts: &[&str], name: &str| -> Option<u64> {
@@ -136,7 +136,7 @@ fn range(values: &[f64]) -> Option<[f64; 2]> {
 }
 
 /// The same for people.
-pub(super) fn print(found: &Found) {
+pub(super) fn print(found: &CoresResults) {
     print_head("Queues on cores", &["", "measured"]);
     let Value::Object(keys) = document(found) else { return };
     for (key, value) in keys.iter().filter(|(key, value)| !value.is_null() && *key != "experiment") {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{
     bed::{Bed, HIGH},
-    watch::{Course, Seen, second_core},
+    watch::{Course, CourseOutcome, second_core},
 };
 use crate::progress::Progress;
 
@@ -124,7 +124,7 @@ impl Parts<'_> {
         seconds: f64,
         rate: &dyn Fn(f64) -> f64,
         every: Duration,
-        tell: impl Fn(&Seen, usize) -> Result<(Value, String)>,
+        tell: impl Fn(&CourseOutcome, usize) -> Result<(Value, String)>,
     ) -> Result<()> {
         (0..repeats).try_for_each(|repeat| self.trial(part, repeat, seconds, rate, every, &tell))
     }
@@ -136,7 +136,7 @@ impl Parts<'_> {
         seconds: f64,
         rate: &dyn Fn(f64) -> f64,
         every: Duration,
-        tell: impl Fn(&Seen, usize) -> Result<(Value, String)>,
+        tell: impl Fn(&CourseOutcome, usize) -> Result<(Value, String)>,
     ) -> Result<()> {
         for attempt in 1.. {
             let first = self.bed.packed()?;

@@ -50,7 +50,7 @@ struct Moment {
 }
 
 /// What became of a course.
-pub(super) struct Seen {
+pub(super) struct CourseOutcome {
     moments: Vec<Moment>,
     started_unix_s: f64,
     pub sent: u64,
@@ -68,7 +68,7 @@ pub(super) struct Seen {
 
 impl Bed {
     /// Sends, and watches. All queues are on one core before.
-    pub fn follow(&mut self, course: &Course<'_>) -> Result<Seen> {
+    pub fn follow(&mut self, course: &Course<'_>) -> Result<CourseOutcome> {
         self.moves()?;
         let losses = Losses::now(&self.testbed)?;
         let received_before = self.testbed.sink.arrived_in_all()?;
@@ -81,7 +81,7 @@ impl Bed {
         sys::sleep(SETTLE)?;
         self.check()?;
         let flows = self.testbed.sink.flows()?;
-        Ok(Seen {
+        Ok(CourseOutcome {
             moments,
             started_unix_s,
             sent: self.testbed.generator.packets()?,
@@ -166,7 +166,7 @@ impl Bed {
     }
 }
 
-impl Seen {
+impl CourseOutcome {
     /// Packets that found the ring of the port they came by full: the router's core was late, or not there.
     pub fn ring_full(&self) -> u64 {
         let full =
@@ -326,7 +326,7 @@ pub(super) fn told<'a>(lines: &'a [Value], part: &'a str, name: &'a str) -> impl
 }
 
 /// For errors: a course without a second core says nothing about adding one.
-pub(super) fn second_core(seen: &Seen, first: usize) -> Result<f64> {
+pub(super) fn second_core(seen: &CourseOutcome, first: usize) -> Result<f64> {
     let other = seen.first_s.iter().find(|(core, _)| **core != first);
     other.map(|(_, at_s)| *at_s).with_context(|| {
         format!(

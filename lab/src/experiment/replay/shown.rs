@@ -3,7 +3,7 @@
 use crate::{
     experiment::{print_head, row},
     replay::{
-        MarkedSeen, Output, Seen,
+        MarkedSeen, Output, ReplayOutcome,
         difference::{Comparison, Difference, Kind, marks},
     },
 };
@@ -95,7 +95,7 @@ pub(super) fn comparison_row(name: &str, sent: u64, came: &Output, found: Option
     ])
 }
 
-pub(super) fn run_row(name: &str, seen: &Seen) -> String {
+pub(super) fn run_row(name: &str, seen: &ReplayOutcome) -> String {
     let us = |ns: Option<u64>| ns.map_or("-".into(), |ns| format!("{:.1}", ns as f64 / 1e3));
     let (latency, marked) = (seen.latency, seen.marked);
     let count = |of: fn(MarkedSeen) -> u64| marked.map_or("-".into(), |marked| of(marked).to_string());
@@ -121,10 +121,10 @@ mod tests {
 
     #[test]
     fn what_was_not_marked_was_not_seen() {
-        let none = Seen { sent: 9, received: 8, ..Seen::default() };
+        let none = ReplayOutcome { sent: 9, received: 8, ..ReplayOutcome::default() };
         assert_eq!(run_row("linux", &none), "| linux | 9 | 8 | - | 0.0 | 0 | - | - | - | - | - | - |");
         let marked = MarkedSeen { sent: 7, received: 5, reordered: 1, duplicates: 0 };
-        let some = Seen { marked: Some(marked), ..none };
+        let some = ReplayOutcome { marked: Some(marked), ..none };
         assert_eq!(run_row("linux", &some), "| linux | 9 | 8 | - | 0.0 | 7 | 2 | 1 | 0 | - | - | - |");
     }
 

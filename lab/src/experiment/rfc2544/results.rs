@@ -4,7 +4,7 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Options, RESOLUTION};
+use super::{RESOLUTION, Rfc2544Options};
 use crate::{
     experiment::{head, row, show, with_end},
     figure::{Axis, Figure},
@@ -41,7 +41,7 @@ pub(super) struct OfFrame {
 }
 
 pub(super) fn document(
-    options: &Options,
+    options: &Rfc2544Options,
     results: &[OfFrame],
     trials: &[Value],
     measured: &anyhow::Result<()>,
@@ -107,7 +107,7 @@ fn is_noisy(trial: &Outcome, pps: u64) -> bool {
 
 /// Lines of one frame length.
 struct Samples<'a> {
-    options: &'a Options,
+    options: &'a Rfc2544Options,
     result: &'a OfFrame,
 }
 
@@ -212,7 +212,7 @@ impl Samples<'_> {
 const AT: [&str; 2] = ["throughput", "half the throughput"];
 
 /// Tables of what there is, in Markdown.
-pub(super) fn print(options: &Options, results: &[OfFrame]) {
+pub(super) fn print(options: &Rfc2544Options, results: &[OfFrame]) {
     println!(
         "\n{}, {} flows, trials of {} s, {} of each: median (range)",
         options.subject, options.flows, options.seconds, options.repeat

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     figure::{Axis, Figure, Reference},
-    figures::{Options, picture, published::PaperFigure},
+    figures::{FiguresOptions, picture, published::PaperFigure},
     paths::forwarding::forward,
     record::Recorder,
 };
@@ -30,7 +30,7 @@ const BATCHES: [usize; 6] = [1, 2, 4, 8, 16, 32];
 /// P15.
 pub(in super::super) fn batches(
     figure: &PaperFigure,
-    options: &Options,
+    options: &FiguresOptions,
     recorder: &mut Recorder,
 ) -> Result<()> {
     let ours = "what millrace calibrate measures: four paths in turn on one core, forward only, packets in memory that nobody copies; the line through \
@@ -133,7 +133,7 @@ fn polled(is_unified: bool, batch: usize, most: u32, time: Duration) -> Result<R
 /// P17.
 pub(in super::super) fn unified_input(
     figure: &PaperFigure,
-    options: &Options,
+    options: &FiguresOptions,
     recorder: &mut Recorder,
 ) -> Result<()> {
     const EACH: &str = "a path for each port";

@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     figure::{Axis, Figure, Reference},
-    figures::{Options, published::PaperFigure},
+    figures::{FiguresOptions, published::PaperFigure},
     paths::forwarding::{Trace, forward},
     record::Recorder,
 };
@@ -57,7 +57,12 @@ fn figures(figure: &PaperFigure, ours: &str, to: &str, recorder: &mut Recorder) 
 type Way<'a> = (&'a str, &'a dyn Fn() -> Result<Vec<Rate>>);
 
 /// Takes turns.
-fn compare(figure: &PaperFigure, ways: &[Way<'_>], options: &Options, recorder: &mut Recorder) -> Result<()> {
+fn compare(
+    figure: &PaperFigure,
+    ways: &[Way<'_>],
+    options: &FiguresOptions,
+    recorder: &mut Recorder,
+) -> Result<()> {
     for repeat in 0..options.repeat.into() {
         for (subject, way) in ways {
             let rates = way()?;
@@ -69,7 +74,7 @@ fn compare(figure: &PaperFigure, ways: &[Way<'_>], options: &Options, recorder: 
     Ok(())
 }
 
-fn time(options: &Options) -> Duration {
+fn time(options: &FiguresOptions) -> Duration {
     Duration::from_secs_f64(options.seconds)
 }
 
@@ -252,7 +257,7 @@ fn two() -> Result<[usize; 2]> {
 /// P6.
 pub(in super::super) fn crossing_cores(
     figure: &PaperFigure,
-    options: &Options,
+    options: &FiguresOptions,
     recorder: &mut Recorder,
 ) -> Result<()> {
     const CROSSING: &str = "packets cross, one L3";
@@ -328,7 +333,7 @@ fn in_two_stages(trace: &Arc<Trace>, time: Duration) -> Result<Rate> {
 /// P7.
 pub(in super::super) fn one_phase(
     figure: &PaperFigure,
-    options: &Options,
+    options: &FiguresOptions,
     recorder: &mut Recorder,
 ) -> Result<()> {
     const STAGES: &str = "two phases";
@@ -372,7 +377,7 @@ enum Lock {
 }
 
 /// Sends by a TX queue that may be another core's too.
-struct Port<'a> {
+struct PhasePort<'a> {
     source: Source,
     queue: &'a Mutex<Transmit>,
     own: Transmit,
@@ -392,7 +397,7 @@ fn spin(queue: &Mutex<Transmit>) -> MutexGuard<'_, Transmit> {
     queue.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Exchange for Port<'_> {
+impl Exchange for PhasePort<'_> {
     type Frame = Packet;
 
     fn ports(&self) -> u64 {
@@ -431,7 +436,7 @@ fn by_one_port(pair: [usize; 2], lock: Lock, trace: &Arc<Trace>, time: Duration)
         (core, move || {
             let clock = Clock::of_process();
             let (source, own) = (Source::new(trace, None), Transmit::new());
-            let mut port = Port { source, queue, own, lock, run: Vec::with_capacity(BURST as usize) };
+            let mut port = PhasePort { source, queue, own, lock, run: Vec::with_capacity(BURST as usize) };
             let mut worker = forwarder(1, clock)?;
             Ok(rate(time, || worker.turn(&mut port, || clock.cycles()).map_or(0, |turn| turn.packets as u64)))
         })
@@ -441,7 +446,7 @@ fn by_one_port(pair: [usize; 2], lock: Lock, trace: &Arc<Trace>, time: Duration)
 /// P8.
 pub(in super::super) fn transmit_queues(
     figure: &PaperFigure,
-    options: &Options,
+    options: &FiguresOptions,
     recorder: &mut Recorder,
 ) -> Result<()> {
     const SHARED: &str = "one TX queue, locked for each packet";
@@ -458,7 +463,7 @@ pub(in super::super) fn transmit_queues(
 /// P9.
 pub(in super::super) fn receive_queues(
     figure: &PaperFigure,
-    options: &Options,
+    options: &FiguresOptions,
     recorder: &mut Recorder,
 ) -> Result<()> {
     const SHARED: &str = "one RX queue, handed on";

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     figure::{Axis, Reference},
-    figures::{Options, picture, published::PaperFigure},
+    figures::{FiguresOptions, picture, published::PaperFigure},
     record::Recorder,
 };
 
@@ -73,7 +73,7 @@ fn on_one(paths: &[(u16, &'static str)], large: bool, world: &World, time: Durat
 /// P19.
 pub(in super::super) fn alike_on_a_core(
     figure: &PaperFigure,
-    options: &Options,
+    options: &FiguresOptions,
     recorder: &mut Recorder,
 ) -> Result<()> {
     let ours = "memory to memory, packets of 1,024 bytes; parts of 20 and 80 % are weights, as all paths always have packets; both cores are used whole. \
@@ -115,7 +115,7 @@ pub(in super::super) fn alike_on_a_core(
 /// P20.
 pub(in super::super) fn unlike_on_siblings(
     figure: &PaperFigure,
-    options: &Options,
+    options: &FiguresOptions,
     recorder: &mut Recorder,
 ) -> Result<()> {
     let ours = "memory to memory, 64 bytes, one core with two threads: IPsec beside IPsec and RTR beside RTR, then IPsec beside RTR";

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     figure::{Axis, Figure, Reference},
-    figures::{Options, picture, published::PaperFigure},
+    figures::{FiguresOptions, picture, published::PaperFigure},
     paths::forwarding::Trace,
     record::Recorder,
 };
@@ -97,7 +97,7 @@ impl Paths {
         figure: &PaperFigure,
         ways: &[Way],
         world: &World,
-        options: &Options,
+        options: &FiguresOptions,
         recorder: &mut Recorder,
     ) -> Result<Vec<u64>> {
         let core = cores::all()?.first().map_or(0, |core| core.number);
@@ -167,7 +167,7 @@ fn pictures(
 /// P11.
 pub(in super::super) fn unequal_paths(
     figure: &PaperFigure,
-    options: &Options,
+    options: &FiguresOptions,
     recorder: &mut Recorder,
 ) -> Result<()> {
     const FAIR: &str = "by cost";
@@ -195,7 +195,12 @@ pub(in super::super) fn unequal_paths(
 }
 
 /// FWD, RTR and IPsec by one way.
-fn workloads(figure: &PaperFigure, ways: &[Way], options: &Options, recorder: &mut Recorder) -> Result<()> {
+fn workloads(
+    figure: &PaperFigure,
+    ways: &[Way],
+    options: &FiguresOptions,
+    recorder: &mut Recorder,
+) -> Result<()> {
     let ours = "memory to memory, 64 bytes, RTR over 256,000 routes to random destinations, IPsec is AES-128-GCM in tunnel mode; runs of 8 packets at \
                 most; measured, where the paper computed it from what each workload took alone";
     pictures(figure, ours, None, recorder)?;
@@ -211,7 +216,7 @@ fn equal(subject: &'static str, charge: Charge) -> Way {
 /// P12.
 pub(in super::super) fn equal_runs(
     figure: &PaperFigure,
-    options: &Options,
+    options: &FiguresOptions,
     recorder: &mut Recorder,
 ) -> Result<()> {
     workloads(figure, &[equal("default", Charge::Runs)], options, recorder)
@@ -220,7 +225,7 @@ pub(in super::super) fn equal_runs(
 /// P13.
 pub(in super::super) fn equal_cpu(
     figure: &PaperFigure,
-    options: &Options,
+    options: &FiguresOptions,
     recorder: &mut Recorder,
 ) -> Result<()> {
     workloads(figure, &[equal("equal CPU", Charge::Used(Resource::Cycles))], options, recorder)
@@ -229,7 +234,7 @@ pub(in super::super) fn equal_cpu(
 /// P14.
 pub(in super::super) fn equal_memory(
     figure: &PaperFigure,
-    options: &Options,
+    options: &FiguresOptions,
     recorder: &mut Recorder,
 ) -> Result<()> {
     let mut ways = vec![equal("equal I/O", Charge::Used(Resource::Io))];

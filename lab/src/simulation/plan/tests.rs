@@ -4,7 +4,7 @@ use clap::{CommandFactory as _, Parser};
 #[derive(Parser)]
 struct Line {
     #[command(flatten)]
-    options: Options,
+    options: PlanOptions,
 }
 
 fn described(words: &str) -> Described {

@@ -42,7 +42,7 @@ pub(super) struct Tunnel4<'s> {
 }
 
 /// Where a packet that is usual will be.
-pub(super) struct Place {
+pub(super) struct OutputLayout {
     /// In the frame: its Ethernet header, and the end of its tag.
     start: usize,
     end: usize,
@@ -73,7 +73,7 @@ impl<'s> Tunnel4<'s> {
 
     /// Where it will be. `None`: it is not usual, or there is a reason not to send it.
     #[inline]
-    pub(super) fn place(&self, packet: &Packet<'_>) -> Option<Place> {
+    pub(super) fn place(&self, packet: &Packet<'_>) -> Option<OutputLayout> {
         let Headers { family, ip, bytes, .. } = packet.headers;
         let (ip, payload) = (usize::from(ip), usize::from(bytes));
         let text = (payload + esp::TRAILER + (ALIGNMENT - 1)) & !(ALIGNMENT - 1);
@@ -84,13 +84,18 @@ impl<'s> Tunnel4<'s> {
             && end <= packet.room()
             && payload <= self.longest
             && self.selectors.is_none_or(|selectors| admits(selectors, packet.ip()));
-        is_usual.then_some(Place { start, end, payload })
+        is_usual.then_some(OutputLayout { start, end, payload })
     }
 
     /// Everything but the encryption; what is returned are text and tag.
     #[inline]
-    pub(super) fn write<'p>(&self, packet: &'p mut Packet<'_>, place: &Place, number: u64) -> &'p mut [u8] {
-        let Place { start, end, payload } = *place;
+    pub(super) fn write<'p>(
+        &self,
+        packet: &'p mut Packet<'_>,
+        place: &OutputLayout,
+        number: u64,
+    ) -> &'p mut [u8] {
+        let OutputLayout { start, end, payload } = *place;
         let came = packet.headers.family;
         let (family, ip, total) = (Family::V4, (start + ETHERNET) as u16, (end - start - ETHERNET) as u16);
         let headers = Headers { family, ip, bytes: total, destination: self.destination, is_ours: true };

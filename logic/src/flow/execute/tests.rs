@@ -8,7 +8,7 @@ use super::{
 use crate::flow::{field::FIELDS, table::settable};
 use proptest::prelude::*;
 
-const IN: Port = Port(1);
+const IN: RulePort = RulePort(1);
 
 const OUTER: Vxlan = Vxlan {
     vni: 0x0a_0b0c,
@@ -32,7 +32,7 @@ fn after(frame: &[u8], action: Action) -> Vec<u8> {
 }
 
 /// Port and bytes of every output.
-fn outputs(frame: &[u8], actions: &[Action], context: &Context<'_>) -> Vec<(Port, Vec<u8>)> {
+fn outputs(frame: &[u8], actions: &[Action], context: &Context<'_>) -> Vec<(RulePort, Vec<u8>)> {
     let mut sent = Vec::new();
     let _ = execute(&mut Packet::new(frame, IN), actions, context, &mut sent);
     sent.into_iter().map(|sent| (sent.port, sent.packet.frame)).collect()
@@ -241,9 +241,9 @@ fn the_ttl_is_counted_down_and_a_used_up_packet_goes_to_the_controller() {
         let mut packet = Packet::new(frame, IN);
         let unchanged = packet.clone();
         let mut sent = Vec::new();
-        let actions = [Action::DecTtl, Action::output(Port(2))];
+        let actions = [Action::DecTtl, Action::output(RulePort(2))];
         assert_eq!(execute(&mut packet, &actions, &Context::PLAIN, &mut sent), Err(Ended::InvalidTtl));
-        let to_controller = Sent { port: Port::CONTROLLER, invalid_ttl: true, packet: unchanged };
+        let to_controller = Sent { port: RulePort::CONTROLLER, invalid_ttl: true, packet: unchanged };
         assert_eq!(sent, [to_controller]);
     }
 }
@@ -251,15 +251,15 @@ fn the_ttl_is_counted_down_and_a_used_up_packet_goes_to_the_controller() {
 #[test]
 fn an_output_has_the_bytes_of_its_moment_and_never_goes_back_unasked() {
     let actions = [
-        Action::output(Port(2)),
+        Action::output(RulePort(2)),
         Action::set(Field::UdpDst, 53_u16),
         Action::output(IN),
-        Action::output(Port::IN_PORT),
+        Action::output(RulePort::IN_PORT),
         Action::SetQueue(4),
-        Action::Output { port: Port::CONTROLLER, max_len: 60 },
-        Action::Enqueue { port: Port(3), queue: 9 },
+        Action::Output { port: RulePort::CONTROLLER, max_len: 60 },
+        Action::Enqueue { port: RulePort(3), queue: 9 },
         Action::SetCore(CoreChoice::This(2)),
-        Action::output(Port::FLOOD),
+        Action::output(RulePort::FLOOD),
     ];
     let mut sent = Vec::new();
     execute(&mut Packet::new(udp(), IN), &actions, &Context::PLAIN, &mut sent).unwrap();
@@ -268,11 +268,11 @@ fn an_output_has_the_bytes_of_its_moment_and_never_goes_back_unasked() {
     assert_eq!(
         seen,
         [
-            (Port(2), None, None),
-            (Port::IN_PORT, None, None),
-            (Port::CONTROLLER, Some(4), None),
-            (Port(3), Some(9), None),
-            (Port::FLOOD, Some(4), Some(CoreChoice::This(2))),
+            (RulePort(2), None, None),
+            (RulePort::IN_PORT, None, None),
+            (RulePort::CONTROLLER, Some(4), None),
+            (RulePort(3), Some(9), None),
+            (RulePort::FLOOD, Some(4), Some(CoreChoice::This(2))),
         ]
     );
     assert_eq!(sent[0].packet.frame, udp());
@@ -284,18 +284,18 @@ fn each_bucket_of_a_group_has_a_packet_of_its_own() {
     let buckets = |id, _: &Packet| match id {
         // In a bucket the output comes last, however it is written.
         1 => vec![
-            vec![Action::output(Port(2)), Action::set(Field::UdpDst, 53_u16)],
-            vec![Action::PushVlan(0x8100), Action::output(Port(3))],
+            vec![Action::output(RulePort(2)), Action::set(Field::UdpDst, 53_u16)],
+            vec![Action::PushVlan(0x8100), Action::output(RulePort(3))],
             vec![Action::Group(2)],
         ],
-        2 => vec![vec![Action::output(Port(4))]],
+        2 => vec![vec![Action::output(RulePort(4))]],
         _ => vec![vec![Action::Group(id)]; 2],
     };
     let context = Context { vxlan_port: VXLAN_PORT, buckets: &buckets };
-    let sent = outputs(&udp(), &[Action::Group(1), Action::output(Port(5))], &context);
+    let sent = outputs(&udp(), &[Action::Group(1), Action::output(RulePort(5))], &context);
     let tagged = after(&udp(), Action::PushVlan(0x8100));
     let dns = changed(&udp(), &[(36, &[0, 53])]);
-    assert_eq!(sent, [(Port(2), dns), (Port(3), tagged), (Port(4), udp()), (Port(5), udp())]);
+    assert_eq!(sent, [(RulePort(2), dns), (RulePort(3), tagged), (RulePort(4), udp()), (RulePort(5), udp())]);
     let ring = execute(&mut Packet::new(udp(), IN), &[Action::Group(3)], &context, &mut Vec::new());
     assert_eq!(ring, Err(Ended::TooManyGroups));
 }
@@ -322,8 +322,8 @@ fn vxlan_headers_are_put_on_and_taken_off() {
     let padded = [&outer[..], &[0; 9]].concat();
     assert_eq!(after(&padded, Action::DecapVxlan), inner, "padding goes too");
     let outputs =
-        outputs(&outer, &[Action::DecapVxlan, Action::DecTtl, Action::output(Port(2))], &Context::PLAIN);
-    assert_eq!(outputs, [(Port(2), changed(&inner, &[(22, &[63])]))]);
+        outputs(&outer, &[Action::DecapVxlan, Action::DecTtl, Action::output(RulePort(2))], &Context::PLAIN);
+    assert_eq!(outputs, [(RulePort(2), changed(&inner, &[(22, &[63])]))]);
     assert_eq!(run(&inner, &[Action::DecapVxlan]), (Err(Ended::NotVxlan), inner.clone()));
     assert_eq!(run(&vec![0; 65_500], &[Action::EncapVxlan(OUTER)]).0, Err(Ended::TooLong));
 
@@ -380,7 +380,7 @@ fn a_wrong_sctp_checksum_stays_wrong_by_the_same_bits() {
 fn an_action_set_has_one_of_each_kind_in_the_order_of_the_standard() {
     let (dns, web) = (Action::set(Field::UdpDst, 53_u16), Action::set(Field::UdpDst, 80_u16));
     let written = [
-        Action::output(Port(2)),
+        Action::output(RulePort(2)),
         Action::SetQueue(1),
         dns,
         Action::EncapVxlan(OUTER),
@@ -390,7 +390,7 @@ fn an_action_set_has_one_of_each_kind_in_the_order_of_the_standard() {
         Action::PopVlan,
         Action::DecapVxlan,
         web.clone(),
-        Action::Enqueue { port: Port(3), queue: 1 },
+        Action::Enqueue { port: RulePort(3), queue: 1 },
     ];
     let mut expected = vec![
         Action::DecapVxlan,
@@ -401,7 +401,7 @@ fn an_action_set_has_one_of_each_kind_in_the_order_of_the_standard() {
         web,
         Action::EncapVxlan(OUTER),
         Action::SetQueue(1),
-        Action::Enqueue { port: Port(3), queue: 1 },
+        Action::Enqueue { port: RulePort(3), queue: 1 },
     ];
     assert_eq!(action_set(&written), expected);
     expected.pop();

@@ -15,7 +15,8 @@ mod packets;
 pub use counts::TableCount;
 
 use super::{
-    Action, CoreChoice, FlowCommand, FlowMod, FlowRemoved, GroupMod, Instructions, MeterMod, Port, Refused,
+    Action, CoreChoice, FlowCommand, FlowMod, FlowRemoved, GroupMod, Instructions, MeterMod, Refused,
+    RulePort,
     kernel::{self, Batch, FlowMemory, Seed, TABLE_ROWS, Writer, answer::Reader},
     rule::TableId,
     table::{Change, Count, Dialect, PathPort, RuleId, Tables},
@@ -34,7 +35,7 @@ pub struct Flows<M> {
     /// What table 0 does with what no rule of it matches.
     miss: Instructions,
     /// Real ports, and whether FLOOD reaches them.
-    ports: Vec<(Port, bool)>,
+    ports: Vec<(RulePort, bool)>,
     /// The table of each row that has a rule.
     table_of: Vec<TableId>,
     /// Rows of rules that are gone and may still count.
@@ -86,8 +87,8 @@ impl<M: FlowMemory> Flows<M> {
     }
 
     /// The ports there are, and whether they are up.
-    pub fn set_ports(&mut self, ports: impl IntoIterator<Item = (Port, bool)>) {
-        let ports: Vec<(Port, bool)> = ports.into_iter().collect();
+    pub fn set_ports(&mut self, ports: impl IntoIterator<Item = (RulePort, bool)>) {
+        let ports: Vec<(RulePort, bool)> = ports.into_iter().collect();
         let floods = |port| self.ports.iter().all(|&(other, floods)| other != port || floods);
         self.ports = ports.iter().map(|&(port, _)| (port, floods(port))).collect();
         let changes = self.tables.set_ports(ports);
@@ -95,12 +96,12 @@ impl<M: FlowMemory> Flows<M> {
     }
 
     /// The ports that FLOOD leaves out (OFPPC_NO_FLOOD), for packets that user space handles.
-    pub fn set_no_flood(&mut self, ports: &BTreeSet<Port>) {
+    pub fn set_no_flood(&mut self, ports: &BTreeSet<RulePort>) {
         self.ports.iter_mut().for_each(|(port, floods)| *floods = !ports.contains(port));
     }
 
     /// The ports that nothing can be redirected to: user space does what sends there.
-    pub fn set_deaf(&mut self, ports: BTreeSet<Port>) {
+    pub fn set_deaf(&mut self, ports: BTreeSet<RulePort>) {
         self.writer.set_deaf(&self.tables, ports);
     }
 
@@ -112,7 +113,7 @@ impl<M: FlowMemory> Flows<M> {
     }
 
     /// See [`set_deaf`](Flows::set_deaf).
-    pub fn deaf(&self) -> &BTreeSet<Port> {
+    pub fn deaf(&self) -> &BTreeSet<RulePort> {
         self.writer.deaf()
     }
 
@@ -301,7 +302,7 @@ mod tests {
 
     pub(super) fn flows() -> Flows<HeapFlows> {
         let mut flows = Flows::new(HeapFlows::new(SMALL, 2), Seed::default(), &Instructions::default());
-        flows.set_ports((1..=4).map(|port| (Port(port), true)));
+        flows.set_ports((1..=4).map(|port| (RulePort(port), true)));
         flows
     }
 

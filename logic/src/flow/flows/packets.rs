@@ -85,7 +85,7 @@ mod tests {
         *,
     };
     use crate::flow::{
-        FlowCommand, FlowFilter, Group, GroupKind, GroupMod, Meter, MeterMod, Port,
+        FlowCommand, FlowFilter, Group, GroupKind, GroupMod, Meter, MeterMod, RulePort,
         kernel::{self, row},
         rule::{Band, BandKind, Bucket, MeterUnit},
         table::Count,
@@ -96,7 +96,7 @@ mod tests {
     fn what_user_space_does_counts_beside_what_the_kernel_plane_does() {
         let mut f = flows();
         f.set_miss(&parse_instructions("flood").unwrap());
-        f.set_no_flood(&[Port(3)].into());
+        f.set_no_flood(&[RulePort(3)].into());
         let bucket = |actions| Bucket { actions: parse_actions(actions).unwrap(), ..Bucket::default() };
         let group =
             Group { id: 5, kind: GroupKind::All, buckets: vec![bucket("output:2"), bucket("output:3")] };
@@ -108,7 +108,7 @@ mod tests {
         let rule = row(f.tables().ids().next().unwrap());
         packets(&f, rule, 10);
         let went = |f: &mut Flows<_>, port, now_ns| {
-            let done = f.run(Packet::new([0; 100], Port(port)), now_ns);
+            let done = f.run(Packet::new([0; 100], RulePort(port)), now_ns);
             done.outputs.iter().map(|output| output.port.0).collect::<Vec<_>>()
         };
         assert_eq!(went(&mut f, 1, 1_000_000_000), [2, 3]);

@@ -11,7 +11,7 @@ use super::{
     store,
 };
 use crate::flow::{
-    Port,
+    RulePort,
     program::{Patch, Ports, Program, Step},
 };
 use std::{
@@ -27,7 +27,7 @@ struct Naming<'a, M> {
     taken: &'a mut Vec<u32>,
     meters: &'a Meters,
     groups: &'a Groups,
-    deaf: &'a BTreeSet<Port>,
+    deaf: &'a BTreeSet<RulePort>,
 }
 
 impl<M: FlowMemory> Rows for Naming<'_, M> {
@@ -49,7 +49,7 @@ impl<M: FlowMemory> Rows for Naming<'_, M> {
     fn group(&mut self, id: u32) -> Option<u32> {
         self.groups.row(id)
     }
-    fn deaf(&self) -> &BTreeSet<Port> {
+    fn deaf(&self) -> &BTreeSet<RulePort> {
         self.deaf
     }
 }

@@ -5,7 +5,7 @@
 
 use super::{FlowMemory, Writer, memory::words, rule_of, steps, steps::Rows};
 use crate::flow::{
-    Group, GroupKind, Instructions, Port,
+    Group, GroupKind, Instructions, RulePort,
     action::Action,
     group::{SLOTS, select_slots},
     program::{Ports, Program, Step, compile, compile_bucket},
@@ -215,7 +215,7 @@ impl<M: FlowMemory> Writer<M> {
 
 /// A bucket's steps name no rows: it has no meter, leads to no group and sends to no set of ports.
 struct NoRows<'a> {
-    deaf: &'a BTreeSet<Port>,
+    deaf: &'a BTreeSet<RulePort>,
 }
 
 impl Rows for NoRows<'_> {
@@ -228,7 +228,7 @@ impl Rows for NoRows<'_> {
     fn group(&mut self, _: u32) -> Option<u32> {
         None
     }
-    fn deaf(&self) -> &BTreeSet<Port> {
+    fn deaf(&self) -> &BTreeSet<RulePort> {
         self.deaf
     }
 }
@@ -237,7 +237,7 @@ impl Rows for NoRows<'_> {
 mod tests {
     use super::*;
     use crate::flow::{
-        FlowCommand, GroupMod, Port,
+        FlowCommand, GroupMod, RulePort,
         flows::Flows,
         kernel::{HeapFlows, Seed, miss, row, rule_word, tests::SMALL, verdict},
         rule::Bucket,
@@ -249,7 +249,7 @@ mod tests {
     fn group(id: u32, kind: GroupKind, buckets: &[(&str, u16)]) -> Group {
         let bucket = |&(actions, watched): &(&str, u16)| Bucket {
             weight: u16::from(kind == GroupKind::Select),
-            watch_port: (watched != 0).then_some(Port(watched)),
+            watch_port: (watched != 0).then_some(RulePort(watched)),
             watch_group: None,
             actions: parse_actions(actions).unwrap(),
         };
@@ -261,7 +261,7 @@ mod tests {
     impl World {
         fn new() -> World {
             let mut flows = Flows::new(HeapFlows::new(SMALL, 2), Seed::default(), &Instructions::default());
-            flows.set_ports((1..=4).map(|port| (Port(port), true)));
+            flows.set_ports((1..=4).map(|port| (RulePort(port), true)));
             World(flows)
         }
         fn rule(&mut self, text: &str) -> u32 {
@@ -317,17 +317,17 @@ mod tests {
         };
         assert_eq!(w.slots(rule), expected(&w));
         let before = w.decision(rule);
-        w.0.set_ports([(Port(1), true), (Port(2), false), (Port(3), true)]);
+        w.0.set_ports([(RulePort(1), true), (RulePort(2), false), (RulePort(3), true)]);
         assert!(!w.slots(rule).contains(&2));
         assert_eq!(w.slots(rule), expected(&w));
         w.0.apply_group(&GroupMod::Modify(select(&[2, 3])), 0).unwrap();
         assert_eq!(w.slots(rule), vec![3; SLOTS]);
-        w.0.set_ports([(Port(1), true), (Port(2), false), (Port(3), false)]);
+        w.0.set_ports([(RulePort(1), true), (RulePort(2), false), (RulePort(3), false)]);
         assert_eq!(w.slots(rule), vec![0; SLOTS]);
         let failover = group(1, GroupKind::FastFailover, &[("output:2", 2), ("output:1", 1)]);
         w.0.apply_group(&GroupMod::Modify(failover), 0).unwrap();
         assert_eq!(w.slots(rule), vec![1; SLOTS]);
-        w.0.set_ports([(Port(1), true), (Port(2), true), (Port(3), false)]);
+        w.0.set_ports([(RulePort(1), true), (RulePort(2), true), (RulePort(3), false)]);
         assert_eq!(w.slots(rule), vec![2; SLOTS]);
         w.0.apply_group(&GroupMod::Modify(group(1, GroupKind::Indirect, &[("drop", 0)])), 0).unwrap();
         assert_eq!(w.slots(rule), vec![0; SLOTS]);
@@ -403,7 +403,7 @@ mod tests {
             (&[3], [0, 0, 0, 0, 1, 1, 0, 0, 0]),
             (&[], [0; 9]),
         ] {
-            w.0.set_deaf(deaf.iter().copied().map(Port).collect());
+            w.0.set_deaf(deaf.iter().copied().map(RulePort).collect());
             w.settle();
             assert_eq!((slow(&w), w.is_slow(miss(0))), (expected, deaf.contains(&2)), "{deaf:?}");
         }

@@ -69,7 +69,7 @@ pub use notice::{Notice, NoticeReason};
 pub use steps::verdict;
 
 use super::{
-    Action, CoreChoice, Instructions, Port, Refused,
+    Action, CoreChoice, Instructions, Refused, RulePort,
     program::Ports,
     rule::{TABLES, TableId},
     table::{Change, Count, RuleId, Tables},
@@ -150,7 +150,7 @@ pub struct Writer<M> {
     /// What tables do with packets that no rule matches, where that was said.
     misses: BTreeMap<TableId, Instructions>,
     /// The ports that nothing can be redirected to.
-    deaf: BTreeSet<Port>,
+    deaf: BTreeSet<RulePort>,
     batch: Batch,
     /// The words of rules that user space decides meanwhile.
     rewrite: HashMap<u32, [u64; words::RULE]>,
@@ -212,8 +212,8 @@ impl<M: FlowMemory> Writer<M> {
     }
 
     /// The ports that nothing can be redirected to: user space does what sends there.
-    pub fn set_deaf(&mut self, tables: &Tables, deaf: BTreeSet<Port>) {
-        let changed: BTreeSet<Port> = self.deaf.symmetric_difference(&deaf).copied().collect();
+    pub fn set_deaf(&mut self, tables: &Tables, deaf: BTreeSet<RulePort>) {
+        let changed: BTreeSet<RulePort> = self.deaf.symmetric_difference(&deaf).copied().collect();
         if changed.is_empty() {
             return;
         }
@@ -221,7 +221,7 @@ impl<M: FlowMemory> Writer<M> {
         self.deaf = deaf;
         let sends = |action: &Action| match action {
             Action::Output { port, .. } => {
-                [Port::ALL, Port::FLOOD, Port::IN_PORT].contains(port) || changed.contains(port)
+                [RulePort::ALL, RulePort::FLOOD, RulePort::IN_PORT].contains(port) || changed.contains(port)
             }
             _ => false,
         };
@@ -249,7 +249,7 @@ impl<M: FlowMemory> Writer<M> {
     }
 
     /// See [`set_deaf`](Writer::set_deaf).
-    pub fn deaf(&self) -> &BTreeSet<Port> {
+    pub fn deaf(&self) -> &BTreeSet<RulePort> {
         &self.deaf
     }
 

@@ -1,6 +1,6 @@
 //! Why the kernel plane hands a packet to user space: `struct flow_notice` of `bpf/flow_abi.h`.
 
-use crate::flow::action::Port;
+use crate::flow::action::RulePort;
 
 /// A packet that came to user space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -8,7 +8,7 @@ pub struct Notice {
     /// The row of the rule whose steps say so, a table's miss among them; 0: [`NoticeReason::Slow`].
     pub rule: u32,
     /// The port it came in by.
-    pub port: Port,
+    pub port: RulePort,
     pub reason: NoticeReason,
     /// Of the whole frame, as it was at that step: fewer may have come.
     pub frame_bytes: u32,
@@ -43,7 +43,7 @@ impl Notice {
             3 => NoticeReason::Slow,
             _ => return None,
         };
-        let port = Port(u16::from_ne_bytes([head[12], head[13]]).checked_add(1)?);
+        let port = RulePort(u16::from_ne_bytes([head[12], head[13]]).checked_add(1)?);
         let beside = |at: usize| u64::from_be_bytes(std::array::from_fn(|i| head[at + i]));
         let (metadata, tunnel_id) = (beside(16), beside(24));
         let notice = Notice { rule: word(0), port, reason, frame_bytes: word(4), metadata, tunnel_id };
@@ -62,7 +62,7 @@ mod tests {
             let beside = [9_u64, 8].map(u64::to_be_bytes).concat();
             [&words, &port.to_ne_bytes()[..], &[reason, 0], &beside, b"frame", &[0; 3]].concat()
         };
-        let (port, reason) = (Port(3), NoticeReason::Ttl);
+        let (port, reason) = (RulePort(3), NoticeReason::Ttl);
         let notice = Notice { rule: 7, port, reason, frame_bytes: 1500, metadata: 9, tunnel_id: 8 };
         assert_eq!(Notice::read(&record(5, 2, 2)), Some((notice, &b"frame"[..])));
         for bad in

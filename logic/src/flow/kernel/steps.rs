@@ -2,7 +2,7 @@
 
 use super::{core_word, memory::words};
 use crate::flow::{
-    action::Port,
+    action::RulePort,
     program::{Ports, Step, Verdict},
 };
 use std::{
@@ -89,11 +89,11 @@ pub(super) trait Rows {
     /// Of `flow_groups`; `None`: it is not there, or not for the kernel plane.
     fn group(&mut self, id: u32) -> Option<u32>;
     /// The ports that nothing can be redirected to.
-    fn deaf(&self) -> &BTreeSet<Port>;
+    fn deaf(&self) -> &BTreeSet<RulePort>;
 }
 
 /// A port's id: its slot in the transmit map.
-fn port_id(port: Port) -> u16 {
+fn port_id(port: RulePort) -> u16 {
     port.0 - 1
 }
 

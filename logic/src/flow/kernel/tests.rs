@@ -3,7 +3,7 @@
 
 use super::{answer::Reader, *};
 use crate::flow::{
-    Action, CoreChoice, Field, FlowCommand, FlowFlags, FlowMod, Instructions, Key, Match, Port,
+    Action, CoreChoice, Field, FlowCommand, FlowFlags, FlowMod, Instructions, Key, Match, RulePort,
     field::{ether_type, ip_proto},
     rule::CORE_TABLE,
     table::Dialect,
@@ -31,7 +31,7 @@ struct World {
 impl World {
     fn new() -> World {
         let mut tables = Tables::new();
-        tables.set_ports((1..=4).map(|port| (Port(port), true)));
+        tables.set_ports((1..=4).map(|port| (RulePort(port), true)));
         tables.set_cores(Some((0..4).collect()));
         World { tables, writer: Writer::new(HeapFlows::new(SMALL, 2), Seed::default()), now_ms: 0 }
     }
@@ -182,7 +182,7 @@ fn does(table: u8, port: u16, goto: bool) -> Instructions {
     } else if goto && table == 0 {
         Instructions { goto_table: Some(1), metadata: Some((port.into(), 3)), ..Instructions::default() }
     } else {
-        Instructions::apply([Action::output(Port(port))])
+        Instructions::apply([Action::output(RulePort(port))])
     }
 }
 
@@ -244,7 +244,7 @@ fn exact_rules_come_and_go_and_others_stay_cached() {
         let fields = [Field::InPort, Field::EthType, Field::IpProto, Field::Ipv4Dst, Field::TcpDst];
         fields.into_iter().fold(Match::ANY, |m, field| m.with(field, key(bits).get(field)))
     };
-    let out = || Instructions::apply([Action::output(Port(1))]);
+    let out = || Instructions::apply([Action::output(RulePort(1))]);
     world.change(FlowCommand::Add, 0, 5, exact(0), out());
     world.finish();
     for bits in [0, 1] {
@@ -276,7 +276,7 @@ fn cores_are_words_of_rules() {
     world.change(FlowCommand::Add, CORE_TABLE, 5, Match::ANY, to(0));
     assert_eq!(word(&world, id, rule_word::DECISION), decision(0));
 
-    let listed = Instructions::apply([Action::SetCore(CoreChoice::This(2)), Action::output(Port(4))]);
+    let listed = Instructions::apply([Action::SetCore(CoreChoice::This(2)), Action::output(RulePort(4))]);
     world.change(FlowCommand::Add, 0, 5, Match::ANY, listed);
     let id = world.tables.ids().last().unwrap();
     let flags = FLAG_SENDS | 3 << CORE_SHIFT;
@@ -297,7 +297,7 @@ fn what_a_rule_that_goes_looked_at_tells_packets_apart_until_its_batch_is_over()
     tagged.set(Field::VlanVid, 0x1005_u128);
     let other = Match::ANY.with(Field::EthDst, 1_u64);
     let without_tag = Match::ANY.with(Field::VlanVid, 0_u16);
-    let out = || Instructions::apply([Action::output(Port(1))]);
+    let out = || Instructions::apply([Action::output(RulePort(1))]);
     let delete = FlowCommand::Delete { strict: true };
     world.change(FlowCommand::Add, 0, 5, other, out());
     world.change(FlowCommand::Add, 0, 5, without_tag, out());
@@ -321,14 +321,15 @@ fn sets_of_ports_are_used_again_when_no_rule_names_them() {
     let mut world = World::new();
     let sets: Vec<Vec<Action>> = (0_u16..16)
         .map(|bits| (1..=4).filter(move |port| bits >> (port - 1) & 1 != 0))
-        .map(|ports| ports.map(|port| Action::output(Port(port))).collect())
+        .map(|ports| ports.map(|port| Action::output(RulePort(port))).collect())
         .filter(|outputs: &Vec<Action>| outputs.len() > 1)
         .collect();
     assert!(sets.len() > SMALL.port_sets);
     let rules = [(1, Match::ANY), (2, Match::ANY.with(Field::InPort, 1_u32))];
     for outputs in sets.iter().chain(&sets) {
         let rewritten = [&[Action::DecTtl], &outputs[..]].concat();
-        let written = Instructions { write: vec![Action::output(Port::FLOOD)], ..Instructions::default() };
+        let written =
+            Instructions { write: vec![Action::output(RulePort::FLOOD)], ..Instructions::default() };
         for does in [Instructions::apply(outputs.clone()), Instructions::apply(rewritten), written] {
             for (priority, matching) in rules {
                 world.change(FlowCommand::Add, 0, priority, matching, does.clone());

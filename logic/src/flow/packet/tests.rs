@@ -6,7 +6,7 @@ use crate::flow::{Action, Vxlan, execute};
 use etherparse::{LinkExtSlice, LinkSlice, NetSlice, SlicedPacket, TransportSlice};
 use proptest::prelude::*;
 
-const PORT: Port = Port(3);
+const PORT: RulePort = RulePort(3);
 
 fn key(frame: &[u8]) -> Key {
     Key::of(frame, PORT, VXLAN_PORT)

@@ -11,10 +11,10 @@ use proptest::prelude::*;
 /// a port that is down to 3, 4 leads to group 1, 9 sets the tunnel id (2); meter 1 lets nothing pass, others all.
 fn tables() -> Tables {
     let mut tables = Tables::new();
-    tables.set_ports((1..=4).map(|port| (Port(port), port != 2)));
+    tables.set_ports((1..=4).map(|port| (RulePort(port), port != 2)));
     let bucket = |actions: &str, watch: u16| Bucket {
         actions: parse_actions(actions).unwrap(),
-        watch_port: (watch > 0).then_some(Port(watch)),
+        watch_port: (watch > 0).then_some(RulePort(watch)),
         ..Bucket::default()
     };
     for (id, kind, buckets) in [
@@ -34,7 +34,7 @@ fn tables() -> Tables {
 }
 
 fn pipeline(tables: &Tables, miss: &str, run: impl FnOnce(&mut Pipeline<'_>) -> Done) -> Done {
-    let ports: Vec<(Port, bool)> = (1..=4).map(|port| (Port(port), port != 4)).collect();
+    let ports: Vec<(RulePort, bool)> = (1..=4).map(|port| (RulePort(port), port != 4)).collect();
     let (miss, meter) = (parse_instructions(miss).unwrap(), &mut |id: u32, _: usize| id != 1);
     run(&mut Pipeline { tables, miss: &miss, ports: &ports, vxlan_port: VXLAN_PORT, meter })
 }
@@ -51,7 +51,7 @@ fn with_rules(rules: &[&str]) -> Tables {
 /// Ports; with `v` the VLAN id, if there is one, with `t` the TTL, if it is not 64.
 fn went(done: &Done) -> Vec<String> {
     let look = |output: &Output| {
-        let key = Key::of(&output.frame, Port(0), VXLAN_PORT);
+        let key = Key::of(&output.frame, RulePort(0), VXLAN_PORT);
         let tag = key.get(Field::VlanVid) as u16;
         let tag = if tag == 0 { String::new() } else { format!("v{}", tag & 0xfff) };
         let ttl = match Headers::of(&output.frame, 0, None).unwrap().network {
@@ -136,7 +136,7 @@ fn instructions_are_done_table_by_table_and_the_action_set_at_the_end() {
         ),
     ] {
         let tables = with_rules(rules);
-        let done = pipeline(&tables, "normal", |p| p.run(Packet::new(frame(64), Port(1))));
+        let done = pipeline(&tables, "normal", |p| p.run(Packet::new(frame(64), RulePort(1))));
         assert_eq!(went(&done), went_to, "{rules:?}");
         let table =
             |row: &u32| kernel::rule_of(*row).map_or(row - 1, |id| tables.rule(id).unwrap().table.into());
@@ -161,7 +161,7 @@ fn ports_with_a_meaning_of_their_own_are_resolved() {
         (0xfffd, "in_port,output:1", &["1"]),
     ] {
         let tables = with_rules(&[&format!("actions={actions}")]);
-        let done = pipeline(&tables, "", |p| p.run(Packet::new(frame(64), Port(in_port))));
+        let done = pipeline(&tables, "", |p| p.run(Packet::new(frame(64), RulePort(in_port))));
         assert_eq!(went(&done), went_to, "{actions} from {in_port}");
     }
     // A port that is gone.
@@ -169,13 +169,13 @@ fn ports_with_a_meaning_of_their_own_are_resolved() {
     tables.set_ports([]);
     let (miss, meter) = (Instructions::default(), &mut |_: u32, _: usize| true);
     let mut none = Pipeline { tables: &tables, miss: &miss, ports: &[], vxlan_port: VXLAN_PORT, meter };
-    assert_eq!(none.run(Packet::new(frame(64), Port(1))).outputs, []);
+    assert_eq!(none.run(Packet::new(frame(64), RulePort(1))).outputs, []);
 }
 
 #[test]
 fn buckets_that_a_packet_took_are_told() {
     let tables = with_rules(&["actions=group:4,write_actions(group:2)"]);
-    let done = pipeline(&tables, "", |p| p.run(Packet::new(frame(64), Port(1))));
+    let done = pipeline(&tables, "", |p| p.run(Packet::new(frame(64), RulePort(1))));
     assert_eq!(done.buckets, [(4, 0), (1, 0), (1, 1), (2, 0)]);
 }
 
@@ -190,7 +190,7 @@ fn the_tunnel_id_goes_to_controllers_as_it_is_at_each_output() {
         (&["actions=set_field:0xff->tun_id,set_field:0/0xf->tun_id,controller"], &[0xf0]),
         (&["actions=set_tunnel:5,goto_table:1", "table=1,actions=controller"], &[5]),
     ] {
-        let done = pipeline(&with_rules(rules), "", |p| p.run(Packet::new(frame(1), Port(1))));
+        let done = pipeline(&with_rules(rules), "", |p| p.run(Packet::new(frame(1), RulePort(1))));
         assert_eq!(done.outputs.iter().map(|o| o.tunnel_id).collect::<Vec<_>>(), told, "{rules:?}");
     }
 }
@@ -234,10 +234,10 @@ fn outputs_say_which_rule_they_are_of_and_why() {
         ),
     ] {
         let tables = with_rules(rules);
-        let done = pipeline(&tables, miss, |p| p.run(Packet::new(frame(ttl), Port(1))));
+        let done = pipeline(&tables, miss, |p| p.run(Packet::new(frame(ttl), RulePort(1))));
         let tell = |o: &Output| (o.reason, o.table, o.cookie, o.metadata);
         assert_eq!(done.outputs.iter().map(tell).collect::<Vec<_>>(), told, "{rules:?}");
-        assert!(done.outputs.iter().all(|o| o.port == Port::CONTROLLER && o.in_port == Port(1)));
+        assert!(done.outputs.iter().all(|o| o.port == RulePort::CONTROLLER && o.in_port == RulePort(1)));
     }
 }
 
@@ -248,21 +248,25 @@ fn the_controller_sends_a_packet_and_the_tables_take_it_once() {
     let run = |in_port, actions: &[Action]| {
         pipeline(&tables, "", |p| p.packet_out(Packet::new(frame(64), in_port), actions))
     };
-    let done = run(Port(3), &[Action::DecTtl, output(Port::TABLE), output(Port(1)), output(Port(3))]);
+    let done = run(
+        RulePort(3),
+        &[Action::DecTtl, output(RulePort::TABLE), output(RulePort(1)), output(RulePort(3))],
+    );
     assert_eq!(went(&done), ["2t63", "3t63", "1t63"]);
     let of: Vec<_> = done.outputs.iter().map(|o| (o.reason, o.cookie)).collect();
     assert_eq!(of, [5, 5, NO_COOKIE].map(|cookie| (PacketInReason::Action, cookie)));
     assert_eq!(done.rows.len(), 1);
-    let done = run(Port::NONE, &[output(Port::ALL), output(Port::TABLE), output(Port::IN_PORT)]);
+    let done =
+        run(RulePort::NONE, &[output(RulePort::ALL), output(RulePort::TABLE), output(RulePort::IN_PORT)]);
     assert_eq!(went(&done), ["1", "2", "3", "4", "4"]);
-    let done = run(Port::CONTROLLER, &[Action::Group(2), output(Port::CONTROLLER)]);
+    let done = run(RulePort::CONTROLLER, &[Action::Group(2), output(RulePort::CONTROLLER)]);
     assert_eq!((went(&done), done.rows.len()), (vec!["2".into(), "CONTROLLER".into()], 0));
 }
 
 #[test]
 fn a_packet_that_would_become_very_many_becomes_many() {
     let mut tables = tables();
-    let bucket = Bucket { actions: vec![Action::output(Port(2)); 64], ..Bucket::default() };
+    let bucket = Bucket { actions: vec![Action::output(RulePort(2)); 64], ..Bucket::default() };
     let wide = |id, buckets| GroupMod::Add(Group { id, kind: GroupKind::All, buckets });
     tables.apply_group(&wide(10, vec![bucket; 64]), 0).unwrap();
     for id in 11..13 {
@@ -274,10 +278,10 @@ fn a_packet_that_would_become_very_many_becomes_many() {
         let rule = format!("table={table},actions=group:12,all,all{goto}");
         tables.apply(&parse_flow(&rule, FlowCommand::Add).unwrap(), Dialect::OpenFlow13, 0).unwrap();
     }
-    let done = pipeline(&tables, "", |p| p.run(Packet::new(frame(64), Port(1))));
+    let done = pipeline(&tables, "", |p| p.run(Packet::new(frame(64), RulePort(1))));
     assert!(done.outputs.len() <= MOST_OUTPUTS && !done.outputs.is_empty(), "{}", done.outputs.len());
     let done = pipeline(&tables, "", |p| {
-        p.packet_out(Packet::new(frame(64), Port(1)), &vec![Action::output(Port::TABLE); 64])
+        p.packet_out(Packet::new(frame(64), RulePort(1)), &vec![Action::output(RulePort::TABLE); 64])
     });
     assert!(done.outputs.len() <= MOST_OUTPUTS && done.rows.len() <= 64 * usize::from(TABLES));
 }
@@ -299,14 +303,14 @@ proptest! {
             format!("table={table},actions={action}{goto}")
         }).collect();
         let tables = with_rules(&rules.iter().map(String::as_str).collect::<Vec<_>>());
-        let done = pipeline(&tables, "flood", |p| p.run(Packet::new(bytes.clone(), Port(in_port))));
+        let done = pipeline(&tables, "flood", |p| p.run(Packet::new(bytes.clone(), RulePort(in_port))));
         prop_assert!((1..=usize::from(TABLES)).contains(&done.rows.len()));
         for output in &done.outputs {
             let resolved = (1..=4).contains(&output.port.0)
-                || [Port::CONTROLLER, Port::NORMAL, Port::LOCAL].contains(&output.port);
+                || [RulePort::CONTROLLER, RulePort::NORMAL, RulePort::LOCAL].contains(&output.port);
             prop_assert!(resolved, "{output:?}");
         }
-        let actions: Vec<_> = [Port::TABLE, Port::FLOOD].map(Action::output).into();
-        pipeline(&tables, "", |p| p.packet_out(Packet::new(bytes, Port(in_port)), &actions));
+        let actions: Vec<_> = [RulePort::TABLE, RulePort::FLOOD].map(Action::output).into();
+        pipeline(&tables, "", |p| p.packet_out(Packet::new(bytes, RulePort(in_port)), &actions));
     }
 }

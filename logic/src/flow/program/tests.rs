@@ -6,23 +6,23 @@ fn program(actions: &str) -> Program {
 }
 
 fn ports(list: &[u16]) -> Verdict {
-    Verdict::Broadcast(Ports::These(list.iter().map(|&port| Port(port)).collect()))
+    Verdict::Broadcast(Ports::These(list.iter().map(|&port| RulePort(port)).collect()))
 }
 
 #[test]
 fn what_is_sent_once_and_last_the_kernel_plane_does() {
     let last = |actions| program(actions).steps.last().cloned();
     for (actions, verdict) in [
-        ("output:2", Verdict::Output(Port(2))),
+        ("output:2", Verdict::Output(RulePort(2))),
         ("in_port", Verdict::InPort),
         ("normal", Verdict::Normal),
         ("local", Verdict::Local),
         ("flood", Verdict::Broadcast(Ports::Flood)),
         ("all", Verdict::Broadcast(Ports::All)),
         ("output:3,output:1,output:2", ports(&[1, 2, 3])),
-        ("mod_vlan_vid:5,dec_ttl,output:2", Verdict::Output(Port(2))),
-        ("controller,output:2", Verdict::Output(Port(2))),
-        ("output:2,set_tunnel:5", Verdict::Output(Port(2))),
+        ("mod_vlan_vid:5,dec_ttl,output:2", Verdict::Output(RulePort(2))),
+        ("controller,output:2", Verdict::Output(RulePort(2))),
+        ("output:2,set_tunnel:5", Verdict::Output(RulePort(2))),
     ] {
         assert_eq!(last(actions), Some(Step::Verdict(verdict)), "{actions}");
     }
@@ -107,7 +107,7 @@ fn the_core_of_the_last_output_is_named_once_for_the_whole_packet() {
 fn parts_of_the_action_set_know_their_rank() {
     let write = parse_actions("output:1,mod_nw_ttl:3,strip_vlan").unwrap();
     let program = compile(&Instructions { write, ..Instructions::default() }, &|_| true);
-    let out = Step::Verdict(Verdict::Output(Port(1)));
+    let out = Step::Verdict(Verdict::Output(RulePort(1)));
     assert_eq!((program.set, program.set_ranks), (vec![Step::PopVlan, Step::Ttl(3), out], 0b1_0001_0010));
     assert!(!program.sends);
 }
@@ -115,7 +115,7 @@ fn parts_of_the_action_set_know_their_rank() {
 #[test]
 fn a_bucket_is_done_as_an_action_set_unless_it_sends_to_many_or_to_a_group() {
     let bucket = |actions: &str| compile_bucket(&parse_actions(actions).unwrap());
-    let out = Step::Verdict(Verdict::Output(Port(2)));
+    let out = Step::Verdict(Verdict::Output(RulePort(2)));
     assert_eq!(bucket("output:2,mod_nw_ttl:3,strip_vlan"), Some(vec![Step::PopVlan, Step::Ttl(3), out]));
     assert_eq!(bucket("drop"), Some(vec![]));
     for actions in ["flood", "all", "group:1", "set_queue:3,output:2"] {
@@ -145,7 +145,7 @@ fn more_than_four_tunnels_are_for_user_space() {
         udp_port: 4789,
     };
     for (tunnels, slow) in [(4, false), (5, true)] {
-        let apply = [vec![Action::EncapVxlan(outer); tunnels], vec![Action::output(Port(2))]].concat();
+        let apply = [vec![Action::EncapVxlan(outer); tunnels], vec![Action::output(RulePort(2))]].concat();
         let program = compile(&Instructions::apply(apply), &|_| false);
         assert_eq!(program.is_slow(), slow, "{tunnels}: {} steps", program.steps.len());
     }

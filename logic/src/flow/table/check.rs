@@ -2,7 +2,7 @@
 
 use super::Tables;
 use crate::flow::{
-    Action, CoreChoice, FcfPlace, Field, Instructions, Match, Port, Refused,
+    Action, CoreChoice, FcfPlace, Field, Instructions, Match, Refused, RulePort,
     field::{VLAN_PRESENT, ether_type, ip_proto},
     rule::{TABLES, TableId},
 };
@@ -59,14 +59,14 @@ impl Tables {
         self.check_action_set(&i.write, &mut packet)
     }
 
-    /// Can a packet from the controller have these actions? [`Port::TABLE`] is for it alone. What the packet is, is not asked.
+    /// Can a packet from the controller have these actions? [`RulePort::TABLE`] is for it alone. What the packet is, is not asked.
     ///
     /// # Errors
     /// As of a rule with these actions.
     pub fn check_actions(&self, actions: &[Action]) -> Result<(), Refused> {
         demand(actions.len() <= ACTIONS, Refused::TooManyActions)?;
         let to_table =
-            |action: &Action| matches!(*action, Action::Output { port, .. } if port == Port::TABLE);
+            |action: &Action| matches!(*action, Action::Output { port, .. } if port == RulePort::TABLE);
         let mut others = actions.iter().filter(|action| !to_table(action));
         others.try_for_each(|action| self.check_action(action, &mut None))
     }
@@ -99,7 +99,7 @@ impl Tables {
         match *action {
             Action::Output { port, .. } => self.check_port(port),
             Action::Enqueue { port, queue } => {
-                demand(port.is_real() || port == Port::IN_PORT, Refused::BadPort)?;
+                demand(port.is_real() || port == RulePort::IN_PORT, Refused::BadPort)?;
                 self.check_port(port)?;
                 demand(queue == QUEUE, Refused::BadQueue)
             }
@@ -151,9 +151,14 @@ impl Tables {
         }
     }
 
-    fn check_port(&self, port: Port) -> Result<(), Refused> {
+    fn check_port(&self, port: RulePort) -> Result<(), Refused> {
         let known = match port {
-            Port::IN_PORT | Port::NORMAL | Port::FLOOD | Port::ALL | Port::CONTROLLER | Port::LOCAL => true,
+            RulePort::IN_PORT
+            | RulePort::NORMAL
+            | RulePort::FLOOD
+            | RulePort::ALL
+            | RulePort::CONTROLLER
+            | RulePort::LOCAL => true,
             // TABLE is for packets from the controller alone, and a path is the only thing that a rule says.
             _ => port.is_real() && self.ports.contains_key(&port),
         };
@@ -277,7 +282,7 @@ mod tests {
         };
         let fcf = |place, workload| Action::SetFcf { place, workload, priority: true };
         let to_port = |port| Action::Output { port, max_len: WHOLE_PACKET };
-        let queue = |port, queue| Action::Enqueue { port: Port(port), queue };
+        let queue = |port, queue| Action::Enqueue { port: RulePort(port), queue };
         let (good, odd) = (Ok(()), Err(InconsistentAction));
         // Match, actions to apply, what OpenFlow 1.3 says, what 1.0 says.
         for (matching, actions, v13, v10) in [
@@ -318,10 +323,20 @@ mod tests {
             (tcp, vec![fcf(FcfPlace::Vlan, 4096)], Err(BadArgument), Err(BadArgument)),
             (tcp, vec![out(4)], Err(BadPort), Err(BadPort)),
             (tcp, vec![out(0)], Err(BadPort), Err(BadPort)),
-            (tcp, vec![to_port(Port::TABLE)], Err(BadPort), Err(BadPort)),
-            (tcp, vec![to_port(Port::NONE)], Err(BadPort), Err(BadPort)),
-            (tcp, vec![to_port(Port::IN_PORT), to_port(Port::NORMAL), to_port(Port::FLOOD)], good, good),
-            (tcp, vec![to_port(Port::ALL), to_port(Port::CONTROLLER), to_port(Port::LOCAL)], good, good),
+            (tcp, vec![to_port(RulePort::TABLE)], Err(BadPort), Err(BadPort)),
+            (tcp, vec![to_port(RulePort::NONE)], Err(BadPort), Err(BadPort)),
+            (
+                tcp,
+                vec![to_port(RulePort::IN_PORT), to_port(RulePort::NORMAL), to_port(RulePort::FLOOD)],
+                good,
+                good,
+            ),
+            (
+                tcp,
+                vec![to_port(RulePort::ALL), to_port(RulePort::CONTROLLER), to_port(RulePort::LOCAL)],
+                good,
+                good,
+            ),
             (tcp, vec![queue(1, 0), queue(0xfff8, 0), Action::SetQueue(0)], good, good),
             (tcp, vec![queue(4, 0)], Err(BadPort), Err(BadPort)),
             (tcp, vec![queue(0xfffd, 0)], Err(BadPort), Err(BadPort)),
@@ -337,10 +352,10 @@ mod tests {
             }
         }
         for (actions, expected) in [
-            (vec![to_port(Port::TABLE), tp.clone(), v6.clone(), out(3)], good),
-            (vec![to_port(Port::TABLE), out(4)], Err(BadPort)),
-            (vec![queue(Port::TABLE.0, 0)], Err(BadPort)),
-            (vec![to_port(Port::NONE)], Err(BadPort)),
+            (vec![to_port(RulePort::TABLE), tp.clone(), v6.clone(), out(3)], good),
+            (vec![to_port(RulePort::TABLE), out(4)], Err(BadPort)),
+            (vec![queue(RulePort::TABLE.0, 0)], Err(BadPort)),
+            (vec![to_port(RulePort::NONE)], Err(BadPort)),
             (vec![Action::Group(1)], Err(BadGroup)),
             (vec![Action::set(Field::Metadata, 1_u16)], Err(BadSetField)),
             (vec![Action::SetVlanPcp(8)], Err(BadArgument)),
@@ -375,7 +390,7 @@ mod tests {
     /// In whatever version, and only as the last word of all rules that decide.
     #[test]
     fn a_rule_gives_packets_to_a_path_and_does_nothing_else() {
-        let path = |n| Action::output(Port::of_path(n).unwrap());
+        let path = |n| Action::output(RulePort::of_path(n).unwrap());
         let alone = Instructions::apply([path(1)]);
         let clear = Instructions { clear: true, ..alone.clone() };
         let later = Instructions { goto_table: Some(1), ..alone.clone() };
@@ -419,8 +434,11 @@ mod tests {
         let mut tables = tables();
         tables.set_paths(vec![PathPort { name: "a".into(), drops: true }]);
         assert_eq!(tables.check_actions(&[path(0)]), bad, "nobody can send to a worker but the kernel plane");
-        assert_eq!((Port::of_path(63), Port::of_path(64)), (Some(Port(0xfe3f)), None));
-        assert_eq!([0xfdff, 0xfe00, 0xfe3f, 0xfe40].map(|n| Port(n).path()), [None, Some(0), Some(63), None]);
+        assert_eq!((RulePort::of_path(63), RulePort::of_path(64)), (Some(RulePort(0xfe3f)), None));
+        assert_eq!(
+            [0xfdff, 0xfe00, 0xfe3f, 0xfe40].map(|n| RulePort(n).path()),
+            [None, Some(0), Some(63), None]
+        );
     }
 
     #[test]

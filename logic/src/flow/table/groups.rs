@@ -1,7 +1,7 @@
 //! Groups (OpenFlow 1.3.5 sections 5.6 and 6.5).
 
 use super::{Change, Count, Tables, check::demand, duration};
-use crate::flow::{Action, Group, GroupKind, GroupMod, GroupStats, Port, Refused, Removed, rule::Bucket};
+use crate::flow::{Action, Group, GroupKind, GroupMod, GroupStats, Refused, Removed, RulePort, rule::Bucket};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How many groups there may be.
@@ -198,7 +198,7 @@ impl Tables {
 
     /// A bucket is live while its port is up or its group has a live bucket, and if it watches nothing (section 6.5).
     fn is_live(&self, bucket: &Bucket, known: &mut BTreeMap<u32, Option<usize>>) -> bool {
-        let up = |port| self.ports.get(&port).copied().unwrap_or(port == Port::LOCAL);
+        let up = |port| self.ports.get(&port).copied().unwrap_or(port == RulePort::LOCAL);
         match (bucket.watch_port, bucket.watch_group) {
             (None, None) => true,
             (port, group) => {
@@ -216,7 +216,7 @@ impl Tables {
             demand(group.kind == GroupKind::Select || bucket.weight == 0, Refused::InvalidGroup)?;
             let watches = bucket.watch_port.is_some() || bucket.watch_group.is_some();
             demand(group.kind != GroupKind::FastFailover || watches, Refused::BadWatch)?;
-            let port_there = |port| port == Port::LOCAL || self.ports.contains_key(&port);
+            let port_there = |port| port == RulePort::LOCAL || self.ports.contains_key(&port);
             demand(bucket.watch_port.is_none_or(port_there), Refused::BadWatch)?;
             demand(bucket.watch_group.is_none_or(|id| self.groups.contains(id)), Refused::BadWatch)?;
             self.check_action_set(&bucket.actions, &mut None)?;
@@ -301,7 +301,7 @@ mod tests {
     }
 
     fn watching(port: Option<u16>, watch_group: Option<u32>) -> Bucket {
-        Bucket { watch_port: port.map(Port), watch_group, ..bucket([out(1)]) }
+        Bucket { watch_port: port.map(RulePort), watch_group, ..bucket([out(1)]) }
     }
 
     #[test]
@@ -412,7 +412,7 @@ mod tests {
         assert_eq!(t.apply_group(&GroupMod::Add(first.clone()), 0), Ok(vec![Change::Group(1)]));
         assert_eq!(t.apply_group(&GroupMod::Add(second), 0), Ok(vec![Change::Group(2)]));
         let mut ports = |up: [bool; 3]| {
-            let changes = t.set_ports((1..).map(Port).zip(up));
+            let changes = t.set_ports((1..).map(RulePort).zip(up));
             (changes, t.live_bucket(1), t.live_bucket(2))
         };
         let changed = |ids: &[u32]| ids.iter().map(|&id| Change::Group(id)).collect::<Vec<_>>();
@@ -421,9 +421,9 @@ mod tests {
         assert_eq!(ports([false, false, true]), (changed(&[1, 2]), None, Some(1)));
         assert_eq!(ports([false, false, false]), (changed(&[2]), None, None));
         assert_eq!(ports([true, false, false]), (changed(&[1, 2]), Some(0), Some(0)));
-        t.set_ports([(Port(3), true)]);
+        t.set_ports([(RulePort(3), true)]);
         assert_eq!((t.live_bucket(1), t.live_bucket(2), t.live_bucket(9)), (None, Some(1), None));
-        let local = Bucket { watch_port: Some(Port::LOCAL), ..bucket([]) };
+        let local = Bucket { watch_port: Some(RulePort::LOCAL), ..bucket([]) };
         let modified = group(1, FastFailover, [local]);
         let changes = t.apply_group(&GroupMod::Modify(modified), 0);
         assert_eq!((changes, t.live_bucket(2)), (Ok(changed(&[1, 2])), Some(0)));

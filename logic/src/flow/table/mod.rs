@@ -56,7 +56,7 @@ pub use query::Aggregate;
 pub use rules::{Count, RuleId};
 
 use super::{
-    FlowCommand, FlowFilter, FlowMod, FlowRemoved, Instructions, Key, Match, Port, Refused, Removed,
+    FlowCommand, FlowFilter, FlowMod, FlowRemoved, Instructions, Key, Match, Refused, Removed, RulePort,
     rule::{CORE_TABLE, TABLES, TableId},
 };
 use groups::Groups;
@@ -114,7 +114,7 @@ pub struct Tables {
     groups: Groups,
     meters: Meters,
     /// Real ports, and whether they are up.
-    ports: BTreeMap<Port, bool>,
+    ports: BTreeMap<RulePort, bool>,
     /// Cores that packets can be handed to; `None`: to none.
     cores: Option<BTreeSet<u16>>,
     paths: Vec<PathPort>,
@@ -124,7 +124,7 @@ pub struct Tables {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathPort {
     pub name: String,
-    /// What no worker can have is dropped; else it is done with as [`Port::NORMAL`] does.
+    /// What no worker can have is dropped; else it is done with as [`RulePort::NORMAL`] does.
     pub drops: bool,
 }
 
@@ -135,7 +135,7 @@ impl Tables {
     }
 
     /// The real ports there are, and whether they are up. Rules that name a port that is gone stay.
-    pub fn set_ports(&mut self, ports: impl IntoIterator<Item = (Port, bool)>) -> Vec<Change> {
+    pub fn set_ports(&mut self, ports: impl IntoIterator<Item = (RulePort, bool)>) -> Vec<Change> {
         let before = self.usable_buckets();
         self.ports = ports.into_iter().collect();
         let after = self.usable_buckets();
@@ -148,7 +148,7 @@ impl Tables {
         self.cores = cores;
     }
 
-    /// The paths that rules may name by [`Port::of_path`]; at first none.
+    /// The paths that rules may name by [`RulePort::of_path`]; at first none.
     pub fn set_paths(&mut self, paths: Vec<PathPort>) {
         self.paths = paths;
     }

@@ -120,14 +120,14 @@ fn packets() -> impl Iterator<Item = Key> {
 fn instructions() -> impl Strategy<Value = Instructions> {
     prop_oneof![
         Just(Instructions::default()),
-        (1..3_u16).prop_map(|port| Instructions::apply([Action::output(Port(port))])),
+        (1..3_u16).prop_map(|port| Instructions::apply([Action::output(RulePort(port))])),
         Just(Instructions { write: vec![Action::Group(GROUP)], ..Instructions::default() }),
-        Just(Instructions { meter: Some(METER), ..Instructions::apply([Action::output(Port(1))]) }),
+        Just(Instructions { meter: Some(METER), ..Instructions::apply([Action::output(RulePort(1))]) }),
     ]
 }
 
 fn filters() -> impl Strategy<Value = FlowFilter> {
-    let out_port = prop_oneof![4 => Just(None), 1 => Just(Some(Port(1)))];
+    let out_port = prop_oneof![4 => Just(None), 1 => Just(Some(RulePort(1)))];
     let out_group = prop_oneof![4 => Just(None), 1 => Just(Some(GROUP))];
     let cookie_mask = prop_oneof![3 => Just(0_u64), 1 => 1..4_u64];
     (
@@ -203,7 +203,7 @@ struct Both {
 impl Both {
     fn new() -> Both {
         let mut both = Both { fast: Tables::new(), slow: vec![], held: vec![], now_ms: 1_000 };
-        both.fast.set_ports([(Port(1), true), (Port(2), true)]);
+        both.fast.set_ports([(RulePort(1), true), (RulePort(2), true)]);
         both.add_group_and_meter();
         both
     }

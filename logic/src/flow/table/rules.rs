@@ -87,7 +87,7 @@ impl Row {
     }
 }
 
-enum Place {
+enum RuleSlot {
     Free,
     /// The rule is gone, the id not yet released.
     Held,
@@ -96,7 +96,7 @@ enum Place {
 
 #[derive(Default)]
 pub(super) struct Rows {
-    places: Vec<Place>,
+    places: Vec<RuleSlot>,
     free: Vec<RuleId>,
     live: usize,
     /// Hashed with a key of the process: a controller chooses what is in it.
@@ -118,11 +118,11 @@ impl Rows {
         self.live += 1;
         match self.free.pop() {
             Some(id) => {
-                self.places[id.0 as usize] = Place::Live(row);
+                self.places[id.0 as usize] = RuleSlot::Live(row);
                 id
             }
             None => {
-                self.places.push(Place::Live(row));
+                self.places.push(RuleSlot::Live(row));
                 RuleId(self.places.len() as u32 - 1)
             }
         }
@@ -130,19 +130,19 @@ impl Rows {
 
     /// Takes a row out; its id is held until [`release`](Rows::release).
     pub fn take(&mut self, id: RuleId) -> Row {
-        match std::mem::replace(&mut self.places[id.0 as usize], Place::Held) {
-            Place::Live(row) => {
+        match std::mem::replace(&mut self.places[id.0 as usize], RuleSlot::Held) {
+            RuleSlot::Live(row) => {
                 self.live -= 1;
                 row
             }
-            Place::Free | Place::Held => panic!("{id:?} is no rule"),
+            RuleSlot::Free | RuleSlot::Held => panic!("{id:?} is no rule"),
         }
     }
 
     /// The id may be given out again. Does nothing unless it is held.
     pub fn release(&mut self, id: RuleId) {
-        if let Some(place @ Place::Held) = self.places.get_mut(id.0 as usize) {
-            *place = Place::Free;
+        if let Some(place @ RuleSlot::Held) = self.places.get_mut(id.0 as usize) {
+            *place = RuleSlot::Free;
             self.free.push(id);
         }
     }
@@ -154,14 +154,14 @@ impl Rows {
 
     pub fn get(&self, id: RuleId) -> Option<&Row> {
         match self.places.get(id.0 as usize) {
-            Some(Place::Live(row)) => Some(row),
+            Some(RuleSlot::Live(row)) => Some(row),
             _ => None,
         }
     }
 
     pub fn get_mut(&mut self, id: RuleId) -> Option<&mut Row> {
         match self.places.get_mut(id.0 as usize) {
-            Some(Place::Live(row)) => Some(row),
+            Some(RuleSlot::Live(row)) => Some(row),
             _ => None,
         }
     }

@@ -4,7 +4,7 @@ use super::{Dialect::*, *};
 use crate::flow::{Action, Field, FlowFlags, FlowStats, Group, GroupKind, GroupMod, field::ether_type};
 
 pub(super) fn out(port: u16) -> Action {
-    Action::output(Port(port))
+    Action::output(RulePort(port))
 }
 
 pub(super) fn add(priority: u16, matching: Match, actions: impl Into<Vec<Action>>) -> FlowMod {
@@ -32,7 +32,7 @@ pub(super) fn everything() -> FlowFilter {
 /// Ports 1 to 3, all up.
 pub(super) fn tables() -> Tables {
     let mut tables = Tables::new();
-    tables.set_ports((1..=3).map(|port| (Port(port), true)));
+    tables.set_ports((1..=3).map(|port| (RulePort(port), true)));
     tables
 }
 
@@ -142,7 +142,7 @@ fn modify_changes_instructions_and_little_else() {
                 command,
                 cookie: 2,
                 hard_timeout: 1,
-                out_port: Some(Port(3)),
+                out_port: Some(RulePort(3)),
                 ..add(priority, matching, [out(2)])
             };
             let changes = t.apply(&request, dialect, 1_000).expect("good");
@@ -203,10 +203,14 @@ fn delete_takes_what_all_its_filters_mean() {
             vec![],
         ),
         ("strict, match", FlowMod { command: strict, priority: 6, ..delete.clone() }, vec![]),
-        ("port", FlowMod { out_port: Some(Port(1)), ..delete.clone() }, vec![0]),
-        ("strict, port", FlowMod { command: strict, out_port: Some(Port(1)), ..delete.clone() }, vec![]),
+        ("port", FlowMod { out_port: Some(RulePort(1)), ..delete.clone() }, vec![0]),
+        ("strict, port", FlowMod { command: strict, out_port: Some(RulePort(1)), ..delete.clone() }, vec![]),
         ("group", FlowMod { out_group: Some(4), ..delete.clone() }, vec![2]),
-        ("port and group", FlowMod { out_port: Some(Port(1)), out_group: Some(4), ..delete.clone() }, vec![]),
+        (
+            "port and group",
+            FlowMod { out_port: Some(RulePort(1)), out_group: Some(4), ..delete.clone() },
+            vec![],
+        ),
         ("cookie", FlowMod { cookie: 0x11, cookie_mask: 0xff, ..delete.clone() }, vec![0]),
         ("cookie bits", FlowMod { cookie: 0x1f, cookie_mask: 0xf0, ..delete.clone() }, vec![0, 1]),
     ] {

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     flow::{
-        Action, CoreChoice, FcfPlace, Field, Instructions, Port, Vxlan,
+        Action, CoreChoice, FcfPlace, Field, Instructions, RulePort, Vxlan,
         action::WHOLE_PACKET,
         field::{VLAN_PRESENT, ether_type},
         packet::VXLAN_PORT,
@@ -254,7 +254,7 @@ fn output(word: Word<'_>) -> Result<Option<Action>, BadText> {
                     max_len.ok_or_else(|| word.bad("needs at most a length: controller(max_len=65535)"))?
                 }
             };
-            Action::Output { port: Port::CONTROLLER, max_len }
+            Action::Output { port: RulePort::CONTROLLER, max_len }
         }
         "enqueue" => {
             let bad = || word.bad("needs port and queue: enqueue:1:2");
@@ -386,8 +386,8 @@ struct OneText<'a>(&'a Action);
 impl fmt::Display for OneText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self.0 {
-            Action::Output { port: Port::CONTROLLER, max_len } => write!(f, "CONTROLLER:{max_len}"),
-            Action::Output { port, .. } if port <= Port::MAX => write!(f, "output:{port}"),
+            Action::Output { port: RulePort::CONTROLLER, max_len } => write!(f, "CONTROLLER:{max_len}"),
+            Action::Output { port, .. } if port <= RulePort::MAX => write!(f, "output:{port}"),
             Action::Output { port, .. } => write!(f, "{port}"),
             Action::Enqueue { port, queue } => write!(f, "enqueue:{port}:{queue}"),
             Action::SetQueue(queue) => write!(f, "set_queue:{queue}"),

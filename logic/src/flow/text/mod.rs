@@ -21,7 +21,7 @@ pub use matching::{MatchText, parse_match};
 pub use value::parse_port;
 
 use super::{
-    Instructions, Match, Port,
+    Instructions, Match, RulePort,
     rule::{FlowCommand, FlowFilter, FlowFlags, FlowMod, TABLES},
 };
 use std::fmt;
@@ -66,15 +66,15 @@ fn none_of<'a>(word: &str, what: &str, names: impl Iterator<Item = &'a str>) -> 
 
 /// Ports that may be written by name, beside their numbers. Reserved names and numbers go before.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Names<'a>(&'a [(String, Port)]);
+pub struct Names<'a>(&'a [(String, RulePort)]);
 
 impl<'a> Names<'a> {
     /// These names.
-    pub fn of(ports: &'a [(String, Port)]) -> Self {
+    pub fn of(ports: &'a [(String, RulePort)]) -> Self {
         Self(ports)
     }
 
-    fn port(self, text: &str) -> Result<Port, BadText> {
+    fn port(self, text: &str) -> Result<RulePort, BadText> {
         let named = || self.0.iter().find(|(name, _)| name == text).map(|&(_, port)| port);
         parse_port(text).or_else(|mut bad| {
             named().ok_or_else(|| {

@@ -1,6 +1,6 @@
 use super::*;
 use crate::flow::{
-    Action, CoreChoice, FcfPlace, Field, Port, Vxlan,
+    Action, CoreChoice, FcfPlace, Field, RulePort, Vxlan,
     field::{FIELDS, VLAN_PRESENT},
     table::settable,
 };
@@ -209,7 +209,7 @@ fn all_that_a_flow_says_is_read() {
         cookie_mask: 0,
         priority: 7,
         matching: Match::ANY.with(Field::InPort, 3_u8),
-        instructions: Instructions::apply([Action::output(Port(4))]),
+        instructions: Instructions::apply([Action::output(RulePort(4))]),
         idle_timeout: 10,
         hard_timeout: 20,
         out_port: None,
@@ -241,7 +241,7 @@ fn a_flow_to_delete_has_a_table_a_cookie_and_an_output_to_choose_by() {
     assert_eq!((all.table, all.matching, all.cookie_mask), (None, Match::ANY, 0));
     let some = parse_flow("table=3,cookie=0x5/-1,out_port=2,out_group=9,udp", DELETE).unwrap();
     assert_eq!((some.table, some.cookie, some.cookie_mask), (Some(3), 5, u64::MAX));
-    assert_eq!((some.out_port, some.out_group), (Some(Port(2)), Some(9)));
+    assert_eq!((some.out_port, some.out_group), (Some(RulePort(2)), Some(9)));
     assert_eq!(
         FlowText { flow: &some, counted: None }.to_string(),
         "cookie=0x5/-1, table=3, out_port=2, out_group=9, udp "
@@ -251,15 +251,15 @@ fn a_flow_to_delete_has_a_table_a_cookie_and_an_output_to_choose_by() {
 #[test]
 fn ports_have_numbers_and_names() {
     for (text, port) in [
-        ("1", Port(1)),
-        ("0x10", Port(16)),
-        ("65280", Port::MAX),
-        ("normal", Port::NORMAL),
-        ("Local", Port::LOCAL),
-        ("any", Port::NONE),
-        ("NONE", Port::NONE),
-        ("65534", Port::LOCAL),
-        ("0xfffffffd", Port::CONTROLLER),
+        ("1", RulePort(1)),
+        ("0x10", RulePort(16)),
+        ("65280", RulePort::MAX),
+        ("normal", RulePort::NORMAL),
+        ("Local", RulePort::LOCAL),
+        ("any", RulePort::NONE),
+        ("NONE", RulePort::NONE),
+        ("65534", RulePort::LOCAL),
+        ("0xfffffffd", RulePort::CONTROLLER),
     ] {
         assert_eq!(parse_port(text), Ok(port), "{text}");
     }
@@ -426,18 +426,19 @@ fn any_action() -> impl Strategy<Value = Action> {
     );
     let vxlan = (0..1_u32 << 24, any::<[u32; 2]>(), any::<[u8; 6]>(), any::<[u8; 6]>(), any::<u16>());
     prop_oneof![
-        (1..=0xff00_u16).prop_map(|port| Action::output(Port(port))),
+        (1..=0xff00_u16).prop_map(|port| Action::output(RulePort(port))),
         prop::sample::select(vec![
-            Port::IN_PORT,
-            Port::TABLE,
-            Port::NORMAL,
-            Port::FLOOD,
-            Port::ALL,
-            Port::LOCAL
+            RulePort::IN_PORT,
+            RulePort::TABLE,
+            RulePort::NORMAL,
+            RulePort::FLOOD,
+            RulePort::ALL,
+            RulePort::LOCAL
         ])
         .prop_map(Action::output),
-        any::<u16>().prop_map(|max_len| Action::Output { port: Port::CONTROLLER, max_len }),
-        (1..=0xff00_u16, any::<u32>()).prop_map(|(port, queue)| Action::Enqueue { port: Port(port), queue }),
+        any::<u16>().prop_map(|max_len| Action::Output { port: RulePort::CONTROLLER, max_len }),
+        (1..=0xff00_u16, any::<u32>())
+            .prop_map(|(port, queue)| Action::Enqueue { port: RulePort(port), queue }),
         any::<u32>().prop_map(Action::SetQueue),
         any::<u32>().prop_map(Action::Group),
         (0..4096_u16).prop_map(Action::SetVlanVid),
@@ -511,7 +512,8 @@ proptest! {
 
 #[test]
 fn ports_go_by_their_names() {
-    let ports = [("eth1".into(), Port(1)), ("up.link-2".into(), Port(2)), ("normal".into(), Port(3))];
+    let ports =
+        [("eth1".into(), RulePort(1)), ("up.link-2".into(), RulePort(2)), ("normal".into(), RulePort(3))];
     let read = |text| parse_flow_named(text, FlowCommand::Add, Names::of(&ports));
     for (named, numbered) in [
         ("in_port=eth1,actions=output:up.link-2", "in_port=1,actions=output:2"),

@@ -2,7 +2,7 @@
 
 use super::{BadText, Names, Word};
 use crate::{
-    flow::{Field, Port},
+    flow::{Field, RulePort},
     net::Mac,
 };
 use std::{
@@ -121,14 +121,14 @@ const PORTS: &str =
     "a port number from 1 to 65280, or IN_PORT, TABLE, NORMAL, FLOOD, ALL, CONTROLLER, LOCAL, ANY or NONE";
 
 /// A port by number or reserved name, in any case. Numbers of reserved ports may be those of OpenFlow 1.0 or 1.3.
-pub fn parse_port(text: &str) -> Result<Port, BadText> {
+pub fn parse_port(text: &str) -> Result<RulePort, BadText> {
     let named = || {
         let name = if text.eq_ignore_ascii_case("NONE") { "ANY" } else { text };
-        Port::NAMES.iter().find(|(_, n)| n.eq_ignore_ascii_case(name)).map(|&(port, _)| port)
+        RulePort::NAMES.iter().find(|(_, n)| n.eq_ignore_ascii_case(name)).map(|&(port, _)| port)
     };
     let numbered = |n: u128| match n {
-        0..=0xff00 | 0xfff8..=0xffff => Some(Port(n as u16)),
-        0xffff_fff8..=0xffff_ffff => Some(Port(n as u16)),
+        0..=0xff00 | 0xfff8..=0xffff => Some(RulePort(n as u16)),
+        0xffff_fff8..=0xffff_ffff => Some(RulePort(n as u16)),
         _ => None,
     };
     named().or_else(|| numbered(number(text)?)).ok_or_else(|| BadText::new(text, format!("needs {PORTS}")))
@@ -148,7 +148,7 @@ impl fmt::Display for ValueText {
             Form::Mac => write!(f, "{}", Mac(octets(value))),
             Form::Ipv4 => write!(f, "{}", Ipv4Addr::from_bits(value as u32)),
             Form::Ipv6 => write!(f, "{}", Ipv6Addr::from_bits(value)),
-            Form::Port => write!(f, "{}", Port(value as u16)),
+            Form::Port => write!(f, "{}", RulePort(value as u16)),
         };
         one(f, value)?;
         if mask == field.all_bits() {

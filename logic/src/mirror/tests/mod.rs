@@ -111,8 +111,8 @@ pub fn local4(prefix: &str) -> Route<u32> {
     Route { table: 255, kind: RouteKind::Local, ..route4(prefix, dev(1)) }
 }
 
-pub fn port(namespace: NamespaceId, ifindex: u32) -> Port {
-    Port { namespace, ifindex, frags: true, hashes: false }
+pub fn port(namespace: NamespaceId, ifindex: u32) -> AttachedPort {
+    AttachedPort { namespace, ifindex, frags: true, hashes: false }
 }
 
 pub fn namespace(name: &str) -> Namespace {

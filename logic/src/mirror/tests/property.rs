@@ -11,17 +11,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// What the tables hold, told without numbers.
 #[derive(Debug, Default, PartialEq)]
-struct Told {
+struct TableContents {
     routers: BTreeMap<NamespaceId, (crate::plan::MultipathHash, BTreeSet<u32>)>,
     interfaces: BTreeMap<(NamespaceId, u32), Interface>,
     routes: BTreeMap<(NamespaceId, String), String>,
     neighbours: BTreeMap<((NamespaceId, u32), IpAddr), Mac>,
 }
 
-fn told(mirror: &Mirror, model: &Model) -> Told {
+fn told(mirror: &Mirror, model: &Model) -> TableContents {
     let names: BTreeMap<RouterId, NamespaceId> =
         mirror.routers().filter_map(|r| Some((r.router?, r.namespace))).collect();
-    let mut told = Told::default();
+    let mut told = TableContents::default();
     for (id, router) in &model.routers {
         let namespace = names[id];
         told.routers.insert(namespace, (router.multipath, router.addresses.clone()));

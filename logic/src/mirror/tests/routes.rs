@@ -629,7 +629,7 @@ fn policy_1_stays_with_the_kernel_where_packets_come_with_a_hash() {
     let both = weighted(&[(1, "10.9.9.1", 1), (2, "10.9.9.2", 1)]);
     let mut bench = Bench::host(vec![alias(0, both)], vec![]);
     let policy = |policy| Event::Settings(HOST, Settings { multipath_policy: [policy, 0], ..choosing() });
-    let hashing = |hashes| Event::Port(1, Port { hashes, ..port(HOST, 2) });
+    let hashing = |hashes| Event::Port(1, AttachedPort { hashes, ..port(HOST, 2) });
     let rows = [
         (policy(0), true),
         (hashing(true), true),
@@ -817,8 +817,8 @@ fn a_destination_that_linux_has_learned_about_is_the_kernels() {
     bench.after([Event::Route4(HOST, Change::Delete, route4("10.1.1.1/32", dev(1)))]);
     bound(&bench);
     // The router goes and comes back; meanwhile Linux learns more.
-    let gone = |on| Event::Port(0, Port { ifindex: if on { 1 } else { 77 }, ..port(HOST, 1) });
-    bench.after([gone(false), Event::Port(1, Port { ifindex: 78, ..port(HOST, 2) })]);
+    let gone = |on| Event::Port(0, AttachedPort { ifindex: if on { 1 } else { 77 }, ..port(HOST, 1) });
+    bench.after([gone(false), Event::Port(1, AttachedPort { ifindex: 78, ..port(HOST, 2) })]);
     bench.after([learned(&[]), learned(&all)]);
     bench.after([gone(true), Event::Port(1, port(HOST, 2))]);
     bound(&bench);

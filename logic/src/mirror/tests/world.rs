@@ -5,7 +5,7 @@ use super::*;
 
 /// Everything the kernels of all namespaces hold.
 pub struct World {
-    pub ports: Vec<(PortId, Port)>,
+    pub ports: Vec<(PortId, AttachedPort)>,
     pub spaces: Vec<(NamespaceId, Dump)>,
     next_namespace: NamespaceId,
     /// Events of this namespace are lost, and its routers' interfaces are off, until the next dump.
@@ -133,7 +133,8 @@ impl World {
             return vec![Event::PortGone(id)];
         }
         let (id, ifindex) = (1, dice.pick(&[2, 9]));
-        let port = Port { namespace: HOST, ifindex, frags: dice.roll(2) == 0, hashes: dice.roll(4) == 0 };
+        let port =
+            AttachedPort { namespace: HOST, ifindex, frags: dice.roll(2) == 0, hashes: dice.roll(4) == 0 };
         let gone = self.ports.iter().any(|(other, _)| *other == id).then_some(Event::PortGone(id));
         self.ports.retain(|(other, _)| *other != id);
         self.ports.push((id, port.clone()));

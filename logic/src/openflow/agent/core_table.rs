@@ -7,8 +7,8 @@ use super::{
 };
 use crate::{
     flow::{
-        Action, CoreChoice, FlowCommand, FlowFilter, FlowMod, FlowStats, Instructions, Match, Port, Refused,
-        kernel::FlowMemory, rule::CORE_TABLE,
+        Action, CoreChoice, FlowCommand, FlowFilter, FlowMod, FlowStats, Instructions, Match, Refused,
+        RulePort, kernel::FlowMemory, rule::CORE_TABLE,
     },
     openflow::{
         BadMessage, Message,
@@ -113,7 +113,7 @@ impl<M: FlowMemory> Agent<M> {
 
     /// A frame that came in by a port: changes the core table if it was sent there through another switch. False: it is not such
     /// a frame, or not for a port of this switch.
-    pub fn proxied(&mut self, port: Port, frame: &[u8], now_ms: u64) -> bool {
+    pub fn proxied(&mut self, port: RulePort, frame: &[u8], now_ms: u64) -> bool {
         let Some((header, message)) = frame.split_at_checked(ETHERNET) else { return false };
         if header[12..] != PROXY_ETHER_TYPE.to_be_bytes() || !self.ports.has_mac(&header[..6]) {
             return false;

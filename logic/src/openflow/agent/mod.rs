@@ -47,7 +47,9 @@ use super::{
     extension::CoreStats,
     message::{Description, Fragments, PortStats, Role},
 };
-use crate::flow::{Action, Dialect, FlowMod, Instructions, Port, Refused, flows::Flows, kernel::FlowMemory};
+use crate::flow::{
+    Action, Dialect, FlowMod, Instructions, Refused, RulePort, flows::Flows, kernel::FlowMemory,
+};
 use connection::Connection;
 use machine::Machine;
 use packets::TokenBucket;
@@ -76,14 +78,14 @@ pub enum Effect {
     /// Write what was sent before, and close. The agent has forgotten the connection.
     Close { connection: ConnectionId, why: String },
     /// Send a frame out of a real port.
-    Transmit { port: Port, queue: Option<u32>, frame: Vec<u8> },
+    Transmit { port: RulePort, queue: Option<u32>, frame: Vec<u8> },
     /// Let the routers have a frame, as if it had come in by `in_port` and no rule were there. Of a packet that a controller
     /// sends `in_port` may be CONTROLLER, LOCAL or NONE.
-    Normal { in_port: Port, frame: Vec<u8> },
+    Normal { in_port: RulePort, frame: Vec<u8> },
     /// Give a frame to the kernel stack of `in_port`'s namespace; `in_port` as above.
-    Local { in_port: Port, frame: Vec<u8> },
+    Local { in_port: RulePort, frame: Vec<u8> },
     /// Set a port administratively up or down.
-    ConfigurePort { port: Port, up: bool },
+    ConfigurePort { port: RulePort, up: bool },
 }
 
 /// What is known outside, and asked only when a controller asks.
@@ -122,7 +124,7 @@ pub struct Settings {
     pub packet_in_pps: u32,
     /// Ports where frames with [`PROXY_ETHER_TYPE`](super::extension::PROXY_ETHER_TYPE) may change the core table: nobody can
     /// tell who sent such a frame, so each is a port whose every sender is trusted.
-    pub proxy_ports: BTreeSet<Port>,
+    pub proxy_ports: BTreeSet<RulePort>,
 }
 
 /// A connection for people to look at.
@@ -277,7 +279,7 @@ impl<M: FlowMemory> Agent<M> {
 
     /// Are packets treated in another way by rules, or by what becomes of those that no rule matches, than without them?
     pub fn has_rules(&self) -> bool {
-        let normal = Instructions::apply([Action::output(Port::NORMAL)]);
+        let normal = Instructions::apply([Action::output(RulePort::NORMAL)]);
         self.settings.miss != normal || !self.flows.tables().is_empty()
     }
 
@@ -288,7 +290,7 @@ impl<M: FlowMemory> Agent<M> {
     }
 
     /// What a controller has set of a port.
-    pub fn port_flags(&self, port: Port) -> PortFlags {
+    pub fn port_flags(&self, port: RulePort) -> PortFlags {
         self.ports.flags(port)
     }
 

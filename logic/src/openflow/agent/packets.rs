@@ -3,7 +3,7 @@
 use super::{Agent, Connection, ConnectionId, Effect, session::Version};
 use crate::{
     flow::{
-        Field, Match, Port, TableId,
+        Field, Match, RulePort, TableId,
         execute::Packet,
         kernel::{self, FlowMemory, Notice, NoticeReason},
         pipeline::{NO_COOKIE, Output},
@@ -77,7 +77,7 @@ struct ForControllers<'a> {
     of_rule: bool,
     table: TableId,
     cookie: u64,
-    in_port: Port,
+    in_port: RulePort,
     metadata: u64,
     tunnel_id: u64,
 }
@@ -165,7 +165,7 @@ impl<M: FlowMemory> Agent<M> {
         if buffer.is_some() {
             return Err(BadMessage::BufferUnknown);
         }
-        let of_nowhere = [Port::CONTROLLER, Port::LOCAL, Port::NONE];
+        let of_nowhere = [RulePort::CONTROLLER, RulePort::LOCAL, RulePort::NONE];
         if !of_nowhere.contains(&in_port) && !self.ports.has(in_port) {
             return Err(BadMessage::Port);
         }
@@ -183,7 +183,7 @@ impl<M: FlowMemory> Agent<M> {
         for output in outputs {
             let Output { port, queue, frame, in_port, .. } = output;
             match port {
-                Port::CONTROLLER => {
+                RulePort::CONTROLLER => {
                     let packet = ForControllers {
                         frame: &frame,
                         bytes: frame.len(),
@@ -197,8 +197,8 @@ impl<M: FlowMemory> Agent<M> {
                     };
                     self.packet_in(&packet, now_ns);
                 }
-                Port::NORMAL => self.effects.push(Effect::Normal { in_port, frame }),
-                Port::LOCAL => self.effects.push(Effect::Local { in_port, frame }),
+                RulePort::NORMAL => self.effects.push(Effect::Normal { in_port, frame }),
+                RulePort::LOCAL => self.effects.push(Effect::Local { in_port, frame }),
                 // No worker can have what user space has; it cannot be given back.
                 port if port.path().is_some() => {
                     let path =

@@ -2,7 +2,7 @@
 
 use super::{Agent, ConnectionId, Effect, Outside};
 use crate::{
-    flow::{Port, kernel::FlowMemory, table::PathPort},
+    flow::{RulePort, kernel::FlowMemory, table::PathPort},
     net::Mac,
     openflow::{
         BadMessage, Message,
@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortInfo {
     /// A real one.
-    pub port: Port,
+    pub port: RulePort,
     pub name: String,
     pub mac: Mac,
     pub link_up: bool,
@@ -118,7 +118,7 @@ fn features(speed_mbps: Option<u32>) -> PortFeatures {
     })
 }
 
-/// A path of the user plane: a logical port (OpenFlow 1.3.5 section 4.4), [`Port::of_path`].
+/// A path of the user plane: a logical port (OpenFlow 1.3.5 section 4.4), [`RulePort::of_path`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathInfo {
     pub path: PathPort,
@@ -128,7 +128,7 @@ pub struct PathInfo {
 
 impl PathInfo {
     /// It has no device: no MAC address, nothing to be set, and its link is its worker. ALL and FLOOD do not go there, for which 1.0 has a bit.
-    fn description(&self, port: Port) -> PortDescription {
+    fn description(&self, port: RulePort) -> PortDescription {
         let none = PortFeatures(0);
         PortDescription {
             port,
@@ -149,23 +149,23 @@ impl PathInfo {
 /// The ports there are.
 #[derive(Debug, Default)]
 pub(super) struct Ports {
-    real: BTreeMap<Port, Entry>,
+    real: BTreeMap<RulePort, Entry>,
     /// Logical ones, by place.
     paths: Vec<PathInfo>,
 }
 
 impl Ports {
     /// Is there this one, by which packets come and go?
-    pub fn has(&self, port: Port) -> bool {
+    pub fn has(&self, port: RulePort) -> bool {
         self.real.contains_key(&port)
     }
 
     /// Are controllers told of it?
-    pub fn are_told(&self, port: Port) -> bool {
+    pub fn are_told(&self, port: RulePort) -> bool {
         self.has(port) || self.logical(port).is_some()
     }
 
-    fn logical(&self, port: Port) -> Option<&PathInfo> {
+    fn logical(&self, port: RulePort) -> Option<&PathInfo> {
         self.paths.get(usize::from(port.path()?))
     }
 
@@ -174,25 +174,25 @@ impl Ports {
         self.real.values().any(|entry| entry.info.mac.0 == mac)
     }
 
-    pub fn flags(&self, port: Port) -> PortFlags {
+    pub fn flags(&self, port: RulePort) -> PortFlags {
         self.real.get(&port).map_or(PortFlags::default(), |entry| entry.flags)
     }
 
     pub fn descriptions(&self) -> impl Iterator<Item = PortDescription> + '_ {
         let logical =
-            (0..).map_while(Port::of_path).zip(&self.paths).map(|(port, path)| path.description(port));
+            (0..).map_while(RulePort::of_path).zip(&self.paths).map(|(port, path)| path.description(port));
         self.real.values().map(Entry::description).chain(logical)
     }
 
-    fn without_flood(&self) -> BTreeSet<Port> {
+    fn without_flood(&self) -> BTreeSet<RulePort> {
         self.real.iter().filter(|(_, entry)| entry.flags.no_flood).map(|(&port, _)| port).collect()
     }
 
-    fn deaf(&self) -> BTreeSet<Port> {
+    fn deaf(&self) -> BTreeSet<RulePort> {
         self.real.iter().filter(|(_, entry)| !entry.info.transmits).map(|(&port, _)| port).collect()
     }
 
-    fn live(&self) -> impl Iterator<Item = (Port, bool)> + '_ {
+    fn live(&self) -> impl Iterator<Item = (RulePort, bool)> + '_ {
         self.real.iter().map(|(&port, entry)| (port, entry.is_live()))
     }
 }
@@ -229,7 +229,7 @@ impl<M: FlowMemory> Agent<M> {
         let old = std::mem::replace(&mut self.ports.paths, paths);
         let now = &self.ports.paths;
         let mut told = Vec::new();
-        for (n, port) in (0..).zip((0..).map_while(Port::of_path)).take(old.len().max(now.len())) {
+        for (n, port) in (0..).zip((0..).map_while(RulePort::of_path)).take(old.len().max(now.len())) {
             match (old.get(n), now.get(n)) {
                 (Some(before), None) => told.push((PortReason::Delete, before.description(port))),
                 (Some(before), Some(path)) if before.path.name == path.path.name => {
@@ -292,13 +292,18 @@ impl<M: FlowMemory> Agent<M> {
         Ok(())
     }
 
-    /// [`Port::NONE`]: all.
-    pub(super) fn port_stats(&self, port: Port, outside: &dyn Outside) -> Result<Vec<PortStats>, BadMessage> {
-        if port != Port::NONE && !self.ports.are_told(port) {
+    /// [`RulePort::NONE`]: all.
+    pub(super) fn port_stats(
+        &self,
+        port: RulePort,
+        outside: &dyn Outside,
+    ) -> Result<Vec<PortStats>, BadMessage> {
+        if port != RulePort::NONE && !self.ports.are_told(port) {
             return Err(BadMessage::Port);
         }
         let mut stats = outside.port_stats();
-        stats.retain(|of| if port == Port::NONE { self.ports.are_told(of.port) } else { of.port == port });
+        stats
+            .retain(|of| if port == RulePort::NONE { self.ports.are_told(of.port) } else { of.port == port });
         Ok(stats)
     }
 }

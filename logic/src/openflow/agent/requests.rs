@@ -2,7 +2,7 @@
 
 use super::{Agent, ConnectionId, Outside, machine::Subscription, session::Version};
 use crate::{
-    flow::{FlowCommand, FlowMod, Port, kernel::FlowMemory, rule::TABLES},
+    flow::{FlowCommand, FlowMod, RulePort, kernel::FlowMemory, rule::TABLES},
     openflow::{
         BadMessage, Message,
         extension::Extension,
@@ -55,7 +55,7 @@ impl<M: FlowMemory> Agent<M> {
             }
             Message::QueueConfigRequest { port } => {
                 // 1.0 asks for one port only.
-                let all = port == Port::NONE && version == Version::OpenFlow13;
+                let all = port == RulePort::NONE && version == Version::OpenFlow13;
                 if !all && !self.ports.are_told(port) {
                     return Err(BadMessage::Port);
                 }

@@ -3,7 +3,7 @@
 use super::{Agent, ConnectionId, Outside, connection::Work, session::Version};
 use crate::{
     flow::{
-        Field, FlowFilter, GroupKind, Port, Refused, RuleId,
+        Field, FlowFilter, GroupKind, Refused, RuleId, RulePort,
         field::FIELDS,
         kernel::FlowMemory,
         rule::{TABLES, TableId},
@@ -158,8 +158,8 @@ impl<M: FlowMemory> Agent<M> {
     }
 
     /// There are no queues but the one that each port is.
-    fn queue_stats(&self, port: Port, queue: Option<u32>) -> Result<StatsReply, BadMessage> {
-        if ![Port::ALL, Port::NONE].contains(&port) && !self.ports.are_told(port) {
+    fn queue_stats(&self, port: RulePort, queue: Option<u32>) -> Result<StatsReply, BadMessage> {
+        if ![RulePort::ALL, RulePort::NONE].contains(&port) && !self.ports.are_told(port) {
             return Err(BadMessage::Port);
         }
         match queue {

@@ -127,11 +127,11 @@ fn actions() -> Vec<(Action, &'static str)> {
 
 #[test]
 fn each_action_is_these_bytes_in_both_versions() {
-    use crate::{flow::Port, openflow::message::PacketOut};
+    use crate::{flow::RulePort, openflow::message::PacketOut};
     for (action, hex) in actions() {
         let message = Message::PacketOut(PacketOut {
             buffer: None,
-            in_port: Port(1),
+            in_port: RulePort(1),
             actions: vec![action],
             data: vec![7],
         });

@@ -2,7 +2,7 @@
 
 use super::{BadMessage, CannotSay, Reader, Write, cannot};
 use crate::{
-    flow::{Action, Field, Port, Refused},
+    flow::{Action, Field, Refused, RulePort},
     openflow::extension,
 };
 
@@ -51,7 +51,7 @@ fn read(list: &mut Reader<'_>) -> Result<Action, BadMessage> {
     let mut r = list.part(length, BadMessage::ActionLength)?;
     r.skip(4)?;
     let action = match kind {
-        kind::OUTPUT => Action::Output { port: output_port(Port(r.u16()?))?, max_len: r.u16()? },
+        kind::OUTPUT => Action::Output { port: output_port(RulePort(r.u16()?))?, max_len: r.u16()? },
         kind::SET_VLAN_VID => Action::SetVlanVid(argument(r.u16()?, |vid| vid <= MAX_VID, &mut r, 2)?),
         kind::SET_VLAN_PCP => Action::SetVlanPcp(argument(r.u8()?, |pcp| pcp <= MAX_PCP, &mut r, 3)?),
         kind::STRIP_VLAN => r.skip(4).map(|()| Action::PopVlan)?,
@@ -67,7 +67,7 @@ fn read(list: &mut Reader<'_>) -> Result<Action, BadMessage> {
         kind::SET_TP_SRC => Action::SetTpSrc(argument(r.u16()?, |_| true, &mut r, 2)?),
         kind::SET_TP_DST => Action::SetTpDst(argument(r.u16()?, |_| true, &mut r, 2)?),
         kind::ENQUEUE => {
-            let port = queue_port(Port(r.u16()?))?;
+            let port = queue_port(RulePort(r.u16()?))?;
             r.skip(6)?;
             Action::Enqueue { port, queue: r.u32()? }
         }
@@ -98,14 +98,14 @@ fn mac(field: Field, r: &mut Reader<'_>) -> Result<Action, BadMessage> {
 }
 
 /// Neither a number between the real and the reserved ports, nor OFPP_NONE. Which real ports there are is the table's to know.
-fn output_port(port: Port) -> Result<Port, BadMessage> {
-    let valid = port <= Port::MAX || (Port::IN_PORT..Port::NONE).contains(&port);
+fn output_port(port: RulePort) -> Result<RulePort, BadMessage> {
+    let valid = port <= RulePort::MAX || (RulePort::IN_PORT..RulePort::NONE).contains(&port);
     if valid { Ok(port) } else { Err(Refused::BadPort.into()) }
 }
 
 /// A port that can have queues (OFPAT_ENQUEUE).
-fn queue_port(port: Port) -> Result<Port, BadMessage> {
-    let valid = port <= Port::MAX || [Port::IN_PORT, Port::LOCAL].contains(&port);
+fn queue_port(port: RulePort) -> Result<RulePort, BadMessage> {
+    let valid = port <= RulePort::MAX || [RulePort::IN_PORT, RulePort::LOCAL].contains(&port);
     if valid { Ok(port) } else { Err(Refused::BadPort.into()) }
 }
 

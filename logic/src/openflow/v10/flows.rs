@@ -9,7 +9,7 @@ use super::{
     matching::{self, Wire},
 };
 use crate::flow::{
-    Action, FlowCommand, FlowFlags, FlowMod, Instructions, Match, Port, Refused, Removed, TableId,
+    Action, FlowCommand, FlowFlags, FlowMod, Instructions, Match, Refused, Removed, RulePort, TableId,
 };
 
 /// OFPFF.
@@ -36,7 +36,7 @@ pub fn read_mod(r: &mut Reader<'_>) -> Result<FlowMod, BadMessage> {
     let wire = Wire::read(r)?;
     let (cookie, command) = (r.u64()?, r.u16()?);
     let (idle_timeout, hard_timeout, priority) = (r.u16()?, r.u16()?, r.u16()?);
-    let (buffer, out_port, flags) = (r.u32()?, Port(r.u16()?), r.u16()?);
+    let (buffer, out_port, flags) = (r.u32()?, RulePort(r.u16()?), r.u16()?);
     let actions = actions::read_list(r.take(r.rest().len())?)?;
     let command = *COMMANDS.get(usize::from(command)).ok_or(Refused::BadCommand)?;
     if flags & !flag::ALL != 0 {
@@ -54,7 +54,7 @@ pub fn read_mod(r: &mut Reader<'_>) -> Result<FlowMod, BadMessage> {
         instructions: Instructions::apply(actions),
         idle_timeout,
         hard_timeout,
-        out_port: (deletes && out_port != Port::NONE).then_some(out_port),
+        out_port: (deletes && out_port != RulePort::NONE).then_some(out_port),
         out_group: None,
         flags: FlowFlags {
             send_removed: flags & flag::SEND_FLOW_REM != 0,
@@ -90,7 +90,7 @@ pub fn write_mod(change: &FlowMod, out: &mut Vec<u8>) -> Result<(), CannotSay> {
     out.u16(change.hard_timeout);
     out.u16(change.priority);
     out.u32(buffer(change.buffer)?);
-    out.u16(change.out_port.unwrap_or(Port::NONE).0);
+    out.u16(change.out_port.unwrap_or(RulePort::NONE).0);
     let flags = [
         (change.flags.send_removed, flag::SEND_FLOW_REM),
         (change.flags.check_overlap, flag::CHECK_OVERLAP),

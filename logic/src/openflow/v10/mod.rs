@@ -32,7 +32,7 @@ use super::{
     message::{Config, ErrorMessage, Experimenter, Fragments, PortReason},
     wire::{HEADER, Header, LONGEST, Reader, Write},
 };
-use crate::flow::Port;
+use crate::flow::RulePort;
 
 /// The version in the header.
 pub const VERSION: u8 = 1;
@@ -149,7 +149,7 @@ fn read(kind: u8, r: &mut Reader<'_>) -> Result<Message, BadMessage> {
         kind::BARRIER_REQUEST => Message::BarrierRequest,
         kind::BARRIER_REPLY => Message::BarrierReply,
         kind::QUEUE_GET_CONFIG_REQUEST => {
-            let port = Port(r.u16()?);
+            let port = RulePort(r.u16()?);
             r.skip(2)?;
             Message::QueueConfigRequest { port }
         }

@@ -4,7 +4,7 @@ use super::{
     super::message::{PacketIn, PacketInReason, PacketOut},
     BadMessage, CannotSay, NO_BUFFER, Reader, UNKNOWN_REASON, Write, actions, cannot, flows, rest,
 };
-use crate::flow::{Field, Match, Port};
+use crate::flow::{Field, Match, RulePort};
 
 pub fn read_in(r: &mut Reader<'_>) -> Result<PacketIn, BadMessage> {
     let (buffer, total_len, in_port) = (r.u32()?, r.u16()?, r.u16()?);
@@ -42,7 +42,7 @@ pub fn write_in(packet: &PacketIn, out: &mut Vec<u8>) -> Result<(), CannotSay> {
 
 /// Data beside a buffered packet is ignored.
 pub fn read_out(r: &mut Reader<'_>) -> Result<PacketOut, BadMessage> {
-    let (buffer, in_port, length) = (r.u32()?, Port(r.u16()?), r.u16()?);
+    let (buffer, in_port, length) = (r.u32()?, RulePort(r.u16()?), r.u16()?);
     let actions = actions::read_list(r.take(length.into())?)?;
     if !can_come_from(in_port) {
         return Err(BadMessage::Port);
@@ -70,6 +70,6 @@ pub fn write_out(packet: &PacketOut, out: &mut Vec<u8>) -> Result<(), CannotSay>
 }
 
 /// May a packet that a controller sends say that it came in by this port?
-fn can_come_from(port: Port) -> bool {
-    port <= Port::MAX || [Port::CONTROLLER, Port::LOCAL, Port::NONE].contains(&port)
+fn can_come_from(port: RulePort) -> bool {
+    port <= RulePort::MAX || [RulePort::CONTROLLER, RulePort::LOCAL, RulePort::NONE].contains(&port)
 }

@@ -7,7 +7,7 @@ use super::{
     },
     BadMessage, CannotSay, Reader, Write, cannot,
 };
-use crate::{flow::Port, net::Mac};
+use crate::{flow::RulePort, net::Mac};
 
 /// OFPPS_LINK_DOWN and OFPPS_STP_MASK.
 const LINK_DOWN: u32 = 1 << 0;
@@ -24,7 +24,7 @@ const MIN_RATE: u16 = 1;
 const NAME_BYTES: usize = 16;
 
 pub fn read_description(r: &mut Reader<'_>) -> Result<PortDescription, BadMessage> {
-    let (port, mac, name) = (Port(r.u16()?), Mac(r.array()?), r.text(NAME_BYTES)?);
+    let (port, mac, name) = (RulePort(r.u16()?), Mac(r.array()?), r.text(NAME_BYTES)?);
     let (config, state) = (PortConfig(r.u32()?), r.u32()?);
     Ok(PortDescription {
         port,
@@ -96,7 +96,7 @@ pub fn write_features(features: &Features, out: &mut Vec<u8>) -> Result<(), Cann
 }
 
 pub fn read_mod(r: &mut Reader<'_>) -> Result<PortMod, BadMessage> {
-    let (port, mac) = (Port(r.u16()?), Mac(r.array()?));
+    let (port, mac) = (RulePort(r.u16()?), Mac(r.array()?));
     let (config, mask) = (PortConfig(r.u32()?), PortConfig(r.u32()?));
     let advertise = read_features_bits(r)?;
     r.skip(4)?;
@@ -117,8 +117,8 @@ pub fn write_mod(change: &PortMod, out: &mut Vec<u8>) -> Result<(), CannotSay> {
     Ok(())
 }
 
-pub fn read_queues(r: &mut Reader<'_>) -> Result<(Port, Vec<QueueDescription>), BadMessage> {
-    let port = Port(r.u16()?);
+pub fn read_queues(r: &mut Reader<'_>) -> Result<(RulePort, Vec<QueueDescription>), BadMessage> {
+    let port = RulePort(r.u16()?);
     r.skip(6)?;
     let mut queues = Vec::new();
     while !r.is_empty() {
@@ -128,7 +128,7 @@ pub fn read_queues(r: &mut Reader<'_>) -> Result<(Port, Vec<QueueDescription>), 
 }
 
 /// `struct ofp_packet_queue`; properties that 1.0 does not have are left out.
-fn read_queue(port: Port, r: &mut Reader<'_>) -> Result<QueueDescription, BadMessage> {
+fn read_queue(port: RulePort, r: &mut Reader<'_>) -> Result<QueueDescription, BadMessage> {
     let (queue, length) = (r.u32()?, usize::from(r.u16()?));
     r.skip(2)?;
     let mut properties = r.part(length.checked_sub(8).ok_or(BadMessage::Length)?, BadMessage::Length)?;
@@ -146,7 +146,7 @@ fn read_queue(port: Port, r: &mut Reader<'_>) -> Result<QueueDescription, BadMes
     Ok(QueueDescription { queue, port, min_rate, max_rate: None })
 }
 
-pub fn write_queues(port: Port, queues: &[QueueDescription], out: &mut Vec<u8>) -> Result<(), CannotSay> {
+pub fn write_queues(port: RulePort, queues: &[QueueDescription], out: &mut Vec<u8>) -> Result<(), CannotSay> {
     if queues.iter().any(|queue| queue.port != port) {
         return Err(cannot("queues of several ports"));
     }

@@ -8,7 +8,7 @@ use super::{
     kind::STATS_REPLY,
     matching, read_vendor, write_vendor,
 };
-use crate::flow::{FlowFlags, Instructions, Port};
+use crate::flow::{FlowFlags, Instructions, RulePort};
 
 /// OFPST.
 mod kind {
@@ -42,12 +42,12 @@ pub fn read_request(r: &mut Reader<'_>) -> Result<StatsRequest, BadMessage> {
         kind::AGGREGATE => StatsRequest::Aggregate(read_filter(r)?),
         kind::TABLE => StatsRequest::Table,
         kind::PORT => {
-            let port = Port(r.u16()?);
+            let port = RulePort(r.u16()?);
             r.skip(6)?;
             StatsRequest::Port(port)
         }
         kind::QUEUE => {
-            let port = Port(r.u16()?);
+            let port = RulePort(r.u16()?);
             r.skip(2)?;
             let queue = r.u32()?;
             StatsRequest::Queue { port, queue: (queue != ALL_QUEUES).then_some(queue) }
@@ -104,11 +104,11 @@ pub fn write_request(request: &StatsRequest, out: &mut Vec<u8>) -> Result<(), Ca
 fn read_filter(r: &mut Reader<'_>) -> Result<FlowFilter, BadMessage> {
     let (matching, table) = (matching::read(r)?, r.u8()?);
     r.skip(1)?;
-    let out_port = Port(r.u16()?);
+    let out_port = RulePort(r.u16()?);
     Ok(FlowFilter {
         table: (table != ALL_TABLES).then_some(table),
         matching,
-        out_port: (out_port != Port::NONE).then_some(out_port),
+        out_port: (out_port != RulePort::NONE).then_some(out_port),
         out_group: None,
         cookie: 0,
         cookie_mask: 0,
@@ -128,7 +128,7 @@ fn write_filter(filter: &FlowFilter, out: &mut Vec<u8>) -> Result<(), CannotSay>
     matching::write(&filter.matching, out)?;
     out.u8(filter.table.unwrap_or(ALL_TABLES));
     out.zeros(1);
-    out.u16(filter.out_port.unwrap_or(Port::NONE).0);
+    out.u16(filter.out_port.unwrap_or(RulePort::NONE).0);
     Ok(())
 }
 
@@ -354,7 +354,7 @@ fn write_table(table: &TableStats, out: &mut Vec<u8>) {
 }
 
 fn read_port(r: &mut Reader<'_>) -> Result<PortStats, BadMessage> {
-    let port = Port(r.u16()?);
+    let port = RulePort(r.u16()?);
     r.skip(6)?;
     Ok(PortStats {
         port,
@@ -387,7 +387,7 @@ fn write_port(port: &PortStats, out: &mut Vec<u8>) {
 }
 
 fn read_queue(r: &mut Reader<'_>) -> Result<QueueStats, BadMessage> {
-    let port = Port(r.u16()?);
+    let port = RulePort(r.u16()?);
     r.skip(2)?;
     Ok(QueueStats {
         port,

@@ -6,7 +6,7 @@
 use super::{cannot, list, oxm, pad, ports, structure};
 use crate::{
     flow::{
-        Action, Field, Match, Port, Refused,
+        Action, Field, Match, Refused, RulePort,
         field::{VLAN_PRESENT, ether_type, ip_proto},
     },
     openflow::{
@@ -204,7 +204,7 @@ fn write_word(kind: u16, word: u32, out: &mut Vec<u8>) {
     out.u32(word);
 }
 
-fn write_output(port: Port, max_len: u16, out: &mut Vec<u8>) -> Result<(), CannotSay> {
+fn write_output(port: RulePort, max_len: u16, out: &mut Vec<u8>) -> Result<(), CannotSay> {
     out.u16(OUTPUT);
     out.u16(16);
     out.u32(ports::to_wire(port)?);

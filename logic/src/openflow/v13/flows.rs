@@ -6,7 +6,7 @@ use super::{
     cannot, groups, instructions, oxm, ports, rest, unless,
 };
 use crate::{
-    flow::{FlowCommand, FlowFlags, FlowMod, Port, Refused, Removed},
+    flow::{FlowCommand, FlowFlags, FlowMod, Refused, Removed, RulePort},
     openflow::{
         BadMessage, CannotSay,
         message::{FlowRemoved, PacketIn, PacketInReason, PacketOut},
@@ -82,14 +82,18 @@ pub(super) fn write_mod(change: &FlowMod, out: &mut Vec<u8>) -> Result<(), Canno
 }
 
 /// The port that a delete or a request asks for; `None`: any.
-pub(super) fn read_out_port(number: u32) -> Result<Option<Port>, BadMessage> {
+pub(super) fn read_out_port(number: u32) -> Result<Option<RulePort>, BadMessage> {
     let port = ports::from_wire(number).ok_or(BadMessage::Port)?;
-    Ok(unless(port, Port::NONE))
+    Ok(unless(port, RulePort::NONE))
 }
 
 /// The port and the group that a delete or a request asks for.
-pub(super) fn write_out(port: Option<Port>, group: Option<u32>, out: &mut Vec<u8>) -> Result<(), CannotSay> {
-    out.u32(ports::to_wire(port.unwrap_or(Port::NONE))?);
+pub(super) fn write_out(
+    port: Option<RulePort>,
+    group: Option<u32>,
+    out: &mut Vec<u8>,
+) -> Result<(), CannotSay> {
+    out.u32(ports::to_wire(port.unwrap_or(RulePort::NONE))?);
     out.u32(group.unwrap_or(groups::ANY));
     Ok(())
 }

@@ -5,7 +5,7 @@ use super::{
     list, ports, structure, unless,
 };
 use crate::{
-    flow::{Group, GroupKind, GroupMod, Port, Refused, rule::Bucket},
+    flow::{Group, GroupKind, GroupMod, Refused, RulePort, rule::Bucket},
     openflow::{
         BadMessage, CannotSay,
         wire::{Reader, Write},
@@ -110,14 +110,14 @@ fn read_bucket(r: &mut Reader<'_>) -> Result<Bucket, BadMessage> {
     let watch_group = unless(r.u32()?, ANY);
     r.skip(4)?;
     let actions = actions::read_list(&mut r.part(r.rest().len(), BadMessage::ActionLength)?)?;
-    Ok(Bucket { weight, watch_port: unless(watch_port, Port::NONE), watch_group, actions })
+    Ok(Bucket { weight, watch_port: unless(watch_port, RulePort::NONE), watch_group, actions })
 }
 
 fn write_bucket(bucket: &Bucket, out: &mut Vec<u8>) -> Result<(), CannotSay> {
     let from = out.len();
     out.zeros(2);
     out.u16(bucket.weight);
-    out.u32(ports::to_wire(bucket.watch_port.unwrap_or(Port::NONE))?);
+    out.u32(ports::to_wire(bucket.watch_port.unwrap_or(RulePort::NONE))?);
     out.u32(bucket.watch_group.unwrap_or(ANY));
     out.zeros(4);
     actions::write_list(&bucket.actions, Known::default(), out)?;

@@ -6,7 +6,7 @@
 use super::{cannot, pad, padding, ports};
 use crate::{
     flow::{
-        Field, Match, Port, Refused,
+        Field, Match, Refused, RulePort,
         field::{FIELDS, VLAN_PRESENT},
     },
     openflow::{
@@ -115,7 +115,7 @@ pub(super) fn write(field: Field, value: u128, mask: u128, out: &mut Vec<u8>) ->
         return Err(cannot("this value of a field"));
     }
     let value = match field {
-        Field::InPort => ports::to_wire(Port(value as u16))?.into(),
+        Field::InPort => ports::to_wire(RulePort(value as u16))?.into(),
         _ => value,
     };
     write_header(field, has_mask, out);

@@ -2,7 +2,7 @@
 
 use super::{cannot, list, structure};
 use crate::{
-    flow::Port,
+    flow::RulePort,
     net::Mac,
     openflow::{
         BadMessage, CannotSay, Message,
@@ -24,35 +24,35 @@ const MAX_RATE: u16 = 2;
 const HIGHEST_RATE: u16 = 1000;
 
 /// A port by its 32-bit number; `None` for one that neither a port of ours nor a reserved port has.
-pub(super) fn from_wire(number: u32) -> Option<Port> {
-    let real = number <= u32::from(Port::MAX.0);
-    (real || number >= to_reserved(Port::IN_PORT)).then_some(Port(number as u16))
+pub(super) fn from_wire(number: u32) -> Option<RulePort> {
+    let real = number <= u32::from(RulePort::MAX.0);
+    (real || number >= to_reserved(RulePort::IN_PORT)).then_some(RulePort(number as u16))
 }
 
-pub(super) fn to_wire(port: Port) -> Result<u32, CannotSay> {
+pub(super) fn to_wire(port: RulePort) -> Result<u32, CannotSay> {
     match port {
-        Port(number) if port <= Port::MAX => Ok(number.into()),
-        _ if port >= Port::IN_PORT => Ok(to_reserved(port)),
+        RulePort(number) if port <= RulePort::MAX => Ok(number.into()),
+        _ if port >= RulePort::IN_PORT => Ok(to_reserved(port)),
         _ => Err(cannot("this port number")),
     }
 }
 
-fn to_reserved(port: Port) -> u32 {
+fn to_reserved(port: RulePort) -> u32 {
     0xffff_0000 | u32::from(port.0)
 }
 
-pub(super) fn read(r: &mut Reader<'_>) -> Result<Port, BadMessage> {
+pub(super) fn read(r: &mut Reader<'_>) -> Result<RulePort, BadMessage> {
     from_wire(r.u32()?).ok_or(BadMessage::Port)
 }
 
 /// A port and four bytes of padding.
-pub(super) fn read_padded(r: &mut Reader<'_>) -> Result<Port, BadMessage> {
+pub(super) fn read_padded(r: &mut Reader<'_>) -> Result<RulePort, BadMessage> {
     let port = read(r)?;
     r.skip(4)?;
     Ok(port)
 }
 
-pub(super) fn write_padded(port: Port, out: &mut Vec<u8>) -> Result<(), CannotSay> {
+pub(super) fn write_padded(port: RulePort, out: &mut Vec<u8>) -> Result<(), CannotSay> {
     out.u32(to_wire(port)?);
     out.zeros(4);
     Ok(())
@@ -161,7 +161,7 @@ pub(super) fn read_queues(r: &mut Reader<'_>) -> Result<Message, BadMessage> {
 }
 
 pub(super) fn write_queues(
-    port: Port,
+    port: RulePort,
     queues: &[QueueDescription],
     out: &mut Vec<u8>,
 ) -> Result<(), CannotSay> {

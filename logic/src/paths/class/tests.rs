@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::flow::{
-    Key, Match, Port,
+    Key, Match, RulePort,
     field::Field::{self, *},
     packet::VXLAN_PORT,
 };
@@ -378,7 +378,7 @@ proptest! {
     fn a_class_has_the_packets_it_describes((made, class) in made().prop_flat_map(like)) {
         let frame = made.frame();
         let expected = made.is_of(&class);
-        prop_assert_eq!(class.has(&Seen::new(&frame, made.ingress)), expected, "{:02x?}", frame);
+        prop_assert_eq!(class.has(&ParsedFrame::new(&frame, made.ingress)), expected, "{:02x?}", frame);
         if expected {
             prop_assert_eq!(class.check(), Ok(()));
         }
@@ -402,7 +402,7 @@ proptest! {
         if cut & 16 != 0 { wider.bytes = None }
         prop_assert!(wider.covers(&one));
         let seen = made.frame();
-        let seen = Seen::new(&seen, made.ingress);
+        let seen = ParsedFrame::new(&seen, made.ingress);
         for (mine, others) in [(&wider, &one), (&other, &one), (&one, &other)] {
             if mine.covers(others) && others.has(&seen) {
                 prop_assert!(mine.has(&seen), "{mine:?} {others:?}");
@@ -422,8 +422,8 @@ proptest! {
         let length = frame.len();
         broken.into_iter().for_each(|(at, value)| frame[at.index(length)] = value);
         frame.truncate(cut.index(length + 1));
-        let key = Key::of(&frame, Port(made.ingress.port.into()), VXLAN_PORT);
-        let seen = Seen::new(&frame, made.ingress);
+        let key = Key::of(&frame, RulePort(made.ingress.port.into()), VXLAN_PORT);
+        let seen = ParsedFrame::new(&frame, made.ingress);
         let is_ip = seen.headers.is_some_and(|headers| headers.network != Network::Other);
         let asks_ip = class.source.is_some() || class.destination.is_some() || class.protocol.is_some();
         let versions = class.source.is_some_and(|a| class.destination.is_some_and(|b| a.ether_type() != b.ether_type()));
@@ -446,7 +446,7 @@ fn tcp(flags: u8) -> Vec<u8> {
 #[test]
 fn only_the_first_segment_of_a_connection_is_a_syn() {
     let class = Class { tcp_syn: true, ..Class::default() };
-    let has = |frame: &[u8]| class.has(&Seen::new(frame, Ingress::default()));
+    let has = |frame: &[u8]| class.has(&ParsedFrame::new(frame, Ingress::default()));
     // SYN; SYN with ECN's bits; SYN and ACK; ACK; RST.
     assert_eq!(
         [0x02, 0xc2, 0x12, 0x10, 0x04].map(|flags| has(&tcp(flags))),
@@ -525,7 +525,7 @@ fn bytes_cover_those_that_say_more() {
 fn a_class_by_flow_rules_has_no_packet() {
     let by_rules = Class { flow_rules: true, ..Class::default() };
     let frame = [0; 60];
-    let seen = Seen::new(&frame, Ingress { port: 0, router: 0, interface: 0, flags: 0 });
+    let seen = ParsedFrame::new(&frame, Ingress { port: 0, router: 0, interface: 0, flags: 0 });
     assert!(Class::default().has(&seen) && !by_rules.has(&seen));
     assert!(
         !by_rules.covers(&by_rules)

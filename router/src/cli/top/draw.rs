@@ -2,9 +2,11 @@
 
 use super::{
     columns::{self, Column},
-    model::{CoreRow, Head, Model, PathRow, PortRow, QueueRow, RouterRow, RuleRow, Rules, Shares, Told},
+    model::{
+        CoreRow, DaemonView, Head, Model, PathRow, PortRow, QueueRow, RouterRow, RuleRow, Rules, Shares,
+    },
     reading::MOST_RULES,
-    state::{State, View},
+    state::{Selection, View},
 };
 use crate::{
     base::foreign::shown,
@@ -48,7 +50,7 @@ pub fn text(model: &Model, width: usize) -> String {
 }
 
 /// A screen. `None`: nothing is known yet.
-pub fn frame(frame: &mut Frame, model: Option<&Model>, state: &mut State) {
+pub fn frame(frame: &mut Frame, model: Option<&Model>, state: &mut Selection) {
     let Some(model) = model else {
         return frame.render_widget(Paragraph::new("asking the daemon"), frame.area());
     };
@@ -76,7 +78,7 @@ pub fn frame(frame: &mut Frame, model: Option<&Model>, state: &mut State) {
 }
 
 /// How it goes, what is wrong, and on a terminal what may be looked at.
-fn head(model: &Model, state: Option<&State>) -> Vec<Line<'static>> {
+fn head(model: &Model, state: Option<&Selection>) -> Vec<Line<'static>> {
     let mut lines = match &model.daemon {
         Ok(told) => told_head(&told.head),
         Err(error) => vec![Line::styled(shown(error), BAD)],
@@ -212,7 +214,7 @@ fn bar(shares: Shares, cells: usize) -> Line<'static> {
     line
 }
 
-fn queues_view(told: &Told, width: usize) -> Vec<Line<'static>> {
+fn queues_view(told: &DaemonView, width: usize) -> Vec<Line<'static>> {
     let columns = [
         left("PORT", 10, 0),
         right("QUEUE", 0),

@@ -23,7 +23,7 @@ use clap::Args;
 use model::Model;
 use ratatui::crossterm::terminal::size;
 use reading::{Reader, Reading};
-use state::{Period, State, View};
+use state::{Period, Selection, View};
 use std::{
     io::{self, IsTerminal},
     process::ExitCode,
@@ -58,7 +58,7 @@ impl Top {
         if !(io::stdin().is_terminal() && io::stdout().is_terminal()) {
             bail!("this is no terminal: `millrace top --once` prints everything once, as text");
         }
-        let code = live(reader, State::new(self.interval))?;
+        let code = live(reader, Selection::new(self.interval))?;
         Ok(ExitCode::from(code))
     }
 }
@@ -80,7 +80,7 @@ fn once(reader: &mut Reader, interval: Duration) -> Result<ExitCode> {
 }
 
 /// Until a key or a signal ends it; the exit code.
-fn live(reader: Reader, mut state: State) -> Result<u8> {
+fn live(reader: Reader, mut state: Selection) -> Result<u8> {
     let mut screen = Screen::open().context("opening the terminal")?;
     let events = Events::start(reader)?;
     let mut last: Option<Reading> = None;

@@ -30,12 +30,12 @@ pub struct Model {
     /// The kernel tells of them without a daemon, too.
     pub cores: Vec<CoreRow>,
     /// Or why there is no daemon to ask.
-    pub daemon: Result<Told, String>,
+    pub daemon: Result<DaemonView, String>,
 }
 
 /// What the daemon tells.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Told {
+pub struct DaemonView {
     pub head: Head,
     pub queues: Vec<QueueRow>,
     pub ports: Vec<PortRow>,
@@ -191,7 +191,7 @@ impl Model {
             let here = told.cores.queues.iter().filter(|queue| queue.core == Some(row.core));
             row.queues = here.map(|queue| format!("{}/{}", queue.port, queue.queue)).collect();
         }
-        let told = Told {
+        let told = DaemonView {
             head: head(old, told, seconds),
             queues: queues(old, told, &ports, measured),
             ports,

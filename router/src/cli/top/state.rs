@@ -49,7 +49,7 @@ impl View {
 
 /// What is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct State {
+pub struct Selection {
     pub view: View,
     /// Lines that are above the first one shown.
     pub scroll: usize,
@@ -60,9 +60,9 @@ pub struct State {
     pub page: usize,
 }
 
-impl State {
-    pub fn new(period: Period) -> State {
-        State { view: View::default(), scroll: 0, paused: false, period: period.0, page: 1 }
+impl Selection {
+    pub fn new(period: Period) -> Selection {
+        Selection { view: View::default(), scroll: 0, paused: false, period: period.0, page: 1 }
     }
 
     /// A key was pressed; `false`: that was all.
@@ -137,29 +137,29 @@ mod tests {
 
     #[test]
     fn keys_choose() {
-        let start = State::new(Period(ms(1000)));
+        let start = Selection::new(Period(ms(1000)));
         let key = |code| KeyEvent::new(code, KeyModifiers::NONE);
         let pressed = |codes: &[KeyCode]| {
-            let mut state = State { page: 10, ..start };
+            let mut state = Selection { page: 10, ..start };
             assert!(codes.iter().all(|code| state.press(key(*code))), "{codes:?}");
-            State { page: 1, ..state }
+            Selection { page: 1, ..state }
         };
         use KeyCode::{BackTab, Char, Down, End, Home, PageDown, PageUp, Tab, Up};
-        let table: [(&[KeyCode], State); 14] = [
-            (&[Tab], State { view: View::Queues, ..start }),
-            (&[BackTab], State { view: View::Paths, ..start }),
+        let table: [(&[KeyCode], Selection); 14] = [
+            (&[Tab], Selection { view: View::Queues, ..start }),
+            (&[BackTab], Selection { view: View::Paths, ..start }),
             (&[Tab, Tab, Tab, Tab, Tab], start),
-            (&[Char('3')], State { view: View::Routers, ..start }),
-            (&[Char('5')], State { view: View::Paths, ..start }),
+            (&[Char('3')], Selection { view: View::Routers, ..start }),
+            (&[Char('5')], Selection { view: View::Paths, ..start }),
             (&[Char('6'), Char('0'), Char('x'), Up, Home], start),
-            (&[Down, Down, Up], State { scroll: 1, ..start }),
-            (&[Down, Char('2')], State { view: View::Queues, ..start }),
-            (&[PageDown, Down, PageUp], State { scroll: 1, ..start }),
-            (&[End, Down, PageDown], State { scroll: usize::MAX, ..start }),
-            (&[Char(' ')], State { paused: true, ..start }),
-            (&[Char('+')], State { period: ms(2000), ..start }),
-            (&[Char('-'), Char('-'), Char('-'), Char('-')], State { period: ms(200), ..start }),
-            (&[Char('+'); 9], State { period: ms(60_000), ..start }),
+            (&[Down, Down, Up], Selection { scroll: 1, ..start }),
+            (&[Down, Char('2')], Selection { view: View::Queues, ..start }),
+            (&[PageDown, Down, PageUp], Selection { scroll: 1, ..start }),
+            (&[End, Down, PageDown], Selection { scroll: usize::MAX, ..start }),
+            (&[Char(' ')], Selection { paused: true, ..start }),
+            (&[Char('+')], Selection { period: ms(2000), ..start }),
+            (&[Char('-'), Char('-'), Char('-'), Char('-')], Selection { period: ms(200), ..start }),
+            (&[Char('+'); 9], Selection { period: ms(60_000), ..start }),
         ];
         for (codes, expected) in table {
             assert_eq!(pressed(codes), expected, "{codes:?}");
@@ -168,7 +168,7 @@ mod tests {
         assert!(!state.press(key(KeyCode::Esc)) && !state.press(key(Char('q'))));
         assert!(!state.press(KeyEvent::new(Char('c'), KeyModifiers::CONTROL)));
         assert!(state.press(key(Char('c'))));
-        let odd = State { period: ms(1500), ..start };
+        let odd = Selection { period: ms(1500), ..start };
         for (code, period) in [('+', 2000), ('-', 1000)] {
             let mut state = odd;
             state.press(key(Char(code)));

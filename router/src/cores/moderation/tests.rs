@@ -16,7 +16,7 @@ struct World {
     fake: Fake,
     originals: Originals,
     moderation: Moderation,
-    told: Told,
+    told: NetdevQueues,
 }
 
 impl World {
@@ -37,7 +37,7 @@ impl World {
         }
         fake.get().interrupts.extend(interrupts.map(|interrupts| ("eth0".to_owned(), interrupts)));
         let originals = Originals::read(tree.path(file));
-        World { tree, fake, originals, moderation: Moderation::new(50), told: Told::default() }
+        World { tree, fake, originals, moderation: Moderation::new(50), told: NetdevQueues::default() }
     }
 
     fn look(&mut self) -> Moderated {

@@ -1,6 +1,6 @@
 //! What goes wrong on a machine that is made up: somebody else moves queues, cores go offline, what polls a queue goes.
 
-use super::{super::queues::Told, tests::World, *};
+use super::{super::queues::NetdevQueues, tests::World, *};
 
 const FIXED: &str = "policy = \"fixed\"\nfixed = { eth0 = [2, 3] }";
 
@@ -56,7 +56,7 @@ fn irqbalance_is_named_for_interrupts() {
     world.tree.irq(38, "eth0-TxRx-0", "0", "0");
     world.tree.irq(39, "eth0-TxRx-1", "1", "1");
     world.tree.thread(812, 812, "irqbalance", false, "0-3", 0);
-    world.netlink.tell(Told::default());
+    world.netlink.tell(NetdevQueues::default());
     world.periods(100, &[]);
     let places = |world: &World| {
         [38, 39].map(|irq| world.tree.read(&format!("proc/irq/{irq}/smp_affinity_list")).trim().to_owned())
@@ -135,7 +135,7 @@ fn a_managed_interrupt_is_measured_where_it_is() {
         let file = world.tree.path(&format!("proc/irq/{irq}/smp_affinity_list"));
         std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o444)).unwrap();
     }
-    world.netlink.tell(Told::default());
+    world.netlink.tell(NetdevQueues::default());
     let ticks = |softirqs: u64| format!("cpu1 0 0 0 1 0 0 {softirqs}\ncpu2 0 0 0 1 0 0 0\nintr 0\n");
     world.tree.write("proc/stat", &ticks(0));
     world.periods(50, &[]);

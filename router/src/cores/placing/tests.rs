@@ -4,7 +4,7 @@ use super::super::{
     drain::Look,
     fake::{Fake, Netlink},
     look::{LOOK, Looker},
-    queues::Told,
+    queues::NetdevQueues,
     threads::PartThread,
     tree::Tree,
 };
@@ -217,7 +217,7 @@ fn threads_are_as_nice_as_the_floor_asks() {
 fn a_floor_needs_threads() {
     let mut world = World::new("floor = 40");
     world.tree.write("sys/class/net/eth0/threaded", "0\n");
-    world.netlink.tell(Told::default());
+    world.netlink.tell(NetdevQueues::default());
     world.periods(1, &[]);
     assert!(world.troubles()[0].starts_with("applications have no floor beside queues of eth0"));
 }
@@ -250,7 +250,7 @@ fn queues_of_one_instance_are_placed_together() {
         let queue = |index| RxQueue { index, napi: Some(570) };
         let napi = Napi { id: 570, irq: None, pid: Some(70), threaded: Some(true), defers: false };
         let queues = Some(vec![queue(0), queue(1)]);
-        world.netlink.tell(Told { queues, napis: Some(vec![napi]), ..Told::default() });
+        world.netlink.tell(NetdevQueues { queues, napis: Some(vec![napi]), ..NetdevQueues::default() });
         let told = world.periods(1, &[]);
         assert_eq!(told.lines().count(), 1, "{told}");
         let core = world.cores(70);

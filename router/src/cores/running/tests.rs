@@ -7,7 +7,7 @@ use super::super::{
 use super::*;
 use crate::{
     config::{CoresSettings, Interval},
-    cores::queues::Told,
+    cores::queues::NetdevQueues,
     linux::classifier::{Classifier as _, Ntuple, fake::Nic},
 };
 use std::{collections::BTreeSet, io::Write as _, time::Instant};
@@ -172,7 +172,7 @@ impl Ask for Failing {
         self.0.ifindex(device)
     }
 
-    fn told(&self, ifindex: u32, device: &str) -> io::Result<Told> {
+    fn told(&self, ifindex: u32, device: &str) -> io::Result<NetdevQueues> {
         self.1.store(true, Relaxed);
         self.0.told(ifindex, device)
     }

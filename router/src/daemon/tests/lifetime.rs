@@ -212,7 +212,7 @@ fn killed_before_the_state_is_written_nothing_is_taken_for_another_generations()
 fn what_changed_last_is_written_before_leaving() {
     let Case { linux, mut control, orders, _directory } = start();
     let instance = control.instance.clone();
-    let known = |instance| State::read(instance).unwrap().names.interfaces.len();
+    let known = |instance| SavedTotals::read(instance).unwrap().names.interfaces.len();
     let before = known(&instance);
     let kind = LinkKind::Macvlan(MacvlanMode::Bridge);
     let macvlan = Link { kind, below: Some((0, 2)), ..link(3, "m0") };

@@ -13,7 +13,7 @@ use super::{
     Control, Ended,
     api::{Query, Request},
     seam::{Ask, FastPath, Hardware, Kernel, Known, Observe, PolicyRead, Question, Sent, Standing},
-    totals::State,
+    totals::SavedTotals,
 };
 use crate::{
     api::{
@@ -29,7 +29,7 @@ use crate::{
         spreading::Spreading,
     },
     plane::{Charge, Counters, InterfaceCount, Mode, PathCounts, Settings, Step, TestRun},
-    switch::seam::{SwitchEnd, Told},
+    switch::seam::{SwitchEnd, SwitchMessage},
     user_plane::seam::{Device, Stand, UserPlane, Wanted},
 };
 use anyhow::{Result, anyhow, bail};
@@ -37,8 +37,8 @@ use logic::{
     memory::{HeapMemory, Memory, words},
     net::Mac,
     observe::{
-        Change, Dump, Event, Link, LinkConf4, LinkConf6, LinkKind, MacvlanMode, Namespace, NamespaceId,
-        Neighbour, Next, NextHop, Port, Route, RouteKind, Settings as NamespaceSettings,
+        AttachedPort, Change, Dump, Event, Link, LinkConf4, LinkConf6, LinkKind, MacvlanMode, Namespace,
+        NamespaceId, Neighbour, Next, NextHop, Route, RouteKind, Settings as NamespaceSettings,
     },
     paths::rows::PathClass,
     plan::PortId,
@@ -106,7 +106,7 @@ struct World {
     /// Why flow rules cannot be loaded.
     unruly: RefCell<Option<String>>,
     /// What the switch thread was told.
-    told: Arc<Mutex<Vec<Told>>>,
+    told: Arc<Mutex<Vec<SwitchMessage>>>,
     deadline: Rc<Cell<Duration>>,
     /// What the program was told of paths, in order, and at each swap whether it was the one with paths.
     classes: RefCell<Vec<ToldPaths>>,
@@ -486,8 +486,8 @@ fn dump() -> Dump {
     }
 }
 
-fn port(ifindex: u32) -> Port {
-    Port { namespace: 0, ifindex, frags: false, hashes: false }
+fn port(ifindex: u32) -> AttachedPort {
+    AttachedPort { namespace: 0, ifindex, frags: false, hashes: false }
 }
 
 fn linux() -> Linux {

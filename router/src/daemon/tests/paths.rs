@@ -74,7 +74,8 @@ fn the_switch_is_told_which_paths_have_workers_at_once_and_what_they_were_given_
     let told = |case: &mut Case, seconds| {
         case.round(Ok(vec![]), seconds);
         let told = std::mem::take(&mut *case.linux.0.told.lock().unwrap()).into_iter();
-        let paths = told.filter_map(|told| if let Told::Paths(paths) = told { Some(paths) } else { None });
+        let paths =
+            told.filter_map(|told| if let SwitchMessage::Paths(paths) = told { Some(paths) } else { None });
         let workers = |paths: Vec<SwitchPath>| {
             assert!(paths.iter().all(|path| (path.counts.packets, path.counts.ring_full) == (5, 2)));
             Vec::from_iter(paths.iter().map(|path| path.has_worker))

@@ -7,7 +7,7 @@ fn rules_of(case: &Case) -> Vec<Option<u32>> {
     case.linux.0.attached.borrow().iter().map(|a| a.rules).collect()
 }
 
-fn told(case: &Case) -> Vec<Told> {
+fn told(case: &Case) -> Vec<SwitchMessage> {
     std::mem::take(&mut case.linux.0.told.lock().unwrap())
 }
 
@@ -19,7 +19,7 @@ fn rules_come_into_charge_outlive_growth_and_go() {
     case.orders.send(Some(7)).unwrap();
     case.round(Ok(vec![]), 0.1);
     assert_eq!(rules_of(&case), [None, Some(7)]);
-    assert_eq!(told(&case), [Told::InCharge(Ok(true))]);
+    assert_eq!(told(&case), [SwitchMessage::InCharge(Ok(true))]);
     assert!(case.status().flows.in_charge);
 
     case.round(Ok(many_neighbours(20_000)), 0.1);
@@ -30,7 +30,7 @@ fn rules_come_into_charge_outlive_growth_and_go() {
     case.orders.send(None).unwrap();
     case.round(Ok(vec![]), 0.1);
     assert_eq!(rules_of(&case).last(), Some(&None));
-    assert!(told(&case).ends_with(&[Told::InCharge(Ok(false))]));
+    assert!(told(&case).ends_with(&[SwitchMessage::InCharge(Ok(false))]));
     assert!(!case.status().flows.in_charge);
 }
 
@@ -42,7 +42,7 @@ fn rules_that_cannot_be_loaded_are_told_and_change_nothing() {
     told(&case);
     case.orders.send(Some(7)).unwrap();
     case.round(Ok(vec![]), 0.1);
-    assert_eq!(told(&case), [Told::InCharge(Err("no memory".into()))]);
+    assert_eq!(told(&case), [SwitchMessage::InCharge(Err("no memory".into()))]);
     assert_eq!((rules_of(&case), case.status().flows.in_charge), (vec![None], false));
 }
 
@@ -60,11 +60,11 @@ fn ports_are_told_when_something_about_them_is_new() {
         transmits: true,
         generic: false,
     };
-    assert_eq!(told(&case), [Told::Ports(vec![port(0, true), port(1, true)])]);
+    assert_eq!(told(&case), [SwitchMessage::Ports(vec![port(0, true), port(1, true)])]);
     case.round(Ok(vec![]), 0.1);
     assert_eq!(told(&case), []);
     case.round(Ok(vec![Event::Link(0, Link { up: false, ..link(2, "eth2") })]), 0.1);
-    assert_eq!(told(&case), [Told::Ports(vec![port(0, true), port(1, false)])]);
+    assert_eq!(told(&case), [SwitchMessage::Ports(vec![port(0, true), port(1, false)])]);
     case.round(Ok(vec![Event::PortGone(0)]), 0.1);
     let gone = SwitchPort {
         ifindex: None,
@@ -74,5 +74,5 @@ fn ports_are_told_when_something_about_them_is_new() {
         transmits: false,
         ..port(0, false)
     };
-    assert_eq!(told(&case), [Told::Ports(vec![gone, port(1, false)])]);
+    assert_eq!(told(&case), [SwitchMessage::Ports(vec![gone, port(1, false)])]);
 }

@@ -84,7 +84,7 @@ struct Truth {
 }
 
 /// What a namespace holds, as Linux says now.
-struct Place {
+struct NamespaceSnapshot {
     /// IPv6 routes, if packets leave by nexthop objects.
     routes6: Arc<[Known]>,
     neighbours: BTreeMap<(u32, IpAddr), Mac>,
@@ -136,7 +136,7 @@ impl Case {
     }
 
     /// What is asked about the families that are accelerated.
-    fn questions(&self, known: &[Known], place: &Place) -> Vec<Question> {
+    fn questions(&self, known: &[Known], place: &NamespaceSnapshot) -> Vec<Question> {
         let mut questions = Vec::new();
         for (v6, devices) in [false, true].into_iter().zip(&self.ways_in) {
             if !(if v6 { &self.view.ipv6 } else { &self.view.ipv4 }).is_empty() {
@@ -283,12 +283,21 @@ impl Comparison {
         Ok(())
     }
 
-    fn place(&mut self, namespace: NamespaceId, routes6: &Arc<[Known]>) -> anyhow::Result<Place> {
+    fn place(&mut self, namespace: NamespaceId, routes6: &Arc<[Known]>) -> anyhow::Result<NamespaceSnapshot> {
         let neighbours = self.linux.neighbours(namespace)?;
-        Ok(Place { routes6: routes6.clone(), neighbours, devices: self.linux.devices(namespace)? })
+        Ok(NamespaceSnapshot {
+            routes6: routes6.clone(),
+            neighbours,
+            devices: self.linux.devices(namespace)?,
+        })
     }
 
-    fn truth(&mut self, namespace: NamespaceId, question: &Question, place: &Place) -> anyhow::Result<Truth> {
+    fn truth(
+        &mut self,
+        namespace: NamespaceId,
+        question: &Question,
+        place: &NamespaceSnapshot,
+    ) -> anyhow::Result<Truth> {
         let sent = self.linux.way(namespace, question)?;
         let to = sent.as_ref().map(|sent| (sent.oif, sent.gateway.unwrap_or(question.address)));
         Ok(Truth { sent, mac: to.and_then(|to| place.neighbours.get(&to).copied()) })
@@ -301,7 +310,7 @@ impl Comparison {
         question: &Question,
         linux: &Truth,
         answers: &[Answer],
-        place: &Place,
+        place: &NamespaceSnapshot,
     ) -> bool {
         let Some(sent) = &linux.sent else {
             let passed = answers.iter().all(|answer| answer.reason.is_some());

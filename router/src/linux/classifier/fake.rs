@@ -11,10 +11,10 @@ const WITHOUT: &str = "eth2";
 
 /// Rules by place, each a whole `struct ethtool_rx_flow_spec`; copies are the same NIC.
 #[derive(Clone)]
-pub struct Nic(Arc<Mutex<State>>);
+pub struct Nic(Arc<Mutex<FakeNic>>);
 
 #[derive(Default)]
-struct State {
+struct FakeNic {
     queues: u32,
     places: u32,
     chooses: bool,
@@ -36,12 +36,12 @@ struct State {
 
 impl Nic {
     pub fn new(queues: u32, places: u32, chooses: bool) -> Nic {
-        let mut state = State { queues, places, chooses, ..State::default() };
+        let mut state = FakeNic { queues, places, chooses, ..FakeNic::default() };
         state.spread();
         Nic(Arc::new(Mutex::new(state)))
     }
 
-    fn get(&self) -> MutexGuard<'_, State> {
+    fn get(&self) -> MutexGuard<'_, FakeNic> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -106,7 +106,7 @@ impl Nic {
     }
 }
 
-impl State {
+impl FakeNic {
     /// As drivers begin.
     fn spread(&mut self) {
         self.is_set = false;

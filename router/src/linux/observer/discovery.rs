@@ -21,7 +21,7 @@ use crate::linux::{
         nsid,
         socket::Socket,
     },
-    netns::{self, Found, Key, Place, Source},
+    netns::{self, FoundNamespace, Key, NamespaceRef, Source},
 };
 use logic::observe::{Event, Namespace, NamespaceId, Owner};
 use std::{
@@ -113,12 +113,12 @@ pub(super) struct Left {
 /// The result of a look.
 #[derive(Default)]
 pub(super) struct Looked {
-    found: BTreeMap<Key, Found>,
-    configured: BTreeMap<Key, Found>,
+    found: BTreeMap<Key, FoundNamespace>,
+    configured: BTreeMap<Key, FoundNamespace>,
     /// Namespaces to observe.
-    begun: Vec<(Found, bool, Opened)>,
+    begun: Vec<(FoundNamespace, bool, Opened)>,
     dull: Vec<Key>,
-    failed: Vec<(Key, Found, io::Error)>,
+    failed: Vec<(Key, FoundNamespace, io::Error)>,
     /// Owners with more namespaces than are watched.
     crowds: BTreeMap<Owner, Left>,
 }
@@ -134,7 +134,7 @@ enum Outcome {
 
 /// A namespace, ready to be observed.
 struct Opened {
-    place: Place,
+    place: NamespaceRef,
     owner: Owner,
     ear: Ear,
     sysctls: Sysctls,
@@ -145,7 +145,7 @@ impl Look {
     pub fn look(mut self) -> Looked {
         let mut found = netns::list();
         let configured = configured(&self.routers);
-        let absent = |found: &BTreeMap<Key, Found>| {
+        let absent = |found: &BTreeMap<Key, FoundNamespace>| {
             self.observed.iter().any(|key| !found.contains_key(key) && !configured.contains_key(key))
         };
         // A process that forked while /proc was read can hide its namespace once, hardly twice.
@@ -153,7 +153,7 @@ impl Look {
             found = netns::list();
         }
         let mut looked = Looked { found, configured, ..Looked::default() };
-        let places: BTreeMap<Key, (Found, bool)> = looked
+        let places: BTreeMap<Key, (FoundNamespace, bool)> = looked
             .found
             .iter()
             .map(|(key, place)| (*key, (place.clone(), false)))
@@ -213,7 +213,7 @@ impl Look {
         let (cookie, sysctls) =
             netns::inside(file, || Ok::<_, io::Error>((netns::cookie()?, Sysctls::open()?)))??;
         let ear = Ear::of(file, self.receive_buffer_bytes)?;
-        Ok(Opened { place: Place::new(key, cookie, path.to_owned()), owner, ear, sysctls })
+        Ok(Opened { place: NamespaceRef::new(key, cookie, path.to_owned()), owner, ear, sysctls })
     }
 
     /// Does the calling thread's namespace hold a device that sits on a device of the chain?
@@ -245,14 +245,14 @@ impl Look {
 }
 
 /// Configured namespaces that exist now.
-fn configured(routers: &[Source]) -> BTreeMap<Key, Found> {
+fn configured(routers: &[Source]) -> BTreeMap<Key, FoundNamespace> {
     let place = |source: &Source| {
         let key = source.key().ok()?;
         let name = match source {
             Source::Path(_) => format!("netns:{}", key.inode()),
             named => named.to_string(),
         };
-        Some((key, Found { name, path: source.path(), pid: None }))
+        Some((key, FoundNamespace { name, path: source.path(), pid: None }))
     };
     routers.iter().filter_map(place).collect()
 }
@@ -340,7 +340,11 @@ impl Observer {
     }
 
     /// A namespace that was found by a process may get a name, or outlive the process.
-    fn renew_names(&mut self, found: &BTreeMap<Key, Found>, configured: &BTreeMap<Key, Found>) {
+    fn renew_names(
+        &mut self,
+        found: &BTreeMap<Key, FoundNamespace>,
+        configured: &BTreeMap<Key, FoundNamespace>,
+    ) {
         for space in self.spaces.values_mut().filter(|s| s.id != HOST) {
             let key = space.place.key();
             let Some(place) = configured.get(&key).or(found.get(&key)) else { continue };
@@ -358,7 +362,7 @@ impl Observer {
     }
 
     /// A namespace without a name lives as long as its processes. When its known process ends, we look for another one.
-    fn watch_processes(&mut self, found: &BTreeMap<Key, Found>) {
+    fn watch_processes(&mut self, found: &BTreeMap<Key, FoundNamespace>) {
         self.unwatched = false;
         for space in self.spaces.values_mut().filter(|s| s.id != HOST) {
             let pid = found.get(&space.place.key()).and_then(|f| f.pid);
@@ -376,7 +380,7 @@ impl Observer {
         }
     }
 
-    fn begin(&mut self, place: &Found, configured: bool, opened: Opened) {
+    fn begin(&mut self, place: &FoundNamespace, configured: bool, opened: Opened) {
         let Opened { place: way, owner, ear, sysctls } = opened;
         let key = way.key();
         // A namespace that ended since then may have left its inode number to this one.
@@ -393,7 +397,7 @@ impl Observer {
         }
     }
 
-    fn cannot_observe(&mut self, key: Key, place: &Found, error: &io::Error) {
+    fn cannot_observe(&mut self, key: Key, place: &FoundNamespace, error: &io::Error) {
         tracing::warn!(namespace = place.name, %error, "cannot be observed; trying again later");
         let since = self.unobserved.get(&key).map_or_else(SystemTime::now, |known| known.since);
         let what = format!("cannot be observed: {error}");

@@ -49,12 +49,12 @@ use crate::{
     linux::{
         hazards::bpf,
         multipath::MultipathKeys,
-        netns::{self, Found, Key, Place, Source},
+        netns::{self, FoundNamespace, Key, NamespaceRef, Source},
     },
 };
 use discovery::{Left, Look, Looked};
 use ear::Ear;
-use logic::observe::{Event, Namespace, NamespaceId, Owner, Port};
+use logic::observe::{AttachedPort, Event, Namespace, NamespaceId, Owner};
 pub use poller::Waker;
 use poller::{DirectoryWatch, Poller};
 pub use quota::Quota;
@@ -72,7 +72,7 @@ use std::{
     },
     time::{Duration, Instant, SystemTime},
 };
-use survey::{Found as Survey, Wanted};
+use survey::{SurveyResult as Survey, Wanted};
 use sysctl::Sysctls;
 use troubles::What;
 pub use troubles::{Trouble, clock};
@@ -176,7 +176,7 @@ impl Default for ObserverConfig {
 struct PortState {
     wanted: PortName,
     /// The port as last reported.
-    port: Option<Port>,
+    port: Option<AttachedPort>,
 }
 
 /// A completed reading of the policies and settings of a namespace: [`Observer::read_policy`].
@@ -230,7 +230,7 @@ pub struct Observer {
     looking: bool,
     ports: Vec<PortState>,
     /// Where veth peers of ports are, by the number under which the host knows the namespace.
-    peer_places: BTreeMap<i32, Option<(Key, Found)>>,
+    peer_places: BTreeMap<i32, Option<(Key, FoundNamespace)>>,
     next_id: NamespaceId,
     /// Namespaces that were looked into and hold nothing of interest.
     dull: BTreeSet<Key>,
@@ -270,7 +270,7 @@ impl Observer {
     /// A port or a configured namespace does not exist, or the system refuses (root is needed).
     pub fn new(config: ObserverConfig) -> Result<Observer, Error> {
         raise_descriptor_limit();
-        let own = Place::own().map_err(|e| Error::System("cannot see the current namespace", e))?;
+        let own = NamespaceRef::own().map_err(|e| Error::System("cannot see the current namespace", e))?;
         let mut observer = Observer::unread(config, own.key())?;
         observer.watch_host(own).map_err(|e| Error::System("cannot observe the current namespace", e))?;
         observer.refresh_ports();
@@ -327,7 +327,7 @@ impl Observer {
         })
     }
 
-    fn watch_host(&mut self, own: Place) -> io::Result<()> {
+    fn watch_host(&mut self, own: NamespaceRef) -> io::Result<()> {
         let namespace =
             Namespace { name: "host".into(), host: true, configured: false, owner: Owner::Machine };
         let ear = Ear::here(self.config.receive_buffer_bytes)?;
@@ -537,7 +537,7 @@ impl Observer {
         }
     }
 
-    fn begin_visit(&mut self, id: NamespaceId, owner: Owner, place: Place, wanted: Wanted) {
+    fn begin_visit(&mut self, id: NamespaceId, owner: Owner, place: NamespaceRef, wanted: Wanted) {
         let (peers, quota) = (self.peers.clone(), self.config.quota.of(id));
         let task =
             move || Done::Visited(id, owner, Box::new(survey::visit(&place, &wanted, id, &peers, &quota)));
@@ -657,7 +657,7 @@ impl Observer {
     /// Begins to observe a namespace. Its [`Event::Namespace`] and [`Event::Dump`] follow when it has been read.
     fn watch(
         &mut self,
-        place: Place,
+        place: NamespaceRef,
         namespace: Namespace,
         ear: Ear,
         sysctls: Sysctls,
@@ -758,7 +758,7 @@ impl Observer {
     }
 
     /// The place of a namespace under observation.
-    pub fn place(&self, id: NamespaceId) -> Option<Place> {
+    pub fn place(&self, id: NamespaceId) -> Option<NamespaceRef> {
         self.spaces.get(&id).map(|space| space.place.clone())
     }
 

@@ -4,10 +4,10 @@ use super::{HOST, Observer, PortState};
 use crate::linux::{
     ethtool::{self, Ethtool, Peer, Problem, ProblemKind},
     netlink::{link::RawLink, nsid, socket::Socket},
-    netns::{self, Found, Key},
+    netns::{self, FoundNamespace, Key},
 };
 use logic::{
-    observe::{Event, LinkKind, Port},
+    observe::{AttachedPort, Event, LinkKind},
     plan::PortId,
 };
 use std::{collections::BTreeMap, fs::File, io, os::fd::AsFd, sync::Arc};
@@ -23,7 +23,7 @@ impl Observer {
         for (i, state) in self.ports.iter_mut().enumerate() {
             let id = i as PortId;
             let (frags, hashes) = looks[i];
-            let port = now[i].map(|ifindex| Port { namespace: HOST, ifindex, frags, hashes });
+            let port = now[i].map(|ifindex| AttachedPort { namespace: HOST, ifindex, frags, hashes });
             if port == state.port {
                 continue;
             }
@@ -117,7 +117,7 @@ fn look(ifindex: u32) -> (bool, bool) {
 }
 
 /// The file of the namespace, if it still exists, and its name.
-fn open(key: &Key, found: &Found) -> Option<(Arc<File>, String)> {
+fn open(key: &Key, found: &FoundNamespace) -> Option<(Arc<File>, String)> {
     let file = File::open(&found.path).ok()?;
     (Key::of(&file).ok()? == *key).then(|| (Arc::new(file), found.name.clone()))
 }

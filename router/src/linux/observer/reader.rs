@@ -5,7 +5,7 @@
 use super::{Observer, Quota, same, troubles::What};
 use crate::linux::{
     netlink::{INET, INET6, rtm, socket::Socket, wire},
-    netns::Place,
+    netns::NamespaceRef,
 };
 use logic::{net::Mac, observe::NamespaceId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -75,7 +75,8 @@ impl Observer {
     /// (`millrace routes --verify`). It does not query namespaces that are over their limits and not read now.
     pub fn reader(&self) -> Reader {
         let read = self.spaces.values().filter(|s| s.announced && !s.is_quiet());
-        let open = |place: &Place| place.inside(|| Socket::requests(libc::NETLINK_ROUTE)).and_then(|s| s);
+        let open =
+            |place: &NamespaceRef| place.inside(|| Socket::requests(libc::NETLINK_ROUTE)).and_then(|s| s);
         Reader { sockets: read.map(|s| (s.id, open(&s.place))).collect(), quota: self.config.quota }
     }
 

@@ -13,7 +13,7 @@ use super::{
     ear::{About, Ear},
     poller::ProcessWatch,
     settings,
-    survey::{Found, Numbers, Routes, State, Tables, Wanted},
+    survey::{NamespaceState, Numbers, Routes, SurveyResult, Tables, Wanted},
     sysctl::{Sysctls, Values},
     troubles::{Troubles, What},
 };
@@ -31,7 +31,7 @@ use crate::{
             neighbour, netconf, nexthop, route, rtm,
             wire::{self, Message},
         },
-        netns::Place,
+        netns::NamespaceRef,
     },
 };
 use logic::{
@@ -63,12 +63,12 @@ const THROWN_AWAY: usize = 1 << 16;
 const QUIET: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(64)];
 
 /// The namespaces under observation, by handle. Lower devices may be in any of them.
-pub type Peers = Vec<(NamespaceId, Place)>;
+pub type Peers = Vec<(NamespaceId, NamespaceRef)>;
 
 /// A namespace under observation.
 pub struct Space {
     pub id: NamespaceId,
-    pub place: Place,
+    pub place: NamespaceRef,
     pub namespace: Namespace,
     /// Devices of this namespace that are ports or sit on ports.
     pub chain: BTreeSet<u32>,
@@ -153,7 +153,7 @@ impl Space {
     /// Nothing is read yet. `ear` is `None` if nothing listens to the namespace.
     pub fn new(
         id: NamespaceId,
-        place: Place,
+        place: NamespaceRef,
         namespace: Namespace,
         (ear, sysctls): (Option<Ear>, Sysctls),
         multipath_keys: MultipathKeys,
@@ -327,7 +327,7 @@ impl Space {
         wanted.destinations = self.learned.questions(monotonic());
         wanted.hazards |= Due::take(&mut self.due.hazards, now);
         wanted.traffic |= Due::take(&mut self.due.traffic, now);
-        let is_new = |(id, _): &(NamespaceId, Place)| *id != self.id && !self.nsids.contains_key(id);
+        let is_new = |(id, _): &(NamespaceId, NamespaceRef)| *id != self.id && !self.nsids.contains_key(id);
         wanted.numbers |= Due::take(&mut self.due.numbers, now);
         wanted.numbers |= self.unresolved && peers.iter().any(is_new);
         if wanted.is_empty() {
@@ -339,7 +339,7 @@ impl Space {
     }
 
     /// Applies the result of a visit.
-    pub fn end_visit(&mut self, found: Found, out: &mut Vec<Event>, now: Instant) {
+    pub fn end_visit(&mut self, found: SurveyResult, out: &mut Vec<Event>, now: Instant) {
         let Some(Visit { began, is_long, policy, touched, .. }) = self.visit.take() else { return };
         let error = found.why_no_policy();
         if self.id != HOST {
@@ -356,8 +356,9 @@ impl Space {
         // The namespace may have moved, or be of no interest. No decision was made while it was read.
         let is_dull = self.chain.is_empty() && !self.namespace.configured && self.id != HOST;
         self.topology_changed |= found.lost_the_way || is_dull;
-        let Found { state, routes, hazards, traffic, devices, polled, numbers, programs, learned, .. } =
-            found;
+        let SurveyResult {
+            state, routes, hazards, traffic, devices, polled, numbers, programs, learned, ..
+        } = found;
         let (learned, took) = learned;
         self.take_learned(&learned);
         self.learned.took(took, monotonic());
@@ -455,8 +456,8 @@ impl Space {
     }
 
     /// Replaces the whole state with the reading, or only devices and addresses if that is all it has.
-    fn take_state(&mut self, state: State, out: &mut Vec<Event>) -> io::Result<()> {
-        let State { links, addresses, tables } = state;
+    fn take_state(&mut self, state: NamespaceState, out: &mut Vec<Event>) -> io::Result<()> {
+        let NamespaceState { links, addresses, tables } = state;
         self.values = self.sysctls.read();
         self.links = links;
         self.addresses.clear();

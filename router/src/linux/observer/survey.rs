@@ -15,7 +15,7 @@ use crate::{
             neighbour, nexthop, nsid, route,
             socket::Socket,
         },
-        netns::{self, Place},
+        netns::{self, NamespaceRef},
     },
 };
 use logic::{
@@ -103,8 +103,8 @@ impl Wanted {
 
 /// The results: `None` for parts that were not wanted.
 #[derive(Default)]
-pub struct Found {
-    pub state: Option<io::Result<State>>,
+pub struct SurveyResult {
+    pub state: Option<io::Result<NamespaceState>>,
     pub routes: Option<io::Result<Routes>>,
     pub hazards: Option<hazards::Read>,
     pub traffic: Option<io::Result<traffic::Findings>>,
@@ -121,9 +121,9 @@ pub struct Found {
     pub ended: bool,
 }
 
-impl Found {
+impl SurveyResult {
     /// The result of a visit that did not take place. Its parts are read another time.
-    pub fn nothing() -> Found {
+    pub fn nothing() -> SurveyResult {
         let error = || io::Error::other("no thread to read with");
         let wanted = Wanted { state: true, programs: Some(BTreeSet::new()), ..Wanted::default() };
         failed(&wanted, &error())
@@ -152,7 +152,7 @@ impl Found {
 }
 
 /// Devices, addresses, neighbours and routes.
-pub struct State {
+pub struct NamespaceState {
     pub links: BTreeMap<u32, RawLink>,
     pub addresses: Vec<link::Address4>,
     /// An error when the namespace has too many. Its devices must be known all the same: others may send to their addresses.
@@ -175,19 +175,25 @@ pub struct Routes {
 }
 
 /// Reads the wanted parts of the namespace at `place`.
-pub fn visit(place: &Place, wanted: &Wanted, id: NamespaceId, peers: &Peers, quota: &Quota) -> Found {
+pub fn visit(
+    place: &NamespaceRef,
+    wanted: &Wanted,
+    id: NamespaceId,
+    peers: &Peers,
+    quota: &Quota,
+) -> SurveyResult {
     let task = || Socket::requests(libc::NETLINK_ROUTE).map(|s| read(s, wanted, id, peers, quota));
     let visited = place.inside(task);
     match visited {
         Ok(Ok(found)) => found,
         Ok(Err(error)) => failed(wanted, &error),
         Err(error) => {
-            Found { ended: netns::was_replaced(&error), lost_the_way: true, ..failed(wanted, &error) }
+            SurveyResult { ended: netns::was_replaced(&error), lost_the_way: true, ..failed(wanted, &error) }
         }
     }
 }
 
-fn read(mut socket: Socket, wanted: &Wanted, id: NamespaceId, peers: &Peers, quota: &Quota) -> Found {
+fn read(mut socket: Socket, wanted: &Wanted, id: NamespaceId, peers: &Peers, quota: &Quota) -> SurveyResult {
     let longest = if wanted.precedes_events() { LONGEST_OF_ALL } else { LONGEST };
     let end = Instant::now() + longest;
     socket.end_at(end);
@@ -199,12 +205,13 @@ fn read(mut socket: Socket, wanted: &Wanted, id: NamespaceId, peers: &Peers, quo
     }
     let all = wanted.state;
     let state = all.then(|| read_state(socket, quota));
-    let is_whole = |state: &io::Result<State>| state.as_ref().is_ok_and(|state| state.tables.is_ok());
+    let is_whole =
+        |state: &io::Result<NamespaceState>| state.as_ref().is_ok_and(|state| state.tables.is_ok());
     if !state.as_ref().is_none_or(is_whole) {
         let wanted = Wanted { state: false, ..wanted.clone() };
-        return Found { state, ..failed(&wanted, &io::ErrorKind::Other.into()) };
+        return SurveyResult { state, ..failed(&wanted, &io::ErrorKind::Other.into()) };
     }
-    Found {
+    SurveyResult {
         state,
         routes: (wanted.routes && !all).then(|| read_routes(socket, quota)),
         hazards: (all || wanted.hazards).then(|| hazards::read(socket, end)),
@@ -220,11 +227,11 @@ fn read(mut socket: Socket, wanted: &Wanted, id: NamespaceId, peers: &Peers, quo
 }
 
 /// All wanted parts failed for this reason.
-fn failed(wanted: &Wanted, error: &io::Error) -> Found {
+fn failed(wanted: &Wanted, error: &io::Error) -> SurveyResult {
     fn fail<T>(wanted: bool, error: &io::Error) -> Option<io::Result<T>> {
         wanted.then(|| Err(super::same(error)))
     }
-    Found {
+    SurveyResult {
         state: fail(wanted.state, error),
         routes: fail(wanted.routes, error),
         hazards: wanted.hazards.then(|| hazards::Read::failed(error)),
@@ -232,15 +239,15 @@ fn failed(wanted: &Wanted, error: &io::Error) -> Found {
         devices: fail(wanted.devices, error),
         numbers: fail(wanted.numbers, error),
         programs: fail(wanted.programs.is_some(), error),
-        ..Found::default()
+        ..SurveyResult::default()
     }
 }
 
-fn read_state(socket: &mut Socket, quota: &Quota) -> io::Result<State> {
+fn read_state(socket: &mut Socket, quota: &Quota) -> io::Result<NamespaceState> {
     let links = read_links(socket, quota)?.into_iter().map(|link| (link.ifindex, link)).collect();
     let address = |m: crate::linux::netlink::wire::Message<'_>| link::parse_address4(m.payload);
     let addresses = socket.dump_at_most(&mut quota.addresses(), link::dump_addresses(INET), address)?;
-    Ok(State { links, addresses, tables: read_tables(socket, quota) })
+    Ok(NamespaceState { links, addresses, tables: read_tables(socket, quota) })
 }
 
 fn read_tables(socket: &mut Socket, quota: &Quota) -> io::Result<Tables> {
@@ -384,7 +391,7 @@ fn none_without_family<T>(result: io::Result<Vec<T>>) -> io::Result<Vec<T>> {
 /// A namespace that is gone has no number.
 fn read_numbers(socket: &mut Socket, id: NamespaceId, peers: &Peers) -> io::Result<Numbers> {
     let others = peers.iter().filter(|(peer, _)| *peer != id);
-    let number = |(peer, place): &(NamespaceId, Place)| {
+    let number = |(peer, place): &(NamespaceId, NamespaceRef)| {
         let known = match place.open() {
             Ok(file) => nsid::ask(socket, file.as_fd())?,
             Err(_) => None,

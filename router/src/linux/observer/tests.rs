@@ -61,8 +61,8 @@ fn alone(test: impl FnOnce(Observer) + Send) {
 }
 
 /// A place that leads nowhere.
-fn nowhere(place: &Place) -> Place {
-    Place::new(place.key(), place.cookie(), "/dev/null".into())
+fn nowhere(place: &NamespaceRef) -> NamespaceRef {
+    NamespaceRef::new(place.key(), place.cookie(), "/dev/null".into())
 }
 
 #[test]

@@ -139,7 +139,7 @@ impl Network {
     ) -> Result<Self> {
         settings.check()?;
         let tls = settings.tls.as_ref().map(tls::Tls::load).transpose()?;
-        let mut state = State { next: 0, orders: HashMap::new(), targets: Vec::new() };
+        let mut state = ConnectionTable { next: 0, orders: HashMap::new(), targets: Vec::new() };
         let mut listeners = Vec::new();
         for target in &settings.controllers {
             let listener = target.listens.then(|| listen::bind(target)).transpose()?;
@@ -207,10 +207,10 @@ impl Drop for Network {
 struct Shared {
     events: Box<dyn Fn(NetEvent) + Send + Sync>,
     timing: Timing,
-    state: Mutex<State>,
+    state: Mutex<ConnectionTable>,
 }
 
-struct State {
+struct ConnectionTable {
     /// The number of the next connection.
     next: u32,
     orders: HashMap<ConnectionId, mpsc::UnboundedSender<Command>>,
@@ -271,7 +271,7 @@ impl TargetState {
 
 impl Shared {
     /// A thread that panicked while it counted left nothing half done.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ConnectionTable> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

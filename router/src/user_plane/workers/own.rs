@@ -3,7 +3,7 @@
 //! Linux finds their next hop by their addresses, resolves its address, and has them go through its output hooks, as it does with what its own tunnels make.
 //! What is longer than the MTU of the device that it leaves by is lost (`raw_send_hdrinc`).
 
-use crate::{base::guard::locked, linux::netns::Place};
+use crate::{base::guard::locked, linux::netns::NamespaceRef};
 use anyhow::{Context, Result, bail};
 use logic::plan::RouterId;
 use rustix::net::{
@@ -22,19 +22,19 @@ const WAITING: usize = 4 << 20;
 
 /// Where routers are, from now on: who knows says it here.
 #[derive(Clone, Debug, Default)]
-pub struct Namespaces(Arc<Mutex<BTreeMap<RouterId, Place>>>);
+pub struct Namespaces(Arc<Mutex<BTreeMap<RouterId, NamespaceRef>>>);
 
 impl Namespaces {
-    fn all(&self) -> MutexGuard<'_, BTreeMap<RouterId, Place>> {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<RouterId, NamespaceRef>> {
         locked(&self.0)
     }
 
     /// Packets that wait for a router which is not here any more are not sent.
-    pub fn set(&self, all: BTreeMap<RouterId, Place>) {
+    pub fn set(&self, all: BTreeMap<RouterId, NamespaceRef>) {
         *self.all() = all;
     }
 
-    pub(super) fn of(&self, router: RouterId) -> Option<Place> {
+    pub(super) fn of(&self, router: RouterId) -> Option<NamespaceRef> {
         self.all().get(&router).cloned()
     }
 }

@@ -18,14 +18,14 @@ use std::{collections::BTreeMap, time::Duration};
 const STOPPED: &str = "its chain panicked, or did not get on, again and again; another chain starts it";
 
 /// What one worker tells.
-pub(super) struct Told {
+pub(super) struct WorkerAnswer {
     pub worker: WorkerStand,
     pub shared: Resource,
     pub paths: Vec<PathStand>,
     pub queues: Vec<QueueStand>,
 }
 
-pub(super) fn told(core: CoreId, inner: &mut Inner) -> Told {
+pub(super) fn told(core: CoreId, inner: &mut Inner) -> WorkerAnswer {
     let now = inner.desk.clock.cycles();
     let Times { begun, busy, slept, sleeps, panics } = inner.times;
     let part = |of: u64| of as f64 / now.saturating_sub(begun).max(1) as f64;
@@ -65,7 +65,7 @@ pub(super) fn told(core: CoreId, inner: &mut Inner) -> Told {
         fill_empty: queue.statistics().map_or(0, |statistics| statistics.fill_ring_empty),
     };
     let queues = inner.io.queues().iter().enumerate().map(queue).collect();
-    Told { worker, shared, paths: paths(core, inner), queues }
+    WorkerAnswer { worker, shared, paths: paths(core, inner), queues }
 }
 
 pub(super) fn output_stand(port: PortId, name: String, counts: OutputCounts) -> OutputStand {

@@ -208,7 +208,7 @@ impl Ups {
 fn give(messages: &Receiver<Message>, up: Box<dyn Up>, routers: Namespaces, line: &Line) {
     let (ports, senders) = (BTreeMap::new(), Senders::default());
     let mut place =
-        Place { up, ports, routers, senders, home: File::open(OWN).ok(), away: None, visits: false };
+        UpThread { up, ports, routers, senders, home: File::open(OWN).ok(), away: None, visits: false };
     loop {
         let message = match messages.try_recv() {
             Ok(message) => message,
@@ -246,7 +246,7 @@ fn give(messages: &Receiver<Message>, up: Box<dyn Up>, routers: Namespaces, line
 }
 
 /// Where the thread is: a port's namespace, as long as packets come by it.
-struct Place {
+struct UpThread {
     up: Box<dyn Up>,
     ports: BTreeMap<PortId, Device>,
     routers: Namespaces,
@@ -258,7 +258,7 @@ struct Place {
     visits: bool,
 }
 
-impl Place {
+impl UpThread {
     fn up(&mut self, port: PortId, frame: &[u8]) -> Result<()> {
         let Device { ifindex, namespace } = self.ports.get(&port).context("the port is gone")?;
         enter(&mut self.away, namespace)?;
@@ -387,8 +387,8 @@ mod tests {
     type Given = (u32, Vec<u8>);
 
     /// Says what it gets, when it may.
-    struct Told(Sender<Given>, Receiver<()>);
-    impl Up for Told {
+    struct PacedUp(Sender<Given>, Receiver<()>);
+    impl Up for PacedUp {
         fn up(&mut self, ifindex: u32, frame: &[u8]) -> Result<()> {
             self.1.recv()?;
             Ok(self.0.send((ifindex, frame.into()))?)
@@ -397,7 +397,7 @@ mod tests {
 
     fn start(budgets: Budgets) -> (Ups, Receiver<Given>, SyncSender<()>) {
         let ((told, tells), (go, may)) = (channel(), sync_channel(4096));
-        let ups = Ups::start(Box::new(Told(told, may)), Namespaces::default(), budgets).unwrap();
+        let ups = Ups::start(Box::new(PacedUp(told, may)), Namespaces::default(), budgets).unwrap();
         let namespace = Arc::new(File::open("/proc/thread-self/ns/net").unwrap());
         ups.set_ports(BTreeMap::from([(3, Device { ifindex: 77, namespace })]));
         (ups, tells, go)

@@ -11,7 +11,7 @@ use crate::{
 #[derive(Parser)]
 struct Line {
     #[command(flatten)]
-    options: Options,
+    options: Rfc2544Options,
 }
 
 fn outcome(sent: u64, received: u64, skipped: u64) -> Outcome {

@@ -58,7 +58,7 @@ fn converse(b: &mut Bench, version: Version, requests: Vec<(Vec<u8>, Answer)>) {
 
 fn port_mod(port: u16, mac: u8, config: u32, advertise: u32) -> Message {
     Message::PortMod(PortMod {
-        port: Port(port),
+        port: RulePort(port),
         mac: Mac([2, 0, 0, 0, 0, mac]),
         config: PortConfig(config),
         mask: PortConfig(config),
@@ -95,15 +95,15 @@ fn common(version: Version) -> Vec<(Message, Answer)> {
         (Message::SetConfig(config(Fragments::Reassemble, 1)), pick((1, 5), (10, 0))),
         (Message::GetConfigRequest, Is(Message::GetConfigReply(config(Fragments::Normal, 0xffff)))),
         (ask(StatsRequest::Description), stats(StatsReply::Description(settings().description))),
-        (ask(StatsRequest::Port(Port(2))), stats(StatsReply::Port(vec![port_stats(2)]))),
-        (ask(StatsRequest::Port(Port::NONE)), stats(StatsReply::Port((1..=3).map(port_stats).collect()))),
-        (ask(StatsRequest::Port(Port(4))), pick((1, 5), (1, 11))),
-        (queue(Port(2), None), stats(StatsReply::Queue(vec![]))),
-        (queue(Port::ALL, None), stats(StatsReply::Queue(vec![]))),
-        (queue(Port(2), Some(7)), pick((5, 1), (9, 1))),
-        (queue(Port(4), None), pick((5, 0), (9, 0))),
-        (queues(Port(2)), Is(Message::QueueConfigReply { port: Port(2), queues: vec![] })),
-        (queues(Port(4)), pick((5, 0), (9, 0))),
+        (ask(StatsRequest::Port(RulePort(2))), stats(StatsReply::Port(vec![port_stats(2)]))),
+        (ask(StatsRequest::Port(RulePort::NONE)), stats(StatsReply::Port((1..=3).map(port_stats).collect()))),
+        (ask(StatsRequest::Port(RulePort(4))), pick((1, 5), (1, 11))),
+        (queue(RulePort(2), None), stats(StatsReply::Queue(vec![]))),
+        (queue(RulePort::ALL, None), stats(StatsReply::Queue(vec![]))),
+        (queue(RulePort(2), Some(7)), pick((5, 1), (9, 1))),
+        (queue(RulePort(4), None), pick((5, 0), (9, 0))),
+        (queues(RulePort(2)), Is(Message::QueueConfigReply { port: RulePort(2), queues: vec![] })),
+        (queues(RulePort(4)), pick((5, 0), (9, 0))),
         (Message::FlowMod(buffered), Error(1, 8)),
         (add("in_port=1,actions=output:4"), Error(2, 4)),
         (add("in_port=1,actions=output:2"), Nothing),
@@ -126,7 +126,7 @@ fn encode_all(version: Version, list: Vec<(Message, Answer)>) -> Vec<(Vec<u8>, A
 #[test]
 fn requests_of_1_0_are_answered_in_order() {
     let mut requests = encode_all(OpenFlow10, common(OpenFlow10));
-    let queues = Message::QueueConfigRequest { port: Port::NONE };
+    let queues = Message::QueueConfigRequest { port: RulePort::NONE };
     let filter = FlowFilter { table: Some(0xfe), ..FlowFilter::EVERYTHING };
     requests.extend(encode_all(
         OpenFlow10,
@@ -158,7 +158,7 @@ fn requests_of_1_3_are_answered_in_order() {
     requests.extend(encode_all(
         OpenFlow13,
         vec![
-            (Message::QueueConfigRequest { port: Port::NONE }, Is(queues(Port::NONE))),
+            (Message::QueueConfigRequest { port: RulePort::NONE }, Is(queues(RulePort::NONE))),
             (ask(StatsRequest::Flow(all(TABLES))), Error(1, 9)),
             (ask(StatsRequest::Aggregate(all(TABLES))), Error(1, 9)),
             (ask(StatsRequest::Flow(all(3))), stats(StatsReply::Flow(vec![]))),
@@ -206,7 +206,7 @@ fn features_are_those_of_the_version() {
     assert_eq!((old.datapath_id, old.buffers, old.tables, old.capabilities), (0x42, 0, TABLES, 0x87));
     assert_eq!(old.actions, Some(0xfff));
     let ports: Vec<_> = old.ports.iter().flatten().map(|p| (p.port, p.name.clone(), p.current.0)).collect();
-    assert_eq!(ports, [1, 2, 3].map(|n| (Port(n), format!("p{n}").into_bytes(), 1 << 6)));
+    assert_eq!(ports, [1, 2, 3].map(|n| (RulePort(n), format!("p{n}").into_bytes(), 1 << 6)));
     assert_eq!((new.datapath_id, new.buffers, new.tables, new.capabilities), (0x42, 0, TABLES, 0xf));
     b.say(2, 3, &ask(StatsRequest::PortDescription));
     let did = b.done();
@@ -285,7 +285,7 @@ fn settings_of_a_port_are_kept_and_others_are_told() {
     b.open(2, OpenFlow13);
     let quiet = PortConfig::NO_FLOOD | PortConfig::NO_PACKET_IN;
     b.say(1, 1, &port_mod(2, 2, quiet, 0));
-    let told = |did: Vec<Did>| -> Vec<(u32, PortReason, Port, u32, bool)> {
+    let told = |did: Vec<Did>| -> Vec<(u32, PortReason, RulePort, u32, bool)> {
         let of = |did| match did {
             Said(n, 0, Message::PortStatus { reason, port: p }) => {
                 (n, reason, p.port, p.config.0, p.state.live)
@@ -294,15 +294,18 @@ fn settings_of_a_port_are_kept_and_others_are_told() {
         };
         did.into_iter().map(of).collect()
     };
-    assert_eq!(told(b.done()), [(2, PortReason::Modify, Port(2), PortConfig::NO_PACKET_IN, true)]);
+    assert_eq!(told(b.done()), [(2, PortReason::Modify, RulePort(2), PortConfig::NO_PACKET_IN, true)]);
     let flags = PortFlags { no_flood: true, no_packet_in: true, ..PortFlags::default() };
-    assert_eq!((b.agent.port_flags(Port(2)), b.agent.port_flags(Port(1))), (flags, PortFlags::default()));
+    assert_eq!(
+        (b.agent.port_flags(RulePort(2)), b.agent.port_flags(RulePort(1))),
+        (flags, PortFlags::default())
+    );
     b.say(1, 2, &port_mod(2, 2, quiet, 0));
     assert_eq!(b.done(), [], "nothing new");
     b.say(2, 3, &port_mod(2, 2, PortConfig::DOWN, 0));
     let mut did = b.done();
-    assert_eq!(did.remove(0), Other(Effect::ConfigurePort { port: Port(2), up: false }));
-    assert_eq!(told(did), [(1, PortReason::Modify, Port(2), quiet | PortConfig::DOWN, false)]);
+    assert_eq!(did.remove(0), Other(Effect::ConfigurePort { port: RulePort(2), up: false }));
+    assert_eq!(told(did), [(1, PortReason::Modify, RulePort(2), quiet | PortConfig::DOWN, false)]);
     // As it is then.
     let down = PortInfo { admin_up: false, ..port(2) };
     b.agent.set_ports(vec![port(1), down.clone(), port(3)]);
@@ -313,7 +316,10 @@ fn settings_of_a_port_are_kept_and_others_are_told() {
     let went: Vec<_> = told(b.done()).into_iter().filter(|told| told.0 == 2).collect();
     assert_eq!(
         went,
-        [(2, PortReason::Delete, Port(3), 0, true), (2, PortReason::Add, Port(2), PortConfig::DOWN, false)]
+        [
+            (2, PortReason::Delete, RulePort(3), 0, true),
+            (2, PortReason::Add, RulePort(2), PortConfig::DOWN, false)
+        ]
     );
-    assert_eq!(b.agent.port_flags(Port(2)), PortFlags::default());
+    assert_eq!(b.agent.port_flags(RulePort(2)), PortFlags::default());
 }

@@ -81,7 +81,7 @@ fn answer(b: &mut Bench, bytes: &[u8]) -> Option<(u16, u16)> {
 fn sent(b: &mut Bench, frame: &[u8]) -> Vec<Did> {
     let frame_bytes = frame.len() as u32;
     let reason = NoticeReason::Slow;
-    let notice = Notice { rule: 0, port: Port(1), reason, frame_bytes, metadata: 0, tunnel_id: 0 };
+    let notice = Notice { rule: 0, port: RulePort(1), reason, frame_bytes, metadata: 0, tunnel_id: 0 };
     b.agent.notice(notice, frame, 1_000_000 * b.now_ms);
     b.done()
 }
@@ -110,7 +110,7 @@ fn sample(number: u8) -> (Vec<u8>, Vec<u8>, u128) {
         [sctp(0), asked, icmp(false), icmp(true), neighbour_discovery(135), neighbour_discovery(136)];
     let frames = [tagged.frame(), udp, tcp(false), tcp(true)].into_iter().chain(others);
     let mut found = frames.filter_map(|frame| {
-        let mut key = Key::of(&frame, Port(1), VXLAN_PORT);
+        let mut key = Key::of(&frame, RulePort(1), VXLAN_PORT);
         key.set(Field::Metadata, 5);
         key.set(Field::TunnelId, 5);
         let (mut matching, mut tlvs) = (Match::ANY, Vec::new());
@@ -176,7 +176,7 @@ fn every_field_is_set_or_refused() {
         else {
             panic!("{sent:?}")
         };
-        let mut key = Key::of(after, Port(1), VXLAN_PORT);
+        let mut key = Key::of(after, RulePort(1), VXLAN_PORT);
         key.set(Field::TunnelId, told.matching.exact(Field::TunnelId).unwrap_or(0));
         assert_eq!(key.get(field), new, "field {number}");
     }
@@ -241,7 +241,7 @@ fn every_action_is_done_or_refused() {
         let does = apply(&[action.clone(), output(2)].concat());
         assert_eq!(answer(&mut b, &rule(1, fields, &does)), None, "{action:x?}");
         let sent = sent(&mut b, &frame);
-        let [Other(Effect::Transmit { port: Port(2), queue: by, frame: seen })] = &sent[..] else {
+        let [Other(Effect::Transmit { port: RulePort(2), queue: by, frame: seen })] = &sent[..] else {
             panic!("{action:x?}: {sent:?}")
         };
         // The checksum follows the TTL: the tests of `execute` say how.
@@ -388,7 +388,7 @@ fn a_wildcard_rule_of_priority_0_is_a_table_miss_in_1_3_alone() {
         ("priority=1,actions=output:2,mod_dl_src:02:00:00:00:00:09,controller", 1, 1),
         ("", 0, 0),
     ] {
-        let miss = Instructions::apply([Action::output(Port::CONTROLLER)]);
+        let miss = Instructions::apply([Action::output(RulePort::CONTROLLER)]);
         let mut b = bench(Settings { miss, ..settings() });
         b.open(1, OpenFlow10);
         b.open(2, OpenFlow13);

@@ -96,7 +96,7 @@ fn while_packets_cannot_be_handed_over_nothing_is_added_but_what_is_there_may_go
         let flow = raw(version, 14, 9, body);
         let data = vec![0; 60];
         let actions = vec![Action::SetCore(Choose)];
-        let out = Message::PacketOut(PacketOut { buffer: None, in_port: Port::NONE, actions, data });
+        let out = Message::PacketOut(PacketOut { buffer: None, in_port: RulePort::NONE, actions, data });
         for bytes in [flow, encoded(version, 9, &out)] {
             b.bytes(1, &bytes);
             assert_eq!(b.done(), [Said(1, 9, error(2, 0, &bytes))]);
@@ -258,10 +258,10 @@ fn rules_end_when_their_time_is_up() {
     for second in 1..=4 {
         b.now_ms += 1000;
         if second <= 2 {
-            let done = b.agent.flows().run(Packet::new([0; 60], Port(2)), 0);
+            let done = b.agent.flows().run(Packet::new([0; 60], RulePort(2)), 0);
             assert_eq!(
                 done.outputs.iter().map(|o| (o.port, o.core)).collect::<Vec<_>>(),
-                [(Port::NORMAL, Some(This(0)))]
+                [(RulePort::NORMAL, Some(This(0)))]
             );
         }
         b.agent.tick(b.now_ms);
@@ -298,7 +298,7 @@ fn there_is_a_last_rule_and_room_when_one_goes() {
 fn a_frame_through_another_switch_changes_it_where_that_is_trusted() {
     let frame =
         |mac: u8, message: &[u8]| [&[2, 0, 0, 0, 0, mac, 6, 6, 6, 6, 6, 6, 0x88, 0xb5], message].concat();
-    let trusts = Settings { proxy_ports: [Port(1)].into(), ..settings() };
+    let trusts = Settings { proxy_ports: [RulePort(1)].into(), ..settings() };
     let refused = |refused| ProxiedCount { applied: 0, refused };
     for (version, body) in [(OpenFlow10, ADD_10), (OpenFlow13, ADD_13)] {
         let whole = wrapped(version, 8, &raw(version, 14, 9, body));
@@ -326,13 +326,13 @@ fn a_frame_through_another_switch_changes_it_where_that_is_trusted() {
             (trusts.clone(), 1, frame(1, &subscribe), true, refused(1)),
         ] {
             let mut b = with_cores(settings);
-            assert_eq!(b.agent.proxied(Port(port), &frame, b.now_ms), is_ours, "{port} {frame:x?}");
+            assert_eq!(b.agent.proxied(RulePort(port), &frame, b.now_ms), is_ours, "{port} {frame:x?}");
             assert_eq!(b.agent.proxied_count(), count, "{port} {frame:x?}");
             assert_eq!(b.agent.core_rules().len() as u64, count.applied);
             assert_eq!(b.done(), [], "nobody is answered");
         }
         let mut b = bench(trusts.clone());
-        assert!(b.agent.proxied(Port(1), &frame(1, &whole), b.now_ms));
+        assert!(b.agent.proxied(RulePort(1), &frame(1, &whole), b.now_ms));
         assert_eq!(b.agent.proxied_count(), refused(1), "packets cannot be handed over");
     }
 }

@@ -74,7 +74,7 @@ fn settings() -> Settings {
         datapath_id: 0x42,
         max_rules: 1000,
         description: Description { manufacturer: b"Millrace".to_vec(), ..Description::default() },
-        miss: Instructions::apply([Action::output(Port::NORMAL)]),
+        miss: Instructions::apply([Action::output(RulePort::NORMAL)]),
         fail: FailMode::Secure,
         controllers: false,
         echo_interval_ms: ECHO_MS,
@@ -104,7 +104,7 @@ fn core_stats(number: u16) -> CoreStats {
 fn port_stats(n: u16) -> PortStats {
     let c = u64::from(n);
     PortStats {
-        port: Port(n),
+        port: RulePort(n),
         rx_packets: c,
         tx_packets: c,
         rx_bytes: c,
@@ -124,7 +124,7 @@ fn port_stats(n: u16) -> PortStats {
 
 fn port(n: u16) -> PortInfo {
     PortInfo {
-        port: Port(n),
+        port: RulePort(n),
         name: format!("p{n}"),
         mac: Mac([2, 0, 0, 0, 0, n as u8]),
         link_up: true,

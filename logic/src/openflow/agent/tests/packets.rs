@@ -18,7 +18,7 @@ fn frame(ttl: u8) -> Vec<u8> {
 }
 
 fn notice(b: &mut Bench, rule: u32, reason: NoticeReason, frame: &[u8]) {
-    let notice = Notice { rule, port: Port(1), reason, frame_bytes: 100, metadata: 0, tunnel_id: 0 };
+    let notice = Notice { rule, port: RulePort(1), reason, frame_bytes: 100, metadata: 0, tunnel_id: 0 };
     b.agent.notice(notice, frame, 1_000_000 * b.now_ms);
 }
 
@@ -91,7 +91,7 @@ fn packets_are_kept_from_controllers_that_want_none() {
     for (flag, taken) in [(PortConfig::NO_PACKET_IN, 0), (PortConfig::NO_RECV, 0), (PortConfig::NO_FWD, 1)] {
         let all = PortConfig::NO_PACKET_IN | PortConfig::NO_RECV | PortConfig::NO_FWD;
         let change = PortMod {
-            port: Port(1),
+            port: RulePort(1),
             mac: port(1).mac,
             config: PortConfig(flag),
             mask: PortConfig(all),
@@ -133,7 +133,7 @@ fn what_the_kernel_plane_leaves_is_done_here() {
     let slow = |b: &mut Bench, ttl, frame_bytes| {
         let notice = Notice {
             rule: 0,
-            port: Port(1),
+            port: RulePort(1),
             reason: NoticeReason::Slow,
             frame_bytes,
             metadata: 0,
@@ -144,8 +144,9 @@ fn what_the_kernel_plane_leaves_is_done_here() {
     };
     let mut changed = frame(9);
     changed[5] = 9;
-    let sent =
-        |port, frame: &[u8]| Other(Effect::Transmit { port: Port(port), queue: None, frame: frame.to_vec() });
+    let sent = |port, frame: &[u8]| {
+        Other(Effect::Transmit { port: RulePort(port), queue: None, frame: frame.to_vec() })
+    };
     let told = PacketIn {
         buffer: None,
         total_len: 42,
@@ -174,7 +175,7 @@ fn what_is_left_of_a_path_takes_its_paths_word() {
     let left = |b: &mut Bench| {
         let notice = Notice {
             rule: 0,
-            port: Port(1),
+            port: RulePort(1),
             reason: NoticeReason::Slow,
             frame_bytes: 42,
             metadata: 0,
@@ -184,7 +185,10 @@ fn what_is_left_of_a_path_takes_its_paths_word() {
         b.done()
     };
     for (rule, expected) in [
-        ("in_port=1,actions=output:65024", vec![Other(Effect::Normal { in_port: Port(1), frame: frame(9) })]),
+        (
+            "in_port=1,actions=output:65024",
+            vec![Other(Effect::Normal { in_port: RulePort(1), frame: frame(9) })],
+        ),
         ("in_port=1,actions=output:65025", vec![]),
     ] {
         b.say(1, 0, &add(rule));
@@ -196,7 +200,7 @@ fn what_is_left_of_a_path_takes_its_paths_word() {
     assert_eq!(left(&mut b), []);
 }
 
-fn packet_out(in_port: Port, actions: &str, data: &[u8]) -> Message {
+fn packet_out(in_port: RulePort, actions: &str, data: &[u8]) -> Message {
     let actions = parse_actions(actions).unwrap();
     Message::PacketOut(PacketOut { buffer: None, in_port, actions, data: data.to_vec() })
 }
@@ -207,26 +211,26 @@ fn packets_of_a_controller_go_where_it_says() {
     b.open(1, OpenFlow13);
     b.say(1, 0, &add("in_port=2,actions=output:3"));
     let data = frame(9);
-    let sent = |port| Other(Effect::Transmit { port: Port(port), queue: None, frame: data.clone() });
+    let sent = |port| Other(Effect::Transmit { port: RulePort(port), queue: None, frame: data.clone() });
     let frame = data.clone();
     let normal = |in_port| Other(Effect::Normal { in_port, frame: frame.clone() });
     for (in_port, actions, expected) in [
-        (Port::CONTROLLER, "output:2", vec![sent(2)]),
-        (Port::NONE, "output:2,output:1", vec![sent(2), sent(1)]),
-        (Port(2), "output:2", vec![]),
-        (Port(2), "in_port", vec![sent(2)]),
-        (Port(2), "flood", vec![sent(1), sent(3)]),
-        (Port::CONTROLLER, "all", vec![sent(1), sent(2), sent(3)]),
-        (Port(2), "output:TABLE", vec![sent(3)]),
-        (Port(3), "output:TABLE", vec![normal(Port(3))]),
-        (Port(3), "normal", vec![normal(Port(3))]),
-        (Port(3), "local", vec![Other(Effect::Local { in_port: Port(3), frame: frame.clone() })]),
-        (Port(3), "drop", vec![]),
+        (RulePort::CONTROLLER, "output:2", vec![sent(2)]),
+        (RulePort::NONE, "output:2,output:1", vec![sent(2), sent(1)]),
+        (RulePort(2), "output:2", vec![]),
+        (RulePort(2), "in_port", vec![sent(2)]),
+        (RulePort(2), "flood", vec![sent(1), sent(3)]),
+        (RulePort::CONTROLLER, "all", vec![sent(1), sent(2), sent(3)]),
+        (RulePort(2), "output:TABLE", vec![sent(3)]),
+        (RulePort(3), "output:TABLE", vec![normal(RulePort(3))]),
+        (RulePort(3), "normal", vec![normal(RulePort(3))]),
+        (RulePort(3), "local", vec![Other(Effect::Local { in_port: RulePort(3), frame: frame.clone() })]),
+        (RulePort(3), "drop", vec![]),
     ] {
         b.say(1, 0, &packet_out(in_port, actions, &data));
         assert_eq!(b.done(), expected, "{in_port} {actions}");
     }
-    b.say(1, 0, &packet_out(Port::CONTROLLER, "controller", &data));
+    b.say(1, 0, &packet_out(RulePort::CONTROLLER, "controller", &data));
     let did = b.done();
     assert!(
         matches!(&did[..], [Said(1, 0, Message::PacketIn(p))]
@@ -234,14 +238,14 @@ fn packets_of_a_controller_go_where_it_says() {
         "{did:?}"
     );
     let no_fwd = PortMod {
-        port: Port(2),
+        port: RulePort(2),
         mac: port(2).mac,
         config: PortConfig(PortConfig::NO_FWD),
         mask: PortConfig(PortConfig::NO_FWD),
         advertise: PortFeatures(0),
     };
     b.say(1, 0, &Message::PortMod(no_fwd));
-    b.say(1, 0, &packet_out(Port::CONTROLLER, "output:2,output:3", &data));
+    b.say(1, 0, &packet_out(RulePort::CONTROLLER, "output:2,output:3", &data));
     assert_eq!(b.done(), [sent(3)]);
 }
 
@@ -250,7 +254,7 @@ fn packets_that_cannot_be_sent_are_refused() {
     let buffered = |buffer| {
         Message::PacketOut(PacketOut {
             buffer: Some(buffer),
-            in_port: Port::NONE,
+            in_port: RulePort::NONE,
             actions: vec![],
             data: vec![],
         })
@@ -258,15 +262,15 @@ fn packets_that_cannot_be_sent_are_refused() {
     for (version, message, kind, code) in [
         (OpenFlow10, buffered(5), 1, 8),
         (OpenFlow13, buffered(5), 1, 8),
-        (OpenFlow10, packet_out(Port(4), "output:2", &frame(9)), 1, 5),
-        (OpenFlow13, packet_out(Port(4), "output:2", &frame(9)), 1, 11),
-        (OpenFlow13, packet_out(Port::FLOOD, "output:2", &frame(9)), 1, 11),
-        (OpenFlow13, packet_out(Port(65024), "output:2", &frame(9)), 1, 11),
-        (OpenFlow10, packet_out(Port::NONE, "output:4", &frame(9)), 2, 4),
-        (OpenFlow13, packet_out(Port::NONE, "output:4", &frame(9)), 2, 4),
-        (OpenFlow13, packet_out(Port::NONE, "group:4", &frame(9)), 2, 9),
-        (OpenFlow10, packet_out(Port::NONE, "output:2", &frame(9)[..13]), 1, 6),
-        (OpenFlow13, packet_out(Port::NONE, "output:2", &[]), 1, 6),
+        (OpenFlow10, packet_out(RulePort(4), "output:2", &frame(9)), 1, 5),
+        (OpenFlow13, packet_out(RulePort(4), "output:2", &frame(9)), 1, 11),
+        (OpenFlow13, packet_out(RulePort::FLOOD, "output:2", &frame(9)), 1, 11),
+        (OpenFlow13, packet_out(RulePort(65024), "output:2", &frame(9)), 1, 11),
+        (OpenFlow10, packet_out(RulePort::NONE, "output:4", &frame(9)), 2, 4),
+        (OpenFlow13, packet_out(RulePort::NONE, "output:4", &frame(9)), 2, 4),
+        (OpenFlow13, packet_out(RulePort::NONE, "group:4", &frame(9)), 2, 9),
+        (OpenFlow10, packet_out(RulePort::NONE, "output:2", &frame(9)[..13]), 1, 6),
+        (OpenFlow13, packet_out(RulePort::NONE, "output:2", &[]), 1, 6),
     ] {
         let mut b = bench(settings());
         b.open(1, version);

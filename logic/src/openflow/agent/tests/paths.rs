@@ -6,15 +6,15 @@ use crate::{
     openflow::message::{Features, PacketOut, PortDescription, PortFeatures, PortMod, PortReason, PortState},
 };
 
-const FIRST: Port = Port(65024);
-const SECOND: Port = Port(65025);
+const FIRST: RulePort = RulePort(65024);
+const SECOND: RulePort = RulePort(65025);
 
 fn path(name: &str, has_worker: bool) -> PathInfo {
     PathInfo { path: PathPort { name: name.into(), drops: false }, has_worker }
 }
 
 /// As it is on the wire: 1.0 has no state "live", and 1.3 no setting NO_FLOOD.
-fn described(version: Version, port: Port, name: &str, has_worker: bool) -> PortDescription {
+fn described(version: Version, port: RulePort, name: &str, has_worker: bool) -> PortDescription {
     let is_10 = version == OpenFlow10;
     let none = PortFeatures(0);
     PortDescription {
@@ -85,7 +85,7 @@ fn of_a_path_nothing_is_set_and_nothing_comes_or_goes_by_packet_out() {
         let (config, mask, advertise) = (PortConfig(config), PortConfig(mask), PortFeatures(advertise));
         Message::PortMod(PortMod { port: FIRST, mac: Mac(mac), config, mask, advertise })
     };
-    let packet_out = |in_port, to: Port| {
+    let packet_out = |in_port, to: RulePort| {
         let (actions, data) = (vec![Action::output(to)], vec![7; 60]);
         Message::PacketOut(PacketOut { buffer: None, in_port, actions, data })
     };
@@ -105,8 +105,8 @@ fn of_a_path_nothing_is_set_and_nothing_comes_or_goes_by_packet_out() {
         (port_mod([0; 6], down, down, 0), Some((1, 5)), Some((7, 2))),
         (port_mod([2; 6], 0, 0, 0), Some((4, 1)), Some((7, 1))),
         (port_mod([0; 6], 0, 0, 1 << 6), Some((1, 5)), Some((7, 3))),
-        (packet_out(Port::NONE, FIRST), Some((2, 4)), Some((2, 4))),
-        (packet_out(FIRST, Port(2)), Some((1, 5)), Some((1, 11))),
+        (packet_out(RulePort::NONE, FIRST), Some((2, 4)), Some((2, 4))),
+        (packet_out(FIRST, RulePort(2)), Some((1, 5)), Some((1, 11))),
     ] {
         for (version, expected) in [(OpenFlow10, of_10), (OpenFlow13, of_13)] {
             answers(version, &message, expected);
@@ -119,8 +119,8 @@ fn of_a_path_nothing_is_set_and_nothing_comes_or_goes_by_packet_out() {
     let mut b = bench(settings());
     b.agent.set_paths(vec![path("a", true)]);
     b.open(1, OpenFlow13);
-    for to in [Port::ALL, Port::FLOOD] {
-        b.say(1, 3, &packet_out(Port(1), to));
+    for to in [RulePort::ALL, RulePort::FLOOD] {
+        b.say(1, 3, &packet_out(RulePort(1), to));
         let sent = b.done().into_iter().map(|did| match did {
             Other(Effect::Transmit { port, .. }) => port.0,
             other => panic!("{other:?}"),
@@ -135,7 +135,7 @@ fn what_paths_were_given_is_among_the_statistics_of_ports() {
         let mut b = bench(settings());
         b.agent.set_paths(vec![path("a", true)]);
         b.open(1, version);
-        for (port, wanted) in [(FIRST, vec![65024]), (Port::NONE, vec![1, 2, 3, 65024])] {
+        for (port, wanted) in [(FIRST, vec![65024]), (RulePort::NONE, vec![1, 2, 3, 65024])] {
             b.say(1, 3, &Message::StatsRequest(StatsRequest::Port(port)));
             let reply = StatsReply::Port(wanted.into_iter().map(port_stats).collect());
             assert_eq!(b.done(), [Said(1, 3, Message::StatsReply { reply, more: false })]);

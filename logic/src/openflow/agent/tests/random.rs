@@ -32,7 +32,7 @@ fn core_flow_mods() -> Vec<Vec<u8>> {
 
 /// Messages that mean something, to be spoilt.
 fn samples() -> Vec<Vec<u8>> {
-    let out = |actions| PacketOut { buffer: None, in_port: Port(1), actions, data: vec![0; 60] };
+    let out = |actions| PacketOut { buffer: None, in_port: RulePort(1), actions, data: vec![0; 60] };
     let both = [
         Message::Hello { versions: None },
         Message::EchoRequest(vec![1; 9]),
@@ -44,9 +44,9 @@ fn samples() -> Vec<Vec<u8>> {
         add("in_port=1,hard_timeout=1,send_flow_rem,actions=output:2"),
         add("in_port=2,send_flow_rem,actions=controller"),
         delete(""),
-        Message::PacketOut(out(vec![Action::output(Port::TABLE), Action::output(Port::CONTROLLER)])),
+        Message::PacketOut(out(vec![Action::output(RulePort::TABLE), Action::output(RulePort::CONTROLLER)])),
         Message::StatsRequest(StatsRequest::Flow(FlowFilter::EVERYTHING)),
-        Message::StatsRequest(StatsRequest::Port(Port::NONE)),
+        Message::StatsRequest(StatsRequest::Port(RulePort::NONE)),
         Message::StatsRequest(StatsRequest::Table),
         ours(&Extension::Subscribe { cores: true, workloads: true }),
         ours(&Extension::Subscribe { cores: false, workloads: true }),
@@ -192,7 +192,7 @@ impl World {
             Event::Packet(rule, reason, frame) => {
                 let notice = Notice {
                     rule,
-                    port: Port(1),
+                    port: RulePort(1),
                     reason,
                     frame_bytes: frame.len() as u32,
                     metadata: 0,
@@ -210,7 +210,7 @@ impl World {
                 self.b.agent.set_workloads((0..count).map(workload).collect(), now_ms);
             }
             Event::Proxied(frame) => {
-                assert!(self.b.agent.proxied(Port(1), &frame, now_ms));
+                assert!(self.b.agent.proxied(RulePort(1), &frame, now_ms));
             }
         }
     }
@@ -249,7 +249,7 @@ proptest! {
 
     #[test]
     fn whatever_comes_is_answered_in_whole_messages_and_bounded(events in vec(event(), 1..60)) {
-        let ours = Settings { proxy_ports: [Port(1)].into(), ..settings() };
+        let ours = Settings { proxy_ports: [RulePort(1)].into(), ..settings() };
         let b = bench(Settings { controllers: true, ..ours });
         let mut world = World { b, peers: Default::default(), ids: 0, batch: None };
         (0..3).for_each(|place| world.connect(place));

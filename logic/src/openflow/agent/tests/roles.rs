@@ -48,7 +48,7 @@ fn a_slave_reads_and_hears_of_ports() {
     b.open(2, OpenFlow13);
     b.say(1, 0, &role(Role::Slave, 1));
     assert_eq!(b.done(), [is(1, 0, Role::Slave, 1)]);
-    let out = PacketOut { buffer: None, in_port: Port::NONE, actions: vec![], data: vec![0; 60] };
+    let out = PacketOut { buffer: None, in_port: RulePort::NONE, actions: vec![], data: vec![0; 60] };
     let features = raw(OpenFlow13, 18, 3, "000c 0000 00000000 00");
     for bytes in [
         encoded(OpenFlow13, 3, &add("in_port=1,actions=drop")),
@@ -62,7 +62,7 @@ fn a_slave_reads_and_hears_of_ports() {
         b.bytes(1, &bytes);
         assert_eq!(b.done(), [Said(1, 3, error(1, 10, &bytes))]);
     }
-    b.say(1, 4, &Message::StatsRequest(StatsRequest::Port(Port(1))));
+    b.say(1, 4, &Message::StatsRequest(StatsRequest::Port(RulePort(1))));
     assert_eq!(b.done().len(), 1);
     // A rule that ends, a port that changes: of the two only one hears of the rule.
     b.say(2, 0, &add("in_port=1,hard_timeout=1,send_flow_rem,actions=drop"));

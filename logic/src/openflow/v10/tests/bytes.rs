@@ -60,7 +60,7 @@ fn messages_of_a_few_bytes() {
     );
     same(Message::BarrierRequest, 18, "");
     same(Message::BarrierReply, 19, "");
-    same(Message::QueueConfigRequest { port: Port(2) }, 20, "0002 0000");
+    same(Message::QueueConfigRequest { port: RulePort(2) }, 20, "0002 0000");
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn a_hello_of_any_version_and_with_any_body() {
 /// Its features have every bit from 10 Mbit/s half duplex to asymmetric pause, of which 1.3 has some elsewhere.
 fn port() -> PortDescription {
     PortDescription {
-        port: Port(2),
+        port: RulePort(2),
         mac: Mac([2, 0, 0, 0, 0, 9]),
         name: b"eth2".to_vec(),
         config: PortConfig(PortConfig::DOWN | PortConfig::NO_FLOOD),
@@ -109,7 +109,7 @@ fn ports() {
     let body = format!("02 00000000000000 {PORT}");
     same(Message::PortStatus { reason: PortReason::Modify, port: port() }, 12, &body);
     let change = PortMod {
-        port: Port(2),
+        port: RulePort(2),
         mac: Mac([2, 0, 0, 0, 0, 9]),
         config: PortConfig(PortConfig::DOWN),
         mask: PortConfig(PortConfig::DOWN | PortConfig::NO_PACKET_IN),
@@ -117,9 +117,9 @@ fn ports() {
     };
     same(Message::PortMod(change), 15, "0002 020000000009 00000001 00000041 00000200 00000000");
     // Two queues: one with a rate, one without.
-    let queue = |queue, min_rate| QueueDescription { queue, port: Port(2), min_rate, max_rate: None };
+    let queue = |queue, min_rate| QueueDescription { queue, port: RulePort(2), min_rate, max_rate: None };
     same(
-        Message::QueueConfigReply { port: Port(2), queues: vec![queue(1, Some(500)), queue(2, None)] },
+        Message::QueueConfigReply { port: RulePort(2), queues: vec![queue(1, Some(500)), queue(2, None)] },
         21,
         "0002 000000000000
          00000001 0018 0000  0001 0010 00000000 01f4 000000000000
@@ -151,12 +151,12 @@ fn packets() {
     same(Message::PacketIn(packet_in), 10, "00000005 003c 0003 01 00 dead");
     let packet_out = PacketOut {
         buffer: None,
-        in_port: Port::NONE,
-        actions: vec![Action::output(Port::FLOOD)],
+        in_port: RulePort::NONE,
+        actions: vec![Action::output(RulePort::FLOOD)],
         data: vec![0xbe, 0xef],
     };
     same(Message::PacketOut(packet_out), 13, "ffffffff ffff 0008  0000 0008 fffb ffff  beef");
-    let buffered = PacketOut { buffer: Some(5), in_port: Port(1), actions: vec![], data: vec![] };
+    let buffered = PacketOut { buffer: Some(5), in_port: RulePort(1), actions: vec![], data: vec![] };
     same(Message::PacketOut(buffered.clone()), 13, "00000005 0001 0000");
     assert_eq!(decoded(&message(13, "00000005 0001 0000 beef")), Ok(Message::PacketOut(buffered)));
 }
@@ -175,7 +175,7 @@ fn a_flow_mod() {
             ..Default::default()
         },
         buffer: Some(9),
-        ..add(vec![Action::output(Port(2))])
+        ..add(vec![Action::output(RulePort(2))])
     };
     same(
         Message::FlowMod(change.clone()),
@@ -187,7 +187,7 @@ fn a_flow_mod() {
         table: None,
         flags: FlowFlags { emergency: true, ..Default::default() },
         buffer: None,
-        out_port: Some(Port(4)),
+        out_port: Some(RulePort(4)),
         instructions: Instructions::default(),
         ..change
     };
@@ -245,7 +245,7 @@ fn a_flow_removed() {
 #[test]
 fn each_action() {
     for (action, bytes) in [
-        (Action::Output { port: Port::CONTROLLER, max_len: 128 }, "0000 0008 fffd 0080"),
+        (Action::Output { port: RulePort::CONTROLLER, max_len: 128 }, "0000 0008 fffd 0080"),
         (Action::SetVlanVid(0x123), "0001 0008 0123 0000"),
         (Action::SetVlanPcp(6), "0002 0008 06 000000"),
         (Action::PopVlan, "0003 0008 00000000"),
@@ -256,7 +256,7 @@ fn each_action() {
         (Action::set(Field::IpDscp, 46_u8), "0008 0008 b8 000000"),
         (Action::SetTpSrc(1024), "0009 0008 0400 0000"),
         (Action::SetTpDst(80), "000a 0008 0050 0000"),
-        (Action::Enqueue { port: Port(3), queue: 9 }, "000b 0010 0003 000000000000 00000009"),
+        (Action::Enqueue { port: RulePort(3), queue: 9 }, "000b 0010 0003 000000000000 00000009"),
     ] {
         let body = format!("{ANY} 0000000000000000 0000 0000 0000 0064 ffffffff ffff 0000 {bytes}");
         same(Message::FlowMod(add(vec![action])), 14, &body);
@@ -276,11 +276,14 @@ fn statistics_asked() {
     };
     asked(StatsRequest::Description, "0000 0000");
     asked(StatsRequest::Flow(filter(None, None)), &format!("0001 0000 {TCP} ff 00 ffff"));
-    asked(StatsRequest::Aggregate(filter(Some(1), Some(Port(2)))), &format!("0002 0000 {TCP} 01 00 0002"));
+    asked(
+        StatsRequest::Aggregate(filter(Some(1), Some(RulePort(2)))),
+        &format!("0002 0000 {TCP} 01 00 0002"),
+    );
     asked(StatsRequest::Table, "0003 0000");
-    asked(StatsRequest::Port(Port::NONE), "0004 0000 ffff 000000000000");
-    asked(StatsRequest::Queue { port: Port::ALL, queue: None }, "0005 0000 fffc 0000 ffffffff");
-    asked(StatsRequest::Queue { port: Port(1), queue: Some(2) }, "0005 0000 0001 0000 00000002");
+    asked(StatsRequest::Port(RulePort::NONE), "0004 0000 ffff 000000000000");
+    asked(StatsRequest::Queue { port: RulePort::ALL, queue: None }, "0005 0000 fffc 0000 ffffffff");
+    asked(StatsRequest::Queue { port: RulePort(1), queue: Some(2) }, "0005 0000 0001 0000 00000002");
     let vendor = Experimenter { id: 0x2320, subtype: 1, body: vec![9] };
     asked(StatsRequest::Experimenter(vendor), "ffff 0000 00002320 00000001 09");
 }
@@ -306,7 +309,7 @@ fn statistics_answered() {
         cookie: 6,
         packets: 7,
         bytes: 8,
-        instructions: Instructions::apply([Action::output(Port(2))]),
+        instructions: Instructions::apply([Action::output(RulePort(2))]),
     };
     let entry = format!(
         "0060 00 00 {TCP} 00000001 00000002 0003 0004 0005 000000000000
@@ -332,7 +335,7 @@ fn statistics_answered() {
         format!("0003 0000 00 000000 74{} 003fffff 00000010 00000002 {:016x} {:016x}", zeros(31), 3, 4);
     told(StatsReply::Table(vec![table]), false, &body);
     let port = PortStats {
-        port: Port(1),
+        port: RulePort(1),
         rx_packets: 1,
         tx_packets: 2,
         rx_bytes: 3,
@@ -352,7 +355,7 @@ fn statistics_answered() {
     let body = format!("0004 0000 0001 000000000000 {counters} ffffffffffffffff");
     told(StatsReply::Port(vec![port]), false, &body);
     let queue = QueueStats {
-        port: Port(1),
+        port: RulePort(1),
         queue: 2,
         tx_bytes: 3,
         tx_packets: 4,

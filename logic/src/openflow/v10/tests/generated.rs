@@ -78,9 +78,9 @@ fn matching() -> impl Strategy<Value = Match> {
 }
 
 fn action() -> impl Strategy<Value = Action> {
-    let real = (0..=Port::MAX.0).prop_map(Port);
-    let output = prop_oneof![real.clone(), (Port::IN_PORT.0..Port::NONE.0).prop_map(Port)];
-    let queued = prop_oneof![real, select(vec![Port::IN_PORT, Port::LOCAL])];
+    let real = (0..=RulePort::MAX.0).prop_map(RulePort);
+    let output = prop_oneof![real.clone(), (RulePort::IN_PORT.0..RulePort::NONE.0).prop_map(RulePort)];
+    let queued = prop_oneof![real, select(vec![RulePort::IN_PORT, RulePort::LOCAL])];
     prop_oneof![
         (output, any::<u16>()).prop_map(|(port, max_len)| Action::Output { port, max_len }),
         (queued, any::<u32>()).prop_map(|(port, queue)| Action::Enqueue { port, queue }),
@@ -109,8 +109,8 @@ fn text(longest: usize) -> impl Strategy<Value = Vec<u8>> {
     vec(1..=255_u8, 0..=longest)
 }
 
-fn a_port() -> impl Strategy<Value = Port> {
-    any::<u16>().prop_map(Port)
+fn a_port() -> impl Strategy<Value = RulePort> {
+    any::<u16>().prop_map(RulePort)
 }
 
 /// Anything but the number that means none.
@@ -126,7 +126,7 @@ fn flow_mod() -> impl Strategy<Value = FlowMod> {
         FlowCommand::Delete { strict: false },
         FlowCommand::Delete { strict: true },
     ]);
-    let out_port = option::of((0..u16::MAX).prop_map(Port));
+    let out_port = option::of((0..u16::MAX).prop_map(RulePort));
     (command, matching(), actions(), any::<(u64, u16, u16, u16)>(), buffer(), out_port, any::<[bool; 3]>())
         .prop_map(|(command, matching, actions, (cookie, priority, idle, hard), buffer, out_port, flags)| {
             let deletes = matches!(command, FlowCommand::Delete { .. });
@@ -276,7 +276,7 @@ fn stats_reply() -> impl Strategy<Value = StatsReply> {
 fn stats_request() -> impl Strategy<Value = StatsRequest> {
     let filter =
         || {
-            let out_port = option::of((0..u16::MAX).prop_map(Port));
+            let out_port = option::of((0..u16::MAX).prop_map(RulePort));
             (option::of(0..0xff_u8), matching(), out_port).prop_map(|(table, matching, out_port)| {
                 FlowFilter { table, matching, out_port, out_group: None, cookie: 0, cookie_mask: 0 }
             })
@@ -291,10 +291,13 @@ fn stats_request() -> impl Strategy<Value = StatsRequest> {
 }
 
 fn packet_out() -> impl Strategy<Value = PacketOut> {
-    let in_port = prop_oneof![0..=Port::MAX.0, select(vec![Port::CONTROLLER.0, Port::LOCAL.0, Port::NONE.0])];
+    let in_port = prop_oneof![
+        0..=RulePort::MAX.0,
+        select(vec![RulePort::CONTROLLER.0, RulePort::LOCAL.0, RulePort::NONE.0])
+    ];
     (buffer(), in_port, actions(), data()).prop_map(|(buffer, in_port, actions, data)| PacketOut {
         buffer,
-        in_port: Port(in_port),
+        in_port: RulePort(in_port),
         actions,
         data: if buffer.is_some() { vec![] } else { data },
     })

@@ -126,7 +126,7 @@ fn flow_mods_that_1_0_does_not_have() {
     assert_eq!(of(FlowMod { table: Some(1), ..plain() }), "this table to change");
     assert_eq!(of(FlowMod { cookie_mask: 1, ..plain() }), "a choice by cookie");
     assert_eq!(of(FlowMod { out_group: Some(1), ..plain() }), "groups");
-    assert_eq!(of(FlowMod { out_port: Some(Port(1)), ..plain() }), "a choice by output, but to delete");
+    assert_eq!(of(FlowMod { out_port: Some(RulePort(1)), ..plain() }), "a choice by output, but to delete");
     assert_eq!(of(FlowMod { buffer: Some(u32::MAX), ..plain() }), "a buffer of this number");
     assert_eq!(of(FlowMod { flags: FlowFlags::default(), ..plain() }), "when to reset counters");
     let silent = FlowFlags { no_byte_counts: true, ..plain().flags };
@@ -147,7 +147,7 @@ fn actions_that_1_0_does_not_have() {
         (Action::DecTtl, "an action on the TTL"),
         (Action::PushVlan(0x8100), "an action that pushes a VLAN tag"),
         (Action::SetQueue(1), "a queue for later outputs"),
-        (Action::output(Port::NONE), "this port to send to"),
+        (Action::output(RulePort::NONE), "this port to send to"),
         (Action::SetVlanVid(0x1000), "so large a VLAN id or priority"),
         (Action::set(Field::Ipv6Src, 1_u8), "ipv6_src"),
         (Action::SetField { field: Field::EthDst, value: 1, mask: 1 }, "some bits of a field"),
@@ -250,7 +250,7 @@ fn errors_have_the_numbers_of_the_specification() {
 #[test]
 fn a_long_reply_is_divided() {
     let port = PortStats {
-        port: Port(1),
+        port: RulePort(1),
         rx_packets: 0,
         tx_packets: 0,
         rx_bytes: 0,
@@ -267,7 +267,7 @@ fn a_long_reply_is_divided() {
         duration_nsec: 0,
     };
     // 12 bytes and 630 ports of 104 are 65,532.
-    let ports: Vec<_> = (0..1261).map(|n| PortStats { port: Port(n), ..port }).collect();
+    let ports: Vec<_> = (0..1261).map(|n| PortStats { port: RulePort(n), ..port }).collect();
     let mut out = vec![0xff];
     assert_eq!(encode_stats(&StatsReply::Port(ports.clone()), true, XID, &mut out), Ok(0));
     let (mut rest, mut lengths, mut read) = (&out[1..], Vec::new(), Vec::new());

@@ -12,8 +12,8 @@ use crate::{
 };
 use proptest::{collection::vec, option, prelude::*, sample::select, strategy::Union};
 
-fn port() -> impl Strategy<Value = Port> {
-    prop_oneof![0..=0xff00_u16, 0xfff8..=0xffff_u16].prop_map(Port)
+fn port() -> impl Strategy<Value = RulePort> {
+    prop_oneof![0..=0xff00_u16, 0xfff8..=0xffff_u16].prop_map(RulePort)
 }
 
 /// A number that is not the one for none, any or all.
@@ -115,7 +115,7 @@ fn flow_mod() -> impl Strategy<Value = FlowMod> {
             FlowMod {
                 command,
                 table: (!deletes || given[0]).then_some(table),
-                out_port: (deletes && given[1]).then_some(Port(port)),
+                out_port: (deletes && given[1]).then_some(RulePort(port)),
                 out_group: (deletes && given[2]).then_some(group),
                 cookie,
                 cookie_mask,
@@ -186,7 +186,8 @@ fn flow_removed() -> impl Strategy<Value = FlowRemoved> {
 
 fn group() -> impl Strategy<Value = Group> {
     let kinds = [GroupKind::All, GroupKind::Select, GroupKind::Indirect, GroupKind::FastFailover];
-    let bucket = (any::<u16>(), option::of((0..=0xff00_u16).prop_map(Port)), option::of(number()), actions());
+    let bucket =
+        (any::<u16>(), option::of((0..=0xff00_u16).prop_map(RulePort)), option::of(number()), actions());
     let bucket = bucket.prop_map(|(weight, watch_port, watch_group, actions)| Bucket {
         weight,
         watch_port,
@@ -316,7 +317,7 @@ fn session() -> impl Strategy<Value = Message> {
 
 fn request() -> impl Strategy<Value = StatsRequest> {
     let filter = || {
-        let ports = option::of((0..=0xff00_u16).prop_map(Port));
+        let ports = option::of((0..=0xff00_u16).prop_map(RulePort));
         (option::of(0..255_u8), matching(), ports, option::of(number()), any::<(u64, u64)>()).prop_map(
             |(table, matching, out_port, out_group, (cookie, cookie_mask))| FlowFilter {
                 table,

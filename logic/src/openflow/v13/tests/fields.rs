@@ -178,7 +178,7 @@ fn a_match_that_1_3_cannot_say_is_not_written() {
 #[test]
 fn actions_have_their_bytes() {
     for (action, wire) in [
-        (Action::Output { port: Port(3), max_len: 0 }, "0000 0010 00000003 0000 000000000000"),
+        (Action::Output { port: RulePort(3), max_len: 0 }, "0000 0010 00000003 0000 000000000000"),
         (to_controller(), TO_CONTROLLER),
         (Action::PushVlan(0x8100), "0011 0008 8100 0000"),
         (Action::PushVlan(0x88a8), "0011 0008 88a8 0000"),
@@ -256,12 +256,12 @@ fn actions_of_1_0_are_written_where_the_match_tells_what_they_do() {
     assert_eq!(written(udp, &ports), bytes(format!("{src} {dst}")));
     assert_eq!(written(Match::ANY, &ports), Err("a port of TCP or UDP, whichever it is"));
 
-    let queued = |port, queue| Action::Enqueue { port: Port(port), queue };
+    let queued = |port, queue| Action::Enqueue { port: RulePort(port), queue };
     let wire = "0015 0008 00000007 0000 0010 00000002 0000 000000000000";
     assert_eq!(written(Match::ANY, &[queued(2, 7)]), bytes(wire.into()));
     let again = "0015 0008 00000008 0000 0010 00000003 0000 000000000000";
     assert_eq!(written(Match::ANY, &[queued(2, 7), queued(3, 8)]), bytes(format!("{wire} {again}")));
-    let then = [queued(2, 7), Action::output(Port(3))];
+    let then = [queued(2, 7), Action::output(RulePort(3))];
     assert_eq!(written(Match::ANY, &then), Err("a queue for one output of several"));
 }
 
@@ -272,10 +272,11 @@ fn actions_that_1_3_cannot_say_are_not_written() {
         (some_bits, "to set some bits of a field"),
         (Action::set(Field::InPort, 1_u8), "to set this field so"),
         (Action::set(Field::VlanVid, 100_u8), "to set this field so"),
-        (Action::output(Port(0xff01)), "this port number"),
+        (Action::output(RulePort(0xff01)), "this port number"),
     ] {
         let actions = vec![Action::PopVlan, action];
-        let packet = PacketOut { buffer: None, in_port: Port(1), actions: actions.clone(), data: vec![1] };
+        let packet =
+            PacketOut { buffer: None, in_port: RulePort(1), actions: actions.clone(), data: vec![1] };
         unsaid(Message::PacketOut(packet), what);
         let rule = FlowMod {
             command: FlowCommand::Add,

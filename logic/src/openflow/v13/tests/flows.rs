@@ -37,7 +37,7 @@ fn flow_mod() {
         table: None,
         matching: Match::ANY,
         instructions: Instructions::default(),
-        out_port: Some(Port(7)),
+        out_port: Some(RulePort(7)),
         out_group: Some(8),
         flags: FlowFlags::default(),
         buffer: None,
@@ -138,8 +138,8 @@ fn packet_in() {
 
 #[test]
 fn packet_out() {
-    let actions = vec![Action::output(Port::TABLE)];
-    let packet = PacketOut { buffer: None, in_port: Port::CONTROLLER, actions, data: vec![1, 2] };
+    let actions = vec![Action::output(RulePort::TABLE)];
+    let packet = PacketOut { buffer: None, in_port: RulePort::CONTROLLER, actions, data: vec![1, 2] };
     let body = "ffffffff fffffffd 0010 000000000000 0000 0010 fffffff9 ffff 000000000000 0102";
     both(Message::PacketOut(packet.clone()), 13, body);
     let buffered = PacketOut { buffer: Some(7), data: Vec::new(), ..packet.clone() };
@@ -189,7 +189,7 @@ fn group_mod() {
         buckets: vec![
             Bucket {
                 weight: 2,
-                watch_port: Some(Port(1)),
+                watch_port: Some(RulePort(1)),
                 watch_group: Some(9),
                 actions: vec![to_controller()],
             },

@@ -14,7 +14,7 @@ mod refused;
 mod session;
 
 use super::*;
-use crate::flow::{Action, Field, Match, Port};
+use crate::flow::{Action, Field, Match, RulePort};
 
 const XID: u32 = 0x0102_0304;
 
@@ -86,6 +86,6 @@ const WEB: &str = "0001 0015 80000a02 0800 80001401 06 80001c02 0050 000000";
 const ANY: &str = "0001 0004 00000000";
 
 fn to_controller() -> Action {
-    Action::output(Port::CONTROLLER)
+    Action::output(RulePort::CONTROLLER)
 }
 const TO_CONTROLLER: &str = "0000 0010 fffffffd ffff 000000000000";

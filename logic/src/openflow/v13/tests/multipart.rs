@@ -32,10 +32,10 @@ fn reply(reply: StatsReply, body: &str) {
 fn requests() {
     request(StatsRequest::Description, "0000 0000 00000000");
     request(StatsRequest::Table, "0003 0000 00000000");
-    request(StatsRequest::Port(Port::NONE), "0004 0000 00000000 ffffffff 00000000");
-    let queue = StatsRequest::Queue { port: Port(2), queue: Some(7) };
+    request(StatsRequest::Port(RulePort::NONE), "0004 0000 00000000 ffffffff 00000000");
+    let queue = StatsRequest::Queue { port: RulePort(2), queue: Some(7) };
     request(queue, "0005 0000 00000000 00000002 00000007");
-    let queue = StatsRequest::Queue { port: Port::NONE, queue: None };
+    let queue = StatsRequest::Queue { port: RulePort::NONE, queue: None };
     request(queue, "0005 0000 00000000 ffffffff ffffffff");
     request(StatsRequest::Group(Some(3)), "0006 0000 00000000 00000003 00000000");
     request(StatsRequest::Group(None), "0006 0000 00000000 fffffffc 00000000");
@@ -55,7 +55,7 @@ fn which_rules() {
     let filter = FlowFilter {
         table: Some(1),
         matching: web(),
-        out_port: Some(Port(7)),
+        out_port: Some(RulePort(7)),
         out_group: Some(8),
         cookie: 0x11,
         cookie_mask: 0x22,
@@ -158,7 +158,7 @@ fn tables() {
 #[test]
 fn ports() {
     let stats = PortStats {
-        port: Port(2),
+        port: RulePort(2),
         rx_packets: 1,
         tx_packets: 2,
         rx_bytes: 3,
@@ -180,7 +180,7 @@ fn ports() {
     );
     reply(StatsReply::Port(vec![stats]), &body);
     let stats = QueueStats {
-        port: Port(2),
+        port: RulePort(2),
         queue: 3,
         tx_bytes: 4,
         tx_packets: 5,
@@ -192,7 +192,7 @@ fn ports() {
         0000000000000004 0000000000000005 0000000000000006 00000007 00000008";
     reply(StatsReply::Queue(vec![stats]), body);
     let port = PortDescription {
-        port: Port::LOCAL,
+        port: RulePort::LOCAL,
         mac: Mac([2, 0, 0, 0, 0, 7]),
         name: b"br0".to_vec(),
         config: PortConfig(0),

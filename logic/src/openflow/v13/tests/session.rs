@@ -72,7 +72,7 @@ fn switch_settings() {
 #[test]
 fn port_status() {
     let port = PortDescription {
-        port: Port(2),
+        port: RulePort(2),
         mac: Mac([2, 0, 0, 0, 0, 7]),
         name: b"eth1".to_vec(),
         config: PortConfig(PortConfig::DOWN | PortConfig::NO_FWD),
@@ -103,7 +103,7 @@ fn port_status() {
 #[test]
 fn port_mod() {
     let change = PortMod {
-        port: Port::LOCAL,
+        port: RulePort::LOCAL,
         mac: Mac([2, 0, 0, 0, 0, 7]),
         config: PortConfig(PortConfig::NO_RECV),
         mask: PortConfig(PortConfig::NO_RECV | PortConfig::NO_PACKET_IN),
@@ -125,22 +125,22 @@ fn table_mod_and_barriers() {
 
 #[test]
 fn queues_of_a_port() {
-    both(Message::QueueConfigRequest { port: Port(3) }, 22, "00000003 00000000");
-    both(Message::QueueConfigRequest { port: Port::NONE }, 22, "ffffffff 00000000");
-    let queue = |queue, min_rate, max_rate| QueueDescription { queue, port: Port(3), min_rate, max_rate };
+    both(Message::QueueConfigRequest { port: RulePort(3) }, 22, "00000003 00000000");
+    both(Message::QueueConfigRequest { port: RulePort::NONE }, 22, "ffffffff 00000000");
+    let queue = |queue, min_rate, max_rate| QueueDescription { queue, port: RulePort(3), min_rate, max_rate };
     let queues = vec![queue(1, Some(250), Some(1000)), queue(2, None, None)];
     let body = "00000003 00000000
         00000001 00000003 0030 000000000000
             0001 0010 00000000 00fa 000000000000
             0002 0010 00000000 03e8 000000000000
         00000002 00000003 0010 000000000000";
-    both(Message::QueueConfigReply { port: Port(3), queues }, 23, body);
+    both(Message::QueueConfigReply { port: RulePort(3), queues }, 23, body);
     let none = "00000003 00000000
         00000002 00000003 0030 000000000000
             0001 0010 00000000 ffff 000000000000
             ffff 0010 00000000 00002320 00000000";
     let queues = vec![queue(2, None, None)];
-    read_as(23, none, Message::QueueConfigReply { port: Port(3), queues });
+    read_as(23, none, Message::QueueConfigReply { port: RulePort(3), queues });
 }
 
 #[test]

@@ -86,7 +86,7 @@ fn model() -> Model {
         to: vec![0],
         why: "core 1 is given back".into(),
     };
-    let told = Told {
+    let told = DaemonView {
         head: Head {
             version: "9".into(),
             uptime_s: 3725,
@@ -121,12 +121,12 @@ fn model() -> Model {
     Model { cores, daemon: Ok(told) }
 }
 
-fn state() -> State {
-    State::new(Period(Duration::from_secs(1)))
+fn state() -> Selection {
+    Selection::new(Period(Duration::from_secs(1)))
 }
 
 /// The screen as text, without blanks at the ends of lines.
-fn screen(model: Option<&Model>, state: &mut State, width: u16, height: u16) -> Vec<String> {
+fn screen(model: Option<&Model>, state: &mut Selection, width: u16, height: u16) -> Vec<String> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
     terminal.draw(|f| frame(f, model, state)).unwrap();
     let buffer = terminal.backend().buffer();
@@ -163,7 +163,7 @@ fn cores_on_a_usual_terminal() {
 
 #[test]
 fn cores_on_a_small_terminal_scroll_under_their_head() {
-    let mut small = State { scroll: 99, ..state() };
+    let mut small = Selection { scroll: 99, ..state() };
     let expected = [
         "millrace 9, up 1 h 2 min, policy pack",
         "1.23 Mpps 4.92 Gbit/s forwarded; pps to",
@@ -179,7 +179,7 @@ fn cores_on_a_small_terminal_scroll_under_their_head() {
 #[test]
 fn queues_routers_flows_and_paths() {
     let body = |view, width| {
-        let mut state = State { view, ..state() };
+        let mut state = Selection { view, ..state() };
         screen(Some(&model()), &mut state, width, 10).split_off(3)
     };
     let queues = [
@@ -247,7 +247,7 @@ fn queues_routers_flows_and_paths() {
 #[test]
 fn without_a_daemon_it_says_so_and_shows_cores() {
     let alone = Model { daemon: Err("no daemon is running\u{1b}[2J".into()), ..model() };
-    let shown = screen(Some(&alone), &mut State { paused: true, ..state() }, 60, 5);
+    let shown = screen(Some(&alone), &mut Selection { paused: true, ..state() }, 60, 5);
     let expected = [
         r"no daemon is running\u{1b}[2J",
         "[1 cores] 2 queues  3 routers  4 flows  5 paths  PAUSED  q q",
@@ -322,7 +322,7 @@ proptest! {
         height in 0_u16..60,
     ) {
         let model = Model::new(Some(&before), &now);
-        let mut state = State { view: View::ALL[view], scroll, ..state() };
+        let mut state = Selection { view: View::ALL[view], scroll, ..state() };
         let lines = screen(Some(&model), &mut state, width, height);
         let text = text(&model, width.into());
         prop_assert!(lines.iter().all(|line| !line.chars().any(char::is_control)));
