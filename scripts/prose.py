@@ -19,7 +19,7 @@ PENDING = {
     "docs/howto/esp.md", "docs/howto/monitoring.md", "docs/howto/namespaces.md", "docs/howto/openflow.md",
     "docs/inside/af-xdp.md", "docs/inside/control-loop.md", 
     "docs/inside/shares.md", "docs/inside/user-plane.md",
-    "docs/reference/attributes.md", "docs/reference/flow-syntax.md", "docs/reference/metrics.md",
+    "docs/reference/attributes.md", "docs/reference/metrics.md",
     "docs/reference/openflow-extension.md",
 }
 # What STYLE.md names: the phrase, and what to write.
