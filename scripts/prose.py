@@ -20,7 +20,6 @@ PENDING = {
     "docs/inside/af-xdp.md", "docs/inside/control-loop.md", 
     "docs/inside/shares.md", "docs/inside/user-plane.md",
     "docs/reference/attributes.md", "docs/reference/metrics.md",
-    "docs/reference/openflow-extension.md",
 }
 # What STYLE.md names: the phrase, and what to write.
 PHRASES = [
