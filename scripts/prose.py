@@ -17,9 +17,8 @@ WORDS = 30
 PENDING = {
     "CONTRIBUTING.md", "README.md", "lab/scenarios/results.md", "SPEC.md", "lab/README.md",
     "docs/howto/esp.md", "docs/howto/monitoring.md", "docs/howto/namespaces.md", "docs/howto/openflow.md",
-    "docs/inside/af-xdp.md", "docs/inside/control-loop.md", 
+    "docs/inside/af-xdp.md", "docs/inside/control-loop.md",
     "docs/inside/shares.md", "docs/inside/user-plane.md",
-    "docs/reference/attributes.md", "docs/reference/metrics.md",
 }
 # What STYLE.md names: the phrase, and what to write.
 PHRASES = [
