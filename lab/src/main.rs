@@ -26,7 +26,7 @@ enum Command {
     Shell(shell::Options),
     #[command(flatten)]
     Experiment(Experiment),
-    /// The experiments of SPEC.md, one after another
+    /// The experiments of docs/measured.md, one after another
     Bench(bench::Options),
     /// The experiments behind the papers' figures, ours drawn beside the published values; those of paper P need no root
     Figures(figures::Options),
