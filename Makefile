@@ -5,7 +5,7 @@
 SECONDS ?= 3600
 ROUNDS ?= 2000
 
-.PHONY: help setup build release test test-root soak test-vm test-openflow lint fmt fuzz demo bench shell clean
+.PHONY: help setup build release test test-root soak test-vm test-openflow lint fmt fuzz demo bench bench-goals shell clean
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 LAB := $(SUDO) target/release/millrace-lab
@@ -85,6 +85,9 @@ demo: setup release ## Linux and Millrace side by side, under a minute after the
 
 bench: setup release ## the measurements; raw results in OUT (target/bench), ARGS for millrace-lab bench
 	@$(LAB) bench --out $(OUT) $(ARGS)
+
+bench-goals: setup ## what the papers' figures say, and how soon cores come and go: judged, on a quiet machine; root
+	cargo test --release -p millrace-lab --test figures --test cores -- --ignored --test-threads=1 measure::
 
 shell: setup release ## a shell inside a testbed, with millrace on the PATH
 	@$(LAB) shell $(ARGS)

@@ -17,8 +17,8 @@ WORDS = 30
 PENDING = {
     "CONTRIBUTING.md", "lab/scenarios/results.md", "lab/README.md", "docs/security.md",
     "docs/howto/esp.md", "docs/howto/monitoring.md", "docs/howto/namespaces.md", "docs/howto/openflow.md",
-    "docs/inside/af-xdp.md", "docs/inside/control-loop.md", "docs/inside/flow-rules.md", "docs/inside/multipath.md",
-    "docs/inside/packet-path.md", "docs/inside/policy.md", "docs/inside/shares.md", "docs/inside/user-plane.md",
+    "docs/inside/flow-rules.md", "docs/inside/multipath.md",
+    "docs/inside/packet-path.md", "docs/inside/policy.md",
     "docs/reference/attributes.md", "docs/reference/flow-syntax.md", "docs/reference/metrics.md",
     "docs/reference/openflow-extension.md",
 }

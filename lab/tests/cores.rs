@@ -1,20 +1,21 @@
 //! Moves of queues keep the order of packets: the part `drain` of `millrace-lab cores`. Its other parts judge how soon cores
-//! come and go, which depends on what else the machine does: they are measurements, not tests.
+//! come and go, which depends on what else the machine does. They are measurements (`make bench-goals`), not tests.
 
 use std::process::Command;
 
 use serde_json::Value;
 
-fn drain() -> Vec<Value> {
+/// The samples of a part.
+fn run(part: &str) -> Vec<Value> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("cores.json");
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace-lab"));
-    command.args(["cores", "--only", "drain", "--repeat", "3", "--json"]).arg(&path);
+    command.args(["cores", "--only", part, "--repeat", "3", "--json"]).arg(&path);
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let mut measured: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     let lines = measured["lines"].as_array_mut().unwrap().drain(..);
-    lines.filter(|line| line["record"] == "sample" && line["case"] == "drain").collect()
+    lines.filter(|line| line["record"] == "sample" && line["case"] == part).collect()
 }
 
 /// Samples of one way to move.
@@ -27,7 +28,7 @@ fn of<'a>(samples: &'a [Value], way: &'static str) -> impl Iterator<Item = &'a V
 #[test]
 #[ignore = "needs root"]
 fn moves_that_wait_for_the_transmit_queue_reorder_nothing() {
-    let samples = drain();
+    let samples = run("drain");
     let sum = |way, name: &str| of(&samples, way).map(|sample| sample[name].as_u64().unwrap()).sum::<u64>();
     assert!(sum("at once", "reordered") > 0, "{samples:#?}");
     assert_eq!(sum("waiting", "moves"), 600);
@@ -35,4 +36,47 @@ fn moves_that_wait_for_the_transmit_queue_reorder_nothing() {
         assert!(sample["reordered"] == 0 || sample["remained"] != 0, "{sample:#}");
     }
     assert!(of(&samples, "waiting").any(|sample| sample["remained"] == 0), "{samples:#?}");
+}
+
+mod measure {
+    use super::*;
+
+    fn each(part: &str, name: &str) -> Vec<f64> {
+        let mut all: Vec<f64> = run(part).iter().map(|line| line["sample"][name].as_f64().unwrap()).collect();
+        all.sort_by(f64::total_cmp);
+        all
+    }
+
+    #[test]
+    #[ignore = "a measurement"]
+    fn a_step_gets_its_second_core_within_50_ms() {
+        let reactions = each("step", "reaction_ms");
+        assert!(reactions[reactions.len() / 2] < 50.0, "{reactions:?}");
+    }
+
+    #[test]
+    #[ignore = "a measurement"]
+    fn nothing_is_lost_on_a_ramp_while_a_core_is_added() {
+        for line in run("ramp") {
+            let ramp = &line["sample"];
+            assert_eq!((&ramp["cores"], &ramp["unexplained"]), (&2.into(), &0.into()), "{ramp}");
+            assert_eq!(ramp["sent"], ramp["received"], "{ramp}");
+        }
+    }
+
+    #[test]
+    #[ignore = "a measurement"]
+    fn a_wobble_around_the_mark_moves_a_queue_at_most_once_in_a_hold_time() {
+        let most = each("wobble", "moves_per_hold");
+        assert!(most[most.len() / 2] <= 1.0, "{most:?}");
+    }
+
+    #[test]
+    #[ignore = "a measurement"]
+    fn moves_under_every_load_reorder_nothing() {
+        let all: Vec<Value> = ["step", "ramp", "wobble"].into_iter().flat_map(run).collect();
+        let sum = |name: &str| all.iter().map(|line| line["sample"][name].as_u64().unwrap()).sum::<u64>();
+        assert!(sum("moves") >= 12, "{all:#?}");
+        assert_eq!((sum("reordered"), sum("duplicates")), (0, 0), "{all:#?}");
+    }
 }

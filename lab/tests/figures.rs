@@ -1,9 +1,9 @@
 //! Several streams at once through every kind of topology, isolation, and the experiments behind the papers' figures, with tiny
-//! durations: structure and sanity, not speed; what paper P's figures say is in `figures/statements.rs`. Root but for figures in memory, in namespaces of their
-//! own; run one at a time.
+//! durations: structure and sanity, not speed; what paper P's figures say is in `figures/measure.rs`. Root, except for figures
+//! in memory, in namespaces of their own; run one at a time.
 
-#[path = "figures/statements.rs"]
-mod statements;
+#[path = "figures/measure.rs"]
+mod measure;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,7 +27,6 @@ use serde_json::{Value, json};
 
 /// Slow enough for every subject on a machine that does much else.
 const GENTLE_PPS: u64 = 20_000;
-const TRIES: usize = 5;
 
 fn way(router: u16, from: u8, to: u8) -> Way {
     Way { router, from, to, weight: 1 }
@@ -47,19 +46,16 @@ fn all_arrives(topology: &Topology, ways: &[Way], subjects: &[&str]) {
             repeats: 0..1,
             window: Window::new(Duration::from_millis(100), Duration::from_millis(300)),
         };
-        let undisturbed = (0..TRIES).find_map(|_| {
-            let results = compare(&mut testbed, &workload, &plan, &mut Recorder::none()).unwrap();
-            let sample = results[*name][0][0].clone();
-            // The router's thread may have to wait for its core until the wire is full.
-            let full =
-                sample.lost.keys().any(|place| place.starts_with("gen.") || place.ends_with("ring_full"));
-            (!full).then_some(sample)
-        });
-        let sample = undisturbed.expect("the machine is too busy for this test");
-        assert_eq!((sample.received, sample.unexplained), (sample.sent, 0), "{name} {sample:?}");
+        let results = compare(&mut testbed, &workload, &plan, &mut Recorder::none()).unwrap();
+        let sample = results[*name][0][0].clone();
+        // The router's thread may have to wait for its core until a wire is full.
+        let on_a_wire = |place: &str| place.starts_with("gen.") || place.ends_with("ring_full");
+        let full: u64 = sample.lost.iter().filter(|(place, _)| on_a_wire(place)).map(|(_, lost)| lost).sum();
+        assert_eq!((sample.received + full, sample.unexplained), (sample.sent, 0), "{name} {sample:?}");
         let mut routers: BTreeMap<u16, u64> = BTreeMap::new();
         for (way, stream) in ways.iter().zip(&sample.streams) {
-            assert!(stream.sent > 100 && stream.received == stream.sent, "{name} {sample:?}");
+            assert!(stream.sent > 100 && stream.received > 0, "{name} {sample:?}");
+            assert!(stream.received == stream.sent || full > 0, "{name} {sample:?}");
             // The sink tells the topology's routers apart; one of the subject's own is in the bytes that were checked.
             if !name.ends_with("-macvlan") {
                 *routers.entry(way.router).or_default() += stream.received;
@@ -265,8 +261,10 @@ fn tables_of_flows_have_all_they_show() {
         drawn(&vt4, "VT4", "/parameters/case").into_iter().map(|(_, x)| x).collect();
     assert_eq!(cases.len(), 4, "{cases:?}");
     for line in samples(&vt4).into_iter().filter(|line| line["case"] == "VT4") {
-        assert!(line["sample"]["mbps"].as_f64().unwrap() > 0.0, "{line}");
+        let machines = line["sample"]["mbps_of_machines"].as_array().unwrap();
         let vm = line["parameters"]["case"].as_str().unwrap().contains("VM");
+        let flows = if vm { 1 } else { 2 };
+        assert!(machines.len() == flows && machines.iter().all(|mbps| mbps.as_f64() > Some(0.0)), "{line}");
         assert_eq!(line["sample"]["index"].is_number(), vm, "{line}");
     }
     let vt7 = figure(directory.path(), "VT7");
@@ -312,11 +310,8 @@ fn the_figure_of_two_cores_has_every_record_and_picture_whatever_the_cores() {
     };
     figures::run(&options, vec!["test".into()]).unwrap();
     let lines = lines(&directory.path().join("Q7.jsonl"));
-    if let Some(skipped) = lines.iter().find(|line| line["record"] == "skipped") {
-        assert!(skipped["why"].as_str().unwrap().contains("not on the PATH"), "{skipped}");
-        eprintln!("NOT TESTED: {skipped}");
-        return;
-    }
+    let skipped = lines.iter().find(|line| line["record"] == "skipped");
+    assert!(skipped.is_none(), "`make setup` installs what the figure runs: {skipped:?}");
     let all = samples(&lines);
     let (simulated, samples): (Vec<&Value>, Vec<&Value>) =
         all.into_iter().partition(|line| line["subject"] == "millrace, simulated");

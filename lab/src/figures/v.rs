@@ -94,7 +94,8 @@ pub(super) fn collisions(figure: &PaperFigure, options: &Options, recorder: &mut
                     parameters: json!({"case": name}),
                 })?;
                 let busy = guest != Guest::Idle;
-                let sample = json!({"mbps": seen.machines.iter().map(|machine| machine.mbps).sum::<f64>(),
+                let machines: Vec<f64> = seen.machines.iter().map(|machine| machine.mbps).collect();
+                let sample = json!({"mbps": machines.iter().sum::<f64>(), "mbps_of_machines": machines,
                     "index": busy.then(|| seen.machines[0].units_per_s / alone)});
                 table.line(NAMED, repeat, json!({"case": name, "payload": bytes(payload)}), sample)?;
             }

@@ -8,6 +8,7 @@ use super::{
     inject::Injector,
     paths,
     run::TestRun,
+    variants::Variant,
 };
 use crate::abi;
 use anyhow::{Context, Result};
@@ -46,23 +47,17 @@ impl FlowPlane {
         let paths = plane.path_maps();
         match paths {
             Some(paths) => {
+                Variant::RulesAndPaths.select(&mut open)?;
                 paths::share(&mut open, Some(paths))?;
-                open.progs.millrace_flow.set_autoload(false);
-                open.progs.millrace_paths.set_autoload(false);
-                open.progs.lost_to_path.set_autoload(false);
             }
-            None => paths::leave_out(&mut open)?,
+            None => Variant::Rules.select(&mut open)?,
         }
         flow_maps::share(&mut open, maps)?;
         let cores = u32::try_from(plane.cpus).context("more than 2^32 CPUs")?;
         open.maps.rule_cores.set_max_entries(cores).context("sizing the map of cores")?;
-        open.progs.millrace_explain.set_autoload(false);
-        open.progs.millrace_shared.set_autoload(false);
-        open.progs.millrace_core.set_autoload(false);
         // Frames of user space go through `millrace`, and came from no queue.
         let constants = open.maps.rodata_data.as_deref_mut().context("the kernel plane has no constants")?;
         constants.splits_queues = false;
-        super::losses::leave_out(&mut open);
         let skel = open.load().context("loading the kernel plane for flow rules")?;
         let program = skel.progs.millrace_flow_core.as_fd().try_clone_to_owned();
         let cores = Arc::new(CoreMap {

@@ -6,6 +6,7 @@ use super::{
     inject::Injector,
     memory::{Mapping, Words64},
     port_sets::PortSets,
+    variants::Variant,
 };
 use crate::abi::{self, types};
 use anyhow::{Context, Result};
@@ -109,22 +110,7 @@ impl FlowMaps {
         let mut storage = MaybeUninit::<OpenObject>::uninit();
         let mut open =
             abi::MillraceSkelBuilder::default().open(&mut storage).context("opening the kernel plane")?;
-        for program in [
-            &mut open.progs.millrace,
-            &mut open.progs.millrace_shared,
-            &mut open.progs.millrace_explain,
-            &mut open.progs.millrace_flow,
-            &mut open.progs.millrace_flow_core,
-            &mut open.progs.millrace_pass,
-            &mut open.progs.millrace_core,
-            &mut open.progs.millrace_clock,
-        ] {
-            program.set_autoload(false);
-        }
-        super::losses::leave_out(&mut open);
-        super::paths::leave_out(&mut open)?;
-        open.maps.rule_cores.set_autocreate(false).context("leaving out the map of cores")?;
-        open.maps.split_cores.set_autocreate(false).context("leaving out the map of cores")?;
+        Variant::RuleMaps.select(&mut open)?;
         size(&mut open, c, cpus)?;
         let outer = PortSets::outer(c.port_sets)?;
         open.maps.flow_sets.reuse_fd(outer.as_fd()).context("giving the program its sets of ports")?;
@@ -258,12 +244,8 @@ impl Notices<'_> {
     }
 }
 
-/// No map of flow rules for a program that goes without.
+/// No map of flow rules, for a load without them.
 pub(super) fn leave_out(open: &mut abi::OpenMillraceSkel<'_>) -> Result<()> {
-    open.progs.millrace_flow.set_autoload(false);
-    open.progs.millrace_flow_core.set_autoload(false);
-    open.progs.millrace_pass.set_autoload(false);
-    open.maps.rule_cores.set_autocreate(false).context("leaving out the map of cores")?;
     for map in flow_maps!(open.maps, mut) {
         map.set_autocreate(false).context("leaving out a map of flow rules")?;
     }

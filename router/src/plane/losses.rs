@@ -4,10 +4,7 @@
 use super::{Mapping, Words64, replace_pin};
 use crate::abi::{self, types};
 use anyhow::{Context, Result};
-use libbpf_rs::{
-    Link, MapCore, MapHandle,
-    btf::{Btf, types::Typedef},
-};
+use libbpf_rs::{Link, MapCore, MapHandle};
 use std::{os::fd::AsFd, path::Path};
 
 /// Word of `struct control`: this generation counts.
@@ -20,46 +17,17 @@ pub(super) struct Losses {
     pub troubles: Vec<String>,
 }
 
-/// Tracepoints, in the order of [`programs`].
+/// Tracepoints, in the order of the programs in [`Losses::attach`].
 const TRACEPOINTS: [&str; 5] =
     ["xdp_devmap_xmit", "xdp_redirect_err", "xdp_exception", "xdp_cpumap_enqueue", "xdp_cpumap_kthread"];
 
-/// Leaves the programs whose tracepoint this kernel lacks out of loading, which would fail as a whole.
-pub(super) fn select(open: &mut abi::OpenMillraceSkel<'_>) -> Result<()> {
-    let kernel = Btf::from_vmlinux().context("reading the kernel's type information")?;
-    let progs = &mut open.progs;
-    let programs = [
-        &mut progs.lost_on_transmit,
-        &mut progs.lost_on_redirect,
-        &mut progs.lost_in_generic_mode,
-        &mut progs.lost_on_hand_over,
-        &mut progs.done_on_core,
-    ];
-    for (program, tracepoint) in programs.into_iter().zip(TRACEPOINTS) {
-        program.set_autoload(has(&kernel, tracepoint));
-    }
-    // No loss, but a tracepoint, too: attached by `Splits`.
-    progs.poll_ended.set_autoload(has(&kernel, "napi_poll"));
+/// Tells programs at tracepoints, which see packets of all namespaces, which namespace is the daemon's.
+pub(super) fn look_from_here(open: &mut abi::OpenMillraceSkel<'_>) -> Result<()> {
     let own =
         std::fs::metadata("/proc/thread-self/ns/net").context("looking at the own network namespace")?;
     let constants = open.maps.rodata_data.as_deref_mut().context("the kernel plane has no constants")?;
     constants.netns_inode = u32::try_from(std::os::unix::fs::MetadataExt::ino(&own))?;
     Ok(())
-}
-
-/// For a copy that forwards nothing.
-pub(super) fn leave_out(open: &mut abi::OpenMillraceSkel<'_>) {
-    let progs = &mut open.progs;
-    progs.lost_on_transmit.set_autoload(false);
-    progs.lost_on_redirect.set_autoload(false);
-    progs.lost_in_generic_mode.set_autoload(false);
-    progs.lost_on_hand_over.set_autoload(false);
-    progs.done_on_core.set_autoload(false);
-    progs.poll_ended.set_autoload(false);
-}
-
-fn has(kernel: &Btf<'_>, tracepoint: &str) -> bool {
-    kernel.type_by_name::<Typedef<'_>>(&format!("btf_trace_{tracepoint}")).is_some()
 }
 
 impl Losses {
@@ -130,16 +98,4 @@ fn pinned_control(directory: &Path) -> Option<Words64> {
     let bytes = size_of::<types::control>();
     let ours = map.value_size() as usize == bytes && map.max_entries() == 1;
     ours.then(|| Mapping::new(map.as_fd(), bytes, 1).ok()).flatten().map(Words64::from)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tracepoints_are_looked_for_in_the_kernel() {
-        let Ok(kernel) = Btf::from_vmlinux() else { return };
-        assert!(TRACEPOINTS.iter().all(|t| has(&kernel, t)));
-        assert!(!has(&kernel, "xdp_redirect_map_err"));
-    }
 }

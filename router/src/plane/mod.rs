@@ -50,6 +50,7 @@ mod samples;
 mod shares;
 pub(crate) mod splits;
 mod transmit;
+mod variants;
 
 use crate::{
     abi::{self, types},
@@ -92,6 +93,7 @@ use std::{
     time::Duration,
 };
 pub use transmit::{Transmit, TransmitRings};
+use variants::Variant;
 
 /// What is fixed when a generation is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -189,11 +191,9 @@ impl Plane {
         let mut open =
             abi::MillraceSkelBuilder::default().open(storage).context("opening the kernel plane")?;
         size(&mut open, &settings, cpus)?;
-        losses::select(&mut open)?;
+        losses::look_from_here(&mut open)?;
+        Variant::Routing.select(&mut open)?;
         change(&mut open).context("changing the kernel plane")?;
-        open.progs.millrace_explain.set_autoload(false);
-        flow_maps::leave_out(&mut open)?;
-        paths::leave_out(&mut open)?;
         let skel = open.load().context("loading the kernel plane")?;
         let memory = Arc::new(MappedMemory::new(&skel, &settings)?);
         let samples =

@@ -5,12 +5,12 @@ use super::{
     Grace, MAX_PORTS, Plane,
     memory::{Mapping, Words64},
     run::TestRun,
+    variants::Variant,
 };
 use crate::abi::{self, types};
 use anyhow::{Context, Result, ensure};
 use libbpf_rs::{
     Link, MapCore, MapFlags, MapHandle, OpenObject,
-    btf::{Btf, types::Typedef},
     skel::{OpenSkel, SkelBuilder},
 };
 use logic::{
@@ -105,25 +105,11 @@ impl PathMaps {
         let mut storage = MaybeUninit::<OpenObject>::uninit();
         let mut open =
             abi::MillraceSkelBuilder::default().open(&mut storage).context("opening the kernel plane")?;
-        super::flow_maps::leave_out(&mut open)?;
-        super::losses::leave_out(&mut open);
-        leave_out_routing(&mut open);
-        let kernel = Btf::from_vmlinux().context("reading the kernel's type information")?;
-        let told = kernel.type_by_name::<Typedef<'_>>("btf_trace_xdp_redirect_err").is_some();
-        open.progs.lost_to_path.set_autoload(told);
-        for program in [
-            &mut open.progs.millrace_paths,
-            &mut open.progs.millrace_flow_paths,
-            &mut open.progs.millrace_explain,
-            &mut open.progs.millrace_clock,
-        ] {
-            program.set_autoload(false);
-        }
-        open.maps.split_cores.set_autocreate(false).context("leaving out the map of cores")?;
+        Variant::PathMaps.select(&mut open)?;
         size(&mut open, cpus)?;
         let skel = open.load().context("making the maps of paths")?;
         let maps = &skel.maps;
-        let losses = if told {
+        let losses = if skel.progs.lost_to_path.autoload() {
             skel.progs.lost_to_path.attach_trace().map_err(|e| e.to_string())
         } else {
             Err("this kernel has no such tracepoint".into())
@@ -270,26 +256,12 @@ fn size(open: &mut abi::OpenMillraceSkel<'_>, cpus: usize) -> Result<()> {
     open.maps.path_scratch.set_max_entries(cpus as u32).context("sizing a map")
 }
 
-/// The programs that route without paths, and on other cores.
-fn leave_out_routing(open: &mut abi::OpenMillraceSkel<'_>) {
-    open.progs.millrace.set_autoload(false);
-    open.progs.millrace_shared.set_autoload(false);
-    open.progs.millrace_core.set_autoload(false);
-}
-
-/// No program with paths; nor their maps, but for `millrace_explain` alone, which asks them.
+/// No map of paths, for a load without them.
 pub(super) fn leave_out(open: &mut abi::OpenMillraceSkel<'_>) -> Result<()> {
-    leave_out_programs(open);
     for map in path_maps!(open.maps, mut) {
         map.set_autocreate(false).context("leaving out a map of paths")?;
     }
     Ok(())
-}
-
-pub(super) fn leave_out_programs(open: &mut abi::OpenMillraceSkel<'_>) {
-    open.progs.millrace_paths.set_autoload(false);
-    open.progs.millrace_flow_paths.set_autoload(false);
-    open.progs.lost_to_path.set_autoload(false);
 }
 
 /// A program goes by these classes; `None`: by none, with maps of its own that say so.
@@ -321,12 +293,7 @@ impl PathsPlane {
             abi::MillraceSkelBuilder::default().open(storage).context("opening the kernel plane")?;
         super::size(&mut open, &plane.settings, plane.cpus)?;
         super::share_with_counts(&mut open, plane)?;
-        super::flow_maps::leave_out(&mut open)?;
-        super::losses::leave_out(&mut open);
-        leave_out_routing(&mut open);
-        open.progs.millrace_flow_paths.set_autoload(false);
-        open.progs.lost_to_path.set_autoload(false);
-        open.progs.millrace_explain.set_autoload(false);
+        Variant::Paths.select(&mut open)?;
         share(&mut open, Some(maps))?;
         let skel = open.load().context("loading the kernel plane for paths")?;
         Ok(PathsPlane { skel, maps: maps.clone() })

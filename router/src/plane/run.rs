@@ -1,6 +1,6 @@
 //! Running the program on one packet (BPF_PROG_TEST_RUN): what `millrace explain` and the table tests do.
 
-use super::Plane;
+use super::{Plane, variants::Variant};
 use crate::abi::{self, types};
 use anyhow::{Context, Result, bail};
 use libbpf_rs::{
@@ -187,15 +187,11 @@ impl Plane {
             abi::MillraceSkelBuilder::default().open(storage).context("opening the kernel plane")?;
         super::size(&mut open, &self.settings, self.cpus)?;
         share(&mut open, self)?;
-        open.progs.millrace.set_autoload(false);
-        open.progs.millrace_shared.set_autoload(false);
+        Variant::Explaining.select(&mut open)?;
         // It looks everything up.
         if let Some(constants) = open.maps.rodata_data.as_deref_mut() {
             constants.queue_rows = false;
         }
-        super::losses::leave_out(&mut open);
-        super::flow_maps::leave_out(&mut open)?;
-        super::paths::leave_out_programs(&mut open);
         super::paths::share(&mut open, self.path_maps().map(|maps| &**maps))?;
         open.load().context("loading the explaining copy")
     }

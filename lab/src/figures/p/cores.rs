@@ -83,7 +83,14 @@ mod tests {
     }
 
     #[test]
-    fn there_is_a_core_here() {
-        assert!(!all().unwrap().is_empty());
+    fn the_cores_of_this_process_are_found() {
+        let found: Vec<usize> = all().unwrap().iter().map(|core| core.number).collect();
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
+        let allowed = allowed.trim().split(',').flat_map(|range| {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            first.parse().unwrap()..=last.parse::<usize>().unwrap()
+        });
+        assert_eq!(found, allowed.collect::<Vec<_>>());
     }
 }

@@ -20,22 +20,22 @@
 //! | `packet.rs` | [`packet::Packet`]: a frame in memory of its own |
 //! | `input.rs`, `output.rs` | pcap files |
 //! | `order.rs` | packets back in order |
-//! | `replay.rs` | [`run`] |
+//! | `run.rs` | [`run()`] |
 //! | `report.rs` | what is told of it |
 
 mod input;
 mod order;
 mod output;
 mod packet;
-mod replay;
 mod report;
+mod run;
 pub(crate) mod tables;
 #[cfg(test)]
 mod tests;
 
 pub use input::Input;
 pub use output::Outputs;
-pub use replay::run;
-pub(crate) use replay::worker;
 pub(crate) use report::elements;
 pub use report::{PathReport, PathsReport};
+pub use run::run;
+pub(crate) use run::worker;

@@ -168,8 +168,7 @@ impl Sas {
             let is_outbound = matches!(sa.direction, Direction::Outbound { .. });
             let spent = self.spent.get(&fingerprint).copied();
             if spent.is_some_and(|spent| matches!(spent, Spent::Outbound(_)) != is_outbound) {
-                let message =
-                    "its key was another SA's, of the other direction (docs/howto/esp.md): it needs one of its own";
+                let message = "its key was another SA's, of the other direction (docs/howto/esp.md): it needs one of its own";
                 return Err(wrong("key", message.into()));
             }
             if let Some(other) = others.find(|other| other.config.is_confused_with(sa)) {

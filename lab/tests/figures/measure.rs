@@ -1,14 +1,14 @@
-//! What paper P's figures say holds here: not how much, which is a quiet machine's to tell in a release build, but that it does. Ways take turns,
-//! medians of the turns' ratios count, and rates are of the time that threads had a core. What does not hold in any of a few tries fails. Needs no root.
+//! What paper P's figures say holds here. These are measurements: they are judged on a quiet machine in a release build
+//! (`make bench-goals`), and `make test` leaves them out. The ways of a figure take turns. Medians of the turns' ratios count,
+//! and rates are of the time that threads had a core.
 
 use super::*;
 
-const TRIES: usize = 4;
 /// How far shares may be from what they should be, of that: what interrupts a path is charged to it, and if that is at the end the others have no time to make up for it.
 const FEW_PERCENT: f64 = 0.04;
 /// So shares are measured for longer: seconds, and turns.
-const SHARES: (f64, u32) = (1.5, 1);
-const RATES: (f64, u32) = (0.2, 3);
+const SHARES: (f64, u32) = (1.5, 3);
+const RATES: (f64, u32) = (0.2, 7);
 
 /// Of a figure, all samples.
 struct Measured(Vec<Value>);
@@ -78,19 +78,13 @@ fn are_equal(what: &str, rates: [f64; 3]) -> Holds {
     if rates.iter().any(far) { Err(format!("{what}: {rates:.0?}")) } else { Ok(()) }
 }
 
-/// Measures the figure until what it says holds.
+/// Measures the figure, and asks whether what it says holds.
 fn says(id: &str, (seconds, turns): (f64, u32), statement: impl Fn(&Measured) -> Holds) {
     let directory = tempfile::tempdir().unwrap();
-    let mut whys = Vec::new();
-    for _ in 0..TRIES {
-        lab(&format!("figures --only {id} --seconds {seconds} --repeat {turns} --out"), directory.path());
-        let lines = lines(&directory.path().join(format!("{id}.jsonl")));
-        match statement(&Measured(samples(&lines).into_iter().cloned().collect())) {
-            Ok(()) => return,
-            Err(why) => whys.push(why),
-        }
-    }
-    panic!("{id} does not hold: {whys:#?}");
+    lab(&format!("figures --only {id} --seconds {seconds} --repeat {turns} --out"), directory.path());
+    let lines = lines(&directory.path().join(format!("{id}.jsonl")));
+    let measured = Measured(samples(&lines).into_iter().cloned().collect());
+    statement(&measured).unwrap_or_else(|why| panic!("{id} does not hold: {why}"));
 }
 
 /// Of two cores: are there two for this process?
@@ -102,12 +96,8 @@ fn two_cores() -> bool {
     cores
 }
 
-/// A build that is not optimised has work enough beside what is compared.
-fn optimised(least: f64, else_least: f64) -> f64 {
-    if cfg!(debug_assertions) { else_least } else { least }
-}
-
 #[test]
+#[ignore = "a measurement"]
 fn one_phase_beats_two() {
     says("P7", RATES, |found| {
         at_least("one phase", found.beats("one phase", "two phases", &json!({})), 1.25)
@@ -115,16 +105,18 @@ fn one_phase_beats_two() {
 }
 
 #[test]
+#[ignore = "a measurement"]
 fn transmit_queues_of_their_own_beat_a_lock_for_each_packet() {
     if two_cores() {
         says("P8", RATES, |found| {
             let (own, locked) = ("a TX queue for each core", "one TX queue, locked for each packet");
-            at_least("own queues", found.beats(own, locked, &json!({})), optimised(1.5, 1.1))
+            at_least("own queues", found.beats(own, locked, &json!({})), 1.5)
         });
     }
 }
 
 #[test]
+#[ignore = "a measurement"]
 fn receive_queues_of_their_own_beat_handing_on() {
     if two_cores() {
         says("P9", RATES, |found| {
@@ -137,6 +129,7 @@ fn receive_queues_of_their_own_beat_handing_on() {
 }
 
 #[test]
+#[ignore = "a measurement"]
 fn shares_are_equal_by_cost_and_follow_weights() {
     const PATHS: [&str; 3] = ["FP1 (dear)", "FP2", "FP3"];
     says("P11", SHARES, |found| {
@@ -158,6 +151,7 @@ fn shares_are_equal_by_cost_and_follow_weights() {
 const WORKLOADS: [&str; 3] = ["FWD", "RTR", "IPsec"];
 
 #[test]
+#[ignore = "a measurement"]
 fn equal_rates_are_unequal_shares() {
     says("P12", RATES, |found| {
         are_equal("rates", found.of_paths("default", WORKLOADS, "pps"))?;
@@ -167,6 +161,7 @@ fn equal_rates_are_unequal_shares() {
 }
 
 #[test]
+#[ignore = "a measurement"]
 fn equal_shares_are_unequal_rates() {
     says("P13", SHARES, |found| {
         are_shares("equal CPU", found.of_paths("equal CPU", WORKLOADS, "cpu_share"), [1.0; 3])?;
@@ -177,6 +172,7 @@ fn equal_shares_are_unequal_rates() {
 
 /// Each batch is cheaper, a packet, than one half as large.
 #[test]
+#[ignore = "a measurement"]
 fn what_a_packet_costs_falls_with_the_batch() {
     says("P15", RATES, |found| {
         let cost = |batch: u32| {
@@ -196,6 +192,7 @@ fn what_a_packet_costs_falls_with_the_batch() {
 }
 
 #[test]
+#[ignore = "a measurement"]
 fn one_input_beats_four_in_small_batches() {
     says("P17", RATES, |found| {
         for (batch, least) in [(1, 1.3), (2, 1.2), (4, 1.1)] {
