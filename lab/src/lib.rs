@@ -23,7 +23,7 @@
 //! | [`experiment`], [`demo`], [`shell`] | the commands |
 //!
 //! Numbers leave this crate as raw data and as ratios of subjects measured alternately in one run: absolute figures of a
-//! shared machine mean little (SPEC.md).
+//! shared machine mean little (docs/measured.md).
 
 pub mod addresses;
 pub mod application;

@@ -26,7 +26,7 @@ enum Command {
     Shell(shell::ShellOptions),
     #[command(flatten)]
     Experiment(Experiment),
-    /// The experiments of SPEC.md, one after another
+    /// The experiments of docs/measured.md, one after another (figures, apps, flows, flow-changes and paths are commands of their own)
     Bench(bench::BenchOptions),
     /// The experiments behind the papers' figures, ours drawn beside the published values; those of paper P need no root
     Figures(figures::FiguresOptions),

@@ -1,4 +1,4 @@
-//! `millrace-lab bench`: the experiments whose figures SPEC.md quotes, each as the command line that anybody can repeat.
+//! `millrace-lab bench`: the experiments whose figures docs/measured.md quotes, each as the command line that anybody can repeat.
 
 use std::{
     path::{Path, PathBuf},

@@ -1,5 +1,5 @@
 //! A redirect after reading and rewriting the headers (MACs, TTL, checksum), nothing looked up: the least any router must
-//! do, and what "capacity" is compared with (SPEC.md).
+//! do, and what "capacity" is compared with (docs/measured.md).
 
 use anyhow::Result;
 

@@ -25,8 +25,8 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Measured on veth with the full table: 314 ns saturated (SPEC.md, "capacity of one core"), 761 at 0.4 Mpps ("CPU per packet at
-    /// 0.4 Mpps"), so 643 for a wake-up; at 0.5 Mpps the formula says 724, as was measured ("handing packets to another core").
+    /// Measured on veth with the full table (docs/measured.md): 314 ns saturated, and 761 at 0.4 Mpps, so 643 for a wake-up. At
+    /// 0.5 Mpps the formula says 724, as was measured.
     /// What handing on costs when nobody sleeps was not measured and is taken for a bare redirect (149 to 167 ns). At 0.5 Mpps it
     /// was 1,687 ns, most of which goes to waking a core through a hypervisor: here it is 608.
     pub const MILLRACE: Self = Self { ns_per_packet: 314, wake_ns: 643, hand_on_ns: 160 };
