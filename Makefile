@@ -5,7 +5,7 @@
 SECONDS ?= 3600
 ROUNDS ?= 2000
 
-.PHONY: help setup build release test test-root soak test-vm test-openflow lint fmt fuzz demo bench bench-goals shell clean
+.PHONY: help setup build release test test-root soak test-vm test-openflow lint docs fmt fuzz demo bench bench-goals shell clean
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 LAB := $(SUDO) target/release/millrace-lab
@@ -57,11 +57,18 @@ test-openflow: setup ## ovs-ofctl, os-ken's controllers and its switch test suit
 	cargo build --package millrace
 	$(SUDO) scripts/test-openflow.sh $(ARGS)
 
-lint: ## formatting and clippy, warnings are errors
+lint: ## formatting, clippy and prose, warnings are errors
 	@scripts/setup.sh build
 	cargo fmt --all --check
 	cargo fmt --manifest-path fuzz/Cargo.toml --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	scripts/prose.py
+
+# Its version is fixed here, as Debian has no package.
+docs: ## the book in target/book, as HTML
+	scripts/prose.py
+	@[ -x target/tools/bin/mdbook ] || cargo install --locked --root target/tools mdbook@0.5.4
+	target/tools/bin/mdbook build docs
 
 fmt: ## format
 	cargo fmt --all

@@ -59,7 +59,7 @@ REASON(RULE_SLOW,           taken,     "user space does with it what the flow ru
 REASON(RULE_NO_PORT,        drop,      "a flow rule sends it to a port that cannot transmit")
 REASON(RULE_SLOW_LOST,      drop,      "user space was to do what the flow rules say, and did not take it")
 REASON(RULE_NO_ROOM,        drop,      "what a flow rule puts in front of it finds no room")
-REASON(RULE_CORE_FULL,      lost,      "a flow rule hands it to another core, whose queue was full")
+REASON(RULE_CORE_FULL,      lost,      "a flow rule, or a split queue, hands it to another core, whose queue was full")
 REASON(RULE_CONTROLLER,     taken,     "a flow rule sends it to the controllers only")
 REASON(RULE_CONTROLLER_LOST, drop,     "a flow rule sends it to the controllers only, and user space did not take it")
 REASON(OVER_SHARE,          drop,      "its core is full, and its router has had its share of it (see `millrace routers`)")

@@ -11,7 +11,7 @@ pub enum Class {
     Slow,
     /// To the kernel, within the router's limit for packets that need the slow path.
     Exception,
-    /// To the kernel, within the reserve for ARP, neighbour discovery and routing protocols.
+    /// To the kernel, within the reserve for ARP and neighbour discovery.
     Control,
     /// Dropped.
     Drop,

@@ -173,7 +173,8 @@ fn core_of(queue: &QueueReport) -> String {
 }
 
 fn percent(fraction: f64) -> String {
-    format!("{:.0} %", fraction * 100.0)
+    // A little less than nothing is nothing.
+    format!("{:.0} %", (fraction * 100.0).round() + 0.0)
 }
 
 /// Forwarding as `#`, other work as `=`.
@@ -336,5 +337,10 @@ mod tests {
         assert_eq!(events(&[about_a_core], true), "01:46:40.250 UTC  -  core 1 is online\n");
         let stays = EventReport { to: vec![0], ..happened };
         assert_eq!(events(&[stays], true), "01:46:40.250 UTC  eth1/2  core 0  it alone wants 90 %\n");
+    }
+
+    #[test]
+    fn a_little_less_than_nothing_is_nothing() {
+        assert_eq!([-0.001, 0.0, 0.004, 0.5].map(percent), ["0 %", "0 %", "0 %", "50 %"]);
     }
 }

@@ -123,7 +123,8 @@ enum Command {
 }
 
 const RUN_HELP: &str = "\
-The file of --config, every key optional, with the defaults:
+The file of --config (docs/reference/config.md has all keys). Every key is optional. Values are the defaults, except
+where a comment says what holds without the line, and names and files are examples:
   ports = []                # such as [\"eth1\", \"eth2\"]
   routers = []              # as --router
   heartbeat = \"3s\"          # how long forwarding goes on without a daemon, 2s to 24h; \"0\": not at all
@@ -152,14 +153,14 @@ The file of --config, every key optional, with the defaults:
   hold = \"2s\"              # how long a lower load must have lasted for that
   split = false             # share flows of a queue that alone is too much for a core among several
   drain = false             # a queue that is moved does not wait until what it sent has left; without this line it does
-  rss = true                # NICs spread packets over as few queues as the cores that forward need
+  rss = true                # NICs spread packets over as few queues as the cores that forward need; without this line they do not
   floor = 40                # percent of a core that forwards, left to applications; without this line what Linux gives them
   serve = \"/sys/fs/cgroup/apps\"  # a control group of applications: it gets the cores that do not forward
   local = \"stay\"            # or \"follow\": sockets of this machine are served on the core where each is read
   moderation = \"50us\"       # packets wait so long for others, so that fewer wake-ups do; without this line as the device has it
   resume_latency = \"0us\"    # cores wake up so quickly while they forward much; \"0us\": they poll; \"any\": as the machine has it
-  fixed = { eth1 = [0, 1] } # with policy = \"fixed\": the core of each queue of a port
-  workloads = [{ name = \"database\", cores = \"4-7\" }]  # pinned, besides those found by themselves
+  # fixed = { eth1 = [0, 1] }   with policy = \"fixed\": the core of each queue of a port
+  workloads = [{ name = \"database\", cores = \"4-7\" }]  # pinned, besides those that are discovered
   [shares]                  # what routers may take of a core that is full; see docs/inside/shares.md
   enforce = true            # routers over their share are cut, so that others lose nothing; without this line nobody is
   weights = { red = 2 }     # by router; others have 1

@@ -59,7 +59,9 @@ fn a_packet_is_of_the_path_whose_class_has_it() {
         let (mut w, maps) = with_paths(settings());
         let mut rng = Rng::with_seed(7);
         let (mut of_paths, mut nobodys, mut seen) = (0, 0, std::collections::BTreeSet::new());
-        for round in 0..150 {
+        // An emulated machine is there for what another kernel makes of the program.
+        let rounds = if std::env::var_os("MILLRACE_VM_NIC").is_some() { 12 } else { 150 };
+        for round in 0..rounds {
             let frames: Vec<_> = (0..100).map(|_| made::frame(&mut rng)).collect();
             let count = *rng.choice(&[1, 2, 3, 5, 8, 20, 64]).unwrap();
             let classes: Vec<_> = (0..count).map(|_| made::class(&mut rng, &frames)).collect();
@@ -102,7 +104,10 @@ fn a_packet_is_of_the_path_whose_class_has_it() {
                 }
             }
         }
-        assert!(of_paths > 1000 && nobodys > 1000 && seen.len() > 15, "{of_paths} {nobodys} {seen:?}");
+        assert!(
+            of_paths > 7 * rounds && nobodys > 7 * rounds && seen.len() > 15,
+            "{of_paths} {nobodys} {seen:?}"
+        );
     });
 }
 

@@ -5,7 +5,7 @@
 //! (`structures_are_those_of_the_header`), and a known answer is asked for before the first key is expanded.
 //!
 //! Why bursts: they are the fastest way in that this library has, and its direct calls write to one global variable on every call (`imb_errno`), which cores
-//! would pass around (docs/howto/esp.md has the figures). A manager has one thread at a time: each thread has one of its own.
+//! would pass around (docs/measured.md has the figures). A manager has one thread at a time: each thread has one of its own.
 
 use libc::{c_char, c_int, c_uint, c_void};
 use logic::esp::{Aead, Job, Key, TAG};
