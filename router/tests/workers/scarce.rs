@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     af_xdp_bed::XdpPort,
-    common::{Ends, only_on},
+    common::{Ends, be_urgent, only_on},
     flood::flood,
 };
 use router::api::workers::{Capacity, PathStand, WorkerStand, WorkersReport};
@@ -47,7 +47,10 @@ fn io_is_shared_while_it_is_scarce() {
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
             let _ends = Ends(&over);
-            scope.spawn(|| flood("q0", "mix", &sent, &over));
+            scope.spawn(|| {
+                be_urgent();
+                flood("q0", "mix", &sent, &over);
+            });
             only_on([0]);
             a_second(&bed, &plan);
             // What there is of it is not known: it is not even counted.
