@@ -49,8 +49,9 @@ fn all_arrives(topology: &Topology, ways: &[Way], subjects: &[&str]) {
         let results = compare(&mut testbed, &workload, &plan, &mut Recorder::none()).unwrap();
         let sample = results[*name][0][0].clone();
         // The router's thread may have to wait for its core until a wire is full.
-        let on_a_wire = |place: &str| place.starts_with("gen.") || place.ends_with("ring_full");
-        let full: u64 = sample.lost.iter().filter(|(place, _)| on_a_wire(place)).map(|(_, lost)| lost).sum();
+        let full: u64 =
+            sample.lost.iter().filter(|(place, _)| place.starts_with("gen.")).map(|(_, lost)| lost).sum();
+        assert!(full < sample.sent / 2, "{name} {sample:?}");
         assert_eq!((sample.received + full, sample.unexplained), (sample.sent, 0), "{name} {sample:?}");
         let mut routers: BTreeMap<u16, u64> = BTreeMap::new();
         for (way, stream) in ways.iter().zip(&sample.streams) {
@@ -187,10 +188,15 @@ fn isolation_tells_the_victims_loss_and_leaves_a_silent_neighbour_out() {
             assert!(sample["lost"].as_object().unwrap().keys().all(|place| !place.is_empty()));
             // How much it is depends on the machine: `millrace-lab isolation` measures that.
             let loss = sample["neighbour"]["loss"].as_f64();
-            assert!(loss.is_none_or(|loss| (0.0..=1.0).contains(&loss)), "{line}");
+            assert!(silent || loss.is_some_and(|loss| (0.0..=1.0).contains(&loss)), "{line}");
         }
         if topology == "shared" {
-            assert!(samples.iter().any(|line| line["subject"] == "millrace-unshared"), "{samples:?}");
+            // The neighbour's are cut, but only by shares, and only while the core is full.
+            let cut = |line: &Value| line.pointer("/sample/lost/box.eth1.xdp_dropped").is_some();
+            let of = |subject| samples.iter().filter(move |line| line["subject"] == subject);
+            assert!(of("millrace-unshared").count() > 0 && !of("millrace-unshared").any(|line| cut(line)));
+            let overloaded = |line: &Value| line["sample"]["neighbour"]["loss"].as_f64() > Some(0.5);
+            assert!(of("millrace").all(|line| cut(line) || !overloaded(line)), "{samples:?}");
         }
         assert!(lines.iter().any(|line| line["record"] == "figure" && line["name"] == "isolation"));
         for name in ["linux", "millrace"] {

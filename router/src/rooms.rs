@@ -60,10 +60,12 @@ fn imports(text: &str) -> BTreeSet<String> {
     found
 }
 
-/// A file less its comments, and less its tests: they may use what is above.
+/// A file less its comments, and less the test module at its end: tests may use what is above.
 fn product(text: &str) -> String {
-    let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or(text);
-    code.lines().map(|line| line.split("//").next().unwrap_or(line)).collect::<Vec<_>>().join("\n")
+    let is_inline =
+        |(at, _): &(usize, &str)| text[*at..].lines().nth(1).is_some_and(|line| line.ends_with('{'));
+    let end = text.match_indices("#[cfg(test)]\nmod ").find(is_inline).map_or(text.len(), |(at, _)| at);
+    text[..end].lines().map(|line| line.split("//").next().unwrap_or(line)).collect::<Vec<_>>().join("\n")
 }
 
 fn files(directory: &Path, found: &mut Vec<PathBuf>) {
@@ -86,17 +88,25 @@ fn a_room_imports_only_from_rooms_below_it() {
     let mut wrong = BTreeMap::<String, BTreeSet<String>>::new();
     for path in all {
         let file = path.strip_prefix(&root).unwrap();
-        let is_test =
-            file.components().any(|part| part.as_os_str().to_str().is_some_and(|s| s.contains("tests")));
+        let is_test = file.iter().any(|part| part == "tests" || part == "tests.rs");
         let Some(from) = room(file).filter(|_| !is_test) else { continue };
         let at = height(&from).unwrap_or_else(|| panic!("{}: {from} has no place in ROOMS", file.display()));
         for to in imports(&product(&fs::read_to_string(&path).unwrap())) {
-            if height(&to).is_some_and(|below| below < at) {
+            let is_below =
+                height(&to).unwrap_or_else(|| panic!("{}: crate::{to} is no room", file.display())) >= at;
+            if !is_below {
                 wrong.entry(format!("{from} -> {to}")).or_default().insert(file.display().to_string());
             }
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn a_test_module_that_is_declared_early_hides_nothing() {
+    let text =
+        "#[cfg(test)]\nmod tests;\nuse crate::daemon;\n#[cfg(test)]\nmod more {\n    use crate::cli;\n}\n";
+    assert_eq!(imports(&product(text)), ["daemon"].map(String::from).into());
 }
 
 #[test]

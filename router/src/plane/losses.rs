@@ -18,7 +18,7 @@ pub(super) struct Losses {
 }
 
 /// Tracepoints, in the order of the programs in [`Losses::attach`].
-const TRACEPOINTS: [&str; 5] =
+pub(super) const TRACEPOINTS: [&str; 5] =
     ["xdp_devmap_xmit", "xdp_redirect_err", "xdp_exception", "xdp_cpumap_enqueue", "xdp_cpumap_kthread"];
 
 /// Tells programs at tracepoints, which see packets of all namespaces, which namespace is the daemon's.

@@ -62,7 +62,7 @@ pub struct Orders {
     pub chains_wait: AtomicBool,
     pub put_fails: AtomicBool,
     pub settles_not: AtomicBool,
-    /// Slots that were emptied.
+    /// Slots of path 0 that were emptied.
     pub emptied: AtomicU32,
     /// Time as `Slow` has it, ns.
     pub ticks: Option<&'static AtomicU64>,
@@ -160,7 +160,7 @@ impl Slots for Maps {
     fn take(&self, port: PortId, queue: u32, path: PathId) -> Result<()> {
         let slot = queue * PATHS + u32::from(path);
         let emptied = self.0[&port].delete(&slot.to_ne_bytes());
-        self.2.emptied.fetch_add(1, Relaxed);
+        self.2.emptied.fetch_add(u32::from(path == 0), Relaxed);
         match emptied {
             Err(error) if error.kind() != libbpf_rs::ErrorKind::NotFound => Err(error.into()),
             _ => Ok(()),
@@ -198,7 +198,11 @@ impl Bed {
     /// By a time of which nobody can take any: it goes on by what [`Slow`] takes.
     pub fn of_ticks(queues: usize, settings: WorkersSettings) -> Bed {
         let ticks = &*Box::leak(Box::default());
-        Bed::with_time(queues, WorkersSettings { clock: Clock::of_ticks(ticks), ..settings }, Some(ticks))
+        Bed::with_time(
+            queues,
+            WorkersSettings { clock: Some(Clock::of_ticks(ticks)), ..settings },
+            Some(ticks),
+        )
     }
 
     fn with_time(queues: usize, settings: WorkersSettings, ticks: Option<&'static AtomicU64>) -> Bed {

@@ -4,7 +4,7 @@ use super::{rules::Rules, *};
 use crate::{
     bed::{self, Generator, SMALL, receive, until, whole},
     common::{
-        only_on,
+        Ends, only_on,
         wire::Wire,
         world::{self, World},
     },
@@ -16,7 +16,7 @@ use router::{
 };
 use std::{
     os::fd::AsFd,
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
     thread,
 };
 

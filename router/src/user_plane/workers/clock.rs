@@ -71,7 +71,7 @@ impl Clock {
         Clock { source: Source::TimeStampCounter, hz: hz as u64, ns_32: ns_32 as u64, begun, first }
     }
 
-    /// Nanoseconds that a test counts itself, so that no other thread can use up a worker's time.
+    /// Nanoseconds that a test with one worker counts itself: no other program can use up that worker's time.
     #[doc(hidden)]
     pub fn of_ticks(ticks: &'static AtomicU64) -> Clock {
         Clock {
@@ -89,7 +89,7 @@ impl Clock {
         match self.source {
             Source::TimeStampCounter => counter(),
             Source::Monotonic => self.begun.elapsed().as_nanos() as u64,
-            Source::Ticks(ticks) => ticks.fetch_add(READING_NS, Relaxed),
+            Source::Ticks(ticks) => read_ticks(ticks),
         }
     }
 
@@ -117,6 +117,11 @@ impl Clock {
             Source::Ticks(_) => "ticks",
         }
     }
+}
+
+#[cold]
+fn read_ticks(ticks: &AtomicU64) -> u64 {
+    ticks.fetch_add(READING_NS, Relaxed)
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -119,8 +119,8 @@ pub struct WorkersSettings {
     pub budgets: Budgets,
     /// Where routers are: what elements make for one, and cannot route, the kernel sends there.
     pub namespaces: Namespaces,
-    /// What they measure by.
-    pub clock: Clock,
+    /// What they measure by; `None`: the clock of the process.
+    pub clock: Option<Clock>,
 }
 
 impl Default for WorkersSettings {
@@ -139,7 +139,7 @@ impl Default for WorkersSettings {
             nice: -20,
             budgets: Budgets { exception_pps: 100_000, control_pps: 10_000 },
             namespaces: Namespaces::default(),
-            clock: Clock::of_process(),
+            clock: None,
         }
     }
 }
@@ -164,7 +164,7 @@ impl Workers {
         let umem = Umem::new(settings.frames, settings.frame_bytes)?;
         let (tell, stopped) = channel();
         let ups = Ups::start(up, settings.namespaces.clone(), settings.budgets)?;
-        let clock = settings.clock;
+        let clock = settings.clock.unwrap_or_else(Clock::of_process);
         let calibrated = |file: &PathBuf| Calibrated::read(file, clock, settings.longest_run);
         let calibrated = settings.calibration.as_ref().map(calibrated).unwrap_or_default();
         let patience = settings.patience;
