@@ -15,6 +15,9 @@ use libbpf_rs::{ErrorKind, MapCore, MapFlags, OpenObject, RingBuffer, libbpf_sys
 
 use crate::sys::check_interrupted;
 
+/// Most streams at once: `MAX_STREAMS` in lab.h.
+pub const MAX_STREAMS: usize = 8;
+
 #[allow(clippy::all, clippy::undocumented_unsafe_blocks, missing_docs)]
 pub mod generator {
     include!(concat!(env!("OUT_DIR"), "/generator.skel.rs"));

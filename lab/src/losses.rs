@@ -3,24 +3,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use anyhow::{Context, Result};
-use libbpf_rs::{
-    Link, MapCore, MapFlags,
-    skel::{OpenSkel, SkelBuilder},
-};
+use anyhow::Result;
 
-use crate::{
-    bpf::{self, Value, redirects as skeleton},
-    command, cpu,
-    namespace::Namespace,
-    testbed::Testbed,
-};
-
-/// Counts, from its beginning to its end, what is lost after redirects (redirects.bpf.c).
-pub struct Redirects {
-    skeleton: skeleton::RedirectsSkel<'static>,
-    _links: Vec<Link>,
-}
+use crate::{command, cpu, namespace::Namespace, testbed::Testbed};
 
 /// Names of `enum why`.
 const WHY: [&str; 6] = ["over_mtu", "down", "redirect_failed", "ring_full", "refused", "cpumap_full"];
@@ -28,37 +13,6 @@ const WHY: [&str; 6] = ["over_mtu", "down", "redirect_failed", "ring_full", "ref
 const WHY_OF_INGRESS: usize = 3;
 /// The one that is of a CPU.
 const CPUMAP_FULL: u32 = 5;
-
-impl Redirects {
-    /// Begins to count.
-    pub fn watch() -> Result<Self> {
-        let open = skeleton::RedirectsSkelBuilder::default().open(bpf::storage())?;
-        let skeleton = open.load().context("counting lost redirects needs tracepoints with BTF (tp_btf)")?;
-        let programs = [&skeleton.progs.on_transmit, &skeleton.progs.on_redirect, &skeleton.progs.on_enqueue];
-        let links = programs.into_iter().map(|program| program.attach_trace()).collect::<Result<_, _>>();
-        let links = links.context("counting lost redirects")?;
-        Ok(Self { skeleton, _links: links })
-    }
-
-    /// Packets in any of these namespaces; a few system calls.
-    pub fn lost_in<'a>(&self, namespaces: impl Iterator<Item = &'a Namespace>) -> Result<u64> {
-        let inodes = namespaces.map(Namespace::inode).collect::<Result<Vec<_>>>()?;
-        let lost = self.lost()?;
-        Ok(lost.iter().filter(|((inode, ..), _)| inodes.contains(inode)).map(|(_, packets)| packets).sum())
-    }
-
-    /// Packets by (inode of the namespace, interface index, why).
-    fn lost(&self) -> Result<HashMap<(u32, u32, u32), u64>> {
-        let mut all = HashMap::new();
-        for key in self.skeleton.maps.lost.keys() {
-            let place = skeleton::types::place::from_bytes(&key)?;
-            let rows = self.skeleton.maps.lost.lookup_percpu(&key, MapFlags::ANY)?.unwrap_or_default();
-            let packets = rows.iter().map(|row| u64::from_bytes(row)).sum::<Result<u64>>()?;
-            all.insert((place.namespace, place.ifindex, place.why), packets);
-        }
-        Ok(all)
-    }
-}
 
 /// Named counters; a difference of two tells what happened between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -12,10 +12,12 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use crate::{application, command, sys};
+use crate::{command, sys};
 
 const PREFIX: &str = "mlr-";
 const DIRECTORY: &str = "/run/netns";
+/// First part of the names of directories of servers, below the temporary one; then comes the run's.
+pub const APPLICATIONS: &str = "millrace-apps-";
 
 /// A name no other testbed uses: `mlr-PID`, then `mlr-PID_N` for further testbeds of this process.
 pub fn unique_run_name() -> String {
@@ -160,7 +162,7 @@ pub fn clean_stale() {
     remove_instances(stale);
     let directory = std::env::temp_dir();
     for name in names_in(&directory.to_string_lossy()) {
-        if name.strip_prefix(application::DIRECTORY).is_some_and(stale) {
+        if name.strip_prefix(APPLICATIONS).is_some_and(stale) {
             let _ = std::fs::remove_dir_all(directory.join(name));
         }
     }

@@ -16,6 +16,9 @@ pub const FCS_BYTES: u16 = 4;
 /// Shortest Ethernet frame without FCS.
 pub const MIN_FRAME: u16 = 60;
 
+/// The MTU that cables have.
+pub const STANDARD_MTU: u16 = 1500;
+
 /// Header of Ethernet without tags.
 pub const ETHERNET_BYTES: u16 = 14;
 

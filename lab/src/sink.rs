@@ -12,8 +12,7 @@ use libbpf_rs::{
 };
 
 use crate::{
-    bpf::{self, sink as skeleton},
-    generator::MAX_STREAMS,
+    bpf::{self, MAX_STREAMS, sink as skeleton},
     histogram::Histogram,
     namespace::Namespace,
 };

@@ -238,6 +238,51 @@ impl fmt::Display for Vlan {
     }
 }
 
+/// An IP prefix of either version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Addresses {
+    /// Of IPv4.
+    V4(Prefix4),
+    /// Of IPv6.
+    V6(Prefix6),
+}
+
+impl Addresses {
+    /// Is this address in it?
+    pub fn contains(self, address: IpAddr) -> bool {
+        match (self, address) {
+            (Addresses::V4(prefix), IpAddr::V4(address)) => prefix.contains(address.to_bits()),
+            (Addresses::V6(prefix), IpAddr::V6(address)) => prefix.contains(address.to_bits()),
+            _ => false,
+        }
+    }
+}
+
+impl From<IpAddr> for Addresses {
+    fn from(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(address) => Addresses::V4(Prefix4::one(address.to_bits())),
+            IpAddr::V6(address) => Addresses::V6(Prefix6::one(address.to_bits())),
+        }
+    }
+}
+
+impl fmt::Display for Addresses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Addresses::V4(prefix) => prefix.fmt(f),
+            Addresses::V6(prefix) => prefix.fmt(f),
+        }
+    }
+}
+
+impl FromStr for Addresses {
+    type Err = BadPrefix;
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        s.parse().map(Addresses::V4).or_else(|_| s.parse().map(Addresses::V6))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,6 +1,6 @@
 //! Everything that touches Linux: the kernel plane, netlink, namespaces, the daemon and its command line.
 //!
-//! A room imports only from rooms below it; `rooms.rs` tests that.
+//! A room imports only from rooms below it; `lab/tests/rooms.rs` tests that.
 //!
 //! | room | does |
 //! |---|---|
@@ -27,7 +27,5 @@ pub mod daemon;
 pub mod fuzz;
 pub mod linux;
 pub mod plane;
-#[cfg(test)]
-mod rooms;
 pub mod switch;
 pub mod user_plane;

@@ -34,15 +34,13 @@ pub use benchmark::{BENCHMARKS, Benchmark, NAMES, by_name};
 use process::Process;
 
 use crate::{
-    namespace::{Namespace, unique_run_name},
+    namespace::{APPLICATIONS, Namespace, unique_run_name},
     sys,
     testbed::Testbed,
 };
 
 /// A core that forwards all it can leaves an application a hundredth or two: starting and ending take that much longer.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// First part of the names of directories of servers, below the temporary one; then comes the run's.
-pub const DIRECTORY: &str = "millrace-apps-";
 const SERVER_START_LIMIT: Duration = Duration::from_secs(10);
 
 /// What one core achieved.
@@ -165,7 +163,7 @@ struct Directory(PathBuf);
 
 impl Directory {
     fn create() -> Result<Self> {
-        let path = std::env::temp_dir().join(format!("{DIRECTORY}{}", unique_run_name()));
+        let path = std::env::temp_dir().join(format!("{APPLICATIONS}{}", unique_run_name()));
         std::fs::create_dir(&path).with_context(|| path.display().to_string())?;
         Ok(Self(path))
     }

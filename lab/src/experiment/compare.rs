@@ -9,15 +9,14 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    STANDARD_MTU, Sampling, Subjects, fit_mtu, print_head, print_row, show, some_packets_per_second,
-    traffic::Traffic,
+    Sampling, Subjects, fit_mtu, print_head, print_row, show, some_packets_per_second, traffic::Traffic,
 };
 use crate::{
     compare::{Plan, compare},
     cpu::Spinners,
     generator::{MAX_FRAME, Pace},
     measure::{ratios, spread},
-    packet::{ETHERNET_BYTES, FCS_BYTES, Target},
+    packet::{ETHERNET_BYTES, FCS_BYTES, STANDARD_MTU, Target},
     record::{self, Output, Recorder},
     testbed::Testbed,
     topology::Topology,

@@ -31,7 +31,7 @@ use serde_json::Value;
 use crate::{
     compare::{Results, figures, ns, pps},
     measure::{Spread, Window, ratios, spread},
-    packet::ETHERNET_BYTES,
+    packet::{ETHERNET_BYTES, STANDARD_MTU},
     prefixes::{self, Prefixes},
     record::Output,
     subject,
@@ -272,9 +272,6 @@ fn some_packets_per_second(text: &str) -> Result<u64, String> {
 fn testbed(routers: u16) -> Result<Testbed> {
     Testbed::for_rates(&Topology::rfc2544().with_routers(routers))
 }
-
-/// The MTU that cables have.
-pub(crate) const STANDARD_MTU: u16 = 1500;
 
 /// Lets frames of this length pass, before a subject is started.
 fn fit_mtu(testbed: &Testbed, frame_bytes: u16) -> Result<()> {

@@ -4,13 +4,12 @@ use anyhow::{Result, ensure};
 use serde::Serialize;
 
 use crate::{
+    bpf::MAX_STREAMS,
     packet::{FCS_BYTES, Target},
     prefixes::Random,
     topology::MAX_PORTS,
 };
 
-/// Most streams at once: `MAX_STREAMS` in lab.h.
-pub const MAX_STREAMS: usize = 8;
 /// Most targets of all streams, and most places of their schedules: size of the maps.
 pub const MAX_TARGETS: usize = 1 << 20;
 /// Longest frame without FCS that the program in the kernel makes: one page less headroom and the tail the kernel keeps.

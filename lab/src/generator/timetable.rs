@@ -19,7 +19,7 @@ use super::{
     socket::PacketSocket,
 };
 use crate::{
-    replay::mark::{self, Room},
+    mark::{self, Room},
     sys,
 };
 

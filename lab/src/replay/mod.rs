@@ -18,7 +18,6 @@
 pub mod arrivals;
 pub mod capture;
 pub mod difference;
-pub mod mark;
 mod run;
 pub mod view;
 
@@ -42,6 +41,7 @@ use crate::{
     addresses::{self, nexthop_mac_of, router_mac},
     generator::{Timed, Timetable},
     losses::Losses,
+    mark,
     packet::ETHERNET_BYTES,
     sys,
     testbed::{PORT_IN, PORT_OUT, Testbed},
@@ -117,7 +117,7 @@ impl Replay {
         let mut testbed = Testbed::for_rates(&Topology::rfc2544())?;
         let longest = capture.packets.iter().map(|packet| packet.frame.len()).max().unwrap_or_default();
         let mtu = longest.saturating_sub(ETHERNET_BYTES.into());
-        if mtu > usize::from(crate::experiment::STANDARD_MTU) {
+        if mtu > usize::from(crate::packet::STANDARD_MTU) {
             testbed.set_mtu(u16::try_from(mtu).context("longest frame")?)?;
         }
         route_everything(&testbed)?;

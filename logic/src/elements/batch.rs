@@ -16,8 +16,9 @@
 
 use super::{
     Counters, clear,
-    packet::{Ingress, Loss, NotAFrame, Packet, Verdict},
+    packet::{Loss, NotAFrame, Packet, Verdict},
 };
+use crate::tables::Ingress;
 
 /// The most packets in a batch.
 pub const MOST_PACKETS: usize = 256;

@@ -68,6 +68,7 @@ mod ttl;
 mod vxlan_decap;
 mod vxlan_encap;
 
+pub use crate::tables::Ingress;
 pub use batch::{Batch, MOST_PACKETS};
 pub use chain::{Chain, Whole};
 pub use check::Check;
@@ -82,7 +83,7 @@ pub use esp_decrypt::EspDecrypt;
 pub use esp_encrypt::EspEncrypt;
 pub use forward::Forward;
 pub use mirror::Mirror;
-pub use packet::{Ingress, Loss, NotAFrame, Packet, Verdict};
+pub use packet::{Loss, NotAFrame, Packet, Verdict};
 pub use police::{Police, Rate};
 pub use rewrite::Rewrite;
 pub use route::Route;

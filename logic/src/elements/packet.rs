@@ -8,29 +8,12 @@
 //! the frame, so it stays true when the data begins elsewhere.
 
 use super::check::{ETHERNET, IPV4};
-use crate::{
-    plan::{InterfaceId, PortId, RouterId},
-    reason::Reason,
-};
+use crate::{plan::PortId, reason::Reason, tables::Ingress};
 use prefetch_index::prefetch_index;
 use std::fmt;
 
 /// Bytes of a line of the cache, on nearly all CPUs.
 const CACHE_LINE: usize = 64;
-
-/// Where a packet came in: the port, and what the interface index says of its VLAN and destination MAC address
-/// (`struct interface_slot` of `bpf/abi.h`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ingress {
-    /// Port it came in by.
-    pub port: PortId,
-    /// Router it belongs to.
-    pub router: RouterId,
-    /// Interface it is for; 0: none.
-    pub interface: InterfaceId,
-    /// That interface's flags (`IF_` of [`crate::tables::encoding`]).
-    pub flags: u8,
-}
 
 /// What becomes of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

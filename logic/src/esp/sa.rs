@@ -5,7 +5,7 @@ use super::{
     headers::{Dont, Ends, HOPS, Outer, Udp},
     window::BadWindow,
 };
-use crate::paths::class::Addresses;
+use crate::net::Addresses;
 use std::{fmt, net::IpAddr, sync::Arc};
 
 /// What is inside (RFC 4303 section 3.1).

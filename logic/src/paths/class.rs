@@ -6,16 +6,15 @@
 //! for a protocol that has an extension header between itself and the fragment header: later fragments have that header's number.
 
 use crate::{
-    elements::Ingress,
     flow::{
         field::{ether_type, ip_proto},
         packet::{Fragment, Headers, Network},
     },
-    net::{Mac, Prefix4, Prefix6},
+    net::{Addresses, Mac},
     paths::PathId,
     plan::{PortId, RouterId},
+    tables::Ingress,
 };
-use std::{fmt, net::IpAddr, str::FromStr};
 
 /// The last byte at which a class may look.
 pub const DEPTH: u8 = 64;
@@ -50,15 +49,6 @@ pub struct Class {
     pub flow_rules: bool,
 }
 
-/// An IP prefix of either version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Addresses {
-    /// Of IPv4.
-    V4(Prefix4),
-    /// Of IPv6.
-    V6(Prefix6),
-}
-
 /// Two bytes of the first [`DEPTH`], as they are in the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TwoBytes {
@@ -90,6 +80,41 @@ pub enum Impossible {
         /// What that should be.
         value: u16,
     },
+}
+
+impl Addresses {
+    fn has(self, frame: &[u8], network: Network, side: Side) -> bool {
+        let second = matches!(side, Side::Destination);
+        match (self, network) {
+            (Addresses::V4(prefix), Network::Ipv4(ip)) => {
+                let at = ip + if second { 16 } else { 12 };
+                let address = frame.get(at..).and_then(|bytes| bytes.first_chunk());
+                address.is_some_and(|address| prefix.contains(u32::from_be_bytes(*address)))
+            }
+            (Addresses::V6(prefix), Network::Ipv6(ip)) => {
+                let at = ip + if second { 24 } else { 8 };
+                let address = frame.get(at..).and_then(|bytes| bytes.first_chunk());
+                address.is_some_and(|address| prefix.contains(u128::from_be_bytes(*address)))
+            }
+            _ => false,
+        }
+    }
+
+    fn covers(self, other: Addresses) -> bool {
+        match (self, other) {
+            (Addresses::V4(mine), Addresses::V4(other)) => mine.covers(other),
+            (Addresses::V6(mine), Addresses::V6(other)) => mine.covers(other),
+            _ => false,
+        }
+    }
+
+    /// Of packets with such addresses.
+    pub fn ether_type(self) -> u16 {
+        match self {
+            Addresses::V4(_) => ether_type::IPV4,
+            Addresses::V6(_) => ether_type::IPV6,
+        }
+    }
 }
 
 /// A frame, looked at once for all classes.
@@ -241,77 +266,7 @@ enum Side {
     Destination,
 }
 
-impl Addresses {
-    fn has(self, frame: &[u8], network: Network, side: Side) -> bool {
-        let second = matches!(side, Side::Destination);
-        match (self, network) {
-            (Addresses::V4(prefix), Network::Ipv4(ip)) => {
-                let at = ip + if second { 16 } else { 12 };
-                let address = frame.get(at..).and_then(|bytes| bytes.first_chunk());
-                address.is_some_and(|address| prefix.contains(u32::from_be_bytes(*address)))
-            }
-            (Addresses::V6(prefix), Network::Ipv6(ip)) => {
-                let at = ip + if second { 24 } else { 8 };
-                let address = frame.get(at..).and_then(|bytes| bytes.first_chunk());
-                address.is_some_and(|address| prefix.contains(u128::from_be_bytes(*address)))
-            }
-            _ => false,
-        }
-    }
-
-    fn covers(self, other: Addresses) -> bool {
-        match (self, other) {
-            (Addresses::V4(mine), Addresses::V4(other)) => mine.covers(other),
-            (Addresses::V6(mine), Addresses::V6(other)) => mine.covers(other),
-            _ => false,
-        }
-    }
-
-    /// Of packets with such addresses.
-    pub fn ether_type(self) -> u16 {
-        match self {
-            Addresses::V4(_) => ether_type::IPV4,
-            Addresses::V6(_) => ether_type::IPV6,
-        }
-    }
-}
-
-impl Addresses {
-    /// Is this address in it?
-    pub fn contains(self, address: IpAddr) -> bool {
-        match (self, address) {
-            (Addresses::V4(prefix), IpAddr::V4(address)) => prefix.contains(address.to_bits()),
-            (Addresses::V6(prefix), IpAddr::V6(address)) => prefix.contains(address.to_bits()),
-            _ => false,
-        }
-    }
-}
-
 /// One address alone.
-impl From<IpAddr> for Addresses {
-    fn from(address: IpAddr) -> Self {
-        match address {
-            IpAddr::V4(address) => Addresses::V4(Prefix4::one(address.to_bits())),
-            IpAddr::V6(address) => Addresses::V6(Prefix6::one(address.to_bits())),
-        }
-    }
-}
-
-impl fmt::Display for Addresses {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Addresses::V4(prefix) => prefix.fmt(f),
-            Addresses::V6(prefix) => prefix.fmt(f),
-        }
-    }
-}
-
-impl FromStr for Addresses {
-    type Err = crate::net::BadPrefix;
-    fn from_str(s: &str) -> Result<Self, Self::Err> {
-        s.parse().map(Addresses::V4).or_else(|_| s.parse().map(Addresses::V6))
-    }
-}
 
 impl TwoBytes {
     fn are_in(self, seen: &ParsedFrame<'_>) -> bool {

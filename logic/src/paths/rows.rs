@@ -7,9 +7,12 @@
 
 use super::{
     PathId,
-    class::{Addresses, Class, Impossible, TwoBytes},
+    class::{Class, Impossible, TwoBytes},
 };
-use crate::plan::{PortId, RouterId};
+use crate::{
+    net::Addresses,
+    plan::{PortId, RouterId},
+};
 use std::ops::Range;
 
 /// `MAX_PATHS` and others of `bpf/path_abi.h`.

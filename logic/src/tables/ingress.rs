@@ -2,10 +2,9 @@
 
 use super::{answer::find_interface, links::IF_PRIORITY_TAGS};
 use crate::{
-    elements::Ingress,
     memory::Memory,
     net::{Tag, Vlan},
-    plan::{PortId, RouterId},
+    plan::{InterfaceId, PortId, RouterId},
     tables::encoding::{IF_IPV4, IF_IPV6},
 };
 use std::sync::atomic::Ordering::Acquire;
@@ -13,6 +12,20 @@ use std::sync::atomic::Ordering::Acquire;
 /// Bytes of an Ethernet header, and of a VLAN tag.
 const ETHERNET: usize = 14;
 const TAG: usize = 4;
+
+/// Where a packet came in: the port, and what the interface index says of its VLAN and destination MAC address
+/// (`struct interface_slot` of `bpf/abi.h`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ingress {
+    /// Port it came in by.
+    pub port: PortId,
+    /// Router it belongs to.
+    pub router: RouterId,
+    /// Interface it is for; 0: none.
+    pub interface: InterfaceId,
+    /// That interface's flags (`IF_` of [`super::encoding`]).
+    pub flags: u8,
+}
 
 /// Looks up frames in the interface index. Of those that came together many are for one interface, so the last is remembered, for as
 /// long as one run: a worker forgets it between two runs, as all that it read of the tables.

@@ -52,7 +52,7 @@ pub use crate::fib::{Epoch, Full, Occupancy, Region};
 pub use answer::{Answer, lookup};
 pub(crate) use answer::{Nexthop, RouterRow, find_neighbour, nexthop, nexthop_of, nexthop_rows};
 pub(crate) use groups::choose;
-pub use ingress::Arrivals;
+pub use ingress::{Arrivals, Ingress};
 pub use queues::{MAX_QUEUES, Steered, queue_rows};
 pub use routes::{holds4, holds6};
 

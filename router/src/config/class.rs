@@ -2,8 +2,8 @@
 
 use crate::base::{BadValue, PortName, packet};
 use logic::{
-    net::Mac,
-    paths::class::{Addresses, Class, TwoBytes},
+    net::{Addresses, Mac},
+    paths::class::{Class, TwoBytes},
     plan::{PortId, RouterId},
 };
 use serde::{Deserialize, Deserializer, de::Error as _};

@@ -17,9 +17,9 @@ use logic::{
     elements::{BadChain, Chain},
     esp::SaTable,
     memory::{Capacity, HeapMemory, Memory},
-    net::Mac,
+    net::{Addresses, Mac},
     paths::{
-        class::{Addresses, Class, Impossible},
+        class::{Class, Impossible},
         rows::Otherwise,
     },
     plan::{PortId, RouterId},

@@ -13,7 +13,7 @@ use super::{
 use crate::base::BadValue;
 use logic::{
     esp::{Dont, Ends, Mode, Selectors, Udp},
-    paths::class::Addresses,
+    net::Addresses,
 };
 use serde::{Deserialize, Deserializer, de::Error as _};
 use std::{

@@ -4,8 +4,8 @@ use super::world::{A, AD200, B, OTHER, Q7, Q100, V};
 use crate::common::frame::{Frame, fix_checksum};
 use fastrand::Rng;
 use logic::{
-    net::Mac,
-    paths::class::{Addresses, Class, TwoBytes},
+    net::{Addresses, Mac},
+    paths::class::{Class, TwoBytes},
 };
 
 fn one<T: Clone>(rng: &mut Rng, of: &[T]) -> T {

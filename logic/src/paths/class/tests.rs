@@ -6,6 +6,7 @@ use crate::flow::{
     field::Field::{self, *},
     packet::VXLAN_PORT,
 };
+use crate::net::{Prefix4, Prefix6};
 use etherparse::{PacketBuilder, TransportHeader};
 use proptest::prelude::*;
 use std::net::IpAddr;

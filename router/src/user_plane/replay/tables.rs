@@ -4,8 +4,7 @@ use crate::config::PathsConfig;
 use logic::{
     elements::Ingress,
     memory::{Capacity, HeapMemory},
-    net::{Mac, Vlan},
-    paths::class::Addresses,
+    net::{Addresses, Mac, Vlan},
     plan::{Hop, Interface, InterfaceId, MultipathHash, Op, PortId, ReversePath, Target},
     tables::{
         Full, Region, Tables,
