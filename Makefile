@@ -5,7 +5,7 @@
 SECONDS ?= 3600
 ROUNDS ?= 2000
 
-.PHONY: help setup build release test test-root soak test-vm test-openflow lint docs fmt fuzz demo bench bench-goals shell clean
+.PHONY: help setup build release check test test-root soak test-vm test-openflow lint docs fmt fuzz demo bench bench-goals shell clean
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 LAB := $(SUDO) target/release/millrace-lab
@@ -34,6 +34,12 @@ build: ## compile everything, for debugging
 release: ## compile everything, optimised
 	@scripts/setup.sh build
 	cargo build --workspace --release
+
+check: ## formatting, prose, and the tests that need no root
+	@scripts/setup.sh build
+	cargo fmt --all --check
+	scripts/prose.py
+	cargo test --workspace
 
 # `cargo test` builds the programs that tests run, too.
 test: setup ## all tests; those that need root too when run as root
