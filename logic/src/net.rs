@@ -258,6 +258,7 @@ impl Addresses {
     }
 }
 
+/// One address alone.
 impl From<IpAddr> for Addresses {
     fn from(address: IpAddr) -> Self {
         match address {

@@ -266,8 +266,6 @@ enum Side {
     Destination,
 }
 
-/// One address alone.
-
 impl TwoBytes {
     fn are_in(self, seen: &ParsedFrame<'_>) -> bool {
         seen.two(self.offset.into()).is_some_and(|word| word & self.mask == self.value)
