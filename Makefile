@@ -99,8 +99,8 @@ demo: setup release ## Linux and Millrace side by side, under a minute after the
 bench: setup release ## the measurements; raw results in OUT (target/bench), ARGS for millrace-lab bench
 	@$(LAB) bench --out $(OUT) $(ARGS)
 
-bench-goals: setup release ## what the papers' figures say, and how soon cores come and go: judged, on a quiet machine; root
-	cargo test --release -p millrace-lab --test figures --test cores -- --ignored --test-threads=1 measure::
+bench-goals: setup release ## what the papers' figures say, how soon cores come and go, flows on cores: judged, on a quiet machine; root
+	cargo test --release -p millrace-lab --test figures --test cores --test steering -- --ignored --test-threads=1 measure::
 
 shell: setup release ## a shell inside a testbed, with millrace on the PATH
 	@$(LAB) shell $(ARGS)

@@ -60,44 +60,15 @@ fn packets_are_received_and_decrypted_by_the_core_that_is_named() {
     ];
     for (steering, queue, expected) in cases {
         bed.steer(&steering, queue).unwrap();
-        // Others may have the machine for a while.
-        let seen = (0..TRIES)
-            .map(|_| measure(&bed, [Guest::Idle; 2], GENTLE_PPS, 64))
-            .find(|seen| seen.machines.iter().all(|machine| machine.loss < 0.05));
-        let seen = seen.expect("the machine is too busy for this test");
+        let seen = measure(&bed, [Guest::Idle; 2], GENTLE_PPS, 64);
         assert_eq!(cores(&seen), expected.map(Some), "{steering:?} {seen:?}");
         for machine in &seen.machines {
             let decrypted: f64 = machine.by_core_pps.iter().sum();
-            assert!((decrypted / machine.sent_pps - 1.0).abs() < 0.05, "{steering:?} {seen:?}");
+            // Others may have the machine for a while, and packets are lost in full rings then.
+            let arrived = machine.sent_pps * (1.0 - machine.loss);
+            assert!(arrived > 0.0 && (decrypted / arrived - 1.0).abs() < 0.05, "{steering:?} {seen:?}");
         }
     }
-}
-
-#[test]
-#[ignore = "needs root"]
-fn two_flows_that_are_too_much_for_one_core_lose_nothing_on_two() {
-    if !two_cores() {
-        return;
-    }
-    let mut bed = Bed::new(2).unwrap();
-    // What one core does of one flow.
-    bed.steer(&Steering::Queue, BUSY).unwrap();
-    let flood = [flow(1, 100_000.0, 1400)];
-    let most = bed
-        .measure(&[Guest::Idle; 2], &flood, Duration::from_millis(300), Duration::from_millis(700))
-        .unwrap();
-    assert!(most.machines[0].loss > 0.1, "100 kpps of 1,400 bytes are no work: {most:?}");
-    let each = 0.7 * most.machines[0].received_pps;
-    let mut lowest = |cores| {
-        bed.steer(&rules(cores), FREE).unwrap();
-        let losses = (0..TRIES).map(|_| {
-            let seen = measure(&bed, [Guest::Idle; 2], each, 1400);
-            seen.machines.iter().map(|machine| machine.loss).sum::<f64>() / 2.0
-        });
-        losses.fold(f64::INFINITY, f64::min)
-    };
-    let (together, apart) = (lowest(["1", "1"]), lowest(["0", "1"]));
-    assert!(together > 0.15 && apart < 0.05, "{together} {apart}");
 }
 
 #[test]
@@ -120,4 +91,38 @@ fn flows_keep_off_the_core_of_a_machine_that_computes() {
         .unwrap();
     let by_core = &seen.machines[0].by_core_pps;
     assert!(by_core[FREE] > 0.0 && by_core[BUSY] > 0.0, "{seen:?}");
+}
+
+/// On a quiet machine (`make bench-goals`).
+mod measure {
+    use super::*;
+
+    #[test]
+    #[ignore = "a measurement"]
+    fn two_flows_that_are_too_much_for_one_core_lose_nothing_on_two() {
+        if !two_cores() {
+            return;
+        }
+        let mut bed = Bed::new(2).unwrap();
+        // What one core does of one flow.
+        bed.steer(&Steering::Queue, BUSY).unwrap();
+        let flood = [flow(1, 100_000.0, 1400)];
+        let most = bed
+            .measure(&[Guest::Idle; 2], &flood, Duration::from_millis(300), Duration::from_millis(700))
+            .unwrap();
+        assert!(most.machines[0].loss > 0.1, "100 kpps of 1,400 bytes are no work: {most:?}");
+        let each = 0.7 * most.machines[0].received_pps;
+        let mut loss = |cores| {
+            bed.steer(&rules(cores), FREE).unwrap();
+            let losses = (0..TRIES).map(|_| {
+                let seen = super::measure(&bed, [Guest::Idle; 2], each, 1400);
+                seen.machines.iter().map(|machine| machine.loss).sum::<f64>() / 2.0
+            });
+            let mut losses: Vec<f64> = losses.collect();
+            losses.sort_by(f64::total_cmp);
+            losses[TRIES / 2]
+        };
+        let (together, apart) = (loss(["1", "1"]), loss(["0", "1"]));
+        assert!(together > 0.15 && apart < 0.05, "{together} {apart}");
+    }
 }
