@@ -100,7 +100,7 @@ bench: setup release ## the measurements; raw results in OUT (target/bench), ARG
 	@$(LAB) bench --out $(OUT) $(ARGS)
 
 bench-goals: setup release ## what the papers' figures say, how soon cores come and go, flows on cores: judged, on a quiet machine; root
-	cargo test --release -p millrace-lab --test figures --test cores --test steering -- --ignored --test-threads=1 measure::
+	cargo test --release --no-fail-fast -p millrace-lab --test figures --test cores --test steering -- --ignored --test-threads=1 measure::
 
 shell: setup release ## a shell inside a testbed, with millrace on the PATH
 	@$(LAB) shell $(ARGS)
