@@ -41,14 +41,17 @@ def slug(heading):
 
 
 def lines_of(name):
-    """Number, line, and whether it is text (no code, no front of a code block)."""
-    code = False
+    """Number, line, and whether it is text: neither in a code block nor indented outside of a list."""
+    code = in_list = False
     for number, line in enumerate((ROOT / name).read_text().split("\n"), 1):
         if re.match(r"\s*(```|~~~)", line):
             code = not code
             yield number, line, False
-        else:
-            yield number, line, not code and not line.startswith("    ")
+            continue
+        indented = line.startswith("    ")
+        if line.strip() and not indented:
+            in_list = bool(re.match(r"\s*([-*]|\d+\.)\s", line)) or in_list and line.startswith(" ")
+        yield number, line, not code and (not indented or in_list)
 
 
 def anchors(name):
@@ -131,10 +134,7 @@ def main():
         for number, what in sorted(findings):
             print(f"{name}:{number}: {what}")
         wrong += len(findings)
-    stale = [name for name in GENERATED if not (ROOT / name).is_file()]
-    for name in stale:
-        print(f"scripts/prose.py: {name} is generated and does not exist")
-    return 1 if wrong or stale else 0
+    return 1 if wrong else 0
 
 
 sys.exit(main())

@@ -96,6 +96,7 @@ fn flows_keep_off_the_core_of_a_machine_that_computes() {
 /// On a quiet machine (`make bench-goals`).
 mod measure {
     use super::*;
+    use lab::measure::median;
 
     #[test]
     #[ignore = "a measurement"]
@@ -118,9 +119,7 @@ mod measure {
                 let seen = super::measure(&bed, [Guest::Idle; 2], each, 1400);
                 seen.machines.iter().map(|machine| machine.loss).sum::<f64>() / 2.0
             });
-            let mut losses: Vec<f64> = losses.collect();
-            losses.sort_by(f64::total_cmp);
-            losses[TRIES / 2]
+            median(&losses.collect::<Vec<f64>>())
         };
         let (together, apart) = (loss(["1", "1"]), loss(["0", "1"]));
         assert!(together > 0.15 && apart < 0.05, "{together} {apart}");

@@ -3,7 +3,10 @@
 //! Nanoseconds a packet of a chain with one `forward`, and with a `mirror` in front of it, in turn within each round. Batches of 64 of 512 frames that stay in the
 //! caches. A ring of 4 MiB, as the daemon's, is emptied by another thread between the runs that are measured, so that nothing is lost and its lines are on another core.
 
-use logic::elements::{Batch, Chain, Copies, Element, Forward, Ingress, Mirror, NoCopy, Now, Taker};
+use logic::{
+    elements::{Batch, Chain, Copies, Element, Forward, Mirror, NoCopy, Now, Taker},
+    tables::Ingress,
+};
 use std::{
     sync::{
         Arc,

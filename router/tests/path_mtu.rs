@@ -31,7 +31,7 @@ const SEEN: Duration = Duration::from_secs(60);
 
 /// How many times slower than a real machine this one may be: more in `make test-vm`, which emulates one.
 fn slower() -> u32 {
-    if std::env::var_os("MILLRACE_VM_NIC").is_some() { 12 } else { 1 }
+    if common::is_emulated() { 12 } else { 1 }
 }
 
 /// How long frames take to come out, at most.

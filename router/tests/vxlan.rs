@@ -5,9 +5,12 @@ mod common;
 
 use common::{in_new_namespace, run, wire::Wire};
 use logic::{
-    elements::{Batch, Chain, Check, Element, Forward, Ingress, Now, Verdict, Vxlan, VxlanDecap, VxlanEncap},
+    elements::{Batch, Chain, Check, Element, Forward, Now, Verdict, Vxlan, VxlanDecap, VxlanEncap},
     esp::Ends,
-    tables::encoding::{IF_IPV4, IF_IPV6},
+    tables::{
+        Ingress,
+        encoding::{IF_IPV4, IF_IPV6},
+    },
 };
 use std::{
     net::IpAddr,

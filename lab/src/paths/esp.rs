@@ -9,9 +9,9 @@
 
 use anyhow::Context;
 use logic::{
-    elements::{Batch, Chain, Check, Element, EspDecrypt, EspEncrypt, Forward, Ingress, Now, Verdict},
+    elements::{Batch, Chain, Check, Element, EspDecrypt, EspEncrypt, Forward, Now, Verdict},
     esp::{Aead, Common, Dont, Ends, Inbound, Job, Key, Mode, Outbound, SaTable, Selectors, TAG},
-    tables::encoding::IF_IPV4,
+    tables::{Ingress, encoding::IF_IPV4},
 };
 use router::config::Library;
 use std::{hint::black_box, sync::Arc};

@@ -11,13 +11,12 @@
 
 use logic::{
     elements::{
-        Batch, Chain, Check, CrcAppend, CrcCheck, Element, Forward, Ingress, Now, Rewrite, Route, Ttl,
-        Verdict,
+        Batch, Chain, Check, CrcAppend, CrcCheck, Element, Forward, Now, Rewrite, Route, Ttl, Verdict,
     },
     memory::{Capacity, HeapMemory},
     net::{Mac, Prefix4, Vlan},
     plan::{Hop, Interface, Op, ReversePath, Target},
-    tables::{Tables, encoding::IF_IPV4},
+    tables::{Ingress, Tables, encoding::IF_IPV4},
 };
 use std::{sync::Arc, time::Instant};
 

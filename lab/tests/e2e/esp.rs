@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::{
     bed::{Bed, ping},
     daemon::{Daemon, Leftovers, eventually_true},
-    user_plane::{Window, numbered, path, sum},
+    user_plane::{numbered, path, send_numbered, sum},
 };
 
 /// Behind the server, by the tunnel.
@@ -162,17 +162,8 @@ fn both_ways(bed: &Bed, count: u32) -> [Vec<u32>; 2] {
             let client = bed.client.enter(|| Ok(UdpSocket::bind("10.7.1.2:4001")?)).unwrap();
             client.set_read_timeout(Some(Duration::from_secs(3))).unwrap();
             let server = bed.server.enter(|| Ok(UdpSocket::bind(format!("{FAR}:4001"))?)).unwrap();
-            let window = Window::default();
-            thread::scope(|scope| {
-                scope.spawn(|| {
-                    for number in 0..count {
-                        window.wait(number);
-                        server.send_to(&number.to_be_bytes(), "10.7.1.2:4001").unwrap();
-                        thread::sleep(Duration::from_micros(200));
-                    }
-                });
-                window.receive(&client, count)
-            })
+            let send = |number: &[u8; 4]| _ = server.send_to(number, "10.7.1.2:4001").unwrap();
+            send_numbered(send, &client, count)
         });
         [there.join().unwrap(), back.join().unwrap()]
     })

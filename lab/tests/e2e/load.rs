@@ -1,11 +1,12 @@
 //! Packets through the lab's testbed while something happens, every one accounted for.
 
 use std::{
-    fs, thread,
+    thread,
     time::{Duration, Instant},
 };
 
 use lab::{
+    cpu::{Threads, Time},
     generator::{Load, Pace},
     losses::Losses,
     subject::Subject,
@@ -45,9 +46,9 @@ pub struct Account {
 
 /// The generator's wire, whose other end is the port's receive queue.
 const WIRE: &str = "gen.eth0.ring_full";
-/// The thread that empties the wire may do something else for so long because of the event.
+/// The event may keep the thread that empties the wire busy for so long.
 const WIRE_SLACK: Duration = Duration::from_millis(30);
-/// Others may have its core for so long; more is blamed on the event.
+/// Other programs may hold that thread's core for so long. The event answers for more.
 const MOST_ROBBED: Duration = Duration::from_millis(300);
 
 impl Account {
@@ -89,8 +90,10 @@ fn send(testbed: &mut Testbed, workload: &Workload, least: u64, work: impl FnOnc
     testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes).unwrap();
     let threads = testbed.router_threads().unwrap().0;
     // The first is that of the port at the wire.
-    let empties = threads[0];
-    let waited_before = waited(empties);
+    let empties = Threads(vec![threads[0]]);
+    // A thread ends with its port: then nobody has robbed it.
+    let time = || empties.times().map_or(Time::default(), |times| times[0]);
+    let before_all = time();
     let _first = First::of(threads);
     let rows = [&(0..=testbed.topology.router_count()).collect::<Vec<_>>()[..], &[511]].concat();
     let (before, losses) = (received(testbed, &rows), Losses::now(testbed).unwrap());
@@ -115,7 +118,7 @@ fn send(testbed: &mut Testbed, workload: &Workload, least: u64, work: impl FnOnc
             bytes: difference(1).sum(),
             lost: Losses::now(testbed).unwrap().since(&losses),
             wire_full_idle: 0,
-            robbed: waited(empties).saturating_sub(waited_before),
+            robbed: Duration::from_nanos(time().since(before_all).waited_ns),
         };
         if account.received.iter().sum::<u64>() + account.lost.total() >= sent || Instant::now() > end {
             let frames: u64 = account.received.iter().sum();
@@ -127,13 +130,6 @@ fn send(testbed: &mut Testbed, workload: &Workload, least: u64, work: impl FnOnc
             return account;
         }
     }
-}
-
-/// How long a thread was ready to run and another had its core; zero once it has ended (`/proc/TID/schedstat`).
-fn waited(thread: i32) -> Duration {
-    let text = fs::read_to_string(format!("/proc/{thread}/schedstat")).unwrap_or_default();
-    let ns = text.split_whitespace().nth(1).and_then(|ns| ns.parse().ok());
-    Duration::from_nanos(ns.unwrap_or(0))
 }
 
 /// Threads that go before all others, as interrupts would come before every program, too. Dropped, they no longer do: some are the

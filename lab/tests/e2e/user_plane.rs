@@ -76,48 +76,39 @@ pub fn numbered(bed: &Bed, from: &str, to: &str, count: u32) -> Vec<u32> {
     server.set_read_timeout(Some(Duration::from_secs(3))).unwrap();
     let client = bed.client.enter(|| Ok(UdpSocket::bind(from)?)).unwrap();
     client.connect(to).unwrap();
-    let window = Window::default();
+    send_numbered(|number| _ = client.send(number).unwrap(), &server, count)
+}
+
+/// A sender stays so close to its receiver. Else packets are lost in queues wherever another program takes the core.
+const AHEAD: u32 = 64;
+
+/// Sends numbers in datagrams; returns those that the receiver got, in order.
+pub fn send_numbered(send: impl Fn(&[u8; 4]) + Sync, receiver: &UdpSocket, count: u32) -> Vec<u32> {
+    let (next, is_over) = (AtomicU32::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
         scope.spawn(|| {
             for number in 0..count {
-                window.wait(number);
-                client.send(&number.to_be_bytes()).unwrap();
+                let since = Instant::now();
+                // Where all these packets were lost the sender goes on.
+                while number >= next.load(Relaxed) + AHEAD && since.elapsed() < Duration::from_millis(300) {
+                    thread::sleep(Duration::from_micros(100));
+                }
+                if is_over.load(Relaxed) {
+                    return;
+                }
+                send(&number.to_be_bytes());
                 thread::sleep(Duration::from_micros(200));
             }
         });
-        window.receive(&server, count)
-    })
-}
-
-/// Keeps a sender from running ahead of its receiver: else packets are lost in a queue wherever another program takes the core.
-#[derive(Default)]
-pub struct Window {
-    came: AtomicU32,
-    /// A packet was lost.
-    is_open: AtomicBool,
-}
-
-impl Window {
-    const PACKETS: u32 = 64;
-
-    /// Before this packet is sent.
-    pub fn wait(&self, number: u32) {
-        let end = Instant::now() + Duration::from_secs(3);
-        while !self.is_open.load(Relaxed) && number >= self.came.load(Relaxed) + Self::PACKETS {
-            self.is_open.store(Instant::now() > end, Relaxed);
-            thread::sleep(Duration::from_micros(100));
-        }
-    }
-
-    /// The numbers in packets that come, in their order, until there are so many, or none for a while.
-    pub fn receive(&self, socket: &UdpSocket, count: u32) -> Vec<u32> {
+        let _end = Ends(&is_over);
         let (mut bytes, mut came) = ([0; 4], Vec::new());
-        while came.len() < count as usize && socket.recv(&mut bytes).is_ok() {
-            came.push(u32::from_be_bytes(bytes));
-            self.came.fetch_add(1, Relaxed);
+        while came.len() < count as usize && receiver.recv(&mut bytes).is_ok() {
+            let number = u32::from_be_bytes(bytes);
+            came.push(number);
+            next.fetch_max(number + 1, Relaxed);
         }
         came
-    }
+    })
 }
 
 pub fn sum(counts: &Value) -> u64 {

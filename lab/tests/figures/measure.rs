@@ -3,6 +3,7 @@
 //! and rates are of the time that threads had a core.
 
 use super::*;
+use lab::measure::median;
 
 /// How far shares may be from what they should be, of that: what interrupts a path is charged to it, and if that is at the end the others have no time to make up for it.
 const FEW_PERCENT: f64 = 0.04;
@@ -25,14 +26,13 @@ impl Measured {
     /// How much more packets this subject forwards than that one.
     fn beats(&self, subject: &str, other: &str, parameters: &Value) -> f64 {
         let [one, other] = [subject, other].map(|subject| self.each(subject, parameters, per_core));
-        median(one.iter().zip(&other).map(|(one, other)| one / other))
+        let ratios: Vec<f64> = one.iter().zip(&other).map(|(one, other)| one / other).collect();
+        median(&ratios)
     }
 
     /// The median of a path.
     fn of_path(&self, subject: &str, path: &str, what: &str) -> f64 {
-        median(
-            self.each(subject, &json!({"path": path}), |sample| sample[what].as_f64().unwrap()).into_iter(),
-        )
+        median(&self.each(subject, &json!({"path": path}), |sample| sample[what].as_f64().unwrap()))
     }
 
     /// All of them, by path.
@@ -45,12 +45,6 @@ impl Measured {
 fn per_core(sample: &Value) -> f64 {
     let cpu: Vec<f64> = sample["cpu"].as_array().unwrap().iter().map(|cpu| cpu.as_f64().unwrap()).collect();
     sample["pps"].as_f64().unwrap() * cpu.len() as f64 / cpu.iter().sum::<f64>()
-}
-
-fn median(of: impl Iterator<Item = f64>) -> f64 {
-    let mut all: Vec<f64> = of.collect();
-    all.sort_by(f64::total_cmp);
-    all[all.len() / 2]
 }
 
 /// `Err`: what does not hold.
@@ -179,7 +173,7 @@ fn what_a_packet_costs_falls_with_the_batch() {
             let each = found.each("millrace", &json!({"batch": batch}), |sample| {
                 sample["cycles_per_packet"].as_f64().unwrap()
             });
-            median(each.into_iter())
+            median(&each)
         };
         for (batch, factor) in [(2, 1.2), (4, 1.15), (8, 1.1), (16, 1.05), (32, 1.0), (64, 1.0)] {
             at_least(&format!("{} to {batch} packets", batch / 2), cost(batch / 2) / cost(batch), factor)?;
@@ -187,7 +181,7 @@ fn what_a_packet_costs_falls_with_the_batch() {
         let switch = found.each("millrace", &json!({"regression": "all batches"}), |sample| {
             sample["switch_cycles"].as_f64().unwrap_or(0.0)
         });
-        at_least("a switch, of what a packet costs alone", median(switch.into_iter()) / cost(1), 0.3)
+        at_least("a switch, of what a packet costs alone", median(&switch) / cost(1), 0.3)
     });
 }
 

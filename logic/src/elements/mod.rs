@@ -68,7 +68,6 @@ mod ttl;
 mod vxlan_decap;
 mod vxlan_encap;
 
-pub use crate::tables::Ingress;
 pub use batch::{Batch, MOST_PACKETS};
 pub use chain::{Chain, Whole};
 pub use check::Check;

@@ -17,7 +17,7 @@
 //! | `udp_port` | destination port; default 4789 |
 
 use super::{
-    Batch, Contract, Counters, Element, Ingress, Known, Now,
+    Batch, Contract, Counters, Element, Known, Now,
     check::{ETHERNET, IPV4, IPV6, ethernet},
     esp_decrypt::mark,
     esp_encrypt::addresses,
@@ -28,6 +28,7 @@ use crate::{
     esp,
     flow::field::{ether_type, ip_proto},
     reason::Reason,
+    tables::Ingress,
 };
 use std::{any::Any, net::IpAddr};
 

@@ -12,9 +12,9 @@
 //!
 //! # Initialization vectors
 //! AES-GCM is broken, key and all, by two packets with one key, salt and IV. The IV of a packet is its sequence number, which is taken from
-//! one counter of the SA and never twice ([`Sequence`]). That holds as long as the counter lives; that a key is not used again with a counter
-//! that starts anew is for whoever makes the SA (docs/howto/esp.md says how `router` does it), and why numbers can be used only once
-//! somebody has said so ([`Sequence::reserve`]).
+//! one counter of the SA and never twice ([`Sequence`]). That holds as long as the counter lives. The maker of an SA must not use
+//! its key again with a counter that starts from the beginning (docs/howto/esp.md says how `router` prevents it). This is why numbers
+//! can be used only after they were reserved ([`Sequence::reserve`]).
 
 mod aead;
 mod headers;

@@ -38,12 +38,13 @@ mod tests;
 pub use rings::{NotTaken, Rings};
 
 use crate::{
-    elements::{Batch, Chain, Ingress, Loss, MOST_PACKETS, Now, Verdict},
+    elements::{Batch, Chain, Loss, MOST_PACKETS, Now, Verdict},
     paths::{
         Account, Cost, Counters, Handle, NotCounted, Path, PathId, Refused, Resource, Run, Scheduler,
         Settings, Used,
     },
     plan::RouterId,
+    tables::Ingress,
 };
 use std::ops::{Deref, DerefMut, Range};
 

@@ -16,7 +16,7 @@
 //! | `GET /controllers` | a `ControllersReport` ([`crate::switch::controllers`]) |
 //! | `POST /flows` with a `FlowsRequest` ([`crate::api::flows`]) | `FlowsChanged`, once packets obey |
 //! | `GET /flows[?match=M]` | a line with a `FlowReport` for each rule that M means |
-//! | `GET /sas` | a `SasReport` ([`crate::user_plane::sas`]) |
+//! | `GET /sas` | a `SasReport` ([`crate::api::sas`]) |
 //! | `POST /sas` with a [`SasRequest`] | a `SasReport`, once it is in place: the next batch of packets goes by it |
 //! | `POST /stop` | `StopReport`, once everything is removed |
 //!

@@ -14,7 +14,7 @@ use super::{
     seam::{FastPath, Kernel},
 };
 use crate::{
-    base::{guard::check_directory, instance::Instance},
+    base::{clock::monotonic, guard::check_directory, instance::Instance},
     config::Config,
     cores::polled::PolledPorts,
     linux::{
@@ -438,8 +438,6 @@ pub fn classifier() -> Option<Box<dyn Classifier>> {
     let asking = Ethtool::open().inspect_err(|e| tracing::warn!("no socket to ask for classifiers: {e}"));
     asking.ok().map(|ethtool| Box::new(Ntuple(ethtool)) as Box<dyn Classifier>)
 }
-
-pub use crate::base::clock::monotonic;
 
 impl FastPath for Plane {
     type Memory = Arc<MappedMemory>;

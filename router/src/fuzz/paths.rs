@@ -10,9 +10,10 @@ use crate::{
     },
 };
 use logic::{
-    elements::{Ingress, Verdict},
+    elements::Verdict,
     esp::Key,
     paths::PathId,
+    tables::Ingress,
     worker::{Exchange, Frame, NotTaken, Rings, Worker},
 };
 use pcap_file::pcap::PcapReader;

@@ -28,7 +28,7 @@ pub trait UserPlane<M>: Clone {
     fn set_tables(&self, tables: M);
     /// What workers are to do from now on. It is done later.
     fn want(&self, wanted: Wanted);
-    /// Until that is so, as far as it is possible, or for so long.
+    /// Waits until the last [`UserPlane::want`] is done, as far as possible, or for so long.
     fn wait(&self, _longest: Duration) {}
     /// How workers stood a moment ago.
     fn stand(&self) -> Arc<Stand> {

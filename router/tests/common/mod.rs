@@ -68,6 +68,11 @@ pub fn only_on(cores: impl IntoIterator<Item = usize>) {
     sched_setaffinity(None, &set).unwrap();
 }
 
+/// Is this the machine that `make test-vm` emulates?
+pub fn is_emulated() -> bool {
+    std::env::var_os("MILLRACE_VM_NIC").is_some()
+}
+
 /// The calling thread goes before all usual ones from now on.
 pub fn be_urgent() {
     let parameters = libc::sched_param { sched_priority: 50 };

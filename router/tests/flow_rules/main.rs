@@ -37,7 +37,7 @@ fn rng(test: u64) -> Rng {
 
 /// An emulated machine (`make test-vm`) is so many times slower than a real one.
 fn slower() -> u32 {
-    if std::env::var_os("MILLRACE_VM_NIC").is_some() { 20 } else { 1 }
+    if common::is_emulated() { 20 } else { 1 }
 }
 
 /// As many as take the same time: the emulated machine is there for what another kernel makes of the program.

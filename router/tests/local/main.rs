@@ -27,11 +27,7 @@ const FOLLOW: &str = "local = \"follow\"";
 const PORTS: [&str; 2] = ["lp0", "lp1"];
 
 fn millrace() -> &'static str {
-    if std::env::var_os("MILLRACE_VM_NIC").is_some() {
-        "/millrace/millrace"
-    } else {
-        env!("CARGO_BIN_EXE_millrace")
-    }
+    if common::is_emulated() { "/millrace/millrace" } else { env!("CARGO_BIN_EXE_millrace") }
 }
 
 /// lp0 and lp1 of the router, polled by threads on core 0, and lq0 and lq1 in a namespace of their own. 10.0.1.9 is behind lp1.

@@ -360,7 +360,7 @@ fn flows_leave_a_core_that_cannot_keep_up() {
 #[test]
 #[ignore = "needs root, and a virtual machine of its own"]
 fn flows_leave_a_core_that_goes_offline() {
-    if std::env::var_os("MILLRACE_VM_NIC").is_none() {
+    if !common::is_emulated() {
         return;
     }
     in_new_namespace(|| {

@@ -3,9 +3,12 @@
 use super::*;
 use fastrand::Rng;
 use logic::{
-    elements::{Batch, Chain, Check, Ingress, Now, Rewrite, Route, Ttl, Verdict},
+    elements::{Batch, Chain, Check, Now, Rewrite, Route, Ttl, Verdict},
     net::Vlan,
-    tables::encoding::{IF_IPV4, IF_IPV6, IF_REDIRECTS},
+    tables::{
+        Ingress,
+        encoding::{IF_IPV4, IF_IPV6, IF_REDIRECTS},
+    },
 };
 
 const FRAMES: usize = 4000;

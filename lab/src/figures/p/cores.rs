@@ -87,10 +87,7 @@ mod tests {
         let found: Vec<usize> = all().unwrap().iter().map(|core| core.number).collect();
         let status = fs::read_to_string("/proc/self/status").unwrap();
         let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
-        let allowed = allowed.trim().split(',').flat_map(|range| {
-            let (first, last) = range.split_once('-').unwrap_or((range, range));
-            first.parse().unwrap()..=last.parse::<usize>().unwrap()
-        });
-        assert_eq!(found, allowed.collect::<Vec<_>>());
+        let allowed = logic::cpus::parse_list(allowed.trim()).unwrap();
+        assert_eq!(found, allowed.into_iter().map(usize::from).collect::<Vec<_>>());
     }
 }

@@ -6,11 +6,13 @@ use super::{
     routing::{of_each, packets},
     *,
 };
-use crate::elements::{
-    BadChain, Copies, Count, CrcAppend, CrcCheck, Discard, EspDecrypt, EspEncrypt, Forward, Loss, Mirror,
-    Police, Rate, Vxlan, VxlanDecap, VxlanEncap,
+use crate::{
+    elements::{
+        BadChain, Copies, Count, CrcAppend, CrcCheck, Discard, EspDecrypt, EspEncrypt, Forward, Loss, Mirror,
+        Police, Rate, Vxlan, VxlanDecap, VxlanEncap,
+    },
+    esp::{Ends, SaTable},
 };
-use crate::esp::{Ends, SaTable};
 use proptest::prelude::*;
 use std::net::Ipv4Addr;
 

@@ -15,8 +15,7 @@ mod vxlan;
 mod ways;
 
 use super::{
-    Batch, Chain, Check, Contract, Counters, Element, Ingress, Known, Now, Packet, Rewrite, Route, Ttl,
-    Verdict,
+    Batch, Chain, Check, Contract, Counters, Element, Known, Now, Packet, Rewrite, Route, Ttl, Verdict,
 };
 use crate::{
     memory::{Capacity, HeapMemory},
@@ -24,7 +23,7 @@ use crate::{
     plan::{Hop, Interface, InterfaceId, MultipathHash, Op, ReversePath, Target},
     reason::Reason,
     tables::{
-        Tables,
+        Ingress, Tables,
         encoding::{
             IF_ACCEPT_LOCAL, IF_IPV4, IF_IPV6, IF_LOOK_AT_SOURCES, IF_REDIRECTS, IF_RPF_LOOSE, IF_RPF_STRICT,
         },

@@ -1,4 +1,4 @@
-//! What subscribers are told of cores and workloads: our extension (V5, `docs/reference/openflow-extension.md`).
+//! Notices of cores and workloads to subscribers: our extension (V5, `docs/reference/openflow-extension.md`).
 
 use super::{Agent, ConnectionId, connection::Work};
 use crate::{

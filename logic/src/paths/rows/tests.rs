@@ -3,13 +3,13 @@
 
 use super::*;
 use crate::{
-    elements::Ingress,
     flow::{
         field::ip_proto,
         packet::{Fragment, Headers, Network},
     },
     net::Mac,
     paths::class::{Classifier, tests as made},
+    tables::Ingress,
 };
 use proptest::prelude::*;
 

@@ -72,7 +72,7 @@ use std::{
     },
     time::{Duration, Instant, SystemTime},
 };
-use survey::{SurveyResult as Survey, Wanted};
+use survey::{SurveyResult, Wanted};
 use sysctl::Sysctls;
 use troubles::What;
 pub use troubles::{Trouble, clock};
@@ -197,7 +197,7 @@ struct Crowd {
 
 /// The result of another thread.
 enum Done {
-    Visited(NamespaceId, Owner, Box<Survey>),
+    Visited(NamespaceId, Owner, Box<SurveyResult>),
     Looked(Box<Looked>),
 }
 
@@ -541,7 +541,7 @@ impl Observer {
         let (peers, quota) = (self.peers.clone(), self.config.quota.of(id));
         let task =
             move || Done::Visited(id, owner, Box::new(survey::visit(&place, &wanted, id, &peers, &quota)));
-        self.in_a_thread("survey", task, move || Done::Visited(id, owner, Box::new(Survey::nothing())));
+        self.in_a_thread("survey", task, move || Done::Visited(id, owner, Box::new(SurveyResult::nothing())));
     }
 
     fn begin_look(&mut self, look: Look) {

@@ -3,8 +3,9 @@
 use crate::user_plane::workers::Clock;
 use anyhow::Result;
 use logic::{
-    elements::{Chain, Forward, Ingress, Verdict},
+    elements::{Chain, Forward, Verdict},
     paths::{Bursts, Counters, PathId, Settings},
+    tables::Ingress,
     worker::{Exchange, Frame, Worker},
 };
 use std::{collections::VecDeque, ops::Range, time::Duration};

@@ -2,8 +2,9 @@
 
 use super::{sink::Whole, *};
 use logic::{
-    elements::{Batch, Chain, Discard, Ingress, Loss, Mirror, NoCopy, Now, Verdict},
+    elements::{Batch, Chain, Discard, Loss, Mirror, NoCopy, Now, Verdict},
     net::Mac,
+    tables::Ingress,
 };
 use pcap_file::{DataLink, TsResolution, pcap::PcapReader};
 use std::{

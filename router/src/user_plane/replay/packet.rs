@@ -1,6 +1,6 @@
 //! A packet that came from a capture.
 
-use logic::{elements::Ingress, worker::Frame};
+use logic::{tables::Ingress, worker::Frame};
 use std::{ops::Range, time::Duration};
 
 /// Room for what elements put in front of a packet and behind it: as in `af_xdp`, and a CRC, a trailer of ESP.

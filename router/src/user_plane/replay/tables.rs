@@ -2,12 +2,11 @@
 
 use crate::config::PathsConfig;
 use logic::{
-    elements::Ingress,
     memory::{Capacity, HeapMemory},
     net::{Addresses, Mac, Vlan},
     plan::{Hop, Interface, InterfaceId, MultipathHash, Op, PortId, ReversePath, Target},
     tables::{
-        Full, Region, Tables,
+        Full, Ingress, Region, Tables,
         encoding::{IF_IPV4, IF_IPV6},
     },
 };

@@ -13,13 +13,13 @@ pub(crate) mod sequence_file;
 #[cfg(test)]
 mod tests;
 
+pub use running::RunningSas;
+
 use crate::{
     api::sas::{CryptoReport, SaName, SaReport},
     base::guard::locked,
     config::{ConfigError, Direction, Library, SaConfig, SasConfig},
 };
-pub use running::RunningSas;
-
 use logic::esp::{Common, Inbound, Key, Mode, Outbound, SaTable};
 use sequence_file::SequenceFile;
 use std::{

@@ -6,11 +6,11 @@
 use super::{clock::Clock, counters::Counter, plan::Tables, up::Gate};
 use crate::user_plane::af_xdp::{Buffer, MOST_PATHS, Pool, RingSet};
 use logic::{
-    elements::{Ingress, Loss, Verdict},
+    elements::{Loss, Verdict},
     paths::{Counters, PathId, Resource, Used},
     plan::{PortId, RouterId},
     reason::Reason,
-    tables::Arrivals,
+    tables::{Arrivals, Ingress},
     worker::{Exchange, Frame},
 };
 use std::{ops::Range, sync::Arc};

@@ -41,7 +41,7 @@
 //! | `clock.rs`, `counters.rs` | cycles; what else is counted |
 //! | `capacity.rs`, `scarce.rs` | what there is of I/O; which resource is shared now |
 //! | `epochs.rs` | when tables are not read any more |
-//! | `report.rs` | [`WorkersReport`] |
+//! | `report.rs` | how they stand, in the words of [`crate::api::workers`] |
 
 mod capacity;
 mod clock;
@@ -66,11 +66,6 @@ mod thread;
 mod up;
 mod watch;
 
-use crate::{
-    api::workers::WorkersReport,
-    base::guard::locked,
-    user_plane::{af_xdp::Umem, calibrate::Calibrated},
-};
 pub use clock::Clock;
 pub use counters::{Counter, check as check_counted, counters, resources};
 pub use epochs::Epochs;
@@ -79,6 +74,11 @@ pub use plan::{PathPlan, PortPlan, Shared, Slots, Tables, WorkersPlan, frames_ne
 pub(crate) use thread::pin;
 pub use up::{Budgets, PassUp, Up};
 
+use crate::{
+    api::workers::WorkersReport,
+    base::guard::locked,
+    user_plane::{af_xdp::Umem, calibrate::Calibrated},
+};
 use anyhow::{Context, Result};
 use control::Control;
 use logic::paths::Share;

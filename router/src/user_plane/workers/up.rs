@@ -19,9 +19,9 @@ use crate::{
 use anyhow::{Context, Result};
 use libbpf_rs::ObjectBuilder;
 use logic::{
-    elements::Ingress,
     plan::{PortId, RouterId},
     reason::{Class, Reason},
+    tables::Ingress,
 };
 use std::{
     collections::BTreeMap,
