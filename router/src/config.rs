@@ -30,18 +30,16 @@ pub struct Config {
     pub heartbeat: HeartbeatTime,
     /// Attach in generic mode (slower, any driver) where a port has no native XDP.
     pub generic: bool,
-    /// Steer heavy flows to RX queues of their next hops, where a NIC has a classifier.
-    pub steering: bool,
     /// Who chooses among the next hops of a multipath route.
     pub ecmp: Ecmp,
     pub policing: Policing,
-    pub sampling: Sampling,
     pub limits: Limits,
     pub flows: Flows,
     pub cores: CoresSettings,
     pub shares: SharesSettings,
     pub openflow: OpenFlowSettings,
     pub workers: WorkersSettings,
+    pub experimental: Experimental,
     /// As written: [`Config::sas`] are these, checked.
     #[doc(hidden)]
     pub crypto: Option<LibraryText>,
@@ -69,16 +67,15 @@ impl Default for Config {
             routers: Vec::new(),
             heartbeat: HeartbeatTime(Duration::from_secs(3)),
             generic: false,
-            steering: false,
             ecmp: Ecmp::Auto,
             policing: Policing::default(),
-            sampling: Sampling::default(),
             limits: Limits::default(),
             flows: Flows::default(),
             cores: CoresSettings::default(),
             shares: SharesSettings::default(),
             openflow: OpenFlowSettings::default(),
             workers: WorkersSettings::default(),
+            experimental: Experimental::default(),
             crypto: None,
             sas_later: Vec::new(),
             sa_settings: Vec::new(),
@@ -102,20 +99,6 @@ pub struct Policing {
 impl Default for Policing {
     fn default() -> Self {
         Self { exception_pps: Rate(100_000), control_pps: Rate(10_000) }
-    }
-}
-
-/// How often the cost of a packet is measured.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Sampling {
-    /// One packet in so many is timed (two clock reads, 50 ns); a power of two, or 0 for never.
-    pub every_packets: SampleEvery,
-}
-
-impl Default for Sampling {
-    fn default() -> Self {
-        Self { every_packets: SampleEvery(128) }
     }
 }
 
@@ -212,10 +195,6 @@ bounded!(
     Rate, |v| v <= 100_000_000, "0 (unlimited) to 100000000 packets per second"
 );
 bounded!(
-    /// A power of two, or 0.
-    SampleEvery, |v| v == 0 || (v.is_power_of_two() && v <= 1 << 20), "0 (never) or a power of two up to 1048576"
-);
-bounded!(
     /// Flow rules.
     RuleCount, |v| (1..=1_010_000).contains(&v), "1 to 1010000 rules"
 );
@@ -306,8 +285,8 @@ deserialize_by_parsing!(
     paths::Name,
     paths::OtherwiseText,
     runs::LongestRun,
-    workers::Shared,
-    workers::PollingMode,
+    experimental::SharedResource,
+    experimental::PollingMode,
     class::MacText,
     class::AddressesText
 );
@@ -316,6 +295,7 @@ deserialize_by_parsing!(
 mod class;
 mod cores;
 mod elements;
+mod experimental;
 mod openflow;
 mod paths;
 mod runs;
@@ -328,12 +308,13 @@ pub use cores::{
     ResumeLatency,
 };
 pub use elements::{Captures, ElementSettings, MirrorSettings};
+pub use experimental::{Experimental, IoRate, PollingMode, SharedResource};
 pub use openflow::{DatapathId, FailMode, OpenFlowSettings, OpenFlowVersion, PacketInRate, Target, TlsFiles};
 pub use paths::{PathConfig, PathSettings, PathsConfig, PortConfig, RouteConfig};
 pub use runs::{LongestRun, MeasuredEvery, RunsSettings};
 pub use sas::{Direction, KeySource, Library, LibraryText, SaConfig, SaSettings, SasConfig};
 pub use shares::{SharesSettings, Weight};
-pub use workers::{CALIBRATION_FILE, DaemonPath, PollingMode, WorkersSettings};
+pub use workers::{CALIBRATION_FILE, DaemonPath, WorkersSettings};
 
 /// A configuration that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -346,6 +327,11 @@ pub enum ConfigError {
 }
 
 impl Config {
+    /// Do the indirection tables of NICs follow the cores that forward?
+    pub fn uses_rss(&self) -> bool {
+        self.experimental.rss && self.cores.policy == PlacementPolicy::Pack
+    }
+
     /// Reads and checks a file.
     pub fn read(file: &Path) -> Result<Self, ConfigError> {
         let text =
@@ -364,6 +350,7 @@ impl Config {
             &sas::FORMS,
             &workers::FORMS,
             &runs::FORMS,
+            &experimental::FORMS,
         ];
         let mut config: Config = from_toml(file, text, forms)?;
         let paths = mem::take(&mut config.path_settings);
@@ -408,16 +395,14 @@ fn line_of(text: &str, at: usize) -> usize {
 }
 
 /// Keys, and how they are written.
-const FORMS: [(&str, &str); 15] = [
+const FORMS: [(&str, &str); 13] = [
     ("ports", "ports = [\"eth1\", \"eth2\"]"),
     ("routers", "routers = [\"red\", \"pid:42\"]"),
     ("heartbeat", "heartbeat = \"3s\""),
     ("generic", "generic = true"),
-    ("steering", "steering = true"),
     ("ecmp", "ecmp = \"linux\""),
     ("policing.exception_pps", "exception_pps = 100000"),
     ("policing.control_pps", "control_pps = 10000"),
-    ("sampling.every_packets", "every_packets = 128"),
     ("limits.memory_mib", "memory_mib = 2048"),
     ("limits.routes_per_namespace", "routes_per_namespace = 24576"),
     ("limits.devices_per_namespace", "devices_per_namespace = 4096"),
@@ -471,12 +456,9 @@ mod tests {
             routers = ["red", "pid:42", "/run/x"]
             heartbeat = "1500s"
             generic = true
-            steering = true
             ecmp = "linux"
             [policing]
             exception_pps = 0
-            [sampling]
-            every_packets = 64
             [limits]
             memory_mib = 64
             [flows]
@@ -492,7 +474,6 @@ mod tests {
         );
         assert_eq!(config.heartbeat.0, Duration::from_secs(1500));
         assert_eq!(config.policing, Policing { exception_pps: Rate(0), control_pps: Rate(10_000) });
-        assert_eq!(config.sampling.every_packets, SampleEvery(64));
         assert_eq!(config.flows, Flows { rules: RuleCount(1_010_000), miss: Miss::Drop });
         assert_eq!(parse("").unwrap(), Config::default());
     }
@@ -518,7 +499,6 @@ mod tests {
             ("routers = [\"pid:x\"]", &["m.toml:1: routers: ", "\"pid:x\" is not a router", "pid:NUMBER"]),
             ("[policing]\ncontrol_pps = -1", &["m.toml:2: policing.control_pps: ", "-1", "0 (unlimited)"]),
             ("[policing]\nburst = 1", &["m.toml:2: policing.burst: ", "exception_pps", "control_pps"]),
-            ("[sampling]\nevery_packets = 100", &["m.toml:2: sampling.every_packets: ", "power of two"]),
             ("[limits]\nmemory_mib = 1", &["m.toml:2: limits.memory_mib: ", "16 to 262144"]),
             ("[flows]\nrules = 0", &["m.toml:2: flows.rules: ", "1 to 1010000"]),
             ("[flows]\nrules = 1010001", &["m.toml:2: flows.rules: ", "1 to 1010000"]),

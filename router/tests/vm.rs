@@ -302,7 +302,7 @@ fn an_indirection_table_follows_and_is_put_back() {
     }
     let mut bed = Bed::new();
     let (few, all) = (BTreeSet::from_iter(0..4), BTreeSet::from_iter(0..8));
-    fs::write("/tmp/rss.toml", "ports = [\"eth1\", \"eth2\"]\n[cores]\nrss = true\n").unwrap();
+    fs::write("/tmp/rss.toml", "ports = [\"eth1\", \"eth2\"]\n[experimental]\nrss = true\n").unwrap();
     bed.run_with(&["--config", "/tmp/rss.toml"]);
     wait_for("fewer queues", || spread_over("eth1") == few);
     wait_for("the report of it", || ask("cores")["spreads"][0]["used"] == 4);
@@ -360,7 +360,8 @@ fn wake_ups_are_held_back_and_put_back() {
     let before = interrupts_of_a_stream();
     bed.stop();
 
-    fs::write("/tmp/held.toml", "ports = [\"eth1\", \"eth2\"]\n[cores]\nmoderation = \"1000us\"\n").unwrap();
+    fs::write("/tmp/held.toml", "ports = [\"eth1\", \"eth2\"]\n[experimental]\nmoderation = \"1000us\"\n")
+        .unwrap();
     bed.run_with(&["--config", "/tmp/held.toml"]);
     wait_for("the report of it", || ask("cores")["moderations"][1]["us"] == 1000.0);
     assert_eq!(

@@ -123,7 +123,7 @@ fn measure(options: &CoresOptions, found: &mut CoresResults, progress: &mut Prog
     if wants(Part::Split) {
         for repeat in 0..repeats {
             for (part, split) in [(keys::WHOLE, false), (keys::SPLIT, true)] {
-                let mut bed = Bed::start(1, &format!("split = {split}"))?;
+                let mut bed = Bed::start(1, &format!("[experimental]\nsplit = {split}"))?;
                 bed.be_hot()?;
                 parts(&mut bed, found, progress)?.hot(part, repeat)?;
             }

@@ -179,7 +179,7 @@ fn workers_go_by_what_was_measured_and_share_what_is_counted() {
     let kept = tempfile::tempdir().unwrap();
     let kept = kept.path().join("calibration.json");
     let text = |share: &str| {
-        let more = format!("calibration = \"{}\"\nshare = \"{share}\"\n", kept.display());
+        let more = format!("calibration = \"{}\"\n[experimental]\nshare = \"{share}\"\n", kept.display());
         workers("0-1") + &more + &routed(&bed, "ipv4", "ether_type = \"ipv4\"")
     };
     let workers_stand = |share: &str| {
@@ -232,7 +232,7 @@ fn workers_go_by_what_was_measured_and_share_what_is_counted() {
         let refused =
             Daemon::launch(&bed.the_box, &bed.name, &["--config", file.0.to_str().unwrap()]).refused();
         assert!(
-            refused.contains("workers.share: paths cannot share memory bandwidth fairly")
+            refused.contains("experimental.share: paths cannot share memory bandwidth fairly")
                 && refused.contains(&why)
         );
     }

@@ -386,6 +386,7 @@ impl Run {
         config.openflow.version = self.openflow_version.or(config.openflow.version);
         config.openflow.check()?;
         config.cores.check()?;
+        config.experimental.check(config.cores.policy)?;
         Ok(config)
     }
 }

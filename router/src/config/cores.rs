@@ -25,20 +25,10 @@ pub struct CoresSettings {
     pub low: Percent,
     /// How long a lower load must have lasted before a core is given back.
     pub hold: Interval,
-    /// Flows of a queue that alone is too much for a core are shared among several.
-    pub split: bool,
-    /// Does a queue that is moved wait until what it sent before has left?
-    pub drain: bool,
-    /// With the policy `pack`: do NICs spread packets over the fewest queues that the cores that forward need?
-    pub rss: bool,
     /// What applications are left of a core that forwards too, percent; `None`: what Linux gives them.
     pub floor: Option<Floor>,
     /// The directory of the control group that has the cores that do not forward.
     pub serve: Option<PathBuf>,
-    /// Where the stack works for sockets of this machine.
-    pub local: LocalDelivery,
-    /// How long packets may wait for others, so that fewer wake-ups do; `None`: as the device has it.
-    pub moderation: Option<Latency>,
     /// How long a core that forwards may take to wake up; `None`: no time, where queues are placed. See
     /// [`CoresSettings::resume_us`].
     pub resume_latency: Option<ResumeLatency>,
@@ -56,13 +46,8 @@ impl Default for CoresSettings {
             high: Percent(85),
             low: Percent(70),
             hold: Interval(Duration::from_secs(2)),
-            split: false,
-            drain: true,
-            rss: false,
             floor: None,
             serve: None,
-            local: LocalDelivery::Stay,
-            moderation: None,
             resume_latency: None,
             fixed: BTreeMap::new(),
             workloads: Vec::new(),
@@ -71,11 +56,6 @@ impl Default for CoresSettings {
 }
 
 impl CoresSettings {
-    /// Do the indirection tables of NICs follow?
-    pub fn uses_rss(&self) -> bool {
-        self.rss && self.policy == PlacementPolicy::Pack
-    }
-
     /// How long a core that forwards may take to wake up, microseconds; `None`: as the machine has it.
     pub fn resume_us(&self) -> Option<u32> {
         match self.resume_latency {
@@ -103,9 +83,6 @@ impl CoresSettings {
             return Err(BadValue(
                 "with cores.policy = \"off\" cores.floor and cores.serve do nothing: leave them out".into(),
             ));
-        }
-        if self.policy != PlacementPolicy::Pack && self.split {
-            return Err(BadValue("cores.split is for policy = \"pack\" only".into()));
         }
         if let Some(serve) = self.serve.as_ref().filter(|serve| !serve.is_absolute()) {
             return Err(BadValue(format!(
@@ -254,19 +231,14 @@ pub struct DeclaredWorkload {
 }
 
 /// Keys, and how they are written.
-pub(super) const FORMS: [(&str, &str); 15] = [
+pub(super) const FORMS: [(&str, &str); 10] = [
     ("cores.policy", "policy = \"pack\""),
     ("cores.allowed", "allowed = \"0-3,8\""),
     ("cores.high", "high = 85"),
     ("cores.low", "low = 70"),
     ("cores.hold", "hold = \"2s\""),
-    ("cores.split", "split = false"),
-    ("cores.drain", "drain = false"),
-    ("cores.rss", "rss = true"),
     ("cores.floor", "floor = 40"),
     ("cores.serve", "serve = \"/sys/fs/cgroup/apps\""),
-    ("cores.local", "local = \"follow\""),
-    ("cores.moderation", "moderation = \"50us\""),
     ("cores.resume_latency", "resume_latency = \"0us\""),
     ("cores.fixed", "fixed = { eth1 = [0, 1] }"),
     ("cores.workloads", "workloads = [{ name = \"database\", cores = \"4-7\" }]"),
@@ -291,13 +263,8 @@ mod tests {
             high = 90
             low = 50
             hold = "5s"
-            split = true
-            drain = false
-            rss = true
             floor = 40
             serve = "/sys/fs/cgroup/apps"
-            local = "follow"
-            moderation = "50us"
             resume_latency = "0us"
             fixed = { eth1 = [0, 3], eth2 = [1] }
             workloads = [{ name = "db", cores = "2" }]
@@ -313,19 +280,14 @@ mod tests {
                 high: Percent(90),
                 low: Percent(50),
                 hold: Interval(Duration::from_secs(5)),
-                split: true,
-                drain: false,
-                rss: true,
                 floor: Some(Floor(40)),
                 serve: Some("/sys/fs/cgroup/apps".into()),
-                local: LocalDelivery::Follow,
-                moderation: Some(Latency(50)),
                 resume_latency: Some(ResumeLatency::Within(0)),
                 fixed: BTreeMap::from([(port("eth1"), vec![0, 3]), (port("eth2"), vec![1])]),
                 workloads: vec![DeclaredWorkload { name: "db".into(), cores: CoreList([2].into()) }],
             }
         );
-        assert_eq!(CoresSettings { split: false, ..cores }.check(), Ok(()));
+        assert_eq!(cores.check(), Ok(()));
         assert_eq!(parse("").unwrap(), CoresSettings::default());
     }
 
@@ -340,13 +302,6 @@ mod tests {
             ("high = 300", &["m.toml:2: cores.high: ", "300 is not allowed: 1 to 100"]),
             ("floor = 99", &["m.toml:2: cores.floor: ", "99 is not allowed: 5 to 95"]),
             ("serve = 1", &["m.toml:2: cores.serve: ", "such as: serve = \"/sys/fs/cgroup/apps\""]),
-            ("local = \"here\"", &["m.toml:2: cores.local: ", "\"here\" is not allowed: \"stay\" or"]),
-            ("local = true", &["m.toml:2: cores.local: ", "such as: local = \"follow\""]),
-            (
-                "moderation = \"1ms\"",
-                &["m.toml:2: cores.moderation: ", "\"1ms\" is not allowed: a time from 10us"],
-            ),
-            ("moderation = \"9us\"", &["m.toml:2: cores.moderation: ", "\"9us\" is not allowed"]),
             (
                 "resume_latency = \"2ms\"",
                 &[
@@ -355,9 +310,7 @@ mod tests {
                     "or \"any\"",
                 ],
             ),
-            ("moderation = 50", &["m.toml:2: cores.moderation: ", "such as: moderation = \"50us\""]),
             ("hold = \"1s\"", &["m.toml:2: cores.hold: ", "2s to 24h"]),
-            ("drain = \"1ms\"", &["m.toml:2: cores.drain: ", "such as: drain = false"]),
             ("fixed = { eth1 = 1 }", &["m.toml:2: cores.fixed: ", "such as: fixed = { eth1 = [0, 1] }"]),
             ("workloads = [{ cores = \"1\" }]", &["m.toml:2: cores.workloads: ", "missing field 'name'"]),
         ] {

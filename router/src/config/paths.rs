@@ -48,7 +48,7 @@ const MOST_MIRRORS: usize = 16;
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Settings {
-    workers: RunsSettings,
+    experimental: RunsSettings,
     /// Of routers, by name; others have 1.
     router_weights: BTreeMap<Spanned<String>, Weight>,
     port: Vec<PortSettings>,
@@ -314,7 +314,7 @@ impl Default for Checker {
 
 impl Checker {
     fn check(mut self, file: &Path, text: &str, settings: Settings) -> Result<PathsConfig, Wrong> {
-        let Settings { workers: runs, router_weights, port, route, path, crypto, sa } = settings;
+        let Settings { experimental: runs, router_weights, port, route, path, crypto, sa } = settings;
         let counts = [
             ("port", port.len(), MOST_PORTS, port.get(MOST_PORTS).map(|port| port.name.span())),
             ("route", route.len(), MOST_ROUTES, route.get(MOST_ROUTES).map(|route| route.prefix.span())),

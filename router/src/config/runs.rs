@@ -1,4 +1,4 @@
-//! How long a path may run, and how often packets are measured: of `[workers]`, in the daemon's file and in one of paths.
+//! How long a path may run, and how often packets are measured: `[experimental]` of the daemon's file and of a file of paths.
 
 use super::cores::microseconds;
 use crate::base::BadValue;
@@ -47,7 +47,7 @@ impl FromStr for LongestRun {
     }
 }
 
-/// `[workers]` of a file of paths.
+/// `[experimental]` of a file of paths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RunsSettings {
@@ -56,13 +56,15 @@ pub struct RunsSettings {
 }
 
 /// Keys, and how they are written.
-pub(super) const FORMS: [(&str, &str); 2] =
-    [("workers.sample_every", "sample_every = 20"), ("workers.longest_run", "longest_run = \"100us\"")];
+pub(super) const FORMS: [(&str, &str); 2] = [
+    ("experimental.sample_every", "sample_every = 20"),
+    ("experimental.longest_run", "longest_run = \"100us\""),
+];
 
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{Config, PathsConfig},
+        super::{Config, Experimental, PathsConfig},
         *,
     };
     use std::path::Path;
@@ -73,8 +75,8 @@ mod tests {
     fn both(text: &str) -> [Result<RunsSettings, String>; 2] {
         let file = Path::new("m.toml");
         let of_daemon = Config::parse(file, text).map(|config| {
-            let workers = config.workers;
-            RunsSettings { sample_every: workers.sample_every, longest_run: workers.longest_run }
+            let Experimental { sample_every, longest_run, .. } = config.experimental;
+            RunsSettings { sample_every, longest_run }
         });
         let of_paths = PathsConfig::parse(file, &format!("{text}\n{PATHS}")).map(|config| config.runs);
         [of_daemon, of_paths].map(|read| read.map_err(|error| error.to_string()))
@@ -84,9 +86,9 @@ mod tests {
     fn both_files_say_it_in_the_same_words() {
         for (text, expected) in [
             ("", (20, 100)),
-            ("[workers]", (20, 100)),
-            ("[workers]\nsample_every = 1\nlongest_run = \"10us\"", (1, 10)),
-            ("[workers]\nsample_every = 10000\nlongest_run = \"1000us\"", (10_000, 1000)),
+            ("[experimental]", (20, 100)),
+            ("[experimental]\nsample_every = 1\nlongest_run = \"10us\"", (1, 10)),
+            ("[experimental]\nsample_every = 10000\nlongest_run = \"1000us\"", (10_000, 1000)),
         ] {
             for read in both(text) {
                 let read = read.unwrap();
@@ -103,24 +105,30 @@ mod tests {
             "is not allowed: a time from 10us to 1000us",
         );
         for (line, parts) in [
-            ("sample_every = 0", ["workers.sample_every: 0", every]),
-            ("sample_every = 10001", ["workers.sample_every: 10001", every]),
-            ("sample_every = -1", ["workers.sample_every: -1", every]),
-            ("sample_every = \"20\"", ["workers.sample_every: not of the right type", "sample_every = 20"]),
-            ("longest_run = \"9us\"", ["workers.longest_run: \"9us\"", run]),
-            ("longest_run = \"1001us\"", ["workers.longest_run: \"1001us\"", run]),
-            ("longest_run = \"100\"", ["workers.longest_run: \"100\"", run]),
-            ("longest_run = \"100ms\"", ["workers.longest_run: \"100ms\"", run]),
-            ("longest_run = 100", ["workers.longest_run: not of the right type", "longest_run = \"100us\""]),
+            ("sample_every = 0", ["experimental.sample_every: 0", every]),
+            ("sample_every = 10001", ["experimental.sample_every: 10001", every]),
+            ("sample_every = -1", ["experimental.sample_every: -1", every]),
+            (
+                "sample_every = \"20\"",
+                ["experimental.sample_every: not of the right type", "sample_every = 20"],
+            ),
+            ("longest_run = \"9us\"", ["experimental.longest_run: \"9us\"", run]),
+            ("longest_run = \"1001us\"", ["experimental.longest_run: \"1001us\"", run]),
+            ("longest_run = \"100\"", ["experimental.longest_run: \"100\"", run]),
+            ("longest_run = \"100ms\"", ["experimental.longest_run: \"100ms\"", run]),
+            (
+                "longest_run = 100",
+                ["experimental.longest_run: not of the right type", "longest_run = \"100us\""],
+            ),
         ] {
-            for read in both(&format!("[workers]\n{line}")) {
+            for read in both(&format!("[experimental]\n{line}")) {
                 let error = read.unwrap_err();
                 assert!(error.starts_with("m.toml:2: "), "{line}: {error}");
                 assert!(parts.iter().all(|part| error.contains(part)), "{line}: {error}");
             }
         }
         // What is the daemon's alone.
-        let [_, of_paths] = both("[workers]\ncores = \"2\"");
-        assert!(of_paths.unwrap_err().contains("unknown field 'cores'"));
+        let [_, of_paths] = both("[experimental]\nrss = true");
+        assert!(of_paths.unwrap_err().contains("unknown field 'rss'"));
     }
 }

@@ -5,21 +5,17 @@ use super::{
     ConfigError, CoreList,
     elements::ElementSettings,
     paths::{Checker, PathConfig, PathSettings, wrong},
-    runs::{LongestRun, MeasuredEvery},
     sas::{SasConfig, SasSettings},
 };
-use crate::base::{BadValue, PortName};
+use crate::base::PortName;
 use logic::{
-    paths::{Resource, Share, class::Class, rows::Otherwise},
+    paths::{class::Class, rows::Otherwise},
     plan::{PortId, RouterId},
 };
 use serde::{Deserialize, Deserializer, de::Error as _};
-use std::{
-    path::{Path, PathBuf},
-    str::FromStr,
-};
+use std::path::{Path, PathBuf};
 
-/// The calibration that `millrace calibrate` writes, unless another file is named.
+/// Where `millrace calibrate` writes its result by default, and where the daemon reads it.
 pub const CALIBRATION_FILE: &str = "/var/lib/millrace/calibration.json";
 
 /// Threads that run paths.
@@ -30,20 +26,10 @@ pub struct WorkersSettings {
     pub cores: Option<CoreList>,
     /// Try zero-copy first, which some drivers restart a port's queues for.
     pub zero_copy: bool,
-    /// How workers ask for packets.
-    pub polling: PollingMode,
     /// The room of a packet, of which 256 bytes are kept free in front.
     pub frame_bytes: FrameBytes,
-    /// Bytes of packets that all workers may take in and send, together; `None`: what links of ports and slots of NICs carry.
-    pub io_mbps: Option<IoRate>,
-    /// Where `millrace calibrate` keeps what it found.
+    /// The file that `millrace calibrate` wrote.
     pub calibration: PathBuf,
-    /// What paths share by their weights.
-    pub share: Shared,
-    /// One packet in so many is measured.
-    pub sample_every: MeasuredEvery,
-    /// So long a path may run at a time.
-    pub longest_run: LongestRun,
     /// How they stand to applications on their cores.
     pub nice: Nice,
 }
@@ -53,13 +39,8 @@ impl Default for WorkersSettings {
         Self {
             cores: None,
             zero_copy: true,
-            polling: PollingMode::default(),
-            io_mbps: None,
             frame_bytes: FrameBytes(2048),
             calibration: CALIBRATION_FILE.into(),
-            share: Shared::default(),
-            sample_every: MeasuredEvery::default(),
-            longest_run: LongestRun::default(),
             nice: Nice::default(),
         }
     }
@@ -88,54 +69,6 @@ bounded!(
     /// As AF_XDP has them.
     FrameBytes, |v| [2048, 4096].contains(&v), "2048 or 4096"
 );
-
-bounded!(
-    /// Megabits of packets in a second, in both directions.
-    IoRate, |v| (1..=100_000_000).contains(&v), "1 to 100000000 megabits per second"
-);
-
-/// How workers ask for packets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PollingMode {
-    /// Interrupts fill their rings, on whatever core they come.
-    #[default]
-    Interrupts,
-    /// While there is load workers poll devices themselves, where the kernel can; without load interrupts wake them.
-    Busy,
-}
-
-impl FromStr for PollingMode {
-    type Err = BadValue;
-    fn from_str(s: &str) -> Result<Self, BadValue> {
-        match s {
-            "interrupts" => Ok(Self::Interrupts),
-            "busy" => Ok(Self::Busy),
-            _ => Err(BadValue(format!("{s:?} is not allowed: \"interrupts\" or \"busy\""))),
-        }
-    }
-}
-
-/// What paths share.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Shared(pub Share);
-
-impl FromStr for Shared {
-    type Err = BadValue;
-    fn from_str(s: &str) -> Result<Self, BadValue> {
-        Ok(Shared(match s {
-            "auto" => Share::Scarce,
-            "cycles" => Share::Always(Resource::Cycles),
-            "memory" => Share::Always(Resource::Memory),
-            "io" => Share::Always(Resource::Io),
-            "cache_misses" => Share::Always(Resource::CacheMisses),
-            _ => {
-                return Err(BadValue(format!(
-                    "{s:?} is not allowed: \"auto\", \"cycles\", \"memory\", \"io\" or \"cache_misses\""
-                )));
-            }
-        }))
-    }
-}
 
 /// A path; its number is its place.
 #[derive(Clone, Debug, PartialEq)]
@@ -224,14 +157,11 @@ pub(super) fn check(
 }
 
 /// Keys, and how they are written.
-pub(super) const FORMS: [(&str, &str); 8] = [
+pub(super) const FORMS: [(&str, &str); 5] = [
     ("workers.cores", "cores = \"2-3\""),
     ("workers.zero_copy", "zero_copy = false"),
-    ("workers.polling", "polling = \"busy\""),
     ("workers.frame_bytes", "frame_bytes = 4096"),
-    ("workers.share", "share = \"auto\""),
     ("workers.nice", "nice = -20"),
-    ("workers.io_mbps", "io_mbps = 20000"),
     ("workers.calibration", "calibration = \"/var/lib/millrace/calibration.json\""),
 ];
 
@@ -282,20 +212,8 @@ mod tests {
         assert_eq!(rest.class(None, None), Class::default());
         assert_eq!(config.workers.cores.unwrap().0, [2, 3].into());
         assert_eq!((parse("").unwrap().paths, parse("").unwrap().workers.cores), (vec![], None));
-        let shares = |text: &str| parse(text).unwrap().workers.share.0;
-        assert_eq!(
-            [shares(""), shares("workers.share = \"memory\""), shares("workers.share = \"cycles\"")],
-            [Share::Scarce, Share::Always(Resource::Memory), Share::Always(Resource::Cycles)]
-        );
         let nice = |text: &str| parse(text).unwrap().workers.nice.0;
         assert_eq!([nice(""), nice("workers.nice = 19"), nice("workers.nice = 0")], [-20, 19, 0]);
-        let polling = |text: &str| parse(text).unwrap().workers.polling;
-        assert_eq!(
-            ["", "workers.polling = \"busy\"", "workers.polling = \"interrupts\""].map(polling),
-            [PollingMode::Interrupts, PollingMode::Busy, PollingMode::Interrupts]
-        );
-        let io = |text: &str| parse(text).unwrap().workers.io_mbps.map(|rate| rate.0);
-        assert_eq!((io(""), io("workers.io_mbps = 80")), (None, Some(80)));
     }
 
     const ENCRYPT: &str = "chain = [\"check\", \"ttl\", { element = \"esp_encrypt\", sa = \"x\" }, { element = \"forward\", port = \"p\" }]\n";
@@ -388,25 +306,6 @@ mod tests {
                 ],
             ),
             ("[workers]\ncores = 2".into(), &["m.toml:2: workers.cores: ", "such as: cores = \"2-3\""]),
-            (
-                "[workers]\nshare = \"time\"".into(),
-                &[
-                    "m.toml:2: workers.share: ",
-                    "\"time\" is not allowed: \"auto\", \"cycles\", \"memory\", \"io\" or \"cache_misses\"",
-                ],
-            ),
-            (
-                "[workers]\npolling = \"auto\"".into(),
-                &["m.toml:2: workers.polling: ", "\"auto\" is not allowed: \"interrupts\" or \"busy\""],
-            ),
-            (
-                "[workers]\npolling = true".into(),
-                &["m.toml:2: workers.polling: ", "such as: polling = \"busy\""],
-            ),
-            (
-                "[workers]\nio_mbps = 0".into(),
-                &["m.toml:2: workers.io_mbps: ", "0 is not allowed: 1 to 100000000 megabits per second"],
-            ),
             ("[workers]\ncore = \"2\"".into(), &["m.toml:2: workers.core: ", "unknown field"]),
         ] {
             let error = parse(&text).unwrap_err();

@@ -17,7 +17,7 @@ use crate::{
         ServeReport, SpreadReport, WorkloadReport,
     },
     base::clock::monotonic,
-    config::{CoresSettings, LocalDelivery, PlacementPolicy},
+    config::{CoresSettings, Experimental, LocalDelivery, PlacementPolicy},
     linux::spreading::Spreads,
 };
 use logic::{
@@ -35,6 +35,7 @@ use std::{
 pub struct Handle {
     pub(super) exchange: Arc<Exchange>,
     pub(super) wanted: Arc<CoresSettings>,
+    pub(super) experimental: Experimental,
     /// Of ports, by number.
     pub(super) names: Arc<[String]>,
 }
@@ -54,7 +55,7 @@ impl Handle {
                 .serve
                 .as_ref()
                 .map(|directory| ServeReport { directory: directory.display().to_string(), cores: None }),
-            local: (wanted.local == LocalDelivery::Follow).then(LocalReport::default),
+            local: (self.experimental.local == LocalDelivery::Follow).then(LocalReport::default),
             ..CoresReport::default()
         };
         let Some(now) = self.exchange.snapshot() else {

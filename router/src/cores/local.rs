@@ -154,7 +154,7 @@ impl Local {
             let has_some = *entries > 0
                 || noted.is_ok() && {
                     if before.contains(table) {
-                        troubles.push(format!("{table} had become 0, and is set again (cores.local)"));
+                        troubles.push(format!("{table} had become 0, and is set again (experimental.local)"));
                     }
                     resize(roots, table, *wanted, troubles)
                 };

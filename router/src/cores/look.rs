@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     base::priority::Urgency,
-    config::{CoresSettings, LocalDelivery, PlacementPolicy},
+    config::{CoresSettings, Experimental, LocalDelivery, PlacementPolicy},
     linux::spreading::Spreads,
 };
 use logic::{
@@ -105,6 +105,7 @@ pub struct Looker<A> {
     affinity: A,
     ask: Box<dyn Ask>,
     wanted: Arc<CoresSettings>,
+    experimental: Experimental,
     ports: Vec<ObservedPort>,
     /// As read when the machine was looked at.
     online: String,
@@ -169,6 +170,7 @@ impl<A: System + Clone> Looker<A> {
         affinity: A,
         ask: Box<dyn Ask>,
         wanted: Arc<CoresSettings>,
+        experimental: Experimental,
         ports: &[String],
         file: PathBuf,
     ) -> io::Result<Looker<A>> {
@@ -190,18 +192,20 @@ impl<A: System + Clone> Looker<A> {
             balancer: (None, None),
             originals: Originals::read(file),
             serve: wanted.serve.as_deref().map(Serve::new),
-            local: (wanted.local == LocalDelivery::Follow).then(Local::default),
-            moderation: wanted.moderation.map(|longest| Moderation::new(longest.0)),
+            local: (experimental.local == LocalDelivery::Follow).then(Local::default),
+            moderation: experimental.moderation.map(|longest| Moderation::new(longest.0)),
             deferring: None,
             resume: wanted.resume_us().map(Resume::new),
             splitter: Splitter::default(),
             spreader: Spreader::default(),
             wanted,
+            experimental,
             leftovers: Vec::new(),
         };
         looker.find_workloads();
         let (roots, affinity) = (&looker.roots, &looker.affinity);
-        looker.leftovers = looker.originals.put_back_unwanted(roots, affinity, ports, &looker.wanted);
+        looker.leftovers =
+            looker.originals.put_back_unwanted(roots, affinity, ports, &looker.wanted, experimental);
         Ok(looker)
     }
 
@@ -247,7 +251,7 @@ impl<A: System + Clone> Looker<A> {
         let served = self.serve.as_ref().and_then(Serve::set).cloned();
         troubles.extend(self.split(now));
         let ports = (0..).zip(&self.ports).filter(|(_, port)| port.known.is_some());
-        let may_split = self.wanted.split && self.splitter.may_split(ports.map(|(id, _)| id));
+        let may_split = self.experimental.split && self.splitter.may_split(ports.map(|(id, _)| id));
         if may_split {
             let mut cores = self.machine.online();
             if let Some(allowed) = &self.wanted.allowed {
@@ -581,7 +585,9 @@ mod tests {
             let (asked, ifindex) = (Arc::new(AtomicU32::new(0)), Arc::new(Mutex::new(8)));
             let ask = Box::new(Counting(asked.clone(), ifindex.clone()));
             let (wanted, file) = (Arc::default(), tree.path(file));
-            let looker = Looker::new(tree.roots(), fake, ask, wanted, &["eth0".into()], file).unwrap();
+            let looker =
+                Looker::new(tree.roots(), fake, ask, wanted, Experimental::default(), &["eth0".into()], file)
+                    .unwrap();
             World { tree, looker, asked, ifindex }
         }
 

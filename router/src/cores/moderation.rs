@@ -339,7 +339,7 @@ pub fn overflows(roots: &Roots, device: &str, entries: Option<u32>, set: Setting
     (holds_us < set.us()).then(|| {
         format!(
             "a queue of {device} has {entries} entries, which {speed} Mbit/s of the smallest packets fill in {holds_us:.0} µs, and they wait \
-             up to {} (ethtool -G {device} rx, or a shorter cores.moderation)",
+             up to {} (ethtool -G {device} rx, or a shorter experimental.moderation)",
             set.us()
         )
     })

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     base::{guard, priority::Urgency},
-    config::{CoresSettings, LocalDelivery},
+    config::{CoresSettings, Experimental, LocalDelivery},
     linux::ethtool::{Coalescing, Ethtool},
 };
 use serde::{Deserialize, Serialize};
@@ -353,14 +353,15 @@ impl Originals {
         system: &impl System,
         ports: &[String],
         wanted: &CoresSettings,
+        experimental: Experimental,
     ) -> Vec<String> {
         self.put_back_those(roots, system, |Original { device, what, .. }| match what {
             What::Cpuset { directory } => wanted.serve.as_deref() != Some(directory),
             What::Urgency { .. } if wanted.floor.is_none() => true,
-            What::Table { .. } if wanted.local == LocalDelivery::Stay => true,
+            What::Table { .. } if experimental.local == LocalDelivery::Stay => true,
             What::Table { table: Table::Sockets, .. } => false,
             What::Resume { .. } => true,
-            What::Moderation { .. } if wanted.moderation.is_none() => true,
+            What::Moderation { .. } if experimental.moderation.is_none() => true,
             What::Moderation { ifindex, .. } => {
                 !named(roots, *ifindex).is_some_and(|device| ports.contains(&device))
             }
@@ -529,7 +530,7 @@ mod tests {
         originals.forget_gone(&roots, &fake).unwrap();
         assert_eq!(lines(&tree), 7, "two more, two less");
         assert_eq!(
-            originals.put_back_unwanted(&roots, &fake, &["eth0".into()], &wanted),
+            originals.put_back_unwanted(&roots, &fake, &["eth0".into()], &wanted, Experimental::default()),
             Vec::<String>::new()
         );
         assert_eq!((lines(&tree), tree.read("proc/irq/38/smp_affinity_list")), (6, "0-7".into()));

@@ -3,7 +3,7 @@
 //!
 //! NAPI keeps them off between two polls if it has a timer (`Documentation/networking/napi.rst`, "Busy polling"): when nobody polled for so
 //! long, because the worker sleeps, or another path has its core, the kernel polls once, and lets the device interrupt again. The timer is set,
-//! written down and put back as [`super::moderation`] does it; where `cores.moderation` is configured, that is all that is set.
+//! written down and put back as [`super::moderation`] does it; where `experimental.moderation` is configured, that is all that is set.
 
 use super::{
     Roots,

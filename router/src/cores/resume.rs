@@ -174,6 +174,7 @@ mod tests {
         super::{fake::Fake, tree::Tree},
         *,
     };
+    use crate::config::{CoresSettings, Experimental};
 
     /// Two cores with three idle states, that may sleep as deep as they like.
     struct World {
@@ -243,8 +244,11 @@ mod tests {
         // Killed; somebody has set one since.
         world.tree.write(&at(1), "7\n");
         let mut originals = Originals::read(world.tree.path("m.cores"));
-        let (roots, wanted) = (world.tree.roots(), crate::config::CoresSettings::default());
-        assert_eq!(originals.put_back_unwanted(&roots, &Fake::default(), &[], &wanted), Vec::<String>::new());
+        let (roots, wanted) = (world.tree.roots(), CoresSettings::default());
+        assert_eq!(
+            originals.put_back_unwanted(&roots, &Fake::default(), &[], &wanted, Experimental::default()),
+            Vec::<String>::new()
+        );
         assert_eq!(world.limits(), ["100", "7"]);
         assert!(originals.is_empty());
     }

@@ -74,13 +74,18 @@ pub fn start(
         clean(instance).iter().for_each(|line| tracing::info!("{line}"));
     }
     let names: Arc<[String]> = config.ports.iter().map(|port| port.as_str().to_owned()).collect();
-    let handle = Handle { exchange: Arc::default(), wanted: Arc::new(config.cores.clone()), names };
+    let handle = Handle {
+        exchange: Arc::default(),
+        wanted: Arc::new(config.cores.clone()),
+        experimental: config.experimental,
+        names,
+    };
     let shares = config.shares.enforce.then_some(shares);
     match prepare(instance, &handle, shares) {
         Ok((mut looker, placing)) => {
             looker.splitter = splitter;
             looker.deferring = deferring(config, polled);
-            if let Some(spreading) = spreading.filter(|_| config.cores.uses_rss()) {
+            if let Some(spreading) = spreading.filter(|_| config.uses_rss()) {
                 looker.spreader = Spreader::new(spreading);
             }
             Ok(run(looker, placing, handle)?)
@@ -100,8 +105,8 @@ pub fn start(
 
 /// Where workers poll: as often as they may be at one path, and look after their rings, and then some.
 fn deferring(config: &Config, polled: PolledPorts) -> Option<Deferring> {
-    let is_wanted = config.workers.polling == PollingMode::Busy && !config.paths.is_empty();
-    is_wanted.then(|| Deferring::new(polled, config.workers.longest_run.0 + BESIDE_A_RUN_US))
+    let is_wanted = config.experimental.polling == PollingMode::Busy && !config.paths.is_empty();
+    is_wanted.then(|| Deferring::new(polled, config.experimental.longest_run.0 + BESIDE_A_RUN_US))
 }
 
 fn prepare(
@@ -110,14 +115,14 @@ fn prepare(
     shares: Option<SharesInCharge>,
 ) -> Result<(Looker<affinity::Kernel>, Placing<affinity::Kernel>)> {
     let roots = || Roots::here().context("opening /sys of this network namespace (CAP_SYS_ADMIN, fsopen)");
-    let (kernel, Handle { wanted, names, .. }) = (affinity::Kernel, handle);
+    let (kernel, Handle { wanted, experimental, names, .. }) = (affinity::Kernel, handle);
     let file = instance.cores_file();
-    let looker = Looker::new(roots()?, kernel, Box::new(Netlink), wanted.clone(), names, file)
+    let looker = Looker::new(roots()?, kernel, Box::new(Netlink), wanted.clone(), *experimental, names, file)
         .context("reading which cores there are")?;
     let mut placing =
         Placing::new(roots()?, kernel, wanted, names.clone()).context("reading times of cores")?;
     placing.count(Polls::start());
-    if wanted.drain && wanted.policy != PlacementPolicy::Off {
+    if wanted.policy != PlacementPolicy::Off {
         placing.drains = Some(Drains::new(rings()));
     }
     if let Some(shares) = shares {

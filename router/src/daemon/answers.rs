@@ -124,7 +124,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     fn port_reports(&self, totals: &Counters) -> Vec<PortReport> {
         let classifier = |id| {
             let found = self.steerer.as_ref().map_or("none".into(), |steerer| steerer.describe(id));
-            self.config.steering.then_some(found)
+            self.config.experimental.steering.then_some(found)
         };
         let mut counts: BTreeMap<PortId, InterfaceCount> = BTreeMap::new();
         for interface in self.world.mirror.interfaces() {

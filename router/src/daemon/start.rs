@@ -79,7 +79,7 @@ fn run_alone<O: Observe>(
     leave_on_signal(requests_to.clone())?;
     // Before anything is attached, as it may fail; whoever asks already is answered when the loop begins.
     let splitter = Splitter::new(bpf.seat(), switch.maps().clone());
-    let placed = |port: &str| config.cores.uses_rss() && config.ports.iter().any(|p| p.as_str() == port);
+    let placed = |port: &str| config.uses_rss() && config.ports.iter().any(|p| p.as_str() == port);
     let spreading = kernel::classifier().map(|classifier| steering::take_over(classifier, instance, placed));
     let shares = bpf.shares().waking(waker);
     let cores = cores::running::start(&config, instance, shares, splitter, spreading.clone(), polled)?;

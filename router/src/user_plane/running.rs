@@ -119,14 +119,14 @@ impl UserPlane {
                 exception_pps: config.policing.exception_pps.0.into(),
                 control_pps: config.policing.control_pps.0.into(),
             },
-            share: config.workers.share.0,
-            sample_every: config.workers.sample_every.packets(),
-            longest_run: config.workers.longest_run.duration(),
+            share: config.experimental.share.0,
+            sample_every: config.experimental.sample_every.packets(),
+            longest_run: config.experimental.longest_run.duration(),
             nice: config.workers.nice.0,
             calibration: Some(config.workers.calibration.clone()),
             ..WorkersSettings::default()
         };
-        check_counted(settings.share).context("workers.share")?;
+        check_counted(settings.share).context("experimental.share")?;
         let longest = (settings.frame_bytes - HEAD_ROOM as u32).min(MOST_INJECTED);
         let maps = Arc::new(PathMaps::new(longest).context("for the paths of the configuration")?);
         let drop = |(id, path): (PathId, &DaemonPath)| (path.otherwise == Otherwise::Drop).then_some(id);
@@ -141,9 +141,9 @@ impl UserPlane {
             epochs: epochs.clone(),
             settings,
             wants_zero_copy: config.workers.zero_copy,
-            polling: polling(config.workers.polling),
+            polling: polling(config.experimental.polling),
             polled,
-            io_mbps: config.workers.io_mbps.map(|rate| rate.0),
+            io_mbps: config.experimental.io_mbps.map(|rate| rate.0),
             longest_ring: config.paths.iter().map(|path| path.ring as u32).max().unwrap_or(0),
             namespace: Arc::new(
                 File::open("/proc/thread-self/ns/net").context("opening this network namespace")?,

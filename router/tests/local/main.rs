@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(90);
 const PACKETS: u64 = 1000;
 /// What else goes on in the machine, and what goes before Linux knows where a socket is read.
 const OTHERS: u64 = PACKETS / 10;
-const FOLLOW: &str = "local = \"follow\"";
+const FOLLOW: &str = "[experimental]\nlocal = \"follow\"";
 const PORTS: [&str; 2] = ["lp0", "lp1"];
 
 fn millrace() -> &'static str {

@@ -12,6 +12,7 @@ fn timers(roots: &Roots) -> Vec<String> {
 const SETTINGS: &str = r#"policy = "off"
 [workers]
 cores = "1"
+[experimental]
 polling = "busy"
 sample_every = 7
 longest_run = "300us"

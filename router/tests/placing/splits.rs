@@ -116,7 +116,7 @@ const FLOWS: u16 = 64;
 /// Of flows, by DSCP.
 const KINDS: u16 = 3;
 /// Of a core, so that a queue that a test can fill wants more than one, and two carry it.
-const SPLITS: &str = "split = true\nhigh = 20\nlow = 7";
+const SPLITS: &str = "high = 20\nlow = 7\n[experimental]\nsplit = true";
 
 /// A daemon on ports of which one queue gets all, and whose packets leave by one queue.
 fn hot(name: &str) -> Bed {

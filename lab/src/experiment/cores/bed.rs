@@ -73,7 +73,7 @@ pub(super) struct Move {
 }
 
 impl Bed {
-    /// Starts the daemon with `policy = "pack"` and `settings` of its `[cores]`. The sink's cable has so many queues.
+    /// Starts the daemon with `policy = "pack"`; `settings` follow in its `[cores]` and may begin other tables. The sink's cable has so many queues.
     pub fn start(egress_queues: u16, settings: &str) -> Result<Self> {
         let mut topology = Topology::named(TOPOLOGY)?;
         let ports_in = topology.ports.len() - 1;

@@ -11,6 +11,7 @@ use super::super::{
 use super::*;
 use crate::{
     base::priority::Urgency,
+    config::{Config, Experimental},
     linux::netlink::netdev::{Napi, RxQueue},
     plane::{Polled, Transmit},
 };
@@ -43,10 +44,13 @@ impl World {
         let netlink = Netlink::default();
         netlink.threads(&[70, 71]);
         let file = std::path::Path::new("m.toml");
-        let wanted = crate::config::Config::parse(file, &format!("[cores]\n{settings}")).unwrap().cores;
-        let (wanted, ports) = (Arc::new(wanted), ["eth7", "eth0"].map(str::to_owned));
+        let config = Config::parse(file, &format!("[cores]\n{settings}")).unwrap();
+        let (experimental, wanted, ports) =
+            (config.experimental, Arc::new(config.cores), ["eth7", "eth0"].map(str::to_owned));
         let (state, ask) = (tree.path("m.cores"), Box::new(netlink.clone()));
-        let looker = Looker::new(tree.roots(), fake.clone(), ask, wanted.clone(), &ports, state).unwrap();
+        let looker =
+            Looker::new(tree.roots(), fake.clone(), ask, wanted.clone(), experimental, &ports, state)
+                .unwrap();
         let placing = Placing::new(tree.roots(), fake.clone(), &wanted, ports.into()).unwrap();
         let (looked, now) = (Duration::ZERO, 1000 * MS);
         let mut world = World { tree, fake, looker, placing, looked, now, times: BTreeMap::new(), netlink };
@@ -230,7 +234,8 @@ fn a_floor_that_is_not_asked_for_any_more_is_taken_back() {
     assert!(world.fake.urgency(70).unwrap().nice > 5);
     let (wanted, ask) = (Arc::default(), Box::new(world.netlink.clone()));
     let (fake, file) = (world.fake.clone(), world.tree.path("m.cores"));
-    Looker::new(world.tree.roots(), fake, ask, wanted, &["eth0".into()], file).unwrap();
+    Looker::new(world.tree.roots(), fake, ask, wanted, Experimental::default(), &["eth0".into()], file)
+        .unwrap();
     assert_eq!(world.fake.urgency(70).unwrap(), Urgency::usual(0));
 }
 

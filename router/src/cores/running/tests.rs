@@ -6,7 +6,7 @@ use super::super::{
 };
 use super::*;
 use crate::{
-    config::{CoresSettings, Interval},
+    config::{CoresSettings, Experimental, Interval},
     cores::queues::NetdevQueues,
     linux::classifier::{Classifier as _, Ntuple, fake::Nic},
 };
@@ -40,13 +40,16 @@ impl World {
         (0..4).for_each(|core| tree.write(&limit(core), "0\n"));
         let text = format!("[cores]\npolicy = \"fixed\"\nfixed = {{ eth0 = [2, 3] }}\n{settings}");
         let config = Config::parse(std::path::Path::new("m.toml"), &text).unwrap();
-        let (wanted, names) = (Arc::new(config.cores), Arc::<[String]>::from(["eth0".to_owned()]));
+        let (experimental, wanted, names) =
+            (config.experimental, Arc::new(config.cores), Arc::<[String]>::from(["eth0".to_owned()]));
         let (ask, file) = (ask(netlink), tree.path("m.cores"));
         let polled = PolledPorts::default();
-        let mut looker = Looker::new(tree.roots(), fake.clone(), ask, wanted.clone(), &names, file).unwrap();
+        let mut looker =
+            Looker::new(tree.roots(), fake.clone(), ask, wanted.clone(), experimental, &names, file).unwrap();
         looker.deferring = Some(Deferring::new(polled.clone(), 150));
         let placing = Placing::new(tree.roots(), fake.clone(), &wanted, names.clone()).unwrap();
-        let threads = run(looker, placing, Handle { exchange: Arc::default(), wanted, names }).unwrap();
+        let threads =
+            run(looker, placing, Handle { exchange: Arc::default(), wanted, experimental, names }).unwrap();
         World { tree, fake, polled, threads: Some(threads) }
     }
 
@@ -206,12 +209,15 @@ fn spreading(nic: &Nic, file: &str) -> World {
     let wanted = CoresSettings { hold: Interval(Duration::from_millis(100)), ..CoresSettings::default() };
     let (wanted, names) = (Arc::new(wanted), Arc::<[String]>::from(["eth0".to_owned()]));
     let (state, ask) = (tree.path("m.cores"), Box::new(netlink));
-    let mut looker = Looker::new(tree.roots(), fake.clone(), ask, wanted.clone(), &names, state).unwrap();
+    let experimental = Experimental::default();
+    let mut looker =
+        Looker::new(tree.roots(), fake.clone(), ask, wanted.clone(), experimental, &names, state).unwrap();
     let classifier = Box::new(Ntuple(nic.clone()));
     looker.spreader = Spreader::new(Spreading::open(classifier, file.into(), |_| true));
     looker.every = ONCE;
     let placing = Placing::new(tree.roots(), fake.clone(), &wanted, names.clone()).unwrap();
-    let threads = run(looker, placing, Handle { exchange: Arc::default(), wanted, names }).unwrap();
+    let threads =
+        run(looker, placing, Handle { exchange: Arc::default(), wanted, experimental, names }).unwrap();
     World { tree, fake, polled: PolledPorts::default(), threads: Some(threads) }
 }
 

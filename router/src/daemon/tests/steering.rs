@@ -1,7 +1,7 @@
 //! Heavy flows and the classifiers of the ports.
 
 use super::*;
-use crate::linux::classifier::Spec;
+use crate::{config::Experimental, linux::classifier::Spec};
 use logic::steer::{Flow, Rule};
 
 fn heavy() -> Flow {
@@ -12,7 +12,11 @@ fn heavy() -> Flow {
 fn steering(nic: &Nic) -> Case {
     let linux = linux();
     *linux.0.nic.borrow_mut() = Some(nic.clone());
-    start_with(Config { steering: true, ..config() }, linux).unwrap()
+    start_with(
+        Config { experimental: Experimental { steering: true, ..Experimental::default() }, ..config() },
+        linux,
+    )
+    .unwrap()
 }
 
 impl Case {

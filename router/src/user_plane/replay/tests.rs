@@ -138,7 +138,8 @@ fn runs_are_as_long_and_measured_as_often_as_the_file_says() {
     const PATH: &str =
         "[[path]]\nname = \"crc\"\nchain = [\"crc_append\", { element = \"forward\", port = \"tap\" }]\n";
     let crc = |sample_every: u32, longest_run: &str, dear: u64| {
-        let runs = format!("[workers]\nsample_every = {sample_every}\nlongest_run = \"{longest_run}\"\n");
+        let runs =
+            format!("[experimental]\nsample_every = {sample_every}\nlongest_run = \"{longest_run}\"\n");
         let long = |n| if n < dear { 60_000 } else { 0 };
         let records: Vec<_> =
             (0..400).map(|n| whole(n, udp(1, [10, 1, 0, 1], 64, &vec![7; long(n)]))).collect();
