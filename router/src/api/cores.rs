@@ -1,5 +1,6 @@
 //! What clients are told of cores: the JSON of the API.
 
+use super::status::ConditionReport;
 use logic::cores::CoreId;
 use serde::{Deserialize, Serialize};
 
@@ -40,8 +41,8 @@ pub struct CoresReport {
     #[serde(default)]
     pub moderations: Vec<ModerationReport>,
     pub workloads: Vec<WorkloadReport>,
-    /// What cannot be read or done, as sentences.
-    pub troubles: Vec<String>,
+    /// Conditions of kind `core`: what cannot be read or done.
+    pub conditions: Vec<ConditionReport>,
 }
 
 /// Moves of queues to a core, since the daemon's start; not those where nothing could be passed.

@@ -7,10 +7,10 @@ use crate::{
         flows::{FlowsStatus, RulesReport},
         workers::{PathStand, WorkersReport},
     },
-    base::packet::Headers,
+    base::{conditions::Condition, packet::Headers},
 };
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 /// `millrace status`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -24,18 +24,11 @@ pub struct Status {
     pub ready: bool,
     /// Why not ready.
     pub problem: Option<String>,
-    /// What of Linux cannot be read, as sentences; the routers concerned are not accelerated.
-    pub troubles: Vec<String>,
-    /// What is wrong with placing queues, as sentences.
-    #[serde(default)]
-    pub placing: Vec<String>,
+    /// What is wrong, limited or unknown now. Conditions of interfaces are left out: `millrace interfaces` shows them.
+    pub conditions: Vec<ConditionReport>,
     /// Of the daemon, seconds.
     pub uptime_s: u64,
     pub heartbeat: Heartbeat,
-    /// Changes of policy that are not seen while they are made, as sentences: they are in force a moment after the command
-    /// returns, all others when it does.
-    #[serde(default)]
-    pub seen_late: Vec<String>,
     /// Counts up with every new set of programs and maps (start, growth).
     pub generation: u64,
     pub packets: Packets,
@@ -57,6 +50,34 @@ pub struct Status {
     /// Who runs them; what each path got is with the path.
     #[serde(default)]
     pub workers: WorkersReport,
+}
+
+/// A condition, for as long as it holds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ConditionReport {
+    /// What it is about: `linux`, `tables`, `counters`, `policy`, `port`, `router`, `path`, `core`, `configuration` or
+    /// `privileges` ([`crate::base::conditions::ConditionKind`]).
+    pub kind: String,
+    /// The thing that it is about, such as `port eth1`; empty if the text names it.
+    pub subject: String,
+    /// A sentence: what is wrong with it.
+    pub text: String,
+    /// The whole sentence, as in the log.
+    pub sentence: String,
+    /// How long it has held, seconds.
+    pub age_s: f64,
+    /// Nothing is wrong: something is slower or later than it could be.
+    pub is_note: bool,
+}
+
+impl ConditionReport {
+    /// Of one that has held for so long.
+    pub fn new(condition: Condition, age: Duration) -> Self {
+        let sentence = condition.to_string();
+        let Condition { kind, subject, text } = condition;
+        let (kind, is_note) = (kind.name().into(), kind.is_note());
+        Self { kind, subject, text, sentence, age_s: age.as_secs_f64(), is_note }
+    }
 }
 
 /// How long forwarding goes on by itself.

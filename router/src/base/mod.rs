@@ -3,6 +3,7 @@
 //! | module | does |
 //! |---|---|
 //! | [`clock`] | the clock of all deadlines |
+//! | [`conditions`] | what users are warned of, since when; logs it |
 //! | [`door`] | how many peers may wait before a listener |
 //! | [`foreign`] | text of others: for terminals, logs and shells |
 //! | [`guard`] | locks, and files of one user |
@@ -16,6 +17,7 @@
 //! | [`values`] | names and values of users, checked |
 
 pub mod clock;
+pub mod conditions;
 pub mod door;
 pub mod foreign;
 pub mod guard;

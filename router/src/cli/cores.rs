@@ -60,7 +60,7 @@ pub fn cores(report: &CoresReport) -> String {
             .map_or(String::new(), |state| format!(", and sleeps no deeper than {state}"));
         text += &format!("awake       core {core} wakes up within {us} us while it forwards{deepest}\n");
     }
-    report.troubles.iter().for_each(|trouble| text += &format!("problem     {trouble}\n"));
+    text += &super::text::conditions(&report.conditions);
     let mut cores = Table::new(&["CORE", "NODE", "ROLE", "FORWARDS", "OTHER", "LOAD", "QUEUES", "WORKLOADS"]);
     for core in &report.cores {
         let on = report.queues.iter().filter(|queue| queue.core == Some(core.core));
@@ -188,7 +188,10 @@ fn bar(forwarding: f64, other: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::cores::{DrainsReport, LocalReport, ServeReport, WorkloadReport};
+    use crate::api::{
+        cores::{DrainsReport, LocalReport, ServeReport, WorkloadReport},
+        status::ConditionReport,
+    };
 
     #[test]
     fn cores_are_shown() {
@@ -255,7 +258,11 @@ mod tests {
                 },
             ],
             workloads: vec![workload],
-            troubles: vec!["x".into()],
+            conditions: vec![ConditionReport {
+                sentence: "x".into(),
+                age_s: 5.0,
+                ..ConditionReport::default()
+            }],
         };
         assert_eq!(
             cores(&report),
@@ -269,7 +276,7 @@ mod tests {
              moderation  eth1: packets wait up to 50 us for others, by the device\n\
              moderation  eth2: why\n\
              awake       core 1 wakes up within 20 us while it forwards, and sleeps no deeper than C1\n\
-             problem     x\n\
+             problem     x (for 5 s)\n\
              \n\
              CORE  NODE  ROLE                   FORWARDS  OTHER  LOAD                    QUEUES  WORKLOADS\n   \
              0     0  serve                       0 %   25 %  [=====               ]  -       db\n   \

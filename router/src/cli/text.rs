@@ -9,8 +9,9 @@ use crate::{
     api::{
         flows::ControllerLost,
         status::{
-            Families, HopReport, InterfaceReport, LeftInterface, PathReport, PortReport, ReasonCount,
-            RouteReport, RouterReport, Status, StopReport, VerifyReport, VerifyResult, VerifyRouter,
+            ConditionReport, Families, HopReport, InterfaceReport, LeftInterface, PathReport, PortReport,
+            ReasonCount, RouteReport, RouterReport, Status, StopReport, VerifyReport, VerifyResult,
+            VerifyRouter,
         },
         workers::{PathStand, WorkersReport},
     },
@@ -23,6 +24,15 @@ const TOP_REASONS: usize = 8;
 /// Interfaces of a router that are named with their reasons; `millrace interfaces` has all.
 const LEFT_SHOWN: usize = 8;
 
+/// Conditions, a line for each.
+pub fn conditions(all: &[ConditionReport]) -> String {
+    let line = |condition: &ConditionReport| {
+        let word = if condition.is_note { "note" } else { "problem" };
+        format!("{word:12}{} (for {})\n", condition.sentence, span(condition.age_s as u64))
+    };
+    all.iter().filter(|condition| condition.kind != "router").map(line).collect()
+}
+
 /// `millrace status`.
 pub fn status(s: &Status) -> String {
     let instance = s.instance.as_ref().map_or(String::new(), |i| format!(" instance {i},"));
@@ -32,9 +42,7 @@ pub fn status(s: &Status) -> String {
     if let Some(problem) = &s.problem {
         text += &format!("problem     {problem}\n");
     }
-    for trouble in &s.troubles {
-        text += &format!("problem     {trouble}\n");
-    }
+    text += &conditions(&s.conditions);
     for path in &s.paths {
         if let Some(why) = &path.why_not {
             text += &format!("note        path {} has no packets: {why}\n", path.path);
@@ -43,12 +51,8 @@ pub fn status(s: &Status) -> String {
             text += &format!("problem     path {} is stopped: {why}\n", path.path);
         }
     }
-    s.placing.iter().for_each(|trouble| text += &format!("problem     {trouble}\n"));
     text += &workers(&s.workers);
     for port in &s.ports {
-        for problem in &port.problems {
-            text += &format!("problem     port {} is not trusted: {problem}\n", port.port);
-        }
         if let Some(note) = &port.note {
             text += &format!("note        port {}: {note}\n", port.port);
         }
@@ -58,7 +62,6 @@ pub fn status(s: &Status) -> String {
         "heartbeat   tables confirmed {age}; without a daemon forwarding goes on for {} s\n",
         s.heartbeat.timeout_s
     );
-    s.seen_late.iter().for_each(|what| text += &format!("note        policy seen late: {what}\n"));
     let cost =
         s.ns_per_packet.map_or(String::new(), |ns| format!(", {ns:.0} ns each without transmit (sampled)"));
     let lost = match s.lost {

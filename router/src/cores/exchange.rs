@@ -235,7 +235,6 @@ impl Exchange {
 
     /// Placing has failed, as a whole or in part, for good; not for the thread that places.
     pub fn fail(&self, failure: String) {
-        tracing::error!("{failure}");
         let mut failures = lock(&self.failures);
         if failures.len() < MOST_FAILURES {
             failures.push(failure);

@@ -16,7 +16,11 @@ use crate::{
         CoreReport, CoresReport, DrainsReport, EventReport, LocalReport, ModerationReport, QueueReport,
         ServeReport, SpreadReport, WorkloadReport,
     },
-    base::clock::monotonic,
+    api::status::ConditionReport,
+    base::{
+        clock::monotonic,
+        conditions::{Condition, ConditionKind, Conditions},
+    },
     config::{CoresSettings, Experimental, LocalDelivery, PlacementPolicy},
     linux::spreading::Spreads,
 };
@@ -36,6 +40,7 @@ pub struct Handle {
     pub(super) exchange: Arc<Exchange>,
     pub(super) wanted: Arc<CoresSettings>,
     pub(super) experimental: Experimental,
+    pub(super) conditions: Conditions,
     /// Of ports, by number.
     pub(super) names: Arc<[String]>,
 }
@@ -59,7 +64,7 @@ impl Handle {
             ..CoresReport::default()
         };
         let Some(now) = self.exchange.snapshot() else {
-            return CoresReport { troubles: self.troubles(), ..report };
+            return CoresReport { conditions: self.condition_reports(), ..report };
         };
         let given = now.found.served.as_ref().map(|cores| cores.iter().copied().collect());
         let roles = roles(&now.view, &now.plan);
@@ -74,16 +79,23 @@ impl Handle {
             spreads: now.found.spreads.iter().map(|(port, spreads)| self.spread(*port, spreads)).collect(),
             moderations: now.found.moderated.iter().map(moderation).collect(),
             workloads: now.found.workloads.iter().map(workload).collect(),
-            troubles: self.troubles(),
+            conditions: self.condition_reports(),
             ..report
         }
     }
 
-    /// What cannot be read or done, as sentences.
-    pub fn troubles(&self) -> Vec<String> {
-        let mut troubles = self.exchange.failures();
-        troubles.extend(self.exchange.snapshot().into_iter().flat_map(|now| now.troubles.clone()));
-        troubles
+    /// Sets the conditions that hold now.
+    pub(super) fn follow_conditions(&self) {
+        let now = self.exchange.snapshot().into_iter().flat_map(|now| now.troubles.clone());
+        let texts = self.exchange.failures().into_iter().chain(now);
+        self.conditions
+            .set(&[ConditionKind::Core], texts.map(|text| Condition::new(ConditionKind::Core, text)));
+    }
+
+    fn condition_reports(&self) -> Vec<ConditionReport> {
+        let of_cores = |(condition, _): &(Condition, Duration)| condition.kind == ConditionKind::Core;
+        let all = self.conditions.all().into_iter().filter(of_cores);
+        all.map(|(condition, since)| ConditionReport::new(condition, since)).collect()
     }
 
     /// Decisions with higher numbers than this, in order; of those, the ones that are still remembered.

@@ -20,7 +20,7 @@ use super::{
     spreads::Spreader,
 };
 use crate::{
-    base::{clock::monotonic, instance::Instance, priority::set_policy},
+    base::{clock::monotonic, conditions::Conditions, instance::Instance, priority::set_policy},
     config::{Config, PlacementPolicy, PollingMode},
     linux::spreading::Spreading,
     plane::{Polls, SharesInCharge, Slept, TransmitRings},
@@ -69,6 +69,7 @@ pub fn start(
     splitter: Splitter,
     spreading: Option<Spreading>,
     polled: PolledPorts,
+    conditions: Conditions,
 ) -> Result<Threads> {
     if config.cores.policy == PlacementPolicy::Off {
         clean(instance).iter().for_each(|line| tracing::info!("{line}"));
@@ -78,6 +79,7 @@ pub fn start(
         exchange: Arc::default(),
         wanted: Arc::new(config.cores.clone()),
         experimental: config.experimental,
+        conditions,
         names,
     };
     let shares = config.shares.enforce.then_some(shares);
@@ -97,6 +99,7 @@ pub fn start(
                  held back, and cores wake up as late as ever: \
                  {error:#}"
             ));
+            handle.follow_conditions();
             Ok(Threads { handle, leave: Arc::default(), looking: None })
         }
         Err(error) => Err(error.context("placing queues (policy = \"off\" in [cores] does without)")),
@@ -285,7 +288,7 @@ fn tell<A: Scheduling>(
 /// Looks, and does what follows from what was placed, until the end.
 fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
     let exchange = &handle.exchange;
-    let (mut before, mut troubles) = (None::<Arc<CoresSnapshot>>, Vec::new());
+    let mut before = None::<Arc<CoresSnapshot>>;
     let (mut looked, mut due, mut missed, mut logged) = (Duration::ZERO, Duration::ZERO, false, 0);
     while !exchange.is_ending() {
         missed |= exchange.take_look_wanted();
@@ -297,7 +300,7 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
             exchange.found(found.clone());
             before = Some(found);
             (looked, due, missed) = (now, now + looker.every, false);
-            log_new(&mut troubles, handle.troubles());
+            handle.follow_conditions();
         }
         if let Some(splits) = exchange.take_splits() {
             looker.splitter.set(splits);
@@ -328,15 +331,6 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
         let next = if missed { looked + LEAST } else { due };
         thread::park_timeout(next.saturating_sub(monotonic()));
     }
-}
-
-/// Troubles go to the log when they begin.
-fn log_new(known: &mut Vec<String>, troubles: Vec<String>) {
-    troubles
-        .iter()
-        .filter(|trouble| !known.contains(trouble))
-        .for_each(|trouble| tracing::warn!("{trouble}"));
-    *known = troubles;
 }
 
 /// Everything is as it was, unless it shall be left to the next daemon.
@@ -373,6 +367,7 @@ fn finish<A: System + Clone>(
         looker.splitter.end();
         looker.put_back().into_iter().for_each(|trouble| exchange.fail(trouble));
     }
+    handle.follow_conditions();
 }
 
 /// The kernel, asked about the calling thread's network namespace.

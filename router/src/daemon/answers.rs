@@ -78,15 +78,12 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             instance: self.instance.name.as_ref().map(|n| n.as_str().into()),
             ready: problem.is_none(),
             problem,
-            troubles: self.troubles(),
-            // Others know.
-            placing: Vec::new(),
+            conditions: self.condition_reports(),
             uptime_s: now.saturating_sub(self.times.started).as_secs(),
             heartbeat: Heartbeat {
                 timeout_s: self.config.heartbeat.0.as_secs_f64(),
                 age_s: age.map(|a| a.as_secs_f64()),
             },
-            seen_late: self.windows.unseen(),
             generation: self.generation.number,
             packets: packets(&all, &totals, |_| true),
             lost: ports.iter().flat_map(|port| &port.lost).map(|reason| reason.packets).sum(),

@@ -162,7 +162,7 @@ fn routes(
     let flows = get(list_flows).post(change_flows).layer(DefaultBodyLimit::max(MAX_FLOWS_BYTES));
     let fixed = |query: Query| get(move |State(to): State<Requests>| ask(to, query.clone()));
     Router::new()
-        .route("/status", get(status).with_state((requests.clone(), cores.clone())))
+        .route("/status", fixed(Query::Status))
         .route("/metrics", get(told_metrics))
         .route("/ports", fixed(Query::Ports))
         .route("/routers", fixed(Query::Routers))
@@ -180,17 +180,6 @@ fn routes(
         .method_not_allowed_fallback(|| async { ApiError { status: 405, text: "wrong method".into() } })
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .with_state(requests)
-}
-
-/// What is wrong with placing is wrong with the daemon.
-async fn status(
-    State((to, cores)): State<(Requests, Option<cores::handle::Handle>)>,
-) -> Result<Json<serde_json::Value>, ApiError> {
-    let Json(mut status) = ask(to, Query::Status).await?;
-    if let Some(cores) = cores {
-        status["placing"] = cores.troubles().into();
-    }
-    Ok(Json(status))
 }
 
 async fn told_metrics(State(to): State<Requests>) -> Result<Response, ApiError> {

@@ -16,6 +16,7 @@ use super::{
     world::World,
 };
 use crate::{
+    base::conditions::Conditions,
     base::{clock::monotonic, instance::Instance},
     config::Config,
     linux::{ethtool::ProblemKind, spreading::Spreading},
@@ -262,6 +263,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         mut observer: O,
         switch: SwitchEnd<<K::Plane as FastPath>::Rules>,
         spreading: Option<Spreading>,
+        conditions: Conditions,
     ) -> Result<Self> {
         let started = kernel.now();
         let mut world = World::new(&config);
@@ -301,6 +303,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             uses: super::neighbours::Uses::default(),
             instance,
             next_port: 0,
+            conditions,
             changes: Changes::default(),
             switch,
             rules: None,
@@ -347,9 +350,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     /// A table is full: puts a generation with a larger one in charge. What did not fit is meanwhile left to the kernel.
     pub(super) fn grow(&mut self, now: Duration) -> Result<()> {
         let Some(full) = &self.generation.full else {
-            if self.stuck.take().is_some() {
-                tracing::info!("everything fits into the tables again");
-            }
+            self.stuck = None;
             return Ok(());
         };
         if self.stuck.as_ref().is_some_and(|stuck| now < stuck.again) {
@@ -371,9 +372,6 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             Ok(new) => self.replace(new),
             Err(error) => {
                 let why = format!("{full}, what does not fit is left to the kernel: {error}");
-                if self.stuck.as_ref().is_none_or(|stuck| stuck.why != why) {
-                    tracing::warn!("{why}");
-                }
                 self.stuck = Some(Stuck { why, again: now + GROW_AGAIN });
                 Ok(())
             }

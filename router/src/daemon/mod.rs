@@ -13,7 +13,7 @@
 //! | `refusal.rs` | why a driver may refuse XDP |
 //! | `start.rs` | `millrace run` and `millrace stop`: lock, checks, privileges, threads |
 //! | `api.rs`, `serving.rs`, `client.rs` | the socket, both ends |
-//! | `changes.rs` | the log of what leaves the fast path and comes back |
+//! | `changes.rs` | conditions of ports, routers and interfaces |
 //! | `world.rs`, `ledger.rs` | what was observed and decided, to be read or done again |
 //! | `policy.rs` | what is read again after a change of policy, before the fast path has packets again |
 //! | `paths.rs` | paths of the user plane: which are active |
@@ -53,7 +53,13 @@ mod verify;
 mod world;
 
 use crate::{
-    base::{guard, instance::Instance, privileges},
+    api::status::ConditionReport,
+    base::{
+        conditions::{Condition, ConditionKind, Conditions},
+        guard,
+        instance::Instance,
+        privileges,
+    },
     config::Config,
     switch::seam::{SwitchEnd, SwitchPort},
     user_plane::seam::UserPlane,
@@ -106,6 +112,7 @@ pub struct Control<K: Kernel, O> {
     /// Place of the port looked at last.
     next_port: usize,
     changes: Changes,
+    conditions: Conditions,
     switch: SwitchEnd<<K::Plane as FastPath>::Rules>,
     /// In charge of the ports; `None`: packets are routed.
     rules: Option<<K::Plane as FastPath>::Rules>,
@@ -126,6 +133,7 @@ struct Times {
     confirmed: Option<Duration>,
     looked_at_port: Duration,
     remembered: Duration,
+    found_conditions: Duration,
     /// The revision of the mirror that routers were last weighed by.
     weighed: Option<u64>,
 }
@@ -203,7 +211,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.steer(now);
         self.remember(now);
         self.follow_verify(now);
-        self.tell_changes(now);
+        self.follow_fast_path(now);
+        self.follow_conditions(now);
         Ok(())
     }
 
@@ -355,17 +364,40 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
-    /// What of Linux cannot be read, what cannot be counted, and what does not fit, as sentences.
-    fn troubles(&self) -> Vec<String> {
-        let stuck = self.stuck.as_ref().map(|stuck| stuck.why.clone());
-        let uncounted = self.generation.plane.troubles();
-        let of_paths = |paths: &paths::Following<<K::Plane as FastPath>::UserPlane>| {
-            paths.trouble.clone().into_iter().chain(paths.plane.stand().troubles.clone())
+    /// Finds the conditions that hold now, except those of ports, routers and interfaces
+    /// ([`Control::follow_fast_path`]) and of cores, which another thread sets.
+    fn follow_conditions(&mut self, now: Duration) {
+        if now.saturating_sub(self.times.found_conditions) >= CONFIRM {
+            self.times.found_conditions = now;
+            self.find_conditions();
+        }
+    }
+
+    fn find_conditions(&self) {
+        use ConditionKind::{Configuration, Counters, Linux, Path, Policy, Privileges, Tables};
+        let of = |kind: ConditionKind, texts: Vec<String>| {
+            self.conditions.set(&[kind], texts.into_iter().map(|text| Condition::new(kind, text)));
         };
-        let paths = self.paths.iter().flat_map(of_paths);
-        let troubles = self.observer.troubles().into_iter().chain(uncounted).chain(stuck).chain(paths);
-        let troubles = troubles.chain(self.past_paths()).chain(self.unknown_weights());
-        troubles.chain(privileges::trouble()).collect()
+        let paths = self
+            .paths
+            .iter()
+            .flat_map(|paths| paths.trouble.clone().into_iter().chain(paths.plane.stand().troubles.clone()));
+        of(Linux, self.observer.troubles());
+        of(Counters, self.generation.plane.troubles());
+        of(Tables, self.stuck.iter().map(|stuck| stuck.why.clone()).collect());
+        of(Path, paths.chain(self.past_paths()).collect());
+        let late = |what| format!("policy changes are seen late: {what}");
+        of(Policy, self.windows.unseen().into_iter().map(late).collect());
+        of(Configuration, self.unknown_weights().collect());
+        of(Privileges, privileges::trouble().into_iter().collect());
+    }
+
+    /// All conditions that hold, except those of interfaces.
+    fn condition_reports(&self) -> Vec<ConditionReport> {
+        self.find_conditions();
+        let all = self.conditions.all().into_iter();
+        let shown = all.filter(|(condition, _)| condition.kind != ConditionKind::Interface);
+        shown.map(|(condition, since)| ConditionReport::new(condition, since)).collect()
     }
 
     /// Routers that have a weight and are none: maybe misspelt.

@@ -85,11 +85,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         match paths.plane.set_classes(&known.classes, &known.own) {
             Ok(()) => (paths.known, paths.trouble) = (Some(known), None),
             Err(error) => {
-                let why = format!("packets of paths are told apart as before: {error:#}");
-                if paths.trouble.as_ref() != Some(&why) {
-                    tracing::warn!("{why}");
-                }
-                paths.trouble = Some(why);
+                paths.trouble = Some(format!("packets of paths are told apart as before: {error:#}"));
             }
         }
     }

@@ -9,6 +9,7 @@ use super::{
     world::PortState,
 };
 use crate::{
+    base::conditions::Conditions,
     base::{
         instance::{Instance, Lock},
         privileges,
@@ -82,10 +83,19 @@ fn run_alone<O: Observe>(
     let placed = |port: &str| config.uses_rss() && config.ports.iter().any(|p| p.as_str() == port);
     let spreading = kernel::classifier().map(|classifier| steering::take_over(classifier, instance, placed));
     let shares = bpf.shares().waking(waker);
-    let cores = cores::running::start(&config, instance, shares, splitter, spreading.clone(), polled)?;
+    let conditions = Conditions::default();
+    let cores = cores::running::start(
+        &config,
+        instance,
+        shares,
+        splitter,
+        spreading.clone(),
+        polled,
+        conditions.clone(),
+    )?;
     switch.set_machine(cores.handle());
     api::serve(lock.listen()?, requests_to, switch, Some(cores.handle()), sas.clone())?;
-    let started = Control::start(config, instance.clone(), bpf, observer, switch_end, spreading);
+    let started = Control::start(config, instance.clone(), bpf, observer, switch_end, spreading, conditions);
     if started.is_err() {
         finish(&sas);
     }

@@ -156,7 +156,6 @@ impl UserPlane {
             tables: None,
             is_read: true,
             wanted: Wanted::default(),
-            told: Vec::new(),
             tally: Tally::default(),
             other_work: OtherWork::open(&roots).context("reading what runs on cores")?,
             roots,
@@ -281,8 +280,6 @@ struct Keeper {
     /// By all workers.
     is_read: bool,
     wanted: Wanted,
-    /// What could not be done in the last round.
-    told: Vec<String>,
     tally: Tally,
     other_work: OtherWork,
 }
@@ -326,8 +323,6 @@ impl Keeper {
             troubles.extend(self.round());
             troubles.extend(self.maps.trouble().map(str::to_owned).into_iter().chain(self.sas.trouble()));
             troubles.extend(self.captures.troubles(Instant::now()));
-            troubles.iter().filter(|new| !self.told.contains(new)).for_each(|new| tracing::warn!("{new}"));
-            self.told.clone_from(&troubles);
             let (workers, trouble) = self.report();
             self.tell_polled(&workers);
             troubles.extend(trouble);
@@ -485,8 +480,6 @@ impl Keeper {
         let stopped = self.workers.map(Workers::stop).unwrap_or_default();
         // Nobody copies any more.
         let troubles = stopped.into_iter().chain(self.captures.finish());
-        for trouble in troubles.filter(|new| !self.told.contains(new)) {
-            tracing::warn!("{trouble}");
-        }
+        troubles.for_each(|trouble| tracing::warn!("{trouble}"));
     }
 }

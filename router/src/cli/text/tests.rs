@@ -42,11 +42,16 @@ fn sample() -> Status {
         instance: None,
         ready: true,
         problem: None,
-        troubles: Vec::new(),
-        placing: vec!["queue 1 of eth2 is not moved to core 3: refused".into()],
+        conditions: vec![
+            condition("core", "queue 1 of eth2 is not moved to core 3: refused"),
+            condition("port", "port eth2 is left to the kernel: LRO is on"),
+            ConditionReport {
+                is_note: true,
+                ..condition("policy", "policy changes are seen late: legacy iptables: no control groups")
+            },
+        ],
         uptime_s: 3725,
         heartbeat: Heartbeat { timeout_s: 30.0, age_s: Some(0.42) },
-        seen_late: vec!["legacy iptables: no control groups".into()],
         generation: 2,
         packets: Packets { forwarded: 123_456, forwarded_bytes: 7_901_184, passed: 12, dropped: 3, taken: 0 },
         lost: 9,
@@ -98,15 +103,24 @@ fn sample() -> Status {
     }
 }
 
+fn condition(kind: &str, sentence: &str) -> ConditionReport {
+    ConditionReport {
+        kind: kind.into(),
+        sentence: sentence.into(),
+        age_s: 90.0,
+        ..ConditionReport::default()
+    }
+}
+
 #[test]
 fn status_of_a_running_daemon() {
     let expected = "\
 millrace 0.1.0, process 42, up 1 h 2 min: forwarding
-problem     queue 1 of eth2 is not moved to core 3: refused
-problem     port eth2 is not trusted: LRO is on
+problem     queue 1 of eth2 is not moved to core 3: refused (for 1 min 30 s)
+problem     port eth2 is left to the kernel: LRO is on (for 1 min 30 s)
+note        policy changes are seen late: legacy iptables: no control groups (for 1 min 30 s)
 note        port eth2: generic mode
 heartbeat   tables confirmed 0.4 s ago; without a daemon forwarding goes on for 30 s
-note        policy seen late: legacy iptables: no control groups
 packets     123456 forwarded (7.5 MiB), 212 ns each without transmit (sampled), 12 to the kernel, 3 dropped; 9 of those forwarded were lost at the egress port
 tables      901899 IPv4 and 3 IPv6 routes, 5 neighbours; generation 2
 flow rules  3, before routing; 90% of packets decided from the cache; 7 packets done by user space, 1 lost there

@@ -227,16 +227,17 @@ impl Seconds {
 fn head(old: &Daemon, told: &Daemon, seconds: Seconds) -> Head {
     let (was, is) = (&old.status, &told.status);
     let problems = is.problem.iter().cloned();
-    let unread = is.troubles.iter().cloned();
-    let ports = is.ports.iter().flat_map(|port| {
-        port.problems.iter().map(move |problem| format!("port {} is not trusted: {problem}", port.port))
-    });
+    let conditions = is
+        .conditions
+        .iter()
+        .filter(|condition| !condition.is_note)
+        .map(|condition| condition.sentence.clone());
     Head {
         version: is.version.clone(),
         instance: is.instance.clone(),
         uptime_s: is.uptime_s,
         policy: told.cores.policy.clone(),
-        problems: problems.chain(unread).chain(is.placing.iter().cloned()).chain(ports).collect(),
+        problems: problems.chain(conditions).collect(),
         forwarded_pps: seconds.rate(Some(was.packets.forwarded), is.packets.forwarded),
         forwarded_bps: seconds
             .rate(Some(was.packets.forwarded_bytes), is.packets.forwarded_bytes)

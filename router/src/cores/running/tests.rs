@@ -6,6 +6,7 @@ use super::super::{
 };
 use super::*;
 use crate::{
+    base::conditions::Conditions,
     config::{CoresSettings, Experimental, Interval},
     cores::queues::NetdevQueues,
     linux::classifier::{Classifier as _, Ntuple, fake::Nic},
@@ -48,8 +49,18 @@ impl World {
             Looker::new(tree.roots(), fake.clone(), ask, wanted.clone(), experimental, &names, file).unwrap();
         looker.deferring = Some(Deferring::new(polled.clone(), 150));
         let placing = Placing::new(tree.roots(), fake.clone(), &wanted, names.clone()).unwrap();
-        let threads =
-            run(looker, placing, Handle { exchange: Arc::default(), wanted, experimental, names }).unwrap();
+        let threads = run(
+            looker,
+            placing,
+            Handle {
+                exchange: Arc::default(),
+                wanted,
+                experimental,
+                conditions: Conditions::default(),
+                names,
+            },
+        )
+        .unwrap();
         World { tree, fake, polled, threads: Some(threads) }
     }
 
@@ -84,7 +95,7 @@ fn queues_are_placed_told_of_and_put_back() {
     let told: Vec<_> =
         events.iter().map(|event| (event.number, &*event.port, event.queue, &event.to)).collect();
     assert_eq!(told, [(1, "eth0", 0, &vec![2]), (2, "eth0", 1, &vec![3])]);
-    assert_eq!((handle.events(1).len(), handle.troubles()), (1, vec![]));
+    assert_eq!((handle.events(1).len(), handle.cores().conditions), (1, vec![]));
     drop(world.threads.take());
     assert_eq!(world.places(), [vec![0], vec![1]]);
     assert_eq!(xps(0), "00000000");
@@ -159,11 +170,11 @@ fn when_placing_fails_it_is_told_at_once_and_queues_are_put_back() {
     // Somebody moves a queue, and moving it back fails.
     world.fake.get().panics = true;
     world.fake.get().of.insert(70, [1].into());
-    world.wait_for("the failure", || !handle.troubles().is_empty());
-    let trouble = &handle.troubles()[0];
+    world.wait_for("the failure", || !handle.cores().conditions.is_empty());
+    let trouble = &handle.cores().conditions[0].sentence;
     assert!(trouble.starts_with("placing queues has failed"), "{trouble}");
     world.wait_for("the places of before", || world.places() == [vec![0], vec![1]]);
-    assert_eq!(handle.cores().troubles.len(), 1);
+    assert_eq!(handle.cores().conditions.len(), 1);
 }
 
 /// Tells everything twice, then fails.
@@ -186,8 +197,9 @@ fn when_looking_fails_it_is_told_at_once_and_queues_are_put_back() {
     let world = World::new(|netlink| Box::new(Failing(netlink, AtomicBool::new(false))));
     let handle = world.handle();
     world.wait_for("the places", || world.places() == [vec![2], vec![3]]);
-    world.wait_for("the failure", || !handle.troubles().is_empty());
-    assert!(handle.troubles()[0].starts_with("looking for queues has failed"), "{:?}", handle.troubles());
+    world.wait_for("the failure", || !handle.cores().conditions.is_empty());
+    let conditions = handle.cores().conditions;
+    assert!(conditions[0].sentence.starts_with("looking for queues has failed"), "{conditions:?}");
     world.wait_for("the places of before", || world.places() == [vec![0], vec![1]]);
 }
 
@@ -216,8 +228,12 @@ fn spreading(nic: &Nic, file: &str) -> World {
     looker.spreader = Spreader::new(Spreading::open(classifier, file.into(), |_| true));
     looker.every = ONCE;
     let placing = Placing::new(tree.roots(), fake.clone(), &wanted, names.clone()).unwrap();
-    let threads =
-        run(looker, placing, Handle { exchange: Arc::default(), wanted, experimental, names }).unwrap();
+    let threads = run(
+        looker,
+        placing,
+        Handle { exchange: Arc::default(), wanted, experimental, conditions: Conditions::default(), names },
+    )
+    .unwrap();
     World { tree, fake, polled: PolledPorts::default(), threads: Some(threads) }
 }
 

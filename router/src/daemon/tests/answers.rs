@@ -264,7 +264,7 @@ fn weights_of_routers_that_are_none_are_told() {
     let mut config = config();
     config.shares.weights = [("host".into(), Weight(3)), ("hsot".into(), Weight(2))].into();
     let mut case = start_with(config, linux()).unwrap();
-    let troubles = case.status().troubles;
+    let troubles = case.conditions();
     assert_eq!(troubles, ["shares.weights: there is no router hsot (see `millrace routers`)"]);
     let routers: Vec<crate::api::status::RouterReport> = case.ask(Query::Routers);
     let weights: Vec<u16> = routers.iter().map(|router| router.weight).collect();

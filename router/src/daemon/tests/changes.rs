@@ -45,15 +45,15 @@ fn what_leaves_the_fast_path_is_told_once_and_so_is_its_return() {
         case.round(Ok(vec![a_rule()]), 0.1);
         case.round(Ok(vec![]), 0.2);
         let both = [
-            "WARN left to the kernel: router host: IPv4: a rule",
-            "WARN left to the kernel: router host, interface eth2: a tbf qdisc",
+            "WARN router host is left to the kernel: IPv4: a rule",
+            "WARN router host, interface eth2 is left to the kernel: a tbf qdisc",
         ];
         assert_eq!(log.lines(), both);
         (0..3).for_each(|_| case.round(Ok(vec![]), 1.0));
         assert_eq!(log.lines(), [""; 0], "told once");
         case.round(Ok(vec![Event::Link(0, link(2, "eth2"))]), 1.0);
         case.round(Ok(vec![]), 0.3);
-        assert_eq!(log.lines(), ["INFO on the fast path again: router host, interface eth2"]);
+        assert_eq!(log.lines(), ["INFO router host, interface eth2 is on the fast path again"]);
     });
 }
 
@@ -62,10 +62,10 @@ fn a_port_is_told_of() {
     logged(|mut case, log| {
         case.linux.0.problems.borrow_mut().insert(1, vec!["LRO is on".into()]);
         (0..3).for_each(|_| case.round(Ok(vec![]), 1.1));
-        assert_eq!(log.lines(), ["WARN left to the kernel: port eth2: LRO is on"]);
+        assert_eq!(log.lines(), ["WARN port eth2 is left to the kernel: LRO is on"]);
         case.linux.0.problems.borrow_mut().clear();
         (0..3).for_each(|_| case.round(Ok(vec![]), 1.1));
-        assert_eq!(log.lines(), ["INFO on the fast path again: port eth2"]);
+        assert_eq!(log.lines(), ["INFO port eth2 is on the fast path again"]);
     });
 }
 

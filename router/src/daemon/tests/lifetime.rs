@@ -39,7 +39,7 @@ fn a_full_table_moves_everything_to_larger_ones() {
     let mut case = start();
     case.round(Ok(many_neighbours(20_000)), 0.1);
     let status = case.status();
-    assert_eq!((status.generation, status.troubles.len()), (2, 0));
+    assert_eq!((status.generation, conditions(&status).len()), (2, 0));
     let nexthops = status.tables.iter().find(|t| t.table == "nexthops").unwrap();
     assert!(nexthops.capacity > 1 << 14 && nexthops.used > 20_000, "{nexthops:?}");
     {
@@ -68,7 +68,7 @@ fn at_the_limit_the_rest_is_left_to_the_kernel_until_it_fits_again() {
     case.round(Ok(vec![]), 0.1);
     let status = case.status();
     assert_eq!((status.generation, status.ready), (1, true));
-    assert!(status.troubles[0].contains("limits.memory_mib is 16"), "{:?}", status.troubles);
+    assert!(conditions(&status)[0].contains("limits.memory_mib is 16"), "{:?}", conditions(&status));
     let gone = many_neighbours(20_000).into_iter().filter_map(|event| match event {
         Event::Neighbour(space, one) => Some(Event::Neighbour(space, Neighbour { mac: None, ..one })),
         _ => None,
@@ -76,7 +76,7 @@ fn at_the_limit_the_rest_is_left_to_the_kernel_until_it_fits_again() {
     case.round(Ok(gone.collect()), 0.1);
     for _ in 0..10_000 {
         case.round(Ok(vec![]), 0.001);
-        if case.status().troubles.is_empty() {
+        if case.conditions().is_empty() {
             return;
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -102,7 +102,7 @@ fn at_the_limit_every_route_that_waits_gets_its_turn() {
     };
     case.round(Ok(routes(Change::Add, 0..40_000)), 0.1);
     case.round(Ok(vec![]), 0.1);
-    assert!(!case.status().troubles.is_empty());
+    assert!(!case.conditions().is_empty());
     case.round(Ok(routes(Change::Delete, 0..28_000)), 0.1);
     for _ in 0..200 {
         case.round(Ok(vec![]), 0.1);
@@ -113,7 +113,7 @@ fn at_the_limit_every_route_that_waits_gets_its_turn() {
         let reason = case.route(&address).hops[0].reason.clone().unwrap_or_default();
         assert!(!reason.contains("map was full"), "route {i}: {reason}");
     }
-    assert_eq!(case.status().troubles, [""; 0]);
+    assert_eq!(case.conditions(), [""; 0]);
 }
 
 #[test]
@@ -123,14 +123,14 @@ fn a_failure_to_grow_is_told_and_tried_again() {
     case.round(Ok(many_neighbours(20_000)), 0.1);
     let status = case.status();
     assert_eq!(status.generation, 1);
-    assert!(status.troubles[0].contains("out of memory"), "{:?}", status.troubles);
+    assert!(conditions(&status)[0].contains("out of memory"), "{:?}", conditions(&status));
     case.linux.0.unloadable.set(false);
     case.round(Ok(vec![]), 29.0);
     assert_eq!(case.status().generation, 1, "not in every round");
     case.round(Ok(vec![]), 2.0);
     case.round(Ok(vec![]), 0.1);
     let status = case.status();
-    assert_eq!((status.generation, status.troubles.len()), (2, 0), "{:?}", status.troubles);
+    assert_eq!((status.generation, conditions(&status).len()), (2, 0), "{:?}", conditions(&status));
 }
 
 #[test]

@@ -21,6 +21,7 @@ use crate::{
         status::{ExplainReport, InterfaceReport, RouteReport, Status, VerifyReport},
         workers::{PathStand, WorkersReport},
     },
+    base::conditions::Conditions,
     base::instance::Instance,
     config::{Config, MemoryMib, Weight},
     linux::{
@@ -558,12 +559,18 @@ fn start_with(config: Config, linux: Linux) -> Result<Case> {
     let instance = Instance::under(directory.path(), None);
     let (orders, switch) = switch(&linux);
     let spreading = spreading(&linux, &instance);
-    let control = Control::start(config, instance, linux.clone(), linux.clone(), switch, spreading)?;
+    let (own, conditions) = (linux.clone(), Conditions::default());
+    let control = Control::start(config, instance, own.clone(), own, switch, spreading, conditions)?;
     Ok(Case { linux, control, orders, _directory: directory })
 }
 
 fn start() -> Case {
     start_with(config(), linux()).unwrap()
+}
+
+fn conditions(status: &Status) -> Vec<String> {
+    let others = status.conditions.iter().filter(|c| !["port", "router"].contains(&&*c.kind));
+    others.map(|condition| condition.sentence.clone()).collect()
 }
 
 impl Case {
@@ -621,6 +628,11 @@ impl Case {
         self.ask(Query::Status)
     }
 
+    /// Conditions, except those of ports and routers.
+    fn conditions(&mut self) -> Vec<String> {
+        conditions(&self.status())
+    }
+
     fn interfaces(&mut self) -> Vec<InterfaceReport> {
         self.ask(Query::Interfaces)
     }
@@ -640,8 +652,9 @@ impl Case {
         drop(self.control);
         let (orders, switch) = switch(&linux);
         let spreading = spreading(&linux, &instance);
+        let (own, conditions) = (linux.clone(), Conditions::default());
         let control =
-            Control::start(config(), instance, linux.clone(), linux.clone(), switch, spreading).unwrap();
+            Control::start(config(), instance, own.clone(), own, switch, spreading, conditions).unwrap();
         Case { linux, control, orders, _directory: self._directory }
     }
 }

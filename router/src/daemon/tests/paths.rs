@@ -119,7 +119,7 @@ fn classes_that_cannot_be_told_are_a_trouble() {
     let mut case = with_paths();
     *case.linux.0.unclassed.borrow_mut() = Some("no grace".into());
     case.round(Ok(vec![Event::PortGone(0)]), 1.0);
-    let troubles = case.status().troubles;
+    let troubles = case.conditions();
     assert!(
         troubles.iter().any(|t| t == "packets of paths are told apart as before: no grace"),
         "{troubles:?}"
@@ -127,7 +127,7 @@ fn classes_that_cannot_be_told_are_a_trouble() {
     *case.linux.0.unclassed.borrow_mut() = None;
     case.round(Ok(vec![]), 1.0);
     assert_eq!(told(&case).last().unwrap().0, [], "tried again");
-    assert_eq!(case.status().troubles, [""; 0]);
+    assert_eq!(case.conditions(), [""; 0]);
 }
 
 /// What cannot be told is no trouble any more once it need not be told.
@@ -136,9 +136,9 @@ fn a_world_that_is_as_it_was_ends_the_trouble() {
     let mut case = with_paths();
     *case.linux.0.unclassed.borrow_mut() = Some("no grace".into());
     case.round(Ok(vec![Event::PortGone(0)]), 1.0);
-    assert!(!case.status().troubles.is_empty());
+    assert!(!case.conditions().is_empty());
     case.round(Ok(vec![Event::Port(0, port(10))]), 1.0);
-    assert_eq!(case.status().troubles, [""; 0]);
+    assert_eq!(case.conditions(), [""; 0]);
 }
 
 #[test]
@@ -197,12 +197,12 @@ fn ports_in_generic_mode_are_not_for_workers() {
 fn what_troubles_workers_and_what_gets_past_a_path_is_told() {
     let mut case = with_paths();
     *case.linux.0.stands.borrow_mut() = vec!["core 9 is not online".into()];
-    assert_eq!(case.status().troubles, ["core 9 is not online"]);
+    assert_eq!(case.conditions(), ["core 9 is not online"]);
     case.linux.0.stands.borrow_mut().clear();
     *case.linux.0.refused.borrow_mut() = Some("eth2".into());
     case.round(Ok(vec![Event::PortGone(1)]), 1.0);
     case.round(Ok(vec![Event::Port(1, port(21)), Event::Link(0, link(21, "eth2"))]), 1.0);
-    let troubles = case.status().troubles;
+    let troubles = case.conditions();
     let past = "path late: what arrives at port eth2 is the kernel's, and not dropped: not attached: another program is there";
     assert_eq!(troubles, [past], "of those that drop, and have packets of that port");
 }
