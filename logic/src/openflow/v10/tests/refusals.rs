@@ -243,7 +243,7 @@ fn errors_have_the_numbers_of_the_specification() {
     let of_queues = error(B::Port, &message(stats, "0005 0000"));
     assert_eq!((of_queues.kind, of_queues.code), (5, 0));
     let ErrorMessage { kind, code, data } = error(B::Version, &message(hello, ""));
-    assert_eq!((kind, code, data), (0, 0, b"a version that is not spoken here".to_vec()));
+    assert_eq!((kind, code, data), (0, 0, b"a version that is not supported".to_vec()));
     assert_eq!(error(B::Length, &[1, 2, 3]).data, [1, 2, 3]);
 }
 

@@ -133,6 +133,6 @@ fn an_error_shows_the_first_64_bytes_or_says_why_there_is_no_version() {
     assert_eq!(error(BadMessage::Length, &short), ErrorMessage { kind: 1, code: 6, data: short });
     assert!(error(BadMessage::Length, &[]).data.is_empty());
     let hello = error(BadMessage::Version, &whole(kind::HELLO, &[]));
-    let text = b"a version that is not spoken here".to_vec();
+    let text = b"a version that is not supported".to_vec();
     assert_eq!(hello, ErrorMessage { kind: 0, code: 0, data: text });
 }
