@@ -6,11 +6,11 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! || `message` | messages, independent of the version |
+//! | `message` | messages, independent of the version |
 //! | `wire` | the header, framing, and a bounded reader |
 //! | `v10`, `v13` | the two codecs, each with its error numbers |
-//! || `agent` | the switch's side of the protocol |
-//! || `extension` | our vendor messages and actions, the same in both versions |
+//! | `agent` | the switch's side of the protocol |
+//! | `extension` | our vendor messages and actions, the same in both versions |
 
 pub mod agent;
 pub mod extension;
