@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(
             moved,
             [3, 4, 5, 6].map(super::super::Change::Group),
-            "the groups whose buckets changed for packets"
+            "the groups whose packets take other buckets"
         );
     }
 }

@@ -97,7 +97,7 @@ impl<M: FlowMemory> Writer<M> {
         self.let_go(&old);
     }
 
-    /// Ends user space's deciding for a row: from now on its rule decides.
+    /// From now on the rule in a row decides, no longer user space.
     pub(super) fn rewrite(&mut self, row: u32) {
         let Some(new) = self.rewrite.remove(&row) else { return };
         let words = self.rule(row);

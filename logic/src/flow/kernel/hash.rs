@@ -38,7 +38,7 @@ impl Seed {
         (set * CACHE_WAYS + way) * words::CACHED
     }
 
-    /// The hash of a rule's key under its mask selects its bucket and is its tag. The hash of a packet's key under the
+    /// The hash of a rule's key under its mask gives its bucket and its tag. The hash of a packet's key under the
     /// union of all masks selects the set of the cache.
     pub fn key(&self, key: &[u64; Key::WORDS], mask: &[u64; Key::WORDS]) -> u64 {
         mix(self.sum(key, mask))

@@ -7,9 +7,9 @@ use crate::flow::{
 };
 use proptest::prelude::*;
 
-/// Ports 1 to 4; port 2 is down and port 4 does not flood. Groups: 1 is all (2, and 3 with another VLAN id), 2 is indirect
-/// (2), 3 fails over from port 2, which is down, to 3, 4 leads to group 1, 9 sets the tunnel id (2). Meter 1 lets no packet
-/// pass, the other meters all.
+/// Ports 1 to 4; port 2 is down and port 4 does not flood. Group 1 is all (port 2, and port 3 with another VLAN id), and
+/// group 2 is indirect (port 2). Group 3 fails over from port 2 to port 3. Group 4 leads to group 1. Group 9 sets the
+/// tunnel id (port 2). Meter 1 lets no packet pass, the other meters all.
 fn tables() -> Tables {
     let mut tables = Tables::new();
     tables.set_ports((1..=4).map(|port| (RulePort(port), port != 2)));

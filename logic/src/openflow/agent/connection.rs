@@ -149,7 +149,7 @@ impl Connection {
         self.outbox.push_back(work);
     }
 
-    /// Puts work back that was begun, to be continued first.
+    /// Puts unfinished work back to the front.
     pub fn push_rest(&mut self, work: Work) {
         self.outbox.push_front(work);
     }

@@ -14,7 +14,7 @@ use std::{collections::BTreeMap, sync::Arc};
 pub const WORKLOADS: usize = 4096;
 
 /// How many starts and stops may wait for a connection. A new subscriber gets a start of each workload. Meanwhile each may
-/// stop and another one start. The limit allows the same again.
+/// stop and another one start. The rest of the room is spare.
 const MOST_NOTICES: usize = 4 * WORKLOADS;
 /// How many notices are written at a time: at most 512 KiB.
 const PIECE: usize = 64;

@@ -126,7 +126,7 @@ pub struct Settings {
     pub proxy_ports: BTreeSet<RulePort>,
 }
 
-/// The state of a connection, for `millrace`'s output.
+/// The state of a connection, for the output of `millrace`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectionReport {
     pub connection: ConnectionId,
@@ -300,7 +300,7 @@ impl<M: FlowMemory> Agent<M> {
         self.packet_ins_lost
     }
 
-    /// Has any peer said hello, of whichever side opened the connection?
+    /// Has any peer said hello, whichever side opened the connection?
     pub fn has_peer(&self) -> bool {
         self.connections.values().any(|c| c.version.is_some())
     }
