@@ -1,10 +1,10 @@
-//! What a rule does with a packet, in the words of no protocol version.
+//! What a rule does with a packet, independent of the protocol version.
 
 use super::field::Field;
 use std::{fmt, net::Ipv4Addr};
 
-/// A port as OpenFlow numbers it. A Millrace port's number is its id + 1; reserved ones are those of OpenFlow 1.0 (section
-/// 5.2.1), of which 1.3 has the same with `0xffff` in front.
+/// A port, numbered as in OpenFlow. A Millrace port's number is its id + 1. The reserved numbers are those of OpenFlow 1.0
+/// (section 5.2.1); OpenFlow 1.3 has the same with `0xffff` in front.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RulePort(pub u16);
 
@@ -13,15 +13,15 @@ impl RulePort {
     pub const MAX: RulePort = RulePort(0xff00);
     /// Logical ports (OpenFlow 1.3.5 section 4.4): the paths of the user plane, in the order of the configuration.
     const PATHS: std::ops::RangeInclusive<u16> = 0xfe00..=0xfe3f;
-    /// Back out of the port the packet came in by; any other output leaves that one out.
+    /// Sends the packet back through the port it came in by. Every other output leaves that port out.
     pub const IN_PORT: RulePort = RulePort(0xfff8);
-    /// Through the tables again, only for a packet from the controller.
+    /// Sends the packet through the tables, only for packets from the controller.
     pub const TABLE: RulePort = RulePort(0xfff9);
-    /// As Linux would: the pipeline of routers.
+    /// Routes the packet as Linux would.
     pub const NORMAL: RulePort = RulePort(0xfffa);
-    /// Every port that floods (not NO_FLOOD) but the one it came in by.
+    /// Every port that floods (not NO_FLOOD), except the one the packet came in by.
     pub const FLOOD: RulePort = RulePort(0xfffb);
-    /// Every port but the one it came in by.
+    /// Every port except the one the packet came in by.
     pub const ALL: RulePort = RulePort(0xfffc);
     /// To the controller, as a packet-in.
     pub const CONTROLLER: RulePort = RulePort(0xfffd);
@@ -30,29 +30,29 @@ impl RulePort {
     /// No port (OFPP_NONE), any port (OFPP_ANY).
     pub const NONE: RulePort = RulePort(0xffff);
 
-    /// A port of the box, 1..=0xff00 without those of paths.
+    /// Is it a port of the box (1..=0xff00, without the numbers of paths)?
     pub fn is_real(self) -> bool {
         (1..=Self::MAX.0).contains(&self.0) && self.path().is_none()
     }
 
-    /// The port that stands for a path of the user plane; `None`: there cannot be so many.
+    /// The port that stands for a path of the user plane. `None` if the index is beyond the range of numbers.
     pub fn of_path(path: u16) -> Option<RulePort> {
         Self::PATHS.start().checked_add(path).filter(|port| Self::PATHS.contains(port)).map(RulePort)
     }
 
-    /// The path that it stands for.
+    /// The path that the port stands for.
     pub fn path(self) -> Option<u16> {
         Self::PATHS.contains(&self.0).then(|| self.0 - Self::PATHS.start())
     }
 }
 
-/// All of a packet goes to the controller (OFPCML_NO_BUFFER).
+/// The whole packet goes to the controller (OFPCML_NO_BUFFER).
 pub const WHOLE_PACKET: u16 = u16::MAX;
 
-/// One action. Those of a list are done in order; checksums follow by themselves.
+/// One action. The actions of a list are done in order. Checksums are updated automatically.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// `max_len`: how many bytes a packet-in shows, for [`RulePort::CONTROLLER`].
+    /// `max_len`: how many bytes of the packet a packet-in holds, for [`RulePort::CONTROLLER`].
     Output {
         port: RulePort,
         max_len: u16,
@@ -62,59 +62,62 @@ pub enum Action {
         port: RulePort,
         queue: u32,
     },
-    /// The queue of later outputs.
+    /// The queue for later outputs.
     SetQueue(u32),
-    /// Writes the bits of a field where `mask` is 1. Does nothing to a packet that has no such field.
+    /// Writes the bits of a field where `mask` is 1. Does nothing to a packet without this field.
     SetField {
         field: Field,
         value: u128,
         mask: u128,
     },
-    /// OpenFlow 1.0: the VLAN id; pushes an 802.1Q tag where there is none.
+    /// OpenFlow 1.0: sets the VLAN id; pushes an 802.1Q tag if the packet has none.
     SetVlanVid(u16),
-    /// OpenFlow 1.0: the VLAN priority; pushes an 802.1Q tag where there is none.
+    /// OpenFlow 1.0: sets the VLAN priority; pushes an 802.1Q tag if the packet has none.
     SetVlanPcp(u8),
-    /// OpenFlow 1.0: the source port of TCP or UDP, whichever it is.
+    /// OpenFlow 1.0: sets the source port of TCP or UDP.
     SetTpSrc(u16),
-    /// OpenFlow 1.0: the destination port.
+    /// OpenFlow 1.0: sets the destination port of TCP or UDP.
     SetTpDst(u16),
-    /// A new outermost tag with this EtherType (0x8100 or 0x88a8); id and priority are those of the tag below, or 0.
+    /// Pushes a new outermost tag with this EtherType (0x8100 or 0x88a8). Its id and priority are those of the tag below,
+    /// or 0.
     PushVlan(u16),
-    /// Takes the outermost tag off; nothing to take off is no error.
+    /// Removes the outermost tag. Does nothing if there is none.
     PopVlan,
-    /// TTL or hop limit minus one; a packet whose TTL was 1 or less goes to the controller instead (OFPR_INVALID_TTL).
+    /// Reduces the TTL or hop limit by one. A packet whose TTL was 1 or less goes to the controller instead
+    /// (OFPR_INVALID_TTL).
     DecTtl,
     SetTtl(u8),
     /// OpenFlow 1.3 group.
     Group(u32),
-    /// VXLAN (RFC 7348) over IPv4 around the whole frame.
+    /// Puts VXLAN (RFC 7348) over IPv4 around the whole frame.
     EncapVxlan(Vxlan),
-    /// Takes outer headers of a VXLAN packet off; the rest of the actions see the inner frame. Another packet is dropped.
+    /// Removes the outer headers of a VXLAN packet. Later actions see the inner frame. Any other packet is dropped.
     DecapVxlan,
-    /// Workload id and priority into the flow control field (V6); see `docs/reference/openflow-extension.md`.
+    /// Writes workload id and priority into the flow control field (V6); see `docs/reference/openflow-extension.md`.
     SetFcf {
         place: FcfPlace,
         workload: u16,
         priority: bool,
     },
-    /// The core that goes on with the packet (V1, V3).
+    /// Chooses the core that continues with the packet (V1, V3).
     SetCore(CoreChoice),
 }
 
-/// Outer headers that [`Action::EncapVxlan`] writes. UDP source port: from the inner flow's hash (RFC 7348 section 4.2.3).
+/// The outer headers that [`Action::EncapVxlan`] writes. The UDP source port comes from a hash of the inner flow (RFC 7348
+/// section 5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Vxlan {
     pub vni: u32,
     pub source: Ipv4Addr,
     pub destination: Ipv4Addr,
-    /// All zero: to be filled by [`RulePort::NORMAL`], which routes the outer packet.
+    /// If all zero, [`RulePort::NORMAL`] fills it when it routes the outer packet.
     pub eth_source: [u8; 6],
     pub eth_destination: [u8; 6],
     /// UDP destination port, 4789 by default.
     pub udp_port: u16,
 }
 
-/// Where the flow control field lies (V6).
+/// Where the flow control field is (V6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FcfPlace {
     /// Six bits of DSCP: the upper five are the workload id, the lowest is the priority.
@@ -123,11 +126,11 @@ pub enum FcfPlace {
     Vlan,
 }
 
-/// Which core (V3).
+/// Selects a core (V3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CoreChoice {
     This(u16),
-    /// The least loaded without a pinned workload, chosen at the flow's first packet.
+    /// The least loaded core without a pinned workload, chosen at the flow's first packet.
     Choose,
     /// The same for a priority flow, which gets the least loaded cores first (V7).
     ChooseFirst,
@@ -139,9 +142,9 @@ pub struct Instructions {
     pub meter: Option<u32>,
     /// Done at once, in order.
     pub apply: Vec<Action>,
-    /// Empty the action set first.
+    /// Empties the action set first.
     pub clear: bool,
-    /// Into the action set, done when the pipeline ends (section 5.10).
+    /// Actions to add to the action set, which is done when the pipeline ends (section 5.10).
     pub write: Vec<Action>,
     /// Value and mask.
     pub metadata: Option<(u64, u64)>,
@@ -149,11 +152,11 @@ pub struct Instructions {
 }
 
 impl Instructions {
-    /// These actions and no more.
+    /// Only these actions, done at once.
     pub fn apply(actions: impl Into<Vec<Action>>) -> Self {
         Self { apply: actions.into(), ..Self::default() }
     }
-    /// Every action in it, those of the action set too.
+    /// All actions, including those for the action set.
     pub fn actions(&self) -> impl Iterator<Item = &Action> {
         self.apply.iter().chain(&self.write)
     }
@@ -169,11 +172,11 @@ impl Instructions {
 }
 
 impl Action {
-    /// Output, the whole packet if to the controller.
+    /// An output. The controller gets the whole packet.
     pub fn output(port: RulePort) -> Action {
         Action::Output { port, max_len: WHOLE_PACKET }
     }
-    /// All bits of a field.
+    /// Sets all bits of a field.
     pub fn set(field: Field, value: impl Into<u128>) -> Action {
         Action::SetField { field, value: value.into(), mask: field.all_bits() }
     }

@@ -1,27 +1,30 @@
-//! Checksums of the Internet protocols, and how they follow a change.
+//! Checksums of the Internet protocols, and how to update them after a change.
 
-/// Ones' complement sum of big-endian 16-bit words, an odd byte at the end filled up with zero (RFC 1071 section 1).
+/// The ones' complement sum of big-endian 16-bit words. An odd byte at the end is padded with zero (RFC 1071 section
+/// 1).
 pub fn sum(bytes: &[u8]) -> u16 {
     let (words, odd) = bytes.as_chunks();
     let sum = words.iter().map(|&word| u64::from(u16::from_be_bytes(word))).sum::<u64>();
     fold(sum + odd.first().map_or(0, |&byte| u64::from(byte) << 8))
 }
 
-/// Sum of words, of 16, 32 or 64 bits, as one of 16 (RFC 1071 section 2 B and C).
+/// Folds a sum of words of 16, 32 or 64 bits into 16 bits (RFC 1071 section 2 B and C).
 #[inline]
 pub(crate) fn fold(sum: u64) -> u16 {
-    // A word and itself with its halves exchanged: in the upper half is the sum of both, and what that carried.
+    // Add the word to itself with its halves exchanged. The upper half then holds the sum of both halves, including
+    // the carry.
     let sum = (sum.wrapping_add(sum.rotate_left(32)) >> 32) as u32;
     (sum.wrapping_add(sum.rotate_left(16)) >> 16) as u16
 }
 
-/// The checksum after words that it covers went from `old` to `new`, both with an even number of bytes before them:
-/// HC' = ~(~HC + ~m + m') (RFC 1624 section 3, equation 3). A wrong checksum stays wrong by the same amount.
+/// The checksum after words that it covers changed from `old` to `new`: HC' = ~(~HC + ~m + m') (RFC 1624 section 3,
+/// equation 3). The number of bytes before these words must be even. A wrong checksum stays wrong by the same
+/// amount.
 pub fn follow(checksum: u16, old: &[u8], new: &[u8]) -> u16 {
     !fold(u64::from(!checksum) + u64::from(!sum(old)) + u64::from(sum(new)))
 }
 
-/// CRC32c (RFC 9260 appendix A), reflected, as SCTP has it.
+/// CRC32c (RFC 9260 appendix A), reflected, as SCTP uses it.
 pub fn crc32c(bytes: &[u8]) -> u32 {
     /// The Castagnoli polynomial, reflected.
     const POLYNOMIAL: u32 = 0x82f6_3b78;

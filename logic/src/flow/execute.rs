@@ -1,8 +1,9 @@
 //! Actions on the bytes of a packet.
 //!
-//! The reference for the kernel plane, and what does in user space the work that it cannot: obvious before fast. The headers
-//! are looked for again before each action, so an action sees what the ones before it left. Checksums follow the change
-//! (RFC 1624) and are never made anew: what came in wrong goes out wrong.
+//! This is the reference for the kernel plane, and user space runs it for the work that the kernel plane cannot do. It is
+//! written to be obvious, not fast. The headers are found again before each action, so an action sees the result of the
+//! actions before it. Checksums are updated (RFC 1624) and never computed from scratch, so a packet with a wrong checksum
+//! leaves with a wrong one.
 
 use super::{
     action::{Action, CoreChoice, FcfPlace, RulePort, Vxlan},
@@ -14,18 +15,18 @@ use super::{
 use crate::hash;
 use std::{iter, mem::discriminant};
 
-/// Groups may lead to groups this deep; the table refuses rings.
+/// How deep groups may lead to other groups. The table refuses loops.
 const DEEPEST_GROUP: u32 = 8;
 /// How many buckets of groups one list of actions may run.
 const MOST_BUCKETS: u32 = 1024;
-/// What one list of actions may send.
+/// How many packets one list of actions may send.
 pub const MOST_SENT: usize = 1024;
-/// UDP source ports of VXLAN: the dynamic ones (RFC 7348 section 5).
+/// UDP source ports of VXLAN: the dynamic range (RFC 7348 section 5).
 const VXLAN_SOURCE_PORTS: std::ops::RangeInclusive<u16> = 49152..=65535;
 /// Bytes that [`Action::EncapVxlan`] adds: Ethernet, IPv4, UDP and VXLAN.
 pub const VXLAN_BYTES: usize = 14 + 20 + 8 + 8;
 
-/// A packet on its way, and what its later outputs go by.
+/// A packet on its way, with the state that later outputs use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
     pub frame: Vec<u8>,
@@ -44,16 +45,16 @@ impl Packet {
     }
 }
 
-/// An output: the packet as it was at that moment. Reserved ports are left to the caller.
+/// An output: the packet as it was at that moment. The caller handles reserved ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sent {
     pub port: RulePort,
-    /// To the controller because its TTL is used up (OFPR_INVALID_TTL).
+    /// The packet goes to the controller because its TTL is used up (OFPR_INVALID_TTL).
     pub invalid_ttl: bool,
     pub packet: Packet,
 }
 
-/// Why the rest of the actions, of the pipeline too, is not done.
+/// Why the remaining actions, and the rest of the pipeline, are not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Ended {
     #[error("the TTL is used up")]
@@ -68,11 +69,11 @@ pub enum Ended {
     TooManyOutputs,
 }
 
-/// What the switch around the actions decides.
+/// What the actions need from the switch.
 pub struct Context<'a> {
-    /// UDP port by which VXLAN is known.
+    /// The UDP port that identifies VXLAN.
     pub vxlan_port: u16,
-    /// The buckets of a group that this packet takes; none: it is dropped there.
+    /// The buckets of a group that this packet takes. If there are none, the group drops it.
     pub buckets: &'a dyn Fn(u32, &Packet) -> Vec<Vec<Action>>,
 }
 
@@ -81,7 +82,7 @@ impl Context<'_> {
     pub const PLAIN: Context<'static> = Context { vxlan_port: VXLAN_PORT, buckets: &|_, _| Vec::new() };
 }
 
-/// Does the actions in order and appends what they send to `sent`. `packet` is left as the last of them has made it.
+/// Does the actions in order and appends the packets that they send to `sent`. `packet` is left as the last action made it.
 pub fn execute(
     packet: &mut Packet,
     actions: &[Action],
@@ -94,7 +95,7 @@ pub fn execute(
 struct Run<'a, 'b> {
     context: &'a Context<'b>,
     sent: &'a mut Vec<Sent>,
-    /// How many more may run.
+    /// How many more buckets may run.
     buckets: u32,
     depth: u32,
 }
@@ -120,7 +121,7 @@ impl Run<'_, '_> {
             (&Action::Group(id), _) => return self.group(packet, id),
             (Action::EncapVxlan(outer), _) => return encapsulate(frame, outer),
             (Action::DecapVxlan, h) => return decapsulate(frame, h),
-            // Not even an Ethernet header: there is nothing to write to.
+            // There is not even an Ethernet header to write to.
             (_, None) => {}
             (&Action::SetField { field, value, mask }, Some(h)) => set(frame, &h, field, value, mask),
             (&Action::SetVlanVid(vid), Some(_)) => set_tag(frame, Field::VlanVid, vid.into(), 0xfff),
@@ -168,7 +169,7 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    /// Only [`RulePort::IN_PORT`] sends a packet back (OpenFlow 1.0 section 3.3, 1.3 section 5.12).
+    /// A packet goes back to its port only through [`RulePort::IN_PORT`] (OpenFlow 1.0 section 3.3, 1.3 section 5.12).
     fn send(&mut self, packet: &Packet, port: RulePort) -> Result<(), Ended> {
         let back = port == packet.in_port && (port.is_real() || port == RulePort::LOCAL);
         if self.sent.len() >= MOST_SENT {
@@ -180,7 +181,7 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    /// Each bucket has a packet of its own (OpenFlow 1.3 section 5.6.1): what it does to it is over when it ends.
+    /// Each bucket gets a copy of the packet (OpenFlow 1.3 section 5.6.1). Its changes are not visible after the group.
     fn group(&mut self, packet: &Packet, id: u32) -> Result<(), Ended> {
         if self.depth == DEEPEST_GROUP {
             return Err(Ended::TooManyGroups);
@@ -198,9 +199,9 @@ impl Run<'_, '_> {
     }
 }
 
-/// The actions that an action set does, in its order (OpenFlow 1.3 section 5.10): of each kind (and field) the one written
-/// last; take off, push, TTL, set, queue; then a group, or if there is none an output. Ours: VXLAN headers are taken off
-/// first and put on after everything was set.
+/// The actions that an action set does, in order (OpenFlow 1.3 section 5.10). Of each kind (and field), the set keeps the
+/// action written last. The order is: remove tags, push tags, TTL, set, queue, and then a group, or an output if there is no
+/// group. Our extension: VXLAN headers are removed first, and added after all fields are set.
 pub fn action_set(written: &[Action]) -> Vec<Action> {
     let replaces = |later: &Action, action: &Action| match (later, action) {
         (Action::SetField { field: a, mask: x, .. }, Action::SetField { field: b, mask: y, .. }) => {
@@ -257,21 +258,21 @@ fn set(frame: &mut [u8], headers: &Headers, field: Field, value: u128, mask: u12
     write(frame, headers, place.at, &raw.to_be_bytes()[16 - place.bytes..]);
 }
 
-/// Writes `new` at `at`; the checksums that cover it follow.
+/// Writes `new` at `at` and updates the checksums that cover it.
 fn write(frame: &mut [u8], headers: &Headers, at: usize, new: &[u8]) {
     let sctp = headers.transport.filter(|&t| headers.proto == ip_proto::SCTP && at >= t);
-    // The CRC covers all of the packet, so all of it must be here.
+    // The CRC covers the whole packet, so the frame must hold all of it.
     if sctp.is_some() && !(headers.complete && headers.fragment == Fragment::Whole) {
         return;
     }
     let crc_before = sctp.map(|t| sctp_crc(frame, t..headers.end));
-    // Headers begin at even offsets: whole words, as the checksums count them.
+    // Headers begin at even offsets, so these are whole words of the checksums.
     let words = at & !1..frame.len().min((at + new.len()).next_multiple_of(2));
     let old = frame[words.clone()].to_vec();
     frame[at..at + new.len()].copy_from_slice(new);
     let new = frame[words].to_vec();
     if let (Some(t), Some(before)) = (sctp, crc_before) {
-        // It is linear: the same bits of difference that it had from the right one.
+        // The CRC is linear: flip the bits that differ. A wrong CRC stays wrong by the same bits.
         let change = (before ^ sctp_crc(frame, t..headers.end)).to_le_bytes();
         frame[t + 8..t + 12].iter_mut().zip(change).for_each(|(byte, change)| *byte ^= change);
         return;
@@ -288,7 +289,7 @@ fn write(frame: &mut [u8], headers: &Headers, at: usize, new: &[u8]) {
             ip_proto::TCP => adjust(frame, t + 16, &old, &new),
             ip_proto::UDP if frame[t + 6..t + 8] != [0, 0] => {
                 adjust(frame, t + 6, &old, &new);
-                // 0 says that there is no checksum (RFC 768).
+                // 0 would mean that there is no checksum (RFC 768).
                 if frame[t + 6..t + 8] == [0, 0] {
                     frame[t + 6..t + 8].copy_from_slice(&[0xff, 0xff]);
                 }
@@ -305,7 +306,7 @@ fn adjust(frame: &mut [u8], at: usize, old: &[u8], new: &[u8]) {
     frame[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
 }
 
-/// Is it an address that checksums of TCP, UDP and ICMPv6 cover (RFC 9293 section 3.1, RFC 8200 section 8.1)?
+/// Is it part of an address that the checksums of TCP, UDP and ICMPv6 cover (RFC 9293 section 3.1, RFC 8200 section 8.1)?
 fn in_pseudo_header(headers: &Headers, at: usize) -> bool {
     match headers.network {
         Network::Ipv4(ip) => (ip + 12..ip + 20).contains(&at),
@@ -314,14 +315,14 @@ fn in_pseudo_header(headers: &Headers, at: usize) -> bool {
     }
 }
 
-/// Of an SCTP packet whose checksum field were zero.
+/// The CRC of an SCTP packet, computed as if its checksum field were zero.
 fn sctp_crc(frame: &[u8], packet: std::ops::Range<usize>) -> u32 {
     let mut bytes = frame[packet].to_vec();
     bytes[8..12].fill(0);
     crc32c(&bytes)
 }
 
-/// Where TTL or hop limit is, and what.
+/// The offset and the value of the TTL or hop limit.
 fn ttl(frame: &[u8], headers: &Headers) -> Option<(usize, u8)> {
     let at = match headers.network {
         Network::Ipv4(ip) => ip + 8,
@@ -331,7 +332,7 @@ fn ttl(frame: &[u8], headers: &Headers) -> Option<(usize, u8)> {
     Some((at, frame[at]))
 }
 
-/// Before the outermost tag, with its id and priority (OpenFlow 1.3 section 5.12, table 6).
+/// Pushes a tag in front of the outermost one, with its id and priority (OpenFlow 1.3 section 5.12, table 6).
 fn push_tag(frame: &mut Vec<u8>, kind: u16) {
     let below =
         Headers::of(frame, 0, None).filter(|h| h.tags > 0).map_or([0, 0], |_| [frame[14] & 0xef, frame[15]]);
@@ -339,7 +340,7 @@ fn push_tag(frame: &mut Vec<u8>, kind: u16) {
     frame.splice(12..12, [high, low, below[0], below[1]]);
 }
 
-/// Writes to the outermost tag; pushes one where there is none.
+/// Writes to the outermost tag, and pushes one first if there is none.
 fn set_tag(frame: &mut Vec<u8>, field: Field, value: u128, mask: u128) {
     if Headers::of(frame, 0, None).is_some_and(|h| h.tags == 0) {
         push_tag(frame, ether_type::VLAN);
@@ -349,15 +350,16 @@ fn set_tag(frame: &mut Vec<u8>, field: Field, value: u128, mask: u128) {
     }
 }
 
-/// The UDP source port of VXLAN around a frame: from its addresses and ports, so that a flow keeps to one path (RFC 7348
-/// section 5).
+/// The UDP source port of VXLAN around a frame. It comes from the frame's addresses and ports, so that a flow keeps to one
+/// path (RFC 7348 section 5).
 pub fn vxlan_source_port(inner: &[u8]) -> u16 {
     let words = Key::of(inner, RulePort(0), VXLAN_PORT).words();
     let choice = hash::flow([1, 2, 3, 6, 7, 8, 9].map(|i| words[i]));
     *VXLAN_SOURCE_PORTS.start() | choice as u16 & (VXLAN_SOURCE_PORTS.end() - VXLAN_SOURCE_PORTS.start())
 }
 
-/// RFC 7348 section 5. The outer packet is not to be fragmented (section 4.3); its UDP checksum is 0.
+/// Adds the outer headers (RFC 7348 section 5). The outer packet must not be fragmented (section 4.3); its UDP checksum is
+/// 0.
 fn encapsulate(frame: &mut Vec<u8>, outer: &Vxlan) -> Result<(), Ended> {
     let ip_length = u16::try_from(frame.len() + VXLAN_BYTES - 14).map_err(|_| Ended::TooLong)?;
     let mut ip = [0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, ip_proto::UDP, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -380,7 +382,7 @@ fn encapsulate(frame: &mut Vec<u8>, outer: &Vxlan) -> Result<(), Ended> {
     Ok(())
 }
 
-/// Keeps the inner frame, if it has at least an Ethernet header.
+/// Keeps only the inner frame, which must have at least an Ethernet header.
 fn decapsulate(frame: &mut Vec<u8>, headers: Option<Headers>) -> Result<(), Ended> {
     let headers = headers.ok_or(Ended::NotVxlan)?;
     let inner = headers.vxlan.ok_or(Ended::NotVxlan)? + 8;

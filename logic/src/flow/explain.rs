@@ -1,4 +1,5 @@
-//! Which rules decide about a packet, what becomes of it, and who does it: what `millrace explain` tells.
+//! Which rules decide about a packet, what happens to it, and which plane does the work: the answer of
+//! `millrace explain`.
 
 use super::{
     Key, RuleId, TableId,
@@ -10,18 +11,19 @@ use super::{
     slow::{why_slow, why_slow_together},
 };
 
-/// What rules make of a packet.
+/// What rules do with a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explained {
-    /// The rule of each table that it comes to; `None`: what the table does with packets that no rule matches.
+    /// The rule of each table that the packet comes to. `None`: no rule matched, and the table's miss decides.
     pub rules: Vec<(TableId, Option<RuleId>)>,
-    /// As if every meter let it pass.
+    /// The result, as if every meter let the packet pass.
     pub done: Done,
-    /// Why user space does it; `None`: the kernel plane does, if the frame is in one buffer.
+    /// Why user space does the work. `None`: the kernel plane does it, if the frame is in one buffer.
     pub slow: Option<String>,
 }
 
-/// Leaves no trace in counters and meters. Who does it is read from the words that the program reads.
+/// Explains a packet without changing counters or meters. Which plane does the work is read from the memory
+/// that the program reads.
 pub fn explain<M: FlowMemory>(flows: &Flows<M>, packet: Packet) -> Explained {
     let key = Key::of(&packet.frame, packet.in_port, VXLAN_PORT);
     let looked = flows.reader().look(&key);
@@ -103,7 +105,7 @@ mod tests {
         ]);
         let why = |port| explain(&f, Packet::new([0; 60], RulePort(port))).slow.unwrap_or_default();
         assert_eq!(why(1), "its copies of the packet differ, or not all of them go to ports");
-        assert_eq!(why(2), "an action set is still to be done when a rule has sent it");
+        assert_eq!(why(2), "a rule sends the packet before the action set is done");
         let dropped = explain(&f, Packet::new([0; 60], RulePort(3)));
         assert_eq!((dropped.rules[1], ports(&dropped), dropped.slow), ((2, None), vec![], None));
     }

@@ -1,8 +1,9 @@
-//! What a rule may look at: the fields of a packet, each a few bits of the [`Key`](super::Key).
+//! The fields of a packet that a rule can match; each is a few bits of the [`Key`](super::Key).
 //!
-//! One table serves the matcher, both codecs, the text syntax and the kernel plane: a field's place in the key, its width,
-//! its number in OpenFlow 1.3 (OXM, class 0x8000, section 7.2.3.7), and what must be matched with it (7.2.3.8). Fields that
-//! can never be in one packet share a place: an ARP operation sits where a source port would.
+//! One table serves the matcher, both codecs, the text syntax and the kernel plane. It has each field's place in the key,
+//! its width, its number in OpenFlow 1.3 (OXM, class 0x8000, section 7.2.3.7), and the fields that must be matched with it
+//! (7.2.3.8). Fields that can never be in one packet share a place. For example, an ARP operation has the place of a source
+//! port.
 
 use std::fmt;
 
@@ -13,7 +14,7 @@ pub mod ether_type {
     pub const VLAN: u16 = 0x8100;
     pub const SERVICE_VLAN: u16 = 0x88a8;
     pub const IPV6: u16 = 0x86dd;
-    /// What OpenFlow 1.0 (section 3.4) calls the type of an 802.3 frame without one.
+    /// The type that OpenFlow 1.0 (section 3.4) gives an 802.3 frame without a SNAP header.
     pub const NONE: u16 = 0x05ff;
 }
 
@@ -26,16 +27,17 @@ pub mod ip_proto {
     pub const SCTP: u8 = 132;
 }
 
-/// The bit of [`Field::VlanVid`] that says that there is a tag at all (OFPVID_PRESENT).
+/// The bit of [`Field::VlanVid`] that is set if there is a tag (OFPVID_PRESENT).
 pub const VLAN_PRESENT: u16 = 0x1000;
 
-/// A field, named as in OpenFlow 1.3. `Inner...`: of the frame inside VXLAN (V1).
+/// A field, named as in OpenFlow 1.3. `Inner...`: a field of the frame inside VXLAN (V1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Field {
     InPort,
     Metadata,
-    /// Data beside the packet, like the metadata: 0 at first, written by set-field, in no byte of the frame.
+    /// Data that accompanies the packet, like the metadata. It is 0 at first, set-field writes it, and it is not in the
+    /// frame.
     TunnelId,
     EthDst,
     EthSrc,
@@ -80,11 +82,12 @@ pub enum Field {
     InnerIpv4Dst,
     InnerTpSrc,
     InnerTpDst,
-    /// The network identifier of a VXLAN packet. Ours; [`Field::TunnelId`] is a field of the pipeline.
+    /// The network identifier in the header of a VXLAN packet. This field is ours; [`Field::TunnelId`] is a field of the
+    /// pipeline.
     VxlanVni,
 }
 
-/// What else must be matched, exactly, for a field to mean anything. Several values: any of them.
+/// What must also be matched, exactly, to make a field meaningful. Of several values any one will do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
     Nothing,
@@ -92,9 +95,9 @@ pub enum Needs {
     Vlan,
     /// One of these EtherTypes.
     Type(&'static [u16]),
-    /// The EtherType is IPv4 or IPv6, and the protocol is this.
+    /// The EtherType is IPv4 or IPv6, and this is the protocol.
     Proto(u8),
-    /// The EtherType is this, and the protocol is that.
+    /// This EtherType and this protocol.
     TypeProto(u16, u8),
     /// ICMPv6 over IPv6, of one of these types.
     Icmp6(&'static [u8]),
@@ -106,24 +109,24 @@ pub enum Needs {
     InnerProto(&'static [u8]),
 }
 
-/// Where a field sits and how it is written.
+/// The place of a field in the key, and how it is written.
 #[derive(Clone, Copy, Debug)]
 pub struct Spec {
     pub field: Field,
     /// Name in OpenFlow 1.3 without its prefix, lower case.
     pub name: &'static str,
-    /// First byte in the key.
+    /// Offset of its first byte in the key.
     pub offset: usize,
-    /// How many bytes of the key it touches.
+    /// How many bytes of the key it occupies, at least in part.
     pub bytes: usize,
-    /// Bits to the right of it in those bytes (big-endian).
+    /// How many bits are to the right of it in those bytes (big-endian).
     pub shift: u32,
     pub bits: u32,
-    /// OXM: bytes of its value; bits beyond `bits` are zero.
+    /// OXM: how many bytes its value has. Bits beyond `bits` are zero.
     pub oxm_bytes: usize,
     /// OXM number in class 0x8000; `None`: ours, in the experimenter class.
     pub oxm: Option<u8>,
-    /// May OpenFlow 1.3 give it a mask (7.2.3.7)?
+    /// May OpenFlow 1.3 mask it (7.2.3.7)?
     pub maskable: bool,
     pub needs: Needs,
 }
@@ -143,7 +146,8 @@ const fn spec(field: Field, name: &'static str, place: (usize, usize, u32, u32),
     Spec { field, name, offset, bytes, shift, bits, oxm_bytes: oxm.1, oxm: oxm.0, maskable, needs }
 }
 
-/// Every field, in the order of [`Field`]. Places are `struct flow_key` of `bpf/abi.h`: (offset, bytes, shift, bits).
+/// Every field, in the order of [`Field`]. Places follow `struct flow_key` of `bpf/flow_abi.h`: (offset, bytes, shift,
+/// bits).
 #[rustfmt::skip]
 pub const FIELDS: &[Spec] = &[
     spec(InPort,       "in_port",        (0, 2, 0, 16),    (Some(0), 4),   false, Nothing),
@@ -196,7 +200,7 @@ pub const FIELDS: &[Spec] = &[
 ];
 
 impl Field {
-    /// Its line in [`FIELDS`].
+    /// Its row in [`FIELDS`].
     pub const fn spec(self) -> &'static Spec {
         &FIELDS[self as usize]
     }

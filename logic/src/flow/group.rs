@@ -2,11 +2,11 @@
 
 use super::{Group, GroupKind, Key, RulePort, Tables, kernel, packet::VXLAN_PORT};
 
-/// Slots of a select group: each is some bucket's.
+/// How many slots a select group has. Each slot belongs to a bucket.
 pub const SLOTS: usize = 256;
 
-/// Spreads flows over a group's buckets: by addresses, protocol and ports as the frame now has them, and what is not IP by its
-/// MAC addresses too. The kernel plane computes the same (`spread` of `bpf/flow.h`).
+/// A hash that spreads flows over a group's buckets. It covers the addresses, protocol and ports that the frame has now, and
+/// the MAC addresses too if it is not IP. The kernel plane computes the same (`spread` of `bpf/flow.h`).
 pub fn spread(frame: &[u8]) -> u32 {
     kernel::spread(&Key::of(frame, RulePort(0), VXLAN_PORT))
 }
@@ -16,9 +16,9 @@ fn slot(frame: &[u8]) -> usize {
     (spread(frame) >> 24) as usize
 }
 
-/// The buckets of a select group, as many slots each as its weight says (Webster's method, every live bucket with a weight at
-/// least one), by the top byte of [`spread`]. What dies leaves its slots to the others, which keep theirs. `None`: no live
-/// bucket has a weight.
+/// The bucket of each slot of a select group; the top byte of [`spread`] is the slot. Buckets share the slots by weight
+/// (Webster's method), and every live bucket with a weight gets at least one. When a bucket dies, its slots go to the
+/// others, which keep theirs. `None` if no live bucket has a weight.
 pub fn select_slots(group: &Group, live: &dyn Fn(usize) -> bool) -> [Option<u8>; SLOTS] {
     let mut slots = [None; SLOTS];
     let weights = |counts: &dyn Fn(usize) -> bool| -> Vec<u32> {
@@ -34,12 +34,12 @@ pub fn select_slots(group: &Group, live: &dyn Fn(usize) -> bool) -> [Option<u8>;
     slots
 }
 
-/// Gives each free slot to the bucket that is the furthest below its share.
+/// Gives each free slot to the bucket that is furthest below its share.
 fn hand_out(slots: &mut [Option<u8>; SLOTS], weights: &[u32]) {
     let mut has = vec![0_u32; weights.len()];
     slots.iter().flatten().for_each(|&bucket| has[usize::from(bucket)] += 1);
     for slot in slots.iter_mut().filter(|slot| slot.is_none()) {
-        // Nothing is further below than a bucket without a slot.
+        // A bucket without a slot is always the furthest below its share.
         let divisor = |i: usize| if has[i] == 0 { 0 } else { 2 * has[i] + 1 };
         let further = |a: usize, b: usize| weights[a] * divisor(b) > weights[b] * divisor(a);
         let weighted = (0..weights.len()).filter(|&i| weights[i] > 0);
@@ -105,7 +105,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn who_lives_keeps_its_slots_and_gets_its_share(
+        fn a_live_bucket_keeps_its_slots_and_gets_its_share(
             weights in prop::collection::vec(prop_oneof![Just(0), 1_u16..10, any::<u16>()], 1..=64),
             dead: u64,
         ) {
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ip_spreads_by_its_mac_addresses_and_ip_does_not() {
+    fn frames_without_ip_spread_by_mac_addresses_and_ip_packets_do_not() {
         for at in [4, 10] {
             let slots_of = |mut frame: Vec<u8>| {
                 let mut taken = [0; SLOTS];
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(
             moved,
             [3, 4, 5, 6].map(super::super::Change::Group),
-            "those that packets take another way"
+            "the groups whose packets take other buckets"
         );
     }
 }

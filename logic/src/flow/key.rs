@@ -1,11 +1,12 @@
 //! The fields of a packet as one block of bytes, and matches over it.
 //!
-//! A [`Key`] holds every field in network byte order at its place ([`field`](super::field)); a [`Match`] is a key and a
-//! mask of the same shape, so "covers", "overlaps" and "matches" are a few words of `and` and `xor` whatever the fields.
+//! A [`Key`] holds every field in network byte order at its place ([`field`](super::field)). A [`Match`] is a key and a
+//! mask of the same shape. "Covers", "overlaps" and "matches" are therefore a few `and` and `xor` of words, whatever the
+//! fields.
 
 use super::field::{FIELDS, Field, Needs, Spec, VLAN_PRESENT, ether_type, ip_proto};
 
-/// The fields of a packet, or a mask over them: `struct flow_key` of `bpf/abi.h`. A field that a packet does not have is 0.
+/// The fields of a packet, or a mask over them: `struct flow_key` of `bpf/flow_abi.h`. A field that the packet lacks is 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(pub [u8; Key::BYTES]);
 
@@ -31,7 +32,7 @@ impl Key {
         }
     }
 
-    /// As words in memory order, the form of the kernel plane.
+    /// As words in memory order, the form that the kernel plane uses.
     pub fn words(&self) -> [u64; Self::WORDS] {
         std::array::from_fn(|i| u64::from_ne_bytes(std::array::from_fn(|j| self.0[8 * i + j])))
     }
@@ -56,8 +57,8 @@ impl Key {
         Key(std::array::from_fn(|i| self.0[i] | other.0[i]))
     }
 
-    /// As a mask: what decides between rules of one priority that match the same packet, where OpenFlow leaves it open. The
-    /// one with more bits wins, then one by a hash. 37 bits.
+    /// The rank of a mask. It decides between rules of one priority that match the same packet, where OpenFlow leaves the
+    /// choice open. The mask with more bits wins, then the one with the higher hash. It has 37 bits.
     pub fn rank(&self) -> u64 {
         let words = self.words();
         let bits: u32 = words.iter().map(|word| word.count_ones()).sum();
@@ -87,7 +88,7 @@ impl std::fmt::Debug for Key {
     }
 }
 
-/// What a rule matches: the packets whose key has these bits where the mask is 1.
+/// The match of a rule: packets whose key equals this key in the bits where the mask is 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Match {
     key: Key,
@@ -98,41 +99,41 @@ impl Match {
     /// Every packet.
     pub const ANY: Match = Match { key: Key::ZERO, mask: Key::ZERO };
 
-    /// Bits of `key` outside `mask` are cleared.
+    /// Clears the bits of `key` outside `mask`.
     pub fn new(key: &Key, mask: &Key) -> Match {
         Match { key: key.masked(mask), mask: *mask }
     }
 
-    /// The values matched; zero where the mask is.
+    /// The values to match; zero where the mask is zero.
     pub fn key(&self) -> &Key {
         &self.key
     }
 
-    /// The bits looked at.
+    /// The bits to compare.
     pub fn mask(&self) -> &Key {
         &self.mask
     }
 
-    /// Adds a field, all its bits.
+    /// Adds a field with all its bits.
     pub fn with(mut self, field: Field, value: impl Into<u128>) -> Match {
         self.set(field, value.into(), field.all_bits());
         self
     }
 
-    /// Replaces what is said of a field: the bits of `value` where `mask` is 1. A mask of 0 takes the field out.
+    /// Replaces the match of a field: the bits of `value` where `mask` is 1. A mask of 0 removes the field.
     pub fn set(&mut self, field: Field, value: u128, mask: u128) {
         self.mask.set(field, mask);
         self.key.set(field, value & mask);
     }
 
-    /// What is said of a field: value and mask; `None` if nothing. It may be another field at the same place:
-    /// [`fields`](Match::fields) tells them apart.
+    /// Value and mask of a field; `None` if it is not matched. The bits may belong to another field at the same place:
+    /// [`fields`](Match::fields) distinguishes them.
     pub fn get(&self, field: Field) -> Option<(u128, u128)> {
         let mask = self.mask.get(field);
         (mask != 0).then(|| (self.key.get(field), mask))
     }
 
-    /// The value of a field that is matched exactly.
+    /// The value of a field, if all its bits are matched.
     pub fn exact(&self, field: Field) -> Option<u128> {
         self.get(field).and_then(|(value, mask)| (mask == field.all_bits()).then_some(value))
     }
@@ -153,7 +154,7 @@ impl Match {
         self.key.masked(&both) == other.key.masked(&both)
     }
 
-    /// Has `field` what it needs beside it?
+    /// Does the match contain what `field` needs?
     pub fn permits(&self, field: Field) -> bool {
         let is = |field, values: &[u128]| self.exact(field).is_some_and(|v| values.contains(&v));
         let ip = || is(Field::EthType, &[ether_type::IPV4.into(), ether_type::IPV6.into()]);
@@ -182,7 +183,7 @@ impl Match {
         }
     }
 
-    /// The fields it looks at, each with value and mask, so that what a field needs comes before it.
+    /// The fields it matches, each with value and mask. A field comes after those that it needs.
     pub fn fields(&self) -> impl Iterator<Item = (Field, u128, u128)> + '_ {
         FIELDS.iter().filter_map(|s: &Spec| {
             let (value, mask) = self.get(s.field)?;
@@ -190,10 +191,10 @@ impl Match {
         })
     }
 
-    /// Without the bits that belong to no field whose needs are met: what OpenFlow 1.0 ignores (section 3.4).
+    /// Without bits whose field lacks what it needs. OpenFlow 1.0 ignores these (section 3.4).
     pub fn normalised(&self) -> Match {
         let mut clean = Match::ANY;
-        // What a field needs stands before it in the order, but for types that a field at a shared place needs.
+        // A field comes after those that it needs, except types at a shared place.
         for (field, value, mask) in self.fields() {
             clean.set(field, value, mask);
         }
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_without_what_it_needs_is_not_listed_and_normalised_away() {
+    fn a_field_without_what_it_needs_is_not_listed_and_is_normalised_away() {
         let names = |m: &Match| m.fields().map(|(f, ..)| f.to_string()).collect::<Vec<_>>();
         assert_eq!(names(&web()), ["eth_type", "ip_proto", "tcp_dst"]);
         let mut no_type = web();

@@ -1,24 +1,24 @@
-//! Flow rules, in the words of no protocol version.
+//! Flow rules, independent of the protocol version.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `field` | the fields that can be matched: one table for matcher, codecs, text and kernel plane |
 //! | `key` | a packet's fields as bytes; matches over them |
 //! | `action` | actions and instructions |
-//! | `packet` | a packet's bytes to its key: where fields are |
+//! | `packet` | from a packet's bytes to its key: where fields are |
 //! | `execute`, `checksum` | actions on the bytes of a packet |
 //! | `group` | which buckets of a group a packet takes |
-//! | `pipeline` | a packet through tables and groups: what user space does with it |
-//! | `rule` | changes and statistics that a controller asks for, and why they are refused |
-//! | `flows` | tables and kernel plane kept together: what the daemon talks to |
-//! | `program` | what the kernel plane does for a rule's instructions, and what is left to user space |
-//! | `explain` | which rules decide about a packet, what becomes of it, and who does it, told to people |
-//! | `slow` | why something is left to user space, in words |
-//! | `kernel` | how rules become words of memory, and when cached flows die |
+//! | `pipeline` | a packet's way through tables and groups, as user space does it |
+//! | `rule` | changes and statistics that a controller asks for, and the reasons to refuse them |
+//! | `flows` | tables and kernel plane kept together: the interface for the daemon |
+//! | `program` | compiles a rule's instructions for the kernel plane, or leaves them to user space |
+//! | `explain` | which rules decide about a packet, what happens to it, and which plane does the work |
+//! | `slow` | why the kernel plane leaves something to user space, in words |
+//! | `kernel` | how rules become words of memory, and when cached decisions die |
 //! | `table` | the flow tables: what a change does, which rule a packet gets, which rules end |
-//! | `text` | `ovs-ofctl`'s syntax for all of them |
+//! | `text` | the syntax of `ovs-ofctl` for all of these |
 //!
-//! The codecs in [`crate::openflow`] translate between these and the wire.
+//! The codecs in [`crate::openflow`] translate between these types and the wire.
 
 pub mod action;
 pub(crate) mod checksum;

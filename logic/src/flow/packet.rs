@@ -1,17 +1,18 @@
-//! From a packet's bytes to its [`Key`], and where its fields are.
+//! From a packet's bytes to its [`Key`], and where fields are in a frame.
 //!
-//! This is the reference: slow, obvious, and what the kernel plane's parser is compared with. It decides what "the packet
-//! has such a field" means, for rules and for actions alike:
+//! This is the reference: slow and obvious. The parser of the kernel plane is compared with it. It defines for rules and for
+//! actions when a packet has a field:
 //!
-//! * A header that is not there whole is not there at all; its fields are 0. The end of an IP packet is that of the frame
-//!   or of its own length, whichever comes first, so padding is never taken for a header.
-//! * Up to [`MOST_TAGS`] VLAN tags are passed; the outermost is matched, the EtherType is what follows them.
-//! * An 802.3 frame has the type of its SNAP header if the organisation is 0, else [`ether_type::NONE`].
-//! * In a fragment, be it the first, ports and ICMP type and code cannot be matched and are 0 (OFPC_FRAG_NORMAL), so that
-//!   all fragments of a packet take one path. Actions do write those of a first fragment, which are there.
-//! * Behind IPv6 extension headers (hop-by-hop, routing, destination options, fragment; at most [`MOST_EXTENSIONS`]) lies
-//!   the protocol; where they cannot be walked to their end, the protocol is the number of the header where the walk ended.
-//! * VXLAN (RFC 7348) is what goes to its UDP port and has the I flag.
+//! * A header that is not completely there is treated as missing; its fields are 0. An IP packet ends with the frame or with
+//!   its own length, whichever comes first, so padding is never read as a header.
+//! * The parser skips up to [`MOST_TAGS`] VLAN tags. The outermost is matched, and the EtherType is the one after the tags.
+//! * An 802.3 frame has the type of its SNAP header if the organisation is 0, otherwise [`ether_type::NONE`].
+//! * In a fragment, also the first, ports and ICMP type and code are 0 and cannot be matched (OFPC_FRAG_NORMAL), so that all
+//!   fragments of a packet take one path. Actions can still write those of a first fragment.
+//! * The protocol is the one behind the IPv6 extension headers (hop-by-hop, routing, destination options, fragment; at most
+//!   [`MOST_EXTENSIONS`]). If the parser cannot read them to their end, the protocol is the number of the header where it
+//!   stopped.
+//! * A packet to the UDP port of VXLAN (RFC 7348) with the I flag is VXLAN.
 
 use super::{
     action::RulePort,
@@ -25,14 +26,14 @@ use super::{
 
 /// UDP destination port of VXLAN (RFC 7348 section 5).
 pub const VXLAN_PORT: u16 = 4789;
-/// How many VLAN tags are looked behind.
+/// How many VLAN tags the parser skips.
 pub const MOST_TAGS: usize = 2;
-/// How many IPv6 extension headers are looked behind.
+/// How many IPv6 extension headers the parser skips.
 pub const MOST_EXTENSIONS: usize = 8;
-/// How many options of a neighbour discovery message are looked at.
+/// How many options of a neighbour discovery message the parser reads.
 pub const MOST_ND_OPTIONS: usize = 8;
 
-/// What follows the Ethernet header and its tags, and where.
+/// The header after the Ethernet header and its tags, and its offset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Network {
     #[default]
@@ -54,7 +55,7 @@ pub enum Fragment {
 /// Where the headers of a frame are. Offsets count from the beginning of the bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Headers {
-    /// The Ethernet header; the tags come 12 bytes later.
+    /// The Ethernet header. Its tags begin 12 bytes later.
     pub start: usize,
     /// How many VLAN tags are there, at most [`MOST_TAGS`].
     pub tags: usize,
@@ -63,19 +64,20 @@ pub struct Headers {
     /// IP protocol.
     pub proto: u8,
     pub fragment: Fragment,
-    /// An IPv6 routing header leads on: the destination is not the one that checksums cover (RFC 8200 section 8.1).
+    /// An IPv6 routing header has segments left, so the destination is not the one that checksums cover (RFC 8200 section
+    /// 8.1).
     pub routed: bool,
     /// The header of TCP, UDP, SCTP, ICMP or ICMPv6.
     pub transport: Option<usize>,
     /// The VXLAN header.
     pub vxlan: Option<usize>,
-    /// Where the packet ends; what comes after it is padding.
+    /// Where the packet ends; padding may follow.
     pub end: usize,
-    /// Nothing of the packet is missing.
+    /// The frame holds the whole packet.
     pub complete: bool,
 }
 
-/// Bits in a frame: `bits` of the big-endian integer of `bytes` bytes at `at`, above `shift` others.
+/// Bits in a frame. They are in the big-endian integer of `bytes` bytes at `at`: `bits` bits, above the lowest `shift`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FieldBits {
     pub at: usize,
@@ -93,8 +95,8 @@ fn be16(bytes: &[u8], at: usize) -> Option<u16> {
 }
 
 impl Headers {
-    /// Of the Ethernet frame that begins at `start`. `vxlan_port`: where VXLAN is looked for, if it is. `None`: less than
-    /// an Ethernet header.
+    /// Finds the headers of the Ethernet frame that begins at `start`. `vxlan_port` is the port of VXLAN; without it VXLAN
+    /// is not looked for. `None` if the bytes are fewer than an Ethernet header.
     pub fn of(bytes: &[u8], start: usize, vxlan_port: Option<u16>) -> Option<Headers> {
         let mut at = start + 12;
         let mut kind = be16(bytes, at)?;
@@ -115,7 +117,7 @@ impl Headers {
         let mut headers =
             Headers { start, tags, ether_type: kind, end: bytes.len(), complete: true, ..Headers::default() };
         match kind {
-            // Of Ethernet and IPv4 (RFC 826).
+            // ARP for Ethernet and IPv4 (RFC 826).
             ether_type::ARP if array(bytes, at) == Some([0, 1, 8, 0, 6, 4]) && bytes.len() >= at + 28 => {
                 headers.network = Network::Arp(at);
             }
@@ -168,7 +170,7 @@ impl Headers {
             match (self.proto, u16::from_be_bytes([high, low]) & 0xfff9) {
                 // Segments left.
                 (43, _) => self.routed |= low != 0,
-                // Offset 0 and nothing more to come is no fragment (RFC 6946).
+                // A fragment header with offset 0 and no more fragments is not a fragment (RFC 6946).
                 (44, 0) => {}
                 (44, 1) => self.fragment = Fragment::First,
                 (44, _) => self.fragment = Fragment::Later,
@@ -210,8 +212,8 @@ impl Headers {
         }
     }
 
-    /// Where `field` is, if this packet has it as bits of its own: not the receiving port, metadata, tunnel id, EtherType, IP
-    /// protocol and fields of an inner frame.
+    /// Where `field` is, if this packet holds it as bits. Receiving port, metadata, tunnel id, EtherType, IP protocol and
+    /// fields of an inner frame have no such place.
     pub fn place(&self, bytes: &[u8], field: Field) -> Option<FieldBits> {
         let bits = |at, bytes, shift, bits| Some(FieldBits { at, bytes, shift, bits });
         let whole = |at, bytes| bits(at, bytes, 0, 8 * bytes as u32);
@@ -257,7 +259,7 @@ impl Headers {
         }
     }
 
-    /// Writes into `key` what this frame has; `names`: how its fields are called there.
+    /// Writes the fields of this frame into `key`. `names` maps a field to its name in the key.
     fn fill(mut self, key: &mut Key, bytes: &[u8], names: impl Fn(Field) -> Option<Field>) {
         if self.fragment != Fragment::Whole {
             self.transport = None;
@@ -291,14 +293,14 @@ fn nd_address(packet: &[u8], mut at: usize, kind: u8) -> Option<usize> {
 }
 
 impl FieldBits {
-    /// The bits, right-aligned. The place is in `bytes`.
+    /// The bits, right-aligned. `bytes` must contain the place.
     pub fn read(self, bytes: &[u8]) -> u128 {
         let raw = bytes[self.at..self.at + self.bytes].iter().fold(0, |raw, &b| raw << 8 | u128::from(b));
         raw >> self.shift & u128::MAX >> (128 - self.bits)
     }
 }
 
-/// What a field of the frame inside VXLAN is called; `None`: it cannot be matched.
+/// The name of a field in the frame inside VXLAN. `None` if it cannot be matched.
 fn inner_name(field: Field) -> Option<Field> {
     Some(match field {
         EthDst => InnerEthDst,
@@ -318,7 +320,8 @@ fn inner_name(field: Field) -> Option<Field> {
 }
 
 impl Key {
-    /// Of a frame that came in by `in_port`; metadata and tunnel id are 0. `vxlan_port`: [`VXLAN_PORT`] unless configured otherwise.
+    /// The key of a frame that came in by `in_port`; metadata and tunnel id are 0. `vxlan_port` is [`VXLAN_PORT`] unless
+    /// configured otherwise.
     pub fn of(frame: &[u8], in_port: RulePort, vxlan_port: u16) -> Key {
         let mut key = Key::ZERO;
         key.set(InPort, in_port.0.into());

@@ -1,8 +1,8 @@
-//! A packet through tables and groups, as OpenFlow 1.3.5 sections 5.1 to 5.12 say it: right and slowly.
+//! A packet's way through tables and groups, as OpenFlow 1.3.5 sections 5.1 to 5.12 define it: correct, but slow.
 //!
-//! The reference for the kernel plane, and what user space does with the packets that it hands over. OpenFlow 1.0 is the same
-//! with rules that only apply actions. All is bounded: tables lead on to later ones only, groups to so many buckets, and a
-//! packet to [`MOST_OUTPUTS`] others.
+//! This is the reference for the kernel plane, and user space runs it for the packets that the kernel plane hands over.
+//! OpenFlow 1.0 is the same with rules that only apply actions. All work is bounded: tables lead only to later tables,
+//! groups run a limited number of buckets, and a packet becomes at most [`MOST_OUTPUTS`] others.
 
 use super::{
     Action, CoreChoice, Field, Instructions, Key, Match, RulePort, TableId, Tables,
@@ -12,9 +12,9 @@ use super::{
 };
 use std::cell::RefCell;
 
-/// Outputs of one packet; what would be beyond is not sent.
+/// The most outputs of one packet. Further ones are not sent.
 pub const MOST_OUTPUTS: usize = MOST_SENT;
-/// The cookie of what no rule did (1.3.5 section A.4.1).
+/// The cookie of outputs that no rule made (1.3.5 section A.4.1).
 pub const NO_COOKIE: u64 = u64::MAX;
 
 /// Why a packet goes to the controllers (OFPR).
@@ -25,21 +25,22 @@ pub enum PacketInReason {
     InvalidTtl,
 }
 
-/// A packet that leaves, as it then was.
+/// A packet that leaves, as it was at that moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// A real port there is, that of a path, or [`RulePort::CONTROLLER`], [`RulePort::NORMAL`], [`RulePort::LOCAL`].
+    /// An existing real port, the port of a path, or [`RulePort::CONTROLLER`], [`RulePort::NORMAL`], [`RulePort::LOCAL`].
     pub port: RulePort,
     pub frame: Vec<u8>,
     pub queue: Option<u32>,
     pub core: Option<CoreChoice>,
     pub reason: PacketInReason,
-    /// A rule sends it, be it a table-miss rule, which OpenFlow 1.0 does not know.
+    /// A rule sent it. This includes table-miss rules, which OpenFlow 1.0 does not know.
     pub of_rule: bool,
-    /// Table and cookie of the rule whose action this is, also if it was done with the action set; [`NO_COOKIE`]: none.
+    /// Table and cookie of the rule that contains the action, also if it was done with the action set. [`NO_COOKIE`]: no
+    /// rule.
     pub table: TableId,
     pub cookie: u64,
-    /// The port the packet came in by.
+    /// The port that the packet came in by.
     pub in_port: RulePort,
     pub metadata: u64,
     pub tunnel_id: u64,
@@ -50,21 +51,21 @@ pub struct Output {
 pub struct Done {
     /// In the order in which they leave.
     pub outputs: Vec<Output>,
-    /// Rows ([`kernel::row`], [`kernel::miss`]) of the rules that it matched, one after another: to be counted.
+    /// Rows ([`kernel::row`], [`kernel::miss`]) of the rules that the packet matched, in order. The caller counts them.
     pub rows: Vec<u32>,
-    /// Groups and the index of the bucket that it took there.
+    /// Each group, with the index of the bucket that the packet took there.
     pub buckets: Vec<(u32, usize)>,
 }
 
-/// What a packet meets.
+/// The tables and ports that packets go through.
 pub struct Pipeline<'a> {
     pub tables: &'a Tables,
-    /// What table 0 does with a packet that no rule of it matches; other tables drop it (1.3.5 section 5.4).
+    /// What table 0 does with a packet that none of its rules matches. Other tables drop it (1.3.5 section 5.4).
     pub miss: &'a Instructions,
     /// The real ports, and whether FLOOD reaches them (not OFPPC_NO_FLOOD).
     pub ports: &'a [(RulePort, bool)],
     pub vxlan_port: u16,
-    /// A packet of so many bytes meets a meter: does it pass?
+    /// Does a packet of so many bytes pass this meter?
     pub meter: &'a mut dyn FnMut(u32, usize) -> bool,
 }
 
@@ -83,7 +84,7 @@ impl Origin {
 }
 
 impl Pipeline<'_> {
-    /// A packet that came in by a port.
+    /// Runs a packet that came in by a port.
     pub fn run(&mut self, mut packet: Packet) -> Done {
         let mut done = Done::default();
         self.through_core_table(&mut packet, &mut done);
@@ -91,8 +92,8 @@ impl Pipeline<'_> {
         done
     }
 
-    /// A packet that the controller sends (1.3.5 section A.3.7). [`RulePort::TABLE`] sends it through the tables, whose rules
-    /// cannot do so again. The actions have been checked ([`Tables::check_actions`]).
+    /// Runs a packet that the controller sends (1.3.5 section A.3.7). [`RulePort::TABLE`] sends it through the tables, whose
+    /// rules cannot do so again. The caller has checked the actions ([`Tables::check_actions`]).
     pub fn packet_out(&mut self, mut packet: Packet, actions: &[Action]) -> Done {
         let mut done = Done::default();
         let (sent, _) = self.act(&mut packet, actions, &mut done);
@@ -107,7 +108,7 @@ impl Pipeline<'_> {
         done
     }
 
-    /// Which core goes on with the packet, by the fields that it came with.
+    /// Finds the core that continues with the packet, by the fields that it came with.
     fn through_core_table(&self, packet: &mut Packet, done: &mut Done) {
         if self.tables.core_rules() == 0 {
             return;
@@ -172,12 +173,13 @@ impl Pipeline<'_> {
         }
     }
 
-    /// The action set, when the tables are done with the packet (1.3.5 section 5.10).
+    /// Does the action set when the tables are finished with the packet (1.3.5 section 5.10).
     fn do_set(&mut self, mut packet: Packet, written: &[(Action, Origin)], metadata: u64, done: &mut Done) {
         let actions: Vec<Action> = written.iter().map(|(action, _)| action.clone()).collect();
         let set = action_set(&actions);
         let (sent, ended) = self.act(&mut packet, &set, done);
-        // Whose action sends it: the TTL's, if that ended it, else the last of the set, a group or an output.
+        // The action that sends the packet: the TTL action, if it ended the set, otherwise the last one, a group or an
+        // output.
         let sends = if ended == Err(Ended::InvalidTtl) { Some(&Action::DecTtl) } else { set.last() };
         let of = |sends| written.iter().rev().find(|(action, _)| Some(action) == sends);
         if let Some(&(_, origin)) = of(sends) {
@@ -185,7 +187,7 @@ impl Pipeline<'_> {
         }
     }
 
-    /// Does actions. What they send is still to be sent.
+    /// Does actions. The caller sends the packets that these output.
     fn act(
         &self,
         packet: &mut Packet,
@@ -206,7 +208,7 @@ impl Pipeline<'_> {
         (sent, ended)
     }
 
-    /// To each port that is meant (1.3.5 section 4.5): never back to where it came from, but by IN_PORT.
+    /// Sends to each port that is meant (1.3.5 section 4.5). Only IN_PORT sends back to the port that the packet came from.
     fn send(&self, sent: &Sent, origin: Origin, metadata: u64, done: &mut Done) {
         let Packet { ref frame, in_port, tunnel_id, queue, core } = sent.packet;
         let is_there =

@@ -1,9 +1,9 @@
-//! From what a rule says to what the kernel plane does: [`compile`].
+//! Compiles a rule's instructions into steps of the kernel plane: [`compile`].
 //!
-//! The program sends a packet once, in the end, to one port or to one set of ports. What needs more (copies that differ, a
-//! copy that goes on to another table, a field that it cannot write) is [`Verdict::Slow`]: user space does it, the same to
-//! the last byte ([`execute`](super::execute)), and it is counted. Groups and meters are steps that name a row; which rows
-//! they have is for who writes the tables to say.
+//! The program sends a packet once, at the end, to one port or to one set of ports. Rules that need more are
+//! [`Verdict::Slow`], for example if copies differ, if a copy goes on to another table, or if the kernel plane cannot write
+//! a field. User space does these, with the same bytes as a result ([`execute`](super::execute)), and they are counted.
+//! Groups and meters are steps with an id. The code that writes the tables replaces it by a row.
 
 use super::{
     action::{Action, CoreChoice, FcfPlace, Instructions, RulePort, Vxlan},
@@ -13,22 +13,22 @@ use super::{
     rule::TableId,
 };
 
-/// What becomes of a packet: `enum flow_verdict` of `bpf/flow_abi.h`, with its argument.
+/// The fate of a packet: `enum flow_verdict` of `bpf/flow_abi.h`, with its argument.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Verdict {
     #[default]
     Drop,
-    /// To this port; nothing if that is where it came from.
+    /// To this port. The packet is not sent if it came in by this port.
     Output(RulePort),
-    /// Back to where it came from.
+    /// Back through the port it came in by.
     InPort,
     Normal,
     Local,
-    /// To these ports, without the one it came from.
+    /// To these ports, except the one it came in by.
     Broadcast(Ports),
-    /// User space does what the rules say; before anything was rewritten.
+    /// User space does the work, on the packet as it was before any change.
     Slow,
-    /// In the core table: this core goes on with the packet.
+    /// In the core table: this core continues with the packet.
     Core(CoreChoice),
     /// To the worker of this path of the user plane.
     Path(u16),
@@ -39,7 +39,7 @@ pub enum Verdict {
 pub enum Ports {
     All,
     Flood,
-    /// Ascending, none twice.
+    /// Ascending, without duplicates.
     These(Box<[RulePort]>),
 }
 
@@ -47,13 +47,13 @@ pub enum Ports {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
     Verdict(Verdict),
-    /// A copy as it is now.
+    /// Sends a copy of the packet as it is now.
     Controller,
     EthDst([u8; 6]),
     EthSrc([u8; 6]),
     PushVlan(u16),
     PopVlan,
-    /// Bits of the tag; `push`: of a new one where there is none.
+    /// Writes bits of the tag. `push`: if there is none, pushes one first.
     Vlan {
         tci: u16,
         mask: u16,
@@ -61,7 +61,7 @@ pub enum Step {
     },
     Ipv4Src(u32),
     Ipv4Dst(u32),
-    /// `half` 0..=1 of the source, 2..=3 of the destination.
+    /// `half` 0..=1 is in the source, 2..=3 in the destination.
     Ipv6 {
         half: u8,
         bytes: [u8; 8],
@@ -70,7 +70,7 @@ pub enum Step {
         value: u8,
         mask: u8,
     },
-    /// `protocol` `None`: of TCP or UDP.
+    /// `protocol` `None`: either TCP or UDP.
     TpSrc {
         port: u16,
         protocol: Option<u8>,
@@ -83,7 +83,7 @@ pub enum Step {
     DecTtl,
     Meter(u32),
     Group(u32),
-    /// Around the frame, from here; the outer MAC addresses are 0 until they are set.
+    /// Puts headers around the frame. The outer MAC addresses are 0 until they are set.
     EncapVxlan {
         source: u32,
         destination: u32,
@@ -91,39 +91,39 @@ pub enum Step {
         udp_port: u16,
     },
     DecapVxlan,
-    /// Beside the packet, for what goes to the controllers; later tables know it by the rule's [`Patch`].
+    /// Data beside the packet, for copies to the controllers. Later tables see it through the rule's [`Patch`].
     TunnelId(u64),
 }
 
 /// A rule for the kernel plane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Program {
-    /// Done in this table, in order. Only a verdict: the fast form.
+    /// Done in this table, in order. A rule with only a verdict is the fast form.
     pub steps: Vec<Step>,
-    /// One of `steps` decides where the packet goes.
+    /// One of `steps` decides where the packet goes. The action set does not count.
     pub sends: bool,
     pub next_table: Option<TableId>,
-    /// Empties what earlier rules put into the action set.
+    /// Empties the action set that earlier rules wrote.
     pub clear: bool,
-    /// The rule's part of the action set (OpenFlow 1.3.5 section 5.10), done when the pipeline ends,
+    /// The rule's part of the action set (OpenFlow 1.3.5 section 5.10). It is done when the pipeline ends.
     pub set: Vec<Step>,
-    /// and which ranks of it: bit 0 is done first.
+    /// The ranks of the actions in `set`. Bit 0 is done first.
     pub set_ranks: u16,
     /// How later tables see the packet.
     pub patch: Option<Patch>,
-    /// The core that goes on with the packet: named in the rule's part of the action set, which is done last, or before the last
-    /// output of its list. A packet is handed over once, before anything is done to it.
+    /// The core that continues with the packet. The rule names it in its part of the action set, which is done last, or
+    /// before the last output of its list. A packet is handed over once, before anything is done to it.
     pub core: Option<CoreChoice>,
-    /// It is named in the rule's part of the action set.
+    /// `core` is named in the rule's part of the action set.
     pub core_of_set: bool,
 }
 
-/// Fields that a rule changes for later tables, and what a packet must have for that to be so.
+/// Fields that a rule changes for later tables, and what a packet must have for these changes to happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Patch {
     pub value: Key,
     pub mask: Key,
-    /// [`needs`]. Of a packet that lacks one, user space decides.
+    /// [`needs`]. User space decides about packets that lack one of them.
     pub needs: u64,
 }
 
@@ -136,7 +136,7 @@ pub mod needs {
     /// With ports that rules see.
     pub const TCP: u64 = 16;
     pub const UDP: u64 = 32;
-    /// For one more tag that is looked behind.
+    /// The parser can skip one more tag.
     pub const ROOM: u64 = 64;
 }
 
@@ -145,38 +145,40 @@ impl Program {
     pub fn broadcasts(&self) -> bool {
         self.steps.iter().chain(&self.set).any(|step| matches!(step, Step::Verdict(Verdict::Broadcast(_))))
     }
-    /// Of a rule of the core table.
+    /// The program of a rule of the core table.
     pub fn core(instructions: &Instructions) -> Program {
         let steps = core(&instructions.apply, true).map(|core| Step::Verdict(Verdict::Core(core)));
         Program { steps: steps.into_iter().collect(), ..Program::default() }
     }
-    /// User space does it all.
+    /// A program that leaves all work to user space.
     pub fn slow() -> Program {
         Program { steps: vec![Step::Verdict(Verdict::Slow)], sends: true, ..Program::default() }
     }
-    /// Does user space do it?
+    /// Does user space do the work?
     pub fn is_slow(&self) -> bool {
         self.steps.contains(&Step::Verdict(Verdict::Slow))
     }
 }
 
-/// Steps that one packet may take under one rule, and then in a group's bucket: together fewer than `FLOW_MAX_STEPS`.
+/// Steps that one packet may take under one rule, and then in a group's bucket. Together they are fewer than
+/// `FLOW_MAX_STEPS`.
 const MAX_STEPS: usize = 18;
 const MAX_BUCKET_STEPS: usize = 12;
-/// Tunnels around one another: of 256 bytes that XDP keeps in front of a frame, 40 are the kernel's, and each takes 50.
+/// Nested tunnels: XDP keeps 256 bytes in front of a frame. The kernel uses 40 of them, and each tunnel takes 50.
 pub(super) const MAX_TUNNELS: usize = 4;
 
-/// What the kernel plane does for these instructions. `fast_group`: does this group send each packet to one bucket, which
-/// the kernel plane can do itself?
+/// Compiles instructions for the kernel plane. `fast_group`: does this group send each packet to one bucket, and can the
+/// kernel plane do it?
 pub fn compile(instructions: &Instructions, fast_group: &dyn Fn(u32) -> bool) -> Program {
     try_compile(instructions, fast_group).unwrap_or_else(Program::slow)
 }
 
-/// One bucket of a group, as steps; `None`: only user space can do it. A rule says whether it broadcasts, which frames of
-/// several buffers do not survive, and knows nothing of its group's buckets: those must not.
+/// The steps of a group's bucket; `None` if only user space can do it. A bucket must not broadcast: frames in several
+/// buffers cannot be broadcast, and a rule's flags say whether the rule broadcasts, but not whether a bucket of its group
+/// does.
 pub fn compile_bucket(actions: &[Action]) -> Option<Vec<Step>> {
     if core(actions, true).is_some() {
-        // A packet has been handed over by the time it comes here.
+        // A packet is handed over before it reaches the bucket.
         return None;
     }
     let (steps, _) = steps(&action_set(actions), &|_| false)?;
@@ -203,15 +205,15 @@ fn try_compile(instructions: &Instructions, fast_group: &dyn Fn(u32) -> bool) ->
         steps: apply,
         set,
     };
-    // A copy that leaves while the packet goes on would be a second one.
+    // The copy that leaves while the packet goes on would be a second packet.
     let copies = sends && goes_on;
     (!copies && program.steps.len() + program.set.len() <= MAX_STEPS).then_some(program)
 }
 
-/// The place of an action in the action set; group and output share one, since a group takes the output's place.
+/// The place of an action in the action set. Group and output share one, because a group replaces the output.
 fn rank(action: &Action) -> u16 {
     1 << match action {
-        // Not the packet's: the rule names it.
+        // Changes no packet: the core is a property of the rule.
         Action::SetCore(_) => return 0,
         Action::DecapVxlan => 0,
         Action::PopVlan => 1,
@@ -234,7 +236,8 @@ fn steps(actions: &[Action], fast_group: &dyn Fn(u32) -> bool) -> Option<(Vec<St
     }
     for action in actions {
         match action {
-            // Nothing is buffered, so all of it is told, whatever was asked for (OpenFlow 1.3.5 section 6.1.2).
+            // No packet is buffered, so the copy is always the whole packet, whatever `max_len` says (OpenFlow 1.3.5 section
+            // 6.1.2).
             Action::Output { port: RulePort::CONTROLLER, .. } => {
                 steps.push(Step::Controller);
             }
@@ -251,8 +254,8 @@ fn steps(actions: &[Action], fast_group: &dyn Fn(u32) -> bool) -> Option<(Vec<St
                 if sent.is_some() || !fast_group(*id) {
                     return None;
                 }
-                // The group's steps end the list: what follows must not send (as a TTL that is used up is sent), and what
-                // else it does nobody sees.
+                // The group's steps end the list. Later actions must therefore not send; decrementing the TTL may send, if
+                // the TTL is used up. Other later actions have no visible effect.
                 let rest_sends = |a: &Action| {
                     matches!(
                         a,
@@ -266,9 +269,9 @@ fn steps(actions: &[Action], fast_group: &dyn Fn(u32) -> bool) -> Option<(Vec<St
                 steps.push(Step::Group(*id));
                 return Some((steps, true));
             }
-            // Not the packet's: the rule names it.
+            // Changes no packet: the core is a property of the rule.
             Action::SetCore(_) => {}
-            // In no byte of what is sent.
+            // The tunnel id is not in the frame, so copies stay equal.
             Action::SetField { field: Field::TunnelId, .. } => rewrite(action, &mut steps)?,
             other => {
                 rewrite(other, &mut steps)?;
@@ -278,12 +281,12 @@ fn steps(actions: &[Action], fast_group: &dyn Fn(u32) -> bool) -> Option<(Vec<St
     }
     let sends = sent.is_some();
     steps.extend(sent.map(Step::Verdict));
-    // The verdict is carried out after the last step: what was rewritten after the packet left would leave with it.
+    // The verdict is carried out after the last step, so a rewrite after the output would change the packet that was sent.
     (!sends || !rewritten_since).then_some((steps, sends))
 }
 
-/// The core that a list names for what it sends, or, if it sends nothing or the packet goes on, for what is done after it
-/// (`after`).
+/// The core that a list names for its last output. `after`: the core for the work after the list, because the list sends
+/// nothing or the packet goes on.
 fn core(actions: &[Action], after: bool) -> Option<CoreChoice> {
     let sends = |a: &Action| matches!(a, Action::Output { .. } | Action::Group(_));
     let last = if after { Some(actions.len()) } else { actions.iter().rposition(sends) };
@@ -293,7 +296,7 @@ fn core(actions: &[Action], after: bool) -> Option<CoreChoice> {
     })
 }
 
-/// How often a list puts a frame into a tunnel.
+/// How many tunnels a list puts the frame into.
 pub(super) fn tunnels(actions: &[Action]) -> usize {
     actions.iter().filter(|action| matches!(action, Action::EncapVxlan(_))).count()
 }
@@ -310,7 +313,8 @@ fn verdict(port: RulePort) -> Option<Verdict> {
     })
 }
 
-/// Two outputs of the same bytes as one broadcast, which leaves out the port the packet came in by, as an output does.
+/// Joins two outputs of the same bytes into one broadcast. It leaves out the port that the packet came in by, as an output
+/// does.
 fn both(first: Verdict, second: Verdict) -> Option<Verdict> {
     let ports = |verdict| match verdict {
         Verdict::Output(port) => Some(vec![port]),
@@ -326,7 +330,7 @@ fn both(first: Verdict, second: Verdict) -> Option<Verdict> {
     Some(Verdict::Broadcast(Ports::These(all.into())))
 }
 
-/// The steps of an action that changes the packet; `None`: only user space can.
+/// The steps of an action that changes the packet; `None` if only user space can do it.
 fn rewrite(action: &Action, steps: &mut Vec<Step>) -> Option<()> {
     let step = match *action {
         Action::SetField { field, value, mask } => return set_field(field, value, mask, steps),
@@ -374,7 +378,7 @@ fn set_field(field: Field, value: u128, mask: u128, steps: &mut Vec<Step>) -> Op
         Field::VlanPcp => Step::Vlan { tci: (value as u16) << 13, mask: (mask as u16) << 13, push: false },
         Field::IpDscp => Step::Tos { value: tos(2).0, mask: tos(2).1 },
         Field::IpEcn => Step::Tos { value: tos(0).0, mask: tos(0).1 },
-        // Nothing of the packet: a patch for later tables.
+        // Changes no packet, only the patch for later tables.
         Field::Metadata => return Some(()),
         _ if !whole => return None,
         Field::TunnelId => Step::TunnelId(value as u64),
@@ -396,7 +400,8 @@ fn set_field(field: Field, value: u128, mask: u128, steps: &mut Vec<Step>) -> Op
     Some(())
 }
 
-/// What later tables see changed, if anything. The outer `None`: that depends on more of the packet than can be said.
+/// The changes that later tables see, if there are any. The outer `None`: they depend on the packet in a way that a patch
+/// cannot express.
 fn patch(instructions: &Instructions) -> Option<Option<Patch>> {
     let mut patch = Patch { value: Key::ZERO, mask: Key::ZERO, needs: 0 };
     for action in &instructions.apply {
@@ -419,7 +424,7 @@ fn patch(instructions: &Instructions) -> Option<Option<Patch>> {
         }
     }
     if patch.mask.get(Field::VlanVid) & u128::from(VLAN_PRESENT) != 0 && patch.needs & needs::ROOM != 0 {
-        // The tag that is set is the one that was pushed.
+        // The tag that is written is the one that was pushed.
         patch.needs &= !needs::TAG;
     }
     if let Some((new, bits)) = instructions.metadata {
@@ -435,7 +440,7 @@ impl Patch {
     }
 }
 
-/// What a packet must have for this field to be its own; `None`: a patch cannot say.
+/// What a packet must have in order to contain this field; `None` if a patch cannot express it.
 fn needs_of(field: Field) -> Option<u64> {
     Some(match field {
         Field::EthDst | Field::EthSrc | Field::TunnelId => 0,

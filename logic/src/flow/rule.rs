@@ -1,40 +1,41 @@
-//! Rules, groups and meters as a controller asks for them, and why they may be refused.
+//! Requests of controllers to change rules, groups and meters, and the reasons to refuse them.
 
 use super::{
     action::{Action, Instructions, RulePort},
     key::Match,
 };
 
-/// A flow table's number; tables are 0..[`TABLES`].
+/// The number of a flow table, in 0..[`TABLES`].
 pub type TableId = u8;
 /// How many flow tables there are.
 pub const TABLES: u8 = 16;
 
-/// The core table, which packets come to first: its rules apply one SET_CORE and nothing else. Only who names it means it.
+/// The core table, to which packets come first. Its rules apply one SET_CORE and nothing else. Requests for all tables do
+/// not include it.
 pub const CORE_TABLE: TableId = TABLES;
 
 /// A change of the flow tables (OpenFlow 1.0 section 5.3.3, 1.3 section A.3.4.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowMod {
     pub command: FlowCommand,
-    /// `None`: all tables, only to delete (OFPTT_ALL).
+    /// `None`: all tables (OFPTT_ALL), only for a delete.
     pub table: Option<TableId>,
     pub cookie: u64,
-    /// Modify and delete only rules whose cookie has these bits; 0: any. OpenFlow 1.0 has none.
+    /// Modify and delete only rules whose cookie has these bits; 0: any cookie. OpenFlow 1.0 has none.
     pub cookie_mask: u64,
     pub priority: u16,
     pub matching: Match,
     pub instructions: Instructions,
-    /// Seconds without a packet until the rule goes; 0: never.
+    /// Seconds without a packet after which the rule ends; 0: never.
     pub idle_timeout: u16,
-    /// Seconds until the rule goes; 0: never.
+    /// Seconds after which the rule ends; 0: never.
     pub hard_timeout: u16,
-    /// Delete only rules that output here.
+    /// Delete only rules that output to this port.
     pub out_port: Option<RulePort>,
     /// Delete only rules that use this group.
     pub out_group: Option<u32>,
     pub flags: FlowFlags,
-    /// A packet that waits in the switch to be sent through the new rule; `None`: none.
+    /// A packet that waits in the switch and is to be sent through the new rule.
     pub buffer: Option<u32>,
 }
 
@@ -54,9 +55,9 @@ pub enum FlowCommand {
 /// OFPFF flags.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowFlags {
-    /// Tell the controllers when the rule goes.
+    /// Send a notice to the controllers when the rule ends.
     pub send_removed: bool,
-    /// Refuse to add beside a rule of the same priority that some packet matches too.
+    /// Refuse to add the rule if another rule of the same priority overlaps it.
     pub check_overlap: bool,
     pub reset_counts: bool,
     pub no_packet_counts: bool,
@@ -77,11 +78,11 @@ pub struct Group {
 pub enum GroupKind {
     /// Every bucket gets a copy.
     All,
-    /// One, by the flow's hash and the weights.
+    /// One bucket, chosen by the flow's hash and the weights.
     Select,
-    /// The only one.
+    /// The only bucket.
     Indirect,
-    /// The first whose watched port or group is live.
+    /// The first bucket whose watched port or group is live.
     FastFailover,
 }
 
@@ -108,7 +109,7 @@ pub enum GroupMod {
 pub struct Meter {
     pub id: u32,
     pub unit: MeterUnit,
-    /// Bands have bursts; else one is chosen: 100 ms at the band's rate.
+    /// Bands have bursts. Otherwise the burst is 100 ms at the band's rate.
     pub burst: bool,
     /// Packets and bytes are counted.
     pub stats: bool,
@@ -121,7 +122,7 @@ pub enum MeterUnit {
     Pps,
 }
 
-/// Above `rate` (kbit/s or packets/s, with a burst of kbit or packets) packets get the band's treatment.
+/// Packets above `rate` (kbit/s or packets/s, with a burst of kbit or packets) get the band's treatment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Band {
     pub rate: u32,
@@ -148,7 +149,7 @@ pub enum MeterMod {
     Delete(Option<u32>),
 }
 
-/// Why a rule went (OFPRR).
+/// Why a rule ended (OFPRR).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removed {
     IdleTimeout,
@@ -158,7 +159,7 @@ pub enum Removed {
     MeterDelete,
 }
 
-/// A rule that is gone, as controllers are told (OFPT_FLOW_REMOVED).
+/// The notice to controllers about a rule that ended (OFPT_FLOW_REMOVED).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowRemoved {
     pub matching: Match,
@@ -174,10 +175,10 @@ pub struct FlowRemoved {
     pub bytes: u64,
 }
 
-/// Which rules a flow or aggregate request asks for; as for a non-strict delete.
+/// The rules that a flow or aggregate request asks for. They are selected as in a non-strict delete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowFilter {
-    /// `None`: all.
+    /// `None`: all tables.
     pub table: Option<TableId>,
     pub matching: Match,
     pub out_port: Option<RulePort>,
@@ -243,7 +244,7 @@ pub struct MeterStats {
     pub bands: Vec<(u64, u64)>,
 }
 
-/// Why a rule, group or meter is refused. Each version has its own type and code for it (`openflow::v10`, `v13`).
+/// Why a rule, group or meter is refused. Each protocol version has its own type and code for it (`openflow::v10`, `v13`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     #[error("the table is full")]
@@ -254,9 +255,9 @@ pub enum Refused {
     BadCommand,
     #[error("there is no such table")]
     BadTable,
-    #[error("a rule may only go on to a later table")]
+    #[error("goto_table must lead to a later table")]
     BadGoto,
-    #[error("timeouts of the emergency table, which is not supported")]
+    #[error("a rule of the emergency table has timeouts, and this table is not supported")]
     Emergency,
     #[error("no such port")]
     BadPort,
@@ -272,15 +273,15 @@ pub enum Refused {
     BadSetField,
     #[error("too many actions")]
     TooManyActions,
-    #[error("an action in the action set in an order that is not supported")]
+    #[error("this action is not supported in an action set")]
     UnsupportedOrder,
     #[error("this instruction is not supported")]
     BadInstruction,
     #[error("this field cannot be matched")]
     BadField,
-    #[error("a field is matched without what it needs beside it")]
+    #[error("a field is matched without another field that it needs")]
     Prerequisite,
-    #[error("a value has bits outside its mask, or out of range")]
+    #[error("a value has bits outside its mask, or is out of range")]
     BadValue,
     #[error("this field cannot have this mask")]
     BadMask,
@@ -292,11 +293,11 @@ pub enum Refused {
     GroupExists,
     #[error("no such group")]
     UnknownGroup,
-    #[error("an invalid group")]
+    #[error("the group is invalid")]
     InvalidGroup,
-    #[error("groups would lead to each other in a ring")]
+    #[error("groups would form a loop")]
     GroupLoop,
-    #[error("groups would lead to each other in too long a chain")]
+    #[error("groups would form too long a chain")]
     GroupChain,
     #[error("an action leads to a group that does not exist")]
     BadGroup,
@@ -304,7 +305,7 @@ pub enum Refused {
     TooManyGroups,
     #[error("too many buckets")]
     TooManyBuckets,
-    #[error("a group that others lead to")]
+    #[error("other groups lead to this group")]
     ChainedGroup,
     #[error("a bucket's watched port or group is missing or wrong")]
     BadWatch,
@@ -312,7 +313,7 @@ pub enum Refused {
     MeterExists,
     #[error("no such meter")]
     UnknownMeter,
-    #[error("an invalid meter")]
+    #[error("the meter is invalid")]
     InvalidMeter,
     #[error("a meter's rate is out of range")]
     BadRate,

@@ -1,4 +1,4 @@
-//! Why user space does what a rule says, or several one after another, in words.
+//! Why user space does the work of a rule, or of several rules for one packet, in words.
 
 use super::{
     Action, Field, Instructions, Key, RulePort,
@@ -9,8 +9,8 @@ use super::{
 };
 use std::collections::BTreeSet;
 
-/// The first reason that is found; `None`: the kernel plane does it, if it has room. `deaf`: the ports that nothing can be
-/// redirected to.
+/// The first reason that is found. `None`: the kernel plane does the work, if it has room. `deaf`: ports to which nothing
+/// can be redirected.
 pub fn why_slow(instructions: &Instructions, deaf: &BTreeSet<RulePort>) -> Option<String> {
     let is_slow = |instructions: &Instructions| compile(instructions, &|_| true).is_slow();
     if !is_slow(instructions) {
@@ -24,16 +24,12 @@ pub fn why_slow(instructions: &Instructions, deaf: &BTreeSet<RulePort>) -> Optio
             return Some(format!("{action}: nothing can be redirected to port {list}"));
         }
         let group = instructions.actions().find(|action| matches!(action, Action::Group(_)));
-        let text =
-            |group| format!("{} is nothing the kernel plane does", ActionsText(std::slice::from_ref(group)));
+        let text = |group| format!("the kernel plane cannot do {}", ActionsText(std::slice::from_ref(group)));
         return group.map(text);
     }
     let alone = |action: &&Action| is_slow(&Instructions::apply([(*action).clone()]));
     if let Some(action) = instructions.actions().find(alone) {
-        return Some(format!(
-            "{} is nothing the kernel plane does",
-            ActionsText(std::slice::from_ref(action))
-        ));
+        return Some(format!("the kernel plane cannot do {}", ActionsText(std::slice::from_ref(action))));
     }
     if tunnels(&instructions.apply) > MAX_TUNNELS {
         return Some("it puts the packet into more than four tunnels".into());
@@ -43,7 +39,7 @@ pub fn why_slow(instructions: &Instructions, deaf: &BTreeSet<RulePort>) -> Optio
         let sends = instructions.apply.iter().any(sends);
         let why = match sends {
             true => "it sends the packet and goes on to another table",
-            false => "later tables cannot be told of what it changes",
+            false => "later tables of the kernel plane would not see what it changes",
         };
         return Some(why.into());
     }
@@ -54,8 +50,8 @@ pub fn why_slow(instructions: &Instructions, deaf: &BTreeSet<RulePort>) -> Optio
     })
 }
 
-/// Why rules that a frame comes to, one after another and none of them slow, are user space's to do together: as
-/// `goes_together` of `bpf/flow.h` and `flow_patch_holds` of `bpf/flow_rules.h` decide it. `None`: the kernel plane does them.
+/// Why user space has to do rules that a frame matches one after another, although none of them is slow. `goes_together` of
+/// `bpf/flow.h` and `flow_patch_holds` of `bpf/flow_rules.h` decide the same. `None`: the kernel plane does the work.
 pub fn why_slow_together(rules: &[&Instructions], frame: &[u8]) -> Option<String> {
     let has = Headers::of(frame, 0, Some(VXLAN_PORT)).map_or(0, |headers| has(&headers));
     let mut port = Key::of(frame, RulePort(0), VXLAN_PORT).get(Field::UdpDst);
@@ -64,23 +60,23 @@ pub fn why_slow_together(rules: &[&Instructions], frame: &[u8]) -> Option<String
         let program = compile(instructions, &|_| true);
         if program.patch.is_some_and(|patch| !holds(&patch, &mut port, has)) {
             return Some(
-                "a rule changes for later tables what this packet has not got, or what is inside it".into(),
+                "a rule sets a field for later tables that this packet lacks, or changes its tunnel".into(),
             );
         }
         ranks = if program.clear { 0 } else { ranks };
         if program.set_ranks != 0 && ranks >= 1 << program.set_ranks.trailing_zeros() {
-            return Some("its rules write the action set in another order than it is done in".into());
+            return Some("its rules write the action set out of order".into());
         }
         ranks |= program.set_ranks;
         sent |= program.sends;
         if sent && ranks != 0 {
-            return Some("an action set is still to be done when a rule has sent it".into());
+            return Some("a rule sends the packet before the action set is done".into());
         }
     }
     None
 }
 
-/// [`needs`] that a packet has.
+/// The [`needs`] that a packet fulfils.
 fn has(headers: &Headers) -> u64 {
     let network = match headers.network {
         Network::Arp(_) => needs::ARP,
@@ -99,11 +95,12 @@ fn has(headers: &Headers) -> u64 {
     network | transport | tag | room
 }
 
-/// Does a patch say all that later tables see changed? `port`: what they take for the UDP destination port, kept up to date.
+/// Does the patch describe all changes that later tables see? `port` is the UDP destination port as they see it, and is
+/// updated.
 fn holds(patch: &Patch, port: &mut u128, has: u64) -> bool {
     let of = |key: &Key| key.get(Field::UdpDst);
     let before = std::mem::replace(port, *port & !of(&patch.mask) | of(&patch.value));
-    // A frame inside comes or goes.
+    // The new port makes the packet a VXLAN packet, or ends that.
     let opens = before != *port && [before, *port].contains(&VXLAN_PORT.into());
     patch.needs & !has == 0 && !(opens && has & needs::UDP != 0)
 }
@@ -121,7 +118,7 @@ mod tests {
     use crate::flow::text::parse_instructions;
 
     #[test]
-    fn what_is_slow_has_a_reason_and_what_is_not_has_none() {
+    fn slow_rules_have_a_reason_and_fast_ones_have_none() {
         let why =
             |text| why_slow(&parse_instructions(text).unwrap(), &[RulePort(5)].into()).unwrap_or_default();
         for fast in [
@@ -139,13 +136,10 @@ mod tests {
             ("output:1,mod_nw_dst:1.2.3.4,output:2", copies),
             ("output:1,normal", copies),
             ("output:1,goto_table:1", "it sends the packet and goes on to another table"),
-            (
-                "output:1,set_field:::7->nd_target",
-                "set_field:::7->nd_target is nothing the kernel plane does",
-            ),
+            ("output:1,set_field:::7->nd_target", "the kernel plane cannot do set_field:::7->nd_target"),
             ("dec_ttl,output:5", "output:5: nothing can be redirected to port 5"),
             ("flood", "FLOOD: nothing can be redirected to port 5"),
-            ("group:7", "group:7 is nothing the kernel plane does"),
+            ("group:7", "the kernel plane cannot do group:7"),
         ] {
             assert_eq!(why(slow), reason, "{slow}");
         }
@@ -155,9 +149,9 @@ mod tests {
     fn rules_that_do_not_go_together_have_a_reason() {
         let mut tagged = [0; 60];
         tagged[12..18].copy_from_slice(&[0x81, 0, 0, 5, 8, 0]);
-        let lacks = "a rule changes for later tables what this packet has not got, or what is inside it";
-        let order = "its rules write the action set in another order than it is done in";
-        let late = "an action set is still to be done when a rule has sent it";
+        let lacks = "a rule sets a field for later tables that this packet lacks, or changes its tunnel";
+        let order = "its rules write the action set out of order";
+        let late = "a rule sends the packet before the action set is done";
         for (rules, plain, with_tag) in [
             (&["goto_table:1", "output:2"][..], "", ""),
             (&["set_field:4103->vlan_vid,goto_table:1", "output:2"], lacks, ""),

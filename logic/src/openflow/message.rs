@@ -1,7 +1,7 @@
-//! OpenFlow messages in the words of no version.
+//! OpenFlow messages, independent of the version.
 //!
-//! What only one version has is an `Option` or a variant of its own; the other version's encoder answers
-//! [`CannotSay`](super::CannotSay). All strings are bytes as they came, without the zeros after them.
+//! A part that only one version has is an `Option` or a variant of its own. The other version's encoder
+//! returns [`CannotSay`](super::CannotSay). All strings are bytes as received, without the zeros after them.
 
 pub use crate::flow::{FlowFilter, FlowRemoved, FlowStats, GroupStats, MeterStats, PacketInReason};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     net::Mac,
 };
 
-/// One message, but for its transaction id.
+/// A message without its transaction id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// Versions by number (1 is OpenFlow 1.0, 4 is 1.3), if the peer sent a bitmap (1.3.1 and later).
@@ -19,7 +19,7 @@ pub enum Message {
     Error(ErrorMessage),
     EchoRequest(Vec<u8>),
     EchoReply(Vec<u8>),
-    /// OpenFlow 1.0 vendor; `subtype` is there if the body has four bytes for it.
+    /// In OpenFlow 1.0 a vendor message. `subtype` exists if the body has four bytes for it.
     Experimenter(Experimenter),
     FeaturesRequest,
     FeaturesReply(Features),
@@ -71,19 +71,19 @@ pub enum Message {
     SetAsync(AsyncConfig),
 }
 
-/// An error, by the numbers of the version that it is sent in.
+/// An error, with type and code of the version in which it is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ErrorMessage {
     pub kind: u16,
     pub code: u16,
-    /// At least the first 64 bytes of the message that caused it; of HELLO_FAILED, a text.
+    /// At least the first 64 bytes of the message that caused the error. For HELLO_FAILED, a text.
     pub data: Vec<u8>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Experimenter {
     pub id: u32,
-    /// 1.3 `exp_type`; in 1.0 the first four bytes of the body, as Nicira and we use them.
+    /// 1.3: `exp_type`. 1.0: the first four bytes of the body, as Nicira and we use them.
     pub subtype: u32,
     pub body: Vec<u8>,
 }
@@ -122,11 +122,11 @@ pub struct PacketIn {
     /// Length of the whole packet.
     pub total_len: u16,
     pub reason: PacketInReason,
-    /// 1.3; in 1.0 not told.
+    /// 1.3; 1.0 does not send it.
     pub table: TableId,
     /// 1.3.
     pub cookie: u64,
-    /// 1.3: the fields the packet came with: at least the port. 1.0: the port.
+    /// 1.3: the fields that the packet came with, at least the port. 1.0: the port.
     pub matching: Match,
     pub data: Vec<u8>,
 }
@@ -138,7 +138,7 @@ pub enum PortReason {
     Modify,
 }
 
-/// A port as it is described; the words of `config`, `state` and features are those of the version.
+/// The description of a port. `config`, `state` and features are encoded as in the version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortDescription {
     pub port: RulePort,
@@ -156,7 +156,7 @@ pub struct PortDescription {
     pub max_speed: u32,
 }
 
-/// OFPPC bits that both versions have at the same place, and 1.0's.
+/// OFPPC bits that both versions have in the same place, and those of 1.0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortConfig(pub u32);
 
@@ -184,7 +184,7 @@ pub struct PortState {
     pub stp: u32,
 }
 
-/// OFPPF bits with 1.3's numbers; 1.0 has its own for those after 10 GbE full duplex.
+/// OFPPF bits with the numbers of 1.3. 1.0 has other numbers for the bits after 10 GbE full duplex.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortFeatures(pub u32);
 
@@ -193,7 +193,7 @@ pub struct PacketOut {
     pub buffer: Option<u32>,
     pub in_port: RulePort,
     pub actions: Vec<Action>,
-    /// Empty when `buffer` is given.
+    /// Empty if `buffer` is given.
     pub data: Vec<u8>,
 }
 
@@ -202,7 +202,7 @@ pub struct PortMod {
     pub port: RulePort,
     pub mac: Mac,
     pub config: PortConfig,
-    /// Which bits of `config` to change.
+    /// The bits of `config` to change.
     pub mask: PortConfig,
     pub advertise: PortFeatures,
 }
@@ -213,21 +213,21 @@ pub enum StatsRequest {
     Flow(FlowFilter),
     Aggregate(FlowFilter),
     Table,
-    /// [`RulePort::NONE`]: all.
+    /// [`RulePort::NONE`]: all ports.
     Port(RulePort),
-    /// Port [`RulePort::ALL`] or [`RulePort::NONE`]: all; queue `None`: all.
+    /// Port [`RulePort::ALL`] or [`RulePort::NONE`]: all ports. Queue `None`: all queues.
     Queue {
         port: RulePort,
         queue: Option<u32>,
     },
-    /// `None`: all. From here on 1.3 only.
+    /// `None`: all groups. This variant and the following ones are 1.3 only.
     Group(Option<u32>),
     GroupDescription,
     GroupFeatures,
     Meter(Option<u32>),
     MeterConfig(Option<u32>),
     MeterFeatures,
-    /// With features to set: the body as it came, which is refused (tables cannot be configured).
+    /// `sets`: the request has features to set. It is refused, because tables cannot be configured.
     TableFeatures {
         sets: bool,
     },
@@ -266,7 +266,7 @@ pub struct Description {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableStats {
     pub table: TableId,
-    /// 1.0, as the next two.
+    /// 1.0 only, like the next two fields.
     pub name: Vec<u8>,
     pub wildcards: u32,
     pub max_entries: u32,
@@ -275,7 +275,7 @@ pub struct TableStats {
     pub matched: u64,
 }
 
-/// Counters of a port; `u64::MAX`: not known.
+/// Counters of a port. `u64::MAX`: unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortStats {
     pub port: RulePort,
@@ -311,7 +311,7 @@ pub struct QueueStats {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueDescription {
     pub queue: u32,
-    /// 1.3; 1.0 names the port once.
+    /// 1.3; 1.0 names the port only once.
     pub port: RulePort,
     /// Tenths of a percent; `None`: no minimum.
     pub min_rate: Option<u16>,
@@ -319,7 +319,7 @@ pub struct QueueDescription {
     pub max_rate: Option<u16>,
 }
 
-/// By [`GroupKind`] in the order of OFPGT: all, select, indirect, fast failover.
+/// Arrays are indexed by [`GroupKind`] in the order of OFPGT: all, select, indirect, fast failover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupFeatures {
     /// Bitmap of OFPGT.
@@ -341,7 +341,8 @@ pub struct MeterFeatures {
     pub max_color: u8,
 }
 
-/// What a table can do (1.3 section A.3.5.5). The same for a rule of any priority and the table-miss rule.
+/// The abilities of a table (1.3 section A.3.5.5). They are the same for rules of any priority and the
+/// table-miss rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableFeatures {
     pub table: TableId,
@@ -351,9 +352,9 @@ pub struct TableFeatures {
     pub max_entries: u32,
     /// Bitmap of OFPIT: bit n is instruction type n.
     pub instructions: u32,
-    /// Later tables that it may go to.
+    /// Later tables that its rules may go to.
     pub next_tables: Vec<TableId>,
-    /// Bitmap of OFPAT, for apply and write alike.
+    /// Bitmap of OFPAT, the same for apply and write.
     pub actions: u32,
     pub matches: Vec<Field>,
     pub set_fields: Vec<Field>,
@@ -361,7 +362,7 @@ pub struct TableFeatures {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Only asks which role it has.
+    /// Only asks for the current role.
     NoChange,
     Equal,
     Master,
@@ -376,10 +377,10 @@ pub struct AsyncConfig {
     pub flow_removed: [u32; 2],
 }
 
-/// What is wrong with a message that was received. Each version has its own type and code for it.
+/// What is wrong with a received message. Each version has its own type and code for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadMessage {
-    #[error("a version that is not spoken here")]
+    #[error("a version that is not supported")]
     Version,
     #[error("an unknown message type")]
     Type,
@@ -395,9 +396,9 @@ pub enum BadMessage {
     Port,
     #[error("an invalid table")]
     Table,
-    #[error("a packet that is not buffered here, or no longer")]
+    #[error("a packet that is not buffered, or no longer")]
     BufferUnknown,
-    #[error("a buffered packet that was sent already")]
+    #[error("a buffered packet that has already been sent")]
     BufferEmpty,
     #[error("a wrong length in an action")]
     ActionLength,
@@ -405,7 +406,7 @@ pub enum BadMessage {
     ActionExperimenter,
     #[error("an unknown action of this experimenter")]
     ActionExperimenterType,
-    #[error("an instruction of a wrong length")]
+    #[error("a wrong length in an instruction")]
     InstructionLength,
     #[error("an instruction of an unknown experimenter")]
     InstructionExperimenter,
@@ -413,15 +414,15 @@ pub enum BadMessage {
     InstructionType,
     #[error("an unknown kind of match")]
     MatchType,
-    #[error("a match of a wrong length")]
+    #[error("a wrong length in a match")]
     MatchLength,
     #[error("a value has bits where its mask has none")]
     Wildcards,
-    #[error("a field to set of a wrong length")]
+    #[error("a wrong length in a field to set")]
     SetFieldLength,
     #[error("a field cannot be set to this value")]
     SetFieldValue,
-    #[error("unknown flags of a rule or meter")]
+    #[error("unknown flags for a rule or meter")]
     Flags,
     #[error("an unknown type of group")]
     GroupType,
@@ -435,7 +436,7 @@ pub enum BadMessage {
     PortAddress,
     #[error("port settings that are not supported")]
     PortConfig,
-    #[error("a feature that the port has not")]
+    #[error("a feature that the port lacks")]
     PortAdvertise,
     #[error("switch settings that are not supported")]
     SwitchConfig,

@@ -1,34 +1,34 @@
-//! The header all versions share, and bounded reading and writing of big-endian fields.
+//! The header that all versions share, and bounded reading and writing of big-endian fields.
 
 use super::BadMessage;
 
 /// Bytes of the header: version, type, length, transaction id (OpenFlow 1.0 section 5.1, 1.3 section A.1).
 pub const HEADER: usize = 8;
 
-/// The longest message: its length is 16 bits.
+/// The longest message. Its length has 16 bits.
 pub const LONGEST: usize = u16::MAX as usize;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     pub version: u8,
     pub kind: u8,
-    /// Bytes of the whole message, header included; at least [`HEADER`].
+    /// Length of the whole message in bytes, including the header. At least [`HEADER`].
     pub length: u16,
     pub xid: u32,
 }
 
-/// What the beginning of a stream of bytes holds.
+/// The beginning of a stream of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split<'a> {
-    /// Not yet a whole message.
+    /// The message is not complete yet.
     Wait,
-    /// A message, header included; the stream goes on after it.
+    /// A message with its header. The stream continues after it.
     Message(Header, &'a [u8]),
-    /// Its length is less than that of the header: where the next message begins cannot be known.
+    /// The length is less than that of the header, so the start of the next message is unknown.
     Broken(Header),
 }
 
-/// The first message of `stream`.
+/// Splits off the first message of `stream`.
 pub fn split(stream: &[u8]) -> Split<'_> {
     let Some(header) = Header::read(stream) else { return Split::Wait };
     match usize::from(header.length) {
@@ -38,14 +38,14 @@ pub fn split(stream: &[u8]) -> Split<'_> {
 }
 
 impl Header {
-    /// `None`: fewer than eight bytes.
+    /// Reads a header. `None` if there are fewer than eight bytes.
     pub fn read(bytes: &[u8]) -> Option<Header> {
         let mut r = Reader::new(bytes, BadMessage::Length);
         Some(Header { version: r.u8().ok()?, kind: r.u8().ok()?, length: r.u16().ok()?, xid: r.u32().ok()? })
     }
 }
 
-/// Reads fields in order; what is not there is the error that it was made with.
+/// Reads fields in order. If bytes are missing, it returns the error given to [`new`](Reader::new).
 #[derive(Clone, Copy, Debug)]
 pub struct Reader<'a> {
     rest: &'a [u8],
@@ -56,7 +56,7 @@ impl<'a> Reader<'a> {
     pub fn new(bytes: &'a [u8], short: BadMessage) -> Self {
         Self { rest: bytes, short }
     }
-    /// What was not read yet.
+    /// The bytes that were not read yet.
     pub fn rest(&self) -> &'a [u8] {
         self.rest
     }
@@ -68,7 +68,7 @@ impl<'a> Reader<'a> {
         self.rest = rest;
         Ok(taken)
     }
-    /// The next `bytes` as a reader of their own, with its own error.
+    /// The next `bytes` as a separate reader, with its own error.
     pub fn part(&mut self, bytes: usize, short: BadMessage) -> Result<Reader<'a>, BadMessage> {
         Ok(Reader::new(self.take(bytes)?, short))
     }
@@ -91,11 +91,11 @@ impl<'a> Reader<'a> {
     pub fn u64(&mut self) -> Result<u64, BadMessage> {
         Ok(u64::from_be_bytes(self.array()?))
     }
-    /// A big-endian integer of 1 to 16 bytes.
+    /// Reads a big-endian integer of 1 to 16 bytes.
     pub fn uint(&mut self, bytes: usize) -> Result<u128, BadMessage> {
         Ok(self.take(bytes)?.iter().fold(0, |value, &b| value << 8 | u128::from(b)))
     }
-    /// A string in a field of `bytes`: what is before the first zero, or before its last byte, which should be one.
+    /// Reads a string from a field of `bytes`: up to the first zero, and without the last byte, which should be zero.
     pub fn text(&mut self, bytes: usize) -> Result<Vec<u8>, BadMessage> {
         let field = &self.take(bytes)?[..bytes - 1];
         Ok(field.split(|&b| b == 0).next().unwrap_or_default().to_vec())
@@ -111,10 +111,10 @@ pub trait Write {
     /// The lowest `bytes` bytes of an integer, big-endian.
     fn uint(&mut self, value: u128, bytes: usize);
     fn zeros(&mut self, bytes: usize);
-    /// A string in a field of `bytes`, cut to leave a zero at its end.
+    /// Writes a string into a field of `bytes`. It is cut so that a zero follows it.
     fn text(&mut self, text: &[u8], bytes: usize);
-    /// Writes a length at `at`: that of everything from `from` to the end. Longer than 65,535 saturates; callers bound
-    /// what they write.
+    /// Writes a length at `at`: the number of bytes from `from` to the end. It saturates at 65,535; callers limit what
+    /// they write.
     fn patch_length(&mut self, at: usize, from: usize);
 }
 
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_the_readers_error() {
+    fn missing_bytes_give_the_readers_error() {
         let mut r = Reader::new(&[0, 1, 2], BadMessage::ActionLength);
         assert_eq!((r.u16(), r.u16(), r.u8()), (Ok(1), Err(BadMessage::ActionLength), Ok(2)));
     }

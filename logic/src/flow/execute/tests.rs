@@ -46,7 +46,7 @@ fn recipe(v6: bool, transport: Transport) -> Recipe {
     Recipe { v6, transport, ..Recipe::default() }
 }
 
-/// `frame` with these bytes there, all checksums right again.
+/// `frame` with these bytes changed and all checksums repaired.
 fn changed(frame: &[u8], changes: &[(usize, &[u8])]) -> Vec<u8> {
     let mut frame = frame.to_vec();
     changes.iter().for_each(|&(at, bytes)| frame[at..at + bytes.len()].copy_from_slice(bytes));
@@ -55,7 +55,7 @@ fn changed(frame: &[u8], changes: &[(usize, &[u8])]) -> Vec<u8> {
 }
 
 #[test]
-fn each_field_is_written_where_it_is_and_its_checksums_follow() {
+fn each_field_is_written_in_its_place_and_its_checksums_are_updated() {
     let (tcp4, udp4, icmp4) =
         (recipe(false, Transport::Tcp), recipe(false, Transport::Udp), recipe(false, Transport::Icmp));
     let (tcp6, udp6, icmp6) =
@@ -118,7 +118,8 @@ fn arp_and_neighbour_discovery_fields_are_written() {
     }
 }
 
-/// The one test whose checksums were computed by hand: 10.0.0.1:1000 to 10.0.0.2:2000 with "hello" becomes 10.0.1.1.
+/// The one test whose checksums were computed by hand: 10.0.0.1:1000 to 10.0.0.2:2000 with "hello". The source
+/// becomes 10.0.1.1.
 #[test]
 fn a_rewritten_source_address_in_full() {
     let head = [0x45, 0xb9, 0, 33, 0, 0, 0x40, 0, 64, 17];
@@ -134,7 +135,7 @@ fn a_rewritten_source_address_in_full() {
 }
 
 #[test]
-fn a_field_that_the_packet_has_not_or_that_cannot_be_written_changes_nothing() {
+fn a_field_that_the_packet_lacks_or_that_cannot_be_written_changes_nothing() {
     let packets = [udp(), arp(), recipe(true, Transport::Tcp).frame(), neighbour_discovery(135)];
     for frame in packets {
         for field in FIELDS.iter().map(|s| s.field) {
@@ -168,14 +169,14 @@ fn ports_of_openflow_1_0_are_those_of_tcp_or_udp() {
 }
 
 #[test]
-fn udp_without_checksum_stays_without_and_a_zero_is_written_as_ones() {
+fn udp_without_a_checksum_gets_none_and_a_zero_is_written_as_ones() {
     let mut none = udp();
     none[40..42].fill(0);
     let mut expected = changed(&none, &[(26, &[10, 9, 9, 9])]);
     expected[40..42].fill(0);
     assert_eq!(after(&none, Action::set(Field::Ipv4Src, 0x0a09_0909_u32)), expected);
 
-    // The port that makes the sum of everything else 0xffff.
+    // With this port, the sum of everything else is 0xffff.
     let frame = udp();
     let port = 1000_u16.wrapping_add(u16::from_be_bytes([frame[40], frame[41]]));
     let frame = after(&frame, Action::SetTpSrc(port));
@@ -191,18 +192,18 @@ fn a_first_fragment_has_its_ports_rewritten_and_a_later_one_has_none() {
     let got = after(&first, Action::set(Field::UdpDst, 0x1234_u16));
     assert_eq!(got[36..38], [0x12, 0x34]);
     let whole = after(&udp(), Action::set(Field::UdpDst, 0x1234_u16));
-    assert_eq!(got[40..42], whole[40..42], "the checksum is that of the whole");
+    assert_eq!(got[40..42], whole[40..42], "the checksum is that of the whole packet");
 
     let mut later = udp();
     later[21] = 3;
     repair(&mut later);
     assert_eq!(after(&later, Action::set(Field::UdpDst, 0x1234_u16)), later);
     let moved = after(&later, Action::set(Field::Ipv4Dst, 1_u8));
-    assert_eq!(moved, changed(&later, &[(30, &[0, 0, 0, 1])]), "data is no checksum");
+    assert_eq!(moved, changed(&later, &[(30, &[0, 0, 0, 1])]), "data is not changed like a checksum");
 }
 
 #[test]
-fn a_routing_header_that_leads_on_keeps_the_destination_out_of_the_checksum() {
+fn a_routing_header_with_segments_left_keeps_the_destination_out_of_the_checksum() {
     let mut frame = recipe(true, Transport::Udp).frame();
     frame.splice(54..54, [17, 0, 0, 1, 0, 0, 0, 0]);
     frame[19] += 8;
@@ -215,7 +216,7 @@ fn a_routing_header_that_leads_on_keeps_the_destination_out_of_the_checksum() {
 }
 
 #[test]
-fn tags_are_pushed_taken_and_written() {
+fn tags_are_pushed_removed_and_written() {
     let with = |tags: &[(u8, u16)]| Recipe { tags: tags.to_vec(), ..Recipe::default() }.frame();
     let plain = with(&[]);
     assert_eq!(after(&plain, Action::PushVlan(0x8100)), with(&[(0, 0)]));
@@ -249,7 +250,7 @@ fn the_ttl_is_counted_down_and_a_used_up_packet_goes_to_the_controller() {
 }
 
 #[test]
-fn an_output_has_the_bytes_of_its_moment_and_never_goes_back_unasked() {
+fn an_output_has_the_bytes_of_its_moment_and_goes_back_only_through_in_port() {
     let actions = [
         Action::output(RulePort(2)),
         Action::set(Field::UdpDst, 53_u16),
@@ -282,7 +283,7 @@ fn an_output_has_the_bytes_of_its_moment_and_never_goes_back_unasked() {
 #[test]
 fn each_bucket_of_a_group_has_a_packet_of_its_own() {
     let buckets = |id, _: &Packet| match id {
-        // In a bucket the output comes last, however it is written.
+        // In a bucket the output is done last, wherever it is written.
         1 => vec![
             vec![Action::output(RulePort(2)), Action::set(Field::UdpDst, 53_u16)],
             vec![Action::PushVlan(0x8100), Action::output(RulePort(3))],
@@ -301,7 +302,7 @@ fn each_bucket_of_a_group_has_a_packet_of_its_own() {
 }
 
 #[test]
-fn vxlan_headers_are_put_on_and_taken_off() {
+fn vxlan_headers_are_added_and_removed() {
     let inner = udp();
     let outer = after(&inner, Action::EncapVxlan(OUTER));
     let port = vxlan_source_port(&inner);
@@ -320,7 +321,7 @@ fn vxlan_headers_are_put_on_and_taken_off() {
     assert_eq!(after(&outer, Action::DecapVxlan), inner);
 
     let padded = [&outer[..], &[0; 9]].concat();
-    assert_eq!(after(&padded, Action::DecapVxlan), inner, "padding goes too");
+    assert_eq!(after(&padded, Action::DecapVxlan), inner, "padding is removed too");
     let outputs =
         outputs(&outer, &[Action::DecapVxlan, Action::DecTtl, Action::output(RulePort(2))], &Context::PLAIN);
     assert_eq!(outputs, [(RulePort(2), changed(&inner, &[(22, &[63])]))]);
@@ -343,9 +344,9 @@ fn a_vni_is_written_and_the_outer_checksum_follows() {
 }
 
 #[test]
-fn the_flow_control_field_lies_in_the_tos_byte_or_the_tag() {
+fn the_flow_control_field_is_in_the_tos_byte_or_the_tag() {
     let fcf = |place, workload, priority| Action::SetFcf { place, workload, priority };
-    // Workload, priority, and the two bits of ECN, which stay.
+    // Workload, priority, and the two ECN bits, which stay.
     assert_eq!(
         after(&udp(), fcf(FcfPlace::Tos, 0x15, true)),
         changed(&udp(), &[(15, &[0x15 << 3 | 1 << 2 | 1])])
@@ -372,7 +373,7 @@ fn a_wrong_sctp_checksum_stays_wrong_by_the_same_bits() {
     assert_eq!(
         after(&fragment, Action::set(Field::SctpSrc, 7_u8)),
         fragment,
-        "its CRC covers what is not here"
+        "its CRC covers bytes that are not in this fragment"
     );
 }
 
@@ -415,7 +416,7 @@ fn an_action_set_has_one_of_each_kind_in_the_order_of_the_standard() {
 
 fn any_action() -> impl Strategy<Value = Action> {
     let field = (0..FIELDS.len(), any::<u128>(), prop_oneof![Just(u128::MAX), any::<u128>()])
-        // etherparse insists on the length of ICMP timestamps.
+        // etherparse requires the right length of ICMP timestamps.
         .prop_map(|(at, value, mask)| (FIELDS[at].field, value, mask))
         .prop_filter("ICMP types", |(field, ..)| *field != Field::Icmpv4Type)
         .prop_map(|(field, value, mask)| Action::SetField { field, value, mask });
@@ -438,7 +439,7 @@ fn any_action() -> impl Strategy<Value = Action> {
 
 proptest! {
     #[test]
-    fn checksums_stay_as_right_or_as_wrong_as_they_were(
+    fn right_checksums_stay_right_and_wrong_ones_stay_wrong(
         recipe in any_recipe(),
         actions in prop::collection::vec(any_action(), 1..8),
         wrong in prop::option::of((any::<u16>(), any::<u16>())),
@@ -452,7 +453,7 @@ proptest! {
             }
         }
         let before = errors(&frame);
-        // A wrong checksum of UDP may have become none.
+        // A wrong UDP checksum may have become 0, which is none.
         prop_assume!(before.len() == checksums(&recipe.frame()).len());
         let (_, frame) = run(&frame, &actions);
         prop_assert_eq!(errors(&frame), before);
@@ -463,7 +464,7 @@ proptest! {
         recipe in any_recipe(), at in 0..FIELDS.len(), value: u128, mask: u128,
     ) {
         let field = FIELDS[at].field;
-        // What these say decides which other fields there are.
+        // The values of these decide which other fields there are.
         prop_assume!(![Field::UdpDst, Field::Icmpv6Type].contains(&field));
         let frame = recipe.frame();
         let there = Headers::of(&frame, 0, None).unwrap().place(&frame, field).is_some();
@@ -481,7 +482,7 @@ proptest! {
     }
 
     #[test]
-    fn what_was_wrapped_comes_out_as_it_went_in(recipe in any_recipe(), vni in 0..1_u32 << 24) {
+    fn a_frame_put_into_vxlan_comes_out_unchanged(recipe in any_recipe(), vni in 0..1_u32 << 24) {
         let frame = recipe.frame();
         let (ended, outer) = run(&frame, &[Action::EncapVxlan(Vxlan { vni, ..OUTER })]);
         prop_assert_eq!(ended, Ok(()));
@@ -491,7 +492,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_and_no_actions_panic(
+    fn no_frame_and_no_action_causes_a_panic(
         recipe in any_recipe(),
         cut: prop::sample::Index,
         noise in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),

@@ -1,4 +1,4 @@
-//! What rules, tables, groups and meters have counted: the kernel plane and user space together.
+//! Counters of rules, tables, groups and meters: the kernel plane and user space together.
 
 use super::Flows;
 use crate::flow::{
@@ -8,45 +8,47 @@ use crate::flow::{
     table::{Aggregate, Count, RuleId},
 };
 
-/// What a table has been asked.
+/// Lookups of a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableCount {
     /// Packets that came to the table.
     pub lookups: u64,
-    /// Packets that found a rule.
+    /// Packets that matched a rule.
     pub matched: u64,
 }
 
 impl<M: FlowMemory> Flows<M> {
-    /// Packets and bytes of a row, all CPUs and user space together; rows below [`kernel::FIRST_ROW`] are the tables' misses.
+    /// Packets and bytes of a row, of all CPUs and user space together. Rows below [`kernel::FIRST_ROW`] are the tables'
+    /// misses.
     pub fn counted(&self, row: u32) -> Count {
         self.writer.counted(row)
     }
 
-    /// The rules that a filter means, with counters as they are now.
+    /// The rules that a filter selects, with their current counters.
     pub fn stats(&mut self, filter: &FlowFilter, now_ms: u64) -> Vec<FlowStats> {
         self.count_meant(filter, now_ms);
         self.tables.flows(filter, now_ms).collect()
     }
 
-    /// The same, summed.
+    /// The sums of the same rules.
     pub fn aggregate(&mut self, filter: &FlowFilter, now_ms: u64) -> Aggregate {
         self.count_meant(filter, now_ms);
         self.tables.aggregate(filter)
     }
 
-    /// The rules that a filter means, in no special order, to be asked for one by one.
+    /// The ids of the rules that a filter selects, in no particular order. Read them one by one with
+    /// [`flow_if_meant`](Flows::flow_if_meant).
     pub fn meant(&self, filter: &FlowFilter) -> Vec<RuleId> {
         self.tables.meant(filter).collect()
     }
 
-    /// One of them with its counters as they are now, if it is still there and meant.
+    /// One of these rules with its current counters, if it still exists and the filter still selects it.
     pub fn flow_if_meant(&mut self, id: RuleId, filter: &FlowFilter, now_ms: u64) -> Option<FlowStats> {
         self.count(id, now_ms);
         self.tables.flow_if_meant(id, filter, now_ms)
     }
 
-    /// What each table has been asked since the start. Reads the counters of all rules.
+    /// The lookups of each table since the start. Reads the counters of all rules.
     pub fn table_counts(&self) -> [TableCount; TABLES as usize] {
         let mut matched = self.gone;
         let rows = self.tables.ids().map(kernel::row).chain(self.leaving.iter().copied());
@@ -57,7 +59,7 @@ impl<M: FlowMemory> Flows<M> {
         })
     }
 
-    /// One meter or all, with counters as they are now.
+    /// One meter or all meters, with their current counters.
     pub fn meter_stats(&mut self, id: Option<u32>, now_ms: u64) -> Vec<MeterStats> {
         let counts = |meter: &Meter| Some((meter.id, self.writer.metered(meter)?));
         let counts: Vec<_> = match id {
@@ -68,8 +70,9 @@ impl<M: FlowMemory> Flows<M> {
         self.tables.meter_stats(id, now_ms).collect()
     }
 
-    /// One group or all, with counters as they are now. Of a group that the kernel plane does, its rules count the packets;
-    /// its buckets are not counted: those are u64::MAX, as OpenFlow has it for what is not known.
+    /// One group or all groups, with their current counters. If the kernel plane does a group, the group's packets are those
+    /// of its rules, and its buckets are not counted. Their counters are then u64::MAX, as OpenFlow defines for unknown
+    /// values.
     pub fn group_stats(&mut self, id: Option<u32>, now_ms: u64) -> Vec<GroupStats> {
         let counts =
             |group: &Group| Some((group.id, self.writer.group_count(group.id)?, group.buckets.len()));
@@ -88,8 +91,8 @@ impl<M: FlowMemory> Flows<M> {
         self.meant(filter).into_iter().for_each(|id| self.count(id, now_ms));
     }
 
-    /// Tells the tables what a rule has counted. When its last packet came is not known better than that it came since the
-    /// last look.
+    /// Gives the tables the current counters of a rule. The time of its last packet is known only to the interval since the
+    /// last call.
     pub(super) fn count(&mut self, id: RuleId, now_ms: u64) {
         let count = self.counted(kernel::row(id));
         let used_ms = if self.tables.counted(id) == Some(count) { 0 } else { now_ms };
@@ -121,9 +124,9 @@ mod tests {
         rule::{Bucket, MeterUnit},
     };
 
-    /// Only the counters of what is meant are read: there may be a million others.
+    /// Only the counters of selected rules are read, because there may be a million others.
     #[test]
-    fn what_is_not_meant_is_not_counted() {
+    fn counters_of_rules_that_are_not_selected_are_not_read() {
         let mut f = flows();
         let group = Group { id: 5, kind: GroupKind::Indirect, buckets: vec![Bucket::default()] };
         f.apply_group(&GroupMod::Add(group), 0).unwrap();

@@ -1,13 +1,14 @@
-//! The flow tables and what packets see of them, kept together: [`Flows`].
+//! The flow tables, and the memory that the kernel plane reads, kept together: [`Flows`].
 //!
-//! Requests are answered at once: they are refused, or published. A barrier is answered when the batch that they are in is
-//! over: `seal`, a grace period, [`Flows::void`], another one, [`Flows::finish`]. One batch at a time.
+//! Requests are answered at once: they are either refused or published. A barrier is answered when the batch that contains
+//! them is over: `seal`, a grace period, [`Flows::void`], another grace period, [`Flows::finish`]. There is one batch at a
+//! time.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `mod` | [`Flows`]: ports, changes of rules, groups and meters, batches |
-//! | `counts` | what all of them have counted |
-//! | `packets` | packets that user space does |
+//! | `counts` | counters of rules, tables, groups and meters |
+//! | `packets` | packets that user space handles |
 
 mod counts;
 mod packets;
@@ -27,27 +28,28 @@ use std::collections::BTreeSet;
 pub struct Flows<M> {
     tables: Tables,
     writer: Writer<M>,
-    /// What is waited for.
+    /// The batch that waits for grace periods.
     batch: Option<Batch>,
-    /// Rules that are gone and asked to be told of: row, what it had counted then, the notice.
+    /// Rules that have ended and asked for a notice: row, its counters at that time, the notice.
     ended: Vec<Ended>,
     ending: Vec<Ended>,
-    /// What table 0 does with what no rule of it matches.
+    /// What table 0 does with packets that none of its rules matches.
     miss: Instructions,
     /// Real ports, and whether FLOOD reaches them.
     ports: Vec<(RulePort, bool)>,
     /// The table of each row that has a rule.
     table_of: Vec<TableId>,
-    /// Rows of rules that are gone and may still count.
+    /// Rows of rules that have ended but may still count.
     leaving: BTreeSet<u32>,
-    /// Packets that rules have counted that are gone, by table.
+    /// Packets counted by rules that no longer exist, by table.
     gone: [u64; TABLE_ROWS],
 }
 
 type Ended = (u32, Count, FlowRemoved);
 
 impl<M: FlowMemory> Flows<M> {
-    /// No rules: table 0 does this with every packet, other tables drop what they do not match (OpenFlow 1.3 section 5.4).
+    /// Starts without rules. Table 0 does `miss` with every packet; other tables drop packets that no rule matches (OpenFlow
+    /// 1.3 section 5.4).
     pub fn new(memory: M, seed: Seed, miss: &Instructions) -> Self {
         let mut flows = Self {
             tables: Tables::new(),
@@ -65,7 +67,7 @@ impl<M: FlowMemory> Flows<M> {
         flows
     }
 
-    /// What table 0 does with a packet that no rule of it matches, from the end of this batch on.
+    /// Sets what table 0 does with a packet that none of its rules matches. It holds when this batch is over.
     pub fn set_miss(&mut self, miss: &Instructions) {
         self.writer.set_miss(0, miss);
         self.miss = miss.clone();
@@ -76,17 +78,17 @@ impl<M: FlowMemory> Flows<M> {
         &self.writer
     }
 
-    /// What the program finds.
+    /// Reads the memory as the program does.
     pub fn reader(&self) -> Reader<'_, M> {
         self.writer.reader()
     }
 
-    /// The tables, to be asked.
+    /// The tables, for queries.
     pub fn tables(&self) -> &Tables {
         &self.tables
     }
 
-    /// The ports there are, and whether they are up.
+    /// Sets the existing ports, and whether they are up.
     pub fn set_ports(&mut self, ports: impl IntoIterator<Item = (RulePort, bool)>) {
         let ports: Vec<(RulePort, bool)> = ports.into_iter().collect();
         let floods = |port| self.ports.iter().all(|&(other, floods)| other != port || floods);
@@ -95,17 +97,18 @@ impl<M: FlowMemory> Flows<M> {
         self.publish_all(changes);
     }
 
-    /// The ports that FLOOD leaves out (OFPPC_NO_FLOOD), for packets that user space handles.
+    /// Sets the ports that FLOOD leaves out (OFPPC_NO_FLOOD), for packets that user space handles.
     pub fn set_no_flood(&mut self, ports: &BTreeSet<RulePort>) {
         self.ports.iter_mut().for_each(|(port, floods)| *floods = !ports.contains(port));
     }
 
-    /// The ports that nothing can be redirected to: user space does what sends there.
+    /// Sets the ports to which nothing can be redirected. User space does the rules that send there.
     pub fn set_deaf(&mut self, ports: BTreeSet<RulePort>) {
         self.writer.set_deaf(&self.tables, ports);
     }
 
-    /// Are IP fragments dropped (OFPC_FRAG_DROP), or do they come to the tables, where rules see no ports of them?
+    /// Sets whether IP fragments are dropped (OFPC_FRAG_DROP). Otherwise they come to the tables, where rules see no ports
+    /// of them.
     pub fn set_drop_fragments(&mut self, drop: bool) {
         if drop != self.writer.drops_fragments() {
             self.writer.set_drop_fragments(drop);
@@ -117,12 +120,12 @@ impl<M: FlowMemory> Flows<M> {
         self.writer.deaf()
     }
 
-    /// The cores that rules and packets from the controller may name: see [`Tables::set_cores`].
+    /// Sets the cores that rules and packets from the controller may name: see [`Tables::set_cores`].
     pub fn set_cores(&mut self, cores: Option<BTreeSet<u16>>) {
         self.tables.set_cores(cores);
     }
 
-    /// The paths that rules may give packets to: see [`Tables::set_paths`].
+    /// Sets the paths that rules may send packets to: see [`Tables::set_paths`].
     pub fn set_paths(&mut self, paths: Vec<PathPort>) {
         self.tables.set_paths(paths);
     }
@@ -130,9 +133,9 @@ impl<M: FlowMemory> Flows<M> {
     /// Changes rules.
     ///
     /// # Errors
-    /// Refused: nothing has changed.
+    /// If the request is refused, nothing has changed.
     pub fn apply(&mut self, request: &FlowMod, dialect: Dialect, now_ms: u64) -> Result<(), Refused> {
-        // Counters that end or begin anew do so with what they are now.
+        // Take the counters as they are now before they end or are reset.
         if !matches!(request.command, FlowCommand::Modify { .. }) || request.flags.reset_counts {
             self.tables.meant_by(request).into_iter().for_each(|id| self.count(id, now_ms));
         }
@@ -141,25 +144,25 @@ impl<M: FlowMemory> Flows<M> {
         self.publish(changes)
     }
 
-    /// Changes rules of the core table, each of which applies one [`Action::SetCore`] and nothing else: the caller has seen to
-    /// that. The table that the request names does not matter.
+    /// Changes rules of the core table. The table that the request names does not matter. The caller makes sure that each
+    /// rule applies one [`Action::SetCore`] and nothing else.
     ///
     /// # Errors
-    /// Refused: nothing has changed.
+    /// If the request is refused, nothing has changed.
     pub fn apply_core(&mut self, request: &FlowMod, dialect: Dialect, now_ms: u64) -> Result<(), Refused> {
         self.make_cores_ready(request)?;
         let changes = self.tables.apply_core(request, dialect, now_ms)?;
         self.publish(changes)
     }
 
-    /// Cores that rules may name take packets from before the first rule names them.
+    /// Makes cores ready to take packets before the first rule names them.
     fn make_cores_ready(&self, request: &FlowMod) -> Result<(), Refused> {
         if matches!(request.command, FlowCommand::Delete { .. }) {
             return Ok(());
         }
         let memory = self.writer.memory();
         let ready = |action: &Action| match action {
-            // It is refused later.
+            // The rule is refused later.
             Action::SetCore(CoreChoice::This(core)) if !self.tables.has_core(*core) => true,
             Action::SetCore(choice) => memory.write_core(*choice),
             _ => true,
@@ -177,10 +180,10 @@ impl<M: FlowMemory> Flows<M> {
         Ok(())
     }
 
-    /// Changes groups, and ends the rules that use what is deleted.
+    /// Changes groups. If groups are deleted, the rules that use them end.
     ///
     /// # Errors
-    /// Refused: nothing has changed.
+    /// If the request is refused, nothing has changed.
     pub fn apply_group(&mut self, request: &GroupMod, now_ms: u64) -> Result<(), Refused> {
         if let GroupMod::Delete(id) = request {
             let users = self.writer.users_of_group(*id);
@@ -191,10 +194,10 @@ impl<M: FlowMemory> Flows<M> {
         Ok(())
     }
 
-    /// Changes meters, and ends the rules that use what is deleted.
+    /// Changes meters. If meters are deleted, the rules that use them end.
     ///
     /// # Errors
-    /// Refused: nothing has changed.
+    /// If the request is refused, nothing has changed.
     pub fn apply_meter(&mut self, request: &MeterMod, now_ms: u64) -> Result<(), Refused> {
         if let MeterMod::Delete(id) = request {
             let users = self.tables.users_of_meter(*id);
@@ -211,8 +214,8 @@ impl<M: FlowMemory> Flows<M> {
         Ok(())
     }
 
-    /// Looks which rules with an idle timeout have had packets since the last look, and ends the rules whose time is up. To
-    /// be called once a second: that is how exactly idle times are known.
+    /// Checks which rules with an idle timeout had packets since the last call, and ends the rules whose time is up. Call it
+    /// once a second: idle times are known with that precision.
     pub fn expire(&mut self, now_ms: u64) {
         let idle: Vec<RuleId> = self.tables.with_idle_timeout().collect();
         idle.into_iter().for_each(|id| self.count(id, now_ms));
@@ -222,19 +225,19 @@ impl<M: FlowMemory> Flows<M> {
         self.publish_all(changes);
     }
 
-    /// Does user space do what this rule says?
+    /// Does user space do the work of this rule?
     pub fn is_slow(&self, id: RuleId) -> bool {
         self.writer.is_slow(id)
     }
 
-    /// Is there something that [`seal`](Flows::seal) would wait for?
+    /// Are there changes that [`seal`](Flows::seal) would wait for?
     pub fn has_changes(&self) -> bool {
         self.writer.has_changes()
     }
 
-    /// Ends the batch of what was changed so far; false: there is nothing to wait for. A grace period, then
-    /// [`void`](Flows::void); another, then [`finish`](Flows::finish). What is changed meanwhile is in the next batch, which
-    /// must not be sealed before this one is finished.
+    /// Ends the batch with all changes so far. Returns false if there is nothing to wait for. Then come a grace period,
+    /// [`void`](Flows::void), another grace period, and [`finish`](Flows::finish). Changes made meanwhile belong to the next
+    /// batch, which must not be sealed before this one is finished.
     pub fn seal(&mut self) -> bool {
         debug_assert!(self.batch.is_none(), "one batch at a time");
         let batch = self.writer.seal();
@@ -244,14 +247,15 @@ impl<M: FlowMemory> Flows<M> {
         waits
     }
 
-    /// After the first grace period.
+    /// Call this after the first grace period.
     pub fn void(&mut self) {
         if let Some(batch) = &mut self.batch {
             self.writer.void(batch);
         }
     }
 
-    /// After the second: packets obey. The rules that ended in this batch and asked to be told of, with all that they counted.
+    /// Call this after the second grace period: from now on packets follow the changes. Returns a notice for each rule that
+    /// ended in this batch and asked for one, with its final counters.
     pub fn finish(&mut self) -> Vec<FlowRemoved> {
         let ended = std::mem::take(&mut self.ending);
         let late = |(row, before, mut notice): Ended| {
@@ -272,7 +276,7 @@ impl<M: FlowMemory> Flows<M> {
         notices
     }
 
-    /// What the rule of a row says, or what its table does with what it does not match. `None`: it drops it.
+    /// The instructions of the rule in a row, or of the table's miss. `None`: packets are dropped.
     pub fn instructions(&self, row: u32) -> Option<&Instructions> {
         self.writer.said(&self.tables, row)
     }
@@ -315,7 +319,7 @@ mod tests {
         flows.apply(&parse_flow(text, command).unwrap(), Dialect::OpenFlow10, now_ms)
     }
 
-    /// As the program counts, on the second CPU.
+    /// Counts as the program does, on the second CPU.
     pub(super) fn packets(flows: &Flows<HeapFlows>, row: u32, packets: u64) {
         let counters = flows.writer.memory().counters();
         let at = flows.writer.memory().counters_of(row).nth(1).unwrap();
@@ -332,7 +336,7 @@ mod tests {
     const DELETE: FlowCommand = FlowCommand::Delete { strict: false };
 
     #[test]
-    fn a_rule_that_ends_tells_all_that_it_counted() {
+    fn the_notice_of_a_rule_that_ended_has_all_that_it_counted() {
         let mut f = flows();
         change(&mut f, FlowCommand::Add, "in_port=1,send_flow_rem,actions=output:2", 0).unwrap();
         assert_eq!(settle(&mut f), []);
@@ -341,11 +345,11 @@ mod tests {
         change(&mut f, DELETE, "in_port=1", 1000).unwrap();
         f.seal();
         f.void();
-        // A program that looked before the rule went.
+        // Counted by a program that looked the rule up before it was removed.
         packets(&f, rule, 1);
         let told: Vec<_> = f.finish().iter().map(|n| (n.packets, n.bytes, n.duration_sec)).collect();
         assert_eq!(told, [(4, 240, 1)]);
-        // The next owner of the row begins at 0.
+        // The next rule in this row begins at 0.
         change(&mut f, FlowCommand::Add, "in_port=2,actions=output:1", 2000).unwrap();
         assert_eq!(f.stats(&FlowFilter::EVERYTHING, 2000).iter().map(|s| s.packets).collect::<Vec<_>>(), [0]);
     }
@@ -370,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn what_finds_no_place_is_refused_and_leaves_nothing() {
+    fn a_rule_without_room_is_refused_and_leaves_nothing() {
         let mut f = flows();
         let add = |f: &mut Flows<HeapFlows>, i: u32| {
             change(f, FlowCommand::Add, &format!("ip,nw_dst=10.0.{}.{},actions=output:2", i >> 8, i & 255), 0)

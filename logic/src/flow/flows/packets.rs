@@ -1,4 +1,4 @@
-//! Packets that user space does: by the tables, or as the controller says.
+//! Packets that user space handles: by the tables, or as the controller asks.
 
 use super::Flows;
 use crate::flow::{
@@ -11,7 +11,7 @@ use crate::flow::{
 use std::sync::atomic::Ordering::AcqRel;
 
 impl<M: FlowMemory> Flows<M> {
-    /// Does with a packet what the kernel plane left to user space, and counts it.
+    /// Handles a packet that the kernel plane left to user space, and counts it.
     pub fn run(&mut self, packet: Packet, now_ns: u64) -> Done {
         if self.drops(&packet.frame) {
             return Done::default();
@@ -20,7 +20,7 @@ impl<M: FlowMemory> Flows<M> {
         self.through_pipeline(bytes, now_ns, |pipeline| pipeline.run(packet))
     }
 
-    /// What would become of a packet, all done by user space: nothing is counted, and every meter lets it pass.
+    /// What would happen to a packet if user space did all the work. Nothing is counted, and every meter lets it pass.
     pub fn trace(&self, packet: Packet) -> Done {
         if self.drops(&packet.frame) {
             return Done::default();
@@ -29,20 +29,21 @@ impl<M: FlowMemory> Flows<M> {
         Pipeline { tables, miss, ports, vxlan_port: VXLAN_PORT, meter: &mut |_, _| true }.run(packet)
     }
 
-    /// Is it a fragment, and are those dropped?
+    /// Is the frame a fragment, and are fragments dropped?
     pub fn drops(&self, frame: &[u8]) -> bool {
         let fragment = |headers: Headers| headers.fragment != Fragment::Whole;
         self.writer.drops_fragments() && Headers::of(frame, 0, None).is_some_and(fragment)
     }
 
-    /// Does with a packet what the controller says, and counts it. The actions have been checked
+    /// Does the controller's actions with a packet and counts it. The caller has checked the actions
     /// ([`crate::flow::Tables::check_actions`]).
     pub fn packet_out(&mut self, packet: Packet, actions: &[Action], now_ns: u64) -> Done {
         let bytes = packet.frame.len();
         self.through_pipeline(bytes, now_ns, |pipeline| pipeline.packet_out(packet, actions))
     }
 
-    /// Does a packet that user space forwards pass a meter? The kernel plane asks the same words. `now_ns`: CLOCK_MONOTONIC.
+    /// Does a packet that user space forwards pass a meter? The kernel plane charges the same words. `now_ns`:
+    /// CLOCK_MONOTONIC.
     pub fn meter_passes(&self, id: u32, bytes: u64, now_ns: u64) -> bool {
         self.writer.meter_passes(id, bytes, now_ns)
     }
@@ -68,7 +69,7 @@ impl<M: FlowMemory> Flows<M> {
         done
     }
 
-    /// In user space's own lot.
+    /// Counts in the last set of counters, which belongs to user space.
     fn count_here(&self, row: u32, bytes: usize) {
         let memory = self.writer.memory();
         if let Some(at) = memory.counters_of(row).next_back() {
@@ -93,7 +94,7 @@ mod tests {
     };
 
     #[test]
-    fn what_user_space_does_counts_beside_what_the_kernel_plane_does() {
+    fn counts_of_user_space_and_the_kernel_plane_add_up() {
         let mut f = flows();
         f.set_miss(&parse_instructions("flood").unwrap());
         f.set_no_flood(&[RulePort(3)].into());

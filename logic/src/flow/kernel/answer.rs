@@ -1,6 +1,5 @@
-//! What the program finds in the words, step by step, for tests, fuzzing and explanations: `bpf/flow_rules.h` and
-//! `flow_cache.h` in Rust.
-//! It does not know what actions do to a packet between tables.
+//! What the program finds in the memory, step by step, for tests, fuzzing and explanations: `bpf/flow_rules.h` and
+//! `bpf/flow_cache.h` in Rust. It leaves out what actions do to a packet between tables.
 
 use super::{
     CACHE_WAYS, FRONT, FlowMemory, Seed,
@@ -18,29 +17,29 @@ use std::sync::atomic::{
 
 type Words = [u64; Key::WORDS];
 
-/// A packet that looked the rules up and has not yet cached what it found.
+/// The result of a packet that looked the rules up and has not cached it yet.
 #[derive(Clone, Debug)]
 pub struct Looked {
     key: Words,
     /// Generation and row of each rule that decided.
     rules: Vec<u64>,
-    /// User space decides: not to be cached.
+    /// User space decides: the result must not be cached.
     pub slow: bool,
 }
 
 impl Looked {
-    /// The packet that looked.
+    /// The key of the packet.
     pub fn key(&self) -> Key {
         Key::from_words(self.key)
     }
 
-    /// Of the rules that decided, one after another.
+    /// The rows of the rules that decided, in order.
     pub fn rows(&self) -> Vec<u32> {
         self.rules.iter().map(|rule| *rule as u32).collect()
     }
 }
 
-/// The program, over these words.
+/// The program's lookup, over this memory.
 pub struct Reader<'a, M> {
     pub(super) memory: &'a M,
     pub(super) seed: Seed,
@@ -95,7 +94,7 @@ impl<M: FlowMemory> Reader<'_, M> {
         best
     }
 
-    /// Through the tables.
+    /// Looks a key up in the tables.
     pub fn look(&self, key: &Key) -> Looked {
         let mut seen = key.words();
         let has_core_table = self.memory.tables()[usize::from(CORE_TABLE) * words::TABLE].load(Acquire) != 0;
@@ -127,15 +126,15 @@ impl<M: FlowMemory> Reader<'_, M> {
         Looked { key: key.words(), rules, slow }
     }
 
-    /// Where a flow may be in the first CPU's cache.
+    /// The places that a flow may have in the first CPU's cache.
     fn places(&self, key: &Words) -> [&[AtomicU64]; CACHE_WAYS] {
         let sets = self.memory.cache().len() / (words::CACHED * CACHE_WAYS * self.memory.cpus());
         let hash = self.seed.key(key, &self.mask(0));
         std::array::from_fn(|way| &self.memory.cache()[Seed::place(hash, way, sets)..][..words::CACHED])
     }
 
-    /// Writes what was found into the first CPU's cache, under the union as it is now. Keys with rest bits under the union
-    /// are left out: their words are not in this memory.
+    /// Writes the result into the first CPU's cache, under the current union of masks. Keys with rest bits under the union
+    /// are left out, because their words are not in this memory.
     pub fn cache(&self, looked: &Looked) {
         let union = self.mask(0);
         if looked.slow || looked.rules.len() > FRONT || union[FRONT..].iter().any(|word| *word != 0) {
@@ -147,7 +146,7 @@ impl<M: FlowMemory> Reader<'_, M> {
         (0..FRONT).for_each(|i| flow[FRONT + i].store(looked.rules.get(i).copied().unwrap_or(0), Release));
     }
 
-    /// The rules of a cached flow that is not void.
+    /// The rules of a cached flow, unless it is void.
     pub fn cached(&self, key: &Key) -> Option<Vec<u32>> {
         let (key, union) = (key.words(), self.mask(0));
         self.places(&key).into_iter().find_map(|flow| {

@@ -1,4 +1,4 @@
-//! Changes that packets do not obey yet: what dies of what was cached before, and what may be used again then.
+//! Changes that packets do not follow yet: which cached decisions die, and what may be reused afterwards.
 
 use super::{CACHE_WAYS, FRONT, FlowMemory, Seed, Writer, masks, miss, ranges::Range, row, rule_word, words};
 use crate::flow::{
@@ -8,21 +8,21 @@ use crate::flow::{
 };
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-/// Rules that a new one may overlap are looked at one by one up to this many; beyond, all caches are emptied.
+/// The most rules that are compared with a new one to find overlaps. If there are more, all caches are emptied.
 const VOID_ONE_BY_ONE: usize = 4096;
-/// So many in one batch: the whole cache is emptied instead.
+/// The most generations to raise in one batch. If there are more, all caches are emptied.
 const MOST_VOID: usize = 1 << 16;
 
-/// What is left to do for changes that were applied.
+/// The remaining work for changes that were applied.
 #[derive(Debug, Default)]
 pub struct Batch {
-    /// Rows whose generation goes up.
+    /// Rows whose generation is to be raised.
     pub(super) void: Vec<u32>,
-    /// Keys, under the union, that are taken out of the caches.
+    /// Keys, under the union, to be removed from the caches.
     pub(super) forget: Vec<[u64; Key::WORDS]>,
-    /// All caches are emptied.
+    /// All caches are to be emptied.
     pub(super) flush: bool,
-    /// Rules that user space decides until the end.
+    /// Rules that user space decides until the batch is over.
     pub(super) rewrite: Vec<u32>,
     /// Something was changed.
     pub(super) changed: bool,
@@ -39,7 +39,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Nothing to wait for.
+    /// Is there nothing to wait for?
     pub fn is_empty(&self) -> bool {
         !self.changed
     }
@@ -51,12 +51,12 @@ impl<M: FlowMemory> Writer<M> {
         self.batch.changed
     }
 
-    /// What was applied so far, to be waited for.
+    /// Ends the batch: returns all changes so far.
     pub fn seal(&mut self) -> Batch {
         std::mem::take(&mut self.batch)
     }
 
-    /// After a grace period since [`seal`](Writer::seal): what was cached before the changes dies.
+    /// Call this after a grace period since [`seal`](Writer::seal). Decisions cached before the changes die.
     pub fn void(&mut self, batch: &mut Batch) {
         for &row in &batch.void {
             self.bump(row);
@@ -72,7 +72,8 @@ impl<M: FlowMemory> Writer<M> {
         }
     }
 
-    /// After another grace period since [`void`](Writer::void): packets obey. Rules whose ids may be given out again.
+    /// Call this after another grace period since [`void`](Writer::void): from now on packets follow the changes.
+    /// Returns the rules whose ids may be used again.
     pub fn reclaim(&mut self, batch: Batch) -> Vec<RuleId> {
         batch.rewrite.iter().for_each(|&row| self.rewrite(row));
         batch.steps.into_iter().for_each(|(row, length)| self.steps.free(row, length));
@@ -97,7 +98,7 @@ impl<M: FlowMemory> Writer<M> {
         head.store(word & !0xffff_ffff | u64::from(generation), Release);
     }
 
-    /// What was decided by rules of no higher priority for packets of a new one.
+    /// Voids decisions by rules of no higher priority about packets of a new rule.
     pub(super) fn void_overlapped(
         &mut self,
         tables: &Tables,
@@ -121,7 +122,7 @@ impl<M: FlowMemory> Writer<M> {
         self.batch.void.extend(tables.overlapped_by(id).map(row));
     }
 
-    /// Takes a key out of every CPU's cache.
+    /// Removes a key from every CPU's cache.
     fn forget(&self, key: &[u64; Key::WORDS]) {
         let union = self.masks.union().words();
         let cache = self.memory.cache();

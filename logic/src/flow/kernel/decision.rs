@@ -1,4 +1,4 @@
-//! What a rule does, as words of its row, and how that changes while packets run.
+//! A rule's decision as words of its row, and how it changes while packets run.
 
 use super::{
     CORE_SHIFT, FLAG_BROADCASTS, FLAG_CLEAR, FLAG_CORE_OF_SET, FLAG_SENDS, FlowMemory, Writer, core_word,
@@ -19,11 +19,11 @@ use std::{
     sync::atomic::Ordering::{Acquire, Release},
 };
 
-/// The rows that steps name, found in the writer.
+/// Finds the rows that steps name in the writer.
 struct Naming<'a, M> {
     memory: &'a M,
     sets: &'a mut Pool<Ports>,
-    /// Rows of `sets` that were named, each as often as it was.
+    /// The rows of `sets` that were named, once for each time.
     taken: &'a mut Vec<u32>,
     meters: &'a Meters,
     groups: &'a Groups,
@@ -36,7 +36,7 @@ impl<M: FlowMemory> Rows for Naming<'_, M> {
         if let Got::New(row) = got
             && !self.memory.write_set(row, ports)
         {
-            // Nobody names it: it can be used again at once.
+            // No rule names it, so it can be used again at once.
             self.sets.put(row).into_iter().for_each(|(row, length)| self.sets.free(row, length));
             return None;
         }
@@ -54,7 +54,7 @@ impl<M: FlowMemory> Rows for Naming<'_, M> {
     }
 }
 
-/// What a rule's words say of its decision, and the rows they name.
+/// The words of a rule's decision. They contain the rows that the decision names.
 pub(super) struct Decision {
     pub decision: u64,
     pub patch: u32,
@@ -62,15 +62,16 @@ pub(super) struct Decision {
 }
 
 impl<M: FlowMemory> Writer<M> {
-    /// The words of a rule, as they will be when all batches are done; what was still to be rewritten of it is no more.
+    /// The words of a rule as they will be when all batches are finished. The pending rewrite is removed.
     pub(super) fn latest(&mut self, row: u32) -> [u64; words::RULE] {
         let words = self.rule(row);
         let now = std::array::from_fn(|i| words[i].load(Acquire));
         self.rewrite.remove(&row).unwrap_or(now)
     }
 
-    /// Gives a row another decision: one word, if that is all that differs. Else user space decides until the batch is
-    /// finished: nothing that user space decides is cached, so by then nobody has seen half of the old and half of the new.
+    /// Changes the decision of a row. If only one word differs, it is stored at once. Otherwise user space decides until
+    /// the batch is finished. Decisions of user space are never cached, so no packet meets half of the old decision and
+    /// half of the new.
     pub(super) fn decide(&mut self, row: u32, program: &Program) {
         let new = self.decision(program);
         let pending = self.rewrite.contains_key(&row);
@@ -96,7 +97,7 @@ impl<M: FlowMemory> Writer<M> {
         self.let_go(&old);
     }
 
-    /// What user space has decided until now, the rule decides.
+    /// From now on the rule in a row decides, no longer user space.
     pub(super) fn rewrite(&mut self, row: u32) {
         let Some(new) = self.rewrite.remove(&row) else { return };
         let words = self.rule(row);
@@ -105,24 +106,24 @@ impl<M: FlowMemory> Writer<M> {
         }
     }
 
-    /// The words of a program; its steps are written.
+    /// The words of a program. Its steps are written to the memory.
     pub(super) fn decision(&mut self, program: &Program) -> Decision {
         let mut sets = Vec::new();
         self.try_decision(program, &mut sets).unwrap_or_else(|| {
-            // No rule names them.
+            // No rule names these sets.
             let unused: Vec<_> = sets.into_iter().filter_map(|row| self.sets.put(row)).collect();
             unused.into_iter().for_each(|set| self.free_set(set));
             Decision { decision: u64::from(verdict::SLOW), patch: 0, set: 0 }
         })
     }
 
-    /// No program names this set of ports any more.
+    /// Frees a set of ports that no rule names any more.
     pub(super) fn free_set(&mut self, (row, length): (u32, u32)) {
         self.memory.forget_set(row);
         self.sets.free(row, length);
     }
 
-    /// `None`: a row is missing; none is taken but those of sets of ports, which are in `taken`.
+    /// `None` if a row is missing. No rows are then taken, except those of sets of ports, which are in `taken`.
     fn try_decision(&mut self, program: &Program, taken: &mut Vec<u32>) -> Option<Decision> {
         let Self { memory, sets, meters, groups, deaf, .. } = self;
         let core = match program.core {
@@ -149,7 +150,7 @@ impl<M: FlowMemory> Writer<M> {
             let taken = lists.into_iter().filter(|&row| row != u32::MAX);
             taken.filter_map(|row| self.steps.put(row)).collect::<Vec<_>>().into_iter().for_each(
                 |(row, length)| {
-                    // Nobody has seen them.
+                    // No packet has seen these steps.
                     self.steps.free(row, length);
                 },
             );
@@ -168,7 +169,7 @@ impl<M: FlowMemory> Writer<M> {
         })
     }
 
-    /// The rows that a rule's decision named have one user less.
+    /// Releases the rows that a rule's decision names. A row is freed with its last user.
     pub(super) fn let_go(&mut self, rule: &[u64; words::RULE]) {
         let decision = rule[rule_word::DECISION];
         let steps = if decision as u8 == verdict::STEPS { (decision >> 32) as u32 } else { 0 };
@@ -184,11 +185,11 @@ impl<M: FlowMemory> Writer<M> {
         self.batch.patches.extend(self.patches.put((rule[rule_word::REST] >> 32) as u32));
     }
 
-    /// Row 0 for no list.
+    /// Writes steps and returns their row; without a list, row 0.
     pub(super) fn write_steps(&mut self, list: Option<Vec<u64>>) -> Option<u32> {
         let Some(list) = list else { return Some(0) };
         let rows = (list.len() / words::STEP) as u32;
-        // Few different lengths, so that what is freed fits again.
+        // Round lengths up, so that there are few lengths and freed rows fit again.
         let got = self.steps.get(&list, rows.next_power_of_two())?;
         if let Got::New(row) = got {
             store(self.memory.steps(), row as usize * words::STEP, &list);

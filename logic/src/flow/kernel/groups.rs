@@ -1,7 +1,7 @@
-//! Groups as rows of `flow_groups`, and which rules use them.
+//! Groups as rows of `flow_groups`, and the rules that use them.
 //!
-//! A row has a list of steps for each value of the top byte of `spread`, and changes slot by slot: a packet takes a bucket of
-//! before or one of after. A group of which user space has to do some bucket has no row, and rules that use it are slow.
+//! A row has a list of steps for each value of the top byte of `spread`, and changes slot by slot. A packet takes an old
+//! bucket or a new one. If user space has to do a bucket of a group, the group has no row, and rules that use it are slow.
 
 use super::{FlowMemory, Writer, memory::words, rule_of, steps, steps::Rows};
 use crate::flow::{
@@ -18,22 +18,22 @@ use std::{
 
 #[derive(Default)]
 pub(super) struct Groups {
-    /// Those of the kernel plane.
+    /// The groups that the kernel plane does.
     fast: HashMap<u32, Fast>,
     free: Vec<u32>,
     /// The first row that was never used.
     fresh: u32,
-    /// The rows of rules that use a group, each with what it had counted when it began to.
+    /// The rows of rules that use a group. The count is what the rule had counted when it began to use the group.
     users: HashMap<u32, HashMap<u32, Count>>,
-    /// The groups that a row's rule uses, if any.
+    /// The groups that a row's rule uses.
     used: HashMap<u32, BTreeSet<u32>>,
-    /// What rules counted for a group that have left it.
+    /// What rules counted for a group while they used it, of rules that no longer use it.
     left: HashMap<u32, Count>,
 }
 
 struct Fast {
     row: u32,
-    /// Of its buckets; 0: it drops.
+    /// The row of each bucket's steps; 0: the bucket drops.
     steps: Vec<u32>,
 }
 
@@ -47,7 +47,7 @@ impl Groups {
     }
 }
 
-/// Which bucket each slot gives a packet.
+/// The bucket of each slot.
 fn slots(tables: &Tables, group: &Group) -> [Option<u8>; SLOTS] {
     match group.kind {
         GroupKind::Select => {
@@ -62,7 +62,7 @@ fn slots(tables: &Tables, group: &Group) -> [Option<u8>; SLOTS] {
 }
 
 impl<M: FlowMemory> Writer<M> {
-    /// A group is new or different, or packets take others of its buckets.
+    /// Updates a group that is new or was changed, or whose live buckets changed.
     pub(super) fn set_group(&mut self, tables: &Tables, id: u32) {
         let Some(group) = tables.group(id) else { return };
         let before = self.groups.row(id);
@@ -81,15 +81,15 @@ impl<M: FlowMemory> Writer<M> {
         }
     }
 
-    /// A group is gone; what still leads there drops its packets.
+    /// Removes a group. Rules that still lead to it drop their packets.
     pub(super) fn remove_group(&mut self, tables: &Tables, id: u32) {
         self.drop_group(id);
         self.decide_users(tables, id);
         self.groups.left.remove(&id);
     }
 
-    /// Packets that were given to a group, as its rules counted them since it was added; `None`: the kernel plane does not do
-    /// it, and user space counts.
+    /// The packets that a group got since it was added, as its rules counted them. `None`: the kernel plane does not do the
+    /// group, and user space counts.
     pub fn group_count(&self, id: u32) -> Option<Count> {
         self.groups.row(id)?;
         let mut sum = self.groups.left.get(&id).copied().unwrap_or_default();
@@ -99,7 +99,7 @@ impl<M: FlowMemory> Writer<M> {
         Some(sum)
     }
 
-    /// The rules that use a group; `None`: any group.
+    /// The rules that use a group; with `None`, those that use any group.
     pub fn users_of_group(&self, id: Option<u32>) -> BTreeSet<RuleId> {
         let rules = |users: &HashMap<u32, Count>| users.keys().filter_map(|&row| rule_of(row)).collect();
         match id {
@@ -108,12 +108,12 @@ impl<M: FlowMemory> Writer<M> {
         }
     }
 
-    /// What the kernel plane does for these instructions.
+    /// Compiles instructions for the kernel plane.
     pub(super) fn program(&self, instructions: &Instructions) -> Program {
         compile(instructions, &|id| self.groups.fast.contains_key(&id))
     }
 
-    /// Notes which groups the rule of a row uses from now on: its counters are as they are.
+    /// Notes which groups the rule in a row uses from now on. The current counters are the starting point.
     pub(super) fn note_groups(&mut self, row: u32, instructions: Option<&Instructions>) {
         let group = |action: &Action| match action {
             Action::Group(id) => Some(*id),
@@ -141,7 +141,7 @@ impl<M: FlowMemory> Writer<M> {
         }
     }
 
-    /// Its steps and slots; `None`: user space has to do it, and nothing was taken.
+    /// Writes the steps and slots of a group. `None`: user space has to do it, and no rows were taken.
     fn write_group(&mut self, tables: &Tables, group: &Group) -> Option<Fast> {
         if group.kind == GroupKind::All {
             return None;
@@ -170,7 +170,7 @@ impl<M: FlowMemory> Writer<M> {
         Some(Fast { row, steps: rows })
     }
 
-    /// Row 0 for a bucket that does nothing: a packet is dropped there.
+    /// Writes the steps of a bucket. Row 0 is a bucket without steps, which drops packets.
     fn write_bucket(&mut self, bucket: &[Step]) -> Option<u32> {
         if bucket.is_empty() {
             return Some(0);
@@ -179,7 +179,7 @@ impl<M: FlowMemory> Writer<M> {
         self.write_steps(Some(list))
     }
 
-    /// Steps that nobody has seen.
+    /// Frees steps that no packet has seen.
     fn unwrite(&mut self, rows: Vec<u32>) {
         for row in rows {
             self.steps.put(row).into_iter().for_each(|(row, length)| self.steps.free(row, length));
@@ -198,14 +198,14 @@ impl<M: FlowMemory> Writer<M> {
         })
     }
 
-    /// Its row and steps are kept for packets under way until the batch is over.
+    /// Gives up the row and steps of a group. They are kept until the batch is over, for packets under way.
     fn drop_group(&mut self, id: u32) {
         let Some(old) = self.groups.fast.remove(&id) else { return };
         self.batch.groups.push(old.row);
         old.steps.into_iter().for_each(|row| self.batch.steps.extend(self.steps.put(row)));
     }
 
-    /// The kernel plane can do a group now, or no more: the rules that use it are decided anew.
+    /// Decides the rules that use a group again, because the kernel plane can do it now, or no longer can.
     fn decide_users(&mut self, tables: &Tables, id: u32) {
         let rows: Vec<u32> =
             self.groups.users.get(&id).into_iter().flat_map(|users| users.keys().copied()).collect();
@@ -213,7 +213,7 @@ impl<M: FlowMemory> Writer<M> {
     }
 }
 
-/// A bucket's steps name no rows: it has no meter, leads to no group and sends to no set of ports.
+/// For the steps of a bucket, which name no rows: a bucket has no meter, leads to no group and sends to no set of ports.
 struct NoRows<'a> {
     deaf: &'a BTreeSet<RulePort>,
 }
@@ -285,7 +285,7 @@ mod tests {
                 self.0.writer().memory.steps()[row as usize * words::STEP + i].load(Acquire)
             })
         }
-        /// The port to which each slot sends, as its number; 0: none. `rule`: whose only step is the group.
+        /// The number of the port to which each slot sends; 0: none. `rule`: a rule whose only step is the group.
         fn slots(&self, rule: u32) -> Vec<u64> {
             let group = (self.step((self.decision(rule) >> 32) as u32)[0] >> 32) as usize;
             let words = &self.0.writer().memory.groups()[group * words::GROUP..][..words::GROUP];
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_are_as_slow_as_their_groups_and_nobody_elses() {
+    fn rules_are_slow_only_while_their_own_groups_are() {
         let mut w = World::new();
         let fast = |id| group(id, GroupKind::Indirect, &[("dec_ttl,output:2", 0)]);
         for id in [1, 2] {
@@ -360,7 +360,7 @@ mod tests {
             w.settle();
             assert_eq!(slow(&w), [false; 4]);
         }
-        // The rules of a group go with it; the miss, which is no rule, has nowhere to lead to.
+        // Deleting a group deletes its rules. The miss is no rule; it stays and has no group to lead to.
         w.0.apply_group(&GroupMod::Delete(Some(1)), 0).unwrap();
         w.settle();
         assert_eq!((w.0.tables().ids().count(), w.is_slow(miss(0))), (1, true));
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn what_sends_to_a_port_that_nothing_can_be_redirected_to_is_slow() {
+    fn rules_and_groups_to_a_port_without_redirection_are_slow() {
         let mut w = World::new();
         let to = |port| group(port, GroupKind::Indirect, &[(["output:1", "output:2"][port as usize - 1], 0)]);
         for id in [1, 2] {
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn what_packets_still_see_is_not_used_again() {
+    fn rows_that_packets_still_see_are_not_used_again() {
         let mut w = World::new();
         let to = |port: u16| {
             group(1, GroupKind::Indirect, &[(["output:1", "output:2", "output:3"][usize::from(port) - 1], 0)])
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_counts_what_its_rules_do_while_they_use_it() {
+    fn a_group_counts_the_packets_of_its_rules_while_they_use_it() {
         let mut w = World::new();
         w.0.apply_group(&GroupMod::Add(group(1, GroupKind::Indirect, &[("output:2", 0)])), 0).unwrap();
         let rule = w.rule("in_port=1,actions=output:3");

@@ -1,4 +1,4 @@
-//! The hash that both planes compute of a key under a mask (`bpf/flow_rules.h` has the same lines in C).
+//! The hash of a key under a mask. Both planes compute it (`bpf/flow_rules.h` has the same lines in C).
 
 use super::memory::{CACHE_WAYS, FRONT, words};
 use crate::flow::{Field, Key, field::ether_type};
@@ -8,8 +8,8 @@ const K2: u64 = 0xff51_afd7_ed55_8ccd;
 const K3: u64 = 0xbf58_476d_1ce4_e5b9;
 const K4: u64 = 0x94d0_49bb_1331_11eb;
 
-/// Odd numbers that the words of a key are multiplied with. Random ones, chosen when the program is loaded, so that nobody
-/// outside can make flows that all fall into one set of the cache.
+/// Odd numbers by which the words of a key are multiplied. They are chosen at random when the program is loaded, so that
+/// nobody outside can create flows that all fall into one set of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seed(pub [u64; FRONT + 1]);
 
@@ -20,7 +20,7 @@ impl Default for Seed {
 }
 
 impl Seed {
-    /// From random numbers.
+    /// Makes a seed from random numbers.
     pub fn new(random: [u64; FRONT + 1]) -> Seed {
         Seed(random.map(|word| word | 1))
     }
@@ -32,19 +32,21 @@ impl Seed {
         rest.fold(sum, |h, at| (h ^ fold(key[at] & mask[at])).wrapping_mul(self.0[FRONT]) ^ h >> 29)
     }
 
-    /// The word in a CPU's cache at which a flow of this hash begins in this way, of so many sets.
+    /// Index of the first word of a flow in a CPU's cache. `way` selects one of the flow's two places.
     pub(super) fn place(hash: u64, way: usize, sets: usize) -> usize {
         let set = if way == 0 { hash >> 32 } else { hash } as usize & (sets - 1);
         (set * CACHE_WAYS + way) * words::CACHED
     }
 
-    /// Bucket and tag of a rule: its key under its mask. Which set of the cache: a packet's under the union of all masks.
+    /// The hash of a rule's key under its mask gives its bucket and its tag. The hash of a packet's key under the
+    /// union of all masks selects the set of the cache.
     pub fn key(&self, key: &[u64; Key::WORDS], mask: &[u64; Key::WORDS]) -> u64 {
         mix(self.sum(key, mask))
     }
 }
 
-/// The last bytes of addresses and ports are a word's highest bits, from which a multiplication would bring nothing down.
+/// The last bytes of addresses and ports are the highest bits of a word, and a multiplication carries nothing down from
+/// them.
 fn fold(word: u64) -> u64 {
     word ^ word >> 32
 }
@@ -53,7 +55,8 @@ fn mix(h: u64) -> u64 {
     fold(fold(h).wrapping_mul(K1))
 }
 
-/// Of a packet's addresses, protocol and ports, and of its MAC addresses if it is not IP: `spread` of `bpf/flow.h`.
+/// The hash of a packet's addresses, protocol and ports, and also of its MAC addresses if it is not IP: `spread` of
+/// `bpf/flow.h`.
 pub fn spread(key: &Key) -> u32 {
     let w = key.words();
     let ports = w[1] >> 48 | w[2] >> 48 << 16 | (key.get(Field::IpProto) as u64) << 32;
@@ -91,7 +94,7 @@ mod tests {
         }
     }
 
-    /// Generated rules count up in several fields at once.
+    /// Generated rules often count up in several fields at once.
     #[test]
     fn keys_that_differ_in_two_fields_have_different_hashes() {
         use Field::{EthDst, EthSrc, Ipv4Dst, Ipv4Src, TcpDst, TcpSrc};

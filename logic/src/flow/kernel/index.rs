@@ -1,8 +1,8 @@
-//! Where rules sit in their mask's buckets: in bucket `h`, or, when that is full, in `h ^ 1`. There is no list of who sits
-//! where: a slot names a rule, the rule's row has its key, and that has its hash.
+//! Places of rules in the buckets of their mask: bucket `h`, or `h ^ 1` if that one is full. No list of places exists: a
+//! slot names a rule, the rule's row has its key, and the key gives the hash.
 //!
-//! A reader looks next door only when the bucket is full. So a hole is filled at once with a rule that had to go next door,
-//! which stands twice for a moment rather than nowhere.
+//! A reader looks into the second bucket only if the first is full. When a rule leaves a hole, a rule that had to go to the
+//! second bucket therefore moves into it at once. For a moment this rule is in both places rather than in none.
 
 use super::{memory::words, ranges::Range};
 use std::sync::atomic::{
@@ -18,7 +18,7 @@ pub(super) struct Index<'a> {
     slots: &'a [AtomicU64],
 }
 
-/// Bucket and tag of a hash, for an index of so many slots.
+/// The bucket of a hash in an index of so many slots.
 fn home(hash: u64, slots: usize) -> usize {
     (hash >> 32) as usize & (slots / words::BUCKET - 1)
 }
@@ -28,18 +28,18 @@ fn slot(hash: u64, id: u32) -> u64 {
 }
 
 impl<'a> Index<'a> {
-    /// The buckets of one mask.
+    /// The index in the buckets of one mask.
     pub fn new(all: &'a [AtomicU64], range: Range) -> Self {
         let slot = |bucket: u32| bucket as usize * words::BUCKET;
         Self { slots: &all[slot(range.first)..slot(range.first + range.count)] }
     }
 
-    /// Nobody reads it yet.
+    /// Empties the buckets. No packet reads them yet.
     pub fn clear(&self) {
         self.slots.iter().for_each(|slot| slot.store(0, Release));
     }
 
-    /// All rules that are in.
+    /// All rules in the index.
     pub fn rules(&self) -> impl Iterator<Item = u32> + '_ {
         self.slots.iter().map(|slot| slot.load(Acquire) as u32).filter(|id| *id != 0)
     }
@@ -48,7 +48,7 @@ impl<'a> Index<'a> {
         bucket * words::BUCKET..(bucket + 1) * words::BUCKET
     }
 
-    /// The buckets a hash may be in, the first one first; twice the same if there is only one.
+    /// The two buckets that a hash may be in, the preferred one first. If there is only one bucket, it is returned twice.
     fn homes(&self, hash: u64) -> [usize; 2] {
         let first = home(hash, self.slots.len());
         [first, (first ^ 1) & (self.slots.len() / words::BUCKET - 1)]
@@ -61,7 +61,7 @@ impl<'a> Index<'a> {
             .find(|&at| self.slots[at].load(Acquire) as u32 == id)
     }
 
-    /// Room for a hash?
+    /// Is there room for a rule with this hash?
     pub fn has_room(&self, hash: u64) -> bool {
         self.hole(hash).is_some()
     }
@@ -79,17 +79,17 @@ impl<'a> Index<'a> {
         Ok(())
     }
 
-    /// Puts another rule with the same key in the place of one.
+    /// Replaces a rule by another one with the same key.
     pub fn replace(&self, hash: u64, old: u32, new: u32) {
         if let Some(at) = self.at(hash, old) {
             self.slots[at].store(slot(hash, new), Release);
         }
     }
 
-    /// Takes a rule out. `hash_of` tells the hash of any other rule that is in.
+    /// Removes a rule. `hash_of` returns the hash of any other rule in the index.
     pub fn remove(&self, hash: u64, id: u32, hash_of: impl Fn(u32) -> u64) {
         let Some(mut at) = self.at(hash, id) else { return };
-        // Each round brings a rule home and none leaves its home, so this ends.
+        // Each round moves a rule to its first bucket, and none leaves its first bucket, so the loop ends.
         loop {
             let bucket = at / words::BUCKET;
             let next = (bucket ^ 1) & (self.slots.len() / words::BUCKET - 1);
@@ -123,13 +123,13 @@ mod tests {
     use std::collections::BTreeSet;
 
     fn hash(id: u32) -> u64 {
-        // Four buckets, and all rules of a bucket with one tag.
+        // Four buckets. All rules of a bucket have the same tag.
         u64::from(id % 4) << 32 | 7
     }
 
     proptest! {
         #[test]
-        fn a_reader_finds_every_rule_that_is_in(steps in prop::collection::vec((1_u32..60, any::<bool>()), 1..200)) {
+        fn a_reader_finds_every_inserted_rule(steps in prop::collection::vec((1_u32..60, any::<bool>()), 1..200)) {
             let slots: Vec<AtomicU64> = (0..4 * words::BUCKET).map(|_| AtomicU64::new(0)).collect();
             let index = Index::new(&slots, Range { first: 0, count: 4 });
             let mut inside = BTreeSet::new();

@@ -1,8 +1,8 @@
-//! Masks: their rows, the order in which a table's are searched, and the union of all, under which packets are cached.
+//! Masks: their rows, the order in which those of a table are searched, and the union of all, under which flows are cached.
 //!
-//! The order saves time and decides nothing: a reader skips what cannot win and misses nothing that can, as long as each
-//! mask stands somewhere, stated at least as high as its best rule. Readers go upwards, so entries move up only by being
-//! written twice, and the second one is taken out after a grace period.
+//! The order saves time and decides nothing. A reader skips masks that cannot win. It misses none that can, as long as each
+//! mask has an entry that is at least as high as its best rule. Readers go upwards through the entries. A mask that moves
+//! towards the front is therefore written a second time, and the other entry is removed after a grace period.
 
 use super::{
     index::Index,
@@ -29,7 +29,7 @@ struct Row {
 }
 
 pub(super) struct Masks {
-    /// By row; row 0 is the union.
+    /// By row. Row 0 is the union.
     rows: Vec<Option<Row>>,
     free: Vec<u16>,
     by_mask: HashMap<(TableId, Key), u16>,
@@ -37,14 +37,14 @@ pub(super) struct Masks {
     ranges: Ranges,
 }
 
-/// Buckets of a mask with few rules: one cache line.
+/// The buckets of a mask with few rules: one cache line.
 const FEWEST_BUCKETS: u32 = 1;
-/// Of the row's words, the one that says where its rules are.
+/// The word of a mask's row that says where its rules are.
 const INDEX_WORD: usize = Key::WORDS + 2;
-/// In the row of the union: are fragments dropped?
+/// In the row of the union, the word that says whether fragments are dropped.
 pub(super) const FRAGMENTS_WORD: usize = INDEX_WORD + 1;
 
-/// An entry of the order: priority, rank of the mask, its row.
+/// An entry of the order: priority, rank of the mask, and its row.
 fn entry(priority: u16, mask: &Key, row: u16) -> u64 {
     u64::from(priority) << 48 | mask.rank() << ORDER_RANK_SHIFT | u64::from(row)
 }
@@ -54,7 +54,7 @@ pub(super) fn row_of(entry: u64) -> u16 {
     (entry & ((1 << ORDER_RANK_SHIFT) - 1)) as u16
 }
 
-/// A mask as `struct flow_mask` has it: the words, then which of the rest it uses.
+/// A mask as `struct flow_mask`: the words of the mask, then a list of the rest words that it uses.
 fn row_words(mask: &Key) -> [u64; words::MASK] {
     let mut row = [0; words::MASK];
     row[..Key::WORDS].copy_from_slice(&mask.words());
@@ -73,7 +73,7 @@ fn row_words(mask: &Key) -> [u64; words::MASK] {
 }
 
 impl Masks {
-    /// `buckets` of the index, a power of two.
+    /// `buckets`: how many the index has, a power of two.
     pub fn new(buckets: usize) -> Self {
         Self {
             rows: (0..MASKS).map(|_| None).collect(),
@@ -92,22 +92,22 @@ impl Masks {
         self.rows[usize::from(row)].as_ref().map_or(0, |row| row.table)
     }
 
-    /// Where the rules of a mask are.
+    /// The buckets that hold the rules of a mask.
     pub fn range(&self, row: u16) -> Range {
         self.rows[usize::from(row)].as_ref().map_or(Range { first: 0, count: 1 }, |row| row.range)
     }
 
-    /// Rules of a mask.
+    /// How many rules a mask has.
     pub fn rules(&self, row: u16) -> u32 {
         self.rows[usize::from(row)].as_ref().map_or(0, |row| row.rules)
     }
 
-    /// Buckets for a mask that needs so many times as many; to be filled, and then shown by [`moved`](Masks::moved).
+    /// Takes `times` as many buckets for a mask. The caller fills them and then calls [`moved`](Masks::moved).
     pub fn bigger(&mut self, row: u16, times: u32) -> Option<Range> {
         self.ranges.take(self.range(row).count.checked_mul(times)?)
     }
 
-    /// From now on a mask's rules are there. The range where they were, to be given back when no reader is left.
+    /// Shows readers the new buckets of a mask. Returns the old ones, which are given back when no reader is left.
     pub fn moved(&mut self, memory: &impl FlowMemory, row: u16, range: Range) -> Option<Range> {
         let r = self.rows[usize::from(row)].as_mut()?;
         memory.masks()[usize::from(row) * words::MASK + INDEX_WORD].store(range.word(), Release);
@@ -122,8 +122,8 @@ impl Masks {
         self.rows[usize::from(row)].as_ref().map_or(Key::ZERO, |row| row.mask)
     }
 
-    /// The row for a rule with this mask; written, but in no table's order yet. Refused: a table has too many, or there is no
-    /// room for their rules.
+    /// The row for a rule with this mask. It is written, but not yet in the order of its table. Refused if the table has too
+    /// many masks, or if there is no room for their rules.
     pub fn get(&mut self, memory: &impl FlowMemory, table: TableId, mask: &Key) -> Result<u16, Refused> {
         if let Some(&row) = self.by_mask.get(&(table, *mask)) {
             self.rows[usize::from(row)].as_mut().into_iter().for_each(|row| row.rules += 1);
@@ -144,8 +144,8 @@ impl Masks {
         Ok(row)
     }
 
-    /// States the mask at least this high, before a rule of this priority can be found. True: the union has grown, and what
-    /// is cached must go.
+    /// Gives the mask an entry at least this high, before a rule of this priority can be found. Returns true if the union
+    /// has grown; cached flows must then go.
     pub fn state(
         &mut self,
         memory: &impl FlowMemory,
@@ -165,8 +165,8 @@ impl Masks {
         true
     }
 
-    /// One rule less. True: it was the mask's last. The mask is out of the order; the row is given to
-    /// [`free`](Masks::free) when no reader is left.
+    /// Counts one rule less. Returns true if it was the mask's last rule. The mask then leaves the order, and the caller
+    /// gives its row to [`free`](Masks::free) when no reader is left.
     pub fn put(&mut self, memory: &impl FlowMemory, row: u16) -> bool {
         let Some(r) = self.rows[usize::from(row)].as_mut() else { return false };
         r.rules -= 1;
@@ -188,8 +188,8 @@ impl Masks {
         }
     }
 
-    /// The union made smaller, where masks have been [freed](Masks::free). Those that rules have left and that are not free
-    /// yet stay in it: what their rules decided may be cached, and must not be found by packets that differ in their bits.
+    /// Makes the union smaller after masks were [freed](Masks::free). Masks without rules that are not free yet stay in it.
+    /// Decisions of their rules may be cached, and packets that differ in their bits must not find these.
     pub fn shrink(&mut self, memory: &impl FlowMemory) {
         let union = self.rows.iter().flatten().fold(Key::ZERO, |union, row| union.union(&row.mask));
         if union != self.union {
@@ -199,20 +199,20 @@ impl Masks {
     }
 }
 
-/// The union has no rules of its own.
+/// Placeholder for the union, which has no rules of its own.
 const NOWHERE: Range = Range { first: 0, count: 1 };
 
 fn write_row(memory: &impl FlowMemory, row: u16, mask: &Key, range: Range) {
     let at = usize::from(row) * words::MASK;
     let mut words = row_words(mask);
     words[INDEX_WORD] = range.word();
-    // The list of rest words before their number, which is in the first word after the mask's.
+    // Store backwards: the list of rest words before their number, which is in the first word after the mask's.
     for (i, word) in words.into_iter().enumerate().take(INDEX_WORD + 1).rev() {
         memory.masks()[at + i].store(word, Release);
     }
 }
 
-/// The count of a table's entries, and the entries.
+/// The entries of a table, and their count.
 struct Order<'a> {
     count: &'a AtomicU64,
     entries: &'a [AtomicU64],
@@ -232,7 +232,7 @@ impl Order<'_> {
         self.entries[at].load(Acquire)
     }
 
-    /// Room is the caller's to check.
+    /// The caller checks that there is room.
     fn set(&self, at: usize, entry: u64) {
         self.entries[at].store(entry, Release);
         if at >= self.length() {
@@ -240,20 +240,21 @@ impl Order<'_> {
         }
     }
 
-    /// Makes holes, and the order shorter where they are at its end.
+    /// Clears entries, and shortens the order if they are at its end.
     fn clear(&self, gone: impl IntoIterator<Item = usize>) {
         gone.into_iter().for_each(|at| self.entries[at].store(0, Release));
         let length = (0..self.length()).rev().find(|&at| self.get(at) != 0).map_or(0, |last| last + 1);
         self.count.store(length as u64, Release);
     }
 
-    /// Where the entries of this row stand.
+    /// The positions of this row's entries.
     fn places(&self, row: u16) -> impl Iterator<Item = usize> + '_ {
         (0..self.length()).filter(move |&at| row_of(self.get(at)) == row)
     }
 
-    /// States a mask at least as high as `entry`. One that stands lower already is raised, and written a second time where it
-    /// belongs: true, the last one is to go when no reader is left. Without room it stays where it is, or stands anywhere.
+    /// Gives a mask an entry at least as high as `entry`. A lower entry is raised where it is, and the mask is written a
+    /// second time at the right position. Returns true if the mask now has two entries; the last one is removed when no
+    /// reader is left. Without room the mask stays where it is, or is written anywhere.
     fn state(&self, entry: u64) -> bool {
         let before = self.places(row_of(entry)).max_by_key(|&at| self.get(at));
         if let Some(at) = before {
@@ -264,7 +265,7 @@ impl Order<'_> {
         }
         let length = self.length();
         let target = (0..length).find(|&at| self.get(at) != 0 && self.get(at) < entry).unwrap_or(length);
-        // What stands twice leaves room for every mask that there may be.
+        // Limit the second entries, so that there is always room for every mask.
         if before.is_some_and(|at| at < target || self.twice() == ORDER - TABLE_MASKS) {
             return false;
         }
@@ -272,7 +273,7 @@ impl Order<'_> {
         if target > 0 && hole(&(target - 1)) {
             self.set(target - 1, entry);
         } else if let Some(to) = (target..length).find(hole).or((length < ORDER).then_some(length)) {
-            // From the last one on, so that a reader, who goes upwards, sees each at least once.
+            // Move entries from the last one on. Readers go upwards, so they see each of them at least once.
             (target..to).rev().for_each(|at| self.set(at + 1, self.get(at)));
             self.set(target, entry);
         } else if before.is_some() {
@@ -283,7 +284,7 @@ impl Order<'_> {
         before.is_some()
     }
 
-    /// How many entries are another one's double.
+    /// How many entries are the second one of a mask.
     fn twice(&self) -> usize {
         let mut rows: Vec<u16> =
             (0..self.length()).map(|at| row_of(self.get(at))).filter(|row| *row != 0).collect();
@@ -292,7 +293,7 @@ impl Order<'_> {
     }
 }
 
-/// Takes out what stands twice, all but the first.
+/// Removes all entries of a mask except the first.
 pub(super) fn tidy(memory: &impl FlowMemory, table: TableId, row: u16) {
     let order = Order::of(memory, table);
     let twice: Vec<usize> = order.places(row).skip(1).collect();
@@ -311,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn masks_stand_by_priority_and_twice_only_until_tidied() {
+    fn masks_are_ordered_by_priority_and_have_two_entries_only_until_tidied() {
         let memory = HeapFlows::new(SMALL, 1);
         let (mut masks, mut twice) = (Masks::new(SMALL.buckets), Vec::new());
         let mask = |field| *Match::ANY.with(field, 0_u8).mask();
@@ -336,7 +337,7 @@ mod tests {
         assert_eq!(masks_of(&memory), [(b, 30), (a, 25)]);
     }
 
-    /// Holes are used again, wherever they are: a mask without a place would hide its rules.
+    /// Holes are used again, wherever they are. A mask without an entry would hide its rules.
     #[test]
     fn masks_may_come_and_go_without_end() {
         let memory = HeapFlows::new(SMALL, 1);

@@ -1,9 +1,9 @@
-//! The memory of flow rules, as slices of atomic words: `bpf/flow_abi.h` is the layout.
+//! The memory of flow rules, as slices of atomic words. `bpf/flow_abi.h` defines the layout.
 
 use crate::flow::{CoreChoice, Key, program::Ports, rule::CORE_TABLE};
 use std::sync::{Arc, Mutex, atomic::AtomicU64};
 
-/// Words of one row of each region.
+/// The number of words in one row of each region.
 pub mod words {
     use super::Key;
     /// `struct flow_mask`.
@@ -30,26 +30,26 @@ pub mod words {
     pub const COUNT: usize = 2;
 }
 
-/// Distinct masks of one table.
+/// The most masks that one table may have.
 pub const TABLE_MASKS: usize = 80;
-/// Entries of a table's order: some to spare, for masks that stand twice while they move.
+/// Entries of a table's order. Some are spare, for masks that have two entries while they move.
 pub const ORDER: usize = TABLE_MASKS + 32;
 /// Bits of an entry below the rank of its mask.
 pub const ORDER_RANK_SHIFT: u32 = 11;
-/// Rows of `flow_tables`: the core table is the last.
+/// Rows of `flow_tables`. The core table is the last.
 pub const TABLE_ROWS: usize = CORE_TABLE as usize + 1;
 /// Rows of `flow_masks`; row 0 is the union.
 pub const MASKS: usize = TABLE_ROWS * TABLE_MASKS + 1;
-/// Words of a key that stand in the rule and in the cache.
+/// How many words of a key are in the rule and in the cache.
 pub const FRONT: usize = 4;
-/// Flows of one set of the cache.
+/// How many flows one set of the cache has.
 pub const CACHE_WAYS: usize = 2;
 
-/// The regions; their lengths are the capacities (a multiple of the row size in [`words`]).
+/// The regions of memory. Their lengths are the capacities, each a multiple of the row size in [`words`].
 pub trait FlowMemory {
     fn masks(&self) -> &[AtomicU64];
     fn tables(&self) -> &[AtomicU64];
-    /// A power of two of buckets.
+    /// The number of buckets is a power of two.
     fn index(&self) -> &[AtomicU64];
     fn rules(&self) -> &[AtomicU64];
     fn rest(&self) -> &[AtomicU64];
@@ -57,25 +57,25 @@ pub trait FlowMemory {
     fn steps(&self) -> &[AtomicU64];
     fn groups(&self) -> &[AtomicU64];
     fn meters(&self) -> &[AtomicU64];
-    /// The caches of all CPUs, one after another, each a power of two of sets of [`CACHE_WAYS`].
+    /// The caches of all CPUs, one after another. Each has a power of two of sets of [`CACHE_WAYS`] flows.
     fn cache(&self) -> &[AtomicU64];
-    /// The counters of all CPUs, one after another, then those of user space.
+    /// The counters of all CPUs, one after another, and then those of user space.
     fn counters(&self) -> &[AtomicU64];
     fn cpus(&self) -> usize;
-    /// Where a row's counters are in each lot; user space's come last.
+    /// The indices of a row's counters, one for each CPU and the last for user space.
     fn counters_of(&self, row: u32) -> impl DoubleEndedIterator<Item = usize> {
         let lots = self.cpus() + 1;
         let words = self.counters().len() / lots;
         (0..lots).map(move |lot| lot * words + row as usize * words::COUNT)
     }
-    /// Rows of `flow_sets`.
+    /// How many rows `flow_sets` has.
     fn sets(&self) -> usize;
-    /// Makes a row of `flow_sets` these ports, before a rule names it. False: it could not be done.
+    /// Writes these ports to a row of `flow_sets`, before a rule names it. Returns false if that fails.
     fn write_set(&self, row: u32, ports: &Ports) -> bool;
-    /// No rule names the row any more; it may be written again.
+    /// No rule names the row any more, so it may be written again.
     fn forget_set(&self, row: u32);
-    /// Makes a core ready for packets, before a rule names it; or what chooses cores, before a rule asks for it. False: packets
-    /// cannot be handed to it.
+    /// Makes a core ready to take packets before a rule names it. For a choice, makes the choosing of cores ready. Returns
+    /// false if packets cannot be handed to the core.
     fn write_core(&self, choice: CoreChoice) -> bool;
 }
 
@@ -133,7 +133,7 @@ impl<T: FlowMemory> FlowMemory for Arc<T> {
 /// How many rows each region has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowCapacity {
-    /// Rules, table-miss rows included.
+    /// Rules, including the rows of tables' misses.
     pub rules: usize,
     /// A power of two.
     pub buckets: usize,
@@ -142,7 +142,7 @@ pub struct FlowCapacity {
     pub steps: usize,
     pub groups: usize,
     pub meters: usize,
-    /// Sets of each CPU's cache, a power of two.
+    /// Sets of each CPU's cache; a power of two.
     pub cache_sets: usize,
     /// Sets of ports.
     pub port_sets: usize,

@@ -1,7 +1,7 @@
-//! Meters as rows of `flow_meters`, and user space at the same ones (OpenFlow 1.3.5 section 5.7).
+//! Meters as rows of `flow_meters`. User space charges the same rows as the kernel plane (OpenFlow 1.3.5 section 5.7).
 //!
-//! A row belongs to a meter from when it is added until the batch of its removal is over, and changes in place: `cost` says in
-//! one word what a band is about, so no packet is ever charged in bytes at the price of packets.
+//! A row belongs to a meter from the time it is added until the batch that removes it is over. It changes in place. One
+//! word, `cost`, holds both the price and its unit, so no packet is charged for its bytes at the price of a packet.
 
 use super::{FlowMemory, Writer, memory::words};
 use crate::flow::{
@@ -21,7 +21,7 @@ use std::{
 pub mod meter_word {
     pub const PACKETS: usize = 0;
     pub const BYTES: usize = 1;
-    /// The first of the bands, the highest rate first.
+    /// The first band. Bands are sorted by rate, the highest first.
     pub const BANDS: usize = 3;
 }
 
@@ -34,19 +34,20 @@ pub mod band_word {
     pub const LENGTH: usize = 5;
 }
 
-/// Of a band's time in a nanosecond.
+/// Ticks of a band's clock in a nanosecond.
 pub const TICKS: u64 = 16;
 pub const COST_SHIFT: u32 = 16;
-/// In a cost: it is of a byte.
+/// Flag in a cost: the cost is per byte, not per packet.
 pub const COST_BYTES: u64 = 1 << 63;
-/// Tries before a packet is charged whatever others do meanwhile.
+/// Attempts to charge a packet by compare and swap. After that its cost is added, and taken back if the packet is over the
+/// rate.
 const TRIES: usize = 4;
-/// The longest burst, nine years: with the time added it is still a time.
+/// The longest burst, nine years. A time with it added still fits.
 const MOST_BURST_TICKS: u128 = 1 << 62;
 
 const TICKS_PER_SECOND: u128 = TICKS as u128 * 1_000_000_000;
 
-/// Which meter has which row.
+/// The row of each meter.
 #[derive(Default)]
 pub(super) struct Meters {
     rows: HashMap<u32, u32>,
@@ -78,14 +79,14 @@ impl Meters {
     }
 }
 
-/// The places of a meter's bands in its row: the highest rate first.
+/// The indices of a meter's bands in the order of its row: the highest rate first.
 fn by_rate(meter: &Meter) -> Vec<usize> {
     let mut order: Vec<usize> = (0..meter.bands.len()).collect();
     order.sort_by_key(|&i| std::cmp::Reverse(meter.bands[i].rate));
     order
 }
 
-/// A band's cost and its burst in ticks. Rates are of 1,000 bits or of packets, per second.
+/// A band's cost, and its burst in ticks. Rates are in 1,000 bits or in packets per second.
 fn price(meter: &Meter, band: &Band) -> (u64, u64) {
     let rate = u128::from(band.rate.max(1));
     let per_second = match meter.unit {
@@ -99,7 +100,7 @@ fn price(meter: &Meter, band: &Band) -> (u64, u64) {
     (cost as u64 | flag, burst.min(MOST_BURST_TICKS) as u64)
 }
 
-/// Is a packet over this band's rate? If not, it is charged: `over_band` of `bpf/flow.h`.
+/// Is a packet over this band's rate? If not, it is charged. `over_band` of `bpf/flow.h` does the same.
 fn over_band(band: &[AtomicU64], bytes: u64, now: u64) -> bool {
     let cost = band[band_word::COST].load(Acquire);
     let latest = now.saturating_add(band[band_word::BURST].load(Acquire));
@@ -131,8 +132,8 @@ impl<M: FlowMemory> Writer<M> {
             || (self.meters.fresh as usize) < self.memory.meters().len() / words::METER
     }
 
-    /// Does a packet of user space pass a meter? `now_ns`: CLOCK_MONOTONIC, as the kernel plane's. A meter that is not there
-    /// lets nothing pass.
+    /// Does a packet of user space pass a meter? `now_ns` is CLOCK_MONOTONIC, as in the kernel plane. No packet passes a
+    /// meter that does not exist.
     pub fn meter_passes(&self, id: u32, bytes: u64, now_ns: u64) -> bool {
         let Some(row) = self.meters.row(id) else { return false };
         let words = self.meter(row);
@@ -147,7 +148,8 @@ impl<M: FlowMemory> Writer<M> {
         false
     }
 
-    /// What came to a meter since it was added, and what each of its bands dropped since it was last changed.
+    /// The packets that reached a meter since it was added, and those that each of its bands dropped since the meter was
+    /// last changed.
     pub fn metered(&self, meter: &Meter) -> Option<(Count, Vec<Count>)> {
         let words = self.meter(self.meters.row(meter.id)?);
         let count =
@@ -159,7 +161,7 @@ impl<M: FlowMemory> Writer<M> {
         Some((count(meter_word::PACKETS), bands))
     }
 
-    /// A meter is new or different: its own counters go on, its bands begin anew (section 6.6).
+    /// Updates a meter that is new or was changed. Its own counters go on, and its bands start again (section 6.6).
     pub(super) fn set_meter(&mut self, tables: &Tables, id: u32) {
         let Some(meter) = tables.meter(id) else { return };
         let known = self.meters.row(id);
@@ -208,7 +210,7 @@ mod tests {
         Meter { id, unit, burst, stats: true, bands }
     }
 
-    /// How many of so many packets at once pass.
+    /// How many of so many simultaneous packets pass.
     fn pass(f: &Flows<HeapFlows>, packets: u32, bytes: u64, now_ns: u64) -> usize {
         (0..packets).filter(|_| f.meter_passes(1, bytes, now_ns)).count()
     }
@@ -220,9 +222,9 @@ mod tests {
             price(&meter, &meter.bands[0])
         };
         let (ticks, shift) = (16 * SECOND_NS, 1 << 16);
-        // 8 microseconds a byte, 100 ms.
+        // 8 microseconds per byte, 100 ms.
         assert_eq!(price(MeterUnit::Kbps, false, (1000, 7)), (COST_BYTES | (8 * 16_000 * shift), ticks / 10));
-        // 100 Gbit/s: 80 ps, and a burst of 2,000 Mbit: 20 ms.
+        // 100 Gbit/s: 80 ps per byte, and a burst of 2,000 Mbit: 20 ms.
         let gbit100 = price(MeterUnit::Kbps, true, (100_000_000, 2_000_000));
         assert_eq!(gbit100, (COST_BYTES | (16 * 80 * shift / 1000), ticks / 50));
         assert_eq!(price(MeterUnit::Pps, true, (4, 2)), (ticks / 4 * shift, ticks / 2));
@@ -231,16 +233,16 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_is_the_burst_and_then_the_rate() {
+    fn a_meter_passes_the_burst_and_then_the_rate() {
         let mut f = flows();
-        // 125,000 bytes a second, 12,500 at once.
+        // 125,000 bytes per second, 12,500 at once.
         f.apply_meter(&MeterMod::Add(meter(1, MeterUnit::Kbps, false, &[(1000, 0)])), 0).unwrap();
         assert_eq!(pass(&f, 20, 1000, 5 * SECOND_NS), 12);
         assert_eq!(pass(&f, 2, 1000, 5 * SECOND_NS + 3_900_000), 0);
         assert_eq!(pass(&f, 2, 1000, 5 * SECOND_NS + 4_000_000), 1);
         let twice_the_rate = |i: u64| f.meter_passes(1, 1000, 10 * SECOND_NS + i * 4_000_000);
         assert_eq!((0..25_000).filter(|&i| twice_the_rate(i)).count(), 12_500 + 12);
-        // A packet of more than the burst passes a queue that is empty, and is paid for.
+        // A packet larger than the burst passes an empty queue, and is charged.
         assert_eq!(pass(&f, 1, 125_000, 200 * SECOND_NS), 1);
         assert_eq!(pass(&f, 1, 1, 200 * SECOND_NS + 899_000_000), 0);
         assert_eq!(pass(&f, 1, 1, 200 * SECOND_NS + 901_000_000), 1);
@@ -268,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_at_once_are_each_charged() {
+    fn simultaneous_packets_are_each_charged() {
         let mut f = flows();
         f.apply_meter(&MeterMod::Add(meter(1, MeterUnit::Pps, true, &[(1, 10_000)])), 0).unwrap();
         let passed: usize = std::thread::scope(|scope| {

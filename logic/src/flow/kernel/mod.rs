@@ -1,34 +1,35 @@
-//! How flow rules become words of memory, and when what was cached before them dies.
+//! How flow rules become words of memory, and when cached decisions about them die.
 //!
-//! One writer, any number of readers. A packet goes key -> cache -> rules, or key -> masks of a table -> index -> rule ->
-//! next table; everything it can reach is complete, and reused only after a grace period.
+//! There is one writer and any number of readers. A packet goes key -> cache -> rules, or key -> masks of a table -> index
+//! -> rule -> next table. Everything it can reach is complete, and is reused only after a grace period.
 //!
-//! # It never lies
+//! # A cached decision is never old
 //!
-//! A cached flow names the rules that decided and their generations; it is void when one of them has another generation.
-//! What is decided anew is found like this, in a [`Batch`] of changes:
+//! A cached flow names the rules that decided, with their generations. It is void when one of them has another generation.
+//! The writer finds the flows to void in a [`Batch`] of changes:
 //!
 //! 1. [`Writer::apply`] publishes new rules and takes old ones out of the index.
-//! 2. A grace period: no program is left that looked before and has yet to write what it found into the cache.
-//! 3. [`Writer::void`]: the generation of each removed rule goes up, and of each rule of no higher priority that a new one
-//!    overlaps, the table's miss among them. A new rule that looks at every bit any rule looks at can be the answer to one
-//!    key only: just that key is taken out of each CPU's cache, so that a million exact rules come and go without others
-//!    losing theirs.
-//! 4. Another grace period: no program is left that took a flow from the cache before. A barrier is answered now.
-//! 5. [`Writer::reclaim`]: rows may be used again, and rules whose decision takes several words, which user space has decided
-//!    since step 1, get it.
+//! 2. A grace period. After it, no program is running that looked before the changes and still has to cache its result.
+//! 3. [`Writer::void`] raises the generation of each removed rule, and of each rule of no higher priority that a new rule
+//!    overlaps. The table's miss is one of these. A new rule that tests every bit that any rule tests can be the answer to
+//!    only one key. Then just that key is removed from each CPU's cache, so that a million exact rules come and go without
+//!    voiding other flows.
+//! 4. Another grace period. After it, no program is running that took a flow from the cache before. Barriers are now
+//!    answered.
+//! 5. [`Writer::reclaim`] frees rows for reuse. Rules whose decision takes several words, which user space has decided since
+//!    step 1, now get it.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `mod` | [`Writer`]: what is published, and the rows of rules |
-//! | `memory`, `hash` | the layout, and the hash both sides compute |
-//! | `batch` | [`Batch`]: what dies after the grace periods, and what may be used again |
-//! | `rules` | a rule put into its row and its bucket, and taken out |
-//! | `masks`, `index`, `ranges`, `pool` | masks and their order; where rules sit; which buckets are whose; rows that rules share |
+//! | `mod` | [`Writer`]: publishes rules; the rows of rules |
+//! | `memory`, `hash` | the layout, and the hash that both sides compute |
+//! | `batch` | [`Batch`]: what dies after the grace periods, and what may be reused |
+//! | `rules` | a rule is put into its row and its bucket, and removed |
+//! | `masks`, `index`, `ranges`, `pool` | masks and their order; places of rules; which buckets belong to which mask; rows that rules share |
 //! | `decision`, `steps` | what a rule does, as words |
-//! | `groups`, `meters` | those, and which rules use a group |
-//! | `notice` | what comes to user space with a packet |
-//! | `answer` | reading it all back as the program does |
+//! | `groups`, `meters` | groups and the rules that use them; meters |
+//! | `notice` | the data that comes to user space with a packet |
+//! | `answer` | reads the memory as the program does |
 
 pub mod answer;
 mod batch;
@@ -47,7 +48,7 @@ mod steps;
 #[cfg(test)]
 pub(super) mod tests;
 
-/// What words are composed of; `router::abi` compares it with the program's header.
+/// The encoding of words; `router::abi` compares it with the program's header.
 pub mod encoding {
     pub use super::{
         CHOOSE, CHOOSE_FIRST, CORE_SHIFT, FLAG_BROADCASTS, FLAG_CLEAR, FLAG_CORE_OF_SET, FLAG_SENDS,
@@ -101,15 +102,16 @@ pub const FLAG_CLEAR: u64 = 1;
 pub const FLAG_SENDS: u64 = 2;
 pub const FLAG_BROADCASTS: u64 = 4;
 pub const FLAG_CORE_OF_SET: u64 = 8;
-/// Flags from here on: the core that the rule names, as [`core_word`] has it, or 0.
+/// Flags from this bit on: the core that the rule names, as [`core_word`] encodes it, or 0.
 pub const CORE_SHIFT: u32 = 4;
-/// In place of a core's number + 1: the switch chooses, for a priority flow and for another.
+/// In place of a core's number + 1: the switch chooses the core. The first is for priority flows, the second for other
+/// flows.
 pub const CHOOSE_FIRST: u16 = (1 << (16 - CORE_SHIFT)) - 2;
 pub const CHOOSE: u16 = CHOOSE_FIRST + 1;
-/// The highest number of a core that a rule can name, and one more.
+/// The highest core number that a rule can name, plus one.
 pub const CORES: u16 = CHOOSE_FIRST - 1;
 
-/// What a rule says about the core, never 0; `None`: it can not be said.
+/// How a rule names a core, never 0; `None` if the number is too high.
 fn core_word(choice: CoreChoice) -> Option<u16> {
     match choice {
         CoreChoice::This(core) => (core < CORES).then_some(core + 1),
@@ -118,7 +120,7 @@ fn core_word(choice: CoreChoice) -> Option<u16> {
     }
 }
 
-/// Rows below this one are no rule, and what tables do without a matching rule.
+/// Rows below this one are no rules: 0 is nothing, and the others are the misses of tables.
 pub const FIRST_ROW: usize = 1 + TABLE_ROWS;
 
 /// The row of a rule.
@@ -126,12 +128,12 @@ pub fn row(id: RuleId) -> u32 {
     id.0 + FIRST_ROW as u32
 }
 
-/// The rule of a row; `None`: a table's miss, or nothing.
+/// The rule in a row; `None` for a table's miss, or nothing.
 pub fn rule_of(row: u32) -> Option<RuleId> {
     row.checked_sub(FIRST_ROW as u32).map(RuleId)
 }
 
-/// The row of what a table does without a matching rule.
+/// The row of a table's miss: what it does without a matching rule.
 pub fn miss(table: TableId) -> u32 {
     1 + u32::from(table)
 }
@@ -147,17 +149,17 @@ pub struct Writer<M> {
     sets: Pool<Ports>,
     groups: Groups,
     meters: Meters,
-    /// What tables do with packets that no rule matches, where that was said.
+    /// What tables do with packets that no rule matches, where it was set.
     misses: BTreeMap<TableId, Instructions>,
-    /// The ports that nothing can be redirected to.
+    /// The ports to which nothing can be redirected.
     deaf: BTreeSet<RulePort>,
     batch: Batch,
-    /// The words of rules that user space decides meanwhile.
+    /// The words of rules that user space decides until the batch is over.
     rewrite: HashMap<u32, [u64; words::RULE]>,
 }
 
 impl<M: FlowMemory> Writer<M> {
-    /// Takes over `memory`, which nobody reads yet: no rules, and what misses is dropped.
+    /// Takes over `memory`, which nobody reads yet. There are no rules, and packets without a match are dropped.
     pub fn new(memory: M, seed: Seed) -> Self {
         let rows = |words: &[_], row: usize| words.len() / row;
         let regions = [
@@ -186,22 +188,21 @@ impl<M: FlowMemory> Writer<M> {
         }
     }
 
-    /// What the program finds.
+    /// Reads the memory as the program does.
     pub fn reader(&self) -> answer::Reader<'_, M> {
         answer::Reader { memory: &self.memory, seed: self.seed }
     }
 
-    /// The memory.
     pub fn memory(&self) -> &M {
         &self.memory
     }
 
-    /// Does user space decide for this rule, for ever or until the end of a batch?
+    /// Does user space decide for this rule, permanently or until the end of a batch?
     pub fn is_slow(&self, id: RuleId) -> bool {
         self.rule(row(id))[rule_word::DECISION].load(Acquire) as u8 == verdict::SLOW
     }
 
-    /// What a table does with a packet that no rule of it matches: published as a change of a rule is.
+    /// Sets what a table does with a packet that none of its rules matches. It is published like a change of a rule.
     pub fn set_miss(&mut self, table: TableId, instructions: &Instructions) {
         self.batch.changed = true;
         let row = miss(table);
@@ -211,7 +212,7 @@ impl<M: FlowMemory> Writer<M> {
         self.misses.insert(table, instructions.clone());
     }
 
-    /// The ports that nothing can be redirected to: user space does what sends there.
+    /// Sets the ports to which nothing can be redirected. User space does the rules that send there.
     pub fn set_deaf(&mut self, tables: &Tables, deaf: BTreeSet<RulePort>) {
         let changed: BTreeSet<RulePort> = self.deaf.symmetric_difference(&deaf).copied().collect();
         if changed.is_empty() {
@@ -237,7 +238,7 @@ impl<M: FlowMemory> Writer<M> {
         rows.into_iter().for_each(|row| self.decide_again(tables, row));
     }
 
-    /// Are IP fragments dropped before they come to a table?
+    /// Sets whether IP fragments are dropped before they reach a table.
     pub fn set_drop_fragments(&mut self, drop: bool) {
         self.batch.changed = true;
         self.memory.masks()[masks::FRAGMENTS_WORD].store(drop.into(), Release);
@@ -253,7 +254,7 @@ impl<M: FlowMemory> Writer<M> {
         &self.deaf
     }
 
-    /// What the rule of a row says, or a table of what misses.
+    /// The instructions of the rule in a row, or of the table's miss.
     pub(super) fn said<'a>(&'a self, tables: &'a Tables, row: u32) -> Option<&'a Instructions> {
         match rule_of(row) {
             Some(id) => tables.rule(id).map(|rule| rule.instructions),
@@ -261,17 +262,17 @@ impl<M: FlowMemory> Writer<M> {
         }
     }
 
-    /// The kernel plane can do more or less than it could.
+    /// Compiles a row again, because the kernel plane can do more or less than before.
     fn decide_again(&mut self, tables: &Tables, row: u32) {
         if let Some(program) = self.said(tables, row).map(|instructions| self.program(instructions)) {
             self.decide(row, &program);
         }
     }
 
-    /// Publishes a change. `tables` has it already.
+    /// Publishes a change. `tables` already contains it.
     ///
     /// # Errors
-    /// There is no room for a new rule: nothing was published, and the tables are to take it back.
+    /// If there is no room for a new rule, nothing is published, and the caller takes the rule back out of the tables.
     pub fn apply(&mut self, tables: &Tables, change: &Change) -> Result<(), Refused> {
         self.batch.changed = true;
         match change {
@@ -296,7 +297,7 @@ impl<M: FlowMemory> Writer<M> {
         &self.memory.rules()[row as usize * words::RULE..][..words::RULE]
     }
 
-    /// Packets and bytes of a row, all CPUs and user space together; rows below [`FIRST_ROW`] are the tables' misses.
+    /// Packets and bytes of a row, of all CPUs and user space together. Rows below [`FIRST_ROW`] are the tables' misses.
     pub fn counted(&self, row: u32) -> Count {
         let counters = self.memory.counters();
         let sum =

@@ -2,38 +2,39 @@
 
 use crate::flow::action::RulePort;
 
-/// A packet that came to user space.
+/// The data that comes to user space with a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Notice {
-    /// The row of the rule whose steps say so, a table's miss among them; 0: [`NoticeReason::Slow`].
+    /// The row of the rule whose step sent the packet; it may be a table's miss. 0 for [`NoticeReason::Slow`].
     pub rule: u32,
-    /// The port it came in by.
+    /// The port that the packet came in by.
     pub port: RulePort,
     pub reason: NoticeReason,
-    /// Of the whole frame, as it was at that step: fewer may have come.
+    /// Length of the whole frame at that step. Fewer bytes may have come.
     pub frame_bytes: u32,
-    /// What the rules before wrote for this one. Not known, and 0, of [`NoticeReason::Slow`].
+    /// The metadata that earlier rules wrote. Unknown, and 0, for [`NoticeReason::Slow`].
     pub metadata: u64,
-    /// What set-field actions before wrote. Not known either of [`NoticeReason::Slow`].
+    /// The tunnel id that earlier set-field actions wrote. Also unknown for [`NoticeReason::Slow`].
     pub tunnel_id: u64,
 }
 
 /// `enum flow_notice_reason` of `bpf/flow_abi.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoticeReason {
-    /// A rule sends it to the controller.
+    /// A rule sends the packet to the controller.
     Action = 1,
-    /// Its TTL was 1 or less where a rule takes one off; the rest of the rules is not done.
+    /// The TTL was 1 or less where a rule decrements it. The rest of the rules is not done.
     Ttl = 2,
-    /// User space does what the rules say: nothing has been done to it.
+    /// User space does the work of the rules. Nothing has been done to the packet.
     Slow = 3,
 }
 
 impl Notice {
-    /// Bytes of it, before those of the frame.
+    /// Length of the notice. The bytes of the frame follow it.
     pub const BYTES: usize = 32;
 
-    /// A record of the program and the bytes of the frame in it, as many as the program gave. `None`: it is not one.
+    /// Splits a record of the program into the notice and the bytes of the frame that came with it. `None` if it is
+    /// not a record.
     pub fn read(record: &[u8]) -> Option<(Notice, &[u8])> {
         let (head, rest) = record.split_first_chunk::<{ Self::BYTES }>()?;
         let word = |at: usize| u32::from_ne_bytes(std::array::from_fn(|i| head[at + i]));

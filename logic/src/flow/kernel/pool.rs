@@ -1,13 +1,13 @@
-//! Rows that rules share: steps, patches, the rest of long keys. A row is handed out again only after a grace period.
+//! Rows that rules share: steps, patches, the rest words of long keys. A row is used again only after a grace period.
 
 use std::{collections::BTreeMap, collections::HashMap, hash::Hash};
 
-/// Runs of rows, the same content once. Row 0 is never handed out: it means nothing.
+/// Runs of rows. Equal content is stored once. Row 0 is never given out: it means nothing.
 pub(super) struct Pool<T> {
     rows: u32,
-    /// First row that was never used.
+    /// The first row that was never used.
     fresh: u32,
-    /// By length.
+    /// Free runs, by length.
     free: BTreeMap<u32, Vec<u32>>,
     shared: HashMap<T, Shared>,
     by_row: HashMap<u32, T>,
@@ -19,12 +19,12 @@ struct Shared {
     users: u32,
 }
 
-/// What a user gets.
+/// The result of [`Pool::get`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Got {
-    /// The content is to be written.
+    /// The caller writes the content to this row.
     New(u32),
-    /// It is there.
+    /// The content is already in this row.
     Old(u32),
 }
 
@@ -42,7 +42,7 @@ impl<T: Clone + Eq + Hash> Pool<T> {
         Self { rows, fresh: 1, free: BTreeMap::new(), shared: HashMap::new(), by_row: HashMap::new() }
     }
 
-    /// Rows for this content, `length` of them; `None`: no room.
+    /// Takes `length` rows for this content, or shares those that have it. `None` if there is no room.
     pub fn get(&mut self, content: &T, length: u32) -> Option<Got> {
         if let Some(shared) = self.shared.get_mut(content) {
             shared.users += 1;
@@ -61,7 +61,8 @@ impl<T: Clone + Eq + Hash> Pool<T> {
         Some(Got::New(row))
     }
 
-    /// One user less. When it was the last, the rows and how many: to be given to [`free`](Pool::free) when no reader is left.
+    /// Counts one user less. If it was the last, returns the first row and the length. The caller gives them to
+    /// [`free`](Pool::free) when no reader is left.
     pub fn put(&mut self, row: u32) -> Option<(u32, u32)> {
         let content = self.by_row.get(&row)?;
         let shared = self.shared.get_mut(content)?;
@@ -93,7 +94,7 @@ mod tests {
         assert_eq!(pool.get(&"c", 1), None);
         assert_eq!(pool.put(1), None);
         assert_eq!(pool.put(1), Some((1, 2)));
-        // Not yet free: a reader may still be there.
+        // Not free yet: a reader may still use it.
         assert_eq!(pool.get(&"d", 2), None);
         pool.free(1, 2);
         assert_eq!(pool.get(&"d", 2), Some(Got::New(1)));

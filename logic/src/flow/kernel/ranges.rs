@@ -1,8 +1,9 @@
-//! Which buckets of the index are whose: runs of a power of two, halved and joined again (Knowlton's buddies, TAOCP 2.5).
+//! Which buckets of the index belong to which mask. Runs have a power of two of buckets, and are halved and joined again
+//! (Knowlton's buddies, TAOCP 2.5).
 
 use std::collections::BTreeSet;
 
-/// `count` buckets from `first` on; `count` is a power of two and divides `first`.
+/// `count` buckets, beginning with `first`. `count` is a power of two and divides `first`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Range {
     pub first: u32,
@@ -10,19 +11,19 @@ pub(super) struct Range {
 }
 
 impl Range {
-    /// As the word of a mask's row.
+    /// The range as a word of a mask's row.
     pub fn word(self) -> u64 {
         u64::from(self.first) | u64::from(self.count - 1) << 32
     }
 }
 
 pub(super) struct Ranges {
-    /// Free runs by the logarithm of their length.
+    /// Free runs, by the logarithm of their length.
     free: Vec<BTreeSet<u32>>,
 }
 
 impl Ranges {
-    /// `buckets` is a power of two.
+    /// `buckets` must be a power of two.
     pub fn new(buckets: usize) -> Self {
         let order = buckets.checked_ilog2().unwrap_or(0) as usize;
         let mut free = vec![BTreeSet::new(); order + 1];
@@ -30,7 +31,7 @@ impl Ranges {
         Self { free }
     }
 
-    /// A run of this many buckets, a power of two; `None`: there is none left.
+    /// Takes a run of `count` buckets, a power of two. `None` if there is none left.
     pub fn take(&mut self, count: u32) -> Option<Range> {
         let order = count.ilog2() as usize;
         let from = (order..self.free.len()).find(|&order| !self.free[order].is_empty())?;
@@ -56,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_given_back_can_be_taken_whole_again() {
+    fn ranges_that_were_given_back_can_be_taken_as_a_whole() {
         let mut ranges = Ranges::new(16);
         let taken = [4, 1, 8, 2].map(|count| ranges.take(count).unwrap());
         assert_eq!(taken.map(|r| (r.first, r.count)), [(0, 4), (4, 1), (8, 8), (6, 2)]);

@@ -1,4 +1,4 @@
-//! Rules as rows of `flow_rules`, and in the buckets of their masks.
+//! Rules in rows of `flow_rules`, and in the buckets of their masks.
 
 use super::{
     FRONT, FlowMemory, Writer, index::Index, pool::Got, ranges::Range, row, rule_word, store, words,
@@ -43,7 +43,7 @@ impl<M: FlowMemory> Writer<M> {
         words[rule_word::DECISION].store(d.decision, Release);
         self.clear_counters(row);
         self.note_groups(row, Some(rule.instructions));
-        // What was cached while packets did not come to the core table knows nothing of its miss.
+        // Flows that were cached while packets skipped the core table do not contain its miss.
         let passed_by = rule.table == CORE_TABLE && self.entries(CORE_TABLE) == 0;
         let grown = self.masks.state(&self.memory, mask_row, rule.priority, &mut self.batch.twice);
         self.batch.flush |= grown || passed_by;
@@ -57,12 +57,12 @@ impl<M: FlowMemory> Writer<M> {
         Ok(())
     }
 
-    /// Masks of a table that packets look under; of the core table 0: they do not come there.
+    /// How many entries the order of a table has. If the core table has none, packets skip it.
     fn entries(&self, table: TableId) -> u64 {
         self.memory.tables()[usize::from(table) * words::TABLE].load(Acquire)
     }
 
-    /// What the kernel plane does for a rule.
+    /// The program of a rule for the kernel plane.
     pub(super) fn program_of(&self, rule: &Rule<'_>) -> Program {
         match rule.table {
             CORE_TABLE => Program::core(rule.instructions),
@@ -90,7 +90,8 @@ impl<M: FlowMemory> Writer<M> {
         self.batch.release.push(id);
     }
 
-    /// The words of a key behind the front; row 0 if they are all zero. `None`: no room.
+    /// Writes the words of a key after the front, and returns their row; 0 if they are all zero. `None` if there is no
+    /// room.
     fn write_rest(&mut self, key: &[u64; Key::WORDS]) -> Option<u32> {
         let list = key[FRONT..].to_vec();
         if list.iter().all(|word| *word == 0) {
@@ -107,7 +108,8 @@ impl<M: FlowMemory> Writer<M> {
         Index::new(self.memory.index(), self.masks.range(mask_row))
     }
 
-    /// Room for one more rule under a mask: in twice as many buckets if three quarters of the slots are taken.
+    /// Makes room for one more rule under a mask. If three quarters of the slots are taken, the mask gets at least
+    /// twice as many buckets.
     fn make_room(&mut self, mask_row: u16, hash: u64) -> bool {
         loop {
             let slots = self.masks.range(mask_row).count as usize * words::BUCKET;
@@ -120,7 +122,8 @@ impl<M: FlowMemory> Writer<M> {
         }
     }
 
-    /// More buckets for a mask, with its rules in them: twice as many, or more where a pair of them would be too full.
+    /// Takes more buckets for a mask and fills them with its rules. It takes twice as many, or more if a pair of
+    /// buckets would overflow.
     fn bigger(&mut self, mask_row: u16) -> Option<Range> {
         for times in [2, 4, 8] {
             let range = self.masks.bigger(mask_row, times)?;
@@ -134,7 +137,7 @@ impl<M: FlowMemory> Writer<M> {
         None
     }
 
-    /// The mask's row and the key of a rule, read back.
+    /// The row of a rule's mask and the rule's key, read from the memory.
     fn placed(&self, row: u32) -> (u16, [u64; Key::WORDS]) {
         let words = self.rule(row);
         let rest = words[rule_word::REST].load(Acquire) as u32 as usize * words::REST;

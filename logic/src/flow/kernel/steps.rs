@@ -1,4 +1,4 @@
-//! Steps as `struct flow_step` of `bpf/flow_abi.h`.
+//! Encodes steps as `struct flow_step` of `bpf/flow_abi.h`.
 
 use super::{core_word, memory::words};
 use crate::flow::{
@@ -10,7 +10,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Acquire},
 };
 
-/// `enum flow_verdict` of `bpf/flow_abi.h`; `router::abi` compares.
+/// `enum flow_verdict` of `bpf/flow_abi.h`; `router::abi` compares the two.
 pub mod verdict {
     pub const DROP: u8 = 0;
     pub const OUTPUT: u8 = 1;
@@ -22,7 +22,7 @@ pub mod verdict {
     pub const STEPS: u8 = 7;
     /// In the core table only.
     pub const CORE: u8 = 9;
-    /// Of a packet, in no rule.
+    /// A packet's verdict; it is in no rule.
     pub const CONTROLLER: u8 = 10;
     pub const CONTROLLER_LOST: u8 = 11;
     pub const PATH: u8 = 12;
@@ -80,15 +80,15 @@ pub const OPS: [(&str, u8); 21] = [
     ("STEP_SET_TUNNEL_ID", Op::TunnelId as u8),
 ];
 
-/// Where steps find the rows that they name.
+/// Finds the rows that steps name.
 pub(super) trait Rows {
-    /// Of `flow_sets`; `None`: no room.
+    /// A row of `flow_sets`. `None` if there is no room.
     fn set(&mut self, ports: &Ports) -> Option<u16>;
-    /// Of `flow_meters`; `None`: there is no such meter.
+    /// A row of `flow_meters`. `None` if there is no such meter.
     fn meter(&mut self, id: u32) -> Option<u32>;
-    /// Of `flow_groups`; `None`: it is not there, or not for the kernel plane.
+    /// A row of `flow_groups`. `None` if there is no such group, or the kernel plane cannot do it.
     fn group(&mut self, id: u32) -> Option<u32>;
-    /// The ports that nothing can be redirected to.
+    /// The ports to which nothing can be redirected.
     fn deaf(&self) -> &BTreeSet<RulePort>;
 }
 
@@ -97,13 +97,13 @@ fn port_id(port: RulePort) -> u16 {
     port.0 - 1
 }
 
-/// A verdict as kind and argument; `None`: user space has to do it.
+/// Encodes a verdict as kind and argument. `None` if user space has to do it.
 pub(super) fn encode_verdict(v: &Verdict, rows: &mut impl Rows) -> Option<(u8, u16)> {
     let deaf = rows.deaf();
     let heard = match v {
         Verdict::Output(port) => !deaf.contains(port),
         Verdict::Broadcast(Ports::These(ports)) => !ports.iter().any(|port| deaf.contains(port)),
-        // Any of them may be meant.
+        // The packet may go to any port.
         Verdict::Broadcast(Ports::All | Ports::Flood) | Verdict::InPort => deaf.is_empty(),
         Verdict::Drop
         | Verdict::Normal
@@ -128,7 +128,7 @@ pub(super) fn encode_verdict(v: &Verdict, rows: &mut impl Rows) -> Option<(u8, u
     })
 }
 
-/// Words of the steps, with the end. `None`: a row is missing, user space has to do it.
+/// The words of the steps, with the end. `None` if a row is missing; user space then has to do the work.
 pub(super) fn encode(steps: &[Step], rows: &mut impl Rows) -> Option<Vec<u64>> {
     let mut out = Vec::with_capacity((steps.len() + 1) * words::STEP);
     for step in steps {
@@ -138,7 +138,8 @@ pub(super) fn encode(steps: &[Step], rows: &mut impl Rows) -> Option<Vec<u64>> {
     Some(out)
 }
 
-/// The rows of `flow_sets` that the list of steps at the beginning of these words names, each as often as it does.
+/// The rows of `flow_sets` that a list of steps names, once for each time. The list is at the beginning of these
+/// words.
 pub(super) fn sets(steps: &[AtomicU64]) -> impl Iterator<Item = u16> + '_ {
     let first = |step: &[AtomicU64]| step[0].load(Acquire);
     let list = steps.chunks_exact(words::STEP).map(first).take_while(|step| *step as u8 != Op::End as u8);
@@ -150,7 +151,7 @@ fn pack(op: Op, a: u8, b: u16, c: u32, d: u64) -> [u64; words::STEP] {
     [u64::from(op as u8) | u64::from(a) << 8 | u64::from(b) << 16 | u64::from(c) << 32, d]
 }
 
-/// A number of the packet as a word in memory order.
+/// A number in network order as a word in memory order.
 fn be16(value: u16) -> u16 {
     u16::from_ne_bytes(value.to_be_bytes())
 }

@@ -1,5 +1,5 @@
-//! Against the flow tables themselves: whatever is added and removed, and whatever a program had read and not yet written
-//! when it was, what packets find is what the tables say.
+//! Compares the memory with the flow tables. Rules are added and removed, and programs may read before a change and write
+//! to the cache after it. Packets must still find what the tables say.
 
 use super::{answer::Reader, *};
 use crate::flow::{
@@ -73,7 +73,7 @@ impl World {
         self.writer.reader()
     }
 
-    /// What the tables say, as rows.
+    /// The result of the tables, as rows.
     fn truth(&self, key: &Key) -> Vec<u32> {
         let (mut rows, mut table, mut seen) = (Vec::new(), 0, *key);
         rows.extend(self.tables.lookup(CORE_TABLE, key).map(row));
@@ -93,7 +93,8 @@ impl World {
         }
     }
 
-    /// What a packet finds, without the core table's miss: whether it came there does not matter then.
+    /// The rows that a packet finds, without the core table's miss, because it does not matter whether the packet came
+    /// there.
     fn found(rows: Vec<u32>) -> Vec<u32> {
         rows.into_iter().filter(|&row| row != miss(CORE_TABLE)).collect()
     }
@@ -105,7 +106,7 @@ impl World {
     }
 }
 
-/// A small universe: two ports, two protocols, four destinations and four ports.
+/// A small universe: two receiving ports, two protocols, four destinations and four transport ports.
 fn key(bits: u16) -> Key {
     let mut key = Key::ZERO;
     key.set(Field::InPort, u128::from(1 + (bits & 1)));
@@ -116,7 +117,7 @@ fn key(bits: u16) -> Key {
     key
 }
 
-/// Any of the fields of such a key, exactly or by half.
+/// Any of the fields of such a key, all bits or half of them.
 fn matching() -> impl Strategy<Value = Match> {
     (0_u16..64, 0_u8..32, any::<bool>()).prop_map(|(bits, fields, half)| {
         let key = key(bits);
@@ -147,7 +148,7 @@ enum Act {
         priority: u16,
         matching: Match,
     },
-    /// A rule that was added gets other instructions, if it is still there; else it is added again.
+    /// Gives an added rule other instructions. If it no longer exists, it is added again.
     Change {
         which: prop::sample::Index,
         port: u16,
@@ -189,11 +190,11 @@ fn does(table: u8, port: u16, goto: bool) -> Instructions {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
     #[test]
-    fn packets_find_what_the_tables_say_and_after_a_batch_so_does_the_cache(
+    fn packets_find_what_the_tables_say_and_the_cache_agrees_after_a_batch(
         acts in prop::collection::vec(act(), 1..60),
     ) {
         let mut world = World::new();
-        // Packets that looked before and write to the cache when it is latest: just before the first grace period ends.
+        // Packets that looked before and write to the cache as late as they can: just before the first grace period ends.
         let mut under_way = Vec::new();
         let mut added = Vec::new();
         for act in acts {
@@ -262,7 +263,7 @@ fn exact_rules_come_and_go_and_others_stay_cached() {
     assert_eq!(world.reader().cached(&key(1)), None);
 }
 
-/// The core of a rule is part of what it decides; of the core table's it is one word, which changes under packets.
+/// The core of a rule is part of its decision. In the core table it is one word, which changes in place.
 #[test]
 fn cores_are_words_of_rules() {
     let mut world = World::new();
@@ -288,9 +289,9 @@ fn cores_are_words_of_rules() {
     assert_eq!(word(&world, id, rule_word::SET), (FLAG_CORE_OF_SET | 2 << CORE_SHIFT) << 48);
 }
 
-/// The union is of all masks whose rules were cached, not only of those that rules still have.
+/// The union covers all masks whose rules may be cached, not only those that still have rules.
 #[test]
-fn what_a_rule_that_goes_looked_at_tells_packets_apart_until_its_batch_is_over() {
+fn the_fields_of_a_removed_rule_stay_in_the_union_until_its_batch_is_over() {
     let mut world = World::new();
     let untagged = key(0);
     let mut tagged = untagged;

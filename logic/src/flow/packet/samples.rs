@@ -1,4 +1,4 @@
-//! Frames for tests, and what etherparse says of their checksums.
+//! Frames for tests, and their checksums as etherparse computes them.
 
 use crate::flow::checksum::crc32c;
 use etherparse::{
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 pub const DESTINATION: [u8; 6] = [2, 0, 0, 0, 0, 0xd];
 pub const SOURCE: [u8; 6] = [2, 0, 0, 0, 0, 5];
 
-/// What a frame is made of.
+/// The parts of a frame.
 #[derive(Clone, Debug)]
 pub struct Recipe {
     /// Priority and id.
@@ -128,7 +128,7 @@ pub fn any_recipe() -> impl Strategy<Value = Recipe> {
     let rest = (transport, any::<(u16, u16)>(), prop::collection::vec(any::<u8>(), 0..40));
     (link, ip, rest).prop_map(|((tags, v6), ip, (transport, mut ports, payload))| {
         let (source, destination, tos, label, ttl, options, extensions) = ip;
-        // ICMP timestamps have a length of their own, which etherparse insists on.
+        // ICMP timestamps have a fixed length, which etherparse requires.
         if transport == Transport::Icmp && [13, 14].contains(&(ports.0 as u8)) {
             ports.0 = 8;
         }
@@ -165,11 +165,11 @@ pub fn neighbour_discovery(kind: u8) -> Vec<u8> {
         .frame()
 }
 
-/// SCTP over IPv4, its checksum off by `wrong`.
+/// SCTP over IPv4. The checksum differs from the right one by `wrong`.
 pub fn sctp(wrong: u32) -> Vec<u8> {
     let mut frame = Recipe { payload: b"chunks and more".to_vec(), ..Recipe::default() }.frame();
     frame[23] = 132;
-    // Without UDP's length and checksum: ports, verification tag, checksum, chunks.
+    // Overwrite UDP's length and checksum. SCTP has ports, verification tag, checksum, chunks.
     frame[38..42].copy_from_slice(&[9, 9, 9, 9]);
     frame[42..46].fill(0);
     let crc = crc32c(&frame[34..]) ^ wrong;
@@ -178,7 +178,7 @@ pub fn sctp(wrong: u32) -> Vec<u8> {
     frame
 }
 
-/// Every IPv4, TCP, UDP (but 0), ICMP and ICMPv6 checksum of a frame: where it is, and what it should be.
+/// Every IPv4, TCP, UDP (except 0), ICMP and ICMPv6 checksum of a frame: its offset, and the right value.
 pub fn checksums(frame: &[u8]) -> Vec<(usize, u16)> {
     let mut from = 12;
     while [[0x81, 0], [0x88, 0xa8]].contains(&[frame[from], frame[from + 1]]) {
@@ -226,13 +226,13 @@ pub fn checksums(frame: &[u8]) -> Vec<(usize, u16)> {
     found
 }
 
-/// How far each checksum is from the right one, in ones' complement.
+/// The difference of each checksum from the right one, in ones' complement.
 pub fn errors(frame: &[u8]) -> Vec<u32> {
     let is = |at| u32::from(u16::from_be_bytes([frame[at], frame[at + 1]]));
     checksums(frame).into_iter().map(|(at, right)| (is(at) + 0xffff - u32::from(right)) % 0xffff).collect()
 }
 
-/// Makes every checksum right.
+/// Corrects every checksum.
 pub fn repair(frame: &mut [u8]) {
     for (at, right) in checksums(frame) {
         frame[at..at + 2].copy_from_slice(&right.to_be_bytes());

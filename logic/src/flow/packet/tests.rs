@@ -12,7 +12,7 @@ fn key(frame: &[u8]) -> Key {
     Key::of(frame, PORT, VXLAN_PORT)
 }
 
-/// A key with these fields and [`PORT`].
+/// A key with these fields, received by [`PORT`].
 fn with(fields: &[(Field, u128)]) -> Key {
     let mut key = Key::ZERO;
     key.set(InPort, 3);
@@ -32,7 +32,7 @@ fn fields(more: &[(Field, u128)]) -> Key {
     with(&[&macs()[..], more].concat())
 }
 
-/// What etherparse reads in a frame without fragments or tunnels.
+/// The key as etherparse reads it, for a frame without fragments or tunnels.
 fn as_etherparse_reads(frame: &[u8]) -> Key {
     let packet = SlicedPacket::from_ethernet(frame).unwrap();
     let Some(LinkSlice::Ethernet2(ethernet)) = &packet.link else { panic!("{packet:?}") };
@@ -104,13 +104,13 @@ fn arp_has_its_own_fields() {
 }
 
 #[test]
-fn neighbour_discovery_shows_target_and_the_option_of_its_kind() {
+fn neighbour_discovery_has_the_target_and_the_option_of_its_kind() {
     let target = 0xfe80_u128 << 112 | 2;
     for (kind, option) in [(135, Ipv6NdSll), (136, Ipv6NdTll)] {
         let k = key(&neighbour_discovery(kind));
         assert_eq!((k.get(Icmpv6Type), k.get(Ipv6NdTarget)), (kind.into(), target));
         assert_eq!(k.get(option), 0x0200_0000_0009);
-        assert_eq!(k.get(Ipv6NdSll) + k.get(Ipv6NdTll), 0x0200_0000_0009, "only that one");
+        assert_eq!(k.get(Ipv6NdSll) + k.get(Ipv6NdTll), 0x0200_0000_0009, "only that option");
     }
     let mut endless = neighbour_discovery(135);
     endless[79] = 0;
@@ -128,7 +128,7 @@ fn an_802_3_frame_has_the_type_of_snap_or_none() {
 }
 
 #[test]
-fn the_outermost_of_two_tags_is_matched_and_a_third_is_a_type() {
+fn the_outermost_of_two_tags_is_matched_and_a_third_is_an_ether_type() {
     let tags = |tags: &[(u8, u16)]| key(&Recipe { tags: tags.to_vec(), ..Recipe::default() }.frame());
     let two = tags(&[(5, 100), (0, 7)]);
     assert_eq!((two.get(VlanVid), two.get(VlanPcp), two.get(EthType)), (0x1064, 5, 0x0800));
@@ -136,7 +136,7 @@ fn the_outermost_of_two_tags_is_matched_and_a_third_is_a_type() {
     let three = tags(&[(5, 100), (0, 7), (0, 8)]);
     assert_eq!(three, fields(&[(VlanVid, 0x1064), (VlanPcp, 5), (EthType, 0x8100)]));
     let cut = &Recipe { tags: vec![(0, 7)], ..Recipe::default() }.frame()[..17];
-    assert_eq!(key(cut), fields(&[(EthType, 0x8100)]), "no tag without its type");
+    assert_eq!(key(cut), fields(&[(EthType, 0x8100)]), "a tag without an EtherType is none");
 }
 
 #[test]
@@ -152,10 +152,11 @@ fn every_fragment_of_ipv4_shows_the_protocol_and_no_ports() {
         assert_eq!(key(&frame), expected, "{offset:?}");
     }
     frame[20..22].copy_from_slice(&[0x40, 0]);
-    assert_eq!(key(&frame), whole, "don't fragment is no fragment");
+    assert_eq!(key(&frame), whole, "don't fragment does not make a fragment");
 }
 
-/// `Recipe::default` over IPv6 with these bytes before its UDP header, the first header of which is `next`.
+/// `Recipe::default` over IPv6 with these bytes in front of its UDP header. `next` is the number of the first
+/// header in them.
 fn with_extensions(next: u8, extensions: &[u8]) -> Vec<u8> {
     let mut frame = Recipe { v6: true, ..Recipe::default() }.frame();
     frame.splice(54..54, extensions.iter().copied());
@@ -165,7 +166,7 @@ fn with_extensions(next: u8, extensions: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn ipv6_extension_headers_are_walked_within_bounds() {
+fn ipv6_extension_headers_are_read_within_bounds() {
     let of = |next, extensions: &[u8]| {
         let k = key(&with_extensions(next, extensions));
         (k.get(IpProto), k.get(UdpSrc), k.get(UdpDst))
@@ -174,13 +175,13 @@ fn ipv6_extension_headers_are_walked_within_bounds() {
         [43, 0, 1, 4, 0, 0, 0, 0],   // hop-by-hop options
         [60, 0, 0, 0, 0, 0, 0, 0],   // routing
         [44, 0, 1, 4, 0, 0, 0, 0],   // destination options
-        [17, 0, 0, 0, 0, 0, 0, 0x9], // fragment that is none
+        [17, 0, 0, 0, 0, 0, 0, 0x9], // fragment header of a whole packet
     ];
     assert_eq!(of(0, &all.concat()), (17, 1000, 2000));
     assert_eq!(of(44, &[17, 0, 0, 1, 0, 0, 0, 9]), (17, 0, 0), "first fragment");
     assert_eq!(of(44, &[17, 0, 0, 8, 0, 0, 0, 9]), (17, 0, 0), "last fragment");
-    assert_eq!(of(44, &[60, 0, 0, 8, 0, 0, 0, 9]), (60, 0, 0), "what a later fragment holds is not walked");
-    assert_eq!(of(51, &[17, 4, 0, 0, 0, 0, 0, 0]), (51, 0, 0), "others are protocols");
+    assert_eq!(of(44, &[60, 0, 0, 8, 0, 0, 0, 9]), (60, 0, 0), "headers in a later fragment are not read");
+    assert_eq!(of(51, &[17, 4, 0, 0, 0, 0, 0, 0]), (51, 0, 0), "other headers are protocols");
     assert_eq!(of(60, &[17, 200, 1, 4, 0, 0, 0, 0]), (60, 0, 0), "longer than the packet");
     let chain = |n: usize| {
         [vec![[60, 0, 1, 4, 0, 0, 0, 0]; n - 1], vec![[17, 0, 1, 4, 0, 0, 0, 0]]].concat().concat()
@@ -190,9 +191,9 @@ fn ipv6_extension_headers_are_walked_within_bounds() {
 }
 
 #[test]
-fn padding_is_no_header() {
+fn padding_is_not_read_as_a_header() {
     let mut frame = Recipe::default().frame();
-    // The IPv4 packet ends before its UDP header does.
+    // The IPv4 packet ends before its UDP header ends.
     frame[16..18].copy_from_slice(&[0, 27]);
     let k = key(&frame);
     assert_eq!((k.get(IpProto), k.get(UdpSrc)), (17, 0));
@@ -248,15 +249,15 @@ fn the_frame_inside_vxlan_shows_its_fields() {
         (InnerTpDst, 2000),
     ];
     assert_eq!(key(&packet.frame), with(&[&outside[..], &inside].concat()));
-    assert_eq!(Key::of(&packet.frame, PORT, 8472), with(&outside), "another port");
+    assert_eq!(Key::of(&packet.frame, PORT, 8472), with(&outside), "another port than that of VXLAN");
     packet.frame[42] = 0;
-    assert_eq!(key(&packet.frame), with(&outside), "no VNI without its flag");
+    assert_eq!(key(&packet.frame), with(&outside), "without the I flag there is no VNI");
 }
 
 proptest! {
     #[test]
     fn keys_are_what_etherparse_reads(recipe in any_recipe()) {
-        // Neighbour discovery and VXLAN have fields that etherparse does not know.
+        // Neighbour discovery and VXLAN have fields that etherparse does not read.
         let (kind, port) = recipe.ports;
         prop_assume!(!(recipe.transport == Transport::Icmp && [135, 136].contains(&(kind as u8))) && port != VXLAN_PORT);
         let frame = recipe.frame();
@@ -273,7 +274,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_panic(
+    fn no_frame_causes_a_panic(
         mut bytes in prop::collection::vec(any::<u8>(), 0..80),
         kind in prop::sample::select(vec![0x0800_u16, 0x0806, 0x86dd, 0x8100]),
         version in prop::sample::select(vec![0x45_u8, 0x46, 0x60]),

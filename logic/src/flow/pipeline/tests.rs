@@ -7,8 +7,9 @@ use crate::flow::{
 };
 use proptest::prelude::*;
 
-/// Ports 1 to 4, of which 4 does not flood; group 1 is all (2, 3 with another VLAN id), 2 is indirect (2), 3 fails over from
-/// a port that is down to 3, 4 leads to group 1, 9 sets the tunnel id (2); meter 1 lets nothing pass, others all.
+/// Ports 1 to 4; port 2 is down and port 4 does not flood. Group 1 is all (port 2, and port 3 with another VLAN id), and
+/// group 2 is indirect (port 2). Group 3 fails over from port 2 to port 3. Group 4 leads to group 1. Group 9 sets the
+/// tunnel id (port 2). Meter 1 lets no packet pass, the other meters all.
 fn tables() -> Tables {
     let mut tables = Tables::new();
     tables.set_ports((1..=4).map(|port| (RulePort(port), port != 2)));
@@ -48,7 +49,7 @@ fn with_rules(rules: &[&str]) -> Tables {
     tables
 }
 
-/// Ports; with `v` the VLAN id, if there is one, with `t` the TTL, if it is not 64.
+/// The ports of the outputs. `v` and the VLAN id follow if there is a tag; `t` and the TTL follow if it is not 64.
 fn went(done: &Done) -> Vec<String> {
     let look = |output: &Output| {
         let key = Key::of(&output.frame, RulePort(0), VXLAN_PORT);
@@ -71,7 +72,7 @@ fn frame(ttl: u8) -> Vec<u8> {
 fn instructions_are_done_table_by_table_and_the_action_set_at_the_end() {
     for (rules, went_to, tables_seen) in [
         (&["actions=output:2,dec_ttl,output:3"][..], &["2", "3t63"][..], &[0][..]),
-        // Later tables see what was done.
+        // Later tables see the changes of earlier ones.
         (&["actions=mod_vlan_vid:5,goto_table:2", "table=2,dl_vlan=5,actions=output:3"], &["3v5"], &[0, 2]),
         (&["actions=write_metadata:5,goto_table:1", "table=1,metadata=5,actions=output:2"], &["2"], &[0, 1]),
         (
@@ -84,7 +85,7 @@ fn instructions_are_done_table_by_table_and_the_action_set_at_the_end() {
         ),
         (&["actions=set_tunnel:6,goto_table:1", "table=1,tun_id=5,actions=output:2"], &[], &[0, 1]),
         (&["tun_id=0,actions=output:2"], &["2"], &[0]),
-        // A bucket writes only to its own copy.
+        // A bucket changes only its own copy.
         (&["actions=group:9,goto_table:1", "table=1,tun_id=0,actions=output:3"], &["2", "3"], &[0, 1]),
         (
             &[
@@ -95,7 +96,7 @@ fn instructions_are_done_table_by_table_and_the_action_set_at_the_end() {
             &["2"],
             &[0, 1, 2],
         ),
-        // Sets are added up, cleared, and done in their own order.
+        // Actions are added to the set, the set is cleared, and its actions are done in its own order.
         (&["actions=write_actions(output:2,dec_ttl)"], &["2t63"], &[0]),
         (
             &[
@@ -122,7 +123,7 @@ fn instructions_are_done_table_by_table_and_the_action_set_at_the_end() {
             &["2t63", "4t62", "3t62"],
             &[0, 1],
         ),
-        // A miss in a later table drops, the set with it.
+        // A miss in a later table drops the packet and its action set.
         (&["actions=output:2,goto_table:1", "table=1,arp,actions=output:3"], &["2"], &[0, 1]),
         (&["arp,actions=output:3"], &["NORMAL"], &[0]),
         (&["priority=2,ip,actions=output:3", "priority=3,udp,actions=output:2"], &["2"], &[0]),
@@ -145,7 +146,7 @@ fn instructions_are_done_table_by_table_and_the_action_set_at_the_end() {
 }
 
 #[test]
-fn ports_with_a_meaning_of_their_own_are_resolved() {
+fn reserved_ports_are_resolved() {
     for (in_port, actions, went_to) in [
         (1, "flood", &["2", "3"][..]),
         (4, "flood", &["1", "2", "3"]),
@@ -164,7 +165,7 @@ fn ports_with_a_meaning_of_their_own_are_resolved() {
         let done = pipeline(&tables, "", |p| p.run(Packet::new(frame(64), RulePort(in_port))));
         assert_eq!(went(&done), went_to, "{actions} from {in_port}");
     }
-    // A port that is gone.
+    // A port that no longer exists.
     let mut tables = with_rules(&["actions=output:3"]);
     tables.set_ports([]);
     let (miss, meter) = (Instructions::default(), &mut |_: u32, _: usize| true);
@@ -173,7 +174,7 @@ fn ports_with_a_meaning_of_their_own_are_resolved() {
 }
 
 #[test]
-fn buckets_that_a_packet_took_are_told() {
+fn the_buckets_that_a_packet_took_are_reported() {
     let tables = with_rules(&["actions=group:4,write_actions(group:2)"]);
     let done = pipeline(&tables, "", |p| p.run(Packet::new(frame(64), RulePort(1))));
     assert_eq!(done.buckets, [(4, 0), (1, 0), (1, 1), (2, 0)]);
@@ -196,7 +197,7 @@ fn the_tunnel_id_goes_to_controllers_as_it_is_at_each_output() {
 }
 
 #[test]
-fn outputs_say_which_rule_they_are_of_and_why() {
+fn outputs_name_their_rule_and_their_reason() {
     use PacketInReason::{InvalidTtl, NoMatch};
     const ACTION: PacketInReason = PacketInReason::Action;
     for (rules, miss, ttl, told) in [
@@ -225,7 +226,7 @@ fn outputs_say_which_rule_they_are_of_and_why() {
             1,
             vec![(InvalidTtl, 0, 7, 0)],
         ),
-        // What an invalid TTL ends: the rest of the actions, the tables, the set.
+        // An invalid TTL ends the rest of the actions, the tables, and the set.
         (
             &["cookie=7,actions=dec_ttl,write_actions(output:2),goto_table:1", "table=1,actions=output:3"],
             "",
@@ -264,7 +265,7 @@ fn the_controller_sends_a_packet_and_the_tables_take_it_once() {
 }
 
 #[test]
-fn a_packet_that_would_become_very_many_becomes_many() {
+fn the_copies_of_a_packet_are_limited() {
     let mut tables = tables();
     let bucket = Bucket { actions: vec![Action::output(RulePort(2)); 64], ..Bucket::default() };
     let wide = |id, buckets| GroupMod::Add(Group { id, kind: GroupKind::All, buckets });
@@ -288,7 +289,7 @@ fn a_packet_that_would_become_very_many_becomes_many() {
 
 proptest! {
     #[test]
-    fn any_bytes_and_rules_come_to_an_end(
+    fn all_frames_and_rules_terminate(
         bytes in prop::collection::vec(any::<u8>(), 0..200),
         in_port: u16,
         parts in prop::collection::vec((0_u8..16, 0_usize..14, any::<bool>(), 0_u8..16), 0..12),

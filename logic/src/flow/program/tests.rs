@@ -10,7 +10,7 @@ fn ports(list: &[u16]) -> Verdict {
 }
 
 #[test]
-fn what_is_sent_once_and_last_the_kernel_plane_does() {
+fn the_kernel_plane_does_rules_that_send_once_at_the_end() {
     let last = |actions| program(actions).steps.last().cloned();
     for (actions, verdict) in [
         ("output:2", Verdict::Output(RulePort(2))),
@@ -32,7 +32,7 @@ fn what_is_sent_once_and_last_the_kernel_plane_does() {
 }
 
 #[test]
-fn copies_that_differ_are_for_user_space() {
+fn user_space_does_copies_that_differ() {
     for actions in [
         "output:1,dec_ttl,output:2",
         "output:1,dec_ttl",
@@ -49,7 +49,7 @@ fn copies_that_differ_are_for_user_space() {
 }
 
 #[test]
-fn later_tables_see_what_is_set_and_nothing_leaves_before_them() {
+fn later_tables_see_set_fields_and_packets_leave_only_after_them() {
     let goes_on = |actions: &str| {
         let apply = parse_actions(actions).unwrap();
         let metadata = Some((5, 0xff));
@@ -97,14 +97,14 @@ fn the_core_of_the_last_output_is_named_once_for_the_whole_packet() {
     assert_eq!(named("set_core:3", "drop", Some(1)), (this(3), 0, 0), "for later tables");
     assert_eq!(named("set_core:3", "output:1,set_core:5", None), (this(5), 0, 0b1_0000_0000));
     assert_eq!(named("set_core:3", "output:1", None), (this(3), 0, 0b1_0000_0000), "the set sends");
-    // A packet has been handed over, or not, before it comes to a group.
+    // A packet is handed over before it reaches a group.
     assert_eq!(compile_bucket(&parse_actions("set_core:3,output:1").unwrap()), None);
     assert_eq!(program("set_core:choose,output:1").core, Some(CoreChoice::Choose));
     assert_eq!(program("set_core:choose,set_core:choose_first,output:1").core, Some(CoreChoice::ChooseFirst));
 }
 
 #[test]
-fn parts_of_the_action_set_know_their_rank() {
+fn parts_of_the_action_set_have_their_rank() {
     let write = parse_actions("output:1,mod_nw_ttl:3,strip_vlan").unwrap();
     let program = compile(&Instructions { write, ..Instructions::default() }, &|_| true);
     let out = Step::Verdict(Verdict::Output(RulePort(1)));
@@ -135,7 +135,7 @@ fn a_flow_control_field_is_bits_of_the_tos_byte_or_of_the_tag() {
 
 /// XDP has room for four in front of a frame.
 #[test]
-fn more_than_four_tunnels_are_for_user_space() {
+fn user_space_does_more_than_four_tunnels() {
     let outer = Vxlan {
         vni: 7,
         source: [10, 0, 0, 1].into(),

@@ -1,4 +1,4 @@
-//! Which instructions a rule may have, and actions a bucket.
+//! Checks the instructions of rules, and the actions of buckets.
 
 use super::Tables;
 use crate::flow::{
@@ -7,32 +7,32 @@ use crate::flow::{
     rule::{TABLES, TableId},
 };
 
-/// Whose rules a change follows where the versions differ.
+/// The protocol version whose rules a change follows, where versions differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
-    /// A modify that finds no rule adds one, and one that does gives it its cookie; adding a rule again resets its
-    /// counters (section 4.6). Actions apply to packets that have the field.
+    /// A modify that selects no rule adds one, and a modified rule gets the cookie. Adding a rule again resets its counters
+    /// (section 4.6). Actions apply only to packets that have the field.
     OpenFlow10,
-    /// A modify that finds no rule does nothing, cookies stay, RESET_COUNTS resets counters (1.3.5 section 6.4). Actions
-    /// must fit what the rule matches (1.3.5 section A.3.4.1, OFPBAC_MATCH_INCONSISTENT).
+    /// A modify that selects no rule does nothing, cookies stay, and RESET_COUNTS resets counters (1.3.5 section 6.4).
+    /// Actions must fit the match of the rule (1.3.5 section A.3.4.1, OFPBAC_MATCH_INCONSISTENT).
     OpenFlow13,
 }
 
-/// How many actions a rule (apply and write together) or a bucket may have.
+/// The most actions of a rule (apply and write together) or of a bucket.
 pub const ACTIONS: usize = 64;
 
-/// The only queue of a port: there is no queueing (DESIGN.md, section 1).
+/// The only queue of a port: Millrace has no queueing.
 const QUEUE: u32 = 0;
 
-/// May [`Action::SetField`] write it? Not what is no part of a packet (1.3.5 section A.2.5), nor what says which fields the
-/// packet has, nor what lies inside a tunnel.
+/// May [`Action::SetField`] write the field? It may not write fields outside the packet (1.3.5 section A.2.5), fields that
+/// decide which other fields the packet has, or fields inside a tunnel.
 pub fn settable(field: Field) -> bool {
     !matches!(field, Field::InPort | Field::Metadata | Field::EthType | Field::IpProto)
         && (field < Field::InnerEthDst || field == Field::VxlanVni)
 }
 
 impl Tables {
-    /// Can a rule of this table and match have these instructions?
+    /// Checks the instructions of a rule with this table and match.
     pub(super) fn check(
         &self,
         table: TableId,
@@ -53,16 +53,17 @@ impl Tables {
         if let Some(path) = gives_to(i) {
             return demand(usize::from(path) < self.paths.len(), Refused::BadPort);
         }
-        // Where the match is not asked, nothing is known of the packet.
+        // If the match is not considered, nothing is known of the packet.
         let mut packet = (dialect == Dialect::OpenFlow13).then_some(*matching);
         i.apply.iter().try_for_each(|action| self.check_action(action, &mut packet))?;
         self.check_action_set(&i.write, &mut packet)
     }
 
-    /// Can a packet from the controller have these actions? [`RulePort::TABLE`] is for it alone. What the packet is, is not asked.
+    /// Checks the actions for a packet from the controller. Only such a packet may go to [`RulePort::TABLE`]. The content of
+    /// the packet is not considered.
     ///
     /// # Errors
-    /// As of a rule with these actions.
+    /// The same as for a rule with these actions.
     pub fn check_actions(&self, actions: &[Action]) -> Result<(), Refused> {
         demand(actions.len() <= ACTIONS, Refused::TooManyActions)?;
         let to_table =
@@ -71,7 +72,8 @@ impl Tables {
         others.try_for_each(|action| self.check_action(action, &mut None))
     }
 
-    /// Actions of an action set: of a bucket, or to be written. They are done in an order of their own (1.3.5 section 5.10).
+    /// Checks the actions of an action set, either of a bucket or written by a rule. They are done in the order of the set
+    /// (1.3.5 section 5.10).
     pub(super) fn check_action_set(
         &self,
         actions: &[Action],
@@ -94,7 +96,8 @@ impl Tables {
             .try_for_each(|action| self.check_action(action, packet))
     }
 
-    /// `packet`: what is known of packets here, which the action may change; `None`: nothing, and nothing is asked.
+    /// `packet`: the known fields of packets at this point, which the action may change. `None`: nothing is known, and the
+    /// action need not fit.
     fn check_action(&self, action: &Action, packet: &mut Option<Match>) -> Result<(), Refused> {
         match *action {
             Action::Output { port, .. } => self.check_port(port),
@@ -159,7 +162,7 @@ impl Tables {
             | RulePort::ALL
             | RulePort::CONTROLLER
             | RulePort::LOCAL => true,
-            // TABLE is for packets from the controller alone, and a path is the only thing that a rule says.
+            // Only packets from the controller may go to TABLE. A rule that sends to a path contains nothing else.
             _ => port.is_real() && self.ports.contains_key(&port),
         };
         demand(known, Refused::BadPort)
@@ -174,8 +177,8 @@ impl Tables {
     }
 }
 
-/// The path that a rule gives its packets to: it says nothing else. What is to be done with them besides is the path's to do, and a copy for
-/// it nobody could make.
+/// The path to which a rule sends its packets. Such a rule contains nothing else: the path does all further work on the
+/// packets, and nothing could make a copy for it.
 fn gives_to(instructions: &Instructions) -> Option<u16> {
     let Instructions { meter: None, write, goto_table: None, .. } = instructions else { return None };
     match instructions.apply[..] {
@@ -184,7 +187,7 @@ fn gives_to(instructions: &Instructions) -> Option<u16> {
     }
 }
 
-/// What does not hold is refused.
+/// Returns an error if the condition is false.
 pub(super) fn demand(holds: bool, refused: Refused) -> Result<(), Refused> {
     if holds { Ok(()) } else { Err(refused) }
 }
@@ -192,7 +195,7 @@ pub(super) fn demand(holds: bool, refused: Refused) -> Result<(), Refused> {
 fn check_set_field(field: Field, value: u128, mask: u128, packet: &mut Option<Match>) -> Result<(), Refused> {
     demand(settable(field), Refused::BadSetField)?;
     demand(mask != 0 && mask & !field.all_bits() == 0 && value & !mask == 0, Refused::BadArgument)?;
-    // A tag is taken off by PopVlan alone.
+    // Only PopVlan removes a tag.
     let present = u128::from(VLAN_PRESENT);
     demand(field != Field::VlanVid || value & present == mask & present, Refused::BadArgument)?;
     let Some(packet) = packet else { return Ok(()) };
@@ -204,13 +207,13 @@ fn check_set_field(field: Field, value: u128, mask: u128, packet: &mut Option<Ma
     Ok(())
 }
 
-/// Is it known that there is no tag?
+/// Is it known that the packet has no tag?
 fn is_untagged(packet: &Match) -> bool {
     let present = u128::from(VLAN_PRESENT);
     packet.get(Field::VlanVid).is_some_and(|(value, mask)| mask & present != 0 && value & present == 0)
 }
 
-/// After a tag was pushed (true) or popped (false: there may be another).
+/// Updates the known fields after a tag was pushed (true) or popped (false: there may be another tag).
 fn set_tagged(packet: &mut Option<Match>, tagged: bool) {
     if let Some(packet) = packet {
         let present = if tagged { VLAN_PRESENT.into() } else { 0 };
@@ -219,7 +222,7 @@ fn set_tagged(packet: &mut Option<Match>, tagged: bool) {
     }
 }
 
-/// What is known of the frame inside a VXLAN packet.
+/// The known fields of the frame inside a VXLAN packet.
 fn inside(outer: &Match) -> Match {
     let places = [
         (Field::InnerEthType, Field::EthType),
@@ -284,7 +287,7 @@ mod tests {
         let to_port = |port| Action::Output { port, max_len: WHOLE_PACKET };
         let queue = |port, queue| Action::Enqueue { port: RulePort(port), queue };
         let (good, odd) = (Ok(()), Err(InconsistentAction));
-        // Match, actions to apply, what OpenFlow 1.3 says, what 1.0 says.
+        // The match, the actions to apply, the result in OpenFlow 1.3, the result in 1.0.
         for (matching, actions, v13, v10) in [
             (tcp, vec![tp.clone(), v4.clone(), out(3)], good, good),
             (Match::ANY, vec![v4.clone()], odd, good),
@@ -387,9 +390,9 @@ mod tests {
         }
     }
 
-    /// In whatever version, and only as the last word of all rules that decide.
+    /// This holds in both versions. The path must be the last thing that the rules do.
     #[test]
-    fn a_rule_gives_packets_to_a_path_and_does_nothing_else() {
+    fn a_rule_that_sends_to_a_path_does_nothing_else() {
         let path = |n| Action::output(RulePort::of_path(n).unwrap());
         let alone = Instructions::apply([path(1)]);
         let clear = Instructions { clear: true, ..alone.clone() };
@@ -433,7 +436,7 @@ mod tests {
         }
         let mut tables = tables();
         tables.set_paths(vec![PathPort { name: "a".into(), drops: true }]);
-        assert_eq!(tables.check_actions(&[path(0)]), bad, "nobody can send to a worker but the kernel plane");
+        assert_eq!(tables.check_actions(&[path(0)]), bad, "only the kernel plane can send to a worker");
         assert_eq!((RulePort::of_path(63), RulePort::of_path(64)), (Some(RulePort(0xfe3f)), None));
         assert_eq!(
             [0xfdff, 0xfe00, 0xfe3f, 0xfe40].map(|n| RulePort(n).path()),
@@ -447,7 +450,7 @@ mod tests {
         let [this, other] = [3, 4].map(|core| Action::SetCore(CoreChoice::This(core)));
         let choose = Action::SetCore(CoreChoice::Choose);
         let some: &[u16] = &[0, 3];
-        // Cores there are; what is said of one of them, of another, of "choose".
+        // The cores that exist; the result for one of them, for another one, and for "choose".
         for (cores, expected) in [
             (None, [Err(BadAction); 3]),
             (Some(&[][..]), [Err(BadArgument), Err(BadArgument), Ok(())]),

@@ -4,20 +4,20 @@ use super::{Change, Count, Tables, check::demand, duration};
 use crate::flow::{Action, Group, GroupKind, GroupMod, GroupStats, Refused, Removed, RulePort, rule::Bucket};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How many groups there may be.
+/// The most groups.
 pub const GROUPS: usize = 4096;
-/// How many buckets a group may have.
+/// The most buckets of a group.
 pub const BUCKETS: usize = 64;
-/// How many groups may lead from one to the next.
+/// The most groups that may lead from one to the next.
 pub const GROUP_CHAIN: usize = 4;
 
-/// Ids from here on have a meaning of their own (OFPG_MAX).
+/// Ids from here on are reserved (OFPG_MAX).
 const RESERVED: u32 = 0xffff_ff01;
 
 struct Entry {
     group: Group,
     created_ms: u64,
-    /// How many rules and groups lead here.
+    /// How many rules and groups lead to this group.
     references: u32,
     count: Count,
     buckets: Vec<Count>,
@@ -43,7 +43,8 @@ impl Groups {
         }
     }
 
-    /// How many groups the longest way from `id` passes, itself included. `new` is about to be one of them.
+    /// How many groups the longest way from `id` passes, including `id` itself. `new` is the group to be added or
+    /// changed.
     fn height(
         &self,
         id: u32,
@@ -52,7 +53,7 @@ impl Groups {
     ) -> Result<usize, Refused> {
         match known.get(&id) {
             Some(Some(height)) => return Ok(*height),
-            // We came from there.
+            // The way leads back to a group on it.
             Some(None) => return Err(Refused::GroupLoop),
             None => {}
         }
@@ -98,7 +99,7 @@ impl Tables {
         self.groups.0.values().map(|entry| &entry.group)
     }
 
-    /// Adds, modifies or deletes groups. With a group go the rules that lead to it.
+    /// Adds, modifies or deletes groups. Rules that lead to a deleted group end.
     pub fn apply_group(&mut self, request: &GroupMod, now_ms: u64) -> Result<Vec<Change>, Refused> {
         match request {
             GroupMod::Add(group) => {
@@ -123,7 +124,7 @@ impl Tables {
         }
     }
 
-    /// What was counted of a group since it was added, and of each of its buckets since it was last changed.
+    /// Sets the packets counted for a group since it was added, and for each bucket since it was last changed.
     pub fn count_group(&mut self, id: u32, count: Count, buckets: &[Count]) {
         if let Some(entry) = self.groups.0.get_mut(&id) {
             entry.count = count;
@@ -131,7 +132,8 @@ impl Tables {
         }
     }
 
-    /// A packet that user space sent through a bucket. `first`: it has not been counted for the group itself.
+    /// Counts a packet that user space sent through a bucket. `first`: it has not been counted for the group itself
+    /// yet.
     pub fn count_bucket(&mut self, id: u32, bucket: usize, bytes: usize, first: bool) {
         let Some(entry) = self.groups.0.get_mut(&id) else { return };
         if first {
@@ -142,7 +144,7 @@ impl Tables {
         }
     }
 
-    /// Statistics of one group or all, by id.
+    /// Statistics of one group or of all, by id.
     pub fn group_stats(&self, id: Option<u32>, now_ms: u64) -> impl Iterator<Item = GroupStats> + '_ {
         let wanted = id.map_or(0..=u32::MAX, |id| id..=id);
         self.groups.0.range(wanted).map(move |(&id, entry)| {
@@ -159,12 +161,12 @@ impl Tables {
         })
     }
 
-    /// The first live bucket of a group, by its index: where fast failover sends packets.
+    /// The index of the first live bucket of a group, to which fast failover sends packets.
     pub fn live_bucket(&self, id: u32) -> Option<usize> {
         self.first_live(id, &mut BTreeMap::new())
     }
 
-    /// The live buckets of a group: bit i says it of bucket i.
+    /// The live buckets of a group: bit i is set if bucket i is live.
     pub fn live_buckets(&self, id: u32) -> u64 {
         let mut known = BTreeMap::new();
         self.group(id).map_or(0, |group| self.live_bits(group, &mut known))
@@ -175,7 +177,7 @@ impl Tables {
         buckets.fold(0, |bits, (i, bucket)| bits | u64::from(self.is_live(bucket, known)) << i)
     }
 
-    /// The buckets that packets of a group may take, of those groups where that depends on what is up.
+    /// The buckets that packets of a group may take, for groups where this depends on ports that are up.
     pub(super) fn usable_buckets(&self) -> BTreeMap<u32, u64> {
         let mut known = BTreeMap::new();
         let mut usable = |group: &Group| match group.kind {
@@ -186,7 +188,7 @@ impl Tables {
         self.groups().filter_map(|group| Some((group.id, usable(group)?))).collect()
     }
 
-    /// `known`: of which groups it is known already.
+    /// `known`: the results of groups that were already looked at.
     fn first_live(&self, id: u32, known: &mut BTreeMap<u32, Option<usize>>) -> Option<usize> {
         if let Some(first) = known.get(&id) {
             return *first;
@@ -196,7 +198,8 @@ impl Tables {
         first
     }
 
-    /// A bucket is live while its port is up or its group has a live bucket, and if it watches nothing (section 6.5).
+    /// A bucket is live while its port is up or its group has a live bucket. A bucket that watches nothing is always
+    /// live (section 6.5).
     fn is_live(&self, bucket: &Bucket, known: &mut BTreeMap<u32, Option<usize>>) -> bool {
         let up = |port| self.ports.get(&port).copied().unwrap_or(port == RulePort::LOCAL);
         match (bucket.watch_port, bucket.watch_group) {
@@ -221,7 +224,7 @@ impl Tables {
             demand(bucket.watch_group.is_none_or(|id| self.groups.contains(id)), Refused::BadWatch)?;
             self.check_action_set(&bucket.actions, &mut None)?;
         }
-        // An added group has none before it; the way through a changed one may begin anywhere.
+        // No group leads to an added group yet. The longest way through a changed group may begin at any group.
         let changed = self.groups.contains(group.id);
         let others = changed.then(|| self.groups.0.keys().copied()).into_iter().flatten();
         let mut known = BTreeMap::new();
@@ -231,7 +234,8 @@ impl Tables {
             .try_for_each(|id| self.groups.height(id, group, &mut known).map(|_| ()))
     }
 
-    /// Adds a group, or gives one other buckets: its own counters go on then, those of its buckets begin anew (6.5).
+    /// Adds a group, or changes its buckets. The counters of a changed group go on, and those of its buckets start
+    /// again (6.5).
     fn put_group(&mut self, group: &Group, now_ms: u64) -> Vec<Change> {
         let buckets = vec![Count::default(); group.buckets.len()];
         leads_to(group).into_iter().for_each(|next| self.groups.refer(next));
@@ -248,14 +252,14 @@ impl Tables {
             entry.buckets = buckets;
             leads_to(&old).into_iter().for_each(|next| self.groups.unrefer(next));
         }
-        // Others may watch it.
+        // Other groups may watch this one.
         let after = self.usable_buckets();
         let moved = after.iter().filter(|(id, live)| before.get(*id).is_some_and(|old| old != *live));
         let others = moved.map(|(&id, _)| id).filter(|&id| id != group.id);
         [group.id].into_iter().chain(others).map(Change::Group).collect()
     }
 
-    /// The rules go first.
+    /// Removes groups; the rules that use them end first.
     fn remove_groups(&mut self, ids: &[u32], now_ms: u64) -> Vec<Change> {
         let ids: BTreeSet<u32> = ids.iter().copied().filter(|&id| self.groups.contains(id)).collect();
         let mut changes = Vec::new();
@@ -295,7 +299,7 @@ mod tests {
         Group { id, kind, buckets: buckets.into() }
     }
 
-    /// A group of one bucket that leads to the next.
+    /// A group with one bucket that leads to the next group.
     fn link(id: u32, next: u32) -> Group {
         group(id, Indirect, [bucket([Action::Group(next)])])
     }
@@ -305,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_that_cannot_be_are_refused() {
+    fn invalid_groups_are_refused() {
         use Refused::*;
         let weighted = Bucket { weight: 3, ..bucket([out(1)]) };
         for (request, expected) in [
@@ -347,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_lead_to_each_other_in_short_chains_and_no_rings() {
+    fn groups_may_form_short_chains_but_no_loops() {
         let mut t = tables();
         t.apply_group(&GroupMod::Add(group(1, All, [])), 0).expect("good");
         for id in 2..=4 {
@@ -357,7 +361,7 @@ mod tests {
         t.apply_group(&GroupMod::Add(group(6, All, [])), 0).expect("good");
         assert_eq!(t.apply_group(&GroupMod::Modify(link(1, 6)), 0), Err(Refused::GroupChain));
         assert_eq!(t.apply_group(&GroupMod::Modify(link(1, 4)), 0), Err(Refused::GroupLoop));
-        assert_eq!(t.group(1), Some(&group(1, All, [])), "what was refused changed nothing");
+        assert_eq!(t.group(1), Some(&group(1, All, [])), "a refused change does nothing");
         t.apply_group(&GroupMod::Modify(link(2, 6)), 0).expect("good");
         t.apply_group(&GroupMod::Modify(link(1, 4)), 0).expect_err("too long");
         t.apply_group(&GroupMod::Modify(link(1, 3)), 0).expect("good");
@@ -369,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_group_go_the_rules_that_use_it() {
+    fn deleting_a_group_ends_the_rules_that_use_it() {
         let mut t = tables();
         for id in [7, 8] {
             t.apply_group(&GroupMod::Add(group(id, All, [bucket([out(1)])])), 500).expect("good");

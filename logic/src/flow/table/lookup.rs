@@ -1,8 +1,8 @@
-//! Tuple space search (Srinivasan, Suri, Varghese, SIGCOMM 1999): the rules of a table that have the same mask are a
-//! tuple, and in it a hash table leads from the bits under the mask to the rules.
+//! Tuple space search (Srinivasan, Suri, Varghese, SIGCOMM 1999). The rules of a table with the same mask form a tuple. Each
+//! tuple has a hash table that leads from the bits under the mask to the rules.
 //!
-//! Of two rules of the same priority that match a packet, OpenFlow lets a switch choose. Here the one whose mask has the
-//! higher [`Key::rank`] wins: so the answer is a function of the rules alone.
+//! If two rules of the same priority match a packet, OpenFlow lets the switch choose. Here the rule whose mask has the
+//! higher [`Key::rank`] wins, so the answer depends on the rules alone.
 
 use super::rules::{Rows, RuleId};
 use crate::flow::{
@@ -18,40 +18,40 @@ use std::{
     ops::RangeInclusive,
 };
 
-/// How many different masks the rules of all tables may have: 64 of wildcard rules, beside those of exact ones (of each kind of
-/// packet one, tagged and not) and of a rule for what nothing else matches.
+/// The most different masks that the rules of all tables may have. 64 are for wildcard rules. The rest are for exact rules
+/// (one per kind of packet, tagged and untagged) and for a rule that matches everything.
 pub const MASKS: usize = 80;
 
 pub(super) type Words = [u64; Key::WORDS];
 
-/// One word of the key that a mask looks at.
+/// One word of the key that a mask tests.
 struct Word {
     at: usize,
     mask: u64,
-    /// Bits that are the same in all rules of the tuple, as far as is known, and what they are.
+    /// The bits that are known to be the same in all rules of the tuple; `value` has their values.
     same: u64,
     value: u64,
 }
 
-/// The rules of one table with one mask. A slot is one key under it.
+/// The rules of one table with one mask. A slot is one key under the mask.
 pub(super) struct Tuple {
     pub table: TableId,
     pub mask: Key,
     rank: u64,
     words: Vec<Word>,
-    /// Slot by slot the words of the key, as many as `words`.
+    /// The words of each slot's key, as many as `words`, slot by slot.
     keys: Vec<u64>,
-    /// By slot, the rule of the highest priority; `None`: a free slot.
+    /// The rule of the highest priority in each slot. `None`: the slot is free.
     heads: Vec<Option<RuleId>>,
     free: Vec<u32>,
     index: HashTable<u32>,
     seed: u64,
-    /// How many rules have a priority.
+    /// How many rules each priority has.
     priorities: BTreeMap<u16, u32>,
 }
 
-/// Folded multiplication: the differing bytes of keys in network byte order are the high ones of a word, and a product alone
-/// carries only upwards. `seed` is the process's own: who sends rules must not know which of them fall together.
+/// A folded multiplication. Keys in network byte order differ in the high bytes of a word, and a plain product carries only
+/// upwards. Each process has its own `seed`, so that a controller cannot know which rules collide.
 fn hash(seed: u64, key: &[u64]) -> u64 {
     key.iter().fold(seed, |h, word| {
         let product = u128::from(h ^ word) * u128::from(seed | 1);
@@ -77,7 +77,7 @@ impl Tuple {
         }
     }
 
-    /// How many rules there are.
+    /// How many rules the tuple has.
     pub fn rules(&self) -> u32 {
         self.priorities.values().sum()
     }
@@ -95,13 +95,13 @@ impl Tuple {
         self.priorities.first_key_value().map_or(0, |(&priority, _)| priority)
     }
 
-    /// The words of `key` that the mask looks at.
+    /// The words of `key` that the mask tests.
     fn pack<'a>(&self, key: &Words, room: &'a mut Words) -> &'a [u64] {
         room.iter_mut().zip(&self.words).for_each(|(to, w)| *to = key[w.at] & w.mask);
         &room[..self.words.len()]
     }
 
-    /// The key of a slot, in network byte order word by word.
+    /// The key of a slot, as words in memory order.
     pub fn key(&self, slot: u32) -> &[u64] {
         let at = slot as usize * self.words.len();
         &self.keys[at..at + self.words.len()]
@@ -122,7 +122,7 @@ impl Tuple {
         self.heads[slot as usize]
     }
 
-    /// The slot of this key, a new one if it has none.
+    /// The slot of this key. If it has none, it gets a new one.
     fn slot(&mut self, key: &Words) -> u32 {
         let mut room = [0; Key::WORDS];
         let packed = self.pack(key, &mut room);
@@ -159,18 +159,18 @@ impl Tuple {
         self.free.push(slot);
     }
 
-    /// Can a rule here overlap this match? No, if all rules differ from it in a bit that both look at.
+    /// Can a rule of the tuple overlap this match? It cannot if all rules differ from the match in a bit that both test.
     fn may_overlap(&self, key: &Words, mask: &Words) -> bool {
         self.words.iter().all(|w| (w.value ^ key[w.at]) & w.same & mask[w.at] == 0)
     }
 
-    /// Does a match with this mask look at all that the tuple looks at?
+    /// Does a match with this mask test all bits that the tuple tests?
     fn is_inside(&self, mask: &Words) -> bool {
         self.words.iter().all(|w| w.mask & !mask[w.at] == 0)
     }
 
-    /// The first rules of the slots that overlap this match: one hash look-up if the match looks at all that the tuple
-    /// looks at, else a walk over all slots.
+    /// The first rules of the slots that overlap this match. It takes one hash lookup if the match tests all bits that the
+    /// tuple tests, otherwise a walk over all slots.
     fn overlapping(&self, key: Words, mask: Words) -> impl Iterator<Item = RuleId> + '_ {
         let inside = self.is_inside(&mask);
         let one = if inside { self.find_key(&key) } else { None };
@@ -187,7 +187,7 @@ impl Tuple {
 pub(super) struct Tuples {
     tuples: Vec<Option<Tuple>>,
     by_mask: FxHashMap<(TableId, Key), u16>,
-    /// Of each table, in the order in which they are searched: highest priority first, then by rank.
+    /// The tuples of each table in the order of the search: highest priority first, then by rank.
     order: [Vec<u16>; CORE_TABLE as usize + 1],
     seed: u64,
 }
@@ -220,7 +220,7 @@ impl Tuples {
         rows.chain(head).find(|&id| rows[id].priority <= priority).filter(|&id| rows[id].priority == priority)
     }
 
-    /// The tuple of a mask, a new one if there is none.
+    /// The tuple of a mask. If there is none, it is created.
     pub fn tuple(&mut self, table: TableId, mask: &Key) -> Result<u16, Refused> {
         if let Some(&tuple) = self.by_mask.get(&(table, *mask)) {
             return Ok(tuple);
@@ -240,7 +240,7 @@ impl Tuples {
         Ok(at as u16)
     }
 
-    /// Puts a rule, whose row names the tuple, where it belongs in it.
+    /// Inserts a rule into its tuple, which its row names.
     pub fn link(&mut self, rows: &mut Rows, id: RuleId, matching: &Match) {
         let (tuple, priority) = (rows[id].tuple, rows[id].priority);
         let t = self.get_mut(tuple);
@@ -261,7 +261,7 @@ impl Tuples {
         }
     }
 
-    /// Takes a rule out of its tuple.
+    /// Removes a rule from its tuple.
     pub fn unlink(&mut self, rows: &mut Rows, id: RuleId) {
         let (tuple, slot, next, priority) = (rows[id].tuple, rows[id].slot, rows[id].next, rows[id].priority);
         let t = self.get_mut(tuple);
@@ -295,7 +295,7 @@ impl Tuples {
         }
     }
 
-    /// The order of the tuple's table anew.
+    /// Sorts the order of the tuple's table again.
     fn sort(&mut self, tuple: u16) {
         let table = usize::from(self.get(tuple).table);
         let mut order = std::mem::take(&mut self.order[table]);
@@ -334,14 +334,14 @@ impl Tuples {
         self.of(table).filter(move |t| t.lowest() <= high && t.highest() >= low && t.may_overlap(&key, &mask))
     }
 
-    /// How many slots [`overlapping`](Tuples::overlapping) has to look at.
+    /// How many slots [`overlapping`](Tuples::overlapping) has to compare.
     pub fn effort(&self, table: TableId, matching: &Match, priorities: RangeInclusive<u16>) -> usize {
         let mask = matching.mask().words();
         let slots = |t: &Tuple| if t.is_inside(&mask) { 1 } else { t.heads.len() };
         self.candidates(table, matching, &priorities).map(slots).sum()
     }
 
-    /// The rules of these priorities that some packet of `matching` matches too.
+    /// The rules with these priorities that overlap `matching`.
     pub fn overlapping<'a>(
         &'a self,
         rows: &'a Rows,
@@ -356,7 +356,7 @@ impl Tuples {
             .filter(move |&id| priorities.contains(&rows[id].priority))
     }
 
-    /// The rules that match only packets of `filter` (OpenFlow 1.0 section 4.6, 1.3 section 6.4: not strict).
+    /// The rules that match only packets of `filter` (not strict: OpenFlow 1.0 section 4.6, 1.3 section 6.4).
     pub fn covered<'a>(
         &'a self,
         rows: &'a Rows,
@@ -364,7 +364,7 @@ impl Tuples {
         filter: &Match,
     ) -> impl Iterator<Item = RuleId> + use<'a> {
         let (wanted, key, mask) = (*filter.mask(), filter.key().words(), filter.mask().words());
-        // Under a mask that has all bits of the filter's, what overlaps the filter is inside it.
+        // If a mask contains all bits of the filter's mask, a rule that overlaps the filter is inside it.
         self.of(table)
             .filter(move |t| wanted.within(&t.mask) && t.may_overlap(&key, &mask))
             .flat_map(move |t| t.overlapping(key, mask))

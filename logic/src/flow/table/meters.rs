@@ -4,12 +4,12 @@ use super::{Change, Count, RuleId, Tables, check::demand, duration};
 use crate::flow::{Meter, MeterMod, MeterStats, Refused, Removed, rule::BandKind};
 use std::collections::BTreeMap;
 
-/// How many meters there may be.
+/// The most meters.
 pub const METERS: usize = 4096;
-/// How many bands a meter may have.
+/// The most bands of a meter.
 pub const BANDS: usize = 8;
 
-/// Ids from here on have a meaning of their own (OFPM_MAX).
+/// Ids from here on are reserved (OFPM_MAX).
 const RESERVED: u32 = 0xffff_0001;
 
 struct Entry {
@@ -52,7 +52,7 @@ impl Tables {
         self.meters.0.values().map(|entry| &entry.meter)
     }
 
-    /// Adds, modifies or deletes meters. With a meter go the rules that use it.
+    /// Adds, modifies or deletes meters. Rules that use a deleted meter end.
     pub fn apply_meter(&mut self, request: &MeterMod, now_ms: u64) -> Result<Vec<Change>, Refused> {
         match request {
             MeterMod::Add(meter) => {
@@ -69,7 +69,7 @@ impl Tables {
             MeterMod::Modify(meter) => {
                 let entry = self.meters.0.get_mut(&meter.id).ok_or(Refused::UnknownMeter)?;
                 check_meter(meter)?;
-                // Its own counters go on, those of its bands begin anew (6.6).
+                // The counters of the meter go on, and those of its bands start again (6.6).
                 entry.bands = vec![Count::default(); meter.bands.len()];
                 entry.meter = meter.clone();
                 Ok(vec![Change::Meter(meter.id)])
@@ -81,7 +81,8 @@ impl Tables {
         }
     }
 
-    /// What was counted of a meter since it was added, and treated by each of its bands since it was last changed.
+    /// Sets the packets counted for a meter since it was added, and those dropped by each band since the meter was
+    /// last changed.
     pub fn count_meter(&mut self, id: u32, count: Count, bands: &[Count]) {
         if let Some(entry) = self.meters.0.get_mut(&id) {
             entry.count = count;
@@ -89,7 +90,7 @@ impl Tables {
         }
     }
 
-    /// Statistics of one meter or all, by id.
+    /// Statistics of one meter or of all, by id.
     pub fn meter_stats(&self, id: Option<u32>, now_ms: u64) -> impl Iterator<Item = MeterStats> + '_ {
         self.meters.0.range(range(id)).map(move |(&id, entry)| {
             let (duration_sec, duration_nsec) = duration(entry.created_ms, now_ms);
@@ -105,7 +106,7 @@ impl Tables {
         })
     }
 
-    /// The rules that use a meter; `None`: any meter.
+    /// The rules that use a meter; with `None`, those that use any meter.
     pub fn users_of_meter(&self, id: Option<u32>) -> Vec<RuleId> {
         if self.meters.0.range(range(id)).all(|(_, entry)| entry.rules == 0) {
             return Vec::new();
@@ -116,7 +117,7 @@ impl Tables {
         self.ids().filter(uses).collect()
     }
 
-    /// The rules go first.
+    /// Removes meters; the rules that use them end first.
     fn remove_meters(&mut self, ids: &[u32], now_ms: u64) -> Vec<Change> {
         let mut changes = Vec::new();
         if ids.iter().any(|id| self.meters.0[id].rules > 0) {
@@ -131,7 +132,7 @@ impl Tables {
     }
 }
 
-/// One id, or all.
+/// The range of one id, or of all ids.
 fn range(id: Option<u32>) -> std::ops::RangeInclusive<u32> {
     id.map_or(0..=u32::MAX, |id| id..=id)
 }
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn meters_that_cannot_be_are_refused() {
+    fn invalid_meters_are_refused() {
         use Refused::*;
         let remark = Band { kind: BandKind::DscpRemark { levels: 1 }, ..band(1) };
         let other = Band { kind: BandKind::Experimenter(1), ..band(1) };
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_meter_go_the_rules_that_use_it() {
+    fn deleting_a_meter_ends_the_rules_that_use_it() {
         let mut t = tables();
         for id in [3, 4] {
             t.apply_meter(&MeterMod::Add(meter(id, [band(7)])), 1_000).expect("good");

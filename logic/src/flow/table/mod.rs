@@ -1,7 +1,7 @@
-//! The flow tables: what a controller's changes do to them, which rule a packet gets, and which rules end.
+//! The flow tables: what a controller's changes do, which rule a packet gets, and which rules end.
 //!
-//! Requests come in, [`Change`]s go out, in the order in which they are to be applied; what is refused has changed nothing.
-//! Time is an argument. No wire format and no kernel is known here.
+//! Requests come in, and [`Change`]s go out in the order in which they are to be applied. A refused request changes nothing.
+//! Time is an argument. This module knows no wire format and no kernel.
 //!
 //! | file | holds |
 //! |---|---|
@@ -9,30 +9,30 @@
 //! | `lookup` | the search: tuple space, overlaps |
 //! | `check` | which instructions a rule may have |
 //! | `timeouts` | counters, idle and hard timeouts |
-//! | `groups`, `meters` | those |
+//! | `groups`, `meters` | groups and meters |
 //! | `query` | statistics |
 //!
 //! # Cost
 //!
-//! [`Tables::overlapped_by`] costs one look-up for each mask that looks at nothing beyond the rule's own, and nothing for
-//! masks whose rules all differ from it in some bit (IPv6 from IPv4), or are all of higher priority. What remains is
-//! walked rule by rule: masks that look at more than the rule, or elsewhere. So a rule with all its fields costs as many
-//! look-ups as there are masks, and a wildcard no lower than a million exact rules walks over them
-//! ([`Tables::overlap_effort`] says so beforehand). The same holds for
-//! CHECK_OVERLAP, and for the matches of modify, delete and statistics requests. Rules of one match and different
-//! priorities are a list, walked from the highest.
+//! [`Tables::overlapped_by`] costs one lookup for each mask whose bits all belong to the rule's own mask. It costs nothing
+//! for masks whose rules all differ from the rule in some bit (IPv6 from IPv4), or all have a higher priority. It compares
+//! the rules of the remaining masks one by one: these masks test bits that the rule does not test. So a rule with all its
+//! fields costs as many lookups as there are masks. A wildcard with at least the priority of a million exact rules is
+//! compared with all of them ([`Tables::overlap_effort`] tells this in advance). The same holds for CHECK_OVERLAP, and for
+//! the matches of modify, delete and statistics requests. Rules with one match and different priorities are a list, searched
+//! from the highest priority.
 //!
-//! `cargo bench -p millrace-logic --bench flow -- table`, one core, nanoseconds of CPU time, with 1,000,000 rules of all
-//! twelve fields of OpenFlow 1.0 and 9,990 wildcard rules of 60 masks. Memory is 165 bytes a rule (195 with timeouts, 400 if
-//! each has two actions of its own).
+//! `cargo bench -p millrace-logic --bench flow -- table`, one core, nanoseconds of CPU time. There are 1,000,000 rules with
+//! all twelve fields of OpenFlow 1.0, and 9,990 wildcard rules with 60 masks. Memory is 165 bytes per rule (195 with
+//! timeouts, 400 if each rule has two actions of its own).
 //!
 //! | | ns |
 //! |---|---|
 //! | add an exact rule (the same with timeouts, with actions of its own) | 600 (700, 2,000) |
-//! | modify, add again, delete one | 770, 530, 770 |
+//! | modify, add again, delete one rule | 770, 530, 770 |
 //! | `lookup`: an exact rule of the highest priority; through all masks | 200; 790 |
 //! | `overlapped_by`: an exact rule | 2,300 |
-//! | a 5-tuple below the exact rules, a third of the wildcards having a field more | 9,600 |
+//! | a 5-tuple below the exact rules, if a third of the wildcards test one more field | 9,600 |
 //! | a 5-tuple beside the exact rules; a wildcard above them | 6,400,000; 10,000,000 |
 //! | aggregate; all statistics in order | 40,000,000; 1,760,000,000 |
 
@@ -65,36 +65,36 @@ use meters::Meters;
 use rules::{Row, Rows};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How many rules there may be in all tables: 1,000,000 exact ones and 10,000 others, which are not told apart.
+/// The most rules in all tables: 1,000,000 exact ones and 10,000 others. The limit does not distinguish them.
 pub const RULES: usize = 1_010_000;
-/// And in the core table.
+/// The most rules in the core table.
 pub const CORE_RULES: usize = 65_536;
 
-/// What is to be done where packets are forwarded.
+/// A change to be made where packets are forwarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A rule is new.
+    /// A new rule.
     Added(RuleId),
-    /// A rule does something else: its instructions.
+    /// The rule has other instructions.
     Instructions(RuleId),
-    /// A rule is gone. Its id is held until [`Tables::release`].
+    /// The rule has ended. Its id is held until [`Tables::release`].
     Removed {
         id: RuleId,
-        /// The rule of the next lower priority with the same match: where only the highest one is found by its match, this one
-        /// comes after it.
+        /// The rule of the next lower priority with the same match. It takes the place of the removed one where only the
+        /// highest of them is found by its match.
         next: Option<RuleId>,
-        /// What controllers are told, if the rule asked for it.
+        /// The notice for controllers, if the rule asked for one.
         notice: Option<Box<FlowRemoved>>,
     },
-    /// A group is new, does something else, or packets take others of its buckets since ports went up or down.
+    /// The group is new or has other buckets, or its packets take other buckets because ports went up or down.
     Group(u32),
     GroupRemoved(u32),
-    /// A meter is new or different.
+    /// The meter is new or was changed.
     Meter(u32),
     MeterRemoved(u32),
 }
 
-/// A rule as it is in the tables.
+/// A rule, as it is in the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule<'a> {
     pub table: TableId,
@@ -109,32 +109,32 @@ pub struct Rule<'a> {
 pub struct Tables {
     rows: Rows,
     tuples: Tuples,
-    /// Rules with timeouts, by when they are looked at.
+    /// Rules with timeouts, by the time of their next check.
     due: BTreeSet<(u64, RuleId)>,
     groups: Groups,
     meters: Meters,
     /// Real ports, and whether they are up.
     ports: BTreeMap<RulePort, bool>,
-    /// Cores that packets can be handed to; `None`: to none.
+    /// Cores that packets can be handed to. `None`: packets cannot be handed over.
     cores: Option<BTreeSet<u16>>,
     paths: Vec<PathPort>,
 }
 
-/// A path of the user plane, to which rules give packets.
+/// A path of the user plane, to which rules send packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathPort {
     pub name: String,
-    /// What no worker can have is dropped; else it is done with as [`RulePort::NORMAL`] does.
+    /// Packets that no worker can take are dropped. Otherwise they are treated as by [`RulePort::NORMAL`].
     pub drops: bool,
 }
 
 impl Tables {
-    /// No rules, groups, meters or ports.
+    /// Tables without rules, groups, meters and ports.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The real ports there are, and whether they are up. Rules that name a port that is gone stay.
+    /// Sets the existing real ports, and whether they are up. Rules that name a missing port stay.
     pub fn set_ports(&mut self, ports: impl IntoIterator<Item = (RulePort, bool)>) -> Vec<Change> {
         let before = self.usable_buckets();
         self.ports = ports.into_iter().collect();
@@ -142,18 +142,18 @@ impl Tables {
         after.into_iter().filter(|(id, live)| before[id] != *live).map(|(id, _)| Change::Group(id)).collect()
     }
 
-    /// The cores that [`Action::SetCore`](super::Action::SetCore) may name; `None`, as at first: packets cannot be handed to
-    /// another core, and the action is refused. Rules that name a core that is gone stay.
+    /// Sets the cores that [`Action::SetCore`](super::Action::SetCore) may name. With `None`, the default, packets cannot be
+    /// handed to another core, and the action is refused. Rules that name a missing core stay.
     pub fn set_cores(&mut self, cores: Option<BTreeSet<u16>>) {
         self.cores = cores;
     }
 
-    /// The paths that rules may name by [`RulePort::of_path`]; at first none.
+    /// Sets the paths that rules may name by [`RulePort::of_path`]. There are none by default.
     pub fn set_paths(&mut self, paths: Vec<PathPort>) {
         self.paths = paths;
     }
 
-    /// As they were told.
+    /// The paths that were set.
     pub fn paths(&self) -> &[PathPort] {
         &self.paths
     }
@@ -171,8 +171,8 @@ impl Tables {
         self.change(request, dialect, now_ms)
     }
 
-    /// The same of rules of the core table, whatever table the request names: each applies one [`Action::SetCore`] and nothing
-    /// else, which is the caller's to check.
+    /// Changes rules of the core table, whatever table the request names. The caller checks that each rule applies one
+    /// [`Action::SetCore`] and nothing else.
     ///
     /// [`Action::SetCore`]: super::Action::SetCore
     pub fn apply_core(
@@ -196,7 +196,7 @@ impl Tables {
         }
     }
 
-    /// Takes back a rule that was added and found no place where packets are forwarded: nobody is told of it.
+    /// Takes back an added rule for which the memory of the kernel plane has no room. No notice is made.
     pub fn withdraw(&mut self, id: RuleId) {
         if self.rows.get(id).is_some() {
             self.remove(id, Removed::Delete, 0);
@@ -204,7 +204,7 @@ impl Tables {
         }
     }
 
-    /// The id of a removed rule, that nobody uses any more, may be given to another one.
+    /// Allows the id of a removed rule to be used again. Call it when no reader uses the id any more.
     pub fn release(&mut self, id: RuleId) {
         self.rows.release(id);
     }
@@ -236,12 +236,12 @@ impl Tables {
         self.cores.as_ref().is_some_and(|cores| cores.contains(&core))
     }
 
-    /// Are there no rules, in no table?
+    /// Are all tables empty?
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many rules there are in all tables, the core table among them.
+    /// How many rules all tables have, including the core table.
     pub fn len(&self) -> usize {
         self.rows.len()
     }
@@ -251,7 +251,7 @@ impl Tables {
         self.rows.ids()
     }
 
-    /// The rules that a delete or modify is about, or the one that an add replaces.
+    /// The rules that a delete or modify selects, or the rule that an add replaces.
     pub fn meant_by(&self, request: &FlowMod) -> Vec<RuleId> {
         let all = filter(request);
         let (filter, strict) = match request.command {
@@ -262,7 +262,7 @@ impl Tables {
         self.hits(&filter, strict.then_some(request.priority)).collect()
     }
 
-    /// The rule of the highest priority with the same table and match: this one itself, if it is not hidden.
+    /// The rule of the highest priority with the same table and match. It is this rule itself, unless another one hides it.
     pub fn first_of_match(&self, id: RuleId) -> Option<RuleId> {
         let row = self.rows.get(id)?;
         self.tuples.get(row.tuple).head(row.slot)
@@ -273,8 +273,8 @@ impl Tables {
         self.rows.get(id)?.next
     }
 
-    /// The other rules of no higher priority in its table that some packet of this rule matches too: what was decided by
-    /// them may now be decided by this rule.
+    /// The other rules in its table that overlap this rule and have no higher priority. Packets that they decided may now
+    /// belong to this rule.
     pub fn overlapped_by(&self, id: RuleId) -> impl Iterator<Item = RuleId> + '_ {
         self.rule(id)
             .map(|rule| self.tuples.overlapping(&self.rows, rule.table, &rule.matching, 0..=rule.priority))
@@ -283,8 +283,8 @@ impl Tables {
             .filter(move |&other| other != id)
     }
 
-    /// How many rules [`overlapped_by`](Tables::overlapped_by) has to look at, about: found without doing so, for callers
-    /// who would rather forget all that was decided in the table.
+    /// About how many rules [`overlapped_by`](Tables::overlapped_by) has to compare. It is cheap to compute, for callers
+    /// that would rather void all decisions of the table.
     pub fn overlap_effort(&self, id: RuleId) -> usize {
         let effort = |rule: Rule| self.tuples.effort(rule.table, &rule.matching, 0..=rule.priority);
         self.rule(id).map_or(0, effort)
@@ -339,8 +339,8 @@ impl Tables {
         Ok(id)
     }
 
-    /// A rule is added where one of the same match and priority is: the new one takes over its id, and in OpenFlow 1.3 its
-    /// counters, unless RESET_COUNTS says no. Nobody is told of the old one (1.3.5 section 6.4).
+    /// Replaces a rule by an added one with the same match and priority. The new rule takes over the id and, in OpenFlow
+    /// 1.3, the counters, unless RESET_COUNTS is set. Controllers get no notice of the old one (1.3.5 section 6.4).
     fn replace(&mut self, id: RuleId, request: &FlowMod, dialect: Dialect, now_ms: u64) -> Vec<Change> {
         let row = &mut self.rows[id];
         row.cookie = request.cookie;
@@ -354,7 +354,7 @@ impl Tables {
         self.instruct(id, &request.instructions).into_iter().collect()
     }
 
-    /// Counters and timeouts stay as they are.
+    /// Changes instructions. Counters and timeouts stay as they are.
     fn modify(
         &mut self,
         request: &FlowMod,
@@ -400,7 +400,7 @@ impl Tables {
         Some(Change::Instructions(id))
     }
 
-    /// Takes a rule out.
+    /// Removes a rule.
     fn remove(&mut self, id: RuleId, reason: Removed, now_ms: u64) -> Change {
         let notice = self.rows[id].flags.send_removed.then(|| Box::new(self.notice(id, reason, now_ms)));
         self.tuples.unlink(&mut self.rows, id);
@@ -413,7 +413,7 @@ impl Tables {
         Change::Removed { id, next: row.next, notice }
     }
 
-    /// Takes out all rules of which `gone` is true.
+    /// Removes all rules for which `gone` is true.
     fn remove_where(&mut self, gone: impl Fn(&Row) -> bool, reason: Removed, now_ms: u64) -> Vec<Change> {
         let ids: Vec<RuleId> = self.rows.ids().filter(|&id| gone(&self.rows[id])).collect();
         ids.into_iter().map(|id| self.remove(id, reason, now_ms)).collect()
@@ -439,7 +439,7 @@ impl Tables {
         }
     }
 
-    /// Counts a rule with these instructions at its groups and meter.
+    /// Adds a rule with these instructions to the users of its groups and meter.
     fn refer(&mut self, instructions: &Instructions) {
         groups::used(instructions.actions()).into_iter().for_each(|id| self.groups.refer(id));
         instructions.meter.into_iter().for_each(|id| self.meters.refer(id));
@@ -451,7 +451,7 @@ impl Tables {
     }
 }
 
-/// Which rules a modify or delete means.
+/// The filter for the rules that a modify or delete selects.
 fn filter(request: &FlowMod) -> FlowFilter {
     FlowFilter {
         table: request.table,
@@ -463,7 +463,7 @@ fn filter(request: &FlowMod) -> FlowFilter {
     }
 }
 
-/// Seconds and nanoseconds beyond them.
+/// Seconds, and the nanoseconds beyond them.
 fn duration(from_ms: u64, now_ms: u64) -> (u32, u32) {
     let ms = now_ms.saturating_sub(from_ms);
     (u32::try_from(ms / 1000).unwrap_or(u32::MAX), (ms % 1000) as u32 * 1_000_000)

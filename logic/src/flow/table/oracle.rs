@@ -1,4 +1,4 @@
-//! The slow, obvious flow tables: a list of rules. The fast ones must do the same in every detail.
+//! The slow, obvious flow tables: a list of rules. The fast tables must do the same in every detail.
 
 use super::*;
 use crate::flow::{
@@ -106,7 +106,7 @@ fn matches() -> impl Strategy<Value = Match> {
     )
 }
 
-/// Every packet that rules of `matches` can tell apart.
+/// Every packet that rules of `matches` can distinguish.
 fn packets() -> impl Iterator<Item = Key> {
     (0..3 * 4 * 2_u128).map(|i| {
         let mut key = Key::ZERO;
@@ -304,7 +304,7 @@ impl Both {
         assert_eq!(changed, expected);
     }
 
-    /// These changes take out just the rules of which `gone` tells why.
+    /// Checks that these changes remove exactly the rules for which `gone` returns a reason.
     fn removed(&mut self, changes: Vec<Change>, gone: impl Fn(&Slow) -> Option<Removed>) {
         for change in changes {
             let (id, next, notice) = match change {
@@ -314,7 +314,7 @@ impl Both {
             };
             let at = self.slow.iter().position(|s| s.id == id).expect("a rule that was there");
             let old = self.slow.remove(at);
-            let reason = gone(&old).expect("a rule that was to go");
+            let reason = gone(&old).expect("a rule that had to end");
             let below = |s: &&Slow| {
                 s.stats.table == old.stats.table
                     && s.stats.matching == old.stats.matching
@@ -425,7 +425,7 @@ proptest! {
             both.step(step);
             both.compare();
         }
-        // Nothing is left behind.
+        // Finally remove all rules and check that nothing is left.
         let everything = FlowFilter {
             table: None, matching: Match::ANY, out_port: None, out_group: None, cookie: 0, cookie_mask: 0,
         };

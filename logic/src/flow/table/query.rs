@@ -1,4 +1,4 @@
-//! What controllers ask about rules.
+//! Queries of controllers about rules.
 
 use super::{Count, Row, RuleId, Tables, duration};
 use crate::flow::{
@@ -7,7 +7,7 @@ use crate::flow::{
 };
 use std::cmp::{Ordering, Reverse};
 
-/// All rules that a filter means, together.
+/// The sums over all rules that a filter selects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Aggregate {
     pub packets: u64,
@@ -16,34 +16,34 @@ pub struct Aggregate {
 }
 
 impl Tables {
-    /// The rules that a filter means, by table, priority (the highest first), mask and values.
+    /// The rules that a filter selects, by table, priority (the highest first), mask and values.
     pub fn flows(&self, filter: &FlowFilter, now_ms: u64) -> impl Iterator<Item = FlowStats> + '_ {
         self.sorted(filter).into_iter().map(move |id| self.stats(id, now_ms))
     }
 
-    /// The same, by their ids.
+    /// The ids of the same rules, in the same order.
     pub fn sorted(&self, filter: &FlowFilter) -> Vec<RuleId> {
         let mut ids: Vec<RuleId> = self.hits(filter, None).collect();
         ids.sort_unstable_by(|&a, &b| self.order(a, b));
         ids
     }
 
-    /// One rule; `None`: it is gone.
+    /// One rule; `None` if it has ended.
     pub fn flow(&self, id: RuleId, now_ms: u64) -> Option<FlowStats> {
         self.rows.get(id).is_some().then(|| self.stats(id, now_ms))
     }
 
-    /// When a rule's last packet was seen, or it was made, milliseconds; `None`: it is gone.
+    /// When the rule's last packet was seen, or the rule was created, in milliseconds. `None` if it has ended.
     pub fn used_ms(&self, id: RuleId) -> Option<u64> {
         self.rows.get(id).map(|row| row.used_ms)
     }
 
-    /// The rules that a filter means, in no special order.
+    /// The rules that a filter selects, in no particular order.
     pub fn meant(&self, filter: &FlowFilter) -> impl Iterator<Item = RuleId> + '_ {
         self.hits(filter, None)
     }
 
-    /// One rule, if it is there and the filter means it.
+    /// One rule, if it exists and the filter selects it.
     pub fn flow_if_meant(&self, id: RuleId, filter: &FlowFilter, now_ms: u64) -> Option<FlowStats> {
         let row = self.rows.get(id)?;
         let tuple = self.tuples.get(row.tuple);
@@ -69,8 +69,8 @@ impl Tables {
         (0..TABLES).map(|table| (table, self.tuples.of(table).map(|tuple| tuple.rules()).sum()))
     }
 
-    /// The rules that a filter means, in no special but always the same order. `strict`: only those with the same match and
-    /// this priority.
+    /// The rules that a filter selects, in an order that is arbitrary but always the same. `strict`: only the rule with the
+    /// same match and this priority.
     pub(super) fn hits(&self, filter: &FlowFilter, strict: Option<u16>) -> impl Iterator<Item = RuleId> + '_ {
         let tables = match filter.table {
             None => 0..TABLES,
@@ -123,7 +123,7 @@ impl Tables {
     }
 }
 
-/// Has it the cookie, and leads it where the filter says?
+/// Do the rule's cookie, ports and groups fit the filter?
 fn is_asked_for(row: &Row, filter: &FlowFilter) -> bool {
     (row.cookie ^ filter.cookie) & filter.cookie_mask == 0
         && filter.out_port.is_none_or(|port| row.instructions.outputs_to(port))

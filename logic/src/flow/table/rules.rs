@@ -1,4 +1,4 @@
-//! Rows of rules by id, and instructions shared by rules that do the same.
+//! Rows of rules by id. Rules with the same instructions share them.
 
 use super::RULES;
 use crate::flow::{FlowFlags, Instructions, Removed};
@@ -8,13 +8,14 @@ use std::{
     sync::Arc,
 };
 
-/// A rule's number, for rows that are kept by it: below [`RuleId::LIMIT`], and as low as can be. It is not given out again
-/// before [`Tables::release`](super::Tables::release): who reads the tables while they change may see the rule a little longer.
+/// The number of a rule, for rows that are indexed by it. It is below [`RuleId::LIMIT`] and as low as possible. It is not
+/// used again before [`Tables::release`](super::Tables::release), because programs that read the tables during a change may
+/// see the rule a little longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RuleId(pub u32);
 
 impl RuleId {
-    /// As many rules as there may be, and 65,536 that are gone but not released.
+    /// Room for all rules, and for 65,536 that have ended but are not released.
     pub const LIMIT: u32 = RULES as u32 + (1 << 16);
 }
 
@@ -26,13 +27,13 @@ pub struct Count {
 }
 
 impl Count {
-    /// One more packet.
+    /// Counts one more packet.
     pub fn add(&mut self, bytes: usize) {
         self.packets = self.packets.saturating_add(1);
         self.bytes = self.bytes.saturating_add(bytes as u64);
     }
 
-    /// Both together.
+    /// The sum of both.
     pub fn plus(self, other: Count) -> Count {
         Count {
             packets: self.packets.saturating_add(other.packets),
@@ -40,7 +41,7 @@ impl Count {
         }
     }
 
-    /// What was counted since `base`.
+    /// The difference since `base`.
     pub fn since(self, base: Count) -> Count {
         Count {
             packets: self.packets.saturating_sub(base.packets),
@@ -49,18 +50,18 @@ impl Count {
     }
 }
 
-/// One rule. Its table and match are those of its tuple and the slot there.
+/// One rule. Its tuple has the table and the match, and the slot has the key.
 pub(super) struct Row {
     pub instructions: Arc<Instructions>,
     pub cookie: u64,
     pub created_ms: u64,
-    /// When the last packet was seen; at first `created_ms`.
+    /// When the last packet was seen. At first it is `created_ms`.
     pub used_ms: u64,
-    /// When it is looked at for its timeouts.
+    /// When its timeouts are checked next.
     pub due_ms: Option<u64>,
-    /// Counted since the id was given out.
+    /// Packets counted since the id was given to the rule.
     pub total: Count,
-    /// Of these, what was counted before the counters were reset.
+    /// The part of `total` from before the counters were reset.
     pub base: Count,
     /// The rule of the next lower priority with the same match.
     pub next: Option<RuleId>,
@@ -77,7 +78,7 @@ impl Row {
         self.total.since(self.base)
     }
 
-    /// When it ends if no packet comes, and why. Of two timeouts that end together the hard one is told.
+    /// When the rule ends if no packet comes, and why. If both timeouts end at the same time, the reason is the hard one.
     pub fn end(&self) -> Option<(u64, Removed)> {
         let after =
             |from: u64, seconds: u16| (seconds > 0).then(|| from.saturating_add(1000 * u64::from(seconds)));
@@ -89,7 +90,7 @@ impl Row {
 
 enum RuleSlot {
     Free,
-    /// The rule is gone, the id not yet released.
+    /// The rule has ended, but its id is not released yet.
     Held,
     Live(Row),
 }
@@ -99,12 +100,12 @@ pub(super) struct Rows {
     places: Vec<RuleSlot>,
     free: Vec<RuleId>,
     live: usize,
-    /// Hashed with a key of the process: a controller chooses what is in it.
+    /// Hashed with a key of this process, because controllers choose the content.
     shared: HashSet<Arc<Instructions>>,
 }
 
 impl Rows {
-    /// Is there room for one more?
+    /// How many rules there are.
     pub fn len(&self) -> usize {
         self.live
     }
@@ -113,7 +114,7 @@ impl Rows {
         self.live < RULES && (!self.free.is_empty() || self.places.len() < RuleId::LIMIT as usize)
     }
 
-    /// A new row; room is the caller's to check.
+    /// Adds a row. The caller checks that there is room.
     pub fn insert(&mut self, row: Row) -> RuleId {
         self.live += 1;
         match self.free.pop() {
@@ -128,7 +129,7 @@ impl Rows {
         }
     }
 
-    /// Takes a row out; its id is held until [`release`](Rows::release).
+    /// Removes a row. Its id is held until [`release`](Rows::release).
     pub fn take(&mut self, id: RuleId) -> Row {
         match std::mem::replace(&mut self.places[id.0 as usize], RuleSlot::Held) {
             RuleSlot::Live(row) => {
@@ -139,7 +140,7 @@ impl Rows {
         }
     }
 
-    /// The id may be given out again. Does nothing unless it is held.
+    /// Allows an id to be used again. Does nothing unless the id is held.
     pub fn release(&mut self, id: RuleId) {
         if let Some(place @ RuleSlot::Held) = self.places.get_mut(id.0 as usize) {
             *place = RuleSlot::Free;
@@ -166,12 +167,12 @@ impl Rows {
         }
     }
 
-    /// This rule and those after it with the same match.
+    /// This rule and those with the same match and lower priority.
     pub fn chain(&self, head: RuleId) -> impl Iterator<Item = RuleId> + '_ {
         std::iter::successors(Some(head), |&id| self[id].next)
     }
 
-    /// One copy for all rules that do the same.
+    /// Shares one copy among all rules with these instructions.
     pub fn share(&mut self, instructions: &Instructions) -> Arc<Instructions> {
         if let Some(known) = self.shared.get(instructions) {
             return known.clone();
@@ -181,7 +182,7 @@ impl Rows {
         new
     }
 
-    /// The opposite of [`share`](Rows::share). None but rows and the set itself hold copies.
+    /// The opposite of [`share`](Rows::share). Only rows and the set itself hold copies.
     pub fn unshare(&mut self, instructions: Arc<Instructions>) {
         if Arc::strong_count(&instructions) == 2 {
             self.shared.remove(&instructions);
@@ -189,7 +190,7 @@ impl Rows {
     }
 }
 
-/// Ids that the tables hold themselves are those of rules.
+/// The ids that the tables hold always have a row.
 impl Index<RuleId> for Rows {
     type Output = Row;
     fn index(&self, id: RuleId) -> &Row {

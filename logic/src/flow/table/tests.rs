@@ -1,4 +1,4 @@
-//! The specifications' cases, one by one.
+//! The cases of the specifications, one by one.
 
 use super::{Dialect::*, *};
 use crate::flow::{Action, Field, FlowFlags, FlowStats, Group, GroupKind, GroupMod, field::ether_type};
@@ -42,7 +42,7 @@ pub(super) fn ip(net: u32, length: u32) -> Match {
     m
 }
 
-/// A packet to this address.
+/// The key of a packet to this address.
 fn to(address: u32) -> Key {
     let mut key = Key::ZERO;
     key.set(Field::EthType, ether_type::IPV4.into());
@@ -66,7 +66,7 @@ fn removed(changes: &[Change]) -> Vec<u32> {
 }
 
 #[test]
-fn adding_again_replaces_and_each_version_has_its_own_way_with_counters() {
+fn adding_again_replaces_and_counters_follow_the_version() {
     let seven = Count { packets: 7, bytes: 700 };
     for (dialect, reset_counts, packets) in
         [(OpenFlow10, false, 0), (OpenFlow10, true, 0), (OpenFlow13, false, 7), (OpenFlow13, true, 0)]
@@ -97,11 +97,11 @@ fn overlaps_are_refused_on_request() {
     let rule = add(5, ip(0x0a00_0000, 8), [out(1)]);
     for (name, request, expected) in [
         ("inside, same priority", add(5, ip(0x0a01_0000, 16), []), Err(Refused::Overlap)),
-        ("around", add(5, Match::ANY, []), Err(Refused::Overlap)),
+        ("outside, same priority", add(5, Match::ANY, []), Err(Refused::Overlap)),
         ("crossing", add(5, Match::ANY.with(Field::InPort, 1_u16), []), Err(Refused::Overlap)),
-        ("the same", rule.clone(), Err(Refused::Overlap)),
+        ("the same rule", rule.clone(), Err(Refused::Overlap)),
         ("another priority", add(6, ip(0x0a01_0000, 16), []), Ok(())),
-        ("elsewhere", add(5, ip(0x0b00_0000, 8), []), Ok(())),
+        ("disjoint", add(5, ip(0x0b00_0000, 8), []), Ok(())),
         ("another type", add(5, Match::ANY.with(Field::EthType, ether_type::ARP), []), Ok(())),
         ("another table", FlowMod { table: Some(1), ..rule.clone() }, Ok(())),
     ] {
@@ -117,7 +117,7 @@ fn overlaps_are_refused_on_request() {
 #[test]
 fn modify_changes_instructions_and_little_else() {
     let (net, host) = (ip(0x0a00_0000, 8), ip(0x0a01_0203, 32));
-    // Strictness, priority and match asked for; which of the rules (net at 5, host at 5, host at 6) get out(2).
+    // Strictness, priority and match of the request; which of the rules (net at 5, host at 5, host at 6) get out(2).
     for (strict, priority, matching, hit) in [
         (false, 1, Match::ANY, vec![0, 1, 2]),
         (false, 5, net, vec![0, 1, 2]),
@@ -137,7 +137,7 @@ fn modify_changes_instructions_and_little_else() {
                 t.count(id, Count { packets: 3, bytes: 180 }, 0);
             }
             let command = FlowCommand::Modify { strict };
-            // Only delete looks at the output port.
+            // Only delete considers the output port.
             let request = FlowMod {
                 command,
                 cookie: 2,
@@ -166,7 +166,7 @@ fn modify_changes_instructions_and_little_else() {
 }
 
 #[test]
-fn modify_resets_counters_in_openflow_13_alone_and_heeds_cookies() {
+fn modify_follows_cookies_and_resets_counters_only_in_openflow_13() {
     for (dialect, reset_counts, cookie_mask, packets) in [
         (OpenFlow13, true, 0, 0),
         (OpenFlow13, false, 0, 3),
@@ -185,7 +185,7 @@ fn modify_resets_counters_in_openflow_13_alone_and_heeds_cookies() {
 }
 
 #[test]
-fn delete_takes_what_all_its_filters_mean() {
+fn delete_removes_the_rules_that_all_its_filters_select() {
     let any = add(0, Match::ANY, []);
     let strict = FlowCommand::Delete { strict: true };
     let delete = FlowMod { command: FlowCommand::Delete { strict: false }, table: None, ..any };
@@ -231,7 +231,7 @@ fn delete_takes_what_all_its_filters_mean() {
 }
 
 #[test]
-fn a_rule_that_hid_another_names_it_when_it_goes() {
+fn a_removed_rule_names_the_rule_that_it_hid() {
     let mut t = tables();
     let ids = [5, 7, 6].map(|priority| added(&mut t, &add(priority, Match::ANY, [])));
     assert_eq!(ids.map(|id| t.first_of_match(id)), [Some(ids[1]); 3]);
@@ -262,7 +262,7 @@ fn ids_are_dense_and_held_until_released() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_changes_nothing() {
+fn invalid_requests_are_refused_and_change_nothing() {
     let emergency = FlowFlags { emergency: true, ..FlowFlags::default() };
     let modify = FlowCommand::Modify { strict: false };
     let good = add(1, Match::ANY, []);
@@ -284,7 +284,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn masks_are_counted_over_all_tables_and_come_back() {
+fn masks_are_counted_over_all_tables_and_can_be_used_again() {
     let mut t = tables();
     let mask = |bits: u64| {
         let mut m = Match::ANY;
@@ -322,14 +322,14 @@ fn the_tables_hold_a_million_rules_and_no_more() {
         added(&mut t, &rule(i));
     }
     assert_eq!(t.apply(&rule(RULES), OpenFlow13, 0), Err(Refused::TableFull));
-    assert_eq!(t.apply(&rule(7), OpenFlow13, 0), Ok(vec![]), "replacing takes no room");
+    assert_eq!(t.apply(&rule(7), OpenFlow13, 0), Ok(vec![]), "replacing a rule needs no room");
     let mut delete = |i| {
         let request = FlowMod { command: FlowCommand::Delete { strict: true }, ..rule(i) };
         removed(&t.apply(&request, OpenFlow13, 0).expect("good"))
     };
     assert_eq!(delete(7), [7]);
     assert_eq!(added(&mut t, &rule(7)), RuleId(RULES as u32));
-    // Ids that nobody releases run out too.
+    // Ids that are not released run out too.
     for i in 0..RuleId::LIMIT as usize - RULES - 1 {
         let request = FlowMod { command: FlowCommand::Delete { strict: true }, ..rule(i) };
         t.apply(&request, OpenFlow13, 0).expect("good");
@@ -367,7 +367,7 @@ fn the_highest_priority_wins_then_the_longer_mask() {
 }
 
 #[test]
-fn the_effort_of_finding_overlaps_is_known_beforehand() {
+fn the_effort_of_finding_overlaps_is_known_in_advance() {
     let mut t = tables();
     for i in 0..50 {
         added(&mut t, &add(5, ip(i << 8, 24).with(Field::InPort, 1_u16), []));
@@ -375,11 +375,11 @@ fn the_effort_of_finding_overlaps_is_known_beforehand() {
         added(&mut t, &add(5, Match::ANY.with(Field::EthType, ether_type::ARP).with(Field::ArpSha, i), []));
     }
     for (what, priority, matching, effort) in [
-        ("a look-up for each mask inside, and for its own", 5, ip(7, 32).with(Field::InPort, 1_u16), 3),
-        ("one mask is walked", 5, ip(7, 32), 52),
-        ("all others are higher", 4, ip(7, 32), 1),
-        ("its own mask, and one is walked", 6, ip(0, 16), 51),
-        ("everything is walked", 6, Match::ANY, 151),
+        ("a lookup for each mask inside, and for its own", 5, ip(7, 32).with(Field::InPort, 1_u16), 3),
+        ("the rules of one mask are compared", 5, ip(7, 32), 52),
+        ("all others have a higher priority", 4, ip(7, 32), 1),
+        ("its own mask, and the rules of one are compared", 6, ip(0, 16), 51),
+        ("all rules are compared", 6, Match::ANY, 151),
         ("all others differ in a bit", 6, ip(99 << 16, 16), 1),
     ] {
         let request = add(priority, matching, []);
@@ -392,7 +392,7 @@ fn the_effort_of_finding_overlaps_is_known_beforehand() {
 }
 
 #[test]
-fn statistics_come_in_order_and_filtered() {
+fn statistics_are_ordered_and_filtered() {
     let mut t = tables();
     for (table, priority, matching) in [
         (1, 1, Match::ANY),

@@ -1,10 +1,10 @@
-//! Counters, and the rules that end by themselves.
+//! Counters, and the rules whose timeouts end them.
 
 use super::{Change, Count, RuleId, Tables};
 
 impl Tables {
-    /// What was counted of a rule since its id was given out, and when its last packet came. Feed it to all rules before
-    /// statistics, and to those [`due`](Tables::due) before [`expire`](Tables::expire).
+    /// Sets the packets counted for a rule since its id was given out, and the time of the last one. Call this for all rules
+    /// before statistics, and for those [`due`](Tables::due) before [`expire`](Tables::expire).
     pub fn count(&mut self, id: RuleId, total: Count, last_used_ms: u64) {
         if let Some(row) = self.rows.get_mut(id) {
             row.total = total;
@@ -12,12 +12,12 @@ impl Tables {
         }
     }
 
-    /// What a rule is known to have counted since its id was given out.
+    /// The packets counted for a rule since its id was given out, as far as known.
     pub fn counted(&self, id: RuleId) -> Option<Count> {
         self.rows.get(id).map(|row| row.total)
     }
 
-    /// All rules that end when no packet comes.
+    /// All rules that end if no packet comes for some time.
     pub fn with_idle_timeout(&self) -> impl Iterator<Item = RuleId> + '_ {
         self.due.iter().map(|&(_, id)| id).filter(|&id| self.rows[id].idle_timeout > 0)
     }
@@ -27,8 +27,8 @@ impl Tables {
         self.due.range(..=(now_ms, RuleId(u32::MAX))).map(|&(_, id)| id)
     }
 
-    /// Removes the rules whose timeouts have passed. Costs as much as there are rules [`due`](Tables::due): those that end, and
-    /// those used since, each once in an idle timeout.
+    /// Removes the rules whose timeouts have passed. The cost is proportional to the number of rules that are
+    /// [`due`](Tables::due). These are rules that end, and used rules, each once per idle timeout.
     pub fn expire(&mut self, now_ms: u64) -> Vec<Change> {
         let mut changes = Vec::new();
         while let Some(&(_, id)) = self.due.first().filter(|(due_ms, _)| *due_ms <= now_ms) {
@@ -40,12 +40,12 @@ impl Tables {
         changes
     }
 
-    /// When to call [`expire`](Tables::expire) next, in milliseconds; rules that are used until then may end later.
+    /// When to call [`expire`](Tables::expire) next, in milliseconds. Rules that are used until then may end later.
     pub fn next_expiry_ms(&self) -> Option<u64> {
         self.due.first().map(|&(due_ms, _)| due_ms)
     }
 
-    /// A rule's timeouts, or what they count from, are new.
+    /// Plans the next check of a rule, after its timeouts or their starting point changed.
     pub(super) fn schedule(&mut self, id: RuleId) {
         let row = &mut self.rows[id];
         let due_ms = row.end().map(|(end_ms, _)| end_ms);
@@ -69,7 +69,7 @@ mod tests {
     use crate::flow::{FlowFlags, FlowMod, FlowRemoved, Removed};
 
     #[test]
-    fn timeouts_end_rules_and_tell_why() {
+    fn timeouts_end_rules_and_the_notice_says_why() {
         let mut t = tables();
         let mut request = |priority, idle_timeout, hard_timeout| {
             let flags = FlowFlags { send_removed: true, ..FlowFlags::default() };

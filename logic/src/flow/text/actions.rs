@@ -1,4 +1,4 @@
-//! Actions and instructions by the names of Open vSwitch.
+//! Actions and instructions under the names of Open vSwitch.
 
 use super::{
     BadText, Names, Word,
@@ -20,7 +20,7 @@ use crate::{
 };
 use std::fmt;
 
-/// What Open vSwitch does and we do not.
+/// Actions of Open vSwitch that Millrace does not have.
 const FOREIGN: &[&str] = &[
     "bundle",
     "bundle_load",
@@ -64,11 +64,11 @@ const FOREIGN: &[&str] = &[
     "write_actset",
 ];
 
-/// Instructions in the order in which they are given (OpenFlow 1.3 section 5.9).
+/// Instructions, in the order in which they must be given (OpenFlow 1.3 section 5.9).
 const ORDER: [&str; 7] =
     ["meter", "an action", "clear_actions", "write_actions", "write_metadata", "goto_table", "drop"];
 
-/// Actions and no other instruction, as for a packet-out. `drop`, or nothing: none.
+/// Parses actions without other instructions, as for a packet-out. `drop` or an empty text means no actions.
 pub fn parse_actions(text: &str) -> Result<Vec<Action>, BadText> {
     actions_named(text, Names::default())
 }
@@ -80,13 +80,13 @@ fn actions_named(text: &str, names: Names<'_>) -> Result<Vec<Action>, BadText> {
         match rank(word.key) {
             DROP => alone(word, &words)?,
             ACTION => actions.push(one(word)?),
-            _ => return Err(word.bad("an instruction; here only actions may be")),
+            _ => return Err(word.bad("an instruction; only actions are allowed here")),
         }
     }
     Ok(actions)
 }
 
-/// What is after `actions=` in a flow: actions, and the instructions of OpenFlow 1.3.
+/// Parses the text after `actions=` in a flow: actions, and the instructions of OpenFlow 1.3.
 pub fn parse_instructions(text: &str) -> Result<Instructions, BadText> {
     instructions_named(text, Names::default())
 }
@@ -120,7 +120,7 @@ pub(super) fn instructions_named(text: &str, names: Names<'_>) -> Result<Instruc
 const ACTION: usize = 1;
 const DROP: usize = 6;
 
-/// Where a word stands in [`ORDER`].
+/// The index of a word in [`ORDER`].
 fn rank(key: &str) -> usize {
     match key {
         "meter" => 0,
@@ -137,7 +137,8 @@ fn alone(word: Word<'_>, words: &[Word<'_>]) -> Result<(), BadText> {
     match words {
         [_] => word.alone(),
         _ => {
-            Err(word.bad("stands alone; beside others leave it out: a packet that nothing sends is dropped"))
+            Err(word
+                .bad("must stand alone; with others, leave it out: a packet that nothing sends is dropped"))
         }
     }
 }
@@ -155,7 +156,7 @@ fn one(word: Word<'_>) -> Result<Action, BadText> {
         "strip_vlan" | "pop_vlan" => word.alone().map(|()| Action::PopVlan),
         "push_vlan" => match word.number(0xffff)? {
             kind @ (ether_type::VLAN | ether_type::SERVICE_VLAN) => Ok(Action::PushVlan(kind)),
-            _ => Err(word.bad("pushes tags of type 0x8100 or 0x88a8")),
+            _ => Err(word.bad("needs the type of a tag, 0x8100 or 0x88a8")),
         },
         "mod_dl_src" => set(Field::EthSrc, exact(word, Field::EthSrc)?),
         "mod_dl_dst" => set(Field::EthDst, exact(word, Field::EthDst)?),
@@ -163,7 +164,7 @@ fn one(word: Word<'_>) -> Result<Action, BadText> {
         "mod_nw_dst" => set(Field::Ipv4Dst, exact(word, Field::Ipv4Dst)?),
         "mod_nw_tos" => match word.number::<u8>(255)? {
             tos if tos & 3 == 0 => set(Field::IpDscp, (tos >> 2).into()),
-            _ => Err(word.bad("needs the ToS byte with its two lowest bits 0; mod_nw_ecn is for those")),
+            _ => Err(word.bad("needs the ToS byte with its two lowest bits 0; mod_nw_ecn sets these")),
         },
         "mod_nw_ecn" => set(Field::IpEcn, exact(word, Field::IpEcn)?),
         "mod_nw_ttl" => Ok(Action::SetTtl(word.number(255)?)),
@@ -183,7 +184,9 @@ fn one(word: Word<'_>) -> Result<Action, BadText> {
                 .map(|core| Action::SetCore(CoreChoice::This(core)))
                 .map_err(|_| word.bad("needs the number of a core, choose or choose_first: set_core:1")),
         },
-        key if FOREIGN.contains(&key) => Err(word.bad("an action of Open vSwitch that is not known here")),
+        key if FOREIGN.contains(&key) => {
+            Err(word.bad("an action of Open vSwitch that is not supported here"))
+        }
         _ => Err(word.bad(none_of(word.key, "an action", ACTIONS.iter().map(|(name, _)| *name)))),
     }
 }
@@ -236,12 +239,12 @@ pub(super) fn syntax(name: &str) -> Option<&'static str> {
     ACTIONS.iter().find(|(n, _)| *n == name).map(|(_, syntax)| *syntax)
 }
 
-/// Actions that send; `None`: it is none of them.
+/// Parses actions that send. `None` if the word is none of them.
 fn output(word: Word<'_>) -> Result<Option<Action>, BadText> {
     let names = word.names;
     let action = match word.key {
         "output" => {
-            // Registers and output with a length have forms of their own.
+            // Output to a register, or with a length, is not supported.
             let port = names.port(word.value()?).map_err(|e| word.bad(e.right))?;
             Action::output(port)
         }
@@ -271,7 +274,7 @@ fn output(word: Word<'_>) -> Result<Option<Action>, BadText> {
     Ok(Some(action))
 }
 
-/// All bits of a field.
+/// Parses the value of a field, without a mask.
 fn exact(word: Word<'_>, field: Field) -> Result<u128, BadText> {
     match value::of_field(field, word.value()?, word.names) {
         Some((value, None)) => Ok(value),
@@ -296,7 +299,7 @@ fn set_field(word: Word<'_>) -> Result<Action, BadText> {
     let (value, mask) = value::of_field(field, text, word.names)
         .ok_or_else(|| word.bad(format!("needs {}", value::example(field))))?;
     let mask = mask.unwrap_or(field.all_bits());
-    // The bit that says that there is a tag is part of the value (OpenFlow 1.3 section 7.2.3.7) and is no choice.
+    // The bit for the presence of a tag is part of the value (OpenFlow 1.3 section 7.2.3.7). It is always set.
     let present = u128::from(if field == Field::VlanVid { VLAN_PRESENT } else { 0 });
     Ok(Action::SetField { field, value: value & mask | present & mask, mask })
 }
@@ -360,7 +363,7 @@ impl fmt::Display for ActionsText<'_> {
     }
 }
 
-/// What is after `actions=`.
+/// The text after `actions=`.
 pub struct InstructionsText<'a>(pub &'a Instructions);
 
 impl fmt::Display for InstructionsText<'_> {
@@ -424,7 +427,7 @@ impl fmt::Display for OneText<'_> {
     }
 }
 
-/// What is as if it were not given is left out.
+/// Leaves out parameters that have their default.
 fn write_vxlan(f: &mut fmt::Formatter<'_>, outer: &Vxlan) -> fmt::Result {
     let Vxlan { vni, source, destination, eth_source, eth_destination, udp_port } = *outer;
     write!(f, "encap_vxlan(vni={vni},src={source},dst={destination}")?;

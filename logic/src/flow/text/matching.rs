@@ -1,4 +1,4 @@
-//! Matches by the names of Open vSwitch's fields.
+//! Matches under the names of Open vSwitch's fields.
 
 use super::{BadText, FLOW_WORDS, Names, Word, none_of, value, value::ValueText, words};
 use crate::flow::{
@@ -8,8 +8,8 @@ use crate::flow::{
 };
 use std::fmt;
 
-/// Names and what they may mean: the first field for which the match has what the field needs. Besides these, each field
-/// has its name of OpenFlow 1.3. The first name of a field is the one of Open vSwitch's actions.
+/// Names and the fields that they may mean: the first one for which the match has what the field needs. Each field also
+/// has its name of OpenFlow 1.3. The first name of a field is the one that Open vSwitch uses in actions.
 #[rustfmt::skip]
 pub(super) const NAMES: &[(&str, &[Field])] = &[
     ("in_port", &[InPort]), ("metadata", &[Metadata]), ("tun_id", &[TunnelId]), ("tunnel_id", &[TunnelId]),
@@ -48,7 +48,7 @@ pub(super) const SHORTHANDS: &[(&str, u16, Option<u8>)] = &[
 
 const RARP: u16 = 0x8035;
 
-/// What Open vSwitch matches and we do not: names, and beginnings of names.
+/// Fields that Open vSwitch matches and Millrace does not: names, and beginnings of names.
 const FOREIGN: &[&str] = &[
     "actset_output",
     "conj_id",
@@ -74,7 +74,7 @@ fn is_foreign(name: &str) -> bool {
     FOREIGN.contains(&name) || FOREIGN_FAMILIES.iter().any(|family| name.starts_with(family))
 }
 
-/// The fields that a name may mean; empty: none.
+/// The fields that a name may mean. Empty if there is none.
 fn candidates(name: &str) -> Vec<Field> {
     match NAMES.iter().find(|(n, _)| *n == name) {
         Some((_, fields)) => fields.to_vec(),
@@ -82,7 +82,7 @@ fn candidates(name: &str) -> Vec<Field> {
     }
 }
 
-/// The field that an action means by a name.
+/// The field that a name means in an action.
 pub(super) fn field_of_action(name: &str) -> Result<Field, BadText> {
     match candidates(name).first() {
         Some(&field) if !name.starts_with("tp_") => Ok(field),
@@ -92,7 +92,7 @@ pub(super) fn field_of_action(name: &str) -> Result<Field, BadText> {
 
 fn unknown(name: &str) -> BadText {
     if is_foreign(name) {
-        return BadText::new(name, "a field of Open vSwitch that is not known here");
+        return BadText::new(name, "a field of Open vSwitch that is not supported here");
     }
     let short = SHORTHANDS.iter().map(|(name, ..)| *name);
     let all = short.chain(["dl_vlan", "vlan_tci", "nw_tos"]).chain(NAMES.iter().map(|(name, _)| *name));
@@ -104,18 +104,18 @@ fn unknown(name: &str) -> BadText {
     BadText::new(name, none_of(name, "a field", all.chain(inner).chain(of_flow)))
 }
 
-/// How Open vSwitch calls a field in actions.
+/// Open vSwitch's name of a field in actions.
 pub(super) fn name_in_actions(field: Field) -> &'static str {
     NAMES.iter().find(|(_, fields)| **fields == [field]).map_or(field.spec().name, |(name, _)| name)
 }
 
-/// A match as in a flow, without priority.
+/// Parses a match as in a flow, without priority.
 pub fn parse_match(text: &str) -> Result<Match, BadText> {
     of_words(words(text, Names::default())?)
 }
 
 pub(super) fn of_words(mut words: Vec<Word<'_>>) -> Result<Match, BadText> {
-    // In the order of FIELDS, in which what a field needs comes before it.
+    // Sort in the order of FIELDS, so that a field comes after those that it needs.
     words.sort_by_key(|word| match word.key {
         key if SHORTHANDS.iter().any(|(name, ..)| *name == key) => EthType,
         "dl_vlan" | "vlan_tci" => VlanVid,
@@ -128,11 +128,11 @@ pub(super) fn of_words(mut words: Vec<Word<'_>>) -> Result<Match, BadText> {
     })
 }
 
-/// Adds to what is said of a field already; what contradicts it is refused.
+/// Adds to the match of a field. A contradiction is refused.
 fn say(matching: &mut Match, word: Word<'_>, field: Field, value: u128, mask: u128) -> Result<(), BadText> {
     let (old, old_mask) = matching.get(field).unwrap_or_default();
     if (old ^ value) & old_mask & mask != 0 {
-        return Err(word.bad(format!("contradicts what was said of {field} before")));
+        return Err(word.bad(format!("contradicts an earlier value of {field}")));
     }
     matching.set(field, old | value & mask, old_mask | mask);
     Ok(())
@@ -150,7 +150,7 @@ fn add(matching: &mut Match, word: Word<'_>) -> Result<(), BadText> {
         "nw_tos" => {
             let tos = word.number::<u8>(255)?;
             if tos & 3 != 0 {
-                return Err(word.bad("needs the ToS byte with its two lowest bits 0; nw_ecn is for those"));
+                return Err(word.bad("needs the ToS byte with its two lowest bits 0; nw_ecn matches these"));
             }
             allow(matching, word, &[IpDscp])?;
             return say(matching, word, IpDscp, (tos >> 2).into(), 0x3f);
@@ -177,11 +177,11 @@ fn add(matching: &mut Match, word: Word<'_>) -> Result<(), BadText> {
     say(matching, word, field, value, mask.unwrap_or(field.all_bits()))
 }
 
-/// The first of the fields that has what it needs.
+/// The first of the fields for which the match has what it needs.
 fn allow(matching: &Match, word: Word<'_>, fields: &[Field]) -> Result<Field, BadText> {
     fields.iter().copied().find(|&field| matching.permits(field)).ok_or_else(|| {
         let needs: Vec<_> = fields.iter().map(|&field| needs(field)).collect();
-        word.bad(format!("needs {} beside it", needs.join(" or ")))
+        word.bad(format!("also needs {}", needs.join(" or ")))
     })
 }
 
@@ -213,16 +213,16 @@ fn shorthand(kind: Option<u16>, proto: u8) -> String {
     SHORTHANDS.iter().filter(fits).map(|(name, ..)| *name).collect::<Vec<_>>().join(" or ")
 }
 
-/// A VLAN id, or 0xffff: no tag.
+/// Parses a VLAN id, or 0xffff for no tag.
 fn dl_vlan(matching: &mut Match, word: Word<'_>) -> Result<(), BadText> {
     match word.number::<u16>(0xffff)? {
         0xffff => say(matching, word, VlanVid, 0, VlanVid.all_bits()),
         vid @ 0..=0xfff => say(matching, word, VlanVid, (vid | VLAN_PRESENT).into(), VlanVid.all_bits()),
-        _ => Err(word.bad("needs a VLAN id from 0 to 4095, or 0xffff: no tag")),
+        _ => Err(word.bad("needs a VLAN id from 0 to 4095, or 0xffff for no tag")),
     }
 }
 
-/// The tag as it is in the frame, bit 12 being set where there is one; 0: no tag.
+/// Parses the tag as it is in the frame. Bit 12 is set if there is a tag; 0 is no tag.
 fn vlan_tci(matching: &mut Match, word: Word<'_>) -> Result<(), BadText> {
     let (value, mask) = value::masked(word, 16)?;
     let mask = mask.unwrap_or(0xffff);
@@ -237,7 +237,7 @@ fn vlan_tci(matching: &mut Match, word: Word<'_>) -> Result<(), BadText> {
     }
 }
 
-/// A match as `ovs-ofctl` writes it; nothing for any packet.
+/// A match as `ovs-ofctl` writes it. It is empty if it matches every packet.
 pub struct MatchText<'a>(pub &'a Match);
 
 impl fmt::Display for MatchText<'_> {
@@ -296,7 +296,7 @@ fn parts(matching: &Match) -> Vec<String> {
     parts
 }
 
-/// As id and priority where that says all, else as the tag's bits.
+/// Id and priority if they express all of the match, otherwise the bits of the tag.
 fn vlan_parts(vid: Option<(u128, u128)>, pcp: Option<(u128, u128)>) -> Vec<String> {
     let Some((value, mask)) = vid else { return Vec::new() };
     let present = u128::from(VLAN_PRESENT);
@@ -307,7 +307,7 @@ fn vlan_parts(vid: Option<(u128, u128)>, pcp: Option<(u128, u128)>) -> Vec<Strin
     }
     let (tci, tci_mask) =
         (pcp_value.unwrap_or(0) << 13 | value, if pcp.is_some() { 7 << 13 | mask } else { mask });
-    // Without a tag there is no priority either: its bits go without saying.
+    // Without a tag there is no priority, so the bits of the priority need not be given.
     let exact = tci_mask == 0xffff || (tci, tci_mask) == (0, 0x1fff);
     vec![if exact { format!("vlan_tci={tci:#06x}") } else { format!("vlan_tci={tci:#06x}/{tci_mask:#06x}") }]
 }

@@ -1,4 +1,4 @@
-//! Flows as text: the syntax of `ovs-ofctl` (ovs-ofctl(8), ovs-fields(7), ovs-actions(7)), both ways.
+//! The syntax of `ovs-ofctl` for flows (ovs-ofctl(8), ovs-fields(7), ovs-actions(7)): reading and writing.
 //!
 //! | file | holds |
 //! |---|---|
@@ -7,9 +7,9 @@
 //! | `actions` | actions and instructions |
 //! | `value` | numbers, addresses and masks |
 //!
-//! What is written is what `ovs-ofctl dump-flows` writes, and is read back as the same. What Open vSwitch has and we have
-//! not (registers, connection tracking, `resubmit`, `learn` ...) is refused by its name. Ours are the `inner_...` fields of
-//! the frame inside VXLAN and the actions `encap_vxlan`, `decap_vxlan`, `set_fcf` and `set_core`.
+//! The written text is that of `ovs-ofctl dump-flows`, and reading it gives the same flow. Features of Open vSwitch that
+//! Millrace lacks (registers, connection tracking, `resubmit`, `learn` ...) are refused by name. Our own are the
+//! `inner_...` fields of the frame inside VXLAN, and the actions `encap_vxlan`, `decap_vxlan`, `set_fcf` and `set_core`.
 
 mod actions;
 mod matching;
@@ -26,10 +26,10 @@ use super::{
 };
 use std::fmt;
 
-/// The priority of a flow that does not give one (OFP_DEFAULT_PRIORITY).
+/// The priority of a flow without one (OFP_DEFAULT_PRIORITY).
 pub const DEFAULT_PRIORITY: u16 = 0x8000;
 
-/// A word that cannot be read, and what would be right.
+/// A word that cannot be read, and what would be right instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{word:?}: {right}")]
 pub struct BadText {
@@ -43,7 +43,7 @@ impl BadText {
     }
 }
 
-/// The name that a word is a misspelling of: the nearest within a third of its letters, whatever their case.
+/// The name that a misspelt word probably stands for: the nearest one within a third of its letters, in any case.
 pub fn nearest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     if word.len() > 32 {
         return None;
@@ -54,7 +54,7 @@ pub fn nearest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Opti
     near.min_by_key(|(far, _)| *far).map(|(_, name)| name)
 }
 
-/// That a word is none of these names, which it may be a misspelling of.
+/// The error for a word that is none of these names. It suggests the name that the word may be a misspelling of.
 fn none_of<'a>(word: &str, what: &str, names: impl Iterator<Item = &'a str>) -> String {
     let names: Vec<_> = names.collect();
     let all = names.join(", ");
@@ -64,12 +64,11 @@ fn none_of<'a>(word: &str, what: &str, names: impl Iterator<Item = &'a str>) -> 
     }
 }
 
-/// Ports that may be written by name, beside their numbers. Reserved names and numbers go before.
+/// Names of ports, which may be used instead of numbers. Reserved names and numbers take precedence.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Names<'a>(&'a [(String, RulePort)]);
 
 impl<'a> Names<'a> {
-    /// These names.
     pub fn of(ports: &'a [(String, RulePort)]) -> Self {
         Self(ports)
     }
@@ -107,11 +106,11 @@ impl<'a> Word<'a> {
             None => self.bad(format!("needs a value: {}=...", self.key)),
         })
     }
-    /// Without a value.
+    /// Checks that the word has no value.
     fn alone(self) -> Result<(), BadText> {
         if self.value.is_none() { Ok(()) } else { Err(self.bad(format!("takes no value: {}", self.key))) }
     }
-    /// A number of at most `most`.
+    /// Parses the value as a number of at most `most`.
     fn number<N: TryFrom<u64>>(self, most: u64) -> Result<N, BadText> {
         let number = value::number(self.value()?).and_then(|n| u64::try_from(n).ok()).filter(|&n| n <= most);
         number
@@ -120,7 +119,7 @@ impl<'a> Word<'a> {
     }
 }
 
-/// Words between commas and blanks; what is in parentheses stays together.
+/// Splits a text into words at commas and blanks. Text in parentheses stays together.
 fn words<'a>(text: &'a str, names: Names<'a>) -> Result<Vec<Word<'a>>, BadText> {
     let mut words = Vec::new();
     let mut rest = text;
@@ -155,19 +154,19 @@ fn words<'a>(text: &'a str, names: Names<'a>) -> Result<Vec<Word<'a>>, BadText> 
     }
 }
 
-/// A flow as `ovs-ofctl add-flow`, `mod-flows` or `del-flows` reads it. To delete, no actions are given and the table may
-/// be left out (all tables); else there must be actions, and the table is 0 if left out. What the command would ignore is
-/// refused.
+/// Parses a flow as `ovs-ofctl add-flow`, `mod-flows` or `del-flows` reads it. A flow to delete has no actions, and without
+/// a table it means all tables. Every other flow needs actions, and its table is 0 by default. Words that would have no
+/// effect on the command are refused.
 pub fn parse_flow(text: &str, command: FlowCommand) -> Result<FlowMod, BadText> {
     parse_flow_named(text, command, Names::default())
 }
 
-/// [`parse_flow`] where ports have names.
+/// [`parse_flow`] with names of ports.
 pub fn parse_flow_named(text: &str, command: FlowCommand, names: Names<'_>) -> Result<FlowMod, BadText> {
     parse_for(text, Purpose { command, lists: false }, names)
 }
 
-/// The rules that a listing is to show, as `ovs-ofctl dump-flows` reads it.
+/// Parses a filter for the rules of a listing, as `ovs-ofctl dump-flows` reads it.
 pub fn parse_filter_named(text: &str, names: Names<'_>) -> Result<FlowFilter, BadText> {
     let purpose = Purpose { command: FlowCommand::Delete { strict: false }, lists: true };
     let flow = parse_for(text, purpose, names)?;
@@ -205,16 +204,16 @@ fn parse_for(text: &str, purpose: Purpose, names: Names<'_>) -> Result<FlowMod, 
     flow.instructions = match (actions, deletes) {
         (Some(actions), false) => instructions_named(actions, names)?,
         (None, true) => Instructions::default(),
-        (None, false) => return Err(BadText::new(text.trim(), "needs actions, at its end: actions=...")),
+        (None, false) => return Err(BadText::new(text.trim(), "needs actions at its end: actions=...")),
         (Some(_), true) => {
-            let right = format!("rules are not {} by their actions; {CHOICE}", purpose.done());
+            let right = format!("rules cannot be {} by their actions; {CHOICE}", purpose.done());
             return Err(BadText::new("actions", right));
         }
     };
     Ok(flow)
 }
 
-/// What is before and after `actions=`.
+/// Splits a text into the parts before and after `actions=`.
 fn split_actions(text: &str) -> (&str, Option<&str>) {
     let starts = |at: usize| text[..at].is_empty() || text[..at].ends_with([',', ' ', '\t', '\r', '\n']);
     ["actions=", "action="]
@@ -226,7 +225,7 @@ fn split_actions(text: &str) -> (&str, Option<&str>) {
         .unwrap_or((text, None))
 }
 
-/// Words that are of the flow and not of its match, and how they are written.
+/// Words that belong to the flow and not to its match, and how they are written.
 const FLOW_WORDS: &[(&str, &str)] = &[
     ("table", "table=0..15"),
     ("priority", "priority=0..65535"),
@@ -243,19 +242,19 @@ const FLOW_WORDS: &[(&str, &str)] = &[
     ("actions", "actions=ACTION[,ACTION...]"),
 ];
 
-/// What a flow is read for.
+/// The purpose for which a flow is read.
 #[derive(Clone, Copy)]
 struct Purpose {
     command: FlowCommand,
-    /// To be shown, not to be deleted.
+    /// It selects rules to list, not to delete.
     lists: bool,
 }
 
-/// How rules are chosen.
-const CHOICE: &str = "what chooses is a match, table=, cookie=VALUE/MASK, out_port= and out_group=";
+/// How to select rules.
+const CHOICE: &str = "select them by match, table=, cookie=VALUE/MASK, out_port= or out_group=";
 
 impl Purpose {
-    /// What happens to rules.
+    /// What the command does to rules.
     fn done(self) -> &'static str {
         match self.command {
             _ if self.lists => "listed",
@@ -265,7 +264,7 @@ impl Purpose {
         }
     }
 
-    /// Refuses what would be read and then make no difference (OpenFlow 1.3.5 section 6.4).
+    /// Refuses words that would have no effect on the command (OpenFlow 1.3.5 section 6.4).
     fn listens_to(self, word: Word<'_>) -> Result<(), BadText> {
         use FlowCommand::*;
         let adds = self.command == Add;
@@ -282,19 +281,19 @@ impl Purpose {
         let why = match word.key {
             _ if listens => return Ok(()),
             "priority" if !self.lists => {
-                "rules of every priority are meant, unless just the one with this match and \
-                                          priority is: --strict (in a file modify_strict, delete_strict)"
+                "the command selects rules of every priority; for just the one with this match and \
+                 priority use --strict (in a file: modify_strict, delete_strict)"
                     .into()
             }
-            "out_port" | "out_group" => "only chooses rules to delete or to list".into(),
-            _ if chooses => format!("rules are not {} by it; {CHOICE}", self.done()),
-            _ => "only for flows to add: to modify changes what rules do, and nothing else".into(),
+            "out_port" | "out_group" => "only selects rules to delete or to list".into(),
+            _ if chooses => format!("rules cannot be {} by it; {CHOICE}", self.done()),
+            _ => "only for flows to add: modify changes nothing except the actions".into(),
         };
         Err(word.bad(why))
     }
 }
 
-/// Reads a word that is of the flow and not of its match; `false`: it is not.
+/// Reads a word that belongs to the flow and not to its match. Returns `false` if it does not.
 fn flow_word(flow: &mut FlowMod, purpose: Purpose, word: Word<'_>) -> Result<bool, BadText> {
     let adds = flow.command == FlowCommand::Add;
     match word.key {
@@ -307,12 +306,14 @@ fn flow_word(flow: &mut FlowMod, purpose: Purpose, word: Word<'_>) -> Result<boo
             let (cookie, mask) = value::masked(word, 64)?;
             match mask {
                 Some(_) if adds => {
-                    return Err(word.bad("a flow to add has no mask in its cookie: cookie=0x1"));
+                    return Err(word.bad("the cookie of a flow to add has no mask: cookie=0x1"));
                 }
                 Some(mask) => flow.cookie_mask = mask as u64,
                 None if !adds => {
                     let done = purpose.done();
-                    return Err(word.bad(format!("rules are {done} by cookie with a mask: {}/-1", word.all)));
+                    return Err(
+                        word.bad(format!("rules can be {done} by cookie only with a mask: {}/-1", word.all))
+                    );
                 }
                 None => {}
             }
@@ -325,15 +326,15 @@ fn flow_word(flow: &mut FlowMod, purpose: Purpose, word: Word<'_>) -> Result<boo
         "reset_counts" => flow.flags.reset_counts = word.alone().map(|()| true)?,
         "no_packet_counts" => flow.flags.no_packet_counts = word.alone().map(|()| true)?,
         "no_byte_counts" => flow.flags.no_byte_counts = word.alone().map(|()| true)?,
-        // What a listing says beside, so that it can be read back.
+        // A listing has these words too. They are accepted so that it can be read back.
         "duration" | "n_packets" | "n_bytes" | "idle_age" | "hard_age" => {}
-        "importance" => return Err(word.bad("flows have no importance here (OpenFlow 1.4)")),
+        "importance" => return Err(word.bad("importance (OpenFlow 1.4) is not supported")),
         _ => return Ok(false),
     }
     Ok(true)
 }
 
-/// What a flow has counted.
+/// The counters of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted {
     pub duration_sec: u32,
@@ -342,7 +343,7 @@ pub struct Counted {
     pub bytes: u64,
 }
 
-/// A flow as a line of `ovs-ofctl dump-flows`; without `counted`, as with `--no-stats`.
+/// A flow as a line of `ovs-ofctl dump-flows`; without `counted` as with `--no-stats`.
 #[derive(Clone, Copy, Debug)]
 pub struct FlowText<'a> {
     pub flow: &'a FlowMod,

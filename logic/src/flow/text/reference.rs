@@ -1,4 +1,4 @@
-//! `docs/reference/flow-syntax.md` says all that is read.
+//! Checks that `docs/reference/flow-syntax.md` describes everything that is read.
 
 use super::{
     FLOW_WORDS,

@@ -9,7 +9,8 @@ use proptest::prelude::*;
 const ADD: FlowCommand = FlowCommand::Add;
 const DELETE: FlowCommand = FlowCommand::Delete { strict: false };
 
-/// Flows, and their match (with priority) and actions as Open vSwitch 3.1 writes them in OpenFlow 1.0 and so do we.
+/// Flows, and their match (with priority) and actions as Open vSwitch 3.1 writes them in OpenFlow 1.0. We write the
+/// same.
 const IN_OPENFLOW_10: &[(&str, &str, &str)] = &[
     ("actions=drop", "", "drop"),
     ("priority=0,actions=NORMAL", "priority=0", "NORMAL"),
@@ -91,7 +92,7 @@ const IN_OPENFLOW_10: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// What only later versions can say, as Open vSwitch writes it in OpenFlow 1.3.
+/// Flows that only later versions can express, as Open vSwitch writes them in OpenFlow 1.3.
 const IN_OPENFLOW_13: &[(&str, &str, &str)] = &[
     (
         "dl_vlan=1,actions=push_vlan:0x88a8,set_field:4101->vlan_vid,1",
@@ -168,7 +169,7 @@ fn open_vswitch_agrees() {
 }
 
 #[test]
-fn what_is_ours_is_written_as_it_is_read() {
+fn our_own_fields_and_actions_are_written_as_they_are_read() {
     for (text, written) in [
         ("set_fcf(tos,workload=3,priority=1)", ""),
         ("set_fcf(vlan,workload=4095,priority=0)", ""),
@@ -199,7 +200,7 @@ fn what_is_ours_is_written_as_it_is_read() {
 }
 
 #[test]
-fn all_that_a_flow_says_is_read() {
+fn every_word_of_a_flow_is_read() {
     let text = "table=2,priority=7,cookie=0x1,idle_timeout=10,hard_timeout=20,send_flow_rem,check_overlap,\
                 reset_counts,no_packet_counts,no_byte_counts,in_port=3,actions=output:4";
     let flow = FlowMod {
@@ -236,7 +237,7 @@ fn all_that_a_flow_says_is_read() {
 }
 
 #[test]
-fn a_flow_to_delete_has_a_table_a_cookie_and_an_output_to_choose_by() {
+fn rules_to_delete_are_selected_by_table_cookie_and_output() {
     let all = parse_flow("", DELETE).unwrap();
     assert_eq!((all.table, all.matching, all.cookie_mask), (None, Match::ANY, 0));
     let some = parse_flow("table=3,cookie=0x5/-1,out_port=2,out_group=9,udp", DELETE).unwrap();
@@ -268,9 +269,9 @@ fn ports_have_numbers_and_names() {
     }
 }
 
-/// Flows that are refused: the word that is named, and a piece of what would be right.
+/// Flows that are refused: the word that the error names, and a part of what would be right.
 #[test]
-fn what_is_wrong_is_named() {
+fn errors_name_the_word_and_what_would_be_right() {
     for (text, word, right) in [
         ("tpc,actions=1", "tpc", "not a field; did you mean tcp? There are ip, icmp, tcp"),
         ("Udp,actions=1", "Udp", "did you mean udp?"),
@@ -282,29 +283,29 @@ fn what_is_wrong_is_named() {
         ("actions=set_fcf", "set_fcf", "needs a value: set_fcf(tos|vlan,workload=N"),
         ("actions=meter:5,drop", "drop", "a packet that nothing sends is dropped"),
         ("tp_dst=80,actions=1", "tp_dst=80", "needs tcp or tcp6 or udp or udp6"),
-        ("nw_src=10.0.0.1,actions=1", "nw_src=10.0.0.1", "needs ip or arp beside it"),
+        ("nw_src=10.0.0.1,actions=1", "nw_src=10.0.0.1", "also needs ip or arp"),
         ("ip,nw_src=10.0.0.256,actions=1", "nw_src=10.0.0.256", "needs an IPv4 address such as"),
         ("ip,nw_src=10.0.0.0/33,actions=1", "nw_src=10.0.0.0/33", "needs an IPv4 address such as"),
         ("dl_src=2:0:0:0:0,actions=1", "dl_src=2:0:0:0:0", "needs a MAC address such as"),
         ("tcp,tp_dst=65536,actions=1", "tp_dst=65536", "from 0 to 0xffff"),
         ("tcp,tp_dst=080,actions=1", "tp_dst=080", "decimal or 0x"),
         ("tcp,tp_dst=80/0xff,actions=1", "tp_dst=80/0xff", "cannot be matched with a mask"),
-        ("tcp,udp,actions=1", "udp", "contradicts what was said of ip_proto"),
+        ("tcp,udp,actions=1", "udp", "contradicts an earlier value of ip_proto"),
         ("icmp6,nd_target=fe80::1,actions=1", "nd_target=fe80::1", "needs icmp6,icmp_type=135 or 136"),
         ("dl_vlan=4096,actions=1", "dl_vlan=4096", "from 0 to 4095"),
         ("vlan_tci=0x2000/0x2000,actions=1", "vlan_tci=0x2000/0x2000", "all three bits"),
         ("ip,nw_tos=1,actions=1", "nw_tos=1", "two lowest bits 0"),
-        ("ct_state=+trk,actions=1", "ct_state", "not known here"),
-        ("reg0=1,actions=1", "reg0", "not known here"),
+        ("ct_state=+trk,actions=1", "ct_state", "not supported here"),
+        ("reg0=1,actions=1", "reg0", "not supported here"),
         ("table=16,actions=1", "table=16", "from 0 to 15"),
         ("cookie=1/2,actions=1", "cookie=1/2", "no mask"),
         ("idle_timeout=65536,actions=1", "idle_timeout=65536", "from 0 to 65535"),
         ("tcp=5,actions=1", "tcp=5", "takes no value"),
         ("in_port,actions=1", "in_port", "needs a value"),
         ("in_port=1", "in_port=1", "needs actions"),
-        ("actions=resubmit(,1)", "resubmit(,1)", "not known here"),
-        ("actions=learn(table=1)", "learn(table=1)", "not known here"),
-        ("actions=load:1->NXM_NX_REG0[]", "load:1->NXM_NX_REG0[]", "not known here"),
+        ("actions=resubmit(,1)", "resubmit(,1)", "not supported here"),
+        ("actions=learn(table=1)", "learn(table=1)", "not supported here"),
+        ("actions=load:1->NXM_NX_REG0[]", "load:1->NXM_NX_REG0[]", "not supported here"),
         ("actions=outptu:1", "outptu:1", "did you mean output? There are output, in_port"),
         ("actions=output:eth0", "output:eth0", "needs a port number"),
         ("actions=drop,1", "drop", "alone"),
@@ -332,32 +333,42 @@ fn what_is_wrong_is_named() {
     }
 }
 
-/// What would make no difference is refused, with what would.
+/// Words without an effect on the command are refused, and the error says what would have an effect.
 #[test]
-fn what_a_command_would_ignore_is_refused() {
+fn words_without_an_effect_on_the_command_are_refused() {
     use FlowCommand::*;
     let modify = Modify { strict: false };
     for (command, text, word, right) in [
-        (DELETE, "priority=90", "priority=90", "every priority are meant, unless just the one"),
-        (modify, "priority=90,actions=1", "priority=90", "--strict (in a file modify_strict, delete_strict)"),
+        (DELETE, "priority=90", "priority=90", "rules of every priority; for just the one"),
+        (
+            modify,
+            "priority=90,actions=1",
+            "priority=90",
+            "--strict (in a file: modify_strict, delete_strict)",
+        ),
         (modify, "idle_timeout=9,actions=1", "idle_timeout=9", "only for flows to add"),
-        (modify, "cookie=5,actions=1", "cookie=5", "rules are modified by cookie with a mask: cookie=5/-1"),
-        (modify, "out_port=5,actions=1", "out_port=5", "only chooses rules to delete or to list"),
-        (ADD, "out_group=5,actions=1", "out_group=5", "only chooses rules to delete or to list"),
-        (DELETE, "hard_timeout=9", "hard_timeout=9", "rules are not deleted by it; what chooses is a match"),
-        (DELETE, "n_packets=0", "n_packets=0", "rules are not deleted by it"),
-        (DELETE, "send_flow_rem", "send_flow_rem", "rules are not deleted by it"),
-        (DELETE, "cookie=5", "cookie=5", "rules are deleted by cookie with a mask: cookie=5/-1"),
-        (DELETE, "udp,actions=1", "actions", "rules are not deleted by their actions"),
+        (
+            modify,
+            "cookie=5,actions=1",
+            "cookie=5",
+            "rules can be modified by cookie only with a mask: cookie=5/-1",
+        ),
+        (modify, "out_port=5,actions=1", "out_port=5", "only selects rules to delete or to list"),
+        (ADD, "out_group=5,actions=1", "out_group=5", "only selects rules to delete or to list"),
+        (DELETE, "hard_timeout=9", "hard_timeout=9", "rules cannot be deleted by it; select them by match"),
+        (DELETE, "n_packets=0", "n_packets=0", "rules cannot be deleted by it"),
+        (DELETE, "send_flow_rem", "send_flow_rem", "rules cannot be deleted by it"),
+        (DELETE, "cookie=5", "cookie=5", "rules can be deleted by cookie only with a mask: cookie=5/-1"),
+        (DELETE, "udp,actions=1", "actions", "rules cannot be deleted by their actions"),
     ] {
         let bad = parse_flow(text, command).expect_err(text);
         assert_eq!(bad.word, word, "{text}: {bad}");
         assert!(bad.right.contains(right), "{text}: {bad}");
     }
     for (text, right) in [
-        ("priority=90", "rules are not listed by it"),
-        ("cookie=5", "rules are listed by cookie with a mask: cookie=5/-1"),
-        ("actions=drop", "rules are not listed by their actions; what chooses is a match, table="),
+        ("priority=90", "rules cannot be listed by it"),
+        ("cookie=5", "rules can be listed by cookie only with a mask: cookie=5/-1"),
+        ("actions=drop", "rules cannot be listed by their actions; select them by match, table="),
     ] {
         let bad = parse_filter_named(text, Names::default()).expect_err(text);
         assert!(bad.right.contains(right), "{text}: {bad}");
@@ -371,7 +382,7 @@ fn what_a_command_would_ignore_is_refused() {
     assert!(parse_flow("reset_counts,actions=1", modify).unwrap().flags.reset_counts);
 }
 
-/// A match that text can say: each field with what it needs, masks where OpenFlow 1.3 has them.
+/// A match that text can express: each field with the fields that it needs, and masks where OpenFlow 1.3 has them.
 fn any_match() -> impl Strategy<Value = Match> {
     let kinds = (
         prop::option::of(prop::sample::select(vec![0x0800_u16, 0x0806, 0x86dd, 0x8035, 0x88cc, 0x05ff])),
@@ -403,7 +414,7 @@ fn any_match() -> impl Strategy<Value = Match> {
         fields.sort();
         for (at, value, mask) in fields {
             let field = FIELDS[at].field;
-            // A port is real or reserved; what others need was chosen above.
+            // A port is real or reserved. Fields that others need were chosen above.
             let value = if field == Field::InPort { value % 0xff00 + 1 } else { value };
             if ![Field::EthType, Field::IpProto, Field::Icmpv6Type].contains(&field) {
                 set(&mut m, field, value, mask);
@@ -501,7 +512,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_panics(text in "[a-z_0-9=:,()/>.x -]{0,60}", at in 0..IN_OPENFLOW_10.len(), cut: prop::sample::Index, with: char) {
+    fn no_text_causes_a_panic(text in "[a-z_0-9=:,()/>.x -]{0,60}", at in 0..IN_OPENFLOW_10.len(), cut: prop::sample::Index, with: char) {
         let _ = parse_flow(&text, ADD);
         let _ = parse_flow(&format!("actions={text}"), ADD);
         let mut known: Vec<char> = IN_OPENFLOW_10[at].0.chars().collect();
@@ -511,7 +522,7 @@ proptest! {
 }
 
 #[test]
-fn ports_go_by_their_names() {
+fn ports_can_be_given_by_name() {
     let ports =
         [("eth1".into(), RulePort(1)), ("up.link-2".into(), RulePort(2)), ("normal".into(), RulePort(3))];
     let read = |text| parse_flow_named(text, FlowCommand::Add, Names::of(&ports));

@@ -33,7 +33,7 @@ fn form(field: Field) -> Form {
     }
 }
 
-/// Decimal or `0x...`. A leading zero is refused: others take it for octal.
+/// Parses decimal or `0x...`. A leading zero is refused, because other programs take it for octal.
 pub(super) fn number(text: &str) -> Option<u128> {
     match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         Some(digits) if !digits.starts_with('+') => u128::from_str_radix(digits, 16).ok(),
@@ -46,7 +46,7 @@ fn ones(bits: u32) -> u128 {
     u128::MAX.checked_shr(128 - bits).unwrap_or(0)
 }
 
-/// `number[/mask]` of so many bits; a mask of -1 is all bits.
+/// Parses `number[/mask]` with so many bits. A mask of -1 is all bits.
 pub(super) fn masked(word: Word<'_>, bits: u32) -> Result<(u128, Option<u128>), BadText> {
     let bad = || word.bad(format!("needs a number of {bits} bits, decimal or 0x..., or number/mask"));
     let fits = |text| number(text).filter(|&n| n <= ones(bits)).ok_or_else(bad);
@@ -57,7 +57,7 @@ pub(super) fn masked(word: Word<'_>, bits: u32) -> Result<(u128, Option<u128>), 
     }
 }
 
-/// The value of a field, and the mask if there is one.
+/// Parses the value of a field, and the mask if there is one.
 pub(super) fn of_field(field: Field, text: &str, names: Names<'_>) -> Option<(u128, Option<u128>)> {
     let form = form(field);
     let bits = field.spec().bits;
@@ -78,7 +78,7 @@ pub(super) fn of_field(field: Field, text: &str, names: Names<'_>) -> Option<(u1
     Some((one(value)?, Some(mask)))
 }
 
-/// What a value of the field looks like.
+/// An example of a value of the field.
 pub(super) fn example(field: Field) -> String {
     let bits = field.spec().bits;
     match form(field) {
@@ -108,7 +108,7 @@ fn mac(text: &str) -> Option<u128> {
     (octets == 6).then_some(value)
 }
 
-/// A MAC address and nothing else.
+/// Parses a MAC address without a mask.
 pub(super) fn mac_octets(text: &str) -> Option<[u8; 6]> {
     mac(text).map(octets)
 }
@@ -120,7 +120,8 @@ fn octets(mac: u128) -> [u8; 6] {
 const PORTS: &str =
     "a port number from 1 to 65280, or IN_PORT, TABLE, NORMAL, FLOOD, ALL, CONTROLLER, LOCAL, ANY or NONE";
 
-/// A port by number or reserved name, in any case. Numbers of reserved ports may be those of OpenFlow 1.0 or 1.3.
+/// Parses a port by number or reserved name, in upper or lower case. Numbers of reserved ports may be those of
+/// OpenFlow 1.0 or 1.3.
 pub fn parse_port(text: &str) -> Result<RulePort, BadText> {
     let named = || {
         let name = if text.eq_ignore_ascii_case("NONE") { "ANY" } else { text };
@@ -134,7 +135,7 @@ pub fn parse_port(text: &str) -> Result<RulePort, BadText> {
     named().or_else(|| numbered(number(text)?)).ok_or_else(|| BadText::new(text, format!("needs {PORTS}")))
 }
 
-/// A value of a field, with its mask unless that is all bits.
+/// A value of a field. The mask is written unless it is all bits.
 pub(super) struct ValueText(pub Field, pub u128, pub u128);
 
 impl fmt::Display for ValueText {
@@ -155,7 +156,7 @@ impl fmt::Display for ValueText {
             return Ok(());
         }
         f.write_str("/")?;
-        // Leading ones of the mask, moved to the left end.
+        // The number of leading ones of the mask within its field.
         let length = (mask << (128 - bits)).leading_ones();
         match form {
             Form::Ipv4 | Form::Ipv6 if mask == ones(bits) & !ones(bits - length) => write!(f, "{length}"),

@@ -1,4 +1,4 @@
-//! One connection: bytes to messages, and what is not sent yet.
+//! One connection: bytes to messages, and unsent work.
 
 use super::{
     Agent, ConnectionId, ConnectionReport, Effect, Outside, UNREAD, UNSENT,
@@ -16,9 +16,9 @@ use crate::{
 };
 use std::{collections::VecDeque, mem, sync::Arc};
 
-/// Unsent bytes beyond which a connection is closed. Only port changes and echoes come on top of [`UNSENT`].
+/// A connection with more unsent bytes is closed. Only port changes and echoes are added beyond [`UNSENT`].
 const MOST_UNSENT: usize = 8 << 20;
-/// Notices that may wait: all rules at once.
+/// How many notices may wait: those of all rules at once.
 const MOST_NOTICES: usize = RULES;
 /// How many notices are written at a time.
 const NOTICES: usize = 256;
@@ -28,32 +28,32 @@ const MISS_SEND_LEN: u16 = 128;
 
 pub(super) struct Connection {
     peer: String,
-    /// One of those that we connect to.
+    /// It is one of those that we connect to.
     pub controller: bool,
     /// `None`: there was no hello yet.
     pub version: Option<Version>,
     pub role: Role,
     pub wants: AsyncConfig,
-    /// Kept and told: packet-ins have the whole packet.
+    /// Only stored and reported: packet-ins always have the whole packet.
     pub miss_send_len: u16,
     pub subscription: Subscription,
-    /// Bytes that came and were not looked at.
+    /// Bytes that were received but not handled.
     input: Vec<u8>,
-    /// More of them are asked for.
+    /// More bytes have been asked for.
     asked: bool,
     unsent: usize,
-    /// What is written as room comes, before another message is looked at.
+    /// Work to be written when there is room, before another message is handled.
     outbox: VecDeque<Work>,
     notices: usize,
     /// [`Work::Cores`] is in the outbox.
     pub cores_wait: bool,
-    /// Workloads in the outbox that started or stopped.
+    /// How many workload notices wait in the outbox.
     pub workload_notices: usize,
-    /// A barrier that waits: its transaction id, and the batch that must be over.
+    /// A waiting barrier: its transaction id, and the batch that must be over.
     barrier: Option<(u32, u64)>,
-    /// When it last came on: something was received or written.
+    /// The time of the last progress: something was received or written.
     pub heard_ms: u64,
-    /// When it was asked whether it is there, since it last came on.
+    /// When an echo request was sent, since the last progress.
     pub asked_ms: Option<u64>,
     pub messages: u64,
     pub packet_ins: u64,
@@ -61,15 +61,15 @@ pub(super) struct Connection {
     pub unsaid: u64,
 }
 
-/// Something to be written.
+/// Work to be written.
 pub(super) enum Work {
     BarrierReply {
         xid: u32,
     },
-    /// Notices, and how many of them are written already.
+    /// Notices, and how many of them are already written.
     Ended(Arc<[FlowRemoved]>, usize),
     Listing(Box<Listing>),
-    /// The cores as they are when it is written.
+    /// The state of cores at the time of writing.
     Cores {
         xid: u32,
     },
@@ -83,7 +83,7 @@ impl Connection {
             controller,
             version: None,
             role: Role::Equal,
-            // 1.3.5 section 7.3.10: all but invalid TTLs; as a slave only what becomes of ports.
+            // 1.3.5 section 7.3.10: everything except invalid TTLs; a slave gets only port changes.
             wants: AsyncConfig {
                 packet_in: [0b011, 0],
                 port_status: [0b111; 2],
@@ -123,22 +123,22 @@ impl Connection {
         (self.heard_ms, self.asked_ms) = (now_ms, None);
     }
 
-    /// No more than [`UNSENT`] bytes are unsent.
+    /// Are fewer than [`UNSENT`] bytes unsent?
     pub fn has_room(&self) -> bool {
         self.unsent < UNSENT
     }
 
-    /// Is it we who let it wait?
+    /// Is the peer waiting for us?
     pub fn waits_for_us(&self) -> bool {
         self.barrier.is_some()
     }
 
-    /// Of these reasons, of a master or equal and of a slave: is this one wanted?
+    /// Is this reason wanted? `reasons` has the bits for a master or equal, and those for a slave.
     pub fn wants(&self, reasons: [u32; 2], reason: u32) -> bool {
         self.version.is_some() && reasons[usize::from(self.role == Role::Slave)] >> reason & 1 == 1
     }
 
-    /// The barrier that waits is passed, if this batch was the one it waited for.
+    /// Answers the waiting barrier, if this batch was the one it waited for.
     pub fn pass_barrier(&mut self, finished: u64) {
         if let Some((xid, _)) = self.barrier.take_if(|(_, batch)| *batch <= finished) {
             self.outbox.push_back(Work::BarrierReply { xid });
@@ -149,7 +149,7 @@ impl Connection {
         self.outbox.push_back(work);
     }
 
-    /// What was begun goes on first.
+    /// Puts unfinished work back to the front.
     pub fn push_rest(&mut self, work: Work) {
         self.outbox.push_front(work);
     }
@@ -171,7 +171,7 @@ impl Connection {
 }
 
 impl<M: FlowMemory> Agent<M> {
-    /// Writes what is due and looks at the messages that have come, as far as the connection takes the answers.
+    /// Writes waiting work and handles received messages, as long as the connection has room for the answers.
     pub(super) fn work(&mut self, id: ConnectionId, now_ms: u64, outside: &dyn Outside) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let mut input = mem::take(&mut connection.input);
@@ -185,7 +185,7 @@ impl<M: FlowMemory> Agent<M> {
                 }
                 Split::Broken(header) => {
                     self.refuse(id, header.xid, BadMessage::Length, &input[at..]);
-                    self.close(id, "a message that is shorter than its header".into());
+                    self.close(id, "a message is shorter than its header".into());
                     return;
                 }
             }
@@ -205,7 +205,7 @@ impl<M: FlowMemory> Agent<M> {
         }
     }
 
-    /// Writes what is due, as far as there is room. True: the next message may be looked at.
+    /// Writes waiting work while there is room. Returns true if the next message may be handled.
     pub(super) fn write_due(&mut self, id: ConnectionId, now_ms: u64) -> bool {
         loop {
             let Some(connection) = self.connections.get_mut(&id).filter(|c| c.has_room()) else {
@@ -231,7 +231,7 @@ impl<M: FlowMemory> Agent<M> {
         }
     }
 
-    /// Rules have ended that asked to be told of.
+    /// Queues the notices of rules that ended and asked for one.
     pub(super) fn tell_ended(&mut self, id: ConnectionId, ended: &Arc<[FlowRemoved]>) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         if ended.is_empty() || (0..5).all(|reason| !connection.wants(connection.wants.flow_removed, reason)) {
@@ -240,7 +240,7 @@ impl<M: FlowMemory> Agent<M> {
         connection.notices += ended.len();
         connection.push(Work::Ended(ended.clone(), 0));
         if connection.notices > MOST_NOTICES {
-            self.close(id, "it does not read what it asked to be told".into());
+            self.close(id, "it does not read the notices that it asked for".into());
         }
     }
 
@@ -251,7 +251,7 @@ impl<M: FlowMemory> Agent<M> {
         }
     }
 
-    /// A barrier request: answered when all that was changed until now is obeyed.
+    /// Handles a barrier request. It is answered when packets follow all changes made so far.
     pub(super) fn barrier(&mut self, id: ConnectionId, xid: u32) {
         let batch = self.sealed + u64::from(self.flows.has_changes());
         if let Some(connection) = self.connections.get_mut(&id) {
@@ -260,7 +260,7 @@ impl<M: FlowMemory> Agent<M> {
         }
     }
 
-    /// Sends a message; what the connection's version cannot say is counted.
+    /// Sends a message. A message that the connection's version cannot express is counted.
     pub(super) fn tell(&mut self, id: ConnectionId, xid: u32, message: &Message) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let mut bytes = Vec::new();
@@ -283,7 +283,7 @@ impl<M: FlowMemory> Agent<M> {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.unsent += bytes.len();
         if connection.unsent > MOST_UNSENT {
-            self.close(id, "it does not read what it is sent".into());
+            self.close(id, "it does not read what was sent to it".into());
             return;
         }
         match self.effects.last_mut() {

@@ -1,5 +1,5 @@
-//! The core table: which core goes on with a packet (V1). It is changed by our extension's CORE_FLOW_MOD, from a controller or
-//! through another switch (V5); `docs/reference/openflow-extension.md` says what it means.
+//! The core table: the core that continues with a packet (V1). The CORE_FLOW_MOD of our extension changes it, from a
+//! controller or through another switch (V5). `docs/reference/openflow-extension.md` defines the messages.
 
 use super::{
     Agent, ConnectionId,
@@ -28,21 +28,21 @@ pub struct CoreRule {
     pub matching: Match,
     pub choice: CoreChoice,
     pub cookie: u64,
-    /// Seconds; 0: never.
+    /// In seconds; 0: never.
     pub idle_timeout: u16,
     pub hard_timeout: u16,
 }
 
-/// Frames with [`PROXY_ETHER_TYPE`] for a port of ours.
+/// Counts of frames with [`PROXY_ETHER_TYPE`] for one of our ports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProxiedCount {
-    /// Their change was made.
+    /// Frames whose change was made.
     pub applied: u64,
-    /// They came in by a port that is not trusted, or hold something that is no change or cannot be made.
+    /// Frames that came in by a port that is not trusted, contain no valid change, or whose change was refused.
     pub refused: u64,
 }
 
-/// What a rule of the flow tables may be and one of this table not.
+/// Refuses rules that the flow tables allow but this table does not.
 fn check(request: &FlowMod) -> Result<(), BadMessage> {
     if request.table.is_some_and(|table| table != 0) {
         return Err(Refused::BadTable.into());
@@ -53,7 +53,7 @@ fn check(request: &FlowMod) -> Result<(), BadMessage> {
     if request.buffer.is_some() {
         return Err(BadMessage::BufferUnknown);
     }
-    // FLOW_REMOVED could not say that it is of this table.
+    // FLOW_REMOVED cannot name this table.
     if request.flags.send_removed {
         return Err(BadMessage::Flags);
     }
@@ -61,7 +61,7 @@ fn check(request: &FlowMod) -> Result<(), BadMessage> {
     Ok(())
 }
 
-/// The core of instructions that are to apply one SET_CORE and nothing else.
+/// The core, if the instructions apply one SET_CORE and nothing else.
 fn choice(instructions: &Instructions) -> Result<CoreChoice, Refused> {
     if *instructions != Instructions::apply(instructions.apply.as_slice()) {
         return Err(Refused::BadInstruction);
@@ -88,7 +88,7 @@ impl<M: FlowMemory> Agent<M> {
         self.flows.tables().flows(&all, 0).filter_map(rule).collect()
     }
 
-    /// Does what the bytes of a flow-mod say.
+    /// Makes the change that the bytes of a flow-mod describe.
     fn change_core_table(&mut self, version: Version, message: &[u8], now_ms: u64) -> Result<(), BadMessage> {
         let header = Header::read(message).ok_or(BadMessage::Length)?;
         if usize::from(header.length) != message.len() {
@@ -97,13 +97,13 @@ impl<M: FlowMemory> Agent<M> {
         if header.version != version.number() {
             return Err(BadMessage::Version);
         }
-        // Of another message not even the errors are of interest.
+        // Of other messages not even the errors matter, so do not decode them.
         if header.kind != FLOW_MOD {
             return Err(BadMessage::Type);
         }
         let Message::FlowMod(request) = version.decode(message)? else { return Err(BadMessage::Type) };
         check(&request)?;
-        // What was there before goes on, where it can, and may end.
+        // Existing rules continue, where possible, and may be deleted.
         if !self.machine.hands_over() && !matches!(request.command, FlowCommand::Delete { .. }) {
             return Err(Refused::BadInstruction.into());
         }
@@ -111,8 +111,8 @@ impl<M: FlowMemory> Agent<M> {
         Ok(())
     }
 
-    /// A frame that came in by a port: changes the core table if it was sent there through another switch. False: it is not such
-    /// a frame, or not for a port of this switch.
+    /// Handles a frame that came in by a port. If it is a change sent through another switch, it changes the core table.
+    /// Returns false if it is not such a frame, or not for a port of this switch.
     pub fn proxied(&mut self, port: RulePort, frame: &[u8], now_ms: u64) -> bool {
         let Some((header, message)) = frame.split_at_checked(ETHERNET) else { return false };
         if header[12..] != PROXY_ETHER_TYPE.to_be_bytes() || !self.ports.has_mac(&header[..6]) {
@@ -125,12 +125,12 @@ impl<M: FlowMemory> Agent<M> {
         true
     }
 
-    /// What became of frames that [`proxied`](Agent::proxied) took.
+    /// What happened to frames that [`proxied`](Agent::proxied) took.
     pub fn proxied_count(&self) -> ProxiedCount {
         self.proxied
     }
 
-    /// A message, and padding after it.
+    /// Handles a message; padding may follow it.
     fn proxied_message(&mut self, bytes: &[u8], now_ms: u64) -> Result<(), BadMessage> {
         let Split::Message(header, message) = split(bytes) else { return Err(BadMessage::Length) };
         let spoken = |version: &&Version| version.number() == header.version;
@@ -142,7 +142,7 @@ impl<M: FlowMemory> Agent<M> {
         }
     }
 
-    /// A flow-mod for the core table. Errors about it are its own, as if it had come by itself.
+    /// Handles a flow-mod for the core table. Errors refer to it, as if it had been sent alone.
     pub(super) fn core_flow_mod(
         &mut self,
         id: ConnectionId,
@@ -150,7 +150,7 @@ impl<M: FlowMemory> Agent<M> {
         inner: &[u8],
         now_ms: u64,
     ) -> Result<(), BadMessage> {
-        // Without a header it has no transaction id to be told by.
+        // Without a header there is no transaction id for an error.
         let header = Header::read(inner).ok_or(BadMessage::Length)?;
         let is_slave = self.connections.get(&id).is_some_and(|connection| connection.role == Role::Slave);
         let done = match is_slave {

@@ -1,4 +1,4 @@
-//! Notices of cores and workloads to subscribers: our extension (V5, `docs/reference/openflow-extension.md`).
+//! Notices of cores and workloads for subscribers: our extension (V5, `docs/reference/openflow-extension.md`).
 
 use super::{Agent, ConnectionId, connection::Work};
 use crate::{
@@ -10,31 +10,32 @@ use crate::{
 };
 use std::{collections::BTreeMap, sync::Arc};
 
-/// Workloads that are known; more are left out.
+/// How many workloads are known at most. Further ones are left out.
 pub const WORKLOADS: usize = 4096;
 
-/// Starts and stops that may wait for a connection: all that a new subscriber is told, and meanwhile each of them stops and
-/// another starts, with as much room again.
+/// How many starts and stops may wait for a connection. A new subscriber gets a start of each workload. Meanwhile each may
+/// stop and another one start. The rest of the room is spare.
 const MOST_NOTICES: usize = 4 * WORKLOADS;
-/// How many are written at a time: at most 512 KiB.
+/// How many notices are written at a time: at most 512 KiB.
 const PIECE: usize = 64;
 
-/// Loads that have changed alone are told after so long, and if that of some core has changed by this many thousandths.
+/// If only loads have changed, a notice is sent after this time, and only if the load of some core changed by `LOAD_STEP`
+/// thousandths.
 const LOADS_MS: u64 = 1000;
 const LOAD_STEP: u16 = 50;
 
-/// What a connection wants to be told.
+/// What a connection subscribed to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Subscription {
     pub cores: bool,
     pub workloads: bool,
 }
 
-/// What the machine has and runs.
+/// The cores and workloads of the machine.
 #[derive(Default)]
 pub(super) struct Machine {
     cores: Cores,
-    /// The cores as they were told of last, and when.
+    /// The cores as last sent to subscribers, and when.
     told: Cores,
     told_ms: u64,
     workloads: BTreeMap<u32, Arc<Workload>>,
@@ -47,7 +48,7 @@ enum WorkloadNotice {
     Stop { id: u32, tenant: u32 },
 }
 
-/// Notices that connections share, and how many of them are written already.
+/// Notices that connections share, and how many of them are already written.
 pub(super) struct WorkloadNotices {
     xid: u32,
     all: Arc<[WorkloadNotice]>,
@@ -70,7 +71,7 @@ impl Machine {
         self.cores.features.core_redirect
     }
 
-    /// Is it time to tell of the cores?
+    /// Should subscribers get the cores now?
     fn has_news(&self, now_ms: u64) -> bool {
         let (now, told) = (&self.cores, &self.told);
         let same = |(a, b): (&Core, &Core)| (a.number, a.workloads) == (b.number, b.workloads);
@@ -85,12 +86,12 @@ impl Machine {
         now_ms.saturating_sub(self.told_ms) >= LOADS_MS && pairs().any(moved)
     }
 
-    /// Takes these for the workloads that run; what has stopped and what has started, in this order and by id.
+    /// Replaces the running workloads. Returns notices of those that stopped, then of those that started, each by id.
     fn replace_workloads(&mut self, workloads: Vec<Workload>) -> Vec<WorkloadNotice> {
         let mut now: BTreeMap<u32, Workload> =
             workloads.into_iter().map(|workload| (workload.id, normalised(workload))).collect();
         let named = now.len();
-        // Who is known already is not put out by others.
+        // Known workloads are not displaced by new ones.
         let mut room = WORKLOADS - now.keys().filter(|id| self.workloads.contains_key(id)).count();
         now.retain(|id, _| {
             let known = self.workloads.contains_key(id);
@@ -119,7 +120,7 @@ impl Machine {
     }
 }
 
-/// Each core once, in ascending order.
+/// The workload with each core once, in ascending order.
 fn normalised(mut workload: Workload) -> Workload {
     workload.cores.sort_unstable();
     workload.cores.dedup();
@@ -127,9 +128,10 @@ fn normalised(mut workload: Workload) -> Workload {
 }
 
 impl<M: FlowMemory> Agent<M> {
-    /// The cores of this machine and how packets can be steered to them. Subscribers are told at once if there are others
-    /// now, or others are pinned to; of loads alone not more than once a second, and not of a change under 5 % of a core.
-    /// Without `core_redirect` packets cannot be handed to another core: SET_CORE and CORE_FLOW_MOD are refused.
+    /// Sets the cores of this machine and how packets can be steered to them. Subscribers get a notice at once if cores were
+    /// added or removed, or pinned workloads changed. If only loads changed, they get one at most once a second, and only
+    /// for a change of 5 % of a core or more. Without `core_redirect`, packets cannot be handed to another core, and
+    /// SET_CORE and CORE_FLOW_MOD are refused.
     pub fn set_cores(&mut self, cores: Cores, now_ms: u64) {
         let numbers = || cores.cores.iter().map(|core| core.number).collect();
         self.flows.set_cores(cores.features.core_redirect.then(numbers));
@@ -137,8 +139,8 @@ impl<M: FlowMemory> Agent<M> {
         self.tell_cores(now_ms);
     }
 
-    /// The workloads that run now, at most [`WORKLOADS`]; of two with the same id the last counts. Subscribers are told of those
-    /// that are gone, then of those that are new, have another tenant or are pinned to other cores.
+    /// Sets the workloads that run now, at most [`WORKLOADS`]. Of two with the same id the last one counts. Subscribers get
+    /// notices of workloads that stopped, then of those that are new, have another tenant or are pinned to other cores.
     pub fn set_workloads(&mut self, workloads: Vec<Workload>, now_ms: u64) {
         let all: Arc<[_]> = self.machine.replace_workloads(workloads).into();
         for id in self.subscribers(|wants| wants.workloads) {
@@ -147,12 +149,12 @@ impl<M: FlowMemory> Agent<M> {
         }
     }
 
-    /// Workloads of the last [`set_workloads`](Agent::set_workloads) that are not known because there are too many.
+    /// How many workloads of the last [`set_workloads`](Agent::set_workloads) were left out because there are too many.
     pub fn workloads_left_out(&self) -> usize {
         self.machine.left_out
     }
 
-    /// What a connection wants to be told from now on, instead of what it wanted before. It is told how things are.
+    /// Replaces the subscription of a connection, and sends it the current state.
     pub(super) fn subscribe(&mut self, id: ConnectionId, xid: u32, wants: Subscription) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.subscription = wants;
@@ -166,7 +168,7 @@ impl<M: FlowMemory> Agent<M> {
         }
     }
 
-    /// Tells subscribers of the cores, if there is something to tell.
+    /// Sends subscribers the cores, if there is news.
     pub(super) fn tell_cores(&mut self, now_ms: u64) {
         if !self.machine.has_news(now_ms) {
             return;
@@ -192,7 +194,7 @@ impl<M: FlowMemory> Agent<M> {
         connection.workload_notices += all.len();
         connection.push(Work::Workloads(WorkloadNotices { xid, all: all.clone(), from: 0 }));
         if connection.workload_notices > MOST_NOTICES {
-            self.close(id, "it does not read what it asked to be told".into());
+            self.close(id, "it does not read the notices that it asked for".into());
         }
     }
 
@@ -204,7 +206,7 @@ impl<M: FlowMemory> Agent<M> {
         }
     }
 
-    /// Writes a piece of them.
+    /// Writes the next piece of the notices.
     pub(super) fn write_workloads(&mut self, id: ConnectionId, notices: WorkloadNotices) {
         let WorkloadNotices { xid, all, from } = notices;
         let Some(connection) = self.connections.get_mut(&id) else { return };

@@ -1,30 +1,29 @@
-//! The switch's side of OpenFlow: [`Agent`]. Bytes of connections, packets and the passing of time come in; what is to be
-//! done comes out as [`Effect`]s, in order. It owns the flow tables.
+//! The switch's side of OpenFlow: [`Agent`]. Bytes of connections, packets and the time come in. [`Effect`]s come out, in
+//! order. The agent owns the flow tables.
 //!
 //! | file | holds |
 //! |---|---|
-//! | this one | what comes in, batches and barriers, fail modes |
-//! | `connection` | one connection: bytes to messages, what is not sent yet |
-//! | `session` | hello, echo, features, settings, roles, what a controller wants to be told |
+//! | this file | the interface; batches and barriers; fail modes |
+//! | `connection` | one connection: bytes to messages, and unsent work |
+//! | `session` | hello, echo, features, settings, roles, which asynchronous messages a controller wants |
 //! | `requests` | each request and its answer or error |
-//! | `statistics` | statistics, in pieces where they are long |
-//! | `ports` | ports, their settings and what is told of them |
+//! | `statistics` | statistics; long ones are sent in pieces |
+//! | `ports` | ports, their settings, and their messages to controllers |
 //! | `packets` | packet-in and packet-out |
-//! | `machine` | our extension: what subscribers are told of cores and workloads |
-//! | `core_table` | our extension: rules that say which core goes on with a packet |
+//! | `machine` | our extension: notices of cores and workloads for subscribers |
+//! | `core_table` | our extension: rules that choose the core that continues with a packet |
 //!
 //! # Order
 //!
-//! Messages of a connection are taken one after the other, each with its replies and errors, so these come in the order of
-//! the requests. A barrier is answered when the batch is over that holds all changes made before it, whoever made them;
-//! until then nothing more of that connection is looked at.
+//! Messages of a connection are handled one after the other, each with its replies and errors, so these come in the order of
+//! the requests. A barrier is answered when the batch with all changes before it is over. That includes changes by other
+//! connections. Until then, no further message of its connection is handled.
 //!
 //! # Bounds
 //!
-//! Of each connection at most [`UNREAD`] bytes and what one [`Effect::Read`] brings wait to be looked at. While about
-//! [`UNSENT`] bytes of it are unsent nothing more is answered, and packet-ins are dropped and counted. What else is told
-//! waits as notices that connections share; a connection that lets too much of it wait is closed. Of cores only the newest
-//! state waits.
+//! For each connection, at most [`UNREAD`] bytes and those of one [`Effect::Read`] wait to be handled. While about
+//! [`UNSENT`] bytes are unsent, no request is answered, and packet-ins are dropped and counted. Other notices wait, and
+//! connections share them. A connection with too many waiting notices is closed. For cores, only the newest state waits.
 
 mod connection;
 mod core_table;
@@ -59,55 +58,55 @@ use std::{
     sync::Arc,
 };
 
-/// Bytes of a connection that wait: with fewer, more are asked for. One message always fits.
+/// Unhandled bytes of a connection. If there are fewer, the agent asks for more. One message always fits.
 pub const UNREAD: usize = 64 << 10;
-/// Bytes given to a connection and not written: with more, only what cannot wait is added.
+/// Unsent bytes of a connection. If there are more, only messages that cannot wait are added.
 pub const UNSENT: usize = 1 << 20;
 
-/// A connection, as who makes them numbers it. No number is used twice.
+/// The number of a connection, given by the caller. No number is used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub u32);
 
-/// What is to be done.
+/// Work for the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Write; [`Agent::written`] tells how far it came.
+    /// Write these bytes, and report progress to [`Agent::written`].
     Send { connection: ConnectionId, bytes: Vec<u8> },
-    /// Let the next bytes come to [`Agent::received`], once.
+    /// Read more bytes and give them to [`Agent::received`], once.
     Read(ConnectionId),
-    /// Write what was sent before, and close. The agent has forgotten the connection.
+    /// Write everything sent before, then close. The agent has forgotten the connection.
     Close { connection: ConnectionId, why: String },
     /// Send a frame out of a real port.
     Transmit { port: RulePort, queue: Option<u32>, frame: Vec<u8> },
-    /// Let the routers have a frame, as if it had come in by `in_port` and no rule were there. Of a packet that a controller
-    /// sends `in_port` may be CONTROLLER, LOCAL or NONE.
+    /// Give a frame to the routers, as if it had come in by `in_port` and there were no rules. For a packet that a
+    /// controller sends, `in_port` may be CONTROLLER, LOCAL or NONE.
     Normal { in_port: RulePort, frame: Vec<u8> },
-    /// Give a frame to the kernel stack of `in_port`'s namespace; `in_port` as above.
+    /// Give a frame to the kernel stack of the namespace of `in_port`; `in_port` is as above.
     Local { in_port: RulePort, frame: Vec<u8> },
     /// Set a port administratively up or down.
     ConfigurePort { port: RulePort, up: bool },
 }
 
-/// What is known outside, and asked only when a controller asks.
+/// Numbers that only the caller knows. The agent asks for them only when a controller does.
 pub trait Outside {
-    /// Counters of all ports, logical ones too.
+    /// Counters of all ports, including logical ones.
     fn port_stats(&self) -> Vec<PortStats>;
-    /// What was done on all cores.
+    /// Counters of all cores.
     fn core_stats(&self) -> Vec<CoreStats>;
 }
 
-/// What becomes of the rules while no controller that we connect to is connected.
+/// What happens to the rules while none of the controllers that we connect to is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailMode {
     /// Packets are forwarded as if there were no rules.
     Standalone,
-    /// Rules apply, from the start.
+    /// Rules apply, also before the first connection.
     Secure,
 }
 
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Spoken versions, at least one.
+    /// Supported versions, at least one.
     pub versions: Vec<Version>,
     pub datapath_id: u64,
     pub description: Description,
@@ -116,18 +115,18 @@ pub struct Settings {
     /// What table 0 does with packets that no rule matches.
     pub miss: Instructions,
     pub fail: FailMode,
-    /// There are controllers that we connect to: without them [`FailMode`] means nothing, and rules always apply.
+    /// There are controllers that we connect to. Without them, [`FailMode`] has no effect, and rules always apply.
     pub controllers: bool,
-    /// After so much silence the peer is asked whether it is there, and after as much again it is taken for gone.
+    /// After this time of silence the agent sends an echo request. After the same time again, it closes the connection.
     pub echo_interval_ms: u64,
-    /// Packet-ins per second, all together; bursts of a quarter of that.
+    /// Packet-ins per second, of all connections together. Bursts may have a quarter of that.
     pub packet_in_pps: u32,
-    /// Ports where frames with [`PROXY_ETHER_TYPE`](super::extension::PROXY_ETHER_TYPE) may change the core table: nobody can
-    /// tell who sent such a frame, so each is a port whose every sender is trusted.
+    /// Ports where frames with [`PROXY_ETHER_TYPE`](super::extension::PROXY_ETHER_TYPE) may change the core table. The
+    /// switch cannot know who sent such a frame, so every sender behind these ports must be trusted.
     pub proxy_ports: BTreeSet<RulePort>,
 }
 
-/// A connection for people to look at.
+/// The state of a connection, for the output of `millrace`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectionReport {
     pub connection: ConnectionId,
@@ -135,15 +134,15 @@ pub struct ConnectionReport {
     /// `None`: there was no hello yet.
     pub version: Option<Version>,
     pub role: Role,
-    /// Messages that came.
+    /// Messages that were received.
     pub messages: u64,
     pub packet_ins: u64,
-    /// Because the peer does not read fast enough.
+    /// Packet-ins dropped because the peer does not read fast enough.
     pub packet_ins_dropped: u64,
-    /// Rules, groups and notices that its version has no words for.
+    /// Rules, groups and notices that its version cannot express.
     pub unsaid: u64,
     pub unsent_bytes: usize,
-    /// Came, and were not looked at yet.
+    /// Bytes that were received but not handled yet.
     pub unread_bytes: usize,
 }
 
@@ -156,21 +155,21 @@ pub struct Agent<M> {
     machine: Machine,
     proxied: ProxiedCount,
     effects: Vec<Effect>,
-    /// Batches that were sealed, and that are over.
+    /// How many batches were sealed, and how many are over.
     sealed: u64,
     finished: u64,
     /// The last generation of masters.
     generation: Option<u64>,
-    /// What a controller has set for all of them.
+    /// The handling of fragments, as a controller set it for all connections.
     fragments: Fragments,
     packet_ins: TokenBucket,
     packet_ins_lost: PacketInsLost,
-    /// Packets for user space of which not all came.
+    /// Packets for user space that arrived incomplete.
     packets_cut: u64,
 }
 
 impl<M: FlowMemory> Agent<M> {
-    /// No ports, no connections.
+    /// An agent without ports and connections.
     pub fn new(mut flows: Flows<M>, settings: Settings) -> Self {
         flows.set_miss(&settings.miss);
         Self {
@@ -191,54 +190,55 @@ impl<M: FlowMemory> Agent<M> {
         }
     }
 
-    /// A connection is there; `controller`: it is one of those that we connect to ([`Settings::controllers`]).
+    /// Adds a connection. `controller`: it is one of those that we connect to ([`Settings::controllers`]).
     pub fn connected(&mut self, id: ConnectionId, peer: &str, controller: bool, now_ms: u64) {
         self.connections.insert(id, Connection::new(peer, controller, now_ms));
         self.say_hello(id);
         self.ask_for_more(id);
     }
 
-    /// Bytes that an [`Effect::Read`] asked for.
+    /// Takes the bytes that an [`Effect::Read`] asked for.
     pub fn received(&mut self, id: ConnectionId, bytes: &[u8], now_ms: u64, outside: &dyn Outside) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.receive(bytes, now_ms);
         self.work(id, now_ms, outside);
     }
 
-    /// So many bytes more were written.
+    /// Notes that so many more bytes were written.
     pub fn written(&mut self, id: ConnectionId, bytes: usize, now_ms: u64, outside: &dyn Outside) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.written(bytes, now_ms);
         self.work(id, now_ms, outside);
     }
 
-    /// The peer is gone.
+    /// Notes that the peer closed the connection.
     pub fn closed(&mut self, id: ConnectionId) {
         self.connections.remove(&id);
     }
 
-    /// What happens by itself, each second: rules end, loads are told, silent peers are asked.
+    /// Does periodic work; call it every second. Rules end, subscribers get loads, and silent peers get echo requests.
     pub fn tick(&mut self, now_ms: u64) {
         self.flows.expire(now_ms);
         self.tell_cores(now_ms);
         self.ask_who_is_there(now_ms);
     }
 
-    /// A change that is no controller's, as OpenFlow 1.3 has it.
+    /// Makes a change that does not come from a controller, with the rules of OpenFlow 1.3.
     ///
     /// # Errors
-    /// Refused: nothing has changed.
+    /// If the change is refused, nothing has changed.
     pub fn change(&mut self, change: &FlowMod, now_ms: u64) -> Result<(), Refused> {
         self.flows.apply(change, Dialect::OpenFlow13, now_ms)
     }
 
-    /// The flow tables, to be asked what is in them.
+    /// The flow tables, for queries.
     pub fn flows(&mut self) -> &mut Flows<M> {
         &mut self.flows
     }
 
-    /// Begins a batch of the changes made so far. True: wait for a grace period, then [`void`](Agent::void), another, then
-    /// [`finish`](Agent::finish). False: nothing was changed, or the batch before is not over.
+    /// Begins a batch with the changes made so far. If it returns true, wait for a grace period, then call
+    /// [`void`](Agent::void), wait for another one, then call [`finish`](Agent::finish). It returns false if nothing was
+    /// changed, or if the last batch is not over.
     pub fn seal(&mut self) -> bool {
         let begins = self.sealed == self.finished && self.flows.has_changes();
         if begins {
@@ -248,12 +248,13 @@ impl<M: FlowMemory> Agent<M> {
         begins
     }
 
-    /// The first grace period is over.
+    /// Call this after the first grace period.
     pub fn void(&mut self) {
         self.flows.void();
     }
 
-    /// The second is over, packets obey: controllers are told of rules that ended, barriers are answered.
+    /// Call this after the second grace period, when packets follow the changes. Controllers get the notices of rules that
+    /// ended, and barriers are answered.
     pub fn finish(&mut self, now_ms: u64, outside: &dyn Outside) {
         let ended: Arc<[_]> = self.flows.finish().into();
         self.finished = self.sealed;
@@ -267,49 +268,49 @@ impl<M: FlowMemory> Agent<M> {
         }
     }
 
-    /// What is to be done since the last call.
+    /// Returns the effects since the last call.
     pub fn take_effects(&mut self) -> Vec<Effect> {
         std::mem::take(&mut self.effects)
     }
 
-    /// Should packets be decided by rules?
+    /// Should rules decide about packets?
     pub fn wants_rules(&self) -> bool {
         self.has_rules() && !self.stands_alone()
     }
 
-    /// Are packets treated in another way by rules, or by what becomes of those that no rule matches, than without them?
+    /// Do rules, or the treatment of packets without a match, make any difference?
     pub fn has_rules(&self) -> bool {
         let normal = Instructions::apply([Action::output(RulePort::NORMAL)]);
         self.settings.miss != normal || !self.flows.tables().is_empty()
     }
 
-    /// Do packets not go by rules because no controller that we connect to has said hello, as [`Settings::fail`] wants?
+    /// Do packets bypass the rules because none of our controllers has said hello and [`Settings::fail`] says so?
     pub fn stands_alone(&self) -> bool {
         let connected = || self.connections.values().any(|c| c.controller && c.version.is_some());
         self.settings.controllers && self.settings.fail == FailMode::Standalone && !connected()
     }
 
-    /// What a controller has set of a port.
+    /// The settings of a port that a controller made.
     pub fn port_flags(&self, port: RulePort) -> PortFlags {
         self.ports.flags(port)
     }
 
-    /// Packets for controllers that none got.
+    /// Packets for controllers that no controller got.
     pub fn packet_ins_lost(&self) -> PacketInsLost {
         self.packet_ins_lost
     }
 
-    /// Has anybody said hello, dialled or not?
+    /// Has any peer said hello, whichever side opened the connection?
     pub fn has_peer(&self) -> bool {
         self.connections.values().any(|c| c.version.is_some())
     }
 
-    /// Packets for user space that it could do nothing with: not all of them came.
+    /// Packets for user space that were dropped because they arrived incomplete.
     pub fn packets_cut(&self) -> u64 {
         self.packets_cut
     }
 
-    /// All connections.
+    /// The state of all connections.
     pub fn report(&self) -> Vec<ConnectionReport> {
         self.connections.iter().map(|(&id, connection)| connection.report(id)).collect()
     }

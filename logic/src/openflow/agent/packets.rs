@@ -16,18 +16,18 @@ use crate::{
     },
 };
 
-/// What is in a packet-in beside the packet, at most: so much less of a packet fits.
+/// The most bytes in a packet-in beside the packet. The room for the packet is smaller by this.
 const AROUND: usize = 72;
-/// An Ethernet header: less is no frame.
+/// The length of an Ethernet header. A shorter frame is invalid.
 const SHORTEST: usize = 14;
 
 const NS_PER_S: u64 = 1_000_000_000;
 const NS_PER_MS: u64 = 1_000_000;
 
-/// Lets a rate of events pass, and bursts of a quarter of what passes in a second.
+/// Lets a rate of events pass, with bursts of up to a quarter second's worth.
 pub(super) struct TokenBucket {
     per_s: u64,
-    /// Billionths of an event.
+    /// In billionths of an event.
     tokens: u64,
     at_ns: u64,
 }
@@ -56,22 +56,22 @@ impl TokenBucket {
     }
 }
 
-/// Packets for controllers that none got. Those of a port that a controller has told to send none are not counted.
+/// Packets for controllers that no controller got. Packets of a port with NO_PACKET_IN are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketInsLost {
-    /// Nobody was connected that wanted them.
+    /// No connected controller wanted them.
     pub no_controller: u64,
-    /// More came than [`Settings::packet_in_pps`](super::Settings::packet_in_pps) lets pass.
+    /// There were more than [`Settings::packet_in_pps`](super::Settings::packet_in_pps) allows.
     pub over_rate: u64,
-    /// Who was connected did not read fast enough.
+    /// The connected controllers did not read fast enough.
     pub not_read: u64,
 }
 
 /// A packet for controllers.
 struct ForControllers<'a> {
-    /// Its first bytes, as many as are shown.
+    /// The first bytes of the packet, as many as are sent.
     frame: &'a [u8],
-    /// Bytes of the whole.
+    /// Length of the whole packet.
     bytes: usize,
     reason: PacketInReason,
     of_rule: bool,
@@ -83,7 +83,7 @@ struct ForControllers<'a> {
 }
 
 impl ForControllers<'_> {
-    /// Why it is sent, in a version's words: to 1.0 a rule is a rule, whatever it matches.
+    /// The reason in terms of a version. For 1.0, a table-miss rule is an ordinary rule.
     fn reason(&self, version: Option<Version>) -> PacketInReason {
         match self.reason {
             PacketInReason::NoMatch if self.of_rule && version == Some(Version::OpenFlow10) => {
@@ -93,7 +93,7 @@ impl ForControllers<'_> {
         }
     }
 
-    /// Never kept here to be sent later: there are no buffers.
+    /// The packet is never kept to be sent later: there are no buffers.
     fn message(&self, version: Option<Version>) -> Message {
         let mut matching = Match::ANY.with(Field::InPort, self.in_port.0);
         if self.metadata != 0 {
@@ -116,7 +116,8 @@ impl ForControllers<'_> {
 }
 
 impl<M: FlowMemory> Agent<M> {
-    /// A packet from the kernel plane: its first bytes, all of them if user space is to go on with it.
+    /// Handles a packet from the kernel plane. `frame` has its first bytes, or all of them if user space has to continue
+    /// with it.
     pub fn notice(&mut self, notice: Notice, frame: &[u8], now_ns: u64) {
         let flags = self.ports.flags(notice.port);
         if flags.no_recv {
@@ -143,8 +144,8 @@ impl<M: FlowMemory> Agent<M> {
         self.packet_in(&packet, now_ns);
     }
 
-    /// Table and cookie of a row, whether what it does is for packets that match nothing, a table's miss or a table-miss rule
-    /// (1.3.5 section 5.4), and whether it is a rule.
+    /// The table and cookie of a row; whether it handles packets without a match (a table's miss or a table-miss rule, 1.3.5
+    /// section 5.4); and whether it is a rule.
     fn whose(&self, row: u32) -> (TableId, u64, bool, bool) {
         match kernel::rule_of(row).and_then(|id| self.flows.tables().rule(id)) {
             Some(rule) => {
@@ -159,7 +160,7 @@ impl<M: FlowMemory> Agent<M> {
         }
     }
 
-    /// A packet that a controller sends.
+    /// Handles a packet that a controller sends.
     pub(super) fn packet_out(&mut self, packet: PacketOut, now_ms: u64) -> Result<(), BadMessage> {
         let PacketOut { buffer, in_port, actions, data } = packet;
         if buffer.is_some() {
@@ -199,7 +200,7 @@ impl<M: FlowMemory> Agent<M> {
                 }
                 RulePort::NORMAL => self.effects.push(Effect::Normal { in_port, frame }),
                 RulePort::LOCAL => self.effects.push(Effect::Local { in_port, frame }),
-                // No worker can have what user space has; it cannot be given back.
+                // No worker can take packets of user space, and they cannot go back to the kernel plane.
                 port if port.path().is_some() => {
                     let path =
                         port.path().and_then(|path| self.flows.tables().paths().get(usize::from(path)));
@@ -213,7 +214,7 @@ impl<M: FlowMemory> Agent<M> {
         }
     }
 
-    /// To every connection that wants it and can take it.
+    /// Sends a packet-in to every connection that wants it and has room.
     fn packet_in(&mut self, packet: &ForControllers<'_>, now_ns: u64) {
         if self.ports.flags(packet.in_port).no_packet_in {
             return;
@@ -258,7 +259,7 @@ mod tests {
         assert_eq!(passed(5_009, 100), 0);
         assert_eq!(passed(5_010, 100), 1);
         assert_eq!(passed(5_100, 100), 9);
-        assert_eq!(passed(5_000, 100), 0, "time does not go back");
+        assert_eq!(passed(5_000, 100), 0, "time does not run backwards");
         assert_eq!(passed(u64::MAX / NS_PER_MS, 100), 25);
         let mut none = TokenBucket::new(0);
         assert!(!none.take(u64::MAX));

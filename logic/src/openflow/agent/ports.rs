@@ -1,4 +1,4 @@
-//! Ports: what controllers are told of them and may set; and paths of the user plane, which are logical ports.
+//! Ports: their messages to controllers, and what controllers may set. Paths of the user plane are logical ports.
 
 use super::{Agent, ConnectionId, Effect, Outside};
 use crate::{
@@ -11,35 +11,35 @@ use crate::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A port as it is outside.
+/// A port, as the caller knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortInfo {
-    /// A real one.
+    /// A real port.
     pub port: RulePort,
     pub name: String,
     pub mac: Mac,
     pub link_up: bool,
     pub admin_up: bool,
-    /// Frames can be redirected there; else user space sends them.
+    /// Frames can be redirected to it. Otherwise user space sends them.
     pub transmits: bool,
-    /// `None`: not known.
+    /// `None`: unknown.
     pub speed_mbps: Option<u32>,
 }
 
-/// What a controller has set of a port, but for OFPPC_PORT_DOWN, which is [`PortInfo::admin_up`].
+/// The settings of a port that a controller made, except OFPPC_PORT_DOWN, which is [`PortInfo::admin_up`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortFlags {
-    /// What comes in is dropped.
+    /// Received packets are dropped.
     pub no_recv: bool,
-    /// What is sent there is dropped.
+    /// Packets sent to this port are dropped.
     pub no_fwd: bool,
-    /// Not one of the ports of FLOOD (1.0).
+    /// FLOOD leaves this port out (1.0).
     pub no_flood: bool,
-    /// No packet-ins of what comes in.
+    /// Received packets cause no packet-ins.
     pub no_packet_in: bool,
 }
 
-/// OFPPC bits that can be set. 1.3 has no NO_FLOOD, which its codec sees to.
+/// OFPPC bits that can be set. 1.3 has no NO_FLOOD; its codec ensures that.
 const SETTABLE: u32 = PortConfig::DOWN
     | PortConfig::NO_RECV
     | PortConfig::NO_FLOOD
@@ -127,7 +127,8 @@ pub struct PathInfo {
 }
 
 impl PathInfo {
-    /// It has no device: no MAC address, nothing to be set, and its link is its worker. ALL and FLOOD do not go there, for which 1.0 has a bit.
+    /// A path has no device: no MAC address and no settings. Its link is up while it has a worker. ALL and FLOOD leave it
+    /// out, and 1.0 has a bit for that.
     fn description(&self, port: RulePort) -> PortDescription {
         let none = PortFeatures(0);
         PortDescription {
@@ -146,21 +147,21 @@ impl PathInfo {
     }
 }
 
-/// The ports there are.
+/// The existing ports.
 #[derive(Debug, Default)]
 pub(super) struct Ports {
     real: BTreeMap<RulePort, Entry>,
-    /// Logical ones, by place.
+    /// Logical ports, by index.
     paths: Vec<PathInfo>,
 }
 
 impl Ports {
-    /// Is there this one, by which packets come and go?
+    /// Is there a real port with this number?
     pub fn has(&self, port: RulePort) -> bool {
         self.real.contains_key(&port)
     }
 
-    /// Are controllers told of it?
+    /// Do controllers know this port?
     pub fn are_told(&self, port: RulePort) -> bool {
         self.has(port) || self.logical(port).is_some()
     }
@@ -169,7 +170,7 @@ impl Ports {
         self.paths.get(usize::from(port.path()?))
     }
 
-    /// Is this the MAC address of one of them?
+    /// Does a port have this MAC address?
     pub fn has_mac(&self, mac: &[u8]) -> bool {
         self.real.values().any(|entry| entry.info.mac.0 == mac)
     }
@@ -198,7 +199,7 @@ impl Ports {
 }
 
 impl<M: FlowMemory> Agent<M> {
-    /// The ports that there are now. What a controller has set of a port stays while the port is there under its name.
+    /// Sets the existing ports. The settings of a controller stay while the port exists under the same name.
     pub fn set_ports(&mut self, ports: Vec<PortInfo>) {
         let mut old = std::mem::take(&mut self.ports.real);
         let mut told = Vec::new();
@@ -223,7 +224,8 @@ impl<M: FlowMemory> Agent<M> {
         }
     }
 
-    /// The paths that there are now, in the order of the configuration: rules may give them packets, and controllers are told of their ports.
+    /// Sets the existing paths, in the order of the configuration. Rules may send packets to them, and controllers get the
+    /// changes of their ports.
     pub fn set_paths(&mut self, paths: Vec<PathInfo>) {
         self.flows.set_paths(paths.iter().map(|of| of.path.clone()).collect());
         let old = std::mem::replace(&mut self.ports.paths, paths);
@@ -244,14 +246,15 @@ impl<M: FlowMemory> Agent<M> {
         told.iter().for_each(|(reason, port)| self.tell_port(None, *reason, port));
     }
 
-    /// Which ports there are, are live and flood, for groups and for what user space does with packets.
+    /// Publishes which ports exist, are live and flood, for groups and for packets that user space handles.
     fn publish_ports(&mut self) {
         self.flows.set_ports(self.ports.live());
         self.flows.set_no_flood(&self.ports.without_flood());
         self.flows.set_deaf(self.ports.deaf());
     }
 
-    /// Tells every connection that wants to know, but not who did it: until 1.5 a port-mod is not answered so.
+    /// Sends the change of a port to every connection that wants it, except the one that made it: before 1.5, a port-mod
+    /// gets no such reply.
     fn tell_port(&mut self, by: Option<ConnectionId>, reason: PortReason, port: &PortDescription) {
         let wants = self.connections.iter().filter(|(_, c)| c.wants(c.wants.port_status, reason as u32));
         let ids: Vec<ConnectionId> = wants.map(|(&id, _)| id).filter(|&id| Some(id) != by).collect();
@@ -259,7 +262,7 @@ impl<M: FlowMemory> Agent<M> {
         ids.into_iter().for_each(|id| self.tell(id, 0, &message));
     }
 
-    /// Changes the settings of a port. That it is up or down is outside's to do, and taken for done.
+    /// Changes the settings of a port. The caller takes the port up or down; the agent assumes that it succeeds.
     pub(super) fn port_mod(&mut self, id: ConnectionId, change: &PortMod) -> Result<(), BadMessage> {
         if let Some(path) = self.ports.logical(change.port) {
             return unchanged(&path.description(change.port), change);
@@ -271,7 +274,7 @@ impl<M: FlowMemory> Agent<M> {
         if change.config.0 & change.mask.0 & !SETTABLE != 0 {
             return Err(BadMessage::PortConfig);
         }
-        // What a port advertises is not ours to change; no bits: as it is.
+        // The agent cannot change what a port advertises. No bits mean no change.
         if change.advertise != PortFeatures(0) {
             return Err(BadMessage::PortAdvertise);
         }
@@ -292,7 +295,7 @@ impl<M: FlowMemory> Agent<M> {
         Ok(())
     }
 
-    /// [`RulePort::NONE`]: all.
+    /// Counters of one port; [`RulePort::NONE`] means all ports.
     pub(super) fn port_stats(
         &self,
         port: RulePort,
@@ -308,7 +311,7 @@ impl<M: FlowMemory> Agent<M> {
     }
 }
 
-/// Of a logical port nothing can be set: the change is none.
+/// Accepts a change only if it changes nothing: a logical port has no settings.
 fn unchanged(port: &PortDescription, change: &PortMod) -> Result<(), BadMessage> {
     if port.mac != change.mac {
         return Err(BadMessage::PortAddress);

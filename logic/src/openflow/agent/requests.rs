@@ -10,7 +10,7 @@ use crate::{
     },
 };
 
-/// OFPTC_DEPRECATED_MASK: bits of a table's settings that mean nothing any more.
+/// OFPTC_DEPRECATED_MASK: bits of a table's settings that have no meaning any more.
 const DEPRECATED: u32 = 3;
 
 impl<M: FlowMemory> Agent<M> {
@@ -67,7 +67,7 @@ impl<M: FlowMemory> Agent<M> {
                 connection.wants = wants;
                 return Ok(());
             }
-            // What only a switch says.
+            // Messages that only a switch sends.
             Message::FeaturesReply(_)
             | Message::GetConfigReply(_)
             | Message::PacketIn(_)
@@ -83,7 +83,7 @@ impl<M: FlowMemory> Agent<M> {
         Ok(())
     }
 
-    /// Nothing waits here to be sent by a buffer's number.
+    /// Changes rules. No buffers exist, so a buffer's number is refused.
     fn flow_mod(&mut self, change: &FlowMod, version: Version, now_ms: u64) -> Result<(), BadMessage> {
         if change.buffer.is_some() && !matches!(change.command, FlowCommand::Delete { .. }) {
             return Err(BadMessage::BufferUnknown);
@@ -91,7 +91,7 @@ impl<M: FlowMemory> Agent<M> {
         Ok(self.flows.apply(change, version.dialect(), now_ms)?)
     }
 
-    /// Vendor and experimenter messages. Those that only a switch sends are as unknown as others.
+    /// Handles vendor and experimenter messages. Those that only a switch sends are refused as unknown.
     fn extension(
         &mut self,
         id: ConnectionId,
@@ -121,7 +121,7 @@ impl<M: FlowMemory> Agent<M> {
     }
 }
 
-/// What a slave may not do (1.3.5 section 6.3.6).
+/// Is it a message that a slave may not send (1.3.5 section 6.3.6)?
 fn changes(message: &Message) -> bool {
     matches!(
         message,
@@ -135,7 +135,7 @@ fn changes(message: &Message) -> bool {
     )
 }
 
-/// A table has no settings.
+/// Checks a table-mod: tables have no settings.
 fn table_mod(table: Option<u8>, config: u32) -> Result<(), BadMessage> {
     if table.is_some_and(|table| table >= TABLES) {
         return Err(BadMessage::Table);

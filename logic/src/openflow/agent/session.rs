@@ -11,7 +11,7 @@ use crate::{
     },
 };
 
-/// A version that is spoken here.
+/// A supported version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Version {
     OpenFlow10,
@@ -31,7 +31,7 @@ const CAPABILITIES_13: u32 = 1 | 1 << 1 | 1 << 2 | 1 << 3;
 const ACTIONS_10: u32 = (1 << 12) - 1;
 
 impl Version {
-    /// In a header.
+    /// The number in a header.
     pub fn number(self) -> u8 {
         match self {
             Version::OpenFlow10 => v10::VERSION,
@@ -69,7 +69,7 @@ impl Version {
         }
     }
 
-    /// How many things of a list were left out.
+    /// Encodes a reply. Returns how many items of a list were left out.
     pub(super) fn encode_stats(
         self,
         reply: &StatsReply,
@@ -91,8 +91,8 @@ impl Version {
     }
 }
 
-/// The version of a connection (1.3.5 section 6.3.1): the highest of both bitmaps, if both sent one, else the lower of both
-/// headers, if it is spoken here. We send a bitmap if we speak 1.3, which has it.
+/// The version of a connection (1.3.5 section 6.3.1). If both peers sent a bitmap, it is the highest common version.
+/// Otherwise it is the lower version of the two headers, if we support it. We send a bitmap if we support 1.3, which has it.
 fn agree(ours: &[Version], theirs: u8, bitmap: Option<&[u8]>) -> Option<Version> {
     let highest = ours.iter().copied().max()?;
     match bitmap.filter(|_| highest == Version::OpenFlow13) {
@@ -101,10 +101,10 @@ fn agree(ours: &[Version], theirs: u8, bitmap: Option<&[u8]>) -> Option<Version>
     }
 }
 
-/// Versions of a bitmap that are told.
+/// How many versions of a bitmap are named in a text.
 const TOLD_VERSIONS: usize = 8;
 
-/// What a peer offers, in words: a bitmap names each version, a header the highest one.
+/// The versions that a peer offers, in words. A bitmap names each version, and a header only the highest one.
 fn offer(theirs: u8, bitmap: Option<&[u8]>) -> String {
     let name = |version: &u8| match version {
         1..=6 => format!("1.{}", version - 1),
@@ -132,7 +132,7 @@ impl<M: FlowMemory> Agent<M> {
         }
     }
 
-    /// The next message of a connection.
+    /// Handles the next message of a connection.
     pub(super) fn message(
         &mut self,
         id: ConnectionId,
@@ -154,13 +154,13 @@ impl<M: FlowMemory> Agent<M> {
         }
     }
 
-    /// The first message.
+    /// Handles the first message.
     fn hello(&mut self, id: ConnectionId, header: Header, bytes: &[u8]) {
-        // A hello may be of any version, and the older ones have nothing in it that we would look at.
+        // A hello may be of any version. Hellos of older versions have no content that matters here.
         let versions = match v13::decode(bytes) {
             Ok((_, Message::Hello { versions })) => versions,
             _ if header.kind == ERROR => return self.close(id, "it refused our hello".into()),
-            _ => return self.refuse_hello(id, header, "a hello comes first"),
+            _ => return self.refuse_hello(id, header, "the first message is not a hello"),
         };
         let Some(version) = agree(&self.settings.versions, header.version, versions.as_deref()) else {
             let why = format!("no version in common: {}", offer(header.version, versions.as_deref()));
@@ -171,10 +171,10 @@ impl<M: FlowMemory> Agent<M> {
         }
     }
 
-    /// OFPET_HELLO_FAILED, OFPHFC_INCOMPATIBLE, with a text, in a version that the peer can read.
+    /// Sends OFPET_HELLO_FAILED, OFPHFC_INCOMPATIBLE, with a text, in a version that the peer can read.
     fn refuse_hello(&mut self, id: ConnectionId, header: Header, why: &str) {
         let spoken: Vec<&str> = self.settings.versions.iter().map(|version| version.name()).collect();
-        let text = format!("{why}; OpenFlow {} is spoken here", spoken.join(" and "));
+        let text = format!("{why}; this switch supports OpenFlow {}", spoken.join(" and "));
         let version = if header.version < v13::VERSION { Version::OpenFlow10 } else { Version::OpenFlow13 };
         let error = ErrorMessage { kind: 0, code: 0, data: text.clone().into_bytes() };
         let mut bytes = Vec::new();
@@ -184,7 +184,7 @@ impl<M: FlowMemory> Agent<M> {
         self.close(id, text);
     }
 
-    /// Asks peers that were silent for long, and closes those that do not answer.
+    /// Sends echo requests to peers that were silent for long, and closes connections to those that do not answer.
     pub(super) fn ask_who_is_there(&mut self, now_ms: u64) {
         let interval_ms = self.settings.echo_interval_ms;
         let silent = |since_ms: u64| now_ms.saturating_sub(since_ms) >= interval_ms;
@@ -207,7 +207,7 @@ impl<M: FlowMemory> Agent<M> {
         ask.into_iter().for_each(|id| self.tell(id, 0, &Message::EchoRequest(Vec::new())));
     }
 
-    /// No packet is kept for a controller: there are no buffers.
+    /// The features. There are no buffers, so no packet is kept for a controller.
     pub(super) fn features(&self, version: Version) -> Features {
         let is_10 = version == Version::OpenFlow10;
         Features {
@@ -221,8 +221,8 @@ impl<M: FlowMemory> Agent<M> {
         }
     }
 
-    /// Fragments are the switch's, so not a slave's to set, and never put together: OFPC_IP_REASM is not among the capabilities.
-    /// How much of a packet is sent is the connection's.
+    /// Changes the settings. The handling of fragments belongs to the whole switch, so a slave may not set it. Fragments are
+    /// never reassembled: OFPC_IP_REASM is not among the capabilities. The length of packet-ins belongs to the connection.
     pub(super) fn set_config(&mut self, id: ConnectionId, config: Config) -> Result<(), BadMessage> {
         let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
         if config.fragments == Fragments::Reassemble {
@@ -237,7 +237,7 @@ impl<M: FlowMemory> Agent<M> {
         Ok(())
     }
 
-    /// 1.3.5 section 6.3.6: the role that the connection now has, and the last generation of masters.
+    /// Changes the role (1.3.5 section 6.3.6). Returns the connection's role, and the last generation of masters.
     pub(super) fn set_role(
         &mut self,
         id: ConnectionId,
@@ -245,7 +245,7 @@ impl<M: FlowMemory> Agent<M> {
         generation: u64,
     ) -> Result<Message, BadMessage> {
         if matches!(role, Role::Master | Role::Slave) {
-            // As a distance on a circle.
+            // The distance on a circle.
             let is_old = |last: u64| (generation.wrapping_sub(last) as i64) < 0;
             if self.generation.is_some_and(is_old) {
                 return Err(BadMessage::RoleStale);

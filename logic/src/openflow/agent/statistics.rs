@@ -1,4 +1,4 @@
-//! Statistics: what is asked for, and long replies in pieces.
+//! Statistics: requests, and long replies in pieces.
 
 use super::{Agent, ConnectionId, Outside, connection::Work, session::Version};
 use crate::{
@@ -22,18 +22,18 @@ const INSTRUCTIONS: u32 = 0b111_1110;
 const GOTO_TABLE: u32 = 1 << 1;
 /// OFPAT of 1.3: output, push and pop VLAN, set queue, group, set and decrement TTL, set field.
 const ACTIONS: u32 = 1 | 1 << 17 | 1 << 18 | 1 << 21 | 1 << 22 | 1 << 23 | 1 << 24 | 1 << 25;
-/// OFPGFC: select by weight and by liveness, chains, which are checked.
+/// OFPGFC: select by weight and by liveness; chains, which are checked.
 const GROUP_CAPABILITIES: u32 = 0b1111;
 /// OFPMBT_DROP.
 const BANDS_DROP: u32 = 1 << 1;
 /// OFPMF: kbit/s, packets/s, bursts, counters.
 const METER_CAPABILITIES: u32 = 0b1111;
 
-/// A reply of many things, of which some are written.
+/// A reply with many items, some of which may be written already.
 pub(super) struct Listing {
     xid: u32,
     what: What,
-    /// Rows of rules, or numbers of groups or meters.
+    /// Rows of rules, or ids of groups or meters.
     ids: Vec<u32>,
     next: usize,
 }
@@ -47,7 +47,7 @@ enum What {
 }
 
 impl What {
-    /// How many make a piece: each at most 512 KiB.
+    /// How many items make a piece. A piece has at most 512 KiB.
     fn piece(&self) -> usize {
         match self {
             What::Rules(_) | What::Groups | What::Meters | What::MeterConfigs => 256,
@@ -119,7 +119,7 @@ impl<M: FlowMemory> Agent<M> {
         Ok(())
     }
 
-    /// The next piece of a long reply. What is gone meanwhile is not in it.
+    /// Writes the next piece of a long reply. Items that no longer exist are left out.
     pub(super) fn write_piece(&mut self, id: ConnectionId, mut listing: Box<Listing>, now_ms: u64) {
         let end = listing.ids.len().min(listing.next + listing.what.piece());
         let ids = listing.ids[listing.next..end].iter().copied();
@@ -148,7 +148,7 @@ impl<M: FlowMemory> Agent<M> {
         }
     }
 
-    /// What the connection's version cannot say is left out and counted.
+    /// Sends statistics. Items that the connection's version cannot express are left out and counted.
     fn tell_stats(&mut self, id: ConnectionId, xid: u32, reply: &StatsReply, more: bool) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let Some(version) = connection.version else { return };
@@ -157,7 +157,7 @@ impl<M: FlowMemory> Agent<M> {
         self.send(id, bytes);
     }
 
-    /// There are no queues but the one that each port is.
+    /// A port has no queues except the default one, which is not listed.
     fn queue_stats(&self, port: RulePort, queue: Option<u32>) -> Result<StatsReply, BadMessage> {
         if ![RulePort::ALL, RulePort::NONE].contains(&port) && !self.ports.are_told(port) {
             return Err(BadMessage::Port);
@@ -168,7 +168,7 @@ impl<M: FlowMemory> Agent<M> {
         }
     }
 
-    /// None is no error: 1.3.5 has one only for changes of a group (section 7.4.4.6).
+    /// An unknown group is no error: 1.3.5 has one only for changes of groups (section 7.4.4.6).
     fn groups(&self, one: Option<u32>) -> Vec<u32> {
         let tables = self.flows.tables();
         match one {
@@ -187,7 +187,7 @@ impl<M: FlowMemory> Agent<M> {
     }
 }
 
-/// 1.0 has no error for a table that is not there, and one such number is that of the emergency table, which has no rules.
+/// 1.0 has no error for a missing table. One such number is that of the emergency table, which has no rules.
 fn check_table(version: Version, filter: &FlowFilter) -> Result<(), BadMessage> {
     let missing = filter.table.is_some_and(|table| table >= TABLES);
     if missing && version == Version::OpenFlow13 { Err(BadMessage::Table) } else { Ok(()) }

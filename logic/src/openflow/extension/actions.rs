@@ -1,4 +1,4 @@
-//! Our actions, the same bytes in both versions after the action's header and [`EXPERIMENTER`].
+//! Our actions. The bytes after the action's header and [`EXPERIMENTER`] are the same in both versions.
 
 use crate::{
     flow::{Action, CoreChoice, FcfPlace, Refused, Vxlan},
@@ -16,11 +16,11 @@ const DECAP_VXLAN: u16 = 2;
 const SET_FCF: u16 = 3;
 const SET_CORE: u16 = 4;
 
-/// Core numbers for "choose", and for "choose, for a priority flow".
+/// Core numbers for `choose` and `choose_first`.
 const CHOOSE: u16 = 0xffff;
 const CHOOSE_FIRST: u16 = 0xfffe;
 
-/// Reads an action of the experimenter `id`: all that follows the id.
+/// Reads an action of the experimenter `id`, from the byte after the id.
 pub fn read(id: u32, r: &mut Reader<'_>) -> Result<Action, BadMessage> {
     if id != EXPERIMENTER {
         return Err(BadMessage::ActionExperimenter);
@@ -72,7 +72,7 @@ fn read_fcf(r: &mut Reader<'_>) -> Result<Action, BadMessage> {
     Ok(Action::SetFcf { place, workload, priority })
 }
 
-/// Appends one of our actions, header included; nothing for another.
+/// Appends one of our actions with its header. Other actions append nothing.
 pub fn write(action: &Action, out: &mut Vec<u8>) {
     let from = out.len();
     match *action {

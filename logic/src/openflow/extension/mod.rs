@@ -1,11 +1,11 @@
-//! Our vendor extension (V5): OpenFlow 1.0 vendor and 1.3 experimenter messages with the same subtypes and bodies, and actions.
-//! `docs/reference/openflow-extension.md` describes each byte.
+//! Our vendor extension (V5): actions, and messages as OpenFlow 1.0 vendor and 1.3 experimenter messages with the same
+//! subtypes and bodies. `docs/reference/openflow-extension.md` describes each byte.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `mod.rs` | messages: cores and acceleration features, workloads, rules of the core table |
-//! | `stats.rs` | what was done on cores |
-//! | `actions.rs` | VXLAN, flow control field, core |
+//! | `stats.rs` | statistics of cores |
+//! | `actions.rs` | actions: VXLAN, flow control field, core |
 
 mod actions;
 mod stats;
@@ -32,14 +32,14 @@ mod subtype {
     pub const CORE_STATS: u32 = 7;
 }
 
-/// EtherType (IEEE 802 local experimental 1) of a frame that carries an OpenFlow message to a switch which its controller reaches
-/// only through another one, by packet-out.
+/// EtherType (IEEE 802 local experimental 1) of frames that carry an OpenFlow message through another switch. Its controller
+/// sends them by packet-out, because it reaches this switch only that way.
 pub const PROXY_ETHER_TYPE: u16 = 0x88b5;
 
-/// A message of ours.
+/// A message of our extension.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Extension {
-    /// Controller to switch: what it wants to be told from now on; the switch answers with the state as it is.
+    /// Controller to switch: replaces its subscriptions. The switch answers with the current state.
     Subscribe {
         cores: bool,
         workloads: bool,
@@ -52,21 +52,21 @@ pub enum Extension {
     },
     /// Controller to switch: a whole flow-mod of the connection's version, for the core table.
     CoreFlowMod(Vec<u8>),
-    /// Controller to switch: asks for [`CoreStats`](Extension::CoreStats) of one core, or of all.
+    /// Controller to switch: asks for the [`CoreStats`](Extension::CoreStats) of one core, or of all.
     CoreStatsRequest {
         core: Option<u16>,
     },
     CoreStats(Vec<CoreStats>),
 }
 
-/// What the machine has (V2).
+/// The cores and features of the machine (V2).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cores {
     pub features: Features,
     pub cores: Vec<Core>,
 }
 
-/// How packets can be steered here.
+/// How packets can be steered on this machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
     /// A port spreads flows over receive queues by their hash (RSS).
@@ -82,7 +82,7 @@ pub struct Features {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Core {
     pub number: u16,
-    /// Thousandths of its time; `None`: not known.
+    /// Thousandths of the core's time. `None`: unknown.
     pub load: Option<u16>,
     /// How many workloads are pinned to it.
     pub workloads: u16,
@@ -93,20 +93,20 @@ pub struct Core {
 pub struct Workload {
     pub id: u32,
     pub tenant: u32,
-    /// It is pinned to; none: to no core.
+    /// The cores it is pinned to. Empty: it is pinned to no core.
     pub cores: Vec<u16>,
 }
 
-/// Load that is not known.
+/// An unknown load.
 const UNKNOWN: u16 = 0xffff;
-/// In place of a core's number.
+/// Stands for all cores, in place of a core's number.
 const ALL: u16 = 0xffff;
 
 impl Extension {
-    /// Reads a message of ours.
+    /// Reads a message of our extension.
     ///
     /// # Errors
-    /// It is another's ([`BadMessage::Experimenter`]), unknown, or malformed.
+    /// The message belongs to another experimenter ([`BadMessage::Experimenter`]), is unknown, or malformed.
     pub fn decode(message: &Experimenter) -> Result<Extension, BadMessage> {
         if message.id != EXPERIMENTER {
             return Err(BadMessage::Experimenter);
@@ -139,7 +139,7 @@ impl Extension {
         if r.is_empty() { Ok(read) } else { Err(BadMessage::Length) }
     }
 
-    /// The message's body and subtype. More than 4,096 cores are cut, of statistics more than 2,000.
+    /// Encodes the message as body and subtype. At most 4,096 cores are written, and at most 2,000 in statistics.
     pub fn encode(&self) -> Experimenter {
         let mut body = Vec::new();
         let subtype = match self {
@@ -185,7 +185,7 @@ impl Extension {
     }
 }
 
-/// What fits into a message with room to spare.
+/// How many cores fit into a message, with room to spare.
 const MOST_CORES: usize = 4096;
 
 fn read_cores(r: &mut Reader<'_>) -> Result<Cores, BadMessage> {
@@ -221,7 +221,8 @@ fn write_cores(cores: &Cores, body: &mut Vec<u8>) {
     }
 }
 
-/// Bytes with the padding to a multiple of eight, as everything in OpenFlow is laid out, after the four of `count` and padding.
+/// A length with padding so that, after the four bytes of `count` and padding, it ends at a multiple of eight, as usual in
+/// OpenFlow.
 fn padded(bytes: usize) -> usize {
     (bytes + 4).next_multiple_of(8) - 4
 }

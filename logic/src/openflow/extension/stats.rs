@@ -1,4 +1,4 @@
-//! CORE_STATS: what cores are for, and what was handed to them.
+//! CORE_STATS: the roles of cores, and the packets handed to them.
 
 use super::UNKNOWN;
 use crate::{
@@ -9,24 +9,25 @@ use crate::{
     },
 };
 
-/// A core.
+/// The statistics of a core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CoreStats {
     pub number: u16,
-    /// Thousandths of its time; `None`: not known.
+    /// Thousandths of the core's time. `None`: unknown.
     pub load: Option<u16>,
     pub role: Option<Role>,
     /// How many workloads are pinned to it.
     pub workloads: u16,
-    /// Packets that other cores handed to it because rules say so, and those of them that it had no room for.
+    /// Packets that other cores handed to it because of rules, and those of them that were dropped because
+    /// its queue was full.
     pub packets: u64,
     pub dropped: u64,
-    /// Flows that are on it by choice, and those of them that are priority flows.
+    /// Flows that the switch chose to put on it, and how many of these are priority flows.
     pub flows: u32,
     pub first: u32,
 }
 
-/// What fits into a message with room to spare.
+/// How many cores fit into a message, with room to spare.
 const MOST: usize = 2000;
 
 const ROLES: [Role; 4] = [Role::Idle, Role::Forward, Role::Serve, Role::Both];

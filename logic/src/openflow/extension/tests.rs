@@ -61,7 +61,7 @@ fn examples() -> Vec<(Extension, u32, &'static str)> {
     ]
 }
 
-/// What docs/reference/openflow-extension.md says.
+/// The examples of docs/reference/openflow-extension.md.
 #[test]
 fn each_message_is_these_bytes_in_both_versions() {
     for (message, subtype, hex) in examples() {
@@ -82,7 +82,7 @@ fn each_message_is_these_bytes_in_both_versions() {
 }
 
 #[test]
-fn what_is_cut_or_too_long_or_unknown_is_refused() {
+fn cut_overlong_and_unknown_messages_are_refused() {
     for (message, ..) in examples() {
         let whole = message.encode();
         if matches!(message, Extension::CoreFlowMod(_)) {
@@ -146,7 +146,7 @@ fn each_action_is_these_bytes_in_both_versions() {
 }
 
 #[test]
-fn actions_that_cannot_be_have_their_errors() {
+fn invalid_actions_have_their_errors() {
     let read = |hex: &str| {
         let body = bytes(hex);
         read_action(EXPERIMENTER, &mut Reader::new(&body, BadMessage::ActionLength))

@@ -23,7 +23,7 @@ mod kind {
     pub const VENDOR: u16 = 0xffff;
 }
 
-/// Every action's length is a multiple of this, and at least this.
+/// The length of every action is a multiple of this, and at least this.
 const UNIT: usize = 8;
 const MAX_VID: u16 = 0xfff;
 const MAX_PCP: u8 = 7;
@@ -59,7 +59,7 @@ fn read(list: &mut Reader<'_>) -> Result<Action, BadMessage> {
         kind::SET_DL_DST => mac(Field::EthDst, &mut r)?,
         kind::SET_NW_SRC => Action::set(Field::Ipv4Src, r.u32()?),
         kind::SET_NW_DST => Action::set(Field::Ipv4Dst, r.u32()?),
-        // The lower two bits are not of the DSCP.
+        // The lower two bits do not belong to the DSCP.
         kind::SET_NW_TOS => {
             let tos = argument(r.u8()?, |tos| tos & 3 == 0, &mut r, 3)?;
             Action::set(Field::IpDscp, tos >> 2)
@@ -80,7 +80,7 @@ fn read(list: &mut Reader<'_>) -> Result<Action, BadMessage> {
     if r.is_empty() { Ok(action) } else { Err(BadMessage::ActionLength) }
 }
 
-/// Skips the padding after an argument, and refuses one that is not `valid`.
+/// Skips the padding after an argument, and refuses the argument if it is not `valid`.
 fn argument<T: Copy>(
     value: T,
     valid: impl Fn(T) -> bool,
@@ -97,7 +97,7 @@ fn mac(field: Field, r: &mut Reader<'_>) -> Result<Action, BadMessage> {
     Ok(action)
 }
 
-/// Neither a number between the real and the reserved ports, nor OFPP_NONE. Which real ports there are is the table's to know.
+/// Refuses OFPP_NONE and numbers between the real and the reserved ports. The tables check whether a real port exists.
 fn output_port(port: RulePort) -> Result<RulePort, BadMessage> {
     let valid = port <= RulePort::MAX || (RulePort::IN_PORT..RulePort::NONE).contains(&port);
     if valid { Ok(port) } else { Err(Refused::BadPort.into()) }
@@ -130,9 +130,9 @@ fn write(action: &Action, out: &mut Vec<u8>) -> Result<(), CannotSay> {
         Action::SetField { field, value, mask } if mask == field.all_bits() && value <= mask => {
             set_field(field, value, out)?;
         }
-        Action::Output { .. } | Action::Enqueue { .. } => return Err(cannot("this port to send to")),
+        Action::Output { .. } | Action::Enqueue { .. } => return Err(cannot("an output to this port")),
         Action::SetVlanVid(_) | Action::SetVlanPcp(_) => {
-            return Err(cannot("so large a VLAN id or priority"));
+            return Err(cannot("this VLAN id or priority"));
         }
         Action::SetField { .. } => return Err(cannot("some bits of a field")),
         Action::SetQueue(_) => return Err(cannot("a queue for later outputs")),
@@ -161,7 +161,7 @@ fn set_field(field: Field, value: u128, out: &mut Vec<u8>) -> Result<(), CannotS
     Ok(())
 }
 
-/// An action of eight bytes.
+/// Writes an action of eight bytes.
 fn short<const N: usize>(kind: u16, argument: [u8; N], out: &mut Vec<u8>) {
     head(kind, 8, out);
     out.extend_from_slice(&argument);

@@ -1,14 +1,15 @@
 //! The type and code of every error (section 5.4.4).
 //!
-//! What 1.0 has no code for gets the nearest one: some cannot come of a 1.0 message, others are said by what they prevent.
+//! If 1.0 has no code for an error, the nearest one is used. Some of these errors cannot result from a 1.0 message; for
+//! others, the code names what the error prevents.
 
 use super::{super::message::ErrorMessage, BadMessage, HEADER, Header, kind};
 use crate::flow::Refused;
 
-/// How much of the offending message goes back: as much as section 5.4.4 asks for.
+/// How much of the offending message is returned: the amount that section 5.4.4 asks for.
 const DATA_BYTES: usize = 64;
 
-/// The error message for a message that was `offending`, header included.
+/// The error message for `offending`, a message with its header.
 pub fn error(bad: BadMessage, offending: &[u8]) -> ErrorMessage {
     let about = About::of(offending);
     if (bad, about) == (BadMessage::Version, About::Hello) {
@@ -19,7 +20,7 @@ pub fn error(bad: BadMessage, offending: &[u8]) -> ErrorMessage {
     ErrorMessage { kind, code, data: offending[..offending.len().min(DATA_BYTES)].to_vec() }
 }
 
-/// What the offending message changes or asks for, where the same fault has an error of its own for each.
+/// The kind of the offending message. Some faults have a different error for each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum About {
     Hello,
@@ -103,7 +104,7 @@ fn number(bad: BadMessage, about: About) -> (u16, u16) {
         | BadMessage::InstructionLength
         | BadMessage::MatchType
         | BadMessage::MatchLength => BAD_LEN,
-        // There is no error for the port that a controller's packet came in by: 1.3 has OFPBRC_BAD_PORT.
+        // 1.0 has no error for the ingress port of a packet-out; 1.3 has OFPBRC_BAD_PORT.
         BadMessage::Port if about == About::PacketOut => EPERM,
         BadMessage::Port => port(about),
         BadMessage::BufferUnknown => BUFFER_UNKNOWN,
@@ -173,7 +174,7 @@ fn of_refused(refused: Refused, about: About) -> (u16, u16) {
     }
 }
 
-/// A bad port: what is wrong depends on what it was for.
+/// The error for a bad port, which depends on the message.
 fn port(about: About) -> (u16, u16) {
     match about {
         About::PortMod => PORT_MOD_PORT,

@@ -1,7 +1,7 @@
 //! Flow-mod (section 5.3.3) and flow-removed (section 5.4.2).
 //!
-//! In the neutral words, what 1.0 always does is said: an add resets counters, a delete is of all tables. `out_port` and
-//! `buffer` are left out where 1.0 ignores them.
+//! Properties that are implicit in 1.0 are explicit in the common form: an add resets counters, and a delete applies to
+//! all tables. `out_port` and `buffer` are left out where 1.0 ignores them.
 
 use super::{
     super::message::FlowRemoved,
@@ -48,7 +48,7 @@ pub fn read_mod(r: &mut Reader<'_>) -> Result<FlowMod, BadMessage> {
         table: table_of(command),
         cookie,
         cookie_mask: 0,
-        // Section 3.4: an exact match is always of the highest priority.
+        // Section 3.4: an exact match always has the highest priority.
         priority: if wire.is_exact() { u16::MAX } else { priority },
         matching: wire.matching(),
         instructions: Instructions::apply(actions),
@@ -72,12 +72,12 @@ pub fn write_mod(change: &FlowMod, out: &mut Vec<u8>) -> Result<(), CannotSay> {
     let deletes = is_delete(change.command);
     let foreign = [
         (change.table != table_of(change.command), "this table to change"),
-        (change.cookie_mask != 0, "a choice by cookie"),
+        (change.cookie_mask != 0, "a selection by cookie"),
         (change.out_group.is_some(), "groups"),
-        (!deletes && change.out_port.is_some(), "a choice by output, but to delete"),
+        (!deletes && change.out_port.is_some(), "a selection by output, except in a delete"),
         (deletes && change.buffer.is_some(), "a buffered packet with a delete"),
-        (change.flags.no_packet_counts || change.flags.no_byte_counts, "a rule that does not count"),
-        (change.flags.reset_counts != (change.command == FlowCommand::Add), "when to reset counters"),
+        (change.flags.no_packet_counts || change.flags.no_byte_counts, "a rule without counters"),
+        (change.flags.reset_counts != (change.command == FlowCommand::Add), "this flag to reset counters"),
         (wire.is_exact() && change.priority != u16::MAX, "an exact match of a lower priority"),
     ];
     if let Some((_, what)) = foreign.into_iter().find(|(is, _)| *is) {
@@ -125,7 +125,7 @@ pub fn write_removed(removed: &FlowRemoved, out: &mut Vec<u8>) -> Result<(), Can
     matching::write(&removed.matching, out)?;
     out.u64(removed.cookie);
     out.u16(removed.priority);
-    // A rule that ends with its group or meter, which 1.0 does not have, was deleted.
+    // 1.0 has no groups and meters, so a rule that ends with its group or meter is reported as deleted.
     out.u8(number(&REASONS, removed.reason).unwrap_or(2) as u8);
     out.zeros(1);
     out.u32(removed.duration_sec);
@@ -137,7 +137,7 @@ pub fn write_removed(removed: &FlowRemoved, out: &mut Vec<u8>) -> Result<(), Can
     Ok(())
 }
 
-/// The actions, if there is nothing else.
+/// The actions, if the instructions contain nothing else.
 pub fn only_actions(instructions: &Instructions) -> Result<&[Action], CannotSay> {
     match instructions {
         Instructions { meter: None, apply, clear: false, write, metadata: None, goto_table: None }
@@ -149,7 +149,7 @@ pub fn only_actions(instructions: &Instructions) -> Result<&[Action], CannotSay>
     }
 }
 
-/// `buffer_id` as it is written.
+/// `buffer_id` on the wire.
 pub fn buffer(id: Option<u32>) -> Result<u32, CannotSay> {
     match id {
         Some(NO_BUFFER) => Err(cannot("a buffer of this number")),

@@ -1,4 +1,4 @@
-//! `struct ofp_match` (section 5.2.3): twelve fields, each there or wildcarded, addresses with a prefix length.
+//! `struct ofp_match` (section 5.2.3): twelve fields, each matched or wildcarded; addresses have a prefix length.
 
 use super::{BadMessage, CannotSay, Reader, Write, cannot};
 use crate::flow::{
@@ -9,7 +9,8 @@ use crate::flow::{
 /// `dl_vlan` of a packet without a tag (OFP_VLAN_NONE).
 const VLAN_NONE: u16 = 0xffff;
 
-/// OFPFW: a bit for each field that is not matched, and for each IPv4 address how many bits at its end are not.
+/// OFPFW: a bit for each field that is not matched. For each IPv4 address, the number of bits at its end that are not
+/// matched.
 mod wild {
     pub const IN_PORT: u32 = 1 << 0;
     pub const DL_VLAN: u32 = 1 << 1;
@@ -25,7 +26,7 @@ mod wild {
     pub const DL_VLAN_PCP: u32 = 1 << 20;
     pub const NW_TOS: u32 = 1 << 21;
     pub const ALL: u32 = (1 << 22) - 1;
-    /// Matches everything, with 32 of each address's bits not matched. More mean the same; Open vSwitch writes 32.
+    /// Matches everything. For each address, 32 bits are not matched. More would mean the same; Open vSwitch writes 32.
     pub const EVERYTHING: u32 =
         ALL & !(NW_BITS << NW_SRC_SHIFT | NW_BITS << NW_DST_SHIFT) | 32 << NW_SRC_SHIFT | 32 << NW_DST_SHIFT;
 }
@@ -100,12 +101,12 @@ impl Wire {
         out.u16(self.tp_dst);
     }
 
-    /// Has it no wildcard? Such a rule has the highest priority, whatever it says (section 3.4).
+    /// Does it have no wildcard? Such a rule always has the highest priority (section 3.4).
     pub fn is_exact(&self) -> bool {
         self.wildcards & wild::ALL == 0
     }
 
-    /// What it matches. Fields that mean nothing beside the others are ignored (section 3.4).
+    /// The match. Fields without the fields that they need are ignored (section 3.4).
     pub fn matching(&self) -> Match {
         let mut m = Match::ANY;
         self.exactly(wild::IN_PORT, Field::InPort, self.in_port, &mut m);
@@ -119,7 +120,8 @@ impl Wire {
                 self.addresses(Field::Ipv4Src, Field::Ipv4Dst, &mut m);
                 self.ip((ip_proto::ICMP, Field::Icmpv4Type, Field::Icmpv4Code), &mut m);
             }
-            // The specification does not speak of it; Open vSwitch and controllers do. There is no place for addresses.
+            // The specification does not mention IPv6; Open vSwitch and controllers use it. There is no place for its
+            // addresses.
             ether_type::IPV6 => self.ip((ip_proto::ICMPV6, Field::Icmpv6Type, Field::Icmpv6Code), &mut m),
             ether_type::ARP => self.arp(&mut m),
             _ => {}
@@ -137,7 +139,7 @@ impl Wire {
         }
     }
 
-    /// A priority without an id asks for any tag with that priority, as in Open vSwitch.
+    /// A priority without an id matches any tag with that priority, as in Open vSwitch.
     fn vlan(&self, m: &mut Match) {
         let tagged = u128::from(VLAN_PRESENT);
         let vid = u128::from(self.dl_vlan & (VLAN_PRESENT - 1));
@@ -151,7 +153,7 @@ impl Wire {
         self.exactly(wild::DL_VLAN_PCP, Field::VlanPcp, self.dl_vlan_pcp, m);
     }
 
-    /// `icmp`: which protocol that is here, its type and code.
+    /// `icmp`: the protocol number of ICMP, and the fields of its type and code.
     fn ip(&self, icmp: (u8, Field, Field), m: &mut Match) {
         self.exactly(wild::NW_TOS, Field::IpDscp, self.nw_tos >> 2, m);
         self.exactly(wild::NW_PROTO, Field::IpProto, self.nw_proto, m);
@@ -168,7 +170,7 @@ impl Wire {
 
     fn arp(&self, m: &mut Match) {
         if self.has(wild::NW_PROTO) {
-            // The lower byte of the operation (section 3.4); the upper one of every operation there is is 0.
+            // The lower byte of the operation (section 3.4). The upper byte is 0 in all existing operations.
             m.set(Field::ArpOp, self.nw_proto.into(), Field::ArpOp.all_bits());
         }
         self.addresses(Field::ArpSpa, Field::ArpTpa, m);
@@ -186,7 +188,7 @@ impl Wire {
         for (field, value, mask) in matching.fields() {
             wire.place(field, value, mask)?;
         }
-        // What has a place but not there, such as a mask, is not read back.
+        // Parts that cannot be expressed, such as some masks, are not read back.
         if wire.matching() == *matching {
             Ok(wire)
         } else {
@@ -203,7 +205,7 @@ impl Wire {
             Field::EthSrc => (self.dl_src, clear) = (value as u64, wild::DL_SRC),
             Field::EthDst => (self.dl_dst, clear) = (value as u64, wild::DL_DST),
             Field::EthType => (self.dl_type, clear) = (value as u16, wild::DL_TYPE),
-            Field::VlanVid if mask == u128::from(VLAN_PRESENT) => {} // A tag: said by its priority.
+            Field::VlanVid if mask == u128::from(VLAN_PRESENT) => {} // A tag is matched by its priority.
             Field::VlanVid if value == 0 => (self.dl_vlan, clear) = (VLAN_NONE, wild::DL_VLAN),
             Field::VlanVid => (self.dl_vlan, clear) = (value as u16 & (VLAN_PRESENT - 1), wild::DL_VLAN),
             Field::VlanPcp => (self.dl_vlan_pcp, clear) = (value as u8, wild::DL_VLAN_PCP),

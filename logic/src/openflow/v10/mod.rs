@@ -1,8 +1,8 @@
-//! OpenFlow 1.0.2 on the wire: version 1. Sections cited here are those of its specification.
+//! OpenFlow 1.0.2 on the wire: version 1. Section numbers in this module refer to its specification.
 //!
 //! | file | holds |
 //! |---|---|
-//! | this one | dispatch by type, and messages of a line or two |
+//! | this file | dispatch by type, and short messages |
 //! | `matching` | the 40 bytes of a match |
 //! | `actions` | lists of actions |
 //! | `flows` | flow-mod and flow-removed |
@@ -11,8 +11,9 @@
 //! | `stats` | statistics, and how a long reply is divided |
 //! | `errors` | type and code of every error |
 //!
-//! What asks for something, or names a rule, is written exactly or refused. What only reports (packet-in, port
-//! descriptions, counters) is written without what 1.0 has no place for: a table, a speed, how long a port has been up.
+//! Requests, and messages that name a rule, are encoded exactly or refused. Messages that only report (packet-in, port
+//! descriptions, counters) are encoded without parts that 1.0 has no place for: a table, a speed, how long a port has been
+//! up.
 
 mod actions;
 mod errors;
@@ -66,14 +67,14 @@ mod kind {
 /// `buffer_id` of a packet that is not buffered.
 const NO_BUFFER: u32 = u32::MAX;
 
-/// A reason that 1.0 does not have. Only a switch sends reasons, so no error was made for this one.
+/// The error for a reason that 1.0 does not have. Only a switch sends reasons, so the specification has no error for it.
 const UNKNOWN_REASON: BadMessage = BadMessage::Type;
 
 const fn cannot(what: &'static str) -> CannotSay {
     CannotSay { version: "1.0", what }
 }
 
-/// Reads one whole message, header included, as [`split`](super::wire::split) delivers it. A hello may be of any version.
+/// Reads one whole message with its header, as [`split`](super::wire::split) returns it. A hello may be of any version.
 pub fn decode(message: &[u8]) -> Result<(Header, Message), BadMessage> {
     let header = Header::read(message).ok_or(BadMessage::Length)?;
     if header.version != VERSION && header.kind != kind::HELLO {
@@ -87,12 +88,12 @@ pub fn decode(message: &[u8]) -> Result<(Header, Message), BadMessage> {
     if r.is_empty() { Ok((header, decoded)) } else { Err(BadMessage::Length) }
 }
 
-/// Appends one message; on error `out` is as it was.
+/// Appends one message. On error, `out` stays as it was.
 pub fn encode(message: &Message, xid: u32, out: &mut Vec<u8>) -> Result<(), CannotSay> {
     framed(xid, out, |out| write(message, out))
 }
 
-/// Appends a message with the body that `write` appends, of the type that it returns; on error `out` is as it was.
+/// Appends a message. `write` appends the body and returns the type. On error, `out` stays as it was.
 fn framed(
     xid: u32,
     out: &mut Vec<u8>,
@@ -103,7 +104,7 @@ fn framed(
     out.zeros(3);
     out.u32(xid);
     let written = match write(out) {
-        Ok(_) if out.len() - from > LONGEST => Err(cannot("so much in one message")),
+        Ok(_) if out.len() - from > LONGEST => Err(cannot("a message of this length")),
         written => written,
     };
     match written {
@@ -121,7 +122,7 @@ fn framed(
 
 fn read(kind: u8, r: &mut Reader<'_>) -> Result<Message, BadMessage> {
     Ok(match kind {
-        // Section 5.5.1: no body is defined, and one that is there is ignored.
+        // Section 5.5.1: no body is defined, and a body is ignored.
         kind::HELLO => rest(r).map(|_| Message::Hello { versions: None })?,
         kind::ERROR => Message::Error(ErrorMessage { kind: r.u16()?, code: r.u16()?, data: rest(r)? }),
         kind::ECHO_REQUEST => Message::EchoRequest(rest(r)?),
@@ -161,7 +162,7 @@ fn read(kind: u8, r: &mut Reader<'_>) -> Result<Message, BadMessage> {
     })
 }
 
-/// The body of a message, and its type.
+/// Writes the body of a message and returns its type.
 fn write(message: &Message, out: &mut Vec<u8>) -> Result<u8, CannotSay> {
     Ok(match message {
         Message::Hello { versions: None } => kind::HELLO,
@@ -218,7 +219,7 @@ fn write(message: &Message, out: &mut Vec<u8>) -> Result<u8, CannotSay> {
     })
 }
 
-/// Everything that was not read yet.
+/// Takes all bytes that were not read yet.
 fn rest(r: &mut Reader<'_>) -> Result<Vec<u8>, BadMessage> {
     r.take(r.rest().len()).map(<[u8]>::to_vec)
 }
@@ -228,8 +229,8 @@ fn append(kind: u8, data: &[u8], out: &mut Vec<u8>) -> u8 {
     kind
 }
 
-/// Sections 5.5.4 and 5.3.5, OFPST_VENDOR: a vendor, and what it likes. Every vendor that is known here puts a subtype first;
-/// one whose message is too short for that is not known.
+/// Sections 5.5.4 and 5.3.5, OFPST_VENDOR: a vendor id and any data. All vendors known here put a subtype first. If the
+/// message is too short for one, the vendor is treated as unknown.
 fn read_vendor(r: &mut Reader<'_>) -> Result<Experimenter, BadMessage> {
     let id = r.u32()?;
     let subtype = r.u32().map_err(|_| BadMessage::Experimenter)?;

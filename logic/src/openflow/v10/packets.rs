@@ -32,7 +32,7 @@ pub fn write_in(packet: &PacketIn, out: &mut Vec<u8>) -> Result<(), CannotSay> {
     out.u16(in_port as u16);
     out.u8(match packet.reason {
         PacketInReason::NoMatch => 0,
-        // It has no reason of its own for a TTL that is used up: the rule's action sends it.
+        // 1.0 has no reason for a TTL that is used up. The rule's action sends the packet.
         PacketInReason::Action | PacketInReason::InvalidTtl => 1,
     });
     out.zeros(1);
@@ -40,7 +40,7 @@ pub fn write_in(packet: &PacketIn, out: &mut Vec<u8>) -> Result<(), CannotSay> {
     Ok(())
 }
 
-/// Data beside a buffered packet is ignored.
+/// If the packet is buffered, data is ignored.
 pub fn read_out(r: &mut Reader<'_>) -> Result<PacketOut, BadMessage> {
     let (buffer, in_port, length) = (r.u32()?, RulePort(r.u16()?), r.u16()?);
     let actions = actions::read_list(r.take(length.into())?)?;
@@ -57,7 +57,7 @@ pub fn write_out(packet: &PacketOut, out: &mut Vec<u8>) -> Result<(), CannotSay>
         return Err(cannot("a packet from this port"));
     }
     if packet.buffer.is_some() && !packet.data.is_empty() {
-        return Err(cannot("a packet that is buffered and given"));
+        return Err(cannot("a packet with both a buffer and data"));
     }
     out.u32(flows::buffer(packet.buffer)?);
     out.u16(packet.in_port.0);
@@ -69,7 +69,7 @@ pub fn write_out(packet: &PacketOut, out: &mut Vec<u8>) -> Result<(), CannotSay>
     Ok(())
 }
 
-/// May a packet that a controller sends say that it came in by this port?
+/// May a controller's packet have this port as its ingress port?
 fn can_come_from(port: RulePort) -> bool {
     port <= RulePort::MAX || [RulePort::CONTROLLER, RulePort::LOCAL, RulePort::NONE].contains(&port)
 }

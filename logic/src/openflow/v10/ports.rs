@@ -13,7 +13,8 @@ use crate::{flow::RulePort, net::Mac};
 const LINK_DOWN: u32 = 1 << 0;
 const STP: u32 = 3 << 8;
 
-/// OFPPF: rates up to 10 Gbit/s are where 1.3 has them; the medium and what it negotiates begin at bit 7, in 1.3 at 11.
+/// OFPPF: rates up to 10 Gbit/s have the same bits as in 1.3. The bits of the medium and of negotiation begin at bit 7; in
+/// 1.3 they begin at bit 11.
 const RATES: u32 = (1 << 7) - 1;
 const MEDIUM: u32 = (1 << 12) - (1 << 7);
 const MEDIUM_SHIFT: u32 = 11 - 7;
@@ -57,7 +58,7 @@ fn read_features_bits(r: &mut Reader<'_>) -> Result<PortFeatures, BadMessage> {
     Ok(PortFeatures(bits & RATES | (bits & MEDIUM) << MEDIUM_SHIFT))
 }
 
-/// Without the rates that 1.0 does not have.
+/// Leaves out the rates that 1.0 does not have.
 fn features_bits(features: PortFeatures) -> u32 {
     features.0 & RATES | features.0 >> MEDIUM_SHIFT & MEDIUM
 }
@@ -127,7 +128,7 @@ pub fn read_queues(r: &mut Reader<'_>) -> Result<(RulePort, Vec<QueueDescription
     Ok((port, queues))
 }
 
-/// `struct ofp_packet_queue`; properties that 1.0 does not have are left out.
+/// Reads `struct ofp_packet_queue`. Properties that 1.0 does not have are left out.
 fn read_queue(port: RulePort, r: &mut Reader<'_>) -> Result<QueueDescription, BadMessage> {
     let (queue, length) = (r.u32()?, usize::from(r.u16()?));
     r.skip(2)?;

@@ -1,4 +1,4 @@
-//! Statistics (section 5.3.5): what is asked, what is answered, and how a long answer is divided.
+//! Statistics (section 5.3.5): requests, replies, and how a long reply is divided.
 
 use super::{
     super::message::{
@@ -21,18 +21,18 @@ mod kind {
     pub const VENDOR: u16 = 0xffff;
 }
 
-/// OFPSF_REPLY_MORE, and where the flags are in a message.
+/// OFPSF_REPLY_MORE, and the offset of the flags in a message.
 const MORE: u16 = 1;
 const FLAGS_AT: usize = HEADER + 2;
 
-/// `table_id`: all tables. `queue_id`: all queues (OFPQ_ALL).
+/// `table_id` for all tables, and `queue_id` for all queues (OFPQ_ALL).
 const ALL_TABLES: u8 = 0xff;
 const ALL_QUEUES: u32 = u32::MAX;
 
 const TEXT_BYTES: usize = 256;
 const SHORT_TEXT_BYTES: usize = 32;
 
-/// No flags are defined for requests: they are ignored.
+/// Reads a request. No flags are defined for requests, so they are ignored.
 pub fn read_request(r: &mut Reader<'_>) -> Result<StatsRequest, BadMessage> {
     let kind = r.u16()?;
     r.skip(2)?;
@@ -120,7 +120,7 @@ fn write_filter(filter: &FlowFilter, out: &mut Vec<u8>) -> Result<(), CannotSay>
         return Err(cannot("groups"));
     }
     if (filter.cookie, filter.cookie_mask) != (0, 0) {
-        return Err(cannot("a choice by cookie"));
+        return Err(cannot("a selection by cookie"));
     }
     if filter.table == Some(ALL_TABLES) {
         return Err(cannot("a table of this number"));
@@ -132,7 +132,7 @@ fn write_filter(filter: &FlowFilter, out: &mut Vec<u8>) -> Result<(), CannotSay>
     Ok(())
 }
 
-/// A reply, and whether another follows.
+/// Reads a reply. The flag says whether another one follows.
 pub fn read_reply(r: &mut Reader<'_>) -> Result<(StatsReply, bool), BadMessage> {
     let (kind, flags) = (r.u16()?, r.u16()?);
     let reply = match kind {
@@ -158,15 +158,15 @@ pub fn read_reply(r: &mut Reader<'_>) -> Result<(StatsReply, bool), BadMessage> 
     Ok((reply, flags & MORE != 0))
 }
 
-/// The body of one message with all of a reply.
+/// Writes the body of one message that holds the whole reply.
 pub fn write_reply(reply: &StatsReply, more: bool, out: &mut Vec<u8>) -> Result<(), CannotSay> {
     out.u16(number(reply)?);
     out.u16(if more { MORE } else { 0 });
     (0..entries(reply)).try_for_each(|at| write_entry(reply, at, out))
 }
 
-/// Appends as many messages as the reply needs, each with OFPSF_REPLY_MORE but the last; that one, too, if there is `more` to
-/// come. Of a list, what 1.0 cannot say is left out: how much. On error `out` is as it was.
+/// Appends as many messages as the reply needs. Each has OFPSF_REPLY_MORE, except the last one, which has it only if `more`
+/// is set. Items of a list that 1.0 cannot express are left out; their number is returned. On error, `out` stays as it was.
 pub fn encode_stats(reply: &StatsReply, more: bool, xid: u32, out: &mut Vec<u8>) -> Result<usize, CannotSay> {
     let from = out.len();
     let (mut next, mut left_out) = (0, 0);
@@ -181,7 +181,7 @@ pub fn encode_stats(reply: &StatsReply, more: bool, xid: u32, out: &mut Vec<u8>)
                 let written = write_entry(reply, next, out);
                 let fits = out.len() - message <= LONGEST;
                 if written.is_ok() && !fits && !empty {
-                    // It begins the next message.
+                    // This entry begins the next message.
                     out.truncate(entry);
                     break;
                 }
@@ -230,7 +230,7 @@ fn number(reply: &StatsReply) -> Result<u16, CannotSay> {
     })
 }
 
-/// How many parts a reply has that need not be in one message.
+/// The number of parts of a reply that may be in different messages.
 fn entries(reply: &StatsReply) -> usize {
     match reply {
         StatsReply::Flow(list) => list.len(),
@@ -281,7 +281,7 @@ fn list<T>(
     Ok(all)
 }
 
-/// `struct ofp_flow_stats`; its length counts itself.
+/// Reads `struct ofp_flow_stats`. The length includes itself.
 fn read_flow(r: &mut Reader<'_>) -> Result<FlowStats, BadMessage> {
     let length = usize::from(r.u16()?).checked_sub(2).ok_or(BadMessage::Length)?;
     let mut r = r.part(length, BadMessage::Length)?;

@@ -1,7 +1,7 @@
 //! Actions (section 7.2.5).
 //!
-//! OpenFlow 1.0 has actions that look at the packet: to set a VLAN id pushes a tag where there is none, to set a port does so in
-//! TCP or UDP. 1.3 has no such action; they are written where the match tells which it is ([`Known`]).
+//! OpenFlow 1.0 has actions whose effect depends on the packet. Setting a VLAN id pushes a tag if there is none, and setting
+//! a port changes TCP or UDP. 1.3 has no such actions. They are encoded if the match tells what they do ([`Known`]).
 
 use super::{cannot, list, oxm, pad, ports, structure};
 use crate::{
@@ -26,7 +26,7 @@ const DEC_NW_TTL: u16 = 24;
 const SET_FIELD: u16 = 25;
 const EXPERIMENTER: u16 = 0xffff;
 
-/// Actions until the end.
+/// Reads actions until the end.
 pub(super) fn read_list(r: &mut Reader<'_>) -> Result<Vec<Action>, BadMessage> {
     list(r, read)
 }
@@ -61,7 +61,7 @@ fn push_vlan(tag: u16) -> Result<Action, Refused> {
     if known { Ok(Action::PushVlan(tag)) } else { Err(Refused::BadArgument) }
 }
 
-/// A set-field action after its header; it has a code of its own for what is wrong with its TLV.
+/// Reads a set-field action after its header. Errors in its TLV have codes of their own.
 fn read_set_field(r: &mut Reader<'_>) -> Result<Action, BadMessage> {
     let set = oxm::read(r).map_err(|bad| match bad {
         BadMessage::MatchLength => BadMessage::SetFieldLength,
@@ -78,27 +78,27 @@ fn read_set_field(r: &mut Reader<'_>) -> Result<Action, BadMessage> {
     Ok(Action::set(set.field, set.value))
 }
 
-/// Section 7.2.5: any field but the port and the metadata.
+/// Section 7.2.5: any field except the port and the metadata.
 fn can_be_set(field: Field) -> bool {
     !matches!(field, Field::InPort | Field::Metadata)
 }
 
-/// A VLAN id to set says that there is a tag.
+/// A VLAN id to set must have the bit that says that there is a tag.
 fn is_tag(field: Field, value: u128) -> bool {
     !matches!(field, Field::VlanVid | Field::InnerVlanVid) || value & u128::from(VLAN_PRESENT) != 0
 }
 
-/// What is known of the packets that a list of actions is done to.
+/// What is known of the packets on which a list of actions works.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Known {
-    /// Has it a VLAN tag?
+    /// Do they have a VLAN tag?
     tagged: Option<bool>,
-    /// Its ports' fields, if it is TCP or UDP: source and destination.
+    /// The fields of source and destination port, if the packets are TCP or UDP.
     ports: Option<(Field, Field)>,
 }
 
 impl Known {
-    /// By what a rule matches.
+    /// What the match of a rule says about its packets.
     pub fn of(matching: &Match) -> Known {
         let present = u128::from(VLAN_PRESENT);
         let proto = matching.exact(Field::IpProto).filter(|_| matching.permits(Field::IpProto));
@@ -147,7 +147,7 @@ pub(super) fn write_list(actions: &[Action], mut known: Known, out: &mut Vec<u8>
                 write_set_field(known.ports.ok_or_else(no_ports)?.1, port.into(), out)?;
             }
             Action::Enqueue { port, queue } => {
-                // The queue would stay that of later outputs.
+                // The queue would also apply to later outputs.
                 if actions[i + 1..].iter().take_while(|a| !matches!(a, Action::SetQueue(_))).any(leads_out) {
                     return Err(cannot("a queue for one output of several"));
                 }
@@ -158,7 +158,7 @@ pub(super) fn write_list(actions: &[Action], mut known: Known, out: &mut Vec<u8>
         }
         match action {
             Action::PushVlan(_) => known.tagged = Some(true),
-            // There may be another tag below it.
+            // There may be another tag below.
             Action::PopVlan if known.tagged == Some(true) => known.tagged = None,
             _ => {}
         }
@@ -166,12 +166,12 @@ pub(super) fn write_list(actions: &[Action], mut known: Known, out: &mut Vec<u8>
     Ok(())
 }
 
-/// Is it an output that takes its queue from a [`Action::SetQueue`]?
+/// Is it an output that uses the queue of an [`Action::SetQueue`]?
 fn leads_out(action: &Action) -> bool {
     matches!(action, Action::Output { .. } | Action::Group(_))
 }
 
-/// An action that does the same to every packet.
+/// Writes an action that has the same effect on every packet.
 fn write(action: &Action, out: &mut Vec<u8>) -> Result<(), CannotSay> {
     match *action {
         Action::Output { port, max_len } => write_output(port, max_len, out)?,
@@ -197,7 +197,7 @@ fn write(action: &Action, out: &mut Vec<u8>) -> Result<(), CannotSay> {
     Ok(())
 }
 
-/// An action of eight bytes.
+/// Writes an action of eight bytes.
 fn write_word(kind: u16, word: u32, out: &mut Vec<u8>) {
     out.u16(kind);
     out.u16(8);
@@ -215,7 +215,7 @@ fn write_output(port: RulePort, max_len: u16, out: &mut Vec<u8>) -> Result<(), C
 
 fn write_set_field(field: Field, value: u128, out: &mut Vec<u8>) -> Result<(), CannotSay> {
     if !can_be_set(field) || !is_tag(field, value) {
-        return Err(cannot("to set this field so"));
+        return Err(cannot("to set this field to this value"));
     }
     let from = out.len();
     out.u16(SET_FIELD);

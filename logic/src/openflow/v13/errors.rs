@@ -22,10 +22,10 @@ const ROLE_REQUEST_FAILED: u16 = 11;
 const METER_MOD_FAILED: u16 = 12;
 const TABLE_FEATURES_FAILED: u16 = 13;
 
-/// How much of the offending message an error shows, if it is as long.
+/// How many bytes of the offending message an error contains, at most.
 const SHOWN: usize = 64;
 
-/// What the offending message changes or asks for, where the same fault has an error of its own for each.
+/// The kind of the offending message. Some faults have a different error for each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum About {
     Flow,
@@ -54,7 +54,7 @@ impl About {
     }
 }
 
-/// The error that answers the message `offending` (all of it, or what came).
+/// The error for the message `offending`, which may be incomplete.
 pub fn error(bad: BadMessage, offending: &[u8]) -> ErrorMessage {
     if bad == BadMessage::Version && offending.get(1) == Some(&kind::HELLO) {
         // OFPHFC_INCOMPATIBLE, with a text.

@@ -32,7 +32,7 @@ pub(super) fn read_mod(r: &mut Reader<'_>) -> Result<FlowMod, BadMessage> {
     }
     let (idle_timeout, hard_timeout, priority) = (r.u16()?, r.u16()?, r.u16()?);
     let buffer = unless(r.u32()?, NO_BUFFER);
-    // Where it outputs matters only to delete; others may have anything there.
+    // The filter by output matters only for a delete. Other commands may have any value there.
     let (out_port, out_group) = (r.u32()?, unless(r.u32()?, groups::ANY).filter(|_| deletes));
     let out_port = if deletes { read_out_port(out_port)? } else { None };
     let flags = read_flags(r.u16()?)?;
@@ -81,13 +81,13 @@ pub(super) fn write_mod(change: &FlowMod, out: &mut Vec<u8>) -> Result<(), Canno
     instructions::write(&change.instructions, &change.matching, out)
 }
 
-/// The port that a delete or a request asks for; `None`: any.
+/// The output port by which a delete or a request filters. `None`: any port.
 pub(super) fn read_out_port(number: u32) -> Result<Option<RulePort>, BadMessage> {
     let port = ports::from_wire(number).ok_or(BadMessage::Port)?;
     Ok(unless(port, RulePort::NONE))
 }
 
-/// The port and the group that a delete or a request asks for.
+/// Writes the output port and the group by which a delete or a request filters.
 pub(super) fn write_out(
     port: Option<RulePort>,
     group: Option<u32>,
@@ -158,7 +158,7 @@ pub(super) fn write_packet_in(packet: &PacketIn, out: &mut Vec<u8>) -> Result<()
     Ok(())
 }
 
-/// Section 7.3.7. With a buffer there is no packet: bytes after the actions mean nothing.
+/// Section 7.3.7. With a buffer there is no packet, and bytes after the actions are ignored.
 pub(super) fn read_packet_out(r: &mut Reader<'_>) -> Result<PacketOut, BadMessage> {
     let (buffer, in_port, actions) = (unless(r.u32()?, NO_BUFFER), ports::read(r)?, r.u16()?);
     r.skip(6)?;
@@ -169,7 +169,7 @@ pub(super) fn read_packet_out(r: &mut Reader<'_>) -> Result<PacketOut, BadMessag
 
 pub(super) fn write_packet_out(packet: &PacketOut, out: &mut Vec<u8>) -> Result<(), CannotSay> {
     if packet.buffer.is_some() && !packet.data.is_empty() {
-        return Err(cannot("a packet beside the one in a buffer"));
+        return Err(cannot("a packet with both a buffer and data"));
     }
     out.u32(packet.buffer.unwrap_or(NO_BUFFER));
     out.u32(ports::to_wire(packet.in_port)?);

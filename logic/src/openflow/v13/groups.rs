@@ -24,7 +24,7 @@ const ADD: u16 = 0;
 const MODIFY: u16 = 1;
 const DELETE: u16 = 2;
 
-/// Section 7.3.4.2. Of a delete only the number matters.
+/// Section 7.3.4.2. In a delete, only the number matters.
 pub(super) fn read_mod(r: &mut Reader<'_>) -> Result<GroupMod, BadMessage> {
     match r.u16()? {
         ADD => Ok(GroupMod::Add(read_group(r)?)),
@@ -58,7 +58,7 @@ pub(super) fn write_mod(change: &GroupMod, out: &mut Vec<u8>) -> Result<(), Cann
     }
 }
 
-/// A group after its length or command.
+/// Reads a group after its length or command.
 fn read_group(r: &mut Reader<'_>) -> Result<Group, BadMessage> {
     let kind = match r.u8()? {
         0 => GroupKind::All,
@@ -87,7 +87,7 @@ fn check_id(id: u32) -> Result<u32, BadMessage> {
     if id <= MAX { Ok(id) } else { Err(Refused::InvalidGroup.into()) }
 }
 
-/// A group's description (section 7.3.5.10).
+/// Reads a group's description (section 7.3.5.10).
 pub(super) fn read_description(r: &mut Reader<'_>) -> Result<Group, BadMessage> {
     let mut r = structure(r, 0, BadMessage::Length)?;
     r.skip(2)?;

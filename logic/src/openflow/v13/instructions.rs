@@ -21,7 +21,7 @@ const CLEAR_ACTIONS: u16 = 5;
 const METER: u16 = 6;
 const EXPERIMENTER: u16 = 0xffff;
 
-/// Instructions until the end; each type at most once (section 5.9).
+/// Reads instructions until the end. Each type may occur only once (section 5.9).
 pub(super) fn read(r: &mut Reader<'_>) -> Result<Instructions, BadMessage> {
     let (mut all, mut seen) = (Instructions::default(), 0_u8);
     while !r.is_empty() {
@@ -65,7 +65,7 @@ fn read_actions(r: &mut Reader<'_>) -> Result<Vec<Action>, BadMessage> {
     actions::read_list(&mut r.part(r.rest().len(), BadMessage::ActionLength)?)
 }
 
-/// The instructions of a rule with this match, in the order in which they are done.
+/// Writes the instructions of a rule with this match, in the order in which they are done.
 pub(super) fn write(
     instructions: &Instructions,
     matching: &Match,
@@ -78,7 +78,7 @@ pub(super) fn write(
     if instructions.clear {
         write_word(CLEAR_ACTIONS, 0, out);
     }
-    // When the action set is done, other tables may have changed the packet.
+    // Other tables may have changed the packet before the action set is done.
     write_actions(WRITE_ACTIONS, &instructions.write, Known::default(), out)?;
     if let Some((value, mask)) = instructions.metadata {
         out.u16(WRITE_METADATA);
@@ -93,7 +93,7 @@ pub(super) fn write(
     Ok(())
 }
 
-/// An instruction of eight bytes.
+/// Writes an instruction of eight bytes.
 fn write_word(kind: u16, word: u32, out: &mut Vec<u8>) {
     out.u16(kind);
     out.u16(8);

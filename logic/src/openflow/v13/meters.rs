@@ -12,7 +12,7 @@ use crate::{
     },
 };
 
-/// OFPM_MAX: the last number that a meter may have; the first is 1.
+/// OFPM_MAX: the last number that a meter may have. The first is 1.
 const MAX: u32 = 0xffff_0000;
 /// OFPM_ALL.
 pub(super) const ALL: u32 = u32::MAX;
@@ -32,10 +32,10 @@ const STATS: u16 = 1 << 3;
 const DROP: u16 = 1;
 const DSCP_REMARK: u16 = 2;
 const EXPERIMENTER: u16 = 0xffff;
-/// Bytes of a band, but for one of an experimenter, which may go on.
+/// Bytes of a band. Only a band of an experimenter may be longer.
 const BAND: u16 = 16;
 
-/// Section 7.3.4.4. Of a delete only the number matters.
+/// Section 7.3.4.4. In a delete, only the number matters.
 pub(super) fn read_mod(r: &mut Reader<'_>) -> Result<MeterMod, BadMessage> {
     match r.u16()? {
         ADD => Ok(MeterMod::Add(read_meter(r)?)),
@@ -68,7 +68,7 @@ pub(super) fn write_mod(change: &MeterMod, out: &mut Vec<u8>) {
     }
 }
 
-/// A meter's settings (section 7.3.5.13).
+/// Reads a meter's settings (section 7.3.5.13).
 pub(super) fn read_description(r: &mut Reader<'_>) -> Result<Meter, BadMessage> {
     let mut r = structure(r, 0, BadMessage::Length)?;
     r.skip(2)?;
@@ -82,7 +82,7 @@ pub(super) fn write_description(meter: &Meter, out: &mut Vec<u8>) {
     out.patch_length(from, from);
 }
 
-/// A meter after its length or command. One whose flags name no unit is in kbit/s.
+/// Reads a meter after its length or command. If its flags name no unit, the unit is kbit/s.
 fn read_meter(r: &mut Reader<'_>) -> Result<Meter, BadMessage> {
     let flags = r.u16()?;
     let known = flags & !(KBPS | PKTPS | BURST | STATS) == 0;

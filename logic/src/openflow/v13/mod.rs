@@ -1,11 +1,11 @@
-//! OpenFlow 1.3.5 on the wire: version 4. Sections are those of the specification (ONF TS-023).
+//! OpenFlow 1.3.5 on the wire: version 4. Section numbers in this module refer to its specification (ONF TS-023).
 //!
 //! | file | holds |
 //! |---|---|
 //! | `session` | hello, error, experimenter, features, switch settings, role, asynchronous settings |
 //! | `ports` | port numbers, port descriptions, port changes, queues of a port |
 //! | `oxm` | matches |
-//! | `actions`, `instructions` | what a rule does |
+//! | `actions`, `instructions` | the actions and instructions of a rule |
 //! | `flows` | flow-mod, packet-in, packet-out, flow-removed |
 //! | `groups`, `meters` | changes of groups and meters |
 //! | `multipart`, `replies`, `table_features` | multipart requests and replies |
@@ -76,8 +76,8 @@ const NO_BUFFER: u32 = u32::MAX;
 /// OFPTT_ALL.
 const ALL_TABLES: u8 = u8::MAX;
 
-/// Reads one whole message, header included, as [`split`](super::wire::split) delivers it. A hello may be of any version, and
-/// have any body.
+/// Reads one whole message with its header, as [`split`](super::wire::split) returns it. A hello may be of any version, with
+/// any body.
 pub fn decode(message: &[u8]) -> Result<(Header, Message), BadMessage> {
     let header = Header::read(message).ok_or(BadMessage::Length)?;
     if header.version != VERSION && header.kind != kind::HELLO {
@@ -90,7 +90,7 @@ pub fn decode(message: &[u8]) -> Result<(Header, Message), BadMessage> {
     if whole { Ok((header, decoded)) } else { Err(BadMessage::Length) }
 }
 
-/// Appends one message; `out` stays as it was if 1.3 cannot say it.
+/// Appends one message. If 1.3 cannot express it, `out` stays as it was.
 pub fn encode(message: &Message, xid: u32, out: &mut Vec<u8>) -> Result<(), CannotSay> {
     let from = out.len();
     begin(kind_of(message), xid, out);
@@ -212,7 +212,7 @@ fn write_body(message: &Message, out: &mut Vec<u8>) -> Result<(), CannotSay> {
     Ok(())
 }
 
-/// The header of a message whose length is not known yet.
+/// Begins a message: writes the header with a length of 0.
 fn begin(kind: u8, xid: u32, out: &mut Vec<u8>) {
     out.u8(VERSION);
     out.u8(kind);
@@ -233,12 +233,12 @@ fn cannot(what: &'static str) -> CannotSay {
     CannotSay { version: "1.3", what }
 }
 
-/// All that was not read yet.
+/// Takes all bytes that were not read yet.
 fn rest(r: &mut Reader<'_>) -> Result<Vec<u8>, BadMessage> {
     r.take(r.rest().len()).map(<[u8]>::to_vec)
 }
 
-/// Items until the end; `item` reads at least one byte.
+/// Reads items until the end. `item` must read at least one byte.
 fn list<'a, T>(
     r: &mut Reader<'a>,
     item: impl Fn(&mut Reader<'a>) -> Result<T, BadMessage>,
@@ -250,23 +250,23 @@ fn list<'a, T>(
     Ok(items)
 }
 
-/// The next structure, whose length, from its first byte on, stands `at` bytes after its beginning: all of it.
+/// Takes the next structure. Its length is `at` bytes after its beginning and covers all of it.
 fn structure<'a>(r: &mut Reader<'a>, at: usize, bad: BadMessage) -> Result<Reader<'a>, BadMessage> {
     let length = r.rest().get(at..at + 2).map(|l| u16::from_be_bytes([l[0], l[1]])).ok_or(bad)?;
     r.part(length.into(), bad).map_err(|_| bad)
 }
 
-/// Bytes from `length` to the next multiple of eight.
+/// The bytes from `length` to the next multiple of eight.
 fn padding(length: usize) -> usize {
     length.wrapping_neg() % 8
 }
 
-/// Zeros until what begins at `from` has a multiple of eight bytes.
+/// Pads with zeros until the length from `from` on is a multiple of eight.
 fn pad(out: &mut Vec<u8>, from: usize) {
     out.zeros(padding(out.len() - from));
 }
 
-/// `None` if it is the value that stands for none, any or all.
+/// `None` if the value is the one that stands for none, any or all.
 fn unless<T: PartialEq>(value: T, none: T) -> Option<T> {
     (value != none).then_some(value)
 }

@@ -1,4 +1,4 @@
-//! Multipart requests, and how replies are cut into messages (section 7.3.5).
+//! Multipart requests, and how replies are divided into messages (section 7.3.5).
 
 use super::{
     ALL_TABLES, begin, cannot, finish, flows, groups, kind, list, meters, oxm, ports,
@@ -32,13 +32,13 @@ pub(super) mod part {
 
 /// OFPMPF_REQ_MORE and OFPMPF_REPLY_MORE.
 const MORE: u16 = 1;
-/// Where the flags are in a message, and what comes before its body.
+/// The offset of the flags in a message, and the bytes before its body.
 const FLAGS_AT: usize = HEADER + 2;
 const FIXED: usize = HEADER + 8;
 /// OFPQ_ALL.
 const ALL_QUEUES: u32 = u32::MAX;
 
-/// Kind and flags, without the padding after them.
+/// Reads kind and flags, and skips the padding.
 fn read_head(r: &mut Reader<'_>) -> Result<(u16, u16), BadMessage> {
     let head = (r.u16()?, r.u16()?);
     r.skip(4)?;
@@ -51,7 +51,7 @@ fn write_head(kind: u16, more: bool, out: &mut Vec<u8>) {
     out.zeros(4);
 }
 
-/// Only features to set may need several messages; nothing else is put together.
+/// Reads a request. Only requests that set features may consist of several messages; others are not reassembled.
 pub(super) fn read_request(r: &mut Reader<'_>) -> Result<StatsRequest, BadMessage> {
     let (kind, flags) = read_head(r)?;
     let more = flags & MORE != 0;
@@ -146,7 +146,7 @@ fn write_filter(filter: &FlowFilter, out: &mut Vec<u8>) -> Result<(), CannotSay>
     oxm::write_match(&filter.matching, out)
 }
 
-/// The number of a group or meter, and padding.
+/// Reads the number of a group or meter, and skips the padding.
 fn read_id(all: u32, r: &mut Reader<'_>) -> Result<Option<u32>, BadMessage> {
     let id = unless(r.u32()?, all);
     r.skip(4)?;
@@ -201,14 +201,14 @@ fn kind_of_reply(reply: &StatsReply) -> u16 {
     }
 }
 
-/// The body of one message.
+/// Writes the body of one message.
 pub(super) fn write_reply(reply: &StatsReply, more: bool, out: &mut Vec<u8>) -> Result<(), CannotSay> {
     write_head(kind_of_reply(reply), more, out);
     replies::write(reply, out)
 }
 
-/// Appends a reply as as many messages as it needs, each with OFPMPF_REPLY_MORE but the last; that one, too, if there is `more`
-/// to come. Of a list, what 1.3 cannot say is left out: how much. On error `out` stays as it was.
+/// Appends as many messages as the reply needs. Each has OFPMPF_REPLY_MORE, except the last one, which has it only if `more`
+/// is set. Items of a list that 1.3 cannot express are left out; their number is returned. On error, `out` stays as it was.
 pub fn encode_stats(reply: &StatsReply, more: bool, xid: u32, out: &mut Vec<u8>) -> Result<usize, CannotSay> {
     let before = out.len();
     let mut messages =
@@ -239,11 +239,11 @@ fn is_list(reply: &StatsReply) -> bool {
 /// The messages of one reply.
 struct Messages<'a> {
     out: &'a mut Vec<u8>,
-    /// Where the last one begins.
+    /// Where the last message begins.
     from: usize,
     kind: u16,
     xid: u32,
-    /// Parts that were not written, and why the last of them was not.
+    /// How many parts were not written, and why the last of them was not.
     left_out: usize,
     refused: Option<CannotSay>,
 }
@@ -260,12 +260,12 @@ impl Messages<'_> {
 }
 
 impl Parts for Messages<'_> {
-    /// What does not fit into the message begins the next one; what fits into none is left out.
+    /// A part that does not fit into the message begins the next one. A part that fits into no message is left out.
     fn part(&mut self, write: impl FnOnce(&mut Vec<u8>) -> Result<(), CannotSay>) -> Result<(), CannotSay> {
         let from = self.out.len();
         let longest = LONGEST - FIXED;
         let written = write(self.out).and_then(|()| {
-            if self.out.len() - from > longest { Err(cannot("so much in one message")) } else { Ok(()) }
+            if self.out.len() - from > longest { Err(cannot("a message of this length")) } else { Ok(()) }
         });
         if let Err(refused) = written {
             self.out.truncate(from);

@@ -1,7 +1,7 @@
 //! Matches: OXM TLVs (section 7.2.3).
 //!
-//! Our own fields are in the experimenter class under [`EXPERIMENTER`]: their number is that of the [`Field`] counted from
-//! [`Field::InnerEthDst`], and the four bytes of the id come before the value.
+//! Our own fields are in the experimenter class under [`EXPERIMENTER`]. Their number is the number of the [`Field`],
+//! counted from [`Field::InnerEthDst`]. The four bytes of the id come before the value.
 
 use super::{cannot, pad, padding, ports};
 use crate::{
@@ -25,16 +25,16 @@ const HEAD: usize = 4;
 /// Bytes of an experimenter's id.
 const ID: usize = 4;
 
-/// What one TLV says of a field.
+/// The content of one TLV.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Oxm {
     pub field: Field,
     pub value: u128,
-    /// `None`: has no mask. Bits that the field does not have are 0 in every packet, so that their mask says nothing.
+    /// `None`: there is no mask. Bits beyond the field's width are 0 in every packet, so their mask has no effect.
     pub mask: Option<u128>,
 }
 
-/// A match and its padding (section 7.2.3.1).
+/// Reads a match and its padding (section 7.2.3.1).
 pub(super) fn read_match(r: &mut Reader<'_>) -> Result<Match, BadMessage> {
     let (kind, length) = (r.u16()?, usize::from(r.u16()?));
     if kind != OXM {
@@ -50,7 +50,7 @@ pub(super) fn read_match(r: &mut Reader<'_>) -> Result<Match, BadMessage> {
         if seen & bit != 0 {
             return Err(Refused::DuplicateField.into());
         }
-        // What a field needs must stand before it (section 7.2.3.6).
+        // A field must come after those that it needs (section 7.2.3.6).
         if !matching.permits(field) {
             return Err(Refused::Prerequisite.into());
         }
@@ -60,7 +60,7 @@ pub(super) fn read_match(r: &mut Reader<'_>) -> Result<Match, BadMessage> {
     Ok(matching)
 }
 
-/// The fields in an order in which what a field needs stands before it.
+/// Writes the fields in an order in which each comes after those that it needs.
 pub(super) fn write_match(matching: &Match, out: &mut Vec<u8>) -> Result<(), CannotSay> {
     let from = out.len();
     out.u16(OXM);
@@ -78,7 +78,7 @@ pub(super) fn write_match(matching: &Match, out: &mut Vec<u8>) -> Result<(), Can
     Ok(())
 }
 
-/// One TLV (section 7.2.3.2).
+/// Reads one TLV (section 7.2.3.2).
 pub(super) fn read(r: &mut Reader<'_>) -> Result<Oxm, BadMessage> {
     let (field, has_mask, length) = read_header(r)?;
     let field = field.ok_or(Refused::BadField)?;
@@ -126,21 +126,22 @@ pub(super) fn write(field: Field, value: u128, mask: u128, out: &mut Vec<u8>) ->
     Ok(())
 }
 
-/// Has the field these bits, and if it is a VLAN id, is there a tag to have it (section 7.2.3.8, OFPVID_PRESENT)?
+/// Does the field have these bits? A VLAN id must be 0 if OFPVID_PRESENT is not set (section 7.2.3.8).
 fn has_sense(field: Field, value: u128, mask: u128) -> bool {
     let vlan = matches!(field, Field::VlanVid | Field::InnerVlanVid);
     let absent = vlan && mask & !value & u128::from(VLAN_PRESENT) != 0;
     value & !field.all_bits() == 0 && (!absent || value == 0)
 }
 
-/// Bytes after the first four of a TLV of this field.
+/// The bytes after the first four of a TLV of this field.
 fn payload(field: Field, has_mask: bool) -> usize {
     let spec = field.spec();
     let id = if spec.oxm.is_none() { ID } else { 0 };
     id + (spec.oxm_bytes << usize::from(has_mask))
 }
 
-/// A TLV's header, with its experimenter id if it has one: the field if it is known, whether it has a mask, and its length.
+/// Reads a TLV's header, with its experimenter id if it has one. Returns the field if it is known, whether it has a mask,
+/// and the length.
 pub(super) fn read_header(r: &mut Reader<'_>) -> Result<(Option<Field>, bool, usize), BadMessage> {
     let (class, number, length) = (r.u16()?, r.u8()?, r.u8()?.into());
     let (number, has_mask) = (number >> 1, number & 1 != 0);

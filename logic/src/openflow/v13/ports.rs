@@ -13,17 +13,17 @@ use crate::{
     },
 };
 
-/// Names have this many bytes, the last one zero (OFP_MAX_PORT_NAME_LEN).
+/// Length of a name in bytes. The last byte is zero (OFP_MAX_PORT_NAME_LEN).
 const NAME: usize = 16;
 /// OFPPC: the bits of [`PortConfig`] that 1.3 has (section 7.2.1).
 const CONFIG: u32 = PortConfig::DOWN | PortConfig::NO_RECV | PortConfig::NO_FWD | PortConfig::NO_PACKET_IN;
 /// OFPQT: properties of queues (section 7.2.2).
 const MIN_RATE: u16 = 1;
 const MAX_RATE: u16 = 2;
-/// A higher rate, in tenths of a percent, is none.
+/// A higher rate, in tenths of a percent, means that there is none.
 const HIGHEST_RATE: u16 = 1000;
 
-/// A port by its 32-bit number; `None` for one that neither a port of ours nor a reserved port has.
+/// A port by its 32-bit number. `None` if the number belongs neither to our ports nor to a reserved port.
 pub(super) fn from_wire(number: u32) -> Option<RulePort> {
     let real = number <= u32::from(RulePort::MAX.0);
     (real || number >= to_reserved(RulePort::IN_PORT)).then_some(RulePort(number as u16))
@@ -45,7 +45,7 @@ pub(super) fn read(r: &mut Reader<'_>) -> Result<RulePort, BadMessage> {
     from_wire(r.u32()?).ok_or(BadMessage::Port)
 }
 
-/// A port and four bytes of padding.
+/// Reads a port and four bytes of padding.
 pub(super) fn read_padded(r: &mut Reader<'_>) -> Result<RulePort, BadMessage> {
     let port = read(r)?;
     r.skip(4)?;
@@ -84,8 +84,8 @@ pub(super) fn write_status(
     write_description(port, out)
 }
 
-/// Section 7.2.1. Bits of settings and state that 1.3 has no name for are passed over, both ways: they describe, and change
-/// nothing.
+/// Section 7.2.1. Bits of settings and state that 1.3 does not define are ignored in both directions, because a description
+/// changes nothing.
 pub(super) fn read_description(r: &mut Reader<'_>) -> Result<PortDescription, BadMessage> {
     let port = read_padded(r)?;
     let mac = Mac(r.array()?);
@@ -169,7 +169,7 @@ pub(super) fn write_queues(
     queues.iter().try_for_each(|queue| write_queue(queue, out))
 }
 
-/// Section 7.2.2. Properties of experimenters are passed over.
+/// Section 7.2.2. Properties of experimenters are skipped.
 fn read_queue(r: &mut Reader<'_>) -> Result<QueueDescription, BadMessage> {
     let mut r = structure(r, 8, BadMessage::Length)?;
     let (queue, port) = (r.u32()?, read(&mut r)?);

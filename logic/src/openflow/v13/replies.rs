@@ -10,16 +10,16 @@ use crate::openflow::{
     wire::{Reader, Write},
 };
 
-/// Widths of a description's texts and of its serial number (section 7.3.5.1).
+/// The widths of a description's texts and of its serial number (section 7.3.5.1).
 const TEXT: usize = 256;
 const SERIAL: usize = 32;
 
-/// Where the parts of a reply go that stand in one message: each thing of a list, or the whole body.
+/// Takes the parts of a reply. A part must be in one message: each item of a list, or the whole body.
 pub(super) trait Parts {
     fn part(&mut self, write: impl FnOnce(&mut Vec<u8>) -> Result<(), CannotSay>) -> Result<(), CannotSay>;
 }
 
-/// All into one message.
+/// Puts all parts into one message.
 impl Parts for Vec<u8> {
     fn part(&mut self, write: impl FnOnce(&mut Vec<u8>) -> Result<(), CannotSay>) -> Result<(), CannotSay> {
         write(self)
@@ -27,7 +27,7 @@ impl Parts for Vec<u8> {
 }
 
 pub(super) fn write(reply: &StatsReply, parts: &mut impl Parts) -> Result<(), CannotSay> {
-    /// Writes what can always be said.
+    /// A writer for items that can always be expressed.
     fn sure<'a, T>(
         write: impl Fn(&T, &mut Vec<u8>) + 'a,
         of: &'a T,
@@ -142,7 +142,7 @@ pub(super) fn read_aggregate(r: &mut Reader<'_>) -> Result<StatsReply, BadMessag
     Ok(StatsReply::Aggregate { packets, bytes, flows })
 }
 
-/// Section 7.3.5.4: no name, wildcards or room, which are among a table's features.
+/// Section 7.3.5.4. Name, wildcards and room are not here; they are among a table's features.
 pub(super) fn read_table(r: &mut Reader<'_>) -> Result<TableStats, BadMessage> {
     let table = r.u8()?;
     r.skip(3)?;
@@ -257,7 +257,7 @@ fn write_group(group: &GroupStats, out: &mut Vec<u8>) {
     out.patch_length(from, from);
 }
 
-/// Packets and bytes of each bucket or band.
+/// Reads the packets and bytes of each bucket or band.
 fn read_counters(r: &mut Reader<'_>) -> Result<Vec<(u64, u64)>, BadMessage> {
     list(r, |r| Ok((r.u64()?, r.u64()?)))
 }

@@ -13,8 +13,8 @@ use crate::{
 /// OFPHET_VERSIONBITMAP.
 const VERSION_BITMAP: u16 = 1;
 
-/// Versions of the bitmap, ascending (section 7.5.1). Elements that are unknown or broken are passed over: a body that says
-/// nothing to us must not end the session.
+/// The versions of the bitmap, ascending (section 7.5.1). Unknown or broken elements are skipped: a body that we cannot
+/// read must not end the session.
 pub(super) fn read_hello(body: &[u8]) -> Option<Vec<u8>> {
     let mut r = Reader::new(body, BadMessage::Length);
     while let Ok(element) = structure(&mut r, 2, BadMessage::Length) {
@@ -48,7 +48,7 @@ pub(super) fn write_hello(versions: Option<&[u8]>, out: &mut Vec<u8>) {
     pad(out, from);
 }
 
-/// Section 7.4.4. Of an experimenter's error (type 0xffff) the code is its `exp_type`, and `data` begins with its id.
+/// Section 7.4.4. For an experimenter's error (type 0xffff), the code is its `exp_type`, and `data` begins with its id.
 pub(super) fn read_error(r: &mut Reader<'_>) -> Result<ErrorMessage, BadMessage> {
     Ok(ErrorMessage { kind: r.u16()?, code: r.u16()?, data: rest(r)? })
 }
@@ -59,7 +59,7 @@ pub(super) fn write_error(error: &ErrorMessage, out: &mut Vec<u8>) {
     out.extend_from_slice(&error.data);
 }
 
-/// Sections 7.5.4 and 7.3.5.15: the body of a message and of a multipart request or reply alike.
+/// Sections 7.5.4 and 7.3.5.15: the body is the same in a message, a multipart request and a reply.
 pub(super) fn read_experimenter(r: &mut Reader<'_>) -> Result<Experimenter, BadMessage> {
     Ok(Experimenter { id: r.u32()?, subtype: r.u32()?, body: rest(r)? })
 }
@@ -126,7 +126,7 @@ pub(super) fn write_table_mod(table: Option<TableId>, config: u32, out: &mut Vec
     out.u32(config);
 }
 
-/// Section 7.3.9: role and generation id.
+/// Section 7.3.9: the role and the generation id.
 pub(super) fn read_role(r: &mut Reader<'_>) -> Result<(Role, u64), BadMessage> {
     let role = match r.u32()? {
         0 => Role::NoChange,

@@ -1,7 +1,7 @@
-//! What a table can do (section 7.3.5.5).
+//! The abilities of a table (section 7.3.5.5).
 //!
-//! What is true of rules is true of the table-miss rule: each list is written twice, for both. Of what is read, the lists for
-//! the table-miss rule, and what is not known here, are passed over.
+//! Rules and the table-miss rule have the same abilities, so each list is written twice. When reading, the lists for the
+//! table-miss rule are skipped, and so are unknown lists.
 
 use super::{oxm, pad, padding, rest, structure};
 use crate::{
@@ -15,10 +15,10 @@ use crate::{
 
 /// OFP_MAX_TABLE_NAME_LEN.
 const NAME: usize = 32;
-/// Bytes of the header of a property, and of an instruction or action that is named by its type.
+/// Bytes of the header of a property. An instruction or action that only names its type has the same length.
 const HEADER: u16 = 4;
 
-/// OFPTFPT: property types; the one after it is that of the table-miss rule, if there is one.
+/// OFPTFPT: property types. The number after each is that of the table-miss rule, where there is one.
 const INSTRUCTIONS: u16 = 0;
 const NEXT_TABLES: u16 = 2;
 const WRITE_ACTIONS: u16 = 4;
@@ -64,7 +64,7 @@ pub(super) fn read(r: &mut Reader<'_>) -> Result<TableFeatures, BadMessage> {
     Ok(features)
 }
 
-/// A bitmap of instructions or actions, each without its body. Those of experimenters are in no bitmap.
+/// Reads a bitmap of instructions or actions, each without its body. The bitmap does not include those of experimenters.
 fn read_types(r: &mut Reader<'_>) -> Result<u32, BadMessage> {
     let mut types = 0;
     while !r.is_empty() {
@@ -74,7 +74,7 @@ fn read_types(r: &mut Reader<'_>) -> Result<u32, BadMessage> {
     Ok(types)
 }
 
-/// Headers of TLVs, each field once.
+/// Reads headers of TLVs. Each field counts once.
 fn read_fields(r: &mut Reader<'_>, fields: &mut Vec<Field>) -> Result<(), BadMessage> {
     while !r.is_empty() {
         if let (Some(field), ..) = oxm::read_header(r)?
@@ -94,7 +94,7 @@ pub(super) fn write(features: &TableFeatures, out: &mut Vec<u8>) {
     out.text(&features.name, NAME);
     out.u64(features.metadata_match);
     out.u64(features.metadata_write);
-    // No settings: OFPTC has only deprecated ones.
+    // OFPTC has only deprecated settings.
     out.u32(0);
     out.u32(features.max_entries);
     let pair = |kind, out: &mut Vec<u8>, write: &dyn Fn(&mut Vec<u8>)| {
@@ -106,7 +106,7 @@ pub(super) fn write(features: &TableFeatures, out: &mut Vec<u8>) {
     pair(NEXT_TABLES, out, &|out| out.extend_from_slice(&features.next_tables));
     pair(WRITE_ACTIONS, out, &|out| write_types(actions, out));
     pair(APPLY_ACTIONS, out, &|out| write_types(actions, out));
-    // Every field may have its mask, and be left out.
+    // Every field may have its mask, and may be left out.
     let masks = |field: &Field| field.spec().maskable;
     write_property(MATCH, out, &|out| write_fields(&features.matches, masks, out));
     write_property(WILDCARDS, out, &|out| write_fields(&features.matches, |_| false, out));

@@ -12,7 +12,7 @@ use crate::{
     },
 };
 
-/// What answers a request.
+/// The answer to a request.
 #[allow(clippy::large_enum_variant, reason = "there are few of them")]
 enum Answer {
     Nothing,
@@ -29,7 +29,7 @@ fn ask(request: StatsRequest) -> Message {
     Message::StatsRequest(request)
 }
 
-/// All requests at once: answers come in their order, each with the request's transaction id.
+/// Sends all requests at once. The answers come in the same order, each with the request's transaction id.
 #[track_caller]
 fn converse(b: &mut Bench, version: Version, requests: Vec<(Vec<u8>, Answer)>) {
     let (mut bytes, mut expected) = (Vec::new(), Vec::new());
@@ -70,7 +70,7 @@ fn vendor(id: u32) -> Message {
     Message::Experimenter(Experimenter { id, subtype: 10, body: vec![0; 4] })
 }
 
-/// What both versions have, with the errors of one.
+/// Requests that both versions have, with the errors of one version.
 fn common(version: Version) -> Vec<(Message, Answer)> {
     let of_10 = version == OpenFlow10;
     let pick = |v10, v13| {
@@ -218,7 +218,7 @@ fn features_are_those_of_the_version() {
 }
 
 #[test]
-fn tables_say_what_they_can() {
+fn table_features_list_what_tables_can_do() {
     let mut b = bench(settings());
     b.open(1, OpenFlow10);
     b.open(2, OpenFlow13);
@@ -258,7 +258,7 @@ fn tables_say_what_they_can() {
 }
 
 #[test]
-fn what_a_version_cannot_say_is_left_out_of_its_statistics() {
+fn statistics_leave_out_what_the_version_cannot_express() {
     let mut b = bench(settings());
     b.open(1, OpenFlow10);
     b.open(2, OpenFlow13);
@@ -279,7 +279,7 @@ fn what_a_version_cannot_say_is_left_out_of_its_statistics() {
 }
 
 #[test]
-fn settings_of_a_port_are_kept_and_others_are_told() {
+fn port_settings_are_kept_and_other_controllers_get_the_change() {
     let mut b = bench(settings());
     b.open(1, OpenFlow10);
     b.open(2, OpenFlow13);
@@ -306,11 +306,11 @@ fn settings_of_a_port_are_kept_and_others_are_told() {
     let mut did = b.done();
     assert_eq!(did.remove(0), Other(Effect::ConfigurePort { port: RulePort(2), up: false }));
     assert_eq!(told(did), [(1, PortReason::Modify, RulePort(2), quiet | PortConfig::DOWN, false)]);
-    // As it is then.
+    // The port as it is after that.
     let down = PortInfo { admin_up: false, ..port(2) };
     b.agent.set_ports(vec![port(1), down.clone(), port(3)]);
     assert_eq!(b.done(), []);
-    // Another port takes the place of one that went.
+    // Another port takes the place of one that was removed.
     let other = PortInfo { name: "eth9".into(), ..down };
     b.agent.set_ports(vec![port(1), other]);
     let went: Vec<_> = told(b.done()).into_iter().filter(|told| told.0 == 2).collect();

@@ -10,7 +10,7 @@ fn echo(n: u32, xid: u32) -> Did {
 }
 
 #[test]
-fn a_barrier_waits_for_the_batch_of_all_that_was_changed_before() {
+fn a_barrier_waits_for_the_batch_with_all_earlier_changes() {
     let mut b = bench(settings());
     b.open(1, OpenFlow10);
     b.open(2, OpenFlow13);
@@ -19,12 +19,12 @@ fn a_barrier_waits_for_the_batch_of_all_that_was_changed_before() {
     b.say(1, 2, &add("in_port=1,actions=output:2"));
     b.say(1, 3, &Message::BarrierRequest);
     b.say(1, 4, &Message::EchoRequest(vec![]));
-    // Another connection's barrier is about the same tables.
+    // Another connection's barrier covers the same tables.
     b.say(2, 5, &Message::BarrierRequest);
     b.say(2, 6, &Message::EchoRequest(vec![]));
     assert_eq!(b.done(), []);
     assert!(b.agent.seal() && !b.agent.seal());
-    // What comes now is in the next batch.
+    // Changes made now belong to the next batch.
     b.open(3, OpenFlow13);
     b.say(3, 7, &add("in_port=2,actions=output:1"));
     b.say(3, 8, &Message::BarrierRequest);
@@ -61,7 +61,7 @@ fn while_a_barrier_waits_nothing_is_read() {
     b.bytes(1, &[change, wait, echoes.clone(), echoes].concat());
     assert_eq!(b.agent.take_effects(), []);
     b.agent.tick(b.now_ms + 10 * ECHO_MS);
-    assert_eq!(b.agent.take_effects(), [], "the silence is ours");
+    assert_eq!(b.agent.take_effects(), [], "the switch itself causes the silence");
     b.settle();
     let effects = b.agent.take_effects();
     assert!(matches!(&effects[..], [Effect::Send { .. }, Effect::Read(ConnectionId(1))]), "{effects:?}");

@@ -1,5 +1,5 @@
-//! Every field, action, instruction, kind of group and meter band that OpenFlow 1.3.5 knows: it is accepted and packets obey, or it is
-//! refused with the error that the specification has for it. Nothing is accepted and then ignored.
+//! Every field, action, instruction, kind of group and meter band that OpenFlow 1.3.5 knows is either accepted and done, or
+//! refused with the error of the specification. Nothing is accepted and then ignored.
 
 use super::*;
 use crate::{
@@ -14,14 +14,15 @@ use crate::{
     openflow::message::PacketIn,
 };
 
-/// Bytes of a field's value by its number in class 0x8000 (1.3.5 section 7.2.3.7), and of four numbers that nobody has.
+/// Bytes of a field's value by its number in class 0x8000 (1.3.5 section 7.2.3.7), and of four unassigned numbers.
 const LENGTHS: [usize; 44] = [
     4, 4, 8, 6, 6, 2, 2, 1, 1, 1, 1, 4, 4, 2, 2, 2, 2, 2, 2, 1, 1, 2, 4, 4, 6, 6, 16, 16, 4, 1, 1, 16, 6, 6,
     4, 1, 1, 3, 8, 2, 1, 2, 4, 8,
 ];
-/// IN_PHY_PORT, those of MPLS, PBB_ISID, IPV6_EXTHDR, and numbers that nobody has.
+/// IN_PHY_PORT, the fields of MPLS, PBB_ISID, IPV6_EXTHDR, and unassigned numbers.
 const UNMATCHED: [u8; 10] = [1, 34, 35, 36, 37, 39, 40, 41, 42, 43];
-/// Besides: the port and the metadata, which 1.3.5 section 7.2.5 excludes, and what says which headers a packet has.
+/// Also not settable: the port and the metadata, which 1.3.5 section 7.2.5 excludes, and fields that decide which headers a
+/// packet has.
 const UNSET: [u8; 4] = [0, 2, 5, 10];
 
 fn message(kind: u8, body: &[u8]) -> Vec<u8> {
@@ -50,7 +51,7 @@ fn tlv(number: u8, value: u128) -> Vec<u8> {
     [&[0x80, 0, number << 1, length as u8], &value.to_be_bytes()[16 - length..]].concat()
 }
 
-/// A structure that begins with its type and length, filled up to eight bytes.
+/// A structure that begins with its type and length, padded to eight bytes.
 fn typed(kind: u16, body: &[u8]) -> Vec<u8> {
     let length = (4 + body.len()).next_multiple_of(8);
     let mut bytes = [kind, length as u16].map(u16::to_be_bytes).concat();
@@ -67,7 +68,7 @@ fn apply(actions: &[u8]) -> Vec<u8> {
     typed(4, &[&[0; 4], actions].concat())
 }
 
-/// What the switch says to a message: type and code of its error.
+/// The switch's answer to a message: type and code of its error.
 fn answer(b: &mut Bench, bytes: &[u8]) -> Option<(u16, u16)> {
     b.bytes(1, bytes);
     match &b.done()[..] {
@@ -77,7 +78,7 @@ fn answer(b: &mut Bench, bytes: &[u8]) -> Option<(u16, u16)> {
     }
 }
 
-/// What becomes of a packet that comes in by port 1.
+/// What the switch does with a packet that comes in by port 1.
 fn sent(b: &mut Bench, frame: &[u8]) -> Vec<Did> {
     let frame_bytes = frame.len() as u32;
     let reason = NoticeReason::Slow;
@@ -86,7 +87,7 @@ fn sent(b: &mut Bench, frame: &[u8]) -> Vec<Did> {
     b.done()
 }
 
-/// Table 0 writes a tunnel id and metadata, 5 each, and goes on to table 1.
+/// A switch whose table 0 writes a tunnel id and metadata, 5 each, and goes on to table 1.
 fn started() -> Bench {
     let mut b = bench(settings());
     b.open(1, OpenFlow13);
@@ -96,8 +97,8 @@ fn started() -> Bench {
     b
 }
 
-/// A frame that has the field, and the TLVs that make it a field of what a rule matches: those that it needs, and the values of
-/// all of them in the frame.
+/// A frame that has the field; the TLVs that must be matched with the field, with the values of the frame; and the value of
+/// the field.
 fn sample(number: u8) -> (Vec<u8>, Vec<u8>, u128) {
     let field = Field::from_oxm(number).expect("a field that is matched");
     let tagged = Recipe { tags: vec![(3, 42)], ..Recipe::default() };
@@ -146,7 +147,8 @@ fn every_field_is_matched_or_refused() {
             assert_eq!(sent(&mut b, &frame).len(), goes, "field {number} with {matched:#x} of {value:#x}");
         }
     }
-    // Open vSwitch's class, the one of other registers, and experimenters': tcp_flags of the ONF (EXT-109), and nobody's.
+    // Open vSwitch's class, the class of other registers, and experimenters: tcp_flags of the ONF (EXT-109), and an unknown
+    // one.
     for fields in [
         &[0, 0, 0, 2, 0, 1][..],
         &[0, 1, 0, 4, 0, 0, 0, 1],
@@ -180,7 +182,7 @@ fn every_field_is_set_or_refused() {
         key.set(Field::TunnelId, told.matching.exact(Field::TunnelId).unwrap_or(0));
         assert_eq!(key.get(field), new, "field {number}");
     }
-    // A field that no packet has, of a length that it has not, and a value that it has not.
+    // A field that the packet lacks, a wrong length for the field, and a value that the field cannot have.
     let needed = [tlv(5, 0x800), tlv(10, 6)].concat();
     for (fields, set, told) in [
         (&[][..], tlv(13, 1), (2, 10)),
@@ -199,7 +201,7 @@ fn every_field_is_set_or_refused() {
 
 #[test]
 fn every_action_is_done_or_refused() {
-    // OFPBAC_BAD_TYPE: copying TTLs, MPLS and PBB, and numbers that nobody has.
+    // OFPBAC_BAD_TYPE: copying TTLs, MPLS and PBB, and unassigned numbers.
     let unknown = (1..=10).chain([11, 12, 13, 14, 15, 16, 19, 20, 26, 27]).chain(28..40);
     for kind in unknown {
         let told = answer(&mut started(), &rule(1, &[], &apply(&typed(kind, &[0; 4]))));
@@ -244,7 +246,7 @@ fn every_action_is_done_or_refused() {
         let [Other(Effect::Transmit { port: RulePort(2), queue: by, frame: seen })] = &sent[..] else {
             panic!("{action:x?}: {sent:?}")
         };
-        // The checksum follows the TTL: the tests of `execute` say how.
+        // The checksum changes with the TTL; the tests of `execute` check how.
         let mut seen = seen.clone();
         if !fields.is_empty() {
             seen[28..30].copy_from_slice(&frame[28..30]);
@@ -270,7 +272,7 @@ fn every_instruction_is_done_or_refused() {
     ] {
         assert_eq!(answer(&mut started(), &rule(1, &[], &instructions)), told, "{instructions:x?}");
     }
-    // Written, and written and cleared by a later table; metadata for a later table.
+    // An action written; the same written and cleared by a later table; metadata for a later table.
     for (later, goes) in [
         (rule(2, &[], &[]), 1),
         (rule(2, &[], &typed(5, &[0; 4])), 0),
@@ -330,14 +332,14 @@ fn every_kind_of_group_and_band_is_done_or_refused() {
             let does = [typed(6, &[0, 0, 0, 5]), apply(&output(2))].concat();
             assert_eq!(answer(&mut b, &rule(1, &[], &does)), None);
             let passed = [0; 3].map(|_| sent(&mut b, &Recipe::default().frame()).len());
-            assert_eq!(passed, [1, 0, 0], "one a second, in bursts of one");
+            assert_eq!(passed, [1, 0, 0], "one packet per second, in bursts of one");
         }
     }
 }
 
-/// 1.3.5 section 7.3.2: all of them, and what both versions have no bits for.
+/// 1.3.5 section 7.3.2: all settings, and bits that neither version defines.
 #[test]
-fn fragments_are_dropped_when_a_controller_says_so_and_never_put_together() {
+fn fragments_are_dropped_on_request_and_never_reassembled() {
     for (version, refused, unknown) in [(OpenFlow10, (1, 5), (1, 5)), (OpenFlow13, (10, 0), (10, 0))] {
         let mut b = bench(settings());
         b.open(1, version);
@@ -359,15 +361,15 @@ fn fragments_are_dropped_when_a_controller_says_so_and_never_put_together() {
         b.settle();
         b.bytes(1, &set(1));
         b.bytes(1, &raw(version, if version == OpenFlow10 { 18 } else { 20 }, 7, ""));
-        assert_eq!(b.done(), [], "a barrier waits until all cores obey");
+        assert_eq!(b.done(), [], "a barrier waits until all cores follow the change");
         assert!(b.settle());
         assert_eq!(b.done(), [Said(1, 7, Message::BarrierReply)]);
-        // The switch drops them whoever asked; how much a miss sends is of each connection.
+        // The switch drops them, whichever connection asked. `miss_send_len` belongs to each connection.
         assert_eq!((sent(&mut b, &fragment).len(), told(&mut b)), (0, vec![(1, 9), (1, 128)]));
         assert_eq!(sent(&mut b, &Recipe::default().frame()).len(), 1);
         assert_eq!(answer(&mut b, &set(2)), Some(refused));
         assert_eq!(answer(&mut b, &set(3)), Some(unknown));
-        assert_eq!(told(&mut b), [(1, 9), (1, 128)], "what is refused changes nothing");
+        assert_eq!(told(&mut b), [(1, 9), (1, 128)], "a refused change does nothing");
         b.say(2, 0, &Message::RoleRequest { role: Role::Slave, generation: 1 });
         b.done();
         b.bytes(2, &raw(OpenFlow13, 9, 7, "0001 0005"));
@@ -380,9 +382,9 @@ fn fragments_are_dropped_when_a_controller_says_so_and_never_put_together() {
     }
 }
 
-/// To 1.0 a rule is a rule: only 1.3 has one for what nothing else matches (section 5.4).
+/// For 1.0 it is an ordinary rule: only 1.3 has table-miss rules (section 5.4).
 #[test]
-fn a_wildcard_rule_of_priority_0_is_a_table_miss_in_1_3_alone() {
+fn a_wildcard_rule_of_priority_0_is_a_table_miss_rule_only_in_1_3() {
     for (rule, of_10, of_13) in [
         ("priority=0,actions=output:2,mod_dl_src:02:00:00:00:00:09,controller", 1, 0),
         ("priority=1,actions=output:2,mod_dl_src:02:00:00:00:00:09,controller", 1, 1),
@@ -409,7 +411,7 @@ fn statistics_of_a_rule_have_the_flags_that_it_was_sent_with() {
     for flags in 0..32_u8 {
         let mut b = started();
         let mut bytes = rule(1, &[], &[]);
-        // After the header: 40 bytes, of which the flags are the last but two.
+        // The header is followed by 40 bytes. The flags are in front of the last two.
         bytes[8 + 37] = flags;
         assert_eq!(answer(&mut b, &bytes), None, "{flags:#b}");
         let request = raw(OpenFlow13, 18, 7, "0001 0000 00000000 01000000 ffffffff ffffffff 00000000");

@@ -20,12 +20,12 @@ fn with_cores(settings: Settings) -> Bench {
     b
 }
 
-/// A CORE_FLOW_MOD around these bytes.
+/// A CORE_FLOW_MOD that contains these bytes.
 fn wrapped(version: Version, xid: u32, inner: &[u8]) -> Vec<u8> {
     encoded(version, xid, &Message::Experimenter(Extension::CoreFlowMod(inner.to_vec()).encode()))
 }
 
-/// Says a core flow-mod that holds this; what was done.
+/// Sends a CORE_FLOW_MOD with this flow-mod. Returns what the switch did.
 fn change(b: &mut Bench, n: u32, command: FlowCommand, text: &str) -> Vec<Did> {
     let inner = encoded(b.version[&n], 9, &Message::FlowMod(flow_mod(command, text)));
     let bytes = wrapped(b.version[&n], 8, &inner);
@@ -46,7 +46,7 @@ const DELETE: FlowCommand = FlowCommand::Delete { strict: false };
 const DELETE_STRICT: FlowCommand = FlowCommand::Delete { strict: true };
 use CoreChoice::{Choose, ChooseFirst, This};
 
-/// A flow-mod that adds (1.0, 1.3): in_port=1, priority 5, idle 6, hard 7, cookie 2, SET_CORE 3.
+/// A flow-mod that adds a rule (1.0, 1.3): in_port=1, priority 5, idle 6, hard 7, cookie 2, SET_CORE 3.
 const ADD_10: &str =
     "003ffffe 0001 000000000000 000000000000 0000 00 00 0000 00 00 0000 00000000 00000000 0000 0000
     0000000000000002 0000 0006 0007 0005 ffffffff ffff 0000  ffff 0010 4d4c5243 0004 0003 00000000";
@@ -63,7 +63,7 @@ fn a_core_flow_mod_is_a_whole_flow_mod_for_another_table() {
         let hex: String = inner.iter().map(|byte| format!("{byte:02x}")).collect();
         b.bytes(1, &raw(version, 4, 8, &format!("4d4c5243 00000005 {hex}")));
         b.bytes(1, &raw(version, 2, 3, ""));
-        assert_eq!(b.sent(1), raw(version, 3, 3, ""), "nothing but what comes after it is answered");
+        assert_eq!(b.sent(1), raw(version, 3, 3, ""), "only the message after it is answered");
         let rule = CoreRule {
             priority: 5,
             matching: Match::ANY.with(Field::InPort, 1_u16),
@@ -73,15 +73,16 @@ fn a_core_flow_mod_is_a_whole_flow_mod_for_another_table() {
             hard_timeout: 7,
         };
         assert_eq!(b.agent.core_rules(), [rule]);
-        // No flow table has it, and packets come to it.
+        // It is in no flow table, and rules are wanted.
         let stats = b.agent.flows().stats(&FlowFilter::EVERYTHING, 0);
         assert_eq!((stats.len(), b.agent.wants_rules(), b.settle()), (0, true, true));
     }
 }
 
 #[test]
-fn while_packets_cannot_be_handed_over_nothing_is_added_but_what_is_there_may_go() {
-    // Type and code of what is unsupported; of an action, the same in both.
+fn without_core_redirect_rules_can_be_deleted_but_not_added() {
+    // Type and code of the error for an unsupported instruction. For an action they are the same in both
+    // versions.
     for (version, body, kind, code) in [(OpenFlow10, ADD_10, 3, 5), (OpenFlow13, ADD_13, 3, 1)] {
         let mut b = with_cores(settings());
         b.open(1, version);
@@ -105,7 +106,7 @@ fn while_packets_cannot_be_handed_over_nothing_is_added_but_what_is_there_may_go
 }
 
 #[test]
-fn where_they_can_rules_and_packets_name_a_core_that_is_there() {
+fn with_core_redirect_rules_and_packets_may_name_existing_cores() {
     for version in [OpenFlow10, OpenFlow13] {
         let mut b = with_cores(settings());
         b.open(1, version);
@@ -126,8 +127,8 @@ fn where_they_can_rules_and_packets_name_a_core_that_is_there() {
 }
 
 #[test]
-fn rules_are_changed_as_those_of_a_flow_table() {
-    // Rules as (priority, cookie, core); of 1.3's modify none that is not there, and cookies stay.
+fn rules_are_changed_like_those_of_a_flow_table() {
+    // Rules as (priority, cookie, core). In 1.3, a modify adds no missing rule, and cookies stay.
     for version in [OpenFlow10, OpenFlow13] {
         let mut b = with_cores(settings());
         b.open(1, version);
@@ -164,7 +165,7 @@ fn rules_are_changed_as_those_of_a_flow_table() {
             let found: Vec<_> = rules(&b).into_iter().map(|r| (r.0, r.2, r.1)).collect();
             assert_eq!(found, expected, "{version:?} {text}");
         }
-        // Both kinds of rules are on their own.
+        // The two kinds of rules are independent.
         b.say(1, 0, &add("in_port=3,actions=output:2"));
         assert_eq!(change(&mut b, 1, DELETE, ""), []);
         assert_eq!((b.rules(), rules(&b)), (1, vec![]));
@@ -205,7 +206,7 @@ fn errors_are_those_of_the_flow_mod_inside() {
         thirteen(with(|f| std::mem::swap(&mut f.instructions.apply, &mut f.instructions.write)), 3, 1),
         thirteen(with(|f| f.flags.check_overlap = true), 5, 3),
     ]);
-    // OFPTT_ALL, to add.
+    // OFPTT_ALL in an add.
     let mut all = encoded(OpenFlow13, 9, &Message::FlowMod(core()));
     all[24] = 0xff;
     cases.push((OpenFlow13, all, (5, 2)));
@@ -217,7 +218,7 @@ fn errors_are_those_of_the_flow_mod_inside() {
             (version, whole[..whole.len() - 1].to_vec(), (1, 6)),
             (version, [&whole[..], &[0]].concat(), (1, 6)),
             (version, raw(version, 14, 9, "00"), (1, 6)),
-            // Hello, error, flow-removed that is cut, packet-out.
+            // Hello, error, a cut flow-removed, packet-out.
             (version, raw(version, 0, 9, ""), (1, 1)),
             (version, raw(version, 1, 9, "0000 0000"), (1, 1)),
             (version, raw(version, 11, 9, ""), (1, 1)),
@@ -237,7 +238,7 @@ fn errors_are_those_of_the_flow_mod_inside() {
 }
 
 #[test]
-fn a_slave_does_not_change_it() {
+fn a_slave_cannot_change_the_core_table() {
     let mut b = with_cores(settings());
     b.open(1, OpenFlow13);
     b.say(1, 0, &Message::RoleRequest { role: Role::Slave, generation: 1 });
@@ -272,8 +273,8 @@ fn rules_end_when_their_time_is_up() {
 }
 
 #[test]
-fn there_is_a_last_rule_and_room_when_one_goes() {
-    // Room for them all, and for one rule of a flow table.
+fn the_core_table_is_bounded_and_has_room_after_a_delete() {
+    // Room for all rules of the core table, and for one rule of a flow table.
     let rows = (CORE_RULES + 64).next_power_of_two();
     let capacity = FlowCapacity { rules: rows, buckets: rows / 2, rest: 1, ..CAPACITY };
     let mut b = sized(settings(), capacity);
@@ -295,7 +296,7 @@ fn there_is_a_last_rule_and_room_when_one_goes() {
 }
 
 #[test]
-fn a_frame_through_another_switch_changes_it_where_that_is_trusted() {
+fn a_frame_through_another_switch_changes_the_core_table_on_trusted_ports() {
     let frame =
         |mac: u8, message: &[u8]| [&[2, 0, 0, 0, 0, mac, 6, 6, 6, 6, 6, 6, 0x88, 0xb5], message].concat();
     let trusts = Settings { proxy_ports: [RulePort(1)].into(), ..settings() };
@@ -329,7 +330,7 @@ fn a_frame_through_another_switch_changes_it_where_that_is_trusted() {
             assert_eq!(b.agent.proxied(RulePort(port), &frame, b.now_ms), is_ours, "{port} {frame:x?}");
             assert_eq!(b.agent.proxied_count(), count, "{port} {frame:x?}");
             assert_eq!(b.agent.core_rules().len() as u64, count.applied);
-            assert_eq!(b.done(), [], "nobody is answered");
+            assert_eq!(b.done(), [], "there is no answer");
         }
         let mut b = bench(trusts.clone());
         assert!(b.agent.proxied(RulePort(1), &frame(1, &whole), b.now_ms));

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Our hello in this version.
+/// The switch's hello, if it supports these versions.
 fn hello(versions: &[Version]) -> Vec<u8> {
     let mut b = bench(Settings { versions: versions.to_vec(), ..settings() });
     b.agent.connected(ConnectionId(1), "peer", false, 0);
@@ -11,7 +11,7 @@ fn hello(versions: &[Version]) -> Vec<u8> {
 }
 
 #[test]
-fn our_hello_names_what_is_spoken() {
+fn our_hello_names_the_supported_versions() {
     assert_eq!(hello(&[OpenFlow10]), [1, 0, 0, 8, 0, 0, 0, 0]);
     let bitmap = |bits| [4, 0, 0, 16, 0, 0, 0, 0, 0, 1, 0, 8, 0, 0, 0, bits];
     assert_eq!(hello(&[OpenFlow13]), bitmap(0x10));
@@ -22,7 +22,7 @@ fn our_hello_names_what_is_spoken() {
 fn the_version_is_the_highest_of_both() {
     let (old, new, both) = (&[OpenFlow10][..], &[OpenFlow13][..], &[OpenFlow10, OpenFlow13][..]);
     let (v10, v13) = (Some(OpenFlow10), Some(OpenFlow13));
-    // Ours, the version in their header, the bits of their bitmap, what is spoken then.
+    // Our versions, the version in the peer's header, the bits of its bitmap, and the resulting version.
     for (ours, theirs, bitmap, expected) in [
         (both, 1, None, v10),
         (both, 4, None, v13),
@@ -60,8 +60,9 @@ fn the_version_is_the_highest_of_both() {
             (1, None) => "1.0 at most",
             _ => "1.1 at most",
         };
-        let text =
-            format!("no version in common: it offers OpenFlow {offers}; OpenFlow {spoken} is spoken here");
+        let text = format!(
+            "no version in common: it offers OpenFlow {offers}; this switch supports OpenFlow {spoken}"
+        );
         let failed = ErrorMessage { kind: 0, code: 0, data: text.clone().into_bytes() };
         assert_eq!(did, [Said(1, 9, Message::Error(failed)), Closed(1, text)]);
         assert_eq!(b.agent.report(), []);
@@ -71,10 +72,18 @@ fn the_version_is_the_highest_of_both() {
 #[test]
 fn a_hello_comes_first() {
     for (bytes, says, why) in [
-        (raw(OpenFlow10, 5, 3, ""), 1, "a hello comes first; OpenFlow 1.0 and 1.3 is spoken here"),
-        (raw(OpenFlow13, 0x77, 3, ""), 1, "a hello comes first; OpenFlow 1.0 and 1.3 is spoken here"),
+        (
+            raw(OpenFlow10, 5, 3, ""),
+            1,
+            "the first message is not a hello; this switch supports OpenFlow 1.0 and 1.3",
+        ),
+        (
+            raw(OpenFlow13, 0x77, 3, ""),
+            1,
+            "the first message is not a hello; this switch supports OpenFlow 1.0 and 1.3",
+        ),
         (raw(OpenFlow13, 1, 3, "0000 0000"), 0, "it refused our hello"),
-        (vec![4, 0, 0, 7, 0, 0, 0, 0], 0, "a message that is shorter than its header"),
+        (vec![4, 0, 0, 7, 0, 0, 0, 0], 0, "a message is shorter than its header"),
     ] {
         let mut b = bench(settings());
         b.connect(1, false);
@@ -82,7 +91,7 @@ fn a_hello_comes_first() {
         let did = b.done();
         assert_eq!(did.len(), 1 + says, "{did:?}");
         assert_eq!(did.last(), Some(&Closed(1, why.into())));
-        // Nobody is there any more.
+        // The connection no longer exists.
         b.bytes(1, &raw(OpenFlow10, 0, 3, ""));
         b.agent.written(ConnectionId(1), 9, 0, &Counters);
         assert_eq!(b.done(), []);
@@ -96,12 +105,12 @@ fn a_broken_length_ends_the_connection() {
     let broken = [4, 2, 0, 7, 0, 0, 0, 5];
     b.bytes(1, &[&raw(OpenFlow13, 2, 4, "abcd")[..], &broken].concat());
     let echo = Said(1, 4, Message::EchoReply(vec![0xab, 0xcd]));
-    let why = "a message that is shorter than its header".into();
+    let why = "a message is shorter than its header".into();
     assert_eq!(b.done(), [echo, Said(1, 5, error(1, 6, &broken)), Closed(1, why)]);
 }
 
 #[test]
-fn who_is_silent_is_asked_and_then_closed() {
+fn a_silent_peer_gets_an_echo_request_and_is_then_closed() {
     let mut b = bench(settings());
     b.open(1, OpenFlow10);
     b.open(2, OpenFlow13);

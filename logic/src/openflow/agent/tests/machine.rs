@@ -11,7 +11,7 @@ fn workload(id: u32, tenant: u32, cores: &[u16]) -> Workload {
     Workload { id, tenant, cores: cores.into() }
 }
 
-/// Cores 0, 1, ... with these loads, and workloads pinned to the first.
+/// Cores 0, 1, ... with these loads. The workloads are pinned to the first.
 fn cores(loads: &[Option<u16>], workloads: u16) -> Cores {
     let core = |(n, &load): (usize, _)| Core {
         number: n as u16,
@@ -26,7 +26,7 @@ fn subscribe(cores: bool, workloads: bool) -> Message {
     Message::Experimenter(Extension::Subscribe { cores, workloads }.encode())
 }
 
-/// What our messages say, and their transaction ids.
+/// Our extension's messages, with connection and transaction id.
 fn told(did: Vec<Did>) -> Vec<(u32, u32, Extension)> {
     let one = |did| match did {
         Said(n, xid, Message::Experimenter(message)) => (n, xid, Extension::decode(&message).unwrap()),
@@ -50,7 +50,7 @@ fn a_subscription_is_answered_in_order_and_changes_follow() {
         b.open(1, version);
         b.agent.set_cores(cores(&[Some(250), None], 2), b.now_ms);
         b.agent.set_workloads(vec![workload(9, 1, &[]), workload(7, 5, &[2, 1, 2])], b.now_ms);
-        assert_eq!(b.done(), [], "nobody asked");
+        assert_eq!(b.done(), [], "there is no subscriber yet");
         let says = |xid, body: &str| raw(version, VENDOR, xid, &format!("4d4c5243 {body}"));
         let echo = raw(version, 2, 3, "ab");
         b.bytes(1, &[&says(2, "00000001 00000003 00000000")[..], &echo].concat());
@@ -73,7 +73,7 @@ fn a_subscription_is_answered_in_order_and_changes_follow() {
         let list = "00000009 0002 0000  0000 ffff 0001 0000  0001 ffff 0000 0000";
         assert_eq!(b.sent(1), says(0, &format!("00000002 {list}")));
 
-        // No more of workloads, then of nothing.
+        // No more workloads, then nothing at all.
         b.bytes(1, &says(4, "00000001 00000001 00000000"));
         assert_eq!(b.sent(1), says(4, &format!("00000002 {list}")));
         b.agent.set_workloads(vec![], b.now_ms);
@@ -85,7 +85,7 @@ fn a_subscription_is_answered_in_order_and_changes_follow() {
 }
 
 #[test]
-fn what_was_done_on_cores_is_told_who_asks() {
+fn core_statistics_are_sent_on_request() {
     for version in BOTH {
         let mut b = bench(settings());
         b.open(1, version);
@@ -100,7 +100,7 @@ fn what_was_done_on_cores_is_told_who_asks() {
 }
 
 #[test]
-fn what_only_a_switch_says_and_broken_messages_are_refused() {
+fn messages_that_only_a_switch_sends_and_broken_ones_are_refused() {
     for version in BOTH {
         let mut b = bench(settings());
         b.open(1, version);
@@ -126,7 +126,7 @@ fn what_only_a_switch_says_and_broken_messages_are_refused() {
 }
 
 #[test]
-fn only_subscribers_are_told_and_slaves_too() {
+fn only_subscribers_get_notices_including_slaves() {
     let mut b = bench(settings());
     [(1, OpenFlow10), (2, OpenFlow13), (3, OpenFlow13)].into_iter().for_each(|(n, v)| b.open(n, v));
     b.say(1, 1, &subscribe(true, false));
@@ -172,13 +172,14 @@ fn starts_and_stops_are_the_difference() {
 }
 
 #[test]
-fn loads_alone_are_told_once_a_second_and_if_they_differ_by_a_twentieth() {
+fn changes_of_load_are_sent_once_a_second_and_from_five_percent_on() {
     let mut b = bench(settings());
     b.agent.set_cores(cores(&[Some(100), None], 0), b.now_ms);
     b.open(1, OpenFlow13);
     b.say(1, 1, &subscribe(true, false));
     assert_eq!(b.done().len(), 1);
-    // After so many milliseconds; loads, pinned workloads; is it told? `None`: only time passes.
+    // Milliseconds that pass; the new loads and pinned workloads, or `None`; the load in the notice, if there
+    // is one.
     for (after_ms, change, is_told) in [
         (0, Some((Some(900), 0)), None),
         (999, None, None),
@@ -207,7 +208,7 @@ fn loads_alone_are_told_once_a_second_and_if_they_differ_by_a_twentieth() {
             .collect();
         assert_eq!(loads, Vec::from_iter(is_told), "{after_ms} {change:?}");
     }
-    // One core more or less, or another feature, at once.
+    // A core more or less, or another feature, is sent at once.
     for (list, expected) in [(&[None; 3][..], 1), (&[None; 3], 0), (&[None], 1), (&[], 1)] {
         b.agent.set_cores(cores(list, 0), b.now_ms);
         assert_eq!(b.done().len(), expected);
@@ -234,7 +235,7 @@ fn workloads_are_bounded_and_the_known_ones_stay() {
 }
 
 #[test]
-fn who_does_not_read_has_the_newest_cores_waiting_and_is_closed_for_workloads() {
+fn a_slow_reader_gets_only_the_newest_cores_and_is_closed_for_too_many_workloads() {
     let mut b = bench(settings());
     let wide: Vec<u16> = (0..4096).collect();
     let all = |tenant| (0..WORKLOADS as u32).map(|id| workload(id, tenant, &wide)).collect::<Vec<_>>();
@@ -281,7 +282,7 @@ fn who_does_not_read_has_the_newest_cores_waiting_and_is_closed_for_workloads() 
         }
         b.agent.written(ConnectionId(1), bytes.len(), b.now_ms, &Counters);
     }
-    // The answer, all of them anew, one stop.
+    // The answer, a start for each workload again, one stop.
     let start_bytes = 16 + 12 + 2 * 4096 + 4;
     let cores_bytes = 24 + 24 + 8;
     assert_eq!(unsent, 2 * WORKLOADS * start_bytes + (WORKLOADS + 1) * 24 + cores_bytes);
@@ -290,16 +291,16 @@ fn who_does_not_read_has_the_newest_cores_waiting_and_is_closed_for_workloads() 
     b.agent.set_workloads(all(2), b.now_ms);
     assert!(!b.done().iter().any(|did| matches!(did, Closed(..))));
     b.agent.set_workloads(all(3), b.now_ms);
-    let why = "it does not read what it asked to be told".into();
+    let why = "it does not read the notices that it asked for".into();
     assert_eq!(b.done(), [Closed(1, why)]);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whoever follows the differences knows what runs.
+    /// A peer that applies all notices knows the running workloads.
     #[test]
-    fn a_subscriber_knows_what_runs(
+    fn a_subscriber_knows_the_running_workloads(
         steps in vec((any::<bool>(), vec((0..6_u32, 0..2_u32, vec(0..3_u16, 0..3)), 0..8)), 1..12),
     ) {
         let mut b = bench(settings());

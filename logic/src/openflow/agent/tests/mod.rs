@@ -1,15 +1,15 @@
 //! | file | tests |
 //! |---|---|
-//! | this one | a switch and its connections, to talk to |
+//! | this file | a switch with connections for the tests |
 //! | `hello` | hello, echo, broken messages |
-//! | `answers` | each request and what answers it, in both versions |
+//! | `answers` | each request and its answer, in both versions |
 //! | `conformance` | every field, action, instruction, group and band of 1.3.5: done, or refused with its error |
 //! | `barriers` | batches, barriers, notices of rules that ended |
 //! | `replies` | long replies in pieces, peers that do not read |
 //! | `packets` | packet-in and packet-out |
 //! | `paths` | paths of the user plane as logical ports |
 //! | `roles` | roles, asynchronous settings, fail modes |
-//! | `machine` | cores and workloads, and who subscribes to them |
+//! | `machine` | cores and workloads, and their subscribers |
 //! | `core_table` | flow-mods for the core table, from controllers and through another switch |
 //! | `random` | random bytes in random pieces |
 
@@ -83,7 +83,7 @@ fn settings() -> Settings {
     }
 }
 
-/// Counters outside: those of port n are n.
+/// Counters of the caller. Those of port n are n.
 struct Counters;
 
 impl Outside for Counters {
@@ -138,7 +138,7 @@ fn port(n: u16) -> PortInfo {
 struct Bench {
     agent: Agent<HeapFlows>,
     now_ms: u64,
-    /// Connections read what they are sent.
+    /// Connections read what is sent to them.
     reads: bool,
     version: BTreeMap<u32, Version>,
 }
@@ -158,7 +158,7 @@ fn sized(settings: Settings, capacity: FlowCapacity) -> Bench {
 }
 
 impl Bench {
-    /// A connection that has not said anything; our hello is not told.
+    /// Opens a connection that has not said anything. The switch's own hello is taken.
     fn connect(&mut self, n: u32, controller: bool) {
         self.agent.connected(ConnectionId(n), "peer", controller, self.now_ms);
         let effects = self.agent.take_effects();
@@ -168,7 +168,7 @@ impl Bench {
         self.agent.written(ConnectionId(n), bytes.len(), self.now_ms, &Counters);
     }
 
-    /// A connection that has said hello.
+    /// Opens a connection and says hello.
     fn open(&mut self, n: u32, version: Version) {
         self.connect(n, true);
         self.version.insert(n, version);
@@ -180,7 +180,8 @@ impl Bench {
         self.agent.received(ConnectionId(n), bytes, self.now_ms, &Counters);
     }
 
-    /// What was sent since the last call, as it is on the wire; nothing else was done. It is read.
+    /// The bytes sent since the last call, as they are on the wire. Nothing else was done. The connection reads
+    /// them.
     #[track_caller]
     fn sent(&mut self, n: u32) -> Vec<u8> {
         let mut all = Vec::new();
@@ -200,7 +201,7 @@ impl Bench {
         self.bytes(n, &bytes);
     }
 
-    /// What was done since the last call, but for reading.
+    /// What was done since the last call, except reading.
     fn done(&mut self) -> Vec<Did> {
         let mut did = Vec::new();
         loop {
@@ -224,7 +225,7 @@ impl Bench {
         }
     }
 
-    /// A batch from its beginning to its end; false: there was none.
+    /// Runs a batch from beginning to end. Returns false if there was none.
     fn settle(&mut self) -> bool {
         let sealed = self.agent.seal();
         if sealed {
@@ -243,7 +244,7 @@ impl Bench {
     }
 }
 
-/// Whole messages.
+/// Splits bytes into whole messages.
 fn messages(bytes: &[u8]) -> impl Iterator<Item = (u32, Message)> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
@@ -282,7 +283,7 @@ fn error(kind: u16, code: u16, offending: &[u8]) -> Message {
 }
 
 fn flow_mod(command: FlowCommand, text: &str) -> FlowMod {
-    // Of a modify of OpenFlow 1.0, which may add, text reads less than there may be.
+    // A modify of OpenFlow 1.0 may add a rule, so it may have words that the text syntax refuses.
     let flow = parse_flow(text, command).or_else(|_| parse_flow(text, FlowCommand::Add)).unwrap();
     let reset_counts = command == FlowCommand::Add;
     FlowMod { command, flags: FlowFlags { reset_counts, ..flow.flags }, ..flow }

@@ -9,7 +9,7 @@ use crate::{
     openflow::message::{AsyncConfig, PacketIn, PacketInReason, PacketOut, PortFeatures, PortMod},
 };
 
-/// An IPv4 packet of UDP with this TTL.
+/// A UDP packet over IPv4 with this TTL.
 fn frame(ttl: u8) -> Vec<u8> {
     let mut frame = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0].to_vec();
     frame.extend([0x45, 0, 0, 28, 0, 0, 0, 0, ttl, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
@@ -29,7 +29,7 @@ fn packet_in(reason: PacketInReason, table: u8, cookie: u64, data: &[u8]) -> Mes
 }
 
 #[test]
-fn a_notice_becomes_a_packet_in_with_what_the_rule_is() {
+fn a_notice_becomes_a_packet_in_with_table_and_cookie_of_its_rule() {
     use PacketInReason::*;
     let mut b = bench(settings());
     b.open(1, OpenFlow10);
@@ -38,7 +38,7 @@ fn a_notice_becomes_a_packet_in_with_what_the_rule_is() {
     b.say(2, 0, &add("table=4,priority=0,cookie=8,actions=controller"));
     b.say(2, 0, &add("table=5,cookie=9,actions=controller"));
     notice(&mut b, 1, NoticeReason::Ttl, b"some bytes");
-    assert_eq!(b.done(), [], "only who asks is told of TTLs");
+    assert_eq!(b.done(), [], "only controllers that ask get packets with an invalid TTL");
     let wants = AsyncConfig { packet_in: [0b111, 0], port_status: [0b111; 2], flow_removed: [0b1_1111, 0] };
     b.say(2, 0, &Message::SetAsync(wants));
     let rows: Vec<u32> = b.agent.flows().tables().ids().map(row).collect();
@@ -55,7 +55,7 @@ fn a_notice_becomes_a_packet_in_with_what_the_rule_is() {
     ] {
         notice(&mut b, rule, reason, b"some bytes");
         let (reason, table, cookie) = expected;
-        // 1.0 has neither the TTL as a reason, nor table and cookie, nor a rule that stands for a miss.
+        // 1.0 has no reason for the TTL, no table and cookie, and no table-miss rules.
         let of_10 = if cookie == nobody { reason } else { Action };
         let of_10 = (reason != InvalidTtl).then(|| Said(1, 0, packet_in(of_10, 0, 0, b"some bytes")));
         let of_13 = Said(2, 0, packet_in(reason, table, cookie, b"some bytes"));
@@ -66,7 +66,7 @@ fn a_notice_becomes_a_packet_in_with_what_the_rule_is() {
 }
 
 #[test]
-fn packets_are_kept_from_controllers_that_want_none() {
+fn controllers_get_no_packets_that_they_do_not_want() {
     let mut b = bench(Settings { packet_in_pps: 8, ..settings() });
     let lost = |b: &Bench| {
         let PacketInsLost { no_controller, over_rate, not_read } = b.agent.packet_ins_lost();
@@ -113,7 +113,7 @@ fn a_peer_that_does_not_read_gets_no_more_packets() {
     let report = b.report(1);
     assert_eq!((report.packet_ins, report.packet_ins_dropped), (18, 12));
     let not_read = PacketInsLost { not_read: 12, ..PacketInsLost::default() };
-    assert_eq!(b.agent.packet_ins_lost(), not_read, "each once, not for each peer");
+    assert_eq!(b.agent.packet_ins_lost(), not_read, "each is counted once, not once per peer");
     assert!(report.unsent_bytes < UNSENT + 60_100);
     b.agent.take_effects();
     b.agent.written(ConnectionId(1), 100_000, b.now_ms, &Counters);
@@ -122,7 +122,7 @@ fn a_peer_that_does_not_read_gets_no_more_packets() {
 }
 
 #[test]
-fn what_the_kernel_plane_leaves_is_done_here() {
+fn the_agent_does_packets_that_the_kernel_plane_leaves() {
     let mut b = bench(settings());
     b.open(1, OpenFlow13);
     b.say(
@@ -154,7 +154,7 @@ fn what_the_kernel_plane_leaves_is_done_here() {
         table: 0,
         cookie: 7,
         matching: Match::ANY.with(Field::InPort, 1_u16),
-        // All of it, as nothing is buffered.
+        // The whole packet, because nothing is buffered.
         data: changed.clone(),
     };
     let all = [sent(2, &frame(9)), sent(3, &changed), Said(1, 0, Message::PacketIn(told))];
@@ -165,9 +165,10 @@ fn what_the_kernel_plane_leaves_is_done_here() {
     assert_eq!(stats[0].packets, 1);
 }
 
-/// User space cannot give it to a worker: what such a path says of packets that no worker can have is done.
+/// User space cannot give a packet to a worker. It does what the path defines for packets that no worker can
+/// take.
 #[test]
-fn what_is_left_of_a_path_takes_its_paths_word() {
+fn packets_left_by_a_path_are_dropped_or_routed_as_it_defines() {
     let mut b = bench(settings());
     let path = |name: &str, drops| PathInfo { path: PathPort { name: name.into(), drops }, has_worker: true };
     b.agent.set_paths(vec![path("up", false), path("drop", true)]);
@@ -194,7 +195,7 @@ fn what_is_left_of_a_path_takes_its_paths_word() {
         b.say(1, 0, &add(rule));
         assert_eq!(left(&mut b), expected, "{rule}");
     }
-    // Its path is gone, and nobody's word holds.
+    // The path does not exist any more, so the packet is dropped.
     b.agent.set_paths(vec![path("up", false)]);
     b.done();
     assert_eq!(left(&mut b), []);

@@ -13,7 +13,7 @@ fn path(name: &str, has_worker: bool) -> PathInfo {
     PathInfo { path: PathPort { name: name.into(), drops: false }, has_worker }
 }
 
-/// As it is on the wire: 1.0 has no state "live", and 1.3 no setting NO_FLOOD.
+/// The description on the wire. 1.0 has no state "live", and 1.3 no setting NO_FLOOD.
 fn described(version: Version, port: RulePort, name: &str, has_worker: bool) -> PortDescription {
     let is_10 = version == OpenFlow10;
     let none = PortFeatures(0);
@@ -32,7 +32,7 @@ fn described(version: Version, port: RulePort, name: &str, has_worker: bool) -> 
     }
 }
 
-/// What a controller finds out of ports.
+/// The ports that a controller can list.
 fn ports_of(b: &mut Bench, version: Version) -> Vec<PortDescription> {
     let ask = Message::StatsRequest(StatsRequest::PortDescription);
     b.say(1, 3, if version == OpenFlow10 { &Message::FeaturesRequest } else { &ask });
@@ -44,7 +44,7 @@ fn ports_of(b: &mut Bench, version: Version) -> Vec<PortDescription> {
 }
 
 #[test]
-fn paths_are_among_the_ports_and_told_when_they_come_change_and_go() {
+fn paths_are_listed_as_ports_and_controllers_get_their_changes() {
     for version in [OpenFlow10, OpenFlow13] {
         let mut b = bench(settings());
         b.open(1, version);
@@ -59,7 +59,7 @@ fn paths_are_among_the_ports_and_told_when_they_come_change_and_go() {
         assert_eq!(b.done(), [status(PortReason::Add, &a(false)), status(PortReason::Add, &long(true))]);
         let all = [&real[..], &[a(false), long(true)]].concat();
         assert_eq!(ports_of(&mut b, version), all);
-        // Nothing is new, nor does what becomes of packets that a path leaves change its port.
+        // Nothing changed. What happens to packets that a path leaves does not change its port either.
         for drops in [false, true] {
             let (mut a, other) = (path("a", false), path("0123456789abc", true));
             a.path.drops = drops;
@@ -69,7 +69,7 @@ fn paths_are_among_the_ports_and_told_when_they_come_change_and_go() {
         b.agent.set_paths(vec![path("a", true), path("0123456789abc", false)]);
         let told = [status(PortReason::Modify, &a(true)), status(PortReason::Modify, &long(false))];
         assert_eq!(b.done(), told);
-        // Real ones that change leave them as they are.
+        // Changes of real ports do not affect paths.
         b.agent.set_ports((1..=2).map(port).collect());
         assert_eq!(b.done(), [status(PortReason::Delete, &real[2])]);
         b.agent.set_paths(vec![path("b", true)]);
@@ -80,7 +80,7 @@ fn paths_are_among_the_ports_and_told_when_they_come_change_and_go() {
 }
 
 #[test]
-fn of_a_path_nothing_is_set_and_nothing_comes_or_goes_by_packet_out() {
+fn a_path_has_no_settings_and_no_packet_out_goes_to_it() {
     let port_mod = |mac: [u8; 6], config, mask, advertise| {
         let (config, mask, advertise) = (PortConfig(config), PortConfig(mask), PortFeatures(advertise));
         Message::PortMod(PortMod { port: FIRST, mac: Mac(mac), config, mask, advertise })
@@ -112,10 +112,10 @@ fn of_a_path_nothing_is_set_and_nothing_comes_or_goes_by_packet_out() {
             answers(version, &message, expected);
         }
     }
-    // That ALL and FLOOD do not go there is a setting in 1.0, which is as it is.
+    // In 1.0 the setting NO_FLOOD is fixed for paths, because ALL and FLOOD leave them out.
     answers(OpenFlow10, &port_mod([0; 6], no_flood, no_flood, 0), None);
     answers(OpenFlow10, &port_mod([0; 6], 0, no_flood, 0), Some((1, 5)));
-    // Nor by ALL or FLOOD.
+    // No packet-out by ALL or FLOOD goes there either.
     let mut b = bench(settings());
     b.agent.set_paths(vec![path("a", true)]);
     b.open(1, OpenFlow13);
@@ -130,7 +130,7 @@ fn of_a_path_nothing_is_set_and_nothing_comes_or_goes_by_packet_out() {
 }
 
 #[test]
-fn what_paths_were_given_is_among_the_statistics_of_ports() {
+fn port_statistics_include_the_packets_of_paths() {
     for version in [OpenFlow10, OpenFlow13] {
         let mut b = bench(settings());
         b.agent.set_paths(vec![path("a", true)]);

@@ -30,7 +30,7 @@ fn core_flow_mods() -> Vec<Vec<u8>> {
     [OpenFlow10, OpenFlow13].map(of).concat()
 }
 
-/// Messages that mean something, to be spoilt.
+/// Valid messages, which the tests then damage.
 fn samples() -> Vec<Vec<u8>> {
     let out = |actions| PacketOut { buffer: None, in_port: RulePort(1), actions, data: vec![0; 60] };
     let both = [
@@ -67,9 +67,9 @@ fn samples() -> Vec<Vec<u8>> {
 
 #[derive(Clone, Debug)]
 enum Event {
-    /// More bytes of a connection, of which so many parts in 256 come now.
+    /// More bytes of a connection. The last number is the part of them, in 256ths, that arrives now.
     Bytes(usize, Vec<u8>, u8),
-    /// A connection reads so many of the bytes it was sent.
+    /// A connection reads so many of the bytes that were sent to it.
     Reads(usize, usize),
     Leaves(usize),
     Seconds(u8),
@@ -79,7 +79,7 @@ enum Event {
     Packet(u32, NoticeReason, Vec<u8>),
     /// The load of the only core.
     Load(u16),
-    /// So many workloads of a tenant run.
+    /// A tenant runs so many workloads.
     Workloads(u32, u32),
     Proxied(Vec<u8>),
 }
@@ -122,18 +122,18 @@ fn event() -> impl Strategy<Value = Event> {
 #[derive(Default)]
 struct Peer {
     id: u32,
-    /// Not yet come to the switch.
+    /// Bytes that have not reached the switch yet.
     bytes: Vec<u8>,
     asked: bool,
     unread: usize,
 }
 
-/// A switch with three connections: another takes the place of one that ended.
+/// A switch with three connections. A new connection takes the place of one that ended.
 struct World {
     b: Bench,
     peers: [Peer; 3],
     ids: u32,
-    /// A batch is under way, and its first grace period is over.
+    /// A batch is under way; the value says whether its first grace period is over.
     batch: Option<bool>,
 }
 
@@ -215,7 +215,8 @@ impl World {
         }
     }
 
-    /// What is sent are whole messages to who is there; who is asked for more was not asked already.
+    /// Checks that whole messages are sent to existing connections, and that each is asked for bytes only
+    /// once.
     fn look(&mut self) {
         loop {
             let effects = self.b.agent.take_effects();
@@ -248,7 +249,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn whatever_comes_is_answered_in_whole_messages_and_bounded(events in vec(event(), 1..60)) {
+    fn any_input_is_answered_in_whole_messages_and_bounded(events in vec(event(), 1..60)) {
         let ours = Settings { proxy_ports: [RulePort(1)].into(), ..settings() };
         let b = bench(Settings { controllers: true, ..ours });
         let mut world = World { b, peers: Default::default(), ids: 0, batch: None };
@@ -264,7 +265,7 @@ proptest! {
             let peer = world.peers.iter().find(|peer| peer.id == report.connection.0).unwrap();
             prop_assert_eq!(peer.unread, report.unsent_bytes);
         }
-        // Nobody waits for ever: with all batches over every barrier is answered.
+        // Nothing waits forever: when all batches are over, every barrier is answered.
         for _ in 0..100 {
             for event in [Event::Void, Event::Finish, Event::Seal] {
                 world.happen(event);

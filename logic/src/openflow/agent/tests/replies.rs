@@ -6,7 +6,7 @@ use crate::{
 
 const MANY: u32 = 100_000;
 
-/// A switch with [`MANY`] rules, which tell when they end.
+/// A switch with [`MANY`] rules, all of which ask for a notice when they end.
 fn full() -> Bench {
     let capacity = FlowCapacity { rules: MANY as usize + 100, buckets: 1 << 17, ..CAPACITY };
     let mut b = sized(settings(), capacity);
@@ -19,7 +19,7 @@ fn full() -> Bench {
     b
 }
 
-/// Lets a connection write what it was sent, until there is no more.
+/// Lets a connection read what was sent to it until there is no more.
 fn read_slowly(b: &mut Bench, mut each: impl FnMut(u32, Message)) {
     let mut pieces = 0;
     loop {
@@ -83,7 +83,7 @@ fn a_long_reply_and_many_notices_go_out_as_the_connection_takes_them() {
 }
 
 #[test]
-fn rules_that_go_or_come_while_a_reply_is_written_do_no_harm() {
+fn rules_may_come_and_go_while_a_reply_is_written() {
     let mut b = full();
     b.open(1, OpenFlow10);
     b.reads = false;
@@ -140,7 +140,7 @@ fn a_peer_that_does_not_read_at_all_is_closed() {
         let closed = b.done().into_iter().find(|did| matches!(did, Closed(..)));
         closed.map(|closed| (n, closed))
     });
-    // 80 bytes of each change; at first two ports go.
-    let expected = ((8 << 20) / 80 - 2, Closed(1, "it does not read what it is sent".into()));
+    // 80 bytes for each change. At first two ports are removed.
+    let expected = ((8 << 20) / 80 - 2, Closed(1, "it does not read what was sent to it".into()));
     assert_eq!(closed, Some(expected));
 }

@@ -42,7 +42,7 @@ fn there_is_one_master_of_the_newest_generation() {
 }
 
 #[test]
-fn a_slave_reads_and_hears_of_ports() {
+fn a_slave_may_read_and_gets_port_changes() {
     let mut b = bench(settings());
     b.open(1, OpenFlow13);
     b.open(2, OpenFlow13);
@@ -64,7 +64,7 @@ fn a_slave_reads_and_hears_of_ports() {
     }
     b.say(1, 4, &Message::StatsRequest(StatsRequest::Port(RulePort(1))));
     assert_eq!(b.done().len(), 1);
-    // A rule that ends, a port that changes: of the two only one hears of the rule.
+    // A rule ends and a port changes. Only one of the two connections gets the notice of the rule.
     b.say(2, 0, &add("in_port=1,hard_timeout=1,send_flow_rem,actions=drop"));
     b.settle();
     b.agent.tick(b.now_ms + 1000);
@@ -73,7 +73,7 @@ fn a_slave_reads_and_hears_of_ports() {
     b.agent.set_ports(vec![port(1), port(2)]);
     let told = b.done();
     assert!(matches!(&told[..], [Said(1, 0, Message::PortStatus { .. }), Said(2, 0, _)]), "{told:?}");
-    // It may ask for more, and the other for less.
+    // The slave may ask for more, and the other one for less.
     let wants = AsyncConfig { packet_in: [0, 0], port_status: [0, 0], flow_removed: [0, 0b10] };
     for n in [1, 2] {
         b.say(n, 0, &Message::SetAsync(wants));
@@ -88,7 +88,7 @@ fn a_slave_reads_and_hears_of_ports() {
 #[test]
 fn without_controllers_rules_apply_as_the_fail_mode_says() {
     for (controllers, fail, expected) in [
-        // Nobody yet; connected without a hello; said hello; gone; back.
+        // Before any connection; connected without a hello; after the hello; closed; connected again.
         (false, FailMode::Standalone, [true, true, true, true, true]),
         (true, FailMode::Standalone, [false, false, true, false, true]),
         (true, FailMode::Secure, [true, true, true, true, true]),
@@ -102,7 +102,7 @@ fn without_controllers_rules_apply_as_the_fail_mode_says() {
         b.bytes(1, &raw(OpenFlow10, 0, 0, ""));
         wants.push(b.agent.wants_rules());
         b.done();
-        // Somebody who only looks is no controller of ours.
+        // A connection that was not opened by us is not one of our controllers.
         b.connect(2, false);
         b.bytes(2, &raw(OpenFlow10, 0, 0, ""));
         b.agent.closed(ConnectionId(1));

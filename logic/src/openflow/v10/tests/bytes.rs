@@ -1,4 +1,4 @@
-//! Each message as section 5 of the specification draws it.
+//! The bytes of each message, as section 5 of the specification defines them.
 
 use super::{super::super::message::*, *};
 use crate::{
@@ -9,11 +9,11 @@ use crate::{
     net::Mac,
 };
 
-/// `struct ofp_match` of everything.
+/// `struct ofp_match` that matches everything.
 const ANY: &str =
     "003820ff 0000 000000000000 000000000000 0000 00 00 0000 00 00 0000 00000000 00000000 0000 0000";
 
-/// The message is these bytes, and these bytes are the message.
+/// Checks that the message encodes to these bytes and that these bytes decode to the message.
 #[track_caller]
 fn same(neutral: Message, kind: u8, body: &str) {
     let bytes = message(kind, body);
@@ -22,7 +22,7 @@ fn same(neutral: Message, kind: u8, body: &str) {
     assert_eq!(decode(&bytes), Ok((header, neutral)));
 }
 
-/// `TCP` as a match, and on the wire.
+/// The match that is `TCP` on the wire.
 fn tcp() -> Match {
     let mut m = only(Field::InPort, 3)
         .with(Field::EthSrc, 0x0200_0000_0001_u64)
@@ -70,7 +70,8 @@ fn a_hello_of_any_version_and_with_any_body() {
     }
 }
 
-/// Its features have every bit from 10 Mbit/s half duplex to asymmetric pause, of which 1.3 has some elsewhere.
+/// A port whose features have every bit from 10 Mbit/s half duplex to asymmetric pause. Some of them are other
+/// bits in 1.3.
 fn port() -> PortDescription {
     PortDescription {
         port: RulePort(2),
@@ -128,7 +129,7 @@ fn ports() {
 }
 
 #[test]
-fn what_1_0_has_no_place_for_is_not_in_a_port() {
+fn a_port_is_written_without_what_1_0_has_no_place_for() {
     let mut fast = port();
     fast.state.live = true;
     fast.current_speed = 100_000_000;
@@ -196,7 +197,7 @@ fn a_flow_mod() {
 }
 
 #[test]
-fn what_a_command_ignores_is_not_there() {
+fn parts_that_a_command_ignores_are_left_out() {
     let flow_mod = |bytes: &[u8]| match decoded(bytes) {
         Ok(Message::FlowMod(change)) => change,
         other => panic!("{other:?}"),
@@ -380,7 +381,7 @@ fn each_match() {
     let tag = with(Match::ANY, Field::VlanVid, 0x1000, 0x1000).with(Field::VlanPcp, 5_u8);
     for (neutral, wire) in [
         (Match::ANY, ANY),
-        // No tag; VLAN 0; any VLAN of a priority.
+        // No tag; VLAN 0; any VLAN with a priority.
         (only(Field::VlanVid, 0), "003820fd 0000 000000000000 000000000000 ffff"),
         (only(Field::VlanVid, 0x1000), "003820fd 0000 000000000000 000000000000 0000"),
         (tag, "002820ff 0000 000000000000 000000000000 0000 05"),
@@ -421,14 +422,14 @@ fn fields_that_mean_nothing_are_ignored() {
     let read = |wire: &str| matching::read(&mut Reader::new(&unhex(wire), BadMessage::Length)).unwrap();
     let rest = "b8 06 0000 0a010200 0a000001 0400 0050";
     let typed = |kind: u16| only(Field::EthType, kind.into());
-    // No wildcards but for ports, addresses and VLAN: neither type, nor one that has what follows.
+    // Only ports, addresses and VLAN have wildcards. The type has no such fields.
     let of = |kind: &str| read(&format!("0010000f 0003 020000000001 020000000002 0064 05 00 {kind} {rest}"));
     assert_eq!(of("88cc"), typed(0x88cc));
-    // IPv6 has all but addresses, as in Open vSwitch.
+    // IPv6 has all fields except addresses, as in Open vSwitch.
     let tcp6 = typed(0x86dd).with(Field::IpDscp, 46_u8).with(Field::IpProto, 6_u8);
     assert_eq!(of("86dd"), tcp6.with(Field::TcpSrc, 0x400_u16).with(Field::TcpDst, 0x50_u16));
     assert_eq!(read(&format!("0010001f 0003 020000000001 020000000002 0064 05 00 0800 {rest}")), Match::ANY);
-    // SCTP has no ports in 1.0; without a protocol there are none at all.
+    // SCTP has no ports in 1.0. Without a protocol there are no ports at all.
     let sctp =
         read(&format!("0038200f {} 84 {}", "0003 020000000001 020000000002 0064 05 00 0800 b8", &rest[6..]));
     assert_eq!(sctp, typed(0x0800).with(Field::IpProto, 132_u8));
@@ -436,7 +437,7 @@ fn fields_that_mean_nothing_are_ignored() {
         read(&format!("0038202f 0003 020000000001 020000000002 0064 05 00 0800 {rest}")),
         typed(0x0800)
     );
-    // A priority where there is no tag; more than 32 wildcarded bits; bits beyond the last wildcard.
+    // A priority without a tag; more than 32 wildcarded bits; bits beyond the last wildcard.
     assert_eq!(
         read(&format!("ffefffed 0000 000000000000 000000000000 ffff 05 00 0800 {rest}")),
         typed(0x0800).with(Field::VlanVid, 0_u8)

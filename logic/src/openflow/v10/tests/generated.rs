@@ -1,4 +1,5 @@
-//! What 1.0 can say comes back as it was; no bytes make the decoder panic, and what it reads can be written.
+//! Messages that 1.0 can express come back unchanged. No bytes make the decoder panic, and every decoded
+//! message can be encoded.
 
 use super::{super::super::message::*, *};
 use crate::{
@@ -10,7 +11,7 @@ use crate::{
 };
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
-/// A field that may be there, of which `mask` is matched.
+/// An optional field, of which `mask` is matched.
 fn maybe(
     field: Field,
     value: impl Strategy<Value = u128>,
@@ -113,7 +114,7 @@ fn a_port() -> impl Strategy<Value = RulePort> {
     any::<u16>().prop_map(RulePort)
 }
 
-/// Anything but the number that means none.
+/// Any number except the one that stands for no buffer.
 fn buffer() -> impl Strategy<Value = Option<u32>> {
     option::of(0..u32::MAX)
 }
@@ -359,7 +360,7 @@ fn any_message() -> impl Strategy<Value = Message> {
     ]
 }
 
-/// What can be read can be written, and is read the same.
+/// Checks that a decoded message can be encoded, and is decoded as the same.
 fn stable(bytes: &[u8]) -> Result<(), TestCaseError> {
     if let Ok(message) = decoded(bytes) {
         prop_assert_eq!(decoded(&encoded(&message)), Ok(message));
@@ -367,7 +368,7 @@ fn stable(bytes: &[u8]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// `bytes` as a message of version 1 with the length that it has.
+/// `bytes` as a message of version 1 with its actual length.
 fn framed_as(kind: u8, mut bytes: Vec<u8>) -> Vec<u8> {
     let length = bytes.len() as u16;
     bytes[..2].copy_from_slice(&[1, kind]);
@@ -377,7 +378,7 @@ fn framed_as(kind: u8, mut bytes: Vec<u8>) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(message in any_message()) {
+    fn a_written_message_is_read_back(message in any_message()) {
         prop_assert_eq!(decoded(&encoded(&message)), Ok(message));
     }
 

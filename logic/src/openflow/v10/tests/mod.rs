@@ -1,4 +1,5 @@
-//! `bytes`: each message byte by byte; `refusals`: what is not read or not written; `generated`: round trips.
+//! `bytes`: each message byte by byte; `refusals`: what is refused in reading and in writing; `generated`:
+//! round trips.
 
 mod bytes;
 mod generated;
@@ -7,7 +8,7 @@ mod refusals;
 use super::*;
 use crate::flow::{Action, Field, FlowCommand, FlowFlags, FlowMod, Instructions, Match};
 
-/// The transaction id of all messages here.
+/// The transaction id of all messages in these tests.
 const XID: u32 = 7;
 
 fn unhex(text: &str) -> Vec<u8> {
@@ -36,7 +37,7 @@ fn decoded(bytes: &[u8]) -> Result<Message, BadMessage> {
     decode(bytes).map(|(_, message)| message)
 }
 
-/// An add of these actions for everything.
+/// A flow-mod that adds a rule for all packets with these actions.
 fn add(actions: Vec<Action>) -> FlowMod {
     FlowMod {
         command: FlowCommand::Add,
@@ -55,7 +56,7 @@ fn add(actions: Vec<Action>) -> FlowMod {
     }
 }
 
-/// Matches all of this field.
+/// A match of this field alone.
 fn only(field: Field, value: u128) -> Match {
     Match::ANY.with(field, value)
 }

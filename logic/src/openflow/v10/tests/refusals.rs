@@ -1,4 +1,4 @@
-//! What is not read, by which error; what is not written.
+//! Messages that cannot be read, with the error; messages that cannot be written.
 
 use super::{
     super::super::{
@@ -59,7 +59,7 @@ fn lengths_and_types() {
 }
 
 #[test]
-fn actions_that_are_wrong() {
+fn malformed_actions_are_refused() {
     use BadMessage as B;
     for (actions, bad) in [
         ("00", B::ActionLength),
@@ -82,7 +82,7 @@ fn actions_that_are_wrong() {
     assert!(flow_mod(0, "0000 0008 ff00 0000  0000 0008 fff8 0000  0000 0008 fffe 0000").is_ok());
 }
 
-/// What is said of a message that cannot be written; and `out` is left alone.
+/// The part of a message that 1.0 cannot express. Also checks that `out` stays unchanged.
 fn refusal(message: &Message) -> &'static str {
     let mut out = vec![1, 2, 3];
     let error = encode(message, XID, &mut out).unwrap_err();
@@ -124,19 +124,22 @@ fn flow_mods_that_1_0_does_not_have() {
     let of = |change: FlowMod| refusal(&Message::FlowMod(change));
     let plain = || add(vec![]);
     assert_eq!(of(FlowMod { table: Some(1), ..plain() }), "this table to change");
-    assert_eq!(of(FlowMod { cookie_mask: 1, ..plain() }), "a choice by cookie");
+    assert_eq!(of(FlowMod { cookie_mask: 1, ..plain() }), "a selection by cookie");
     assert_eq!(of(FlowMod { out_group: Some(1), ..plain() }), "groups");
-    assert_eq!(of(FlowMod { out_port: Some(RulePort(1)), ..plain() }), "a choice by output, but to delete");
+    assert_eq!(
+        of(FlowMod { out_port: Some(RulePort(1)), ..plain() }),
+        "a selection by output, except in a delete"
+    );
     assert_eq!(of(FlowMod { buffer: Some(u32::MAX), ..plain() }), "a buffer of this number");
-    assert_eq!(of(FlowMod { flags: FlowFlags::default(), ..plain() }), "when to reset counters");
+    assert_eq!(of(FlowMod { flags: FlowFlags::default(), ..plain() }), "this flag to reset counters");
     let silent = FlowFlags { no_byte_counts: true, ..plain().flags };
-    assert_eq!(of(FlowMod { flags: silent, ..plain() }), "a rule that does not count");
+    assert_eq!(of(FlowMod { flags: silent, ..plain() }), "a rule without counters");
     let delete =
         FlowMod { command: FlowCommand::Delete { strict: false }, table: None, buffer: Some(1), ..plain() };
     assert_eq!(of(delete), "a buffered packet with a delete");
     let goto = Instructions { goto_table: Some(1), ..Instructions::default() };
     assert_eq!(of(FlowMod { instructions: goto, ..plain() }), "instructions other than to apply actions");
-    let (lengthy, list) = (vec![Action::PopVlan; 8190], "so much in one message");
+    let (lengthy, list) = (vec![Action::PopVlan; 8190], "a message of this length");
     assert_eq!(of(add(lengthy)), list);
 }
 
@@ -147,8 +150,8 @@ fn actions_that_1_0_does_not_have() {
         (Action::DecTtl, "an action on the TTL"),
         (Action::PushVlan(0x8100), "an action that pushes a VLAN tag"),
         (Action::SetQueue(1), "a queue for later outputs"),
-        (Action::output(RulePort::NONE), "this port to send to"),
-        (Action::SetVlanVid(0x1000), "so large a VLAN id or priority"),
+        (Action::output(RulePort::NONE), "an output to this port"),
+        (Action::SetVlanVid(0x1000), "this VLAN id or priority"),
         (Action::set(Field::Ipv6Src, 1_u8), "ipv6_src"),
         (Action::SetField { field: Field::EthDst, value: 1, mask: 1 }, "some bits of a field"),
     ] {
@@ -199,7 +202,7 @@ fn other_messages_that_1_0_does_not_have() {
     };
     let deleted = FlowRemoved { reason: Removed::Delete, ..removed.clone() };
     assert_eq!(encoded(&Message::FlowRemoved(removed)), encoded(&Message::FlowRemoved(deleted)));
-    assert_eq!(refusal(&Message::EchoReply(vec![0; 65_528])), "so much in one message");
+    assert_eq!(refusal(&Message::EchoReply(vec![0; 65_528])), "a message of this length");
 }
 
 #[test]
@@ -243,7 +246,7 @@ fn errors_have_the_numbers_of_the_specification() {
     let of_queues = error(B::Port, &message(stats, "0005 0000"));
     assert_eq!((of_queues.kind, of_queues.code), (5, 0));
     let ErrorMessage { kind, code, data } = error(B::Version, &message(hello, ""));
-    assert_eq!((kind, code, data), (0, 0, b"a version that is not spoken here".to_vec()));
+    assert_eq!((kind, code, data), (0, 0, b"a version that is not supported".to_vec()));
     assert_eq!(error(B::Length, &[1, 2, 3]).data, [1, 2, 3]);
 }
 
@@ -266,7 +269,7 @@ fn a_long_reply_is_divided() {
         duration_sec: 0,
         duration_nsec: 0,
     };
-    // 12 bytes and 630 ports of 104 are 65,532.
+    // 12 bytes and 630 ports of 104 bytes are 65,532 bytes.
     let ports: Vec<_> = (0..1261).map(|n| PortStats { port: RulePort(n), ..port }).collect();
     let mut out = vec![0xff];
     assert_eq!(encode_stats(&StatsReply::Port(ports.clone()), true, XID, &mut out), Ok(0));
@@ -283,7 +286,7 @@ fn a_long_reply_is_divided() {
     assert_eq!(lengths, [(65_532, true), (65_532, true), (116, true)]);
 
     let whole = Message::StatsReply { reply: StatsReply::Port(ports), more: false };
-    assert_eq!(refusal(&whole), "so much in one message");
+    assert_eq!(refusal(&whole), "a message of this length");
     let long = Experimenter { id: 1, subtype: 2, body: vec![0; 65_536] };
     let mut out = vec![9];
     assert!(encode_stats(&StatsReply::Experimenter(long), false, XID, &mut out).is_err());

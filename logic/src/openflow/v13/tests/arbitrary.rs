@@ -1,4 +1,4 @@
-//! Random messages that 1.3 can say, and that mean what they say.
+//! Random messages that 1.3 can express and that make sense.
 
 use super::*;
 use crate::{
@@ -16,7 +16,7 @@ fn port() -> impl Strategy<Value = RulePort> {
     prop_oneof![0..=0xff00_u16, 0xfff8..=0xffff_u16].prop_map(RulePort)
 }
 
-/// A number that is not the one for none, any or all.
+/// A number except the one that stands for none, any or all.
 fn number() -> impl Strategy<Value = u32> {
     prop_oneof![0..10_u32, 0..=0xffff_0000_u32]
 }
@@ -29,7 +29,7 @@ fn text(field: usize) -> impl Strategy<Value = Vec<u8>> {
     vec(1..=u8::MAX, 0..field)
 }
 
-/// A value of a field that makes sense, and is likely to be what others need.
+/// A sensible value of a field, which is likely to be one that other fields need.
 fn value_of(field: Field, draw: u128) -> u128 {
     let pick = |values: &[u128]| values[draw as usize % values.len()];
     match field {

@@ -4,7 +4,7 @@ use crate::{
     openflow::message::PacketOut,
 };
 
-/// What a match of these TLVs is read as.
+/// The result of reading a match with these TLVs.
 fn matched(tlvs: &str) -> Result<Match, BadMessage> {
     let tlvs = bytes(tlvs);
     let mut wire = vec![0, 1];
@@ -14,19 +14,20 @@ fn matched(tlvs: &str) -> Result<Match, BadMessage> {
     oxm::read_match(&mut Reader::new(&wire, BadMessage::Length))
 }
 
-/// What this action is read as.
+/// The result of reading this action.
 fn acted(action: &str) -> Result<Vec<Action>, BadMessage> {
     actions::read_list(&mut Reader::new(&bytes(action), BadMessage::ActionLength))
 }
 
-/// A rule's actions as they are written.
+/// The actions of a rule, as they are written.
 fn written(matching: Match, list: &[Action]) -> Result<String, &'static str> {
     let mut out = Vec::new();
     let known = actions::Known::of(&matching);
     actions::write_list(list, known, &mut out).map(|()| hex(&out)).map_err(|e| e.what)
 }
 
-/// An IPv6 neighbour solicitation (135) or advertisement (136).
+/// A match of IPv6 neighbour discovery. The ICMPv6 type follows it: 135 for a solicitation, 136 for an
+/// advertisement.
 const ND: &str = "80000a02 86dd 80001401 3a 80003a01";
 
 #[test]
@@ -107,7 +108,8 @@ fn masks() {
     let mut any_tag = Match::ANY;
     any_tag.set(Field::VlanVid, 0x1000, 0x1000);
     assert_eq!(matched("80000d04 1000 1000"), Ok(any_tag));
-    // All ones is no mask, all zeros is no field; bits that no packet has are not looked at.
+    // A mask of all ones is no mask, and one of all zeros is no field. Mask bits beyond the field's width are
+    // ignored.
     assert_eq!(matched("8000070c 000000000007 ffffffffffff"), Ok(Match::ANY.with(Field::EthDst, 7_u8)));
     assert_eq!(matched("8000070c 000000000000 000000000000"), Ok(Match::ANY));
     let tunnel = Match::ANY.with(Field::TunnelId, 5_u8);
@@ -162,7 +164,7 @@ fn a_match_that_makes_no_sense_is_refused() {
 }
 
 #[test]
-fn a_match_that_1_3_cannot_say_is_not_written() {
+fn a_match_that_1_3_cannot_express_is_not_written() {
     let cannot =
         |m: Match, what: &str| assert_eq!(oxm::write_match(&m, &mut Vec::new()).unwrap_err().what, what);
     let icmp = Match::ANY.with(Field::EthType, 0x0800_u16).with(Field::IpProto, 1_u8);
@@ -235,7 +237,7 @@ fn actions_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn actions_of_1_0_are_written_where_the_match_tells_what_they_do() {
+fn actions_of_1_0_are_written_if_the_match_tells_what_they_do() {
     let vid = [Action::SetVlanVid(100), Action::SetVlanPcp(5)];
     let (set_vid, set_pcp) = ("0019 0010 80000c02 1064 000000000000", "0019 0010 80000e01 05 00000000000000");
     let bytes = |wire: String| Ok(hex(&super::bytes(&wire)));
@@ -266,12 +268,12 @@ fn actions_of_1_0_are_written_where_the_match_tells_what_they_do() {
 }
 
 #[test]
-fn actions_that_1_3_cannot_say_are_not_written() {
+fn actions_that_1_3_cannot_express_are_not_written() {
     let some_bits = Action::SetField { field: Field::Ipv4Src, value: 0, mask: 0xff };
     for (action, what) in [
         (some_bits, "to set some bits of a field"),
-        (Action::set(Field::InPort, 1_u8), "to set this field so"),
-        (Action::set(Field::VlanVid, 100_u8), "to set this field so"),
+        (Action::set(Field::InPort, 1_u8), "to set this field to this value"),
+        (Action::set(Field::VlanVid, 100_u8), "to set this field to this value"),
         (Action::output(RulePort(0xff01)), "this port number"),
     ] {
         let actions = vec![Action::PopVlan, action];

@@ -147,7 +147,7 @@ fn packet_out() {
     read_as(13, &body, Message::PacketOut(buffered));
     unsaid(
         Message::PacketOut(PacketOut { buffer: Some(7), ..packet }),
-        "a packet beside the one in a buffer",
+        "a packet with both a buffer and data",
     );
 }
 
@@ -213,7 +213,7 @@ fn group_mod() {
     both(Message::GroupMod(GroupMod::Modify(group(GroupKind::All))), 15, &body);
     both(Message::GroupMod(GroupMod::Delete(Some(0x51))), 15, "0002 00 00 00000051");
     both(Message::GroupMod(GroupMod::Delete(None)), 15, "0002 00 00 fffffffc");
-    // A delete's type and buckets mean nothing.
+    // The type and buckets of a delete have no meaning.
     read_as(15, "0002 63 00 fffffffc 0001", Message::GroupMod(GroupMod::Delete(None)));
 }
 
@@ -239,7 +239,7 @@ fn meter_mod() {
     both(Message::MeterMod(MeterMod::Modify(pps)), 29, &format!("0001 0002 00000061 {bands}"));
     both(Message::MeterMod(MeterMod::Delete(Some(0x61))), 29, "0002 0000 00000061");
     both(Message::MeterMod(MeterMod::Delete(None)), 29, "0002 0000 ffffffff");
-    // Without a unit it is kbit/s.
+    // Without a unit, the unit is kbit/s.
     let plain = Meter { burst: false, stats: false, bands: Vec::new(), ..meter };
     read_as(29, "0000 0000 00000061", Message::MeterMod(MeterMod::Add(plain)));
 }

@@ -1,9 +1,9 @@
 //! | file | tests |
 //! |---|---|
 //! | `session`, `flows`, `multipart` | the bytes of each message |
-//! | `fields` | the bytes of each field and action, and what is refused in them |
-//! | `refused` | what is refused elsewhere, and with which error |
-//! | `arbitrary`, `properties` | random messages there and back, and random bytes |
+//! | `fields` | the bytes of each field and action, and which of them are refused |
+//! | `refused` | other messages that are refused, and with which error |
+//! | `arbitrary`, `properties` | round trips of random messages, and random bytes |
 
 mod arbitrary;
 mod fields;
@@ -18,7 +18,7 @@ use crate::flow::{Action, Field, Match, RulePort};
 
 const XID: u32 = 0x0102_0304;
 
-/// Bytes by their hexadecimal digits; blanks are passed over.
+/// Bytes from hexadecimal digits. Blanks are skipped.
 fn bytes(hex: &str) -> Vec<u8> {
     let digits: Vec<u32> = hex.chars().filter_map(|c| c.to_digit(16)).collect();
     assert!(
@@ -37,7 +37,7 @@ fn whole(kind: u8, body: &[u8]) -> Vec<u8> {
     message
 }
 
-/// The message is written as these bytes after the header, and read from them.
+/// Checks that the message is written as these bytes after the header, and read from them.
 #[track_caller]
 fn both(message: Message, kind: u8, body: &str) {
     let expected = whole(kind, &bytes(body));
@@ -49,7 +49,7 @@ fn both(message: Message, kind: u8, body: &str) {
     assert_eq!(decode(&expected), Ok((header, message)));
 }
 
-/// The message is read from these bytes, which are not the ones it would be written as.
+/// Checks that the message is read from these bytes. It would be written as other bytes.
 #[track_caller]
 fn read_as(kind: u8, body: &str, message: Message) {
     assert_eq!(read(kind, body), Ok(message));
@@ -59,7 +59,7 @@ fn read(kind: u8, body: &str) -> Result<Message, BadMessage> {
     decode(&whole(kind, &bytes(body))).map(|(_, message)| message)
 }
 
-/// 1.3 cannot say it, and nothing is written.
+/// Checks that 1.3 cannot express the message and that nothing is written.
 #[track_caller]
 fn unsaid(message: Message, what: &str) {
     let mut out = vec![0xee];
@@ -67,22 +67,22 @@ fn unsaid(message: Message, what: &str) {
     assert_eq!(out, [0xee]);
 }
 
-/// In groups of four bytes.
+/// The bytes in groups of four.
 fn hex(bytes: &[u8]) -> String {
     let words: Vec<String> =
         bytes.chunks(4).map(|word| word.iter().map(|b| format!("{b:02x}")).collect()).collect();
     words.join(" ")
 }
 
-/// IPv4 TCP to port 80.
+/// A match of TCP over IPv4 to port 80.
 fn web() -> Match {
     Match::ANY.with(Field::EthType, 0x0800_u16).with(Field::IpProto, 6_u8).with(Field::TcpDst, 80_u16)
 }
 
-/// [`web`] as bytes: 4 + 6 + 5 + 6 bytes and three of padding.
+/// [`web`] on the wire: 4 + 6 + 5 + 6 bytes, and three of padding.
 const WEB: &str = "0001 0015 80000a02 0800 80001401 06 80001c02 0050 000000";
 
-/// Every packet.
+/// A match of every packet on the wire.
 const ANY: &str = "0001 0004 00000000";
 
 fn to_controller() -> Action {

@@ -75,7 +75,7 @@ fn which_rules() {
 }
 
 #[test]
-fn features_to_set_are_seen() {
+fn a_request_to_set_features_is_recognised() {
     let sets = StatsRequest::TableFeatures { sets: true };
     read_as(18, "000c 0000 00000000 00", Message::StatsRequest(sets.clone()));
     read_as(18, "000c 0001 00000000", Message::StatsRequest(sets.clone()));
@@ -149,7 +149,7 @@ fn tables() {
         00 000000 00000001 0000000000000002 0000000000000003
         01 000000 00000001 0000000000000002 0000000000000003";
     reply(StatsReply::Table(vec![table(0, b""), table(1, b"")]), body);
-    // Its name is told by its features.
+    // The name is among the features of the table.
     let mut out = Vec::new();
     encode_stats(&StatsReply::Table(vec![table(0, b"x"), table(1, b"y")]), false, XID, &mut out).unwrap();
     assert_eq!(hex(&out[8..]), hex(&bytes(body)));
@@ -300,12 +300,12 @@ fn table_features() {
         000d 0008 80000606
         000e 0008 80000606
         000f 0008 80000606";
-    // 64 bytes, then lists of 6 * 16 + 2 * 8 + 2 * 24 + 4 * 8.
+    // 64 bytes, then lists of 6 * 16 + 2 * 8 + 2 * 24 + 4 * 8 bytes.
     reply(
         StatsReply::TableFeatures(vec![features.clone()]),
         &format!("000c 0000 00000000 0100 {fixed} {lists}"),
     );
-    // What is not known is passed over, what is there twice counts once, and the lengths of fields are not looked at.
+    // Unknown parts are skipped, duplicates count once, and the lengths of fields are not checked.
     let lists = "0000 0018 0001 0004 0004 0004 ffff 000c 00002320 00000000
         0001 0008 0002 0004
         0002 0006 02 03 0000
@@ -336,7 +336,7 @@ fn a_long_reply_is_cut_between_its_rules() {
         got.extend(part);
         stream = &stream[message.len()..];
     }
-    // 72 bytes a rule: 909 of them in each but the last.
+    // 72 bytes per rule. Each message except the last has 909 rules.
     let full = 16 + 909 * 72;
     assert_eq!(lengths, [(full, XID, true), (full, XID, true), (16 + 182 * 72, XID, true)]);
     assert!(stream.is_empty() && got == flows);

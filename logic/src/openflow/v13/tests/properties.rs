@@ -2,13 +2,13 @@ use super::*;
 use crate::openflow::message::StatsRequest;
 use proptest::{collection::vec, prelude::*, sample::Index};
 
-/// What can be read can be written so that it is read as the same.
+/// Checks that a message that can be read can be written, and is read back as the same.
 fn settles(message: &[u8]) -> Result<(), TestCaseError> {
     let Ok((header, decoded)) = decode(message) else { return Ok(()) };
     let mut again = Vec::new();
     match encode(&decoded, header.xid, &mut again) {
         Ok(()) => prop_assert_eq!(decode(&again).map(|(_, message)| message), Ok(decoded)),
-        // What is to be set is not kept.
+        // The features to set are not kept.
         Err(_) => prop_assert_eq!(decoded, Message::StatsRequest(StatsRequest::TableFeatures { sets: true })),
     }
     Ok(())
@@ -16,7 +16,7 @@ fn settles(message: &[u8]) -> Result<(), TestCaseError> {
 
 proptest! {
     #[test]
-    fn what_is_said_is_heard(message in arbitrary::message(), xid: u32) {
+    fn a_written_message_is_read_back(message in arbitrary::message(), xid: u32) {
         let mut out = Vec::new();
         encode(&message, xid, &mut out).unwrap();
         let header = Header { version: VERSION, kind: kind_of(&message), length: out.len() as u16, xid };
@@ -29,7 +29,7 @@ proptest! {
         let _ = decode(&body);
     }
 
-    /// Few random multipart messages have a kind, so that those are drawn.
+    /// Few random multipart messages have a known kind, so this test draws the kinds.
     #[test]
     fn random_multipart_bytes_do_no_harm(kind in 18..=19_u8, part in 0..15_u8, body in vec(any::<u8>(), 0..200)) {
         let head = [0, part, 0, 0, 0, 0, 0, 0];

@@ -1,7 +1,7 @@
 use super::*;
 use crate::{flow::Refused, openflow::message::ErrorMessage};
 
-/// A flow-mod of this command and table, with what comes after its match.
+/// A flow-mod with this command and table, and with these instructions after its match.
 fn flow_mod(command: u8, table: u8, instructions: &str) -> String {
     let out = "ffffffff ffffffff ffffffff 0000 0000";
     format!("{:032x} {table:02x} {command:02x} 0000 0000 0000 {out} {ANY} {instructions}", 0)
@@ -25,7 +25,7 @@ fn wrong_headers() {
 
 #[test]
 #[rustfmt::skip]
-fn what_is_wrong_in_a_message() {
+fn malformed_messages_are_refused_with_their_error() {
     let refused = BadMessage::Refused;
     let pop = "0012 0008 00000000";
     for (kind, body, why) in [
@@ -88,7 +88,7 @@ fn what_is_wrong_in_a_message() {
 }
 
 #[test]
-fn an_error_has_the_numbers_of_what_the_message_was_about() {
+fn an_error_has_the_numbers_for_the_kind_of_its_message() {
     let numbers = |bad: BadMessage, kind: u8| {
         let ErrorMessage { kind, code, .. } = error(bad, &whole(kind, &[]));
         (kind, code)
@@ -126,13 +126,13 @@ fn an_error_has_the_numbers_of_what_the_message_was_about() {
 }
 
 #[test]
-fn an_error_shows_the_first_64_bytes_or_says_why_there_is_no_version() {
+fn an_error_has_the_first_64_bytes_or_a_text_about_the_version() {
     let long: Vec<u8> = whole(2, &[7; 100]);
     assert_eq!(error(BadMessage::Type, &long), ErrorMessage { kind: 1, code: 1, data: long[..64].to_vec() });
     let short = whole(2, &[7]);
     assert_eq!(error(BadMessage::Length, &short), ErrorMessage { kind: 1, code: 6, data: short });
     assert!(error(BadMessage::Length, &[]).data.is_empty());
     let hello = error(BadMessage::Version, &whole(kind::HELLO, &[]));
-    let text = b"a version that is not spoken here".to_vec();
+    let text = b"a version that is not supported".to_vec();
     assert_eq!(hello, ErrorMessage { kind: 0, code: 0, data: text });
 }

@@ -89,7 +89,7 @@ fn port_status() {
         65746831 00000000 00000000 00000000
         00000021 00000005 00000840 00000001 00000002 00000003 00989680 02625a00";
     both(Message::PortStatus { reason: PortReason::Modify, port: port.clone() }, 12, body);
-    // What only 1.0 has is not in a description.
+    // A description is written without the parts that only 1.0 has.
     let of_1_0 = PortDescription {
         config: PortConfig(port.config.0 | PortConfig::NO_FLOOD),
         state: PortState { stp: 0x100, ..port.state },
