@@ -12,7 +12,10 @@
 /* If the first buffer has so many bytes, it holds all fields of classes, except those behind extension headers. */
 #define PATH_FIRST_BUFFER 128
 
-/* The place of a word's only bit (Leiserson, Prokop, Randall: Using de Bruijn sequences to index a 1 in a computer word, 1998). */
+/*
+ * The place of a word's only bit (Leiserson, Prokop, Randall: Using de Bruijn Sequences to Index a 1 in a Computer Word,
+ * 1998).
+ */
 static const __u8 bit_of[64] = {
 	0, 1, 2, 53, 3, 7, 54, 27, 4, 38, 41, 8, 34, 55, 48, 28, 62, 5, 39, 46, 44, 42, 22, 9, 24, 35, 59, 56, 49, 18, 29, 11,
 	63, 52, 6, 26, 37, 40, 33, 47, 61, 45, 43, 21, 23, 58, 17, 10, 51, 25, 36, 32, 60, 20, 57, 16, 50, 31, 19, 15, 30, 14, 13, 12,
