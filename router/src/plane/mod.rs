@@ -27,8 +27,8 @@
 //! | `heart.rs` | how long a generation forwards without being confirmed (`unsafe` lives here) |
 //! | `grace.rs` | waiting until no running program can see an unpublished entry (`unsafe` lives here) |
 //!
-//! A generation never changes its size. Growing, upgrading and restarting are the same operation: load a new generation,
-//! fill it, swap the program of every port's link (atomic per port, no packet lost), drop the old one.
+//! A generation never changes its size. Growing, upgrading and restarting are the same operation: load a new
+//! generation, fill it, swap the program of every port's link (atomic per port, no packet lost), drop the old one.
 
 mod backlog;
 pub(crate) mod choices;
@@ -179,7 +179,8 @@ impl Plane {
         })
     }
 
-    /// As [`Plane::load`], with maps or constants changed first, as another version would load them: for tests of upgrades.
+    /// As [`Plane::load`], with maps or constants changed first, as another version would load them: for tests of
+    /// upgrades.
     #[doc(hidden)]
     pub fn load_changed(
         settings: Settings,
@@ -347,8 +348,8 @@ impl Plane {
         Ok(())
     }
 
-    /// Loads the program that gives packets to these paths; [`Plane::set_with_paths`] chooses it. Later programs with flow
-    /// rules also ask paths first.
+    /// Loads the program that gives packets to these paths; [`Plane::set_with_paths`] chooses it. Later programs
+    /// with flow rules also ask paths first.
     ///
     /// # Errors
     /// The program cannot be loaded, or there are flow rules already; nothing has changed.
@@ -414,8 +415,8 @@ impl Plane {
         }
     }
 
-    /// From now on this generation takes the frames that user space hands to NORMAL and LOCAL, if it has rules. Call this
-    /// just before it is attached, so that it is in place when its first packets reach user space.
+    /// From now on this generation takes the frames that user space hands to NORMAL and LOCAL, if it has rules.
+    /// Call this just before it is attached, so that it is in place when its first packets reach user space.
     ///
     /// # Errors
     /// There are no descriptors left; the previous generation still takes the frames.
@@ -423,7 +424,8 @@ impl Plane {
         self.rules.iter().filter(|_| self.by_rules).try_for_each(FlowPlane::take_injected)
     }
 
-    /// From now on this generation counts packets that are lost after the redirect; the one pinned in `directory` stops.
+    /// From now on this generation counts packets that are lost after the redirect; the one pinned in `directory`
+    /// stops.
     pub fn count_losses(&self, directory: &Path) {
         losses::take_over(&self.control, directory);
     }
@@ -434,7 +436,8 @@ impl Plane {
     }
 
     /// Pins the maps that a later daemon, or `status` without a daemon, reads: `control`, `counters-GENERATION` and
-    /// `charges-GENERATION`. Pins also the programs that count losses. May be repeated; it replaces pins of these names.
+    /// `charges-GENERATION`. Pins also the programs that count losses. May be repeated; it replaces pins of these
+    /// names.
     pub fn pin(&mut self, directory: &Path, generation: u64) -> Result<()> {
         let maps = &self.skel.maps;
         for (map, name) in [
@@ -451,9 +454,9 @@ impl Plane {
     }
 }
 
-/// May packets of a device be handed to another core? Not those of a port in generic mode: up to Linux 6.14 the program there
-/// runs only for the first of several packets that wait together, and the others go to the kernel's stack
-/// (cpu_map_bpf_prog_run_skb, kernel/bpf/cpumap.c).
+/// May packets of a device be handed to another core? Not those of a port in generic mode: up to Linux 6.14 the
+/// program there runs only for the first of several packets that wait together, and the others go to the kernel's
+/// stack (cpu_map_bpf_prog_run_skb, kernel/bpf/cpumap.c).
 fn hands_over(ifindex: u32) -> bool {
     matches!(link::mode(ifindex), Ok(Some(Mode::Native)))
 }
@@ -473,8 +476,8 @@ struct Pace {
 }
 
 impl Pace {
-    /// Jiffies per second (CONFIG_HZ), measured since the generation was loaded. While too few have passed, the lowest value
-    /// that there is, 100: then a deadline comes too early rather than too late.
+    /// Jiffies per second (CONFIG_HZ), measured since the generation was loaded. While too few have passed, the
+    /// lowest value that there is, 100: then a deadline comes too early rather than too late.
     fn hz(&self, now: Duration, jiffies: u64) -> f64 {
         match jiffies - self.jiffies {
             passed if passed <= 10 => 100.0,
@@ -576,7 +579,8 @@ fn size(open: &mut abi::OpenMillraceSkel<'_>, settings: &Settings, cpus: usize) 
     Ok(())
 }
 
-/// The time without packets after which policing has forgotten earlier packets, ns. It is longer if one packet costs more.
+/// The time without packets after which policing has forgotten earlier packets, ns. It is longer if one packet
+/// costs more.
 const BURST_NS: u64 = 100_000_000;
 
 fn cost_ns(pps: u32) -> u64 {
