@@ -214,7 +214,7 @@ fn runs(path: &Path, program: u32) -> bool {
 fn pinned_links() -> Result<Vec<PathBuf>> {
     let Ok(directory) = fs::read_dir("/sys/fs/bpf") else { return Ok(Vec::new()) };
     let instances = directory.flatten().filter(|d| d.file_name().to_string_lossy().starts_with("millrace"));
-    // A directory that others can write to proves no instance.
+    // A directory that others may have made shows no instance.
     let instances = instances.filter(|d| check_directory(&d.path()).is_ok());
     Ok(instances
         .filter_map(|d| fs::read_dir(d.path()).ok())
