@@ -435,7 +435,7 @@ impl FlowMemory for MappedFlows {
     fn write_set(&self, row: u32, ports: &Ports) -> bool {
         self.sets
             .write(row, ports)
-            .inspect_err(|e| tracing::warn!("a set of ports for flow rules: {e:#}"))
+            .inspect_err(|e| tracing::warn!("cannot write a set of ports for flow rules: {e:#}"))
             .is_ok()
     }
     fn write_core(&self, choice: CoreChoice) -> bool {
@@ -444,7 +444,7 @@ impl FlowMemory for MappedFlows {
             return true;
         };
         let named = self.cores.name(core);
-        named.inspect_err(|e| tracing::warn!("a core that a flow rule names: {e:#}")).is_ok()
+        named.inspect_err(|e| tracing::warn!("cannot use a core that a flow rule names: {e:#}")).is_ok()
     }
     fn forget_set(&self, row: u32) {
         self.sets.forget(row);

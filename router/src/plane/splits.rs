@@ -219,7 +219,7 @@ impl Splits {
         ensure!(self.counts_all(), "this kernel does not report the packets that other cores have done");
         let at = self.word_of(queue.port).filter(|_| self.may_split(queue.port));
         let at =
-            at.context("its port is not attached, or in generic mode, whose packets stay where they are")?;
+            at.context("its port is not attached, or in generic mode, which cannot hand packets over")?;
         ensure!(usize::from(queue.index) < MAX_QUEUES, "it is queue {MAX_QUEUES} or a later one");
         let free = (0..QUEUES).find(|row| !state.rows.values().any(|taken| taken == row));
         let row = state.rows.get(&queue).copied().or(free).context("too many queues are split")?;
