@@ -55,7 +55,7 @@ ARRAY(core_queues, struct core_queue, 1, BPF_F_MMAPABLE);
 ARRAY(split_index, __u64, MAX_PORTS * MAX_QUEUES, BPF_F_MMAPABLE);
 ARRAY(split_queues, struct split_queue, SPLIT_QUEUES, BPF_F_MMAPABLE);
 
-/* Cores that share queues, by number. An entry runs millrace_core; it is made when the core begins to share. */
+/* Cores that are ready to share queues, by number. An entry runs millrace_core. */
 struct {
 	__uint(type, BPF_MAP_TYPE_CPUMAP);
 	__uint(max_entries, 1);

@@ -263,7 +263,8 @@ impl Plane {
         &self.settings
     }
 
-    /// Makes a device known as port `id`. Packets from it are accelerated if `ready`, and sent to it if `transmit`.
+    /// Makes a device known as port `id`. Packets from it are accelerated if `ready`. Packets are sent to it if
+    /// `transmit`.
     ///
     /// # Errors
     /// Another port's ifindex has the same low 12 bits, or the kernel refuses the transmit slot.

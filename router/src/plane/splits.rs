@@ -1,5 +1,5 @@
-//! Queues whose flows are shared among cores (`bpf/split.h`). Each generation has a CPU map. Its entry for a core,
-//! a queue and a kernel thread, is made when the core first shares a queue. A row of `split_queues` says on which
+//! Queues whose flows are shared among cores (`bpf/split.h`). Each generation has a CPU map. A core that is ready
+//! to share queues has an entry there, which is a queue and a kernel thread. A row of `split_queues` says on which
 //! core each bucket of flows is.
 
 use super::{MAX_PORTS, Mapping, PORT_HANDS_OVER, PORT_SPLITS, Words64, cores};
@@ -159,8 +159,9 @@ impl Splits {
         self.make(&mut self.state(), cores)
     }
 
-    /// From now on these cores share a queue's flows evenly. `home` polls the queue. It also gets an entry in the
-    /// CPU map, because packets of other cores' buckets may have to go through it. May be repeated.
+    /// From now on these cores share a queue's flows evenly. `home` polls the queue. It gets an entry in the CPU
+    /// map, too, because packets may have to go through that to keep their order after the RX queue has moved. May
+    /// be repeated.
     ///
     /// # Errors
     /// The port cannot hand packets over, a core cannot be made ready, or too many queues are split; nothing has

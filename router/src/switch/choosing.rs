@@ -20,7 +20,7 @@ use std::{collections::BTreeMap, sync::Arc, thread, time::Duration};
 /// The time between two decisions. Loads are measured every second time.
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// Starts the thread, which ends with the process. Flows get cores from the time that this returns.
+/// Starts the thread, which ends with the process. When this returns, new flows get cores.
 ///
 /// # Errors
 /// /proc cannot be read, or the thread cannot be started.
@@ -66,7 +66,7 @@ struct Choosing {
     cores: handle::Handle,
     settings: Settings,
     times: CoreTimes,
-    /// The time of each core that is not idle.
+    /// The time for which each core was not idle.
     busy: Others,
     chooser: Chooser,
     /// The choices that the kernel plane has, without `leave`.

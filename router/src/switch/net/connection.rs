@@ -11,7 +11,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-/// Most bytes that are read and forgotten when a connection is closed here.
+/// The most bytes that are read and discarded when a connection is closed here.
 const LINGER_BYTES: usize = 1 << 20;
 
 /// The size of a message's header. Its second byte is the type (OpenFlow 1.3.5, 7.1).
