@@ -231,8 +231,8 @@ __noinline int flow_steps_of(struct xdp_md *ctx, struct flow_scratch *s, __u32 r
 }
 
 /*
- * Checks whether the rules that decided can be carried out here. They can if they send the packet only once, and if
- * their parts of the action set, one after another, are in the order in which the whole set is done.
+ * Checks whether the rules that decided can be carried out here. They can if they send the packet only once, and if their
+ * parts of the action set follow the order in which the whole set is done.
  */
 struct flow_plan {
 	__u32 ranks;		/* of the action set so far */
