@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * What the kernel plane and user space share: the layout of every map. Rust sees these types through BTF
- * (libbpf-cargo skeleton); router/src/abi.rs asserts that logic's encodings agree with them.
+ * The layout of the maps that the kernel plane and user space share. flow_abi.h has those of flow rules, and path_abi.h
+ * those of paths. Rust gets these types from BTF (libbpf-cargo skeleton). router/src/abi.rs asserts that logic's
+ * encodings agree with them.
  *
  * Who writes what
  *   user space writes: port_index, tx_ports, rule_ports, interface_index, routers, fib, fib_tails, nexthops, neighbour_index,
  *   queues, control, share.admit and share.own_admit
- *   the program writes: the rest of a share, counters, charges, policers, flow_samples, nexthop.used; millrace_explain only trace
+ *   the program writes: the rest of a share, counters, charges, policers, flow_samples, nexthop.used; millrace_explain
+ *   writes only trace
  * Words that user space changes while packets run are aligned and written whole (u32 or u64), so a reader sees the old
- * or the new value. Everything else in an entry is constant from the moment the entry is published (its id stored in a
- * fib slot or an index) until an RCU grace period after the last reference to it is gone.
+ * or the new value. An entry is published when its id is stored in a fib slot or an index. From then on everything else
+ * in it is constant, until a grace period after the last reference to it is gone.
  */
 #pragma once
 
@@ -24,9 +26,9 @@
 
 enum port_flags {
 	PORT_READY = 1,		/* trusted: packets from it may be accelerated */
-	PORT_NO_RECV = 2,	/* flow rules drop what arrives (OFPPC_NO_RECV) */
-	PORT_HANDS_OVER = 4,	/* what arrives may be handed to another core */
-	PORT_SPLITS = 8,	/* flows of a queue of it are shared among cores */
+	PORT_NO_RECV = 2,	/* flow rules drop packets from it (OFPPC_NO_RECV) */
+	PORT_HANDS_OVER = 4,	/* packets from it may be handed to another core */
+	PORT_SPLITS = 8,	/* it has a queue whose flows are shared among cores */
 };
 
 struct port {			/* one word, read and written whole */
@@ -96,7 +98,7 @@ struct router {
 	__u32 pad;
 	__u64 multipath_key[2];	/* of multipath.h */
 	__u64 pad2[3];
-	/* Bloom filter (one hash) of the router's own IPv4 addresses: sources to look at twice (fib_validate_source). */
+	/* Bloom filter (one hash) of the router's own IPv4 addresses. Such a source is checked (fib_validate_source). */
 	__u64 local4[LOCAL_FILTER_BITS / 64];
 };
 
@@ -112,7 +114,7 @@ enum fib_kind {
 #define FIB_KIND_SHIFT 30
 #define FIB_INDEX_MASK ((1U << FIB_KIND_SHIFT) - 1)
 #define FIB_SLOTS 256
-#define GROUP_MEMBERS (FIB_SLOTS / 2)	/* most members of a group */
+#define GROUP_MEMBERS (FIB_SLOTS / 2)	/* the most members that a group can have */
 
 struct fib_block {
 	__u32 slot[FIB_SLOTS];
@@ -142,12 +144,12 @@ enum nexthop_kind {
 enum nexthop_flags {
 	NEXTHOP_UNICAST = 1,	/* a unicast route: sources may be behind it (reverse path filter) */
 	NEXTHOP_FRAGS   = 2,	/* the egress port transmits multi-buffer frames */
-	NEXTHOP_LOCAL   = 4,	/* an address or prefix of the router itself, or a broadcast address: sources to look at twice */
+	NEXTHOP_LOCAL   = 4,	/* an address or prefix of the router itself, or a broadcast address: a source to check */
 };
 
 /*
  * Two words of a published next hop change in place, each stored whole (u64): `link`, and word 3 from `interface` to
- * `family`, of which only `reason` and `flags` ever differ. A reader may see a new one beside an old other.
+ * `family`. Only `reason` and `flags` of word 3 change. A reader may see one word new and the other old.
  */
 struct nexthop {		/* 64 bytes, one cache line */
 	__u64 link;		/* bytes 0..5 destination MAC, in memory order; 0: unresolved */
@@ -176,33 +178,34 @@ struct neighbour_bucket {
 
 /* --- queues: (port, RX queue, destination) -> next hop --------------------------------------------------------------- */
 
-#define MAX_QUEUES 64		/* RX queues of a port that have rows; those beyond have none */
-#define QUEUE_WAYS 8		/* destinations a queue has rows for: four of IPv4, then four of IPv6, by their last byte */
+#define MAX_QUEUES 64		/* the first so many RX queues of a port have rows */
+#define QUEUE_WAYS 8		/* rows of a queue: four IPv4 destinations, then four of IPv6, by their last byte */
 #define QUEUE_FAMILY_WAYS 4
 
 /*
- * What the tables say of one destination, for flows that the NIC's classifier steers to a queue of their next hop (Q3, Q4):
- * queues[(port id * MAX_QUEUES + queue) * QUEUE_WAYS + way]. The queue says which row to compare with, the packet whether it
- * is the row's: a stray packet never takes it. Whatever changes what the tables say rewrites the row. `version` is 0 while
- * the others change and never the same twice, so what is read between two equal versions belongs together.
+ * The tables' result for one destination, for flows that the NIC's classifier steers to a queue of their next hop
+ * (Q3, Q4): queues[(port id * MAX_QUEUES + queue) * QUEUE_WAYS + way]. The queue selects the row, and the packet is
+ * compared with it, so a stray packet never takes it. Every change of the tables' result rewrites the row. `version` is
+ * 0 while the other fields change, and has no value twice. So fields that are read between two equal versions belong
+ * together.
  */
 struct queue_row {		/* one cache line */
 	__u64 version;		/* 0: empty */
-	__u64 mac_port;		/* the interface it came to: the words of its struct interface_slot */
+	__u64 mac_port;		/* this and `slot`: the two words of struct interface_slot of the ingress interface */
 	__u64 slot;
 	__u64 lo, hi;		/* destination, network byte order as loaded; IPv4 in the low 4 bytes of lo */
 	__u32 nexthop;		/* a NEXTHOP_VIA */
-	__u32 mtu;		/* longest IP packet of a connected route, bytes; others have that of the next hop */
+	__u32 mtu;		/* longest IP packet of a connected route, bytes; of other routes, that of the next hop */
 	__u64 pad[2];
 };
 
-/* One forwarded packet of sample_mask + 1, for whoever decides which flows are steered. */
+/* One of sample_mask + 1 forwarded packets. User space decides by these samples which flows to steer. */
 struct flow_sample {
 	__u64 source[2], destination[2];	/* lo, hi as above */
 	__u32 ports;		/* of TCP and UDP, as loaded: source, destination; 0 in a fragment */
 	__u32 frame_bytes;
-	__u16 interface;	/* it came to */
-	__u8  port;		/* id of the port it came in by */
+	__u16 interface;	/* ingress interface */
+	__u8  port;		/* id of the ingress port */
 	__u8  protocol;
 	__u8  family;		/* 4 or 6 */
 	__u8  pad[3];
@@ -210,7 +213,7 @@ struct flow_sample {
 
 #define FLOW_SAMPLES 1024
 
-/* A ring of the latest; one row per CPU. */
+/* A ring of the latest samples; one row per CPU. */
 struct flow_samples {
 	__u64 count;		/* samples ever taken; the next goes to entry count & (FLOW_SAMPLES - 1) */
 	__u64 pad[7];
@@ -219,23 +222,23 @@ struct flow_samples {
 
 /* --- packets on other cores --------------------------------------------------------------------------------------- */
 
-/* Where a flow is that is handed to another core, or may be. Changed by compare and exchange only. */
-#define PLACE_CORE   0xffff	/* bits of its core + 1; 0: it is new */
+/* The place of a flow that is handed to another core, or may be. It changes only by compare and exchange. */
+#define PLACE_CORE   0xffff	/* these bits: its core + 1; 0: a new flow */
 #define PLACE_FIRST  0x10000	/* a priority flow */
 #define PLACE_HANDED 0x20000	/* its last packet went through that core's queue */
-#define PLACE_LEAVES 0x40000	/* it is dropped until what went through that queue is done: split queues only */
-#define PLACE_JIFFIES_SHIFT 32	/* from here on: the tick of its last packet, or so */
+#define PLACE_LEAVES 0x40000	/* its packets are dropped until those in that queue are done; split queues only */
+#define PLACE_JIFFIES_SHIFT 32	/* bits from here on: about the tick of its last packet */
 
 /*
- * A queue whose flows are shared among cores: by their hash in buckets, each on one core. split_index says which row of
- * split_queues is a queue's: split_index[port id * MAX_QUEUES + queue] is the row + 1, or 0.
+ * A queue whose flows are shared among cores. The hash of a flow selects a bucket, and each bucket is on one core.
+ * split_index[port id * MAX_QUEUES + queue] is the queue's row of split_queues + 1, or 0.
  */
 #define SPLIT_BUCKETS 64
 #define SPLIT_QUEUES 64
 struct split_bucket {
 	__u64 place;
-	__u64 to;		/* core + 1 where it shall be; 0: the core that receives it */
-	__u64 poll;		/* `polls` of the core that receives it, at its last packet that stayed there */
+	__u64 to;		/* the core that it should be on, + 1; 0: the core that receives it */
+	__u64 poll;		/* `polls` of the receiving core, at the last packet that stayed there */
 	__u64 pad;
 };
 
@@ -243,55 +246,55 @@ struct split_queue {
 	struct split_bucket bucket[SPLIT_BUCKETS];
 };
 
-/* Packets that wait for a core, at most: of each CPU map. */
+/* The most packets that can wait for a core in one CPU map. */
 #define CORE_QUEUE_PACKETS 2048
 
 /*
- * A core that packets are handed to by one CPU map: what waits there, and what is chosen for it. A line for each writer.
- * core_queues[core] by rule_cores, core_queues[cores + core] by split_cores.
+ * The queue of a core in one CPU map: counts of its packets, and the flows that are given to it. Each writer has a cache
+ * line. core_queues[core] belongs to rule_cores, core_queues[cores + core] to split_cores.
  */
 struct core_queue {
-	/* by whoever hands over, atomic */
-	__u64 handed;		/* packets given to its queue, */
-	__u64 dropped;		/* and those of them that found it full */
-	__u64 given;		/* flows that were given to this core, */
-	__u64 given_first;	/* and priority flows */
+	/* Written by all cores that hand over, atomically. */
+	__u64 handed;		/* packets handed to this core */
+	__u64 dropped;		/* those of them that its queue did not take */
+	__u64 given;		/* flows given to this core, except priority flows */
+	__u64 given_first;	/* priority flows given to it */
 	__u64 pad[4];
-	/* by its thread */
-	__u64 done;		/* packets that have left the queue and been sent, passed or dropped */
-	__u64 drained_jiffies;	/* all that was handed over before then is done, */
-	__u64 before_jiffies;	/* and by the time that `mark` of them are, all before this */
-	__u64 mark_jiffies;
-	__u64 mark;
-	__u64 polls;		/* rows of split_cores: polls of all NAPI instances on it that have ended, while queues are split */
+	/* Written by its thread. */
+	__u64 done;		/* packets that left the queue and were sent, passed or dropped */
+	__u64 drained_jiffies;	/* all packets that were handed over before this tick are done */
+	__u64 before_jiffies;	/* the next value of drained_jiffies, valid once `done` reaches `mark` */
+	__u64 mark_jiffies;	/* when `mark` was set */
+	__u64 mark;		/* `handed` - `dropped` at that time */
+	__u64 polls;		/* split_cores: ended polls of all NAPI instances on this core, while queues are split */
 	__u64 pad2[2];
-	/* by user space */
-	__u64 leave;		/* so many flows may go to other cores; counted down here */
-	__u64 leave_first;	/* and so many priority flows */
+	/* Written by user space; the program counts both down. */
+	__u64 leave;		/* flows that may go to other cores, except priority flows */
+	__u64 leave_first;	/* priority flows that may */
 	__u64 pad3[6];
 };
 
 /* --- policy ------------------------------------------------------------------------------------------------------- */
 
 /*
- * policy[router]: changes of policy that user space has not read yet; while it is not 0, packets of that router are the kernel's.
- * policy.bpf.c adds to it, user space takes away by compare and exchange. What to read stands in policy_slots: a row for the
- * namespace of each router, by the router's number, and one for the host's.
+ * policy[router]: the number of policy changes that user space has not read yet. While it is not 0, packets of that
+ * router go to the kernel. policy.bpf.c adds to it, and user space sets it to 0 by compare and exchange. policy_slots
+ * shows what to read. It has a row for the namespace of each router, by the router's number, and one for the host's.
  */
 #define POLICY_HOST  MAX_ROUTERS
 #define POLICY_SLOTS (MAX_ROUTERS + 1)
 
 struct policy_slot {
-	__u64 pending;		/* changes since user space last began to read; set to 0 by it */
+	__u64 pending;		/* changes since user space last began to read; it sets this to 0 */
 	__u64 early_ns;		/* CLOCK_MONOTONIC, of the last change that was seen before it was made */
-	__u64 router;		/* whose namespace this is, + 1; 0: no router's. Written by user space */
-	__u64 all;		/* changes that concern all routers, ever; in the host's row */
+	__u64 router;		/* the router of this namespace, + 1; 0: none. Written by user space */
+	__u64 all;		/* all changes so far that concern all routers; in the host's row only */
 };
 
 /*
- * ICMP errors (learned.h). learned_counts holds the number of errors of each router since user space last looked. Only the first
- * LEARNED_NOTES of them are noted, so a flood to one router hides no error to another. The ring has room for twice as many notes
- * as all routers can have.
+ * ICMP errors (learned.h). learned_counts holds the number of errors of each router since user space last looked. Only
+ * the first LEARNED_NOTES of them are noted, so a flood to one router hides no error to another. The ring has room for
+ * twice as many notes as all routers can have.
  */
 #define LEARNED_NOTES	   16
 #define LEARNED_RING_BYTES (2 * MAX_ROUTERS * LEARNED_NOTES * (8 + sizeof(struct learned_note)))
@@ -306,52 +309,52 @@ struct learned_note {
 /* --- control, counters, charges ----------------------------------------------------------------------------------- */
 
 /*
- * The heartbeat. The program compares jiffies: reading them is one load where any clock is a call (measured: 13 ns of 70
- * for the coarse clock). User space learns what the time is in jiffies from millrace_clock.
+ * The heartbeat. The program compares jiffies, because reading them is one load, and reading a clock is a call
+ * (measured: 13 ns of 70 for the coarse clock). User space gets the time in jiffies from millrace_clock.
  */
 struct control {
 	__u64 deadline_ns;	/* CLOCK_MONOTONIC; for people and other daemons */
 	__u64 deadline_jiffies;	/* the same moment; past it, every packet goes to the kernel */
 	__u64 jiffies;		/* written by millrace_clock when it is run */
 	__u64 counts_losses;	/* 1: this generation is in charge of losses.h */
-	__u64 rules_deadline_jiffies;	/* past it, flow rules do not apply, and every packet goes to the kernel, */
+	__u64 rules_deadline_jiffies;	/* past it, flow rules only drop (rules_keep_drops); the rest goes to the kernel */
 	__u64 core_map;		/* kernel's id of this generation's rule_cores; 0: none */
-	__u64 shares_deadline_jiffies;	/* until then shares are in force; 0: they are not */
-	__u64 split_map;	/* the same as core_map, of split_cores */
-	__u64 rules_keep_drops;	/* 1: except what they drop */
+	__u64 shares_deadline_jiffies;	/* shares are in force until then; 0: they are not */
+	__u64 split_map;	/* the same for split_cores */
+	__u64 rules_keep_drops;	/* 1: flow rules drop packets even past their deadline */
 };
 
 /*
- * What a router may take of a core that is full: shares[cpu * MAX_ROUTERS + router], decided by logic::share. Of what may be
- * cut, `admit` packets of 2^32 are carried out, evenly: each adds it to `credit`, and is carried out when that overflows.
+ * A router's share of a full core: shares[cpu * MAX_ROUTERS + router]. logic::share decides it. `admit` of 2^32 packets
+ * are carried out, evenly: each packet adds `admit` to `credit`, and is carried out if that overflows.
  */
 struct share {			/* half a cache line */
 	__u32 admit;		/* of packets to be forwarded; 0: all */
 	__u32 credit;
 	__u32 own_admit;	/* of packets for the router itself; 0: all */
 	__u32 own_credit;
-	__u64 packets;		/* that came while shares were in force */
-	__u64 own_cut;		/* of the second kind, how many were cut */
+	__u64 packets;		/* all that came while shares were in force */
+	__u64 own_cut;		/* packets for the router itself that were cut */
 };
 
 /*
- * One row per (CPU, interface): counters[cpu * interface_rows + interface]. Row 0 of a CPU is no interface: it counts
- * all packets of that CPU.
+ * One row per (CPU, interface): counters[cpu * interface_rows + interface]. Row 0 of a CPU is not an interface's: it
+ * counts all packets of that CPU.
  */
 struct interface_counters {
 	__u64 other_packets;	/* classified to this interface and not forwarded (row 0: all packets) */
 	__u64 other_bytes;
 	__u64 tx_packets;	/* redirected out through this interface */
 	__u64 tx_bytes;
-	__u64 samples;		/* of received packets forwarded, how many were timed */
-	__u64 sample_ns;	/* time those took, entry to verdict (transmit excluded) */
+	__u64 samples;		/* received and forwarded packets that were timed */
+	__u64 sample_ns;	/* the time that these took, entry to verdict (transmit excluded) */
 	__u64 forwarded_packets;	/* received here and redirected */
 	__u64 forwarded_bytes;
 };
 
 /*
- * One row per (CPU, payer): charges[cpu * CHARGE_ROWS + payer]. The payer is the router the packet was classified to,
- * else its port (MAX_ROUTERS + port id), else, for a device that is no port, the last row.
+ * One row per (CPU, payer): charges[cpu * CHARGE_ROWS + payer]. The payer is the router that the packet was classified
+ * to, else its port (MAX_ROUTERS + port id). The last row is for devices that are not ports.
  */
 #define CHARGE_ROWS (MAX_ROUTERS + MAX_PORTS + 1)
 
@@ -365,12 +368,12 @@ struct bucket {
 	__u64 credit_ns;
 };
 
-/* What one (CPU, router or port) may pass up, same rows as charges. */
+/* Limits what one (CPU, payer) passes up; same rows as charges. */
 struct policer {
 	struct bucket exception;
 	struct bucket control;
-	__u64 all_packets;	/* of the CPU, when a packet of class slow came last */
-	__u64 others_jiffies;	/* when other packets last came between two of class slow */
+	__u64 all_packets;	/* all packets of the CPU up to the last one of class slow */
+	__u64 others_jiffies;	/* the last time that other packets came between two of class slow */
 	__u64 pad[2];
 };
 
@@ -384,7 +387,7 @@ enum reason {
 
 /* --- explain ------------------------------------------------------------------------------------------------------ */
 
-/* What the program did, step by step, written only by millrace_explain. */
+/* The steps that the program took. Only millrace_explain writes them. */
 enum trace_step {
 	TRACE_PORT = 1,		/* a: port id, b: ready */
 	TRACE_PARSED,		/* a: VLAN key, b: EtherType */
@@ -400,7 +403,7 @@ enum trace_step {
 	TRACE_NEIGHBOUR,	/* a: next hop id, 0 if none; b: interface */
 	TRACE_TRANSMIT,		/* a: port id, b: VLAN key */
 	TRACE_VERDICT,		/* a: enum reason, b: XDP action */
-	TRACE_PATH,		/* a: path, b: why no worker has it, or REASON_NONE */
+	TRACE_PATH,		/* a: path, b: why no worker gets the packet, or REASON_NONE */
 };
 
 struct trace {

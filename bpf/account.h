@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
-/* Counting, sampling and policing. Rows belong to a CPU; XDP runs with bottom halves off, so nothing here is atomic. */
+/* Counting, sampling and policing. Each CPU has rows of its own, and XDP runs with bottom halves off: no atomics here. */
 #pragma once
 
-/* A global function: the verifier looks at it once, not at every call. */
+/* A global function: the verifier checks it once, not at every call. */
 __noinline int record_step(__u32 step, __u64 a, __u64 b)
 {
 	struct trace *t = ROW(trace, 0);
@@ -28,7 +28,7 @@ static __always_inline struct interface_counters *interface_row(const struct pac
 	return ROW(counters, p->cpu * interface_rows + interface);
 }
 
-/* The time, for one packet in sample_mask + 1; else 0. What another core hands over was counted there, and is not timed. */
+/* The time for one packet in sample_mask + 1, else 0. The other core has counted a handed packet; it is not timed. */
 static __always_inline __u64 sample_start(const struct packet *p)
 {
 	if (p->explain || p->handed)
@@ -81,14 +81,14 @@ static const __u8 class_of[MAX_REASONS] = {
 #undef REASON
 };
 
-/* Full polls in a row that say a ring is behind: 256 packets, the smallest ring that drivers have. */
+/* After so many full polls in a row a ring is behind: 256 packets, the smallest ring that drivers have. */
 #define BACKLOG_POLLS 4
-/* What is older says nothing about now. */
+/* An older record says nothing about the present. */
 #define RECENT_JIFFIES 4
 
 /*
- * A packet that costs more than others, but that Linux would forward: does anybody lose by it? Nobody does while this CPU
- * keeps up with its queues, nor where nothing else comes in on it. Not known: yes.
+ * Linux would forward this packet, but at a higher cost than others. Do other packets suffer from that? They do not while
+ * this CPU keeps up with its queues, nor if no others come in on it. If this is not known, the answer is yes.
  */
 static __always_inline bool harms_others(const struct packet *p, struct policer *policer)
 {
@@ -126,7 +126,7 @@ static __always_inline enum reason police(const struct packet *p, enum reason re
 	return reason;
 }
 
-/* The one place that passes up and drops: charges the payer and says what becomes of the packet. */
+/* The one place that passes up and drops. It charges the payer, and returns the action. */
 static __always_inline int pass_up(const struct packet *p, enum reason reason)
 {
 	__u32 row = p->cpu * CHARGE_ROWS + p->payer;

@@ -5,7 +5,7 @@
 #define IPV4_FLAGS		6	/* the byte of an IPv4 header that holds the flags */
 #define IPV4_FLAG_DF		0x40
 
-/* Linux fragments what it may, and answers the rest with an ICMP error (ip_forward, ip6_forward). */
+/* Linux fragments the packet if it may, and otherwise answers with an ICMP error (ip_forward, ip6_forward). */
 static __always_inline enum reason over_mtu(const struct packet *p)
 {
 	const __u8 *flags = packet_data(p) + p->ip_offset + IPV4_FLAGS;
@@ -61,8 +61,8 @@ static __always_inline __be16 tag_type(__u32 word)
 }
 
 /*
- * Makes the frame as long as it leaves: room for the tags of `out`, and without Ethernet padding, which Linux cuts off
- * (pskb_trim_rcsum in ip_rcv_core and ip6_rcv_core). False with the frame as it was.
+ * Gives the frame its final length: room for the tags of `out`, and no Ethernet padding, which Linux cuts off, too
+ * (pskb_trim_rcsum in ip_rcv_core and ip6_rcv_core). Returns false if it cannot; the frame is then unchanged.
  */
 static __always_inline bool resize(struct packet *p)
 {
@@ -74,14 +74,14 @@ static __always_inline bool resize(struct packet *p)
 	if (tags != p->tags && bpf_xdp_adjust_head(p->ctx, ((int)p->tags - tags) * TAG_BYTES))
 		return false;
 	if (padding > 0)
-		bpf_xdp_adjust_tail(p->ctx, -padding);	/* an IP header is left, so it cannot fail */
+		bpf_xdp_adjust_tail(p->ctx, -padding);	/* cannot fail: an IP header is left */
 	p->ip_offset = ETHERNET_BYTES + tags * TAG_BYTES;
 	return true;
 }
 
 /*
- * The Ethernet header and tags for `out`, in front of the IP header. Priority and DEI are 0, as a Linux VLAN device
- * without an egress map sends them.
+ * Writes the Ethernet header and tags for `out` in front of the IP header. Priority and DEI are 0, as a Linux VLAN
+ * device without an egress map sends them.
  */
 static __always_inline bool write_ethernet(const struct packet *p)
 {
@@ -90,7 +90,7 @@ static __always_inline bool write_ethernet(const struct packet *p)
 	__u8 tags = tags_of(vlan);
 	struct ethernet *ethernet = packet_data(p);
 	if ((void *)(ethernet + 1) + 2 * sizeof(struct vlan_tag) > packet_end(p))
-		return false;	/* cannot be: an IP header follows */
+		return false;	/* cannot happen: an IP header follows */
 	*(__u64 *)ethernet->destination = p->out_mac | out->source_port << 48;
 	*(__u32 *)(ethernet->source + 2) = out->source_port >> 16;
 
@@ -114,8 +114,8 @@ static __always_inline bool write_ethernet(const struct packet *p)
 }
 
 /*
- * Everything that can still send the packet up, before anything in it is changed; then the new Ethernet header.
- * bpf_redirect_map only notes the target: it succeeds exactly when the transmit slot is filled.
+ * Makes all checks that can still send the packet up, and only then changes the packet. bpf_redirect_map only notes the
+ * target: it succeeds exactly when the transmit slot is filled.
  */
 static __always_inline enum reason transmit(struct packet *p)
 {
@@ -130,7 +130,7 @@ static __always_inline enum reason transmit(struct packet *p)
 	if (!resize(p) || !write_ethernet(p))
 		return REASON_NO_HEADROOM;
 	trace_step(p, TRACE_TRANSMIT, out->source_port >> 48, out->vlan);
-	/* Keeps the neighbour alive: user space clears the word and asks the kernel to confirm the entry. */
+	/* This keeps the neighbour alive: user space clears the word and asks the kernel to confirm the entry. */
 	if (!p->explain && !out->used)
 		((struct nexthop *)out)->used = 1;
 	return REASON_NONE;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
-/* Flow rules in the path of a packet: which rules decide (cache, else search), what they do, what becomes of it. */
+/* Forwarding by flow rules: finds the rules that decide (cache, else search), carries them out, returns the reason. */
 #pragma once
 
 /*
- * The rules that decide: by the cache (Q3, Q10), else by the tables. Fills s->rule; false: user space has to say. Nothing is
- * cached that user space decides, not even while a rule is being rewritten.
+ * Finds the rules that decide, in the cache (Q3, Q10) or else in the tables, and puts them into s->rule. Returns false if
+ * user space has to decide. Such decisions are not cached, not even while a rule is being rewritten.
  */
 static __always_inline bool decide(const struct packet *p, struct flow_scratch *s)
 {
@@ -18,14 +18,14 @@ static __always_inline bool decide(const struct packet *p, struct flow_scratch *
 	if (s->layout.unseen)
 		return false;
 	flow_reduce(s, all, rest);
-	s->rule[FLOW_CHAIN] = 0;	/* a cached flow has no more */
+	s->rule[FLOW_CHAIN] = 0;	/* a cached flow has no more rules */
 	if ((flow_cached_in(p, s, all, rest, 0) || flow_cached_in(p, s, all, rest, 1)) && (!s->rule[1] || flow_patches_hold(s))) {
-		s->hits += !p->handed;	/* counted where it came in */
+		s->hits += !p->handed;	/* the receiving core has counted it */
 		return true;
 	}
 	s->misses += !p->handed;
 	__u32 rules = flow_classify(s);
-	/* A rule that looks further came meanwhile: what it was compared with are the last packet's words. */
+	/* A rule that uses rest words was added meanwhile. It was compared with those of an earlier packet. */
 	if (!rules || (!rest && *(volatile const __u8 *)&all->rest_count))
 		return false;
 	if (rules <= FLOW_CHAIN && flow_seen_before(p, s->hash))
@@ -36,8 +36,9 @@ static __always_inline bool decide(const struct packet *p, struct flow_scratch *
 #define BAND_TRIES 4
 
 /*
- * Each packet that passes moves the time when a band's queue is empty; one that would move it more than a burst ahead of now is
- * over the rate. An empty queue takes any packet. logic::flow::kernel::meters does the same.
+ * Is a packet over the rate of a band? Each packet that passes moves the time when the band's queue is empty. A packet
+ * that would move it more than a burst ahead of now is over the rate. An empty queue takes any packet.
+ * logic::flow::kernel::meters does the same.
  */
 __noinline int over_band(struct flow_band *band, __u32 bytes, __u64 now)
 {
@@ -63,8 +64,8 @@ __noinline int over_band(struct flow_band *band, __u32 bytes, __u64 now)
 }
 
 /*
- * From the highest rate down: the first band that the packet is over drops it (section 5.7), and it takes nothing from those
- * below. So what passes all is as much as the narrowest lets pass.
+ * Goes through the bands from the highest rate down. The first band whose rate the packet exceeds drops it (OpenFlow
+ * 1.3.5 section 5.7), and the bands below do not count it. So as many packets pass as the narrowest band allows.
  */
 __noinline int within_meter(struct xdp_md *ctx, __u32 row)
 {
@@ -87,7 +88,7 @@ __noinline int within_meter(struct xdp_md *ctx, __u32 row)
 	return 1;
 }
 
-/* What the rules that a packet has passed wrote into its metadata. */
+/* The metadata that the rules have written so far. */
 static __always_inline __u64 metadata(const struct flow_scratch *s)
 {
 	__u64 word = 0;
@@ -102,7 +103,7 @@ static __always_inline __u64 metadata(const struct flow_scratch *s)
 	return word;
 }
 
-/* 0: user space has it, or will. `rule`: whose steps say so. */
+/* Sends a packet to user space, because of the steps of `rule`. Returns 0 if user space gets it. */
 __noinline int notify(struct xdp_md *ctx, struct flow_scratch *s, __u32 rule, __u8 reason)
 {
 	if (!s)
@@ -120,14 +121,14 @@ __noinline int notify(struct xdp_md *ctx, struct flow_scratch *s, __u32 rule, __
 				     sizeof(s->notice));
 }
 
-/* Spreads flows over a group's buckets by what they are now (flow_spread), whatever the rules looked at. */
+/* Spreads flows over a group's buckets by their present fields (flow_spread), whichever fields the rules match. */
 static __always_inline __u32 spread(struct xdp_md *ctx, struct flow_layout *l)
 {
 	read_layout(ctx, l);
 	return flow_spread(ctx, l);
 }
 
-/* One step. 0: go on with the next; a row of flow_steps: go on there; -1: the packet's fate is sealed. */
+/* Does one step. Returns 0 to go on with the next one, a row of flow_steps to go on there, or -1: s->verdict is final. */
 static __always_inline int flow_step(struct xdp_md *ctx, struct flow_scratch *s, const struct flow_step *step)
 {
 	struct flow_layout *l = &s->layout;
@@ -209,7 +210,7 @@ no_room:
 	return -1;
 }
 
-/* All steps of one rule; -1: the packet's fate is sealed. */
+/* Does all steps of one rule. Returns -1 if s->verdict is final. */
 __noinline int flow_steps_of(struct xdp_md *ctx, struct flow_scratch *s, __u32 rule, __u32 row)
 {
 	if (!s)
@@ -230,15 +231,15 @@ __noinline int flow_steps_of(struct xdp_md *ctx, struct flow_scratch *s, __u32 r
 }
 
 /*
- * Rules that follow each other send the packet once only, and their parts of the action set, one after another, come in the
- * order in which the whole set is done? Then they can be done here.
+ * Checks whether the rules that decided can be carried out here. They can if they send the packet only once, and if their
+ * parts of the action set follow the order in which the whole set is done.
  */
 struct flow_plan {
 	__u32 ranks;		/* of the action set so far */
-	__u32 from;		/* the first rule whose part of it counts */
-	__u32 core, set_core;	/* named in a list, named in the set; + 1 */
+	__u32 from;		/* the first rule whose part of the set counts */
+	__u32 core, set_core;	/* the core that a list names, and the one that the set names; + 1 */
 	bool sent;
-	bool to_path;		/* only where it came in a path can have it, so no core is named */
+	bool to_path;		/* a path takes packets only on the receiving core, so no core is named */
 };
 
 static __always_inline bool
@@ -248,7 +249,7 @@ goes_together(struct flow_plan *plan, const struct flow_scratch *s, const struct
 
 	if ((__u8)decision == FLOW_SLOW)
 		return false;
-	/* A broadcast loses frames of several buffers (dev_map_enqueue_multi). */
+	/* A broadcast loses multi-buffer frames (dev_map_enqueue_multi). */
 	if (s->multi_buffer && ((__u8)decision == FLOW_BROADCAST || rule->flags & FLOW_RULE_BROADCASTS))
 		return false;
 	if (rule->flags & FLOW_RULE_CLEAR) {
@@ -265,13 +266,13 @@ goes_together(struct flow_plan *plan, const struct flow_scratch *s, const struct
 		plan->set_core = core;
 	else if (core)
 		plan->core = core;
-	/* What was sent must not be rewritten by a set that is done later. */
+	/* The set is done later, and must not rewrite a packet that was sent. */
 	return !(plan->sent && plan->ranks);
 }
 
 /*
- * What all the rules that decided say, each read once: it may say something else the next time. Returns the core that is named
- * last, + 1, or 0. -1: user space has to do it, from the packet's first byte on: nothing is done to it.
+ * Reads the decisions of all rules that decided, each only once, because it may change. Returns the core that is named
+ * last, + 1, or 0. Returns -1 if user space has to carry out all of them; the packet is unchanged then.
  */
 __noinline int plan_rules(struct flow_scratch *s)
 {
@@ -298,7 +299,7 @@ __noinline int plan_rules(struct flow_scratch *s)
 	return plan.set_core ? plan.set_core : plan.core;
 }
 
-/* Does what was planned. */
+/* Carries out the decisions that plan_rules() has read. */
 __noinline int run_rules(struct xdp_md *ctx, struct flow_scratch *s)
 {
 	if (!s)
@@ -312,7 +313,7 @@ __noinline int run_rules(struct xdp_md *ctx, struct flow_scratch *s)
 		if ((__u8)decision == FLOW_STEPS) {
 			if (flow_steps_of(ctx, s, s->rule[i], decision >> 32) < 0) {
 				if (i + 1 < FLOW_RULES)
-					s->rule[i + 1] = 0;	/* later tables have not seen it */
+					s->rule[i + 1] = 0;	/* it does not reach later tables */
 				return 0;
 			}
 		} else if ((__u8)decision != FLOW_DROP) {
@@ -342,13 +343,13 @@ static __always_inline void count_rules(const struct packet *p, const struct flo
 	}
 }
 
-/* A rule's output that cannot be is no packet for the kernel: the rule says where it goes, and it may be rewritten. */
+/* If a rule's output fails, the kernel does not get the packet: a rule has decided about it and may have rewritten it. */
 static __always_inline enum reason redirected(long action)
 {
 	return action == XDP_REDIRECT ? REASON_NONE : REASON_RULE_NO_PORT;
 }
 
-/* paths, a constant: the program knows them. */
+/* `paths` is a constant: whether the program knows paths. */
 static __always_inline enum reason carry_out(struct packet *p, struct flow_scratch *s, bool paths)
 {
 	enum reason reason;
@@ -391,9 +392,10 @@ static __always_inline enum reason carry_out(struct packet *p, struct flow_scrat
 }
 
 /*
- * Of a queue whose flows are shared among cores; not if a rule names a core, which has the last word, and only what rules send to
- * ports: what is for the router itself is not known here of what goes NORMAL. The hash is not that of split.h: while rules come
- * and go, flows may be overtaken.
+ * Hands over a packet of a queue whose flows are shared among cores. A rule that names a core takes precedence. Only
+ * packets that rules send to ports are handed over: if one goes NORMAL, it is not known here whether it is for the router
+ * itself. The hash is not that of split.h, so a flow's packets may be reordered when the first rule comes or the last
+ * one goes.
  */
 static __always_inline int hand_over_flow(const struct packet *p, struct flow_scratch *s)
 {
@@ -415,7 +417,7 @@ static __always_inline bool drops_fragments(void)
 	return all && *(volatile const __u64 *)&all->fragments;
 }
 
-/* Do all rules that decided drop, without a step that might send? */
+/* Do all rules that decided drop the packet, without a step that might send it? */
 __noinline int all_drop(struct flow_scratch *s)
 {
 	if (!s)
@@ -430,8 +432,8 @@ __noinline int all_drop(struct flow_scratch *s)
 }
 
 /*
- * By flow rules, from the first byte to the packet's fate. Past their deadline (`expired`) all is the kernel's except what they drop:
- * a packet that user space would have to look at is not known to be.
+ * Forwards a packet by flow rules. Past their deadline (`expired`) every packet goes to the kernel, except those that
+ * rules drop. If user space would have to decide, it is not known whether rules drop the packet, so it goes up.
  */
 static __always_inline enum reason forward_by_rules(struct packet *p, bool may_hand_over, bool paths)
 {
@@ -483,7 +485,7 @@ static __always_inline enum reason forward_by_rules(struct packet *p, bool may_h
 		else
 			run_rules(p->ctx, s);
 	}
-	/* What user space does, it counts. */
+	/* User space counts the packets that it forwards itself. */
 	if (s->verdict != FLOW_SLOW)
 		count_rules(p, s);
 	return carry_out(p, s, paths);

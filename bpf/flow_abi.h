@@ -1,27 +1,29 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * Flow rules: the layout of their maps (part of abi.h). A rule leads from a key to a decision; a cache in front of the rules
- * leads from a packet to the rules that decided for the last one like it.
+ * The layout of the maps of flow rules; abi.h has the other maps. A rule leads from a key to a decision. A cache in front
+ * of the rules leads from a packet to the rules that decided about the last packet like it.
  *
  * Who writes what
- *   user space writes: flow_masks, flow_tables, flow_index, flow_rules, flow_rest, flow_steps; flow_groups, flow_meters; it
- *                      zeroes words of flow_cache
- *   the program writes: flow_cache, flow_cache_rest, flow_seen, flow_counters, flow_scratch, each only its CPU's rows; rule_seats;
- *                      with user space, by atomic operations: what is spent and counted in flow_meters; flow_choices, and of
- *                      core_queues who may leave
- *   flow_counters has one more lot of rows, behind those of the CPUs: what user space does with packets is counted there
+ *   user space writes: flow_masks, flow_tables, flow_index, flow_rules, flow_rest, flow_steps, flow_groups, flow_meters,
+ *                      core_rings; it zeroes words of flow_cache
+ *   the program writes: flow_cache, flow_cache_rest, flow_seen, flow_counters, flow_scratch (each CPU its own rows);
+ *                      rule_seats
+ *   both write, by atomic operations: the queues and counters of flow_meters; flow_choices; core_ring.turn; `leave` and
+ *                      `leave_first` of core_queues
+ *   flow_counters has more rows behind those of the CPUs: user space counts the packets there that it forwards itself
  */
 #pragma once
 
 #define FLOW_TABLES	16
-#define FLOW_CORE_TABLE	16	/* looked at first, while it has rules: which core goes on with a packet */
-#define FLOW_RULES	17	/* of each table one may decide about a packet */
+#define FLOW_CORE_TABLE	16	/* asked first, while it has rules: names the core that goes on with a packet */
+#define FLOW_RULES	17	/* that may decide about a packet, one of each table */
 #define FLOW_TABLE_MASKS 80	/* distinct masks in one table */
-#define FLOW_MASKS	(FLOW_RULES * FLOW_TABLE_MASKS + 1)	/* of a table's mask each; row 0 is the union of all */
+#define FLOW_MASKS	(FLOW_RULES * FLOW_TABLE_MASKS + 1)	/* one for each mask of a table; row 0 is the union of all */
 
 /*
- * The fields of a packet that rules can look at, in network byte order: logic::flow::Field says which bits are whose. The
- * front words hold all that a rule about Ethernet, IPv4, TCP and UDP needs; the rest is read only if some rule does.
+ * The fields of a packet that rules can match, in network byte order. logic::flow::field says which bits belong to which
+ * field. Rules about Ethernet, IPv4, TCP and UDP need only the front words. The rest words are read only if some rule
+ * needs them.
  */
 #define FLOW_WORDS	19
 #define FLOW_FRONT	4
@@ -33,17 +35,17 @@ struct flow_key {
 
 struct flow_mask {		/* 192 bytes */
 	__u64 word[FLOW_WORDS];
-	__u8  rest_count;	/* how many of the rest words it uses, */
-	__u8  rest[FLOW_REST];	/* and which: 0 is word FLOW_FRONT */
-	__u64 index;		/* its rules: bits 0..31 first bucket in flow_index, 32..63 number of buckets - 1, a power of two */
-	__u64 fragments;	/* of row 0: not 0: fragments are dropped */
+	__u8  rest_count;	/* the number of rest words that it uses */
+	__u8  rest[FLOW_REST];	/* these words: 0 is word FLOW_FRONT */
+	__u64 index;		/* its buckets, a power of two: bits 0..31 the first in flow_index, 32..63 their number - 1 */
+	__u64 fragments;	/* row 0 only; not 0: fragments are dropped */
 	__u64 pad;
 };
 
 /*
- * The masks of a table. An entry: bits 0..10 row of flow_masks, 0: a hole; 11..47 rank of the mask among rules of one priority
- * (logic::flow::Key::rank); 48..63 the highest priority of its rules, which may be stated too high, never too low. Sorted, as
- * far as that can be while packets run: no entry ever moves down past a reader, one may stand twice for a while.
+ * The masks of a table. An entry: bits 0..10 row of flow_masks, 0: a hole; 11..47 rank of the mask among rules of one
+ * priority (logic::flow::Key::rank); 48..63 the highest priority of its rules, or a higher one. The entries are sorted as
+ * far as possible while packets run. No entry moves down past a reader, but one may be there twice for a while.
  */
 #define FLOW_ORDER_ROW	0x7ff
 #define FLOW_RANK_SHIFT	11
@@ -55,45 +57,45 @@ struct flow_table {
 };
 
 /*
- * A slot: high 32 bits hash tag, low 32 bits rule id; 0: empty. A key sits in bucket h of its mask's or, when that is full, in
- * h ^ 1. Each mask has buckets of its own, as many as its rules need: those of masks with few rules stay in the CPU's cache,
- * whatever the others have.
+ * A slot: high 32 bits hash tag, low 32 bits rule id; 0: empty. A key sits in bucket h of its mask or, when that is full,
+ * in h ^ 1. Each mask has its own buckets, as many as its rules need. So the buckets of masks with few rules stay in the
+ * CPU's cache, however many rules the others have.
  */
 #define FLOW_WAYS 8
 struct flow_bucket {
 	__u64 slot[FLOW_WAYS];
 };
 
-/* What becomes of a packet. */
+/* What happens to a packet. */
 enum flow_verdict {
 	FLOW_DROP      = 0,
 	FLOW_OUTPUT    = 1,	/* to one port, unless it came in there */
-	FLOW_NORMAL    = 2,	/* as Linux would: the routers */
+	FLOW_NORMAL    = 2,	/* routed as Linux would */
 	FLOW_LOCAL     = 3,	/* to the kernel stack */
-	FLOW_BROADCAST = 4,	/* to all ports of a set but the one it came in by */
-	FLOW_IN_PORT   = 5,	/* back to where it came from */
-	FLOW_SLOW      = 6,	/* to user space, which does what the rules say; decided before anything is rewritten */
-	FLOW_STEPS     = 7,	/* in a rule only: flow_steps say */
-	FLOW_NO_ROOM   = 8,	/* in no rule: what was to go in front of the frame finds no room; dropped */
-	FLOW_CORE      = 9,	/* in the core table only, and nothing but: the core that `port` names goes on */
-	FLOW_CONTROLLER = 10,	/* in no rule: nobody but the controllers gets it */
-	FLOW_CONTROLLER_LOST = 11,	/* in no rule: the same, and user space did not take it */
-	FLOW_PATH      = 12,	/* to the worker of the path that `port` names; the only thing that its rule says */
+	FLOW_BROADCAST = 4,	/* to all ports of a set, except the ingress port */
+	FLOW_IN_PORT   = 5,	/* back out of the ingress port */
+	FLOW_SLOW      = 6,	/* to user space, which carries out the rules; decided before anything is rewritten */
+	FLOW_STEPS     = 7,	/* in a rule only: as flow_steps says */
+	FLOW_NO_ROOM   = 8,	/* in no rule: no room in front of the frame for what a rule puts there; dropped */
+	FLOW_CORE      = 9,	/* the core that `port` names goes on; all rules of the core table have this, and no others */
+	FLOW_CONTROLLER = 10,	/* in no rule: only the controllers get it */
+	FLOW_CONTROLLER_LOST = 11,	/* in no rule: the same, but user space did not take it */
+	FLOW_PATH      = 12,	/* to the worker of the path that `port` names; its rule has no other action */
 };
 
 #define FLOW_RANK_OUTPUT 0x100	/* a group or an output */
 
 enum flow_rule_flags {
-	FLOW_RULE_CLEAR = 1,	/* the action set begins anew */
+	FLOW_RULE_CLEAR = 1,	/* the action set begins again */
 	FLOW_RULE_SENDS = 2,	/* its steps, not its part of the set, decide where the packet goes */
 	FLOW_RULE_BROADCASTS = 4,	/* its steps or its part of the set send to a set of ports */
 	FLOW_RULE_CORE_OF_SET = 8,	/* its part of the set names the core */
 };
-#define FLOW_RULE_CORE_SHIFT 4	/* flags, from here on: the core that it names + 1, or the numbers below, or 0 */
-#define FLOW_CHOOSE_FIRST 4094	/* the switch chooses, for a priority flow (V7), */
-#define FLOW_CHOOSE 4095	/* and for another (V3) */
+#define FLOW_RULE_CORE_SHIFT 4	/* bits of flags from here on: the core that it names + 1, or a number below, or 0 */
+#define FLOW_CHOOSE_FIRST 4094	/* the switch chooses the core, for a priority flow (V7) */
+#define FLOW_CHOOSE 4095	/* the same for any other flow (V3) */
 
-/* Rule ids 1..FLOW_RULES are what a table does with a packet that no rule of it matches; 0 is no rule. */
+/* Rules 1..FLOW_RULES are those of each table for packets that no other rule of it matches. 0 is no rule. */
 struct flow_rule {		/* 64 bytes, one cache line */
 	__u32 generation;	/* cached decisions of another generation are void; never reset, not even for a new owner */
 	__u16 mask;		/* row of flow_masks */
@@ -104,7 +106,7 @@ struct flow_rule {		/* 64 bytes, one cache line */
 	__u32 steps;		/* FLOW_STEPS: row of flow_steps */
 	__u64 key[FLOW_FRONT];	/* masked */
 	__u32 rest;		/* row of flow_rest with the other words; 0: the mask has none */
-	__u32 patch;		/* row of flow_patches: how later tables see the packet; 0: as this one */
+	__u32 patch;		/* row of flow_patches: how later tables see the packet; 0: unchanged */
 	__u32 set_steps;	/* the rule's part of the action set (OpenFlow 1.3 section 5.10); 0: none */
 	__u16 set_ranks;	/* which ranks of it: bit 0 is done first, FLOW_RANK_OUTPUT last */
 	__u16 flags;		/* enum flow_rule_flags */
@@ -115,7 +117,7 @@ struct flow_rest {
 	__u64 pad;
 };
 
-/* What a packet must have for a patch to be what its actions make of it. */
+/* What a packet must have, so that a patch describes all effects of the actions. */
 enum flow_needs {
 	FLOW_NEEDS_TAG   = 1,
 	FLOW_NEEDS_IPV4  = 2,
@@ -123,10 +125,13 @@ enum flow_needs {
 	FLOW_NEEDS_ARP   = 8,
 	FLOW_NEEDS_TCP   = 16,	/* with ports that rules see */
 	FLOW_NEEDS_UDP   = 32,
-	FLOW_NEEDS_ROOM  = 64,	/* for one more tag that is looked behind */
+	FLOW_NEEDS_ROOM  = 64,	/* for one more tag, with the headers behind it still read */
 };
 
-/* What a rule changes for later tables: metadata, tunnel id, and fields that it sets. Of a packet that lacks one, user space decides. */
+/*
+ * What a rule changes for later tables: metadata, tunnel id, and fields that it sets. User space decides about a packet
+ * that lacks one of these fields.
+ */
 struct flow_patch {
 	__u64 value[FLOW_WORDS];
 	__u64 mask[FLOW_WORDS];
@@ -135,13 +140,13 @@ struct flow_patch {
 };
 
 /*
- * One thing done to a packet; a rule's steps follow each other in flow_steps up to STEP_END. Constant once published. What a
- * rule sends, it sends last: lists that send, rewrite and send again are FLOW_SLOW.
+ * One action on a packet. A rule's steps follow each other in flow_steps up to STEP_END, and are constant once published.
+ * A rule sends last: lists that send, rewrite and send again are FLOW_SLOW.
  */
 enum flow_op {
 	STEP_END = 0,
-	STEP_VERDICT,		/* a: enum flow_verdict, b: port id or set. The packet's fate, unless a later step changes it */
-	STEP_CONTROLLER,	/* a copy as it is now */
+	STEP_VERDICT,		/* a: enum flow_verdict, b: port id or set. A later step may change the verdict */
+	STEP_CONTROLLER,	/* sends a copy of the frame as it is now */
 	STEP_SET_ETH_DST,	/* d: MAC in memory order */
 	STEP_SET_ETH_SRC,
 	STEP_PUSH_VLAN,		/* b: EtherType */
@@ -154,12 +159,12 @@ enum flow_op {
 	STEP_SET_TP_SRC,	/* b: network order, a: IP protocol, 0 TCP or UDP */
 	STEP_SET_TP_DST,
 	STEP_SET_TTL,		/* b */
-	STEP_DEC_TTL,		/* one that may not go on is user space's */
+	STEP_DEC_TTL,		/* a packet whose TTL runs out goes to user space */
 	STEP_METER,		/* c: row of flow_meters */
 	STEP_GROUP,		/* c: row of flow_groups: goes on with the steps of one of its buckets */
 	STEP_ENCAP_VXLAN,	/* d: IPv4 source and destination, c: VNI << 8, b: UDP port, network order. MAC addresses are set next */
-	STEP_DECAP_VXLAN,	/* keeps the inner frame; another packet is dropped */
-	STEP_SET_TUNNEL_ID,	/* d: network order; of no byte of the frame: later tables know it by the patch */
+	STEP_DECAP_VXLAN,	/* keeps the inner frame; drops a packet without one */
+	STEP_SET_TUNNEL_ID,	/* d: network order. It is not in the frame; later tables get it from the patch */
 };
 
 struct flow_step {
@@ -170,27 +175,27 @@ struct flow_step {
 	__u64 d;
 };
 
-#define FLOW_MAX_STEPS	32	/* done for one packet under one rule */
+#define FLOW_MAX_STEPS	32	/* of one rule, for one packet */
 
-/* A group that gives a packet one bucket: by the flow's hash, or the one that user space chose (indirect, fast failover). */
+/* A group that selects one bucket: by the flow's hash, or the one that user space chose (indirect, fast failover). */
 #define FLOW_GROUP_SLOTS 256
 struct flow_group {
 	__u32 steps[FLOW_GROUP_SLOTS];	/* by the top byte of the flow's hash: row of flow_steps; 0: drop. Change in place */
 };
 
 /*
- * A meter with drop bands (OpenFlow 1.3.5 section 5.7), each a virtual queue. All CPUs share it, and user space does the same
- * with the packets that it forwards. Counters are atomic, not of each CPU: their line is written by every packet anyway.
+ * A meter with drop bands (OpenFlow 1.3.5 section 5.7), each a virtual queue. All CPUs share it, and so does user space,
+ * for the packets that it forwards. Counters are atomic and not per CPU, because every packet writes their line anyway.
  */
 #define FLOW_BANDS	8
-#define FLOW_TICKS	16	/* of a band's time in a nanosecond */
+#define FLOW_TICKS	16	/* of a band's time per nanosecond */
 #define FLOW_COST_SHIFT	16
 #define FLOW_COST_BYTES	(1ULL << 63)
 
 struct flow_band {
 	__u64 cost;		/* ticks << FLOW_COST_SHIFT of a packet or, with FLOW_COST_BYTES, of a byte; 0: no such band */
 	__u64 burst_ticks;
-	__u64 empty_ticks;	/* when the queue is empty, CLOCK_MONOTONIC; the past: it is empty */
+	__u64 empty_ticks;	/* when the queue will be empty, CLOCK_MONOTONIC; a past time: it is empty */
 	__u64 dropped_packets;
 	__u64 dropped_bytes;
 };
@@ -206,12 +211,12 @@ struct flow_meter {
 /* --- cores that are chosen --------------------------------------------------------------------------------------- */
 
 /*
- * Flows whose rule lets the switch choose: which core each is on. By a hash of the rule, addresses, protocol and ports; flows of
- * one slot are one flow. Zeroed by user space when none of them came for long (V4).
+ * The cores of flows whose rule lets the switch choose. The slot is a hash of the rule, addresses, protocol and ports, and
+ * flows with the same slot count as one. User space zeroes a slot that had no packets for a long time (V4).
  */
 #define CHOICE_SLOTS 4096
 
-/* Cores for flows that are new, to be taken in turn. Row 0 of core_rings, and row 1 for priority flows. */
+/* Cores that new flows take in turn. Row 0 of core_rings; row 1 is for priority flows. */
 #define CHOICE_RING 64
 struct core_ring {
 	__u64 count;		/* of cores; 0: flows stay where they come in */
@@ -222,20 +227,20 @@ struct core_ring {
 
 /* --- cache -------------------------------------------------------------------------------------------------------- */
 
-#define FLOW_CHAIN 4		/* a decision of more rules is looked up each time */
+#define FLOW_CHAIN 4		/* a decision of more rules is not cached */
 #define FLOW_CACHE_WAYS 2
 
 /*
- * The front words of a packet under the union of all masks, and the rules that decided for it: generation << 32 | rule, in
- * order, 0 after the last. Rows of a CPU: flow_cache[cpu * entries + ...]. Its rest words are in the same row of
- * flow_cache_rest.
+ * The front words of a packet under the union of all masks, and the rules that decided about it: generation << 32 | rule,
+ * in order, 0 after the last. Rows of a CPU: flow_cache[cpu * entries + ...]. The packet's rest words are in the same row
+ * of flow_cache_rest.
  */
 struct flow_cached {		/* 64 bytes, one cache line */
 	__u64 key[FLOW_FRONT];
 	__u64 rule[FLOW_CHAIN];
 };
 
-/* Flows seen once, by bits of their hash: the low bits of it, 0 for none. One cache line of them. */
+/* Tags of flows that were seen once: the low bits of their hash, 0 for none. One cache line. */
 #define FLOW_TAGS 32
 struct flow_tags {
 	__u16 tag[FLOW_TAGS];
@@ -246,7 +251,7 @@ struct flow_count {
 	__u64 bytes;
 };
 
-/* What is in a packet and where; offsets are 0 where it has no such header, or not all of it. */
+/* The headers of a packet, and where they are. An offset is 0 if the packet does not have the whole header. */
 struct flow_layout {
 	__u64 destination;	/* MAC addresses in memory order */
 	__u64 source;
@@ -263,55 +268,56 @@ struct flow_layout {
 	__u8  fragment;		/* 1: the first or a later one */
 	__u8  routed;		/* 1: checksums cover another IPv6 destination (RFC 8200 section 8.1) */
 	__u16 tci;		/* of the outermost tag, network order, with VLAN_TCI_PRESENT; 0: none */
-	__u8  unseen;		/* 1: headers lie further in than the program looks */
+	__u8  unseen;		/* 1: headers lie further in than the program reads */
 	__u8  pad;
 };
 
-#define FLOW_FARTHEST	0x3ff	/* no header is looked for beyond */
+#define FLOW_FARTHEST	0x3ff	/* no header is read beyond this offset */
 #define FLOW_OFFSET_MASK 0x7ff
 
-/* What goes to user space with a packet: this, and as many of its bytes. */
+/* Why a packet goes to user space. */
 enum flow_notice_reason {
-	NOTICE_ACTION = 1,	/* a rule says so */
+	NOTICE_ACTION = 1,	/* a rule sends it there */
 	NOTICE_TTL    = 2,	/* the TTL ran out */
-	NOTICE_SLOW   = 3,	/* user space does what the rules say */
+	NOTICE_SLOW   = 3,	/* user space carries out the rules */
 };
 
+/* Goes to user space in front of the packet's bytes. */
 struct flow_notice {
-	__u32 rule;		/* whose steps say so; 0: NOTICE_SLOW */
+	__u32 rule;		/* the rule whose steps ask for this; 0: NOTICE_SLOW */
 	__u32 frame_bytes;	/* of the whole frame */
-	__u32 bytes;		/* that follow; behind them the record is padded */
-	__u16 port;		/* port id it came in by */
+	__u32 bytes;		/* that follow; padding may come after them */
+	__u16 port;		/* id of the ingress port */
 	__u8  reason;		/* enum flow_notice_reason */
 	__u8  pad;
-	__u64 metadata;		/* network order; not of NOTICE_SLOW */
+	__u64 metadata;		/* network order; 0 with NOTICE_SLOW */
 	__u64 tunnel_id;	/* the same */
 };
 
-/* A record's length is a word of 16 bits, and its own header takes some. */
+/* A record's length has 16 bits, and includes the record's own header. */
 #define FLOW_NOTICE_BYTES 65024
 
-/* What the program works on, one row per CPU. */
+/* The program's working memory, one row per CPU. */
 struct flow_scratch {
 	struct flow_key key;
 	struct flow_key masked;		/* under the union */
 	__u64 hash;			/* of the masked key */
 	__u64 rule[FLOW_RULES];		/* those that decide: generation << 32 | rule, 0 after the last */
 	__u64 decision[FLOW_RULES];	/* their words from `kind` on, read once */
-	__u64 best_precedence;		/* of the rule found so far: priority, rank of its mask; + 1, so that 0 is none */
-	__u32 best;
-	__u32 doing;			/* the rule whose steps are being done, */
+	__u64 best_precedence;		/* of the best rule so far: priority, rank of its mask; + 1, so that 0 is none */
+	__u32 best;			/* the best rule so far */
+	__u32 doing;			/* the rule whose steps are being done */
 	struct flow_layout layout;
 	__u16 verdict;			/* enum flow_verdict */
 	__u16 port;			/* where it leaves: port id or set */
 	__u16 in_port;			/* port id */
 	__u8  multi_buffer;
 	__u8  set_from;			/* the first rule whose part of the action set counts */
-	__u8  passed;			/* and how many rules have changed the packet's fields for it */
+	__u8  passed;			/* the number of rules whose changes the packet has */
 	__u8  pad[3];
-	__u32 turn;			/* which way of a full set the next flow takes */
+	__u32 turn;			/* its lowest bit: the way of a full cache set that the next flow takes */
 	__u64 tunnel_id;		/* network order */
 	__u64 hits;
 	__u64 misses;
 	struct flow_notice notice;	/* being sent */
-} __attribute__((aligned(64)));	/* no line is another CPU's too */
+} __attribute__((aligned(64)));	/* no CPUs share a cache line */

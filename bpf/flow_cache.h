@@ -6,8 +6,9 @@ const volatile __u32 flow_cache_mask = 0;	/* sets of a CPU's cache - 1 */
 const volatile __u32 flow_seen_mask = 0;	/* rows of a CPU's flow_seen - 1 */
 
 /*
- * Where a flow may be. Each way has a set of its own bits of the hash, so flows that meet in one way part in the other: with half
- * as many flows as places nearly all stay. With one set for both ways a quarter would have thrown each other out for ever.
+ * The place of a flow in a way. Each way selects the set by other bits of the hash, so flows that collide in one way seldom
+ * do in the other. With half as many flows as places nearly all stay. If both ways used the same set, a quarter of the
+ * flows would evict each other for ever.
  */
 static __always_inline __u32 flow_cache_place(const struct packet *p, __u64 hash, __u32 way)
 {
@@ -26,10 +27,10 @@ static __always_inline bool flow_same_front(const struct flow_cached *c, const s
 	return c->key[0] == k->word[0] && c->key[1] == k->word[1] && c->key[2] == k->word[2] && c->key[3] == k->word[3];
 }
 
-/* Copies the rules of a flow. False: one of them is no longer the one that decided, or there is none. */
+/* Copies the rules of a cached flow to s->rule. Returns false if there are none, or if one of them is out of date. */
 static __always_inline bool flow_current(struct flow_scratch *s, const struct flow_cached *c)
 {
-	/* User space may zero the first of them at any time: what is checked is the copy. */
+	/* User space may zero the first of them at any time, so the copy is checked. */
 	for (int i = 0; i < FLOW_CHAIN; i++)
 		s->rule[i] = *(volatile const __u64 *)&c->rule[i];
 	if (!s->rule[0])
@@ -52,8 +53,8 @@ static __always_inline struct flow_rest *flow_cache_rest_of(const struct packet 
 }
 
 /*
- * The packet under the union of all masks, and its hash, which goes into the scratch row. `rest`: its rest words have been
- * read; what rules look at them that came since, it does not know of, here and in the cache.
+ * Puts the packet under the union of all masks, and its hash, into the scratch row. `rest`: the rest words have been read.
+ * If not, rules that use rest words and were added since are ignored, here and in the cache.
  */
 static __always_inline void flow_reduce(struct flow_scratch *s, const struct flow_mask *all, bool rest)
 {
@@ -68,7 +69,7 @@ static __always_inline void flow_reduce(struct flow_scratch *s, const struct flo
 	s->hash = flow_mix(h);
 }
 
-/* Is this flow cached in this way? Then its rules are in s->rule. */
+/* Is this flow cached in this way? If so, puts its rules into s->rule. */
 static __always_inline bool
 flow_cached_in(const struct packet *p, struct flow_scratch *s, const struct flow_mask *all, bool rest, __u32 way)
 {
@@ -83,8 +84,8 @@ flow_cached_in(const struct packet *p, struct flow_scratch *s, const struct flow
 }
 
 /*
- * A flow is cached when it misses the second time, so that a scan, whose flows come once, throws nothing out: the first
- * time only a tag of it is noted.
+ * Has this flow missed before? A flow is cached only when it misses the second time; the first time only a tag of it is
+ * noted. So a scan, whose flows come once, evicts nothing.
  */
 static __always_inline bool flow_seen_before(const struct packet *p, __u64 hash)
 {
@@ -100,7 +101,10 @@ static __always_inline bool flow_seen_before(const struct packet *p, __u64 hash)
 	return false;
 }
 
-/* In place of what is void, else of either in turn, which moves flows until each has a place. Void is here what user space zeroed; other dead flows go when it is their turn. */
+/*
+ * Takes an empty place, or else replaces the flow of one way, in turn. This moves flows until each has a place. Only a place
+ * that user space zeroed counts as empty. Other outdated flows are replaced when it is their turn.
+ */
 static __always_inline void flow_cache_insert(const struct packet *p, struct flow_scratch *s, const struct flow_mask *all)
 {
 	struct flow_cached *first = flow_cache_row(p, s->hash, 0), *second = flow_cache_row(p, s->hash, 1), *c;
@@ -111,7 +115,7 @@ static __always_inline void flow_cache_insert(const struct packet *p, struct flo
 		return;
 	way = !first->rule[0] ? 0 : !second->rule[0] ? 1 : s->turn++ & 1;
 	c = way ? second : first;
-	c->rule[0] = 0;		/* user space, which may zero it meanwhile, never sees half a flow as one */
+	c->rule[0] = 0;		/* half a flow is never valid, even if user space zeroes it meanwhile */
 	for (int i = 0; i < FLOW_FRONT; i++)
 		c->key[i] = s->masked.word[i];
 	if (all->rest_count && (rest = flow_cache_rest_of(p, s->hash, way)))

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * SET_CORE "choose" (V3, V7, V8): a flow's first packet takes the next core of the ring that user space keeps, and the flow stays
- * there. When user space wants flows off a core, some go to others: each only at a moment when none of its packets can
- * still wait in the old core's queue, so their order is kept. logic::cores::choice decides about rings and who leaves.
+ * SET_CORE "choose" (V3, V7, V8): a flow's first packet takes the next core of the ring that user space keeps, and the
+ * flow stays there. When user space wants flows off a core, some go to others. A flow moves only when none of its packets
+ * can still wait in the old core's queue, so their order is kept. logic::cores::choice decides about rings, and about how
+ * many flows leave.
  */
 #pragma once
 
-/* Of addresses, protocol and ports as the layout has them, and of the MAC addresses of what is not IP. */
+/* A hash of addresses, protocol and ports as the layout has them. For packets that are not IP, also of MAC addresses. */
 static __always_inline __u32 flow_spread(struct xdp_md *ctx, const struct flow_layout *l)
 {
 	__u64 h = flow_fold(l->addresses) * K1 + flow_fold(l->ports | (__u64)l->protocol << 32) * K2;
@@ -29,7 +30,7 @@ static __always_inline bool asks_to_be_first(const struct flow_layout *l)
 	return l->tos & 4 || l->tci & bpf_htons(0x8000);
 }
 
-/* The next core of a ring, + 1; 0: none has room. */
+/* Takes the next core of a ring. Returns it, + 1, or 0 if no core has room. */
 static __always_inline __u32 take_core(bool first)
 {
 	struct core_ring *ring = ROW(core_rings, first);
@@ -52,9 +53,10 @@ static __always_inline __u64 *leave_of(struct core_queue *q, bool first)
 }
 
 /*
- * Where a flow goes on that is on `core`, + 1, or is new (0), with its first packet in a tick. *waits: has that packet to go through
- * the core's queue? What goes on here, and may leave, goes through this core's own queue first: a packet before it may still be
- * in the bulk for its TX queue, and the core's thread runs after this poll. (What stayed here because no core had room goes at once.)
+ * The core, + 1, for a flow whose first packet in a tick has come. `core`: its present core, + 1, or 0 for a new flow.
+ * *waits: whether the packet must go through the core's queue. A flow that goes on here, and may leave, first goes through
+ * this core's own queue: an earlier packet may still be in the bulk for its TX queue, and the core's thread runs after this
+ * poll. (A flow that is here because no core had room leaves at once.)
  */
 static __always_inline __u32 next_core(__u32 core, __u64 word, __u32 cpu, bool first, bool *waits)
 {
@@ -70,12 +72,12 @@ static __always_inline __u32 next_core(__u32 core, __u64 word, __u32 cpu, bool f
 		__sync_fetch_and_add(leave, -1);
 	if (next)
 		core = next;
-	/* The receive queue may have come to this core: what it handed over before goes first. */
+	/* The RX queue may have moved to this core. Packets that it handed over before go first. */
 	*waits = core - 1 != cpu || (!next && (may_leave || !past));
 	return core;
 }
 
-/* The core that a packet whose rule lets the switch choose is to be handed to, + 1; 0: it goes on here. */
+/* Chooses the core to which a packet must be handed. Returns it, + 1, or 0 if the packet goes on here. */
 __noinline int choose_core(struct xdp_md *ctx, struct flow_scratch *s, __u32 rule, __u32 cpu, __u32 first)
 {
 	if (!s)
@@ -101,10 +103,10 @@ __noinline int choose_core(struct xdp_md *ctx, struct flow_scratch *s, __u32 rul
 }
 
 /*
- * Has a packet whose rule names a core, + 1, to go through that core's queue? If it is this one, only when what polls the packet's
- * queue has come here, and as long as what was handed over before may still wait: then it goes first. Where there is so much of it
- * that packets would soon be lost, order is given up. One writer at a time, as a queue is polled by one core; of threads that
- * write to one tap nobody knows an order.
+ * Must a packet whose rule names `core`, + 1, go through that core's queue? Yes, if it is another core. If it is this one,
+ * only after the RX queue has moved here, and while packets that were handed over before may still wait: these go first.
+ * If so many wait that packets would soon be lost, the order is given up. A seat has one writer at a time, as one core
+ * polls a queue. Threads that write to the same tap have no order among them.
  */
 static __always_inline bool goes_by_queue(const struct packet *p, __u32 core)
 {
@@ -128,8 +130,8 @@ static __always_inline bool goes_by_queue(const struct packet *p, __u32 core)
 }
 
 /*
- * Gives the packet, as it came, to the core that a rule names: there the same is decided, and done. False: it goes on here.
- * `core` as plan_rules returns it, because of `rule`.
+ * Hands the packet over, unchanged, to the core that `rule` names. That core makes the same decision, and carries it out.
+ * Returns false if the packet goes on here. `core`: as plan_rules() returns it.
  */
 static __always_inline bool hand_over(const struct packet *p, struct flow_scratch *s, int core, __u32 rule)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * A packet's fields as a key, and where its headers are. logic::flow::packet is the same in Rust, and the judge; which field
- * sits where says logic::flow::field. What a packet has not, or not whole, is 0. Words are in memory order: the machines XDP
- * runs on here are little-endian, so the first field of a word is in its low bits.
+ * Reads a packet's fields into a key, and finds its headers. logic::flow::packet does the same in Rust, and is the reference.
+ * logic::flow::field says where each field is. A field that a packet lacks, or does not have whole, is 0. Words are in
+ * memory order. The machine is little-endian, so the first field of a word is in its low bits.
  */
 #pragma once
 
@@ -15,7 +15,7 @@ const volatile __u16 vxlan_port = 4789;	/* UDP destination port of packets with 
 #define SNAP_ETHERNET		0x0003aaaaU	/* AA AA 03 00: the first four bytes of six */
 #define IPV4_MORE_OR_OFFSET	0x3fff
 #define IPV4_MORE		0x2000
-#define IPV6_EXTENSIONS		8	/* headers walked over */
+#define IPV6_EXTENSIONS		8	/* the most headers that are skipped */
 #define NEXTHDR_ROUTING		43
 #define NEXTHDR_FRAGMENT	44
 #define NEXTHDR_OPTIONS		60
@@ -26,7 +26,7 @@ static __always_inline void *flow_header(struct xdp_md *ctx, __u32 offset, __u32
 {
 	__u64 at = offset;
 
-	barrier_var(at);	/* or the compiler leaves out a mask that it knows to do nothing, and the verifier does not */
+	barrier_var(at);	/* else the compiler omits a mask that does nothing, but that the verifier needs */
 	void *header = (void *)(long)ctx->data + (at & FLOW_OFFSET_MASK);
 
 	return header + bytes <= (void *)(long)ctx->data_end ? header : NULL;
@@ -47,7 +47,7 @@ static __always_inline __u64 read_mac(const void *mac)
 	return *(const __u32 *)mac | (__u64) * (const __u16 *)(mac + 4) << 32;
 }
 
-/* The transport header, if all of it is there (RFC 9293, 768, 9260, 792, 4443), and what rules see of it. */
+/* Finds the transport header, if all of it is there (RFC 9293, 768, 9260, 792, 4443), and the ports that rules see. */
 static __always_inline void read_transport(struct xdp_md *ctx, struct flow_layout *l, __u32 offset)
 {
 	bool icmp = l->protocol == (l->network == 6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP);
@@ -65,7 +65,10 @@ static __always_inline void read_transport(struct xdp_md *ctx, struct flow_layou
 		return;
 	}
 	l->l4_offset = offset;
-	/* In a fragment, be it the first, rules see no ports: all fragments take one path. Actions do write those of the first. */
+	/*
+	 * Rules see no ports in a fragment, not even in the first, so that all fragments meet the same rules. Actions do write
+	 * the ports of the first one.
+	 */
 	if (l->fragment)
 		return;
 	l->ports = icmp ? (*ports & 0xff) << 8 | (*ports & 0xff00) << 16 : *ports;
@@ -94,8 +97,8 @@ static __always_inline void read_ipv4(struct xdp_md *ctx, struct flow_layout *l)
 }
 
 /*
- * Over the extension headers to the protocol and its header (RFC 8200 section 4). Where they cannot be walked to the end, the
- * protocol is the number of the header where the walk ended. A global function: it has a loop.
+ * Goes over the extension headers to the protocol and its header (RFC 8200 section 4). If it cannot get to the end, the
+ * protocol is the number of the header where it stopped. A global function, because it has a loop.
  */
 __noinline int read_ipv6(struct xdp_md *ctx, struct flow_layout *l)
 {
@@ -128,7 +131,7 @@ __noinline int read_ipv6(struct xdp_md *ctx, struct flow_layout *l)
 			return 0;
 		if (kind == NEXTHDR_ROUTING && header[3])
 			l->routed = 1;
-		/* Offset 0 and nothing more to come is no fragment (RFC 6946). */
+		/* A packet with offset 0 and no more fragments is not a fragment (RFC 6946). */
 		__u16 fragment = kind == NEXTHDR_FRAGMENT ? bpf_ntohs(*(const __be16 *)(header + 2)) & 0xfff9 : 0;
 		l->protocol = header[0];
 		offset += bytes;
@@ -164,7 +167,7 @@ static __always_inline void read_length(struct xdp_md *ctx, struct flow_layout *
 	l->ip_offset += SNAP_BYTES;
 }
 
-/* What follows an Ethernet header and its tags. ip_offset, ether_type and end are known. */
+/* Reads what follows an Ethernet header and its tags. ip_offset, ether_type and end must be set. */
 static __always_inline void read_network(struct xdp_md *ctx, struct flow_layout *l)
 {
 	if (l->ether_type < MIN_ETHER_TYPE)
@@ -177,7 +180,10 @@ static __always_inline void read_network(struct xdp_md *ctx, struct flow_layout 
 		read_arp(ctx, l);
 }
 
-/* The frame at `at`: Ethernet, up to two tags, and what follows. l->end is known. False: not even an Ethernet header. */
+/*
+ * Reads the frame at `at`: Ethernet, up to two tags, and what follows. l->end must be set. Returns false if there is no whole
+ * Ethernet header.
+ */
 static __always_inline bool read_frame(struct xdp_md *ctx, struct flow_layout *l, __u32 at)
 {
 	const void *ethernet = at + ETHERNET_BYTES <= l->end ? flow_header(ctx, at, ETHERNET_BYTES) : NULL;
@@ -204,7 +210,7 @@ static __always_inline bool read_frame(struct xdp_md *ctx, struct flow_layout *l
 	return true;
 }
 
-/* The layout of the frame as it is now: after tags came or went. */
+/* Reads the layout of the frame as it is now. */
 __noinline int read_layout(struct xdp_md *ctx, struct flow_layout *l)
 {
 	if (!l)
@@ -214,7 +220,7 @@ __noinline int read_layout(struct xdp_md *ctx, struct flow_layout *l)
 	return 0;
 }
 
-/* The front words and the layout. */
+/* Reads the front words and the layout. */
 static __always_inline bool read_front(const struct packet *p, struct flow_scratch *s)
 {
 	struct flow_layout *l = &s->layout;
@@ -223,7 +229,7 @@ static __always_inline bool read_front(const struct packet *p, struct flow_scrat
 	if (!read_frame(p->ctx, l, 0))
 		return false;
 	if (p->multi_buffer && !l->l4_offset)
-		l->unseen = 1;		/* perhaps only in another buffer */
+		l->unseen = 1;		/* the transport header may be in another buffer */
 	s->in_port = p->port;
 	s->multi_buffer = p->multi_buffer;
 	s->key.word[0] = bpf_htons(p->port + 1) | (__u64)bpf_htons(l->ether_type) << 16 | (__u64)l->tci << 32 |
@@ -239,7 +245,7 @@ static __always_inline bool read_front(const struct packet *p, struct flow_scrat
 #define ND_SOLICITATION	135
 #define ND_ADVERTISEMENT 136
 #define ND_BYTES	24	/* ICMPv6 header, flags and target (RFC 4861 section 4.3) */
-#define ND_OPTIONS	8	/* options looked through for a link-layer address */
+#define ND_OPTIONS	8	/* the most options that are searched for a link-layer address */
 #define ND_SOURCE_MAC	1
 #define ND_TARGET_MAC	2
 
@@ -287,7 +293,7 @@ static __always_inline void read_nd(struct xdp_md *ctx, struct flow_scratch *s)
 	}
 }
 
-/* The frame inside VXLAN. */
+/* Reads the frame inside VXLAN. */
 static __always_inline void read_inner(struct xdp_md *ctx, struct flow_scratch *s)
 {
 	struct flow_layout l = { .end = s->layout.end };
@@ -306,7 +312,7 @@ static __always_inline void read_inner(struct xdp_md *ctx, struct flow_scratch *
 	s->key.word[WORD_INNER] = bpf_htons(l.ether_type) | (__u64)l.tci << 16 | (__u64)l.protocol << 32 | (__u64)l.tos << 40;
 	s->key.word[WORD_INNER + 1] = l.destination;
 	s->key.word[WORD_INNER + 2] = l.source;
-	/* ARP's and ICMPv6's are not among the fields of an inner frame. */
+	/* An inner frame has no fields of ARP and ICMPv6. */
 	if (l.network == 1 || (l.network == 6 && l.protocol == IPPROTO_ICMPV6))
 		return;
 	s->key.word[WORD_INNER + 1] |= (__u64)(__u16)l.ports << 48;
@@ -314,7 +320,7 @@ static __always_inline void read_inner(struct xdp_md *ctx, struct flow_scratch *
 	s->key.word[WORD_INNER + 3] = l.addresses;
 }
 
-/* The other words, where some rule looks at them. */
+/* Reads the rest words. */
 __noinline int read_rest(struct xdp_md *ctx, struct flow_scratch *s)
 {
 	if (!s)

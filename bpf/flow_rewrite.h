@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * Rewriting a packet field by field, checksums following (RFC 1624, eqn. 3). logic::flow::execute does the same and is the
- * judge. A packet that has not the field is left as it is. Global functions: the verifier looks at each once.
+ * Rewrites a packet field by field, and updates checksums (RFC 1624, eqn. 3). logic::flow::execute does the same in Rust,
+ * and is the reference. A packet without the field stays unchanged. Global functions: the verifier checks each once.
  */
 #pragma once
 
@@ -11,7 +11,7 @@
 #define IPV4_CHECKSUM_AT	10
 #define IPV4_TTL_AT		8
 
-/* A checksum after `difference` in the sum of what it covers. */
+/* The checksum after the sum that it covers has changed by `difference`. */
 static __always_inline __u16 checksum_plus(__u16 checksum, __u64 difference)
 {
 	__u64 sum = (__u16)~checksum + difference;
@@ -23,7 +23,7 @@ static __always_inline __u16 checksum_plus(__u16 checksum, __u64 difference)
 	return ~sum;
 }
 
-/* What replacing 16 or 32 bits adds to a sum. */
+/* The change of a sum when 16 or 32 bits are replaced. */
 static __always_inline __u64 replaced16(__u16 old, __u16 new)
 {
 	return (__u64)(__u16)~old + new;
@@ -35,8 +35,8 @@ static __always_inline __u64 replaced32(__u32 old, __u32 new)
 }
 
 /*
- * The transport checksum after `difference` in what it covers: addresses or ports. UDP over IPv4 may have none (0), and a
- * computed 0 is written as 0xffff (RFC 768).
+ * Updates the transport checksum after addresses or ports have changed by `difference`. UDP over IPv4 may have no checksum
+ * (0), and a computed 0 is written as 0xffff (RFC 768).
  */
 static __always_inline void patch_transport(struct xdp_md *ctx, const struct flow_layout *l, __u64 difference)
 {
@@ -54,7 +54,7 @@ static __always_inline void patch_transport(struct xdp_md *ctx, const struct flo
 	*checksum = udp && !new ? 0xffff : new;
 }
 
-/* `mac` in memory order; `at`: 0 destination, 6 source. */
+/* Sets a MAC address. `mac`: in memory order; `at`: 0 destination, 6 source. */
 __noinline int set_mac(struct xdp_md *ctx, __u64 mac, __u32 at)
 {
 	__u16 *field = flow_header(ctx, at ? 6 : 0, 6);
@@ -66,7 +66,7 @@ __noinline int set_mac(struct xdp_md *ctx, __u64 mac, __u32 at)
 	return 0;
 }
 
-/* Source or destination of IPv4, or of ARP's sender and target where that is what the packet is. */
+/* Sets the source or destination address of IPv4. */
 __noinline int set_ipv4_address(struct xdp_md *ctx, struct flow_layout *l, __u32 address, bool destination)
 {
 	if (!l || l->network != 4)
@@ -86,7 +86,7 @@ __noinline int set_ipv4_address(struct xdp_md *ctx, struct flow_layout *l, __u32
 	return 0;
 }
 
-/* One half of an IPv6 address: `word` 0..1 source, 2..3 destination. */
+/* Sets one half of an IPv6 address. `word`: 0..1 source, 2..3 destination. */
 __noinline int set_ipv6_half(struct xdp_md *ctx, struct flow_layout *l, __u64 half, __u32 word)
 {
 	if (!l || l->network != 6)
@@ -102,7 +102,7 @@ __noinline int set_ipv6_half(struct xdp_md *ctx, struct flow_layout *l, __u64 ha
 	return 0;
 }
 
-/* Bits of the ToS byte or traffic class. */
+/* Sets bits of the ToS byte or traffic class. */
 __noinline int set_tos(struct xdp_md *ctx, struct flow_layout *l, __u8 value, __u8 mask)
 {
 	if (!l)
@@ -124,7 +124,7 @@ __noinline int set_tos(struct xdp_md *ctx, struct flow_layout *l, __u8 value, __
 	return 0;
 }
 
-/* The TTL or hop limit. */
+/* Writes the TTL or hop limit. */
 static __always_inline void write_ttl(struct xdp_md *ctx, const struct flow_layout *l, __u8 ttl)
 {
 	if (l->network == 4) {
@@ -148,7 +148,7 @@ __noinline int set_ttl(struct xdp_md *ctx, struct flow_layout *l, __u8 ttl)
 	return 0;
 }
 
-/* 1 if the packet may not go on: its TTL was 1 or less. */
+/* Returns 1 if the packet must not go on: its TTL is 1 or less. */
 __noinline int decrement_ttl(struct xdp_md *ctx, struct flow_layout *l)
 {
 	if (!l || (l->network != 4 && l->network != 6))
@@ -162,7 +162,7 @@ __noinline int decrement_ttl(struct xdp_md *ctx, struct flow_layout *l)
 	return 0;
 }
 
-/* A transport port; `protocol` 0: of TCP or UDP, whichever it is. */
+/* Sets a transport port. `protocol` 0: of TCP or UDP, whichever it is. */
 __noinline int set_transport_port(struct xdp_md *ctx, struct flow_layout *l, __u16 port, bool destination, __u8 protocol)
 {
 	if (!l || !l->l4_offset || (l->protocol != IPPROTO_TCP && l->protocol != IPPROTO_UDP) ||
@@ -181,7 +181,10 @@ __noinline int set_transport_port(struct xdp_md *ctx, struct flow_layout *l, __u
 	return 0;
 }
 
-/* A new outermost tag, with what the one below says (OpenFlow 1.3.5 section 5.12.1); 1 if there is no room for it. */
+/*
+ * Pushes an outermost tag. Its VID and priority are those of the tag below, if there is one (OpenFlow 1.3.5 section
+ * 5.12.1). Returns 1 if there is no room.
+ */
 __noinline int push_tag(struct xdp_md *ctx, struct flow_layout *l, __u16 type, __u16 tci)
 {
 	if (!l || bpf_xdp_adjust_head(ctx, -TAG_BYTES))
@@ -189,11 +192,11 @@ __noinline int push_tag(struct xdp_md *ctx, struct flow_layout *l, __u16 type, _
 	__u32 *word = flow_header(ctx, 0, ETHERNET_BYTES + TAG_BYTES);
 	const __be16 *below = l->tags ? flow_header(ctx, ETHERNET_BYTES + TAG_BYTES, 2) : NULL;
 	if (!word)
-		return 1;	/* cannot be: it grew, and shorter frames are none */
+		return 1;	/* cannot happen: the frame has grown, and none is shorter */
 	__be16 *behind = (void *)(word + 3);
 
 	if (below)
-		tci = *below & ~bpf_htons(VLAN_TCI_PRESENT);	/* where a tag has DEI */
+		tci = *below & ~bpf_htons(VLAN_TCI_PRESENT);	/* this bit is DEI in a tag */
 	word[0] = word[1];
 	word[1] = word[2];
 	word[2] = word[3];
@@ -202,7 +205,7 @@ __noinline int push_tag(struct xdp_md *ctx, struct flow_layout *l, __u16 type, _
 	return read_layout(ctx, l);
 }
 
-/* Takes the outermost tag off, if there is one. */
+/* Removes the outermost tag, if there is one. */
 __noinline int pop_tag(struct xdp_md *ctx, struct flow_layout *l)
 {
 	__u32 *word = flow_header(ctx, 0, ETHERNET_BYTES + TAG_BYTES);
@@ -216,7 +219,7 @@ __noinline int pop_tag(struct xdp_md *ctx, struct flow_layout *l)
 	return read_layout(ctx, l);
 }
 
-/* Bits of the outermost tag's control information, network byte order; 1 if there is no tag. */
+/* Sets bits of the outermost tag's control information, network byte order. Returns 1 if there is no tag. */
 __noinline int set_tci(struct xdp_md *ctx, struct flow_layout *l, __u16 value, __u16 mask)
 {
 	__u16 *tci = flow_header(ctx, ETHERNET_BYTES, 2);
@@ -248,8 +251,8 @@ static __always_inline __u16 vxlan_source_port(struct xdp_md *ctx, const struct 
 }
 
 /*
- * VXLAN over IPv4 around the frame (RFC 7348 section 5), not to be fragmented (section 4.3), without a UDP checksum; MAC
- * addresses are 0. `addresses`: source in the low half. 1 if there is no room.
+ * Puts VXLAN over IPv4 around the frame (RFC 7348 section 5): not to be fragmented (section 4.3), without a UDP checksum,
+ * with MAC addresses 0. `addresses`: source in the low half. Returns 1 if there is no room.
  */
 __noinline int encap_vxlan(struct xdp_md *ctx, struct flow_layout *l, __u64 addresses, __be32 vni, __be16 port)
 {
@@ -289,7 +292,7 @@ __noinline int encap_vxlan(struct xdp_md *ctx, struct flow_layout *l, __u64 addr
 	return read_layout(ctx, l);
 }
 
-/* Keeps the frame inside VXLAN, without what pads the outer one; 1 if there is none. */
+/* Keeps only the frame inside VXLAN, without the outer frame's padding. Returns 1 if there is none. */
 __noinline int decap_vxlan(struct xdp_md *ctx, struct flow_layout *l)
 {
 	if (!l || l->protocol != IPPROTO_UDP || !l->l4_offset || l->fragment)

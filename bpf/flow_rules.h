@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
-/* From a key to a rule: tuple space search, one hash per mask, in the order of the highest priority under each mask. */
+/* Finds the rule of a key: tuple space search, one hash per mask, in the order of the highest priority of each mask. */
 #pragma once
 
 #define K3 0xbf58476d1ce4e5b9ULL
@@ -7,7 +7,7 @@
 
 const volatile __u64 flow_seed[FLOW_FRONT + 1] = { K1, K2, K3, K4, K1 };	/* odd; random at load */
 
-/* The last bytes of addresses and ports are a word's highest bits, from which a multiplication would bring nothing down. */
+/* The last bytes of addresses and ports are a word's highest bits. A multiplication alone would not bring them down. */
 static __always_inline __u64 flow_fold(__u64 word)
 {
 	return word ^ word >> 32;
@@ -28,7 +28,7 @@ static __always_inline __u64 rest_word(const struct flow_mask *m, int i)
 {
 	__u64 at = i < m->rest_count ? m->rest[i] : FLOW_REST;
 
-	barrier_var(at);	/* the verifier shall see the check of the very register that is used */
+	barrier_var(at);	/* so that the verifier sees the check of the register that is used */
 	return at < FLOW_REST ? at : FLOW_REST;
 }
 
@@ -56,7 +56,7 @@ static __always_inline void flow_rest_store(struct flow_rest *rest, const struct
 		rest->word[at] = key->word[FLOW_FRONT + at] & m->word[FLOW_FRONT + at];
 }
 
-/* The rule with this key in a bucket: its id, 0 if none; sets *full when the key may be in the other bucket. */
+/* Returns the id of the rule with this key in a bucket, or 0. Sets *full if the key may be in the other bucket. */
 static __always_inline __u32 flow_search(const struct flow_scratch *s, const struct flow_mask *m, __u32 mask, __u32 bucket,
 					 __u32 tag, bool *full)
 {
@@ -87,7 +87,7 @@ static __always_inline __u32 flow_search(const struct flow_scratch *s, const str
 	return 0;
 }
 
-/* The rule under one mask: a global function, which the verifier looks at once. */
+/* The rule under one mask. A global function: the verifier checks it once. */
 __noinline __u32 flow_probe(struct flow_scratch *s, __u32 mask)
 {
 	const struct flow_mask *m = ROW(flow_masks, mask);
@@ -106,13 +106,13 @@ __noinline __u32 flow_probe(struct flow_scratch *s, __u32 mask)
 
 	if (!rule && full)
 		rule = flow_search(s, m, mask, first + ((bucket ^ 1) & buckets), h, &full);
-	/* It may have moved home since the first look: rules move nowhere else. */
+	/* It may have moved to its first bucket meanwhile. Rules move nowhere else. */
 	if (!rule && full)
 		rule = flow_search(s, m, mask, first + bucket, h, &full);
 	return rule;
 }
 
-/* Looks under one mask of a table. State is in the scratch row: the verifier looks at this once, not at all of its histories. */
+/* Looks under one mask of a table. Its state is in the scratch row, so the verifier checks this only once. */
 __noinline int flow_try(struct flow_scratch *s, __u64 entry)
 {
 	__u32 mask = entry & FLOW_ORDER_ROW;
@@ -134,8 +134,8 @@ __noinline int flow_try(struct flow_scratch *s, __u64 entry)
 }
 
 /*
- * The rule of a table: the one of highest priority that matches, among equals the one under the mask of highest rank
- * (logic::flow::table); else what the table does without one.
+ * The rule of a table: the matching one with the highest priority, among equals the one under the mask of the highest rank
+ * (logic::flow::table). If none matches, the table's own rule.
  */
 __noinline __u32 flow_lookup(struct flow_scratch *s, __u32 table)
 {
@@ -150,7 +150,7 @@ __noinline __u32 flow_lookup(struct flow_scratch *s, __u32 table)
 	return s->best;
 }
 
-/* What this packet has of what patches may need. */
+/* The enum flow_needs that this packet has. */
 static __always_inline __u64 flow_has(const struct flow_layout *l)
 {
 	__u64 has = l->tags ? FLOW_NEEDS_TAG : 0;
@@ -168,18 +168,18 @@ static __always_inline __u64 flow_has(const struct flow_layout *l)
 	return has;
 }
 
-/* Does a patch say all that later tables see changed of this packet, whose word with the UDP destination port is this one? */
+/* Does a patch describe all that later tables see changed? `word`: the packet's word with the UDP destination port. */
 static __always_inline bool flow_patch_holds(const struct flow_layout *l, const struct flow_patch *patch, __u64 word)
 {
 	__u16 old_port = word >> 48, new_port = ((word & ~patch->mask[2]) | patch->value[2]) >> 48, vxlan = bpf_htons(vxlan_port);
 
 	if (patch->needs & ~flow_has(l))
 		return false;
-	/* A frame inside comes or goes. */
+	/* A change from or to the port of VXLAN changes whether there is an inner frame. */
 	return old_port == new_port || l->protocol != IPPROTO_UDP || (old_port != vxlan && new_port != vxlan);
 }
 
-/* What later tables see of the packet. 0: that depends on more than the patch says. */
+/* Changes the key to what later tables see. Returns 0 if that depends on more than the patch says. */
 __noinline int flow_apply_patch(struct flow_scratch *s, __u32 row)
 {
 	const struct flow_patch *patch = ROW(flow_patches, row);
@@ -191,7 +191,7 @@ __noinline int flow_apply_patch(struct flow_scratch *s, __u32 row)
 	return 1;
 }
 
-/* Do the patches of a cached flow's rules hold for this packet, too? What they need, no rule may look at. */
+/* Do the patches of a cached flow's rules hold for this packet, too? They may need fields that no rule matches. */
 __noinline int flow_patches_hold(struct flow_scratch *s)
 {
 	if (!s)
@@ -213,8 +213,8 @@ __noinline int flow_patches_hold(struct flow_scratch *s)
 }
 
 /*
- * Through the tables: fills s->rule. How many rules decided; 0: user space has to say. A rule whose decision
- * is being rewritten (FLOW_SLOW) ends the way.
+ * Goes through the tables, and fills s->rule. Returns the number of rules that decided, or 0 if user space has to decide.
+ * User space also decides if a rule's decision is being rewritten: it is FLOW_SLOW then.
  */
 __noinline __u32 flow_classify(struct flow_scratch *s)
 {

@@ -1,22 +1,25 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * Packets that go on on another core, by a CPU map, and flows that change their core with their packets in order: a place says
- * where a flow is, a row of core_queues what waits there.
+ * Hands packets over to other cores by CPU maps, and moves flows between cores with their packets in order. A place says
+ * which core a flow is on. A row of core_queues says how many packets wait there.
  */
 #pragma once
 
-/* Has all that was handed to a core before this moment been done there? */
+/* Has a core done all packets that were handed to it before this tick? */
 static __always_inline bool queue_is_past(const struct core_queue *q, __u32 jiffies)
 {
 	volatile const struct core_queue *now = q;
 
-	/* In this order: what is done was handed over before. */
+	/* Read in this order: packets that are done were handed over before. */
 	__u64 done = now->done + now->dropped, drained = now->drained_jiffies;
 
 	return done == now->handed || (drained && (__s32)((__u32)drained - jiffies) > 0);
 }
 
-/* May a place be changed now? Once in a tick; or its receive queue has gone elsewhere, and what was done here is handed over now. */
+/*
+ * May a place change now? It may once in a tick. It also may if the RX queue has moved to another core: packets that stayed
+ * on the old core are now handed to it.
+ */
 static __always_inline bool place_is_due(__u64 word, __u32 now, __u32 cpu)
 {
 	__u32 core = word & PLACE_CORE;
@@ -24,7 +27,7 @@ static __always_inline bool place_is_due(__u64 word, __u32 now, __u32 cpu)
 	return !core || word >> PLACE_JIFFIES_SHIFT != now || (!(word & PLACE_HANDED) && core - 1 != cpu);
 }
 
-/* The core that a packet of this flow is to be handed to, + 1; 0: it goes on here. */
+/* The core to which a packet of this flow must be handed, + 1; 0: it goes on here. */
 static __always_inline int handed_to(__u64 word, __u32 cpu)
 {
 	__u32 core = word & PLACE_CORE;
@@ -33,8 +36,8 @@ static __always_inline int handed_to(__u64 word, __u32 cpu)
 }
 
 /*
- * Writes that a flow goes on on a core, + 1. What it says then: another CPU with a packet for the same place comes before, or
- * sees the new core, as a flow leaves its core only with its first packet in a tick.
+ * Writes that a flow goes on on `core`, + 1. Returns the place as it is then: another CPU with a packet for the same place
+ * may have been first. Otherwise that CPU sees the new core, as a flow leaves its core only with its first packet in a tick.
  */
 static __always_inline __u64 put_place(__u64 *place, __u64 word, __u32 core, bool waits, __u64 flags, __u32 now)
 {
@@ -44,7 +47,7 @@ static __always_inline __u64 put_place(__u64 *place, __u64 word, __u32 core, boo
 	return was == word ? new : was;
 }
 
-/* The packet is on its way to a core: a CPU map took it. */
+/* Counts a packet that a CPU map took for a core. */
 static __always_inline void count_handed(__u32 row)
 {
 	struct core_queue *q = ROW(core_queues, row);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
-/* IPv4: ip_rcv_core, ip_route_input and ip_forward of Linux, for the packets that need nothing special (RFC 1812). */
+/* IPv4: as ip_rcv_core, ip_route_input and ip_forward of Linux, for packets that need nothing special (RFC 1812). */
 #pragma once
 
 #define IPV4_PLAIN	0x45	/* version 4, header of five words: no options */
@@ -36,7 +36,7 @@ static __always_inline bool checksum_ok(const struct ipv4 *ip)
 	return sum == 0xffff;
 }
 
-/* Sources Linux refuses on every interface (ip_route_input_slow): 0/8, 127/8, multicast, limited broadcast. */
+/* Sources that Linux refuses on every interface (ip_route_input_slow): 0/8, 127/8, multicast, limited broadcast. */
 static __always_inline bool martian_source(__u32 source)
 {
 	__u32 top = source >> 24;
@@ -52,7 +52,7 @@ static __always_inline bool maybe_local(const struct router *router, __u32 sourc
 	return router->local4[bit >> 6 & (LOCAL_FILTER_BITS / 64 - 1)] >> (bit & 63) & 1;
 }
 
-/* Does Linux refuse a broadcast address, or one of its own, as a source only sometimes? accept_local lets some pass. */
+/* Does Linux refuse this broadcast or own address as a source only sometimes? With accept_local it accepts some. */
 static __always_inline bool local_source_unsure(const struct nexthop *n, __u8 flags)
 {
 	return flags & IF_ACCEPT_LOCAL || n->reason == REASON_LOCAL_PREFIX ||
@@ -60,8 +60,9 @@ static __always_inline bool local_source_unsure(const struct nexthop *n, __u8 fl
 }
 
 /*
- * fib_validate_source: the source must not be ours, and with rp_filter it must lead back (RFC 3704). What cannot be
- * decided here (strict mode and several next hops back, routes that depend on more than the address) the kernel decides.
+ * As fib_validate_source: the source must not be ours, and with rp_filter a route must lead back to it (RFC 3704). The
+ * kernel decides if that is not possible here (strict mode and several next hops back, routes that depend on more than
+ * the address).
  */
 static __always_inline enum reason look_at_source(const struct packet *p, __u64 root, __u32 source)
 {
@@ -86,7 +87,7 @@ static __always_inline enum reason look_at_source(const struct packet *p, __u64 
 	return reason;
 }
 
-/* Of packets that would be forwarded; what is for the box itself has gone up before, unpoliced. */
+/* Called for packets that would be forwarded. Packets for the box itself have already gone up, unpoliced. */
 static __always_inline enum reason
 check_source(const struct packet *p, const struct router *router, __u64 root, __u32 source)
 {
@@ -97,7 +98,7 @@ check_source(const struct packet *p, const struct router *router, __u64 root, __
 	return REASON_NONE;
 }
 
-/* Policy 0: of an ICMP error the header of the packet it is about counts; NULL: it is not within sight. */
+/* The header that policy 0 hashes: in an ICMP error that of the inner packet; NULL: the program cannot see it. */
 static __always_inline const struct ipv4 *followed4(const struct ipv4 *ip, const void *end, __u32 ip_bytes)
 {
 	const __u8 *type = (const void *)(ip + 1);
@@ -110,7 +111,7 @@ static __always_inline const struct ipv4 *followed4(const struct ipv4 *ip, const
 	return *type < 32 && ICMP_ERRORS >> *type & 1 ? inner : ip;
 }
 
-/* A function of its own: packets that need no choice would pay for the registers that it takes. */
+/* A separate function: else packets that need no choice would pay for the registers that it takes. */
 __noinline __u64 multipath_hash4(struct xdp_md *ctx, __u32 row, __u32 offset, __u32 ip_bytes)
 {
 	const struct router *router = ROW(routers, row & (MAX_ROUTERS - 1));
@@ -184,7 +185,7 @@ static __always_inline enum reason forward_ipv4(struct packet *p, const struct r
 
 	ip = packet_data(p) + p->ip_offset;
 	if ((void *)(ip + 1) > packet_end(p))
-		return REASON_MALFORMED;	/* cannot be: checked above; for the verifier */
+		return REASON_MALFORMED;	/* cannot happen: checked above; for the verifier */
 	/* ip_decrease_ttl: adding 0x0100 to the checksum as ones' complement, end-around carry included (RFC 1141). */
 	__u32 sum = ip->checksum + bpf_htons(0x0100);
 	ip->checksum = sum + (sum >= 0xffff);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
-/* IPv6: ip6_rcv_core, ip6_route_input and ip6_forward of Linux, for the packets that need nothing special (RFC 8200). */
+/* IPv6: as ip6_rcv_core, ip6_route_input and ip6_forward of Linux, for packets that need nothing special (RFC 8200). */
 #pragma once
 
 #define IPV6_BYTES	40
@@ -20,13 +20,13 @@ struct ipv6 {
 	__be64 destination[2];
 };
 
-/* Sources ip6_rcv_core and ip6_forward refuse: unspecified, loopback, multicast, link-local. */
+/* Sources that ip6_rcv_core and ip6_forward refuse: unspecified, loopback, multicast, link-local. */
 static __always_inline bool bad_source6(__u64 hi, __u64 lo)
 {
 	return hi >> 56 == 0xff || hi >> 54 == 0xfe80 >> 6 || (!hi && lo <= 1);
 }
 
-/* Policy 0: of an ICMP error the header of the packet it is about counts; NULL: it is not within sight. */
+/* The header that policy 0 hashes: in an ICMP error that of the inner packet; NULL: the program cannot see it. */
 static __always_inline const struct ipv6 *followed6(const struct ipv6 *ip, const void *end, __u32 ip_bytes)
 {
 	const __u8 *type = (const void *)(ip + 1);
@@ -129,13 +129,13 @@ static __always_inline enum reason forward_ipv6(struct packet *p, const struct r
 	if (ip->hop_limit <= 1)
 		return REASON_TTL_EXCEEDED;
 	if (p->out->interface == p->interface)
-		return REASON_SAME_INTERFACE;	/* ip6_forward may owe a redirect (RFC 4861 8.2); no setting turns that off */
+		return REASON_SAME_INTERFACE;	/* ip6_forward may owe a redirect (RFC 4861 8.2); no setting disables it */
 	if ((reason = transmit(p)) != REASON_NONE)
 		return reason;
 
 	ip = packet_data(p) + p->ip_offset;
 	if ((void *)(ip + 1) > packet_end(p))
-		return REASON_MALFORMED;	/* cannot be: checked above; for the verifier */
+		return REASON_MALFORMED;	/* cannot happen: checked above; for the verifier */
 	ip->hop_limit--;
 	return REASON_NONE;
 }

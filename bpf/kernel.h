@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
-/* What tracepoint programs, the lab's too, read of the kernel's structures; BTF says where the running kernel keeps it. */
+/* The parts of kernel structures that tracepoint programs read, also the lab's. BTF says where the kernel has them. */
 #pragma once
 
 #define OF_THE_KERNEL __attribute__((preserve_access_index))

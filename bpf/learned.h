@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * ICMP errors from which Linux learns about a destination. It may then forward to that destination by a shorter MTU or by another
- * gateway (struct fib_nh_exception, struct rt6_exception), and it sends no message about this. So the destination is noted here,
- * and user space asks Linux about it (logic/src/learned.rs).
+ * ICMP errors from which Linux learns about a destination. It may then forward to that destination by a shorter MTU or by
+ * another gateway (struct fib_nh_exception, struct rt6_exception), and it sends no message about this. So the destination
+ * is noted here, and user space asks Linux about it (logic/src/learned.rs).
  *
- * Only packets that go up, or to a worker, get here. They may be for the router itself or not: Linux decides which errors it
- * believes.
+ * Only packets that go up, or to a worker, get here. They may be for the router itself or not: Linux decides which errors
+ * it believes.
  */
 #pragma once
 
@@ -31,7 +31,7 @@ static __always_inline void note_destination(__u32 router, __u32 family, const v
 	bpf_ringbuf_output(&learned, &note, sizeof(note), BPF_RB_NO_WAKEUP);
 }
 
-/* Functions of their own: packets that are forwarded would pay for the registers that these take. */
+/* Separate functions: else packets that are forwarded would pay for the registers that these take. */
 __noinline int note_error4(struct xdp_md *ctx, __u32 router, __u32 offset)
 {
 	const void *end = (void *)(long)ctx->data_end;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * Packets lost after the redirect: run() has counted them as forwarded, but the egress port, or the core that they were to go on
- * on, did not take them, and of that the kernel tells only tracepoints. Charged to the egress port (a core's to no port) with a
- * reason of class `lost`; what was for a worker, to the port it came in by, as dropped. The transmit one fires once for a bulk of up to 16 packets. Only the generation in charge counts, so
- * that a swap counts nothing twice. What is handed to a core is accounted for here, too, in core_queues, by each generation of its
- * own cores.
+ * Counts packets that are lost after the redirect. run() has counted them as forwarded, but the egress port or another core
+ * did not take them. The kernel reports this only to tracepoints. Such a packet is charged to the egress port (to no port
+ * if it was for a core) with a reason of class `lost`. One for a worker is charged to its ingress port, as dropped. The
+ * tracepoint of transmit fires once for a bulk of up to 16 packets. Only the generation in charge counts, so a swap counts
+ * nothing twice. These programs also keep core_queues, each generation for its own cores.
  */
 #pragma once
 
 #include "kernel.h"
 
-/* The network namespace of the ports: tracepoints tell of every namespace, and ifindexes repeat across them. */
+/* The network namespace of the ports: tracepoints report all namespaces, and an ifindex may be in several. */
 const volatile __u32 netns_inode = 0;
 
 static __always_inline __u64 port_of(const struct net_device *device)
@@ -18,7 +18,7 @@ static __always_inline __u64 port_of(const struct net_device *device)
 	return device->nd_net.net->ns.inum == netns_inode ? find_port(device->ifindex) : 0;
 }
 
-/* The first row of core_queues for a CPU map by which this generation hands packets over; -1: it does not. */
+/* The first row of core_queues for a CPU map of this generation; -1: the map is not of this generation. */
 static __always_inline int first_row(__u32 map)
 {
 	const struct control *c = ROW(control, 0);
@@ -38,7 +38,7 @@ static __always_inline void count_dropped(__u32 row, __u64 packets)
 		__sync_fetch_and_add(&q->dropped, packets);
 }
 
-/* Of whom no port is known. */
+/* The row of packets whose port is not known. */
 #define NO_PORT (CHARGE_ROWS - 1)
 
 /* `payer`: a port's row of charges, or NO_PORT. */
@@ -56,8 +56,8 @@ static __always_inline int count_lost(__u32 payer, enum reason reason, __u64 pac
 }
 
 /*
- * bq_xmit_all, kernel/bpf/devmap.c: the driver took `sent` and not the `drops` after them, or none and said why. A bulk
- * has one source; both ends are looked at, as other programs may redirect to a port of ours.
+ * bq_xmit_all, kernel/bpf/devmap.c: the driver took `sent` packets and not the `drops` after them, or none because of
+ * `err`. A bulk has one source. Both ends are checked, as other programs may redirect to a port of ours.
  */
 SEC("tp_btf/xdp_devmap_xmit")
 int BPF_PROG(lost_on_transmit, const struct net_device *from, const struct net_device *to, int sent, int drops, int err)
@@ -69,8 +69,9 @@ int BPF_PROG(lost_on_transmit, const struct net_device *from, const struct net_d
 	return count_lost(MAX_ROUTERS + (__u16)(port >> 32), err ? REASON_TX_REFUSED : REASON_TX_RING_FULL, drops);
 }
 
-/* __xdp_enqueue and xdp_ok_fwd_dev: the packet did not get as far as a bulk. `slot` is that of tx_ports, or a core, or a path's: what
- * a worker's socket does not take is charged to the port it came in by (path.h counts it by path).
+/*
+ * __xdp_enqueue and xdp_ok_fwd_dev: the packet did not get into a bulk. `slot` is one of tx_ports, a core, or one of
+ * path_sockets. A packet that a worker's socket did not take is charged to its ingress port (path.h counts it by path).
  */
 SEC("tp_btf/xdp_redirect_err")
 int BPF_PROG(lost_on_redirect, const struct net_device *from, const void *program, const void *to, int err,
@@ -94,7 +95,7 @@ int BPF_PROG(lost_on_redirect, const struct net_device *from, const void *progra
 	return slot < MAX_PORTS ? count_lost(MAX_ROUTERS + slot, reason, 1) : 0;
 }
 
-/* bq_flush_to_queue, kernel/bpf/cpumap.c, once for up to 8 packets: the queue of a core had no room for `drops` of them. */
+/* bq_flush_to_queue, kernel/bpf/cpumap.c, once for up to 8 packets: a core's queue had no room for `drops` of them. */
 SEC("tp_btf/xdp_cpumap_enqueue")
 int BPF_PROG(lost_on_hand_over, int map, unsigned int processed, unsigned int drops, int core)
 {
@@ -106,7 +107,7 @@ int BPF_PROG(lost_on_hand_over, int map, unsigned int processed, unsigned int dr
 	return count_lost(NO_PORT, rows ? REASON_SPLIT_CORE_FULL : REASON_RULE_CORE_FULL, drops);
 }
 
-/* The core that this thread of a CPU map is for, "cpumap/CORE/map:ID": it runs elsewhere while that is offline. */
+/* The core of this thread of a CPU map, "cpumap/CORE/map:ID". The thread runs elsewhere while that core is offline. */
 static __always_inline __u32 core_of_thread(void)
 {
 	char name[16] = {};
@@ -119,9 +120,9 @@ static __always_inline __u32 core_of_thread(void)
 }
 
 /*
- * cpu_map_kthread_run, kernel/bpf/cpumap.c, once for up to 8 packets, when what was redirected of them has left. A packet that was
- * counted as handed over before `mark` was set may wait in another CPU's bulk until the end of its poll and be overtaken
- * meanwhile; not so one that was there a tick before.
+ * cpu_map_kthread_run, kernel/bpf/cpumap.c, once for up to 8 packets, after those that it redirected have left. A packet
+ * that was counted as handed over before `mark` was set may still wait in another CPU's bulk until its poll ends, and
+ * others may overtake it. A packet that was handed over a tick before `mark` was set cannot.
  */
 SEC("tp_btf/xdp_cpumap_kthread")
 int BPF_PROG(done_on_core, int map, unsigned int processed)
@@ -139,13 +140,13 @@ int BPF_PROG(done_on_core, int map, unsigned int processed)
 		q->drained_jiffies = q->before_jiffies;
 		q->before_jiffies = q->mark_jiffies;
 		q->mark_jiffies = now;
-		/* What is dropped later is not done: then it takes longer, and an empty queue tells for itself. */
+		/* If some of these are dropped later, `done` gets there later; queue_is_past() also sees an empty queue. */
 		q->mark = *(volatile __u64 *)&q->handed - *(volatile __u64 *)&q->dropped;
 	}
 	return 0;
 }
 
-/* generic_xdp_tx, net/core/dev.c: the queue of a port was stopped, in generic mode. No program of ours returns XDP_TX. */
+/* generic_xdp_tx, net/core/dev.c: a port's TX queue was stopped, in generic mode. No program of ours returns XDP_TX. */
 SEC("tp_btf/xdp_exception")
 int BPF_PROG(lost_in_generic_mode, const struct net_device *to, const void *program, __u32 action)
 {

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * The maps, and what user space fixes at load. Sizes marked 1 are set by router/src/plane/ before loading. Mapped ones
- * (BPF_F_MMAPABLE) are written and read by user space without system calls.
+ * The maps, and the constants that user space sets at load. router/src/plane/ sets sizes that are 1 here. User space reads
+ * and writes mapped ones (BPF_F_MMAPABLE) without system calls.
  */
 #pragma once
 
-/* Constants from here on: the verifier prunes what they switch off. */
+/* These are constants for the verifier, which removes the code that they switch off. */
 const volatile __u32 interface_rows = 1;	/* rows of `counters` per CPU */
 const volatile __u32 interface_mask = 0;	/* buckets of `interface_index` - 1 */
 const volatile __u32 neighbour_mask = 0;	/* buckets of `neighbour_index` - 1 */
 const volatile bool queue_rows = false;	/* a port has a classifier: `queues` has rows, and flows are sampled */
-const volatile bool splits_queues = true;	/* false: frames of user space, which are of no queue */
-const volatile __u32 core_rows = 1;		/* rows of `core_queues` for each map: cores */
+const volatile bool splits_queues = true;	/* false: for frames of user space, which have no queue */
+const volatile __u32 core_rows = 1;		/* rows of `core_queues` for each CPU map: the number of cores */
 const volatile __u32 sample_mask = 127;		/* time one packet in (mask + 1) per CPU */
 const volatile __u64 exception_cost_ns = 0;	/* 1/rate of packets that need the slow path, per CPU and payer; 0: no limit */
 const volatile __u64 control_cost_ns = 0;	/* the same for ARP and neighbour discovery */
@@ -43,7 +43,7 @@ ARRAY(shares, struct share, 1, BPF_F_MMAPABLE);
 ARRAY(policers, struct policer, 1, 0);
 ARRAY(backlogs, struct backlog, 1, BPF_F_MMAPABLE);	/* by CPU; one map for all programs (router/src/plane/backlog.rs) */
 
-/* Of struct learned_note: what ICMP errors are about (learned.h). */
+/* Records are struct learned_note: the destinations of ICMP errors (learned.h). */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, LEARNED_RING_BYTES);
@@ -55,7 +55,7 @@ ARRAY(core_queues, struct core_queue, 1, BPF_F_MMAPABLE);
 ARRAY(split_index, __u64, MAX_PORTS * MAX_QUEUES, BPF_F_MMAPABLE);
 ARRAY(split_queues, struct split_queue, SPLIT_QUEUES, BPF_F_MMAPABLE);
 
-/* Cores that share queues, by number, each with millrace_core; entries are made when one does. */
+/* Cores that are ready to share queues, by number. An entry runs millrace_core. */
 struct {
 	__uint(type, BPF_MAP_TYPE_CPUMAP);
 	__uint(max_entries, 1);
@@ -63,7 +63,7 @@ struct {
 	__type(value, struct bpf_cpumap_val);
 } split_cores SEC(".maps");
 
-/* Flow rules (flow_abi.h); used by millrace_flow only. */
+/* Flow rules (flow_abi.h); only programs with flow rules use these. */
 const volatile __u32 flow_rows = 1;		/* rows of `flow_counters` per CPU: highest rule id + 1 */
 ARRAY(flow_masks, struct flow_mask, FLOW_MASKS, BPF_F_MMAPABLE);
 ARRAY(flow_tables, struct flow_table, FLOW_RULES, BPF_F_MMAPABLE);
@@ -80,7 +80,7 @@ ARRAY(flow_seen, struct flow_tags, 1, 0);
 ARRAY(flow_counters, struct flow_count, 1, BPF_F_MMAPABLE);
 ARRAY(flow_scratch, struct flow_scratch, 1, BPF_F_MMAPABLE);
 
-/* Cores that flow rules hand packets to, by number, each with millrace_flow_core; entries are made when a rule names one. */
+/* Cores that flow rules hand packets to, by number. An entry runs millrace_flow_core; it is made when a rule needs it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_CPUMAP);
 	__uint(max_entries, 1);
@@ -88,7 +88,7 @@ struct {
 	__type(value, struct bpf_cpumap_val);
 } rule_cores SEC(".maps");
 
-/* By queue, as split_index: the core that polls it, + 1, as a place. */
+/* By queue, as split_index: the place of the core that polls it. */
 ARRAY(rule_seats, __u64, MAX_PORTS * MAX_QUEUES, 0);
 ARRAY(flow_choices, __u64, CHOICE_SLOTS, BPF_F_MMAPABLE);
 ARRAY(core_rings, struct core_ring, 2, BPF_F_MMAPABLE);
@@ -100,8 +100,8 @@ ARRAY(path_counts, struct path_count, 1, BPF_F_MMAPABLE);
 ARRAY(path_scratch, struct path_scratch, 1, 0);
 
 /*
- * RX rings of workers: (port id * MAX_QUEUES + queue) * MAX_PATHS + path. A socket gets packets of its own port and queue only. The
- * kernel empties the slot of a socket that is closed.
+ * RX rings of workers: (port id * MAX_QUEUES + queue) * MAX_PATHS + path. A socket gets packets of its own port and queue
+ * only. The kernel empties the slot of a socket that is closed.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_XSKMAP);
@@ -110,7 +110,7 @@ struct {
 	__type(value, __u32);
 } path_sockets SEC(".maps");
 
-/* Sets of ports, one map each: a packet to a set goes to all of them but the one it came in by. */
+/* Sets of ports, one map each: a packet to a set goes to all of them except its ingress port. */
 struct port_set {
 	__uint(type, BPF_MAP_TYPE_DEVMAP);
 	__uint(max_entries, MAX_PORTS);
@@ -138,7 +138,10 @@ struct {
 	__type(value, struct bpf_devmap_val);
 } tx_ports SEC(".maps");
 
-/* Where flow rules send to. Not tx_ports: a port may be taken from them alone (OFPPC_NO_FWD), and rules outlive its generation. */
+/*
+ * The ports that flow rules send to. They are not in tx_ports, because a port may be taken from rules alone (OFPPC_NO_FWD), and
+ * rules outlive a generation.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_DEVMAP);
 	__uint(max_entries, MAX_PORTS);

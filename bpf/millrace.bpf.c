@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0
 /*
- * The kernel plane: one pass per packet on one core, no queue (M2). What it does not take goes up to the kernel
- * untouched, with a counted reason. Read forward() first: it is the whole path. While there are flow rules, millrace_flow
- * is attached in place of millrace, and while a core is full, millrace_shared: without them nothing of theirs is paid for.
- * While there are paths of the user plane, millrace_paths is attached, or millrace_flow_paths.
- * millrace_flow_core and millrace_core are the first of these and millrace on another core, which a rule has named, or which does
- * part of a queue.
+ * The kernel plane: one pass per packet on one core, no queue (M2). Packets that it does not forward go up to the kernel
+ * untouched, each with a counted reason. Read forward() first: it is the whole path. There are several programs, so that
+ * packets do not pay for features that are not used:
+ *   millrace             routes
+ *   millrace_shared      the same, while a core is full
+ *   millrace_flow        the same, while there are flow rules
+ *   millrace_paths, millrace_flow_paths   the same without and with flow rules, while there are paths of the user plane
+ *   millrace_flow_core   goes on with a packet on the core that a rule has named or chosen
+ *   millrace_core        goes on with a packet on a core that shares a queue
  */
 #include <linux/bpf.h>
 #include <linux/errno.h>
@@ -40,7 +43,7 @@
 #include "flow_rewrite.h"
 #include "flow_choice.h"
 
-/* Has no daemon confirmed the mirror in time? Then Linux forwards. */
+/* Did no daemon confirm the mirror in time? If so, Linux forwards. */
 static __always_inline bool mirror_expired(void)
 {
 	const struct control *c = ROW(control, 0);
@@ -48,7 +51,7 @@ static __always_inline bool mirror_expired(void)
 	return !c || bpf_jiffies64() > *(volatile const __u64 *)&c->deadline_jiffies;
 }
 
-/* The same for flow rules, which may be told to go on without a daemon. */
+/* The same for flow rules, which the configuration may let go on without a daemon. */
 static __always_inline bool rules_expired(void)
 {
 	const struct control *c = ROW(control, 0);
@@ -56,7 +59,7 @@ static __always_inline bool rules_expired(void)
 	return !c || bpf_jiffies64() > *(volatile const __u64 *)&c->rules_deadline_jiffies;
 }
 
-/* Is what they drop dropped all the same then? */
+/* Do flow rules drop packets even past their deadline? */
 static __always_inline bool rules_keep_drops(void)
 {
 	const struct control *c = ROW(control, 0);
@@ -64,7 +67,7 @@ static __always_inline bool rules_keep_drops(void)
 	return c && *(volatile const __u64 *)&c->rules_keep_drops;
 }
 
-/* A better name for some packets that go up: ARP and neighbour discovery have a reserve of their own. */
+/* Neighbour discovery goes up with a reason of its own, because it and ARP have a reserve. */
 static __always_inline bool neighbour_discovery(const struct packet *p)
 {
 	const struct ipv6 *ip = packet_data(p) + p->ip_offset;
@@ -83,7 +86,7 @@ static __always_inline enum reason unclassified(const struct packet *p, __u64 ma
 	return mac & 1 ? REASON_BROADCAST : REASON_NOT_OUR_MAC;
 }
 
-/* By destination MAC, port and VLAN to an interface, and so to a router (M1). */
+/* Finds the interface, and so the router, by destination MAC, port and VLAN (M1). */
 static __always_inline enum reason classify(struct packet *p)
 {
 	void *data = packet_data(p);
@@ -107,7 +110,7 @@ static __always_inline enum reason classify(struct packet *p)
 	return REASON_NONE;
 }
 
-/* Has a policy of this router changed, and is not read yet? (policy.bpf.c) */
+/* Has a policy of this router changed that user space has not read yet? (policy.bpf.c) */
 static __always_inline bool policy_changed(__u32 router)
 {
 	const __u64 *changes = ROW(policy, router);
@@ -143,8 +146,8 @@ static __always_inline enum reason route(struct packet *p)
 }
 
 /*
- * As Linux would. may_hand_over, a constant here and below: the program of another core must not know the map of cores, which
- * holds it: neither would ever go.
+ * Forwards as Linux would. may_hand_over is a constant here and below. A program for other cores must not use the map of
+ * cores: the map holds the program, so neither would ever be freed.
  */
 static __always_inline enum reason forward_normal(struct packet *p, bool may_hand_over)
 {
@@ -175,13 +178,13 @@ enum entry {
 	SHARED,			/* the same, while shares are in force */
 	BY_RULES,
 	HANDED_OVER,		/* by rules, from another core */
-	PART,			/* of a queue that is split, from its core */
+	PART,			/* of a split queue, from the core that receives it */
 	EXPLAINED,
 };
 
 /*
- * paths: packets of paths go to workers first. (Not two more entries: clang does not see that what is compared with two constants at once
- * is one itself, and leaves flow rules in programs without.)
+ * `paths`: packets of paths go to workers first. (This is not two more entries: clang would not see that a value compared
+ * with two constants is constant itself, and would leave flow rules in programs that do not use them.)
  */
 static __always_inline enum reason forward(struct packet *p, enum entry entry, bool paths)
 {
@@ -198,7 +201,7 @@ static __always_inline enum reason forward(struct packet *p, enum entry entry, b
 	p->port_splits = port_flags & PORT_SPLITS;
 	p->payer = MAX_ROUTERS + p->port;
 	trace_step(p, TRACE_PORT, p->port, port_flags);
-	/* What rules do not let in, paths do not have, as long as rules are in force. */
+	/* Paths do not get packets that rules refuse (OFPPC_NO_RECV), as long as rules are in force. */
 	bool refused = entry == BY_RULES && p->port_no_recv && (!rules_expired() || rules_keep_drops());
 	if (paths && !refused && taken_by_path(p, &reason))
 		return reason;
@@ -240,14 +243,14 @@ int millrace(struct xdp_md *ctx)
 	return run(ctx, ROUTED, false);
 }
 
-/* With shares of a full core. */
+/* Routes, with shares of a full core. */
 SEC("xdp.frags")
 int millrace_shared(struct xdp_md *ctx)
 {
 	return run(ctx, SHARED, false);
 }
 
-/* With flow rules before the routers. */
+/* Asks flow rules before it routes. */
 SEC("xdp.frags")
 int millrace_flow(struct xdp_md *ctx)
 {
@@ -255,8 +258,8 @@ int millrace_flow(struct xdp_md *ctx)
 }
 
 /*
- * For packets that another core hands over (rule_cores). They come without the index of their queue, and one at a time for each
- * core: softirqs are disabled in cpu_map_bpf_prog_run (kernel/bpf/cpumap.c) as they are in a driver.
+ * For packets that another core hands over (rule_cores). They come without the index of their queue, and one at a time on
+ * each core: cpu_map_bpf_prog_run (kernel/bpf/cpumap.c) disables softirqs, as in a driver.
  */
 SEC("xdp.frags/cpumap")
 int millrace_flow_core(struct xdp_md *ctx)
@@ -264,14 +267,14 @@ int millrace_flow_core(struct xdp_md *ctx)
 	return run(ctx, HANDED_OVER, false);
 }
 
-/* The first, for packets of a queue that is shared among cores (split_cores). */
+/* As millrace, for packets of a queue that is shared among cores (split_cores). */
 SEC("xdp.frags/cpumap")
 int millrace_core(struct xdp_md *ctx)
 {
 	return run(ctx, PART, false);
 }
 
-/* While there are paths of the user plane, the first and the one with flow rules; shares may be in force with both. */
+/* As millrace and millrace_flow, while there are paths of the user plane. Shares may be in force with both. */
 SEC("xdp.frags")
 int millrace_paths(struct xdp_md *ctx)
 {
@@ -284,21 +287,21 @@ int millrace_flow_paths(struct xdp_md *ctx)
 	return run(ctx, BY_RULES, true);
 }
 
-/* For packets that user space hands to the kernel. */
+/* For frames of user space that go to the kernel's stack. */
 SEC("xdp.frags")
 int millrace_pass(struct xdp_md *ctx)
 {
 	return XDP_PASS;
 }
 
-/* The first, for `millrace explain`: records its steps in `trace`, and changes no counter, budget or next hop. */
+/* As millrace_paths, for `millrace explain`: records its steps in `trace`, and changes no counter, budget or next hop. */
 SEC("xdp.frags")
 int millrace_explain(struct xdp_md *ctx)
 {
 	return run(ctx, EXPLAINED, true);
 }
 
-/* Run by user space, which cannot read jiffies. */
+/* User space runs this, as it cannot read jiffies itself. */
 SEC("syscall")
 int millrace_clock(void *ctx)
 {

@@ -5,7 +5,7 @@
  */
 #pragma once
 
-/* Not a hash, because hashes have 31 bits: only the kernel can compute it. */
+/* Only the kernel can compute the hash. This value is never a hash, because hashes have 31 bits. */
 #define MULTIPATH_UNSURE (1ULL << 32)
 
 #define ICMP_BYTES	8
@@ -93,8 +93,8 @@ static __always_inline __u32 ports_at(__u8 protocol)
 }
 
 /*
- * Reads the ports from a header with `left` bytes up to the end of the IP packet. Returns false if the packet has ports that
- * this program cannot see.
+ * Reads the ports from a header with `left` bytes up to the end of the IP packet. Returns false if the packet has ports
+ * that this program cannot see.
  */
 static __always_inline bool read_ports(const void *header, const void *end, __u8 protocol, __u32 left, __u32 *ports)
 {

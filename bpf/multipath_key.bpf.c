@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0
 /*
- * Reads what Linux hashes packets of multipath routes with: no file tells it. Run once by user space (router/src/linux/multipath.rs),
- * in a network namespace in which nobody has set fib_multipath_hash_seed.
+ * Reads the key with which Linux hashes packets of multipath routes. No file has it. User space runs this once
+ * (router/src/linux/multipath.rs), in a network namespace where nobody has set fib_multipath_hash_seed.
  */
 #include <linux/bpf.h>
 #include <stdbool.h>
@@ -37,7 +37,7 @@ struct answer {
 	__u64 has_seed;		/* Linux 6.11 and later */
 	__u64 user_seed;	/* 0: nobody has set one */
 	__u64 seed;
-	__u64 key[2];		/* before Linux 6.11; all 0: not to be read */
+	__u64 key[2];		/* before Linux 6.11; all 0: it could not be read */
 };
 
 SEC("syscall")

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
-/* A packet as the stages see it, and Ethernet with up to two VLAN tags. Parsed once; later stages use its offsets. */
+/* A packet as the stages see it, and Ethernet with up to two VLAN tags. It is parsed once; later stages use its offsets. */
 #pragma once
 
 #define ETH_P_IP	0x0800
@@ -20,7 +20,7 @@ struct packet {
 	__u32 frame_bytes;	/* whole frame, all buffers */
 	__u32 ip_bytes;		/* the IP packet, without Ethernet padding */
 	__u32 vlan;		/* VLAN key */
-	__u32 queue_nexthop;	/* what a row of `queues` says; 0: none does */
+	__u32 queue_nexthop;	/* the next hop of a row of `queues`; 0: no row fits */
 	__u32 queue_mtu;
 	__u16 ip_offset;
 	__u16 ether_type;	/* of what follows the tags, host byte order */
@@ -30,14 +30,14 @@ struct packet {
 	__u8  flags;		/* enum interface_flags */
 	__u8  tags;
 	bool  multi_buffer;
-	bool  port_ready;	/* packets from its port may be trusted */
-	bool  port_no_recv;	/* flow rules drop them */
-	bool  port_hands_over;	/* they may be handed to another core */
-	bool  port_splits;	/* flows of one of its queues are shared among cores */
+	bool  port_ready;	/* PORT_READY and so on of its port */
+	bool  port_no_recv;
+	bool  port_hands_over;
+	bool  port_splits;
 	/* Constants in each program: the compiler removes what they switch off. */
 	bool  explain;
 	bool  shared;		/* shares of the core may be in force */
-	bool  handed;		/* it came from another core, and stays */
+	bool  handed;		/* it came from another core, and goes to no third one */
 };
 
 static __always_inline void *packet_data(const struct packet *p)
@@ -51,8 +51,8 @@ static __always_inline void *packet_end(const struct packet *p)
 }
 
 /*
- * Headers are read and written in whole words, though they sit at two-byte boundaries: every machine with an XDP driver
- * does that in one instruction, and a packed structure would be taken apart into bytes.
+ * Headers are read and written in whole words, though they are at two-byte boundaries. Every machine with an XDP driver
+ * does that in one instruction. With packed structures the compiler would access single bytes.
  */
 struct ethernet {
 	__u8 destination[6];
@@ -75,13 +75,13 @@ static __always_inline __u32 vlan_word(__u16 type, __u16 tci)
 	return (tci & VLAN_VID) | (type == ETH_P_8021AD ? VLAN_AD : 0) | VLAN_PRESENT;
 }
 
-/* Nothing but a priority tag (802.1p): VLAN 0, with whatever type. */
+/* Only a priority tag (802.1p): VLAN 0, of either type. */
 static __always_inline bool is_priority_tag(__u32 vlan)
 {
 	return (vlan & ~VLAN_AD) == VLAN_PRESENT;
 }
 
-/* The part of the kernel's struct of this name that is read; fields are found by BTF. */
+/* The part that is read of the kernel's structure of this name; BTF says where the kernel has it. */
 struct xdp_buff {
 	__u32 flags;
 } __attribute__((preserve_access_index));
@@ -90,7 +90,7 @@ struct xdp_buff {
 
 extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym __weak;
 
-/* One load where the kernel lets us see its own structure (Linux 6.2), else a call of some 4 ns. */
+/* One load if the kernel shows its own structure (since Linux 6.2), else a call of some 4 ns. */
 static __always_inline bool has_frags(struct packet *p)
 {
 	if (bpf_ksym_exists(bpf_cast_to_kern_ctx)) {

@@ -1,17 +1,21 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * Packets of the user plane's paths (P2, P4): which path a packet is of, and into the RX ring of its port, queue and path. This is asked
- * before flow rules, splits and other cores, which a queue's number does not reach; and of what comes by a port only.
+ * Gives packets to paths of the user plane (P2, P4): finds the path of a packet, and puts it into the RX ring of its port,
+ * queue and path. This comes before flow rules, splits and other cores, because another core does not know the number of
+ * the queue. Only packets that come in by a port are asked about.
  */
 #pragma once
 
 #define TCP_SYN	0x02
 #define TCP_ACK	0x10
 
-/* Frames of several buffers whose first has so much show all that classes look at, but for what comes behind extension headers. */
+/* If the first buffer has so many bytes, it holds all fields of classes, except those behind extension headers. */
 #define PATH_FIRST_BUFFER 128
 
-/* Of a word with one bit: which (Leiserson, Prokop, Randall: Using de Bruijn sequences to index a 1 in a computer word, 1998). */
+/*
+ * The place of a word's only bit (Leiserson, Prokop, Randall: Using de Bruijn Sequences to Index a 1 in a Computer Word,
+ * 1998).
+ */
 static const __u8 bit_of[64] = {
 	0, 1, 2, 53, 3, 7, 54, 27, 4, 38, 41, 8, 34, 55, 48, 28, 62, 5, 39, 46, 44, 42, 22, 9, 24, 35, 59, 56, 49, 18, 29, 11,
 	63, 52, 6, 26, 37, 40, 33, 47, 61, 45, 43, 21, 23, 58, 17, 10, 51, 25, 36, 32, 60, 20, 57, 16, 50, 31, 19, 15, 30, 14, 13, 12,
@@ -34,7 +38,7 @@ static __always_inline void read_path_addresses(struct xdp_md *ctx, struct path_
 	s->key[PATH_WORD_DESTINATION + 1] = ip ? ip->destination[1] : 0;
 }
 
-/* s->port, s->router and s->layout.end are known. */
+/* s->port, s->router and s->layout must be set. */
 static __always_inline void read_path_key(struct xdp_md *ctx, struct path_scratch *s)
 {
 	struct flow_layout *l = &s->layout;
@@ -56,7 +60,7 @@ static __always_inline void read_path_key(struct xdp_md *ctx, struct path_scratc
 	read_path_addresses(ctx, s);
 }
 
-/* Two bytes of the frame, as loaded; false: it does not have them. */
+/* Reads two bytes of the frame, as loaded. Returns false if it does not have them. */
 static __always_inline bool path_bytes(struct xdp_md *ctx, __u8 offset, __u16 *bytes)
 {
 	const __u8 *data = (void *)(long)ctx->data;
@@ -70,7 +74,7 @@ static __always_inline bool path_bytes(struct xdp_md *ctx, __u8 offset, __u16 *b
 	return true;
 }
 
-/* The rows that a packet may fit. */
+/* The rows that may fit a packet, as bits. */
 static __always_inline __u64 path_candidates(struct xdp_md *ctx, const struct path_scratch *s, const struct path_classes *c)
 {
 	__u64 left = c->rows;
@@ -104,7 +108,7 @@ static __always_inline __u64 differs(const struct path_scratch *s, const struct 
 	return (s->key[word] ^ row->value[word]) & row->mask[word];
 }
 
-/* Of a packet whose headers are not seen: may it be of the class, as far as it is seen? */
+/* May a packet whose headers are not all seen be of this class? */
 static __always_inline bool path_row_may(const struct path_scratch *s, const struct path_row *row)
 {
 	return !((__u32)differs(s, row, PATH_WORD_INGRESS) | differs(s, row, PATH_WORD_MAC));
@@ -125,8 +129,8 @@ static __always_inline bool path_row_has(struct xdp_md *ctx, const struct path_s
 }
 
 /*
- * The row whose packet this is, + 1, or 0. Of what is not seen nobody knows the path: one that it may be of and that drops what workers
- * cannot have is found, others are not. A global function: the verifier looks at its loops once.
+ * Returns the row that fits a packet, + 1, or 0. If not all headers of the packet are seen, its path is not known. Then this
+ * finds only paths with PATH_DROP that the packet may belong to. A global function: the verifier checks its loops once.
  */
 __noinline int find_path(struct xdp_md *ctx, struct path_scratch *s, __u32 half)
 {
@@ -147,7 +151,7 @@ __noinline int find_path(struct xdp_md *ctx, struct path_scratch *s, __u32 half)
 	return 0;
 }
 
-/* The second word of the slot of the interface that a packet is for; 0: there is none. */
+/* The second word of the slot of a packet's interface; 0: no interface has this MAC, port and VLAN. */
 __noinline __u64 path_interface(struct xdp_md *ctx, __u32 port)
 {
 	struct packet p = { .ctx = ctx };
@@ -158,7 +162,7 @@ __noinline __u64 path_interface(struct xdp_md *ctx, __u32 port)
 	return find_interface(*(__u64 *)data & 0xffffffffffffULL, port, p.vlan);
 }
 
-/* Why no worker can have it; the packet is in its worker's ring if none. */
+/* Puts a packet into its worker's ring. Returns REASON_NONE, or why no worker gets it. */
 static __always_inline enum reason give_to_worker(struct packet *p, bool unseen, __u32 path, const struct path_control *paths)
 {
 	__u32 queue = p->ctx->rx_queue_index;
@@ -193,8 +197,8 @@ static __always_inline void count_path(const struct packet *p, __u32 path, enum 
 }
 
 /*
- * Of a path: is the packet done with? Then *reason is why it is dropped, or REASON_PATH_GIVEN. Else it goes on as if there were no path. `slot`: of
- * the interface that it is for, if that is known.
+ * Gives a packet to its path. If it returns true, the packet is done, and *reason is REASON_PATH_GIVEN or why the packet is
+ * dropped. Otherwise the packet goes on as if there were no path. `slot`: from path_interface(), or 0.
  */
 static __always_inline bool
 done_by_path(struct packet *p, bool unseen, __u32 path, bool drops, const struct path_control *paths, __u64 slot, enum reason *reason)
@@ -214,7 +218,7 @@ done_by_path(struct packet *p, bool unseen, __u32 path, bool drops, const struct
 	return true;
 }
 
-/* A worker may pass an ICMP error up, so learned.h looks at it here. It needs the EtherType and the offset of the IP header. */
+/* A worker may pass an ICMP error up, so learned.h looks at it here. It needs the EtherType and the IP header's offset. */
 static __always_inline void find_error(struct packet *p, const struct flow_layout *l)
 {
 	if (l->protocol != (l->network == 6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP))
@@ -223,7 +227,7 @@ static __always_inline void find_error(struct packet *p, const struct flow_layou
 	p->ip_offset = l->ip_offset;
 }
 
-/* done_by_path() for a packet that a flow rule gives to a path. Rules of earlier tables may have made it longer. */
+/* As done_by_path(), for a packet that a flow rule gives to a path. Rules of earlier tables may have made it longer. */
 static __always_inline bool given_by_rule(struct packet *p, const struct flow_layout *l, __u32 path, enum reason *reason)
 {
 	const struct path_control *paths = ROW(path_control, 0);
@@ -236,7 +240,7 @@ static __always_inline bool given_by_rule(struct packet *p, const struct flow_la
 	return done_by_path(p, false, path, *(volatile const __u64 *)&paths->drops >> path & 1, paths, 0, reason);
 }
 
-/* Is it a path's by its class, and with that done with? As above. */
+/* As done_by_path(), for a packet that a class gives to a path. Returns false if no class fits. */
 static __always_inline bool taken_by_path(struct packet *p, enum reason *reason)
 {
 	const struct path_control *paths = ROW(path_control, 0);
@@ -270,7 +274,7 @@ static __always_inline bool taken_by_path(struct packet *p, enum reason *reason)
 	return done_by_path(p, s->layout.unseen, row->path & (MAX_PATHS - 1), row->otherwise == PATH_DROP, paths, slot, reason);
 }
 
-/* As losses.h, of a path: the packet was given to its worker's socket, which did not take it. */
+/* Counts a packet by path that its worker's socket did not take (losses.h counts it by port). */
 SEC("tp_btf/xdp_redirect_err")
 int BPF_PROG(lost_to_path, const struct net_device *from, const void *program, const void *to, int err,
 	     enum bpf_map_type type, __u32 map, __u32 slot)

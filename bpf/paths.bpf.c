@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0
 /*
- * Frames for paths of the user plane, sent into the RX rings of their queue: for tests and measurements of AF_XDP alone. Which path,
- * the byte behind the Ethernet header says, of frames with an EtherType for experiments (IEEE 802, 9.2.4).
+ * Sends frames into the RX rings of their queue and path, only for tests and measurements of AF_XDP. Frames have an
+ * EtherType for experiments (IEEE 802, 9.2.4), and the byte behind the Ethernet header is the path.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_endian.h>
@@ -10,14 +10,14 @@
 #define ETH_P_IP	0x0800
 #define ETH_P_EXPERIMENT 0x88b5
 #define ETHERNET_BYTES	14
-/* Behind IPv4 without options and UDP. */
+/* The offset behind IPv4 without options and UDP. */
 #define PAYLOAD		42
 
-/* router/tests/af_xdp/bed.rs has these too. */
+/* router/tests/af_xdp/bed.rs has the same numbers. */
 #define PATHS		4
 #define QUEUES		8
 
-/* A socket gets packets of its own port and queue only, so a slot is of one of both; each port has a program of its own. */
+/* A socket gets packets of its own port and queue only. Each port has a program of its own, so slots are of one port. */
 struct {
 	__uint(type, BPF_MAP_TYPE_XSKMAP);
 	__uint(max_entries, QUEUES * PATHS);
@@ -42,11 +42,11 @@ int to_path(struct xdp_md *ctx)
 		return XDP_PASS;
 	if (*(const __be16 *)(frame + 12) != bpf_htons(ETH_P_EXPERIMENT) || frame[ETHERNET_BYTES] >= PATHS)
 		return XDP_PASS;
-	/* Nobody at that slot: the kernel has it. */
+	/* If the slot is empty, the kernel gets the frame. */
 	return bpf_redirect_map(&paths, ctx->rx_queue_index * PATHS + frame[ETHERNET_BYTES], XDP_PASS);
 }
 
-/* The same, and IPv4 is path 0's. */
+/* The same, but IPv4 goes to path 0. */
 SEC("xdp")
 int ip_to_path(struct xdp_md *ctx)
 {
@@ -57,7 +57,7 @@ int ip_to_path(struct xdp_md *ctx)
 	return bpf_redirect_map(&paths, ctx->rx_queue_index * PATHS, XDP_PASS);
 }
 
-/* Run by BPF_PROG_TEST_RUN with live frames, which leave by `out` as they are. */
+/* Run by BPF_PROG_TEST_RUN with live frames, which leave by `out` unchanged. */
 SEC("xdp")
 int repeat(struct xdp_md *ctx)
 {
@@ -78,8 +78,8 @@ int generate(struct xdp_md *ctx)
 }
 
 /*
- * The same for an IPv4 frame that routers write to, and whose page comes back as they left it: its first 12 bytes, TTL and checksum are as
- * its payload has them.
+ * The same for an IPv4 frame that routers rewrite. Its page comes back as they left it, so this copies its first 12 bytes,
+ * TTL and checksum back from its payload.
  */
 SEC("xdp")
 int restore(struct xdp_md *ctx)
@@ -94,7 +94,10 @@ int restore(struct xdp_md *ctx)
 	return bpf_redirect_map(&out, 0, 0);
 }
 
-/* Frames of three paths: so many of path 0 as the second byte behind the header says, one of path 1 and one of path 2, and again. */
+/*
+ * Frames of three paths, again and again: as many of path 0 as the second byte behind the header says, then one of path 1 and
+ * one of path 2.
+ */
 SEC("xdp")
 int mix(struct xdp_md *ctx)
 {
@@ -111,7 +114,7 @@ int mix(struct xdp_md *ctx)
 	return bpf_redirect_map(&out, 0, 0);
 }
 
-/* At the other end. */
+/* Runs at the other end. */
 SEC("xdp")
 int sink(struct xdp_md *ctx)
 {

@@ -3,7 +3,8 @@
  * Sees changes of policy inside the system call that makes them. Each program here marks a router in the map `policy`, and
  * the kernel plane leaves the packets of a marked router to Linux (route() in millrace.bpf.c). User space reads the
  * namespace again and applies the result. It removes the mark if no other change came in between
- * (router/src/daemon/policy.rs). A change is therefore in force when the command returns, whatever user space does meanwhile.
+ * (router/src/daemon/policy.rs). A change is therefore in force when the command returns, whatever user space does
+ * meanwhile.
  *
  * The namespace of a change must be exact. A tenant may change its own policy as often as it likes, but this must not send
  * the packets of others to the kernel. A program may also change a namespace through a socket that it opened there and kept

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0
 /*
- * What each NAPI instance that is watched has polled: __napi_poll, net/core/dev.c, says it once for up to 64 packets, of threads and
- * softirqs alike. An instance polls on one CPU at a time, so its row has one writer. Who sleeps until one polls is woken.
+ * Counts the polls of each NAPI instance that is watched, and their packets. The tracepoint in __napi_poll, net/core/dev.c,
+ * fires once for up to 64 packets, in threads and softirqs alike. An instance polls on one CPU at a time, so its row has
+ * one writer. A poll wakes the thread that waits for it.
  */
 #include <linux/bpf.h>
 #include <stdbool.h>
@@ -14,14 +15,14 @@ struct napi_struct {
 	unsigned int napi_id;
 } __attribute__((preserve_access_index));
 
-/* A power of two. Ids count up as instances are added, so those of a machine seldom share a row. */
+/* A power of two. Ids count up as instances are added, so two of a machine seldom share a row. */
 #define ROWS 4096
 
 struct polled {
-	__u64 napi_id;		/* 0: nobody's */
+	__u64 napi_id;		/* 0: a free row */
 	__u64 polls;
 	__u64 packets;
-	__u64 is_awaited;	/* somebody sleeps until it polls */
+	__u64 is_awaited;	/* a thread sleeps until it polls */
 };
 
 struct {
@@ -32,13 +33,13 @@ struct {
 	__type(value, struct polled);
 } polled SEC(".maps");
 
-/* Ids of those that were awaited. */
+/* Ids of instances that a thread waited for. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096);
 } began SEC(".maps");
 
-/* By CPU. Made by user space: the kernel plane reads the same map. */
+/* By CPU. User space makes it; the kernel plane reads the same map. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -73,7 +74,7 @@ int BPF_PROG(count_polls, struct napi_struct *napi, int work, int budget)
 		row->packets += work;
 	if (row->is_awaited) {
 		row->is_awaited = 0;
-		/* No room: so many are there already that whoever sleeps is awake. */
+		/* A full ring does no harm: the records in it have woken the thread. */
 		bpf_ringbuf_output(&began, &id, sizeof(id), BPF_RB_FORCE_WAKEUP);
 	}
 	return 0;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * The quick path of paper Q (Q3, Q4): where a NIC's classifier steers heavy flows to queues of their next hops, a row of the
- * queue says what the tables would. Nothing of this is in the program where no port has a classifier.
+ * The quick path of paper Q (Q3, Q4): a NIC's classifier steers heavy flows to queues of their next hops, and a row of the
+ * queue holds the tables' result. The program has none of this code if no port has a classifier.
  */
 #pragma once
 
-/* Source and destination, and the transport header, of an IP packet that has all of its own header here. */
+/* The addresses and the transport header of an IP packet whose own header is all here. */
 struct addresses {
 	struct address source, destination;
 	const void *transport;
@@ -42,7 +42,7 @@ static __always_inline bool read_addresses(const struct packet *p, struct addres
 	return true;
 }
 
-/* Which of a queue's rows may be this destination's: by its last byte. A hash would cost half of what a row saves. */
+/* The row of a queue that may have this destination, by its last byte. A hash would cost half of what a row saves. */
 static __always_inline __u32 queue_way(const struct address *destination, bool ipv6)
 {
 	return ipv6 ? (destination->hi >> 56 & (QUEUE_FAMILY_WAYS - 1)) | QUEUE_FAMILY_WAYS
@@ -50,9 +50,9 @@ static __always_inline __u32 queue_way(const struct address *destination, bool i
 }
 
 /*
- * If a row of the packet's queue is about its interface and destination: notes the next hop, and returns the second word of
- * the interface's slot. The index of the queue need not be right (generic mode, cpumap): then no row fits, or one that says
- * the same.
+ * If a row of the packet's queue fits its interface and destination, notes the next hop and returns the second word of the
+ * interface's slot. The index of the queue may be wrong (generic mode, cpumap). Then no row fits, or one with the same
+ * result.
  */
 static __always_inline __u64 find_queue_row(struct packet *p, __u64 mac)
 {
@@ -100,7 +100,7 @@ static __always_inline void sample_flow(const struct packet *p)
 	s->port = p->port;
 	s->protocol = a.protocol;
 	s->family = p->ether_type == ETH_P_IP ? 4 : 6;
-	/* The reader takes an entry only if it was complete. */
+	/* `count` comes last: the reader takes only complete entries. */
 	barrier();
 	ring->count++;
 }

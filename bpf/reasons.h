@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * Why a packet was not forwarded by the kernel plane: the one list, read by the C compiler (abi.h) and by
- * logic/build.rs, which makes the Rust enum `Reason` of it. Order is the ABI of the `charges` map; append at the end.
+ * The one list of reasons why the kernel plane did not forward a packet. The C compiler reads it (abi.h), and so does
+ * logic/build.rs, which makes the Rust enum `Reason` of it. The order is the ABI of the `charges` map: append at the end.
  *
  * REASON(NAME, class, "text for people")
  *   class pass      went up to the kernel, never policed: for the box itself (applications, routing protocols), or
  *                   forwarded by Linux as it would be without us
- *   class slow      went up to the kernel, which forwards it at a higher cost; policed per router, but only while others on
- *                   the CPU may lose by it (account.h)
+ *   class slow      went up to the kernel, which forwards it at a higher cost; policed per router, but only while other
+ *                   packets on the CPU may suffer from it (account.h)
  *   class exception went up to the kernel, policed per router: mostly dropped there, or answered with an ICMP error, which
  *                   costs more than forwarding
  *   class control   went up to the kernel, policed by the reserve: ARP and neighbour discovery
  *   class drop      dropped
- *   class taken     dropped here, once user space has it, or a copy: that does the rest
+ *   class taken     taken out of the kernel plane, because user space has it or a copy of it, and does the rest
  *   class lost      forwarded, and lost on its way out: charged to the egress port, if one is known (losses.h)
  */
 REASON(FALLBACK,            pass,      "no daemon has confirmed the mirror in time; the kernel forwards")

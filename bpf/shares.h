@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * Shares of a core that is full (M4, P12): a router that wants more than its share is cut here, before work is spent on its
- * packets. User space says how much of what comes is carried out, and until when that holds; without it nothing is cut, and
- * all of this is in a program that is not attached. (In the one that is, a word that says so costs 2 to 7 ns: registers.) Packets are cut evenly, one by one: a budget that lasts for a clock's tick
- * would let all packets of its first half pass, and fill the port's ring meanwhile, which others share.
+ * Shares of a full core (M4, P12). If a router wants more than its share, some of its packets are cut here, before work is
+ * spent on them. User space sets the part of packets that is carried out, and until when that holds. Without that nothing is
+ * cut, and the attached program has none of this code. (A test of a word there would cost 2 to 7 ns, for registers.) Packets
+ * are cut evenly, one by one. A budget per clock tick would let all packets of the tick's first half pass, and they would
+ * fill the port's ring, which other routers share.
  */
 #pragma once
 
 #define ICMPV6_ROUTER_SOLICITATION 133
 #define ICMPV6_REDIRECT 137
 
-/* One packet more of a kind of which `admit` in 2^32 are carried out, evenly, and all if it is 0. False: not this one. */
+/* Is this packet carried out? `admit` of 2^32 packets are, evenly, or all if it is 0. */
 static __always_inline bool admitted(__u32 admit, __u32 *credit)
 {
 	if (!admit)
@@ -19,13 +20,13 @@ static __always_inline bool admitted(__u32 admit, __u32 *credit)
 	return *credit < admit;
 }
 
-/* A group that does not leave the link (routing protocols), or all on it; or maybe an address of the router itself. */
+/* Is `to` a link-local group (routing protocols), limited broadcast, or maybe an address of the router itself? */
 static __always_inline bool maybe_own4(const struct router *router, __u32 to)
 {
 	return to >> 8 == 0xe00000 || to == 0xffffffff || maybe_local(router, to);
 }
 
-/* The same, for certain: there is no filter of IPv6 addresses, so the table has to tell. */
+/* The same, with certainty: there is no filter of IPv6 addresses, so this looks in the table. */
 static __always_inline bool is_own6(const struct router *router, __u64 hi, __u64 lo)
 {
 	const struct packet untraced = {};
@@ -62,9 +63,9 @@ static __always_inline enum share_kind kind_of(struct xdp_md *ctx, const struct 
 }
 
 /*
- * Counts a packet of which no more than its router is known; 1: it is one too many. What is for the router itself comes first in
- * its share, and is cut only where it is more than that alone. ARP and neighbour discovery have a reserve of their own. A function of
- * its own: packets that nobody cuts would pay for the registers that it takes.
+ * Counts a packet right after its router is known. Returns 1 if the packet is over the router's share. Packets for the router
+ * itself come first in the share, and are cut only if they alone exceed it. ARP and neighbour discovery have a reserve of
+ * their own. A separate function: else packets that nobody cuts would pay for the registers that it takes.
  */
 __noinline int over_share(struct xdp_md *ctx, __u32 row, __u32 ether_type, __u32 offset)
 {
@@ -90,7 +91,7 @@ __noinline int over_share(struct xdp_md *ctx, __u32 row, __u32 ether_type, __u32
 	}
 }
 
-/* A daemon that has ended meanwhile cuts nothing. */
+/* Nothing is cut past the deadline: the daemon may have ended. */
 static __always_inline bool cut_by_share(const struct packet *p)
 {
 	const struct control *c = ROW(control, 0);

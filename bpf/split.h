@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * A queue that alone is too much for a core: its flows are shared among several, by the hash of addresses, protocol and ports. The
- * core that receives it does its own share, and hands on what of the rest is to be forwarded; there all of forward() is done. User space says where each
- * bucket of flows shall be, and it goes there when none of its packets can still wait in the old core's queue.
+ * Splits a queue that is too much for one core: several cores share its flows, by the hash of addresses, protocol and
+ * ports. The receiving core does its own share. It hands over packets of the rest that are to be forwarded, and the other
+ * core does all of forward() for them. User space decides on which core each bucket of flows should be. The bucket moves
+ * there when none of its packets can still wait in the old core's queue.
  */
 #pragma once
 
 enum split_fate {
-	SPLIT_DROPPED = -1,	/* a core + 1: handed to it */
+	SPLIT_DROPPED = -1,	/* values from 1 on: the core to which the packet is handed, + 1 */
 	SPLIT_STAYS,
 };
 
 /*
- * Is this the first packet of a bucket in a poll, of those that stay on the core that receives them? What was before it has left:
- * it waits in no bulk for a TX queue any more.
+ * Is this the first packet of a bucket in a poll of the receiving core, where the bucket stays? Then the packets before it
+ * have left: none waits in a bulk for a TX queue any more.
  */
 static __always_inline bool begins_poll(struct split_bucket *b, __u32 cpu)
 {
@@ -24,7 +25,7 @@ static __always_inline bool begins_poll(struct split_bucket *b, __u32 cpu)
 	return before != polls;
 }
 
-/* Does so much wait for a core that what is handed to it is likely to find its queue full? */
+/* Do so many packets wait for a core that its queue is likely to be full? */
 static __always_inline bool is_crowded(const struct core_queue *q)
 {
 	volatile const struct core_queue *now = q;
@@ -33,9 +34,9 @@ static __always_inline bool is_crowded(const struct core_queue *q)
 }
 
 /*
- * A bucket that is on another core, or was received by one, with its first packet in a tick: it leaves when nothing of it can wait
- * there any more. Where that would never be, because the queue there does not run empty, what comes of it is dropped from now on
- * until it is: some milliseconds' worth. rows: the first row of core_queues of the map by which packets are handed over.
+ * For the first packet in a tick of a bucket that is on another core, or was received by one. The bucket leaves that core
+ * when none of its packets can wait there any more. If the queue there does not run empty, this would never happen. Then the
+ * bucket's packets are dropped until it can leave, for some milliseconds. rows: the first row of core_queues of the CPU map.
  */
 static __always_inline int move_bucket(struct split_bucket *b, __u64 word, __u32 cpu, __u32 rows, __u32 now)
 {
@@ -55,7 +56,7 @@ static __always_inline int move_bucket(struct split_bucket *b, __u64 word, __u32
 	return handed_to(put_place(&b->place, word, core, waits, 0, now), cpu);
 }
 
-/* The core that a packet is to be handed to, + 1, or what else becomes of it. queue: port id * MAX_QUEUES + index. */
+/* The core to which a packet must be handed, + 1, or an enum split_fate. queue: port id * MAX_QUEUES + index. */
 __noinline int split_core(__u32 queue, __u32 hash, __u32 cpu, __u32 rows)
 {
 	const __u64 *row = ROW(split_index, queue);
@@ -82,7 +83,7 @@ __noinline int split_core(__u32 queue, __u32 hash, __u32 cpu, __u32 rows)
 	return fate;
 }
 
-/* What becomes of a packet, by its queue's shares; if this is not the core for it, it is handed over, as it came. */
+/* Returns what happens to a packet of a split queue. Hands it over, unchanged, if it belongs on another core. */
 #define SPLIT(p_, hash_, map_, rows_) ({							\
 	__u32 queue__ = (p_)->ctx->rx_queue_index;						\
 	int fate__ = queue__ < MAX_QUEUES ?							\
@@ -95,7 +96,7 @@ __noinline int split_core(__u32 queue, __u32 hash, __u32 cpu, __u32 rows)
 	fate__;											\
 })
 
-/* Of TCP and UDP; 0 of what has no ports, or not within sight. */
+/* The ports of TCP and UDP; 0 if there are none, or if the program cannot see them. */
 static __always_inline __u32 split_ports(const void *header, const void *end, __u8 protocol)
 {
 	const __u32 *ports = header;
@@ -119,7 +120,7 @@ static __always_inline __u32 split_hash6(const struct ipv6 *ip, const void *end)
 	return mix(folded ^ rest * K1) >> 32;
 }
 
-/* The flow's hash; false: not IP, or not all of its header. */
+/* The flow's hash. Returns false if the packet is not IP, or its header is not whole. */
 static __always_inline bool split_hash(const struct packet *p, __u32 *hash)
 {
 	const void *header = packet_data(p) + p->ip_offset, *end = packet_end(p);
@@ -136,9 +137,9 @@ static __always_inline bool split_hash(const struct packet *p, __u32 *hash)
 }
 
 /*
- * Is it to be forwarded? What is for the router itself or for all on the link, routing protocols and neighbour discovery among
- * it, stays on the core that receives it: there it is passed up, charged and policed as of any queue, and no full queue of
- * another core loses it. A function of its own: packets of other queues would pay for the registers that it takes.
+ * Is a packet to be forwarded? Packets for the router itself or for all on the link, such as routing protocols and neighbour
+ * discovery, stay on the receiving core. There they are passed up, charged and policed as on any queue, and the full queue
+ * of another core cannot lose them. A separate function: else packets of other queues would pay for its registers.
  */
 __noinline int is_transit(struct xdp_md *ctx, __u32 row, __u32 ether_type, __u32 offset)
 {
@@ -147,7 +148,7 @@ __noinline int is_transit(struct xdp_md *ctx, __u32 row, __u32 ether_type, __u32
 	return router && kind_of(ctx, router, ether_type, offset) == SHARE_TRANSIT;
 }
 
-/* Without rules; what its router is, is known. As SPLIT. */
+/* As SPLIT, without flow rules. The packet's router must be known. */
 static __always_inline int hand_over_part(const struct packet *p)
 {
 	__u32 hash;
@@ -158,7 +159,7 @@ static __always_inline int hand_over_part(const struct packet *p)
 	return SPLIT(p, hash, split_cores, core_rows);
 }
 
-/* __napi_poll, net/core/dev.c: what a poll has redirected has left. Attached while a queue is split. */
+/* __napi_poll, net/core/dev.c: all packets that a poll redirected have left. Attached while a queue is split. */
 SEC("tp_btf/napi_poll")
 int BPF_PROG(poll_ended)
 {

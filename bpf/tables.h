@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
-/* Lookups in what user space built. Hashes: the same lines as logic/src/hash.rs; trie: logic::fib. */
+/* Lookups in the tables that user space builds. logic/src/hash.rs has the same hashes, and logic::fib the trie. */
 #pragma once
 
 #define K1 0x9e3779b97f4a7c15ULL
@@ -22,10 +22,10 @@ static __always_inline __u64 find_port(__u32 ifindex)
 }
 
 /*
- * The second word of the slot in this bucket that holds the key, 0 if none does; sets *full when the key may have been put
- * in the other bucket. Slots are reused at once. The writer keeps the second word 0 while it changes the first, so a
- * second word read before and after belongs to the first one read between (x86-64 does loads in order; the daemon
- * does not compile elsewhere: router/src/plane/memory.rs).
+ * The second word of the slot in this bucket that holds the key, or 0. Sets *full if the key may be in the other bucket.
+ * Slots are reused at once. The writer keeps the second word 0 while it changes the first. So if two reads of the second
+ * word are equal, it belongs to the first word that was read between them. (x86-64 does loads in order, and the daemon
+ * does not compile elsewhere: router/src/plane/memory.rs.)
  */
 static __always_inline __u64 search_interfaces(__u32 bucket, __u64 mac_port, __u32 vlan, bool *full)
 {
@@ -58,7 +58,7 @@ static __always_inline __u64 find_interface(__u64 mac, __u16 port, __u32 vlan)
 	return slot;
 }
 
-/* The untagged interface, if it takes frames of VLAN 0. A global function: they are rare, and the verifier looks once. */
+/* The untagged interface, if it takes frames of VLAN 0. These are rare. A global function: the verifier checks it once. */
 __noinline __u64 find_priority_tagged(__u64 mac, __u32 port)
 {
 	__u64 slot = find_interface(mac, port, 0);
@@ -125,8 +125,9 @@ static __always_inline __u32 fib_slot(const struct packet *p, __u32 block, __u8 
 }
 
 /*
- * hi, lo: the address in host byte order, IPv4 in the top 32 bits of hi. Returns the slot, and in the upper half how many
- * bits a child has behind it. A global function: the verifier looks at it once, not in each round of the loops below.
+ * hi, lo: the address in host byte order, IPv4 in the top 32 bits of hi. Returns the slot, and in the upper half the
+ * prefix length, which is the depth of a child. A global function: the verifier checks it once, not in each round of the
+ * loops below.
  */
 __noinline __u64 fib_tail(__u32 index, __u64 hi, __u64 lo)
 {
@@ -178,7 +179,7 @@ static __always_inline __u32 fib6_lookup(const struct packet *p, __u64 root, __u
 		depth = 8;
 	}
 	for (int i = 0; root && i < 16; i++) {
-		/* No branch on depth: the verifier would follow every value it can have through the rest of the loop. */
+		/* No branch on depth: the verifier would follow each of its values through the rest of the loop. */
 		__u64 second = 0 - (__u64)(depth >> 6 & 1);
 
 		barrier_var(second);

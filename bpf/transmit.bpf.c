@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0
 /*
- * What waits where a CPU's packets leave by a device: asked by user space (BPF_PROG_TEST_RUN), so it costs packets nothing.
+ * Reads how full the ring is by which a CPU sends to a device. User space runs this (BPF_PROG_TEST_RUN), so it costs packets
+ * nothing.
  *
- * Of devices whose transmit queue is a ring in memory that somebody else takes from, and which choose it by the sending CPU:
- * veth (veth_xdp_xmit, drivers/net/veth.c: the peer's queue, taken from by its NAPI instance) and tun (tun_xdp_xmit,
- * drivers/net/tun.c). Everything is only read, and may change meanwhile: what is told may be a mixture of two moments.
+ * It knows devices whose transmit queue is a ring in memory that is chosen by the sending CPU: veth (veth_xdp_xmit,
+ * drivers/net/veth.c: the ring of the peer, which the peer's NAPI instance empties) and tun (tun_xdp_xmit,
+ * drivers/net/tun.c). It only reads, and the ring may change meanwhile, so the answer may mix two moments.
  */
 #include <linux/bpf.h>
 #include <stdbool.h>
@@ -13,23 +14,23 @@
 
 #include "kernel.h"
 
-/* What is asked, and told. */
+/* The question and the answer. */
 struct transmit {
-	/* A device of the caller's network namespace, and a CPU that may send by it. */
+	/* The question: a device of the caller's network namespace, and a CPU that may send by it. */
 	__u32 ifindex;
 	__u32 cpu;
-	/* Rings that CPUs send by; 0: not one of the devices above. */
+	/* The number of rings; 0: not one of the devices above. */
 	__u32 rings;
 	/* Entries; 0: the ring cannot be seen. */
 	__u32 size;
-	/* The entry that is taken next, and the one that is put next; alike if all are taken or none is free. */
+	/* The next entry to take, and the next to put; they are equal if the ring is empty or full. */
 	__u32 head;
 	__u32 tail;
-	/* Nothing waits. */
+	/* The ring is empty. */
 	__u32 is_empty;
-	/* Whoever takes is at it. */
+	/* The NAPI instance that empties the ring is scheduled. */
 	__u32 is_taking;
-	/* The CPU of the thread that takes, + 1; 0: none is known. */
+	/* The CPU of the thread that empties the ring, + 1; 0: none is known. */
 	__u32 taker;
 	__u32 unused;
 };
@@ -72,7 +73,7 @@ struct net_device___transmit {
 	__u8 priv[0];
 } OF_THE_KERNEL;
 
-/* include/linux/ptr_ring.h: entries that are taken are cleared later, so `consumer_head`, and not their being there, tells. */
+/* include/linux/ptr_ring.h: taken entries are cleared later, so `consumer_head` shows which ones wait. */
 struct ptr_ring {
 	int producer;
 	int consumer_head;
@@ -107,7 +108,7 @@ struct tun_struct {
 /* enum in include/linux/netdevice.h; bits of `state`. */
 #define NAPI_SCHEDULED 1
 
-/* NETDEV_HASHENTRIES; more than this of one hash are nobody's machine. */
+/* NETDEV_HASHENTRIES, and more devices of one hash than any machine has. */
 #define DEVICE_HASHES 256
 #define MOST_OF_ONE_HASH 64
 
@@ -160,7 +161,7 @@ static __always_inline void look_at(struct ptr_ring *ring, struct transmit *t)
 	t->tail = BPF_CORE_READ(ring, producer);
 	bpf_probe_read_kernel(&next, sizeof(next), &queue[head]);
 	t->head = BPF_CORE_READ(ring, consumer_head);
-	/* An entry that was taken meanwhile is cleared, and tells nothing. */
+	/* An entry that was taken meanwhile is cleared, so `next` alone does not show an empty ring. */
 	t->is_empty = !next && t->head == head && head == t->tail;
 }
 
@@ -208,7 +209,7 @@ int look_at_transmit(struct transmit *t)
 
 	if (!device)
 		return 0;
-	/* Code of a kind that the kernel has not is never reached, and left out when this is loaded. */
+	/* If the kernel lacks a kind, its code is not reached, and is left out at load. */
 	if (bpf_core_type_exists(struct veth_priv) && is_kind(device, "veth", 4))
 		look_at_veth(device, t);
 	else if (bpf_core_type_exists(struct tun_struct) && is_kind(device, "tun", 3))

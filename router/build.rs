@@ -1,4 +1,4 @@
-//! Compiles the kernel plane and generates its skeleton: types, maps and constants come from BTF.
+//! Compiles the kernel plane, and generates its skeleton: types, maps and constants, from BTF.
 
 use libbpf_cargo::SkeletonBuilder;
 use std::{

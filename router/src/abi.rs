@@ -1,8 +1,9 @@
-//! The kernel plane's skeleton and types, generated from BTF, and proof that `logic` encodes what `bpf/abi.h` says.
+//! The kernel plane's skeleton and types, generated from BTF, and the checks that `logic` encodes what `bpf/abi.h`,
+//! `bpf/flow_abi.h` and `bpf/path_abi.h` say.
 //!
-//! Structures come from the C header through BTF. `logic` knows no BPF and composes its words itself: where its fields lie
-//! is asserted below, when this is compiled; its numbers are compared with the header's, which BTF does not hold, by the
-//! test at the end.
+//! Structures come from the C headers through BTF. `logic` knows no BPF and composes its words itself. The assertions
+//! below check at compile time where its fields are. BTF does not hold the numbers of the headers, so the tests at the
+//! end compare these.
 
 #[allow(clippy::all, clippy::undocumented_unsafe_blocks, missing_docs, non_camel_case_types, non_snake_case)]
 mod skeleton {
@@ -15,7 +16,7 @@ use logic::{memory::words, tables::encoding};
 use std::mem::offset_of;
 use types::*;
 
-/// Bytes that so many of `logic`'s words take.
+/// The size of so many of `logic`'s words, in bytes.
 const fn bytes(words: usize) -> usize {
     words * size_of::<u64>()
 }
@@ -175,24 +176,24 @@ const _: () = {
     assert!(offset_of!(control, rules_deadline_jiffies) == bytes(4));
 };
 
-/// The numbers of `bpf/abi.h`, for tests: those BTF does not hold.
+/// The numbers of `bpf/abi.h` that BTF does not hold, for tests.
 #[cfg(test)]
 pub(crate) mod header {
     use std::collections::BTreeMap;
 
     pub const TEXT: &str = include_str!("../../bpf/abi.h");
 
-    /// Every `#define NAME NUMBER` and member of an enum that is given or follows a given one.
+    /// Every `#define NAME NUMBER`, and every member of an enum that has a number or follows one that has.
     pub fn numbers() -> BTreeMap<&'static str, u32> {
         numbers_of(TEXT)
     }
 
-    /// Those of flow rules.
+    /// The numbers of `bpf/flow_abi.h`.
     pub fn flow_numbers() -> BTreeMap<&'static str, u32> {
         numbers_of(include_str!("../../bpf/flow_abi.h"))
     }
 
-    /// Those of paths.
+    /// The numbers of `bpf/path_abi.h`.
     pub fn path_numbers() -> BTreeMap<&'static str, u32> {
         numbers_of(include_str!("../../bpf/path_abi.h"))
     }
@@ -359,7 +360,7 @@ mod tests {
         for (name, number) in ours {
             assert_eq!(header.get(name), Some(&number), "{name}");
         }
-        // `plane::counters` says the same.
+        // `plane::counters` has the same.
         assert!(header::TEXT.contains("#define CHARGE_ROWS (MAX_ROUTERS + MAX_PORTS + 1)\n"));
     }
 }

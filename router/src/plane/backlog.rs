@@ -1,5 +1,5 @@
-//! Whether each CPU keeps up with its queues (`bpf/backlog.h`): one map for the machine. The program that counts polls writes
-//! it, and every generation of the kernel plane reads it before it drops a packet that Linux would forward.
+//! Whether each CPU keeps up with its queues (`bpf/backlog.h`): one map for the machine. The program that counts polls
+//! writes it, and every generation of the kernel plane reads it before it drops a packet that Linux would forward.
 
 use super::{Mapping, Words64};
 use crate::abi::types;
@@ -10,7 +10,7 @@ use std::{
     sync::OnceLock,
 };
 
-/// The map, made when it is first asked for.
+/// The map, made by the first call.
 ///
 /// # Errors
 /// The kernel refuses to make it.
@@ -28,11 +28,11 @@ pub(super) fn map() -> Result<BorrowedFd<'static>> {
     let bytes = size_of::<types::backlog>() as u32;
     let made = MapHandle::create(MapType::Array, Some("backlogs"), 4, bytes, cpus, &options)
         .context("making the map of backlogs")?;
-    // Whoever was first wins; the other map is closed again.
+    // If two threads made a map, the first one stays and the other is closed.
     Ok(MAP.get_or_init(|| made).as_fd())
 }
 
-/// The rows, for tests that say what a CPU's polls were.
+/// The rows, for tests that set them.
 #[doc(hidden)]
 pub struct Backlogs(Words64);
 
@@ -43,7 +43,7 @@ impl Backlogs {
         Ok(Backlogs(Mapping::new(map()?, size_of::<types::backlog>(), cpus)?.into()))
     }
 
-    /// On every CPU: full polls in a row, and the jiffies at which the last one ended.
+    /// Sets on every CPU the number of full polls in a row, and the jiffies at which the last one ended.
     #[doc(hidden)]
     pub fn set(&self, full_polls: u64, jiffies: u64) {
         for row in 0..self.0.len() / 2 {

@@ -1,5 +1,5 @@
-//! Flows whose rule lets the switch choose their core: the rings that the program takes cores from, and the slots in which it
-//! notes which flow is where (`bpf/flow_choice.h`).
+//! Flows whose rule lets the switch choose their core: the rings from which the program takes cores, and the slots
+//! in which it notes the core of each flow (`bpf/flow_choice.h`).
 
 use super::{Mapping, Words64};
 use crate::abi::{self, types};
@@ -16,13 +16,14 @@ use std::{
     time::Duration,
 };
 
-/// `CHOICE_SLOTS` and others of `bpf/flow_abi.h`.
+/// `CHOICE_SLOTS` and `CHOICE_RING` of `bpf/flow_abi.h`.
 pub(crate) const SLOTS: usize = 4096;
 pub(crate) const RING: usize = 64;
+/// `PLACE_JIFFIES_SHIFT`, `PLACE_CORE` and `PLACE_FIRST` of `bpf/abi.h`.
 pub(crate) const JIFFIES_SHIFT: u32 = 32;
 const CORE: u64 = 0xffff;
 const FIRST: u64 = 0x10000;
-/// The ageing timer (V4): a flow of which nothing came for so long is new when it comes again.
+/// The ageing timer (V4): a flow without packets for so long counts as new when its next packet comes.
 const AGE: Duration = Duration::from_secs(10);
 
 /// Words of `struct core_ring`: count, turn, then four cores each.
@@ -30,18 +31,18 @@ const ROW: usize = size_of::<types::core_ring>() / 8;
 const TURN: usize = offset_of!(types::core_ring, turn) / 8;
 const CORES: usize = offset_of!(types::core_ring, core) / 8;
 
-/// Flows that are on a core by choice.
+/// The number of flows that were put on a core by choice: priority flows (`first`) and others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChosenFlows {
     pub others: u32,
     pub first: u32,
 }
 
-/// What the program and user space share.
+/// The maps of choices, which the program and user space share.
 pub(super) struct ChoiceMaps {
     slots: Words64,
     rings: Words64,
-    /// What slots said, and since when.
+    /// The last value of each slot, and since when it has it.
     seen: Mutex<Vec<(u64, Duration)>>,
 }
 
@@ -54,8 +55,8 @@ impl ChoiceMaps {
         })
     }
 
-    /// From now on flows that are new get these cores in turn, from the first on. While it is written one may get a core of the
-    /// ring before.
+    /// From now on new flows get these cores in turn, from the first on. During the call a flow may still get a
+    /// core of the old ring.
     pub fn write_ring(&self, first: bool, cores: &[CoreId]) {
         let row = usize::from(first) * ROW;
         let cores: Vec<u16> = cores.iter().take(RING).map(|core| core + 1).collect();
@@ -67,8 +68,9 @@ impl ChoiceMaps {
         self.rings.store(row + TURN, 0);
     }
 
-    /// How many flows are on each core. Ends those of which nothing came for [`AGE`], if nothing of them can wait any more:
-    /// `is_past` says so of a core and a time in jiffies.
+    /// Returns the number of flows on each core. Ends flows without packets for [`AGE`], if none of their packets
+    /// can wait any more. `is_past`: has a core done all packets that were handed to it before this time in
+    /// jiffies?
     pub fn look(
         &self,
         now: Duration,

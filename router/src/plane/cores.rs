@@ -1,6 +1,6 @@
-//! Cores that flow rules hand packets to (SET_CORE): a CPU map of each generation of the program, with an entry, which is a
-//! queue and a kernel thread, for each core that some rule has named, or that was chosen, since the daemon began. Without such a
-//! rule there are none. What each queue took and did is in `core_queues`, which goes with the map.
+//! Cores that flow rules hand packets to (SET_CORE). Each generation of the program has a CPU map. Its entry for a
+//! core is a queue and a kernel thread. Each core that a rule has named, or that was chosen, since the daemon began
+//! has an entry. `core_queues`, which belongs to the map, counts the packets of each queue.
 
 use super::Words64;
 use crate::abi::types;
@@ -14,8 +14,8 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, atomic::Ordering::AcqRel},
 };
 
-/// Packets that may wait for a core, 16 KiB: one to two milliseconds of what a core carries. That is how long another thread
-/// may keep the core from its own; what would wait longer is better dropped.
+/// Packets that may wait for a core, 16 KiB: a core's work for one to two milliseconds. For so long another thread
+/// may keep the core from its own thread. Packets that would wait longer are better dropped.
 pub(crate) const QUEUE_PACKETS: u32 = 2048;
 
 /// Words of `struct core_queue`.
@@ -29,15 +29,15 @@ const DRAINED: usize = offset_of!(types::core_queue, drained_jiffies) / 8;
 const LEAVE: usize = offset_of!(types::core_queue, leave) / 8;
 const LEAVE_FIRST: usize = offset_of!(types::core_queue, leave_first) / 8;
 
-/// What was handed to a core, since the daemon began.
+/// Packets and flows that were handed to a core, since the daemon began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Handed {
-    /// Packets,
     pub packets: u64,
-    /// and those of them that found its queue full.
+    /// Packets that its queue did not take.
     pub dropped: u64,
-    /// Flows that were given to it by choice, and priority flows.
+    /// Flows that were given to it by choice, except priority flows.
     pub flows: u64,
+    /// Priority flows that were given to it by choice.
     pub first: u64,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct CoreMap {
     pub program: OwnedFd,
     /// Rows of `core_queues`.
     pub queues: Words64,
-    /// Where its counts go when it ends.
+    /// Its counts are added here when it ends.
     pub past: Past,
 }
 
@@ -65,7 +65,7 @@ pub(super) struct CoreMap {
 pub(super) type Past = Arc<Mutex<BTreeMap<CoreId, Handed>>>;
 
 impl CoreMap {
-    /// Packets can be handed to this core from now on.
+    /// Makes this core ready: packets can be handed to it from now on.
     fn make(&self, core: CoreId) -> Result<()> {
         make(&self.map, self.program.as_raw_fd(), core)
     }
@@ -83,21 +83,21 @@ impl CoreMap {
     }
 }
 
-/// Packets can be handed to this core from now on.
+/// Makes this core ready: packets can be handed to it from now on.
 pub(super) fn make(map: &MapHandle, program: RawFd, core: CoreId) -> Result<()> {
-    // `struct bpf_cpumap_val`: length of the queue, descriptor of the program.
+    // `struct bpf_cpumap_val`: the length of the queue, and the descriptor of the program.
     let [queue, program] = [QUEUE_PACKETS, program as u32].map(u32::to_ne_bytes);
     map.update(&u32::from(core).to_ne_bytes(), &[queue, program].concat(), MapFlags::ANY)
         .with_context(|| format!("making core {core} ready for packets of other cores"))
 }
 
-/// What a row of `core_queues` says.
+/// The counts of a row of `core_queues`.
 pub(super) fn handed(queues: &Words64, row: usize) -> Handed {
     let word = |word| queues.load(row * QUEUE + word);
     Handed { packets: word(HANDED), dropped: word(DROPPED), flows: word(GIVEN), first: word(GIVEN_FIRST) }
 }
 
-/// Has all that was handed over before this moment been done? As `queue_is_past` of `bpf/hand_over.h`.
+/// Has the core done all packets that were handed to it before this time? As `queue_is_past` of `bpf/hand_over.h`.
 pub(super) fn is_past(queues: &Words64, row: usize, jiffies: u32) -> bool {
     let word = |word| queues.load(row * QUEUE + word);
     let drained = word(DRAINED);
@@ -112,7 +112,7 @@ impl Drop for CoreMap {
     }
 }
 
-/// All cores that were ever named or chosen, in the maps of all generations that are there.
+/// All cores that were ever named or chosen, in the maps of all present generations.
 #[derive(Default)]
 pub(super) struct NamedCores {
     state: Mutex<CoreNames>,
@@ -136,12 +136,12 @@ impl NamedCores {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts of maps that end go there.
+    /// The counts of maps that have ended.
     pub fn past(&self) -> Past {
         self.past.clone()
     }
 
-    /// A rule names a core, or it may be chosen.
+    /// Makes a core ready that a rule names, or that may be chosen.
     ///
     /// # Errors
     /// There is no such core, or no memory.
@@ -155,10 +155,10 @@ impl NamedCores {
         Ok(())
     }
 
-    /// A new generation.
+    /// Adds the map of a new generation, with all named cores.
     ///
     /// # Errors
-    /// One of the cores that are named cannot be had any more.
+    /// One of these cores cannot be made ready any more.
     pub fn add(&self, map: &Arc<CoreMap>) -> Result<()> {
         let mut state = self.state();
         state.named.iter().try_for_each(|&core| map.make(core))?;
@@ -172,7 +172,7 @@ impl NamedCores {
         Some(self.state().maps().last()?.map.info().ok()?.info.id)
     }
 
-    /// What was handed to each core that was ever named or chosen.
+    /// Packets and flows that were handed to each core that was ever named or chosen.
     pub fn handed(&self) -> BTreeMap<CoreId, Handed> {
         let state = self.state();
         let maps: Vec<_> = state.maps().collect();
@@ -185,7 +185,7 @@ impl NamedCores {
         state.named.iter().map(all).collect()
     }
 
-    /// So many flows may leave this core.
+    /// Lets so many flows leave this core.
     pub fn let_leave(&self, core: CoreId, leave: Leave) {
         for map in self.state().maps() {
             for (word, flows) in [(LEAVE, leave.others), (LEAVE_FIRST, leave.first)] {
@@ -197,7 +197,7 @@ impl NamedCores {
         }
     }
 
-    /// Has everything that was handed to this core before a moment been done?
+    /// Has this core done all packets that were handed to it before this time in jiffies?
     pub fn is_past(&self, core: CoreId, jiffies: u32) -> bool {
         self.state().maps().all(|map| map.is_past(core, jiffies))
     }

@@ -1,4 +1,4 @@
-//! What the kernel plane counted, summed over CPUs.
+//! The counters of the kernel plane, summed over CPUs.
 
 use super::{MAX_PORTS, MAX_ROUTERS, Words64, memory::Mapping};
 use crate::abi::types;
@@ -14,7 +14,7 @@ use std::{
     path::Path,
 };
 
-/// Rows of `charges` per CPU: routers, ports, and one for devices that are no port.
+/// Rows of `charges` per CPU: routers, ports, and one for devices that are not ports.
 pub const CHARGE_ROWS: usize = MAX_ROUTERS + MAX_PORTS + 1;
 
 const REASON_WORDS: usize = size_of::<types::charges>() / 8;
@@ -31,10 +31,10 @@ pub struct InterfaceCount {
     /// Packets forwarded out through it.
     pub tx_packets: u64,
     pub tx_bytes: u64,
-    /// Packets that were timed, and how long they took from entry to verdict, transmit excluded.
+    /// Packets that were timed, and the time that they took from entry to verdict, transmit excluded.
     pub samples: u64,
     pub sample_ns: u64,
-    /// Of those received, how many were forwarded.
+    /// Received packets that were forwarded.
     pub forwarded_packets: u64,
     pub forwarded_bytes: u64,
 }
@@ -54,7 +54,7 @@ impl InterfaceCount {
         ]
     }
 
-    /// Packets classified to it, whatever became of them.
+    /// Packets classified to it, forwarded or not.
     pub fn rx_packets(&self) -> u64 {
         self.forwarded_packets.wrapping_add(self.other_packets)
     }
@@ -72,14 +72,14 @@ impl InterfaceCount {
     }
 }
 
-/// Who pays for a packet that was not forwarded.
+/// The payer of a packet that was not forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Charge {
     /// The router it was classified to.
     Router(RouterId),
     /// The port it came in by, when no interface matched.
     Port(PortId),
-    /// A device that is no port.
+    /// A device that is not a port.
     Other,
 }
 
@@ -95,8 +95,8 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// What a generation pinned in `directory` has counted; `None` if it is not pinned there, or by a version that counted
-    /// in another layout.
+    /// The counters of a generation that is pinned in `directory`; `None` if it is not pinned there, or if its
+    /// version has another layout.
     pub fn pinned(directory: &Path, generation: u64) -> Option<Counters> {
         let open = |name: &str, words: usize| {
             let map = MapHandle::from_pinned_path(directory.join(format!("{name}-{generation}"))).ok()?;

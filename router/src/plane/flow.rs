@@ -1,5 +1,6 @@
-//! The kernel plane with flow rules in front: another program, `millrace_flow`, on the tables of a [`Plane`] and the maps of
-//! flow rules, attached in place of the first while there are rules; `millrace_flow_paths` where there may be paths.
+//! The kernel plane with flow rules in front: the program `millrace_flow`, on the tables of a [`Plane`] and the
+//! maps of flow rules. It is attached in place of `millrace` while there are rules. If there may be paths, it is
+//! `millrace_flow_paths`.
 
 use super::{
     Plane,
@@ -26,19 +27,19 @@ use std::{
 pub struct FlowPlane {
     skel: abi::MillraceSkel<'static>,
     maps: Arc<FlowMaps>,
-    /// Paths are asked for before rules.
+    /// Whether paths are asked before rules.
     with_paths: bool,
-    /// Has the cores that rules name for as long as it is there.
+    /// Keeps the cores that rules name, for as long as this exists.
     _cores: Arc<CoreMap>,
 }
 
 impl FlowPlane {
-    /// Loads it beside a plane, which from now on accounts for packets on other cores; it is in charge of nothing yet.
+    /// Loads it beside a plane, which from now on accounts for packets on other cores. It is not attached yet.
     ///
     /// # Errors
-    /// The kernel refuses; the verifier's words are in the chain. Or a core that rules name cannot be had.
+    /// The kernel refuses (the verifier's message is in the chain), or a core that rules name cannot be made ready.
     pub fn load(plane: &Plane, maps: &Arc<FlowMaps>) -> Result<FlowPlane> {
-        // Left behind as in `Plane::load`.
+        // Leaked as in `Plane::load`.
         let storage = Box::leak(Box::new(MaybeUninit::<OpenObject>::uninit()));
         let mut open =
             abi::MillraceSkelBuilder::default().open(storage).context("opening the kernel plane")?;
@@ -55,7 +56,7 @@ impl FlowPlane {
         flow_maps::share(&mut open, maps)?;
         let cores = u32::try_from(plane.cpus).context("more than 2^32 CPUs")?;
         open.maps.rule_cores.set_max_entries(cores).context("sizing the map of cores")?;
-        // Frames of user space go through `millrace`, and came from no queue.
+        // Frames of user space go through `millrace`, and have no queue.
         let constants = open.maps.rodata_data.as_deref_mut().context("the kernel plane has no constants")?;
         constants.splits_queues = false;
         let skel = open.load().context("loading the kernel plane for flow rules")?;
@@ -73,7 +74,7 @@ impl FlowPlane {
         Ok(FlowPlane { skel, maps: maps.clone(), with_paths: paths.is_some(), _cores: cores })
     }
 
-    /// Frames of user space are given to this generation's programs from now on.
+    /// From now on this generation's programs take the frames of user space.
     pub fn take_injected(&self) -> Result<()> {
         let programs = &self.skel.progs;
         let injector = Injector::new(programs.millrace.as_fd(), programs.millrace_pass.as_fd())?;
@@ -81,7 +82,7 @@ impl FlowPlane {
         Ok(())
     }
 
-    /// What it goes by.
+    /// The maps of the rules that it follows.
     pub fn maps(&self) -> &Arc<FlowMaps> {
         &self.maps
     }

@@ -1,4 +1,5 @@
-//! The maps of flow rules and their memory: created with the first rule, they outlive every generation of routing tables.
+//! The maps of flow rules and their memory. They are made with the first rule, and outlive generations of routing
+//! tables.
 
 use super::{
     choices::{ChoiceMaps, ChosenFlows},
@@ -37,19 +38,19 @@ use std::{
     time::Duration,
 };
 
-/// What is fixed when the maps are made.
+/// Settings that are fixed when the maps are made.
 #[derive(Clone, Copy)]
 pub struct FlowSettings {
     /// Rows of every map.
     pub capacity: FlowCapacity,
-    /// Of the hashes, random.
+    /// The random seed of the hashes.
     pub seed: Seed,
-    /// Rules go on without a daemon (fail-secure, OpenFlow 1.3.5 section 6.4); else packets are the kernel's once the
-    /// heartbeat has expired.
+    /// Rules go on without a daemon (fail-secure, OpenFlow 1.3.5 section 6.4). Otherwise packets go to the kernel
+    /// once the heartbeat has expired.
     pub outlast_daemon: bool,
 }
 
-/// All maps of flow rules, with what is fixed of them.
+/// All maps of flow rules, with their settings.
 pub struct FlowMaps {
     settings: FlowSettings,
     handles: Vec<MapHandle>,
@@ -58,11 +59,11 @@ pub struct FlowMaps {
     /// Ports whose packets are dropped (OFPPC_NO_RECV), one bit each.
     no_recv: AtomicU64,
     keeps_drops: AtomicBool,
-    /// Of the generation in charge.
+    /// The injector of the generation in charge.
     injector: Mutex<Option<Injector>>,
 }
 
-/// What the program made of a packet.
+/// The program's result for a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowLast {
     pub key: logic::flow::Key,
@@ -72,7 +73,7 @@ pub struct FlowLast {
     pub port: u16,
 }
 
-/// Every map of flow rules, in one order.
+/// Every map of flow rules, always in the same order.
 macro_rules! flow_maps {
     ($maps:expr $(, $mutable:tt)?) => {
         [
@@ -100,10 +101,10 @@ macro_rules! flow_maps {
 }
 
 impl FlowMaps {
-    /// Makes the maps, with no rules and no ports.
+    /// Makes the maps, without rules and ports.
     ///
     /// # Errors
-    /// A capacity is not possible, or the kernel has not got the memory.
+    /// A capacity is not possible, or the kernel lacks memory.
     pub fn new(settings: FlowSettings) -> Result<FlowMaps> {
         let cpus = libbpf_rs::num_possible_cpus().context("counting CPUs")?;
         let c = &settings.capacity;
@@ -134,8 +135,8 @@ impl FlowMaps {
         })
     }
 
-    /// Without a daemon what rules drop is dropped, as it was; all else is the kernel's. False: all is. From the next time on that
-    /// a plane is given these rules.
+    /// Sets whether rules still drop packets without a daemon; all other packets go to the kernel. It holds from
+    /// the next time on that a plane is given these rules.
     pub fn set_keeps_drops(&self, keeps: bool) {
         self.keeps_drops.store(keeps, Relaxed);
     }
@@ -149,12 +150,13 @@ impl FlowMaps {
         &self.memory
     }
 
-    /// What they were made with.
+    /// The settings that they were made with.
     pub fn settings(&self) -> &FlowSettings {
         &self.settings
     }
 
-    /// Ports whose packets rules drop, from the next time on that a plane is told of its ports.
+    /// Sets the ports whose packets are dropped (OFPPC_NO_RECV). It holds from the next
+    /// [`Plane::set_port`](super::Plane::set_port) on.
     pub fn set_no_recv(&self, ports: impl IntoIterator<Item = PortId>) {
         self.no_recv.store(ports.into_iter().fold(0, |bits, id| bits | 1_u64 << id), Relaxed);
     }
@@ -168,13 +170,14 @@ impl FlowMaps {
         *self.injector.lock().unwrap_or_else(|e| e.into_inner()) = Some(injector);
     }
 
-    /// Gives the programs for frames of user space; `None`: rules never were in charge.
+    /// Calls `give` with the programs for frames of user space; `None`: rules were never in charge.
     pub fn with_injector<T>(&self, give: impl FnOnce(&Injector) -> T) -> Option<T> {
         self.injector.lock().unwrap_or_else(|e| e.into_inner()).as_ref().map(give)
     }
 
-    /// Reads what the program hands to user space: notices, each with the bytes of the frame that came, and how many were
-    /// lost because nobody read in time. At most one reader at a time: another one takes its place.
+    /// Reads the notices of the program. Calls `told` with each notice and the bytes of its frame, and `lost` with
+    /// the number of notices that were lost because they were not read in time. There is one reader at a time: a
+    /// new one takes over.
     ///
     /// # Errors
     /// The kernel refuses a buffer.
@@ -196,7 +199,7 @@ impl FlowMaps {
         Ok(Notices { buffer })
     }
 
-    /// What the program made of the last packet on the CPU that this thread runs on.
+    /// The program's result for the last packet on the CPU that this thread runs on.
     pub fn last(&self) -> FlowLast {
         let row = size_of::<types::flow_scratch>() / 8 * rustix::thread::sched_getcpu();
         let half = |offset: usize| {
@@ -210,7 +213,7 @@ impl FlowMaps {
         }
     }
 
-    /// Packets that were answered from the cache, and that were not, summed over CPUs.
+    /// Packets whose rules were found in the cache, and packets whose rules were not, summed over CPUs.
     pub fn cache_use(&self) -> (u64, u64) {
         let row = size_of::<types::flow_scratch>() / 8;
         let at = |field: usize| {
@@ -226,13 +229,13 @@ impl FlowMaps {
 /// Pages of each CPU's buffer of notices, a power of two: room for some 600 packets of 1,500 bytes.
 const NOTICE_PAGES: usize = 256;
 
-/// What the program hands to user space; closed when dropped: packets for user space are lost then.
+/// The open buffers of notices. While nobody has them open, packets for user space are lost.
 pub struct Notices<'a> {
     buffer: PerfBuffer<'a>,
 }
 
 impl Notices<'_> {
-    /// Waits until there is something, at most so long, and tells all of it.
+    /// Waits until there are notices, at most for this time, and reads all of them.
     ///
     /// # Errors
     /// The buffers cannot be read.
@@ -244,7 +247,7 @@ impl Notices<'_> {
     }
 }
 
-/// No map of flow rules, for a load without them.
+/// Leaves out all maps of flow rules, for a load without them.
 pub(super) fn leave_out(open: &mut abi::OpenMillraceSkel<'_>) -> Result<()> {
     for map in flow_maps!(open.maps, mut) {
         map.set_autocreate(false).context("leaving out a map of flow rules")?;
@@ -252,7 +255,7 @@ pub(super) fn leave_out(open: &mut abi::OpenMillraceSkel<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A program goes by these rules.
+/// Makes a program follow these rules.
 pub(super) fn share(open: &mut abi::OpenMillraceSkel<'_>, ours: &FlowMaps) -> Result<()> {
     for (map, handle) in flow_maps!(open.maps, mut).into_iter().zip(&ours.handles) {
         map.reuse_fd(handle.as_fd()).context("sharing a map of flow rules")?;
@@ -266,7 +269,7 @@ pub(super) fn share(open: &mut abi::OpenMillraceSkel<'_>, ours: &FlowMaps) -> Re
     Ok(())
 }
 
-/// Rows of the maps.
+/// Sets the sizes of the maps.
 fn size(open: &mut abi::OpenMillraceSkel<'_>, c: &FlowCapacity, cpus: usize) -> Result<()> {
     anyhow::ensure!(
         c.buckets.is_power_of_two() && c.cache_sets.is_power_of_two(),
@@ -301,7 +304,7 @@ fn size(open: &mut abi::OpenMillraceSkel<'_>, c: &FlowCapacity, cpus: usize) -> 
     Ok(())
 }
 
-/// Lines of tags of flows seen once, per CPU: 65,536 tags.
+/// Cache lines of tags of flows that were seen once, per CPU: 65,536 tags.
 const SEEN: usize = 1 << 11;
 
 /// [`FlowMemory`] over the maps.
@@ -311,7 +314,7 @@ pub struct MappedFlows {
     sets: Arc<PortSets>,
     cores: NamedCores,
     choices: ChoiceMaps,
-    /// A rule asked for a choice.
+    /// A rule has asked for a choice of cores.
     chooses: AtomicBool,
     cpus: usize,
 }
@@ -358,12 +361,13 @@ impl MappedFlows {
         &self.cores
     }
 
-    /// Has any rule asked for a choice since the daemon began? Then [`choose`](MappedFlows::choose) says what flows get.
+    /// Has any rule asked for a choice of cores since the daemon began? Then flows get the cores of
+    /// [`choose`](MappedFlows::choose).
     pub fn chooses(&self) -> bool {
         self.chooses.load(Relaxed)
     }
 
-    /// Packets can be handed to this core, whether rules name it or not.
+    /// Makes this core ready for packets, whether rules name it or not.
     ///
     /// # Errors
     /// There is no such core, or no memory.
@@ -371,25 +375,25 @@ impl MappedFlows {
         self.cores.name(core)
     }
 
-    /// The kernel's id of the map by which rules hand packets over; none before they were in charge.
+    /// The kernel's id of the map by which rules hand packets over; `None` before rules were in charge.
     pub fn core_map(&self) -> Option<u32> {
         self.cores.map()
     }
 
-    /// What was handed to each core that was named or chosen.
+    /// Packets and flows that were handed to each core that was named or chosen.
     pub fn handed(&self) -> BTreeMap<CoreId, Handed> {
         self.cores.handed()
     }
 
-    /// Flows that are on cores by choice; those of which nothing came for long end.
+    /// The number of flows that are on each core by choice. Ends flows without packets for a long time.
     pub fn chosen_flows(&self, now: Duration) -> BTreeMap<CoreId, ChosenFlows> {
         self.choices.look(now, |core, jiffies| self.cores.is_past(core, jiffies))
     }
 
-    /// From now on flows are given to these cores, and so many may leave these.
+    /// From now on new flows get the cores of `choices`. Lets flows leave the cores of `leave`.
     ///
     /// # Errors
-    /// A core cannot be made ready for packets: nothing has changed.
+    /// A core cannot be made ready for packets; nothing has changed.
     pub fn choose(&self, choices: &Choices, leave: &BTreeMap<CoreId, Leave>) -> Result<()> {
         choices.ring.iter().chain(&choices.ring_first).try_for_each(|&core| self.cores.name(core))?;
         self.choices.write_ring(false, &choices.ring);
@@ -398,15 +402,17 @@ impl MappedFlows {
         Ok(())
     }
 
-    /// The ports that rules send to: number, device, and whether FLOOD reaches it. What sends to another one drops.
+    /// Sets the ports that rules send to: number, device, and whether FLOOD reaches it. Packets to other ports are
+    /// dropped.
     ///
     /// # Errors
-    /// The kernel refuses a port, which is left out, or a set.
+    /// The kernel refuses a set, or a port, which is then left out.
     pub fn set_ports(&self, ports: BTreeMap<RulePort, (u32, bool)>) -> Result<()> {
         self.sets.set_ports(ports)
     }
 
-    /// The ports that a broadcast to this row of `flow_sets` reaches, as the kernel has it, the one it came in by among them.
+    /// The ports in this row of `flow_sets`, as the kernel has it. A broadcast reaches all of them except the
+    /// ingress port.
     pub fn ports_of_set(&self, row: u32) -> Vec<RulePort> {
         self.sets.ports(row)
     }
@@ -429,7 +435,7 @@ impl FlowMemory for MappedFlows {
     fn write_set(&self, row: u32, ports: &Ports) -> bool {
         self.sets
             .write(row, ports)
-            .inspect_err(|e| tracing::warn!("a set of ports for flow rules: {e:#}"))
+            .inspect_err(|e| tracing::warn!("cannot write a set of ports for flow rules: {e:#}"))
             .is_ok()
     }
     fn write_core(&self, choice: CoreChoice) -> bool {
@@ -438,7 +444,7 @@ impl FlowMemory for MappedFlows {
             return true;
         };
         let named = self.cores.name(core);
-        named.inspect_err(|e| tracing::warn!("a core that a flow rule names: {e:#}")).is_ok()
+        named.inspect_err(|e| tracing::warn!("cannot use a core that a flow rule names: {e:#}")).is_ok()
     }
     fn forget_set(&self, row: u32) {
         self.sets.forget(row);

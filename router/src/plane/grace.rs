@@ -1,4 +1,4 @@
-//! Waiting until no running program can still see what was unpublished.
+//! Waiting until no running program can still see an unpublished entry.
 
 use crate::base::priority::set_policy;
 use anyhow::{Context, Result};
@@ -12,14 +12,16 @@ use std::{
 
 /// Waits for the programs that run now.
 ///
-/// An XDP program, with the burst of packets that it is part of, runs with softirqs disabled on its CPU, where no thread can
-/// run meanwhile. So once the calling thread has run on each CPU, none of them is left: a context switch each, some ten
-/// microseconds, and at the highest real-time priority the thread waits for a burst at most (behind a thread of that priority
-/// which never sleeps it waits for ever). The same holds for the thread of a core that
-/// packets are handed to, while it runs the program (`cpu_map_bpf_prog_run`, kernel/bpf/cpumap.c); packets that wait in the
-/// core's queue have been decided by nobody, and will be by what the tables say then. RCU, which asks for no more, takes from eight
-/// milliseconds on an idle machine (HZ = 250) to hundreds where one forwards without end; it is used where threads run in the
-/// middle of softirqs (`PREEMPT_RT`), and where a CPU is refused to this process (cpusets, one that goes offline).
+/// An XDP program runs with softirqs disabled for its whole burst of packets, and no thread can run on its CPU
+/// meanwhile. So once the calling thread has run on each CPU, all those programs have ended. This takes a context
+/// switch for each CPU, some ten microseconds. At the highest real-time priority the thread waits for one burst at
+/// most, but it waits for ever behind a thread of that priority that never sleeps. The same holds for the thread of
+/// a core that packets are handed to, while it runs the program (`cpu_map_bpf_prog_run`, kernel/bpf/cpumap.c).
+/// Packets that wait in the core's queue are not decided yet; the program will use the tables as they are then.
+///
+/// RCU would also do. It takes from eight milliseconds on an idle machine (HZ = 250) to hundreds on one that
+/// forwards without a pause. It is used if threads run in the middle of softirqs (`PREEMPT_RT`), and if this
+/// process may not run on a CPU (cpusets, a CPU that goes offline).
 pub struct Grace {
     preemptible: bool,
     outer: MapHandle,
@@ -27,7 +29,7 @@ pub struct Grace {
 }
 
 impl Grace {
-    /// Creates the two one-slot maps that it needs to wait for RCU.
+    /// Makes the two one-slot maps that it needs to wait for RCU.
     pub fn new() -> Result<Grace> {
         let mut opts =
             bpf_map_create_opts { sz: size_of::<bpf_map_create_opts>() as _, ..Default::default() };
@@ -48,14 +50,15 @@ impl Grace {
         if !self.preemptible {
             match visit_all_cpus() {
                 Ok(()) => return Ok(()),
-                Err(error) => tracing::debug!("not all CPUs can be visited, RCU is waited for: {error}"),
+                Err(error) => tracing::debug!("cannot visit all CPUs, so this waits for RCU: {error}"),
             }
         }
         self.wait_for_rcu()
     }
 
-    /// Updating a map-in-map makes the kernel wait for RCU readers (`maybe_wait_bpf_programs`, kernel/bpf/syscall.c, since 4.12),
-    /// on every kernel and configuration; `membarrier` would do the same but refuses to on machines with `nohz_full`.
+    /// Updates a map of maps. The kernel then waits for RCU readers (`maybe_wait_bpf_programs`,
+    /// kernel/bpf/syscall.c, since 4.12), in every configuration. `membarrier` would do the same, but fails on
+    /// machines with `nohz_full`.
     fn wait_for_rcu(&self) -> Result<()> {
         let inner = self.inner.as_fd().as_raw_fd().to_ne_bytes();
         self.outer.update(&[0; 4], &inner, MapFlags::ANY).context("waiting for running programs")
@@ -88,7 +91,7 @@ pub fn online_cpus() -> io::Result<Vec<usize>> {
     Ok(cpus.into_iter().map(usize::from).collect())
 }
 
-/// Where the calling thread may run, and how urgent that is; as before when dropped.
+/// The affinity and the scheduling policy of the calling thread, restored on drop.
 struct Scheduling {
     cpus: CpuSet,
     policy: libc::c_int,
@@ -96,7 +99,7 @@ struct Scheduling {
 }
 
 impl Scheduling {
-    /// At real-time priority, if that is allowed; else it takes longer until a busy CPU lets the thread run.
+    /// Sets real-time priority, if the kernel allows that. Otherwise a busy CPU takes longer to run the thread.
     fn hurry() -> io::Result<Scheduling> {
         let cpus = sched_getaffinity(None)?;
         let mut parameters = libc::sched_param { sched_priority: 0 };
@@ -120,7 +123,7 @@ impl Drop for Scheduling {
         if let Err(error) = sched_setaffinity(None, &self.cpus) {
             tracing::warn!("a thread stays on the CPU that it visited: {error}");
         }
-        // What the kernel does not allow stays as it is.
+        // If the kernel does not allow it, the policy stays.
         let _ = set_policy(self.policy, self.priority);
     }
 }
@@ -131,7 +134,7 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn visits_all_cpus_and_is_as_before() {
+    fn a_thread_that_has_visited_all_cpus_runs_where_and_as_it_did_before() {
         let here = sched_getcpu();
         let mut only = CpuSet::new();
         only.set(here);

@@ -1,4 +1,4 @@
-//! The heartbeat of a generation: until when it forwards without being confirmed again. Any thread may set it.
+//! The heartbeat of a generation: how long it forwards without being confirmed again. Any thread may set it.
 
 use super::{Pace, RULES_DEADLINE, Words64};
 use anyhow::{Context, Result};
@@ -23,7 +23,7 @@ impl Heart {
     /// Confirms the mirror until `deadline` (CLOCK_MONOTONIC); past it every packet goes to the kernel.
     ///
     /// # Errors
-    /// The kernel would not run the program that reads jiffies; the deadline stays where it was.
+    /// The kernel did not run the program that reads jiffies; the deadline is unchanged.
     pub fn beat_until(&self, deadline: Duration) -> Result<()> {
         let (now, jiffies) = self.clock()?;
         let hz = self.pace.hz(now, jiffies);
@@ -38,7 +38,7 @@ impl Heart {
         Ok(())
     }
 
-    /// From now on flow rules go on without a daemon, or not.
+    /// Sets whether flow rules go on without a daemon.
     pub(super) fn set_rules_outlast(&self, outlast: bool) {
         self.rules_outlast.store(outlast, Relaxed);
         if outlast {

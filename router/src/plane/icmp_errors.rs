@@ -13,9 +13,9 @@ use std::{
     sync::{Arc, Mutex, PoisonError, atomic::Ordering::Relaxed},
 };
 
-/// Errors of a router that the kernel plane notes, at most, between two looks.
+/// The most errors of a router that the kernel plane notes between two looks.
 pub const LEARNED_NOTES: u64 = 16;
-/// Destinations of a router that wait for the daemon, at most.
+/// The most destinations of a router that wait for the daemon.
 const MOST_NOTED: usize = 64;
 
 /// The errors of one router.

@@ -1,7 +1,8 @@
-//! A frame that user space has in its hands, given to a program as if it had come in by a port (`unsafe` lives here).
+//! Gives a frame of user space to a program, as if it had come in by a port (`unsafe` lives here).
 //!
-//! BPF_PROG_TEST_RUN with live frames (Linux 5.18): what the program says is done, by the driver it redirects to or by the
-//! kernel's stack. libbpf-rs runs programs of an object only; these are used by another thread than the object's.
+//! This uses BPF_PROG_TEST_RUN with live frames (Linux 5.18). The driver that the program redirects to, or the
+//! kernel's stack, carries out the program's action. libbpf-rs runs only programs of an object, and another thread
+//! owns the object of these.
 
 use crate::abi::types;
 use anyhow::{Context, Result};
@@ -11,7 +12,7 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd, OwnedFd},
 };
 
-/// The longest frame that can be given: a page, less what the kernel has before and behind it (`bpf_prog_test_run_xdp`).
+/// The longest frame that can be given: a page, less the kernel's space in front and behind (`bpf_prog_test_run_xdp`).
 pub const MOST_INJECTED: u32 = 3400;
 
 /// Programs that frames can be given to.
@@ -21,13 +22,13 @@ pub struct Injector {
 }
 
 impl Injector {
-    /// The program that routes, and the one that passes everything up.
+    /// `normal` is the program that routes, `local` the one that passes everything up.
     pub fn new(normal: BorrowedFd<'_>, local: BorrowedFd<'_>) -> Result<Injector> {
         let keep = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().context("keeping a program");
         Ok(Injector { normal: keep(normal)?, local: keep(local)? })
     }
 
-    /// As Linux would forward it.
+    /// Gives a frame to the program that routes.
     ///
     /// # Errors
     /// The device is gone, or the frame is too short or longer than [`MOST_INJECTED`].
@@ -35,7 +36,7 @@ impl Injector {
         inject(&self.normal, ifindex, frame)
     }
 
-    /// To the kernel's stack.
+    /// Gives a frame to the kernel's stack.
     ///
     /// # Errors
     /// As [`Injector::normal`].
@@ -44,7 +45,7 @@ impl Injector {
     }
 }
 
-/// The caller is in the device's namespace.
+/// The caller must be in the device's namespace.
 fn inject(program: &OwnedFd, ifindex: u32, frame: &[u8]) -> Result<()> {
     let end = u32::try_from(frame.len()).context("a frame of more than 4 GiB")?;
     let context = types::xdp_md { data_end: end, ingress_ifindex: ifindex, ..Default::default() };

@@ -1,6 +1,6 @@
-//! Attaching the program to a port, as a BPF link that can be pinned and whose program can be replaced atomically.
+//! Attaches the program to a port, as a BPF link. A link can be pinned, and its program can be replaced atomically.
 //!
-//! libbpf-rs attaches XDP without flags and cannot ask for a mode, so this file calls libbpf itself (`unsafe`).
+//! libbpf-rs attaches XDP without flags, so without a choice of the mode. This file calls libbpf itself (`unsafe`).
 
 use crate::base::{
     foreign::Shown,
@@ -16,7 +16,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// All programs of ours that are attached begin so.
+/// The names of all our attached programs begin with this.
 const OURS: &str = "millrace";
 
 /// Where the program runs.
@@ -49,7 +49,7 @@ impl PortLink {
     /// Attaches `program` to a device that runs no XDP program.
     ///
     /// # Errors
-    /// Another program is there (named), or the driver refuses the mode.
+    /// Another program is there (the error names it), or the driver refuses the mode.
     pub fn attach(program: BorrowedFd<'_>, ifindex: u32, mode: Mode) -> Result<PortLink> {
         if let Some(other) = running_program(ifindex)? {
             bail!("device {ifindex} already runs {other}; Millrace does not replace it");
@@ -73,7 +73,7 @@ impl PortLink {
         Ok(PortLink { fd: unsafe { OwnedFd::from_raw_fd(fd) }, ifindex, mode })
     }
 
-    /// Opens a pinned link. `None` if nothing is pinned there, or its device is gone.
+    /// Opens a pinned link. Returns `None` if nothing is pinned there, or if its device is gone.
     pub fn open(path: &Path) -> Result<Option<PortLink>> {
         let fd = match open_pin(path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -158,7 +158,7 @@ impl PortLink {
 pub fn running_program(ifindex: u32) -> Result<Option<String>> {
     let Some((id, _)) = xdp_query(ifindex)? else { return Ok(None) };
     let name = name_of(id);
-    // Not by the device: another namespace may have one of the same number.
+    // This does not search by the device: another namespace may have one with the same number.
     let owner = pinned_links()?.into_iter().find(|path| runs(path, id));
     Ok(Some(match owner {
         Some(path) => {
@@ -172,12 +172,12 @@ pub fn running_program(ifindex: u32) -> Result<Option<String>> {
     }))
 }
 
-/// The name of a loaded program, if it is there still.
+/// The name of a loaded program, if it still exists.
 fn name_of(id: u32) -> Option<String> {
     query::ProgInfoIter::default().find(|p| p.id == id).map(|p| p.name.to_string_lossy().into_owned())
 }
 
-/// Device (0: none) and program of an XDP link.
+/// The device (0: none) and the program of an XDP link.
 fn attachment(link: &OwnedFd) -> Result<(u32, u32)> {
     let mut info = sys::bpf_link_info::default();
     let mut length = size_of_val(&info) as u32;
@@ -214,7 +214,7 @@ fn runs(path: &Path, program: u32) -> bool {
 fn pinned_links() -> Result<Vec<PathBuf>> {
     let Ok(directory) = fs::read_dir("/sys/fs/bpf") else { return Ok(Vec::new()) };
     let instances = directory.flatten().filter(|d| d.file_name().to_string_lossy().starts_with("millrace"));
-    // What others have put there says nothing of an instance.
+    // A directory that others may have made shows no instance.
     let instances = instances.filter(|d| check_directory(&d.path()).is_ok());
     Ok(instances
         .filter_map(|d| fs::read_dir(d.path()).ok())

@@ -1,5 +1,5 @@
-//! Counting what is lost after the redirect (`bpf/losses.h`): tracepoints, attached with a generation and, like its links
-//! to ports, pinned, so that counting outlives the daemon.
+//! Counts packets that are lost after the redirect (`bpf/losses.h`), with programs at tracepoints. They are
+//! attached with a generation and, like its links to ports, pinned, so that counting outlives the daemon.
 
 use super::{Mapping, Words64, replace_pin};
 use crate::abi::{self, types};
@@ -7,13 +7,13 @@ use anyhow::{Context, Result};
 use libbpf_rs::{Link, MapCore, MapHandle};
 use std::{os::fd::AsFd, path::Path};
 
-/// Word of `struct control`: this generation counts.
+/// The word of `struct control` that says whether this generation counts.
 const COUNTS_LOSSES: usize = std::mem::offset_of!(types::control, counts_losses) / 8;
 
-/// The tracepoints of the running kernel that tell of losses, each with the program that listens.
+/// The tracepoints of the running kernel that report losses, each with the link of its program.
 pub(super) struct Losses {
     links: Vec<(&'static str, Link)>,
-    /// What cannot be counted, as sentences.
+    /// The losses that cannot be counted, as sentences.
     pub troubles: Vec<String>,
 }
 
@@ -21,7 +21,7 @@ pub(super) struct Losses {
 pub(super) const TRACEPOINTS: [&str; 5] =
     ["xdp_devmap_xmit", "xdp_redirect_err", "xdp_exception", "xdp_cpumap_enqueue", "xdp_cpumap_kthread"];
 
-/// Tells programs at tracepoints, which see packets of all namespaces, which namespace is the daemon's.
+/// Sets the daemon's namespace in the programs at tracepoints, which see packets of all namespaces.
 pub(super) fn look_from_here(open: &mut abi::OpenMillraceSkel<'_>) -> Result<()> {
     let own =
         std::fs::metadata("/proc/thread-self/ns/net").context("looking at the own network namespace")?;
@@ -31,8 +31,8 @@ pub(super) fn look_from_here(open: &mut abi::OpenMillraceSkel<'_>) -> Result<()>
 }
 
 impl Losses {
-    /// Attaches what was loaded; nothing is counted yet. A kernel that does not let us is reported: packets are forwarded
-    /// all the same.
+    /// Attaches the loaded programs; nothing is counted yet. Reports programs that the kernel does not attach:
+    /// forwarding works without them.
     pub fn attach(skel: &abi::MillraceSkel<'_>) -> Losses {
         let progs = &skel.progs;
         let programs = [
@@ -62,13 +62,13 @@ impl Losses {
         losses
     }
 
-    /// Is it known of packets on other cores when they are done, or lost?
+    /// Do these programs see when packets on other cores are done, or lost?
     pub fn counts_handed(&self) -> bool {
         let listens = |tracepoint: &&str| self.links.iter().any(|(known, _)| known == tracepoint);
         ["xdp_redirect_err", "xdp_cpumap_enqueue", "xdp_cpumap_kthread"].iter().all(listens)
     }
 
-    /// Counting survives this process. May be repeated.
+    /// Pins the links, so that counting outlives this process. May be repeated.
     pub fn pin(&mut self, directory: &Path) -> Result<()> {
         for (tracepoint, link) in &mut self.links {
             if link.pin_path().is_some() {
@@ -86,7 +86,8 @@ pub(super) fn take_over(control: &Words64, directory: &Path) {
         return;
     }
     let before = pinned_control(directory);
-    // One right behind the other, with no system call (an unmapping) between: what is lost meanwhile is counted by neither.
+    // No system call (an unmapping) comes between the two stores, because nobody counts packets that are lost
+    // meanwhile.
     if let Some(before) = &before {
         before.store(COUNTS_LOSSES, 0);
     }

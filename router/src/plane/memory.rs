@@ -1,11 +1,10 @@
 //! BPF array maps mapped into this process, as slices of atomic words.
 //!
-//! The kernel plane reads (and, for counters, writes) the same memory at the same time, which is why every word is an
-//! atomic. `unsafe` is needed to turn a mapping into a slice; bounds and alignment are checked once, here.
-
+//! The kernel plane reads (and, for counters, writes) the same memory at the same time, so every word is an atomic.
+//! `unsafe` is needed to turn a mapping into a slice; bounds and alignment are checked once, here.
 //!
-//! Readers in the kernel do without barriers (`bpf/tables.h`): a BPF program that read one word after another may take
-//! the second from before the first only on a machine that reorders loads. x86-64 does not; others are refused here.
+//! Readers in the kernel use no barriers (`bpf/tables.h`). They rely on a machine that does not reorder loads. x86-64
+//! does not; this file does not compile for other machines.
 
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!(
@@ -39,7 +38,7 @@ impl Mapping {
         Ok(Mapping { map, bytes })
     }
 
-    /// Memory of no map, all zero.
+    /// Memory without a map, all zero.
     pub fn anonymous(bytes: usize) -> Result<Mapping> {
         let map = MmapOptions::new().len(bytes).map_anon().context("mapping memory")?;
         Ok(Mapping { map: map.into(), bytes })

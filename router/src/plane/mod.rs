@@ -1,4 +1,4 @@
-//! The kernel plane from user space: load it, give it memory, attach it, read what it counted.
+//! The kernel plane from user space: loads it, maps its memory, attaches it, reads its counters.
 //!
 //! | file | holds |
 //! |---|---|
@@ -6,27 +6,29 @@
 //! | `memory.rs` | the mapped maps as slices of atomic words (`unsafe` lives here) |
 //! | `link.rs` | attaching to a port, replacing, pinning (`unsafe` lives here) |
 //! | `counters.rs` | counters and charges summed over CPUs |
-//! | `policy.rs` | what sees changes of policy; its map outlives a generation |
-//! | `polls.rs` | counting what queues poll |
+//! | `policy.rs` | watching for changes of policy; its map outlives a generation (`unsafe` lives here) |
+//! | `icmp_errors.rs` | destinations of ICMP errors from which Linux may learn |
+//! | `polls.rs` | counting the polls of queues (`unsafe` lives here) |
 //! | `backlog.rs` | whether each CPU keeps up with its queues |
-//! | `transmit.rs` | what waits where a core's packets leave (`unsafe` lives here) |
-//! | `losses.rs` | counting what is lost after the redirect |
+//! | `transmit.rs` | how full the rings are by which a core sends (`unsafe` lives here) |
+//! | `losses.rs` | counting packets that are lost after the redirect |
+//! | `variants.rs` | the programs of `bpf/millrace.bpf.c` that each load has |
 //! | `flow.rs` | the program with flow rules in front |
 //! | `flow_maps.rs` | flow rules' maps and memory, which outlive a generation |
 //! | `port_sets.rs` | the devices that flow rules send to, one by one and in sets |
 //! | `cores.rs` | cores that flow rules hand packets to |
 //! | `choices.rs` | flows whose core is chosen |
-//! | `shares.rs` | what routers may take of a full core |
+//! | `shares.rs` | the routers' shares of full cores (`unsafe` lives here) |
 //! | `paths.rs` | paths of the user plane: their program, and its maps, which outlive a generation |
-//! | `splits.rs` | queues whose flows are shared among cores |
-//! | `samples.rs` | packets that were sampled, for steering |
+//! | `splits.rs` | queues whose flows are shared among cores (`unsafe` lives here) |
+//! | `samples.rs` | sampled packets, for steering |
 //! | `run.rs` | running the program on one packet (`millrace explain`, table tests) |
-//! | `inject.rs` | a frame of user space's, as if it had come in by a port (`unsafe` lives here) |
-//! | `heart.rs` | until when it forwards without being confirmed (`unsafe` lives here) |
-//! | `grace.rs` | waiting until no running program can see what was unpublished |
+//! | `inject.rs` | giving a frame of user space to a program, as if it had come in by a port (`unsafe` lives here) |
+//! | `heart.rs` | how long a generation forwards without being confirmed (`unsafe` lives here) |
+//! | `grace.rs` | waiting until no running program can see an unpublished entry (`unsafe` lives here) |
 //!
-//! A generation never changes size. Growing, upgrading and restarting are one operation: load a new generation, fill it,
-//! swap the program of every port's link (atomic per port, no packet lost), drop the old one.
+//! A generation never changes its size. Growing, upgrading and restarting are the same operation: load a new
+//! generation, fill it, swap the program of every port's link (atomic per port, no packet lost), drop the old one.
 
 mod backlog;
 pub(crate) mod choices;
@@ -95,7 +97,7 @@ use std::{
 pub use transmit::{Transmit, TransmitRings};
 use variants::Variant;
 
-/// What is fixed when a generation is loaded.
+/// Settings of a generation, fixed when it is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Rows of every table.
@@ -108,7 +110,7 @@ pub struct Settings {
     pub exception_pps: u32,
     /// ARP and neighbour discovery packets per second, per CPU and router or port; 0: no limit.
     pub control_pps: u32,
-    /// A port has a classifier: rows of RX queues are consulted, and flows sampled.
+    /// A port has a classifier: the program looks in rows of RX queues, and samples flows.
     pub queue_rows: bool,
 }
 
@@ -125,7 +127,7 @@ const CORE_MAP: usize = std::mem::offset_of!(types::control, core_map) / 8;
 
 /// Limits of the ABI.
 pub const MAX_PORTS: usize = 64;
-/// Routers the charges have rows for.
+/// Routers that `charges` has rows for.
 pub const MAX_ROUTERS: usize = 256;
 
 /// One loaded generation: program and maps. Dropping it frees both, unless a link or a pin still holds them.
@@ -141,25 +143,25 @@ pub struct Plane {
     heart: Arc<Heart>,
     port_index: Words64,
     cpus: usize,
-    /// The copy that explains packets, once one was asked for.
+    /// The copy that explains packets, since the first request.
     explainer: RefCell<Option<abi::MillraceSkel<'static>>>,
-    /// The program with flow rules, once there were some.
+    /// The program with flow rules, since the first rule.
     rules: Option<FlowPlane>,
-    /// It is the one to attach.
+    /// The program with flow rules is the one to attach.
     by_rules: bool,
-    /// The one with shares is.
+    /// The program with shares is the one to attach.
     shared: bool,
-    /// The program with paths, if there may be some.
+    /// The program with paths, if there may be paths.
     paths: Option<PathsPlane>,
-    /// It is the one to attach, or with rules the one that has both.
+    /// The program with paths is the one to attach, or with rules the one that has both.
     with_paths: bool,
 }
 
 impl Plane {
-    /// Loads the program with maps of these sizes, all zero: it passes every packet up until told otherwise.
+    /// Loads the program with maps of these sizes, all zero. It passes every packet up until the maps are filled.
     ///
     /// # Errors
-    /// The kernel refuses (missing capability, missing feature, no memory); the verifier's words are in the chain.
+    /// The kernel refuses (missing capability, missing feature, no memory); the verifier's message is in the chain.
     pub fn load(settings: Settings) -> Result<Plane> {
         Self::load_changed(settings, |_| Ok(()))
     }
@@ -177,7 +179,7 @@ impl Plane {
         })
     }
 
-    /// As [`Plane::load`], with maps or constants changed before: what another version would have loaded, for tests of
+    /// As [`Plane::load`], with maps or constants changed first, as another version would load them: for tests of
     /// upgrades.
     #[doc(hidden)]
     pub fn load_changed(
@@ -185,8 +187,8 @@ impl Plane {
         change: impl FnOnce(&mut abi::OpenMillraceSkel<'_>) -> libbpf_rs::Result<()>,
     ) -> Result<Plane> {
         let cpus = libbpf_rs::num_possible_cpus().context("counting CPUs")?;
-        // A skeleton borrows its object for as long as it lives and a generation lives as long as the daemon wants: one
-        // pointer-sized allocation per generation is left behind.
+        // A skeleton borrows its object for its whole life, and a generation lives as long as the daemon wants. So one
+        // pointer-sized allocation per generation is leaked.
         let storage = Box::leak(Box::new(MaybeUninit::<OpenObject>::uninit()));
         let mut open =
             abi::MillraceSkelBuilder::default().open(storage).context("opening the kernel plane")?;
@@ -242,12 +244,12 @@ impl Plane {
         self.memory.clone()
     }
 
-    /// What routers may take of full cores.
+    /// The routers' shares of full cores.
     pub fn shares(&self) -> &Arc<Shares> {
         &self.shares
     }
 
-    /// [`Plane::program`] is the one with shares, or not. With flow rules it always has them.
+    /// Whether [`Plane::program`] is the one with shares. With flow rules it always has them.
     pub fn set_shared(&mut self, shared: bool) {
         self.shared = shared;
     }
@@ -256,15 +258,16 @@ impl Plane {
         self.shared
     }
 
-    /// What it was loaded with.
+    /// The settings that it was loaded with.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// Makes a device known as port `id`: packets are taken from it when `ready`, and sent to it when `transmit`.
+    /// Makes a device known as port `id`. Packets from it are accelerated if `ready`. Packets are sent to it if
+    /// `transmit`.
     ///
     /// # Errors
-    /// Another port's ifindex has the same low 12 bits; or the kernel refuses the transmit slot.
+    /// Another port's ifindex has the same low 12 bits, or the kernel refuses the transmit slot.
     pub fn set_port(&self, id: PortId, ifindex: u32, ready: bool, transmit: bool) -> Result<()> {
         let slots = self.port_index.len();
         let at = ifindex as usize % slots;
@@ -297,7 +300,7 @@ impl Plane {
         Ok(())
     }
 
-    /// Forgets a port: nothing is taken from it or sent to it.
+    /// Forgets a port: packets from it go to the kernel, and none are sent to it.
     pub fn clear_port(&self, id: PortId, ifindex: u32) -> Result<()> {
         let at = ifindex as usize % self.port_index.len();
         self.splits.with_port(id, |_| {
@@ -320,17 +323,17 @@ impl Plane {
     /// Confirms the mirror until `deadline` (CLOCK_MONOTONIC); past it every packet goes to the kernel.
     ///
     /// # Errors
-    /// The kernel would not run the program that reads jiffies; the deadline stays where it was.
+    /// The kernel did not run the program that reads jiffies; the deadline is unchanged.
     pub fn confirm_until(&self, deadline: Duration) -> Result<()> {
         self.heart.beat_until(deadline)
     }
 
-    /// What confirms it, for another thread.
+    /// Confirms the mirror from another thread.
     pub fn heart(&self) -> &Arc<Heart> {
         &self.heart
     }
 
-    /// With rules, [`Plane::program`] is the one that goes by them, from their first packet on; without, the plain one.
+    /// With rules, [`Plane::program`] is from now on the one that follows them; without, the plain one.
     ///
     /// # Errors
     /// The program cannot be loaded; nothing has changed.
@@ -346,11 +349,11 @@ impl Plane {
         Ok(())
     }
 
-    /// Packets may be given to these paths from now on, by a program that is not attached yet ([`Plane::set_with_paths`]); flow rules that come
-    /// later ask for paths first.
+    /// Loads the program that gives packets to these paths; [`Plane::set_with_paths`] chooses it. Later programs
+    /// with flow rules also ask paths first.
     ///
     /// # Errors
-    /// The program cannot be loaded, or there were flow rules before; nothing has changed.
+    /// The program cannot be loaded, or there are flow rules already; nothing has changed.
     pub fn set_paths(&mut self, maps: &Arc<PathMaps>) -> Result<()> {
         anyhow::ensure!(self.rules.is_none(), "paths come before flow rules");
         self.paths = Some(PathsPlane::load(self, maps)?);
@@ -358,7 +361,7 @@ impl Plane {
         Ok(())
     }
 
-    /// [`Plane::program`] is the one with paths, if there may be some, or not. With flow rules it always has them.
+    /// Whether [`Plane::program`] is the one with paths, if there may be paths. With flow rules it always has them.
     pub fn set_with_paths(&mut self, with_paths: bool) {
         self.with_paths = with_paths && self.paths.is_some();
     }
@@ -367,17 +370,17 @@ impl Plane {
         self.with_paths
     }
 
-    /// Those that packets may be given to.
+    /// The maps of the paths that packets may be given to.
     pub fn path_maps(&self) -> Option<&Arc<PathMaps>> {
         self.paths.as_ref().map(PathsPlane::maps)
     }
 
-    /// Queues that are split in this generation.
+    /// The split queues of this generation.
     pub fn splits(&self) -> &Arc<Splits> {
         &self.splits
     }
 
-    /// Rows of `core_queues`, of cores that flow rules hand packets to.
+    /// The rows of `core_queues` for cores that flow rules hand packets to.
     fn core_queues(&self) -> Result<Words64> {
         let map = self.skel.maps.core_queues.as_fd();
         Ok(Mapping::new(map, size_of::<types::core_queue>(), self.cpus)?.into())
@@ -393,7 +396,7 @@ impl Plane {
         )
     }
 
-    /// Zeroes the counters of an interface id that gets a new owner.
+    /// Zeroes the counters of an interface id, for a new owner.
     pub fn reset_interface(&self, interface: InterfaceId) -> Result<()> {
         counters::reset(self.skel.maps.counters.as_fd(), self.cpus, self.settings.interface_rows, interface)
     }
@@ -413,28 +416,29 @@ impl Plane {
         }
     }
 
-    /// From now on frames that user space hands to NORMAL and LOCAL go by this generation, if it has rules. To be called
-    /// just before it is attached: what comes to user space then must find it.
+    /// From now on this generation takes the frames that user space hands to NORMAL and LOCAL, if it has rules.
+    /// Call this just before it is attached, so that it is in place when its first packets reach user space.
     ///
     /// # Errors
-    /// No more descriptors; they go by the one before.
+    /// There are no descriptors left; the previous generation still takes the frames.
     pub fn take_injected(&self) -> Result<()> {
         self.rules.iter().filter(|_| self.by_rules).try_for_each(FlowPlane::take_injected)
     }
 
-    /// From now on this generation counts what its ports lose after the redirect, and the one pinned in `directory` no more.
+    /// From now on this generation counts packets that are lost after the redirect; the one pinned in `directory`
+    /// stops.
     pub fn count_losses(&self, directory: &Path) {
         losses::take_over(&self.control, directory);
     }
 
-    /// What it cannot count, as sentences.
+    /// The losses that it cannot count, as sentences.
     pub fn troubles(&self) -> &[String] {
         &self.losses.troubles
     }
 
-    /// Pins the maps a later daemon, or `status` without one, reads: `control`, `counters-GENERATION`,
-    /// `charges-GENERATION`; and what counts losses. May be repeated; whatever is pinned there under these names is
-    /// replaced.
+    /// Pins the maps that a later daemon, or `status` without a daemon, reads: `control`, `counters-GENERATION` and
+    /// `charges-GENERATION`. Pins also the programs that count losses. May be repeated; it replaces pins of these
+    /// names.
     pub fn pin(&mut self, directory: &Path, generation: u64) -> Result<()> {
         let maps = &self.skel.maps;
         for (map, name) in [
@@ -442,7 +446,7 @@ impl Plane {
             (&maps.counters, format!("counters-{generation}")),
             (&maps.charges, format!("charges-{generation}")),
         ] {
-            // Not by the map itself: libbpf remembers that it is pinned, and then does nothing.
+            // Not through the map itself: libbpf remembers that it is pinned, and does nothing the next time.
             replace_pin(&directory.join(name), |path| {
                 MapHandle::try_from(map).and_then(|mut handle| handle.pin(path))
             })?;
@@ -451,14 +455,14 @@ impl Plane {
     }
 }
 
-/// May packets of a device go on on another core? Not those of a port in generic mode: up to Linux 6.14 the program there is run
-/// for the first of several that wait together, and the others are the stack's (cpu_map_bpf_prog_run_skb,
-/// kernel/bpf/cpumap.c).
+/// May packets of a device be handed to another core? Not those of a port in generic mode: up to Linux 6.14 the
+/// program there runs only for the first of several packets that wait together, and the others go to the kernel's
+/// stack (cpu_map_bpf_prog_run_skb, kernel/bpf/cpumap.c).
 fn hands_over(ifindex: u32) -> bool {
     matches!(link::mode(ifindex), Ok(Some(Mode::Native)))
 }
 
-/// Pins something in place of what is pinned there.
+/// Pins something at this path, and replaces an older pin.
 pub(crate) fn replace_pin(path: &Path, pin: impl FnOnce(&Path) -> libbpf_rs::Result<()>) -> Result<()> {
     if path.exists() {
         std::fs::remove_file(path).with_context(|| format!("removing {}", path.display()))?;
@@ -466,15 +470,15 @@ pub(crate) fn replace_pin(path: &Path, pin: impl FnOnce(&Path) -> libbpf_rs::Res
     pin(path).with_context(|| format!("pinning {}", path.display()))
 }
 
-/// When the generation was loaded, on two clocks: what tells how fast jiffies go.
+/// When the generation was loaded, on two clocks. This shows how fast jiffies go.
 struct Pace {
     at: Duration,
     jiffies: u64,
 }
 
 impl Pace {
-    /// Jiffies per second (CONFIG_HZ), measured since the generation was loaded; while too few have passed, the slowest
-    /// there is, 100: a deadline comes too early rather than too late.
+    /// Jiffies per second (CONFIG_HZ), measured since the generation was loaded. While too few have passed, the
+    /// lowest value that there is, 100: then a deadline comes too early rather than too late.
     fn hz(&self, now: Duration, jiffies: u64) -> f64 {
         match jiffies - self.jiffies {
             passed if passed <= 10 => 100.0,
@@ -488,7 +492,7 @@ fn read_clock(skel: &abi::MillraceSkel<'_>, control: &Words64) -> Result<(Durati
     Ok((monotonic(), control.load(2)))
 }
 
-/// Another program of ours reads the tables of a plane.
+/// Makes another program of ours read the tables of a plane.
 fn share_tables(open: &mut abi::OpenMillraceSkel<'_>, plane: &Plane) -> Result<()> {
     let (theirs, ours) = (&mut open.maps, &plane.skel.maps);
     for (map, fd) in [
@@ -517,7 +521,7 @@ fn share_tables(open: &mut abi::OpenMillraceSkel<'_>, plane: &Plane) -> Result<(
     Ok(())
 }
 
-/// It counts what the plane does, too.
+/// The same, and the program counts in the plane's maps.
 fn share_with_counts(open: &mut abi::OpenMillraceSkel<'_>, plane: &Plane) -> Result<()> {
     share_tables(open, plane)?;
     let (theirs, ours) = (&mut open.maps, &plane.skel.maps);
@@ -567,16 +571,17 @@ fn size(open: &mut abi::OpenMillraceSkel<'_>, settings: &Settings, cpus: usize) 
     constants.interface_mask = capacity.interface_buckets as u32 - 1;
     constants.neighbour_mask = capacity.neighbour_buckets as u32 - 1;
     constants.queue_rows = settings.queue_rows;
-    // None is one in 2^32: the longest interval the mask can say.
+    // 0 means none: it becomes one in 2^32, the longest interval that the mask allows.
     constants.sample_mask = settings.sample_interval.wrapping_sub(1);
     constants.exception_cost_ns = cost_ns(settings.exception_pps);
     constants.control_cost_ns = cost_ns(settings.control_pps);
-    // A bucket that cannot hold one packet's cost would never let one pass.
+    // A bucket that cannot hold the cost of one packet would let none pass.
     constants.police_burst_ns = BURST_NS.max(constants.exception_cost_ns).max(constants.control_cost_ns);
     Ok(())
 }
 
-/// Time without packets after which policing has forgotten those before, ns; longer where one packet costs more.
+/// The time without packets after which policing has forgotten earlier packets, ns. It is longer if one packet
+/// costs more.
 const BURST_NS: u64 = 100_000_000;
 
 fn cost_ns(pps: u32) -> u64 {

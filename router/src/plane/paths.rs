@@ -1,5 +1,6 @@
-//! Paths of the user plane, as the kernel plane gives packets to them (`bpf/path.h`): classes, workers' sockets, and what was counted.
-//! Made once, [`PathMaps`] outlive every generation; [`PathsPlane`] is the program of one, attached while there are paths.
+//! Paths of the user plane, as the kernel plane gives packets to them (`bpf/path.h`): classes, workers' sockets,
+//! and counts. [`PathMaps`] are made once and outlive generations. [`PathsPlane`] is the program of a generation,
+//! attached while there are paths.
 
 use super::{
     Grace, MAX_PORTS, Plane,
@@ -40,27 +41,27 @@ const HELD: usize = offset_of!(types::path_control, held) / 8;
 const DROPS: usize = offset_of!(types::path_control, drops) / 8;
 const COUNT: usize = size_of::<types::path_count>() / 8;
 
-/// Why no worker can have a packet, in the order of `struct path_count`.
+/// The reasons why no worker gets a packet, in the order of `struct path_count`.
 pub const NOT_GIVEN: [Reason; 4] =
     [Reason::PathUnsure, Reason::PathFrameTooLong, Reason::PathNoWorker, Reason::PathUnseen];
 
-/// What became of a path's packets, from the making of the maps on.
+/// Packets of a path, since the maps were made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathCounts {
-    /// Given to its worker,
+    /// Packets that were given to its worker.
     pub packets: u64,
     pub bytes: u64,
-    /// and of those lost, as its ring was full (what its sockets call `receive_ring_full`),
+    /// Packets that were given and lost because its ring was full (`receive_ring_full` of its sockets).
     pub ring_full: u64,
-    /// or as the socket did not take them for another reason.
+    /// Packets that were given and lost because the socket refused them for another reason.
     pub refused: u64,
-    /// Not given, by [`NOT_GIVEN`]: they went on as if there were no path,
+    /// Packets that no worker got and that went on as if there were no path, by [`NOT_GIVEN`].
     pub up: [u64; 4],
-    /// or were dropped.
+    /// Packets that no worker got and that were dropped, by [`NOT_GIVEN`].
     pub dropped: [u64; 4],
 }
 
-/// The maps of paths. Workers put their sockets in from threads of their own.
+/// The maps of paths. Workers put their sockets in from their own threads.
 pub struct PathMaps {
     /// In the order of `path_maps!`.
     handles: Vec<MapHandle>,
@@ -69,7 +70,7 @@ pub struct PathMaps {
     classes: Words64,
     counts: Words64,
     cpus: usize,
-    /// For whoever changes classes; with what tells of losses.
+    /// Locked while classes change.
     writing: Mutex<Writing>,
     /// There are classes.
     some: AtomicBool,
@@ -82,7 +83,7 @@ struct Writing {
     _losses: Option<Link>,
 }
 
-/// Every map of paths, in one order.
+/// Every map of paths, always in the same order.
 macro_rules! path_maps {
     ($maps:expr $(, $mutable:tt)?) => {
         [
@@ -96,10 +97,10 @@ macro_rules! path_maps {
 }
 
 impl PathMaps {
-    /// Makes the maps, without classes. `most_bytes`: the longest frame that a frame of the workers has room for.
+    /// Makes the maps, without classes. `most_bytes`: the longest frame that fits into a worker's frame.
     ///
     /// # Errors
-    /// The kernel has not got the memory.
+    /// The kernel lacks memory.
     pub fn new(most_bytes: u32) -> Result<PathMaps> {
         let cpus = libbpf_rs::num_possible_cpus().context("counting CPUs")?;
         let mut storage = MaybeUninit::<OpenObject>::uninit();
@@ -139,27 +140,28 @@ impl PathMaps {
         })
     }
 
-    /// From now on these are the classes, in this order; each packet is judged by all of the old ones or all of the new. `own`: whose the
-    /// packets of a port are that are for no interface.
+    /// Sets the classes, in this order. Each packet meets either all old classes or all new ones. `own`: by port,
+    /// the router of packets to no interface.
     ///
     /// # Errors
-    /// A class is not possible, or the kernel cannot wait for running programs: nothing has changed.
+    /// A class is not possible, or the kernel cannot wait for running programs; nothing has changed.
     pub fn set_classes(&self, classes: &[PathClass], own: &BTreeMap<PortId, RouterId>) -> Result<()> {
         self.set_rows(&Rows::new(classes)?, own)
     }
 
-    /// Of what flow rules give to these paths and no worker can have: it is dropped. Of the others it is routed.
+    /// Sets the paths whose packets from flow rules are dropped if no worker gets them. Those of other paths are
+    /// routed.
     pub fn set_drops(&self, paths: impl IntoIterator<Item = PathId>) {
         self.control.store(DROPS, paths.into_iter().fold(0, |bits, path| bits | 1 << path));
     }
 
-    /// The same of rows that were made otherwise: for measurements.
+    /// As [`PathMaps::set_classes`], with given rows: for measurements.
     #[doc(hidden)]
     pub fn set_rows(&self, rows: &Rows, own: &BTreeMap<PortId, RouterId>) -> Result<()> {
         let writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let half = 1 - (self.control.load(HALF) & 1);
-        // A packet that came before the last change may still be judged by this half.
-        writing.grace.wait().context("waiting for packets that are judged by older classes")?;
+        // A packet that came before the last change may still use this half.
+        writing.grace.wait().context("waiting for packets that still use older classes")?;
         let at = half as usize * words::CLASSES;
         let words = rows.words(|port| own.get(&port).copied());
         words.into_iter().enumerate().for_each(|(i, word)| self.classes.store(at + i, word));
@@ -168,12 +170,13 @@ impl PathMaps {
         Ok(())
     }
 
-    /// Is any class in force? Else the program with paths need not be attached.
+    /// Is any class in force? If not, the program with paths need not be attached.
     pub fn has_classes(&self) -> bool {
         self.some.load(Relaxed)
     }
 
-    /// Packets of a path that come by this queue of a port go to this socket from now on: one of that very queue, whose fill ring has frames.
+    /// From now on packets of this path that come in by this queue of a port go to this socket. The socket must be
+    /// of the same queue, and its fill ring must have frames.
     ///
     /// # Errors
     /// There is no such slot, or the kernel refuses the socket.
@@ -186,7 +189,8 @@ impl PathMaps {
             })
     }
 
-    /// They go to no socket any more. Those that were on their way may still come until [`PathMaps::settle`] returns.
+    /// From now on these packets go to no socket. Until [`PathMaps::settle`] returns, packets on their way may
+    /// still come.
     ///
     /// # Errors
     /// There is no such slot, or the kernel refuses.
@@ -200,7 +204,8 @@ impl PathMaps {
         }
     }
 
-    /// Returns when no packet is on its way any more by what classes and slots said at the call: what came is in its ring.
+    /// Returns when no packet is on its way any more by classes and slots that were in force before the call. All such
+    /// packets are in their rings then.
     ///
     /// # Errors
     /// The kernel cannot wait.
@@ -208,12 +213,13 @@ impl PathMaps {
         self.writing.lock().unwrap_or_else(PoisonError::into_inner).grace.wait()
     }
 
-    /// No worker has packets ([`Reason::PathUnsure`]), or they have them again: for as long as they read tables that are not kept up.
+    /// Stops giving packets to workers ([`Reason::PathUnsure`]), or begins again: for the time in which the tables
+    /// of workers are not kept up to date.
     pub fn hold(&self, holds: bool) {
         self.control.store(HELD, holds.into());
     }
 
-    /// Of every path, by its number.
+    /// The counts of every path, by its number.
     pub fn counts(&self) -> Vec<PathCounts> {
         let count = |path: usize| {
             let sum = |field: usize| {
@@ -233,7 +239,7 @@ impl PathMaps {
         (0..MOST_PATHS).map(count).collect()
     }
 
-    /// What cannot be counted, as a sentence.
+    /// Why losses cannot be counted, as a sentence.
     pub fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
     }
@@ -249,14 +255,14 @@ fn slot(port: PortId, queue: u32, path: PathId) -> Result<u32> {
     Ok((port * queues + queue) * paths + path)
 }
 
-/// Rows of the maps that have some of every CPU.
+/// Sets the sizes of the maps that have rows for each CPU.
 fn size(open: &mut abi::OpenMillraceSkel<'_>, cpus: usize) -> Result<()> {
     let rows = u32::try_from(cpus * MOST_PATHS).context("more than 2^32 CPUs")?;
     open.maps.path_counts.set_max_entries(rows).context("sizing a map")?;
     open.maps.path_scratch.set_max_entries(cpus as u32).context("sizing a map")
 }
 
-/// No map of paths, for a load without them.
+/// Leaves out all maps of paths, for a load without them.
 pub(super) fn leave_out(open: &mut abi::OpenMillraceSkel<'_>) -> Result<()> {
     for map in path_maps!(open.maps, mut) {
         map.set_autocreate(false).context("leaving out a map of paths")?;
@@ -264,7 +270,7 @@ pub(super) fn leave_out(open: &mut abi::OpenMillraceSkel<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A program goes by these classes; `None`: by none, with maps of its own that say so.
+/// Makes a program use these classes; `None`: no classes, with empty maps of its own.
 pub(super) fn share(open: &mut abi::OpenMillraceSkel<'_>, ours: Option<&PathMaps>) -> Result<()> {
     let Some(ours) = ours else {
         return open.maps.path_sockets.set_max_entries(1).context("sizing a map");
@@ -285,9 +291,9 @@ impl PathsPlane {
     /// Loads it beside a plane.
     ///
     /// # Errors
-    /// The kernel refuses; the verifier's words are in the chain.
+    /// The kernel refuses; the verifier's message is in the chain.
     pub fn load(plane: &Plane, maps: &Arc<PathMaps>) -> Result<PathsPlane> {
-        // Left behind as in `Plane::load`.
+        // Leaked as in `Plane::load`.
         let storage = Box::leak(Box::new(MaybeUninit::<OpenObject>::uninit()));
         let mut open =
             abi::MillraceSkelBuilder::default().open(storage).context("opening the kernel plane")?;
@@ -299,7 +305,7 @@ impl PathsPlane {
         Ok(PathsPlane { skel, maps: maps.clone() })
     }
 
-    /// What it goes by.
+    /// The maps that it uses.
     pub fn maps(&self) -> &Arc<PathMaps> {
         &self.maps
     }

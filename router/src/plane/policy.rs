@@ -61,7 +61,7 @@ const ALL: usize = offset_of!(types::policy_slot, all) / 8;
 
 /// The number by which a viewer knows its namespace.
 const VIEWED: i32 = 1;
-/// Kinds of changes that programs for all namespaces see.
+/// The kinds of changes that programs for all namespaces see.
 const SETTINGS: &str = "settings without a message (net.ipv4.*, net.ipv6.*)";
 const LEGACY: &str = "legacy iptables";
 /// Changes within this time wake user space once.

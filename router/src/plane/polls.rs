@@ -1,4 +1,5 @@
-//! Counting what NAPI instances poll (`bpf/polls.bpf.c`): packets and polls of each queue, for as long as this is kept.
+//! Counts what NAPI instances poll (`bpf/polls.bpf.c`): packets and polls of each queue, for as long as [`Polls`]
+//! exists.
 
 use super::{Mapping, Words64};
 use crate::linux::observer::Waker;
@@ -21,32 +22,32 @@ const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/polls.bpf.o"));
 const ROWS: usize = 4096;
 /// Words of `struct polled`.
 const WORDS: usize = 4;
-/// The word that says that somebody waits for a poll.
+/// The word that says whether a thread waits for a poll.
 const AWAITED: usize = 3;
 
-/// Of one NAPI instance, since it is watched.
+/// The counts of one NAPI instance, since it is watched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Polled {
     pub polls: u64,
     pub packets: u64,
 }
 
-/// What came of [`Polls::sleep`].
+/// The result of [`Polls::sleep`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slept {
-    /// There was no time to.
+    /// It did not sleep.
     No,
-    /// As long as it might, or until a signal.
+    /// It slept for the whole time, or until a signal.
     Long,
-    /// Until a poll, or somebody woke.
+    /// It slept until a poll, or until the waker.
     Woken,
 }
 
-/// Counts.
+/// The counts of all watched instances.
 pub struct Polls {
     rows: Words64,
     watched: BTreeSet<u32>,
-    /// Tells of polls that were awaited.
+    /// Has a record for each poll that a thread waited for.
     began: Option<RingBuffer<'static>>,
     /// Ends the counting when dropped.
     _link: Option<Link>,
@@ -54,7 +55,7 @@ pub struct Polls {
 
 impl Polls {
     /// # Errors
-    /// The kernel has no such tracepoint, or does not let us.
+    /// The kernel has no such tracepoint, or does not allow this.
     pub fn start() -> Result<Polls> {
         let mut builder = ObjectBuilder::default();
         let mut open = builder.open_memory(OBJECT)?;
@@ -67,18 +68,19 @@ impl Polls {
         let link = program.attach_trace().context("attaching to the tracepoint napi_poll")?;
         let map = object.maps().find(|map| map.name() == "polled").context("no map counts polls")?;
         let rows = Mapping::new(map.as_fd(), WORDS * 8, ROWS)?.into();
-        let map = object.maps().find(|map| map.name() == "began").context("no map tells of polls")?;
+        let map = object.maps().find(|map| map.name() == "began").context("no map reports polls")?;
         let mut began = RingBufferBuilder::new();
-        began.add(&map, |_| 0).context("the ring that tells of polls")?;
-        let began = began.build().context("the ring that tells of polls")?;
+        began.add(&map, |_| 0).context("reading the ring that reports polls")?;
+        let began = began.build().context("reading the ring that reports polls")?;
         Ok(Polls { rows, watched: BTreeSet::new(), began: Some(began), _link: Some(link) })
     }
 
-    /// Sleeps until an instance that is watched polls, or somebody wakes, up to this long; only if `is_still`, asked when polls from then
-    /// on are told of. One that ends while that is asked may not be seen, only the next.
+    /// Sleeps until a watched instance polls, or the waker is used, but at most for `longest`. It sleeps only if
+    /// `is_still` returns true. It calls `is_still` after it has asked for reports of polls. A poll that ends
+    /// during that call may go unseen; the next one is seen.
     ///
     /// # Errors
-    /// It is not known whether one has polled.
+    /// Waiting failed, so it is not known whether an instance has polled.
     pub fn sleep(
         &self,
         longest: Duration,
@@ -96,8 +98,9 @@ impl Polls {
         self.watched.iter().for_each(|&napi| self.rows.store(row(napi) + AWAITED, awaited.into()));
     }
 
-    /// Watches these instances, and no others; those that were watched go on counting. Two of which the ids are alike in their
-    /// last bits cannot both be watched: the lower is.
+    /// Watches these instances, and no others. Instances that were watched before keep their counts. Two instances
+    /// whose ids have equal low bits share a row: the one that is watched already is counted, or else the lower
+    /// one.
     pub fn watch(&mut self, napis: &BTreeSet<u32>) {
         for gone in self.watched.difference(napis) {
             self.rows.store(row(*gone), 0);
@@ -113,7 +116,7 @@ impl Polls {
         }
     }
 
-    /// What an instance has polled; `None`: it is not watched.
+    /// The counts of an instance; `None`: it is not watched.
     pub fn of(&self, napi: u32) -> Option<Polled> {
         let row = row(napi);
         self.watched
@@ -148,7 +151,7 @@ fn row(napi: u32) -> usize {
 
 #[cfg(test)]
 impl Polls {
-    /// Of a program that is not there.
+    /// Counts without a program.
     pub fn fake() -> Polls {
         let file = tempfile::tempfile().unwrap();
         file.set_len((ROWS * WORDS * 8) as u64).unwrap();
@@ -156,7 +159,7 @@ impl Polls {
         Polls { rows, watched: BTreeSet::new(), began: None, _link: None }
     }
 
-    /// As the program does.
+    /// Counts as the program does.
     pub fn count(&self, napi: u32, packets: u64) {
         let row = row(napi);
         if self.rows.load(row) == u64::from(napi) {
@@ -177,7 +180,7 @@ mod tests {
         [8193, 8193, 8195].into_iter().for_each(|napi| polls.count(napi, 7));
         let polled = |polls, packets| Some(Polled { polls, packets });
         assert_eq!([8193, 8194, 8195].map(|napi| polls.of(napi)), [polled(2, 14), polled(0, 0), None]);
-        // One more, whose row is taken; one less.
+        // One more, whose row is taken, and one fewer.
         polls.watch(&[8193, 8193 + ROWS as u32].into());
         polls.count(8193, 1);
         assert_eq!([8193, 8194].map(|napi| polls.of(napi)), [polled(3, 15), None]);

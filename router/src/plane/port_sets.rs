@@ -1,7 +1,9 @@
-//! Where flow rules send to: a slot for each port, and sets of ports in a map of maps, a device map each with the same slots.
+//! The ports that flow rules send to: a slot for each port, and sets of ports. A set is a row of a map of maps, with a
+//! device map that has the same slots.
 //!
-//! A row's device map is there for life, and changes in place: putting another one into the row waits for all running
-//! programs, and rules and ports change on a thread that waits for nothing. A packet sees each slot as it was or as it is.
+//! A row keeps its device map for ever, and the device map changes in place. To put another one into the row would
+//! wait for all running programs, but rules and ports change on a thread that must not wait. A packet sees the old
+//! or the new value of each slot.
 
 use super::MAX_PORTS;
 use crate::base::guard::locked;
@@ -22,7 +24,7 @@ pub(super) struct PortSets {
     rows: usize,
     /// One thread at a time makes the device maps of rows.
     making: Mutex<()>,
-    /// Those of rows that have one. Opening one by its number would take `CAP_SYS_ADMIN`.
+    /// The device maps of rows that have one. To open one by its number would take `CAP_SYS_ADMIN`.
     maps: Mutex<BTreeMap<u32, Arc<MapHandle>>>,
     state: Mutex<SetState>,
 }
@@ -46,7 +48,7 @@ impl PortSets {
             .context("creating the map of sets of ports")
     }
 
-    /// `outer` has so many rows; `targets` is `rule_ports`.
+    /// `outer` has `rows` rows; `targets` is `rule_ports`.
     pub fn new(outer: MapHandle, targets: MapHandle, rows: usize) -> PortSets {
         let (making, maps, state) = Default::default();
         PortSets { outer, targets, rows, making, maps, state }
@@ -57,8 +59,8 @@ impl PortSets {
         self.rows
     }
 
-    /// Makes the device maps of all rows in their order, which is the order in which they are taken, on a thread of its own:
-    /// each takes as long as the programs that run now, tens of milliseconds. It ends with the sets.
+    /// Makes the device maps of all rows, on a thread of its own, in the order in which rows are taken. Each waits
+    /// for the programs that run now, for tens of milliseconds. The thread ends with the sets.
     pub fn make_ahead(self: &Arc<Self>) -> Result<()> {
         let (rows, sets) = (self.rows as u32, Arc::downgrade(self));
         let make = move || {
@@ -66,7 +68,7 @@ impl PortSets {
                 let Some(sets) = sets.upgrade() else { return };
                 if let Err(error) = sets.make(row) {
                     tracing::warn!(
-                        "sets of ports for flow rules will be made when they are needed: {error:#}"
+                        "cannot make sets of ports for flow rules ahead, only when a rule needs one: {error:#}"
                     );
                     return;
                 }
@@ -115,7 +117,7 @@ impl PortSets {
         Ok(())
     }
 
-    /// No rule names this row any more.
+    /// Forgets a row that no rule names any more.
     pub fn forget(&self, row: u32) {
         self.state.lock().unwrap_or_else(|e| e.into_inner()).sets.remove(&row);
     }
@@ -125,8 +127,8 @@ impl PortSets {
         let mut state = self.state.lock().unwrap_or_else(|e| e.into_inner());
         let before = std::mem::replace(&mut state.ports, ports);
         let known: BTreeSet<RulePort> = before.keys().chain(state.ports.keys()).copied().collect();
-        // All slots, whatever seems to be in them: the kernel empties those of a device that leaves its namespace, which may
-        // be back with the same index.
+        // All slots are written, also those that did not change: the kernel empties the slots of a device that
+        // leaves its namespace, and the device may be back with the same index.
         let device = |port| member(&Ports::All, &state.ports, port);
         let mut done: Vec<_> =
             known.iter().map(|&port| set_slot(&self.targets, port, device(port))).collect();
@@ -152,7 +154,7 @@ fn member(set: &Ports, known: &BTreeMap<RulePort, (u32, bool)>, port: RulePort) 
     reached.then_some(ifindex)
 }
 
-/// Of a port in each device map.
+/// The slot of a port in each device map.
 fn slot(port: RulePort) -> [u8; 4] {
     u32::from(port.0 - 1).to_ne_bytes()
 }

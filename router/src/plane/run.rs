@@ -1,4 +1,4 @@
-//! Running the program on one packet (BPF_PROG_TEST_RUN): what `millrace explain` and the table tests do.
+//! Runs the program on one packet (BPF_PROG_TEST_RUN), for `millrace explain` and the table tests.
 
 use super::{Plane, variants::Variant};
 use crate::abi::{self, types};
@@ -10,7 +10,7 @@ use libbpf_rs::{
 use logic::{paths::PathId, reason::Reason};
 use std::mem::MaybeUninit;
 
-/// What became of one packet.
+/// The result for one packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TestRun {
     /// `XDP_PASS` 2, `XDP_DROP` 1, `XDP_REDIRECT` 4.
@@ -68,7 +68,7 @@ pub enum Step {
         port: u32,
         vlan: u32,
     },
-    /// `None`: it has been given to its worker.
+    /// `None`: its worker got it.
     Path {
         path: PathId,
         why: Option<Reason>,
@@ -113,7 +113,7 @@ pub(super) fn run(program: &mut ProgramMut<'_>, ifindex: u32, frame: &[u8]) -> R
     run_from(program, ifindex, 0, frame)
 }
 
-/// As if it came in by that RX queue.
+/// Runs the program on a frame as if it came in by this RX queue.
 pub(super) fn run_from(
     program: &mut ProgramMut<'_>,
     ifindex: u32,
@@ -145,8 +145,8 @@ const _: () = {
 };
 
 impl Plane {
-    /// Runs the real program on a frame as if it came in by `ifindex`; counters and budgets change as for any packet.
-    /// Nothing is transmitted. The caller must be in the device's namespace.
+    /// Runs the real program on a frame as if it came in by `ifindex`. Counters and budgets change as for any
+    /// packet, but nothing is transmitted. The caller must be in the device's namespace.
     pub fn run(&mut self, ifindex: u32, frame: &[u8]) -> Result<TestRun> {
         self.run_from(ifindex, 0, frame)
     }
@@ -161,8 +161,8 @@ impl Plane {
         run_from(program, ifindex, queue, frame)
     }
 
-    /// Runs a copy of the program, on the same tables, that records what it does and touches nothing else. The copy is
-    /// loaded when the first packet is explained, and kept.
+    /// Runs a copy of the program on the same tables. The copy records its steps and changes nothing else. It is loaded
+    /// when the first packet is explained, and kept.
     pub fn explain(&self, ifindex: u32, frame: &[u8]) -> Result<(TestRun, Vec<Step>)> {
         let mut copy = self.explainer.borrow_mut();
         let skel = match copy.take() {
@@ -181,14 +181,14 @@ impl Plane {
     }
 
     fn load_explainer(&self) -> Result<abi::MillraceSkel<'static>> {
-        // Left behind as in `load`.
+        // Leaked as in `load`.
         let storage = Box::leak(Box::new(MaybeUninit::<OpenObject>::uninit()));
         let mut open =
             abi::MillraceSkelBuilder::default().open(storage).context("opening the kernel plane")?;
         super::size(&mut open, &self.settings, self.cpus)?;
         share(&mut open, self)?;
         Variant::Explaining.select(&mut open)?;
-        // It looks everything up.
+        // It looks in the tables, not in rows of RX queues.
         if let Some(constants) = open.maps.rodata_data.as_deref_mut() {
             constants.queue_rows = false;
         }
@@ -197,7 +197,7 @@ impl Plane {
     }
 }
 
-/// The copy reads the tables of the plane it explains.
+/// Makes the copy read the tables of the plane that it explains.
 fn share(open: &mut abi::OpenMillraceSkel<'_>, plane: &Plane) -> Result<()> {
     super::share_tables(open, plane)?;
     // The copy counts nothing.

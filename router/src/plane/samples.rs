@@ -1,4 +1,4 @@
-//! Packets that the program sampled: a ring per CPU that it writes and nobody locks.
+//! The packets that the program has sampled: a ring per CPU, written by the program and read without locks.
 
 use super::memory::{Mapping, Words64};
 use crate::abi::types;
@@ -27,7 +27,7 @@ const _: () = {
 
 pub(super) struct Samples {
     rings: Words64,
-    /// How many of each ring's were taken, or lost, before.
+    /// By ring: the number of samples that were taken or lost so far.
     seen: Vec<u64>,
 }
 
@@ -37,7 +37,7 @@ impl Samples {
         Ok(Samples { rings, seen: vec![0; cpus] })
     }
 
-    /// Those since the last call that the program has not written over.
+    /// Takes the samples since the last call, except those that the program has overwritten.
     pub fn take(&mut self) -> Vec<Sample> {
         let mut taken = Vec::new();
         for (ring, seen) in self.rings.as_slice().chunks_exact(RING_WORDS).zip(&mut self.seen) {
@@ -54,7 +54,7 @@ fn take_ring(ring: &[AtomicU64], seen: &mut u64, taken: &mut Vec<Sample>) {
     for i in from..count {
         let at = FIRST + i as usize % RING * SAMPLE_WORDS;
         let words: [u64; SAMPLE_WORDS] = std::array::from_fn(|word| ring[at + word].load(Acquire));
-        // The program may be writing the entry after the last one counted, which is this one a whole ring later.
+        // The program may be writing the entry behind the last counted one. After a whole ring that is this one.
         if ring[0].load(Acquire).saturating_sub(i) < RING as u64 {
             taken.extend(decode(words));
         }
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_are_taken_once_and_what_was_written_over_is_left_out() {
+    fn samples_are_taken_once_and_overwritten_ones_are_left_out() {
         let (ring, mut seen, mut taken) = (ring(3), 0, Vec::new());
         take_ring(&ring, &mut seen, &mut taken);
         let flow = Flow {

@@ -1,4 +1,5 @@
-//! What routers may take of a core that is full, as the program reads it (`bpf/shares.h`), and what they took (`unsafe` lives here).
+//! The routers' shares of full cores, as the program reads them (`bpf/shares.h`), and what the routers took
+//! (`unsafe` lives here).
 
 use super::{MAX_PORTS, MAX_ROUTERS, Pace, counters::CHARGE_ROWS, memory::Mapping, memory::Words64};
 use crate::{
@@ -36,7 +37,7 @@ const JIFFIES: usize = offset_of!(types::control, jiffies) / 8;
 
 const _: () = assert!(offset_of!(types::share, admit) == 0);
 
-/// Shares of one generation. The placing thread reads and writes rows, the control loop weights.
+/// Shares of one generation. The placing thread reads and writes rows, and the control loop writes weights.
 pub struct Shares {
     rows: Mapping,
     charges: Words64,
@@ -47,25 +48,26 @@ pub struct Shares {
     wanted: AtomicBool,
     /// By router; 0: there is no such router.
     weights: Vec<AtomicU16>,
-    /// By port and router: has it interfaces there?
+    /// By port and router: whether the router has interfaces on the port.
     present: Vec<AtomicBool>,
     /// The host's number, + 1; 0: it has none.
     host: AtomicU32,
-    /// By router: thousandths of a core that it took of full ones in the last period, + 1; 0: none was full.
+    /// By router: thousandths of a core that it took of full cores in the last period, + 1; 0: no core was full.
     taken: Vec<AtomicU32>,
 }
 
-/// What became of a router's packets on a core since the generation was loaded, while shares were in force.
+/// A router's packets on a core since the generation was loaded, while shares were in force.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
     /// All that came.
     pub packets: u64,
-    /// Cut, of those to be forwarded and of those for the router itself.
+    /// Packets to be forwarded that were cut.
     pub cut: u64,
+    /// Packets for the router itself that were cut.
     pub own_cut: u64,
-    /// For the router itself, and passed up.
+    /// Packets for the router itself that were passed up.
     pub own: u64,
-    /// Passed up or dropped for other reasons: forwarded by the kernel, too.
+    /// Packets that were passed up or dropped for other reasons, also those that the kernel forwarded.
     pub other: u64,
 }
 
@@ -91,15 +93,15 @@ impl Shares {
         })
     }
 
-    /// Is the program with shares to be attached?
+    /// Must the program with shares be attached?
     pub fn wanted(&self) -> bool {
         self.wanted.load(Relaxed)
     }
 
-    /// Shares are in force from now on, for so long, as soon as their program is attached; zero: they are not any more.
+    /// Puts shares in force for this time, as soon as their program is attached. Zero ends them.
     ///
     /// # Errors
-    /// The kernel would not run the program that reads jiffies; nothing has changed.
+    /// The kernel did not run the program that reads jiffies; nothing has changed.
     pub fn in_force(&self, time: Duration) -> Result<()> {
         if time.is_zero() {
             self.wanted.store(false, Relaxed);
@@ -120,7 +122,7 @@ impl Shares {
         Ok(())
     }
 
-    /// What a router may have of a core, while shares are in force.
+    /// Sets a router's share of a core, while shares are in force.
     pub fn set(&self, core: CoreId, router: RouterId, grant: Grant) {
         if let Some(row) = self.row(core, router) {
             let words: &[AtomicU32] = self.rows.words();
@@ -139,7 +141,7 @@ impl Shares {
         words[row * SHARE_WORDS + word].load(Relaxed)
     }
 
-    /// What came for a router on a core.
+    /// The packets of a router on a core.
     pub fn taken(&self, core: CoreId, router: RouterId) -> Taken {
         let Some(row) = self.row(core, router) else { return Taken::default() };
         let charges = (usize::from(core) * CHARGE_ROWS + usize::from(router)) * CHARGE_WORDS;
@@ -150,7 +152,7 @@ impl Shares {
             match reason {
                 Reason::OverShare => taken.cut = packets.saturating_sub(taken.own_cut),
                 Reason::Local | Reason::Broadcast | Reason::NotIp => taken.own += packets,
-                // They were not among the packets: workers, who have their own shares, or nobody.
+                // These are not among `packets`: they went to workers, which have their own shares, or to nobody.
                 Reason::PathGiven
                 | Reason::PathUnsure
                 | Reason::PathFrameTooLong
@@ -167,12 +169,12 @@ impl Shares {
         fits.then(|| usize::from(core) * MAX_ROUTERS + usize::from(router))
     }
 
-    /// Of a router; at least 1.
+    /// The weight of a router, at least 1.
     pub fn weight(&self, router: RouterId) -> u16 {
         self.weights.get(usize::from(router)).map_or(1, |weight| weight.load(Relaxed).max(1))
     }
 
-    /// All routers that there are, and on which ports they have interfaces.
+    /// Sets the weights of all routers, and the ports on which each has interfaces.
     pub fn set_routers(&self, weights: &BTreeMap<RouterId, u16>, present: &BTreeSet<(PortId, RouterId)>) {
         for (router, word) in (0..=RouterId::MAX).zip(&self.weights) {
             word.store(weights.get(&router).copied().unwrap_or(0), Relaxed);
@@ -184,23 +186,23 @@ impl Shares {
         }
     }
 
-    /// The one among them that is the host.
+    /// Sets which of the routers is the host.
     pub fn set_host(&self, host: Option<RouterId>) {
         self.host.store(host.map_or(0, |host| u32::from(host) + 1), Relaxed);
     }
 
-    /// As set.
+    /// The router that is the host.
     pub fn host(&self) -> Option<RouterId> {
         RouterId::try_from(self.host.load(Relaxed).checked_sub(1)?).ok()
     }
 
-    /// Those that have interfaces on a port.
+    /// The routers that have interfaces on a port.
     pub fn routers_on(&self, port: PortId) -> BTreeSet<RouterId> {
         let row = self.present.chunks(MAX_ROUTERS).nth(usize::from(port)).unwrap_or_default();
         (0..=RouterId::MAX).zip(row).filter(|(_, is)| is.load(Relaxed)).map(|(router, _)| router).collect()
     }
 
-    /// Are there several routers? One alone shares with nobody.
+    /// Are there several routers? A single one shares with nobody.
     pub fn are_divided(&self) -> bool {
         self.weights.iter().filter(|weight| weight.load(Relaxed) > 0).nth(1).is_some()
     }
@@ -217,21 +219,21 @@ impl Shares {
     }
 }
 
-/// The shares of the generation that is in charge, for the placing thread; to be cloned.
+/// The shares of the generation that is in charge, for the placing thread. Clones share them.
 #[derive(Clone, Default)]
 pub struct SharesInCharge {
     shares: Arc<Mutex<Option<Arc<Shares>>>>,
-    /// Of the control loop, which attaches programs.
+    /// Wakes the control loop, which attaches programs.
     waker: Option<Waker>,
 }
 
 impl SharesInCharge {
-    /// The same; who wants another program wakes this.
+    /// A clone that uses this waker when another program must be attached.
     pub fn waking(&self, waker: Waker) -> SharesInCharge {
         SharesInCharge { waker: Some(waker), ..self.clone() }
     }
 
-    /// The control loop has to look at [`Shares::wanted`].
+    /// Makes the control loop look at [`Shares::wanted`].
     pub fn wake(&self) {
         self.waker.iter().for_each(Waker::wake);
     }
@@ -240,7 +242,8 @@ impl SharesInCharge {
         *self.shares.lock().unwrap_or_else(PoisonError::into_inner) = shares;
     }
 
-    /// `Some(None)`: none is in charge; `None`: they are just being put there, and nobody waits for that.
+    /// Returns `Some(None)` if none are in charge, and `None` if another thread is just putting them there: this
+    /// never waits.
     pub fn get(&self) -> Option<Option<Arc<Shares>>> {
         match self.shares.try_lock() {
             Ok(shares) => Some(shares.clone()),

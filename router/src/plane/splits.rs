@@ -1,5 +1,6 @@
-//! Queues whose flows are shared among cores (`bpf/split.h`): a CPU map of each generation, with an entry, which is a queue and a
-//! kernel thread, for each core that has shared one; and which bucket of flows of a queue is where.
+//! Queues whose flows are shared among cores (`bpf/split.h`). Each generation has a CPU map. A core that is ready
+//! to share queues has an entry there, which is a queue and a kernel thread. A row of `split_queues` says on which
+//! core each bucket of flows is.
 
 use super::{MAX_PORTS, Mapping, PORT_HANDS_OVER, PORT_SPLITS, Words64, cores};
 use crate::abi::{self, types};
@@ -29,7 +30,7 @@ use std::{
     time::Duration,
 };
 
-/// Rows of `split_queues`: queues that are split at a time.
+/// Rows of `split_queues`: the most queues that can be split at a time.
 pub(crate) const QUEUES: usize = 64;
 /// Words of a row, and of each of its buckets.
 const ROW: usize = size_of::<types::split_queue>() / 8;
@@ -44,31 +45,32 @@ const TICKS: Duration = Duration::from_millis(50);
 /// Longer than a poll of 64 packets takes.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Of one generation.
+/// The split queues of one generation.
 pub struct Splits {
     map: MapHandle,
     /// `millrace_core`.
     program: OwnedFd,
-    /// The program that counts polls; `None`: this kernel does not tell of them.
+    /// The program that counts polls; `None`: this kernel does not report them.
     polls: Option<OwnedFd>,
     index: Words64,
     buckets: Words64,
     core_queues: Words64,
     ports: Words64,
-    /// Rows of `core_queues` before those of this map.
+    /// The first row of `core_queues` of this map.
     first_row: usize,
-    /// It is known what other cores have done.
+    /// The kernel reports the packets that other cores have done.
     counted: bool,
     state: Mutex<SplitQueues>,
 }
 
 #[derive(Default)]
 struct SplitQueues {
-    /// Polls are counted for as long as this is kept.
+    /// Polls are counted while this is open.
     counting: Option<OwnedFd>,
     made: BTreeSet<CoreId>,
     rows: BTreeMap<QueueId, usize>,
-    /// Joined, but what was handed over may still wait: what its places said, and since when.
+    /// Queues that were joined, but whose packets may still wait on other cores: each place, and since when it has
+    /// its value.
     joining: BTreeMap<QueueId, [(u64, Duration); BUCKETS]>,
 }
 
@@ -78,7 +80,7 @@ impl SplitQueues {
     }
 }
 
-/// Where the generation in charge is told of, to those who split queues.
+/// The split queues of the generation in charge, for the thread that splits queues.
 #[derive(Clone, Default)]
 pub struct SplitSeat(Arc<Mutex<Option<Arc<Splits>>>>);
 
@@ -87,14 +89,14 @@ impl SplitSeat {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(splits);
     }
 
-    /// `None`: no port was attached yet.
+    /// `None`: no port has been attached yet.
     pub fn get(&self) -> Option<Arc<Splits>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
 impl Splits {
-    /// `counted`: the kernel tells what other cores have done.
+    /// `counted`: the kernel reports the packets that other cores have done.
     pub(super) fn new(skel: &abi::MillraceSkel<'_>, cpus: usize, counted: bool) -> Result<Splits> {
         let (maps, progs) = (&skel.maps, &skel.progs);
         let keep = |program: BorrowedFd<'_>| program.try_clone_to_owned().context("keeping a program");
@@ -125,19 +127,19 @@ impl Splits {
         self.counted && self.polls.is_some()
     }
 
-    /// The kernel's id of the map, by which its threads are named.
+    /// The kernel's id of the map, which is in the names of its threads.
     pub fn map(&self) -> Result<u32> {
         Ok(self.map.info().context("asking for the map of cores that share queues")?.info.id)
     }
 
-    /// Can queues of this port be split? Not if it is not attached, or in generic mode; nor where the kernel does not tell what
-    /// other cores have done: no flow could be moved in order.
+    /// Can queues of this port be split? No, if it is not attached, or in generic mode. Also no, if the kernel does not
+    /// report the packets that other cores have done: then no flow can move with its packets in order.
     pub fn may_split(&self, port: PortId) -> bool {
         let hands_over = |at| self.ports.load(at) >> 48 & PORT_HANDS_OVER != 0;
         self.counts_all() && self.word_of(port).is_some_and(hands_over)
     }
 
-    /// Changes what the program knows of a port while nobody else does, and tells whether one of its queues is split.
+    /// Calls `change`, with whether a queue of this port is split, while no other thread changes the port's word.
     pub(super) fn with_port<T>(&self, port: PortId, change: impl FnOnce(bool) -> T) -> T {
         let state = self.state();
         change(state.splits(port))
@@ -148,26 +150,28 @@ impl Splits {
         self.ports.as_slice().iter().position(|word| is(word.load(Acquire)))
     }
 
-    /// These cores can share queues from now on: each has a kernel thread, which sleeps until then. To begin one takes long where cores are
-    /// busy, as others have to sleep first.
+    /// Makes these cores ready to share queues: each gets a kernel thread, which sleeps until then. To start a
+    /// thread takes long on a busy core, because other threads have to sleep first.
     ///
     /// # Errors
-    /// One cannot be made ready.
+    /// A core cannot be made ready.
     pub fn make_ready(&self, cores: impl Iterator<Item = CoreId>) -> Result<()> {
         self.make(&mut self.state(), cores)
     }
 
-    /// From now on these cores share a queue's flows evenly. `home` polls it: through its own CPU map's queue goes what other cores
-    /// do from then on. May be repeated.
+    /// From now on these cores share a queue's flows evenly. `home` polls the queue. It gets an entry in the CPU
+    /// map, too, because packets may have to go through that to keep their order after the RX queue has moved. May
+    /// be repeated.
     ///
     /// # Errors
-    /// Its port cannot hand packets over, a core cannot be made ready, or too many are split: nothing has changed.
+    /// The port cannot hand packets over, a core cannot be made ready, or too many queues are split; nothing has
+    /// changed.
     pub fn share(&self, queue: QueueId, home: CoreId, cores: &[CoreId]) -> Result<()> {
         let mut state = self.state();
         let (at, row) = self.room(&state, queue)?;
         self.make_all(&mut state, cores.iter().chain([&home]).copied())?;
         if !state.rows.contains_key(&queue) {
-            // All of it stays, until no packet can be under way of which its bucket does not know.
+            // All buckets stay, until each knows of all its packets that are under way.
             (0..BUCKETS).for_each(|bucket| self.to(row, bucket).store(0, Release));
             self.begin(&mut state, queue, at, row);
             std::thread::sleep(POLL);
@@ -182,11 +186,11 @@ impl Splits {
         Ok(())
     }
 
-    /// To be called before this generation is put in charge: the queues that are split in the one before are split in this one, from
-    /// their first packet on.
+    /// Splits the queues that are split in the generation before, from this generation's first packet on. Call this
+    /// before this generation is put in charge.
     ///
     /// # Errors
-    /// As [`Splits::share`]: those after it are whole.
+    /// As [`Splits::share`]. The queues after the failed one are not split.
     pub fn take_over(&self, before: &Splits) -> Result<()> {
         if std::ptr::eq(self, before) {
             return Ok(());
@@ -202,7 +206,7 @@ impl Splits {
             for bucket in 0..BUCKETS {
                 let to = before.to(from, bucket).load(Acquire);
                 self.to(row, bucket).store(to, Release);
-                // As if it had been there long.
+                // As if the bucket had been on that core for long.
                 let is_home = before.place(from, bucket).load(Acquire) & HANDED == 0;
                 self.place(row, bucket).store(if is_home { 0 } else { to | HANDED }, Release);
             }
@@ -211,19 +215,19 @@ impl Splits {
         Ok(())
     }
 
-    /// Its port's word, and its row or a free one.
+    /// The word of the queue's port, and the queue's row or a free one.
     fn room(&self, state: &SplitQueues, queue: QueueId) -> Result<(usize, usize)> {
-        ensure!(self.counts_all(), "this kernel does not tell what other cores have done");
+        ensure!(self.counts_all(), "this kernel does not report the packets that other cores have done");
         let at = self.word_of(queue.port).filter(|_| self.may_split(queue.port));
         let at =
-            at.context("its port is not attached, or in generic mode, whose packets stay where they are")?;
+            at.context("its port is not attached, or in generic mode, which cannot hand packets over")?;
         ensure!(usize::from(queue.index) < MAX_QUEUES, "it is queue {MAX_QUEUES} or a later one");
         let free = (0..QUEUES).find(|row| !state.rows.values().any(|taken| taken == row));
         let row = state.rows.get(&queue).copied().or(free).context("too many queues are split")?;
         Ok((at, row))
     }
 
-    /// Packets can be handed to these cores from now on.
+    /// Makes these cores ready, and begins to count polls.
     fn make_all(&self, state: &mut SplitQueues, cores: impl Iterator<Item = CoreId>) -> Result<()> {
         if let (None, Some(polls)) = (&state.counting, &self.polls) {
             state.counting = Some(listen(polls.as_fd()).context("counting polls")?);
@@ -241,19 +245,20 @@ impl Splits {
         Ok(())
     }
 
-    /// The row is complete: packets go by it.
+    /// Puts a complete row in force.
     fn begin(&self, state: &mut SplitQueues, queue: QueueId, at: usize, row: usize) {
         state.rows.insert(queue, row);
         self.index.store(index_of(queue), row as u64 + 1);
         self.ports.as_slice()[at].fetch_or(PORT_SPLITS << 48, AcqRel);
     }
 
-    /// The thread of a core that goes offline may run anywhere from then on: the core gets a new one when it shares again.
+    /// Forgets the threads of cores that are offline: such a thread may run on any core from then on. The core gets
+    /// a new one when it shares again.
     pub fn keep(&self, is_online: impl Fn(CoreId) -> bool) {
         self.state().made.retain(|core| is_online(*core));
     }
 
-    /// From now on a queue's flows go back to the core that receives it.
+    /// Joins a queue: from now on its flows go back to the core that receives it.
     pub fn join(&self, queue: QueueId) {
         let mut state = self.state();
         if let Some(&row) = state.rows.get(&queue) {
@@ -262,26 +267,25 @@ impl Splits {
         }
     }
 
-    /// The queues that are split, and not being joined.
+    /// The queues that are split and are not being joined.
     pub fn queues(&self) -> Vec<QueueId> {
         let state = self.state();
         state.rows.keys().filter(|queue| !state.joining.contains_key(queue)).copied().collect()
     }
 
-    /// Is one still being joined?
+    /// Is a queue still being joined?
     pub fn is_tidying(&self) -> bool {
         !self.state().joining.is_empty()
     }
 
-    /// Gives up the rows of queues that were joined, once none of their packets can wait any more.
-    /// `now`: CLOCK_MONOTONIC.
+    /// Frees the rows of queues that were joined, once none of their packets can wait any more. `now`: CLOCK_MONOTONIC.
     pub fn tidy(&self, now: Duration) {
         let mut state = self.state();
         for (queue, mut seen) in state.joining.clone() {
             let Some(&row) = state.rows.get(&queue) else { continue };
             let homes =
                 seen.iter_mut().enumerate().map(|(bucket, seen)| self.is_home(row, bucket, seen, now));
-            // All of them: each is seen now.
+            // `count` goes through all buckets, so each place is looked at now.
             if homes.filter(|is_home| !is_home).count() > 0 {
                 state.joining.insert(queue, seen);
                 continue;
@@ -298,8 +302,9 @@ impl Splits {
         }
     }
 
-    /// Ends the bucket's place, if nothing of it can wait any more. Only while it is joined. A place that is handed says the same
-    /// for all packets of a tick, so that one may come after it was looked at: it must be older than that.
+    /// Ends the bucket's place, if none of its packets can wait any more. Returns whether it did. Only for queues
+    /// that are being joined. A place with [`HANDED`] does not change with each packet of a tick. One may still
+    /// come after this has looked at the place, so the place must be older than a tick.
     fn is_home(&self, row: usize, bucket: usize, seen: &mut (u64, Duration), now: Duration) -> bool {
         let place = self.place(row, bucket);
         let word = place.load(Acquire);
@@ -307,7 +312,7 @@ impl Splits {
             *seen = (word, now);
         }
         let may_wait = |core: u64| {
-            // In the queue of flow rules, if these are in charge.
+            // With flow rules in charge, packets wait in the queue of `rule_cores`.
             let rows = [core as usize, self.first_row + core as usize];
             let is_past = |row: usize| cores::is_past(&self.core_queues, row, (word >> JIFFIES_SHIFT) as u32);
             now.saturating_sub(seen.1) < TICKS || !rows.into_iter().all(is_past)
@@ -324,15 +329,15 @@ impl Splits {
         &self.buckets.as_slice()[row * ROW + BUCKET * bucket + TO]
     }
 
-    /// Packets that were handed over, and those of them that found a queue full.
+    /// The counts of packets that were handed to this core.
     pub fn handed(&self, core: CoreId) -> cores::Handed {
         cores::handed(&self.core_queues, self.first_row + usize::from(core))
     }
 }
 
-/// Attaches a loaded program to the tracepoint it was written for, until the descriptor is closed.
+/// Attaches a loaded program to its tracepoint, until the descriptor is closed.
 fn listen(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    // SAFETY: takes no name for such a program, which was loaded with its tracepoint.
+    // SAFETY: the call takes no name for a program that was loaded with its tracepoint.
     let fd = unsafe { libbpf_sys::bpf_raw_tracepoint_open(ptr::null(), program.as_raw_fd()) };
     if fd < 0 {
         return Err(io::Error::from_raw_os_error(-fd));

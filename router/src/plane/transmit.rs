@@ -1,4 +1,4 @@
-//! What waits where a core's packets leave by a device (`bpf/transmit.bpf.c`; `unsafe` lives here).
+//! Reads how full the ring is by which a core sends to a device (`bpf/transmit.bpf.c`; `unsafe` lives here).
 
 use anyhow::{Context, Result};
 use libbpf_rs::{ObjectBuilder, libbpf_sys as sys};
@@ -26,24 +26,24 @@ struct Question {
     unused: u32,
 }
 
-/// What a core's packets leave by.
+/// The ring by which a core sends to a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transmit {
-    /// Of so many of the device; which one a core sends by is its number modulo this.
+    /// The number of the device's rings. A core sends by the ring of its number modulo this.
     pub rings: u32,
     /// `None`: nobody takes from it.
     pub ring: Option<Ring>,
-    /// The core of the thread that takes from it, or where it was last, if there is one.
+    /// The core on which the thread that takes from it runs or has run last, if there is such a thread.
     pub taker: Option<CoreId>,
 }
 
-/// Looks.
+/// The program that reads rings.
 #[derive(Debug)]
 pub struct TransmitRings(OwnedFd);
 
 impl TransmitRings {
     /// # Errors
-    /// The kernel does not let us (`CAP_PERFMON`), or is older than Linux 5.14.
+    /// The kernel does not allow this (`CAP_PERFMON`), or is older than Linux 5.14.
     pub fn open() -> Result<TransmitRings> {
         let mut builder = ObjectBuilder::default();
         let object =
@@ -52,11 +52,11 @@ impl TransmitRings {
         Ok(TransmitRings(program.as_fd().try_clone_to_owned().context("keeping a program")?))
     }
 
-    /// By a device of the calling thread's namespace. `None`: it is not there, or of a kind whose rings cannot be seen. Takes one or
-    /// two microseconds and waits for nobody.
+    /// The ring by which `core` sends to a device of the calling thread's namespace. `None`: there is no such
+    /// device, or its kind has no rings that can be seen. This takes one or two microseconds and never waits.
     ///
     /// # Errors
-    /// The kernel does not let us.
+    /// The kernel does not allow this.
     pub fn look(&self, ifindex: u32, core: CoreId) -> io::Result<Option<Transmit>> {
         let mut question = Question { ifindex, cpu: core.into(), ..Question::default() };
         let mut opts = sys::bpf_test_run_opts {

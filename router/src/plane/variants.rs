@@ -1,12 +1,12 @@
-//! Which programs of `bpf/millrace.bpf.c` each load of it has. A program that nobody attaches costs the verifier's time and the
-//! memory of its maps.
+//! The programs of `bpf/millrace.bpf.c` that each load of it has. A program that is not attached would still cost the
+//! verifier's time and the memory of its maps.
 
 use super::{flow_maps, paths};
 use crate::abi;
 use anyhow::{Context, Result};
 use libbpf_rs::btf::{Btf, types::Typedef};
 
-/// What a load is for.
+/// The purpose of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Variant {
     /// Routing tables of one generation, with shares and without.
@@ -26,7 +26,7 @@ pub(super) enum Variant {
 }
 
 impl Variant {
-    /// The programs of a load. One at a tracepoint (`tp_btf/...`) is left out where the kernel lacks that.
+    /// The programs of a load. A program at a tracepoint (`tp_btf/...`) is left out if the kernel lacks the tracepoint.
     const fn programs(self) -> &'static [&'static str] {
         match self {
             Variant::Routing => &[
@@ -53,7 +53,7 @@ impl Variant {
         }
     }
 
-    /// Has only these programs loaded.
+    /// Selects these programs, and leaves out all others and their maps.
     ///
     /// # Errors
     /// The kernel's type information cannot be read.

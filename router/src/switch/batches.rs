@@ -1,4 +1,4 @@
-//! Grace periods without making the switch thread wait: a helper thread waits, and says so.
+//! Grace periods: a helper thread waits for them and reports back, so that the switch thread need not wait.
 
 use anyhow::{Context, Result};
 use std::{
@@ -6,7 +6,7 @@ use std::{
     thread,
 };
 
-/// Returns when a grace period has passed.
+/// A function that returns when a grace period has passed.
 pub type Wait = Box<dyn FnMut() -> Result<()> + Send>;
 
 /// The helper thread; it ends when this is dropped.
@@ -15,10 +15,10 @@ pub struct Batches {
 }
 
 impl Batches {
-    /// `told` is called after each wait that was begun.
+    /// Starts the thread. It calls `told` after each wait.
     ///
     /// # Errors
-    /// No thread can be had.
+    /// The thread cannot be started.
     pub fn start(mut wait: Wait, told: impl Fn(Result<()>) + Send + 'static) -> Result<Batches> {
         let (to, begun) = sync_channel(1);
         thread::Builder::new()
@@ -28,7 +28,7 @@ impl Batches {
         Ok(Batches { to })
     }
 
-    /// Begins to wait; one wait at a time.
+    /// Begins a wait. There is one at a time.
     pub fn begin(&self) {
         let _ = self.to.try_send(());
     }

@@ -1,4 +1,4 @@
-//! Changes that clients ask for, and their answers, which come when packets obey.
+//! Changes that clients ask for, and their answers, which are sent when packets obey.
 
 use super::rules::{cores, number};
 use crate::{
@@ -20,10 +20,10 @@ use logic::{
 };
 use tokio::sync::oneshot;
 
-/// Where an answer goes.
+/// The channel of an answer.
 pub type Reply = oneshot::Sender<Result<FlowsChanged, ApiError>>;
 
-/// What a client asks for, and where its answer goes.
+/// A client's request, and the channel of its answer.
 pub struct Change {
     pub request: FlowsRequest,
     pub reply: Reply,
@@ -36,12 +36,13 @@ pub struct Changing {
 }
 
 impl Changing {
-    /// Answers when packets obey `batch`.
+    /// Keeps an answer until packets obey `batch`.
     pub fn wait(&mut self, batch: u64, report: FlowsChanged, reply: Reply) {
         self.waiting.push((batch, report, reply));
     }
 
-    /// Packets obey all batches up to `finished`, if the right program is attached (`obeys`); or why it is not.
+    /// Sends the answers of all batches up to `finished`, if the right program is attached (`obeys`). If it cannot
+    /// be attached, `failed` is the reason, and the answers are errors.
     pub fn answer(&mut self, finished: u64, obeys: bool, failed: Option<&str>) {
         if !obeys && failed.is_none() {
             return;
@@ -53,11 +54,11 @@ impl Changing {
         for (_, report, reply) in done {
             let answer = match failed {
                 Some(why) if !obeys => Err(ApiError::failed(format!(
-                    "the rules are kept, but packets do not go by them yet, which is tried again each second: {why}"
+                    "the rules are kept, but packets do not go by them yet; the daemon tries again each second: {why}"
                 ))),
                 _ => Ok(report),
             };
-            // The client may have gone; that is its business.
+            // It does no harm if the client is gone.
             let _ = reply.send(answer);
         }
     }
@@ -70,7 +71,8 @@ pub fn names(ports: &[SwitchPort], paths: &[PathPort]) -> Vec<(String, RulePort)
     ports.iter().map(|port| (port.name.clone(), number(port))).chain(paths).collect()
 }
 
-/// Does all of it, or what is before the first line that cannot be done, or read. `most_rules`: what the configuration says.
+/// Applies all lines, or those before the first line that cannot be read or applied. `most_rules`: the number in the
+/// configuration.
 pub fn apply<M: FlowMemory>(
     agent: &mut Agent<M>,
     request: &FlowsRequest,
@@ -129,7 +131,7 @@ const COMMANDS: &[(&str, Command)] = &[
     ("delete_strict", Command::DeleteStrict),
 ];
 
-/// A line may begin with what is to be done.
+/// The command of a line, and the rest of it. A line may begin with a command; `otherwise` is that of other lines.
 fn command_of(line: &str, otherwise: Command) -> (FlowCommand, &str) {
     let first = line.split_whitespace().next().unwrap_or_default();
     let named = COMMANDS.iter().find(|(name, _)| *name == first).map(|&(_, command)| command);
@@ -153,7 +155,7 @@ fn names_of(ports: &[SwitchPort]) -> String {
 fn unread(bad: BadText, line: &str) -> String {
     let first = line.split_whitespace().next() == Some(&bad.word);
     match text::nearest(&bad.word, COMMANDS.iter().map(|(name, _)| *name)).filter(|_| first) {
-        Some(command) => format!("{:?}: did you mean {command}? Else it is {}", bad.word, bad.right),
+        Some(command) => format!("{:?}: did you mean {command}? Otherwise it is {}", bad.word, bad.right),
         None => bad.to_string(),
     }
 }
@@ -163,7 +165,7 @@ fn full(rules: usize, most: u32) -> String {
     format!("{}: there are {rules} rules; {most}", Refused::TableFull)
 }
 
-/// Why, and what can be done.
+/// Why a flow was refused, and what the user can do.
 fn explained(refused: Refused, flow: &FlowMod, ports: &[SwitchPort], paths: &[PathPort]) -> String {
     let to_path = flow.instructions.actions().find_map(|action| match action {
         Action::Output { port, .. } => port.path(),
@@ -175,11 +177,12 @@ fn explained(refused: Refused, flow: &FlowMod, ports: &[SwitchPort], paths: &[Pa
     });
     match (refused, core) {
         (Refused::BadPort, _) if to_path.is_some_and(|path| usize::from(path) < paths.len()) => {
-            "to give packets to a path is the only thing that a rule can do: no other action, meter or table beside it".into()
+            "a rule that gives packets to a path can do nothing else: it has no other action, meter or table"
+                .into()
         }
         (Refused::BadPort, _) => format!("{refused}; there are: {}", names_of(ports)),
         (Refused::BadAction, Some(_)) if ports.iter().any(|port| port.generic) => {
-            format!("{refused}: set_core, while a port is in generic mode, whose packets stay where they are")
+            format!("{refused}: set_core does not work while a port is in generic mode")
         }
         (Refused::BadArgument, Some(CoreChoice::This(core))) => {
             let cores: Vec<_> = cores(ports).cores.iter().map(|core| core.number).collect();
@@ -201,20 +204,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_that_is_misspelt_is_known() {
+    fn the_answer_suggests_the_right_command_for_a_misspelt_one() {
         let unread = |line| {
             let (command, flow) = command_of(line, Command::Add);
             unread(text::parse_flow_named(flow, command, Names::default()).unwrap_err(), line)
         };
         assert!(
-            unread("modfy in_port=1,actions=drop").starts_with("\"modfy\": did you mean modify? Else it is ")
+            unread("modfy in_port=1,actions=drop")
+                .starts_with("\"modfy\": did you mean modify? Otherwise it is ")
         );
         assert!(unread("Delete in_port=1,actions=drop").starts_with("\"Delete\": did you mean delete? "));
         assert!(unread("udp,modfy,actions=drop").starts_with("\"modfy\": not a field"));
     }
 
     #[test]
-    fn a_core_that_cannot_be_is_named() {
+    fn the_answer_names_a_core_that_does_not_exist() {
         let flow = |text: &str| text::parse_flow(text, FlowCommand::Add).unwrap();
         let says =
             |actions: &str| explained(Refused::BadArgument, &flow(&format!("actions={actions}")), &[], &[]);

@@ -1,18 +1,18 @@
-//! Which program is attached, and why not the other one.
+//! Whether the program with flow rules is attached, and if not, why.
 
 use crate::{linux::observer::Waker, plane::FlowMaps};
 use std::sync::{Arc, mpsc::Sender};
 
-/// What was asked of the control loop, and what it has answered.
+/// The orders to the control loop, and its answers.
 pub struct Charge {
     orders: Sender<Option<Arc<FlowMaps>>>,
     waker: Waker,
     in_charge: bool,
     /// The control loop has yet to answer.
     pub asked: bool,
-    /// Why the last order could not be done.
+    /// Why the last order failed.
     failed: Option<String>,
-    /// It is given again with the next tick.
+    /// The failed order waits for the next tick.
     waits: bool,
     told: Standing,
 }
@@ -22,30 +22,30 @@ pub struct Charge {
 pub enum Standing {
     NoRules,
     Yes,
-    /// By fail mode.
+    /// No, because of the fail mode.
     StandsAlone,
     Failed(String),
-    /// Not yet, or still: the control loop is at it.
+    /// The control loop is just changing that.
     Changes,
 }
 
 impl Standing {
-    /// Why packets do not go by rules though there are some, and what can be done, as a sentence.
+    /// Why packets do not go by rules though there are some, and what the user can do, as a sentence.
     pub fn why_not(&self) -> Option<String> {
         match self {
             Standing::NoRules | Standing::Yes => None,
             Standing::StandsAlone => Some(STANDS_ALONE.into()),
             Standing::Failed(why) => {
-                Some(format!("they could not be attached, which is tried again each second: {why}"))
+                Some(format!("they could not be attached; the daemon tries again each second: {why}"))
             }
             Standing::Changes => Some("they are being attached".into()),
         }
     }
 }
 
-/// Why rules do not apply, and what can be done.
-pub const STANDS_ALONE: &str = "fail mode is \"standalone\" and no controller that is dialled is connected; they apply when \
-                                one is, or with fail = \"secure\" in [openflow]";
+/// Why rules do not apply, and what the user can do.
+pub const STANDS_ALONE: &str = "fail mode is \"standalone\" and no controller that the daemon dials is connected; they \
+                                apply when one is, or with fail = \"secure\" in [openflow]";
 
 impl Charge {
     pub fn new(orders: Sender<Option<Arc<FlowMaps>>>, waker: Waker) -> Charge {
@@ -53,22 +53,22 @@ impl Charge {
         Charge { orders, waker, in_charge, asked, failed: None, waits, told: Standing::NoRules }
     }
 
-    /// Do packets go by rules, as far as it was answered?
+    /// Do packets go by rules, according to the last answer?
     pub fn in_charge(&self) -> bool {
         self.in_charge
     }
 
-    /// Is the program attached everywhere that is wanted?
+    /// Is the wanted program attached to all ports?
     pub fn is(&self, by_rules: bool) -> bool {
         self.in_charge == by_rules && !self.asked
     }
 
-    /// Why the program that is wanted is not attached, until it is tried again.
+    /// Why the wanted program is not attached; `None` once the order is given again.
     pub fn failed(&self) -> Option<&str> {
         self.failed.as_deref().filter(|_| self.waits)
     }
 
-    /// Has these rules put in charge, or none; one order at a time.
+    /// Orders that these rules, or none, be put in charge. There is one order at a time.
     pub fn want(&mut self, rules: Option<&Arc<FlowMaps>>) {
         if self.in_charge != rules.is_some() && !self.asked && !self.waits {
             self.asked = self.orders.send(rules.cloned()).is_ok();
@@ -84,12 +84,12 @@ impl Charge {
         }
     }
 
-    /// What failed is tried again.
+    /// Lets a failed order be given again.
     pub fn tick(&mut self) {
         self.waits = false;
     }
 
-    /// How it stands, if there are rules and fail mode lets packets go by them or not.
+    /// Returns whether packets go by rules. `stands_alone`: the fail mode keeps packets from rules.
     pub fn standing(&self, has_rules: bool, stands_alone: bool) -> Standing {
         let wanted = has_rules && !stands_alone;
         match &self.failed {
@@ -101,7 +101,7 @@ impl Charge {
         }
     }
 
-    /// Says in the log that rules are in charge now, or are not, each time that is new.
+    /// Logs whether rules are in charge, each time that this changes.
     pub fn tell(&mut self, now: &Standing) {
         if *now == self.told || matches!(now, Standing::Failed(_) | Standing::Changes) {
             return;
@@ -124,7 +124,7 @@ mod tests {
     use std::sync::mpsc;
 
     #[test]
-    fn it_is_told_whether_packets_go_by_rules_and_why_not() {
+    fn standing_says_whether_packets_go_by_rules_and_why_not() {
         let (orders, _ordered) = mpsc::channel();
         let mut charge = Charge::new(orders, Waker::new().unwrap());
         let standing = |charge: &Charge| charge.standing(true, false);
@@ -137,7 +137,7 @@ mod tests {
             (Standing::Failed("no memory".into()), Some("no memory"))
         );
         charge.tick();
-        // It is tried again: nobody is answered with what is past, and people still see why.
+        // The order is given again. Clients do not get the old error as an answer, but the standing still shows it.
         assert_eq!((standing(&charge), charge.failed()), (Standing::Failed("no memory".into()), None));
         charge.answered(Ok(true));
         assert_eq!((standing(&charge), charge.in_charge()), (Standing::Yes, true));

@@ -1,5 +1,5 @@
-//! Choosing cores for flows whose rules ask for it: what is decided in `logic::cores::choice` goes to the kernel plane, ten times
-//! a second from the first such rule on.
+//! Chooses cores for flows whose rules ask for it. Ten times a second, from the first such rule on, the decisions of
+//! `logic::cores::choice` go to the kernel plane.
 
 use super::now;
 use crate::{
@@ -17,13 +17,13 @@ use logic::cores::{
 };
 use std::{collections::BTreeMap, sync::Arc, thread, time::Duration};
 
-/// Loads are known anew every second time.
+/// The time between two decisions. Loads are measured every second time.
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// Starts the thread; it ends with the process. Flows find cores from when this returns.
+/// Starts the thread, which ends with the process. When this returns, new flows get cores.
 ///
 /// # Errors
-/// /proc cannot be read, or no thread be had.
+/// /proc cannot be read, or the thread cannot be started.
 pub fn start(maps: Arc<FlowMaps>, cores: handle::Handle, wanted: &CoresSettings) -> Result<()> {
     let times = CoreTimes::open(&Roots::at("/proc", "/sys")).context("reading times of cores")?;
     let mut choosing = Choosing {
@@ -50,7 +50,7 @@ pub fn start(maps: Arc<FlowMaps>, cores: handle::Handle, wanted: &CoresSettings)
     Ok(())
 }
 
-/// What counts here.
+/// The settings that matter here.
 fn settings(wanted: &CoresSettings) -> Settings {
     Settings {
         allowed: wanted.allowed.as_ref().map(|allowed| allowed.0.clone()),
@@ -66,10 +66,10 @@ struct Choosing {
     cores: handle::Handle,
     settings: Settings,
     times: CoreTimes,
-    /// All but idling.
+    /// The time for which each core was not idle.
     busy: Others,
     chooser: Chooser,
-    /// As the kernel plane has it, without who leaves.
+    /// The choices that the kernel plane has, without `leave`.
     last: Choices,
     trouble: Option<String>,
 }
@@ -78,7 +78,7 @@ impl Choosing {
     fn round(&mut self, now: Duration) {
         let done = self.choose(now).map_err(|error| format!("{error:#}")).err();
         if let Some(trouble) = done.as_ref().filter(|trouble| Some(*trouble) != self.trouble.as_ref()) {
-            tracing::warn!("cores for flows: {trouble}");
+            tracing::warn!("cannot choose cores for flows: {trouble}");
         }
         self.trouble = done;
     }
@@ -107,7 +107,7 @@ impl Choosing {
         Ok(())
     }
 
-    /// Cores with all that they do as other work, and queues that do nothing beyond it.
+    /// A view in which all work of a core counts as other work, and queues have no work.
     fn view(&self) -> View {
         let report = self.cores.cores();
         let polled = report.queues.iter().filter_map(|queue| queue.core);

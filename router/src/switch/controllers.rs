@@ -1,4 +1,4 @@
-//! `millrace controllers`: whom we speak OpenFlow with, and how that goes.
+//! `millrace controllers`: the OpenFlow connections and their state.
 
 use super::net;
 use crate::{
@@ -13,33 +13,33 @@ use logic::openflow::{
 use serde::{Deserialize, Serialize};
 use std::{net::SocketAddr, sync::atomic::Ordering::Relaxed};
 
-/// Those that are configured, and what they mean for flow rules.
+/// The configured controllers, and their effect on flow rules.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ControllersReport {
     pub controllers: Vec<ControllerReport>,
-    /// "standalone" or "secure"; `None`: no controller is to be dialled, so rules always apply.
+    /// "standalone" or "secure"; `None`: no controller is dialled, so rules always apply.
     pub fail: Option<String>,
     pub rules: u64,
-    /// Packets go by them; else they are routed.
+    /// Packets go by rules; otherwise they are routed.
     pub in_charge: bool,
-    /// Why they do not, though there are rules, as a sentence.
+    /// Why packets do not go by rules though there are some, as a sentence.
     pub why_not: Option<String>,
     pub lost: ControllerLost,
 }
 
-/// A configured target: one that we connect to, or an address that we listen on.
+/// A configured target: one that the daemon dials, or an address that it listens on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ControllerReport {
     /// As in the configuration, with the port.
     pub target: String,
-    /// Of a listener: where.
+    /// The address of a listener.
     pub listening: Option<SocketAddr>,
     pub connections: Vec<Connection>,
-    /// How often it was dialled.
+    /// The number of times that it was dialled.
     pub attempts: u64,
     /// Connections that a listener refused because it had too many.
     pub refused: u64,
-    /// Why the last attempt failed, or the last connection ended: not those of `connections`.
+    /// Why the last attempt failed, or the last connection ended; not about those in `connections`.
     pub last_end: Option<String>,
     /// Seconds since then.
     #[serde(default)]
@@ -50,21 +50,21 @@ pub struct ControllerReport {
 pub struct Connection {
     pub peer: String,
     pub age_s: f64,
-    /// "1.0" or "1.3"; `None`: there was no hello yet.
+    /// "1.0" or "1.3"; `None`: there was no HELLO yet.
     pub version: Option<String>,
     /// "equal", "master" or "slave".
     pub role: String,
-    /// That came from the controller.
+    /// Messages that came from the controller.
     pub messages: u64,
     pub packet_ins: u64,
     /// Packet-ins that were dropped because the controller does not read fast enough.
     pub packet_ins_dropped: u64,
-    /// Rules, groups and notices that its version has no words for.
+    /// Rules, groups and notices that its version cannot express.
     pub unsaid: u64,
     pub unsent_bytes: usize,
 }
 
-/// What `fail` of the configuration means.
+/// The fail mode; `None` if no controller is dialled.
 pub(super) fn fail_mode(settings: &OpenFlowSettings) -> Option<&'static str> {
     let dials = settings.controllers.iter().any(|target| !target.listens);
     dials.then_some(match settings.fail {
@@ -73,7 +73,7 @@ pub(super) fn fail_mode(settings: &OpenFlowSettings) -> Option<&'static str> {
     })
 }
 
-/// What the network knows, what was said, and what it means for rules.
+/// The report, from the connections of the network and the agent's reports about them (`said`).
 pub(super) fn report(
     targets: Vec<net::ControllerReport>,
     said: &[Said],

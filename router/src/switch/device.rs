@@ -1,4 +1,4 @@
-//! Devices of ports: up and down, and what they have counted.
+//! Devices of ports: sets them up and down, and reads their counters.
 
 use super::machine;
 use crate::{
@@ -14,10 +14,10 @@ use logic::{
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::{fs, io, mem, os::fd::AsRawFd};
 
-/// Counters of devices and cores, read when they are asked for.
+/// Counters of devices and cores, read on request.
 pub struct Devices<'a> {
     pub ports: &'a [SwitchPort],
-    /// A second old at most.
+    /// At most a second old.
     pub paths: &'a [SwitchPath],
     pub machine: Option<&'a handle::Handle>,
     pub memory: &'a MappedFlows,
@@ -25,7 +25,7 @@ pub struct Devices<'a> {
 
 impl Outside for Devices<'_> {
     fn port_stats(&self) -> Vec<PortStats> {
-        // Not from /sys/class/net: that shows the namespace of whoever mounted it.
+        // /sys/class/net would not do: it shows the namespace of the process that mounted it.
         let table = fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
         let known = |port: &SwitchPort| {
             let line =
@@ -43,7 +43,8 @@ impl Outside for Devices<'_> {
     }
 }
 
-/// What is sent there its worker is given; what its socket does not take is lost. Nothing comes in by it.
+/// The counters of a path's port. Packets to it go to the path's worker, and are lost if its socket does not take
+/// them. No packets come in by it.
 fn of_path(port: RulePort, path: &SwitchPath) -> PortStats {
     let PathCounts { packets, bytes, ring_full, refused, .. } = path.counts;
     let lost = ring_full + refused;
@@ -84,7 +85,7 @@ fn stats(port: &SwitchPort, line: &str) -> Option<PortStats> {
         tx_errors,
         rx_frame_errors,
         rx_over_errors,
-        // Among the frame errors there.
+        // The table counts these among the frame errors.
         rx_crc_errors: u64::MAX,
         collisions,
         duration_sec: u32::MAX,
@@ -95,7 +96,7 @@ fn stats(port: &SwitchPort, line: &str) -> Option<PortStats> {
 /// Sets a device administratively up or down.
 ///
 /// # Errors
-/// It is not there, or the kernel refuses.
+/// There is no such device, or the kernel refuses.
 pub fn set_up(name: &str, up: bool) -> Result<()> {
     let failed = |what: &str| Err(io::Error::last_os_error()).with_context(|| format!("{what} of {name}"));
     let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
@@ -129,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_path_was_given_was_sent_to_its_port_or_lost_there() {
+    fn packets_given_to_a_path_are_sent_or_lost_packets_of_its_port() {
         let counts =
             PathCounts { packets: 10, bytes: 600, ring_full: 2, refused: 1, ..PathCounts::default() };
         let read = of_path(RulePort(65024), &SwitchPath { has_worker: true, counts });

@@ -1,4 +1,4 @@
-//! What flow rules do with a packet, told to `millrace explain`.
+//! Explains to `millrace explain` what flow rules do with a packet.
 
 use super::rules::{number, numbered};
 use crate::{
@@ -19,14 +19,14 @@ use logic::{
 };
 use tokio::sync::oneshot;
 
-/// A frame that arrives on a port, by its name, and where the answer goes. `None`: rules do not decide about it.
+/// A frame that arrives on the port of this name, and the channel of the answer. `None`: rules do not decide about it.
 pub struct Request {
     pub port: String,
     pub frame: Vec<u8>,
     pub reply: oneshot::Sender<Option<RulesReport>>,
 }
 
-/// `None`: there is no such port.
+/// Reports what rules do with a frame. `None`: there is no such port.
 pub fn report<M: FlowMemory>(
     agent: &mut Agent<M>,
     ports: &[SwitchPort],
@@ -54,7 +54,7 @@ pub fn report<M: FlowMemory>(
     })
 }
 
-/// What a user may not expect.
+/// Notes on effects that users may not expect.
 fn notes(
     arrives: &SwitchPort,
     ports: &[SwitchPort],
@@ -63,7 +63,7 @@ fn notes(
     slow: bool,
 ) -> Vec<String> {
     let meters = rules.iter().filter_map(|rule| rule.meter);
-    let mut notes: Vec<_> = meters.map(|id| format!("meter {id} is taken to let it pass")).collect();
+    let mut notes: Vec<_> = meters.map(|id| format!("this assumes that meter {id} lets it pass")).collect();
     if done.rows.is_empty() {
         notes.push("it is a fragment, and a controller has set that fragments are dropped".into());
     }
@@ -79,7 +79,7 @@ fn notes(
     if names_core && done.outputs.is_empty() {
         notes.push("`set_core` says where outputs are done, and there is none: the packet is dropped".into());
     } else if names_core && slow {
-        notes.push("`set_core` changes nothing where user space does what rules say".into());
+        notes.push("`set_core` has no effect, because user space carries out these rules".into());
     }
     let chosen = |output: &Output| matches!(output.core, Some(CoreChoice::Choose | CoreChoice::ChooseFirst));
     if !slow && done.outputs.last().is_some_and(chosen) {
@@ -96,7 +96,7 @@ fn notes(
     notes
 }
 
-/// A packet is handed over once.
+/// The core that the last output names; a packet is handed over only once.
 fn named_core(done: &Done) -> Option<u16> {
     done.outputs.iter().rev().find_map(|output| match output.core {
         Some(CoreChoice::This(core)) => Some(core),
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_user_may_not_expect_is_noted() {
+    fn notes_name_effects_that_users_may_not_expect() {
         let ports = [port(1), port(2)];
         let sent = |port: SwitchPort, mac: Mac| Output {
             port: number(&port),
@@ -204,7 +204,7 @@ mod tests {
             "sent to eth2, its destination MAC is still this box's: `output` does not route, `normal` does";
         let back = "a packet does not leave by the port that it came in by, eth1, unless `in_port` says so";
         let nowhere = "`set_core` says where outputs are done, and there is none: the packet is dropped";
-        let stays = "`set_core` changes nothing where user space does what rules say";
+        let stays = "`set_core` has no effect, because user space carries out these rules";
         let to_2 = |mac| vec![sent(port(2), mac)];
         for (said, outputs, slow, expected) in [
             ("output:3", to_2(own), false, &[unrouted][..]),
@@ -214,7 +214,7 @@ mod tests {
             ("set_core:1", vec![], false, &[nowhere]),
             ("set_core:1,output:3", to_2(other), false, &[]),
             ("set_core:1,output:3", to_2(other), true, &[stays]),
-            ("meter:6,output:3", to_2(other), false, &["meter 6 is taken to let it pass"]),
+            ("meter:6,output:3", to_2(other), false, &["this assumes that meter 6 lets it pass"]),
         ] {
             let done = Done { outputs, rows: vec![1], ..Done::default() };
             let rules = [parse_instructions(said).unwrap()];

@@ -1,4 +1,4 @@
-//! The API's end of the switch: requests, and their answers when there are some.
+//! The API's end of the switch: sends requests, and waits for their answers.
 
 use super::{
     Event,
@@ -27,7 +27,7 @@ use std::{
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-/// Requests that may be under way.
+/// The most requests that may be under way.
 const PLACES: usize = 16;
 
 /// The way to the switch thread.
@@ -43,25 +43,25 @@ impl Handle {
         Handle { to, places: Arc::new(Semaphore::new(PLACES)), maps }
     }
 
-    /// From now on it knows of cores and workloads, and who asks is told.
+    /// Gives the switch the source of cores and workloads, for its reports.
     pub fn set_machine(&self, machine: cores::handle::Handle) {
         // The daemon may be ending.
         let _ = self.to.send(Event::Machine(machine));
     }
 
-    /// Where the maps of rules are, once there are some.
+    /// The maps of rules, once they are made.
     pub fn maps(&self) -> &Arc<OnceLock<Arc<FlowMaps>>> {
         &self.maps
     }
 
-    /// Adds what was handed to cores to what clients are told.
+    /// Adds the packets and flows that were handed to cores to a report for clients.
     pub fn add_handed(&self, report: &mut CoresReport) {
         if let Some(maps) = self.maps.get() {
             machine::add_handed(report, maps.memory());
         }
     }
 
-    /// Changes rules; waits until packets obey, if that is asked for.
+    /// Changes rules. Waits until packets obey, if the request asks for that.
     ///
     /// # Errors
     /// There can be no rules, or the daemon is ending.
@@ -70,7 +70,7 @@ impl Handle {
         self.ask(|reply| Event::Change(Change { request, reply })).await?
     }
 
-    /// The rules that a flow as `ovs-ofctl del-flows` takes it means: a line of JSON each
+    /// Lists the rules that a flow matches, in the form of `ovs-ofctl del-flows`: a line of JSON for each rule
     /// ([`crate::api::flows::FlowReport`]).
     ///
     /// # Errors
@@ -81,7 +81,7 @@ impl Handle {
         Ok(Lines { started, to: self.to.clone(), _place: place })
     }
 
-    /// What rules do with a frame that arrives on a port; `None`: they do not decide about it.
+    /// Reports what rules do with a frame that arrives on a port; `None`: they do not decide about it.
     ///
     /// # Errors
     /// The daemon is ending.
@@ -90,7 +90,7 @@ impl Handle {
         self.ask(|reply| Event::Explain(explain::Request { port, frame, reply })).await
     }
 
-    /// Controllers, and how it goes with them.
+    /// Reports the controllers and their connections.
     ///
     /// # Errors
     /// The daemon is ending.
@@ -104,7 +104,7 @@ impl Handle {
         place.map_err(|_| ApiError::full())
     }
 
-    /// Sends the event that says where its answer goes, and waits for it.
+    /// Sends the event that `event` makes of an answer's channel, and waits for the answer.
     async fn ask<T>(&self, event: impl FnOnce(oneshot::Sender<T>) -> Event) -> Result<T, ApiError> {
         let (reply, answer) = oneshot::channel();
         self.to.send(event(reply)).map_err(|_| ApiError::ending())?;
@@ -112,7 +112,7 @@ impl Handle {
     }
 }
 
-/// A listing as the body of an answer: each piece is made when the one before has been taken.
+/// A listing as the body of an answer. Each piece is made when the client has taken the one before.
 pub struct Lines {
     started: Started,
     to: Sender<Event>,

@@ -1,4 +1,5 @@
-//! Rules told to clients, some at a time: a million of them are never in memory as text, and a slow client delays nobody.
+//! Lists rules for clients, some at a time. So a million rules are never in memory as text, and a slow client
+//! delays nobody.
 
 use super::change::names;
 use crate::{
@@ -18,22 +19,22 @@ use logic::{
 use std::collections::BTreeMap;
 use tokio::sync::{mpsc, oneshot};
 
-/// Rules told at once.
+/// Rules in one piece of a listing.
 const PIECE: usize = 512;
 
-/// A listing that a client asks for: the rules that a flow to delete would mean.
+/// A client's request for a listing: the rules that a flow to delete would match.
 pub struct Request {
     pub matching: String,
     pub reply: oneshot::Sender<Result<Started, ApiError>>,
 }
 
-/// A listing that has begun: lines of JSON, a piece each time after [`super::Event::More`] was sent for it.
+/// A listing that has begun: lines of JSON. A piece comes after each [`super::Event::More`].
 pub struct Started {
     pub id: u64,
     pub pieces: mpsc::Receiver<Vec<u8>>,
 }
 
-/// Listings that clients have not had all of.
+/// Listings that are not at their end yet.
 #[derive(Default)]
 pub struct Listings {
     last: u64,
@@ -75,7 +76,7 @@ impl Listings {
         let mut piece = Vec::new();
         if let Some(agent) = agent {
             for id in listing.ids.by_ref().take(PIECE) {
-                // It may have ended meanwhile.
+                // The rule may have ended meanwhile.
                 let Some(report) = report(agent, id, now_ms) else { continue };
                 if serde_json::to_writer(&mut piece, &report).is_ok() {
                     piece.push(b'\n');
@@ -89,7 +90,7 @@ impl Listings {
     }
 }
 
-/// As `ovs-ofctl dump-flows` takes it.
+/// Reads a filter in the form of `ovs-ofctl dump-flows`.
 fn filter(matching: &str, ports: &[SwitchPort], paths: &[PathPort]) -> Result<FlowFilter, ApiError> {
     let names = names(ports, paths);
     text::parse_filter_named(matching, text::Names::of(&names)).map_err(|why| ApiError::bad(why.to_string()))

@@ -1,4 +1,4 @@
-//! The machine as controllers see it: cores, what they do, who is pinned to them.
+//! The machine as controllers see it: cores, their loads, and the workloads that are pinned to them.
 
 use super::rules::cores;
 use crate::{
@@ -12,7 +12,7 @@ use logic::{
     openflow::extension::{CoreStats, Cores, Workload},
 };
 
-/// Cores with what is known of them.
+/// Cores with their known loads and workloads.
 pub fn told(ports: &[SwitchPort], report: Option<&CoresReport>) -> Cores {
     let mut told = cores(ports);
     for core in &mut told.cores {
@@ -23,15 +23,15 @@ pub fn told(ports: &[SwitchPort], report: Option<&CoresReport>) -> Cores {
     told
 }
 
-/// Who runs here.
+/// The workloads of this machine.
 pub fn workloads(report: &CoresReport) -> Vec<Workload> {
-    // Nobody has told of tenants.
+    // The daemon does not know tenants.
     let workload =
         |w: &crate::api::cores::WorkloadReport| Workload { id: w.id, tenant: 0, cores: w.cores.clone() };
     report.workloads.iter().map(workload).collect()
 }
 
-/// What was done on each core; `flows` as they are now.
+/// The counters of each core, and its present flows.
 pub fn stats(
     ports: &[SwitchPort],
     machine: Option<&handle::Handle>,
@@ -58,7 +58,7 @@ pub fn stats(
     told(ports, report.as_ref()).cores.into_iter().map(stats).collect()
 }
 
-/// Adds what was handed to cores to what clients are told.
+/// Adds the packets and flows that were handed to cores to a report for clients.
 pub fn add_handed(report: &mut CoresReport, memory: &MappedFlows) {
     let (handed, chosen) = (memory.handed(), memory.chosen_flows(super::now()));
     for core in &mut report.cores {
@@ -75,7 +75,7 @@ fn of(report: &CoresReport, core: u16) -> Option<&CoreReport> {
     report.cores.iter().find(|known| known.core == core)
 }
 
-/// In thousandths.
+/// The load of a core in thousandths; `None`: it is not known.
 fn load(core: &CoreReport) -> Option<u16> {
     let load = (core.forwarding + core.other?).clamp(0.0, 1.0);
     Some((load * 1000.0).round() as u16)
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loads_are_told_as_far_as_they_are_known() {
+    fn a_load_is_reported_only_if_all_of_it_is_known() {
         let core = |forwarding, other| CoreReport { forwarding, other, ..CoreReport::default() };
         let cases = [(0.25, Some(0.5), Some(750)), (0.25, None, None), (0.7, Some(0.7), Some(1000))];
         for (forwarding, other, expected) in cases {

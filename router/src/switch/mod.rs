@@ -1,26 +1,26 @@
-//! The switch: flow rules of a running daemon, in a thread of their own.
+//! The switch: the flow rules of a running daemon, in a thread of their own.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `mod.rs` | [`start`], the events and the loop |
-//! | `rules.rs` | rules and their maps, once there are some; what [`logic::openflow::agent`] decides is done |
-//! | `batches.rs` | grace periods, waited for by a helper thread |
-//! | `charge.rs` | which program is attached, and why not the other one |
-//! | `change.rs` | what clients add, modify and delete |
+//! | `rules.rs` | rules and their maps, from the first rule on; the effects of [`logic::openflow::agent`] |
+//! | `batches.rs` | grace periods, for which a helper thread waits |
+//! | `charge.rs` | whether the program with rules is attached, and if not, why |
+//! | `change.rs` | adding, modifying and deleting rules for clients |
 //! | `choosing.rs` | cores for flows whose rules ask for a choice |
-//! | `machine.rs` | cores and workloads told to controllers and clients |
-//! | `device.rs` | ports up and down, their counters |
-//! | `controllers.rs` | controllers told to clients |
-//! | `slow.rs` | packets that user space does |
-//! | `explain.rs` | what rules do with a packet |
-//! | `listing.rs` | rules told to clients, some at a time |
+//! | `machine.rs` | cores and workloads, for controllers and clients |
+//! | `device.rs` | setting ports up and down, their counters |
+//! | `controllers.rs` | the report about controllers, for clients |
+//! | `slow.rs` | packets that user space forwards |
+//! | `explain.rs` | explaining what rules do with a packet |
+//! | `listing.rs` | listing rules for clients, some at a time |
 //! | `proxied.rs` | flow-mods that come through another switch |
-//! | `net/` | connections to controllers, which know nothing of OpenFlow |
+//! | `net/` | connections to controllers, as bytes without OpenFlow |
 //! | `handle.rs` | the API's end |
-//! | `seam.rs` | what the control loop and this thread are to each other; the JSON is in [`crate::api::flows`] |
+//! | `seam.rs` | the interface to the control loop; the JSON is in [`crate::api::flows`] |
 //!
-//! Everything that happens reaches the thread as an [`Event`] through one channel; it never waits for anything else. The
-//! control loop attaches the program that goes by rules while there are some (`crate::daemon::rules`).
+//! Everything that happens reaches the thread as an [`Event`] through one channel. It never waits for anything
+//! else. The control loop attaches the program with rules while there are some (`crate::daemon::rules`).
 
 mod batches;
 mod change;
@@ -72,27 +72,27 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// How often rules are looked at whose time may be up.
+/// The time between two searches for rules whose time is up.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Packets done at once, until other events are looked at.
+/// The most packets that are done before other events get their turn.
 const PACKETS: usize = 64;
 
-/// What happens to the switch.
+/// An event for the switch thread.
 enum Event {
     Change(Change),
     List(listing::Request),
     Explain(explain::Request),
-    /// A client has taken what it was given of a listing.
+    /// A client has taken a piece of a listing.
     More(u64),
     Told(SwitchMessage),
-    /// The kernel plane hands packets over; they wait in a channel of their own.
+    /// Packets from the kernel plane wait in their own channel.
     Noticed,
-    /// No program runs any more that ran when this was asked for.
+    /// A grace period has passed, or the helper thread could not wait for it.
     Passed(Result<()>),
     Net(NetEvent),
     Proxied(ProxiedFrame),
-    /// Who knows of cores.
+    /// The source of cores and workloads.
     Machine(cores::handle::Handle),
     Controllers(oneshot::Sender<ControllersReport>),
 }
@@ -101,27 +101,29 @@ enum Event {
 struct Switch {
     events: Receiver<Event>,
     to_self: Sender<Event>,
-    /// Packets for user space, and who reads them; looked at when nothing else has happened.
+    /// Packets for user space. The thread takes them when there are no other events.
     handed: Receiver<Handed>,
+    /// The thread that reads them from the kernel.
     reader: Reader,
+    /// There may be packets in `handed`.
     noticed: bool,
     config: Config,
     /// `None`: no controllers are configured.
     network: Option<Network>,
-    /// `None`: the control loop has not told yet; changes wait.
+    /// `None`: the control loop has not sent them yet. Until then changes wait in `early`.
     ports: Option<Vec<SwitchPort>>,
-    /// Of the configuration; none, until they are told.
+    /// The paths of the configuration; empty until the control loop sends them.
     paths: Vec<SwitchPath>,
-    /// `None`: nobody has told.
+    /// `None`: not known yet.
     machine: Option<cores::handle::Handle>,
-    /// Cores are chosen for flows.
+    /// The thread that chooses cores for flows runs.
     chooses: bool,
-    /// Where the maps of rules are told of.
+    /// Shows the maps of rules to the API.
     told_maps: Arc<OnceLock<Arc<FlowMaps>>>,
     early: Vec<Event>,
-    /// What came from controllers while the program that their answers are about was not attached yet.
+    /// Events of controllers that came while the control loop was changing the attached program.
     held: VecDeque<NetEvent>,
-    /// `None`: there never was a rule.
+    /// `None`: there has been no rule yet.
     rules: Option<Rules>,
     charge: Charge,
     changing: Changing,
@@ -134,7 +136,7 @@ struct Switch {
 /// Starts the thread. It ends with the process.
 ///
 /// # Errors
-/// No thread can be had; or an address cannot be listened on, or a TLS file not be used.
+/// The thread cannot be started, an address cannot be listened on, or a TLS file cannot be used.
 pub fn start(config: &Config, waker: Waker) -> Result<(Handle, SwitchEnd<Arc<FlowMaps>>)> {
     let (to, events) = mpsc::channel();
     let (orders, ordered) = mpsc::channel();
@@ -199,7 +201,7 @@ impl Switch {
                 Err(RecvTimeoutError::Timeout) => self.take_packets(),
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            // However many events come, time passes.
+            // The tick comes however many events there are.
             if monotonic() >= self.ticked + TICK {
                 self.tick();
             }
@@ -211,14 +213,14 @@ impl Switch {
         }
     }
 
-    /// Some of the packets for user space.
+    /// Takes some of the packets for user space.
     fn take_packets(&mut self) {
         for _ in 0..PACKETS {
             let Ok((notice, frame)) = self.handed.try_recv() else {
                 self.noticed = false;
                 return;
             };
-            // At 0 the reader says when there are more.
+            // If none wait any more, the reader sends an event with the next one.
             self.noticed = !slow::taken(&self.waiting, &frame);
             if let Some(rules) = &mut self.rules {
                 rules.notice(notice, &frame);
@@ -303,15 +305,15 @@ impl Switch {
             let mut told = explain::report(&mut rules.agent, ports, &port, frame, now_ms())?;
             if told.outputs.iter().any(|output| output.to == "CONTROLLER") && !rules.agent.has_peer() {
                 let state = if self.network.is_some() { "connected" } else { "configured" };
-                told.notes.push(format!("no controller is {state}: what goes to CONTROLLER is lost"));
+                told.notes.push(format!("no controller is {state}, so packets to CONTROLLER are lost"));
             }
             Some(told)
         });
-        // The client may have gone; that is its business.
+        // It does no harm if the client is gone.
         let _ = reply.send(told);
     }
 
-    /// What comes before the ports are known is lost.
+    /// Takes a flow-mod that came through another switch. It is lost if it comes before the ports are known.
     fn proxied(&mut self, frame: &ProxiedFrame) {
         let mut ports = self.ports.iter().flatten();
         let Some(port) = ports.find(|port| port.ifindex == Some(frame.ifindex)).map(rules::number) else {
@@ -328,7 +330,7 @@ impl Switch {
         }
         let first = self.ports.replace(ports).is_none();
         if first && (self.config.flows.miss != Miss::Normal || self.network.is_some()) {
-            // Packets are to be missed, and controllers to be answered, from the start.
+            // Misses and controllers need rules from the start.
             if let Err(error) = self.rules() {
                 tracing::error!("{}", error.text);
             }
@@ -338,7 +340,7 @@ impl Switch {
         }
     }
 
-    /// The rules; their maps are made now if there were none yet.
+    /// The rules. The first call makes their maps.
     fn rules(&mut self) -> Result<&mut Rules, ApiError> {
         if self.rules.is_none() {
             let passed = self.to_self.clone();
@@ -356,7 +358,7 @@ impl Switch {
                 made.map_err(|e| ApiError::failed(format!("there can be no flow rules: {e:#}")))?;
             rules.set_ports(self.ports.as_deref().unwrap_or_default(), self.machine.as_ref());
             rules.set_paths(&self.config.paths, &self.paths);
-            // There are no others yet.
+            // The cell is still empty.
             let _ = self.told_maps.set(rules.maps().clone());
             self.rules = Some(rules);
         }
@@ -376,7 +378,7 @@ impl Switch {
         });
         match done {
             Ok((batch, report)) if change.request.wait => self.changing.wait(batch, report, change.reply),
-            // The client may have gone; that is its business.
+            // It does no harm if the client is gone.
             Ok((_, report)) => drop(change.reply.send(Ok(report))),
             Err(error) => drop(change.reply.send(Err(error))),
         }
@@ -398,7 +400,7 @@ impl Switch {
         }
     }
 
-    /// Chooses cores for flows from the first rule on that asks for it.
+    /// Starts to choose cores for flows, after the first rule that asks for it.
     fn choose(&mut self) {
         let (Some(rules), Some(machine), false) = (&self.rules, &self.machine, self.chooses) else { return };
         if !rules.maps().memory().chooses() {
@@ -406,19 +408,21 @@ impl Switch {
         }
         self.chooses = true;
         if let Err(error) = choosing::start(rules.maps().clone(), machine.clone(), &self.config.cores) {
-            tracing::error!("flows whose rules ask for a choice stay where they come in: {error:#}");
+            tracing::error!(
+                "cannot choose cores for flows, so they stay on the cores where they come in: {error:#}"
+            );
         }
     }
 
-    /// Whatever happened: ends batches, has the right program attached, does what the agent wants, and answers what obeys by
-    /// now.
+    /// Runs after each event: ends batches, orders the right program, carries out the agent's effects, and answers
+    /// changes that packets obey.
     fn settle(&mut self) {
         self.choose();
         let Some(rules) = &mut self.rules else { return };
         let ports = self.ports.as_deref().unwrap_or_default();
         let obeys = self.charge.is(rules.agent.wants_rules());
         rules.settle(obeys, ports, &self.paths, self.machine.as_ref());
-        // Whoever has waited for a barrier goes on, and may change that.
+        // Asked again: controllers that waited for a barrier go on, and may have changed that.
         let wanted = rules.agent.wants_rules();
         rules.carry_out(self.network.as_ref(), ports);
         self.gauge.rules.store(rules.count(), Relaxed);

@@ -1,4 +1,5 @@
-//! Flow-mods for the core table that come through another switch: frames with an EtherType of their own, by a packet socket.
+//! Flow-mods for the core table that come through another switch: frames with their own EtherType, from a packet
+//! socket.
 
 use super::Event;
 use crate::base::privileges;
@@ -13,7 +14,7 @@ use std::{
     thread,
 };
 
-/// More than a frame can have.
+/// More bytes than a frame can have.
 const MOST_BYTES: usize = 1 << 16;
 
 /// A frame for the core table.
@@ -21,17 +22,18 @@ pub struct ProxiedFrame {
     /// The device that it came in by.
     pub ifindex: u32,
     pub bytes: Vec<u8>,
-    /// When this is dropped the next one may come: those that nobody has time for wait in the socket, or are lost there.
+    /// The next frame comes after this is dropped. Until then others wait in the socket, or are lost there.
     pub _taken: SyncSender<()>,
 }
 
-/// Starts the thread that hears of them; it ends with the process. What the program of a port forwards or drops is not heard.
+/// Starts the thread that receives them; it ends with the process. It does not get frames that the program of a
+/// port forwards or drops.
 ///
 /// # Errors
-/// There can be no packet socket, or no thread.
+/// The packet socket cannot be opened, or the thread cannot be started.
 pub fn listen(to: Sender<Event>) -> Result<()> {
     let protocol = NonZero::new(u32::from(PROXY_ETHER_TYPE.to_be())).map(Protocol::from_raw);
-    // Bound to no device: it hears all of this namespace.
+    // The socket is bound to no device, so it receives from all devices of this namespace.
     let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, protocol)
         .context("opening a packet socket for openflow.proxy_ports")?;
     let hear = move || {
@@ -42,7 +44,7 @@ pub fn listen(to: Sender<Event>) -> Result<()> {
                 Ok(Some(heard)) => heard,
                 Ok(None) => continue,
                 Err(error) => {
-                    return tracing::error!("flow-mods through other switches are not heard: {error}");
+                    return tracing::error!("cannot receive flow-mods through other switches: {error}");
                 }
             };
             let (taken_to, taken) = sync_channel(0);
@@ -58,10 +60,10 @@ pub fn listen(to: Sender<Event>) -> Result<()> {
         .name("proxied".into())
         .spawn(hear)
         .map(drop)
-        .context("starting the thread that hears flow-mods through other switches")
+        .context("starting the thread that receives flow-mods through other switches")
 }
 
-/// A frame that came in, and by which device; `None`: one that this machine sent.
+/// Receives a frame, and the device that it came in by; `None`: this machine sent it.
 fn receive<'a>(socket: &OwnedFd, buffer: &'a mut [u8]) -> io::Result<Option<(u32, &'a [u8])>> {
     // SAFETY: zero is valid for a plain C structure.
     let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };

@@ -38,43 +38,46 @@ use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
-/// Rules over the maps that packets see, and the controllers who have a say in them.
+/// Rules over the maps that packets see, and the agent that serves the controllers.
 pub struct Rules {
     pub agent: Agent<Arc<MappedFlows>>,
     maps: Arc<FlowMaps>,
-    /// What controllers have set of the ports, as packets see it.
+    /// The flags of ports that controllers have set, as packets see them.
     flags: BTreeMap<RulePort, PortFlags>,
     batches: Batches,
     exits: Exits,
     gauge: Arc<Gauge>,
     phase: Phase,
-    /// Batches begun, and over.
+    /// The last batch that was begun.
     sealed: u64,
+    /// The last batch that is over.
     over: u64,
 }
 
-/// What a batch waits for.
+/// The event that the present batch waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
+    /// There is no batch.
     Idle,
     /// The first grace period.
     Sealed,
-    /// The second.
+    /// The second grace period.
     Void,
-    /// For the right program to be attached.
+    /// The right program is attached.
     Over,
 }
 
-/// Sizes for so many rules. All are taken with the first one: for 65,536 rules 42 MiB and 8 MiB for each CPU; for 1,010,000
-/// rules 410 MiB and 64 MiB for each CPU.
+/// The sizes of maps for so many rules. All memory is taken with the first rule: for 65,536 rules 42 MiB, and 8 MiB
+/// for each CPU; for 1,010,000 rules 411 MiB, and 64 MiB for each CPU.
 pub fn capacity(rules: usize) -> FlowCapacity {
     let power = |rows: usize, least: usize, most: usize| rows.clamp(least, most).next_power_of_two();
-    // Rows of rules that are gone are used again only after their batch: room for as many new ones meanwhile.
+    // The row of a rule that is gone is free only after its batch. So there is room for as many new rules meanwhile.
     let rows = (rules + rules.min(1 << 16) + 1024 + FIRST_ROW).next_multiple_of(4);
     FlowCapacity {
         rules: rows,
-        // A mask's rules lie in buckets of their own that are made twice as many when a pair of them is full, at some 30 % of the
-        // slots; those of before are free only after the batch. So with this many one in 10^5 switches is full before its time.
+        // A mask has its own buckets. Their number is doubled when a pair of them is full, at some 30 % of the
+        // slots, and the old ones are free only after the batch. With this many, one in 10^5 switches is full too
+        // early.
         buckets: power(2 * rules, 1 << 13, 1 << 21),
         rest: rows,
         patches: (rules / 16).max(1024),
@@ -117,12 +120,12 @@ impl Rules {
         })
     }
 
-    /// What packets see.
+    /// The maps that packets see.
     pub fn maps(&self) -> &Arc<FlowMaps> {
         &self.maps
     }
 
-    /// The ports of the box.
+    /// Sets the ports of the box.
     pub fn set_ports(&mut self, ports: &[SwitchPort], machine: Option<&handle::Handle>) {
         let there = ports.iter().filter(|port| port.ifindex.is_some());
         self.agent.set_ports(there.map(info).collect());
@@ -131,7 +134,7 @@ impl Rules {
         self.show_ports(ports);
     }
 
-    /// The paths of the user plane, as they are configured, and whether they have workers.
+    /// Sets the paths of the user plane, as configured, and whether they have workers.
     pub fn set_paths(&mut self, configured: &[DaemonPath], now: &[SwitchPath]) {
         let now = now.iter().copied().chain(iter::repeat(SwitchPath::default()));
         let info = |(path, now): (&DaemonPath, SwitchPath)| PathInfo {
@@ -141,7 +144,7 @@ impl Rules {
         self.agent.set_paths(configured.iter().zip(now).map(info).collect());
     }
 
-    /// Cores and workloads as they are, for controllers that want to know.
+    /// Gives the agent the present cores and workloads, for controllers that ask.
     pub fn show_machine(&mut self, ports: &[SwitchPort], machine: Option<&handle::Handle>) {
         let report = machine.map(handle::Handle::cores);
         self.agent.set_cores(machine::told(ports, report.as_ref()), now_ms());
@@ -150,7 +153,7 @@ impl Rules {
         }
     }
 
-    /// Where rules send to, and from where packets are taken, as controllers have set it.
+    /// Sets the ports that rules send to, and the ports whose packets they take, as controllers have set them.
     fn show_ports(&mut self, ports: &[SwitchPort]) {
         let flags = |port: &SwitchPort| self.agent.port_flags(number(port));
         self.flags = ports.iter().map(|port| (number(port), flags(port))).collect();
@@ -158,12 +161,12 @@ impl Rules {
         let targets = targets.filter(|(port, flags, _)| port.transmits && !flags.no_fwd);
         let targets = targets.map(|(port, flags, ifindex)| (number(port), (ifindex, !flags.no_flood)));
         if let Err(error) = self.maps.memory().set_ports(targets.collect()) {
-            tracing::warn!("a port of flow rules: {error:#}");
+            tracing::warn!("cannot set the ports of flow rules: {error:#}");
         }
         self.maps.set_no_recv(ports.iter().filter(|port| flags(port).no_recv).map(|port| port.id));
     }
 
-    /// A packet that the kernel plane hands over.
+    /// Takes a packet from the kernel plane.
     pub fn notice(&mut self, notice: Notice, frame: &[u8]) {
         let now_ns = u64::try_from(monotonic().as_nanos()).unwrap_or(u64::MAX);
         let slow = notice.reason == NoticeReason::Slow;
@@ -176,7 +179,7 @@ impl Rules {
         }
     }
 
-    /// Does what the agent wants done.
+    /// Carries out the agent's effects.
     pub fn carry_out(&mut self, network: Option<&Network>, ports: &[SwitchPort]) {
         for effect in self.agent.take_effects() {
             match (effect, network) {
@@ -195,22 +198,22 @@ impl Rules {
         }
     }
 
-    /// How many rules there are.
+    /// The number of rules.
     pub fn count(&mut self) -> u64 {
         self.agent.flows().tables().len() as u64
     }
 
-    /// The batch that a change made now is in.
+    /// The batch of a change that is made now.
     pub fn next_batch(&self) -> u64 {
         self.sealed + 1
     }
 
-    /// Packets that go by rules obey all batches up to this one.
+    /// The last batch that packets obey, if they go by rules.
     pub fn over(&self) -> u64 {
         self.over
     }
 
-    /// Begins a batch of what was changed, if none is under way. `obeys`: the right program is attached everywhere.
+    /// Begins a batch of the changes so far, if none is under way. `obeys`: the right program is attached to all ports.
     pub fn settle(
         &mut self,
         obeys: bool,
@@ -234,10 +237,10 @@ impl Rules {
         }
     }
 
-    /// A grace period has passed. If it could not be waited for, it is tried again: nothing is answered meanwhile.
+    /// Goes on after a grace period. If waiting for it failed, tries again; no changes are answered meanwhile.
     pub fn passed(&mut self, done: Result<()>) {
         if let Err(error) = done {
-            tracing::warn!("waiting for running programs failed, changes of flow rules wait: {error:#}");
+            tracing::warn!("waiting for running programs failed, so changes of flow rules wait: {error:#}");
             std::thread::sleep(std::time::Duration::from_millis(100));
             self.batches.begin();
             return;
@@ -257,7 +260,7 @@ impl Rules {
     }
 }
 
-/// What the configuration says, and the machine.
+/// The agent's settings, from the configuration and the machine.
 fn settings(config: &Config, ports: &[SwitchPort]) -> Settings {
     let openflow = &config.openflow;
     let both = || vec![Version::OpenFlow10, Version::OpenFlow13];
@@ -293,7 +296,7 @@ fn settings(config: &Config, ports: &[SwitchPort]) -> Settings {
     }
 }
 
-/// The ports where flow-mods may come through another switch.
+/// The ports by which flow-mods may come through another switch.
 fn proxy_ports(names: &[String], ports: &[SwitchPort]) -> BTreeSet<RulePort> {
     let named = |name: &String| {
         let port = ports.iter().find(|port| port.name == *name).map(number);
@@ -305,13 +308,14 @@ fn proxy_ports(names: &[String], ports: &[SwitchPort]) -> BTreeSet<RulePort> {
     names.iter().filter_map(named).collect()
 }
 
-/// This machine's cores, without their loads and who is pinned to them.
+/// This machine's cores, without their loads and workloads.
 pub(super) fn cores(ports: &[SwitchPort]) -> Cores {
-    let online = online_cpus().inspect_err(|error| tracing::warn!("which cores there are: {error}"));
+    let online =
+        online_cpus().inspect_err(|error| tracing::warn!("cannot read which cores are online: {error}"));
     let numbers = online.unwrap_or_default().into_iter().filter_map(|cpu| u16::try_from(cpu).ok());
     let core = |number| Core { number, load: None, workloads: 0 };
     let native_xdp = ports.iter().all(|port| !port.generic);
-    // Packets of a port in generic mode stay where they are (`Plane::set_port`).
+    // Packets of a port in generic mode are not handed over (`Plane::set_port`).
     let features = Features { native_xdp, core_redirect: native_xdp, ..Features::default() };
     Cores { features, cores: numbers.filter(|&number| number < CORES).map(core).collect() }
 }
@@ -328,13 +332,13 @@ fn info(port: &SwitchPort) -> PortInfo {
     }
 }
 
-/// A controller wants a port up or down.
+/// Sets a port up or down, as a controller asks.
 fn configure(ports: &[SwitchPort], port: RulePort, up: bool) {
     let Some(port) = numbered(ports, port) else { return };
     let word = if up { "up" } else { "down" };
     match device::set_up(&port.name, up) {
         Ok(()) => tracing::info!("a controller has set port {} {word}", port.name),
-        Err(error) => tracing::warn!("a controller wants port {} {word}: {error:#}", port.name),
+        Err(error) => tracing::warn!("a controller cannot set port {} {word}: {error:#}", port.name),
     }
 }
 
@@ -353,7 +357,7 @@ mod tests {
     use super::*;
     use logic::flow::kernel::{CACHE_WAYS, words};
 
-    /// MiB that all CPUs share, and that each has.
+    /// Memory that all CPUs share, and memory of each CPU, in MiB.
     fn mib(c: &FlowCapacity) -> (usize, usize) {
         let shared = [
             (c.buckets, words::BUCKET),
@@ -370,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_as_told() {
+    fn memory_is_as_the_comment_on_capacity_says() {
         assert_eq!(mib(&capacity(65_536)), (42, 8));
         assert_eq!(mib(&capacity(1_010_000)), (411, 64));
         let least = capacity(1);

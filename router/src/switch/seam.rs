@@ -1,4 +1,4 @@
-//! What the control loop and the switch thread are to each other.
+//! The interface between the control loop and the switch thread.
 
 use crate::{api::flows::ControllerLost, plane::PathCounts};
 use logic::{flow::RulePort, net::Mac, plan::PortId};
@@ -10,27 +10,27 @@ use std::sync::{
 
 /// The switch thread ([`crate::switch`]), as the control loop sees it.
 pub struct SwitchEnd<R> {
-    /// The rules to be put in charge; `None`: none are to be any more. Answered by [`SwitchMessage::InCharge`], in order.
+    /// The rules to put in charge; `None`: no rules. [`SwitchMessage::InCharge`] answers each order, in their order.
     pub orders: Receiver<Option<R>>,
-    /// Never waits.
+    /// Sends a message to the switch thread. It never waits.
     pub tell: Box<dyn Fn(SwitchMessage) + Send>,
     pub gauge: Arc<Gauge>,
 }
 
-/// What the switch thread counts, for `millrace status`.
+/// The counters of the switch thread, for `millrace status`.
 #[derive(Debug, Default)]
 pub struct Gauge {
-    /// Rules there are.
+    /// The number of rules.
     pub rules: AtomicU64,
-    /// Packets that user space has done.
+    /// Packets that user space has forwarded or dropped by rules.
     pub slow_done: AtomicU64,
-    /// Packets that it was to do, or to send, and could not.
+    /// Packets that user space could not forward, or could not send.
     pub slow_lost: AtomicU64,
-    /// Packets for controllers that none got ([`logic::openflow::agent::PacketInsLost`]).
+    /// Packets for controllers that no controller got ([`logic::openflow::agent::PacketInsLost`]).
     pub no_controller: AtomicU64,
     pub over_rate: AtomicU64,
     pub not_read: AtomicU64,
-    /// Why packets do not go by rules, as a sentence; `None`: they do, or there are none.
+    /// Why packets do not go by rules, as a sentence; `None`: they do, or there are no rules.
     why_not: Mutex<Option<String>>,
 }
 
@@ -43,20 +43,20 @@ impl Gauge {
         }
     }
 
-    /// A thread that panicked while it had it left a whole sentence.
+    /// The lock may be poisoned: a thread that panicked with it left a whole sentence.
     pub fn why_not(&self) -> MutexGuard<'_, Option<String>> {
         self.why_not.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What the control loop tells the switch thread.
+/// A message of the control loop to the switch thread.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SwitchMessage {
-    /// All ports, whenever something about one is new.
+    /// All ports, after each change of one.
     Ports(Vec<SwitchPort>),
-    /// All paths of the configuration, in its order: when another has a worker, and once a second.
+    /// All paths of the configuration, in its order: once a second, and when a path gets or loses its worker.
     Paths(Vec<SwitchPath>),
-    /// Are rules in charge of all ports that are attached? Or why they could not be put there.
+    /// Whether rules are in charge of all attached ports, or why they could not be put in charge.
     InCharge(Result<bool, String>),
 }
 
@@ -70,9 +70,9 @@ pub fn rule_port(id: PortId) -> RulePort {
 pub struct SwitchPort {
     pub id: PortId,
     pub name: String,
-    /// The device it is attached to; `None`: it is not there, or not attached.
+    /// Its device; `None`: there is none, or it is not attached.
     pub ifindex: Option<u32>,
-    /// Administratively.
+    /// It is administratively up.
     pub up: bool,
     /// It has a carrier.
     pub carrier: bool,
@@ -88,6 +88,6 @@ pub struct SwitchPort {
 pub struct SwitchPath {
     /// A worker takes its packets.
     pub has_worker: bool,
-    /// What it was given, by its class and by rules.
+    /// Its packets, from its class and from rules.
     pub counts: PathCounts,
 }

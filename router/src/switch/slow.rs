@@ -1,10 +1,11 @@
 //! The slow path: packets that the kernel plane hands over come in here, and leave from here.
 //!
-//! In by the perf buffers, read by a thread that feeds the switch thread; out to ports by packet sockets, and to NORMAL and
-//! LOCAL through a program ([`crate::plane::Injector`]). What does not fit or cannot be sent is lost, and counted.
+//! They come in by the perf buffers. A thread reads these and feeds the switch thread. Packets leave to ports by
+//! packet sockets, and to NORMAL and LOCAL through a program ([`crate::plane::Injector`]). Packets that do not fit
+//! or cannot be sent are lost, and counted.
 //!
-//! Measured on veth, the median of hundreds of 60-byte frames: 2 us to a port, 12 us to NORMAL, 16 us to LOCAL, for each of
-//! which the kernel makes and empties a pool of pages.
+//! Measured on veth, the median of hundreds of 60-byte frames: 2 us to a port, 12 us to NORMAL, 16 us to LOCAL. For
+//! each packet to NORMAL or LOCAL the kernel makes and empties a pool of pages.
 
 use super::Event;
 use crate::{
@@ -32,9 +33,9 @@ use std::{
     time::Duration,
 };
 
-/// Bytes of packets that may wait for the switch thread.
+/// The most bytes of packets that may wait for the switch thread.
 const WAITING_BYTES: usize = 16 << 20;
-/// What a waiting packet takes beside its own bytes.
+/// The memory that a waiting packet takes beside its own bytes.
 const OVERHEAD_BYTES: usize = 128;
 
 const THREAD: &str = "starting the thread that reads packets for user space";
@@ -42,13 +43,14 @@ const THREAD: &str = "starting the thread that reads packets for user space";
 /// A packet for user space.
 pub type Handed = (Notice, Vec<u8>);
 
-/// Packets that wait for the switch thread, bytes.
+/// Bytes of packets that wait for the switch thread.
 pub type Waiting = Arc<AtomicUsize>;
 
-/// The thread that reads what the program hands over; it ends with the process.
+/// The thread that reads packets from the kernel plane; it ends with the process.
 ///
-/// Debian's kernels let nobody open the buffers without CAP_SYS_ADMIN (`kernel.perf_event_paranoid` is 3 there). So this thread
-/// starts before the switch thread gives that up, and gives up everything itself once the buffers are open.
+/// On Debian's kernels only a thread with CAP_SYS_ADMIN can open the buffers (`kernel.perf_event_paranoid` is 3
+/// there). So this thread starts before the switch thread gives that up. It gives up all its privileges once the
+/// buffers are open.
 pub struct Reader {
     maps: Sender<Arc<FlowMaps>>,
     opened: Receiver<Result<()>>,
@@ -58,7 +60,7 @@ impl Reader {
     /// Starts the thread, which waits for maps.
     ///
     /// # Errors
-    /// No thread can be had.
+    /// The thread cannot be started.
     pub fn start(
         to: Sender<Handed>,
         wake: Sender<Event>,
@@ -81,7 +83,7 @@ impl Reader {
             let lost = |count: u64| {
                 gauge.slow_lost.fetch_add(count, Relaxed);
             };
-            // After a failure there are other maps.
+            // After a failure the next maps are other ones.
             let open = given.iter().find_map(|maps: Arc<FlowMaps>| match maps.notices(told, lost) {
                 Ok(notices) => Some((maps, notices)),
                 Err(error) => {
@@ -103,7 +105,7 @@ impl Reader {
         Ok(Reader { maps, opened })
     }
 
-    /// Reads what comes by these maps. When it returns, nothing is missed any more.
+    /// Makes the thread read from these maps. When this returns, the buffers are open.
     ///
     /// # Errors
     /// The kernel refuses the buffers.
@@ -113,13 +115,13 @@ impl Reader {
     }
 }
 
-/// A packet does not wait any more. True: it was the last.
+/// Notes that a packet does not wait any more. Returns true if it was the last one.
 pub fn taken(waiting: &Waiting, frame: &[u8]) -> bool {
     let bytes = frame.len() + OVERHEAD_BYTES;
     waiting.fetch_sub(bytes, Relaxed) == bytes
 }
 
-/// Where packets leave from user space.
+/// The ways by which packets leave user space.
 pub struct Exits {
     maps: Arc<FlowMaps>,
     ports: BTreeMap<RulePort, Exit>,
@@ -131,12 +133,13 @@ struct Exit {
     mac: Mac,
     generic: bool,
     socket: OwnedFd,
-    /// A new socket may be tried: the ports were told since the last one was.
+    /// A new socket may be tried: the control loop has sent the ports since the last try.
     may_reopen: bool,
 }
 
 impl Exit {
-    /// The kernel unbinds a socket whose device leaves its namespace; the device may be back with the same index.
+    /// Sends a frame. The kernel unbinds a socket when its device leaves the namespace. The device may be back with
+    /// the same index, so this tries a new socket.
     fn send(&mut self, frame: &[u8]) -> Result<()> {
         let sent = send(&self.socket, frame);
         let unbound =
@@ -149,7 +152,7 @@ impl Exit {
     }
 }
 
-/// All of a frame, at once or not.
+/// Sends a whole frame without waiting, or fails.
 fn send(socket: &OwnedFd, frame: &[u8]) -> io::Result<()> {
     // SAFETY: a readable buffer of that length.
     let sent =
@@ -162,7 +165,7 @@ impl Exits {
         Exits { maps, ports: BTreeMap::new(), gauge }
     }
 
-    /// One socket for each port that is there.
+    /// Opens a socket for each port that has a device.
     pub fn set_ports(&mut self, ports: &[SwitchPort]) {
         let mut before = std::mem::take(&mut self.ports);
         for port in ports {
@@ -176,13 +179,13 @@ impl Exits {
                     self.ports.insert(number, Exit { ifindex, mac, generic, socket, may_reopen: true });
                 }
                 Err(error) => {
-                    tracing::warn!("what user space sends to port {} will be lost: {error:#}", port.name);
+                    tracing::warn!("packets from user space to port {} will be lost: {error:#}", port.name);
                 }
             }
         }
     }
 
-    /// Lets a packet leave; what is no packet is left to others.
+    /// Sends the packet of an effect. Ignores effects without a packet.
     pub fn leave(&mut self, effect: &Effect) {
         if self.try_leave(effect).is_none() {
             self.gauge.slow_lost.fetch_add(1, Relaxed);
@@ -206,8 +209,9 @@ impl Exits {
         }
     }
 
-    /// The device that a packet comes in by: that of its port, or, of a packet that a controller made, the one that it is
-    /// addressed to. Not one in generic mode: the stack would give the packet to the port's program again, and so on.
+    /// The device by which a packet comes in: that of its port. For a packet that a controller made, it is the
+    /// device to which the packet is addressed. It is never one in generic mode: the stack would give the packet to
+    /// the port's program again, without end.
     fn ingress(&self, in_port: RulePort, frame: &[u8]) -> Option<u32> {
         let addressed = || self.ports.values().find(|exit| frame.starts_with(&exit.mac.0));
         let exit = self.ports.get(&in_port).or_else(addressed)?;
@@ -215,7 +219,8 @@ impl Exits {
     }
 }
 
-/// A socket that sends whole frames to a device, past its queueing discipline, as redirects go, and receives nothing.
+/// Opens a socket that sends whole frames to a device and receives nothing. Like redirects, the frames bypass the
+/// queueing discipline.
 fn open(ifindex: u32) -> Result<OwnedFd> {
     let failed = |what: &str| Err(io::Error::last_os_error()).with_context(|| what.to_owned());
     let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None)

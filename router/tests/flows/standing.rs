@@ -42,8 +42,8 @@ fn rules_that_do_not_apply_are_seen_everywhere() {
         let bed = Bed::new("fa", &format!("{NOBODY}\"standalone\"\n"));
         let frame = routable(0, 1);
         let said = bed.flows(&["add", "in_port=p0,actions=output:3"]);
-        let why = "fail mode is \"standalone\" and no controller that is dialled is connected; they apply when one is, or \
-                   with fail = \"secure\" in [openflow]";
+        let why = "fail mode is \"standalone\" and no controller that the daemon dials is connected; they apply when one \
+                   is, or with fail = \"secure\" in [openflow]";
         assert_eq!(said, format!("1 added\nnote: packets do not go by rules: {why}\n"));
         bed.wires[0].send(&frame.bytes());
         bed.comes_out(&[1], &frame.routed(host_mac(1), port_mac(1), &[]));
@@ -82,6 +82,6 @@ fn what_goes_to_controllers_is_not_dropped_but_lost_where_there_are_none() {
         let told = controllers(&bed);
         assert_eq!((&told["fail"], &told["lost"]["no_controller"]), (&Value::Null, &4.into()));
         let said = text(&bed, &["explain", "udp 10.0.0.9:1000 -> 10.0.1.9:53", "--port", "p0"]);
-        assert!(said.contains("no controller is connected: what goes to CONTROLLER is lost\n"), "{said}");
+        assert!(said.contains("no controller is connected, so packets to CONTROLLER are lost\n"), "{said}");
     });
 }

@@ -409,7 +409,7 @@ fn explanation_shows_the_rules_first() {
         frame: String::new(),
     };
     let rules = RulesReport {
-        notes: vec!["meter 6 is taken to let it pass".into()],
+        notes: vec!["this assumes that meter 6 lets it pass".into()],
         rules: vec![
             RulePassed { table: 16, flow: Some("udp actions=set_core:1".into()), ..RulePassed::default() },
             RulePassed {
@@ -439,7 +439,7 @@ fn explanation_shows_the_rules_first() {
         ..ExplainReport::default()
     };
     let expected = "note: guessed
-note: meter 6 is taken to let it pass
+note: this assumes that meter 6 lets it pass
 core table: udp actions=set_core:1
 table 0: priority=9,ip actions=goto_table:2
 table 2: no rule matches

@@ -11,30 +11,30 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-/// Most bytes that are read and forgotten when a connection is closed here.
+/// The most bytes that are read and discarded when a connection is closed here.
 const LINGER_BYTES: usize = 1 << 20;
 
-/// Bytes of a header, whose second one is the type (OpenFlow 1.3.5, 7.1).
+/// The size of a message's header. Its second byte is the type (OpenFlow 1.3.5, 7.1).
 const HEADER_BYTES: usize = 8;
 const HELLO: u8 = 0;
 /// Why a connection that a peer opened is closed.
-pub const NO_ROOM: &str = "there are as many connections as there may be";
-pub const SENT_AWAY: &str = "newer ones have its place, as it had not greeted yet";
+pub const NO_ROOM: &str = "there is no room for another connection";
+pub const SENT_AWAY: &str = "it had not greeted yet, and a newer connection needed its place";
 
 /// TCP, or TLS over it.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
-/// What its user wants of a connection.
+/// An order to a connection.
 pub enum Command {
     Send(Vec<u8>),
     Read,
     Close(String),
 }
 
-/// Small messages leave at once; a peer that vanishes is noticed.
+/// Sets socket options: small messages leave at once, and a peer that vanishes is noticed.
 pub fn prepare(stream: &TcpStream, timing: &Timing) -> io::Result<()> {
-    /// Probes of a silent peer, between the first and the moment it is given up.
+    /// The number of probes of a silent peer, before the connection is given up.
     const PROBES: u32 = 4;
     let interval = timing.gone.saturating_sub(timing.keepalive) / PROBES;
     sockopt::set_tcp_nodelay(stream, true)?;
@@ -47,7 +47,7 @@ pub fn prepare(stream: &TcpStream, timing: &Timing) -> io::Result<()> {
     Ok(())
 }
 
-/// Serves a connection until it ends. `guest`: of one that the peer opened.
+/// Serves a connection until it ends. `guest`: the pass of a peer that opened it.
 pub async fn serve(
     shared: &Shared,
     target: usize,
@@ -72,16 +72,16 @@ struct Connection<'a> {
     writer: WriteHalf<Box<dyn Stream>>,
     unsent: Unsent,
     chunk: Vec<u8>,
-    /// The first bytes of the peer.
+    /// The first bytes that the peer sent.
     head: Vec<u8>,
     guest: Option<(Pass<IpAddr>, Gone)>,
 }
 
 impl Connection<'_> {
-    /// Until it ends; says why.
+    /// Serves the connection until it ends, and returns why it ended.
     async fn talk(&mut self, mut orders: mpsc::UnboundedReceiver<Command>) -> String {
         let mut wants = false;
-        // From the moment at which its user is ready to hear it.
+        // The time begins when the user asks to read.
         let mut silence = pin!(sleep(Duration::ZERO));
         loop {
             let is_greeted = self.is_greeted();
@@ -97,7 +97,7 @@ impl Connection<'_> {
                         silence.as_mut().reset(Instant::now() + self.shared.timing.hello);
                     }
                     Some(Command::Close(why)) => {
-                        // Others need not wait for its last bytes.
+                        // Its place is free now: others need not wait for its last bytes.
                         self.guest = None;
                         let _ = timeout(self.shared.timing.linger, self.linger()).await;
                         return why;
@@ -128,7 +128,8 @@ impl Connection<'_> {
         self.head.len() == HEADER_BYTES && self.head[1] == HELLO
     }
 
-    /// Looks for the HELLO that a peer begins with. False: it is there, and there is no room for one more connection.
+    /// Looks for the HELLO with which a peer begins. Returns false if it is there, but there is no room for another
+    /// connection.
     fn greet(&mut self, bytes: &[u8]) -> bool {
         let wanted = HEADER_BYTES - self.head.len();
         if wanted == 0 {
@@ -139,8 +140,8 @@ impl Connection<'_> {
         self.guest.as_mut().filter(|_| is_greeted).is_none_or(|(pass, _)| pass.enter(false))
     }
 
-    /// Sends what is left, says that this was all, and waits until the peer has said the same: closing with bytes unread
-    /// would send a reset, which may overtake the last message (RFC 1122, 4.2.2.13).
+    /// Sends the rest, shuts its own direction down, and waits until the peer has done the same. To close with
+    /// unread bytes would send a reset, which may overtake the last message (RFC 1122, 4.2.2.13).
     async fn linger(&mut self) -> io::Result<()> {
         while !self.unsent.queue.is_empty() {
             self.unsent.write(&mut self.writer).await?;
@@ -157,24 +158,25 @@ impl Connection<'_> {
     }
 }
 
-/// Ends when the peer must go.
+/// Returns when the peer must make room for a newer one.
 async fn sent_away(guest: &mut Option<(Pass<IpAddr>, Gone)>) {
     match guest {
-        // Nothing is ever sent: the other end is dropped.
+        // The channel carries no message: its other end is dropped.
         Some((_, gone)) => drop(gone.await),
         None => std::future::pending().await,
     }
 }
 
-/// What is still to be written.
+/// Bytes that are still to be written.
 struct Unsent {
     queue: VecDeque<u8>,
-    /// So many of the first bytes TLS has, but perhaps not the kernel.
+    /// The number of first bytes that TLS has taken, but the kernel perhaps has not.
     taken: usize,
 }
 
 impl Unsent {
-    /// Hands a part of the queue, which is not empty, to the kernel; says how many bytes. May be dropped at any await.
+    /// Hands a part of the queue to the kernel, and returns the number of bytes. The queue must not be empty. The
+    /// future may be dropped at any await.
     async fn write(&mut self, to: &mut (impl AsyncWrite + Unpin)) -> io::Result<usize> {
         if self.taken == 0 {
             self.taken = to.write(self.queue.as_slices().0).await?;

@@ -1,4 +1,4 @@
-//! Connections to controllers that are dialled, again and again.
+//! Connections that the daemon dials, again and again.
 
 use super::{
     Shared, Timing,
@@ -19,7 +19,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// Most addresses of a name that are tried.
+/// The most addresses of a name that are tried.
 const MAX_ADDRESSES: usize = 4;
 
 /// Dials a target, serves the connection, and dials again, for ever.
@@ -42,7 +42,7 @@ pub async fn keep(shared: Arc<Shared>, index: usize, target: Target, tls: Option
     }
 }
 
-/// The first address of the target that answers.
+/// Connects to the first address of the target that answers.
 async fn connect(timing: &Timing, target: &Target, tls: Option<&Tls>) -> io::Result<Box<dyn Stream>> {
     let found = lookup_host((target.host.as_str(), target.port));
     let addresses = within(timing.connect, "looking up the name", found).await?;
@@ -73,7 +73,7 @@ async fn reach(
     })
 }
 
-/// A result, or an error that says at what it came or that it took too long.
+/// Returns the result of `work` within this time. An error names the step (`what`), also if it took too long.
 pub async fn within<T>(
     limit: Duration,
     what: &str,
@@ -85,13 +85,14 @@ pub async fn within<T>(
     }
 }
 
-/// How long to wait before dialling again: ever longer, and not all switches at once.
+/// The wait before dialling again. It grows, and a random part keeps switches from dialling at the same time.
 struct BackOff {
     next: Duration,
 }
 
 impl BackOff {
-    /// After a connection that `lived` so long (zero: that did not come about). `random` spreads the wait between 3/4 and 5/4.
+    /// The wait after a connection that `lived` so long (zero: it failed). `random` spreads the wait between 3/4
+    /// and 5/4.
     fn after(&mut self, lived: Duration, random: u64, timing: &Timing) -> Duration {
         if lived >= timing.settled {
             self.next = timing.first_retry;

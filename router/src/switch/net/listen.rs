@@ -1,7 +1,7 @@
 //! Connections that controllers, and tools such as `ovs-ofctl`, open.
 //!
-//! A peer waits before the [`Door`] until its TLS handshake is done, or without TLS until its OpenFlow HELLO is there: an
-//! idle socket has no slot, and can keep nobody out.
+//! A peer waits before the [`Door`] until its TLS handshake is done, or without TLS until its OpenFlow HELLO is
+//! there. So an idle socket takes no place, and keeps nobody out.
 
 use super::{
     Shared,
@@ -22,10 +22,10 @@ use std::{
 };
 use tokio::{net::TcpStream, time::sleep};
 
-/// Of one listener. `inside` are connections; others are closed, and counted.
+/// The room of one listener. `inside` counts connections. Others are closed, and counted.
 pub const ROOM: Room = Room { waiting: 128, waiting_of_a_source: 16, inside: 64, inside_of_a_source: 32 };
 
-/// Takes the address of a target that listens.
+/// Binds the address of a target that listens.
 pub fn bind(target: &Target) -> Result<TcpListener> {
     let bound = TcpListener::bind((target.host.as_str(), target.port));
     let listener = bound.with_context(|| format!("openflow.controllers: cannot listen on {target}"))?;
@@ -45,7 +45,7 @@ pub async fn serve(shared: Arc<Shared>, index: usize, listener: TcpListener, tls
             Ok(accepted) => accepted,
             Err(error) => {
                 shared.failed(index, format!("accepting: {error}"));
-                // Too many open files, mostly: trying at once would only keep the CPU busy.
+                // The cause is mostly too many open files. To try again at once would only keep the CPU busy.
                 sleep(Duration::from_secs(1)).await;
                 continue;
             }
@@ -63,7 +63,7 @@ pub async fn serve(shared: Arc<Shared>, index: usize, listener: TcpListener, tls
     }
 }
 
-/// Whom a connection counts for: who has an IPv6 address mostly has 2^64 of them.
+/// The source for which a connection counts: with IPv6 a /64, because a host with one address mostly has 2^64 of them.
 fn source(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),

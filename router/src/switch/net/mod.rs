@@ -1,13 +1,15 @@
-//! Connections to OpenFlow controllers, dialled and accepted, plain and by TLS. What is said on them is not looked at.
+//! Connections to OpenFlow controllers, dialled and accepted, plain and with TLS. This module does not look at
+//! messages.
 //!
-//! One thread, in the network namespace of whoever starts it. Its user sets the pace: of a connection one chunk is read for
-//! each [`Network::read`], and for what is sent [`NetEvent::Written`] tells when the kernel has it. So at most one chunk per
-//! connection waits to be looked at, and what waits to be sent is as much as the user lets wait.
+//! There is one thread, in the network namespace of the thread that starts it. Its user sets the pace. Each
+//! [`Network::read`] reads one chunk of a connection, and [`NetEvent::Written`] reports bytes that the kernel has
+//! taken. So at most one chunk per connection waits to be read by the user, and the user limits the bytes that wait
+//! to be sent.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `mod.rs` | start, orders to connections, events from them, reports |
-//! | `dial.rs`, `listen.rs` | how connections come about |
+//! | `mod.rs` | the start, orders to connections, events from them, reports |
+//! | `dial.rs`, `listen.rs` | making and accepting connections |
 //! | `connection.rs` | one connection, from its first byte to its last |
 //! | `tls.rs` | keys and certificates |
 
@@ -39,31 +41,31 @@ use tokio::{
     sync::{mpsc, oneshot},
 };
 
-/// Most bytes of one [`NetEvent::Received`].
+/// The most bytes of one [`NetEvent::Received`].
 pub const CHUNK_BYTES: usize = 64 << 10;
 
-/// What happened to a connection: first that it is there, last that it is closed.
+/// An event of a connection. The first one is `Connected`, the last one `Closed`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NetEvent {
-    /// `target`: which of [`OpenFlowSettings::controllers`].
+    /// `target`: the index in [`OpenFlowSettings::controllers`].
     Connected { connection: ConnectionId, peer: String, target: usize },
     /// At most [`CHUNK_BYTES`]; nothing more is read until [`Network::read`].
     Received { connection: ConnectionId, bytes: Vec<u8> },
-    /// So many more bytes of what was sent are the kernel's.
+    /// The kernel has taken so many more bytes.
     Written { connection: ConnectionId, bytes: usize },
     /// Also after [`Network::close`], with its reason.
     Closed { connection: ConnectionId, why: String },
 }
 
-/// What is known of one configured target.
+/// The state of one configured target.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ControllerReport {
     /// As in the configuration, with the port.
     pub target: String,
-    /// Of a listener: where.
+    /// The address of a listener.
     pub listening: Option<SocketAddr>,
     pub connections: Vec<ConnectionReport>,
-    /// How often it was dialled.
+    /// The number of times that it was dialled.
     pub attempts: u64,
     /// Connections that a listener closed because there was no room for them ([`listen::ROOM`]).
     pub refused: u64,
@@ -78,28 +80,28 @@ pub struct ConnectionReport {
     /// [`ConnectionId`].
     pub connection: u32,
     pub peer: String,
-    /// Seconds since it is there.
+    /// Seconds since it was made.
     pub age_s: f64,
 }
 
-/// How long what takes.
+/// Time limits and intervals.
 #[derive(Clone, Copy, Debug)]
 struct Timing {
-    /// From the end of the first failed attempt or short connection to the next attempt; doubles each time.
+    /// The wait after the first failed attempt or short connection; it doubles each time.
     first_retry: Duration,
-    /// Where doubling ends.
+    /// The longest wait.
     last_retry: Duration,
-    /// A connection of this age was a good one: the next wait is `first_retry`.
+    /// A connection that reached this age was good: the next wait is `first_retry`.
     settled: Duration,
-    /// For a name, for each address of it, and for a TLS handshake.
+    /// The limit for looking a name up, for connecting to each of its addresses, and for a TLS handshake.
     connect: Duration,
-    /// For the peer's first message, once somebody listens.
+    /// The limit for the peer's first message, from a [`Network::read`] on.
     hello: Duration,
-    /// Silence after which the kernel asks the peer's kernel.
+    /// After this time of silence the kernel probes the peer's kernel.
     keepalive: Duration,
-    /// A peer whose kernel says nothing, or takes nothing of what is sent, for so long is gone.
+    /// A peer is gone if its kernel sends nothing for so long, or takes none of the bytes that are sent.
     gone: Duration,
-    /// For the last messages of a connection that is closed here.
+    /// The limit for the last messages of a connection that is closed here.
     linger: Duration,
 }
 
@@ -122,9 +124,10 @@ pub struct Network {
 }
 
 impl Network {
-    /// Begins to listen and to dial. `events` is called on the thread and must not block.
+    /// Begins to listen and to dial. The thread calls `events`, which must not block.
     ///
-    /// Errors: an address that cannot be listened on, a TLS file that cannot be used.
+    /// # Errors
+    /// An address cannot be listened on, or a TLS file cannot be used.
     pub fn start(
         settings: &OpenFlowSettings,
         events: impl Fn(NetEvent) + Send + Sync + 'static,
@@ -167,7 +170,7 @@ impl Network {
         Ok(Self { shared, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Queues bytes to be written; nothing happens if the connection is gone.
+    /// Queues bytes to be written. Does nothing if the connection is gone.
     pub fn send(&self, connection: ConnectionId, bytes: Vec<u8>) {
         self.order(connection, Command::Send(bytes));
     }
@@ -177,12 +180,12 @@ impl Network {
         self.order(connection, Command::Read);
     }
 
-    /// Ends a connection when what was sent before is written, or after a second.
+    /// Ends a connection when all bytes that were sent before are written, or after a second.
     pub fn close(&self, connection: ConnectionId, why: &str) {
         self.order(connection, Command::Close(why.to_owned()));
     }
 
-    /// How it stands, in the order of the configuration.
+    /// The state of each target, in the order of the configuration.
     pub fn report(&self) -> Vec<ControllerReport> {
         self.shared.state().targets.iter().map(TargetState::report).collect()
     }
@@ -203,7 +206,7 @@ impl Drop for Network {
     }
 }
 
-/// What the tasks share with [`Network`].
+/// The state that the tasks share with [`Network`].
 struct Shared {
     events: Box<dyn Fn(NetEvent) + Send + Sync>,
     timing: Timing,
@@ -260,7 +263,7 @@ impl TargetState {
 }
 
 impl TargetState {
-    /// Tools come to listeners and go all the time: that is nothing to be told of each time.
+    /// Logs an event. Those of listeners are debug messages, because tools connect to listeners all the time.
     fn log(&self, what: &str) {
         match self.listening {
             Some(_) => tracing::debug!("OpenFlow: {}: {what}", self.target),
@@ -270,7 +273,7 @@ impl TargetState {
 }
 
 impl Shared {
-    /// A thread that panicked while it counted left nothing half done.
+    /// The lock may be poisoned: a thread that panicked with it left nothing half done.
     fn state(&self) -> MutexGuard<'_, ConnectionTable> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -279,7 +282,7 @@ impl Shared {
         (self.events)(event);
     }
 
-    /// A new connection; returns what it is ordered to do.
+    /// Registers a new connection. Returns its number, and the orders to it.
     fn opened(&self, target: usize, peer: &str) -> (ConnectionId, mpsc::UnboundedReceiver<Command>) {
         let (to, orders) = mpsc::unbounded_channel();
         let mut state = self.state();
@@ -304,7 +307,7 @@ impl Shared {
         self.tell(NetEvent::Closed { connection, why });
     }
 
-    /// One that a peer opened came to nothing. Whoever reaches the port can cause that, so it is logged seldom.
+    /// Records that a connection of a peer failed. Anybody who reaches the port can cause that, so it is logged seldom.
     fn turned_away(&self, target: usize, peer: &str, why: &io::Error) {
         let mut state = self.state();
         let target = &mut state.targets[target];
@@ -316,7 +319,7 @@ impl Shared {
         target.last_end = Some((format!("{peer}: {why}"), Instant::now()));
     }
 
-    /// No connection came about. The same reason is told once, not each time.
+    /// Records a failed attempt. A reason that repeats is logged only once.
     fn failed(&self, target: usize, why: String) {
         let mut state = self.state();
         let target = &mut state.targets[target];

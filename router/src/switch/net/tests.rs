@@ -1,4 +1,4 @@
-//! With real sockets on loopback, at a pace for tests.
+//! Tests with real sockets on loopback, and short times.
 
 mod tls;
 
@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// OpenFlow 1.3.
 const HELLO: [u8; 8] = [4, 0, 0, 8, 0, 0, 0, 1];
 
-/// A network and what it told.
+/// A network and its events.
 struct Observed {
     network: Network,
     events: Receiver<NetEvent>,
@@ -74,7 +74,7 @@ impl Observed {
         }
     }
 
-    /// Skips what was written.
+    /// Waits for the end of a connection, and skips `Written` events.
     fn closed(&self, which: ConnectionId) -> String {
         loop {
             match self.next() {
@@ -109,7 +109,7 @@ fn dial(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// From 127.0.0.`host`.
+/// Dials from 127.0.0.`host`.
 fn dial_from(host: u8, address: SocketAddr) -> TcpStream {
     use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
     let dialling = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
@@ -126,13 +126,13 @@ fn read_exactly(stream: &mut TcpStream, bytes: usize) -> Vec<u8> {
     read
 }
 
-/// Bytes that show when some are lost, doubled or in another order.
+/// Bytes that show if some are lost, doubled or reordered.
 fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|i| (i as u32).wrapping_mul(2_654_435_761).to_be_bytes()[0]).collect()
 }
 
 #[test]
-fn an_accepted_connection_from_first_byte_to_last() {
+fn an_accepted_connection_reports_each_event_from_first_to_last() {
     let (observed, address) = Observed::listening();
     let mut peer = dial(address);
     let connection = ConnectionId(0);
@@ -152,7 +152,7 @@ fn an_accepted_connection_from_first_byte_to_last() {
     assert_eq!(observed.next(), NetEvent::Closed { connection, why: "closed by the peer".into() });
     let report = observed.network.report().remove(0);
     assert_eq!((report.connections, report.last_end.as_deref()), (Vec::new(), Some("closed by the peer")));
-    // Orders to one that is gone are nobody's.
+    // An order to a connection that is gone does nothing.
     observed.network.send(connection, vec![0]);
     observed.nothing_for(Duration::from_millis(50));
     let mut last = dial(address);
@@ -162,7 +162,7 @@ fn an_accepted_connection_from_first_byte_to_last() {
 }
 
 #[test]
-fn a_dialled_connection_by_name() {
+fn a_controller_is_dialled_by_its_name() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let target = format!("tcp:localhost:{}", listener.local_addr().unwrap().port());
     let observed = Observed::start(&["ptcp:0:127.0.0.1", &target], None).unwrap();
@@ -211,7 +211,7 @@ fn a_peer_that_floods_is_read_at_the_users_pace() {
 
 #[test]
 fn a_peer_that_does_not_read_holds_up_only_itself() {
-    // Before it is needed: a peer that takes nothing for three seconds would be given up.
+    // Computed first: a peer that takes nothing for three seconds would be given up.
     let much = pattern(MUCH);
     let (observed, address) = Observed::listening();
     let mut slow = dial(address);
@@ -223,7 +223,7 @@ fn a_peer_that_does_not_read_holds_up_only_itself() {
         written += bytes;
     }
     assert!((1..MUCH).contains(&written), "{written}");
-    // Those to the slow peer may still trickle in.
+    // `Written` events of the slow peer may still come.
     let mut next_besides = || loop {
         match observed.next() {
             NetEvent::Written { connection: of, bytes } if of == connection => written += bytes,
@@ -260,7 +260,8 @@ fn a_peer_that_takes_nothing_is_given_up() {
     assert!(begun.elapsed() >= PACE.gone, "{:?}", begun.elapsed());
 }
 
-/// Waits of 100, 200, 400, 800 and 800 ms, give or take a quarter, whichever side closed; 100 ms after a connection of a second.
+/// The waits are 100, 200, 400, 800 and 800 ms, give or take a quarter, whichever side closed. After a connection of a
+/// second the wait is 100 ms.
 #[test]
 fn dialling_backs_off_and_begins_again_after_a_good_connection() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -291,7 +292,7 @@ fn dialling_backs_off_and_begins_again_after_a_good_connection() {
 }
 
 #[test]
-fn nobody_there_is_told_and_tried_again() {
+fn a_refused_attempt_is_reported_and_repeated() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let observed = Observed::start(&[&format!("tcp:{address}")], None).unwrap();
     let report = observed.report_until(|report| report.attempts == 3);
@@ -327,7 +328,7 @@ fn a_source_has_so_many_connections_and_a_place_is_free_at_once() {
     }
     let (_other, connection) = greeted(2);
     heard(connection);
-    // Its peer reads nothing, so it lingers; its place is free before.
+    // Its peer reads nothing, so it lingers, but its place is free at once.
     observed.network.send(inside[3].1, pattern(MUCH));
     observed.network.close(inside[3].1, "enough");
     loop {
@@ -344,7 +345,7 @@ fn a_source_has_so_many_connections_and_a_place_is_free_at_once() {
     }
 }
 
-/// One more from the first source, while another connection is written to.
+/// Opens one more connection from the first source, while another connection is written to.
 fn greeted_besides(observed: &Observed, address: SocketAddr) -> (TcpStream, ConnectionId) {
     let mut peer = dial_from(1, address);
     peer.write_all(&HELLO).unwrap();
@@ -393,7 +394,7 @@ fn a_peer_that_says_no_hello_is_closed_in_time() {
     let observed = Observed::start_at(&["ptcp:0:127.0.0.1"], None, pace).unwrap();
     let mut peers = [dial(observed.address()), dial(observed.address())];
     let [silent, greeting] = [observed.connected(), observed.connected()];
-    // Nobody is ready to hear it: the time does not run.
+    // Nobody asks to read yet, so the time does not run.
     observed.nothing_for(pace.hello * 2);
     peers[1].write_all(&HELLO).unwrap();
     assert_eq!(observed.received(greeting), HELLO);
@@ -408,7 +409,7 @@ fn what_was_sent_before_closing_arrives() {
     let (observed, address) = Observed::listening();
     let mut peer = dial(address);
     let connection = observed.connected();
-    // Unread here, it would make the kernel send a reset.
+    // These bytes stay unread, so closing at once would make the kernel send a reset.
     peer.write_all(&pattern(100_000)).unwrap();
     observed.network.send(connection, pattern(1 << 20));
     observed.network.close(connection, "bad version");
@@ -430,7 +431,7 @@ fn closing_does_not_wait_for_a_peer_that_does_not_read() {
 }
 
 #[test]
-fn an_address_in_use_is_told() {
+fn an_address_in_use_is_an_error_at_the_start() {
     let (_observed, address) = Observed::listening();
     let error = Observed::start(&[&format!("ptcp:{}:127.0.0.1", address.port())], None).err().unwrap();
     let expected = format!(
@@ -440,7 +441,7 @@ fn an_address_in_use_is_told() {
     assert_eq!(format!("{error:#}"), expected);
 }
 
-/// Packets vanish, as from a cable that is pulled: the kernel's probes find out.
+/// Packets vanish, as with a pulled cable. The kernel's probes notice it.
 #[test]
 #[ignore = "needs root"]
 fn a_peer_that_vanishes_is_noticed() {

@@ -1,7 +1,7 @@
 //! TLS with certificates on both sides.
 //!
-//! A peer is who the CA says may control this switch; the name in its certificate is not compared with where it was dialled.
-//! So it is with Open vSwitch, whose `ovs-pki` writes certificates without host names.
+//! Every peer with a certificate of the CA may control this switch. The name in the certificate is not compared
+//! with the dialled host. Open vSwitch does the same: its `ovs-pki` writes certificates without host names.
 
 use crate::config::TlsFiles;
 use anyhow::{Context, Result, bail};
@@ -26,7 +26,7 @@ use tokio_rustls::{
     server,
 };
 
-/// Both sides of a handshake, ready.
+/// The configurations for both sides of a handshake.
 #[derive(Clone)]
 pub struct Tls {
     connector: TlsConnector,
@@ -34,7 +34,7 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Reads the files; an error names the file and what is wrong with it.
+    /// Reads the files. An error names the file and its fault.
     pub fn load(files: &TlsFiles) -> Result<Self> {
         let key =
             fs::read(&files.key).with_context(|| format!("cannot read the key {}", files.key.display()))?;
@@ -55,7 +55,7 @@ impl Tls {
         Ok(Self { connector: Arc::new(client).into(), acceptor: Arc::new(server).into() })
     }
 
-    /// Greets whom it dialled.
+    /// Makes a handshake with a peer that was dialled.
     pub async fn connect(
         &self,
         host: &str,
@@ -66,7 +66,7 @@ impl Tls {
         self.connector.connect(name, stream).await
     }
 
-    /// Greets who dialled.
+    /// Makes a handshake with a peer that dialled.
     pub async fn accept(&self, stream: TcpStream) -> io::Result<server::TlsStream<TcpStream>> {
         self.acceptor.accept(stream).await
     }
@@ -81,7 +81,7 @@ fn certificates(file: &Path, what: &str) -> Result<Vec<CertificateDer<'static>>>
     }
 }
 
-/// Which file an error is about.
+/// An error that names the file at fault.
 fn blame(files: &TlsFiles, error: &Error) -> anyhow::Error {
     let (key, certificate) = (files.key.display(), files.certificate.display());
     match error {
@@ -124,7 +124,7 @@ fn server(
         .with_single_cert(chain, key)
 }
 
-/// Accepts a controller whose certificate comes from the CA, under whatever name.
+/// Accepts a controller whose certificate comes from the CA, under any name.
 #[derive(Debug)]
 struct FromCa {
     roots: Arc<RootCertStore>,

@@ -1,10 +1,10 @@
-//! TLS between two networks, and with files that are wrong.
+//! TLS between two networks, and with wrong files.
 
 use super::*;
 use rcgen::{CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
 use std::path::PathBuf;
 
-/// A directory with a CA, and what it signed.
+/// A directory with a CA and the certificates that it has signed.
 struct Authority {
     directory: tempfile::TempDir,
     issuer: CertifiedIssuer<'static, KeyPair>,
@@ -26,7 +26,7 @@ impl Authority {
         self.directory.path().join(name)
     }
 
-    /// A new key and its certificate from this CA; believes in `trusted`.
+    /// A new key and its certificate from this CA. The member trusts the CA `trusted`.
     fn member(&self, name: &str, trusted: &Authority) -> TlsFiles {
         let key = KeyPair::generate().unwrap();
         let certificate = CertificateParams::default().signed_by(&key, &self.issuer).unwrap();
@@ -51,7 +51,7 @@ fn tls_with_certificates_of_one_authority_carries_bytes_both_ways() {
         [(&switch, here, &controller, there), (&controller, there, &switch, here)]
     {
         from.network.send(from_id, pattern(MUCH / 4));
-        // The sender is stuck by then: what TLS has taken must leave later.
+        // The sender is stuck by then. The bytes that TLS has taken must leave later.
         thread::sleep(Duration::from_millis(300));
         let mut read = Vec::new();
         while read.len() < MUCH / 4 {
@@ -73,7 +73,7 @@ fn tls_with_certificates_of_one_authority_carries_bytes_both_ways() {
     assert_eq!(switch.closed(here), "done");
 }
 
-/// Neither where one address has all the sockets that a listener keeps waiting, nor where many have.
+/// This holds if one address has all sockets that wait at a listener, and also if many addresses have them.
 #[test]
 fn idle_sockets_keep_no_controller_out() {
     let ca = Authority::new("ours");
@@ -90,7 +90,7 @@ fn idle_sockets_keep_no_controller_out() {
         controller.network.send(there, HELLO.to_vec());
         assert_eq!(switch.received(here), HELLO);
         assert_eq!(controller.network.report()[0].attempts, 1, "at the first attempt");
-        // Whoever floods now sends away others that wait, not the controller.
+        // A flood now evicts other waiting peers, not the controller.
         let more: Vec<_> = (0..64).map(|_| dial_from(1, switch.address())).collect();
         controller.network.send(there, b"more".to_vec());
         assert_eq!(switch.received(here), b"more");
@@ -102,14 +102,15 @@ fn idle_sockets_keep_no_controller_out() {
 fn tls_with_another_authority_is_refused_on_either_side() {
     let (ours, other) = (Authority::new("ours"), Authority::new("other"));
     let cases = [
-        // The switch does not know who signed the controller's certificate; the controller knows nothing wrong with it.
+        // The switch does not know the signer of the controller's certificate. The controller accepts that of the
+        // switch.
         (other.member("controller", &ours), ours.member("switch", &ours), "UnknownIssuer", "UnknownCA"),
         (ours.member("controller", &ours), other.member("switch", &ours), "UnknownCA", "UnknownIssuer"),
     ];
     for (controller, switch, seen_by_switch, seen_by_controller) in cases {
         let controller = Observed::start(&["pssl:0:127.0.0.1"], Some(controller)).unwrap();
         let switch = Observed::start(&[&format!("ssl:{}", controller.address())], Some(switch)).unwrap();
-        // Of a certificate that is refused a TLS 1.3 client hears only when it reads (RFC 8446, 4.4.2.4).
+        // A TLS 1.3 client learns only when it reads that its certificate was refused (RFC 8446, 4.4.2.4).
         let reader = |event| match event {
             NetEvent::Connected { connection, .. } => switch.network.read(connection),
             NetEvent::Closed { why, .. } => assert!(why.contains(seen_by_switch), "{why}"),
@@ -129,7 +130,7 @@ fn tls_with_another_authority_is_refused_on_either_side() {
 }
 
 #[test]
-fn whoever_does_not_speak_tls_is_not_connected() {
+fn a_peer_that_does_not_speak_tls_is_not_connected() {
     let ca = Authority::new("ours");
     let observed = Observed::start(&["pssl:0:127.0.0.1"], Some(ca.member("switch", &ca))).unwrap();
     let ends = |with: &'static str| {
