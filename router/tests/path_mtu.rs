@@ -555,7 +555,7 @@ fn multipath_destinations() -> [String; 16] {
     std::array::from_fn(|n| format!("10.8.0.{n}"))
 }
 
-/// Before 6.13, Linux enters an error for one next hop only. A request about another next hop does not show
+/// Before 6.13, Linux records an error for one next hop only. A request about another next hop does not show
 /// it.
 #[test]
 #[ignore = "needs root"]
@@ -579,7 +579,7 @@ fn a_path_mtu_of_a_multipath_route_applies_to_forwarded_packets() {
     assert_eq!(out(true), linux);
 }
 
-/// Linux enters a redirect for one next hop, since 6.12 at the latest for that of the device by which it
+/// Linux records a redirect for one next hop, since 6.12 at the latest for that of the device by which it
 /// came.
 #[test]
 #[ignore = "needs root"]
@@ -610,7 +610,7 @@ fn a_redirect_on_a_multipath_route_applies_to_packets_that_leave_by_that_device(
             "not both gateways are used: {linux:?}"
         );
     }
-    // Linux 6.1 may enter it for the device by which it did not come. The new gateway does not answer there.
+    // Linux 6.1 may record it for the device by which it did not come. The new gateway does not answer there.
     let redirected = |gateways: &[Vec<u8>; 16]| {
         gateways.each_ref().map(|all| (all.is_empty() || *all == [8; 3]).then(|| all.clone()))
     };

@@ -247,8 +247,8 @@ fn grace_period_ends() {
     });
 }
 
-/// This is XDP in a cloud: virtio-net, which needs a spare TX queue for each CPU. Unlike a veth, this driver
-/// has real interrupts.
+/// XDP as in a cloud: virtio-net, which needs a spare TX queue for each CPU. Unlike a veth, this driver has
+/// real interrupts.
 #[test]
 #[ignore = "needs root"]
 fn attaches_to_virtio_net_in_native_mode() {

@@ -47,8 +47,8 @@ fn veth() -> Roots {
     Roots::here().unwrap()
 }
 
-/// Software devices cannot hold interrupts back: a veth's driver reports no setting, and a tap's takes no
-/// time.
+/// Software devices cannot hold interrupts back: a veth's driver reports no setting, and a tap's driver
+/// accepts no time.
 #[test]
 #[ignore = "needs root"]
 fn software_devices_hold_nothing_back() {

@@ -38,7 +38,7 @@ const FLOWS: u16 = 64;
 /// How often the split changes under traffic.
 const TURNS: usize = 100;
 
-/// A world with this many queues of p0, this thread's core, where it stays, and another core.
+/// A world whose p0 has this many queues, the core that this thread stays on, and another core.
 fn world(queues: u16) -> Option<(World, CoreId, CoreId)> {
     let here = sched_getcpu();
     only_on([here]);

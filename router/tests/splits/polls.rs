@@ -26,13 +26,12 @@ const TOGETHER: usize = 8;
 const HANDED_TOGETHER: u32 = 8;
 /// Divisions for each slow packet, by each socket that looks at it.
 const DIVISIONS: u16 = 4000;
-/// The length of a poll with two batches of slow packets. It is shorter than a queue that is split again
-/// waits.
+/// The length of a poll with two batches of slow packets. A queue that is split again waits longer than this.
 const SLOW: Duration = Duration::from_millis(4);
 const ROUNDS: usize = 100;
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Sends packets from one core, whose queues poll them there.
+/// Sends packets on one core, where the queues are polled.
 struct Sender {
     from: Wire,
     to: Wire,

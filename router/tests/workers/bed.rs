@@ -289,7 +289,7 @@ impl Bed {
     }
 }
 
-/// Tables that route packets for p0's MAC address to 10.1.0.0/16, by p1.
+/// Tables of a router with p0 and p1. 10.1.0.0/16 is behind p1.
 pub fn tables() -> Arc<HeapMemory> {
     let mut tables = Writer::new(Arc::new(HeapMemory::new(FEW)));
     let interface = |port, mac| Interface {

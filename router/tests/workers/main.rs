@@ -354,7 +354,7 @@ fn reconfiguration_loses_nothing_and_keeps_order() {
     });
 }
 
-/// Without packets a worker uses no CPU time, and no reader of the tables waits for it.
+/// Without packets a worker uses no CPU time, and a change of the tables does not wait for it.
 #[test]
 #[ignore = "needs root"]
 fn a_worker_without_packets_sleeps() {

@@ -1,4 +1,4 @@
-//! What a worker forwards and what that costs, how soon a packet is through, and what paths cost each other:
+//! What a worker forwards and what that costs, how soon a packet comes out, and what paths cost each other:
 //! `cargo test --release -p millrace --test workers -- --ignored --nocapture --test-threads=1 measure`, as
 //! root. The generator is on core 0. By default, the port's receive side is there too, the worker is on core
 //! 1, and a program at the other end drops packets that leave, within the worker's calls.
@@ -178,7 +178,7 @@ fn measure_beside_the_kernel_plane() {
 
 /// Interrupts, and polling by the worker where the kernel can, in turns. Measures what is forwarded when more
 /// is offered than possible, its cost in the worker and in the receiving thread, both on core 1, and how soon
-/// a packet is through, each 500 us and each 20 us.
+/// a packet comes out, each 500 us and each 20 us.
 #[test]
 #[ignore = "a measurement; needs root"]
 fn measure_polling() {

@@ -560,8 +560,8 @@ fn slow_packets_are_policed_only_while_the_cpu_is_behind() {
         ] {
             backlogs.set(full_polls, at);
             for (frame, reason) in &slow {
-                // Spends the limit. It is not there again for another second, which is longer than this takes
-                // on a slow machine.
+                // Spends the limit. It is back only after another second, which is longer than this takes on
+                // a slow machine.
                 let (port, bytes) = (w.port[0], frame.bytes());
                 while w.plane.run(port, &expired.bytes()).unwrap().action != XDP_PASS {
                     std::thread::sleep(Duration::from_millis(20));
