@@ -1,5 +1,6 @@
-//! What Linux forwards in no case, which elements in front of one that encrypts may therefore pass up (`logic/src/elements/clear.rs`); and what it does forward. Needs
-//! root: a namespace of its own.
+//! Packets that Linux never forwards, so that elements before one that encrypts may pass them up
+//! (`logic/src/elements/clear.rs`), and some that it forwards. Needs root: the test has a namespace of its
+//! own.
 
 mod common;
 
@@ -27,7 +28,7 @@ fn udp(mac: [u8; 6], to: &str, hops: u8) -> Vec<u8> {
     frame
 }
 
-/// Does it come out on the other side, behind one that does?
+/// Whether the frame comes out on the other side, before another one that is always forwarded.
 fn is_forwarded(inside: &Wire, outside: &Wire, frame: &[u8]) -> bool {
     while outside.receive().is_some() {}
     inside.send(frame);
@@ -41,12 +42,12 @@ fn is_forwarded(inside: &Wire, outside: &Wire, frame: &[u8]) -> bool {
             None => thread::sleep(Duration::from_millis(1)),
         }
     }
-    panic!("Linux forwards nothing");
+    panic!("Linux did not forward the frame that it always forwards");
 }
 
 #[test]
 #[ignore = "needs root"]
-fn linux_forwards_nothing_of_what_goes_up_in_front_of_encryption() {
+fn linux_never_forwards_packets_that_may_go_up_before_encryption() {
     in_new_namespace(|| {
         for (device, number) in [("a", 1), ("b", 2)] {
             run(&format!("ip link add v{device} type veth peer name {device}p"));
@@ -74,11 +75,11 @@ fn linux_forwards_nothing_of_what_goes_up_in_front_of_encryption() {
             ("unicast", udp(MAC, "10.1.0.9", 64), true),
             ("IPv6 unicast", udp(MAC, "2001:db8:b::9", 64), true),
             ("a broadcast of another network, to our MAC (bc_forwarding)", udp(MAC, "10.1.0.255", 64), true),
-            ("the same to all", udp([0xff; 6], "10.1.0.255", 64), false),
-            ("unicast to a group address", udp(group, "10.1.0.9", 64), false),
-            ("unicast to all", udp([0xff; 6], "10.1.0.9", 64), false),
-            ("IPv6 unicast to a group address", udp([0x33, 0x33, 0, 0, 0, 1], "2001:db8:b::9", 64), false),
-            ("to everybody", udp(MAC, "255.255.255.255", 64), false),
+            ("such a broadcast, to the broadcast MAC", udp([0xff; 6], "10.1.0.255", 64), false),
+            ("unicast to a group MAC", udp(group, "10.1.0.9", 64), false),
+            ("unicast to the broadcast MAC", udp([0xff; 6], "10.1.0.9", 64), false),
+            ("IPv6 unicast to a group MAC", udp([0x33, 0x33, 0, 0, 0, 1], "2001:db8:b::9", 64), false),
+            ("limited broadcast", udp(MAC, "255.255.255.255", 64), false),
             ("OSPF", udp(MAC, "224.0.0.5", 64), false),
             ("OSPFv3", udp(MAC, "ff02::5", 64), false),
             ("for the machine", udp(MAC, "10.1.0.1", 64), false),
@@ -86,7 +87,7 @@ fn linux_forwards_nothing_of_what_goes_up_in_front_of_encryption() {
             ("hop limit 1", udp(MAC, "2001:db8:b::9", 1), false),
         ];
         for (name, frame, expected) in cases {
-            assert_eq!(is_forwarded(&inside, &outside, &frame), expected, "{name}");
+            assert_eq!(is_forwarded(&inside, &outside, &frame), expected, "is it forwarded: {name}");
         }
     });
 }

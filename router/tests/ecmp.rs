@@ -1,5 +1,5 @@
-//! Linux is the judge of which member of a multipath route a packet takes: the same frames, really forwarded by this
-//! kernel and run through the program.
+//! Linux is the judge of which member of a multipath route a packet takes. This kernel forwards frames, and
+//! the same frames run through the program.
 
 mod common;
 
@@ -25,7 +25,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Of the members, in their order.
+/// Weights of the members, in their order.
 const WEIGHTS: [u16; 6] = [3, 1, 7, 2, 5, 9];
 const FRAMES: usize = 1500;
 const XDP_PASS: u32 = 2;
@@ -40,7 +40,7 @@ fn mac(member: usize) -> Mac {
     Mac([2, 0, 0, 0, 9, member as u8])
 }
 
-/// Two wires, and a group of each family: listed in the route, and of nexthop objects.
+/// Makes two wires, and two groups of each family: one listed in the route, one of nexthop objects.
 fn build() {
     for n in 0..2 {
         run(&format!("ip link add p{n} address {} type veth peer name q{n}", [A, B][n]));
@@ -74,7 +74,7 @@ fn build() {
     }
 }
 
-/// What the mirror makes of these routes.
+/// The operations that the mirror makes of these routes.
 fn routes() -> Vec<Op> {
     let group = |v6| -> Target {
         let member = |(member, weight)| {
@@ -97,7 +97,8 @@ fn routes() -> Vec<Op> {
     ops
 }
 
-/// A packet of some flow, or about one: protocols with ports and without, fragments, errors, headers cut short.
+/// A packet of some flow, or an error about one: protocols with and without ports, fragments, errors, headers
+/// cut short.
 fn packet(rng: &mut Rng) -> Frame {
     if rng.bool() { ipv4(rng) } else { ipv6(rng) }
 }
@@ -147,7 +148,7 @@ fn ipv6(rng: &mut Rng) -> Frame {
     if let Some(first) = behind.first_mut() {
         match next {
             58 => *first = *rng.choice(&[1, 2, 3, 4, 5, 128, 129]).unwrap(),
-            // The header after an extension header: of these, some have ports.
+            // The header after an extension header. Some of these have ports.
             44 | 60 | 43 => *first = *rng.choice(&[6, 17, 58, 59]).unwrap(),
             _ => (),
         }
@@ -164,24 +165,24 @@ fn ipv6(rng: &mut Rng) -> Frame {
     })
 }
 
-/// What Linux sends for a frame.
+/// Sends a frame, and returns what Linux forwards for it.
 fn forward(wires: &[Wire; 2], frame: &[u8]) -> Vec<u8> {
     wires[0].send(frame);
     let until = Instant::now() + Duration::from_secs(20);
     loop {
         match wires[1].receive() {
-            // Not its own neighbour discovery.
+            // Skips Linux's own neighbour discovery.
             Some(out) if is_routed(&out) => return out,
             Some(_) => (),
             None => {
-                assert!(Instant::now() < until, "Linux has not forwarded {frame:02x?}");
+                assert!(Instant::now() < until, "Linux did not forward this frame within 20 s: {frame:02x?}");
                 thread::sleep(Duration::from_micros(20));
             }
         }
     }
 }
 
-/// Is it for one of the groups?
+/// Whether the packet is for one of the groups.
 fn is_routed(out: &[u8]) -> bool {
     match out[12..14] {
         [8, 0] => matches!(out.get(30..32), Some([10, 20 | 21])),
@@ -224,18 +225,24 @@ fn linux_and_the_program_choose_the_same_member() {
                     of(key);
                     let ours = plane.run(input, &frame).unwrap();
                     if ours.action == XDP_PASS {
-                        assert!(policy == 1 && matches!(frame[20], 43 | 44 | 60), "passed up: {frame:02x?}");
+                        assert!(
+                            policy == 1 && matches!(frame[20], 43 | 44 | 60),
+                            "policy {policy}: the program passed this frame up: {frame:02x?}"
+                        );
                         continue;
                     }
-                    assert_eq!(ours.action, XDP_REDIRECT, "{frame:02x?}");
+                    assert_eq!(ours.action, XDP_REDIRECT, "the action for {frame:02x?}");
                     assert_eq!(ours.frame, linux, "seed {seed:?}, policy {policy}: {frame:02x?}");
                     members[usize::from(linux[5])] += 1;
                     of([1, 2]);
                     by_another_key += usize::from(plane.run(input, &frame).unwrap().frame != linux);
                 }
-                // 27 parts in all; the test must be able to fail.
-                assert!(by_another_key > FRAMES / 2, "{by_another_key} differ by another key");
-                assert!(members.iter().all(|n| *n > 0), "{members:?}");
+                // The weights add up to 27. The test must be able to fail.
+                assert!(
+                    by_another_key > FRAMES / 2,
+                    "another key changed only {by_another_key} of {FRAMES} choices"
+                );
+                assert!(members.iter().all(|n| *n > 0), "a member got no frame: {members:?}");
                 eprintln!("seed {seed:?}, policy {policy}: {members:?}");
             }
         }
@@ -267,12 +274,12 @@ fn an_error_follows_its_flow_with_policy_0() {
             });
             let [flow, error] =
                 [flow, error].map(|frame| plane.run(input, &frame.bytes()).unwrap().frame[..6].to_vec());
-            assert_eq!(flow, error, "an error about what {inside} sent goes where packets to it go");
+            assert_eq!(flow, error, "next hops of a packet to {inside}, and of an error about one from it");
         }
     });
 }
 
-/// Nanoseconds of one packet, of a million like it; it must be passed up, so that all are alike.
+/// Nanoseconds of one packet, as the mean of a million like it. It must be passed up, so that all are alike.
 fn cost_ns(program: i32, input: u32, frame: &[u8]) -> u32 {
     // struct xdp_md: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
     let mut context = [0, frame.len() as u32, 0, input, 0, 0];
@@ -291,7 +298,8 @@ fn cost_ns(program: i32, input: u32, frame: &[u8]) -> u32 {
     opts.duration
 }
 
-/// Prints the cost of a choice: the same packets to one next hop, and to one of two, each in the kernel's hands.
+/// Prints the cost of a choice: the same packets to one next hop, and to one of two. The kernel handles both
+/// next hops.
 #[test]
 #[ignore = "needs root"]
 fn the_cost_of_a_choice_is_measured() {

@@ -1,5 +1,6 @@
-//! ESP through `millrace paths run`: what it sends scapy's IPsec decrypts, and what scapy encrypts it decrypts, byte for byte; keys, sequence numbers and what is refused.
-//! Needs python3-scapy and python3-cryptography, which `make setup` installs.
+//! ESP through `millrace paths run`: scapy's IPsec decrypts what Millrace sends, and Millrace decrypts what
+//! scapy encrypts, byte for byte. Also keys, sequence numbers, and what is refused. Needs python3-scapy and
+//! python3-cryptography, which `make setup` installs.
 
 use pcap_file::pcap::{PcapPacket, PcapReader, PcapWriter};
 use serde_json::{Value, json};
@@ -94,7 +95,7 @@ impl Case {
         )
     }
 
-    /// With 64-bit numbers, 2^32 is passed.
+    /// The first sequence number. With 64-bit numbers, the packets cross 2^32.
     fn first(&self) -> u64 {
         if self.esn { (1 << 32) - 100 } else { 1 }
     }
@@ -150,7 +151,7 @@ fn cases() -> Vec<Case> {
                 ("transport", 6, 6),
             ] {
                 cases.push(Case { mode, outer, inner, udp: false, esn, library });
-                // Scapy has ESP in UDP with IPv4 only.
+                // Scapy supports ESP in UDP with IPv4 only.
                 if outer == 4 {
                     cases.push(Case { mode, outer, inner, udp: true, esn, library });
                 }
@@ -173,12 +174,12 @@ fn has_ipsec_mb() -> bool {
 }
 
 #[test]
-fn scapy_decrypts_what_is_sent_and_what_it_encrypts_is_decrypted() {
+fn scapy_and_millrace_decrypt_each_others_packets() {
     let directory = Directory::new();
     let cases: Vec<_> =
         cases().into_iter().filter(|case| case.library != "ipsec-mb" || has_ipsec_mb()).collect();
     if !has_ipsec_mb() {
-        eprintln!("libipsec-mb1 is not there: only aws-lc-rs was tested");
+        eprintln!("libipsec-mb1 is not installed: only aws-lc-rs was tested");
     }
     for case in &cases {
         let name = case.name();
@@ -235,12 +236,12 @@ fn world() -> Directory {
 }
 
 fn numbers(frames: &[Vec<u8>]) -> Vec<u64> {
-    // The IV, which is the number; behind Ethernet, IPv4 and ESP.
+    // The IV, which is the sequence number. It follows Ethernet, IPv4 and ESP.
     frames.iter().map(|frame| u64::from_be_bytes(frame[42..50].try_into().unwrap())).collect()
 }
 
 #[test]
-fn numbers_are_never_used_again() {
+fn sequence_numbers_are_never_used_again() {
     let world = world();
     let run = |out: &str| {
         world.report("p.toml", &["--pcap", "in.pcap", "--out", out]);
@@ -251,23 +252,23 @@ fn numbers_are_never_used_again() {
     let (rest, number) = noted.trim_end().rsplit_once(' ').unwrap();
     assert_eq!(number, "00000000000000000005");
     assert_eq!(run("b.pcap"), [6, 7, 8, 9, 10]);
-    // A start that fails uses none.
+    // A start that fails uses no numbers.
     assert!(!world.run("p.toml", &["--pcap", "none.pcap"]).status.success());
     assert_eq!(
         fs::read_to_string(world.file("out.sequence")).unwrap(),
         format!("{rest} 00000000000000000010\n")
     );
-    // One that was killed had noted what it might have used.
+    // A process that was killed had noted all the numbers that it might have used.
     world.write("out.sequence", &format!("{rest} 00000000000001048576\n"));
     assert_eq!(run("c.pcap"), [1048577, 1048578, 1048579, 1048580, 1048581]);
-    // The last ones.
+    // The last three numbers.
     world.write("out.sequence", &format!("{rest} 00000000004294967292\n"));
     let report = world.report("p.toml", &["--pcap", "in.pcap", "--out", "d.pcap"]);
     assert_eq!(numbers(&world.frames("d.pcap")), [4294967293, 4294967294, 4294967295]);
     let encrypt = &report["paths"][1]["elements"][1];
     assert_eq!(encrypt["dropped"], json!({ "sequence_exhausted": 2 }));
     assert_eq!(encrypt["counted"]["near_end"], json!(3));
-    // What is not understood is not written over, nor taken for this key's.
+    // A file that is not understood, or belongs to another key, is refused and not overwritten.
     for (text, wanted) in [
         ("no", "is not as Millrace writes it"),
         (&format!("{rest} 5\n"), "is not as Millrace writes it"),
@@ -283,7 +284,8 @@ fn numbers_are_never_used_again() {
     }
 }
 
-/// The other end of `out`, which takes packets of up to `mtu` bytes: what it counted, and how many came through.
+/// Decrypts `sent.pcap` at the other end of `out`, which takes packets of up to `mtu` bytes. Returns the
+/// packets that came through, those that were reordered, and the drops.
 fn received(world: &Directory, mtu: u16) -> Value {
     let receiver = format!(
         "[[port]]\nname = \"lan\"\nmac = \"02:00:00:00:00:01\"\n\
@@ -297,13 +299,13 @@ fn received(world: &Directory, mtu: u16) -> Value {
 }
 
 #[test]
-fn what_comes_late_is_counted_and_what_is_longer_than_its_sa_takes_is_dropped() {
+fn late_packets_are_counted_and_packets_too_long_for_their_sa_are_dropped() {
     let world = world();
     world.report("p.toml", &["--pcap", "in.pcap", "--out", "sent.pcap"]);
     let mut sent = world.frames("sent.pcap");
     sent.swap(1, 3);
     assert_eq!(numbers(&sent), [1, 4, 3, 2, 5]);
-    // 40 bytes inside, 2 of padding, 2 of trailer, and around it tag, IV, ESP and IPv4 header.
+    // 40 bytes inside, 2 of padding, 2 of trailer, and the tag, IV, ESP and IPv4 header around them.
     assert!(sent.iter().all(|frame| frame.len() == 14 + 96));
     world.capture("sent.pcap", &sent);
     assert_eq!(received(&world, 96), json!([5, 2, {}]));
@@ -311,7 +313,7 @@ fn what_comes_late_is_counted_and_what_is_longer_than_its_sa_takes_is_dropped() 
 }
 
 #[test]
-fn what_is_wrong_is_refused_with_its_line() {
+fn a_wrong_configuration_is_refused_with_its_line() {
     let world = world();
     let right = ONE.config();
     let mut cases = vec![
@@ -370,7 +372,7 @@ fn what_is_wrong_is_refused_with_its_line() {
         assert_ne!(text, right, "{wanted}");
         world.write("p.toml", &text);
         let error = world.refused("p.toml");
-        assert!(error.contains(wanted), "wanted {wanted}: {error}");
+        assert!(error.contains(wanted), "the error lacks {wanted:?}: {error}");
     }
     world.write("p.toml", &right);
     for (key, wanted) in [
@@ -381,14 +383,14 @@ fn what_is_wrong_is_refused_with_its_line() {
     ] {
         world.write("in.key", key);
         let error = world.refused("p.toml");
-        assert!(error.contains(wanted), "wanted {wanted}: {error}");
+        assert!(error.contains(wanted), "the error lacks {wanted:?}: {error}");
     }
     world.write("in.key", KEY_IN);
     fs::set_permissions(world.file("in.key"), fs::Permissions::from_mode(0o640)).unwrap();
     assert!(world.refused("p.toml").contains("is open to others than its owner: chmod 600"));
 }
 
-/// With the file of the documentation, `p.toml`, and its keys.
+/// A directory with the example of the documentation, `p.toml`, and its keys.
 fn documented() -> Directory {
     let world = Directory::new();
     let text = include_str!("../../docs/howto/esp.md");
@@ -399,7 +401,7 @@ fn documented() -> Directory {
     world
 }
 
-/// The file of the documentation is one.
+/// The example of the documentation is a valid file, and does what it says.
 #[test]
 fn the_documented_example_is_right() {
     let world = documented();
@@ -407,14 +409,15 @@ fn the_documented_example_is_right() {
     let report = world.report("p.toml", &["--pcap", "lan=in.pcap", "--out", "out.pcap"]);
     assert_eq!(report["paths"][1]["out"], json!({ "wan": 1 }), "{report:#}");
     let sent = world.frames("out.pcap").remove(0);
-    // To the next hop of the peer's address, with a TTL that is not that of what is inside.
+    // It goes to the next hop of the peer's address, with a TTL of its own.
     assert_eq!(sent[..14], [2, 0, 0, 0, 9, 1, 2, 0, 0, 0, 0, 2, 8, 0]);
     assert_eq!((sent[22], sent[23], &sent[26..34]), (64, 50, &[192, 0, 2, 1, 192, 0, 2, 2][..]));
 }
 
-/// RFC 4301 section 5.2: what must come encrypted, and comes in clear, is discarded; what was inside ESP goes on.
+/// RFC 4301 section 5.2: packets that must be encrypted, but come in clear, are discarded. Packets that were
+/// inside ESP continue.
 #[test]
-fn what_comes_in_clear_is_discarded() {
+fn packets_in_clear_that_must_be_encrypted_are_discarded() {
     let world = documented();
     // The peer.
     world.write(
@@ -434,7 +437,7 @@ fn what_comes_in_clear_is_discarded() {
     world.capture("inside.pcap", std::slice::from_ref(&inside));
     world.report("peer.toml", &["--pcap", "inside.pcap", "--out", "esp.pcap"]);
     let esp = world.frames("esp.pcap").remove(0);
-    // In clear, as it is in ESP; and of somebody whom no SA protects.
+    // The packet in clear, the same packet in ESP, and a packet in clear that no SA protects.
     world.capture("in.pcap", &[inside.clone(), esp, from_b([10, 2, 0, 9])]);
     let report = world.report("p.toml", &["--pcap", "wan=in.pcap", "--out", "out.pcap"]);
     let path = |n: usize| &report["paths"][n];

@@ -1,4 +1,5 @@
-//! What tenants and other users can do to the daemon by names they choose, and what its threads could do to the machine.
+//! What tenants and other users can do to the daemon with names that they choose, and what its threads could
+//! do to the machine.
 
 mod common;
 
@@ -45,7 +46,11 @@ impl Daemon {
     fn until(&self, what: &str, is_so: impl Fn() -> bool) {
         let until = Instant::now() + Duration::from_secs(60);
         while !is_so() {
-            assert!(Instant::now() < until, "{what}: {}", String::from_utf8_lossy(&self.log()));
+            assert!(
+                Instant::now() < until,
+                "timed out waiting for {what}: {}",
+                String::from_utf8_lossy(&self.log())
+            );
             thread::sleep(Duration::from_millis(50));
         }
     }
@@ -53,7 +58,7 @@ impl Daemon {
     /// Effective capabilities of each thread, by its name.
     fn threads(&self) -> BTreeMap<String, u64> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap().flatten();
-        // One may end while it is looked at.
+        // A thread may end while it is looked at.
         let statuses = tasks.filter_map(|task| fs::read_to_string(task.path().join("status")).ok());
         let field = |status: &str, name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
@@ -83,14 +88,14 @@ impl Drop for Daemon {
     }
 }
 
-/// Numbers of capabilities (capability.h).
+/// The set of these capabilities, given by number (capability.h).
 fn set(of: &[u32]) -> u64 {
     of.iter().map(|n| 1 << n).sum()
 }
 
 #[test]
 #[ignore = "needs root"]
-fn threads_that_parse_what_others_send_hold_little() {
+fn threads_that_parse_foreign_data_hold_few_capabilities() {
     const NET_BROADCAST: u32 = 11;
     const NET_ADMIN: u32 = 12;
     const NET_RAW: u32 = 13;
@@ -122,7 +127,10 @@ fn threads_that_parse_what_others_send_hold_little() {
         }
         let of_rules = set(&[NET_ADMIN, NET_RAW, IPC_LOCK, PERFMON, BPF]);
         assert_eq!(threads.get("switch"), Some(&of_rules), "{threads:x?}");
-        assert!(threads.values().all(|effective| effective & !all == 0), "{threads:x?}");
+        assert!(
+            threads.values().all(|effective| effective & !all == 0),
+            "a thread holds more than {all:x}: {threads:x?}"
+        );
         assert_eq!(threads.get("millrace"), Some(&all), "{threads:x?}");
     });
 }
@@ -175,14 +183,23 @@ fn hostile_names_reach_no_terminal_and_no_shell() {
             all.into_iter().chain([&["top", "--once"][..], &["ports", "--json"], &["routers", "--json"]])
         {
             let said = text(words);
-            assert!(said.bytes().all(|b| b == b'\n' || (b' '..=b'~').contains(&b)), "{words:?}: {said:?}");
-            assert!(!said.lines().any(|line| line.starts_with("millrace: all is well")), "{said}");
+            assert!(
+                said.bytes().all(|b| b == b'\n' || (b' '..=b'~').contains(&b)),
+                "unprintable, {words:?}: {said:?}"
+            );
+            assert!(
+                !said.lines().any(|line| line.starts_with("millrace: all is well")),
+                "a name forged a line: {said}"
+            );
         }
         let log = daemon.log();
-        assert!(log.iter().all(|b| *b == b'\n' || (b' '..=b'~').contains(b)), "{log:?}");
+        assert!(
+            log.iter().all(|b| *b == b'\n' || (b' '..=b'~').contains(b)),
+            "unprintable in the log: {log:?}"
+        );
         assert!(text(&["routers"]).contains("nft -a list ruleset | cat -v"), "{}", text(&["routers"]));
         assert!(!text(&["routers"]).contains("delete chain"), "{}", text(&["routers"]));
-        // What it says to run names the device in one word.
+        // The command that it recommends names the device as one word.
         let ports = text(&["ports"]);
         let (_, command) = ports.split_once("partial checksums; run: ").unwrap();
         let command = command.split("; ").next().unwrap().lines().next().unwrap();

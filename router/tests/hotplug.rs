@@ -1,5 +1,5 @@
-//! The daemon on devices that go, come back, are moved away, or refuse native XDP: veth pairs between three namespaces,
-//! `gen` and `sink` with the box between them.
+//! The daemon on devices that vanish, come back, are moved away, or refuse native XDP. Veth pairs connect
+//! three namespaces: `gen`, the box, and `sink`.
 
 use serde_json::Value;
 use std::{
@@ -16,7 +16,7 @@ fn shell(script: &str) -> Output {
     Command::new("timeout").args(["30", "sh", "-ec", script]).output().unwrap()
 }
 
-/// Runs a shell script; panics with its words if it fails.
+/// Runs a shell script. If it fails, panics with its output.
 #[track_caller]
 fn sh(script: &str) -> String {
     let output = shell(script);
@@ -25,11 +25,11 @@ fn sh(script: &str) -> String {
     text(&output.stdout)
 }
 
-/// Namespaces and a daemon; both go with it.
+/// Namespaces and a daemon, which end with it.
 struct Bed {
     name: String,
     ports: [&'static str; 2],
-    /// Whose mounts the daemon has, as an option of nsenter.
+    /// The mount namespace of the daemon, as an option of nsenter.
     mounts: String,
     daemon: Option<Child>,
 }
@@ -53,7 +53,8 @@ impl Bed {
         format!("/tmp/{}.log", self.name)
     }
 
-    /// Port `n` of the box and the host at its other end, with these options of `ip link add` for either.
+    /// Makes port `n` of the box and the host at its other end, with these options of `ip link add` for
+    /// either.
     #[track_caller]
     fn wire(&self, n: u8, port_options: &str, far_options: &str) {
         let far = format!("{}-{}", self.name, ["gen", "sink"][usize::from(n)]);
@@ -118,19 +119,21 @@ impl Bed {
             thread::sleep(Duration::from_millis(50));
         }
         panic!(
-            "waited in vain for {what}: {:?}\n{}",
+            "timed out waiting for {what}: {:?}\n{}",
             self.status(),
             fs::read_to_string(self.log()).unwrap_or_default()
         );
     }
 
-    /// Echo requests and their answers take the fast path. The first ones may be spent on neighbours.
+    /// Asserts that echo requests and their answers take the fast path. The first ones may only resolve
+    /// neighbours.
     #[track_caller]
     fn forwards(&self) {
         self.forwards_of_ten_pings(20);
     }
 
-    /// As many packets of ten echo requests and ten answers take the fast path; all arrive.
+    /// Asserts that at least `packets` packets, of ten echo requests and ten answers, take the fast path, and
+    /// that all arrive.
     #[track_caller]
     fn forwards_of_ten_pings(&self, packets: u64) {
         let forwarded = |status: &Value| status["packets"]["forwarded"].as_u64().unwrap();
@@ -151,7 +154,7 @@ impl Bed {
             }
             seen.push(more);
         }
-        panic!("no forwarding: {seen:?}: {:?}", self.status());
+        panic!("fewer than {packets} packets took the fast path: {seen:?}: {:?}", self.status());
     }
 }
 
@@ -178,7 +181,7 @@ fn both_attached(status: &Value) -> bool {
 
 #[test]
 #[ignore = "needs root"]
-fn a_port_that_is_made_anew_or_comes_back_is_used_again() {
+fn a_port_that_is_made_again_or_comes_back_is_used_again() {
     let mut bed = Bed::new("a");
     bed.wire(0, "", "");
     bed.wire(1, "", "");
@@ -187,26 +190,26 @@ fn a_port_that_is_made_anew_or_comes_back_is_used_again() {
     bed.forwards();
 
     sh(&format!("ip -n {}-box link del port0", bed.name));
-    bed.wait_for("the port's end", |s| port(s, 0).1.contains("the device is not there"));
+    bed.wait_for("the port to vanish", |s| port(s, 0).1.contains("the device is not there"));
     bed.wire(0, "", "");
     bed.wait_for("the new device", both_attached);
     bed.forwards();
 
     sh(&format!("ip -n {0}-box link set port1 netns {0}-away", bed.name));
-    let status = bed.wait_for("the port's leave", |s| port(s, 1).1.contains("the device is not there"));
+    let status = bed.wait_for("the port to leave", |s| port(s, 1).1.contains("the device is not there"));
     assert_eq!(port(&status, 1).0, "detached");
     let device = sh(&format!("ip -n {}-away link show port1", bed.name));
-    assert!(!device.contains("xdp"), "the program went with it: {device}");
+    assert!(!device.contains("xdp"), "the program left with the device: {device}");
     sh(&format!("ip -n {0}-away link set port1 netns {0}-box", bed.name));
     bed.address(1);
-    bed.wait_for("the port's return", both_attached);
+    bed.wait_for("the port to return", both_attached);
     bed.forwards();
 }
 
-/// veth has native XDP only with at least as many receive queues as its other end has transmit queues.
+/// A veth has native XDP only if it has at least as many RX queues as its other end has TX queues.
 #[test]
 #[ignore = "needs root"]
-fn a_port_without_native_xdp_is_refused_or_told_to_be_generic() {
+fn a_port_without_native_xdp_is_refused_unless_generic_mode_is_allowed() {
     let mut bed = Bed::new("g");
     bed.wire(0, "numrxqueues 1", "numtxqueues 2");
     bed.wire(1, "", "");
@@ -224,21 +227,22 @@ fn a_port_without_native_xdp_is_refused_or_told_to_be_generic() {
     assert!(!ended.success());
     for part in ["port port0: native XDP was refused (driver veth, MTU 1500)", "too few queues", "--generic"]
     {
-        assert!(log.contains(part), "{part}: {log}");
+        assert!(log.contains(part), "the log lacks {part:?}: {log}");
     }
     bed.start(&["--generic"]);
     let status = bed.wait_for("both ports", |s| s["ready"] == true && port(s, 1).0 == "native");
     let (mode, problems) = port(&status, 0);
     assert_eq!(mode, "generic");
-    // Native ports cannot redirect to it: those packets are the kernel's. Its own are redirected all the same.
+    // Native ports cannot redirect to this port, so those packets go to the kernel. Its own packets are
+    // redirected.
     assert_eq!(problems, "[]");
     let note = status["ports"][0]["note"].to_string();
     for part in ["generic mode", "native XDP was refused", "sent by the kernel"] {
-        assert!(note.contains(part), "{part}: {note}");
+        assert!(note.contains(part), "the note lacks {part:?}: {note}");
     }
     bed.forwards_of_ten_pings(10);
     let reasons = bed.status().unwrap()["reasons"].to_string();
-    assert!(reasons.contains("tx_not_ready"), "{reasons}");
+    assert!(reasons.contains("tx_not_ready"), "no packet has the reason tx_not_ready: {reasons}");
 }
 
 #[test]
@@ -274,19 +278,19 @@ fn a_port_with_a_dot_in_its_name_is_used_restarted_and_given_back() {
     bed.forwards();
     bed.kill();
     let left = shell(&format!("{MILLRACE} status --instance {}", bed.name));
-    assert!(String::from_utf8_lossy(&left.stderr).contains("port0.5"), "{left:?}");
+    assert!(String::from_utf8_lossy(&left.stderr).contains("port0.5"), "the port is not named: {left:?}");
     bed.start(&[]);
     bed.wait_for("both ports", both_attached);
     bed.forwards();
     sh(&format!("{MILLRACE} stop --instance {}", bed.name));
     let links = sh(&format!("ip -n {}-box link", bed.name));
-    assert!(!links.contains("xdp"), "{links}");
+    assert!(!links.contains("xdp"), "a program is left: {links}");
 }
 
-/// The file system of pins is made where it is missing, and goes with the last that used it.
+/// The file system for pins is mounted where it is missing, and unmounted when its last user ends.
 #[test]
 #[ignore = "needs root"]
-fn a_mount_that_was_made_for_it_is_taken_away() {
+fn a_mount_that_the_daemon_made_is_removed_at_the_end() {
     let mut bed = Bed::new("m");
     bed.wire(0, "", "");
     bed.wire(1, "", "");
@@ -301,7 +305,7 @@ fn a_mount_that_was_made_for_it_is_taken_away() {
         == fs::read_link("/proc/self/ns/mnt").unwrap()
         || mounted(place.id())
     {
-        assert!(start.elapsed() < PATIENCE);
+        assert!(start.elapsed() < PATIENCE, "unshare made no namespace without the mount");
         thread::sleep(Duration::from_millis(20));
     }
     bed.mounts = format!("--mount=/proc/{}/ns/mnt", place.id());
@@ -313,5 +317,5 @@ fn a_mount_that_was_made_for_it_is_taken_away() {
     let left = mounted(place.id());
     place.kill().unwrap();
     place.wait().unwrap();
-    assert!(!left, "the mount is left");
+    assert!(!left, "the mount is still there");
 }

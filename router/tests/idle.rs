@@ -1,4 +1,4 @@
-//! What the daemon costs while nothing happens, and how soon it answers nevertheless.
+//! What the daemon costs while nothing happens, and how soon it still answers.
 
 mod common;
 

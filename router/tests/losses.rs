@@ -1,4 +1,4 @@
-//! What is lost after the redirect has a name, is charged to the egress port, and is nobody else's.
+//! A packet lost after the redirect has a reason, and is charged to the egress port of this Millrace only.
 
 mod common;
 
@@ -21,7 +21,7 @@ impl World {
         self.inner.count_losses();
     }
 
-    /// Sends a packet for the neighbour; it must be redirected.
+    /// Sends a packet for the neighbour, which must be redirected.
     fn send(&self, payload_bytes: usize) {
         let before = self.inner.forwarded();
         let frame = Frame::udp4(world::A, "10.0.1.5", "10.0.2.9").ip4(|ip| {
@@ -37,7 +37,7 @@ impl World {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        panic!("not forwarded: {:?}", self.inner.plane.counters().unwrap());
+        panic!("the packet was not forwarded: {:?}", self.inner.plane.counters().unwrap());
     }
 
     fn lost(&self) -> Vec<((Charge, Reason), u64)> {
@@ -52,15 +52,15 @@ fn losses_have_names() {
     in_new_namespace(|| {
         let world = World::new();
         world.send(100);
-        assert_eq!(world.lost(), [], "not in charge yet");
+        assert_eq!(world.lost(), [], "losses before this Millrace is in charge of counting");
         world.count();
-        // A veth takes a redirected packet only if its peer has NAPI, which GRO brings.
+        // A veth takes redirected packets only if its peer has NAPI, which GRO turns on.
         world.send(100);
         let mut expected = vec![((Charge::Port(1), Reason::TxRefused), 1)];
         assert_eq!(world.lost(), expected);
         run("ethtool -K q1 gro on");
         world.send(100);
-        assert_eq!(world.lost(), expected, "this one arrived");
+        assert_eq!(world.lost(), expected, "a packet that arrived is not lost");
         run("ip link set p1 mtu 1000");
         world.send(1200);
         world.send(1000);
@@ -91,7 +91,11 @@ fn losses_of_another_namespace_are_not_counted() {
     in_new_namespace(move || {
         let world = World::new();
         world.count();
-        assert_eq!(is_ready.recv().unwrap(), ifindex("p1"), "indexes repeat");
+        assert_eq!(
+            is_ready.recv().unwrap(),
+            ifindex("p1"),
+            "the devices have different indexes, and the test shows nothing"
+        );
         world.send(100);
         run("ethtool -K q1 gro on");
         run("ip link set p1 down");

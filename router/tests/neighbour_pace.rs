@@ -1,4 +1,5 @@
-//! How soon a gateway that is gone, or has another MAC address, is noticed while packets flow: with Millrace and by Linux alone.
+//! How soon a gateway that vanished, or has another MAC address, is noticed while packets flow: with Millrace
+//! and by Linux alone.
 //!
 //! ```text
 //! near (q0) ── p0 router p1 ── far (q1): 10.0.2.9, which answers ARP
@@ -21,7 +22,8 @@ const ROUTER: [Mac; 2] = [Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2])];
 const PAUSE: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// Linux draws the reachable time from half to one and a half of this base. After that it waits, and sends three probes.
+/// Linux draws the reachable time from half to one and a half times this base. After that it waits, and sends
+/// three probes.
 const REACHABLE_MS: u64 = 1000;
 
 /// `delay_first_probe_time`, and `retrans_time_ms`.
@@ -32,7 +34,7 @@ struct Timers {
 }
 
 impl Timers {
-    /// From one confirmation of an entry in use to the next, at most.
+    /// The longest time from one confirmation of an entry in use to the next.
     fn cycle_ms(self) -> u64 {
         REACHABLE_MS * 3 / 2 + self.delay_s * 1000
     }
@@ -86,7 +88,7 @@ impl Bed {
         bed
     }
 
-    /// Packets that Linux has forwarded.
+    /// The number of packets that Linux has forwarded.
     fn by_linux() -> u64 {
         let all = fs::read_to_string("/proc/thread-self/net/snmp").unwrap();
         let mut ip = all.lines().filter(|line| line.starts_with("Ip:")).map(|line| line.split(' '));
@@ -94,7 +96,8 @@ impl Bed {
         names.zip(values).find(|(name, _)| *name == "ForwDatagrams").unwrap().1.parse().unwrap()
     }
 
-    /// Sends a packet, and lets the gateway answer what came. Returns the MAC addresses that packets left for.
+    /// Sends a packet, and lets the gateway answer ARP requests. Returns the MAC addresses that packets left
+    /// for.
     fn step(&self, gateway: Gateway) -> Vec<Mac> {
         self.near.send(&Frame::udp4(ROUTER[0], "10.0.1.9", "10.9.0.1").bytes());
         thread::sleep(PAUSE);
@@ -116,7 +119,7 @@ impl Bed {
         sent
     }
 
-    /// Sends packets for this long. With Millrace, it goes on until the fast path takes them.
+    /// Sends packets for this long. With Millrace, continues until the fast path takes them.
     fn settle(&self, gateway: Gateway, long: Duration) {
         let end = Instant::now() + long;
         while Instant::now() < end {
@@ -129,7 +132,11 @@ impl Bed {
             if Bed::by_linux() == before && sent >= 15 {
                 return;
             }
-            assert!(Instant::now() < until, "{}", fs::read_to_string(self.log.path()).unwrap());
+            assert!(
+                Instant::now() < until,
+                "the fast path takes no packets: {}",
+                fs::read_to_string(self.log.path()).unwrap()
+            );
         }
     }
 
@@ -137,7 +144,7 @@ impl Bed {
     fn notice(&self, old: Mac, new: Gateway) -> Duration {
         let (began, mut last) = (Instant::now(), Instant::now());
         while last.elapsed() < Duration::from_secs(2) {
-            assert!(began.elapsed() < LONGEST, "packets go to the old address for ever");
+            assert!(began.elapsed() < LONGEST, "packets still go to the old address after {LONGEST:?}");
             if self.step(new).contains(&old) {
                 last = Instant::now();
             }
@@ -161,7 +168,7 @@ fn arp_answer(mac: Mac, question: &[u8]) -> Vec<u8> {
     [&head[..], &mac.0, &[10, 0, 2, 9], asker, ip].concat()
 }
 
-/// Seconds, in order.
+/// The times in seconds, sorted.
 fn seconds(mut all: Vec<Duration>) -> String {
     all.sort_unstable();
     all.iter().map(|time| format!("{:.2}", time.as_secs_f64())).collect::<Vec<_>>().join(" ")

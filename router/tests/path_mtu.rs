@@ -1,5 +1,5 @@
-//! What ICMP errors teach Linux about destinations, and packets to these: the same frames leave with Millrace and without. Needs
-//! root: namespaces of its own.
+//! What Linux learns from ICMP errors about destinations, and packets to these: the same frames leave with
+//! Millrace and without. Needs root: the tests have namespaces of their own.
 //!
 //! ```text
 //! near (q0) ── p0 router p1 ── far (q1): gateway 10.0.2.9, and 10.9.0.0/16 behind it
@@ -24,27 +24,27 @@ use std::{
 
 const MILLRACE: &str = env!("CARGO_BIN_EXE_millrace");
 const ROUTER: [Mac; 3] = [Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]), Mac([2, 0, 0, 0, 0, 3])];
-/// A UDP port that a socket of the router has.
+/// The UDP port of a socket of the router.
 const PORT: u16 = 5300;
-/// Longer than all that the daemon may take to see a change.
+/// Longer than the daemon may take to see any change.
 const SEEN: Duration = Duration::from_secs(60);
 
-/// How many times slower than a real machine this one may be: more in `make test-vm`, which emulates one.
+/// How many times slower than a real machine this one may be. `make test-vm` emulates one.
 fn slower() -> u32 {
     if common::is_emulated() { 12 } else { 1 }
 }
 
-/// How long frames take to come out, at most.
+/// The longest time that frames take to come out.
 fn on_their_way() -> Duration {
     slower() * Duration::from_millis(30)
 }
 
-/// A router between two wires: of this thread's namespace, or on macvlans in a namespace of its own.
+/// A router between two wires: this thread's namespace, or a namespace of its own, with macvlans.
 struct Bed {
     tenant: Option<String>,
     near: Wire,
     far: Wire,
-    /// Of a third port, if there is one.
+    /// The wire of a third port, if there is one.
     beside: Option<Wire>,
     ports: Vec<&'static str>,
     /// The daemon's configuration, apart from the ports.
@@ -136,26 +136,32 @@ impl Bed {
         let log = self.log.reopen().unwrap();
         let child = Command::new(MILLRACE).args(words).stdout(Stdio::null()).stderr(log).spawn();
         self.daemon = Some(child.unwrap());
-        self.until("the fast path forwards", || self.by_linux(|| drop(self.out("10.9.0.200"))) == 0);
+        self.until("the fast path to forward", || self.by_linux(|| drop(self.out("10.9.0.200"))) == 0);
     }
 
     /// Makes Linux forget what it has learned, and waits until the daemon has noticed.
     fn flush(&self, command: &str, destination: &str) {
         self.run(command);
         if self.daemon.is_some() {
-            self.until("fast after the flush", || self.by_linux(|| drop(self.out(destination))) == 0);
+            self.until("the fast path to forward after the flush", || {
+                self.by_linux(|| drop(self.out(destination))) == 0
+            });
         }
     }
 
     fn until(&self, what: &str, mut done: impl FnMut() -> bool) {
         let end = Instant::now() + SEEN;
         while !done() {
-            assert!(Instant::now() < end, "{what}: {}", fs::read_to_string(self.log.path()).unwrap());
+            assert!(
+                Instant::now() < end,
+                "timed out waiting for {what}: {}",
+                fs::read_to_string(self.log.path()).unwrap()
+            );
             thread::sleep(Duration::from_millis(20));
         }
     }
 
-    /// Packets that Linux has forwarded while `body` ran.
+    /// The number of packets that Linux forwarded while `body` ran.
     fn by_linux(&self, body: impl FnOnce()) -> u64 {
         let read = || {
             let all = self.run("cat /proc/thread-self/net/snmp");
@@ -171,8 +177,8 @@ impl Bed {
         read() - before
     }
 
-    /// What leaves the router, on either side, after packets to this destination: a long one that may be fragmented, one that
-    /// must not be, and a short one.
+    /// The frames that leave the router, on either side, for packets to this destination. For IPv4 these are
+    /// a long one that may be fragmented, one that must not be, and a short one.
     fn out(&self, destination: &str) -> [Vec<Vec<u8>>; 2] {
         if destination.contains(':') {
             for length in [1450, 100] {
@@ -192,7 +198,7 @@ impl Bed {
         [out(&self.near), far]
     }
 
-    /// The gateway reports that packets of the router to this destination must be shorter.
+    /// The gateway sends an ICMP error: packets of the router to this destination must be shorter.
     fn teach(&self, destination: &str, mtu: u16, about: About) {
         self.far.send(&Bed::error(destination, mtu, about).bytes());
     }
@@ -201,7 +207,7 @@ impl Bed {
     fn fast_to_all(&self) {
         let all = multipath_destinations();
         let slow = || all.iter().any(|to| self.by_linux(|| drop(self.out(to))) > 0);
-        self.until("fast by each next hop", || !slow());
+        self.until("the fast path to forward by each next hop", || !slow());
     }
 
     /// The gateway redirects packets to these destinations to 10.0.2.8.
@@ -229,7 +235,7 @@ impl Bed {
     }
 }
 
-/// Linux accepts no redirects now. As soon as p1 accepts them, it believes those to 10.0.2.8.
+/// Makes Linux accept no redirects. As soon as p1 accepts them again, Linux believes those to 10.0.2.8.
 fn refuse_redirects() {
     run("ip neigh replace 10.0.2.8 lladdr 02:00:00:00:07:08 dev p1");
     run("sysctl -qw net.ipv4.conf.p1.secure_redirects=0 net.ipv4.conf.all.secure_redirects=0");
@@ -267,7 +273,7 @@ fn udp6(destination: &str, length: u16) -> Frame {
     })
 }
 
-/// Of the router at fd00:2::1, an answer to a ping of this destination.
+/// An answer of the router, fd00:2::1, to a ping from this destination.
 fn inner6(destination: &str) -> Vec<u8> {
     let addresses = ["fd00:2::1", destination].map(|a| a.parse::<Ipv6Addr>().unwrap().octets());
     [&[0x60, 0, 0, 0, 0, 8, 58, 64][..], &addresses.concat(), &[129, 0, 0, 0, 0, 1, 0, 1]].concat()
@@ -337,7 +343,7 @@ fn error(destination: &str, header: [u8; 8], about: About) -> Frame {
     Frame::new(ROUTER[1], 0x0800, ip)
 }
 
-/// The frame without what differs each time: the identifier of a packet of the router's own.
+/// The frame without the identifier of the router's own packets, which differs each time.
 fn bare(mut frame: Vec<u8>) -> Vec<u8> {
     if frame[26..30] == [10, 0, 1, 1] {
         frame[18..20].fill(0);
@@ -359,12 +365,12 @@ fn summary([near, far]: &[Vec<Vec<u8>>; 2]) -> Lengths {
     (far.iter().map(length).collect(), near.iter().filter_map(error).collect())
 }
 
-/// All as it came.
+/// All packets are forwarded as they came.
 fn whole() -> Lengths {
     (vec![1000, 1000, 100], vec![])
 }
 
-/// By a path MTU of 552 bytes.
+/// Packets are forwarded with a path MTU of 552 bytes.
 fn narrow() -> Lengths {
     (vec![548, 472, 100], vec![552])
 }
@@ -378,10 +384,10 @@ fn narrow6() -> Lengths {
     (vec![100], vec![1400])
 }
 
-/// What a router did, step by step, and how many packets Linux forwarded.
+/// The frames that left a router at each step, and how many packets Linux forwarded.
 type Story = Vec<(&'static str, [Vec<Vec<u8>>; 2], u64)>;
 
-/// Changes the world, and has the router's work recorded: under this name, to this destination.
+/// Changes the bed, and records the router's work under a name, with packets to a destination.
 type Steps = fn(&Bed, &mut dyn FnMut(&'static str, &str));
 
 /// The result of `body` on a new bed, in a new namespace.
@@ -391,7 +397,7 @@ fn on_bed<T: Send + 'static>(tenant: bool, body: impl FnOnce(&mut Bed) -> T + Se
     result.recv().unwrap()
 }
 
-/// What the router did in `steps`, with Millrace or without.
+/// What the router did in `steps`, with or without Millrace.
 fn story(millrace: bool, tenant: bool, steps: Steps) -> Story {
     on_bed(tenant, move |bed| {
         if millrace {
@@ -407,7 +413,8 @@ fn story(millrace: bool, tenant: bool, steps: Steps) -> Story {
     })
 }
 
-/// Checks that both leave the same frames, with these lengths, and who forwarded them.
+/// Asserts that the same frames leave with and without Millrace, with these lengths, and that the fast path
+/// forwarded where expected.
 fn same(tenant: bool, expected: &[(&str, Lengths, bool)], steps: Steps) {
     let (linux, millrace) = (story(false, tenant, steps), story(true, tenant, steps));
     assert_eq!(linux.len(), expected.len());
@@ -415,19 +422,19 @@ fn same(tenant: bool, expected: &[(&str, Lengths, bool)], steps: Steps) {
         assert_eq!((linux.0, millrace.0), (*what, *what));
         assert_eq!(summary(&linux.1), *lengths, "{what}: Linux");
         assert_eq!(summary(&millrace.1), *lengths, "{what}: Millrace");
-        assert_eq!(millrace.1, linux.1, "{what}");
+        assert_eq!(millrace.1, linux.1, "{what}: frames with Millrace, and without");
         assert_eq!(millrace.2 == 0, *fast, "{what}: Linux forwarded {} packets", millrace.2);
     }
 }
 
-/// With a daemon the kernel plane sees the message, and the daemon reads what it did.
+/// Waits until the kernel plane has seen the message, and the daemon has read what it changed.
 fn settle() {
     thread::sleep(Duration::from_millis(700) + 3 * on_their_way());
 }
 
 #[test]
 #[ignore = "needs root"]
-fn a_locked_path_mtu_binds_what_is_forwarded_until_it_is_flushed() {
+fn a_locked_path_mtu_applies_to_forwarded_packets_until_it_is_flushed() {
     let expected = [
         ("before", whole(), true),
         ("an error about an answer to a ping", narrow(), false),
@@ -491,10 +498,10 @@ fn a_tenant_obeys_what_its_own_namespace_learned() {
     });
 }
 
-/// IPv6 forwards by every path MTU that it has learned.
+/// Linux applies every path MTU that it has learned to forwarded IPv6 packets.
 #[test]
 #[ignore = "needs root"]
-fn every_path_mtu_of_ipv6_binds_what_is_forwarded_until_it_is_flushed() {
+fn every_path_mtu_of_ipv6_applies_to_forwarded_packets_until_it_is_flushed() {
     let expected = [
         ("before", whole6(), true),
         ("learned", narrow6(), false),
@@ -521,10 +528,10 @@ fn every_path_mtu_of_ipv6_binds_what_is_forwarded_until_it_is_flushed() {
     same(false, &expected, steps);
 }
 
-/// Devices that have accepted redirects leave gateways behind that bind packets after that.
+/// Gateways learned from redirects still apply after the device stops accepting redirects.
 #[test]
 #[ignore = "needs root"]
-fn a_gateway_learned_from_a_redirect_binds_what_is_forwarded() {
+fn a_gateway_learned_from_a_redirect_applies_to_forwarded_packets() {
     in_new_namespace(|| {
         let mut bed = Bed::new(false);
         refuse_redirects();
@@ -537,7 +544,7 @@ fn a_gateway_learned_from_a_redirect_binds_what_is_forwarded() {
         bed.start();
         assert_eq!(gateways(&bed, "10.9.0.1"), [8; 3], "before the daemon");
         redirected(&bed, "10.9.0.3");
-        bed.until("fast again", || bed.by_linux(|| drop(bed.out("10.9.0.2"))) == 0);
+        bed.until("the fast path to forward again", || bed.by_linux(|| drop(bed.out("10.9.0.2"))) == 0);
         assert_eq!(gateways(&bed, "10.9.0.3"), [8; 3], "while the daemon ran");
         assert_eq!(gateways(&bed, "10.9.0.2"), [1; 3]);
     });
@@ -548,10 +555,11 @@ fn multipath_destinations() -> [String; 16] {
     std::array::from_fn(|n| format!("10.8.0.{n}"))
 }
 
-/// Linux before 6.13 enters an error for one next hop only. A question about another next hop does not show it.
+/// Before 6.13, Linux records an error for one next hop only. A request about another next hop does not show
+/// it.
 #[test]
 #[ignore = "needs root"]
-fn a_path_mtu_of_a_multipath_route_binds_what_is_forwarded() {
+fn a_path_mtu_of_a_multipath_route_applies_to_forwarded_packets() {
     let out = |millrace: bool| {
         on_bed(false, move |bed| {
             bed.add_port();
@@ -567,14 +575,15 @@ fn a_path_mtu_of_a_multipath_route_binds_what_is_forwarded() {
         })
     };
     let linux = out(false);
-    assert!(linux.contains(&narrow()), "{linux:?}");
+    assert!(linux.contains(&narrow()), "no destination has the smaller MTU: {linux:?}");
     assert_eq!(out(true), linux);
 }
 
-/// Linux enters a redirect for one next hop, since 6.12 at the latest for that of the device by which it came.
+/// Linux records a redirect for one next hop, since 6.12 at the latest for that of the device by which it
+/// came.
 #[test]
 #[ignore = "needs root"]
-fn a_redirect_on_a_multipath_route_binds_what_leaves_by_that_device() {
+fn a_redirect_on_a_multipath_route_applies_to_packets_that_leave_by_that_device() {
     let out = |millrace: bool| {
         on_bed(false, move |bed| {
             bed.add_port();
@@ -585,7 +594,9 @@ fn a_redirect_on_a_multipath_route_binds_what_leaves_by_that_device() {
             }
             bed.redirect(multipath_destinations().iter().map(String::as_str));
             if millrace {
-                bed.until("fast again", || bed.by_linux(|| drop(bed.out("10.9.0.2"))) == 0);
+                bed.until("the fast path to forward again", || {
+                    bed.by_linux(|| drop(bed.out("10.9.0.2"))) == 0
+                });
             }
             settle();
             multipath_destinations()
@@ -594,16 +605,23 @@ fn a_redirect_on_a_multipath_route_binds_what_leaves_by_that_device() {
     };
     let (linux, millrace) = (out(false), out(true));
     if fs::exists("/proc/sys/net/ipv4/fib_multipath_hash_seed").unwrap() {
-        assert!(linux.contains(&vec![8; 3]) && linux.contains(&vec![2; 3]), "{linux:?}");
+        assert!(
+            linux.contains(&vec![8; 3]) && linux.contains(&vec![2; 3]),
+            "not both gateways are used: {linux:?}"
+        );
     }
-    // Linux 6.1 may enter it for the device by which it did not come. There the new gateway does not answer.
+    // Linux 6.1 may record it for the device by which it did not come. The new gateway does not answer there.
     let redirected = |gateways: &[Vec<u8>; 16]| {
         gateways.each_ref().map(|all| (all.is_empty() || *all == [8; 3]).then(|| all.clone()))
     };
-    assert!(redirected(&linux).iter().any(Option::is_some), "{linux:?}");
-    assert!(redirected(&linux).contains(&None), "{linux:?}");
-    // Before Linux 6.11, which has no seed to set, Millrace's choice between the other two is its own.
-    assert_eq!(redirected(&millrace), redirected(&linux), "{millrace:?} {linux:?}");
+    assert!(redirected(&linux).iter().any(Option::is_some), "no destination is redirected: {linux:?}");
+    assert!(redirected(&linux).contains(&None), "all destinations are redirected: {linux:?}");
+    // Before Linux 6.11 there is no seed to set, and Millrace makes its own choice between the other two.
+    assert_eq!(
+        redirected(&millrace),
+        redirected(&linux),
+        "gateways with Millrace {millrace:?}, without {linux:?}"
+    );
 }
 
 /// A worker takes the error, and passes it up.
@@ -625,7 +643,7 @@ fn an_error_that_a_path_of_a_tenant_takes_is_heeded() {
             status["paths"][0]["packets"].as_u64()
         };
         // Sends errors about another destination until the worker takes them.
-        bed.until("the worker takes ICMP", || {
+        bed.until("the worker to take ICMP", || {
             bed.teach("10.9.0.3", 1000, About::EchoReply);
             packets() > Some(0)
         });
@@ -633,7 +651,11 @@ fn an_error_that_a_path_of_a_tenant_takes_is_heeded() {
         bed.teach("10.9.0.1", 500, About::EchoReply);
         settle();
         assert_eq!(summary(&bed.out("10.9.0.1")), narrow());
-        assert_eq!(bed.by_linux(|| drop(bed.out("10.9.0.2"))), 0, "another destination");
+        assert_eq!(
+            bed.by_linux(|| drop(bed.out("10.9.0.2"))),
+            0,
+            "packets to another destination that Linux forwarded"
+        );
         assert!(packets() > before, "the error did not reach the worker");
     });
 }
@@ -684,8 +706,8 @@ fn a_daemon_reads_what_linux_learned_before() {
     });
 }
 
-/// Somebody forges errors as fast as one thread can, each about another destination. Prints what that costs the daemon, and checks
-/// that other destinations stay fast.
+/// Somebody forges errors as fast as one thread can, each about another destination. Prints what that costs
+/// the daemon, and asserts that other destinations stay fast.
 ///
 /// ```text
 /// cargo test -p millrace --test path_mtu -- --ignored --nocapture --test-threads=1 measure
@@ -724,12 +746,12 @@ fn measure_a_flood_of_forged_errors() {
                 count as f64 / elapsed,
                 percent(began, before)
             );
-            assert_eq!(bound_late, 0);
+            assert_eq!(bound_late, 0, "{family} packets to another destination that Linux forwarded");
         }
     });
 }
 
-/// What a process has taken of all cores.
+/// CPU time of a process on all cores.
 fn cpu_time(pid: u32) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let mut fields = stat.rsplit(')').next().unwrap().split_whitespace().skip(11);

@@ -1,4 +1,5 @@
-//! `millrace paths run`, the binary over captures, with the example of docs/inside/user-plane.md: bytes, counts, exit codes and errors.
+//! `millrace paths run`, the binary on captures, with the example of docs/inside/user-plane.md: bytes,
+//! counts, exit codes and errors.
 
 use pcap_file::{
     DataLink, Endianness, TsResolution,
@@ -14,7 +15,7 @@ use std::{
 /// Nanoseconds and a frame.
 type Record = (u64, Vec<u8>);
 
-/// What the documentation shows.
+/// The example of the documentation.
 fn example() -> String {
     let text = include_str!("../../docs/inside/user-plane.md");
     let start = text.find("```toml\n").expect("an example") + "```toml\n".len();
@@ -45,7 +46,7 @@ impl World {
         command.output().unwrap()
     }
 
-    /// Runs what must fail; what it says.
+    /// Runs a command that must fail, and returns its error.
     fn refused(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
         assert_eq!(output.status.code(), Some(1), "{output:?}");
@@ -90,7 +91,7 @@ const LAN: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const WAN: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const NEXT_HOP: [u8; 6] = [2, 0, 0, 0, 9, 1];
 
-/// By etherparse, which writes lengths and checksums.
+/// A packet made by etherparse, which writes lengths and checksums.
 fn udp4(macs: [[u8; 6]; 2], to: [u8; 4], ttl: u8) -> Vec<u8> {
     let mut frame = Vec::new();
     let builder = etherparse::PacketBuilder::ethernet2(macs[0], macs[1]).ipv4([10, 0, 0, 9], to, ttl);
@@ -139,7 +140,7 @@ fn the_documented_example_forwards_these_bytes() {
         (1_006_000, syn(COMES, 64, 4)),
     ];
     world.ethernet("lan.pcap", &lan);
-    // By another port, of no path's router.
+    // This packet comes in by another port, of a router without a path.
     world.ethernet("tap.pcap", &[(2_000, udp4(COMES, [10, 1, 0, 1], 64))]);
     let output = world.run(&[
         "--pcap",
@@ -189,16 +190,19 @@ fn the_documented_example_forwards_these_bytes() {
     let names = [0, 1, 2].map(|n| report.pointer(&format!("/paths/{n}/path")).unwrap().as_str().unwrap());
     assert_eq!(names, ["syn", "arp", "routed"]);
 
-    // For people; the first port is lan.
+    // The report as text. The first port is lan.
     let output = world.run(&["--pcap", "lan.pcap"]);
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(text.starts_with("packets     11 in: 7 out, 3 up, 1 dropped\n"), "{text}");
-    assert!(text.contains("to wan 3, up no_route 1, up not_our_mac 1, up ttl_exceeded 1"), "{text}");
+    assert!(text.starts_with("packets     11 in: 7 out, 3 up, 1 dropped\n"), "the report is: {text}");
+    assert!(
+        text.contains("to wan 3, up no_route 1, up not_our_mac 1, up ttl_exceeded 1"),
+        "the report is: {text}"
+    );
 }
 
-/// What a path had, behind what it was before; and packets are none the worse for a disk that is full.
+/// The mirror's file has the path's packets of this run. A full disk does not affect packets.
 #[test]
-fn a_mirror_has_copies() {
+fn a_mirror_writes_copies() {
     let world = World::new();
     let with = |mirror: &str| {
         let chain = "chain = [{ element = \"forward\", port = \"tap\" }]";
@@ -210,7 +214,7 @@ fn a_mirror_has_copies() {
     let long: Vec<u8> = arp().into_iter().chain([5; 300]).collect();
     world.ethernet("in.pcap", &[(1_000_000_001, arp()), (2, udp6(COMES, 64)), (3_000_000_000, long.clone())]);
     with("file = \"arp.pcap\", snap_bytes = 100");
-    // What is there and no capture of ours stays, and nothing is made.
+    // A file that is not a capture of Millrace stays, and no other is made.
     fs::write(world.file("arp.pcap"), "x".repeat(5000)).unwrap();
     let error = world.refused(&["--pcap", "in.pcap", "--out", "out.pcap"]);
     let told = "cannot write arp.pcap: it is there already, and no capture of Millrace: move it away";
@@ -219,7 +223,7 @@ fn a_mirror_has_copies() {
     assert!(!world.file("out.pcap").exists());
     fs::remove_file(world.file("arp.pcap")).unwrap();
     world.run(&["--pcap", "in.pcap"]);
-    // A capture of a run before is begun anew.
+    // A capture of an earlier run is written from the start again.
     let output = world.run(&["--pcap", "in.pcap", "--out", "out.pcap", "--json"]);
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]), "{output:?}");
     let bytes = fs::read(world.file("arp.pcap")).unwrap();
@@ -248,7 +252,7 @@ fn a_mirror_has_copies() {
 }
 
 #[test]
-fn what_cannot_be_run_is_refused_and_nothing_is_written() {
+fn a_run_that_is_not_possible_is_refused_and_writes_nothing() {
     let world = World::new();
     world.ethernet("in.pcap", &[(1, arp())]);
     let run = |arguments: &[&str]| world.refused(arguments);
@@ -324,7 +328,7 @@ fn a_broken_capture_ends_and_the_others_are_run() {
     let times = |first: u64| -> Vec<Record> { (0..20).map(|n| (first + 10 * n, arp())).collect() };
     world.ethernet("broken.pcap", &times(0));
     world.ethernet("whole.pcap", &times(5));
-    // In its seventh record.
+    // The capture ends within its seventh record.
     let bytes = fs::read(world.file("broken.pcap")).unwrap();
     fs::write(world.file("broken.pcap"), &bytes[..24 + 6 * (16 + arp().len()) + 20]).unwrap();
     let output =
@@ -341,7 +345,7 @@ fn a_broken_capture_ends_and_the_others_are_run() {
 }
 
 #[test]
-fn what_was_run_is_told_if_it_cannot_be_written() {
+fn results_are_reported_even_if_the_output_cannot_be_written() {
     if !Path::new("/dev/full").exists() {
         return;
     }
@@ -355,6 +359,6 @@ fn what_was_run_is_told_if_it_cannot_be_written() {
         "{error}"
     );
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(text.starts_with("packets     2 in: 2 out, 0 up, 0 dropped\n"), "{text}");
+    assert!(text.starts_with("packets     2 in: 2 out, 0 up, 0 dropped\n"), "the report is: {text}");
     assert_eq!(world.read("out.pcap"), [(1, arp()), (2, arp())]);
 }

@@ -1,5 +1,5 @@
-//! What the kernel plane asks of the kernel it runs on. `make test-vm` runs this on the oldest one supported, Debian
-//! 12's 6.1, where `MILLRACE_VM_NIC` names a virtio-net device of the virtual machine.
+//! What the kernel plane needs of the kernel that it runs on. `make test-vm` runs this on the oldest one
+//! supported, Debian 12's 6.1. There `MILLRACE_VM_NIC` names a virtio-net device of the virtual machine.
 
 mod common;
 
@@ -36,7 +36,7 @@ fn veth() -> u32 {
     ifindex("mk0")
 }
 
-/// A directory of bpffs that goes away with its pins.
+/// A directory of bpffs, removed with its pins when it is dropped.
 struct Pins(PathBuf);
 
 impl Pins {
@@ -61,7 +61,7 @@ fn mounted(path: &str) -> bool {
     mounts.lines().any(|l| l.split(' ').nth(1) == Some(path))
 }
 
-/// The verifier takes the program; the coarse clock closes and opens the gate.
+/// The verifier accepts the program. The coarse clock closes and opens the gate.
 #[test]
 #[ignore = "needs root"]
 fn program_loads_and_runs() {
@@ -81,14 +81,14 @@ fn program_loads_and_runs() {
         assert_eq!(
             (charged(Reason::Fallback), charged(Reason::NotOurMac)),
             (Some(1), Some(1)),
-            "{counters:?}"
+            "packets with fallback, and with not_our_mac: {counters:?}"
         );
     });
 }
 
 #[test]
 #[ignore = "needs root"]
-fn explaining_copy_loads_and_tells_the_steps() {
+fn explaining_copy_loads_and_reports_the_steps() {
     in_new_namespace(|| {
         let device = veth();
         let plane = plane();
@@ -123,7 +123,7 @@ fn frame_of_several_buffers_goes_up_whole() {
     });
 }
 
-/// A link is pinned, found again, given another program, and gone when told.
+/// A link is pinned, found again, given another program, and removed on request.
 #[test]
 #[ignore = "needs root"]
 fn link_lives_in_its_pin() {
@@ -137,13 +137,13 @@ fn link_lives_in_its_pin() {
         drop(link);
 
         let refused = PortLink::attach(first.program(), device, Mode::Native).unwrap_err();
-        assert!(refused.to_string().contains("already runs"), "{refused:#}");
+        assert!(refused.to_string().contains("already runs"), "another error: {refused:#}");
         let link = PortLink::open(&path).unwrap().expect("the pinned link");
         assert_eq!((link.ifindex(), link.mode()), (device, Mode::Native));
         link.replace(plane().program()).unwrap();
         link.detach().unwrap();
         assert!(PortLink::open(&path).unwrap().is_none(), "a detached link has no device");
-        assert!(!run("ip link show mk0").contains("xdp"), "still attached");
+        assert!(!run("ip link show mk0").contains("xdp"), "the program is still attached");
         PortLink::attach(first.program(), device, Mode::Generic).unwrap().detach().unwrap();
     });
 }
@@ -168,7 +168,7 @@ fn maps_are_pinned_over_older_ones() {
     });
 }
 
-/// Number of the program a device runs.
+/// The number of the program that a device runs.
 fn program_of(device: &str) -> Option<u32> {
     let text = run(&format!("ip link show {device}"));
     let (_, id) = text.split_once("prog/xdp id ")?;
@@ -191,21 +191,21 @@ fn attaching_is_all_or_nothing() {
         let (first, second, foreign) = (plane(), plane(), plane());
         bpf.attach(&first, &devices[..2]).unwrap_or_else(|(_, e)| panic!("{e:#}"));
         let before = names.map(program_of);
-        assert!(before[0].is_some() && before[0] == before[1], "{before:?}");
+        assert!(before[0].is_some() && before[0] == before[1], "programs of the devices: {before:?}");
         assert_eq!(bpf.pinned_ports(), names[..2]);
 
-        // A new device is taken by somebody else.
+        // Somebody else has attached a program to a new device.
         let _other = PortLink::attach(foreign.program(), devices[3].ifindex, Mode::Native).unwrap();
         let (i, error) = bpf.attach(&second, &devices).unwrap_err();
-        assert!(i == 3 && format!("{error:#}").contains("which is not ours"), "{i}: {error:#}");
+        assert!(i == 3 && format!("{error:#}").contains("which is not ours"), "device {i}: {error:#}");
         assert_eq!(names[..3].iter().map(|name| program_of(name)).collect::<Vec<_>>(), before[..3]);
         assert_eq!(bpf.pinned_ports(), names[..2]);
 
-        // A link that was detached behind our back takes no program.
+        // A link that was detached without our knowledge takes no program.
         let pin = format!("/sys/fs/bpf/{}/link-mb%2e5", instance.label());
         PortLink::open(pin.as_ref()).unwrap().unwrap().detach().unwrap();
         let (i, error) = bpf.attach(&second, &devices[..3]).unwrap_err();
-        assert!(i == 1, "{i}: {error:#}");
+        assert!(i == 1, "device {i}: {error:#}");
         assert_eq!((program_of(names[0]), program_of(names[2])), (before[0], None));
         bpf.remove().unwrap();
         assert_eq!((program_of(names[0]), bpf.pinned_ports().len()), (None, 0));
@@ -213,10 +213,10 @@ fn attaching_is_all_or_nothing() {
     });
 }
 
-/// Interface numbers repeat across namespaces: whose a program is cannot be told by them.
+/// Interface numbers repeat across namespaces, so they do not show who owns a program.
 #[test]
 #[ignore = "needs root"]
-fn the_owner_of_a_program_is_told_by_the_program() {
+fn the_owner_of_a_program_is_known_by_the_program() {
     in_new_namespace(|| {
         let ifindex = veth();
         let device = Device { name: "mk0".into(), ifindex };
@@ -228,11 +228,11 @@ fn the_owner_of_a_program_is_told_by_the_program() {
             let attached = PortLink::attach(plane().program(), ifindex, Mode::Native);
             attached.unwrap_err().to_string()
         };
-        assert!(refusal().contains(&instance.label()), "{}", refusal());
+        assert!(refusal().contains(&instance.label()), "the error does not name the instance: {}", refusal());
         in_new_namespace(move || {
             run(&format!("ip link add name twin index {ifindex} type veth peer name far"));
             let _link = PortLink::attach(plane().program(), ifindex, Mode::Native).unwrap();
-            assert!(refusal().contains("which is not ours"), "{}", refusal());
+            assert!(refusal().contains("which is not ours"), "another error: {}", refusal());
         });
         bpf.remove().unwrap();
     });
@@ -247,7 +247,8 @@ fn grace_period_ends() {
     });
 }
 
-/// What XDP in a cloud is: virtio-net, one transmit queue per CPU to spare. Unlike veth this driver has real interrupts.
+/// XDP as in a cloud: virtio-net, which needs a spare TX queue for each CPU. Unlike a veth, this driver has
+/// real interrupts.
 #[test]
 #[ignore = "needs root"]
 fn attaches_to_virtio_net_in_native_mode() {

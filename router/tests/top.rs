@@ -1,4 +1,4 @@
-//! `millrace top` on a terminal, which it leaves as it was.
+//! `millrace top` on a terminal, which it restores.
 
 use std::{
     io::{Read as _, Write as _},
@@ -8,11 +8,11 @@ use std::{
 const MILLRACE: &str = env!("CARGO_BIN_EXE_millrace");
 const ENTERS: &str = "\x1b[?1049h";
 const LEAVES: &str = "\x1b[?1049l";
-/// The last thing that the first screen with cores shows.
+/// The last word that the first screen with cores shows.
 const SHOWN: &str = "stolen";
 
-/// Ends it once it shows something; what went to its terminal, and then the exit code and whether the terminal's settings are as
-/// before.
+/// Runs `top`, and calls `end` once it shows a screen. Returns what went to the terminal, followed by the
+/// exit code, and by `restored` if the terminal's settings are as before.
 fn on_terminal(environment: &str, end: impl FnOnce(&str, &mut dyn FnMut(&str))) -> String {
     let shell = format!(
         "stty cols 80 rows 24; before=$(stty -g); \
@@ -49,7 +49,7 @@ fn is_left(text: &str, code: u8) -> bool {
 }
 
 #[test]
-fn a_key_or_a_signal_ends_it_and_the_terminal_is_as_before() {
+fn a_key_or_a_signal_ends_top_and_restores_the_terminal() {
     for pressed in ["q", "2 +-\tq", "\x03"] {
         let text = on_terminal("", |_, press| press(pressed));
         assert!(is_left(&text, 0), "{pressed:?}: {text:?}");
@@ -66,12 +66,12 @@ fn colours_are_left_out_when_not_wanted() {
     let shown = |environment| on_terminal(environment, |_, press| press("q"));
     // The error is red.
     let is_coloured = |text: &str| text.contains("\x1b[38;5;1");
-    assert!(is_coloured(&shown("env -u NO_COLOR")));
-    assert!(!is_coloured(&shown("NO_COLOR=1")));
+    assert!(is_coloured(&shown("env -u NO_COLOR")), "no colours without NO_COLOR");
+    assert!(!is_coloured(&shown("NO_COLOR=1")), "colours with NO_COLOR=1");
 }
 
 #[test]
-fn without_a_terminal_it_names_what_works() {
+fn without_a_terminal_the_error_names_a_command_that_works() {
     let millrace = |words: &[&str]| {
         let words = [&["--instance", "nobody", "top"], words].concat();
         let output = Command::new(MILLRACE).args(words).stdin(Stdio::null()).output().unwrap();

@@ -1,5 +1,5 @@
-//! Forwarding on Debian 12's kernel, in the virtual machine of `make test-vm`: virtio-net with interrupts and several
-//! queues, VLAN devices, VRF and bonding, none of which the development kernel has.
+//! Forwarding on Debian 12's kernel, in the virtual machine of `make test-vm`: virtio-net with interrupts and
+//! several queues, VLAN devices, VRF and bonding. The development kernel has none of these.
 //!
 //! Two wires of the machine join its four NICs: eth0 <-> eth1 and eth2 <-> eth3. eth0 is put into namespace `gen` and
 //! eth3 into `sink`; eth1 and eth2 are the ports.
@@ -25,7 +25,7 @@ fn in_the_machine() -> bool {
     inside
 }
 
-/// Runs a shell script; panics with its words if it fails.
+/// Runs a shell script. If it fails, panics with its output.
 #[track_caller]
 fn sh(script: &str) -> String {
     let output = Command::new("timeout").args(["30", "sh", "-ec", script]).output().unwrap();
@@ -71,7 +71,7 @@ const SET_UP: &str = "
     host sink eth3.200.7 4; box eth2.200.7 4
     route gen 2 1; route sink 1 2; route gen 4 3; route sink 3 4";
 
-/// Hosts, addresses and VLANs. What a test adds to the box it takes away itself.
+/// Hosts, addresses and VLANs. A test itself removes what it adds to the box.
 struct Bed {
     daemon: Option<Child>,
 }
@@ -82,7 +82,7 @@ impl Bed {
         Bed { daemon: None }
     }
 
-    /// Starts the daemon on both ports and waits until it says it is ready.
+    /// Starts the daemon on both ports, and waits until it is ready.
     fn run(&mut self) {
         self.run_with(&PORTS.map(|port| ["--port", port]).concat());
     }
@@ -143,7 +143,7 @@ fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     while !condition() {
         if start.elapsed() > Duration::from_secs(60) {
             let log = fs::read_to_string("/tmp/millrace.log").unwrap_or_default();
-            panic!("waited in vain for {what}; the daemon's log:\n{log}");
+            panic!("timed out waiting for {what}; the daemon's log:\n{log}");
         }
         thread::sleep(Duration::from_millis(50));
     }
@@ -177,7 +177,8 @@ fn forwarded() -> u64 {
     ask("status")["packets"]["forwarded"].as_u64().unwrap()
 }
 
-/// Echo requests from `gen`, every one answered. The first may be spent on neighbours, so it is asked for on its own.
+/// Sends echo requests from `gen`, and asserts that every one is answered. A first request goes out alone, as
+/// it may only resolve neighbours.
 #[track_caller]
 fn ping(address: &str, count: u32) {
     let answer = sh(&format!(
@@ -186,15 +187,16 @@ fn ping(address: &str, count: u32) {
          ip netns exec gen ip neigh; ip neigh"
     ));
     let received = format!("{count} packets transmitted, {count} received");
-    assert!(answer.matches(&received).count() >= 1, "{answer}");
+    assert!(answer.matches(&received).count() >= 1, "not all of {count} requests were answered: {answer}");
 }
 
-/// Pings there and back take the fast path: requests in by `near` and out by `far`, replies the other way.
+/// Asserts that pings take the fast path both ways: requests in by `near` and out by `far`, replies the other
+/// way.
 #[track_caller]
 fn accelerated(address: &str, near: &str, far: &str) {
     const COUNT: u32 = 20;
     ping(address, 1);
-    // A neighbour the kernel has just learned reaches the fast table in milliseconds.
+    // A neighbour that the kernel has just learned reaches the fast table in milliseconds.
     thread::sleep(Duration::from_millis(500));
     let before = (interface(near), interface(far), forwarded());
     ping(address, COUNT);
@@ -226,7 +228,8 @@ fn forwards_between_virtio_nics() {
     bed.stop();
 }
 
-/// 802.1Q on one port, 802.1ad with 802.1Q inside on the other: the hosts' VLAN devices take nothing with wrong tags.
+/// 802.1Q on one port, and 802.1ad with 802.1Q inside on the other. The hosts' VLAN devices accept no wrong
+/// tags.
 #[test]
 #[ignore = "needs the virtual machine"]
 fn forwards_between_vlan_and_qinq() {
@@ -244,7 +247,8 @@ fn forwards_between_vlan_and_qinq() {
     bed.stop();
 }
 
-/// Receive queues with interrupts of their own: each one gets some of many flows and redirects all of it.
+/// RX queues with interrupts of their own: each one gets packets of some of many flows, and redirects all of
+/// them.
 #[test]
 #[ignore = "needs the virtual machine"]
 fn every_virtio_queue_delivers() {
@@ -258,18 +262,22 @@ fn every_virtio_queue_delivers() {
     accelerated("10.2.0.2", "eth1", "eth2");
 
     let before = queues("eth1");
-    assert!(before.len() >= 2, "receive queues in use: {before:?}");
+    assert!(before.len() >= 2, "RX queues in use: {before:?}");
     let arrived = send_flows(FLOWS, PACKETS);
     let gained: Vec<_> = before.iter().zip(queues("eth1")).map(|(b, a)| (a.0 - b.0, a.1 - b.1)).collect();
-    assert!(gained.iter().all(|(redirected, interrupts)| *redirected > 0 && *interrupts > 0), "{gained:?}");
+    assert!(
+        gained.iter().all(|(redirected, interrupts)| *redirected > 0 && *interrupts > 0),
+        "a queue is idle; (redirected, interrupts): {gained:?}"
+    );
     assert!(
         gained.iter().map(|g| g.0).sum::<u64>() >= arrived,
-        "redirected by the driver's count: {gained:?}"
+        "fewer than {arrived} packets redirected, by the driver's count: {gained:?}"
     );
     bed.stop();
 }
 
-/// From `gen` to `sink`, so many packets of each of so many flows; all arrive.
+/// Sends `packets` packets of each of `flows` flows from `gen` to `sink`, and asserts that all arrive.
+/// Returns how many.
 #[track_caller]
 fn send_flows(flows: u16, packets: u64) -> u64 {
     let sink = in_namespace("sink", || UdpSocket::bind("10.2.0.2:9000").unwrap());
@@ -279,17 +287,18 @@ fn send_flows(flows: u16, packets: u64) -> u64 {
     sink.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     let mut arrived = 0;
     for _ in 0..packets {
-        // As many as the sink's socket has room for.
+        // The sink's socket has room for this many.
         for senders in senders.chunks(64) {
             senders.iter().for_each(|s| assert_eq!(s.send_to(b"millrace", "10.2.0.2:9000").unwrap(), 8));
             arrived += senders.iter().take_while(|_| sink.recv(&mut [0; 16]).is_ok()).count() as u64;
         }
     }
-    assert_eq!(arrived, u64::from(flows) * packets, "arrived; queues: {:?}", queues("eth1"));
+    assert_eq!(arrived, u64::from(flows) * packets, "packets that arrived; queues: {:?}", queues("eth1"));
     arrived
 }
 
-/// Over as few queues as the cores that forward need, by a table that a driver of this kernel has; afterwards as it was.
+/// Packets are spread over as few queues as the forwarding cores need, by the indirection table of this
+/// kernel's driver. Afterwards the table is as it was.
 #[test]
 #[ignore = "needs the virtual machine"]
 fn an_indirection_table_follows_and_is_put_back() {
@@ -305,9 +314,9 @@ fn an_indirection_table_follows_and_is_put_back() {
     fs::write("/tmp/rss.toml", "ports = [\"eth1\", \"eth2\"]\n[experimental]\nrss = true\n").unwrap();
     bed.run_with(&["--config", "/tmp/rss.toml"]);
     wait_for("fewer queues", || spread_over("eth1") == few);
-    wait_for("the report of it", || ask("cores")["spreads"][0]["used"] == 4);
+    wait_for("the report of the spread", || ask("cores")["spreads"][0]["used"] == 4);
     assert_eq!(ask("cores")["spreads"].to_string(), r#"[{"of":8,"port":"eth1","used":4,"why_not":null}]"#);
-    // Queues that are not in use have gone along, by the kernel's own word.
+    // Queues that are not in use moved too, as the kernel's own files show.
     wait_for("all queues to be on one core", || {
         interrupts_of("eth1").values().collect::<BTreeSet<_>>().len() == 1
     });
@@ -321,23 +330,29 @@ fn an_indirection_table_follows_and_is_put_back() {
     send_flows(64, 10);
     let gained: Vec<u64> = before.iter().zip(queues("eth1")).map(|(b, a)| a.0 - b.0).collect();
     let (used, unused) = gained.split_at(4);
-    assert!(used.iter().all(|redirected| *redirected > 0), "{gained:?}");
-    assert!(unused.len() >= 4 && unused.iter().all(|redirected| *redirected == 0), "{gained:?}");
+    assert!(used.iter().all(|redirected| *redirected > 0), "a used queue got no packet: {gained:?}");
+    assert!(
+        unused.len() >= 4 && unused.iter().all(|redirected| *redirected == 0),
+        "an unused queue got packets: {gained:?}"
+    );
 
-    // After a kill whoever comes puts it back.
+    // After a kill, the next command puts it back.
     let mut daemon = bed.daemon.take().unwrap();
     daemon.kill().unwrap();
     daemon.wait().unwrap();
     assert_eq!(spread_over("eth1"), few);
     let told = sh(&format!("{MILLRACE} stop"));
-    assert!(told.contains("port eth1: packets are spread over all queues again"), "{told}");
+    assert!(
+        told.contains("port eth1: packets are spread over all queues again"),
+        "`stop` does not report it: {told}"
+    );
     assert_eq!(spread_over("eth1"), all);
 
-    // What is somebody else's stays.
+    // A table that somebody else set stays.
     bed.run_with(&["--config", "/tmp/rss.toml"]);
     wait_for("fewer queues", || spread_over("eth1") == few);
     sh("ethtool -X eth1 equal 3");
-    wait_for("it to be told of", || {
+    wait_for("the report of somebody else's change", || {
         ask("cores")["spreads"].to_string().contains("somebody else has changed it")
     });
     bed.stop();
@@ -345,7 +360,8 @@ fn an_indirection_table_follows_and_is_put_back() {
     sh("ethtool -X eth1 default");
 }
 
-/// Packets wait for others by NAPI's timer, as the driver of this kernel refuses to hold interrupts back itself; afterwards as it was.
+/// Packets wait for others by NAPI's timer, as this kernel's driver refuses to hold interrupts back itself.
+/// Afterwards the timers are as they were.
 #[test]
 #[ignore = "needs the virtual machine"]
 fn wake_ups_are_held_back_and_put_back() {
@@ -363,20 +379,20 @@ fn wake_ups_are_held_back_and_put_back() {
     fs::write("/tmp/held.toml", "ports = [\"eth1\", \"eth2\"]\n[experimental]\nmoderation = \"1000us\"\n")
         .unwrap();
     bed.run_with(&["--config", "/tmp/held.toml"]);
-    wait_for("the report of it", || ask("cores")["moderations"][1]["us"] == 1000.0);
+    wait_for("the report of the moderation", || ask("cores")["moderations"][1]["us"] == 1000.0);
     assert_eq!(
         ask("cores")["moderations"][0].to_string(),
         r#"{"by":"NAPI","port":"eth1","us":1000.0,"why_not":null}"#
     );
     for port in PORTS {
-        assert_eq!(timers(port), ["1000000", "1"], "{port}");
+        assert_eq!(timers(port), ["1000000", "1"], "timers of {port}");
     }
     accelerated("10.2.0.2", "eth1", "eth2");
     let after = interrupts_of_a_stream();
     println!("interrupts of 2,000 packets: {before}, and {after} where they wait up to 1 ms");
-    assert!(after * 2 < before, "{before} interrupts before, {after} after");
+    assert!(after * 2 < before, "interrupts did not become half as many: {before} before, {after} after");
 
-    // After a kill whoever comes puts it back; what is somebody else's stays.
+    // After a kill, the next command puts it back, except a setting that somebody else changed.
     let mut daemon = bed.daemon.take().unwrap();
     daemon.kill().unwrap();
     daemon.wait().unwrap();
@@ -386,7 +402,7 @@ fn wake_ups_are_held_back_and_put_back() {
     sh("for f in napi_defer_hard_irqs gro_flush_timeout; do echo 0 > /sys/class/net/eth2/$f; done");
 }
 
-/// What NAPI waits for, nanoseconds, and how often.
+/// How long NAPI waits, in nanoseconds, and how often.
 fn timers(device: &str) -> [String; 2] {
     ["gro_flush_timeout", "napi_defer_hard_irqs"].map(|name| {
         let text = fs::read_to_string(format!("/sys/class/net/{device}/{name}")).unwrap();
@@ -394,7 +410,8 @@ fn timers(device: &str) -> [String; 2] {
     })
 }
 
-/// Of the port that receives 2,000 packets, one each 0.2 ms, or as soon as this machine can; all arrive.
+/// Interrupts of the port that receives 2,000 packets, one each 0.2 ms, or as soon as this machine can.
+/// Asserts that all arrive.
 fn interrupts_of_a_stream() -> u64 {
     let sink = in_namespace("sink", || UdpSocket::bind("10.2.0.2:9000").unwrap());
     let sender = in_namespace("gen", || UdpSocket::bind("10.1.0.2:20000").unwrap());
@@ -409,12 +426,13 @@ fn interrupts_of_a_stream() -> u64 {
             next += Duration::from_micros(200);
             assert_eq!(sender.send_to(b"millrace", "10.2.0.2:9000").unwrap(), 8);
         }
-        assert_eq!(all.join().unwrap(), 2000, "arrived");
+        assert_eq!(all.join().unwrap(), 2000, "packets that arrived");
     });
     interrupts() - before
 }
 
-/// Where interrupts of RX queues may go, by number; where they do is known to this kernel with the next one only.
+/// The cores that interrupts of RX queues may go to, by interrupt number. On this kernel, the core in use is
+/// known only after the next interrupt.
 fn interrupts_of(device: &str) -> BTreeMap<String, String> {
     let virtio = fs::read_link(format!("/sys/class/net/{device}/device")).unwrap();
     let of_queues = format!(" {}-input.", virtio.file_name().unwrap().to_string_lossy());
@@ -428,7 +446,7 @@ fn interrupts_of(device: &str) -> BTreeMap<String, String> {
     of_queues.map(number).map(|irq| (irq.clone(), place(&irq))).collect()
 }
 
-/// The queues of its indirection table.
+/// The queues in the device's indirection table.
 fn spread_over(device: &str) -> BTreeSet<u32> {
     let told = sh(&format!("ethtool -x {device}"));
     let entries = told.lines().skip(1).map_while(|line| line.trim().split_once(':'));
@@ -436,7 +454,7 @@ fn spread_over(device: &str) -> BTreeSet<u32> {
     entries.flat_map(|(_, queues)| queues.split_whitespace().map(|queue| queue.parse().unwrap())).collect()
 }
 
-/// Of each receive queue, by the driver's and the kernel's own counts: packets redirected by XDP, and interrupts.
+/// For each RX queue, packets redirected by XDP, and interrupts, by the counts of driver and kernel.
 fn queues(device: &str) -> Vec<(u64, u64)> {
     let statistics = sh(&format!("ethtool -S {device}"));
     let virtio = fs::read_link(format!("/sys/class/net/{device}/device")).unwrap();
@@ -458,8 +476,8 @@ fn in_namespace<T: Send>(name: &str, body: impl FnOnce() -> T + Send) -> T {
     router::linux::netns::inside(&file, body).unwrap()
 }
 
-/// An ipvlan shares its port's MAC address and takes packets by their destination, before the port's router sees them: here one
-/// that the router would forward.
+/// An ipvlan shares its port's MAC address and takes packets by their destination, before the port's router
+/// sees them. Here it takes one that the router would forward.
 #[test]
 #[ignore = "needs the virtual machine"]
 fn an_ipvlan_gets_its_packets() {
@@ -478,7 +496,7 @@ fn an_ipvlan_gets_its_packets() {
         socket
     };
     let sink = open("sink");
-    // Sends packets of a number each: which of them come out there?
+    // Sends packets with a number each, and returns the numbers that come out of the socket.
     let come_out = |socket: &UdpSocket, numbers: std::ops::Range<u64>| -> Vec<u64> {
         let arrived = numbers.map_while(|number| {
             generator.send_to(&number.to_be_bytes(), TO).unwrap();
@@ -492,7 +510,11 @@ fn an_ipvlan_gets_its_packets() {
     thread::sleep(Duration::from_millis(500));
     let before = forwarded();
     assert_eq!(come_out(&sink, 0..PACKETS), Vec::from_iter(0..PACKETS));
-    assert!(forwarded() >= before + PACKETS, "by the fast path");
+    assert!(
+        forwarded() >= before + PACKETS,
+        "the fast path forwarded only {} of {PACKETS}",
+        forwarded() - before
+    );
 
     sh("ip netns add con; ip link add link eth1 name iv0 netns con type ipvlan mode l2
         ip -n con addr add 10.2.0.77/32 dev iv0; ip -n con link set iv0 up; ip -n con route add default dev iv0");
@@ -502,8 +524,8 @@ fn an_ipvlan_gets_its_packets() {
     assert_eq!(come_out(&container, 2000..2000 + PACKETS), Vec::from_iter(2000..2000 + PACKETS));
     assert_eq!(forwarded(), before);
     let why = interface("eth1").to_string();
-    assert!(why.contains("ipvlan"), "{why}");
-    // The sink has had none of these.
+    assert!(why.contains("ipvlan"), "the reason does not name the ipvlan: {why}");
+    // The sink got none of these.
     sink.set_nonblocking(true).unwrap();
     let late = std::iter::from_fn(|| {
         let mut number = [0; 8];
@@ -522,7 +544,7 @@ fn an_ipvlan_gets_its_packets() {
     bed.stop();
 }
 
-/// Debian's default is fq_codel, with handle 0 and below an mq on these NICs; fq is what many choose instead.
+/// Debian's default is fq_codel, with handle 0 and below an mq on these NICs. Many users choose fq instead.
 #[test]
 #[ignore = "needs the virtual machine"]
 fn default_qdiscs_do_not_shape_and_a_limited_one_does() {
@@ -555,7 +577,7 @@ fn default_qdiscs_do_not_shape_and_a_limited_one_does() {
     bed.stop();
 }
 
-/// Devices of a VRF are the kernel's: the fast path knows no table of theirs.
+/// Devices of a VRF are left to the kernel: the fast path does not have their table.
 #[test]
 #[ignore = "needs the virtual machine"]
 fn leaves_a_vrf_to_the_kernel() {
@@ -576,7 +598,7 @@ fn leaves_a_vrf_to_the_kernel() {
     ping("2001:db8:4::2", 5);
     assert_eq!(forwarded(), before, "packets of a VRF must be left to the kernel");
 
-    // A VRF brings a policy rule, which changes lookups of the host's own packets too.
+    // A VRF adds a policy rule, which changes lookups of the host's own packets too.
     let host = host_router();
     assert!(
         host["accelerated"]["ipv4"] == true || host["why_not"]["ipv4"].to_string().contains("rule"),
@@ -593,7 +615,7 @@ fn leaves_a_vrf_to_the_kernel() {
     bed.stop();
 }
 
-/// A port that belongs to a bond is the bond's.
+/// A port that belongs to a bond is left to the kernel.
 #[test]
 #[ignore = "needs the virtual machine"]
 fn leaves_a_bond_to_the_kernel() {
@@ -607,7 +629,7 @@ fn leaves_a_bond_to_the_kernel() {
         ip addr add 10.2.0.1/24 dev bond0; ip addr add 2001:db8:2::1/64 dev bond0 nodad");
     bed.run();
     let told = ask("status").to_string() + &ask("interfaces").to_string();
-    assert!(told.contains("enslaved to the bond bond0"), "{told}");
+    assert!(told.contains("enslaved to the bond bond0"), "the bond is not given as the reason: {told}");
     let before = forwarded();
     ping("10.2.0.2", 5);
     ping("2001:db8:2::2", 5);
@@ -630,7 +652,7 @@ fn stop_leaves_plain_linux() {
     ping("10.2.0.2", 5);
 }
 
-/// Everything a router could leave behind: programs, maps, pins, sockets, settings.
+/// Everything that a router could leave behind: programs, maps, pins, sockets, settings.
 fn traces() -> String {
     sh("ip -d link show eth1; ip -d link show eth2; ls -R /sys/fs/bpf /run; ethtool -k eth1; ethtool -k eth2
         find /proc/sys/net -type f ! -name '*_stable_secret' ! -name flush ! -name '*slab*' -exec grep -H '' {} + 2>/dev/null || true")

@@ -1,5 +1,6 @@
-//! VXLAN with Linux's own vxlan device as the other end: what the elements send it takes out and delivers, what it sends they take out, byte for byte, over IPv4 and
-//! IPv6. Needs root: a namespace of its own.
+//! VXLAN with Linux's own vxlan device as the other end. Linux takes out and delivers the frames that the
+//! elements send, and the elements take out those that Linux sends, byte for byte, over IPv4 and IPv6. Needs
+//! root: a namespace of its own.
 
 mod common;
 
@@ -18,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Ours first.
+/// Addresses of the two ends, ours first.
 const ENDS: [[&str; 2]; 2] = [["192.0.2.1", "192.0.2.2"], ["2001:db8::1", "2001:db8::2"]];
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
@@ -36,7 +37,7 @@ fn one(elements: Vec<Box<dyn Element>>, frame: &[u8]) -> (Verdict, Vec<u8>) {
     (packet.verdict(), packet.data().to_vec())
 }
 
-/// The next frame that is wanted; others (router solicitations and the like) are left.
+/// The next frame that is wanted. Others, such as router solicitations, are discarded.
 fn wait(wire: &Wire, wanted: impl Fn(&[u8]) -> bool) -> Option<Vec<u8>> {
     let end = Instant::now() + Duration::from_secs(2);
     while Instant::now() < end {
@@ -49,7 +50,7 @@ fn wait(wire: &Wire, wanted: impl Fn(&[u8]) -> bool) -> Option<Vec<u8>> {
     None
 }
 
-/// Inside: a UDP packet, ARP to all, and a frame of no protocol that Linux knows.
+/// Frames to send inside: a UDP packet, ARP to all, and a frame of a protocol that Linux does not know.
 fn frames() -> Vec<Vec<u8>> {
     let mut udp = Vec::new();
     let build = etherparse::PacketBuilder::ethernet2([2, 0, 0, 0, 7, 7], [2, 0, 0, 0, 8, 8]);
@@ -72,7 +73,7 @@ fn linux_is_the_other_end() {
     in_new_namespace(|| {
         run("ip link add wire type veth peer name peer");
         run("ip link set wire address 02:00:00:00:00:01 up");
-        // Over veth checksums would be left to a device that is not there.
+        // On a veth, checksums would be left to a device that does not exist.
         run("ethtool -K peer tx off");
         run("ip link set peer address 02:00:00:00:00:02 up");
         run("ip address add 192.0.2.2/24 dev peer");
@@ -81,7 +82,7 @@ fn linux_is_the_other_end() {
         run("ip neighbour add 2001:db8::1 lladdr 02:00:00:00:00:01 dev peer");
         let wire = Wire::open("wire");
         for is_v6 in [false, true] {
-            // By default Linux writes UDP checksums, and over IPv6 wants them.
+            // By default, Linux writes UDP checksums, and requires them over IPv6.
             device(is_v6, if is_v6 { "" } else { "noudpcsum" });
             let inside = Wire::open("x0");
             let [local, remote]: [IpAddr; 2] = ENDS[usize::from(is_v6)].map(|end| end.parse().unwrap());
@@ -92,16 +93,16 @@ fn linux_is_the_other_end() {
                     vec![Box::new(VxlanEncap::new(vxlan)), Box::new(Forward::new(0))];
                 let (verdict, mut sent) = one(encap, &frame);
                 assert_eq!(verdict, Verdict::To(0));
-                // What `rewrite` would do.
+                // The element `rewrite` would set these addresses.
                 sent[..6].copy_from_slice(&PEER_MAC);
                 sent[6..12].copy_from_slice(&MAC);
                 wire.send(&sent);
                 let came = wait(&inside, |came| came == frame);
                 assert!(came.is_some(), "Linux did not deliver {} bytes, IPv6 {is_v6}", frame.len());
-                // And back.
+                // The way back.
                 inside.send(&frame);
                 let is_vxlan = |sent: &[u8]| sent[..6] == MAC && sent.ends_with(&frame);
-                let linux = wait(&wire, is_vxlan).expect("Linux sends it");
+                let linux = wait(&wire, is_vxlan).expect("Linux did not send the frame");
                 let decap = VxlanDecap::new(4660, local, Some(remote), 4789);
                 let decap: Vec<Box<dyn Element>> =
                     vec![Box::new(Check), Box::new(decap), Box::new(Forward::new(0))];
@@ -114,13 +115,14 @@ fn linux_is_the_other_end() {
     });
 }
 
-/// Ours and Linux's are alike but for addresses, which are the other way round, the source port, the identification, and checksums.
+/// Asserts that our outer headers equal Linux's, except for addresses, which are swapped, the source port,
+/// the identification, the flow label, and checksums.
 fn same_outer(is_v6: bool, ours: &[u8], linux: &[u8]) {
     let fields = |packet: &[u8]| {
         let mut ip = packet[14..].to_vec();
         let udp = if is_v6 {
             ip[8..40].fill(0);
-            // Linux has a flow label.
+            // Linux sets a flow label.
             ip[1] &= 0xf0;
             ip[2..4].fill(0);
             40

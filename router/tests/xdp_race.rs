@@ -1,4 +1,5 @@
-//! The real program reads while the tables change: what leaves belongs together, whatever it read half of.
+//! The real program reads while the tables change. A packet that leaves is consistent, even if the program
+//! read during a change.
 
 mod common;
 
@@ -26,15 +27,15 @@ use std::{
 const XDP_PASS: u32 = 2;
 const XDP_REDIRECT: u32 = 4;
 const LENGTH: Duration = Duration::from_secs(2);
-/// Of each kind of outcome at least; else nothing raced.
+/// Each outcome must occur at least this often, or nothing raced.
 const ENOUGH: u32 = 1000;
 
 fn mac(last: u8) -> Mac {
     Mac([2, 0, 0, 0, 0, last])
 }
 
-/// Router r has interface 2r+1 on port 0 and 2r+2 on port 1, and sends everything to next hop 100+r. All interfaces share
-/// the one bucket of the index.
+/// Router r has interface 2r+1 on port 0 and 2r+2 on port 1, and sends all packets to next hop 100+r. All
+/// interfaces share the only bucket of the index.
 fn interface(id: InterfaceId) -> Op {
     let number = id as u8 - 1;
     let interface = Interface {
@@ -94,7 +95,7 @@ fn world() -> (Plane, Tables<Arc<MappedMemory>>, u32) {
     (plane, tables, ifindex("p0"))
 }
 
-/// Ends the writer also when the reader panics.
+/// Ends the writer, also when the reader panics.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -135,12 +136,15 @@ fn race(changes: fn(u32) -> Vec<Op>) {
                             assert_eq!(got.frame, sent.bytes());
                             outcomes[1] += 1;
                         }
-                        other => panic!("verdict {other}"),
+                        other => panic!("unexpected action {other}"),
                     }
                 }
             }
             drop(stop);
-            assert!(outcomes.iter().all(|count| *count >= ENOUGH), "forwarded, passed up: {outcomes:?}");
+            assert!(
+                outcomes.iter().all(|count| *count >= ENOUGH),
+                "too few forwarded or passed up: {outcomes:?}"
+            );
         });
     });
 }

@@ -1,4 +1,5 @@
-//! Veths with AF_XDP on one end: ports whose frames go into rings of paths, and frames that tell which they are.
+//! Veth ports with AF_XDP on one end, whose frames go into the rings of paths. Each frame carries its path
+//! and a number.
 
 use crate::common::{ifindex, run};
 use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder};
@@ -15,13 +16,14 @@ use std::{
 };
 
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/paths.bpf.o"));
-/// Of `bpf/paths.bpf.c`.
+/// As in `bpf/paths.bpf.c`.
 const PATHS: u32 = 4;
 
-/// Small rings: what is full and what wraps is seen soon.
+/// Small rings, which soon fill and wrap.
 pub const SMALL: Rings = Rings { fill: 128, completion: 64, receive: 64, transmit: 64 };
 
-/// `pN` with so many queues, whose wire's other end is `qN`; both up, and quiet.
+/// Makes the veth pair `pN` and `qN` with this many queues. Both are up, and without IPv6, so that the kernel
+/// sends nothing of its own.
 pub fn make_port(n: usize, queues: usize) {
     let queues = format!("numrxqueues {queues} numtxqueues {queues}");
     run(&format!("ip link add p{n} {queues} type veth peer name q{n} {queues}"));
@@ -41,14 +43,14 @@ pub fn program<'a>(object: &'a Object, name: &str) -> BorrowedFd<'a> {
     unsafe { BorrowedFd::borrow_raw(program.as_fd().as_raw_fd()) }
 }
 
-/// The program on a port, and its slots.
+/// A port with the program attached, and the program's maps.
 pub struct XdpPort {
     pub object: Object,
     _link: PortLink,
 }
 
 impl XdpPort {
-    /// Frames go to paths.
+    /// Attaches the program that sends frames to paths.
     pub fn attach(device: &str) -> XdpPort {
         Self::with(device, "to_path")
     }
@@ -59,7 +61,7 @@ impl XdpPort {
         XdpPort { _link: link, object }
     }
 
-    /// Packets of its path go into this ring from now on.
+    /// Sends the packets of the receiver's path into its ring from now on.
     pub fn redirect(&self, receiver: &Receiver) {
         let slot = receiver.wanted().queue * PATHS + receiver.path() as u32;
         let socket = receiver.as_fd().as_raw_fd();
@@ -72,35 +74,35 @@ pub fn wanted(device: &str, queue: u32, rings: Rings) -> Wanted {
     Wanted { rings, ..Wanted::new(ifindex(device), queue) }
 }
 
-/// A queue, and RX rings of paths there.
+/// An open queue, and the RX rings of its paths.
 pub struct Opened {
     pub queue: Queue,
     receivers: Vec<Receiver>,
 }
 
 impl Opened {
-    /// One worker has all.
+    /// Gives the queue and its rings to one worker.
     pub fn add_to(self, io: &mut Io) {
         io.add_queue(self.queue);
         self.receivers.into_iter().for_each(|receiver| io.add_receiver(receiver));
     }
 }
 
-/// A queue with these paths, that get their packets.
+/// Opens a queue with an RX ring for each of these paths, and sends the packets of the paths there.
 pub fn open(umem: &Arc<Umem>, port: &XdpPort, wanted: Wanted, paths: &[usize]) -> (Opened, Sender) {
     let (queue, sender) = Queue::open(umem, wanted).unwrap();
     let receivers = paths.iter().map(|path| ring(port, &queue, *path)).collect();
     (Opened { queue, receivers }, sender)
 }
 
-/// An RX ring of a path, that gets its packets.
+/// Opens an RX ring of a path, and sends the path's packets there.
 pub fn ring(port: &XdpPort, queue: &Queue, path: usize) -> Receiver {
     let receiver = queue.opener().receiver(path).unwrap();
     port.redirect(&receiver);
     receiver
 }
 
-/// For a path, with a number, so many bytes long; no two are equal.
+/// A frame of a path, with a number, of `length` bytes. No two frames are equal.
 pub fn frame(path: u8, number: u32, length: usize) -> Vec<u8> {
     let mut frame = vec![0xff; 6];
     frame.extend([2, 0, 0, 0, 9, 9, 0x88, 0xb5, path]);
@@ -118,7 +120,8 @@ pub fn numbers(buffers: &[Buffer]) -> Vec<u32> {
     buffers.iter().map(|buffer| number(buffer.data())).collect()
 }
 
-/// Sends frames out of one end of a wire by AF_XDP: what is sent by queue n arrives on queue n of the other end.
+/// Sends frames out of one end of a wire by AF_XDP. A frame sent by queue n arrives on queue n of the other
+/// end.
 pub struct Generator {
     umem: Arc<Umem>,
     io: Io,
@@ -137,7 +140,7 @@ impl Generator {
         Generator { umem, io, packets: Vec::new() }
     }
 
-    /// Returns when they have arrived, or were dropped there.
+    /// Returns when all frames have arrived at the other end, or were dropped there.
     pub fn send(&mut self, queue: usize, frames: impl IntoIterator<Item = Vec<u8>>) {
         let mut frames = frames.into_iter().peekable();
         while frames.peek().is_some() {
@@ -162,22 +165,22 @@ impl Generator {
     }
 }
 
-/// No frame is missing.
+/// Asserts that all frames are free again.
 #[track_caller]
 pub fn whole(umem: &Umem) {
-    assert_eq!((umem.free_frames(), umem.retired_frames()), (umem.frames(), 0), "free and retired");
+    assert_eq!((umem.free_frames(), umem.retired_frames()), (umem.frames(), 0), "(free, retired) frames");
 }
 
 #[track_caller]
 pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !done() {
-        assert!(begun.elapsed() < Duration::from_secs(10), "waited in vain for {what}");
+        assert!(begun.elapsed() < Duration::from_secs(10), "timed out waiting for {what}");
         thread::sleep(Duration::from_micros(200));
     }
 }
 
-/// Takes packets of a path until there are so many.
+/// Receives packets of a path until there are `count`.
 #[track_caller]
 pub fn receive(io: &mut Io, path: usize, count: usize) -> Vec<Buffer> {
     let mut packets = Vec::new();
@@ -188,7 +191,7 @@ pub fn receive(io: &mut Io, path: usize, count: usize) -> Vec<Buffer> {
     packets
 }
 
-/// All rings, as they are, for another thread to go on with.
+/// Takes the rings as they are, so that another thread can continue with them.
 pub fn dismantle(mut io: Io) -> (Vec<Sender>, Vec<Receiver>, Vec<Queue>) {
     let senders = (0..io.outputs().len()).map(|_| io.take_output(0).sender).collect();
     let receivers = (0..MOST_PATHS).flat_map(|path| io.take_path(path)).collect();

@@ -9,13 +9,13 @@ use std::{
 
 #[test]
 #[ignore = "needs root"]
-fn what_a_worker_had_goes_back_when_it_is_dropped() {
+fn a_dropped_worker_returns_all_its_frames() {
     in_new_namespace(|| {
         let World { umem, io, port } = World::new(&[0, 1], SMALL, 100);
         let mut io = io;
         let mut generator = Generator::new("q0", 1);
         run("ip link set p1 down");
-        // In hand, in RX rings, in a TX ring, and in the auxiliary queue.
+        // Frames are in hand, in RX rings, in a TX ring and in the auxiliary queue.
         generator.send(0, (0..60).map(|n| frame(1, n, 60)));
         for _ in 0..3 {
             generator.send(0, (0..32).map(|n| frame(0, n, 60)));
@@ -27,10 +27,14 @@ fn what_a_worker_had_goes_back_when_it_is_dropped() {
         assert_eq!((io.outputs()[OUT].waiting(), io.outputs()[OUT].sender().waiting()), (32, 64));
         assert!(umem.free_frames() < umem.frames());
         drop(io);
-        assert_eq!(numbers(&in_hand), (0..20).collect::<Vec<_>>(), "a buffer outlives its worker");
+        assert_eq!(
+            numbers(&in_hand),
+            (0..20).collect::<Vec<_>>(),
+            "numbers of buffers that outlive their worker"
+        );
         drop(in_hand);
         whole(&umem);
-        // The queue is free again at once, for us.
+        // We can open the queue again at once.
         let (queue, _sender) = open(&umem, &port, wanted("p0", 0, SMALL), &[0]);
         let mut io = Io::new(&umem, 64).unwrap();
         queue.add_to(&mut io);
@@ -44,12 +48,12 @@ fn what_a_worker_had_goes_back_when_it_is_dropped() {
 
 #[test]
 #[ignore = "needs root"]
-fn another_thread_goes_on_where_one_panicked() {
+fn another_thread_continues_after_a_panic() {
     in_new_namespace(|| {
         make_port(0, 1);
         let (umem, port) = (Umem::new(2048, 2048).unwrap(), XdpPort::attach("p0"));
         let (queue, sender) = open(&umem, &port, wanted("p0", 0, SMALL), &[0]);
-        // The first of its workers fills the fill ring, and has no time for more.
+        // The first worker fills the fill ring; it ends before it can do more.
         let mut io = Io::new(&umem, 256).unwrap();
         queue.add_to(&mut io);
         io.add_output(sender, 10).unwrap();
@@ -71,7 +75,7 @@ fn another_thread_goes_on_where_one_panicked() {
                     }
                     let result = catch_unwind(AssertUnwindSafe(|| {
                         let packets = receive(&mut io, 0, 10);
-                        assert!(!panics, "as it was told to, with {} packets", packets.len());
+                        assert!(!panics, "panics as the test asks, with {} packets", packets.len());
                         numbers(&packets)
                     }));
                     (dismantle(io), result.ok())
@@ -85,7 +89,7 @@ fn another_thread_goes_on_where_one_panicked() {
         assert_eq!(
             result,
             Some((10..20).collect::<Vec<_>>()),
-            "only what the other had in its hands is lost"
+            "only the packets that the other thread held are lost"
         );
         generator.send(0, (30..40).map(|n| frame(0, n, 60)));
         let (parts, result) = work(umem.clone(), parts, false);
@@ -98,7 +102,7 @@ fn another_thread_goes_on_where_one_panicked() {
 
 #[test]
 #[ignore = "needs root"]
-fn a_port_that_is_deleted_is_told_of() {
+fn a_deleted_port_is_reported() {
     in_new_namespace(|| {
         let World { umem, port: _port, mut io } = World::new(&[0], SMALL, 100);
         let (stop, stopped) = mpsc::channel::<()>();
@@ -120,7 +124,7 @@ fn a_port_that_is_deleted_is_told_of() {
                 let count = packets.len();
                 (count, io.send(OUT, &mut packets))
             };
-            until("the carrier to be told", || io.faults().chain(io.output_faults()).next().is_none());
+            until("the carrier to be reported", || io.faults().chain(io.output_faults()).next().is_none());
             until("traffic", || matches!(forward(&mut io), (10.., Ok(()))));
             run("ip link del p1");
             until("an error of the output", || forward(&mut io).1 == Err(Fault::Gone));
@@ -129,8 +133,8 @@ fn a_port_that_is_deleted_is_told_of() {
                 let _ = forward(&mut io);
                 io.outputs()[OUT].counts().dropped_gone > 0
             });
-            // Though its TX ring may have some that nobody will take.
-            assert!(!io.has_waiting(), "a worker comes to rest");
+            // Its TX ring may still hold packets that nobody will take.
+            assert!(!io.has_waiting(), "packets still wait at a port that is gone");
             assert_eq!(io.output_faults().collect::<Vec<_>>(), [(OUT, Fault::Gone)]);
             drop(stop);
         });
@@ -141,9 +145,9 @@ fn a_port_that_is_deleted_is_told_of() {
         let begun = Instant::now();
         assert_eq!(io.sleep(Some(Duration::from_millis(50))).ok(), Some(false));
         drop(io);
-        assert!(begun.elapsed() < Duration::from_secs(1), "nothing hangs");
+        assert!(begun.elapsed() < Duration::from_secs(1), "the end took {:?}", begun.elapsed());
         whole(&umem);
-        // The same memory, when all who had registered it are gone.
+        // The memory can be used again after all sockets that registered it are gone.
         make_port(0, 1);
         let port = XdpPort::attach("p0");
         let (queue, _sender) = open(&umem, &port, wanted("p0", 0, SMALL), &[0]);
@@ -157,16 +161,16 @@ fn a_port_that_is_deleted_is_told_of() {
 
 #[test]
 #[ignore = "needs root"]
-fn a_missing_carrier_is_told_of() {
+fn a_missing_carrier_is_reported() {
     in_new_namespace(|| {
         let mut world = World::new(&[0], SMALL, 100);
         let faults = |io: &Io| (io.faults().collect::<Vec<_>>(), io.output_faults().collect::<Vec<_>>());
-        until("the carrier to be told", || faults(&world.io) == (vec![], vec![]));
+        until("the carrier to be reported", || faults(&world.io) == (vec![], vec![]));
         run("ip link set q1 down");
         let lost = (vec![(1, Fault::NoCarrier)], vec![(OUT, Fault::NoCarrier)]);
-        until("the missing carrier to be told", || faults(&world.io) == lost);
+        until("the missing carrier to be reported", || faults(&world.io) == lost);
         run("ip link set q1 up");
-        until("the carrier to be told", || faults(&world.io) == (vec![], vec![]));
+        until("the carrier to be reported", || faults(&world.io) == (vec![], vec![]));
         let (from, to) = (Wire::open("q0"), Wire::open("q1"));
         from.send(&frame(0, 4, 60));
         let mut packets = receive(&mut world.io, 0, 1);
@@ -176,10 +180,11 @@ fn a_missing_carrier_is_told_of() {
     });
 }
 
-/// More RX queues than TX queues: the kernel takes nothing from a TX ring there, and says nothing.
+/// The device has more RX queues than TX queues. The kernel takes nothing from a TX ring on a queue without a
+/// TX queue, and reports no error.
 #[test]
 #[ignore = "needs root"]
-fn a_queue_that_only_receives_says_so() {
+fn a_queue_that_cannot_send_is_reported() {
     in_new_namespace(|| {
         run("ip link add p0 numrxqueues 2 numtxqueues 1 type veth peer name q0 numrxqueues 1 numtxqueues 2");
         for device in ["p0", "q0"] {
@@ -193,7 +198,7 @@ fn a_queue_that_only_receives_says_so() {
             queue.add_to(&mut io);
             io.add_output(sender, 10).unwrap();
         }
-        until("the carrier to be told", || io.faults().next().is_none());
+        until("the carrier to be reported", || io.faults().next().is_none());
         assert_eq!(io.output_faults().collect::<Vec<_>>(), [(1, Fault::NoTransmitQueue)]);
         let to = Wire::open("q0");
         let mut send = |output, n| {
@@ -211,7 +216,8 @@ fn a_queue_that_only_receives_says_so() {
     });
 }
 
-/// The memory was registered by a socket of a device that is gone; others go on, and new ones come.
+/// The device whose socket registered the memory is deleted. Other sockets continue, and new ones can be
+/// opened.
 #[test]
 #[ignore = "needs root"]
 fn the_memory_outlives_the_port_that_registered_it() {
@@ -220,7 +226,7 @@ fn the_memory_outlives_the_port_that_registered_it() {
         run("ip link del p0");
         make_port(2, 1);
         let port = XdpPort::attach("p2");
-        // By the socket of p1, as that of p0 cannot be shared any more.
+        // This uses the socket of p1, as that of p0 cannot be shared any more.
         let (queue, _sender) = open(&world.umem, &port, wanted("p2", 0, SMALL), &[0]);
         queue.add_to(&mut world.io);
         let (from, to) = (Wire::open("q2"), Wire::open("q1"));
@@ -233,10 +239,10 @@ fn the_memory_outlives_the_port_that_registered_it() {
     });
 }
 
-/// It is waited for, and then refused: that somebody has it is no reason to copy.
+/// The open waits for the queue, and then fails. A busy queue is no reason to copy.
 #[test]
 #[ignore = "needs root"]
-fn a_queue_that_somebody_has_is_not_opened_in_another_mode() {
+fn a_busy_queue_is_not_opened_in_copy_mode() {
     in_new_namespace(|| {
         make_port(0, 1);
         let [theirs, ours] = [(); 2].map(|()| Umem::new(1024, 2048).unwrap());
@@ -264,7 +270,7 @@ fn a_queue_that_somebody_has_is_not_opened_in_another_mode() {
 
 #[test]
 #[ignore = "needs root"]
-fn what_cannot_be_opened_says_why() {
+fn a_failed_open_says_why() {
     in_new_namespace(|| {
         make_port(0, 1);
         let few = Umem::new(300, 2048).unwrap();
@@ -281,8 +287,12 @@ fn what_cannot_be_opened_says_why() {
         );
         let umem = Umem::new(4096, 2048).unwrap();
         let open = |wanted| error(Queue::open(&umem, wanted).map(drop));
-        assert_eq!(open(wanted), format!("queue 0 of device {}: binding", wanted.ifindex), "somebody has it");
-        assert!(open(Wanted { queue: 1, ..wanted }).starts_with("queue 1"), "there is none");
+        assert_eq!(
+            open(wanted),
+            format!("queue 0 of device {}: binding", wanted.ifindex),
+            "another socket has the queue"
+        );
+        assert!(open(Wanted { queue: 1, ..wanted }).starts_with("queue 1"), "a queue that the device lacks");
         assert!(open(Wanted { ifindex: 999, ..wanted }).starts_with("queue 0 of device 999"));
         let rings = Rings { receive: 100, ..SMALL };
         assert!(open(Wanted { rings, ..wanted }).starts_with("a ring of 100 entries"));

@@ -1,4 +1,4 @@
-//! More packets than can be dealt with, and the thread that receives them, for measurements.
+//! For measurements: more packets than the receiver can handle, and the thread that receives them.
 
 use super::{
     bed::{load, program},
@@ -16,12 +16,13 @@ use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-/// Sends a frame by a program of `bpf/paths.bpf.c`, on core 0, until told to stop. It pauses for some 20 ms after each million of packets.
+/// Sends a frame by a program of `bpf/paths.bpf.c`, on core 0, until `over` is set. It pauses for some 20 ms
+/// after each million packets.
 pub fn flood(device: &str, by: &str, frame: &[u8], over: &AtomicBool) {
     flood_of(1 << 20, device, by, frame, over);
 }
 
-/// The same, so many packets before each pause; what it is told is heard then only.
+/// Like [`flood`], with `packets` packets before each pause. `over` is read only then.
 pub fn flood_of(packets: i32, device: &str, by: &str, frame: &[u8], over: &AtomicBool) {
     only_on([0]);
     let object = load();
@@ -44,11 +45,11 @@ pub fn flood_of(packets: i32, device: &str, by: &str, frame: &[u8], over: &Atomi
     }
 }
 
-/// The thread that polls the only queue of a device, by number.
+/// The thread that polls the only queue of a device, by process number.
 pub struct Napi(pub u32);
 
 impl Napi {
-    /// Makes it, on this core.
+    /// Makes the thread, on this core.
     pub fn new(device: &str, core: usize) -> Napi {
         let roots = Roots::here().unwrap();
         fs::write(roots.device(device).join("threaded"), "1").unwrap();
@@ -60,7 +61,7 @@ impl Napi {
         Napi(pid)
     }
 
-    /// Nanoseconds that it had a core.
+    /// Nanoseconds that the thread ran.
     pub fn cpu_ns(&self) -> u64 {
         let stat = fs::read_to_string(format!("/proc/{}/schedstat", self.0)).unwrap();
         stat.split(' ').next().unwrap().parse().unwrap()

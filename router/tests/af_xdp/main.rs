@@ -1,4 +1,5 @@
-//! AF_XDP between veths, in namespaces of their own: what comes out, what is counted, and that no frame is missing at the end.
+//! AF_XDP between veths, in namespaces of their own: the frames that come out, what is counted, and that no
+//! frame is missing at the end.
 
 mod bed;
 #[path = "../common/mod.rs"]
@@ -16,14 +17,14 @@ use std::{
     thread,
 };
 
-/// A worker with one queue of p0 with these paths, and one of p1 to send by.
+/// A worker with one queue of p0, which has these paths, and one queue of p1 to send by.
 struct World {
     umem: Arc<Umem>,
     port: XdpPort,
     io: Io,
 }
 
-/// Its output to p1.
+/// The output to p1.
 const OUT: usize = 0;
 
 impl World {
@@ -39,7 +40,7 @@ impl World {
         World { umem, port, io }
     }
 
-    /// All go, and nothing is missing.
+    /// Closes everything, and asserts that no frame is missing.
     #[track_caller]
     fn end(self) {
         for queue in self.io.queues() {
@@ -50,7 +51,7 @@ impl World {
     }
 }
 
-/// Next frames of ours that came out of a wire.
+/// The next `count` frames of ours that come out of a wire.
 #[track_caller]
 fn out_of(wire: &Wire, count: usize) -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
@@ -73,8 +74,11 @@ fn bytes_that_come_in_go_out_in_order() {
         let mut world = World::new(&[0], SMALL, 0);
         let (from, to) = (Wire::open("q0"), Wire::open("q1"));
         let queue = &world.io.queues()[0];
-        assert!(!queue.is_zero_copy() && queue.copies_because().is_some(), "a veth copies, and that is said");
-        // Some of every length, and more than any ring has.
+        assert!(
+            !queue.is_zero_copy() && queue.copies_because().is_some(),
+            "a queue of a veth does not say why it copies"
+        );
+        // Frames of many lengths, and more than any ring holds.
         let frames: Vec<_> = (0..750).map(|n| frame(0, n, 60 + n as usize * 97 % 1455)).collect();
         for some in frames.chunks(50) {
             some.iter().for_each(|frame| from.send(frame));
@@ -84,7 +88,10 @@ fn bytes_that_come_in_go_out_in_order() {
             }
             world.io.send(OUT, &mut packets).unwrap();
             assert!(packets.is_empty());
-            assert!(out_of(&to, some.len()) == some, "the same, in order");
+            assert!(
+                out_of(&to, some.len()) == some,
+                "the frames that came out differ from those sent, or in order"
+            );
             world.io.flush();
         }
         let counts = world.io.outputs()[OUT].counts();
@@ -108,7 +115,7 @@ fn a_worker_takes_from_its_queues_in_turns() {
             }
         }
         let mut generators = [Generator::new("q0", 4), Generator::new("q1", 4)];
-        // 40 wait in each ring of port and queue, but 20 in that of the last.
+        // 40 frames wait in each ring of port and queue, but 20 in the last.
         for (port, generator) in (0..).zip(&mut generators) {
             for queue in 0..4 {
                 let ring = port * 4 + queue;
@@ -124,15 +131,15 @@ fn a_worker_takes_from_its_queues_in_turns() {
             let mut of_ring = [0; 8];
             for number in numbers(&packets) {
                 let ring = number as usize / 1000;
-                assert_eq!(number as usize % 1000, expected[ring], "in order");
+                assert_eq!(number as usize % 1000, expected[ring], "the next number of ring {ring}");
                 expected[ring] += 1;
                 of_ring[ring] += 1;
             }
             took.push(of_ring);
         }
-        // The last has no more then; the others share what it leaves, and three of them get the rest.
+        // The last ring is empty then. The others share what it leaves, and three of them get the rest.
         assert_eq!(took, [[10; 8], [10; 8], [12, 12, 12, 11, 11, 11, 11, 0]]);
-        assert_eq!(receive(&mut io, 2, 60).len(), 60, "what was left");
+        assert_eq!(receive(&mut io, 2, 60).len(), 60, "the packets that were left");
         assert_eq!(io.receive(2, 100, &mut Vec::new()), 0);
         generators.into_iter().for_each(Generator::end);
         drop(io);
@@ -147,7 +154,7 @@ fn a_stalled_path_costs_its_neighbour_nothing() {
         let mut world = World::new(&[0, 1], SMALL, 0);
         let mut generator = Generator::new("q0", 1);
         let mut received = Vec::new();
-        // Twenty times what a ring has, for each; nobody reads path 1.
+        // Twenty times as many frames as a ring holds, for each path. Nobody reads path 1.
         for n in 0..40 {
             generator.send(0, (n * 32..(n + 1) * 32).flat_map(|n| [frame(0, n, 60), frame(1, n, 60)]));
             received.extend(numbers(&receive(&mut world.io, 0, 32)));
@@ -158,7 +165,7 @@ fn a_stalled_path_costs_its_neighbour_nothing() {
         assert_eq!((reading.receive_ring_full, reading.received_dropped), (0, 0));
         assert_eq!((stalled.receive_ring_full, stalled.received_dropped), (40 * 32 - 64, 0));
         assert_eq!((stalled.fill_ring_empty, reading.fill_ring_empty), (0, 0));
-        // What the ring took is there, in order, and it goes on.
+        // The frames that the ring took are there, in order, and the path continues.
         assert_eq!(numbers(&receive(&mut world.io, 1, 64)), (0..64).collect::<Vec<_>>());
         generator.send(0, [frame(1, 5, 60)]);
         assert_eq!(numbers(&receive(&mut world.io, 1, 1)), [5]);
@@ -177,7 +184,7 @@ fn a_path_without_a_ring_is_the_kernels() {
         from.send(&frame(0, 8, 60));
         assert_eq!(numbers(&receive(&mut world.io, 0, 1)), [8]);
         assert_eq!(out_of(&kernel, 1), [frame(1, 7, 60)]);
-        // A path that comes later.
+        // A path that is added later.
         let receiver = ring(&world.port, &world.io.queues()[0], 1);
         world.io.add_receiver(receiver);
         let no_path = world.io.queues()[0].opener().receiver(MOST_PATHS).err().unwrap();
@@ -211,7 +218,7 @@ fn frames_that_do_not_fit_are_dropped_and_counted() {
 
 #[test]
 #[ignore = "needs root"]
-fn devices_of_equal_index_in_other_namespaces_are_others() {
+fn devices_with_equal_indexes_in_two_namespaces_are_not_confused() {
     let umem = Umem::new(4096, 2048).unwrap();
     let here = |umem: Arc<Umem>, tag: u32, meet: Arc<std::sync::Barrier>, indexes: mpsc::Sender<u32>| {
         move || {
@@ -220,7 +227,7 @@ fn devices_of_equal_index_in_other_namespaces_are_others() {
             let port = XdpPort::attach("p0");
             let (opened, sender) = open(&umem, &port, wanted("p0", 0, SMALL), &[0]);
             meet.wait();
-            // After both have the first socket: the second of each finds its own.
+            // After each thread has its first socket, the second socket of each finds its own device.
             let second = ring(&port, &opened.queue, 1);
             let mut io = Io::new(&umem, 64).unwrap();
             opened.add_to(&mut io);
@@ -233,7 +240,7 @@ fn devices_of_equal_index_in_other_namespaces_are_others() {
                 assert_eq!(
                     numbers(&packets),
                     (tag..tag + 40).collect::<Vec<_>>(),
-                    "its own, and all of them"
+                    "the frames of path {path} in this namespace"
                 );
                 io.send(0, &mut packets).unwrap();
                 let expected: Vec<_> = (tag..tag + 40).map(|n| frame(path, n, 60)).collect();
@@ -252,6 +259,6 @@ fn devices_of_equal_index_in_other_namespaces_are_others() {
     in_new_namespace(here(umem.clone(), 2000, meet, indexes));
     other.join().unwrap();
     let are: Vec<u32> = are.iter().collect();
-    assert_eq!(are[0], are[1], "indexes repeat");
+    assert_eq!(are[0], are[1], "the devices have different indexes, and the test shows nothing");
     whole(&umem);
 }

@@ -1,5 +1,6 @@
-//! What a packet costs: `cargo test --release -p millrace --test af_xdp -- --ignored --nocapture measure`, as root. The veths' receive
-//! threads and the worker share core 1; the generator, and what takes the packets at the end, have core 0.
+//! What a packet costs: `cargo test --release -p millrace --test af_xdp -- --ignored --nocapture measure`, as
+//! root. The veths' receive threads and the worker share core 1. The generator has core 0, and so has the
+//! thread that takes the packets at the end.
 
 use super::{
     bed::*,
@@ -26,20 +27,20 @@ fn list(of: &[f64]) -> String {
     of.iter().map(|n| format!("{n:.1}")).collect::<Vec<_>>().join(" ")
 }
 
-/// Of this thread, system calls included.
+/// CPU time of this thread, including system calls.
 fn cpu_time() -> Duration {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(t.tv_sec.try_into().unwrap(), t.tv_nsec.try_into().unwrap())
 }
 
-/// What one round saw.
+/// The results of one round.
 struct Round {
     forwarded_pps: f64,
     worker_ns: f64,
     receiver_ns: f64,
 }
 
-/// Forwards for a while; offered is more than can be.
+/// Forwards for a while. More packets are offered than can be forwarded.
 fn forward(io: &mut Io, receiver: &Napi, batch: usize) -> Round {
     let mut packets: Vec<Buffer> = Vec::new();
     let received = |io: &Io| {
@@ -53,7 +54,7 @@ fn forward(io: &mut Io, receiver: &Napi, batch: usize) -> Round {
                 if io.receive(0, batch, &mut packets) > 0 {
                     io.send(0, &mut packets).unwrap();
                 } else {
-                    // Not in a loop: that would be counted.
+                    // A busy loop would be counted.
                     io.flush();
                     io.sleep(Some(Duration::from_millis(1))).unwrap();
                 }
@@ -80,10 +81,11 @@ fn receive_and_send() {
     }
 }
 
-/// `sink_core`: of the thread that takes the packets at the end; without, the worker does that itself, in its calls.
+/// `sink_core`: the core of the thread that takes the packets at the end. Without it the worker takes them
+/// itself, within its calls.
 fn forward_all(sink_core: Option<usize>) {
     println!(
-        "what leaves is taken on {}",
+        "packets that leave are taken on {}",
         sink_core.map_or("the worker's core, in its calls".into(), |core| format!("core {core}"))
     );
 
@@ -106,14 +108,14 @@ fn forward_all(sink_core: Option<usize>) {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         let _ends = Ends(&over);
-        // A new thread is in this one's namespace.
+        // A new thread is in the namespace of this one.
         scope.spawn(|| flood("q0", "generate", &frame(0, 0, 60), &over));
         for round in 0..ROUNDS {
             for batch in BATCHES {
                 let Round { forwarded_pps, worker_ns, receiver_ns } = forward(&mut io, &receiver, batch);
                 println!(
                     "round {round}, batch {batch:2}: forwarded {:.3} Mpps; ns of CPU a packet: worker {worker_ns:.0}, \
-                         receive thread {receiver_ns:.0} (those for a full ring included)",
+                         receive thread {receiver_ns:.0} (including packets that find the ring full)",
                     forwarded_pps / 1e6
                 );
             }
@@ -140,7 +142,7 @@ fn buffers_alone() {
     for batch in BATCHES {
         let (mut numbers, mut buffers, mut touched) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
-            // Frame numbers only: what a scheme would cost that knows no owner.
+            // Frame numbers only: the cost of a scheme that knows no owner.
             let mut taken: Vec<u32> = Vec::with_capacity(batch);
             numbers.push(time(
                 Box::new(|| {

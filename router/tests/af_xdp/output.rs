@@ -1,4 +1,4 @@
-//! Sending: what finds a ring full, what is not sent, and several workers.
+//! Sending: packets that find a ring full, packets that are not sent, and several workers.
 
 use super::*;
 use router::user_plane::af_xdp::Fault;
@@ -38,10 +38,11 @@ fn packets_grow_at_both_ends_and_unfit_ones_are_dropped() {
     });
 }
 
-/// What is sent while the port is down fills TX ring and auxiliary queue; what comes after is lost; what waits leaves first.
+/// Packets that are sent while the port is down fill the TX ring and the auxiliary queue; later ones are
+/// lost. Those that wait leave first.
 #[test]
 #[ignore = "needs root"]
-fn what_finds_the_ring_full_waits_in_order() {
+fn packets_that_find_the_ring_full_wait_in_order() {
     in_new_namespace(|| {
         let mut world = World::new(&[0], SMALL, 100);
         let to = Wire::open("q1");
@@ -63,7 +64,7 @@ fn what_finds_the_ring_full_waits_in_order() {
         let counts = world.io.outputs()[OUT].counts();
         assert_eq!((counts.sent_packets, counts.delayed_packets, counts.dropped_full), (64, 100, 36));
         run("ip link set p1 up");
-        // A newer one goes last.
+        // A newer packet goes last.
         until("the auxiliary queue to empty, or nearly", || {
             world.io.flush();
             world.io.outputs()[OUT].waiting() <= 36
@@ -80,10 +81,11 @@ fn what_finds_the_ring_full_waits_in_order() {
     });
 }
 
-/// Frames that were sent and are not taken back would fill the completion ring, and the kernel would send no more.
+/// If nobody took back the frames that were sent, they would fill the completion ring, and the kernel would
+/// send no more.
 #[test]
 #[ignore = "needs root"]
-fn nothing_is_lost_where_completions_wait() {
+fn no_packet_is_lost_while_completions_wait() {
     in_new_namespace(|| {
         let mut world = World::new(&[0], SMALL, 400);
         let to = Wire::open("q1");
@@ -97,19 +99,20 @@ fn nothing_is_lost_where_completions_wait() {
                 .collect();
             world.io.send(OUT, &mut packets).unwrap();
         }
-        // Nobody received or flushed: the sender itself takes back what fills half of the completion ring.
+        // Nobody received or flushed: the sender itself takes frames back when they fill half of the
+        // completion ring.
         let out = &world.io.outputs()[OUT];
         assert_eq!((out.waiting(), out.counts().sent_packets), (0, 300));
-        assert!(out.sender().in_flight() <= 64, "{}", out.sender().in_flight());
+        assert!(out.sender().in_flight() <= 64, "{} frames in flight", out.sender().in_flight());
         let out: Vec<u32> = out_of(&to, 300).iter().map(|frame| number(frame)).collect();
         assert_eq!(out, (0..300).collect::<Vec<_>>());
         world.end();
     });
 }
 
-/// One packet, of a path and with a number, by the first output, as soon as there is room.
+/// Sends one packet of a path, with a number, by the first output, and waits until it has left.
 fn send_one(io: &mut Io, path: u8, n: u32) {
-    let mut packet = io.pool().allocate().expect("frames come back by the depot");
+    let mut packet = io.pool().allocate().expect("no frame came back through the depot");
     assert!(packet.fill(&frame(path, n, 60)));
     io.send(0, &mut vec![packet]).unwrap();
     until("room", || {
@@ -129,7 +132,7 @@ fn a_worker_sends_on_when_the_owner_of_its_queue_is_gone() {
         let mut io = Io::new(&umem, 64).unwrap();
         io.add_output(parts.0.another_sender().unwrap(), 10).unwrap();
         drop(parts);
-        // More than the memory has.
+        // More frames than the memory has.
         (0..3000).for_each(|n| send_one(&mut io, 0, n));
         let out: Vec<u32> = out_of(&to, 3000).iter().map(|frame| number(frame)).collect();
         assert_eq!(out, (0..3000).collect::<Vec<_>>());
@@ -139,7 +142,8 @@ fn a_worker_sends_on_when_the_owner_of_its_queue_is_gone() {
     });
 }
 
-/// Two workers, one queue: the second has a TX ring of its own, and the first takes back what both sent.
+/// Two workers send by one queue. The second has a TX ring of its own, and the first takes back the frames of
+/// both.
 #[test]
 #[ignore = "needs root"]
 fn two_workers_send_by_one_queue() {
@@ -157,7 +161,7 @@ fn two_workers_send_by_one_queue() {
             let other = scope.spawn(move || {
                 let mut io = Io::new(&umem, 64).unwrap();
                 io.add_output(guest, 10).unwrap();
-                // Far more than the memory has.
+                // Far more frames than the memory has.
                 (0..6000).for_each(|n| send_one(&mut io, 1, n));
             });
             (0..3000).for_each(|n| send_one(&mut io, 0, n));
@@ -169,7 +173,7 @@ fn two_workers_send_by_one_queue() {
         let out = out_of(&to, 9000);
         for (path, count) in [(0, 3000), (1, 6000)] {
             let numbers = out.iter().filter(|f| f[14] == path).map(|f| number(f)).collect::<Vec<_>>();
-            assert_eq!(numbers, (0..count).collect::<Vec<_>>(), "each one's in order");
+            assert_eq!(numbers, (0..count).collect::<Vec<_>>(), "packets of path {path}, in order");
         }
         assert_eq!(io.queues()[0].counts().refused, 0);
         drop(io);

@@ -1,4 +1,5 @@
-//! What a program costs, by BPF_PROG_TEST_RUN of the very one that is attached: frames one after another, their headers as they came.
+//! What a program costs. BPF_PROG_TEST_RUN runs the very program that is attached, on one frame after
+//! another, each with its original headers.
 
 use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder, ProgramInput};
 use std::{
@@ -9,16 +10,16 @@ use std::{
 };
 
 pub const PACKETS: u32 = 2_000_000;
-/// Of lab/bpf/cost.bpf.c.
+/// As in lab/bpf/cost.bpf.c.
 const HEADER_BYTES: usize = 56;
 
-/// Of this thread: what others do meanwhile does not count, as far as they leave the core's caches alone.
+/// CPU time of this thread. Other threads do not count, except that they may use the core's caches.
 pub fn cpu_time() -> Duration {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(t.tv_sec.try_into().unwrap(), t.tv_nsec.try_into().unwrap())
 }
 
-/// lab/bpf/cost.bpf.c with frames: it hands one after another to the program under test.
+/// lab/bpf/cost.bpf.c with frames: it gives one after another to the program under test.
 pub struct Driver(Object);
 
 impl Driver {
@@ -51,7 +52,7 @@ impl Driver {
         map.update(key, value, MapFlags::ANY).unwrap();
     }
 
-    /// Nanoseconds per packet, those of the driver included.
+    /// Nanoseconds per packet, including those of the driver.
     pub fn run(&mut self, program: BorrowedFd<'_>, ifindex: u32, queue: u32, frame: &[u8]) -> f64 {
         self.map("under_test", &[0; 4], &program.as_raw_fd().to_ne_bytes());
         let mut context = [0_u8; 24];
@@ -70,7 +71,7 @@ impl Driver {
         (cpu_time() - started).as_secs_f64() * 1e9 / f64::from(PACKETS)
     }
 
-    /// What the driver costs by itself.
+    /// Nanoseconds per packet of the driver alone.
     pub fn alone(&mut self, ifindex: u32, frame: &[u8]) -> f64 {
         let drop = self.0.progs().find(|p| p.name() == "nothing").unwrap();
         let drop = drop.as_fd().try_clone_to_owned().unwrap();

@@ -1,4 +1,5 @@
-//! Frames for tests: built whole, changed at will, and the frame a correct router makes of them, computed the slow way.
+//! Frames for tests, which a test can change, and the frame that a correct router makes of them, computed the
+//! slow way.
 
 use etherparse::PacketBuilder;
 use logic::net::{Mac, Tag, Vlan};
@@ -56,7 +57,7 @@ impl Frame {
         self
     }
 
-    /// Changes payload bytes, leaving everything else, checksums included, as it was.
+    /// Changes payload bytes. Everything else, including checksums, stays as it was.
     pub fn with(mut self, change: impl FnOnce(&mut Vec<u8>)) -> Frame {
         change(&mut self.payload);
         self

@@ -1,4 +1,5 @@
-//! What the root tests share: a namespace of their own, frames, the ends of wires, and a small router.
+//! What the tests that need root share: a namespace of their own, frames, the ends of wires, and a small
+//! router.
 #![allow(dead_code)]
 
 pub mod driver;
@@ -28,7 +29,7 @@ pub const SMALL: Capacity = Capacity {
     routers: 256,
 };
 
-/// Runs `body` on a thread inside a fresh network namespace that vanishes with it. Needs root.
+/// Runs `body` on a thread in a new network namespace, which vanishes with the thread. Needs root.
 pub fn in_new_namespace(body: impl FnOnce() + Send + 'static) {
     let result = thread::spawn(move || {
         // SAFETY: moves only this thread, which ends here, into a new network namespace.
@@ -43,7 +44,8 @@ pub fn in_new_namespace(body: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Runs a command line (split at spaces) in this thread's namespace; panics with its words if it fails.
+/// Runs a command line (split at spaces) in this thread's namespace. If it fails, panics with its error
+/// output.
 pub fn run(line: &str) -> String {
     let mut words = line.split_whitespace();
     let output =
@@ -61,27 +63,27 @@ pub fn ifindex(device: &str) -> u32 {
     index
 }
 
-/// The calling thread runs on these cores from now on.
+/// Pins the calling thread to these cores.
 pub fn only_on(cores: impl IntoIterator<Item = usize>) {
     let mut set = CpuSet::new();
     cores.into_iter().for_each(|core| set.set(core));
     sched_setaffinity(None, &set).unwrap();
 }
 
-/// Is this the machine that `make test-vm` emulates?
+/// Whether this is the machine that `make test-vm` emulates.
 pub fn is_emulated() -> bool {
     std::env::var_os("MILLRACE_VM_NIC").is_some()
 }
 
-/// The calling thread goes before all usual ones from now on.
+/// Gives the calling thread real-time priority, above all usual threads.
 pub fn be_urgent() {
     let parameters = libc::sched_param { sched_priority: 50 };
-    // SAFETY: of the calling thread, from a struct of ours.
+    // SAFETY: concerns the calling thread only, and reads a struct of ours.
     let rc = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) };
     assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
 }
 
-/// Tells other threads that this one has done its part, however it ends.
+/// Sets the flag when it is dropped: other threads see that this one is done, however it ends.
 pub struct Ends<'a>(pub &'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -90,7 +92,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// A thread of real-time priority keeps a core to itself, for as long as `body` takes.
+/// Runs `body` while a thread of real-time priority occupies a core.
 pub fn hogged<T>(core: usize, body: impl FnOnce() -> T) -> T {
     let done = AtomicBool::new(false);
     thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Numbered packets of several flows, and whether one of them overtakes another of its flow.
+//! Sends numbered packets of several flows, and counts those that a later packet of their flow overtook.
 
 use super::{Ends, frame::Frame, only_on, wire::Wire};
 use logic::cores::{CoreId, QueueId};
@@ -12,21 +12,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Under way: fewer than a veth has room for (256), so that none is lost.
+/// The most packets under way: fewer than a veth has room for (256), so that none is lost.
 const MOST: u64 = 200;
 const UDP: u8 = 17;
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What came of packets that were sent.
+/// The counts of packets that were sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Came {
     pub sent: u64,
     pub received: u64,
-    /// By a later one of their flow, or by themselves.
+    /// Packets that a later one of their flow overtook, or that came twice.
     pub overtaken: u64,
 }
 
-/// Of IPv4 and UDP: from this port, and with a number in its last bytes.
+/// Gives an IPv4 UDP frame this source port, and the number in its last bytes.
 pub fn numbered(frame: Frame, flow: u16, number: u32) -> Vec<u8> {
     let frame = frame.ip4(|ip| {
         ip[20..22].copy_from_slice(&flow.to_be_bytes());
@@ -36,8 +36,9 @@ pub fn numbered(frame: Frame, flow: u16, number: u32) -> Vec<u8> {
     frame.bytes()
 }
 
-/// Sends packet after packet, flow after flow, for as long as `meanwhile` takes, which has a thread of its own; no more at a time
-/// than there is room for. `frame`: the packet with a number; `look`: at what has come of it.
+/// Sends packets, taking the flows in turn, while `meanwhile` runs on a thread of its own. No more packets
+/// are under way than there is room for. `frame` makes the packet of a number; `look` is called with each
+/// number and packet that arrived.
 pub fn send_while(
     wires: (&Wire, &Wire),
     flows: u16,
@@ -48,8 +49,8 @@ pub fn send_while(
     send_paced_while(wires, flows, |_| f64::INFINITY, frame, look, meanwhile)
 }
 
-/// The same, at most as many a second as `rate` says, which is asked with the time since the first; what could not be sent in time is
-/// not made up for.
+/// Like [`send_while`], at no more than `rate` packets a second, where `rate` gets the time since the start.
+/// Packets that could not be sent in time are not sent later.
 pub fn send_paced_while(
     (from, to): (&Wire, &Wire),
     flows: u16,
@@ -107,7 +108,8 @@ impl<R: Fn(Duration) -> f64> Pace<R> {
     }
 }
 
-/// Changes so many times which cores share a queue that the first one polls: both, one of them, or it is whole.
+/// Changes `turns` times which cores share a queue that the first one polls: both, one of them, or none (the
+/// queue is whole).
 pub fn split_and_join(splits: &Splits, queue: QueueId, [here, other]: [CoreId; 2], turns: usize) {
     let both = [here, other];
     let shares: [&[CoreId]; 5] = [&both, &[other], &[], &both, &[here]];
@@ -121,7 +123,7 @@ pub fn split_and_join(splits: &Splits, queue: QueueId, [here, other]: [CoreId; 2
     }
 }
 
-/// Until all have come, or nothing does any more.
+/// Receives until all packets have come, or none comes any more. Returns how many were overtaken.
 fn overtaken(
     wire: &Wire,
     flows: u16,
@@ -132,7 +134,7 @@ fn overtaken(
     let mut last = vec![None; flows.into()];
     let (mut overtaken, mut heard) = (0, Instant::now());
     while received.load(Relaxed) < all.load(Relaxed) && heard.elapsed() < PATIENCE {
-        // The kernel's own packets come here, too.
+        // The kernel's own packets come here too.
         let Some(bytes) = wire.receive().filter(|bytes| bytes[12..14] == [8, 0] && bytes[23] == UDP) else {
             thread::yield_now();
             continue;

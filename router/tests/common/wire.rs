@@ -1,4 +1,5 @@
-//! A raw socket on one end of a veth: sends frames as they are, receives what comes out of the other end.
+//! A raw socket on one end of a veth: sends frames as they are, and receives those that come out of the other
+//! end.
 
 use super::ifindex;
 use std::{
@@ -10,7 +11,7 @@ pub struct Wire {
     socket: OwnedFd,
 }
 
-/// `PACKET_OUTGOING`: what we sent ourselves.
+/// `PACKET_OUTGOING`: frames that we sent ourselves.
 const OUTGOING: u8 = 4;
 static BUFFER_BYTES: libc::c_int = 16 << 20;
 
@@ -50,7 +51,8 @@ impl Wire {
         Wire { socket }
     }
 
-    /// A frame that the other end is too small for is lost here, as on any wire. So is one when this end is down.
+    /// Sends a frame. As on any wire, a frame that is too long for the other end is lost, and so is one while
+    /// this end is down.
     pub fn send(&self, frame: &[u8]) {
         // SAFETY: a readable buffer of that length.
         let sent = unsafe { libc::send(self.socket.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
@@ -67,7 +69,8 @@ impl Wire {
         );
     }
 
-    /// From now on nothing is received, and to find that out takes the kernel so many divisions for each frame that comes in by the device.
+    /// Makes the socket receive nothing from now on. The kernel does this many divisions to refuse each frame
+    /// that comes in by the device.
     pub fn refuse_slowly(&self, divisions: u16) {
         let [divide, end] =
             [(libc::BPF_ALU | libc::BPF_DIV | libc::BPF_K, 3), (libc::BPF_RET | libc::BPF_K, 0)]
@@ -85,10 +88,10 @@ impl Wire {
                 size_of_val(&program) as u32,
             )
         };
-        assert_eq!(rc, 0, "a filter: {}", io::Error::last_os_error());
+        assert_eq!(rc, 0, "attaching a filter: {}", io::Error::last_os_error());
     }
 
-    /// The next frame that came out, `None` if there is none now.
+    /// The next frame that came out; `None` if there is none now.
     pub fn receive(&self) -> Option<Vec<u8>> {
         let mut buffer = vec![0_u8; 16384];
         loop {

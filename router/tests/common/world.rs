@@ -10,11 +10,11 @@ use logic::{
 use router::plane::{MappedMemory, Mode, Plane, PortLink, Settings, policy::PlaneMaps};
 use std::{path::Path, sync::Arc, time::Duration};
 
-/// Of the ports, and of the host.
+/// MAC addresses of the ports.
 pub const A: Mac = Mac([2, 0, 0, 0, 0, 1]);
 pub const B: Mac = Mac([2, 0, 0, 0, 0, 2]);
 const NEIGHBOUR: Mac = Mac([2, 0, 0, 0, 7, 1]);
-/// Nothing is pinned.
+/// A directory that does not exist: nothing is pinned.
 const NOWHERE: &str = "/sys/fs/bpf/nowhere";
 pub const SETTINGS: Settings = Settings {
     capacity: SMALL,
@@ -25,7 +25,8 @@ pub const SETTINGS: Settings = Settings {
     queue_rows: false,
 };
 
-/// Port 0 is p0, whose wire's end is q0; port 1 is p1, and 10.0.2.9 is behind it. What comes in by p0 goes by the program.
+/// Port 0 is p0, with q0 at the other end of its wire. Port 1 is p1, with 10.0.2.9 behind it. The program is
+/// attached to p0.
 pub struct World {
     pub plane: Plane,
     _tables: Tables<Arc<MappedMemory>>,
@@ -33,7 +34,7 @@ pub struct World {
 }
 
 impl World {
-    /// With so many queues of p0, and one to leave by.
+    /// p0 has this many queues, and p1 has one.
     pub fn new(queues: u16) -> World {
         for (n, queues) in [queues, 1].into_iter().enumerate() {
             let queues = format!("numrxqueues {queues} numtxqueues {queues}");
@@ -47,7 +48,7 @@ impl World {
         World { plane, _tables: tables, link }
     }
 
-    /// In charge of counting what is lost after the redirect.
+    /// Starts counting packets that are lost after the redirect.
     pub fn count_losses(&self) {
         self.plane.count_losses(Path::new(NOWHERE));
     }
@@ -56,19 +57,19 @@ impl World {
         self.plane.counters().unwrap().interfaces.get(&1).map_or(0, |c| c.forwarded_packets)
     }
 
-    /// Packets of all that were not forwarded, or lost, for this reason.
+    /// Packets of all routers and ports with this reason: not forwarded, or lost.
     pub fn charged(&self, reason: Reason) -> u64 {
         let charges = self.plane.counters().unwrap().charges;
         charges.into_iter().filter(|((_, why), _)| *why == reason).map(|(_, packets)| packets).sum()
     }
 }
 
-/// Loaded, and filled with the tables of [`World`].
+/// Loads the plane, with the tables of [`World`].
 pub fn loaded() -> (Plane, Tables<Arc<MappedMemory>>) {
     loaded_watched(None)
 }
 
-/// The same, with the maps of a watch on policies.
+/// Like [`loaded`], with the maps of a watch on policies.
 pub fn loaded_watched(maps: Option<&PlaneMaps>) -> (Plane, Tables<Arc<MappedMemory>>) {
     let plane = Plane::load_watched(SETTINGS, maps).unwrap_or_else(|e| panic!("{e:#}"));
     assert_eq!(plane.troubles(), [""; 0]);
@@ -77,7 +78,7 @@ pub fn loaded_watched(maps: Option<&PlaneMaps>) -> (Plane, Tables<Arc<MappedMemo
         plane.set_port(id, ifindex(device), true, true).unwrap();
     }
     let mut tables = Tables::new(plane.memory());
-    // The table believes in this MTU whatever the device is given.
+    // The table assumes this MTU, whatever the device has.
     let hop = Target::Hop(Hop { interface: 2, gateway: None, mtu: 1500 });
     let local = Target::Pass { reason: Reason::Local, unicast: true };
     for op in [

@@ -1,6 +1,6 @@
 //! A box between wires: three ports, a host router, and a tenant router of macvlans in an unnamed namespace.
 //!
-//! The outside ends of the veths are in the host's namespace but have no addresses and no IP: they are wires.
+//! The outside ends of the veths are in the host's namespace, without addresses or IP: they are wires.
 
 use crate::{
     case::Step,
@@ -31,7 +31,7 @@ const QUIET: Duration = Duration::from_millis(60);
 pub struct Namespace(File);
 
 impl Namespace {
-    /// The calling thread's.
+    /// The namespace of the calling thread.
     pub fn current() -> Namespace {
         Namespace(File::open("/proc/thread-self/ns/net").unwrap())
     }
@@ -40,7 +40,7 @@ impl Namespace {
         Namespace(File::open(format!("/proc/{pid}/ns/net")).unwrap())
     }
 
-    /// The calling thread moves into it.
+    /// Moves the calling thread into it.
     pub fn enter(&self) {
         move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
     }
@@ -57,14 +57,14 @@ impl Tenant {
         let ours = std::fs::read_link("/proc/thread-self/ns/net").unwrap();
         let until = Instant::now() + Duration::from_secs(5);
         while std::fs::read_link(format!("/proc/{}/ns/net", child.id())).is_ok_and(|n| n == ours) {
-            assert!(Instant::now() < until, "unshare did not");
+            assert!(Instant::now() < until, "unshare made no namespace within 5 s");
             thread::sleep(Duration::from_millis(2));
         }
         Tenant(child)
     }
 }
 
-/// The process ends with the calling thread, also when that is killed.
+/// Makes the process end with the calling thread, even if that is killed.
 pub fn ends_with_us(command: &mut Command) -> &mut Command {
     // SAFETY: prctl is a plain system call, which may be made between fork and exec.
     unsafe {
@@ -90,7 +90,7 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// Makes a bed in new namespaces. The calling thread is in the host's afterwards.
+    /// Makes a bed in new namespaces. Afterwards the calling thread is in the host's.
     pub fn build() -> Bed {
         // SAFETY: moves only this thread into a new network namespace.
         let result = unsafe { libc::unshare(libc::CLONE_NEWNET) };
@@ -116,8 +116,7 @@ impl Bed {
 
     /// Runs a command line, split at spaces. `neighbours DEVICE` makes the neighbours of a side again.
     ///
-    /// # Errors
-    /// The words of a command that fails.
+    /// The error output of a command that fails.
     pub fn run(&self, tenant: bool, line: &str) -> Result<(), String> {
         if tenant {
             self.tenant.enter()
@@ -132,10 +131,9 @@ impl Bed {
         result
     }
 
-    /// Runs the commands of these steps, those of `ip` in batches, which is faster.
+    /// Runs the commands of these steps. Commands of `ip` run in batches, which is faster.
     ///
-    /// # Errors
-    /// The words of all commands that fail.
+    /// The error output of all commands that fail.
     pub fn run_all(&self, steps: &[Step]) -> Result<(), String> {
         let mut refused = Vec::new();
         let alike =
@@ -188,7 +186,8 @@ impl Bed {
         self.run_all(steps).unwrap();
     }
 
-    /// The IPv6 anycast addresses, which the kernel joins when it begins to use an address of a router: devices and addresses.
+    /// The IPv6 anycast addresses of all devices, as device and address. The kernel joins one when it begins
+    /// to use an address of a router.
     pub fn anycast_addresses(&self, tenant: bool) -> BTreeSet<String> {
         if tenant {
             self.tenant.enter()
@@ -202,8 +201,8 @@ impl Bed {
         all.lines().map(without_index).collect()
     }
 
-    /// Linux forgets routes that it cached. A nexthop object caches the metrics of whichever of its routes was used first,
-    /// and Millrace takes packets that would have been the first.
+    /// Makes Linux forget routes that it cached. A nexthop object caches the metrics of the route that first
+    /// used it, and Millrace may forward the packets that would have been first.
     pub fn forget_routes(&self) {
         for namespace in [&self.tenant, &self.host] {
             namespace.enter();
@@ -238,7 +237,7 @@ impl Bed {
         counters
     }
 
-    /// Sends frames. What comes out is not looked at.
+    /// Sends frames, without looking at what comes out.
     pub fn send(&self, frames: &[Sent]) {
         frames.iter().for_each(|(port, frame)| self.wires[*port].send(frame));
     }
@@ -246,7 +245,7 @@ impl Bed {
     /// Sends everything and counts what comes out.
     pub fn observe(&self, frames: &[Sent]) -> FrameCounts {
         let mut seen = FrameCounts::new();
-        // Of frames sent before.
+        // These belong to frames sent before.
         self.collect(&mut FrameCounts::new(), Duration::from_millis(2));
         for burst in frames.chunks(BURST) {
             self.send(burst);
@@ -256,7 +255,7 @@ impl Bed {
         seen
     }
 
-    /// Counts what comes out until nothing has for that long.
+    /// Counts what comes out, until nothing has come out for `quiet_for`.
     fn collect(&self, seen: &mut FrameCounts, quiet_for: Duration) {
         let mut until = Instant::now() + quiet_for;
         while Instant::now() < until {
@@ -274,7 +273,8 @@ impl Bed {
     }
 }
 
-/// A command of `ip` that may be one of a batch: where it runs and its family, and the words behind them.
+/// A command of `ip` that may be part of a batch: whether it runs in the tenant, its family option, and the
+/// rest of its words.
 fn batched(step: &Step) -> Option<((bool, &str), &str)> {
     let (tenant, line) = step.command()?;
     let words = line.strip_prefix("ip ")?;
@@ -290,7 +290,7 @@ fn loopbacks() -> Vec<Step> {
     [of(false), of(true)].concat()
 }
 
-/// All MACs are set when the devices are made: link-local addresses follow from them.
+/// All MACs are set when the devices are made, because link-local addresses follow from them.
 fn port(i: usize) -> Vec<Step> {
     let (name, outside, mac, mtu) = (format!("p{i}"), format!("o{i}"), sides()[i].router_mac, port_mtu(i));
     let offloads = "tx off tso off gso off gro off txvlan off tx-vlan-stag-hw-insert off";
@@ -320,17 +320,17 @@ fn side(side: &Side) -> Vec<Step> {
     steps
 }
 
-/// Linux forwards, and its ICMP errors have no limits.
+/// Turns on forwarding in Linux, and removes the limits of its ICMP errors.
 fn settings() -> Vec<Step> {
     let line = "sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 net.ipv4.icmp_ratemask=0 \
                 net.ipv6.icmp.ratelimit=0 net.ipv4.icmp_echo_ignore_broadcasts=1";
-    // These two belong to the machine's first namespace on older kernels; there they stay as they are.
+    // On older kernels these two belong to the machine's first namespace only, and stay as they are.
     let newer = "sysctl -qew net.ipv4.icmp_msgs_per_sec=1000000 net.ipv4.icmp_msgs_burst=100000";
     let of = |tenant| [line, newer].map(|line| Step::run(tenant, line.into()));
     [of(false), of(true)].concat()
 }
 
-/// A frame as it is compared; `None`: not compared.
+/// A frame as it is compared, or `None` if it is not compared.
 fn normalised(mut frame: Vec<u8>) -> Option<Vec<u8>> {
     let ip = 14;
     match frame.get(12..14)? {
@@ -350,7 +350,7 @@ fn normalised(mut frame: Vec<u8>) -> Option<Vec<u8>> {
         [0x86, 0xdd] if frame.len() >= ip + 40 => {
             let source = Ipv6Addr::from(<[u8; 16]>::try_from(&frame[ip + 8..ip + 24]).unwrap());
             let icmp = (frame[ip + 6] == 58).then(|| frame.get(ip + 40).zip(frame.get(ip + 41))).flatten();
-            // Chatter of neighbours and groups, and addresses that did not answer.
+            // Neighbour discovery, multicast listeners, and errors about addresses that did not answer.
             let by_the_clock = matches!(icmp, Some((133..=137 | 143, _) | (1, 3)));
             if by_the_clock || frame[ip + 6] == 0 && source.is_unicast_link_local() {
                 return None;
@@ -361,12 +361,13 @@ fn normalised(mut frame: Vec<u8>) -> Option<Vec<u8>> {
     Some(frame)
 }
 
-/// Can it be an address of the box, at first or after a change? The kernel numbers the box's own packets.
+/// Whether it can be an address of the box, at first or after a change. The kernel numbers the box's own
+/// packets.
 fn may_be_own(source: Ipv4Addr) -> bool {
     matches!(source.octets(), [172, 16..20, ..] | [10, 0 | 1, _, 1..10] | [10, 0, 1, 128..192] | [10, 9, ..])
 }
 
-/// Ports and keys of frames whose count differs.
+/// Ports and bytes of the frames whose counts differ.
 pub fn differences(linux: &FrameCounts, millrace: &FrameCounts) -> BTreeSet<(usize, Vec<u8>)> {
     let keys = linux.keys().chain(millrace.keys());
     keys.filter(|key| linux.get(*key) != millrace.get(*key)).cloned().collect()

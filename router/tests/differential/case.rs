@@ -1,4 +1,4 @@
-//! A case: commands, comparisons between them, and the frames of each comparison. As text it can be kept.
+//! A case: commands, comparisons between them, and the frames of each comparison. It can be kept as text.
 
 use crate::sides::Sent;
 use std::fmt::{self, Display};
@@ -14,7 +14,7 @@ pub enum Step {
     Start,
     /// `millrace routers` or `millrace interfaces` shows this text within a while.
     Shows(String),
-    /// Neither shows it any more within a while.
+    /// Neither command shows it any more within a while.
     Hides(String),
     /// All frames go through both beds, and the same bytes must come out.
     Compare,
@@ -25,7 +25,7 @@ impl Step {
         if tenant { Step::Tenant(line) } else { Step::Host(line) }
     }
 
-    /// Whether it runs in the tenant's namespace, and its words.
+    /// Whether it runs in the tenant's namespace, and the command line.
     pub fn command(&self) -> Option<(bool, &str)> {
         match self {
             Step::Host(line) => Some((false, line)),
@@ -91,7 +91,7 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// The port a frame is sent into, and its bytes.
+/// The port that a frame is sent into, and its bytes.
 fn frame(text: &str) -> Option<Sent> {
     let (port, digits) = text.split_once(' ')?;
     let byte = |at: usize| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok();

@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Each daemon of this process has a number.
+/// The number of the next daemon of this process.
 static STARTED: AtomicU32 = AtomicU32::new(0);
 /// The longest time a start may take.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -25,8 +25,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// # Errors
-    /// Why it does not become ready.
+    /// The reason why it does not become ready.
     pub fn start(bed: &Bed) -> Result<Daemon, String> {
         let instance = format!("diff-{}-{}", std::process::id(), STARTED.fetch_add(1, Relaxed));
         let config = tempfile::NamedTempFile::new().unwrap();
@@ -76,8 +75,7 @@ impl Daemon {
 
     /// Waits until the reports of routers and interfaces contain a text, or no longer do.
     ///
-    /// # Errors
-    /// The reports that still do not.
+    /// The reports at the end of the wait.
     pub fn wait_for(&self, text: &str, expected: bool, patience: Duration) -> Result<(), String> {
         let until = Instant::now() + patience;
         loop {
@@ -88,14 +86,13 @@ impl Daemon {
                 return Ok(());
             }
             if Instant::now() > until {
-                return Err(format!("{text:?} is expected to show: {expected}\n{reports}"));
+                return Err(format!("{text:?} is shown: {}, expected: {expected}\n{reports}", !expected));
             }
             thread::sleep(Duration::from_millis(10));
         }
     }
 
-    /// # Errors
-    /// Where the fast table still does not send packets as Linux would.
+    /// The prefixes for which the fast table still does not send packets as Linux would.
     pub fn verify(&self, patience: Duration) -> Result<(), String> {
         let until = Instant::now() + patience;
         loop {
@@ -112,10 +109,9 @@ impl Daemon {
         }
     }
 
-    /// Stops it. The answer is its last status.
+    /// Stops the daemon, and returns its last status.
     ///
-    /// # Errors
-    /// Why it does not stop, or what it leaves behind.
+    /// The reason why it does not stop, or what it leaves behind.
     pub fn stop(mut self) -> Result<Value, String> {
         let status = self.status().ok_or("no status before the end")?;
         let stop = self.cli(&["stop"]);
@@ -141,7 +137,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Attached and trusted.
+/// Whether the port is attached and trusted.
 fn port_in_use(port: &Value) -> bool {
     port["problems"].as_array().is_some_and(Vec::is_empty)
 }

@@ -1,4 +1,4 @@
-//! A random case in the making: settings, routes, changes and the destinations worth trying.
+//! Makes a random case: settings, routes, changes and the destinations worth trying.
 
 use crate::{
     case::{Case, Step},
@@ -26,11 +26,11 @@ pub struct Draft<'a> {
     pub targets4: Vec<Ipv4Addr>,
     pub targets6: Vec<Ipv6Addr>,
     steps: Vec<Step>,
-    /// Of several IPv4 defaults the kernel picks one for its own packets by the state of their gateways
-    /// (`fib_select_default()`), so there is only one.
+    /// There is only one IPv4 default route. Of several, the kernel picks one for its own packets by the
+    /// state of their gateways (`fib_select_default()`).
     has_default4: [bool; 2],
-    /// All routes of IPv4 nexthop objects have an MTU, or none has. An object caches the MTU of the route that was used first,
-    /// and the order depends on the load of the machine.
+    /// Whether the routes of IPv4 nexthop objects have an MTU: either all or none. An object caches the MTU
+    /// of the route that was used first, and the order depends on the load of the machine.
     pub objects_have_mtu: bool,
 }
 
@@ -115,7 +115,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Equal prefixes and gateways are refused by Linux; that is part of being random.
+    /// Linux refuses equal prefixes and gateways, which is part of being random.
     fn routes(&mut self, tenant: bool) {
         for (v6, family) in [(false, "-4"), (true, "-6")] {
             for _ in 0..self.rng.usize(5..15) {
@@ -193,7 +193,7 @@ impl Draft<'_> {
         soup
     }
 
-    /// 172.16.0.0/12 in small: prefixes that nest and touch.
+    /// A prefix in a small part of 172.16.0.0/12, so that prefixes nest and touch.
     pub fn prefix4(&mut self, tenant: bool) -> String {
         if self.one_in(20) {
             let n = self.rng.u8(..);
@@ -231,7 +231,7 @@ impl Draft<'_> {
         format!("{}/{length}", Ipv6Addr::from_bits(low))
     }
 
-    /// Each change is undone before the next one is made, or after it.
+    /// Undoes each change before the next one is made, or after it.
     fn changes(&mut self) {
         let mut standing: Option<Change> = None;
         for _ in 0..CHANGES {

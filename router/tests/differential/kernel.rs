@@ -3,7 +3,7 @@
 use crate::bed::Bed;
 use std::{collections::BTreeSet, path::Path};
 
-/// A name, and a command that only a kernel with it takes.
+/// A name, and a command that succeeds only on a kernel that has it.
 const PROBES: &[(&str, &str)] = &[
     ("vlan", "ip link add link p0 name x0 type vlan id 9"),
     ("ipvlan", "ip link add link p0 name x0 type ipvlan mode l2"),
@@ -35,7 +35,8 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Tries all, each in a namespace where nothing else has been made by a probe of its kind. Prints those it lacks.
+    /// Tries all probes in one namespace, undoing links and qdiscs after each. Prints those that the kernel
+    /// lacks.
     pub fn probe() -> Kernel {
         let bed = Bed::build();
         let mut kernel = Kernel { has: BTreeSet::new() };
@@ -58,7 +59,7 @@ impl Kernel {
         self.has.contains(name)
     }
 
-    /// For a name with dots.
+    /// Whether there is a setting of this name, with dots.
     pub fn has_sysctl(&self, name: &str) -> bool {
         Path::new("/proc/sys").join(name.replace('.', "/")).exists()
     }

@@ -1,16 +1,16 @@
-//! Linux is the judge: the same random topologies, routes, changes and packets through plain Linux and through Millrace.
-//! The bytes that come out of every port must be equal.
+//! Linux is the judge: the same random topologies, routes, changes and packets go through plain Linux and
+//! through Millrace. The same bytes must come out of every port.
 //!
-//! Two beds (`bed`) live in namespaces of their own. Each command of a case is run in both, and each comparison sends the
-//! same frames through both, so they have the same past. Millrace runs in one of them.
+//! Two beds (`bed`) live in namespaces of their own. Each command of a case runs in both, and each comparison
+//! sends the same frames through both, so they have the same past. Millrace runs in one of them.
 //!
-//! A case follows from its seed. `MILLRACE_SEED=n` begins with another seed, and `MILLRACE_ROUNDS` sets how many there
-//! are. A case that shows a difference is made smaller automatically, and printed as text. Such a text is kept in `cases/`
-//! and played each time.
+//! A case follows from its seed. `MILLRACE_SEED=n` starts with another seed, and `MILLRACE_ROUNDS` sets the
+//! number of cases. A case that shows a difference is made smaller automatically, and printed as text. Such a
+//! text is kept in `cases/` and played each time.
 //!
-//! Some frames are not compared: redirects and "unreachable" for want of a route or a neighbour (Linux limits them, or
-//! sends them, by its clock), ARP and neighbour discovery (caches). The IP identification of packets that the box itself
-//! makes is a counter of the kernel's and is not compared either.
+//! Some frames are not compared: redirects and "unreachable" for lack of a route or a neighbour (Linux limits
+//! them, or sends them, by its clock), and ARP and neighbour discovery (caches). The IP identification of
+//! packets that the box itself makes is a counter of the kernel, and is not compared either.
 
 mod bed;
 mod case;
@@ -36,7 +36,7 @@ use std::{
 };
 
 const ROUNDS: u64 = 8;
-/// Differences looked for in one run.
+/// The run ends after this many differences.
 const ENOUGH: usize = 8;
 
 #[test]
@@ -90,14 +90,14 @@ fn one_case() {
     });
 }
 
-/// The words of a difference, if there is one.
+/// Plays the case of a seed, and describes the difference, if there is one.
 fn round(seed: u64, kernel: &Kernel) -> Option<String> {
     let began = Instant::now();
     let case = random_case(seed, kernel);
     match play(&case, PATIENT) {
         Ok(played) => {
             eprintln!(
-                "seed {seed}: {} frames out, {} by the fast path, {} commands refused, {:.1} s; why not by it: {}",
+                "seed {seed}: {} frames out, {} by the fast path, {} commands refused, {:.1} s; reasons for not taking it: {}",
                 played.out,
                 played.fast,
                 played.refused.len(),
@@ -110,7 +110,7 @@ fn round(seed: u64, kernel: &Kernel) -> Option<String> {
     }
 }
 
-/// Does the round test anything?
+/// The reason why the round tests too little, if it does.
 fn useless(played: &Played) -> Option<String> {
     if played.out < FRAMES / 8 {
         return Some(format!("only {} frames came out at all", played.out));
@@ -118,7 +118,7 @@ fn useless(played: &Played) -> Option<String> {
     (played.fast < FRAMES as u64 / 10).then(|| format!("the fast path took only {} packets", played.fast))
 }
 
-/// Makes the case smaller, prints it, and writes it where it can be taken from.
+/// Makes the case smaller, prints it, and writes it to a file that can be kept.
 fn report(name: &str, case: Case, failure: Failure) -> String {
     eprintln!("{name}, step {}: {}", failure.at, failure.words);
     let (case, failure) = minimise::minimise(case, failure);

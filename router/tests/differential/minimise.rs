@@ -6,7 +6,7 @@ use crate::{
 };
 use std::time::{Duration, Instant};
 
-/// Minimising takes at most about so long.
+/// Minimising takes about this long at most.
 const PATIENCE: Duration = Duration::from_secs(240);
 
 struct Minimiser {
@@ -25,7 +25,7 @@ pub fn minimise(case: Case, failure: Failure) -> (Case, Failure) {
     minimiser.leave_out_innocent_frames();
     minimiser.leave_out_frames();
     while minimiser.leave_out_steps() {}
-    eprintln!("made smaller by {} plays", minimiser.played);
+    eprintln!("made smaller with {} plays", minimiser.played);
     match play(&minimiser.case, PATIENT) {
         Err(patient) if patient.kind == failure.kind => (minimiser.case, patient),
         _ => (case, failure),
@@ -33,7 +33,7 @@ pub fn minimise(case: Case, failure: Failure) -> (Case, Failure) {
 }
 
 impl Minimiser {
-    /// Steps behind the failing one are of no use.
+    /// Cuts the steps after the failing one, which are of no use.
     fn cut(&mut self, at: usize) {
         self.case.steps.truncate(at + 1);
     }
@@ -56,7 +56,8 @@ impl Minimiser {
         Instant::now() > self.end
     }
 
-    /// Comparisons take most of the time, and the last one is enough, as a rule.
+    /// Leaves out all comparisons but the last. They take most of the time, and the last one is usually
+    /// enough.
     fn leave_out_early_comparisons(&mut self) {
         let mut smaller = self.case.clone();
         let last = smaller.steps.pop();
@@ -68,7 +69,8 @@ impl Minimiser {
         self.takes(smaller);
     }
 
-    /// A frame that comes out, alone or within an ICMP error, has the payload of one that came in.
+    /// Leaves out frames that cannot be the origin of one that differs. A frame that comes out, alone or
+    /// within an ICMP error, has the payload of one that came in.
     fn leave_out_innocent_frames(&mut self) {
         let mut smaller = self.case.clone();
         let differing = &self.failure.frames;
@@ -95,7 +97,7 @@ impl Minimiser {
         }
     }
 
-    /// Was any left out?
+    /// Returns whether any was left out, and there is time for more.
     fn leave_out_steps(&mut self) -> bool {
         let before = self.case.steps.len();
         let mut size = before / 2;

@@ -9,7 +9,8 @@ use fastrand::Rng;
 use logic::net::{Mac, Tag};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// `count` frames with the port each is sent into. A fourth of them belong to a flow that was there before.
+/// `count` frames, with the port that each is sent into. A quarter of them belong to the flow of an earlier
+/// frame.
 pub fn generate(draft: &mut Draft<'_>, count: usize) -> Vec<Sent> {
     let mut frames: Vec<(usize, Side, Frame)> = Vec::new();
     for number in 0..count {
@@ -29,7 +30,8 @@ pub fn generate(draft: &mut Draft<'_>, count: usize) -> Vec<Sent> {
     frames.into_iter().map(|(port, side, frame)| (port, ethernet(&mut draft.rng, &side, frame))).collect()
 }
 
-/// A number in the last bytes of the payload keeps packets apart, and makes every expected frame unique.
+/// Writes a number into the last bytes of the payload. It keeps packets apart, and makes every expected frame
+/// unique.
 fn number_it(mut frame: Frame, number: usize) -> Frame {
     let end = frame.payload.len();
     if let Some(tail) = frame.payload.get_mut(end.saturating_sub(4)..).filter(|t| t.len() == 4) {
@@ -117,7 +119,7 @@ fn icmp_echo(frame: Frame) -> Frame {
     })
 }
 
-/// An error about a packet of the opposite direction, by which Linux chooses a next hop.
+/// An error about a packet of the opposite direction. Linux chooses a next hop by that packet.
 fn icmp_error(frame: Frame) -> Frame {
     frame.ip4(|ip| {
         let (source, destination) = ([ip[12], ip[13], ip[14], ip[15]], [ip[16], ip[17], ip[18], ip[19]]);

@@ -14,10 +14,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long differences are waited for to vanish.
+/// How long to wait for differences to vanish.
 #[derive(Clone, Copy)]
 pub struct Patience {
-    /// Waits before frames that differ are looked at again.
+    /// Waits before each look at the frames.
     looks: &'static [Duration],
     /// The longest time a change may take to show in reports.
     reports: Duration,
@@ -27,7 +27,7 @@ pub const PATIENT: Patience = Patience {
     looks: &[Duration::ZERO, Duration::from_millis(400), Duration::from_millis(1500)],
     reports: Duration::from_secs(20),
 };
-/// Where a case is made smaller, and a mistake costs little.
+/// For making a case smaller, where a wrong result costs little.
 pub const HASTY: Patience =
     Patience { looks: &[Duration::ZERO, Duration::from_millis(300)], reports: Duration::from_secs(2) };
 /// Frames sent before and after each command in the middle of traffic.
@@ -41,7 +41,7 @@ const LONGEST: Duration = Duration::from_millis(600);
 /// Differing frames that are printed.
 const PRINTED: usize = 6;
 
-/// The difference that was found.
+/// The kind of difference that was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Other frames came out.
@@ -71,7 +71,7 @@ pub struct Played {
     pub out: usize,
     /// Packets that the fast path forwarded.
     pub fast: u64,
-    /// Why others did not take it.
+    /// The reasons why others did not take the fast path.
     pub reasons: String,
     /// Commands that Linux refused.
     pub refused: BTreeSet<String>,
@@ -126,7 +126,7 @@ fn in_beds(case: &Case, patience: Patience) -> Result<Played, Failure> {
 type Found<T = ()> = Result<T, (Kind, String)>;
 
 impl Play<'_> {
-    /// Commands before Millrace starts: nothing has come in yet.
+    /// Runs the commands before Millrace starts. Nothing has come in yet.
     fn set_up(&mut self, steps: &[Step]) {
         for bed in [&self.linux, &self.millrace] {
             let refused = bed.run_all(steps).err().unwrap_or_default();
@@ -157,7 +157,8 @@ impl Play<'_> {
         }
     }
 
-    /// Runs a command in both beds, once Millrace runs in the middle of traffic. What becomes of that is not compared.
+    /// Runs a command in both beds. Once Millrace runs, this happens in the middle of traffic, and these
+    /// packets are not compared.
     fn command(&mut self, tenant: bool, line: &str) -> Found {
         self.traffic();
         let [linux, millrace] = [&self.linux, &self.millrace].map(|bed| bed.run(tenant, line));
@@ -177,7 +178,8 @@ impl Play<'_> {
         Ok(())
     }
 
-    /// Waits until the kernel uses the same addresses in both beds. Those that it never does are found as a difference.
+    /// Waits until the kernel uses the same addresses in both beds. If it never does, a comparison finds the
+    /// difference.
     fn wait_for_addresses(&self, tenant: bool) {
         let end = Instant::now() + LONGEST;
         thread::sleep(LATER);
@@ -199,8 +201,9 @@ impl Play<'_> {
         self.millrace.send(burst);
     }
 
-    /// Sends all frames through both beds. Linux does not always agree with itself, as it limits some answers by the
-    /// clock: a count differs when no look at Millrace shows a count that any look at Linux has shown.
+    /// Sends all frames through both beds. Linux does not always agree with itself, as it limits some answers
+    /// by the clock. A count differs only if no look at Millrace shows a count that some look at Linux has
+    /// shown.
     fn compare(&mut self) -> Found {
         for bed in [&self.linux, &self.millrace] {
             bed.forget_routes();
@@ -230,7 +233,7 @@ impl Play<'_> {
         Err((Kind::Frames, describe(&differing, &looks) + &self.counted()))
     }
 
-    /// The kernel's counters that differ between the beds for one more look: they name reasons.
+    /// The kernel's counters that differ between the beds during one more look. They hint at reasons.
     fn counted(&self) -> String {
         let [linux, millrace] = [&self.linux, &self.millrace].map(|bed| {
             let before = bed.counters();
@@ -258,7 +261,7 @@ impl Play<'_> {
     }
 }
 
-/// Frames that differ, and how often each look has shown them.
+/// Describes the frames that differ, and how often each look showed them.
 fn describe(differing: &BTreeSet<(usize, Vec<u8>)>, looks: &[[FrameCounts; 2]]) -> String {
     let mut words = format!("{} differences", differing.len());
     for key in differing.iter().take(PRINTED) {

@@ -1,4 +1,4 @@
-//! What every bed has: three ports, a side on each for the host, and two macvlans for the tenant.
+//! The parts of every bed: three ports, a side on each for the host, and two macvlans for the tenant.
 
 use logic::net::Mac;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -12,13 +12,13 @@ pub fn port_mtu(port: usize) -> u16 {
 /// A frame, and the port it is sent into.
 pub type Sent = (usize, Vec<u8>);
 
-/// Neighbours on every side that have an address and a MAC. Many, because the kernel limits some ICMP errors for each
-/// destination of them.
+/// Neighbours on every side that have an address and a MAC. There are many, because the kernel limits some
+/// ICMP errors for each destination.
 pub const HOSTS: std::ops::Range<u8> = 10..234;
-/// Those of them that routes lead to: few, so that changes of neighbours concern routes.
+/// Those of them that routes lead to. They are few, so that changes of neighbours affect routes.
 pub const GATEWAYS: std::ops::Range<u8> = 10..24;
 
-/// A network with hosts: the port it is reached by, and the MAC by which they know the router.
+/// A network with hosts: the port that it is reached by, and the MAC by which they know the router.
 #[derive(Clone, Debug)]
 pub struct Side {
     pub port: usize,

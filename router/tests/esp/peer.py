@@ -1,8 +1,8 @@
 #!/usr/bin/python3
-"""Scapy's IPsec as the peer of `millrace paths run`: writes what the tests feed in, and looks at what comes out.
+"""Scapy's IPsec as the peer of `millrace paths run`: writes the packets for the tests, and checks those that come out.
 
     peer.py write DIRECTORY   plain.pcap and encrypted.pcap of each case
-    peer.py check DIRECTORY   sent.pcap (by Millrace, of plain.pcap) is decrypted by scapy to what plain.pcap has
+    peer.py check DIRECTORY   decrypts sent.pcap, which Millrace made of plain.pcap, and compares
 
 A case is a directory with case.json.
 """
@@ -20,7 +20,7 @@ INNER = {4: ("10.0.0.9", "10.1.0.9"), 6: ("2001:db8:a::9", "2001:db8:b::9")}
 
 
 def association(case, forth, high):
-    """The SA from here to there, or back; `high`: of the sequence number, with ESN."""
+    """The SA from here to there, or back; `high`: the high half of the sequence number, with ESN."""
     local, remote = ENDS[case["outer"]]
     if not forth:
         local, remote = remote, local
@@ -39,7 +39,7 @@ def association(case, forth, high):
 
 
 def packets(case, forth):
-    """Of many lengths, so that there is every padding."""
+    """Packets of many lengths, so that every padding occurs."""
     version = case["inner"]
     source, destination = (INNER if case["mode"] == "tunnel" else ENDS)[version]
     if not forth:
@@ -65,7 +65,7 @@ def write(directory, case):
         iv = number.to_bytes(8, "big")
         made = sa.encrypt(packet, seq_num=low, iv=iv, esn_en=case["esn"], esn=number >> 32)
         if case["udp"]:
-            # Scapy writes the length before there is a payload.
+            # Scapy sets the length before there is a payload.
             made[UDP].len = len(bytes(made[UDP]))
         encrypted.append(made)
     wrpcap(f"{directory}/encrypted.pcap", frames(encrypted))

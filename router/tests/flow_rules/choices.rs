@@ -1,5 +1,5 @@
-//! SET_CORE in the program, of a core and "choose", with rings as the test says: who gets which core, that he stays, and that nothing is
-//! reordered when he is moved.
+//! SET_CORE in the program, with a core and with "choose", and with rings that the test sets: which core a
+//! flow gets, that it stays there, and that a move reorders nothing.
 
 use crate::{
     common::{
@@ -37,11 +37,12 @@ fn frame(flow: u16, tos: u8, number: u32) -> Vec<u8> {
     numbered(frame.ip4(|ip| ip[1] = tos), flow, number)
 }
 
-/// The ports of a world, up, and one rule; `choice` of which core, then out of the second port.
+/// A world whose ports are up, with one rule: SET_CORE with this choice, then out of the second port.
 fn world(choice: CoreChoice) -> FlowWorld {
     let mut w = FlowWorld::new();
     for device in ["p0", "q0", "p1", "q1"] {
-        // What the kernel itself sends, from whichever core, would have packets of others polled there.
+        // The kernel may send from any core, and the veth would then poll our packets there. So it gets no
+        // addresses to send from.
         run(&format!("ip link set {device} addrgenmode none"));
         run(&format!("ip link set {device} up"));
     }
@@ -54,7 +55,7 @@ fn world(choice: CoreChoice) -> FlowWorld {
     w
 }
 
-/// The core that this thread, and so what it sends, is on, and another; `None`: there is no other.
+/// The core that this thread sends from, and another; `None` if there is no other.
 fn two_cores() -> Option<(CoreId, CoreId)> {
     let here = sched_getcpu();
     let other = online_cpus().unwrap().into_iter().find(|cpu| *cpu != here)?;
@@ -65,7 +66,7 @@ fn rings(ring: &[CoreId], first: &[CoreId]) -> Choices {
     Choices { ring: ring.into(), ring_first: first.into(), leave: BTreeMap::new() }
 }
 
-/// Sends frames one by one, and says which core did each.
+/// Sends frames one by one, and finds the core that handled each.
 struct Sender<'a> {
     w: &'a FlowWorld,
     wire: Wire,
@@ -88,7 +89,7 @@ impl Sender<'_> {
             if let Some(core) = now.iter().zip(&before).position(|(now, before)| now > before) {
                 return core as CoreId;
             }
-            assert!(start.elapsed() < Duration::from_secs(10), "nobody counted it");
+            assert!(start.elapsed() < Duration::from_secs(10), "flow {flow}: no core counted its packet");
             thread::sleep(Duration::from_micros(100));
         }
     }
@@ -105,13 +106,14 @@ fn flows_get_the_cores_of_a_ring_in_turn_and_stay() {
         let s = Sender { w: &w, wire: Wire::open("q0") };
         assert!(memory.chooses());
 
-        // No core has room: they stay, and get one when there is one.
+        // No core has room: the flows stay, and get a core when there is one.
         assert_eq!([s.core_of(1, 0), s.core_of(1, 4)], [here; 2]);
         memory.choose(&rings(&[other, here], &[here]), &BTreeMap::new()).unwrap();
         let flows: Vec<CoreId> = (1..33).map(|flow| s.core_of(flow, 0)).collect();
         assert_eq!(flows, [other, here].repeat(16));
 
-        // Others come, or none; who is there stays. Priority flows, by the lowest bit of DSCP, have their own ring.
+        // Other cores join the ring, or the ring is empty. Flows that have a core keep it. Priority flows, by
+        // the lowest bit of DSCP, have a ring of their own.
         memory.choose(&rings(&[here], &[other, here]), &BTreeMap::new()).unwrap();
         assert_eq!([100, 101].map(|flow| s.core_of(flow, 0)), [here; 2]);
         assert_eq!([200, 201, 202].map(|flow| s.core_of(flow, 4 | 8)), [other, here, other]);
@@ -131,7 +133,8 @@ fn flows_get_the_cores_of_a_ring_in_turn_and_stay() {
         assert_eq!(handed[&other].packets, 16 * 4 + 2 * 4);
         assert_eq!((handed[&here].flows, handed[&here].first, handed[&here].packets), (18, 1, 0));
 
-        // One that nothing comes of for ten seconds is new. When something came is known to a tick, and the last may be this one.
+        // A flow without packets for ten seconds is new. The time of the last packet is known to a tick, and
+        // a flow may get the tick of this one.
         thread::sleep(Duration::from_millis(20));
         s.core_of(1, 0);
         assert_eq!(count(now + Duration::from_secs(9)).count(), 2);
@@ -154,17 +157,17 @@ fn a_rule_may_say_that_its_flows_come_first() {
     });
 }
 
-/// As many as may, and only those.
+/// As many flows leave as allowed, and no others.
 #[test]
 #[ignore = "needs root"]
-fn so_many_flows_leave_a_core_as_may() {
+fn no_more_flows_leave_a_core_than_allowed() {
     in_new_namespace(|| {
         let w = world(CoreChoice::Choose);
         let Some((here, other)) = two_cores() else { return };
         let _link = w.attach(0);
         let s = Sender { w: &w, wire: Wire::open("q0") };
         let cores = |flows: std::ops::Range<u16>, tos| {
-            // Each with its first packet in a tick.
+            // Each flow has its first packet of a tick.
             thread::sleep(Duration::from_millis(20));
             flows.map(|flow| s.core_of(flow, tos)).collect::<Vec<_>>()
         };
@@ -177,7 +180,7 @@ fn so_many_flows_leave_a_core_as_may() {
             assert_eq!(cores(1..9, 0), expected);
             assert_eq!(cores(21..25, 4), [here, other, other, other]);
         }
-        // It is taken back before they can.
+        // The permission is withdrawn before flows can leave.
         w.memory
             .choose(&rings(&[here], &[]), &BTreeMap::from([(other, Leave { others: 9, first: 9 })]))
             .unwrap();
@@ -188,7 +191,7 @@ fn so_many_flows_leave_a_core_as_may() {
 
 const FLOWS: u16 = 16;
 
-/// Sends all flows from one core to the other, again and again.
+/// Moves all flows from one core to the other, again and again.
 fn shift(memory: &MappedFlows, (here, other): (CoreId, CoreId)) {
     let all = Leave { others: FLOWS.into(), first: 0 };
     for (from, to) in [(here, other), (other, here)].into_iter().cycle().take(200) {
@@ -216,12 +219,13 @@ fn flows_that_change_their_core_keep_their_order() {
         let changes: u64 = handed.values().map(|handed| handed.flows).sum::<u64>() - u64::from(FLOWS);
         eprintln!("{changes} changes, {} packets handed over", handed[&other].packets);
         assert_eq!((came.overtaken, came.received), (0, came.sent));
-        assert!(changes > 200, "{changes}");
+        assert!(changes > 200, "only {changes} changes of core");
         assert!(handed[&other].packets > 1000 && handed.values().all(|handed| handed.dropped == 0));
     });
 }
 
-/// What is received on the core that the rule names does not overtake what was handed to it before, from another.
+/// A packet received on the core that the rule names does not overtake packets that another core handed to it
+/// before.
 #[test]
 #[ignore = "needs root"]
 fn packets_keep_their_order_when_their_queue_comes_to_the_core_that_a_rule_names() {
@@ -230,7 +234,7 @@ fn packets_keep_their_order_when_their_queue_comes_to_the_core_that_a_rule_names
         let w = world(CoreChoice::This(other));
         let _link = w.attach(0);
         let (from, to) = (Wire::open("q0"), Wire::open("q1"));
-        // A veth is polled where it is sent to.
+        // A veth is polled on the core that sends to it.
         let frame = |number: u32| {
             if number.is_multiple_of(100) {
                 only_on([[here, other][number as usize / 100 % 2].into()]);
@@ -242,8 +246,11 @@ fn packets_keep_their_order_when_their_queue_comes_to_the_core_that_a_rule_names
         let handed = w.memory.handed()[&other];
         eprintln!("{} of {} packets handed over", handed.packets, came.sent);
         assert_eq!((came.overtaken, came.received, handed.dropped), (0, came.sent, 0));
-        assert!(came.sent > 10_000, "{came:?}");
-        // Most of those that come there are done there.
-        assert!((came.sent / 3..came.sent * 9 / 10).contains(&handed.packets), "{handed:?} {came:?}");
+        assert!(came.sent > 10_000, "too few packets: {came:?}");
+        // Most packets that come in on that core are handled there.
+        assert!(
+            (came.sent / 3..came.sent * 9 / 10).contains(&handed.packets),
+            "too few or too many handed over: {handed:?} {came:?}"
+        );
     });
 }

@@ -1,4 +1,4 @@
-//! Packets that are handed to another core, by the program where it is attached.
+//! Packets that the attached program hands to another core.
 
 use crate::{
     common::{in_new_namespace, run, wire::Wire},
@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// All of them on the core that is named, whichever that is, and by the rules that the reference says.
+/// All packets are counted on the core that the rule names, and by the rules that the reference names.
 #[test]
 #[ignore = "needs root"]
 fn packets_are_counted_on_the_core_that_is_named() {
@@ -46,7 +46,11 @@ fn packets_are_counted_on_the_core_that_is_named() {
             expected[usize::from(core)] += 1000;
             let start = Instant::now();
             while counted(&w) != expected {
-                assert!(start.elapsed() < Duration::from_secs(10), "{:?}, not {expected:?}", counted(&w));
+                assert!(
+                    start.elapsed() < Duration::from_secs(10),
+                    "packets of each core: {:?}, not {expected:?}",
+                    counted(&w)
+                );
                 thread::sleep(Duration::from_millis(1));
             }
             let done = w.reference(RulePort(1), &frame);

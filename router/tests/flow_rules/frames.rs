@@ -31,7 +31,7 @@ fn transport(rng: &mut Rng, v6: bool) -> (u8, Vec<u8>) {
     if protocol == 58 && rng.u8(0..4) != 0 {
         return (58, nd(rng));
     }
-    // Few ports, so that rules are hit; now and then a UDP checksum that is none, or nearly.
+    // Few ports, so that packets match rules. Some UDP checksums are zero, or nearly.
     for at in [0, 2] {
         out[at..at + 2].copy_from_slice(&[0, rng.u8(0..3)]);
     }

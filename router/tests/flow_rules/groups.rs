@@ -1,4 +1,4 @@
-//! Groups that the kernel plane does itself.
+//! Groups that the kernel plane handles itself.
 
 use crate::{
     action,
@@ -96,12 +96,15 @@ fn the_program_gives_a_packet_the_bucket_that_the_reference_gives_it() {
                 sent_on += 1;
             }
         }
-        assert!(dropped > rounds(1000) && sent_on > rounds(4000), "{dropped} dropped, {sent_on} sent");
-        assert!(slots.len() == SLOTS || rounds(300) < 300, "{} slots", slots.len());
+        assert!(
+            dropped > rounds(1000) && sent_on > rounds(4000),
+            "too few: {dropped} dropped, {sent_on} sent"
+        );
+        assert!(slots.len() == SLOTS || rounds(300) < 300, "only {} of {SLOTS} slots were used", slots.len());
     });
 }
 
-/// A bucket that marks what it sends.
+/// A bucket that marks the packets it sends.
 fn marked(mark: u8) -> Bucket {
     let mac = u128::from(mark) * 0x0101_0101_0101;
     let actions = [
@@ -114,7 +117,7 @@ fn marked(mark: u8) -> Bucket {
 
 #[test]
 #[ignore = "needs root"]
-fn a_packet_takes_a_bucket_of_before_or_one_of_after_a_change() {
+fn a_packet_takes_the_old_or_the_new_bucket_while_a_group_changes() {
     in_new_namespace(|| {
         let mut w = FlowWorld::new();
         w.control.group(&GroupMod::Add(group(GroupKind::Indirect, vec![marked(2)])));
@@ -146,6 +149,6 @@ fn a_packet_takes_a_bucket_of_before_or_one_of_after_a_change() {
             over.store(true, Relaxed);
             packets.join().unwrap()
         });
-        assert!(seen[2] > 100 && seen[3] > 100, "{seen:?}");
+        assert!(seen[2] > 100 && seen[3] > 100, "too few packets with mark 2 or 3: {seen:?}");
     });
 }

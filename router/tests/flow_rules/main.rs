@@ -30,22 +30,23 @@ use std::{
 };
 use world::{FlowWorld, XDP_DROP, XDP_REDIRECT};
 
-/// One seed for all machines, so that what fails can be repeated.
+/// One seed for all machines, so that a failure can be repeated.
 fn rng(test: u64) -> Rng {
     Rng::with_seed(0x6d69_6c6c + test)
 }
 
-/// An emulated machine (`make test-vm`) is so many times slower than a real one.
+/// How many times slower an emulated machine (`make test-vm`) is than a real one.
 fn slower() -> u32 {
     if common::is_emulated() { 20 } else { 1 }
 }
 
-/// As many as take the same time: the emulated machine is there for what another kernel makes of the program.
+/// As many rounds as take the same time everywhere. The emulated machine shows whether another kernel runs
+/// the program.
 fn rounds(whole: usize) -> usize {
     whole / slower() as usize
 }
 
-/// This thread goes on on another CPU, if there is one.
+/// Moves this thread to another CPU, if there is one.
 fn leave_this_cpu() {
     let here = rustix::thread::sched_getcpu();
     let mut others = rustix::thread::CpuSet::new();
@@ -53,7 +54,7 @@ fn leave_this_cpu() {
     let _ = rustix::thread::sched_setaffinity(None, &others);
 }
 
-/// A rule that looks at every bit there is: the program reads all fields.
+/// A match on every bit, so that the program reads all fields.
 fn everything() -> Match {
     Match::new(&Key([0xff; Key::BYTES]), &Key([0xff; Key::BYTES]))
 }
@@ -85,7 +86,7 @@ fn the_program_sees_the_fields_that_the_reference_sees() {
         assert_eq!(
             rare,
             ["metadata", "tunnel_id"],
-            "fields of the pipeline, and fields that the frames hardly have"
+            "fields that few frames have; those expected belong to the pipeline"
         );
     });
 }
@@ -94,7 +95,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Any action that needs no other port than the four there are.
+/// Any action that needs no port besides the four.
 fn action(rng: &mut Rng) -> Action {
     let address = |rng: &mut Rng| u128::from(0x0a00_0000 | u32::from(rng.u8(0..4)));
     match rng.u8(0..25) {
@@ -129,7 +130,7 @@ fn action(rng: &mut Rng) -> Action {
     }
 }
 
-/// The tables take no tunnels in an action set.
+/// The tables refuse tunnels in an action set.
 fn is_tunnel(action: &Action) -> bool {
     matches!(action, Action::EncapVxlan(_) | Action::DecapVxlan)
 }
@@ -161,21 +162,23 @@ fn output(rng: &mut Rng) -> Action {
     Action::output(ports[rng.usize(0..ports.len())])
 }
 
-/// What became of packets, to see that enough of each was tried.
+/// Counts of packets, to check that enough of each kind were tried.
 #[derive(Debug, Default)]
 struct Tried {
     fast: usize,
     slow: usize,
     matched: usize,
-    /// Decided by rules of several tables, and those of them that the kernel plane did.
+    /// Packets that rules of several tables decided; `fast_chains` are those of them that the kernel plane
+    /// handled.
     chains: usize,
     fast_chains: usize,
     several_ports: usize,
     ended_early: usize,
 }
 
-/// A packet, so many times (the first looked up, the second looked up and cached, the third cached): where it goes, its bytes,
-/// and which rules count it are as the pipeline says; of one for user space nothing is counted or changed.
+/// Sends a packet `times` times: the first is looked up, the second looked up and cached, the third cached.
+/// Asserts that its way, its bytes and the rules that count it are as the pipeline says. For a packet that
+/// goes to user space, asserts that nothing was counted or changed.
 fn compare(w: &mut FlowWorld, in_port: RulePort, frame: &[u8], times: u64, tried: &mut Tried, at: &str) {
     let done = w.reference(in_port, frame);
     let outputs: Vec<_> = done.outputs.iter().filter(|output| output.port != RulePort::CONTROLLER).collect();
@@ -188,25 +191,34 @@ fn compare(w: &mut FlowWorld, in_port: RulePort, frame: &[u8], times: u64, tried
         let (hits, _) = w.flows.maps().cache_use();
         let result = w.run(usize::from(in_port.0 - 1), frame);
         if w.last().verdict == u16::from(kernel::verdict::SLOW) {
-            assert!(result.action == XDP_DROP && result.frame == frame, "time {time}, {}", at());
+            assert!(
+                result.action == XDP_DROP && result.frame == frame,
+                "changed for user space, time {time}, {}",
+                at()
+            );
             continue;
         }
         fast += 1;
         let (sent_to, action) = w.sent_to(in_port);
-        assert!(action.is_none_or(|action| action == result.action), "{} {}", result.action, at());
+        assert!(
+            action.is_none_or(|action| action == result.action),
+            "action {}, not {action:?}: {}",
+            result.action,
+            at()
+        );
         assert_eq!(sent_to.len(), outputs.len(), "{}", at());
         assert_eq!(sent_to.into_iter().collect::<BTreeSet<_>>(), ports, "{}", at());
         for output in outputs.iter().filter(|output| output.port != RulePort::NORMAL) {
-            assert!(output.frame == result.frame, "{}: {}", at(), hex(&result.frame));
+            assert!(output.frame == result.frame, "{}: it left as {}", at(), hex(&result.frame));
         }
         let cached = done.rows.len() <= kernel::FRONT && time == 2;
-        assert!(!cached || w.flows.maps().cache_use().0 == hits + 1, "not from the cache: {}", at());
+        assert!(!cached || w.flows.maps().cache_use().0 == hits + 1, "the cache was not used: {}", at());
     }
     for (before, after) in before.iter().zip(w.counted(&done.rows)) {
         let since = after.since(*before);
         assert_eq!((since.packets, since.bytes), (fast, fast * frame.len() as u64), "{}", at());
     }
-    assert_eq!(w.total() - total, fast * done.rows.len() as u64, "other rules counted: {}", at());
+    assert_eq!(w.total() - total, fast * done.rows.len() as u64, "other rules counted the packet: {}", at());
     assert_eq!(w.slow() - slow, times - fast, "{}", at());
     tried.slow += (times - fast) as usize;
     tried.fast += fast as usize;
@@ -237,12 +249,15 @@ fn the_program_does_to_a_packet_what_the_reference_does() {
                 compare(&mut w, RulePort(1 + rng.u16(0..2)), &frames::frame(&mut rng), 1, &mut tried, &at);
             }
         }
-        assert!(tried.fast > rounds(10_000) && tried.slow > rounds(1_000), "{tried:?}");
-        assert!(tried.several_ports > rounds(1_000) && tried.ended_early > rounds(200), "{tried:?}");
+        assert!(tried.fast > rounds(10_000) && tried.slow > rounds(1_000), "too few of a kind: {tried:?}");
+        assert!(
+            tried.several_ports > rounds(1_000) && tried.ended_early > rounds(200),
+            "too few of a kind: {tried:?}"
+        );
     });
 }
 
-/// A match that some of the frames have.
+/// A match that some of the frames meet.
 fn matching(rng: &mut Rng) -> Match {
     let key = Key::of(&frames::frame(rng), RulePort(1 + rng.u16(0..2)), VXLAN_PORT);
     let mut m = Match::ANY;
@@ -259,9 +274,9 @@ fn matching(rng: &mut Rng) -> Match {
     m
 }
 
-/// What a rule of this table does: mostly what the kernel plane can do, and now and then anything.
+/// The instructions of a rule of this table. Most can be handled by the kernel plane; some are of any kind.
 fn instructions(rng: &mut Rng, table: u8) -> Instructions {
-    // What later tables can see of it without looking at the packet again.
+    // Actions whose effect later tables see without looking at the packet again.
     let seen = |rng: &mut Rng| match rng.u8(0..9) {
         7 => Action::set(Field::TunnelId, rng.u64(0..4)),
         0 => Action::set(Field::EthSrc, 0x0200_0000_0100 | u128::from(rng.u8(0..3))),
@@ -325,14 +340,20 @@ fn packets_take_the_rules_that_the_tables_say_cached_or_not() {
                 compare(&mut w, port, &frame, 3, &mut tried, &format!("round {round}"));
             }
         }
-        assert!(tried.matched > rounds(2_000) && tried.chains > rounds(1_000), "{tried:?}");
-        assert!(tried.fast_chains > rounds(1_000) && tried.fast > rounds(10_000), "{tried:?}");
+        assert!(
+            tried.matched > rounds(2_000) && tried.chains > rounds(1_000),
+            "too few of a kind: {tried:?}"
+        );
+        assert!(
+            tried.fast_chains > rounds(1_000) && tried.fast > rounds(10_000),
+            "too few of a kind: {tried:?}"
+        );
     });
 }
 
 #[test]
 #[ignore = "needs root"]
-fn a_frame_inside_that_comes_or_goes_with_the_port_is_seen_by_later_tables() {
+fn later_tables_see_a_frame_inside_that_comes_or_goes_with_the_port() {
     in_new_namespace(|| {
         let mut w = FlowWorld::new();
         let mut rng = rng(4);
@@ -365,7 +386,7 @@ fn a_frame_inside_that_comes_or_goes_with_the_port_is_seen_by_later_tables() {
 
 #[test]
 #[ignore = "needs root"]
-fn past_the_deadline_what_rules_drop_is_dropped_and_all_else_is_the_kernels() {
+fn past_the_deadline_rules_still_drop_and_other_packets_go_to_the_kernel() {
     const XDP_PASS: u32 = 2;
     in_new_namespace(|| {
         let mut w = FlowWorld::new();
@@ -376,7 +397,7 @@ fn past_the_deadline_what_rules_drop_is_dropped_and_all_else_is_the_kernels() {
         let frame =
             |kind: u16| [&[2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 8], &kind.to_be_bytes()[..], &[0; 46]].concat();
         let (dropped, sent) = (frame(0x88b5), frame(0x88b6));
-        // By search, and from the cache.
+        // The rule is found by search, and then from the cache.
         for _ in 0..3 {
             w.plane.confirm_until(Duration::from_secs(1 << 32)).unwrap();
             assert_eq!(w.run(0, &dropped).action, XDP_DROP);
@@ -414,24 +435,29 @@ fn fragments_are_dropped_while_a_controller_says_so() {
                     continue;
                 }
                 let expected = if drop && fragment { (XDP_DROP, 1) } else { (XDP_REDIRECT, 0) };
-                assert_eq!((result.action, dropped), expected, "{drop}: {}", hex(&frame));
+                assert_eq!(
+                    (result.action, dropped),
+                    expected,
+                    "(action, dropped) with drop_fragments {drop}: {}",
+                    hex(&frame)
+                );
                 fragments += dropped as usize;
             }
         }
-        assert!(fragments > rounds(50), "{fragments}");
+        assert!(fragments > rounds(50), "only {fragments} fragments were dropped");
     });
 }
 
 #[test]
 #[ignore = "needs root"]
-fn four_tunnels_fit_and_what_does_not_is_dropped_and_told() {
+fn four_tunnels_fit_and_a_packet_without_room_is_dropped_and_counted() {
     in_new_namespace(|| {
         let mut w = FlowWorld::new();
         let mut rng = rng(8);
         let outer = Action::EncapVxlan(Vxlan { udp_port: VXLAN_PORT, ..tunnel(&mut rng) });
         let push = Action::PushVlan(ether_type::VLAN);
         let frame = notices::udp_frame(64, 60);
-        // 216 bytes are free in front of a frame.
+        // 216 bytes are free before a frame.
         for (tags, fits) in [(0, true), (4, true), (5, false)] {
             let actions =
                 [vec![outer.clone(); 4], vec![push.clone(); tags], vec![Action::output(RulePort(2))]]
@@ -452,7 +478,7 @@ fn four_tunnels_fit_and_what_does_not_is_dropped_and_told() {
 
 #[test]
 #[ignore = "needs root"]
-fn what_goes_into_a_tunnel_comes_out_of_it() {
+fn a_frame_comes_out_of_a_tunnel_as_it_went_in() {
     in_new_namespace(|| {
         let mut w = FlowWorld::new();
         let mut rng = rng(6);

@@ -31,7 +31,7 @@ fn now_ns() -> u64 {
 
 #[test]
 #[ignore = "needs root"]
-fn a_meter_lets_its_rate_pass_whoever_forwards_and_counts_the_rest() {
+fn a_meter_passes_its_rate_in_kernel_and_user_space_together_and_counts_the_rest() {
     in_new_namespace(|| {
         let mut w = FlowWorld::new();
         let frame = udp_frame(9, FRAME_BYTES);
@@ -39,7 +39,8 @@ fn a_meter_lets_its_rate_pass_whoever_forwards_and_counts_the_rest() {
         let does = Instructions { meter: Some(1), ..Instructions::apply([Action::output(RulePort(2))]) };
         w.change(FlowCommand::Add, 0, 1, Match::ANY, does);
         w.finish();
-        // Packets a second, and in the burst: a second, while which this thread may have to wait for a CPU.
+        // Rate in packets a second, and burst in packets. The burst lasts a second, as this thread may have
+        // to wait for a CPU that long.
         for (request, rate, burst, both) in [
             (meter(MeterUnit::Kbps, &[(10_000, 10_000), (20_000, 20_000)]), 1250.0, 1250.0, false),
             (meter(MeterUnit::Pps, &[(1000, 1000)]), 1000.0, 1000.0, false),
@@ -76,12 +77,12 @@ fn a_meter_lets_its_rate_pass_whoever_forwards_and_counts_the_rest() {
             });
             let expected = burst + rate * started.elapsed().as_secs_f64();
             let ratio = passed as f64 / expected;
-            assert!((0.95..=1.01).contains(&ratio), "{passed} of {expected} passed: {request:?}");
+            assert!((0.95..=1.01).contains(&ratio), "{passed} packets passed, not {expected}: {request:?}");
             let stats = w.control.rules.meter_stats(Some(1), 0).remove(0);
             assert_eq!((stats.packets - before, stats.bytes), (asked, stats.packets * FRAME_BYTES as u64));
             assert_eq!(stats.bands.iter().map(|band| band.0).sum::<u64>(), asked - passed);
             assert!(stats.bands.iter().all(|(packets, bytes)| *bytes == packets * FRAME_BYTES as u64));
-            assert!(asked > 2 * passed, "{asked} packets are not too many");
+            assert!(asked > 2 * passed, "{asked} packets do not overload the meter, which passed {passed}");
         }
     });
 }

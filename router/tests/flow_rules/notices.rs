@@ -1,4 +1,4 @@
-//! What the program hands to user space, and of which rule.
+//! The packets that the program hands to user space, and the rule that it names.
 
 use crate::{
     common::in_new_namespace,
@@ -12,7 +12,7 @@ use logic::flow::{
 };
 use std::{cell::RefCell, time::Duration};
 
-/// IPv4 with this TTL, of 60 bytes.
+/// An IPv4 UDP frame with this TTL, of `size` bytes.
 pub fn udp_frame(ttl: u8, size: usize) -> Vec<u8> {
     let mut rng = fastrand::Rng::with_seed(1);
     loop {
@@ -28,7 +28,7 @@ pub fn udp_frame(ttl: u8, size: usize) -> Vec<u8> {
 
 #[test]
 #[ignore = "needs root"]
-fn what_comes_to_user_space_says_which_rule_sent_it_and_is_the_whole_packet() {
+fn user_space_gets_the_whole_packet_and_the_rule_that_sent_it() {
     in_new_namespace(|| {
         let mut w = FlowWorld::new();
         let told = RefCell::new(Vec::new());
@@ -37,13 +37,13 @@ fn what_comes_to_user_space_says_which_rule_sent_it_and_is_the_whole_packet() {
             .maps()
             .notices(
                 |notice, frame| told.borrow_mut().push((notice, frame.to_vec())),
-                |lost| panic!("{lost} lost"),
+                |lost| panic!("{lost} notices were lost"),
             )
             .unwrap();
         let next = |count: usize| {
             notices.wait(Duration::from_secs(5)).unwrap();
             let told = std::mem::take(&mut *told.borrow_mut());
-            assert_eq!(told.len(), count, "{told:?}");
+            assert_eq!(told.len(), count, "number of notices: {told:?}");
             told
         };
         let frame = udp_frame(1, 61);
@@ -56,7 +56,7 @@ fn what_comes_to_user_space_says_which_rule_sent_it_and_is_the_whole_packet() {
             metadata: 0,
             tunnel_id: 0,
         };
-        // The same steps of two rules, in two tables: each says its own row.
+        // Two rules have the same steps, in two tables: each notice names its own row.
         let mut rows = vec![row];
         for (actions, action, expected) in [
             ("controller(max_len=20),output:2", XDP_REDIRECT, vec![(1, NoticeReason::Action, 61)]),
@@ -88,7 +88,7 @@ fn what_comes_to_user_space_says_which_rule_sent_it_and_is_the_whole_packet() {
             assert_eq!(next(expected.len()), expected, "{actions}");
         }
         assert_ne!(rows[0], row);
-        // Rules of two tables share their steps, and each tells of itself.
+        // Rules of two tables share their steps, and each notice names its own rule.
         let controller = || Instructions::apply(parse_actions("controller(max_len=9)").unwrap());
         let goto = Instructions { goto_table: Some(1), ..controller() };
         w.change(FlowCommand::Add, 0, 1, Match::ANY, goto);
@@ -99,7 +99,8 @@ fn what_comes_to_user_space_says_which_rule_sent_it_and_is_the_whole_packet() {
         let of = |rule| (notice(rule, NoticeReason::Action, 61), frame.clone());
         assert_eq!((rows.len(), next(2)), (2, vec![of(rows[0]), of(rows[1])]));
 
-        // With the metadata that was written for each; looked up, looked up and cached, cached.
+        // A notice has the metadata written so far. The packet is looked up, looked up and cached, and
+        // cached.
         let last = parse_instructions("controller,write_actions(controller)").unwrap();
         w.change(
             FlowCommand::Add,
@@ -125,7 +126,7 @@ fn what_comes_to_user_space_says_which_rule_sent_it_and_is_the_whole_packet() {
             assert_eq!(told, [(rows[0], 0), (rows[1], 0x1234), (rows[2], 0x5634), (rows[2], 0x5634)]);
         }
 
-        // With the tunnel id as it is at each output; a later table matches it, cached or not.
+        // A notice has the tunnel id as it is at each output. A later table matches it, cached or not.
         for (table, matching, does) in [
             (0, "", "controller,set_tunnel:0x123456789ab,controller,goto_table:1"),
             (1, "tun_id=0x123456789ab", "set_tunnel:5,controller,write_actions(set_tunnel:6,controller)"),
@@ -146,13 +147,13 @@ fn what_comes_to_user_space_says_which_rule_sent_it_and_is_the_whole_packet() {
 
 #[test]
 #[ignore = "needs root"]
-fn what_a_table_does_without_a_rule_changes_while_packets_run() {
+fn the_action_of_a_table_miss_changes_while_packets_pass() {
     in_new_namespace(|| {
         let mut w = FlowWorld::new();
         let told = RefCell::new(Vec::new());
         let tell =
             |notice: Notice, frame: &[u8]| told.borrow_mut().push((notice.rule, notice.reason, frame.len()));
-        let notices = w.flows.maps().notices(tell, |lost| panic!("{lost} lost")).unwrap();
+        let notices = w.flows.maps().notices(tell, |lost| panic!("{lost} notices were lost")).unwrap();
         let frame = udp_frame(64, 61);
         for (actions, action, expected) in [
             ("controller(max_len=20)", XDP_DROP, vec![(1, NoticeReason::Action, 61)]),
@@ -168,12 +169,12 @@ fn what_a_table_does_without_a_rule_changes_while_packets_run() {
             w.finish();
             notices.wait(Duration::ZERO).unwrap();
             told.borrow_mut().clear();
-            // Looked up, looked up and cached, cached.
+            // The packet is looked up, looked up and cached, and cached.
             for _ in 0..3 {
                 assert_eq!(
                     w.run(2, &frame).action,
                     action,
-                    "{actions}; before the batch was over: {at_once}"
+                    "{actions}; the action before the batch was over: {at_once}"
                 );
                 notices.wait(Duration::ZERO).unwrap();
                 assert_eq!(std::mem::take(&mut *told.borrow_mut()), expected, "{actions}");

@@ -1,4 +1,4 @@
-//! What later tables see of a packet, when it comes from the cache.
+//! What later tables see of a packet that the cache answers.
 
 use crate::{Tried, common::in_new_namespace, compare, notices::udp_frame, world::FlowWorld};
 use logic::flow::{
@@ -38,7 +38,7 @@ fn a_packet_that_lacks_what_patches_need_is_not_answered_from_the_cache() {
         w.change(FlowCommand::Add, 0, 1, Match::ANY, goto(&push));
         w.change(FlowCommand::Add, 1, 1, ipv4.with(Field::VlanVid, 0x1007_u16), to(2));
         w.finish();
-        compare_two(&mut w, &tagged(&[5]), &tagged(&[5, 6]), "a third tag hides what is behind it");
+        compare_two(&mut w, &tagged(&[5]), &tagged(&[5, 6]), "a third tag hides the headers after it");
 
         let udp = ipv4.with(Field::IpProto, 17_u8);
         let mut fragment = plain.clone();
@@ -52,9 +52,9 @@ fn a_packet_that_lacks_what_patches_need_is_not_answered_from_the_cache() {
         w.change(delete, 1, 1, Match::ANY, Instructions::default());
         w.change(FlowCommand::Add, 1, 1, udp.with(Field::UdpDst, 5_u16), to(3));
         w.finish();
-        compare_two(&mut w, &whole, &fragment, "rules see no ports of fragments");
+        compare_two(&mut w, &whole, &fragment, "rules do not see the ports of fragments");
 
-        // The frame inside comes with the port.
+        // A frame inside appears with the port.
         let (mut before, mut after) = (plain.clone(), plain.clone());
         before[36..38].copy_from_slice(&VXLAN_PORT.to_be_bytes());
         after[36..38].copy_from_slice(&1_u16.to_be_bytes());
@@ -63,6 +63,6 @@ fn a_packet_that_lacks_what_patches_need_is_not_answered_from_the_cache() {
         w.change(FlowCommand::Add, 0, 1, udp, goto(&[Action::set(Field::UdpDst, VXLAN_PORT)]));
         w.change(FlowCommand::Add, 1, 1, udp, to(2));
         w.finish();
-        compare_two(&mut w, &before, &after, "a frame inside comes");
+        compare_two(&mut w, &before, &after, "a frame inside appears");
     });
 }

@@ -1,4 +1,4 @@
-//! Devices behind ports that go and come.
+//! Devices of ports that vanish and come back.
 
 use crate::{
     common::{ifindex, in_new_namespace, run},
@@ -42,20 +42,20 @@ fn a_port_that_comes_back_with_the_same_index_is_sent_to_again() {
         assert_eq!(
             reached(&mut w),
             (XDP_DROP, vec![RulePort(1), RulePort(3)]),
-            "the kernel has emptied the slots"
+            "the kernel empties the slots of a device that leaves"
         );
         w.show_ports();
         assert_eq!(reached(&mut w), (XDP_REDIRECT, all));
     });
 }
 
-/// Who changes rules and ports waits for nothing.
+/// Changes of rules and ports wait for nothing.
 #[test]
 #[ignore = "needs root"]
-fn ports_change_in_sets_and_sets_are_taken_without_waiting_for_programs() {
+fn changes_of_ports_and_their_sets_do_not_wait_for_programs() {
     in_new_namespace(|| {
         let mut w = FlowWorld::new();
-        // All rows are made ahead, each in some tens of milliseconds.
+        // The rows of all sets are made in advance, each in some tens of milliseconds.
         thread::sleep(Duration::from_secs(4));
         let began = Instant::now();
         for ports in 1_u16..16 {
@@ -68,12 +68,12 @@ fn ports_change_in_sets_and_sets_are_taken_without_waiting_for_programs() {
         let began = Instant::now();
         (0..5).for_each(|_| w.show_ports());
         let ports = began.elapsed();
-        // 11 sets; with a grace period for each, 55 of them for the ports.
+        // There are 11 sets. With a grace period for each set, the ports would take 55 of them.
         let most = Duration::from_millis(150) * slower();
-        assert!(sets < most && ports < most, "{sets:?}, {ports:?}");
+        assert!(sets < most && ports < most, "sets took {sets:?}, ports {ports:?}, more than {most:?}");
         w.finish();
         for id in w.control.rules.tables().ids() {
-            assert!(!w.control.rules.is_slow(id));
+            assert!(!w.control.rules.is_slow(id), "rule {id:?} is slow");
         }
     });
 }

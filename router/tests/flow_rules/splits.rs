@@ -1,5 +1,6 @@
-//! A queue whose flows are shared among cores while flow rules are in charge: every packet obeys the rules that the reference says,
-//! is counted by them once, and leaves in the order of its flow, however often the queue is split and joined.
+//! A queue whose flows are shared among cores while flow rules are in charge. Every packet obeys the rules
+//! that the reference names, is counted by them once, and leaves in the order of its flow, however often the
+//! queue is split and joined.
 
 use crate::{
     common::{
@@ -30,9 +31,9 @@ use std::{
 
 const QUEUE: QueueId = QueueId { port: 0, index: 0 };
 const FLOWS: u16 = 64;
-/// Times that what is split changes, under traffic.
+/// How often the split changes under traffic.
 const TURNS: usize = 100;
-/// What rules tell flows by, in turn.
+/// Classes of flows that rules distinguish. Flows belong to them in turn.
 const CLASSES: u8 = 4;
 const PLAIN: u8 = 0;
 const REWRITTEN: u8 = 1;
@@ -45,9 +46,10 @@ fn frame(number: u32) -> Vec<u8> {
     numbered(frame.ip4(|ip| ip[1] = class << 2), number as u16 % FLOWS, number)
 }
 
-/// Its port p0, and q1 to send to; a rule for each class of flows: sent on, rewritten by two tables, and named this core and another.
+/// A world with port p0, and q1 behind p1. Each class of flows has a rule: sent on, rewritten by two tables,
+/// and on this core and another that rules name.
 fn world(here: CoreId, other: CoreId) -> FlowWorld {
-    // The kernel's own packets are polled on any core, and others with them.
+    // The kernel's own packets would be polled on any core, and ours with them.
     run("sysctl -qw net.ipv6.conf.default.disable_ipv6=1");
     let mut w = FlowWorld::new();
     for device in ["p0", "q0", "p1", "q1"] {
@@ -77,7 +79,7 @@ fn world(here: CoreId, other: CoreId) -> FlowWorld {
     w
 }
 
-/// By each core, of the rules for these packets.
+/// Packets that each core counted for these rules.
 fn counted(w: &FlowWorld, rows: &[u32]) -> Vec<u64> {
     let counters = w.memory.counters();
     let of = |row: u32| w.memory.counters_of(row).map(|at| counters[at].load(Acquire)).collect::<Vec<_>>();
@@ -120,21 +122,28 @@ fn a_queue_that_is_split_and_joined_obeys_rules_in_order() {
             || split_and_join(splits, QUEUE, [here, other], TURNS),
         );
         let why = [Reason::SplitLeaves, Reason::RuleSlow].map(|reason| w.charged(reason));
-        assert_eq!((came.overtaken, came.received, wrong), (0, came.sent, 0), "{why:?}");
+        assert_eq!(
+            (came.overtaken, came.received, wrong),
+            (0, came.sent, 0),
+            "(overtaken, received, wrong); (split_leaves, rule_slow) packets: {why:?}"
+        );
         counts(&w, &rows, came);
         let by = |class: u8| counted(&w, &rows[usize::from(class)]);
         let shares = [PLAIN, REWRITTEN].map(|class| [here, other].map(|core| by(class)[usize::from(core)]));
         eprintln!("{came:?}: {shares:?} by the two cores");
-        assert!(shares.as_flattened().iter().all(|packets| *packets > came.sent / 100), "{shares:?}");
-        // A core that is named has the last word.
+        assert!(
+            shares.as_flattened().iter().all(|packets| *packets > came.sent / 100),
+            "a core got too few packets: {shares:?}"
+        );
+        // The core that a rule names overrides the split.
         assert_eq!([by(THERE)[usize::from(here)], by(HERE)[usize::from(other)]], [0, 0]);
 
-        // Whole again: nothing but what a rule says is handed over.
+        // The queue is whole again. Only packets whose rule names a core are handed over.
         splits.join(QUEUE);
         let start = Instant::now();
         while splits.is_tidying() {
             splits.tidy(monotonic());
-            assert!(start.elapsed() < Duration::from_secs(5));
+            assert!(start.elapsed() < Duration::from_secs(5), "the queue is not tidied after 5 s");
         }
         let handed = || w.memory.handed().values().map(|handed| handed.packets).sum::<u64>();
         let before = handed();
@@ -146,12 +155,12 @@ fn a_queue_that_is_split_and_joined_obeys_rules_in_order() {
     });
 }
 
-/// How many of these were of a class.
+/// How many of the packets sent were of a class.
 fn of_class(class: u8, came: Came) -> u64 {
     (came.sent + u64::from(CLASSES - 1 - class)) / u64::from(CLASSES)
 }
 
-/// Every rule has counted each of its packets, and its bytes, once.
+/// Asserts that every rule counted each of its packets, and its bytes, once.
 fn counts(w: &FlowWorld, rows: &[Vec<u32>], came: Came) {
     for (class, rows) in (0..).zip(rows) {
         let packets = of_class(class, came);

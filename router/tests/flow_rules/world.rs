@@ -42,11 +42,11 @@ pub struct FlowWorld {
     pub memory: Arc<MappedFlows>,
     pub control: Control,
     pub ports: Vec<u32>,
-    /// Their numbers, and whether FLOOD reaches them: not the last one.
+    /// The ports' numbers, and whether FLOOD reaches them: all but the last.
     known: Vec<(RulePort, bool)>,
 }
 
-/// What changes the rules.
+/// Changes the rules.
 pub struct Control {
     pub rules: Flows<Arc<MappedFlows>>,
     grace: Grace,
@@ -55,7 +55,7 @@ pub struct Control {
 
 impl FlowWorld {
     pub fn new() -> FlowWorld {
-        // The program's notes on a packet are kept by CPU.
+        // The program keeps its notes on a packet per CPU.
         let mut one = rustix::thread::CpuSet::new();
         one.set(rustix::thread::sched_getcpu());
         rustix::thread::sched_setaffinity(None, &one).unwrap();
@@ -75,7 +75,7 @@ impl FlowWorld {
             ports.push(ifindex(&format!("p{id}")));
             plane.set_port(id, ports[usize::from(id)], true, true).unwrap();
         }
-        // Rules are found by these hashes whatever they are.
+        // Rules are found with any hashes. These are fixed.
         let seed = Seed::new([3, 5, 7, 11, 13].map(|n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
         let settings = FlowSettings { capacity: CAPACITY, seed, outlast_daemon: false };
         let maps = Arc::new(FlowMaps::new(settings).unwrap_or_else(|e| panic!("{e:#}")));
@@ -105,7 +105,7 @@ impl FlowWorld {
         self.control.finish();
     }
 
-    /// Packets that come in by a port go by the program, until the link is dropped.
+    /// The program handles packets that come in by a port, until the link is dropped.
     pub fn attach(&self, port: u8) -> PortLink {
         let ifindex = self.ports[usize::from(port)];
         let link = PortLink::attach(self.flows.program(), ifindex, Mode::Native).unwrap();
@@ -113,7 +113,7 @@ impl FlowWorld {
         link
     }
 
-    /// Queues of its ports that are shared among cores.
+    /// Queues of the ports that are shared among cores.
     pub fn splits(&self) -> &Splits {
         self.plane.splits()
     }
@@ -122,17 +122,17 @@ impl FlowWorld {
         self.flows.run(self.ports[port], frame).unwrap()
     }
 
-    /// What the program made of the last packet.
+    /// The program's notes on the last packet.
     pub fn last(&self) -> FlowLast {
         self.flows.maps().last()
     }
 
-    /// Packets that user space was to do; nobody listens here.
+    /// Packets for user space. They are counted as lost, since nobody listens here.
     pub fn slow(&self) -> u64 {
         self.charged(Reason::RuleSlowLost)
     }
 
-    /// Packets of all ports that were not forwarded, and why.
+    /// Packets of all ports that were not forwarded for this reason.
     pub fn charged(&self, reason: Reason) -> u64 {
         let counters = self.plane.counters().unwrap();
         (0..4).filter_map(|port| counters.charges.get(&(Charge::Port(port), reason))).sum()
@@ -145,7 +145,7 @@ impl FlowWorld {
         self.memory.set_ports(self.known.iter().map(device).collect()).unwrap();
     }
 
-    /// What the rules say about a packet.
+    /// What the rules do with a packet.
     pub fn reference(&self, in_port: RulePort, frame: &[u8]) -> Done {
         let meter = &mut |_: u32, _: usize| true;
         let (tables, miss, ports) = (self.control.rules.tables(), &Instructions::default(), &self.known);
@@ -153,7 +153,8 @@ impl FlowWorld {
         pipeline.run(Packet::new(frame, in_port))
     }
 
-    /// Where the program sent the last packet, and by which action it says so; NORMAL and LOCAL are the kernel's from there.
+    /// Where the program sent the last packet, and the XDP action that this implies. After NORMAL and LOCAL,
+    /// the kernel decides.
     pub fn sent_to(&self, in_port: RulePort) -> (Vec<RulePort>, Option<u32>) {
         let last = self.last();
         let others = |ports: Vec<RulePort>| ports.into_iter().filter(|port| *port != in_port).collect();
@@ -170,7 +171,7 @@ impl FlowWorld {
             kernel::verdict::BROADCAST => redirected(others(self.memory.ports_of_set(last.port.into()))),
             kernel::verdict::LOCAL => (vec![RulePort::LOCAL], Some(XDP_PASS)),
             kernel::verdict::NORMAL => (vec![RulePort::NORMAL], None),
-            other => panic!("verdict {other}"),
+            other => panic!("unknown verdict {other}"),
         }
     }
 
@@ -221,12 +222,12 @@ impl Control {
         self.rules.apply_meter(request, self.now_ms).unwrap();
     }
 
-    /// Which of the four ports are up.
+    /// Sets which of the four ports are up.
     pub fn set_up(&mut self, up: [bool; 4]) {
         self.rules.set_ports((1..).map(RulePort).zip(up));
     }
 
-    /// As the daemon ends a batch.
+    /// Ends a batch, as the daemon does.
     pub fn finish(&mut self) {
         if !self.rules.seal() {
             return;

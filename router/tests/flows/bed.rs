@@ -13,7 +13,7 @@ use std::{
 const MILLRACE: &str = env!("CARGO_BIN_EXE_millrace");
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Of port n of the box, and of the host behind it.
+/// The MAC address of port n of the box; `host_mac` is that of the host behind it.
 pub fn port_mac(n: usize) -> Mac {
     Mac([2, 0, 0, 0, 1, n as u8])
 }
@@ -21,7 +21,7 @@ pub fn host_mac(n: usize) -> Mac {
     Mac([2, 0, 0, 0, 2, n as u8])
 }
 
-/// In the namespace of the calling thread: ports p0 to p2, hosts 10.0.N.9 behind q0 to q2.
+/// Ports p0 to p2 in the namespace of the calling thread, with hosts 10.0.N.9 behind q0 to q2.
 pub struct Bed {
     name: String,
     pub wires: Vec<Wire>,
@@ -46,12 +46,13 @@ impl Bed {
         bed
     }
 
-    /// Port n and its wire, new.
+    /// Makes port n and its wire.
     pub fn plug(&self, n: usize) {
-        // The wire's end has another address than the host: what comes out is nothing to this namespace.
+        // The wire's end has another address than the host, so this namespace ignores the packets that come
+        // out.
         run(&format!("ip link add p{n} address {} type veth peer name q{n}", port_mac(n)));
         run(&format!("sysctl -qw net.ipv6.conf.p{n}.disable_ipv6=1 net.ipv6.conf.q{n}.disable_ipv6=1"));
-        // A veth takes a redirected packet only if its peer has NAPI, which GRO brings.
+        // A veth takes redirected packets only if its peer has NAPI, which GRO turns on.
         run(&format!("ethtool -K q{n} gro on tx off txvlan off tx-vlan-stag-hw-insert off"));
         run(&format!("ip addr add 10.0.{n}.1/24 dev p{n}"));
         run(&format!("ip link set p{n} up"));
@@ -85,7 +86,7 @@ impl Bed {
         daemon.wait().unwrap();
     }
 
-    /// `millrace` with these words for this instance.
+    /// Runs `millrace` with these arguments for this instance.
     pub fn millrace(&self, words: &[&str]) -> Output {
         Command::new("timeout").args(["60", MILLRACE, "--instance", &self.name]).args(words).output().unwrap()
     }
@@ -98,7 +99,7 @@ impl Bed {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// What an attempt that must fail says.
+    /// The error of a command that must fail.
     #[track_caller]
     pub fn refused(&self, words: &[&str]) -> String {
         let output = self.millrace(&[&["flows"], words].concat());
@@ -129,7 +130,7 @@ impl Bed {
             thread::sleep(Duration::from_millis(20));
         }
         let status = self.status().map(|s| (s["ports"].to_string(), s["flows"].to_string()));
-        panic!("waited in vain for {what}: {status:?}\n{}", self.log());
+        panic!("timed out waiting for {what}: {status:?}\n{}", self.log());
     }
 
     /// The program that a port runs.
@@ -142,7 +143,7 @@ impl Bed {
         found.map(|program| program.name.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
-    /// What comes out of these ports, which is nothing else than this frame, on each once.
+    /// Asserts that exactly this frame comes out of each of these ports, once, and nothing else.
     #[track_caller]
     pub fn comes_out(&self, at: &[usize], frame: &[u8]) {
         for &n in at {
@@ -152,7 +153,7 @@ impl Bed {
         self.nothing_more();
     }
 
-    /// Nothing comes out of any port any more.
+    /// Asserts that nothing more comes out of any port.
     #[track_caller]
     pub fn nothing_more(&self) {
         self.nothing_more_of(&[0, 1, 2]);
@@ -162,7 +163,7 @@ impl Bed {
     pub fn nothing_more_of(&self, ports: &[usize]) {
         thread::sleep(Duration::from_millis(5));
         for &n in ports {
-            assert_eq!(self.wires[n].receive(), None, "at q{n}");
+            assert_eq!(self.wires[n].receive(), None, "a frame came out at q{n}");
         }
     }
 
@@ -187,7 +188,7 @@ impl Bed {
     }
 }
 
-/// From the host behind port `from` to the one behind port `to`, through the box.
+/// A frame from the host behind port `from` to the one behind port `to`, through the box.
 pub fn routable(from: usize, to: usize) -> Frame {
     let mut frame = Frame::udp4(port_mac(from), &format!("10.0.{from}.9"), &format!("10.0.{to}.9"));
     frame.source = host_mac(from);

@@ -1,4 +1,4 @@
-//! SET_CORE "choose" with a running daemon: cores as it finds them.
+//! SET_CORE "choose" with a running daemon, on the cores of this machine.
 
 use crate::{
     bed::{Bed, routable},
@@ -15,12 +15,12 @@ use logic::{
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
-/// Of another flow each.
+/// A packet of flow `n`.
 fn flow(n: u16) -> Vec<u8> {
     routable(0, 1).ip4(|ip| ip[20..22].copy_from_slice(&n.to_be_bytes())).bytes()
 }
 
-/// Twenty packets of twenty flows, and how many each core did.
+/// Sends a packet of each of twenty flows, and returns how many each core handled.
 fn spread(bed: &Bed, maps: &Maps) -> Vec<u64> {
     let before = maps.counted();
     for n in 0..20 {
@@ -30,7 +30,7 @@ fn spread(bed: &Bed, maps: &Maps) -> Vec<u64> {
     since(&before, &maps.counted())[..2].to_vec()
 }
 
-/// When the daemon has looked at its cores.
+/// Waits until the daemon has looked at its cores.
 fn knows_cores(bed: &Bed) {
     bed.wait_for("cores", |_| {
         let told = bed.millrace(&["cores", "--json"]).stdout;
@@ -43,30 +43,30 @@ const RULE: &str = "in_port=1,ip,actions=set_core:choose,output:2";
 fn said(controller: &mut Controller) -> Extension {
     match controller.hear() {
         Message::Experimenter(message) => Extension::decode(&message).unwrap(),
-        other => panic!("{other:?}"),
+        other => panic!("no message of the extension: {other:?}"),
     }
 }
 
-/// Cores as controllers are told: what is asked for, until it is so.
+/// Asks as a controller for the statistics of a core, until they are as wanted.
 fn stats_of(controller: &mut Controller, core: u16, is: impl Fn(&CoreStats) -> bool) -> CoreStats {
     let start = Instant::now();
     loop {
         controller.say(&Message::Experimenter(Extension::CoreStatsRequest { core: Some(core) }.encode()));
         let Extension::CoreStats(stats) = said(controller) else { panic!("no CORE_STATS") };
-        let [stats] = stats[..] else { panic!("{stats:?}") };
+        let [stats] = stats[..] else { panic!("not one core: {stats:?}") };
         if is(&stats) {
             return stats;
         }
-        assert!(start.elapsed() < Duration::from_secs(10), "{stats:?}");
+        assert!(start.elapsed() < Duration::from_secs(10), "core {core} after 10 s: {stats:?}");
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
 #[test]
 #[ignore = "needs root"]
-fn flows_go_to_the_core_that_may_and_controllers_read_it_back() {
+fn flows_go_to_the_allowed_core_and_controllers_read_it_back() {
     on_several_cores(|| {
-        // However busy others keep this machine.
+        // The setting `high` makes this independent of the machine's other load.
         let config =
             "[openflow]\ncontrollers = [\"ptcp:6653:127.0.0.1\"]\n[cores]\nallowed = \"1\"\nhigh = 100\n";
         let bed = Bed::new("g", config);
@@ -74,7 +74,7 @@ fn flows_go_to_the_core_that_may_and_controllers_read_it_back() {
         bed.flows(&["add", RULE]);
         let maps = Maps::of(&bed);
         assert_eq!(spread(&bed, &maps), [0, 20]);
-        assert_eq!(spread(&bed, &maps), [0, 20], "from the caches");
+        assert_eq!(spread(&bed, &maps), [0, 20], "packets of each core, answered from the caches");
         let report: Value = serde_json::from_slice(&bed.millrace(&["cores", "--json"]).stdout).unwrap();
         let core = |n: usize| {
             ["flows", "priority_flows", "handed_packets"].map(|key| report["cores"][n][key].as_u64())
@@ -91,11 +91,12 @@ fn flows_go_to_the_core_that_may_and_controllers_read_it_back() {
         assert_eq!((stats.number, stats.packets, stats.dropped, stats.flows, stats.first), (1, 40, 0, 20, 0));
         assert!(
             stats.role.is_some_and(|role| role != Role::Forward && role != Role::Both),
-            "no queue is there"
+            "core 1 has no queue, but its role is {:?}",
+            stats.role
         );
         let before = maps.counted();
         bed.flows(&["del"]);
-        // The same by the core table.
+        // The core table does the same.
         assert_eq!(
             controller.core_table(FlowCommand::Add, "in_port=1,ip,actions=set_core:choose_first"),
             None
@@ -129,10 +130,10 @@ fn flows_keep_off_a_core_with_a_workload() {
                 assert_eq!((workload.tenant, workload.cores), (0, vec![1]));
                 break;
             }
-            assert!(start.elapsed() < Duration::from_secs(10));
+            assert!(start.elapsed() < Duration::from_secs(10), "the configured workload was not reported");
         }
         controller.unsubscribe();
         let stats = stats_of(&mut controller, 1, |stats| stats.workloads > 0);
-        assert!(matches!(stats.role, Some(Role::Serve | Role::Both)), "{stats:?}");
+        assert!(matches!(stats.role, Some(Role::Serve | Role::Both)), "the core does not serve: {stats:?}");
     });
 }

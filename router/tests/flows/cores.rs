@@ -1,4 +1,4 @@
-//! SET_CORE: which core does with a packet what rules say, and that it is done once, in order, and to the same bytes.
+//! SET_CORE: the core that handles a packet, and that this happens once, in order, and to the same bytes.
 
 use crate::{
     bed::{Bed, host_mac, port_mac, routable},
@@ -27,11 +27,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A test in a namespace of its own, on core 0; there has to be another one.
+/// Runs a test in a namespace of its own, on core 0. Without another core, it runs nothing.
 pub fn on_several_cores(test: impl FnOnce() + Send + 'static) {
     if online_cpus().unwrap()[..] != [0] {
         in_new_namespace(|| {
-            // With this thread the ports that it sends to.
+            // The ports that this thread sends to are polled on its core.
             only_on([0]);
             test();
         });
@@ -58,11 +58,12 @@ impl Maps {
         Maps { counters, cores: named("rule_cores").info().unwrap().info.id }
     }
 
-    /// Packets that each core has counted for rules, the misses of tables among them; the last is user space.
+    /// Packets that each core has counted for rules, including misses of tables. The last entry is user
+    /// space.
     pub fn counted(&self) -> Vec<u64> {
         let lots = libbpf_rs::num_possible_cpus().unwrap() as u32 + 1;
         let rows = self.counters.max_entries() / lots;
-        // Few rules: the first rows.
+        // There are few rules, which have the first rows.
         let packets = |row: u32| {
             let count = self.counters.lookup(&row.to_ne_bytes(), MapFlags::ANY).unwrap().unwrap();
             u64::from_ne_bytes(count[..8].try_into().unwrap())
@@ -112,7 +113,7 @@ impl Controller {
         v13::decode(&bytes).unwrap().1
     }
 
-    /// Nothing of cores and workloads comes any more that it does not ask for.
+    /// From now on, messages about cores and workloads come only on request.
     pub fn unsubscribe(&mut self) {
         let nothing = Extension::Subscribe { cores: false, workloads: false };
         self.say(&Message::Experimenter(nothing.encode()));
@@ -120,7 +121,8 @@ impl Controller {
         while self.hear() != Message::BarrierReply {}
     }
 
-    /// Changes the core table; packets obey then. What the switch says to it.
+    /// Changes the core table, and returns the switch's error, if any. Packets obey the change when this
+    /// returns.
     pub fn core_table(&mut self, command: FlowCommand, flow: &str) -> Option<Message> {
         let mut inner = Vec::new();
         v13::encode(&Message::FlowMod(parse_flow(flow, command).unwrap()), 8, &mut inner).unwrap();
@@ -136,14 +138,14 @@ impl Controller {
     }
 }
 
-/// How much each core has counted since.
+/// How much each core has counted between `before` and `after`.
 pub fn since(before: &[u64], after: &[u64]) -> Vec<u64> {
     after.iter().zip(before).map(|(after, before)| after - before).collect()
 }
 
 #[test]
 #[ignore = "needs root"]
-fn the_core_that_a_rule_names_does_all_of_it_once() {
+fn the_core_that_a_rule_names_handles_each_packet_once() {
     on_several_cores(|| {
         let bed = Bed::new("o", "");
         let frame = routable(0, 1);
@@ -154,7 +156,7 @@ fn the_core_that_a_rule_names_does_all_of_it_once() {
         let maps = Maps::of(&bed);
         bed.wires[0].send(&bytes);
         bed.comes_out(&[1], &bytes);
-        assert_eq!(maps.threads(), [] as [usize; 0], "nobody has named a core");
+        assert_eq!(maps.threads(), [] as [usize; 0], "threads, before a rule names a core");
 
         let does = |actions: &str, core: usize, ports: &[usize], out: &[u8]| {
             let rule = format!("in_port=1,ip,actions={}", actions.replace('@', &core.to_string()));
@@ -180,13 +182,13 @@ fn the_core_that_a_rule_names_does_all_of_it_once() {
             does("set_core:@,in_port", core, &[0], &bytes);
             does("set_core:@,CONTROLLER,output:3", core, &[2], &bytes);
             does("set_core:@", 0, &[], &bytes);
-            // The last word counts.
+            // The last SET_CORE counts.
             does("set_core:1,set_core:0,set_core:@,output:2", core, &[1], &bytes);
             does("set_core:0,write_actions(set_core:@,output:3)", core, &[2], &bytes);
         }
         assert_eq!(maps.threads(), [0, 1]);
 
-        // Through tables: each may name another core.
+        // Each table may name another core.
         bed.flows(&["add", "in_port=1,ip,actions=set_core:0,mod_nw_dst:10.0.2.9,goto_table:1"]);
         bed.flows(&["add", "table=1,ip,nw_dst=10.0.2.9,actions=set_core:1,output:3"]);
         for _ in 0..3 {
@@ -197,7 +199,7 @@ fn the_core_that_a_rule_names_does_all_of_it_once() {
         }
         assert_eq!(bed.status().unwrap()["flows"]["slow_done"], 0);
 
-        // Frames of several buffers, out of a port and up.
+        // Frames of several buffers leave by a port, and go up.
         for n in 0..3 {
             run(&format!("ip link set p{n} mtu 9000"));
             run(&format!("ip link set q{n} mtu 9000"));
@@ -238,7 +240,7 @@ fn a_flow_keeps_its_order_and_nothing_is_left_of_a_rule_that_is_gone() {
             bytes
         };
         let before = maps.counted();
-        // No more at once than a core's queue has room for.
+        // No more packets at once than a core's queue has room for.
         for lot in 0..20 {
             let numbers = lot * 500..(lot + 1) * 500;
             numbers.clone().for_each(|n| bed.wires[0].send(&numbered(n)));
@@ -249,7 +251,7 @@ fn a_flow_keeps_its_order_and_nothing_is_left_of_a_rule_that_is_gone() {
         }
         assert_eq!(since(&before, &maps.counted())[..2], [0, 10_000]);
 
-        // Another decision each time, with packets before that may wait in the core's queue.
+        // Each change makes another decision, while packets sent before may wait in the core's queue.
         for turn in 0..50 {
             for (change, core, out) in [
                 (&["mod", "in_port=1,actions=output:3"][..], 0, 2),
@@ -263,7 +265,7 @@ fn a_flow_keeps_its_order_and_nothing_is_left_of_a_rule_that_is_gone() {
                     frame.bytes()
                 };
                 bed.flows(change);
-                // Those that waited were decided anew.
+                // The packets that waited were decided again.
                 thread::sleep(Duration::from_millis(5));
                 bed.wires.iter().for_each(|wire| while wire.receive().is_some() {});
                 let before = maps.counted();
@@ -286,7 +288,11 @@ fn a_flow_keeps_its_order_and_nothing_is_left_of_a_rule_that_is_gone() {
         let threads = |expected: &[usize]| {
             let start = Instant::now();
             while maps.threads() != expected {
-                assert!(start.elapsed() < Duration::from_secs(10), "{:?}", maps.threads());
+                assert!(
+                    start.elapsed() < Duration::from_secs(10),
+                    "threads on {:?}, not {expected:?}",
+                    maps.threads()
+                );
                 thread::sleep(Duration::from_millis(20));
             }
         };
@@ -296,7 +302,8 @@ fn a_flow_keeps_its_order_and_nothing_is_left_of_a_rule_that_is_gone() {
     });
 }
 
-/// CORE_FLOW_MOD in a frame, as a controller sends it through another switch: taken where the configuration says so only.
+/// CORE_FLOW_MOD in a frame, as a controller sends it through another switch. It is accepted only on ports
+/// that the configuration names.
 #[test]
 #[ignore = "needs root"]
 fn the_core_table_is_changed_through_another_switch() {
@@ -318,43 +325,44 @@ fn the_core_table_is_changed_through_another_switch() {
         let becomes = |expected: Value| {
             let start = Instant::now();
             while core() != expected {
-                assert!(start.elapsed() < Duration::from_secs(10), "{} is not {expected}", core());
+                assert!(start.elapsed() < Duration::from_secs(10), "the core is {}, not {expected}", core());
             }
         };
         let add = "priority=9,ip,actions=set_core:0";
         bed.wires[1].send(&frame(1, FlowCommand::Add, add));
         bed.wires[2].send(&frame(2, FlowCommand::Add, "priority=8,in_port=3,actions=set_core:0"));
-        bed.wait_for("the second", |s| s["flows"]["rules"] == 1);
+        bed.wait_for("the second change", |s| s["flows"]["rules"] == 1);
         assert_eq!(core(), Value::Null);
         bed.wires[2].send(&frame(2, FlowCommand::Add, add));
         becomes(0.into());
-        // With rules in charge, too.
+        // This also works with rules in charge.
         bed.wires[2].send(&frame(2, FlowCommand::Delete { strict: true }, "priority=9,ip"));
         becomes(Value::Null);
     });
 }
 
-/// CORE_FLOW_MOD: rules that only say which core.
+/// CORE_FLOW_MOD: rules that only name a core.
 #[test]
 #[ignore = "needs root"]
-fn the_core_table_says_where_and_the_flow_tables_what() {
+fn the_core_table_decides_the_core_and_the_flow_tables_the_rest() {
     on_several_cores(|| {
         let bed = Bed::new("t", "[openflow]\ncontrollers = [\"ptcp:6653:127.0.0.1\"]\n");
         let mut controller = Controller::connect();
         controller
             .say(&Message::Experimenter(Extension::Subscribe { cores: true, workloads: false }.encode()));
         let Message::Experimenter(told) = controller.hear() else { panic!("no CORES") };
-        let Ok(Extension::Cores(cores)) = Extension::decode(&told) else { panic!("{told:?}") };
+        let Ok(Extension::Cores(cores)) = Extension::decode(&told) else { panic!("no CORES: {told:?}") };
         let numbers: Vec<usize> = cores.cores.iter().map(|core| core.number.into()).collect();
         assert_eq!((cores.features.core_redirect, numbers), (true, online_cpus().unwrap()));
-        // Loads would come at any time.
+        // Otherwise, messages with loads would come at any time.
         controller.unsubscribe();
 
         let frame = routable(0, 1);
         let routed = frame.routed(host_mac(1), port_mac(1), &[]);
         let other = routable(0, 2);
         let other_routed = other.routed(host_mac(2), port_mac(2), &[]);
-        // Packets that go by this core's rules of both tables; the other flow is always of no core.
+        // Each packet goes through the rules of both tables on this core. The other flow has no core in the
+        // core table.
         let check = |core: usize, at: usize, out: &[u8]| {
             let maps = Maps::of(&bed);
             for turn in 0..5 {
@@ -371,7 +379,7 @@ fn the_core_table_says_where_and_the_flow_tables_what() {
             }
         };
         let to_1 = "priority=9,ip,nw_dst=10.0.1.9,actions=set_core:1";
-        // Who has cached what before packets came to the core table is told, too.
+        // Flows cached before the core table had rules must follow it too.
         bed.flows(&["add", "in_port=2,actions=output:3"]);
         for _ in 0..3 {
             bed.wires[0].send(&frame.bytes());
@@ -385,13 +393,13 @@ fn the_core_table_says_where_and_the_flow_tables_what() {
             assert_eq!(controller.core_table(command, flow), None);
             check(core, 1, &routed);
         }
-        // The flow tables are asked on either core, and have the last word about the core, too.
+        // The flow tables are asked on either core, and can override the core.
         bed.flows(&["add", "in_port=1,ip,nw_dst=10.0.1.9,actions=output:3"]);
         check(1, 2, &frame.bytes());
         bed.flows(&["add", "in_port=1,ip,nw_dst=10.0.1.9,actions=set_core:0,NORMAL"]);
         check(0, 1, &routed);
         bed.flows(&["del"]);
-        // Without a rule of the flow tables it stays, and so does the program.
+        // Without a rule in the flow tables, the rule in the core table stays, and so does the program.
         check(1, 1, &routed);
         assert_eq!(bed.list(""), [] as [serde_json::Value; 0]);
 
@@ -406,7 +414,7 @@ fn the_core_table_says_where_and_the_flow_tables_what() {
         bed.wires[0].send(&frame.bytes());
         bed.comes_out(&[1], &routed);
 
-        // What goes to the controllers beside goes once.
+        // A packet that also goes to the controllers goes there once.
         bed.flows(&["add", "in_port=1,ip,actions=set_core:1,CONTROLLER,output:2"]);
         for _ in 0..3 {
             bed.wires[0].send(&frame.bytes());
@@ -421,7 +429,7 @@ fn the_core_table_says_where_and_the_flow_tables_what() {
 
 #[test]
 #[ignore = "needs root"]
-fn what_a_core_has_no_room_for_is_counted_by_name() {
+fn packets_that_a_core_has_no_room_for_are_counted_by_name() {
     on_several_cores(|| {
         let bed = Bed::new("r", "");
         bed.flows(&["add", "in_port=1,ip,actions=set_core:1,output:2"]);
@@ -432,12 +440,12 @@ fn what_a_core_has_no_room_for_is_counted_by_name() {
         while bed.next(1, Duration::from_millis(200)).is_some() {
             came += 1;
         }
-        assert!((2048..SENT).contains(&came), "{came}");
+        assert!((2048..SENT).contains(&came), "{came} of {SENT} packets came out");
         bed.wait_for("the loss", |_| bed.reason("rule_core_full") == SENT - came);
     });
 }
 
-/// A port whose driver refuses XDP: its packets stay on their core, and nobody is promised anything else.
+/// The driver of a port refuses XDP: packets stay on their core, and rules that need another one are refused.
 #[test]
 #[ignore = "needs root"]
 fn packets_of_a_port_in_generic_mode_stay_on_their_core() {
@@ -445,7 +453,7 @@ fn packets_of_a_port_in_generic_mode_stay_on_their_core() {
         let mut bed = Bed::new("x", "generic = true\n");
         let rule = "ip,actions=set_core:1,output:3";
         bed.flows(&["add", rule]);
-        // veth refuses XDP where the peer has more queues to send by than it has to receive.
+        // A veth refuses XDP if its peer has more TX queues than it has RX queues.
         run("ip link del p0");
         bed.wait_for("the port's end", |s| s["ports"][0]["problems"].to_string().contains("not there"));
         run(
@@ -470,6 +478,6 @@ fn packets_of_a_port_in_generic_mode_stay_on_their_core() {
             assert_eq!(since(&before, &maps.counted()), one, "from q{from}");
         }
         let refused = bed.refused(&["add", rule]);
-        assert!(refused.contains("action"), "{refused}");
+        assert!(refused.contains("action"), "the refusal names no action: {refused}");
     });
 }

@@ -1,4 +1,5 @@
-//! `millrace flows` and a running daemon: rules beside routing, what obeys when, and what becomes of rules.
+//! `millrace flows` and a running daemon: rules beside routing, when packets obey a change, and how rules
+//! end.
 
 mod bed;
 mod choosing;
@@ -29,7 +30,8 @@ fn rules_beside_routing() {
         bed.comes_out(&[1], &routed);
         assert_eq!((bed.program(0), bed.flows(&["list"])), ("millrace".into(), "no rules\n".into()));
 
-        // Elsewhere than Linux would, as it is; what no rule matches is routed as before.
+        // The rule sends the packet unchanged to another port than Linux would. Packets that match no rule
+        // are routed as before.
         let says = bed.flows(&["add", "in_port=p0,ip,nw_dst=10.0.1.9,actions=output:3"]);
         assert_eq!(says, "1 added\n");
         assert_eq!(bed.program(0), "millrace_flow");
@@ -39,7 +41,7 @@ fn rules_beside_routing() {
         bed.wires[2].send(&other.bytes());
         bed.comes_out(&[1], &other.routed(host_mac(1), port_mac(1), &[]));
 
-        // The same rule does something else: routes, rewrites, floods, drops.
+        // The same rule with other actions: routes, rewrites, floods, drops.
         let again = |actions: &str| {
             bed.flows(&["mod", "--strict", &format!("in_port=1,ip,nw_dst=10.0.1.9,actions={actions}")]);
             bed.wires[0].send(&bytes);
@@ -74,10 +76,11 @@ fn rules_beside_routing() {
     });
 }
 
-/// Before one packet has gone that way: the rules, who does them, what leaves; what goes to NORMAL is routed.
+/// Explains a packet before one has gone that way: its rules, where they are executed, and what leaves. A
+/// packet for NORMAL is routed.
 #[test]
 #[ignore = "needs root"]
-fn explain_tells_what_rules_do() {
+fn explain_shows_what_rules_do() {
     in_new_namespace(|| {
         let bed = Bed::new("x", "");
         let explain = |port: &str| -> serde_json::Value {
@@ -112,12 +115,12 @@ fn explain_tells_what_rules_do() {
             (&"10.0.1.9".into(), &"10.0.2.9".into())
         );
         assert_eq!((&told["before"]["ttl"], &told["after"]["ttl"]), (&64.into(), &63.into()));
-        // What no rule matches.
+        // A packet that matches no rule.
         let other = explain("p1");
         assert_eq!(other["rules"]["rules"][0]["flow"], serde_json::Value::Null);
         assert_eq!(to(&other), ["NORMAL"]);
 
-        // By user space, for a reason; to a port, and to nobody.
+        // Rules that user space executes, with the reason; a rule with one port, and with none.
         bed.flows(&["add", "priority=10,in_port=p0,udp,actions=output:p1,mod_nw_dst:10.0.2.9,output:p2"]);
         let told = explain("p0");
         assert_eq!((&told["rules"]["slow"], to(&told)), (&true.into(), vec!["p1".into(), "p2".into()]));
@@ -134,7 +137,7 @@ fn explain_tells_what_rules_do() {
             (&told["verdict"], &told["rules"]["core"]),
             (&"controller".into(), &serde_json::Value::Null)
         );
-        // Nothing of that was counted.
+        // None of these packets was counted.
         assert!(bed.list("").iter().all(|rule| rule["packets"] == 0));
         let text = bed.millrace(&["explain", "udp 10.0.0.9:1 -> 10.0.1.9:2", "--port", "p0"]).stdout;
         let text = String::from_utf8(text).unwrap();
@@ -145,7 +148,7 @@ fn explain_tells_what_rules_do() {
     });
 }
 
-/// What a packet to 10.0.2.9 instead of 10.0.1.9 looks like.
+/// The packet with destination 10.0.2.9 instead of 10.0.1.9.
 fn redirected(frame: &Frame) -> Frame {
     let mut frame = frame.clone();
     frame.payload[16..20].copy_from_slice(&[10, 0, 2, 9]);
@@ -156,10 +159,10 @@ fn redirected(frame: &Frame) -> Frame {
     frame
 }
 
-/// Copies that differ, to ports, NORMAL and LOCAL.
+/// Copies that differ, for ports, NORMAL and LOCAL.
 #[test]
 #[ignore = "needs root"]
-fn what_the_kernel_plane_cannot_do_user_space_does_to_the_last_byte() {
+fn user_space_does_to_the_last_byte_what_the_kernel_plane_cannot() {
     in_new_namespace(|| {
         let bed = Bed::new("s", "");
         let frame = routable(0, 1);
@@ -190,7 +193,8 @@ fn what_the_kernel_plane_cannot_do_user_space_does_to_the_last_byte() {
         assert_eq!(bed.reason("rule_slow"), 400);
         assert_eq!(bed.list("")[0]["packets"], 400);
 
-        // What is too long to be handed to a program is lost, and counted; what goes to ports is not.
+        // A packet that is too long to be handed to a program is lost and counted. Its copies for ports are
+        // sent.
         for device in ["p0", "p1", "p2", "q0", "q1", "q2"] {
             run(&format!("ip link set {device} mtu 3498"));
         }
@@ -205,7 +209,7 @@ fn what_the_kernel_plane_cannot_do_user_space_does_to_the_last_byte() {
     });
 }
 
-/// RFC 768 over a packet whose checksum field is 0.
+/// The checksum of RFC 768, over a packet whose checksum field is 0.
 fn udp_checksum(ip: &[u8]) -> u16 {
     let udp = &ip[20..];
     let mut bytes = ip[12..20].to_vec();
@@ -220,10 +224,11 @@ fn udp_checksum(ip: &[u8]) -> u16 {
     !(sum as u16)
 }
 
-/// Two decisions in turn, each time with packets before and after: what returned is obeyed, from the cache, too.
+/// Decisions change in turn, with packets before and after each change. Once a change has returned, packets
+/// obey it, also from the cache.
 #[test]
 #[ignore = "needs root"]
-fn after_a_change_returned_not_one_packet_follows_the_old_decision() {
+fn after_a_change_returns_no_packet_follows_the_old_decision() {
     in_new_namespace(|| {
         let bed = Bed::new("b", "");
         let bytes = routable(0, 1).bytes();
@@ -250,11 +255,15 @@ fn after_a_change_returned_not_one_packet_follows_the_old_decision() {
         }
         let of = |s: &serde_json::Value, what: &str| s["flows"][what].as_u64().unwrap();
         let status = bed.wait_for("all counts", |s| of(s, "cache_hits") + of(s, "cache_misses") == 1005);
-        assert!((67 * 9..1005).contains(&of(&status, "cache_hits")), "{}", status["flows"]);
+        assert!(
+            (67 * 9..1005).contains(&of(&status, "cache_hits")),
+            "too few or too many cache hits: {}",
+            status["flows"]
+        );
     });
 }
 
-/// Other rules come and go; not one packet of a flow is lost or goes elsewhere.
+/// Other rules come and go; no packet of a flow is lost or goes elsewhere.
 #[test]
 #[ignore = "needs root"]
 fn rules_come_and_go_while_traffic_flows() {
@@ -293,7 +302,7 @@ fn rules_come_and_go_while_traffic_flows() {
         bed.nothing_more();
         let rules = bed.list("");
         assert_eq!((rules.len(), &rules[0]["packets"]), (1, &sent.into()));
-        assert!(sent > 100, "{sent}");
+        assert!(sent > 100, "only {sent} packets during the changes");
     });
 }
 
@@ -304,14 +313,16 @@ fn errors_name_the_thing_and_the_way_out() {
         let bed = Bed::new("e", "[flows]\nrules = 100\n");
         let says = |words: &[&str], parts: &[&str]| {
             let error = bed.refused(words);
-            parts.iter().for_each(|part| assert!(error.contains(part), "{words:?}: {error}"));
+            parts.iter().for_each(|part| {
+                assert!(error.contains(part), "{words:?}: the error lacks {part:?}: {error}")
+            });
         };
         says(&["add", "in_port=1"], &["line 1", "needs actions", "nothing was changed"]);
         says(
             &["add", "actions=drop", "actions=output:eth7"],
             &["line 2", "eth7", "name of a port: p0, p1, p2", "before it: 1 added"],
         );
-        assert_eq!(bed.list("").len(), 1, "what is before it is done");
+        assert_eq!(bed.list("").len(), 1, "the line before the wrong one is applied");
         says(&["del", "priority=90"], &["--strict", "nothing was changed"]);
         says(&["list", "priority=90"], &["not listed by it"]);
         assert_eq!(bed.flows(&["del"]), "1 deleted\n");
@@ -333,7 +344,8 @@ fn errors_name_the_thing_and_the_way_out() {
     });
 }
 
-/// A line beyond the first piece of a file that cannot be read, or not be done: the lines before it are done.
+/// A line after the first piece of a file that cannot be parsed, or not be applied. The lines before it are
+/// applied.
 fn in_pieces(bed: &Bed) {
     let file = format!("/tmp/mrfl-{}.pieces", std::process::id());
     let comment = format!("#{}\n", "x".repeat(50_000));
@@ -344,7 +356,7 @@ fn in_pieces(bed: &Bed) {
         std::fs::write(&file, lines).unwrap();
         let error = bed.refused(&["add", "--file", &file]);
         for part in ["line 103 of", last, why, "before it: 2 added"] {
-            assert!(error.contains(part), "{part}: {error}");
+            assert!(error.contains(part), "the error lacks {part:?}: {error}");
         }
         assert_eq!(bed.flows(&["del"]), "2 deleted\n");
     }
@@ -362,7 +374,7 @@ fn ports_go_and_come_back_under_rules() {
         bed.comes_out(&[1], &bytes);
 
         run("ip link del p1");
-        bed.wait_for("the port's end", |s| s["ports"][1]["problems"].to_string().contains("not there"));
+        bed.wait_for("the port to vanish", |s| s["ports"][1]["problems"].to_string().contains("not there"));
         bed.wires[0].send(&bytes);
         bed.nothing_more_of(&[0, 2]);
         assert_eq!(bed.reason("rule_no_port"), 1);
@@ -391,10 +403,10 @@ fn ports_go_and_come_back_under_rules() {
     });
 }
 
-/// A veth takes nothing that is redirected to it while its peer has no NAPI: user space sends there.
+/// A veth takes no redirected packets while its peer has no NAPI. User space sends there instead.
 #[test]
 #[ignore = "needs root"]
-fn what_goes_to_a_port_that_takes_no_redirected_packets_user_space_sends() {
+fn user_space_sends_to_a_port_that_takes_no_redirected_packets() {
     in_new_namespace(|| {
         let bed = Bed::new("d", "");
         let frame = routable(0, 1);
@@ -413,13 +425,17 @@ fn what_goes_to_a_port_that_takes_no_redirected_packets_user_space_sends() {
             let done = bed.reason("rule_slow");
             run(&format!("ethtool -K q1 gro {gro}"));
             let start = Instant::now();
-            // Meanwhile a rule is slow because it is being changed.
+            // While a rule is being changed, it is slow for that reason.
             let is = |why: &Option<String>| match why {
                 Some(why) => slow && why.contains("nothing can be redirected"),
                 None => !slow,
             };
             while !whys().iter().all(is) {
-                assert!(start.elapsed() < Duration::from_secs(10), "{gro}: {:?}", whys());
+                assert!(
+                    start.elapsed() < Duration::from_secs(10),
+                    "GRO {gro}: reasons for slow rules: {:?}",
+                    whys()
+                );
             }
             bed.wires[0].send(&bytes);
             bed.comes_out(&[1], &bytes);
@@ -468,13 +484,13 @@ fn rules_outlive_larger_tables() {
                     after += 1;
                 }
             }
-            assert!(after >= 200, "not grown: {}", bed.log());
+            assert!(after >= 200, "the tables did not grow: {}", bed.log());
             neighbours.join().unwrap();
         });
         std::fs::remove_file(batch).unwrap();
         bed.nothing_more();
         assert_eq!(bed.program(0), "millrace_flow");
-        // What user space sends to NORMAL goes by the larger tables, too.
+        // Packets that user space sends to NORMAL also use the larger tables.
         let frame = routable(0, 1);
         bed.flows(&["add", "in_port=1,actions=output:3,NORMAL"]);
         bed.wires[0].send(&frame.bytes());
@@ -496,7 +512,7 @@ fn a_daemon_that_is_killed_leaves_no_rules_to_the_next_and_stop_leaves_nothing()
         bed.kill();
         bed.wires[0].send(&bytes);
         bed.comes_out(&[2], &bytes);
-        // Past the heartbeat packets are the kernel's, which routes them.
+        // After the heartbeat, packets go to the kernel, which routes them.
         thread::sleep(Duration::from_millis(2500));
         bed.wires[0].send(&bytes);
         bed.comes_out(&[1], &routed);
@@ -515,17 +531,17 @@ fn a_daemon_that_is_killed_leaves_no_rules_to_the_next_and_stop_leaves_nothing()
 
 #[test]
 #[ignore = "needs root"]
-fn without_rules_what_misses_may_be_dropped_and_rules_end_by_themselves() {
+fn a_miss_can_drop_packets_without_rules_and_rules_end_by_timeout() {
     in_new_namespace(|| {
         let bed = Bed::new("m", "[flows]\nmiss = \"drop\"\n");
         let bytes = routable(0, 1).bytes();
-        bed.wait_for("the miss", |s| s["flows"]["in_charge"] == true);
+        bed.wait_for("rules to be in charge", |s| s["flows"]["in_charge"] == true);
         bed.wires[0].send(&bytes);
         bed.nothing_more();
         bed.flows(&["add", "hard_timeout=1,in_port=1,actions=output:3"]);
         bed.wires[0].send(&bytes);
         bed.comes_out(&[2], &bytes);
-        bed.wait_for("the rule's end", |s| s["flows"]["rules"] == 0);
+        bed.wait_for("the rule to end", |s| s["flows"]["rules"] == 0);
         thread::sleep(Duration::from_millis(300));
         bed.wires[0].send(&bytes);
         bed.nothing_more();

@@ -1,4 +1,5 @@
-//! Whether packets go by rules without a controller, what is told of it, and what becomes of packets for controllers.
+//! Whether rules apply without a controller, how this is reported, and what becomes of packets for
+//! controllers.
 
 use super::{
     bed::{Bed, host_mac, port_mac, routable},
@@ -6,7 +7,7 @@ use super::{
 };
 use serde_json::Value;
 
-/// A controller to dial where nobody answers.
+/// A controller to dial at an address where nobody answers.
 const NOBODY: &str = "[openflow]\ncontrollers = [\"tcp:127.0.0.1:1\"]\nfail = ";
 
 fn text(bed: &Bed, words: &[&str]) -> String {
@@ -31,13 +32,17 @@ fn fail_mode_secure_holds_before_any_controller_was_there() {
             (&told["fail"], &told["in_charge"], &told["why_not"]),
             (&"secure".into(), &true.into(), &Value::Null)
         );
-        assert!(bed.log().contains("flow rules are in charge: there are some now\n"), "{}", bed.log());
+        assert!(
+            bed.log().contains("flow rules are in charge: there are some now\n"),
+            "the log: {}",
+            bed.log()
+        );
     });
 }
 
 #[test]
 #[ignore = "needs root"]
-fn rules_that_do_not_apply_are_seen_everywhere() {
+fn rules_that_do_not_apply_are_reported_everywhere() {
     in_new_namespace(|| {
         let bed = Bed::new("fa", &format!("{NOBODY}\"standalone\"\n"));
         let frame = routable(0, 1);
@@ -58,15 +63,15 @@ fn rules_that_do_not_apply_are_seen_everywhere() {
         }
         assert_eq!(controllers(&bed)["fail"], "standalone");
         let logged = format!("flow rules are not in charge: {why}\n");
-        assert_eq!(bed.log().matches(&logged).count(), 1, "{}", bed.log());
+        assert_eq!(bed.log().matches(&logged).count(), 1, "times in the log: {}", bed.log());
     });
 }
 
 #[test]
 #[ignore = "needs root"]
-fn what_goes_to_controllers_is_not_dropped_but_lost_where_there_are_none() {
+fn packets_for_controllers_count_as_lost_when_there_are_none() {
     in_new_namespace(|| {
-        // Nobody to dial: rules apply.
+        // There is no controller to dial, so rules apply.
         let bed = Bed::new("fc", "[openflow]\ncontrollers = [\"ptcp:6653:127.0.0.1\"]\n");
         bed.flows(&["add", "in_port=p0,actions=controller"]);
         bed.flows(&["add", "in_port=p1,actions=controller,output:3"]);
@@ -76,7 +81,7 @@ fn what_goes_to_controllers_is_not_dropped_but_lost_where_there_are_none() {
         bed.wires[1].send(&other);
         bed.comes_out(&[2], &other);
         let lost = |n: u64| move |status: &Value| status["flows"]["controller_lost"]["no_controller"] == n;
-        let status = bed.wait_for("all at the agent", lost(4));
+        let status = bed.wait_for("all packets to reach the agent", lost(4));
         assert_eq!((bed.reason("rule_controller"), bed.reason("rule_drop")), (3, 0));
         assert_eq!((&status["packets"]["taken"], &status["packets"]["dropped"]), (&3.into(), &0.into()));
         let told = controllers(&bed);

@@ -1,5 +1,5 @@
-//! Cores, queues, loads and workloads of this machine, as the kernel has them: veth queues polled by threads, in namespaces of the test's
-//! own; a CPU map; processes that are pinned.
+//! Cores, queues, loads and workloads of this machine, as the kernel shows them: veth queues polled by
+//! threads, in namespaces of the test's own; a CPU map; pinned processes.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -36,7 +36,7 @@ use std::{
 
 const QUEUES: u16 = 2;
 
-/// v0 with a NAPI instance for each queue, and v1 to send from, both up.
+/// Makes v0 with a NAPI instance for each queue, and v1 to send from, both up.
 fn veth() -> Roots {
     let queues = format!("numrxqueues {QUEUES} numtxqueues {QUEUES}");
     run(&format!("ip link add v0 {queues} type veth peer name v1 {queues}"));
@@ -47,7 +47,8 @@ fn veth() -> Roots {
     Roots::here().unwrap()
 }
 
-/// What drivers of this kernel say to being asked to hold interrupts back: a veth's tells nothing, a tap's takes no time.
+/// Software devices cannot hold interrupts back: a veth's driver reports no setting, and a tap's driver
+/// accepts no time.
 #[test]
 #[ignore = "needs root"]
 fn software_devices_hold_nothing_back() {
@@ -73,7 +74,7 @@ fn software_devices_hold_nothing_back() {
         let timer = fs::read_to_string(roots.device("v0").join("gro_flush_timeout")).unwrap();
         assert_eq!(timer, "0\n");
 
-        // Settings of NAPI instances are told since Linux 6.13.
+        // Linux reports the settings of NAPI instances since 6.13.
         let defer = || Vec::from_iter(told_napis("v0").iter().map(|napi| napi.defers));
         assert_eq!(defer(), [false; QUEUES as usize]);
         fs::write(roots.device("v0").join("gro_flush_timeout"), "20000").unwrap();
@@ -81,14 +82,15 @@ fn software_devices_hold_nothing_back() {
     });
 }
 
-/// Who sleeps until a queue polls is woken by the first poll, also by one between the question whether all is still and the sleep.
+/// A thread that sleeps until a queue is polled is woken by the first poll. This includes a poll between the
+/// check that all is still and the sleep.
 #[test]
 #[ignore = "needs root"]
-fn the_first_poll_wakes_who_sleeps() {
+fn the_first_poll_wakes_a_sleeping_thread() {
     in_new_namespace(|| {
         let roots = veth();
         set_threaded(&roots, true);
-        // Else what cannot be merged goes past NAPI (veth_skb_is_eligible_for_gro).
+        // Otherwise packets that cannot be merged go past NAPI (`veth_skb_is_eligible_for_gro`).
         run("ethtool -K v1 tso off");
         ["v0", "v1"].iter().for_each(|v| _ = run(&format!("sysctl -qw net.ipv6.conf.{v}.disable_ipv6=1")));
         run("ip neigh add 192.0.2.9 lladdr 02:00:00:00:00:09 dev v1");
@@ -110,7 +112,7 @@ fn the_first_poll_wakes_who_sleeps() {
             thread::sleep(Duration::from_millis(50));
             total(polls) == before
         };
-        // What is sent when devices come up.
+        // Waits for the packets that are sent when devices come up.
         while !quiet(&polls) {}
         let (slept, took) = sleep(&|_| true);
         assert_eq!((slept, took >= long), (Slept::Long, true), "{took:?}");
@@ -134,11 +136,11 @@ fn the_first_poll_wakes_who_sleeps() {
         });
         assert_eq!(polled_before_the_sleep.0, Slept::Woken);
 
-        // Somebody wakes, before or meanwhile, once.
+        // The waker ends a sleep, before it or during it, once.
         waker.wake();
         assert_eq!(sleep(&|_| true).0, Slept::Woken);
         assert_eq!(sleep(&|_| true).0, Slept::Long);
-        // What was told to nobody wakes the next one, who then has told all.
+        // A poll that woke nobody wakes the next sleeper, and only this one.
         let polled_meanwhile = sleep(&|polls| {
             let before = total(polls);
             send();
@@ -165,7 +167,7 @@ fn observe(roots: &Roots) -> PortQueues {
 fn pid(queue: &QueueSource) -> u32 {
     match queue.control {
         Control::Thread { pid } => pid,
-        ref other => panic!("{other:?}"),
+        ref other => panic!("the queue has no thread: {other:?}"),
     }
 }
 
@@ -189,19 +191,19 @@ fn queues_without_threads_cannot_be_moved_and_say_why() {
         assert_eq!((before.threaded, before.node, before.rss, before.xps.len()), (false, None, 0, 2));
         let refused = move_queue(&roots, &Kernel, before.queues[0].control, 0).unwrap_err();
         assert!(matches!(refused, MoveError::Immovable(Obstacle::SenderCore)), "{refused}");
-        // Threads that have come and gone are none; some kernels keep them.
+        // Threads that are no longer used do not count, although some kernels keep them.
         set_threaded(&roots, true);
         assert_eq!(pids(&observe(&roots).queues).len(), 2);
         set_threaded(&roots, false);
         assert_eq!(observe(&roots).queues, before.queues);
-        // A sysfs of ours shows this namespace.
+        // Our own sysfs shows this namespace only.
         assert!(PortQueues::observe(&roots, 0, "eth0", &NetdevQueues::default()).is_err());
     });
 }
 
 #[test]
 #[ignore = "needs root"]
-fn threads_are_found_and_moved_and_their_end_is_told() {
+fn threads_are_found_and_moved_and_their_end_is_reported() {
     in_new_namespace(|| {
         let roots = veth();
         set_threaded(&roots, true);
@@ -212,8 +214,9 @@ fn threads_are_found_and_moved_and_their_end_is_told() {
             assert!(!queue.confined);
         }
         assert_eq!(queues.len(), usize::from(QUEUES));
-        // Before Linux 6.8 they are found by name, once those are gone whose namespaces earlier tests have left: the kernel
-        // takes them down in its own time. Where one that may run anywhere did last may be another core by now.
+        // Before Linux 6.8, threads are found by name. Namesakes in namespaces of earlier tests must be gone
+        // first, and the kernel takes those down in its own time. A thread that may run anywhere may be on
+        // another core by now.
         let observe_by_name =
             || PortQueues::observe(&roots, 0, "v0", &NetdevQueues::default()).unwrap().queues;
         let namesakes = Control::None { why: Obstacle::Namesakes };
@@ -246,7 +249,7 @@ fn threads_are_found_and_moved_and_their_end_is_told() {
         run("ip link del v0");
         let until = Instant::now() + Duration::from_secs(5);
         while time.read(&[]).unwrap() != Reading::Gone {
-            assert!(Instant::now() < until, "the thread has not ended");
+            assert!(Instant::now() < until, "the thread has not ended after 5 s");
             thread::sleep(Duration::from_millis(5));
         }
         let refused = move_queue(&roots, &Kernel, queues[0].control, cores[0]).unwrap_err();
@@ -268,23 +271,31 @@ fn threads_of_a_namesake_elsewhere_are_not_taken() {
             in_new_namespace(move || {
                 let roots = veth();
                 set_threaded(&roots, true);
-                assert_eq!(ifindex("v0"), index, "indexes repeat, too");
+                assert_eq!(
+                    ifindex("v0"),
+                    index,
+                    "the devices have different indexes, and the test shows nothing"
+                );
                 say.send(pids(&observe(&roots).queues)).unwrap();
                 let _ = wait.recv_timeout(Duration::from_secs(20));
             });
         });
         let there = hear.recv_timeout(Duration::from_secs(20)).unwrap();
-        assert!(here.iter().all(|pid| !there.contains(pid)), "{here:?} {there:?}");
+        assert!(here.iter().all(|pid| !there.contains(pid)), "threads here {here:?}, and there {there:?}");
         assert_eq!(pids(&observe(&roots).queues), here);
         let by_name = PortQueues::observe(&roots, 0, "v0", &NetdevQueues::default()).unwrap().queues;
         let namesakes = Control::None { why: Obstacle::Namesakes };
-        assert!(by_name.iter().all(|queue| queue.control == namesakes), "{by_name:?}");
+        assert!(
+            by_name.iter().all(|queue| queue.control == namesakes),
+            "a queue found without namesakes: {by_name:?}"
+        );
         drop(go);
         elsewhere.join().unwrap();
     });
 }
 
-/// Sends UDP out of v1 from a core, whose packets its XPS puts on one queue: veth delivers to the queue of the same number.
+/// Sends UDP out of v1 from a core, whose XPS puts the packets on one queue. A veth delivers to the queue of
+/// the same number.
 fn send(core: CoreId, packets: usize) {
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -304,7 +315,7 @@ fn the_order_of_ids_is_that_of_queues_and_loads_are_measured() {
     in_new_namespace(|| {
         let roots = veth();
         set_threaded(&roots, true);
-        // Else packets of sockets go around NAPI (`veth_skb_is_eligible_for_gro`).
+        // Otherwise packets of sockets go past NAPI (`veth_skb_is_eligible_for_gro`).
         run("ethtool -K v1 tx off tso off");
         run("ip neigh add 192.0.2.2 lladdr 02:00:00:00:09:09 dev v1");
         let core = online_cpus().unwrap()[0] as CoreId;
@@ -316,7 +327,7 @@ fn the_order_of_ids_is_that_of_queues_and_loads_are_measured() {
                 .iter_mut()
                 .map(|time| match time.read(&[]).unwrap() {
                     Reading::Exact(times) => times,
-                    other => panic!("{other:?}"),
+                    other => panic!("no exact times: {other:?}"),
                 })
                 .collect::<Vec<_>>()
         };
@@ -364,7 +375,7 @@ fn cores_of_this_machine_are_read() {
     thread::sleep(Duration::from_millis(350));
     let now = times.read().unwrap();
     others.update(started.elapsed(), now, &Default::default());
-    assert!(others.of(core).unwrap() > 0.7, "{:?}", others.of(core));
+    assert!(others.of(core).unwrap() > 0.7, "share of other work on a busy core: {:?}", others.of(core));
     assert!(now[0].net_rx >= first[0].net_rx && now[0].softirq_ns >= first[0].softirq_ns);
     spinning.join().unwrap();
 }
@@ -381,7 +392,7 @@ fn threads_of_a_cpu_map_are_parts() {
     let id = map.info().unwrap().info.id;
     let ours = |part: &PartThread| part.map == id;
     let found: Vec<_> = part_threads(&Roots::at("/proc", "/sys")).into_iter().filter(ours).collect();
-    let [part] = found[..] else { panic!("{found:?}") };
+    let [part] = found[..] else { panic!("not one thread: {found:?}") };
     assert_eq!((part.core, comm(part.pid)), (core, format!("cpumap/{core}/map:{id}")));
 }
 
@@ -433,20 +444,23 @@ fn a_process_that_is_pinned_is_a_workload_until_it_ends() {
     while !fs::read_to_string(&stat).unwrap().contains(") Z ") {
         thread::sleep(Duration::from_millis(5));
     }
-    assert!(scan(&mut scanner, 1000), "it has ended, though its parent has not waited for it");
+    assert!(
+        scan(&mut scanner, 1000),
+        "no change of workloads, although the process has ended (its parent has not waited for it)"
+    );
     assert_eq!(find(&scanner, pinned), None);
 }
 
-/// Veth rings as user space sees them, which the driver tells nobody.
+/// The rings of a veth as user space sees them. The driver does not report them.
 #[test]
 #[ignore = "needs root"]
-fn what_waits_to_be_received_by_a_veth_is_seen_at_its_sender() {
+fn packets_that_wait_for_a_veth_are_seen_at_its_sender() {
     in_new_namespace(|| {
         run("sysctl -qw net.ipv6.conf.all.disable_ipv6=1");
         run("sysctl -qw net.ipv6.conf.default.disable_ipv6=1");
         veth();
         run("ip neigh add 192.0.2.9 lladdr 02:00:00:00:00:09 dev v1");
-        // Else what sockets send does not go through rings.
+        // Otherwise packets of sockets do not go through rings.
         run("ethtool -K v1 tso off");
         let rings = TransmitRings::open().unwrap();
         let v1 = ifindex("v1");
@@ -455,7 +469,11 @@ fn what_waits_to_be_received_by_a_veth_is_seen_at_its_sender() {
             assert_eq!((seen.rings, seen.taker), (u32::from(QUEUES), None));
             seen.ring.unwrap()
         };
-        assert_eq!([0, 1].map(look), [2, 3].map(look), "by their number modulo that of queues");
+        assert_eq!(
+            [0, 1].map(look),
+            [2, 3].map(look),
+            "cores use the ring of their number modulo the number of queues"
+        );
         let before = [0, 1].map(look);
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
         let send_ten = || (0..10).for_each(|_| assert_eq!(socket.send_to(b"x", "192.0.2.9:9").unwrap(), 1));
@@ -464,10 +482,13 @@ fn what_waits_to_be_received_by_a_veth_is_seen_at_its_sender() {
         let start = Instant::now();
         while ![0, 1].map(look).iter().all(is_still) && start.elapsed() < Duration::from_secs(5) {}
         let after = [0, 1].map(look);
-        assert!(after.iter().all(|ring| is_still(ring) && ring.size == 256), "{after:?}");
+        assert!(
+            after.iter().all(|ring| is_still(ring) && ring.size == 256),
+            "a ring is not still, or has another size: {after:?}"
+        );
         let taken = |n: usize| (after[n].head + 256 - before[n].head) % 256;
-        assert_eq!(taken(0) + taken(1), 10, "{before:?} {after:?}");
-        // With threads it is known where they take.
+        assert_eq!(taken(0) + taken(1), 10, "packets taken: before {before:?}, after {after:?}");
+        // With threads, the core that takes packets is known.
         set_threaded(&Roots::here().unwrap(), true);
         send_ten();
         assert!([0, 1].iter().any(|&core| rings.look(v1, core).unwrap().unwrap().taker.is_some()));

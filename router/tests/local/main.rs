@@ -1,5 +1,6 @@
-//! Local delivery follows: the stack works for a socket on the core where that is read, in the order of what was sent, and what is
-//! forwarded stays where it is. What was set for that is as before at the end, and what somebody else has set at any time.
+//! Local delivery follows: the stack handles packets for a socket on the core where it is read, in the order
+//! in which they were sent. Forwarded packets stay on their core. Settings made for that are restored at the
+//! end, and settings of others are never changed.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -21,7 +22,8 @@ use std::{
 
 const PATIENCE: Duration = Duration::from_secs(90);
 const PACKETS: u64 = 1000;
-/// What else goes on in the machine, and what goes before Linux knows where a socket is read.
+/// Packets that may be on another core: others of the machine, and those before Linux knows where a socket is
+/// read.
 const OTHERS: u64 = PACKETS / 10;
 const FOLLOW: &str = "[experimental]\nlocal = \"follow\"";
 const PORTS: [&str; 2] = ["lp0", "lp1"];
@@ -30,14 +32,15 @@ fn millrace() -> &'static str {
     if common::is_emulated() { "/millrace/millrace" } else { env!("CARGO_BIN_EXE_millrace") }
 }
 
-/// lp0 and lp1 of the router, polled by threads on core 0, and lq0 and lq1 in a namespace of their own. 10.0.1.9 is behind lp1.
+/// The router has lp0 and lp1, polled by threads on core 0. lq0 and lq1 are in a namespace of their own.
+/// 10.0.1.9 is behind lp1.
 struct Bed {
     name: String,
     roots: Roots,
     peer: File,
-    /// Of a namespace without a process nothing is known.
+    /// A process that keeps the namespace known to the daemon.
     resident: Child,
-    /// Entries of the machine's table of sockets, before.
+    /// The number of entries of the machine's table of sockets before the test.
     sockets: String,
     daemon: Option<Child>,
 }
@@ -66,7 +69,7 @@ impl Bed {
         bed
     }
 
-    /// In the namespace of lq0 and lq1.
+    /// Runs a task in the namespace of lq0 and lq1.
     fn there<T: Send>(&self, task: impl FnOnce() -> T + Send) -> T {
         netns::inside(&self.peer, task).unwrap()
     }
@@ -90,7 +93,7 @@ impl Bed {
         });
         let start = Instant::now();
         while !self.json("status").is_some_and(|status| status["ready"] == true) {
-            assert!(start.elapsed() < PATIENCE, "waited in vain: {}", self.millrace(&["status"]));
+            assert!(start.elapsed() < PATIENCE, "the daemon is not ready: {}", self.millrace(&["status"]));
             thread::sleep(Duration::from_millis(50));
         }
     }
@@ -124,7 +127,7 @@ impl Bed {
     fn wait_for(&self, what: &str, condition: impl Fn(&Value) -> bool) -> Value {
         let start = Instant::now();
         while start.elapsed() < PATIENCE {
-            // Until it is there errors are told.
+            // Until the daemon is there, the answer is an error.
             let cores = self.json("cores").filter(|cores| cores["queues"].is_array());
             if let Some(cores) = cores.filter(&condition) {
                 return cores;
@@ -132,7 +135,10 @@ impl Bed {
             thread::sleep(Duration::from_millis(50));
         }
         let log = fs::read_to_string(self.file("log")).unwrap_or_default();
-        panic!("waited in vain for {what}: {:?}\n{log}", self.json("cores").map(|cores| cores.to_string()));
+        panic!(
+            "timed out waiting for {what}: {:?}\n{log}",
+            self.json("cores").map(|cores| cores.to_string())
+        );
     }
 
     #[track_caller]
@@ -145,7 +151,7 @@ impl Bed {
         assert_eq!(report["troubles"], serde_json::json!([]));
     }
 
-    /// Entries of the table of sockets, and of those of both queues.
+    /// The number of entries of the table of sockets, and of the tables of both queues.
     fn tables(&self) -> [String; 3] {
         let flows = |port| fs::read_to_string(self.flows(port)).unwrap().trim().to_owned();
         [sockets(None), flows("lp0"), flows("lp1")]
@@ -155,11 +161,12 @@ impl Bed {
         self.roots.device(port).join("queues/rx-0/rps_flow_cnt")
     }
 
-    /// Sends packets from lq0 to a socket that is read on a core; how many packets the stack had on each core meanwhile.
+    /// Sends packets from lq0 to a socket that is read on a core. Returns the packets that the stack handled
+    /// on each core meanwhile.
     fn udp(&self, core: usize) -> [u64; 2] {
         let sender = self.there(|| UdpSocket::bind("10.0.0.2:0").unwrap());
         let socket = UdpSocket::bind("10.0.0.1:0").unwrap();
-        // Of others Linux does not know where they are read.
+        // Linux does not know where unconnected sockets are read.
         socket.connect(sender.local_addr().unwrap()).unwrap();
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
         let to = socket.local_addr().unwrap();
@@ -175,7 +182,7 @@ impl Bed {
         )
     }
 
-    /// The same over a connection, a segment for each.
+    /// The same over a connection, with a segment for each number.
     fn tcp(&self, core: usize) -> [u64; 2] {
         let listener = TcpListener::bind("10.0.0.1:0").unwrap();
         let to = listener.local_addr().unwrap();
@@ -195,7 +202,7 @@ impl Bed {
         )
     }
 
-    /// So many are sent, and then read on a core, in turns. None may be missing, or come before another.
+    /// Sends numbers in bursts, which are then read on a core. None may be missing, or out of order.
     fn in_turns(
         &self,
         core: usize,
@@ -207,14 +214,14 @@ impl Bed {
         let reader = thread::spawn(move || {
             only_on([core]);
             for n in 0..PACKETS {
-                assert_eq!(u64::from_be_bytes(receive()), n, "in order");
+                assert_eq!(u64::from_be_bytes(receive()), n, "the next number on core {core}");
                 tell.send(()).unwrap();
             }
         });
         let before = worked();
         for n in 0..PACKETS {
             send(n);
-            // A ring of a veth has room for 256. From the second reading on Linux knows the core.
+            // A ring of a veth has room for 256 packets. Linux knows the core from the second read on.
             if n == 0 || n % burst == 0 {
                 (0..if n == 0 { 1 } else { burst }).for_each(|_| told.recv_timeout(PATIENCE).unwrap());
                 thread::sleep(Duration::from_millis(u64::from(n == 0) * 100));
@@ -224,13 +231,13 @@ impl Bed {
         since(before)
     }
 
-    /// Packets that have come out of the router.
+    /// The number of packets that came out of the router.
     fn arrived(&self) -> u64 {
         let read = || fs::read_to_string(Roots::here().unwrap().device("lq1").join("statistics/rx_packets"));
         self.there(read).unwrap().trim().parse().unwrap()
     }
 
-    /// Sends packets through the router.
+    /// Sends packets through the router. Returns the packets that the stack handled on each core.
     fn forward(&self) -> [u64; 2] {
         let sender = self.there(|| UdpSocket::bind("10.0.0.2:0").unwrap());
         let (before, already) = (worked(), self.arrived());
@@ -242,7 +249,11 @@ impl Bed {
         }
         let start = Instant::now();
         while self.arrived() < already + PACKETS {
-            assert!(start.elapsed() < PATIENCE, "{} of {PACKETS} forwarded", self.arrived() - already);
+            assert!(
+                start.elapsed() < PATIENCE,
+                "only {} of {PACKETS} packets were forwarded",
+                self.arrived() - already
+            );
             thread::sleep(Duration::from_millis(10));
         }
         since(before)
@@ -263,7 +274,7 @@ impl Drop for Bed {
     }
 }
 
-/// With a process in it.
+/// Makes a namespace with a process in it.
 fn new_namespace() -> (File, Child) {
     let thread = thread::spawn(|| {
         // SAFETY: moves only this thread, which ends here, into a new network namespace.
@@ -274,7 +285,7 @@ fn new_namespace() -> (File, Child) {
     thread.join().unwrap()
 }
 
-/// Entries of the machine's table of sockets; it is given others.
+/// The number of entries of the machine's table of sockets. Sets another, if given.
 fn sockets(entries: Option<&str>) -> String {
     let first = File::open("/proc/2/ns/net").unwrap();
     let file = "/proc/sys/net/core/rps_sock_flow_entries";
@@ -285,7 +296,8 @@ fn sockets(entries: Option<&str>) -> String {
     had.trim().to_owned()
 }
 
-/// Packets that the stack has had on each of the first two cores (`softnet_seq_show`, net/core/net-procfs.c).
+/// Packets that the stack has handled on each of the first two cores (`softnet_seq_show`,
+/// net/core/net-procfs.c).
 fn worked() -> [u64; 2] {
     let text = fs::read_to_string("/proc/net/softnet_stat").unwrap();
     let packets = |line: &str| u64::from_str_radix(line.split_whitespace().next().unwrap(), 16).unwrap();
@@ -293,7 +305,7 @@ fn worked() -> [u64; 2] {
     [(); 2].map(|()| lines.next().unwrap())
 }
 
-/// What came since; the counts have 32 bits.
+/// Packets since then. The counts have 32 bits.
 fn since(before: [u64; 2]) -> [u64; 2] {
     let now = worked();
     [0, 1].map(|core| u64::from((now[core] as u32).wrapping_sub(before[core] as u32)))
@@ -301,7 +313,10 @@ fn since(before: [u64; 2]) -> [u64; 2] {
 
 #[track_caller]
 fn on_core(core: usize, worked: [u64; 2]) {
-    assert!(worked[core] >= PACKETS - OTHERS && worked[1 - core] < OTHERS, "core {core}: {worked:?}");
+    assert!(
+        worked[core] >= PACKETS - OTHERS && worked[1 - core] < OTHERS,
+        "not on core {core}: packets of each core: {worked:?}"
+    );
 }
 
 #[test]
@@ -313,7 +328,7 @@ fn the_stack_works_where_a_socket_is_read() {
         on_core(0, bed.udp(1));
         // Acknowledgements come from the reader's core.
         let [there, _] = bed.tcp(1);
-        assert!(there >= PACKETS - OTHERS, "{there}");
+        assert!(there >= PACKETS - OTHERS, "only {there} packets on core 0");
         assert_eq!(bed.tables(), ["0", "0", "0"]);
         bed.stop();
         bed.start(FOLLOW, &PORTS);
@@ -322,7 +337,7 @@ fn the_stack_works_where_a_socket_is_read() {
             on_core(core, bed.udp(core));
             on_core(core, bed.tcp(core));
         }
-        // The next hop's stack counts, too, and is on the forwarding core here.
+        // The next hop's stack counts too, and is on the forwarding core here.
         on_core(0, bed.forward());
         bed.stop();
         assert_eq!(bed.tables(), ["0", "0", "0"]);
@@ -331,23 +346,23 @@ fn the_stack_works_where_a_socket_is_read() {
 
 #[test]
 #[ignore = "needs root"]
-fn the_next_daemon_puts_back_what_a_killed_one_made() {
+fn the_next_daemon_restores_what_a_killed_one_changed() {
     in_new_namespace(|| {
         let mut bed = Bed::new("k");
         bed.start(FOLLOW, &PORTS);
         bed.wait_until_it_follows(2, 65536);
         bed.kill();
         assert_eq!(bed.tables(), ["65536"; 3]);
-        // One that wants the same, on fewer ports.
+        // A daemon with the same setting, on fewer ports.
         bed.start(FOLLOW, &PORTS[..1]);
         bed.wait_until_it_follows(1, 65536);
         assert_eq!(bed.tables(), ["65536", "65536", "0"]);
         bed.kill();
-        // One that does not.
+        // A daemon without the setting.
         bed.start("", &PORTS);
         assert_eq!(bed.tables(), ["0"; 3]);
         bed.stop();
-        // And none, but for the end.
+        // No other daemon, only `stop`.
         bed.start(FOLLOW, &PORTS);
         bed.wait_until_it_follows(2, 65536);
         bed.kill();
@@ -358,7 +373,7 @@ fn the_next_daemon_puts_back_what_a_killed_one_made() {
 
 #[test]
 #[ignore = "needs root"]
-fn what_somebody_has_set_stays_and_ports_come_and_go() {
+fn settings_of_others_stay_while_ports_come_and_go() {
     in_new_namespace(|| {
         let mut bed = Bed::new("s");
         sockets(Some("4096"));

@@ -1,5 +1,6 @@
-//! What local delivery takes of the core that forwards, where it stays and where it follows, in turns; a line of JSON for each
-//! measurement: `cargo test --release -p millrace --test local -- --ignored --nocapture measure`.
+//! How much of the forwarding core local delivery takes, when it stays there and when it follows, in turns.
+//! Prints a line of JSON for each measurement: `cargo test --release -p millrace --test local -- --ignored
+//! --nocapture measure`.
 
 use super::*;
 use router::cores::queues::{Control, NetdevQueues, PortQueues};
@@ -11,7 +12,8 @@ use std::sync::{
 const WINDOW: Duration = Duration::from_secs(2);
 const ROUNDS: usize = 5;
 
-/// What comes in a second: UDP packets for a socket, writes of 16 KiB to a TCP connection, packets that are forwarded.
+/// What arrives in a second: UDP packets for a socket, writes of 16 KiB to a TCP connection, and packets that
+/// are forwarded.
 #[derive(Clone, Copy)]
 struct Case {
     udp: f64,
@@ -27,7 +29,7 @@ const CASES: [Case; 5] = [
     Case { udp: 0.0, tcp: 12_000.0, forwarded: 0.0 },
 ];
 
-/// Does something on core 1, until it is told to stop.
+/// Does something on core 1, until `stop` is set.
 fn on_core_1(stop: &Arc<AtomicBool>, mut what: impl FnMut() + Send + 'static) -> thread::JoinHandle<()> {
     let stop = stop.clone();
     thread::spawn(move || {
@@ -38,7 +40,7 @@ fn on_core_1(stop: &Arc<AtomicBool>, mut what: impl FnMut() + Send + 'static) ->
     })
 }
 
-/// So many times a second; what was missed is missed.
+/// Does something `per_second` times a second. At most `most` missed times are made up for.
 fn paced(per_second: f64, most: f64, mut what: impl FnMut()) -> impl FnMut() {
     let (start, mut done) = (Instant::now(), 0.0);
     move || {
@@ -51,7 +53,8 @@ fn paced(per_second: f64, most: f64, mut what: impl FnMut()) -> impl FnMut() {
     }
 }
 
-/// Applications that read on core 1 and who sends to them, there too; how many bytes they have had.
+/// Starts applications that read on core 1, and senders there too. Returns the threads, and the count of
+/// bytes received.
 fn load(bed: &Bed, case: Case, stop: &Arc<AtomicBool>) -> (Vec<thread::JoinHandle<()>>, Arc<AtomicU64>) {
     let (received, second) = (Arc::new(AtomicU64::new(0)), Some(Duration::from_secs(1)));
     let udp = bed.there(|| UdpSocket::bind("10.0.0.2:0").unwrap());
@@ -90,7 +93,7 @@ fn load(bed: &Bed, case: Case, stop: &Arc<AtomicBool>) -> (Vec<thread::JoinHandl
     (threads, received)
 }
 
-/// Time that the thread which polls lp0 has run.
+/// Seconds that the thread that polls lp0 has run.
 fn ran(bed: &Bed) -> f64 {
     let told = NetdevQueues::ask(common::ifindex("lp0"), "lp0").unwrap();
     let queues = PortQueues::observe(&bed.roots, 0, "lp0", &told).unwrap().queues;
@@ -99,7 +102,7 @@ fn ran(bed: &Bed) -> f64 {
     text.split_whitespace().next().unwrap().parse::<f64>().unwrap() / 1e9
 }
 
-/// Time that each core was not idle.
+/// Seconds that each core was not idle.
 fn busy() -> [f64; 2] {
     let text = fs::read_to_string("/proc/stat").unwrap();
     ["cpu0 ", "cpu1 "].map(|core| {

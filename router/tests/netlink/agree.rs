@@ -1,12 +1,13 @@
-//! Random routes, nexthop objects, devices and settings, and after each the question of all questions: where the mirror
-//! sends a packet, does Linux send it there?
+//! Makes random changes to routes, nexthop objects, devices and settings. Compares after them: where the
+//! mirror sends a packet, does Linux send it there?
 //!
-//! Linux answers `RTM_GETROUTE` with a device the packet comes in by, so it decides as it does for packets it forwards. The
-//! mirror may leave any packet to the kernel, but not for ever: from time to time it is compared with a mirror that has
-//! seen nothing but a dump.
+//! The request `RTM_GETROUTE` names the device that the packet comes in by, so Linux decides as for packets
+//! that it forwards. The mirror may leave any packet to the kernel, but not for ever: sometimes it is
+//! compared with a mirror that has seen nothing but a dump.
 //!
-//! A few seeds by default; `MILLRACE_SOAK_SECONDS` says how long instead (`make soak`), and `MILLRACE_SEED` with which seed to
-//! begin. A difference is reported with its seed and with the fewest steps that still show it.
+//! A run has a few seeds by default. `MILLRACE_SOAK_SECONDS` sets a duration instead (`make soak`), and
+//! `MILLRACE_SEED` the first seed. A difference is reported with its seed and with the fewest steps that
+//! still show it.
 
 use crate::bed::{Bed, with_bed};
 use logic::{
@@ -42,20 +43,20 @@ const PREFIXES6: [&str; 6] = [
     "2001:db8:f1f0::/64",
     "2001:db8:f1f0::7/128",
 ];
-/// Seeds of a run without a length: half a minute.
+/// Seeds of a run without a duration. They take half a minute.
 const SEEDS: u64 = 16;
-/// Steps between two new starts.
+/// A third of the steps of a seed, which starts with new namespaces.
 const STEPS: usize = 40;
-/// Comparisons with a mirror that has seen nothing but a dump: one in so many steps.
+/// One in this many comparisons is also made with a mirror that has seen nothing but a dump.
 const AFRESH: usize = 10;
 /// Sources tried to see every member of a group.
 const DRAWS: u32 = 400;
-/// Minimising takes at most so long.
+/// The longest time that minimising takes.
 const PATIENCE: Duration = Duration::from_secs(40);
-/// Differences looked for in one run.
+/// The run ends after this many differences.
 const ENOUGH: usize = 8;
 
-/// A source of choices.
+/// A source of random choices.
 struct Dice(u64);
 
 impl Dice {
@@ -170,7 +171,7 @@ impl Dice {
         }
     }
 
-    /// One thing to do; empty: wait until the mirror has taken everything in, and compare.
+    /// A command. If it is empty, wait until the mirror has taken in all changes, and compare.
     fn step(&mut self) -> String {
         match self.roll(20) {
             0..=5 => self.route(false),
@@ -188,12 +189,12 @@ struct Pair {
     observer: Observer,
     mirror: Mirror,
     kernel: Socket,
-    /// Of port0, by which packets come in.
+    /// The index of port0, by which packets come in.
     iif: u32,
     peer: String,
     compared: u64,
     forwarded: u64,
-    /// What Linux last said instead of an answer.
+    /// The last error of Linux.
     refusal: String,
 }
 
@@ -208,7 +209,7 @@ impl Pair {
     fn new(bed: &Bed) -> Pair {
         let peer = bed.name("peer");
         let mut script = String::from("sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1\n");
-        // Addresses come at once, not a second later.
+        // Without this, addresses would come a second later.
         script += "for i in all default port0; do sysctl -qw net.ipv6.conf.$i.accept_dad=0; done; ip link set port0 down\n";
         for (n, port) in PORTS.iter().enumerate() {
             if n > 0 {
@@ -233,7 +234,7 @@ impl Pair {
             forwarded: 0,
             refusal: String::new(),
         };
-        // Devices that have just been made run a little later.
+        // New devices take a moment to run.
         let end = Instant::now() + Duration::from_secs(5);
         let running = |mirror: &Mirror| {
             let index = |name: &str| mirror.interfaces().find(|i| i.name == name).map(|i| i.ifindex);
@@ -248,7 +249,7 @@ impl Pair {
         pair
     }
 
-    /// Until nothing happens any more.
+    /// Takes in events until nothing happens any more.
     fn settle(&mut self) {
         loop {
             let events = self.observer.poll(Duration::from_millis(30)).unwrap();
@@ -264,7 +265,7 @@ impl Pair {
         self.mirror.plan();
     }
 
-    /// What Linux does with a packet; `None`: it does not forward it.
+    /// Where Linux forwards a packet, and its MTU; `None` if it does not forward it.
     fn ask(&mut self, address: IpAddr, source: u32) -> Option<(Way, Option<u32>)> {
         let (family, bits, to, from) = match address {
             IpAddr::V4(a) => (INET, 32, a.octets().to_vec(), (0x6440_0000 | source).to_be_bytes().to_vec()),
@@ -298,7 +299,8 @@ impl Pair {
         answer.ok().flatten()
     }
 
-    /// The ways the mirror would send a packet by itself; `None`: it may also leave it to the kernel.
+    /// The ways by which the mirror itself would send a packet. `None` among them means that it may also
+    /// leave it to the kernel.
     fn ways(&self, target: &Target, transmits: &BTreeSet<u16>) -> Vec<Option<(Way, u32)>> {
         match target {
             Target::Hop(hop) if transmits.contains(&hop.interface) => {
@@ -339,7 +341,7 @@ impl Pair {
             if !fits {
                 let linux = linux.map_or(self.refusal.clone(), |way| format!("{way:?}"));
                 return Err(format!(
-                    "{address} from {source} by {prefix}: Linux {linux}, the mirror {ways:?}"
+                    "{address} from {source}, route {prefix}: Linux {linux}, the mirror {ways:?}"
                 ));
             }
             linux.map(|(way, _)| unseen.remove(&way));
@@ -347,7 +349,7 @@ impl Pair {
                 return Ok(());
             }
         }
-        Err(format!("{address} by {prefix}: Linux never takes {unseen:?} of the mirror's {ways:?}"))
+        Err(format!("{address}, route {prefix}: Linux never takes {unseen:?} of the mirror's {ways:?}"))
     }
 
     fn compare_all(&mut self, dice: &mut Dice) -> Result<(), String> {
@@ -356,7 +358,7 @@ impl Pair {
             let (first, host) = (prefix.address(), u32::MAX.checked_shr(prefix.length().into()).unwrap_or(0));
             let random = first | dice.roll(usize::MAX) as u32 & host;
             for a in [first, first | host, first.wrapping_sub(1), (first | host).wrapping_add(1), random] {
-                // Others Linux forwards to nobody, whatever its routes say.
+                // Linux forwards to no other addresses, whatever its routes are.
                 if matches!(a >> 24, 1..=126 | 128..=223) {
                     self.compare(Ipv4Addr::from(a).into())?;
                 }
@@ -376,9 +378,10 @@ impl Pair {
         Ok(())
     }
 
-    /// Is the mirror what it would be had it seen nothing but a dump, and does that send packets where Linux does?
+    /// Asserts that the mirror equals one that has seen nothing but a dump, and that the latter sends packets
+    /// where Linux does.
     fn compare_afresh(&mut self, dice: &mut Dice) -> Result<(), String> {
-        // What only the kernel knows is read again within a second.
+        // Routes that only the kernel knows are read again within a second.
         let end = Instant::now() + Duration::from_secs(3);
         while self.mirror.unsure().next().is_some() && Instant::now() < end {
             let events = self.observer.poll(Duration::from_millis(50)).unwrap();
@@ -387,7 +390,7 @@ impl Pair {
         self.settle();
         let mut fresh = afresh();
         let mut result = self.differs_from(&fresh);
-        // Linux does some things by and by, and says so.
+        // Linux completes some changes later, and reports them.
         for _ in 0..3 {
             if result.is_err() {
                 std::thread::sleep(Duration::from_millis(300));
@@ -398,7 +401,7 @@ impl Pair {
         }
         result?;
         std::mem::swap(&mut self.mirror, &mut fresh);
-        let result = self.compare_all(dice).map_err(|difference| format!("afresh: {difference}"));
+        let result = self.compare_all(dice).map_err(|difference| format!("after a dump alone: {difference}"));
         std::mem::swap(&mut self.mirror, &mut fresh);
         result
     }
@@ -409,7 +412,7 @@ impl Pair {
             let v4 = mirror.routes4(HOST).map(|(p, t)| format!("{p} {}", link(t)));
             v4.chain(mirror.routes6(HOST).map(|(p, t)| format!("{p} {}", link(t)))).collect::<BTreeSet<_>>()
         };
-        // Routes about to end may differ by the moment.
+        // Routes about to expire may differ for a moment.
         let (mine, afresh) = (told(&self.mirror), told(fresh));
         let missing: Vec<_> = afresh.difference(&mine).collect();
         let wrong: Vec<_> = mine.difference(&afresh).collect();
@@ -417,11 +420,11 @@ impl Pair {
         if missing.is_empty() && wrong.is_empty() || ends {
             return Ok(());
         }
-        Err(format!("the mirror has {wrong:#?}, afresh it is {missing:#?}"))
+        Err(format!("the mirror has {wrong:#?}, but after a dump alone {missing:#?}"))
     }
 
     fn run(&mut self, step: &str) {
-        // Many steps ask for what cannot be, and are refused.
+        // Linux refuses many steps, which are not possible.
         let script = step.replace("PEER", &self.peer);
         let mut command = Command::new("sh");
         command.args(["-c", &script]).stdout(Stdio::null()).stderr(Stdio::null());
@@ -429,7 +432,7 @@ impl Pair {
     }
 }
 
-/// As a daemon's: without a key the kernel would choose every member.
+/// The configuration of a daemon. Without a key, the kernel would choose every member.
 fn config() -> ObserverConfig {
     static KEYS: OnceLock<MultipathKeys> = OnceLock::new();
     let ports = PORTS.iter().map(|name| name.parse().unwrap()).collect();
@@ -443,7 +446,7 @@ fn afresh() -> Mirror {
     let mut fresh = Mirror::new(Limits::default());
     let events = observer.poll(Duration::ZERO).unwrap();
     events.into_iter().for_each(|event| fresh.observe(event));
-    // Only a namespace that is known takes the time.
+    // Time passes only for a namespace that is known.
     fresh.pass_time(monotonic());
     fresh.plan();
     fresh
@@ -451,7 +454,7 @@ fn afresh() -> Mirror {
 
 fn tell(mirror: &Mirror, target: &Target) -> String {
     match target {
-        // A dump hides rivals of groups, and what they are.
+        // A dump hides rivals of groups, and their kind.
         Target::Pass { reason: Reason::ComplexRoute, .. } => "the kernel decides".into(),
         Target::Pass { .. } => format!("{target:?}"),
         Target::Hop(hop) => {
@@ -466,8 +469,8 @@ fn tell(mirror: &Mirror, target: &Target) -> String {
     }
 }
 
-/// Does these steps from the beginning. Answers with how many addresses were compared, and how many of them the mirror
-/// forwards; or at which step a difference was found.
+/// Plays these steps from the beginning. Returns how many addresses were compared, and how many of them the
+/// mirror forwards; or the step at which a difference was found, and the difference.
 fn play(steps: &[String], seed: u64) -> Result<(u64, u64), (usize, String)> {
     let mut result = Ok((0, 0));
     with_bed(|bed| {
@@ -494,7 +497,7 @@ fn play(steps: &[String], seed: u64) -> Result<(u64, u64), (usize, String)> {
     result
 }
 
-/// Leaves out steps while there still is a difference.
+/// Leaves out steps while there is still a difference.
 fn minimise(mut steps: Vec<String>, seed: u64, mut told: String) -> (Vec<String>, String) {
     let end = Instant::now() + PATIENCE;
     let mut size = steps.len() / 2;
@@ -502,7 +505,7 @@ fn minimise(mut steps: Vec<String>, seed: u64, mut told: String) -> (Vec<String>
         let mut at = 0;
         while at < steps.len().saturating_sub(1) && Instant::now() < end {
             let mut fewer = steps.clone();
-            // The last one compares.
+            // The last step compares.
             fewer.drain(at..(at + size).min(steps.len() - 1));
             match play(&fewer, seed) {
                 Err((last, difference)) => {
@@ -521,7 +524,8 @@ fn variable(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// Routes to 2001:db8:f000::/36 by steps that once led the mirror astray, and whether it forwards at the end.
+/// Steps for routes to 2001:db8:f000::/36 that once led the mirror astray, and whether it forwards at the
+/// end.
 const CASES: &[(&str, bool, &[&str])] = &[
     ("IPv6 next hops of one route that were made one by one", true, &["append A", "append B", "append C"]),
     ("... made at once", true, &["add NEXTHOPS"]),
@@ -540,7 +544,7 @@ const CASES: &[(&str, bool, &[&str])] = &[
     ("... of which one has other metrics", true, &["append A", "append advmss 1000 hoplimit 7 B"]),
 ];
 
-/// Steps that once led the mirror astray, as they were found.
+/// Other steps that once led the mirror astray, as they were found.
 const FOUND: &[(&str, &[&str])] = &[
     (
         "an object that becomes a blackhole, of a route behind another",
@@ -597,10 +601,10 @@ const FOUND: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Each case beside a mirror that was there all the time, and one that has seen nothing but a dump.
+/// Plays each case with a mirror that was there all the time, and one that has seen nothing but a dump.
 #[test]
 #[ignore = "needs root"]
-fn cases_that_once_led_astray() {
+fn cases_that_once_led_the_mirror_astray() {
     for (name, steps) in FOUND {
         let steps: Vec<String> = steps.iter().chain(&[""]).map(|step| step.to_string()).collect();
         if let Err((_, difference)) = play(&steps, 1) {
@@ -654,10 +658,10 @@ fn the_mirror_sends_packets_where_linux_does() {
         }
         seed += 1;
     }
-    assert!(found.is_empty(), "{}", found.join("\n\n"));
+    assert!(found.is_empty(), "{} differences:\n{}", found.len(), found.join("\n\n"));
     println!("{compared} addresses compared, {forwarded} of them forwarded, seeds up to {seed}");
     assert!(
         forwarded * 4 > compared,
-        "the mirror leaves nearly all to the kernel: {forwarded} of {compared}"
+        "the mirror leaves too much to the kernel: it forwards {forwarded} of {compared}"
     );
 }

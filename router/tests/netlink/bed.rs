@@ -1,4 +1,4 @@
-//! Namespaces of a test's own, and waiting for events.
+//! Namespaces of a test's own, and functions that wait for events.
 
 use logic::observe::{Dump, Event};
 use router::linux::{
@@ -14,10 +14,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Long enough for the slowest of what is polled.
+/// Long enough for the slowest setting that is polled.
 pub const PATIENCE: Duration = Duration::from_secs(8);
 
-/// Names of namespaces a test made; they go when it ends.
+/// Namespaces and processes that a test made; they end with it.
 pub struct Bed {
     prefix: String,
     made: std::cell::RefCell<Vec<String>>,
@@ -29,7 +29,7 @@ impl Bed {
         format!("{}-{short}", self.prefix)
     }
 
-    /// Make a namespace; its full name.
+    /// Makes a namespace, and returns its full name.
     pub fn namespace(&self, short: &str) -> String {
         let name = self.name(short);
         sh(&format!("ip netns add {name}"));
@@ -37,12 +37,12 @@ impl Bed {
         name
     }
 
-    /// A process in a namespace without a name; its number.
+    /// Starts a process in a namespace without a name, and returns its number.
     pub fn unnamed(&self) -> u32 {
         self.unnamed_by(&["unshare", "-n"])
     }
 
-    /// The same, of the user `nobody`.
+    /// The same, for the user `nobody`.
     pub fn unnamed_of_a_user(&self) -> u32 {
         self.unnamed_by(&["setpriv", "--reuid=65534", "--clear-groups", "unshare", "-U", "-r", "-n"])
     }
@@ -82,7 +82,8 @@ impl Drop for Bed {
     }
 }
 
-/// Run `test` in a namespace that has a port `port0` (a veth whose other end is in a namespace `peer`), up.
+/// Runs `test` in a namespace that has a port `port0` that is up. This is a veth with its other end in a
+/// namespace `peer`.
 pub fn with_bed(test: impl FnOnce(&Bed) + Send) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let prefix = format!("mrnl{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -96,7 +97,7 @@ pub fn with_bed(test: impl FnOnce(&Bed) + Send) {
         sh(&format!("ip link set lo up; ip link set port0 up; ip -n {peer} link set far0 up"));
         test(&bed);
     })
-    .expect("the test panicked, see above");
+    .expect("the test panicked, as shown above");
 }
 
 pub fn sh(command: &str) {
@@ -114,7 +115,7 @@ pub fn batch(lines: impl Iterator<Item = String>) {
     assert!(child.wait().unwrap().success());
 }
 
-/// An observer, and events it handed out that no test has asked for yet.
+/// An observer, and events that it returned and no test has asked for yet.
 pub struct Watcher {
     pub observer: Observer,
     pub pending: VecDeque<Event>,
@@ -144,7 +145,7 @@ pub fn observer_of(routers: &[Source]) -> Watcher {
     Watcher { observer, pending: VecDeque::new() }
 }
 
-/// Take events until one of them makes `wanted` say something.
+/// Takes events until `wanted` returns something for one of them.
 pub fn until<T>(watcher: &mut Watcher, what: &str, mut wanted: impl FnMut(&Event) -> Option<T>) -> T {
     let end = Instant::now() + PATIENCE;
     let mut seen = Vec::new();
@@ -163,7 +164,7 @@ pub fn until<T>(watcher: &mut Watcher, what: &str, mut wanted: impl FnMut(&Event
     panic!("no {what} within {PATIENCE:?}; seen: {seen:#?}");
 }
 
-/// Take everything until it has been quiet for a while.
+/// Takes all events until it has been quiet for a while.
 pub fn settle(observer: &mut Watcher) -> Vec<Event> {
     let mut all: Vec<Event> = observer.pending.drain(..).collect();
     loop {

@@ -1,4 +1,4 @@
-//! Netlink messages from others than the kernel change nothing.
+//! Netlink messages that do not come from the kernel change nothing.
 
 use crate::bed::*;
 use logic::observe::Event;
@@ -21,7 +21,7 @@ const CREATE: u16 = 0x400;
 const NETFILTER_GROUP: u32 = 7;
 const XFRM_GROUP: u32 = 4;
 
-/// Protocols, each with messages that would change something, and the groups in which they are believed.
+/// Protocols, each with messages that would change something, and the groups that receive them.
 fn forgeries(port: u32) -> Vec<(i32, Vec<Request>, Vec<u32>)> {
     let index = port.to_ne_bytes();
     let link_header = [&[0; 4][..], &index, &[0x43, 0, 0, 0], &[0; 4]].concat();
@@ -58,7 +58,7 @@ fn ports(protocol: i32) -> BTreeSet<u32> {
     table.lines().filter_map(row).collect()
 }
 
-/// As the kernel sends it: as a request, the kernel itself would obey it.
+/// The message as the kernel sends it. As a request, the kernel itself would obey it.
 fn event(message: &mut Request) -> Vec<u8> {
     let mut bytes = message.bytes(1).to_vec();
     bytes[6..8].fill(0);
@@ -99,7 +99,7 @@ fn messages_that_are_not_from_the_kernel_change_nothing() {
         let (mut refused, mut multicast) = (0, 0);
         for (protocol, messages, groups) in forgeries(index_of(c"port0")) {
             let ours = ports(protocol);
-            assert!(!ours.is_empty(), "the observer has sockets of protocol {protocol}");
+            assert!(!ours.is_empty(), "the observer has no sockets of protocol {protocol}");
             let (forger, own) = forger(protocol);
             for mut message in messages {
                 for port in ours.iter().filter(|port| **port != own) {
@@ -114,10 +114,10 @@ fn messages_that_are_not_from_the_kernel_change_nothing() {
                 }
             }
         }
-        assert!(refused > 0);
+        assert!(refused > 0, "no message was sent to a socket");
         let events = settle(&mut observer);
-        assert!(!events.iter().any(is_forged), "{events:?}");
-        assert_eq!(observer.forged(), multicast, "each is counted");
+        assert!(!events.iter().any(is_forged), "a forged message was believed: {events:?}");
+        assert_eq!(observer.forged(), multicast, "forged messages counted");
 
         sh("ip route add 10.0.0.0/8 via 192.0.2.2; ip neigh add 192.0.2.2 lladdr 2:0:0:0:0:2 dev port0");
         until(&mut observer, "a real route", |e| matches!(e, Event::Route4(HOST, ..)).then_some(()));
@@ -183,9 +183,9 @@ fn a_request_is_not_answered_by_a_forger() {
                 _ => None,
             })
             .unwrap();
-        assert!(names.contains(&"port0".to_owned()), "{names:?}");
-        assert!(!names.contains(&"forged0".to_owned()), "{names:?}");
-        assert_eq!(delivered, 0, "the kernel refuses them");
+        assert!(names.contains(&"port0".to_owned()), "port0 is missing: {names:?}");
+        assert!(!names.contains(&"forged0".to_owned()), "a forged link was believed: {names:?}");
+        assert_eq!(delivered, 0, "forged answers that the kernel did not refuse");
     });
 }
 
@@ -196,7 +196,7 @@ fn a_request_that_the_kernel_does_not_answer_ends() {
     with_bed(|_| {
         let mut socket = Socket::requests(libc::NETLINK_ROUTE).unwrap();
         let index = index_of(c"port0").to_ne_bytes();
-        // Without NLM_F_ACK the kernel answers a change that succeeds with nothing.
+        // Without NLM_F_ACK, the kernel sends no answer to a change that succeeds.
         let header = [&[INET, 0, 0, 0][..], &index, &[0x80, 0, 0, 1]].concat();
         let change = Request::new(rtm::NEWNEIGH, CREATE, &header).with(1, &[192, 0, 2, 2]);
         let error = socket.ask(change.with(2, &[2, 0, 0, 0, 0, 2]), |_| None::<()>).unwrap_err();

@@ -1,4 +1,5 @@
-//! What the fast path would bypass or break on is found, named, and noticed to be gone.
+//! Hazards, which the fast path would bypass or break on. They are found and named, and it is noticed when
+//! they are gone.
 
 use crate::bed::*;
 use libbpf_rs::libbpf_sys as sys;
@@ -56,14 +57,15 @@ fn hazards_come_and_go() {
         expect("ip xfrm policy flush", &[], &[]);
         expect("ip xfrm policy setdefault fwd block", &["default IPsec"], &["default IPsec"]);
         expect("ip xfrm policy setdefault fwd accept", &[], &[]);
-        // Chains for the box itself are none of our business: nothing is said of them, so the next thing said is this.
+        // Chains for the box itself are no hazard, so the next report is about the table below.
         sh("nft 'add table ip f; add chain ip f i { type filter hook input priority 0; }'");
         expect("iptables-legacy -t mangle -L -n >/dev/null", &["table mangle"], &[]);
         drop(host);
     });
 }
 
-/// A device that takes ICMP redirects changes the gateways of packets that others forward through it, without a message.
+/// A device that accepts ICMP redirects changes the gateways of packets that others forward through it,
+/// without a message.
 #[test]
 #[ignore = "needs root"]
 fn devices_that_take_redirects_keep_their_router_with_the_kernel() {
@@ -87,7 +89,7 @@ fn devices_that_take_redirects_keep_their_router_with_the_kernel() {
                 hazards(e)?.iter().zip(wanted).all(fits).then_some(())
             });
         };
-        // Devices that forward take them if both say so, others if one does.
+        // Devices that forward accept redirects if both settings allow it, other devices if one does.
         expect("net.ipv4.conf.all.accept_redirects=1", [Some("accept_redirects=0"), None]);
         expect("net.ipv4.conf.all.accept_redirects=0", [None, None]);
         expect("net.ipv4.conf.port0.forwarding=0", [Some("net/ipv4/conf/port0/accept_redirects=0"), None]);
@@ -99,7 +101,7 @@ fn devices_that_take_redirects_keep_their_router_with_the_kernel() {
 
 #[test]
 #[ignore = "needs root"]
-fn qdiscs_and_filters_are_told_of_their_device() {
+fn qdiscs_and_filters_are_reported_with_their_device() {
     with_bed(|_| {
         let mut observer = observer();
         settle(&mut observer);
@@ -125,7 +127,8 @@ fn qdiscs_and_filters_are_told_of_their_device() {
         sh("tc qdisc add dev port0 clsact");
         expect("tc filter add dev port0 egress protocol all u32 match u32 0 0", Some("its qdisc clsact"));
         expect("tc qdisc del dev port0 clsact", None);
-        // A filter of a shared block is of no device, and in force on every device that has the block.
+        // A filter of a shared block belongs to no device, and is in force on every device that has the
+        // block.
         sh("tc qdisc add dev port0 ingress_block 7 ingress");
         expect("tc filter add block 7 protocol ip u32 match u32 0 0", Some("its qdisc ingress"));
         expect("tc qdisc del dev port0 ingress", None);
@@ -133,13 +136,13 @@ fn qdiscs_and_filters_are_told_of_their_device() {
         expect("tc filter add block 8 chain 5 protocol ip u32 match u32 0 0", Some("its qdisc clsact"));
         expect("tc filter del block 8 chain 5", None);
         sh("tc qdisc del dev port0 clsact");
-        // One that can hold packets back, though by its options it does not.
+        // A qdisc of a kind that can hold packets back, although it does not with its options.
         expect("tc qdisc add dev port0 root pfifo limit 1000", Some("qdisc pfifo,"));
         expect("tc qdisc replace dev port0 root pfifo_fast", None);
     });
 }
 
-/// A qdisc that the kernel chooses has handle 0, and filters can hang on it where it is the root.
+/// A qdisc that the kernel chooses has handle 0. Filters can be attached to it if it is the root.
 #[test]
 #[ignore = "needs root"]
 fn filters_on_a_default_qdisc_are_found() {
@@ -172,7 +175,8 @@ fn filters_on_a_default_qdisc_are_found() {
     default(was.trim()).unwrap();
 }
 
-/// The interface `device` of namespaces other than the host as the mirror has it, once its reasons are as wanted.
+/// The interface `device` of a namespace other than the host, as the mirror has it, once its reasons are as
+/// wanted.
 fn tenant(
     watcher: &mut Watcher,
     mirror: &mut Mirror,
@@ -217,7 +221,8 @@ fn hazards_of_a_port_reach_the_tenants_on_it() {
             expect(&format!("nft 'add table {family} f; {chain}'"), Some(&told));
             expect(&format!("nft delete table {family} f"), None);
         }
-        // Of another device: nothing is said of the port, so the next thing said is this.
+        // A chain of another device is not reported for the port, so the next report is about the qdisc
+        // below.
         sh(
             "nft 'add table netdev f; add chain netdev f c { type filter hook ingress device lo priority 0; }'",
         );
@@ -240,7 +245,7 @@ fn hazards_of_a_port_reach_the_tenants_on_it() {
         let way_out = format!("ip netns exec {red} ip link set dev m0 xdp off");
         expect("true", Some(&format!("m0 runs an XDP program; detach it with: {way_out}")));
         expect(&way_out, None);
-        // By a BPF link, which the kernel sends no message about.
+        // Attached by a BPF link, which the kernel does not report.
         let link = netns::inside(&namespace, || {
             // SAFETY: a terminated string; no options are passed.
             own(unsafe {
@@ -265,14 +270,15 @@ fn a_macvtap_is_known_and_left_to_the_kernel() {
         ));
         let (mut observer, mut mirror) = (observer(), Mirror::new(Limits::default()));
         let tap = tenant(&mut observer, &mut mirror, "t0", "macvtap", Some("t0 is a macvtap"));
-        assert!(tap.interface.is_some(), "its MAC address is in the tables");
+        assert!(tap.interface.is_some(), "the MAC address of t0 is not in the tables");
     });
 }
 
-/// As an ipvlan in a container does, which this kernel lacks: it sits on the host's port, and is found without a sign there.
+/// The device takes packets of the host's port like an ipvlan in a container, which this kernel lacks. It is
+/// found although the port shows no sign of it.
 #[test]
 #[ignore = "needs root"]
-fn a_taker_in_a_container_keeps_its_port_with_the_kernel() {
+fn a_device_in_a_container_that_takes_packets_keeps_its_port_with_the_kernel() {
     with_bed(|bed| {
         let pid = bed.unnamed();
         sh("sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1");
@@ -297,7 +303,7 @@ fn a_taker_in_a_container_keeps_its_port_with_the_kernel() {
             Some("a macvlan of mode source (s0) takes packets of its device"),
         );
         expect(&format!("nsenter -t {pid} -n ip link del s0"), None);
-        // Another kind of next hops, and flags that say nothing.
+        // A setting that changes next hops, and flags that change nothing.
         sh("ip link set port0 promisc on allmulticast on");
         expect("ip link set port0 arp off", Some("port0 resolves no addresses (IFF_NOARP)"));
         expect("ip link set port0 arp on", None);
@@ -322,7 +328,7 @@ fn load_program(kind: sys::bpf_prog_type, verdict: i32, options: Option<sys::bpf
     own(unsafe { sys::bpf_prog_load(kind, name, license, program.as_ptr(), 2, options) })
 }
 
-/// Attach a program that lets everything pass; it stays for as long as the result lives.
+/// Attaches a program that lets everything pass. It stays as long as the result lives.
 fn attach_tcx(ifindex: i32) -> [OwnedFd; 2] {
     // TCX_NEXT
     let program = load_program(sys::BPF_PROG_TYPE_SCHED_CLS, -1, None);
@@ -347,7 +353,7 @@ fn tcx_programs_are_found() {
                 .then_some(())
         });
         drop(attached);
-        until(&mut observer, "its end", |e| {
+        until(&mut observer, "end of it", |e| {
             matches!(e, Event::Link(HOST, l) if l.hazards.is_empty()).then_some(())
         });
     });
@@ -371,7 +377,7 @@ fn a_veth_peer_that_breaks_packets_is_named() {
                  run: ip netns exec {peer} ethtool -K far0 tx off"
             )
         );
-        // Every way out that is offered must work.
+        // Every command that is offered must work.
         for problem in observer.port_problems(0) {
             sh(problem.text.split_once("run: ").unwrap().1);
         }
@@ -379,7 +385,8 @@ fn a_veth_peer_that_breaks_packets_is_named() {
     });
 }
 
-/// Not with others: the kernel does not say in which namespace such a program hooks, so all of them are affected.
+/// This test must not run with others. The kernel does not say in which namespace such a program hooks, so
+/// all of them are affected.
 #[test]
 #[ignore = "changes what other tests see"]
 fn bpf_netfilter_programs_are_found() {
@@ -411,7 +418,7 @@ fn bpf_netfilter_programs_are_found() {
             _ => None,
         });
         drop(link);
-        until(&mut observer, "its end", |e| {
+        until(&mut observer, "end of it", |e| {
             matches!(e, Event::Settings(HOST, s) if s.hazards6.is_empty()).then_some(())
         });
     });

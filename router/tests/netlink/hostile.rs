@@ -1,4 +1,4 @@
-//! A namespace is hostile: nothing of ours keeps it alive, and what it does delays no other.
+//! Hostile namespaces: nothing of ours keeps one alive, and one delays no other.
 
 use crate::bed::*;
 use logic::{
@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A hang, not slowness.
+/// Longer than anything takes that does not hang.
 const HANG: Duration = Duration::from_secs(30);
 
 fn observer_with(quota: Quota) -> Watcher {
@@ -27,7 +27,7 @@ fn observer_with(quota: Quota) -> Watcher {
     Watcher { observer: Observer::new(config).unwrap(), pending: VecDeque::new() }
 }
 
-/// A tenant on the port: its name.
+/// Makes a tenant on the port, and returns its name.
 fn tenant(bed: &Bed, short: &str, mac: &str) -> String {
     let name = bed.namespace(short);
     sh(&format!(
@@ -46,8 +46,8 @@ fn dumped(watcher: &mut Watcher, name: &str) -> NamespaceId {
     id
 }
 
-/// Whether the MAC address is free on the port again; waits for the kernel, which takes a namespace apart in its own time.
-/// A macvlan wants its address only when it is set up.
+/// Whether the MAC address is free on the port again. Waits for the kernel, which takes a namespace apart in
+/// its own time. A macvlan claims its address only when it is set up.
 fn is_freed(mac: &str) -> bool {
     let probe = format!(
         "ip link add link port0 name probe0 address {mac} type macvlan mode bridge && \
@@ -63,11 +63,11 @@ fn is_freed(mac: &str) -> bool {
     false
 }
 
-/// Nobody calls the observer between the end of the namespace and the return of its MAC address: what it holds, it does not
-/// let go of.
+/// Nobody calls the observer between the end of the namespace and the return of its MAC address, so it cannot
+/// let go of anything that it holds.
 #[test]
 #[ignore = "needs root"]
-fn a_container_started_again_at_once_gets_its_mac_address_ten_of_ten_times() {
+fn a_container_started_again_at_once_gets_its_mac_address_ten_times_out_of_ten() {
     with_bed(|bed| {
         let mac = "02:00:00:00:00:77";
         let mut observer = observer();
@@ -78,7 +78,7 @@ fn a_container_started_again_at_once_gets_its_mac_address_ten_of_ten_times() {
             let id = dumped(&mut observer, &name);
             settle(&mut observer);
             sh(&format!("ip -n {name} route add 10.{round}.0.0/16 via 192.0.2.2"));
-            until(&mut observer, "it is heard", |e| {
+            until(&mut observer, "route of the namespace", |e| {
                 matches!(e, Event::Route4(i, ..) if *i == id).then_some(())
             });
             sh(&format!("ip netns del {name}"));
@@ -86,9 +86,11 @@ fn a_container_started_again_at_once_gets_its_mac_address_ten_of_ten_times() {
             ids.push(id);
         }
         let last = *ids.last().unwrap();
-        until(&mut observer, "its end", |e| matches!(e, Event::NamespaceGone(i) if *i == last).then_some(()));
+        until(&mut observer, "end of the namespace", |e| {
+            matches!(e, Event::NamespaceGone(i) if *i == last).then_some(())
+        });
         let distinct: std::collections::BTreeSet<_> = ids.iter().collect();
-        assert_eq!(distinct.len(), 10, "each is another router: {ids:?}");
+        assert_eq!(distinct.len(), 10, "numbers of different routers: {ids:?}");
     });
 }
 
@@ -106,11 +108,13 @@ fn a_namespace_without_a_name_is_not_kept_alive() {
         settle(&mut observer);
         bed.end_processes();
         assert!(is_freed(mac), "the namespace is kept alive");
-        until(&mut observer, "its end", |e| matches!(e, Event::NamespaceGone(i) if *i == id).then_some(()));
+        until(&mut observer, "end of the namespace", |e| {
+            matches!(e, Event::NamespaceGone(i) if *i == id).then_some(())
+        });
     });
 }
 
-/// What the settings of a namespace say of limits, from its dump or by themselves.
+/// What the settings of a namespace say about limits, in a dump or in an event of their own.
 fn over_limits(event: &Event, of: NamespaceId) -> Option<Option<String>> {
     let settings = match event {
         Event::Settings(id, settings) if *id == of => settings,
@@ -122,7 +126,7 @@ fn over_limits(event: &Event, of: NamespaceId) -> Option<Option<String>> {
 
 #[test]
 #[ignore = "needs root"]
-fn a_namespace_over_a_limit_is_left_to_the_kernel_until_it_is_not() {
+fn a_namespace_over_a_limit_is_left_to_the_kernel_until_it_is_within() {
     with_bed(|bed| {
         let quota = Quota { interfaces: 20, routes: 100, neighbours: 100, ..Quota::default() };
         let mut observer = observer_with(quota);
@@ -153,26 +157,33 @@ fn a_namespace_over_a_limit_is_left_to_the_kernel_until_it_is_not() {
         for (what, exceed, mend) in cases {
             sh(&format!("ip -n {red} -force -batch - <<'END'\n{exceed}\nEND"));
             let told = until(&mut observer, what, |e| over_limits(e, id).flatten());
-            assert!(told.contains("it has more than ") && told.contains(what), "{told}");
+            assert!(
+                told.contains("it has more than ") && told.contains(what),
+                "the limit of {what} is not named: {told}"
+            );
             let troubles = observer.troubles();
-            assert!(troubles.iter().any(|t| t.namespace == red && t.what.contains(what)), "{troubles:?}");
-            // The others are heard meanwhile.
+            assert!(
+                troubles.iter().any(|t| t.namespace == red && t.what.contains(what)),
+                "no trouble names {what}: {troubles:?}"
+            );
+            // The changes of others are still seen.
             sh("ip addr add 198.51.100.1/32 dev port0; ip addr del 198.51.100.1/32 dev port0");
-            until(&mut observer, "the host", |e| {
+            until(&mut observer, "change of the host", |e| {
                 matches!(e, Event::Link(HOST, _) | Event::Route4(HOST, ..)).then_some(())
             });
             sh(&format!("ip -n {red} -force -batch - <<'END'\n{mend}\nEND"));
-            patiently(&mut observer, "within its limits again", |e| {
+            patiently(&mut observer, "return within the limits", |e| {
                 over_limits(e, id).filter(Option::is_none)
             });
         }
     });
 }
 
-/// A tenant with a user namespace makes as many network namespaces as it likes. Root's are not limited.
+/// A tenant with a user namespace can make as many network namespaces as it likes. Those of root are not
+/// limited.
 #[test]
 #[ignore = "needs root"]
-fn of_the_namespaces_of_a_user_only_so_many_are_watched() {
+fn only_a_limited_number_of_the_namespaces_of_a_user_is_watched() {
     with_bed(|bed| {
         let mut observer = observer_with(Quota { namespaces: 2, ..Quota::default() });
         settle(&mut observer);
@@ -199,7 +210,10 @@ fn of_the_namespaces_of_a_user_only_so_many_are_watched() {
                 if says && named.len() == expected {
                     return named.values().cloned().collect::<Vec<_>>();
                 }
-                assert!(Instant::now() < end, "{named:?} {troubles:?}");
+                assert!(
+                    Instant::now() < end,
+                    "not {expected} namespaces and {refused:?} refused: {named:?} {troubles:?}"
+                );
             }
         };
         let add = |pid: u32| {
@@ -213,7 +227,7 @@ fn of_the_namespaces_of_a_user_only_so_many_are_watched() {
             let root = add(bed.unnamed());
             assert!(watched(&mut observer, count, Some(2)).contains(&root));
         }
-        // One that ends gives its place to another.
+        // A namespace that ends makes room for another.
         let names = watched(&mut observer, 6, Some(2));
         let [first, second]: [u32; 2] = of_user
             .iter()
@@ -228,12 +242,12 @@ fn of_the_namespaces_of_a_user_only_so_many_are_watched() {
             bed.end_process(*pid);
         }
         let names = watched(&mut observer, 5, None);
-        assert!(names.contains(&format!("pid:{second}")), "{names:?}");
+        assert!(names.contains(&format!("pid:{second}")), "process {second} is not watched: {names:?}");
     });
 }
 
-/// Packets for its address must not leave the box, so its devices are handed out from the start, and it comes back though it
-/// says nothing more.
+/// Packets for the namespace's address must not leave the box, so its devices are reported from the start. It
+/// comes back although it sends nothing more.
 #[test]
 #[ignore = "needs root"]
 fn a_namespace_that_is_over_a_limit_when_it_is_first_read_is_known_by_its_devices() {
@@ -250,19 +264,20 @@ fn a_namespace_that_is_over_a_limit_when_it_is_first_read_is_known_by_its_device
             }
             _ => None,
         });
-        assert!(macs.contains(&"02:00:00:00:00:01".to_owned()), "{macs:?}");
+        assert!(macs.contains(&"02:00:00:00:00:01".to_owned()), "its MAC address is missing: {macs:?}");
         // Its address changes while its routes are not read.
         sh(&format!("ip -n {red} link set m0 address 02:00:00:00:00:09"));
-        patiently(&mut observer, "its new address", |e| match e {
+        patiently(&mut observer, "new MAC address", |e| match e {
             Event::Link(i, link) if *i == id => (link.mac.to_string() == "02:00:00:00:00:09").then_some(()),
             _ => None,
         });
         sh(&format!("ip -n {red} -batch - <<'END'\n{del}END"));
-        patiently(&mut observer, "within its limits", |e| over_limits(e, id).filter(Option::is_none));
+        patiently(&mut observer, "return within the limits", |e| over_limits(e, id).filter(Option::is_none));
     });
 }
 
-/// The namespace of this name that is dumped. One that has ended may bear the name for a moment, as its number is the same.
+/// Waits for the dump of the namespace of this name. A namespace that has ended may have the name for a
+/// moment, as its number is the same.
 fn dumped_last(watcher: &mut Watcher, name: &str) -> NamespaceId {
     let mut names = BTreeMap::new();
     patiently(watcher, "dump of the namespace", |e| {
@@ -304,14 +319,15 @@ fn make_next(number: u64) -> Vec<File> {
     thread::scope(|scope| scope.spawn(hold).join().unwrap())
 }
 
-/// The kernel gives the number of a namespace that ended to the next one. The end is noticed though its message was lost.
+/// The kernel gives the number of a namespace that ended to the next one. The end is noticed although its
+/// message was lost.
 #[test]
 #[ignore = "needs root"]
 fn a_namespace_that_takes_the_number_of_another_is_distinguished() {
     with_bed(|bed| {
         let mut observer = observer();
         settle(&mut observer);
-        // Programs beside this test make namespaces, too, and can get the number.
+        // Other programs make namespaces too, and can get the number.
         for round in 0..5 {
             let (red, mac) = (tenant(bed, &format!("red{round}"), "02:00:00:00:00:01"), "02:00:00:00:00:01");
             let id = dumped_last(&mut observer, &red);
@@ -322,7 +338,7 @@ fn a_namespace_that_takes_the_number_of_another_is_distinguished() {
             let routes: String =
                 (0..3000).map(|i| format!("route add blackhole 10.{}.{}.0/24\n", i / 250, i % 250)).collect();
             sh(&format!("ip -n {red} -batch - <<'END'\n{routes}END\nip netns del {red}"));
-            assert!(is_freed(mac));
+            assert!(is_freed(mac), "the namespace is kept alive");
             let lower = make_next(number);
             let blue = tenant(bed, &format!("blue{round}"), mac);
             if inode(&blue) == number {
@@ -331,19 +347,19 @@ fn a_namespace_that_takes_the_number_of_another_is_distinguished() {
             }
             drop(lower);
             sh(&format!("ip netns del {blue}"));
-            assert!(is_freed(mac));
+            assert!(is_freed(mac), "the namespace is kept alive");
         }
-        panic!("no namespace got the number of the one before");
+        panic!("no new namespace got the number of the one that ended");
     });
 }
 
-/// One message can concern all devices of a namespace. Such messages are counted by what they cost, and each device is handed
-/// out once a turn.
+/// One message can affect all devices of a namespace. Such messages are counted by their cost, and each
+/// device is reported once a turn.
 #[test]
 #[ignore = "needs root"]
 fn a_storm_of_settings_of_all_devices_delays_no_other() {
     with_bed(|bed| {
-        // More than the messages would be without what they cost.
+        // The messages alone would be within this limit, but not their cost.
         let quota = Quota { events_per_second: 1, events_at_once: 6000, ..Quota::default() };
         let mut observer = observer_with(quota);
         settle(&mut observer);
@@ -365,7 +381,7 @@ fn a_storm_of_settings_of_all_devices_delays_no_other() {
         let mut of_red = 0;
         let end = Instant::now() + HANG;
         'seen: loop {
-            assert!(Instant::now() < end, "the host's change is not seen");
+            assert!(Instant::now() < end, "the host's change was not seen within {HANG:?}");
             for event in observer.observer.poll(Duration::from_millis(100)).unwrap() {
                 if matches!(&event, Event::Route4(HOST, _, route) if route.prefix == prefix) {
                     break 'seen;
@@ -373,18 +389,18 @@ fn a_storm_of_settings_of_all_devices_delays_no_other() {
                 of_red += usize::from(is_of(&event, id));
             }
         }
-        assert!(of_red <= 2 * 502, "{of_red} events of the storm first");
+        assert!(of_red <= 2 * 502, "{of_red} events of the storm came before the host's change");
         let troubles = observer.observer.troubles();
         let mut over = troubles.iter().any(|t| t.what.contains("times a second"));
         while !over && Instant::now() < end {
             observer.observer.poll(Duration::from_millis(20)).unwrap();
             over = observer.observer.troubles().iter().any(|t| t.what.contains("times a second"));
         }
-        assert!(over, "4000 messages about 500 devices each are within the limits");
+        assert!(over, "4000 messages about 500 devices each were not found to be over the limits");
     });
 }
 
-/// As `until`, for what takes as long as a pause that doubles.
+/// Like `until`, for events that may wait for a pause that doubles.
 fn patiently<T>(watcher: &mut Watcher, what: &str, mut wanted: impl FnMut(&Event) -> Option<T>) -> T {
     let end = Instant::now() + HANG;
     while Instant::now() < end {
@@ -394,10 +410,10 @@ fn patiently<T>(watcher: &mut Watcher, what: &str, mut wanted: impl FnMut(&Event
             return found;
         }
     }
-    panic!("no {what}");
+    panic!("no {what} within {HANG:?}");
 }
 
-/// Add and delete one thing again and again, in the namespace, until told to stop.
+/// Adds and deletes things in the namespace again and again, until `stop` is set.
 fn storm(namespace: &str, lines: &str, stop: &AtomicBool) {
     let file = File::open(format!("/run/netns/{namespace}")).unwrap();
     netns::inside(&file, || {
@@ -417,8 +433,8 @@ fn storm(namespace: &str, lines: &str, stop: &AtomicBool) {
     .unwrap();
 }
 
-/// Changes are made in the host and in another tenant while one storms. Between a change and its event, few events of the
-/// storm may be handed out, however long it goes on.
+/// Changes are made in the host and in another tenant while a third namespace storms. Few events of the storm
+/// may come between a change and its event, however long the storm lasts.
 #[test]
 #[ignore = "needs root"]
 fn a_storm_in_one_namespace_delays_no_other() {
@@ -453,7 +469,7 @@ fn a_storm_in_one_namespace_delays_no_other() {
                 let prefix: Prefix4 = prefix.parse().unwrap();
                 let (mut rounds, end) = (0, Instant::now() + HANG);
                 loop {
-                    assert!(Instant::now() < end, "round {round}: the change is not seen");
+                    assert!(Instant::now() < end, "round {round}: the change was not seen within {HANG:?}");
                     rounds += 1;
                     let events = observer.observer.poll(Duration::from_millis(100)).unwrap();
                     let of_red = |e: &&Event| is_of(e, red_id);
@@ -462,28 +478,31 @@ fn a_storm_in_one_namespace_delays_no_other() {
                         |e| matches!(e, Event::Route4(id, _, route) if *id == of && route.prefix == prefix),
                     );
                     if let Some(at) = found {
-                        // One turn of the tenant's may come first.
+                        // One turn of the tenant may come first.
                         let before = events[..at].iter().filter(of_red).count();
-                        assert!(before <= 1024, "round {round}: {before} events of the storm first");
+                        assert!(
+                            before <= 1024,
+                            "round {round}: {before} events of the storm came before the change"
+                        );
                         break;
                     }
-                    assert!(rounds < 20, "round {round}: not in {rounds} rounds");
+                    assert!(rounds < 20, "round {round}: the change was not seen in {rounds} polls");
                 }
             }
             drop(stopped);
             println!("{storming} events of the storm");
-            assert!(storming > 0);
+            assert!(storming > 0, "no event of the storm was seen");
         });
         assert!(
             observer.troubles().iter().any(|t| t.what.contains("it changes more than 500 times a second")),
-            "{:?}",
+            "the storm is not reported: {:?}",
             observer.troubles()
         );
-        patiently(&mut observer, "calm again", |e| over_limits(e, red_id).filter(Option::is_none));
+        patiently(&mut observer, "calm after the storm", |e| over_limits(e, red_id).filter(Option::is_none));
     });
 }
 
-/// Set when it goes, whatever the reason.
+/// Sets the flag when it is dropped, for whatever reason.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {

@@ -1,4 +1,4 @@
-//! The observer against a real kernel: every test makes namespaces of its own and works only in them.
+//! The observer against a real kernel. Every test makes namespaces of its own and works only in them.
 //!
 //! Needs root and iproute2, nftables, iptables, ethtool, util-linux (unshare), procps (sysctl): `make test-root`.
 
@@ -33,18 +33,18 @@ fn route<'a>(routes: &'a [Route<u32>], prefix: &str) -> &'a Route<u32> {
 
 #[test]
 #[ignore = "needs root"]
-fn the_first_poll_hands_out_the_host_and_its_port() {
+fn the_first_poll_returns_the_host_and_its_port() {
     with_bed(|_| {
         sh("ip addr add 192.0.2.1/24 dev port0; sysctl -qw net.ipv4.ip_forward=1");
         let events = observer().poll(Duration::ZERO).unwrap();
         assert!(matches!(&events[0], Event::Namespace(HOST, n) if n.host && n.name == "host"), "{events:?}");
-        let Event::Dump(HOST, dump) = &events[1] else { panic!("{events:?}") };
-        let Event::Port(0, port) = &events[2] else { panic!("{events:?}") };
+        let Event::Dump(HOST, dump) = &events[1] else { panic!("the second event is no dump: {events:?}") };
+        let Event::Port(0, port) = &events[2] else { panic!("the third event is no port: {events:?}") };
         let link = dump.links.iter().find(|l| l.ifindex == port.ifindex).unwrap();
         assert_eq!((link.name.as_str(), link.up, link.carrier), ("port0", true, true));
         assert_eq!(link.kind, LinkKind::Other("veth".into()));
         assert!(link.ipv4.forwarding && link.ipv4.has_address && !link.ipv6.forwarding);
-        assert!(link.hazards.is_empty(), "{:?}", link.hazards);
+        assert!(link.hazards.is_empty(), "port0 has hazards: {:?}", link.hazards);
         assert_eq!(
             (dump.settings.hazards4.len(), dump.settings.hazards6.len()),
             (0, 0),
@@ -61,7 +61,7 @@ fn a_port_that_is_not_there_is_an_error() {
     with_bed(|_| {
         let config = ObserverConfig { ports: vec!["nope".parse().unwrap()], ..Default::default() };
         let error = Observer::new(config).err().unwrap().to_string();
-        assert!(error.contains("no network device nope"), "{error}");
+        assert!(error.contains("no network device nope"), "another error: {error}");
     });
 }
 
@@ -73,7 +73,7 @@ fn a_macvlan_makes_a_router_and_deleting_the_namespace_really_deletes_it() {
         settle(&mut observer);
         let red = bed.namespace("red");
         sh(&format!("ip link add link port0 name m0 netns {red} type macvlan mode bridge"));
-        // Within the patience of the test, which is shorter than the pause between scans.
+        // The test waits less than the pause between scans.
         let id = until(&mut observer, "namespace", |e| match e {
             Event::Namespace(id, n) if n.name == red && !n.host => Some(*id),
             _ => None,
@@ -87,13 +87,17 @@ fn a_macvlan_makes_a_router_and_deleting_the_namespace_really_deletes_it() {
             .trim()
             .parse()
             .unwrap_or(0);
-        assert!(matches!(below, Some((HOST, i)) if i == index || index == 0), "{below:?}");
+        assert!(
+            matches!(below, Some((HOST, i)) if i == index || index == 0),
+            "m0 is not above port0: {below:?}"
+        );
         settle(&mut observer);
         sh(&format!("ip netns del {red}"));
         until(&mut observer, "end of the namespace", |e| {
             matches!(e, Event::NamespaceGone(i) if *i == id).then_some(())
         });
-        // Nothing of ours may keep it alive: the MAC address filter of the port knows the macvlan until it is gone.
+        // Nothing of ours may keep the namespace alive. The MAC address filter of the port knows the macvlan
+        // until it is gone.
         let end = Instant::now() + PATIENCE;
         while upper_devices("port0") > 0 {
             assert!(Instant::now() < end, "the macvlan is still there");
@@ -102,7 +106,8 @@ fn a_macvlan_makes_a_router_and_deleting_the_namespace_really_deletes_it() {
     });
 }
 
-/// How many devices sit on it, in whatever namespace: macvlan allows no second device with the same MAC address.
+/// Whether devices sit on the port, in any namespace: 1 or 0. A passthru macvlan cannot be added beside
+/// others.
 fn upper_devices(port: &str) -> usize {
     let probe =
         format!("ip link add link {port} name probe0 type macvlan mode passthru && ip link del probe0");
@@ -111,7 +116,7 @@ fn upper_devices(port: &str) -> usize {
 
 #[test]
 #[ignore = "needs root"]
-fn a_namespace_without_a_name_is_found_and_goes_with_its_process() {
+fn a_namespace_without_a_name_is_found_and_ends_with_its_process() {
     with_bed(|bed| {
         let mut observer = observer();
         settle(&mut observer);
@@ -127,14 +132,15 @@ fn a_namespace_without_a_name_is_found_and_goes_with_its_process() {
         until(&mut observer, "end of the namespace", |e| {
             matches!(e, Event::NamespaceGone(i) if *i == id).then_some(())
         });
-        // A container started again at once wants its MAC address back: no waiting for a slow scan.
-        assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+        // A container started again at once needs its MAC address, so the end must be seen without a slow
+        // scan.
+        assert!(started.elapsed() < Duration::from_secs(1), "the end was seen after {:?}", started.elapsed());
     });
 }
 
 #[test]
 #[ignore = "needs root"]
-fn a_namespace_is_told_of_by_the_name_it_has_now() {
+fn a_namespace_is_reported_by_the_name_it_has_now() {
     with_bed(|bed| {
         let mut observer = observer();
         let pid = bed.unnamed();
@@ -169,7 +175,7 @@ fn a_namespace_is_told_of_by_the_name_it_has_now() {
     });
 }
 
-/// `above` holds macvlans of devices of `below`, which is of no interest until it holds something on a port.
+/// `above` has macvlans on devices of `below`, which is not watched until it has a device on a port.
 #[test]
 #[ignore = "needs root"]
 fn a_device_below_is_found_once_its_namespace_is_known() {
@@ -198,7 +204,7 @@ fn a_device_below_is_found_once_its_namespace_is_known() {
             |space: &str| format!("ip link add link port0 name p0 netns {space} type macvlan mode bridge");
         found(&mut observer, &on_port(&below), "m0");
 
-        // The message that a namespace has got a number is lost.
+        // The message that a namespace got a number is lost.
         let late = bed.namespace("late");
         sh(&format!("ip -n {late} link add v0 type veth peer name v1; {}", on_port(&late)));
         settle(&mut observer);
@@ -212,7 +218,7 @@ fn a_device_below_is_found_once_its_namespace_is_known() {
 
 #[test]
 #[ignore = "needs root"]
-fn a_namespace_that_no_longer_holds_a_device_of_ours_is_let_go() {
+fn a_namespace_that_no_longer_has_a_device_on_a_port_is_let_go() {
     with_bed(|bed| {
         let red = bed.namespace("red");
         sh(&format!("ip link add link port0 name m0 netns {red} type macvlan mode bridge"));
@@ -240,7 +246,7 @@ fn routes_multipath_and_nexthop_objects_are_followed() {
             Event::Route4(HOST, change, r) => Some((*change, r.clone())),
             _ => None,
         });
-        let Next::Many(hops) = &added.next else { panic!("{added:?}") };
+        let Next::Many(hops) = &added.next else { panic!("not several next hops: {added:?}") };
         assert_eq!(change, Change::Add);
         assert_eq!(hops.iter().map(|h| h.weight).collect::<Vec<_>>(), [3, 1]);
         assert_eq!((added.mtu, added.complex), (Some(1400), None));
@@ -262,7 +268,7 @@ fn routes_multipath_and_nexthop_objects_are_followed() {
             Event::Nexthop(HOST, o) if o.kind == NexthopObjectKind::Group(vec![(7, 5)]) => Some(()),
             _ => None,
         });
-        until(&mut observer, "its route", |e| {
+        until(&mut observer, "route of the group", |e| {
             matches!(e, Event::Route4(_, _, r) if r.next == Next::Object(8)).then_some(())
         });
         sh("ip nexthop del id 7");
@@ -294,7 +300,7 @@ fn ipv6_messages_hold_the_whole_multipath_route() {
                 Next::One(hop) => vec![hop.weight],
                 _ => vec![],
             };
-            // The kernel begins with whichever it changed.
+            // The kernel names first the next hop that it changed.
             hops.sort_unstable();
             assert_eq!((got, &hops[..]), (change, weights), "{command}");
         };
@@ -302,7 +308,7 @@ fn ipv6_messages_hold_the_whole_multipath_route() {
         let two = "nexthop via 2001:db8::2 weight 3 nexthop via 2001:db8::3";
         expect(&format!("ip -6 route add {to} {two}"), Change::Add, &[1, 3]);
         expect(&format!("ip -6 route append {to} via 2001:db8::4"), Change::Append, &[1, 1, 3]);
-        // The exception: taking one member away names only that one, and without its weight.
+        // The exception: a message about one removed member names only that one, without its weight.
         expect(&format!("ip -6 route del {to} via 2001:db8::2"), Change::Delete, &[1]);
         expect(&format!("ip -6 route replace {to} via 2001:db8::5"), Change::Replace, &[1]);
         expect(&format!("ip -6 route del {to}"), Change::Delete, &[1]);
@@ -328,7 +334,10 @@ fn a_link_that_goes_down_makes_routes_be_read_again() {
             Event::Routes(HOST, v4, _) => v4.iter().all(|r| r.table != 254).then_some(()),
             _ => None,
         });
-        assert!(object_gone, "the kernel drops nexthop objects of a device that is down without a word");
+        assert!(
+            object_gone,
+            "the object was not reported as gone; the kernel deletes objects of a device that is down without a message"
+        );
     });
 }
 
@@ -381,7 +390,7 @@ fn lost_events_cost_a_dump_and_nothing_else() {
         );
         let dump = host_dump(&mut observer);
         assert_eq!(dump.routes4.iter().filter(|r| r.prefix.length() == 32 && r.table == 254).count(), 50_000);
-        // And it goes on as before.
+        // Events continue as before.
         settle(&mut observer);
         sh("ip route del 10.0.0.7/32");
         until(&mut observer, "deletion", |e| {
@@ -405,21 +414,21 @@ fn neighbours_are_followed_and_probed() {
         observer.probe_neighbour(HOST, port, address).unwrap();
         assert!(!settle(&mut observer).iter().any(|e| matches!(e, Event::Neighbour(..))));
         std::net::UdpSocket::bind("192.0.2.1:0").unwrap().send_to(b"resolve", (address, 9)).unwrap();
-        until(&mut observer, "resolved", |e| {
+        until(&mut observer, "resolved neighbour", |e| {
             matches!(e, Event::Neighbour(HOST, n) if n.address == address && n.mac.is_some()).then_some(())
         });
         sh("ip neigh change 192.0.2.2 dev port0 nud stale");
-        until(&mut observer, "stale", |e| {
+        until(&mut observer, "stale neighbour", |e| {
             matches!(e, Event::Neighbour(HOST, n) if n.address == address && n.stale).then_some(())
         });
         sh("sysctl -qw net.ipv4.neigh.port0.delay_first_probe_time=0");
         observer.probe_neighbour(HOST, port, address).unwrap();
-        until(&mut observer, "fresh again", |e| {
+        until(&mut observer, "neighbour that is fresh again", |e| {
             matches!(e, Event::Neighbour(HOST, n) if n.address == address && !n.stale && n.mac.is_some())
                 .then_some(())
         });
         sh("ip neigh del 192.0.2.2 dev port0");
-        until(&mut observer, "gone", |e| {
+        until(&mut observer, "end of the neighbour", |e| {
             matches!(e, Event::Neighbour(HOST, n) if n.address == address && n.mac.is_none()).then_some(())
         });
     });
@@ -432,9 +441,9 @@ fn a_port_that_goes_and_comes_back_is_reported() {
         let mut observer = observer();
         settle(&mut observer);
         sh("ip link del port0");
-        until(&mut observer, "port gone", |e| matches!(e, Event::PortGone(0)).then_some(()));
+        until(&mut observer, "end of the port", |e| matches!(e, Event::PortGone(0)).then_some(()));
         sh(&format!("ip link add port0 type veth peer name far0 netns {}", bed.name("peer")));
-        until(&mut observer, "port back", |e| matches!(e, Event::Port(0, _)).then_some(()));
+        until(&mut observer, "return of the port", |e| matches!(e, Event::Port(0, _)).then_some(()));
     });
 }
 
@@ -452,7 +461,7 @@ fn a_router_can_be_configured_by_file() {
 
 #[test]
 #[ignore = "needs root"]
-fn the_kernel_is_asked_by_another_thread() {
+fn another_thread_can_ask_the_kernel() {
     with_bed(|bed| {
         let peer = bed.name("peer");
         sh(
@@ -498,7 +507,7 @@ fn the_kernel_is_asked_by_another_thread() {
     });
 }
 
-/// 802.1X: the device keeps its carrier, and no message tells what becomes of next hops.
+/// 802.1X: the device keeps its carrier, and no message reports what becomes of next hops.
 #[test]
 #[ignore = "needs root"]
 fn a_device_that_goes_dormant_makes_routes_be_read_again() {
@@ -515,7 +524,7 @@ fn a_device_that_goes_dormant_makes_routes_be_read_again() {
             until(&mut observer, "routes read again", |e| match e {
                 Event::Routes(HOST, _, v6) => {
                     let route = v6.iter().find(|r| r.prefix.length() == 48)?;
-                    let Next::One(hop) = &route.next else { panic!("{route:?}") };
+                    let Next::One(hop) = &route.next else { panic!("not one next hop: {route:?}") };
                     (hop.linkdown != running).then_some(())
                 }
                 _ => None,
@@ -526,10 +535,10 @@ fn a_device_that_goes_dormant_makes_routes_be_read_again() {
     });
 }
 
-/// A route's end moves without a message: it is read again in time.
+/// The time at which a route expires changes without a message, so the route is read again before.
 #[test]
 #[ignore = "needs root"]
-fn routes_that_end_are_read_again_before_they_do() {
+fn routes_that_expire_are_read_again_before_they_end() {
     with_bed(|_| {
         sh("ip addr add 2001:db8::1/64 dev port0 nodad");
         sh("ip -6 route add 2001:db8:1::/48 via 2001:db8::2 expires 8");
@@ -540,12 +549,16 @@ fn routes_that_end_are_read_again_before_they_do() {
             Event::Routes(HOST, _, v6) => v6.iter().find(|r| r.prefix.length() == 48).map(|r| r.expires),
             _ => None,
         };
-        let end = until(&mut observer, "routes read again", read).expect("it ends");
-        assert!(end > router::base::clock::monotonic() + Duration::from_secs(2), "{end:?}");
+        let end = until(&mut observer, "routes read again", read).expect("the route does not expire");
+        assert!(
+            end > router::base::clock::monotonic() + Duration::from_secs(2),
+            "the new end was not read: {end:?}"
+        );
     });
 }
 
-/// What `ip nexthop replace` makes the kernel say: routes that use the object, though none was replaced.
+/// `ip nexthop replace` makes the kernel send messages about routes that use the object, although no route
+/// was replaced.
 #[test]
 #[ignore = "needs root"]
 fn a_replaced_object_leaves_routes_of_equal_metric_alone() {
@@ -560,7 +573,7 @@ fn a_replaced_object_leaves_routes_of_equal_metric_alone() {
         mirror.plan();
         let gateway = |mirror: &Mirror| match mirror.route4_to(HOST, 0x0a00_0001) {
             Some((_, Target::Hop(hop))) => hop.gateway,
-            other => panic!("{other:?}"),
+            other => panic!("no single next hop: {other:?}"),
         };
         assert_eq!(gateway(&mirror), "192.0.2.2".parse().ok());
         sh("ip route del 10.0.0.0/8 via 192.0.2.2");

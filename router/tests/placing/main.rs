@@ -1,4 +1,4 @@
-//! A running daemon places the queues of its ports on cores, tells of it, and puts back what it changed.
+//! A running daemon places the queues of its ports on cores, reports it, and puts back what it changed.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -29,7 +29,7 @@ use std::{
 const MILLRACE: &str = env!("CARGO_BIN_EXE_millrace");
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// p0 and p1, two queues each, polled by threads; and a daemon on both.
+/// Ports p0 and p1, with two queues each, polled by threads, and a daemon on both.
 struct Bed {
     name: String,
     roots: Roots,
@@ -86,7 +86,7 @@ impl Bed {
     fn wait_for(&self, what: &str, condition: impl Fn(&Value) -> bool) -> Value {
         let start = Instant::now();
         while start.elapsed() < PATIENCE {
-            // Until it is there errors are told.
+            // Until the daemon is there, the answer is an error.
             let cores = self.json(&["cores"]).filter(|cores| cores["queues"].is_array());
             if let Some(cores) = cores.filter(&condition) {
                 return cores;
@@ -94,7 +94,7 @@ impl Bed {
             thread::sleep(Duration::from_millis(50));
         }
         let log = fs::read_to_string(self.file("log")).unwrap_or_default();
-        panic!("waited in vain for {what}: {:?}\n{log}", self.json(&["cores"]).map(|c| c.to_string()));
+        panic!("timed out waiting for {what}: {:?}\n{log}", self.json(&["cores"]).map(|c| c.to_string()));
     }
 
     fn end(&mut self) {
@@ -110,12 +110,12 @@ impl Bed {
         });
         let pids = queues.iter().flatten().map(|queue| match queue.control {
             Control::Thread { pid } => pid,
-            ref other => panic!("{other:?}"),
+            ref other => panic!("a queue without a thread: {other:?}"),
         });
         pids.collect()
     }
 
-    /// Where they may run.
+    /// The cores that these threads may run on.
     fn allowed(&self) -> Vec<BTreeSet<u16>> {
         self.threads().into_iter().map(|pid| Kernel.allowed(pid).unwrap().cores().collect()).collect()
     }
@@ -156,31 +156,47 @@ fn queues_are_packed_and_put_back() {
         assert_eq!(packed["troubles"], serde_json::json!([]));
         let core = places(&packed)[0].unwrap();
         let only: BTreeSet<u16> = [core as u16].into();
-        // What the daemon believes is so.
+        // The threads are where the daemon reports them.
         let start = Instant::now();
         while bed.allowed() != vec![only.clone(); 4] && start.elapsed() < PATIENCE {
             thread::sleep(Duration::from_millis(20));
         }
         assert_eq!(bed.allowed(), vec![only; 4]);
         let top = bed.millrace(&["top", "--once", "--interval", "300ms"]);
-        assert!(top.contains(", policy pack\n") && top.contains("0 flow rules, packets are routed"), "{top}");
+        assert!(
+            top.contains(", policy pack\n") && top.contains("0 flow rules, packets are routed"),
+            "the head of top: {top}"
+        );
         let row =
             |start: &str| top.lines().find(|line| line.trim_start().starts_with(start)).unwrap_or_default();
-        assert!(row(&format!("{core}  [")).contains("p0/0 p0/1 p1/0 p1/1"), "{top}");
-        // It ran, if only for microseconds.
-        assert!(row("p0        0").contains("  0%  ") && row("p0        0").contains("  thread "), "{top}");
-        assert!(row("host").starts_with("host    fast  kernel            0"), "{top}");
-        assert!(row("DECISIONS").len() == 9 && top.contains("is given back"), "{top}");
-        // Every queue that was elsewhere has its event.
+        assert!(
+            row(&format!("{core}  [")).contains("p0/0 p0/1 p1/0 p1/1"),
+            "core {core} does not have all queues: {top}"
+        );
+        // The queue ran, if only for microseconds.
+        assert!(
+            row("p0        0").contains("  0%  ") && row("p0        0").contains("  thread "),
+            "the row of p0/0: {top}"
+        );
+        assert!(row("host").starts_with("host    fast  kernel            0"), "the row of host: {top}");
+        assert!(row("DECISIONS").len() == 9 && top.contains("is given back"), "no decision is shown: {top}");
+        // Every queue that was on the other core has an event.
         let events = bed.json(&["events"]).unwrap();
-        // On a machine that paused, one may have looked busy for a moment: that it stays is told as well.
+        // If the machine paused, a queue may have looked busy for a moment. That it stays is then an event
+        // too.
         let stays = |event: &&Value| event["why"].as_str().is_some_and(|why| why.starts_with("stays"));
         let (stayed, moves): (Vec<&Value>, Vec<&Value>) = events.as_array().unwrap().iter().partition(stays);
-        assert!(stayed.iter().all(|event| event["from"] == event["to"]), "{events}");
-        assert_eq!(moves.len(), 2, "{events}");
+        assert!(
+            stayed.iter().all(|event| event["from"] == event["to"]),
+            "a queue that stays was moved: {events}"
+        );
+        assert_eq!(moves.len(), 2, "number of moves: {events}");
         for event in moves {
-            assert_eq!(event["to"], serde_json::json!([core]), "{event}");
-            assert!(event["why"].as_str().unwrap().contains("is given back"), "{event}");
+            assert_eq!(event["to"], serde_json::json!([core]), "where a queue was moved to: {event}");
+            assert!(
+                event["why"].as_str().unwrap().contains("is given back"),
+                "another reason for a move: {event}"
+            );
         }
         bed.millrace(&["stop"]);
         bed.end();
@@ -190,7 +206,7 @@ fn queues_are_packed_and_put_back() {
 
 #[test]
 #[ignore = "needs root"]
-fn after_a_kill_the_next_one_knows_what_was() {
+fn after_a_kill_the_next_daemon_knows_the_original_settings() {
     in_new_namespace(|| {
         let mut bed = Bed::new("k");
         let before = bed.allowed();
@@ -202,14 +218,14 @@ fn after_a_kill_the_next_one_knows_what_was() {
         bed.end();
         let stayed: Vec<BTreeSet<u16>> = [0, 1, 1, 0].map(|core| [core].into()).into();
         assert_eq!(bed.allowed(), stayed);
-        // Another daemon that moves queues, and a command without one.
+        // Another daemon that moves queues is killed too, and then a command puts them back.
         bed.start("policy = \"fixed\"\nfixed = { p0 = [1, 0], p1 = [0, 1] }");
         bed.wait_for("other places", |report| places(report) == [Some(1), Some(0), Some(0), Some(1)]);
         bed.daemon.as_mut().unwrap().kill().unwrap();
         bed.end();
         bed.millrace(&["stop"]);
         assert_eq!(bed.allowed(), before);
-        // One that shall leave queues alone puts them back.
+        // A daemon that must leave queues alone puts them back.
         bed.start(fixed);
         bed.wait_for("the places of the configuration", |report| places(report) == placed);
         bed.daemon.as_mut().unwrap().kill().unwrap();
@@ -222,7 +238,7 @@ fn after_a_kill_the_next_one_knows_what_was() {
 
 #[test]
 #[ignore = "needs root"]
-fn the_other_core_when_one_is_not_allowed() {
+fn queues_go_to_the_other_core_when_one_is_not_allowed() {
     in_new_namespace(|| {
         let mut bed = Bed::new("a");
         bed.start("allowed = \"1\"");
@@ -243,7 +259,7 @@ struct Group {
 }
 
 impl Group {
-    /// With both cores; none where the controller is not to be had.
+    /// A group with both cores; `None` if there is no cpuset controller.
     fn new(name: &str) -> Option<Group> {
         let above = ["/sys/fs/cgroup/cpuset", "/sys/fs/cgroup"].map(PathBuf::from);
         let above = above.into_iter().find(|above| {
@@ -292,18 +308,22 @@ fn applications_have_the_cores_that_do_not_forward() {
         let report = bed.wait_for("core 0 for applications", |report| {
             report["serve"]["cores"] == serde_json::json!([0]) && sleeper(&[0])
         });
-        assert_eq!(report["workloads"], serde_json::json!([]), "those whose cores follow are none");
+        assert_eq!(
+            report["workloads"],
+            serde_json::json!([]),
+            "processes whose cores Millrace sets are no workloads"
+        );
         bed.daemon.as_mut().unwrap().kill().unwrap();
         bed.end();
         assert_eq!(group.cores(), "0");
-        // Another one, which forwards on both: applications have both.
+        // Another daemon forwards on both cores: applications have both.
         bed.start(&format!("{serve}policy = \"spread\""));
         bed.wait_for("both for applications", |report| {
             report["serve"]["cores"] == serde_json::json!([0, 1]) && sleeper(&[0, 1])
         });
         bed.daemon.as_mut().unwrap().kill().unwrap();
         bed.end();
-        // And one that packs, and ends as it should.
+        // The third daemon packs queues, and is stopped.
         bed.start(&format!("{serve}allowed = \"0\""));
         bed.wait_for("core 1 for applications", |report| {
             report["serve"]["cores"] == serde_json::json!([1]) && sleeper(&[1])
@@ -311,11 +331,11 @@ fn applications_have_the_cores_that_do_not_forward() {
         bed.millrace(&["stop"]);
         bed.end();
         assert_eq!(group.cores(), "0-1");
-        assert!(sleeper(&[0, 1]));
+        assert!(sleeper(&[0, 1]), "the process does not have both cores again");
     });
 }
 
-/// Sends as much as it can out of q0, so that p0 receives, until it is told to stop or q0 is gone.
+/// Sends as much as it can out of q0, so that p0 receives, until it is dropped or q0 is gone.
 struct Traffic(Arc<AtomicBool>, Option<JoinHandle<()>>);
 
 impl Traffic {
@@ -353,12 +373,14 @@ fn whys(events: &Value) -> Vec<String> {
 
 #[test]
 #[ignore = "needs root"]
-fn a_port_goes_under_traffic_with_its_threads_and_comes_back() {
+fn a_port_vanishes_under_traffic_with_its_threads_and_comes_back() {
     in_new_namespace(|| {
         let mut bed = Bed::new("g");
         bed.start("");
-        // Cores are told of before anything is attached, and a port that goes then ends the start.
-        bed.wait_for("everything", |_| bed.json(&["status"]).is_some_and(|status| status["ready"] == true));
+        // Cores are reported before anything is attached, and a port that vanishes then ends the start.
+        bed.wait_for("the daemon to be ready", |_| {
+            bed.json(&["status"]).is_some_and(|status| status["ready"] == true)
+        });
         let traffic = Traffic::new();
         bed.wait_for("traffic", |report| {
             report["queues"][0]["ran"].as_f64().unwrap() > 0.02
@@ -367,16 +389,19 @@ fn a_port_goes_under_traffic_with_its_threads_and_comes_back() {
         run("ip link del p0");
         let began = Instant::now();
         let left = bed.wait_for("two queues left", |report| report["queues"].as_array().unwrap().len() == 2);
-        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
-        assert!(left["queues"].as_array().unwrap().iter().all(|queue| queue["port"] == "p1"), "{left}");
+        assert!(began.elapsed() < Duration::from_secs(3), "the port was noticed after {:?}", began.elapsed());
+        assert!(
+            left["queues"].as_array().unwrap().iter().all(|queue| queue["port"] == "p1"),
+            "a queue of p0 is left: {left}"
+        );
         assert_eq!(left["troubles"], serde_json::json!([]));
         drop(traffic);
         let told = whys(&bed.json(&["events"]).unwrap());
         assert!(
             told.contains(&"p0/0 it is gone".to_owned()) && told.contains(&"p0/1 it is gone".into()),
-            "{told:?}"
+            "the events do not say that both queues are gone: {told:?}"
         );
-        // Another device of that name is another one.
+        // A new device of that name is a different one.
         let queues = "numrxqueues 2 numtxqueues 2";
         run(&format!("ip link add p0 {queues} type veth peer name q0 {queues}"));
         run("ethtool -K p0 gro on");
@@ -389,26 +414,31 @@ fn a_port_goes_under_traffic_with_its_threads_and_comes_back() {
             queues.len() == 4 && queues.iter().all(|queue| queue["moved_by"].is_string()) && places.len() == 1
         });
         let told = whys(&bed.json(&["events"]).unwrap());
-        assert!(told.contains(&"p0/0 it has come".to_owned()), "{told:?}");
+        assert!(told.contains(&"p0/0 it has come".to_owned()), "no event for the new queue: {told:?}");
         bed.millrace(&["stop"]);
         bed.end();
-        assert!(bed.allowed().iter().all(|cores| cores.len() > 1), "{:?}", bed.allowed());
+        assert!(
+            bed.allowed().iter().all(|cores| cores.len() > 1),
+            "a thread is still pinned: {:?}",
+            bed.allowed()
+        );
     });
 }
 
 #[test]
 #[ignore = "needs root"]
-fn who_moves_queues_is_told_of_and_in_the_end_left_alone() {
+fn a_queue_that_somebody_moves_is_reported_and_in_the_end_left_alone() {
     in_new_namespace(|| {
         let mut bed = Bed::new("w");
         bed.start("policy = \"fixed\"\nfixed = { p0 = [0, 0], p1 = [0, 0] }");
         bed.wait_for("core 0", |report| places(report) == [Some(0); 4]);
         let thread = bed.threads()[0];
         for times in 1..=3 {
-            // What is placed is believed once a look has begun after it.
+            // A look that begins after the placing confirms it. Only then does a move count as somebody
+            // else's.
             thread::sleep(Duration::from_millis(1100));
             Kernel.allow(thread, &[1].into()).unwrap();
-            bed.wait_for("that it is noticed", |report| {
+            bed.wait_for("the move to be noticed", |report| {
                 let troubles = report["troubles"].as_array().unwrap();
                 troubles
                     .iter()
@@ -416,21 +446,28 @@ fn who_moves_queues_is_told_of_and_in_the_end_left_alone() {
             });
         }
         let status = bed.json(&["status"]).unwrap();
-        assert!(status["placing"].to_string().contains("is left alone for 30 s at a time"), "{status}");
+        assert!(
+            status["placing"].to_string().contains("is left alone for 30 s at a time"),
+            "not left alone: {status}"
+        );
         thread::sleep(Duration::from_millis(1500));
         assert_eq!(Vec::from_iter(Kernel.allowed(thread).unwrap().cores()), [1]);
         let told = whys(&bed.json(&["events"]).unwrap());
         assert!(
-            told.iter().any(|why| why.starts_with("p0/0 moved by somebody else, 3 times so far; it is left"))
+            told.iter().any(|why| why.starts_with("p0/0 moved by somebody else, 3 times so far; it is left")),
+            "no such event: {told:?}"
         );
         let log = fs::read_to_string(bed.file("log")).unwrap();
-        assert!(log.contains("queue 0 of p0 is moved by somebody else"), "{log}");
+        assert!(
+            log.contains("queue 0 of p0 is moved by somebody else"),
+            "the log does not report the moves: {log}"
+        );
     });
 }
 
 #[test]
 #[ignore = "needs root"]
-fn a_pinned_workload_that_ends_is_told_and_gives_its_core_back() {
+fn a_pinned_workload_that_ends_is_reported_and_gives_its_core_back() {
     in_new_namespace(|| {
         let mut bed = Bed::new("e");
         let mut child = Command::new("taskset").args(["-c", "0", "sleep", "60"]).spawn().unwrap();
@@ -442,18 +479,18 @@ fn a_pinned_workload_that_ends_is_told_and_gives_its_core_back() {
         bed.wait_for("the workload", is_pinned);
         child.kill().unwrap();
         child.wait().unwrap();
-        bed.wait_for("its end", move |report| !is_pinned(report));
+        bed.wait_for("the workload to end", move |report| !is_pinned(report));
         let told = whys(&bed.json(&["events"]).unwrap());
         assert!(
             told.contains(&format!("/0 process sleep ({id}) has ended, or is pinned no more")),
-            "{told:?}"
+            "no event for the end: {told:?}"
         );
     });
 }
 
 #[test]
 #[ignore = "needs root"]
-fn ports_that_are_none_any_more_are_put_back() {
+fn queues_of_former_ports_are_put_back() {
     in_new_namespace(|| {
         let mut bed = Bed::new("r");
         bed.start("policy = \"fixed\"\nfixed = { p0 = [1, 1], p1 = [1, 1] }");
@@ -470,11 +507,14 @@ fn ports_that_are_none_any_more_are_put_back() {
         bed.daemon = Some(child.unwrap());
         bed.wait_for("an answer", |report| places(report) == [Some(1); 2]);
         let widths: Vec<usize> = bed.allowed().iter().map(BTreeSet::len).collect();
-        assert!(widths[0] == 1 && widths[1] == 1 && widths[2] > 1 && widths[3] > 1, "{widths:?}");
+        assert!(
+            widths[0] == 1 && widths[1] == 1 && widths[2] > 1 && widths[3] > 1,
+            "cores that threads may run on: {widths:?}"
+        );
     });
 }
 
-/// How long each core may take to wake up.
+/// The limit of the wake-up latency of each core.
 fn limits() -> Vec<String> {
     let cores = (0..).map(|core| format!("/sys/devices/system/cpu/cpu{core}/power/pm_qos_resume_latency_us"));
     cores.map_while(|file| fs::read_to_string(file).ok()).map(|limit| limit.trim().to_owned()).collect()
@@ -490,27 +530,31 @@ fn a_core_that_forwards_polls_until_it_forwards_no_more() {
         let settings = "policy = \"fixed\"\nfixed = { p0 = [1, 1], p1 = [1, 1] }\nresume_latency = \"0us\"";
         bed.start(settings);
         bed.wait_for("core 1", |report| places(report) == [Some(1); 4]);
-        assert_eq!(limits(), before, "nothing is forwarded");
+        assert_eq!(limits(), before, "limits while nothing is forwarded");
         let traffic = Traffic::new();
         if ["", "none"].contains(&driver.trim()) {
             let told =
                 |report: &Value| report["troubles"].to_string().contains("resume_latency changes nothing");
-            bed.wait_for("that it is of no use", told);
+            bed.wait_for("the trouble that the setting changes nothing", told);
             return;
         }
         let polls = |report: &Value| report["cores"][1]["resume_us"] == 0;
         bed.wait_for("a core that polls", polls);
         let polling = [before[0].clone(), "n/a".into()];
-        assert_eq!(limits()[..2], polling, "the other one does not");
+        assert_eq!(limits()[..2], polling, "limits while core 1 alone polls");
         assert!(
             bed.millrace(&["cores"]).contains("awake       core 1 wakes up within 0 us while it forwards")
         );
         drop(traffic);
         let began = Instant::now();
-        bed.wait_for("that it sleeps again", |report| !polls(report));
-        assert!(began.elapsed() > Duration::from_millis(1500), "not before a hold time has passed");
+        bed.wait_for("the core to sleep again", |report| !polls(report));
+        assert!(
+            began.elapsed() > Duration::from_millis(1500),
+            "the core sleeps before a hold time has passed: {:?}",
+            began.elapsed()
+        );
         assert_eq!(limits(), before);
-        // Killed, it leaves what it has set, until somebody puts it back.
+        // A daemon that is killed leaves its setting, until `stop` restores it.
         let traffic = Traffic::new();
         bed.wait_for("a core that polls", polls);
         bed.daemon.as_mut().unwrap().kill().unwrap();
@@ -518,7 +562,7 @@ fn a_core_that_forwards_polls_until_it_forwards_no_more() {
         assert_eq!(limits()[..2], polling);
         bed.millrace(&["stop"]);
         assert_eq!(limits(), before);
-        // Told to end, it does so itself.
+        // A daemon that is asked to end restores it itself.
         bed.start(settings);
         bed.wait_for("a core that polls", polls);
         run(&format!("kill {}", bed.daemon.as_ref().unwrap().id()));
@@ -528,10 +572,11 @@ fn a_core_that_forwards_polls_until_it_forwards_no_more() {
     });
 }
 
-/// Without the right to place threads a daemon that leaves queues alone starts; another says what is missing, and how to do without.
+/// Without the right to place threads, a daemon that leaves queues alone starts. Any other fails, and its
+/// error names the missing right and how to do without.
 #[test]
 #[ignore = "needs root"]
-fn who_leaves_queues_alone_needs_no_right_to_move_them() {
+fn a_daemon_that_leaves_queues_alone_needs_no_right_to_move_them() {
     in_new_namespace(|| {
         let mut bed = Bed::new("n");
         let (config, log) = (bed.file("toml"), bed.file("log"));
@@ -548,7 +593,7 @@ fn who_leaves_queues_alone_needs_no_right_to_move_them() {
         };
         assert!(!start("policy = \"pack\"").wait().unwrap().success());
         let why = fs::read_to_string(&log).unwrap();
-        assert!(why.contains("CAP_SYS_NICE") && why.contains("policy = \"off\""), "{why}");
+        assert!(why.contains("CAP_SYS_NICE") && why.contains("policy = \"off\""), "the error is: {why}");
         bed.daemon = Some(start("policy = \"off\""));
         let report = bed.wait_for("an answer", |report| report["queues"].as_array().unwrap().len() == 4);
         assert_eq!(report["troubles"], serde_json::json!([]));
@@ -568,7 +613,7 @@ fn packets_and_polls_of_queues_are_counted() {
         let sent = 10_000;
         for n in 0..sent {
             socket.send_to(&[0; 20], "192.0.2.2:9").unwrap();
-            // The ring of a veth has room for 256.
+            // The ring of a veth has room for 256 packets.
             if n % 50 == 0 {
                 thread::sleep(Duration::from_millis(1));
             }
@@ -577,9 +622,12 @@ fn packets_and_polls_of_queues_are_counted() {
             report["queues"].as_array().unwrap().iter().map(|queue| queue[what].as_u64().unwrap()).sum()
         };
         let report = bed.wait_for("the packets", |report| total(report, "packets") >= sent);
-        // Some of the kernel's own come, too.
+        // Some packets of the kernel come too.
         let (packets, polls) = (total(&report, "packets"), total(&report, "polls"));
-        assert!(packets < sent + 100 && (1..=packets).contains(&polls), "{sent} {packets} {polls}");
+        assert!(
+            packets < sent + 100 && (1..=packets).contains(&polls),
+            "{sent} sent, {packets} counted in {polls} polls"
+        );
         assert_eq!(report["troubles"], serde_json::json!([]));
     });
 }

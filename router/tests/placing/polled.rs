@@ -1,8 +1,8 @@
-//! Ports that workers are to poll, in a running daemon.
+//! Ports that workers are configured to poll, in a running daemon.
 
 use super::*;
 
-/// Neither veth nor tap has interrupts to keep off.
+/// Settings that hold interrupts back. A veth has no interrupts.
 fn timers(roots: &Roots) -> Vec<String> {
     let names = ["gro_flush_timeout", "napi_defer_hard_irqs"];
     let files = ["p0", "p1"].into_iter().flat_map(|port| names.map(|name| roots.device(port).join(name)));
@@ -24,7 +24,7 @@ chain = ["check", "route", "ttl", "rewrite"]
 
 #[test]
 #[ignore = "needs root"]
-fn whether_workers_poll_is_told_of_each_queue_and_a_veth_keeps_its_settings() {
+fn each_queue_reports_whether_workers_poll_it_and_a_veth_keeps_its_settings() {
     in_new_namespace(|| {
         let mut bed = Bed::new("y");
         let before = timers(&bed.roots);
@@ -37,17 +37,23 @@ fn whether_workers_poll_is_told_of_each_queue_and_a_veth_keeps_its_settings() {
                 if workers["queues"].as_array().is_some_and(|queues| queues.len() == 4) {
                     break workers;
                 }
-                assert!(begun.elapsed() < PATIENCE, "{status}");
+                assert!(begun.elapsed() < PATIENCE, "not four queues: {status}");
                 thread::sleep(Duration::from_millis(50));
             };
             assert_eq!((&workers["sample_every"], &workers["longest_run_us"]), (&7.into(), &300.into()));
-            // Until a packet came no kernel knows the NAPI instance of a veth's queue.
+            // Before the first packet, no kernel reports the NAPI instance of a veth's queue.
             for queue in workers["queues"].as_array().unwrap() {
                 let why = queue["not_polled_because"].as_str().unwrap();
-                assert!(queue["polled"] == false && why.starts_with("its driver does not tell"), "{queue}");
+                assert!(
+                    queue["polled"] == false && why.starts_with("its driver does not tell"),
+                    "polled, or another reason: {queue}"
+                );
             }
             let text = bed.millrace(&["status"]);
-            assert!(text.contains("note        port p0: workers do not poll it: its driver"), "{text}");
+            assert!(
+                text.contains("note        port p0: workers do not poll it: its driver"),
+                "the note is missing: {text}"
+            );
             assert_eq!(timers(&bed.roots), before);
             run(&format!("{ends} {}", bed.daemon.as_ref().unwrap().id()));
             bed.end();

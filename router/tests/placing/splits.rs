@@ -1,5 +1,5 @@
-//! A daemon splits a queue that alone is too much for a core: in order, with flow rules in charge, whoever moves its home; and nothing
-//! is left of it.
+//! A daemon splits a queue that is too much for one core. Packets stay in order, also with flow rules in
+//! charge, and when somebody moves the queue's home. Nothing is left of the split afterwards.
 
 use super::{Bed, PATIENCE, Traffic, whys};
 use crate::common::{
@@ -21,19 +21,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Packets a second, ever again from 10,000 to so many more within three seconds: so there is a time when a queue is too much for one
-/// core, and not for two.
+/// A rate in packets a second that rises within three seconds from 10,000 by this many, again and again. So
+/// there is a time when a queue is too much for one core, and not for two.
 fn teeth(height: f64) -> impl Fn(Duration) -> f64 {
     const TOOTH_S: f64 = 3.0;
     move |time| 10_000.0 + height * (time.as_secs_f64() % TOOTH_S) / TOOTH_S
 }
 
-/// Where each packet is waited for.
+/// The height where each packet is waited for.
 const LOW_TEETH: f64 = 200_000.0;
-/// In bursts.
+/// The height for packets sent in bursts.
 const HIGH_TEETH: f64 = 800_000.0;
 
-/// Frames from q0 to a host behind p1, of 64 flows, until it is told to stop.
+/// Sends frames of 64 flows from q0 to a host behind p1, until `stopped` is set.
 fn send(stopped: &AtomicBool) {
     let wire = Wire::open("q0");
     let frames: Vec<Vec<u8>> = (0..FLOWS)
@@ -57,7 +57,7 @@ fn maps() -> BTreeSet<u32> {
     MapInfoIter::default().map(|map| map.id).collect()
 }
 
-/// Threads of these CPU maps.
+/// The number of threads of these CPU maps.
 fn threads_of(maps: &BTreeSet<u32>) -> usize {
     let name = |entry: fs::DirEntry| fs::read_to_string(entry.path().join("comm")).ok();
     let names = fs::read_dir("/proc").unwrap().filter_map(|entry| name(entry.unwrap()));
@@ -72,13 +72,15 @@ fn nothing_is_left_of_a_queue_that_was_split() {
         let mut bed = Bed::new("l");
         run("ip link set p0 address 02:00:00:00:00:01");
         run("ip neigh add 10.0.1.9 lladdr 02:00:00:00:07:01 dev p1");
-        // One queue gets all, and no other can leave its core instead.
+        // One queue gets all packets, and no other queue can leave its core instead.
         run("ethtool -L q0 tx 1");
         fs::write(bed.roots.device("p1").join("threaded"), "0").unwrap();
         for is_killed in [false, true] {
             let before = maps();
             bed.start(SPLITS);
-            bed.wait_for("everything", |_| bed.json(&["status"]).is_some_and(|s| s["ready"] == true));
+            bed.wait_for("the daemon to be ready", |_| {
+                bed.json(&["status"]).is_some_and(|s| s["ready"] == true)
+            });
             let traffic = Traffic::of(send);
             let ours = || -> BTreeSet<u32> { maps().difference(&before).copied().collect() };
             let report = bed.wait_for("a queue that is split", |report| {
@@ -92,7 +94,7 @@ fn nothing_is_left_of_a_queue_that_was_split() {
             if is_killed {
                 bed.daemon.as_mut().unwrap().kill().unwrap();
                 bed.end();
-                assert!(threads_of(&ours) > 0, "forwarding goes on");
+                assert!(threads_of(&ours) > 0, "no thread is left, so forwarding ended with the daemon");
                 bed.millrace(&["stop"]);
             } else {
                 bed.millrace(&["stop"]);
@@ -104,21 +106,25 @@ fn nothing_is_left_of_a_queue_that_was_split() {
                 if left.is_empty() && threads_of(&ours) == 0 {
                     break;
                 }
-                assert!(start.elapsed() < PATIENCE, "killed: {is_killed}, {left:?}, {}", threads_of(&ours));
+                assert!(
+                    start.elapsed() < PATIENCE,
+                    "killed: {is_killed}; maps {left:?} and {} threads are left",
+                    threads_of(&ours)
+                );
                 thread::sleep(Duration::from_millis(50));
             }
         }
     });
 }
 
-/// Packets of so many flows.
+/// The number of flows.
 const FLOWS: u16 = 64;
-/// Of flows, by DSCP.
+/// Kinds of flows, by DSCP.
 const KINDS: u16 = 3;
-/// Of a core, so that a queue that a test can fill wants more than one, and two carry it.
+/// Low shares of a core: a queue that a test can fill then needs more than one core, and two are enough.
 const SPLITS: &str = "high = 20\nlow = 7\n[experimental]\nsplit = true";
 
-/// A daemon on ports of which one queue gets all, and whose packets leave by one queue.
+/// Starts a daemon on ports where one queue gets all packets, and packets leave by one queue.
 fn hot(name: &str) -> Bed {
     let mut bed = Bed::new(name);
     run("ip link set p0 address 02:00:00:00:00:01");
@@ -127,7 +133,9 @@ fn hot(name: &str) -> Bed {
     run("ethtool -L q1 rx 1");
     fs::write(bed.roots.device("p1").join("threaded"), "0").unwrap();
     bed.start(SPLITS);
-    bed.wait_for("everything", |_| bed.json(&["status"]).is_some_and(|status| status["ready"] == true));
+    bed.wait_for("the daemon to be ready", |_| {
+        bed.json(&["status"]).is_some_and(|status| status["ready"] == true)
+    });
     bed
 }
 
@@ -148,7 +156,7 @@ fn split(report: &Value) -> Option<&Value> {
 fn flow_rules_act_on_every_packet_of_a_queue_that_is_split_and_joined() {
     in_new_namespace(|| {
         let bed = hot("f");
-        // By priority.
+        // The rule's priority is the kind.
         let actions = ["output:2", "mod_dl_dst:02:00:00:00:07:02,output:2", "set_core:1,output:2"];
         for (kind, actions) in actions.iter().enumerate() {
             let rule = format!("priority={kind},in_port=1,ip,ip_dscp={kind},actions={actions}");
@@ -164,7 +172,7 @@ fn flow_rules_act_on_every_packet_of_a_queue_that_is_split_and_joined() {
         assert_eq!(counted(), [(0, 0); 3]);
         let (from, to) = (Wire::open("q0"), Wire::open("q1"));
         let (mut all, mut wrong) = ([(0, 0); 3], 0);
-        // Split, whole, and both again.
+        // The queue is split and joined, twice.
         for _ in 0..2 {
             let came = send_paced_while(
                 (&from, &to),
@@ -184,8 +192,12 @@ fn flow_rules_act_on_every_packet_of_a_queue_that_is_split_and_joined() {
                 },
             );
             eprintln!("{came:?}");
-            assert_eq!((came.overtaken, came.received, wrong), (0, came.sent, 0));
-            bed.wait_for("one that is whole", |report| split(report).is_none());
+            assert_eq!(
+                (came.overtaken, came.received, wrong),
+                (0, came.sent, 0),
+                "(overtaken, received, wrong)"
+            );
+            bed.wait_for("the queue to be whole", |report| split(report).is_none());
             for (kind, (packets, bytes)) in (0..KINDS.into()).zip(&mut all) {
                 let is_it = |number: &u64| number % u64::from(FLOWS) % u64::from(KINDS) == kind;
                 *packets += (0..came.sent).filter(is_it).count() as u64;
@@ -196,10 +208,10 @@ fn flow_rules_act_on_every_packet_of_a_queue_that_is_split_and_joined() {
     });
 }
 
-/// Twice it is moved back, then its thread stays where it is, and is the home.
+/// The home is moved back twice. Then the thread stays where it is, and this core is the home.
 #[test]
 #[ignore = "needs root"]
-fn the_home_of_a_queue_that_is_split_is_moved_by_somebody_and_nothing_is_lost() {
+fn nothing_is_lost_when_somebody_moves_the_home_of_a_queue_that_is_split() {
     in_new_namespace(|| {
         let bed = hot("h");
         let (from, to) = (Wire::open("q0"), Wire::open("q1"));
@@ -216,17 +228,18 @@ fn the_home_of_a_queue_that_is_split_is_moved_by_somebody_and_nothing_is_lost() 
                 let thread = split(&report).unwrap()["moved_by"].as_str().unwrap();
                 let thread = thread.strip_prefix("thread ").unwrap().parse().unwrap();
                 for times in 1..=3 {
-                    // What is placed is believed once a look has begun after it.
+                    // A look that begins after the placing confirms it. Only then does a move count as
+                    // somebody else's.
                     thread::sleep(Duration::from_millis(1100));
                     Kernel.allow(thread, &[1 - home as u16].into()).unwrap();
-                    bed.wait_for("that it is noticed", |report| {
+                    bed.wait_for("the move to be noticed", |report| {
                         report["troubles"].to_string().contains(&format!("by somebody else, {times} times"))
                     });
                     if times < 3 {
-                        bed.wait_for("its old home", |report| is_on(report, home));
+                        bed.wait_for("the return to the old home", |report| is_on(report, home));
                     }
                 }
-                bed.wait_for("its new home", |report| is_on(report, 1 - home));
+                bed.wait_for("the new home", |report| is_on(report, 1 - home));
                 thread::sleep(Duration::from_secs(1));
             },
         );
@@ -239,8 +252,14 @@ fn the_home_of_a_queue_that_is_split_is_moved_by_somebody_and_nothing_is_lost() 
             "2 times so far; it is moved back",
             "3 times so far; it is left alone for 30 s",
         ];
-        assert!(moved.len() == 3 && moved.iter().zip(ends).all(|(why, end)| why.ends_with(end)), "{told:?}");
+        assert!(
+            moved.len() == 3 && moved.iter().zip(ends).all(|(why, end)| why.ends_with(end)),
+            "other events: {told:?}"
+        );
         let status = bed.json(&["status"]).unwrap();
-        assert!(status["placing"].to_string().contains("is left alone for 30 s at a time"), "{status}");
+        assert!(
+            status["placing"].to_string().contains("is left alone for 30 s at a time"),
+            "not left alone: {status}"
+        );
     });
 }

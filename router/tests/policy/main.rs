@@ -1,5 +1,6 @@
-//! Changes of policy, made with the usual tools: whose packets are the kernel's when the command returns. No daemon runs, so
-//! only what the kernel calls can have seen them. Needs root: namespaces of its own.
+//! Changes of policy, made with the usual tools, and the routers whose packets go to the kernel when the
+//! command returns. No daemon runs, so only programs that the kernel calls can have seen the changes. Needs
+//! root: the tests have namespaces of their own.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -41,7 +42,7 @@ use std::{
     time::Duration,
 };
 
-/// Of the host, and of two virtual routers.
+/// Router numbers of the host, and of two virtual routers.
 const ROUTERS: [RouterId; 3] = [0, 1, 2];
 const SLOTS: [Slot; 3] = [HOST, 1, 2];
 const NOBODY: [bool; 3] = [false; 3];
@@ -56,7 +57,7 @@ fn place(path: &str) -> NamespaceRef {
     NamespaceRef::new(Key::at(path).unwrap(), cookie, path.to_owned())
 }
 
-/// A named namespace that goes away.
+/// A named namespace, deleted when it is dropped.
 struct Named(String);
 
 impl Named {
@@ -76,7 +77,7 @@ impl Drop for Named {
     }
 }
 
-/// The calling thread's namespace is the host's.
+/// A host and two virtual routers that are watched. The namespace of the calling thread is the host's.
 struct Bed {
     policy: Policy,
     waker: Waker,
@@ -97,7 +98,7 @@ impl Bed {
         }
         assert_eq!(policy.unseen(), [""; 0]);
         let mut bed = Bed { policy, waker, red, _blue: blue };
-        assert_eq!(bed.take_marked(), ALL, "what was before is not known");
+        assert_eq!(bed.take_marked(), ALL, "marks at the start, when earlier changes are not known");
         for name in ["red", "host"] {
             bed.run(name, "ip link add v0 type veth peer name v1");
         }
@@ -105,14 +106,14 @@ impl Bed {
         bed
     }
 
-    /// Runs a command line of the shell in the host's namespace or in that of red.
+    /// Runs a shell command line in the host's namespace, or in that of red.
     fn run(&self, name: &str, line: &str) {
         let within = if name == "red" { format!("ip netns exec {} ", self.red.0) } else { String::new() };
         let output = Command::new("sh").args(["-c", &format!("{within}{line}")]).output().unwrap();
         assert!(output.status.success(), "{name}: {line}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// Who is marked; then nobody is.
+    /// Returns which routers are marked, and removes their marks.
     fn take_marked(&mut self) -> [bool; 3] {
         SLOTS.into_iter().for_each(|slot| _ = self.policy.take_pending(slot));
         ROUTERS.map(|router| {
@@ -125,7 +126,7 @@ impl Bed {
 
 #[test]
 #[ignore = "needs root"]
-fn a_change_marks_whom_it_concerns_before_the_command_returns() {
+fn a_change_marks_the_routers_it_affects_before_the_command_returns() {
     in_new_namespace(|| {
         let mut bed = Bed::new();
         let forward = "'{ type filter hook forward priority 0; }'";
@@ -173,7 +174,7 @@ fn a_change_marks_whom_it_concerns_before_the_command_returns() {
     });
 }
 
-/// The namespace of the task that makes a change says nothing.
+/// The namespace of the task that makes a change does not matter.
 #[test]
 #[ignore = "needs root"]
 fn a_change_by_a_socket_of_another_namespace_marks_the_router_there() {
@@ -194,11 +195,11 @@ fn a_change_by_a_socket_of_another_namespace_marks_the_router_there() {
 #[derive(Clone, Copy)]
 struct TableQuery {
     level: i32,
-    /// Otherwise a user with no capabilities sends it.
+    /// Whether root sends it. Otherwise a user without capabilities does.
     privileged: bool,
-    /// The memory for the answer is not there.
+    /// The pointer to the memory for the answer is null.
     no_answer: bool,
-    /// The memory for the length of the answer is not there.
+    /// The pointer to the memory for the answer's length is null.
     no_length: bool,
 }
 
@@ -207,7 +208,7 @@ impl TableQuery {
         TableQuery { level, privileged: true, no_answer: false, no_length: false }
     }
 
-    /// Sends it through this socket: the error, or 0.
+    /// Sends it through this socket, and returns the error, or 0.
     fn send(self, socket: &impl AsRawFd) -> i32 {
         let socket = socket.as_raw_fd();
         // IPT_SO_GET_INFO, struct ipt_getinfo
@@ -231,7 +232,7 @@ impl TableQuery {
     }
 }
 
-/// From now on the calling thread is a user with no capabilities.
+/// Makes the calling thread a user without capabilities.
 fn be_nobody() {
     // SAFETY: raw system calls concern this thread only.
     unsafe {
@@ -241,10 +242,10 @@ fn be_nobody() {
     }
 }
 
-/// Any user may send such queries in a loop.
+/// Any user can send such queries in a loop.
 #[test]
 #[ignore = "needs root"]
-fn a_refused_query_of_a_legacy_table_marks_nobody() {
+fn a_refused_query_of_a_legacy_table_marks_no_router() {
     in_new_namespace(|| {
         let mut bed = Bed::new();
         let udp4 = UdpSocket::bind("0.0.0.0:0").unwrap();
@@ -256,17 +257,17 @@ fn a_refused_query_of_a_legacy_table_marks_nobody() {
             let ours = TableQuery::at(level);
             let refused = TableQuery { privileged: false, ..ours };
             let socket = if level == libc::SOL_IP { &udp4 } else { &udp6 };
-            // Nobody may answer yet; then the command loads the module.
+            // There may be no module yet that answers. The command then loads it.
             assert!([libc::EPERM, libc::ENOPROTOOPT].contains(&refused.send(socket)));
             assert_eq!(bed.take_marked(), NOBODY);
             bed.run("red", &format!("{which}-legacy -P FORWARD DROP"));
             assert_eq!(bed.take_marked(), RED);
             assert_eq!(refused.send(socket), libc::EPERM);
             assert_eq!(bed.take_marked(), NOBODY);
-            // Linux reads the length before it asks who sends the query.
+            // Linux reads the length before it checks who sends the query.
             assert_eq!(TableQuery { no_length: true, ..refused }.send(socket), libc::EFAULT);
             assert_eq!(bed.take_marked(), NOBODY);
-            // The table is there before its description cannot be written.
+            // The table is made before it turns out that its description cannot be written.
             assert_eq!(TableQuery { no_answer: true, ..ours }.send(socket), libc::EFAULT);
             assert_eq!(bed.take_marked(), THE_HOST);
             assert_eq!(ours.send(socket), 0);
@@ -275,13 +276,13 @@ fn a_refused_query_of_a_legacy_table_marks_nobody() {
     });
 }
 
-/// Who has made a user namespace may administer what is in it, also from outside. That must not mark other routers.
+/// A user who made a user namespace may administer it, also from outside. That must not mark other routers.
 #[test]
 #[ignore = "needs root"]
 fn the_owner_of_a_namespace_marks_only_its_router() {
     in_new_namespace(|| {
         let mut bed = Bed::new();
-        // The namespaces are those of nobody, as far as its children are concerned.
+        // The user `nobody` makes and owns the namespaces.
         let mut made = Command::new("unshare")
             .args(["--user", "--net", "sleep", "60"])
             .uid(65534)
@@ -327,27 +328,27 @@ fn the_owner_of_a_namespace_marks_only_its_router() {
         write(false);
         assert_eq!(bed.take_marked(), NOBODY);
         write(true);
-        assert_eq!(bed.take_marked(), THE_HOST, "a program could have opened its own file");
+        assert_eq!(bed.take_marked(), THE_HOST, "a privileged process could have opened its own file");
         made.kill().unwrap();
         made.wait().unwrap();
     });
 }
 
-/// Whoever sees a mark and finds nothing pending has read the change; and somebody is woken.
+/// A reader that sees a mark and finds nothing pending has read the change. Each mark wakes the daemon.
 #[test]
 #[ignore = "needs root"]
-fn what_is_marked_is_pending_and_wakes() {
+fn a_mark_is_pending_and_wakes_the_daemon() {
     in_new_namespace(|| {
         let bed = Bed::new();
         bed.waker.clear();
         bed.run("red", "ip rule add pref 5 from 10.0.0.1 table 9");
         let mut ready = [rustix::event::PollFd::new(&bed.waker, rustix::event::PollFlags::IN)];
         let second = rustix::time::Timespec { tv_sec: 10, tv_nsec: 0 };
-        assert_eq!(rustix::event::poll(&mut ready, Some(&second)), Ok(1), "nobody was woken");
+        assert_eq!(rustix::event::poll(&mut ready, Some(&second)), Ok(1), "the change woke nobody");
         assert_eq!(SLOTS.map(|slot| bed.policy.take_pending(slot)), [0, 1, 0]);
         assert_eq!(SLOTS.map(|slot| bed.policy.take_pending(slot)), [0, 0, 0]);
         assert!(bed.policy.seen_early(1).is_zero());
-        // One that is about to be made says so, and is told again by its message.
+        // A change that is about to be made sets a mark early, and its message sets one again.
         bed.run("red", "sysctl -qw net.ipv4.conf.all.forwarding=1");
         assert!(!bed.policy.seen_early(1).is_zero());
     });
@@ -361,17 +362,17 @@ fn a_namespace_is_not_kept_alive_by_being_watched() {
         bed.run("host", &format!("ip link add held type veth peer name p netns {}", bed.red.0));
         let Bed { red, policy, .. } = bed;
         drop(red);
-        // With the namespace goes the device in it, and with that its peer here.
+        // The namespace's device ends with it, and so does the device's peer here.
         let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
         while run("ip -o link").contains("held") {
-            assert!(std::time::Instant::now() < end, "the namespace lives on");
+            assert!(std::time::Instant::now() < end, "the namespace is still alive after 30 s");
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
         drop(policy);
     });
 }
 
-/// The process in a path ends while its namespace lives.
+/// The process named in the path ends while its namespace lives.
 #[test]
 #[ignore = "needs root"]
 fn a_namespace_whose_place_moved_is_watched_again() {
@@ -379,7 +380,7 @@ fn a_namespace_whose_place_moved_is_watched_again() {
         let mut bed = Bed::new();
         let known = bed.red.place();
         let mut place = NamespaceRef::new(known.key(), known.cookie(), "/run/netns/not-there".into());
-        assert_eq!(bed.policy.watch(1, Some(&place)), Watching::All, "it is watched already");
+        assert_eq!(bed.policy.watch(1, Some(&place)), Watching::All, "a namespace that is already watched");
         bed.run("red", "ip rule add pref 5 from 10.0.0.1 table 9");
         assert_eq!(bed.take_marked(), RED);
         bed.policy.forget(1);
@@ -413,7 +414,7 @@ fn charged(plane: &Plane) -> u64 {
 
 #[test]
 #[ignore = "needs root"]
-fn packets_of_a_marked_router_are_the_kernels_as_they_came() {
+fn packets_of_a_marked_router_go_to_the_kernel_as_they_came() {
     const PASS: u32 = 2;
     const REDIRECT: u32 = 4;
     in_new_namespace(|| {
@@ -434,15 +435,19 @@ fn packets_of_a_marked_router_are_the_kernels_as_they_came() {
                 let before = charged(&plane);
                 assert_eq!(plane.run(device, frame).unwrap().action, REDIRECT);
                 bed.run("red", "ip rule add pref 5 from 10.0.0.1 table 9");
-                assert_eq!(plane.run(device, frame).unwrap().action, REDIRECT, "another's policy");
+                assert_eq!(
+                    plane.run(device, frame).unwrap().action,
+                    REDIRECT,
+                    "after a change of another router's policy"
+                );
                 bed.run("host", "ip rule add pref 5 from 10.0.0.1 table 9");
                 let up = plane.run(device, frame).unwrap();
                 assert_eq!((up.action, &up.frame), (PASS, frame));
                 assert_eq!(charged(&plane), before + 1);
-                // A mark is not taken away by who has not seen the last change.
+                // A mark stays if its reader has not seen the last change.
                 let marks = bed.policy.marks(0);
                 bed.run("host", "ip rule del pref 5");
-                assert!(!bed.policy.unmark(0, marks));
+                assert!(!bed.policy.unmark(0, marks), "the mark of a later change was removed");
                 assert_eq!(plane.run(device, frame).unwrap().action, PASS);
                 bed.run("red", "ip rule del pref 5");
                 assert_eq!(bed.take_marked(), [true, true, false]);
@@ -460,7 +465,7 @@ impl Drop for Running {
     }
 }
 
-/// What the child does in the test below: it is the daemon, leaves pins in this directory, and waits.
+/// The child of the test below: it acts as the daemon, leaves pins in this directory, and waits.
 fn be_the_daemon(pins: &Path) {
     let mut policy = Policy::start(Waker::new().unwrap(), true).unwrap();
     assert_eq!(policy.unseen(), [""; 0]);
@@ -478,9 +483,9 @@ fn be_the_daemon(pins: &Path) {
 
 #[test]
 #[ignore = "needs root"]
-fn all_are_marked_when_the_daemon_is_killed() {
+fn all_routers_are_marked_when_the_daemon_is_killed() {
     const PINS: &str = "MILLRACE_TEST_PINS";
-    const NAME: &str = "all_are_marked_when_the_daemon_is_killed";
+    const NAME: &str = "all_routers_are_marked_when_the_daemon_is_killed";
     if let Some(pins) = std::env::var_os(PINS) {
         return be_the_daemon(Path::new(&pins));
     }
@@ -492,7 +497,10 @@ fn all_are_marked_when_the_daemon_is_killed() {
     let mut child = Running(child.spawn().unwrap());
     let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while !pins.join("policy-exit").exists() {
-        assert!(std::time::Instant::now() < end && child.0.try_wait().unwrap().is_none(), "no daemon");
+        assert!(
+            std::time::Instant::now() < end && child.0.try_wait().unwrap().is_none(),
+            "the child did not become the daemon"
+        );
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
     let map = MapHandle::from_pinned_path(pins.join("marks")).unwrap();
@@ -508,7 +516,7 @@ fn all_are_marked_when_the_daemon_is_killed() {
     assert_eq!((before, after), (vec![0; 256], vec![1; 256]));
 }
 
-/// The kernel reports no BPF link: it is looked for.
+/// The kernel does not report BPF links, so the daemon looks for them.
 #[test]
 #[ignore = "needs root"]
 fn a_tcx_program_marks_all_routers_soon() {
@@ -523,17 +531,17 @@ fn a_tcx_program_marks_all_routers_soon() {
         let fd = unsafe {
             sys::bpf_prog_load(kind, c"other".as_ptr(), c"GPL".as_ptr(), program.as_ptr(), 2, none)
         };
-        assert!(fd >= 0, "{fd}");
+        assert!(fd >= 0, "loading the program: error {fd}");
         // SAFETY: as above.
         let link =
             unsafe { sys::bpf_link_create(fd, ifindex("v0") as i32, sys::BPF_TCX_INGRESS, std::ptr::null()) };
-        assert!(link >= 0, "{link}");
+        assert!(link >= 0, "attaching the program: error {link}");
         let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
         while bed.policy.marks(2) == 0 || bed.policy.marks(0) == 0 {
-            assert!(std::time::Instant::now() < end, "nobody has looked");
+            assert!(std::time::Instant::now() < end, "the program was not noticed within 10 s");
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        // What marked them is pending: each namespace is read, and its programs with it.
+        // The reason for the marks is pending: each namespace is read, and its programs with it.
         assert_eq!(SLOTS.map(|slot| bed.policy.take_pending(slot)), [1, 1, 1]);
         // SAFETY: descriptors of ours.
         unsafe { (libc::close(link), libc::close(fd)) };

@@ -1,6 +1,6 @@
-//! How long packets go by the old policy once the command that changes it has returned, for each kind of change. A daemon runs,
-//! or has been killed. Somebody sends without a pause from one port to the other; each change makes Linux drop or divert what is sent, so each packet
-//! shows by which policy it went.
+//! How long packets follow the old policy after the command that changes it has returned, for each kind of
+//! change. A daemon runs, or has been killed. A thread sends without a pause from one port to the other. Each
+//! change makes Linux drop or divert these packets, so each packet shows which policy it followed.
 //!
 //! ```text
 //! MILLRACE_MEASURE_ROUNDS=20 MILLRACE_MEASURE_JSON=windows.jsonl cargo test -p millrace --test policy -- --ignored \
@@ -36,19 +36,19 @@ use std::{
 };
 
 const MILLRACE: &str = env!("CARGO_BIN_EXE_millrace");
-/// Between packets, besides what sending one takes.
+/// The pause between packets, in addition to the time that sending one takes.
 const PAUSE: Duration = Duration::from_micros(50);
-/// The old policy is over when so much time has brought no packet.
+/// The old policy has ended when no packet came out for this long.
 const QUIET: Duration = Duration::from_millis(300);
 const LONGEST: Duration = Duration::from_secs(10);
-/// Of the routers' devices on the ports.
+/// MAC addresses: of the tenant's devices on the ports, and of the next hop.
 const TENANT: Mac = Mac([2, 0, 0, 0, 0, 3]);
 const TO: Mac = Mac([2, 0, 0, 0, 7, 1]);
 
 /// How a policy changes.
 #[derive(Clone, Copy)]
 enum Change {
-    /// By this, in a shell.
+    /// By this command line, in a shell.
     Shell(&'static str),
     /// The same in the tenant's namespace.
     TenantShell(&'static str),
@@ -67,15 +67,15 @@ enum Change {
 struct Kind {
     name: &'static str,
     change: Change,
-    /// In a shell, where the change is made; empty: nothing undoes it but the end of the namespace. Links end when they are
-    /// closed.
+    /// The shell command that undoes it, in the namespace where the change is made. If it is empty, only the
+    /// end of the namespace undoes it. Links end when they are closed.
     undo: &'static str,
-    /// In a shell of the host, before the daemon starts.
+    /// A shell command in the host's namespace, before the daemon starts.
     before: &'static str,
     v6: bool,
-    /// Of a router in a namespace on macvlans, not of the host.
+    /// Whether the router is a namespace with macvlans, not the host.
     tenant: bool,
-    /// Measured without a daemon, too: each stands for how it is seen.
+    /// Whether it is also measured without a daemon. These kinds cover each way in which a change is noticed.
     killed: bool,
 }
 
@@ -90,7 +90,7 @@ const fn program(name: &'static str, change: Change, tenant: bool) -> Kind {
 const NFT: &str =
     "nft 'add table ip t; add chain ip t c { type filter hook forward priority 0; policy drop; }'";
 
-/// The tenant's devices let no bridge and no ipvlan onto the ports.
+/// Deletes the tenant's devices, which prevent a bridge or an ipvlan on the ports.
 const WITHOUT_TENANT: &str = "ip -n $TENANT link del m0; ip -n $TENANT link del m1";
 
 const KINDS: [Kind; 23] = [
@@ -149,7 +149,7 @@ const KINDS: [Kind; 23] = [
     program("netfilter program", Change::NetfilterLink, false),
     Kind { killed: true, ..program("XDP by a link", Change::XdpLink, true) },
     Kind { undo: "ip link set dev m0 xdp off", ..program("XDP by netlink", Change::XdpAttached, true) },
-    // Packets of a real server that belong to no connection are refused.
+    // IPVS refuses packets of a real server that belong to no connection.
     Kind { before: "sysctl -qw net.ipv4.vs.nat_icmp_send=1", ..program("IPVS", Change::Ipvs, false) },
     Kind {
         before: WITHOUT_TENANT,
@@ -180,7 +180,7 @@ const KINDS: [Kind; 23] = [
     },
 ];
 
-/// How the daemon fares.
+/// Whether the daemon runs.
 #[derive(Clone, Copy, PartialEq)]
 enum Daemon {
     Alive,
@@ -203,8 +203,8 @@ impl Daemon {
     }
 }
 
-/// A box with two ports, hosts behind them that are only sockets, and a daemon. What the box forwards is counted by Linux if
-/// Linux forwards it.
+/// A box with two ports, hosts behind them that are only sockets, and a daemon. Linux counts the packets that
+/// it forwards itself.
 struct Bed {
     daemon: Option<Child>,
     instance: String,
@@ -214,7 +214,8 @@ struct Bed {
     far: Wire,
 }
 
-/// Addresses, and hosts that are known for good. 10.0.3.9, which sends, is not behind the port that its packets come by.
+/// Sets addresses, and permanent neighbours. 10.0.3.9 sends, but is not behind the port that its packets come
+/// in by.
 const ADDRESSES: &str = "
     sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1
     for d in all default $1 $2; do sysctl -qw net.ipv4.conf.$d.rp_filter=0; done
@@ -225,11 +226,11 @@ const ADDRESSES: &str = "
     ip neigh replace 10.0.2.9 lladdr 02:00:00:00:07:01 dev $2
     ip neigh replace fd00:2::9 lladdr 02:00:00:00:07:01 dev $2";
 
-/// What the measurement's thread has sent: when, and whether it came out.
+/// The packets that the measurement's thread sent: when, and whether each came out.
 type Sent = Vec<(u64, bool)>;
 
 impl Bed {
-    /// Err: what it needs is not there.
+    /// An error means that something it needs is missing.
     fn new(heartbeat: &str, before: &str) -> Result<Bed, String> {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, Relaxed);
@@ -257,7 +258,7 @@ impl Bed {
         Ok(bed)
     }
 
-    /// In the host's namespace.
+    /// Runs a shell command line in the host's namespace.
     fn in_shell(&self, line: &str) -> Result<(), String> {
         shell(&format!("TENANT={}; {line}", self.tenant.0))
     }
@@ -270,7 +271,7 @@ impl Bed {
         self.daemon = Some(child.unwrap());
     }
 
-    /// Packets that Linux has forwarded.
+    /// The number of packets that Linux has forwarded.
     fn by_linux(&self, kind: &Kind) -> u64 {
         let read = || {
             let all = fs::read_to_string("/proc/thread-self/net/snmp").unwrap();
@@ -284,7 +285,7 @@ impl Bed {
         if kind.tenant { self.tenant.place().inside(read).unwrap() } else { read() }
     }
 
-    /// Sends for as long as `body` takes, which learns when the last packet was sent that has come out.
+    /// Sends while `body` runs. `body` can read when the latest packet that has come out was sent.
     fn traffic<T>(&self, kind: &Kind, body: impl FnOnce(&AtomicU64) -> T) -> (T, Sent) {
         let to = if kind.tenant { TENANT } else { A };
         let (mut frame, at) = match kind.v6 {
@@ -302,7 +303,7 @@ impl Bed {
                     while let Some(out) = wires.1.receive() {
                         let number =
                             out.get(at..at + 8).map(|bytes| u64::from_be_bytes(bytes.try_into().unwrap()));
-                        // Others are neighbour discovery.
+                        // Other frames are neighbour discovery.
                         let ours = out.starts_with(&TO.0) && out.get(at + 8..at + 18) == Some(&[0x5a; 10]);
                         if let (Some(number), true) = (number, ours) {
                             let packet = &mut sent[number as usize];
@@ -328,7 +329,7 @@ impl Bed {
         })
     }
 
-    /// Waits until the fast path forwards all.
+    /// Waits until the fast path forwards all packets.
     fn until_fast(&self, kind: &Kind) {
         for _ in 0..600 {
             let before = self.by_linux(kind);
@@ -338,14 +339,18 @@ impl Bed {
             }
             thread::sleep(Duration::from_millis(80));
         }
-        panic!("{}: Linux forwards: {}", kind.name, fs::read_to_string(self.log.path()).unwrap());
+        panic!(
+            "{}: Linux still forwards packets: {}",
+            kind.name,
+            fs::read_to_string(self.log.path()).unwrap()
+        );
     }
 
-    /// Makes the change; what is to be undone, or why it cannot be made.
+    /// Makes the change. Returns what must be undone, or why the change is not possible.
     fn make(&self, change: Change) -> Result<Made, String> {
         let in_tenant =
             |task: &(dyn Fn() -> Result<Made, String> + Sync)| self.tenant.place().inside(task).unwrap();
-        // Programs drop: TC_ACT_SHOT, NF_DROP, XDP_DROP.
+        // The programs drop all packets: TC_ACT_SHOT, NF_DROP, XDP_DROP.
         match change {
             Change::Shell(line) => self.in_shell(line).map(|()| Made::Undone),
             Change::TenantShell(line) => in_tenant(&|| shell(line).map(|()| Made::Undone)),
@@ -355,7 +360,7 @@ impl Bed {
             Change::TcxAttached => {
                 let program = load(sys::BPF_PROG_TYPE_SCHED_CLS, 2, 0)?;
                 let (fd, device) = (program.as_raw_fd(), ifindex("p0") as i32);
-                // SAFETY: numbers; no options.
+                // SAFETY: only numbers are passed, and no options.
                 checked(unsafe {
                     sys::bpf_prog_attach_opts(fd, device, sys::BPF_TCX_INGRESS, std::ptr::null())
                 })?;
@@ -365,8 +370,9 @@ impl Bed {
                 link(&load(sys::BPF_PROG_TYPE_NETFILTER, 0, sys::BPF_NETFILTER)?, sys::BPF_NETFILTER, 0)
             }
             Change::Ipvs => {
-                // 10.9.9.9, which 10.0.3.9 serves. struct ip_vs_service_user: protocol, address, port, mark, scheduler, flags,
-                // timeout, mask; struct ip_vs_dest_user: address, port, flags, weight, thresholds.
+                // The service 10.9.9.9, with the real server 10.0.3.9. struct ip_vs_service_user: protocol,
+                // address, port, mark, scheduler, flags, timeout, mask; struct ip_vs_dest_user: address,
+                // port, flags, weight, thresholds.
                 let mut service = [0_u8; 44];
                 service[0] = 17;
                 service[4..8].copy_from_slice(&[10, 9, 9, 9]);
@@ -389,7 +395,7 @@ impl Bed {
                 let program = load(sys::BPF_PROG_TYPE_XDP, 1, 0)?;
                 in_tenant(&|| {
                     let device = ifindex("m0") as i32;
-                    // SAFETY: numbers; no options.
+                    // SAFETY: only numbers are passed, and no options.
                     checked(unsafe {
                         sys::bpf_xdp_attach(device, program.as_raw_fd(), 0, std::ptr::null())
                     })?;
@@ -401,7 +407,7 @@ impl Bed {
 
     fn undo(&self, kind: &Kind, made: Made) {
         if let Made::Tcx(program) = &made {
-            // SAFETY: numbers.
+            // SAFETY: only numbers are passed.
             let rc = unsafe {
                 sys::bpf_prog_detach2(program.as_raw_fd(), ifindex("p0") as i32, sys::BPF_TCX_INGRESS)
             };
@@ -432,7 +438,7 @@ impl Bed {
             let returned = now_ns();
             let since = |then: u64| Duration::from_nanos(now_ns().saturating_sub(then));
             while since(returned.max(latest.load(Acquire))) < QUIET {
-                assert!(since(returned) < LONGEST, "{}: the old policy goes on", kind.name);
+                assert!(since(returned) < LONGEST, "{}: packets still follow the old policy", kind.name);
                 thread::sleep(Duration::from_millis(5));
             }
             Ok::<_, String>((made, Times { began, returned, by_linux }))
@@ -452,11 +458,11 @@ impl Drop for Bed {
     }
 }
 
-/// What a change has left.
+/// How a change is undone.
 enum Made {
     /// A command undoes it.
     Undone,
-    /// It ends when this is closed.
+    /// The change ends when this is closed.
     Link {
         _open: OwnedFd,
     },
@@ -466,22 +472,23 @@ enum Made {
 /// Milliseconds after the return of the command.
 #[derive(serde::Serialize)]
 struct Round {
-    /// When the last packet was sent that went by the old policy; 0: before.
+    /// When the last packet was sent that followed the old policy; 0 if before the return.
     last_by_old: f64,
-    /// When the first was sent after that one.
+    /// When the first packet after that one was sent.
     first_by_new: f64,
     packets_by_old: usize,
-    /// From one packet to the next, the median.
+    /// The median time from one packet to the next.
     spacing: f64,
-    /// What the command took, and the end of the daemon before it.
+    /// The time that the command took, including the end of the daemon before it.
     command: f64,
-    /// Packets that Linux forwarded before the command began: with any, the round says nothing of the fast path.
+    /// Packets that Linux forwarded before the command began. If there are any, the round does not measure
+    /// the fast path.
     by_linux: u64,
 }
 
-/// Of a round.
+/// The times of a round.
 struct Times {
-    /// When the daemon was killed, or the command begun.
+    /// When the daemon was killed, or else when the command began.
     began: u64,
     returned: u64,
     by_linux: u64,
@@ -516,7 +523,7 @@ fn now_ns() -> u64 {
     monotonic().as_nanos() as u64
 }
 
-/// Runs this; what it says when it fails.
+/// Runs a shell command line. If it fails, returns its error output.
 fn shell(line: &str) -> Result<(), String> {
     let output = Command::new("sh").args(["-ec", line]).output().unwrap();
     let words = String::from_utf8_lossy(&output.stderr).trim().to_owned();
@@ -564,7 +571,7 @@ fn load(kind: sys::bpf_prog_type, verdict: i32, attach: sys::bpf_attach_type) ->
     own(unsafe { sys::bpf_prog_load(kind, name, license, program.as_ptr(), 2, &raw mut options) })
 }
 
-/// To a device, or for netfilter to the forward hook of IPv4.
+/// Attaches a program to a device, or for netfilter to the forward hook of IPv4.
 fn link(program: &OwnedFd, attach: sys::bpf_attach_type, device: u32) -> Result<Made, String> {
     let mut options =
         sys::bpf_link_create_opts { sz: size_of::<sys::bpf_link_create_opts>() as _, ..Default::default() };
@@ -578,9 +585,9 @@ fn link(program: &OwnedFd, attach: sys::bpf_attach_type, device: u32) -> Result<
         .map(|open| Made::Link { _open: open })
 }
 
-/// Of one kind: as many rounds, or why there are none.
+/// Runs `count` rounds of one kind, or returns why it cannot.
 fn rounds(kind: &'static Kind, daemon: Daemon, count: usize) -> Result<Vec<Round>, String> {
-    // A change that cannot be undone, or a daemon that is killed, takes a bed of its own.
+    // A change that cannot be undone, or a daemon that is killed, needs a bed of its own.
     let each = if kind.undo.is_empty() || daemon != Daemon::Alive { 1 } else { count };
     let (done, results) = mpsc::channel();
     for _ in 0..count / each {
@@ -638,7 +645,7 @@ fn measure(daemon: Daemon, count: usize) {
                 continue;
             }
         };
-        // Without a heartbeat Linux forwards before the command, as it should.
+        // Without a heartbeat, Linux is expected to forward before the command.
         let expected = daemon == Daemon::Killed("0");
         let rounds: Vec<_> = rounds.into_iter().filter(|round| expected || round.by_linux == 0).collect();
         if rounds.is_empty() {
@@ -679,7 +686,7 @@ fn windows_after_a_kill_without_heartbeat() {
     measure(Daemon::Killed("0"), count().div_ceil(4));
 }
 
-/// What a packet costs whose router could be marked, by the program alone: a line for each family.
+/// What the program alone costs for a packet whose router could be marked: a line for each family.
 #[test]
 #[ignore = "measures; needs root"]
 fn cost_of_a_packet() {

@@ -1,5 +1,5 @@
-//! Rows of RX queues: the real program on real veth queues. veth has no classifier, so rows are set by hand and frames sent in
-//! by the queue they would be steered to.
+//! Rows of RX queues: the real program on real veth queues. A veth has no classifier, so the test sets rows
+//! by hand, and sends each frame into the queue that it would be steered to.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -30,8 +30,8 @@ fn steered(port: u8, queue: u8, interface: u16, to: &str) -> Steered {
     Steered { port, queue, interface, destination: to.parse().unwrap() }
 }
 
-/// The row of a steered flow, in use; its next hop id is changed to that of another destination, so that a packet which takes
-/// the row can be told.
+/// Changes the next hop id in the row of a steered flow to that of another destination. The next hop then
+/// shows which packets take the row.
 fn mislead(w: &World, steered: &Steered, to: &str) {
     let other = w.tables.lookup(0, to.parse().unwrap())[0].nexthop;
     let memory = w.plane.memory();
@@ -77,7 +77,7 @@ fn packets_of_the_queue_take_the_row_and_strays_do_not() {
     });
 }
 
-/// Every address below the test networks as a destination, by all of a table's frames.
+/// Frames to each kind of destination, in every form that a table of cases has.
 fn frames() -> Vec<Frame> {
     let mut frames = Vec::new();
     for to in [
@@ -134,10 +134,11 @@ fn destination(frame: &Frame) -> Option<IpAddr> {
     if frame.ether_type == 0x0800 { v4() } else { v6() }
 }
 
-/// What becomes of a frame, counted reason included, is the same with its row and without, under each way to check sources.
+/// A frame has the same outcome with its row and without, including the reason counted, with each way to
+/// check sources.
 #[test]
 #[ignore = "needs root"]
-fn with_rows_and_without_the_same_bytes_leave() {
+fn the_same_bytes_leave_with_rows_and_without() {
     in_new_namespace(|| {
         let mut w = with_rows();
         let mut forwarded = 0;
@@ -158,13 +159,17 @@ fn with_rows_and_without_the_same_bytes_leave() {
                 });
                 w.tables.set_steered(&wanted.into_iter().collect());
                 let with = w.outcome(0, 2, &bytes);
-                assert_eq!(with, without, "{check:?} {}", hex(&bytes));
+                assert_eq!(with, without, "with a row, and without: {check:?} {}", hex(&bytes));
                 let used = w.tables.steered().count();
-                assert!(without.action != XDP_REDIRECT || used == 1, "{}", hex(&bytes));
+                assert!(
+                    without.action != XDP_REDIRECT || used == 1,
+                    "forwarded, but without a row: {}",
+                    hex(&bytes)
+                );
                 forwarded += used * usize::from(without.action == XDP_REDIRECT);
             }
         }
-        assert!(forwarded > 50, "{forwarded} took a row");
+        assert!(forwarded > 50, "only {forwarded} frames took a row");
     });
 }
 
@@ -184,7 +189,7 @@ fn a_changed_route_is_followed_at_once() {
         w.apply([neighbour(3, "10.0.3.9", OTHER)]);
         expect(&mut w, "the gateway's new address", out(3, f.routed(OTHER, B, &[Q100])));
         w.apply([route4(0, "10.11.0.1/32", pass(Reason::SpecialRoute, false))]);
-        expect(&mut w, "the kernel's", up(Reason::SpecialRoute));
+        expect(&mut w, "left to the kernel", up(Reason::SpecialRoute));
         w.apply([Op::Route4(0, "10.11.0.1/32".parse().unwrap(), None), Op::InterfaceGone(3)]);
         expect(&mut w, "its interface is gone", up(Reason::EgressNotAPort));
         let f = Frame::udp4(A, "10.0.1.5", "10.0.2.9");
@@ -232,10 +237,10 @@ fn forwarded_packets_are_sampled_whole() {
     });
 }
 
-/// Behind flow rules a packet for NORMAL takes its row and is sampled; one that a rule sends is neither.
+/// After flow rules, a packet for NORMAL takes its row and is sampled. A packet that a rule sends is neither.
 #[test]
 #[ignore = "needs root"]
-fn rows_are_for_what_flow_rules_leave_to_routing() {
+fn rows_serve_the_packets_that_flow_rules_leave_to_routing() {
     in_new_namespace(|| {
         let mut w = with_rows();
         let row = steered(0, 0, 1, "10.11.0.1");

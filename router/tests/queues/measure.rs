@@ -1,5 +1,6 @@
-//! What a row of an RX queue saves, by BPF_PROG_TEST_RUN of the very program: `cargo test --test queues -- --ignored --nocapture
-//! measure`. Raw figures go to the file that MILLRACE_MEASURE names, a line each, as JSON.
+//! What a row of an RX queue saves, by BPF_PROG_TEST_RUN of the very program: `cargo test --test queues --
+//! --ignored --nocapture measure`. The raw figures go to the file that MILLRACE_MEASURE names, as a line of
+//! JSON each.
 
 use super::{steered, world::*};
 use crate::common::{driver::Driver, frame::Frame, in_new_namespace};
@@ -23,7 +24,7 @@ const DESTINATIONS: usize = 4096;
 const HOPS: u8 = 64;
 const QUEUE: u32 = 2;
 
-/// Those of the file that MILLRACE_PREFIXES names (gzip, one a line), else made up.
+/// The prefixes of the file that MILLRACE_PREFIXES names (gzip, one a line), or made-up ones.
 fn prefixes() -> (Vec<Prefix4>, Vec<Prefix6>) {
     let Some(file) = std::env::var_os("MILLRACE_PREFIXES") else {
         return (synthetic::prefixes4(900_000, 1), synthetic::prefixes6(160_000, 1));
@@ -34,7 +35,7 @@ fn prefixes() -> (Vec<Prefix4>, Vec<Prefix6>) {
     (v4.collect(), text.lines().filter_map(|l| l.parse().ok()).collect())
 }
 
-/// A full table over 64 next hops, every interface plain.
+/// A full table over 64 next hops. Every interface is plain.
 fn world(queue_rows: bool, v4: &[Prefix4], v6: &[Prefix6]) -> World {
     let capacity = Capacity {
         fib_blocks: 420_000,
@@ -91,7 +92,8 @@ fn median(mut samples: Vec<f64>) -> f64 {
     samples[samples.len() / 2]
 }
 
-/// In turn, A B A B: each a name, and what makes the program ready and runs it.
+/// Measures the subjects in turn (A B A B). Each is a name, and a function that prepares the program and runs
+/// it.
 fn compare(family: &str, workload: &str, subjects: &mut [(&str, &mut dyn FnMut() -> f64)]) {
     let mut samples = vec![Vec::new(); subjects.len()];
     for _ in 0..ROUNDS {
@@ -110,7 +112,7 @@ fn compare(family: &str, workload: &str, subjects: &mut [(&str, &mut dyn FnMut()
     }
 }
 
-/// Half of the packets to the first destination, the rest to all others in turn.
+/// Half of the packets go to the first destination, the rest to all others in turn.
 fn half(frames: &[(String, Vec<u8>)]) -> Vec<Vec<u8>> {
     frames.iter().flat_map(|f| [frames[0].1.clone(), f.1.clone()]).collect()
 }
@@ -124,7 +126,7 @@ fn routing(
 ) {
     let [far, near_row] = [&frames[0].0, near.0].map(|to| steered(0, QUEUE as u8, 1, to));
     rows.tables.set_steered(&BTreeSet::from([far, near_row]));
-    assert_eq!(rows.tables.steered().count(), 2, "{far:?} {near_row:?}");
+    assert_eq!(rows.tables.steered().count(), 2, "rows in use, of {far:?} and {near_row:?}");
     let all: Vec<Vec<u8>> = frames.iter().map(|f| f.1.clone()).collect();
     for (workload, list, heavy) in [
         ("one destination", all[..1].to_vec(), far),
@@ -167,7 +169,7 @@ const FLOWS: FlowCapacity = FlowCapacity {
     port_sets: 64,
 };
 
-/// The 5-tuple.
+/// A match on the 5-tuple.
 fn five_fields(frame: &[u8]) -> Match {
     let key = Key::of(frame, RulePort(1), VXLAN_PORT);
     let addresses = if frame[12..14] == [8, 0] {
@@ -215,7 +217,7 @@ pub fn flows(w: &World, frames: &[(String, Vec<u8>)], to: RulePort) -> FlowPlane
     plane
 }
 
-/// The flow cache answers every packet; what it answers is an output, or NORMAL with a row and without.
+/// The flow cache answers every packet. Its answer is an output, or NORMAL with and without a row.
 fn against_the_cache(family: &str, w: &mut World, frames: &[(String, Vec<u8>)]) {
     let output = flows(w, frames, RulePort(2));
     let normal = flows(w, frames, RulePort::NORMAL);

@@ -1,5 +1,6 @@
-//! A queue whose flows are shared among cores: every packet is forwarded once, in the order of its flow, however often cores come and
-//! go; what a core has no room for is counted by name, and what is for the router itself stays. Nothing is left of it.
+//! A queue whose flows are shared among cores. Every packet is forwarded once, in the order of its flow,
+//! however often cores join and leave. Packets that a core has no room for are counted by name, and packets
+//! for the router itself stay. Nothing is left of a split afterwards.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -34,10 +35,10 @@ use std::{
 
 const QUEUE: QueueId = QueueId { port: 0, index: 0 };
 const FLOWS: u16 = 64;
-/// Changes of what is split, under traffic.
+/// How often the split changes under traffic.
 const TURNS: usize = 100;
 
-/// On this thread's core, from now on, and another; p0 has so many queues.
+/// A world whose p0 has this many queues, the core that this thread stays on, and another core.
 fn world(queues: u16) -> Option<(World, CoreId, CoreId)> {
     let here = sched_getcpu();
     only_on([here]);
@@ -58,7 +59,10 @@ fn flows_of_a_queue_that_is_split_and_joined_keep_their_order() {
     in_new_namespace(|| {
         let Some((world, here, other)) = world(1) else { return };
         let splits = world.plane.splits().clone();
-        assert!(splits.may_split(0) && !splits.may_split(1), "p1 runs no program");
+        assert!(
+            splits.may_split(0) && !splits.may_split(1),
+            "p0 runs the program and may split, p1 does not"
+        );
         splits.share(QueueId { port: 1, index: 0 }, here, &[here, other]).unwrap_err();
         let (from, to) = (Wire::open("q0"), Wire::open("q1"));
         let came = send_while(
@@ -71,28 +75,28 @@ fn flows_of_a_queue_that_is_split_and_joined_keep_their_order() {
         let handed = splits.handed(other);
         eprintln!("{TURNS} changes, {} of {} packets handed over", handed.packets, came.sent);
         assert_eq!((came.overtaken, came.received), (0, came.sent));
-        assert!(handed.packets > came.sent / 10, "{came:?} {handed:?}");
+        assert!(handed.packets > came.sent / 10, "too few packets handed over: {came:?} {handed:?}");
         assert_eq!((handed.dropped, world.forwarded()), (0, came.sent));
 
-        // Nothing is left of it.
+        // Nothing is left of the split.
         splits.join(QUEUE);
         let start = Instant::now();
         while !splits.queues().is_empty() || splits.is_tidying() {
             splits.tidy(monotonic());
-            assert!(start.elapsed() < Duration::from_secs(5));
+            assert!(start.elapsed() < Duration::from_secs(5), "the queue is not tidied after 5 s");
         }
         let before = all_handed(&splits, &[here, other]);
         (0..100).for_each(|n| from.send(&frame(n)));
         thread::sleep(Duration::from_millis(100));
         assert_eq!(all_handed(&splits, &[here, other]), before);
 
-        // Neither keeps the other there: the program of other cores, and the map of cores that has it.
+        // The program of other cores, and the map of cores that has it, do not keep each other alive.
         let map = splits.map().unwrap();
         assert_eq!(threads(map), 2);
         drop((splits, world));
         let start = Instant::now();
         while threads(map) != 0 {
-            assert!(start.elapsed() < Duration::from_secs(10), "threads stay");
+            assert!(start.elapsed() < Duration::from_secs(10), "{} threads are left", threads(map));
             thread::sleep(Duration::from_millis(20));
         }
     });
@@ -113,14 +117,15 @@ fn polling_threads() -> Vec<u32> {
         if let Some(threads) = queues.iter().map(thread).collect() {
             return threads;
         }
-        // Before Linux 6.8 they are found by name, and those of a namespace before may still be there.
-        assert!(start.elapsed() < Duration::from_secs(10), "{queues:?}");
+        // Before Linux 6.8, threads are found by name, and those of an earlier namespace may still exist.
+        assert!(start.elapsed() < Duration::from_secs(10), "a queue without a thread: {queues:?}");
         thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// Its home is moved first and told of then, as a daemon does, or as somebody else does whom nobody knows of; it is split before and
-/// after by the same cores, or by others.
+/// The queue's home is moved first. The split is changed at once, as after a daemon's move, or a little
+/// later, as after a move by somebody else. The cores that share the queue before and after are the same, or
+/// others.
 #[test]
 #[ignore = "needs root"]
 fn the_home_of_a_queue_that_is_split_moves_and_flows_keep_their_order() {
@@ -162,7 +167,7 @@ fn the_home_of_a_queue_that_is_split_moves_and_flows_keep_their_order() {
         assert_eq!((came.overtaken, came.received, world.forwarded()), (0, came.sent, came.sent));
         assert!(
             handed.iter().all(|handed| handed.packets > came.sent / 20 && handed.dropped == 0),
-            "{handed:?}"
+            "a core got too few packets, or dropped some: {handed:?}"
         );
     });
 }
@@ -171,10 +176,11 @@ fn all_handed(splits: &Splits, cores: &[CoreId]) -> u64 {
     cores.iter().map(|&core| splits.handed(core).packets).sum()
 }
 
-/// Local delivery, routing protocols, ARP and neighbour discovery: as if the queue were whole.
+/// Packets for local delivery, routing protocols, ARP and neighbour discovery are handled as if the queue
+/// were whole.
 #[test]
 #[ignore = "needs root"]
-fn only_what_is_to_be_forwarded_goes_to_another_core() {
+fn only_packets_to_be_forwarded_go_to_another_core() {
     in_new_namespace(|| {
         let Some((world, here, other)) = world(1) else { return };
         let splits = world.plane.splits();
@@ -186,7 +192,7 @@ fn only_what_is_to_be_forwarded_goes_to_another_core() {
             (Some(Reason::Local), Frame::udp6(A, "fd00:1::5", "fd00:1::1")),
             (Some(Reason::NeighbourDiscovery), solicitation),
             (Some(Reason::Arp), Frame::new(A, 0x806, vec![0; 46])),
-            // As the tables have it, which know no groups here.
+            // The tables of this test know no groups.
             (None, Frame::udp4(A, "10.0.1.5", "224.0.0.5")),
         ];
         const EACH: u64 = 200;
@@ -195,15 +201,19 @@ fn only_what_is_to_be_forwarded_goes_to_another_core() {
             let before = charged();
             (0..EACH).for_each(|_| wire.send(&frame.bytes()));
             thread::sleep(Duration::from_millis(50));
-            assert_eq!(all_handed(splits, &[here, other]), 0, "{reason:?}");
-            assert!(reason.is_none() || charged() >= before + EACH, "{reason:?} {}", charged());
+            assert_eq!(all_handed(splits, &[here, other]), 0, "packets handed over: {reason:?}");
+            assert!(
+                reason.is_none() || charged() >= before + EACH,
+                "{reason:?}: {} packets were charged, not {EACH} more than {before}",
+                charged()
+            );
         }
         for frame in [Frame::udp4(A, "10.0.1.5", "10.0.2.9"), Frame::udp6(A, "fd00:1::5", "fd00:2::9")] {
             let before = splits.handed(other).packets;
             let start = Instant::now();
             while splits.handed(other).packets < before + EACH {
                 wire.send(&frame.bytes());
-                assert!(start.elapsed() < Duration::from_secs(5));
+                assert!(start.elapsed() < Duration::from_secs(5), "too few packets are handed over");
             }
         }
     });
@@ -228,7 +238,7 @@ fn larger_tables_share_a_queue_from_their_first_packet_on() {
         (0..100).for_each(|n| wire.send(&frame(n)));
         thread::sleep(Duration::from_millis(50));
         assert_eq!((splits.handed(other).packets, splits.handed(here).packets), (100, 0));
-        // What is joined is not split again by the next.
+        // A queue that was joined is not split again by the next plane.
         splits.join(QUEUE);
         let (third, _more_tables) = loaded();
         third.splits().take_over(splits).unwrap();
@@ -236,7 +246,7 @@ fn larger_tables_share_a_queue_from_their_first_packet_on() {
     });
 }
 
-/// A place that says where packets went says the same of those that may come in the same tick.
+/// While a place may decide for packets of the same tick, its row is kept.
 #[test]
 #[ignore = "needs root"]
 fn a_row_is_given_up_when_its_places_are_old() {
@@ -256,13 +266,13 @@ fn a_row_is_given_up_when_its_places_are_old() {
             assert!(splits.is_tidying(), "after {ms} ms");
         }
         splits.tidy(now + Duration::from_millis(60));
-        assert!(!splits.is_tidying());
+        assert!(!splits.is_tidying(), "the row is kept after 60 ms");
     });
 }
 
 #[test]
 #[ignore = "needs root"]
-fn nothing_is_split_where_nobody_tells_what_other_cores_have_done() {
+fn no_queue_is_split_if_the_work_of_other_cores_is_not_known() {
     in_new_namespace(|| {
         let Some((_world, here, other)) = world(1) else { return };
         let plane = Plane::load_changed(SETTINGS, |open| {
@@ -273,11 +283,11 @@ fn nothing_is_split_where_nobody_tells_what_other_cores_have_done() {
         plane.set_port(0, ifindex("p0"), true, true).unwrap();
         assert!(!plane.splits().may_split(0));
         let error = plane.splits().share(QUEUE, here, &[other]).unwrap_err();
-        assert!(error.to_string().contains("does not tell"), "{error:#}");
+        assert!(error.to_string().contains("does not tell"), "another error: {error:#}");
     });
 }
 
-/// Of this map of cores.
+/// The number of threads of this map of cores.
 fn threads(map: u32) -> usize {
     let name = |entry: fs::DirEntry| fs::read_to_string(entry.path().join("comm")).ok();
     let names = fs::read_dir("/proc").unwrap().filter_map(|entry| name(entry.unwrap()));
@@ -287,13 +297,13 @@ fn threads(map: u32) -> usize {
 
 #[test]
 #[ignore = "needs root"]
-fn what_a_core_that_shares_a_queue_has_no_room_for_is_counted_by_name() {
+fn packets_that_a_sharing_core_has_no_room_for_are_counted_by_name() {
     in_new_namespace(|| {
         let Some((world, here, other)) = world(1) else { return };
         let splits = world.plane.splits();
         splits.share(QUEUE, here, &[other]).unwrap();
         let wire = Wire::open("q0");
-        // Until the first of each flow has gone over.
+        // Waits until the first packet of each flow has gone over.
         while splits.handed(other).packets < 1000 {
             (0..64).for_each(|n| wire.send(&frame(n)));
         }
@@ -309,13 +319,13 @@ fn what_a_core_that_shares_a_queue_has_no_room_for_is_counted_by_name() {
         }
         assert_eq!(splits.handed(other).packets - before.packets, SENT);
         assert_eq!(world.forwarded() - forwarded, SENT - lost());
-        // The core's thread frees the places of what it has taken by sixteens.
-        assert!((1000..SENT - 2048 + 16).contains(&lost()), "{}", lost());
+        // The core's thread takes packets by sixteens, and frees their places then.
+        assert!((1000..SENT - 2048 + 16).contains(&lost()), "{} of {SENT} packets were lost", lost());
         assert_eq!(world.charged(Reason::SplitCoreFull), lost());
     });
 }
 
-/// Such a core's queue would never run empty, so its flows could never leave it in order.
+/// The queue of such a core would never be empty, so its flows could never leave it in order.
 #[test]
 #[ignore = "needs root"]
 fn flows_leave_a_core_that_cannot_keep_up() {
@@ -345,7 +355,7 @@ fn flows_leave_a_core_that_cannot_keep_up() {
             send(1000);
             assert_eq!((splits.handed(other).packets, leaves()), (before, 1000));
         });
-        // What waited is done.
+        // The packets that waited are done.
         thread::sleep(Duration::from_millis(200));
         let before = (splits.handed(other).packets, leaves(), world.forwarded());
         while to.receive().is_some() {}
@@ -356,7 +366,8 @@ fn flows_leave_a_core_that_cannot_keep_up() {
     });
 }
 
-/// Its thread goes on elsewhere, and tells of its own queue. Only where nobody else needs the core.
+/// The core's thread continues on another core, and reports the work of its own queue. This runs only where
+/// nobody else needs the core.
 #[test]
 #[ignore = "needs root, and a virtual machine of its own"]
 fn flows_leave_a_core_that_goes_offline() {
@@ -364,7 +375,7 @@ fn flows_leave_a_core_that_goes_offline() {
         return;
     }
     in_new_namespace(|| {
-        // The first cannot go offline.
+        // The first core cannot go offline.
         only_on([0]);
         let (world, here, other) = world(1).unwrap();
         let splits = world.plane.splits();

@@ -1,5 +1,6 @@
-//! What a poll has redirected leaves when it is over: until then a flow stays at home. Polls are made long here, by packets that the
-//! stack takes long for. Between them the flow is sent elsewhere, where other packets have woken the core that goes on with it.
+//! Packets that a poll has redirected leave when it is over. Until then a flow stays at home. Polls are made
+//! long here, by packets that the stack handles slowly. In between, the flow is sent to another core, which
+//! other packets have woken.
 
 use super::{FLOWS, frame, polling_threads, world};
 use crate::common::{be_urgent, frame::HOST, in_new_namespace, only_on, wire::Wire};
@@ -15,28 +16,29 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The flow's queue, and that of packets that are handed over all the time.
+/// The flow's queue, and the queue of packets that are always handed over.
 const QUEUES: [QueueId; 2] = [QueueId { port: 0, index: 0 }, QueueId { port: 0, index: 1 }];
-/// The stack is given packets that are passed up when it is the eighth of them, or the poll is over (`gro_normal_batch`,
+/// The stack gets packets that are passed up when there are eight, or the poll is over (`gro_normal_batch`,
 /// net/core/gro.c).
 const TOGETHER: usize = 8;
-/// As many wait in a poll until another core can see them, with the next one (`CPU_MAP_BULK_SIZE`, kernel/bpf/cpumap.c).
+/// This many packets wait in a poll. With the next one, another core can see them (`CPU_MAP_BULK_SIZE`,
+/// kernel/bpf/cpumap.c).
 const HANDED_TOGETHER: u32 = 8;
-/// For each slow packet, by each who looks at it.
+/// Divisions for each slow packet, by each socket that looks at it.
 const DIVISIONS: u16 = 4000;
-/// A poll: two batches of slow packets, and less than a queue that is split anew waits for.
+/// The length of a poll with two batches of slow packets. A queue that is split again waits longer than this.
 const SLOW: Duration = Duration::from_millis(4);
 const ROUNDS: usize = 100;
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Sends on one core what the queues there poll.
+/// Sends packets on one core, where the queues are polled.
 struct Sender {
     from: Wire,
     to: Wire,
-    /// Two flows, one of each queue.
+    /// Two flows, one for each queue.
     flows: [u16; 2],
     number: u32,
-    /// Packets of the first that a later one has overtaken.
+    /// Packets of the first flow that a later one has overtaken.
     overtaken: u64,
 }
 
@@ -46,11 +48,11 @@ impl Sender {
         self.number += 1;
     }
 
-    /// Goes on when these have come.
+    /// Waits until this many packets have come.
     fn receive(&mut self, packets: u32) {
         let (began, mut came, mut last) = (Instant::now(), 0, None);
         while came < packets {
-            assert!(began.elapsed() < PATIENCE, "{came} of {packets} packets have come");
+            assert!(began.elapsed() < PATIENCE, "only {came} of {packets} packets have come");
             let Some(bytes) = self.to.receive().filter(|bytes| bytes[12..14] == [8, 0]) else {
                 thread::sleep(Duration::from_micros(100));
                 continue;
@@ -64,10 +66,11 @@ impl Sender {
         }
     }
 
-    /// One poll: a packet, which may wait until its end, and more than enough for another core to see those behind it; before each
-    /// slow ones. `released`: told when the queue's thread may run, which this one has kept from it.
+    /// Sends the packets of one poll: a packet, which may wait until the poll's end, and then more than
+    /// enough for another core to see them. Slow packets follow each of the two. `released` is called when
+    /// the queue's thread may run; before, this thread keeps the core.
     fn poll(&mut self, released: impl FnOnce()) {
-        // Of the same flow by its hash, and so in the same queue, but for another host.
+        // These have the same hash, and so the same queue, but are for another host.
         let mut slow = frame(self.flows[0].into());
         slow[..6].copy_from_slice(&HOST.0);
         for packets in [1, HANDED_TOGETHER + 1] {
@@ -77,8 +80,9 @@ impl Sender {
         released();
     }
 
-    /// A poll that takes so long, in whose first batch something is changed; whether it was. Another core, whose thread is awake but
-    /// kept from running, goes on with what it has been handed in the second one.
+    /// Runs a poll that takes `took`, with `change` in its first batch. Returns whether the change came
+    /// before the end. The other core's thread is awake, but kept from running until the second batch; then
+    /// it handles the packets that it was handed.
     fn poll_while(&mut self, other: CoreId, took: Duration, change: impl FnOnce() + Send) -> bool {
         let released = OnceLock::<Instant>::new();
         thread::scope(|scope| {
@@ -101,7 +105,7 @@ impl Sender {
             });
             is_ready.recv().unwrap();
             self.send(self.flows[1]);
-            // It is handed over.
+            // The packet is handed over now.
             thread::sleep(Duration::from_micros(500));
             self.poll(|| released.set(Instant::now()).unwrap());
             self.receive(HANDED_TOGETHER + 3);
@@ -111,8 +115,8 @@ impl Sender {
     }
 }
 
-/// Sends the first queue's flow elsewhere in the middle of a poll, again and again: in how many polls it was, and packets that were
-/// overtaken. `leave` does it, `home` brings it back.
+/// Makes the first queue's flow leave in the middle of a poll, again and again. Returns in how many polls it
+/// left, and how many packets were overtaken. `leave` sends the flow to another core, `home` brings it back.
 fn in_polls(
     leave: impl Fn(&Splits, CoreId, CoreId) + Sync,
     home: impl Fn(&Splits, CoreId),
@@ -135,15 +139,15 @@ fn in_polls(
         let left = handed(&mut sender, splits, other);
         hits += usize::from(is_in_poll && left);
         home(splits, here);
-        // Flows come home with their first packet in a tick.
+        // Flows return home with their first packet in a tick.
         thread::sleep(Duration::from_millis(15));
-        assert!(!handed(&mut sender, splits, other));
+        assert!(!handed(&mut sender, splits, other), "the flow has not returned home");
     }
     eprintln!("polls of {took:?}, left in {hits} of {ROUNDS}, {} packets overtaken", sender.overtaken);
     Some((hits, sender.overtaken))
 }
 
-/// Is a packet of the first flow handed over?
+/// Whether a packet of the first flow is handed over.
 fn handed(sender: &mut Sender, splits: &Splits, other: CoreId) -> bool {
     let before = splits.handed(other).packets;
     sender.send(sender.flows[0]);
@@ -151,12 +155,12 @@ fn handed(sender: &mut Sender, splits: &Splits, other: CoreId) -> bool {
     splits.handed(other).packets > before
 }
 
-/// One that is not handed over, and one that is.
+/// Finds a flow that is not handed over, and one that is.
 fn flows_of_queues(sender: &mut Sender, splits: &Splits, other: CoreId) -> [u16; 2] {
     let mut flows = [None; 2];
     for flow in 0..FLOWS {
         sender.flows[0] = flow;
-        // The first one of all may not leave, as no poll has ended before.
+        // The very first packet may not leave, as no poll has ended before.
         handed(sender, splits, other);
         let queue = usize::from(handed(sender, splits, other));
         flows[queue].get_or_insert(flow);
@@ -164,7 +168,8 @@ fn flows_of_queues(sender: &mut Sender, splits: &Splits, other: CoreId) -> [u16;
     flows.map(Option::unwrap)
 }
 
-/// As many take part in what is slow as make polls last that long; how long that is.
+/// Opens as many slow sockets as make polls last longer than [`SLOW`]. Returns the length of a poll, and the
+/// sockets.
 fn slow_down(sender: &mut Sender) -> (Duration, Vec<Wire>) {
     let mut deaf = Vec::new();
     loop {
@@ -187,15 +192,15 @@ fn a_flow_leaves_its_home_with_the_first_packet_of_a_poll() {
         let leave = |splits: &Splits, here, other| splits.share(QUEUES[0], here, &[other]).unwrap();
         let home = |splits: &Splits, here| splits.share(QUEUES[0], here, &[here]).unwrap();
         let Some((hits, overtaken)) = in_polls(leave, home) else { return };
-        assert!(hits > ROUNDS / 2, "{hits}");
-        assert_eq!(overtaken, 0);
+        assert!(hits > ROUNDS / 2, "the flow left in only {hits} of {ROUNDS} polls");
+        assert_eq!(overtaken, 0, "packets overtaken");
     });
 }
 
-/// Of what was polled before the queue is split no bucket knows.
+/// No bucket knows of packets that were polled before the queue is split.
 #[test]
 #[ignore = "needs root"]
-fn flows_of_a_queue_that_is_split_anew_leave_when_a_poll_is_over() {
+fn flows_of_a_queue_that_is_split_again_leave_when_a_poll_is_over() {
     in_new_namespace(|| {
         let leave = |splits: &Splits, here, other| splits.share(QUEUES[0], here, &[other]).unwrap();
         let home = |splits: &Splits, _| {
@@ -204,11 +209,11 @@ fn flows_of_a_queue_that_is_split_anew_leave_when_a_poll_is_over() {
             while splits.is_tidying() {
                 thread::sleep(Duration::from_millis(1));
                 splits.tidy(monotonic());
-                assert!(start.elapsed() < PATIENCE);
+                assert!(start.elapsed() < PATIENCE, "the queue is not tidied");
             }
         };
         let Some((hits, overtaken)) = in_polls(leave, home) else { return };
-        assert!(hits > ROUNDS / 2, "{hits}");
-        assert_eq!(overtaken, 0);
+        assert!(hits > ROUNDS / 2, "the flow left in only {hits} of {ROUNDS} polls");
+        assert_eq!(overtaken, 0, "packets overtaken");
     });
 }

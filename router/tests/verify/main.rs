@@ -1,5 +1,5 @@
-//! `millrace routes --verify` beside tenants that storm or are over their limits, and at a full table. Needs root: a namespace
-//! of its own, and tenants on macvlans.
+//! `millrace routes --verify` with tenants that storm or are over their limits, and with a full table. Needs
+//! root: a namespace of its own, and tenants on macvlans.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -20,7 +20,7 @@ use std::{
 
 const MILLRACE: &str = env!("CARGO_BIN_EXE_millrace");
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The neighbour of blue, as it is in the tables.
+/// The MAC address of blue's neighbour, as the tables have it.
 const OF_BLUE: [u8; 6] = [2, 0, 0, 0, 2, 9];
 
 /// A host and two tenants on one port, and a daemon.
@@ -32,7 +32,7 @@ struct Bed {
 }
 
 impl Bed {
-    /// The calling thread's namespace is the host's.
+    /// Makes the bed. The namespace of the calling thread is the host's.
     fn new(options: &str) -> Bed {
         let instance = format!("verify-{}", id());
         run("ip link add p0 type veth peer name q0");
@@ -57,7 +57,7 @@ impl Bed {
             .spawn()
             .unwrap();
         let bed = Bed { instance, daemon, log, tenants };
-        bed.until("all routers are verified", || {
+        bed.until("all routers to be verified", || {
             let (code, report) = bed.verify()?;
             let verified = |router: &VerifyRouter| router.result == VerifyResult::Verified;
             Some(code == Some(0) && report.routers.len() == 3 && report.routers.iter().all(verified))
@@ -72,7 +72,12 @@ impl Bed {
     fn until(&self, what: &str, holds: impl Fn() -> Option<bool>) {
         let began = Instant::now();
         while holds() != Some(true) {
-            assert!(began.elapsed() < PATIENCE, "not so: {what}: {:?}\n{}", self.verify(), self.log());
+            assert!(
+                began.elapsed() < PATIENCE,
+                "timed out waiting for {what}: {:?}\n{}",
+                self.verify(),
+                self.log()
+            );
             thread::sleep(Duration::from_millis(50));
         }
     }
@@ -96,7 +101,7 @@ impl Drop for Bed {
     }
 }
 
-/// Makes a namespace a router with a hundred routes by its one device.
+/// Makes a namespace a router with a hundred routes by its only device.
 fn configure(namespace: Option<&str>, device: &str, number: u8) {
     let line = format!(
         "sysctl -qw net.ipv4.ip_forward=1
@@ -124,7 +129,8 @@ fn host(report: &VerifyReport) -> &VerifyRouter {
     report.routers.iter().find(|router| router.router == "host").unwrap()
 }
 
-/// Sends the routes of a namespace from one neighbour to the other and back, until `stop`; so many at once, with a pause.
+/// Moves the routes of a namespace from one neighbour to the other and back, until `stop` is set: `at_once`
+/// routes, and then a pause.
 fn storm(namespace: &str, at_once: usize, pause: Duration, stop: &AtomicBool) {
     let mut ip =
         Command::new("ip").args(["-n", namespace, "-batch", "-"]).stdin(Stdio::piped()).spawn().unwrap();
@@ -144,7 +150,7 @@ fn storm(namespace: &str, at_once: usize, pause: Duration, stop: &AtomicBool) {
     ip.wait().unwrap();
 }
 
-/// Changes the MAC addresses of blue's next hops in the fast path's table, as a fault of ours would.
+/// Changes the MAC addresses of blue's next hops in the fast path's table, as an error in Millrace would.
 fn plant() {
     let mut planted = 0;
     for info in
@@ -178,11 +184,11 @@ fn a_tenant_that_storms_takes_nothing_from_the_result_of_others() {
                 thread::sleep(Duration::from_millis(300));
                 for _ in 0..5 {
                     let began = Instant::now();
-                    let (code, report) = bed.verify().unwrap_or_else(|| panic!("{}", bed.log()));
+                    let (code, report) = bed.verify().unwrap_or_else(|| panic!("no report: {}", bed.log()));
                     let took = began.elapsed();
                     let red = of(&report, &bed, 0);
                     println!("{at_once} each {pause} ms: {took:?}, {:?}, {:?}", red.result, red.why);
-                    assert!(took < Duration::from_secs(30), "{took:?}");
+                    assert!(took < Duration::from_secs(30), "the comparison took {took:?}");
                     assert_eq!(host(&report).result, VerifyResult::Verified, "{report:?}");
                     assert_eq!(of(&report, &bed, 1).result, VerifyResult::Verified, "{report:?}");
                     assert_eq!(report.differences, 0, "{report:?}");
@@ -197,7 +203,7 @@ fn a_tenant_that_storms_takes_nothing_from_the_result_of_others() {
             let _ends = Ends(&stop);
             scope.spawn(|| storm(&bed.tenants[0], 100, Duration::from_millis(10), &stop));
             thread::sleep(Duration::from_millis(300));
-            let (code, report) = bed.verify().unwrap_or_else(|| panic!("{}", bed.log()));
+            let (code, report) = bed.verify().unwrap_or_else(|| panic!("no report: {}", bed.log()));
             assert_eq!(host(&report).result, VerifyResult::Verified, "{report:?}");
             assert_eq!(of(&report, &bed, 1).result, VerifyResult::Differs, "{report:?}");
             assert_eq!((of(&report, &bed, 0).found, code), (0, Some(1)), "{report:?}");
@@ -216,13 +222,13 @@ fn a_tenant_over_its_limits_is_named_and_takes_nothing_from_others() {
         run(&format!("ip netns exec {red} true"));
         let output = Command::new("sh").args(["-ec", &format!("({lines}) | ip -n {red} -batch -")]).output();
         assert!(output.unwrap().status.success());
-        bed.until("red is over its limits", || {
+        bed.until("red to be over its limits", || {
             Some(of(&bed.verify()?.1, &bed, 0).result == VerifyResult::OverLimits)
         });
         let (code, report) = bed.verify().unwrap();
         assert_eq!(code, Some(3), "{report:?}");
         let why = of(&report, &bed, 0).why.as_deref().unwrap_or_default();
-        assert!(why.contains("more than 1000 routes"), "{why}");
+        assert!(why.contains("more than 1000 routes"), "another reason: {why}");
         assert_eq!([host(&report), of(&report, &bed, 1)].map(|r| r.result), [VerifyResult::Verified; 2]);
         plant();
         let (code, report) = bed.verify().unwrap();

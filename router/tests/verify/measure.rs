@@ -1,4 +1,5 @@
-//! What a comparison takes with a full table in the host's namespace, and how long the control thread stands still meanwhile.
+//! How long a comparison takes with a full table in the host's namespace, and how long the control thread
+//! stands still during it.
 //!
 //! ```text
 //! MILLRACE_PREFIXES=internet-prefixes.txt.gz cargo test --release -p millrace --test verify -- --ignored --nocapture measure
@@ -46,7 +47,8 @@ impl Daemon {
         Instance::new(Some(self.instance.parse().unwrap())).socket()
     }
 
-    /// What short questions take that the control thread answers, in ms, one after the other until `stop`.
+    /// The times in ms that short requests to the control thread take, sent one after another until `stop` is
+    /// set.
     fn answers(&self, stop: &AtomicBool) -> Vec<f64> {
         let socket = self.socket();
         let mut times = Vec::new();
@@ -77,7 +79,7 @@ fn line(what: &str, mut times: Vec<f64>) {
     );
 }
 
-/// Loads the prefixes of MILLRACE_PREFIXES, and says how many.
+/// Loads the prefixes of MILLRACE_PREFIXES, and returns how many.
 fn load() -> usize {
     let path = std::env::var("MILLRACE_PREFIXES").expect("MILLRACE_PREFIXES names a file of prefixes");
     let cat = if path.ends_with(".gz") { "zcat" } else { "cat" };
@@ -92,7 +94,7 @@ fn load() -> usize {
         }
         count += 1;
     }
-    // A few of the real prefixes hold the next hops' own.
+    // A few of the real prefixes contain the next hops' own addresses.
     let ip = Command::new("ip").args(["-force", "-batch", "-"]).stdin(Stdio::piped()).spawn();
     let mut ip = ip.unwrap();
     ip.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
@@ -127,7 +129,7 @@ fn a_comparison_with_a_full_table() {
         let daemon = Daemon { instance, child: child.unwrap() };
         let began = Instant::now();
         while client::call::<serde_json::Value>(&daemon.socket(), "GET", "/status", None, PATIENCE).is_err() {
-            assert!(began.elapsed() < PATIENCE);
+            assert!(began.elapsed() < PATIENCE, "the daemon did not answer");
             thread::sleep(Duration::from_millis(100));
         }
         thread::sleep(Duration::from_secs(3));

@@ -1,4 +1,5 @@
-//! Workers between two veths, p0 and p1, whose other ends are the test's: what comes in by p0 is of the path that its byte says.
+//! Workers between two veths, p0 and p1, whose other ends belong to the test. A byte of each frame that comes
+//! in by p0 names its path.
 
 use super::af_xdp_bed::{XdpPort, make_port, number, until};
 pub use super::af_xdp_bed::{load, program};
@@ -39,32 +40,34 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Of `bpf/paths.bpf.c`.
+/// As in `bpf/paths.bpf.c`.
 const PATHS: u32 = 4;
-/// Address of p0 and p1, and of who is at the other end of p1.
+/// MAC addresses of p0 and p1, and of the host at the other end of p1.
 pub const P0: Mac = Mac([2, 0, 0, 0, 0, 1]);
 pub const P1: Mac = Mac([2, 0, 0, 0, 0, 2]);
 pub const NEXT: Mac = Mac([2, 0, 0, 0, 9, 1]);
 
-/// What traps and brakes of chains are told: a path named `trap` panics at the packet with this number, and at all after it if it is to go on
-/// so; one named `stuck` does not get on while it is to wait, at each packet or at the one with a number. Chains of traps panic when they are made, or do not get
-/// done while they are to wait. And what slots are: not to be filled, and not to settle.
+/// Orders for the chains and slots of the test. A path named `trap` panics at the packet numbered
+/// `panics_at`, and with `panics_on` at all later ones too. A path named `stuck` waits while `waits` is set,
+/// at each packet or at the one numbered `waits_at`. When the chain of a trap is made, it panics with
+/// `chains_panic`, and waits while `chains_wait` is set. Slots cannot be filled with `put_fails`, and do not
+/// settle while `settles_not` is set.
 #[derive(Default)]
 pub struct Orders {
     pub panics_at: AtomicU32,
     pub panics_on: AtomicBool,
     pub waits: AtomicBool,
-    /// `u32::MAX`: at each.
+    /// `u32::MAX`: at each packet.
     pub waits_at: AtomicU32,
-    /// Brakes that do.
+    /// The number of brakes that wait now.
     pub waiting: AtomicU32,
     pub chains_panic: AtomicBool,
     pub chains_wait: AtomicBool,
     pub put_fails: AtomicBool,
     pub settles_not: AtomicBool,
-    /// Slots of path 0 that were emptied.
+    /// How many slots of path 0 were emptied.
     pub emptied: AtomicU32,
-    /// Time as `Slow` has it, ns.
+    /// The time in ns, which only [`Slow`] advances.
     pub ticks: Option<&'static AtomicU64>,
 }
 
@@ -79,7 +82,7 @@ impl Element for Trap {
     fn run(&mut self, _: &Now, batch: &mut Batch<'_>, _: &mut Counters) {
         let (at, on) = (self.0.panics_at.load(Relaxed), self.0.panics_on.load(Relaxed));
         let is_it = |number: u32| number == at || on && number > at;
-        assert!(!batch.packets().iter().any(|packet| is_it(number(packet.data()))), "as it is told to");
+        assert!(!batch.packets().iter().any(|packet| is_it(number(packet.data()))), "as the test asks");
     }
 }
 
@@ -104,7 +107,7 @@ impl Element for Brake {
     }
 }
 
-/// Takes so long for each packet; and counts that as ticks, if those are the time.
+/// Takes this long for each packet. If time is counted in ticks, it advances them by as much.
 struct Slow(Duration, Arc<Orders>);
 impl Element for Slow {
     fn name(&self) -> &'static str {
@@ -134,7 +137,7 @@ impl Tables for Rigged {
             thread::sleep(Duration::from_millis(1));
         }
         let rigged: Box<dyn Element> = match path.name.as_str() {
-            "trap" if self.1.chains_panic.load(Relaxed) => panic!("as it is told to"),
+            "trap" if self.1.chains_panic.load(Relaxed) => panic!("as the test asks"),
             "trap" => Box::new(Trap(self.1.clone())),
             "stuck" => Box::new(Brake(self.1.clone())),
             "in and out" => Box::new(Slow(Duration::from_micros(4), self.1.clone())),
@@ -153,7 +156,7 @@ impl Tables for Rigged {
 struct Maps(BTreeMap<PortId, MapHandle>, Grace, Arc<Orders>);
 impl Slots for Maps {
     fn put(&self, port: PortId, queue: u32, path: PathId, fd: BorrowedFd<'_>) -> Result<()> {
-        anyhow::ensure!(!self.2.put_fails.load(Relaxed), "as it is told to");
+        anyhow::ensure!(!self.2.put_fails.load(Relaxed), "as the test asks");
         let slot = queue * PATHS + u32::from(path);
         Ok(self.0[&port].update(&slot.to_ne_bytes(), &fd.as_raw_fd().to_ne_bytes(), MapFlags::ANY)?)
     }
@@ -190,12 +193,12 @@ pub struct Bed {
 pub const SMALL: Rings = Rings { fill: 128, completion: 64, receive: 64, transmit: 64 };
 
 impl Bed {
-    /// Between p0 and p1, with so many queues each.
+    /// Workers between p0 and p1, with this many queues each.
     pub fn new(queues: usize, settings: WorkersSettings) -> Bed {
         Bed::with_time(queues, settings, None)
     }
 
-    /// By a time of which nobody can take any: it goes on by what [`Slow`] takes.
+    /// Like [`Bed::new`], with a time that other threads cannot use up: only [`Slow`] advances it.
     pub fn of_ticks(queues: usize, settings: WorkersSettings) -> Bed {
         let ticks = &*Box::leak(Box::default());
         Bed::with_time(
@@ -225,7 +228,7 @@ impl Bed {
             told.clone(),
         ));
         let (epochs, slots) = (Epochs::default(), Box::new(Maps(maps, Grace::new().unwrap(), told.clone())));
-        // Threads of theirs are elsewhere than ports.
+        // The workers' threads start in another namespace than the ports.
         let elsewhere = File::open("/proc/self/ns/net").unwrap();
         let start = || Workers::start(settings, epochs.clone(), tables, slots, up);
         let workers = netns::inside(&elsewhere, start).unwrap().unwrap();
@@ -246,9 +249,9 @@ impl Bed {
         self.report().paths.into_iter().find(|path| path.id == id).expect("a path of that number")
     }
 
-    /// Waits until paths have dealt with all that came.
+    /// Waits until the paths have handled all packets.
     pub fn quiet(&self) {
-        until("the rest", || {
+        until("the rest of the packets", || {
             let packets = || self.report().paths.iter().map(|path| path.packets).sum::<u64>();
             let before = packets();
             thread::sleep(Duration::from_millis(20));
@@ -256,7 +259,7 @@ impl Bed {
         });
     }
 
-    /// All goes, and no frame is missing.
+    /// Stops the workers, and asserts that no frame is missing.
     #[track_caller]
     pub fn end(self) {
         let report = self.report();
@@ -265,16 +268,20 @@ impl Bed {
             assert_eq!(
                 fates + path.worker_panicked + path.worker_silent + path.stopped_packets,
                 path.packets,
-                "path {}",
+                "packets of path {}, by their fates, and in all",
                 path.path
             );
         }
         assert!(
             report.queues.iter().all(|queue| (queue.refused, queue.starved) == (0, 0)),
-            "{:?}",
+            "a queue refused packets or starved: {:?}",
             report.queues
         );
-        assert!(report.workers.iter().all(|worker| worker.panics == 0));
+        assert!(
+            report.workers.iter().all(|worker| worker.panics == 0),
+            "a worker panicked: {:?}",
+            report.workers
+        );
         let Bed { workers, umem, .. } = self;
         assert_eq!(workers.stop(), Vec::<String>::new());
         until("all frames to be free", || umem.free_frames() == umem.frames());
@@ -282,7 +289,7 @@ impl Bed {
     }
 }
 
-/// What is for p0's address goes to 10.1.0.0/16, by p1.
+/// Tables of a router with p0 and p1. 10.1.0.0/16 is behind p1.
 pub fn tables() -> Arc<HeapMemory> {
     let mut tables = Writer::new(Arc::new(HeapMemory::new(FEW)));
     let interface = |port, mac| Interface {
@@ -341,7 +348,7 @@ pub fn ports(queues: u32, rings: Rings) -> BTreeMap<PortId, PortPlan> {
     BTreeMap::from([port(0), port(1)])
 }
 
-/// From p0, on this core.
+/// A path for packets from p0, on this core.
 pub fn path(name: &str, chain: &[&str], core: CoreId) -> PathPlan {
     let chain = chain.iter().map(|element| match *element {
         "forward" => element_of("{ element = \"forward\", port = \"p1\" }"),
@@ -380,7 +387,7 @@ pub fn plan(
     }
 }
 
-/// Numbers of frames of a path that come out of a wire.
+/// Collects the numbers of frames of a path that come out of a wire.
 pub fn numbers_of(wire: &Wire, path: u8, to: &mut Vec<u32>) {
     while let Some(frame) = wire.receive() {
         if frame.len() > 18 && frame[12..15] == [0x88, 0xb5, path] {

@@ -1,4 +1,5 @@
-//! What a plan changes, and what is in its way: ports that hold packets, slots that are refused, workers that do not answer.
+//! What a plan changes, and obstacles: ports that hold packets, slots that are refused, workers that do not
+//! answer.
 
 use super::*;
 use crate::common::run;
@@ -11,7 +12,7 @@ use std::collections::BTreeMap;
 
 const DOES_NOT_ANSWER: &str = "the worker on core 1 does not answer, and keeps what it has";
 
-/// Numbers that come out by q1, of path 0, when these are sent.
+/// Sends packets of path 0 with these numbers, and asserts that they come out by q1.
 #[track_caller]
 fn goes_through(numbers: std::ops::Range<u32>) {
     let (from, to) = (Wire::open("q0"), Wire::open("q1"));
@@ -26,7 +27,7 @@ fn goes_through(numbers: std::ops::Range<u32>) {
     assert_eq!(out, numbers.collect::<Vec<_>>());
 }
 
-/// p2 beside p0 and p1, without a program.
+/// Adds p2 to the ports, without a program.
 fn with_another(mut ports: BTreeMap<PortId, PortPlan>) -> BTreeMap<PortId, PortPlan> {
     crate::af_xdp_bed::make_port(2, 1);
     let third = PortPlan { name: "p2".into(), ifindex: common::ifindex("p2"), ..ports[&1].clone() };
@@ -34,10 +35,10 @@ fn with_another(mut ports: BTreeMap<PortId, PortPlan>) -> BTreeMap<PortId, PortP
     ports
 }
 
-/// A port that is down holds packets of one path. Another path moves past it at once, and the first one, too.
+/// A port that is down holds packets of one path. Another path moves past it at once, and so does the first.
 #[test]
 #[ignore = "needs root"]
-fn a_port_that_is_down_holds_up_no_move() {
+fn a_port_that_is_down_delays_no_move() {
     in_new_namespace(|| {
         let bed = Bed::new(1, settings());
         let ports = with_another(ports(1, SMALL));
@@ -68,10 +69,13 @@ fn a_port_that_is_down_holds_up_no_move() {
             let outputs = bed.report().workers.into_iter().flat_map(|worker| worker.outputs);
             outputs.filter(|output| output.port == 2).map(|output| output.sent_packets).sum::<u64>()
         };
-        assert_eq!(waiting(&bed), 50, "its TX ring has them");
-        // Each move that waited would take 100 ms more.
+        assert_eq!(waiting(&bed), 50, "packets in the TX ring of p2");
+        // A move that waited would take 100 ms more.
         let held = moves(4);
-        assert!(held < usual * 2 + Duration::from_millis(150), "{usual:?}, {held:?}");
+        assert!(
+            held < usual * 2 + Duration::from_millis(150),
+            "moves past the port took {held:?}, usually {usual:?}"
+        );
         run("ip link set p2 up");
         bed.end();
     });
@@ -79,7 +83,7 @@ fn a_port_that_is_down_holds_up_no_move() {
 
 #[test]
 #[ignore = "needs root"]
-fn workers_that_go_and_come_back_have_all_again() {
+fn workers_that_end_and_come_back_get_everything_again() {
     in_new_namespace(|| {
         let bed = Bed::new(2, settings());
         let ports = ports(2, SMALL);
@@ -92,9 +96,13 @@ fn workers_that_go_and_come_back_have_all_again() {
         );
         let report = bed.report();
         assert_eq!((report.workers.len(), report.queues.len(), report.paths.len()), (0, 0, 0));
-        assert_eq!((report.free_frames, report.promised_frames), (report.frames, 0), "all is closed");
+        assert_eq!(
+            (report.free_frames, report.promised_frames),
+            (report.frames, 0),
+            "(free, promised) frames after all is closed"
+        );
         assert_eq!(report.closed_outputs.iter().map(|output| output.sent_packets).sum::<u64>(), 20);
-        // Until then its packets are the kernel's.
+        // Until the worker is back, its packets go to the kernel.
         let (from, kernel) = (Wire::open("q0"), Wire::open("p0"));
         from.send(&frame(0, 20, 60));
         assert_eq!(out_of(&kernel, 1, |f| f[12..14] == [0x88, 0xb5]), [frame(0, 20, 60)]);
@@ -112,22 +120,22 @@ fn a_slot_that_could_not_be_filled_is_filled_by_the_next_plan() {
         let bed = Bed::new(1, settings());
         let plan = plan(&[1], &ports(1, SMALL), &[(0, path("one", &["forward"], 1))]);
         bed.told.put_fails.store(true, Relaxed);
-        assert_eq!(bed.workers.apply(&plan), ["as it is told to"]);
+        assert_eq!(bed.workers.apply(&plan), ["as the test asks"]);
         let (from, kernel) = (Wire::open("q0"), Wire::open("p0"));
         from.send(&frame(0, 7, 60));
         assert_eq!(
             out_of(&kernel, 1, |f| f[12..14] == [0x88, 0xb5]),
             [frame(0, 7, 60)],
-            "the kernel has them"
+            "packets that go to the kernel"
         );
         bed.told.put_fails.store(false, Relaxed);
         bed.apply(&plan);
         goes_through(20..40);
-        // The same of a ring that is to be another: the old one stays.
+        // The same with a ring that is to be replaced: the old one stays.
         bed.told.put_fails.store(true, Relaxed);
         let larger = PathPlan { ring: 128, ..path("one", &["forward"], 1) };
         let larger = super::plan(&[1], &ports(1, Rings { fill: 256, ..SMALL }), &[(0, larger)]);
-        assert!(!bed.workers.apply(&larger).is_empty());
+        assert!(!bed.workers.apply(&larger).is_empty(), "the trouble is not reported");
         bed.told.put_fails.store(false, Relaxed);
         bed.apply(&larger);
         goes_through(40..60);
@@ -135,10 +143,11 @@ fn a_slot_that_could_not_be_filled_is_filled_by_the_next_plan() {
     });
 }
 
-/// It hangs where it has all in its hands, so nobody can take it. What a worker was asked in vain it does not do later; it is asked again when it goes on, and not before.
+/// The worker hangs while it holds everything, so nobody can take over. It does not do later what it was
+/// asked and did not answer. It is asked again when it continues, and not before.
 #[test]
 #[ignore = "needs root"]
-fn what_was_asked_in_vain_is_not_done_later() {
+fn a_request_that_was_not_answered_is_not_done_later() {
     in_new_namespace(|| {
         let bed = Bed::new(1, settings());
         let ports = ports(1, SMALL);
@@ -147,7 +156,7 @@ fn what_was_asked_in_vain_is_not_done_later() {
         let after = [(0, path("going", &["forward"], 0)), stuck, (2, path("new", &["forward"], 1))];
         bed.apply(&plan(&[0, 1], &ports, &before));
         let _goes_on = GoesOn(bed.told.clone());
-        // Its chain is made anew by the worker.
+        // The worker makes its chain again after the panic.
         bed.told.chains_wait.store(true, Relaxed);
         bed.told.panics_at.store(0, Relaxed);
         let from = Wire::open("q0");
@@ -159,20 +168,23 @@ fn what_was_asked_in_vain_is_not_done_later() {
         };
         let (troubles, took) = apply();
         assert_eq!(troubles, [DOES_NOT_ANSWER]);
-        assert!(took >= Duration::from_secs(1), "one question is waited for: {took:?}");
+        assert!(took >= Duration::from_secs(1), "the request was waited for less than 1 s: {took:?}");
         let (troubles, took) = apply();
         assert_eq!(troubles, [DOES_NOT_ANSWER]);
-        assert!(took < Duration::from_secs(1), "no question is waited for: {took:?}");
-        // Nor does it cost anything to ask how all are; and others go on.
+        assert!(took < Duration::from_secs(1), "a request to a silent worker was waited for: {took:?}");
+        // A report does not wait either, and other workers continue.
         let report = bed.report();
         let silent = report.workers.iter().filter(|worker| worker.silent.is_some());
         assert_eq!(silent.map(|worker| (worker.core, worker.taken_over)).collect::<Vec<_>>(), [(1, 0)]);
         goes_through(0..20);
-        assert!(bed.epochs.wait(Duration::from_millis(1)).is_err(), "it reads the tables still");
+        assert!(
+            bed.epochs.wait(Duration::from_millis(1)).is_err(),
+            "the silent worker is not waited for, but still reads the tables"
+        );
         bed.told.chains_wait.store(false, Relaxed);
-        until("the worker to go on", || bed.report().workers.iter().all(|worker| worker.silent.is_none()));
+        until("the worker to continue", || bed.report().workers.iter().all(|worker| worker.silent.is_none()));
         let paths: Vec<_> = bed.report().paths.into_iter().map(|path| path.path).collect();
-        assert_eq!(paths, ["going", "trap"], "what it was asked in vain");
+        assert_eq!(paths, ["going", "trap"], "paths after an unanswered request for a third");
         assert_eq!(apply().0, Vec::<String>::new());
         let to = Wire::open("q1");
         from.send(&frame(2, 5, 60));
@@ -181,10 +193,10 @@ fn what_was_asked_in_vain_is_not_done_later() {
     });
 }
 
-/// It is stopped while a plan is applied that starts it again with another chain.
+/// A path is stopped while a plan is applied that starts it again with another chain.
 #[test]
 #[ignore = "needs root"]
-fn that_a_path_was_stopped_is_told_too_late() {
+fn a_stop_that_is_reported_too_late_leaves_the_new_chain_running() {
     in_new_namespace(|| {
         let bed = Bed::new(1, settings());
         let ports = ports(1, SMALL);
@@ -203,37 +215,44 @@ fn that_a_path_was_stopped_is_told_too_late() {
                 from.send(&frame(0, n, 60));
                 thread::sleep(Duration::from_millis(5));
             }
-            assert!(!applies.is_finished());
+            assert!(!applies.is_finished(), "the plan was applied before the slots settled");
             bed.told.settles_not.store(false, Relaxed);
             assert_eq!(applies.join().unwrap(), Vec::<String>::new());
         });
         let path = bed.path(0);
-        assert_eq!((path.panics, path.stopped.is_some()), (3, false), "it was stopped: {path:?}");
-        // How many a panic costs depends on how long it takes to tell of it.
-        assert_eq!(path.worker_panicked + path.stopped_packets, 10, "{path:?}");
+        assert_eq!((path.panics, path.stopped.is_some()), (3, false), "(panics, stopped) of {path:?}");
+        // The cost of a panic in packets depends on how soon it is reported.
+        assert_eq!(path.worker_panicked + path.stopped_packets, 10, "packets lost: {path:?}");
         thread::sleep(Duration::from_millis(50));
         goes_through(20..40);
         bed.end();
     });
 }
 
-/// Whoever stops workers is not held up by one for ever; what it hangs with is all that does not come back.
+/// A worker that hangs does not delay the stop for ever. Only the frames that it holds do not come back.
 #[test]
 #[ignore = "needs root"]
-fn workers_that_do_not_end_are_left() {
+fn workers_that_do_not_end_are_left_behind() {
     in_new_namespace(|| {
         let bed = Bed::new(1, settings());
         bed.apply(&plan(&[0, 1], &ports(1, SMALL), &[(1, path("stuck", &["forward"], 1))]));
         let (goes_on, umem) = (GoesOn(bed.told.clone()), bed.umem.clone());
         bed.told.waits.store(true, Relaxed);
         Wire::open("q0").send(&frame(1, 0, 60));
-        until("it to hang", || bed.told.waiting.load(Relaxed) == 1);
+        until("the worker to hang", || bed.told.waiting.load(Relaxed) == 1);
         let epochs = bed.epochs.clone();
         let begun = Instant::now();
         drop(bed);
-        assert!(begun.elapsed() >= Duration::from_secs(1), "{:?}", begun.elapsed());
-        assert!(epochs.wait(Duration::from_millis(1)).is_err(), "it reads the tables still");
-        // Its pool, and what it had in its hands.
+        assert!(
+            begun.elapsed() >= Duration::from_secs(1),
+            "the worker was waited for only {:?}",
+            begun.elapsed()
+        );
+        assert!(
+            epochs.wait(Duration::from_millis(1)).is_err(),
+            "the silent worker is not waited for, but still reads the tables"
+        );
+        // The worker's pool, and the frame that it held.
         let most = POOL_FRAMES as u32 + 1;
         until("the rest to come back", || umem.free_frames() >= umem.frames() - most);
         assert!(umem.free_frames() < umem.frames() && umem.promised_frames() <= most);
@@ -243,7 +262,7 @@ fn workers_that_do_not_end_are_left() {
     });
 }
 
-/// Tables that make no chains.
+/// Tables that cannot make chains.
 struct Broken(Shared<Arc<logic::memory::HeapMemory>>);
 impl router::user_plane::workers::Tables for Broken {
     fn memory(&self) -> &dyn logic::memory::Memory {
@@ -256,7 +275,7 @@ impl router::user_plane::workers::Tables for Broken {
 
 #[test]
 #[ignore = "needs root"]
-fn other_tables_take_the_place_of_all_or_none() {
+fn other_tables_replace_those_of_all_workers_or_of_none() {
     in_new_namespace(|| {
         let bed = Bed::new(1, settings());
         let police = "{ element = \"police\", packets_per_second = 1, burst_packets = 30 }";
@@ -270,11 +289,12 @@ fn other_tables_take_the_place_of_all_or_none() {
         assert_eq!((refused.to_string().as_str(), Arc::strong_count(&broken)), ("no chain for limited", 1));
         let first = Arc::new(Rigged(shared(), bed.told.clone()));
         bed.workers.set_tables(first.clone()).unwrap();
-        // Here, by control, by two workers, and by what is known of two paths there and with control.
+        // References: this one, one of control, one of each of two workers, and two of each of two paths, for
+        // worker and control.
         assert_eq!(Arc::strong_count(&first), 1 + 1 + 2 + 2 * 2);
         bed.workers.set_tables(Arc::new(Rigged(shared(), bed.told.clone()))).unwrap();
-        assert_eq!(Arc::strong_count(&first), 1, "nobody reads them any more");
-        // The bucket had ten left.
+        assert_eq!(Arc::strong_count(&first), 1, "references to the old tables");
+        // The bucket had ten packets left.
         let from = Wire::open("q0");
         for n in 20..40 {
             from.send(&frame(0, n, 60));
@@ -282,14 +302,14 @@ fn other_tables_take_the_place_of_all_or_none() {
         until("all to be counted", || bed.path(0).packets == 40);
         let path = bed.path(0);
         let of = |n: usize| (path.elements[n].element.as_str(), path.elements[n].packets);
-        assert_eq!((path.out["p1"], path.dropped["over_rate"]), (30, 10), "{path:?}");
+        assert_eq!((path.out["p1"], path.dropped["over_rate"]), (30, 10), "(out, over_rate) of {path:?}");
         assert_eq!((of(0), of(1)), (("police", 40), ("count", 30)));
         assert_eq!(path.elements[1].counted["bytes"], 1800);
         bed.end();
     });
 }
 
-/// The namespace of the thread that gives packets to the kernel.
+/// The namespace of the thread that passes packets up.
 fn of_up() -> std::path::PathBuf {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.path());
     let is_up = |task: &std::path::PathBuf| {
@@ -300,7 +320,7 @@ fn of_up() -> std::path::PathBuf {
 
 #[test]
 #[ignore = "needs root"]
-fn packets_go_up_in_the_namespace_of_their_port_which_is_not_held() {
+fn packets_go_up_in_the_namespace_of_their_port_which_is_not_kept_alive() {
     in_new_namespace(|| {
         let [home, here] =
             ["/proc/self/ns/net", "/proc/thread-self/ns/net"].map(|ns| std::fs::read_link(ns).unwrap());
@@ -318,12 +338,16 @@ fn packets_go_up_in_the_namespace_of_their_port_which_is_not_held() {
             until("the thread to leave", || of_up() == home);
         }
         let up = bed.report().up;
-        assert_eq!((up.all.packets, up.all.failed, up.ports[&0].packets), (2, 0, 2), "for no interface");
+        assert_eq!(
+            (up.all.packets, up.all.failed, up.ports[&0].packets),
+            (2, 0, 2),
+            "(packets, failed, packets of port 0)"
+        );
         bed.end();
     });
 }
 
-/// A port that is down holds what it has, and its worker sleeps all the same.
+/// A port that is down holds its packets, and its worker still sleeps.
 #[test]
 #[ignore = "needs root"]
 fn a_port_that_is_down_lets_its_worker_sleep() {
@@ -344,7 +368,7 @@ fn a_port_that_is_down_lets_its_worker_sleep() {
         let before = sleeps();
         thread::sleep(Duration::from_millis(1500));
         let slept = sleeps() - before;
-        assert!(slept <= 14, "{slept} times in 1.5 s");
+        assert!(slept <= 14, "the worker slept and woke {slept} times in 1.5 s");
         run("ip link set p2 up");
         bed.apply(&plan);
         assert_eq!(out_of(&to, 1, |f| f[12..14] == [0x88, 0xb5]), [frame(1, 0, 60)]);
@@ -352,7 +376,8 @@ fn a_port_that_is_down_lets_its_worker_sleep() {
     });
 }
 
-/// A path comes and goes under traffic: each of its packets is its worker's or the kernel's, and none is lost.
+/// A path comes and goes under traffic. Each of its packets goes to its worker or to the kernel, and none is
+/// lost.
 #[test]
 #[ignore = "needs root"]
 fn a_path_that_ends_loses_nothing() {
@@ -394,20 +419,29 @@ fn a_path_that_ends_loses_nothing() {
             }
             sends.join().unwrap();
         });
-        assert!(out.is_sorted() && out.len() > 100 && up.len() > 100, "{} out, {} up", out.len(), up.len());
+        assert!(
+            out.is_sorted() && out.len() > 100 && up.len() > 100,
+            "out of order, or too few: {} out, {} up",
+            out.len(),
+            up.len()
+        );
         let mut all = [out, up].concat();
         all.sort_unstable();
         let missing = (0..COUNT).find(|number| all.binary_search(number).is_err());
-        assert_eq!((missing, all.len() as u32), (None, COUNT), "{changes} changes");
-        assert!(changes > 8, "{changes}");
+        assert_eq!(
+            (missing, all.len() as u32),
+            (None, COUNT),
+            "(first missing, received) after {changes} changes"
+        );
+        assert!(changes > 8, "only {changes} changes");
         bed.end();
     });
 }
 
-/// Another fill ring: queues are closed and opened one after another, and packets go on.
+/// With another fill ring, queues are closed and opened one after another, and packets continue.
 #[test]
 #[ignore = "needs root"]
-fn queues_are_opened_otherwise_and_wishes_that_cannot_be_are_told() {
+fn queues_are_opened_with_other_rings_and_impossible_rings_are_reported() {
     in_new_namespace(|| {
         let bed = Bed::new(2, settings());
         let paths = [(0, path("one", &["forward"], 1))];
@@ -423,7 +457,7 @@ fn queues_are_opened_otherwise_and_wishes_that_cannot_be_are_told() {
         assert_eq!(bed.report().promised_frames, promised + 4 * 128);
         bed.apply(&with(256, 128));
         goes_through(40..60);
-        // The old rings are nobody's any more.
+        // The frames of the old rings are free again.
         assert_eq!(bed.report().promised_frames, promised + 4 * 128 + 2 * 64);
         let two = |what: &str| [0, 1].map(|queue| format!("path one: port p0, queue {queue}: {what}"));
         let wants = "a ring of 256 packets wants a fill ring of twice as many; the queue's has 256";
@@ -437,7 +471,7 @@ fn queues_are_opened_otherwise_and_wishes_that_cannot_be_are_told() {
                    that are open stay as they are, and what finds no memory is not opened";
         assert_eq!(bed.workers.apply(&with(8192, 64)), [all]);
         goes_through(80..90);
-        // Both at once.
+        // Both rings change at once.
         bed.apply(&with(128, 64));
         goes_through(90..100);
         bed.apply(&with(1024, 512));

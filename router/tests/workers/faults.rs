@@ -1,4 +1,4 @@
-//! Chains that panic, and ports that go.
+//! Chains that panic, and ports that vanish.
 
 use super::*;
 use crate::common::run;
@@ -13,11 +13,10 @@ fn lost(path: &PathStand) -> u64 {
 
 #[test]
 #[ignore = "needs root"]
-fn a_panic_costs_what_was_in_hand_and_the_third_stops_the_path_alone() {
+fn a_panic_costs_the_packets_in_hand_and_the_third_stops_only_its_path() {
     in_new_namespace(|| {
         let bed = Bed::new(1, settings());
-        // Both on one worker.
-        // And with room for what comes while a panic is told.
+        // Both paths are on one worker, with room for packets that come while a panic is reported.
         let mut paths = [(0, path("trap", &["forward"], 1)), (1, path("other", &["forward"], 1))];
         paths.iter_mut().for_each(|(_, path)| path.ring = 1024);
         bed.apply(&plan(&[1], &ports(1, Rings { fill: 2048, ..SMALL }), &paths));
@@ -36,25 +35,25 @@ fn a_panic_costs_what_was_in_hand_and_the_third_stops_the_path_alone() {
             until("the panic", || bed.path(0).panics == u64::from(panics));
         }
         let trap = bed.path(0);
-        assert!((2..=2 * 256).contains(&lost(&trap)), "{trap:?}");
-        assert_eq!(trap.out["p1"] + lost(&trap), 2016, "{trap:?}");
+        assert!((2..=2 * 256).contains(&lost(&trap)), "two panics cost {} packets: {trap:?}", lost(&trap));
+        assert_eq!(trap.out["p1"] + lost(&trap), 2016, "packets out and lost: {trap:?}");
         let (mut of_trap, mut of_other) = (Vec::new(), Vec::new());
         let out = out_of(&to, (2016 + trap.out["p1"]) as usize, |f| f[12..14] == [0x88, 0xb5]);
         for frame in &out {
             let to = if frame[14] == 0 { &mut of_trap } else { &mut of_other };
             to.push(crate::af_xdp_bed::number(frame));
         }
-        assert_eq!(of_other, (0..2016).collect::<Vec<_>>(), "it lost none");
+        assert_eq!(of_other, (0..2016).collect::<Vec<_>>(), "packets of the other path");
         assert!(of_trap.is_sorted() && !of_trap.contains(&500) && !of_trap.contains(&1500));
-        // The third within ten seconds.
+        // The third panic within ten seconds.
         let emptied = || bed.told.emptied.load(Relaxed);
         let before = emptied();
         bed.told.panics_at.store(2016, Relaxed);
         send(2016..2032);
         until("the path to be stopped", || bed.path(0).stopped.is_some());
         until("its slot to be emptied", || emptied() > before);
-        until("the other path", || bed.path(1).out["p1"] == 2032);
-        // Its packets are what they are with an empty slot: the kernel's.
+        until("the packets of the other path", || bed.path(1).out["p1"] == 2032);
+        // Its slot is empty, so its packets go to the kernel.
         send(2032..2048);
         assert_eq!(
             out_of(&kernel, 16, |f| f[12..15] == [0x88, 0xb5, 0]),
@@ -62,14 +61,14 @@ fn a_panic_costs_what_was_in_hand_and_the_third_stops_the_path_alone() {
         );
         // The same plan changes nothing; another chain starts it.
         bed.apply(&plan(&[1], &ports(1, Rings { fill: 2048, ..SMALL }), &paths));
-        assert!(bed.path(0).stopped.is_some());
+        assert!(bed.path(0).stopped.is_some(), "the same plan started the path again");
         let mended = PathPlan { ring: 1024, ..path("mended", &["count", "forward"], 1) };
         let mended = [(0, mended), paths[1].clone()];
         bed.apply(&plan(&[1], &ports(1, Rings { fill: 2048, ..SMALL }), &mended));
         let before = bed.path(0).out["p1"];
         send(2048..2064);
-        until("the path to go on", || bed.path(0).out["p1"] == before + 16);
-        until("the other path", || bed.path(1).out["p1"] == 2064);
+        until("the path to continue", || bed.path(0).out["p1"] == before + 16);
+        until("the packets of the other path", || bed.path(1).out["p1"] == 2064);
         generator.end();
         bed.end();
     });
@@ -105,7 +104,7 @@ fn a_port_that_goes_and_comes_back() {
         crate::af_xdp_bed::make_port(1, 1);
         bed.apply(&plan(&[0], &ports(1, SMALL), &paths));
         sends(70..120);
-        // Without it, what chains send there is dropped.
+        // Without the port, packets that chains send there are dropped.
         let mut without = plan(
             &[0],
             &ports(1, SMALL),
@@ -117,7 +116,7 @@ fn a_port_that_goes_and_comes_back() {
         assert_eq!(troubles, [nowhere("one"), nowhere("two")]);
         from.send(&frame(0, 150, 60));
         until("a packet to be dropped", || bed.path(0).dropped.get("no_port") == Some(&1));
-        // By its name, as if it were there.
+        // The port is reported by its name, as if it were there.
         let told = bed.report();
         assert_eq!(told.closed_outputs.iter().map(|closed| &*closed.name).collect::<Vec<_>>(), ["p1"]);
         assert_eq!(Vec::from_iter(bed.path(0).out.keys()), ["p1"]);
@@ -127,10 +126,10 @@ fn a_port_that_goes_and_comes_back() {
     });
 }
 
-/// A second panic, where the first is dealt with.
+/// A second panic happens while the first is handled.
 #[test]
 #[ignore = "needs root"]
-fn a_chain_that_panics_when_it_is_made_anew_stops_its_path_alone() {
+fn a_chain_that_panics_when_it_is_made_again_stops_only_its_path() {
     in_new_namespace(|| {
         let bed = Bed::new(1, settings());
         bed.apply(&plan(

@@ -1,4 +1,5 @@
-//! Workers over AF_XDP between veths: what comes out, in which order, what is counted, and that no frame is missing at the end.
+//! Workers over AF_XDP between veths: the packets that come out, their order, what is counted, and that no
+//! frame is missing at the end.
 
 #[allow(dead_code)]
 #[path = "../af_xdp/bed.rs"]
@@ -37,7 +38,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Next frames out of a wire, of these whose first bytes are so.
+/// The next `count` frames out of a wire that are ours.
 #[track_caller]
 fn out_of(wire: &Wire, count: usize, is_ours: impl Fn(&[u8]) -> bool) -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
@@ -69,21 +70,25 @@ fn bytes_go_through_their_chain_and_up() {
             let other = frame(1, n.into(), 60 + usize::from(n) * 11);
             from.send(&other);
             let out = out_of(&to, 2, |frame| is_ip(frame) || is_ours(frame));
-            assert!(out.contains(&sent.routed(NEXT, P1, &[])) && out.contains(&other), "{n}: {out:02x?}");
+            assert!(
+                out.contains(&sent.routed(NEXT, P1, &[])) && out.contains(&other),
+                "round {n}: a frame differs: {out:02x?}"
+            );
         }
         assert_eq!(bed.path(0).out.get("p1"), Some(&100));
-        until("the other path", || bed.path(1).out.get("p1") == Some(&100));
+        until("the packets of the other path", || bed.path(1).out.get("p1") == Some(&100));
         for n in 0..20 {
             from.send(&frame(1, n, 60));
         }
         assert_eq!(out_of(&to, 20, is_ours), (0..20).map(|n| frame(1, n, 60)).collect::<Vec<_>>());
-        // Up, as it came: a last hop, no route, another's address.
+        // These go up as they came: a last hop, no route, and a MAC address of another host.
         let last = Frame::udp4(P0, "10.0.0.9", "10.1.0.1").ip4(|ip| ip[8] = 1);
         let ups = [last, Frame::udp4(P0, "10.0.0.9", "10.2.0.1"), Frame::udp4(NEXT, "10.0.0.9", "10.1.0.1")];
         for sent in &ups {
             from.send(&sent.bytes());
         }
-        // Of flows of their own, which keep no order: who sends may go on to another core, whose queue another it is.
+        // These are different flows, without a common order: the sending thread may move to another core,
+        // which has another queue.
         let sorted = |mut all: Vec<Vec<u8>>| {
             all.sort_unstable();
             all
@@ -97,7 +102,8 @@ fn bytes_go_through_their_chain_and_up() {
     });
 }
 
-/// The owner of the only queue has nothing to do and sleeps, while another worker takes far more than the fill ring has.
+/// The owner of the only queue has nothing to do and sleeps, while another worker takes far more frames than
+/// the fill ring holds.
 #[test]
 #[ignore = "needs root"]
 fn an_owner_that_sleeps_fills_for_its_neighbour() {
@@ -109,7 +115,7 @@ fn an_owner_that_sleeps_fills_for_its_neighbour() {
         let mut generator = Generator::new("q0", 1);
         for n in 0..200 {
             generator.send(0, (n * 32..(n + 1) * 32).map(|n| frame(1, n, 60)));
-            until("the path", || bed.path(1).packets == u64::from(n + 1) * 32);
+            until("the packets of the busy path", || bed.path(1).packets == u64::from(n + 1) * 32);
         }
         assert_eq!((bed.path(1).ring_full, bed.path(1).dropped.get("discarded")), (0, Some(&6400)));
         generator.end();
@@ -117,10 +123,11 @@ fn an_owner_that_sleeps_fills_for_its_neighbour() {
     });
 }
 
-/// Packets that take 4 us each, more than the worker keeps up with: what it does of them at a time is what may take so long.
+/// Each packet takes 4 us, and more come than the worker can handle. It handles as many in a run as the limit
+/// of a run allows.
 #[test]
 #[ignore = "needs root"]
-fn a_run_takes_as_long_as_it_may() {
+fn a_run_takes_no_longer_than_allowed() {
     let a_run = |longest_us| {
         let (tell, told) = channel();
         in_new_namespace(move || {
@@ -133,7 +140,7 @@ fn a_run_takes_as_long_as_it_may() {
             for n in 0..40 {
                 generator.send(0, (n * 64..(n + 1) * 64).map(|n| frame(0, n, 60)));
             }
-            until("the path", || {
+            until("all packets to be counted", || {
                 let path = bed.path(0);
                 path.packets + path.ring_full == 40 * 64
             });
@@ -149,7 +156,8 @@ fn a_run_takes_as_long_as_it_may() {
     assert!(short < 4.0 && long > 4.0 * short, "{short} and {long} packets a run");
 }
 
-/// While there is load a worker polls the device itself, where the kernel can; either way all packets come, in order, and without load it sleeps.
+/// Under load, a worker polls the device itself if the kernel allows it. Either way all packets come, in
+/// order, and without load the worker sleeps.
 #[test]
 #[ignore = "needs root"]
 fn a_worker_that_polls_forwards_in_order_and_sleeps_without_load() {
@@ -175,19 +183,23 @@ fn a_worker_that_polls_forwards_in_order_and_sleeps_without_load() {
                     numbers_of(&to, 0, &mut numbers);
                     numbers.len() >= 32
                 });
-                assert_eq!(numbers, Vec::from_iter(sent), "in order, and nothing twice");
+                assert_eq!(numbers, Vec::from_iter(sent), "numbers of the frames that came out");
             }
             let queue = queue();
             match polling {
                 Polling::Interrupts => assert_eq!((queue.polled, queue.not_polled_because), (false, None)),
-                // After packets it is known whether the kernel can.
+                // After packets it is known whether the kernel can poll.
                 Polling::Busy { .. } => match queue.not_polled_because {
-                    None => assert!(queue.polled),
-                    Some(why) => assert!(!queue.polled && why.starts_with("neither its driver nor"), "{why}"),
+                    None => assert!(queue.polled, "the queue is not polled, without a reason"),
+                    Some(why) => assert!(
+                        !queue.polled && why.starts_with("neither its driver nor"),
+                        "polled: {}, reason: {why}",
+                        queue.polled
+                    ),
                 },
             }
-            // It took no more than a fiftieth of the core, and slept for the rest.
-            until("sleep", || is_idle(&bed));
+            // The worker must sleep except for a fiftieth of the time.
+            until("the worker to sleep", || is_idle(&bed));
         }
         assert_eq!((bed.path(0).packets, bed.path(0).ring_full), (800 * 32, 0));
         generator.end();
@@ -195,7 +207,7 @@ fn a_worker_that_polls_forwards_in_order_and_sleeps_without_load() {
     });
 }
 
-/// The worker slept for nearly all of 200 ms.
+/// Whether the worker slept for nearly all of 200 ms.
 fn is_idle(bed: &Bed) -> bool {
     let ran = || bed.report().workers[0].ran_ns;
     let (before, begun) = (ran(), Instant::now());
@@ -203,7 +215,7 @@ fn is_idle(bed: &Bed) -> bool {
     (ran() - before) as f64 <= begun.elapsed().as_nanos() as f64 / 50.0
 }
 
-/// However the test ends.
+/// Lets all that wait continue when it is dropped, however the test ends.
 struct GoesOn(Arc<Orders>);
 impl Drop for GoesOn {
     fn drop(&mut self) {
@@ -213,12 +225,12 @@ impl Drop for GoesOn {
     }
 }
 
-/// It is not given up.
+/// Settings with which no hanging worker is taken over.
 fn patient() -> WorkersSettings {
     WorkersSettings { patience: Duration::from_secs(600), ..settings() }
 }
 
-/// One queue, two workers; the one does not get on at all, and its neighbour does not notice.
+/// Two workers share one queue. One of them hangs, and the other does not notice.
 #[test]
 #[ignore = "needs root"]
 fn a_stalled_path_costs_its_neighbour_on_the_queue_nothing() {
@@ -232,33 +244,34 @@ fn a_stalled_path_costs_its_neighbour_on_the_queue_nothing() {
         let mut out = Vec::new();
         for n in 0..100 {
             generator.send(0, (n * 16..(n + 1) * 16).flat_map(|n| [frame(0, n, 60), frame(1, n, 60)]));
-            until("the path that gets on", || {
+            until("packets of the path that runs", || {
                 numbers_of(&to, 0, &mut out);
                 out.len() == (n as usize + 1) * 16
             });
         }
         assert_eq!(out, (0..1600).collect::<Vec<_>>());
         bed.told.waits.store(false, Relaxed);
-        until("the one that was stalled", || {
+        until("the path that was stalled", || {
             let stuck = bed.path(1);
             stuck.packets + stuck.ring_full == 1600
         });
         let (going, stuck) = (bed.path(0), bed.path(1));
         assert_eq!((going.ring_full, going.packets), (0, 1600));
-        // What its ring has, and the runs that it was in.
-        assert!((64..64 + 256).contains(&stuck.packets), "{stuck:?}");
+        // The packets of its ring, and of the runs that it was in.
+        assert!((64..64 + 256).contains(&stuck.packets), "packets of the stalled path: {stuck:?}");
         generator.end();
         bed.end();
     });
 }
 
-/// From worker to worker, through other chains and rings, with other weights, beside paths that come and go: every packet comes out, in order.
+/// A path moves from worker to worker, with other chains, rings and weights, next to paths that come and go.
+/// Every packet comes out, in order.
 #[test]
 #[ignore = "needs root"]
 fn reconfiguration_loses_nothing_and_keeps_order() {
     const COUNT: u32 = 192_000;
     in_new_namespace(|| {
-        // What waited while it moved is sent at once.
+        // Packets that waited during a move are sent at once.
         let bed = Bed::new(1, WorkersSettings { auxiliary: 1024, frames: 32768, ..settings() });
         let ports = ports(1, Rings { fill: 4096, ..SMALL });
         let mut first = path("moves", &["forward"], 0);
@@ -266,7 +279,7 @@ fn reconfiguration_loses_nothing_and_keeps_order() {
         bed.apply(&plan(&[0, 1], &ports, &[(0, first.clone())]));
         let to = Wire::open("q1");
         let (came, mut out, mut changes) = (AtomicU32::new(0), Vec::new(), 0_u16);
-        // What is sent at most; where all is slow it is less.
+        // The most packets that are sent; on a slow machine it is less.
         let (count, begun) = (AtomicU32::new(COUNT), Instant::now());
         let is_through = || came.load(Relaxed) >= count.load(Relaxed);
         let goes_on = || !is_through() && begun.elapsed() < Duration::from_secs(25);
@@ -279,7 +292,8 @@ fn reconfiguration_loses_nothing_and_keeps_order() {
                         break;
                     }
                     generator.send(0, (n * 16..(n + 1) * 16).map(|n| frame(0, n, 60)));
-                    // So many are on their way at most: what a ring has while its path is on none of the workers, and takes well within a second.
+                    // The most packets under way: as many as a ring holds while no worker has its path, and
+                    // as pass well within a second.
                     let room = || {
                         let came = came.load(Relaxed);
                         let in_time = f64::from(came) / begun.elapsed().as_secs_f64() * 0.2;
@@ -301,7 +315,7 @@ fn reconfiguration_loses_nothing_and_keeps_order() {
             while goes_on() {
                 changes += 1;
                 let chain: &[&str] = if changes % 3 == 0 { &["count", "forward"] } else { &["forward"] };
-                // Now and then a worker ends, and the other has its queues.
+                // Sometimes a worker ends, and the other has its queues.
                 let (here, alone) = (changes % 2, changes % 8 > 5);
                 let there = if alone { here } else { changes / 2 % 2 };
                 let weight = 1 + changes % 7;
@@ -324,20 +338,23 @@ fn reconfiguration_loses_nothing_and_keeps_order() {
             (stand.packets, stand.out.get("p1"), stand.ring_full, stand.ring_closed),
             (count.into(), Some(&count.into()), 0, 0)
         );
-        // Workers and their ways out came and went.
+        // Workers and their outputs came and went.
         let report = bed.report();
-        assert!(report.queues.iter().all(|queue| queue.fill_empty == 0), "{report:?}");
+        assert!(report.queues.iter().all(|queue| queue.fill_empty == 0), "a fill ring was empty: {report:?}");
         let now = report.workers.iter().flat_map(|worker| &worker.outputs);
         let sent = now.chain(&report.closed_outputs).map(|output| output.sent_packets).sum::<u64>();
-        assert_eq!(sent, u64::from(count), "{report:?}");
-        assert!(report.closed_outputs.iter().any(|output| output.sent_packets > 0), "{report:?}");
+        assert_eq!(sent, u64::from(count), "packets sent by all outputs: {report:?}");
+        assert!(
+            report.closed_outputs.iter().any(|output| output.sent_packets > 0),
+            "no closed output has sent packets: {report:?}"
+        );
         println!("{changes} changes");
-        assert!(changes > 8, "a worker has ended, and come again: {changes}");
+        assert!(changes > 8, "too few changes for a worker to end and come back: {changes}");
         bed.end();
     });
 }
 
-/// Without packets a worker takes no time, and its epoch is over.
+/// Without packets a worker uses no CPU time, and a change of the tables does not wait for it.
 #[test]
 #[ignore = "needs root"]
 fn a_worker_without_packets_sleeps() {
@@ -350,10 +367,10 @@ fn a_worker_without_packets_sleeps() {
         bed.epochs.wait(Duration::from_millis(1)).unwrap();
         let after = bed.report();
         for (before, after) in before.workers.iter().zip(&after.workers) {
-            assert!(after.sleeps - before.sleeps <= 3, "it woke for reports only: {after:?}");
-            assert!(after.slept > 0.9, "{after:?}");
+            assert!(after.sleeps - before.sleeps <= 3, "the worker woke more than for reports: {after:?}");
+            assert!(after.slept > 0.9, "the worker slept too little: {after:?}");
         }
-        // And it is there when one comes.
+        // It still handles a packet that comes.
         let (from, to) = (Wire::open("q0"), Wire::open("q1"));
         from.send(&frame(0, 5, 60));
         assert_eq!(out_of(&to, 1, |f| f[12..14] == [0x88, 0xb5]), [frame(0, 5, 60)]);
@@ -361,10 +378,10 @@ fn a_worker_without_packets_sleeps() {
     });
 }
 
-/// Before nearly all other threads of its core, unless told otherwise.
+/// A worker goes before nearly all other threads of its core, unless configured otherwise.
 #[test]
 #[ignore = "needs root"]
-fn workers_are_as_urgent_as_they_are_told() {
+fn workers_have_the_priority_that_is_configured() {
     for (settings, nice) in [(settings(), -20), (WorkersSettings { nice: 7, ..settings() }, 7)] {
         in_new_namespace(move || {
             let bed = Bed::new(1, settings);
@@ -376,10 +393,11 @@ fn workers_are_as_urgent_as_they_are_told() {
     }
 }
 
-/// What an element made and `route` cannot send the kernel sends, as its own, where the router is; frames that are for no interface are their port's router's.
+/// Packets that an element made and `route` cannot send are sent by the kernel, as its own, in the router's
+/// namespace. Frames for no interface belong to their port's router.
 #[test]
 #[ignore = "needs root"]
-fn what_is_made_here_is_sent_where_its_router_is() {
+fn packets_that_elements_make_are_sent_in_the_namespace_of_their_router() {
     in_new_namespace(|| {
         let namespaces = Namespaces::default();
         let bed = Bed::new(1, WorkersSettings { namespaces: namespaces.clone(), ..settings() });
@@ -404,9 +422,9 @@ fn what_is_made_here_is_sent_where_its_router_is() {
         bed.apply(&plan(&[1], &ports(1, SMALL), &paths));
         let (from, far) = (Wire::open("q0"), Wire::open("x1"));
         let counts = || bed.report().up.all;
-        // Nobody has said where router 0 is.
+        // The namespace of router 0 is not known yet.
         from.send(&frame(0, 7, 60));
-        until("it to be counted", || (counts().packets, counts().failed) == (0, 1));
+        until("the packet to be counted", || (counts().packets, counts().failed) == (0, 1));
         namespaces.set(BTreeMap::from([(0, NamespaceRef::own().unwrap())]));
         for n in 8..40 {
             (0..2).for_each(|path| from.send(&frame(path, n, 60)));
@@ -422,15 +440,15 @@ fn what_is_made_here_is_sent_where_its_router_is() {
         }
         assert_eq!((counts().packets, counts().failed), (64, 1));
         assert_eq!(bed.path(0).up.get("no_route"), Some(&33));
-        // Who is gone gets nothing, though the socket is still open.
+        // A router that is gone gets nothing, although the socket is still open.
         namespaces.set(BTreeMap::new());
         from.send(&frame(0, 50, 60));
-        until("it to be counted", || counts().failed == 2);
-        // Another source than the machine's.
+        until("the packet to be counted", || counts().failed == 2);
+        // The source is no longer an address of the machine.
         namespaces.set(BTreeMap::from([(0, NamespaceRef::own().unwrap())]));
         run("ip address flush dev x0");
         from.send(&frame(0, 51, 60));
-        until("it to be counted", || counts().failed == 3);
+        until("the packet to be counted", || counts().failed == 3);
         bed.end();
     });
 }

@@ -1,6 +1,7 @@
-//! What a worker forwards, what that costs, how soon it is there, and what paths cost each other: `cargo test --release -p millrace --test
-//! workers -- --ignored --nocapture --test-threads=1 measure`, as root. The generator is on core 0. Where nothing else is said the port's
-//! receive side is there too, the worker on core 1, and what leaves is dropped by a program at the other end, within the worker's calls.
+//! What a worker forwards and what that costs, how soon a packet comes out, and what paths cost each other:
+//! `cargo test --release -p millrace --test workers -- --ignored --nocapture --test-threads=1 measure`, as
+//! root. The generator is on core 0. By default, the port's receive side is there too, the worker is on core
+//! 1, and a program at the other end drops packets that leave, within the worker's calls.
 
 use super::*;
 use crate::{
@@ -25,7 +26,7 @@ use std::{collections::BTreeMap, fs};
 
 const ROUNDS: usize = 5;
 
-/// Nanoseconds that the thread of this name had a core, and that it could have run and had none.
+/// Nanoseconds that the thread of this name ran, and that it waited for a core.
 fn schedstat(name: &str) -> [u64; 2] {
     let stat = fs::read_to_string(task(name).path().join("schedstat")).unwrap();
     let mut fields = stat.split(' ').map(|field| field.trim().parse().unwrap());
@@ -49,18 +50,18 @@ fn median(mut of: Vec<f64>) -> f64 {
     of[of.len() / 2]
 }
 
-/// While a frame is sent, with a pause now and then.
+/// Runs `body` while a frame is sent again and again, with short pauses.
 fn flooded<T>(by: &str, frame: &[u8], body: impl FnOnce() -> T) -> T {
     flooded_of(1 << 20, by, frame, body)
 }
 
-/// So many are sent before each pause.
+/// The same, with `packets` packets before each pause.
 fn flooded_of<T>(packets: i32, by: &str, frame: &[u8], body: impl FnOnce() -> T) -> T {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         let _ends = Ends(&over);
         scope.spawn(|| {
-            // What else is on its core is not to make pauses.
+            // Other threads on its core must not cause pauses.
             setpriority_process(None, -20).unwrap();
             flood_of(packets, "q0", by, frame, &over);
         });
@@ -103,12 +104,13 @@ fn measure_forwarding() {
         }
         let report = bed.report();
         println!("clock: {}, {} Hz; {:?}", report.clock, report.hz, report.workers[0].outputs);
-        assert!(bed.path(0).out["p1"] > 0);
+        assert!(bed.path(0).out["p1"] > 0, "nothing was forwarded");
         bed.end();
     });
 }
 
-/// The same routes, in turn by the kernel plane and by a worker, which shares core 1 with the thread that receives.
+/// The same routes, in turn through the kernel plane and through a worker, which shares core 1 with the
+/// receiving thread.
 #[test]
 #[ignore = "a measurement; needs root"]
 fn measure_beside_the_kernel_plane() {
@@ -132,7 +134,7 @@ fn measure_beside_the_kernel_plane() {
             Workers::start(WorkersSettings::default(), Epochs::default(), tables, slots, up).unwrap();
         let of = PathPlan { ring: 1024, ..path("routed", &ROUTED, 1) };
         assert_eq!(workers.apply(&plan(&[1], &ports(1, Rings::default()), &[(0, of)])), Vec::<String>::new());
-        // What a router writes to is behind the headers once more.
+        // The bytes that a router overwrites are stored a second time after the headers.
         let mut sent = Frame::udp4(world::A, "10.0.1.5", "10.0.2.9").bytes();
         let written: Vec<u8> = [&sent[..12], &sent[22..23], &sent[24..26]].concat();
         sent[42..57].copy_from_slice(&written);
@@ -174,15 +176,16 @@ fn measure_beside_the_kernel_plane() {
     });
 }
 
-/// By interrupts, and polled by the worker where the kernel can, in turns: what it forwards when more is offered than can be, what that costs in the
-/// worker and in the thread that receives, on core 1 both; and how soon a packet is there each 500 us, and each 20 us.
+/// Interrupts, and polling by the worker where the kernel can, in turns. Measures what is forwarded when more
+/// is offered than possible, its cost in the worker and in the receiving thread, both on core 1, and how soon
+/// a packet comes out, each 500 us and each 20 us.
 #[test]
 #[ignore = "a measurement; needs root"]
 fn measure_polling() {
     in_new_namespace(|| {
         let bed = Bed::new(1, WorkersSettings::default());
         let napi = Napi::new("p0", 1);
-        // As urgent as the worker, or what else runs here would have it wait.
+        // The thread gets the worker's priority, or other threads here would delay it.
         setpriority_process(Pid::from_raw(napi.0 as i32), -20).unwrap();
         let polls = |polling| {
             let mut ports = ports(1, Rings::default());
@@ -243,7 +246,8 @@ fn measure_polling() {
     });
 }
 
-/// Microseconds from a packet socket at one end through the worker to one at the other: half, 90 % and 99 % took less.
+/// Microseconds from a packet socket at one end, through the worker, to one at the other: the median, 90 %
+/// and 99 %.
 fn took(count: usize, mut pause: impl FnMut()) -> [f64; 3] {
     let (from, to) = (Wire::open("q0"), Wire::open("q1"));
     let mut took = Vec::new();
@@ -278,7 +282,8 @@ fn measure_waking() {
     }
 }
 
-/// A path that sleeps while another of its worker has more than it can deal with; its packets are sent at real-time priority.
+/// A path sleeps while another path of its worker has more packets than it can handle. Its packets are sent
+/// at real-time priority.
 #[test]
 #[ignore = "a measurement; needs root"]
 fn measure_waking_beside_a_busy_path() {
@@ -307,7 +312,7 @@ fn measure_waking_beside_a_busy_path() {
     });
 }
 
-/// Two workers on one queue: what one forwards while the other gets on, and while it does not at all.
+/// Two workers on one queue: what one forwards while the other runs, and while it hangs.
 #[test]
 #[ignore = "a measurement; needs root"]
 fn measure_what_a_stalled_path_costs() {
@@ -319,7 +324,7 @@ fn measure_what_a_stalled_path_costs() {
         let paths = paths.map(|(id, path)| (id, PathPlan { ring: 1024, ..path }));
         bed.apply(&plan(&[0, 1], &ports(1, Rings::default()), &paths));
         let _goes_on = GoesOn(bed.told.clone());
-        // Of three frames one is of each path; nobody has the third.
+        // One of three frames belongs to each path; nobody has the third.
         let mut sent = frame(0, 0, 60);
         sent[15] = 1;
         flooded("mix", &sent, || {
@@ -327,7 +332,7 @@ fn measure_what_a_stalled_path_costs() {
                 for stalls in [false, true] {
                     bed.told.waits.store(stalls, Relaxed);
                     thread::sleep(Duration::from_millis(200));
-                    // The first time its worker is waited for in vain, for seconds.
+                    // The first report waits some seconds for the hanging worker.
                     bed.report();
                     let (begun, before, cpu) = (Instant::now(), bed.path(0).packets, cpu_ns("worker/1"));
                     thread::sleep(Duration::from_secs(1));
@@ -335,7 +340,7 @@ fn measure_what_a_stalled_path_costs() {
                         ((bed.path(0).packets - before) as f64, begun.elapsed().as_secs_f64());
                     println!(
                         "round {round}, its neighbour {}: {:.4} Mpps, {:.0} ns of CPU a packet",
-                        if stalls { "stalls" } else { "gets on" },
+                        if stalls { "hangs" } else { "runs" },
                         packets / seconds / 1e6,
                         (cpu_ns("worker/1") - cpu) as f64 / packets
                     );
@@ -345,28 +350,31 @@ fn measure_what_a_stalled_path_costs() {
         bed.told.waits.store(false, Relaxed);
         bed.quiet();
         let stuck = bed.path(1);
-        println!("the one that stalled: {} packets, {} found its ring full", stuck.packets, stuck.ring_full);
+        println!("the one that hung: {} packets, {} found its ring full", stuck.packets, stuck.ring_full);
         bed.end();
     });
 }
 
-/// More than are sent in a round: the generator's pause, in which rings run empty, would be in it, and who has no packets is owed nothing.
+/// More packets than are sent in a round. Otherwise the round would include the generator's pause, in which
+/// rings run empty, and a path without packets is owed nothing.
 const WITHOUT_PAUSE: i32 = 1 << 24;
 const OVERLOADED_ROUNDS: usize = 20;
-/// Of what was offered in the best round: in others the generator had not enough of its core.
+/// The part of the best round's offered packets that a round needs. With less, the generator did not have
+/// enough of its core.
 const NEARLY_ALL: f64 = 0.9;
 
-/// A second of three paths.
+/// The measurements of a second with three paths.
 struct Second {
-    /// By path, of the cycles of all.
+    /// The share of all cycles, by path.
     parts: Vec<f64>,
     packets: Vec<f64>,
     offered: Vec<f64>,
-    /// The worker, for its core. The path that ran is charged for that, and the others' turns make up for it.
+    /// How long the worker waited for its core. The path that ran is charged for that, and the others' turns
+    /// make up for it.
     waited: Duration,
-    /// The host had the core, in hundredths of a second.
+    /// How long the host had the core, in hundredths of a second.
     stolen: u64,
-    /// The worker fell asleep: all rings were empty, so none of its paths had more than it can deal with.
+    /// How often the worker fell asleep. All rings were empty then, so no path had more than it can handle.
     sleeps: u64,
 }
 
@@ -397,12 +405,13 @@ impl Second {
         }
     }
 
-    /// How far from a third the paths are that are not overloaded, of that.
+    /// The largest relative deviation from a third, among the paths that are not overloaded.
     fn off(&self) -> f64 {
         self.parts[1..].iter().map(|part| (3.0 * part - 1.0).abs()).fold(0.0, f64::max)
     }
 
-    /// Paths had packets: a worker sleeps only when no path has any, which all rings are some 2 ms after the generator lost its core.
+    /// Whether paths always had packets. A worker sleeps only when all rings are empty, which happens some 2
+    /// ms after the generator loses its core.
     fn was_overloaded(&self, most_offered: f64) -> bool {
         self.sleeps == 0 && self.all_offered() >= NEARLY_ALL * most_offered
     }
@@ -412,15 +421,16 @@ impl Second {
     }
 }
 
-/// Of this core, since it was started.
+/// Time stolen from this core since the machine started.
 fn stolen(core: usize) -> u64 {
     let stat = fs::read_to_string("/proc/stat").unwrap();
     let line = stat.lines().find(|line| line.starts_with(&format!("cpu{core} "))).unwrap();
     line.split_whitespace().nth(8).unwrap().parse().unwrap()
 }
 
-/// Three paths of one worker, all of which have more than it can deal with; then one of them ten times as much as the others. Rounds take turns, so that
-/// what the machine does to both shows in those without the overload too.
+/// Three paths of one worker all have more packets than it can handle; then one of them gets ten times as
+/// much as the others. The two kinds of rounds take turns, so that disturbances by the machine also show in
+/// those without the overload.
 #[test]
 #[ignore = "a measurement; needs root"]
 fn measure_a_path_overloaded() {
@@ -465,8 +475,16 @@ fn measure_a_path_overloaded() {
             );
         }
         let [_, overloaded] = counting;
-        assert!(overloaded.len() >= OVERLOADED_ROUNDS / 4, "the generator has not enough of its core");
-        assert_eq!(far(&overloaded), 0, "others have theirs within 1 % where paths always had packets");
+        assert!(
+            overloaded.len() >= OVERLOADED_ROUNDS / 4,
+            "only {} rounds count: the generator has too little of its core",
+            overloaded.len()
+        );
+        assert_eq!(
+            far(&overloaded),
+            0,
+            "rounds in which the others are off by 1 % or more, although paths always had packets"
+        );
         bed.end();
     });
 }

@@ -1,10 +1,11 @@
-//! Workers that do not get on: others go on, another thread takes over, and what was in hand is counted and comes back.
+//! Workers that hang: other workers continue, another thread takes over, and the frames in hand are counted
+//! and come back.
 
 use super::*;
 use crate::common::{hogged, only_on};
 use std::collections::BTreeSet;
 
-/// Short, so that rings hold what comes meanwhile.
+/// Short, so that rings can hold the packets that come in this time.
 const PATIENCE: Duration = Duration::from_millis(450);
 const LARGE: Rings = Rings { fill: 4096, ..SMALL };
 
@@ -19,7 +20,8 @@ fn hung_in_stuck(packets: u64) -> String {
     )
 }
 
-/// Three paths: one hangs, one is beside it on the same core, and the last on another core, whose queue is the first worker's.
+/// Three paths: one that hangs, one on the same core, and one on another core whose queue belongs to the
+/// first worker.
 fn three(stuck_on: u16) -> [(u16, PathPlan); 3] {
     let mut paths = [
         (0, path("stuck", &["forward"], stuck_on)),
@@ -30,7 +32,7 @@ fn three(stuck_on: u16) -> [(u16, PathPlan); 3] {
     paths
 }
 
-/// What never goes down.
+/// Counts that never go down, by path; empty while a worker is silent.
 fn counts(bed: &Bed) -> Vec<[u64; 4]> {
     let report = bed.report();
     if report.workers.iter().any(|worker| worker.silent.is_some()) {
@@ -41,12 +43,15 @@ fn counts(bed: &Bed) -> Vec<[u64; 4]> {
 
 #[test]
 #[ignore = "needs root"]
-fn a_worker_that_hangs_is_taken_over_and_costs_what_it_had_in_hand() {
+fn a_worker_that_hangs_is_taken_over_and_costs_the_packets_in_hand() {
     in_new_namespace(|| {
         let bed = Bed::new(1, quick(2 * PATIENCE));
         let on = |stuck_on| plan(&[0, 1], &ports(1, LARGE), &three(stuck_on));
         bed.apply(&on(0));
-        assert!(bed.report().queues.iter().any(|queue| (queue.port, queue.owner) == (0, 0)), "its fill ring");
+        assert!(
+            bed.report().queues.iter().any(|queue| (queue.port, queue.owner) == (0, 0)),
+            "worker 0 does not own the fill ring"
+        );
         let _goes_on = GoesOn(bed.told.clone());
         bed.told.waits_at.store(100, Relaxed);
         bed.told.waits.store(true, Relaxed);
@@ -62,8 +67,8 @@ fn a_worker_that_hangs_is_taken_over_and_costs_what_it_had_in_hand() {
         let mut send = |out: &mut [Vec<u32>; 3]| {
             generator.send(0, (sent..sent + 8).flat_map(|n| [0, 1, 2].map(|path| frame(path, n, 60))));
             sent += 8;
-            // The other core goes on, whoever has the fill ring, at every moment.
-            until("the path elsewhere", || {
+            // The other core continues at every moment, whoever has the fill ring.
+            until("packets of the path on the other core", || {
                 take(out);
                 out[2].len() == sent as usize
             });
@@ -75,8 +80,12 @@ fn a_worker_that_hangs_is_taken_over_and_costs_what_it_had_in_hand() {
         }
         let hangs = Instant::now();
         (0..10).for_each(|_| _ = send(&mut out));
-        assert!(hangs.elapsed() < 2 * PATIENCE, "nobody has taken over yet");
-        // Asked while it hangs and while it is taken over.
+        assert!(
+            hangs.elapsed() < 2 * PATIENCE,
+            "too slow: a takeover may have happened after {:?}",
+            hangs.elapsed()
+        );
+        // Counts are read while the worker hangs, and while it is taken over.
         let mut now = Vec::new();
         until("another to take over", || {
             send(&mut out);
@@ -86,45 +95,48 @@ fn a_worker_that_hangs_is_taken_over_and_costs_what_it_had_in_hand() {
         assert!(now.iter().flatten().zip(before.iter().flatten()).all(|(now, before)| now >= before));
         before = now;
         let all = send(&mut out) as usize;
-        until("those that waited", || {
+        until("the packets that waited", || {
             take(&mut out);
             out[1].len() == all && bed.path(0).packets == all as u64
         });
         let stuck = bed.path(0);
         let lost = stuck.worker_silent;
-        assert!((1..=256).contains(&lost) && stuck.ring_full == 0, "{stuck:?}");
-        // It hangs still, and its path goes on, where it was and on the other core.
+        assert!((1..=256).contains(&lost) && stuck.ring_full == 0, "packets lost, or a full ring: {stuck:?}");
+        // The thread still hangs, and its path continues, where it was and on the other core.
         assert_eq!(bed.told.waiting.load(Relaxed), 1);
-        assert!(bed.epochs.wait(Duration::from_millis(1)).is_err(), "it reads the tables still");
+        assert!(
+            bed.epochs.wait(Duration::from_millis(1)).is_err(),
+            "the hanging thread is not waited for, but still reads the tables"
+        );
         assert_eq!(bed.workers.apply(&on(1)), [hung_in_stuck(lost)]);
         assert_eq!(bed.path(0).worker, 1);
         let all = send(&mut out) as usize;
-        until("all", || {
+        until("all packets", || {
             take(&mut out);
             out[0].len() + lost as usize == all && out[1].len() == all
         });
         let every = (0..all as u32).collect::<Vec<_>>();
         assert_eq!([&out[1], &out[2]], [&every; 2]);
-        // All but one run of it, in order.
+        // All packets except one run came out, in order.
         let had: BTreeSet<u32> = out[0].iter().copied().collect();
         let missing: Vec<u32> = every.iter().copied().filter(|n| !had.contains(n)).collect();
-        assert!(out[0].is_sorted() && missing.contains(&100), "{missing:?}");
+        assert!(out[0].is_sorted() && missing.contains(&100), "missing numbers: {missing:?}");
         assert_eq!(missing, (missing[0]..missing[0] + lost as u32).collect::<Vec<_>>());
         let (report, beside) = (bed.report(), bed.path(1));
         let worker = |core| report.workers.iter().find(|worker| worker.core == core).unwrap();
         assert_eq!([0, 1].map(|core| worker(core).taken_over), [1, 0]);
-        assert!(report.paths.iter().all(|path| path.ring_full == 0), "{report:?}");
+        assert!(report.paths.iter().all(|path| path.ring_full == 0), "a ring was full: {report:?}");
         assert_eq!(
             (beside.elements[0].packets, beside.hangs),
             (all as u64, 0),
-            "its chain is the one it had"
+            "(packets of the first element, hangs) of a path that keeps its chain"
         );
         let now = counts(&bed);
         assert!(now.iter().flatten().zip(before.iter().flatten()).all(|(now, before)| now >= before));
         bed.told.waits.store(false, Relaxed);
         until("the thread to end", || bed.workers.apply(&on(1)).is_empty());
         bed.epochs.wait(Duration::from_secs(1)).unwrap();
-        // Nothing of what it had in hand goes anywhere.
+        // None of the packets in hand goes anywhere.
         thread::sleep(Duration::from_millis(20));
         take(&mut out);
         assert_eq!((out[0].len(), bed.path(0).worker_silent), (all - lost as usize, lost));
@@ -133,14 +145,15 @@ fn a_worker_that_hangs_is_taken_over_and_costs_what_it_had_in_hand() {
     });
 }
 
-/// It goes on at any moment before, while and after another takes over: each packet is accounted for once, and all frames come back.
+/// The thread continues at any moment before, during and after a takeover. Each packet is accounted for once,
+/// and all frames come back.
 #[test]
 #[ignore = "needs root"]
-fn a_thread_that_goes_on_while_it_is_taken_over_has_all_or_nothing() {
+fn a_thread_that_continues_while_it_is_taken_over_has_all_or_nothing() {
     const PATIENCE: Duration = Duration::from_millis(150);
     in_new_namespace(|| {
         let bed = Bed::new(1, quick(PATIENCE));
-        // Three of ten seconds would stop it.
+        // Three hangs in ten seconds would stop the path, so its chain is changed each time.
         let with = |name: &str, chain: &[&str]| plan(&[0], &ports(1, SMALL), &[(0, path(name, chain, 0))]);
         let stuck = with("stuck", &["forward"]);
         let from = Wire::open("q0");
@@ -153,9 +166,9 @@ fn a_thread_that_goes_on_while_it_is_taken_over_has_all_or_nothing() {
             let _goes_on = GoesOn(bed.told.clone());
             bed.told.waits.store(true, Relaxed);
             from.send(&frame(0, sent, 60));
-            until("it to hang", || bed.told.waiting.load(Relaxed) == 1);
+            until("the worker to hang", || bed.told.waiting.load(Relaxed) == 1);
             let hangs = Instant::now();
-            // Others wait in its ring.
+            // Other packets wait in its ring.
             (sent + 1..sent + 4).for_each(|n| from.send(&frame(0, n, 60)));
             sent += 4;
             random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -170,7 +183,7 @@ fn a_thread_that_goes_on_while_it_is_taken_over_has_all_or_nothing() {
             });
             taken_over.push(bed.report().workers[0].taken_over);
             let came = path.out["p1"] as usize;
-            until("them to come out", || {
+            until("the packets to come out", || {
                 numbers_of(&to, 0, &mut out);
                 out.len() == came
             });
@@ -180,19 +193,20 @@ fn a_thread_that_goes_on_while_it_is_taken_over_has_all_or_nothing() {
         println!("{times} of {} times another took over", taken_over.len());
         assert!(
             (5..taken_over.len() as u64 - 4).contains(&times),
-            "sometimes it was too late, sometimes not"
+            "{times} takeovers in {} hangs: the test needs both outcomes",
+            taken_over.len()
         );
         let path = bed.path(0);
-        assert_eq!(path.worker_silent, times, "one packet each time");
+        assert_eq!(path.worker_silent, times, "packets lost in {times} takeovers");
         assert!(out.is_sorted() && BTreeSet::from_iter(&out).len() == out.len());
         bed.end();
     });
 }
 
-/// Whether the threads hang still or have gone on meanwhile.
+/// Holds both when the threads still hang, and when they have continued.
 #[test]
 #[ignore = "needs root"]
-fn the_third_time_the_path_stops_alone() {
+fn the_third_hang_stops_only_the_path() {
     for hang_on in [true, false] {
         in_new_namespace(move || {
             let bed = Bed::new(1, quick(Duration::from_millis(150)));
@@ -205,7 +219,7 @@ fn the_third_time_the_path_stops_alone() {
                 bed.told.waits.store(true, Relaxed);
                 from.send(&frame(0, time, 60));
                 let hanging = if hang_on { time } else { 1 };
-                until("it to hang", || bed.told.waiting.load(Relaxed) == hanging);
+                until("the worker to hang", || bed.told.waiting.load(Relaxed) == hanging);
                 let taken_over = || bed.report().workers.iter().map(|worker| worker.taken_over).sum::<u64>();
                 until("another to take over", || taken_over() == u64::from(time));
                 if !hang_on {
@@ -220,7 +234,7 @@ fn the_third_time_the_path_stops_alone() {
             }
             let out = out_of(&to, 20, |f| f[12..14] == [0x88, 0xb5]);
             assert_eq!(out, (0..20).map(|n| frame(1, n, 60)).collect::<Vec<_>>());
-            // Another chain starts it, whoever hangs.
+            // Another chain starts the path, whether or not threads hang.
             let mended = [(0, path("mended", &["count", "forward"], 0)), paths[1].clone()];
             let mended = plan(&[0], &ports(1, SMALL), &mended);
             let told = if hang_on { 3 } else { 0 };
@@ -234,10 +248,11 @@ fn the_third_time_the_path_stops_alone() {
     }
 }
 
-/// A real-time task has its core: it runs on another one with all it has, and comes back.
+/// A real-time task takes the worker's core. The worker runs on another core with all its packets, and comes
+/// back.
 #[test]
 #[ignore = "needs root"]
-fn a_worker_whose_core_is_taken_goes_on_elsewhere() {
+fn a_worker_whose_core_is_taken_continues_on_another() {
     in_new_namespace(|| {
         let bed = Bed::new(1, quick(PATIENCE));
         let mut paths = [(0, path("hungry", &["forward"], 1)), (1, path("other", &["forward"], 0))];
@@ -253,7 +268,7 @@ fn a_worker_whose_core_is_taken_goes_on_elsewhere() {
             from.send(&frame(0, sent, 60));
             sent += 1;
             let begun = Instant::now();
-            until("the packet", || {
+            until("the packet to come out", || {
                 numbers_of(&to, 0, out);
                 out.len() == sent as usize
             });
@@ -275,13 +290,16 @@ fn a_worker_whose_core_is_taken_goes_on_elsewhere() {
                 "the first took {first:?}; then 90 % took less than {most:?}, the longest {:?}",
                 slow.last()
             );
-            assert!(told && most < Duration::from_millis(100));
+            assert!(told && most < Duration::from_millis(100), "reported: {told}, 90 % took up to {most:?}");
         });
-        until("it to come home", || bed.workers.apply(&plan).is_empty());
+        until("the worker to return to its core", || bed.workers.apply(&plan).is_empty());
         goes_through(&mut out);
         assert_eq!(out, (0..sent).collect::<Vec<_>>());
         let report = bed.report();
-        assert!(report.workers.iter().all(|worker| worker.taken_over == 0), "{report:?}");
+        assert!(
+            report.workers.iter().all(|worker| worker.taken_over == 0),
+            "a worker was taken over: {report:?}"
+        );
         assert_eq!((bed.path(0).worker_silent, bed.path(0).ring_full), (0, 0));
         bed.end();
     });

@@ -1,4 +1,5 @@
-//! Frames and classes at random, made so that they often fit: tags, extension headers, fragments, what is cut short.
+//! Random frames and classes, made so that they often match: with tags, extension headers, fragments, and
+//! frames cut short.
 
 use super::world::{A, AD200, B, OTHER, Q7, Q100, V};
 use crate::common::frame::{Frame, fix_checksum};
@@ -63,7 +64,7 @@ fn ipv6(rng: &mut Rng) -> Frame {
             let field: u16 = one(rng, &[0, 0, 1, 8, 9]);
             header[2..4].copy_from_slice(&field.to_be_bytes());
         } else {
-            // Now and then further than the program looks.
+            // Sometimes further than the program looks.
             header[1] = one(rng, &[0, 0, 0, 1, 2, 255]) * u8::from(rng.u8(0..4) > 0);
             header.resize(8 * (usize::from(header[1]) + 1), 0);
         }
@@ -79,7 +80,7 @@ fn ipv6(rng: &mut Rng) -> Frame {
     })
 }
 
-/// Mostly right, now and then changed or cut anywhere.
+/// A frame that is mostly valid, and sometimes changed or cut anywhere.
 pub fn frame(rng: &mut Rng) -> Vec<u8> {
     let mut frame = match rng.u8(0..9) {
         0..4 => ipv4(rng),
@@ -123,7 +124,7 @@ fn addresses(rng: &mut Rng) -> Addresses {
     };
     let (address, length) = prefix.split_once('/').unwrap();
     let length: u8 = length.parse().unwrap();
-    // What the prefix cuts off is 0.
+    // Bits after the prefix are 0.
     match address.parse().unwrap() {
         std::net::IpAddr::V4(a) => {
             let mask = u32::MAX.checked_shl(32 - u32::from(length)).unwrap_or(0);
@@ -136,7 +137,7 @@ fn addresses(rng: &mut Rng) -> Addresses {
     }
 }
 
-/// One that some packet can have; `frames`: of which two bytes are taken.
+/// A class that some packet can match. `frames`: those that two bytes are taken from.
 pub fn class(rng: &mut Rng, frames: &[Vec<u8>]) -> Class {
     loop {
         let ports = |rng: &mut Rng| one(rng, &[80_u16, 443, 4500, 53, 7]);

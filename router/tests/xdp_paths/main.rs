@@ -1,4 +1,5 @@
-//! The kernel plane with paths of the user plane: whose packet it is, beside `logic::paths::class`, and what becomes of it.
+//! The kernel plane with paths of the user plane: which path a packet belongs to, compared with
+//! `logic::paths::class`, and what becomes of it.
 
 #[path = "../af_xdp/bed.rs"]
 #[allow(dead_code)]
@@ -29,7 +30,7 @@ use world::*;
 /// The longest frame that a worker's frame of 2,048 bytes has room for.
 const MOST_BYTES: u32 = 1792;
 
-/// Whose packets are that are for no interface: of p0 router 0's, of p1 router 1's.
+/// The routers that own packets for no interface: router 0 on p0, router 1 on p1.
 fn own() -> BTreeMap<u8, RouterId> {
     [(0, 0), (1, 1)].into()
 }
@@ -52,7 +53,7 @@ fn give_paths(plane: &mut Plane, maps: &Arc<PathMaps>) {
     plane.set_with_paths(true);
 }
 
-/// What a path has counted since.
+/// What a path has counted since `before`.
 fn since(maps: &PathMaps, path: usize, before: &[PathCounts]) -> PathCounts {
     let (now, before) = (maps.counts()[path], before[path]);
     let less = |a: [u64; 4], b: [u64; 4]| std::array::from_fn(|i| a[i] - b[i]);

@@ -1,5 +1,6 @@
-//! What paths cost a packet, by BPF_PROG_TEST_RUN of the very programs: `cargo test --release --test xdp_paths -- --ignored --nocapture
-//! measure::`. Raw figures go to the file that MILLRACE_MEASURE names, a line each, as JSON.
+//! What paths cost a packet, by BPF_PROG_TEST_RUN of the very programs: `cargo test --release --test
+//! xdp_paths -- --ignored --nocapture measure::`. The raw figures go to the file that MILLRACE_MEASURE names,
+//! as a line of JSON each.
 
 use super::*;
 use crate::common::driver::Driver;
@@ -13,7 +14,7 @@ fn median(mut of: Vec<f64>) -> f64 {
     of[of.len() / 2]
 }
 
-/// So many classes, the last byte of each named by `class`.
+/// This many classes, each made by `class` from its number.
 fn classes(count: u16, class: fn(u16) -> Class) -> Vec<PathClass> {
     (0..count).map(|i| path(i, Otherwise::Drop, class(i))).collect()
 }
@@ -58,7 +59,7 @@ fn what_paths_cost() {
         let shared = w.plane.program().try_clone_to_owned().unwrap();
         w.plane.set_with_paths(true);
         let paths = w.plane.program().try_clone_to_owned().unwrap();
-        // Of no interface: what comes behind the paths is short, and the packet stays as it is.
+        // A packet for no interface: the work after the paths is short, and the packet stays as it is.
         let strange = Frame::udp4(OTHER, "10.0.1.5", "10.0.2.9").bytes();
         type Made = (&'static str, fn(u16) -> Class, fn(u16) -> Vec<u8>);
         let made: [Made; 3] = [

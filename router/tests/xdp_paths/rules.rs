@@ -1,4 +1,4 @@
-//! Flow rules and paths: classes come first.
+//! Flow rules and paths: classes come before rules.
 
 use super::*;
 use logic::{
@@ -29,7 +29,7 @@ const CAPACITY: FlowCapacity = FlowCapacity {
 fn paths_are_asked_before_flow_rules() {
     in_new_namespace(|| {
         let (mut w, maps) = with_paths(settings());
-        // Without any rule all is dropped.
+        // Without any rule, all packets are dropped.
         let settings =
             FlowSettings { capacity: CAPACITY, seed: Seed::new([3, 5, 7, 11, 13]), outlast_daemon: false };
         let rules = Arc::new(FlowMaps::new(settings).unwrap());
@@ -50,19 +50,20 @@ fn paths_are_asked_before_flow_rules() {
         assert_eq!(charged(&w, &udp), [(Charge::Router(0), Reason::PathNoWorker)]);
         assert_eq!(charged(&w, &tcp), by_rules);
         maps.set_classes(&[path(9, Otherwise::Up, class)], &own()).unwrap();
-        assert_eq!(charged(&w, &udp), by_rules, "as if there were no path");
+        assert_eq!(charged(&w, &udp), by_rules, "charges of a packet that its path passes on to the rules");
         assert_eq!((maps.counts()[9].dropped, maps.counts()[9].up), ([0, 0, 1, 0], [0, 0, 1, 0]));
-        // OFPPC_NO_RECV: nothing comes in there, for paths neither.
+        // OFPPC_NO_RECV: nothing is received on this port, for paths neither.
         rules.set_no_recv([0]);
         w.plane.set_rules(Some(&rules)).unwrap();
         w.plane.set_port(0, w.port[0], true, true).unwrap();
         assert_eq!(charged(&w, &udp), by_rules);
         assert_eq!(maps.counts()[9].up, [0, 0, 1, 0]);
-        assert!(w.plane.set_paths(&maps).is_err(), "paths are loaded before rules");
+        assert!(w.plane.set_paths(&maps).is_err(), "paths were loaded after rules");
     });
 }
 
-/// Rules over UDP by its destination port, which name paths 0 to 9; the last one drops what no worker can have.
+/// Rules for UDP by destination port, which name paths 0 to 9. The last path drops packets that no worker can
+/// take.
 pub struct Rules {
     pub plane: FlowPlane,
     tables: Flows<Arc<MappedFlows>>,
@@ -111,12 +112,12 @@ impl Rules {
         self.tables.finish();
     }
 
-    /// Those to one port to a path.
+    /// Gives packets for one port to a path.
     pub fn give(&mut self, port: u16, path: u16) {
         self.add(0, port, to(path));
     }
 
-    /// Those to one port to a path, after a rule that writes a source port and names a core.
+    /// Gives packets for one port to a path, after a rule that writes a source port and names a core.
     pub fn give_from_core(&mut self, port: u16, path: u16, core: u16) {
         let first = [Action::set(Field::UdpSrc, 77_u16), Action::SetCore(CoreChoice::This(core))];
         self.add(0, port, Instructions { goto_table: Some(1), ..Instructions::apply(first) });
@@ -128,7 +129,8 @@ fn to(path: u16) -> Instructions {
     Instructions::apply([Action::output(RulePort::of_path(path).unwrap())])
 }
 
-/// Rules name the path, whatever classes say; what no worker can have takes the path's word, as the rules before have left it.
+/// Rules name the path, whatever the classes are. A packet that no worker can take is handled as its path
+/// says, with the changes that earlier rules made.
 #[test]
 #[ignore = "needs root"]
 fn a_rule_gives_packets_to_a_path() {
@@ -149,14 +151,14 @@ fn a_rule_gives_packets_to_a_path() {
             (since(&maps, path, &before), run)
         };
         for _ in 0..2 {
-            // Once by search, once by the cache.
+            // The first turn finds the rule by search, the second in the cache.
             let (counts, run) = counted(9, &frame(9).bytes());
             assert_eq!((counts.dropped, counts.up, run.action), ([0, 0, 1, 0], [0; 4], XDP_DROP));
             let (counts, run) = counted(3, &frame(3).bytes());
             assert_eq!(
                 (counts.dropped, counts.up, run.action),
                 ([0; 4], [0, 0, 1, 0], XDP_REDIRECT),
-                "routed"
+                "the packet is routed"
             );
             let (counts, run) = counted(4, &frame(4).bytes());
             assert_eq!(
@@ -168,12 +170,16 @@ fn a_rule_gives_packets_to_a_path() {
             w.plane.counters().unwrap().charges.get(&(Charge::Router(0), Reason::PathNoWorker)),
             Some(&2)
         );
-        // What a class has no rule is asked about.
+        // Rules are not asked about packets that a class matches.
         let class = Class { protocol: Some(17), ..Class::default() };
         maps.set_classes(&[path(7, Otherwise::Drop, class)], &own()).unwrap();
         assert_eq!(counted(7, &frame(3).bytes()).0.dropped, [0, 0, 1, 0]);
         let by_rules = Class { flow_rules: true, ..Class::default() };
         maps.set_classes(&[path(7, Otherwise::Drop, by_rules)], &own()).unwrap();
-        assert_eq!(counted(3, &frame(3).bytes()).0.up, [0, 0, 1, 0], "it has none by itself");
+        assert_eq!(
+            counted(3, &frame(3).bytes()).0.up,
+            [0, 0, 1, 0],
+            "(the class of flow rules matches no packet itself)"
+        );
     });
 }

@@ -1,4 +1,4 @@
-//! With sockets of workers: packets that come by a wire, in the ring of their port, queue and path.
+//! With sockets of workers: packets that come in by a wire end up in the ring of their port, queue and path.
 
 use super::{rules::Rules, *};
 use crate::{
@@ -20,7 +20,7 @@ use std::{
     thread,
 };
 
-/// To UDP port `to`, with a number, of so many bytes.
+/// A packet for UDP port `to`, with a number, of `bytes` bytes.
 fn packet(to: u16, number: u32, bytes: usize) -> Vec<u8> {
     let frame = Frame::udp4(world::A, "10.0.1.5", "10.0.2.9").ip4(|ip| {
         ip.resize(bytes - 14, 0x77);
@@ -40,7 +40,7 @@ fn udp_to(port: u16) -> Class {
     Class { protocol: Some(17), destination_port: Some(port), ..Class::default() }
 }
 
-/// Workers with one queue of p0.
+/// The rings of workers, on one queue of p0.
 struct Bed {
     world: World,
     maps: Arc<PathMaps>,
@@ -49,7 +49,7 @@ struct Bed {
 }
 
 impl Bed {
-    /// With sockets for these paths.
+    /// Opens sockets for these paths.
     fn new(paths: &[usize]) -> Bed {
         let mut world = World::new(1);
         let maps = Arc::new(PathMaps::new(MOST_BYTES).unwrap());
@@ -83,7 +83,7 @@ impl Bed {
 
 #[test]
 #[ignore = "needs root"]
-fn packets_come_to_their_paths_as_they_were_and_others_are_routed() {
+fn packets_reach_their_paths_as_they_came_and_others_are_routed() {
     in_new_namespace(|| {
         let mut b = Bed::new(&[3, 60]);
         let classes = [path(60, Otherwise::Drop, udp_to(2060)), path(3, Otherwise::Up, udp_to(2003))];
@@ -110,13 +110,13 @@ fn packets_come_to_their_paths_as_they_were_and_others_are_routed() {
         for path in [3, 60] {
             assert_eq!(counts[path], PathCounts { packets: 50, bytes, ..PathCounts::default() });
         }
-        // Without its socket a packet takes its path's word.
+        // Without a socket, a packet is handled as its path says.
         [3, 60].iter().for_each(|path| b.maps.take(0, 0, *path).unwrap());
         b.maps.take(0, 0, 60).unwrap();
         from.send(&packet(2003, 1, 60));
         from.send(&packet(2060, 1, 60));
-        until("the one that is routed", || b.world.forwarded() == 51);
-        until("the one that is dropped", || b.world.charged(Reason::PathNoWorker) == 1);
+        until("the packet that is routed", || b.world.forwarded() == 51);
+        until("the packet that is dropped", || b.world.charged(Reason::PathNoWorker) == 1);
         let counts = b.maps.counts();
         assert_eq!((counts[3].up, counts[60].dropped), ([0, 0, 1, 0], [0, 0, 1, 0]));
         assert!(b.maps.put(0, 64, 3, b.io.receivers(3).next().unwrap().as_fd()).is_err());
@@ -126,29 +126,33 @@ fn packets_come_to_their_paths_as_they_were_and_others_are_routed() {
 
 #[test]
 #[ignore = "needs root"]
-fn what_a_full_ring_drops_is_its_paths() {
+fn packets_that_a_full_ring_drops_are_counted_for_its_path() {
     in_new_namespace(|| {
         let mut b = Bed::new(&[0, 1]);
         let classes = [path(0, Otherwise::Drop, udp_to(2000)), path(1, Otherwise::Drop, udp_to(2001))];
         b.maps.set_classes(&classes, &own()).unwrap();
         let mut generator = Generator::new("q0", 1);
         let mut received = Vec::new();
-        // Nobody reads path 1, whose ring has 64.
+        // Nobody reads path 1, whose ring holds 64.
         for n in 0..20 {
             let both = |n| [packet(2000, n, 60), packet(2001, n, 60)];
             generator.send(0, (n * 32..(n + 1) * 32).flat_map(both));
             received.extend(numbers(&receive(&mut b.io, 0, 32)));
         }
-        assert_eq!(received, Vec::from_iter(0..20 * 32), "its neighbour does not notice");
+        assert_eq!(received, Vec::from_iter(0..20 * 32), "packets of the path that is read");
         let full = 20 * 32 - 64;
         assert_eq!((b.ring_full(0), b.ring_full(1)), (0, full));
-        until("the tracepoint to tell", || b.maps.counts()[1].ring_full == full);
+        until("the tracepoint to count", || b.maps.counts()[1].ring_full == full);
         let counts = b.maps.counts();
         assert_eq!((counts[0].ring_full, counts[0].packets, counts[1].packets), (0, 640, 640));
         assert_eq!((counts[1].refused, counts[1].dropped), (0, [0; 4]));
         let charges = b.world.plane.counters().unwrap().charges;
         let given: Vec<_> = charges.iter().filter(|((_, why), _)| *why == Reason::PathGiven).collect();
-        assert_eq!(given, [(&(Charge::Router(0), Reason::PathGiven), &1280)], "charged to whom they are for");
+        assert_eq!(
+            given,
+            [(&(Charge::Router(0), Reason::PathGiven), &1280)],
+            "packets given to paths, charged to their router"
+        );
         let paths = [Reason::PathRingFull, Reason::PathRefused];
         let lost: Vec<_> = charges.into_iter().filter(|((_, why), _)| paths.contains(why)).collect();
         assert_eq!(lost, [((Charge::Port(0), Reason::PathRingFull), full)]);
@@ -158,10 +162,11 @@ fn what_a_full_ring_drops_is_its_paths() {
     });
 }
 
-/// A worker that does not get on gives the queue no frames, before the rings of its paths are full; and a socket takes nothing of another port.
+/// A worker that hangs gives the queue no frames, and these run out before the rings of its paths are full. A
+/// socket takes no packets of another port.
 #[test]
 #[ignore = "needs root"]
-fn what_a_socket_does_not_take_for_another_reason_is_told_apart() {
+fn packets_that_a_socket_refuses_for_another_reason_are_counted_apart() {
     in_new_namespace(|| {
         let mut b = Bed::new(&[0, 1, 2]);
         let to = |n: u16| path(n, Otherwise::Drop, udp_to(2000 + n));
@@ -173,16 +178,19 @@ fn what_a_socket_does_not_take_for_another_reason_is_told_apart() {
         // The queue has 128 frames, and each ring room for 64.
         generator.send(0, (0..150).map(|n| packet(2000 + (n / 50) as u16, n, 60)));
         generator.send(0, (0..9).map(|n| packet(2006, n, 60)));
-        until("the tracepoint to tell", || b.maps.counts()[6].refused == 9);
+        until("the tracepoint to count", || b.maps.counts()[6].refused == 9);
         let counts = b.maps.counts();
         let lost = [0, 1, 2, 6].map(|n| (counts[n].packets, counts[n].ring_full, counts[n].refused));
         assert_eq!(lost, [(50, 0, 0), (50, 0, 0), (50, 0, 22), (9, 0, 9)]);
-        assert!([0, 1, 2, 6].iter().all(|n| counts[*n].dropped == [0; 4]), "given, and lost then");
+        assert!(
+            [0, 1, 2, 6].iter().all(|n| counts[*n].dropped == [0; 4]),
+            "packets that were given to a socket count as dropped by the path"
+        );
         let charges = b.world.plane.counters().unwrap().charges;
         let paths = [Reason::PathRingFull, Reason::PathRefused];
         let lost: Vec<_> = charges.into_iter().filter(|((_, why), _)| paths.contains(why)).collect();
         assert_eq!(lost, [((Charge::Port(0), Reason::PathRefused), 31)]);
-        // It gets on.
+        // The worker continues.
         for (path, packets) in [(0, 50), (1, 50), (2, 28)] {
             let first = path as u32 * 50;
             assert_eq!(
@@ -199,7 +207,8 @@ fn what_a_socket_does_not_take_for_another_reason_is_told_apart() {
     });
 }
 
-/// Two orders of 64 classes: what is of path `n` by all of one is of path `n` by all of the other; by half of each it is another's.
+/// Two orders of 64 classes. A packet of path `n` in one order is of path `n` in the other. With half of
+/// each, it would belong to another path.
 fn order(turned: bool) -> Vec<PathClass> {
     let named = (0..63).map(|n| path(n, Otherwise::Drop, udp_to(2000 + n)));
     let rest = path(63, Otherwise::Drop, Class { protocol: Some(17), ..Class::default() });
@@ -212,7 +221,7 @@ fn order(turned: bool) -> Vec<PathClass> {
 
 #[test]
 #[ignore = "needs root"]
-fn classes_that_change_under_load_lose_nothing_and_give_nothing_away() {
+fn classes_that_change_under_load_lose_and_misdirect_no_packet() {
     in_new_namespace(|| {
         let paths = [0, 5, 31, 57, 62];
         let mut b = Bed::new(&paths);
@@ -251,7 +260,8 @@ fn classes_that_change_under_load_lose_nothing_and_give_nothing_away() {
     });
 }
 
-/// All flows of the queue go on on another core, but those of paths, which a CPU map would take the queue's number from.
+/// All flows of the queue continue on another core, except those of paths: a CPU map would lose their queue
+/// number.
 #[test]
 #[ignore = "needs root"]
 fn a_queue_that_is_split_gives_paths_their_packets_first() {
@@ -271,17 +281,18 @@ fn a_queue_that_is_split_gives_paths_their_packets_first() {
             received.extend(numbers(&receive(&mut b.io, 7, 20)));
         }
         assert_eq!(received, Vec::from_iter(0..200));
-        until("all others on the other core", || b.world.forwarded() == 200);
-        assert!(splits.handed(1).packets >= 190, "{:?}", splits.handed(1));
+        until("all other packets on the other core", || b.world.forwarded() == 200);
+        assert!(splits.handed(1).packets >= 190, "too few packets handed over: {:?}", splits.handed(1));
         assert_eq!(b.maps.counts()[7].packets, 200);
         b.end();
     });
 }
 
-/// Nor does a rule that names a core take a path's packets there, nor a split what rules give.
+/// A rule that names a core does not take a path's packets there, and a split does not take packets that
+/// rules give to a path.
 #[test]
 #[ignore = "needs root"]
-fn what_rules_give_a_path_comes_to_it_on_whatever_core_others_go_on() {
+fn packets_that_rules_give_a_path_reach_it_whatever_core_others_go_to() {
     in_new_namespace(|| {
         only_on([0]);
         let mut b = Bed::new(&[7]);
@@ -305,7 +316,7 @@ fn what_rules_give_a_path_comes_to_it_on_whatever_core_others_go_on() {
             received.extend(numbers(&packets));
         }
         assert_eq!(received, Vec::from_iter(0..200));
-        until("all others", || b.world.forwarded() == 200);
+        until("all other packets", || b.world.forwarded() == 200);
         let counts = b.maps.counts();
         assert_eq!(counts[7], PathCounts { packets: 200, bytes: 200 * 60, ..PathCounts::default() });
         b.end();

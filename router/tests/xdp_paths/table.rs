@@ -1,4 +1,4 @@
-//! Without sockets: which path, what it counts, and what is charged.
+//! Without sockets: the path of a packet, what the path counts, and what is charged.
 
 use super::*;
 use fastrand::Rng;
@@ -11,7 +11,7 @@ use logic::{
 };
 use router::plane::{Charge, Step};
 
-/// The router that a frame is of: of the interface that it is for, else the port's own.
+/// The router that a frame belongs to: that of its interface, or else the port's own.
 fn ingress(port: usize, frame: &[u8]) -> Ingress {
     let interface = || {
         let mac = logic::net::Mac::from_slice(frame.get(..6)?)?;
@@ -26,7 +26,7 @@ fn ingress(port: usize, frame: &[u8]) -> Ingress {
             vlan = vlan.push(Tag { vid: u16::from_be_bytes([c, d]) & 0xfff, service: a == 0x88 })?;
             at += 4;
         }
-        // The program wants room for two tags where there is one.
+        // The program needs room for two tags if there is one.
         let tagged = [0x8100, 0x88a8].contains(&u16::from_be_bytes([frame[12], frame[13]]));
         if tagged && frame.len() < 22 {
             return None;
@@ -51,21 +51,22 @@ fn path_step(steps: &[Step]) -> Option<(u16, Option<Reason>)> {
     })
 }
 
-/// The oracle is `logic::paths::class::Classifier`. Sets of 1 to 64 classes, each changed for the next while the program stays.
+/// The oracle is `logic::paths::class::Classifier`. Sets of 1 to 64 classes replace each other while the
+/// program stays.
 #[test]
 #[ignore = "needs root"]
-fn a_packet_is_of_the_path_whose_class_has_it() {
+fn a_packet_belongs_to_the_path_whose_class_matches_it() {
     in_new_namespace(|| {
         let (mut w, maps) = with_paths(settings());
         let mut rng = Rng::with_seed(7);
         let (mut of_paths, mut nobodys, mut seen) = (0, 0, std::collections::BTreeSet::new());
-        // An emulated machine is there for what another kernel makes of the program.
+        // An emulated machine only shows whether another kernel runs the program.
         let rounds = if crate::common::is_emulated() { 12 } else { 150 };
         for round in 0..rounds {
             let frames: Vec<_> = (0..100).map(|_| made::frame(&mut rng)).collect();
             let count = *rng.choice(&[1, 2, 3, 5, 8, 20, 64]).unwrap();
             let classes: Vec<_> = (0..count).map(|_| made::class(&mut rng, &frames)).collect();
-            // The order of the paths is not that of their numbers.
+            // The paths are not in the order of their numbers.
             let number = |i: usize| (i as u16 * 37 + 5) % 64;
             let paths: Vec<_> = classes
                 .iter()
@@ -76,7 +77,7 @@ fn a_packet_is_of_the_path_whose_class_has_it() {
             let oracle = Classifier::new(classes.clone());
             for frame in frames.iter().filter(|frame| frame.len() >= 14) {
                 let port = rng.usize(0..2);
-                // Headers that the program does not look for are another test's.
+                // Another test covers headers that the program does not look for.
                 if Headers::of(frame, 0, None).is_some_and(|h| h.transport.is_some_and(|at| at > 1023))
                     || frame.len() > 1500
                 {
@@ -106,7 +107,7 @@ fn a_packet_is_of_the_path_whose_class_has_it() {
         }
         assert!(
             of_paths > 7 * rounds && nobodys > 7 * rounds && seen.len() > 15,
-            "{of_paths} {nobodys} {seen:?}"
+            "too few: {of_paths} packets of paths, {nobodys} of none, paths {seen:?}"
         );
     });
 }
@@ -122,7 +123,7 @@ fn all_udp() -> Class {
 
 #[test]
 #[ignore = "needs root"]
-fn what_no_worker_can_have_goes_on_or_is_dropped_as_its_path_says() {
+fn packets_that_no_worker_can_take_are_routed_or_dropped_as_their_path_says() {
     in_new_namespace(|| {
         let (mut w, maps) = with_paths(settings());
         let f = Frame::udp4(A, "10.0.1.5", "10.0.2.9");
@@ -161,7 +162,7 @@ fn what_no_worker_can_have_goes_on_or_is_dropped_as_its_path_says() {
     });
 }
 
-/// 129 headers of options, 1,032 bytes: the program looks 1,023 bytes far.
+/// A packet with 129 options headers, 1,032 bytes long; the program looks no further than 1,023 bytes.
 fn far_in() -> Frame {
     Frame::udp6(A, "2001:db8:1::5", "2001:db8:2::9").with(|ip| {
         ip[6] = 60;
@@ -175,7 +176,7 @@ fn far_in() -> Frame {
 
 #[test]
 #[ignore = "needs root"]
-fn what_is_not_seen_gets_past_no_path_that_drops() {
+fn a_packet_whose_headers_are_not_seen_passes_no_path_that_drops() {
     in_new_namespace(|| {
         let (mut w, maps) = with_paths(settings());
         let f = far_in();
@@ -193,7 +194,7 @@ fn what_is_not_seen_gets_past_no_path_that_drops() {
         w.expect("no path drops", &f, sent);
         assert!(
             (0..64).all(|p| since(&maps, p, &before) == PathCounts::default()),
-            "nobody knows whose it is"
+            "a path counted a packet whose path is not known"
         );
         maps.set_classes(&paths(Otherwise::Drop), &own()).unwrap();
         w.expect("one drops", &f, Expect::Drop(Charge::Router(0), Reason::PathUnseen));
@@ -201,7 +202,7 @@ fn what_is_not_seen_gets_past_no_path_that_drops() {
     });
 }
 
-/// Growth swaps the plane; classes and counts stay.
+/// Growth replaces the plane. Classes and counts stay.
 #[test]
 #[ignore = "needs root"]
 fn paths_outlive_a_generation() {
@@ -216,7 +217,11 @@ fn paths_outlive_a_generation() {
         give_paths(&mut next, &maps);
         assert_eq!(next.run(w.port[0], &f).unwrap().action, XDP_DROP);
         next.set_with_paths(false);
-        assert_eq!(next.run(w.port[0], &f).unwrap().action, XDP_PASS, "the program without paths");
+        assert_eq!(
+            next.run(w.port[0], &f).unwrap().action,
+            XDP_PASS,
+            "the action of the program without paths"
+        );
         assert_eq!(maps.counts()[0].dropped, [0, 0, 2, 0]);
     });
 }

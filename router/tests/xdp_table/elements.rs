@@ -1,4 +1,5 @@
-//! The elements of the user plane beside the program of the kernel plane: the same frames by the same tables become the same.
+//! The elements of the user plane, compared with the program of the kernel plane: with the same tables, both
+//! make the same of each frame.
 
 use super::*;
 use fastrand::Rng;
@@ -12,7 +13,7 @@ use logic::{
 };
 
 const FRAMES: usize = 4000;
-/// Before and behind a frame, as the program has room.
+/// Room before and after a frame, as the program has.
 const ROOM: usize = 256;
 
 /// The chain of a router, over the memory that the program reads.
@@ -21,7 +22,8 @@ fn router(world: &World) -> Chain {
     Chain::new(vec![Box::new(Check), Box::new(route), Box::new(Ttl), Box::new(Rewrite)]).unwrap()
 }
 
-/// What [`base`] says of the interface that a frame is for; `None`: it is for none, or so short that the program does not look for one.
+/// The interface of [`base`] that a frame is for; `None` if there is none, or the frame is so short that the
+/// program does not look for one.
 fn ingress(port: usize, frame: &[u8]) -> Option<Ingress> {
     let mac = Mac::from_slice(frame.get(..6)?)?;
     let (mut vlan, mut at) = (Vlan::NONE, 12);
@@ -44,7 +46,7 @@ fn ingress(port: usize, frame: &[u8]) -> Option<Ingress> {
     base().iter().find_map(is_it)
 }
 
-/// What the chain makes of a frame.
+/// What the chain does with a frame.
 fn run_chain(chain: &mut Chain, frame: &[u8], ingress: Ingress) -> (Verdict, Vec<u8>) {
     let mut lent = [&[0; ROOM], frame, &[0; ROOM]].concat();
     let mut batch = Batch::default();
@@ -54,7 +56,7 @@ fn run_chain(chain: &mut Chain, frame: &[u8], ingress: Ingress) -> (Verdict, Vec
     (packet.verdict(), packet.data().to_vec())
 }
 
-/// The frame as an ICMP message, most often an error, about some other packet; sometimes cut short.
+/// Turns the frame into an ICMP message, mostly an error, about some other packet, and sometimes cut short.
 fn error(rng: &mut Rng, frame: Frame) -> Frame {
     let v6 = frame.payload[0] >> 4 == 6;
     let header = if v6 { 40 } else { 20 };
@@ -72,7 +74,8 @@ fn error(rng: &mut Rng, frame: Frame) -> Frame {
     if v6 { frame.with(change) } else { frame.ip4(change) }
 }
 
-/// A flow to one of the groups: addresses, ports, protocols, flow labels at random, some in fragments, cut short or padded.
+/// A packet to one of the groups, with random addresses, ports, protocols and flow labels. Some are
+/// fragments, cut short or padded.
 fn flow(rng: &mut Rng) -> Vec<u8> {
     let mut frame = if rng.bool() {
         let to = format!("10.{}.{}.{}", rng.u8(20..22), rng.u8(..), rng.u8(..));
@@ -104,7 +107,7 @@ fn flow(rng: &mut Rng) -> Vec<u8> {
     frame.bytes()
 }
 
-/// Weights, one member that the kernel has, and both hash policies of Linux.
+/// Groups with weights, one with a member that is left to the kernel, and both hash policies of Linux.
 #[test]
 #[ignore = "needs root"]
 fn a_flow_leaves_by_the_same_member_of_a_group_on_both_planes() {
@@ -136,17 +139,23 @@ fn a_flow_leaves_by_the_same_member_of_a_group_on_both_planes() {
                 let (verdict, out) = run_chain(&mut chain, &frame, ingress(0, &frame).unwrap());
                 let action = if let Verdict::To(_) = verdict { XDP_REDIRECT } else { XDP_PASS };
                 let both = ((kernel.action, hex(&kernel.frame)), (action, hex(&out)));
-                assert_eq!(both.0, both.1, "{}: {verdict:?}, {l4:?}", hex(&frame));
+                assert_eq!(
+                    both.0,
+                    both.1,
+                    "kernel plane and elements, for {}: {verdict:?}, {l4:?}",
+                    hex(&frame)
+                );
                 let way = if action == XDP_REDIRECT { out[..14].to_vec() } else { Vec::new() };
                 *ways.entry(way).or_insert(0) += 1;
             }
-            // Friend and gateway, IPv4 and IPv6 of one interface, tagged of the other; and the kernel.
-            assert_eq!(ways.len(), 7, "{ways:?}");
+            // For IPv4 and IPv6: friend and gateway by one interface, and one of them by the other with a
+            // tag; and the kernel.
+            assert_eq!(ways.len(), 7, "number of ways: {ways:?}");
         }
     });
 }
 
-/// Verdicts, reasons, ports and bytes.
+/// Compares verdicts, reasons, ports and bytes.
 #[test]
 #[ignore = "needs root"]
 fn any_frame_becomes_the_same_on_both_planes() {
@@ -160,24 +169,31 @@ fn any_frame_becomes_the_same_on_both_planes() {
             let Some(ingress) = ingress(port, &frame) else { continue };
             let kernel = w.outcome(port, 0, &frame);
             let (verdict, out) = run_chain(&mut chain, &frame, ingress);
-            assert_eq!(kernel.frame, hex(&out), "{}: {verdict:?}", hex(&frame));
+            assert_eq!(
+                kernel.frame,
+                hex(&out),
+                "bytes by kernel plane and elements, for {}: {verdict:?}",
+                hex(&frame)
+            );
             match verdict {
                 Verdict::To(to) => {
                     let of = |op: &Op| match op {
                         Op::Interface(id, i) if kernel.sent == [(*id, 1)] => Some(i.port),
                         _ => None,
                     };
-                    assert_eq!(base().iter().find_map(of), Some(to), "{}", hex(&frame));
+                    assert_eq!(base().iter().find_map(of), Some(to), "port of {}", hex(&frame));
                     left += 1;
                 }
                 Verdict::Up(reason) => {
                     let charged = [((Charge::Router(ingress.router), reason), 1)];
-                    assert_eq!(kernel.charged, charged, "{}", hex(&frame));
+                    assert_eq!(kernel.charged, charged, "charges for {}", hex(&frame));
                     up.insert(reason.name());
                 }
-                Verdict::Own(_) | Verdict::Drop(_) => panic!("{}: {verdict}", hex(&frame)),
+                Verdict::Own(_) | Verdict::Drop(_) => {
+                    panic!("unexpected verdict for {}: {verdict}", hex(&frame))
+                }
             }
         }
-        assert!(left > FRAMES / 10 && up.len() >= 10, "{left} left; up for {up:?}");
+        assert!(left > FRAMES / 10 && up.len() >= 10, "too few: {left} left; reasons to go up: {up:?}");
     });
 }

@@ -72,9 +72,9 @@ fn forwards_ipv6() {
         let f = udp("2001:db8:3::9").padded(5);
         w.expect("a tag is pushed and padding cut", &f, out(3, f.routed(FRIEND, B, &[Q100])));
         let f = udp("2001:db8:2::9").with(|ip| ip[6] = 44);
-        w.expect("a fragment header is no concern of a router", &f, out(2, f.routed(FRIEND, B, &[])));
+        w.expect("a fragment header does not matter to a router", &f, out(2, f.routed(FRIEND, B, &[])));
         let f = udp("2001:db8:2::9").with(|ip| ip[6] = 60);
-        w.expect("nor are destination options", &f, out(2, f.routed(FRIEND, B, &[])));
+        w.expect("destination options do not matter either", &f, out(2, f.routed(FRIEND, B, &[])));
 
         for (name, frame, reason) in [
             ("hop limit 1", udp("2001:db8:2::9").with(|ip| ip[7] = 1), Reason::TtlExceeded),
@@ -119,7 +119,7 @@ fn forwards_ipv6() {
     });
 }
 
-/// Frames to the interface of router 0 that it must not forward, and why.
+/// Frames to the interface of router 0 that it must not forward, and the reasons.
 fn for_the_kernel() -> Vec<(&'static str, Frame, Reason)> {
     let udp = |to: &str| Frame::udp4(A, "10.0.1.5", to);
     let from = |source: &str| Frame::udp4(A, source, "10.0.2.9");
@@ -161,7 +161,7 @@ fn for_the_kernel() -> Vec<(&'static str, Frame, Reason)> {
 
 #[test]
 #[ignore = "needs root"]
-fn sends_up_what_it_is_not_sure_of() {
+fn passes_up_packets_that_it_is_not_sure_of() {
     in_new_namespace(|| {
         let mut w = World::new();
         for (name, frame, reason) in for_the_kernel() {
@@ -197,13 +197,13 @@ fn charges_the_port_where_no_interface_matches() {
     });
 }
 
-/// VLAN 5 inside the tags the frame has.
+/// Adds VLAN 5 inside the tags that the frame has.
 fn third_tag(frame: Frame) -> Frame {
     let [high, low] = frame.ether_type.to_be_bytes();
     Frame { ether_type: 0x8100, ..frame }.with(|p| p.splice(0..0, [0, 5, high, low]).for_each(drop))
 }
 
-/// Four bytes of options (end of list), checksum right.
+/// Adds four bytes of options (end of list). The checksum is right.
 fn options(frame: Frame) -> Frame {
     frame.ip4(|ip| {
         ip.splice(20..20, [0, 0, 0, 0]).for_each(drop);
@@ -266,7 +266,11 @@ fn respects_mtu_and_multi_buffer() {
         w.expect("exactly the MTU", &f, out(2, f.routed(FRIEND, B, &[])));
         let may_fragment = |f: Frame| f.ip4(|ip| ip[6] = 0);
         w.expect("one byte more", &sized("10.0.2.9", 1501), up(Reason::OverMtu));
-        w.expect("that Linux fragments", &may_fragment(sized("10.0.2.9", 1501)), up(Reason::Fragmented));
+        w.expect(
+            "one byte more, which Linux fragments",
+            &may_fragment(sized("10.0.2.9", 1501)),
+            up(Reason::Fragmented),
+        );
         let f = sized("10.11.0.1", 100);
         w.expect("the route's own MTU", &f, out(2, f.routed(GATEWAY, B, &[])));
         w.expect("above the route's own MTU", &sized("10.11.0.1", 101), up(Reason::OverMtu));
@@ -317,7 +321,7 @@ fn reverse_path_filter() {
     });
 }
 
-/// Priority tags (802.1p): Linux forgets the tag of VLAN 0 where no device has that VLAN.
+/// Priority tags (802.1p): Linux ignores the tag of VLAN 0 if no device has that VLAN.
 #[test]
 #[ignore = "needs root"]
 fn frames_of_vlan_0_are_untagged_unless_a_device_has_that_vlan() {
@@ -334,7 +338,7 @@ fn frames_of_vlan_0_are_untagged_unless_a_device_has_that_vlan() {
         let udp6 = Frame::udp6(A, "2001:db8:1::5", "2001:db8:2::9");
         let to_vlan = Frame::udp4(A, "10.0.1.5", "10.0.3.9");
         let tagged = |frame: &Frame, tags: &[Tag]| frame.clone().tagged(tags);
-        w.expect("no leave", &tagged(&udp, &[zero(false)]), by_port(Reason::NotOurMac));
+        w.expect("not allowed", &tagged(&udp, &[zero(false)]), by_port(Reason::NotOurMac));
         let leave = |on| Op::Interface(1, Interface { priority_tags: on, ..interface(0, 0, A, &[]) });
         w.apply([leave(true)]);
         for service in [false, true] {
@@ -354,18 +358,18 @@ fn frames_of_vlan_0_are_untagged_unless_a_device_has_that_vlan() {
         }
         let stranger = Frame { destination: OTHER, ..tagged(&udp, &[zero(false)]) };
         w.expect("another MAC address", &stranger, by_port(Reason::NotOurMac));
-        // A device of VLAN 0 takes them.
+        // A device of VLAN 0 takes these frames.
         w.apply([leave(false), Op::Interface(9, interface(0, 0, A, &[zero(false)]))]);
         let of_vlan = tagged(&udp, &[zero(false)]);
         w.expect("a device of VLAN 0", &of_vlan, out(2, udp.routed(FRIEND, B, &[])));
-        w.expect("of 802.1ad none", &tagged(&udp, &[zero(true)]), by_port(Reason::NotOurMac));
+        w.expect("VLAN 0 of 802.1ad", &tagged(&udp, &[zero(true)]), by_port(Reason::NotOurMac));
     });
 }
 
-/// `fib_validate_source()` with `accept_local`, and of a router that has a local prefix.
+/// `fib_validate_source()` with `accept_local`, and for a router that has a local prefix.
 #[test]
 #[ignore = "needs root"]
-fn sources_of_the_routers_own_that_may_pass_are_the_kernels() {
+fn packets_from_the_routers_own_addresses_that_may_pass_go_to_the_kernel() {
     in_new_namespace(|| {
         let mut w = World::new();
         let from = |source: &str| Frame::udp4(A, source, "10.0.2.9");
@@ -384,7 +388,7 @@ fn sources_of_the_routers_own_that_may_pass_are_the_kernels() {
         for (change, reason) in rows {
             set(&mut w, change);
             w.expect("own source", &from("10.0.3.1"), up(reason));
-            w.expect("another's", &from("10.0.1.5"), ok(&from("10.0.1.5")));
+            w.expect("source of another host", &from("10.0.1.5"), ok(&from("10.0.1.5")));
             w.expect("127/8", &from("127.0.0.1"), up(Reason::BadSource));
         }
         w.apply([route4(0, "198.18.0.0/15", pass(Reason::LocalPrefix, false))]);
@@ -429,25 +433,34 @@ fn multipath_keeps_weights_and_flows() {
         let tagged = count(&mut w, &mut ports("10.20.0.1"));
         assert!(
             (850..1150).contains(&tagged),
-            "weights 3:1 over 4000 flows, layer 4: {tagged} by the lighter"
+            "weights 3:1 over 4000 flows, layer 4: {tagged} by the lighter member"
         );
         let fragments = count(&mut w, &mut ports("10.20.0.1").map(|f| f.ip4(|ip| ip[6] = 0x20)));
-        assert!(fragments == 0 || fragments == 4000, "fragments have no ports: all one way, not {fragments}");
+        assert!(
+            fragments == 0 || fragments == 4000,
+            "fragments have no ports, but {fragments} of 4000 went by the lighter member"
+        );
 
         w.apply([Op::Router { router: 0, multipath: MultipathHash::default() }]);
         let same = count(&mut w, &mut ports("10.20.0.1"));
-        assert!(same == 0 || same == 4000, "layer 3: one pair of addresses, one way, not {same}");
+        assert!(
+            same == 0 || same == 4000,
+            "layer 3: {same} of 4000 packets of one pair of addresses went by the lighter member"
+        );
         let hosts =
             &mut (0..4000_u16).map(|h| Frame::udp4(A, "10.0.1.5", &format!("10.20.{}.{}", h >> 8, h & 255)));
         let tagged = count(&mut w, hosts);
         assert!(
             (850..1150).contains(&tagged),
-            "weights 3:1 over 4000 addresses, layer 3: {tagged} by the lighter"
+            "weights 3:1 over 4000 addresses, layer 3: {tagged} by the lighter member"
         );
         let hosts =
             &mut (0..4000_u16).map(|h| Frame::udp6(A, "2001:db8:1::5", &format!("2001:db8:20::{h:x}")));
         let tagged = count(&mut w, hosts);
-        assert!((1800..2200).contains(&tagged), "IPv6, 1:1 over 4000 addresses: {tagged}");
+        assert!(
+            (1800..2200).contains(&tagged),
+            "IPv6, 1:1 over 4000 addresses: {tagged} by the second member"
+        );
     });
 }
 
@@ -507,16 +520,16 @@ fn polices_exceptions_not_forwarding() {
     });
 }
 
-/// What Linux forwards at a higher cost is dropped only where others lose by it.
+/// Packets that Linux forwards at a higher cost are dropped only if other packets would be lost for them.
 #[test]
 #[ignore = "needs root"]
 fn slow_packets_are_policed_only_while_the_cpu_is_behind() {
     in_new_namespace(|| {
         let mut w = World::with(Settings { exception_pps: 1, control_pps: 0, ..settings() });
         let backlogs = Backlogs::open().unwrap();
-        // Each core has its own limit, and counts for itself what comes in.
+        // Each core has a limit of its own, and counts what comes in on it.
         only_on([rustix::thread::sched_getcpu()]);
-        // No poll ends in a test run, so these rows stay; a time to come is never too old.
+        // No poll ends in a test run, so these rows stay. A time in the future is never too old.
         let (recent, old) = (u64::MAX / 2, 0);
         let big = |destination: &str| {
             Frame::udp4(A, "10.0.1.5", destination).ip4(|ip| {
@@ -542,17 +555,18 @@ fn slow_packets_are_policed_only_while_the_cpu_is_behind() {
             (4, recent, false, false),
             (4, recent, true, true),
             (1000, recent, true, true),
-            // Nobody counts polls: it is not known.
+            // Nobody counts polls, so the state of the core is not known.
             (0, old, false, true),
         ] {
             backlogs.set(full_polls, at);
             for (frame, reason) in &slow {
-                // The limit has just been spent: it is not for another second, which is longer than this takes on a slow machine.
+                // Spends the limit. It is back only after another second, which is longer than this takes on
+                // a slow machine.
                 let (port, bytes) = (w.port[0], frame.bytes());
                 while w.plane.run(port, &expired.bytes()).unwrap().action != XDP_PASS {
                     std::thread::sleep(Duration::from_millis(20));
                 }
-                // What came before this one is forgotten by then.
+                // Packets before this one no longer count after the pause.
                 w.plane.run(port, &bytes).unwrap();
                 std::thread::sleep(Duration::from_millis(100));
                 if others {
@@ -564,7 +578,7 @@ fn slow_packets_are_policed_only_while_the_cpu_is_behind() {
             }
         }
         backlogs.set(0, recent);
-        w.expect("what ends in an ICMP error stays within the limit", &expired, policed);
+        w.expect("a packet that causes an ICMP error stays within the limit", &expired, policed);
         backlogs.set(0, 0);
     });
 }
@@ -584,7 +598,7 @@ fn the_slowest_rate_lets_packets_pass() {
 
 #[test]
 #[ignore = "needs root"]
-fn explain_changes_nothing_and_tells_the_steps() {
+fn explain_changes_nothing_and_returns_the_steps() {
     in_new_namespace(|| {
         let mut w = World::new();
         w.tables.take_used();
@@ -598,7 +612,7 @@ fn explain_changes_nothing_and_tells_the_steps() {
         assert_eq!(steps[2], Step::Interface { interface: 1, router: 0 });
         assert!(
             steps.iter().any(|s| matches!(s, Step::Neighbour { interface: 3, id } if *id != 0)),
-            "{steps:?}"
+            "no step of a neighbour: {steps:?}"
         );
         assert_eq!(steps.last(), Some(&Step::Verdict { reason: None, action: XDP_REDIRECT }));
 
@@ -609,7 +623,11 @@ fn explain_changes_nothing_and_tells_the_steps() {
             steps.last(),
             Some(&Step::Verdict { reason: Some(Reason::TtlExceeded), action: XDP_PASS })
         );
-        assert_eq!(steps[0], Step::Port { id: 0, ready: true }, "nothing of the packet before");
+        assert_eq!(
+            steps[0],
+            Step::Port { id: 0, ready: true },
+            "the first step, without steps of the packet before"
+        );
     });
 }
 
@@ -646,8 +664,12 @@ fn counts_packets_bytes_and_time() {
         let (i, o) = (c.interfaces[&1], c.interfaces[&3]);
         assert_eq!((i.rx_packets(), i.rx_bytes()), (20, 1200));
         assert_eq!((i.forwarded_packets, i.forwarded_bytes), (10, 600));
-        assert_eq!((o.tx_packets, o.tx_bytes, o.rx_packets()), (10, 640, 0), "as it leaves, with its tag");
-        assert!(i.samples == 10 && i.sample_ns > 0, "{i:?}");
+        assert_eq!(
+            (o.tx_packets, o.tx_bytes, o.rx_packets()),
+            (10, 640, 0),
+            "(packets sent, their bytes with the tag, packets received)"
+        );
+        assert!(i.samples == 10 && i.sample_ns > 0, "not ten samples, or no time: {i:?}");
     });
 }
 
@@ -655,7 +677,8 @@ fn counts_packets_bytes_and_time() {
 #[ignore = "needs root"]
 fn a_sample_interval_of_zero_times_nothing() {
     in_new_namespace(|| {
-        // What is timed is counted per CPU, and one packet in 2^32 is the first: let it be one that is not forwarded.
+        // Samples are counted per CPU, and one packet in 2^32 is the first. Here the first is a packet that
+        // is not forwarded.
         let mut one = rustix::thread::CpuSet::new();
         one.set(rustix::thread::sched_getcpu());
         rustix::thread::sched_setaffinity(None, &one).unwrap();

@@ -1,4 +1,4 @@
-//! Frames nobody thought of: mutated ones, judged by what must hold for any frame.
+//! Frames that nobody thought of: mutated ones, checked by what must hold for any frame.
 
 use super::*;
 use common::frame::fix_checksum;
@@ -6,7 +6,7 @@ use fastrand::Rng;
 
 const FRAMES: u64 = 20_000;
 
-/// What follows Ethernet and at most two tags, and its EtherType.
+/// The EtherType after Ethernet and at most two tags, and what follows it.
 fn network(frame: &[u8]) -> Option<(u16, &[u8])> {
     let mut at = 12;
     for _ in 0..3 {
@@ -19,7 +19,8 @@ fn network(frame: &[u8]) -> Option<(u16, &[u8])> {
     None
 }
 
-/// One that would be forwarded, then changed anywhere in its headers; in half of them the IPv4 checksum is right again.
+/// A frame that would be forwarded, then changed anywhere in its headers. In half of them, the IPv4 checksum
+/// is right again.
 pub fn frame(rng: &mut Rng) -> Vec<u8> {
     let mac = *rng.choice(&[A, A, A, A, A, A, B, V, Mac([255; 6])]).unwrap();
     let mut frame = if rng.bool() {
@@ -31,7 +32,7 @@ pub fn frame(rng: &mut Rng) -> Vec<u8> {
         Frame::udp6(mac, "2001:db8:1::5", to)
     };
     frame.tags = rng.choice(&[&[][..], &[], &[], &[], &[AD200, Q7], &[Q100]]).unwrap().to_vec();
-    // Of IP, with its length: what is added later is padding.
+    // These bytes belong to the IP packet and count in its length. Bytes that are added later are padding.
     let longer = rng.usize(0..2) * rng.usize(0..300);
     frame.payload.resize(frame.payload.len() + longer, 1);
     let (ttl, length, without) = if frame.ether_type == 0x0800 { (8, 2, 0) } else { (7, 4, 40) };
@@ -72,15 +73,15 @@ fn fix_checksum_of_any(ip: &mut [u8]) {
     }
 }
 
-/// The IP packet is the one that came in, one hop later, without what stood behind it.
+/// Asserts that the IP packet is the one that came in, one hop later, without what followed it.
 #[track_caller]
 fn check_forwarded(before: &[u8], after: &[u8]) {
     let name = hex(before);
     let mac = |at: usize| Mac::from_slice(&after[at..at + 6]).unwrap();
     assert!([FRIEND, GATEWAY, OTHER].contains(&mac(0)), "{name}: to {}", mac(0));
     assert!([A, B, V, W].contains(&mac(6)), "{name}: from {}", mac(6));
-    let (came, ip) = network(before).unwrap_or_else(|| panic!("{name}: forwarded by no EtherType"));
-    let (left, out) = network(after).unwrap_or_else(|| panic!("{name}: left by no EtherType"));
+    let (came, ip) = network(before).unwrap_or_else(|| panic!("{name}: forwarded without an EtherType"));
+    let (left, out) = network(after).unwrap_or_else(|| panic!("{name}: left without an EtherType"));
     assert_eq!(came, left, "{name}: EtherType");
     let word = |at: usize| usize::from(u16::from_be_bytes([ip[at], ip[at + 1]]));
     let (ttl, length) = match left {
@@ -114,12 +115,12 @@ fn any_frame_goes_up_as_it_came_or_out_one_hop_later() {
             let port = w.port[rng.usize(0..8) / 7];
             let explained = w.plane.explain(port, &bytes).unwrap().0;
             let got = w.plane.run(port, &bytes).unwrap();
-            assert_eq!(got, explained, "{}: explained otherwise", hex(&bytes));
+            assert_eq!(got, explained, "{}: the explanation differs", hex(&bytes));
             verdicts[got.action as usize] += 1;
             match got.action {
                 XDP_PASS => assert_eq!(hex(&got.frame), hex(&bytes), "changed on its way up"),
                 XDP_REDIRECT => check_forwarded(&bytes, &got.frame),
-                other => panic!("{}: action {other}, and nothing is policed", hex(&bytes)),
+                other => panic!("{}: action {other}, although nothing is policed", hex(&bytes)),
             }
         }
         let after = w.plane.counters().unwrap();
@@ -127,10 +128,10 @@ fn any_frame_goes_up_as_it_came_or_out_one_hop_later() {
             let sent: u64 = c.interfaces.values().map(|i| i.tx_packets).sum();
             sent + c.charges.values().sum::<u64>()
         };
-        assert_eq!(counted(&after) - counted(&before), FRAMES, "every frame is counted once");
+        assert_eq!(counted(&after) - counted(&before), FRAMES, "frames counted");
         assert!(
             verdicts[XDP_PASS as usize].min(verdicts[XDP_REDIRECT as usize]) > FRAMES / 10,
-            "by action: {verdicts:?}"
+            "too few passed up or redirected, by action: {verdicts:?}"
         );
     });
 }

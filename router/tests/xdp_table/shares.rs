@@ -1,4 +1,4 @@
-//! Shares of a full core (`bpf/shares.h`): what is cut, what never is, and for how long.
+//! Shares of a full core (`bpf/shares.h`): which packets are cut, which never are, and for how long.
 
 use super::*;
 use logic::share::Grant;
@@ -8,7 +8,7 @@ const NOTHING: u32 = 1;
 const HALF: u32 = 1 << 31;
 const LONG: Duration = Duration::from_secs(60);
 
-/// On one CPU, whose shares are in force.
+/// A world on one CPU, whose shares are in force.
 fn with_grant(grant: Grant) -> (World, u16) {
     let mut one = rustix::thread::CpuSet::new();
     let cpu = rustix::thread::sched_getcpu();
@@ -27,7 +27,7 @@ fn cut() -> Expect {
 
 #[test]
 #[ignore = "needs root"]
-fn over_its_share_a_router_forwards_nothing() {
+fn a_router_over_its_share_forwards_nothing() {
     in_new_namespace(|| {
         let (mut w, cpu) = with_grant(Grant { admit: NOTHING, own_admit: 0 });
         let udp = |to: &str| Frame::udp4(A, "10.0.1.5", to);
@@ -35,7 +35,7 @@ fn over_its_share_a_router_forwards_nothing() {
         w.expect("IPv4", &udp("10.0.2.9"), cut());
         w.expect("IPv6", &udp6("2001:db8:2::9"), cut());
         w.expect(
-            "an exception, before the kernel has to do with it",
+            "an exception, before the kernel has work with it",
             &udp("10.0.2.9").ip4(|ip| ip[8] = 1),
             cut(),
         );
@@ -50,7 +50,11 @@ fn over_its_share_a_router_forwards_nothing() {
         let f = Frame::udp4(V, "10.1.1.5", "10.0.2.9");
         w.expect("the other router", &f, out(6, f.routed(OTHER, W, &[])));
         let taken = Taken { packets: 10, cut: 4, own_cut: 0, own: 5, other: 1 };
-        assert_eq!(w.plane.shares().taken(cpu, 0), taken, "neighbour discovery is none of its own");
+        assert_eq!(
+            w.plane.shares().taken(cpu, 0),
+            taken,
+            "counts of router 0; neighbour discovery is not its own traffic"
+        );
         assert_eq!(w.plane.shares().taken(cpu, 1), Taken { packets: 1, ..Taken::default() });
     });
 }
@@ -83,7 +87,7 @@ fn packets_are_cut_evenly() {
                 (0..1000).map(|_| w.plane.run(w.port[0], &frame).unwrap().action == XDP_REDIRECT).collect();
             assert_eq!(verdicts.iter().filter(|sent| **sent).count(), of_1000);
             if admit == HALF {
-                assert!(verdicts.windows(2).all(|two| two[0] != two[1]), "by turns");
+                assert!(verdicts.windows(2).all(|two| two[0] != two[1]), "packets are not cut in turns");
             }
             run("ip link del p0");
             run("ip link del p1");
@@ -93,21 +97,25 @@ fn packets_are_cut_evenly() {
 
 #[test]
 #[ignore = "needs root"]
-fn shares_hold_while_they_are_in_force_only() {
+fn shares_hold_only_while_they_are_in_force() {
     in_new_namespace(|| {
         let (mut w, cpu) = with_grant(Grant { admit: NOTHING, own_admit: NOTHING });
         let f = Frame::udp4(A, "10.0.1.5", "10.0.2.9");
         let sent = || out(2, f.routed(FRIEND, B, &[]));
         w.expect("in force", &f, cut());
         let (explained, steps) = w.plane.explain(w.port[0], &f.bytes()).unwrap();
-        assert_eq!(explained.action, XDP_REDIRECT, "explained as it goes on a core with time: {steps:?}");
-        assert_eq!(w.plane.shares().taken(cpu, 0).packets, 1, "without a trace");
+        assert_eq!(explained.action, XDP_REDIRECT, "the explanation, as on a core with time left: {steps:?}");
+        assert_eq!(
+            w.plane.shares().taken(cpu, 0).packets,
+            1,
+            "packets counted; an explanation leaves no trace"
+        );
         w.plane.shares().in_force(Duration::ZERO).unwrap();
-        w.expect("not any more", &f, sent());
+        w.expect("no longer in force", &f, sent());
         w.plane.shares().in_force(Duration::from_millis(30)).unwrap();
-        w.expect("again", &f, cut());
+        w.expect("in force again", &f, cut());
         std::thread::sleep(Duration::from_millis(100));
-        w.expect("nobody has said so for too long", &f, sent());
+        w.expect("not renewed for too long", &f, sent());
         w.plane.shares().in_force(LONG).unwrap();
         w.plane.shares().set(cpu, 0, Grant::ALL);
         w.expect("within its share", &f, sent());
@@ -115,7 +123,7 @@ fn shares_hold_while_they_are_in_force_only() {
     });
 }
 
-/// The rounds of a daemon, with a core that is said to be full and real packets.
+/// The rounds of a daemon, with real packets and a core that is declared full.
 #[test]
 #[ignore = "needs root"]
 fn a_round_counts_and_cuts_and_ends() {
@@ -157,35 +165,47 @@ fn a_round_counts_and_cuts_and_ends() {
             w.plane.set_shared(w.plane.shares().wanted());
             [0, 1].map(|router| w.plane.shares().taken(cpu, router))
         };
-        assert_eq!(round(&mut w, 0.9), [Taken::default(); 2], "a core with time left counts nothing");
+        assert_eq!(round(&mut w, 0.9), [Taken::default(); 2], "counts of a core with time left");
         for _ in 0..4 {
-            assert_eq!(round(&mut w, 1.0), [Taken::default(); 2], "one router shares with nobody");
+            assert_eq!(
+                round(&mut w, 1.0),
+                [Taken::default(); 2],
+                "counts of a single router, which shares with nobody"
+            );
         }
         let weights = [(0, 1), (1, 2)].into();
         w.plane.shares().set_routers(&weights, &[(0, 0), (0, 1), (1, 1)].into());
         let cut = |taken: [Taken; 2]| taken.map(|taken| taken.cut);
-        // Full once, the first counts, full twice.
-        (0..3).for_each(|_| assert_eq!(cut(round(&mut w, 1.0)), [0, 0], "cut too early"));
-        assert!(cutting.get());
+        // The core is full once, the first round counts, and it is full a second time.
+        (0..3).for_each(|_| assert_eq!(cut(round(&mut w, 1.0)), [0, 0], "packets that were cut too early"));
+        assert!(cutting.get(), "nothing is cut");
         let [big, small] = round(&mut w, 0.93);
-        assert!(big.cut > 100 && small.cut == 0 && small.packets == 30, "{big:?} {small:?}");
+        assert!(
+            big.cut > 100 && small.cut == 0 && small.packets == 30,
+            "counts of the big and the small router: {big:?} {small:?}"
+        );
         let share = |router| w.plane.shares().taken_of_cores(router).unwrap();
-        assert!(share(0) > 5 * share(1) && (920..=940).contains(&(share(0) + share(1))));
+        assert!(
+            share(0) > 5 * share(1) && (920..=940).contains(&(share(0) + share(1))),
+            "shares {} and {}",
+            share(0),
+            share(1)
+        );
         assert_eq!(w.plane.shares().weight(1), 2);
-        // Each has a ring of its own: their threads take turns.
+        // Each router has a ring of its own, and their threads take turns.
         w.plane.shares().set_routers(&weights, &[(0, 0), (1, 1)].into());
         round(&mut w, 1.0);
         assert_eq!((round(&mut w, 1.0)[0].cut, cutting.get()), (round(&mut w, 1.0)[0].cut, false));
         turns.set(false);
         (0..2).for_each(|_| _ = round(&mut w, 1.0));
-        assert!(cutting.get(), "their threads are not alike");
+        assert!(cutting.get(), "nothing is cut, although the threads do not take turns");
         turns.set(true);
         w.plane.shares().set_routers(&weights, &[(0, 0), (0, 1)].into());
         (0..2).for_each(|_| _ = round(&mut w, 1.0));
-        assert!(cutting.get());
-        // Another generation: the old one cuts nothing any more.
+        assert!(cutting.get(), "nothing is cut");
+        // Another generation is in charge. The old one cuts nothing any more.
         in_charge.put(None);
         let before = round(&mut w, 1.0);
-        assert_eq!(round(&mut w, 1.0), before, "neither counted nor cut");
+        assert_eq!(round(&mut w, 1.0), before, "counts of the old generation");
     });
 }

@@ -1,4 +1,4 @@
-//! The box the rows run on, and what a row expects.
+//! The box that the cases run on, and what a case expects.
 
 use crate::common::{
     frame::{Frame, vlan},
@@ -29,8 +29,8 @@ pub const XDP_DROP: u32 = 1;
 pub const XDP_PASS: u32 = 2;
 pub const XDP_REDIRECT: u32 = 4;
 
-/// Two ports, two routers. Router 0 has an interface on each port, VLAN 100 on port 1 and 200.7 on port 0; router 1 has
-/// a macvlan on each port.
+/// Two ports and two routers. Router 0 has an interface on each port, VLAN 100 on port 1 and 200.7 on port 0.
+/// Router 1 has a macvlan on each port.
 pub struct World {
     pub plane: Plane,
     pub tables: Tables<Arc<MappedMemory>>,
@@ -110,7 +110,7 @@ impl World {
         World::with_queues(settings, 1)
     }
 
-    /// Each port with so many RX queues.
+    /// Each port has this many RX queues.
     pub fn with_queues(settings: Settings, queues: u32) -> World {
         for (port, peer) in [("p0", "q0"), ("p1", "q1")] {
             run(&format!(
@@ -136,7 +136,7 @@ impl World {
         }
     }
 
-    /// Runs a frame in by port 0 and checks what became of it, and that exactly that was counted.
+    /// Runs a frame in by port 0. Asserts what becomes of it, and that exactly this was counted.
     #[track_caller]
     pub fn expect(&mut self, name: &str, frame: &Frame, expected: Expect) {
         self.expect_from(name, 0, &frame.bytes(), expected);
@@ -147,7 +147,7 @@ impl World {
         self.expect_by(name, port, 0, frame, expected);
     }
 
-    /// Runs a frame in by an RX queue of a port; what became of it, and what that counted.
+    /// Runs a frame in by an RX queue of a port. Returns what became of it, and what was counted.
     pub fn outcome(&mut self, port: usize, queue: u32, frame: &[u8]) -> Outcome {
         let before = self.plane.counters().unwrap();
         let got = self.plane.run_from(self.port[port], queue, frame).unwrap();

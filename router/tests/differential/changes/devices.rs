@@ -49,7 +49,7 @@ fn macvlan_of_mode_source(_: &mut Draft<'_>) -> Change {
     Change::new("device", make, lines(&["ip link del ms0"])).shows("a macvlan of mode source")
 }
 
-/// The tenant's macvlans no longer send each other packets, or send them by way of the wire.
+/// The tenant's macvlans no longer send each other packets, or send them over the wire.
 fn macvlan_of_other_mode(draft: &mut Draft<'_>) -> Change {
     let device = draft.side(true).device();
     let mode = draft.pick(&["private", "vepa"]);
@@ -98,7 +98,7 @@ fn bond(_: &mut Draft<'_>) -> Change {
     Change::new("device", make, undo)
 }
 
-/// A VLAN of a port, with an address and neighbours; or VLAN 0, which takes all frames with a priority alone.
+/// A VLAN of a port, with an address and neighbours. VLAN 0 takes all frames that carry only a priority.
 pub fn vlan(draft: &mut Draft<'_>) -> Change {
     if !draft.kernel.has("vlan") {
         return down(draft);
@@ -118,7 +118,7 @@ pub fn vlan(draft: &mut Draft<'_>) -> Change {
 pub fn flags(draft: &mut Draft<'_>) -> Change {
     let side = any_side(draft);
     let (device, tenant) = (side.device(), side.tenant);
-    // A macvlan is no larger than the port below it.
+    // A macvlan's MTU is at most that of the port below it.
     let usual = if side.port == 2 || tenant { 1400 } else { 1500 };
     let pairs = [
         ("promisc on allmulticast on".to_owned(), "promisc off allmulticast off".to_owned()),
@@ -148,7 +148,8 @@ fn again(side: &Side, mut commands: Vec<String>) -> Vec<String> {
     commands
 }
 
-/// The MAC address of a device: hosts that know the old one are not heard any more. Linux forgets its neighbours.
+/// Changes the MAC address of a device. Packets of hosts that know the old one are no longer received. Linux
+/// forgets the device's neighbours.
 pub fn mac(draft: &mut Draft<'_>) -> Change {
     let side = any_side(draft);
     let set = |mac| format!("ip link set {} address {mac}", side.device());
@@ -160,7 +161,7 @@ pub fn mac(draft: &mut Draft<'_>) -> Change {
     Change::new("mac", make, undo).of(side.tenant)
 }
 
-/// A macvlan of the tenant goes, and comes back as another device.
+/// Deletes a macvlan of the tenant, which comes back as another device.
 pub fn gone(draft: &mut Draft<'_>) -> Change {
     let side = draft.side(true);
     let (device, mac, port) = (side.device(), side.router_mac, side.port);
@@ -172,8 +173,8 @@ pub fn gone(draft: &mut Draft<'_>) -> Change {
     Change::new("down", vec![format!("{IN_TENANT}ip link del {device}")], undo)
 }
 
-/// A device goes down, or the device at the other end of its wire does. Linux forgets routes and neighbours of the
-/// former.
+/// Takes a device down, or the device at the other end of its wire. Linux forgets routes and neighbours of
+/// the former.
 pub fn down(draft: &mut Draft<'_>) -> Change {
     let side = any_side(draft);
     let device = if side.tenant || draft.rng.bool() { side.device() } else { format!("o{}", side.port) };

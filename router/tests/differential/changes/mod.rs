@@ -16,12 +16,13 @@ pub const IN_TENANT: &str = "in tenant: ";
 /// A change, where it is made, and how it shows.
 #[derive(Clone, Debug)]
 pub struct Change {
-    /// Its kind. Two of one kind do not stand at once.
+    /// The kind. There is never more than one of a kind in force.
     pub name: &'static str,
     pub tenant: bool,
     pub make: Vec<String>,
     pub undo: Vec<String>,
-    /// `millrace routers` or `millrace interfaces` shows this while it stands; `None`: neither shows it.
+    /// The text that `millrace routers` or `millrace interfaces` shows while the change is in force; `None`
+    /// if neither shows it.
     pub shows: Option<&'static str>,
 }
 
@@ -41,7 +42,7 @@ impl Change {
 
 type Make = fn(&mut Draft<'_>) -> Change;
 
-/// Kinds, and how often each is made beside the others.
+/// The kinds, and how often each is made compared with the others.
 const KINDS: &[(u32, Make)] = &[
     (2, policy::qdisc),
     (2, policy::filter),
@@ -64,7 +65,7 @@ const KINDS: &[(u32, Make)] = &[
     (8, settings::setting),
 ];
 
-/// One at random.
+/// A change at random.
 pub fn random(draft: &mut Draft<'_>) -> Change {
     let all: u32 = KINDS.iter().map(|kind| kind.0).sum();
     let mut at = draft.rng.u32(..all);

@@ -1,4 +1,4 @@
-//! Neighbours that change, go, or are not to be had.
+//! Neighbours that change, vanish, or cannot be resolved.
 
 use super::Change;
 use crate::{draft::Draft, sides::GATEWAYS};

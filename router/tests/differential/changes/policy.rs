@@ -14,7 +14,8 @@ fn destination(draft: &mut Draft<'_>) -> [&'static str; 2] {
     all[draft.rng.usize(..all.len())]
 }
 
-/// Qdiscs whose options hold nothing back, or everything. What needs a probe is named by its first word.
+/// Qdiscs whose options hold nothing back, or everything. A qdisc that needs a probe is probed under its
+/// first word.
 pub fn qdisc(draft: &mut Draft<'_>) -> Change {
     let kinds = [
         ("pfifo limit 0", "qdisc pfifo,"),
@@ -125,7 +126,7 @@ pub fn rule(draft: &mut Draft<'_>) -> Change {
     Change::new("rule", make, undo).shows("rule with priority 100").of(tenant)
 }
 
-/// A policy of IPsec that blocks.
+/// An IPsec policy that blocks.
 pub fn ipsec(draft: &mut Draft<'_>) -> Change {
     if !draft.kernel.has("xfrm") {
         return rule(draft);

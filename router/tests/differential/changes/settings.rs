@@ -1,4 +1,4 @@
-//! Settings that decide about forwarded packets, and some that do not although they sound like it.
+//! Settings that affect forwarded packets, and some that do not, although their names suggest it.
 
 use super::Change;
 use crate::draft::Draft;
@@ -25,7 +25,7 @@ const GLOBAL: &[(&str, &str, &[&str])] = &[
     ("net.ipv6.conf.all.forwarding", "1", &["0"]),
 ];
 
-/// The same of a device, or of `all`.
+/// The same for a device, or for `all`.
 const OF_DEVICE: &[(&str, &str, &[&str])] = &[
     ("net.ipv4.conf.DEVICE.forwarding", "1", &["0"]),
     ("net.ipv4.conf.DEVICE.rp_filter", "0", &["1", "2"]),
@@ -81,7 +81,7 @@ pub fn setting(draft: &mut Draft<'_>) -> Change {
         make.push(format!("sysctl -qw {name}={value}"));
         undo.push(format!("sysctl -qw {name}={default}"));
         if name.contains("disable_ipv6") {
-            // IPv6 begins with nothing.
+            // IPv6 starts without addresses and neighbours.
             let sides: Vec<_> = draft.sides.iter().filter(|side| side.tenant == tenant).collect();
             undo.extend(sides.iter().flat_map(|side| side.addresses()));
             undo.extend(sides.iter().map(|side| format!("neighbours {}", side.device())));
