@@ -30,7 +30,7 @@ impl MillracePaths {
         let mut daemon = Millrace::launch(&launch, testbed.routers.len() + 1)?;
         daemon.wait_for(|status| {
             let without = status["paths"].as_array()?.iter().find(|path| !path["run"].is_object())?;
-            Some(format!("path {} has no worker: {}", without["path"], status["troubles"]))
+            Some(format!("path {} has no worker: {}", without["path"], status["conditions"]))
         })?;
         Ok(Self(daemon))
     }

@@ -166,6 +166,13 @@ impl Drop for Daemon {
     }
 }
 
+/// Conditions of a status that are more than notes, as sentences.
+pub fn problems(status: &Value) -> Vec<String> {
+    let conditions = status["conditions"].as_array().unwrap();
+    let problems = conditions.iter().filter(|condition| condition["is_note"] == false);
+    problems.map(|condition| condition["sentence"].as_str().unwrap().to_owned()).collect()
+}
+
 /// One router of a status; null if it is not listed.
 pub fn router(status: &Value, name: &str) -> Value {
     let mut list = status["routers"].as_array().into_iter().flatten();

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::{
     bed::Bed,
-    daemon::{Daemon, Leftovers, eventually, eventually_true},
+    daemon::{Daemon, Leftovers, eventually, eventually_true, problems},
     user_plane::{numbered, path, start, workers},
 };
 
@@ -155,8 +155,7 @@ fn on_a_full_disk(disk: &Path) {
     assert_eq!(records(&file), written as usize);
     let trouble =
         format!("mirror {}: cannot write it: No space left on device (os error 28)", file.display());
-    let is_told =
-        || daemon.ask(&["status"])["troubles"].as_array().unwrap().contains(&trouble.as_str().into());
+    let is_told = || problems(&daemon.ask(&["status"])).contains(&trouble);
     eventually_true("the trouble", is_told);
     assert_eq!(path(&daemon, "udp")["run"]["dropped"], serde_json::json!({}));
     // Room again: it goes on behind what it has.

@@ -11,7 +11,7 @@ use anyhow::{Error, Result};
 use lab::{testbed::Testbed, workload::Family};
 use libbpf_rs::{MapCore, MapHandle};
 use router::{
-    base::instance::Instance,
+    base::{conditions::Conditions, instance::Instance},
     config::Config,
     daemon::{
         Control, Ended,
@@ -104,7 +104,8 @@ impl OtherDaemon {
             let bpf = OtherVersion(Bpf::new(&instance, false));
             let (observer, waker) = observing::open(&config).unwrap();
             let (_switch, rules) = router::switch::start(&config, waker.clone()).unwrap();
-            let control = Control::start(config, instance, bpf, observer, rules, None).unwrap();
+            let control =
+                Control::start(config, instance, bpf, observer, rules, None, Conditions::default()).unwrap();
             ready.send(waker).unwrap();
             control.run(&queue).unwrap()
         });

@@ -65,9 +65,13 @@ impl ConditionKind {
         matches!(self, Self::Policy | Self::Router | Self::Interface)
     }
 
-    /// Does the kernel serve the subject while the condition holds?
-    fn leaves_to_kernel(self) -> bool {
-        matches!(self, Self::Port | Self::Router | Self::Interface)
+    /// How the subject stands while the condition holds and after it, where the kind says it for all.
+    fn state(self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::Port => Some(("is not trusted", "is trusted again")),
+            Self::Router | Self::Interface => Some(("is left to the kernel", "is on the fast path again")),
+            _ => None,
+        }
     }
 }
 
@@ -90,15 +94,12 @@ impl Condition {
 
 impl fmt::Display for Condition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&sentence(&self.subject, self.kind.leaves_to_kernel(), &self.text))
-    }
-}
-
-fn sentence(subject: &str, is_left: bool, text: &str) -> String {
-    match (subject.is_empty(), is_left) {
-        (true, _) => text.to_owned(),
-        (false, true) => format!("{subject} is left to the kernel: {text}"),
-        (false, false) => format!("{subject}: {text}"),
+        let Self { kind, subject, text } = self;
+        match (subject.is_empty(), kind.state()) {
+            (true, _) => f.write_str(text),
+            (false, Some((begun, _))) => write!(f, "{subject} {begun}: {text}"),
+            (false, None) => write!(f, "{subject}: {text}"),
+        }
     }
 }
 
@@ -159,10 +160,9 @@ fn log(begun: Vec<Condition>, ended: Vec<Condition>) {
         tracing::warn!("{condition}");
     }
     for condition in ended.iter().take(LINES) {
-        if condition.kind.leaves_to_kernel() {
-            tracing::info!("{} is on the fast path again", condition.subject);
-        } else {
-            tracing::info!("no longer: {condition}");
+        match condition.kind.state() {
+            Some((_, ended)) => tracing::info!("{} {ended}", condition.subject),
+            None => tracing::info!("no longer: {condition}"),
         }
     }
     let more = begun.len().saturating_sub(LINES) + ended.len().saturating_sub(LINES);
@@ -194,7 +194,7 @@ mod tests {
             .set(&[Port, Linux], [of(Port, "port eth1", "LRO is on"), Condition::new(Linux, "no routes")]);
         assert_eq!(
             texts(&conditions),
-            ["no routes", "port eth1 is left to the kernel: LRO is on", "core 9 is not online"]
+            ["no routes", "port eth1 is not trusted: LRO is on", "core 9 is not online"]
         );
         conditions.set(&[Port], []);
         assert_eq!(texts(&conditions), ["no routes", "core 9 is not online"]);

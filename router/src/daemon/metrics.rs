@@ -3,7 +3,7 @@
 //! Names are `millrace_`, what counts, and its unit; labels are the words of the status. Everything is made of one [`Status`], so it agrees with itself.
 
 use crate::api::{
-    status::{PathReport, ReasonCount, Status},
+    status::{ConditionReport, PathReport, ReasonCount, Status},
     workers::{OutputStand, PathStand, WorkerStand, WorkersReport},
 };
 use prometheus_client::{
@@ -33,8 +33,7 @@ struct StatusCollector(Status);
 
 impl Collector for StatusCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let Status { paths, workers, .. } = &self.0;
-        families(paths, workers).iter().try_for_each(|family| family.encode(&mut encoder))
+        families(&self.0).iter().try_for_each(|family| family.encode(&mut encoder))
     }
 }
 
@@ -76,8 +75,19 @@ impl Family {
     }
 }
 
-fn families(paths: &[PathReport], workers: &WorkersReport) -> Vec<Family> {
-    [of_paths(paths), of_runs(paths), of_workers(workers)].into_iter().flatten().collect()
+fn families(Status { conditions, paths, workers, .. }: &Status) -> Vec<Family> {
+    [of_conditions(conditions), of_paths(paths), of_runs(paths), of_workers(workers)]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+/// How many conditions hold, by kind; a kind without any is left out.
+fn of_conditions(conditions: &[ConditionReport]) -> Vec<Family> {
+    let mut count = BTreeMap::<&str, f64>::new();
+    conditions.iter().for_each(|condition| *count.entry(&condition.kind).or_default() += 1.0);
+    let values = count.into_iter().map(|(kind, count)| (vec![("kind", kind.to_owned())], count));
+    vec![gauges("millrace_conditions", "", "Conditions that hold (millrace status shows them)", values)]
 }
 
 fn counters(

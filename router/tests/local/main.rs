@@ -148,7 +148,7 @@ impl Bed {
             (&local["follow"], &local["queues"]) == (&queues.into(), &queues.into())
                 && local["sockets"] == sockets
         });
-        assert_eq!(report["troubles"], serde_json::json!([]));
+        assert_eq!(report["conditions"], serde_json::json!([]));
     }
 
     /// The number of entries of the table of sockets, and of the tables of both queues.

@@ -153,7 +153,7 @@ fn queues_are_packed_and_put_back() {
         });
         assert_eq!((&packed["policy"], &packed["period_ms"]), (&"pack".into(), &20.into()));
         assert!(packed["queues"][0]["moved_by"].as_str().unwrap().starts_with("thread "));
-        assert_eq!(packed["troubles"], serde_json::json!([]));
+        assert_eq!(packed["conditions"], serde_json::json!([]));
         let core = places(&packed)[0].unwrap();
         let only: BTreeSet<u16> = [core as u16].into();
         // The threads are where the daemon reports them.
@@ -394,7 +394,7 @@ fn a_port_vanishes_under_traffic_with_its_threads_and_comes_back() {
             left["queues"].as_array().unwrap().iter().all(|queue| queue["port"] == "p1"),
             "a queue of p0 is left: {left}"
         );
-        assert_eq!(left["troubles"], serde_json::json!([]));
+        assert_eq!(left["conditions"], serde_json::json!([]));
         drop(traffic);
         let told = whys(&bed.json(&["events"]).unwrap());
         assert!(
@@ -439,15 +439,15 @@ fn a_queue_that_somebody_moves_is_reported_and_in_the_end_left_alone() {
             thread::sleep(Duration::from_millis(1100));
             Kernel.allow(thread, &[1].into()).unwrap();
             bed.wait_for("the move to be noticed", |report| {
-                let troubles = report["troubles"].as_array().unwrap();
-                troubles
-                    .iter()
-                    .any(|t| t.as_str().unwrap().contains(&format!("by somebody else, {times} times")))
+                let conditions = report["conditions"].as_array().unwrap();
+                conditions.iter().any(|c| {
+                    c["sentence"].as_str().unwrap().contains(&format!("by somebody else, {times} times"))
+                })
             });
         }
         let status = bed.json(&["status"]).unwrap();
         assert!(
-            status["placing"].to_string().contains("is left alone for 30 s at a time"),
+            status["conditions"].to_string().contains("is left alone for 30 s at a time"),
             "not left alone: {status}"
         );
         thread::sleep(Duration::from_millis(1500));
@@ -534,7 +534,7 @@ fn a_core_that_forwards_polls_until_it_forwards_no_more() {
         let traffic = Traffic::new();
         if ["", "none"].contains(&driver.trim()) {
             let told =
-                |report: &Value| report["troubles"].to_string().contains("resume_latency changes nothing");
+                |report: &Value| report["conditions"].to_string().contains("resume_latency changes nothing");
             bed.wait_for("the trouble that the setting changes nothing", told);
             return;
         }
@@ -596,7 +596,7 @@ fn a_daemon_that_leaves_queues_alone_needs_no_right_to_move_them() {
         assert!(why.contains("CAP_SYS_NICE") && why.contains("policy = \"off\""), "the error is: {why}");
         bed.daemon = Some(start("policy = \"off\""));
         let report = bed.wait_for("an answer", |report| report["queues"].as_array().unwrap().len() == 4);
-        assert_eq!(report["troubles"], serde_json::json!([]));
+        assert_eq!(report["conditions"], serde_json::json!([]));
     });
 }
 
@@ -628,6 +628,6 @@ fn packets_and_polls_of_queues_are_counted() {
             packets < sent + 100 && (1..=packets).contains(&polls),
             "{sent} sent, {packets} counted in {polls} polls"
         );
-        assert_eq!(report["troubles"], serde_json::json!([]));
+        assert_eq!(report["conditions"], serde_json::json!([]));
     });
 }

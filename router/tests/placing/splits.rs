@@ -90,7 +90,7 @@ fn nothing_is_left_of_a_queue_that_was_split() {
             });
             let ours = ours();
             drop(traffic);
-            assert_eq!(report["troubles"], serde_json::json!([]));
+            assert_eq!(report["conditions"], serde_json::json!([]));
             if is_killed {
                 bed.daemon.as_mut().unwrap().kill().unwrap();
                 bed.end();
@@ -233,7 +233,7 @@ fn nothing_is_lost_when_somebody_moves_the_home_of_a_queue_that_is_split() {
                     thread::sleep(Duration::from_millis(1100));
                     Kernel.allow(thread, &[1 - home as u16].into()).unwrap();
                     bed.wait_for("the move to be noticed", |report| {
-                        report["troubles"].to_string().contains(&format!("by somebody else, {times} times"))
+                        report["conditions"].to_string().contains(&format!("by somebody else, {times} times"))
                     });
                     if times < 3 {
                         bed.wait_for("the return to the old home", |report| is_on(report, home));
@@ -258,7 +258,7 @@ fn nothing_is_lost_when_somebody_moves_the_home_of_a_queue_that_is_split() {
         );
         let status = bed.json(&["status"]).unwrap();
         assert!(
-            status["placing"].to_string().contains("is left alone for 30 s at a time"),
+            status["conditions"].to_string().contains("is left alone for 30 s at a time"),
             "not left alone: {status}"
         );
     });

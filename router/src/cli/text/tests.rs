@@ -44,7 +44,7 @@ fn sample() -> Status {
         problem: None,
         conditions: vec![
             condition("core", "queue 1 of eth2 is not moved to core 3: refused"),
-            condition("port", "port eth2 is left to the kernel: LRO is on"),
+            condition("port", "port eth2 is not trusted: LRO is on"),
             ConditionReport {
                 is_note: true,
                 ..condition("policy", "policy changes are seen late: legacy iptables: no control groups")
@@ -117,7 +117,7 @@ fn status_of_a_running_daemon() {
     let expected = "\
 millrace 0.1.0, process 42, up 1 h 2 min: forwarding
 problem     queue 1 of eth2 is not moved to core 3: refused (for 1 min 30 s)
-problem     port eth2 is left to the kernel: LRO is on (for 1 min 30 s)
+problem     port eth2 is not trusted: LRO is on (for 1 min 30 s)
 note        policy changes are seen late: legacy iptables: no control groups (for 1 min 30 s)
 note        port eth2: generic mode
 heartbeat   tables confirmed 0.4 s ago; without a daemon forwarding goes on for 30 s

@@ -78,7 +78,9 @@ fn status() -> Status {
         },
         ..WorkersReport::default()
     };
-    Status { paths: vec![vpn, late], workers, ..Status::default() }
+    let condition = |kind: &str| ConditionReport { kind: kind.into(), ..ConditionReport::default() };
+    let conditions = ["path", "port", "path"].map(condition).to_vec();
+    Status { conditions, paths: vec![vpn, late], workers, ..Status::default() }
 }
 
 #[test]
@@ -86,6 +88,8 @@ fn all_of_paths_and_workers_is_told() {
     let text = text(status()).unwrap();
     let samples: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
     let expected = [
+        "millrace_conditions{kind=\"path\"} 2.0",
+        "millrace_conditions{kind=\"port\"} 1.0",
         "millrace_path_active{path=\"vpn\"} 1.0",
         "millrace_path_active{path=\"a\\\"b\\\\\"} 0.0",
         "millrace_path_given_packets_total{path=\"vpn\"} 120",
@@ -139,7 +143,7 @@ fn every_name_is_documented() {
     let text = text(status()).unwrap();
     let documentation = include_str!("../../../../docs/reference/metrics.md");
     let mut names: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
-    assert_eq!(names.len(), 28);
+    assert_eq!(names.len(), 29);
     for line in &names {
         let (name, kind) = line.split_once(' ').unwrap();
         let name = if kind == "counter" { format!("{name}_total") } else { name.into() };
@@ -147,7 +151,7 @@ fn every_name_is_documented() {
     }
     names.sort_unstable();
     names.dedup();
-    assert_eq!(names.len(), 28);
-    // Without paths there is nothing to tell.
+    assert_eq!(names.len(), 29);
+    // There are no values without conditions and paths.
     assert_eq!(super::text(Status::default()).unwrap(), "# EOF\n");
 }

@@ -62,10 +62,10 @@ fn a_port_is_told_of() {
     logged(|mut case, log| {
         case.linux.0.problems.borrow_mut().insert(1, vec!["LRO is on".into()]);
         (0..3).for_each(|_| case.round(Ok(vec![]), 1.1));
-        assert_eq!(log.lines(), ["WARN port eth2 is left to the kernel: LRO is on"]);
+        assert_eq!(log.lines(), ["WARN port eth2 is not trusted: LRO is on"]);
         case.linux.0.problems.borrow_mut().clear();
         (0..3).for_each(|_| case.round(Ok(vec![]), 1.1));
-        assert_eq!(log.lines(), ["INFO port eth2 is on the fast path again"]);
+        assert_eq!(log.lines(), ["INFO port eth2 is trusted again"]);
     });
 }
 
