@@ -121,7 +121,7 @@ fn an_interrupted_comparison_keeps_every_sample_and_leaves_nothing_behind() {
     command::run(Command::new("kill").args(["-INT", &run.child.id().to_string()])).unwrap();
     let (code, said) = run.end();
     assert_eq!(code, Some(130), "{said}");
-    assert!(said.contains(&format!("what was measured until then is in {}", path.display())), "{said}");
+    assert!(said.contains(&format!("the measurements made so far are in {}", path.display())), "{said}");
     let document = document(&path);
     assert_eq!(document["interrupted"], true);
     let of: Vec<_> =
