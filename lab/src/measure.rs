@@ -38,7 +38,7 @@ impl Window {
         Self { warm_up, length, watch: Watch::NOTHING }
     }
 
-    /// Half a second of warm-up, then so many seconds.
+    /// Half a second of warm-up, then this many seconds.
     pub fn seconds(seconds: f64) -> Self {
         Self::new(Duration::from_millis(500), Duration::from_secs_f64(seconds))
     }

@@ -41,7 +41,7 @@ pub const PORT_OUT: &str = "eth2";
 /// 87 times the weight of a normal thread (or session of threads).
 const FIRST_NICE: i32 = -20;
 /// Real-time priority of NAPI threads. They go before all normal threads, as the softirqs do whose work they have.
-/// Without it a woken thread would wait for a time slice of whatever has the core, however light, and a ring is full
+/// Without it a woken thread would wait for a time slice of the thread that has the core, however light, and a ring is full
 /// after 256 packets. Used only where packets are sent to one port: real-time threads of equal priority take turns of
 /// 100 ms, while softirqs take turns of 64 packets.
 pub(crate) const NAPI_LEVEL: i32 = 1;

@@ -231,7 +231,7 @@ impl Topology {
         Ok(all)
     }
 
-    /// A router on these ports, with so many interfaces on each.
+    /// A router on these ports, with this many interfaces on each.
     pub fn router(&self, number: u16, ports: &[usize], interfaces_on_port: u16) -> Router {
         let on_port = |&port: &usize| {
             (0..interfaces_on_port).map(move |i| Interface {

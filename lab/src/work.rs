@@ -26,7 +26,8 @@ impl Work {
         settings.ifindex = namespace.interface_index(device)?;
         settings.work_ns = ns;
         let skeleton = open.load().context("extra work for packets needs tracepoints with BTF (tp_btf)")?;
-        let link = skeleton.progs.after_transmit.attach_trace().context("attaching extra work for packets")?;
+        let link =
+            skeleton.progs.after_transmit.attach_trace().context("attaching extra work for packets")?;
         Ok(Self { _skeleton: skeleton, _link: link })
     }
 }

@@ -74,7 +74,7 @@ impl CompareOptions {
         );
         ensure!(
             frame_bytes <= MAX_FRAME || self.pps.is_some(),
-                "frames of {frame} bytes can only be sent at a rate: add --pps"
+            "frames of {frame} bytes can only be sent at a rate: add --pps"
         );
         let unable = self.subjects.names().into_iter().find(|name| !LARGE.contains(name));
         match unable {

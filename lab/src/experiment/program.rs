@@ -41,7 +41,7 @@ const XDP_REDIRECT: u32 = 4;
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct ProgramOptions {
-    /// What to measure, one after another
+    /// Subjects, one after another
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["redirect", "touch", "millrace"],
         default_values = ["redirect", "touch", "millrace"])]
     pub(super) subjects: Vec<String>,

@@ -29,7 +29,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct RouteLatencyOptions {
-    /// What to measure, one after another
+    /// Subjects, one after another
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["linux", "millrace"], default_values = ["linux", "millrace"])]
     pub(super) subjects: Vec<String>,
     /// Routes added and deleted, one after another, 1 to 10000

@@ -37,7 +37,7 @@ pub struct ScaleOptions {
     /// first
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = interfaces)]
     interfaces: Vec<u16>,
-    /// What to measure, alternately
+    /// Subjects, alternately
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["linux", "millrace"], default_values = ["linux", "millrace"])]
     pub(super) subjects: Vec<String>,
     #[command(flatten)]

@@ -26,7 +26,7 @@ pub struct TablesOptions {
     /// Numbers of IPv4 routes, in growing order; ratios are to the first
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [1, 1000, 100_000, 1_000_000])]
     routes: Vec<usize>,
-    /// What to measure, alternately
+    /// Subjects, alternately
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["linux", "millrace"], default_values = ["linux", "millrace"])]
     pub(super) subjects: Vec<String>,
     /// File with one prefix per line, may be gzipped [default: the developers' list if present, else generated

@@ -89,7 +89,7 @@ impl Order {
 pub struct Sizes(pub Vec<u16>);
 
 impl Sizes {
-    /// All the same.
+    /// Frames of one length.
     pub fn fixed(frame_bytes: u16) -> Self {
         Self(vec![frame_bytes])
     }

@@ -58,7 +58,10 @@ impl Sweep {
     pub fn rates(&self) -> Result<Vec<u64>> {
         let Self { saturating_pps, times, steps_per_time, highest_pps } = *self;
         ensure!(saturating_pps > 0 && highest_pps > 0, "a load is 0 packets per second: it must be above 0");
-        ensure!(times > 0 && steps_per_time > 0, "{times} times in {steps_per_time} steps: both must be above 0");
+        ensure!(
+            times > 0 && steps_per_time > 0,
+            "{times} times in {steps_per_time} steps: both must be above 0"
+        );
         let wanted = (1..=times * steps_per_time).map(|step| saturating_pps * step / steps_per_time);
         let mut rates: Vec<u64> =
             wanted.take_while(|&pps| pps <= highest_pps).filter(|&pps| pps > 0).collect();

@@ -86,7 +86,7 @@ mod tests {
             "results": [{"frame": 64}], "interrupted": true, "error": "no \"port\""});
         let run = run("a.json", document).unwrap();
         assert_eq!((run.figures.len(), &run.lines[..]), (1, &[line][..]));
-        assert!(run.notices[0].starts_with("line 3 of the document is no figure"), "{:?}", run.notices);
+        assert!(run.notices[0].starts_with("line 3 of the document is not a figure"), "{:?}", run.notices);
         assert_eq!(run.notices[1..], ["the run was interrupted", "the run ended early: no \"port\""]);
     }
 }

@@ -76,7 +76,7 @@ pub(super) fn runs(file: &str, text: &str) -> Result<Vec<Run>, String> {
                 malformed.push(if at + 1 == lines.len() && error.is_eof() {
                     format!("line {}, the last, is incomplete: the run was interrupted", at + 1)
                 } else {
-                    format!("line {} is no JSON ({error})", at + 1)
+                    format!("line {} is not JSON ({error})", at + 1)
                 });
                 continue;
             }
@@ -111,11 +111,11 @@ pub(super) fn sort(runs: &mut Vec<Run>, value: Value) -> Result<(), String> {
         }
         "figure" => {
             run.figures
-                .push(serde_json::from_value(value).map_err(|error| format!("is no figure ({error})"))?);
+                .push(serde_json::from_value(value).map_err(|error| format!("is not a figure ({error})"))?);
         }
         "published" => {
             let published = serde_json::from_value(value);
-            run.published.push(published.map_err(|error| format!("is no published curve ({error})"))?);
+            run.published.push(published.map_err(|error| format!("is not a published curve ({error})"))?);
         }
         _ => run.lines.push(value),
     }
@@ -155,9 +155,9 @@ mod tests {
         let runs = runs("a.jsonl", &text).unwrap();
         let notices = &runs[0].notices;
         assert_eq!((runs[0].lines.len(), notices.len()), (1, 4));
-        assert!(notices[0].starts_with("line 2 is no JSON"), "{notices:?}");
+        assert!(notices[0].starts_with("line 2 is not JSON"), "{notices:?}");
         assert_eq!(notices[1], "line 4 has no \"record\"");
-        assert!(notices[2].starts_with("line 5 is no figure (missing field"), "{notices:?}");
+        assert!(notices[2].starts_with("line 5 is not a figure (missing field"), "{notices:?}");
         assert_eq!(notices[3], "2 more lines could not be read");
     }
 
@@ -166,7 +166,7 @@ mod tests {
         let refused = |text: &str| runs("a.json", text).unwrap_err();
         assert_eq!(refused(""), "no results of millrace-lab: it is empty");
         assert_eq!(refused("{}"), "no results of millrace-lab: a JSON document without \"run\"");
-        assert!(refused("name,value\n1,2\n").starts_with("no results of millrace-lab: line 1 is no JSON"));
+        assert!(refused("name,value\n1,2\n").starts_with("no results of millrace-lab: line 1 is not JSON"));
         assert_eq!(refused("{\"a\":1}\n{\"a\":2}\n"), "no results of millrace-lab: line 1 has no \"record\"");
     }
 

@@ -219,7 +219,10 @@ impl Bed {
             if guests.iter().all(|guest| !matches!(guest, Guest::Busy(core) if !pinned(*core))) {
                 return Ok(());
             }
-            ensure!(std::time::Instant::now() < end, "millrace does not discover the pinned machines: {cores}");
+            ensure!(
+                std::time::Instant::now() < end,
+                "millrace does not discover the pinned machines: {cores}"
+            );
             sys::sleep(Duration::from_millis(100))?;
         }
     }

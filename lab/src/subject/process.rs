@@ -40,7 +40,7 @@ pub(super) fn given_or_on_path(variable: &str, name: &str) -> Result<PathBuf> {
     let Some(path) = std::env::var_os(variable).map(PathBuf::from) else {
         return on_path(name, &format!("install it, or say where it is with {variable}=/path/to/{name}"));
     };
-    ensure!(path.is_file(), "{variable} is {}, which is no file", path.display());
+    ensure!(path.is_file(), "{variable} is {}, which is not a file", path.display());
     Ok(path)
 }
 

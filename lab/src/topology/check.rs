@@ -152,7 +152,7 @@ fn check_device(name: &str) -> Result<()> {
     let right = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     ensure!(
         !name.is_empty() && name.chars().all(right) && !name.starts_with(['.', '-']),
-        "{name:?} is no name for a port: use letters, digits, '-', '_' and '.', as in eth1"
+        "{name:?} is not a name for a port: use letters, digits, '-', '_' and '.', as in eth1"
     );
     // Linux has directories of these names in /proc/sys/net/*/conf.
     ensure!(!["lo", "all", "default"].contains(&name), "port {name}: Linux has taken this name; use another");
@@ -168,7 +168,7 @@ fn check_host(name: &str) -> Result<()> {
     let right = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
     ensure!(
         !name.is_empty() && name.len() <= MAX_HOST && name.chars().all(right),
-        "{name:?} is no name for a host: use 1 to {MAX_HOST} letters, digits, '-' and '_', as in gen"
+        "{name:?} is not a name for a host: use 1 to {MAX_HOST} letters, digits, '-' and '_', as in gen"
     );
     let router = name.strip_prefix('r').is_some_and(|rest| rest.parse::<u16>().is_ok());
     ensure!(name != "box" && !router, "host {name}: that is a router's name here; use another, as in gen");
@@ -216,7 +216,7 @@ mod tests {
             ("router = [1]", "router = [1, 1]", &["router has core 1 twice", "name each once"]),
             ("name = \"eth2\"", "name = \"eth1\"", &["two ports are called eth1", "rename"]),
             ("name = \"eth2\"", "name = \"lo\"", &["port lo", "use another"]),
-            ("name = \"eth2\"", "name = \"a/b\"", &["\"a/b\" is no name for a port", "as in eth1"]),
+            ("name = \"eth2\"", "name = \"a/b\"", &["\"a/b\" is not a name for a port", "as in eth1"]),
             (
                 "name = \"eth2\"",
                 "name = \"a-very-long-port\"",
@@ -224,7 +224,7 @@ mod tests {
             ),
             ("host = \"sink\"", "host = \"box\"", &["host box", "use another"]),
             ("host = \"sink\"", "host = \"r7\"", &["host r7", "use another"]),
-            ("host = \"sink\"", "host = \"a b\"", &["\"a b\" is no name for a host", "as in gen"]),
+            ("host = \"sink\"", "host = \"a b\"", &["\"a b\" is not a name for a host", "as in gen"]),
             ("queues = 2", "queues = 0", &["port eth2: 0 queues: 1 to 16"]),
             ("queues = 2", "queues = 17", &["port eth2: 17 queues: 1 to 16"]),
             ("next_hops = 8", "next_hops = 0", &["port eth2: 0 next hops: 1 to 250"]),
