@@ -37,7 +37,7 @@ impl Rules {
         rules
     }
 
-    /// The same rules, executed on another core.
+    /// The same rules, which also hand packets to this core.
     pub fn handed_to(self, core: usize) -> Self {
         Self { text: self.text.replace("actions=", &format!("actions=set_core:{core},")), ..self }
     }

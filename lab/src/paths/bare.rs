@@ -1,11 +1,11 @@
 //! Routing written by hand, for one machine and this table: the router's chain is measured beside it.
 //!
-//! Trace, frames, table and answers are the same. It verifies the Ethernet and IPv4 headers and the checksum, looks the
-//! destination up by DIR-24-8 (it prefetches the first step of all packets of a batch while they are copied), counts
-//! the hop, and writes both MAC addresses. It has no list of packets, no verdicts and no counters. It knows no VLAN, no
+//! Trace, frames, table and answers are the same. It verifies the Ethernet and IPv4 headers and the checksum, and looks
+//! the destination up by DIR-24-8. It prefetches the first step of all packets of a batch while they are copied. It counts
+//! the hop and writes both MAC addresses. It has no list of packets, no verdicts and no counters. It knows no VLAN, no
 //! IPv6, no MTU and no source that Linux would refuse, and gives up where anything is unusual. So it is about the least
-//! that routing takes here. Its result on one machine shows what to expect of the chain on that machine. `unsafe` is
-//! needed here for the prefetch.
+//! that routing takes here. Its result on one machine shows what to expect of the chain on that machine. `unsafe` is needed
+//! here for the prefetch.
 
 use std::sync::{
     Arc,
