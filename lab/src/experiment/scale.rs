@@ -33,8 +33,7 @@ pub struct ScaleOptions {
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = value_parser!(u16).range(1..=256))]
     routers: Vec<u16>,
     /// Numbers of interfaces of virtual routers, half of them on each port: 2, 4, 8 ... 4096, in this order; ratios are
-    /// to the
-    /// first
+    /// to the first
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = interfaces)]
     interfaces: Vec<u16>,
     /// Subjects, alternately
