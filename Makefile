@@ -1,7 +1,7 @@
-# `make help` lists what there is. Every target sets up what it needs first (scripts/setup.sh, quick when nothing is missing).
+# `make help` lists the targets. Every target first installs what it needs (scripts/setup.sh, quick when nothing is missing).
 
 .DEFAULT_GOAL := help
-# Of `make soak`: seconds of random routes, and rounds of random topologies.
+# For `make soak`: seconds of random routes, and rounds of random topologies.
 SECONDS ?= 3600
 ROUNDS ?= 2000
 
@@ -9,19 +9,19 @@ ROUNDS ?= 2000
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 LAB := $(SUDO) target/release/millrace-lab
-# Where `make bench` puts raw results.
+# Directory for the raw results of `make bench`.
 OUT ?= target/bench
-# Of `make fuzz`: targets (router/src/fuzz.rs), and seconds for each.
+# For `make fuzz`: targets (router/src/fuzz.rs), and seconds for each.
 TARGET ?= $(notdir $(wildcard fuzz/seeds/*))
 TIME ?= 60
-# What `cargo fuzz` tells the compiler, without a sanitizer, which would need nightly.
+# The flags of `cargo fuzz`, without a sanitizer, which would need nightly.
 COVERAGE := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
   -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
   -Cllvm-args=-sanitizer-coverage-trace-compares
 # More arguments for millrace-lab or test-openflow.sh: make bench ARGS='--only capacity'
 ARGS ?=
 
-help: ## this list
+help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## install missing Debian packages, mount the BPF file system
@@ -42,7 +42,7 @@ check: ## formatting, prose, and the tests that need no root
 	cargo test --workspace
 
 # `cargo test` builds the programs that tests run, too.
-test: setup ## all tests; those that need root too when run as root
+test: setup ## all tests; those that need root run only as root
 	cargo test --workspace
 	@if [ "$$(id -u)" = 0 ]; then $(MAKE) --no-print-directory test-root; \
 	else echo "Not root: the tests in network namespaces were left out (sudo make test-root)."; fi
@@ -50,7 +50,7 @@ test: setup ## all tests; those that need root too when run as root
 test-root: setup ## the tests that need root, in network namespaces of their own
 	cargo test --workspace --no-fail-fast --tests --lib --bins -- --ignored --skip measure:: --skip measure_ --test-threads=1
 
-soak: setup ## random routes and topologies beside Linux, for hours: SECONDS=3600 ROUNDS=2000; root
+soak: setup ## compare random routes and topologies with Linux, for hours: SECONDS=3600 ROUNDS=2000; root
 	cargo build --workspace
 	MILLRACE_SOAK_SECONDS=$(SECONDS) cargo test -p millrace --test netlink -- --ignored --nocapture agree
 	MILLRACE_ROUNDS=$(ROUNDS) cargo test -p millrace --test differential -- --ignored --nocapture
@@ -63,20 +63,20 @@ test-openflow: setup ## ovs-ofctl, os-ken's controllers and its switch test suit
 	cargo build --package millrace
 	$(SUDO) scripts/test-openflow.sh $(ARGS)
 
-lint: ## formatting, clippy and prose, warnings are errors
+lint: ## formatting, clippy and prose; warnings are errors
 	@scripts/setup.sh build
 	cargo fmt --all --check
 	cargo fmt --manifest-path fuzz/Cargo.toml --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	scripts/prose.py
 
-# Its version is fixed here, as Debian has no package.
+# The version of mdbook is fixed here, because Debian has no package.
 docs: ## the book in target/book, as HTML
 	scripts/prose.py
 	@[ -x target/tools/bin/mdbook ] || cargo install --locked --root target/tools mdbook@0.5.4
 	target/tools/bin/mdbook build docs
 
-fmt: ## format
+fmt: ## format the code
 	cargo fmt --all
 	cargo fmt --manifest-path fuzz/Cargo.toml
 
@@ -93,13 +93,13 @@ fuzz: ## fuzz the parsers, the OpenFlow agent and flow rules, guided by coverage
 	    || exit 1; \
 	done
 
-demo: setup release ## Linux and Millrace side by side, under a minute after the build
+demo: setup release ## Linux and Millrace side by side; takes less than a minute after the build
 	@$(LAB) demo $(ARGS)
 
-bench: setup release ## the measurements; raw results in OUT (target/bench), ARGS for millrace-lab bench
+bench: setup release ## make the measurements; raw results go to OUT (target/bench), ARGS to millrace-lab bench
 	@$(LAB) bench --out $(OUT) $(ARGS)
 
-bench-goals: setup release ## what the papers' figures say, how soon cores come and go, flows on cores: judged, on a quiet machine; root
+bench-goals: setup release ## judge goals on a quiet machine: the papers' figures, how soon cores come and go, flows on cores; root
 	cargo test --release --no-fail-fast -p millrace-lab --test figures --test cores --test steering -- --ignored --test-threads=1 measure::
 
 shell: setup release ## a shell inside a testbed, with millrace on the PATH

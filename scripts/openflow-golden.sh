@@ -1,6 +1,6 @@
 #!/bin/sh
-# Puts the OpenFlow messages that os-ken tests itself with into target/openflow/golden/of10 and of13, for the test
-# `golden` of logic. Quick when they are there already.
+# Puts the OpenFlow messages of os-ken's own tests into target/openflow/golden/of10 and of13, for the test `golden` of logic.
+# Quick when they are there already.
 set -eu
 
 version=4.2.2

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Checks what people read: links and anchors of all pages; width, sentences and phrases of those in plain English.
+"""Checks pages that people read: links and anchors of all pages; width, sentences and phrases, except of generated pages.
 
 Usage: prose.py [FILE...]    without files: all pages that git knows
-Exit status 1: something is wrong; each finding is a line FILE:LINE: what.
+Exit status 1: something is wrong. Each finding is a line FILE:LINE: TEXT.
 """
 
 import pathlib
@@ -15,7 +15,7 @@ COLUMNS = 100
 WORDS = 30
 # Generated pages: only their links are checked.
 GENERATED = {"lab/scenarios/results.md"}
-# What STYLE.md names: the phrase, and what to write.
+# Phrases to avoid, each with advice.
 PHRASES = [
     (r"\bbut for\b", "except"),
     (r"\banew\b", "again"),
@@ -41,7 +41,7 @@ def slug(heading):
 
 
 def lines_of(name):
-    """Number, line, and whether it is text: neither in a code block nor indented outside of a list."""
+    """Yields number, line, and whether it is text: not in a code block, and not indented outside a list."""
     code = in_list = False
     for number, line in enumerate((ROOT / name).read_text().split("\n"), 1):
         if re.match(r"\s*(```|~~~)", line):
@@ -74,7 +74,7 @@ def check_links(name):
 
 
 def sentences(name):
-    """Line of the beginning, and sentence, without marks and code."""
+    """Yields the first line and the text of each sentence, without markup and code."""
     begin, words = 0, []
     for number, line, text in [*lines_of(name), (0, "", True)]:
         prose = text and line.strip() and not re.match(r"\s*(#|\||<!--|- \[)", line)
@@ -98,7 +98,7 @@ def sentences(name):
 def check_prose(name):
     for number, line, text in lines_of(name):
         if text and len(line) > COLUMNS and not line.lstrip().startswith("|") and "](" not in line:
-            yield number, f"{len(line)} columns; the most are {COLUMNS}"
+            yield number, f"{len(line)} columns; the maximum is {COLUMNS}"
         if text:
             for pattern, instead in PHRASES:
                 user_page = not name.startswith("docs/inside/") and name not in ("SPEC.md", "CONTRIBUTING.md")
@@ -109,7 +109,7 @@ def check_prose(name):
                     yield number, f"\"{found[0]}\": {instead}"
     for number, sentence in sentences(name):
         if len(sentence.split()) > WORDS:
-            yield number, f"a sentence of {len(sentence.split())} words; the most are {WORDS}: {sentence[:60]}..."
+            yield number, f"a sentence of {len(sentence.split())} words; the maximum is {WORDS}: {sentence[:60]}..."
         if re.match(r"(What|Who|Whose|That which)\b", sentence) and not sentence.endswith(("?", ":")):
             yield number, f"name the subject: {sentence[:60]}"
 

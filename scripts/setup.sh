@@ -1,9 +1,9 @@
 #!/bin/sh
-# Installs what is missing of the Debian packages, and mounts the BPF file system. Quick when nothing is missing.
-#   setup.sh build   to compile
-#   setup.sh fuzz    build, and what `make fuzz` compiles
-#   setup.sh test    build, and what tests, demo and bench run (default)
-#   setup.sh vm      test, and the virtual machine of `make test-vm`
+# Installs missing Debian packages, and mounts the BPF file system. Quick when nothing is missing.
+#   setup.sh build   for compiling
+#   setup.sh fuzz    as build, and for compiling with `make fuzz`
+#   setup.sh test    as build, and for tests, demo and bench (default)
+#   setup.sh vm      as test, and for the virtual machine of `make test-vm`
 set -eu
 
 what=${1:-test}
@@ -12,7 +12,7 @@ run="iproute2 iptables procps ethtool iputils-ping nftables tcpdump netsniff-ng 
 stress-ng sysbench nginx wrk openvswitch-switch openvswitch-common python3-venv
 python3-scapy python3-cryptography strongswan-charon strongswan-swanctl libcharon-extra-plugins
 libstrongswan-standard-plugins"
-# Made for x86-64; elsewhere ESP is encrypted without it.
+# This library exists only for x86-64. Elsewhere ESP is encrypted without it.
 if [ "$(uname -m)" = x86_64 ]; then run="$run libipsec-mb1"; fi
 vm="qemu-system-x86 busybox-static cpio zstd xz-utils"
 vm_kernel="linux-image-cloud-amd64"
@@ -41,7 +41,7 @@ installed() {
 	[ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
 }
 
-# Services that packages bring along (FRR, Open vSwitch) are for namespaces of ours: they must not start on the machine itself.
+# Services of these packages (FRR, Open vSwitch) run in our namespaces. They must not start on the machine itself.
 install_without_services() {
 	policy=/usr/sbin/policy-rc.d
 	if [ ! -e $policy ]; then
@@ -51,7 +51,7 @@ install_without_services() {
 	fi
 	as_root apt-get update -q
 	as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$@"
-	# Nor after the next boot.
+	# They must not start after the next boot, either.
 	if command -v systemctl >/dev/null; then
 		for service in frr nginx openvswitch-switch; do
 			case " $* " in *" $service "*) as_root systemctl disable -q $service ;; esac
@@ -60,7 +60,7 @@ install_without_services() {
 }
 
 if ! command -v cargo >/dev/null; then
-	echo "No cargo: install Rust 1.88 or newer (https://rustup.rs)." >&2
+	echo "There is no cargo. Install Rust 1.88 or newer (https://rustup.rs)." >&2
 	exit 1
 fi
 
@@ -70,7 +70,7 @@ for package in $wanted; do
 done
 if [ -n "$missing" ]; then
 	if ! command -v apt-get >/dev/null; then
-		echo "Not Debian. Install what these packages hold:$missing" >&2
+		echo "This is not Debian. Install the contents of these packages:$missing" >&2
 		exit 1
 	fi
 	# shellcheck disable=SC2086
@@ -81,7 +81,7 @@ if [ "$what" != build ] && [ "$what" != fuzz ] && ! grep -q ' /sys/fs/bpf bpf ' 
 	as_root mount -t bpf -o nosuid,nodev,noexec,mode=0700 bpf /sys/fs/bpf
 fi
 
-# Kernels of the virtual machine are only unpacked, never installed. 6.12 comes from Debian's backports, whose lists are kept
+# Kernels of the virtual machine are only unpacked, never installed. 6.12 comes from Debian's backports; their lists are kept
 # apart from the machine's own.
 fetch_kernel() {
 	version=$1
@@ -110,6 +110,6 @@ if [ "$what" = vm ]; then
 	case ${MILLRACE_VM_KERNEL:-6.1} in
 	6.1) fetch_kernel 6.1 ;;
 	6.12) fetch_backport 6.12 ;;
-	*) echo "setup: MILLRACE_VM_KERNEL is 6.1 or 6.12" >&2; exit 2 ;;
+	*) echo "setup: MILLRACE_VM_KERNEL must be 6.1 or 6.12" >&2; exit 2 ;;
 	esac
 fi

@@ -1,19 +1,19 @@
 #!/bin/bash
-# Real OpenFlow clients against a running Millrace, in network namespaces of their own: `make test-openflow`. Needs root.
-# Everything it makes lies in target/openflow, the logs of the last run in target/openflow/TARGET.
+# Tests a running Millrace with real OpenFlow clients, in network namespaces of its own: `make test-openflow`. Needs root.
+# All its files are in target/openflow; the logs of the last run are in target/openflow/TARGET.
 #
 #   scripts/test-openflow.sh [--target millrace|ovs|ovs-uncached] [ofctl] [paths] [learning] [suite] [suite13]
 #                                                                                default: millrace, all parts
 #
-#   ofctl     ovs-ofctl: what the switch says of itself, rules, ports, packets, groups, meters
-#   paths     ovs-ofctl, and a Millrace with paths of the user plane: their logical ports
-#   learning  os-ken's learning switches for 1.0 and 1.3 as controllers, three hosts
-#   suite     os-ken's test suite of OpenFlow 1.0 switches, an Open vSwitch as the tester switch
+#   ofctl     ovs-ofctl: descriptions, rules, ports, packets, groups, meters
+#   paths     ovs-ofctl: logical ports of paths of the user plane
+#   learning  os-ken's learning switches for 1.0 and 1.3 as controllers, with three hosts
+#   suite     os-ken's test suite of OpenFlow 1.0 switches, with an Open vSwitch as the tester switch
 #   suite13   its suites of OpenFlow 1.3: suite13_action, suite13_match, suite13_group, suite13_meter, or all of them
 #
-# --target ovs tests an Open vSwitch (userspace datapath) instead: what a well-known switch passes; ovs-uncached, one that
-# has no flow cache: what the tests themselves allow.
-# The last line is `N passed, N failed`; exit status 0: none failed.
+# --target ovs tests an Open vSwitch (userspace datapath) instead, to see what a well-known switch passes. ovs-uncached tests one
+# without a flow cache, to see what the tests themselves allow.
+# The last line is `N passed, N failed`. Exit status 0: none failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -24,7 +24,7 @@ readonly MILLRACE=${MILLRACE:-$PWD/target/debug/millrace}
 readonly SUITE_LIMIT_S=900
 TARGET=millrace
 
-# What check runs prints must match the extended regular expression $2, and it must succeed.
+# The command must succeed, and its output must match the extended regular expression $2.
 check() {
 	local name=$1 wanted=$2 output
 	shift 2
@@ -35,7 +35,7 @@ check() {
 	fi
 }
 
-# As check, but it must fail.
+# As check, but the command must fail.
 refused() {
 	local name=$1 wanted=$2 output
 	shift 2
@@ -51,7 +51,7 @@ refused() {
 . scripts/openflow/learning.sh
 . scripts/openflow/suite.sh
 
-# os-ken in a virtual environment, and its learning switches; quick when they are there already.
+# Installs os-ken in a virtual environment, and its learning switches. Quick when they are there already.
 install_osken() {
 	local stamp
 	stamp=$(cat scripts/openflow/{requirements,applications}.txt | sha256sum)
@@ -84,7 +84,7 @@ done
 case $TARGET in millrace | ovs | ovs-uncached) ;; *) usage >&2 ;; esac
 [ ${#parts[@]} -gt 0 ] || parts=(ofctl paths learning suite suite13)
 if [ "$(id -u)" != 0 ]; then
-	echo "Network namespaces need root: sudo make test-openflow" >&2
+	echo "Network namespaces need root. Run: sudo make test-openflow" >&2
 	exit 1
 fi
 
@@ -92,7 +92,7 @@ case "${parts[*]}" in *learning* | *suite*) install_osken ;; esac
 readonly WORK=$CACHE/$TARGET
 rm -rf "$WORK"
 mkdir -p "$WORK"
-# A second signal does not end the cleaning up.
+# A second signal must not interrupt the cleanup.
 trap 'trap "" INT TERM; stop_all' EXIT
 trap 'exit 130' INT TERM
 for part in "${parts[@]}"; do

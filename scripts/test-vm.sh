@@ -1,12 +1,12 @@
 #!/bin/bash
-# Boots Debian 12's own kernel (6.1, the oldest supported), or Debian 13's, in a virtual machine and runs there what the development
-# kernel cannot: `make test-vm`. Needs root, for the taps of its own network namespace. Everything it makes lies in
-# target/vm.
+# Boots Debian 12's own kernel (6.1, the oldest supported), or Debian 13's, in a virtual machine, and runs tests there that the
+# kernel of the development machine cannot run: `make test-vm`. Needs root for the taps of its own network namespace. All its
+# files are in target/vm.
 #
-#   scripts/test-vm.sh [NAME...]   only the checks whose name contains a NAME; a NAME of a suite (below) stands for all of it
+#   scripts/test-vm.sh [NAME...]   run only checks whose name contains a NAME; the NAME of a suite (below) stands for all of it
 #   MILLRACE_VM_ENV='MILLRACE_MEASURE_ROUNDS=5' scripts/test-vm.sh measure::windows   with variables for the checks
-#   MILLRACE_VM_LIMIT_S=3600 scripts/test-vm.sh   with more time than 1800 s for the machine, where processors are busy
-#   MILLRACE_VM_KERNEL=6.12 scripts/test-vm.sh   Debian 13's kernel
+#   MILLRACE_VM_LIMIT_S=3600 scripts/test-vm.sh   with more time than 1800 s for the machine, if processors are busy
+#   MILLRACE_VM_KERNEL=6.12 scripts/test-vm.sh   with Debian 13's kernel
 #
 # Exit status 0: every check passed. The machine's console is kept in target/vm/console.log.
 set -euo pipefail
@@ -15,20 +15,20 @@ cd "$(dirname "$0")/.."
 readonly CACHE=$PWD/target/vm
 readonly TRIPLE=x86_64-unknown-linux-gnu
 readonly LIMIT_S=${MILLRACE_VM_LIMIT_S:-1800}
-# The kernel cannot ask for modules there: no modprobe.
+# The kernel there cannot load modules on demand, because there is no modprobe.
 readonly MODULES=(virtio_pci virtio_net failover net_failover veth macvlan macvtap ipvlan 8021q vrf bonding dummy tun
 	bridge ip_vs ip_vs_rr nf_tables nft_compat iptable_filter iptable_mangle ip6table_filter xfrm_user
 	sch_tbf sch_fq sch_ingress cls_u32 act_gact act_mirred)
-# What tests call, where busybox's own is too plain; bash is /bin/sh, for busybox's runs its own applets instead of these. The
-# tables are used by their policies only, so the extensions of iptables stay behind.
+# Programs that tests call, where busybox's own lack features. bash is /bin/sh, because busybox's shell would run its own applets
+# instead of these. Tests set only policies of iptables, so its extensions are left out.
 readonly TOOLS=(bash ip tc nft ping ethtool unshare nsenter sysctl timeout
 	iptables-nft iptables-legacy ip6tables-nft ip6tables-legacy)
-# The check that wants many queues.
+# The check that needs many queues.
 readonly WIDE=an_indirection_table_follows_and_is_put_back
 # Test binaries of crate millrace that are worth running on another kernel.
 readonly SUITES=(plane_kernel xdp_table xdp_paths workers flow_rules netlink policy path_mtu differential ecmp hardening losses splits local af_xdp vm)
 
-# The static `millrace` and test binaries, into image/millrace/. Tests bring the program itself along.
+# Builds the static `millrace` and the test binaries, and puts them into image/millrace/. The build of the tests includes `millrace`.
 build() {
 	local suite executable
 	mkdir -p "$IMAGE/millrace"
@@ -37,7 +37,7 @@ build() {
 		cargo test --no-run --package millrace --target $TRIPLE --features static "${SUITES[@]/#/--test=}" \
 		>"$CACHE/build.log" 2>&1 || { cat "$CACHE/build.log" >&2; return 1; }
 	cp "$CACHE/build/$TRIPLE/debug/millrace" "$IMAGE/millrace/"
-	# Where tests that run it were built to find it.
+	# Tests that run it look for it here.
 	mkdir -p "$IMAGE$CACHE/build/$TRIPLE/debug"
 	ln -s /millrace/millrace "$IMAGE$CACHE/build/$TRIPLE/debug/"
 	for suite in "${SUITES[@]}"; do
@@ -50,13 +50,13 @@ dependencies() {
 	tr '\0' '\n' <"$1" | sed -n 's/^depends=//p' | tr ',-' ' _'
 }
 
-# Copies a module after those it needs, and notes the order.
+# Copies a module after the modules that it needs, and notes the order.
 add_module() {
 	local name=$1 file dependency
 	grep -qsx "$name.ko" "$IMAGE/modules/order" && return
 	file=$(find "$CACHE/kernel/lib/modules/${KERNEL##*/vmlinuz-}" \
 		-name "$name.ko" -o -name "${name//_/-}.ko" -o -name "$name.ko.xz" -o -name "${name//_/-}.ko.xz" | head -1)
-	# Built in, or not there: tests say what they miss.
+	# The module is built in or missing. Tests report what is missing.
 	[[ $file ]] || { echo "test-vm: the kernel package has no module $name" >&2; return 0; }
 	if [[ $file == *.xz ]]; then
 		xz -dkf "$file"
@@ -91,9 +91,9 @@ make_image() {
 	(cd "$IMAGE" && find . | cpio --quiet -o -H newc | gzip -1) >"$CACHE/initramfs.gz"
 }
 
-# In a network namespace of our own: four multi-queue taps, bridged in pairs, so that what one NIC sends the other gets:
-# nic0 <-> nic1, nic2 <-> nic3. nic1 has an indirection table.
-#   boot PROCESSORS [only=NAME]   only the checks of this name
+# Runs in a network namespace of its own. Four multi-queue taps are bridged in pairs, so that each NIC gets what the other one
+# sends: nic0 <-> nic1, nic2 <-> nic3. nic1 has an indirection table.
+#   boot PROCESSORS [only=NAME]   run only the checks of this name
 boot() {
 	local devices=() i queues options
 	for i in 0 1 2 3; do
@@ -110,7 +110,7 @@ boot() {
 		-append "console=ttyS0 panic=-1 quiet mitigations=off ${2-}" -serial "file:$CACHE/console.log" -serial stdio "${devices[@]}" </dev/null
 }
 
-# Passes the guest's words on as they come, and ends with the count.
+# Passes on the guest's output as it comes, and prints the count at the end.
 judge() {
 	local line passed=0 failed=0 begun=0 ended=0
 	while IFS= read -r line || [[ $line ]]; do
@@ -134,7 +134,7 @@ main() {
 	[[ $EUID == 0 ]] || { echo 'test-vm: needs root' >&2; exit 1; }
 	scripts/setup.sh vm
 	readonly IMAGE=$CACHE/image
-	# Several lie there once Debian has shipped a newer one.
+	# There are several once Debian has shipped a newer one.
 	KERNEL=$(printf '%s\n' "$CACHE/kernel/boot/vmlinuz-${MILLRACE_VM_KERNEL:-6.1}".* | sort -V | tail -1)
 	readonly KERNEL
 	make_image "$@"

@@ -1,5 +1,6 @@
-//! The testbed's addressing plan. Router 0 is the host (the box namespace itself), 1.. are virtual routers; ports and the
-//! interfaces that a virtual router has on each are numbered from 0. Port 0 comes first in the addresses as 1.
+//! The testbed's addressing plan. Router 0 is the host (the box namespace itself); virtual routers are numbered from 1.
+//! Ports are numbered from 0, and so are a virtual router's interfaces on each port. Addresses hold the port's number
+//! plus 1.
 //!
 //! | where | IPv4 | IPv6 | MAC |
 //! |---|---|---|---|
@@ -15,7 +16,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 /// A MAC address in wire order.
 pub type Mac = [u8; 6];
 
-/// Test packets come from here (as Ethernet says it; as IP: [`GENERATOR4`], [`GENERATOR6`]): next hop 1 behind port 0.
+/// Source MAC of test packets: next hop 1 behind port 0. Its IP addresses are [`GENERATOR4`] and [`GENERATOR6`].
 pub const GENERATOR_MAC: Mac = nexthop_mac_of(0, 1);
 /// The generator's IPv4 address.
 pub const GENERATOR4: Ipv4Addr = nexthop4_of(0, 0, 1);
@@ -31,8 +32,8 @@ pub const fn router_mac(p: u8, i: u8, r: u16) -> Mac {
     [2, 0x6d, 1 + p, i, a, b]
 }
 
-/// IPv4 address of interface `i` of router `r` on port `p`. Beyond the first interface the networks of routers are the
-/// same: none of them sees another's.
+/// IPv4 address of interface `i` of router `r` on port `p`. Beyond the first interface all routers have the same
+/// networks, because no router sees another's.
 pub const fn router4(p: u8, i: u8, r: u16) -> Ipv4Addr {
     match i {
         0 => Ipv4Addr::from_bits(0x0a00_0001 + ((1 + p as u32) << 16) + r as u32),
@@ -45,7 +46,7 @@ pub const fn router6(p: u8, i: u8, r: u16) -> Ipv6Addr {
     Ipv6Addr::new(0xfd00, 1 + p as u16, 0, i as u16, 0, 0, 1, r)
 }
 
-/// Length of the IPv4 networks of interfaces with this number (of the IPv6 ones: 64).
+/// Length of the IPv4 networks of interfaces with this number. IPv6 networks always have length 64.
 pub const fn length4(i: u8) -> u8 {
     if i == 0 { 16 } else { 24 }
 }
@@ -103,7 +104,7 @@ pub fn nexthop6(n: u8) -> Ipv6Addr {
     nexthop6_of(1, 0, n)
 }
 
-/// As `ip link` and people write it.
+/// In the notation of `ip link`.
 pub fn mac_text(mac: Mac) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }

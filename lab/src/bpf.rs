@@ -1,7 +1,7 @@
-//! The lab's BPF programs (skeletons built by build.rs), and their maps' values as bytes.
+//! The lab's BPF programs (skeletons built by build.rs), and the values of their maps as bytes.
 //!
-//! Skeletons borrow the storage of their object; [`storage`] leaks that (a few pointers per testbed), so that whoever
-//! owns a skeleton can be an ordinary struct. Dropping the skeleton still unloads programs and maps.
+//! Skeletons borrow the storage of their object. [`storage`] leaks this storage (a few pointers per testbed), so that
+//! the owner of a skeleton can be an ordinary struct. Dropping the skeleton still unloads programs and maps.
 
 use std::{
     io,
@@ -68,7 +68,7 @@ pub unsafe trait Value: Copy + Default {
     fn from_bytes(bytes: &[u8]) -> Result<Self> {
         ensure!(
             bytes.len() == size_of::<Self>(),
-            "a map value of {} bytes, not {}",
+            "a map value has {} bytes, not {}",
             bytes.len(),
             size_of::<Self>()
         );
@@ -110,11 +110,11 @@ unsafe impl Value for replay::types::counted {}
 // SAFETY: ten u32s.
 unsafe impl Value for sink::types::settings {}
 
-/// Entries that are read from a map at once.
+/// Entries that one call reads from a map.
 const READ_BATCH: u32 = 4096;
 
-/// Runs a program on live frames (`BPF_F_TEST_XDP_LIVE_FRAMES`, Linux 5.18), `repeat` times; what it redirects is sent
-/// after every `batch` of them. libbpf-rs cannot say the batch.
+/// Runs a program on live frames (`BPF_F_TEST_XDP_LIVE_FRAMES`, Linux 5.18), `repeat` times. The kernel sends
+/// redirected frames after every `batch` runs. libbpf-rs has no parameter for the batch.
 pub fn run_live(program: BorrowedFd<'_>, frame: &[u8], repeat: u32, batch: u32) -> io::Result<()> {
     let mut options = sys::bpf_test_run_opts {
         sz: size_of::<sys::bpf_test_run_opts>() as _,
@@ -130,7 +130,8 @@ pub fn run_live(program: BorrowedFd<'_>, frame: &[u8], repeat: u32, batch: u32) 
     if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
 }
 
-/// Puts a program on what a device receives (tcx, Linux 6.6), until the descriptor is closed. libbpf-rs has no name for that.
+/// Attaches a program to the ingress of a device (tcx, Linux 6.6), until the descriptor is closed. libbpf-rs has no
+/// call for this.
 pub fn attach_ingress(program: BorrowedFd<'_>, ifindex: u32) -> io::Result<OwnedFd> {
     // SAFETY: the descriptor is open, and without options nothing is read.
     let link = unsafe {
@@ -139,12 +140,12 @@ pub fn attach_ingress(program: BorrowedFd<'_>, ifindex: u32) -> io::Result<Owned
     if link < 0 {
         return Err(io::Error::from_raw_os_error(-link));
     }
-    // SAFETY: the descriptor has just been opened and is nobody else's.
+    // SAFETY: the descriptor was just opened, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(link) })
 }
 
-/// Waits for what comes out of a ring buffer, and hands it on. A signal ends the wait; after one that asks us to stop this
-/// fails as [`check_interrupted`] does.
+/// Waits for records of a ring buffer and hands them on. A signal ends the wait. If the signal asks the lab to stop,
+/// this fails as [`check_interrupted`] does.
 pub fn poll(ring: &RingBuffer<'_>, wait: Duration) -> Result<()> {
     match ring.poll(wait) {
         Err(error) if error.kind() == ErrorKind::Interrupted => Ok(check_interrupted()?),
@@ -152,7 +153,7 @@ pub fn poll(ring: &RingBuffer<'_>, wait: Duration) -> Result<()> {
     }
 }
 
-/// A place for one object; see the module's text.
+/// Storage for one object; see the module's documentation.
 pub fn storage() -> &'static mut MaybeUninit<OpenObject> {
     Box::leak(Box::new(MaybeUninit::uninit()))
 }

@@ -1,5 +1,5 @@
-//! Before anything is measured: a few packets are sent to every kind of target, and the bytes that arrive are compared
-//! with what a correct router makes of them. A fast forwarder that forgets the TTL is not a fast router.
+//! Checks a subject before anything is measured: sends a few packets to every kind of target, and compares the bytes
+//! that arrive with what a correct router makes of them. A fast forwarder that forgets the TTL is not a fast router.
 
 use std::net::IpAddr;
 
@@ -15,11 +15,12 @@ use crate::{
     topology::{Network, Topology},
 };
 
-/// Most packets of a check: they must fit a veth's ring at once.
+/// Maximum number of packets in a check. They must all fit into a veth's ring at once.
 const MAX_PACKETS: usize = 128;
 
-/// Sends one packet to each of up to 128 of `targets` (fewer if the subject has no room for so many), spread evenly, and compares. `next_hop` says which next hops are
-/// right for a destination. Leaves the generator with the targets it sent to.
+/// Sends one packet to each of up to 128 of `targets`, spread evenly, and compares what arrives. Sends fewer if the
+/// subject has less room. `next_hop` returns the next hops that are right for a destination. Afterwards the generator
+/// keeps the targets that it sent to.
 pub fn check_forwarding(
     testbed: &mut Testbed,
     subject: &dyn Subject,
@@ -38,7 +39,7 @@ pub fn check_forwarding(
     let topology = &testbed.topology;
     for (index, target) in chosen.iter().enumerate() {
         let mut stamp = Stamp { flow: packet::flow(0, index), sequence: 0, time_ns: started_ns };
-        // When it was sent, only the packet itself tells.
+        // Only the packet itself shows when it was sent.
         let is_right = |frame: &&Vec<u8>| {
             if frame_bytes >= target.min_stamped() {
                 let Some(seen) = Stamp::of(target.headers(), frame) else { return false };
@@ -103,8 +104,8 @@ fn expected(
     frames
 }
 
-/// MAC of the interface that the target's router sends by to this next hop: on the next hop's port that which has the part of
-/// the networks with the destination.
+/// MAC of the interface by which the target's router sends to this next hop. It is the interface on the next hop's port
+/// whose part of the networks holds the destination.
 fn source(topology: &Topology, target: &Target, to: Mac) -> Mac {
     let [.., high, low] = target.router_mac;
     let (router, port) = (u16::from_be_bytes([high, low]), to[2] - 1);

@@ -1,8 +1,8 @@
-//! How far the clocks of two cores are apart, at most: the error of every one-way latency between them.
+//! The most by which the clocks of two cores can differ. This is the error of every one-way latency between them.
 //!
-//! A thread on one core notes the time and calls; one on the other notes the time and answers. The answer's time must be
-//! between call and return, or the clocks differ: each round tells by how much at least and at most they can, and the
-//! narrowest of many rounds is a bound. What interrupts a thread only makes a round useless.
+//! A thread on one core notes the time and calls. A thread on the other core notes the time and answers. If the clocks
+//! agree, the time of the answer lies between call and return. So each round gives a lower and an upper bound of the
+//! difference, and the narrowest bounds of many rounds count. An interrupted thread only makes a round useless.
 
 use std::{
     hint,
@@ -16,13 +16,13 @@ use anyhow::{Context, Result, ensure};
 use crate::sys;
 
 const ROUNDS: u64 = 10_000;
-/// Two threads that do not get their cores at the same time tell nothing.
+/// Time limit. Two threads that do not get their cores at the same time measure nothing.
 const LIMIT: Duration = Duration::from_secs(2);
 const OVER: u64 = u64::MAX;
 
-/// Most nanoseconds by which CLOCK_MONOTONIC of these cores differs.
+/// Maximum difference in nanoseconds between the CLOCK_MONOTONIC of these cores.
 pub fn error_ns(core: usize, other: usize) -> Result<u64> {
-    ensure!(core != other, "the clock of core {core} with itself");
+    ensure!(core != other, "the clock of core {core} cannot be compared with itself");
     let (call, answer) = (AtomicU64::new(0), AtomicU64::new(0));
     let (low, high) = thread::scope(|scope| {
         let answering = scope.spawn(|| {
@@ -55,7 +55,7 @@ pub fn error_ns(core: usize, other: usize) -> Result<u64> {
     Ok(low.unsigned_abs().max(high.unsigned_abs()))
 }
 
-/// By how much the other clock is ahead, at least and at most.
+/// Lower and upper bound of how far the other clock is ahead.
 fn calls(call: &AtomicU64, answer: &AtomicU64) -> (i64, i64) {
     let (mut low, mut high) = (i64::MIN, i64::MAX);
     let end = Instant::now() + LIMIT;
@@ -83,7 +83,8 @@ mod tests {
 
     #[test]
     fn clocks_of_one_machine_agree() {
-        // Half the time a cache line takes to another core and back; machines with one core have nothing to compare.
+        // The error is half the time that a cache line takes to another core and back. One core has nothing to compare
+        // with.
         if thread::available_parallelism().is_ok_and(|cores| cores.get() > 1) {
             let error_ns = error_ns(0, 1).unwrap();
             assert!(error_ns > 0 && error_ns < 100_000, "{error_ns}");

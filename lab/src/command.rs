@@ -13,8 +13,8 @@ use anyhow::{Context, Result, bail, ensure};
 /// How long a configuration command may take.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs a program to its end and returns what it printed. Fails if it cannot be started, exits with an error (then its
-/// messages are in ours) or takes longer than [`LIMIT`].
+/// Runs a program to its end and returns what it printed. Fails if the program cannot be started, takes longer than
+/// [`LIMIT`], or exits with an error; the error then contains its messages.
 pub fn run(command: &mut Command) -> Result<String> {
     run_with_input(command, "")
 }
@@ -26,7 +26,7 @@ pub fn run_with_input(command: &mut Command, input: &str) -> Result<String> {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        // Ctrl-C is for us: what we clean up with must not be interrupted by it.
+        // Ctrl-C is for the lab. It must not interrupt the programs that clean up.
         .process_group(0)
         .spawn()
         .with_context(|| format!("cannot start `{shown}`"))?;
@@ -34,7 +34,7 @@ pub fn run_with_input(command: &mut Command, input: &str) -> Result<String> {
     let mut stdout = child.stdout.take().expect("stdout is piped");
     let mut stderr = child.stderr.take().expect("stderr is piped");
     let (status, out, err) = thread::scope(|scope| {
-        // A program that ends early closes its input: that shows in its exit status.
+        // A program that ends early closes its input; its exit status shows that.
         scope.spawn(move || stdin.write_all(input.as_bytes()));
         let out = scope.spawn(move || read(&mut stdout));
         let err = scope.spawn(move || read(&mut stderr));
@@ -48,20 +48,20 @@ pub fn run_with_input(command: &mut Command, input: &str) -> Result<String> {
     }
 }
 
-/// A child of ours that is to run until it is told to end.
+/// A child of ours that runs until it is asked to end.
 #[derive(Clone, Debug)]
 pub struct Running {
-    /// For people.
+    /// Name for messages.
     pub name: String,
     /// Process id; the child has not been waited for.
     pub pid: i32,
 }
 
 impl Running {
-    /// Fails if it has ended.
+    /// Fails if the child has ended.
     pub fn check(&self) -> Result<()> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
-        // Ended, and not waited for: a zombie.
+        // A child that has ended and was not waited for is a zombie.
         let runs = stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']));
         ensure!(runs, "{} (process {}) has ended in the middle of the run", self.name, self.pid);
         Ok(())
@@ -74,7 +74,7 @@ fn read(from: &mut impl Read) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Waits for a child; after `limit` kills it and returns `None`.
+/// Waits for a child. Kills it after `limit` and returns `None`.
 pub fn wait(child: &mut Child, limit: Duration) -> Result<Option<std::process::ExitStatus>> {
     let end = Instant::now() + limit;
     let mut pause = Duration::from_micros(200);
@@ -97,7 +97,7 @@ pub fn ip(arguments: &str) -> Result<String> {
     run(Command::new("ip").args(arguments.split_whitespace()))
 }
 
-/// Many `ip` commands at once, one a line, in the namespace called `namespace`.
+/// Runs many `ip` commands at once, one per line, in the namespace called `namespace`.
 pub fn ip_batch(namespace: &str, lines: &str) -> Result<()> {
     run_with_input(Command::new("ip").args(["-netns", namespace, "-batch", "-"]), lines).map(drop)
 }

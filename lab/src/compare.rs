@@ -1,4 +1,4 @@
-//! Subjects on the same work in the same run, alternately: A B A B. Ratios are taken pair by pair.
+//! Measures subjects on the same work in the same run, alternately: A B A B. Ratios are taken pair by pair.
 
 use std::{collections::BTreeMap, ops::Range, time::Duration};
 
@@ -17,10 +17,10 @@ use crate::{
     workload::Workload,
 };
 
-/// Between the start of a subject and its first packet.
+/// Time between the start of a subject and its first packet.
 pub(crate) const SETTLE: Duration = Duration::from_millis(200);
-/// The same with a large table. A daemon that has just read a million routes gives memory back, and where that goes on to a
-/// hypervisor, the machine stalls again and again for some seconds.
+/// The same with a large table. A daemon that has just read a million routes frees memory. If the memory goes back to a
+/// hypervisor, the machine stalls repeatedly for some seconds.
 const SETTLE_LARGE: Duration = Duration::from_secs(5);
 
 /// What to compare.
@@ -28,29 +28,29 @@ const SETTLE_LARGE: Duration = Duration::from_secs(5);
 pub struct Plan<'a> {
     /// Name of the case, for the record.
     pub case: &'a str,
-    /// What distinguishes it, for the record.
+    /// Parameters of the case, for the record.
     pub parameters: Value,
     /// Names of subjects.
     pub subjects: &'a [&'a str],
-    /// How fast to send, one after another.
+    /// Paces of sending, measured one after another.
     pub paces: &'a [Pace],
-    /// Times to go through the subjects, as they are numbered in the record.
+    /// Rounds through the subjects, by their numbers in the record.
     pub repeats: Range<usize>,
-    /// How long each measurement is.
+    /// Length of each measurement.
     pub window: Window,
 }
 
 impl Plan<'_> {
-    /// Measurements, if all subjects can run.
+    /// Number of measurements if all subjects can run.
     pub fn steps(&self) -> u64 {
         (self.repeats.len() * self.subjects.len() * self.paces.len()) as u64
     }
 }
 
-/// Samples by subject, then by pace, then in order of repeats. A subject that cannot run is not in it.
+/// Samples by subject, then by pace, then in order of repeats. A subject that cannot run has no entry.
 pub type Results = BTreeMap<String, Vec<Vec<Sample>>>;
 
-/// As [`compare_in`], by itself.
+/// As [`compare_in`], as a run of its own.
 pub fn compare(
     testbed: &mut Testbed,
     workload: &Workload,
@@ -60,8 +60,8 @@ pub fn compare(
     compare_in(testbed, workload, plan, recorder, &mut Progress::new(0))
 }
 
-/// Runs the plan as a part of a longer run; every forwarder is checked byte by byte before it is measured. A subject that cannot run is reported
-/// and left out, the others go on; one that forwards wrongly is an error.
+/// Runs the plan as a part of a longer run. Every forwarder is checked byte by byte before it is measured. A subject
+/// that cannot run is reported and left out, and the others go on. A subject that forwards wrongly is an error.
 pub fn compare_in(
     testbed: &mut Testbed,
     workload: &Workload,
@@ -103,8 +103,8 @@ pub fn compare_in(
     Ok(results)
 }
 
-/// Starts a subject, checks it byte by byte and leaves the generator with the targets of `workload`. `None`: it cannot run
-/// here, which is reported.
+/// Starts a subject, checks it byte by byte and leaves the generator with the targets of `workload`. If the subject
+/// cannot run here, reports this and returns `None`.
 pub fn prepare(
     testbed: &mut Testbed,
     workload: &Workload,
@@ -151,7 +151,7 @@ fn describe(plan: &Plan<'_>, name: &str, repeat: usize, pace: Pace, sample: &Sam
     )
 }
 
-/// One figure of all samples of a subject at the pace with this index; empty if it did not run.
+/// One figure of all samples of a subject at the pace with this index; empty if the subject did not run.
 pub fn figures(results: &Results, subject: &str, pace: usize, figure: impl Fn(&Sample) -> f64) -> Vec<f64> {
     results.get(subject).and_then(|paces| paces.get(pace)).into_iter().flatten().map(figure).collect()
 }

@@ -17,7 +17,7 @@ use crate::{
 
 const VIRTUAL_ROUTERS: u16 = 2;
 const DESTINATIONS: u32 = 4096;
-/// A load that Linux carries on one core too: loss and cost at equal work.
+/// A load that Linux also carries on one core, to compare loss and cost at equal work.
 const EQUAL_RATE_PPS: u64 = 300_000;
 const WINDOW: Window = Window::new(Duration::from_millis(250), Duration::from_millis(1000));
 
@@ -29,7 +29,7 @@ struct Case {
 /// Saturated, and at [`EQUAL_RATE_PPS`].
 type Pair = [Sample; 2];
 
-/// Builds a testbed, measures, prints. Fails if Millrace cannot run or either forwards wrongly.
+/// Builds a testbed, measures and prints. Fails if Millrace cannot run, or if either one forwards wrongly.
 pub fn demo() -> Result<()> {
     let cases = cases();
     println!(
@@ -91,7 +91,7 @@ fn print_table(cases: &[Case], linux: &[Pair], millrace: Option<&Vec<Pair>>) {
     println!(
         "\n64-byte UDP (IPv6: 66), {DESTINATIONS} destinations, one core for the router, the sink included."
     );
-    println!("Before each case packets were compared byte by byte: MACs, TTL, checksum.");
+    println!("Before each case the packets were compared byte by byte: MACs, TTL, checksum.");
     let saturated = |sample: &Pair| sample[0].received_pps / 1e6;
     let saturated_ns = |sample: &Pair| ns(&sample[0]);
     let equal_ns = |sample: &Pair| ns(&sample[1]);
@@ -113,7 +113,7 @@ fn print_table(cases: &[Case], linux: &[Pair], millrace: Option<&Vec<Pair>>) {
     print_block(cases, linux, millrace, &format!("lost %, {equal_mpps} Mpps offered"), 2, None, equal_loss);
 }
 
-/// One figure of all cases side by side, with the ratio Millrace / Linux if it means something.
+/// Prints one figure of all cases side by side, with the ratio Millrace / Linux if it has a meaning.
 fn print_block(
     cases: &[Case],
     linux: &[Pair],

@@ -1,46 +1,46 @@
-//! What a result file says about its own pictures: which of its lines make a figure, and what a paper published of the same.
-//! Both are lines of the file (`Recorder::figure`, `Recorder::published`), so that [`crate::report`] can draw it alone.
+//! The pictures of a result file: which of its lines make a figure, and what a paper published about it. Both are lines
+//! of the file (`Recorder::figure`, `Recorder::published`), so that [`crate::report`] needs nothing else to draw it.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// A picture of lines of the same file. Places in lines are JSON pointers. Numbers on the x axis make curves, words or no
-/// x axis make bars.
+/// A picture of lines of the same file. Places in lines are JSON pointers. Numbers on the x axis make curves; words, or
+/// no x axis, make bars.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "record", rename = "figure")]
 pub struct Figure {
-    /// What published values refer to.
+    /// Name that published values refer to.
     pub name: String,
-    /// For people.
+    /// Title for people.
     pub title: String,
-    /// Only lines with these values at these places.
+    /// Draws only lines with these values at these places.
     #[serde(rename = "where", default)]
     pub only: BTreeMap<String, Value>,
     /// Lines with the same values at these places make one curve.
     #[serde(default)]
     pub series: Vec<String>,
-    /// Without it, there is one bar for each of the series; those that differ only in the first stand together.
+    /// Without an x axis, each series is one bar. Series that differ only at the first place stand together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub x: Option<Axis>,
-    /// What is drawn: median and range of repeats.
+    /// The value that is drawn: median and range of repeats.
     pub y: Axis,
     /// Draw ratios of y instead, repeat by repeat.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relative_to: Option<Reference>,
-    /// What was measured, and how it differs from what was published.
+    /// What was measured, and how this differs from what was published.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub note: String,
 }
 
-/// What ratios are to.
+/// What ratios refer to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reference {
-    /// This of the series, at the same x.
+    /// To this series, at the same x.
     Series(String),
-    /// Each of the series to its own first x.
+    /// Each series to its own first x.
     First,
 }
 
@@ -49,12 +49,13 @@ pub enum Reference {
 pub struct Axis {
     /// Where the value is.
     pub at: String,
-    /// Repeats of a measurement have this in common [default: the value itself]: the median of a measured x needs it.
+    /// A place whose value the repeats of a measurement share [default: the value itself]. The median of a measured x
+    /// needs it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
-    /// What it is.
+    /// What the axis shows.
     pub label: String,
-    /// After the factor; empty: none.
+    /// Unit, after the factor; empty if there is none.
     #[serde(default)]
     pub unit: String,
     /// Values are multiplied by this.
@@ -76,25 +77,25 @@ pub enum Scale {
     Log,
 }
 
-/// What a paper says of one of its curves.
+/// What a paper says about one of its curves.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "record", rename = "published")]
 pub struct Published {
     /// Name of the [`Figure`] it belongs to.
     #[serde(default)]
     pub figure: String,
-    /// As the paper calls it.
+    /// Name in the paper.
     pub series: String,
     /// Which paper and figure.
     #[serde(default)]
     pub paper: String,
-    /// Subjects of ours that do the same; a `*` at the end stands for anything.
+    /// Our subjects that do the same; a `*` at the end stands for anything.
     #[serde(default)]
     pub beside: Vec<String>,
-    /// Of y. Drawn only if it is that of the figure; x is always in the figure's unit.
+    /// Unit of y. The curve is drawn only if the figure has the same unit. x is always in the figure's unit.
     #[serde(default)]
     pub unit: String,
-    /// None: the text gives no number.
+    /// Empty if the text gives no number.
     #[serde(default)]
     pub points: Vec<Point>,
     /// What else the text says, and where.
@@ -106,12 +107,12 @@ pub struct Published {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(from = "AnyPoint")]
 pub struct Point {
-    /// A number or a word; `None`: the text does not say at which x, or it holds at all.
+    /// A number or a word. `None` if the text gives no x, or if the value holds for every x.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub x: Option<Value>,
     /// The value.
     pub y: f64,
-    /// How sure the text is.
+    /// How exact the text is.
     #[serde(skip_serializing_if = "Bound::is_exact")]
     pub bound: Bound,
     /// What the text says about this point.
@@ -123,7 +124,7 @@ pub struct Point {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bound {
-    /// So much.
+    /// Exactly this value.
     #[default]
     Exact,
     /// "Around", "almost", "roughly".
@@ -134,7 +135,7 @@ pub enum Bound {
     AtMost,
 }
 
-/// `[x, y]`, or with names.
+/// `[x, y]`, or an object with named fields.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum AnyPoint {
@@ -187,24 +188,24 @@ impl Figure {
         self
     }
 
-    /// Ratios.
+    /// Draws ratios.
     pub fn relative_to(mut self, reference: Reference) -> Self {
         self.relative_to = Some(reference);
         self
     }
 
-    /// What was measured.
+    /// Describes what was measured.
     pub fn note(mut self, note: &str) -> Self {
         self.note = note.into();
         self
     }
 
-    /// One bar for each of the series, no more?
+    /// Is there just one bar for each series?
     pub fn is_plain(&self) -> bool {
         self.x.is_none() && self.series.len() < 2
     }
 
-    /// Of y as it is drawn.
+    /// Unit of y as it is drawn.
     pub fn unit(&self) -> String {
         match &self.relative_to {
             None => self.y.unit.clone(),
@@ -215,18 +216,18 @@ impl Figure {
 }
 
 impl Axis {
-    /// A linear axis of the value at this place as it is.
+    /// A linear axis of the value at this place, unchanged.
     pub fn new(at: &str, label: &str, unit: &str) -> Self {
         let (at, label, unit) = (at.into(), label.into(), unit.into());
         Self { at, by: None, label, unit, factor: 1.0, scale: Scale::Linear }
     }
 
-    /// The value times this.
+    /// Multiplies the value by this.
     pub fn times(self, factor: f64) -> Self {
         Self { factor, ..self }
     }
 
-    /// Powers of ten.
+    /// Draws the axis in powers of ten.
     pub fn log(self) -> Self {
         Self { scale: Scale::Log, ..self }
     }
@@ -236,7 +237,7 @@ impl Axis {
         Self { by: Some(at.into()), ..self }
     }
 
-    /// With its unit.
+    /// The label with its unit.
     pub fn caption(&self, unit: &str) -> String {
         if unit.is_empty() { self.label.clone() } else { format!("{} ({unit})", self.label) }
     }
@@ -247,7 +248,7 @@ impl Bound {
         *self == Self::Exact
     }
 
-    /// Before the value.
+    /// Sign before the value.
     pub fn sign(self) -> &'static str {
         match self {
             Self::Exact => "",

@@ -1,4 +1,4 @@
-//! One-way latencies in buckets of 256 ns up to 4.2 ms; what is above is known by its sum and maximum.
+//! One-way latencies in buckets of 256 ns up to 4.2 ms. Larger latencies are known only by their sum and maximum.
 
 use serde::Serialize;
 
@@ -8,20 +8,21 @@ pub const BUCKET_NS: u64 = 256;
 /// Counted latencies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Histogram {
-    /// All that were counted.
+    /// Number of latencies.
     pub packets: u64,
     /// Their sum.
     pub sum_ns: u64,
     /// The largest, exactly.
     pub max_ns: u64,
-    /// By multiples of [`BUCKET_NS`]; those that are larger than all buckets are not in any.
+    /// Counts by multiples of [`BUCKET_NS`]. Latencies beyond all buckets are in none of them.
     pub buckets: Vec<u64>,
 }
 
-/// What is told of a [`Histogram`].
+/// Summary of a [`Histogram`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Latency {
-    /// Smallest, like the quantiles the middle of its bucket: what is left of a packet's way when the machine adds nothing.
+    /// Smallest. Like the quantiles, this is the middle of its bucket. It is the time that a packet takes when the
+    /// machine adds no delay.
     pub min_ns: u64,
     /// Median.
     pub p50_ns: u64,
@@ -38,7 +39,7 @@ pub struct Latency {
 }
 
 impl Histogram {
-    /// Adds what another has counted.
+    /// Adds the latencies of another histogram.
     pub fn add(&mut self, other: &Self) {
         self.packets += other.packets;
         self.sum_ns += other.sum_ns;
@@ -47,7 +48,7 @@ impl Histogram {
         self.buckets.iter_mut().zip(&other.buckets).for_each(|(into, more)| *into += more);
     }
 
-    /// A latency that this share of the packets does not exceed; the maximum, if it is above all buckets.
+    /// A latency that this share of the packets does not exceed. The maximum, if it lies above all buckets.
     pub fn quantile_ns(&self, share: f64) -> u64 {
         let rank = ((self.packets as f64 * share).ceil() as u64).max(1);
         let mut below = 0;

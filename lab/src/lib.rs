@@ -1,29 +1,29 @@
-//! How Millrace is measured: a testbed of network namespaces, a generator and a sink inside the kernel, the router under
-//! test between them, and baselines that do the same work in the same run.
+//! The lab measures Millrace. It builds a testbed of network namespaces, with a generator and a sink inside the kernel,
+//! and puts the router under test between them. Baselines do the same work in the same run.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`topology`], [`testbed`], [`addresses`], [`namespace`] | throwaway testbeds that clean up after themselves |
 //! | [`generator`], [`sink`], [`packet`], [`histogram`], [`bpf`] | packets in and out, what they look like, how long they took |
 //! | [`subject`] | what can be measured: one small file each |
-//! | [`work`] | packets that take longer |
+//! | [`work`] | extra work for each packet |
 //! | [`measure`], [`check`], [`cpu`], [`clock`], [`losses`] | one measurement; bytes compared before it; CPU time and losses by name |
 //! | [`application`] | benchmarks and servers on the cores that forward |
 //! | [`steering`] | a server of virtual machines behind a tunnel, and flows to them |
 //! | [`method`] | RFC 2544 and its successors as procedures over trials |
-//! | [`compare`], [`workload`] | subjects on the same work, alternately; what that work is |
+//! | [`compare`], [`workload`] | measures subjects alternately on the same work; describes this work |
 //! | [`replay`] | captures, sent through subjects and compared |
 //! | [`prefixes`] | routes to load and destinations to send to |
-//! | [`record`], [`progress`] | raw results as JSON lines; how far a long run is |
-//! | [`figure`], [`report`] | what to draw of results; results as HTML and Markdown |
+//! | [`record`], [`progress`] | raw results as JSON lines; progress of a long run |
+//! | [`figure`], [`report`] | which pictures to draw from results; results as HTML and Markdown |
 //! | [`figures`] | the experiments behind the papers' figures, and what the papers say |
-//! | `built_in` | files that come with the lab under a name |
+//! | `built_in` | files that are built into the lab, found by name |
 //! | [`paths`] | the user plane, memory to memory |
-//! | [`simulation`] | machines with more cores than there are, in virtual time |
+//! | [`simulation`] | simulated machines with more cores than this one has, in virtual time |
 //! | [`experiment`], [`demo`], [`shell`] | the commands |
 //!
-//! Numbers leave this crate as raw data and as ratios of subjects measured alternately in one run: absolute figures of a
-//! shared machine mean little (docs/measured.md).
+//! Results leave this crate as raw data, and as ratios of subjects that were measured alternately in one run. Absolute
+//! figures from a shared machine mean little (docs/measured.md).
 
 pub mod addresses;
 pub mod application;

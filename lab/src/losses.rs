@@ -1,5 +1,5 @@
-//! Where packets got lost: the drop counters of devices and stacks, and what tracepoints tell of redirects, by name. After a
-//! run `sent = received at the sink + the sum of these`, or the difference is reported as unexplained.
+//! Where packets were lost, by name: the drop counters of devices and stacks, and tracepoints of redirects. After a
+//! run, `sent = received at the sink + the sum of these`; any difference is reported as unexplained.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -9,17 +9,18 @@ use crate::{command, cpu, namespace::Namespace, testbed::Testbed};
 
 /// Names of `enum why`.
 const WHY: [&str; 6] = ["over_mtu", "down", "redirect_failed", "ring_full", "refused", "cpumap_full"];
-/// So many of them are of the device that packets came by.
+/// This many of them, at the front, belong to the device that packets came by.
 const WHY_OF_INGRESS: usize = 3;
-/// The one that is of a CPU.
+/// The one that belongs to a CPU.
 const CPUMAP_FULL: u32 = 5;
 
-/// Named counters; a difference of two tells what happened between them.
+/// Named counters. The difference of two readings shows what happened between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Losses(pub BTreeMap<String, u64>);
 
 impl Losses {
-    /// All drop counters of the testbed as they stand; `generator.refused` is [`crate::generator::Generator::refused`].
+    /// All drop counters of the testbed at this moment; `generator.refused` is
+    /// [`crate::generator::Generator::refused`].
     pub fn now(testbed: &Testbed) -> Result<Self> {
         let mut counters = BTreeMap::new();
         let redirects = testbed.redirects.lost()?;
@@ -41,7 +42,7 @@ impl Losses {
         Ok(Self(counters))
     }
 
-    /// What was lost since `before`; names with nothing lost are left out.
+    /// Packets lost since `before`; names without losses are left out.
     pub fn since(&self, before: &Self) -> Self {
         let lost = |(name, count): (&String, &u64)| {
             let lost = count.saturating_sub(before.0.get(name).copied().unwrap_or(0));
@@ -50,19 +51,21 @@ impl Losses {
         Self(self.0.iter().filter_map(lost).collect())
     }
 
-    /// All of them together.
+    /// Their sum.
     pub fn total(&self) -> u64 {
         self.0.values().sum()
     }
 }
 
-/// Drops of devices (/proc/net/dev), and of veth the parts that make them up (ethtool -S), each packet under one name:
-/// - `ring_full`: redirected by XDP out of the device, but the ring of its peer was full. The kernel counts such a packet
-///   as `tx_dropped`, too, and as `rx_dropped` of the peer.
-/// - `refused`: redirected out of the device, but it, or its peer, cannot do that.
-/// - `over_mtu`, `down`, `redirect_failed`: came by the device, but the redirect failed, for a reason of the other one.
-/// - `xdp_dropped`: dropped by an XDP program at the box. The sink's drops are its work, not losses.
-/// - `tx_dropped`, `rx_dropped`: all others. Of a veth's `rx_dropped` only what its own queues count.
+/// Reads the drops of devices (/proc/net/dev). Splits those of a veth into their parts (ethtool -S). Each packet counts
+/// under one name:
+/// - `ring_full`: XDP redirected the packet out of the device, but the ring of the peer was full. The kernel also counts it
+///   as `tx_dropped`, and as `rx_dropped` of the peer.
+/// - `refused`: XDP redirected the packet out of the device, but the device or its peer cannot do that.
+/// - `over_mtu`, `down`, `redirect_failed`: the packet came by the device, and its redirect failed because of the other
+///   device.
+/// - `xdp_dropped`: an XDP program at the box dropped the packet. The sink's drops are its work, not losses.
+/// - `tx_dropped`, `rx_dropped`: all others. From a veth's `rx_dropped`, only the drops that its own queues count.
 fn device_counters(
     namespace: &Namespace,
     place: &str,
@@ -93,7 +96,7 @@ fn device_counters(
             }
         }
         into.insert(format!("{place}.{device}.rx_dropped"), rx_dropped);
-        // Test packets leave hosts by XDP only; what a host's stack failed to send is not ours.
+        // Test packets leave hosts by XDP only. Packets that a host's stack failed to send are not test packets.
         if place == "box" {
             into.insert(format!("{place}.{device}.tx_dropped"), tx_dropped);
         }
@@ -111,7 +114,7 @@ fn sum(text: &str, wanted: impl Fn(&str) -> bool) -> u64 {
     counters.filter(|(name, _)| wanted(name)).filter_map(|(_, count)| count.parse::<u64>().ok()).sum()
 }
 
-/// What the IP stack of a router discards (/proc/net/snmp, netstat and snmp6).
+/// Counts the packets that the IP stack of a router discards (/proc/net/snmp, netstat and snmp6).
 fn stack_counters(namespace: &Namespace, place: &str, into: &mut BTreeMap<String, u64>) -> Result<()> {
     const WANTED: [&str; 7] = [
         "InHdrErrors",

@@ -10,7 +10,7 @@ use lab::{
     figures, namespace, paths, report, shell, simulation, sys,
 };
 
-/// Measures Millrace and what it is compared with, in throwaway network namespaces. Needs root.
+/// Measures Millrace and the routers it is compared with, in temporary network namespaces. Most commands need root.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
@@ -20,23 +20,24 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// The same packets through Linux and through Millrace, side by side; under a minute
+    /// The same packets through Linux and through Millrace, side by side; takes less than a minute
     Demo,
     /// A shell on a testbed's router box
     Shell(shell::ShellOptions),
     #[command(flatten)]
     Experiment(Experiment),
-    /// The experiments of docs/measured.md, one after another (figures, apps, flows, flow-changes and paths are commands of their own)
+    /// The experiments of docs/measured.md, one after another (figures, apps, flows, flow-changes and paths are
+    /// separate commands)
     Bench(bench::BenchOptions),
-    /// The experiments behind the papers' figures, ours drawn beside the published values; those of paper P need no root
+    /// The experiments behind the papers' figures, drawn beside the published values; those of paper P need no root
     Figures(figures::FiguresOptions),
-    /// How queues are placed on machines that are not there, in virtual time: packed, spread and hashed; needs no root
+    /// Simulate how queues are placed on larger machines, in virtual time: packed, spread and hashed; needs no root
     Sim(simulation::SimulationOptions),
-    /// The user plane memory to memory on one core: chains, ESP beside the library alone, shares; needs no root
+    /// The user plane, memory to memory, on one core: chains, ESP beside the library alone, shares; needs no root
     Paths(paths::PathsOptions),
-    /// This traffic, this machine: how many cores forward it, and what is left for applications; needs no root
+    /// Plan a machine: how many cores forward this traffic, and what is left for applications; needs no root
     Plan(simulation::plan::PlanOptions),
-    /// HTML with pictures, and Markdown, out of the raw results in a directory
+    /// Make HTML with pictures, and Markdown, from the raw results in a directory
     Report(report::ReportOptions),
     #[command(name = cpu::Spinner::COMMAND, hide = true)]
     Spin { core: usize },

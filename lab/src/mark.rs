@@ -1,5 +1,5 @@
-//! Marks: a number and a time in the last bytes of a frame, where its payload ends. A packet whose checksum was right stays
-//! right, and one whose checksum was wrong stays wrong.
+//! Marks: a number and a time in the last bytes of a frame, where its payload ends. Marking keeps right checksums
+//! right, and wrong ones wrong.
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 
@@ -15,7 +15,8 @@ pub struct Room {
     is_udp: bool,
 }
 
-/// `None`: the frame cannot be marked. Its last bytes must be payload of UDP, TCP or an ICMP echo: no fragment, no padding.
+/// `None` if the frame cannot be marked. Its last bytes must be payload of UDP, TCP or an ICMP echo; it must not be a
+/// fragment or padded.
 pub fn room(frame: &[u8]) -> Option<Room> {
     let parsed = SlicedPacket::from_ethernet(frame).ok()?;
     matches!(parsed.net, Some(NetSlice::Ipv4(_) | NetSlice::Ipv6(_))).then_some(())?;
@@ -58,7 +59,7 @@ pub fn write(frame: &mut [u8], room: Room, sequence: u32, time_ns: u32) {
     frame[checksum..checksum + 2].copy_from_slice(&new.to_be_bytes());
 }
 
-/// Of 16-bit words, the first of which begins a byte earlier if `is_odd`.
+/// Checksum of 16-bit words. If `is_odd`, the first word begins one byte earlier.
 fn sum(bytes: &[u8], is_odd: bool) -> u16 {
     let word = |(at, byte): (usize, &u8)| {
         let is_high = at.is_multiple_of(2) != is_odd;
@@ -99,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_is_told() {
+    fn frames_without_room_cannot_be_marked() {
         assert!(room(&udp(&[0; BYTES - 1])).is_none());
         assert!(room(&udp(&[0; BYTES])).is_some());
         let padded = [udp(&[0; BYTES]), vec![0]].concat();

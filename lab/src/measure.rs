@@ -1,4 +1,4 @@
-//! One measurement: load on, warm up, count between two moments, load off, and see that every packet is accounted for.
+//! One measurement: start the load, warm up, count between two moments, stop the load, and account for every packet.
 
 use std::{
     collections::BTreeMap,
@@ -23,11 +23,12 @@ use crate::{
 /// How long to measure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Window {
-    /// Load before counting begins.
+    /// Time of load before counting begins.
     pub warm_up: Duration,
-    /// Counting. At least a second, or the scheduler's tick shows in the CPU time.
+    /// Time of counting. It must be at least a second; otherwise the scheduler's tick shows in the CPU time.
     pub length: Duration,
-    /// What the sink notes besides: latency while counting, order in the whole run. It costs the router's core time.
+    /// Notes of the sink besides counters: latency while counting, order in the whole run. They cost time of the
+    /// router's core.
     pub watch: Watch,
 }
 
@@ -37,18 +38,18 @@ impl Window {
         Self { warm_up, length, watch: Watch::NOTHING }
     }
 
-    /// Half a second of warm-up, then so many seconds.
+    /// Half a second of warm-up, then this many seconds.
     pub fn seconds(seconds: f64) -> Self {
         Self::new(Duration::from_millis(500), Duration::from_secs_f64(seconds))
     }
 
-    /// The same, with the sink noting this.
+    /// The same, and the sink also notes this.
     pub fn watching(self, watch: Watch) -> Self {
         Self { watch, ..self }
     }
 }
 
-/// What became of the order of packets within their flows, of a whole run.
+/// Order of packets within their flows, over a whole run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Disorder {
     /// Sent and not received.
@@ -61,75 +62,75 @@ pub struct Disorder {
     pub flows: u64,
 }
 
-/// One stream of several.
+/// One of several streams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct StreamSample {
-    /// Packets per second the generator offered while counting.
+    /// Packets per second that the generator offered while counting.
     pub offered_pps: f64,
     /// Packets per second at the sink while counting.
     pub received_pps: f64,
-    /// Of the whole run: packets offered.
+    /// Packets offered in the whole run.
     pub sent: u64,
-    /// Of the whole run: packets due but not sent.
+    /// Packets due but not sent in the whole run.
     pub skipped: u64,
-    /// Of the whole run: packets at the sink.
+    /// Packets at the sink in the whole run.
     pub received: u64,
 }
 
-/// What was seen.
+/// Result of a measurement.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Sample {
     /// Length of the window in which the rates were counted.
     pub seconds: f64,
-    /// Packets per second the generator offered (handed to its port, whose ring may have been full).
+    /// Packets per second that the generator offered (handed to its port, whose ring may have been full).
     pub offered_pps: f64,
     /// Packets per second at the sink.
     pub received_pps: f64,
-    /// On-CPU nanoseconds of the router's threads per packet received; the sink's part is in it. `None`: no packets.
+    /// On-CPU nanoseconds of the router's threads per packet received, including the sink's part. `None`: no packets.
     pub ns_per_packet: Option<f64>,
-    /// Share of the window the router's threads were running.
+    /// Share of the window in which the router's threads ran.
     pub busy: f64,
-    /// Share of the window that the subject's programs ran, on whatever core: a daemon that does not forward by itself is
-    /// not in `busy`.
+    /// Share of the window in which the subject's programs ran, on any core. A daemon that does not forward packets
+    /// itself is not in `busy`.
     pub programs_busy: f64,
-    /// Share of the window in which somebody else had a core that the router wanted: a noisy machine.
+    /// Share of the window in which something else had a core that the router wanted: a noisy machine.
     pub stolen: f64,
-    /// Share of the window that a process of the lowest priority had of the router's cores (the mean), where it
-    /// runs on all of them ([`Testbed::spinners`]): what is left for applications.
+    /// What is left for applications: the share of the window that a process of the lowest priority had of the router's
+    /// cores (the mean). `None` unless such processes run on all of them ([`Testbed::spinners`]).
     pub cpu_left: Option<f64>,
-    /// The same of every core that has such a process.
+    /// The same share for every core that has such a process.
     pub cpu_left_by_core: BTreeMap<usize, f64>,
-    /// How often the router's cores were taken.
+    /// How often threads and interrupts took the router's cores.
     #[serde(flatten)]
     pub activity: Rates,
-    /// Of the whole run: packets offered.
+    /// Packets offered in the whole run.
     pub sent: u64,
-    /// Of the whole run: packets due at the rate asked for but not sent, because the machine gave the generator's core to
-    /// somebody else. Many: a noisy machine.
+    /// Packets of the whole run that were due at the requested rate but not sent, because the machine gave the
+    /// generator's core to something else. Many of them mean a noisy machine.
     pub skipped: u64,
-    /// Of the whole run: packets at the sink.
+    /// Packets at the sink in the whole run.
     pub received: u64,
-    /// 1 - received / sent, of the whole run.
+    /// 1 - received / sent, over the whole run.
     pub loss: f64,
-    /// Of the whole run: packets lost, by where they were lost.
+    /// Packets lost in the whole run, by place.
     pub lost: BTreeMap<String, u64>,
-    /// Of the whole run: sent - received - lost: what no counter explains. 0 unless a subject hides losses.
+    /// Packets of the whole run that no counter explains: sent - received - lost. 0 unless a subject hides losses.
     pub unexplained: i64,
-    /// If watched: loss, reordering and duplicates within flows.
+    /// Loss, reordering and duplicates within flows, if watched.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub order: Option<Disorder>,
-    /// If watched: one-way latency of what came while counting.
+    /// One-way latency of packets that came while counting, if watched.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency: Option<Latency>,
-    /// In the same case: by how much the clocks of the generator's and the sink's cores can differ, and so each latency be
-    /// wrong.
+    /// The most by which the clocks of the generator's and the sink's cores can differ: the error of each latency. Only
+    /// with `latency`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clock_error_ns: Option<u64>,
-    /// If there are several or it is watched: each stream.
+    /// Each stream, if there are several or streams are watched.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub streams: Vec<StreamSample>,
-    /// In the same case, of the whole run: packets at the sink by the router they came through (0: the host), if that
-    /// wrote its MAC into them.
+    /// Packets at the sink in the whole run, by the router they came through (0: the host), if the router wrote its MAC
+    /// into them. Only with `streams`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub routers: BTreeMap<u16, u64>,
 }
@@ -144,13 +145,13 @@ struct Moment {
     activity: Activity,
 }
 
-/// Measures whatever subject runs, with the targets that are set. The testbed is idle before and after.
+/// Measures the running subject with the targets that are set. The testbed is idle before and after.
 pub fn measure(testbed: &mut Testbed, load: Load, window: Window) -> Result<Sample> {
     testbed.generator.set_load(load)?;
     measure_streams(testbed, window)
 }
 
-/// As [`measure`], for as long as `work` takes.
+/// As [`measure`], while `work` runs.
 pub fn measure_during<T>(
     testbed: &mut Testbed,
     load: Load,
@@ -161,7 +162,7 @@ pub fn measure_during<T>(
     watched(testbed, warm_up, Watch::NOTHING, work)
 }
 
-/// Measures whatever subject runs, with the streams that are set. The testbed is idle before and after.
+/// Measures the running subject with the streams that are set. The testbed is idle before and after.
 pub fn measure_streams(testbed: &mut Testbed, window: Window) -> Result<Sample> {
     let length = || Ok(sys::sleep(window.length)?);
     watched(testbed, window.warm_up, window.watch, length).map(|(sample, ())| sample)
@@ -185,7 +186,7 @@ fn watched<T>(
     if keep_awake {
         testbed.spinners = cpu::Spinners::default();
     }
-    // First why, then what came of it.
+    // A program that has ended explains all later errors, so report it first.
     testbed.check_subject()?;
     testbed.sink.watch(Watch::NOTHING)?;
     sample
@@ -218,7 +219,7 @@ fn run<T>(
     watch: Watch,
     work: impl FnOnce() -> Result<T>,
 ) -> Result<(Sample, T)> {
-    let unknown = |error: &anyhow::Error| eprintln!("by how much clocks differ is not known: {error:#}");
+    let unknown = |error: &anyhow::Error| eprintln!("cannot measure how much clocks differ: {error:#}");
     let clock_error_ns = watch.latency.then(|| clock_error_ns(testbed).inspect_err(unknown).ok()).flatten();
     let without_latency = Watch { latency: false, ..watch };
     testbed.sink.watch(without_latency)?;
@@ -273,7 +274,7 @@ fn run<T>(
     Ok((sample, made))
 }
 
-/// Of the generator's core and whatever the sink runs on.
+/// Clock error between the generator's core and the cores that the sink runs on.
 fn clock_error_ns(testbed: &Testbed) -> Result<u64> {
     let cores = &testbed.topology.cores;
     let sink = if cores.sink.is_empty() { &cores.router } else { &cores.sink };
@@ -336,7 +337,7 @@ fn streams(
     (0..after.by_stream.len()).map(sample).collect()
 }
 
-/// What the sink saw of each flow against what the generator says it sent.
+/// Compares what the sink saw of each flow with what the generator sent.
 fn disorder(testbed: &Testbed) -> Result<Disorder> {
     let (sent, seen) = (testbed.generator.sent_by_flow()?, testbed.sink.flows()?);
     let mut sum = Disorder::default();
@@ -368,8 +369,8 @@ fn mean(shares: &BTreeMap<usize, f64>, cores: &[usize]) -> Option<f64> {
     sum.map(|sum| sum / cores.len() as f64)
 }
 
-/// Packets received and lost since the counters were `before`, once every packet sent is accounted for; or what can be said
-/// after two seconds. A router's thread that does not get its core may sit on a full ring for a while.
+/// Returns packets received and lost since the counters were `before`, as soon as every sent packet is accounted for,
+/// or after two seconds. A router's thread that waits for its core may hold a full ring for a while.
 fn settle(testbed: &Testbed, sent: u64, received_before: u64, before: &Losses) -> Result<(u64, Losses)> {
     let end = Instant::now() + Duration::from_secs(2);
     loop {
@@ -382,7 +383,7 @@ fn settle(testbed: &Testbed, sent: u64, received_before: u64, before: &Losses) -
     }
 }
 
-/// Median; of an even number the mean of the middle two; NaN of nothing.
+/// Median. For an even number of values, the mean of the middle two; NaN for none.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -404,13 +405,13 @@ pub struct Spread {
     pub max: f64,
 }
 
-/// See [`Spread`]; NaN of nothing.
+/// See [`Spread`]; NaN for no values.
 pub fn spread(values: &[f64]) -> Spread {
     let (min, max) = values.iter().fold((f64::NAN, f64::NAN), |(min, max), &v| (v.min(min), v.max(max)));
     Spread { median: median(values), min, max }
 }
 
-/// Ratios of values measured alternately (A B A B), pair by pair: what a noisy machine does to both cancels.
+/// Ratios of values measured alternately (A B A B), pair by pair, so that the noise of a machine cancels.
 pub fn ratios(of: &[f64], to: &[f64]) -> Spread {
     spread(&of.iter().zip(to).map(|(a, b)| a / b).collect::<Vec<_>>())
 }
@@ -429,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_is_a_mean_of_cores_that_all_have_a_spinner() {
+    fn cpu_left_is_a_mean_only_if_every_core_has_a_spinner() {
         let shares = BTreeMap::from([(1, 0.5), (2, 0.25)]);
         assert_eq!(mean(&shares, &[1, 2]), Some(0.375));
         assert_eq!(mean(&shares, &[2]), Some(0.25));

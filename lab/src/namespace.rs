@@ -1,4 +1,4 @@
-//! Network namespaces that vanish with their owner, and with their owner's process if that is killed.
+//! Network namespaces that are deleted with their owner. The next run deletes those of a process that was killed.
 
 use std::{
     collections::HashSet,
@@ -16,7 +16,7 @@ use crate::{command, sys};
 
 const PREFIX: &str = "mlr-";
 const DIRECTORY: &str = "/run/netns";
-/// First part of the names of directories of servers, below the temporary one; then comes the run's.
+/// Start of the names of servers' directories, below the temporary directory. The name of the run follows.
 pub const APPLICATIONS: &str = "millrace-apps-";
 
 /// A name no other testbed uses: `mlr-PID`, then `mlr-PID_N` for further testbeds of this process.
@@ -28,13 +28,13 @@ pub fn unique_run_name() -> String {
     }
 }
 
-/// The process that a name made by [`unique_run_name`] (and anything after a `-`) belongs to.
+/// The process that owns a name made by [`unique_run_name`]; anything may follow the name after a `-`.
 fn owner(name: &str) -> Option<i32> {
     let rest = name.strip_prefix(PREFIX)?;
     rest.split(['.', '-', '_']).next()?.parse().ok().filter(|&pid| pid > 0)
 }
 
-/// A named network namespace; dropped, it is deleted.
+/// A named network namespace. Dropping it deletes it.
 #[derive(Debug)]
 pub struct Namespace {
     name: String,
@@ -62,12 +62,12 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// As `ip netns` knows it.
+    /// Its name for `ip netns`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Runs `work` inside: the calling thread goes in and comes back. Sockets and BPF links made there stay.
+    /// Runs `work` inside: the calling thread enters and comes back. Sockets and BPF links made inside stay there.
     pub fn enter<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let home = Home(File::open("/proc/thread-self/ns/net").context("own network namespace")?);
         self.enter_for_good()?;
@@ -81,12 +81,12 @@ impl Namespace {
         sys::enter_network_namespace(self.file.as_fd()).with_context(|| format!("cannot enter {}", self.name))
     }
 
-    /// By which the kernel tells namespaces apart.
+    /// The number by which the kernel distinguishes namespaces.
     pub fn inode(&self) -> Result<u32> {
         Ok(self.file.metadata()?.ino() as u32)
     }
 
-    /// A second handle, for a thread of its own; it does not delete the namespace.
+    /// A second handle, for a thread of its own. It does not delete the namespace.
     pub fn handle(&self) -> Result<File> {
         Ok(self.file.try_clone()?)
     }
@@ -105,12 +105,12 @@ impl Namespace {
         command
     }
 
-    /// Several `ip` commands, one a line.
+    /// Runs several `ip` commands, one per line.
     pub fn ip_batch(&self, lines: &str) -> Result<()> {
         command::ip_batch(&self.name, lines)
     }
 
-    /// Sets network sysctls, given as (path below /proc/sys, value). /proc/sys/net is that of the reading thread.
+    /// Sets network sysctls, given as (path below /proc/sys, value). /proc/sys/net belongs to the thread that opens it.
     pub fn sysctl(&self, settings: &[(&str, &str)]) -> Result<()> {
         self.enter(|| {
             for (path, value) in settings {
@@ -128,14 +128,14 @@ impl Namespace {
     }
 }
 
-/// Brings the thread back, also when the work panics.
+/// Brings the thread back to its namespace, also when the work panics.
 struct Home(File);
 
 impl Drop for Home {
     fn drop(&mut self) {
-        // Going on in the wrong namespace could touch devices that are not ours.
+        // Continuing in the wrong namespace could change devices that are not ours.
         if let Err(error) = sys::enter_network_namespace(self.0.as_fd()) {
-            eprintln!("cannot go back to the own network namespace: {error}");
+            eprintln!("cannot return to the original network namespace: {error}");
             std::process::abort();
         }
     }
@@ -150,11 +150,11 @@ impl Drop for Namespace {
 }
 
 /// Deletes what testbeds of processes that no longer exist have left: namespaces, processes inside them, daemons' pins
-/// and sockets, servers' files. Leaves everything of living processes, and everything not named by [`unique_run_name`], alone.
+/// and sockets, servers' files. Keeps everything of living processes, and every name not made by [`unique_run_name`].
 pub fn clean_stale() {
     let stale = |name: &str| owner(name).is_some_and(|pid| !sys::process_exists(pid));
     for name in names_in(DIRECTORY).into_iter().filter(|name| stale(name)) {
-        eprintln!("cleaning up namespace {name} of a run that crashed");
+        eprintln!("cleaning up namespace {name}, left by a run that crashed");
         let pids = command::ip(&format!("netns pids {name}")).unwrap_or_default();
         pids.split_whitespace().filter_map(|pid| pid.parse().ok()).for_each(sys::terminate);
         let _ = command::ip(&format!("netns del {name}"));
@@ -168,7 +168,7 @@ pub fn clean_stale() {
     }
 }
 
-/// Removes what daemons that were not stopped have left: pins and sockets of the instances with these names.
+/// Removes what daemons that were not stopped have left: pins and sockets of the instances that `named` accepts.
 pub fn remove_instances(named: impl Fn(&str) -> bool) {
     let ours = |name: &String| {
         name.strip_prefix("millrace-").is_some_and(|name| named(name.split('.').next().unwrap_or(name)))
@@ -176,7 +176,7 @@ pub fn remove_instances(named: impl Fn(&str) -> bool) {
     for name in names_in("/sys/fs/bpf").into_iter().filter(ours) {
         let _ = std::fs::remove_dir_all(format!("/sys/fs/bpf/{name}"));
     }
-    // In /dev/shm programs of the lab leave memory.
+    // Programs of the lab leave memory in /dev/shm.
     for directory in ["/run", "/dev/shm"] {
         for name in names_in(directory).into_iter().filter(ours) {
             let path = format!("{directory}/{name}");
@@ -185,7 +185,7 @@ pub fn remove_instances(named: impl Fn(&str) -> bool) {
     }
 }
 
-/// Ends the processes in these namespaces: asks them to, and kills what is left after a second.
+/// Ends the processes in these namespaces: asks them to end, and kills the rest after a second.
 pub fn end_processes<'a>(namespaces: impl Iterator<Item = &'a Namespace>) {
     let inodes: HashSet<u64> = namespaces.filter_map(|n| Some(n.file.metadata().ok()?.ino())).collect();
     let inside = || {

@@ -1,6 +1,6 @@
-//! The two things netlink does for us that `ip` cannot, or not fast enough: routes by the hundred thousand, and the
-//! threads of a device's NAPI instances. Messages are built by hand: a bulk load is one buffer after another of the same
-//! few bytes (layouts: rtnetlink(7), linux/netdev.h).
+//! Two requests of netlink that `ip` cannot make, or not fast enough: routes by the hundred thousand, and the threads
+//! of a device's NAPI instances. Messages are built by hand, because a bulk load is one buffer after another of the
+//! same few bytes (layouts: rtnetlink(7), linux/netdev.h).
 
 use std::{io::ErrorKind, net::IpAddr};
 
@@ -19,7 +19,7 @@ const NEW_ROUTE: u16 = 24;
 const DELETE_ROUTE: u16 = 25;
 const GENERIC_CONTROL: u16 = 0x10;
 
-/// Bytes of messages handed over in one system call: well under the default send buffer.
+/// Bytes of messages handed over in one system call, well below the default send buffer.
 const BATCH_BYTES: usize = 48 * 1024;
 
 /// A route to add or delete: `prefix` via `gateway` (same family) out of device `interface`, in the main table.
@@ -44,14 +44,14 @@ pub enum Change {
     Delete,
 }
 
-/// A netlink socket of the namespace its thread was in when it was opened.
+/// A netlink socket, in the namespace of the thread that opened it.
 pub struct Netlink {
     socket: Socket,
     sequence: u32,
 }
 
 impl Netlink {
-    /// For routes.
+    /// A socket for routes.
     pub fn route() -> Result<Self> {
         Self::open(protocols::NETLINK_ROUTE)
     }
@@ -60,18 +60,18 @@ impl Netlink {
         let mut socket = Socket::new(protocol).context("netlink socket")?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
-        // An error acknowledgement need not carry our message back.
+        // An error acknowledgement need not contain our message.
         socket.set_cap_ack(true)?;
         Ok(Self { socket, sequence: 0 })
     }
 
-    /// Changes routes in order; returns when the kernel has done so. Fails on the first route it refuses, others may
-    /// have been changed.
+    /// Changes routes in order, and returns when the kernel has done so. Fails on the first route that the kernel
+    /// refuses; others may have been changed.
     pub fn change_routes(&mut self, change: Change, routes: impl IntoIterator<Item = Route>) -> Result<()> {
         let mut routes = routes.into_iter().peekable();
         let mut batch = Vec::with_capacity(BATCH_BYTES + 256);
         while let Some(route) = routes.next() {
-            // The kernel acknowledges errors without being asked, success only when asked.
+            // The kernel always acknowledges errors, and success only on request.
             let last = batch.len() > BATCH_BYTES || routes.peek().is_none();
             self.push_route(&mut batch, change, &route, last);
             if last {
@@ -98,7 +98,7 @@ impl Netlink {
         });
     }
 
-    /// One nlmsghdr with its payload.
+    /// Appends one nlmsghdr with its payload.
     fn push(&mut self, to: &mut Vec<u8>, kind: u16, flags: u16, payload: impl FnOnce(&mut Vec<u8>)) {
         self.sequence += 1;
         let start = to.len();
@@ -123,11 +123,11 @@ impl Netlink {
         })
     }
 
-    /// Hands every message received (type, sequence number, payload) to `take` until it says true.
+    /// Hands every received message (type, sequence number, payload) to `take` until it returns true.
     fn receive(&mut self, mut take: impl FnMut(u16, u32, &[u8]) -> Result<bool>) -> Result<()> {
         loop {
             let (datagram, _) = match self.socket.recv_from_full() {
-                // By a signal: the kernel answers all the same.
+                // A signal interrupted the call. The kernel's answer still comes.
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 received => received.context("receiving from netlink")?,
             };
@@ -173,8 +173,8 @@ impl Netlink {
     }
 }
 
-/// Process ids of the NAPI threads of a device, in the order of its queues (linux/netdev.h, napi-get; Linux 6.8); empty unless it is threaded. Asks
-/// in the calling thread's namespace.
+/// Process ids of a device's NAPI threads, in the order of its queues (linux/netdev.h, napi-get; Linux 6.8). Empty
+/// unless the device is threaded. Asks in the calling thread's namespace.
 pub fn napi_threads(interface: u32) -> Result<Vec<i32>> {
     const GET_FAMILY: u8 = 3;
     const FAMILY_NAME: u16 = 2;
@@ -193,7 +193,7 @@ pub fn napi_threads(interface: u32) -> Result<Vec<i32>> {
             Ok(())
         })
         .context(
-            "this kernel has no netdev netlink family (Linux 6.8 or newer is needed to tell NAPI threads)",
+            "this kernel has no netdev netlink family (Linux 6.8 or newer is needed to list NAPI threads)",
         )?;
     let family = family.context("netdev netlink family without an id")?;
     let mut threads = Vec::new();
@@ -206,7 +206,7 @@ pub fn napi_threads(interface: u32) -> Result<Vec<i32>> {
         }
         Ok(())
     })?;
-    // Ids are given queue by queue.
+    // The kernel assigns ids queue by queue.
     threads.sort_unstable();
     Ok(threads.into_iter().map(|(_, pid)| pid).collect())
 }
@@ -240,7 +240,7 @@ fn attribute(attributes: &[u8], wanted: u16) -> Option<&[u8]> {
 }
 
 fn word(bytes: &[u8], at: usize) -> Result<u32> {
-    let word = bytes.get(at..at + 4).context("a netlink message that is cut short")?;
+    let word = bytes.get(at..at + 4).context("a netlink message is cut short")?;
     Ok(u32::from_ne_bytes([word[0], word[1], word[2], word[3]]))
 }
 

@@ -1,4 +1,4 @@
-//! An OpenFlow 1.3 controller of the simplest kind: it dials a switch in the box, changes rules and waits for barriers.
+//! A minimal OpenFlow 1.3 controller: it connects to a switch in the box, changes rules and waits for barriers.
 
 use std::{
     io::{Read, Write},
@@ -17,10 +17,10 @@ use logic::{
 
 use crate::{sys, testbed::Testbed};
 
-/// Where the switch of a testbed with rules listens, on the box's loopback.
+/// Port on the box's loopback where the switch of a testbed with rules listens.
 pub const PORT: u16 = 6653;
 
-/// How long an answer may take.
+/// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A connection to the switch.
@@ -39,7 +39,7 @@ impl Controller {
                 testbed.box_namespace.enter(|| Ok(TcpStream::connect((Ipv4Addr::LOCALHOST, PORT))))?;
             match dialled {
                 Ok(stream) => break stream,
-                Err(error) if Instant::now() > end => return Err(error).context("dialling the switch"),
+                Err(error) if Instant::now() > end => return Err(error).context("connecting to the switch"),
                 Err(_) => sys::sleep(Duration::from_millis(20))?,
             }
         };
@@ -49,20 +49,20 @@ impl Controller {
         controller.send(&[Message::Hello { versions: Some(vec![v13::VERSION]) }])?;
         match controller.next()?.1 {
             Message::Hello { .. } => Ok(controller),
-            other => bail!("no hello but {other:?}"),
+            other => bail!("the switch sent {other:?} instead of a hello"),
         }
     }
 
-    /// Changes rules, in order; what is refused the next barrier tells.
+    /// Changes rules, in order. The next barrier reports refusals.
     pub fn change(&mut self, changes: impl IntoIterator<Item = FlowMod>) -> Result<()> {
         let messages: Vec<_> = changes.into_iter().map(Message::FlowMod).collect();
         self.send(&messages).map(drop)
     }
 
-    /// Returns when all that was sent before has happened to packets, too.
+    /// Returns when everything that was sent before takes effect on packets, too.
     ///
     /// # Errors
-    /// Something that was sent before was refused.
+    /// The switch refused something that was sent before.
     pub fn barrier(&mut self) -> Result<()> {
         let asked = self.send(&[Message::BarrierRequest])?;
         loop {
@@ -77,21 +77,21 @@ impl Controller {
         }
     }
 
-    /// The transaction id of the last.
+    /// Sends messages and returns the transaction id of the last one.
     fn send(&mut self, messages: &[Message]) -> Result<u32> {
         let mut bytes = Vec::new();
         for message in messages {
             self.xid += 1;
             v13::encode(message, self.xid, &mut bytes)?;
         }
-        self.stream.write_all(&bytes).context("to the switch")?;
+        self.stream.write_all(&bytes).context("sending to the switch")?;
         Ok(self.xid)
     }
 
     fn write(&mut self, message: &Message, xid: u32) -> Result<()> {
         let mut bytes = Vec::new();
         v13::encode(message, xid, &mut bytes)?;
-        self.stream.write_all(&bytes).context("to the switch")
+        self.stream.write_all(&bytes).context("sending to the switch")
     }
 
     fn next(&mut self) -> Result<(u32, Message)> {
@@ -103,10 +103,10 @@ impl Controller {
                     self.unread.drain(..length);
                     return Ok((header.xid, read));
                 }
-                Split::Broken(header) => bail!("a message of {} bytes", header.length),
+                Split::Broken(header) => bail!("the switch sent a broken message of {} bytes", header.length),
                 Split::Wait => {
                     let mut chunk = [0; 65_536];
-                    let read = self.stream.read(&mut chunk).context("from the switch")?;
+                    let read = self.stream.read(&mut chunk).context("receiving from the switch")?;
                     ensure!(read > 0, "the switch has closed the connection");
                     self.unread.extend_from_slice(&chunk[..read]);
                 }

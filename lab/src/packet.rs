@@ -1,8 +1,8 @@
 //! Test packets: what the generator writes, and what a correct router makes of them.
 //!
-//! Every packet carries a [`Stamp`] (lab.h says where) except UDP in the shortest frames: IPv6 and UDP headers alone make
-//! 62 bytes, so UDP over IPv6 in less than 74 bytes (78 with FCS) is counted, but its packets cannot be told apart
-//! ([`Target::min_stamped`]).
+//! Every packet carries a [`Stamp`] (lab.h describes where), except UDP in the shortest frames. IPv6 and UDP headers
+//! alone make 62 bytes. So UDP packets over IPv6 in less than 74 bytes (78 with FCS) are counted, but cannot be told
+//! apart ([`Target::min_stamped`]).
 
 use std::net::IpAddr;
 
@@ -11,15 +11,15 @@ use crate::{
     bpf::generator::types,
 };
 
-/// Frame check sequence: counted in the frame sizes of RFC 2544, not in ours.
+/// Frame check sequence: included in the frame sizes of RFC 2544, not in ours.
 pub const FCS_BYTES: u16 = 4;
 /// Shortest Ethernet frame without FCS.
 pub const MIN_FRAME: u16 = 60;
 
-/// The MTU that cables have.
+/// MTU of the cables.
 pub const STANDARD_MTU: u16 = 1500;
 
-/// Header of Ethernet without tags.
+/// Length of an Ethernet header without tags.
 pub const ETHERNET_BYTES: u16 = 14;
 
 const TAG: usize = 4;
@@ -64,7 +64,7 @@ pub enum Tags {
 /// Where a packet goes, and through which router. Each target is one flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Number of the router's port that it goes to; its source is next hop 1 behind that port.
+    /// Number of the router's port that the packet goes to. The source is next hop 1 behind that port.
     pub port: u8,
     /// Destination address.
     pub destination: IpAddr,
@@ -89,7 +89,7 @@ pub struct Stamp {
     pub time_ns: u32,
 }
 
-/// Name of the flow to a stream's target number `target`.
+/// Number of the flow from a stream to its target number `target`.
 pub fn flow(stream: usize, target: usize) -> u32 {
     ((stream as u32) << 24) | target as u32
 }
@@ -117,12 +117,12 @@ impl Target {
         }
     }
 
-    /// The shortest that carries a stamp.
+    /// The shortest frame that carries a stamp.
     pub fn min_stamped(&self) -> u16 {
         MIN_FRAME.max(self.headers().stamped_bytes())
     }
 
-    /// What it shares with others.
+    /// The headers that it shares with other targets.
     pub fn headers(&self) -> Headers {
         Headers {
             port: self.port,
@@ -132,7 +132,7 @@ impl Target {
         }
     }
 
-    /// As the generator's map holds it.
+    /// Value for the generator's map.
     pub fn value(&self, template: u16) -> types::target {
         let mut value = types::target {
             router_mac: self.router_mac,
@@ -151,7 +151,7 @@ impl Target {
         self.build(self.router_mac, nexthop_mac_of(self.port, 1), TTL, frame_bytes, stamp)
     }
 
-    /// What must come out of a router: TTL decremented, checksum right, MACs those of the next hop and of the router.
+    /// The frame that a router must send: TTL decremented, checksum right, MACs of the next hop and of the router.
     pub fn forwarded(&self, next_hop: Mac, source: Mac, frame_bytes: u16, stamp: Stamp) -> Vec<u8> {
         self.build(next_hop, source, TTL - 1, frame_bytes, stamp)
     }
@@ -195,7 +195,7 @@ impl Target {
 }
 
 impl Stamp {
-    /// What a packet to a target with these headers carries, as it came.
+    /// Reads the stamp of a received packet to a target with these headers.
     pub fn of(headers: Headers, frame: &[u8]) -> Option<Self> {
         let transport_at = headers.l2_bytes() + headers.ip_bytes();
         let [flow, sequence, time_ns] = headers.stamp_places().map(|place| {
@@ -235,7 +235,7 @@ impl Headers {
         if self.protocol == Protocol::Tcp { 20 } else { 8 }
     }
 
-    /// Where flow, sequence and time are, from the transport header on.
+    /// Offsets of flow, sequence and time from the start of the transport header.
     fn stamp_places(&self) -> [usize; 3] {
         if self.protocol == Protocol::Tcp { [8, 4, 20] } else { [8, 12, 16] }
     }
@@ -257,8 +257,7 @@ impl Headers {
         }
     }
 
-    /// The headers with zeros for what is not the same in every packet: destinations, source port, lengths, checksums,
-    /// stamp.
+    /// The headers, with zeros where packets differ: destinations, source port, lengths, checksums, stamp.
     fn constant(&self) -> Vec<u8> {
         let mut bytes = [&[0; 6][..], &nexthop_mac_of(self.port, 1)].concat();
         let mut push = |words: &[u16]| bytes.extend(words.iter().flat_map(|word| word.to_be_bytes()));
@@ -287,7 +286,7 @@ impl Headers {
         bytes
     }
 
-    /// What the transport's checksum covers besides it (RFC 9293 3.1, RFC 8200 8.1).
+    /// The pseudo-header, which the transport's checksum also covers (RFC 9293 3.1, RFC 8200 8.1).
     fn pseudo_header(&self, destination: IpAddr, transport_bytes: [u8; 2]) -> Vec<u8> {
         let source: IpAddr =
             if self.ipv6 { nexthop6_of(self.port, 0, 1).into() } else { nexthop4_of(self.port, 0, 1).into() };
@@ -298,7 +297,8 @@ impl Headers {
         }
     }
 
-    /// As the generator's map holds it. Sums are of words as they lie in memory: the checksum does not care (RFC 1071).
+    /// Value for the generator's map. Words are summed as they lie in memory; the checksum allows any byte order (RFC
+    /// 1071).
     pub fn template(&self, stamped: bool) -> types::template {
         let constant = self.constant();
         let transport_at = self.l2_bytes() + self.ip_bytes();

@@ -1,5 +1,5 @@
-//! Routes to load and destinations to send to: a list of prefixes from a file, or made up with the mix of prefix lengths
-//! that the Internet's tables have.
+//! Routes to load and destinations to send to: prefixes from a file, or generated ones with the prefix lengths of the
+//! Internet's tables.
 
 use std::{
     collections::HashSet,
@@ -14,7 +14,8 @@ use logic::net::{Address, Prefix, Prefix4, Prefix6};
 
 use crate::command;
 
-/// Prefix lengths and how many in 10,000 have them: the 901,899 IPv4 prefixes of github.com/gaissmai/bart v0.30.0.
+/// Prefix lengths, and how many of 10,000 prefixes have them: the 901,899 IPv4 prefixes of github.com/gaissmai/bart
+/// v0.30.0.
 const MIX4: [(u8, u32); 13] = [
     (24, 5968),
     (22, 1204),
@@ -51,7 +52,7 @@ const MIX6: [(u8, u32); 17] = [
     (41, 207),
 ];
 
-/// Small, seeded, good enough to draw test traffic from (splitmix64, Steele et al. 2014).
+/// A small random generator with a seed, good enough for test traffic (splitmix64, Steele et al. 2014).
 #[derive(Clone, Debug)]
 pub struct Random(pub u64);
 
@@ -65,7 +66,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// 0..limit; limit is not 0.
+    /// A number in 0..limit; limit is not 0.
     pub fn below(&mut self, limit: usize) -> usize {
         (self.bits() % limit as u64) as usize
     }
@@ -82,7 +83,8 @@ pub struct Prefixes {
     pub source: String,
 }
 
-/// The list handed to the project's developers, if it is here: beside the repository, or where `MILLRACE_PREFIXES` says.
+/// The prefix list of the project's developers, if it exists: at the path in `MILLRACE_PREFIXES`, or beside the
+/// repository.
 pub fn default_file() -> Option<PathBuf> {
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data/internet-prefixes.txt.gz");
     std::env::var_os("MILLRACE_PREFIXES")
@@ -92,7 +94,7 @@ pub fn default_file() -> Option<PathBuf> {
         .find(|path| path.exists())
 }
 
-/// `count4` IPv4 and `count6` IPv6 prefixes: from `file`, filled up with made-up ones where it has too few.
+/// `count4` IPv4 and `count6` IPv6 prefixes from `file`, filled up with generated ones where it has too few.
 pub fn prefixes(file: Option<&Path>, count4: usize, count6: usize) -> Result<Prefixes> {
     let mut list = match file {
         Some(file) => read(file)?,
@@ -105,7 +107,7 @@ pub fn prefixes(file: Option<&Path>, count4: usize, count6: usize) -> Result<Pre
         list.source =
             format!("{} ({} IPv4, {} IPv6), rest generated", list.source, list.v4.len(), list.v6.len());
     }
-    // Unicast space that the testbed does not use itself: 11.0.0.0 to 223.255.255.255 less 127/8; 2000::/3.
+    // Unicast space that the testbed itself does not use: 11.0.0.0 to 223.255.255.255 except 127/8, and 2000::/3.
     fill(&mut list.v4, count4, &MIX4, || {
         let address = 0x0b00_0000 + (random.bits() as u32) % (0xe000_0000 - 0x0b00_0000);
         (address >> 24 != 127).then_some(address)
@@ -167,7 +169,7 @@ fn read(file: &Path) -> Result<Prefixes> {
         };
         ensure!(
             parsed.is_some(),
-            "{}, line {number}: {line:?} is not a prefix, as 192.0.2.0/24 and 2001:db8::/32 are",
+            "{}, line {number}: {line:?} is not a prefix such as 192.0.2.0/24 or 2001:db8::/32",
             file.display()
         );
     }
@@ -217,11 +219,11 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_no_prefix_is_told_by_its_number() {
+    fn a_line_that_is_no_prefix_is_reported_with_its_number() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "192.0.2.0/24\n\n2001:db8::/32\n192.0.2.1\n").unwrap();
         let error = prefixes(Some(file.path()), 1, 1).unwrap_err().to_string();
-        let why = "line 4: \"192.0.2.1\" is not a prefix, as 192.0.2.0/24 and 2001:db8::/32 are";
+        let why = "line 4: \"192.0.2.1\" is not a prefix such as 192.0.2.0/24 or 2001:db8::/32";
         assert!(error.ends_with(why), "{error}");
     }
 

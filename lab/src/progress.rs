@@ -1,5 +1,5 @@
-//! Progress of long runs and the time that is left: a bar on a terminal, plain lines elsewhere. It is drawn only when a step
-//! ends: a thread that redraws it would take time from the generator, whose core it would be on.
+//! Progress of long runs, and the time left: a bar on a terminal, plain lines elsewhere. It is drawn only when a step
+//! ends, because a thread that redraws it would take time from the generator, which runs on the same core.
 
 use std::{
     collections::VecDeque,
@@ -10,23 +10,23 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Steps done and expected. Dropped, the bar is gone and what was printed stays.
+/// Steps done and expected. When this is dropped, the bar disappears and the printed lines stay.
 pub struct Progress {
     /// `None`: not on a terminal.
     bar: Option<ProgressBar>,
     started: Instant,
     done: u64,
     left: u64,
-    /// Of what is left: steps of later parts.
+    /// Steps of later parts, which `left` includes.
     later: u64,
-    /// Of each step that is left, if that is known.
+    /// Length of each step that is left, if known.
     lengths: VecDeque<Duration>,
-    /// Is the next step one that was made before?
+    /// Does the next step repeat the last one?
     again: bool,
 }
 
 impl Progress {
-    /// So many steps, as far as is known, on standard error.
+    /// Shows this number of steps, as far as it is known, on standard error.
     pub fn new(steps: u64) -> Self {
         let bar = stderr().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
@@ -44,12 +44,12 @@ impl Progress {
         }
     }
 
-    /// After what [`Progress::expect`] is told of, so many steps are to come.
+    /// After the steps of [`Progress::expect`], this many are still to come.
     pub fn then(&mut self, later: u64) {
         self.later = later;
     }
 
-    /// A step has ended; `found` is what people want to know of it.
+    /// A step has ended; `found` is its result for people.
     pub fn step(&mut self, found: &str) {
         let again = if mem::take(&mut self.again) { "again, it was noisy: " } else { "" };
         self.done += 1;
@@ -66,7 +66,7 @@ impl Progress {
         }
     }
 
-    /// So many steps are left of this part: a search ends sooner or later than was expected.
+    /// This many steps are left of this part. A search can end sooner or later than expected.
     pub fn expect(&mut self, left: u64) {
         self.left = left + self.later;
         if let Some(bar) = &self.bar {
@@ -74,13 +74,13 @@ impl Progress {
         }
     }
 
-    /// Exactly these steps are left, and each is to take so long.
+    /// Exactly these steps are left, with these lengths.
     pub fn expect_lengths(&mut self, lengths: Vec<Duration>) {
         self.lengths = lengths.into();
         self.expect(self.lengths.len() as u64);
     }
 
-    /// The last step was noisy and is made again: it counts once, and the next one says so.
+    /// The last step was noisy and is repeated: it counts once, and the next step is marked.
     pub fn again(&mut self) {
         self.again = true;
         self.done = self.done.saturating_sub(1);
@@ -90,7 +90,7 @@ impl Progress {
         }
     }
 
-    /// Prints lines to standard output, out of the bar's way.
+    /// Prints lines to standard output without disturbing the bar.
     pub fn print(&self, lines: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| println!("{lines}")),
@@ -117,17 +117,17 @@ impl Drop for Progress {
     }
 }
 
-/// If steps go on to take as long as they took on average. `None`: none has ended.
+/// Time left if steps continue to take as long as they did on average. `None` if no step has ended.
 fn time_left(elapsed: Duration, done: u64, left: u64) -> Option<Duration> {
     (done > 0).then(|| elapsed.mul_f64(left as f64 / done as f64))
 }
 
-/// For people, after something else.
+/// The time left for people, as the end of a phrase.
 pub(crate) fn caption(left: Option<Duration>) -> String {
     left.map_or(String::new(), |left| format!(", {} left", in_words(left)))
 }
 
-/// In units that fit.
+/// A time in units that fit.
 pub(crate) fn in_words(time: Duration) -> String {
     let seconds = time.as_secs_f64().ceil() as u64;
     let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn time_left_is_told_in_units_that_fit() {
+    fn time_left_is_shown_in_units_that_fit() {
         let of = |seconds| caption(Some(Duration::from_secs_f64(seconds)));
         assert_eq!([of(0.2), of(59.0), of(60.0)], [", 1 s left", ", 59 s left", ", 1 min 0 s left"]);
         assert_eq!([of(3599.5), of(9000.0)], [", 1 h 0 min left", ", 2 h 30 min left"]);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_of_known_lengths_tell_the_time_left() {
+    fn steps_of_known_lengths_give_the_time_left() {
         let mut progress = quiet(0);
         progress.expect_lengths([1, 600, 600].map(Duration::from_secs).into());
         progress.step("the short one");

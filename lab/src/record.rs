@@ -1,4 +1,5 @@
-//! Raw results as JSON lines: first what was run where, then one line for each measurement. Nothing is averaged away.
+//! Raw results as JSON lines. The first line says what ran where; then comes one line for each measurement. Nothing is
+//! averaged.
 
 use std::{
     fs::{File, OpenOptions},
@@ -17,18 +18,18 @@ use crate::{
     figure::{Figure, Published},
 };
 
-/// Where the results of a command go.
+/// Destination of a command's results.
 #[derive(Clone, Debug)]
 pub struct Output {
-    /// A file, or nowhere.
+    /// A file, or none.
     pub path: Option<PathBuf>,
     /// The command line.
     pub command: Vec<String>,
 }
 
 impl Output {
-    /// Fails if nothing can be written there, or if that is one of the files that are read: better now than after an hour.
-    /// What is there is left as it is.
+    /// Checks that results can be written, before an hour of measuring. Fails if not, or if the file is one of the
+    /// `inputs`. An existing file is not changed.
     pub fn check(&self, inputs: &[PathBuf]) -> Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
         if let Some(input) = inputs.iter().find(|input| is_same_file(path, input)) {
@@ -67,7 +68,7 @@ impl Output {
         std::fs::metadata(self.path.as_ref()?).and_then(|file| file.modified()).ok()
     }
 
-    /// Lines, the first of which is that of [`run`].
+    /// A recorder of lines. The first line is that of [`run`].
     pub fn recorder(&self) -> Result<Recorder> {
         let Some(path) = &self.path else { return Ok(Recorder::none()) };
         let file = File::create(path).with_context(|| path.display().to_string())?;
@@ -76,7 +77,7 @@ impl Output {
         Ok(recorder)
     }
 
-    /// One document, an object, to which [`run`] is added; replaces an earlier one.
+    /// Writes one document, an object, and adds [`run`] to it. Replaces an earlier document.
     pub fn document(&self, mut document: Value) -> Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
         document["run"] = run(&self.command)?;
@@ -84,7 +85,7 @@ impl Output {
         std::fs::write(path, text).with_context(|| path.display().to_string())
     }
 
-    /// The same with a list "lines", each of which is one line of the file.
+    /// The same, with a list "lines", whose elements each take one line of the file.
     pub fn document_of_lines(&self, mut document: Value, lines: &[Value]) -> Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
         document["run"] = run(&self.command)?;
@@ -96,11 +97,11 @@ impl Output {
 fn with_lines(document: &Value, lines: &[Value]) -> Result<String> {
     let text = serde_json::to_string_pretty(document)?;
     let all: Vec<String> = lines.iter().map(|line| format!("    {line}")).collect();
-    let head = text.strip_suffix("\n}").context("a document is an object with something in it")?;
+    let head = text.strip_suffix("\n}").context("a document must be an object that is not empty")?;
     Ok(format!("{head},\n  \"lines\": [\n{}\n  ]\n}}\n", all.join(",\n")))
 }
 
-/// However they are called.
+/// Do both paths lead to the same file?
 fn is_same_file(one: &Path, other: &Path) -> bool {
     let place = |path: &Path| std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
     one == other || place(one).is_some_and(|one| place(other) == Some(one))
@@ -108,7 +109,7 @@ fn is_same_file(one: &Path, other: &Path) -> bool {
 
 type Each = dyn FnMut(&Value) -> Result<()>;
 
-/// Writes results to a file, hands them on, or neither.
+/// Writes results to a file, hands them on, or does neither.
 pub struct Recorder {
     file: Option<File>,
     each: Option<Box<Each>>,
@@ -120,12 +121,12 @@ impl Recorder {
         Self { file: None, each: None }
     }
 
-    /// Hands on each line, to be written otherwise.
+    /// Hands each line to `each` instead of a file.
     pub fn each(each: impl FnMut(&Value) -> Result<()> + 'static) -> Self {
         Self { file: None, each: Some(Box::new(each)) }
     }
 
-    /// Writes one line at once: what was measured stays when the run is interrupted.
+    /// Writes one line at once, so that measurements survive an interrupted run.
     pub fn line(&mut self, value: &Value) -> Result<()> {
         if let Some(file) = &mut self.file {
             writeln!(file, "{value}").context("writing results")?;
@@ -133,19 +134,19 @@ impl Recorder {
         self.each.as_mut().map_or(Ok(()), |each| each(value))
     }
 
-    /// A picture that [`crate::report`] shall draw of lines of this file.
+    /// A picture of lines of this file, for [`crate::report`] to draw.
     pub fn figure(&mut self, figure: &Figure) -> Result<()> {
         self.line(&serde_json::to_value(figure)?)
     }
 
-    /// What a paper says, to be drawn beside.
+    /// Values of a paper, to be drawn beside ours.
     pub fn published(&mut self, published: &Published) -> Result<()> {
         self.line(&serde_json::to_value(published)?)
     }
 }
 
-/// Parameters of a case for people, after its name: ` (routes 1000, destinations 4096)`; nothing if there are none. Where
-/// prefixes come from is only for the record.
+/// Parameters of a case for people, after its name: ` (routes 1000, destinations 4096)`; nothing if there are none. The
+/// source of prefixes is only for the record.
 pub fn in_words(parameters: &Value) -> String {
     let fields = parameters.as_object().into_iter().flatten();
     let said = fields.filter(|(name, value)| !value.is_null() && *name != "prefixes");
@@ -187,14 +188,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parameters_are_told_in_words() {
+    fn parameters_are_shown_in_words() {
         let parameters = json!({"routes": 1000, "family": "IPv4", "load_pps": null, "prefixes": "/a/file"});
         assert_eq!(in_words(&parameters), " (family IPv4, routes 1000)");
         assert_eq!([in_words(&json!({})), in_words(&Value::Null)], ["", ""]);
     }
 
     #[test]
-    fn a_path_that_cannot_be_written_is_told_before_and_nothing_is_left_or_lost() {
+    fn a_path_that_cannot_be_written_is_reported_first_and_nothing_is_left_or_lost() {
         let directory = tempfile::tempdir().unwrap();
         let output = |name: &str| Output { path: Some(directory.path().join(name)), command: Vec::new() };
         output("new.jsonl").check(&[]).unwrap();
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_is_not_written_over_however_it_is_called() {
+    fn an_input_is_not_overwritten_whatever_its_name() {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         std::fs::write(path("my.pcap"), "").unwrap();

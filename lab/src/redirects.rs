@@ -1,4 +1,4 @@
-//! What tracepoints tell of redirects that lost packets.
+//! Counts packets that redirects lost, by tracepoints.
 
 use std::collections::HashMap;
 
@@ -13,14 +13,14 @@ use crate::{
     namespace::Namespace,
 };
 
-/// Counts, from its beginning to its end, what is lost after redirects (redirects.bpf.c).
+/// Counts packets that are lost after redirects, as long as it exists (redirects.bpf.c).
 pub struct Redirects {
     skeleton: skeleton::RedirectsSkel<'static>,
     _links: Vec<Link>,
 }
 
 impl Redirects {
-    /// Begins to count.
+    /// Starts to count.
     pub fn watch() -> Result<Self> {
         let open = skeleton::RedirectsSkelBuilder::default().open(bpf::storage())?;
         let skeleton = open.load().context("counting lost redirects needs tracepoints with BTF (tp_btf)")?;
@@ -30,14 +30,14 @@ impl Redirects {
         Ok(Self { skeleton, _links: links })
     }
 
-    /// Packets in any of these namespaces; a few system calls.
+    /// Packets lost in any of these namespaces. This takes a few system calls.
     pub fn lost_in<'a>(&self, namespaces: impl Iterator<Item = &'a Namespace>) -> Result<u64> {
         let inodes = namespaces.map(Namespace::inode).collect::<Result<Vec<_>>>()?;
         let lost = self.lost()?;
         Ok(lost.iter().filter(|((inode, ..), _)| inodes.contains(inode)).map(|(_, packets)| packets).sum())
     }
 
-    /// Packets by (inode of the namespace, interface index, why).
+    /// Packets lost, by (inode of the namespace, interface index, why).
     pub(crate) fn lost(&self) -> Result<HashMap<(u32, u32, u32), u64>> {
         let mut all = HashMap::new();
         for key in self.skeleton.maps.lost.keys() {

@@ -1,5 +1,5 @@
-//! Flow rules for the subjects that have flow tables, in `ovs-ofctl`'s words: each does to its packets what the router does, so that
-//! what comes out is checked as ever.
+//! Flow rules for the subjects that have flow tables, in the syntax of `ovs-ofctl`. Each rule does what the router
+//! does, so that the usual check of the output applies.
 
 use std::fmt::Write;
 
@@ -11,17 +11,17 @@ use crate::{
 /// A table's rules.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
-    /// One a line, as `ovs-ofctl add-flows` and `millrace flows add --file` read them.
+    /// One rule per line, as `ovs-ofctl add-flows` and `millrace flows add --file` read them.
     pub text: String,
-    /// How many.
+    /// Number of rules.
     pub count: usize,
 }
 
-/// Rules under each mask but the lowest: together 10,000 under 64.
+/// Rules under each mask except the lowest; together 10,000 under 64 masks.
 const UNDER_EACH: usize = 158;
 
 impl Rules {
-    /// A rule for each of these flows (addresses and ports): one mask.
+    /// A rule for each of these flows (addresses and ports), all under one mask.
     pub fn exact<'a>(flows: impl IntoIterator<Item = &'a Target>) -> Self {
         let mut rules = Self::default();
         for flow in flows {
@@ -37,13 +37,14 @@ impl Rules {
         rules
     }
 
-    /// The same, by another core.
+    /// The same rules, which also hand packets to this core.
     pub fn handed_to(self, core: usize) -> Self {
         Self { text: self.text.replace("actions=", &format!("actions=set_core:{core},")), ..self }
     }
 
-    /// So many masks (2 to 70), of which the packets of a testbed match the lowest only, which looks at nothing but the
-    /// port: each flow is compared under all of them. One is of addresses and ports, so that every flow is one for itself.
+    /// Rules under this number of masks (2 to 70). The packets of a testbed match only the lowest mask, which tests
+    /// nothing but the port. So each flow is compared under all masks. One mask covers addresses and ports, so that
+    /// every flow is separate.
     pub fn masks(masks: usize) -> Self {
         let mut rules = Self::default();
         rules.add(1, "");
@@ -73,7 +74,7 @@ impl Rules {
             mac_text(egress_mac(0)),
             mac_text(nexthop_mac(1)),
         );
-        debug_assert!(written.is_ok(), "a string takes everything");
+        debug_assert!(written.is_ok(), "writing to a string cannot fail");
     }
 }
 
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn one_rule_more_for_the_rest() {
+    fn exact_and_rest_adds_one_rule() {
         let workload = Workload::benchmark(Family::V4, 99, 0..=0);
         assert_eq!(Rules::exact_and_rest(&workload.targets).count, 100);
         let only = Rules::exact_and_rest([]);

@@ -1,4 +1,4 @@
-//! `millrace-lab shell`: a testbed to look around in; it goes when the shell ends.
+//! `millrace-lab shell`: a testbed to look around in. It is removed when the shell ends.
 
 use std::{io::IsTerminal, os::unix::process::ExitStatusExt, path::PathBuf};
 
@@ -29,7 +29,7 @@ pub fn list() -> Result<()> {
     Ok(())
 }
 
-/// Builds a testbed and runs `$SHELL` in its box namespace; with which status that ends, as a shell tells it.
+/// Builds a testbed and runs `$SHELL` in its box namespace. Returns the shell's exit status, or 128 plus its signal.
 pub fn shell(options: &ShellOptions) -> Result<u8> {
     let mut topology = Topology::named(&options.topology)?;
     if let Some(count) = options.routers {
@@ -38,7 +38,7 @@ pub fn shell(options: &ShellOptions) -> Result<u8> {
     let testbed = Testbed::new(&topology)?;
     tell(&testbed);
     let result = run(&testbed);
-    // What was started in the background would keep the namespaces alive.
+    // Programs in the background would keep the namespaces alive.
     namespace::end_processes(testbed.namespaces());
     namespace::remove_instances(|instance| instance == testbed.name);
     result
@@ -52,7 +52,7 @@ fn run(testbed: &Testbed) -> Result<u8> {
         command.env("PATH", format!("{}:{path}", directory.display()));
     }
     let mut child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
-    // At a terminal Ctrl-C belongs to the shell's programs; a signal to us alone must end the shell first.
+    // At a terminal Ctrl-C belongs to the shell's programs. A signal to the lab alone must end the shell first.
     let at_terminal = std::io::stdin().is_terminal();
     let is_stopped = || sys::terminated() || (!at_terminal && sys::check_interrupted().is_err());
     let status = loop {
@@ -71,7 +71,7 @@ fn run(testbed: &Testbed) -> Result<u8> {
     Ok(status.code().or(signal).and_then(|code| code.try_into().ok()).unwrap_or(1))
 }
 
-/// What is where, and what to type.
+/// Prints where everything is, and what to type.
 fn tell(testbed: &Testbed) {
     let (topology, name) = (&testbed.topology, &testbed.name);
     println!("{}\n", topology.description);
@@ -101,5 +101,5 @@ fn tell(testbed: &Testbed) {
     let ports: Vec<String> = topology.ports.iter().map(|port| format!("--port {}", port.name)).collect();
     println!("Other namespaces: ip netns exec {name}-{} ...", topology.ports[0].host);
     println!("Millrace: millrace run {} --instance {name}", ports.join(" "));
-    println!("The testbed goes when you leave this shell.");
+    println!("The testbed is removed when you leave this shell.");
 }

@@ -1,4 +1,4 @@
-//! The packet sink: counts test packets by router, and on demand more, or keeps whole frames (sink.bpf.c).
+//! The packet sink (sink.bpf.c): counts test packets by router. On request it notes more, or keeps whole frames.
 
 use std::{
     cell::{Cell, RefCell},
@@ -26,14 +26,14 @@ pub const CAPTURE_BYTES: usize = 2048;
 /// Most flows whose order can be watched: rows of the map `flows`.
 pub const MAX_FLOWS: usize = 1 << 18;
 
-/// What the sink notes besides counting; each costs the router's core some time per packet.
+/// What the sink notes besides counting. Each costs the router's core some time per packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Watch {
     /// When each next hop was used (25 ns).
     pub next_hops: bool,
     /// Packets of each stream.
     pub streams: bool,
-    /// What was reordered, and what came twice, in each flow.
+    /// Packets reordered, and packets that came twice, in each flow.
     pub order: bool,
     /// One-way latency by router (25 ns).
     pub latency: bool,
@@ -75,19 +75,19 @@ pub struct Watched {
     pub last_ns: u64,
 }
 
-/// What became of a flow's packets; those lost are those sent and not received.
+/// Packets of a flow that the sink saw. Lost packets are those sent and not received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowSeen {
     /// All that came, duplicates included.
     pub received: u32,
-    /// Those that came after one with a higher number (RFC 4737, 3.3) and for the first time.
+    /// Packets that came for the first time, and after one with a higher number (RFC 4737, 3.3).
     pub reordered: u32,
-    /// Those that had come before. Of packets more than 64 behind the highest number that cannot be told: they are taken
-    /// for reordered.
+    /// Packets that had come before. This is unknown for packets more than 64 behind the highest number; they count as
+    /// reordered.
     pub duplicates: u32,
 }
 
-/// A sink program on devices. Dropped, it detaches.
+/// A sink program on devices. Dropping it detaches it.
 pub struct Sink {
     skeleton: skeleton::SinkSkel<'static>,
     settings: Cell<skeleton::types::settings>,
@@ -96,7 +96,7 @@ pub struct Sink {
 }
 
 impl Sink {
-    /// Attaches to each of `devices`. The latencies of so many routers are kept apart.
+    /// Attaches to each of `devices`. Keeps the latencies of this number of routers apart.
     pub fn attach(devices: &[(&Namespace, String)], routers: u16) -> Result<Self> {
         let mut open = skeleton::SinkSkelBuilder::default().open(bpf::storage())?;
         let latency_rows = u32::from(routers.clamp(1, MAX_ROUTERS));
@@ -111,7 +111,7 @@ impl Sink {
         Ok(Self { skeleton, settings: Cell::default(), latency_rows, links })
     }
 
-    /// Makes room for another program on the last of its devices, for good.
+    /// Detaches from the last of its devices for good, so that another program can attach there.
     pub(crate) fn leave_last(&mut self) {
         self.links.pop();
     }
@@ -123,7 +123,7 @@ impl Sink {
         self.sum(&self.skeleton.maps.arrived, r.into())
     }
 
-    /// Packets of a stream since the sink was attached, as far as streams were watched.
+    /// Packets of a stream since the sink was attached, counted while streams were watched.
     pub fn arrived_of_stream(&self, stream: usize) -> Result<Arrived> {
         self.sum(&self.skeleton.maps.arrived_by_stream, stream as u32)
     }
@@ -137,12 +137,13 @@ impl Sink {
         Ok(rows.iter().fold(Arrived::default(), add))
     }
 
-    /// Test packets in all since the sink was attached.
+    /// All test packets since the sink was attached.
     pub fn arrived_in_all(&self) -> Result<u64> {
         Ok(self.arrived_by_core()?.iter().sum())
     }
 
-    /// The same by the core that the sink ran on: the one that forwarded, where the sink has no threads of its own.
+    /// The same by the core that the sink ran on. Where the sink has no threads of its own, this is the core that
+    /// forwarded.
     pub fn arrived_by_core(&self) -> Result<Vec<u64>> {
         let rows: Vec<skeleton::types::arrived_in_all> =
             bpf::read_per_cpu(&self.skeleton.maps.arrived_in_all, 0)?;
@@ -154,7 +155,8 @@ impl Sink {
         Ok(MapHandle::try_from(&self.skeleton.maps.arrived_in_all)?)
     }
 
-    /// Notes this from now on, beginning anew with what was not noted before. Order and streams: of these flows.
+    /// Watches this from now on. Notes of order, latency and so on start empty if they begin now. For the order, call
+    /// [`Sink::set_flows`] first.
     pub fn watch(&self, watch: Watch) -> Result<()> {
         let mut settings = self.settings.get();
         let (before, now) = (settings.watch, watch.bits() | settings.watch & CAPTURE);
@@ -175,7 +177,7 @@ impl Sink {
         self.set(settings)
     }
 
-    /// How many flows each stream has whose order is to be watched.
+    /// Sets how many flows each stream has, before their order is watched.
     pub fn set_flows(&self, by_stream: &[usize]) -> Result<()> {
         let all: usize = by_stream.iter().sum();
         ensure!(all <= MAX_FLOWS, "the order of {all} flows cannot be watched: at most {MAX_FLOWS}");
@@ -190,7 +192,7 @@ impl Sink {
         self.set(settings)
     }
 
-    /// What was noted of each flow, in the order of streams and their targets.
+    /// Notes of each flow, in the order of streams and their targets.
     pub fn flows(&self) -> Result<Vec<FlowSeen>> {
         let count = self.settings.get().flow_count as usize;
         let rows: Vec<skeleton::types::flow> = bpf::read_all(&self.skeleton.maps.flows, count)?;
@@ -202,7 +204,7 @@ impl Sink {
         Ok(rows.iter().map(seen).collect())
     }
 
-    /// Latencies of what came through router `r`.
+    /// Latencies of packets that came through router `r`.
     pub fn latency(&self, r: u16) -> Result<Histogram> {
         ensure!(u32::from(r) < self.latency_rows, "latencies of router {r} are not kept apart");
         let mut all = Histogram::default();
@@ -232,20 +234,20 @@ impl Sink {
         bpf::write_all(map, &vec![0; (map.value_size() * count) as usize], count as usize)
     }
 
-    /// What was noted of next hop `n` (last byte of its MAC).
+    /// Notes of next hop `n` (last byte of its MAC).
     pub fn watched(&self, n: u8) -> Result<Watched> {
         let row: skeleton::types::watched = bpf::read(&self.skeleton.maps.watched, n.into())?;
         Ok(Watched { packets: row.packets, first_ns: row.first_ns, last_ns: row.last_ns })
     }
 
-    /// The longest time between two packets since this was watched, nanoseconds; 0 if fewer came.
+    /// The longest time between two packets since watching began, in nanoseconds; 0 if fewer than two came.
     pub fn longest_interruption_ns(&self) -> Result<u64> {
         let row: skeleton::types::interruption = bpf::read(&self.skeleton.maps.interruption, 0)?;
         Ok(row.longest_ns)
     }
 
-    /// The frames (cut at [`CAPTURE_BYTES`]) that arrive while `work` runs and after it, until there are `expected` or a
-    /// second has passed: a router's thread may have to wait for its core.
+    /// Returns the frames (cut at [`CAPTURE_BYTES`]) that arrive while `work` runs and after it, until there are
+    /// `expected` or a second has passed. A router's thread may have to wait for its core.
     pub fn capture(&self, expected: usize, work: impl FnOnce() -> Result<()>) -> Result<Vec<Vec<u8>>> {
         let frames = RefCell::new(Vec::new());
         let mut builder = RingBufferBuilder::new();
@@ -254,7 +256,7 @@ impl Sink {
             0
         })?;
         let ring = builder.build()?;
-        // What an earlier capture was too late for.
+        // Discard frames that came too late for an earlier capture.
         ring.consume()?;
         frames.borrow_mut().clear();
         let before = self.settings.get();
@@ -264,7 +266,7 @@ impl Sink {
         while frames.borrow().len() < expected && Instant::now() < end {
             bpf::poll(&ring, Duration::from_millis(10))?;
         }
-        // Duplicates are seen too.
+        // Give duplicates time to arrive.
         bpf::poll(&ring, Duration::from_millis(5))?;
         self.set(before)?;
         drop(ring);

@@ -1,4 +1,5 @@
-//! The few system calls the standard library lacks. All `unsafe` about processes, threads and options of sockets is here.
+//! The few system calls that the standard library lacks. All `unsafe` about processes, threads and socket options is
+//! here.
 
 use std::{
     ffi::CString,
@@ -14,7 +15,7 @@ use std::{
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 static TERMINATED: AtomicBool = AtomicBool::new(false);
 
-/// The user, or whoever runs us, asked to stop (SIGINT, SIGTERM or SIGHUP).
+/// The user, or the program that runs us, asked us to stop (SIGINT, SIGTERM or SIGHUP).
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted")]
 pub struct Interrupted;
@@ -38,8 +39,8 @@ fn handle(signal: libc::c_int, handler: extern "C" fn(libc::c_int)) {
     }
 }
 
-/// From now on SIGINT, SIGTERM and SIGHUP make [`sleep`] and [`check_interrupted`] fail, so that everything on the stack
-/// is dropped, and with it cleaned up. SIGUSR1 only wakes a thread out of a system call ([`wake`]).
+/// From now on SIGINT, SIGTERM and SIGHUP make [`sleep`] and [`check_interrupted`] fail, so that everything on the
+/// stack is dropped and cleans up. SIGUSR1 only wakes a thread from a system call ([`wake`]).
 pub fn handle_signals() {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         handle(signal, on_signal);
@@ -47,7 +48,7 @@ pub fn handle_signals() {
     handle_wake();
 }
 
-/// See [`handle_signals`]; needed before [`wake`], harmless when repeated.
+/// See [`handle_signals`]. Needed before [`wake`]; harmless when repeated.
 pub fn handle_wake() {
     handle(libc::SIGUSR1, on_wake);
 }
@@ -57,12 +58,12 @@ pub fn check_interrupted() -> Result<(), Interrupted> {
     if INTERRUPTED.load(Ordering::Relaxed) { Err(Interrupted) } else { Ok(()) }
 }
 
-/// Was the signal one to this process alone (SIGTERM, SIGHUP), not Ctrl-C for all of the terminal?
+/// Did the signal go to this process alone (SIGTERM, SIGHUP), and not to the whole terminal, as Ctrl-C does?
 pub fn terminated() -> bool {
     TERMINATED.load(Ordering::Relaxed)
 }
 
-/// Sleeps, but not through a signal that asks us to stop.
+/// Sleeps. A signal that asks us to stop ends the sleep.
 pub fn sleep(duration: Duration) -> Result<(), Interrupted> {
     let end = Instant::now() + duration;
     loop {
@@ -101,7 +102,7 @@ pub fn enter_network_namespace(namespace: BorrowedFd<'_>) -> io::Result<()> {
     check(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) })
 }
 
-/// Makes `command` start in a network namespace. Unlike `ip netns exec` it keeps the mounts, /sys/fs/bpf among them.
+/// Makes `command` start in a network namespace. Unlike `ip netns exec`, this keeps the mounts, such as /sys/fs/bpf.
 /// `namespace` must stay open until the command has been spawned.
 pub fn start_in_network_namespace(command: &mut Command, namespace: BorrowedFd<'_>) {
     let fd = namespace.as_raw_fd();
@@ -111,7 +112,7 @@ pub fn start_in_network_namespace(command: &mut Command, namespace: BorrowedFd<'
     }
 }
 
-/// Makes `command` end when the thread that spawns it ends, even if that is killed.
+/// Makes `command` end when the thread that spawns it ends, even if that thread is killed.
 pub fn end_with_parent(command: &mut Command) {
     // SAFETY: prctl is async-signal-safe, and the closure touches nothing else.
     unsafe {
@@ -119,7 +120,7 @@ pub fn end_with_parent(command: &mut Command) {
     }
 }
 
-/// Makes `command` run on any core, wherever its parent is pinned.
+/// Makes `command` run on any core, even if its parent is pinned.
 pub fn start_on_all_cores(command: &mut Command) {
     // SAFETY: sched_setaffinity is async-signal-safe, and the closure touches nothing else.
     unsafe {
@@ -127,7 +128,7 @@ pub fn start_on_all_cores(command: &mut Command) {
     }
 }
 
-/// Lets a thread run on these cores only, on all if none is named; thread 0 is the calling one.
+/// Restricts a thread to these cores, or lets it run on all cores if none is named. Thread 0 is the calling one.
 pub fn set_affinity(thread_id: i32, cores: &[usize]) -> io::Result<()> {
     // SAFETY: cpu_set_t is plain bits, all-zero is the empty set; CPU_SET ignores numbers beyond its size; the kernel
     // ignores cores that do not exist.
@@ -152,16 +153,16 @@ pub fn affinity(thread_id: i32) -> io::Result<Vec<usize>> {
     }
 }
 
-/// Which queue of a socket.
+/// A queue of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Queue {
-    /// What it received.
+    /// Data that it received.
     Receive,
-    /// What it sent, until it is freed wherever it is.
+    /// Data that it sent, until it is freed, wherever it is.
     Send,
 }
 
-/// Lets a queue of a socket hold so many bytes, more than the machine lets others have.
+/// Lets a queue of a socket hold this many bytes. The machine's limit for other sockets does not apply.
 pub fn set_buffer(socket: BorrowedFd<'_>, queue: Queue, bytes: i32) -> io::Result<()> {
     let option = match queue {
         Queue::Receive => libc::SO_RCVBUFFORCE,
@@ -170,7 +171,7 @@ pub fn set_buffer(socket: BorrowedFd<'_>, queue: Queue, bytes: i32) -> io::Resul
     set_socket_option(socket, option, bytes)
 }
 
-/// Datagrams of this socket leave without a checksum of UDP.
+/// Makes datagrams of this socket leave without a UDP checksum.
 pub fn without_checksum(socket: BorrowedFd<'_>) -> io::Result<()> {
     set_socket_option(socket, libc::SO_NO_CHECK, 1)
 }
@@ -189,8 +190,8 @@ pub fn set_nice(thread_id: i32, nice: i32) -> io::Result<()> {
     check(unsafe { libc::setpriority(libc::PRIO_PROCESS, thread_id as libc::id_t, nice) })
 }
 
-/// Sets the weight of a thread's session among sessions (sched_autogroup; nothing to do where that is off or the thread is
-/// the kernel's). Only for sessions of their own.
+/// Sets the weight of a thread's session among sessions (sched_autogroup). Does nothing where that is off, or for a
+/// kernel thread. Use it only for sessions of their own.
 pub fn set_group_nice(thread_id: i32, nice: i32) -> io::Result<()> {
     match std::fs::write(format!("/proc/{thread_id}/autogroup"), nice.to_string()) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -198,8 +199,8 @@ pub fn set_group_nice(thread_id: i32, nice: i32) -> io::Result<()> {
     }
 }
 
-/// The session of this process, as one of great weight among sessions: what is in it goes before nearly all normal threads.
-/// Dropped, it is as it was.
+/// Gives the session of this process a great weight among sessions: its threads go before nearly all normal threads.
+/// Dropping this restores the old weight.
 pub struct Weighty {
     before: String,
 }
@@ -207,7 +208,7 @@ pub struct Weighty {
 impl Weighty {
     const FILE: &str = "/proc/self/autogroup";
 
-    /// From now on. Where sched_autogroup is off there are no such weights, and nothing to do.
+    /// Starts it. Where sched_autogroup is off there are no such weights, and this does nothing.
     pub fn own_session() -> io::Result<Self> {
         let text = std::fs::read_to_string(Self::FILE).unwrap_or_default();
         let before = text.split("nice ").nth(1).map_or_else(String::new, |nice| nice.trim().to_owned());
@@ -226,7 +227,7 @@ impl Drop for Weighty {
     }
 }
 
-/// Makes `command` start in a session, and so a scheduling group, of its own; Ctrl-C is not for it.
+/// Makes `command` start in a session, and so a scheduling group, of its own. Ctrl-C does not reach it.
 pub fn start_in_own_session(command: &mut Command) {
     // SAFETY: setsid is async-signal-safe, and the closure touches nothing else.
     unsafe {
@@ -234,9 +235,9 @@ pub fn start_in_own_session(command: &mut Command) {
     }
 }
 
-/// Lets a thread (0: the calling one) run before all normal ones; a higher level goes before a lower one, `None` is
-/// normal again. What it forks is normal. Nice values alone do not do: between sessions the kernel shares cores evenly
-/// (sched_autogroup).
+/// Lets a thread (0: the calling one) run before all normal ones. A higher level goes before a lower one; `None` is
+/// normal again. Its children are normal. Nice values alone do not suffice, because the kernel shares cores evenly
+/// between sessions (sched_autogroup).
 pub fn set_realtime(thread_id: i32, level: Option<i32>) -> io::Result<()> {
     let policy = level.map_or(libc::SCHED_OTHER, |_| libc::SCHED_RR | libc::SCHED_RESET_ON_FORK);
     let parameter = libc::sched_param { sched_priority: level.unwrap_or(0) };
@@ -244,10 +245,10 @@ pub fn set_realtime(thread_id: i32, level: Option<i32>) -> io::Result<()> {
     check(unsafe { libc::sched_setscheduler(thread_id, policy, &parameter) })
 }
 
-/// Makes the calling process the last that anybody would run: idle scheduling, in a session of its own with the least
-/// weight (between sessions the kernel shares cores by the sessions' weights, where sched_autogroup is on).
+/// Makes the calling process the last to run: idle scheduling, in a session of its own with the least weight. Where
+/// sched_autogroup is on, the kernel shares cores between sessions by their weights.
 pub fn become_last() -> io::Result<()> {
-    // SAFETY: setsid has no preconditions; it fails, harmlessly, for who leads a group already.
+    // SAFETY: setsid has no preconditions; it fails, harmlessly, for a process that already leads a group.
     unsafe { libc::setsid() };
     set_group_nice(std::process::id() as i32, 19)?;
     let parameter = libc::sched_param { sched_priority: 0 };
@@ -263,14 +264,14 @@ pub fn thread_id() -> i32 {
 
 /// Is there a process with this id?
 pub fn process_exists(pid: i32) -> bool {
-    // SAFETY: signal 0 only asks.
+    // SAFETY: signal 0 only tests whether the process exists.
     unsafe { libc::kill(pid, 0) == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH) }
 }
 
-/// CPU time of a process so far, that of threads that have ended too.
+/// CPU time of a process so far, including threads that have ended.
 pub fn process_cpu(pid: i32) -> io::Result<Duration> {
     let mut clock = 0;
-    // SAFETY: the place for the clock's id is ours.
+    // SAFETY: the variable for the clock's id is ours.
     match unsafe { libc::clock_getcpuclockid(pid, &raw mut clock) } {
         0 => {}
         error => return Err(io::Error::from_raw_os_error(error)),
@@ -286,7 +287,7 @@ pub fn terminate(pid: i32) {
     send_signal(pid, libc::SIGTERM);
 }
 
-/// Ends one process, which may be gone already, without asking (SIGKILL).
+/// Kills one process, which may be gone already (SIGKILL).
 pub fn kill(pid: i32) {
     send_signal(pid, libc::SIGKILL);
 }

@@ -1,14 +1,14 @@
-//! A topology brought up, made of network namespaces and gone with its owner. The one with two ports, `rfc2544`:
+//! A topology built from network namespaces, and removed with its owner. The topology with two ports, `rfc2544`:
 //!
 //! ```text
 //!  gen: eth0 ──veth── eth1 :box: eth2 ──veth── eth0 :sink
 //!                     └─ eth1 :r1: eth2 ─┘     (macvlan children of the ports in namespaces of their own)
 //! ```
 //!
-//! `box` is the machine under test: its own routing table is the host router, r1.. are virtual routers. All ports have
-//! threaded NAPI pinned to the router's cores; the hosts' ends have theirs only if the topology gives the sink cores, otherwise
-//! the sink runs in the router's threads and takes no core of its own (TRAPS.md). Neighbours are static: what is measured
-//! is forwarding.
+//! `box` is the machine under test: its own routing table is the host router, and r1.. are virtual routers. All ports
+//! have threaded NAPI pinned to the router's cores. The hosts' ends have threads of their own only if the topology
+//! gives the sink cores. Otherwise the sink runs in the router's threads and takes no core of its own. Neighbours are
+//! static, because forwarding is what is measured.
 
 use std::{
     net::IpAddr,
@@ -40,34 +40,35 @@ pub const PORT_OUT: &str = "eth2";
 
 /// 87 times the weight of a normal thread (or session of threads).
 const FIRST_NICE: i32 = -20;
-/// Real-time priority of NAPI threads, which go before all normal threads, as the softirqs do whose work they have: one that
-/// is woken would wait for a time slice of whoever has the core, however light, and a ring is full after 256 packets. Only
-/// where one port is sent to: real-time threads of equal priority take turns of 100 ms, softirqs of 64 packets.
+/// Real-time priority of NAPI threads. They go before all normal threads, as the softirqs do whose work they have.
+/// Without it a woken thread would wait for a time slice of the thread that has the core, however light, and a ring is full
+/// after 256 packets. Used only where packets are sent to one port: real-time threads of equal priority take turns of
+/// 100 ms, while softirqs take turns of 64 packets.
 pub(crate) const NAPI_LEVEL: i32 = 1;
 
-/// Who goes first on busy cores.
+/// Which threads go first on busy cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
-    /// Generator and router, before all other work of the machine: rates then tell about the router and not about a
+    /// Generator and router, before all other work of the machine. Rates then depend on the router, and not on a
     /// neighbour's compiler.
     Rates,
-    /// Everybody before the generator (which never sleeps): how fast a daemon reacts is measured.
+    /// Everything before the generator (which never sleeps), to measure how fast a daemon reacts.
     Reaction,
-    /// The router before the generator, whose core it may use too, as its subject places queues: nobody else pins their
-    /// threads.
+    /// The router before the generator, whose core it may use too. The subject places the queues; nothing else pins
+    /// their threads.
     Placing,
 }
 
 /// A running testbed.
 pub struct Testbed {
-    /// What cores have left is measured by these, where there are some.
+    /// Processes that measure what cores have left, if there are any.
     pub spinners: cpu::Spinners,
     // Fields drop in order: the generator and sink before their namespaces, routers before the box.
     /// The packet generator in `gen`.
     pub generator: Generator,
     /// The packet sink in `sink`.
     pub sink: Sink,
-    /// What is lost after redirects.
+    /// Counts packets lost after redirects.
     pub redirects: Redirects,
     /// Namespaces of the virtual routers: index 0 is router 1.
     pub routers: Vec<Namespace>,
@@ -75,14 +76,14 @@ pub struct Testbed {
     pub hosts: Vec<Namespace>,
     /// The machine under test.
     pub box_namespace: Namespace,
-    /// As it was asked for.
+    /// The topology that was asked for.
     pub topology: Topology,
-    /// `mlr-PID`: first part of the names of the namespaces, and the daemon's instance.
+    /// `mlr-PID`: start of the names of the namespaces, and the daemon's instance.
     pub name: String,
-    /// What subjects with flow tables are given when they start, instead of what they would do by themselves.
+    /// Rules for subjects with flow tables at their start, in place of their default rules.
     pub rules: Option<Arc<Rules>>,
-    /// What Millrace's configuration says of `[cores]`. Queues stay on the cores where the testbed has them until this is
-    /// another policy.
+    /// The text of `[cores]` in Millrace's configuration. Queues stay on the testbed's cores unless it sets another
+    /// policy.
     pub placing: String,
     /// Millrace enforces shares of full cores.
     pub shares: bool,
@@ -92,12 +93,13 @@ pub struct Testbed {
 }
 
 impl Testbed {
-    /// Builds it; half-built ones are taken down again on failure.
+    /// Builds it. After a failure, removes what was built.
     pub fn new(topology: &Topology) -> Result<Self> {
         Self::build(topology, &mut |_| Ok(()))
     }
 
-    /// `built` is told how many interfaces of virtual routers there are so far, and ends the building with an error of its own.
+    /// Calls `built` with the number of interfaces of virtual routers so far. If `built` fails, building ends with its
+    /// error.
     fn build(topology: &Topology, built: &mut dyn FnMut(usize) -> Result<()>) -> Result<Self> {
         topology.check(cpu::online()?)?;
         ensure!(sys::is_root(), "building a testbed needs root");
@@ -140,13 +142,14 @@ impl Testbed {
         Ok(testbed)
     }
 
-    /// One whose rates do not depend on what else the machine does; the calling thread measures, on the generator's core.
+    /// Builds one whose rates do not depend on other work of the machine. The calling thread measures, on the
+    /// generator's core.
     pub fn for_rates(topology: &Topology) -> Result<Self> {
         Self::for_rates_told(topology, &mut |_| Ok(()))
     }
 
-    /// The same of a large one: `built` is told how many interfaces of virtual routers there are so far, and ends the building with
-    /// an error of its own.
+    /// The same for a large topology: calls `built` with the number of interfaces of virtual routers so far. If `built`
+    /// fails, building ends with its error.
     pub fn for_rates_told(topology: &Topology, built: &mut dyn FnMut(usize) -> Result<()>) -> Result<Self> {
         let mut testbed = Self::build(topology, built)?;
         sys::set_affinity(0, &[topology.cores.generator])?;
@@ -163,7 +166,7 @@ impl Testbed {
         Ok(&self.hosts[place])
     }
 
-    /// All of them.
+    /// All its namespaces.
     pub fn namespaces(&self) -> impl Iterator<Item = &Namespace> {
         self.routers.iter().chain(&self.hosts).chain([&self.box_namespace])
     }
@@ -179,15 +182,16 @@ impl Testbed {
         u8::try_from(next_hops).context("next hops")
     }
 
-    /// A virtual router beyond those of the topology, in the namespace NAME-rNUMBER: on all ports, one interface each.
+    /// Makes a virtual router beyond those of the topology, in the namespace NAME-rNUMBER: on all ports, with one interface
+    /// on each.
     pub fn virtual_router(&self, number: u16) -> Result<Namespace> {
         let ports: Vec<usize> = (0..self.topology.ports.len()).collect();
         let router = self.topology.router(number, &ports, 1);
         virtual_router(&self.topology, &router, &self.name, &self.box_namespace)
     }
 
-    /// Frames of 14 bytes more than this may pass all cables; programs attached later, and virtual routers made later, find
-    /// it so.
+    /// Lets frames of up to 14 bytes more than this pass all cables. Call it before attaching programs and before
+    /// making virtual routers.
     pub fn set_mtu(&self, mtu: u16) -> Result<()> {
         let set = |device: &str| format!("link set {device} mtu {mtu}\n");
         self.box_namespace
@@ -208,7 +212,7 @@ impl Testbed {
         configure_router(&self.topology, router, namespace)
     }
 
-    /// From now on a subject with these threads, besides those of the ports, and these programs does the forwarding.
+    /// From now on, a subject forwards with these threads (besides those of the ports) and these programs.
     pub(crate) fn forwarded_by(&self, threads: Vec<i32>, programs: Vec<Running>) {
         *self.subject.lock().unwrap_or_else(PoisonError::into_inner) = (threads, programs);
     }
@@ -228,14 +232,14 @@ impl Testbed {
         subject.1.iter().map(cpu).sum()
     }
 
-    /// Threads that forward: those of all ports, queue by queue, and those of the subject, pinned to the router's cores in
-    /// turn (again: attaching a program may have made new ones); and those that run these cores' softirqs when the others
-    /// do not.
+    /// Returns the threads that forward: those of all ports, queue by queue, and those of the subject. Pins them to the
+    /// router's cores in turn. It must run again after a program was attached, which may have made new threads. Also
+    /// returns the threads that run these cores' softirqs when the others do not.
     pub fn router_threads(&self) -> Result<cpu::Threads> {
         let cores = &self.topology.cores.router;
         let ports = self.topology.ports.iter().map(|port| (&self.box_namespace, port.name.clone()));
         let of_subject = self.subject.lock().unwrap_or_else(PoisonError::into_inner).0.clone();
-        // A subject that polls shares the core with the ports, and would never have it.
+        // A subject that polls shares the core with the ports, and would never get the core.
         let first = of_subject.is_empty() && self.generator.ports().len() <= 1;
         let mut threads = self.pin(ports, cores, first)?;
         for (&id, core) in of_subject.iter().zip(cores.iter().cycle()) {
@@ -245,7 +249,7 @@ impl Testbed {
         }
         threads.0.extend(of_subject);
         threads.0.extend(cpu::softirq_threads(cores)?);
-        // On cores that flow rules name, where the generator may be, which never sleeps.
+        // These are on cores that flow rules name. The generator, which never sleeps, may be there.
         for id in cpu::cpu_map_threads()? {
             let level = self.napi_level(first).map(|level| level + 1);
             sys::set_realtime(id, level).context("priority of a CPU map's thread")?;
@@ -254,7 +258,7 @@ impl Testbed {
         Ok(threads)
     }
 
-    /// Threads of the hosts' ends, pinned to the sink's cores in turn; none if the topology gives it none.
+    /// Threads of the hosts' ends, pinned to the sink's cores in turn. None if the topology gives the sink no core.
     pub fn sink_threads(&self) -> Result<cpu::Threads> {
         match &self.topology.cores.sink[..] {
             [] => Ok(cpu::Threads(Vec::new())),
@@ -299,7 +303,7 @@ impl Testbed {
         if self.priority == Priority::Reaction { 0 } else { FIRST_NICE }
     }
 
-    /// Who goes first on busy cores from now on. The calling thread is the one that measures.
+    /// Sets which threads go first on busy cores. The calling thread is the one that measures.
     pub fn set_priority(&mut self, priority: Priority) -> Result<()> {
         self.priority = priority;
         self.generator.set_order(match priority {
@@ -347,7 +351,7 @@ impl Testbed {
 }
 
 fn thread_napi(namespace: &Namespace, device: &str) -> Result<()> {
-    // `ip netns exec` mounts the namespace's own /sys, where the switch is.
+    // The switch is in the namespace's own /sys, which `ip netns exec` mounts.
     let script = format!("echo 1 > /sys/class/net/{device}/threaded");
     let mut command = std::process::Command::new("ip");
     command.args(["netns", "exec", namespace.name(), "sh", "-c", &script]);
@@ -365,9 +369,9 @@ fn host_ends<'a>(topology: &Topology, hosts: &'a [Namespace]) -> Vec<(&'a Namesp
     topology.ports.iter().enumerate().map(end).collect()
 }
 
-/// A veth pair: the port in the box, `device` in the host. GRO gives both ends NAPI, without which frames redirected to
-/// their peer are dropped; transmit offloads are off at the host, so checksums are whole and tags in the packet. An end needs
-/// as many receive queues as the other has transmit queues, or no XDP program can be attached (TRAPS.md).
+/// Makes a veth pair: the port in the box, `device` in the host. GRO gives both ends NAPI; without NAPI the peer drops
+/// redirected frames. Transmit offloads are off at the host, so checksums are complete and tags are in the packet. An
+/// end needs as many receive queues as the other has transmit queues; otherwise no XDP program can be attached.
 fn connect(
     topology: &Topology,
     port: usize,
@@ -400,7 +404,7 @@ fn connect(
     command::run(box_namespace.command("ethtool").args(["-K", name, "gro", "on"])).map(drop)
 }
 
-/// In a namespace of its own, macvlan children of its ports.
+/// Makes a virtual router: a namespace of its own, with macvlan children of its ports.
 fn virtual_router(
     topology: &Topology,
     router: &Router,
@@ -431,7 +435,7 @@ fn configure_router(topology: &Topology, router: &Router, namespace: &Namespace)
         ("net/ipv6/conf/all/forwarding", "1"),
         ("net/ipv4/conf/all/rp_filter", "0"),
         ("net/ipv4/conf/default/rp_filter", "0"),
-        // Whole Internet tables; ignored by kernels without the limit.
+        // Room for whole Internet tables. Kernels without this limit ignore the setting.
         ("net/ipv6/route/max_size", "2147483647"),
     ])?;
     let mut lines = String::new();
@@ -442,7 +446,8 @@ fn configure_router(topology: &Topology, router: &Router, namespace: &Namespace)
     namespace.ip_batch(&lines)
 }
 
-/// Addresses, static neighbours, and its part of the networks behind the port, through next hop 1.
+/// Configures addresses, static neighbours, and the interface's part of the networks behind the port, through next hop
+/// 1.
 fn configure_interface(topology: &Topology, router: &Router, interface: &Interface, lines: &mut String) {
     let Interface { device, port: p, number: i } = interface;
     let port = &topology.ports[usize::from(*p)];

@@ -1,5 +1,5 @@
-//! What a testbed is made of, as data: read from a small TOML file (lab/README.md says how to write one), and refused before
-//! anything is built if it cannot exist.
+//! What a testbed is made of, as data: read from a small TOML file (lab/README.md describes it). A topology that cannot
+//! exist is refused before anything is built.
 
 use std::{collections::HashSet, str::FromStr};
 
@@ -13,7 +13,7 @@ mod check;
 
 pub use check::{MAX_INTERFACES, MAX_INTERFACES_ON_PORT, MAX_PORTS, MAX_QUEUES, MAX_ROUTERS};
 
-/// Those that come with the lab: name and text.
+/// Built-in topologies: name and text.
 const BUILT_IN: [(&str, &str); 9] = [
     ("rfc2544", include_str!("../topologies/rfc2544.toml")),
     ("virtual-routers", include_str!("../topologies/virtual-routers.toml")),
@@ -26,11 +26,11 @@ const BUILT_IN: [(&str, &str); 9] = [
     ("queues", include_str!("../topologies/queues.toml")),
 ];
 
-/// A testbed to be.
+/// Description of a testbed.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Topology {
-    /// The name it was found by.
+    /// The name by which it was found.
     #[serde(skip)]
     pub name: String,
     /// What it is for, in a line.
@@ -49,14 +49,15 @@ pub struct Topology {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cores {
-    /// The generator, and everything else of the lab.
+    /// Core of the generator, and of everything else of the lab.
     pub generator: usize,
-    /// The router under test: threads of its ports' queues, in turn.
+    /// Cores of the router under test: threads of its ports' queues, in turn.
     pub router: Vec<usize>,
-    /// The hosts' ends of the cables, with the sink. None: they run in the router's threads and take no core of their own.
+    /// Cores of the hosts' ends of the cables, with the sink. Empty: they run in the router's threads, on no core of
+    /// their own.
     #[serde(default)]
     pub sink: Vec<usize>,
-    /// Applications that share the machine with the router.
+    /// Cores of applications that share the machine with the router.
     #[serde(default)]
     pub applications: Vec<usize>,
 }
@@ -72,10 +73,10 @@ pub struct PortSpec {
     /// Receive queues, and as many transmit queues, at both ends.
     #[serde(default = "one")]
     pub queues: u16,
-    /// What routers reach through this port.
+    /// Networks that routers reach through this port.
     #[serde(default)]
     pub behind: Vec<Network>,
-    /// Next hops behind it.
+    /// Number of next hops behind it.
     #[serde(default = "one")]
     pub next_hops: u16,
 }
@@ -84,7 +85,7 @@ pub struct PortSpec {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Routers {
-    /// How many.
+    /// Number of these routers.
     #[serde(default = "one")]
     pub count: u16,
     /// Names of the ports they are on; all if not given.
@@ -136,12 +137,12 @@ impl Topology {
         Self::parse(name_or_path, &built_in::text("topology", &BUILT_IN, name_or_path)?)
     }
 
-    /// One router between a generator and a sink: what is measured unless something else is asked for.
+    /// One router between a generator and a sink: the default of measurements.
     pub fn rfc2544() -> Self {
         Self::named("rfc2544").expect("a test reads all that are built in")
     }
 
-    /// All that are built in.
+    /// All built-in topologies.
     pub fn built_in() -> impl Iterator<Item = Result<Self>> {
         BUILT_IN.iter().map(|(name, text)| Self::parse(name, text))
     }
@@ -158,21 +159,21 @@ impl Topology {
         Ok(Self { name: name.to_owned(), ..topology })
     }
 
-    /// So many virtual routers like the first that are described, or on all ports.
+    /// Sets the number of virtual routers. They are like the first one described, or on all ports if none is.
     pub fn with_routers(mut self, count: u16) -> Self {
         self.first_routers().count = count;
         self.routers.truncate(1);
         self
     }
 
-    /// So many interfaces of each virtual router on each port; one router if none is described.
+    /// Sets the number of interfaces of each virtual router on each port. Adds one router if none is described.
     pub fn with_interfaces(mut self, interfaces: u16) -> Self {
         self.first_routers();
         self.routers.iter_mut().for_each(|routers| routers.interfaces = interfaces);
         self
     }
 
-    /// On other cores.
+    /// Uses other cores.
     pub fn with_cores(mut self, cores: Cores) -> Self {
         self.cores = cores;
         self
@@ -230,7 +231,7 @@ impl Topology {
         Ok(all)
     }
 
-    /// A router on these ports, with so many interfaces on each.
+    /// A router on these ports, with this many interfaces on each.
     pub fn router(&self, number: u16, ports: &[usize], interfaces_on_port: u16) -> Router {
         let on_port = |&port: &usize| {
             (0..interfaces_on_port).map(move |i| Interface {
@@ -243,13 +244,13 @@ impl Topology {
     }
 }
 
-/// Interface `i` of a virtual router on a port: called as the port, those beyond the first also by their number.
+/// Name of interface `i` of a virtual router on a port: the name of the port, followed by `i` if that is not 0.
 fn interface_name(port: &str, i: u16) -> String {
     if i == 0 { port.to_owned() } else { format!("{port}-{i}") }
 }
 
 impl Network {
-    /// Part `i` of `count` (a power of two) equal ones; `None` if it has not that many addresses.
+    /// Part `i` of `count` equal parts (`count` is a power of two). `None` if the network has fewer addresses.
     pub fn part(&self, i: u16, count: u16) -> Option<Self> {
         let bits = count.trailing_zeros() as u8;
         match self {
@@ -297,7 +298,7 @@ mod tests {
     use super::*;
 
     pub(super) const CORES: usize = 2;
-    /// Of which each case breaks something.
+    /// A valid topology; each case breaks something in it.
     pub(super) const GOOD: &str = r#"
         description = "for tests"
         [cores]
@@ -328,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_a_topology_too_and_neither_is_told_with_what_there_is() {
+    fn a_file_is_a_topology_too_and_an_unknown_name_lists_the_built_in_ones() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), GOOD).unwrap();
         let topology = Topology::named(file.path().to_str().unwrap()).unwrap();

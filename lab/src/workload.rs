@@ -1,4 +1,4 @@
-//! What is sent in a measurement, and where it must come out.
+//! What a measurement sends, and where it must come out.
 
 use std::{
     collections::HashMap,
@@ -26,7 +26,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// As people write it.
+    /// Name for people.
     pub fn name(self) -> &'static str {
         match self {
             Self::V4 => "IPv4",
@@ -42,29 +42,29 @@ pub struct Workload {
     pub targets: Vec<Target>,
     /// Shortest frames that fit, without FCS.
     pub frame_bytes: u16,
-    /// Which target is next, in each stream.
+    /// Order of the targets in each stream.
     pub order: Order,
-    /// Lengths of frames in turn, instead of `frame_bytes`.
+    /// Lengths of frames, used in turn, instead of `frame_bytes`.
     pub sizes: Option<Sizes>,
-    /// Of each stream; target n belongs to stream n modulo their number.
+    /// Weight of each stream; target n belongs to stream n modulo their number.
     weights: Vec<u64>,
     table: Table,
 }
 
-/// Through a router, in by one port and out by another (by their numbers in the topology).
+/// A way through a router, in by one port and out by another (numbers in the topology).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
     /// Number of the router; 0: the host.
     pub router: u16,
     /// Where packets come in.
     pub from: u8,
-    /// Where they leave; there are networks behind it.
+    /// Where they leave. There must be networks behind this port.
     pub to: u8,
-    /// Of the packets of all ways it gets this share of the sum of their weights.
+    /// The way's share of all packets, as a part of the sum of all weights.
     pub weight: u64,
 }
 
-/// The testbed's table as a map, to say what is right: (prefix) -> next hop.
+/// The testbed's table as a map from prefix to next hop. It decides what is right.
 #[derive(Clone, Debug, Default)]
 struct Table {
     v4: HashMap<Prefix4, Mac>,
@@ -72,8 +72,8 @@ struct Table {
 }
 
 impl Workload {
-    /// `count` flows to addresses of the benchmarking prefixes, which every router sends to next hop 1: to 131,072 of them, then
-    /// to these again from other ports. The packets go through `routers` in turn.
+    /// `count` flows to addresses of the benchmarking prefixes, which every router sends to next hop 1. After 131,072
+    /// addresses the flows use the same ones again, from other source ports. The packets go through `routers` in turn.
     pub fn benchmark(family: Family, count: u32, routers: impl Iterator<Item = u16> + Clone) -> Self {
         let address = |i: u32| match family {
             Family::V4 => IpAddr::V4(Ipv4Addr::from_bits(0xc612_0000 + (i & 0x1_ffff))),
@@ -101,17 +101,17 @@ impl Workload {
         Self::new(addresses.into_iter(), std::iter::once(0), table)
     }
 
-    /// IPv4 packets along several ways at once, a stream for each: to so many destinations in the first IPv4 network behind
-    /// the port a way leads to, in and out by the router's interfaces on both ports in turn.
+    /// IPv4 packets along several ways at once, with a stream for each way. Its packets go to `destinations` addresses
+    /// in the first IPv4 network behind its outgoing port, and use the router's interfaces on both ports in turn.
     ///
     /// # Errors
-    /// A way that the topology does not have.
+    /// The topology does not have one of the ways.
     pub fn across(topology: &Topology, ways: &[Way], destinations: u32) -> Result<Self> {
         let routers = topology.all_routers()?;
         let (mut targets, mut table) = (Vec::new(), Table::default());
         for i in 0..destinations {
             for way in ways {
-                let router = routers.get(usize::from(way.router)).context("a way through no router")?;
+                let router = routers.get(usize::from(way.router)).context("a way's router does not exist")?;
                 let behind = topology.ports.get(usize::from(way.to)).map_or(&[][..], |port| &port.behind);
                 let network = behind.iter().find(|network| matches!(network, Network::V4(_)));
                 let interfaces = u32::from(router.interfaces_on_port);
@@ -153,8 +153,8 @@ impl Workload {
         self
     }
 
-    /// What to send; `targets` are those of this workload as a subject wants them addressed. A rate is that of all streams
-    /// together; what is not paced must be one stream, all targets in turn.
+    /// Streams to send. `targets` are the targets of this workload, addressed as a subject wants them. A rate is the
+    /// sum of all streams. Any other pace needs a single stream, with all targets in turn.
     pub fn streams(&self, targets: &[Target], pace: Pace) -> Vec<Stream> {
         let sizes = || self.sizes.clone().unwrap_or_else(|| Sizes::fixed(self.frame_bytes));
         let Pace::Rate(pps) = pace else {
@@ -168,12 +168,12 @@ impl Workload {
         self.weights.iter().enumerate().map(stream).collect()
     }
 
-    /// Is the table so large that a daemon has much to put away once it has read it?
+    /// Is the table so large that a daemon has much to free after reading it?
     pub(crate) fn has_large_table(&self) -> bool {
         self.table.v4.len() + self.table.v6.len() > 10_000
     }
 
-    /// The MACs a packet to this address may leave with: those of its next hop.
+    /// MACs that a packet to this address may leave with: those of its next hop.
     pub fn next_hop(&self, destination: IpAddr) -> Vec<Mac> {
         let next_hop = match destination {
             IpAddr::V4(address) => longest(&self.table.v4, address.to_bits()),

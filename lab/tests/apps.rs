@@ -1,5 +1,5 @@
-//! What forwarding leaves to applications: spinners, wake-ups, benchmarks and servers on the router's core. Root, in
-//! namespaces of their own; run one at a time (`make test-root`), as they share two cores.
+//! What forwarding leaves to applications: spinners, wake-ups, benchmarks and servers on the router's core. These need
+//! root, and run in their own namespaces, one at a time (`make test-root`), because they share two cores.
 
 use std::{
     fs,
@@ -30,7 +30,8 @@ fn testbed() -> (Testbed, u16) {
     (testbed, workload.frame_bytes)
 }
 
-/// Shares of the core that a spinner and a thread had in half a second, by schedstat; the thread wants `busy` of each 10 ms.
+/// Shares of the core that a spinner and a thread had in half a second, by schedstat. The thread wants `busy` of every
+/// 10 ms.
 fn shares(spinners: &Spinners, busy: Duration) -> (f64, f64) {
     let period = Duration::from_millis(10);
     let (stop, id) = (AtomicBool::new(false), std::sync::OnceLock::new());
@@ -68,7 +69,7 @@ fn a_spinner_has_what_a_thread_leaves() {
     assert_eq!(spinners.on_cpu_ns().unwrap().keys().copied().collect::<Vec<_>>(), [0, CORE]);
     let (left, _) = shares(&spinners, Duration::from_millis(20));
     assert!(left < 0.03, "{left:.3} left by a thread that never sleeps");
-    // Other work of the machine leaves less: what counts is a window without it.
+    // Other work of the machine leaves less, so look for a window without it.
     for _ in 0..20 {
         let (left, busy) = shares(&spinners, Duration::from_millis(5));
         assert!(left + busy < 1.01, "{left:.3} left beside {busy:.3}");
@@ -98,7 +99,7 @@ fn a_saturated_router_is_woken_for_fewer_packets() {
     assert!(saturated < slow / 3.0, "wake-ups a packet: {slow:.3} at 10 kpps, {saturated:.5} saturated");
 }
 
-/// A benchmark on the router's core; `None`, said loudly, where its programs are not installed.
+/// A benchmark on the router's core. Where its programs are not installed, reports that and returns `None`.
 fn deploy(name: &str, testbed: &Testbed) -> Option<Deployment> {
     let benchmark = application::by_name(name).unwrap();
     match Deployment::start(benchmark, testbed) {
@@ -143,7 +144,7 @@ fn the_index_is_one_without_traffic_and_small_beside_a_saturated_router() {
             eprintln!("{name}: {index:.3} without traffic");
             (0.8..1.2).contains(&index).then_some(first)
         });
-        let alone = alone.expect("the same again is about the same");
+        let alone = alone.expect("two runs without traffic have about the same score");
         let load = Load { frame_bytes, pace: Pace::Saturate };
         let warm_up = Duration::from_millis(200);
         let (sample, beside) = measure_during(&mut testbed, load, warm_up, || deployment.run(1)).unwrap();
@@ -154,7 +155,7 @@ fn the_index_is_one_without_traffic_and_small_beside_a_saturated_router() {
     }
 }
 
-/// `millrace-lab apps` of one server, when its client runs. Killed if the test fails.
+/// `millrace-lab apps` with one server, once its client runs. Killed if the test fails.
 struct Apps(Child);
 
 impl Drop for Apps {
@@ -166,7 +167,7 @@ impl Drop for Apps {
 }
 
 impl Apps {
-    /// `None`, said loudly, where nginx or wrk is not installed. Else with the ids of both processes.
+    /// Returns it with the ids of both processes. Where nginx or wrk is not installed, reports that and returns `None`.
     fn start() -> Option<(Self, i32, i32)> {
         let arguments = "apps --subjects linux --workloads nginx --rates 100k --seconds 20 --repeat 1";
         let mut command = Command::new(env!("CARGO_BIN_EXE_millrace-lab"));
@@ -208,7 +209,7 @@ impl Apps {
         pids.split_whitespace().find(named)?.parse().ok()
     }
 
-    /// How it ended, and what it said.
+    /// How it ended, and its messages.
     fn end(&mut self) -> (ExitStatus, String) {
         let status = command::wait(&mut self.0, Duration::from_secs(30)).unwrap().expect("it ends");
         (status, std::io::read_to_string(self.0.stderr.take().unwrap()).unwrap())
@@ -263,7 +264,7 @@ fn programs_end_with_a_lab_that_is_killed() {
     apps.0.kill().unwrap();
     apps.end();
     apps.assert_no_process_is_left(&[server, client]);
-    // The next run puts the rest away.
+    // The next run removes the rest.
     namespace::clean_stale();
     apps.assert_no_files_are_left();
 }

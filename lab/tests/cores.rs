@@ -23,8 +23,8 @@ fn of<'a>(samples: &'a [Value], way: &'static str) -> impl Iterator<Item = &'a V
     samples.iter().filter(move |line| line["subject"] == way).map(|line| &line["sample"])
 }
 
-/// Each way 600 moves. Some that do not wait reorder packets; those that wait until the transmit queue is empty reorder none. A
-/// wait ends after a millisecond even if packets remain.
+/// Each way makes 600 moves. Some moves that do not wait reorder packets. Moves that wait until the transmit queue is
+/// empty reorder none. A wait ends after a millisecond even if packets remain.
 #[test]
 #[ignore = "needs root"]
 fn moves_that_wait_for_the_transmit_queue_reorder_nothing() {

@@ -1,5 +1,5 @@
-//! The experiments as commands: what they write, also when they are interrupted or a router dies; what they refuse. Those that
-//! need root build namespaces of their own.
+//! The experiments as commands: what they write, also after an interruption or when a router dies, and what they
+//! refuse. Those that need root build their own namespaces.
 
 use std::{
     io::{BufRead, BufReader, Lines},
@@ -63,7 +63,7 @@ impl Run {
         }
     }
 
-    /// Its exit code and the rest of what it said; it left nothing.
+    /// Its exit code and the rest of its messages. Asserts that it left nothing.
     fn end(mut self) -> (Option<i32>, String) {
         let said: Vec<String> = self.lines.by_ref().map(Result::unwrap).collect();
         let code = self.child.wait().unwrap().code();
@@ -121,7 +121,7 @@ fn an_interrupted_comparison_keeps_every_sample_and_leaves_nothing_behind() {
     command::run(Command::new("kill").args(["-INT", &run.child.id().to_string()])).unwrap();
     let (code, said) = run.end();
     assert_eq!(code, Some(130), "{said}");
-    assert!(said.contains(&format!("what was measured until then is in {}", path.display())), "{said}");
+    assert!(said.contains(&format!("the measurements made so far are in {}", path.display())), "{said}");
     let document = document(&path);
     assert_eq!(document["interrupted"], true);
     let of: Vec<_> =
@@ -131,7 +131,7 @@ fn an_interrupted_comparison_keeps_every_sample_and_leaves_nothing_behind() {
     assert_eq!(of, [(&linux, &zero), (&linux, &one), (&redirect, &zero)]);
 }
 
-/// What is said when a program of a router is killed while packets go through it.
+/// The messages when a program of a router is killed while packets go through it.
 fn killed(subject: &str, program: &str) -> String {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("compare.json");
@@ -171,7 +171,7 @@ fn a_switch_that_dies_is_an_error_and_leaves_nothing_behind() {
 
 #[test]
 #[ignore = "needs root"]
-fn results_that_cannot_be_written_are_told_before_anything_is_measured() {
+fn results_that_cannot_be_written_are_reported_before_anything_is_measured() {
     let directory = tempfile::tempdir().unwrap();
     for command in [
         "compare",
@@ -217,7 +217,7 @@ fn a_table_of_one_family_is_measured_with_that_family() {
 }
 
 #[test]
-fn bad_input_is_refused_with_what_there_is() {
+fn bad_input_is_refused_with_the_valid_values() {
     let refused = |arguments: &str| {
         let output = lab(arguments).output().unwrap();
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
@@ -264,17 +264,17 @@ fn a_reset_is_measured_with_and_without_a_process_to_kill() {
         for found in found {
             let (trial, event) = (&found["trials"][0], &found["event"]);
             let number = |at: &str| trial.pointer(at).unwrap().as_u64().unwrap();
-            // A second at 1,000 packets a second, and as long as the reset took.
+            // The stream lasts a second and the time of the reset, at 1,000 packets a second.
             assert!(number("/outcome/sent") > 800, "{event}: {trial}");
             let lost = number("/outcome/sent") - number("/outcome/received");
-            // A ring holds those of a quarter of a second: what a busy machine loses, it loses without a reset, too.
+            // A ring holds the packets of a quarter of a second. A busy machine loses as much without a reset.
             assert!(lost <= lost_without_reset, "{event}: {lost} lost: {trial}\n{said}");
             assert!((500_000..1_000_000_000).contains(&number("/gap_ns")), "{event}: {trial}");
         }
     }
 }
 
-/// Lines of a case, whole.
+/// Complete lines of a case.
 fn samples(path: &Path, case: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(path).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -318,7 +318,7 @@ fn an_idle_daemon_is_measured_with_few_routes_and_with_many() {
     assert!(memory(&samples[3]) > memory(&samples[0]) + 1.0, "{samples:?}");
 }
 
-/// Thousands of rule changes a second, of others' rules: the packets' own flows stay in the cache.
+/// Thousands of changes a second of other rules: the packets' own flows stay in the cache.
 #[test]
 #[ignore = "needs root"]
 fn rule_changes_leave_the_hit_rate_of_other_flows() {

@@ -1,6 +1,6 @@
-//! Several streams at once through every kind of topology, isolation, and the experiments behind the papers' figures, with tiny
-//! durations: structure and sanity, not speed; what paper P's figures say is in `figures/measure.rs`. Root, except for figures
-//! in memory, in namespaces of their own; run one at a time.
+//! Several streams at once through every kind of topology, isolation, and the experiments behind the papers' figures,
+//! with tiny durations. These tests check structure and plausibility, not speed; `figures/measure.rs` judges what paper
+//! P's figures state. They need root, except for figures in memory, and run in their own namespaces, one at a time.
 
 #[path = "figures/measure.rs"]
 mod measure;
@@ -25,14 +25,14 @@ use lab::{
 };
 use serde_json::{Value, json};
 
-/// Slow enough for every subject on a machine that does much else.
+/// Slow enough for every subject on a machine with much other work.
 const GENTLE_PPS: u64 = 20_000;
 
 fn way(router: u16, from: u8, to: u8) -> Way {
     Way { router, from, to, weight: 1 }
 }
 
-/// Every stream arrives whole, through the right router; the bytes are checked before.
+/// Every stream arrives completely, through the right router. The bytes are checked before.
 fn all_arrives(topology: &Topology, ways: &[Way], subjects: &[&str]) {
     let mut testbed = Testbed::new(topology).unwrap();
     testbed.set_priority(Priority::Rates).unwrap();
@@ -48,7 +48,7 @@ fn all_arrives(topology: &Topology, ways: &[Way], subjects: &[&str]) {
         };
         let results = compare(&mut testbed, &workload, &plan, &mut Recorder::none()).unwrap();
         let sample = results[*name][0][0].clone();
-        // The router's thread may have to wait for its core until a wire is full.
+        // The router's thread may have to wait for its core so long that a wire is full.
         let full: u64 =
             sample.lost.iter().filter(|(place, _)| place.starts_with("gen.")).map(|(_, lost)| lost).sum();
         assert!(full < sample.sent / 2, "{name} {sample:?}");
@@ -57,7 +57,8 @@ fn all_arrives(topology: &Topology, ways: &[Way], subjects: &[&str]) {
         for (way, stream) in ways.iter().zip(&sample.streams) {
             assert!(stream.sent > 100 && stream.received > 0, "{name} {sample:?}");
             assert!(stream.received == stream.sent || full > 0, "{name} {sample:?}");
-            // The sink tells the topology's routers apart; one of the subject's own is in the bytes that were checked.
+            // The sink distinguishes the topology's routers. A subject's own router shows in the bytes that were
+            // checked.
             if !name.ends_with("-macvlan") {
                 *routers.entry(way.router).or_default() += stream.received;
             }
@@ -80,7 +81,7 @@ fn streams_of_several_ports_and_routers_arrive_by_the_right_way() {
 
 #[test]
 #[ignore = "needs root"]
-fn baselines_of_two_ports_say_so_on_others() {
+fn baselines_for_two_ports_refuse_other_topologies() {
     let testbed = Testbed::new(&Topology::named("two-in").unwrap()).unwrap();
     for name in ["redirect", "touch"] {
         let error = subject::start(name, &testbed).err().expect("two ports only").to_string();
@@ -100,7 +101,7 @@ fn lines(path: &Path) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Of record `sample`, all of them explained.
+/// Lines of record `sample`. Asserts that all their packets are explained.
 fn samples(lines: &[Value]) -> Vec<&Value> {
     let samples: Vec<&Value> = lines.iter().filter(|line| line["record"] == "sample").collect();
     for line in &samples {
@@ -110,7 +111,7 @@ fn samples(lines: &[Value]) -> Vec<&Value> {
     samples
 }
 
-/// Needs no root. Each subject of a figure has what it is drawn from, once for each repeat, or it is said why not.
+/// Needs no root. Each subject of a figure has its values, once for each repeat, or the reason why not is reported.
 #[test]
 fn figures_in_memory_are_measured_or_say_why_not() {
     let directory = tempfile::tempdir().unwrap();
@@ -134,7 +135,7 @@ fn figures_in_memory_are_measured_or_say_why_not() {
             *found.entry(line["subject"].to_string()).or_default() += 1;
             assert!(is.is_empty() || line["sample"][is].as_f64().unwrap() > 0.0, "{line}");
         }
-        // Where there are two sockets figure 6 has one more, and figure 14 where the CPU counts.
+        // Figure 6 has one more where there are two sockets, and figure 14 where the CPU counts memory.
         let may_have_more = ["P6", "P14"].contains(&id) && found.len() == subjects + 1;
         assert!(found.len() == subjects || may_have_more, "{id}: {found:?}");
         assert!(found.values().all(|count| *count == of_each * 2), "{id}: {found:?}");
@@ -154,7 +155,7 @@ fn figures_in_memory_are_measured_or_say_why_not() {
 
 #[test]
 #[ignore = "needs root"]
-fn isolation_tells_the_victims_loss_and_leaves_a_silent_neighbour_out() {
+fn isolation_reports_the_victims_loss_and_leaves_a_silent_neighbour_out() {
     let directory = tempfile::tempdir().unwrap();
     for topology in ["shared", "pairs"] {
         let path = directory.path().join(topology);
@@ -168,7 +169,7 @@ fn isolation_tells_the_victims_loss_and_leaves_a_silent_neighbour_out() {
             let of_subject = samples.iter().filter(|line| line["subject"] == subject);
             let rates: Vec<u64> =
                 of_subject.filter_map(|line| line["parameters"]["neighbour_pps"].as_u64()).collect();
-            // One that the machine disturbs is done again.
+            // A measurement that the machine disturbs is repeated.
             assert!(
                 rates.is_sorted() && rates.iter().collect::<BTreeSet<_>>().len() == 3,
                 "{subject}: {rates:?}"
@@ -178,7 +179,7 @@ fn isolation_tells_the_victims_loss_and_leaves_a_silent_neighbour_out() {
             let sample = &line["sample"];
             let streams = sample["streams"].as_array().unwrap();
             let of = |what: &str| streams[0][what].as_f64().unwrap();
-            // Of the window, in whole packets: a thousand.
+            // Loss in the window, by rates that are rounded to whole packets: the window has a thousand.
             let loss = (1.0 - of("received_pps") / of("offered_pps")).max(0.0);
             assert!((sample["victim"]["loss"].as_f64().unwrap() - loss).abs() < 2e-3, "{line}");
             let in_all = of("sent") - of("received");
@@ -186,12 +187,12 @@ fn isolation_tells_the_victims_loss_and_leaves_a_silent_neighbour_out() {
             let silent = line["parameters"]["neighbour_pps"] == 0;
             assert_eq!(streams.len(), if silent { 1 } else { 2 }, "{line}");
             assert!(sample["lost"].as_object().unwrap().keys().all(|place| !place.is_empty()));
-            // How much it is depends on the machine: `millrace-lab isolation` measures that.
+            // The amount depends on the machine; `millrace-lab isolation` measures it.
             let loss = sample["neighbour"]["loss"].as_f64();
             assert!(silent || loss.is_some_and(|loss| (0.0..=1.0).contains(&loss)), "{line}");
         }
         if topology == "shared" {
-            // The neighbour's are cut, but only by shares, and only while the core is full.
+            // Only shares drop the neighbour's packets, and only while the core is full.
             let cut = |line: &Value| line.pointer("/sample/lost/box.eth1.xdp_dropped").is_some();
             let of = |subject| samples.iter().filter(move |line| line["subject"] == subject);
             assert!(of("millrace-unshared").count() > 0 && !of("millrace-unshared").any(|line| cut(line)));
@@ -207,7 +208,7 @@ fn isolation_tells_the_victims_loss_and_leaves_a_silent_neighbour_out() {
     }
 }
 
-/// Values at this place of all samples of a case.
+/// Values at this place in all samples of a case.
 fn distinct(samples: &[&Value], case: &str, at: &str) -> BTreeSet<String> {
     let of_case = samples.iter().filter(|line| line["case"] == case);
     of_case.map(|line| line.pointer(at).unwrap_or(&Value::Null).to_string()).collect()
@@ -251,7 +252,7 @@ fn figures_have_all_their_series_and_a_picture_each() {
     has_pictures(directory.path(), &["M, table 1: Isolation", "M, fig. 5: Load and throughput"]);
 }
 
-/// What is drawn of a figure: subject and where it is on the x axis.
+/// The points of a figure: subject and place on the x axis.
 fn drawn(lines: &[Value], id: &str, x: &str) -> BTreeSet<(String, String)> {
     let of_case = samples(lines).into_iter().filter(|line| line["case"] == id);
     let word = |line: &Value, at: &str| line.pointer(at).map(|value| value.to_string()).unwrap_or_default();
@@ -300,8 +301,8 @@ fn has_pictures(directory: &Path, titles: &[&str]) {
     }
 }
 
-/// One core forwards, runs the application and stands for both cores of the figure: the values mean nothing here, but every
-/// record, curve and picture must be there.
+/// One core forwards, runs the application and stands for both cores of the figure. So the values mean nothing here,
+/// but every record, curve and picture must be there.
 #[test]
 #[ignore = "needs root"]
 fn the_figure_of_two_cores_has_every_record_and_picture_whatever_the_cores() {

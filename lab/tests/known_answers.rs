@@ -1,5 +1,5 @@
-//! Forwarders with a known fault: does the lab see it, and see it right? Root, in namespaces of their own; run one at a
-//! time (`make test-root`), as they share two cores.
+//! Forwarders with a known fault: does the lab find it, and measure it correctly? These need root, and run in their own
+//! namespaces, one at a time (`make test-root`), because they share two cores.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ use faulty::Faulty;
 const EVERY: u64 = 100;
 const FLOWS: u32 = 10;
 const FRAME: u16 = 60;
-/// 256 packets of a veth's ring are 13 ms.
+/// At this rate 256 packets, a veth's ring, take 13 ms.
 const PPS: u64 = 20_000;
 const TRIES: usize = 10;
 const WATCH: Watch = Watch { order: true, ..Watch::NOTHING };
@@ -43,22 +43,22 @@ fn sample(testbed: &mut Testbed, program: &str, pps: u64, watch: Watch) -> Sampl
     measure(testbed, Load { frame_bytes: FRAME, pace: Pace::Rate(pps) }, window).unwrap()
 }
 
-/// How many of the packets that the flows sent, in turn, have a number with this remainder.
+/// How many of the packets that the flows sent in turn have a number with this remainder.
 fn with_remainder(sent: u64, remainder: u64) -> u64 {
     let flows = u64::from(FLOWS);
     let of_flow = |flow| (sent + flows - 1 - flow) / flows;
     (0..flows).map(|flow| (of_flow(flow) + EVERY - 1 - remainder) / EVERY).sum()
 }
 
-/// A sample in which the machine itself lost nothing: the router's thread may have to wait for its core so long that the
-/// generator's wire is full, and then no count is exact. Anything else that is lost stays.
+/// A sample in which the machine itself lost nothing. The router's thread may have to wait for its core so long that
+/// the generator's wire is full, and then no count is exact. All other losses stay.
 fn undisturbed(mut sample: impl FnMut() -> Sample) -> Sample {
     for _ in 0..TRIES {
         let sample = sample();
         if !sample.lost.contains_key("gen.eth0.ring_full") {
             return sample;
         }
-        eprintln!("the machine is busy, once more: {:?}", sample.lost);
+        eprintln!("the machine is busy, trying again: {:?}", sample.lost);
     }
     panic!("inconclusive: the machine is too busy for this test");
 }
@@ -113,7 +113,8 @@ fn a_delay_of_100_us_is_seen_as_that() {
     const SLOW_PPS: u64 = 5000;
     let mut testbed = testbed();
     let watch = Watch { latency: true, ..Watch::NOTHING };
-    // A busy machine adds to any packet's way, and to some more than to others; the fastest are what it leaves alone.
+    // A busy machine delays every packet, and some more than others. The fastest packets are those that it does not
+    // delay.
     let (mut fastest_without, mut fastest_with) = (Vec::new(), Vec::new());
     for _ in 0..5 {
         let without = sample(&mut testbed, "none", SLOW_PPS, watch).latency.unwrap();
@@ -135,12 +136,12 @@ fn a_delay_of_100_us_is_seen_as_that() {
 
 #[test]
 #[ignore = "needs root"]
-fn streams_are_told_apart_and_lose_for_themselves() {
+fn streams_are_distinguished_and_lose_packets_separately() {
     let mut testbed = Testbed::new(&Topology::rfc2544().with_routers(2)).unwrap();
     testbed.set_priority(Priority::Rates).unwrap();
     let _linux = subject::start("linux", &testbed).unwrap();
     let targets = |router| Workload::benchmark(Family::V4, FLOWS, router..=router).targets;
-    // Nobody knows the way to the slow stream's second target.
+    // No neighbour is known for the slow stream's second target.
     let (fast, mut slow) = (targets(1), targets(2));
     slow.truncate(2);
     slow[1].destination = "203.0.113.1".parse().unwrap();
@@ -160,10 +161,10 @@ fn streams_are_told_apart_and_lose_for_themselves() {
     assert!((ratio - 10.0).abs() < 0.5, "{seen:?}");
 }
 
-/// Packets that are lost must not be waited for: what is on the way is told by what has arrived since.
+/// The generator must not wait for packets that are lost: later arrivals show that they are no longer on their way.
 #[test]
 #[ignore = "needs root"]
-fn a_subject_that_loses_packets_is_saturated_all_the_same() {
+fn a_subject_that_loses_packets_is_saturated_nevertheless() {
     let mut testbed = testbed();
     let mut saturated = |program| {
         let _faulty = Faulty::start(&testbed, program);
@@ -171,7 +172,7 @@ fn a_subject_that_loses_packets_is_saturated_all_the_same() {
         let window = Window::new(Duration::from_millis(100), Duration::from_millis(500));
         measure(&mut testbed, Load { frame_bytes: FRAME, pace: Pace::Saturate }, window).unwrap()
     };
-    // Alternately: what a busy machine takes, it takes from both.
+    // Alternately, so that a busy machine takes as much from both.
     let mut ratios = Vec::new();
     for _ in 0..5 {
         let (without, with) = (saturated("none"), saturated("drop"));
@@ -201,10 +202,10 @@ fn the_longest_time_without_a_packet_is_measured() {
     }
     std::thread::sleep(Duration::from_millis(20));
     let seen = Duration::from_nanos(testbed.sink.longest_interruption_ns().unwrap());
-    // The generator takes 20 ms to set up, and the machine may hold up either end.
+    // The generator takes 20 ms to set up, and the machine may delay either end.
     assert!(seen >= Duration::from_millis(119) && seen < started.elapsed(), "{seen:?}");
     assert!(seen < longest + Duration::from_millis(20), "{seen:?}, of {longest:?}");
     testbed.sink.watch(Watch::NOTHING).unwrap();
     testbed.sink.watch(Watch { interruption: true, ..Watch::NOTHING }).unwrap();
-    assert_eq!(testbed.sink.longest_interruption_ns().unwrap(), 0, "it begins anew");
+    assert_eq!(testbed.sink.longest_interruption_ns().unwrap(), 0, "it starts again");
 }

@@ -1,5 +1,5 @@
-//! What is lost after a redirect has a name, whoever redirected. Root, in namespaces of their own; run one at a time
-//! (`make test-root`), as they share two cores.
+//! Packets lost after a redirect are counted by name, whatever redirected them. These tests need root, and run in their
+//! own namespaces, one at a time (`make test-root`), because they share two cores.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ fn sample(testbed: &mut Testbed, frame_bytes: u16, pace: Pace) -> Sample {
     measure(testbed, Load { frame_bytes, pace }, window).unwrap()
 }
 
-/// Everything that was sent is lost, by this name.
+/// Every packet that was sent is lost, under this name.
 fn assert_lost(seen: &Sample, name: &str) {
     assert!(seen.sent > 500, "{seen:?}");
     let ring_full = seen.lost.get("gen.eth0.ring_full").copied().unwrap_or(0);
@@ -56,12 +56,12 @@ fn a_redirect_that_fails_has_a_name() {
 
     testbed.box_namespace.ip_batch(&format!("link set {PORT_OUT} mtu 900\n")).unwrap();
     assert_lost(&sample(&mut testbed, 1000, pace), "box.eth1.over_mtu");
-    // A veth takes nothing for a peer that is down: it has no NAPI.
+    // A veth takes no packets for a peer that is down, because that has no NAPI.
     testbed.box_namespace.ip_batch(&format!("link set {PORT_OUT} mtu 1500\n")).unwrap();
     testbed.host("sink").unwrap().ip_batch("link set eth0 down\n").unwrap();
     assert_lost(&sample(&mut testbed, 1000, pace), "box.eth2.refused");
 
-    // Its NAPI threads, and with them measurements, end with the port.
+    // Its NAPI threads end with the port, and measurements with them.
     testbed.box_namespace.ip_batch(&format!("link set {PORT_OUT} down\n")).unwrap();
     let before = Losses::now(&testbed).unwrap();
     testbed.generator.send(1000, 1000).unwrap();

@@ -1,4 +1,5 @@
-//! `millrace-lab paths`: what is asked for is measured, and the document has it. Figures of a debug build mean nothing.
+//! `millrace-lab paths`: it measures what was asked for, and the document has it. Figures of a debug build mean
+//! nothing.
 
 use std::{error::Error, process::Command};
 
@@ -18,7 +19,7 @@ fn paths(arguments: &[&str]) -> Result<Value, Box<dyn Error>> {
 }
 
 #[test]
-fn what_is_measured_is_in_the_document() -> Result<(), Box<dyn Error>> {
+fn measurements_are_in_the_document() -> Result<(), Box<dyn Error>> {
     let document = paths(&["share", "esp", "--rounds", "1"])?;
     has(
         &document,
@@ -43,7 +44,8 @@ fn what_is_measured_is_in_the_document() -> Result<(), Box<dyn Error>> {
     let shares: Vec<&Value> = lines.iter().filter(|line| line["case"] == "share").collect();
     assert_eq!(shares.len(), 6, "three pairs of weights, two bursts");
     for share in &shares {
-        // Even this build holds them, roughly; and packets of the second did become dearer, ten times but for what a busy machine does to that.
+        // Even this build keeps shares roughly. Packets of the second path did become about ten times as dear; a busy
+        // machine changes that.
         assert!(share["error_percent"].as_f64().is_some_and(|error| error < 20.0), "{share}");
         let factor = share["cost_factor"].as_f64().ok_or("cost_factor")?;
         assert!((7.0..14.0).contains(&factor), "{share}");
@@ -62,11 +64,11 @@ fn has(document: &Value, figures: &[&str]) {
     }
 }
 
-/// Of routing all routes and 256,000 of them, few flows and many, IMIX, and the loop by hand. In an optimised build `millrace-lab paths --json FILE`, as people
-/// and scripts call it, and all there is.
+/// Routing with all routes and with 256,000, few flows and many, IMIX, and the loop by hand. An optimised build runs
+/// `millrace-lab paths --json FILE`, as people and scripts call it, with all its measurements.
 #[test]
 #[cfg_attr(debug_assertions, ignore = "takes minutes in a build that is not optimised")]
-fn routing_is_measured_and_where_nothing_is_chosen_everything() -> Result<(), Box<dyn Error>> {
+fn routing_is_measured_and_everything_by_default() -> Result<(), Box<dyn Error>> {
     let all = !cfg!(debug_assertions);
     let document = if all { paths(&[])? } else { paths(&["fwd", "rtr", "--rounds", "1"])? };
     has(&document, &["fwd_mpps", "rtr_mpps", "rtr_full_table_mpps"]);
@@ -101,10 +103,10 @@ fn routing_is_measured_and_where_nothing_is_chosen_everything() -> Result<(), Bo
             }
         }
     }
-    // 7 of 60 bytes, 4 of 572 and one of 1,396: 85 times, and the first four again.
+    // 7 packets of 60 bytes, 4 of 572 and one of 1,396: 85 times, and the first four again.
     let bytes = (85 * (7 * 60 + 4 * 572 + 1396) + 3 * 60 + 572) as f64 / 1024.0;
     for name in ["fwd, IMIX", "rtr, IMIX"] {
-        // Forwarded ones stand beside CRCs, too.
+        // The same packets are also forwarded for comparison with CRCs.
         assert_eq!(named(name).len(), 1 + usize::from(all && name == "fwd, IMIX"), "{name}");
         assert!(named(name).iter().all(|line| line["bytes"].as_f64() == Some(bytes)), "{name}");
     }

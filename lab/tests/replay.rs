@@ -1,5 +1,5 @@
-//! Captures replayed through subjects: what comes out, when, and what is told of it. Root, in namespaces of their own; run
-//! one at a time (`make test-root`).
+//! Captures replayed through subjects: what comes out, when, and what is reported. These need root, and run in their
+//! own namespaces, one at a time (`make test-root`).
 
 use std::{
     fs::File,
@@ -50,7 +50,7 @@ fn captured(frames: &[Vec<u8>], gap: Duration) -> Capture {
     capture::read(&file, lab::replay::MACS, None).unwrap()
 }
 
-/// IPv4 with everything that may be wrong with it; the header's checksum is right.
+/// IPv4 with whatever fault `change` makes; the header's checksum is right.
 fn ipv4(destination: [u8; 4], ttl: u8, change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut frame = Vec::new();
     let builder = PacketBuilder::ethernet2(HOST, ROUTER).ipv4([192, 0, 2, 1], destination, ttl);
@@ -72,12 +72,12 @@ fn ipv6(destination: &str, hops: u8, payload: usize) -> Vec<u8> {
     frame
 }
 
-/// What routers forward, of every kind and length.
+/// Packets that routers forward, of every kind and length.
 fn forwarded() -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
     for (number, bytes) in (60..=1514).step_by(97).chain([1514]).enumerate() {
         let from = [10, 2, 1, number as u8];
-        // Networks of the testbed itself among them.
+        // Networks of the testbed itself are among them.
         let builder = || PacketBuilder::ethernet2(HOST, ROUTER).ipv4(from, [10, 1, number as u8, 9], 64);
         let (mut udp, mut tcp, mut echo) = (Vec::new(), Vec::new(), Vec::new());
         let payload = vec![number as u8; bytes];
@@ -87,7 +87,7 @@ fn forwarded() -> Vec<Vec<u8>> {
         frames.extend([udp, tcp, echo]);
         frames.push(ipv6("2001:db8:7::9", 64, bytes.saturating_sub(74).max(1)));
     }
-    // Padding, which Linux takes away.
+    // Padding, which Linux removes.
     let mut short = ipv4([198, 51, 100, 7], 9, |frame| {
         frame.truncate(46);
         frame[16..18].copy_from_slice(&32u16.to_be_bytes());
@@ -96,7 +96,7 @@ fn forwarded() -> Vec<Vec<u8>> {
     });
     short.resize(60, 0);
     frames.push(short);
-    // A first and a last fragment, a router-alert option, a UDP checksum that is wrong.
+    // A first and a last fragment, a router-alert option, and a wrong UDP checksum.
     frames.push(ipv4([198, 51, 100, 8], 64, |frame| frame[20..22].copy_from_slice(&[0x20, 0])));
     frames.push(ipv4([198, 51, 100, 8], 64, |frame| frame[20..22].copy_from_slice(&[0, 9])));
     frames.push(ipv4([198, 51, 100, 9], 64, |frame| {
@@ -111,7 +111,7 @@ fn forwarded() -> Vec<Vec<u8>> {
     frames
 }
 
-/// What they keep, by why.
+/// Packets that routers keep, and the counts by reason.
 fn kept() -> (Vec<Vec<u8>>, Value) {
     let mut wrong = ipv4([198, 51, 100, 1], 64, |_| {});
     wrong[25] ^= 1;
@@ -120,7 +120,7 @@ fn kept() -> (Vec<Vec<u8>>, Value) {
     let mut arp = [&[0xff; 6][..], &HOST, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 1], &HOST].concat();
     arp.extend([192, 0, 2, 1, 0, 0, 0, 0, 0, 0, 192, 0, 2, 2]);
     arp.resize(60, 0);
-    // From the router itself, it seems.
+    // These seem to come from the router itself.
     let mut local = ipv6("2001:db8:7::9", 64, 100);
     local[22..38].copy_from_slice(&"fe80::1".parse::<Ipv6Addr>().unwrap().octets());
     let mut nobody = local.clone();
@@ -149,7 +149,7 @@ fn replay(file: &Path, arguments: &str, json: &Path) -> Output {
     replay_with(Path::new("/none"), file, arguments, json)
 }
 
-/// With this program as xdp-forward.
+/// Runs it with this program as xdp-forward.
 fn replay_with(xdp_forward: &Path, file: &Path, arguments: &str, json: &Path) -> Output {
     let mut lab = Command::new(env!("CARGO_BIN_EXE_millrace-lab"));
     lab.arg("replay").arg(file).args(arguments.split_whitespace()).arg("--json").arg(json);
@@ -201,7 +201,7 @@ fn the_same_packets_come_out_of_linux_and_millrace() {
 
 #[test]
 #[ignore = "needs root"]
-fn a_subject_that_does_something_else_is_caught_by_name() {
+fn a_subject_that_forwards_differently_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let (file, json) = (directory.path().join("a.pcap"), directory.path().join("a.jsonl"));
     let frames = [ipv4([198, 51, 100, 1], 64, |_| {}), ipv4([198, 51, 100, 2], 1, |_| {})];
@@ -240,7 +240,7 @@ fn a_subject_that_does_something_else_is_caught_by_name() {
 
 #[test]
 #[ignore = "needs root"]
-fn a_signal_ends_a_run_and_what_was_measured_is_told() {
+fn a_signal_ends_a_run_and_its_measurements_are_printed() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("a.pcap");
     let frames = [ipv4([198, 51, 100, 1], 64, |_| {}), ipv4([198, 51, 100, 2], 64, |_| {})];
@@ -254,7 +254,7 @@ fn a_signal_ends_a_run_and_what_was_measured_is_told() {
         while !said.contains("linux: 2 sent") {
             assert!(errors.read_line(&mut said).unwrap() > 0, "{said}");
         }
-        // It waits for what comes out of the next run.
+        // It then waits for the output of the next run.
         thread::sleep(Duration::from_secs(1));
         command::run(Command::new("kill").args([signal, &lab.id().to_string()])).unwrap();
         errors.read_to_string(&mut said).unwrap();
@@ -269,7 +269,7 @@ fn a_signal_ends_a_run_and_what_was_measured_is_told() {
 
 #[test]
 #[ignore = "needs root"]
-fn what_should_not_be_forwarded_is_extra_however_it_looks() {
+fn packets_that_should_not_be_forwarded_count_as_extra() {
     let directory = tempfile::tempdir().unwrap();
     let (file, json) = (directory.path().join("a.pcap"), directory.path().join("a.jsonl"));
     let (mut frames, _) = kept();
@@ -312,7 +312,7 @@ fn only_a_subject_that_was_not_compared_is_left_out_of_runs() {
 
 #[test]
 #[ignore = "needs root"]
-fn what_arrives_between_runs_is_nobodys() {
+fn arrivals_between_runs_do_not_count() {
     let frames = [ipv4([198, 51, 100, 1], 64, |_| {}), ipv4([198, 51, 100, 2], 64, |_| {})];
     let mut replay = Replay::new(captured(&frames, Duration::ZERO)).unwrap();
     let _linux = subject::start("linux", &replay.testbed).unwrap();
@@ -329,7 +329,7 @@ fn what_arrives_between_runs_is_nobodys() {
     let again = replay.comparable(|why| eprintln!("{why}")).unwrap();
     assert_eq!((again.frames.len(), again.frames), (2, first.frames));
     assert!(again.own.iter().all(|frame| !frame.ends_with(&[0x77; 60])), "{:?}", again.own);
-    // A frame is no mark.
+    // A captured frame does not count as a mark.
     late(&replay);
     let seen = replay.run(Pace::Rate(100), 1, false, &mut |_| {}).unwrap();
     assert_eq!((seen.marked.unwrap().received, seen.missed), (2, 0));
@@ -340,11 +340,11 @@ fn what_arrives_between_runs_is_nobodys() {
 
 #[test]
 #[ignore = "needs root"]
-fn what_is_lost_at_every_rate_is_compared_without() {
+fn a_comparison_goes_on_without_packets_lost_at_every_rate() {
     let frames = [ipv4([198, 51, 100, 1], 64, |_| {}), ipv6("2001:db8:7::9", 64, 1400)];
     let mut replay = Replay::new(captured(&frames, Duration::ZERO)).unwrap();
     let _linux = subject::start("linux", &replay.testbed).unwrap();
-    // The cable's other end takes no more, and the router does not know.
+    // The cable's other end takes smaller packets, and the router does not know.
     let (namespace, device) = replay.testbed.host_ends().pop().unwrap();
     namespace.ip_batch(&format!("link set {device} mtu 1280\n")).unwrap();
     let mut told = Vec::new();
@@ -353,7 +353,7 @@ fn what_is_lost_at_every_rate_is_compared_without() {
     assert!(told.last().unwrap().contains("the same at every rate"), "{told:?}");
 }
 
-/// Numbered packets that the faulty forwarders take for test packets.
+/// Numbered packets, which the faulty forwarders take for test packets.
 fn numbered(count: u32, time_ns: impl Fn(u32) -> u32) -> Vec<Vec<u8>> {
     let target = Target::udp("198.18.0.7".parse().unwrap(), ROUTER, 1024);
     (0..count)
@@ -383,14 +383,14 @@ fn every_kind_of_fault_has_its_name() {
     assert_eq!(with(2), ((3, 0, 0, 0), vec![Kind::Missing]));
     assert_eq!(with(3), ((0, 3, 0, 0), vec![Kind::Extra]));
     assert_eq!(with(4), ((0, 0, 6, 0), vec![Kind::Changed]));
-    // Alike but for their numbers, two that exchange them exchange their places.
+    // They are equal except for their numbers. Two that exchange numbers change places.
     let came = came_out(|_| 0, &["none", "swap"]);
     assert_eq!(counts(compare(&came[0], &came[1], 1).unwrap()), ((0, 0, 0, 1), vec![]));
 }
 
 #[test]
 #[ignore = "needs root"]
-fn marked_packets_tell_loss_order_and_duplicates() {
+fn marked_packets_show_loss_order_and_duplicates() {
     let mut replay = Replay::new(captured(&numbered(300, |number| number), Duration::ZERO)).unwrap();
     let mut marked = |program| {
         let _faulty = Faulty::start(&replay.testbed, program);
@@ -407,7 +407,7 @@ fn marked_packets_tell_loss_order_and_duplicates() {
         let seen = last.unwrap().marked.unwrap();
         (seen.sent, seen.received, seen.reordered, seen.duplicates)
     };
-    // The numbers of the marks are at the end of these frames, where nothing is changed.
+    // The numbers of the marks are at the end of these frames, which nothing changes.
     assert_eq!(marked("none"), (600, 600, 0, 0));
     assert_eq!(marked("drop"), (600, 594, 0, 0));
     assert_eq!(marked("duplicate"), (600, 600, 0, 6));
@@ -419,7 +419,7 @@ fn recorded_gaps_are_kept() {
     let frames = [ipv4([198, 51, 100, 1], 64, |_| {}), ipv4([198, 51, 100, 2], 64, |_| {})];
     let mut replay = Replay::new(captured(&frames, Duration::from_millis(20))).unwrap();
     let _linux = subject::start("linux", &replay.testbed).unwrap();
-    // A machine that is busy makes any gap longer, and one whose first packet it delays shorter.
+    // A busy machine makes any gap longer. If it delays the first packet, it makes the gap shorter.
     let mut shortest = |pace: Pace, loops: u32| {
         let spans = (0..TRIES)
             .map(|_| replay.run(pace, loops, false, &mut |_| {}).unwrap().arrived_ms.unwrap_or(0.0));
@@ -441,7 +441,7 @@ fn recorded_gaps_are_kept() {
 
 #[test]
 #[ignore = "needs root"]
-fn what_tcpdump_has_captured_is_replayed() {
+fn a_capture_of_tcpdump_is_replayed() {
     const PACKETS: usize = 20;
     let directory = tempfile::tempdir().unwrap();
     let (file, json) = (directory.path().join("lo.pcap"), directory.path().join("lo.jsonl"));

@@ -1,4 +1,5 @@
-//! Rooms, the modules at the top of a crate, import only from rooms below them: each can be read without those above.
+//! Rooms, the modules at the top of a crate, import only from rooms below them. So each can be read without those
+//! above.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -6,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Of `router`, from the top to the bottom. `fuzz` feeds parsers of all rooms.
+/// Rooms of `router`, from the top to the bottom. `fuzz` feeds parsers of all rooms.
 const ROOMS: [&str; 12] = [
     "fuzz",
     "cli",
@@ -22,14 +23,14 @@ const ROOMS: [&str; 12] = [
     "base",
 ];
 
-/// The room of a source file; `None`: the file joins the rooms.
+/// The room of a source file. `None` if the file joins the rooms.
 fn room(file: &Path) -> Option<String> {
     let first = file.iter().next()?.to_str()?;
     let name = first.strip_suffix(".rs").unwrap_or(first);
     (!["lib", "main", "rooms"].contains(&name)).then(|| name.into())
 }
 
-/// Names that follow `crate::` in a text, also those in braces.
+/// Names that follow `crate::` in a text, including those in braces.
 fn imports(text: &str) -> BTreeSet<String> {
     let word = |text: &str| -> String {
         text.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect()
@@ -60,7 +61,7 @@ fn imports(text: &str) -> BTreeSet<String> {
     found
 }
 
-/// A file less its comments, and less the test module at its end: tests may use what is above.
+/// A file without its comments, and without the test module at its end: tests may use rooms above.
 fn product(text: &str) -> String {
     let is_inline =
         |(at, _): &(usize, &str)| text[*at..].lines().nth(1).is_some_and(|line| line.ends_with('{'));
@@ -112,7 +113,7 @@ fn a_room_of_router_imports_only_from_rooms_below_it() {
     assert!(edges.is_empty(), "{edges:#?}");
 }
 
-/// Rooms that import nothing any more are taken away, again and again: a circle remains.
+/// Repeatedly removes rooms that import nothing any more. Rooms in a circle remain.
 #[test]
 fn no_rooms_of_logic_and_lab_import_each_other_in_a_circle() {
     for of_crate in ["logic", "lab"] {

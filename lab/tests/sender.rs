@@ -1,5 +1,5 @@
-//! Frames that do not fit in a page, which the generator's thread sends itself: bytes, order, pace, and what becomes of each.
-//! Root, in namespaces of their own; run one at a time (`make test-root`).
+//! Frames that do not fit into a page, which the generator's thread sends itself: bytes, order, pace, and losses. These
+//! need root, and run in their own namespaces, one at a time (`make test-root`).
 
 use std::{
     io::Read,
@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 
 const MTU: u16 = 9000;
 const PPS: u64 = 5000;
-/// Checksums of that many take a build without optimisation some time.
+/// A build without optimisation takes some time for the checksums of this many.
 const ONE_OF_EACH_PPS: u64 = 500;
 
 fn testbed() -> Testbed {
@@ -60,7 +60,7 @@ fn udp() -> Vec<Target> {
     targets().into_iter().filter(|target| target.protocol == Protocol::Udp).collect()
 }
 
-/// Some that fit in a page too.
+/// Some of its frames fit into a page.
 fn stream(pace: Pace) -> Stream {
     let mut stream = Stream::new(targets(), MAX_JUMBO, pace);
     stream.sizes = Sizes(vec![MAX_JUMBO, 90, MAX_FRAME, MAX_FRAME + 1, 5000]);
@@ -77,7 +77,7 @@ impl Drop for Running {
     }
 }
 
-/// What leaves the box while `work` runs, the first `frames` of them.
+/// The first `frames` frames that leave the box while `work` runs.
 fn leaving(testbed: &mut Testbed, frames: usize, work: impl FnOnce(&mut Testbed)) -> Vec<Vec<u8>> {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("sent.pcap");
@@ -94,7 +94,7 @@ fn leaving(testbed: &mut Testbed, frames: usize, work: impl FnOnce(&mut Testbed)
     records(&std::fs::read(file).unwrap())
 }
 
-/// The frames in a pcap file of this machine, whole.
+/// The frames in a pcap file of this machine. Asserts that they are whole.
 fn records(file: &[u8]) -> Vec<Vec<u8>> {
     let mut rest = &file[24..];
     let mut frames = Vec::new();
@@ -110,7 +110,7 @@ fn records(file: &[u8]) -> Vec<Vec<u8>> {
 
 #[test]
 #[ignore = "needs root"]
-fn what_is_sent_is_what_rust_says_to_the_last_byte() {
+fn sent_frames_equal_rusts_to_the_last_byte() {
     let mut testbed = testbed();
     let stream = stream(Pace::FlatOut);
     let packets = 120;
@@ -120,7 +120,7 @@ fn what_is_sent_is_what_rust_says_to_the_last_byte() {
     });
     assert_eq!(testbed.generator.packets().unwrap(), packets as u64);
     assert_eq!(testbed.generator.sent_by_flow().unwrap(), [10; 12]);
-    // Linux lets TCP wait for more of its flow: the flows have no order among each other.
+    // Linux lets TCP wait for more of its flow, so there is no order between flows.
     let mut next = vec![0; stream.targets.len()];
     for frame in &frames {
         let is_this = |(flow, target): &(usize, &Target)| {
@@ -144,7 +144,7 @@ fn due(testbed: &Testbed) -> (u64, Instant) {
     (sent.iter().map(|sent| sent.packets + sent.skipped).sum(), Instant::now())
 }
 
-/// By how much the rate is wrong in a second; again, if the machine had no time for the generator just when it was looked at.
+/// Errors of the rate over a second. Repeated if the machine had no time for the generator at the moment of reading.
 fn rate_errors(testbed: &Testbed, pps: u64) -> Vec<f64> {
     let mut errors = Vec::new();
     while errors.len() < 10 && errors.last().is_none_or(|error: &f64| error.abs() >= 0.01) {
@@ -200,7 +200,7 @@ fn all_arrive_through_millrace() {
 fn packets_that_find_no_room_are_lost_by_name() {
     let mut testbed = testbed();
     let _redirect = subject::start("redirect", &testbed).unwrap();
-    // On the generator's core the port's thread has to wait while it sends.
+    // On the generator's core the port's thread has to wait while the generator sends.
     let port_thread = testbed.router_threads().unwrap().0[0];
     sys::set_affinity(port_thread, &[testbed.topology.cores.generator]).unwrap();
     let (before, arrived) = (Losses::now(&testbed).unwrap(), testbed.sink.arrived_in_all().unwrap());
@@ -233,7 +233,7 @@ fn subjects_are_compared_on_large_frames() {
     let right = ["linux", "redirect", "millrace"].map(|name| (json!(name), json!(0.0)));
     assert_eq!(rows, right.iter().map(|(name, loss)| (name, loss)).collect::<Vec<_>>());
     for (arguments, why) in [
-        ("--frame 9018", "sent at a rate only: say --pps"),
+        ("--frame 9018", "can only be sent at a rate: add --pps"),
         ("--frame 9018 --pps 1000 --subjects ovs-packet", "ovs-packet does not forward frames of 9018 bytes"),
     ] {
         let text = String::from_utf8(compare(arguments).stderr).unwrap();
@@ -243,14 +243,14 @@ fn subjects_are_compared_on_large_frames() {
 
 #[test]
 #[ignore = "needs root"]
-fn what_cannot_be_sent_is_refused() {
+fn streams_that_cannot_be_sent_are_refused() {
     let mut testbed = Testbed::new(&Topology::rfc2544()).unwrap();
     testbed.generator.set_targets(targets(), MAX_JUMBO).unwrap();
     let saturated = testbed.generator.start(Load { frame_bytes: MAX_JUMBO, pace: Pace::Saturate });
     assert!(saturated.unwrap_err().to_string().contains("at a rate or flat out"));
     let error = testbed.generator.send(MAX_JUMBO, 1).unwrap_err().to_string();
     assert!(error.contains("frames of up to 9014 bytes to port 0 (Testbed::set_mtu"), "{error}");
-    // Neither leaves it unusable, and shorter ones go the other way again.
+    // Both leave the generator usable, and shorter frames take the other way again.
     let arrived = testbed.sink.arrived_in_all().unwrap();
     testbed.generator.send(1514, 10).unwrap();
     sys::sleep(Duration::from_millis(100)).unwrap();

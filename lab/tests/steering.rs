@@ -1,5 +1,5 @@
-//! A server of virtual machines behind a tunnel: packets are received by the core that is named or chosen, and every one of them is
-//! decrypted there. Root, in namespaces of their own; run one at a time.
+//! A server of virtual machines behind a tunnel. The core that is named or chosen receives the packets, and decrypts
+//! every one of them. These tests need root, and run in their own namespaces, one at a time.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ fn measure(bed: &Bed, guests: [Guest; 2], pps: f64, payload_bytes: u16) -> Steer
     bed.measure(&guests, &flows, Duration::from_millis(300), Duration::from_millis(700)).unwrap()
 }
 
-/// Which core received the packets of each machine; `None`: several.
+/// The core that received the packets of each machine; `None` if several did.
 fn cores(seen: &SteeringOutcome) -> [Option<usize>; 2] {
     [0, 1].map(|machine| {
         let by_core = &seen.machines[machine].by_core_pps;
@@ -64,7 +64,7 @@ fn packets_are_received_and_decrypted_by_the_core_that_is_named() {
         assert_eq!(cores(&seen), expected.map(Some), "{steering:?} {seen:?}");
         for machine in &seen.machines {
             let decrypted: f64 = machine.by_core_pps.iter().sum();
-            // Others may have the machine for a while, and packets are lost in full rings then.
+            // Other work may have the machine for a while; packets are then lost in full rings.
             let arrived = machine.sent_pps * (1.0 - machine.loss);
             assert!(arrived > 0.0 && (decrypted / arrived - 1.0).abs() < 0.05, "{steering:?} {seen:?}");
         }
@@ -82,7 +82,7 @@ fn flows_keep_off_the_core_of_a_machine_that_computes() {
     let seen = measure(&bed, [Guest::Busy(BUSY), Guest::Idle], GENTLE_PPS, 64);
     assert_eq!(cores(&seen), [Some(FREE); 2], "{seen:?}");
     assert!(seen.machines[0].units_per_s > 0.0 && seen.machines[1].units_per_s == 0.0, "{seen:?}");
-    // Hashes do not know of machines: some of so many flows are on its core.
+    // Hashes do not know machines, so some of that many flows are on its core.
     bed.steer(&Steering::Hash, FREE).unwrap();
     let flows: Vec<Flow> =
         (0..16).map(|n| Flow { source_port: VXLAN_PORT + 1 + n * 977, ..flow(1, 100.0, 64) }).collect();
@@ -105,7 +105,7 @@ mod measure {
             return;
         }
         let mut bed = Bed::new(2).unwrap();
-        // What one core does of one flow.
+        // The rate of one flow on one core.
         bed.steer(&Steering::Queue, BUSY).unwrap();
         let flood = [flow(1, 100_000.0, 1400)];
         let most = bed

@@ -1,6 +1,6 @@
-//! Every subject that can run here forwards right, is accounted for, and leaves nothing behind, also when it starts by halves;
-//! one whose program is missing says so. Root, in namespaces of their own. A subject whose program is not installed is
-//! skipped, and the test says so.
+//! Every subject that can run here forwards correctly, is accounted for, and leaves nothing behind, also when its start
+//! fails half way. A subject whose program is missing reports so. These tests need root, and run in their own
+//! namespaces. A subject whose program is not installed is skipped, and the test reports that.
 
 use std::{collections::BTreeSet, io::Write, net::Ipv4Addr, process::Command, time::Duration};
 
@@ -20,10 +20,10 @@ use lab::{
 };
 use logic::net::Prefix4;
 
-/// Slow enough for every subject on a machine that does much else.
+/// Slow enough for every subject on a machine with much other work.
 const GENTLE: Pace = Pace::Rate(5_000);
 
-/// Programs that the machine may lack: subject, program, environment variable that may give it.
+/// Programs that the machine may lack: subject, program, environment variable with its path.
 const FOREIGN: [(&str, &str, &str); 7] = [
     ("ovs-packet", "ovs-vswitchd", ""),
     ("ovs-afxdp", "ovs-vswitchd", ""),
@@ -42,7 +42,7 @@ fn installed(name: &str) -> bool {
     let there = std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
         || std::env::var_os(variable).is_some();
     if !there {
-        // Not eprintln, which only failing tests show.
+        // Not eprintln, whose output only failing tests show.
         let _ = writeln!(std::io::stderr(), "SKIPPED: {name} is not tested, as there is no {program} here");
     }
     there
@@ -83,7 +83,7 @@ fn traces(testbed: &Testbed) -> BTreeSet<String> {
     traces
 }
 
-/// The traces of a new testbed, once Linux has made up its IPv6 addresses.
+/// The traces of a new testbed, once Linux has assigned its IPv6 addresses.
 fn settled(testbed: &Testbed) -> BTreeSet<String> {
     let mut seen = traces(testbed);
     loop {
@@ -96,7 +96,7 @@ fn settled(testbed: &Testbed) -> BTreeSet<String> {
     }
 }
 
-/// A device's line up to what counts up by itself.
+/// A device's line, up to the part that counts on its own.
 fn fixed(line: &str, what: &str) -> String {
     let words = line.split_whitespace().filter(|word| !word.starts_with("0x"));
     format!("{what} {}", words.collect::<Vec<_>>().join(" "))
@@ -115,7 +115,7 @@ fn leaves_nothing(testbed: &Testbed, before: &BTreeSet<String>, name: &str) {
 fn forwards(testbed: &mut Testbed, subject: &dyn Subject, family: Family) -> Sample {
     let workload = Workload::benchmark(family, 300, 0..=0);
     let targets = subject.addressed(&workload.targets);
-    // The host would forward what is sent to it, too.
+    // The host would also forward packets sent to it.
     let router = ingress_mac(subject.router());
     assert!(targets.iter().all(|target| target.router_mac == router));
     let next_hop = |address| workload.next_hop(address);
@@ -127,17 +127,17 @@ fn forwards(testbed: &mut Testbed, subject: &dyn Subject, family: Family) -> Sam
 
 fn forwards_and_leaves_nothing(name: &str) {
     let mut testbed = Testbed::new(&Topology::rfc2544()).unwrap();
-    // The generator must get its core, or it sends nothing.
+    // The generator must get its core; otherwise it sends nothing.
     testbed.set_priority(Priority::Rates).unwrap();
     let before = settled(&testbed);
-    // Twice: the second would trip over what the first left.
+    // Twice, because leftovers of the first would disturb the second.
     for _ in 0..2 {
         let subject = subject::start(name, &testbed).unwrap();
         assert_eq!(subject.name(), name);
         for family in [Family::V4, Family::V6] {
             let sample = forwards(&mut testbed, &*subject, family);
             assert!(sample.received > 100, "{name} {family:?} {sample:?}");
-            // A packet socket has little room, and no counter of the testbed shows what it loses.
+            // A packet socket has little room, and no counter of the testbed shows its losses.
             let hidden = if name.ends_with("-packet") { sample.sent as i64 / 20 } else { 0 };
             assert!((0..=hidden).contains(&sample.unexplained), "{name} {family:?} {sample:?}");
             assert!(sample.busy > 0.0, "{name} {family:?} {sample:?}");
@@ -145,7 +145,7 @@ fn forwards_and_leaves_nothing(name: &str) {
         drop(subject);
         leaves_nothing(&testbed, &before, name);
     }
-    // And the testbed is what it was.
+    // Afterwards the testbed is as it was.
     let linux = subject::start("linux", &testbed).unwrap();
     forwards(&mut testbed, &*linux, Family::V4);
 }
@@ -177,7 +177,7 @@ subjects! {
     xdp_forward "xdp-forward";
 }
 
-/// The port towards the sink is not where it should be, so a start fails with the other one taken already.
+/// The port towards the sink has another name, so a start fails when the other port is already taken.
 fn half_a_start_leaves_nothing(name: &str) {
     let testbed = Testbed::new(&Topology::rfc2544()).unwrap();
     testbed
@@ -205,7 +205,7 @@ fn subjects_with_their_own_router_leave_those_of_the_testbed_alone() {
     check_forwarding(&mut testbed, &*linux, &workload.targets, workload.frame_bytes, next_hop).unwrap();
 }
 
-/// Says it writes MACs only, and is a router.
+/// Claims to write only MACs, and is a router.
 struct Liar(Box<dyn Subject>);
 
 impl Subject for Liar {
@@ -266,7 +266,7 @@ fn a_missing_program_is_named_and_the_others_go_on() {
     assert!(out.lines().any(|line| line.starts_with("| linux |") && !line.contains("not measured")), "{out}");
 }
 
-/// A table with prefixes inside others, which have another next hop; the second are the inner ones.
+/// A table with prefixes inside others that have another next hop, and the inner prefixes.
 fn nested_table(testbed: &Testbed) -> (Prefixes, Vec<Prefix4>) {
     let mut table = prefixes::prefixes(None, 4000, 1000).unwrap();
     let outer = table.v4.iter().filter(|prefix| prefix.length() < 24);
@@ -314,7 +314,7 @@ fn open_vswitch_refuses_a_table_beyond_its_limit() {
     let testbed = Testbed::new(&Topology::rfc2544()).unwrap();
     testbed.load_routes(&prefixes::prefixes(None, 5_000, 5_000).unwrap()).unwrap();
     let error = subject::start("ovs-packet", &testbed).err().expect("too many routes").to_string();
-    // Those of the benchmarking networks are rules, too.
+    // The routes of the benchmarking networks are rules, too.
     let expected = "it gets an OpenFlow rule for each route, at most 10000, and the box has 10002 routes: compare it with a \
                     smaller table";
     assert_eq!(error, expected);
@@ -333,7 +333,7 @@ fn a_killed_millrace_is_taken_over_from_and_the_others_are_not() {
     sys::kill(killed);
     assert!(millrace.take_over(&testbed).unwrap());
     assert_ne!(millrace.programs()[0].pid, killed);
-    // It would begin anew if nothing had been left.
+    // It would start with generation 1 if nothing had been left.
     assert_eq!(millrace.ask(&["status"]).unwrap()["generation"], 2);
     forwards(&mut testbed, &millrace, Family::V4);
     drop(millrace);
@@ -342,7 +342,7 @@ fn a_killed_millrace_is_taken_over_from_and_the_others_are_not() {
 
 #[test]
 #[ignore = "needs root"]
-fn a_killed_vpp_is_missed_and_leaves_nothing() {
+fn a_killed_vpp_is_noticed_and_leaves_nothing() {
     if !installed("vpp-afxdp") {
         return;
     }
@@ -353,7 +353,7 @@ fn a_killed_vpp_is_missed_and_leaves_nothing() {
     sys::kill(subject.programs()[0].pid);
     let killed = std::time::Instant::now();
     while testbed.check_subject().is_ok() {
-        assert!(killed.elapsed() < Duration::from_secs(10), "nobody misses it");
+        assert!(killed.elapsed() < Duration::from_secs(10), "nothing notices that it has ended");
     }
     drop(subject);
     leaves_nothing(&testbed, &before, "vpp-afxdp");

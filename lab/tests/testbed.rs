@@ -1,5 +1,5 @@
-//! The lab measured: does it clean up, does every packet add up, does a wrong forwarder get caught? Root, in namespaces of
-//! their own; run one at a time (`make test-root`), as they share two cores.
+//! Tests of the lab itself: does it clean up, is every packet accounted for, is a wrong forwarder caught? These need
+//! root, and run in their own namespaces, one at a time (`make test-root`), because they share two cores.
 
 use std::{
     path::PathBuf,
@@ -44,7 +44,7 @@ fn a_testbed_leaves_nothing_behind() {
 
 #[test]
 #[ignore = "needs root"]
-fn what_a_crashed_run_left_is_removed_and_nothing_else() {
+fn leftovers_of_a_crashed_run_are_removed_and_nothing_else() {
     // The id of a process that has ended.
     let mut child = Command::new("true").spawn().unwrap();
     let dead = child.id();
@@ -99,7 +99,7 @@ fn a_full_table_is_loaded_and_linux_routes_by_the_longest_prefix() {
     }
 }
 
-/// Ports that share a core must take turns, packet by packet or nearly so, and real-time threads do not.
+/// Ports that share a core must take turns packet by packet, or nearly so. Real-time threads do not.
 #[test]
 #[ignore = "needs root"]
 fn napi_threads_go_first_where_packets_come_to_one_port_only() {
@@ -115,7 +115,7 @@ fn napi_threads_go_first_where_packets_come_to_one_port_only() {
             let stat = std::fs::read_to_string(format!("/proc/{thread}/stat")).unwrap();
             let (name, fields) = stat.split_once(") ").unwrap();
             if name.contains("(napi/") {
-                // proc_pid_stat(5): field 41; these begin with the third.
+                // proc_pid_stat(5): field 41. These fields start with the third.
                 assert_eq!(fields.split(' ').nth(41 - 3), Some(policy), "{stat}");
                 napi += 1;
             }
@@ -124,7 +124,7 @@ fn napi_threads_go_first_where_packets_come_to_one_port_only() {
     }
 }
 
-/// Claims to be a router and is a bare redirect.
+/// Claims to be a router, but is a bare redirect.
 struct Liar(Box<dyn Subject>);
 
 impl Subject for Liar {

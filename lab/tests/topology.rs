@@ -1,5 +1,5 @@
-//! Every built-in topology brought up and forwarded through by plain Linux, and nothing left of it afterwards, however it
-//! ended. Root, in namespaces of their own; run one at a time.
+//! Brings up every built-in topology, forwards through it with plain Linux, and checks that nothing is left, however it
+//! ended. These tests need root, and run in their own namespaces, one at a time.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ use lab::{
     topology::{Interface, Network, Topology},
 };
 
-/// Packets sent at once: less than a veth's ring.
+/// Packets sent at once; fewer than a veth's ring holds.
 const BATCH: usize = 64;
 
 fn namespaces(name: &str) -> Vec<String> {
@@ -42,7 +42,7 @@ fn comm(id: i32) -> String {
     std::fs::read_to_string(format!("/proc/{id}/comm")).unwrap().trim().to_owned()
 }
 
-/// Builds, hands over, drops, and sees that everything is gone.
+/// Builds a testbed, runs `work`, drops the testbed, and asserts that everything is gone.
 fn with_testbed(topology: &Topology, work: impl FnOnce(&mut Testbed)) {
     let mut testbed = Testbed::new(topology).unwrap();
     let name = format!("{}-", testbed.name);
@@ -53,7 +53,7 @@ fn with_testbed(topology: &Topology, work: impl FnOnce(&mut Testbed)) {
     work(&mut testbed);
     drop(testbed);
     assert_eq!(namespaces(&name), [""; 0]);
-    // A device's threads go with the device.
+    // A device's threads end with the device.
     eventually("no device is left", || !threads.iter().any(|&id| sys::process_exists(id)));
 }
 
@@ -66,7 +66,7 @@ struct Probe {
     expected: CapturedFrame,
 }
 
-/// What counts of a frame that was captured.
+/// The parts of a captured frame that are compared.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct CapturedFrame {
     to: Mac,
@@ -75,8 +75,8 @@ struct CapturedFrame {
     destination: IpAddr,
 }
 
-/// Through every router, from each of its ports to every network behind another: in by its n-th interface on the one, out
-/// by its n-th on the other.
+/// Probes through every router, from each of its ports to every network behind another port. They enter by its n-th
+/// interface on the one port, and leave by its n-th on the other.
 fn probes(topology: &Topology) -> Vec<Probe> {
     let mut probes = Vec::new();
     for router in topology.all_routers().unwrap() {
@@ -87,7 +87,7 @@ fn probes(topology: &Topology) -> Vec<Probe> {
         for (ingress, egress) in pairs {
             for network in &topology.ports[usize::from(egress.port)].behind {
                 let part = network.part(egress.number.into(), router.interfaces_on_port).unwrap();
-                // Packets are told apart by the destination.
+                // Packets are distinguished by the destination.
                 let offset = 1 + 16 * router.number + u16::from(ingress.port);
                 assert!(offset < 250);
                 let destination: IpAddr = match part {
@@ -123,7 +123,7 @@ fn seen(frame: &[u8]) -> CapturedFrame {
     }
 }
 
-/// What arrives of one packet for each probe.
+/// The frames that arrive when one packet is sent for each probe.
 fn arrived(testbed: &mut Testbed, probes: &[Probe]) -> Vec<CapturedFrame> {
     let target =
         |probe: &Probe| Target { port: probe.port, ..Target::udp(probe.destination, probe.router_mac, 1024) };
@@ -161,8 +161,9 @@ fn every_built_in_topology_forwards_between_all_ports_that_should_and_leaves_not
         });
         pairs.insert(topology.name.clone(), probes(&topology).len());
     }
-    // Both families each: by the host alone; by three; from two and from three ports; by the host to both networks from
-    // three ports each, and by two routers; by the host and 256 interfaces, both ways; by the host to both networks.
+    // For each family: by the host alone; by three routers; from two and from three ports; by the host to both networks
+    // from three ports each, and by two routers; by the host and 256 interfaces, both ways; by the host to both
+    // networks.
     let expected = [
         ("rfc2544", 2),
         ("virtual-routers", 6),
@@ -206,7 +207,7 @@ fn threads_are_pinned_by_role_queue_by_queue() {
             let (device, number) = name.rsplit_once('-')?;
             Some((device.to_owned(), number.parse::<u32>().unwrap()))
         };
-        // Those of the softirqs have no device.
+        // Threads of softirqs have no device.
         let names: Vec<(String, u32)> = threads.iter().filter_map(napi).collect();
         assert_eq!(
             names.iter().map(|n| &n.0[..]).collect::<Vec<_>>(),
@@ -227,11 +228,11 @@ fn threads_are_pinned_by_role_queue_by_queue() {
 
 #[test]
 #[ignore = "needs root"]
-fn what_fails_half_way_is_taken_down() {
+fn a_testbed_that_fails_half_way_is_removed() {
     let run = unique_run_name();
     let (process, count) = run.rsplit_once('_').unwrap_or((&run, "0"));
     let next = format!("{process}_{}", count.parse::<u32>().unwrap() + 1);
-    // The last router's name is taken: everything before it has been built by then.
+    // The last router's name is taken, so everything before it is built when that is found.
     let taken = format!("{next}-r3");
     command::ip(&format!("netns add {taken}")).unwrap();
     let result = Testbed::new(&Topology::rfc2544().with_routers(3));
@@ -241,7 +242,7 @@ fn what_fails_half_way_is_taken_down() {
     assert!(error.contains(&taken), "{error}");
     assert_eq!(left, [taken]);
 
-    // A core that is not there is noticed before anything is built.
+    // A core that does not exist is found before anything is built.
     let mut topology = Topology::rfc2544();
     topology.cores.router = vec![4095];
     let error = format!("{:#}", Testbed::new(&topology).err().expect("a core that is not there"));
@@ -252,7 +253,7 @@ fn what_fails_half_way_is_taken_down() {
 struct Shell {
     process: Child,
     output: BufReader<ChildStdout>,
-    /// First part of the namespaces' names.
+    /// Start of the namespaces' names.
     name: String,
     /// The lab's process id.
     lab: u32,
@@ -274,13 +275,13 @@ fn name_of(lab: u32) -> String {
     format!("mlr-{lab}-")
 }
 
-/// What comes before a line that begins so, and the rest of that line.
+/// The text before a line that begins with `begin`, and the rest of that line.
 fn answer(output: &mut impl BufRead, begin: &str) -> (String, String) {
     let mut text = String::new();
     loop {
         let mut line = String::new();
         assert!(output.read_line(&mut line).unwrap() > 0, "ended early: {text}");
-        // After a prompt, at a terminal.
+        // At a terminal, the line follows a prompt.
         if let Some(rest) = line.trim().trim_start_matches("# ").strip_prefix(begin) {
             return (text, rest.to_owned());
         }
@@ -290,7 +291,7 @@ fn answer(output: &mut impl BufRead, begin: &str) -> (String, String) {
 
 impl Shell {
     fn start(mut process: Child) -> Self {
-        // A program that does not end when its terminal goes.
+        // A program that survives the end of its terminal.
         let script = "trap '' HUP TERM; sleep 1000 & trap - HUP TERM; echo background $!\n";
         process.stdin.as_mut().unwrap().write_all(script.as_bytes()).unwrap();
         let mut output = BufReader::new(process.stdout.take().unwrap());
@@ -361,7 +362,7 @@ fn at_a_terminal_ctrl_c_is_for_the_shells_programs() {
     let line = format!("{LAB} shell shared");
     let mut shell = Shell::start(spawn(Command::new("script").args(["-qfc", &line, "/dev/null"])));
     signal(shell.lab, "INT");
-    // The lab looks every 50 ms.
+    // The lab checks every 50 ms.
     thread::sleep(Duration::from_millis(300));
     shell.process.stdin.as_mut().unwrap().write_all(b"echo still $((40 + 2))\n").unwrap();
     assert_eq!(answer(&mut shell.output, "still ").1, "42");
@@ -385,7 +386,7 @@ fn a_signal_while_it_is_built_leaves_nothing() {
 
 #[test]
 #[ignore = "needs root"]
-fn a_shell_of_what_cannot_be_is_refused_and_the_list_tells_what_can() {
+fn a_shell_of_an_impossible_topology_is_refused_and_the_list_shows_valid_ones() {
     let run = |arguments: &[&str]| {
         let output = lab_shell(arguments).wait_with_output().unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

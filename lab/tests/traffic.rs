@@ -1,5 +1,6 @@
-//! The generator and the sink held against other eyes: Rust's own idea of each packet, tcpdump, trafgen and tcpreplay
-//! (`scripts/setup.sh` installs them). Root, in namespaces of their own; run one at a time (`make test-root`).
+//! Compares the generator and the sink with independent tools: Rust's own construction of each packet, tcpdump, trafgen
+//! and tcpreplay (`scripts/setup.sh` installs them). These need root, and run in their own namespaces, one at a time
+//! (`make test-root`).
 
 use std::{
     net::IpAddr,
@@ -44,7 +45,8 @@ fn all_kinds() -> Vec<Target> {
     targets
 }
 
-/// Every frame is byte for byte what Rust makes of what it says it is. Returns how many of each target there are.
+/// Asserts that every frame equals, byte for byte, the one that Rust builds for its stamp. Returns the count for each
+/// target.
 fn assert_frames(frames: &[Vec<u8>], stream: &Stream, sizes: &[u16]) -> Vec<usize> {
     let mut counts = vec![0; stream.targets.len()];
     for frame in frames {
@@ -68,7 +70,7 @@ fn assert_frames(frames: &[Vec<u8>], stream: &Stream, sizes: &[u16]) -> Vec<usiz
 
 #[test]
 #[ignore = "needs root"]
-fn what_is_sent_is_what_rust_says_of_every_kind_and_size() {
+fn sent_frames_equal_rusts_for_every_kind_and_size() {
     let mut testbed = testbed();
     let _redirect = subject::start("redirect", &testbed).unwrap();
     for target in all_kinds() {
@@ -91,13 +93,13 @@ fn what_is_sent_is_what_rust_says_of_every_kind_and_size() {
 fn kinds_and_sizes_in_one_stream_leave_nothing_in_each_others_frames() {
     let mut testbed = testbed();
     let _redirect = subject::start("redirect", &testbed).unwrap();
-    // 5 sizes and 18 kinds: in the end every kind has every size.
+    // With 5 sizes and 18 kinds, every kind gets every size in the end.
     let sizes = [86, 1514, 87, 590, 101];
     let mut stream = Stream::new(all_kinds(), 86, Pace::Rate(20_000));
     stream.sizes = Sizes(sizes.to_vec());
     testbed.generator.set_streams(vec![stream.clone()]).unwrap();
     testbed.generator.start_streams().unwrap();
-    // The kernel begins to use pages again after the first few hundred packets.
+    // The kernel starts to reuse pages after the first few hundred packets.
     sys::sleep(Duration::from_millis(200)).unwrap();
     let frames = testbed.sink.capture(1000, || Ok(sys::sleep(Duration::from_millis(60))?)).unwrap();
     testbed.generator.stop().unwrap();
@@ -116,8 +118,8 @@ impl Drop for Running {
     }
 }
 
-/// tcpdump's text of what the generator sends to a box without XDP, and the capture, written to `file`. The kernel there has neighbour and listener
-/// discovery to send by the same port, all to groups.
+/// tcpdump's text of what the generator sends to a box without XDP, and the capture, written to `file`. By the same
+/// port the kernel sends neighbour and listener discovery, all to groups.
 fn sniffed(testbed: &mut Testbed, stream: &Stream, packets: u32, file: &str) -> String {
     let mut tcpdump = testbed.box_namespace.command("tcpdump");
     let arguments = format!(
@@ -143,9 +145,10 @@ fn other_tools_read_what_is_sent_and_what_they_send_is_counted() {
     let file = directory.path().join("sent.pcap").display().to_string();
     let mut stream = Stream::new(all_kinds(), 101, Pace::FlatOut);
     stream.sizes = Sizes(vec![101, 1514, 86, 590, 87]);
-    // 18 kinds; a ring holds 256 frames.
+    // There are 18 kinds; a ring holds 256 frames.
     let packets = 180;
-    // tcpdump calls UDP over IPv6 without a checksum bad; RFC 6935 allows it, and the generator does not afford more.
+    // tcpdump calls UDP over IPv6 without a checksum bad. RFC 6935 allows it, and the generator does not take time for
+    // more.
     let text =
         sniffed(&mut testbed, &stream, packets, &file).replace("[bad udp cksum 0x0000", "[no checksum");
     for wrong in ["[bad", "bad cksum", "(wrong", "(incorrect", "truncated", "invalid"] {
@@ -181,7 +184,7 @@ fn other_tools_read_what_is_sent_and_what_they_send_is_counted() {
         "{flows:?}"
     );
 
-    // trafgen's are counted with the mark of test packets, and are nothing to the sink without.
+    // trafgen's packets are counted if they have the mark of test packets. Without it the sink ignores them.
     for (mark, counted) in [("6d, 0x6c", 500), ("6d, 0x6d", 0)] {
         let before = testbed.sink.arrived_in_all().unwrap();
         trafgen(&testbed, mark, 500, &directory.path().join("packet.trafgen").display().to_string());
@@ -189,7 +192,7 @@ fn other_tools_read_what_is_sent_and_what_they_send_is_counted() {
     }
 }
 
-/// UDP to the test port with this identification.
+/// Sends UDP packets to the test port with this identification.
 fn trafgen(testbed: &Testbed, mark: &str, packets: u32, file: &str) {
     let text = format!(
         "{{ 0x02,0x6d,0x01,0,0,0, 0x02,0x6e,0x01,0,0,1, 0x08,0, 0x45,0,0,46, 0x{mark}, 0x40,0, 64,17,0,0, \
@@ -231,7 +234,7 @@ fn zipf_arrives_as_it_was_drawn() {
 
 #[test]
 #[ignore = "needs root"]
-fn what_cannot_be_told_apart_is_refused() {
+fn packets_that_cannot_be_told_apart_are_refused() {
     let mut testbed = testbed();
     let workload = Workload::benchmark(Family::V6, 1, 0..=0);
     testbed.generator.set_targets(workload.targets, 62).unwrap();
@@ -243,7 +246,7 @@ fn what_cannot_be_told_apart_is_refused() {
     assert_eq!(measure(&mut testbed, load, window).unwrap().order, Some(Disorder::default()));
 }
 
-/// Packets due since the run began, in how many seconds: sent, or skipped because the machine had no time.
+/// Packets due since the run began, and when this was read. They were sent, or skipped because the machine had no time.
 fn due(testbed: &Testbed) -> (u64, Instant) {
     let sent = testbed.generator.sent().unwrap();
     (sent.iter().map(|sent| sent.packets + sent.skipped).sum(), Instant::now())
@@ -259,7 +262,7 @@ fn pacing_is_exact_to_one_per_cent() {
     for pps in [10_000, 100_000, 1_000_000, 2_000_000] {
         testbed.generator.start(Load { frame_bytes: 60, pace: Pace::Rate(pps) }).unwrap();
         sys::sleep(Duration::from_millis(100)).unwrap();
-        // Again, if the machine had no time for the generator just when it was looked at.
+        // Repeat if the machine had no time for the generator at the moment of reading.
         let mut errors = Vec::new();
         for _ in 0..10 {
             let (first, started) = due(&testbed);

@@ -1,4 +1,4 @@
-# Sourced by test-openflow.sh: os-ken's learning switches as controllers; three hosts talk through the switch.
+# Sourced by test-openflow.sh: os-ken's learning switches as controllers, while three hosts talk through the switch.
 
 learning() {
 	learning_switch 10 simple_switch
@@ -6,7 +6,7 @@ learning() {
 	learning_switch 13 simple_switch_13
 }
 
-# OpenFlow version, application.
+# Arguments: OpenFlow version, application.
 learning_switch() {
 	PART="learning switch 1.${1#1}"
 	testbed hosts
@@ -27,7 +27,7 @@ learning_switch() {
 	for to in 1 2 3; do
 		check "rules to host $to appear" "dl_dst=02:00:00:00:00:0$to actions=output:$to" echo "$flows"
 	done
-	# Once the rules are there nothing asks the controller.
+	# Once the rules are there, no packet goes to the controller.
 	seen=$(grep -c 'packet in' "$log")
 	check "200 pings pass" '200 received' in_ns h1 ping -q -c 200 -i 0.01 -W 2 10.0.0.2
 	check "none of them goes to the controller" "^$seen$" grep -c 'packet in' "$log"
@@ -36,7 +36,7 @@ learning_switch() {
 
 learned() { in_ns h1 ping -c 1 -W 1 10.0.0.2; }
 
-# In version $1 the rule from host 1 to host 2 counts at least $2 packets.
+# With OpenFlow version $1, does the rule from host 1 to host 2 count at least $2 packets?
 counted_by() {
 	local rule='n_packets=\([0-9]*\),.*dl_src=02:00:00:00:00:01,dl_dst=02:00:00:00:00:02' packets
 	packets=$(ofctl "$1" dump-flows "$SWITCH" | sed -n "s/.* $rule.*/\1/p")

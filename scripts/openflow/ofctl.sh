@@ -1,4 +1,4 @@
-# Sourced by test-openflow.sh: what ovs-ofctl says of the switch, and what the switch then does.
+# Sourced by test-openflow.sh: the output of ovs-ofctl for the switch, and what the switch then does.
 
 ofctl_part() {
 	PART=ovs-ofctl
@@ -19,7 +19,7 @@ ofctl_part() {
 	meters
 }
 
-# Asks the switch.
+# Runs a command of ovs-ofctl on the switch.
 of() { local command=$1; shift; ofctl "$V" "$command" "$SWITCH" "$@"; }
 
 flows() { of dump-flows "$@"; }
@@ -55,18 +55,18 @@ rules() {
 	check 'dump-flows by output port' 'actions=.*output:3' flows out_port=3
 	check 'dump-aggregate' 'packet_count=0 byte_count=0 flow_count=2' of dump-aggregate
 	check 'mod-flows' '' of mod-flows 'ip,actions=output:3'
-	check 'mod-flows changed both' '' same_count 2 'actions=output:3'
+	check 'mod-flows has changed both' '' same_count 2 'actions=output:3'
 	check 'mod-flows --strict' '' of mod-flows --strict 'priority=7,ip,nw_dst=10.0.0.0/8,actions=output:1'
-	check 'mod-flows --strict changed one' '' same_count 1 'actions=output:1'
+	check 'mod-flows --strict has changed one' '' same_count 1 'actions=output:1'
 	check 'del-flows --strict of another priority' '' of del-flows --strict 'priority=8,ip,nw_dst=10.0.0.0/8'
-	check 'which deletes nothing' 'flow_count=2' of dump-aggregate
+	check 'del-flows --strict of another priority has deleted nothing' 'flow_count=2' of dump-aggregate
 	check 'del-flows --strict' '' of del-flows --strict 'priority=7,ip,nw_dst=10.0.0.0/8'
-	check 'which deletes one' 'flow_count=1' of dump-aggregate
+	check 'del-flows --strict has deleted one' 'flow_count=1' of dump-aggregate
 	check 'del-flows by output port' '' of del-flows out_port=3
-	check 'which deletes the other' 'flow_count=0' of dump-aggregate
+	check 'del-flows by output port has deleted the other' 'flow_count=0' of dump-aggregate
 }
 
-# There are $1 rules with actions $2.
+# Are there $1 rules with actions $2?
 same_count() { [ "$(flows | grep -c " $2\$")" = "$1" ]; }
 
 timeouts_and_errors() {
@@ -74,7 +74,7 @@ timeouts_and_errors() {
 	refused 'check_overlap' 'FMFC_OVERLAP' of add-flow 'priority=5,ip,nw_dst=10.0.0.0/8,check_overlap,actions=drop'
 	check 'idle and hard timeouts' '' of add-flow 'idle_timeout=60,hard_timeout=1,udp,actions=output:1'
 	check 'dump-flows: timeouts' 'idle_timeout=60, hard_timeout=1' flows
-	check 'a hard timeout passes' '' within 4 gone idle_timeout=60
+	check 'a hard timeout removes its rule' '' within 4 gone idle_timeout=60
 	check 'del-flows' '' of del-flows
 }
 
@@ -83,12 +83,12 @@ gone() { ! flows | grep -q "$1"; }
 whole_files() {
 	printf 'udp,tp_dst=%d,actions=output:2\n' $(seq 1 500) >"$WORK/flows"
 	check 'add-flows' '' of add-flows "$WORK/flows"
-	check 'which adds 500' 'flow_count=500' of dump-aggregate
+	check 'add-flows has added 500' 'flow_count=500' of dump-aggregate
 	check 'diff-flows: none' '' of diff-flows "$WORK/flows"
 	printf 'udp,tp_dst=%d,actions=output:3\n' $(seq 400 700) >"$WORK/others"
 	check 'replace-flows' '' of replace-flows "$WORK/others"
 	check 'diff-flows after replace-flows' '' of diff-flows "$WORK/others"
-	check 'which leaves 301' 'flow_count=301' of dump-aggregate
+	check 'replace-flows has left 301' 'flow_count=301' of dump-aggregate
 	# Bundles are an extension of 1.3.
 	if [ "$TARGET" != millrace ]; then
 		[ "$V" = 10 ] || check 'add-flows --bundle' '' of add-flows --bundle "$WORK/flows"
@@ -96,7 +96,7 @@ whole_files() {
 		refused 'add-flows --bundle' 'BAD_EXPERIMENTER|BAD_VENDOR|version negotiation failed' of add-flows --bundle "$WORK/flows"
 	fi
 	check 'del-flows' '' of del-flows
-	check 'which leaves none' 'flow_count=0' of dump-aggregate
+	check 'del-flows has left none' 'flow_count=0' of dump-aggregate
 }
 
 ports() {
@@ -115,20 +115,20 @@ ports() {
 	check 'show: nothing special' '' port_says 2 'config: +0'
 }
 
-# The lines of port $1 in `show` have $2.
+# Do the lines of port $1 in `show` contain $2?
 port_says() { of show | grep -A 4 -E "^ $1\(" | grep -m 1 config: | grep -qE "$2"; }
 
-# An Ethernet frame of 60 bytes from nobody to nobody, with type 0x88b5 (local experiments).
+# An Ethernet frame of 60 bytes with unused addresses and type 0x88b5 (local experiments).
 readonly FRAME=0200000000ff0200000000ee88b5$(printf '5a%.0s' $(seq 46))
 
 packets() {
 	local log=$WORK/monitor-$V.log seen=$WORK/seen.log
 	check 'rules between hosts 1 and 2' '' of add-flows - <<<$'in_port=1,actions=output:2\nin_port=2,actions=output:1'
-	check 'the first packet passes, and all' '20 received' in_ns h1 ping -q -c 20 -i 0.05 -W 2 10.0.0.2
+	check 'all packets pass, also the first' '20 received' in_ns h1 ping -q -c 20 -i 0.05 -W 2 10.0.0.2
 	check 'dump-flows: counters' '' within 3 counted
 	check 'del-flows' '' of del-flows
 	check 'a rule that drops' '' of add-flow 'priority=1,actions=drop'
-	check 'and nothing passes' '0 received' in_ns_fails h1 ping -q -c 2 -i 0.2 -W 1 10.0.0.2
+	check 'nothing passes a rule that drops' '0 received' in_ns_fails h1 ping -q -c 2 -i 0.2 -W 1 10.0.0.2
 	start h2 "$seen" tcpdump --immediate-mode -lxni eth0 ether proto 0x88b5
 	start peer "$log" env OVS_RUNDIR="$WORK" ovs-ofctl -O "OpenFlow$V" monitor "$SWITCH" 65535
 	check 'tcpdump listens' '' within 10 grep -q listening "$seen"
@@ -145,12 +145,12 @@ packets() {
 	check 'del-flows' '' of del-flows
 }
 
-# The rule counts an ARP request (60 bytes or 42, if nobody padded it) and 20 echo requests of 98 bytes.
+# Does the rule count an ARP request (60 bytes, or 42 without padding) and 20 echo requests of 98 bytes?
 counted() { flows | grep -qE 'n_packets=21, n_bytes=20(20|02), .*in_port=1'; }
 
 in_ns_fails() { ! in_ns "$@"; }
 
-# Host 1 looks for a neighbour; the log has $2.
+# Host 1 looks for a neighbour. Does the log have $2?
 asked_for() { in_ns h1 ping -c 1 -W 1 10.0.0.77; grep -qE "$2" "$1"; }
 
 groups() {
@@ -160,37 +160,38 @@ groups() {
 	check 'add-group: select' '' of add-group 'group_id=3,type=select,bucket=weight:1,output:2,bucket=weight:3,output:3'
 	check 'add-group: fast failover' '' of add-group 'group_id=4,type=ff,bucket=watch_port:3,output:3,bucket=watch_port:2,output:2'
 	check 'dump-groups' 'group_id=3,type=select,bucket=.*weight:3.*actions=output:3' of dump-groups
-	refused 'a group that is there' 'GROUP_EXISTS' of add-group 'group_id=1,type=indirect,bucket=output:3'
-	refused 'a rule to no group' 'BAD_OUT_GROUP' of add-flow 'actions=group:9'
+	refused 'a group that exists' 'GROUP_EXISTS' of add-group 'group_id=1,type=indirect,bucket=output:3'
+	refused 'a rule to a group that does not exist' 'BAD_OUT_GROUP' of add-flow 'actions=group:9'
 	check 'mod-group' '' of mod-group 'group_id=1,type=indirect,bucket=output:1'
 	check 'dump-groups after mod-group' 'group_id=1,type=indirect,bucket=.*actions=output:1' of dump-groups
 	check 'rules to groups' '' of add-flows - <<<$'in_port=1,actions=group:4\nin_port=2,actions=group:1'
 	in_ns h3 ip link set eth0 down
 	check 'fast failover: the first bucket is down' '' within 5 in_ns h1 ping -c 1 -W 1 10.0.0.2
-	check 'all pass' '20 received' in_ns h1 ping -q -c 20 -i 0.05 -W 2 10.0.0.2
+	check 'fast failover: all packets pass' '20 received' in_ns h1 ping -q -c 20 -i 0.05 -W 2 10.0.0.2
 	in_ns h3 ip link set eth0 up
 	check 'dump-group-stats' 'group_id=4,.*ref_count=1,packet_count=[1-9]' of dump-group-stats
 	check 'del-groups' '' of del-groups
-	check 'takes their rules along' 'flow_count=0' of dump-aggregate
+	check 'del-groups has deleted their rules' 'flow_count=0' of dump-aggregate
 }
 
 meters() {
 	check 'meter-features' 'max_meter' of meter-features
 	check 'add-meter' '' of add-meter 'meter=1,pktps,burst,band=type=drop,rate=10,burst_size=10'
 	check 'dump-meters' 'meter=1 pktps burst bands=' of dump-meters
-	refused 'a meter that is there' 'METER_EXISTS' of add-meter 'meter=1,kbps,band=type=drop,rate=10'
-	refused 'a rule to no meter' 'UNKNOWN_METER|INVALID_METER' of add-flow 'actions=meter:9,output:1'
+	refused 'a meter that exists' 'METER_EXISTS' of add-meter 'meter=1,kbps,band=type=drop,rate=10'
+	refused 'a rule to a meter that does not exist' 'UNKNOWN_METER|INVALID_METER' of add-flow 'actions=meter:9,output:1'
 	check 'rules, one with a meter' '' of add-flows - <<<$'ip,in_port=1,actions=meter:1,output:2\narp,in_port=1,actions=output:2\nin_port=2,actions=output:1'
 	check 'few packets pass' '5 received' in_ns h1 ping -q -c 5 -i 0.3 -W 1 10.0.0.2
-	check 'most of many do not' ' [1-5]?[0-9] received' in_ns h1 ping -q -c 200 -i 0.01 -W 1 10.0.0.2
+	check 'most of many packets do not pass' ' [1-5]?[0-9] received' in_ns h1 ping -q -c 200 -i 0.01 -W 1 10.0.0.2
 	check 'meter-stats' 'meter:1 flow_count:1 packet_in_count:20[0-9]' of meter-stats
 	check 'mod-meter' '' of mod-meter 'meter=1,kbps,band=type=drop,rate=1000'
 	check 'dump-meters after mod-meter' 'meter=1 kbps bands=' of dump-meters
 	check 'del-meters' '' of del-meters
-	check 'takes their rules along' 'flow_count=2' of dump-aggregate
+	check 'del-meters has deleted their rules' 'flow_count=2' of dump-aggregate
 }
 
-# Paths of the user plane are logical ports; the first has all that rules send it, the second no worker, as its router is not there.
+# Paths of the user plane are logical ports. The first path gets what rules send it. The second one has no worker, because its
+# router does not exist.
 paths_part() {
 	PART=paths
 	[ "$TARGET" = millrace ] || return 0
@@ -219,13 +220,13 @@ chain = ["discard"]
 }
 
 logical_ports() {
-	# OpenFlow 1.0 has no error for the port that a packet is said to come from.
+	# OpenFlow 1.0 has no error for the input port of a packet-out.
 	local up='state: +0' bad_in_port=OFPBRC_EPERM seen=$WORK/udp-$V.log before
 	[ "$V" = 10 ] || { up='state: +LIVE' bad_in_port=OFPBRC_BAD_PORT; }
 	check 'show: the first' ' 65024\(path:ruled\): addr:00:00:00:00:00:00' of show
-	check 'show: the second, cut' ' 65025\(path:without-a-\): addr:' of show
+	check 'show: the second, with a shortened name' ' 65025\(path:without-a-\): addr:' of show
 	check 'show: a worker has the first' '' within 5 state_says 65024 "$up"
-	check 'show: none has the second' '' state_says 65025 LINK_DOWN
+	check 'show: no worker has the second' '' state_says 65025 LINK_DOWN
 	check 'dump-ports' 'reply.*: 5 ports' of dump-ports
 	check 'add-flow' '' of add-flow 'udp,tp_dst=4000,actions=output:65024'
 	check 'dump-flows' 'tp_dst=4000 actions=output:65024' flows
@@ -233,9 +234,9 @@ logical_ports() {
 	start h2 "$seen" tcpdump --immediate-mode -lni eth0 udp dst port 4000
 	check 'tcpdump listens' '' within 10 grep -q listening "$seen"
 	before=$(given)
-	check 'ten packets' '' in_ns h1 bash -c 'for n in {1..10}; do echo >/dev/udp/10.0.0.2/4000; done'
+	check 'host 1 sends ten packets' '' in_ns h1 bash -c 'for n in {1..10}; do echo >/dev/udp/10.0.0.2/4000; done'
 	check 'the worker sends them' '' within 5 eval '[ "$(grep -c "10.0.0.2.4000" "$seen")" = 10 ]'
-	check 'dump-ports of one: ten more were given' '' within 5 eval '[ "$(given)" = $((before + 10)) ]'
+	check 'dump-ports of one: the path was given ten more' '' within 5 eval '[ "$(given)" = $((before + 10)) ]'
 	refused 'packet-out' 'OFPBAC_BAD_OUT_PORT' of packet-out "in_port=controller packet=$FRAME actions=output:65024"
 	refused 'packet-out from there' "$bad_in_port" of packet-out "in_port=65024 packet=$FRAME actions=output:2"
 	refused 'mod-port down' 'OFPPMFC_BAD_CONFIG|OFPBRC_EPERM' of mod-port 65024 down
@@ -244,7 +245,7 @@ logical_ports() {
 	check 'del-flows' '' of del-flows
 }
 
-# As port_says, of the port's state.
+# As port_says, for the port's state.
 state_says() { of show | grep -A 4 -E "^ $1\(" | grep -m 1 state: | grep -qE "$2"; }
 
 # Packets that the first path was given.

@@ -1,7 +1,7 @@
-"""What came of each case of a suite of os-ken, beside what suite13.txt expects: outcomes.py SUITE LOG EXPECTED.
+"""Compares the outcome of each case of a suite of os-ken with suite13.txt: outcomes.py SUITE LOG EXPECTED.
 
-Prints a line for each case: `ok` or what is wrong, a tab, and the case. With --write instead of EXPECTED: the lines
-of that file. An outcome is `ok`, TYPE/CODE of the error that refused a rule, or `differs`.
+Prints a line for each case: `ok` or the fault, a tab, and the case. With --write instead of EXPECTED, prints the lines of
+that file. An outcome is `ok`, TYPE/CODE of the error that refused a rule, or `differs`.
 """
 
 import re
@@ -11,7 +11,7 @@ ERROR = re.compile(r"OFPErrorMsg\[type=0x([0-9a-f]+), code=0x([0-9a-f]+)\]")
 
 
 def cases(log):
-    """File, description, outcome and what the suite says of it, in order; the file's name stands before its cases."""
+    """File, description, outcome and the suite's message, in order. The log has a file's name before its cases."""
     found, name = [], None
     for line in log:
         line = line.rstrip()
@@ -75,7 +75,7 @@ def main(suite, log, expectation):
             print(f"wanted {wanted}, got {outcome}: {said}\t{name}: {description}")
     for name, outcomes in left.items():
         for outcome in outcomes:
-            print(f"wanted {outcome}, and it did not run\t{name}")
+            print(f"wanted {outcome}, but the case did not run\t{name}")
 
 
 main(*sys.argv[1:])

@@ -1,5 +1,5 @@
 # Sourced by test-openflow.sh: os-ken's public test suites of OpenFlow switches, with an Open vSwitch as the tester.
-# Between the barrier reply of a rule and the packet that needs it nothing waits (the suite's --interval is 0).
+# There is no wait between the barrier reply of a rule and the packet that needs the rule (the suite's --interval is 0).
 
 suite() {
 	PART=suite
@@ -7,7 +7,7 @@ suite() {
 	count_cases "$WORK/suite.log"
 }
 
-# The suites of 1.3, each by a name of its own too: what comes of each case is in suite13.txt.
+# The suites of 1.3. Each can also be run by its own name. suite13.txt has the expected outcome of each case.
 suite13() { suite13_action && suite13_match && suite13_group && suite13_meter; }
 suite13_action() { suite13_part action; }
 suite13_match() { suite13_part match; }
@@ -19,9 +19,10 @@ suite13_part() {
 	local cases=$WORK/cases outcome name
 	rm -rf "$cases"
 	cp -r "$(suite_cases)/of13/$1" "$cases"
-	# The tester, an Open vSwitch in userspace, forwards no 10,000 full frames a second on a busy machine.
+	# On a busy machine the tester, an Open vSwitch in userspace, cannot forward 10,000 full frames a second.
 	rm -f "$cases"/01_DROP_00_KBPS_02_100M.json "$cases"/01_DROP_01_PKTPS_02_10000.json
-	# As 1.3 has it; else what misses comes to the controller late, when the next case is waiting for another packet.
+	# The default of OpenFlow 1.3. Otherwise a packet without a rule would reach the controller late, when the next case waits for
+	# another packet.
 	MISS=drop
 	suite_run 13 "$cases" || return 0
 	if ! "$PYTHON" scripts/openflow/outcomes.py "$1" "$WORK/suite.log" scripts/openflow/suite13.txt >"$WORK/outcomes"; then
@@ -40,11 +41,11 @@ suite_cases() {
 	"$PYTHON" -c 'import os_ken.tests.switch as s, os; print(os.path.dirname(s.__file__))'
 }
 
-# The cases of directory $2 with OpenFlow version $1.
+# Runs the cases of directory $2 with OpenFlow version $1.
 suite_run() {
 	local log=$WORK/suite.log version=openflow$1
 	testbed tester
-	# The controller ends by itself, with a report.
+	# The controller ends after its report.
 	start_controller "$log" --test-switch-target 1 --test-switch-tester 2 --test-switch-target-version "$version" \
 		--test-switch-tester-version "$version" --test-switch-interval 0 --test-switch-dir "$2" \
 		os_ken.tests.switch.tester || return 1
@@ -57,8 +58,8 @@ suite_run() {
 	fi
 }
 
-# A case is a line of its description and OK or ERROR, indented by four; the line before such lines names the file, and
-# a line indented by eight says what was wrong.
+# A case is a line with its description and OK or ERROR, indented by four. The line before such lines names the file. A line
+# indented by eight describes the fault.
 count_cases() {
 	local line file= failed=
 	while IFS= read -r line; do

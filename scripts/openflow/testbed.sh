@@ -11,26 +11,26 @@ PASSED=0
 FAILED=0
 
 pass() { PASSED=$((PASSED + 1)); echo "ok      $PART: $1"; }
-# What, and in what state it was found.
+# Arguments: the check, and lines that describe what was found.
 fail() { FAILED=$((FAILED + 1)); echo "FAILED  $PART: $1"; shift; printf '          %s\n' "$@"; }
 
-# Runs a command in the network namespace $1; unlike `ip netns exec` it leaves /sys as it is.
+# Runs a command in the network namespace $1. Unlike `ip netns exec`, this does not change /sys.
 in_ns() {
 	local where=$1
 	shift
 	nsenter --net="/run/netns/$PREFIX-$where" "$@"
 }
 
-# Starts a command in the namespace $1 with its output in file $2; it is ended by stop_all.
+# Starts a command in the namespace $1 with its output in file $2. stop_all ends it.
 start() {
 	local where=$1 log=$2
 	shift 2
-	# Not by in_ns: in the background that would be a shell, and the command its child.
+	# Not with in_ns: in the background this would be a shell, and the command its child.
 	nsenter --net="/run/netns/$PREFIX-$where" "$@" >"$log" 2>&1 &
 	PIDS+=($!)
 }
 
-# Waits at most $1 seconds until the rest succeeds.
+# Waits at most $1 seconds until the command in the other arguments succeeds.
 within() {
 	local end=$((SECONDS + $1))
 	shift
@@ -42,12 +42,12 @@ within() {
 
 namespace() {
 	ip netns add "$PREFIX-$1"
-	# Neighbour discovery and router solicitations would come between the test's packets.
+	# Without IPv6, neighbour discovery and router solicitations do not mix with the test's packets.
 	in_ns "$1" sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1
 	in_ns "$1" ip link set lo up
 }
 
-# A cable from device $2 of namespace $1 to device $4 of namespace $3.
+# Makes a cable from device $2 of namespace $1 to device $4 of namespace $3.
 cable() {
 	ip link add "$2" netns "$PREFIX-$1" type veth peer name "$4" netns "$PREFIX-$3"
 	local end
@@ -59,7 +59,7 @@ cable() {
 	done
 }
 
-# Namespaces and cables; $1: hosts, or tester.
+# Makes namespaces and cables. $1: hosts, or tester.
 testbed() {
 	local i
 	namespace target
@@ -79,7 +79,7 @@ testbed() {
 	done
 }
 
-# Open vSwitch in userspace, beside whatever runs on this machine, in namespace $1.
+# Starts an Open vSwitch in userspace in namespace $1. It does not affect another one on this machine.
 start_ovs() {
 	local where=$1 directory=$WORK/ovs-$1
 	rm -rf "$directory"
@@ -100,11 +100,12 @@ vsctl() {
 	ovs-vsctl --timeout=10 --db="unix:$directory/db.sock" "$@"
 }
 
-# Makes the Open vSwitch in namespace $1 decide about each packet by its tables as they are, not as they were when it
-# cached a decision: its cache follows changes only some time after the barrier reply.
+# Makes the Open vSwitch in namespace $1 look up each packet in its tables, and not in its cache. The cache follows changes only
+# some time after the barrier reply.
 uncached() { vsctl "$1" set open_vswitch . other_config:flow-limit=0; }
 
-# A bridge in namespace $1 with ports $2*, 1 to 3, OpenFlow versions $3, and datapath id $4; the rest are controllers.
+# Makes a bridge in namespace $1 with ports $2*, 1 to 3, OpenFlow versions $3, and datapath id $4. Other arguments are
+# controllers.
 bridge() {
 	local where=$1 port=$2 versions=$3 id=$4 i
 	shift 4
@@ -117,11 +118,11 @@ bridge() {
 	vsctl "$where" set-controller br "$@"
 }
 
-# What else stands in Millrace's configuration, and what becomes of packets that no rule matches.
+# More lines of Millrace's configuration, and the action for packets that no rule matches.
 MORE=
 MISS=controller
 
-# The switch that is tested, listening for ovs-ofctl; $1: 10, 13, or 10,13; the rest are controllers.
+# Starts the switch that is tested, which listens for ovs-ofctl. $1: 10, 13, or 10,13. Other arguments are controllers.
 start_target() {
 	local version=$1 controller options
 	shift
@@ -151,18 +152,18 @@ start_target() {
 	fi
 }
 
-# ovs-ofctl of version $1, from outside the switch.
+# Runs ovs-ofctl with OpenFlow version $1, from outside the switch.
 ofctl() {
 	local version=$1
 	shift
 	in_ns peer timeout 20 ovs-ofctl -O "OpenFlow$version" --timeout=15 "$@"
 }
 
-# os-ken's applications as controllers at 192.0.2.2:6653, output in file $1.
+# Starts os-ken's applications as controllers at 192.0.2.2:6653, with their output in file $1.
 start_controller() {
 	local log=$1
 	shift
-	# The test suite waits with timeouts that only this hub of os-ken's has.
+	# The test suite needs timeouts, which only this hub of os-ken has.
 	start peer "$log" env OSKEN_HUB_TYPE=eventlet "$PYTHON" -W ignore scripts/openflow/osken.py --ofp-tcp-listen-port 6653 "$@"
 	if ! within 15 in_ns peer bash -c ': </dev/tcp/127.0.0.1/6653'; then
 		fail "os-ken listens" "$(tail -n 3 "$log")"
@@ -170,7 +171,7 @@ start_controller() {
 	fi
 }
 
-# Ends what was started, and removes what was made.
+# Ends all processes that were started, and removes the namespaces.
 stop_all() {
 	local pid name
 	if [ "$TARGET" = millrace ] && [ -e "/run/netns/$PREFIX-target" ]; then

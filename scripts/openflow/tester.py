@@ -1,9 +1,9 @@
-"""What os-ken's test suite of switches needs to judge a switch and not itself: imported before it runs.
+"""Corrects os-ken's test suite of switches, so that its results depend on the switch. Imported before the suite runs.
 
-* Its SCTP checksums are computed over Python's text of a packet. Here they are those of RFC 9260.
-* It sends each packet by a message of its own, and cannot offer 2,000 a second on a busy machine: here one message
-  sends as many as are due, by the clock. A rate is measured for RATE_S seconds, not for 30.
-* It sleeps a second before it asks whether a packet met no rule. Here it asks until the packet has come.
+* The suite computes SCTP checksums over Python's text of a packet. Here they follow RFC 9260.
+* The suite sends each packet in a message of its own, and cannot offer 2,000 a second on a busy machine. Here one message
+  sends as many as are due by the clock. A rate is measured for RATE_S seconds, not for 30.
+* The suite sleeps a second before it asks whether a packet met no rule. Here it asks until the packet has come.
 """
 
 import inspect
@@ -14,7 +14,7 @@ from os_ken.lib.packet import sctp
 from os_ken.tests.switch import tester
 
 RATE_S = 6
-# Seconds between messages: a receive buffer holds what is sent in between.
+# Seconds between messages. A receive buffer holds the packets that are sent in this time.
 PAUSE_S = 0.002
 MOST_AT_ONCE = 64
 
@@ -84,6 +84,6 @@ def prepare():
     app._send_packet_thread = send_packets
     app._continuous_packet_send = shorter(app._continuous_packet_send)
     app._test_flow_unmatching_check = patient(app._test_flow_unmatching_check)
-    # The second before the question; --test-switch-interval is the one between cases.
+    # No sleep before the suite asks about a packet. --test-switch-interval sets the time between cases.
     tester.INTERVAL = 0
     assert "hub.sleep(INTERVAL)" in inspect.getsource(app._test_execute)

@@ -1,5 +1,5 @@
-//! The benchmarks. Each is a program that prints a score; some are clients of a server, and then it is the server that is
-//! measured. A score is per second of real time: what traffic takes away must show in it.
+//! The benchmarks. Each is a program that prints a score. Some are clients of a server, and then the server is
+//! measured. Scores are per second of real time, so that they show what traffic takes away.
 
 use std::{net::Ipv4Addr, path::Path};
 
@@ -8,30 +8,30 @@ use serde_json::Value;
 
 use super::Score;
 
-/// Their names.
+/// Names of the benchmarks.
 pub const NAMES: [&str; 7] =
     ["integer", "float", "memory", "sysbench-cpu", "sysbench-memory", "nginx", "iperf3"];
 
 /// One of [`NAMES`].
 pub struct Benchmark {
-    /// As on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// Of its scores.
+    /// Unit of its scores.
     pub unit: &'static str,
-    /// What prints the score.
+    /// The program that prints the score.
     pub(super) program: &'static str,
-    /// For a core (where a client finds its server), and so many seconds.
+    /// Arguments for a core (which gives the server's port) and a number of seconds.
     pub(super) arguments: fn(core: usize, seconds: u16) -> String,
-    /// The score in what the program printed.
+    /// Reads the score from what the program printed.
     pub(super) parse: fn(&str) -> Option<Score>,
     pub(super) server: Option<Server>,
 }
 
-/// What a client needs. One on each core, at a port of its own.
+/// The server that a client needs: one on each core, at a port of its own.
 pub(super) struct Server {
     pub(super) program: &'static str,
     pub(super) arguments: fn(core: usize) -> String,
-    /// Files for it in the directory it will run in.
+    /// Writes its files into the directory that it will run in.
     pub(super) prepare: fn(&Path, core: usize) -> Result<()>,
     first_port: u16,
 }
@@ -43,7 +43,7 @@ impl Server {
 }
 
 impl Benchmark {
-    /// Is it asked, so that its scores have latencies?
+    /// Does its server answer requests, so that scores have latencies?
     pub fn answers(&self) -> bool {
         self.program == "wrk"
     }
@@ -64,11 +64,11 @@ const NGINX_PORT: u16 = 8000;
 const IPERF3_PORT: u16 = 5201;
 /// Bytes of the page that nginx serves.
 const PAGE_BYTES: usize = 1024;
-/// The client's connections to nginx: enough that the server is never without a request, and few, so that the client takes
-/// the lab's core for short moments only and the generator keeps its pace.
+/// The client's connections to nginx. They are enough that the server always has a request. They are few, so that the
+/// client takes the lab's core only for short moments and the generator keeps its pace.
 const CONNECTIONS: u32 = 4;
 
-/// All of them, in the order of [`NAMES`]. The papers used nbench's integer, floating-point and memory indices.
+/// All benchmarks, in the order of [`NAMES`]. The papers used nbench's integer, floating-point and memory indices.
 pub static BENCHMARKS: [Benchmark; 7] = [
     stress_ng("integer", |_, seconds| stress_ng_arguments("--cpu 1 --cpu-method int64", seconds)),
     stress_ng("float", |_, seconds| stress_ng_arguments("--cpu 1 --cpu-method double", seconds)),
@@ -138,7 +138,7 @@ fn stress_ng_arguments(stressor: &str, seconds: u16) -> String {
     format!("{stressor} --timeout {seconds} --metrics-brief --yaml /dev/stdout")
 }
 
-/// One process, nothing but the page, no log.
+/// Configures one process that serves only the page and writes no log.
 fn prepare_nginx(directory: &Path, core: usize) -> Result<()> {
     let port = NGINX_PORT + core as u16;
     let configuration = format!(
@@ -166,7 +166,7 @@ fn number_after(text: &str, label: &str) -> Option<f64> {
     text.split_once(label)?.1.split_whitespace().next()?.parse().ok()
 }
 
-/// Of `wrk --latency`; no score if the server answered with errors.
+/// Score of `wrk --latency`. `None` if the server answered with errors.
 fn wrk_score(output: &str) -> Option<Score> {
     if output.contains("Non-2xx") {
         return None;
@@ -197,7 +197,7 @@ fn microseconds(text: &str) -> Option<f64> {
     Some(digits.parse::<f64>().ok()? * factor)
 }
 
-/// What the client received.
+/// Score of iperf3: what the client received.
 fn iperf3_score(output: &str) -> Option<Score> {
     let result: Value = serde_json::from_str(output).ok()?;
     score(result.pointer("/end/sum_received/bits_per_second")?.as_f64()?)
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn sysbench_tells_events_per_second() {
+    fn sysbench_reports_events_per_second() {
         // sysbench 1.0.20
         let cpu = "Threads started!\n\nCPU speed:\n    events per second:  2883.44\n\nGeneral statistics:\n\
             \x20   total time:                          2.0002s\n";
@@ -255,7 +255,7 @@ Transfer/sec:     19.61MB
 ";
 
     #[test]
-    fn wrk_tells_requests_and_latencies() {
+    fn wrk_reports_requests_and_latencies() {
         let expected = Score { per_s: 85_674.51, errors: 0, p50_us: Some(176.0), p99_us: Some(2390.0) };
         assert_eq!(parse("nginx", WRK), Some(expected));
         let errors = WRK.replace("Requests/sec", "  Non-2xx or 3xx responses: 85796\nRequests/sec");
@@ -277,7 +277,7 @@ Transfer/sec:     19.61MB
     }
 
     #[test]
-    fn iperf3_tells_what_was_received() {
+    fn iperf3_reports_what_the_client_received() {
         // iperf3 3.12, shortened
         let output = r#"{"end":{"sum_sent":{"bits_per_second":11329249338.092205},
             "sum_received":{"seconds":1.005121,"bytes":1416626070,"bits_per_second":11275267913.5}}}"#;

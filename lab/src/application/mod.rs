@@ -1,20 +1,21 @@
-//! Applications on the box that also forwards: what they still achieve while packets pass (Q9, figs. 6 to 8; O fig. 2).
+//! Applications on the box that also forwards: what they achieve while packets pass (Q9, figs. 6 to 8; O fig. 2).
 //!
 //! | file | holds |
 //! |---|---|
-//! | `benchmark` | the benchmarks, a small description each, and what their output means |
-//! | `process` | one running program: pinned, and gone with its owner |
-//! | this | a benchmark put on cores, its scores, and the index |
+//! | `benchmark` | the benchmarks: a small description of each, and the meaning of its output |
+//! | `process` | one running program: pinned, and ended with its owner |
+//! | this file | a benchmark put on cores, its scores, and the index |
 //!
-//! Priorities. In the papers' router packets are forwarded in softirqs, which run before every application. Here NAPI threads
-//! forward, so that their time can be told apart; the testbed gives them a real-time priority
-//! ([`crate::testbed::Testbed::for_rates`]), and benchmarks and servers run as anybody starts them: nice 0, the core theirs
-//! whenever forwarding leaves it, and about a twentieth of it in any case, which the kernel keeps for normal threads. With NAPI threads at nice 0 the
-//! scheduler would halve a saturated core between the two, and forwarding would lose packets that the papers' router forwards.
+//! Priorities. In the papers' router, softirqs forward packets and run before every application. Here NAPI threads
+//! forward, so that their time can be told apart. The testbed gives them a real-time priority
+//! ([`crate::testbed::Testbed::for_rates`]). Benchmarks and servers run at nice 0, the default. They get the core
+//! whenever forwarding leaves it, and in any case about a twentieth of it, which the kernel keeps for normal threads.
+//! With NAPI threads at nice 0, the scheduler would give each half of a saturated core. Forwarding would then lose
+//! packets that the papers' router forwards.
 //!
-//! Servers are reached through the loopback of the box, by clients on the lab's core, which run before the generator there
-//! (it never sleeps; what they take from it is missing in `offered_pps`): what is compared is the core's time, not whether
-//! requests find room in the ring of a saturated port.
+//! Clients on the lab's core reach servers through the loopback of the box. So the core's time is compared, and not
+//! whether requests find room in the ring of a saturated port. Clients run before the generator there, because the
+//! generator never sleeps. Packets that it then cannot send are missing in `offered_pps`.
 
 mod benchmark;
 mod process;
@@ -39,7 +40,8 @@ use crate::{
     testbed::Testbed,
 };
 
-/// A core that forwards all it can leaves an application a hundredth or two: starting and ending take that much longer.
+/// Time limit. A core that forwards all it can leaves an application one or two hundredths, so starting and ending take
+/// long.
 const PATIENCE: Duration = Duration::from_secs(60);
 const SERVER_START_LIMIT: Duration = Duration::from_secs(10);
 
@@ -48,29 +50,30 @@ const SERVER_START_LIMIT: Duration = Duration::from_secs(10);
 pub struct Score {
     /// In the benchmark's unit.
     pub per_s: f64,
-    /// Of a server: connections and requests that failed, or had no answer in 2 s.
+    /// Connections and requests of a server that failed, or had no answer in 2 s.
     pub errors: u64,
-    /// Of a server that answers requests: median latency. The client asks again when it has been answered (closed loop), so
-    /// requests that would have come meanwhile, and waited, are not in it.
+    /// Median latency of a server that answers requests. The client sends the next request after the answer (closed
+    /// loop). So requests that would have come and waited meanwhile are not included.
     pub p50_us: Option<f64>,
     /// The same: 99th percentile.
     pub p99_us: Option<f64>,
 }
 
-/// Q9: N = sum(B_i) / sum(Z_i), B_i the score of core i under traffic, Z_i without. `None` if there is nothing to divide by.
+/// Q9: N = sum(B_i) / sum(Z_i), where B_i is the score of core i under traffic, and Z_i without. `None` if the divisor
+/// is 0.
 pub fn index(under_traffic: &[Score], without_traffic: &[Score]) -> Option<f64> {
     let sum = |scores: &[Score]| scores.iter().map(|score| score.per_s).sum::<f64>();
     let without = sum(without_traffic);
     (without > 0.0).then(|| sum(under_traffic) / without)
 }
 
-/// A benchmark on some cores of the box, with its servers up. Dropped, they are gone.
+/// A benchmark on some cores of the box, with its servers running. Dropping it ends them.
 pub struct Deployment {
     benchmark: &'static Benchmark,
     cores: Vec<usize>,
     client_core: usize,
     namespace: File,
-    // Servers end before their directory goes.
+    // Servers end before their directory is removed.
     _servers: Vec<Process>,
     directory: Directory,
 }
@@ -101,7 +104,8 @@ impl Deployment {
         Ok(deployment)
     }
 
-    /// The scores of the cores, all at once, in `seconds` seconds by the benchmark's own clock.
+    /// Runs the benchmark on all cores at once for `seconds` seconds, by its own clock, and returns the scores of the
+    /// cores.
     pub fn run(&self, seconds: u16) -> Result<Vec<Score>> {
         let start = |&core: &usize| {
             let client = self.benchmark.server.is_some();
@@ -119,7 +123,7 @@ impl Deployment {
         parse(output).with_context(|| format!("{name}: no score in what {program} printed: {output}"))
     }
 
-    /// In the box, on a core; `first`: before the generator.
+    /// A command in the box, on a core. With `first` it runs before the generator.
     fn command(&self, program: &str, arguments: String, core: usize, first: bool) -> Command {
         let mut command = Command::new("taskset");
         command.args(["-c", &core.to_string()]);
@@ -158,7 +162,7 @@ fn listens(sockets: &str, port: u16) -> bool {
     })
 }
 
-/// A new directory below the temporary one. Dropped, it is removed.
+/// A new directory below the temporary one. Dropping it removes it.
 struct Directory(PathBuf);
 
 impl Directory {

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::sys;
 
-/// A program in a process group of its own. Dropped, it is killed with all that it started; killed too when we are.
+/// A program in a process group of its own. Dropping it kills the group. The program is also killed when the lab is.
 pub(super) struct Process {
     child: Child,
     shown: String,
@@ -21,13 +21,14 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// One that ends by itself, and prints no more than fits a pipe.
+    /// Starts a program that ends on its own, and prints no more than fits into a pipe.
     pub(super) fn start(command: &mut Command) -> Result<Self> {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         Self::spawn(command, None)
     }
 
-    /// One that runs until it is dropped: what it prints goes to a file, as a pipe that nobody reads would stop it.
+    /// Starts a program that runs until it is dropped. Its output goes to a file; a pipe that nobody reads would stop
+    /// it.
     pub(super) fn serve(command: &mut Command, log: &Path) -> Result<Self> {
         let file = File::create(log).with_context(|| log.display().to_string())?;
         command.stdout(file.try_clone()?).stderr(file);
@@ -47,14 +48,14 @@ impl Process {
         &self.shown
     }
 
-    /// Fails if it has ended.
+    /// Fails if the program has ended.
     pub(super) fn must_run(&mut self) -> Result<()> {
         let Some(status) = self.child.try_wait()? else { return Ok(()) };
         let messages = self.messages();
         bail!("`{}` ended at once ({status}): {messages}", self.shown)
     }
 
-    /// Waits for its end; what it printed.
+    /// Waits for the program to end, and returns what it printed.
     pub(super) fn finish(mut self, limit: Duration) -> Result<String> {
         let end = Instant::now() + limit;
         let status = loop {
@@ -73,7 +74,7 @@ impl Process {
         Ok(text(self.child.stdout.take()))
     }
 
-    /// Of a program that has ended: iperf3 puts its errors into its output.
+    /// Messages of a program that has ended. Its output is part of them, because iperf3 prints its errors there.
     fn messages(&mut self) -> String {
         let log = self.log.as_ref().and_then(|log| File::open(log).ok());
         (text(self.child.stderr.take()) + &text(self.child.stdout.take()) + &text(log)).trim().to_owned()
@@ -100,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_that_prints_much_goes_on_and_is_heard_when_it_ends() {
+    fn a_server_that_prints_much_keeps_running_and_its_end_is_reported() {
         let directory = tempfile::tempdir().unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", "head -c 300000 /dev/zero | tr '\\0' x; echo; echo no more room >&2; exit 3"]);

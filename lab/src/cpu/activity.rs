@@ -1,15 +1,15 @@
-//! How often the router's core is taken, beside for how long (Q fig. 5): NAPI sleeps less as the load rises, and a packet
-//! then costs less.
+//! How often the router's core is taken, besides for how long (Q fig. 5): NAPI sleeps less as the load rises, and a
+//! packet then costs less.
 //!
-//! On a NIC it is the interrupt that starts a poll. Between veths there is none: with threaded NAPI the sender wakes the
-//! receiver's thread, and the thread sleeps when its ring is empty, so wake-ups are what the paper's interrupts were.
+//! With a NIC, the interrupt starts a poll. Between veths there is no interrupt: with threaded NAPI the sender wakes
+//! the receiver's thread, which sleeps when its ring is empty. So wake-ups correspond to the paper's interrupts.
 
 use anyhow::{Context, Result};
 use serde::Serialize;
 
 use super::Threads;
 
-/// Counters of the router's threads and cores, as they stand.
+/// Counters of the router's threads and cores at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Activity {
     wakeups: u64,
@@ -21,18 +21,19 @@ pub struct Activity {
 /// [`Activity`] per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Rates {
-    /// The router's NAPI threads had slept and were woken: their voluntary context switches.
+    /// Wake-ups of the router's NAPI threads after a sleep: their voluntary context switches.
     pub wakeups_per_s: f64,
-    /// The router's NAPI threads left the core, of themselves or not.
+    /// How often the router's NAPI threads left the core, voluntarily or not.
     pub context_switches_per_s: f64,
     /// NET_RX softirqs on the router's cores: polls outside NAPI threads. On the testbed they are the sink's.
     pub net_rx_softirqs_per_s: f64,
-    /// Interrupts of devices on the router's cores; none between veths. The timer's and those from core to core are not in it.
+    /// Interrupts of devices on the router's cores; none between veths. Interrupts of the timer and between cores are
+    /// not included.
     pub interrupts_per_s: f64,
 }
 
 impl Activity {
-    /// Of these threads, and of the cores they are on.
+    /// Reads the counters of these threads, and of these cores.
     pub fn now(threads: &Threads, cores: &[usize]) -> Result<Self> {
         let mut all = Self::default();
         let (softirq_table, interrupt_table) = (read("/proc/softirqs")?, read("/proc/interrupts")?);
@@ -65,7 +66,7 @@ fn read(path: &str) -> Result<String> {
     std::fs::read_to_string(path).with_context(|| path.to_owned())
 }
 
-/// Voluntary and involuntary context switches, out of /proc/TID/status.
+/// Voluntary and involuntary context switches, from /proc/TID/status.
 fn switches(status: &str) -> Option<(u64, u64)> {
     let field = |name| status.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
     Some((field("voluntary_ctxt_switches:")?, field("nonvoluntary_ctxt_switches:")?))

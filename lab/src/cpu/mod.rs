@@ -1,6 +1,6 @@
-//! CPU time of kernel threads, exactly: on-CPU nanoseconds from /proc/TID/schedstat. Tick-based accounting is too coarse,
-//! and wall-clock time counts other people's work on a shared machine. Beside it what is left of a core ([`Spinner`]), and
-//! how often a core is taken ([`Activity`]).
+//! Exact CPU time of kernel threads: on-CPU nanoseconds from /proc/TID/schedstat. Tick-based accounting is too coarse,
+//! and wall-clock time counts other work on a shared machine. Also what is left of a core ([`Spinner`]), and how often
+//! a core is taken ([`Activity`]).
 
 mod activity;
 mod spinner;
@@ -15,23 +15,23 @@ pub use spinner::{Spinner, Spinners, spin};
 pub struct Threads(pub Vec<i32>);
 
 impl Threads {
-    /// Their time since they exist, in the same order.
+    /// Their times so far, in the same order.
     pub fn times(&self) -> Result<Vec<Time>> {
         self.0.iter().map(|id| time(*id)).collect()
     }
 }
 
-/// Time of a thread since it exists, nanoseconds. While it runs, up to a scheduler tick is missing.
+/// Time of a thread so far, in nanoseconds. While the thread runs, up to a scheduler tick is missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Time {
-    /// It ran.
+    /// Time that it ran.
     pub busy_ns: u64,
-    /// It could have run, but another thread had the core.
+    /// Time that it could have run, while another thread had the core.
     pub waited_ns: u64,
 }
 
 impl Time {
-    /// What came to it since `before`.
+    /// Time since `before`.
     pub fn since(self, before: Self) -> Self {
         Self {
             busy_ns: self.busy_ns.saturating_sub(before.busy_ns),
@@ -40,8 +40,8 @@ impl Time {
     }
 }
 
-/// For how long at least somebody else had a core that one of these threads of a router wanted: while it waits for another of
-/// them, nothing is taken from the router.
+/// The least time for which something else had a core that one of these threads of a router wanted. While a thread
+/// waits for another of them, nothing is taken from the router.
 pub fn stolen_ns(times: &[Time]) -> u64 {
     let busy_ns: u64 = times.iter().map(|time| time.busy_ns).sum();
     let stolen = |time: &Time| time.waited_ns.saturating_sub(busy_ns - time.busy_ns);
@@ -58,16 +58,17 @@ fn time(thread_id: i32) -> Result<Time> {
     }
 }
 
-/// Threads that run cores' softirqs when they are too many for whoever raised them: ksoftirqd, and the thread of the backlog
-/// where the kernel was started with `thread_backlog_napi`. What veth without NAPI queues to the backlog is received there,
-/// in part; the rest, as the sink's part, in the thread that raised it.
+/// Threads that run softirqs of these cores when there are too many for the thread that raised them: ksoftirqd, and the
+/// backlog thread where the kernel was started with `thread_backlog_napi`. They receive a part of the packets that veth
+/// without NAPI queues to the backlog. The thread that raised the softirq receives the rest, as it does the sink's
+/// part.
 pub fn softirq_threads(cores: &[usize]) -> Result<Vec<i32>> {
     let names = |core| [format!("ksoftirqd/{core}"), format!("backlog_napi/{core}")];
     let names: Vec<String> = cores.iter().flat_map(names).collect();
     threads_called(|name| names.iter().any(|wanted| wanted == name))
 }
 
-/// Threads of cores that packets are handed to by CPU maps.
+/// Threads of the cores to which CPU maps hand packets.
 pub fn cpu_map_threads() -> Result<Vec<i32>> {
     threads_called(|name| name.starts_with("cpumap/"))
 }
@@ -93,7 +94,7 @@ mod tests {
     #[test]
     fn only_what_others_had_is_stolen() {
         let time = |busy_ns, waited_ns| Time { busy_ns, waited_ns };
-        // Two threads of one router take turns, and somebody else had the core for 5.
+        // Two threads of one router take turns, and something else had the core for 5.
         assert_eq!(stolen_ns(&[time(40, 60), time(55, 45)]), 5);
         assert_eq!(stolen_ns(&[time(40, 55), time(55, 40)]), 0);
         assert_eq!(stolen_ns(&[time(70, 30), time(0, 0)]), 30);

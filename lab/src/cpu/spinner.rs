@@ -1,4 +1,5 @@
-//! What a core has left, by subtraction (Q8): a process that uses whatever nobody else wants, and says how much it had.
+//! What a core has left, by subtraction (Q8): a process uses all time that nothing else wants, and reports how much it
+//! had.
 
 use std::{
     collections::BTreeMap,
@@ -11,11 +12,11 @@ use anyhow::{Context, Result};
 use super::time;
 use crate::sys;
 
-/// A process of the lowest priority on one core: its time is what applications could have. Dropped, it ends.
+/// A process of the lowest priority on one core. Its time is what applications could have. Dropping it ends it.
 pub struct Spinner(Child);
 
 impl Spinner {
-    /// Name of the hidden subcommand that is one ([`spin`]).
+    /// Name of the hidden subcommand that runs one ([`spin`]).
     pub const COMMAND: &str = "spin";
 
     /// Starts one on a core.
@@ -26,7 +27,7 @@ impl Spinner {
         Ok(Self(command.spawn().context("starting a spinner")?))
     }
 
-    /// Nanoseconds it has run.
+    /// Nanoseconds that it has run.
     pub fn on_cpu_ns(&self) -> Result<u64> {
         Ok(time(self.0.id() as i32)?.busy_ns)
     }
@@ -49,18 +50,18 @@ impl Spinners {
         cores.iter().map(|&core| Ok((core, Spinner::start(core)?))).collect::<Result<_>>().map(Self)
     }
 
-    /// Is there none?
+    /// Are there none?
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Nanoseconds each has run, by core.
+    /// Nanoseconds that each has run, by core.
     pub fn on_cpu_ns(&self) -> Result<BTreeMap<usize, u64>> {
         self.0.iter().map(|(&core, spinner)| Ok((core, spinner.on_cpu_ns()?))).collect()
     }
 }
 
-/// What the process of a [`Spinner`] does.
+/// Work of a [`Spinner`]'s process.
 pub fn spin(core: usize) -> Result<()> {
     sys::set_affinity(0, &[core])?;
     sys::become_last().context("idle priority")?;
@@ -69,7 +70,7 @@ pub fn spin(core: usize) -> Result<()> {
     }
 }
 
-/// This program; where a test runs instead, the one that was built with it, a directory up.
+/// This program. In a test, the lab's binary that was built with it, one directory up.
 fn binary() -> Result<PathBuf> {
     let own = std::env::current_exe().context("own path")?;
     let mut candidates = own.ancestors().skip(1).take(2).map(|directory| directory.join("millrace-lab"));

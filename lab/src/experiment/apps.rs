@@ -1,4 +1,4 @@
-//! What applications on the router's core achieve while it forwards (O fig. 2, Q fig. 7): the index of Q9 against the
+//! Scores of applications on the router's core while it forwards (O fig. 2, Q fig. 7): the index of Q9 against the
 //! offered load.
 
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ const DESTINATIONS: u32 = 4096;
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct AppsOptions {
-    /// What forwards, alternately; `all`: every one there is (lab/README.md says what each is)
+    /// Subjects that forward, alternately; `all` means every one (lab/README.md describes them)
     #[arg(long, value_name = "LIST", value_delimiter = ',',
         value_parser = PossibleValuesParser::new(subject::choices()), default_values = ["linux", "millrace"])]
     pub(crate) subjects: Vec<String>,
@@ -42,7 +42,7 @@ pub struct AppsOptions {
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = packets_per_second,
         default_values = ["0", "100k", "250k", "500k", "750k", "1M", "1.5M", "2M", "3M"])]
     pub(crate) rates: Vec<u64>,
-    /// Name of a topology or a file that describes one; two ports
+    /// Name of a topology, or a file that describes one; it needs two ports
     #[arg(long, default_value = "rfc2544")]
     pub(crate) topology: String,
     /// Cores that forward [default: those of the topology]
@@ -51,8 +51,8 @@ pub struct AppsOptions {
     /// Cores of the applications [default: those of the topology]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub(crate) cores: Vec<usize>,
-    /// What Millrace leaves applications of the router's core, 5 to 95 percent. Threads that forward are then usual ones, of
-    /// all subjects [default: they go before applications, as softirqs do]
+    /// Part of the router's core that Millrace leaves to applications, 5 to 95 percent. Threads that forward are then
+    /// normal threads, for all subjects [default: they go before applications, as softirqs do]
     #[arg(long, value_name = "PERCENT", value_parser = value_parser!(u8).range(5..=95))]
     pub(crate) floor: Option<u8>,
     /// Length of each measurement, 1 to 600 whole seconds
@@ -78,7 +78,7 @@ pub(super) fn run(options: &AppsOptions, output: &Output) -> Result<()> {
     measure(options, "apps", &mut recorder)
 }
 
-/// All measurements, recorded as this case, and a table of each benchmark.
+/// Makes all measurements, records them as this case, and prints a table of each benchmark.
 pub(crate) fn measure(options: &AppsOptions, case: &str, recorder: &mut Recorder) -> Result<()> {
     let workload = Workload::benchmark(Family::V4, DESTINATIONS, 0..=0);
     measure_beside(options, &topology(options)?, &[Traffic { name: None, workload }], case, recorder)
@@ -113,15 +113,16 @@ pub(crate) fn measure_beside(
     };
     let benchmarks = benchmarks(options);
     let measured = experiment.all(&mut testbed, &benchmarks);
-    // What was measured before an error or Ctrl-C is shown too.
+    // Also show what was measured before an error or Ctrl-C.
     benchmarks.iter().for_each(|benchmark| experiment.print(benchmark));
     measured?;
     ensure!(!experiment.points.is_empty(), "nothing could run");
     Ok(())
 }
 
-/// The generator keeps the clients' core awake; without traffic this does, or clients would be slower then. Not beside the
-/// generator: the kernel would see to it that this gets 50 ms of each second, and stop generator and clients meanwhile.
+/// Keeps the clients' core awake without traffic; otherwise clients would be slower then. With traffic the generator
+/// keeps it awake. This does not run beside the generator: the kernel would reserve it 50 ms of each second, and stop
+/// generator and clients meanwhile.
 fn keep_awake(testbed: &Testbed) -> Result<Spinners> {
     Spinners::start(&[testbed.topology.cores.generator])
 }
@@ -130,7 +131,7 @@ fn benchmarks(options: &AppsOptions) -> Vec<&'static Benchmark> {
     options.workloads.iter().filter_map(|name| application::by_name(name)).collect()
 }
 
-/// As asked for.
+/// The topology that was asked for.
 fn topology(options: &AppsOptions) -> Result<Topology> {
     let topology = Topology::named(&options.topology)?;
     let mut cores = topology.cores.clone();
@@ -148,7 +149,7 @@ fn topology(options: &AppsOptions) -> Result<Topology> {
     Ok(topology.with_cores(cores))
 }
 
-/// What passes.
+/// Traffic that passes.
 pub(crate) struct Traffic {
     /// For the record (`forwarding`), where there are several.
     pub(crate) name: Option<&'static str>,
@@ -157,7 +158,7 @@ pub(crate) struct Traffic {
 
 struct Experiment<'a> {
     options: &'a AppsOptions,
-    /// As recorded.
+    /// Name in the record.
     name: &'a str,
     traffic: &'a [Traffic],
     recorder: &'a mut Recorder,
@@ -167,7 +168,7 @@ struct Experiment<'a> {
     points: Vec<Point>,
 }
 
-/// What goes into a row of the table.
+/// A row of the table.
 struct Point {
     series: String,
     benchmark: &'static str,
@@ -178,7 +179,7 @@ struct Point {
     p99_us: Option<f64>,
 }
 
-/// A benchmark, and what it achieves alone.
+/// A benchmark, and its scores alone.
 type Alone = (&'static Benchmark, Vec<Score>);
 
 /// A benchmark beside a subject.
@@ -191,7 +192,7 @@ struct Case<'a> {
 }
 
 impl Experiment<'_> {
-    /// Alternately, so that what the machine does beside it meets all subjects.
+    /// Measures alternately, so that other work of the machine affects all subjects.
     fn all(&mut self, testbed: &mut Testbed, benchmarks: &[&'static Benchmark]) -> Result<()> {
         for repeat in 0..self.options.repeat {
             let alone = self.alone(testbed, benchmarks)?;
@@ -202,7 +203,8 @@ impl Experiment<'_> {
         Ok(())
     }
 
-    /// Each benchmark with nothing else on its core, no subject either: one that polls takes its share without traffic, too.
+    /// Measures each benchmark with nothing else on its core, and without a subject: a subject that polls takes its
+    /// share even without traffic.
     fn alone(&mut self, testbed: &Testbed, benchmarks: &[&'static Benchmark]) -> Result<Vec<Alone>> {
         let mut alone = Vec::new();
         for &benchmark in benchmarks {
@@ -215,7 +217,7 @@ impl Experiment<'_> {
         Ok(alone)
     }
 
-    /// One subject, all benchmarks, all loads.
+    /// Measures one subject with all benchmarks and all loads.
     fn subject(
         &mut self,
         testbed: &mut Testbed,
@@ -245,7 +247,7 @@ impl Experiment<'_> {
         Ok(())
     }
 
-    /// What `start` starts; nothing, said once, if it cannot.
+    /// Returns what `start` starts. If it cannot run, reports this once and returns `None`.
     fn if_able<T>(&mut self, name: &str, start: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
         if self.unable.iter().any(|unable| unable == name) {
             return Ok(None);
@@ -336,7 +338,7 @@ impl Experiment<'_> {
 }
 
 impl Traffic {
-    /// A subject with this traffic, as the report calls it.
+    /// Name of a subject with this traffic in the report.
     fn series(&self, subject: &str) -> String {
         self.name.map_or(subject.to_owned(), |name| format!("{subject}, {name}"))
     }
@@ -354,12 +356,12 @@ fn cell(points: &[&&Point]) -> String {
     format!("{} ({mpps:.3}{answers}{errors})", show(spread(&all(|point| point.index)), 1.0, 3))
 }
 
-/// Errors, where there are some.
+/// Errors, if there are any.
 fn told(errors: u64) -> String {
     if errors == 0 { String::new() } else { format!("; {errors} errors") }
 }
 
-/// What is to be drawn.
+/// Figures to draw.
 fn figures(benchmark: &Benchmark) -> Vec<Figure> {
     let figure = |kind: &str, y: Axis| {
         let name = format!("apps-{}-{kind}", benchmark.name);

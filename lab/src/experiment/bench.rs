@@ -1,4 +1,5 @@
-//! `millrace-lab bench`: the experiments whose figures docs/measured.md quotes, each as the command line that anybody can repeat.
+//! `millrace-lab bench`: the experiments whose figures docs/measured.md quotes. Each is a command line that anybody can
+//! repeat.
 
 use std::{
     path::{Path, PathBuf},
@@ -11,8 +12,9 @@ use clap::{Args, Parser, builder::PossibleValuesParser};
 use super::Experiment;
 use crate::{progress, sys::Interrupted};
 
-/// In the order they run, and how many seconds each takes on a quiet machine: its steps (repeats x subjects x cases), each as
-/// long as `--seconds`, half a second of warm-up and what it takes to start a subject (about 1 s, with a full table 6).
+/// Commands in the order they run, and how many seconds each takes on a quiet machine. The number of steps is repeats x
+/// subjects x cases. A step takes `--seconds`, half a second of warm-up, and the start of a subject (about 1 s; with a
+/// full table 6 s).
 const COMMANDS: [(&str, u64); 13] = [
     // 30 starts with a full table, two paces.
     ("capacity --subjects linux,redirect,touch,xdp-forward,millrace --repeat 3", 300),
@@ -40,16 +42,16 @@ const COMMANDS: [(&str, u64); 13] = [
     ("rfc2544 --frames 64,1518 --seconds 1 --repeat 2", 400),
 ];
 
-/// What to run.
+/// Which experiments to run, and where to.
 #[derive(Args, Clone, Debug)]
 pub struct BenchOptions {
-    /// Only this one
+    /// Run only this experiment
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(COMMANDS.map(|(command, _)| name(command))))]
     only: Option<String>,
-    /// Where raw results go, a file for each
+    /// Directory for raw results, one file for each experiment
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// More options for each of them, in place of their own: `-- --repeat 1`. All must know them
+    /// More options for each experiment, which replace its own: `-- --repeat 1`. Every experiment must know them
     #[arg(last = true, value_name = "OPTIONS")]
     more: Vec<String>,
 }
@@ -64,14 +66,14 @@ fn name(command: &str) -> &str {
     command.split(' ').next().unwrap_or(command)
 }
 
-/// Runs them, and the others when one fails. What was measured before an interruption is kept.
+/// Runs the experiments. If one fails, the others still run. Measurements made before an interruption are kept.
 ///
 /// # Errors
-/// Options that one of them does not know, before any runs; those that failed, after all have.
+/// An option that an experiment does not know, before any runs. Failed experiments, after all have run.
 pub fn bench(options: &BenchOptions) -> Result<()> {
     std::fs::create_dir_all(&options.out).with_context(|| options.out.display().to_string())?;
     let mut runs = Vec::new();
-    // All are understood before the first one runs.
+    // Parse all command lines before the first one runs.
     for (command, seconds) in COMMANDS {
         if options.only.as_deref().is_none_or(|only| only == name(command)) {
             let words = words(command, &options.out, &options.more);
@@ -90,7 +92,7 @@ pub fn bench(options: &BenchOptions) -> Result<()> {
 
 struct Run<'a> {
     shown: String,
-    /// What it takes on a quiet machine.
+    /// Seconds on a quiet machine.
     seconds: u64,
     experiment: Box<dyn FnOnce() -> Result<()> + 'a>,
 }
@@ -119,13 +121,13 @@ fn run_all(runs: Vec<Run<'_>>) -> Result<()> {
     Ok(())
 }
 
-/// If the rest is slower than a quiet machine by as much as what is done and has not failed.
+/// Time left, if the rest is slower than on a quiet machine by the same factor as what was done and has not failed.
 fn time_left(took: Duration, done: u64, left: u64) -> Duration {
     let slower = if done == 0 { 1.0 } else { took.as_secs_f64() / done as f64 };
     Duration::from_secs_f64(left as f64 * slower)
 }
 
-/// The command line; `more` replaces options of the command, each of which has one value.
+/// The command line. `more` replaces options of the command, each of which has one value.
 fn words(command: &str, directory: &Path, more: &[String]) -> Vec<String> {
     let file = directory.join(format!("{}.jsonl", name(command)));
     let own: Vec<&str> = command.split(' ').collect();
@@ -149,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_fails_is_told_of_in_the_end_and_ctrl_c_ends_all() {
+    fn a_failed_experiment_is_reported_at_the_end_and_ctrl_c_ends_all() {
         let seen = std::cell::RefCell::new(Vec::new());
         let run = |name: &'static str, result: fn() -> Result<()>| {
             let seen = &seen;

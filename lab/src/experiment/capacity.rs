@@ -1,5 +1,5 @@
-//! Capacity of one core: 64-byte packets to 4,096 destinations, full table, the core saturated and no packet lost; and the
-//! cost of a packet when the load is one that Linux carries too.
+//! Capacity of one core: 64-byte packets to 4,096 destinations with a full table, the core saturated and no packet
+//! lost. Also the cost of a packet at a load that Linux carries, too.
 
 use anyhow::Result;
 use clap::Args;

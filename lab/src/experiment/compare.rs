@@ -1,5 +1,5 @@
-//! `millrace-lab compare`: subjects on the same packets in the same run, alternately, with what each leaves of the router's
-//! core to applications.
+//! `millrace-lab compare`: subjects on the same packets in the same run, alternately, and what each leaves of the
+//! router's core to applications.
 
 use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
 
@@ -28,14 +28,14 @@ use crate::{
 pub struct CompareOptions {
     #[command(flatten)]
     pub(super) subjects: Subjects,
-    /// Frame length in bytes, FCS included: 64 to 9018; above 3404 with --pps, above 1518 not all subjects [default: the
-    /// shortest, 64 over IPv4]
+    /// Frame length in bytes, FCS included: 64 to 9018. Above 3404 it needs --pps; above 1518 not all subjects can run
+    /// [default: the shortest, 64 over IPv4]
     #[arg(long, value_name = "BYTES", value_parser = value_parser!(u16).range(64..=9018), conflicts_with = "imix")]
     frame: Option<u16>,
     #[command(flatten)]
     traffic: Traffic,
-    /// Packets per second offered, to 20M, k and M being thousands and millions, to see what each leaves of the core at the
-    /// same work [default: as many as it can carry]
+    /// Packets per second offered, up to 20M; k and M are thousands and millions. It shows what each subject leaves of
+    /// the core at the same work [default: as many as it can carry]
     #[arg(long, value_parser = some_packets_per_second)]
     pps: Option<u64>,
     #[command(flatten)]
@@ -53,7 +53,7 @@ struct Row {
     cpu_left: Option<f64>,
 }
 
-/// Those that forward frames of more than 1518 bytes.
+/// Subjects that forward frames of more than 1518 bytes.
 const LARGE: [&str; 6] = ["linux", "linux-macvlan", "redirect", "touch", "millrace", "millrace-macvlan"];
 
 impl CompareOptions {
@@ -63,7 +63,7 @@ impl CompareOptions {
         workload
     }
 
-    /// Can this be measured?
+    /// Fails if this cannot be measured.
     fn check(&self, workload: &Workload) -> Result<()> {
         let (frame_bytes, frame) = (workload.frame_bytes, workload.frame_bytes + FCS_BYTES);
         let shortest = workload.targets.iter().map(Target::min_frame).max().unwrap_or_default();
@@ -74,7 +74,7 @@ impl CompareOptions {
         );
         ensure!(
             frame_bytes <= MAX_FRAME || self.pps.is_some(),
-            "frames of {frame} bytes are sent at a rate only: say --pps"
+            "frames of {frame} bytes can only be sent at a rate: add --pps"
         );
         let unable = self.subjects.names().into_iter().find(|name| !LARGE.contains(name));
         match unable {
@@ -134,7 +134,7 @@ fn document(parameters: &Value, subjects: &[&str], lines: &[Value], compared: &R
     super::with_end(document, compared)
 }
 
-/// By subject, and each in the order of the samples among the lines.
+/// Rows by subject, and for each in the order of the samples among the lines.
 fn rows(subjects: &[&str], lines: &[Value]) -> Vec<Row> {
     let of_subject = |name: &&str| {
         let samples = lines.iter().filter(|line| line["record"] == "sample" && line["subject"] == **name);
@@ -159,7 +159,7 @@ fn column(rows: &[Row], subject: &str, of: impl Fn(&Row) -> Option<f64>) -> Vec<
     rows.map(|row| of(row).unwrap_or(f64::NAN)).collect()
 }
 
-/// `A/B` for every two subjects, A after B in the order asked for: packets per second, pair by pair.
+/// `A/B` for every two subjects, A after B in the order asked for: ratios of packets per second, pair by pair.
 fn all_ratios(subjects: &[&str], rows: &[Row]) -> BTreeMap<String, Value> {
     let mpps = |name: &str| column(rows, name, |row| Some(row.mpps));
     let mut all = BTreeMap::new();
@@ -211,7 +211,7 @@ mod tests {
             json!({"record": "sample", "subject": subject, "repeat": 0,
                 "sample": {"received_pps": pps, "ns_per_packet": 100.0, "loss": 0.0, "cpu_left": null}})
         };
-        // One that could not run, and one whose second round was interrupted.
+        // One subject could not run, and the second round of another was interrupted.
         let lines = [
             sample("linux", 1e6),
             json!({"record": "skipped", "subject": "ovs", "why": "not installed"}),

@@ -1,14 +1,15 @@
-//! `millrace-lab cores`: does forwarding take a second core when it must, and only then, and lose nothing on the way? A running
-//! daemon with `policy = "pack"` on a testbed with three ports in and one out, and what a packet costs by load beside Linux.
+//! `millrace-lab cores`: does forwarding take a second core when it must, and only then, and lose nothing on the way? A
+//! running daemon with `policy = "pack"` on a testbed with three ports in and one out. Also the cost of a packet by
+//! load, beside Linux.
 //!
 //! | file | holds |
 //! |---|---|
-//! | [`bed`] | the daemon, the generator that leaves it a core, how much a core carries |
-//! | [`watch`] | traffic whose rate changes, and what is seen of it over time |
+//! | [`bed`] | the daemon, the generator that leaves it a core, the rate that a core carries |
+//! | [`watch`] | traffic whose rate changes, and what is seen over time |
 //! | [`parts`] | steps, ramps, wobbles, a flash crowd |
 //! | [`drain`] | a queue that is moved to and fro, with a slow receiver behind two transmit queues |
 //! | [`cost`] | CPU time of a packet by load |
-//! | [`keys`] | what the document says of all that |
+//! | [`keys`] | the keys at the top of the document |
 
 mod bed;
 mod cost;
@@ -31,21 +32,21 @@ use crate::{progress::Progress, record::Output, sys, topology::Topology};
 #[derive(Args, Clone, Debug)]
 #[command(after_long_help = keys::HELP)]
 pub struct CoresOptions {
-    /// Only these parts; the keys of others are null
+    /// Only these parts; the keys of other parts are null
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum, default_values_t = Part::usual())]
     only: Vec<Part>,
-    /// How often each is repeated, 1 to 100; wobble and crowd are not
+    /// How often each part is repeated, 1 to 100; wobble and crowd are not repeated
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = value_parser!(u16).range(1..=100))]
     repeat: u16,
     /// Length of each measurement of idle time and of the cost of a packet, 0.1 to 600 seconds
     #[arg(long, default_value_t = 1.0, value_parser = super::seconds)]
     seconds: f64,
-    /// Where the results go, as one document; `millrace-lab report` draws it
+    /// File for the results, as one document; `millrace-lab report` draws it
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
 }
 
-/// A part of it.
+/// A part of the experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
     /// CPU of the daemon when nothing comes
@@ -62,16 +63,16 @@ enum Part {
     Crowd,
     /// Steps, where packets leave by two transmit queues
     Order,
-    /// A queue that alone is too much for a core: whole, and shared by flow (`[cores] split`). Only if asked for: with two cores the
-    /// generator lacks time for it, so trials are done again and again
+    /// A queue that alone is too much for a core: whole, and shared by flow (`[cores] split`). Only on request: with
+    /// two cores the generator lacks time for it, so trials are repeated
     Split,
-    /// A queue moved to and fro a hundred times, where packets leave by two transmit queues that are slow: with moves that wait until
-    /// what was sent before has left, and with moves that do not
+    /// A queue moved to and fro a hundred times, while packets leave by two slow transmit queues: with moves that wait
+    /// until earlier packets have left, and with moves that do not
     Drain,
 }
 
 impl Part {
-    /// What is measured if nothing is asked for.
+    /// The default parts.
     fn usual() -> Vec<Part> {
         Part::value_variants().iter().copied().filter(|part| *part != Part::Split).collect()
     }
@@ -87,13 +88,13 @@ pub(super) fn run(options: &CoresOptions, output: &Output) -> Result<()> {
     ran
 }
 
-/// What was measured until now.
+/// Measurements so far.
 #[derive(Default)]
 struct CoresResults {
     lines: Vec<Value>,
     idle_cpu: Vec<f64>,
     cost: Option<Cost>,
-    /// What takes the high mark of a core, packets a second.
+    /// Packets a second that take the high mark of a core.
     mark_pps: Option<f64>,
 }
 
@@ -135,7 +136,7 @@ fn measure(options: &CoresOptions, found: &mut CoresResults, progress: &mut Prog
     Ok(())
 }
 
-/// A daemon as it is by itself.
+/// Measures the parts with a daemon that has default settings.
 fn placed(options: &CoresOptions, found: &mut CoresResults, progress: &mut Progress) -> Result<()> {
     let wants = |part: Part| options.only.contains(&part);
     let repeats = usize::from(options.repeat);
@@ -160,7 +161,7 @@ fn placed(options: &CoresOptions, found: &mut CoresResults, progress: &mut Progr
     Ok(())
 }
 
-/// Trials of a part.
+/// Number of trials of a part.
 fn steps(part: Part, repeats: usize) -> usize {
     match part {
         Part::Crowd | Part::Wobble => 1,
@@ -175,7 +176,7 @@ fn parts<'a>(bed: &'a mut Bed, found: &'a mut CoresResults, progress: &'a mut Pr
     Ok(Parts { bed, mark_pps, lines: &mut found.lines, progress })
 }
 
-/// Finds which rate takes the high mark of the router's core, with a daemon that may use no other.
+/// Finds the rate that takes the high mark of the router's core, with a daemon that may use no other core.
 fn calibrate(found: &mut CoresResults) -> Result<()> {
     let core = Topology::named(bed::TOPOLOGY)?.cores.router[0];
     let loads = Bed::start(1, &format!("allowed = \"{core}\""))?.loads()?;

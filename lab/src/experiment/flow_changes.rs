@@ -1,5 +1,6 @@
-//! Rule changes while packets are forwarded by rules: how many a second, what they cost the packets, and how long a barrier takes.
-//! A controller over TCP adds exact rules that no packet matches and deletes them again; the packets' own rules stay.
+//! Rule changes while packets are forwarded by rules: how many a second, their cost for packets, and how long a barrier
+//! takes. A controller over TCP adds exact rules that no packet matches, and deletes them again. The packets' own rules
+//! stay.
 
 use std::{
     sync::Arc,
@@ -27,7 +28,7 @@ use crate::{
 };
 
 const FLOWS: u32 = 4096;
-/// Packets a second: what the router's core carries beside others' work.
+/// Packets a second, which the router's core carries beside other work.
 const OFFERED_PPS: u64 = 1_000_000;
 /// Changes between two barriers.
 const BATCH: u32 = 1000;
@@ -35,19 +36,19 @@ const BATCH: u32 = 1000;
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct FlowChangesOptions {
-    /// Changes a second, one after another; 0: none
+    /// Changes a second, one rate after another; 0 means none
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [0, 1000, 10_000, 50_000, 1_000_000])]
     rates: Vec<u32>,
     #[command(flatten)]
     pub(super) sampling: Sampling,
 }
 
-/// What a controller achieved.
+/// Results of a controller.
 #[derive(Debug, Default)]
 struct Changed {
     changes: u64,
     seconds: f64,
-    /// Of each barrier.
+    /// Time of each barrier.
     barriers_ms: Vec<f64>,
 }
 
@@ -116,7 +117,7 @@ fn record(
         "barriers": barriers.len(), "barrier_p50_ms": at(0.5), "barrier_p99_ms": at(0.99), "cache_hit_rate": hit_rate}))
 }
 
-/// Adds and deletes rules of other flows for so long, a barrier after each batch.
+/// Adds and deletes rules of other flows for this long, with a barrier after each batch.
 fn drive(controller: &mut Controller, rate: u32, length: Duration) -> Result<Changed> {
     let mut changed = Changed::default();
     let started = Instant::now();
@@ -139,13 +140,13 @@ fn drive(controller: &mut Controller, rate: u32, length: Duration) -> Result<Cha
         changed.changes += u64::from(batch);
     }
     changed.seconds = started.elapsed().as_secs_f64();
-    // What is left of them goes.
+    // Delete the rest of the rules.
     controller.change([delete_all()?])?;
     controller.barrier()?;
     Ok(changed)
 }
 
-/// Number n of an endless row of changes: half add a rule, the others delete one that was added.
+/// Change number n of an endless series: half of the changes add a rule, the others delete one that was added.
 fn change(n: u32) -> Result<FlowMod> {
     let (command, rule) = match n % 2 {
         0 => (FlowCommand::Add, n / 2),
@@ -161,13 +162,13 @@ fn change(n: u32) -> Result<FlowMod> {
     parse_flow(&text, command).context("a rule of our own")
 }
 
-/// The rules of [`change`].
+/// Deletes the rules of [`change`].
 fn delete_all() -> Result<FlowMod> {
     parse_flow("in_port=1,udp,nw_dst=10.0.0.0/8", FlowCommand::Delete { strict: false })
         .context("a match of our own")
 }
 
-/// Packets answered by the cache, and not, so far.
+/// Packets that the cache has answered so far, and packets that it has not.
 fn hits(millrace: &Millrace) -> Result<(u64, u64)> {
     let status = millrace.ask(&["status"])?;
     let cache = |what: &str| {

@@ -1,5 +1,6 @@
-//! Cost of a packet by flow rules (Q fig. 2): against how many rules there are, how many flows are active, how many masks a flow
-//! is compared under; a scan, in which every packet is of a new flow; and handed to another core (V1).
+//! Cost of a packet by flow rules (Q fig. 2): against the number of rules, of active flows, and of masks that a flow is
+//! compared under. Also for a scan, in which every packet is of a new flow, and when packets are handed to another core
+//! (V1).
 
 use std::{ops::Range, sync::Arc};
 
@@ -21,9 +22,9 @@ use crate::{
     workload::{Family, Workload},
 };
 
-/// Flows that are active when their number is not what is measured.
+/// Number of active flows where this is not measured.
 const ACTIVE: u32 = 4096;
-/// In turn, so many that a flow is forgotten before its next packet comes: all packets are of new flows.
+/// So many flows in turn that each is forgotten before its next packet comes: all packets are of new flows.
 const SCAN: u32 = 1 << 20;
 
 /// Packets a second where two cores share the work with the generator.
@@ -32,7 +33,7 @@ const OFFERED_PPS: u64 = 500_000;
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct FlowsOptions {
-    /// Numbers of rules, each of one flow's addresses and ports, in growing order; ratios are to the first
+    /// Numbers of rules, each for one flow's addresses and ports, in growing order; ratios are to the first
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [1, 100, 1000, 10_000, 100_000, 1_000_000],
         value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     entries: Vec<u32>,
@@ -40,7 +41,7 @@ pub struct FlowsOptions {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [2, 4, 16, 64],
         value_parser = clap::value_parser!(u16).range(2..=64))]
     masks: Vec<u16>,
-    /// What to measure, alternately; Open vSwitch only up to 10,000 rules, which take it seconds
+    /// Subjects, alternately; Open vSwitch only up to 10,000 rules, which take it seconds
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["millrace", "ovs-afxdp", "ovs-packet"],
         default_values = ["millrace", "ovs-afxdp"])]
     pub(super) subjects: Vec<String>,
@@ -48,7 +49,7 @@ pub struct FlowsOptions {
     pub(super) sampling: Sampling,
 }
 
-/// More rules than Open vSwitch is given.
+/// Most rules that Open vSwitch is given.
 const MOST_FOR_OTHERS: usize = 10_000;
 
 pub(super) fn run(options: &FlowsOptions, output: &Output) -> Result<()> {
@@ -69,7 +70,7 @@ pub(super) fn run(options: &FlowsOptions, output: &Output) -> Result<()> {
 
 /// A number of rules, and traffic through them.
 struct Block {
-    /// Of its row.
+    /// First cells of its row.
     cells: Vec<String>,
     parameters: Value,
     workload: Workload,
@@ -86,7 +87,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// The same flows among more and more rules. Those that have no rule of their own go by one for all.
+    /// The same flows among more and more rules. Flows without a rule of their own match one rule for all.
     fn by_entries(&mut self) -> Result<()> {
         let block = |&entries: &u32| {
             let mut active = Workload::benchmark(Family::V4, entries.max(ACTIVE), 0..=0);
@@ -94,7 +95,7 @@ impl Run<'_> {
                 ..=ACTIVE => Rules::exact_and_rest(&active.targets[..entries as usize - 1]),
                 _ => Rules::exact(&active.targets),
             };
-            // From all over the table.
+            // Take flows from all over the table.
             let step = (active.targets.len() as u32 / ACTIVE) as usize;
             active.targets = active.targets.iter().step_by(step).take(ACTIVE as usize).copied().collect();
             Block {
@@ -132,7 +133,8 @@ impl Run<'_> {
         self.alternate("flows-active", &title, &["rules", "flows"], &blocks)
     }
 
-    /// On the core where they come in, and handed to another, the generator's. Forwarding threads go before the generator.
+    /// On the core where packets come in, and handed to another core, the generator's. Forwarding threads go before the
+    /// generator.
     fn by_core(&mut self) -> Result<()> {
         self.subjects = vec!["millrace"];
         let active = Workload::benchmark(Family::V4, ACTIVE, 0..=0);
@@ -154,7 +156,7 @@ impl Run<'_> {
         self.alternate("flows-cores", title, &["handed to core"], &blocks)
     }
 
-    /// All blocks in turn, again and again: what the machine does in the course of time is no difference between them.
+    /// Measures all blocks in turn, repeatedly, so that slow changes of the machine affect all of them.
     fn alternate(&mut self, case: &str, title: &str, columns: &[&str], blocks: &[Block]) -> Result<()> {
         let mut all = vec![Results::new(); blocks.len()];
         let rounds: usize = self.options.sampling.repeat.into();
@@ -217,7 +219,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// By the rules that the testbed has.
+    /// Compares subjects with the rules that the testbed has.
     fn compare(
         &mut self,
         case: &str,

@@ -1,5 +1,5 @@
-//! What a daemon costs that has nothing to do: CPU time, wake-ups and memory when no packet comes and no route changes, with
-//! few routes and with the full table.
+//! Cost of a daemon that has nothing to do: CPU time, wake-ups and memory while no packet comes and no route changes,
+//! with few routes and with the full table.
 
 use std::{
     path::PathBuf,
@@ -24,13 +24,13 @@ use crate::{
     testbed::Priority,
 };
 
-/// From ready to idle: until then what loading took is given back, and old tables after their grace period.
+/// Time from ready to idle. Until then the daemon frees what loading took, and old tables after their grace period.
 pub(super) const SETTLE: Duration = Duration::from_secs(5);
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct IdleOptions {
-    /// Length of each measurement, 0.1 to 600 seconds; what is periodic has periods of up to 5
+    /// Length of each measurement, 0.1 to 600 seconds; periodic work has periods of up to 5 seconds
     #[arg(long, default_value_t = 10.0, value_parser = super::seconds)]
     seconds: f64,
     /// How often each measurement is made, one after another, 1 to 1000
@@ -71,13 +71,13 @@ pub(super) fn run(options: &IdleOptions, output: &Output) -> Result<()> {
 pub(super) struct Idle {
     /// Share of a core.
     pub cpu: f64,
-    /// Of all its threads.
+    /// Wake-ups of all its threads.
     pub wakeups_per_s: f64,
     anonymous_mb: f64,
     map_mb: f64,
 }
 
-/// A daemon started on a box that has these routes beside the testbed's own.
+/// Measures a daemon started on a box that has these routes besides the testbed's own.
 fn with_table(
     options: &IdleOptions,
     table: &Prefixes,

@@ -1,6 +1,7 @@
-//! `millrace-lab isolation`: what one virtual router (router 2, the victim) loses while another (router 1, its neighbour) is
-//! sent more and more. Both are on the same core; they share ports and queues, or each has ports of its own. Losses are those of
-//! the window, once the overload has lasted for the warm-up; what it takes to answer its beginning is told apart (`at the step`).
+//! `millrace-lab isolation`: the loss of one virtual router (router 2, the victim) while another (router 1, its
+//! neighbour) is sent more and more. Both are on the same core. They share ports and queues, or each has ports of its
+//! own. Losses are those of the window, after the overload has lasted for the warm-up. Losses at its beginning are
+//! reported separately (`at the step`).
 
 use std::collections::BTreeMap;
 
@@ -29,7 +30,7 @@ use crate::{
 
 const CASE: &str = "isolation";
 const MILLRACE: &str = "millrace";
-/// The same without shares.
+/// Millrace without shares.
 pub(crate) const UNSHARED: &str = "millrace-unshared";
 const DESTINATIONS_EACH: u32 = 256;
 const VICTIM: u16 = 2;
@@ -43,14 +44,14 @@ pub struct IsolationOptions {
     /// shared: both routers on the same ports and queues; pairs: each on two ports of its own
     #[arg(long, value_parser = ["shared", "pairs"], default_value = "shared")]
     topology: String,
-    /// What to measure; millrace-unshared: without shares
+    /// Subjects, alternately; millrace-unshared is Millrace without shares
     #[arg(long, value_delimiter = ',', value_parser = ["linux", MILLRACE, UNSHARED],
         default_values = ["linux", UNSHARED, MILLRACE])]
     pub(super) subjects: Vec<String>,
     /// Packets per second for the victim, up to 20M; k and M are thousands and millions
     #[arg(long, value_name = "PPS", value_parser = some_packets_per_second, default_value = "200k")]
     victim: u64,
-    /// Packets per second for the neighbour, upwards; 0: silence
+    /// Packets per second for the neighbour, rising; 0 means none
     #[arg(long, value_delimiter = ',', value_parser = packets_per_second,
         default_values = ["0", "500k", "1M", "1.5M", "2M", "3M", "4M", "5M", "6M", "7M", "7.8M"])]
     rates: Vec<u64>,
@@ -58,12 +59,12 @@ pub struct IsolationOptions {
     pub(super) sampling: Sampling,
 }
 
-/// What was found of a subject.
+/// Results of a subject.
 #[derive(Default)]
 struct IsolationResults {
     /// One for each repeat.
     sweeps: Vec<Isolation>,
-    /// All repeats together, by the neighbour's rate: packets sent, and those lost, by where they were lost.
+    /// All repeats together, by the neighbour's rate: packets sent, and packets lost, by place.
     sent: BTreeMap<u64, u64>,
     lost: BTreeMap<u64, BTreeMap<String, u64>>,
     /// Packets that no counter explains.
@@ -74,7 +75,7 @@ pub(super) fn run(options: &IsolationOptions, output: &Output) -> Result<()> {
     let topology = Topology::named(&options.topology)?;
     let workload = Workload::across(&topology, &ways(&topology)?, DESTINATIONS_EACH)?;
     let mut testbed = Testbed::for_rates(&topology)?;
-    // Shares are a daemon's work: it must not wait for the cores that are sent too much.
+    // A daemon enforces shares. It must not wait for the cores that are sent too much.
     testbed.set_priority(Priority::Reaction)?;
     let mut recorder = output.recorder()?;
     figures(options).iter().try_for_each(|figure| recorder.figure(figure))?;
@@ -118,7 +119,7 @@ pub(super) fn run(options: &IsolationOptions, output: &Output) -> Result<()> {
     Ok(())
 }
 
-/// The victim's, then the neighbour's: each router from its first port to its last.
+/// The victim's way, then the neighbour's: each router from its first port to its last.
 fn ways(topology: &Topology) -> Result<[Way; 2]> {
     let routers = topology.all_routers()?;
     ensure!(routers.len() > 2, "topology {} has no two virtual routers", topology.name);
@@ -146,9 +147,9 @@ fn figures(options: &IsolationOptions) -> [Figure; 2] {
     ]
 }
 
-/// One subject, once.
+/// One run of a subject.
 struct Trial<'a> {
-    /// The victim's, then the neighbour's; rates are those of each step.
+    /// The victim's stream, then the neighbour's. Each step sets their rates.
     streams: Vec<Stream>,
     testbed: &'a mut Testbed,
     window: Window,
@@ -202,7 +203,7 @@ impl Trial<'_> {
     }
 }
 
-/// `whole`: of the whole run, its beginning included.
+/// Values of one stream. `whole` covers the whole run, including its beginning.
 fn of_stream(outcome: &Outcome, whole: StreamSample) -> Value {
     json!({"offered_pps": outcome.offered_pps, "received_pps": outcome.received_pps, "loss": outcome.loss(),
         "lost_at_step": at_step(outcome, whole)})
@@ -214,12 +215,12 @@ fn at_step(outcome: &Outcome, whole: StreamSample) -> u64 {
     lost(whole.sent, whole.received).saturating_sub(lost(outcome.sent, outcome.received))
 }
 
-/// Of the window.
+/// The outcome of the window.
 fn outcome(seen: StreamSample, sample: &Sample) -> Outcome {
     let StreamSample { offered_pps, received_pps, skipped, .. } = seen;
     let packets = |pps: f64| (pps * sample.seconds).round() as u64;
     let sent = packets(offered_pps);
-    // What was on its way when the window began may have come in it.
+    // Packets that were on their way when the window began may have arrived in it.
     let received = packets(received_pps).min(sent);
     Outcome { sent, skipped, received, stolen: sample.stolen, offered_pps, received_pps, latency: None }
 }
@@ -279,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_are_told_by_place_the_largest_first() {
+    fn losses_are_listed_by_place_the_largest_first() {
         let lost = [("a".to_string(), 5), ("b".to_string(), 20), ("c".to_string(), 0)].into();
         let found = IsolationResults {
             sent: [(7, 1000)].into(),

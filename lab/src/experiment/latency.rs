@@ -1,5 +1,5 @@
-//! `millrace-lab latency`: how long packets take by load, subjects alternately. Stamps cost sink and generator time, equal for
-//! all subjects.
+//! `millrace-lab latency`: how long packets take, by load, with subjects in turn. Stamps cost time of sink and
+//! generator, equal for all subjects.
 
 use anyhow::Result;
 use clap::Args;
@@ -24,7 +24,7 @@ const DESTINATIONS: u32 = 4096;
 pub struct LatencyOptions {
     #[command(flatten)]
     pub(super) subjects: Subjects,
-    /// Packets per second offered, one load after another, to 20M; k and M are thousands and millions
+    /// Packets per second offered, one load after another, up to 20M; k and M are thousands and millions
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = some_packets_per_second,
         default_values = ["10k", "100k", "250k", "500k", "1M", "1.5M", "2M", "3M"])]
     rates: Vec<u64>,
@@ -35,7 +35,7 @@ pub struct LatencyOptions {
 pub(super) fn run(options: &LatencyOptions, output: &Output) -> Result<()> {
     let mut testbed = testbed(0)?;
     let mut workload = Workload::benchmark(Family::V4, DESTINATIONS, 0..=0);
-    // Long enough for a stamp.
+    // Frames need room for a stamp.
     let stamped = workload.targets.iter().map(|target| target.min_stamped()).max();
     workload.frame_bytes = workload.frame_bytes.max(stamped.unwrap_or_default());
     let subjects = options.subjects.names();

@@ -1,5 +1,5 @@
-//! The full table: how long until Linux has it, until a daemon started on it is ready, until a daemon that is running has
-//! followed; and the memory it takes.
+//! The full table: the time until Linux has it, until a daemon started on it is ready, and until a running daemon has
+//! followed. Also the memory that it takes.
 
 use std::{
     collections::BTreeMap,
@@ -83,8 +83,8 @@ pub(super) fn run(options: &LoadOptions, output: &Output) -> Result<()> {
     note("BPF maps per route of the full table", loaded.map_bytes / routes as f64, "bytes")
 }
 
-/// Seconds until the kernel has all routes, and until a packet by the very last one leaves right. The benchmark is fooled
-/// by no fallback: without its own route the packet would leave by a default route through another next hop.
+/// Seconds until the kernel has all routes, and until a packet by the very last route leaves correctly. A fallback
+/// cannot fake this: without its own route the packet would leave by a default route through another next hop.
 fn load_while_running(testbed: &mut Testbed, full: &Prefixes) -> Result<(f64, f64)> {
     let nexthops = testbed.next_hops()?;
     let last = full.v4.len().checked_sub(1).context("the full table has no IPv4 routes")?;
@@ -119,11 +119,11 @@ fn load_while_running(testbed: &mut Testbed, full: &Prefixes) -> Result<(f64, f6
     }
 }
 
-/// Of a daemon.
+/// Memory of a daemon.
 pub(super) struct Memory {
     /// Anonymous resident memory of the process.
     pub(super) anonymous_bytes: f64,
-    /// What the kernel charges for the maps it holds open.
+    /// Memory that the kernel charges for the maps that it holds open.
     pub(super) map_bytes: f64,
 }
 

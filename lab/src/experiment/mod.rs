@@ -1,5 +1,5 @@
-//! The experiments: one file each, which is a command with its options. Raw results go to the file named by `--json` while
-//! it runs; what people want to read goes to standard output as Markdown.
+//! The experiments, one file each. Each is a command with its options. It writes raw results to the file named by
+//! `--json` while it runs, and prints tables for people to standard output, as Markdown.
 
 pub(crate) mod apps;
 pub mod bench;
@@ -44,13 +44,13 @@ use crate::{
 /// An experiment with its options, as on the command line.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Experiment {
-    /// Subjects on the same packets, alternately, the router's core saturated; ratios pair by pair
+    /// Subjects on the same packets, alternately, with the router's core saturated; ratios pair by pair
     Compare(compare::CompareOptions),
     /// RFC 2544 and its successors, by frame size: throughput, latency, frame loss, back-to-back frames, recovery, reset
     Rfc2544(rfc2544::Rfc2544Options),
     /// Capacity of one core with the full table
     Capacity(capacity::CapacityOptions),
-    /// What the XDP program alone costs, without devices
+    /// Cost of the XDP program alone, without devices
     Program(program::ProgramOptions),
     /// Cost of a packet against the size of the table
     Tables(tables::TablesOptions),
@@ -60,28 +60,29 @@ pub enum Experiment {
     FlowChanges(flow_changes::FlowChangesOptions),
     /// Cost of a packet against the number of routers, or of interfaces of virtual routers
     Scale(scale::ScaleOptions),
-    /// What comes out when more and more comes in
+    /// Packets that come out when more and more come in
     Overload(overload::OverloadOptions),
-    /// What a virtual router loses while its neighbour is sent more and more
+    /// Loss of a virtual router while its neighbour is sent more and more
     Isolation(isolation::IsolationOptions),
     /// One-way latency by load, subjects alternately
     Latency(latency::LatencyOptions),
-    /// Time from a route change to packets leaving by it
+    /// Time from a route change to the first packet on the new way
     RouteLatency(route_latency::RouteLatencyOptions),
-    /// A capture of your own: what comes out of each subject, byte by byte, and how late
+    /// Replay a capture of your own: output of each subject, compared byte by byte, and its latency
     Replay(replay::ReplayOptions),
-    /// What applications on the router's core achieve while it forwards
+    /// Scores of applications on the router's core while it forwards
     Apps(apps::AppsOptions),
     /// Time and memory that the full table takes
     Load(load::LoadOptions),
     /// CPU time, wake-ups and memory of a daemon that has nothing to do
     Idle(idle::IdleOptions),
-    /// Queues on cores: how fast a second core forwards, what is lost or reordered meanwhile, and what a packet costs by load
+    /// Queues on cores: how soon a second core helps, what is lost or reordered meanwhile, and the cost of a packet by
+    /// load
     Cores(cores::CoresOptions),
 }
 
 impl Experiment {
-    /// Runs it. `command`: the command line that it came from, for the record.
+    /// Runs it. `command` is the command line, for the record.
     pub fn run(self, command: Vec<String>) -> Result<()> {
         let output = Output { path: self.json().cloned(), command };
         output.check(&self.inputs())?;
@@ -109,7 +110,7 @@ impl Experiment {
         if let (Err(_), Some(path)) = (&ran, &output.path)
             && output.modified() != before
         {
-            eprintln!("what was measured until then is in {}", path.display());
+            eprintln!("the measurements made so far are in {}", path.display());
         }
         ran
     }
@@ -137,7 +138,7 @@ impl Experiment {
         json.as_ref()
     }
 
-    /// Files that are read.
+    /// Files that the experiment reads.
     fn inputs(&self) -> Vec<PathBuf> {
         let file = match self {
             Self::Replay(options) => Some(options.file.clone()),
@@ -152,7 +153,7 @@ impl Experiment {
         file.into_iter().collect()
     }
 
-    /// What is measured, as it was named.
+    /// Names of the subjects, as given.
     fn subjects(&self) -> &[String] {
         match self {
             Self::Compare(options) => &options.subjects.named,
@@ -181,7 +182,7 @@ fn different(subjects: &[String]) -> Result<()> {
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct Subjects {
-    /// What to measure, alternately; `all`: every one there is (lab/README.md says what each is)
+    /// Subjects, alternately; `all` means every one (lab/README.md describes them)
     #[arg(long = "subjects", value_name = "LIST", value_delimiter = ',',
         value_parser = PossibleValuesParser::new(subject::choices()), default_values = subject::DEFAULT)]
     named: Vec<String>,
@@ -216,7 +217,8 @@ impl Sampling {
 /// The full table.
 #[derive(Args, Clone, Debug)]
 pub struct FullTable {
-    /// A list of prefixes, one a line, may be gzipped [default: the shared list if present, else made up]
+    /// File with one prefix per line, may be gzipped [default: the developers' list if present, else generated
+    /// prefixes]
     #[arg(long, value_name = "FILE")]
     prefixes: Option<PathBuf>,
     /// IPv4 routes
@@ -236,7 +238,7 @@ impl FullTable {
         prefixes::prefixes(self.file().as_deref(), self.routes4, self.routes6)
     }
 
-    /// The families that it is to have routes of.
+    /// Families that the table has routes of.
     fn families(&self) -> Result<Vec<Family>> {
         let wanted = [(Family::V4, self.routes4), (Family::V6, self.routes6)];
         let families: Vec<_> = wanted.iter().filter(|(_, routes)| *routes > 0).map(|(f, _)| *f).collect();
@@ -250,7 +252,7 @@ pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     if (0.1..=600.0).contains(&seconds) { Ok(seconds) } else { Err("0.1 to 600".into()) }
 }
 
-/// As people write it: 750, 100k, 1.5M.
+/// Reads a rate as people write it: 750, 100k, 1.5M.
 fn packets_per_second(text: &str) -> Result<u64, String> {
     const MOST: f64 = 20e6;
     let (digits, factor) = match text.strip_suffix(['k', 'M']) {
@@ -273,13 +275,13 @@ fn testbed(routers: u16) -> Result<Testbed> {
     Testbed::for_rates(&Topology::rfc2544().with_routers(routers))
 }
 
-/// Lets frames of this length pass, before a subject is started.
+/// Lets frames of this length pass. Call it before a subject is started.
 fn fit_mtu(testbed: &Testbed, frame_bytes: u16) -> Result<()> {
     let mtu = frame_bytes.saturating_sub(ETHERNET_BYTES);
     if mtu > STANDARD_MTU { testbed.set_mtu(mtu) } else { Ok(()) }
 }
 
-/// A document that says how its run ended, if that was early.
+/// A document that records how its run ended, if it ended early.
 fn with_end(mut document: Value, ran: &Result<()>) -> Value {
     match ran {
         Ok(()) => {}
@@ -289,7 +291,7 @@ fn with_end(mut document: Value, ran: &Result<()>) -> Value {
     document
 }
 
-/// Of a table, in Markdown.
+/// A row of a table, in Markdown.
 fn row(cells: &[String]) -> String {
     format!("| {} |", cells.join(" | "))
 }

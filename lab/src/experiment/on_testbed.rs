@@ -1,4 +1,4 @@
-//! Trials of [`crate::method`] on a testbed: what its procedures ask for, done by the generator and seen by the sink.
+//! Trials of [`crate::method`] on a testbed: the generator and the sink do what its procedures ask for.
 
 use std::time::{Duration, Instant};
 
@@ -19,15 +19,15 @@ use crate::{
     testbed::Testbed,
 };
 
-/// What the generator can pace. Asked for more than that, it sends as fast as it can.
+/// Highest rate that the generator can pace. Above it, the generator sends as fast as it can.
 pub(super) const HIGHEST_PPS: u64 = 8_000_000;
 
-/// Before and after a reset.
+/// Time of the stream before and after a reset.
 const AROUND_RESET: Duration = Duration::from_millis(500);
-/// Packets that do not come for so long do not come any more: a router's thread may have to wait for its core.
+/// A packet that has not arrived after this time is lost. A router's thread may have to wait for its core.
 const LOST_AFTER: Duration = Duration::from_millis(300);
 
-/// How many packets had not arrived, and how many of them are lost for certain, by the time since a change.
+/// How many packets had not arrived, and how many of them are certainly lost, by the time since a change.
 type Missing = Vec<(Duration, u64, u64)>;
 /// Packets that may be on their way: two full rings of a veth, and a batch.
 const ON_THE_WAY: u64 = 600;
@@ -35,18 +35,18 @@ const ON_THE_WAY: u64 = 600;
 /// See [`OnTestbed::seen`].
 pub(super) type TrialObserver<'a> = dyn FnMut(TrialEvent<'_>) -> Result<()> + 'a;
 
-/// What is told of trials.
+/// An event of trials.
 pub(super) enum TrialEvent<'a> {
     /// One has ended: a line for people, and what was measured at which pace.
     Found(&'a str, Option<(Pace, &'a Sample)>),
-    /// The last one was noisy and is made again.
+    /// The last one was noisy and is repeated.
     Again,
 }
 
 /// A subject on a testbed whose targets are set.
 pub(super) struct OnTestbed<'a> {
     pub(super) testbed: &'a mut Testbed,
-    /// Is told of every trial.
+    /// Gets the events of all trials.
     pub(super) seen: &'a mut TrialObserver<'a>,
     pub(super) frame_bytes: u16,
     /// Length of a trial.
@@ -54,12 +54,12 @@ pub(super) struct OnTestbed<'a> {
 }
 
 impl OnTestbed<'_> {
-    /// What comes through when the router is kept busy without losing anything, and by no more than that.
+    /// Keeps the router just busy enough that nothing is lost, and measures what comes through.
     pub(super) fn saturate(&mut self) -> Result<Sample> {
         self.sample(Pace::Saturate)
     }
 
-    /// As fast as the generator can.
+    /// Sends as fast as the generator can.
     pub(super) fn flat_out(&mut self) -> Result<Sample> {
         self.sample(Pace::FlatOut)
     }
@@ -82,7 +82,8 @@ impl OnTestbed<'_> {
         Ok(sample)
     }
 
-    /// Waits until as many packets as were sent have arrived since there were `before`, or no more come; how many did.
+    /// Waits until as many packets as were sent have arrived after the first `before`, or no more come. Returns how
+    /// many did.
     fn drained(&self, before: u64, sent: u64) -> Result<u64> {
         let (mut last, mut changed) = (0, Instant::now());
         loop {
@@ -97,7 +98,7 @@ impl OnTestbed<'_> {
         }
     }
 
-    /// What became of all packets since the generator was started and the sink had seen `before`.
+    /// Counts of all packets since the generator was started, when the sink had seen `before`.
     fn outcome(&self, before: u64, seconds: f64) -> Result<Outcome> {
         let sent = self.testbed.generator.packets()?;
         let received = self.drained(before, sent)?;
@@ -149,13 +150,13 @@ impl Burst for OnTestbed<'_> {
     }
 }
 
-/// How long an overload lasts, and how long is watched after it (RFC 2544 26.5: 60 s or more).
+/// How long an overload lasts, and how long the lab watches after it (RFC 2544 26.5: 60 s or more).
 const OVERLOAD: Duration = Duration::from_secs(2);
 const WATCHED: Duration = Duration::from_secs(1);
 
 impl Change for OnTestbed<'_> {
-    /// The last loss is seen to about a millisecond: where redirects lose packets, from their counters, and elsewhere from
-    /// those of both ends.
+    /// The time of the last loss is known to about a millisecond: from the counters of redirects where these lose
+    /// packets, and elsewhere from the counters of both ends.
     fn change(&mut self, from_pps: u64, to_pps: u64) -> Result<Changed> {
         let before = self.testbed.sink.arrived_in_all()?;
         self.testbed.generator.start(Load { frame_bytes: self.frame_bytes, pace: Pace::Rate(from_pps) })?;
@@ -198,15 +199,15 @@ impl Change for OnTestbed<'_> {
 }
 
 impl OnTestbed<'_> {
-    /// Changes the rate. Packets sent, skipped and not lost until then; and afterwards, again and again, how many were
-    /// missing when.
+    /// Changes the rate. Returns the packets sent, skipped and not lost until then, and a series: how many packets were
+    /// missing at which time after it.
     fn watch_change(&mut self, before: u64, to_pps: u64) -> Result<([u64; 3], Missing)> {
         let testbed = &mut *self.testbed;
         let certain = |testbed: &Testbed| testbed.redirects.lost_in(testbed.namespaces());
         let lost_before = certain(testbed)?;
         sys::sleep(OVERLOAD)?;
         let mut missing = Vec::new();
-        // What arrived is read first, so that what is on its way is missing rather than too much.
+        // Arrivals are read first, so that packets on their way count as missing, never as too many.
         let mut look = |testbed: &Testbed, at: Duration| -> Result<(u64, u64)> {
             let received = testbed.sink.arrived_in_all()? - before;
             let (sent, lost) = (testbed.generator.packets()?, certain(testbed)? - lost_before);
@@ -225,13 +226,13 @@ impl OnTestbed<'_> {
     }
 }
 
-/// Resets a subject by its name.
+/// Resets a subject, by its name.
 pub(super) struct Restart<'a, 'b> {
     pub(super) trial: OnTestbed<'a>,
     /// `None` while it does not run.
     pub(super) subject: &'b mut Option<Box<dyn Subject>>,
     pub(super) name: &'b str,
-    /// What the last reset took: as long is the stream without.
+    /// Duration of the last reset. The stream without a reset lasts as long.
     pub(super) took: Duration,
 }
 
@@ -302,8 +303,9 @@ impl Restart<'_, '_> {
     }
 }
 
-/// When fewer packets were last missing than in the end, or fewer lost for certain, so that some were still to be lost. What is
-/// on its way is missing too, and hides as many losses, but for those that are certain.
+/// Time of the last loss: the last moment when fewer packets were missing than at the end, or fewer were certainly
+/// lost, so that some were still to be lost. Packets on their way are missing, too, and hide as many losses, except
+/// certain ones.
 fn last_loss(missing: &[(Duration, u64, u64)], lost: u64) -> Option<Duration> {
     let certain = missing.last().map_or(0, |(.., certain)| *certain);
     let still_to_come = |(_, missing, sure): &&(Duration, u64, u64)| *missing < lost || *sure < certain;
@@ -322,7 +324,7 @@ mod tests {
         assert_eq!(last_loss(&missing, 140), Some(at(2)));
         assert_eq!(last_loss(&missing, 100), None);
         assert_eq!(last_loss(&missing, 1000), Some(at(4)));
-        // Five are lost while a hundred are on their way: only what counts the losses themselves tells.
+        // Five are lost while a hundred are on their way. Only the count of certain losses shows that.
         let hidden = [(at(0), 100, 0), (at(1), 100, 3), (at(2), 100, 5), (at(3), 100, 5)];
         assert_eq!(last_loss(&hidden, 5), Some(at(1)));
     }

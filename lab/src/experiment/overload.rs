@@ -1,5 +1,5 @@
-//! `millrace-lab overload`: what comes out when more and more comes in, up to ten times what saturates a subject or what the
-//! generator can do. A router that sheds before it works stays at its peak.
+//! `millrace-lab overload`: what comes out when more and more comes in, up to ten times the saturating load of a
+//! subject, or up to the generator's limit. A router that sheds load before it works on packets stays at its peak.
 
 use std::collections::BTreeMap;
 
@@ -26,9 +26,9 @@ use crate::{
 
 const DESTINATIONS: u32 = 4096;
 const TIMES: u64 = 10;
-/// More than the generator can do, so its most is the last point.
+/// More than the generator can send, so its maximum is the last point.
 const FLAT_OUT_PPS: u64 = HIGHEST_PPS + 1;
-/// Points of a curve, about: the generator ends it early for a fast subject.
+/// Approximate number of points of a curve. The generator ends it early for a fast subject.
 const ABOUT_POINTS: u64 = 12;
 
 /// What to measure.
@@ -86,7 +86,7 @@ fn figure() -> Figure {
 struct Case<'a> {
     name: &'a str,
     repeat: usize,
-    /// If it is known already.
+    /// The saturating load, if it is known already.
     saturating_pps: Option<u64>,
     recorder: &'a mut Recorder,
     progress: &'a mut Progress,

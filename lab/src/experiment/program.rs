@@ -1,5 +1,5 @@
-//! What the XDP program alone costs, without a device, a ring or another core: the very program and tables that forward,
-//! run on frames in memory (cost.bpf.c). Against "capacity" it tells how much of a packet is ours.
+//! Cost of the XDP program alone, without a device, a ring or another core: the same program and tables that forward,
+//! run on frames in memory (cost.bpf.c). Compared with "capacity", it shows how much of a packet's cost is ours.
 
 use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
@@ -41,7 +41,7 @@ const XDP_REDIRECT: u32 = 4;
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct ProgramOptions {
-    /// What to measure, one after another
+    /// Subjects, one after another
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["redirect", "touch", "millrace"],
         default_values = ["redirect", "touch", "millrace"])]
     pub(super) subjects: Vec<String>,
@@ -107,12 +107,12 @@ struct Cost {
     skeleton: skeleton::CostSkel<'static>,
     subject: OwnedFd,
     port: u32,
-    /// One of them, whole.
+    /// One whole frame.
     frame: Vec<u8>,
 }
 
 impl Cost {
-    /// Of the program that is attached to the first port.
+    /// For the program that is attached to the first port.
     fn new(testbed: &Testbed, workload: &Workload) -> Result<Self> {
         let mut open = skeleton::CostSkelBuilder::default().open(bpf::storage())?;
         let count = workload.targets.len() as u32;
@@ -132,7 +132,7 @@ impl Cost {
         Ok(Self { skeleton, subject, port, frame })
     }
 
-    /// Nanoseconds per packet, those of cost.bpf.c itself taken off.
+    /// Nanoseconds per packet, without those of cost.bpf.c itself.
     fn measure(&mut self, testbed: &Testbed) -> Result<f64> {
         let nothing = self.skeleton.progs.nothing.as_fd().try_clone_to_owned()?;
         let (empty_ns, _) = self.run(testbed, nothing.as_fd())?;

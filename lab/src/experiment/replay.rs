@@ -1,5 +1,5 @@
-//! A capture sent through subjects ([`crate::replay`]): is what comes out the same, byte by byte, and what becomes of it at
-//! its recorded pace or at a rate?
+//! A capture sent through subjects ([`crate::replay`]): is their output the same, byte by byte, and how does it fare at
+//! the recorded pace or at a rate?
 
 mod shown;
 
@@ -25,48 +25,49 @@ use crate::{
     subject, sys,
 };
 
-/// Those that route whatever comes by the routes of the box, and those that forward whatever comes.
+/// Subjects that route everything by the routes of the box, and those that forward everything.
 const SUBJECTS: [&str; 5] = ["linux", "millrace", "xdp-forward", "touch", "redirect"];
-/// Differences in the record of a subject.
+/// Maximum number of differences in the record of a subject.
 const RECORDED: usize = 100;
-/// A run that takes longer is told of in parts.
+/// A longer run is reported in parts.
 const LONG_SECONDS: f64 = 20.0;
 const PARTS: u32 = 10;
-/// Starting a subject, and waiting for what may still come.
+/// Time to start a subject, and to wait for late packets.
 const AROUND: Duration = Duration::from_secs(1);
-/// When all runs take longer, that is told before the first.
+/// If all runs together take longer, a warning comes before the first.
 const TOLD_SECONDS: f64 = 600.0;
-/// A run at the recorded times may take so long.
+/// Longest run at the recorded times.
 const LONGEST_SECONDS: f64 = 86_400.0;
 
 /// What to replay.
 #[derive(Args, Clone, Debug)]
 pub struct ReplayOptions {
-    /// A capture, pcap or pcapng, of Ethernet or bare IP. MAC addresses become the testbed's, VLAN tags are taken away
+    /// A capture, pcap or pcapng, of Ethernet or bare IP. The testbed's MAC addresses replace its own, and VLAN tags
+    /// are removed
     pub(super) file: PathBuf,
-    /// What to send it through; what comes out of the others is compared with what comes out of the first
+    /// Subjects to send it through; the output of the others is compared with that of the first
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = SUBJECTS,
         default_values = ["linux", "millrace"])]
     pub(super) subjects: Vec<String>,
     /// `recorded`, or packets per second: 750, 100k, 1.5M [default: recorded]
     #[arg(long, value_parser = pace)]
     pace: Option<Paced>,
-    /// So many times as fast as recorded, 0.001 to 1000 [default: 1]
+    /// Speed, as a multiple of the recorded one, 0.001 to 1000 [default: 1]
     #[arg(long, value_name = "FACTOR", value_parser = factor)]
     speed: Option<f64>,
-    /// All packets so many times in a run, 1 to 1000 [default: 1]
+    /// How often all packets are sent in a run, 1 to 1000 [default: 1]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1000))]
     loops: Option<u32>,
-    /// Runs of each subject, alternately, 0 to 1000; 0: what comes out is compared, and nothing else
+    /// Runs of each subject, alternately, 0 to 1000; with 0, outputs are only compared
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u16).range(0..=1000))]
     repeat: u16,
     /// Only the first N packets of the file
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     packets: Option<u32>,
-    /// Marks no packet in runs: nothing but MAC addresses and tags is changed, but order, duplicates and latency are not seen
+    /// Mark no packets in runs: only MAC addresses and tags change, but order, duplicates and latency are not visible
     #[arg(long)]
     untouched: bool,
-    /// Differences that are shown of each subject
+    /// Differences to show for each subject
     #[arg(long, value_name = "N", default_value_t = 5)]
     differences: usize,
     /// Where raw results go; `millrace-lab report` reads them
@@ -95,7 +96,7 @@ fn factor(text: &str) -> Result<f64, String> {
 }
 
 impl ReplayOptions {
-    /// Does everything that is asked for make a difference?
+    /// Fails if an option has no effect.
     fn check(&self) -> Result<()> {
         let given = [
             ("--pace", self.pace.is_some()),
@@ -126,7 +127,7 @@ impl ReplayOptions {
         self.loops.unwrap_or(1)
     }
 
-    /// What people should know before runs that take so long each.
+    /// A warning before runs that each take this long.
     fn warning(&self, seconds: f64) -> Option<String> {
         let runs = self.subjects.len() as f64 * f64::from(self.repeat);
         (runs * seconds > TOLD_SECONDS).then(|| {
@@ -164,7 +165,7 @@ pub(super) fn run(options: &ReplayOptions, output: &Output) -> Result<()> {
         contents.marked
     );
     if untagged > 0 {
-        println!("  {untagged} whose VLAN tags were taken away");
+        println!("  {untagged} whose VLAN tags were removed");
     }
     left_out.iter().for_each(|(why, packets)| println!("  {packets} left out: {why}"));
     let mut progress = Progress::new(0);
@@ -173,12 +174,12 @@ pub(super) fn run(options: &ReplayOptions, output: &Output) -> Result<()> {
     experiment.runs(&mut recorder, &mut progress)?;
     drop(progress);
     if !differing.is_empty() {
-        bail!("not the same packets come out: {}", differing.join("; "));
+        bail!("the subjects did not forward the same packets: {}", differing.join("; "));
     }
     Ok(())
 }
 
-/// How long a run is to take.
+/// Expected duration of a run.
 fn run_seconds(options: &ReplayOptions, capture: &Capture) -> Result<f64> {
     let loops = f64::from(options.loops());
     match options.pace() {
@@ -199,19 +200,19 @@ fn run_seconds(options: &ReplayOptions, capture: &Capture) -> Result<f64> {
 struct Experiment<'a> {
     replay: Replay,
     options: &'a ReplayOptions,
-    /// Of each run.
+    /// Duration of each run.
     run_time: Duration,
     /// Subjects that were not compared.
     skipped: Vec<String>,
 }
 
 impl Experiment<'_> {
-    /// A run is told of in so many.
+    /// Number of parts in which a run is reported.
     fn parts(&self) -> u32 {
         if self.run_time.as_secs_f64() > LONG_SECONDS { PARTS } else { 1 }
     }
 
-    /// How long the steps that are left take: of comparisons, if they are, and of runs.
+    /// Durations of the remaining steps: of comparisons, if it `compares`, and of runs.
     fn steps(&self, compares: bool) -> Vec<Duration> {
         let packets = self.replay.contents().packets;
         let comparison = AROUND + Duration::from_secs_f64(packets as f64 / COMPARISON_PPS as f64);
@@ -225,11 +226,11 @@ impl Experiment<'_> {
         steps
     }
 
-    /// What comes out of the others and not of the first, in words.
+    /// Compares the output of the others with that of the first. Returns the differences in words.
     fn compare(&mut self, recorder: &mut Recorder, progress: &mut Progress) -> Result<Vec<String>> {
         let mut shown = Shown::default();
         let compared = self.compare_all(recorder, progress, &mut shown);
-        // What was compared before an error or Ctrl-C is shown too.
+        // Also show what was compared before an error or Ctrl-C.
         shown
             .print(&format!("What comes out, byte by byte, against {}", self.options.subjects[0]), &COMPARED);
         compared
@@ -250,7 +251,7 @@ impl Experiment<'_> {
                 Err(error) if reference.is_none() => {
                     return Err(error.context(format!("{name}, with which the others are compared")));
                 }
-                // Not compared is not the same.
+                // A subject that was not compared does not count as the same.
                 Err(error) => {
                     recorder
                         .line(&json!({"record": "skipped", "subject": name, "why": format!("{error:#}")}))?;
@@ -393,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_do_nothing_is_refused() {
+    fn an_option_without_effect_is_refused() {
         for (line, why) in [
             ("--pace 1k --speed 2", "--speed is for the recorded times"),
             ("--repeat 0 --loops 3", "--loops is for runs"),
@@ -410,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_of_more_than_ten_minutes_are_told_before() {
+    fn runs_of_more_than_ten_minutes_are_announced() {
         let of = |line: &str, seconds| options(line).warning(seconds);
         assert_eq!(of("replay a.pcap", 300.0), None);
         let warning = of("replay a.pcap --repeat 3", 1200.0).unwrap();

@@ -1,4 +1,4 @@
-//! `millrace-lab rfc2544`: what RFC 2544 and its successors ask of a router, by frame size (9.1), one subject on its own.
+//! `millrace-lab rfc2544`: the tests of RFC 2544 and its successors by frame size (9.1), for one subject.
 
 mod results;
 
@@ -33,12 +33,12 @@ use crate::{
 };
 
 const LOWEST_PPS: u64 = 10_000;
-/// Share that may be lost: none, and one in a thousand.
+/// Shares of packets that may be lost: none, and one in a thousand.
 const LOSSES: [f64; 2] = [0.0, 0.001];
 const RESOLUTION: f64 = 0.01;
-/// Before packets per second are counted: until then the generator is only setting up.
+/// Time before packets per second are counted. Until then the generator only sets up.
 const WARM_UP: Duration = Duration::from_millis(100);
-/// Of the frame loss curve.
+/// Points of the frame loss curve.
 const STEPS: u64 = 10;
 /// Frames: the shortest burst, and the step size of its search.
 const BURST_STEP: u64 = 16;
@@ -47,7 +47,7 @@ const LONGEST_BURST_SECONDS: f64 = 1.0;
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct Rfc2544Options {
-    /// What to measure (lab/README.md says what each is)
+    /// The subject (lab/README.md describes them all)
     #[arg(long, value_name = "NAME", value_parser = subject::NAMES, default_value = "millrace")]
     subject: String,
     /// Frame lengths in bytes, FCS included, each 64 to 3404: longer ones cannot be sent fast enough to find a throughput
@@ -63,11 +63,12 @@ pub struct Rfc2544Options {
     /// How often each test is made, 1 to 1000
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = value_parser!(u16).range(1..=1000))]
     repeat: u16,
-    /// Rate of the stream during which the subject is reset, packets a second (750, 100k, 1.5M): one that it carries, or half
-    /// of its throughput where that is measured and less. From 100k, stalls of the machine of 2 ms overflow a ring
+    /// Rate of the stream during a reset, in packets a second (750, 100k, 1.5M): one that the subject carries. Half of
+    /// its throughput is used instead where that is measured and less. From 100k on, stalls of the machine of 2 ms
+    /// overflow a ring
     #[arg(long, value_name = "PPS", default_value = "50k", value_parser = super::some_packets_per_second)]
     reset_pps: u64,
-    /// Only these tests; throughput is always measured with others than reset, since they are told in it
+    /// Only these tests; throughput is always measured along with tests other than reset, because they refer to it
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum, default_values_t = Test::value_variants().to_vec())]
     only: Vec<Test>,
     /// Where the results go, as one document; `millrace-lab report` reads it
@@ -87,9 +88,9 @@ enum Test {
     FrameLoss,
     /// Longest burst without loss (26.4, RFC 9004)
     BackToBack,
-    /// How long losses go on after an overload (26.5)
+    /// Time until losses end after an overload (26.5)
     Recovery,
-    /// Time without forwarding when stopped and started, and when killed (26.6, RFC 6201)
+    /// Time without forwarding after a stop and start, and after a kill (26.6, RFC 6201)
     Reset,
 }
 
@@ -100,7 +101,7 @@ struct Bench<'a> {
     /// `None` while it is being restarted.
     subject: Option<Box<dyn Subject>>,
     progress: Progress,
-    /// Every trial, as JSON lines would have it.
+    /// Every trial, in the form of JSON lines.
     trials: Vec<Value>,
 }
 
@@ -126,14 +127,14 @@ pub(super) fn run(options: &Rfc2544Options, output: &Output) -> Result<()> {
 }
 
 impl Rfc2544Options {
-    /// In this order.
+    /// The tests, in the order they run.
     fn tests(&self) -> Vec<Test> {
         let only_reset = self.only.iter().all(|test| *test == Test::Reset);
         let wanted = |test: &&Test| self.only.contains(test) || (**test == Test::Throughput && !only_reset);
         Test::value_variants().iter().filter(wanted).copied().collect()
     }
 
-    /// Most trials of a test.
+    /// Maximum number of trials of a test.
     fn trials(&self, test: Test) -> u64 {
         u64::from(self.repeat)
             * match test {
@@ -152,7 +153,7 @@ fn search(loss: f64) -> Search {
 }
 
 impl Bench<'_> {
-    /// All tests with one frame length; what was measured before an error stays in `result`.
+    /// Runs all tests with one frame length. Measurements made before an error stay in `result`.
     fn frame(&mut self, result: &mut OfFrame, frames_left: usize) -> Result<()> {
         let workload = Workload::benchmark(Family::V4, self.options.flows, 0..=0);
         let frame_bytes = result.frame - FCS_BYTES;
@@ -205,7 +206,7 @@ impl Bench<'_> {
                 result.latency = Some(latency::at_rates(&mut trial, &rates_pps, repeat)?);
             }
             Test::FrameLoss => {
-                // From half more than what comes through with next to no loss.
+                // Start at one and a half times the highest rate with next to no loss.
                 let most = result.throughput.iter().map(|found| found.pps.median).fold(0.0, f64::max);
                 let highest_pps = ((most * 1.5) as u64).clamp(LOWEST_PPS, HIGHEST_PPS);
                 result.frame_loss = Some(frame_loss::curve(&mut trial, highest_pps, STEPS, repeat)?);
@@ -228,7 +229,8 @@ impl Bench<'_> {
                 result.recovery = Some(recovery::recovery(&mut trial, throughput_pps, HIGHEST_PPS, repeat)?);
             }
             Test::Reset => {
-                // RFC 6201 3 asks for the throughput; at half of it the router's core has time for a daemon that starts.
+                // RFC 6201 3 asks for the throughput. At half of it, the router's core has time for a daemon that
+                // starts.
                 let pps = match result.throughput_pps / 2 {
                     _ if result.throughput.is_empty() => options.reset_pps,
                     half => half.max(LOWEST_PPS).min(options.reset_pps),

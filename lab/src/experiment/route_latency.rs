@@ -1,6 +1,6 @@
-//! Time from a route change to packets leaving by it. A stream of packets to one address leaves through next hop 1; a
-//! host route through next hop 2 is added, later deleted; the sink notes when the first packet for the other next hop
-//! came. The clock starts just before the request is handed to the kernel.
+//! Time from a route change to packets leaving by it. A stream of packets to one address leaves through next hop 1. A
+//! host route through next hop 2 is added, and later deleted. The sink notes when the first packet for the other next
+//! hop comes. The clock starts just before the request is handed to the kernel.
 
 use std::{net::Ipv4Addr, path::PathBuf, time::Duration};
 
@@ -22,14 +22,14 @@ use crate::{
     workload::{Family, Workload},
 };
 
-/// 5 us between packets: the resolution.
+/// Packets come every 5 us, which is the resolution.
 const RATE_PPS: u64 = 200_000;
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct RouteLatencyOptions {
-    /// What to measure, one after another
+    /// Subjects, one after another
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["linux", "millrace"], default_values = ["linux", "millrace"])]
     pub(super) subjects: Vec<String>,
     /// Routes added and deleted, one after another, 1 to 10000
@@ -77,7 +77,7 @@ pub(super) fn run(options: &RouteLatencyOptions, output: &Output) -> Result<()> 
     Ok(())
 }
 
-/// Milliseconds of each addition and deletion.
+/// Milliseconds that each addition and deletion took.
 fn changes(testbed: &Testbed, name: &str, count: u16, recorder: &mut Recorder) -> Result<Vec<(f64, f64)>> {
     let interface = testbed.box_namespace.interface_index(PORT_OUT)?;
     let mut netlink = testbed.box_namespace.enter(Netlink::route)?;

@@ -1,5 +1,5 @@
 //! The same traffic through more and more routers: the host's own, and virtual ones, each a namespace with two macvlan
-//! interfaces (256 are Millrace's limit); and through more and more interfaces of virtual routers.
+//! interfaces (256 are Millrace's limit). Also through more and more interfaces of virtual routers.
 
 use std::time::{Duration, Instant};
 
@@ -21,22 +21,22 @@ use crate::{
 };
 
 const DESTINATIONS: u32 = 4096;
-/// Of a testbed that is still being built: from when on this is told, and when it is given up.
+/// Time of building a testbed after which progress is reported, and after which it is given up.
 const TELL_AFTER: Duration = Duration::from_secs(2);
 const BUILD_LIMIT: Duration = Duration::from_secs(300);
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct ScaleOptions {
-    /// How many routers, the host's among them, 1 to 256, in this order; ratios are to the first
+    /// Numbers of routers, including the host's, 1 to 256, in this order; ratios are to the first
     /// [default: 1,8,32,256, or none if interfaces are given]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = value_parser!(u16).range(1..=256))]
     routers: Vec<u16>,
-    /// How many interfaces of virtual routers, half of them on each port: 2, 4, 8 ... 4096, in this order; ratios are to the
-    /// first
+    /// Numbers of interfaces of virtual routers, half of them on each port: 2, 4, 8 ... 4096, in this order; ratios are
+    /// to the first
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = interfaces)]
     interfaces: Vec<u16>,
-    /// What to measure, alternately
+    /// Subjects, alternately
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["linux", "millrace"], default_values = ["linux", "millrace"])]
     pub(super) subjects: Vec<String>,
     #[command(flatten)]
@@ -73,7 +73,7 @@ pub(super) fn run(options: &ScaleOptions, output: &Output) -> Result<()> {
     Ok(())
 }
 
-/// So many of what.
+/// A number of routers or interfaces.
 struct Case {
     of: &'static str,
     count: u16,
@@ -85,14 +85,14 @@ impl Case {
         Self { of: "routers", count, topology: Topology::rfc2544().with_routers(count - 1) }
     }
 
-    /// As few routers as can have them.
+    /// On as few routers as can have this many interfaces.
     fn interfaces(count: u16) -> Result<Self> {
         let on_port = (count / 2).min(MAX_INTERFACES_ON_PORT);
         let topology = Topology::named("interfaces")?.with_interfaces(on_port);
         Ok(Self { of: "interfaces", count, topology: topology.with_routers(count / 2 / on_port) })
     }
 
-    /// A port has up to 256 interfaces of a router: more interfaces are of more routers.
+    /// A router has up to 256 interfaces on a port, so more interfaces need more routers.
     fn parameters(&self) -> Value {
         match self.of {
             "routers" => json!({"routers": self.count}),
@@ -104,7 +104,7 @@ impl Case {
         self.topology.routers.iter().map(|routers| routers.count).sum()
     }
 
-    /// The same number of destinations in every case, through all there is in turn.
+    /// The same number of destinations in every case, through all routers or interfaces in turn.
     fn workload(&self) -> Result<Workload> {
         if self.of == "routers" {
             return Ok(Workload::benchmark(Family::V4, DESTINATIONS, 0..=self.count - 1));
@@ -136,7 +136,7 @@ impl ScaleOptions {
     }
 }
 
-/// A large testbed takes a while.
+/// Builds the testbed. A large one takes a while, so progress is reported.
 fn build(case: &Case) -> Result<Testbed> {
     let routers = case.topology.all_routers()?;
     let all: usize = routers.iter().skip(1).map(|router| router.interfaces.len()).sum();
@@ -217,7 +217,7 @@ mod tests {
             assert_eq!(all, usize::from(count));
             let into: HashSet<_> = workload.targets.iter().map(|target| target.router_mac).collect();
             assert_eq!(into.len(), all / 2);
-            // By each of these a part of the networks behind the other port is reached.
+            // Each of these reaches a part of the networks behind the other port.
             let parts: HashSet<_> = workload
                 .targets
                 .iter()

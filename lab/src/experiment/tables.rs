@@ -26,10 +26,11 @@ pub struct TablesOptions {
     /// Numbers of IPv4 routes, in growing order; ratios are to the first
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [1, 1000, 100_000, 1_000_000])]
     routes: Vec<usize>,
-    /// What to measure, alternately
+    /// Subjects, alternately
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["linux", "millrace"], default_values = ["linux", "millrace"])]
     pub(super) subjects: Vec<String>,
-    /// A list of prefixes, one a line, may be gzipped [default: the shared list if present, else made up]
+    /// File with one prefix per line, may be gzipped [default: the developers' list if present, else generated
+    /// prefixes]
     #[arg(long, value_name = "FILE")]
     prefixes: Option<PathBuf>,
     #[command(flatten)]
@@ -46,7 +47,7 @@ pub(super) fn run(options: &TablesOptions, output: &Output) -> Result<()> {
     let most = options.routes.iter().copied().max().unwrap_or_default();
     ensure!(
         options.routes.is_sorted() && options.routes[0] > 0,
-        "--routes: numbers above 0 that grow; routes are only added"
+        "--routes must be growing numbers above 0, because routes are only added"
     );
     let mut recorder = output.recorder()?;
     let mut progress = Progress::new(0);
@@ -59,7 +60,7 @@ pub(super) fn run(options: &TablesOptions, output: &Output) -> Result<()> {
     progress.print(&head(title, &["routes", "destinations", "subject", "Mpps", "ns/packet", "ns, ratio"]));
     let mut smallest = vec![None; DESTINATIONS.len()];
     for &routes in &options.routes {
-        // The benchmarking prefixes, which every router has, are the first route.
+        // The first route is that of the benchmarking prefixes, which every router has.
         let loaded =
             Prefixes { v4: full.v4[..routes - 1].to_vec(), v6: Vec::new(), source: full.source.clone() };
         testbed.load_routes(&loaded)?;

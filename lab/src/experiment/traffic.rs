@@ -1,4 +1,4 @@
-//! Options of a command that say what kind of packets are sent.
+//! Options that describe the packets to send.
 
 use std::fmt::Debug;
 
@@ -11,22 +11,22 @@ use crate::{
     workload::{Family, Workload},
 };
 
-/// What to send, but for how long frames are.
+/// What to send, except the length of frames.
 #[derive(Args, Clone, Debug)]
 pub struct Traffic {
     /// Destinations, one flow each: 1 to 131072
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = value_parser!(u32).range(1..=131_072))]
     pub(super) flows: u32,
-    /// Over IPv6 instead of IPv4
+    /// Send IPv6 instead of IPv4
     #[arg(long)]
     ipv6: bool,
-    /// What is in the packets
+    /// Contents of the packets
     #[arg(long, value_enum, default_value = "udp")]
     protocol: Carried,
-    /// Which flow is next; zipf: the n-th flow n times as rarely as the first
+    /// Order of flows; with zipf, the n-th flow is n times as rare as the first
     #[arg(long, value_enum, default_value = "in-turn")]
     order: Next,
-    /// Frames of 64, 594 and 1518 bytes, 7 to 4 to 1, instead of all the same
+    /// Send frames of 64, 594 and 1518 bytes, 7 to 4 to 1, instead of one length
     #[arg(long)]
     pub(super) imix: bool,
 }
@@ -46,7 +46,7 @@ enum Next {
 }
 
 impl Traffic {
-    /// For the record; what is usual is left out.
+    /// Parameters for the record, without the default ones.
     pub(super) fn parameters(&self, workload: &Workload) -> Value {
         let frame = if self.imix { json!("imix") } else { json!(workload.frame_bytes + FCS_BYTES) };
         let unusual = |usual: bool, value: &dyn Debug| (!usual).then(|| format!("{value:?}").to_lowercase());
@@ -56,7 +56,7 @@ impl Traffic {
             "order": unusual(matches!(self.order, Next::InTurn), &self.order)})
     }
 
-    /// To the benchmarking prefixes, in the shortest frames that have room for a stamp.
+    /// Flows to the benchmarking prefixes, in the shortest frames that have room for a stamp.
     pub(super) fn workload(&self) -> Workload {
         const SEED: u64 = 1;
         let family = if self.ipv6 { Family::V6 } else { Family::V4 };

@@ -1,6 +1,6 @@
-//! M: virtual routers. Its macvlan is today's `linux-macvlan` (whose packets no longer wait in a backlog queue), its
-//! NAPI-macvlan has its counterpart in Millrace. Where the topology brings the virtual routers, so that they have ports or
-//! many interfaces of their own, `linux` and `millrace` stand for both.
+//! M: virtual routers. Its macvlan is today's `linux-macvlan` (whose packets no longer wait in a backlog queue).
+//! Millrace is the counterpart of its NAPI-macvlan. Where the topology has the virtual routers, so that they have ports
+//! or many interfaces of their own, `linux` and `millrace` stand for both.
 
 use anyhow::{Result, bail};
 use serde_json::json;
@@ -19,7 +19,7 @@ use crate::{
     workload::{Family, Way, Workload},
 };
 
-/// Beside the host's router, those that subjects make themselves.
+/// The host's router, and the virtual routers that subjects make themselves.
 const VIRTUAL: [&str; 4] = ["linux", "linux-macvlan", "millrace", "millrace-macvlan"];
 const PLAIN: [&str; 2] = ["linux", "millrace"];
 const OF_TOPOLOGY: &str =
@@ -67,7 +67,8 @@ pub(super) fn several_into_one(
     Ok(())
 }
 
-/// M6: the number of virtual routers. Theirs carry the packets one after another, ours take turns packet by packet.
+/// M6: the number of virtual routers. In the paper they carry the packets one after another; here packets go through
+/// them in turn.
 pub(super) fn routers(figure: &PaperFigure, options: &FiguresOptions, recorder: &mut Recorder) -> Result<()> {
     let ours =
         "virtual routers with two interfaces each, packets through all of them in turn, the core saturated";
@@ -134,7 +135,7 @@ pub(super) fn more_interfaces(
     Ok(())
 }
 
-/// Through a virtual router with so many interfaces on each port, to so many destinations behind each.
+/// Through a virtual router with `on_port` interfaces on each port, to `destinations` destinations behind each.
 fn both_ways(on_port: u16, destinations: u32, plan: &Plan<'_>, recorder: &mut Recorder) -> Result<()> {
     let topology = Topology::named("interfaces")?.with_interfaces(on_port);
     let ways = [Way { router: 1, from: 0, to: 1, weight: 1 }, Way { router: 1, from: 1, to: 0, weight: 1 }];
@@ -143,7 +144,7 @@ fn both_ways(on_port: u16, destinations: u32, plan: &Plan<'_>, recorder: &mut Re
     compare(&mut testbed, &workload, plan, recorder).map(drop)
 }
 
-/// M9: latency at the share of the IP forwarder's capacity that the paper's load is.
+/// M9: latency, at the same share of the IP forwarder's capacity as in the paper.
 pub(super) fn latency(figure: &PaperFigure, options: &FiguresOptions, recorder: &mut Recorder) -> Result<()> {
     const LOAD: f64 = 600.0 / 785.0;
     let mut testbed = Testbed::for_rates(&Topology::rfc2544())?;
@@ -170,24 +171,24 @@ pub(super) fn latency(figure: &PaperFigure, options: &FiguresOptions, recorder: 
     compare(&mut testbed, &workload, &plan, recorder).map(drop)
 }
 
-/// What M table 1 calls 700 kpps here is what the subject carries through both routers.
+/// 700 kpps in M, table 1, correspond to the rate that the subject carries through both routers here.
 const CAPACITY_KPPS: u64 = 700;
-/// Offered to VR1 and VR2, and what a record calls its values.
+/// Rates offered to VR1 and VR2, and the names of their values in the record.
 const LOADS: [([u64; 2], [&str; 3]); 2] =
     [([1000, 300], ["VR1", "VR2", "total"]), ([300, 300], ["VR1 of 300", "VR2 of 300", "total of 600"])];
 
-/// MT1: isolation of two virtual routers, on ports of their own as in the paper, and on the same ports; Millrace with and without
-/// shares.
+/// MT1: isolation of two virtual routers, on ports of their own as in the paper, and on the same ports. Millrace runs
+/// with and without shares.
 pub(super) fn isolation(
     figure: &PaperFigure,
     options: &FiguresOptions,
     recorder: &mut Recorder,
 ) -> Result<()> {
     let ours = format!(
-        "each subject is first saturated through both routers in turn; that is its capacity C, taken anew in each repeat. A load \
+        "each subject is first saturated through both routers in turn; this is its capacity C, measured again in each repeat. A load \
          of n kpps in the table is n / {CAPACITY_KPPS} x C here, and a throughput of p packets a second is shown as p x \
          {CAPACITY_KPPS} / C kpps. {CAPACITY_KPPS} kpps is what NAPI-macvlan carries in the paper, 690 what macvlan does. The last three \
-         bars: 300 kpps each. 100 destinations each; {OF_TOPOLOGY}. NAPI threads have usual priorities. millrace enforces shares \
+         bars: 300 kpps each. 100 destinations each; {OF_TOPOLOGY}. NAPI threads have normal priorities. millrace enforces shares \
          (docs/inside/shares.md), {UNSHARED} does not"
     );
     let x = Axis::new("/parameters/router", "", "");
@@ -202,7 +203,7 @@ pub(super) fn isolation(
     {
         let topology = Topology::named(topology)?;
         let mut testbed = Testbed::for_rates(&topology)?;
-        // Shares are a daemon's work: it must not wait for the core that is sent too much.
+        // A daemon enforces shares. It must not wait for the core that is sent too much.
         testbed.set_priority(Priority::Reaction)?;
         for repeat in 0..options.repeat {
             for name in ["linux", UNSHARED, "millrace"] {
@@ -215,11 +216,11 @@ pub(super) fn isolation(
     Ok(())
 }
 
-/// One subject, once.
+/// One run of a subject.
 struct Pairs<'a> {
     figure: &'a PaperFigure,
     name: &'a str,
-    /// Of each router.
+    /// Ports of each router.
     ports: &'a str,
     from_to: [(u8, u8); 2],
     repeat: u16,
@@ -256,7 +257,7 @@ impl Pairs<'_> {
         Ok(())
     }
 
-    /// What was measured.
+    /// Makes one measurement.
     fn run(&mut self, pace: Pace, offered: &str, sample: &Sample) -> Result<()> {
         eprintln!(
             "  {} on {} ports #{} {offered}: {:.3} Mpps",
@@ -270,7 +271,7 @@ impl Pairs<'_> {
             "subject": self.name, "repeat": self.repeat, "pace": pace, "sample": sample}))
     }
 
-    /// The same by router, in the paper's kpps.
+    /// The same measurement by router, in the paper's kpps.
     fn parts(&mut self, names: &[&str; 3], sample: &Sample, scale: f64) -> Result<()> {
         let [one, two] = &sample.streams[..] else { bail!("two streams were sent") };
         let total = one.received_pps + two.received_pps;

@@ -1,7 +1,8 @@
-//! `millrace-lab figures`: the experiments behind the papers' figures, on our testbed; ours are drawn beside what the papers
-//! say ([`published`]). Each experiment describes its picture in its result file, so that `report` can draw it again.
-//! Experiments are in a file for each group of papers: `m` (virtual routers), `q` (Q and O: forwarding beside applications), `v` (which
-//! core receives a flow), `p` (paths of the user plane, memory to memory); `simulated` has what needs more cores than there are.
+//! `millrace-lab figures`: the experiments behind the papers' figures, on our testbed, drawn beside the values that the
+//! papers publish ([`published`]). Each experiment describes its picture in its result file, so that `report` can draw
+//! it again. There is a file for each group of papers: `m` (virtual routers), `q` (Q and O: forwarding beside
+//! applications), `v` (which core receives a flow), `p` (paths of the user plane, memory to memory). `simulated` has
+//! the parts that need more cores.
 
 mod m;
 mod p;
@@ -32,10 +33,10 @@ use crate::{
 
 use published::PaperFigure;
 
-/// Letters of PAPERS, in the order of reports.
+/// Letters of the papers (published.toml has their titles), in the order of reports.
 const PAPERS: [&str; 5] = ["Q", "O", "P", "V", "M"];
 
-/// What can be measured: the figure's id, and its experiment.
+/// What can be measured: the id of the figure, and its experiment.
 const FIGURES: [(&str, Experiment); 30] = [
     ("M4", m::load),
     ("M5", m::several_into_one),
@@ -69,10 +70,10 @@ const FIGURES: [(&str, Experiment); 30] = [
     ("VT7", v::priority),
 ];
 
-/// Figures of this paper are measured memory to memory.
+/// Figures of this paper are measured memory to memory, and need no root.
 const WITHOUT_ROOT: &str = "P";
 
-/// Load before counting begins: there are many points.
+/// Time of load before counting begins. It is short, because there are many points.
 const WARM_UP: Duration = Duration::from_millis(200);
 
 type Experiment = fn(&PaperFigure, &FiguresOptions, &mut Recorder) -> Result<()>;
@@ -86,7 +87,7 @@ pub struct FiguresOptions {
     /// Only this figure: M4, Q2, ...
     #[arg(long, value_name = "FIG")]
     pub only: Option<String>,
-    /// Where raw results and the report go
+    /// Directory for raw results and the report
     #[arg(long, value_name = "DIR", default_value = "target/figures")]
     pub out: PathBuf,
     /// Length of each measurement, seconds
@@ -95,13 +96,13 @@ pub struct FiguresOptions {
     /// How often each is repeated
     #[arg(long, default_value_t = 3, value_parser = value_parser!(u16).range(1..=1000))]
     pub repeat: u16,
-    /// Of Q7: the two that forward and run applications
+    /// For Q7: the two cores that forward and run applications.
     #[arg(skip = [1, 2])]
     pub cores: Vec<usize>,
 }
 
 impl FiguresOptions {
-    /// Whether all that is asked for can be measured without.
+    /// Does any figure that was asked for need root?
     pub fn needs_root(&self) -> bool {
         let chosen = choose(self).unwrap_or_default();
         chosen.iter().any(|(id, _)| !id.starts_with(WITHOUT_ROOT))
@@ -123,7 +124,7 @@ impl FiguresOptions {
     }
 }
 
-/// Measures, and writes the report of all that the directory holds; also when it is interrupted.
+/// Measures, and writes a report of all results in the directory, also after an interruption.
 pub fn run(options: &FiguresOptions, command: Vec<String>) -> Result<()> {
     let chosen = choose(options)?;
     std::fs::create_dir_all(&options.out).with_context(|| options.out.display().to_string())?;
@@ -156,7 +157,7 @@ fn output(directory: &Path, id: &str, command: &[String]) -> Output {
     Output { path: Some(directory.join(format!("{id}.jsonl"))), command: command.to_vec() }
 }
 
-/// Those asked for.
+/// The figures that were asked for.
 fn choose(options: &FiguresOptions) -> Result<Vec<(&'static str, Experiment)>> {
     let there_are = || FIGURES.map(|(id, _)| id).join(", ");
     if let Some(id) = &options.only {
@@ -187,7 +188,7 @@ fn picture(figure: &PaperFigure, x: Axis, y: Axis, ours: &str) -> Figure {
         .note(&note)
 }
 
-/// Beside the ratios, without published values.
+/// The same figure in absolute rates, without published values.
 fn in_kpps(figure: Figure) -> Figure {
     Figure { name: format!("{} in kpps", figure.name), title: format!("{}, in kpps", figure.title), ..figure }
 }

@@ -1,4 +1,4 @@
-//! What the papers publish: `published.toml`, read.
+//! The values that the papers publish, from `published.toml`.
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
@@ -11,13 +11,13 @@ const TEXT: &str = include_str!("published.toml");
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PaperFigure {
-    /// The paper's letter, and its number; tables have a T between.
+    /// The paper's letter and the figure's number; tables have a T between them.
     pub id: String,
-    /// For people.
+    /// Paper and figure, for people.
     pub paper: String,
     /// What it shows.
     pub title: String,
-    /// What the experiment was, and the section that says so.
+    /// The setup of the experiment, and the section that describes it.
     pub setup: String,
     /// Its curves.
     pub published: Vec<Published>,
@@ -29,7 +29,7 @@ struct File {
     figure: Vec<PaperFigure>,
 }
 
-/// All of them, in the order of papers.
+/// All figures, in the order of papers.
 pub fn all() -> Result<Vec<PaperFigure>> {
     let File { mut figure } = toml::from_str(TEXT).context("published.toml")?;
     for figure in &mut figure {
@@ -41,7 +41,7 @@ pub fn all() -> Result<Vec<PaperFigure>> {
     Ok(figure)
 }
 
-/// The one with this id.
+/// The figure with this id.
 pub fn figure(id: &str) -> Result<PaperFigure> {
     let found = all()?.into_iter().find(|figure| figure.id == id);
     found.with_context(|| format!("published.toml has no figure {id}"))
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_curve_says_where_it_stands_and_has_numbers_or_says_that_there_are_none() {
+    fn every_curve_names_its_section_and_has_numbers_or_says_that_there_are_none() {
         let all = all().unwrap();
         let ids: Vec<&str> = all.iter().map(|figure| figure.id.as_str()).collect();
         assert_eq!(

@@ -1,4 +1,5 @@
-//! Q and O: forwarding beside applications. Their Quickpath and offloaded router have their counterpart in Millrace.
+//! Q and O: forwarding beside applications. Millrace is the counterpart of their Quickpath and of their offloaded
+//! router.
 
 use anyhow::Result;
 use logic::{
@@ -27,7 +28,7 @@ use crate::{
 };
 
 const FLOWS: u32 = 100;
-/// Open vSwitch polls its core whatever the load; where it is not installed the others are measured.
+/// Open vSwitch polls its core at any load. Where it is not installed, the others are measured.
 const FORWARDERS: [&str; 3] = ["linux", "millrace", "ovs-afxdp"];
 const LOADS_PPS: [u64; 4] = [10_000, 100_000, 500_000, 1_500_000];
 
@@ -54,13 +55,13 @@ pub(super) fn entries(figure: &PaperFigure, options: &FiguresOptions, recorder: 
     Ok(())
 }
 
-/// Q3: the number of cores that forward. One is measured, as the generator has the other one of this machine; from two on they are
-/// simulated, at the cost of a packet that was measured on one.
+/// Q3: the number of cores that forward. One core is measured, because the generator has the other one of this machine.
+/// From two on, cores are simulated at the measured cost of a packet on one core.
 pub(super) fn scaling(figure: &PaperFigure, options: &FiguresOptions, recorder: &mut Recorder) -> Result<()> {
     const CORES: u16 = 8;
-    let ours = "one core is measured (saturated), one more of this machine is the generator's: what is called simulated is computed in \
+    let ours = "one core is measured (saturated); the generator has another core of this machine. Simulated values are computed in \
                 virtual time at the cost of a packet measured on one core, with a queue for each core. Cores 5 to 8 are \
-                hyper-threads, two of which do 1.2 of what one does. Open vSwitch (if installed) is its userspace datapath over AF_XDP";
+                hyper-threads; two of them do 1.2 times the work of one. Open vSwitch (if installed) is its userspace datapath over AF_XDP";
     let x = Axis::new("/parameters/cores", "cores", "");
     recorder.figure(&picture(figure, x, kpps("/sample/received_pps", "throughput"), ours))?;
     let mut testbed = Testbed::for_rates(&Topology::rfc2544())?;
@@ -78,7 +79,7 @@ pub(super) fn scaling(figure: &PaperFigure, options: &FiguresOptions, recorder: 
     Ok(())
 }
 
-/// A simulated measurement: one is enough, as the next is the same.
+/// Records a simulated measurement. One is enough, because repeats give the same.
 fn line(
     figure: &PaperFigure,
     subject: &str,
@@ -91,7 +92,7 @@ fn line(
         "subject": subject, "repeat": 0, "pace": pace, "sample": sample}))
 }
 
-/// One of Millrace, at so many packets a second.
+/// Records one of Millrace, at this many packets a second.
 fn at_load(
     figure: &PaperFigure,
     parameters: Value,
@@ -102,7 +103,7 @@ fn at_load(
     line(figure, &format!("millrace{MARK}"), parameters, Some(Pace::Rate(offered)), sample, recorder)
 }
 
-/// The machine of Q8.
+/// The machine of Q8, with this policy.
 fn of_four(policy: Policy) -> Simulated {
     Simulated {
         cores: 4,
@@ -115,15 +116,15 @@ fn of_four(policy: Policy) -> Simulated {
     }
 }
 
-/// Q8: applications on four cores, of which as many forward as are needed, or all.
+/// Q8: applications on four cores, of which all forward, or only as many as are needed.
 pub(super) fn four_cores(figure: &PaperFigure, _: &FiguresOptions, recorder: &mut Recorder) -> Result<()> {
     const STEPS: u64 = 16;
     let cost = Cost::MILLRACE;
     let all_pps = 4 * 1_000_000_000 / cost.ns_per_packet;
     let ours = format!(
-        "simulated, as this machine has two cores: the allocator of Millrace on four cores with sixteen queues and an application that \
-         wants all that is left on each, at the costs that were measured on one ({} ns a packet saturated). Packed: cores are added and \
-         given back as ever (policy pack); spread: policy spread. Each load grows from nothing within 10 s; the highest is what all cores \
+        "simulated, as this machine has two cores: the allocator of Millrace on four cores with sixteen queues, and an application that \
+         wants all that is left on each, at the costs measured on one core ({} ns a packet saturated). Packed: cores are added and \
+         given back as usual (policy pack); spread: policy spread. Each load grows from nothing within 10 s; the highest is what all cores \
          carry, {} kpps",
         cost.ns_per_packet,
         all_pps / 1000
@@ -163,7 +164,7 @@ pub(super) fn core_load(
     options: &FiguresOptions,
     recorder: &mut Recorder,
 ) -> Result<()> {
-    let ours = "time on the core of all threads and softirqs that forward, the sink among them; what is left is measured by \
+    let ours = "time on the core of all threads and softirqs that forward, including the sink; what is left is measured by \
                 subtraction, with a process of the lowest priority. Open vSwitch (over AF_XDP, if installed) polls: its core is \
                 always busy";
     let y = Axis::new("/sample/busy", "load of the core", "%").times(100.0);
@@ -181,7 +182,7 @@ pub(super) fn core_load(
     by_load(figure, options, &mut testbed, recorder)
 }
 
-/// Q5: how often the core is taken. A veth port has no interrupts: its NAPI thread is woken.
+/// Q5: how often the core is taken. A veth port has no interrupts; instead its NAPI thread is woken.
 pub(super) fn wakeups(figure: &PaperFigure, options: &FiguresOptions, recorder: &mut Recorder) -> Result<()> {
     let ours = "wake-ups of the threads that forward, which take the place of interrupts: veth ports with threaded NAPI have none";
     let y = Axis::new("/sample/wakeups_per_s", "wake-ups", "1/s");
@@ -205,7 +206,7 @@ fn by_load(
     compare(testbed, &workload, &options.plan(figure, json!({}), &FORWARDERS, &paces), recorder).map(drop)
 }
 
-/// O2: what an application on the forwarding core achieves.
+/// O2: the score of an application on the forwarding core.
 pub(super) fn application(
     figure: &PaperFigure,
     options: &FiguresOptions,
@@ -235,9 +236,9 @@ fn integer(options: &FiguresOptions, rates: &[u64]) -> apps::AppsOptions {
     }
 }
 
-/// Q7: applications on two cores, one of which forwards all, or both a half. As in the paper (Q6) both have a receive queue at
-/// all times, and it is the packets that are sent to one or to both. Measured where there is a core for the generator, too, and
-/// simulated everywhere.
+/// Q7: applications on two cores. One core forwards everything, or each forwards half. As in the paper (Q6) both cores
+/// always have a receive queue; packets are sent to one or to both. This is measured where there is another core for
+/// the generator, and simulated everywhere.
 pub(super) fn two_cores(
     figure: &PaperFigure,
     options: &FiguresOptions,
@@ -245,10 +246,10 @@ pub(super) fn two_cores(
 ) -> Result<()> {
     const RATES_PPS: [u64; 6] = [0, 250_000, 500_000, 1_000_000, 1_500_000, 3_000_000];
     let ours = "an integer benchmark of stress-ng on each core, nice 0, beside NAPI threads of real-time priority; the same with nginx \
-                asked by wrk. The \
-                queue of a core is a port: one core forwards when all packets come to one port, both when they come to two in turn; each port has a \
+                and wrk as its client. The \
+                queue of a core is a port: one core forwards when all packets come to one port, both when they come to two in turn. Each port has a \
                 port out of its own, so that the cores share nothing. 100 destinations behind each. Simulated: two cores in virtual time, at \
-                the costs that were measured on one, beside applications that want all that is left";
+                the costs measured on one core, beside applications that want all that is left";
     let x = kpps("/sample/offered_pps", "offered").by("/pace");
     let of = |workload: &str, said: &str| {
         let y = Axis::new("/sample/application/index", said, "index");
@@ -308,7 +309,7 @@ pub(super) fn two_cores(
     apps::measure_beside(&measured, &topology, &traffic, &figure.id, recorder)
 }
 
-/// Why a machine with so many cores can only simulate Q7; `None` if it can measure it.
+/// The reason why a machine with this many cores can only simulate Q7; `None` if it can measure it.
 fn too_few_cores(options: &FiguresOptions, cores: usize) -> Option<String> {
     let needed = options.cores.iter().max().map_or(1, |last| last + 1);
     (cores < needed).then(|| {
@@ -326,7 +327,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_needs_more_cores_says_how_many() {
+    fn too_few_cores_are_reported_with_the_number_needed() {
         let options = |cores| FiguresOptions {
             paper: None,
             only: None,

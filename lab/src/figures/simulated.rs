@@ -1,5 +1,5 @@
-//! Cores that this machine has not: the parts of figures that need more of them, in virtual time ([`logic::sim`], whose head says what is
-//! modelled and how wrong that is). What comes from here is called "simulated" wherever it is shown.
+//! Cores that this machine does not have: the parts of figures that need more cores, in virtual time. [`logic::sim`]
+//! describes what is modelled, and how wrong that is. Values from here are marked "simulated" wherever they are shown.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -12,18 +12,18 @@ use logic::{
     },
 };
 
-/// The load grows from nothing for so long, as in the paper (Q, IV.D): packing begins on one core.
+/// The load grows from nothing for this long, as in the paper (Q, IV.D). Packing begins on one core.
 const GROWS: Duration = Duration::from_secs(10);
-/// Until it has found its places.
+/// Time until the allocator has found places for the queues.
 const SETTLE: Duration = Duration::from_secs(16);
-/// From then on; the load is level, so more makes no difference.
+/// Time counted after that. The load is constant, so a longer time makes no difference.
 const COUNTED: Duration = Duration::from_secs(4);
-/// As drivers of fast NICs begin with.
+/// The default of drivers of fast NICs.
 const RING: u32 = 1024;
-/// As `sim` and `plan` have it.
+/// The same as in `sim` and `plan`.
 const SIBLING_SPEED: u16 = 600;
 
-/// What a subject has by being called this, after its own name.
+/// Appended to the name of a simulated subject.
 pub(super) const MARK: &str = ", simulated";
 
 /// A machine that forwards.
@@ -31,17 +31,17 @@ pub(super) struct Simulated {
     /// Cores of the machine; the upper half are siblings of the lower one with hyper-threads.
     pub cores: u16,
     pub hyper_threads: bool,
-    /// Of these the first so many forward.
+    /// The first cores, this many of them, forward.
     pub forwarding: u16,
     pub queues: u16,
     pub cost: Cost,
     pub placement: Placement,
-    /// An application wants all that is left of each core.
+    /// Does an application want all that is left of each core?
     pub applications: bool,
 }
 
 impl Simulated {
-    /// At so many packets a second, independent of each other.
+    /// Simulates this many packets a second, independent of each other.
     pub fn run(&self, pps: u64) -> Result<Results> {
         let line = [(Duration::ZERO, 0), (GROWS, pps)].map(|(at, pps)| Point { at, pps });
         let application = Application { cores: None, wants: 1000, sharing: Sharing::Rest, pinned: false };
@@ -73,7 +73,8 @@ impl Simulated {
     }
 }
 
-/// Packets a second that so many cores forward when more come than they can; from the fifth on they are siblings of the first four.
+/// Packets a second that this many cores forward when too many come. From the fifth on, cores are siblings of the first
+/// four.
 pub(super) fn throughput(cores: u16, cost: Cost) -> Result<f64> {
     let machine = Simulated {
         cores: 8,
@@ -96,7 +97,7 @@ mod tests {
     fn cores_forward_as_much_each_until_they_are_siblings() {
         let of = |cores| throughput(cores, Cost { ns_per_packet: 1000, ..Cost::MILLRACE }).unwrap() / 1e6;
         assert!((of(1) - 1.0).abs() < 0.01 && (of(4) - 4.0).abs() < 0.04, "{} {}", of(1), of(4));
-        // Two siblings do 1.2 of what one does alone.
+        // Two siblings do 1.2 times the work of one alone.
         assert!((of(5) - 4.2).abs() < 0.05 && (of(8) - 4.8).abs() < 0.05, "{} {}", of(5), of(8));
     }
 }

@@ -1,9 +1,11 @@
-//! V: which core receives a flow to a virtual machine. Their RSS is Linux's receive packet steering here (veth ports hash nothing), their VSE
-//! Millrace's flow rules that name a core, or let the switch choose one (docs/inside/flow-rules.md).
+//! V: which core receives a flow to a virtual machine. Linux's receive packet steering takes the place of the paper's
+//! RSS, because veth ports do not hash. Millrace's flow rules take the place of VSE: they name a core, or let the
+//! switch choose one (docs/inside/flow-rules.md).
 //!
-//! Loads are parts of C, what one core receives of frames with 1,400 bytes, as Linux does it, measured first; frames with 64 bytes
-//! come at the same rate, as in the paper, where the sender is what limits them. Theirs are four cores, two of them the machines';
-//! ours are two, so each table has its own arrangement of the part that it is about.
+//! C is the rate of frames with 1,400 bytes that one core receives with Linux. It is measured first, and loads are
+//! parts of it. Frames with 64 bytes come at the same rate, as in the paper, where the sender limits them. The paper
+//! has four cores, two of them for the machines. We have two, so each table has its own arrangement of the part that it
+//! is about.
 
 use std::time::Duration;
 
@@ -17,16 +19,16 @@ use crate::{
     steering::{BUSY, Bed, FREE, Steering, SteeringOutcome, machine::Guest, sender::Flow},
 };
 
-/// Bytes of payload inside of the tunnel. The paper's 8,192 come as fragments; ours fit a packet.
+/// Bytes of payload inside the tunnel. The paper's 8,192 bytes come as fragments; ours fit into a packet.
 const PAYLOADS: [u16; 2] = [64, 1400];
 const HEAVY: u16 = 1400;
 /// More than a core receives.
 const TOO_MUCH_PPS: f64 = 150_000.0;
-/// Flows begin one after another, so that a choice sees what the one before takes.
+/// Time between the starts of two flows, so that a choice takes the earlier flow into account.
 const APART: Duration = Duration::from_millis(300);
-/// After the last has begun.
+/// Time after the last flow has begun.
 const WARM_UP: Duration = Duration::from_millis(300);
-/// Pairs of source ports in a repeat: hashes are another draw with each.
+/// Pairs of source ports in a repeat. Each pair has other hashes.
 const DRAWS: u16 = 5;
 
 const LINUX: &str = "linux";
@@ -34,13 +36,13 @@ const HASHED: &str = "linux, hashed";
 const NAMED: &str = "millrace";
 const CHOSEN: &str = "millrace, chosen";
 
-/// Of one table.
+/// One table.
 struct Table<'a> {
     figure: &'a PaperFigure,
     options: &'a FiguresOptions,
     recorder: &'a mut Recorder,
     bed: Bed,
-    /// C.
+    /// C: see the head of this file.
     capacity_pps: f64,
 }
 
@@ -50,10 +52,10 @@ struct Case<'a> {
     steering: Steering,
     queue_core: usize,
     guests: Vec<Guest>,
-    /// Of C, for each machine's flow from the first on.
+    /// Load of each machine's flow, from the first on, as a part of C.
     loads: &'a [f64],
     payload: u16,
-    /// Which source ports.
+    /// Which source ports are used.
     draw: u16,
     repeat: u16,
     parameters: Value,
@@ -108,11 +110,11 @@ pub(super) fn collisions(
     Ok(())
 }
 
-/// VT5: how much of the traffic the core of a machine receives.
+/// VT5: how much of the traffic a machine's core receives.
 pub(super) fn cores(figure: &PaperFigure, options: &FiguresOptions, recorder: &mut Recorder) -> Result<()> {
     const LOADS: [f64; 2] = [0.3; 2];
     let ours = format!(
-        "{}. One machine computes, pinned to a core, where Millrace finds it by itself; the other core is free, and has the port's \
+        "{}. One machine computes, pinned to a core, where Millrace discovers it automatically; the other core is free, and has the port's \
          queue. A flow of 0.3 C to this machine and one to another that only receives. {DRAWS} pairs of source ports in each repeat. \
          Published: packets on cores 0 and 1, where their machines are, of all in table V",
         set_up()
@@ -149,7 +151,7 @@ pub(super) fn cores(figure: &PaperFigure, options: &FiguresOptions, recorder: &m
     Ok(())
 }
 
-/// VT6: what two flows lose.
+/// VT6: losses of two flows.
 pub(super) fn losses(figure: &PaperFigure, options: &FiguresOptions, recorder: &mut Recorder) -> Result<()> {
     const LOADS: [f64; 2] = [0.75; 2];
     let ours = format!(
@@ -176,7 +178,7 @@ pub(super) fn losses(figure: &PaperFigure, options: &FiguresOptions, recorder: &
     Ok(())
 }
 
-/// VT7: a flow that goes first.
+/// VT7: a flow with priority.
 pub(super) fn priority(
     figure: &PaperFigure,
     options: &FiguresOptions,
@@ -186,7 +188,7 @@ pub(super) fn priority(
     let ours = format!(
         "{}. Three flows of 0.6 C each to machines that only receive, on any core, so two cores cannot receive all; the port's queue is \
          on the sender's core. Named: VM1's flow on that core, the others on the other one, as the paper has VM1's on a core of its own. \
-         Chosen: Millrace chooses, for VM1's flow first (set_core:choose_first). It begins first and has one of two idle cores for itself. If \
+         Chosen: Millrace chooses, for VM1's flow first (set_core:choose_first). This flow begins first and has one of two idle cores for itself. If \
          that is not the one with the queue, it loses as much as the others: in the port's ring, which the core that they fill has \
          to empty. {DRAWS} sets of source \
          ports in each repeat",
@@ -237,7 +239,7 @@ impl<'a> Table<'a> {
         Duration::from_secs_f64(self.options.seconds)
     }
 
-    /// All draws and payloads; a line for each machine.
+    /// Measures all draws and payloads, and records a line for each machine.
     fn by_machine(
         &mut self,
         subject: &str,
@@ -296,18 +298,18 @@ impl<'a> Table<'a> {
         Ok(seen)
     }
 
-    /// What is drawn.
+    /// Records a value to draw.
     fn line(&mut self, subject: &str, repeat: u16, parameters: Value, sample: Value) -> Result<()> {
         self.recorder.line(&json!({"record": "sample", "case": self.figure.id, "parameters": parameters,
             "subject": subject, "repeat": repeat, "sample": sample}))
     }
 }
 
-/// What all tables have in common.
+/// The setup that all tables share.
 fn set_up() -> String {
-    "two cores, one of them the sender's too (which goes first there; sender_cpu in the raw data says how much it takes), veth instead of 40 \
+    "two cores, one of them also the sender's (which goes first there; sender_cpu in the raw data is its share), veth instead of 40 \
      gigabit Ethernet; machines are threads in network namespaces; each frame is decrypted with the kernel's AES-256 where \
-     it leaves the tunnel, in plain C, as this kernel has no IPsec and no AES instructions"
+     it leaves the tunnel, in plain C, because this kernel has no IPsec and no AES instructions"
         .into()
 }
 
@@ -315,7 +317,7 @@ fn picture_of(figure: &PaperFigure, x: Axis, y: Axis, ours: &str) -> Figure {
     Figure { series: Vec::new(), ..picture(figure, x, y, ours) }
 }
 
-/// Beside it, what the machine still computes.
+/// A second figure: what the machine still computes.
 fn computed(figure: &PaperFigure, x: Axis, ours: &str) -> Figure {
     let y = Axis::new("/sample/index", "what the machine computes, of what it does alone", "");
     let title = format!("{}: what the machine still computes", figure.paper);
@@ -330,14 +332,14 @@ fn bytes(payload: u16) -> String {
     format!("{payload} bytes")
 }
 
-/// Of a repeat: numbers of draws, no two repeats have the same, with each payload.
+/// Draws of a repeat, each with its index among the payloads. No two repeats have the same draws.
 fn draws(repeat: u16) -> impl Iterator<Item = (u16, u16)> {
     let of_repeat = repeat * DRAWS..(repeat + 1) * DRAWS;
     of_repeat.flat_map(|draw| PAYLOADS.map(|payload| (draw, payload)))
 }
 
-/// Ports far apart, the same in every run (49,152 and above are nobody's, RFC 6335). Flows with another payload are other flows: what
-/// was chosen for one is kept for ten seconds.
+/// Ports far apart, the same in every run (49,152 and above belong to nobody, RFC 6335). Flows with another payload are
+/// other flows, because the choice for a flow is kept for ten seconds.
 fn source_port(draw: u16, payload: u16, machine: u8) -> u16 {
     let place = PAYLOADS.iter().position(|of| *of == payload).unwrap_or_default() as u32;
     let number = (2 * u32::from(draw) + place) * 8 + u32::from(machine);

@@ -1,8 +1,9 @@
-//! The packet generator: a thread on its own core, in the generator's namespace, that keeps the kernel running
-//! generator.bpf.c. What to send is in maps; counters are read while it runs. Frames that do not fit in a page, and those of
-//! a capture, the same thread sends itself (sender.rs, timetable.rs), paced but slower.
+//! The packet generator: a thread on its own core, in the generator's namespace, that keeps generator.bpf.c running in
+//! the kernel. Maps hold what to send; counters can be read while it runs. The same thread itself sends frames that do
+//! not fit into a page, and frames of a capture (sender.rs, timetable.rs), paced but slower.
 //!
-//! Stamps say when a packet was written. It leaves with its batch, some microseconds later: see [`Generator::keep_time`].
+//! A stamp is the time when a packet was written. The packet leaves with its batch some microseconds later: see
+//! [`Generator::keep_time`].
 
 mod sender;
 mod socket;
@@ -47,19 +48,19 @@ const STOP_LIMIT: Duration = Duration::from_secs(20);
 /// Size of the map `templates`.
 const MAX_TEMPLATES: usize = 4096;
 
-/// Packets between generator and sink under [`Pace::Saturate`]: a veth ring holds 256.
+/// Packets between generator and sink under [`Pace::Saturate`]; a veth ring holds 256.
 const WINDOW: u32 = 240;
 
-/// Most packets of all streams sent at once after being held up (the core was taken away): less than a veth ring.
+/// Most packets of all streams sent at once after a delay (the core was taken away); fewer than a veth ring holds.
 const BACKLOG: u32 = 128;
 
-/// Packets that may wait for each other before they are sent: those of 20 us, and never so many that the ring runs dry. A
-/// router is woken less often by them; but they are late when they leave.
+/// Packets that may wait for each other before they are sent: those of 20 us, and never so many that the ring runs dry.
+/// A larger batch wakes a router less often, but its packets leave late.
 fn batch(pps: u64) -> u32 {
     (pps / 50_000).clamp(1, 64) as u32
 }
 
-/// The same for those whose times count: those of 2 us.
+/// The same where times are measured: packets of 2 us.
 fn prompt_batch(pps: u64) -> u32 {
     (pps / 500_000).clamp(1, 64) as u32
 }
@@ -80,25 +81,25 @@ enum Task {
     End,
 }
 
-/// What became of a stream's packets.
+/// Counts of a stream's packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
     /// Handed to the port, whose ring may have been full.
     pub packets: u64,
-    /// Due but not sent, because somebody else had the core.
+    /// Due but not sent, because something else had the core.
     pub skipped: u64,
 }
 
-/// A generator, idle or running. Dropped, it stops.
+/// A generator, idle or running. Dropping it stops it.
 pub struct Generator {
     shared: Arc<Shared>,
     running: bool,
     thread: Option<JoinHandle<()>>,
     maps: Maps,
     streams: Vec<Stream>,
-    /// The last run, if it was the sender's.
+    /// The last run, if the sender did it.
     by_sender: Option<Arc<sender::Run>>,
-    /// The maps `targets` and `schedule` as they are before a run.
+    /// Contents of the maps `targets` and `schedule` before a run.
     targets: Vec<u8>,
     schedules: Vec<Vec<u32>>,
     written_bytes: u16,
@@ -114,18 +115,18 @@ pub struct Generator {
 pub enum Turn {
     /// Before all normal threads, but after the caller.
     First,
-    /// After threads with a real-time priority, the caller's among them, and before nearly all others.
+    /// After threads with a real-time priority, such as the caller, and before nearly all others.
     FirstOfNormal,
-    /// Before nobody.
+    /// After all others.
     Last,
 }
 
-/// Between the owner and the thread. Not a channel: those of the standard library spin and yield for a moment, and an owner
-/// of higher real-time priority on the same core would then wait for ever.
+/// State that the owner and the thread share. It is not a channel: channels of the standard library spin and yield for
+/// a moment, and then an owner of higher real-time priority on the same core would wait for ever.
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
-    /// Packets that a port had no room for, of all runs of the sender.
+    /// Packets that a port had no room for, in all runs of the sender.
     refused: AtomicU64,
     slots: Mutex<Slots>,
     changed: Condvar,
@@ -144,7 +145,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Waits until there is something to take, or for `limit`.
+    /// Waits until `take` returns something, or for `limit`.
     fn take<T>(&self, limit: Duration, mut take: impl FnMut(&mut Slots) -> Option<T>) -> Option<T> {
         let mut slots = self.lock();
         let end = Instant::now() + limit;
@@ -174,7 +175,7 @@ struct Maps {
 }
 
 impl Generator {
-    /// Starts the idle thread on a core; it will send out of `devices`, told apart by their place here, to `sink`.
+    /// Starts the idle thread on a core. It will send to `sink`, out of `devices`; their order gives the port numbers.
     pub fn start_thread(devices: &[(&Namespace, String)], sink: &Sink, cores: &Cores) -> Result<Self> {
         sys::handle_wake();
         let arrived = sink.arrived_map()?;
@@ -219,7 +220,7 @@ impl Generator {
             sink_cores: if cores.sink.is_empty() { cores.router.clone() } else { cores.sink.clone() },
         };
         for (place, (namespace, device)) in devices.iter().enumerate() {
-            // A devmap looks its devices up in the namespace of whoever writes it.
+            // A devmap looks up its devices in the namespace of the thread that writes it.
             let mut value = namespace.interface_index(device)?.to_ne_bytes().to_vec();
             value.extend([0; 4]);
             let update =
@@ -229,12 +230,12 @@ impl Generator {
         Ok(generator)
     }
 
-    /// What to send to, in this order, again and again: one stream.
+    /// Sets the targets of a single stream, which sends to them in this order, repeatedly.
     pub fn set_targets(&mut self, targets: Vec<Target>, frame_bytes: u16) -> Result<()> {
         self.set_streams(vec![Stream::new(targets, frame_bytes, Pace::Saturate)])
     }
 
-    /// What to send.
+    /// Sets the streams to send.
     pub fn set_streams(&mut self, streams: Vec<Stream>) -> Result<()> {
         ensure!(!self.running, "the generator is running");
         stream::check(&streams)?;
@@ -261,7 +262,7 @@ impl Generator {
         Ok(())
     }
 
-    /// Another rate for one of the streams that are sent, from now on.
+    /// Changes the rate of one of the streams, from now on.
     pub fn set_rate(&mut self, stream: usize, pps: u64) -> Result<()> {
         let paced = self.streams.get(stream).is_some_and(|stream| matches!(stream.pace, Pace::Rate(_)));
         ensure!(paced && pps > 0, "stream {stream} cannot be sent at {pps} packets a second");
@@ -273,14 +274,14 @@ impl Generator {
         bpf::write(&self.maps.streams, stream as u32, &self.stream_value(stream))
     }
 
-    /// Should packets leave within 2 us of their stamp (more above 32 Mpps)? Otherwise in batches of up to 20 us, which is
-    /// how rates are measured. A stream that is not paced leaves in batches of 16 or 64 packets in any case, and the
-    /// clock is read for every 16th: stamps are up to about 2 us old. For the next run.
+    /// Should packets of the next run leave within 2 us of their stamp (more above 32 Mpps)? Otherwise they leave in
+    /// batches of up to 20 us, as is best to measure rates. A stream without a rate always leaves in batches of 16 or
+    /// 64 packets. The clock is then read for every 16th packet, so stamps are up to about 2 us old.
     pub fn keep_time(&mut self, prompt: bool) {
         self.prompt = prompt;
     }
 
-    /// Who goes first, of the generator and the caller, which is to measure on time.
+    /// Sets which goes first: the generator, or the caller, which must measure on time.
     pub fn set_order(&mut self, turn: Turn) -> Result<()> {
         let (generator, caller, nice) = match turn {
             Turn::First => (Some(1), Some(2), 0),
@@ -297,12 +298,12 @@ impl Generator {
         Ok(())
     }
 
-    /// Those that the streams leave by.
+    /// Ports that the streams leave by.
     pub fn ports(&self) -> BTreeSet<u8> {
         self.streams.iter().flat_map(|stream| &stream.targets).map(|target| target.port).collect()
     }
 
-    /// As set.
+    /// The streams that are set.
     pub fn streams(&self) -> &[Stream] {
         &self.streams
     }
@@ -326,34 +327,34 @@ impl Generator {
         self.order(None, batch, BACKLOG / self.streams.len().max(1) as u32, false)
     }
 
-    /// The same by a generator that goes after a router on its core, at rates that will change: it gives its core away at once, so many
-    /// packets leave together at most, and so many of each stream at once after being held up.
+    /// The same for a generator that runs after a router on its core, at rates that will change. It gives its core away
+    /// at once. `batch` is the most packets that leave together, and `backlog` the most of each stream after a delay.
     pub fn start_held_up(&mut self, batch: u32, backlog: u32) -> Result<()> {
         self.order(None, batch, backlog, true)
     }
 
-    /// Sends exactly so many packets, as fast as it can, and returns when they are on the wire.
+    /// Sends exactly this many packets, as fast as it can, and returns when they are on the wire.
     pub fn send(&mut self, frame_bytes: u16, packets: u32) -> Result<()> {
         self.set_load(Load { frame_bytes, pace: Pace::FlatOut })?;
         self.send_stream(packets)
     }
 
-    /// The same of the one stream that is set, which must not be paced.
+    /// The same for the single stream that is set, which must not have a rate.
     pub fn send_stream(&mut self, packets: u32) -> Result<()> {
         let flat_out = self.streams.iter().all(|stream| stream.pace == Pace::FlatOut);
-        ensure!(flat_out, "so many packets are sent as fast as the generator can: a pace cannot be kept");
+        ensure!(flat_out, "a fixed number of packets can only be sent flat out, not at another pace");
         self.order(Some(packets), 64, BACKLOG, false)?;
         self.wait()
     }
 
-    /// Begins to send frames out of the first port; [`Generator::is_done`] tells when all are on the wire.
+    /// Starts to send frames out of the first port. [`Generator::is_done`] returns true when all are on the wire.
     pub fn replay(&mut self, table: Arc<Timetable>) -> Result<()> {
         ensure!(!self.running, "the generator is running");
         self.begin(Task::Replay(table));
         Ok(())
     }
 
-    /// Has it sent everything, or nothing to send?
+    /// Has it sent everything, or was there nothing to send?
     pub fn is_done(&mut self) -> Result<bool> {
         if let Some(result) = self.shared.lock().done.take() {
             self.running = false;
@@ -362,7 +363,7 @@ impl Generator {
         Ok(!self.running)
     }
 
-    /// This frame length and pace for the one stream there is.
+    /// Sets frame length and pace of the single stream.
     pub fn set_load(&mut self, load: Load) -> Result<()> {
         let sizes = Sizes::fixed(load.frame_bytes);
         let [stream] = &mut self.streams[..] else {
@@ -412,7 +413,7 @@ impl Generator {
             bpf::write(&self.maps.streams, stream as u32, &self.stream_value(stream))?;
             bpf::write(&self.maps.sent, stream as u32, &skeleton::types::sent::default())?;
         }
-        // With sequence numbers that begin anew.
+        // Sequence numbers start again.
         bpf::write_all(
             &self.maps.targets,
             &self.targets,
@@ -444,7 +445,7 @@ impl Generator {
         }
     }
 
-    /// Stops; what was sent is on the wire. Does nothing when idle.
+    /// Stops. Packets counted as sent are then on the wire. Does nothing when idle.
     pub fn stop(&mut self) -> Result<()> {
         self.shared.stop.store(true, Ordering::Relaxed);
         self.wait()
@@ -453,7 +454,7 @@ impl Generator {
     fn wait(&mut self) -> Result<()> {
         let end = Instant::now() + STOP_LIMIT;
         while self.running {
-            // Woken again and again: a wake-up just before the system call begins is lost.
+            // Wake it repeatedly: a wake-up just before the system call begins is lost.
             if let (true, Some(thread)) = (self.shared.stop.load(Ordering::Relaxed), &self.thread) {
                 sys::wake(thread);
             }
@@ -476,13 +477,13 @@ impl Generator {
         }
     }
 
-    /// Packets of all runs that are counted as sent but that a port had no room for, as far as the generator is told: those
-    /// of frames that do not fit in a page. Of others see [`crate::losses`].
+    /// Packets of all runs that were counted as sent, but that a port had no room for, as far as the generator knows.
+    /// It knows this of frames that do not fit into a page. For others see [`crate::losses`].
     pub fn refused(&self) -> u64 {
         self.shared.refused.load(Ordering::Relaxed)
     }
 
-    /// Packets since the start of this run that were due but not sent, because somebody else had the core.
+    /// Packets since the start of this run that were due but not sent, because something else had the core.
     pub fn skipped(&self) -> Result<u64> {
         Ok(self.sent()?.iter().map(|sent| sent.skipped).sum())
     }
@@ -521,13 +522,13 @@ impl Drop for Generator {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        // Of the thread that measured: its core is not the generator's any more.
+        // Reset the thread that measured: its core is no longer the generator's.
         let _ = sys::set_realtime(0, None);
         let _ = sys::set_affinity(0, &[]);
     }
 }
 
-/// In the generator's thread: its place, its core, its program.
+/// Prepares the generator's thread: its namespace, its core, its program.
 fn prepare(
     namespace: &File,
     arrived: &MapHandle,
@@ -549,7 +550,7 @@ fn prepare(
     Ok((skeleton, maps))
 }
 
-/// In the generator's thread: tasks, until the last.
+/// Work of the generator's thread: runs tasks until the last one.
 fn serve(skeleton: &skeleton::GeneratorSkel<'_>, sockets: &[PacketSocket], shared: &Shared) {
     loop {
         match shared.take(Duration::from_secs(3600), |slots| slots.task.take()) {
@@ -571,7 +572,8 @@ fn serve(skeleton: &skeleton::GeneratorSkel<'_>, sockets: &[PacketSocket], share
     }
 }
 
-/// The window is what one core of the sink has not received yet: those of others it would never see.
+/// The only core of the sink. The window counts what this core has not received yet; packets on other cores would be
+/// missed.
 fn only_core(sink_cores: &[usize]) -> Result<usize> {
     let [core] = sink_cores else {
         bail!(
@@ -590,7 +592,7 @@ fn per_2_30_ns(pps: u64) -> u64 {
 /// Headers, and whether a stamp follows.
 type Kind = (Headers, bool);
 
-/// The kinds of packets there are, and the number of the kind of each target.
+/// The kinds of packets, and the number of each target's kind.
 fn templates(streams: &[Stream]) -> (Vec<Kind>, Vec<u16>) {
     let (mut kinds, mut numbers, mut known) = (Vec::new(), Vec::new(), HashMap::new());
     for stream in streams {
@@ -606,7 +608,7 @@ fn templates(streams: &[Stream]) -> (Vec<Kind>, Vec<u16>) {
     (kinds, numbers)
 }
 
-/// What must be written of each frame, or something of another kind is left in it.
+/// Bytes that must be written into each frame, so that nothing of another kind is left in it.
 fn written_bytes(kinds: &[Kind]) -> u16 {
     let bytes = kinds
         .iter()
@@ -620,7 +622,7 @@ fn load_program(arrived: &MapHandle) -> Result<skeleton::GeneratorSkel<'static>>
     open.load().context("generator program")
 }
 
-/// Runs the program until told to stop, or once for each of `packets`.
+/// Runs the program until it must stop, or once for each of `packets`.
 fn run(
     skeleton: &skeleton::GeneratorSkel<'_>,
     frame_bytes: u16,

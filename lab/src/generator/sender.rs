@@ -1,5 +1,5 @@
-//! The sender: streams with frames longer than the program in the kernel can make, through packet sockets, from the same
-//! thread. It builds every frame anew and the kernel copies it, so it is far slower than that program.
+//! The sender: sends streams whose frames are too long for the program in the kernel, through packet sockets, from the
+//! same thread. It builds every frame again and the kernel copies it, so it is much slower than that program.
 //!
 //! A packet is stamped when it is built, and leaves with its batch, some microseconds later.
 
@@ -24,16 +24,16 @@ use crate::{
 
 /// Most frames handed over at once.
 pub(super) const BATCH: usize = 16;
-/// A wait shorter than this keeps the core; a longer one gives it away until then.
+/// A wait shorter than this keeps the core. In a longer wait the thread sleeps.
 const BUSY_WAIT_NS: u64 = 50_000;
-/// Longest time until it is noticed that the sender is to stop, or to send at another rate.
+/// Longest time until the sender notices that it must stop, or send at another rate.
 const LONGEST_SLEEP_NS: u64 = 1_000_000;
 
-/// What to send, and what became of it: read by the owner of the generator while its thread writes.
+/// What to send, and counts of what was sent. The owner of the generator reads this while its thread writes.
 pub(super) struct Run {
     streams: Vec<Stream>,
     schedules: Vec<Vec<u32>>,
-    /// Stop after so many packets.
+    /// Stop after this many packets.
     limit: Option<u64>,
     /// Packets per second of streams that are paced.
     rates: Vec<AtomicU64>,
@@ -73,7 +73,7 @@ impl Run {
     }
 }
 
-/// Sends until told to stop, or to the run's limit. `refused` counts packets that a port had no room for.
+/// Sends until it must stop, or up to the run's limit. `refused` counts packets that a port had no room for.
 pub(super) fn send(
     run: &Run,
     sockets: &[PacketSocket],
@@ -111,7 +111,7 @@ pub(super) fn wait_until(ns: u64) {
     }
 }
 
-/// Where a stream is.
+/// Position in a stream.
 #[derive(Clone, Default)]
 struct StreamPosition {
     next: usize,
@@ -120,14 +120,14 @@ struct StreamPosition {
 }
 
 impl StreamPosition {
-    /// How many packets of the stream are to be sent now; those that are too late are counted.
+    /// How many packets of the stream to send now. Counts those that are too late.
     fn due(&mut self, run: &Run, stream: usize, now_ns: u64, pps: u64) -> u64 {
         let (due, skipped) = self.pacer.due(now_ns, pps, u64::from(BACKLOG) / run.streams.len() as u64);
         run.skipped[stream].fetch_add(skipped, Ordering::Relaxed);
         due
     }
 
-    /// The packet of the stream's next flow, in its next size, and the port that it goes out of.
+    /// The packet of the stream's next flow, in its next size, and its port.
     fn frame(&mut self, run: &Run, index: usize) -> (u8, Vec<u8>) {
         let (stream, schedule) = (&run.streams[index], &run.schedules[index]);
         let places = if schedule.is_empty() { stream.targets.len() } else { schedule.len() };
@@ -193,7 +193,7 @@ struct Pacer {
 }
 
 impl Pacer {
-    /// How many are to be sent now, and how many are skipped: all but the `backlog` last of those that are late.
+    /// How many packets to send now, and how many to skip. Of the late packets, only the last `backlog` are sent.
     fn due(&mut self, now_ns: u64, pps: u64, backlog: u64) -> (u64, u64) {
         if pps != self.pps {
             *self = Self { pps, start_ns: now_ns, paced: 0 };
@@ -229,7 +229,7 @@ mod tests {
         // Number 6 is due at 3000, number 12 at 5000.
         assert_eq!(pacer.due(5000, 3_000_000, 4), (4, 3));
         assert_eq!(pacer.due(5001, 3_000_000, 4), (0, 0));
-        // Another rate begins anew.
+        // Another rate starts pacing again.
         assert_eq!(pacer.due(9000, 1_000_000, 4), (0, 0));
         assert_eq!((pacer.next_ns(), pacer.due(10_000, 1_000_000, 4)), (10_000, (1, 0)));
     }

@@ -7,20 +7,20 @@ use std::{
 
 use crate::sys;
 
-/// More than the rings between here and the sink hold: frames count until they are freed there, and the sender must not have
-/// to wait for a router.
+/// More than the rings between here and the sink hold. Frames count until they are freed there, and the sender must not
+/// wait for a router.
 const SEND_BUFFER_BYTES: libc::c_int = 1 << 29;
 
 /// Sends frames out of one device, past its queueing discipline.
 pub(super) struct PacketSocket(OwnedFd);
 
 impl PacketSocket {
-    /// Of a device in the calling thread's namespace.
+    /// Opens a socket for a device in the calling thread's namespace.
     pub(super) fn open(device: &str) -> io::Result<Self> {
         // Protocol 0: it receives nothing.
         // SAFETY: takes no pointers.
         let fd = check(unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
-        // SAFETY: `fd` has just been opened and is nobody else's.
+        // SAFETY: `fd` was just opened, and nothing else owns it.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
         set_option(fd, libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, 1)?;
         set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, SEND_BUFFER_BYTES)?;
@@ -34,7 +34,7 @@ impl PacketSocket {
         Ok(Self(socket))
     }
 
-    /// Hands these to the device, in order. How many it had no room for (older kernels do not tell: to them none).
+    /// Hands frames to the device, in order. Returns how many it had no room for; older kernels do not report any.
     pub(super) fn send(&self, frames: &[Vec<u8>]) -> io::Result<u64> {
         let (mut left, mut refused) = (frames, 0);
         while !left.is_empty() {
@@ -45,7 +45,8 @@ impl PacketSocket {
         Ok(refused)
     }
 
-    /// How many of these, from the first on, the device took; it has no room for the next. It may have for others.
+    /// Returns how many of the frames, from the first on, the device took. It has no room for the next one, but may
+    /// have room for others.
     pub(super) fn offer(&self, frames: &[Vec<u8>]) -> io::Result<usize> {
         let part = |frame: &Vec<u8>| libc::iovec {
             iov_base: frame.as_ptr().cast_mut().cast(),
@@ -67,7 +68,7 @@ impl PacketSocket {
             // frames are only read.
             let result =
                 check(unsafe { libc::sendmmsg(self.0.as_raw_fd(), left.as_mut_ptr(), left.len() as u32, 0) });
-            // A frame that is refused ends a call; only when it is the call's first is that told.
+            // A refused frame ends a call. The call reports the refusal only if the frame was its first.
             match result {
                 Ok(sent) => taken += sent as usize,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

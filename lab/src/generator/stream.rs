@@ -10,11 +10,11 @@ use crate::{
     topology::MAX_PORTS,
 };
 
-/// Most targets of all streams, and most places of their schedules: size of the maps.
+/// Most targets of all streams, and most entries of their schedules: size of the maps.
 pub const MAX_TARGETS: usize = 1 << 20;
 /// Longest frame without FCS that the program in the kernel makes: one page less headroom and the tail the kernel keeps.
 pub const MAX_FRAME: u16 = 3400;
-/// Longest frame without FCS: what an MTU of 9000 allows. With such frames the thread sends all streams itself.
+/// Longest frame without FCS, for an MTU of 9000. The thread itself sends all streams with such frames.
 pub const MAX_JUMBO: u16 = 9014;
 /// Most sizes of one stream: `MAX_SIZES` in generator.bpf.c.
 const MAX_SIZES: usize = 16;
@@ -23,10 +23,10 @@ const MAX_SIZES: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pace {
-    /// As fast as the sink receives: always enough on the way to keep a router busy, never more than its rings hold. What
-    /// comes out is the capacity without loss (RFC 2544 26.1). Sending more would cost the router time that a NIC's
-    /// full ring would not: the kernel frees the frames that find the ring full under a lock that the router's core
-    /// needs to free its own.
+    /// As fast as the sink receives. Enough packets are always on the way to keep a router busy, and never more than
+    /// its rings hold. The output is the capacity without loss (RFC 2544 26.1). Sending more would cost the router
+    /// time, unlike with a NIC's full ring: the kernel frees frames that find the ring full under a lock that the
+    /// router's core needs to free its own.
     Saturate,
     /// As fast as the generator can; the ring of the first port overflows.
     FlatOut,
@@ -41,12 +41,12 @@ pub enum Order {
     /// One after the other.
     #[default]
     InTurn,
-    /// Any, each as likely as the others.
+    /// Any target, all equally likely.
     Uniform {
         /// The same seed makes the same order.
         seed: u64,
     },
-    /// Number n (from 1) with probability proportional to 1 / n^exponent.
+    /// Target n (from 1) with probability proportional to 1 / n^exponent.
     Zipf {
         /// 0: uniform; traffic in the Internet is about 1.
         exponent: f64,
@@ -56,7 +56,7 @@ pub enum Order {
 }
 
 impl Order {
-    /// So many draws among `targets`, to be gone through again and again; empty: the targets in turn.
+    /// Draws this many targets, to be repeated. Empty if targets are used in turn.
     fn schedule(self, targets: usize, draws: usize) -> Vec<u32> {
         match self {
             Self::InTurn => Vec::new(),
@@ -89,12 +89,12 @@ impl Order {
 pub struct Sizes(pub Vec<u16>);
 
 impl Sizes {
-    /// All the same.
+    /// Frames of one length.
     pub fn fixed(frame_bytes: u16) -> Self {
         Self(vec![frame_bytes])
     }
 
-    /// The simple IMIX: 7 of 64, 4 of 594 and 1 of 1518 bytes, FCS included; the shortest as short as targets allow.
+    /// The simple IMIX: 7 frames of 64, 4 of 594 and 1 of 1518 bytes, FCS included. The shortest has length `shortest`.
     pub fn imix(shortest: u16) -> Self {
         let (s, m, l) = (shortest, 594 - FCS_BYTES, 1518 - FCS_BYTES);
         Self(vec![s, m, s, s, m, s, s, m, s, s, m, l])
@@ -111,7 +111,7 @@ impl Sizes {
     }
 }
 
-/// Packets that have something in common.
+/// Packets with common targets, sizes, order and pace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stream {
     /// Where to send; each is one flow.
@@ -136,7 +136,7 @@ impl Stream {
     }
 
     fn check(&self) -> Result<()> {
-        ensure!(!self.targets.is_empty(), "a stream without targets");
+        ensure!(!self.targets.is_empty(), "a stream has no targets");
         ensure!((1..=MAX_SIZES).contains(&self.sizes.0.len()), "a stream has 1 to {MAX_SIZES} frame sizes");
         let port = self.targets.iter().map(|target| target.port).max().unwrap_or_default();
         ensure!(usize::from(port) < MAX_PORTS, "port {port}: 0 to {}", MAX_PORTS - 1);

@@ -1,7 +1,7 @@
 //! Frames that differ from each other, each sent at a time of its own, through a packet socket.
 //!
-//! None is left out. When the machine holds the generator up, what follows is late by as much: gaps stay as they are, and
-//! there are no bursts that nobody asked for.
+//! No frame is left out. When the machine delays the generator, all later frames are late by as much. So gaps are kept,
+//! and there are no unwanted bursts.
 
 use std::{
     sync::{
@@ -23,28 +23,28 @@ use crate::{
     sys,
 };
 
-/// Less than that does not move what follows.
+/// A shorter delay does not move later frames.
 const LATE_NS: u64 = 100_000;
-/// Until a port that has no room is asked again.
+/// Time until frames are offered again to a port that had no room.
 const ASK_AGAIN: Duration = Duration::from_millis(1);
 
-/// What is sent.
+/// A frame to send.
 #[derive(Clone, Debug)]
 pub struct Timed {
-    /// Nanoseconds after the first of a round.
+    /// Nanoseconds after the first frame of a round.
     pub at_ns: u64,
-    /// As it is, but for the mark.
+    /// The frame, without the mark.
     pub frame: Arc<[u8]>,
-    /// Where it is marked with its number in the run and the time. `None`: it is not.
+    /// Where its number in the run and the time are written. `None`: the frame is not marked.
     pub mark: Option<Room>,
 }
 
-/// A run: all frames, as often as there are rounds.
+/// A run: all frames, repeated for each round.
 #[derive(Debug)]
 pub struct Timetable {
     frames: Arc<Vec<Timed>>,
     rounds: u32,
-    /// From the beginning of a round to that of the next.
+    /// Time from the start of a round to the start of the next.
     round_ns: u64,
     /// Is a frame that the port has no room for offered again, until it has? Otherwise it is lost.
     insist: bool,
@@ -60,12 +60,12 @@ impl Timetable {
         Self { frames, rounds, round_ns, insist, sent: zero(), held_up_ns: zero(), took_ns: zero() }
     }
 
-    /// Frames there are to send.
+    /// Number of frames to send.
     pub fn packets(&self) -> u64 {
         self.frames.len() as u64 * u64::from(self.rounds)
     }
 
-    /// Their bytes.
+    /// Number of bytes to send.
     pub fn bytes(&self) -> u64 {
         let of_round: u64 = self.frames.iter().map(|timed| timed.frame.len() as u64).sum();
         of_round * u64::from(self.rounds)
@@ -76,12 +76,12 @@ impl Timetable {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// By how much the machine held it up in all.
+    /// Total time by which the machine delayed it.
     pub fn held_up_ns(&self) -> u64 {
         self.held_up_ns.load(Ordering::Relaxed)
     }
 
-    /// From the first to the last frame.
+    /// Time from the first to the last frame.
     pub fn took_ns(&self) -> u64 {
         self.took_ns.load(Ordering::Relaxed)
     }
@@ -94,7 +94,7 @@ impl Timetable {
     }
 }
 
-/// Sends everything, or until told to stop.
+/// Sends everything, or until it must stop.
 pub(super) fn send(
     table: &Timetable,
     socket: &PacketSocket,

@@ -1,5 +1,5 @@
 //! RFC 2544 26.4, back-to-back frames, by the procedure of RFC 9004 6: the longest burst at the highest rate that comes
-//! through without loss, and the buffer that it tells of.
+//! through without loss, and the buffer size that follows from it.
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
@@ -9,7 +9,7 @@ use crate::measure::Spread;
 
 /// Something that a burst can be sent through.
 pub trait Burst {
-    /// Sends so many frames with nothing between them, and waits until all that will come have come and the buffers are
+    /// Sends this many frames with nothing between them. Waits until all that will come have come and the buffers are
     /// empty: 2 s or more after the burst (RFC 9004 6.2).
     fn burst(&mut self, frames: u64) -> Result<Outcome>;
 
@@ -26,10 +26,11 @@ pub struct Search {
     pub between: (u64, u64),
     /// The search ends when the bounds are this close, frames (RFC 9004 6.2: the step size is reported).
     pub step: u64,
-    /// How often a burst must lose something before that is believed: 1 is a plain binary search, more is one with loss
-    /// verification (ETSI GS NFV-TST 009 12.3.3), which losses that are not the router's do not mislead.
+    /// How many times a burst must lose something before the loss counts: 1 is a plain binary search, more is a search
+    /// with loss verification (ETSI GS NFV-TST 009 12.3.3). Losses that are not the router's do not mislead such a
+    /// search.
     pub losses_to_believe: u32,
-    /// Searches (RFC 2544 26.4: 50 or more; RFC 9004 6.3: a number that is reported).
+    /// Number of searches (RFC 2544 26.4: 50 or more; RFC 9004 6.3: a number that is reported).
     pub repeats: usize,
     /// Rate of the frames of a burst, packets per second.
     pub back_to_back_pps: f64,
@@ -37,12 +38,13 @@ pub struct Search {
     pub throughput_pps: f64,
 }
 
-/// What was found (RFC 9004 6.4).
+/// Result of a search (RFC 9004 6.4).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BackToBack {
-    /// As it was searched for.
+    /// The parameters of the search.
     pub search: Search,
-    /// Longest burst without loss, frames: the benchmark is the mean over the searches; 0 where the shortest loses.
+    /// Longest burst without loss, frames: the benchmark is the mean over the searches; 0 where the shortest burst
+    /// loses.
     pub frames_mean: f64,
     /// Its standard deviation over the searches.
     pub frames_deviation: f64,
@@ -50,21 +52,21 @@ pub struct BackToBack {
     pub frames: Spread,
     /// Seconds that the mean burst takes.
     pub implied_buffer_seconds: f64,
-    /// The same less what the router forwards meanwhile: what it holds, in seconds at the back-to-back rate.
+    /// The same, less what the router forwards meanwhile: what it holds, in seconds at the back-to-back rate.
     pub corrected_buffer_seconds: f64,
     /// The longest burst that was tried came through: the buffer holds more, or the router is as fast as the generator and
     /// needs none (RFC 9004 6.1, 6.2). The figures are then lower bounds.
     pub at_limit: bool,
-    /// The trials of each search: frames sent, and what became of them.
+    /// The trials of each search: frames sent, and their outcome.
     pub trials: Vec<Vec<Outcome>>,
-    /// Some trials were disturbed by the machine three times over, and counted all the same.
+    /// The machine disturbed some trial three times in a row, and the trial counted nevertheless.
     pub noisy: bool,
 }
 
 /// Searches `repeats` times.
 ///
 /// # Errors
-/// Lengths or numbers that make no search; a trial that fails.
+/// Lengths or numbers that allow no search; a trial that fails.
 pub fn search(trial: &mut impl Burst, search: &Search) -> Result<BackToBack> {
     let (low, high) = search.between;
     ensure!(0 < low && low < high, "bursts of {low} to {high} frames: two different lengths, above 0");
@@ -162,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn searches_are_repeated_and_their_spread_is_told() {
+    fn searches_are_repeated_and_their_spread_is_reported() {
         let repeats = Search { step: 500, repeats: 2, ..SEARCH };
         let mut forwarder = Forwarder { noise: [0, 0, 0, 7].into(), ..forwarder() };
         let found = search(&mut forwarder, &repeats).unwrap();
@@ -171,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limits_are_told() {
+    fn a_search_that_ends_at_a_limit_is_marked() {
         let mut fast = Forwarder { line_pps: 10_000, ..Forwarder::new(10_000) };
         let found = search(&mut fast, &SEARCH).unwrap();
         assert_eq!((found.at_limit, found.frames_mean, fast.asked), (true, 10_000.0, vec![10_000]));

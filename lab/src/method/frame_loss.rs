@@ -1,5 +1,5 @@
-//! RFC 2544 26.3, frame loss rate: the share of frames lost at the highest rate, and at lower ones in equal steps, until two
-//! successive ones lose nothing.
+//! RFC 2544 26.3, frame loss rate: the share of frames lost at the highest rate, and at lower rates in equal steps,
+//! until two successive rates lose nothing.
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
@@ -14,13 +14,13 @@ pub struct Point {
     pub pps: u64,
     /// Share lost.
     pub loss: Spread,
-    /// What it is computed from.
+    /// The trials that it is computed from.
     pub trials: Vec<Outcome>,
-    /// The machine disturbed some trials three times over.
+    /// The machine disturbed some trial three times in a row.
     pub noisy: bool,
 }
 
-/// From `highest_pps` downwards in `steps` steps (the RFC: ten or more), `repeats` trials each.
+/// Measures from `highest_pps` downwards in `steps` steps (the RFC: ten or more), with `repeats` trials each.
 ///
 /// # Errors
 /// No rate, no steps, no repeats; a trial that fails.

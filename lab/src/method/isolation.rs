@@ -1,5 +1,5 @@
-//! Isolation: a victim sends at a fixed rate within its share while its neighbour on the same router sends more and more.
-//! The victim should not notice; where it does, isolation breaks.
+//! Isolation: a victim sends at a fixed rate within its share, while its neighbour on the same router sends more and
+//! more. The victim should not notice this. Where it does, isolation breaks.
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
@@ -7,18 +7,18 @@ use serde::Serialize;
 use super::{Outcome, attempt, spread_of};
 use crate::measure::Spread;
 
-/// What became of two streams that were sent at the same time.
+/// Outcomes of two streams that were sent at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Streams {
-    /// The one that is watched.
+    /// The stream that is watched.
     pub victim: Outcome,
-    /// The one that grows.
+    /// The stream that grows.
     pub neighbour: Outcome,
 }
 
 /// Something that two streams can be sent through at once.
 pub trait TwoStreams {
-    /// Sends both for the length of a trial; a rate of 0 is silence.
+    /// Sends both for the length of a trial. A rate of 0 means that nothing is sent.
     fn run(&mut self, victim_pps: u64, neighbour_pps: u64) -> Result<Streams>;
 }
 
@@ -27,7 +27,7 @@ pub trait TwoStreams {
 pub struct Sweep {
     /// The victim's rate, packets per second.
     pub victim_pps: u64,
-    /// The neighbour's rates, upwards.
+    /// The neighbour's rates, rising.
     pub neighbour_pps: Vec<u64>,
     /// Share that the victim may lose.
     pub loss: f64,
@@ -40,41 +40,41 @@ pub struct Sweep {
 pub struct Step {
     /// Rate asked of the neighbour, packets per second.
     pub neighbour_pps: u64,
-    /// Packets per second really offered by both.
+    /// Packets per second that both really offered.
     pub total_pps: Spread,
     /// Share of its packets that the victim lost.
     pub victim_loss: Spread,
-    /// What it is computed from.
+    /// The trials that it is computed from.
     pub trials: Vec<Streams>,
-    /// The machine disturbed some trials three times over.
+    /// The machine disturbed some trial three times in a row.
     pub noisy: bool,
 }
 
-/// What was found.
+/// Result of a sweep.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Isolation {
     /// The victim's rate, packets per second.
     pub victim_pps: u64,
-    /// By the neighbour's rate, upwards.
+    /// Steps by the neighbour's rate, rising.
     pub steps: Vec<Step>,
-    /// The first total rate, as really offered, at which the victim lost more than it may in the middle one of the repeats.
-    /// `None`: at no rate tried.
+    /// The first total rate, as really offered, at which the victim lost more than it may in the median of the repeats.
+    /// `None`: at no rate that was tried.
     pub breaks_at_pps: Option<f64>,
 }
 
-/// Goes through the neighbour's rates, again and again (A B A B).
+/// Goes through the neighbour's rates repeatedly (A B A B).
 ///
 /// # Errors
-/// Rates that make no sweep, no repeats; a trial that fails.
+/// Rates that make no sweep; no repeats; a trial that fails.
 pub fn sweep(trial: &mut impl TwoStreams, sweep: &Sweep) -> Result<Isolation> {
     let Sweep { victim_pps, ref neighbour_pps, loss, repeats } = *sweep;
-    ensure!(victim_pps > 0, "a victim that sends nothing: above 0");
+    ensure!(victim_pps > 0, "the victim sends nothing: its rate must be above 0");
     ensure!(!neighbour_pps.is_empty() && neighbour_pps.is_sorted(), "rates {neighbour_pps:?}: upwards");
     ensure!((0.0..1.0).contains(&loss), "a loss of {loss}: 0 to 1");
     ensure!(repeats > 0, "0 repeats: 1 or more");
     let mut trials: Vec<Vec<(Streams, bool)>> = vec![Vec::new(); neighbour_pps.len()];
-    // The neighbour may be asked for more than can be sent: what counts is what was offered. Whoever takes the generator's
-    // core away disturbs the victim too.
+    // The neighbour may be asked for more than can be sent; only what was offered counts. Whatever takes the
+    // generator's core away also disturbs the victim.
     let valid = |streams: &Streams| streams.victim.is_valid();
     for _ in 0..repeats {
         for (&neighbour_pps, trials) in neighbour_pps.iter().zip(&mut trials) {
@@ -85,7 +85,7 @@ pub fn sweep(trial: &mut impl TwoStreams, sweep: &Sweep) -> Result<Isolation> {
     Ok(found(victim_pps, steps, loss))
 }
 
-/// The same sweep, done several times with something else between, as one; `None` of none.
+/// Joins several runs of the same sweep, made with something else in between, into one. `None` if there is none.
 pub fn join(sweeps: &[Isolation], loss: f64) -> Option<Isolation> {
     let first = sweeps.first()?;
     let joined = |(at, of_first): (usize, &Step)| {

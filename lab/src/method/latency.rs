@@ -1,6 +1,6 @@
-//! RFC 2544 26.2, latency: how long packets take at the throughput rate; at half of it too, since at the very edge a router's
-//! buffers are what is measured. The RFC tags one packet in a stream of two minutes; here every packet carries its time, so a
-//! trial gives a distribution.
+//! RFC 2544 26.2, latency: how long packets take at the throughput rate, and at half of it, because at the throughput a
+//! router's buffers are what is measured. The RFC tags one packet in a stream of two minutes. Here every packet carries
+//! its time, so a trial gives a distribution.
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
@@ -25,16 +25,16 @@ pub struct AtRate {
     pub mean_ns: Spread,
     /// Share lost: a packet that is lost has no latency.
     pub loss: Spread,
-    /// What it is computed from.
+    /// The trials that it is computed from.
     pub trials: Vec<Outcome>,
-    /// The machine disturbed some trials three times over.
+    /// The machine disturbed some trial three times in a row.
     pub noisy: bool,
 }
 
 /// Latency at each of the rates, alternately (A B A B), `repeats` times (the RFC: 20 or more).
 ///
 /// # Errors
-/// No rate or no repeats; a trial that fails, or does not look at latency.
+/// No rate or no repeats; a trial that fails, or that does not measure latency.
 pub fn at_rates(trial: &mut impl Trial, rates_pps: &[u64], repeats: usize) -> Result<Vec<AtRate>> {
     ensure!(!rates_pps.is_empty() && !rates_pps.contains(&0), "rates {rates_pps:?}: one or more, above 0");
     ensure!(repeats > 0, "0 repeats: 1 or more");
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn disturbed_trials_are_repeated_and_told_of() {
+    fn disturbed_trials_are_repeated_and_reported() {
         let mut twice = Forwarder { disturbed: 2, ..forwarder() };
         let found = at_rates(&mut twice, &[500], 2).unwrap();
         assert_eq!((found[0].noisy, twice.asked.len()), (false, 4));

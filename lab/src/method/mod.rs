@@ -1,17 +1,18 @@
-//! Benchmarking methods of RFC 2544 and its successors as procedures over trials: pure, so that they are tested against a
-//! simulated forwarder and know nothing of namespaces. Trials are shorter than the RFC's 60 s (24) unless asked for; results
-//! say how long. Where the RFC reports an average, we report median and range too, and keep every trial.
+//! Benchmarking methods of RFC 2544 and its successors, as procedures over trials. They are pure, so they are tested
+//! with a simulated forwarder and know nothing of namespaces. By default trials are shorter than the RFC's 60 s (24);
+//! results record their length. Where the RFC reports an average, we also report median and range, and keep every
+//! trial.
 //!
 //! | file | what | source |
 //! |---|---|---|
 //! | [`throughput`] | the fastest rate at which no more than a stated share is lost | RFC 2544 26.1 |
 //! | [`latency`] | how long packets take at stated rates | RFC 2544 26.2 |
 //! | [`frame_loss`] | the share that is lost, from the highest rate downwards | RFC 2544 26.3 |
-//! | [`back_to_back`] | the longest burst without loss, and the buffer that it tells of | RFC 2544 26.4, RFC 9004 |
-//! | [`recovery`] | how long losses go on after an overload | RFC 2544 26.5 |
-//! | [`reset`] | how long nothing is forwarded when it is restarted or killed | RFC 2544 26.6, RFC 6201 |
+//! | [`back_to_back`] | the longest burst without loss, and the buffer size that follows from it | RFC 2544 26.4, RFC 9004 |
+//! | [`recovery`] | how long losses continue after an overload | RFC 2544 26.5 |
+//! | [`reset`] | how long nothing is forwarded after a restart or a kill | RFC 2544 26.6, RFC 6201 |
 //! | [`overload`] | what comes out when more and more comes in | after Mogul and Ramakrishnan, Eliminating receive livelock (1997) |
-//! | [`isolation`] | what one stream loses while its neighbour grows | |
+//! | [`isolation`] | losses of one stream while its neighbour grows | |
 
 pub mod back_to_back;
 pub mod frame_loss;
@@ -35,17 +36,18 @@ use crate::measure::{Spread, spread};
 pub struct Outcome {
     /// Packets offered.
     pub sent: u64,
-    /// Packets that were due but not sent: the machine was busy with something else, and the trial says little.
+    /// Packets that were due but not sent. The machine was busy with something else, and the trial means little.
     pub skipped: u64,
     /// Packets that arrived.
     pub received: u64,
-    /// Packets per second offered, buffers having filled: the beginning and the end of the trial are not in it.
+    /// Packets per second offered, once buffers have filled. The beginning and the end of the trial are not included.
     pub offered_pps: f64,
-    /// Packets per second that arrived at the same time.
+    /// Packets per second that arrived in the same time.
     pub received_pps: f64,
-    /// Share of the trial in which somebody else had a core that the router wanted; 0 where the trial does not look.
+    /// Share of the trial in which something else had a core that the router wanted; 0 where the trial does not measure
+    /// it.
     pub stolen: f64,
-    /// How long packets took, if the trial looks at it.
+    /// How long packets took, if the trial measures it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency: Option<Latency>,
 }
@@ -56,12 +58,12 @@ impl Outcome {
         if self.sent == 0 { 0.0 } else { 1.0 - self.received as f64 / self.sent as f64 }
     }
 
-    /// Did the machine let the generator send what was due, but for one in a thousand, and the router work?
+    /// Did the machine let the generator send what was due, except one in a thousand, and let the router work?
     pub fn is_valid(&self) -> bool {
         self.skipped.saturating_mul(1000) <= self.sent && self.stolen < 0.02
     }
 
-    /// Was so much really offered? A generator that is held up to the end does not know what it skipped.
+    /// Was this rate really offered? A generator that is delayed until the end does not know what it skipped.
     pub fn is_offered(&self, pps: u64) -> bool {
         self.offered_pps >= 0.98 * pps as f64
     }
@@ -72,16 +74,17 @@ pub trait Trial {
     /// Sends at this rate for the length of a trial.
     fn run(&mut self, pps: u64) -> Result<Outcome>;
 
-    /// The machine disturbed the last trial: the next is the same again.
+    /// Called when the machine disturbed the last trial: the next trial repeats it.
     fn again(&mut self) -> Result<()> {
         Ok(())
     }
 }
 
-/// How often an invalid trial is repeated before its outcome is taken as it is.
+/// How often an invalid trial is repeated before its outcome counts nevertheless.
 const ATTEMPTS: usize = 3;
 
-/// A trial; repeated while it is not valid, which `run` is told. `false`: it never was.
+/// Runs a trial, and repeats it while it is not valid; `run` gets whether it is a repeat. Returns `false` if none was
+/// valid.
 fn attempt<T>(is_valid: impl Fn(&T) -> bool, mut run: impl FnMut(bool) -> Result<T>) -> Result<(T, bool)> {
     let mut outcome = run(false)?;
     for _ in 1..ATTEMPTS {
@@ -104,8 +107,9 @@ fn valid(trial: &mut impl Trial, pps: u64) -> Result<(Outcome, bool)> {
     })
 }
 
-/// Binary search for the largest value that passes: the upper bound first, then halves until the bounds are as close as
-/// `near` says of the upper one, the lower bound only if nothing else passed. `None`: nor did that.
+/// Binary search for the largest value that passes. It tries the upper bound first, then halves the interval until the
+/// bounds are as close as `near` returns for the upper one. It tries the lower bound only if nothing else passed.
+/// `None`: nothing passed.
 fn bisect(
     (lowest, highest): (u64, u64),
     near: impl Fn(u64) -> u64,

@@ -1,5 +1,6 @@
-//! Overload: what comes out when more and more comes in. A router that drops before it works stays at its peak; one that
-//! works on what it will drop falls, in the end to nothing (Mogul and Ramakrishnan, Eliminating receive livelock, 1997).
+//! Overload: what comes out when more and more comes in. A router that drops packets before it works on them stays at
+//! its peak. One that works on packets and then drops them falls, in the end to nothing (Mogul and Ramakrishnan,
+//! Eliminating receive livelock, 1997).
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
@@ -11,11 +12,11 @@ use super::{Outcome, Trial, valid};
 pub struct Sweep {
     /// The load that saturates the router, packets per second.
     pub saturating_pps: u64,
-    /// From nothing up to so many times that.
+    /// The highest load, as a multiple of that.
     pub times: u64,
-    /// Steps for each time.
+    /// Steps for each multiple.
     pub steps_per_time: u64,
-    /// What the generator can do: the curve ends there.
+    /// The generator's limit. The curve ends there.
     pub highest_pps: u64,
 }
 
@@ -24,40 +25,43 @@ pub struct Sweep {
 pub struct Point {
     /// Rate asked for, packets per second.
     pub pps: u64,
-    /// What was offered, in saturating loads.
+    /// The offered load, in saturating loads.
     pub times: f64,
     /// What came out, as a share of the highest rate that came out anywhere.
     pub of_peak: f64,
-    /// What it is computed from.
+    /// The trial that it is computed from.
     pub outcome: Outcome,
-    /// The machine disturbed the trial three times over.
+    /// The machine disturbed the trial three times in a row.
     pub noisy: bool,
 }
 
 /// What comes out by what comes in.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Curve {
-    /// Packets per second: the load it is told in.
+    /// The saturating load, in packets per second.
     pub saturating_pps: u64,
-    /// By rate, upwards.
+    /// Points by rate, rising.
     pub points: Vec<Point>,
     /// The highest rate that came out.
     pub peak_pps: f64,
-    /// The most that was really offered, in saturating loads: the generator may have been too slow for more.
+    /// The highest load that was really offered, in saturating loads. The generator may have been too slow for more.
     pub reached_times: f64,
-    /// What came out then, as a share of the peak.
+    /// What came out at this load, as a share of the peak.
     pub last_of_peak: f64,
 }
 
 impl Sweep {
-    /// Rates to offer, upwards. The last one is as much as the generator can do, if that is less than was asked for.
+    /// Rates to offer, rising. If the generator's limit is lower than what was asked for, the last rate is that limit.
     ///
     /// # Errors
     /// No load, or no steps.
     pub fn rates(&self) -> Result<Vec<u64>> {
         let Self { saturating_pps, times, steps_per_time, highest_pps } = *self;
-        ensure!(saturating_pps > 0 && highest_pps > 0, "a load of 0 packets per second: above 0");
-        ensure!(times > 0 && steps_per_time > 0, "{times} times in {steps_per_time} steps each: above 0");
+        ensure!(saturating_pps > 0 && highest_pps > 0, "a load is 0 packets per second: it must be above 0");
+        ensure!(
+            times > 0 && steps_per_time > 0,
+            "{times} times in {steps_per_time} steps: both must be above 0"
+        );
         let wanted = (1..=times * steps_per_time).map(|step| saturating_pps * step / steps_per_time);
         let mut rates: Vec<u64> =
             wanted.take_while(|&pps| pps <= highest_pps).filter(|&pps| pps > 0).collect();
@@ -123,7 +127,7 @@ mod tests {
         assert_eq!(rates(4000), [1000, 2000, 3000, 4000]);
         assert_eq!(rates(3500), [1000, 2000, 3000, 3500]);
         assert_eq!(rates(800), [800]);
-        // It was believed to be faster than it is.
+        // The generator is slower than was assumed.
         let mut forwarder = Forwarder { generator_pps: Some(2500), ..Forwarder::new(1000) };
         let found = curve(&mut forwarder, &Sweep { times: 4, ..SWEEP }).unwrap();
         assert_eq!(found.reached_times, 2.5);

@@ -1,5 +1,5 @@
-//! RFC 2544 26.5, system recovery: overload at 110 % of the throughput, then half of that; how long losses go on after the
-//! change.
+//! RFC 2544 26.5, system recovery: an overload at 110 % of the throughput, then half of that rate. Measures how long
+//! losses continue after the change.
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
@@ -7,22 +7,22 @@ use serde::Serialize;
 use super::{Outcome, attempt, spread_of};
 use crate::measure::Spread;
 
-/// What became of a stream whose rate changed.
+/// Outcome of a stream whose rate changed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Changed {
     /// Before the change.
     pub before: Outcome,
     /// After it.
     pub after: Outcome,
-    /// For how long after the change, nanoseconds.
+    /// How long it was watched after the change, nanoseconds.
     pub watched_ns: u64,
     /// From the change to the last packet that was lost, nanoseconds. `None`: none was.
     pub last_loss_ns: Option<u64>,
 }
 
-/// Something that a stream can be sent through whose rate changes without a pause.
+/// Something that a stream can be sent through, whose rate changes without a pause.
 pub trait Change {
-    /// Sends at one rate (the RFC: for 60 s or more), then at the other until no more losses are to be expected.
+    /// Sends at one rate (the RFC: for 60 s or more), then at the other until no more losses are expected.
     fn change(&mut self, from_pps: u64, to_pps: u64) -> Result<Changed>;
 
     /// See [`super::Trial::again`].
@@ -31,26 +31,27 @@ pub trait Change {
     }
 }
 
-/// What was found.
+/// Result of the test.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Recovery {
     /// Rate of the overload, packets per second.
     pub overload_pps: u64,
     /// Rate after it.
     pub relief_pps: u64,
-    /// From the change to the last loss, nanoseconds; 0 where nothing was lost after it.
+    /// From the change to the last loss, nanoseconds; 0 if nothing was lost after the change.
     pub recovery_ns: Spread,
-    /// Losses ended in the first nine tenths of the time watched, in every trial: they were not merely cut off.
+    /// Losses ended in the first nine tenths of the time watched, in every trial. So they ended before the watching
+    /// did.
     pub recovered: bool,
-    /// The overload was one: something was lost by it, in every trial.
+    /// Something was lost by the overload in every trial, so it was an overload.
     pub overloaded: bool,
-    /// What it is computed from.
+    /// The trials that it is computed from.
     pub trials: Vec<Changed>,
-    /// The machine disturbed some trials three times over.
+    /// The machine disturbed some trial three times in a row.
     pub noisy: bool,
 }
 
-/// Overloads a router of this throughput, by a tenth but no further than the generator goes, `repeats` times.
+/// Overloads a router with this throughput `repeats` times, by a tenth, but no further than the generator's limit.
 ///
 /// # Errors
 /// No throughput, no repeats; a trial that fails.
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_that_do_not_end_and_overloads_that_are_none_are_told() {
+    fn losses_that_do_not_end_and_overloads_without_loss_are_reported() {
         let mut endless = Forwarder { recovery_ns: Some(950_000_000), ..forwarder() };
         assert!(!recovery(&mut endless, 1000, 8000, 1).unwrap().recovered);
         let mut faster = Forwarder { recovery_ns: None, ..Forwarder::new(2000) };

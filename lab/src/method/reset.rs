@@ -1,6 +1,6 @@
-//! RFC 2544 26.6, reset, as RFC 6201 has it: for how long nothing is forwarded when a router is reset under load. For one that
-//! is software the reset is that of its process (RFC 6201 4.2.2): stopped in order, or killed. An equal stream without a reset,
-//! in turn with the others, says what the machine loses by itself.
+//! RFC 2544 26.6, reset, in the form of RFC 6201: how long nothing is forwarded when a router is reset under load. For
+//! a software router, this is a reset of its process (RFC 6201 4.2.2): stopped in order, or killed. An equal stream
+//! without a reset takes turns with the others, and shows what the machine loses on its own.
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
@@ -31,10 +31,10 @@ impl Event {
     }
 }
 
-/// What became of a stream during which something happened.
+/// Outcome of a stream during which something happened.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Outage {
-    /// Of all the stream.
+    /// The outcome of the whole stream.
     pub outcome: Outcome,
     /// From the last packet before the longest interruption to the first one after it, nanoseconds: the time-stamp method of
     /// RFC 6201 1.3.
@@ -50,7 +50,7 @@ impl Outage {
 
 /// Something that can be reset while a stream goes through it.
 pub trait Reset {
-    /// Sends at a rate, lets this happen once, and sends on until packets come through as before.
+    /// Sends at a rate, lets the event happen once, and continues to send until packets come through as before.
     fn reset(&mut self, pps: u64, event: Event) -> Result<Outage>;
 
     /// See [`super::Trial::again`].
@@ -59,7 +59,7 @@ pub trait Reset {
     }
 }
 
-/// What was found of one event.
+/// Result for one event.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ResetTime {
     /// What happened.
@@ -72,18 +72,18 @@ pub struct ResetTime {
     pub gap_ns: Spread,
     /// Packets lost.
     pub lost: Spread,
-    /// What it is computed from.
+    /// The trials that it is computed from.
     pub trials: Vec<Outage>,
-    /// The machine disturbed some trials three times over.
+    /// The machine disturbed some trial three times in a row.
     pub noisy: bool,
 }
 
-/// Lets each of `events` happen `repeats` times, in turn, at a rate that loses nothing without.
+/// Lets each of `events` happen `repeats` times, in turn, at a rate that loses nothing without an event.
 ///
 /// # Errors
 /// No rate, no repeats; a trial that fails.
 pub fn reset(trial: &mut impl Reset, pps: u64, events: &[Event], repeats: usize) -> Result<Vec<ResetTime>> {
-    ensure!(pps > 0, "a rate of 0 packets per second: above 0");
+    ensure!(pps > 0, "a rate is 0 packets per second: it must be above 0");
     ensure!(repeats > 0, "0 repeats: 1 or more");
     let mut found: Vec<_> = events.iter().map(|&event| (event, Vec::new(), false)).collect();
     for _ in 0..repeats {
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn disturbed_trials_are_repeated_and_told_of() {
+    fn disturbed_trials_are_repeated_and_reported() {
         let mut forwarder = Forwarder { disturbed: 3, ..Forwarder::new(1000) };
         let found = reset(&mut forwarder, 500, &[Event::Orderly], 1).unwrap();
         assert!(found[0].noisy && (forwarder.asked.len(), forwarder.repeated) == (3, 2));

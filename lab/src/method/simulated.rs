@@ -1,4 +1,4 @@
-//! A forwarder that is arithmetic: what the procedures are tested against.
+//! A forwarder that consists of arithmetic, to test the procedures with.
 
 use std::collections::VecDeque;
 
@@ -14,43 +14,43 @@ use super::{
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Forwards what it can and drops the rest. Time is in trials of one second.
+/// Forwards what it can and drops the rest. Time counts in trials of one second.
 #[derive(Default)]
 pub struct Forwarder {
     pub capacity_pps: u64,
-    /// Frames that wait when they come faster than they can be forwarded.
+    /// Frames that can wait when they come faster than they can be forwarded.
     pub buffer: u64,
-    /// Back to back, frames come at this rate.
+    /// Rate of back-to-back frames.
     pub line_pps: u64,
-    /// The generator can do no more.
+    /// The generator's limit.
     pub generator_pps: Option<u64>,
     /// Share lost at any rate, in parts per million.
     pub loss_ppm: u64,
-    /// Of the capacity, parts per million that every packet over it takes away: what shedding costs.
+    /// The cost of shedding: the part of the capacity that every packet over it takes away, in parts per million.
     pub shed_ppm: u64,
-    /// Latency when idle; it grows with load. `None`: trials do not look at it.
+    /// Latency when idle. It grows with load. `None`: trials do not measure it.
     pub idle_ns: Option<u64>,
-    /// Added to the latency of one trial after the other.
+    /// Added to the latencies of trials, one value for each.
     pub jitter_ns: VecDeque<u64>,
-    /// Packets that one trial after the other loses for reasons of its own.
+    /// Packets lost for other reasons, one value for each trial.
     pub noise: VecDeque<u64>,
-    /// Losses go on for so long after an overload.
+    /// How long losses continue after an overload.
     pub recovery_ns: Option<u64>,
-    /// Nothing is forwarded for so long after a reset.
+    /// How long nothing is forwarded after a reset.
     pub outage_ns: u64,
-    /// The victim has this share of the capacity for itself until so many packets come in all.
+    /// The victim has its share of the capacity for itself until this many packets come in all.
     pub isolates_until_pps: u64,
-    /// Trials, from the first one, in which the generator is held up.
+    /// Trials, from the first one, in which the generator is delayed.
     pub disturbed: usize,
-    /// Trials, after those, in which it is held up to the end, and what little was sent arrives.
+    /// Trials, after those, in which it is delayed until the end, and the few packets that were sent arrive.
     pub starved: usize,
-    /// Trials, after those, in which somebody else has the router's core, and most is lost.
+    /// Trials, after those, in which something else has the router's core, and most is lost.
     pub stolen: usize,
     /// Rates (or burst lengths) that were asked for; with two streams, first the victim's.
     pub asked: Vec<u64>,
-    /// So many of them were told to be repeats.
+    /// How many of them were announced as repeats.
     pub repeated: usize,
-    /// What happened to it.
+    /// Events so far.
     pub events: Vec<Event>,
 }
 
@@ -106,7 +106,7 @@ impl Forwarder {
         }
     }
 
-    /// Idle latency over the share of the capacity that is free; a full buffer's when none is.
+    /// Idle latency divided by the free share of the capacity; a full buffer's latency if nothing is free.
     fn latency(&mut self, pps: u64, packets: u64) -> Option<Latency> {
         let jitter_ns = self.jitter_ns.pop_front().unwrap_or(0);
         let free = self.capacity_pps.saturating_sub(pps);

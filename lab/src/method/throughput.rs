@@ -1,5 +1,5 @@
-//! RFC 2544 26.1, throughput: the fastest rate at which the frames that arrive are those that were sent; with a stated loss
-//! instead of none where a router is software on a shared machine (as RFC 9411 and the field do).
+//! RFC 2544 26.1, throughput: the fastest rate at which all frames that were sent arrive. For a software router on a
+//! shared machine, a stated loss is allowed instead (as in RFC 9411 and in practice).
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
@@ -19,7 +19,7 @@ pub struct Search {
 }
 
 impl Search {
-    /// Trials of a search in which every rate loses too much: no search takes more.
+    /// Number of trials of a search in which every rate loses too much. No search takes more.
     pub fn most_trials(&self) -> u64 {
         let mut trials = 0;
         let all_lose = |_| {
@@ -40,29 +40,29 @@ impl Search {
 /// What one search found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Throughput {
-    /// Packets per second; `None`: too much is lost at the lowest rate too.
+    /// Packets per second; `None`: too much is lost even at the lowest rate.
     pub pps: Option<u64>,
-    /// Every trial, in order: the rate asked for, and what became of it.
+    /// Every trial, in order: the rate asked for, and its outcome.
     pub trials: Vec<(u64, Outcome)>,
-    /// Some trials were disturbed by the machine three times over, and counted all the same.
+    /// The machine disturbed some trial three times in a row, and the trial counted nevertheless.
     pub noisy: bool,
 }
 
-/// What repeated searches found.
+/// Results of repeated searches.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Repeated {
     /// Share that may be lost.
     pub loss: f64,
-    /// Packets per second; 0 where too much is lost at the lowest rate too.
+    /// Packets per second; 0 where too much is lost even at the lowest rate.
     pub pps: Spread,
     /// Every search.
     pub searches: Vec<Throughput>,
 }
 
-/// Searches with each of the losses, alternately (A B A B), `repeats` times.
+/// Searches for each of the losses in turn (A B A B), `repeats` times.
 ///
 /// # Errors
-/// As [`search`]; no repeats.
+/// The errors of [`search`]; no repeats.
 pub fn repeated(trial: &mut impl Trial, searches: &[Search], repeats: usize) -> Result<Vec<Repeated>> {
     ensure!(repeats > 0, "0 repeats: 1 or more");
     let mut found: Vec<Vec<Throughput>> = vec![Vec::new(); searches.len()];
@@ -82,7 +82,7 @@ pub fn repeated(trial: &mut impl Trial, searches: &[Search], repeats: usize) -> 
 /// Binary search, the highest rate first.
 ///
 /// # Errors
-/// Rates or shares that make no search; a trial that fails.
+/// Rates or shares that allow no search; a trial that fails.
 pub fn search(trial: &mut impl Trial, search: &Search) -> Result<Throughput> {
     let (low, high) = search.between;
     ensure!(0 < low && low < high, "rates {low} to {high}: two different ones, above 0");
@@ -96,7 +96,7 @@ pub fn search(trial: &mut impl Trial, search: &Search) -> Result<Throughput> {
             let (outcome, valid) = valid(trial, pps)?;
             found.noisy |= !valid;
             found.trials.push((pps, outcome));
-            // What was not offered was not carried, whatever became of the rest.
+            // A rate that was not offered was not carried, whatever happened to the packets.
             Ok(outcome.is_offered(pps) && outcome.loss() <= search.loss)
         },
     )?;
@@ -132,14 +132,14 @@ mod tests {
         let mut forwarder = Forwarder { starved: usize::MAX, ..Forwarder::new(u64::MAX) };
         let found = search(&mut forwarder, &SEARCH).unwrap();
         assert_eq!((found.pps, found.noisy), (None, true));
-        // Nor is it what a generator cannot do.
+        // Nor is a rate carried that the generator cannot send.
         let mut forwarder = Forwarder { generator_pps: Some(3_000_000), ..Forwarder::new(u64::MAX) };
         let found = search(&mut forwarder, &SEARCH).unwrap().pps.unwrap();
         assert!((2_950_000..=3_065_000).contains(&found), "{found}");
     }
 
     #[test]
-    fn what_the_machine_loses_for_the_router_is_tried_again() {
+    fn a_trial_whose_losses_the_machine_caused_is_repeated() {
         let mut forwarder = Forwarder { stolen: 2, ..Forwarder::new(u64::MAX) };
         let found = search(&mut forwarder, &SEARCH).unwrap();
         assert_eq!((found.pps, found.noisy), (Some(8_000_000), false));
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn disturbed_trials_are_repeated_and_told_of() {
+    fn disturbed_trials_are_repeated_and_reported() {
         let mut twice = Forwarder { disturbed: 2, ..Forwarder::new(u64::MAX) };
         let found = search(&mut twice, &SEARCH).unwrap();
         assert_eq!((found.pps, found.noisy, twice.asked.len()), (Some(8_000_000), false, 3));
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn no_search_takes_more_trials_than_was_said() {
+    fn no_search_takes_more_trials_than_its_maximum() {
         let most = SEARCH.most_trials();
         let trials = |capacity| search(&mut Forwarder::new(capacity), &SEARCH).unwrap().trials.len() as u64;
         assert_eq!(trials(0), most);
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn searches_take_turns() {
         let search = |loss| Search { between: (1, 1000), loss, resolution: 0.5 };
-        // What the machine loses in the first trial of the second repeat sends its search downwards.
+        // A loss by the machine in the first trial of the second repeat sends its search downwards.
         let noise = [0, 0, 1, 0, 0].into();
         let mut forwarder = Forwarder { loss_ppm: 0, noise, ..Forwarder::new(1000) };
         let found = repeated(&mut forwarder, &[search(0.0), search(0.001)], 2).unwrap();

@@ -1,10 +1,11 @@
-//! Routing as one would write it by hand, for one machine and this table: what the router's chain is measured beside.
+//! Routing written by hand, for one machine and this table: the router's chain is measured beside it.
 //!
-//! The same trace, frames, table and answers: Ethernet and IPv4 headers and the checksum are verified, the destination is looked up by DIR-24-8
-//! (the first step of all packets of a batch is prefetched while they are copied), the hop is counted, both MAC addresses are written. It has no list of
-//! packets, no verdicts, no counters; it knows no VLAN, no IPv6, no MTU, no source that Linux would refuse, and gives up where anything is unusual. So it is about the
-//! least that routing takes here, and what it makes on one machine tells what to expect of the chain on that machine.
-//! (`unsafe` lives here: the prefetch.)
+//! Trace, frames, table and answers are the same. It verifies the Ethernet and IPv4 headers and the checksum, and looks
+//! the destination up by DIR-24-8. It prefetches the first step of all packets of a batch while they are copied. It counts
+//! the hop and writes both MAC addresses. It has no list of packets, no verdicts and no counters. It knows no VLAN, no
+//! IPv6, no MTU and no source that Linux would refuse, and gives up where anything is unusual. So it is about the least
+//! that routing takes here. Its result on one machine shows what to expect of the chain on that machine. `unsafe` is needed
+//! here for the prefetch.
 
 use std::sync::{
     Arc,
@@ -23,7 +24,7 @@ use super::forwarding::{Frame, HEAD_ROOM, Pool, Trace, copy};
 
 /// Bytes of an Ethernet and an IPv4 header without options.
 const HEADERS: usize = 34;
-/// What a packet that is not routed looks up.
+/// The place of a packet that is not routed.
 const NOWHERE: usize = usize::MAX;
 
 /// Tables of router 0.
@@ -36,7 +37,7 @@ pub(super) struct Bare<'a> {
 }
 
 impl<'a> Bare<'a> {
-    /// Routes by the tables in this memory.
+    /// Routes with the tables in this memory.
     pub fn new(memory: &'a Arc<HeapMemory>) -> Result<Self> {
         let root = memory.routers()[0].load(Acquire);
         let first = Root4::new(root);
@@ -45,7 +46,8 @@ impl<'a> Bare<'a> {
         Ok(Bare { memory, fib: memory.fib(), nexthops, root, first })
     }
 
-    /// The trace once: how many packets were routed. Its packets are as long as the first says.
+    /// Goes through the trace once. Returns how many packets were routed. Its packets are as long as the first one
+    /// says.
     pub fn pass(&self, trace: &Trace, pool: &mut Pool, most: usize) -> usize {
         let mut places = [NOWHERE; MOST_PACKETS];
         let mut packets = trace.packets().peekable();
@@ -66,7 +68,7 @@ impl<'a> Bare<'a> {
         sent
     }
 
-    /// Where the first step of the lookup looks, on its way into the cache; nowhere for what is no packet to route.
+    /// Place of the first step of the lookup, which it prefetches. `NOWHERE` for a packet that is not to be routed.
     #[inline]
     fn place(&self, data: &[u8]) -> usize {
         let Some(headers) = data.first_chunk::<HEADERS>() else { return NOWHERE };
@@ -85,7 +87,7 @@ impl<'a> Bare<'a> {
         place
     }
 
-    /// Looks up, and writes what leaves.
+    /// Looks up the route, and rewrites the packet.
     #[inline]
     fn send(&self, data: &mut [u8], place: usize) -> Option<()> {
         let headers = data.first_chunk_mut::<HEADERS>()?;
@@ -101,7 +103,7 @@ impl<'a> Bare<'a> {
         headers[..6].copy_from_slice(&link.to_le_bytes()[..6]);
         headers[6..12].copy_from_slice(&source.to_le_bytes()[..6]);
         headers[22] -= 1;
-        // RFC 1624, as `ip_decrease_ttl` of Linux.
+        // RFC 1624, as in Linux's `ip_decrease_ttl`.
         let checksum = u32::from(u16::from_be_bytes([headers[24], headers[25]])) + 0x0100;
         let checksum = (checksum + u32::from(checksum >= 0xffff)) as u16;
         headers[24..26].copy_from_slice(&checksum.to_be_bytes());
@@ -109,13 +111,13 @@ impl<'a> Bare<'a> {
     }
 }
 
-/// Host byte order.
+/// Destination in host byte order.
 #[inline]
 fn destination(headers: &[u8; HEADERS]) -> u32 {
     u32::from_be_bytes([headers[30], headers[31], headers[32], headers[33]])
 }
 
-/// Of the IP header in ones' complement, in any byte order (RFC 1071 section 2 B and C).
+/// Checksum of the IP header in ones' complement, in any byte order (RFC 1071 section 2 B and C).
 #[inline]
 fn sum(headers: &[u8; HEADERS]) -> u16 {
     let words = headers[14..].as_chunks::<4>().0.iter().map(|word| u64::from(u32::from_ne_bytes(*word)));
@@ -149,7 +151,7 @@ mod tests {
 
     const FLOWS: usize = 4096;
 
-    /// Some of which a first step does not end: /32 in the /24 beside them.
+    /// For some of them one step is not enough: a /32 in the /24 beside them.
     fn routes() -> Vec<Prefix4> {
         let mut routes = prefixes::prefixes(None, 70_000, 0).unwrap().v4;
         let within: Vec<Prefix4> =
@@ -158,7 +160,7 @@ mod tests {
         routes
     }
 
-    /// Every byte of every frame is the same, of packets that leave and of those that do not.
+    /// Compares every byte of every frame, of packets that leave and of those that do not.
     #[test]
     fn it_leaves_frames_as_the_chain_does() {
         let routes = routes();
@@ -168,7 +170,7 @@ mod tests {
         let broken: [(usize, u8); 7] =
             [(12, 0x86), (14, 0x46), (14, 0x65), (16, 1), (17, 19), (25, 0xff), (22, 1)];
         for (number, packet) in trace.packets.chunks_exact_mut(LINE).enumerate() {
-            // Checksums of all values: the identification is anything.
+            // The identification has any value, so checksums of all values occur.
             packet[18..20].copy_from_slice(&(number as u16).wrapping_mul(0x9e37).to_be_bytes());
             if number % 5 == 0 {
                 packet[30..34].copy_from_slice(&[250, 1, 2, 3]);
@@ -190,7 +192,7 @@ mod tests {
             for (number, (chain, hand)) in each.enumerate() {
                 assert_eq!(chain.0, hand.0, "packet {number}");
             }
-            // What did leave was written to.
+            // Packets that left were written to.
             let untouched = trace.packets().zip(&by_hand.frames);
             let untouched = untouched.filter(|(packet, frame)| frame.0[HEAD_ROOM..][..60] == packet[..60]);
             assert_eq!(untouched.count(), FLOWS - sent);

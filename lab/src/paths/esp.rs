@@ -1,11 +1,12 @@
 //! ESP, memory to memory, beside the library alone.
 //!
-//! 512 frames of 2,048 bytes, batches of 64. `library`: [`Aead::seal`] of jobs over texts in these frames, nothing else. `esp_encrypt`: a batch
-//! through `check`, `esp_encrypt` (tunnel mode, IPv4) and `forward`. Before each pass over the frames the first 64 bytes of each packet are written anew, as its
-//! header was encrypted: of the library's frames too, and the time of neither. `both`: the same with `esp_decrypt` behind, beside seal and open of the library; nothing is written anew, as what comes out
-//! is what went in. Sizes are those of what is encrypted: the IP packet, padding and trailer; IMIX too ([`super::IMIX`]).
+//! 512 frames of 2,048 bytes, in batches of 64. `library`: only [`Aead::seal`] of jobs over texts in these frames. `esp_encrypt`: a batch
+//! through `check`, `esp_encrypt` (tunnel mode, IPv4) and `forward`. The first 64 bytes of each packet are written again before each pass
+//! over the frames, because its header was encrypted. This is done to the library's frames too, and its time does not count for either.
+//! `both`: the same with `esp_decrypt` behind it, beside seal and open of the library. Here nothing is written again, because decryption
+//! restores it. Sizes are those of the encrypted part: the IP packet, padding and trailer; also IMIX ([`super::IMIX`]).
 //!
-//! Rounds in turn, library, element, library, element, of 40 ms of this thread each; it is asked for its time around each pass.
+//! Rounds alternate (library, element, library, element). Each takes 40 ms of this thread's CPU time, which is read around each pass.
 
 use anyhow::Context;
 use logic::{
@@ -24,7 +25,7 @@ use super::{
 const FRAMES: usize = 512;
 const ETHERNET: usize = 14;
 const BATCH: usize = 64;
-/// Of a key, the last bytes (RFC 4106 section 4).
+/// The last bytes of a key (RFC 4106 section 4).
 const SALT: usize = 4;
 
 struct World {
@@ -32,14 +33,14 @@ struct World {
     key_bytes: usize,
     aead: Arc<dyn Aead>,
     pool: Vec<Frame>,
-    /// Of each frame, what is encrypted.
+    /// Length of the encrypted part of each frame.
     texts: Vec<usize>,
     headers: Vec<[u8; 64]>,
     encrypt: Chain,
     both: Chain,
 }
 
-/// The best library that is here, and chains of it: the first encrypts (AES-128-GCM, tunnel mode) and forwards.
+/// The best library that is here, and a chain with it that encrypts (AES-128-GCM, tunnel mode) and forwards.
 pub(crate) fn encrypting() -> anyhow::Result<(Library, Vec<Box<dyn Element>>)> {
     let library = [Library::IpsecMb, Library::AwsLc].into_iter().find(|library| library.check().is_ok());
     let library = library.context("no library encrypts here")?;
@@ -48,7 +49,7 @@ pub(crate) fn encrypting() -> anyhow::Result<(Library, Vec<Box<dyn Element>>)> {
     Ok((library, vec![Box::new(Check), encrypt, Box::new(Forward::new(2))]))
 }
 
-/// Both ends, with one key.
+/// Security associations of both ends, with one key.
 fn associations(library: Library, key_bytes: usize) -> (Arc<SaTable>, Arc<dyn Aead>) {
     let key = Key::new(&vec![7; key_bytes]).expect("a key");
     let aead = library.expand(&key).expect("it was checked");
@@ -155,7 +156,7 @@ impl World {
     }
 }
 
-/// What this thread ran, so that what else the machine does counts less.
+/// CPU time of this thread, so that other work of the machine counts less.
 fn thread_ns() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
@@ -176,11 +177,11 @@ fn round(world: &mut World, open: bool, pass: impl Fn(&mut World)) -> f64 {
     ns as f64 / packets as f64
 }
 
-/// Library and element, in turns.
+/// Measures library and element in turn.
 fn measure(size: &str, mut world: World, open: bool, ways: &mut Ways<'_>) -> anyhow::Result<()> {
     world.element(open);
     world.bare(open);
-    // What the library alone left in the frames is no packet.
+    // What the library alone leaves in the frames is not a packet.
     let (mut bare, mut element) = (Vec::new(), Vec::new());
     let kept = World::new(world.library, world.key_bytes, &|n| world.texts[n]).pool;
     for _ in 0..ways.rounds {
@@ -198,7 +199,7 @@ fn measure(size: &str, mut world: World, open: bool, ways: &mut Ways<'_>) -> any
     Ok(())
 }
 
-/// Every library that is here; says which is not.
+/// Measures every library that is here, and reports which is not.
 pub(super) fn run(ways: &mut Ways<'_>) -> anyhow::Result<()> {
     if !ways.wants("esp") {
         return Ok(());

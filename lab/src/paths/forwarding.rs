@@ -1,13 +1,15 @@
 //! Chains without encryption, memory to memory: forward, route, CRC.
 //!
-//! A packet is copied from a trace into the next frame of a pool (2,048 bytes each, data from byte 256 on, as AF_XDP has them), a batch of
-//! them runs through a chain, and the verdict and length of each is read. Trace: packets of 60 bytes each (64 on the wire, with the FCS),
-//! 1,400, or IMIX ([`super::IMIX`], less the FCS), one after another in memory, each flow once. Pool: 512 frames (their headers stay in the
-//! second-level cache), or 32,768 (64 MiB, more than that cache: each header comes from farther away, as after a NIC without direct cache access), one after
-//! another, round after round.
+//! A packet is copied from a trace into the next frame of a pool (2,048 bytes each, data from byte 256 on, as in
+//! AF_XDP). A batch of frames runs through a chain, and the verdict and length of each is read. Packets of a trace lie
+//! one after another in memory, each flow once. They have 60 bytes each (64 on the wire, with the FCS), 1,400, or the
+//! lengths of IMIX ([`super::IMIX`], less the FCS). A pool has 512 frames, whose headers stay in the second-level
+//! cache, or 32,768. The latter take 64 MiB, more than that cache, so each header comes from farther away, as after a
+//! NIC without direct cache access. Frames are used one after another, round after round.
 //!
-//! Routes are all there are, or 256,000 of them (P's table); destinations are 1,024 flows, or 1,000,000 at random in the prefixes routed to.
-//! Beside each router's chain, in turns, runs what one would write by hand for the same ([`super::bare`]): what of a figure is the machine's shows there.
+//! The table holds all routes, or 256,000 of them (P's table). Destinations are 1,024 flows, or 1,000,000 at random in
+//! the routed prefixes. Beside each router's chain, in turn, runs a loop written by hand for the same work
+//! ([`super::bare`]). It shows which part of a result is due to the machine.
 
 use logic::{
     elements::{
@@ -26,7 +28,7 @@ use crate::prefixes::Random;
 pub(crate) const FRAME: usize = 2048;
 pub(crate) const HEAD_ROOM: usize = 256;
 
-/// As AF_XDP has them in memory: each begins at a multiple of its length, whatever the allocator would do.
+/// A frame as in AF_XDP's memory: it begins at a multiple of its length, whatever the allocator would do.
 #[repr(C, align(2048))]
 #[derive(Clone)]
 pub(crate) struct Frame(pub [u8; FRAME]);
@@ -34,13 +36,13 @@ pub(crate) struct Frame(pub [u8; FRAME]);
 const _: () = assert!(size_of::<Frame>() == FRAME);
 
 const NEXT_HOPS: u32 = 256;
-/// Of a round, or more.
+/// Packets of a round, or more.
 const PACKETS: usize = 2_000_000;
-/// Of the paper's table (P11).
+/// Routes of the paper's table (P11).
 pub(crate) const SMALLER_TABLE: usize = 256_000;
-/// Behind each packet on the wire.
+/// Bytes behind each packet on the wire.
 const FCS: usize = 4;
-/// Of all packets.
+/// Where all packets come in.
 pub(crate) const INGRESS: Ingress = Ingress { port: 1, router: 0, interface: 1, flags: IF_IPV4 };
 const NOW: Now = Now { ns: 0, ports: u64::MAX };
 
@@ -91,26 +93,26 @@ pub(crate) fn tables(prefixes: &[Prefix4]) -> Arc<HeapMemory> {
     memory
 }
 
-/// What is copied at once.
+/// Bytes that are copied at once.
 pub(crate) const LINE: usize = 64;
 
-/// Packets one behind another, each in lines of its own, to random addresses in random prefixes.
+/// Packets one behind another, each in its own cache lines, to random addresses in random prefixes.
 pub(crate) struct Trace {
-    /// Of a packet, the longest of a mix.
+    /// Length of a packet; in a mix, the longest.
     pub bytes: usize,
-    /// In turn.
+    /// Lengths, used in turn.
     lengths: Vec<usize>,
     pub(super) packets: Vec<u8>,
     flows: usize,
 }
 
 impl Trace {
-    /// All of this length.
+    /// Packets of this length.
     pub(crate) fn new(flows: usize, bytes: usize, prefixes: &[Prefix4]) -> Self {
         Self::mixed(flows, vec![bytes], prefixes)
     }
 
-    /// Of these lengths in turn, one or more of them.
+    /// Packets of these lengths in turn. There must be at least one.
     fn mixed(flows: usize, lengths: Vec<usize>, prefixes: &[Prefix4]) -> Self {
         let bytes = lengths.iter().copied().max().unwrap_or(0);
         let slot = bytes.next_multiple_of(LINE);
@@ -136,38 +138,38 @@ impl Trace {
         Trace { bytes, lengths, packets, flows }
     }
 
-    /// How many packets it has.
+    /// Number of packets.
     pub(crate) fn flows(&self) -> usize {
         self.flows
     }
 
-    /// The n-th of those of a trace whose packets are all of one length, in lines of its own.
+    /// Packet `number` of a trace whose packets all have one length, padded to whole lines.
     pub(crate) fn packet(&self, number: usize) -> &[u8] {
         let bytes = self.bytes.next_multiple_of(LINE);
         self.packets.get(number * bytes..(number + 1) * bytes).unwrap_or_default()
     }
 
-    /// One after another, in lines of their own.
+    /// All packets, padded to whole lines.
     pub(super) fn packets(&self) -> std::slice::ChunksExact<'_, u8> {
         self.packets.chunks_exact(self.bytes.next_multiple_of(LINE))
     }
 
-    /// Of a packet, on average.
+    /// Mean length of a packet.
     fn mean_bytes(&self) -> f64 {
         let all: usize = self.lengths.iter().cycle().take(self.flows).sum();
         all as f64 / self.flows as f64
     }
 }
 
-/// Frames, which are used one after another and then again.
+/// Frames that are used one after another, and then again.
 pub(super) struct Pool {
     pub frames: Vec<Frame>,
-    /// The next one.
+    /// Index of the next one.
     at: usize,
 }
 
 impl Pool {
-    /// So many frames, which batches divide without a rest.
+    /// A pool with this many frames, a multiple of the batch.
     pub fn new(frames: usize) -> Self {
         Pool { frames: vec![Frame([1; FRAME]); frames], at: 0 }
     }
@@ -181,7 +183,7 @@ impl Pool {
     }
 }
 
-/// By lines, so that the compiler knows how long it is.
+/// Copies whole lines, so that the compiler knows the length.
 pub(crate) fn copy(frame: &mut [u8], packet: &[u8]) {
     let (lines, _) = frame[HEAD_ROOM..].as_chunks_mut::<LINE>();
     for (line, from) in lines.iter_mut().zip(packet.as_chunks::<LINE>().0) {
@@ -189,7 +191,7 @@ pub(crate) fn copy(frame: &mut [u8], packet: &[u8]) {
     }
 }
 
-/// Runs packets, and the length of each, through a chain: how many left by a port, and their bytes.
+/// Runs packets, each with its length, through a chain. Returns how many left by a port, and their bytes.
 fn pass<'t>(
     packets: impl Iterator<Item = (&'t [u8], usize)>,
     pool: &mut Pool,
@@ -218,7 +220,7 @@ fn pass<'t>(
     (sent, bytes)
 }
 
-/// The trace once through a chain.
+/// Runs the trace once through a chain.
 pub(super) fn through_chain(
     trace: &Trace,
     pool: &mut Pool,
@@ -237,7 +239,7 @@ pub(super) fn through_chain(
     }
 }
 
-/// What is to be measured: `family` is one of the names of the command line.
+/// A measurement. `family` is one of the names on the command line.
 struct Chosen<'a> {
     name: &'a str,
     family: &'static str,
@@ -245,7 +247,7 @@ struct Chosen<'a> {
     frames: usize,
     batch: usize,
     chain: Vec<Box<dyn Element>>,
-    /// In turn with it.
+    /// Runs in turn with it.
     beside: Option<&'a Bare<'a>>,
 }
 
@@ -257,7 +259,7 @@ fn measure(chosen: Chosen<'_>, ways: &mut Ways<'_>) -> anyhow::Result<()> {
     let mut chain = Chain::new(chain)?;
     let mut pool = Pool::new(frames);
     let (mut of_chain, mut of_bare) = (Vec::new(), Vec::new());
-    // The first one does not count.
+    // The first round does not count.
     for _ in 0..=ways.rounds {
         of_chain.push(round(name, trace, || through_chain(trace, &mut pool, &mut chain, batch).0)?);
         if let Some(bare) = beside {
@@ -274,7 +276,7 @@ fn measure(chosen: Chosen<'_>, ways: &mut Ways<'_>) -> anyhow::Result<()> {
     ways.add(case(name.into(), of_chain))
 }
 
-/// The trace, again and again: nanoseconds a packet. All packets must leave.
+/// Runs the trace repeatedly. Returns nanoseconds a packet. All packets must leave.
 fn round(name: &str, trace: &Trace, mut pass: impl FnMut() -> usize) -> anyhow::Result<f64> {
     let passes = PACKETS.div_ceil(trace.flows);
     let start = Instant::now();
@@ -293,11 +295,11 @@ pub(crate) fn forward() -> Box<dyn Element> {
     Box::new(Forward::new(2))
 }
 
-/// Of names: destinations, and routes.
+/// Parts of names: destinations, and routes.
 pub(super) const OF_MANY: &str = " of 1,000,000";
 pub(super) const OVER_FEWER: &str = " over 256,000 routes";
 
-/// All of them, over these routes.
+/// Makes all measurements of this file, over these routes.
 pub(super) fn run(prefixes: &[Prefix4], ways: &mut Ways<'_>) -> anyhow::Result<()> {
     let lengths = IMIX.map(|bytes| bytes - FCS).to_vec();
     let mix = Trace::mixed(1024, lengths, prefixes);
@@ -321,7 +323,7 @@ pub(super) fn run(prefixes: &[Prefix4], ways: &mut Ways<'_>) -> anyhow::Result<(
     if ways.wants("crc") { from_memory(ways) } else { Ok(()) }
 }
 
-/// Forward, which no table matters to, and route: 1,024 flows and 1,000,000.
+/// Forward, which does not depend on a table, and route: with 1,024 flows and with 1,000,000.
 fn routed(
     over: &str,
     prefixes: &[Prefix4],
@@ -347,7 +349,7 @@ fn routed(
     Ok(())
 }
 
-/// Append, and check again, beside the copy alone.
+/// Append a CRC, and check it again, beside the copy alone.
 fn crc(of: &str, trace: &Trace, ways: &mut Ways<'_>) -> anyhow::Result<()> {
     let append = || Box::new(CrcAppend) as Box<dyn Element>;
     let (family, frames, batch, beside) = ("crc", 512, 64, None);
@@ -364,11 +366,11 @@ fn crc(of: &str, trace: &Trace, ways: &mut Ways<'_>) -> anyhow::Result<()> {
 
 pub(super) const CRC_FROM_MEMORY: &str = "crc_check where packets lie, in memory";
 pub(super) const READ_FROM_MEMORY: &str = "words of them added up";
-/// With the CRC.
+/// Length with the CRC.
 pub(super) const IN_MEMORY: usize = 1404;
 
-/// Packets that lie in 1 GiB of frames are not copied first: what CRC-32 takes that waits for memory, and what memory gives one core that does
-/// next to nothing with it, in turn.
+/// Packets in 1 GiB of frames, which are not copied first. In turn, measures CRC-32 that waits for memory, and the rate
+/// at which memory serves one core that does next to nothing with the data.
 fn from_memory(ways: &mut Ways<'_>) -> anyhow::Result<()> {
     let (frames, batch) = (1 << 19, 64);
     let bytes = |frame: usize| std::array::from_fn(|at| ((frame * FRAME + at) / 7) as u8);
@@ -394,7 +396,7 @@ fn from_memory(ways: &mut Ways<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How many packets of this length, one in each frame, left by a port.
+/// Runs packets of this length, one in each frame, through a chain. Returns how many left by a port.
 fn through(chain: &mut Chain, pool: &mut [Frame], length: usize, most: usize) -> usize {
     let mut batch = Batch::default();
     let mut sent = 0;

@@ -1,5 +1,5 @@
-//! `millrace-lab paths`: the user plane memory to memory, on one core: chains, ESP beside the library alone, and whether shares hold. Needs
-//! no root, and nothing but this machine.
+//! `millrace-lab paths`: the user plane, memory to memory, on one core: chains, ESP beside the library alone, and
+//! whether shares hold. It needs no root and no other machine.
 
 use std::path::PathBuf;
 
@@ -15,14 +15,14 @@ pub(crate) mod esp;
 pub(crate) mod forwarding;
 mod share;
 
-/// Real tables have so many routes of IPv4 today; as many are made up where no list is given.
+/// Number of IPv4 routes in today's real tables. As many are generated where no list is given.
 const FULL_TABLE: usize = 900_000;
-/// Lengths of IMIX, 7 to 4 to 1, in this order: what a length is of is said where it is used.
+/// Lengths of IMIX, 7 to 4 to 1, in this order. Users of this list define which headers the length includes.
 const IMIX: [usize; 12] = [64, 64, 576, 64, 576, 64, 1400, 64, 576, 64, 576, 64];
-/// Of names.
+/// Part of names.
 const OF_IMIX: &str = ", IMIX";
 
-/// The name of what is done by hand, in turns with what has this name.
+/// Name of the loop by hand that runs in turn with the measurement of this name.
 fn beside(name: &str) -> String {
     format!("bare {name}")
 }
@@ -33,25 +33,26 @@ pub struct PathsOptions {
     /// What to measure [default: all]
     #[arg(value_parser = ["fwd", "rtr", "crc", "esp", "share"])]
     only: Vec<String>,
-    /// A list of prefixes, one a line, may be gzipped [default: the shared list if present, else made up]
+    /// File with one prefix per line, may be gzipped [default: the developers' list if present, else generated
+    /// prefixes]
     #[arg(long, value_name = "FILE")]
     prefixes: Option<PathBuf>,
-    /// Rounds of each
+    /// Rounds of each measurement
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
-    /// Where figures and every round go
+    /// File for the results and every round
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// One thing that was measured.
+/// One measurement.
 struct Case {
     name: String,
-    /// Of a packet, on average.
+    /// Mean length of a packet.
     bytes: f64,
     frames: usize,
     batch: usize,
-    /// Nanoseconds a packet, of each round.
+    /// Nanoseconds a packet, for each round.
     ns: Vec<f64>,
 }
 
@@ -68,7 +69,7 @@ impl Case {
         self.bytes * 8.0 / self.median()
     }
 
-    /// Of the clock that workers have, a packet: not of the core's own, which may run faster or slower.
+    /// Cycles a packet, of the clock that workers use. The core's own clock may be faster or slower.
     fn cycles(&self) -> f64 {
         self.median() * Clock::of_process().hz() as f64 / 1e9
     }
@@ -80,7 +81,7 @@ fn median(all: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// How to measure, and what was found.
+/// How to measure, and the results.
 struct Ways<'a> {
     only: &'a [String],
     rounds: u32,
@@ -112,25 +113,25 @@ impl Ways<'_> {
         Ok(())
     }
 
-    /// Something is not here.
+    /// Reports and notes that something is missing here.
     fn without(&mut self, why: &str) {
         eprintln!("{why}");
         self.without.push(why.into());
     }
 
-    /// The best median of those with that name and so many bytes.
+    /// The best median of the measurements with this name and length.
     fn best(&self, name: &str, bytes: f64, figure: impl Fn(&Case) -> f64) -> Option<f64> {
         let named = self.cases.iter().filter(|case| case.name == name && case.bytes == bytes);
         named.map(figure).max_by(f64::total_cmp)
     }
 
-    /// The fastest of those with that name, and with so many bytes if that is said.
+    /// The fastest measurement with this name, and with this length if one is given.
     fn fastest(&self, name: &str, bytes: Option<f64>) -> Option<&Case> {
         let named = |case: &&Case| case.name == name && bytes.is_none_or(|bytes| case.bytes == bytes);
         self.cases.iter().filter(named).min_by(|a, b| a.median().total_cmp(&b.median()))
     }
 
-    /// Its rate of that of the loop by hand beside it: the median of the rounds, each of which is compared with the one next to it.
+    /// Its rate as a part of that of the loop by hand: the median over rounds, each compared with the one next to it.
     fn of_bare(&self, case: &Case) -> Option<f64> {
         let bare = self.cases.iter().find(|bare| {
             bare.name == beside(&case.name) && (bare.frames, bare.batch) == (case.frames, case.batch)
@@ -138,7 +139,7 @@ impl Ways<'_> {
         Some(median(&bare.ns.iter().zip(&case.ns).map(|(bare, ns)| bare / ns).collect::<Vec<_>>()))
     }
 
-    /// Of the library that is best alone: with ESP around it, and alone.
+    /// Measurements with the library that is best alone: with ESP around it, and alone.
     fn esp(&self, size: &str) -> Option<(&Case, &Case)> {
         let begins = format!("library of esp_encrypt, AES-128, {size}");
         let alone = self.cases.iter().filter(|case| case.name.starts_with(&begins));
@@ -179,7 +180,8 @@ pub fn run(options: &PathsOptions, command: Vec<String>) -> Result<()> {
     output.document_of_lines(Value::Object(fields.collect()), &lines)
 }
 
-/// Of 64 bytes on the wire the best of frames and batches, and of IMIX; beside the loop by hand in the same rounds.
+/// The best of all pools and batches, for 64 bytes on the wire and for IMIX, beside the loop by hand in the same
+/// rounds.
 fn of_routing(ways: &Ways<'_>) -> Value {
     use forwarding::{OF_MANY, OVER_FEWER};
     let short = |names: &[&str]| ways.fastest(&names.concat(), Some(60.0));
@@ -210,7 +212,7 @@ fn of_routing(ways: &Ways<'_>) -> Value {
     })
 }
 
-/// ESP and CRC.
+/// Results of ESP and CRC.
 fn of_the_rest(ways: &Ways<'_>) -> Value {
     use forwarding::{CRC_FROM_MEMORY, IN_MEMORY, READ_FROM_MEMORY};
     let [large, small, mixed] = ["1400 B", "64 B", "IMIX"].map(|size| ways.esp(size));

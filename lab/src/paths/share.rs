@@ -1,11 +1,14 @@
-//! Do paths get their shares of a core (P6, P7)? Two paths on one worker whose packets never end, for a second; in the middle of it
-//! packets of the second become longer, and so ten times as dear. How long that is is found by measuring first, and how much dearer they
-//! then were in that second is told: where it was not ten times, nothing says so. What each got is counted by this file, not by the scheduler.
+//! Do paths get their shares of a core (P6, P7)? Two paths on one worker always have packets, for a second. In the
+//! middle of it, packets of the second path become longer, and so ten times as dear. Measurements before the trial find
+//! the length for that. The factor in the trial itself is reported; where it was not ten, the result is not called so.
+//! This file counts what each path got, not the scheduler.
 //!
-//! Time is that of the machine: what takes the core away meanwhile is charged to the path that ran, and the longest turn tells of it. The other path's turns
-//! make up for it, unless the second ends first. A turn lasts from the end of the one before to its own, as the scheduler's meter reads it: what takes the core away
-//! between two readings of a clock would be one path's here and the other's there, and on a busy machine made up to 4 % of difference. What a packet takes is the
-//! median of turns, so that it is not what the machine takes.
+//! Time is the machine's time. If something else takes the core away, the path that runs then is charged, and the
+//! longest turn shows it. The other path's turns make up for it, unless the second ends first. A turn lasts from the
+//! end of the turn before it to its own end, as the scheduler's meter reads it. With two separate readings of a clock,
+//! a core taken away between them would count for one path here and for the other there; on a busy machine this made up
+//! to 4 % of difference. The time of a packet is a median over turns, so that it does not include what the machine
+//! takes.
 
 use std::{
     cell::Cell,
@@ -24,44 +27,45 @@ use serde_json::{Value, json};
 use super::median;
 
 const SECOND: Duration = Duration::from_secs(1);
-/// Of the two paths.
+/// Weights of the two paths.
 const WEIGHTS: [[u16; 2]; 3] = [[1, 1], [1, 2], [4, 1]];
-/// The most packets of a run.
+/// Most packets of a run.
 const BURSTS: [u32; 2] = [1, 64];
 const HEAD: usize = 256;
 const FRAME: usize = 32 << 10;
 /// Bytes of a packet that costs little, and the most that one has.
 const CHEAP: usize = 64;
 const LONGEST: usize = FRAME - 2 * HEAD;
-/// So often a CRC is appended and checked again, which goes by the bytes: else what a run of one packet costs anyhow is more than a tenth of what any takes.
+/// A CRC is appended and checked this many times, so that the cost depends on the bytes. Otherwise the fixed cost of a
+/// run of one packet would be more than a tenth of the cost of any packet.
 const CRCS: usize = 16;
-/// How many times as dear packets are to become, and what is as good as that.
+/// How many times as dear packets shall become, and the range that is good enough.
 const DEARER: f64 = 10.0;
 const AS_GOOD: std::ops::RangeInclusive<f64> = 9.0..=11.0;
-/// Before it is said how much dearer they were: a machine that is busy with something else costs what it likes.
+/// Tries before the factor is reported as it is: a machine that is busy with something else can cause any factor.
 const TRIES: usize = 3;
-/// To find how long they must be: each length is compared with the short one so often, for so long.
+/// To find the length: the number of steps, and how often each length is compared with the short one.
 const STEPS: usize = 4;
 const COMPARED: usize = 5;
 const WINDOW: Duration = Duration::from_millis(10);
-/// What a packet takes is kept of one turn in so many, the first to begin with.
+/// The time of a packet is kept from one turn in this many, starting with the first.
 const KEPT: u64 = 4;
 
-/// What two paths got.
+/// Results of two paths.
 pub(super) struct Share {
     weights: [u16; 2],
     burst: u32,
-    /// Of a packet of the second, in each half.
+    /// Length of a packet of the second path, in each half.
     bytes: [usize; 2],
     time: [Duration; 2],
     packets: [u64; 2],
-    /// Of a packet of the second, in each half.
+    /// Time of a packet of the second path, in each half.
     ns: [f64; 2],
     longest_turn: Duration,
 }
 
 impl Share {
-    /// How far the first one's part of the time is from what its weight says, of that.
+    /// How far the first path's part of the time is from its share by weight, in percent of the smaller share.
     pub(super) fn error_percent(&self) -> f64 {
         let part = |one: f64, other: f64| one / (one + other);
         let got = part(self.time[0].as_secs_f64(), self.time[1].as_secs_f64());
@@ -70,7 +74,7 @@ impl Share {
         (got - due).abs() / worse * 100.0
     }
 
-    /// So many times as dear packets of the second became.
+    /// How many times as dear packets of the second path became.
     fn cost_factor(&self) -> f64 {
         self.ns[1] / self.ns[0]
     }
@@ -87,7 +91,7 @@ impl Share {
     }
 }
 
-/// The least and the most of all.
+/// The least and the most over all.
 fn range(shares: &[Share], of: impl Fn(&Share) -> f64) -> Option<[f64; 2]> {
     let all = || shares.iter().map(&of);
     Some([all().min_by(f64::total_cmp)?, all().max_by(f64::total_cmp)?])
@@ -103,7 +107,7 @@ pub(super) fn figures(shares: &[Share]) -> Value {
     })
 }
 
-/// In words.
+/// Prints the results in words.
 pub(super) fn print(shares: &[Share]) {
     let Some(([_, error], [least, most])) =
         range(shares, Share::error_percent).zip(range(shares, Share::cost_factor))
@@ -115,7 +119,7 @@ pub(super) fn print(shares: &[Share]) {
     );
     for share in shares.iter().filter(|share| !share.is_ten_times()) {
         println!(
-            "weights {:?}, bursts of {}: not ten times as dear but {:.1} times, so this shows nothing of ten times",
+            "weights {:?}, bursts of {}: packets became {:.1} times as dear instead of ten times, so this shows nothing about ten times",
             share.weights,
             share.burst,
             share.cost_factor()
@@ -123,7 +127,7 @@ pub(super) fn print(shares: &[Share]) {
     }
 }
 
-/// Packets without end.
+/// An exchange that always has packets.
 struct Endless {
     free: Vec<Buffer>,
     bytes: [usize; 2],
@@ -150,12 +154,12 @@ impl Exchange for Endless {
     }
 }
 
-/// Two paths on a worker, and what they got.
+/// Two paths on a worker, and their results.
 struct Bench {
     worker: Worker<Buffer>,
     endless: Endless,
     begun: Instant,
-    /// By the meter, the end of the last turn.
+    /// End of the last turn, by the meter.
     ended: Cell<Instant>,
     time: [Duration; 2],
     packets: [u64; 2],
@@ -186,7 +190,7 @@ impl Bench {
         })
     }
 
-    /// Turns for so long, from the end of the last one; what a packet of the second path took, in nanoseconds.
+    /// Takes turns for this long, from the end of the last one. Returns nanoseconds a packet of the second path.
     fn run(&mut self, time: Duration) -> Result<f64> {
         let (begun, ended) = (self.begun, &self.ended);
         let ends = ended.get() + time;
@@ -213,7 +217,8 @@ impl Bench {
         Ok(median(&each))
     }
 
-    /// How long packets of the second must be to cost ten times what short ones do: what they cost goes by the length, and something is the same for all.
+    /// Length at which packets of the second path cost ten times as much as short ones. A part of the cost depends on
+    /// the length, and a part is the same for all.
     fn dear_bytes(&mut self) -> Result<usize> {
         let mut bytes = LONGEST / 4;
         for _ in 0..STEPS {
@@ -224,7 +229,7 @@ impl Bench {
                 self.endless.bytes[1] = bytes;
                 factors.push(self.run(WINDOW)? / cheap);
             }
-            // A window that something else had tells nothing.
+            // A window in which something else had the core has no meaning.
             factors.retain(|factor: &f64| factor.is_finite());
             if factors.is_empty() {
                 continue;
@@ -236,13 +241,13 @@ impl Bench {
     }
 }
 
-/// Each pair of weights, with each burst.
+/// Measures each pair of weights with each burst.
 pub(super) fn run() -> Result<Vec<Share>> {
     let each = WEIGHTS.into_iter().flat_map(|weights| BURSTS.map(|burst| (weights, burst)));
     each.map(|(weights, burst)| share(weights, burst)).collect()
 }
 
-/// Of a few tries the first in which packets became ten times as dear, or the last.
+/// Returns the first of a few tries in which packets became ten times as dear, or the last one.
 fn share(weights: [u16; 2], burst: u32) -> Result<Share> {
     let mut share = one_second(weights, burst)?;
     for _ in 1..TRIES {
@@ -257,7 +262,7 @@ fn share(weights: [u16; 2], burst: u32) -> Result<Share> {
 fn one_second(weights: [u16; 2], burst: u32) -> Result<Share> {
     let bytes = [CHEAP, Bench::new(weights, burst)?.dear_bytes()?];
     let mut bench = Bench::new(weights, burst)?;
-    // So that costs are known.
+    // Run until costs are known.
     bench.run(WINDOW)?;
     (bench.time, bench.packets, bench.longest_turn) = ([Duration::ZERO; 2], [0; 2], Duration::ZERO);
     let begun = bench.ended.get();
@@ -292,7 +297,7 @@ mod tests {
         assert!(is(share([4, 1], [790, 210]), 5.0));
     }
     #[test]
-    fn what_is_not_ten_times_as_dear_is_not_called_so() {
+    fn a_factor_other_than_ten_is_not_called_ten() {
         let dearer = |ns| Share {
             weights: [1, 1],
             burst: 1,

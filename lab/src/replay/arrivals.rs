@@ -1,4 +1,4 @@
-//! What arrives at the sink while something is replayed (replay.bpf.c).
+//! Arrivals at the sink during a replay (replay.bpf.c).
 
 use std::{cell::Cell, time::Duration};
 
@@ -13,11 +13,11 @@ use crate::{
     testbed::Testbed,
 };
 
-/// What is noted of each frame, and where. In the order of their arrival.
+/// What to note of each frame, and where, in the order of arrival.
 pub(super) enum Noted<'a> {
-    /// All of it.
+    /// The whole frame.
     Frames(&'a mut Vec<Vec<u8>>),
-    /// The marks of those that have one.
+    /// The mark, if the frame has one.
     Marks(&'a mut dyn FnMut(Marked)),
 }
 
@@ -26,7 +26,7 @@ pub(super) enum Noted<'a> {
 pub struct Marked {
     /// Its number in the run.
     pub sequence: u32,
-    /// From the time that it was marked with.
+    /// Time from marking to arrival.
     pub latency_ns: u32,
     /// Length of the frame.
     pub bytes: u32,
@@ -34,21 +34,21 @@ pub struct Marked {
     pub time_ns: u64,
 }
 
-/// What arrived, counted.
+/// Counts of arrivals.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Arrivals {
     /// All frames.
     pub packets: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Those that the sink could not note, or not wholly: what is told of the others is not exact.
+    /// Frames that the sink could not note, or not completely. Results about the others are then not exact.
     pub missed: u64,
 }
 
 /// struct arrival: time, length of the frame, padding.
 const HEAD: usize = 16;
 
-/// The program at the sink. Dropped, it detaches.
+/// The program at the sink. Dropping it detaches it.
 pub(super) struct ReplaySink {
     skeleton: skeleton::ReplaySkel<'static>,
     _link: Link,
@@ -61,7 +61,7 @@ impl ReplaySink {
         let skeleton = open.load().context("sink of a replay")?;
         testbed.sink.leave_last();
         let ends = testbed.host_ends();
-        let (namespace, device) = ends.last().context("a testbed without ports")?;
+        let (namespace, device) = ends.last().context("the testbed has no ports")?;
         let index = namespace.interface_index(device)? as i32;
         let attach =
             || skeleton.progs.replay_sink.attach_xdp(index).context("attaching the sink of a replay");
@@ -69,7 +69,8 @@ impl ReplaySink {
         Ok(Self { skeleton, _link: link })
     }
 
-    /// What arrives while `run` runs; it must let what has arrived be taken, again and again, until all has.
+    /// Counts and notes arrivals while `run` runs. `run` must call its argument repeatedly to take arrivals, until all
+    /// are taken.
     pub(super) fn arrivals(
         &mut self,
         mut noted: Noted<'_>,
@@ -77,7 +78,7 @@ impl ReplaySink {
     ) -> Result<Arrivals> {
         let data = self.skeleton.maps.data_data.as_deref_mut().context("sink of a replay without data")?;
         data.whole_frames = u32::from(matches!(noted, Noted::Frames(_)));
-        // What came after the last run is nobody's, and it is written as that run had it.
+        // Discard frames that came after the last run; they have the form of that run.
         ring(&self.skeleton, |_| {})?.consume()?;
         let before = counted(&self.skeleton)?;
         let unread = Cell::new(0);
@@ -117,7 +118,7 @@ fn ring<'a>(
     Ok(builder.build()?)
 }
 
-/// Of all CPUs.
+/// Sum of all CPUs.
 fn counted(skeleton: &skeleton::ReplaySkel<'_>) -> Result<skeleton::types::counted> {
     let rows: Vec<skeleton::types::counted> = bpf::read_per_cpu(&skeleton.maps.counted, 0)?;
     Ok(rows.iter().fold(Default::default(), |sum: skeleton::types::counted, row| skeleton::types::counted {
@@ -137,7 +138,7 @@ fn mark(record: &[u8]) -> Option<Marked> {
     let time_ns = u64::from_ne_bytes(record.get(..8)?.try_into().ok()?);
     let bytes = u32::from_ne_bytes(record.get(8..12)?.try_into().ok()?);
     let word = |at: usize| Some(u32::from_be_bytes(record.get(HEAD + at..HEAD + at + 4)?.try_into().ok()?));
-    // The clocks of two cores need not agree to the last nanosecond.
+    // The clocks of two cores may differ by some nanoseconds.
     let latency_ns = (time_ns as u32).wrapping_sub(word(8)?).cast_signed().max(0).cast_unsigned();
     Some(Marked { sequence: word(4)?, latency_ns, bytes, time_ns })
 }

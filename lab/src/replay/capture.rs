@@ -1,7 +1,7 @@
-//! A capture as it is replayed: pcap or pcapng, of Ethernet or of bare IP.
+//! A capture to replay: pcap or pcapng, of Ethernet or of bare IP.
 //!
-//! A file that is broken is refused, and so is one that holds more than fits in memory; single packets that cannot be
-//! replayed are left out and counted by the reason.
+//! A broken file is refused, and so is one that holds more than fits in memory. Single packets that cannot be replayed
+//! are left out, and counted by reason.
 
 use std::{
     collections::BTreeMap,
@@ -26,10 +26,10 @@ use crate::{addresses::Mac, generator::MAX_JUMBO, packet::ETHERNET_BYTES};
 #[cfg(test)]
 mod tests;
 
-/// Most packets of a replay.
+/// Maximum number of packets of a replay.
 pub const MAX_PACKETS: usize = 1 << 20;
-/// Most bytes of all its frames. A comparison takes some four times as much memory: what comes out of two subjects is there
-/// too, and what of it is known again.
+/// Maximum number of bytes of all its frames. A comparison takes about four times as much memory: for the output of two
+/// subjects, and for finding equal packets in it.
 pub const MAX_BYTES: usize = 256 << 20;
 
 /// First bytes of a pcapng file, in either byte order.
@@ -38,29 +38,29 @@ const GZIP: [u8; 2] = [0x1f, 0x8b];
 const ETHERNET: usize = ETHERNET_BYTES as usize;
 const TAG: usize = 4;
 
-/// A frame, and when it came: nanoseconds since the first one.
+/// A frame, and when it came, in nanoseconds since the first one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Never less than that of the one before.
+    /// Never less than the time of the packet before.
     pub at_ns: u64,
     /// Ethernet without tags and FCS, with the MAC addresses of the replay.
     pub frame: Arc<[u8]>,
 }
 
-/// What a file holds.
+/// Contents of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capture {
-    /// In the file's order.
+    /// Packets in the file's order.
     pub packets: Vec<Packet>,
-    /// So many packets are left out, by the reason.
+    /// Number of packets left out, by reason.
     pub left_out: BTreeMap<String, u64>,
-    /// Packets whose VLAN tags were taken away: the testbed has no VLANs.
+    /// Packets whose VLAN tags were removed, because the testbed has no VLANs.
     pub untagged: u64,
     bytes: usize,
     first_ns: Option<u64>,
 }
 
-/// Who sends, and to whom: in place of the MAC addresses of the capture. Group addresses are kept.
+/// MAC addresses of the router and the generator, which replace those of the capture. Group addresses are kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Macs {
     /// The router's.
@@ -69,7 +69,7 @@ pub struct Macs {
     pub from: Mac,
 }
 
-/// Reads a file; only its first packets, if so many are asked for.
+/// Reads a file, or only its first packets if `first` is given.
 pub fn read(path: &Path, macs: Macs, first: Option<usize>) -> Result<Capture> {
     let name = path.display().to_string();
     ensure!(!path.is_dir(), "{name} is a directory: name a capture in it");
@@ -77,7 +77,7 @@ pub fn read(path: &Path, macs: Macs, first: Option<usize>) -> Result<Capture> {
     read_from(file, &name, macs, first)
 }
 
-/// The same of what is open, which errors call `name`.
+/// The same for an open file, called `name` in errors.
 pub fn read_from(
     mut file: impl Read + Seek,
     name: &str,
@@ -110,7 +110,7 @@ pub fn read_from(
         let Some(found) = next() else { break };
         taken += 1;
         let found = found.with_context(|| match taken {
-            1 => format!("{name} is broken at packet 1, the first: capture it anew"),
+            1 => format!("{name} is broken at packet 1, the first: capture it again"),
             _ => {
                 format!("{name} is broken at packet {taken}; --packets {} replays those before it", taken - 1)
             }
@@ -133,13 +133,13 @@ pub fn read_from(
 /// A packet of a file, or why it is left out.
 type Found = Result<Raw, String>;
 
-/// As a file has it.
+/// A packet as the file has it.
 struct Raw {
     link: DataLink,
-    /// Since whenever the file counts from; `None`: not noted.
+    /// Since the start of the file's time; `None`: not noted.
     time_ns: Option<u64>,
     data: Vec<u8>,
-    /// On the wire.
+    /// Length on the wire.
     length: u32,
 }
 
@@ -159,7 +159,7 @@ impl Link {
     }
 }
 
-/// What to do instead, if that is what frames of this kind come from.
+/// Advice for the user, if frames of this kind come from a wrong way of capturing.
 fn of_one_device(link: DataLink) -> &'static str {
     match link {
         DataLink::LINUX_SLL | DataLink::LINUX_SLL2 => "; capture on one device: tcpdump -i eth0, not -i any",
@@ -168,7 +168,7 @@ fn of_one_device(link: DataLink) -> &'static str {
 }
 
 impl Capture {
-    /// From the first packet to the last.
+    /// Seconds from the first packet to the last.
     pub fn recorded_seconds(&self) -> f64 {
         self.packets.last().map_or(0.0, |packet| packet.at_ns as f64 / 1e9)
     }
@@ -190,7 +190,7 @@ impl Capture {
     }
 }
 
-/// What is sent for a packet, or why nothing is.
+/// The frame to send for a packet, or the reason why nothing is sent.
 fn frame(raw: Raw, macs: Macs, untagged: &mut u64) -> Result<Vec<u8>, String> {
     let Some(link) = Link::of(raw.link) else {
         return Err(format!("neither Ethernet nor bare IP ({:?}{})", raw.link, of_one_device(raw.link)));
@@ -231,7 +231,8 @@ fn frame(raw: Raw, macs: Macs, untagged: &mut u64) -> Result<Vec<u8>, String> {
     Ok(frame)
 }
 
-/// Not the library's own packets: it refuses files with packets that were longer on the wire than what is kept of each.
+/// Reads the next packet without the library's own iterator, which refuses files with packets that were longer on the
+/// wire than their kept part.
 fn next_of_pcap(reader: &mut PcapReader<impl Read>) -> Option<Result<Found, PcapError>> {
     let header = reader.header();
     let nanoseconds = if header.ts_resolution == TsResolution::NanoSecond { 1 } else { 1000 };
@@ -246,7 +247,7 @@ fn next_of_pcap(reader: &mut PcapReader<impl Read>) -> Option<Result<Found, Pcap
     }))
 }
 
-/// Blocks that hold no packet are skipped.
+/// Reads the next packet. Skips blocks that hold none.
 fn next_of_pcapng(reader: &mut PcapNgReader<impl Read>) -> Option<Result<Found, PcapError>> {
     loop {
         let (interface, units, mut data, length) = match reader.next_block()? {
@@ -255,10 +256,10 @@ fn next_of_pcapng(reader: &mut PcapNgReader<impl Read>) -> Option<Result<Found, 
                 (p.interface_id, Some(p.timestamp.as_nanos()), p.data.into_owned(), p.original_len)
             }
             Ok(Block::SimplePacket(p)) => (0, None, p.data.into_owned(), p.original_len),
-            // The library takes their times apart wrongly.
+            // The library splits their times wrongly.
             Ok(Block::Packet(_)) => {
                 return Some(Ok(Err(
-                    "in obsolete Packet Blocks (`tcpdump -r FILE -w new.pcap` writes them anew)".into(),
+                    "in obsolete Packet Blocks (`tcpdump -r FILE -w new.pcap` converts them)".into(),
                 )));
             }
             Ok(_) => continue,
@@ -280,7 +281,8 @@ fn next_of_pcapng(reader: &mut PcapNgReader<impl Read>) -> Option<Result<Found, 
     }
 }
 
-/// Of an interface's units of time: 10^-n s, or 2^-n s if the highest bit is set; after so many seconds of its own.
+/// Converts units of an interface: 10^-n s, or 2^-n s if the highest bit is set, after the interface's offset in
+/// seconds.
 fn nanoseconds(units: u128, interface: &InterfaceDescriptionBlock<'_>) -> Option<u64> {
     const MICROSECONDS: u8 = 6;
     let (mut resolution, mut offset_seconds) = (MICROSECONDS, 0);

@@ -1,4 +1,4 @@
-//! What comes out of one subject, compared with what comes out of another, byte by byte.
+//! Compares the output of one subject with that of another, byte by byte.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, VecDeque},
@@ -10,10 +10,10 @@ use serde::Serialize;
 use super::view;
 use crate::sys;
 
-/// With so many missing frames of its flow, and then of all flows, is each extra one compared: it may be the same packet,
-/// changed.
+/// Each extra frame is compared with this many missing frames of its flow, and then of all flows: it may be the same
+/// packet, changed.
 const CANDIDATES: usize = 256;
-/// A packet whose flow was changed too is known again if no more of its bytes differ.
+/// A packet whose flow was changed, too, still counts as the same packet if no more than this many bytes differ.
 const FEW_BYTES: usize = 16;
 
 /// How a packet differs.
@@ -41,7 +41,7 @@ pub struct Difference {
     pub seen: Option<String>,
 }
 
-/// What differs.
+/// All differences.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Comparison {
     /// Packets of each kind.
@@ -50,10 +50,10 @@ pub struct Comparison {
     pub extra: usize,
     /// See [`Kind::Changed`].
     pub changed: usize,
-    /// Flows whose packets are all there, but in another order. No difference: a router owes nobody an order between
-    /// packets that it forwards in two ways.
+    /// Flows whose packets are all there, but in another order. This is no difference: a router need not keep the order
+    /// of packets that it forwards in two ways.
     pub reordered_flows: usize,
-    /// The first of them.
+    /// The first differences.
     pub differences: Vec<Difference>,
 }
 
@@ -66,7 +66,7 @@ impl Comparison {
 
 type Frames<'a> = Vec<&'a [u8]>;
 
-/// Compares frames as they left, and tells the first `keep` that differ. Fails only when interrupted.
+/// Compares frames as they left, and returns the first `keep` that differ. Fails only when interrupted.
 pub fn compare(reference: &[Vec<u8>], seen: &[Vec<u8>], keep: usize) -> Result<Comparison, sys::Interrupted> {
     let (mut missing, mut extra) = (without(reference, seen), without(seen, reference));
     let reordered_flows = reordered(reference, seen, missing.iter().chain(&extra));
@@ -91,7 +91,7 @@ pub fn compare(reference: &[Vec<u8>], seen: &[Vec<u8>], keep: usize) -> Result<C
     })
 }
 
-/// Frames of `all` that are not in `others`, each as often as it is not.
+/// Frames of `all` that are not in `others`, each as often as it is missing there.
 fn without<'a>(all: &'a [Vec<u8>], others: &[Vec<u8>]) -> Frames<'a> {
     let mut left: HashMap<&[u8], usize> = HashMap::new();
     others.iter().for_each(|frame| *left.entry(frame).or_default() += 1);
@@ -105,8 +105,8 @@ fn without<'a>(all: &'a [Vec<u8>], others: &[Vec<u8>]) -> Frames<'a> {
     all.iter().filter(is_left).map(Vec::as_slice).collect()
 }
 
-/// Moves those that are the same packet: with each extra one the nearest missing one of the same key, if no more bytes differ
-/// than `most`.
+/// Moves frames that are the same packet to `changed`: each extra one with the nearest missing one of the same key, if
+/// at most `most` bytes differ.
 fn pair<'a>(
     missing: &mut Frames<'a>,
     extra: &mut Frames<'a>,
@@ -140,12 +140,12 @@ fn pair<'a>(
     Ok(())
 }
 
-/// Bytes that differ.
+/// Number of bytes that differ.
 fn distance(a: &[u8], b: &[u8]) -> usize {
     a.iter().zip(b).filter(|(a, b)| a != b).count() + a.len().abs_diff(b.len())
 }
 
-/// `^^` beneath each byte of two frames in hexadecimal that differs, or that only one has.
+/// `^^` below each byte of two frames in hexadecimal that differs, or that only one of them has.
 pub fn marks(one: &str, other: &str) -> String {
     let (one, other) = (one.as_bytes(), other.as_bytes());
     let bytes = one.len().max(other.len()) / 2;
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_has_a_name() {
+    fn each_difference_has_a_kind() {
         let frames: Vec<_> = (0..4).map(|n| udp(7, &[n; 20])).collect();
         let [a, b, c, d] = &frames[..] else { unreachable!() };
         let all = frames.clone();
@@ -207,7 +207,7 @@ mod tests {
         let mut other = c.clone();
         other[8] ^= 1;
         assert_eq!(counts(&[a, b, &other, d]), (0, 0, 1, 0));
-        // Its flow is another, and still it is known again; a packet of its own is not.
+        // Its flow has changed, and still it is found; another packet is not.
         let mut other = c.clone();
         other[33] ^= 1;
         assert_eq!(counts(&[a, b, &other, d]), (0, 0, 1, 0));
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_packet_is_found_among_however_many_are_missing() {
+    fn a_changed_packet_is_found_among_any_number_of_missing_ones() {
         let last = 2 * CANDIDATES as u16;
         let reference: Vec<_> = (0..=last).map(|port| udp(port, &[0x33; 40])).collect();
         let seen = [udp(last, &[0x44; 40])];
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn differences_are_told_in_words_and_bytes() {
+    fn differences_are_shown_in_words_and_bytes() {
         let [a, mut b] = [udp(7, &[1; 20]), udp(7, &[1; 20])];
         b[22] -= 1;
         let (reference, seen) = (from_ref(&a), from_ref(&b));

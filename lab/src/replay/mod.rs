@@ -1,19 +1,20 @@
 //! Replay: a capture of somebody's traffic, sent through a subject.
 //!
-//! The addresses of a capture are not the testbed's, so the testbed is changed: its router sends everything that is not for
-//! itself to the sink, and whatever a router may forward is forwarded ([`Replay::new`]). Frames get the MAC addresses of
-//! the testbed and lose their VLAN tags ([`capture`]); nothing else changes. The generator's thread sends them through a
-//! packet socket, each at its time ([`crate::generator::Timetable`]); an XDP program in the sink's place hands them to user
-//! space as they arrive ([`arrivals`]), and tells how many it had no room for.
+//! The addresses of a capture are not the testbed's, so the testbed is changed. Its router sends everything that is not
+//! for itself to the sink, and forwards everything that a router may forward ([`Replay::new`]). Frames get the
+//! testbed's MAC addresses and lose their VLAN tags ([`capture`]); nothing else changes. The generator's thread sends
+//! them through a packet socket, each at its time ([`crate::generator::Timetable`]). An XDP program in the sink's place
+//! hands them to user space as they arrive ([`arrivals`]), and counts those that it had no room for.
 //!
-//! * **A comparison** ([`Replay::comparable`], [`difference`]) sends them as they are, at a rate that loses nothing, and
-//!   compares what comes out of a subject with what comes out of the first one, byte by byte. A frame that the first ring
-//!   has no room for is offered again. If a ring or the sink has lost one all the same, the run is repeated more slowly: what
-//!   the testbed loses is no difference. What is lost alike at every rate is lost by the subject. What the router sends itself (ICMP errors to the sources, which
-//!   are behind the sink) is counted and not compared: Linux limits its rate and numbers it at random.
-//! * **A run** ([`Replay::run`]) sends them at their recorded times or at a rate, as often as is asked for. Those that have
-//!   room for it are marked with their number and the time ([`mark`]): loss, order, duplicates and latency are told of them.
-//!   The others are counted.
+//! * **A comparison** ([`Replay::comparable`], [`difference`]) sends the frames as they are, at a rate that loses nothing, and
+//!   compares the output of each subject with that of the first one, byte by byte. A frame that the first ring has no room for
+//!   is offered again. If a ring or the sink has lost one nevertheless, the run is repeated more slowly, because losses of the
+//!   testbed are no difference. The subject loses what is lost in the same way at every rate. Packets of the router itself
+//!   (ICMP errors to the sources, which are behind the sink) are counted and not compared: Linux limits their rate and numbers
+//!   them at random.
+//! * **A run** ([`Replay::run`]) sends the frames at their recorded times or at a rate, as often as requested. Frames that have
+//!   room for it are marked with their number and the time ([`mark`]). Loss, order, duplicates and latency are measured with
+//!   these. The others are counted.
 
 pub mod arrivals;
 pub mod capture;
@@ -48,54 +49,54 @@ use crate::{
     topology::Topology,
 };
 
-/// The MAC addresses of what is replayed.
+/// MAC addresses of replayed frames.
 pub const MACS: Macs = Macs { to: router_mac(0, 0, 0), from: nexthop_mac_of(0, 1) };
 
-/// Of a comparison's first attempt. 256 packets, a veth's ring, are 25 ms.
+/// Rate of a comparison's first attempt. At this rate 256 packets, a veth's ring, take 25 ms.
 pub const COMPARISON_PPS: u64 = 10_000;
-/// Attempts of a comparison; each sends half as fast as the one before.
+/// Attempts at a comparison. Each sends half as fast as the one before.
 const ATTEMPTS: usize = 5;
-/// When nothing has arrived for so long after the last packet was sent, nothing will.
+/// After this time without arrivals since the last packet was sent, nothing more will arrive.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// How fast.
+/// How fast to send.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Pace {
-    /// At the recorded times, so many times as fast.
+    /// At the recorded times, this many times as fast.
     Recorded(f64),
     /// Packets per second.
     Rate(u64),
 }
 
-/// What came out of a subject, to be compared.
+/// Output of a subject, to be compared.
 #[derive(Clone, Debug, Default)]
 pub struct Output {
-    /// In the order of their arrival.
+    /// Frames in the order of arrival.
     pub frames: Vec<Vec<u8>>,
-    /// What the router sent itself.
+    /// Packets that the router itself sent.
     pub own: Vec<Vec<u8>>,
-    /// What was not forwarded, by what counted it.
+    /// Packets that were not forwarded, by the counter that shows them.
     pub lost: BTreeMap<String, u64>,
-    /// The same by what the packets are, from their bytes.
+    /// The same by the kind of the packets, from their bytes.
     pub kept: BTreeMap<&'static str, u64>,
-    /// The first one of each, in words.
+    /// The first packet of each kind, in words.
     pub examples: BTreeMap<&'static str, String>,
-    /// At which rate it was sent in the end.
+    /// The rate of the last attempt.
     pub pps: u64,
 }
 
-/// What a capture holds, for the record.
+/// Contents of a capture, for the record.
 #[derive(Clone, Debug, Serialize)]
 pub struct Contents {
     /// Packets to be replayed.
     pub packets: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Those with room for a mark.
+    /// Packets with room for a mark.
     pub marked: u64,
     /// Flows.
     pub flows: u64,
-    /// From the first to the last.
+    /// Seconds from the first packet to the last.
     pub recorded_seconds: f64,
 }
 
@@ -103,7 +104,7 @@ pub struct Contents {
 pub struct Replay {
     // Fields drop in order: the sink's program before its namespace.
     sink: ReplaySink,
-    /// Where subjects are started.
+    /// The testbed, for starting subjects.
     pub testbed: Testbed,
     capture: Capture,
     rooms: Vec<Option<mark::Room>>,
@@ -112,7 +113,7 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// A testbed for it, whose router sends everything to the sink.
+    /// Makes a testbed for it, whose router sends everything to the sink.
     pub fn new(capture: Capture) -> Result<Self> {
         let mut testbed = Testbed::for_rates(&Topology::rfc2544())?;
         let longest = capture.packets.iter().map(|packet| packet.frame.len()).max().unwrap_or_default();
@@ -127,7 +128,7 @@ impl Replay {
         Ok(Self { sink, testbed, capture, rooms, flows })
     }
 
-    /// What is replayed.
+    /// Contents of the capture.
     pub fn contents(&self) -> Contents {
         let packets = &self.capture.packets;
         Contents {
@@ -139,8 +140,8 @@ impl Replay {
         }
     }
 
-    /// What comes out of the subject that runs when everything is sent to it once, as it is, without being lost on the way.
-    /// `told` hears of attempts that were disturbed. What is lost just so at every rate is lost by the subject.
+    /// Sends everything once, as it is, without loss on the way, and returns the output of the running subject. Reports
+    /// disturbed attempts to `told`. The subject loses what is lost in the same way at every rate.
     pub fn comparable(&mut self, mut told: impl FnMut(&str)) -> Result<Output> {
         let mut disturbances = Vec::new();
         for attempt in 0..ATTEMPTS {
@@ -158,7 +159,7 @@ impl Replay {
             let is_always_so =
                 disturbances.len() == ATTEMPTS && disturbances.windows(2).all(|two| two[0] == two[1]);
             if is_always_so && arrivals.missed == 0 {
-                told("the same at every rate: it is the subject that loses them");
+                told("the same at every rate: the subject loses them");
                 return Ok(self.output(frames, lost, pps));
             }
         }
@@ -167,7 +168,8 @@ impl Replay {
         )
     }
 
-    /// Sends everything at this pace, so many times, and measures. `progress` hears how many packets have been sent.
+    /// Sends everything at this pace, `loops` times, and measures. Calls `progress` with the number of packets sent so
+    /// far.
     pub fn run(
         &mut self,
         pace: Pace,
@@ -202,7 +204,7 @@ impl Replay {
             mark: self.rooms[number].filter(|_| marked),
         };
         let frames = packets.iter().enumerate().map(timed).collect();
-        // Between two rounds as much as between two packets, on average.
+        // The gap between two rounds is the mean gap between two packets.
         let round_ns = match pace {
             Pace::Rate(pps) => packets.len() as u64 * 1_000_000_000 / pps,
             Pace::Recorded(_) => {
@@ -217,7 +219,7 @@ impl Replay {
         let packets = &self.capture.packets;
         let alike = packets.iter().filter(|packet| looks_own(&packet.frame));
         let sent: HashSet<Vec<u8>> = alike.map(|packet| view::unchanged(&packet.frame)).collect();
-        // What was sent and comes out was forwarded, however much it looks like the router's own.
+        // A packet that was sent and comes out was forwarded, even if it looks like one of the router's own.
         let is_own = |frame: &Vec<u8>| looks_own(frame) && !sent.contains(&view::unchanged(frame));
         let (own, frames): (Vec<_>, Vec<_>) = frames.into_iter().partition(is_own);
         let (kept, examples) = run::kept(packets, &frames);
@@ -271,7 +273,7 @@ fn until_quiet(
     }
 }
 
-/// What the testbed itself lost, in words: what rings had no room for, and the sink.
+/// Losses of the testbed itself, in words: packets that rings, or the sink, had no room for.
 fn disturbance(arrivals: &Arrivals, lost: &Losses) -> String {
     let by_testbed = |name: &&String| {
         [".ring_full", ".refused", "x_dropped"].iter().any(|end| name.ends_with(end))
@@ -282,8 +284,8 @@ fn disturbance(arrivals: &Arrivals, lost: &Losses) -> String {
     names.chain(missed).collect::<Vec<_>>().join(", ")
 }
 
-/// Sends everything that is not for the box itself through next hop 1 on the sink's side. The testbed's own networks are not
-/// on the wire any more: a capture's packets may go there.
+/// Sends everything that is not for the box itself through next hop 1 on the sink's side. Removes the testbed's own
+/// networks from the wire, because a capture's packets may go there.
 fn route_everything(testbed: &Testbed) -> Result<()> {
     let (hop4, hop6) = (addresses::nexthop4_of(1, 0, 1), addresses::nexthop6_of(1, 0, 1));
     let mut lines = format!("route add {hop4}/32 dev {PORT_OUT}\nroute add {hop6}/128 dev {PORT_OUT}\n");
@@ -298,8 +300,8 @@ fn route_everything(testbed: &Testbed) -> Result<()> {
     testbed.box_namespace.ip_batch(&lines).context("routing everything to the sink")
 }
 
-/// May the router itself have sent this? It should forward nothing that is not IP, from one of its own addresses or
-/// link-local.
+/// May the router itself have sent this? True for frames that it should not forward: those that are not IP, from one of
+/// its own addresses, or link-local.
 fn looks_own(frame: &[u8]) -> bool {
     view::ends(frame).is_none_or(|(source, _)| {
         let stays = |address: Ipv6Addr| address.is_unicast_link_local() || address.is_unspecified();

@@ -1,4 +1,4 @@
-//! What is told of a run, and of what did not come out.
+//! Results of a run, and of packets that did not come out.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,46 +16,46 @@ use crate::{
     packet::checksum,
 };
 
-/// Buckets of latencies, as the sink has.
+/// Buckets of latencies, as in the sink.
 const BUCKETS: usize = 16_384;
 
-/// What became of what was replayed.
+/// Outcome of a replay.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct ReplayOutcome {
     /// Packets offered.
     pub sent: u64,
-    /// Packets that came out, the router's own among them.
+    /// Packets that came out, including the router's own.
     pub received: u64,
-    /// Packets per second, from the first that was sent to the last; of one packet there is no rate.
+    /// Packets per second, from the first that was sent to the last. One packet has no rate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offered_pps: Option<f64>,
     /// From the first marked packet that came out to the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub arrived_ms: Option<f64>,
-    /// By how much the machine kept the generator from sending on time, in all: so much later was the last packet.
+    /// Total time by which the machine kept the generator from sending on time. The last packet was late by this.
     pub held_up_ms: f64,
-    /// By where they were lost, or why they were not forwarded.
+    /// Packets by where they were lost, or why they were not forwarded.
     pub lost: BTreeMap<String, u64>,
-    /// Of those that are marked, if any is.
+    /// Counts of marked packets, if there are any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub marked: Option<MarkedSeen>,
-    /// Marks that the sink had no room for: then what is told of marked packets is not exact.
+    /// Marks that the sink had no room for. If there are any, results about marked packets are not exact.
     pub missed: u64,
-    /// One way, of those that are marked.
+    /// One-way latency of marked packets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency: Option<Latency>,
 }
 
-/// What became of packets that can be told apart.
+/// Counts of packets that can be told apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MarkedSeen {
     /// Sent.
     pub sent: u64,
-    /// Came, each once.
+    /// Received, each counted once.
     pub received: u64,
-    /// Came after a later one of its flow (RFC 4737, 3.3).
+    /// Received after a later one of their flow (RFC 4737, 3.3).
     pub reordered: u64,
-    /// Came again.
+    /// Received again.
     pub duplicates: u64,
 }
 
@@ -75,28 +75,28 @@ impl ReplayOutcome {
     }
 }
 
-/// Packets per second: between so many packets there is one gap less.
+/// Packets per second. There is one gap less than there are packets.
 fn rate(packets: u64, took_ns: u64) -> Option<f64> {
     (packets > 1).then(|| (packets - 1) as f64 / (took_ns.max(1) as f64 / 1e9))
 }
 
-/// Marks, counted as they arrive: a run may be too long to keep them.
+/// Counts marks as they arrive, because a run may be too long to keep them.
 pub(super) struct Tally<F> {
     /// Flow of the packet with this number, and its length if it is marked.
     frame: F,
     packets: u64,
-    /// A bit for each packet: has it come?
+    /// A bit for each packet: has it arrived?
     came: Vec<u64>,
-    /// Number of the last one of each flow.
+    /// Highest number of each flow.
     highest: HashMap<u32, u64>,
-    /// When the first one and the last one came.
+    /// Times of the first and the last arrival.
     span_ns: Option<(u64, u64)>,
     marked: MarkedSeen,
     latencies: Histogram,
 }
 
 impl<F: Fn(u64) -> (u32, Option<usize>)> Tally<F> {
-    /// Of so many rounds of so many packets each.
+    /// For this many rounds of this many packets each.
     pub(super) fn new(round: u64, rounds: u32, frame: F) -> Self {
         let packets = round * u64::from(rounds);
         let of_round = (0..round).filter(|number| frame(*number).1.is_some()).count() as u64;
@@ -111,14 +111,14 @@ impl<F: Fn(u64) -> (u32, Option<usize>)> Tally<F> {
         }
     }
 
-    /// Counts one.
+    /// Counts one mark.
     pub(super) fn note(&mut self, mark: &Marked) {
         let number = u64::from(mark.sequence);
         if number >= self.packets {
             return;
         }
         let (flow, bytes) = (self.frame)(number);
-        // An ICMP error may quote a mark, but is longer.
+        // An ICMP error may quote a mark, but its length differs.
         if bytes != Some(mark.bytes as usize) {
             return;
         }
@@ -144,7 +144,7 @@ impl<F: Fn(u64) -> (u32, Option<usize>)> Tally<F> {
     }
 }
 
-/// A number for the flow of each packet.
+/// Number of each packet's flow.
 pub(super) fn flows(packets: &[Packet]) -> Vec<u32> {
     let mut known = HashMap::new();
     let mut number = |packet: &Packet| {
@@ -154,8 +154,8 @@ pub(super) fn flows(packets: &[Packet]) -> Vec<u32> {
     packets.iter().map(&mut number).collect()
 }
 
-/// Packets that did not come out, by why routers keep such packets, and the first of each in words. Those that came out cut
-/// into fragments are among them.
+/// Counts packets that did not come out, by the reason why routers keep such packets, and describes the first of each.
+/// Packets that came out in fragments are among them.
 pub(super) fn kept(
     packets: &[Packet],
     frames: &[Vec<u8>],
@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_are_counted_as_they_come() {
+    fn marks_are_counted_as_they_arrive() {
         // Two flows in turns, 100 packets in a round; the last one of a round has no room for a mark.
         let frame = |number: u64| ((number % 2) as u32, (number % 100 != 99).then_some(60));
         let mut tally = Tally::new(100, 3, frame);
@@ -217,7 +217,7 @@ mod tests {
         let mut note = |sequence, bytes, time_ns| {
             tally.note(&Marked { sequence, latency_ns: 1000, bytes, time_ns });
         };
-        // Neither what nobody sent nor what quotes a mark counts, its time neither.
+        // A number that nobody sent, or a packet that quotes a mark, does not count, and neither does its time.
         note(300, 60, 1);
         note(u32::MAX, 60, 1);
         note(0, 88, 1);

@@ -1,10 +1,10 @@
-//! A frame as people and comparisons see it.
+//! A frame in words, and the parts of it that comparisons use.
 
 use std::net::IpAddr;
 
 use etherparse::{LaxNetSlice, LaxSlicedPacket, TransportSlice};
 
-/// What a packet is, in a line.
+/// A packet in one line.
 pub fn describe(frame: &[u8]) -> String {
     let Ok(parsed) = LaxSlicedPacket::from_ethernet(frame) else {
         return format!("{} bytes, no Ethernet frame", frame.len());
@@ -30,13 +30,13 @@ pub fn describe(frame: &[u8]) -> String {
     format!("{protocol} {from} -> {to}, ttl {hops}, {bytes} bytes")
 }
 
-/// Source and destination, as far as IP tells.
+/// Source and destination, as far as they can be read.
 pub fn ends(frame: &[u8]) -> Option<(IpAddr, IpAddr)> {
     let (source, destination, ..) = addresses(&LaxSlicedPacket::from_ethernet(frame).ok()?)?;
     Some((source, destination))
 }
 
-/// The same for packets of the same flow: what no router may exchange. Fragments are a flow of their own.
+/// A key that is equal for packets of the same flow, whose order routers keep. Fragments are a flow of their own.
 pub fn flow(frame: &[u8]) -> Vec<u8> {
     let Ok(parsed) = LaxSlicedPacket::from_ethernet(frame) else { return Vec::new() };
     let Some((source, destination, protocol, _)) = addresses(&parsed) else {
@@ -51,8 +51,8 @@ pub fn flow(frame: &[u8]) -> Vec<u8> {
     key
 }
 
-/// What is left of a frame that routers may change: everything of IP but the TTL and the header checksum, without padding;
-/// of what is not IP everything but the MAC addresses.
+/// The part of a frame that routers may not change. For IP: everything except the TTL, the header checksum and padding.
+/// For other frames: everything except the MAC addresses.
 pub fn unchanged(frame: &[u8]) -> Vec<u8> {
     unchanged_ip(frame).unwrap_or_else(|| frame.get(12..).unwrap_or_default().to_vec())
 }
@@ -73,12 +73,12 @@ fn unchanged_ip(frame: &[u8]) -> Option<Vec<u8>> {
     Some(rest)
 }
 
-/// As people copy it elsewhere.
+/// Bytes in hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Source, destination, protocol (of IPv6 that after the extension headers that are known), TTL or hop limit.
+/// Source, destination, protocol (for IPv6 the one after known extension headers), TTL or hop limit.
 fn addresses(parsed: &LaxSlicedPacket<'_>) -> Option<(IpAddr, IpAddr, u8, u8)> {
     match parsed.net.as_ref()? {
         LaxNetSlice::Ipv4(ip) => {

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::{metric::number, page::escape};
 
-/// What is drawn.
+/// A picture to draw.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Chart {
     pub title: String,
@@ -14,9 +14,9 @@ pub(super) struct Chart {
     pub x_log: bool,
     pub y_log: bool,
     pub lines: Vec<Line>,
-    /// Names of lines are to be told.
+    /// Does the picture name its lines?
     pub legend: bool,
-    /// Bars instead of curves: what `Mark::x` counts.
+    /// Draws bars instead of curves. `Mark::x` is then an index into these.
     pub categories: Option<Vec<String>>,
 }
 
@@ -25,7 +25,7 @@ pub(super) struct Chart {
 pub(super) struct Line {
     pub name: String,
     pub color: usize,
-    /// Of a paper: dashed and hollow.
+    /// From a paper: dashed and hollow.
     pub published: bool,
     pub marks: Vec<Mark>,
 }
@@ -33,7 +33,7 @@ pub(super) struct Line {
 /// One value, and its range.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Mark {
-    /// `None`: it holds at every x.
+    /// `None`: the value holds at every x.
     pub x: Option<f64>,
     pub y: f64,
     pub low: f64,
@@ -46,14 +46,14 @@ const RIGHT: f64 = 22.0;
 const PLOT_HEIGHT: f64 = 300.0;
 const LEGEND_ROW: f64 = 22.0;
 const BAR: f64 = 20.0;
-/// Of the font in chart.css, on average; a little more than it takes.
+/// Mean width of a letter of the font in chart.css, rounded up a little.
 const LETTER: f64 = 7.1;
-/// A curve with more values has no marks.
+/// A curve with more values is drawn without marks.
 pub(super) const MOST_MARKS: usize = 60;
-/// In chart.css; more lines repeat them.
+/// Colours in chart.css. Further lines use them again.
 pub(super) const COLORS: usize = 8;
 
-/// From values to places in the picture.
+/// Maps values to places in the picture.
 struct Axis {
     log: bool,
     low: f64,
@@ -68,7 +68,7 @@ impl Axis {
         let values: Vec<f64> = values.filter(|value| value.is_finite() && value.abs() < 1e100).collect();
         let low = values.iter().copied().reduce(f64::min)?;
         let high = values.iter().copied().reduce(f64::max)?;
-        // Nothing has a logarithm at 0: such an axis is linear.
+        // Zero has no logarithm, so an axis with 0 is linear.
         if log && low > 1e-100 {
             let (low, high) = if low == high { (low / 2.0, high * 2.0) } else { (low, high) };
             return Some(Self { log: true, low: low.log10(), high: high.log10(), from, to });
@@ -107,7 +107,7 @@ impl Axis {
     }
 }
 
-/// The picture; `None` if there is nothing to draw.
+/// The picture. `None` if there is nothing to draw.
 pub(super) fn svg(chart: &Chart) -> Option<String> {
     let (legend, top) = if chart.legend { legend(&chart.lines) } else { (String::new(), 20.0) };
     let (body, height) = match &chart.categories {
@@ -121,7 +121,7 @@ pub(super) fn svg(chart: &Chart) -> Option<String> {
     ))
 }
 
-/// Rows of samples and names above the plot, and where it ends.
+/// Rows of line samples and names above the plot. Returns where they end.
 fn legend(lines: &[Line]) -> (String, f64) {
     let (mut out, mut x, mut y) = (String::new(), 10.0, 16.0);
     for line in lines {
@@ -150,7 +150,7 @@ fn legend(lines: &[Line]) -> (String, f64) {
 fn curves(chart: &Chart, top: f64) -> Option<(String, f64)> {
     let marks = || chart.lines.iter().flat_map(|line| &line.marks);
     let bottom = top + PLOT_HEIGHT;
-    // A level needs no x; levels alone stand on an axis without numbers.
+    // A level needs no x. Levels alone have an axis without numbers.
     let xs = || marks().filter_map(|mark| mark.x);
     let x = Axis::new(xs(), chart.x_log, (LEFT + 10.0, WIDTH - RIGHT - 10.0));
     let ys = marks().flat_map(|mark| [mark.low, mark.y, mark.high]);
@@ -220,7 +220,7 @@ fn curve(chart: &Chart, line: &Line, x: Option<&Axis>, y: &Axis) -> String {
     out
 }
 
-/// Horizontal bars, one below the other by category.
+/// Horizontal bars, grouped by category, one below the other.
 fn bars(chart: &Chart, categories: &[String], top: f64) -> Option<(String, f64)> {
     let longest = categories.iter().map(|name| name.chars().count()).max()?;
     let left = (LETTER * longest as f64 + 24.0).min(WIDTH / 2.5);
@@ -286,12 +286,12 @@ fn class(line: &Line) -> String {
     format!("s{}{}", line.color % COLORS, if line.published { " published" } else { "" })
 }
 
-/// Has it no marks but lines across the picture?
+/// Does it have only lines across the picture, and no marks?
 fn level(line: &Line) -> bool {
     line.marks.iter().all(|mark| mark.x.is_none())
 }
 
-/// Shapes tell lines apart where colours do not.
+/// Shapes distinguish lines where colours do not.
 fn marker(line: &Line, x: f64, y: f64) -> String {
     match line.color % 4 {
         0 => format!("<circle class=\"mark\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.8\"/>"),

@@ -1,4 +1,4 @@
-//! The JSON documents of `compare` and `rfc2544` as the lines they would be.
+//! Reads the JSON documents of `compare` and `rfc2544` as if they were lines.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use super::{
     read::{Run, sort},
 };
 
-/// A document that holds a `run` record, and `samples` or `lines`.
+/// Reads a document that holds a `run` record, and `samples` or `lines`.
 pub(super) fn run(file: &str, document: Value) -> Result<Run, String> {
     let about = document.get("run").filter(|run| run.is_object());
     let about = about.ok_or("no results of millrace-lab: a JSON document without \"run\"")?.clone();
@@ -35,7 +35,7 @@ pub(super) fn run(file: &str, document: Value) -> Result<Run, String> {
     Ok(Run { notices, ..run })
 }
 
-/// A row of `compare`: what is measured is under `sample` as in JSON lines.
+/// Converts a row of `compare`: measured values go below `sample`, as in JSON lines.
 fn compared(document: &Value, row: &Value) -> Value {
     let mut sample = row.clone();
     if let Some(fields) = sample.as_object_mut() {
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn what_compare_skipped_is_kept() {
+    fn subjects_that_compare_skipped_are_kept() {
         let skipped =
             json!({"record": "skipped", "case": "compare", "subject": "ovs", "why": "not installed"});
         let document = json!({"run": {}, "parameters": {}, "samples": [], "skipped": [skipped]});
@@ -79,14 +79,14 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_rfc2544_are_kept_and_how_it_ended_is_told() {
+    fn lines_of_rfc2544_are_kept_and_its_end_is_reported() {
         let line = json!({"record": "sample", "case": "throughput", "subject": "millrace", "sample": {"throughput_pps": 7}});
         let figure = json!({"record": "figure", "name": "a", "title": "A", "y": {"at": "/sample/loss", "label": "lost"}});
         let document = json!({"run": {}, "subject": "millrace", "lines": [figure, line, {"record": "figure"}],
             "results": [{"frame": 64}], "interrupted": true, "error": "no \"port\""});
         let run = run("a.json", document).unwrap();
         assert_eq!((run.figures.len(), &run.lines[..]), (1, &[line][..]));
-        assert!(run.notices[0].starts_with("line 3 of the document is no figure"), "{:?}", run.notices);
+        assert!(run.notices[0].starts_with("line 3 of the document is not a figure"), "{:?}", run.notices);
         assert_eq!(run.notices[1..], ["the run was interrupted", "the run ended early: no \"port\""]);
     }
 }

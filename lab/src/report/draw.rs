@@ -1,4 +1,4 @@
-//! Figures out of lines: which of them belong to it, their repeats joined, published values beside them.
+//! Makes figures from lines: which lines belong to a figure, their repeats joined, published values beside them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use crate::{
     measure::{Spread, spread},
 };
 
-/// The same colour for the same series in all pictures of a report.
+/// Colours of series. A series has the same colour in all pictures of a report.
 #[derive(Default)]
 pub(super) struct Colors(Vec<String>);
 
@@ -34,10 +34,10 @@ impl Colors {
 #[derive(Debug)]
 pub(super) struct Drawn<'a> {
     figure: &'a Figure,
-    /// In the order of the first lines.
+    /// Series in the order of their first lines.
     series: Vec<(String, Vec<Joined>)>,
     published: Vec<&'a Published>,
-    /// If x is not a number everywhere: the words, in order.
+    /// If any x is not a number: the words, in order.
     categories: Option<Vec<String>>,
 }
 
@@ -49,23 +49,23 @@ struct Joined {
     repeats: usize,
 }
 
-/// Values of one point before they are joined: of x, and of y by repeat.
+/// Values of one point before they are joined: values of x, and values of y by repeat.
 #[derive(Clone, Default)]
 struct Values {
     xs: Vec<Value>,
     ys: BTreeMap<(u64, usize), f64>,
 }
 
-/// By name, then by what repeats have in common.
+/// Points by the series' name, then by the value that repeats share.
 type Series = Vec<(String, Vec<(Value, Values)>)>;
 
-/// The figure of these lines; `None`: none of them has its values.
+/// Makes the figure from these lines. `None` if no line has its values.
 pub(super) fn draw<'a>(figure: &'a Figure, run: &'a Run) -> Option<Drawn<'a>> {
     let mut series: Series = Vec::new();
     for line in run.lines.iter().filter(|line| belongs(figure, line)) {
         let Some((x, by, y)) = values(figure, line) else { continue };
         let mut names = figure.series.iter().filter_map(|at| line.pointer(at)).map(words);
-        // Bars of the same work stand together, one for each of the first.
+        // Bars of the same work stand together, one for each value at the first place.
         let (name, x, by) = match &figure.x {
             None if figure.series.len() > 1 => {
                 let name = names.next().unwrap_or_default();
@@ -100,7 +100,7 @@ fn belongs(figure: &Figure, line: &Value) -> bool {
     figure.only.iter().all(|(at, value)| line.pointer(at) == Some(value))
 }
 
-/// x, what repeats have in common, y.
+/// x, the value that repeats share, and y.
 fn values(figure: &Figure, line: &Value) -> Option<(Value, Value, f64)> {
     let y = line.pointer(&figure.y.at)?.as_f64()? * figure.y.factor;
     let Some(axis) = &figure.x else { return Some((Value::Null, Value::Null, y)) };
@@ -110,7 +110,7 @@ fn values(figure: &Figure, line: &Value) -> Option<(Value, Value, f64)> {
     Some((scaled, by, y))
 }
 
-/// The entry of this key, made if there is none: order is that of the lines.
+/// The entry of this key, which is added if there is none. So the order is that of the lines.
 fn find<K: PartialEq, V: Default>(list: &mut Vec<(K, V)>, key: K) -> &mut V {
     let at = list.iter().position(|(other, _)| *other == key).unwrap_or_else(|| {
         list.push((key, V::default()));
@@ -119,7 +119,7 @@ fn find<K: PartialEq, V: Default>(list: &mut Vec<(K, V)>, key: K) -> &mut V {
     &mut list[at].1
 }
 
-/// Ratios of points of the same repeat.
+/// Ratios of points with the same repeat.
 fn relative(mut series: Series, to: &Reference) -> Series {
     let all = series.clone();
     for (name, points) in &mut series {
@@ -177,12 +177,12 @@ fn categories(
 }
 
 impl Drawn<'_> {
-    /// What was measured.
+    /// Description of the measurement.
     pub fn note(&self) -> Option<String> {
         Some(self.figure.note.clone()).filter(|note| !note.is_empty())
     }
 
-    /// As a picture.
+    /// The figure as a picture.
     pub fn chart(&self, colors: &mut Colors) -> Chart {
         let place = |x: &Value| match &self.categories {
             Some(names) => names.iter().position(|name| *name == words(x)).map(|at| at as f64),
@@ -219,7 +219,7 @@ impl Drawn<'_> {
         }
     }
 
-    /// Without values, or in another unit, it is only in the table.
+    /// Is this published curve drawn? Without values, or in another unit, it is only in the table.
     fn is_drawn(&self, published: &Published) -> bool {
         let placed = |point: &Point| point.x.is_some() || self.categories.is_none();
         published.unit == self.figure.unit()
@@ -227,7 +227,7 @@ impl Drawn<'_> {
             && published.points.iter().all(placed)
     }
 
-    /// With the value, where the picture has no mark to tell it.
+    /// Name of a published curve, with its value where the picture has no mark that shows it.
     fn published_name(&self, published: &Published) -> String {
         let level = match &published.points[..] {
             [Point { x: None, y, bound, .. }] => format!(" {}{}", bound.sign(), number(*y)),
@@ -236,7 +236,7 @@ impl Drawn<'_> {
         format!("{}{level} ({})", published.series, published.paper)
     }
 
-    /// The published values, with ours of the same x beside them.
+    /// Table of the published values, with our values at the same x beside them.
     pub fn table(&self) -> Option<Table> {
         let x = self.figure.x.as_ref().map_or(String::new(), |x| x.caption(&x.unit));
         let mut rows = Vec::new();
@@ -261,7 +261,7 @@ impl Drawn<'_> {
         (!rows.is_empty()).then_some(Table { title, head, rows, words: 2, folded: false })
     }
 
-    /// Our values at the same x; for a level, our highest.
+    /// Our values at the same x. For a level, our highest values.
     fn beside(&self, published: &Published, point: &Point) -> Vec<String> {
         let mut found = Vec::new();
         for (name, points) in self.series.iter().filter(|(name, _)| is_beside(published, name)) {
@@ -276,7 +276,7 @@ impl Drawn<'_> {
         found
     }
 
-    /// Every value drawn, for readers without pictures; `None` if there are too many to be read.
+    /// Table of every value drawn, for readers without pictures. `None` if there are too many to read.
     pub fn values(&self) -> Option<Table> {
         if self.series.iter().any(|(_, points)| points.len() > MOST_MARKS) {
             return None;
@@ -295,12 +295,12 @@ impl Drawn<'_> {
     }
 }
 
-/// By custom the first part of the name of a series.
+/// By convention the first part of a series' name is the subject.
 fn subject(name: &str) -> &str {
     name.split(", ").next().unwrap_or_default()
 }
 
-/// Does a series of this name (subject first) do what the published one did?
+/// Does the series of this name (subject first) do the same as the published one?
 fn is_beside(published: &Published, name: &str) -> bool {
     let subject = subject(name);
     published.beside.iter().any(|pattern| match pattern.strip_suffix('*') {
@@ -313,12 +313,12 @@ fn show(x: &Value) -> String {
     x.as_f64().map_or_else(|| if x.is_null() { String::new() } else { words(x) }, number)
 }
 
-/// Figures for a case of a file that describes none of its own: what was measured against the one thing that was varied most.
+/// Figures for a case of a file that describes none: measured values against the parameter that was varied most.
 pub(super) fn usual(experiment: &Experiment<'_>, run: &Run) -> Vec<Figure> {
     let lines: Vec<&Value> =
         run.lines.iter().filter(|line| experiment::name(line) == experiment.name).collect();
     let described = run.figures.iter().any(|figure| lines.iter().any(|line| belongs(figure, line)));
-    // Without subjects, lines may be of different things.
+    // Without subjects, lines may be about different things.
     if described || experiment.groups.iter().any(|group| group.subject.is_empty()) {
         return Vec::new();
     }
@@ -341,12 +341,12 @@ pub(super) fn usual(experiment: &Experiment<'_>, run: &Run) -> Vec<Figure> {
     metrics.iter().take(MOST_FIGURES).map(figure).collect()
 }
 
-/// A file with many measured values should say itself what to draw.
+/// Maximum number of such figures. A file with many measured values should describe its figures.
 const MOST_FIGURES: usize = 3;
 /// Fewer values make no curve.
 const FEWEST_VALUES: usize = 3;
 
-/// The x axis, if something was varied in numbers, and places that make the series.
+/// The x axis, if a parameter was varied in numbers, and the places that distinguish series.
 fn varied(experiment: &Experiment<'_>, lines: &[&Value]) -> (Option<Axis>, Vec<String>) {
     let mut series = vec!["/subject".to_string()];
     let mut x: Option<(usize, Axis)> = None;
@@ -381,7 +381,7 @@ fn varied(experiment: &Experiment<'_>, lines: &[&Value]) -> (Option<Axis>, Vec<S
     (x.map(|(_, axis)| axis), series)
 }
 
-/// Names of what was varied, without those that follow from the others.
+/// Names of varied parameters, without those that follow from the others.
 fn telling<'a>(experiment: &'a Experiment<'_>) -> Vec<&'a String> {
     let distinct = |columns: &[usize]| {
         let rows = experiment
@@ -400,5 +400,5 @@ fn telling<'a>(experiment: &'a Experiment<'_>) -> Vec<&'a String> {
     columns.into_iter().map(|at| &experiment.varied[at]).collect()
 }
 
-/// What usually follows from the parameters of a case.
+/// Parameters that usually follow from others.
 const FOLLOWING: [&str; 2] = ["frame_bytes", "targets"];

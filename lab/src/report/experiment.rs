@@ -1,5 +1,5 @@
-//! Measurements that belong together, and what was measured in each: lines are told apart by what was given (words, whole
-//! numbers) and hold what was measured (everything under `sample`, and fractions elsewhere).
+//! Measurements that belong together. Given values (words, whole numbers) distinguish lines. Measured values are those
+//! below `sample`, and fractions elsewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,13 +7,13 @@ use serde_json::Value;
 
 use super::read::Run;
 
-/// What lines of one record and case have measured.
+/// Lines with the same record and case.
 #[derive(Debug)]
 pub(super) struct Experiment<'a> {
     pub name: String,
-    /// Given, and the same in all lines.
+    /// Given values that are the same in all lines.
     pub constant: Vec<(String, String)>,
-    /// Names of what is given and differs, but for the subject.
+    /// Names of given values that differ, except the subject.
     pub varied: Vec<String>,
     pub groups: Vec<Group<'a>>,
 }
@@ -23,13 +23,13 @@ pub(super) struct Experiment<'a> {
 pub(super) struct Group<'a> {
     /// Values of [`Experiment::varied`]; empty where a line has none.
     pub given: Vec<String>,
-    /// Empty: lines without one.
+    /// Empty for lines without a subject.
     pub subject: String,
-    /// By repeat; lines of one group with the same repeat, or with none, by their order.
+    /// Lines by repeat. Lines of one group with the same repeat, or with none, are numbered in their order.
     pub lines: BTreeMap<(u64, usize), &'a Value>,
 }
 
-/// Places of lines that are neither given nor measured.
+/// Fields of lines that are neither given nor measured.
 const NEITHER: [&str; 5] = ["record", "case", "subject", "repeat", "noisy"];
 /// Longer lists are raw data.
 const LONGEST_LIST: usize = 16;
@@ -54,7 +54,7 @@ pub(super) fn name(line: &Value) -> String {
     if case.is_empty() { text(line, "record") } else { case }
 }
 
-/// A word of a line; empty if it has none there.
+/// Text of a field of a line; empty if it has none.
 pub(super) fn text(line: &Value, at: &str) -> String {
     line.get(at).and_then(Value::as_str).unwrap_or_default().to_owned()
 }
@@ -87,7 +87,7 @@ fn experiment<'a>(name: &str, lines: &[&'a Value]) -> Experiment<'a> {
         let nth = lines.range((repeat, 0)..=(repeat, usize::MAX)).count();
         lines.insert((repeat, nth), line);
     }
-    // Subjects of the same work stand together, in the order of its first line.
+    // Subjects of the same work stand together, in the order of the work's first line.
     let work: Vec<Vec<String>> = groups.iter().map(|group| group.given.clone()).collect();
     groups.sort_by_key(|group| work.iter().position(|given| *given == group.given));
     Experiment {
@@ -98,7 +98,7 @@ fn experiment<'a>(name: &str, lines: &[&'a Value]) -> Experiment<'a> {
     }
 }
 
-/// What is given in a line, by its name.
+/// Given values of a line, with their names.
 fn given(line: &Value) -> Vec<(String, String)> {
     let mut leaves = Vec::new();
     collect("", line, &mut leaves);
@@ -118,7 +118,7 @@ fn given_name(at: &str) -> String {
     }
 }
 
-/// A value as people write it.
+/// A value as text for people.
 pub(super) fn words(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -144,7 +144,7 @@ pub(super) fn thousands(digits: &str) -> String {
     out
 }
 
-/// Numbers measured in a line, by their place.
+/// Measured numbers of a line, with their places.
 pub(super) fn measured(line: &Value) -> Vec<(String, f64)> {
     let mut leaves = Vec::new();
     collect("", line, &mut leaves);
@@ -156,7 +156,7 @@ pub(super) fn measured(line: &Value) -> Vec<(String, f64)> {
     leaves.filter_map(|(at, value)| Some((at, value.as_f64()?))).collect()
 }
 
-/// Values without parts, and their places as JSON pointers.
+/// Values without parts, with their places as JSON pointers.
 fn collect<'a>(at: &str, value: &'a Value, leaves: &mut Vec<(String, &'a Value)>) {
     match value {
         Value::Object(fields) => {
@@ -175,13 +175,13 @@ fn collect<'a>(at: &str, value: &'a Value, leaves: &mut Vec<(String, &'a Value)>
 }
 
 impl Group<'_> {
-    /// Values at this place by repeat.
+    /// Values at this place, by repeat.
     pub fn values(&self, at: &str) -> BTreeMap<(u64, usize), f64> {
         let value = |line: &Value| line.pointer(at).and_then(Value::as_f64);
         self.lines.iter().filter_map(|(repeat, line)| Some((*repeat, value(line)?))).collect()
     }
 
-    /// Places of all that was measured, in the order of the first line that has them.
+    /// Places of all measured values, in the order of the first line that has them.
     pub fn places(&self) -> Vec<String> {
         let mut places = Vec::new();
         for (at, _) in self.lines.values().flat_map(|line| measured(line)) {
@@ -193,7 +193,7 @@ impl Group<'_> {
     }
 }
 
-/// Ratios of values of the same repeat.
+/// Ratios of values with the same repeat.
 pub(super) fn ratios(of: &BTreeMap<(u64, usize), f64>, to: &BTreeMap<(u64, usize), f64>) -> Vec<f64> {
     of.iter()
         .filter_map(|(repeat, a)| to.get(repeat).map(|b| a / b))

@@ -12,7 +12,7 @@ pub(super) struct Metric {
     pub factor: f64,
 }
 
-/// Last part of the place, name, unit, factor.
+/// Last part of the place, and its name, unit and factor.
 const KNOWN: [(&str, &str, &str, f64); 15] = [
     ("received_pps", "throughput", "Mpps", 1e-6),
     ("throughput_pps", "throughput", "Mpps", 1e-6),
@@ -30,7 +30,7 @@ const KNOWN: [(&str, &str, &str, f64); 15] = [
     ("max_ns", "longest", "µs", 1e-3),
     ("mean_ns", "mean", "µs", 1e-3),
 ];
-/// What a last part ends with, unit, factor.
+/// End of the last part, and its unit and factor.
 const SUFFIXES: [(&str, &str, f64); 10] = [
     ("_ns", "ns", 1.0),
     ("_us", "µs", 1.0),
@@ -43,7 +43,7 @@ const SUFFIXES: [(&str, &str, f64); 10] = [
     ("_per_second", "1/s", 1.0),
     ("_per_s", "1/s", 1.0),
 ];
-/// Not worth a column: other values are computed from them, or the report names them where they matter.
+/// Values without a column: other values are computed from them, or the report shows them where they matter.
 const HIDDEN: [&str; 6] = [
     "/sample/seconds",
     "/sample/sent",
@@ -54,7 +54,7 @@ const HIDDEN: [&str; 6] = [
 ];
 
 impl Metric {
-    /// How the value at this place is shown; `None`: it is not, or elsewhere.
+    /// How to show the value at this place. `None` if it is not shown, or elsewhere.
     pub fn at(at: &str) -> Option<Self> {
         if HIDDEN.contains(&at) || at.starts_with("/sample/lost/") {
             return None;
@@ -74,19 +74,19 @@ impl Metric {
         Some(Self { at: at.into(), label, unit: unit.into(), factor })
     }
 
-    /// Is more of it better or worse? Only then are ratios worth a table.
+    /// Does a larger value mean better or worse? Only then are ratios worth a table.
     pub fn is_compared(&self) -> bool {
         !matches!(self.label.as_str(), "loss" | "offered" | "router busy" | "core taken by others")
             && self.unit != "1/s"
     }
 
-    /// Those that matter most come first.
+    /// Order of columns; the most important come first.
     pub fn rank(&self) -> usize {
         let last = self.at.rsplit('/').next().unwrap_or_default();
         KNOWN.iter().position(|(name, ..)| *name == last).unwrap_or(KNOWN.len())
     }
 
-    /// Values as they are shown.
+    /// Spread of the values in the unit that is shown.
     pub fn spread(&self, values: &[f64]) -> Spread {
         spread(&values.iter().map(|value| value * self.factor).collect::<Vec<_>>())
     }
@@ -100,7 +100,7 @@ fn spoken(path: &str) -> String {
     path.replace(['_', '/'], " ")
 }
 
-/// A number with three to four digits that count.
+/// A number with three to four significant digits.
 pub(super) fn number(value: f64) -> String {
     let digits = match value.abs() {
         size if size == 0.0 || size >= 1000.0 => 0,
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_the_digits_that_count() {
+    fn numbers_have_significant_digits() {
         let numbers =
             [0.0, 1.0, 1.20986, 12.3456, 123.456, 1234567.8, -1234.0, 0.25, 0.0712345, 0.07, 1e-12, f64::NAN];
         let seen = numbers.map(number);

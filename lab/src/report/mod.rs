@@ -1,10 +1,10 @@
-//! `millrace-lab report`: one HTML file that needs no other, and a Markdown summary, out of raw results.
+//! `millrace-lab report`: makes one self-contained HTML file, and a Markdown summary, from raw results.
 //!
 //! | file | holds |
 //! |---|---|
-//! | [`read`], [`document`] | result files as lines, and what is wrong with them |
-//! | [`experiment`] | lines that belong together; what was given and what was measured |
-//! | [`metric`], [`tables`] | numbers as people read them: medians, ranges, ratios, losses, doubts |
+//! | [`read`], [`document`] | reading result files as lines, and their faults |
+//! | [`experiment`] | lines that belong together; given and measured values |
+//! | [`metric`], [`tables`] | numbers for people: medians, ranges, ratios, losses, doubts |
 //! | [`draw`], [`chart`] | figures of lines, published values beside them, as SVG |
 //! | [`page`] | the pieces of a report as HTML and as Markdown |
 
@@ -27,7 +27,7 @@ use draw::{Colors, Drawn};
 use page::{Block, Table};
 use read::{Results, Run};
 
-/// What to report.
+/// What to report on.
 #[derive(Args, Clone, Debug)]
 pub struct ReportOptions {
     /// Directory of results
@@ -37,7 +37,7 @@ pub struct ReportOptions {
     out: Option<PathBuf>,
 }
 
-/// Writes the report, and says where it is.
+/// Writes the report, and prints where it is.
 pub fn run(options: &ReportOptions) -> Result<()> {
     write(&options.dir, options.out.as_deref())
 }
@@ -60,7 +60,7 @@ pub fn write(directory: &Path, out: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// The trials of searches, and what was seen over time: too many lines to be read.
+/// Records with too many lines to read: the trials of searches, and observations over time.
 const MANY: [&str; 5] = ["trial", "moment", "core", "move", "calibration"];
 
 const TITLE: &str = "Millrace: measured";
@@ -142,7 +142,7 @@ fn skipped(run: &Run) -> Vec<String> {
     list
 }
 
-/// Machines, kernels, revisions, commands; and whether they are the same everywhere.
+/// Table of machines, kernels, revisions and commands, and notices where they differ.
 fn what_ran(results: &Results) -> Vec<Block> {
     const COLUMNS: [&str; 6] = ["revision", "build", "cpu", "cores", "kernel", "unix_seconds"];
     let nothing = Value::Null;
@@ -170,7 +170,7 @@ fn what_ran(results: &Results) -> Vec<Block> {
     [Some(Block::Table(table)), notices(differ)].into_iter().flatten().collect()
 }
 
-/// A value of a `run` record; `-` if it is not known.
+/// A value of a `run` record; `-` if unknown.
 fn words(about: &Value, name: &str) -> String {
     match about.get(name) {
         None | Some(Value::Null) => "-".into(),
@@ -180,7 +180,7 @@ fn words(about: &Value, name: &str) -> String {
     }
 }
 
-/// Seconds since 1970 as people write them (days to dates: Hinnant, "chrono-compatible low-level date algorithms").
+/// Date of a time in seconds since 1970 (days to dates: Hinnant, "chrono-compatible low-level date algorithms").
 fn date(unix_seconds: u64) -> String {
     let (days, seconds) = (unix_seconds / 86_400, unix_seconds % 86_400);
     let shifted = days + 719_468;

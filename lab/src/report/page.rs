@@ -1,4 +1,4 @@
-//! What a report says, before it is HTML or Markdown.
+//! Contents of a report, before it becomes HTML or Markdown.
 
 use std::fmt::Write;
 
@@ -8,26 +8,26 @@ pub(super) enum Block {
     /// Heading, 1 to 3.
     Heading(usize, String),
     Text(String),
-    /// Something that must be seen.
+    /// Notices that the reader must see.
     Notices(Vec<String>),
     Table(Table),
-    /// Only in HTML: the numbers are in a table too.
+    /// Only in HTML; its numbers are also in a table.
     Picture(String),
 }
 
-/// Cells as text.
+/// A table of text cells.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Table {
     pub title: String,
     pub head: Vec<String>,
     pub rows: Vec<Vec<String>>,
-    /// Columns of words; those after it are numbers.
+    /// Number of columns with words; those after them hold numbers.
     pub words: usize,
-    /// Folded away until asked for.
+    /// Folded until the reader opens it.
     pub folded: bool,
 }
 
-/// One file that needs no other.
+/// One self-contained file.
 pub(super) fn html(title: &str, blocks: &[Block]) -> String {
     let style = concat!(include_str!("page.css"), include_str!("chart.css"));
     let mut out = format!(
@@ -70,7 +70,7 @@ fn html_table(table: &Table) -> String {
     )
 }
 
-/// For places that show no pictures.
+/// For readers without pictures.
 pub(super) fn markdown(blocks: &[Block]) -> String {
     let mut out = String::new();
     for block in blocks {
@@ -99,7 +99,7 @@ fn markdown_table(table: &Table) -> String {
     format!("{}:\n\n{}|{rule}\n{rows}", plain(&table.title), row(&table.head))
 }
 
-/// Text inside HTML and SVG elements and attributes. Control characters, which XML cannot hold, become U+FFFD.
+/// Escapes text for HTML and SVG elements and attributes. Control characters, which XML cannot hold, become U+FFFD.
 pub(super) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {
@@ -117,7 +117,7 @@ pub(super) fn escape(text: &str) -> String {
     out
 }
 
-/// Text in one line of Markdown that means nothing but itself.
+/// Escapes text for one line of Markdown, so that it has no other meaning.
 fn plain(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_asks_nothing_of_the_network() {
+    fn a_page_loads_nothing_from_the_network() {
         let page = html("t", &blocks());
         assert!(["http", "src=", "@import", "url("].iter().all(|word| !page.contains(word)));
         assert!(page.contains("prefers-color-scheme: dark") && page.contains("width=device-width"));

@@ -1,4 +1,4 @@
-//! Reads result files: whatever is not understood is told, and the rest goes on.
+//! Reads result files. Lines that are not understood are reported, and reading continues.
 
 use std::path::Path;
 
@@ -13,13 +13,13 @@ use crate::figure::{Figure, Published};
 pub(super) struct Run {
     /// Name of its file.
     pub file: String,
-    /// The `run` record: where and how it ran.
+    /// The `run` record: machine and command.
     pub about: Option<Value>,
-    /// Measurements, and what was skipped.
+    /// Measurements, and records of skipped ones.
     pub lines: Vec<Value>,
     pub figures: Vec<Figure>,
     pub published: Vec<Published>,
-    /// What is wrong with the file.
+    /// Faults of the file.
     pub notices: Vec<String>,
 }
 
@@ -27,11 +27,11 @@ pub(super) struct Run {
 #[derive(Debug, Default)]
 pub(super) struct Results {
     pub runs: Vec<Run>,
-    /// Files that hold none, and why.
+    /// Files without results, with the reason.
     pub unread: Vec<(String, String)>,
 }
 
-/// Reads every `*.jsonl` and `*.json`, by name.
+/// Reads every `*.jsonl` and `*.json`, in the order of names.
 pub(super) fn directory(path: &Path) -> Result<Results> {
     let what = || format!("cannot read {}: a directory of results was expected", path.display());
     let entries = std::fs::read_dir(path).with_context(what)?;
@@ -72,11 +72,11 @@ pub(super) fn runs(file: &str, text: &str) -> Result<Vec<Run>, String> {
         let value: Value = match serde_json::from_str(line) {
             Ok(value) => value,
             Err(error) => {
-                // The lab writes whole lines: only the last can be cut.
+                // The lab writes whole lines, so only the last one can be cut.
                 malformed.push(if at + 1 == lines.len() && error.is_eof() {
                     format!("line {}, the last, is incomplete: the run was interrupted", at + 1)
                 } else {
-                    format!("line {} is no JSON ({error})", at + 1)
+                    format!("line {} is not JSON ({error})", at + 1)
                 });
                 continue;
             }
@@ -98,7 +98,7 @@ pub(super) fn runs(file: &str, text: &str) -> Result<Vec<Run>, String> {
     Ok(runs)
 }
 
-/// Puts a line where it belongs.
+/// Puts a line into the part of the run that it belongs to.
 pub(super) fn sort(runs: &mut Vec<Run>, value: Value) -> Result<(), String> {
     let record = value.get("record").and_then(Value::as_str).ok_or("has no \"record\"")?.to_owned();
     let last = runs.len() - 1;
@@ -111,11 +111,11 @@ pub(super) fn sort(runs: &mut Vec<Run>, value: Value) -> Result<(), String> {
         }
         "figure" => {
             run.figures
-                .push(serde_json::from_value(value).map_err(|error| format!("is no figure ({error})"))?);
+                .push(serde_json::from_value(value).map_err(|error| format!("is not a figure ({error})"))?);
         }
         "published" => {
             let published = serde_json::from_value(value);
-            run.published.push(published.map_err(|error| format!("is no published curve ({error})"))?);
+            run.published.push(published.map_err(|error| format!("is not a published curve ({error})"))?);
         }
         _ => run.lines.push(value),
     }
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_run_is_told_and_its_whole_lines_are_kept() {
+    fn an_interrupted_run_is_reported_and_its_whole_lines_are_kept() {
         let text = format!("{RUN}\n{SAMPLE}\n{}", &SAMPLE[..40]);
         let runs = runs("a.jsonl", &text).unwrap();
         assert_eq!(runs[0].lines.len(), 1);
@@ -150,14 +150,14 @@ mod tests {
     }
 
     #[test]
-    fn bad_lines_are_told_by_number() {
+    fn bad_lines_are_reported_by_number() {
         let text = [RUN, "oops", SAMPLE, "[1]", r#"{"record":"figure"}"#, "x", "x"].join("\n");
         let runs = runs("a.jsonl", &text).unwrap();
         let notices = &runs[0].notices;
         assert_eq!((runs[0].lines.len(), notices.len()), (1, 4));
-        assert!(notices[0].starts_with("line 2 is no JSON"), "{notices:?}");
+        assert!(notices[0].starts_with("line 2 is not JSON"), "{notices:?}");
         assert_eq!(notices[1], "line 4 has no \"record\"");
-        assert!(notices[2].starts_with("line 5 is no figure (missing field"), "{notices:?}");
+        assert!(notices[2].starts_with("line 5 is not a figure (missing field"), "{notices:?}");
         assert_eq!(notices[3], "2 more lines could not be read");
     }
 
@@ -166,7 +166,7 @@ mod tests {
         let refused = |text: &str| runs("a.json", text).unwrap_err();
         assert_eq!(refused(""), "no results of millrace-lab: it is empty");
         assert_eq!(refused("{}"), "no results of millrace-lab: a JSON document without \"run\"");
-        assert!(refused("name,value\n1,2\n").starts_with("no results of millrace-lab: line 1 is no JSON"));
+        assert!(refused("name,value\n1,2\n").starts_with("no results of millrace-lab: line 1 is not JSON"));
         assert_eq!(refused("{\"a\":1}\n{\"a\":2}\n"), "no results of millrace-lab: line 1 has no \"record\"");
     }
 

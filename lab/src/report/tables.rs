@@ -14,7 +14,7 @@ use crate::measure::spread;
 /// Longer tables are folded.
 const LONG: usize = 24;
 
-/// Median and range of all that was measured.
+/// Median and range of all measured values.
 pub(super) fn values(experiment: &Experiment<'_>) -> Table {
     let metrics = metrics(experiment);
     let mut head = labels(experiment);
@@ -39,7 +39,7 @@ pub(super) fn values(experiment: &Experiment<'_>) -> Table {
     Table { title: "Measured: median (range) of n repeats".into(), head, rows, words, folded }
 }
 
-/// For each metric that subjects can be compared by: everyone against everyone on the same work, pair by pair.
+/// For each metric that subjects can be compared by: ratios of all subjects on the same work, pair by pair.
 pub(super) fn comparisons(experiment: &Experiment<'_>) -> Vec<Table> {
     let metrics = metrics(experiment).into_iter().filter(Metric::is_compared);
     metrics.map(|metric| comparison(experiment, &metric)).filter(|table| !table.rows.is_empty()).collect()
@@ -72,13 +72,13 @@ fn comparison(experiment: &Experiment<'_>, metric: &Metric) -> Table {
     Table { title, head, rows, words, folded }
 }
 
-/// What comes out at a rate that was asked for is that rate.
+/// Does the metric only repeat the requested rate?
 fn says_nothing(group: &Group<'_>, metric: &Metric) -> bool {
     let paced = group.lines.values().any(|line| line.pointer("/pace/rate").is_some());
     paced && metric.label == "throughput"
 }
 
-/// Where packets were lost; no rows if none were.
+/// Table of where packets were lost; without rows if none were.
 pub(super) fn losses(experiment: &Experiment<'_>) -> Table {
     let lost = |group: &Group<'_>| {
         let mut sums: BTreeMap<String, u64> = BTreeMap::new();
@@ -110,11 +110,11 @@ pub(super) fn losses(experiment: &Experiment<'_>) -> Table {
     Table { title: "Packets lost, by place, all repeats together".into(), head, rows, words, folded: true }
 }
 
-/// What makes numbers of some lines doubtful: losses that no counter explains, trials that the machine disturbed.
+/// Reasons to doubt the numbers of some lines: losses that no counter explains, trials that the machine disturbed.
 #[derive(Debug, Default, PartialEq)]
 struct Doubts {
     lines: usize,
-    /// Lines with packets unaccounted for, those packets, and all packets of all lines.
+    /// Lines with unexplained packets, these packets, and all packets of all lines.
     unexplained: usize,
     hidden: u64,
     sent: u64,
@@ -134,7 +134,7 @@ impl Doubts {
             let hidden = line.pointer("/sample/unexplained").and_then(Value::as_i64).unwrap_or_default();
             doubts.unexplained += usize::from(hidden != 0);
             doubts.hidden = doubts.hidden.saturating_add(hidden.unsigned_abs());
-            // As `Outcome::is_valid`: but for one in a thousand, what was due was sent.
+            // As in `Outcome::is_valid`: all due packets were sent, except one in a thousand.
             let disturbed = skipped > sent / 1000;
             doubts.noisy += usize::from(disturbed || line.get("noisy") == Some(&Value::Bool(true)));
             if disturbed {
@@ -148,7 +148,7 @@ impl Doubts {
         share(self.hidden, self.sent)
     }
 
-    /// In a cell; empty: none.
+    /// Text for a cell; empty without doubts.
     fn short(&self) -> String {
         let hidden = (self.unexplained > 0).then(|| format!("{} unexplained", self.hidden()));
         let noisy = (self.noisy > 0).then(|| format!("{} noisy", self.noisy));
@@ -156,7 +156,7 @@ impl Doubts {
     }
 }
 
-/// By subject, over all its measurements.
+/// Doubts by subject, over all its measurements.
 pub(super) fn doubts(experiment: &Experiment<'_>) -> Vec<String> {
     let mut list = Vec::new();
     for subject in subjects(experiment) {
@@ -181,7 +181,7 @@ pub(super) fn doubts(experiment: &Experiment<'_>) -> Vec<String> {
     list
 }
 
-/// In the order of reports.
+/// Subjects in the order of reports.
 fn subjects<'a>(experiment: &'a Experiment<'_>) -> Vec<&'a str> {
     let mut subjects: Vec<&str> = Vec::new();
     for group in &experiment.groups {
@@ -192,7 +192,7 @@ fn subjects<'a>(experiment: &'a Experiment<'_>) -> Vec<&'a str> {
     subjects
 }
 
-/// Given and the same everywhere, in one sentence.
+/// Given values that are the same everywhere, in one sentence.
 pub(super) fn constant(experiment: &Experiment<'_>) -> Option<String> {
     let all: Vec<String> =
         experiment.constant.iter().map(|(name, value)| format!("{}: {value}", spoken(name))).collect();
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_are_named_by_place_and_doubts_are_told() {
+    fn losses_are_named_by_place_and_doubts_are_reported() {
         let run = run();
         let experiments = experiments(&run);
         let table = losses(&experiments[0]);

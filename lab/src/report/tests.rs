@@ -20,7 +20,7 @@ fn published(figure: &str, series: &str, beside: &[&str], unit: &str, points: Ve
     }
 }
 
-/// Results as the lab would write them: a load curve, a scale, latencies, a table of two routers, with what can go wrong.
+/// Results as the lab would write them: a load curve, a scale, latencies, a table of two routers, and typical faults.
 fn results() -> String {
     let mut lines =
         vec![json!({"record": "run", "unix_seconds": 1_795_261_274, "cpu": "A <CPU>", "cores": 2,
@@ -156,7 +156,7 @@ fn ratios_to_the_first_are_those_of_each_curve() {
 }
 
 #[test]
-fn results_without_figures_are_drawn_as_usual() {
+fn results_without_figures_get_default_ones() {
     let text: String = results()
         .lines()
         .filter(|line| !line.contains("\"figure\""))
@@ -205,7 +205,7 @@ fn arbitrary_json() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Names that mean something, and others.
+/// Names with a meaning, and others.
 fn word() -> impl Strategy<Value = String> {
     let known = [
         "record",
@@ -233,7 +233,7 @@ fn word() -> impl Strategy<Value = String> {
     prop_oneof![prop::sample::select(known.to_vec()).prop_map(str::to_owned), "[a-z/~<]{0,4}"]
 }
 
-/// A good line, one value of which is another.
+/// A good line in which one value is replaced.
 fn bent_line() -> impl Strategy<Value = String> {
     let lines: Vec<Value> = results().lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     (prop::sample::select(lines), any::<prop::sample::Index>(), arbitrary_json()).prop_map(

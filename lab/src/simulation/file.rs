@@ -1,4 +1,4 @@
-//! A scenario as a TOML file (lab/README.md says how to write one).
+//! A scenario as a TOML file (lab/README.md describes it).
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use crate::built_in;
 
-/// Those that come with the lab: name and text.
+/// Built-in scenarios: name and text.
 const BUILT_IN: [(&str, &str); 8] = [
     ("step", include_str!("../../scenarios/step.toml")),
     ("ramp", include_str!("../../scenarios/ramp.toml")),
@@ -27,7 +27,7 @@ const BUILT_IN: [(&str, &str); 8] = [
 /// A scenario with its name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Named {
-    /// That it was found by.
+    /// The name by which it was found.
     pub name: String,
     /// What it shows, in a line.
     pub description: String,
@@ -41,7 +41,7 @@ impl Named {
         Self::parse(name_or_path, &built_in::text("scenario", &BUILT_IN, name_or_path)?)
     }
 
-    /// All that are built in.
+    /// All built-in scenarios.
     pub fn built_in() -> impl Iterator<Item = Result<Self>> {
         BUILT_IN.iter().map(|(name, text)| Self::parse(name, text))
     }
@@ -97,7 +97,7 @@ fn one() -> u16 {
     1
 }
 
-/// Two hyper-threads do together a fifth more than one (P10: 12 to 30 %).
+/// Two hyper-threads together do a fifth more than one alone (P10: 12 to 30 %).
 pub(super) const SIBLING_SPEED: f64 = 0.6;
 
 fn sibling_speed() -> f64 {
@@ -144,7 +144,7 @@ struct PortEntry {
     ring: u32,
 }
 
-/// What drivers of fast NICs begin with.
+/// The default of drivers of fast NICs.
 pub(super) const RING: u32 = 1024;
 
 fn ring() -> u32 {
@@ -162,7 +162,7 @@ struct Source {
     arrivals: Arrivals,
 }
 
-/// In seconds and packets per second.
+/// Rates, in seconds and packets per second.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 enum Rate {
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_file_is_told() {
+    fn faults_of_a_file_are_reported() {
         let good = "description = \"it\"\nseconds = 1\n[machine]\ncores = 2\n[[port]]\nqueues = 2\n";
         Named::parse("it", good).unwrap();
         let bad = |more: &str| format!("{:#}", Named::parse("it", &format!("{good}{more}")).unwrap_err());

@@ -1,4 +1,4 @@
-//! `millrace-lab sim` and `plan`: the allocator on machines that are not there, in virtual time ([`logic::sim`]). Needs no root.
+//! `millrace-lab sim` and `plan`: the allocator on simulated machines, in virtual time ([`logic::sim`]). Needs no root.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -20,14 +20,14 @@ pub use file::Named;
 /// What to simulate.
 #[derive(Args, Clone, Debug)]
 pub struct SimulationOptions {
-    /// Names of built-in scenarios, or files that describe some [default: all that are built in]
+    /// Names of built-in scenarios, or files that describe some [default: all built-in ones]
     scenarios: Vec<String>,
     /// Where raw results go; `millrace-lab report` reads them
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// Placements that are compared, in this order, with their names.
+/// Placements to compare, in this order, with their names.
 const PLACEMENTS: [(&str, Placement); 3] = [
     ("pack", Placement::Allocator(Policy::Pack)),
     ("spread", Placement::Allocator(Policy::Spread)),
@@ -55,13 +55,13 @@ pub fn run(options: &SimulationOptions, command: Vec<String>) -> Result<()> {
 
 type Simulated = Vec<(&'static str, Results)>;
 
-/// A scenario under each placement.
+/// Simulates a scenario with each placement.
 pub fn simulate(named: &Named) -> Result<Simulated> {
     let each = |(name, placement)| Ok((name, named.scenario.run(&placement)?));
     PLACEMENTS.into_iter().map(each).collect()
 }
 
-/// As Markdown.
+/// Table in Markdown.
 pub fn table(named: &Named, simulated: &[(&str, Results)]) -> String {
     let head = [
         "",
@@ -131,7 +131,7 @@ fn line(named: &Named, placement: &str, results: &Results) -> Value {
 mod tests {
     use super::*;
 
-    /// To accept new results: `cargo run -p millrace-lab -- sim > lab/scenarios/results.md`.
+    /// If results may change, run: `cargo run -p millrace-lab -- sim > lab/scenarios/results.md`.
     #[test]
     fn results_are_those_that_are_committed() {
         let tables = Named::built_in().map(|named| {

@@ -1,5 +1,5 @@
-//! `millrace-lab plan`: this traffic, this machine: how many cores forward it, and what is left for applications. The allocator of
-//! `millrace` decides, in virtual time ([`logic::sim`]). Needs no root.
+//! `millrace-lab plan`: how many cores of a machine forward some traffic, and what is left for applications. The
+//! allocator of `millrace` decides, in virtual time ([`logic::sim`]). Needs no root.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -25,7 +25,7 @@ pub struct PlanOptions {
     scenario: Option<String>,
     #[command(flatten)]
     described: Described,
-    /// Where raw results go, as JSON lines
+    /// File for raw results, as JSON lines
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -33,13 +33,13 @@ pub struct PlanOptions {
 /// Machine and traffic in a few words; a file can say more.
 #[derive(Args, Clone, Debug)]
 pub struct Described {
-    /// Traffic, million packets per second: the mean, or of `diurnal` the peak
+    /// Traffic, million packets per second: the mean, or for `diurnal` the peak
     #[arg(long, required_unless_present = "scenario", value_name = "MPPS")]
     mpps: Option<f64>,
     /// Cores, 1 to 128 [default: those of this machine]
     #[arg(long, value_name = "N")]
     cores: Option<u16>,
-    /// Two of them share a physical core
+    /// Two of the cores share a physical core
     #[arg(long)]
     hyper_threads: bool,
     /// Ports that the traffic comes to, evenly
@@ -51,41 +51,42 @@ pub struct Described {
     /// Packets that a queue holds
     #[arg(long, default_value_t = super::file::RING, value_name = "PACKETS")]
     ring: u32,
-    /// How packets come
+    /// Pattern in which packets come
     #[arg(long, value_enum, default_value_t)]
     traffic: Traffic,
-    /// Flows, hashed to queues; of `elephants` as many as the rate takes
+    /// Number of flows, which are hashed to queues; for `elephants` it follows from the rate
     #[arg(long, default_value_t = 10_000, value_name = "N")]
     flows: u32,
-    /// Whose measured cost a packet has
+    /// Router whose measured cost of a packet is used
     #[arg(long, value_enum, default_value_t)]
     profile: Profile,
-    /// Another cost of a packet on a saturated core, such as yours by `millrace-lab capacity`
+    /// Another cost of a packet on a saturated core, such as the one that `millrace-lab capacity` measures on your
+    /// machine
     #[arg(long, value_name = "NS")]
     packet_ns: Option<u64>,
     /// Another cost of a wake-up
     #[arg(long, value_name = "NS")]
     wake_ns: Option<u64>,
-    /// What applications want of each core, 0 to 1
+    /// Part of each core that applications want, 0 to 1
     #[arg(long, default_value_t = 1.0, value_name = "FRACTION")]
     applications: f64,
-    /// Counted, after 5 seconds for settling
+    /// Length of the counted time, after 5 seconds for settling
     #[arg(long, default_value_t = 10.0, value_name = "SECONDS")]
     seconds: f64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum Traffic {
-    /// Level, packets at equal distances
+    /// Constant rate, packets at equal distances
     Constant,
-    /// Level, packets independent of each other
+    /// Constant rate, packets independent of each other
     #[default]
     Poisson,
-    /// All of it within a quarter of the time, in bursts of about 10 ms
+    /// All packets within a quarter of the time, in bursts of about 10 ms
     Bursty,
     /// Up from a tenth of the peak and back, in a day of 20 s
     Diurnal,
-    /// A few flows are most of it; each lasts a second
+    /// A few flows make most of it; each lasts a second
     Elephants,
 }
 
@@ -100,13 +101,13 @@ enum Profile {
 
 /// Rates of elephants, packets per second: shape 4/3 between them, so the mean is `least * (4 - 3 * (least / most)^(1/3))`.
 const ELEPHANTS: (u32, u32) = (300, 500_000);
-/// What a scenario may have of flows at once.
+/// Maximum number of flows of a scenario at once.
 const MOST_ELEPHANTS: f64 = 1e5;
 
-/// Policies that are compared.
+/// Policies to compare.
 const POLICIES: [(&str, Policy); 2] = [("pack", Policy::Pack), ("spread", Policy::Spread)];
 
-/// Prints a table, and what follows from it in a sentence.
+/// Prints a table, and a sentence with the conclusion.
 pub fn run(options: &PlanOptions, command: Vec<String>) -> Result<()> {
     let output = Output { path: options.json.clone(), command };
     output.check(&options.scenario.iter().map(PathBuf::from).collect::<Vec<_>>())?;
@@ -169,7 +170,7 @@ impl Described {
             ports: vec![port; self.ports.into()],
             sources: (0..self.ports).map(|port| source(port as u8)).collect(),
             applications: vec![application],
-            // As `millrace` does today: a queue is not shared among cores.
+            // As in `millrace` by default: cores do not share a queue.
             settings: Settings { splits: false, ..Settings::default() },
             settle: Duration::from_secs(5),
             duration: Duration::try_from_secs_f64(self.seconds).context("--seconds")?,
@@ -177,7 +178,7 @@ impl Described {
         })
     }
 
-    /// What is planned for, in a line.
+    /// Machine and traffic, in one line.
     fn words(&self, scenario: &Scenario) -> String {
         let Machine { cores, siblings, .. } = scenario.machine;
         let threads = if siblings == 2 { ", two for each physical one" } else { "" };
@@ -238,7 +239,7 @@ impl Traffic {
     }
 }
 
-/// A scenario under each policy.
+/// A scenario with each policy.
 struct Plan {
     scenario: Scenario,
     results: Vec<(&'static str, Results)>,
@@ -253,18 +254,18 @@ impl Plan {
         })
     }
 
-    /// Of a time, how many cores it filled.
+    /// How many cores this time filled.
     fn cores(&self, time: Duration) -> f64 {
         time.as_secs_f64() / self.scenario.duration.as_secs_f64()
     }
 
-    /// What the packets that came would take on cores that never sleep.
+    /// Number of cores that the packets would take if cores never slept.
     fn needed(&self, results: &Results) -> f64 {
         let ns = results.sent as f64 * self.scenario.cost.ns_per_packet as f64;
         ns / 1e9 / self.scenario.duration.as_secs_f64()
     }
 
-    /// As Markdown.
+    /// Table in Markdown.
     fn table(&self) -> String {
         let head =
             ["", "cores, p50 (most)", "of their time", "lost", "latency p99 (us)", "applications keep"];
@@ -287,7 +288,7 @@ impl Plan {
         format!("| {} |\n|{}\n{rows}", head.join(" | "), "---|".repeat(head.len()))
     }
 
-    /// What it means, of packing above all.
+    /// The conclusion, mainly about packing.
     fn sentences(&self) -> String {
         let Some((_, packed)) = self.results.first() else { return String::new() };
         let cores = self.scenario.machine.cores;
@@ -326,7 +327,7 @@ impl Plan {
         text
     }
 
-    /// Raw results.
+    /// Raw results, one line for each policy.
     fn lines(&self, named: &Named) -> Vec<Value> {
         let line = |(policy, results): &(&str, Results)| {
             let mut line = super::line(named, policy, results);

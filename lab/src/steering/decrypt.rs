@@ -1,4 +1,4 @@
-//! Frames that leave a tunnel are decrypted, and counted by the core that did it (decrypt.bpf.c).
+//! Decrypts frames that leave a tunnel, and counts them by the core that did it (decrypt.bpf.c).
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -13,14 +13,14 @@ use crate::{
     namespace::Namespace,
 };
 
-/// Dropped, frames are left alone.
+/// Decrypts frames until it is dropped.
 pub struct Decrypt {
     _link: OwnedFd,
     skeleton: skeleton::DecryptSkel<'static>,
 }
 
 impl Decrypt {
-    /// What this device receives.
+    /// Starts to decrypt what this device receives.
     pub fn on(namespace: &Namespace, device: &str) -> Result<Self> {
         let open = skeleton::DecryptSkelBuilder::default().open(bpf::storage())?;
         let skeleton =

@@ -1,5 +1,6 @@
-//! A virtual machine as far as a server's cores can tell: a thread that takes what comes to an address of a network namespace of its
-//! own, and computes when nothing does, if it is a busy one. With one core it is pinned there, as a virtual CPU would be.
+//! A virtual machine, as far as it concerns a server's cores: a thread that receives what comes to an address in a
+//! network namespace of its own. A busy one computes when nothing comes. With one core it is pinned there, like a
+//! virtual CPU.
 
 use std::{
     net::{Ipv4Addr, UdpSocket},
@@ -20,9 +21,9 @@ use crate::{
     sys::{self, Queue},
 };
 
-/// Far more than comes while somebody else has the core.
+/// Far more than comes while something else has the core.
 const BUFFER_BYTES: i32 = 32 << 20;
-/// How soon it sees that it is to end.
+/// Time within which it notices that it must end.
 const LOOK: Duration = Duration::from_millis(20);
 /// Rounds of a unit of computing: some microseconds.
 const ROUNDS: u64 = 4000;
@@ -38,7 +39,7 @@ pub enum Guest {
     Busy(usize),
 }
 
-/// What it did since it began.
+/// What it has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Done {
     /// Datagrams received.
@@ -47,7 +48,7 @@ pub struct Done {
     pub units: u64,
 }
 
-/// A running one. Dropped, it ends.
+/// A running machine. Dropping it ends it.
 pub struct Machine {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -61,7 +62,7 @@ struct Shared {
 }
 
 impl Machine {
-    /// In its namespace.
+    /// Starts it in its namespace.
     pub fn start(namespace: &Namespace, guest: Guest) -> Result<Self> {
         let socket = namespace.enter(|| {
             UdpSocket::bind((Ipv4Addr::UNSPECIFIED, INNER_PORT)).context("the socket of a machine")
@@ -86,7 +87,7 @@ impl Machine {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Until now.
+    /// What it has done until now.
     pub fn done(&self) -> Done {
         let Shared { packets, units, .. } = &*self.shared;
         Done { packets: packets.load(Ordering::Relaxed), units: units.load(Ordering::Relaxed) }
@@ -115,7 +116,7 @@ impl Shared {
         }
     }
 
-    /// Was there a datagram?
+    /// Takes a datagram, if there is one.
     fn take(&self, socket: &UdpSocket) -> bool {
         let taken = socket.recv(&mut [0; 64]).is_ok();
         self.packets.fetch_add(taken.into(), Ordering::Relaxed);

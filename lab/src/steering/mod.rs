@@ -1,5 +1,5 @@
-//! V's experiment on two cores: a server of virtual machines behind a VXLAN tunnel, each frame of which is work for the core that
-//! receives it, and flows to the machines. Which core that is, is what is compared.
+//! V's experiment on two cores: a server of virtual machines behind a VXLAN tunnel, and flows to the machines. Each
+//! frame from the tunnel is work for the core that receives it. The experiment compares ways to choose this core.
 //!
 //! ```text
 //!  gen: eth0 ──veth── eth1 :box: vx0 ── br0 ── vm1, vm2 ... ──veth── eth0 :vm1, vm2 ...
@@ -11,13 +11,15 @@
 //! | [`sender`] | flows, and the frames in them |
 //! | [`decrypt`] | the heavy part of receiving: AES-256 by the kernel's own cipher |
 //! | [`machine`] | virtual machines |
-//! | this | the server, who steers, and one measurement |
+//! | this file | the server, its steering, and one measurement |
 //!
-//! Everything between the port and a machine's socket is done by the core that the packet was steered to: by the port's NAPI thread,
-//! by the kernel's backlog where Linux steers (RPS), by a CPU map's thread where Millrace does. All of them run at usual priorities,
-//! so they share a core with a machine that computes, where softirqs of 2014 went first.
+//! The core that a packet was steered to does everything between the port and a machine's socket. The thread is the
+//! port's NAPI thread, the kernel's backlog where Linux steers (RPS), or a CPU map's thread where Millrace steers. All
+//! of them run at normal priorities, so they share a core with a machine that computes. The softirqs of 2014 went first
+//! there.
 //!
-//! Sender and server share two cores. The sender goes first on [`FREE`], takes what `sender_cpu` says of it, and sleeps in between.
+//! Sender and server share two cores. The sender goes first on [`FREE`], takes the share `sender_cpu` of it, and sleeps
+//! in between.
 
 pub mod decrypt;
 pub mod machine;
@@ -49,24 +51,24 @@ pub const BUSY: usize = 1;
 
 const PORT: &str = "eth1";
 const SERVER: std::net::Ipv4Addr = addresses::router4(0, 0, 0);
-/// Between two measurements: queues run empty, loads of before are forgotten.
+/// Pause between two measurements, in which queues run empty and earlier loads are forgotten.
 const PAUSE: Duration = Duration::from_millis(300);
-/// After a change of who steers, besides.
+/// Additional pause after a change of the steering.
 const SETTLE: Duration = Duration::from_millis(300);
 
-/// Who decides which core receives a packet.
+/// How the core that receives a packet is chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Steering {
-    /// Nobody: the core of the port's queue (V's `default`).
+    /// No choice: the core of the port's queue (V's `default`).
     Queue,
-    /// Linux, by a hash of outer addresses and ports, over both cores: receive packet steering, the same that V is built on, in place of a
-    /// NIC's `rss`.
+    /// Linux chooses between both cores by a hash of outer addresses and ports: receive packet steering, on which V is
+    /// built, in place of a NIC's `rss`.
     Hash,
-    /// Millrace, by what its flow rules say of each machine's core, from the first on: `0`, `choose`, `choose_first`.
+    /// Millrace's flow rules choose. One word for each machine, from the first on: `0`, `choose`, `choose_first`.
     Rules(Vec<String>),
 }
 
-/// The server and what is in it. Dropped, it is gone.
+/// The server and its machines. Dropping it removes them.
 pub struct Bed {
     // Dropped in this order.
     daemon: Option<Millrace>,
@@ -78,30 +80,30 @@ pub struct Bed {
     name: String,
 }
 
-/// What was seen in a window, of all cores and machines.
+/// Results of a window, for all cores and machines.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct SteeringOutcome {
-    /// Of the machines, from the first on.
+    /// Machines, from the first on.
     pub machines: Vec<SeenMachine>,
-    /// Share of what was due that the sender had no time for.
+    /// Share of due packets that the sender had no time for.
     pub skipped: f64,
-    /// Of a core.
+    /// Share of a core that the sender took.
     pub sender_cpu: f64,
 }
 
-/// What was seen of a machine.
+/// Results for a machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct SeenMachine {
     /// Packets a second that left the sender.
     pub sent_pps: f64,
-    /// And those that it was to send: where receiving goes before the sender on its core, as softirqs do, it has no time for some,
-    /// which a sender on a machine of its own would have sent.
+    /// Packets a second that were due. Where receiving goes before the sender on its core, as softirqs do, the sender
+    /// has no time for some of them. A sender on a machine of its own would have sent them.
     pub due_pps: f64,
     /// Packets a second that its program received.
     pub received_pps: f64,
-    /// Share of what was due.
+    /// Share of due packets that were lost.
     pub loss: f64,
-    /// Payload that arrived.
+    /// Payload that arrived, Mbit/s.
     pub mbps: f64,
     /// Units computed a second.
     pub units_per_s: f64,
@@ -110,12 +112,12 @@ pub struct SeenMachine {
 }
 
 impl Bed {
-    /// With so many machines.
+    /// Builds it with this many machines.
     pub fn new(machines: u8) -> Result<Self> {
         ensure!(sys::is_root(), "building a testbed needs root");
         let cores = cpu::online()?;
         ensure!(cores > BUSY, "flows to virtual machines need two cores; this machine has {cores}");
-        // A process that is pinned counts as a machine.
+        // Millrace takes a process that is pinned for a machine.
         sys::set_affinity(0, &[])?;
         let name = unique_run_name();
         let create = |place: &str| Namespace::create(format!("{name}-{place}"));
@@ -130,7 +132,7 @@ impl Bed {
         Ok(Self { daemon: None, steered: None, decrypt, machines: all, host, server, name })
     }
 
-    /// From now on. All flows meet on `queue_core`.
+    /// Steers in this way from now on. All flows meet on `queue_core`.
     pub fn steer(&mut self, steering: &Steering, queue_core: usize) -> Result<()> {
         let asked = Some((steering.clone(), queue_core));
         if self.steered != asked {
@@ -161,7 +163,7 @@ impl Bed {
         Ok(threads.iter().try_for_each(|id| sys::set_affinity(*id, &[queue_core]))?)
     }
 
-    /// Flows to machines: after a time for settling, what happens in `window`.
+    /// Sends flows to machines, and measures in `window`, after a time for settling.
     pub fn measure(
         &self,
         guests: &[Guest],
@@ -182,7 +184,7 @@ impl Bed {
         Ok(after.since(&before, flows))
     }
 
-    /// What a busy machine computes when nothing comes, units a second.
+    /// Units a second that a busy machine computes when nothing comes.
     pub fn alone(&self, core: usize, window: Duration) -> Result<f64> {
         let machine = Machine::start(&self.machines[0], Guest::Busy(core))?;
         sys::sleep(Duration::from_millis(200))?;
@@ -205,7 +207,7 @@ impl Bed {
         Millrace::launch(&launch, 1)
     }
 
-    /// Millrace looks for pinned processes by itself.
+    /// Waits until Millrace has discovered the pinned processes.
     fn workloads_are_known(&self, guests: &[Guest]) -> Result<()> {
         let Some(daemon) = &self.daemon else { return Ok(()) };
         let end = std::time::Instant::now() + Duration::from_secs(10);
@@ -217,7 +219,10 @@ impl Bed {
             if guests.iter().all(|guest| !matches!(guest, Guest::Busy(core) if !pinned(*core))) {
                 return Ok(());
             }
-            ensure!(std::time::Instant::now() < end, "millrace does not find the pinned machines: {cores}");
+            ensure!(
+                std::time::Instant::now() < end,
+                "millrace does not discover the pinned machines: {cores}"
+            );
             sys::sleep(Duration::from_millis(100))?;
         }
     }
@@ -233,7 +238,7 @@ impl Bed {
         })
     }
 
-    /// `ip netns exec` mounts the namespace's own /sys.
+    /// Writes to /sys of the namespace, which `ip netns exec` mounts.
     fn write_sys(&self, path: &str, value: &str) -> Result<()> {
         let script = format!("echo {value} > /sys/{path}");
         let mut command = Command::new("ip");
@@ -272,7 +277,7 @@ impl Moment {
                 // A machine's flows have the same payload.
                 seen.mbps = seen.received_pps * f64::from(flow.payload_bytes) * 8e-6;
             }
-            // What was sent before the window and arrives in it makes it a little less than nothing.
+            // Packets sent before the window that arrive in it would make the loss slightly negative.
             seen.loss = (1.0 - seen.received_pps / seen.due_pps).max(0.0);
             seen
         };
@@ -288,7 +293,7 @@ impl Moment {
     }
 }
 
-/// A rule for each machine, by the frame inside of the tunnel (V1).
+/// A rule for each machine, which matches the frame inside the tunnel (V1).
 fn rules(cores: &[String]) -> String {
     let rule = |(number, core): (u8, &String)| {
         let mac = mac_text(machine_mac(number));
@@ -298,7 +303,7 @@ fn rules(cores: &[String]) -> String {
     (1..).zip(cores).map(rule).chain([others]).collect()
 }
 
-/// The cable between the servers, the tunnel's end, and the bridge behind it.
+/// Makes the cable between the servers, the end of the tunnel, and the bridge behind it.
 fn connect(host: &Namespace, server: &Namespace) -> Result<()> {
     let (own, peer) = (mac_text(addresses::router_mac(0, 0, 0)), mac_text(addresses::nexthop_mac_of(0, 1)));
     server.sysctl(&[
@@ -306,7 +311,7 @@ fn connect(host: &Namespace, server: &Namespace) -> Result<()> {
         ("net/ipv6/conf/all/forwarding", "1"),
         ("net/ipv4/conf/all/rp_filter", "0"),
     ])?;
-    // Kernels whose bridges do not ask the firewall have no such switch.
+    // Kernels whose bridges do not ask the firewall have no such setting.
     let _ = server.sysctl(&[("net/bridge/bridge-nf-call-iptables", "0")]);
     server.ip_batch(&format!(
         "link add {PORT} address {own} type veth peer name eth0 address {peer} netns {}\n\
@@ -329,7 +334,7 @@ fn connect(host: &Namespace, server: &Namespace) -> Result<()> {
     command::run(Command::new("ip").args(["netns", "exec", server.name(), "sh", "-c", &script])).map(drop)
 }
 
-/// A machine on the bridge.
+/// Plugs a machine into the bridge.
 fn plug(server: &Namespace, machine: &Namespace, number: u8) -> Result<()> {
     let (mac, port) = (mac_text(machine_mac(number)), format!("vm{number}"));
     server.ip_batch(&format!(
@@ -355,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_seen_is_the_difference_of_two_moments() {
+    fn an_outcome_is_the_difference_of_two_moments() {
         let at = std::time::Instant::now();
         let moment = |seconds: u64, times: u64| Moment {
             at: at + Duration::from_secs(seconds),

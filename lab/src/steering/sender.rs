@@ -1,5 +1,5 @@
-//! The other server: flows to virtual machines, each frame in a VXLAN packet (RFC 7348) whose source port is the flow's, as the
-//! kernel's tunnels have it. One thread sends them all in turn, at given rates, and sleeps in between.
+//! The other server: sends flows to virtual machines, each frame in a VXLAN packet (RFC 7348) with the flow's source
+//! port, as the kernel's tunnels do. One thread sends all of them in turn, at given rates, and sleeps in between.
 
 use std::{
     net::{Ipv4Addr, SocketAddrV4, UdpSocket},
@@ -21,19 +21,20 @@ use crate::{
     sys::{self, Queue},
 };
 
-/// Of the tunnel.
+/// Network identifier of the tunnel.
 pub const VNI: u32 = 42;
-/// Where tunnels end (RFC 7348, section 5).
+/// UDP port of tunnels (RFC 7348, section 5).
 pub const VXLAN_PORT: u16 = 4789;
-/// Where machines listen, inside of the tunnel.
+/// UDP port on which machines listen, inside the tunnel.
 pub const INNER_PORT: u16 = 5001;
 /// VXLAN, Ethernet, IPv4 and UDP before the payload.
 const HEADERS_BYTES: usize = 8 + 14 + 20 + 8;
 /// Time between two looks at what is due.
 const TICK: Duration = Duration::from_millis(1);
-/// What was due longer ago is not sent any more, but counted.
+/// Packets that were due longer ago are counted and not sent.
 const LATEST_S: f64 = 0.005;
-/// More than all queues on the way hold: packets count until they are freed there, and the sender must not wait for a server.
+/// More than all queues on the way hold. Packets count until they are freed there, and the sender must not wait for a
+/// server.
 const BUFFER_BYTES: i32 = 1 << 29;
 
 /// MAC address of a virtual machine; its last byte is the machine's number.
@@ -49,28 +50,28 @@ pub const fn machine_ip(machine: u8) -> Ipv4Addr {
 /// Packets to a virtual machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Flow {
-    /// From 1.
+    /// Number of the machine, from 1.
     pub machine: u8,
-    /// Of the packets outside: what hashes tell flows apart by.
+    /// Source port of the outer packets, by which hashes distinguish flows.
     pub source_port: u16,
     /// Packets a second.
     pub pps: f64,
     /// Bytes of the payload inside.
     pub payload_bytes: u16,
-    /// When it begins, after the sender.
+    /// When it begins, after the start of the sender.
     pub begins: Duration,
 }
 
-/// What became of a flow's packets.
+/// Counts of a flow's packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
     /// Given to the port.
     pub packets: u64,
-    /// Due, but the sender had no time.
+    /// Due, while the sender had no time.
     pub skipped: u64,
 }
 
-/// Flows on their way. Dropped, they end.
+/// Flows on their way. Dropping this ends them.
 pub struct Sender {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -78,7 +79,7 @@ pub struct Sender {
 
 struct Shared {
     sent: Vec<[AtomicU64; 2]>,
-    /// Of the thread; 0 until it runs.
+    /// Id of the thread; 0 until it runs.
     thread_id: AtomicI32,
     ends: AtomicBool,
     failed: AtomicBool,
@@ -92,8 +93,8 @@ struct Sending {
 }
 
 impl Sender {
-    /// Sends from this namespace to the tunnel's end at `to`. The thread goes before all normal ones; it begins on `core`, but may
-    /// run on all: it is no workload that is pinned.
+    /// Sends from this namespace to the tunnel's end at `to`. The thread goes before all normal ones. It begins on
+    /// `core`, but may run on all, so that it is not a pinned workload.
     pub fn start(namespace: &Namespace, to: Ipv4Addr, flows: &[Flow], core: usize) -> Result<Self> {
         let sending = |flow: &Flow| {
             let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, flow.source_port))
@@ -125,7 +126,7 @@ impl Sender {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Until now, in the order of flows.
+    /// Counts until now, in the order of flows.
     pub fn sent(&self) -> Result<Vec<Sent>> {
         ensure!(!self.shared.failed.load(Ordering::Relaxed), "the sender failed");
         let read = |[packets, skipped]: &[AtomicU64; 2]| Sent {
@@ -156,7 +157,7 @@ impl Shared {
                 sending.done += skipped;
                 self.sent[place][1].fetch_add(skipped, Ordering::Relaxed);
             }
-            // Flows in turn, as they come from two machines at once.
+            // Flows take turns, as if they came from two machines at once.
             let mut more = true;
             while more {
                 more = false;
@@ -184,13 +185,13 @@ impl Drop for Sender {
 }
 
 impl Flow {
-    /// Packets that should have left so long after the sender began.
+    /// Packets that should have left by this time after the start of the sender.
     fn due(&self, after: Duration) -> u64 {
         (after.saturating_sub(self.begins).as_secs_f64() * self.pps) as u64
     }
 }
 
-/// What a flow's datagrams hold: VXLAN header, Ethernet, IPv4, UDP without checksum, payload.
+/// Payload of a flow's datagrams: VXLAN header, Ethernet, IPv4, UDP without checksum, payload.
 fn packet(flow: &Flow) -> Vec<u8> {
     let payload = usize::from(flow.payload_bytes);
     let mut bytes = Vec::with_capacity(HEADERS_BYTES + payload);
@@ -215,7 +216,7 @@ fn packet(flow: &Flow) -> Vec<u8> {
     bytes
 }
 
-/// Of a header (RFC 1071) of an even length.
+/// Checksum of a header of even length (RFC 1071).
 fn checksum(header: &[u8]) -> u16 {
     let words = header.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
     let sum: u32 = words.sum();

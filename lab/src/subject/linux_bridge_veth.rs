@@ -4,9 +4,9 @@
 //!  box: eth1 ─ bridge mlbr-in ─ mlve-in ──veth── eth1 : r1 : eth2 ──veth── mlve-out ─ bridge mlbr-out ─ eth2
 //! ```
 //!
-//! Bridges: no spanning tree, no multicast snooping, no VLAN filtering, nothing handed to netfilter; the MAC addresses of the
-//! router and of next hops are entered, so nothing is flooded. The inner veth pairs stay as `ip link add` makes them: no GRO,
-//! no NAPI, so each receives through its core's backlog queue, as in the paper.
+//! Bridges have no spanning tree, no multicast snooping and no VLAN filtering, and hand nothing to netfilter. The MAC
+//! addresses of the router and of next hops are entered, so nothing is flooded. The inner veth pairs keep the defaults
+//! of `ip link add`: no GRO and no NAPI. So each receives through its core's backlog queue, as in the paper.
 
 use anyhow::{Context, Result};
 

@@ -1,5 +1,5 @@
-//! Linux forwarding in a virtual router: a namespace with a macvlan child of each port (M1, M2). Since Linux 3.0 the packets
-//! go through without the backlog queue of the paper.
+//! Linux forwarding in a virtual router: a namespace with a macvlan child of each port (M1, M2). Since Linux 3.0,
+//! packets do not pass the backlog queue of the paper.
 
 use anyhow::Result;
 

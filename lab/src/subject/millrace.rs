@@ -1,5 +1,5 @@
-//! Millrace itself: the `millrace` binary beside this one, run in the box namespace as an instance of its own, with the flow rules that the
-//! testbed has, if any.
+//! Millrace itself: the `millrace` binary beside this one, run in the box namespace as an instance of its own, with the
+//! flow rules of the testbed, if any.
 
 use std::{
     os::unix::process::CommandExt,
@@ -25,39 +25,40 @@ use crate::{
 const READY_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 
-/// What a daemon is started with.
+/// How to start a daemon.
 pub(crate) struct Launch<'a> {
-    /// It runs there, with the mounts of the machine.
+    /// The namespace to run in. The daemon sees the mounts of the machine.
     pub namespace: &'a Namespace,
-    /// As the kernel and `--instance` tell daemons apart.
+    /// The name by which the kernel and `--instance` distinguish daemons.
     pub instance: &'a str,
     pub ports: Vec<&'a str>,
     /// Its configuration file.
     pub configuration: String,
-    /// OpenFlow controllers may dial it.
+    /// May OpenFlow controllers connect to it?
     pub controllers: bool,
-    /// It has a session of its own, whose weight the testbed sets, as of all subjects whose own threads forward.
+    /// Does it get a session of its own? The testbed sets the session's weight, as for all subjects whose own threads
+    /// forward.
     pub own_session: bool,
 }
 
-/// A running daemon. Dropped, it is stopped with `millrace stop`.
+/// A running daemon. Dropping it runs `millrace stop`.
 pub struct Millrace {
     child: Child,
     binary: PathBuf,
     instance: String,
-    /// Routers that are to be accelerated, the host among them.
+    /// Number of routers that must be accelerated, including the host.
     routers: usize,
-    /// From starting the daemon until it said it was ready.
+    /// Time from starting the daemon until it reported that it was ready.
     pub ready_after: Duration,
 }
 
 impl Millrace {
-    /// Starts it on all ports, for the host and every virtual router, and waits until it says that it is ready.
+    /// Starts it on all ports, for the host and every virtual router, and waits until it reports that it is ready.
     pub fn start(testbed: &Testbed) -> Result<Self> {
         Self::start_for(testbed, testbed.routers.len() + 1)
     }
 
-    /// As [`Millrace::start`], ready when so many routers are accelerated, the host among them.
+    /// As [`Millrace::start`], but ready when this many routers are accelerated, including the host.
     pub(super) fn start_for(testbed: &Testbed, routers: usize) -> Result<Self> {
         let daemon = Self::launch(&Launch::of(testbed), routers)?;
         if let Some(rules) = &testbed.rules {
@@ -66,7 +67,7 @@ impl Millrace {
         Ok(daemon)
     }
 
-    /// Starts it, and waits until so many routers are accelerated, the host among them.
+    /// Starts it, and waits until this many routers are accelerated, including the host.
     pub(crate) fn launch(launch: &Launch<'_>, routers: usize) -> Result<Self> {
         let (binary, instance) = (binary()?, launch.instance.to_owned());
         let started = Instant::now();
@@ -82,7 +83,7 @@ impl Millrace {
         self.child.id()
     }
 
-    /// A reading command's JSON, for instance `status`.
+    /// JSON of a command that prints state, for instance `status`.
     pub fn ask(&self, arguments: &[&str]) -> Result<Value> {
         let mut command = self.control(arguments);
         let text = command::run(command.arg("--json"))?;
@@ -90,7 +91,7 @@ impl Millrace {
             .with_context(|| format!("millrace {} --json: {text}", arguments.join(" ")))
     }
 
-    /// What `millrace status` tells people.
+    /// Text of `millrace status`.
     pub fn status_text(&self) -> Result<String> {
         command::run(&mut self.control(&["status"]))
     }
@@ -106,7 +107,7 @@ impl Millrace {
         self.wait_for(|status| why_not_ready(status, routers))
     }
 
-    /// Until the status gives no reason any more why it is not as it is to be.
+    /// Waits until `why_not` finds no reason in the status why the daemon is not ready.
     pub(super) fn wait_for(&mut self, why_not: impl Fn(&Value) -> Option<String>) -> Result<()> {
         let end = Instant::now() + READY_LIMIT;
         loop {
@@ -137,7 +138,7 @@ impl Millrace {
         command::run_with_input(&mut add, text).map(drop).context("flow rules")
     }
 
-    /// Its flow rules are these from now on, one a line, and no others.
+    /// Replaces all its flow rules by these, one per line.
     pub(crate) fn set_flows(&self, text: &str) -> Result<()> {
         command::run(&mut self.control(&["flows", "del"]))?;
         self.add_flows(text)
@@ -170,7 +171,7 @@ impl Subject for Millrace {
         let status = self.ask(&["status"])?;
         let forwarded =
             status["packets"]["forwarded"].as_u64().context("millrace status has no packets.forwarded")?;
-        // By rules: no interface counts them.
+        // Flow rules forwarded these, so no interface counts them.
         let decided = ["cache_hits", "cache_misses"].map(|what| status["flows"][what].as_u64().unwrap_or(0));
         Ok(Some(forwarded + decided.iter().sum::<u64>()))
     }
@@ -192,7 +193,8 @@ impl Drop for Millrace {
 }
 
 impl<'a> Launch<'a> {
-    /// On all ports. The configuration says how many rules there may be, who places queues, and whether shares are enforced.
+    /// On all ports. The configuration sets the number of rules, the policy for queues, and whether shares are
+    /// enforced.
     pub(super) fn of(testbed: &'a Testbed) -> Self {
         let most = testbed.rules.as_ref().map_or(1000, |rules| rules.count.max(1000));
         let (cores, enforce) = (&testbed.placing, testbed.shares);
@@ -212,7 +214,7 @@ impl<'a> Launch<'a> {
         let mut run = self.namespace.command(binary);
         sys::end_with_parent(&mut run);
         sys::start_on_all_cores(&mut run);
-        // Ctrl-C is for us; the daemon is stopped when everything else is put away.
+        // Ctrl-C is for the lab, which stops the daemon after everything else is removed.
         if self.own_session {
             sys::start_in_own_session(&mut run);
         } else {
@@ -234,8 +236,8 @@ impl<'a> Launch<'a> {
     }
 }
 
-/// By `millrace status --json`: it says it is ready, its ports have no problems, and this many routers are accelerated for
-/// IPv4 and IPv6.
+/// Reads `millrace status --json`. The daemon must report that it is ready, its ports must have no problems, and this
+/// many routers must be accelerated for IPv4 and IPv6.
 fn why_not_ready(status: &Value, routers: usize) -> Option<String> {
     if status["ready"] != true {
         return Some(format!("not ready: {}", status["problem"]));

@@ -1,4 +1,4 @@
-//! Millrace with a virtual router: what `linux-macvlan` forwards, on the fast path.
+//! Millrace for a virtual router: it forwards the packets of `linux-macvlan` on the fast path.
 
 use anyhow::Result;
 
@@ -6,7 +6,7 @@ use super::{Millrace, Subject, virtual_router::VirtualRouter};
 use crate::{command::Running, testbed::Testbed};
 
 pub(super) struct MillraceMacvlan {
-    // The daemon stops before its router goes.
+    // The daemon stops before its router is removed.
     daemon: Millrace,
     router: VirtualRouter,
 }

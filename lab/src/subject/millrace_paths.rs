@@ -1,4 +1,5 @@
-//! Millrace's user plane: all IP packets are a path's, whose worker, on the router's core, does what the kernel plane does for `millrace`.
+//! Millrace's user plane: all IP packets belong to a path. Its worker, on the router's core, does what the kernel plane
+//! does for `millrace`.
 
 use std::fmt::Write;
 
@@ -9,7 +10,7 @@ use std::time::Duration;
 use super::{Millrace, Subject, millrace::Launch, process};
 use crate::{command::Running, sys, testbed::Testbed};
 
-/// After so long its status is about what is sent now.
+/// After this time, its status covers what is sent now.
 const STANDS: Duration = Duration::from_millis(1200);
 
 pub(super) struct MillracePaths(Millrace);
@@ -41,7 +42,7 @@ impl Subject for MillracePaths {
         "millrace-paths"
     }
 
-    /// Workers, as of every subject with threads that poll AF_XDP sockets.
+    /// Its workers. Every subject returns its threads that poll AF_XDP sockets.
     fn threads(&self) -> Vec<i32> {
         process::threads(self.0.pid(), "worker/")
     }
@@ -50,7 +51,7 @@ impl Subject for MillracePaths {
         self.0.programs()
     }
 
-    /// By workers, as they said a second ago at most.
+    /// Packets of the workers, by a report that is at most a second old.
     fn fast_path_packets(&self) -> Result<Option<u64>> {
         sys::sleep(STANDS)?;
         let status = self.0.ask(&["status"])?;

@@ -2,8 +2,8 @@
 //! routers until it is dropped, and leaves the testbed as it was.
 
 //!
-//! Some are other people's programs ([`process`] holds what they have in common), some bring a virtual router of their own
-//! ([`virtual_router`]). One that cannot run says why; the others of a comparison go on.
+//! Some are other people's programs ([`process`] holds what these share). Some bring a virtual router of their own
+//! ([`virtual_router`]). A subject that cannot run reports why, and the others of a comparison go on.
 
 mod linux;
 mod linux_bridge_veth;
@@ -33,7 +33,7 @@ use crate::{
 pub(crate) use millrace::Launch;
 pub use millrace::Millrace;
 
-/// Their names, in the order of reports.
+/// Names of all subjects, in the order of reports.
 pub const NAMES: [&str; 15] = [
     "linux",
     "linux-macvlan",
@@ -52,13 +52,13 @@ pub const NAMES: [&str; 15] = [
     "millrace-paths",
 ];
 
-/// Those that run wherever the lab does, on every workload of the host: what is measured when nobody says what.
+/// Subjects that run wherever the lab does, on every workload of the host: the default.
 pub const DEFAULT: [&str; 4] = ["linux", "redirect", "touch", "millrace"];
 
-/// In place of names: all of [`NAMES`].
+/// Stands for all of [`NAMES`].
 const ALL: &str = "all";
 
-/// What may be said on a command line where several can be named.
+/// What a command line accepts where several subjects can be named.
 pub fn choices() -> Vec<&'static str> {
     NAMES.into_iter().chain([ALL]).collect()
 }
@@ -72,9 +72,9 @@ pub fn named(chosen: &[String]) -> Vec<&str> {
     }
 }
 
-/// A running forwarder. Dropped, it is gone.
+/// A running forwarder. Dropping it ends it.
 pub trait Subject {
-    /// As on the command line and in records.
+    /// Name on the command line and in records.
     fn name(&self) -> &'static str;
 
     /// What it does to the packets it forwards.
@@ -82,7 +82,8 @@ pub trait Subject {
         Rewrite::Full
     }
 
-    /// The router it forwards for: 0 the host and every virtual router of the testbed, another a virtual router of its own.
+    /// The router it forwards for. 0: the host and every virtual router of the testbed; another: a virtual router of
+    /// its own.
     fn router(&self) -> u16 {
         0
     }
@@ -98,7 +99,7 @@ pub trait Subject {
         }
     }
 
-    /// How many packets may come at once before it loses some, if it has less room than a port's ring.
+    /// Most packets that may come at once before it loses some, if it has less room than a port's ring.
     fn burst(&self) -> usize {
         usize::MAX
     }
@@ -108,19 +109,19 @@ pub trait Subject {
         Vec::new()
     }
 
-    /// Programs without which it is not what it is called: what is measured after one has ended is worth nothing.
+    /// Programs that it consists of. If one has ended, a measurement is worth nothing.
     fn programs(&self) -> Vec<Running> {
         Vec::new()
     }
 
-    /// Its programs were killed: starts them again, to go on with what they left, and waits until they are ready. `false`: they
-    /// leave nothing; it is to be stopped and started anew.
+    /// Its programs were killed. Starts them again, so that they continue with what they left, and waits until they are
+    /// ready. `false`: they leave nothing, and the subject must be stopped and started again.
     fn take_over(&mut self, _testbed: &Testbed) -> Result<bool> {
         Ok(false)
     }
 
-    /// Packets forwarded by its own fast path so far, if it counts them: a subject that leaves its work to Linux would
-    /// otherwise be taken for slow.
+    /// Packets that its own fast path has forwarded so far, if it counts them. Otherwise a subject that leaves its work
+    /// to Linux would merely seem slow.
     fn fast_path_packets(&self) -> Result<Option<u64>> {
         Ok(None)
     }
@@ -129,16 +130,16 @@ pub trait Subject {
 /// What a subject does to packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rewrite {
-    /// What a router does.
+    /// All that a router does.
     Full,
-    /// The same, always with these MACs.
+    /// The same, but always with these MACs.
     Fixed {
         /// Destination.
         to: Mac,
         /// Source.
         from: Mac,
     },
-    /// These MACs; nothing else, the TTL neither.
+    /// These MACs, and nothing else, not even the TTL.
     Macs {
         /// Destination.
         to: Mac,

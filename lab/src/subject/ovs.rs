@@ -1,12 +1,12 @@
-//! Open vSwitch (Debian's openvswitch-switch) with its userspace datapath: a database and a switch of our own in the box
-//! namespace, files in a directory of ours. OpenFlow rules do what the router does, one for each route through the port to the
-//! sink that the box has when it starts: destination network, MACs, TTL, output; the longer the prefix, the higher the priority. Or
-//! what rules the testbed has.
+//! Open vSwitch (Debian's openvswitch-switch) with its userspace datapath. The lab runs a database and a switch of its
+//! own in the box namespace, with their files in a directory of its own. OpenFlow rules do what the router does. There
+//! is one for each route through the port to the sink that the box has at the start: destination network, MACs, TTL,
+//! output. A longer prefix has a higher priority. If the testbed has rules, these take their place.
 //!
-//! `ovs-afxdp`: AF_XDP sockets, polled by one PMD thread on the router's core, which uses all of the core it can get, whatever
-//! the load (so need-wakeup is off). `ovs-packet`: packet sockets, read by the switch's main thread, put on the router's core;
-//! the stack's copies of the packets are dropped at once. What a packet socket has no room for no counter of the testbed
-//! shows: it is reported as unexplained.
+//! `ovs-afxdp`: AF_XDP sockets, polled by one PMD thread on the router's core. It uses all of the core that it can get,
+//! at any load (so need-wakeup is off). `ovs-packet`: packet sockets, read by the switch's main thread, which is put on
+//! the router's core. The stack's copies of the packets are dropped at once. No counter of the testbed shows packets
+//! that find a packet socket full: they are reported as unexplained.
 
 use std::{collections::HashMap, net::IpAddr, path::PathBuf, process::Command, time::Duration};
 
@@ -27,12 +27,12 @@ const PACKAGE: &str = "install the package openvswitch-switch (its service need 
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
 const START_LIMIT: Duration = Duration::from_secs(20);
 const BRIDGE: &str = "mlovs";
-/// Most routes of the box: the papers' tables have 5000 entries.
+/// Maximum number of routes of the box. The papers' tables have 5000 entries.
 const MAX_RULES: usize = 10_000;
-/// The threads that poll AF_XDP sockets.
+/// Start of the names of threads that poll AF_XDP sockets.
 const THREAD: &str = "pmd-";
 
-/// How it gets at the packets.
+/// How it gets the packets.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sockets {
     AfXdp,
@@ -41,7 +41,8 @@ pub(super) enum Sockets {
 
 pub(super) struct Ovs {
     sockets: Sockets,
-    // In this order: the switch before its database, both before their files; the ports are the stack's when they are gone.
+    // Dropped in this order: the switch before its database, both before their files. Then the stack has the ports
+    // again.
     switch: Process,
     _database: Process,
     directory: Directory,
@@ -51,7 +52,7 @@ pub(super) struct Ovs {
 
 impl Ovs {
     pub(super) fn start(testbed: &Testbed, sockets: Sockets) -> Result<Self> {
-        // Before it takes the ports: the box forgets neighbours then.
+        // Read rules before the switch takes the ports, because the box forgets neighbours then.
         let rules = testbed.rules.as_ref().map_or_else(|| rules(testbed), |rules| Ok(rules.text.clone()))?;
         let [ovsdb_tool, ovsdb_server, vswitchd] =
             ["ovsdb-tool", "ovsdb-server", "ovs-vswitchd"].map(|program| on_path(program, PACKAGE));
@@ -97,7 +98,7 @@ impl Ovs {
                 "add-port {BRIDGE} {port} -- set interface {port} {kind} ofport_request={number}"
             ))
             .with_context(|| format!("{port}: {}", self.switch.last_lines()))?;
-            // ovs-vsctl reports a port that does not work, and succeeds.
+            // ovs-vsctl reports a port that does not work, but exits successfully.
             if self.control(&format!("get interface {port} ofport"))?.trim() != number.to_string() {
                 bail!("{port}: {}", self.control(&format!("get interface {port} error"))?.trim());
             }
@@ -130,7 +131,7 @@ impl Directory {
         self.ours(Command::new(program))
     }
 
-    /// Nothing of the machine's own Open vSwitch is read or written.
+    /// Keeps a command from reading or writing anything of the machine's own Open vSwitch.
     fn ours(&self, mut command: Command) -> Command {
         for variable in ["OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "OVS_SYSCONFDIR"] {
             command.env(variable, self.file(""));
@@ -141,7 +142,7 @@ impl Directory {
 
 impl Drop for Ovs {
     fn drop(&mut self) {
-        // A switch that is only told to end leaves its devices and XDP programs.
+        // A switch that gets only SIGTERM leaves its devices and XDP programs behind.
         let mut exit = || {
             let mut command = self.directory.command(&on_path("ovs-appctl", PACKAGE)?);
             let socket = self.directory.file("switch.ctl");
@@ -161,23 +162,23 @@ fn with_files(mut command: Command, directory: &Directory, name: &str) -> Comman
     command
 }
 
-/// Of the kernel's routing table, as `ip` tells it.
+/// A route of the kernel's table, as `ip` prints it.
 #[derive(Deserialize)]
 struct Route {
     /// A prefix, or an address without length.
     dst: String,
-    /// None: its own networks, for which there is no rule.
+    /// `None`: one of its own networks, for which there is no rule.
     gateway: Option<IpAddr>,
 }
 
-/// Of the kernel's neighbours.
+/// One of the kernel's neighbours.
 #[derive(Deserialize)]
 struct Neighbour {
     dst: IpAddr,
     lladdr: Option<String>,
 }
 
-/// What is sent to the router's MAC goes on to the next hop of its route; all else is dropped.
+/// Packets to the router's MAC go to the next hop of their route; all others are dropped.
 fn rules(testbed: &Testbed) -> Result<String> {
     let name = testbed.box_namespace.name();
     let neighbours = command::ip(&format!("-j -netns {name} neigh show dev {PORT_OUT}"))?;
@@ -221,7 +222,7 @@ impl Subject for Ovs {
     fn burst(&self) -> usize {
         match self.sockets {
             Sockets::AfXdp => usize::MAX,
-            // A socket's buffer of 212,992 bytes (net.core.rmem_default), a page and a bit for each.
+            // A socket's buffer has 212,992 bytes (net.core.rmem_default); a packet takes a page and a bit.
             Sockets::Packet => 32,
         }
     }

@@ -1,4 +1,4 @@
-//! What subjects have in common that are other people's programs.
+//! What subjects that are other people's programs have in common.
 
 use std::{
     path::{Path, PathBuf},
@@ -16,7 +16,7 @@ use crate::{
 
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
-/// Threads of a process whose names begin like this.
+/// Threads of a process whose names begin with `prefix`.
 pub(super) fn threads(pid: u32, prefix: &str) -> Vec<i32> {
     let task = format!("/proc/{pid}/task");
     let entries = std::fs::read_dir(&task).into_iter().flatten().flatten();
@@ -27,7 +27,7 @@ pub(super) fn threads(pid: u32, prefix: &str) -> Vec<i32> {
     ids.filter(named).collect()
 }
 
-/// The program of this name on PATH; `how` says how to get it.
+/// The program of this name on PATH. `how` explains how to get it.
 pub(super) fn on_path(name: &str, how: &str) -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found =
@@ -35,12 +35,12 @@ pub(super) fn on_path(name: &str, how: &str) -> Result<PathBuf> {
     found.with_context(|| format!("there is no {name} on PATH: {how}"))
 }
 
-/// The program that an environment variable gives, or else the one on PATH.
+/// The program at the path in an environment variable, or else the one on PATH.
 pub(super) fn given_or_on_path(variable: &str, name: &str) -> Result<PathBuf> {
     let Some(path) = std::env::var_os(variable).map(PathBuf::from) else {
         return on_path(name, &format!("install it, or say where it is with {variable}=/path/to/{name}"));
     };
-    ensure!(path.is_file(), "{variable} is {}, which is no file", path.display());
+    ensure!(path.is_file(), "{variable} is {}, which is not a file", path.display());
     Ok(path)
 }
 
@@ -76,7 +76,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts it on all cores, in a session of its own; what it prints goes to `log`. Its input stays open.
+    /// Starts it on all cores, in a session of its own. Its output goes to `log`; its input stays open.
     pub(super) fn start(mut command: Command, log: &Path) -> Result<Self> {
         let name = Path::new(command.get_program()).file_name().unwrap_or_default();
         let name = name.to_string_lossy().into_owned();
@@ -89,7 +89,7 @@ impl Process {
         Ok(Self { child, name, log: log.into() })
     }
 
-    /// Waits until `ready` says so; fails with the end of the log when the program ends or takes longer than `limit`.
+    /// Waits until `ready` is true. Fails with the end of the log if the program ends or takes longer than `limit`.
     pub(super) fn wait_until(&mut self, limit: Duration, ready: impl Fn(&Self) -> bool) -> Result<()> {
         let end = Instant::now() + limit;
         loop {
@@ -116,12 +116,12 @@ impl Process {
         Running { name: self.name.clone(), pid: self.main_thread() }
     }
 
-    /// Its threads whose names begin like this.
+    /// Its threads whose names begin with `prefix`.
     pub(super) fn threads(&self, prefix: &str) -> Vec<i32> {
         threads(self.child.id(), prefix)
     }
 
-    /// Does it have such threads, and do all of them poll (and not wait for anything)?
+    /// Does it have such threads, and do all of them poll, and not wait?
     pub(super) fn polls(&self, prefix: &str) -> bool {
         let threads = self.threads(prefix);
         let runs = |id: &i32| {
@@ -131,18 +131,18 @@ impl Process {
         !threads.is_empty() && threads.iter().all(runs)
     }
 
-    /// Waits for it to end by itself.
+    /// Waits until it ends.
     pub(super) fn end(&mut self) -> Result<()> {
         let ended = command::wait(&mut self.child, STOP_LIMIT)?;
         ended.map(drop).with_context(|| format!("{} did not stop when asked to and was killed", self.name))
     }
 
-    /// What it has printed, as far as that has left its buffers.
+    /// Its output so far, except what is still in its buffers.
     pub(super) fn printed(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// The end of what it has printed.
+    /// The end of its output.
     pub(super) fn last_lines(&self) -> String {
         let text = self.printed();
         let lines: Vec<&str> = text.lines().collect();
@@ -162,8 +162,8 @@ impl Drop for Process {
     }
 }
 
-/// The box's own stack hears nothing from its ports: for subjects that read from packet sockets, which get copies only.
-/// Dropped, it hears again.
+/// Keeps packets of the ports from the box's own stack. This is for subjects that read from packet sockets, which get
+/// only copies. Dropping it ends this.
 pub(super) struct DeafStack {
     box_name: String,
 }
@@ -192,8 +192,9 @@ impl Drop for DeafStack {
     }
 }
 
-/// The ports, for subjects that attach XDP programs to them, make them promiscuous or set their MAC addresses (to what they are,
-/// which makes Linux forget even permanent neighbours). Dropped, they are as they were, however the subject ended.
+/// The ports, for subjects that attach XDP programs to them, make them promiscuous or set their MAC addresses. Even if
+/// the MAC address stays the same, Linux forgets permanent neighbours. Dropping this restores the ports, however the
+/// subject ended.
 pub(super) struct Ports {
     box_name: String,
     neighbours: String,
@@ -209,7 +210,8 @@ impl Ports {
         Ok(Self { box_name, neighbours })
     }
 
-    /// Packets redirected so far by the program of the port towards the generator: those that did not go through Linux.
+    /// Packets that the program of the port towards the generator has redirected so far. These did not go through
+    /// Linux.
     pub(super) fn redirected(&self) -> Result<u64> {
         let text = command::ip(&format!("netns exec {} ethtool -S {PORT_IN}", self.box_name))?;
         let counters = text.lines().filter_map(|line| line.trim().rsplit_once(": "));

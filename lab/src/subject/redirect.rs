@@ -1,4 +1,4 @@
-//! A bare XDP redirect from port to port, nothing parsed: the floor of any XDP forwarder.
+//! A bare XDP redirect from port to port, without parsing: the floor of any XDP forwarder.
 
 use anyhow::{Context, Result};
 use libbpf_rs::{
@@ -32,7 +32,7 @@ impl Subject for Redirect {
     }
 }
 
-/// A program of baselines.bpf.c on the port towards the generator. Dropped, it is unloaded.
+/// A program of baselines.bpf.c on the port towards the generator. Dropping it unloads it.
 pub(super) struct Attached {
     _link: Link,
     _skeleton: baselines::BaselinesSkel<'static>,

@@ -1,9 +1,10 @@
-//! testpmd of DPDK (Debian's dpdk-dev, with librte-net-af-xdp23 and librte-net-af-packet23) on the kernel's ports: its forwarding
-//! mode `mac` writes the MACs of the next hop and of the port and forwards from port to port. It looks nothing up and leaves
-//! the TTL alone, so it does less than a router ([`Rewrite::Macs`]). One core polls, the router's; memory is ordinary pages.
+//! testpmd of DPDK (Debian's dpdk-dev, with librte-net-af-xdp23 and librte-net-af-packet23) on the kernel's ports. Its
+//! forwarding mode `mac` writes the MACs of the next hop and of the port, and forwards from port to port. It looks
+//! nothing up and does not change the TTL, so it does less than a router ([`Rewrite::Macs`]). One core, the router's,
+//! polls. Memory is ordinary pages.
 //!
-//! `testpmd-afxdp`: AF_XDP sockets. `testpmd-packet`: packet sockets; the stack's copies of the packets are dropped at once,
-//! and what a socket's ring has no room for no counter of the testbed shows.
+//! `testpmd-afxdp`: AF_XDP sockets. `testpmd-packet`: packet sockets. The stack's copies of the packets are dropped at
+//! once. No counter of the testbed shows packets that find a socket's ring full.
 
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ const START_LIMIT: Duration = Duration::from_secs(20);
 /// The thread that forwards (22.11; its name has changed between releases).
 const THREAD: &str = "rte-worker";
 
-/// How it gets at the packets: DPDK's name of the driver.
+/// How it gets the packets: DPDK's name of the driver.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Driver {
     AfXdp,
@@ -49,7 +50,7 @@ impl Testpmd {
         let cores = &testbed.topology.cores;
         command.args(["--lcores", &format!("0@{},1@{}", cores.generator, cores.router[0])]);
         command.args(["--no-pci", "--no-huge", "-m", "256", "--no-shconf", "--no-telemetry"]);
-        // Its files go below /var/run/dpdk otherwise.
+        // By default its files go below /var/run/dpdk.
         command.args(["--file-prefix", &testbed.name]).env("RUNTIME_DIRECTORY", directory.file(""));
         let name = match driver {
             Driver::AfXdp => "net_af_xdp",
@@ -63,10 +64,10 @@ impl Testpmd {
         let process = Process::start(command, &directory.file("testpmd.log"))?;
         let mut testpmd = Self { driver, process, _directory: directory, ports, _deaf: deaf };
         testpmd.process.wait_until(START_LIMIT, |process| {
-            // Before that, threads start.
+            // Threads start before this line.
             process.printed().contains("Checking link statuses") && process.polls(THREAD)
         })?;
-        // It would go on with the ports it has.
+        // It would continue with the ports that work.
         if let Some(failed) =
             testpmd.process.printed().lines().find(|line| line.contains("failed to initialize"))
         {

@@ -1,5 +1,5 @@
-//! A redirect after reading and rewriting the headers (MACs, TTL, checksum), nothing looked up: the least any router must
-//! do, and what "capacity" is compared with (docs/measured.md).
+//! A redirect after reading and rewriting the headers (MACs, TTL, checksum), without a lookup: the least that any
+//! router must do. "Capacity" is compared with it (docs/measured.md).
 
 use anyhow::Result;
 

@@ -1,5 +1,5 @@
-//! A virtual router of a subject's own, beyond those of the testbed. Dropped, it is gone, and the ports are free again for
-//! the next subject.
+//! A subject's own virtual router, beyond those of the testbed. Dropping it removes it and frees the ports for the next
+//! subject.
 
 use anyhow::{Context, Result};
 
@@ -15,10 +15,10 @@ const BRIDGE: &str = "type bridge stp_state 0 forward_delay 0 mcast_snooping 0";
 
 pub(super) struct VirtualRouter {
     number: u16,
-    /// Names of its interfaces: those of the box's ports.
+    /// Names of its interfaces, which are those of the box's ports.
     ports: Vec<String>,
     box_name: String,
-    /// Devices in the box that are to be deleted with it.
+    /// Devices in the box to delete with it.
     devices: &'static [&'static str],
     namespace: Namespace,
 }
@@ -73,11 +73,11 @@ impl VirtualRouter {
 
 impl Drop for VirtualRouter {
     fn drop(&mut self) {
-        // A namespace's devices go some time after it; until then they would occupy the ports.
+        // The kernel removes a namespace's devices some time after it; until then they would occupy the ports.
         let inner = self.ports.iter().map(|device| (self.namespace.name(), device.as_str()));
         let outer = self.devices.iter().map(|device| (self.box_name.as_str(), *device));
         for (namespace, device) in inner.chain(outer) {
-            // Already gone with its peer, or never made.
+            // The device may be gone with its peer, or was never made.
             let _ = command::ip(&format!("-netns {namespace} link del {device}"));
         }
     }
@@ -87,7 +87,8 @@ fn ports(testbed: &Testbed) -> Vec<String> {
     testbed.topology.ports.iter().map(|port| port.name.clone()).collect()
 }
 
-/// Bridges of this namespace, where the kernel can do that at all. Nobody but bridges reads it, so it may stay.
+/// Keeps bridges of this namespace from handing packets to netfilter, if the kernel can do that at all. Only bridges
+/// read the setting, so it may stay.
 fn hand_nothing_to_netfilter() -> Result<()> {
     for what in ["arptables", "ip6tables", "iptables"] {
         match std::fs::write(format!("/proc/sys/net/bridge/bridge-nf-call-{what}"), "0") {

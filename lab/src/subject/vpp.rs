@@ -1,11 +1,11 @@
-//! VPP of FD.io (<https://fd.io>) on the kernel's ports: addresses, static neighbours and routes are those that Linux has in
-//! the box when it starts, whole tables too. One thread polls, VPP's main one, on the router's core; memory is ordinary pages.
-//! Debian has no package, so its place may be given: MILLRACE_LAB_VPP. `vppctl` is beside it, and its plugins are where it
-//! looks for them itself: below `../lib/`.
+//! VPP of FD.io (<https://fd.io>) on the kernel's ports. It gets the addresses, static neighbours and routes that Linux
+//! has in the box at the start, whole tables too. VPP's main thread polls, on the router's core. Memory is ordinary
+//! pages. Debian has no package, so MILLRACE_LAB_VPP can give the path. `vppctl` is in the same directory, and VPP
+//! itself finds its plugins below `../lib/`.
 //!
-//! `vpp-afxdp`: AF_XDP sockets; a VPP with libxdp linked into it may need LIBXDP_OBJECT_PATH, the directory with libxdp's
-//! programs (that of the package libxdp1 is called `bpf`). `vpp-packet`: packet sockets; the stack's copies of the packets are
-//! dropped at once, and what a socket's ring has no room for no counter of the testbed shows.
+//! `vpp-afxdp`: AF_XDP sockets. A VPP with libxdp linked into it may need LIBXDP_OBJECT_PATH, the directory with
+//! libxdp's programs (that of the package libxdp1 is called `bpf`). `vpp-packet`: packet sockets. The stack's copies of
+//! the packets are dropped at once. No counter of the testbed shows packets that find a socket's ring full.
 
 use std::{
     path::{Path, PathBuf},
@@ -26,18 +26,18 @@ use crate::{
     testbed::{PORT_IN, PORT_OUT, Testbed},
 };
 
-/// Where the program is, if not on PATH.
+/// Path of the program, if it is not on PATH.
 const VARIABLE: &str = "MILLRACE_LAB_VPP";
 const START_LIMIT: Duration = Duration::from_secs(30);
-/// The thread that does everything.
+/// The thread that does all the work.
 const THREAD: &str = "vpp_main";
-/// Routes that it is given by one command, which may take [`command::LIMIT`]: a table is many.
+/// Routes per command. A command may take [`command::LIMIT`], so a whole table needs many.
 const ROUTES: usize = 100_000;
 
 pub(super) struct Vpp {
     sockets: Sockets,
     control: PathBuf,
-    // In this order: the program before its files; the ports are the stack's when it is gone.
+    // Dropped in this order: the program before its files. Then the stack has the ports again.
     process: Process,
     _segments: Segments,
     directory: Directory,
@@ -81,12 +81,12 @@ impl Vpp {
         for some in routes.chunks(ROUTES) {
             let file = self.directory.file("routes");
             std::fs::write(&file, some.join("\n") + "\n")?;
-            self.tell(&format!("exec {}", file.display())).context("it refuses a route")?;
+            self.tell(&format!("exec {}", file.display())).context("VPP refuses a route")?;
         }
         self.process.wait_until(START_LIMIT, |process| process.polls(THREAD))
     }
 
-    /// Has it carry out this command. One that works says nothing, but for the name of a new interface.
+    /// Runs a command. A command that works prints nothing, except the name of a new interface.
     fn tell(&self, command: &str) -> Result<()> {
         let answer = ask(&self.control, &self.directory, command)?;
         let answer = answer.trim();
@@ -96,7 +96,7 @@ impl Vpp {
     }
 }
 
-/// Half a kilobyte a route was seen to be taken; vectors that grow are there twice for a moment.
+/// A route takes about half a kilobyte. Vectors that grow exist twice for a moment.
 fn enough_memory(routes: usize) -> Result<()> {
     let needed_kb = 256 * 1024 + routes as u64;
     let information = std::fs::read_to_string("/proc/meminfo")?;
@@ -116,7 +116,7 @@ fn ask(control: &Path, directory: &Directory, question: &str) -> Result<String> 
     command::run(Command::new(control).arg("-s").arg(directory.file("cli.sock")).arg(question))
 }
 
-/// Its shared memory for clients, of which there are none; killed, it leaves it. Dropped, it is gone.
+/// Its shared memory for clients, of which there are none. A killed VPP leaves it behind. Dropping this removes it.
 struct Segments {
     prefix: String,
 }
@@ -131,15 +131,15 @@ impl Segments {
 impl Drop for Segments {
     fn drop(&mut self) {
         for name in ["global_vm", "vpe-api"] {
-            // Not there when it had not come so far.
+            // The file is missing if VPP ended before it made it.
             let _ = std::fs::remove_file(format!("/dev/shm/{}-{name}", self.prefix));
         }
     }
 }
 
-/// See <https://s3-docs.fd.io/vpp/26.02/configuration/reference.html>. It would have the machine set huge pages aside for its
-/// packets, and not give them back (vppinfra's `clib_sysfs_prealloc_hugepages`). Heap and statistics (two counters for each
-/// route) take memory only as they grow.
+/// See <https://s3-docs.fd.io/vpp/26.02/configuration/reference.html>. By default VPP has the machine set huge pages
+/// aside for its packets, and does not give them back (vppinfra's `clib_sysfs_prealloc_hugepages`). Heap and statistics
+/// (two counters for each route) take memory only as they grow.
 fn startup(testbed: &Testbed, directory: &Directory, segments: &Segments, routes: usize) -> String {
     let (heap_mb, statistics_mb) = (1024 + routes / 1000, 64 + routes / 5000);
     format!(
@@ -158,7 +158,7 @@ fn startup(testbed: &Testbed, directory: &Directory, segments: &Segments, routes
     )
 }
 
-/// What VPP calls a port.
+/// VPP's name of a port.
 fn name(port: &str) -> String {
     format!("host-{port}")
 }
@@ -171,8 +171,8 @@ fn interface(sockets: Sockets, number: u8, port: &str) -> Vec<String> {
                 "create interface af_xdp host-if {port} name {name} rx-queue-size 2048 tx-queue-size 2048"
             )
         }
-        // Version 2 of the ring hands over packet by packet: that of version 3 waits until 64 KiB are full, or 1 ms. Frames
-        // on the ring for what fits a port, instead of 64 KiB each.
+        // Version 2 of the ring hands over packet by packet; version 3 waits until 64 KiB are full, or 1 ms. Ring
+        // frames have room for a packet of the port, instead of 64 KiB each.
         Sockets::Packet => format!("create host-interface v2 name {port} rx-size 2048 tx-size 2048"),
     };
     vec![
@@ -196,7 +196,7 @@ fn neighbours(testbed: &Testbed) -> Result<Vec<String>> {
     Ok(shown.lines().filter_map(neighbour).collect())
 }
 
-/// Those through next hops: networks on the ports come with the addresses.
+/// Routes through next hops. The networks on the ports come with the addresses.
 fn routes(testbed: &Testbed) -> Result<Vec<String>> {
     let mut routes = Vec::new();
     for (family, bits) in [("-4", 32), ("-6", 128)] {

@@ -1,6 +1,7 @@
-//! xdp-forward of xdp-tools (<https://github.com/xdp-project/xdp-tools>): an XDP program that asks the kernel's table by
-//! `bpf_fib_lookup`, in its default mode, attached without libxdp's dispatcher (which would cost a call more). Debian 12 has
-//! none that loads on recent kernels (1.3.1), so its place may be given: MILLRACE_LAB_XDP_FORWARD.
+//! xdp-forward of xdp-tools (<https://github.com/xdp-project/xdp-tools>): an XDP program that looks up the kernel's
+//! table with `bpf_fib_lookup`. It runs in its default mode, without libxdp's dispatcher, which would cost one more
+//! call. Debian 12's version (1.3.1) does not load on recent kernels, so MILLRACE_LAB_XDP_FORWARD can give the path of
+//! another one.
 
 use anyhow::{Context, Result};
 
@@ -13,7 +14,7 @@ use crate::{
     testbed::{PORT_IN, PORT_OUT, Testbed},
 };
 
-/// Where the program is, if not on PATH.
+/// Path of the program, if it is not on PATH.
 const VARIABLE: &str = "MILLRACE_LAB_XDP_FORWARD";
 
 pub(super) struct XdpForward(Ports);
@@ -22,7 +23,7 @@ impl XdpForward {
     pub(super) fn start(testbed: &Testbed) -> Result<Self> {
         let program = given_or_on_path(VARIABLE, "xdp-forward")?;
         let ports = Ports::new(testbed)?;
-        // `ip netns exec` hides the BPF file system, where nothing is to be left.
+        // `ip netns exec` hides the BPF file system, so that nothing is left there.
         let mut load = std::process::Command::new("ip");
         load.args(["netns", "exec", testbed.box_namespace.name()])
             .arg(program)

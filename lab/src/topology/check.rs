@@ -1,4 +1,4 @@
-//! Whether a topology can exist. Every refusal names the thing and the way out.
+//! Checks whether a topology can exist. Every refusal names the cause and what to do.
 
 use std::{collections::HashSet, str::FromStr};
 
@@ -8,23 +8,23 @@ use logic::net::{Address, Prefix};
 use super::{Cores, Interface, Network, PortSpec, Router, Routers, Topology};
 use crate::addresses::MAX_NEXTHOP;
 
-/// Most ports: the addressing plan has room for these.
+/// Maximum number of ports, for which the addressing plan has room.
 pub const MAX_PORTS: usize = 16;
-/// Most queues of a port.
+/// Maximum number of queues of a port.
 pub const MAX_QUEUES: u16 = 16;
-/// Most virtual routers.
+/// Maximum number of virtual routers.
 pub const MAX_ROUTERS: u16 = 256;
-/// Most interfaces of a virtual router on one port.
+/// Maximum number of interfaces of a virtual router on one port.
 pub const MAX_INTERFACES_ON_PORT: u16 = 256;
-/// Most interfaces of all virtual routers together.
+/// Maximum number of interfaces of all virtual routers together.
 pub const MAX_INTERFACES: usize = 4096;
 
-/// Longest name of a network device (IFNAMSIZ less its end).
+/// Maximum length of a network device's name (IFNAMSIZ without its terminator).
 const MAX_DEVICE: usize = 15;
 const MAX_HOST: usize = 32;
 
 impl Topology {
-    /// Can it exist on a machine with so many cores? If not, says why, and what would do.
+    /// Can it exist on a machine with this many cores? If not, the error says why, and what would work.
     pub fn check(&self, cores: usize) -> Result<()> {
         self.check_cores(cores)
             .and_then(|()| self.check_ports())
@@ -72,7 +72,7 @@ impl Topology {
     }
 
     fn check_networks(&self) -> Result<()> {
-        // What the addressing plan takes (crate::addresses).
+        // Networks of the addressing plan (crate::addresses).
         let own = ["10.0.0.0/8", "fd00::/16"].map(|text| Network::from_str(text).expect("prefixes"));
         let mut seen: Vec<(&str, Network)> =
             own.map(|network| ("the testbed's own addresses", network)).into();
@@ -152,9 +152,9 @@ fn check_device(name: &str) -> Result<()> {
     let right = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     ensure!(
         !name.is_empty() && name.chars().all(right) && !name.starts_with(['.', '-']),
-        "{name:?} is no name for a port: use letters, digits, '-', '_' and '.', as in eth1"
+        "{name:?} is not a name for a port: use letters, digits, '-', '_' and '.', as in eth1"
     );
-    // Directories of /proc/sys/net/*/conf.
+    // Linux has directories of these names in /proc/sys/net/*/conf.
     ensure!(!["lo", "all", "default"].contains(&name), "port {name}: Linux has taken this name; use another");
     ensure!(
         name.len() <= MAX_DEVICE,
@@ -168,7 +168,7 @@ fn check_host(name: &str) -> Result<()> {
     let right = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
     ensure!(
         !name.is_empty() && name.len() <= MAX_HOST && name.chars().all(right),
-        "{name:?} is no name for a host: use 1 to {MAX_HOST} letters, digits, '-' and '_', as in gen"
+        "{name:?} is not a name for a host: use 1 to {MAX_HOST} letters, digits, '-' and '_', as in gen"
     );
     let router = name.strip_prefix('r').is_some_and(|rest| rest.parse::<u16>().is_ok());
     ensure!(name != "box" && !router, "host {name}: that is a router's name here; use another, as in gen");
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_exist_is_refused_by_name_and_with_the_way_out() {
+    fn an_impossible_topology_is_refused_with_the_cause_and_what_to_do() {
         let port = |n: usize| format!("[[port]]\nname = \"p{n}\"\nhost = \"h\"\n[[router]]");
         let seventeen = (0..15).map(port).collect::<String>().replace("[[router]][[port]]", "[[port]]");
         let cases: &[(&str, &str, &[&str])] = &[
@@ -216,7 +216,7 @@ mod tests {
             ("router = [1]", "router = [1, 1]", &["router has core 1 twice", "name each once"]),
             ("name = \"eth2\"", "name = \"eth1\"", &["two ports are called eth1", "rename"]),
             ("name = \"eth2\"", "name = \"lo\"", &["port lo", "use another"]),
-            ("name = \"eth2\"", "name = \"a/b\"", &["\"a/b\" is no name for a port", "as in eth1"]),
+            ("name = \"eth2\"", "name = \"a/b\"", &["\"a/b\" is not a name for a port", "as in eth1"]),
             (
                 "name = \"eth2\"",
                 "name = \"a-very-long-port\"",
@@ -224,7 +224,7 @@ mod tests {
             ),
             ("host = \"sink\"", "host = \"box\"", &["host box", "use another"]),
             ("host = \"sink\"", "host = \"r7\"", &["host r7", "use another"]),
-            ("host = \"sink\"", "host = \"a b\"", &["\"a b\" is no name for a host", "as in gen"]),
+            ("host = \"sink\"", "host = \"a b\"", &["\"a b\" is not a name for a host", "as in gen"]),
             ("queues = 2", "queues = 0", &["port eth2: 0 queues: 1 to 16"]),
             ("queues = 2", "queues = 17", &["port eth2: 17 queues: 1 to 16"]),
             ("next_hops = 8", "next_hops = 0", &["port eth2: 0 next hops: 1 to 250"]),
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_built_in_can_exist_on_two_cores() {
+    fn built_in_topologies_can_exist_on_two_cores() {
         let all: Vec<Topology> = Topology::built_in().map(Result::unwrap).collect();
         assert!(all.len() >= 8);
         for topology in &all {

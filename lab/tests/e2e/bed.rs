@@ -1,4 +1,4 @@
-//! A box between hosts with a real stack of their own, nothing prepared: no static neighbours, no prepared caches.
+//! A box between hosts with real stacks of their own. Nothing is prepared: no static neighbours, no filled caches.
 //!
 //! ```text
 //!  client: eth0 ──veth── p1 :box: p2 ──veth── eth0 :server
@@ -17,7 +17,8 @@ use lab::{
 
 use crate::daemon::Daemon;
 
-/// Transmit offloads off, so that checksums are whole and tags in the packet; NAPI, so that frames redirected there arrive.
+/// Transmit offloads are off, so that checksums are complete and tags are in the packet. NAPI lets redirected frames
+/// arrive.
 const HOST_OFFLOADS: &str = "-K eth0 tx off tso off gso off txvlan off tx-vlan-stag-hw-insert off gro on";
 
 pub struct Bed {
@@ -48,7 +49,8 @@ impl Bed {
                     host.name()
                 ))
                 .unwrap();
-            // Up before: a device that is down when GRO is turned on never tells its peer that it takes redirected frames.
+            // Up first: a device that is down when GRO is turned on never tells its peer that it takes redirected
+            // frames.
             host.ip_batch("link set eth0 up\n").unwrap();
             command::run(host.command("ethtool").args(HOST_OFFLOADS.split(' '))).unwrap();
             command::run(bed.the_box.command("ethtool").args(["-K", port, "gro", "on"])).unwrap();
@@ -72,7 +74,7 @@ impl Bed {
         bed
     }
 
-    /// A macvlan of a port, in a namespace of a router, not up yet.
+    /// Adds a macvlan of a port to a router's namespace. It is not up yet.
     pub fn macvlan(&self, router: &Namespace, device: &str, port: &str) {
         let name = router.name();
         self.the_box
@@ -80,7 +82,7 @@ impl Bed {
             .unwrap();
     }
 
-    /// Millrace on both ports, `routers` of them accelerated.
+    /// Starts Millrace on both ports, and waits until `routers` routers are accelerated.
     pub fn start(&self, routers: usize, more: &[&str]) -> Daemon {
         let ports = ["--port", "p1", "--port", "p2"];
         let mut daemon = Daemon::start(&self.the_box, &self.name, &[&ports[..], more].concat());
@@ -93,7 +95,7 @@ impl Bed {
     }
 }
 
-/// Forwarding on, reverse path filter and redirects off.
+/// Turns forwarding on, and the reverse path filter and redirects off.
 pub fn be_router(namespace: &Namespace) {
     namespace
         .sysctl(&[
@@ -102,14 +104,14 @@ pub fn be_router(namespace: &Namespace) {
             ("net/ipv4/conf/all/rp_filter", "0"),
             ("net/ipv4/conf/default/rp_filter", "0"),
             ("net/ipv4/conf/all/send_redirects", "0"),
-            // Limits on what a test asks for many times.
+            // These limit packets that a test asks for many times.
             ("net/ipv4/icmp_ratelimit", "0"),
             ("net/ipv6/icmp/ratelimit", "0"),
         ])
         .unwrap();
 }
 
-/// .1 on both sides of network `net`.
+/// Adds the addresses .1 on both sides of network `net`.
 fn addresses(namespace: &Namespace, net: u8, near: &str, far: &str) {
     let mut lines = String::new();
     for (device, side) in [(near, 1), (far, 2)] {
@@ -123,7 +125,7 @@ fn addresses(namespace: &Namespace, net: u8, near: &str, far: &str) {
     namespace.ip_batch(&lines).unwrap();
 }
 
-/// Runs a command line, split at spaces, in a namespace; whatever it exits with, what it printed.
+/// Runs a command line, split at spaces, in a namespace. Returns its output, whatever its exit status.
 pub fn output(namespace: &Namespace, line: &str) -> String {
     let mut words = line.split(' ');
     let mut command = namespace.command("timeout");
@@ -131,13 +133,13 @@ pub fn output(namespace: &Namespace, line: &str) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// As [`output`], and it must succeed.
+/// As [`output`], but the command must succeed.
 pub fn run(namespace: &Namespace, line: &str) -> String {
     let words: Vec<&str> = line.split(' ').collect();
     command::run(namespace.command(words[0]).args(&words[1..])).unwrap()
 }
 
-/// Every one of `count` pings is answered; the first may wait for ARP, not be lost.
+/// Every one of `count` pings is answered. The first may wait for ARP, but is not lost.
 pub fn ping(from: &Namespace, to: &str, count: u32) {
     let line = format!("ping -n -i 0.01 -W 10 -c {count} {to}");
     let text = output(from, &line);

@@ -1,4 +1,4 @@
-//! Routers, links and routes come, go and change under load; what is not concerned does not notice.
+//! Routers, links and routes come, go and change under load. Other routers lose nothing.
 
 use std::{fmt::Write, thread, time::Duration};
 
@@ -29,7 +29,7 @@ fn a_namespace_deleted_under_load_and_made_again() {
     let mut testbed = testbed(2);
     let mut daemon = start(&testbed);
     let name = testbed.routers[1].name().to_owned();
-    // Router 2 gets packets too, and whatever becomes of them, router 1 and the host lose none.
+    // Router 2 gets packets too. Whatever happens to them, router 1 and the host lose none.
     let (kept, gone) = (benchmark(Family::V4, 0..=1), benchmark(Family::V4, 2..=2));
     let mut both = kept.clone();
     both.targets.extend(gone.targets.iter().copied());
@@ -41,7 +41,7 @@ fn a_namespace_deleted_under_load_and_made_again() {
     });
     let share = account.sent / 2;
     let [host, r1, ..] = account.received[..] else { panic!("{account:?}") };
-    // Targets go round and round: the last round may be cut short.
+    // Targets are used round and round; the last round may be cut short.
     assert!(host + r1 + 500 + account.wire_full() >= share, "others lost packets: {account:?}");
     let account = while_sending(&mut testbed, &kept, |_| {});
     account.assert_no_loss("after the deletion");
@@ -55,7 +55,7 @@ fn a_namespace_deleted_under_load_and_made_again() {
     daemon.assert_verified();
 }
 
-/// As `lab::testbed` makes it, IPv4 only.
+/// Makes a router as `lab::testbed` does, for IPv4 only.
 fn router_like_the_testbeds(testbed: &Testbed, name: &str, r: u16) -> Namespace {
     let namespace = Namespace::create(name.into()).unwrap();
     for (port, mac) in [("eth1", ingress_mac(r)), ("eth2", egress_mac(r))] {
@@ -83,7 +83,7 @@ fn router_like_the_testbeds(testbed: &Testbed, name: &str, r: u16) -> Namespace 
     namespace
 }
 
-/// What a link that goes down takes with it.
+/// Neighbours and a route that disappear with a link that goes down.
 fn neighbours_and_route() -> String {
     format!(
         "neigh replace {GENERATOR4} lladdr {} nud permanent dev eth1\n\
@@ -100,7 +100,7 @@ fn ports_and_macvlans_flap_under_load() {
     let mut testbed = testbed(2);
     let mut daemon = start(&testbed);
     let (all, bystanders) = (benchmark(Family::V4, 0..=2), benchmark(Family::V4, 0..=1));
-    // One router's way out: the others do not notice.
+    // One router's way out goes down; the others do not notice.
     let namespace = testbed.routers[1].name().to_owned();
     let ip = |name: &str, lines: &str| lab::command::ip_batch(name, lines).unwrap();
     let account = while_sending(&mut testbed, &bystanders, |_| {
@@ -115,7 +115,7 @@ fn ports_and_macvlans_flap_under_load() {
     daemon.until_accelerated(3);
     while_sending(&mut testbed, &all, |_| {}).assert_no_loss("after a macvlan flapped");
 
-    // A whole port, in each of two places: the box's end and the far one.
+    // A whole port goes down, at each of two places: the box's end and the far end.
     let (near, far) =
         (testbed.box_namespace.name().to_owned(), testbed.host("sink").unwrap().name().to_owned());
     while_sending(&mut testbed, &all, |_| {
@@ -167,7 +167,7 @@ fn ten_thousand_route_changes_under_load() {
     }
     let account = while_sending(&mut testbed, &workload, |testbed| {
         for (namespace, lines) in [&testbed.box_namespace, &testbed.routers[0]].iter().zip(&lines) {
-            // Many a route to delete is not there: -force goes on.
+            // Many of the routes to delete do not exist; -force continues.
             let mut ip = std::process::Command::new("ip");
             ip.args(["-force", "-netns", namespace.name(), "-batch", "-"]);
             let done = lab::command::run_with_input(&mut ip, lines);

@@ -1,4 +1,4 @@
-//! The `millrace` binary, started, asked, killed.
+//! Starts, asks and kills the `millrace` binary.
 
 use std::{
     fs::File,
@@ -11,10 +11,10 @@ use std::{
 use lab::{namespace::Namespace, sys};
 use serde_json::Value;
 
-/// How long to wait for what should take a moment: another program may have both cores.
+/// How long to wait for something that takes a moment: another program may have both cores.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Waits until there is something; panics with the last reason why not.
+/// Waits until `look` returns something. Panics with the last reason why not.
 pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -26,12 +26,12 @@ pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) ->
     }
 }
 
-/// As [`eventually`], for something that is or is not.
+/// As [`eventually`], for a condition.
 pub fn eventually_true(what: &str, mut look: impl FnMut() -> bool) {
     eventually(what, || if look() { Ok(()) } else { Err("still not".into()) });
 }
 
-/// A daemon of an instance. Dropped, it is stopped and leaves nothing.
+/// A daemon of an instance. Dropping it stops it, and it leaves nothing.
 pub struct Daemon {
     child: Child,
     instance: String,
@@ -39,7 +39,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts `millrace run` with more arguments in a namespace; does not wait.
+    /// Starts `millrace run` with more arguments in a namespace, and does not wait.
     pub fn launch(namespace: &Namespace, instance: &str, arguments: &[&str]) -> Self {
         let log = std::env::temp_dir().join(format!("{instance}.log"));
         let file = File::options().create(true).append(true).open(&log).unwrap();
@@ -63,7 +63,7 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Waits for a status.
+    /// Waits for a status that `wanted` accepts.
     pub fn until(&mut self, what: &str, mut wanted: impl FnMut(&Value) -> bool) -> Value {
         eventually(what, || {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -74,7 +74,7 @@ impl Daemon {
         })
     }
 
-    /// Waits until it accelerates so many routers for IPv4 and IPv6 and trusts every port.
+    /// Waits until it accelerates this many routers for IPv4 and IPv6 and trusts every port.
     pub fn until_accelerated(&mut self, routers: usize) -> Value {
         self.until(&format!("{routers} routers accelerated"), |status| {
             let empty = Vec::new();
@@ -90,7 +90,7 @@ impl Daemon {
         Command::new(binary()).args(words).args(["--instance", &self.instance]).output().unwrap()
     }
 
-    /// A reading command's JSON.
+    /// JSON of a command that prints state.
     pub fn ask(&self, words: &[&str]) -> Value {
         self.try_ask(words).unwrap_or_else(|e| panic!("millrace {}: {e}\n{}", words.join(" "), self.log()))
     }
@@ -104,23 +104,23 @@ impl Daemon {
         serde_json::from_str(&text).map_err(|e| format!("{e}: {text}"))
     }
 
-    /// Packets the fast path has forwarded.
+    /// Packets that the fast path has forwarded.
     pub fn forwarded(&self) -> u64 {
         self.ask(&["status"])["packets"]["forwarded"].as_u64().expect("packets.forwarded")
     }
 
-    /// What `status` says of one router; null if it is not listed.
+    /// One router in the output of `status`; null if it is not listed.
     pub fn router(&self, name: &str) -> Value {
         router(&self.ask(&["status"]), name)
     }
 
-    /// `routes --verify` has nothing to say.
+    /// Asserts that `routes --verify` finds nothing.
     pub fn assert_verified(&self) {
         let output = self.millrace(&["routes", "--verify"]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     }
 
-    /// `kill -9`, without goodbye.
+    /// Kills it with `kill -9`.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -136,13 +136,13 @@ impl Daemon {
         assert!(ended.is_some_and(|status| status.success()), "{ended:?}\n{}", self.log());
     }
 
-    /// It must end by itself, with an error: its last words.
+    /// Asserts that it ends on its own with an error, and returns its last messages.
     pub fn refused(mut self) -> String {
         let ended = lab::command::wait(&mut self.child, PATIENCE).unwrap();
         assert!(ended.is_some_and(|status| !status.success()), "not refused: {ended:?}\n{}", self.log());
         let words = self.log();
         let _ = std::fs::remove_file(&self.log);
-        // What it was refused for may be another daemon of this instance, which must not be stopped.
+        // The reason may be another daemon of this instance, which must not be stopped.
         std::mem::forget(self);
         words
     }
@@ -157,7 +157,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // After `stop` there is nothing to stop, and saying so is harmless.
+        // After `stop` there is nothing to stop; the error is harmless.
         let _ = self.millrace(&["stop"]);
         if !matches!(lab::command::wait(&mut self.child, PATIENCE), Ok(Some(_))) {
             eprintln!("millrace did not stop and was killed");
@@ -179,7 +179,7 @@ pub fn router(status: &Value, name: &str) -> Value {
     list.find(|router| router["router"] == name).cloned().unwrap_or_default()
 }
 
-/// Takes away what a killed daemon has left, if a test fails before the next one is started.
+/// Removes what a killed daemon has left, if a test fails before the next daemon is started.
 pub struct Leftovers(pub String);
 
 impl Drop for Leftovers {
@@ -191,7 +191,7 @@ impl Drop for Leftovers {
 
 pub fn binary() -> PathBuf {
     let test = std::env::current_exe().unwrap();
-    // Tests live in deps/, beside which the binaries are.
+    // Tests are in deps/; the binaries are one directory up.
     let found = test.ancestors().nth(2).unwrap().join("millrace");
     assert!(found.is_file(), "no {}: run `make build`", found.display());
     found

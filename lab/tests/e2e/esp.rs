@@ -1,4 +1,5 @@
-//! ESP in the daemon: a tunnel from red to the server, whose end there is none of ours (`esp/peer.py`; [`strongswan`]).
+//! ESP in the daemon: a tunnel from red to the server. Its end there is a program of others (`esp/peer.py`;
+//! [`strongswan`]).
 
 mod strongswan;
 
@@ -22,7 +23,7 @@ use crate::{
     user_plane::{numbered, path, send_numbered, sum},
 };
 
-/// Behind the server, by the tunnel.
+/// An address behind the server, reached through the tunnel.
 const FAR: &str = "10.9.0.1";
 
 struct Peer {
@@ -47,7 +48,7 @@ impl Peer {
             ))
             .unwrap();
         bed.client.ip_batch("route add 10.9.0.0/24 via 10.7.1.1\n").unwrap();
-        // What were not encrypted would come all the same.
+        // Packets that are not encrypted would arrive, too.
         bed.red.ip_batch("route add 10.9.0.0/24 via 10.7.2.2\n").unwrap();
         peer
     }
@@ -63,13 +64,13 @@ impl Peer {
         self.line()
     }
 
-    /// Frames that should have been encrypted.
+    /// Number of frames in clear that should have been encrypted.
     fn in_clear(&mut self) -> u64 {
         let report: Value = serde_json::from_str(&self.ask("report")).unwrap();
         report["clear"].as_u64().unwrap()
     }
 
-    /// What came by an SPI: packets, bad ones, replayed ones.
+    /// Counts of packets with an SPI: packets, bad ones, replayed ones.
     fn came(&mut self, spi: u32) -> [u64; 3] {
         let report: Value = serde_json::from_str(&self.ask("report")).unwrap();
         assert_eq!((&report["strangers"], &report["clear"]), (&0.into(), &0.into()), "{report}");
@@ -92,7 +93,7 @@ impl Files {
         self.0.path().join(name)
     }
 
-    /// A key that is made of this byte.
+    /// A key made of this byte.
     fn key(&self, name: &str, byte: u8) -> String {
         let digits = format!("{byte:02x}").repeat(20);
         self.secret(name, &digits);
@@ -154,7 +155,7 @@ fn start(bed: &Bed, file: &Path) -> Daemon {
     daemon
 }
 
-/// Numbered datagrams there, and back from there; those that came, of each.
+/// Sends numbered datagrams there, and back from there. Returns those that arrived, for each direction.
 fn both_ways(bed: &Bed, count: u32) -> [Vec<u32>; 2] {
     thread::scope(|scope| {
         let there = scope.spawn(|| numbered(bed, "10.7.1.2:4000", &format!("{FAR}:4000"), count));
@@ -169,8 +170,8 @@ fn both_ways(bed: &Bed, count: u32) -> [Vec<u32>; 2] {
     })
 }
 
-/// The first packet finds no neighbour, and Linux sends it; keys change under traffic, and nothing is lost; a daemon that is killed is followed by one that uses
-/// no number again; and nobody ever says a key.
+/// The first packet finds no neighbour, and Linux sends it. Keys change under traffic, and nothing is lost. The daemon
+/// that follows a killed one uses no number again. No output contains a key.
 #[test]
 #[ignore = "needs root"]
 fn a_tunnel_of_the_daemon_keeps_its_promises() {
@@ -192,7 +193,7 @@ fn a_tunnel_of_the_daemon_keeps_its_promises() {
     assert!(seen["run"]["up"]["unresolved"].as_u64().is_some_and(|packets| packets >= 1), "{seen:#}");
     assert_eq!((sum(&seen["run"]["dropped"]), &seen["lost"]), (0, &Value::Array(Vec::new())), "{seen:#}");
 
-    // Refused, and nothing changed.
+    // The change is refused, and nothing has changed.
     let before = daemon.ask(&["sas"]);
     let wrong = files.write("wrong.toml", &(to_server(1002, "c") + &from_server(2001, "d")));
     let refused = daemon.millrace(&["sas", "set", wrong.to_str().unwrap()]);
@@ -204,7 +205,7 @@ fn a_tunnel_of_the_daemon_keeps_its_promises() {
         |sas: &Value| sas["sas"].as_array().unwrap().iter().map(|sa| sa["spi"].clone()).collect::<Vec<_>>();
     assert_eq!(named(&daemon.ask(&["sas"])), named(&before));
 
-    // Other keys, under traffic.
+    // Change keys under traffic.
     let set = |file: &Path| {
         let output = daemon.millrace(&["sas", "set", file.to_str().unwrap()]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -230,7 +231,7 @@ fn a_tunnel_of_the_daemon_keeps_its_promises() {
     assert_eq!(named(&sas), [2002, 1002], "{sas:#}");
     assert_eq!(sas["sas"][1]["sequence"], new[0], "{sas:#}");
     ping(&bed.client, FAR, 10);
-    // The old one has noted what it used, as no worker has it any more.
+    // The old SA has written the number that it used, because no worker has it any more.
     let noted = |key: &str| -> u64 {
         let text = fs::read_to_string(files.path(&format!("{key}.sequence"))).unwrap();
         text.trim_end().rsplit_once(' ').unwrap().1.parse().unwrap()
@@ -247,14 +248,14 @@ fn a_tunnel_of_the_daemon_keeps_its_promises() {
     ping(&bed.client, FAR, 20);
     assert_eq!(peer.came(1002), [new[0] + 30, 0, 0], "no number again");
     daemon.stop();
-    // What was reserved and not used is given back.
+    // Reserved numbers that were not used are given back.
     assert_eq!(noted("c") % (1 << 20), 20);
-    // Without Millrace all of it is Linux's, and in clear: that is what the peer looked for.
+    // Without Millrace Linux has all packets, in clear. The peer looks for these.
     numbered(&bed, "10.7.1.2:4000", &format!("{FAR}:4000"), 3);
     assert_eq!(peer.in_clear(), 3);
 }
 
-/// Before it has a key, when it has none any more, and when nobody is there: nothing leaves as it is.
+/// Nothing leaves in clear: before there is a key, when there is none any more, and when no daemon runs.
 #[test]
 #[ignore = "needs root"]
 fn without_a_key_nothing_leaves() {

@@ -1,4 +1,4 @@
-//! FRR's OSPF in two virtual routers of the same box: what it installs, the fast path follows.
+//! FRR's OSPF in two virtual routers of the same box. The fast path follows the routes that it installs.
 //!
 //! ```text
 //!  client ── in(p1) red ── out(p2), 10.7.2.1      10.7.2.4, x(p2) blue ── y(p2), 10.9.2.1 ── server
@@ -17,17 +17,17 @@ use crate::{
     daemon::{Daemon, eventually},
 };
 
-/// Daemons of one router, in a directory of their own: the machine's FRR does not notice.
+/// Daemons of one router, in a directory of their own, so that the machine's FRR is not affected.
 pub struct Frr {
     _daemons: Vec<Background>,
     directory: tempfile::TempDir,
 }
 
 impl Frr {
-    /// zebra, and these daemons with their configurations.
+    /// Starts zebra and these daemons with their configurations.
     pub fn start(namespace: &Namespace, daemons: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        // They run as user frr, which alone is in the group that their sockets belong to.
+        // They run as user frr, the only member of the group that their sockets belong to.
         lab::command::run(std::process::Command::new("chown").arg("frr:frr").arg(directory.path())).unwrap();
         let path = |name: &str| directory.path().join(name).display().to_string();
         let start = |name: &str, config: &str| {
@@ -49,7 +49,7 @@ impl Frr {
         Self { _daemons: [zebra].into_iter().chain(others).collect(), directory }
     }
 
-    /// Of a daemon, what these commands print, one after another.
+    /// Output of these commands of a daemon, one after another.
     pub fn vtysh(&self, namespace: &Namespace, daemon: &str, commands: &[&str]) -> String {
         let mut vtysh = namespace.command("vtysh");
         vtysh.arg("--vty_socket").arg(self.directory.path()).args(["-d", daemon]);
@@ -66,7 +66,7 @@ pub fn ospf(id: &str, networks: &[&str], interfaces: &str) -> String {
     format!("{interfaces}router ospf\n ospf router-id {id}\n timers throttle spf 0 50 500\n{networks}")
 }
 
-/// A neighbour that is silent for a second is gone.
+/// A neighbour that is silent for a second is considered gone.
 const FAST_OSPF: &str =
     " ip ospf dead-interval minimal hello-multiplier 4\n ip ospf network point-to-point\n";
 
@@ -112,14 +112,14 @@ fn ospf_between_two_virtual_routers() {
 
     until_next_hop(&bed, &daemon, "10.9.2.2", Some("10.7.2.4"));
     ping(&bed.client, "10.9.2.2", 20);
-    // The way over p2 gets dear: OSPF moves, the fast path follows.
+    // The way over p2 becomes dear: OSPF moves, and the fast path follows.
     red.vtysh(&bed.red, "ospfd", &["configure terminal", "interface out", "ip ospf cost 1000"]);
     until_next_hop(&bed, &daemon, "10.9.2.2", Some("10.7.1.4"));
     ping(&bed.client, "10.9.2.2", 20);
-    // From red to blue it is the kernel's (never on the wire); the answers cross blue from port to port.
+    // From red to blue the kernel forwards (packets are never on the wire). The answers cross blue from port to port.
     let forwarded = daemon.router(blue.name())["packets"]["forwarded"].as_u64().unwrap();
     assert!(forwarded >= 20, "only {forwarded} of 40 answers by the fast path");
-    // Back again, and then blue stops announcing.
+    // OSPF moves back again, and then blue stops announcing.
     red.vtysh(&bed.red, "ospfd", &["configure terminal", "interface out", "ip ospf cost 10"]);
     until_next_hop(&bed, &daemon, "10.9.2.2", Some("10.7.2.4"));
     let silent = ["configure terminal", "router ospf", "no network 10.9.2.0/24 area 0"];

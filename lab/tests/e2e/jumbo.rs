@@ -1,4 +1,4 @@
-//! Frames of 9000 bytes, which XDP sees in several buffers: what arrives is what plain Linux makes of them.
+//! Frames of 9000 bytes, which XDP sees in several buffers, arrive as plain Linux sends them.
 
 use std::{
     net::UdpSocket,
@@ -14,11 +14,11 @@ use crate::{
 };
 
 const MTU: usize = 9000;
-/// Below, at and above what fits in one buffer, and the largest.
+/// Below, at and above the size that fits into one buffer, and the largest.
 const PAYLOADS: [usize; 6] = [100, 1472, 3500, 4096, 8000, MTU - 28];
 
-/// The frames that arrive at `to` of datagrams sent there, as tcpdump prints them. Their checksums are right, as the
-/// datagrams get to a socket.
+/// Sends datagrams, and returns the frames that arrive at `to`, as tcpdump prints them. Their checksums are right,
+/// because the datagrams reach a socket.
 fn arriving(from: (&Namespace, &str), to: (&Namespace, &str)) -> Vec<String> {
     let bind =
         |(host, address): (&Namespace, &str)| host.enter(|| Ok(UdpSocket::bind((address, 4000))?)).unwrap();
@@ -40,7 +40,8 @@ fn arriving(from: (&Namespace, &str), to: (&Namespace, &str)) -> Vec<String> {
     text.lines().map(without_identification).collect()
 }
 
-/// The sender numbers its packets: the number and the header's checksum, in the second line of a dump, differ each time.
+/// The sender numbers its packets. So the identification and the header's checksum, in the second line of a dump,
+/// differ each time.
 fn without_identification(line: &str) -> String {
     let mut words: Vec<&str> = line.split_whitespace().collect();
     if words[0] == "0x0010:" {
@@ -49,7 +50,7 @@ fn without_identification(line: &str) -> String {
     words.join(" ")
 }
 
-/// Both ways through the host router, and what is said of a frame that is too large for `out` of the other router.
+/// Frames both ways through the host router, and the error for a frame that is too large for `out` of the other router.
 fn observed(bed: &Bed) -> [Vec<String>; 3] {
     let (client, server) = ((&bed.client, "10.8.1.2"), (&bed.server, "10.8.2.2"));
     let refusal = output(&bed.client, "ping -n -c 1 -W 5 -M do -s 7972 10.7.2.2");

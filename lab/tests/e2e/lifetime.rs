@@ -1,4 +1,4 @@
-//! The daemon dies, comes back, falls silent: forwarding goes on.
+//! The daemon dies, comes back, or falls silent, and forwarding continues.
 
 use std::{thread, time::Duration};
 
@@ -24,7 +24,7 @@ fn killed_and_restarted_under_load_without_a_lost_packet() {
     let _leftovers = Leftovers(testbed.name.clone());
     for family in [Family::V4, Family::V6] {
         let workload = benchmark(family, 0..=2);
-        // Longer than a restart takes on a slow machine: the fast path is what is looked at.
+        // Longer than a restart takes on a slow machine, because this test is about the fast path.
         let more = ["--heartbeat", "30s"];
         let mut running = Some(start(&testbed, &more));
         let first = running.as_ref().map(|daemon| daemon.ask(&["status"])).unwrap();
@@ -36,7 +36,7 @@ fn killed_and_restarted_under_load_without_a_lost_packet() {
         account.assert_no_loss("kill -9 and restart");
         let daemon = running.unwrap();
         let status = daemon.ask(&["status"]);
-        // A restart is a new set of programs and maps, filled before it takes over, and counts on.
+        // A restart fills a new set of programs and maps before they take over. Counters continue.
         assert!(status["generation"].as_u64() > first["generation"].as_u64(), "{status:#}");
         let forwarded = daemon.forwarded();
         assert!(forwarded >= account.received.iter().sum::<u64>() * 9 / 10, "{forwarded} of {account:?}");
@@ -108,7 +108,7 @@ fn with_a_heartbeat_of_0_the_kernel_forwards_as_soon_as_the_daemon_is_gone() {
     assert!(by_linux >= arrived, "{by_linux} of {arrived} by the kernel");
 }
 
-/// Packets the stacks of the box and its routers forwarded (/proc/net/snmp, ForwDatagrams).
+/// Packets that the stacks of the box and its routers forwarded (/proc/net/snmp, ForwDatagrams).
 pub fn forwarded_by_linux(testbed: &Testbed) -> u64 {
     let namespaces = testbed.routers.iter().chain([&testbed.box_namespace]);
     namespaces

@@ -1,4 +1,4 @@
-//! Packets through the lab's testbed while something happens, every one accounted for.
+//! Sends packets through the lab's testbed while something happens, and accounts for every one.
 
 use std::{
     thread,
@@ -18,37 +18,37 @@ use lab::{
 
 use crate::daemon::eventually_true;
 
-/// Enough to notice a gap of a tenth of a millisecond, little enough for a busy machine.
+/// High enough to notice a gap of a tenth of a millisecond, low enough for a busy machine.
 const RATE_PPS: u64 = 15_000;
-/// Packets of a test at least.
+/// Least packets of a test.
 const ENOUGH: u64 = 3000;
 
-/// A testbed whose generator gives way to everybody, so that a daemon gets its core.
+/// A testbed whose generator runs after all others, so that a daemon gets its core.
 pub fn testbed(routers: u16) -> Testbed {
     let mut testbed = Testbed::new(&Topology::rfc2544().with_routers(routers)).unwrap();
     testbed.set_priority(Priority::Reaction).unwrap();
     testbed
 }
 
-/// What became of the packets.
+/// Counts of the packets.
 #[derive(Debug)]
 pub struct Account {
     pub sent: u64,
-    /// At the sink, by router; then those that came through none.
+    /// Packets at the sink, by router; the last one counts packets that came through none.
     pub received: Vec<u64>,
     pub bytes: u64,
     pub lost: Losses,
-    /// How often the generator's wire was full when the same was sent and nothing happened.
+    /// How many packets found the generator's wire full when the same was sent and nothing happened.
     pub wire_full_idle: u64,
-    /// How long the thread that empties the wire waited for its core, longer than when nothing happened.
+    /// How much longer the thread that empties the wire waited for its core than when nothing happened.
     pub robbed: Duration,
 }
 
 /// The generator's wire, whose other end is the port's receive queue.
 const WIRE: &str = "gen.eth0.ring_full";
-/// The event may keep the thread that empties the wire busy for so long.
+/// How long the event may keep the thread that empties the wire busy.
 const WIRE_SLACK: Duration = Duration::from_millis(30);
-/// Other programs may hold that thread's core for so long. The event answers for more.
+/// How long other programs may hold that thread's core. More than this counts against the event.
 const MOST_ROBBED: Duration = Duration::from_millis(300);
 
 impl Account {
@@ -59,7 +59,8 @@ impl Account {
         assert_eq!(self.sent, self.received.iter().sum::<u64>() + full, "{what}: {self:?}");
     }
 
-    /// How many packets found the wire to the box full: no more than by itself, or because others had the core.
+    /// How many packets found the wire to the box full. Asserts that this is normal, or due to others that had the
+    /// core.
     pub fn wire_full(&self) -> u64 {
         let full = self.lost.0.get(WIRE).copied().unwrap_or(0);
         let slack = RATE_PPS as f64 * (WIRE_SLACK + self.robbed.min(MOST_ROBBED)).as_secs_f64();
@@ -68,7 +69,7 @@ impl Account {
     }
 }
 
-/// What is sent to: IPv4 or IPv6 through some routers, with the frames' length.
+/// The traffic: IPv4 or IPv6 through some routers, with the frames' length.
 pub fn benchmark(family: Family, routers: impl Iterator<Item = u16> + Clone) -> Workload {
     Workload::benchmark(family, 500, routers)
 }
@@ -77,7 +78,8 @@ fn until_sent(testbed: &Testbed, packets: u64) {
     eventually_true("the generator sends", || testbed.generator.packets().unwrap() >= packets);
 }
 
-/// Sends while `work` runs, at least [`ENOUGH`] packets, before, during and after it; then as many while nothing happens.
+/// Sends at least [`ENOUGH`] packets while `work` runs, before, during and after it. Then sends as many while nothing
+/// happens.
 pub fn while_sending(testbed: &mut Testbed, workload: &Workload, work: impl FnOnce(&Testbed)) -> Account {
     let mut account = send(testbed, workload, 0, work);
     let idle = send(testbed, workload, account.sent, |_| {});
@@ -89,16 +91,16 @@ pub fn while_sending(testbed: &mut Testbed, workload: &Workload, work: impl FnOn
 fn send(testbed: &mut Testbed, workload: &Workload, least: u64, work: impl FnOnce(&Testbed)) -> Account {
     testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes).unwrap();
     let threads = testbed.router_threads().unwrap().0;
-    // The first is that of the port at the wire.
+    // The first thread belongs to the port at the wire.
     let empties = Threads(vec![threads[0]]);
-    // A thread ends with its port: then nobody has robbed it.
+    // A thread ends with its port. Then nothing has taken its core.
     let time = || empties.times().map_or(Time::default(), |times| times[0]);
     let before_all = time();
     let _first = First::of(threads);
     let rows = [&(0..=testbed.topology.router_count()).collect::<Vec<_>>()[..], &[511]].concat();
     let (before, losses) = (received(testbed, &rows), Losses::now(testbed).unwrap());
     testbed.generator.start(Load { frame_bytes: workload.frame_bytes, pace: Pace::Rate(RATE_PPS) }).unwrap();
-    // By number, not by time: on a busy machine the generator comes last.
+    // Wait for a number of packets, not for a time: on a busy machine the generator comes last.
     until_sent(testbed, 1000);
     work(testbed);
     until_sent(testbed, testbed.generator.packets().unwrap().max(ENOUGH - 1000) + 1000);
@@ -132,8 +134,8 @@ fn send(testbed: &mut Testbed, workload: &Workload, least: u64, work: impl FnOnc
     }
 }
 
-/// Threads that go before all others, as interrupts would come before every program, too. Dropped, they no longer do: some are the
-/// machine's, and outlive the testbed.
+/// Makes threads go before all others, as interrupts go before every program. Dropping this ends it, because some
+/// threads belong to the machine and outlive the testbed.
 struct First(Vec<i32>);
 
 impl First {
@@ -146,7 +148,7 @@ impl First {
 
 impl Drop for First {
     fn drop(&mut self) {
-        // Those that have ended are no more.
+        // Threads that have ended cause an error, which does not matter.
         self.0.iter().for_each(|thread| _ = sys::set_nice(*thread, 0));
     }
 }
@@ -155,7 +157,7 @@ fn received(testbed: &Testbed, rows: &[u16]) -> Vec<(u64, u64)> {
     rows.iter().map(|r| testbed.sink.arrived(*r).unwrap()).map(|a| (a.packets, a.bytes)).collect()
 }
 
-/// A plain forwarder in the eyes of `lab::check`: what comes out must be what a router makes of it.
+/// Stands for a plain forwarder in `lab::check`: the output must be that of a router.
 pub struct Any;
 
 impl Subject for Any {
@@ -164,7 +166,7 @@ impl Subject for Any {
     }
 }
 
-/// What comes out is byte for byte what a router makes of these packets.
+/// Asserts that the output equals, byte for byte, what a router makes of these packets.
 pub fn assert_forwards_right(testbed: &mut Testbed, workload: &Workload) {
     let next_hop = |address| workload.next_hop(address);
     lab::check::check_forwarding(testbed, &Any, &workload.targets, workload.frame_bytes, next_hop).unwrap();

@@ -1,4 +1,4 @@
-//! What an egress port loses after the redirect is counted: every packet forwarded arrives or has a name.
+//! Losses of an egress port after the redirect are counted: every packet forwarded arrives or is counted by name.
 
 use std::{process::Command, thread, time::Duration};
 
@@ -21,14 +21,14 @@ use crate::{
 const LAST_NICE: i32 = 19;
 
 fn start(testbed: &Testbed) -> Daemon {
-    // The fast path forwards until the next daemon has started, however slow the machine is.
+    // The fast path forwards until the next daemon has started, even on a slow machine.
     let arguments = ["--port", "eth1", "--port", PORT_OUT, "--heartbeat", "60s"];
     let mut daemon = Daemon::start(&testbed.box_namespace, &testbed.name, &arguments);
     daemon.until_accelerated(testbed.routers.len() + 1);
     daemon
 }
 
-/// The far end of the egress port is emptied by a thread that gets the router's core when nobody else wants it.
+/// Lets a thread empty the far end of the egress port that gets the router's core only when nothing else wants it.
 fn starve_sink(testbed: &Testbed) {
     let script = "echo 1 > /sys/class/net/eth0/threaded";
     let mut threaded = Command::new("ip");
@@ -42,7 +42,7 @@ fn starve_sink(testbed: &Testbed) {
     }
 }
 
-/// (forwarded, lost) by `status`, which must agree with the one port that loses, and with text.
+/// (forwarded, lost) by `status`. Asserts that this agrees with the one port that loses, and with the text.
 fn told(daemon: &Daemon) -> (u64, u64) {
     let status = daemon.ask(&["status"]);
     let lost = |port: &Value| -> u64 {
@@ -63,7 +63,8 @@ fn flood(testbed: &mut Testbed, work: impl FnOnce(&Testbed)) {
     testbed.generator.stop().unwrap();
 }
 
-/// Nothing is left out and nothing is counted twice: the daemon, the wire and the sink agree, once the queues are empty.
+/// Asserts that no packet is missing or counted twice: the daemon, the wire and the sink agree, once the queues are
+/// empty.
 fn assert_accounted(testbed: &Testbed, daemon: &Daemon, before: &Losses) -> u64 {
     eventually("all packets are accounted for", || {
         let arrived = testbed.sink.arrived_in_all().unwrap();
@@ -87,7 +88,7 @@ fn every_packet_forwarded_arrives_or_is_counted_as_lost() {
     let first = assert_accounted(&testbed, running.as_ref().unwrap(), &before);
     assert!(first > 0, "nothing was lost, so nothing was tested");
 
-    // Without a daemon too, and across its restart.
+    // The same without a daemon, and across its restart.
     flood(&mut testbed, |testbed| {
         running.take().unwrap().kill();
         thread::sleep(Duration::from_secs(1));

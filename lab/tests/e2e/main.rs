@@ -1,13 +1,13 @@
-//! Millrace as people run it, in network namespaces of the test's own: the daemon killed, restarted, silent; routers and
+//! Millrace as people run it, in network namespaces of the test: the daemon killed, restarted, silent; routers and
 //! links that come and go under load; real TCP, ICMP, ARP and routing daemons through it.
 //!
-//! Nothing here asserts a speed: only losses, bytes, counters and what the commands say, each within a generous time.
-//! Root; run one at a time (`make test-root`), as they share two cores.
+//! Nothing here asserts a speed: only losses, bytes, counters and the output of commands, each within a generous time.
+//! The tests need root, and run one at a time (`make test-root`), because they share two cores.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `daemon.rs` | the `millrace` binary, started, asked, killed |
-//! | `load.rs` | packets through the lab's testbed while something happens, every one accounted for |
+//! | `daemon.rs` | starts, asks and kills the `millrace` binary |
+//! | `load.rs` | sends packets through the lab's testbed while something happens, and accounts for every one |
 //! | `bed.rs` | hosts with a real stack of their own on both sides of a box |
 //! | `lifetime.rs`, `upgrade.rs`, `changes.rs` | tests under load |
 //! | `losses.rs` | an egress port that is too slow |

@@ -1,4 +1,4 @@
-//! Packets of a path copied to a file: of a daemon that is asked to end and one that is killed, and on a disk that is full.
+//! Packets of a path copied to a file: with a daemon that is asked to end, with one that is killed, and on a full disk.
 
 use std::{
     fs::{self, File},
@@ -17,13 +17,13 @@ use crate::{
     user_plane::{numbered, path, start, workers},
 };
 
-/// Of tmpfs; a page is its least.
+/// Size of the tmpfs. It cannot be smaller than a page.
 const DISK_KIB: usize = 128;
-/// Of datagrams of four bytes: padded by nobody on a veth.
+/// Length of the frame of a datagram with four bytes, which nothing pads on a veth.
 const FRAME: usize = 14 + 20 + 8 + 4;
 const CUT: usize = 44;
 
-/// A path of red's UDP packets, copied as they come.
+/// A path for red's UDP packets, which are copied as they come.
 fn mirrored(bed: &Bed, file: &Path) -> String {
     format!(
         "{}[[path]]\nname = \"udp\"\nrouter = \"{}\"\nclass = {{ protocol = \"udp\" }}\notherwise = \"drop\"\n\
@@ -34,12 +34,12 @@ fn mirrored(bed: &Bed, file: &Path) -> String {
     )
 }
 
-/// Numbered datagrams, none of which may be lost, whatever becomes of copies.
+/// Sends numbered datagrams, and asserts that none is lost, whatever happens to copies.
 fn all_arrive(bed: &Bed, count: u32) {
     assert_eq!(numbered(bed, "10.7.1.2:4000", "10.7.2.2:4000", count), Vec::from_iter(0..count));
 }
 
-/// What the mirror counted, once it has counted so many.
+/// Counters of the mirror, once they add up to this many.
 fn counted(daemon: &Daemon, all: u64) -> Value {
     eventually("all copies counted", || {
         let counted = path(daemon, "udp")["run"]["elements"][0]["counted"].clone();
@@ -48,7 +48,8 @@ fn counted(daemon: &Daemon, all: u64) -> Value {
     })
 }
 
-/// Sends datagrams one by one until one of them is in the file: it is open then, and may be written. What the mirror counted; and how many were sent.
+/// Sends datagrams one by one until one of them is in the file, which is then open and writable. Returns the mirror's
+/// counters, and how many datagrams were sent.
 fn is_copied(bed: &Bed, daemon: &Daemon) -> (Value, u64) {
     let sum =
         |counted: &Value| counted.as_object().into_iter().flatten().filter_map(|(_, n)| n.as_u64()).sum();
@@ -64,7 +65,7 @@ fn is_copied(bed: &Bed, daemon: &Daemon) -> (Value, u64) {
     (after, sent)
 }
 
-/// The ends of all records, the last bytes of IP addresses and what of UDP fits: they are of UDP from the client to the server, cut, and in order of time.
+/// Checks all records: they are cut, in order of time, and UDP from the client to the server. Returns their number.
 fn records(file: &Path) -> usize {
     let mut reader = PcapReader::new(File::open(file).unwrap()).unwrap();
     let (mut count, mut last) = (0, Default::default());
@@ -72,7 +73,7 @@ fn records(file: &Path) -> usize {
         let packet = packet.unwrap();
         assert_eq!((packet.data.len(), packet.orig_len as usize), (CUT, FRAME));
         assert_eq!(packet.data[26..40], [10, 7, 1, 2, 10, 7, 2, 2, 0x0f, 0xa0, 0x0f, 0xa0, 0, 12]);
-        assert_eq!(packet.data[22], 64, "as it came");
+        assert_eq!(packet.data[22], 64, "the TTL has not changed");
         assert!(packet.timestamp >= last);
         (count, last) = (count + 1, packet.timestamp);
     }
@@ -90,7 +91,7 @@ fn a_path_is_captured_over_restarts() {
     let (_, first) = is_copied(&bed, &daemon);
     all_arrive(&bed, 1000);
     let after = counted(&daemon, first + 1000);
-    // Those before were too early.
+    // The datagrams before came too early.
     assert_eq!(after["written"], 1001, "{after:#}");
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     let says = |words: &[&str]| String::from_utf8(daemon.millrace(words).stdout).unwrap();
@@ -114,7 +115,7 @@ fn a_path_is_captured_over_restarts() {
     daemon.until_accelerated(2);
     is_copied(&bed, &daemon);
     all_arrive(&bed, 500);
-    // What is on its way is written before it ends.
+    // The mirror writes what is on its way before the daemon ends.
     daemon.stop();
     assert_eq!(records(&file), 1001 + 501);
 }
@@ -122,7 +123,7 @@ fn a_path_is_captured_over_restarts() {
 #[test]
 #[ignore = "needs root"]
 fn a_full_disk_costs_no_packet() {
-    // Mounts are of this thread alone, and of what it starts; those would end with it.
+    // The mounts belong to this thread and to what it starts, and end with them.
     let test = thread::spawn(|| {
         // SAFETY: it changes nothing of this process's memory, and the thread ends with the test.
         assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNS) }, 0, "{}", std::io::Error::last_os_error());
@@ -150,7 +151,8 @@ fn on_a_full_disk(disk: &Path) {
     let full = counted(&daemon, 2000);
     let number = |counted: &Value, name: &str| counted[name].as_u64().unwrap();
     let (written, lost) = (number(&full, "written"), number(&full, "mirror_disk"));
-    // All that fits, but for what a write that failed for its end alone would have had besides.
+    // The mirror writes all that fits, except records that a write which failed only at its end would have held
+    // besides.
     assert_eq!((written, written + lost), (room as u64, 2000), "{full:#}");
     assert_eq!(records(&file), written as usize);
     let trouble =
@@ -158,7 +160,7 @@ fn on_a_full_disk(disk: &Path) {
     let is_told = || problems(&daemon.ask(&["status"])).contains(&trouble);
     eventually_true("the trouble", is_told);
     assert_eq!(path(&daemon, "udp")["run"]["dropped"], serde_json::json!({}));
-    // Room again: it goes on behind what it has.
+    // There is room again: it continues behind the earlier records.
     fs::remove_file(&filler).unwrap();
     let (again, sent) = is_copied(&bed, &daemon);
     assert_eq!((number(&again, "written"), number(&again, "mirror_disk")), (written + 1, lost + sent - 1));

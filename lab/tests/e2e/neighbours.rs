@@ -1,4 +1,5 @@
-//! Nobody prepares a neighbour: ARP and neighbour discovery start it, the fast path takes over, and nothing goes stale.
+//! No neighbours are prepared. ARP and neighbour discovery find them, the fast path takes over, and no neighbour goes
+//! stale.
 
 use std::{thread, time::Duration};
 
@@ -23,7 +24,7 @@ fn first_packets_resolve_and_the_fast_path_takes_over() {
         for to in [format!("10.{net}.2.2"), format!("fd0{net}:2::2")] {
             run(router, "ip neigh flush all");
             run(router, "ip -6 neigh flush all");
-            // Nothing is lost at the first contact either: the kernel queues what it resolves for.
+            // Even the first packet is not lost: the kernel queues packets while it resolves.
             ping(&bed.client, &to, 1);
             eventually_true("the fast path takes over", || {
                 let before = daemon.router(name)["packets"]["forwarded"].as_u64().unwrap();
@@ -43,7 +44,7 @@ fn a_neighbour_in_use_is_kept_beyond_the_kernels_stale_time() {
     for family in ["ipv4", "ipv6"] {
         for device in ["in", "out"] {
             let path = |name: &str| format!("net/{family}/neigh/{device}/{name}");
-            // The kernel draws the reachable time from half to one and a half of the base.
+            // The kernel draws the reachable time from half the base to one and a half of it.
             let settings = [
                 (&*path("base_reachable_time_ms"), "1000"),
                 (&*path("gc_stale_time"), "2"),
@@ -70,7 +71,7 @@ fn a_neighbour_in_use_is_kept_beyond_the_kernels_stale_time() {
         let entry = entries(&bed.red, to);
         assert!(entry.contains("lladdr") && !entry.contains("FAILED"), "{entry}");
         assert_eq!(reason(&daemon, &bed, "unresolved"), unresolved, "it was lost in between");
-        // Confirmed again and again, not merely still there.
+        // It is confirmed repeatedly, and not merely still there.
         eventually_true("the neighbour to be confirmed", || entries(&bed.red, to).contains("REACHABLE"));
     }
 }

@@ -1,5 +1,5 @@
-//! Ways through the box that are not port to port of a named router: between two routers, over several next hops, through
-//! a namespace without a name.
+//! Ways through the box other than from port to port of a named router: between two routers, over several next hops,
+//! through a namespace without a name.
 
 use std::process::{Child, Command, Stdio};
 
@@ -36,7 +36,7 @@ fn a_next_hop_on_the_same_port_of_the_same_box_is_never_put_on_the_wire() {
     bed.server.ip_batch("addr add 10.9.2.2/24 dev eth0\nroute replace 10.7.1.0/24 via 10.9.2.1\n").unwrap();
     let daemon = bed.start(3, &[]);
     let inner = [mac(&blue, "x"), mac(&bed.red, "out")];
-    // What the wire carries to or from the way between red and blue.
+    // Packets on the wire to or from the way between red and blue.
     let filter =
         format!("ip and ((ether dst {}) or (ether dst {} and ether src {}))", inner[0], inner[1], inner[0]);
     let mut tcpdump = bed.server.command("tcpdump");
@@ -64,14 +64,14 @@ pub fn wait_for_line(child: &mut Child, word: &str) {
 #[ignore = "needs root"]
 fn multipath_uses_its_members_and_nothing_else() {
     let bed = Bed::new();
-    // A second way to the server, with a MAC of its own.
+    // A second way to the server, with its own MAC address.
     bed.server
         .ip_batch(
             "link add second link eth0 type macvlan mode bridge\nlink set second up\n\
              addr add 10.7.2.3/24 dev second\nroute add local 198.51.100.0/24 dev lo\n",
         )
         .unwrap();
-    // Each address of the server is answered for by its own device only.
+    // Only its own device answers for each address of the server.
     bed.server
         .sysctl(&[("net/ipv4/conf/all/arp_ignore", "1"), ("net/ipv4/conf/all/rp_filter", "0")])
         .unwrap();
@@ -80,7 +80,7 @@ fn multipath_uses_its_members_and_nothing_else() {
     let daemon = bed.start(2, &[]);
     let forwarded = || daemon.router(bed.red_name())["packets"]["forwarded"].as_u64().unwrap();
     let everyone = || (1..=64).for_each(|n| ping(&bed.client, &format!("198.51.100.{n}"), 1));
-    // Neighbours are resolved by the first.
+    // The first packets resolve the neighbours.
     everyone();
     eventually_true("the fast path takes all", || {
         let before = forwarded();
@@ -94,7 +94,7 @@ fn multipath_uses_its_members_and_nothing_else() {
     };
     let before = (received("eth0"), received("second"));
     everyone();
-    // eth0 sees what goes to `second`, too.
+    // eth0 also sees packets to `second`.
     let (all, second) = (received("eth0") - before.0, received("second") - before.1);
     assert!(
         (64..64 + 20).contains(&all) && second > 8 && second < 56,

@@ -1,4 +1,5 @@
-//! Policies that change: packets sent after the command has returned meet them, although the daemon is stopped meanwhile.
+//! Policies that change: they apply to packets sent after the command has returned, although the daemon is stopped
+//! meanwhile.
 
 use lab::namespace::Namespace;
 
@@ -11,7 +12,7 @@ const SERVER_BY_RED: &str = "10.7.2.2";
 const SERVER_BY_THE_BOX: &str = "10.8.2.2";
 
 fn signal(daemon: &Daemon, signal: libc::c_int) {
-    // SAFETY: no pointers; the process is our child, which is not waited for yet.
+    // SAFETY: no pointers; the process is our child, which was not waited for yet.
     assert_eq!(unsafe { libc::kill(daemon.pid() as libc::pid_t, signal) }, 0);
 }
 
@@ -39,7 +40,7 @@ fn a_policy_is_obeyed_when_its_command_returns_though_the_daemon_is_stopped() {
             &["ip xfrm policy flush"],
         ),
         (&["sysctl -qw net.ipv4.conf.in.forwarding=0"], &["sysctl -qw net.ipv4.conf.in.forwarding=1"]),
-        // Last: its table stays.
+        // This comes last, because its table stays.
         (&["iptables-legacy -P FORWARD DROP"], &["iptables-legacy -P FORWARD ACCEPT"]),
     ];
     for (done, undone) in changes {

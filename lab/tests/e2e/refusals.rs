@@ -1,4 +1,4 @@
-//! What Millrace leaves alone, says why, and takes away when it stops.
+//! What Millrace leaves alone, with which reason, and what it removes when it stops.
 
 use std::{collections::BTreeSet, fs};
 
@@ -19,7 +19,7 @@ fn a_second_daemon_is_refused_and_the_first_does_not_notice() {
     let ports = ["--port", "p1", "--port", "p2"];
     let words = Daemon::launch(&bed.the_box, &bed.name, &ports).refused();
     assert!(words.contains(&daemon.pid().to_string()), "does not name the process: {words}");
-    // Under another name, on one of the same ports.
+    // A daemon of another name, on one of the same ports.
     let other = format!("{}-other", bed.name);
     let words = Daemon::launch(&bed.the_box, &other, &["--port", "p2"]).refused();
     assert!(words.contains("p2"), "does not name the port: {words}");
@@ -91,10 +91,10 @@ fn a_port_that_the_kernel_does_not_redirect_to_is_named_and_loses_nothing() {
     });
     let problem = status["ports"][1]["problems"][0].as_str().unwrap().to_owned();
     assert!(problem.contains("gro off") && problem.contains(bed.server.name()), "{problem}");
-    // Nothing is lost into it: the first packets resolve the neighbours, all others could be redirected.
+    // Nothing is lost there: the first packets resolve the neighbours, and all others could be redirected.
     ping(&bed.client, "10.7.2.2", 5);
     ping(&bed.client, "10.7.2.2", 20);
-    // The way out that it names works.
+    // The command that the problem names works.
     let command = problem.rsplit_once("run: ").unwrap().1;
     lab::command::run(std::process::Command::new("sh").args(["-ec", command])).unwrap();
     daemon.until_accelerated(2);
@@ -137,7 +137,7 @@ fn stop_leaves_plain_linux() {
     ping(&bed.client, "10.7.2.2", 5);
 }
 
-/// Lines that say how a namespace is set.
+/// The settings of a namespace, as lines.
 fn settings(namespace: &Namespace) -> BTreeSet<String> {
     let mut text = namespace
         .enter(|| {
@@ -157,7 +157,7 @@ fn settings(namespace: &Namespace) -> BTreeSet<String> {
     text.lines().map(String::from).collect()
 }
 
-/// "prog_id 5", "map_id 7", "link_id 2": what a process has open.
+/// "prog_id 5", "map_id 7", "link_id 2": BPF objects that a process has open.
 fn bpf_objects_of(pid: u32) -> BTreeSet<String> {
     let files = fs::read_dir(format!("/proc/{pid}/fdinfo")).unwrap().flatten();
     let texts: Vec<String> = files.filter_map(|file| fs::read_to_string(file.path()).ok()).collect();
@@ -166,7 +166,7 @@ fn bpf_objects_of(pid: u32) -> BTreeSet<String> {
     ids.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
 }
 
-/// The same of the whole machine.
+/// The same for the whole machine.
 fn bpf_objects() -> BTreeSet<String> {
     let programs = ProgInfoIter::default().map(|p| format!("prog_id: {}", p.id));
     let maps = MapInfoIter::default().map(|m| format!("map_id: {}", m.id));

@@ -12,7 +12,7 @@ use crate::{
     frr::{Frr, interface, ospf},
 };
 
-/// Batches of one round: from no rules to the first (another program takes the ports), and to none again.
+/// Batches of one round: from no rules to the first one (another program takes the ports), and back to none.
 const ROUND: [&[&str]; 13] = [
     &["add", "priority=1,in_port=p2,actions=normal"],
     &["add", "priority=50,ip,nw_proto=89,actions=local"],
@@ -20,7 +20,7 @@ const ROUND: [&[&str]; 13] = [
     &["add", "priority=60,udp,tp_dst=53,actions=drop", "priority=61,icmp,nw_dst=10.8.2.9,actions=output:p1"],
     &["mod", "ip,nw_proto=89,actions=normal"],
     &["mod", "tcp,actions=local"],
-    // By user space: copies, one of them to the client.
+    // User space does these: they copy packets, one of them to the client.
     &["mod", "ip,nw_proto=89,actions=output:p1,normal"],
     &["mod", "udp,actions=output:p1"],
     &["add", "priority=70,ip,actions=goto_table:3", "table=3,priority=9,ip,actions=normal"],
@@ -31,7 +31,7 @@ const ROUND: [&[&str]; 13] = [
 ];
 const ROUNDS: usize = 30;
 
-/// What changes if a session ends, however soon it is there again: numbers of times.
+/// Counters that change if a session ends, even if it is soon there again.
 #[derive(Debug, PartialEq)]
 struct Sessions {
     /// Changes of state of the OSPF neighbour, as each side counts them.
@@ -40,7 +40,7 @@ struct Sessions {
     bgp_established: u64,
 }
 
-/// `None`: not both are up, and both routes there.
+/// `None` unless both sessions are up and both routes are there.
 fn sessions(bed: &Bed, the_box: &Frr, server: &Frr) -> Option<Sessions> {
     let ask = |frr: &Frr, namespace, daemon, command: &str| -> Option<Value> {
         serde_json::from_str(&frr.vtysh(namespace, daemon, &[command])).ok()
@@ -109,7 +109,7 @@ fn sessions_stay_up_while_rules_change() {
         let now = sessions(&bed, &the_box, &server);
         assert_eq!(now.as_ref(), Some(&before), "round {round}");
     }
-    // The last words of a session that ended in the last round.
+    // Wait for late messages of a session that ended in the last round.
     std::thread::sleep(std::time::Duration::from_secs(4));
     assert_eq!(sessions(&bed, &the_box, &server), Some(before));
 

@@ -7,7 +7,7 @@ use crate::{
     daemon::{Daemon, eventually},
 };
 
-/// Through `red`, then through the host router: (name in `status`, network).
+/// Ways through `red` and through the host router: (name in `status`, network).
 const WAYS: [&str; 2] = ["red", "host"];
 
 fn network(way: &str) -> u8 {
@@ -18,13 +18,13 @@ fn router_name(bed: &Bed, way: &str) -> String {
     if way == "red" { bed.red_name().into() } else { way.into() }
 }
 
-/// Packets a router forwarded by the fast path, and passed to the kernel.
+/// Packets that a router forwarded by the fast path, and packets passed to the kernel.
 fn packets(daemon: &Daemon, name: &str) -> (u64, u64) {
     let packets = &daemon.router(name)["packets"];
     (packets["forwarded"].as_u64().unwrap(), packets["passed"].as_u64().unwrap())
 }
 
-/// The client's iperf3 for two seconds; what it says in the end.
+/// Runs the client's iperf3 for two seconds, and returns its report.
 fn iperf(bed: &Bed, to: &str, more: &str) -> Value {
     eventually("iperf3", || {
         let text = output(&bed.client, &format!("iperf3 -c {to} -t 2 --connect-timeout 3000 -J{more}"));
@@ -56,7 +56,7 @@ fn tcp_by_iperf3_in_both_directions() {
                     slow * 20 < fast,
                     "{way} {to}{direction}: {slow} by the kernel, {fast} by the fast path"
                 );
-                // Full rings on a busy machine cost some.
+                // Full rings on a busy machine cause some.
                 let again = sum("sum_sent", "retransmits");
                 assert!(again < fast / 20, "{way} {to}{direction}: {again} retransmits, {fast} packets");
             }
@@ -86,7 +86,8 @@ fn icmp_errors_and_traceroute_show_the_router() {
                 text.lines().skip(1).filter_map(|line| line.split_whitespace().nth(1)).collect();
             assert_eq!(hops, [&router, &to], "{text}");
         }
-        // No route: the router says so, within the kernel's own limit of about one a second (`error_cost`).
+        // Without a route the router sends an error, within the kernel's own limit of about one a second
+        // (`error_cost`).
         run(&bed.client, &format!("ip route replace 203.0.113.0/24 via 10.{net}.1.1"));
         let text = output(&bed.client, "ping -n -c 3 -W 10 203.0.113.1");
         assert!(
@@ -121,7 +122,7 @@ fn path_mtu_discovery_and_tcp_over_the_smaller_mtu() {
                 || text.contains(&format!("mtu={MTU}")),
             "{text}"
         );
-        // Forget what was learnt: TCP finds out for itself.
+        // Forget what was learnt, so that TCP discovers the MTU.
         run(&bed.client, "ip route flush cache");
         run(&bed.client, "ip -6 route flush cache");
         let before = packets(&daemon, bed.red_name());

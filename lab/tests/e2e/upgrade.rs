@@ -1,4 +1,4 @@
-//! The daemon is replaced by one of another version, whose maps have another layout.
+//! A daemon of another version, whose maps have another layout, replaces the daemon.
 
 use std::{
     fs,
@@ -32,11 +32,11 @@ use crate::{
     load::{assert_forwards_right, benchmark, testbed, while_sending},
 };
 
-/// Bytes of a row of the counters, where the present version has 64.
+/// Bytes of a row of the counters in the other version. The present version has 64.
 const COUNTER_BYTES: u32 = 128;
 
-/// The kernel's side of a version whose maps have wider and fewer rows. It cannot read its own counters, which nobody asks
-/// it for.
+/// The kernel's side of a version whose maps have wider and fewer rows. It cannot read its own counters, but nothing
+/// asks it to.
 struct OtherVersion(Bpf);
 
 impl Kernel for OtherVersion {
@@ -80,7 +80,7 @@ impl Kernel for OtherVersion {
     }
 }
 
-/// The loop of a daemon of that version, in a thread of the box.
+/// The loop of a daemon of that version, in a thread in the box.
 struct OtherDaemon {
     thread: JoinHandle<Ended>,
     requests: SyncSender<Request>,
@@ -113,7 +113,7 @@ impl OtherDaemon {
         Self { thread, requests, waker }
     }
 
-    /// What it leaves is what a killed daemon leaves.
+    /// Leaves what a killed daemon leaves.
     fn leave(self) {
         let (reply, _answer) = oneshot::channel();
         self.requests.send(Request { query: Query::Leave, reply }).unwrap();
@@ -122,7 +122,7 @@ impl OtherDaemon {
     }
 }
 
-/// Row bytes of the counters that are pinned.
+/// Bytes of a row of the pinned counters.
 fn counter_bytes(testbed: &Testbed) -> Vec<u32> {
     let files = fs::read_dir(format!("/sys/fs/bpf/millrace-{}", testbed.name)).unwrap().flatten();
     let counters = files.filter(|file| file.file_name().to_string_lossy().starts_with("counters-"));

@@ -1,4 +1,5 @@
-//! Paths of the user plane in the daemon's configuration: workers run them; what no worker can have takes its path's word.
+//! Paths of the user plane in the daemon's configuration. Workers run them; packets that no worker can have follow
+//! `otherwise`.
 
 use std::{
     net::UdpSocket,
@@ -17,7 +18,7 @@ use crate::{
     daemon::{Daemon, Leftovers, eventually_true, problems, router},
 };
 
-/// To the server by red; did it come?
+/// Sends a datagram to the server through red. Did it arrive?
 fn udp_arrives(bed: &Bed, port: u16) -> bool {
     let to = format!("10.7.2.2:{port}");
     let server = bed.server.enter(|| Ok(UdpSocket::bind(&to)?)).unwrap();
@@ -39,7 +40,7 @@ fn no_worker(counts: &Value) -> u64 {
     found.map_or(0, |count| count["packets"].as_u64().unwrap())
 }
 
-/// Removed when dropped.
+/// A file that is removed when this is dropped.
 pub struct ConfigFile(pub PathBuf);
 
 impl Drop for ConfigFile {
@@ -61,7 +62,7 @@ pub fn workers(cores: &str) -> String {
     format!("ports = [\"p1\", \"p2\"]\n[workers]\ncores = \"{cores}\"\n")
 }
 
-/// A path of red's packets of a class, which are routed, or dropped.
+/// A path for red's packets of a class, which are routed or dropped.
 fn routed(bed: &Bed, name: &str, class: &str) -> String {
     format!(
         "[[path]]\nname = \"{name}\"\nrouter = \"{}\"\nclass = {{ {class} }}\n\
@@ -70,7 +71,7 @@ fn routed(bed: &Bed, name: &str, class: &str) -> String {
     )
 }
 
-/// Numbered datagrams from the client to the server by red; those that came, in order.
+/// Sends numbered datagrams from the client to the server through red. Returns those that arrived, in order.
 pub fn numbered(bed: &Bed, from: &str, to: &str, count: u32) -> Vec<u32> {
     let server = bed.server.enter(|| Ok(UdpSocket::bind(to)?)).unwrap();
     server.set_read_timeout(Some(Duration::from_secs(3))).unwrap();
@@ -79,7 +80,8 @@ pub fn numbered(bed: &Bed, from: &str, to: &str, count: u32) -> Vec<u32> {
     send_numbered(|number| _ = client.send(number).unwrap(), &server, count)
 }
 
-/// A sender stays so close to its receiver. Else packets are lost in queues wherever another program takes the core.
+/// How far a sender is ahead of its receiver at most. Otherwise queues lose packets whenever another program takes the
+/// core.
 const AHEAD: u32 = 64;
 
 /// Sends numbers in datagrams; returns those that the receiver got, in order.
@@ -89,7 +91,7 @@ pub fn send_numbered(send: impl Fn(&[u8; 4]) + Sync, receiver: &UdpSocket, count
         scope.spawn(|| {
             for number in 0..count {
                 let since = Instant::now();
-                // Where all these packets were lost the sender goes on.
+                // If all these packets were lost, the sender continues.
                 while number >= next.load(Relaxed) + AHEAD && since.elapsed() < Duration::from_millis(300) {
                     thread::sleep(Duration::from_micros(100));
                 }
@@ -115,8 +117,8 @@ pub fn sum(counts: &Value) -> u64 {
     counts.as_object().map_or(0, |counts| counts.values().filter_map(Value::as_u64).sum())
 }
 
-/// Everything of red that is IP goes through workers: its neighbours are found, its errors are answered, hop limits are counted down once,
-/// larger packets are reported, and what its host forwards is as it was.
+/// All of red's IP packets go through workers. Its neighbours are found, its errors are answered, and hop limits are
+/// decremented once. Packets that are too large are reported, and the host forwards its packets as before.
 #[test]
 #[ignore = "needs root"]
 fn workers_route_as_linux_does() {
@@ -170,10 +172,11 @@ fn workers_route_as_linux_does() {
     ping(&bed.client, "10.7.2.2", 5);
 }
 
-/// What a switch costs is what was calibrated, and without that it is told; so is what nothing counts, which paths cannot share.
+/// The cost of a switch is the calibrated one, and `status` reports if there is none. It also reports a resource that
+/// nothing counts; paths cannot share it.
 #[test]
 #[ignore = "needs root"]
-fn workers_go_by_what_was_measured_and_share_what_is_counted() {
+fn workers_use_calibrated_costs_and_share_counted_resources() {
     let bed = Bed::new();
     let _leftovers = Leftovers(bed.name.clone());
     let kept = tempfile::tempdir().unwrap();
@@ -204,7 +207,7 @@ fn workers_go_by_what_was_measured_and_share_what_is_counted() {
         .arg(&kept)
         .output()
         .unwrap();
-    // A machine that is too busy says so, and keeps nothing.
+    // A machine that is too busy reports so, and keeps nothing.
     if calibrate.status.success() {
         let found: Value = serde_json::from_slice(&calibrate.stdout).unwrap();
         let (stand, words) = workers_stand("cycles");
@@ -238,13 +241,13 @@ fn workers_go_by_what_was_measured_and_share_what_is_counted() {
     }
 }
 
-/// Kills and waits for it, however the test ends.
+/// A busy process. It is killed and waited for, however the test ends.
 struct Busy(std::process::Child);
 
 impl Busy {
     fn on(core: u64) -> Busy {
         let mut shell = std::process::Command::new("taskset");
-        // All in one process, which ends by itself if the test is killed.
+        // It is a single process, which ends on its own if the test is killed.
         let shell = shell.args(["-c", &core.to_string(), "sh", "-c", "ulimit -t 60; while :; do :; done"]);
         Busy(shell.spawn().unwrap())
     }
@@ -268,7 +271,7 @@ fn paths_leave_a_core_that_something_else_fills() {
     client.connect("10.7.2.2:9").unwrap();
     let (ends, pause_ms) = (AtomicBool::new(false), AtomicU64::new(1));
     thread::scope(|scope| {
-        // Some 100,000 a second at first.
+        // About 100,000 a second at first.
         scope.spawn(|| {
             while !ends.load(Relaxed) {
                 (0..192).for_each(|_| drop(client.send(&[0; 64])));
@@ -276,7 +279,8 @@ fn paths_leave_a_core_that_something_else_fills() {
             }
         });
         let _end = Ends(&ends);
-        // So little of a core that there is room for it beside the generator: what a packet costs, and waking another core, differs by machine.
+        // The path must take so little of a core that there is room for it beside the generator. The cost of a packet,
+        // and of waking another core, differs by machine.
         eventually_true("the path takes a little of its core", || {
             thread::sleep(Duration::from_secs(2));
             let takes = path(&daemon, "udp")["run"]["share"].as_f64().unwrap_or(0.0);
@@ -291,7 +295,7 @@ fn paths_leave_a_core_that_something_else_fills() {
             let workers = status["workers"]["workers"].as_array().unwrap();
             workers.iter().find(|worker| is_it(&worker["core"])).unwrap()["other"].as_f64().unwrap_or(0.0)
         };
-        // Where the other core is as busy there is nothing to leave for.
+        // If the other core is as busy, there is no reason to leave.
         eventually_true("the path leaves", || {
             let status = daemon.ask(&["status"]);
             let [here, there] =
@@ -311,7 +315,8 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// A port that is renamed is the same port; one that was down is what it was; and workers that are gone leave their paths' word.
+/// A port that is renamed stays the same port, and so does one that was down. When workers are gone, `otherwise` of
+/// their paths applies.
 #[test]
 #[ignore = "needs root"]
 fn workers_keep_their_ports() {
@@ -326,7 +331,7 @@ fn workers_keep_their_ports() {
     };
     sends(100);
     bed.the_box.ip_batch("link set p1 name wan\n").unwrap();
-    // Longer than workers are looked at.
+    // Wait longer than the interval at which workers are checked.
     thread::sleep(Duration::from_millis(2500));
     sends(100);
     bed.the_box.ip_batch("link set wan name p1\nlink set p1 down\n").unwrap();
@@ -343,7 +348,7 @@ fn workers_keep_their_ports() {
     ping(&bed.client, "10.7.2.2", 5);
 }
 
-/// A table grows while workers read it: they read the larger one from then on, and what Linux says.
+/// A table grows while workers read it. From then on they read the larger one, with the routes of Linux.
 #[test]
 #[ignore = "needs root"]
 fn workers_follow_routes_into_larger_tables() {
@@ -354,7 +359,7 @@ fn workers_follow_routes_into_larger_tables() {
     let (daemon, _file) = start(&bed, &text);
     bed.server.ip_batch("route add local 198.51.100.0/24 dev lo\n").unwrap();
     bed.client.ip_batch("route add 198.51.100.0/24 via 10.7.1.1\n").unwrap();
-    // What waits for a next hop goes up, and what comes when that is there overtakes it.
+    // A packet that waits for a next hop goes up, and packets that come when it is there overtake it.
     ping(&bed.client, "10.7.2.2", 5);
     let first = daemon.ask(&["status"])["generation"].as_u64().unwrap();
     thread::scope(|scope| {
@@ -377,13 +382,13 @@ fn workers_follow_routes_into_larger_tables() {
         thread::sleep(Duration::from_millis(1500));
         run()
     };
-    // Whoever reads the tables of before has no such route, and Linux would forward.
+    // A worker that reads the tables of before has no such route, and Linux would forward.
     let before = settled();
     assert_eq!(to_new(), Vec::from_iter(0..100));
     let after = settled();
     assert_eq!(out(&after) - out(&before), 100, "by the worker: {after:#}");
     assert_eq!(after["up"], before["up"]);
-    // And one that is gone.
+    // A route that is removed.
     bed.red.ip_batch("route replace blackhole 198.51.100.0/24\n").unwrap();
     eventually_true("the route is gone", || {
         numbered(&bed, "10.7.1.2:4001", "198.51.100.7:4001", 3).is_empty()
@@ -391,7 +396,7 @@ fn workers_follow_routes_into_larger_tables() {
     daemon.stop();
 }
 
-/// A path that has what flow rules give it, and nothing else; all of it comes, as its rule says until the rule goes.
+/// A path gets what flow rules give it, and nothing else. All of it arrives, as long as the rule exists.
 #[test]
 #[ignore = "needs root"]
 fn a_flow_rule_gives_packets_to_a_path() {
@@ -428,7 +433,7 @@ fn a_flow_rule_gives_packets_to_a_path() {
 
 #[test]
 #[ignore = "needs root"]
-fn without_workers_packets_of_paths_take_their_paths_word() {
+fn without_workers_packets_of_paths_follow_otherwise() {
     let bed = Bed::new();
     let blue_name = format!("{}-blue", bed.name);
     let red = bed.red_name();
@@ -460,7 +465,7 @@ otherwise = "drop"
     assert!(problems(&status).contains(&"workers.cores: core 1000 is not online".into()), "{status:#}");
     ping(&bed.client, "10.7.2.2", 5);
     let before = daemon.forwarded();
-    assert!(udp_arrives(&bed, 4000), "as if there were no path");
+    assert!(udp_arrives(&bed, 4000), "the path's packets are routed as without it");
     assert!(!udp_arrives(&bed, 5000), "dropped");
     assert!(udp_arrives(&bed, 6000), "of no path");
     assert_eq!(
@@ -476,7 +481,7 @@ otherwise = "drop"
         (&"sealed".into(), &"drop".into()),
         "{explained:#}"
     );
-    // A router that comes later.
+    // A router that appears later.
     let blue = Namespace::create(blue_name.clone()).unwrap();
     be_router(&blue);
     bed.macvlan(&blue, "x", "p2");
@@ -484,12 +489,12 @@ otherwise = "drop"
     eventually_true("the router is there", || path(&daemon, "later")["why_not"].is_null());
     drop(blue);
     eventually_true("the router is gone", || !path(&daemon, "later")["why_not"].is_null());
-    // Without a daemon forwarding goes on, and so does what a path drops.
+    // Without a daemon forwarding continues, and a path still drops.
     daemon.kill();
     ping(&bed.client, "10.7.2.2", 5);
     assert!(!udp_arrives(&bed, 5000), "nothing gets past a path that drops");
     assert!(udp_arrives(&bed, 4000));
-    // The next daemon has other paths: none.
+    // The next daemon has no paths.
     let mut next = Daemon::start(&bed.the_box, &bed.name, &["--port", "p1", "--port", "p2"]);
     next.until_accelerated(2);
     assert!(udp_arrives(&bed, 5000));

@@ -1,21 +1,22 @@
-//! What paper P's figures say holds here. These are measurements: they are judged on a quiet machine in a release build
-//! (`make bench-goals`), and `make test` leaves them out. The ways of a figure take turns. Medians of the turns' ratios count,
-//! and rates are of the time that threads had a core.
+//! Do the statements of paper P's figures hold here? These are measurements: they are judged on a quiet machine in a
+//! release build (`make bench-goals`), and `make test` leaves them out. The ways of a figure take turns. Medians of the
+//! turns' ratios count, and rates are per time that threads had a core.
 
 use super::*;
 use lab::measure::median;
 
-/// How far shares may be from what they should be, of that: what interrupts a path is charged to it, and if that is at the end the others have no time to make up for it.
+/// How far shares may differ from their targets, as a part of these. An interruption is charged to the path that it
+/// interrupts; if it comes at the end, the others have no time to make up for it.
 const FEW_PERCENT: f64 = 0.04;
-/// So shares are measured for longer: seconds, and turns.
+/// Shares are measured for longer: seconds, and turns.
 const SHARES: (f64, u32) = (1.5, 3);
 const RATES: (f64, u32) = (0.2, 7);
 
-/// Of a figure, all samples.
+/// All samples of a figure.
 struct Measured(Vec<Value>);
 
 impl Measured {
-    /// One value of each turn of a subject, where these parameters are so.
+    /// One value for each turn of a subject, with these parameters.
     fn each(&self, subject: &str, parameters: &Value, value: impl Fn(&Value) -> f64) -> Vec<f64> {
         let is_it = |line: &&Value| line["subject"] == subject && line["parameters"] == *parameters;
         let found: Vec<f64> = self.0.iter().filter(is_it).map(|line| value(&line["sample"])).collect();
@@ -23,38 +24,38 @@ impl Measured {
         found
     }
 
-    /// How much more packets this subject forwards than that one.
+    /// How many times as many packets this subject forwards as the other one.
     fn beats(&self, subject: &str, other: &str, parameters: &Value) -> f64 {
         let [one, other] = [subject, other].map(|subject| self.each(subject, parameters, per_core));
         let ratios: Vec<f64> = one.iter().zip(&other).map(|(one, other)| one / other).collect();
         median(&ratios)
     }
 
-    /// The median of a path.
+    /// Median of a value of a path.
     fn of_path(&self, subject: &str, path: &str, what: &str) -> f64 {
         median(&self.each(subject, &json!({"path": path}), |sample| sample[what].as_f64().unwrap()))
     }
 
-    /// All of them, by path.
+    /// Medians of a value, by path.
     fn of_paths<const N: usize>(&self, subject: &str, paths: [&str; N], what: &str) -> [f64; N] {
         paths.map(|path| self.of_path(subject, path, what))
     }
 }
 
-/// Packets a second of the time that its threads had a core.
+/// Packets a second of the time in which its threads had a core.
 fn per_core(sample: &Value) -> f64 {
     let cpu: Vec<f64> = sample["cpu"].as_array().unwrap().iter().map(|cpu| cpu.as_f64().unwrap()).collect();
     sample["pps"].as_f64().unwrap() * cpu.len() as f64 / cpu.iter().sum::<f64>()
 }
 
-/// `Err`: what does not hold.
+/// `Err`: the statement that does not hold.
 type Holds = Result<(), String>;
 
 fn at_least(what: &str, value: f64, least: f64) -> Holds {
     if value >= least { Ok(()) } else { Err(format!("{what}: {value:.3}, not {least} or more")) }
 }
 
-/// Shares, by these weights.
+/// Are these the shares of these weights?
 fn are_shares<const N: usize>(what: &str, shares: [f64; N], weights: [f64; N]) -> Holds {
     let sum: f64 = weights.iter().sum();
     let far = |(share, weight): (&f64, &f64)| (share / (weight / sum) - 1.0).abs() > FEW_PERCENT;
@@ -65,14 +66,14 @@ fn are_shares<const N: usize>(what: &str, shares: [f64; N], weights: [f64; N]) -
     }
 }
 
-/// Equal but for the last runs.
+/// Are the rates equal, except for the last runs?
 fn are_equal(what: &str, rates: [f64; 3]) -> Holds {
     let most = rates.iter().copied().fold(0.0, f64::max);
     let far = |rate: &f64| rate / most < 0.99;
     if rates.iter().any(far) { Err(format!("{what}: {rates:.0?}")) } else { Ok(()) }
 }
 
-/// Measures the figure, and asks whether what it says holds.
+/// Measures the figure, and asserts that its statement holds.
 fn says(id: &str, (seconds, turns): (f64, u32), statement: impl Fn(&Measured) -> Holds) {
     let directory = tempfile::tempdir().unwrap();
     lab(&format!("figures --only {id} --seconds {seconds} --repeat {turns} --out"), directory.path());
@@ -81,7 +82,7 @@ fn says(id: &str, (seconds, turns): (f64, u32), statement: impl Fn(&Measured) ->
     statement(&measured).unwrap_or_else(|why| panic!("{id} does not hold: {why}"));
 }
 
-/// Of two cores: are there two for this process?
+/// For figures of two cores: does this process have two?
 fn two_cores() -> bool {
     let cores = std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1);
     if !cores {
@@ -164,10 +165,10 @@ fn equal_shares_are_unequal_rates() {
     });
 }
 
-/// Each batch is cheaper, a packet, than one half as large.
+/// Each batch takes less a packet than one half as large.
 #[test]
 #[ignore = "a measurement"]
-fn what_a_packet_costs_falls_with_the_batch() {
+fn the_cost_of_a_packet_falls_with_the_batch() {
     says("P15", RATES, |found| {
         let cost = |batch: u32| {
             let each = found.each("millrace", &json!({"batch": batch}), |sample| {

@@ -1,7 +1,7 @@
 //! A daemon that places the queues of three ports, all packed on one core, and a generator that leaves it the other one.
 //!
-//! The generator never sleeps, but it goes last on its core: NAPI threads that are placed there run first, and it sends with what
-//! is left. What it then was too late to send is counted (`skipped`).
+//! The generator never sleeps, but it goes last on its core: NAPI threads that are placed there run first, and it sends
+//! with the time that is left. Packets that are then too late to send are counted (`skipped`).
 
 use std::time::{Duration, Instant};
 
@@ -22,25 +22,26 @@ use crate::{
 };
 
 pub(super) const TOPOLOGY: &str = "three-in";
-/// The daemon's high mark, as it is by itself: share of a core.
+/// The daemon's default high mark, as a share of a core.
 pub(super) const HIGH: f64 = 0.85;
 /// Flows of each port.
 const FLOWS: u32 = 256;
-/// What a packet takes of its core besides being forwarded, as encryption would. Otherwise the generator would need half of its core
-/// for as many packets as fill another, and the 256 packets that a veth's ring holds would come in a quarter of a millisecond: on
-/// a shared machine a core is away for longer now and then. So it is 5 ms, as with 4096 packets of a NIC's ring at 0.8 Mpps.
+/// Extra time of its core for each packet, as encryption would take. Without it, the generator would need half of its
+/// core for the packets that fill another one. The 256 packets of a veth's ring would come in a quarter of a
+/// millisecond; on a shared machine a core is sometimes away for longer. With it they take 5 ms, like 4096 packets of a
+/// NIC's ring at 0.8 Mpps.
 const WORK_NS: u32 = 5000;
-/// Packets that leave the generator together at most.
+/// Most packets that leave the generator together.
 const BATCH: u32 = 16;
-/// Packets of a port sent at once after the generator was held up: a quarter of the port's ring.
+/// Most packets of a port sent at once after a delay of the generator: a quarter of the port's ring.
 const BACKLOG: u32 = 64;
-/// The lowest rate that is asked for: a stream needs one.
+/// The lowest rate. A stream needs a rate.
 const LOWEST_PPS: u64 = 1000;
-/// Of ports beside a hot one: too little for a queue to be moved instead.
+/// Rate of ports beside a hot one. It is too low for their queues to be moved instead.
 const NEXT_TO_NOTHING_PPS: u64 = 10;
-/// What core loads are measured over.
+/// Time over which core loads are measured.
 const LOOK: Duration = Duration::from_millis(250);
-/// Rates that are tried until a core has more than its mark.
+/// Rates to try, until a core exceeds its mark: the first one, and the factor from each to the next.
 const FIRST_PPS: f64 = 60_000.0;
 const STEP: f64 = 1.12;
 const MOST_PPS: f64 = 5e6;
@@ -54,9 +55,9 @@ pub(super) struct Bed {
     pub queues: Threads,
     /// How long a lower load must have lasted before a core is given back.
     pub hold: Duration,
-    /// All but next to nothing comes by the first port.
+    /// Does nearly all traffic come by the first port?
     pub is_hot: bool,
-    /// Threads of CPU maps that are somebody else's.
+    /// Threads of CPU maps that belong to somebody else.
     strangers: Vec<i32>,
     events_seen: u64,
     _work: Work,
@@ -73,7 +74,8 @@ pub(super) struct Move {
 }
 
 impl Bed {
-    /// Starts the daemon with `policy = "pack"`; `settings` follow in its `[cores]` and may begin other tables. The sink's cable has so many queues.
+    /// Starts the daemon with `policy = "pack"`; `settings` follow in `[cores]` and may begin other tables. The sink's
+    /// cable has `egress_queues` queues.
     pub fn start(egress_queues: u16, settings: &str) -> Result<Self> {
         let mut topology = Topology::named(TOPOLOGY)?;
         let ports_in = topology.ports.len() - 1;
@@ -81,12 +83,12 @@ impl Bed {
         let mut testbed = Testbed::new(&topology)?;
         sys::set_affinity(0, &[topology.cores.generator])?;
         testbed.set_priority(Priority::Placing)?;
-        // Found by itself, as this process is pinned there, but only within some seconds.
+        // Millrace would discover this workload, because this process is pinned there, but only within some seconds.
         let generator =
             format!("workloads = [{{ name = \"generator\", cores = \"{}\" }}]", topology.cores.generator);
         testbed.placing = format!("policy = \"pack\"\n{generator}\n{settings}");
         let daemon = Millrace::start(&testbed)?;
-        // Attached programs may have brought new threads.
+        // Attaching programs may have made new threads.
         testbed.router_threads()?;
         let ways: Vec<Way> =
             (0..ports_in as u8).map(|from| Way { router: 0, from, to: ports_in as u8, weight: 1 }).collect();
@@ -113,15 +115,15 @@ impl Bed {
         })
     }
 
-    /// From now on all but next to nothing comes by the first port.
+    /// From now on nearly all traffic comes by the first port.
     pub fn be_hot(&mut self) -> Result<()> {
         self.is_hot = true;
         self.strangers = cpu::cpu_map_threads()?;
         Ok(())
     }
 
-    /// Makes threads of CPU maps, which do shares of a hot port's queue, as urgent as those of NAPI instances are here. Are there
-    /// any? Finding out takes a while.
+    /// Gives threads of CPU maps, which take shares of a hot port's queue, the priority of NAPI threads here. Returns
+    /// whether there are any. This takes a while.
     pub fn urge_parts(&self) -> Result<bool> {
         let mut parts = cpu::cpu_map_threads()?;
         parts.retain(|id| !self.strangers.contains(id));
@@ -131,7 +133,7 @@ impl Bed {
         Ok(!parts.is_empty())
     }
 
-    /// The core that each queue is on; one that may still run on several has none.
+    /// The core of each queue; `None` for a queue that may still run on several.
     pub fn places(&self) -> Result<Vec<Option<usize>>> {
         let place = |id: &i32| match sys::affinity(*id).context("affinity of a NAPI thread")?[..] {
             [core] => Ok(Some(core)),
@@ -140,7 +142,7 @@ impl Bed {
         self.queues.0.iter().map(place).collect()
     }
 
-    /// The core that all queues are on, if it is one, and does all for them.
+    /// The core that all queues are on and that does all their work, if there is one.
     pub fn packed_on(&self) -> Result<Option<usize>> {
         let places = self.places()?;
         let core = places[0].filter(|_| places.iter().all(|place| *place == places[0]));
@@ -154,7 +156,7 @@ impl Bed {
         Ok(queues.iter().all(|queue| queue["shared"].as_array().is_none_or(Vec::is_empty)))
     }
 
-    /// Waits for that.
+    /// Waits until all queues are packed on one core, and returns it.
     pub fn packed(&self) -> Result<usize> {
         let end = Instant::now() + 4 * self.hold + Duration::from_secs(5);
         loop {
@@ -166,7 +168,7 @@ impl Bed {
         }
     }
 
-    /// All streams together, at so many packets a second.
+    /// Sets the rate of all streams together, in packets a second.
     pub fn set_rate(&mut self, pps: f64) -> Result<()> {
         let streams = self.queues.0.len();
         let even = (pps as u64 / streams as u64).max(LOWEST_PPS);
@@ -180,7 +182,7 @@ impl Bed {
         })
     }
 
-    /// Begins to send at this rate; what arrives is watched for its order, from the beginning.
+    /// Starts to send at this rate. The order of what arrives is watched from the beginning.
     pub fn begin(&mut self, pps: f64) -> Result<()> {
         self.testbed.sink.watch(Watch::NOTHING)?;
         let flows: Vec<usize> =
@@ -191,8 +193,8 @@ impl Bed {
         self.testbed.generator.start_held_up(BATCH, BACKLOG)
     }
 
-    /// Which rate takes the high mark of the core that all queues are on, which must be the only one that may forward: rates
-    /// and the share of the core that they take, up to the first above the mark.
+    /// Finds the rate that takes the high mark of the core that all queues are on, which must be the only one that may
+    /// forward. Returns rates and the share of the core that they take, up to the first above the mark.
     pub fn loads(&mut self) -> Result<Vec<(f64, f64)>> {
         let high = self.daemon.ask(&["cores"])?["high"].as_f64();
         ensure!(high == Some(HIGH * 100.0), "the high mark is {high:?} %, not {HIGH}");
@@ -228,7 +230,7 @@ impl Bed {
         Ok(((after - before) as f64 / seconds, (ran_after - ran_before) as f64 / 1e9 / seconds))
     }
 
-    /// Moves since this was asked last.
+    /// Moves since the last call.
     pub fn moves(&mut self) -> Result<Vec<Move>> {
         let events = self.daemon.ask(&["events"])?;
         let events = events.as_array().context("millrace events: not a list")?;
@@ -253,7 +255,7 @@ impl Bed {
     }
 }
 
-/// Of the ports that packets come to; each has one queue.
+/// NAPI threads of the ports that packets come to. Each port has one queue.
 fn queue_threads(testbed: &Testbed, ports_in: usize) -> Result<Threads> {
     let thread = |port: &crate::topology::PortSpec| {
         let found = testbed

@@ -1,4 +1,4 @@
-//! What a packet costs by load, beside Linux: on one core, the generator on the other.
+//! Cost of a packet by load, beside Linux: on one core, with the generator on the other.
 
 use std::{cell::RefCell, rc::Rc, time::Duration};
 
@@ -16,34 +16,35 @@ use crate::{
 };
 
 const DESTINATIONS: u32 = 4096;
-/// Threads know their work at once: there is no table to read.
+/// Short, because the threads have no table to read.
 const WARM_UP: Duration = Duration::from_millis(200);
 /// Percent of what Millrace carries.
 pub(super) const LOADS: [u64; 6] = [2, 5, 10, 20, 40, 80];
 
-/// Cases, and what Millrace's configuration has for each besides: as it is by itself, and with cores that sleep between packets.
+/// Cases, and the additional configuration of Millrace in each: the default, and cores that sleep between packets.
 pub(super) const CASES: [(&str, &str); 2] = [("cost", ""), ("cost, asleep", "resume_latency = \"any\"")];
 
-/// What was found of each case.
+/// Results of each case.
 pub(super) struct Cost {
     pub saturation_pps: f64,
     pub usual: Curve,
     pub asleep: Curve,
 }
 
-/// Of each repeat, ns of CPU time a packet.
+/// CPU nanoseconds a packet, for each repeat.
 #[derive(Default)]
 pub(super) struct Curve {
     pub saturated: Vec<f64>,
     pub millrace_at_10: Vec<f64>,
     pub linux_at_10: Vec<f64>,
-    /// Of the daemon itself, for each packet.
+    /// CPU time of the daemon itself, for each packet.
     pub daemon_at_10: Vec<f64>,
 }
 
 pub(super) const SUBJECTS: [&str; 2] = ["linux", "millrace"];
 
-/// Both at each load, in each case, in turn, so many times. What was measured is added to `lines`; `later` steps are to come after.
+/// Measures both at each load, in each case, in turn, this many times. Adds the measurements to `lines`. `later` steps
+/// come after these.
 pub(super) fn curve(
     seconds: f64,
     repeats: usize,
@@ -52,7 +53,7 @@ pub(super) fn curve(
     later: u64,
 ) -> Result<Cost> {
     let mut testbed = testbed(0)?;
-    // As it is by itself, but on the core that Linux has too.
+    // Default settings, except that Millrace uses the core that Linux has too.
     let placing = format!("policy = \"pack\"\nallowed = \"{}\"", testbed.topology.cores.router[0]);
     let workload = Workload::benchmark(Family::V4, DESTINATIONS, 0..=0);
     let window = Window::new(WARM_UP, Duration::from_secs_f64(seconds));

@@ -1,7 +1,9 @@
-//! A queue is moved to and fro between two cores, which send on two transmit queues whose receiver is slow. A move that does not wait
-//! lets packets pass those in the other queue; one that does must not, nor lose any.
+//! A queue is moved to and fro between two cores, which send on two transmit queues with slow receivers. Moves that do
+//! not wait let packets overtake those in the other queue. Moves that wait must not do so, and must not lose any
+//! packet.
 //!
-//! The daemon forwards and moves nothing; what moves is its own code, called here, by a thread as urgent as the daemon's.
+//! The daemon forwards and moves nothing. Its own code moves the queue, called here by a thread as urgent as the
+//! daemon's.
 
 use std::{
     collections::BTreeSet,
@@ -38,27 +40,27 @@ use crate::{
 pub(super) const CASE: &str = "drain";
 /// How the queue is moved.
 pub(super) const WAYS: [&str; 2] = ["at once", "waiting"];
-/// Where what was sent on a core is taken: on the same one, or the other one, to which the queue goes.
+/// The core that receives what a core sent: the same one, or the other one, to which the queue moves.
 pub(super) const PLACES: [&str; 2] = ["on the sender's core", "on the other one"];
-/// Few, so that the next packet of a flow comes soon after a move.
+/// Few flows, so that the next packet of a flow comes soon after a move.
 const FLOWS: u32 = 4;
 /// A packet comes every 10 us, so a ring of 256 takes them for 2.5 ms.
 const PPS: u64 = 100_000;
-/// For so long others have a receiver's core, a quarter of all time.
+/// How long others have a receiver's core at a time; in all, a quarter of the time.
 const AWAY: Duration = Duration::from_micros(500);
 const PARTS: u32 = 4;
 const BATCH: u32 = 4;
 const MOVES: u32 = 100;
 const BETWEEN: Duration = Duration::from_millis(20);
 const SETTLE: Duration = Duration::from_millis(300);
-/// Real-time priorities, rising: receivers, which go before the generator; others; the queue, which they do not keep from sending;
-/// who moves it.
+/// Real-time priorities, rising: receivers, which go before the generator; others; the queue, which others do not keep
+/// from sending; the thread that moves it.
 const RECEIVER: i32 = 1;
 const OTHERS: i32 = 2;
 const QUEUE: i32 = 3;
 const MOVER: i32 = 4;
 
-/// Both ways in turn, so many times. What was measured is added to `lines`.
+/// Runs both ways in turn, this many times. Adds the measurements to `lines`.
 pub(super) fn trials(repeats: usize, lines: &mut Vec<Value>, progress: &mut Progress) -> Result<()> {
     let mut topology = Topology::named("rfc2544")?;
     let (generator, router) = (topology.cores.generator, topology.cores.router[0]);
@@ -100,7 +102,7 @@ pub(super) fn trials(repeats: usize, lines: &mut Vec<Value>, progress: &mut Prog
 
 struct Bed {
     testbed: Testbed,
-    /// Between which the queue goes to and fro.
+    /// Cores between which the queue moves.
     cores: [CoreId; 2],
 }
 
@@ -126,7 +128,7 @@ impl Bed {
         let reordered: u64 = testbed.sink.flows()?.iter().map(|flow| u64::from(flow.reordered)).sum();
         let longest_us = longest.as_micros() as u64;
         let words = format!(
-            "{reordered} reordered by {MOVES} moves, {} of {sent} lost, {left} waited {longest_us} us at most, {remained} in vain",
+            "{reordered} reordered by {MOVES} moves, {} of {sent} lost, {left} waited {longest_us} us at most, {remained} too long",
             sent.saturating_sub(received)
         );
         let sample = json!({"moves": MOVES, "reordered": reordered, "sent": sent, "received": received, "lost": lost.0,
@@ -151,25 +153,25 @@ impl Bed {
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
             let over = &over;
-            // By turns.
+            // They take turns.
             let others = [(cores[0], Duration::ZERO), (cores[1], PARTS / 2 * AWAY)];
             let others = others.map(|(core, after)| scope.spawn(move || have_core(core, after, over)));
             let moved = scope.spawn(work).join();
             over.store(true, Relaxed);
             for other in others {
-                other.join().unwrap_or_else(|_| bail!("having a core has failed"))?;
+                other.join().unwrap_or_else(|_| bail!("the thread that takes a core has failed"))?;
             }
-            moved.unwrap_or_else(|_| bail!("moving a queue has failed"))
+            moved.unwrap_or_else(|_| bail!("the thread that moves a queue has failed"))
         })
     }
 }
 
-/// In the order of its queues.
+/// NAPI threads of a device, in the order of its queues.
 fn napi_threads(namespace: &Namespace, device: &str) -> Result<Vec<i32>> {
     namespace.enter(|| crate::netlink::napi_threads(sys::interface_index(device)?))
 }
 
-/// Has a core a part of the time, from some time on.
+/// Takes a core for a part of the time, beginning `after` some time.
 fn have_core(core: CoreId, after: Duration, over: &AtomicBool) -> Result<()> {
     thread::sleep(after);
     sys::set_affinity(0, &[core.into()]).context("a core for others")?;
@@ -189,7 +191,7 @@ fn to_and_fro(drains: &mut Drains, napi: u32, [home, away]: [CoreId; 2]) -> Resu
     let began = Instant::now();
     for number in 0..MOVES {
         let (from, to) = if number % 2 == 0 { (home, away) } else { (away, home) };
-        // Not in step with anything.
+        // Keep out of step with everything else.
         thread::sleep(
             (BETWEEN * number + Duration::from_micros(137 * u64::from(number)))
                 .saturating_sub(began.elapsed()),

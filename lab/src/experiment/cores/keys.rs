@@ -1,4 +1,4 @@
-//! What the document says at its top: a few numbers, each computed from the lines beneath.
+//! The keys at the top of the document: a few numbers, each computed from the lines below.
 
 use serde_json::{Value, json};
 
@@ -19,40 +19,42 @@ pub(super) const TO_TWO: &str = "step, two queues";
 /// A queue that is too much for a core, without and with `[cores] split`.
 pub(super) const WHOLE: &str = "hot queue, whole";
 pub(super) const SPLIT: &str = "hot queue, split";
-/// Parts in which they leave by one.
+/// Parts in which packets leave by one queue.
 const TO_ONE: [&str; 4] = ["step", "ramp", "wobble", "crowd"];
 
 /// What each key means.
 pub(super) const HELP: &str = "\
 Keys of the document (\"lines\" has every trial, and what was seen over time):
-  step_reaction_ms       from the load of the packed core passing the high mark to the first packet that another core has
-                         forwarded (looked for each 2 ms). It passes when the generator's rate becomes 120 % of mark_pps;
-                         if the core's load, noted each 20 ms, was above the mark only later, then. Median; _range: of all
+  step_reaction_ms       time from the load of the packed core passing the high mark to the first packet that another core has
+                         forwarded (checked every 2 ms). The load passes the mark when the generator's rate becomes 120 % of
+                         mark_pps, or when the core's load, noted every 20 ms, is above the mark, if that is later. Median;
+                         _range: of all
   ramp_loss              share of all packets of the ramps that were sent and not received, wherever they were lost
-  ramp_ring_full         the share that found the ring of a port full, before the router: its core was late, or the
-                         machine had taken it. In ramp_loss
+  ramp_ring_full         the part of ramp_loss that found the ring of a port full, before the router: its core was late, or the
+                         machine had taken it
   ramp_loss_in_router    the rest of ramp_loss: in the router, or behind it
   wobble_moves_per_hold  the most moves of one queue in any hold time, while the load wobbled around the high mark
   reordered              packets that came after a later one of their flow, in all parts with one transmit queue
-                         (reordered_of_moves: during so many moves); reordered_multi_queue_egress: with two
+                         (reordered_of_moves: number of moves); reordered_multi_queue_egress: with two
   split_carried, whole_carried
-                         packets a second that arrived of a queue that alone brings 150 % of mark_pps (a core carries some 118 %),
-                         parts of what was asked for: its flows shared by two cores, and not. The generator has what is left
-                         of one of them. Medians; split_reordered: of all trials with shares
+                         packets a second that arrived from a queue that alone brings 160 % of mark_pps (a core carries about
+                         118 %), as a share of the requested rate: with its flows shared by two cores, and whole. The
+                         generator has what is left of one of them. Medians; split_reordered: of all trials with shares
   reordered_by_moves_at_once, reordered_by_moves_that_wait
-                         packets that came after a later one of their flow, where one queue was moved to and fro, and what it
-                         sends leaves by two transmit queues whose receivers others keep from running for 0.5 ms, a quarter
-                         of all time. moves_that_wait: of so many; moves_that_waited_in_vain of them; longest_wait_us: of all
-  idle_cpu_percent       CPU of the daemon when nothing comes, all threads, percent of a core. Median; also _range
+                         packets that came after a later one of their flow, while one queue moved to and fro. Its packets leave
+                         by two transmit queues. Others keep their receivers from running for 0.5 ms at a time, a quarter of
+                         all time. moves_that_wait: number of such moves; moves_that_waited_in_vain: those among them that
+                         waited too long; longest_wait_us: of all
+  idle_cpu_percent       CPU time of the daemon while nothing comes, all threads, percent of a core. Median; also _range
   ns_per_packet_at_10_percent, linux_ns_per_packet_at_10_percent
                          CPU time of the threads that forward, for each packet received, at 10 % of Millrace's saturation
-                         on one core (ratio_at_10_percent: pair by pair); daemon_ns_per_packet_at_10_percent: what the
-                         daemon took meanwhile, for each packet, which is not in it
+                         on one core (ratio_at_10_percent: pair by pair). daemon_ns_per_packet_at_10_percent: CPU time of the
+                         daemon meanwhile, for each packet, which is not included
   ns_per_packet_at_saturation
                          the same when the core is kept busy and nothing is lost (saturation_pps)
-  asleep_...             the same with `[cores] resume_latency = \"any\"`: cores sleep between packets. By default they poll then
-                         while they forward, which is idle time, of which others get as much, but saves no power
-Loads are parts of mark_pps, the rate that takes the high mark of one core, as found at the beginning.";
+  asleep_...             the same with `[cores] resume_latency = \"any\"`: cores sleep between packets. By default they poll
+                         while they forward. This is idle time, so others get as much of the core, but it saves no power
+Loads are parts of mark_pps, the rate that takes the high mark of one core, which is measured at the beginning.";
 
 /// All keys; `null` where a part was not measured.
 pub(super) fn document(found: &CoresResults) -> Value {
@@ -121,7 +123,7 @@ pub(super) fn document(found: &CoresResults) -> Value {
     })
 }
 
-/// Pair by pair.
+/// Ratio pair by pair.
 fn ratio(curve: &Curve) -> f64 {
     ratios(&curve.millrace_at_10, &curve.linux_at_10).median
 }
@@ -135,7 +137,7 @@ fn range(values: &[f64]) -> Option<[f64; 2]> {
     (!values.is_empty()).then_some([min, max])
 }
 
-/// The same for people.
+/// Prints the keys for people.
 pub(super) fn print(found: &CoresResults) {
     print_head("Queues on cores", &["", "measured"]);
     let Value::Object(keys) = document(found) else { return };
@@ -153,7 +155,7 @@ pub(super) fn print(found: &CoresResults) {
     }
 }
 
-/// What is to be drawn.
+/// Figures to draw.
 pub(super) fn figures() -> Vec<Value> {
     let time = || Some(Axis::new("/at_s", "time", "s"));
     let cost = |name: &str, case: &str, title: &str| {

@@ -11,23 +11,24 @@ use super::{
 };
 use crate::progress::Progress;
 
-/// Loads are parts of what takes the high mark of one core. Two cores carry this; one does not.
+/// Loads are parts of the rate that takes the high mark of one core. Two cores carry this one, and one core does not.
 const MUCH: f64 = 1.2;
-/// So much of one queue: a full core carries three quarters of it, and more the generator has no time for beside another one.
+/// Load of one queue. A full core carries three quarters of it. For more, the generator has no time beside another
+/// core.
 const HOT: f64 = 1.6;
 const LITTLE: f64 = 0.3;
-/// A flash crowd comes from next to nothing.
+/// A flash crowd starts from this load.
 const NEXT_TO_NOTHING: f64 = 0.05;
-/// A load that did not reach the high mark, as the machine has become faster since that was looked for, is raised by so much
-/// and tried again. So is one that could not be sent as it should, or where the machine stood still and the second core forwarded
-/// before it had to, as it is.
+/// A load that did not reach the high mark is raised by this factor and tried again: the machine has become faster
+/// since the mark was measured. A trial is repeated, unchanged, if it could not be sent as it should, or if the machine
+/// stood still and the second core forwarded before it had to.
 const RAISE: f64 = 1.15;
 const ATTEMPTS: usize = 4;
-/// Between notes where nothing is sudden.
+/// Time between notes where nothing is sudden.
 const CALM: Duration = Duration::from_millis(50);
 const SUDDEN: Duration = Duration::from_millis(20);
 
-/// A bed, what a core carries, and where everything goes.
+/// A bed, the rate that a core carries, and the destinations of results.
 pub(super) struct Parts<'a> {
     pub bed: &'a mut Bed,
     /// Packets a second that take the high mark of one core.
@@ -37,8 +38,8 @@ pub(super) struct Parts<'a> {
 }
 
 impl Parts<'_> {
-    /// From little to much at once: `reaction_ms` is the time from the high mark being passed to the first packet by the
-    /// second core.
+    /// From a low load to a high one at once. `reaction_ms` is the time from passing the high mark to the first packet
+    /// on the second core.
     pub fn steps(&mut self, part: &str, repeats: usize) -> Result<()> {
         const BEFORE_S: f64 = 0.5;
         let rate = |at_s: f64| if at_s < BEFORE_S { LITTLE } else { MUCH };
@@ -58,7 +59,7 @@ impl Parts<'_> {
     pub fn ramps(&mut self, repeats: usize) -> Result<()> {
         const SECONDS: f64 = 4.0;
         const FROM: f64 = 0.6;
-        // In steps: each change of the rate begins pacing anew.
+        // The rate rises in steps, because each change of it starts pacing again.
         let rate = |at_s: f64| {
             let risen = ((at_s / SECONDS).min(1.0) * 200.0).floor() / 200.0;
             FROM + (MUCH - FROM) * risen
@@ -98,11 +99,11 @@ impl Parts<'_> {
         })
     }
 
-    /// A queue that alone wants more than a core, for three seconds. `part` says whether its flows may be shared.
+    /// A queue that alone needs more than a core, for three seconds. `part` says whether its flows may be shared.
     pub fn hot(&mut self, part: &str, repeat: usize) -> Result<()> {
         const BEFORE_S: f64 = 0.5;
         const AFTER_S: f64 = 4.0;
-        /// By then it is shared, if it ever is.
+        /// By then the queue is shared, if it ever is.
         const SETTLED_S: f64 = 1.5;
         let rate = |at_s: f64| if at_s < BEFORE_S { LITTLE } else { HOT };
         self.trial(part, repeat, AFTER_S, &rate, SUDDEN, |seen, first| {
@@ -116,7 +117,9 @@ impl Parts<'_> {
         })
     }
 
-    /// Trials of one part, each until the second core has been given back at a low rate. `rate`: as a part of the mark's. `tell`: more for the record, and for people, of what was seen; the core that was packed is given.
+    /// Runs the trials of one part, each until the second core has been given back at a low rate. `rate` is a part of
+    /// the mark's rate. `tell` gets what was seen and the core on which queues were packed; it returns more for the
+    /// record and for people.
     fn trials(
         &mut self,
         part: &str,

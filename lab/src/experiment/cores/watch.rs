@@ -1,4 +1,5 @@
-//! Traffic whose rate changes, and what is seen meanwhile: the load of cores, where queues are, what arrives, what is lost.
+//! Traffic whose rate changes, and observations meanwhile: the load of cores, where queues are, what arrives, what is
+//! lost.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,17 +12,17 @@ use serde_json::{Value, json};
 use super::bed::{Bed, Move};
 use crate::{cpu, losses::Losses, sys};
 
-/// Between two looks at where packets are forwarded, and two changes of the rate.
+/// Time between two looks at where packets are forwarded, and between two changes of the rate.
 const TICK: Duration = Duration::from_millis(2);
-/// Packets between two looks of a core that forwards: a queue that was moved may leave one or two behind.
+/// A core that forwards this many packets between two looks counts. A queue that was moved may leave one or two behind.
 const FORWARDS: u64 = 16;
-/// Between two looks whether a hot queue is shared.
+/// Time between two looks whether a hot queue is shared.
 const URGE_EVERY_S: f64 = 0.1;
-/// Seconds of the low rate at least, so that what was decided just before its end is seen.
+/// Least seconds of the low rate, so that decisions made just before its end are seen.
 const AFTER_S: f64 = 0.1;
-/// Packets that are on their way when the generator stops have arrived after that, or are lost.
+/// Time after the generator stops. Packets on their way have then arrived, or are lost.
 const SETTLE: Duration = Duration::from_millis(300);
-/// Share of what was due.
+/// Most packets that may be skipped, as a share of those that were due.
 const MOST_SKIPPED: f64 = 0.05;
 
 /// What to send, and how often to note what is seen.
@@ -30,14 +31,14 @@ pub(super) struct Course<'a> {
     pub part: &'a str,
     pub repeat: usize,
     pub seconds: f64,
-    /// Packets a second after so many seconds.
+    /// Packets a second, by the time in seconds.
     pub rate: &'a dyn Fn(f64) -> f64,
     /// The rate after that, until all queues are on one core again.
     pub little_pps: f64,
     pub every: Duration,
 }
 
-/// Counters as they stand, some time after the beginning.
+/// Counters at one moment, some time after the beginning.
 struct Moment {
     at_s: f64,
     asked_pps: f64,
@@ -49,12 +50,12 @@ struct Moment {
     places: Vec<Option<usize>>,
 }
 
-/// What became of a course.
+/// Results of a course.
 pub(super) struct CourseOutcome {
     moments: Vec<Moment>,
     started_unix_s: f64,
     pub sent: u64,
-    /// Due, but the generator did not have its core.
+    /// Packets that were due while the generator did not have its core.
     pub skipped: u64,
     pub received: u64,
     /// By name.
@@ -67,7 +68,7 @@ pub(super) struct CourseOutcome {
 }
 
 impl Bed {
-    /// Sends, and watches. All queues are on one core before.
+    /// Sends and watches. All queues must be on one core before.
     pub fn follow(&mut self, course: &Course<'_>) -> Result<CourseOutcome> {
         self.moves()?;
         let losses = Losses::now(&self.testbed)?;
@@ -143,7 +144,7 @@ impl Bed {
 
     fn moment(&self, started: Instant, asked_pps: f64, received: u64, lost: (u64, u64)) -> Result<Moment> {
         let times = self.queues.times()?;
-        // Received before sent, so that what is on its way is not lost twice.
+        // Read what was received before what was sent, so that packets on their way do not count as lost.
         let received = self.testbed.sink.arrived_in_all()? - received;
         let (ring_full, lost_behind) = self.lost()?;
         Ok(Moment {
@@ -174,7 +175,7 @@ impl CourseOutcome {
         full.map(|(_, packets)| packets).sum()
     }
 
-    /// Was there no time to send what was asked for?
+    /// Was there too little time to send the requested packets?
     pub fn is_noisy(&self) -> bool {
         self.skipped as f64 > MOST_SKIPPED * (self.sent + self.skipped) as f64
     }
@@ -201,8 +202,8 @@ impl CourseOutcome {
         )
     }
 
-    /// When, from `after_s` on, the load of a core first was above this, by the notes: the beginning of the time between two of
-    /// them. `after_s` if none says so.
+    /// When the load of a core was first above this, from `after_s` on: the start of the interval between two notes.
+    /// `after_s` if no note shows it.
     pub fn passed(&self, core: usize, high: f64, after_s: f64) -> f64 {
         let is_above = |pair: &&[Moment]| {
             pair[1].at_s > after_s
@@ -219,7 +220,7 @@ impl CourseOutcome {
             .map_or(after_s, |at_s| at_s.max(after_s))
     }
 
-    /// Packets a second that arrived from `from_s` to `to_s`, by the notes, and that were asked for.
+    /// Packets a second that arrived from `from_s` to `to_s`, by the notes, and those that were asked for.
     pub fn carried_pps(&self, from_s: f64, to_s: f64) -> Option<(f64, f64)> {
         let mut within = self.moments.iter().filter(|moment| (from_s..=to_s).contains(&moment.at_s));
         let (first, last) = (within.next()?, within.next_back()?);
@@ -244,7 +245,7 @@ impl CourseOutcome {
         self.moves.iter().map(within).max().unwrap_or(0)
     }
 
-    /// What is told of the whole course, and `more` that belongs to its part.
+    /// Values of the whole course, and `more` of its part.
     pub fn sample(&self, course: &Course<'_>, more: Value) -> Value {
         let mut sample = json!({
             "sent": self.sent, "skipped": self.skipped, "received": self.received, "loss": self.loss(),
@@ -296,7 +297,7 @@ impl CourseOutcome {
     }
 }
 
-/// What queues did on each core between two moments, in nanoseconds; one that was moved counts where it is.
+/// Work of queues on each core between two moments, in nanoseconds. A queue that was moved counts where it is now.
 fn by_core(before: &Moment, now: &Moment) -> BTreeMap<usize, Vec<cpu::Time>> {
     let mut times: BTreeMap<usize, Vec<cpu::Time>> = BTreeMap::new();
     for ((time, earlier), place) in now.times.iter().zip(&before.times).zip(&now.places) {
@@ -319,13 +320,13 @@ fn rounded(value: f64, digits: i32) -> f64 {
     (value * scale).round() / scale
 }
 
-/// Median of what was told under this name in the samples of a part.
+/// The values with this name in the samples of a part.
 pub(super) fn told<'a>(lines: &'a [Value], part: &'a str, name: &'a str) -> impl Iterator<Item = f64> + 'a {
     let of_part = lines.iter().filter(move |line| line["record"] == "sample" && line["case"] == part);
     of_part.filter_map(move |line| line["sample"][name].as_f64())
 }
 
-/// For errors: a course without a second core says nothing about adding one.
+/// Seconds until a second core forwarded. Fails if none did: such a course says nothing about adding a core.
 pub(super) fn second_core(seen: &CourseOutcome, first: usize) -> Result<f64> {
     let other = seen.first_s.iter().find(|(core, _)| **core != first);
     other.map(|(_, at_s)| *at_s).with_context(|| {

@@ -1,4 +1,4 @@
-//! What `replay` tells people: tables, and what is beneath them.
+//! Output of `replay` for people: tables, and the lines below them.
 
 use crate::{
     experiment::{print_head, row},
@@ -28,7 +28,7 @@ pub(super) const RAN: [&str; 12] = [
     "longest, us",
 ];
 
-/// A table to be, and what is told beneath it.
+/// A table that grows, and the lines below it.
 #[derive(Default)]
 pub(super) struct Shown {
     pub(super) rows: Vec<String>,
@@ -49,7 +49,7 @@ impl Shown {
     }
 }
 
-/// What came out of both, one above the other.
+/// The output of both subjects, one above the other.
 pub(super) fn in_bytes(difference: &Difference, with: &str, name: &str) -> String {
     let hex = |bytes: &Option<String>| bytes.clone().unwrap_or("-".into());
     let (a, b) = (hex(&difference.reference), hex(&difference.seen));
@@ -64,7 +64,7 @@ pub(super) fn in_bytes(difference: &Difference, with: &str, name: &str) -> Strin
     )
 }
 
-/// What did not come out, and what counted it.
+/// Packets that did not come out, and the counters that show them.
 pub(super) fn details_of(name: &str, came: &Output) -> Vec<String> {
     let list = |counts: Vec<String>| counts.join(", ");
     let example = |why: &str| came.examples.get(why).map_or(String::new(), |packet| format!(" ({packet})"));
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_not_marked_was_not_seen() {
+    fn cells_about_marks_are_empty_if_nothing_was_marked() {
         let none = ReplayOutcome { sent: 9, received: 8, ..ReplayOutcome::default() };
         assert_eq!(run_row("linux", &none), "| linux | 9 | 8 | - | 0.0 | 0 | - | - | - | - | - | - |");
         let marked = MarkedSeen { sent: 7, received: 5, reordered: 1, duplicates: 0 };

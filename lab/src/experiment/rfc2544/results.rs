@@ -1,5 +1,5 @@
-//! What `rfc2544` found, as a document and as tables. Lines of the document are as other commands write them: a sample for
-//! each repeat of a test, pictures of them, and every trial that they were computed from.
+//! Results of `rfc2544`, as a document and as tables. Lines of the document have the form of other commands: a sample
+//! for each repeat of a test, pictures of them, and every trial that they were computed from.
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -20,12 +20,12 @@ use crate::{
     },
 };
 
-/// Of one frame length; tests that were not run are not there.
+/// Results of one frame length. Tests that were not run are missing.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct OfFrame {
     /// Bytes, FCS included.
     pub(super) frame: u16,
-    /// In which the other tests are told: without loss; if there is none, with 0.1 %.
+    /// The rate that other tests refer to: without loss, or with 0.1 % if there is none without.
     pub(super) throughput_pps: u64,
     pub(super) throughput: Vec<Repeated>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -92,7 +92,7 @@ fn figures() -> Vec<Figure> {
     ]
 }
 
-/// Of a rate, with the frame check sequence and without what is between frames.
+/// Gbit/s of a rate, with the frame check sequence and without preamble and gap.
 fn gbps(frame: u16, pps: f64) -> f64 {
     pps * f64::from(frame) * 8.0 / 1e9
 }
@@ -208,10 +208,10 @@ impl Samples<'_> {
     }
 }
 
-/// The rates of the latency test, in this order.
+/// Rates of the latency test, in this order.
 const AT: [&str; 2] = ["throughput", "half the throughput"];
 
-/// Tables of what there is, in Markdown.
+/// Prints the tables of all results, in Markdown.
 pub(super) fn print(options: &Rfc2544Options, results: &[OfFrame]) {
     println!(
         "\n{}, {} flows, trials of {} s, {} of each: median (range)",
@@ -222,7 +222,7 @@ pub(super) fn print(options: &Rfc2544Options, results: &[OfFrame]) {
     }
 }
 
-/// With a title, if there are rows.
+/// A table with a title; nothing if there are no rows.
 fn table(title: &str, cells: &[&str], rows: Vec<Vec<String>>) -> String {
     if rows.is_empty() {
         return String::new();
@@ -286,7 +286,7 @@ fn loss(results: &[OfFrame]) -> String {
     table("Frame loss rate (26.3)", &["frame, bytes", "offered, Mpps", "lost, %"], rows)
 }
 
-/// What is beyond the throughput.
+/// Results beyond the throughput.
 fn edges(results: &[OfFrame]) -> String {
     let burst = |found: &BackToBack| {
         let more = if found.at_limit { " or more" } else { "" };
@@ -342,7 +342,7 @@ fn reset(results: &[OfFrame]) -> String {
     table("Reset (26.6, RFC 6201)", &cells, results.iter().flat_map(of_frame).collect()) + &overloaded
 }
 
-/// If so much is lost although nothing is reset that losses say nothing of resets.
+/// A note, if so much is lost without a reset that losses say nothing about resets.
 fn too_much(found: &ResetTime) -> Option<String> {
     const MUCH: f64 = 0.01;
     let losses: Vec<f64> = found.trials.iter().map(|trial| trial.outcome.loss()).collect();

@@ -1,4 +1,4 @@
-//! Figures 15 and 17: what more packets in a run save, and more rings for one path.
+//! Figures 15 and 17: what longer runs save, and what several rings for one path cost or save.
 
 use std::time::Duration;
 
@@ -33,8 +33,8 @@ pub(in super::super) fn batches(
     options: &FiguresOptions,
     recorder: &mut Recorder,
 ) -> Result<()> {
-    let ours = "what millrace calibrate measures: four paths in turn on one core, forward only, packets in memory that nobody copies; the line through \
-                runs of 1 to 64 packets tells the switch, and packets";
+    let ours = "the measurement of millrace calibrate: four paths in turn on one core, forward only, packets in memory that nobody copies; the line through \
+                runs of 1 to 64 packets gives the cost of a switch and of a packet";
     let x = Axis::new("/parameters/batch", "packets of a run", "").log();
     let switch = Axis::new("/sample/switch_cycles", "a switch takes", "cycles");
     let bar = picture(figure, x, switch, ours);
@@ -72,12 +72,13 @@ pub(in super::super) fn batches(
     Ok(())
 }
 
-/// Rings of four ports, each of which has a batch whenever it is asked. With one path for all it takes from one after another.
+/// Rings of four ports. Each has a batch whenever it is polled. With one path for all, the path takes from one after
+/// another.
 struct Ports {
     ports: Vec<Source>,
     batch: usize,
     is_unified: bool,
-    /// Whose turn it is among them.
+    /// The next of them to poll.
     next: usize,
     sent: Sent,
 }
@@ -117,7 +118,7 @@ impl Exchange for Ports {
     }
 }
 
-/// `most` packets of a run.
+/// Runs of at most `most` packets.
 fn polled(is_unified: bool, batch: usize, most: u32, time: Duration) -> Result<Rate> {
     let (clock, trace) = (Clock::of_process(), bed::plain()?);
     let ports = (0..PORTS).map(|port| Source::new(&trace, Some(port))).collect();
@@ -137,8 +138,8 @@ pub(in super::super) fn unified_input(
     recorder: &mut Recorder,
 ) -> Result<()> {
     const EACH: &str = "a path for each port";
-    let ours = "memory to memory, forward only: rings of four ports, each of which has a batch whenever it is asked. One path takes from all in a run, as \
-                its worker does with AF_XDP rings; with \"runs as short\" it stops at a batch, so that only who is asked differs";
+    let ours = "memory to memory, forward only: rings of four ports, each of which has a batch whenever it is polled. One path takes from all in a run, as \
+                its worker does with AF_XDP rings; with \"runs as short\" it stops after a batch, so that only the polled rings differ";
     let x = Axis::new("/parameters/batch", "packets of a batch", "").log();
     let rate = picture(figure, x, Axis::new("/sample/pps", "throughput", "Mpps").times(1e-6), ours);
     recorder.figure(&rate.clone().relative_to(Reference::Series(EACH.into())))?;

@@ -27,18 +27,18 @@ use crate::{
     prefixes, sys,
 };
 
-/// Random destinations: more than caches hold of a table.
+/// Number of random destinations: more of a table than caches hold.
 const DESTINATIONS: usize = 1 << 18;
-/// Of a source.
+/// Frames of a source.
 const FRAMES: usize = 512;
-/// R, as workers have it.
+/// R, as workers have it by default.
 const LONGEST_RUN: Duration = Duration::from_micros(100);
-/// Read each so many turns whether time is over.
+/// The clock is read after this many turns.
 const TURNS: u32 = 16;
 
 pub(super) type Packet = Box<Buffer>;
 
-/// An RX queue that always has packets, and the frames they come in.
+/// An RX queue that always has packets, and the frames that they come in.
 pub(super) struct Source {
     trace: Arc<Trace>,
     next: usize,
@@ -46,12 +46,13 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Packets of the trace, again and again; `port` is where they come in, if it matters.
+    /// Packets of the trace, repeated. `port` is where they come in, if it matters.
     pub fn new(trace: &Arc<Trace>, port: Option<u8>) -> Self {
         Self::from(trace, 0.0, port)
     }
 
-    /// The same from this part of the trace on: two paths at the same place would look up the same at the same time.
+    /// The same, starting at this part of the trace. Two paths at the same place would look up the same at the same
+    /// time.
     pub fn from(trace: &Arc<Trace>, part: f64, port: Option<u8>) -> Self {
         let frame = |_| {
             let mut frame = Buffer::new(FRAME);
@@ -63,7 +64,7 @@ impl Source {
         Self { trace: trace.clone(), next, free: (0..FRAMES).map(frame).collect() }
     }
 
-    /// Receives up to so many.
+    /// Receives up to this many packets.
     pub fn receive(&mut self, most: usize, to: &mut Vec<Packet>) {
         let Self { trace, next, free } = self;
         for mut frame in free.drain(..most.min(free.len())) {
@@ -74,24 +75,24 @@ impl Source {
         }
     }
 
-    /// A frame is to be received into again.
+    /// Returns a frame for another packet.
     pub fn give_back(&mut self, frame: Packet) {
         self.free.push_back(frame);
     }
 
-    /// Could it receive one?
+    /// Does it have frames to receive into?
     pub fn has_frames(&self) -> bool {
         !self.free.is_empty()
     }
 }
 
-/// What left.
+/// Packets that left.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sent {
     pub packets: u64,
-    /// Into the core and out of it.
+    /// Bytes into the core and out of it.
     pub io_bytes: u64,
-    /// Went elsewhere: that is none of the experiment.
+    /// Packets that went elsewhere, which is not part of the experiment.
     pub lost: u64,
 }
 
@@ -106,10 +107,10 @@ impl Sent {
     }
 }
 
-/// A source for each path, and what became of its packets.
+/// A source for each path, and counts of its packets.
 pub(super) struct Memory {
     pub paths: Vec<(Source, Sent)>,
-    /// Of the CPU, where one is needed.
+    /// A counter of the CPU, where one is needed.
     pub counter: Option<Counter>,
 }
 
@@ -144,14 +145,14 @@ impl Exchange for Memory {
     }
 }
 
-/// P11, and what makes its packets.
+/// The workloads of P11, and their packets.
 pub(super) struct World {
     routes: Arc<HeapMemory>,
-    /// 64 bytes with the checksum that Ethernet has behind each, to random destinations.
+    /// 64 bytes, including the checksum that follows each on Ethernet, to random destinations.
     pub small: Arc<Trace>,
-    /// The same to 1,024 of them.
+    /// The same to 1,024 destinations.
     pub few: Arc<Trace>,
-    /// 1,024 bytes.
+    /// Packets of 1,024 bytes.
     pub large: Arc<Trace>,
 }
 
@@ -175,7 +176,7 @@ impl World {
         forwarding::router(&self.routes)
     }
 
-    /// As RTR, with a CRC appended: some 30 % more where routes are in caches.
+    /// RTR, with a CRC appended: about 30 % more where routes are in caches.
     pub fn dearer(&self) -> Vec<Box<dyn Element>> {
         self.rtr().into_iter().chain([Box::new(CrcAppend) as Box<dyn Element>]).collect()
     }
@@ -189,13 +190,13 @@ impl World {
     }
 }
 
-/// Packets to nowhere in particular, which are forwarded only: a few flows.
+/// Packets of a few flows, which are only forwarded. Their destinations do not matter.
 pub(super) fn plain() -> Result<Arc<Trace>> {
     let made_up = prefixes::prefixes(None, 1024, 0)?;
     Ok(Arc::new(Trace::new(1024, 60, &made_up.v4)))
 }
 
-/// As the product has them, with so many packets in a run at most.
+/// The product's settings, with at most this many packets in a run.
 pub(super) fn settings(clock: Clock, most: u32) -> Settings {
     let longest_cycles = clock.cycles_of(LONGEST_RUN).try_into().unwrap_or(u32::MAX);
     Settings {
@@ -217,7 +218,7 @@ pub(super) fn worker(
     Ok(worker)
 }
 
-/// What a path had of its core, counted here.
+/// What a path had of its core, as counted here.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Got {
     pub packets: u64,
@@ -225,7 +226,7 @@ pub(super) struct Got {
     pub io_bytes: u64,
 }
 
-/// Runs paths that always have packets for so long; by path.
+/// Runs paths that always have packets for this long. Returns results by path.
 pub(super) fn run(
     worker: &mut Worker<Packet>,
     memory: &mut Memory,
@@ -254,15 +255,15 @@ pub(super) fn run(
     Ok(got)
 }
 
-/// What a thread did.
+/// Results of a thread.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rate {
     pub pps: f64,
-    /// Of the time: the rest something else had its core.
+    /// Share of the time. Something else had its core for the rest.
     pub cpu: f64,
 }
 
-/// Turns for so long, which return packets that left, after a twentieth of that which does not count.
+/// Takes turns for this long, after a twentieth of it that does not count. A turn returns the packets that left.
 pub(super) fn rate(time: Duration, mut turn: impl FnMut() -> u64) -> Rate {
     let mut for_so_long = |time: Duration| {
         let (begun, mut packets) = (Instant::now(), 0);
@@ -278,19 +279,19 @@ pub(super) fn rate(time: Duration, mut turn: impl FnMut() -> u64) -> Rate {
     Rate { pps, cpu }
 }
 
-/// What this thread ran.
+/// CPU time of this thread.
 fn thread_ns() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Does this on a core, by a thread of its own.
+/// Runs `what` on a core, in a thread of its own.
 pub(super) fn on_core<T: Send>(core: usize, what: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let mut all = on_cores([(core, what)])?;
     all.pop().context("a thread returned nothing")
 }
 
-/// Each on its core, at once.
+/// Runs each on its core, at the same time.
 pub(super) fn on_cores<T: Send, F: FnOnce() -> Result<T> + Send>(
     each: impl IntoIterator<Item = (usize, F)>,
 ) -> Result<Vec<T>> {

@@ -10,13 +10,13 @@ use crate::sys;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Core {
     pub number: usize,
-    /// Its socket; cores of one have their last cache in common.
+    /// Its socket. Cores of a socket share their last cache.
     package: usize,
-    /// The hyper-threads of its core, itself among them, as Linux writes them.
+    /// The hyper-threads of its core, including itself, as Linux writes them.
     siblings: String,
 }
 
-/// Those that this process may run on.
+/// The cores that this process may run on.
 pub(super) fn all() -> Result<Vec<Core>> {
     let cores: Vec<Core> = sys::affinity(0)?.into_iter().map(core).collect();
     ensure!(!cores.is_empty(), "there is no core to run on");
@@ -27,24 +27,24 @@ fn core(number: usize) -> Core {
     let at = Path::new("/sys/devices/system/cpu").join(format!("cpu{number}/topology"));
     let read = |name: &str| fs::read_to_string(at.join(name)).unwrap_or_default().trim().to_owned();
     let siblings = read("thread_siblings_list");
-    // A machine that does not tell has cores of one thread in one package.
+    // A machine without this information has cores of one thread in one package.
     let siblings = if siblings.is_empty() { number.to_string() } else { siblings };
     Core { number, package: read("physical_package_id").parse().unwrap_or(0), siblings }
 }
 
-/// The first two for which this holds.
+/// The first two for which `holds` is true.
 fn pair(cores: &[Core], holds: impl Fn(&Core, &Core) -> bool) -> Option<[usize; 2]> {
     let pairs = cores.iter().flat_map(|one| cores.iter().map(move |other| (one, other)));
     let found = pairs.filter(|(one, other)| one.number < other.number).find(|(one, other)| holds(one, other));
     found.map(|(one, other)| [one.number, other.number])
 }
 
-/// Two cores of one socket, of their own each.
+/// Two different cores of one socket.
 pub(super) fn within_a_package(cores: &[Core]) -> Option<[usize; 2]> {
     pair(cores, |one, other| one.package == other.package && one.siblings != other.siblings)
 }
 
-/// Two of different sockets.
+/// Two cores of different sockets.
 pub(super) fn across_packages(cores: &[Core]) -> Option<[usize; 2]> {
     pair(cores, |one, other| one.package != other.package)
 }

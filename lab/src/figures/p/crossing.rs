@@ -1,6 +1,6 @@
-//! Packets from one core to another, one by one and in order: what one-phase forwarding does without. A ring of pointers, where an empty slot is a
-//! null pointer, so that both sides share nothing but the slots (Giacomoni et al., FastForward, PPoPP 2008): the least a crossing can cost.
-//! (`unsafe` lives here: a pointer is a box again.)
+//! Packets from one core to another, one by one and in order. One-phase forwarding does without this. The ring holds
+//! pointers; an empty slot is a null pointer, so that both sides share nothing but the slots (Giacomoni et al.,
+//! FastForward, PPoPP 2008). A crossing cannot cost less. `unsafe` is needed here to turn a pointer into a box again.
 
 use std::{
     ptr,
@@ -19,26 +19,26 @@ use super::bed::Packet;
 
 struct Ring(Box<[AtomicPtr<Buffer>]>);
 
-/// Puts packets in; there is one.
+/// Puts packets in. There is one sender.
 pub(super) struct Sender {
     ring: Arc<Ring>,
     at: usize,
 }
 
-/// Takes them out; there is one.
+/// Takes packets out. There is one receiver.
 pub(super) struct Receiver {
     ring: Arc<Ring>,
     at: usize,
 }
 
-/// Room for so many packets.
+/// A ring with room for this many packets.
 pub(super) fn crossing(slots: usize) -> (Sender, Receiver) {
     let ring = Arc::new(Ring((0..slots.max(1)).map(|_| AtomicPtr::default()).collect()));
     (Sender { ring: ring.clone(), at: 0 }, Receiver { ring, at: 0 })
 }
 
 impl Sender {
-    /// `Err`: it is full.
+    /// `Err`: the ring is full.
     pub fn send(&mut self, packet: Packet) -> Result<(), Packet> {
         let slot = &self.ring.0[self.at];
         if !slot.load(Acquire).is_null() {
@@ -51,7 +51,7 @@ impl Sender {
 }
 
 impl Receiver {
-    /// The oldest.
+    /// Takes the oldest packet.
     pub fn receive(&mut self) -> Option<Packet> {
         let slot = &self.ring.0[self.at];
         let packet = slot.load(Acquire);
@@ -60,12 +60,12 @@ impl Receiver {
         }
         slot.store(ptr::null_mut(), Release);
         self.at = (self.at + 1) % self.ring.0.len();
-        // SAFETY: it was a box when the sender, of which there is one, put it there. This receiver, of which there is one, read it
-        // before the slot was emptied, and nobody reads it again: the next pointer there is another one.
+        // SAFETY: the pointer was a box when the only sender put it there. This only receiver read it before it emptied
+        // the slot, and nobody reads it again: the next pointer there is another one.
         Some(unsafe { Box::from_raw(packet) })
     }
 
-    /// Is there none?
+    /// Is the ring empty?
     pub fn is_empty(&self) -> bool {
         self.ring.0[self.at].load(Acquire).is_null()
     }

@@ -1,4 +1,5 @@
-//! Figures 6 to 9: what it costs when packets change their core, wait in a queue, or when cores share one of a port's queues. All forward only.
+//! Figures 6 to 9: the cost of packets that change cores or wait in a queue, and of cores that share a port's queue.
+//! All only forward.
 
 use std::{
     collections::VecDeque,
@@ -32,16 +33,16 @@ use crate::{
     record::Recorder,
 };
 
-/// Of a run.
+/// Most packets of a run.
 const BURST: u32 = 32;
-/// More than all frames of a path.
+/// Larger than the number of all frames of a path.
 const RING: usize = 1024;
 /// Descriptors of a TX ring.
 const TX_RING: usize = 1024;
-/// Before a thread lets others run: the one that has the lock may have lost its core.
+/// Spins before a thread lets others run: the thread that holds the lock may have lost its core.
 const SPINS: u32 = 10_000;
 
-/// Packets a second, and of that what one of them gets.
+/// Figures of packets a second, and of their ratio to one of the ways.
 fn figures(figure: &PaperFigure, ours: &str, to: &str, recorder: &mut Recorder) -> Result<()> {
     let y = Axis::new("/sample/pps", "throughput", "Mpps").times(1e-6);
     let bars = bars(figure, y, ours);
@@ -56,7 +57,7 @@ fn figures(figure: &PaperFigure, ours: &str, to: &str, recorder: &mut Recorder) 
 
 type Way<'a> = (&'a str, &'a dyn Fn() -> Result<Vec<Rate>>);
 
-/// Takes turns.
+/// Measures the ways in turn.
 fn compare(
     figure: &PaperFigure,
     ways: &[Way<'_>],
@@ -83,19 +84,20 @@ fn forwarder(paths: usize, clock: Clock) -> Result<Worker<Packet>> {
     worker(settings(clock, BURST), iter::repeat_with(|| (1, vec![forward()])).take(paths))
 }
 
-/// Who has packets for a path now.
+/// An exchange that knows whether a path has packets now.
 trait Ends: Exchange<Frame = Packet> {
     fn has_packets(&self, path: PathId) -> bool;
 }
 
-/// There are always some.
+/// There are always packets.
 impl Ends for Memory {
     fn has_packets(&self, _: PathId) -> bool {
         true
     }
 }
 
-/// One turn, and paths with packets are awake, others asleep; how many it had. As a worker's loop does it (`router::user_plane::workers`).
+/// One turn, as in a worker's loop (`router::user_plane::workers`): paths with packets are awake afterwards, others
+/// asleep. Returns the number of packets of the turn.
 fn turn(worker: &mut Worker<Packet>, ends: &mut impl Ends, paths: PathId, clock: Clock) -> u64 {
     let turn = worker.turn(ends, || clock.cycles());
     for path in 0..paths {
@@ -107,12 +109,12 @@ fn turn(worker: &mut Worker<Packet>, ends: &mut impl Ends, paths: PathId, clock:
     turn.map_or(0, |turn| turn.packets as u64)
 }
 
-/// Each core receives and sends what is its own.
+/// Each core receives and sends its own packets.
 fn apart(pair: [usize; 2], trace: &Arc<Trace>, time: Duration) -> Result<Vec<Rate>> {
     on_cores(pair.map(|core| (core, move || alone(trace, time))))
 }
 
-/// In one go, on this core.
+/// Receives and sends in one go, on this core.
 fn alone(trace: &Arc<Trace>, time: Duration) -> Result<Rate> {
     let clock = Clock::of_process();
     let (mut worker, mut memory) = (forwarder(1, clock)?, Memory::new([Source::new(trace, None)]));
@@ -126,12 +128,12 @@ fn whole(sent: &[Sent]) -> Result<()> {
     Ok(())
 }
 
-/// Receives, and hands on; what it keeps itself it sends.
+/// Receives packets and hands them on. Sends those that it keeps itself.
 struct Front {
     sources: Vec<Source>,
     to: Vec<super::crossing::Sender>,
     back: Vec<super::crossing::Receiver>,
-    /// Every second packet it keeps.
+    /// Does it keep every second packet?
     keeps_half: bool,
     odd: bool,
     kept: u64,
@@ -175,7 +177,7 @@ impl Ends for Front {
     }
 }
 
-/// Takes what was handed on, and sends.
+/// Takes packets that were handed on, and sends them.
 struct Back {
     from: Vec<super::crossing::Receiver>,
     back: Vec<super::crossing::Sender>,
@@ -207,7 +209,7 @@ impl Ends for Back {
     }
 }
 
-/// The first core receives from so many queues; the second one sends what it is handed.
+/// The first core receives from this many queues. The second one sends what it is handed.
 fn handed_on(
     pair: [usize; 2],
     queues: PathId,
@@ -236,7 +238,7 @@ fn handed_on(
         let clock = Clock::of_process();
         let mut worker = forwarder(queues.into(), clock)?;
         let rate = rate(time, || turn(&mut worker, &mut behind, queues, clock));
-        // As long as the other one counts it has somebody beside it.
+        // While the other core counts, this one must keep it company.
         while !over.load(Relaxed) {
             turn(&mut worker, &mut behind, queues, clock);
         }
@@ -246,7 +248,7 @@ fn handed_on(
     on_cores(both)
 }
 
-/// What one core does.
+/// Work of one core.
 type OnCore<'a> = Box<dyn FnOnce() -> Result<Rate> + Send + 'a>;
 
 /// Two cores of one socket.
@@ -261,7 +263,7 @@ pub(in super::super) fn crossing_cores(
     recorder: &mut Recorder,
 ) -> Result<()> {
     const CROSSING: &str = "packets cross, one L3";
-    let ours = "memory to memory, two cores of one socket; a ring of pointers there and one back for the frames, as the least that a crossing takes";
+    let ours = "memory to memory, two cores of one socket; a ring of pointers in one direction and one back for the frames, which is the least that a crossing takes";
     figures(figure, ours, CROSSING, recorder)?;
     let (trace, pair, time) = (bed::plain()?, two()?, time(options));
     let crossing = || handed_on(pair, 2, false, &trace, time);
@@ -350,7 +352,7 @@ pub(in super::super) fn one_phase(
     compare(figure, &[(STAGES, &stages), ("one phase", &one)], options, recorder)
 }
 
-/// Descriptors of what is to be sent: address and length. A device that is done at once.
+/// Descriptors of packets to send: address and length. The device is finished at once.
 struct Transmit {
     ring: Vec<(usize, usize)>,
     at: usize,
@@ -368,7 +370,7 @@ impl Transmit {
     }
 }
 
-/// How cores send by a port.
+/// How cores share the TX queue of a port.
 #[derive(Clone, Copy)]
 enum Lock {
     Packet,
@@ -376,7 +378,7 @@ enum Lock {
     None,
 }
 
-/// Sends by a TX queue that may be another core's too.
+/// Sends by a TX queue that another core may use, too.
 struct PhasePort<'a> {
     source: Source,
     queue: &'a Mutex<Transmit>,
@@ -385,7 +387,7 @@ struct PhasePort<'a> {
     run: Vec<Packet>,
 }
 
-/// As a driver does: without sleeping, unless who has it lost its core.
+/// Locks as a driver does: without sleeping, unless the thread that holds the lock has lost its core.
 fn spin(queue: &Mutex<Transmit>) -> MutexGuard<'_, Transmit> {
     for _ in 0..SPINS {
         match queue.try_lock() {
@@ -450,7 +452,7 @@ pub(in super::super) fn transmit_queues(
     recorder: &mut Recorder,
 ) -> Result<()> {
     const SHARED: &str = "one TX queue, locked for each packet";
-    let ours = "memory to memory, two cores of one socket; a TX queue is an array of descriptors, a device that is done at once behind it";
+    let ours = "memory to memory, two cores of one socket; a TX queue is an array of descriptors, with a device behind it that is finished at once";
     figures(figure, ours, SHARED, recorder)?;
     let (trace, pair, time) = (bed::plain()?, two()?, time(options));
     let by = |lock| by_one_port(pair, lock, &trace, time);
@@ -467,7 +469,7 @@ pub(in super::super) fn receive_queues(
     recorder: &mut Recorder,
 ) -> Result<()> {
     const SHARED: &str = "one RX queue, handed on";
-    let ours = "memory to memory, two cores of one socket; of one queue all is handed on, as in the paper, or every second packet, which leaves the first core something to do";
+    let ours = "memory to memory, two cores of one socket; from one queue all packets are handed on, as in the paper, or every second one, which leaves the first core some work";
     figures(figure, ours, SHARED, recorder)?;
     let (trace, pair, time) = (bed::plain()?, two()?, time(options));
     let all = || handed_on(pair, 1, false, &trace, time);

@@ -1,4 +1,4 @@
-//! Figures 19 and 20: paths that want alike or unlike things, on one core or on hyper-thread siblings (P10).
+//! Figures 19 and 20: paths that want the same or different resources, on one core or on hyper-thread siblings (P10).
 
 use std::time::Duration;
 
@@ -32,17 +32,17 @@ fn chain(name: &str, world: &World) -> Result<Vec<Box<dyn Element>>> {
     })
 }
 
-/// What a path got.
+/// Results of a path.
 struct Got {
     name: &'static str,
     pps: f64,
     io_bytes_per_second: f64,
-    /// Where the CPU counts it.
+    /// Known where the CPU counts it.
     memory_bytes_per_second: Option<f64>,
     cpu: f64,
 }
 
-/// Paths of a core, weight and workload of each.
+/// Runs paths on a core, each with a weight and a workload.
 fn on_one(paths: &[(u16, &'static str)], large: bool, world: &World, time: Duration) -> Result<Vec<Got>> {
     let clock = Clock::of_process();
     let chains = paths.iter().map(|(weight, name)| Ok((*weight, chain(name, world)?)));
@@ -76,7 +76,7 @@ pub(in super::super) fn alike_on_a_core(
     options: &FiguresOptions,
     recorder: &mut Recorder,
 ) -> Result<()> {
-    let ours = "memory to memory, packets of 1,024 bytes; parts of 20 and 80 % are weights, as all paths always have packets; both cores are used whole. \
+    let ours = "memory to memory, packets of 1,024 bytes; parts of 20 and 80 % are weights, as all paths always have packets; both cores are fully used. \
                 I/O is the bytes in and out";
     let y = Axis::new("/sample/io_gbps", "I/O, both cores", "Gbit/s");
     recorder.figure(&bars(figure, y, ours))?;
@@ -141,7 +141,7 @@ pub(in super::super) fn unlike_on_siblings(
                 .zip(beside)
                 .map(|(core, name)| (core, move || on_one(&[(1, name)], false, world, time)));
             let got: Vec<Got> = on_cores(each)?.into_iter().flatten().collect();
-            // Of two alike, one's part.
+            // Of two equal paths, the share of one.
             for name in ["IPsec", "RTR"] {
                 let of: Vec<f64> = got.iter().filter(|got| got.name == name).map(|got| got.pps).collect();
                 if !of.is_empty() {

@@ -1,5 +1,5 @@
-//! Figures 11 to 14: what paths that share a core get, by what they are charged. Click's default scheduler is ours with a meter that goes on by the
-//! same for every run, and runs of 8 packets at most: then all paths run equally often.
+//! Figures 11 to 14: what paths that share a core get, by what they are charged. Click's default scheduler is ours with
+//! a meter that advances by the same for every run, and runs of at most 8 packets. Then all paths run equally often.
 
 use std::{cell::Cell, sync::Arc, time::Duration};
 
@@ -23,16 +23,16 @@ use crate::{
     record::Recorder,
 };
 
-/// Of a run: Click's.
+/// Most packets of a run, as in Click.
 const BURST: u32 = 8;
-/// So that costs are known, and the second resource is shared by what it costs.
+/// Time after which costs are known, so that the second resource is shared by what it costs.
 const WARM_UP: Duration = Duration::from_millis(20);
-/// What a run counts as where all count alike.
+/// Cost of a run where all runs count alike.
 const RUN: u64 = 1000;
-/// As the product's workers have it where nothing bounds a run but R.
+/// The default of the product's workers, where only R bounds a run.
 const LONG_BURST: u32 = 256;
 
-/// What runs are charged.
+/// What a run is charged.
 #[derive(Clone, Copy)]
 enum Charge {
     Runs,
@@ -49,16 +49,16 @@ struct Way {
 
 struct Paths {
     names: Vec<&'static str>,
-    /// Packets of all, each path at its own place of it.
+    /// The packets of all paths. Each path starts at its own place.
     trace: fn(&World) -> &Arc<Trace>,
     chains: fn(&World) -> Result<Vec<Elements>>,
 }
 
-/// Of a chain.
+/// Elements of a chain.
 type Elements = Vec<Box<dyn Element>>;
 
 impl Paths {
-    /// What each gets in a second or so.
+    /// What each path gets in about a second.
     fn share(&self, way: &Way, world: &World, time: Duration) -> Result<Vec<Got>> {
         let clock = Clock::of_process();
         let mut settings = settings(clock, way.burst);
@@ -91,7 +91,7 @@ impl Paths {
         run(&mut worker, time)
     }
 
-    /// Ways in turns; what packets cost in cycles, by the last of the first way.
+    /// Measures the ways in turn. Returns the cycles that packets cost, by the last repeat of the first way.
     fn compare(
         &self,
         figure: &PaperFigure,
@@ -171,8 +171,8 @@ pub(in super::super) fn unequal_paths(
     recorder: &mut Recorder,
 ) -> Result<()> {
     const FAIR: &str = "by cost";
-    let ours = "memory to memory, 64 bytes, 1,024 flows over 256,000 routes: FP2 and FP3 route, FP1 appends a CRC too. Runs of 8 packets at most, \
-                but where it says that R alone bounds them (100 us, 256 packets). \"Printed formula\": runs count alike, tickets by P's formula";
+    let ours = "memory to memory, 64 bytes, 1,024 flows over 256,000 routes: FP2 and FP3 route, FP1 also appends a CRC. Runs of 8 packets at most, \
+                except where R alone bounds them (100 us, 256 packets). \"Printed formula\": runs count alike, tickets by P's formula";
     pictures(figure, ours, Some(FAIR), recorder)?;
     let chains = |world: &World| Ok(vec![world.dearer(), world.rtr(), world.rtr()]);
     let paths = Paths { names: vec!["FP1 (dear)", "FP2", "FP3"], trace: |world| &world.few, chains };
@@ -194,7 +194,7 @@ pub(in super::super) fn unequal_paths(
     paths.compare(figure, &[printed], &world, options, recorder).map(drop)
 }
 
-/// FWD, RTR and IPsec by one way.
+/// Shares FWD, RTR and IPsec in one way.
 fn workloads(
     figure: &PaperFigure,
     ways: &[Way],
@@ -202,7 +202,7 @@ fn workloads(
     recorder: &mut Recorder,
 ) -> Result<()> {
     let ours = "memory to memory, 64 bytes, RTR over 256,000 routes to random destinations, IPsec is AES-128-GCM in tunnel mode; runs of 8 packets at \
-                most; measured, where the paper computed it from what each workload took alone";
+                most; measured here, while the paper computed it from what each workload took alone";
     pictures(figure, ours, None, recorder)?;
     let chains = |world: &World| Ok(vec![world.fwd(), world.rtr(), world.ipsec()?]);
     let paths = Paths { names: vec!["FWD", "RTR", "IPsec"], trace: |world| &world.small, chains };
@@ -245,7 +245,7 @@ pub(in super::super) fn equal_memory(
     workloads(figure, &ways, options, recorder)
 }
 
-/// The trace's packets are all alike, so bytes of I/O go by packets and by what a chain adds to them.
+/// All packets of the trace are alike, so bytes of I/O depend on packets and on what a chain adds to them.
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -255,7 +255,7 @@ mod tests {
     };
     use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-    /// Takes so many ticks a packet.
+    /// An element that takes this many ticks a packet.
     struct Takes(u64, &'static AtomicU64);
 
     impl Element for Takes {
@@ -270,7 +270,7 @@ mod tests {
         }
     }
 
-    /// What two paths got, of which the second takes three times as long a packet.
+    /// What two paths got. The second one takes three times as long for a packet.
     fn got(charge: Charge) -> Vec<Got> {
         let trace = bed::plain().unwrap();
         let ticks: &AtomicU64 = Box::leak(Box::default());

@@ -60,7 +60,7 @@ fn times_are_since_the_first_and_never_go_back() {
 }
 
 #[test]
-fn tags_are_taken_away_and_group_addresses_are_kept() {
+fn tags_are_removed_and_group_addresses_are_kept() {
     let payload = [&[8, 0][..], &[0x45; 40]].concat();
     let tagged = ethernet(&[0x88, 0xa8, 0, 5, 0x81, 0, 0, 7], &payload);
     let capture = read(&one(&tagged)).unwrap();
@@ -82,7 +82,7 @@ fn bare_ip_becomes_ethernet() {
 }
 
 #[test]
-fn what_cannot_be_replayed_is_counted_by_the_reason() {
+fn packets_that_cannot_be_replayed_are_counted_by_reason() {
     let (whole, huge) = (ethernet(&[8, 0], &[0; 46]), ethernet(&[8, 0], &[0; 9001]));
     let packets = [
         (Duration::ZERO, 60, &whole[..]),
@@ -192,14 +192,14 @@ fn obsolete_packet_blocks_are_counted_as_left_out() {
     }
     let file = writer.into_inner();
     let capture = read(&file).unwrap();
-    let why = "in obsolete Packet Blocks (`tcpdump -r FILE -w new.pcap` writes them anew)";
+    let why = "in obsolete Packet Blocks (`tcpdump -r FILE -w new.pcap` converts them)";
     assert_eq!((capture.packets.len(), capture.left_out), (1, [(why.into(), 2)].into()));
     let capture = read_from(Cursor::new(&file[..]), "it", MACS, Some(2)).unwrap();
     assert_eq!(capture.left_out.values().sum::<u64>(), 1);
 }
 
 #[test]
-fn what_is_no_capture_is_refused() {
+fn a_file_that_is_no_capture_is_refused() {
     let file = one(&ethernet(&[8, 0], &[0; 46]));
     for length in 0..file.len() {
         let why = refused(&file[..length]);
@@ -207,7 +207,7 @@ fn what_is_no_capture_is_refused() {
             0 => "it is empty",
             1..24 => "it is neither a pcap nor a pcapng file",
             24 => "it holds no packets",
-            _ => "it is broken at packet 1, the first: capture it anew",
+            _ => "it is broken at packet 1, the first: capture it again",
         };
         assert!(why.starts_with(right), "{length}: {why}");
     }

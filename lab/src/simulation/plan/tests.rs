@@ -19,12 +19,12 @@ fn near(value: f64, expected: f64, within: f64) -> bool {
     (value - expected).abs() <= within
 }
 
-/// By hand: time is rate times cost; a core forwards up to the marks, and applications get the rest.
+/// Computed by hand: time is rate times cost; a core forwards up to the marks, and applications get the rest.
 #[test]
 fn known_answers() {
     struct Answer {
         words: &'static str,
-        /// Cores of packing, half of the time.
+        /// Cores with packing, median over time.
         cores: u16,
         forwarding: f64,
         loss: f64,
@@ -64,8 +64,8 @@ fn known_answers() {
 }
 
 #[test]
-fn traffic_is_as_much_as_was_asked_for() {
-    // Of the mean; a day has a tenth to all of its peak, so 0.55 in the mean.
+fn traffic_has_the_requested_rate() {
+    // A day goes from a tenth of its peak to all of it, so its mean is 0.55 of the peak.
     let table = [
         ("constant", 1.0, 0.001),
         ("poisson", 1.0, 0.01),
@@ -85,7 +85,7 @@ fn traffic_is_as_much_as_was_asked_for() {
 }
 
 #[test]
-fn what_it_means_is_said() {
+fn sentences_state_the_conclusion() {
     let sentence =
         |words: &str| planned(&format!("{words} --packet-ns 300 --wake-ns 0 --seconds 2")).sentences();
     assert_eq!(
@@ -140,7 +140,7 @@ fn tables_and_raw_results_hold_the_same() {
 }
 
 #[test]
-fn what_cannot_be_planned_is_refused() {
+fn impossible_plans_are_refused() {
     Line::command().debug_assert();
     let refused =
         |words: &str| match Line::try_parse_from(["plan"].into_iter().chain(words.split_whitespace())) {

@@ -1,8 +1,9 @@
 """The other end of an ESP tunnel (RFC 4303, RFC 4106), in user space: raw sockets on one side, a tun device on the other.
 
-Lines on stdin: `in SPI KEY`, `out SPI KEY`, `drop SPI`, `report`. Each is answered by a line. KEY: AES key and 4 bytes of salt, in hexadecimal.
-A report is JSON: of each SPI how many packets came, were bad, were replayed, and the highest number; how many came by SPIs that are not there; and how
-many frames of the wire were for the net behind the tunnel and in clear.
+Lines on stdin: `in SPI KEY`, `out SPI KEY`, `drop SPI`, `report`. Each is answered by a line. KEY is an AES key and 4 bytes
+of salt, in hexadecimal. A report is JSON. For each SPI it has the number of packets that came, were bad and were replayed, and
+the highest number. It also has the number of packets with unknown SPIs, and the number of frames on the wire that were for the
+net behind the tunnel and in clear.
 """
 
 import fcntl

@@ -1,10 +1,10 @@
-//! strongSwan's user-space IPsec (kernel-libipsec, ESP in UDP) as the other end. Keys are agreed on by a strongSwan of red's, whose IKE goes through Millrace's
-//! paths, and are given to Millrace, which has the packets.
+//! strongSwan's user-space IPsec (kernel-libipsec, ESP in UDP) as the other end. It agrees on keys with a strongSwan in
+//! red, whose IKE goes through Millrace's paths. The keys are given to Millrace, which has the packets.
 
 use super::*;
 use crate::bed::{Background, output, run};
 
-/// charon in a namespace, with files of its own.
+/// charon in a namespace, with its own files.
 struct Charon<'a> {
     files: &'a Files,
     name: &'static str,
@@ -37,7 +37,8 @@ impl<'a> Charon<'a> {
         );
         let (settings, run) = (files.write(&format!("{name}.conf"), &text), at("run"));
         files.write(&format!("{name}.swanctl"), connection);
-        // Its files under /run have names that two of them would share; and where it is installed AppArmor lets it use no others than its own.
+        // Its files under /run have fixed names, which two of them would share. Where AppArmor has a profile for it, it
+        // may use no other files.
         let binary = at("binary");
         let script = format!(
             "mkdir {run} && mount --bind {run} /run && cp /usr/lib/ipsec/charon {binary}\nSTRONGSWAN_CONF={} exec {binary}\n",
@@ -58,7 +59,8 @@ impl<'a> Charon<'a> {
         run(self.namespace, &format!("swanctl {words} --uri unix://{}", socket.display()))
     }
 
-    /// SPIs in and out of what is installed, hexadecimal, and how many packets charon itself had by it.
+    /// SPIs in and out of the installed child SA, hexadecimal, and how many packets charon itself sent or received with
+    /// it.
     fn child(&self) -> (u32, u32, u64) {
         let text = self.swanctl("--list-sas --raw");
         let mut children = text.split("{c-").skip(1).filter(|child| child.contains("state=INSTALLED"));
@@ -69,7 +71,7 @@ impl<'a> Charon<'a> {
         (spi("spi-in"), spi("spi-out"), packets("packets-in") + packets("packets-out"))
     }
 
-    /// Those that were agreed on last: of who began, and of the other one.
+    /// The latest keys: that of the initiator, and that of the other one.
     fn keys(&self) -> [String; 2] {
         let log = fs::read_to_string(self.files.path(&format!("{}.log", self.name))).unwrap();
         ["initiator", "responder"].map(|of| {

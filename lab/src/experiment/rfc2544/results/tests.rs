@@ -1,4 +1,4 @@
-//! Lines and tables of made-up results.
+//! Lines and tables of invented results.
 
 use clap::Parser;
 
