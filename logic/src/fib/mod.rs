@@ -40,7 +40,7 @@
 //!
 //! The conclusions: the root has 8 bits up to 256 routes. From there on, a 16-bit root costs no more memory than the
 //! blocks that it replaces. IPv4 gets 24 bits above 65,536 routes, where traffic to many destinations begins to gain
-//! (10 ns instead of 14 ns at 100,000) and 64 MiB are in proportion. IPv6 stays at 16 bits. Tails reduce the memory of
+//! (7 ns instead of 10 ns at 100,000) and 64 MiB are in proportion. IPv6 stays at 16 bits. Tails reduce the memory of
 //! IPv6 to little more than half, with many interfaces to a seventh, and cost IPv4 nothing. Blocks are also better than
 //! hashing for updates, because a marker scheme must recompute markers below a changed route.
 
