@@ -103,7 +103,7 @@ fn lists_that_are_no_chains_are_refused() {
     }
     assert_eq!(
         list("check route rewrite").err().unwrap().to_string(),
-        "element 3, rewrite, needs to know of a packet: that the hop is counted (ttl)"
+        "element 3, rewrite, needs to know about a packet: that the hop is counted (ttl)"
     );
 }
 
