@@ -101,11 +101,11 @@ impl<A: Address> Prefix<A> {
     pub fn length(self) -> u8 {
         self.length
     }
-    /// Is `address` inside?
+    /// Whether `address` is inside.
     pub fn contains(self, address: A) -> bool {
         address.masked(self.length) == self.address
     }
-    /// Is `other` inside, or the same?
+    /// Whether `other` is inside, or the same.
     pub fn covers(self, other: Self) -> bool {
         self.length <= other.length && self.contains(other.address)
     }
@@ -241,14 +241,14 @@ impl fmt::Display for Vlan {
 /// An IP prefix of either version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Addresses {
-    /// Of IPv4.
+    /// An IPv4 prefix.
     V4(Prefix4),
-    /// Of IPv6.
+    /// An IPv6 prefix.
     V6(Prefix6),
 }
 
 impl Addresses {
-    /// Is this address in it?
+    /// Whether this address is in it.
     pub fn contains(self, address: IpAddr) -> bool {
         match (self, address) {
             (Addresses::V4(prefix), IpAddr::V4(address)) => prefix.contains(address.to_bits()),

@@ -191,7 +191,7 @@ impl Chooser {
     ) -> BTreeMap<CoreId, Leave> {
         let (mut leave, mut told) = (BTreeMap::new(), false);
         let waits = self.told.is_some_and(|(at, pause)| now.saturating_sub(at) < pause);
-        // What each candidate can take and stay below the low mark.
+        // The room of each candidate below the low mark.
         let mut room: Vec<f64> = candidates.iter().map(|c| settings.low - c.expected).collect();
         for (&core, on) in flows.iter().filter(|(_, on)| on.others + on.first > 0) {
             if !usable.contains(&core) {

@@ -5,6 +5,7 @@
 //! So the decision to give cores back uses less than the sum of the measurements. Growing never does, because the
 //! measurements are true then.
 //!
+//! # Model
 //! A queue runs for `packets * packet_ns + wakeups * wake_ns`. A packet causes a wake-up if it arrives while the core
 //! sleeps. So a core that is busy for the fraction `u` has `1 - u` times as many wake-ups as if it hardly worked. A
 //! queue that had `wakeups` on a core busy for `u` would have `wakeups * (1 - low) / (1 - u)` on one that is busy for
@@ -12,12 +13,14 @@
 //! it, because the want falls while load grows. So the wants of queues are added up as they would be at `low`, without
 //! knowing which queues share the core.
 //!
+//! # Estimate
 //! There is an estimate for each port, whose queues use the same driver and program. It is the line `ns per packet =
 //! packet_ns + wake_ns * wake-ups per packet` through the measurements of the last minutes. These are kept by wake-ups
 //! per packet, as a mean for each half octave, so that hours of one load do not hide the minutes of another. The value
 //! of `wake_ns` is two standard errors below the best line. If the load was always the same, the line is uncertain, and
 //! nothing is subtracted.
 //!
+//! # Bounds
 //! The estimated want is never less than packets cost without wake-ups, or with three quarters of the measured wake-ups
 //! ([`LEAST`]). If a core has too much soon after one was given back for this reason, the measured wants count for a
 //! while, each time twice as long ([`Doubt`]).
@@ -149,8 +152,8 @@ impl CostSamples {
     }
 }
 
-/// Weighted least squares. The weights are one over what means are wrong by, squared; if they are further off the line than that,
-/// they are thought to be so much more wrong.
+/// Weighted least squares. The weight of a mean is one over the square of its error. If means are further off the line
+/// than their errors, the error of the result is larger by that ratio.
 fn line<'a>(bins: impl Iterator<Item = &'a Bin> + Clone) -> Option<Cost> {
     let weight = |bin: &Bin| 1.0 / ((EXACT * bin.ns).powi(2) + bin.variance / bin.periods);
     let sum = |of: &dyn Fn(&Bin) -> f64| bins.clone().map(|bin| weight(bin) * of(bin)).sum::<f64>();
@@ -167,8 +170,8 @@ fn line<'a>(bins: impl Iterator<Item = &'a Bin> + Clone) -> Option<Cost> {
 }
 
 impl Cost {
-    /// What a queue would want of a core that is busy for the fraction `low`, at most `work`, which it wanted of its own, busy for
-    /// the fraction `busy`.
+    /// What a queue would want of a core that is busy for the fraction `low`. It is at most `work`, which it wanted of
+    /// its own core, busy for the fraction `busy`.
     pub fn beside_others(&self, queue: &Queue, work: f64, busy: f64, low: f64) -> f64 {
         let Some(counted) = queue.counted.filter(|_| sample(queue).is_some() && busy < low) else {
             return work;

@@ -18,6 +18,10 @@
 //! **More** queues at once, when a queue of the port went to one more core. All queues are used if one queue alone had
 //! more than `high` for [`WAIT`]. This may be a single flow, which no table can divide, but that would be known only
 //! after each step, and each step would move other flows.
+//!
+//! **Fewer** queues late, because it only saves cost. Fewer must have been enough in each period for [`HOLDS`] hold
+//! times, with no core above `low`. If they were missed within as long a time, the next step takes twice as long, up to
+//! [`MOST_DOUBT`] times.
 
 use super::{CoreId, Plan, Queue, QueueId, Settings, View, measure};
 use crate::plan::PortId;

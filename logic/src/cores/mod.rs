@@ -21,6 +21,7 @@
 //! | `in_use` | over how many queues the packets of a port are spread |
 //! | `event`, `role` | the reports for people |
 //!
+//! # Packing
 //! The policy `pack` keeps forwarding on few cores (Q7). The others belong to applications, and a busy core takes fewer
 //! interrupts per packet.
 //!

@@ -3,7 +3,7 @@
 use super::{CoreId, Plan, View};
 use std::collections::BTreeSet;
 
-/// Of the cores that applications may have, those that they should have beside a plan: those that are online and do not
+/// The cores that applications should have beside a plan, out of those that they may have: those that are online and do not
 /// forward. If all forward, applications have all, and Linux and the floor divide them.
 pub fn serving(view: &View, plan: &Plan, may: &BTreeSet<CoreId>) -> BTreeSet<CoreId> {
     let used = plan.cores();

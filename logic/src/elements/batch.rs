@@ -1,6 +1,9 @@
 //! The packets of one run.
 //!
 //! # How packets without a verdict are found
+//! Either by looking at each packet, or with a list of their numbers that is compacted as it is walked. Measured on one
+//! core of an AMD EPYC (3.9 GHz), with a router's chain, batches of 64, including the copy into the frame. The values
+//! are medians of two alternating rounds, in nanoseconds per packet (`lab/runs/2026-11-23-elements.txt`):
 //!
 //! | | each packet | list | list from the first verdict on |
 //! |---|---|---|---|

@@ -21,6 +21,7 @@
 //! moves its own buffers. Nothing here blocks, allocates per packet, or reads a clock. A run gets the time and the
 //! ports that can transmit as an argument ([`Now`]).
 //!
+//! # What goes up
 //! The user plane passes packets up for the same reasons as the kernel plane ([`crate::reason::Reason`]), byte for byte
 //! as they arrived. Elements that may pass up only read, and [`Chain::new`] refuses them after one that writes. The XDP
 //! program has checked the heartbeat and the trust of the port before it gives a packet to a path.
@@ -29,6 +30,7 @@
 //! in its new form. Before [`EspEncrypt`], only packets that Linux never forwards go up. All others are dropped
 //! (`clear`).
 //!
+//! # Shared tables
 //! [`Route`] reads the memory of [`crate::tables`] during a run and keeps nothing of it, because rows may be reused
 //! after the run. So between any two runs a worker has finished with an epoch.
 //!

@@ -16,6 +16,7 @@
 //! neither is its TTL. It may leave where the inner packet arrived. Linux does the same for its own packets. A packet
 //! that `esp_decrypt` decrypted counts as received. If its source is ours, it is a `bad_source`, as in Linux.
 //!
+//! # Many lookups at once
 //! A lookup in a full table waits for memory, mostly once (DIR-24-8; `fib` gives the reasons). A core can wait for many
 //! words at once, if it reaches their loads. So all packets take the first step of their lookups in one short loop, and
 //! those that need more take the next step together. Only then packets are decided one by one. Measured with a router's

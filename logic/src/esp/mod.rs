@@ -12,6 +12,7 @@
 //! - An [`SaTable`] holds them by name. Elements keep a view of it, and check once per run whether there is a newer
 //!   list. So a change affects whole batches.
 //!
+//! # Initialization vectors
 //! Two packets with the same key, salt and IV break AES-GCM, including its key. The IV of a packet is its sequence
 //! number. It comes from one counter of the SA, which returns each number once ([`Sequence`]). That holds as long as
 //! the counter lives. The maker of an SA must not use its key again with a counter that starts from the beginning

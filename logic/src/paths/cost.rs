@@ -5,14 +5,12 @@
 //!
 //! * The gap between samples is random, 20 on average. Otherwise traffic that repeats every 20 packets would show only
 //!   one of them.
+//! * A packet that takes more than [`DEAR_CYCLES`] counts as several. Reading counters costs little beside it, and an
+//!   unknown cost matters much.
 //! * An estimate moves a quarter of the way to each sample. It may fluctuate: what a path is charged is right in sum,
 //!   because each sample counts for all packets up to the next. After a jump, the charge is wrong once, by the
 //!   difference times four gaps. If the cost grows tenfold, that is 4 x 20 x 2,048 x 9 = 1.5 million cycles at most,
 //!   0.5 ms at 3 GHz.
-//! * An estimate comes closer to each sample by a quarter of the difference. It may wobble: what a path is charged is
-//!   right in sum, as each sample counts for the packets up to the next. After a jump what was
-//!   charged too little, or too much, is four gaps of the difference, once: at 10 times the cost that is 4 x 20 x 2,048 x 9 = 1.5 million cycles at
-//!   most, 0.5 ms at 3 GHz.
 //! * If costs vary at random, the error of a charge is their deviation over the root of the number of samples. It is 1
 //!   % for 10,000 samples (200,000 packets) whose deviation is as large as their mean.
 //! * A sample that was interrupted counts for its whole gap. A caller that reads a clock with every run avoids this:

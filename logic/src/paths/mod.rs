@@ -21,17 +21,20 @@
 //! | [`printed`] | the paper's formula for tickets (P6), for comparison |
 //! | [`place`] | which path goes to which core (P10) |
 //! | [`layout`] | which worker has which queue, RX ring and TX ring |
+//!
+//! # What is charged
 //! P6 makes paths equal by their tickets, `T_i = DTV C_total / (N C_i) W_i`, where every run counts alike. A path that
-//! costs twice as much gets half the tickets. That is right if runs have equally many packets. P8 gives a path `BURST_i
-//! = (R - C_cs) / C_i` packets in a run, so that all runs take R. Then runs *are* alike, and tickets by cost make
-//! expensive paths pay twice. Of two paths whose packets cost 1 and 10, with equal weights, the expensive one gets 1/11
-//! of the core.
+//! costs twice as much gets half the tickets. That is right if runs have equally many packets. P8 gives a path
+//! `BURST_i = (R - C_cs) / C_i` packets in a run, so that all runs take R. Then runs *are* alike, and tickets by cost
+//! make expensive paths pay twice. If the packets of two paths cost 1 and 10, with equal weights, the expensive path
+//! gets 1/11 of the core.
 //!
 //! The exact form needs neither. Tickets are the weights, and a run advances its path's pass by its use of the scarce
 //! resource, including the context switch, times the stride. Shares then hold for any bursts, also if rings hold fewer
 //! packets than a burst, or if a path's cost changes. For equal bursts it *is* P6: a pass that advances by `C_i / W_i`
 //! advances by `1 / T_i`, except for a factor that is the same for all. Tests run both (`tests/shares.rs`).
 //!
+//! # Two levels
 //! Virtual routers have weights, and so have the paths in each of them (P12). First a router is picked by what all its
 //! paths used, and then one of its paths. The alternative is one list with multiplied weights. There the part of an
 //! idle path would go to all other paths by their weights. Take two equal routers with ten equal paths each: a router

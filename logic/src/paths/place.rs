@@ -12,7 +12,7 @@
 //! all cores were one and full: max-min fair by weight, as the schedulers divide it. Paths are whole, so one that wants
 //! more than a core gets one.
 //!
-//! Of two placements the better one has, by the first of these that differs:
+//! The better of two placements has, by the first of these that differs:
 //! 1. less load above [`HIGH`] of a core;
 //! 2. less load on another NUMA node than its packets;
 //! 3. less difference on each core: for each pair of paths their difference, times the smaller load;
@@ -22,10 +22,10 @@
 //! The search starts from two first placements (by profile in order, filling one core after another; and the largest
 //! path first, on the core with the most room) and from the present one. It moves a path or exchanges two as long as
 //! that is better. This finds the best placement for 93 % of small random machines. For 99 % it has no more load above
-//! the mark than the best (`place/tests.rs`). Moving the second path of an exchange to a third core found the best only once
-//! more in a thousand. The present placement stays unless another has less load above the mark by [`WORTH`] of a core,
-//! or no more there and less on other nodes, or is better by a tenth in points 3 and 4 together. A move costs cache
-//! contents.
+//! the mark than the best (`place/tests.rs`). Moving the second path of an exchange to a third core found the best only
+//! once more in a thousand. The present placement stays unless another has less load above the mark by [`WORTH`] of a
+//! core, or no more there and less on other nodes, or is better by a tenth in points 3 and 4 together. A move costs
+//! cache contents.
 //!
 //! It is made for a thread that is not urgent: in a test build, 64 paths took 0.4 s on 64 cores and 1 s on 16, and 16
 //! paths on 4 cores took 26 ms.

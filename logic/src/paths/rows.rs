@@ -114,6 +114,7 @@ struct Table {
 impl Rows {
     /// Makes rows in the order of the paths, with as many tables as are useful.
     ///
+    /// # Errors
     /// There are too many paths, or a class is impossible ([`Class::check`]).
     pub fn new(classes: &[PathClass]) -> Result<Rows, Refused> {
         Self::with_tables(classes, TABLES)

@@ -15,11 +15,17 @@
 //! (P2, P4).
 //!
 //! # Continuing without a run
+//! The schedule and the chains ([`Turns`]) are separate from the things that the worker holds during a run
+//! ([`InHand`]): packets, and their chain. So a run has a beginning, a middle and an end ([`Turns::begin`],
+//! [`InHand::run`], [`Turns::end`]). Only the middle calls elements, and it does not use the state of all paths. If it
+//! does not end, another worker continues with that state, and one path gets another chain.
 //!
+//! # When
 //! An element gets the time at which the packets of its run arrived ([`Frame::came_ns`]). Packets that arrived together
 //! run together. All packets of a burst do if no element of the chain uses the time ([`Chain::asks_when`]). So the fate
 //! of a packet depends on the earlier packets of its path and their times, not on how they were divided into runs.
 //!
+//! # What a run is charged
 //! The charge is the meter's value from the end of the previous run to the end of this one. It includes the pick, and
 //! everything that the caller did in between, unless that is not for paths ([`Turns::pause`]). A reading takes about
 //! ten nanoseconds for a run, which avoids that small runs are charged less than they take. The cost of a path's

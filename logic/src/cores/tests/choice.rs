@@ -161,7 +161,7 @@ fn priority_flows_come_first_and_others_avoid_their_cores() {
     assert_eq!((b.begin(0.05, false), b.begin(0.05, true)), (None, Some(1)), "room for a priority flow only");
 }
 
-/// As in table VII of paper V on two cores: if others have too much, they lose it, and not in the port's ring.
+/// Table VII of paper V on two cores: if others have too much, they lose it, and not in the port's ring.
 #[test]
 fn priority_flows_get_the_core_of_the_ports_queue_if_it_is_about_as_free() {
     let first = |ran| {
