@@ -1,10 +1,10 @@
 //! Measures the forwarding table: `cargo bench -p millrace-logic --bench fib`.
 //!
-//! First it prints a table of all shapes: load time, memory, update rate, nanoseconds per lookup, all in CPU time of
-//! this thread (other work on the machine costs less than in wall time). Then criterion measures lookups of the shapes
-//! in use. With the argument `table` it only prints the table, with `ipv6` only its IPv6 part in the shape in use. It
-//! uses real prefixes from shared/data beside the repository if they are there, and otherwise synthetic ones
-//! (`logic::fib::synthetic`).
+//! First it prints a table of all shapes: load time, memory, update rate, nanoseconds per lookup. All are in CPU time
+//! of this thread, on which other work on the machine has less influence than on wall time. Then criterion measures
+//! lookups of the shapes in use. With the argument `table` it only prints the table, with `ipv6` only its IPv6 part in
+//! the shape in use. It uses real prefixes from shared/data beside the repository if they are there, and otherwise
+//! synthetic ones (`logic::fib::synthetic`).
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use logic::{

@@ -13,9 +13,9 @@
 //!
 //! **Priority flows** (V7) get the least loaded cores first. They have a ring of their own, in which one weighs more.
 //! Other flows avoid cores with priority flows, unless there is no other candidate and that one is loaded below `low`.
-//! Among cores with similar load ([`POLLS`]), priority flows get those that poll queues. If others then fill that core,
-//! it drops their packets after the port's ring. If they filled another core, packets of the priority flow would be
-//! dropped in the ring, too.
+//! Among cores with similar load ([`POLLS`]), priority flows get those that poll queues. Other flows then fill a
+//! different core, which drops their packets after the port's ring. If they filled the core that polls, packets would
+//! be dropped in the ring, including those of the priority flow.
 //!
 //! **Leaving** (V8). All flows leave a core that may no longer forward, is offline, or got a workload, if there is a
 //! candidate. If a core was above `high` for a whole hold time, as many flows leave as would bring it down to `low`.

@@ -43,16 +43,16 @@
 //! home shares, too, unless handing packets on fills it.
 //!
 //! **Release** slowly. The remaining cores must have room, each below `low`, for what all queues wanted together in the
-//! worst moment of each seventh of the last hold time (2 s). The wants on these cores count: a busy core is woken less
-//! often, so queues want less together than of a core each, if it is known how much that saves (`cost`). Then as many
-//! cores as possible are emptied in one step, and split queues are joined. If none can be emptied, all queues are
-//! placed again by the measured wants, if that takes fewer cores. Nothing is given back within a hold time after any
-//! move, and not within two if the last core was missed within one. So on average there is at most one step per hold
-//! time, although growing never waits.
+//! worst moment of each seventh of the last hold time (2 s). The wants on these cores count. A busy core is woken less
+//! often, so queues want less together than of a core each. This counts if it is known how much it saves (`cost`). Then
+//! as many cores as possible are emptied in one step, and split queues are joined. If none can be emptied, all queues
+//! are placed again by the measured wants, if that takes fewer cores. Nothing is given back within a hold time after
+//! any move, and not within two if the last core was missed within one. So on average there is at most one step per
+//! hold time, although growing never waits.
 //!
 //! **First sight.** Queues stay where they are, and are packed after they have been seen for a hold time.
 //!
-//! **Which core.** The order of preference is: a core without pinned workloads (V3), that already forwards, none of
+//! **Which core.** The order of preference is a core without pinned workloads (V3), that already forwards, none of
 //! whose hyper-thread siblings forwards, of the port's NUMA node, with the least other work (in tenths), with the
 //! lowest number. Forbidden and offline cores are left at once. Cores that get a workload are left if others have room.
 

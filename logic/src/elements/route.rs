@@ -19,11 +19,16 @@
 //! # Many lookups at once
 //! A lookup in a full table waits for memory, mostly once (DIR-24-8; `fib` gives the reasons). A core can wait for many
 //! words at once, if it reaches their loads. So all packets take the first step of their lookups in one short loop, and
-//! those that need more take the next step together. Only then packets are decided one by one. Measured with a router's
-//! chain as in `batch`, the medians of two rounds with this loop, and with lookups packet by packet: 1,024 flows 28.5
-//! ns, and 26.7 to 27.6 ns; 1,000,000 random destinations in 901,899 real prefixes 60.2 ns, and 113.6 ns. About 9 ns of
-//! these are the copy from a trace that is in no cache. With a first step of its own, which does not look at the
-//! result, these become 24.3 and 43.1 ns (`lab/runs/2026-11-23-elements-first-step.txt`).
+//! those that need more take the next step together. Packets are decided one by one after that. Measured with a
+//! router's chain as in `batch`, medians of two rounds, in nanoseconds per packet:
+//!
+//! | | this loop | packet by packet |
+//! |---|---|---|
+//! | 1,024 flows | 28.5 | 26.7 to 27.6 |
+//! | 1,000,000 random destinations in 901,899 real prefixes | 60.2 | 113.6 |
+//!
+//! About 9 ns of these are the copy from a trace that is in no cache. With a first step of its own, which does not look
+//! at the result, the values of this loop become 24.3 and 43.1 ns (`lab/runs/2026-11-23-elements-first-step.txt`).
 //!
 //! The word of each first step is prefetched as soon as the address is known. 1,000,000 random destinations take 33.9
 //! instead of 38.7 ns, and 1,024 flows take the same (on another machine; `lab/runs/2026-11-25-joined.txt`).

@@ -2,6 +2,7 @@
 //! 6479). Also the high half of 64-bit sequence numbers (RFC 4303 appendix A2).
 //!
 //! ```text
+//!             top - size + 1          top
 //! too old     |  arrived or not       |      new: the window moves on, words that it enters are cleared
 //! ```
 //! The ring has at least one word more than the window, so clearing never forgets numbers within the window.

@@ -3,8 +3,8 @@
 //! The form is canonical. Below a root of 8, 16 or 24 bits, a slot leads to a block if two or more routes lie strictly
 //! inside its range. It leads to a tail if one route does, and otherwise to the leaf of the longest route that covers
 //! it. The block branches at the last octet boundary strictly inside of which all those routes are. A tail leads to it
-//! if bits are skipped. The *depth* of each slot (the length of the route that its leaf, or its tail's miss, comes
-//! from) is kept separately, so a change touches only the slots that it owns.
+//! if bits are skipped. The *depth* of a slot is the length of the route that its leaf, or its tail's miss, comes from.
+//! Depths are kept separately, so a change touches only the slots that it owns.
 //!
 //! If memory runs out, the slot that could not be built is *poisoned*. Its whole range leads to [`Space::full`] until
 //! [`Table::heal`] or a change inside the range finds room.

@@ -19,15 +19,15 @@
 //! 4. less similarity on siblings: the same for the largest possible difference less the actual one;
 //! 5. a more even load.
 //!
-//! The search starts from two first placements (by profile in order, filling one core after another; and the largest
-//! path first, on the core with the most room) and from the present one. It moves a path or exchanges two as long as
-//! that is better. This finds the best placement for 93 % of small random machines. For 99 % it has no more load above
-//! the mark than the best (`place/tests.rs`). Moving the second path of an exchange to a third core found the best only
-//! once more in a thousand. The present placement stays unless another has less load above the mark by [`WORTH`] of a
-//! core, or no more there and less on other nodes, or is better by a tenth in points 3 and 4 together. A move costs
-//! cache contents.
+//! The search starts from two first placements and from the present one. The first placements are: by profile in order,
+//! filling one core after another; and the largest path first, on the core with the most room. It moves a path or
+//! exchanges two as long as that is better. This finds the best placement for 93 % of small random machines. For 99 %
+//! it has no more load above the mark than the best (`place/tests.rs`). Moving the second path of an exchange to a
+//! third core found the best only once more in a thousand. The present placement stays unless another is better in one
+//! of three ways: less load above the mark by [`WORTH`] of a core; no more there and less on other nodes; a tenth less
+//! in points 3 and 4 together. A move costs cache contents.
 //!
-//! It is made for a thread that is not urgent: in a test build, 64 paths took 0.4 s on 64 cores and 1 s on 16, and 16
+//! It is made for a thread that is not urgent. In a test build, 64 paths took 0.4 s on 64 cores and 1 s on 16, and 16
 //! paths on 4 cores took 26 ms.
 //!
 //! Loads are fractions of a core in floating point, as in [`crate::cores`]. Comparisons use millionths.

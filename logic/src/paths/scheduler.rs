@@ -1,8 +1,8 @@
 //! The paths of one worker: which one runs next, and what a run is charged (P5 to P8, P12). [`super`] has the rules.
 //!
 //! [`Scheduler::pick`] and [`Scheduler::charge`] allocate nothing, and search only two short lists. A run touches the
-//! words of routers, those of one router's paths (8 to a cache line), a stride and a place of each, and the path's
-//! slot, which is one cache line if nothing was measured. [`super::stride`] has the times.
+//! words of routers and those of one router's paths (8 to a cache line), and a stride and a place of each. It also
+//! touches the path's slot, which is one cache line if nothing was measured. [`super::stride`] has the times.
 
 use super::{
     cost::Cost,

@@ -31,9 +31,9 @@
 //! | binary heap (passes that do not wrap) | 12 | 17 | 19 | 21 |
 //!
 //! Lists are short, because paths are grouped by router (see [`super`]), and with words even long ones are no slower
-//! than a heap. For the whole scheduler, the values are for a run of one packet / for a measured run of 32, which
-//! changes the known cost of its path: 4 paths of one router 14 / 23, 16 of one 17 / 28, 64 of one 28 / 36, 4 of each
-//! of four 19 / 31, 8 of each of eight 19 / 27.
+//! than a heap. The whole scheduler was measured with a run of one packet / with a measured run of 32, which changes
+//! the known cost of its path. The values are 4 paths of one router 14 / 23, 16 of one 17 / 28, 64 of one 28 / 36, 4 of
+//! each of four 19 / 31, 8 of each of eight 19 / 27.
 
 /// The most tasks of one scheduler.
 pub const MOST_TASKS: usize = 1 << TASK_BITS;

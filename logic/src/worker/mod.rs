@@ -28,8 +28,8 @@
 //! # What a run is charged
 //! The charge is the meter's value from the end of the previous run to the end of this one. It includes the pick, and
 //! everything that the caller did in between, unless that is not for paths ([`Turns::pause`]). A reading takes about
-//! ten nanoseconds for a run, which avoids that small runs are charged less than they take. The cost of a path's
-//! packets is learnt from some of them (P6).
+//! ten nanoseconds per run. Without it, small runs would be charged less than they take. The cost of a path's packets
+//! is learnt from some of them (P6).
 //!
 //! If I/O is counted ([`Settings::counted`]), it is the bytes that were received and those that left by ports, for
 //! every run. The exchange's counters are read around the runs that the scheduler wants measured (P7). Counting bytes

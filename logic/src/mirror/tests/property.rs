@@ -201,7 +201,7 @@ fn check(seed: u64, steps: usize, routes_per_plan: usize) {
     );
 }
 
-/// One route changes at a time, and one is planned at a time, so many change while they wait.
+/// One route changes at a time, and one is planned at a time, so several change while they wait.
 fn check_routes(seed: u64, steps: usize) {
     let (mut dice, mut world) = (Dice(seed), World::new());
     let limits = Limits { routes_per_plan: 1, ..Limits::default() };
