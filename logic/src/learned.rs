@@ -328,7 +328,11 @@ mod tests {
         learned.took([MS; 2], end);
         learned.took([200 * MS, MS], end + 20_000 * MS);
         learned.note(D, end + 20_000 * MS);
-        assert_eq!(learned.due(), Some(end + 20_000 * MS + 39_800 * MS), "questions take only a part of the time");
+        assert_eq!(
+            learned.due(),
+            Some(end + 20_000 * MS + 39_800 * MS),
+            "questions take only a part of the time"
+        );
         learned.answer(D, Some(2 * end), end);
         assert_eq!(learned.take_changed(), Some([D].into()));
     }

@@ -66,11 +66,7 @@ fn of13() {
         ("4-12-ofp_flow_stats_reply", Refused(BadMessage::SetFieldValue), no_tag),
         ("4-36-ofp_queue_get_config_reply", Retold, "properties of experimenters are skipped"),
         ("4-55-ofp_table_features_request", Unsaid, "features to set, which are not stored"),
-        (
-            "4-56-ofp_table_features_reply",
-            Retold,
-            "unknown parts are skipped; lists for the table-miss rule",
-        ),
+        ("4-56-ofp_table_features_reply", Retold, "unknown parts are skipped; lists for the table-miss rule"),
         ("4-59-ofp_packet_in", Refused(BadMessage::Refused(logic::flow::Refused::BadValue)), huge_port),
         ("4-60-ofp_flow_mod", Refused(BadMessage::Refused(logic::flow::Refused::BadValue)), huge_port),
     ];

@@ -137,7 +137,9 @@ impl fmt::Display for WhyResize {
             WhyResize::Hot { queue, high } => {
                 write!(f, "queue {queue} alone has more than {:.0} % of a core", high * 100.0)
             }
-            WhyResize::Fewer(time) => write!(f, "for {:.0} s these would have been enough", time.as_secs_f64()),
+            WhyResize::Fewer(time) => {
+                write!(f, "for {:.0} s these would have been enough", time.as_secs_f64())
+            }
         }
     }
 }

@@ -109,7 +109,10 @@ mod tests {
         };
         let (some, little) = (due(0.4, true), due(0.0001, false));
         assert!(served(&[&[1], &[2, 3]], some, little));
-        assert!(!served(&[&[1, 3], &[2]], some, little), "it shares a ring with the router that has too much");
+        assert!(
+            !served(&[&[1, 3], &[2]], some, little),
+            "it shares a ring with the router that has too much"
+        );
         assert!(!served(&[&[1, 3], &[2, 3]], some, little), "it may");
         assert!(!served(&[&[1, 2, 3]], little, little));
     }

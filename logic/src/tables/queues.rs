@@ -255,7 +255,11 @@ mod tests {
         let route = |prefix: &str, target| Op::Route4(0, prefix.parse().unwrap(), target);
         let local = Target::Pass { reason: crate::reason::Reason::Local, unicast: false };
         tables.apply(&route("10.8.1.2/32", Some(local))).unwrap();
-        assert_eq!((row(&tables, &wanted)[0], tables.steered().count()), (0, 0), "packets go to the kernel now");
+        assert_eq!(
+            (row(&tables, &wanted)[0], tables.steered().count()),
+            (0, 0),
+            "packets go to the kernel now"
+        );
         tables.apply(&route("10.8.1.2/32", None)).unwrap();
         let after = row(&tables, &wanted);
         assert_eq!(before[1..], after[1..]);

@@ -450,10 +450,7 @@ fn turns_go_on_without_the_hands_of_a_run() {
     );
     let had = memory.settled.len();
     turns.is_lost(path);
-    assert!(
-        turns.replace(path, Chain::new(vec![forward(2)]).unwrap()).is_none(),
-        "the first is in hand"
-    );
+    assert!(turns.replace(path, Chain::new(vec![forward(2)]).unwrap()).is_none(), "the first is in hand");
     // The thread with the hands finds no turns, and drops what is in them.
     hand.run(0b1111);
     assert_eq!(hand.empty().map(|chain| chain.whole().packets), Some(8));

@@ -240,7 +240,11 @@ fn the_kind_of_a_route_follows_its_object() {
     bench.after([Event::Route4(HOST, Delete, first.clone())]);
     assert_eq!(bench.target4("10.0.0.0/8"), Some(&pass(Reason::SpecialRoute)));
     bench.after([single()]);
-    assert_eq!(bench.target4("10.0.0.0/8"), Some(&pass(Reason::SpecialRoute)), "the message has not arrived yet");
+    assert_eq!(
+        bench.target4("10.0.0.0/8"),
+        Some(&pass(Reason::SpecialRoute)),
+        "the message has not arrived yet"
+    );
     bench.after([Event::Route4(HOST, Replace, second.clone())]);
     assert_eq!(bench.target4("10.0.0.0/8"), Some(&out(2, Some("10.9.9.2"))));
     bench.after([Event::Route4(HOST, Append, hole())]);
@@ -259,7 +263,11 @@ fn ipv6_announcements_that_could_be_replacements_are_the_kernels_until_read_agai
     let object = || NexthopObject { id: 5, kind: NexthopObjectKind::Single(hop(1, None)) };
     let mut bench = Bench::host(vec![], vec![first(), second()]);
     bench.after([Event::Nexthop(HOST, object()), Event::Route6(HOST, Replace, first())]);
-    assert_eq!(bench.target6("2001:db8::/32"), Some(&out(1, None)), "the first one: both have the same result");
+    assert_eq!(
+        bench.target6("2001:db8::/32"),
+        Some(&out(1, None)),
+        "the first one: both have the same result"
+    );
     bench.after([Event::Route6(HOST, Replace, second())]);
     assert_eq!(bench.target6("2001:db8::/32"), Some(&UNDECIDED));
     assert_eq!(bench.mirror.unsure().collect::<Vec<_>>(), [HOST]);
@@ -439,7 +447,12 @@ fn ipv6_next_hops_of_one_route_have_metrics_of_their_own() {
     // The columns: name, changes, whether the route is fast, whether only the kernel knows it.
     let rows = [
         ("made at once", vec![(add, six(&[a, b]))], true, false),
-        ("made at once, with an MTU, which Linux changes without a message", vec![(add, mtu(&[a, b]))], false, false),
+        (
+            "made at once, with an MTU, which Linux changes without a message",
+            vec![(add, mtu(&[a, b]))],
+            false,
+            false,
+        ),
         (
             "one by one",
             vec![(add, six(&[a])), (append, six(&[b, a])), (append, six(&[c, a, b]))],
