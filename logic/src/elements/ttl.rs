@@ -47,10 +47,9 @@ pub(super) fn decrement(packet: &mut Packet<'_>) -> Result<(), Reason> {
     }
 }
 
-/// HC' = ~(~HC + ~m + m') (RFC 1624 section 3), where m' = m - 0x0100 for the word of TTL and protocol. Here ~m + m' =
-/// 0xffff
-/// - 0x0100, and 0xffff is zero in ones' complement. So HC' = HC + 0x0100 with the carry added again (`ip_decrease_ttl`
-///   of Linux). A sum of 0xffff becomes 0, which is the same.
+/// HC' = ~(~HC + ~m + m') (RFC 1624 section 3), where m' = m - 0x0100 for the word of TTL and protocol. Therefore ~m +
+/// m' is `0xffff - 0x0100`, and 0xffff is zero in ones' complement. So HC' = HC + 0x0100 with the carry added again
+/// (`ip_decrease_ttl` of Linux). A sum of 0xffff becomes 0, which is the same.
 #[inline]
 pub(super) fn decrement4(header: &mut [u8; IPV4]) -> Result<(), Reason> {
     if header[8] <= 1 {
