@@ -1,9 +1,10 @@
-//! The forwarding table measured: `cargo bench -p millrace-logic --bench fib`.
+//! Measures the forwarding table: `cargo bench -p millrace-logic --bench fib`.
 //!
-//! First a table of all shapes: load time, memory, update rate, nanoseconds per lookup, all in CPU time of this thread
-//! (other work on the machine costs less than in wall time). Then lookups of the shapes in use, by criterion; with the
-//! argument `table` only the table, with `ipv6` only its IPv6 part in the shape in use. Real prefixes are taken from
-//! shared/data beside the repository when it is there, made-up ones (`logic::fib::synthetic`) otherwise.
+//! First it prints a table of all shapes: load time, memory, update rate, nanoseconds per lookup. All are in CPU time
+//! of this thread, on which other work on the machine has less influence than on wall time. Then criterion measures
+//! lookups of the shapes in use. With the argument `table` it only prints the table, with `ipv6` only its IPv6 part in
+//! the shape in use. It uses real prefixes from shared/data beside the repository if they are there, and otherwise
+//! synthetic ones (`logic::fib::synthetic`).
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use logic::{
@@ -23,7 +24,7 @@ use std::{
 
 const DESTINATIONS: [usize; 4] = [1, 4_096, 100_000, 1_000_000];
 
-/// Time this thread has been on a core, from the scheduler.
+/// The time that this thread has been on a core, from the scheduler.
 fn cpu_time() -> Duration {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     Duration::from_nanos(text.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0))
@@ -63,7 +64,7 @@ impl<A: Address> Bed<A> {
             interface_buckets: 0,
             routers: 0,
         });
-        // Mapped maps are there before the first route is.
+        // Maps are mapped before the first route is added.
         memory.fib().iter().step_by(1024).for_each(|w| w.store(0, Relaxed));
         let (pool, root) = (Pool::new(&memory), AtomicU64::new(empty_root::<A>()));
         Self { memory, pool, root, table: Table::with_policy(policy) }
@@ -168,7 +169,7 @@ fn shape(bits: u8, tails: bool) -> Policy {
 fn lookups<A: Address>(c: &mut Criterion, group: &str, name: &str, sets: &[Vec<A>], find: impl Fn(A) -> u32) {
     let mut group = c.benchmark_group(group);
     for set in sets {
-        // Enough lookups per iteration to go round the whole set, and not only its first part.
+        // Enough lookups per iteration to go around the whole set, and not only its first part.
         let count = set.len().max(65_536);
         group.throughput(Throughput::Elements(count as u64));
         group.bench_with_input(BenchmarkId::new(name, set.len()), set, |b, set| {
@@ -181,8 +182,8 @@ fn lookups<A: Address>(c: &mut Criterion, group: &str, name: &str, sets: &[Vec<A
     group.finish();
 }
 
-/// The other structure for IPv6: a hash table per prefix length, searched by length with markers (Waldvogel et al.,
-/// SIGCOMM 1997). Static: built once from all routes.
+/// The alternative structure for IPv6: a hash table per prefix length, searched by length with markers (Waldvogel et
+/// al., SIGCOMM 1997). It is static: built once from all routes.
 struct ByLength {
     lengths: Vec<u8>,
     tables: Vec<HashMap<u128, (bool, u32), BuildHasherDefault<Mix>>>,
@@ -224,7 +225,7 @@ impl ByLength {
                     this.tables[middle].insert(key, (true, *leaf));
                     break;
                 }
-                // A marker remembers the best match so far, so that a search led astray need not go back.
+                // A marker remembers the best match so far, so that a search that follows it in error need not go back.
                 let best = (0..=length).rev().find_map(|l| routes.get(&Prefix::new(key, l)?));
                 this.tables[middle].entry(key).or_insert((best.is_some(), best.copied().unwrap_or(0)));
                 low = middle + 1;
@@ -253,8 +254,8 @@ impl ByLength {
     }
 }
 
-/// What Linux has for 4,096 interfaces: for each a /64 with `::`, the interface's own `::1`, and two more host routes.
-/// Looked up are neighbours `::9` to `::f8`.
+/// The routes that Linux has for 4,096 interfaces: for each a /64 with `::`, the interface's own `::1`, and two more
+/// host routes. The lookups are for neighbours `::9` to `::f8`.
 fn interfaces() {
     let net = |i: u128| 0x2001_0db8u128 << 96 | i << 64;
     let hosts = [(0, 64), (0, 128), (1, 128), (0x10, 128), (0x11, 128)];
@@ -327,7 +328,7 @@ fn by_length(six: &[Prefix6], sets: &[Vec<u128>], bed: &Bed<u128>) {
     );
 }
 
-/// Where a bigger root pays: tables of some hundreds and some thousands of routes.
+/// Shows where a bigger root is worth it: tables of some hundreds and some thousands of routes.
 fn roots(four: &[Prefix4]) {
     header("IPv4, few routes");
     for routes in [64, 256, 1024, 4096, 16_384, 65_536] {

@@ -1,7 +1,8 @@
-//! The flow tables measured: `cargo bench -p millrace-logic --bench flow`.
+//! Measures the flow tables: `cargo bench -p millrace-logic --bench flow`.
 //!
-//! First a table of everything at full size, 1,000,000 exact rules beside 10,000 wildcard rules of 60 masks: memory, and
-//! nanoseconds in CPU time of this thread. Then look-ups and changes by criterion; with the argument `table` only the table.
+//! First it prints a table at full size, 1,000,000 exact rules beside 10,000 wildcard rules of 60 masks: memory, and
+//! nanoseconds in CPU time of this thread. Then criterion measures look-ups and changes. With the argument `table` it
+//! only prints the table.
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use logic::flow::{
@@ -13,29 +14,29 @@ use logic::flow::{
 use std::{hint::black_box, process::Command, time::Duration};
 
 const EXACT: u32 = 1_000_000;
-/// Ten short of the limit, for those that are added to be measured.
+/// Ten below the limit, for those that are added during the measurement.
 const WILDCARD: u32 = 9_990;
 
-/// Time this thread has been on a core, from the scheduler.
+/// The time that this thread has been on a core, from the scheduler.
 fn cpu_time() -> Duration {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     Duration::from_nanos(text.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0))
 }
 
-/// Memory of this process, bytes.
+/// Memory of this process in bytes.
 fn resident() -> usize {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     4096 * text.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).unwrap_or(0)
 }
 
-/// Nanoseconds for each of `count` times.
+/// Nanoseconds for each of `count` operations.
 fn per(count: u32, work: impl FnOnce()) -> f64 {
     let start = cpu_time();
     work();
     (cpu_time() - start).as_nanos() as f64 / f64::from(count)
 }
 
-/// A permutation of numbers, so that what comes in order is not found in order.
+/// A permutation of numbers, so that entries are not found in the order in which they were added.
 fn shuffled(i: u32) -> u32 {
     i.wrapping_mul(0x9e37_79b1) ^ i >> 7
 }
@@ -58,7 +59,7 @@ fn exact(i: u32) -> Match {
         .with(Field::TcpDst, 443_u16)
 }
 
-/// One of 60 masks: a prefix of the destination, and with it or not the receive port or the protocol and TCP port.
+/// One of 60 masks: a prefix of the destination, with or without the receive port or the protocol and TCP port.
 fn wildcard(i: u32) -> Match {
     let (net, length) = (shuffled(i), 13 + i % 20);
     let mut m = Match::ANY.with(Field::EthType, ether_type::IPV4);
@@ -95,7 +96,7 @@ fn add(tables: &mut Tables, request: &FlowMod) -> RuleId {
     }
 }
 
-/// Takes a rule out, and lets its id be used again.
+/// Removes a rule, and lets its id be used again.
 fn delete(tables: &mut Tables, request: &FlowMod) {
     for change in tables.apply(request, Dialect::OpenFlow13, 0).expect("deleting") {
         if let Change::Removed { id, .. } = change {
@@ -110,9 +111,8 @@ struct Bed {
 }
 
 impl Bed {
-    /// Exact rules at this priority, wildcard ones at 1 to 99. Each exact rule writes a MAC address of its own (`own`), or there
-    /// are 16 different actions.
-    /// With it, what adding them cost, as a line of the table.
+    /// Exact rules at this priority, and wildcard ones at 1 to 99. Each exact rule writes its own MAC address (`own`),
+    /// or there are 16 different actions. Also returns the cost of adding them, as a line of the table.
     fn new(priority: u16, own: bool, idle_timeout: u16) -> (Bed, String) {
         let exact: Vec<Match> = (0..EXACT).map(exact).collect();
         let mut tables = Tables::new();
@@ -134,7 +134,7 @@ impl Bed {
         let wildcard_ns = per(WILDCARD, || {
             for (i, matching) in wildcards.iter().enumerate() {
                 (r.matching, r.priority) = (*matching, 1 + i as u16 % 99);
-                // The same net may come twice.
+                // The same net may occur twice.
                 _ = tables.apply(&r, Dialect::OpenFlow13, 0);
             }
         });
@@ -163,11 +163,11 @@ fn everything() -> FlowFilter {
     }
 }
 
-/// What the table of the doc comment in `flow/table` says.
+/// Prints the table in the doc comment of `flow/table`.
 fn table() -> Bed {
     println!("| 1,000,000 exact, 10,000 wildcard rules | ns per exact add | ns per wildcard add | memory |");
     println!("|---|---|---|---|");
-    // Memory that one bed has given back is there for the next: each is measured in a process of its own.
+    // Memory that one bed has released would be used by the next, so each is measured in a process of its own.
     for bed in ["", "own", "timeouts"] {
         let this = std::env::current_exe().expect("a path");
         let child = Command::new(this).args(["bed", bed]).status();

@@ -1,7 +1,8 @@
-//! What `mirror` costs a path: `cargo bench -p millrace-logic --bench mirror`.
+//! Measures the cost of `mirror` in a path: `cargo bench -p millrace-logic --bench mirror`.
 //!
-//! Nanoseconds a packet of a chain with one `forward`, and with a `mirror` in front of it, in turn within each round. Batches of 64 of 512 frames that stay in the
-//! caches. A ring of 4 MiB, as the daemon's, is emptied by another thread between the runs that are measured, so that nothing is lost and its lines are on another core.
+//! Nanoseconds a packet of a chain with one `forward`, without and with a `mirror` in front of it, alternating within
+//! each round. Batches have 64 of 512 frames, which stay in the caches. The ring has 4 MiB, like the daemon's. Another
+//! thread empties it between the measured runs, so nothing is lost and its cache lines are on another core.
 
 use logic::{
     elements::{Batch, Chain, Copies, Element, Forward, Mirror, NoCopy, Now, Taker},
@@ -21,7 +22,7 @@ const BATCH: usize = 64;
 const PASSES: usize = 400;
 const ROUNDS: usize = 9;
 
-/// A chain, and its ring where it has one.
+/// A chain, and its ring if it has one.
 struct Case {
     name: &'static str,
     chain: Chain,
@@ -29,7 +30,7 @@ struct Case {
     ns: Vec<f64>,
 }
 
-/// Empties the ring whenever it is asked.
+/// Empties the ring on request.
 fn emptied(mut taker: Taker) -> (SyncSender<()>, Receiver<()>) {
     let ((ask, asked), (tell, told)) = (sync_channel(1), sync_channel(1));
     thread::spawn(move || {
@@ -100,7 +101,7 @@ fn main() {
         for round in 0..=ROUNDS {
             for case in &mut cases {
                 let ns = measure(case, &mut pool, bytes);
-                // The first one warms up.
+                // The first round warms up.
                 if round > 0 {
                     case.ns.push(ns);
                 }

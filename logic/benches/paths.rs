@@ -1,7 +1,8 @@
-//! The scheduler of paths measured: `cargo bench -p millrace-logic --bench paths`.
+//! Measures the scheduler of paths: `cargo bench -p millrace-logic --bench paths`.
 //!
-//! Nanoseconds for picking a task and charging it, with runs of random length, so that the order changes as it does in life and branches
-//! are not foretold. First the structures that were tried for the passes alone, all tasks awake; then the whole scheduler.
+//! Nanoseconds for picking a task and charging it, with runs of random length, so that the order changes as in reality
+//! and branches cannot be predicted. First the structures that were tried for the passes alone, with all tasks awake.
+//! Then the whole scheduler.
 
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, measurement::WallTime};
 use logic::{
@@ -12,7 +13,7 @@ use std::{cmp::Reverse, collections::BinaryHeap, hint::black_box};
 
 const TASKS: [usize; 4] = [4, 8, 16, 64];
 
-/// Cycles of runs, each time another.
+/// Cycles of runs, another number each time.
 struct Runs {
     units: Vec<u64>,
     next: usize,
@@ -38,7 +39,7 @@ fn stride_of(task: usize) -> u64 {
     u64::from((1 << 30) / tickets(task))
 }
 
-/// What `logic` has: pass and task in one word.
+/// The structure of `logic`: pass and task in one word.
 fn words(group: &mut BenchmarkGroup<'_, WallTime>, tasks: usize) {
     let (mut stride, mut runs) = (Stride::default(), Runs::new());
     for task in 0..tasks {
@@ -53,7 +54,7 @@ fn words(group: &mut BenchmarkGroup<'_, WallTime>, tasks: usize) {
     });
 }
 
-/// A bit for each task that is awake, the passes in an array by task.
+/// A bit for each task that is awake, and the passes in an array by task.
 fn bits(group: &mut BenchmarkGroup<'_, WallTime>, tasks: usize) {
     let mut runs = Runs::new();
     let mut passes = [0u64; 64];
@@ -78,7 +79,7 @@ fn bits(group: &mut BenchmarkGroup<'_, WallTime>, tasks: usize) {
     });
 }
 
-/// The passes in an array without gaps, without branches on them; a list says who they are.
+/// The passes in an array without gaps and without branches on them. A list has their tasks.
 fn dense(group: &mut BenchmarkGroup<'_, WallTime>, tasks: usize) {
     let mut runs = Runs::new();
     let mut passes = vec![0u64; tasks];
@@ -98,7 +99,7 @@ fn dense(group: &mut BenchmarkGroup<'_, WallTime>, tasks: usize) {
     });
 }
 
-/// A binary heap, in whose favour passes do not wrap.
+/// A binary heap. It has the advantage that passes do not wrap.
 fn heap(group: &mut BenchmarkGroup<'_, WallTime>, tasks: usize) {
     let mut runs = Runs::new();
     let mut heap: BinaryHeap<Reverse<(u64, usize)>> = (0..tasks).map(|task| Reverse((0, task))).collect();
@@ -113,7 +114,7 @@ fn heap(group: &mut BenchmarkGroup<'_, WallTime>, tasks: usize) {
     });
 }
 
-/// So many paths of so many routers.
+/// A scheduler with this many paths in this many routers.
 fn scheduler(routers: u8, paths: u16) -> Scheduler {
     let bursts = Bursts { longest_cycles: 150_000, switch_cycles: 200, most: 256 };
     let counted = Counters::CYCLES.with(Resource::Memory);
@@ -126,7 +127,7 @@ fn scheduler(routers: u8, paths: u16) -> Scheduler {
     scheduler
 }
 
-/// With packets in every run, and what is known of it.
+/// With packets in every run. `clocked`: every run is measured.
 fn whole(
     group: &mut BenchmarkGroup<'_, WallTime>,
     name: &str,
@@ -162,7 +163,7 @@ fn main() {
         // One run in twenty is measured.
         whole(&mut group, "single packets", routers, paths, 1, false);
         whole(&mut group, "single packets, clocked", routers, paths, 1, true);
-        // All are.
+        // All are measured.
         whole(&mut group, "bursts of 32", routers, paths, 32, true);
     }
     group.finish();

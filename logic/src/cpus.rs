@@ -2,13 +2,13 @@
 
 use std::{collections::BTreeSet, fmt::Write as _, ops::RangeInclusive};
 
-/// Cores are numbered below this: the most that Linux can be built for (`NR_CPUS_RANGE_END`, arch/x86/Kconfig).
+/// Core numbers are below this. Linux cannot be built for more cores (`NR_CPUS_RANGE_END`, arch/x86/Kconfig).
 pub const MOST_CORES: u16 = 8192;
-/// Of a mask, in one group between commas.
+/// Bits in one group of a mask. Commas separate groups.
 const GROUP_BITS: u16 = 32;
 
-/// The cores of a list: numbers and ranges between commas; of nothing, none. `None`: not a list, or it names more than
-/// [`MOST_CORES`], repeated ones counted.
+/// Parses a list of cores: numbers and ranges between commas. A blank text is an empty list. Returns `None` if the text
+/// is not a list, or names more than [`MOST_CORES`] cores, counting repeated ones.
 pub fn parse_list(list: &str) -> Option<BTreeSet<u16>> {
     let mut cores = BTreeSet::new();
     let mut named = 0;
@@ -30,13 +30,13 @@ fn parse_range(range: &str) -> Option<RangeInclusive<u16>> {
 }
 
 fn parse_core(number: &str) -> Option<u16> {
-    // `parse` takes a sign.
+    // `parse` would accept a sign.
     let digits = number.bytes().all(|byte| byte.is_ascii_digit());
     number.parse().ok().filter(|&core| digits && core < MOST_CORES)
 }
 
-/// The cores of a mask: groups of up to eight hexadecimal digits between commas, the highest cores first. `None`: not a mask, or
-/// it is longer than [`MOST_CORES`] need.
+/// Parses a mask of cores: groups of up to eight hexadecimal digits between commas, the highest cores first. Returns
+/// `None` if the text is not a mask, or is longer than [`MOST_CORES`] need.
 pub fn parse_mask(mask: &str) -> Option<BTreeSet<u16>> {
     let mut cores = BTreeSet::new();
     for (group, digits) in mask.trim().rsplit(',').enumerate() {
@@ -48,7 +48,7 @@ pub fn parse_mask(mask: &str) -> Option<BTreeSet<u16>> {
     Some(cores)
 }
 
-/// The mask of these cores, as [`parse_mask`] reads it; cores from [`MOST_CORES`] on are left out.
+/// The mask of these cores, as [`parse_mask`] reads it. Cores from [`MOST_CORES`] on are left out.
 pub fn mask(cores: &BTreeSet<u16>) -> String {
     let cores = || cores.range(..MOST_CORES);
     let mut groups = vec![0u32; 1 + usize::from(cores().next_back().unwrap_or(&0) / GROUP_BITS)];
@@ -63,7 +63,7 @@ pub fn mask(cores: &BTreeSet<u16>) -> String {
     text
 }
 
-/// These cores, as [`parse_list`] reads them: "0-3,8".
+/// The list of these cores, as [`parse_list`] reads it: "0-3,8".
 pub fn list(cores: &BTreeSet<u16>) -> String {
     let mut text = String::new();
     let mut left = cores.iter().copied().peekable();
@@ -82,7 +82,7 @@ pub fn list(cores: &BTreeSet<u16>) -> String {
     text
 }
 
-/// What stands between commas; nothing at all in a blank text.
+/// The parts between commas; none if the text is blank.
 fn parts(text: &str) -> impl Iterator<Item = &str> {
     let text = text.trim();
     text.split(',').filter(move |_| !text.is_empty())
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_listed_is_read_again() {
+    fn a_list_is_read_as_it_was_written() {
         assert_eq!(list(&[0, 1, 2, 5, 7, 8].into()), "0-2,5,7-8");
         assert_eq!(list(&BTreeSet::new()), "");
         assert_eq!(list(&[65534, 65535].into()), "65534-65535");
@@ -151,7 +151,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_read_to_an_end(text in "[0-9a-f,\\- \n+x]{0,60}") {
+        fn any_text_parses_or_is_refused_without_a_panic(text in "[0-9a-f,\\- \n+x]{0,60}") {
             for cores in [parse_list(&text), parse_mask(&text)].into_iter().flatten() {
                 prop_assert!(cores.len() <= usize::from(MOST_CORES));
             }

@@ -1,9 +1,9 @@
-//! The hash functions both planes compute (`bpf/tables.h` has the same lines in C).
+//! The hash functions that both planes compute. `bpf/tables.h` has the same code in C.
 //!
-//! Multiplicative mixing (Knuth, TAOCP 6.4). A multiplication only carries upwards and the bytes that differ between
-//! neighbours come last, so in the high bits of a little-endian word: each word is folded down once before the last
-//! multiplication. A bad spread costs speed, never correctness: the full key is always compared. Little-endian
-//! machines only, as the loads are of packet bytes.
+//! The functions mix by multiplication (Knuth, TAOCP 6.4). A multiplication carries only upwards. The bytes that differ
+//! between neighbours come last, so they are in the high bits of a little-endian word. Therefore each word is folded
+//! down once before the last multiplication. A bad spread costs speed, never correctness, because the full key is
+//! always compared. The code is for little-endian machines only, because it loads words of packet bytes.
 
 const K1: u64 = 0x9e37_79b9_7f4a_7c15;
 const K2: u64 = 0xff51_afd7_ed55_8ccd;
@@ -14,14 +14,15 @@ fn mix(word: u64) -> u64 {
     (h ^ h >> 32).wrapping_mul(K2)
 }
 
-/// Bucket of an interface: MAC bytes 0..6 and port as one little-endian word, and the VLAN key.
+/// The bucket of an interface: MAC bytes 0..6 and the port as one little-endian word, and the VLAN key.
 pub fn interface_bucket(mac: [u8; 6], port: u16, vlan: u32, mask: u32) -> u32 {
     let [a, b, c, d, e, f] = mac;
     let word = u64::from_le_bytes([a, b, c, d, e, f, 0, 0]) | u64::from(port) << 48;
     (mix(word ^ u64::from(vlan).wrapping_mul(K1)) >> 32) as u32 & mask
 }
 
-/// Bucket and tag of a neighbour: address in network byte order (IPv4 in the first four bytes, the rest zero).
+/// The bucket and tag of a neighbour. The address is in network byte order (IPv4 in the first four bytes, the rest
+/// zero).
 pub fn neighbour_bucket(interface: u16, address: [u8; 16], mask: u32) -> (u32, u32) {
     let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| address[at + i]));
     let first = mix(word(0).wrapping_add(u64::from(interface).wrapping_mul(K1)));
@@ -29,7 +30,7 @@ pub fn neighbour_bucket(interface: u16, address: [u8; 16], mask: u32) -> (u32, u
     ((h >> 32) as u32 & mask, h as u32)
 }
 
-/// Of a flow, from words of its key: UDP source ports of VXLAN, and choices among buckets.
+/// Hash of a flow, from words of its key. VXLAN's UDP source ports and the choice among buckets use it.
 pub fn flow(words: impl IntoIterator<Item = u64>) -> u32 {
     (words.into_iter().fold(0, |h, word| mix(h ^ word).wrapping_add(K1)) >> 32) as u32
 }

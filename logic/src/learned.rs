@@ -1,17 +1,18 @@
-//! What Linux has learned about destinations from ICMP errors, and when it is asked about them.
+//! What Linux has learned about destinations from ICMP errors, and when Millrace asks Linux about it.
 //!
-//! An ICMP error can make Linux forward to one destination by a shorter MTU or by another gateway, for some minutes
-//! (`struct fib_nh_exception`, net/ipv4/route.c; `struct rt6_exception`, net/ipv6/route.c). Linux sends no message about this.
-//! IPv4 shows it in a dump only once Linux has sent a packet there, and always answers a question about the destination.
-//! IPv6 shows it in a dump, where next hops have their own entries; a question is about one of them.
+//! An ICMP error can make Linux forward to one destination with a smaller MTU or through another gateway, for some
+//! minutes (`struct fib_nh_exception`, net/ipv4/route.c; `struct rt6_exception`, net/ipv6/route.c). Linux sends no
+//! message about this. For IPv4, a dump shows it only after Linux has sent a packet there, but Linux always answers a
+//! question about the destination. For IPv6, a dump shows it. There each next hop has its own entries, and a question
+//! is about one next hop.
 //!
 //! ```text
-//! an ICMP error ── note ──► waits ── question ──► answer: it binds packets ──► bound: packets are the kernel's
+//! an ICMP error ── note ──► waits ── question ──► answer: it binds packets ──► bound: packets go to the kernel
 //!                                           a dump ── answer ─────────────────►   │ asked again, until it has ended
 //! ```
 //!
-//! Anybody who can send to the router can forge such errors, so everything has a limit. Destinations over a limit are not looked
-//! at: a forged error then changes nothing, and the kernel plane forwards as before.
+//! Anybody who can send to the router can forge such errors, so everything has a limit. Destinations over a limit are
+//! ignored. A forged error then changes nothing, and the kernel plane forwards as before.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,25 +20,25 @@ use std::{
     time::Duration,
 };
 
-/// Destinations of a family whose packets are the kernel's, at most, in one namespace.
+/// The most destinations per family and namespace whose packets go to the kernel.
 pub const MOST_BOUND: usize = 1024;
-/// Destinations of a family that wait for an answer, at most.
+/// The most destinations per family that wait for an answer.
 pub const MOST_WAITING: usize = 256;
-/// IPv4 questions asked at once, at most. One dump answers all questions about IPv6.
+/// The most IPv4 questions at once. One dump answers all questions about IPv6.
 pub const MOST_QUESTIONS: usize = 64;
 /// The least pause between questions.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Questions about a family take at most one part in this many of the time.
 const SHARE: u32 = 200;
-/// An error is noted before Linux reads it, so questions wait this long.
+/// Questions wait this long, because an error is noted before Linux reads it.
 const SETTLED: Duration = Duration::from_millis(20);
-/// The delay of the second question about an error, in case Linux took longer.
+/// The delay before the second question about an error, in case Linux took longer.
 const AGAIN: Duration = Duration::from_millis(500);
-/// The number of questions about an error if Linux has learned nothing from it.
+/// The number of questions about an error from which Linux has learned nothing.
 const ASKED: u8 = 2;
-/// The number of questions about an error if they fail.
+/// The number of questions about an error if Linux does not answer them.
 const MOST_ASKED: u8 = 5;
-/// Linux is asked this often about bound destinations: what it has learned may be flushed.
+/// Linux is asked this often about bound destinations, because it may forget what it has learned.
 const LOOK: Duration = Duration::from_secs(10);
 
 /// The destinations of one namespace. All times are CLOCK_MONOTONIC. IPv4 and IPv6 share no limit and no schedule, because
@@ -68,7 +69,7 @@ enum DestinationState {
     Waiting {
         asked: u8,
     },
-    /// Its packets are the kernel's.
+    /// Its packets go to the kernel.
     Bound,
 }
 
@@ -82,12 +83,12 @@ impl DestinationState {
 }
 
 impl Learned {
-    /// An ICMP error about a packet to this destination has come.
+    /// Notes that an ICMP error about a packet to this destination has arrived.
     pub fn note(&mut self, destination: IpAddr, now: Duration) {
         self.of(destination).note(destination, now);
     }
 
-    /// Counts errors that were over a limit before they came here.
+    /// Counts errors that were over a limit before they reached this type.
     pub fn lose(&mut self, errors: u64) {
         self.families[0].refused += errors;
     }
@@ -100,31 +101,31 @@ impl Learned {
         due
     }
 
-    /// Takes in how long the last questions took, about IPv4 and about IPv6.
+    /// Notes how long the last questions took, about IPv4 and about IPv6.
     pub fn took(&mut self, took: [Duration; 2], now: Duration) {
         for (family, took) in self.families.iter_mut().zip(took) {
             family.not_before = family.not_before.max(now + took * (SHARE - 1));
         }
     }
 
-    /// When [`Learned::questions`] returns the next ones.
+    /// The time of the next question.
     pub fn due(&self) -> Option<Duration> {
         self.families.iter().filter_map(Family::due).min()
     }
 
-    /// Takes in an answer of Linux: packets to the destination are bound until `end`, or not at all. It may come without a
-    /// question.
+    /// Notes an answer of Linux: packets to the destination are bound until `end`, or not at all. An answer may come
+    /// without a question.
     pub fn answer(&mut self, destination: IpAddr, end: Option<Duration>, now: Duration) {
         self.of(destination).answer(destination, end, now);
     }
 
-    /// The destinations whose packets are the kernel's, if they have changed since the last call.
+    /// The destinations whose packets go to the kernel, if they have changed since the last call.
     pub fn take_changed(&mut self) -> Option<BTreeSet<IpAddr>> {
         let [v4, v6] = self.families.each_mut().map(|family| std::mem::take(&mut family.changed));
         (v4 || v6).then(|| self.bound())
     }
 
-    /// The destinations whose packets are the kernel's.
+    /// The destinations whose packets go to the kernel.
     pub fn bound(&self) -> BTreeSet<IpAddr> {
         let bound = self.families.iter().flat_map(|family| &family.schedules[BOUND]);
         bound.map(|(_, destination)| *destination).collect()
@@ -142,7 +143,7 @@ impl Learned {
 
 impl Family {
     fn note(&mut self, destination: IpAddr, now: Duration) {
-        // Repeated errors must not hold the places of others.
+        // Repeated errors must not use up the room of others.
         if self.entries.contains_key(&destination) {
             return;
         }
@@ -158,7 +159,8 @@ impl Family {
             return Vec::new();
         }
         let due = |at: usize| self.schedules[at].iter().take_while(|(at, _)| *at <= now);
-        // New errors come first. Bound destinations always have a part, or a flood would keep them bound.
+        // New errors come first. A quarter is kept for bound destinations, because a flood would otherwise keep them
+        // bound.
         let bound = due(BOUND).count().min(most / 4);
         let asked: Vec<_> = due(WAITING).take(most - bound).chain(due(BOUND)).take(most).copied().collect();
         let mut questions = Vec::new();
@@ -232,7 +234,7 @@ mod tests {
     const D: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 0, 1));
     const NOTHING: [IpAddr; 0] = [];
 
-    /// Bound at 20 ms, until `end`.
+    /// A destination that is bound at 20 ms, until `end`.
     fn bound_until(end: Duration) -> Learned {
         let mut learned = Learned::default();
         learned.note(D, Duration::ZERO);
@@ -271,7 +273,7 @@ mod tests {
             learned.answer(D, None, at);
         }
         assert_eq!((learned.due(), learned.take_changed()), (None, None));
-        // A further error before the second question brings no third one.
+        // Another error before the second question causes no third one.
         learned.note(D, 1000 * MS);
         assert_eq!(learned.questions(1020 * MS), [D]);
         learned.answer(D, None, 1020 * MS);
@@ -317,7 +319,7 @@ mod tests {
         assert_eq!(asked, 200 * MOST_QUESTIONS);
         assert_eq!(learned.bound().len(), MOST_BOUND);
         assert!(learned.refused() > 900_000);
-        // Room comes back when entries end.
+        // There is room again when entries end.
         let end = Duration::from_secs(601);
         for now in (0..20_000).map(|ms| end + ms * MS) {
             learned.questions(now).iter().for_each(|to| learned.answer(*to, None, now));
@@ -326,7 +328,11 @@ mod tests {
         learned.took([MS; 2], end);
         learned.took([200 * MS, MS], end + 20_000 * MS);
         learned.note(D, end + 20_000 * MS);
-        assert_eq!(learned.due(), Some(end + 20_000 * MS + 39_800 * MS), "a part of the time");
+        assert_eq!(
+            learned.due(),
+            Some(end + 20_000 * MS + 39_800 * MS),
+            "questions take only a part of the time"
+        );
         learned.answer(D, Some(2 * end), end);
         assert_eq!(learned.take_changed(), Some([D].into()));
     }

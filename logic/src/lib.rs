@@ -1,28 +1,29 @@
-//! Every decision Millrace takes, as pure functions and plain data: no I/O, no unsafe, no clock.
+//! Every decision that Millrace takes, as pure functions and plain data: no I/O, no unsafe code, no clock.
 //!
-//! | module | decides |
+//! | module | contents |
 //! |---|---|
-//! | [`observe`] | nothing: the words in which `router` reports what Linux looks like |
-//! | [`mirror`] | from what was observed: which routers are safe, what their tables should hold ([`plan::Op`]) |
-//! | [`learned`] | which destinations Linux is asked about, and which it forwards to in its own way |
-//! | [`plan`] | nothing: the words in which a plan is written |
-//! | [`memory`], [`hash`] | nothing: the words of memory both planes share, and how they are found |
-//! | [`multipath`] | which member of a multipath route Linux chooses |
-//! | [`tables`] | how a plan becomes words of memory: interface index, next hops, neighbours, roots |
+//! | [`observe`] | the types in which `router` reports the state of Linux |
+//! | [`mirror`] | decides from these reports which routers are safe, and what their tables hold ([`plan::Op`]) |
+//! | [`learned`] | decides which destinations Linux is asked about, and which ones it forwards in its own way |
+//! | [`plan`] | the types of a plan |
+//! | [`memory`], [`hash`] | the memory that both planes share, and the hash functions that find rows in it |
+//! | [`multipath`] | computes which member of a multipath route Linux chooses |
+//! | [`tables`] | writes a plan to memory: interface index, next hops, neighbours, roots |
 //! | [`fib`] | the forwarding table itself |
-//! | [`steer`] | which flows a NIC's classifier steers, and to which queues |
-//! | [`cores`] | which core each RX queue is placed on |
-//! | [`share`] | what each router may take of a core that is full
-//! | [`paths`] | which forwarding path of the user plane runs next on a worker, how long, and on which worker
-//! | [`elements`] | what those paths do with their packets
-//! | [`esp`] | security associations: keys, sequence numbers, windows
-//! | [`worker`] | nothing: lets `paths` pick and `elements` run, wherever packets come from
+//! | [`steer`] | decides which flows a NIC's classifier steers, and to which queues |
+//! | [`cores`] | decides which core polls each RX queue |
+//! | [`share`] | decides how much of a full core each router may use |
+//! | [`paths`] | decides which path of the user plane runs next, for how long, and on which worker |
+//! | [`elements`] | the elements: what paths do with their packets |
+//! | [`esp`] | security associations: keys, sequence numbers, windows |
+//! | [`worker`] | lets `paths` pick and `elements` run, wherever packets come from |
 //! | [`flow`] | flow rules: what they match and do, and what the flow tables hold |
-//! | [`sim`] | nothing: the allocator of `cores`, and a worker of `paths`, in virtual time
-//! | [`openflow`] | nothing: OpenFlow messages on the wire |
-//! | [`cpus`] | nothing: sets of cores as the kernel writes them |
+//! | [`sim`] | runs the allocator of `cores` and a worker of `paths` in virtual time |
+//! | [`openflow`] | OpenFlow messages on the wire |
+//! | [`cpus`] | sets of cores as the kernel writes them |
+//! | [`net`], [`reason`] | addresses and VLAN tags; why the kernel plane did not forward a packet |
 //!
-//! Time is an argument, memory that programs share is an argument, and everything is deterministic.
+//! Time is an argument, and so is memory that programs share. Everything is deterministic.
 #![forbid(unsafe_code)]
 
 pub mod cores;

@@ -1,14 +1,14 @@
 //! The memory that the kernel plane reads, as slices of atomic words.
 //!
-//! `router` implements [`Memory`] over mapped BPF maps, tests and the user plane over the heap. The layout is
-//! `bpf/abi.h`; every store that publishes something is a release store of one aligned word.
+//! `router` implements [`Memory`] over mapped BPF maps. Tests and the user plane implement it over the heap.
+//! The layout is in `bpf/abi.h`. Every store that publishes something is a release store of one aligned word.
 
 use std::sync::{
     Arc,
     atomic::{AtomicU32, AtomicU64},
 };
 
-/// Words of one row of each region.
+/// The number of words in one row of each region.
 pub mod words {
     /// `struct fib_block`, in u32 words.
     pub const FIB_BLOCK: usize = 256;
@@ -40,11 +40,12 @@ pub trait Memory {
     fn interface_index(&self) -> &[AtomicU64];
     /// `routers` map.
     fn routers(&self) -> &[AtomicU64];
-    /// `queues` map; empty where no port has a classifier.
+    /// The `queues` map; empty if no port has a classifier.
     fn queues(&self) -> &[AtomicU64] {
         &[]
     }
-    /// `policy` map, by router: changes of its policy that are not read; empty where none are seen.
+    /// The `policy` map, by router: changes of its policy that the daemon has not read yet; empty if changes
+    /// cannot be watched.
     fn policy(&self) -> &[AtomicU64] {
         &[]
     }

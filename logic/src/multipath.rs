@@ -11,12 +11,12 @@
 
 use crate::flow::field::ip_proto;
 
-/// Bytes of the headers.
+/// Lengths of headers in bytes.
 const IPV4: usize = 20;
 const IPV6: usize = 40;
 const ICMP: usize = 8;
 
-/// More fragments, or an offset; and the offset alone.
+/// Bits of the fragment field: more fragments or an offset; and the offset alone.
 const FRAGMENT: u16 = 0x3fff;
 const OFFSET: u16 = 0x1fff;
 

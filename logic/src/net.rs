@@ -20,7 +20,7 @@ pub trait Address: Copy + Ord + Eq + std::hash::Hash + fmt::Debug + Send + Sync 
     fn left_aligned(self) -> u128;
     /// The inverse of [`left_aligned`](Address::left_aligned); bits beyond the width are dropped.
     fn from_left_aligned(bits: u128) -> Self;
-    /// As `std` spells it.
+    /// The address in the type of `std`.
     fn ip(self) -> IpAddr;
 }
 
@@ -85,11 +85,11 @@ impl<A: Address> Prefix<A> {
     pub fn new(address: A, length: u8) -> Option<Self> {
         (length <= A::BITS).then(|| Self { address: address.masked(length), length })
     }
-    /// The prefix of length 0.
+    /// The prefix of length 0, which holds every address.
     pub fn everything() -> Self {
         Self { address: A::from_left_aligned(0), length: 0 }
     }
-    /// That of this address alone.
+    /// The prefix of this address alone.
     pub fn one(address: A) -> Self {
         Self { address, length: A::BITS }
     }
@@ -101,11 +101,11 @@ impl<A: Address> Prefix<A> {
     pub fn length(self) -> u8 {
         self.length
     }
-    /// Is `address` inside?
+    /// Whether `address` is inside.
     pub fn contains(self, address: A) -> bool {
         address.masked(self.length) == self.address
     }
-    /// Is `other` inside, or the same?
+    /// Whether `other` is inside, or the same.
     pub fn covers(self, other: Self) -> bool {
         self.length <= other.length && self.contains(other.address)
     }
@@ -187,12 +187,12 @@ impl fmt::Debug for Mac {
     }
 }
 
-/// One VLAN tag: VLAN identifier and whether the tag is 802.1ad (else 802.1Q).
+/// One VLAN tag: the VLAN identifier, and whether the tag is 802.1ad (otherwise 802.1Q).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tag {
     /// VLAN identifier, 1..=4094.
     pub vid: u16,
-    /// 802.1ad service tag.
+    /// It is an 802.1ad service tag.
     pub service: bool,
 }
 
@@ -217,11 +217,11 @@ impl Vlan {
     pub fn tags(self) -> usize {
         usize::from(self.0 & 1 << 13 != 0) + usize::from(self.0 & 1 << 29 != 0)
     }
-    /// The key as the ABI has it.
+    /// The key as in the ABI.
     pub fn key(self) -> u32 {
         self.0
     }
-    /// From the ABI's key.
+    /// The VLAN with this key of the ABI.
     pub fn from_key(key: u32) -> Vlan {
         Vlan(key)
     }
@@ -241,14 +241,14 @@ impl fmt::Display for Vlan {
 /// An IP prefix of either version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Addresses {
-    /// Of IPv4.
+    /// An IPv4 prefix.
     V4(Prefix4),
-    /// Of IPv6.
+    /// An IPv6 prefix.
     V6(Prefix6),
 }
 
 impl Addresses {
-    /// Is this address in it?
+    /// Whether this address is in it.
     pub fn contains(self, address: IpAddr) -> bool {
         match (self, address) {
             (Addresses::V4(prefix), IpAddr::V4(address)) => prefix.contains(address.to_bits()),

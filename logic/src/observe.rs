@@ -1,7 +1,7 @@
-//! The words in which `router` reports what Linux looks like: netlink, sysctls and hazards of every namespace involved.
+//! The types in which `router` reports the state of Linux: netlink, sysctls and hazards of every namespace involved.
 //!
-//! Kernel names are kept where a reader would look them up (`RTN_*`, `NUD_*`, `rp_filter`). Interface indexes are only
-//! unique within a namespace, so everything is keyed by ([`NamespaceId`], ifindex).
+//! Kernel names are kept where a reader would look them up (`RTN_*`, `NUD_*`, `rp_filter`). Interface indexes are
+//! unique only within a namespace, so the key of everything is ([`NamespaceId`], ifindex).
 
 use crate::{
     net::{Address, Mac, Prefix, Tag},
@@ -23,7 +23,7 @@ pub enum Event {
     Namespace(NamespaceId, Namespace),
     /// The namespace is gone, or no longer of interest.
     NamespaceGone(NamespaceId),
-    /// The whole state of a namespace: replaces everything known of it.
+    /// The whole state of a namespace. It replaces everything known about the namespace.
     Dump(NamespaceId, Box<Dump>),
     /// A link is new or changed.
     Link(NamespaceId, Link),
@@ -33,17 +33,17 @@ pub enum Event {
     Route4(NamespaceId, Change, Route<u32>),
     /// An IPv6 route changed.
     Route6(NamespaceId, Change, Route<u128>),
-    /// All routes of a namespace, read again (after events the kernel does not report: link down, lost messages).
+    /// All routes of a namespace, read again after events that the kernel does not report (link down, lost messages).
     Routes(NamespaceId, Vec<Route<u32>>, Vec<Route<u128>>),
-    /// A neighbour is new or changed; `mac` is `None` when it is gone or not valid.
+    /// A neighbour is new or changed. `mac` is `None` if it is gone or not valid.
     Neighbour(NamespaceId, Neighbour),
     /// A nexthop object is new or replaced.
     Nexthop(NamespaceId, NexthopObject),
     /// A nexthop object is gone.
     NexthopGone(NamespaceId, u32),
-    /// What in the namespace the fast path would bypass, and its settings.
+    /// The settings of the namespace, and the hazards in it that the fast path would bypass.
     Settings(NamespaceId, Settings),
-    /// All destinations for which Linux has learned a path MTU or gateway that binds forwarded packets.
+    /// All destinations for which Linux has learned a path MTU or gateway that it applies to forwarded packets.
     Learned(NamespaceId, BTreeSet<IpAddr>),
 }
 
@@ -54,10 +54,10 @@ pub struct AttachedPort {
     pub namespace: NamespaceId,
     /// Its index there.
     pub ifindex: u32,
-    /// It transmits multi-buffer frames redirected to it.
+    /// The device transmits multi-buffer frames that are redirected to it.
     pub frags: bool,
-    /// Linux has a hash of its packets before it routes them (the NIC's, or that of receive packet steering), and
-    /// `fib_multipath_hash_policy` 1 takes that.
+    /// Linux has a hash of the port's packets before it routes them (from the NIC or from receive packet steering), and
+    /// uses it if `fib_multipath_hash_policy` is 1.
     pub hashes: bool,
 }
 
@@ -68,13 +68,13 @@ pub struct Namespace {
     pub name: String,
     /// It holds the ports themselves.
     pub host: bool,
-    /// Named in the configuration; else found by itself.
+    /// The configuration names it. If not, Millrace discovered it.
     pub configured: bool,
     pub owner: Owner,
 }
 
-/// Whose namespace it is. A tenant with a user namespace can make as many network namespaces as it likes, so limits on
-/// their number are limits of an owner.
+/// The owner of a namespace. A tenant with a user namespace can make as many network namespaces as it likes, so limits
+/// on their number apply to an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Owner {
     /// It belongs to the machine's own user namespace. A tenant inside it needs a user namespace of its own
@@ -82,8 +82,8 @@ pub enum Owner {
     Machine,
     /// It belongs to a user namespace that this user made, or to one inside it.
     User(u32),
-    /// It belongs to the user namespace with this inode number, or to one inside it. Root of the machine made that, as for
-    /// a container.
+    /// It belongs to the user namespace with this inode number, or to one inside it. The machine's root made that user
+    /// namespace, as for a container.
     UserNamespace(u64),
 }
 
@@ -129,10 +129,10 @@ pub struct Link {
     pub master: Option<u32>,
     pub ipv4: LinkConf4,
     pub ipv6: LinkConf6,
-    /// What sits on this device that the fast path would bypass, as sentences: qdisc, tc filter, tcx program; and what
-    /// about the device itself is not known to be harmless.
+    /// Hazards on this device that the fast path would bypass, as sentences: qdisc, tc filter, tcx program. Also
+    /// properties of the device that are not known to be harmless.
     pub hazards: Vec<String>,
-    /// That an XDP program runs here, as a sentence: a hazard too, unless the device is a port.
+    /// A sentence if an XDP program runs here. It is a hazard, unless the device is a port.
     pub xdp: Option<String>,
 }
 
@@ -150,8 +150,8 @@ pub enum LinkKind {
     Other(String),
 }
 
-/// Kinds known to take no packets of the device below (`IFLA_LINK`). It is the other end of a pair, or where a tunnel's
-/// packets leave; the tunnel's own packets arrive by an address of the box.
+/// Kinds known to take no packets of the device below (`IFLA_LINK`). That device is the other end of a pair, or the one
+/// where a tunnel's packets leave. Packets for the tunnel itself arrive at an address of the box.
 const STANDALONE: [&str; 34] = [
     "amt",
     "bareudp",
@@ -192,28 +192,29 @@ const STANDALONE: [&str; 34] = [
 /// Kinds that take packets only of devices that name them (`IFLA_MASTER`).
 const MASTERS: [&str; 6] = ["batadv", "bond", "bridge", "openvswitch", "team", "vrf"];
 
-/// Whose packets a device may take before IP sees them.
+/// The packets that a device may take before IP sees them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takes {
-    /// Nobody's, except of devices that name it as their master.
+    /// None, except those of devices that name it as their master.
     Nothing,
     /// Those of its own MAC address and VLAN.
     Own,
-    /// All that the device below hands to its `rx_handler`: what is left when VLAN tags have been looked at.
+    /// All that the device below passes to its `rx_handler`: those that are left after VLAN tags are handled.
     Untagged,
-    /// Maybe all that the device below receives. The kind is not known.
+    /// Maybe all that the device below receives, because the kind is unknown.
     Below,
-    /// Maybe those of any device of its namespace. The kind is not known, and names no device below.
+    /// Maybe those of any device in its namespace, because the kind is unknown and names no device below.
     Any,
 }
 
 impl LinkKind {
-    /// May it use packets of the device below, wherever that is?
+    /// Whether it may use packets of the device below, wherever that is.
     pub fn sits_on_another(&self) -> bool {
         !matches!(self.takes(true), Takes::Nothing)
     }
 
-    /// What it takes; `below`: it names a device below. Everything that is not known takes as much as it can.
+    /// The packets that it takes. `below`: it names a device below. An unknown kind is assumed to take as many as it
+    /// can.
     pub fn takes(&self, below: bool) -> Takes {
         use MacvlanMode::{Bridge, Passthru, Private, Source, Vepa};
         match self {
@@ -234,8 +235,8 @@ impl LinkKind {
         }
     }
 
-    /// Is a device of this kind a port as any NIC is? Devices of a VRF are looked up in tables that are not mirrored, those of
-    /// Open vSwitch are its own.
+    /// Whether a device of this kind can be a port like any NIC. Devices of a VRF use route tables that are not
+    /// mirrored. Open vSwitch handles the packets of its devices itself.
     pub fn can_be_a_port(&self) -> bool {
         match self {
             LinkKind::Other(kind) => {
@@ -256,16 +257,16 @@ pub enum MacvlanMode {
     Source,
 }
 
-/// Effective IPv4 settings of a device (`conf/all` already folded in as the kernel folds it).
+/// Effective IPv4 settings of a device. `conf/all` is already combined with them as the kernel does it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LinkConf4 {
     pub forwarding: bool,
     pub rp_filter: ReversePath,
     pub send_redirects: bool,
-    /// Sources that are the router's own may pass, as `fib_validate_source()` decides.
+    /// `accept_local`: sources that are the router's own may pass, as `fib_validate_source()` decides.
     pub accept_local: bool,
-    /// `route_localnet`, `src_valid_mark`, ... : names of settings that are on and change source or destination
-    /// validation in ways the fast path does not follow.
+    /// Names of settings (`route_localnet`, `src_valid_mark`, ...) that are on and change the validation of sources or
+    /// destinations in ways that the fast path does not follow.
     pub unusual: Vec<String>,
     pub ignore_routes_with_linkdown: bool,
     /// It has at least one IPv4 address.
@@ -278,20 +279,21 @@ pub struct LinkConf6 {
     pub forwarding: bool,
     pub disabled: bool,
     pub ignore_routes_with_linkdown: bool,
-    /// `net.ipv6.conf.DEV.mtu`, by which IPv6 is forwarded; 0: the link's own.
+    /// `net.ipv6.conf.DEV.mtu`, the MTU for forwarding IPv6. 0: the link's own MTU.
     pub mtu: u32,
-    /// Settings such as `seg6_enabled`, `ioam6_enabled`, `rpl_seg_enabled`, `proxy_ndp` that are on and matter.
+    /// Names of settings that are on and matter, such as `seg6_enabled`, `ioam6_enabled`, `rpl_seg_enabled`,
+    /// `proxy_ndp`.
     pub unusual: Vec<String>,
 }
 
 /// What a route message does to the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// `RTM_NEWROUTE` without flags that matter: IPv4 puts it before equals.
+    /// `RTM_NEWROUTE` without flags that matter. IPv4 puts the route before its equals.
     Add,
-    /// `NLM_F_APPEND`: after equals. An IPv6 message holds the complete multipath set.
+    /// `NLM_F_APPEND`: the route goes after its equals. An IPv6 message holds the complete multipath set.
     Append,
-    /// `NLM_F_REPLACE`: in place of the first equal.
+    /// `NLM_F_REPLACE`: the route replaces its first equal.
     Replace,
     /// The same, in a message that may be older than the last dump.
     ReplaceLate,
@@ -312,15 +314,16 @@ pub struct Route<A: Address> {
     /// `rtm_type`.
     pub kind: RouteKind,
     pub next: Next,
-    /// `RTAX_MTU` metric, if Linux heeds it for forwarded packets.
+    /// The metric `RTAX_MTU`, if Linux applies it to forwarded packets.
     pub mtu: Option<u32>,
     /// It holds only for sources in `RTA_SRC` (IPv6).
     pub for_sources: bool,
-    /// When it ends (`RTA_CACHEINFO`), CLOCK_MONOTONIC.
+    /// When the route ends (`RTA_CACHEINFO`), in CLOCK_MONOTONIC.
     pub expires: Option<Duration>,
-    /// Whatever else tells it from the other routes of its prefix, as a hash: preferred source, protocol, scope, ...
+    /// Hash of everything else that distinguishes it from other routes of its prefix: preferred source, protocol,
+    /// scope, ...
     pub rest: u64,
-    /// Present and not understood or not accelerated, as a word for people.
+    /// A word for people, if the route has something that is not understood or not accelerated.
     pub complex: Option<&'static str>,
 }
 
@@ -375,7 +378,7 @@ pub struct NextHop {
     pub dead: bool,
     /// `RTNH_F_LINKDOWN`.
     pub linkdown: bool,
-    /// It has `RTA_ENCAP`, or something else not understood.
+    /// It has `RTA_ENCAP`, or another attribute that is not understood.
     pub complex: bool,
 }
 
@@ -411,29 +414,30 @@ pub struct Neighbour {
 /// Per-namespace settings and hazards.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// What the fast path would bypass for IPv4, as sentences: netfilter hooks, policy rules, XFRM policies, ...
+    /// Hazards that the fast path would bypass for IPv4, as sentences: netfilter hooks, policy rules, XFRM policies,
+    /// ...
     pub hazards4: Vec<String>,
     /// The same for IPv6.
     pub hazards6: Vec<String>,
-    /// `fib_multipath_hash_policy`, IPv4 and IPv6.
+    /// `fib_multipath_hash_policy` of IPv4 and of IPv6.
     pub multipath_policy: [u8; 2],
     pub multipath_key: MultipathKey,
 }
 
-/// By which key packets are hashed where a route has several next hops.
+/// The key for hashing packets if a route has several next hops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MultipathKey {
-    /// Nobody chooses but the kernel.
+    /// The key is unknown, so only the kernel chooses.
     #[default]
     Unknown,
-    /// Linux's own: the member is the one that Linux chooses.
+    /// Linux's own key. The fast path chooses the same member as Linux.
     Linux([u64; 2]),
-    /// Ours, where Linux's own cannot be read.
+    /// A key of our own, because Linux's cannot be read.
     Own([u64; 2]),
 }
 
 impl MultipathKey {
-    /// All zero if there is none.
+    /// The words of the key; zero if there is none.
     pub fn words(self) -> [u64; 2] {
         match self {
             MultipathKey::Unknown => [0; 2],

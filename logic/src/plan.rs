@@ -1,7 +1,7 @@
-//! The words of a plan: what the tables of the kernel plane should hold.
+//! The types of a plan: what the tables of the kernel plane should hold.
 //!
-//! [`crate::mirror`] writes [`Op`]s, [`crate::tables`] turns them into memory. Operations are absolute ("this prefix
-//! leads there"), so applying one twice is harmless, and they are applied in order.
+//! [`crate::mirror`] writes [`Op`]s, and [`crate::tables`] turns them into memory. Operations are absolute ("this
+//! prefix leads there"), so applying one twice is harmless. They are applied in order.
 
 use crate::{
     net::{Mac, Prefix4, Prefix6, Vlan},
@@ -30,7 +30,7 @@ pub enum ReversePath {
     Strict,
 }
 
-/// What classifies a packet to a router, and how packets leave.
+/// How packets are classified to a router, and how they leave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
     /// Owner.
@@ -41,37 +41,38 @@ pub struct Interface {
     pub vlan: Vlan,
     /// Its MAC address.
     pub mac: Mac,
-    /// Take IPv4 packets that arrive here (false: they go to the kernel).
+    /// Whether IPv4 packets that arrive here are taken. If not, they go to the kernel.
     pub ipv4: bool,
-    /// Take IPv6 packets that arrive here.
+    /// Whether IPv6 packets that arrive here are taken.
     pub ipv6: bool,
-    /// May packets be sent out here? False while the device or its port is down: its next hops go to the kernel.
+    /// Whether packets may be sent out here. False while the device or its port is down: its next hops then go to the
+    /// kernel.
     pub transmit: bool,
     /// Source validation.
     pub reverse_path: ReversePath,
     /// Linux may send IPv4 redirects here.
     pub redirects: bool,
-    /// `accept_local`: the kernel decides on sources that are the router's own.
+    /// `accept_local`: the kernel decides about sources that are the router's own addresses.
     pub accept_local: bool,
-    /// Untagged, and frames with the tag of VLAN 0 count as untagged.
+    /// The interface is untagged, and frames with the tag of VLAN 0 count as untagged.
     pub priority_tags: bool,
-    /// The router has local prefixes, so that every source may be its own.
+    /// The router has local prefixes, so any source may be one of its own addresses.
     pub look_at_sources: bool,
 }
 
 /// Where a route leads.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
-    /// To the kernel, with a reason. `unicast`: a source behind such a route counts as reachable.
+    /// To the kernel, with a reason.
     Pass {
-        /// Named in the counters.
+        /// The reason that the counters show.
         reason: Reason,
-        /// The kernel has a unicast route here.
+        /// The kernel has a unicast route here, so a source behind it counts as reachable.
         unicast: bool,
     },
     /// One next hop.
     Hop(Hop),
-    /// ECMP: next hops with their weights, in the order of Linux. Members that pass to the kernel are allowed.
+    /// ECMP: next hops with their weights, in the order of Linux. Members may pass to the kernel.
     Multi(Arc<[(Target, u16)]>),
 }
 
@@ -80,16 +81,16 @@ pub enum Target {
 pub struct Hop {
     /// Egress interface.
     pub interface: InterfaceId,
-    /// The neighbour to send to; `None`: the destination itself is a neighbour there (a connected route).
+    /// The neighbour to send to. `None`: the destination itself is a neighbour there (a connected route).
     pub gateway: Option<IpAddr>,
-    /// Longest IP packet in bytes: the route's locked or set MTU metric, else the device's MTU.
+    /// The longest IP packet in bytes: the route's locked or set MTU metric, or else the device's MTU.
     pub mtu: u32,
 }
 
 /// One absolute change of the tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// The port exists; `frags`: it transmits multi-buffer frames. Comes before its interfaces.
+    /// The port exists. This comes before its interfaces.
     Port {
         /// Which.
         port: PortId,
@@ -100,12 +101,13 @@ pub enum Op {
     Router {
         /// Which.
         router: RouterId,
-        /// By what its packets are hashed where a route has several next hops.
+        /// How packets are hashed if a route has several next hops.
         multipath: MultipathHash,
     },
     /// The router, its routes, interfaces and neighbours are gone.
     RouterGone(RouterId),
-    /// All IPv4 addresses of the router itself and broadcast addresses of its subnets: sources that need a second look.
+    /// All IPv4 addresses of the router itself, and the broadcast addresses of its subnets. Sources in this list need a
+    /// second look.
     LocalAddresses {
         /// Which router.
         router: RouterId,
@@ -114,15 +116,15 @@ pub enum Op {
     },
     /// The interface exists and looks like this.
     Interface(InterfaceId, Interface),
-    /// All other addresses of this box: of links that could be interfaces and have no number. Nothing for them is put on
-    /// the wire.
+    /// All other addresses of this box: those of links that could be interfaces and have no number. A packet to one of
+    /// them is never put on the wire.
     OtherAddresses(Arc<[(PortId, Vlan, Mac)]>),
-    /// The interface and its neighbours are gone; routes that used it lead to the kernel until they are rewritten.
+    /// The interface and its neighbours are gone. Routes that used it lead to the kernel until they are rewritten.
     InterfaceGone(InterfaceId),
-    /// An IPv4 prefix leads there; `None`: no longer a route.
+    /// An IPv4 prefix leads there. `None`: there is no route any more.
     Route4(RouterId, Prefix4, Option<Target>),
-    /// An IPv6 prefix leads there; `None`: no longer a route.
+    /// An IPv6 prefix leads there. `None`: there is no route any more.
     Route6(RouterId, Prefix6, Option<Target>),
-    /// The neighbour's MAC address; `None`: not resolved.
+    /// The neighbour's MAC address. `None`: not resolved.
     Neighbour(InterfaceId, IpAddr, Option<Mac>),
 }

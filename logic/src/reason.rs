@@ -5,9 +5,10 @@ include!(concat!(env!("OUT_DIR"), "/reasons.rs"));
 /// What happens to a packet for this [`Reason`], and which limit it counts against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// To the kernel, unlimited: what the box asked for itself, or plain Linux forwarding.
+    /// To the kernel, without a limit: packets for the box itself, or plain Linux forwarding.
     Pass,
-    /// To the kernel, which forwards it at a higher cost: beyond the router's limit only while nobody else loses by it.
+    /// To the kernel, which forwards it at a higher cost. Packets over the router's limit go up only while no other
+    /// router loses packets because of them.
     Slow,
     /// To the kernel, within the router's limit for packets that need the slow path.
     Exception,
@@ -15,7 +16,7 @@ pub enum Class {
     Control,
     /// Dropped.
     Drop,
-    /// Dropped by the program, once user space had a copy: it does the rest.
+    /// Dropped by the program after user space got a copy. User space does the rest.
     Taken,
     /// Forwarded, and lost on its way out.
     Lost,

@@ -1,8 +1,9 @@
-//! Which flows a NIC's classifier should steer, and to which RX queues (Q3, Q4): the heaviest, each to a queue of its next
-//! hop, where a row saves the lookup.
+//! Decides which flows a NIC's classifier steers, and to which RX queues (Q3, Q4). The heaviest flows each go to a
+//! queue of their next hop, where a row saves the lookup.
 //!
-//! In come sampled packets, out come rules. A flow gets a rule when it was heavy in two windows in a row, and loses it when
-//! it was next to nothing in five: moving a flow to another queue may reorder its packets, so rules must not flap.
+//! The input is sampled packets, the output is rules. A flow gets a rule if it was heavy in two windows in a row. It
+//! loses the rule if it was almost silent in five windows in a row. Moving a flow to another queue may reorder its
+//! packets, so rules must not flap.
 
 use crate::{
     plan::{InterfaceId, PortId},
@@ -13,12 +14,12 @@ use std::{
     net::IpAddr,
 };
 
-/// Packets of one connection as a classifier tells them apart.
+/// The key of a flow, as a classifier distinguishes flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Flow {
-    /// Where they come in.
+    /// The port where its packets arrive.
     pub port: PortId,
-    /// The interface they come to.
+    /// The interface to which they belong.
     pub interface: InterfaceId,
     pub source: IpAddr,
     pub destination: IpAddr,
@@ -32,7 +33,7 @@ impl Flow {
     const TCP: u8 = 6;
     const UDP: u8 = 17;
 
-    /// Do all classifiers know it? Fragments have no ports.
+    /// Whether all classifiers can match it. Fragments have no ports.
     pub fn is_steerable(&self) -> bool {
         matches!(self.protocol, Self::TCP | Self::UDP) && self.ports != [0, 0]
     }
@@ -42,12 +43,13 @@ impl Flow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
     pub flow: Flow,
-    /// Of the frame.
+    /// Length of the frame.
     pub bytes: u32,
 }
 
-/// The heaviest flows of a stream in bounded memory: space-saving (Metwally, Agrawal, El Abbadi, ICDT 2005). With C counters
-/// and N bytes in all, every flow of more than N/C bytes has a counter, and no counter is more than N/C too high.
+/// The heaviest flows of a stream, in bounded memory. The algorithm is space-saving (Metwally, Agrawal, El Abbadi, ICDT
+/// 2005). With C counters and N bytes in all, every flow of more than N/C bytes has a counter, and no counter is more
+/// than N/C too high.
 #[derive(Debug)]
 pub struct HeavyHitters {
     capacity: usize,
@@ -58,17 +60,17 @@ pub struct HeavyHitters {
 #[derive(Clone, Copy, Debug, Default)]
 struct Counter {
     bytes: u64,
-    /// How much of `bytes` may be another flow's.
+    /// The part of `bytes` that may belong to other flows.
     error: u64,
 }
 
 impl HeavyHitters {
-    /// With so many counters, at least 1.
+    /// Makes this many counters, at least 1.
     pub fn new(capacity: usize) -> Self {
         Self { capacity: capacity.max(1), counters: BTreeMap::new(), by_bytes: BTreeSet::new() }
     }
 
-    /// Counts a packet. A flow without a counter takes the smallest one over.
+    /// Counts a packet. A flow without a counter takes over the smallest one.
     pub fn add(&mut self, flow: Flow, bytes: u64) {
         let mut counter = match self.counters.remove(&flow) {
             Some(counter) => {
@@ -89,12 +91,12 @@ impl HeavyHitters {
         self.by_bytes.insert((counter.bytes, flow));
     }
 
-    /// Flows with the bytes they have at least, those with most counted first.
+    /// Flows with the least number of bytes that they can have. The flow with the highest counter is first.
     pub fn heaviest(&self) -> impl Iterator<Item = (Flow, u64)> + '_ {
         self.by_bytes.iter().rev().map(|(bytes, flow)| (*flow, bytes - self.error(flow)))
     }
 
-    /// At least this many bytes.
+    /// The least number of bytes that the flow can have.
     fn sure(&self, flow: &Flow) -> u64 {
         self.counters.get(flow).map_or(0, |c| c.bytes - c.error)
     }
@@ -106,24 +108,24 @@ impl HeavyHitters {
 
 /// How long packets are counted before flows are compared.
 pub const WINDOW_MS: u64 = 1000;
-/// Counters of a port in a window. With them a flow of a fiftieth is never missed.
+/// Counters of a port in a window. They are enough to find every flow with a fiftieth of the bytes.
 const COUNTERS: usize = 512;
-/// Share of a port's bytes that makes a flow heavy: 1 / this.
+/// A flow is heavy if it has at least 1 / this of its port's bytes.
 const HEAVY: u64 = 50;
-/// Windows in a row a flow is heavy before it gets a rule.
+/// A flow gets a rule after it was heavy in this many windows in a row.
 const HEAVY_WINDOWS: u8 = 2;
-/// Share below which a flow is quiet.
+/// A flow is quiet if it has less than 1 / this of its port's bytes.
 const QUIET: u64 = 400;
-/// Windows in a row a flow is quiet before it loses its rule.
+/// A flow loses its rule after it was quiet in this many windows in a row.
 const QUIET_WINDOWS: u8 = 5;
 /// A flow takes another one's rule if it is this many times heavier.
 const HEAVIER: u64 = 2;
-/// Windows before a flow that the classifier refused is tried again.
+/// The number of windows until a flow that the classifier refused is tried again.
 const REFUSED_WINDOWS: u8 = 60;
-/// Refused flows remembered for a port.
+/// The most refused flows that are remembered for a port.
 const MOST_REFUSED: usize = 1024;
 
-/// A flow, and the queue its packets shall come in by.
+/// A flow, and the queue to which its packets are steered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rule {
     pub flow: Flow,
@@ -131,14 +133,14 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// What its row is about.
+    /// The row of the queue.
     pub fn steered(&self) -> Steered {
         let Flow { port, interface, destination, .. } = self.flow;
         Steered { port, queue: self.queue, interface, destination }
     }
 }
 
-/// What the classifier is to do, in this order.
+/// A change of the classifier. Changes are made in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     Delete(Rule),
@@ -154,13 +156,13 @@ pub struct Steering {
 
 #[derive(Debug)]
 struct SteerPort {
-    /// For steered flows only.
+    /// The queues that only get steered flows.
     queues: Vec<u8>,
-    /// Most rules.
+    /// The most rules.
     rules: usize,
     window: HeavyHitters,
     bytes: u64,
-    /// Windows in a row that a flow without a rule was heavy.
+    /// For each flow without a rule, the number of windows in a row in which it was heavy.
     candidates: BTreeMap<Flow, u8>,
     steered: BTreeMap<Flow, SteeredFlow>,
     refused: BTreeMap<Flow, u8>,
@@ -169,16 +171,16 @@ struct SteerPort {
 #[derive(Clone, Copy, Debug)]
 struct SteeredFlow {
     queue: u8,
-    /// What its queue is for.
+    /// The next hop that its queue serves.
     nexthop: u32,
-    /// Windows in a row that it was quiet.
+    /// The number of windows in a row in which it was quiet.
     quiet: u8,
-    /// In the last window.
+    /// Its bytes in the last window.
     bytes: u64,
 }
 
 impl Steering {
-    /// The port's classifier takes so many rules, and these queues, below 64, get nothing but what it steers there.
+    /// Sets up a port. Its classifier takes this many rules. These queues, numbered below 64, get only steered flows.
     pub fn set_port(&mut self, port: PortId, queues: Vec<u8>, rules: usize) {
         let fresh = SteerPort {
             queues,
@@ -192,12 +194,12 @@ impl Steering {
         self.ports.insert(port, fresh);
     }
 
-    /// The port has no classifier any more, and its rules are gone.
+    /// Removes a port that has no classifier any more. Its rules are gone.
     pub fn port_gone(&mut self, port: PortId) {
         self.ports.remove(&port);
     }
 
-    /// Takes in what was sampled.
+    /// Counts sampled packets.
     pub fn note(&mut self, samples: impl IntoIterator<Item = Sample>) {
         for Sample { flow, bytes } in samples {
             let Some(port) = self.ports.get_mut(&flow.port) else { continue };
@@ -208,12 +210,12 @@ impl Steering {
         }
     }
 
-    /// When there is something to decide next; `None`: no port has a classifier.
+    /// The time of the next decision; `None` if no port has a classifier.
     pub fn due_ms(&self) -> Option<u64> {
         self.window_ends_ms.filter(|_| !self.ports.is_empty())
     }
 
-    /// At the end of a window: what follows from it. `nexthop`: where a lookup leads, if one next hop only.
+    /// Returns the changes at the end of a window. `nexthop` returns the next hop of a lookup if there is exactly one.
     pub fn decide(&mut self, now_ms: u64, nexthop: impl Fn(&Flow) -> Option<u32>) -> Vec<Change> {
         let ends = *self.window_ends_ms.get_or_insert(now_ms.saturating_add(WINDOW_MS));
         if now_ms < ends {
@@ -223,7 +225,7 @@ impl Steering {
         self.ports.values_mut().flat_map(|port| port.decide(&nexthop)).collect()
     }
 
-    /// The classifier did not take a rule that was to be inserted.
+    /// Notes that the classifier refused a rule.
     pub fn refused(&mut self, rule: &Rule) {
         let Some(port) = self.ports.get_mut(&rule.flow.port) else { return };
         port.steered.remove(&rule.flow);
@@ -232,13 +234,13 @@ impl Steering {
         }
     }
 
-    /// All rules there should be.
+    /// All rules that should exist.
     pub fn rules(&self) -> impl Iterator<Item = Rule> + '_ {
         let steered = self.ports.values().flat_map(|port| &port.steered);
         steered.map(|(flow, state)| Rule { flow: *flow, queue: state.queue })
     }
 
-    /// The rows there should be.
+    /// All rows that should exist.
     pub fn steered(&self) -> BTreeSet<Steered> {
         self.rules().map(|rule| rule.steered()).collect()
     }
@@ -271,7 +273,7 @@ impl SteerPort {
         changes
     }
 
-    /// Flows that ended, or whose queue is not that of their next hop any more, lose their rule.
+    /// Flows lose their rule if they have ended or their next hop has changed.
     fn release(&mut self, nexthop: &impl Fn(&Flow) -> Option<u32>) -> Vec<Change> {
         let mut gone = Vec::new();
         for (flow, state) in &mut self.steered {
@@ -288,7 +290,7 @@ impl SteerPort {
         gone.into_iter().map(Change::Delete).collect()
     }
 
-    /// Finds a rule and a queue for a flow, if there are.
+    /// Finds a rule and a queue for a flow, if there are any.
     fn place(&mut self, flow: Flow, bytes: u64, nexthop: u32) -> Vec<Change> {
         let mut changes = Vec::new();
         if self.steered.len() >= self.rules {
@@ -310,8 +312,8 @@ impl SteerPort {
         changes
     }
 
-    /// A queue of the next hop whose row for the destination is not another's, else one that nobody uses. `without`: a flow
-    /// that is about to lose its rule.
+    /// Returns a queue of the next hop in which no other destination needs the same row, or else an unused queue.
+    /// `without`: a flow that is about to lose its rule.
     fn queue_for(&self, flow: &Flow, nexthop: u32, without: Option<&Flow>) -> Option<u8> {
         let fits = |queue: u8| {
             let row = Rule { flow: *flow, queue }.steered();
@@ -331,7 +333,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Its row is the way n modulo 4.
+    /// Flow n, whose row is n modulo 4.
     fn flow(n: u16) -> Flow {
         let is_way = |a: &IpAddr| {
             let steered = Steered { port: 0, queue: 0, interface: 1, destination: *a };
@@ -372,7 +374,8 @@ mod tests {
             }
         }
 
-        /// Whatever happens: no more rules than allowed, queues of one next hop each, no row shared, changes that fit the state.
+        /// In every case there are no more rules than allowed, each queue has flows of one next hop, no two
+        /// destinations share a row, and changes fit the state.
         #[test]
         fn rules_keep_within_their_bounds(
             windows in prop::collection::vec(prop::collection::vec((0u16..40, 1u32..5000), 0..30), 1..20),
@@ -383,7 +386,7 @@ mod tests {
             let mut installed = BTreeSet::new();
             for (i, window) in windows.iter().enumerate() {
                 steering.note(window.iter().map(|(n, bytes)| Sample { flow: flow(*n), bytes: *bytes }));
-                // Every tenth flow is the kernel's, and next hops change now and then.
+                // Every tenth flow goes to the kernel, and next hops change now and then.
                 let nexthop = |f: &Flow| (f.ports[1] % 10 != 9).then(|| u32::from(f.ports[1]) % hops + i as u32 / 7);
                 for change in steering.decide(i as u64 * WINDOW_MS, nexthop) {
                     match change {
@@ -405,7 +408,7 @@ mod tests {
         }
     }
 
-    /// Windows of so many bytes per flow; returns what followed each.
+    /// Feeds windows with a number of bytes per flow, and returns the changes after each.
     struct Case {
         steering: Steering,
         now_ms: u64,
@@ -423,7 +426,7 @@ mod tests {
             self.steering.note(flows.iter().map(|(n, bytes)| Sample { flow: flow(*n), bytes: *bytes }));
             assert_eq!(self.steering.decide(self.now_ms + WINDOW_MS - 1, |_| Some(7)), []);
             self.now_ms += WINDOW_MS;
-            // The next hop is the hundreds of the flow.
+            // The next hop is the hundreds digit of the flow.
             self.steering.decide(self.now_ms, |f| Some(u32::from(f.ports[1]) / 100))
         }
     }
@@ -445,7 +448,7 @@ mod tests {
         assert_eq!(
             case.window(&traffic),
             [],
-            "for the third next hop there is no queue, the fourth flow is light"
+            "no queue is left for the third next hop, and the fourth flow is light"
         );
         assert_eq!(case.steering.steered().len(), 3);
     }
@@ -511,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn what_classifiers_do_not_know_is_not_steered() {
+    fn flows_that_some_classifiers_cannot_match_are_not_steered() {
         let mut case = Case::new(vec![4], 8);
         let fragment = Flow { ports: [0, 0], ..flow(101) };
         let icmp = Flow { protocol: 1, ..flow(101) };

@@ -1,4 +1,5 @@
-//! The messages that os-ken tests itself with (`scripts/openflow-golden.sh`) are read, and written again to the same bytes.
+//! Reads the messages that os-ken tests itself with (`scripts/openflow-golden.sh`), and writes them again to the same
+//! bytes.
 
 use logic::openflow::{
     BadMessage, CannotSay, Message, v10, v13,
@@ -9,20 +10,20 @@ use std::{fs, path::Path};
 type Decode = fn(&[u8]) -> Result<(Header, Message), BadMessage>;
 type Encode = fn(&Message, u32, &mut Vec<u8>) -> Result<(), CannotSay>;
 
-/// What becomes of a message that does not come back as it was.
+/// The result for a message that is not written as it was read.
 enum Becomes {
-    /// It is not read.
+    /// It is refused.
     Refused(BadMessage),
-    /// It has other bytes at these places.
+    /// It is written with other bytes at these places.
     Otherwise(&'static [(usize, &'static [u8])]),
-    /// It is written otherwise, and that is read as the same.
+    /// It is written differently, but reads as the same message.
     Retold,
-    /// It is read, but not written.
+    /// It is read, but cannot be written.
     Unsaid,
 }
 use Becomes::*;
 
-/// A file's name without `.packet`, what becomes of its message, and why.
+/// A file's name without `.packet`, the result for its message, and why.
 type Exception = (&'static str, Becomes, &'static str);
 
 const NICIRA: &str = "an action of Nicira's";
@@ -51,7 +52,7 @@ fn of10() {
     golden("of10", v10::decode, v10::encode, &exceptions);
 }
 
-/// Fields of class 0 or 1: Nicira's.
+/// Fields of class 0 or 1, which are Nicira's.
 const NXM: Becomes = Refused(BadMessage::Refused(logic::flow::Refused::BadField));
 const NICIRA_FIELD: &str = "a field of Nicira's";
 
@@ -63,13 +64,9 @@ fn of13() {
         ("4-2-ofp_flow_mod", Refused(BadMessage::SetFieldValue), no_tag),
         ("4-4-ofp_packet_in", Retold, "fields in another order"),
         ("4-12-ofp_flow_stats_reply", Refused(BadMessage::SetFieldValue), no_tag),
-        ("4-36-ofp_queue_get_config_reply", Retold, "properties of experimenters are passed over"),
-        ("4-55-ofp_table_features_request", Unsaid, "features to set, which are not kept"),
-        (
-            "4-56-ofp_table_features_reply",
-            Retold,
-            "what is not known is passed over; lists for the table-miss rule",
-        ),
+        ("4-36-ofp_queue_get_config_reply", Retold, "properties of experimenters are skipped"),
+        ("4-55-ofp_table_features_request", Unsaid, "features to set, which are not stored"),
+        ("4-56-ofp_table_features_reply", Retold, "unknown parts are skipped; lists for the table-miss rule"),
         ("4-59-ofp_packet_in", Refused(BadMessage::Refused(logic::flow::Refused::BadValue)), huge_port),
         ("4-60-ofp_flow_mod", Refused(BadMessage::Refused(logic::flow::Refused::BadValue)), huge_port),
     ];

@@ -1,4 +1,4 @@
-//! What an allocator remembers, and what all policies have in common.
+//! The state of an allocator, and the parts that all policies share.
 
 use super::{
     CoreId, Decision, Event, Plan, Policy, Queue, QueueId, Settings, View, Why,
@@ -15,34 +15,35 @@ use std::{
     time::Duration,
 };
 
-/// Decides, period by period, and keeps what it needs of the past: of each queue two periods and nine moments of the hold time.
+/// Decides period by period, and keeps the history that it needs: for each queue two periods, and nine moments of the
+/// hold time.
 #[derive(Debug, Default)]
 pub struct Allocator {
     pub(super) queues: BTreeMap<QueueId, QueueState>,
     pub(super) history: History,
     costs: Costs,
     doubt: Doubt,
-    /// No core is given back before.
+    /// No core is given back before this time.
     pub(super) quiet_until: Duration,
-    /// When a core was given back last.
+    /// When a core was last given back.
     released: Option<Duration>,
-    /// All queues are not placed anew before.
+    /// All queues are not placed again before this time.
     pub(super) repack_after: Duration,
     /// Cores that had workloads in the last period.
     burdened: BTreeSet<CoreId>,
     policy: Policy,
 }
 
-/// A queue.
+/// The state of a queue.
 #[derive(Debug)]
 pub(super) struct QueueState {
     pub spot: Spot,
     movable: bool,
     node: Option<u16>,
-    /// In the last two periods, the older first. It wanted nothing before it was there.
+    /// Its wants in the last two periods, the older first. It wanted nothing before it was there.
     recent: [Want; 2],
     pub moved: Option<Duration>,
-    /// The reason to stay that people were told, and when it last held.
+    /// The last reported reason to stay, and when it last held.
     told: Option<(Discriminant<Why>, Duration)>,
 }
 
@@ -55,7 +56,7 @@ pub(super) struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Places a queue, if it is not there already.
+    /// Places a queue, unless it is already there.
     pub fn go(&mut self, id: QueueId, spot: Spot, why: Why) {
         let Some(item) = self.board.items().get(&id).filter(|item| item.spot != spot) else { return };
         self.events.push(Event { queue: id, from: named(&item.spot), to: named(&spot), why });
@@ -68,7 +69,7 @@ fn named(spot: &Spot) -> Vec<CoreId> {
 }
 
 impl Allocator {
-    /// Where queues shall be after the control period that ends `now`, a time that does not go back.
+    /// Where queues should be after the control period that ends at `now`, a time that does not go back.
     pub fn decide(&mut self, now: Duration, view: &View, settings: &Settings) -> Decision {
         if self.policy != settings.policy {
             self.policy = settings.policy.clone();
@@ -106,7 +107,7 @@ impl Allocator {
         Decision { plan: self.plan(), events }
     }
 
-    /// Joins queues and gives back cores; what was done.
+    /// Joins queues and gives cores back. Returns the events.
     fn release(&mut self, now: Duration, view: &View, settings: &Settings) -> Vec<Event> {
         let mut step =
             Step { now, settings, board: self.past(view, settings, Want::not_alone), events: Vec::new() };
@@ -135,7 +136,7 @@ impl Allocator {
         self.board(view, settings, self.history.len(), of)
     }
 
-    /// What packets of a port cost; `None`: what was seen does not tell.
+    /// The cost of packets of a port. `None`: the measurements do not show it.
     pub fn cost(&self, port: PortId) -> Option<Cost> {
         self.costs.of(port)
     }
@@ -145,7 +146,7 @@ impl Allocator {
         self.queues.get(&queue).map(|state| state.recent[1].beside_others)
     }
 
-    /// Takes in what was measured. Returns whether a seventh of the hold time began, and which queues were never seen before.
+    /// Updates the state with measurements. Returns whether a seventh of the hold time began, and which queues are new.
     fn observe(&mut self, now: Duration, view: &View, settings: &Settings) -> (bool, BTreeSet<QueueId>) {
         let shares = |id| self.queues.get(&id).is_none_or(|s| s.spot.shares.contains(&s.spot.home));
         let mut wants = measure::wants(view, shares);
@@ -165,12 +166,12 @@ impl Allocator {
         if !strangers.is_empty() {
             self.quiet_until = self.quiet_until.max(now.saturating_add(settings.hold));
         }
-        // One noisy period counts half.
+        // A single noisy period counts half.
         let calm = self.queues.iter().map(|(id, state)| (*id, Want::mean(state.recent[0], state.recent[1])));
         (self.history.note(now, settings.hold, calm.collect()), strangers)
     }
 
-    /// The queues where they are planned to be, with what they wanted at some moments.
+    /// The queues where they are planned to be, with their wants at some moments.
     fn board(
         &self,
         view: &View,
@@ -201,8 +202,8 @@ impl Allocator {
         if moved {
             let hold = step.settings.hold;
             let quiet = step.now.saturating_add(hold);
-            // A core that was missed as soon as it was given back: the next one waits twice as long, so that on average nothing
-            // moves more than once per hold time.
+            // A core was missed soon after it was given back. The next one waits twice as long, so that on average
+            // nothing moves more than once per hold time.
             let missed = self.released.is_some_and(|at| step.now.saturating_sub(at) < hold);
             self.quiet_until = self.quiet_until.max(if missed { quiet.saturating_add(hold) } else { quiet });
         }
@@ -216,7 +217,7 @@ impl Allocator {
         }
     }
 
-    /// Tells people, once, that a queue stays although it should not.
+    /// Reports, once, that a queue stays although it should not.
     pub(super) fn tell(&mut self, step: &mut Step, id: QueueId, why: Why) {
         let (Some(state), Some(item)) = (self.queues.get_mut(&id), step.board.items().get(&id)) else {
             return;
@@ -229,7 +230,7 @@ impl Allocator {
         step.events.push(Event { queue: id, from: at.clone(), to: at, why });
     }
 
-    /// Once all was well for a hold time, the same reason is told again.
+    /// Allows the same reason to be reported again after everything was well for a hold time.
     fn forget_told(&mut self, step: &Step) {
         for state in self.queues.values_mut() {
             let Some((_, last)) = &mut state.told else { continue };
@@ -243,7 +244,7 @@ impl Allocator {
         }
     }
 
-    /// Queues leave cores that are offline or may not forward, whatever that does to others.
+    /// Makes queues leave cores that are offline or may not forward, whatever that does to others.
     fn evacuate(&mut self, step: &mut Step) {
         let ids: Vec<QueueId> = step.board.items().keys().copied().collect();
         for id in ids {
@@ -270,7 +271,7 @@ impl Allocator {
         }
     }
 
-    /// Queues leave cores that got a workload, if others have room; so do queues that are new.
+    /// Makes queues leave cores that got a workload, if others have room. The same holds for new queues.
     fn avoid_workloads(&mut self, step: &mut Step, strangers: &BTreeSet<QueueId>) {
         let ids: Vec<QueueId> = step.board.items().keys().copied().collect();
         for id in ids {
@@ -284,7 +285,7 @@ impl Allocator {
                 let target = |goal| step.board.target(&item, goal, free).filter(|_| item.movable);
                 target(low).or_else(|| target(high)).map(Spot::at)
             } else {
-                // The home stays: what comes in there is handed on elsewhere.
+                // The home stays. Packets that arrive there are handed on elsewhere.
                 step.board.take(id);
                 let shares = step.board.shares(&item, 2, high, |core| free(&step.board, core));
                 step.board.put(id, item.clone());
@@ -297,7 +298,7 @@ impl Allocator {
         }
     }
 
-    /// Queues go where the policy says.
+    /// Places queues as the policy says.
     fn fix(&mut self, step: &mut Step, homes: &BTreeMap<QueueId, CoreId>) {
         let ids: Vec<(QueueId, Spot, bool)> =
             step.board.items().iter().map(|(id, item)| (*id, item.spot.clone(), item.movable)).collect();
@@ -312,7 +313,7 @@ impl Allocator {
 }
 
 impl QueueState {
-    /// It begins where it is.
+    /// A new queue begins where it is.
     fn new(queue: &Queue) -> Self {
         let mut shares: Vec<CoreId> = queue.parts.iter().map(|part| part.core).collect();
         if !shares.is_empty() {

@@ -1,4 +1,4 @@
-//! Cores whose next packet shall not wait until they have come out of a deep sleep.
+//! Selects cores that should not enter a deep sleep, so that the next packet need not wait for them to wake up.
 
 use super::{CoreId, View};
 use std::{
@@ -6,24 +6,25 @@ use std::{
     time::Duration,
 };
 
-/// A core that forwards for this fraction of its time shall wake up quickly, and shall until it forwards for less than the second one:
-/// once it does, packets cost it less.
+/// A core that forwards for this fraction of its time should wake up quickly. This ends when it forwards for less than
+/// the second fraction, because packets then cost less.
 const BEGINS: f64 = 0.10;
 const ENDS: f64 = 0.03;
-/// Loads are smoothed over about so long: a burst now and then is not much, nor is a tick of a clock that is coarse.
+/// Loads are smoothed over about this time. So neither an occasional burst counts for much, nor one tick of a coarse
+/// clock.
 const SMOOTHED: Duration = Duration::from_secs(1);
 
-/// Which cores forward, and until when each that did counts as one of them.
+/// The cores that forward, and until when each that did counts as one of them.
 #[derive(Debug, Default)]
 pub struct Awake {
     last: Duration,
-    /// Smoothed.
+    /// The smoothed loads.
     loads: BTreeMap<CoreId, f64>,
     until: BTreeMap<CoreId, Duration>,
 }
 
 impl Awake {
-    /// The cores online that forward much, queues or shares of them, or did so within `hold`.
+    /// The online cores that forward much (queues or shares of them), or did so within `hold`.
     pub fn decide(&mut self, now: Duration, view: &View, hold: Duration) -> BTreeSet<CoreId> {
         let mut loads: BTreeMap<CoreId, f64> = view.cores.iter().map(|core| (core.id, 0.0)).collect();
         for queue in &view.queues {
@@ -74,18 +75,18 @@ mod tests {
         };
         let on = |core, ran| Queue { ran, ..queue(core, core) };
         assert_eq!(after(1000, 4, &[on(0, 0.0), on(1, 0.09)]), []);
-        // Little of each, but of one core.
+        // A little for each queue, but both on one core.
         assert_eq!(after(200, 4, &[on(1, 0.06), Queue { core: 1, ..on(2, 0.06) }]), [1]);
-        assert_eq!(after(1000, 4, &[on(0, 0.04), on(1, 0.04)]), [1], "what packets cost less now");
+        assert_eq!(after(1000, 4, &[on(0, 0.04), on(1, 0.04)]), [1], "packets cost less now");
         let part = Part { core: 3, ran: 0.5, waited: 0.0 };
         assert_eq!(after(30, 4, &[Queue { parts: vec![part], ..on(0, 0.9) }]), [0, 1, 3], "soon");
         assert_eq!(after(1, 3, &[]), [0, 1], "3 has gone offline");
-        assert_eq!(after(100, 4, &[on(0, 0.1)]), [0, 1], "and is another when it comes again");
+        assert_eq!(after(100, 4, &[on(0, 0.1)]), [0, 1], "and counts as a new core when it comes back");
         assert_eq!(after(200, 4, &[on(0, 0.1)]), [0], "more than a hold time after the last packets of 1");
     }
 
     #[test]
-    fn bursts_now_and_then_keep_no_core_awake() {
+    fn occasional_bursts_keep_no_core_awake() {
         let (mut awake, mut last) = (Awake::default(), Duration::ZERO);
         let mut is_awake = |period: u32, ran| {
             let view = View { cores: vec![core(0)], queues: vec![Queue { ran, ..queue(0, 0) }] };
@@ -93,7 +94,8 @@ mod tests {
             last = if found { period * PERIOD } else { last };
             last
         };
-        // Half a second of load; then a tick of 10 ms in 200 each two seconds, as softirqs are counted, and a whole period each second.
+        // Half a second of load. Then one tick of 10 ms in 200 every two seconds, as softirqs are counted, and a whole
+        // period every second.
         (0..50).for_each(|period| _ = is_awake(period, 0.5));
         for period in 50..2000 {
             let burst = if period % 100 == 50 { 1.0 } else { 0.0 };

@@ -1,4 +1,4 @@
-//! Queues on cores as they would be: what decisions are tried on before they are taken.
+//! A possible placement of queues on cores, to try decisions on before they are taken.
 
 use super::{
     Core, CoreId, QueueId, Settings, View,
@@ -6,16 +6,16 @@ use super::{
 };
 use std::collections::BTreeMap;
 
-/// Sums of fractions are this exact.
+/// The accuracy of sums of fractions.
 const EXACT: f64 = 1e-9;
-/// A queue that shares its core with others who want no more than this together has it to itself.
+/// A queue has its core to itself if the others there want no more than this together.
 pub(super) const NEXT_TO_NOTHING: f64 = 0.01;
 
-/// Where a queue is.
+/// The position of a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Spot {
     pub home: CoreId,
-    /// As in [`super::Plan::split`]; empty: not split.
+    /// The cores that share it, as in [`super::Plan::split`]. Empty: it is not split.
     pub shares: Vec<CoreId>,
 }
 
@@ -24,7 +24,7 @@ impl Spot {
         Self { home, shares: Vec::new() }
     }
 
-    /// A queue that only its home shares is not split.
+    /// Removes a split among the home alone, which is none.
     pub fn tidy(mut self) -> Self {
         if self.shares.iter().all(|&core| core == self.home) {
             self.shares.clear();
@@ -37,12 +37,12 @@ impl Spot {
         std::iter::once(self.home).chain(self.shares.iter().copied().filter(|&core| core != self.home))
     }
 
-    /// What it takes from a core at one moment.
+    /// Its load on a core at one moment.
     fn load(&self, core: CoreId, want: Want) -> f64 {
         self.loads(want).find(|(used, _)| *used == core).map_or(0.0, |(_, load)| load)
     }
 
-    /// What it takes from each core at one moment.
+    /// Its load on each core at one moment.
     fn loads(&self, want: Want) -> impl Iterator<Item = (CoreId, f64)> + '_ {
         let share = want.work / self.shares.len().max(1) as f64;
         self.cores().map(move |core| {
@@ -59,22 +59,22 @@ pub(super) struct Item {
     pub spot: Spot,
     pub movable: bool,
     pub node: Option<u16>,
-    /// At each moment that is looked at.
+    /// Its wants at each moment on the board.
     pub wants: Vec<Want>,
 }
 
 impl Item {
-    /// The most that it wants of one core while it is not split.
+    /// The most that it wants of one core if it is not split.
     pub fn size(&self) -> f64 {
         self.wants.iter().map(|want| want.work).fold(0.0, f64::max)
     }
 
-    /// What it wants at each moment.
+    /// Its work at each moment.
     fn works(&self) -> Vec<f64> {
         self.wants.iter().map(|want| want.work).collect()
     }
 
-    /// Can it go to another core as a whole?
+    /// Whether it can move to another core as a whole.
     pub fn is_loose(&self) -> bool {
         self.movable && self.spot.shares.is_empty()
     }
@@ -85,26 +85,26 @@ struct Bin {
     node: u16,
     physical: u16,
     workloads: u16,
-    /// In tenths: noise decides nothing.
+    /// Other work in tenths, so that noise decides nothing.
     other: u8,
     allowed: bool,
-    /// Queues that use it.
+    /// The queues that use it.
     users: Vec<QueueId>,
-    /// At each moment.
+    /// The load at each moment.
     loads: Vec<f64>,
 }
 
-/// Cores, queues on them, and the load that follows, at one or more moments.
+/// Cores with queues on them, and the resulting load, at one or more moments.
 #[derive(Clone, Debug)]
 pub(super) struct Board {
     bins: BTreeMap<CoreId, Bin>,
     items: BTreeMap<QueueId, Item>,
-    /// Cores that forward, of each physical core.
+    /// The number of forwarding cores of each physical core.
     siblings: BTreeMap<u16, usize>,
 }
 
 impl Board {
-    /// With all online cores.
+    /// A board with all online cores.
     pub fn new(view: &View, settings: &Settings, moments: usize) -> Self {
         let bin = |core: &Core| Bin {
             node: core.node,
@@ -165,12 +165,12 @@ impl Board {
         }
     }
 
-    /// Cores that forward: a queue uses them.
+    /// The cores that forward, which means that a queue uses them.
     pub fn forwarding(&self) -> impl Iterator<Item = CoreId> + '_ {
         self.bins.iter().filter(|(_, bin)| !bin.users.is_empty()).map(|(id, _)| *id)
     }
 
-    /// Queues that use a core.
+    /// The queues that use a core.
     pub fn users(&self, core: CoreId) -> impl Iterator<Item = (QueueId, &Item)> {
         let users = self.bins.get(&core).map_or(&[][..], |bin| &bin.users);
         users.iter().filter_map(|id| Some((*id, self.items.get(id)?)))
@@ -184,7 +184,7 @@ impl Board {
         self.bins.get(&core).is_some_and(|bin| bin.allowed)
     }
 
-    /// Cores that may forward.
+    /// The cores that may forward.
     pub fn allowed(&self) -> impl Iterator<Item = CoreId> + '_ {
         self.bins.iter().filter(|(_, bin)| bin.allowed).map(|(id, _)| *id)
     }
@@ -197,23 +197,23 @@ impl Board {
         self.bins.get(&core).map_or(0, |bin| bin.workloads)
     }
 
-    /// Its load when it was highest.
+    /// The highest load of a core.
     pub fn peak(&self, core: CoreId) -> f64 {
         self.bins.get(&core).map_or(0.0, |bin| bin.loads.iter().copied().fold(0.0, f64::max))
     }
 
-    /// Its load when it was lowest.
+    /// The lowest load of a core.
     pub fn least(&self, core: CoreId) -> f64 {
         self.bins.get(&core).map_or(0.0, |bin| bin.loads.iter().copied().reduce(f64::min).unwrap_or(0.0))
     }
 
-    /// Is the load of a core at most `goal` throughout, or nearly all of it one queue's? That is as well off as it can be on one
-    /// core.
+    /// Whether the load of a core is always at most `goal`, or nearly all of it belongs to one queue. One core can do
+    /// no better for that queue.
     pub fn is_below(&self, core: CoreId, goal: f64) -> bool {
         self.peak(core) <= goal + EXACT || self.has_one(core, goal)
     }
 
-    /// The same for a core that this whole queue leaves.
+    /// The same for a core after this whole queue has left it.
     pub fn is_below_without(&self, core: CoreId, (id, item): (QueueId, &Item), goal: f64) -> bool {
         self.bins.get(&core).is_none_or(|bin| {
             let left = |(load, want): (&f64, &Want)| load - want.work <= goal + EXACT;
@@ -221,18 +221,19 @@ impl Board {
         })
     }
 
-    /// Has one queue, which wants more than `goal`, this core to itself, or nearly so? So it is where there is none.
+    /// Whether one queue that wants more than `goal` has this core nearly to itself. This is also true for an empty
+    /// core.
     pub fn has_one(&self, core: CoreId, goal: f64) -> bool {
         is_one(self.loads_of(core, None), goal)
     }
 
-    /// What each of its queues takes of a core at each moment, but for one.
+    /// The load of each queue on a core at each moment, except for one queue.
     fn loads_of(&self, core: CoreId, but: Option<QueueId>) -> impl Iterator<Item = Vec<f64>> + '_ {
         let users = self.users(core).filter(move |(id, _)| Some(*id) != but);
         users.map(move |(_, item)| item.wants.iter().map(|want| item.spot.load(core, *want)).collect())
     }
 
-    /// Would all load fit one core less, if it could be cut at will?
+    /// Whether all load would fit on one core less if it could be divided freely.
     pub fn may_be_fewer(&self, goal: f64) -> bool {
         let cores = self.forwarding().count();
         let moments = self.bins.values().map(|bin| bin.loads.len()).max().unwrap_or(0);
@@ -240,22 +241,22 @@ impl Board {
         (0..moments).all(|moment| total(moment) <= goal * cores.saturating_sub(1) as f64 + EXACT)
     }
 
-    /// Does an allowed core have room for this much more?
+    /// Whether an allowed core has room for this additional load.
     pub fn has_room(&self, core: CoreId, more: impl Fn(usize) -> f64, goal: f64) -> bool {
         let room = |bin: &Bin| bin.loads.iter().enumerate().all(|(i, load)| load + more(i) <= goal + EXACT);
         self.bins.get(&core).is_some_and(|bin| bin.allowed && room(bin))
     }
 
-    /// The order in which cores are tried: those without workloads, that forward already, with no hyper-thread sibling that
-    /// forwards, of the port's node, with the least other work.
+    /// The order in which cores are tried: those without workloads, that already forward, with no hyper-thread sibling
+    /// that forwards, of the port's node, with the least other work.
     fn preference(&self, id: CoreId, bin: &Bin, node: Option<u16>) -> impl Ord + use<> {
         let sibling = bin.users.is_empty() && self.siblings.get(&bin.physical).is_some_and(|&n| n > 0);
         let far = node.is_some_and(|node| node != bin.node);
         (bin.workloads, bin.users.is_empty(), sibling, far, bin.other, id)
     }
 
-    /// The first core that can take a whole queue, which is not there, and stay at most at `goal`; else the first that one queue
-    /// would have nearly to itself: where that is this one, no other core would do better.
+    /// The first core that can take a whole queue, which is not there, and stay at most at `goal`. Otherwise the first
+    /// core that one queue would have nearly to itself. If that is this queue, no other core would do better.
     pub fn target(&self, item: &Item, goal: f64, may: impl Fn(&Board, CoreId) -> bool) -> Option<CoreId> {
         let first = |takes: &dyn Fn(CoreId) -> bool| {
             let cores = self.bins.iter().filter(|&(&core, _)| may(self, core) && takes(core));
@@ -276,8 +277,8 @@ impl Board {
         })
     }
 
-    /// The fewest cores, `least` or more, that can share a queue's flows with each at most at `goal`. The queue is not on the
-    /// board. Its home shares if it can, else it only hands on.
+    /// The fewest cores, `least` or more, that can share a queue's flows with each at most at `goal`. The queue is not
+    /// on the board. Its home shares if it can, and otherwise only hands on.
     pub fn shares(
         &self,
         item: &Item,
@@ -310,13 +311,14 @@ impl Board {
             let hands_on = self.bins.get(&home).is_some_and(|bin| {
                 bin.loads.iter().enumerate().all(|(i, load)| load + handing(i) <= goal + EXACT)
             });
-            // One other that does it all would be a move, not a split.
+            // A single other core that does everything would be a move, not a split.
             others(n - 1, n - 1).filter(|_| hands_on && n > 2).map(sorted)
         })
     }
 }
 
-/// Is what queues take of a core, each at some moments, nearly all one queue's, always the same one's, which wants more than `goal`?
+/// Whether nearly all load of a core belongs to one queue, always the same one, which wants more than `goal`. `loads`:
+/// the load of each queue at some moments.
 fn is_one(loads: impl Iterator<Item = Vec<f64>>, goal: f64) -> bool {
     let mut loads: Vec<Vec<f64>> = loads.collect();
     loads.sort_by(|a, b| b.iter().sum::<f64>().total_cmp(&a.iter().sum()));

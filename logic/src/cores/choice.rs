@@ -1,26 +1,27 @@
-//! Which core a flow gets whose rule lets the switch choose (SET_CORE "choose": V3, V7, V8).
+//! Chooses the core of a flow if its rule lets the switch choose (SET_CORE "choose": V3, V7, V8).
 //!
-//! The kernel plane gives a flow's first packet the next core of a ring, and the flow stays there until none of its packets came
-//! for long (V4). A [`Chooser`] says in every control period what the rings are, and how many flows shall leave a core; when
-//! one of them can leave with its packets in order, only the kernel plane knows.
+//! The kernel plane gives a flow's first packet the next core of a ring. The flow stays there until it had no packets
+//! for a long time (V4). In every control period a [`Chooser`] decides what the rings are, and how many flows should
+//! leave a core. Only the kernel plane knows when a flow can leave with its packets in order.
 //!
-//! **Candidates** may forward, have no pinned workload (V3), and are loaded no more than `high`. Without any, flows stay on the core that
-//! receives them.
+//! **Candidates** may forward, have no pinned workload (V3), and are loaded at most `high`. Without candidates, flows
+//! stay on the core that receives them.
 //!
-//! **Load** is all but idling, the mean of a fifth of a second: other work is not known sooner. What flows do that were given
-//! to a core meanwhile is not seen yet; each is thought to take [`FLOW`]. So the next flow goes to the least loaded core, and
-//! those that come at once are spread.
+//! **Load** is everything except idling, as the mean of a fifth of a second, because other work is not known sooner.
+//! The work of flows that were given to a core in the meantime is not visible yet. Each is assumed to take [`FLOW`]. So
+//! the next flow goes to the least loaded core, and flows that begin at the same time are spread.
 //!
-//! **Priority flows** (V7) get the least loaded cores first: they have a ring of their own, in which one weighs more, and other flows keep
-//! off the cores where some are, unless there is no other candidate and that one is loaded below `low`. Of cores loaded about alike
-//! ([`POLLS`]) priority flows get those that poll queues: a core that others then fill drops their packets behind the port's ring, not
-//! in it, where it would drop those of the priority flow, too.
+//! **Priority flows** (V7) get the least loaded cores first. They have a ring of their own, in which one weighs more.
+//! Other flows avoid cores with priority flows, unless there is no other candidate and that one is loaded below `low`.
+//! Among cores with similar load ([`POLLS`]), priority flows get those that poll queues. Other flows then fill a
+//! different core, which drops their packets after the port's ring. If they filled the core that polls, packets would
+//! be dropped in the ring, including those of the priority flow.
 //!
-//! **Leaving** (V8). All flows leave a core that may not forward any more, is offline, or got a workload, if there is a candidate.
-//! If a core was above `high` for a whole hold time, as many flows leave it as would bring it down to `low`, and find
-//! room below `low` elsewhere, were they twice as heavy as the average: so a flow that alone is too much stays. If flows have to
-//! leave again soon after, it was the wrong ones: each time what follows is twice as far away, from a hold time on.
-//! Priority flows stay then.
+//! **Leaving** (V8). All flows leave a core that may no longer forward, is offline, or got a workload, if there is a
+//! candidate. If a core was above `high` for a whole hold time, as many flows leave as would bring it down to `low`.
+//! They must find room below `low` elsewhere, even if they were twice as heavy as the average. So a flow that alone is
+//! too much stays. If flows have to leave again soon after, they were the wrong ones. The next step then waits twice as
+//! long each time, beginning with a hold time. Priority flows stay in that case.
 
 use super::{CoreId, Settings, View, measure::fraction};
 use std::{
@@ -28,79 +29,81 @@ use std::{
     time::Duration,
 };
 
-/// Entries of a ring: more flows than begin in a control period where it matters which core they get.
+/// Entries of a ring. These are more flows than begin in a control period in which their cores matter.
 pub const RING: usize = 64;
-/// What a flow is thought to take of a core until it is seen. Ten at once are a fifth of a core: enough to try others, not so
-/// much that a small flow closes a core.
+/// The assumed load of a flow until its load is visible. Ten at once are a fifth of a core. That is enough to try
+/// others, but a small flow does not close a core.
 const FLOW: f64 = 0.02;
-/// The same of a priority flow: the next one looks for another core.
+/// The same for a priority flow: the next one looks for another core.
 const FIRST: f64 = 0.1;
-/// A core that polls a queue may be loaded by so much more than another, and get the priority flow.
+/// A core that polls a queue gets a priority flow even if it is loaded by this much more than another.
 const POLLS: f64 = 0.1;
-/// At most so many hold times pass until flows may leave again.
+/// At most this many hold times pass until flows may leave again.
 const PATIENCE: u32 = 64;
-/// Sums of fractions are this exact.
+/// The accuracy of sums of fractions.
 const EXACT: f64 = 1e-9;
-/// Loads are means of so long.
+/// Loads are means over this time.
 const WINDOW: Duration = Duration::from_millis(200);
 
 /// The flows of a core that were chosen for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flows {
-    /// Given to it since the beginning, and priority flows among the two.
+    /// Flows given to it since the beginning, and priority flows among them.
     pub given: u64,
     pub given_first: u64,
-    /// On it now, without priority flows, and priority flows.
+    /// Flows on it now: others, and priority flows.
     pub others: u32,
     pub first: u32,
 }
 
-/// So many flows may leave a core from now on, instead of what was said before.
+/// How many flows may leave a core from now on. This replaces earlier numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Leave {
     pub others: u32,
     pub first: u32,
 }
 
-/// What the kernel plane goes by.
+/// The instructions for the kernel plane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Choices {
-    /// Cores for flows to come, to be taken in turn from the first on; none: they stay where they come in.
+    /// The cores for new flows, used in turn from the first on. Empty: flows stay where they arrive.
     pub ring: Vec<CoreId>,
     /// The same for priority flows.
     pub ring_first: Vec<CoreId>,
     pub leave: BTreeMap<CoreId, Leave>,
 }
 
-/// Decides, and keeps what it needs of the past.
+/// Decides, and keeps the history that it needs.
 #[derive(Debug, Default)]
 pub struct Chooser {
     cores: BTreeMap<CoreId, Known>,
     /// When the present window began.
     since: Option<Duration>,
-    /// When flows were told last to leave a core that is too busy, and how long others stay after that.
+    /// When flows last had to leave a core that is too busy, and how long others then stay.
     told: Option<(Duration, Duration)>,
 }
 
-/// A core.
+/// The state of a core.
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
-    /// Of the last whole window; of a core that is new, what was seen first.
+    /// The load in the last whole window. For a new core, the first load seen.
     load: f64,
-    /// Of the present window: sum, and of how many periods.
+    /// For the present window: the sum, and the number of periods.
     sum: f64,
     periods: u32,
-    /// What flows given take, as guessed: all; at the beginning of this window and of the one before.
+    /// The assumed load of flows given to it: of all, and as it was at the beginning of this window and of the one
+    /// before.
     guess: f64,
     guesses: [f64; 2],
-    /// Loaded above the high mark since.
+    /// Since when its load has been above the high mark.
     high_since: Option<Duration>,
-    /// Some of its flows were told to leave because of that.
+    /// Some of its flows had to leave because of that.
     told: bool,
 }
 
 impl Known {
-    /// With what is not seen yet: the work of flows given in the last window, which was seen in part, counts as well.
+    /// The load including flows that are not visible yet. Flows given in the last window are only partly visible, so
+    /// they count, too.
     fn expected(&self) -> f64 {
         (self.load + (self.guess - self.guesses[0]).max(0.0)).min(1.0)
     }
@@ -115,7 +118,7 @@ struct Candidate {
 }
 
 impl Chooser {
-    /// What the kernel plane shall go by after the control period that ends `now`, a time that does not go back.
+    /// The instructions for the kernel plane after the control period that ends at `now`, a time that does not go back.
     pub fn decide(
         &mut self,
         now: Duration,
@@ -148,7 +151,7 @@ impl Chooser {
         }
     }
 
-    /// Takes in what was measured. Whether a window ended.
+    /// Updates the state with measurements. Returns whether a window ended.
     fn observe(
         &mut self,
         now: Duration,
@@ -188,7 +191,7 @@ impl Chooser {
     ) -> BTreeMap<CoreId, Leave> {
         let (mut leave, mut told) = (BTreeMap::new(), false);
         let waits = self.told.is_some_and(|(at, pause)| now.saturating_sub(at) < pause);
-        // What candidates can take and stay below the low mark.
+        // The room of each candidate below the low mark.
         let mut room: Vec<f64> = candidates.iter().map(|c| settings.low - c.expected).collect();
         for (&core, on) in flows.iter().filter(|(_, on)| on.others + on.first > 0) {
             if !usable.contains(&core) {
@@ -202,7 +205,7 @@ impl Chooser {
                 let each = known.load / f64::from(on.others + on.first);
                 let wanted = ((known.load - settings.low) / each - EXACT).ceil() as u32;
                 let others = find_room(&mut room, 2.0 * each, wanted.min(on.others));
-                // What has not left by then need not, or is decided anew.
+                // Flows that have not left by then need not leave, or are decided again.
                 (known.high_since, known.told) = (Some(now), others > 0);
                 leave.insert(core, Leave { others, first: 0 });
                 told |= others > 0;
@@ -219,7 +222,7 @@ impl Chooser {
     }
 }
 
-/// How many of so many flows fit, each on one core; takes their room.
+/// The number of flows, at most `wanted`, that find room, each on one core. Takes this room.
 fn find_room(room: &mut [f64], each: f64, wanted: u32) -> u32 {
     let mut found = 0;
     for room in room {
@@ -230,7 +233,7 @@ fn find_room(room: &mut [f64], each: f64, wanted: u32) -> u32 {
     found
 }
 
-/// All that cores did but idling.
+/// Everything that cores did except idling.
 fn loads(view: &View) -> BTreeMap<CoreId, f64> {
     let mut loads: BTreeMap<CoreId, f64> =
         view.cores.iter().map(|core| (core.id, fraction(core.other))).collect();
@@ -245,14 +248,14 @@ fn loads(view: &View) -> BTreeMap<CoreId, f64> {
     loads
 }
 
-/// Cores for flows that are no priority flows.
+/// The cores for flows without priority.
 fn for_others(candidates: &[Candidate], low: f64) -> Vec<&Candidate> {
     let free: Vec<&Candidate> = candidates.iter().filter(|c| !c.has_first).collect();
     if free.is_empty() { candidates.iter().filter(|c| c.expected < low).collect() } else { free }
 }
 
-/// The least loaded candidate for each of the next flows, if each adds so much, until all have too much. `favour`: as if it were loaded
-/// by so much less.
+/// The least loaded candidate for each of the next flows, if each adds this much, until all have too much. A core's
+/// load counts as less by `favour`.
 fn ring(candidates: &[&Candidate], each: f64, high: f64, favour: impl Fn(&Candidate) -> f64) -> Vec<CoreId> {
     let mut loads: Vec<(f64, f64, CoreId)> =
         candidates.iter().map(|c| (c.expected - favour(c), c.expected, c.core)).collect();

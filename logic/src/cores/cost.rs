@@ -1,26 +1,29 @@
-//! What a packet costs and what a wake-up, and what a queue would want of a core that others keep busy.
+//! Estimates the cost of a packet and of a wake-up, and what a queue would want of a core that others keep busy.
 //!
-//! At low load nearly every packet wakes a NAPI thread, and costs a multiple of what it costs on a core that never sleeps.
-//! Queues that share a core take less of it than they take of one each: while one runs, packets of the others gather. So giving
-//! cores back goes by less than the sum of what was measured; growing never does, as what is measured then is true.
+//! At low load nearly every packet wakes a NAPI thread, and costs several times as much as on a core that never sleeps.
+//! Queues that share a core take less of it than of a core each, because packets of the others gather while one runs.
+//! So the decision to give cores back uses less than the sum of the measurements. Growing never does, because the
+//! measurements are true then.
 //!
 //! # Model
-//! A queue runs for `packets * packet_ns + wakeups * wake_ns`. A packet wakes somebody if it comes while the core sleeps, so of
-//! a core that is busy for the fraction `u` there are `1 - u` times as many wake-ups as there were if it hardly worked: a queue that
-//! had `wakeups` on a core busy for `u` would have `wakeups * (1 - low) / (1 - u)` on one that is busy for `low`. Queues that so
-//! want `low` together make such a core, and if they want less they do not fill it: what is wanted falls while load grows. So
-//! queues are added up as they would be at `low`, and need not be known before.
+//! A queue runs for `packets * packet_ns + wakeups * wake_ns`. A packet causes a wake-up if it arrives while the core
+//! sleeps. So a core that is busy for the fraction `u` has `1 - u` times as many wake-ups as if it hardly worked. A
+//! queue that had `wakeups` on a core busy for `u` would have `wakeups * (1 - low) / (1 - u)` on one that is busy for
+//! `low`. Queues that want `low` together under this assumption make such a core. If they want less, they do not fill
+//! it, because the want falls while load grows. So the wants of queues are added up as they would be at `low`, without
+//! knowing which queues share the core.
 //!
 //! # Estimate
-//! For each port, whose queues go through the same driver and program: the line `ns per packet = packet_ns + wake_ns * wake-ups per
-//! packet` through what was seen in the last minutes. What was seen is kept by wake-ups per packet, as a mean of each half octave:
-//! hours of the same load do not blot out the minutes of another one. `wake_ns` counts with what is sure of it, two standard errors
-//! below the best line: where there was ever the same load, no line is sure, and nothing is taken off.
+//! There is an estimate for each port, whose queues use the same driver and program. It is the line `ns per packet =
+//! packet_ns + wake_ns * wake-ups per packet` through the measurements of the last minutes. These are kept by wake-ups
+//! per packet, as a mean for each half octave, so that hours of one load do not hide the minutes of another. The value
+//! of `wake_ns` is two standard errors below the best line. If the load was always the same, the line is uncertain, and
+//! nothing is subtracted.
 //!
 //! # Bounds
-//! Never less is taken for wanted than packets cost without wake-ups, nor with three quarters of the wake-ups that there were ([`LEAST`]). If
-//! a core has too much soon after one was given back because of this, what was measured counts for a while, each time twice
-//! as long ([`Doubt`]).
+//! The estimated want is never less than packets cost without wake-ups, or with three quarters of the measured wake-ups
+//! ([`LEAST`]). If a core has too much soon after one was given back for this reason, the measured wants count for a
+//! while, each time twice as long ([`Doubt`]).
 
 use super::{
     CoreId, Counted, Queue, QueueId, Settings, View,
@@ -29,37 +32,39 @@ use super::{
 use crate::plan::PortId;
 use std::{array, collections::BTreeMap, time::Duration};
 
-/// At least so much of what wake-ups took stays. Threads wake each other, too, and packets do not gather while a core wakes up: of
-/// two queues on veth 0.6 stayed at 25,000 to 100,000 packets a second each, all at 200,000, 0.9 at 300,000, 0.6 at 450,000; of three 0.7
-/// and less (lab/runs/2026-11-22-queues-together.jsonl, with 600 ns a packet). Where all stays too little is thought to be wanted: 60 %
-/// of a core at 200,000, where it was 76. The room up to `high` takes that, and if it does not, [`Doubt`].
+/// At least this part of the time for wake-ups remains. Threads also wake each other, and packets do not gather while a
+/// core wakes up. For two queues on veth, 0.6 remained at 25,000 to 100,000 packets a second each, all at 200,000, 0.9
+/// at 300,000, and 0.6 at 450,000. For three queues 0.7 and less remained (lab/runs/2026-11-22-queues-together.jsonl,
+/// with 600 ns a packet). If everything remains, the estimate is too low: 60 % of a core at 200,000, where it was 76 %.
+/// The room up to `high` absorbs that, and otherwise [`Doubt`] reacts.
 const LEAST: f64 = 0.75;
-/// What ran for less than this fraction of a period says little: cores that sleep long get cold.
+/// A queue that ran for less than this fraction of a period is ignored, because cores that sleep long have cold caches.
 const SAMPLE: f64 = 0.02;
-/// Half octaves of wake-ups per packet, from one per packet to one for 2^12 and less.
+/// Half octaves of wake-ups per packet, from one per packet to one in 2^12 or fewer.
 const BINS: usize = 24;
-/// Periods that a bin's mean is of, about, and as many as make one.
+/// The approximate number of periods in a bin's mean, and the least number for a usable mean.
 const MOST: f64 = 256.0;
 const ENOUGH: f64 = 32.0;
-/// What was seen longer ago may have been other traffic, or other rules.
+/// Older measurements are ignored, because traffic or rules may have changed.
 const MEMORY: Duration = Duration::from_secs(300);
-/// Means are thought to be no more exact than this: their spread does not show what caches and neighbours did meanwhile.
+/// Means are assumed to be no more exact than this, because their spread does not show the effect of caches and
+/// neighbours.
 const EXACT: f64 = 0.02;
-/// Standard errors below the best line.
+/// The number of standard errors below the best line.
 const SURE: f64 = 2.0;
-/// Measured wants count for so many hold times after a core was missed, at first and at most.
+/// Measured wants count for this many hold times after a core was missed, at first and at most.
 const PAUSES: [u32; 2] = [8, 512];
 
-/// Of one port.
+/// The costs of one port.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
-    /// Of a packet, waking up not included.
+    /// The cost of a packet without waking up.
     pub packet_ns: f64,
-    /// Of a wake-up, at least.
+    /// The least cost of a wake-up.
     pub wake_ns: f64,
 }
 
-/// What is known of each port.
+/// The measurements of each port.
 #[derive(Debug, Default)]
 pub(super) struct Costs {
     ports: BTreeMap<PortId, CostSamples>,
@@ -74,17 +79,17 @@ struct CostSamples {
 /// Periods with about as many wake-ups per packet.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bin {
-    /// How many count, at most [`MOST`].
+    /// The number of periods that count, at most [`MOST`].
     periods: f64,
     wakeups: f64,
-    /// Of a packet: mean and variance.
+    /// The mean and variance for a packet.
     ns: f64,
     variance: f64,
     last: Duration,
 }
 
 impl Costs {
-    /// Takes in what was measured.
+    /// Adds measurements.
     pub fn note(&mut self, now: Duration, view: &View) {
         for queue in &view.queues {
             let Some((wakeups, ns)) = sample(queue) else { continue };
@@ -93,7 +98,7 @@ impl Costs {
         }
     }
 
-    /// Makes of wants what they would be beside others.
+    /// Sets the wants that queues would have beside others.
     pub fn apply(&self, wants: &mut BTreeMap<QueueId, Want>, view: &View, settings: &Settings) {
         if self.ports.values().all(|seen| seen.cost.is_none()) {
             return;
@@ -110,13 +115,13 @@ impl Costs {
         }
     }
 
-    /// `None`: what was seen does not tell.
+    /// The costs of a port. `None`: the measurements do not show them.
     pub fn of(&self, port: PortId) -> Option<Cost> {
         self.ports.get(&port)?.cost
     }
 }
 
-/// Wake-ups and nanoseconds per packet; none of what says little.
+/// Wake-ups and nanoseconds per packet. `None` if the measurement is not usable.
 fn sample(queue: &Queue) -> Option<(f64, f64)> {
     let Counted { packets_per_s, wakeups_per_s } = queue.counted.filter(|_| queue.parts.is_empty())?;
     let ran = Some(fraction(queue.ran)).filter(|ran| *ran >= SAMPLE)?;
@@ -131,7 +136,7 @@ impl CostSamples {
     }
 
     fn note(&mut self, now: Duration, wakeups: f64, ns: f64) {
-        // What no packet woke is the last of all.
+        // The last bin is for packets that caused no wake-ups.
         let bin = &mut self.bins[((-2.0 * wakeups.log2()).max(0.0) as usize).min(BINS - 1)];
         if now.saturating_sub(bin.last) >= MEMORY {
             *bin = Bin::default();
@@ -147,8 +152,8 @@ impl CostSamples {
     }
 }
 
-/// Weighted least squares. The weights are one over what means are wrong by, squared; if they are further off the line than that,
-/// they are thought to be so much more wrong.
+/// Weighted least squares. The weight of a mean is one over the square of its error. If means are further off the line
+/// than their errors, the error of the result is larger by that ratio.
 fn line<'a>(bins: impl Iterator<Item = &'a Bin> + Clone) -> Option<Cost> {
     let weight = |bin: &Bin| 1.0 / ((EXACT * bin.ns).powi(2) + bin.variance / bin.periods);
     let sum = |of: &dyn Fn(&Bin) -> f64| bins.clone().map(|bin| weight(bin) * of(bin)).sum::<f64>();
@@ -160,13 +165,13 @@ fn line<'a>(bins: impl Iterator<Item = &'a Bin> + Clone) -> Option<Cost> {
     let free = bins.clone().count().checked_sub(2)?.max(1) as f64;
     let wrong_ns = (one / determinant * (off / free).max(1.0)).sqrt();
     let cost = Cost { packet_ns, wake_ns: wake_ns - SURE * wrong_ns };
-    // Not so where the line is none.
+    // A line with other values is not usable.
     (cost.packet_ns > 0.0 && cost.wake_ns > 0.0 && cost.wake_ns.is_finite()).then_some(cost)
 }
 
 impl Cost {
-    /// What a queue would want of a core that is busy for the fraction `low`, at most `work`, which it wanted of its own, busy for
-    /// the fraction `busy`.
+    /// What a queue would want of a core that is busy for the fraction `low`. It is at most `work`, which it wanted of
+    /// its own core, busy for the fraction `busy`.
     pub fn beside_others(&self, queue: &Queue, work: f64, busy: f64, low: f64) -> f64 {
         let Some(counted) = queue.counted.filter(|_| sample(queue).is_some() && busy < low) else {
             return work;
@@ -178,7 +183,7 @@ impl Cost {
     }
 }
 
-/// Whether what was given back because of costs was missed.
+/// Whether a core that was given back because of costs was missed.
 #[derive(Debug, Default)]
 pub(super) struct Doubt {
     relied: Option<Duration>,
@@ -187,17 +192,17 @@ pub(super) struct Doubt {
 }
 
 impl Doubt {
-    /// Do costs count now?
+    /// Whether costs count now.
     pub fn trusts(&self, now: Duration) -> bool {
         now >= self.until
     }
 
-    /// A core was given back that would not have been by what was measured.
+    /// Notes that a core was given back that would have stayed by the measured wants.
     pub fn relies(&mut self, now: Duration) {
         self.relied = Some(now);
     }
 
-    /// A core has too much.
+    /// Notes that a core has too much.
     pub fn misses(&mut self, now: Duration, hold: Duration) {
         let [first, most] = PAUSES.map(|holds| hold.saturating_mul(holds));
         let Some(relied) = self.relied.take() else { return };
@@ -217,7 +222,7 @@ mod tests {
     use crate::{cores::tests::queue, fib::synthetic::Random};
     use proptest::prelude::*;
 
-    /// As measured on veth: packets and wake-ups a second, thousands, where a packet takes 330 ns and a wake-up 7.5 us.
+    /// As measured on veth: thousands of packets and wake-ups a second, if a packet takes 330 ns and a wake-up 7.5 us.
     const LOADS: [(f64, f64); 5] =
         [(50.0, 33.0), (250.0, 34.7), (500.0, 25.7), (1000.0, 17.6), (2000.0, 6.1)];
     const TRUE: Cost = Cost { packet_ns: 330.0, wake_ns: 7500.0 };
@@ -228,8 +233,8 @@ mod tests {
         Queue { ran, counted: Some(counted), ..queue(0, 0) }
     }
 
-    /// What is known after so many periods of each load, one of them after the other. Times and counts are each wrong by up to this
-    /// fraction.
+    /// The state after `periods` of each load, one load after the other. Times and counts are each wrong by up to
+    /// `noise`.
     fn seen(periods: u64, loads: &[(f64, f64)], noise: f64) -> Costs {
         let (mut costs, mut random) = (Costs::default(), Random(1));
         let mut wrong = || 1.0 + noise * (f64::from(random.below(2001)) / 1000.0 - 1.0);
@@ -252,9 +257,10 @@ mod tests {
         }
     }
 
-    /// A load that was always the same tells nothing, or next to nothing where noise makes two of it; nor does one that was seen for a moment.
+    /// A load that was always the same shows no costs, or hardly any if noise makes two loads of it. The same holds for
+    /// one that was seen only for a moment.
     #[test]
-    fn what_cannot_be_told_apart_is_as_measured() {
+    fn without_different_loads_wants_are_as_measured() {
         type Case = (u64, &'static [(f64, f64)], f64);
         const TABLE: [Case; 4] = [
             (1000, &[LOADS[2]], 0.0),
@@ -274,7 +280,7 @@ mod tests {
 
     /// Packets of one load cost more than any wake-ups explain.
     #[test]
-    fn what_lies_on_no_line_is_not_sure() {
+    fn measurements_off_the_line_make_it_uncertain() {
         let mut costs = seen(100, &LOADS, 0.0);
         let sure = costs.of(0).unwrap();
         for _ in 0..300 {
@@ -286,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_seen_long_ago_is_forgotten() {
+    fn old_measurements_are_forgotten() {
         let mut costs = seen(100, &LOADS, 0.0);
         let note = |costs: &mut Costs, at: Duration| {
             costs.note(at, &View { cores: vec![], queues: vec![loaded(LOADS[2], TRUE)] });
@@ -301,7 +307,7 @@ mod tests {
         let queue = loaded(LOADS[2], TRUE);
         let wants = |busy, low| (1000.0 * TRUE.beside_others(&queue, queue.ran, busy, low)).round();
         assert_eq!((1000.0 * queue.ran).round(), 358.0);
-        // 165 for packets, and of 193 for wake-ups three quarters where 0.3 / 0.642 would stay; 0.5 / 0.642.
+        // 165 for packets, and three quarters of 193 for wake-ups, because 0.3 / 0.642 would be less; 0.5 / 0.642.
         assert_eq!((wants(0.358, 0.7), wants(0.358, 0.5)), (310.0, 315.0));
         // It is beside others already.
         assert_eq!((wants(0.65, 0.7), wants(0.7, 0.7), wants(0.9, 0.7)), (330.0, 358.0, 358.0));
@@ -310,9 +316,10 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is believed and measured: no more than was wanted, no less than packets take, and all but a quarter of the time it ran.
+        /// For any costs and measurements: no more than was wanted, no less than packets take, and at most a quarter of
+        /// the time less than it ran.
         #[test]
-        fn no_more_is_taken_off_than_a_quarter_of_what_it_ran(
+        fn at_most_a_quarter_of_the_running_time_is_subtracted(
             packet_ns in prop::num::f64::POSITIVE, wake_ns in prop::num::f64::POSITIVE,
             packets_per_s in prop::num::f64::ANY, wakeups_per_s in prop::num::f64::ANY,
             (ran, more, busy, low) in (0.0f64..1.0, 0.0f64..1.0, 0.0f64..1.5, 0.0f64..1.0),
@@ -327,11 +334,11 @@ mod tests {
     }
 
     #[test]
-    fn who_was_wrong_waits_ever_longer() {
+    fn a_wrong_estimate_is_ignored_ever_longer() {
         let (hold, mut doubt, mut now) = (Duration::from_secs(2), Doubt::default(), Duration::from_secs(9));
         let mut pauses = Vec::new();
         doubt.misses(now, hold);
-        assert!(doubt.trusts(now), "nobody relied on it");
+        assert!(doubt.trusts(now), "no decision relied on costs");
         for _ in 0..9 {
             doubt.relies(now);
             doubt.misses(now + hold, hold);
@@ -342,7 +349,7 @@ mod tests {
             assert!(doubt.trusts(now));
         }
         assert_eq!(pauses, [16, 32, 64, 128, 256, 512, 1024, 1024, 1024]);
-        // This one was right for long, and what came then was more traffic.
+        // This one was right for long, and then there was more traffic.
         doubt.relies(now);
         now += Duration::from_secs(1024);
         doubt.misses(now, hold);

@@ -1,45 +1,48 @@
-//! When what was sent before a move has left, and how long a move may wait for that (see `router::cores::drain`).
+//! Finds when packets that were sent before a move have left, and how long a move may wait for that (see
+//! `router::cores::drain`).
 
 use super::{CoreId, QueueId, View};
 use std::{collections::BTreeMap, time::Duration};
 
-/// Entries of a queue whose number is not known: as many as the least devices have.
+/// The assumed entries of a queue if their number is unknown: as many as the smallest devices have.
 const LEAST_ENTRIES: u32 = 256;
 /// A queue that is held up may fill this part of its entries.
 const PART: f64 = 0.25;
-/// Packets that whoever takes from a ring takes before it sends any on (`NAPI_POLL_WEIGHT`, include/linux/netdevice.h).
+/// The number of packets that the consumer of a ring takes before it sends any on (`NAPI_POLL_WEIGHT`,
+/// include/linux/netdevice.h).
 const POLL: u32 = 64;
 
-/// A ring that packets leave by, at one moment.
+/// A ring by which packets leave, at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ring {
     /// Entries.
     pub size: u32,
-    /// The entry that is taken next, and the one that is put next.
+    /// The next entry to take, and the next entry to put.
     pub head: u32,
     pub tail: u32,
-    /// If these are alike: nothing waits, and not as much as there are entries.
+    /// Decides the case in which these are equal: the ring is empty, not full.
     pub is_empty: bool,
-    /// Whoever takes may still have in hand what was taken.
+    /// The consumer may still have packets in hand that it has taken.
     pub is_taking: bool,
 }
 
-/// Waits for what was in a ring at one moment. Others may put more behind it.
+/// Waits for the packets that were in a ring at one moment. Others may put more after them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backlog {
     left: u32,
     head: u32,
-    /// Taken after it.
+    /// Packets taken after them.
     beyond: u32,
 }
 
 impl Backlog {
-    /// Of what is there now; looked at often enough that a ring is not gone through meanwhile.
+    /// Waits for the packets that are there now. It must be asked so often that the consumer does not go around the
+    /// ring in between.
     pub fn of(ring: Ring) -> Backlog {
         Backlog { left: waiting(ring), head: ring.head, beyond: 0 }
     }
 
-    /// Has it left, and gone on?
+    /// Whether these packets have left the ring and gone on.
     pub fn has_left(&mut self, now: Ring) -> bool {
         let taken = distance(self.head, now.head, now.size);
         let of_it = taken.min(self.left);
@@ -51,7 +54,8 @@ impl Backlog {
     }
 }
 
-/// Where the two entries are alike, and it is not known to be empty, all may.
+/// The number of packets that may wait. If the two entries are equal, and the ring is not known to be empty, it may be
+/// full.
 fn waiting(ring: Ring) -> u32 {
     match distance(ring.head, ring.tail, ring.size) {
         0 if !ring.is_empty => ring.size,
@@ -59,14 +63,14 @@ fn waiting(ring: Ring) -> u32 {
     }
 }
 
-/// From one entry on to another, around the end.
+/// The distance from one entry to another, around the end.
 fn distance(from: u32, to: u32, size: u32) -> u32 {
     if to >= from { to - from } else { (to + size).saturating_sub(from) }
 }
 
-/// For how long nothing may be polled on this core, and of these queues, so that none of them loses packets: a part of what their
-/// entries hold, by the packets that came in the last period, and `most` at most. Of a queue of which is not counted what comes it
-/// counts as if it filled its core with packets of a microsecond.
+/// How long polling may stop on this core, and for these queues, so that no queue loses packets. It is the time to fill
+/// a part of their entries with the packets that arrived in the last period, and `most` at most. A queue whose packets
+/// are not counted is assumed to fill its core with packets of a microsecond.
 pub fn patience(
     view: &View,
     core: CoreId,
@@ -96,17 +100,17 @@ mod tests {
     }
 
     #[test]
-    fn what_was_there_has_left_when_the_poll_that_took_it_is_over() {
+    fn packets_have_left_after_the_poll_that_took_them() {
         let mut backlog = Backlog::of(ring(250, 4));
         assert!(!backlog.has_left(ring(255, 9)));
-        // Around the end, with five more behind it; taken, and in hand.
+        // Around the end, with five more after it. They are taken, and in hand.
         assert!(!backlog.has_left(ring(3, 9)));
         assert!(!backlog.has_left(ring(4, 9)));
         assert!(backlog.has_left(Ring { is_taking: false, ..ring(4, 9) }));
     }
 
     #[test]
-    fn others_that_put_more_behind_it_keep_nobody_waiting() {
+    fn packets_that_others_put_later_are_not_waited_for() {
         let mut backlog = Backlog::of(ring(0, 10));
         assert!(!backlog.has_left(ring(10, 200)));
         assert!(!backlog.has_left(ring(73, 250)));
@@ -143,6 +147,6 @@ mod tests {
         assert_eq!(patience(9, &[]), most, "nobody waits");
         assert_eq!(patience(1, &[id(0)]), most, "2.56 ms");
         assert_eq!(patience(1, &[id(2)]), Duration::from_nanos(12_800), "64 of 256 at 5 Mpps");
-        assert_eq!(patience(3, &[id(1)]), Duration::from_micros(64), "it is not known what comes");
+        assert_eq!(patience(3, &[id(1)]), Duration::from_micros(64), "the number of packets is unknown");
     }
 }

@@ -1,15 +1,15 @@
-//! What changed in a plan, in words for people.
+//! Changes of a plan, as texts for people.
 
 use super::{CoreId, QueueId};
 use std::fmt;
 
-/// One change of a queue's placement, or that it did not change although it should have.
+/// A change of a queue's placement, or the fact that it stays although it should not.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Event {
     pub queue: QueueId,
-    /// The core that it was on; while it is split, the cores that shared its flows.
+    /// The core where it was. While it is split, the cores that shared its flows.
     pub from: Vec<CoreId>,
-    /// The same from now on. As before: it stays.
+    /// The same from now on. If it is equal, the queue stays.
     pub to: Vec<CoreId>,
     pub why: Why,
 }
@@ -48,7 +48,7 @@ pub enum Why {
 }
 
 impl Event {
-    /// What becomes of the queue, and why, without its name: "core 1 -> core 2: core 1 is offline".
+    /// The change and its reason, without the queue's name: "core 1 -> core 2: core 1 is offline".
     pub fn change(&self) -> impl fmt::Display {
         Change(self)
     }

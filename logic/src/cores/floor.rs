@@ -1,16 +1,17 @@
-//! The part of a core that applications are left, whatever comes in (O fig. 2).
+//! The part of a core that is left to applications under any traffic (O fig. 2).
 //!
-//! A NAPI thread is a thread like others: Linux divides a core that several want by their weights, 1.25 times as much for each
-//! step of `nice` down (`sched_prio_to_weight`, kernel/sched/core.c). What one does not want the others get, so weights cost
-//! nothing while there is room, and what forwarding does not get stays in the NIC's ring, or is dropped there, before any work is
-//! spent on it.
+//! A NAPI thread is a normal thread. If several threads want a core, Linux divides it by their weights, 1.25 times as
+//! much for each step of `nice` down (`sched_prio_to_weight`, kernel/sched/core.c). Time that one does not want goes to
+//! the others, so weights cost nothing while there is room. Packets for which forwarding has no time stay in the NIC's
+//! ring, or are dropped there before any work is spent on them.
 //!
-//! All NAPI threads of a core together begin with the weight that leaves one application of the usual weight its floor. Applications with
-//! more threads would get more than that, those in a control group of many cores less: so the weight follows what forwarding got while
-//! it lacked time, a [`WINDOW`] at a time. That forwarding got more than its part may also mean that applications do not want theirs.
-//! Then less weight changes nothing, and forwarding gets back what it had, to be asked again after [`REST`]: else it would be starved for
-//! a moment when applications do want. `nice` ends at 19, a seventieth of the usual weight: applications whose group weighs less than that on a core (one
-//! of usual weight that is busy on a hundred) get less than their floor.
+//! At first, all NAPI threads of a core together have the weight that leaves the floor to one application of the usual
+//! weight. Applications with more threads would get more than that, and those in a control group with many cores less.
+//! So the weight follows the part that forwarding got while it lacked time, one [`WINDOW`] at a time. If forwarding got
+//! more than its part, the applications may also not want theirs. Then less weight changes nothing, and forwarding gets
+//! its weight back until the next attempt after [`REST`]. Otherwise it would be starved for a moment when applications
+//! do want time. `nice` ends at 19, a seventieth of the usual weight. Applications whose group weighs less than that on
+//! a core get less than their floor. An example is a group of usual weight that is busy on a hundred cores.
 
 use super::{CoreId, Queue, QueueId, View, measure};
 use std::{
@@ -19,20 +20,21 @@ use std::{
     time::Duration,
 };
 
-/// Shares of a core are looked at over so long: a thread runs for some milliseconds before the next has its turn.
+/// The parts of a core are measured over this time, because a thread runs for some milliseconds before the next has its
+/// turn.
 const WINDOW: Duration = Duration::from_millis(100);
-/// Applications that did not want more are not asked again before.
+/// After applications did not want more, the next attempt is not made before this time.
 const REST: Duration = Duration::from_secs(1);
-/// Of `nice`, from the highest weight to the lowest.
+/// The range of `nice`, from the highest weight to the lowest.
 const NICE: Range<i8> = -20..20;
-/// `nice` changes by no more at a time.
+/// `nice` changes by at most this at a time.
 const MOST: f64 = 7.0;
-/// Between steps of `nice`.
+/// The ratio of weights between steps of `nice`.
 const STEP: f64 = 1.25;
-/// A step is taken if it is nearer by so much of one, so that noise changes nothing.
+/// A step is taken if it is nearer by this part of a step, so that noise changes nothing.
 const CLEARLY: f64 = 0.7;
 
-/// Decides on the `nice` of NAPI threads, and keeps what it needs of the past.
+/// Decides the `nice` of NAPI threads, and keeps the history that it needs.
 #[derive(Debug)]
 pub struct Floor {
     /// The fraction of a core for applications, above 0 and below 1.
@@ -40,23 +42,23 @@ pub struct Floor {
     cores: BTreeMap<CoreId, CoreState>,
 }
 
-/// A core.
+/// The state of a core.
 #[derive(Debug)]
 struct CoreState {
-    /// What its NAPI threads should have together, as the `nice` of one that has as much weight.
+    /// The `nice` of a thread with the weight that its NAPI threads should have together.
     nice: f64,
     window: Window,
-    /// What was last made nicer, to see whether applications take what they are given.
+    /// The last attempt to give applications more, to see whether they take it.
     tried: Option<Tried>,
     rest_until: Duration,
 }
 
-/// What forwarding got while it lacked time.
+/// The part that forwarding got while it lacked time.
 #[derive(Debug)]
 struct Window {
     since: Duration,
-    /// Periods from the first one in which it lacked time, and what it got in them, as a sum. A wait is counted when it is over: in
-    /// a period without either a thread waits, or sleeps.
+    /// The number of periods from the first one in which it lacked time, and the sum of what it got in them. A wait is
+    /// counted when it ends. In a period without either, a thread waits or sleeps.
     periods: u32,
     got: f64,
     /// The same up to the last period in which it lacked time.
@@ -65,7 +67,7 @@ struct Window {
 
 #[derive(Debug)]
 struct Tried {
-    /// What forwarding got, as [`CoreState::nice`] of applications of the usual weight.
+    /// The part that forwarding got, as a [`CoreState::nice`] beside applications of the usual weight.
     before: f64,
     step: f64,
 }
@@ -76,7 +78,7 @@ impl Floor {
         Floor { floor: floor.clamp(0.01, 0.99), cores: BTreeMap::new() }
     }
 
-    /// The `nice` of each of these queues' threads, after the control period that ends `now`.
+    /// The `nice` of each of these queues' threads, after the control period that ends at `now`.
     pub fn decide(
         &mut self,
         now: Duration,
@@ -115,7 +117,7 @@ impl CoreState {
         }
     }
 
-    /// `got`: what forwarding got, as a `nice`. Twice the weight gets twice as much, beside the same others.
+    /// `got`: what forwarding got, as a `nice`. Twice the weight gets twice as much beside the same competitors.
     fn follow(&mut self, now: Duration, got: f64, suits_one: f64) {
         if let Some(tried) = self.tried.take()
             && got - tried.before < tried.step / 2.0
@@ -151,19 +153,19 @@ impl Window {
         }
     }
 
-    /// As a fraction of the core; `None`: it lacked nothing.
+    /// The part as a fraction of the core. `None`: it lacked no time.
     fn got(self) -> Option<f64> {
         let (periods, got) = self.lacking;
         (periods > 0).then(|| (got / f64::from(periods)).clamp(0.01, 0.99))
     }
 }
 
-/// The nearest that there is.
+/// The nearest possible value.
 fn whole(nice: f64) -> i8 {
     nice.round().clamp(f64::from(NICE.start), f64::from(NICE.end - 1)) as i8
 }
 
-/// Of so many times the usual weight.
+/// The `nice` of this many times the usual weight.
 fn nice_of(weight: f64) -> f64 {
     -weight.ln() / STEP.ln()
 }
@@ -181,14 +183,14 @@ mod tests {
 
     const PERIOD: Duration = Duration::from_millis(10);
 
-    /// A core that Linux divides by weight among NAPI threads that want `wants` of it each, and applications of this weight that
-    /// want `apps` of it: what the threads and the applications get.
+    /// A core that Linux divides by weight among NAPI threads that want `wants` of it each, and applications of this
+    /// weight that want `apps` of it. Returns what the threads and the applications get.
     fn divided(wants: &[(i8, f64)], weight: f64, apps: f64) -> (Vec<f64>, f64) {
         let mut all: Vec<(f64, f64)> =
             wants.iter().map(|(nice, want)| (weight_of((*nice).into()), *want)).collect();
         all.push((weight, apps));
         let mut got = vec![0.0; all.len()];
-        // What some do not want the others share.
+        // The others share the time that some do not want.
         for _ in 0..all.len() {
             let left = 1.0 - got.iter().sum::<f64>();
             let hungry: Vec<usize> = (0..all.len()).filter(|&i| got[i] < all[i].1 - 1e-9).collect();
@@ -199,10 +201,10 @@ mod tests {
         (got, apps)
     }
 
-    /// Of a core: what all threads and the applications get, and the `nice` of the first thread after that.
+    /// For a core: what all threads and the applications get, and the `nice` of the first thread after that.
     type Got = (f64, f64, i8);
 
-    /// What is got, period by period, with a floor of 40 %.
+    /// The results period by period, with a floor of 40 %.
     fn run(wants: &[f64], periods: u32, mut apps: impl FnMut(u32) -> (f64, f64)) -> Vec<Got> {
         let mut floor = Floor::new(0.4);
         let threads: BTreeSet<QueueId> = (0..).zip(wants).map(|(index, _)| queue(index, 0).id).collect();
@@ -235,9 +237,9 @@ mod tests {
         }
     }
 
-    /// Many threads would take more than the floor, a group of many cores less.
+    /// Many threads would take more than the floor, and a group with many cores less.
     #[test]
-    fn weights_follow_what_applications_weigh() {
+    fn weights_follow_those_of_applications() {
         for weight in [1.0 / 32.0, 0.125, 0.5, 3.0, 30.0] {
             let story = run(&[3.0, 3.0], 150, |_| (weight, 1.0));
             assert!(
@@ -254,7 +256,7 @@ mod tests {
         let asked = story[..500].iter().filter(|(.., nice)| *nice != suits_one).count();
         assert!((10..100).contains(&asked), "{asked} of 500 periods");
         assert!(story.iter().all(|(.., nice)| (suits_one..=suits_one + 7).contains(nice)), "{story:?}");
-        // Once they do, forwarding is not starved, and all is well after a window or two.
+        // When they want it, forwarding is not starved, and all is well after a window or two.
         assert!(story[500..].iter().all(|(forwarding, ..)| *forwarding > 0.2), "{story:?}");
         assert!(story[530..].iter().all(|(_, apps, _)| (0.36..0.44).contains(apps)), "{story:?}");
     }
@@ -265,7 +267,8 @@ mod tests {
         assert!(story.iter().all(|(.., nice)| *nice == story[0].2), "{story:?}");
     }
 
-    /// A thread that has its turn for 3 ms, and then waits for applications of the usual weight, which is told when the wait is over.
+    /// A thread that has its turn for 3 ms, and then waits for applications of the usual weight. The wait is reported
+    /// when it ends.
     #[test]
     fn periods_in_which_it_only_waits_count() {
         let mut floor = Floor::new(0.9);
@@ -281,7 +284,7 @@ mod tests {
                 } else {
                     waited_ms += 1.0;
                 }
-                // Applications' turn is as long as their weight asks for.
+                // The applications' turn is as long as their weight demands.
                 if left <= -3.0 / weight_of(nice.into()) {
                     left = 3.0;
                 }

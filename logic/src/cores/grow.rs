@@ -9,7 +9,7 @@ use super::{
 use std::{borrow::Cow, time::Duration};
 
 impl Allocator {
-    /// Relieves cores that were above the high mark in both of the last two periods: one alone may be noise.
+    /// Relieves cores that were above the high mark in both of the last two periods. A single one may be noise.
     pub(super) fn grow(&mut self, step: &mut Step) {
         for core in step.board.forwarding().collect::<Vec<_>>() {
             if step.board.least(core) > step.settings.high {
@@ -40,8 +40,8 @@ impl Allocator {
         }
     }
 
-    /// Below the low mark what moves now stays, however the load wobbles. Only if no core can be had for that are cores filled
-    /// to the high mark, and then nothing moves twice in a hold time.
+    /// Queues that move to cores below the low mark stay there although the load fluctuates. Only if no core can be
+    /// found for that are cores filled to the high mark, and then nothing moves twice in a hold time.
     fn moves(&mut self, step: &Step, core: CoreId) -> Option<Vec<(QueueId, Spot)>> {
         let Settings { low, high, hold, .. } = *step.settings;
         let lately = |at: Option<Duration>| at.is_some_and(|at| step.now.saturating_sub(at) < hold);
@@ -57,8 +57,8 @@ impl Allocator {
     }
 }
 
-/// Moves of the fewest queues, small ones first, that bring a core below `goal` and no other above it. `None`: there are none.
-/// A queue that is left alone is as well off as it can be without being split.
+/// Moves of the fewest queues, small ones first, that bring a core below `goal` and no other above it. `None`: there
+/// are none. One core can do no better for a queue that is left alone on it.
 fn shed(
     board: &Board,
     core: CoreId,
@@ -82,8 +82,8 @@ fn shed(
     (!moves.is_empty()).then_some(moves)
 }
 
-/// All queues placed anew, the largest first, each on the first core with room (first-fit decreasing). `None`: some core would
-/// be above `goal`.
+/// Places all queues again, the largest first, each on the first core with room (first-fit decreasing). `None`: some
+/// core would be above `goal`.
 pub(super) fn repack(board: &Board, goal: f64) -> Option<Board> {
     let mut board = board.clone();
     let loose = board.items().iter().filter(|(_, item)| item.is_loose());
@@ -99,7 +99,7 @@ pub(super) fn repack(board: &Board, goal: f64) -> Option<Board> {
     fits.then_some(board)
 }
 
-/// A queue shared by the fewest cores that can, as many as now at least.
+/// The queue shared by the fewest possible cores, at least as many as now.
 fn split(board: &mut Board, id: QueueId, goal: f64) -> Option<Spot> {
     let item = board.take(id)?;
     let shares = board.shares(&item, item.spot.cores().count(), goal, |_| true);
@@ -108,7 +108,7 @@ fn split(board: &mut Board, id: QueueId, goal: f64) -> Option<Spot> {
     Some(Spot { home, shares: shares? })
 }
 
-/// The move that lowers the higher of two cores most, by `gain` at least: so it is not taken back soon.
+/// The move that most lowers the higher of two cores, by at least `gain`. So it is not taken back soon.
 fn even_out(board: &Board, core: CoreId, gain: f64) -> Option<(QueueId, CoreId)> {
     let load = board.peak(core);
     let loose = board.users(core).filter(|(_, item)| item.is_loose());

@@ -6,11 +6,12 @@ use std::{
     time::Duration,
 };
 
-/// Parts of a hold time of which one moment each is kept.
+/// The number of parts of a hold time. One moment of each part is kept.
 pub(super) const MOMENTS: u32 = 7;
 
-/// The moment when all queues together wanted most, on cores that others keep busy, for each seventh of the hold time: at most nine, however long it is.
-/// Queues that want much at different times may share a core, so their peaks are not added up.
+/// For each seventh of the hold time, the moment when all queues together wanted most on cores that others keep busy.
+/// There are at most nine moments, however long the hold time is. Queues that want much at different times may share a
+/// core, so their peaks are not added up.
 #[derive(Debug, Default)]
 pub(super) struct History {
     moments: VecDeque<Moment>,
@@ -25,7 +26,7 @@ struct Moment {
 }
 
 impl History {
-    /// Notes what is wanted now. Returns whether a seventh has just begun.
+    /// Notes the present wants. Returns whether a seventh has just begun.
     pub fn note(&mut self, now: Duration, hold: Duration, wants: BTreeMap<QueueId, Want>) -> bool {
         let seventh = hold / MOMENTS;
         let ended = |moment: &Moment| moment.began.saturating_add(seventh) <= now;
@@ -51,12 +52,12 @@ impl History {
         }
     }
 
-    /// What a queue wanted at each moment; nothing where it was not there.
+    /// The want of a queue at each moment; zero if it was not there.
     pub fn of(&self, queue: QueueId) -> Vec<Want> {
         self.moments.iter().map(|moment| moment.wants.get(&queue).copied().unwrap_or_default()).collect()
     }
 
-    /// How many moments there are.
+    /// The number of moments.
     pub fn len(&self) -> usize {
         self.moments.len()
     }
@@ -91,7 +92,7 @@ mod tests {
 
     /// A peak counts for the whole hold time after its seventh, and then no more.
     #[test]
-    fn what_is_older_than_the_hold_time_is_forgotten() {
+    fn wants_older_than_the_hold_time_are_forgotten() {
         let mut history = History::default();
         for ms in (0..3000).step_by(10) {
             history.note(Duration::from_millis(ms), HOLD, wants([if ms == 1000 { 0.9 } else { 0.1 }, 0.0]));

@@ -1,22 +1,27 @@
-//! How many RX queues of a port packets are spread over: fewer queues have longer bursts (Q7).
+//! Decides over how many RX queues the packets of a port are spread. Fewer queues have longer bursts (Q7).
 //!
-//! A NIC spreads packets over queues by their hash (RSS). Each queue that gets some wakes its thread, or fires its interrupt, by itself,
-//! so 64 queues on one core cost more than four that carry the same. But what is moved between cores is a queue: with [`EACH`] for
-//! each core that forwards, a core that has too much has something to give away, and cores come out even to a quarter.
+//! A NIC spreads packets over queues by their hash (RSS). Each queue with packets wakes its own thread or fires its own
+//! interrupt. So 64 queues on one core cost more than four that carry the same. But queues are the unit that moves
+//! between cores. With [`EACH`] queues for each core that forwards, a core that has too much can give something away,
+//! and cores are even to a quarter.
 //!
-//! **Halves.** Of the queues that a port has, the first half is in use, or half of that ([`sizes`]). The queues of the second half
-//! give their packets to those of the first, one to one, and get them back from these ([`owner`]). So with each of them half of the flows
-//! stay where they are, a quarter with two at once. A queue that is not in use goes with the one that has its packets, to whichever core: when it is taken
-//! into use again, nothing changes its core with that, and then there is more to be moved.
+//! **Halves.** Of a port's queues, either all, the first half, or half of that and so on ([`sizes`]) are in use. The
+//! queues of the second half give their packets to those of the first, one to one, and get them back from these
+//! ([`owner`]). So with each step half of the flows stay where they are, and a quarter with two steps at once. An
+//! unused queue stays on the core of the queue that has its packets. When it is used again, no flow changes its core at
+//! that moment, and then there are more queues to move.
 //!
-//! **Order.** A flow that goes to another queue may pass what waits in the old one. So it is done after a period in which no queue of the
-//! port lacked time: then what waits is what came since the last poll. If there is none for [`WAIT`] more queues are taken all the same, as
-//! packets are lost meanwhile.
+//! **Order.** A flow that goes to another queue may overtake its packets in the old one. So a step is made after a
+//! period in which no queue of the port lacked time. Then only packets since the last poll wait. If there is no such
+//! period for [`WAIT`], a step to more queues is made anyway, because packets are lost meanwhile.
 //!
-//! **More** at once: a queue of the port went to one more core; all, if one queue alone had more than `high` for [`WAIT`]: whether that is one
-//! flow, which no table parts, would be known only after each step, and each would move others.
-//! **Fewer** late, as it only saves: when for [`HOLDS`] hold times fewer would have done, in each period, with no core above
-//! `low` then. If they were missed within as long a time, the next time it takes twice as long, up to [`MOST_DOUBT`] times.
+//! **More** queues at once, when a queue of the port went to one more core. All queues are used if one queue alone had
+//! more than `high` for [`WAIT`]. This may be a single flow, which no table can divide, but that would be known only
+//! after each step, and each step would move other flows.
+//!
+//! **Fewer** queues late, because it only saves cost. Fewer must have been enough in each period for [`HOLDS`] hold
+//! times, with no core above `low`. If they were missed within as long a time, the next step takes twice as long, up to
+//! [`MOST_DOUBT`] times.
 
 use super::{CoreId, Plan, Queue, QueueId, Settings, View, measure};
 use crate::plan::PortId;
@@ -26,33 +31,33 @@ use std::{
     time::Duration,
 };
 
-/// Queues in use for each core that forwards for the port, at least.
+/// The least number of queues in use for each core that forwards for the port.
 const EACH: u16 = 4;
-/// A step to more queues waits no longer than this for a period in which none lacks time.
+/// A step to more queues waits at most this long for a period in which no queue lacks time.
 const WAIT: Duration = Duration::from_millis(50);
-/// Hold times until fewer queues are in use.
+/// The number of hold times until fewer queues are in use.
 const HOLDS: u32 = 5;
 const MOST_DOUBT: u32 = 64;
-/// A change that has not come about is asked for again.
+/// A change that has not happened is requested again after this time.
 const AGAIN: Duration = Duration::from_secs(2);
 
 /// The queues that a port spreads packets over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spread {
-    /// How many there are for that.
+    /// The number of queues for that.
     pub all: u16,
-    /// How many are in use: the first ones.
+    /// The number in use. These are the first ones.
     pub used: u16,
 }
 
 impl Spread {
-    /// The queue that has the packets of one that is not in use. `None`: it is, or it is none of them.
+    /// The queue that has the packets of an unused one. `None`: it is used, or it is not one of these queues.
     pub fn owner(&self, queue: u16) -> Option<u16> {
         (self.used..self.all).contains(&queue).then(|| owner(queue, self.all, self.used))
     }
 }
 
-/// How many of so many queues can be in use: all, half of them, half of that. The most first.
+/// The numbers of queues that can be in use: all, half of them, half of that and so on. The largest is first.
 pub fn sizes(all: u16) -> impl Iterator<Item = u16> {
     let half = |&size: &u16| Some(size.div_ceil(2)).filter(|half| *half >= EACH && *half < size);
     std::iter::successors(Some(all), half)
@@ -64,7 +69,8 @@ pub fn owner(queue: u16, all: u16, used: u16) -> u16 {
     halves.fold(queue, |queue, size| if queue < size { queue } else { queue - size })
 }
 
-/// Over how many queues an indirection table spreads evenly, if those are the first ones. Others were made by somebody.
+/// The number of queues over which an indirection table spreads evenly, if these are the first ones. Other tables were
+/// made by somebody.
 pub fn evenly_over(table: &[u32]) -> Option<u16> {
     let all = u16::try_from(table.iter().max()?.checked_add(1)?).ok()?;
     let mut counts = vec![0_usize; all.into()];
@@ -73,7 +79,7 @@ pub fn evenly_over(table: &[u32]) -> Option<u16> {
     (*least > 0 && most - least <= 1).then_some(all)
 }
 
-/// The table of a port of which fewer queues are in use, from the one for all.
+/// The table of a port that uses fewer queues, made from the one for all.
 pub fn folded(table: &[u32], spread: Spread) -> Vec<u32> {
     let fold = |&queue: &u32| match u16::try_from(queue).ok().and_then(|queue| spread.owner(queue)) {
         Some(owner) => owner.into(),
@@ -82,7 +88,7 @@ pub fn folded(table: &[u32], spread: Spread) -> Vec<u32> {
     table.iter().map(fold).collect()
 }
 
-/// Takes queues out of a view that are not in use, each with the one that it goes with: what it took counts there.
+/// Removes unused queues from a view. Their time counts for the queue that each goes with.
 pub fn merge(view: &mut View, goes_with: &BTreeMap<QueueId, QueueId>) {
     let mut taken: BTreeMap<QueueId, f64> = BTreeMap::new();
     view.queues.retain(|queue| {
@@ -95,7 +101,7 @@ pub fn merge(view: &mut View, goes_with: &BTreeMap<QueueId, QueueId>) {
     }
 }
 
-/// They go along to the core of that one.
+/// Puts unused queues on the core of the queue that each goes with.
 pub fn go_along(plan: &mut Plan, goes_with: &BTreeMap<QueueId, QueueId>) {
     for (queue, with) in goes_with {
         if let Some(&home) = plan.home.get(with) {
@@ -104,7 +110,7 @@ pub fn go_along(plan: &mut Plan, goes_with: &BTreeMap<QueueId, QueueId>) {
     }
 }
 
-/// Another number of queues in use, and why.
+/// A change of the number of queues in use, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Resize {
     pub port: PortId,
@@ -116,27 +122,29 @@ pub struct Resize {
 /// Why more or fewer queues are in use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum WhyResize {
-    /// So many cores forward for the port.
+    /// This many cores forward for the port.
     Cores(usize),
     /// One queue has more than this fraction of a core.
     Hot { queue: u16, high: f64 },
-    /// For so long fewer would have done.
+    /// Fewer queues would have been enough for this long.
     Fewer(Duration),
 }
 
 impl fmt::Display for WhyResize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            WhyResize::Cores(cores) => write!(f, "{cores} cores forward what they carry"),
+            WhyResize::Cores(cores) => write!(f, "{cores} cores forward its packets"),
             WhyResize::Hot { queue, high } => {
                 write!(f, "queue {queue} alone has more than {:.0} % of a core", high * 100.0)
             }
-            WhyResize::Fewer(time) => write!(f, "for {:.0} s these would have done", time.as_secs_f64()),
+            WhyResize::Fewer(time) => {
+                write!(f, "for {:.0} s these would have been enough", time.as_secs_f64())
+            }
         }
     }
 }
 
-/// Decides on the queues in use, and keeps what it needs of the past.
+/// Decides the queues in use, and keeps the history that it needs.
 #[derive(Debug, Default)]
 pub struct InUse {
     ports: BTreeMap<PortId, PortDecision>,
@@ -144,23 +152,23 @@ pub struct InUse {
 
 #[derive(Debug)]
 struct PortDecision {
-    /// What was decided last, and when.
+    /// The last decision, and its time.
     asked: Option<(u16, Duration)>,
     /// Since when more are wanted.
     more: Option<Duration>,
     /// The queue that alone has too much, and since when.
     hot: Option<(u16, Duration)>,
-    /// How many would have done since when.
+    /// A smaller number that would have been enough, and since when.
     fewer: Option<(u16, Duration)>,
-    /// When there were fewer last.
+    /// When the number was last reduced.
     shrunk: Option<Duration>,
-    /// So many times longer than usual it takes until there are fewer.
+    /// The next reduction takes this many times longer than usual.
     doubt: u32,
 }
 
 impl InUse {
-    /// What of the queues in use changes after the control period that ends `now`. `ports`: those of which it can be changed, as they are now. Queues
-    /// of the view that are not in use count where their packets are.
+    /// The changes after the control period that ends at `now`. `ports`: those whose queues can be changed, in their
+    /// present state. Unused queues of the view count where their packets are.
     pub fn decide(
         &mut self,
         now: Duration,
@@ -235,7 +243,7 @@ impl PortDecision {
 
     fn grown(&mut self, now: Duration, settings: &Settings) {
         let patience = self.patience(settings);
-        // Further steps of one growth say nothing more.
+        // Further steps of one growth do not count again.
         self.doubt = match self.shrunk.take() {
             Some(at) if now.saturating_sub(at) < patience => (self.doubt * 2).min(MOST_DOUBT),
             Some(_) => 1,
@@ -263,7 +271,7 @@ impl PortPeriod<'_> {
         self.view.queues.iter().filter(|queue| self.is_used(queue.id))
     }
 
-    /// How many forward for the queues in use.
+    /// The number of cores that forward for the queues in use.
     fn cores(&self) -> usize {
         let homes = self.plan.home.iter().filter(|(id, _)| self.is_used(**id)).map(|(_, core)| core);
         let shares = self.plan.split.iter().filter(|(id, _)| self.is_used(**id));
@@ -281,7 +289,8 @@ impl PortPeriod<'_> {
         self.queues().find(is_hot).map(|queue| queue.id.index)
     }
 
-    /// Would each core with a queue that gets another one's packets have no more than the low mark, with so few queues in use?
+    /// Whether, with this number of queues, each core whose queue gets another one's packets would be at most at the
+    /// low mark.
     fn carries(&self, size: u16) -> bool {
         let home = |queue: &Queue| self.plan.home.get(&queue.id).copied().unwrap_or(queue.core);
         let homes: BTreeMap<u16, CoreId> = self.queues().map(|queue| (queue.id.index, home(queue))).collect();
@@ -316,7 +325,7 @@ mod tests {
 
     const ALL: u16 = 64;
 
-    /// A port with 64 queues, of which so many are in use, on cores as given for these.
+    /// A port with 64 queues, of which some are in use, on the given cores.
     struct World {
         in_use: InUse,
         now: Duration,
@@ -330,8 +339,8 @@ mod tests {
             World { in_use: InUse::default(), now: Duration::ZERO, spread, homes: homes.to_vec() }
         }
 
-        /// What is decided in so many periods in which each queue in use ran for such a fraction, and the first one may have waited. It is
-        /// done at once.
+        /// The decisions in `periods`, in which each queue in use ran for this fraction, and the first one may have
+        /// waited. They are applied at once.
         fn after(&mut self, periods: u32, ran: f64, first: (f64, f64)) -> Vec<(u16, WhyResize)> {
             let mut told = Vec::new();
             for _ in 0..periods {
@@ -340,7 +349,7 @@ mod tests {
                 let mut queues: Vec<Queue> =
                     (0..self.spread.used).map(|index| Queue { ran, ..queue(index, home(index)) }).collect();
                 (queues[0].ran, queues[0].waited) = (first.0, first.1);
-                // Those that are not in use lie anywhere, and have nothing.
+                // Unused queues are anywhere, and have no packets.
                 let idle = (self.spread.used..ALL).map(|index| queue(index, 9));
                 let all = queues.iter().cloned().chain(idle);
                 let plan = Plan { home: all.map(|q| (q.id, q.core)).collect(), ..Plan::default() };
@@ -375,7 +384,7 @@ mod tests {
                 let owners: Vec<u16> = (0..all).map(|queue| owner(queue, all, used)).collect();
                 assert!(owners.iter().all(|owner| *owner < used));
                 assert!((0..used).all(|queue| owners[usize::from(queue)] == queue));
-                // A step down takes each queue's packets to one queue, whole, and to none those of two others.
+                // A step down moves each queue's packets as a whole to one queue, and none gets those of two others.
                 let Some(next) = sizes(all).find(|size| *size < used) else { continue };
                 let after: BTreeSet<u16> = (next..used).map(|queue| owner(queue, all, next)).collect();
                 assert_eq!(after.len(), usize::from(used - next), "{used} of {all}");
@@ -392,7 +401,7 @@ mod tests {
         assert_eq!(evenly_over(&even), Some(8));
         let folded = folded(&even, Spread { all: 8, used: 4 });
         assert_eq!(folded, [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3]);
-        assert_eq!(evenly_over(&[0, 1, 2, 0, 1]), Some(3), "as even as can be");
+        assert_eq!(evenly_over(&[0, 1, 2, 0, 1]), Some(3), "as even as possible");
         for made in [&[][..], &[1, 1], &[0, 2], &[0, 0, 0, 1], &[u32::MAX - 1], &[u32::MAX]] {
             assert_eq!(evenly_over(made), None, "{made:?}");
         }
@@ -405,7 +414,7 @@ mod tests {
         assert_eq!(world.calm(10), []);
         assert_eq!(world.after(1, 0.01, (0.01, 0.0)), [(4, WhyResize::Fewer(Duration::from_secs(10)))]);
         assert_eq!(world.calm(60), []);
-        // A core more, at once; what lies elsewhere and is not in use counts for nothing.
+        // One more core, at once. An unused queue elsewhere does not count.
         world.homes = vec![0, 1];
         assert_eq!(world.after(1, 0.2, (0.2, 0.0)), [(8, WhyResize::Cores(2))]);
         world.homes = vec![0, 1, 2];
@@ -413,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn one_core_more_and_less_does_not_go_to_and_fro() {
+    fn one_core_more_and_less_does_not_change_queues_each_time() {
         let mut world = World::new(4, &[0]);
         let mut resizes = 0;
         // A second core for one second in eleven, for ten minutes.
@@ -425,7 +434,7 @@ mod tests {
         }
         assert!((1..=3).contains(&resizes), "{resizes}");
         let (mut world, mut resizes) = (World::new(4, &[0]), 0);
-        // For fifteen: each time twice as long passes until there are fewer.
+        // For one second in fifteen. Each time twice as long passes until the number is reduced.
         for _ in 0..40 {
             world.homes = vec![0, 1];
             resizes += world.calm(1).len();
@@ -456,7 +465,7 @@ mod tests {
     #[test]
     fn a_change_waits_until_no_queue_lacks_time_and_more_not_for_long() {
         let mut world = World::new(64, &[0]);
-        assert_eq!(world.after(2000, 0.0, (0.5, 0.5)), [], "fewer: as long as it takes");
+        assert_eq!(world.after(2000, 0.0, (0.5, 0.5)), [], "a step to fewer waits as long as necessary");
         assert_eq!(world.after(1, 0.0, (0.5, 0.0)).len(), 1);
         world.homes = vec![0, 1];
         assert_eq!(world.after(5, 0.5, (0.5, 0.5)), []);
@@ -468,15 +477,15 @@ mod tests {
         let mut world = World::new(4, &[0, 1, 2, 3]);
         world.spread = Spread { all: 64, used: 16 };
         let told = world.after(5, 0.0, (0.9, 0.0));
-        assert_eq!(told, [], "not for a moment");
+        assert_eq!(told, [], "a moment is not enough");
         let told = world.after(3, 0.0, (0.9, 0.0));
         assert_eq!(told, [(64, WhyResize::Hot { queue: 0, high: 0.85 })]);
-        assert_eq!(world.after(100, 0.0, (0.9, 0.0)), [], "whether that helps or not");
+        assert_eq!(world.after(100, 0.0, (0.9, 0.0)), [], "also if that does not help");
     }
 
     #[test]
     fn fewer_must_be_carried() {
-        // Two cores, 0.6 each: below the mark together only where they are.
+        // Two cores with 0.6 each. Together they are above the mark.
         let mut world = World::new(16, &[0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1]);
         assert_eq!(world.after(2000, 0.075, (0.075, 0.0)), [], "all would come to one core");
         assert_eq!(world.after(1001, 0.04, (0.04, 0.0)).len(), 1);
@@ -504,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_come_about_is_asked_for_again() {
+    fn a_change_that_does_not_happen_is_requested_again() {
         let (view, id) = (View { cores: Vec::new(), queues: vec![queue(0, 0)] }, queue(0, 0).id);
         let plan = Plan { home: [(id, 0), (queue(1, 1).id, 1)].into(), split: BTreeMap::new() };
         let ports = [(0, Spread { all: 64, used: 4 })].into();
@@ -513,7 +522,7 @@ mod tests {
         for period in 1..=1000 {
             decided += in_use.decide(period * PERIOD, &view, &plan, &ports, &Settings::default()).len();
         }
-        assert_eq!(decided, 5, "each two seconds");
+        assert_eq!(decided, 5, "every two seconds");
         assert_eq!(
             in_use.decide(Duration::from_secs(11), &view, &plan, &BTreeMap::new(), &Settings::default()),
             []
@@ -521,7 +530,8 @@ mod tests {
         assert!(in_use.ports.is_empty());
     }
 
-    /// The same allocator, and 4,000 flows on 64 queues of a machine with eight cores; loads in cores, each for five seconds.
+    /// The allocator with 4,000 flows on 64 queues of a machine with eight cores. Loads are in cores, each for five
+    /// seconds.
     #[test]
     fn queues_in_use_follow_the_load_with_the_allocator() {
         let mut random = crate::fib::synthetic::Random(7);

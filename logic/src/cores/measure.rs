@@ -1,27 +1,29 @@
-//! What queues want, from what was measured in one control period.
+//! Computes what queues want from the measurements of one control period.
 
 use super::{CoreId, Queue, QueueId, View};
 use std::collections::BTreeMap;
 
-/// What could have run for this fraction of a period never slept, so it lacked time. What slept had all that it wanted, however
-/// long it waited for its turn before: behind other queues, or on a core that applications keep busy.
+/// A queue that ran or could have run for this fraction of a period never slept, so it lacked time. A queue that slept
+/// had all that it wanted, however long it waited for its turn before: behind other queues, or on a core that
+/// applications keep busy.
 const ALWAYS: f64 = 0.95;
-/// What lacked time is thought to want at most this much more than it got, as a fraction of it. How long it waited does not
-/// say: eight queues on a full core wait seven eighths of the time each, however little is missing. With a quarter a full core
-/// becomes two, not four; if that is not enough, the next decision sees it two periods later.
+/// A queue that lacked time is assumed to want at most this much more than it got, as a fraction of that. The length of
+/// its wait does not show it: eight queues on a full core wait seven eighths of the time each, however little is
+/// missing. With a quarter, a full core becomes two, not four. If that is not enough, the next decision sees it two
+/// periods later.
 const LACKS: f64 = 0.25;
-/// What a home does for each packet that it hands on (polling, deciding, the other core's ring), as a fraction of all that is
-/// done for it: the guess as long as a queue was not split.
+/// The work of a home for each packet that it hands on (polling, deciding, the other core's ring), as a fraction of all
+/// work for the packet. This is the assumption as long as a queue was not split.
 const HANDING: f64 = 0.3;
 
 /// What a queue wants, in cores.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Want {
-    /// Of the core or cores that do its packets.
+    /// The work of the core or cores that process its packets.
     pub work: f64,
-    /// The same of a core that others keep busy: less, where waking up takes much and it is known how much.
+    /// The same on a core that others keep busy. It is less if waking up takes much and the cost is known.
     pub beside_others: f64,
-    /// Of its home in addition while it is split.
+    /// The additional work of its home while it is split.
     pub handing: f64,
 }
 
@@ -35,23 +37,23 @@ impl Want {
         }
     }
 
-    /// As it would be if it were not alone.
+    /// The want that it would have beside others.
     pub fn not_alone(self) -> Want {
         Want { work: self.beside_others, ..self }
     }
 }
 
-/// A fraction, whatever was measured.
+/// A fraction from any measurement.
 pub(super) fn fraction(value: f64) -> f64 {
     if value.is_nan() { 0.0 } else { value.clamp(0.0, 1.0) }
 }
 
-/// Did what ran and waited for these fractions of a period lack time?
+/// Whether a queue that ran and waited for these fractions of a period lacked time.
 pub(super) fn lacks_time(ran: f64, waited: f64) -> bool {
     fraction(ran) + fraction(waited) >= ALWAYS && fraction(waited) > 0.0
 }
 
-/// Of a core.
+/// The time of a core.
 #[derive(Default)]
 struct Time {
     other: f64,
@@ -59,7 +61,7 @@ struct Time {
 }
 
 impl Time {
-    /// What is wanted by something that ran and waited here.
+    /// What a queue wants that ran and waited here.
     fn want(&self, ran: f64, waited: f64) -> f64 {
         if !lacks_time(ran, waited) {
             return ran;
@@ -69,7 +71,7 @@ impl Time {
     }
 }
 
-/// What each queue wants. `shares`: does the home of this queue do a share of its packets, while it is split?
+/// What each queue wants. `shares`: whether the home of a split queue does a share of its packets.
 pub(super) fn wants(view: &View, shares: impl Fn(QueueId) -> bool) -> BTreeMap<QueueId, Want> {
     let mut times: BTreeMap<CoreId, Time> = BTreeMap::new();
     for core in &view.cores {
@@ -93,7 +95,7 @@ fn ran_and_waited(queue: &Queue) -> impl Iterator<Item = (CoreId, f64, f64)> + '
     std::iter::once(home).chain(parts)
 }
 
-/// Tells a home's share of the work from what it does to hand packets on: shares are even.
+/// Separates a home's share of the work from the work of handing packets on. Shares are even.
 fn divide(wants: &[f64], home_shares: bool) -> Want {
     let (home, parts) = (wants[0], &wants[1..]);
     if parts.is_empty() {
@@ -114,13 +116,13 @@ mod tests {
 
     /// Queues of one core that ran and waited this long beside other work, and what they want.
     #[test]
-    fn waiting_counts_for_what_never_slept() {
+    fn waiting_counts_for_queues_that_never_slept() {
         type Case = (f64, &'static [(f64, f64)], &'static [f64]);
         let table: [Case; 8] = [
             (0.0, &[(0.4, 0.3), (0.4, 0.3)], &[0.4, 0.4]),
             (0.0, &[(0.5, 0.5), (0.5, 0.5)], &[0.625, 0.625]),
             (0.0, &[(0.5, 0.1), (0.5, 0.0)], &[0.5, 0.5]),
-            // Applications take all that queues leave, and give way to them.
+            // Applications take all time that queues leave, and give way to them.
             (0.8, &[(0.1, 0.3), (0.1, 0.3)], &[0.1, 0.1]),
             (0.5, &[(0.5, 0.5)], &[1.0]),
             (0.5, &[(0.25, 0.75), (0.25, 0.25)], &[0.25 + 0.0625 + 0.5, 0.25]),

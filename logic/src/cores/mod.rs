@@ -1,57 +1,60 @@
-//! Which core each RX queue is placed on (Q1, Q6, Q7, Q10).
+//! Decides which core polls each RX queue (Q1, Q6, Q7, Q10).
 //!
-//! `router` reports in every control period (10 ms) what cores and queues did ([`View`]), an [`Allocator`] says where queues
-//! shall be ([`Plan`]) and why anything changed ([`Event`]), `router` moves them.
+//! In every control period (10 ms) `router` reports what cores and queues did ([`View`]). An [`Allocator`] decides
+//! where queues should be ([`Plan`]) and gives the reasons for changes ([`Event`]). Then `router` moves the queues.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `measure` | what a queue wants, from what was measured |
-//! | `cost` | what of that waking up took, and what queues would want of a core that others keep busy |
+//! | `measure` | how much a queue wants, from measurements |
+//! | `cost` | the part that waking up takes, and what queues would want of a core that others keep busy |
 //! | `history` | what queues wanted over the last hold time |
-//! | `board` | queues on cores as they would be, and which core is tried first |
-//! | `allocator` | what is remembered from period to period; cores that must be left; the policies `spread` and `fixed` |
+//! | `board` | a possible placement of queues on cores, and which core is tried first |
+//! | `allocator` | the state from period to period; cores that must be left; the policies `spread` and `fixed` |
 //! | `grow` | a core that has too much gives queues away, or shares one |
-//! | `release` | cores that are not needed are given back, split queues joined |
-//! | `drain` | how long a move may wait for what was sent before it |
-//! | `floor` | what applications are left of a core that forwards, too |
-//! | `serve` | the cores of applications that follow forwarding |
-//! | `awake` | cores that shall not sleep deep, as they forward |
-//! | `choice` | which core a flow gets whose rule lets the switch choose |
+//! | `release` | unneeded cores are given back, and split queues joined |
+//! | `drain` | how long a move may wait for packets that were sent before it |
+//! | `floor` | the part of a forwarding core that is left to applications |
+//! | `serve` | the cores of applications that give way to forwarding |
+//! | `awake` | cores that should not sleep deeply, because they forward |
+//! | `choice` | which core a flow gets if its rule lets the switch choose |
 //! | `split` | a split queue's flows in buckets, each on one core |
-//! | `in_use` | how many queues of a port packets are spread over |
-//! | `event`, `role` | what people are told |
+//! | `in_use` | over how many queues the packets of a port are spread |
+//! | `event`, `role` | the reports for people |
 //!
 //! # Packing
-//! The policy `pack` keeps forwarding on few cores (Q7): the others belong to applications, and a busy core takes fewer
-//! interrupts for a packet.
+//! The policy `pack` keeps forwarding on few cores (Q7). The others belong to applications, and a busy core takes fewer
+//! interrupts per packet.
 //!
-//! **Wants.** What a queue wants of a core is the time that it ran. What it waited counts only if it never slept (ran or waited for
-//! 95 % of the period): what slept had all that it wanted, and waited for its turn before, behind other queues or applications.
-//! One that never slept may want a quarter more than it got, and its part of what other work took: how much is missing cannot be
-//! seen, so a full core becomes two, and if these are full, too, four, 20 ms later.
+//! **Wants.** A queue wants as much of a core as the time that it ran. Its waiting time counts only if it never slept
+//! (ran or waited for 95 % of the period). A queue that slept had all that it wanted, and waited before that for its
+//! turn behind other queues or applications. A queue that never slept may want a quarter more than it got, and its part
+//! of the time that other work took. The missing amount cannot be seen. So a full core becomes two, and if these are
+//! full, too, four, 20 ms later.
 //!
-//! **Grow** at once. A core whose queues wanted more than `high` (85 %: what is left carries bursts of the 10 ms between decisions)
-//! in *both* of the last two periods gives queues away, so that one noisy period moves nothing and a step is answered after
-//! 20 ms. The smallest queue that suffices moves, else the largest and so on, to a core that forwards already, else to one more.
-//! Both cores are then below `low` (70 %), so a load that wobbles by a fifth moves nothing again. Only if no core is left to be
-//! added are cores filled to `high`; if that is not enough, all queues are placed anew, first-fit decreasing. These two move no
-//! queue, or not all, twice in a hold time. If all is too much, loads are evened out where that wins `high - low` of a core.
+//! **Grow** at once. A core gives queues away if its queues wanted more than `high` in *both* of the last two periods.
+//! (`high` is 85 %; the rest absorbs bursts in the 10 ms between decisions.) So one noisy period moves nothing, and a
+//! step is answered after 20 ms. The smallest queue that suffices moves, or else the largest and so on. It goes to a
+//! core that already forwards, or else to one more. Both cores are then below `low` (70 %), so a load that fluctuates
+//! by a fifth moves nothing again. Only if no more core can be added are cores filled to `high`. If that is not enough,
+//! all queues are placed again, first-fit decreasing. These two steps do not move a queue, or all queues, twice in a
+//! hold time. If the load is too much for all cores, it is evened out if that wins `high - low` of a core.
 //!
-//! **Split.** A queue that alone wants more than `high` is shared by flow over the fewest cores with room, evenly. Its home
-//! shares, too, unless handing packets on fills it.
+//! **Split.** A queue that alone wants more than `high` is shared by flow, evenly, over the fewest cores with room. Its
+//! home shares, too, unless handing packets on fills it.
 //!
-//! **Release** slowly. What all wanted together in the worst moment of each seventh of the last hold time (2 s) must fit the cores
-//! that remain, each below `low`. What counts is what they would want there: a busy core is woken less often, and where it is known
-//! what that saves (`cost`), queues want less together than of a core each. Then as many cores as can be are emptied in one step, and split queues joined. If none can, all queues are
-//! placed anew where that takes fewer cores, by what was measured. Nothing is given
-//! back within a hold time after any move, and not within two if the last core was missed within one: on average there is one
-//! step per hold time at most, although growing never waits.
+//! **Release** slowly. The remaining cores must have room, each below `low`, for what all queues wanted together in the
+//! worst moment of each seventh of the last hold time (2 s). The wants on these cores count. A busy core is woken less
+//! often, so queues want less together than of a core each. This counts if it is known how much it saves (`cost`). Then
+//! as many cores as possible are emptied in one step, and split queues are joined. If none can be emptied, all queues
+//! are placed again by the measured wants, if that takes fewer cores. Nothing is given back within a hold time after
+//! any move, and not within two if the last core was missed within one. So on average there is at most one step per
+//! hold time, although growing never waits.
 //!
-//! **First sight.** Queues stay where they are, and are packed when they were seen for a hold time.
+//! **First sight.** Queues stay where they are, and are packed after they have been seen for a hold time.
 //!
-//! **Which core.** One without pinned workloads (V3), that forwards already, none of whose hyper-thread siblings forwards, of the
-//! port's NUMA node, with the least other work (in tenths), with the lowest number: in this order. Forbidden and offline cores
-//! are left at once, cores that get a workload if others have room.
+//! **Which core.** The order of preference is a core without pinned workloads (V3), that already forwards, none of
+//! whose hyper-thread siblings forwards, of the port's NUMA node, with the least other work (in tenths), with the
+//! lowest number. Forbidden and offline cores are left at once. Cores that get a workload are left if others have room.
 
 mod allocator;
 mod awake;
@@ -88,11 +91,11 @@ use std::{
 /// A core, as Linux numbers CPUs.
 pub type CoreId = u16;
 
-/// One RX queue with its NAPI instance: what is placed on a core (Q1).
+/// One RX queue with its NAPI instance, which is placed on a core (Q1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QueueId {
     pub port: PortId,
-    /// Of the queue within its port, 0..
+    /// The number of the queue within its port, 0..
     pub index: u16,
 }
 
@@ -106,7 +109,7 @@ pub struct Core {
     pub physical: u16,
     /// Workloads that are pinned to it (V2).
     pub workloads: u16,
-    /// Fraction of its time that other work took: all but forwarding and idling.
+    /// The fraction of its time that other work took: everything except forwarding and idling.
     pub other: f64,
 }
 
@@ -114,27 +117,27 @@ pub struct Core {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Queue {
     pub id: QueueId,
-    /// NUMA node of its port, if the machine has told.
+    /// The NUMA node of its port, if known.
     pub node: Option<u16>,
     /// The core it is on.
     pub core: CoreId,
-    /// Can it be moved? One that cannot counts where it is.
+    /// Whether it can be moved. A queue that cannot counts where it is.
     pub movable: bool,
-    /// Fraction of one core's time that its own core spent on it.
+    /// The fraction of its own core's time that the core spent on it.
     pub ran: f64,
-    /// Fraction of the period that it could have run on its own core and did not, because something else ran.
+    /// The fraction of the period in which it could have run on its own core but something else ran.
     pub waited: f64,
-    /// `None`: not known.
+    /// `None`: unknown.
     pub counted: Option<Counted>,
-    /// What other cores did for it, while it is split.
+    /// The work of other cores for it, while it is split.
     pub parts: Vec<Part>,
 }
 
-/// What a queue's own core did for it, in one control period.
+/// The work of a queue's own core for it, in one control period.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counted {
     pub packets_per_s: f64,
-    /// It began to run.
+    /// How often it began to run.
     pub wakeups_per_s: f64,
 }
 
@@ -142,17 +145,16 @@ pub struct Counted {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
     pub core: CoreId,
-    /// As [`Queue::ran`], of this core.
+    /// Like [`Queue::ran`], of this core.
     pub ran: f64,
-    /// As [`Queue::waited`], on this core.
+    /// Like [`Queue::waited`], on this core.
     pub waited: f64,
 }
 
-/// What the machine did in one control period. Fractions that are no numbers count as 0, others as
-/// the nearest in 0..=1.
+/// The work of the machine in one control period. Fractions that are NaN count as 0, and others are clamped to 0..=1.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct View {
-    /// All that are online, by ascending id.
+    /// All cores that are online, by ascending id.
     pub cores: Vec<Core>,
     /// By ascending id.
     pub queues: Vec<Queue>,
@@ -164,13 +166,13 @@ pub enum Policy {
     /// On the fewest cores that can carry them (Q7).
     #[default]
     Pack,
-    /// Over all allowed cores, round robin, whatever the load: what receive-side scaling does, the baseline.
+    /// Round robin over all allowed cores, whatever the load. Receive-side scaling does this; it is the baseline.
     Spread,
-    /// Where it says; other queues stay where they are.
+    /// On the given cores. Other queues stay where they are.
     Fixed(BTreeMap<QueueId, CoreId>),
 }
 
-/// What people set.
+/// Values from the configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     pub policy: Policy,
@@ -178,11 +180,11 @@ pub struct Settings {
     pub allowed: Option<BTreeSet<CoreId>>,
     /// A core whose forwarding load is above this fraction gives queues away.
     pub high: f64,
-    /// A core is given back when the others' load then is at most this fraction; below `high`.
+    /// A core is given back if the load of the others is then at most this fraction. It is below `high`.
     pub low: f64,
-    /// The hold time: for so long a lower load must have lasted before a core is given back.
+    /// The hold time: a lower load must have lasted this long before a core is given back.
     pub hold: Duration,
-    /// Can flows of one queue be shared among cores?
+    /// Whether flows of one queue can be shared among cores.
     pub splits: bool,
 }
 
@@ -194,34 +196,34 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// May this core forward?
+    /// Whether this core may forward.
     pub fn allows(&self, core: CoreId) -> bool {
         self.allowed.as_ref().is_none_or(|allowed| allowed.contains(&core))
     }
 }
 
-/// Where queues shall be. It is absolute: applying it twice is harmless.
+/// Where queues should be. It is absolute, so applying it twice is harmless.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Of every queue of the view: the core that polls it.
+    /// The core that polls each queue of the view.
     pub home: BTreeMap<QueueId, CoreId>,
-    /// Of each queue that is split: the cores that share its flows evenly, ascending, at least one other than its home. If the
-    /// home is among them it keeps its share, and hands the rest on; else it hands on all.
+    /// For each split queue, the cores that share its flows evenly, ascending. At least one is not its home. If the
+    /// home is among them, it keeps its share and hands the rest on. Otherwise it hands everything on.
     pub split: BTreeMap<QueueId, Vec<CoreId>>,
 }
 
 impl Plan {
-    /// Those that forward.
+    /// The cores that forward.
     pub fn cores(&self) -> BTreeSet<CoreId> {
         self.home.values().chain(self.split.values().flatten()).copied().collect()
     }
 }
 
-/// What follows from a view.
+/// The result of a control period.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
     pub plan: Plan,
-    /// What changed, in the order in which it was decided.
+    /// The changes, in the order in which they were decided.
     pub events: Vec<Event>,
 }
 

@@ -1,4 +1,4 @@
-//! Cores are given back once the others could have carried everything for a hold time.
+//! Gives cores back after the others could have carried everything for a hold time.
 
 use super::{
     CoreId, QueueId, Why,
@@ -8,8 +8,8 @@ use super::{
 };
 use std::borrow::Cow;
 
-/// Joins queues and gives back cores, as many as can be. Were any? The step's board has what queues would have wanted beside others
-/// at the moments of the last hold time.
+/// Joins queues and gives back as many cores as possible. Returns whether there were any. The step's board has the
+/// wants that queues would have had beside others at the moments of the last hold time.
 pub(super) fn release(step: &mut Step) -> bool {
     join(step);
     let low = step.settings.low;
@@ -20,7 +20,7 @@ pub(super) fn release(step: &mut Step) -> bool {
     take_over(step, &fewest, |core| Why::Release { core, low })
 }
 
-/// All queues are placed anew if that takes fewer cores. It moves many, so the step's board has what was really wanted.
+/// Places all queues again if that takes fewer cores. It moves many queues, so the step's board has the real wants.
 pub(super) fn reorder(step: &mut Step) {
     let (low, before) = (step.settings.low, step.board.forwarding().count());
     if step.board.may_be_fewer(low)
@@ -31,7 +31,7 @@ pub(super) fn reorder(step: &mut Step) {
     }
 }
 
-/// Split queues go back to fewer cores.
+/// Puts split queues on fewer cores.
 fn join(step: &mut Step) {
     let low = step.settings.low;
     let split = step.board.items().iter().filter(|(_, item)| !item.spot.shares.is_empty());
@@ -52,7 +52,7 @@ fn join(step: &mut Step) {
     }
 }
 
-/// The board without a core that forwards and need not: the least wanted one that can be emptied.
+/// The board without an unneeded core: the least preferred forwarding core that can be emptied.
 fn emptied(board: &Board, goal: f64) -> Option<Board> {
     let mut cores: Vec<CoreId> = board.forwarding().collect();
     let fewer = board.may_be_fewer(goal);
@@ -86,7 +86,7 @@ fn without(board: &Board, core: CoreId, goal: f64) -> Option<Board> {
     Some(next.into_owned())
 }
 
-/// Makes the step's board look like this one. Did that move anything?
+/// Makes the step's board equal to this one. Returns whether that moved anything.
 fn take_over(step: &mut Step, board: &Board, why: impl Fn(CoreId) -> Why) -> bool {
     let before = step.events.len();
     for (id, item) in board.items() {

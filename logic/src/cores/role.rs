@@ -1,9 +1,9 @@
-//! What cores are for, as people see them.
+//! The roles of cores, as people see them.
 
 use super::{Core, CoreId, Plan, View, measure::fraction};
 use std::collections::BTreeMap;
 
-/// Other work above this fraction of a core's time makes it serve; below is what any kernel does anyway.
+/// Other work above this fraction of a core's time makes it serve. Less is normal for any kernel.
 const SERVES: f64 = 0.05;
 
 /// What a core does.
@@ -18,12 +18,12 @@ pub enum Role {
 }
 
 impl Role {
-    /// What [`Role::name`] says.
+    /// The role with this [`Role::name`].
     pub fn named(name: &str) -> Option<Role> {
         [Role::Forward, Role::Serve, Role::Both, Role::Idle].into_iter().find(|role| role.name() == name)
     }
 
-    /// For people and JSON.
+    /// The name for people and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Role::Forward => "forward",
@@ -34,7 +34,7 @@ impl Role {
     }
 }
 
-/// What each online core does in a plan.
+/// The role of each online core in a plan.
 pub fn roles(view: &View, plan: &Plan) -> BTreeMap<CoreId, Role> {
     let used = plan.cores();
     let role = |core: &Core| {

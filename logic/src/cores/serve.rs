@@ -1,10 +1,10 @@
-//! The cores of applications that follow forwarding (Q1).
+//! The cores of applications that give way to forwarding (Q1).
 
 use super::{CoreId, Plan, View};
 use std::collections::BTreeSet;
 
-/// The cores, of those that they may have, that applications should have beside a plan: those that are online and do not forward. If all forward they
-/// have all, and Linux and the floor divide them.
+/// The cores that applications should have beside a plan, out of those that they may have: those that are online and do not
+/// forward. If all forward, applications have all, and Linux and the floor divide them.
 pub fn serving(view: &View, plan: &Plan, may: &BTreeSet<CoreId>) -> BTreeSet<CoreId> {
     let used = plan.cores();
     let online: BTreeSet<CoreId> =
@@ -21,7 +21,7 @@ mod tests {
     };
 
     #[test]
-    fn applications_have_what_does_not_forward() {
+    fn applications_have_the_cores_that_do_not_forward() {
         let view = View { cores: (0..4).map(core).collect(), queues: Vec::new() };
         let serving = |homes: &[CoreId], may: &[CoreId]| {
             let home = (0..).zip(homes).map(|(index, &home)| (queue(index, 0).id, home)).collect();

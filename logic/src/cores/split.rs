@@ -1,12 +1,13 @@
-//! The flows of a split queue, by their hash in buckets, each on one core.
+//! The flows of a split queue, divided by their hash into buckets, each on one core.
 
 use super::CoreId;
 
-/// Buckets of a queue: of up to 16 cores none has a quarter more than another.
+/// Buckets of a queue. With up to 16 cores, none has a quarter more than another.
 pub const BUCKETS: usize = 64;
 
-/// The cores of a queue's buckets, as evenly as can be on these, with as few changes as can be: what changes its core is late for a
-/// moment. `before`: where they were, or any other core. Without cores, as before.
+/// The cores of a queue's buckets, as evenly as possible on these cores, with as few changes as possible, because flows
+/// that change their core are late for a moment. `before`: their cores until now, or any others. Without cores, nothing
+/// changes.
 pub fn buckets(before: &[CoreId; BUCKETS], cores: &[CoreId]) -> [CoreId; BUCKETS] {
     let mut after = *before;
     if cores.is_empty() {
@@ -67,7 +68,7 @@ mod tests {
                 let counts: Vec<usize> = list.iter().map(|&core| count(core, &after)).collect();
                 prop_assert!(counts.iter().max().unwrap() - counts.iter().min().unwrap() <= 1);
                 let stayed = before.iter().zip(&after).filter(|(a, b)| a == b).count();
-                // What each core had and may keep.
+                // The buckets that each core had and may keep.
                 let least: usize = list.iter().map(|&core| count(core, &before).min(BUCKETS / list.len())).sum();
                 prop_assert!(stayed >= least);
                 prop_assert_eq!(buckets(&after, &list), after);

@@ -1,18 +1,18 @@
 //! The packets of one run.
 //!
-//! # How those without a verdict are found
-//! By looking at each packet, or by a list of their numbers that is compacted as it is walked. Measured on one core of an AMD EPYC (3.9 GHz),
-//! a router's chain, batches of 64, the copy into the frame included, medians of two rounds in turn, nanoseconds a packet
-//! (`lab/runs/2026-11-23-elements.txt`):
+//! # How packets without a verdict are found
+//! Either by looking at each packet, or with a list of their numbers that is compacted as it is walked. Measured on one
+//! core of an AMD EPYC (3.9 GHz), with a router's chain, batches of 64, including the copy into the frame. The values
+//! are medians of two alternating rounds, in nanoseconds per packet (`lab/runs/2026-11-23-elements.txt`):
 //!
-//! | | looked at | list | list from the first verdict on |
+//! | | each packet | list | list from the first verdict on |
 //! |---|---|---|---|
 //! | all go on, 1,024 flows | **27.2 to 28.8** | 30.6 to 31.0 | 31.6 to 32.2 |
 //! | all go on, 1,000,000 destinations in a full table | **52.8 to 60.2** | 57.7 to 61.7 | 57.0 to 57.4 |
 //! | every second, at random, goes up at the first element | 41.8 to 43.6 | **22.3 to 22.4** | 27.0 to 28.4 |
 //!
-//! A list saves the branches that cannot be foretold, one for each element, where verdicts are mixed; where packets go on, as nearly
-//! all of a path do, it costs a tenth. So they are looked at.
+//! A list saves one unpredictable branch per element if verdicts are mixed. If packets go on, like nearly all packets
+//! of a path, it costs a tenth. So each packet is looked at.
 
 use super::{
     Counters, clear,
@@ -23,15 +23,15 @@ use crate::tables::Ingress;
 /// The most packets in a batch.
 pub const MOST_PACKETS: usize = 256;
 
-/// How many packets before it is read what is needed of a packet is asked for.
+/// Data of a packet is prefetched this many packets before it is read.
 const AHEAD: usize = 2;
 
-/// Packets in the order of arrival, lent by their worker: the n-th that was pushed is the n-th of [`Batch::packets`].
+/// Packets in the order of arrival, lent by their worker. The n-th packet pushed is the n-th of [`Batch::packets`].
 pub struct Batch<'a> {
     packets: Vec<Packet<'a>>,
-    /// How many have a verdict.
+    /// The number of packets with a verdict.
     ended: usize,
-    /// The element that runs is in front of one that encrypts.
+    /// The running element comes before one that encrypts.
     is_guarded: bool,
 }
 
@@ -42,16 +42,16 @@ impl Default for Batch<'_> {
 }
 
 impl<'a> Batch<'a> {
-    /// An empty one for other frames, in the same memory.
+    /// An empty batch for other frames, in the same memory.
     #[inline]
     pub fn emptied<'b>(mut self) -> Batch<'b> {
         self.packets.clear();
-        // Collected in place: the memory of a vector is kept by one of things of the same size.
+        // Collected in place: a vector keeps its memory if the elements have the same size.
         let packets = self.packets.into_iter().map_while(|_| None).collect();
         Batch { packets, ended: 0, is_guarded: false }
     }
 
-    /// Lends a frame whose data is `length` bytes from `start` on, to a batch that no chain has run.
+    /// Lends a frame whose data is `length` bytes from `start` on. The batch must not have run yet.
     #[inline]
     pub fn push(
         &mut self,
@@ -70,31 +70,31 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// All, in the order in which they were pushed.
+    /// All packets, in the order in which they were pushed.
     #[inline]
     pub fn packets(&self) -> &[Packet<'a>] {
         &self.packets
     }
 
-    /// How many have no verdict.
+    /// The number of packets without a verdict.
     #[inline]
     pub fn going(&self) -> usize {
         self.packets.len().saturating_sub(self.ended)
     }
 
-    /// From here on elements in front of one that encrypts run, or no longer.
+    /// Sets whether the elements that run next come before one that encrypts.
     #[inline]
     pub(super) fn guard(&mut self, is_guarded: bool) {
         self.is_guarded = is_guarded;
     }
 
-    /// Is the element that runs in front of one that encrypts?
+    /// Whether the running element comes before one that encrypts.
     #[inline]
     pub(super) fn is_guarded(&self) -> bool {
         self.is_guarded
     }
 
-    /// The chain has ended: the rest leave by their exits. How many.
+    /// Ends the chain: the remaining packets leave by their exits. Returns their number.
     #[inline]
     pub(super) fn leave(&mut self) -> usize {
         let left = self.going();
@@ -102,7 +102,7 @@ impl<'a> Batch<'a> {
         left
     }
 
-    /// Shows each packet that has no verdict, in order; a verdict it is given is its last, and counted.
+    /// Shows each packet without a verdict, in order. A verdict that `step` returns is final, and is counted.
     #[inline]
     pub fn each(
         &mut self,
@@ -112,7 +112,8 @@ impl<'a> Batch<'a> {
         self.each_of([counters], |packet| step(packet).map(|verdict| (0, verdict)));
     }
 
-    /// As [`Batch::each`], for several elements at once: a verdict comes with the number of the one that gives it. How many each gave.
+    /// Like [`Batch::each`], for several elements at once. A verdict comes with the number of the element that gives
+    /// it. Returns the number of verdicts of each.
     #[inline]
     pub(super) fn each_of<const ELEMENTS: usize>(
         &mut self,
@@ -130,8 +131,8 @@ impl<'a> Batch<'a> {
         given
     }
 
-    /// As [`Batch::each`], for work that reads whole packets: what is shown is in the cache, or on its way there, as the lines of the packet
-    /// [`AHEAD`] places behind it are asked for before each step.
+    /// Like [`Batch::each`], for work that reads whole packets. The packet shown is in the cache or on its way there,
+    /// because the lines of the packet [`AHEAD`] places later are prefetched before each step.
     #[inline]
     pub(super) fn each_ahead(
         &mut self,
@@ -152,8 +153,9 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// As [`Batch::each`], for work on many packets at once: what the step makes of a packet may hold on to it, which is then given back
-    /// only with a verdict. Before each step the packet [`AHEAD`] places behind it is shown to `ask`, which has the cache fetch what its step will need.
+    /// Like [`Batch::each`], for work on many packets at once. The result of a step may keep the packet, which then
+    /// gets no verdict here. Before each step, `ask` gets the packet [`AHEAD`] places later and prefetches what its
+    /// step needs.
     #[inline]
     pub(super) fn gather<'b>(
         &'b mut self,
@@ -177,10 +179,10 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// A packet's last verdict, counted; what may not go up is dropped.
+/// Stores and counts a packet's final verdict. A packet that may not go up is dropped instead.
 fn end(packet: &mut Packet<'_>, verdict: Verdict, is_guarded: bool, counters: &mut Counters) {
     let verdict = match verdict {
-        // What was made here the kernel would send, whatever it is.
+        // The kernel would send a packet that was made here, whatever the reason.
         Verdict::Up(reason)
             if is_guarded && (packet.headers.is_ours || !clear::may_go_up(reason, packet)) =>
         {

@@ -5,9 +5,10 @@ use super::{
     contract::{self, BadChain},
 };
 
-/// A path's elements, each with what it counted. One dynamic call per element and batch, or per four that are the parts of a router.
+/// A path's elements, each with its counters. There is one dynamic call per element and batch, or per four elements
+/// that are the parts of a router.
 ///
-/// It is small, as a worker takes it into its hands in each run, and puts it back.
+/// The type is small, because a worker moves it out and back in each run.
 pub struct Chain {
     links: Vec<Link>,
     whole: Whole,
@@ -19,23 +20,23 @@ const _: () = assert!(size_of::<Chain>() <= 64);
 struct Link {
     element: Box<dyn Element>,
     counters: Counters,
-    /// It is in front of one that encrypts, so that it may not pass up what the kernel would forward (`clear`).
+    /// It comes before one that encrypts, so it may not pass up packets that the kernel would forward (`clear`).
     is_guarded: bool,
-    /// How many run as one from this on: the four [`Part`]s of a router, or this.
+    /// The number of elements that run as one from this one on: the four [`Part`]s of a router, or one.
     together: usize,
 }
 
-/// Packets of a whole chain; those that elements passed up or dropped are in theirs.
+/// Packets of the whole chain. The elements count those that they passed up or dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Whole {
-    /// That came.
+    /// Packets that arrived.
     pub packets: u64,
-    /// That left by a port.
+    /// Packets that left by a port.
     pub to: u64,
 }
 
 impl Chain {
-    /// In this order.
+    /// Makes a chain of these elements, in this order.
     pub fn new(elements: Vec<Box<dyn Element>>) -> Result<Chain, BadChain> {
         contract::check(&elements)?;
         let asks_when = elements.iter().any(|element| element.contract().asks_when);
@@ -51,7 +52,8 @@ impl Chain {
         Ok(Chain { links, whole: Whole::default(), asks_when })
     }
 
-    /// In place of another, of the same elements with the same parameters: counts go on, and so does what elements keep.
+    /// Replaces another chain of the same elements with the same parameters. Counters and the state of elements
+    /// continue.
     pub fn go_on_from(&mut self, before: &Chain) {
         self.whole = before.whole;
         for (link, before) in self.links.iter_mut().zip(&before.links) {
@@ -91,17 +93,17 @@ impl Chain {
         }
     }
 
-    /// Has all elements let go of what was replaced where they read, such as SAs.
+    /// Makes all elements release data that was replaced in its source, such as SAs.
     pub fn refresh(&mut self) {
         self.links.iter_mut().for_each(|link| link.element.refresh());
     }
 
-    /// Does what it does depend on the time? If not, packets that came at different times may be of one run.
+    /// Whether its work depends on the time. If not, packets that arrived at different times may share a run.
     pub fn asks_when(&self) -> bool {
         self.asks_when
     }
 
-    /// Each element's name and counters, in order, and what it counted besides; of [`Loss::InClear`] the reasons too.
+    /// Each element's name, counters and additional counts, in order. For [`Loss::InClear`] these include the reasons.
     pub fn counters(&self) -> impl Iterator<Item = (&'static str, &Counters, Vec<(&'static str, u64)>)> {
         self.links.iter().map(|Link { element, counters, .. }| {
             let mut counted = element.counted();
@@ -110,7 +112,7 @@ impl Chain {
         })
     }
 
-    /// All that came, and what left at the end.
+    /// The packets that arrived, and those that left at the end.
     pub fn whole(&self) -> Whole {
         self.whole
     }
@@ -128,9 +130,9 @@ mod tests {
     }
 
     #[test]
-    fn the_four_of_a_router_are_joined_wherever_they_follow_one_another() {
+    fn the_four_parts_of_a_router_are_joined_wherever_they_follow_one_another() {
         let world = World::new();
-        // Counts in front of these elements of a router's four.
+        // Counts packets before these elements of a router's four.
         let counted = |at: &[usize]| {
             let mut elements = world.router();
             at.iter().rev().for_each(|at| elements.insert(*at, Box::new(Count::default())));

@@ -1,14 +1,21 @@
-//! `check`: Ethernet, VLAN tags and the IP header are right.
+//! `check`: checks Ethernet, VLAN tags and the IP header.
 //!
-//! Comes in: any frame. Goes on: an IPv4 packet without options, or an IPv6 packet without hop-by-hop options, whole, on an
-//! interface whose IPv4 or IPv6 is accelerated; where its header is is known from here on. Nothing is written.
+//! - **Input**: any frame.
+//! - **Output**: a whole IPv4 packet without options, or a whole IPv6 packet without hop-by-hop options, on an
+//!   interface whose IPv4 or IPv6 is accelerated. The position of its header is known from here on. Nothing is written.
+//! - **Parameters**: none.
 //!
-//! Goes up, in this order, as in `bpf/packet.h`, `bpf/millrace.bpf.c`, `bpf/ipv4.h` and `bpf/ipv6.h`: `malformed` (less than an Ethernet
-//! header, or than two tags where there is one); for no interface `arp`, `neighbour_discovery`, `broadcast` (a group address) or `not_our_mac`;
-//! for one `arp`, `not_ip` (three tags too), `router_not_accelerated`; `ipv4_options`, `ipv4_bad_header` (version, header length, total length, checksum: RFC 791 section 3.1, RFC 1812 section 5.2.2),
-//! `ipv6_bad_header`, `ipv6_extension` (RFC 8200 sections 3 and 4.3). Parameters: none.
+//! It passes packets up in this order, as in `bpf/packet.h`, `bpf/millrace.bpf.c`, `bpf/ipv4.h` and `bpf/ipv6.h`:
 //!
-//! In front of an element that encrypts, here and in `route` and `ttl`, only what Linux never forwards goes up, and the rest is dropped (`in_clear`; `clear.rs`).
+//! - `malformed`: shorter than an Ethernet header, or than two tags if there is one
+//! - for no interface: `arp`, `neighbour_discovery`, `broadcast` (a group address) or `not_our_mac`
+//! - for an interface: `arp`, `not_ip` (also with three tags), `router_not_accelerated`
+//! - `ipv4_options`, `ipv4_bad_header` (version, header length, total length, checksum: RFC 791 section 3.1, RFC 1812
+//!   section 5.2.2)
+//! - `ipv6_bad_header`, `ipv6_extension` (RFC 8200 sections 3 and 4.3)
+//!
+//! Before an element that encrypts, `check`, `route` and `ttl` pass up only packets that Linux never forwards. They
+//! drop all others (`in_clear`; `clear.rs`).
 
 use super::{
     Batch, Contract, Counters, Element, Known, Now, Part,
@@ -24,22 +31,22 @@ use crate::{
     tables::encoding::{IF_IPV4, IF_IPV6},
 };
 
-/// Bytes of an Ethernet header.
+/// Length of an Ethernet header in bytes.
 pub(super) const ETHERNET: usize = 14;
-/// Bytes of a VLAN tag.
+/// Length of a VLAN tag in bytes.
 pub(super) const TAG: usize = 4;
-/// Bytes of the headers.
+/// Lengths of IP headers in bytes.
 pub(super) const IPV4: usize = 20;
 pub(super) const IPV6: usize = 40;
 
-/// Version 4, header of five words.
+/// Version 4, and a header of five words.
 const IPV4_PLAIN: u8 = 0x45;
-/// Interfaces are numbered from 1; what is for none has no flags.
+/// Interfaces are numbered from 1. A packet for no interface has no flags.
 const NO_INTERFACE: InterfaceId = 0;
 /// ICMPv6 types of neighbour discovery (RFC 4861 section 4).
 const ROUTER_SOLICITATION: u8 = 133;
 const REDIRECT: u8 = 137;
-/// Hop-by-hop options, the one extension header that a router looks at.
+/// Hop-by-hop options: the only extension header that a router reads.
 const HOP_BY_HOP: u8 = 0;
 
 /// See the head of this file.
@@ -73,7 +80,8 @@ pub(super) fn look(packet: &mut Packet<'_>) -> Result<(), Reason> {
     look_closely(packet)
 }
 
-/// Length and destination of IPv4 that is right, behind an Ethernet header without tags: what nearly all are, by a short way.
+/// The length and destination of a valid IPv4 packet after an Ethernet header without tags. This is the short way for
+/// nearly all packets.
 #[inline]
 fn usual(data: &[u8]) -> Option<(u16, u32)> {
     let header = data.first_chunk::<{ ETHERNET + IPV4 }>()?;
@@ -110,7 +118,7 @@ fn look_closely(packet: &mut Packet<'_>) -> Result<(), Reason> {
     Ok(())
 }
 
-/// What is for no interface, by the best name there is: `unclassified()` of `bpf/millrace.bpf.c`.
+/// The best reason for a packet that belongs to no interface: `unclassified()` of `bpf/millrace.bpf.c`.
 #[cold]
 fn unclassified(data: &[u8], kind: u16, ip: &[u8]) -> Reason {
     let is_group = data.first().is_some_and(|first| first & 1 != 0);
@@ -122,13 +130,13 @@ fn unclassified(data: &[u8], kind: u16, ip: &[u8]) -> Reason {
     }
 }
 
-/// Is this, of EtherType IPv6, neighbour discovery? As `neighbour_discovery()` there.
+/// Whether this packet with EtherType IPv6 is neighbour discovery, as in `neighbour_discovery()` there.
 pub(super) fn is_neighbour_discovery(ip: &[u8]) -> bool {
     let Some((header, [kind, ..])) = ip.split_first_chunk::<IPV6>() else { return false };
     header[6] == ip_proto::ICMPV6 && (ROUTER_SOLICITATION..=REDIRECT).contains(kind)
 }
 
-/// EtherType and length of what comes before the IP header; `None`: it is not whole.
+/// The EtherType, and the length of everything before the IP header. `None`: it is incomplete.
 #[inline]
 pub(super) fn ethernet(data: &[u8]) -> Option<(u16, usize)> {
     let header = data.first_chunk::<ETHERNET>()?;
@@ -148,7 +156,7 @@ pub(super) fn is_tag(kind: u16) -> bool {
     matches!(kind, ether_type::VLAN | ether_type::SERVICE_VLAN)
 }
 
-/// Its length, and its destination.
+/// The length and the destination of the packet.
 #[inline]
 fn ipv4(ip: &[u8]) -> Result<(u16, u32), Reason> {
     let header = ip.first_chunk::<IPV4>().ok_or(Reason::Ipv4BadHeader)?;
@@ -163,8 +171,8 @@ fn ipv4(ip: &[u8]) -> Result<(u16, u32), Reason> {
     Ok((bytes, u32::from_be_bytes([header[16], header[17], header[18], header[19]])))
 }
 
-/// The ones' complement sum of the header is that of nothing but ones, in any byte order and by words of any length (RFC 1071 section 2
-/// B and C).
+/// The ones' complement sum of a valid header has only one bits, in any byte order and with words of any length (RFC
+/// 1071 section 2 B and C).
 #[inline]
 fn checksum_is_right(header: &[u8; IPV4]) -> bool {
     let (words, rest) = header.as_chunks();
@@ -176,7 +184,7 @@ fn checksum_is_right(header: &[u8; IPV4]) -> bool {
     fold(sum) == 0xffff
 }
 
-/// Its length.
+/// The length of the packet.
 #[inline]
 fn ipv6(ip: &[u8]) -> Result<u16, Reason> {
     let header = ip.first_chunk::<IPV6>().ok_or(Reason::Ipv6BadHeader)?;
@@ -205,9 +213,9 @@ mod tests {
     }
 
     proptest! {
-        /// Bytes of nothing but ones and zeros, which carry most.
+        /// Bytes of all ones and zeros, which carry most.
         #[test]
-        fn a_checksum_is_right_when_its_words_say_so(
+        fn a_checksum_is_right_if_the_sum_of_its_words_is_all_ones(
             bytes in prop::collection::vec(prop_oneof![4 => Just(0xff), 2 => Just(0), 1 => Just(0xfe), 1 => Just(1), 1 => any::<u8>()], IPV4),
             at in 0..IPV4 / 2,
             right in any::<bool>(),
@@ -223,8 +231,8 @@ mod tests {
     }
 
     #[test]
-    fn what_carries_in_the_last_step_is_counted() {
-        // Sixteen bytes that make a carry and nothing but ones, and four that carry again.
+    fn a_carry_in_the_last_step_is_added() {
+        // Sixteen bytes that produce a carry and only ones, and four that carry again.
         let mut header = [0xff; IPV4];
         header[15] = 0xfe;
         header[16..].copy_from_slice(&[0, 0, 0, 2]);

@@ -1,43 +1,43 @@
-//! What elements need of each other, and which lists make a chain.
+//! What elements need of each other, and which lists of elements are chains.
 
 use super::Element;
 use std::{fmt, ops::BitOr};
 
-/// What is known of all packets that have no verdict; a set.
+/// The set of properties that are known about all packets without a verdict.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Known(u8);
 
 impl Known {
     /// Nothing.
     pub const NOTHING: Known = Known(0);
-    /// Where the IP header is, and that it is right.
+    /// The position of the IP header. It was checked.
     pub const HEADERS: Known = Known(1);
     /// The next hop.
     pub const NEXT_HOP: Known = Known(2);
-    /// The hop is counted: TTL or hop limit is one less than it was.
+    /// The hop is counted: the TTL or hop limit has been decremented.
     pub const HOP_COUNTED: Known = Known(4);
-    /// The frame is written to, so it may no longer go up.
+    /// The frame has been written to, so it may no longer go up.
     pub const WRITTEN: Known = Known(8);
-    /// The port it leaves by, if it gets no other verdict.
+    /// The port by which the packet leaves, if it gets no other verdict.
     pub const EXIT: Known = Known(16);
 
     const NAMES: [(Known, &'static str); 5] = [
-        (Known::HEADERS, "where the headers are (check)"),
+        (Known::HEADERS, "the position of the headers (check)"),
         (Known::NEXT_HOP, "the next hop (route)"),
         (Known::HOP_COUNTED, "that the hop is counted (ttl)"),
         (Known::WRITTEN, "that it is written to"),
         (Known::EXIT, "an exit (rewrite, forward or discard)"),
     ];
 
-    /// Is all of `other` in it?
+    /// Whether it contains all of `other`.
     pub const fn has(self, other: Known) -> bool {
         self.0 & other.0 == other.0
     }
-    /// Without `other`.
+    /// The set without `other`.
     pub const fn without(self, other: Known) -> Known {
         Known(self.0 & !other.0)
     }
-    /// With `other`.
+    /// The set with `other`.
     pub const fn and(self, other: Known) -> Known {
         Known(self.0 | other.0)
     }
@@ -61,7 +61,7 @@ impl fmt::Display for Known {
     }
 }
 
-/// What an element needs, and leaves behind.
+/// What an element needs and what it provides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Contract {
     /// Must be known before it.
@@ -70,19 +70,20 @@ pub struct Contract {
     pub gives: Known,
     /// Is no longer known after it.
     pub forgets: Known,
-    /// It may pass packets up: nothing may have been written to them.
+    /// It may pass packets up, so nothing may have been written to them.
     pub passes_up: bool,
-    /// It encrypts: what an element in front of it passes up, the kernel would forward in clear (`clear`).
+    /// It encrypts. If an element before it passed packets up, the kernel would forward them unencrypted
+    /// (`clear`).
     pub encrypts: bool,
-    /// No packet goes beyond it.
+    /// No packet goes on after it.
     pub ends: bool,
-    /// What it does depends on the time ([`super::Now::ns`]).
+    /// Its work depends on the time ([`super::Now::ns`]).
     pub asks_when: bool,
-    /// It is one of those that run as one where they follow one another.
+    /// It is a part that runs together with the other parts, if they follow one another.
     pub part: Option<Part>,
 }
 
-/// Of what a router is: these, in this order ([`super::Joined`]).
+/// The parts of a router, in this order ([`super::Joined`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// [`super::Check`].
@@ -96,59 +97,60 @@ pub enum Part {
 }
 
 impl Part {
-    /// All, in order.
+    /// All parts, in order.
     pub const ALL: [Option<Part>; 4] =
         [Some(Part::Check), Some(Part::Route), Some(Part::Ttl), Some(Part::Rewrite)];
 }
 
-/// A list that is no chain. Elements are counted from 1.
+/// A list that is not a chain. Elements are counted from 1.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadChain {
     /// No element.
     #[error("a chain has at least one element")]
     Empty,
-    /// Something must come before it.
-    #[error("element {at}, {name}, needs to know of a packet: {missing}")]
+    /// It needs an element before it.
+    #[error("element {at}, {name}, needs to know about a packet: {missing}")]
     Needs {
-        /// Which.
+        /// The position of the element.
         at: usize,
         /// Its name.
         name: &'static str,
-        /// What no element before it gives.
+        /// What no element before it provides.
         missing: Known,
     },
-    /// It passes up what must go up as it came.
+    /// It passes packets up after an element has written to them.
     #[error(
         "element {at}, {name}, may pass packets to the kernel: it must come before those that write to them"
     )]
     TooLate {
-        /// Which.
+        /// The position of the element.
         at: usize,
         /// Its name.
         name: &'static str,
     },
-    /// It would send packets elsewhere than an element before it, which has written to them for that.
-    #[error("element {at}, {name}, says where packets leave, which one before it has said")]
+    /// It would send packets elsewhere than an earlier element, which has already written to them for its
+    /// exit.
+    #[error("element {at}, {name}, sets where packets leave, but an element before it has done so")]
     TwoExits {
-        /// Which.
+        /// The position of the element.
         at: usize,
         /// Its name.
         name: &'static str,
     },
-    /// No packet comes to it.
+    /// No packet reaches it.
     #[error("element {at}, {name}, gets no packet: the one before it drops all")]
     Behind {
-        /// Which.
+        /// The position of the element.
         at: usize,
         /// Its name.
         name: &'static str,
     },
-    /// Nothing says where packets leave.
-    #[error("no element says where packets leave: rewrite, forward or discard")]
+    /// No element sets an exit.
+    #[error("no element sets where packets leave: add rewrite, forward or discard")]
     NoExit,
 }
 
-/// Is this list a chain?
+/// Checks whether this list is a chain.
 pub(super) fn check(elements: &[Box<dyn Element>]) -> Result<(), BadChain> {
     if elements.is_empty() {
         return Err(BadChain::Empty);

@@ -1,46 +1,49 @@
-//! Copies of packets on their way from an element ([`super::Mirror`]) to who writes them: a ring of fixed memory between one thread that puts
-//! and one that takes.
+//! Copies of packets on their way from an element ([`super::Mirror`]) to the thread that writes them: a ring of fixed
+//! memory between one thread that puts and one that takes.
 //!
-//! Two shapes were written down: a trait, behind which whoever writes has a queue of his own, and this ring. The trait leaves to others what matters, that
-//! nothing waits and nothing is allocated for a packet; the ring is memory like [`crate::memory`], and what it promises is tested here.
+//! The alternative was a trait behind which the writer has a queue of its own. It would leave the important properties
+//! to others: nothing waits, and nothing is allocated per packet. The ring is memory like [`crate::memory`], and these
+//! properties are tested here.
 //!
-//! # Who may write what
-//! `words` from `taken` up to one turn of the ring further, and `put`: who puts, of whom `is_putting` lets there be one at a time. A second one, as of a worker that
-//! hangs and was replaced, does not wait: his copies are lost. `taken`: the one [`Taker`]. `put` is stored (release) behind the words of all copies of a run,
-//! `taken` behind those that were read; each is loaded (acquire) before the other's words are touched.
+//! # Who may write which field
+//! The thread that puts writes `put`, and the words from `taken` up to one turn of the ring further. `is_putting`
+//! allows one such thread at a time. A second one (of a worker that replaced one that hangs) does not wait; its copies
+//! are lost. The one [`Taker`] writes `taken`. `put` is stored (release) after the words of all copies of a run, and
+//! `taken` after those that were read. Each is loaded (acquire) before the other side's words are touched.
 //!
-//! A copy is two words, the time and both lengths, and its data in words. Copies are in order, and are never cut by the end of the ring.
+//! A copy consists of two words (the time and both lengths) and its data in words. Copies are in order. The end of the
+//! ring never cuts one.
 
 use std::sync::{
     Arc,
     atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::*},
 };
 
-/// Words in front of the data: when; original length above the captured one.
+/// Words before the data: the time, and the original length above the captured one.
 const HEADER: usize = 2;
 const WORD: usize = size_of::<u64>();
-/// Who ends lets others go on so often while a run puts.
+/// The number of times that [`Taker`] yields while a run still puts, before it ends.
 const WAITS: u32 = 1000;
-/// Of a packet.
+/// The longest packet.
 const MOST_BYTES: usize = u16::MAX as usize;
 
 /// Why a copy is in no file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum NoCopy {
-    /// Who writes did not keep up.
+    /// The writer did not keep up.
     Full,
     /// The file cannot be written, or the disk is full.
     Disk,
-    /// The file has the most bytes that it may have.
+    /// The file has reached its maximum size.
     Limit,
 }
 
 impl NoCopy {
-    /// All, in order.
+    /// All reasons, in order.
     pub const ALL: [NoCopy; 3] = [NoCopy::Full, NoCopy::Disk, NoCopy::Limit];
 
-    /// As counters call it.
+    /// The name in counters.
     pub fn name(self) -> &'static str {
         match self {
             NoCopy::Full => "mirror_full",
@@ -56,44 +59,44 @@ pub struct Copies {
     put: Line,
     taken: Line,
     is_putting: AtomicBool,
-    /// Why no copy is taken now: its number in [`NoCopy::ALL`], or none of them.
+    /// Why no copy is accepted now: the number in [`NoCopy::ALL`], or [`TAKES`].
     refuses: AtomicU8,
     written: AtomicU64,
     lost: [AtomicU64; NoCopy::ALL.len()],
 }
 
-/// Words since the start, in a line of the cache that is one thread's to write.
+/// A count of words since the start, in a cache line that only one thread writes.
 #[repr(align(64))]
 #[derive(Default)]
 struct Line(AtomicU64);
 
 const TAKES: u8 = u8::MAX;
 
-/// What a copy is of.
+/// The packet of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copied {
-    /// When the packet came, of the clock of elements.
+    /// When the packet arrived, by the clock of elements.
     pub at_ns: u64,
-    /// Bytes of the packet.
+    /// Length of the packet in bytes.
     pub original: u32,
-    /// Of those, so many were copied.
+    /// The number of these bytes that were copied.
     pub captured: u32,
 }
 
 impl Copies {
-    /// Room for so many bytes, what goes with each packet included; at least for one packet.
+    /// A ring for this many bytes, including the header of each copy. There is room for at least one packet.
     pub fn new(bytes: usize) -> (Arc<Copies>, Taker) {
         let words = bytes.div_ceil(WORD).max(Copies::words(MOST_BYTES));
         let copies = Arc::new(Copies::of(words, TAKES));
         (copies.clone(), Taker { copies, at: 0, until: 0 })
     }
 
-    /// That nobody takes: each is lost, as [`NoCopy::Disk`].
+    /// A ring without a taker. Each copy is lost, as [`NoCopy::Disk`].
     pub fn nowhere() -> Arc<Copies> {
         Arc::new(Copies::of(0, NoCopy::Disk as u8))
     }
 
-    /// The room that so many packets of so many bytes take.
+    /// The size of a ring for this many packets of this many bytes.
     pub fn bytes_for(packets: usize, bytes: usize) -> usize {
         packets.saturating_mul(Copies::words(bytes)).saturating_mul(WORD)
     }
@@ -114,10 +117,10 @@ impl Copies {
         HEADER + bytes.div_ceil(WORD)
     }
 
-    /// To put copies of a run.
+    /// Begins to put copies of a run.
     ///
     /// # Errors
-    /// None is taken now, for this reason.
+    /// No copy is accepted now, for this reason.
     #[inline]
     pub(super) fn begin(&self) -> Result<Putting<'_>, NoCopy> {
         if let Some(why) = NoCopy::ALL.get(usize::from(self.refuses.load(Relaxed))) {
@@ -134,7 +137,7 @@ impl Copies {
         at.checked_rem(self.words.len() as u64).unwrap_or(0) as usize
     }
 
-    /// The words of the ring from there on, and those that follow where it begins again.
+    /// The words of the ring from `place` on, and then those from the beginning of the ring.
     #[inline]
     fn from(&self, place: usize) -> impl Iterator<Item = &[AtomicU64]> {
         let (front, back) = self.words.split_at_checked(place).unwrap_or_default();
@@ -147,41 +150,42 @@ impl Copies {
         self.taken.0.load(Acquire) + self.words.len() as u64
     }
 
-    /// So many are lost.
+    /// Counts lost copies.
     pub(super) fn lose(&self, why: NoCopy, copies: u64) {
         if copies > 0 {
             self.lost[why as usize].fetch_add(copies, Relaxed);
         }
     }
 
-    /// Was any put that nobody took?
+    /// Whether there are copies that were put and not taken.
     pub fn are_waiting(&self) -> bool {
         self.put.0.load(Relaxed) != self.taken.0.load(Relaxed)
     }
 
-    /// Copies that are in the file.
+    /// The number of copies in the file.
     pub fn written(&self) -> u64 {
         self.written.load(Relaxed)
     }
 
-    /// Copies that are lost.
+    /// The number of copies that were lost for this reason.
     pub fn lost(&self, why: NoCopy) -> u64 {
         self.lost[why as usize].load(Relaxed)
     }
 }
 
-/// One run puts; what it put is seen when this is dropped.
+/// One run that puts. Its copies become visible when this is dropped.
 pub(super) struct Putting<'c> {
     copies: &'c Copies,
     at: u64,
-    /// Of `at`, in the ring.
+    /// The position of `at` in the ring.
     place: usize,
     until: u64,
     full: u64,
 }
 
 impl Putting<'_> {
-    /// A copy of a packet that came then, of `most` bytes at most; counted as lost if there is no room.
+    /// Puts a copy of a packet that arrived at `at_ns`, with at most `most` bytes. If there is no room, the copy is
+    /// counted as lost.
     #[inline]
     pub fn put(&mut self, at_ns: u64, data: &[u8], most: usize) {
         let captured = data.get(..most).unwrap_or(data);
@@ -224,7 +228,7 @@ impl Drop for Putting<'_> {
     }
 }
 
-/// Who writes; there is one. When it is gone every copy is lost, as [`NoCopy::Disk`].
+/// The only thread that takes. After it is dropped, every copy is lost, as [`NoCopy::Disk`].
 pub struct Taker {
     copies: Arc<Copies>,
     at: u64,
@@ -232,7 +236,7 @@ pub struct Taker {
 }
 
 impl Taker {
-    /// Takes the oldest copy; its data is behind what `to` has.
+    /// Takes the oldest copy. Its data is appended to `to`.
     pub fn take(&mut self, to: &mut Vec<u8>) -> Option<Copied> {
         if self.at == self.until {
             self.until = self.copies.put.0.load(Acquire);
@@ -252,17 +256,17 @@ impl Taker {
         Some(Copied { at_ns, original: (lengths >> 32) as u32, captured })
     }
 
-    /// From now on none is taken, for this reason, or all are again.
+    /// Makes the ring refuse copies for this reason, or accept them again.
     pub fn refuse(&self, why: Option<NoCopy>) {
         self.copies.refuses.store(why.map_or(TAKES, |why| why as u8), Relaxed);
     }
 
-    /// So many are in the file.
+    /// Counts copies that are in the file.
     pub fn count_written(&self, copies: u64) {
         self.copies.written.fetch_add(copies, Relaxed);
     }
 
-    /// So many are lost.
+    /// Counts lost copies.
     pub fn lose(&self, why: NoCopy, copies: u64) {
         self.copies.lose(why, copies);
     }
@@ -271,7 +275,8 @@ impl Taker {
 impl Drop for Taker {
     fn drop(&mut self) {
         self.refuse(Some(NoCopy::Disk));
-        // A run that puts now ends soon, and then nobody begins another. One that hangs is not waited for: what it still puts is not counted.
+        // A run that puts now ends soon, and no other can begin after that. A run that hangs is not waited for; the
+        // copies that it still puts are not counted.
         let is_putting = |_: &u32| self.copies.is_putting.swap(true, Acquire);
         (0..WAITS).take_while(is_putting).for_each(|_| std::thread::yield_now());
         let (mut copy, mut lost) = (Vec::new(), 0);

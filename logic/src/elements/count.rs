@@ -1,5 +1,9 @@
-//! `count`: packets and bytes that pass. Goes on: all. Counts besides packets: `bytes`, of the data as it is here, from the Ethernet
-//! header on, without frame check sequence. Parameters: none.
+//! `count`: counts packets and bytes.
+//!
+//! - **Output**: all packets.
+//! - **Counts**: `bytes` of data besides packets. The data begins with the Ethernet header and does not include the
+//!   frame check sequence.
+//! - **Parameters**: none.
 
 use super::{Batch, Contract, Counters, Element, Now};
 use std::any::Any;

@@ -1,16 +1,16 @@
-//! What an element did, by name.
+//! The counters of an element.
 
 use super::packet::{Loss, Verdict};
 use crate::reason::Reason;
 
-/// Packets that came to an element, and the verdicts it gave; the others went on.
+/// Packets that arrived at an element, and the verdicts that it gave. All others went on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counters {
     packets: u64,
     to: u64,
     up: [u64; Reason::COUNT],
     dropped: [u64; Loss::ALL.len()],
-    /// Of those dropped as [`Loss::InClear`], why they were to go up.
+    /// The reasons of the packets that were dropped as [`Loss::InClear`] instead of going up.
     in_clear: [u64; Reason::COUNT],
 }
 
@@ -22,7 +22,7 @@ impl Default for Counters {
 }
 
 impl Counters {
-    /// So many packets come.
+    /// Counts packets that arrive.
     pub(super) fn come(&mut self, packets: usize) {
         self.packets += packets as u64;
     }
@@ -35,37 +35,37 @@ impl Counters {
         }
     }
 
-    /// It is dropped in place of going up for this reason.
+    /// Counts a packet that was dropped instead of going up for this reason.
     pub(super) fn count_in_clear(&mut self, reason: Reason) {
         self.in_clear[reason as usize] += 1;
     }
 
-    /// That came.
+    /// Packets that arrived.
     pub fn packets(&self) -> u64 {
         self.packets
     }
 
-    /// Passed up for this reason.
+    /// Packets passed up for this reason.
     pub fn up(&self, reason: Reason) -> u64 {
         self.up[reason as usize]
     }
 
-    /// Dropped for this reason.
+    /// Packets dropped for this reason.
     pub fn dropped(&self, loss: Loss) -> u64 {
         self.dropped[loss as usize]
     }
 
-    /// Dropped as [`Loss::InClear`], by the reason for which they were to go up.
+    /// Packets dropped as [`Loss::InClear`], by the reason for which they would have gone up.
     pub fn in_clear(&self) -> impl Iterator<Item = (Reason, u64)> {
         Reason::all().zip(self.in_clear).filter(|(_, packets)| *packets > 0)
     }
 
-    /// That went on without a verdict.
+    /// Packets that went on without a verdict.
     pub fn went_on(&self) -> u64 {
         self.packets - self.to - self.up.iter().chain(&self.dropped).sum::<u64>()
     }
 
-    /// Everything passed up or dropped, by name.
+    /// All packets that were passed up or dropped, by verdict.
     pub fn lost(&self) -> impl Iterator<Item = (Verdict, u64)> {
         let up = Reason::all().map(|reason| (Verdict::Up(reason), self.up(reason)));
         let dropped = Loss::ALL.into_iter().map(|loss| (Verdict::Drop(loss), self.dropped(loss)));

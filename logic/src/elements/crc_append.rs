@@ -1,18 +1,21 @@
-//! `crc_append`: CRC-32 of the frame behind it (CRC of P11): IEEE 802.3 section 3.2.9, over all data, least significant byte first,
-//! as a frame check sequence is sent.
+//! `crc_append`: appends the CRC-32 of the frame (CRC of P11): IEEE 802.3 section 3.2.9, over all data, least
+//! significant byte first, like a frame check sequence.
 //!
-//! A frame of less than 56 bytes gets zeros first: devices pad what is sent to 60, and the CRC would not be at the end any more.
+//! A frame shorter than 56 bytes is padded with zeros first. Devices pad frames to 60 bytes, and the CRC would then not
+//! be at the end.
 //!
-//! Goes on: the frame, 4 bytes longer, 60 at least. Dropped: `no_room`, without tail room for that. Parameters: none.
+//! - **Output**: the frame, 4 bytes longer and at least 60 bytes long.
+//! - **Dropped**: `no_room` if there is no tail room for that.
+//! - **Parameters**: none.
 
 use super::{
     Batch, Contract, Counters, Element, Known, Now,
     packet::{Loss, Packet, Verdict},
 };
 
-/// Bytes of a CRC-32.
+/// Length of a CRC-32 in bytes.
 pub(super) const CRC: usize = 4;
-/// The shortest frame that devices send as it is (IEEE 802.3 section 3.2.8, without the frame check sequence).
+/// The shortest frame that devices send unchanged (IEEE 802.3 section 3.2.8, without the frame check sequence).
 const SHORTEST: usize = 60;
 
 /// See the head of this file.

@@ -1,7 +1,8 @@
-//! `crc_check`: the last 4 bytes are the CRC-32 of all before them, as `crc_append` writes it.
+//! `crc_check`: checks that the last 4 bytes are the CRC-32 of all bytes before them, as `crc_append` writes it.
 //!
-//! Goes on: the frame without them, which has them again if it goes up; what was known of its headers no longer is. Dropped: `bad_crc`, also what is shorter than 4 bytes.
-//! Parameters: none.
+//! - **Output**: the frame without these bytes. It gets them back if it goes up. The headers are no longer known.
+//! - **Dropped**: `bad_crc`, also for frames shorter than 4 bytes.
+//! - **Parameters**: none.
 
 use super::{
     Batch, Contract, Counters, Element, Known, Now,

@@ -1,4 +1,5 @@
-//! `discard`: drops what comes, as `discarded`. Parameters: none. It is the last of its chain.
+//! `discard`: drops all packets as `discarded`. It must be the last element of a chain. Parameters:
+//! none.
 
 use super::{
     Batch, Contract, Counters, Element, Known, Now,

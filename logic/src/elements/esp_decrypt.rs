@@ -1,22 +1,28 @@
-//! `esp_decrypt`: out of ESP (RFC 4303, RFC 4106), in UDP if the SA is so (RFC 3948).
+//! `esp_decrypt`: decrypts ESP packets (RFC 4303, RFC 4106), also in UDP if the SA uses UDP (RFC 3948).
 //!
-//! Comes in: IP packets whose headers `check` has found right. Goes on: what was inside, behind the Ethernet header and tags that it came with: in tunnel mode the
-//! inner packet, without traffic flow padding, and with the congestion marks of RFC 6040 section 4.2; in transport mode the packet with its payload. It is another packet than
-//! the one that came, of which nothing is known yet: `check` comes next; and if that or `route` pass it up, the kernel gets the decrypted packet.
-//!
-//! Goes up, unwritten, as `local`, what is not for an SA of this element (in front of one that encrypts only what is for an address of its SAs, and the rest is dropped as `in_clear`); `counted` tells why: `not_esp`, `fragments` (Linux makes them whole), `unknown_spi` (also
-//! where the destination or UDP is not the SA's), `ike` (the non-ESP marker), `keepalives` (one byte 0xff).
-//!
-//! Counted there, too, and accepted: `reordered`, what has a right tag, and a number below one that came before it.
-//!
-//! Dropped before anything is decrypted: `truncated`; `oversized` (longer than the SA's `mtu`); `too_old` and `replayed`, by the window, and exactly after. Then: `bad_tag` (changed, or of another key: AES-GCM tells neither from the other); `bad_padding`, `dummy`, `bad_inner` (not of the SA's mode, or not
-//! whole), `policy` (not of the SA's selectors), `congested` (RFC 6040: marked, but its flow does not know marks).
+//! - **Input**: IP packets whose headers `check` has checked.
+//! - **Output**: the inner packet, after the Ethernet header and tags of the outer one. In tunnel mode this is the
+//!   inner packet without traffic flow padding and with the congestion marks of RFC 6040 section 4.2. In transport mode
+//!   it is the packet with its decrypted payload. It is another packet, and nothing is known about it yet, so `check`
+//!   must follow. If `check` or `route` passes it up, the kernel gets the decrypted packet.
+//! - **Up**: packets that are not for an SA of this element, unchanged, as `local`. Before an element that encrypts,
+//!   only packets for an address of its SAs go up, and others are dropped as `in_clear`. The counts name the cause:
+//!   `not_esp`, `fragments` (Linux reassembles them), `unknown_spi` (also if the destination or UDP is not that of the
+//!   SA), `ike` (the non-ESP marker), `keepalives` (one byte 0xff).
+//! - **Counts**, besides: `reordered`, packets that were accepted and have a right tag, but a number below an earlier
+//!   one.
+//! - **Dropped** before decryption: `truncated`; `oversized` (longer than the SA's `mtu`); `too_old` and `replayed`, by
+//!   the window. The window is checked again, exactly, after decryption.
+//! - **Dropped** after decryption: `bad_tag` (changed, or from another key: AES-GCM cannot distinguish these);
+//!   `bad_padding`, `dummy`, `bad_inner` (not of the SA's mode, or incomplete), `policy` (not within the SA's
+//!   selectors), `congested` (RFC 6040: marked, but the flow does not use marks).
 //!
 //! | parameter | meaning |
 //! |---|---|
 //! | `sas` | names of the SAs |
 //!
-//! In UDP of transport mode, checksums of what is inside are left as they are (RFC 3948 section 3.1.2 c): behind a NAT use tunnel mode.
+//! In transport mode in UDP, the checksums of the inner packet stay as they are (RFC 3948 section 3.1.2 c). Use tunnel
+//! mode behind a NAT.
 
 use super::{
     Batch, Contract, Counters, Element, Known, Now,
@@ -34,7 +40,7 @@ use rustc_hash::FxHashMap;
 use std::{any::Any, mem, net::IpAddr, sync::Arc};
 
 const FRAGMENT: u16 = 0x3fff;
-/// In the low bits of TOS and traffic class (RFC 3168).
+/// Codepoints in the low bits of TOS and traffic class (RFC 3168).
 const NOT_ECT: u8 = 0;
 const ECT1: u8 = 1;
 const ECT0: u8 = 2;
@@ -45,24 +51,24 @@ pub struct EspDecrypt {
     names: Vec<String>,
     view: View,
     sas: Sas,
-    /// Memory that each run uses anew: the n-th of each is of one packet.
+    /// Memory that each run uses again. The n-th elements of both belong to one packet.
     jobs: Vec<Job<'static>>,
     found: Vec<FoundSa>,
     counts: [u64; COUNTS.len()],
 }
 
-/// Those of this element.
+/// The SAs of this element.
 #[derive(Default)]
 struct Sas {
     all: Vec<Arc<Inbound>>,
     by_spi: FxHashMap<u32, u16>,
-    /// Our addresses, each once.
+    /// Our addresses, without duplicates.
     locals: Vec<IpAddr>,
-    /// Our ports of ESP in UDP.
+    /// Our ports for ESP in UDP.
     ports: Vec<u16>,
 }
 
-/// Why a packet is not ours, as [`EspDecrypt::counts`] has it.
+/// Why a packet is not for this element, as [`EspDecrypt::counts`] counts it.
 #[derive(Clone, Copy)]
 enum Up {
     NotEsp,
@@ -71,7 +77,7 @@ enum Up {
     Ike,
     Keepalive,
 }
-/// What is counted: why packets are not ours, and which came late.
+/// The names of the counts: why packets are not for this element, and packets that were late.
 const COUNTS: [&str; 6] = ["not_esp", "fragments", "unknown_spi", "ike", "keepalives", "reordered"];
 const REORDERED: usize = 5;
 
@@ -80,22 +86,22 @@ enum Not {
     Right(Loss),
 }
 
-/// A packet of ESP.
+/// An ESP packet.
 struct FoundSa {
     sa: u16,
     number: u64,
-    /// Places in the data: of IP header, ESP header, text; and where the tag begins.
+    /// Positions in the data: the IP header, the ESP header, the text, and the tag.
     ip: u16,
     esp: u16,
     text: u16,
     tag: u16,
     tos: u8,
-    /// Until it was authenticated it is wrong.
+    /// An error until the packet has been authenticated.
     fate: Result<(), Loss>,
 }
 
 impl EspDecrypt {
-    /// By the SAs that have these names in the table.
+    /// Uses the SAs that have these names in the table.
     pub fn new(table: Arc<SaTable>, names: Vec<String>) -> Self {
         let view = View::new(table);
         EspDecrypt {
@@ -163,7 +169,7 @@ impl Element for EspDecrypt {
                     }
                     Err(Not::Ours(why)) => {
                         counts[why as usize] += 1;
-                        // In front of an element that encrypts, what is for others is not `local`.
+                        // Before an element that encrypts, packets for others are not `local`.
                         let may_go_up = !is_guarded || is_local(sas, packet.ip());
                         let fate =
                             if may_go_up { Verdict::Up(Reason::Local) } else { Verdict::Drop(Loss::InClear) };
@@ -188,7 +194,7 @@ impl Element for EspDecrypt {
         COUNTS.into_iter().zip(self.counts).collect()
     }
 
-    /// Windows are the SAs', which the table has.
+    /// The SAs in the table keep the windows, so only the counts continue.
     fn kept(&self) -> Option<&dyn Any> {
         Some(&self.counts)
     }
@@ -198,7 +204,8 @@ impl Element for EspDecrypt {
     }
 }
 
-/// Opens all, those of one SA that follow each other at once, and accepts the numbers of those that are right, in order: how many of them are reordered.
+/// Opens all packets, consecutive ones of an SA at once. Accepts the numbers of those with a right tag, in order.
+/// Returns the number of reordered packets.
 fn open(sas: &Sas, found: &mut [FoundSa], jobs: &mut [Job<'_>]) -> u64 {
     let (mut jobs, mut reordered) = (jobs, 0);
     for found in found.chunk_by_mut(|a, b| a.sa == b.sa) {
@@ -219,7 +226,7 @@ fn open(sas: &Sas, found: &mut [FoundSa], jobs: &mut [Job<'_>]) -> u64 {
     reordered
 }
 
-/// Is it for one of our addresses?
+/// Whether it is for one of our addresses.
 fn is_local(sas: &Sas, ip: &[u8]) -> bool {
     addresses(ip).is_some_and(|(_, to)| sas.locals.contains(&to))
 }
@@ -231,8 +238,9 @@ fn stale(stale: Stale) -> Loss {
     }
 }
 
-/// The usual packet, by a short way: ESP over IPv4, whole, not in UDP, for the SA of the packet before. `None`: it is another, or is not to be opened, which
-/// [`find`] decides, as it would decide the same on these.
+/// The short way for usual packets: ESP over IPv4, not a fragment, not in UDP, for the same SA as the packet before.
+/// `None`: the packet is not usual, or must not be opened. Then [`find`] decides, with the same result for usual
+/// packets.
 #[inline]
 fn again<'s>(sas: &'s Sas, last: u16, packet: &Packet<'_>) -> Option<(&'s Inbound, FoundSa)> {
     const BOTH: usize = IPV4 + esp::HEADER;
@@ -271,7 +279,7 @@ fn again<'s>(sas: &'s Sas, last: u16, packet: &Packet<'_>) -> Option<(&'s Inboun
     ))
 }
 
-/// Which SA it is for. Nothing is written.
+/// Finds the SA of a packet. Writes nothing.
 #[inline(never)]
 fn find<'s>(sas: &'s Sas, packet: &Packet<'_>) -> Result<(&'s Inbound, FoundSa), Not> {
     let Headers { family, ip: at, bytes, .. } = packet.headers;
@@ -292,7 +300,7 @@ fn find<'s>(sas: &'s Sas, packet: &Packet<'_>) -> Result<(&'s Inbound, FoundSa),
         return Err(Not::Ours(Up::Fragment));
     }
     let behind = whole.get(ip_bytes..).unwrap_or_default();
-    // What is for others is not looked into: it may be as short as they like.
+    // A packet for others is not parsed further. It may have any length.
     let is_local = is_local(sas, whole);
     let (ports, esp) = match proto {
         esp::PROTO_ESP if is_local => (None, behind),
@@ -317,7 +325,7 @@ fn find<'s>(sas: &'s Sas, packet: &Packet<'_>) -> Result<(&'s Inbound, FoundSa),
     let number = sa.window.infer(low).ok_or(Not::Right(Loss::TooOld))?;
     sa.window.check(number).map_err(|why| Not::Right(stale(why)))?;
     let ip = usize::from(at).checked_sub(packet.head_room()).ok_or(Not::Ours(Up::NotEsp))?;
-    // UDP may have been shorter than its packet: the tag is at its end.
+    // The UDP datagram may be shorter than the packet. The tag is at the end of the datagram.
     let esp_at = ip + ip_bytes + if ports.is_some() { esp::UDP } else { 0 };
     let text = esp_at + esp::HEADER + esp::IV;
     let tag = esp_at + esp.len() - TAG;
@@ -335,10 +343,10 @@ fn find<'s>(sas: &'s Sas, packet: &Packet<'_>) -> Result<(&'s Inbound, FoundSa),
     Ok((sa, found))
 }
 
-/// Fragment header of IPv6.
+/// The fragment header of IPv6.
 const FRAGMENT_HEADER: u8 = 44;
 
-/// What is in UDP, and our port (RFC 3948 sections 2.2 to 2.4).
+/// The contents of UDP, and our port (RFC 3948 sections 2.2 to 2.4).
 fn udp<'p>(sas: &Sas, behind: &'p [u8]) -> Result<(Option<u16>, &'p [u8]), Not> {
     let header = behind.first_chunk::<{ esp::UDP }>().ok_or(Not::Ours(Up::NotEsp))?;
     let (port, length) =
@@ -360,12 +368,12 @@ fn job<'t>(sa: &Inbound, packet: &'t mut Packet<'_>, found: &FoundSa) -> Job<'t>
     let behind = packet.data_mut().get_mut(text.wrapping_sub(esp::IV)..end);
     match behind.and_then(|behind| behind.split_first_chunk_mut()) {
         Some((iv, text)) => sa.jobs.job(*iv, found.number, text),
-        // Of no text no tag is right.
+        // An empty text has no right tag.
         None => sa.jobs.job([0; esp::IV], found.number, &mut []),
     }
 }
 
-/// Takes away all that is around a packet whose tag was right.
+/// Removes everything around a packet whose tag was right.
 #[inline]
 fn uncover(sa: &Inbound, packet: &mut Packet<'_>, found: &FoundSa) -> Result<(), Loss> {
     let (text_at, tag) = (usize::from(found.text), usize::from(found.tag));
@@ -406,7 +414,7 @@ fn uncover_tunnel(
     };
     may_be_inside(sa, ip)?;
     mark(ip, found.tos & 3)?;
-    // Ethernet header and tags are shorter than all that is between.
+    // The Ethernet header and tags are shorter than everything in between.
     back(data, ethernet, inner - ethernet);
     if let Some(place) = data.get_mut(inner - 2..inner) {
         place.copy_from_slice(&kind.to_be_bytes());
@@ -416,7 +424,7 @@ fn uncover_tunnel(
     if fits { Ok(()) } else { Err(Loss::BadInner) }
 }
 
-/// Moves the first bytes there. An Ethernet header without tags by its known length: that is no call.
+/// Moves the first `bytes` bytes to `to`. An Ethernet header without tags has a constant length, so that is not a call.
 #[inline]
 fn back(data: &mut [u8], bytes: usize, to: usize) {
     if bytes == ETHERNET
@@ -451,13 +459,13 @@ fn uncover_transport(
     if fits { Ok(()) } else { Err(Loss::BadInner) }
 }
 
-/// What came by an SA must be of its selectors (RFC 4301 section 5.2 step 4).
+/// The inner packet must match the SA's selectors (RFC 4301 section 5.2 step 4).
 #[inline]
 fn may_be_inside(sa: &Inbound, ip: &[u8]) -> Result<(), Loss> {
     if admits(&sa.selectors, ip) { Ok(()) } else { Err(Loss::Policy) }
 }
 
-/// Length of an IPv4 packet that is all there; `check` looks at the rest of its header.
+/// The length of an IPv4 packet that is complete. `check` looks at the rest of its header.
 fn whole4(ip: &[u8]) -> Option<usize> {
     let header = ip.first_chunk::<IPV4>()?;
     let length = usize::from(u16::from_be_bytes([header[2], header[3]]));
@@ -472,7 +480,7 @@ fn whole6(ip: &[u8]) -> Option<usize> {
     (header[0] >> 4 == 6 && length <= ip.len()).then_some(length)
 }
 
-/// Congestion marks of the outer header go to the inner one (RFC 6040 section 4.2).
+/// Copies the congestion marks of the outer header to the inner one (RFC 6040 section 4.2).
 #[inline]
 pub(super) fn mark(ip: &mut [u8], outer: u8) -> Result<(), Loss> {
     let Some(first) = ip.first_chunk_mut::<IPV4>() else { return Err(Loss::BadInner) };

@@ -1,20 +1,25 @@
-//! `esp_encrypt`: into ESP (RFC 4303, RFC 4106), in UDP if the SA is so (RFC 3948).
+//! `esp_encrypt`: encrypts packets as ESP (RFC 4303, RFC 4106), also in UDP if the SA uses UDP (RFC 3948).
 //!
-//! Comes in: IP packets whose headers `check` has found right. Goes on: in tunnel mode a packet of ours around the whole of it, in transport mode the same
-//! packet with its payload encrypted; behind the Ethernet header and tags that it came with. That is another packet than the one that came: its headers are
-//! known, its next hop is not (`route` may find it), and if it goes up it goes up encrypted. The outer header has TTL 64, DSCP and ECN of the inner one
-//! (RFC 4301 section 5.1.2.1, RFC 6040 normal mode), DF as the SA says, and as identification the low bits of the sequence number.
+//! - **Input**: IP packets whose headers `check` has checked.
+//! - **Output**: in tunnel mode, a packet of ours around the whole packet. In transport mode, the same packet with its
+//!   payload encrypted. The Ethernet header and tags stay in front. It is another packet: its headers are known, its
+//!   next hop is not (`route` may find it), and if it goes up, it goes up encrypted. The outer header has TTL 64 and
+//!   DSCP and ECN of the inner one (RFC 4301 section 5.1.2.1, RFC 6040 normal mode). The SA sets DF. The identification
+//!   is the low bits of the sequence number.
+//! - **Dropped**, before anything is written and without using a sequence number: `no_sa`, `policy` (not within the
+//!   SA's selectors), `not_whole` (transport mode: a fragment, or IPv6 extension headers), `over_mtu` (longer than the
+//!   SA's MTU after encryption), `no_room`, `sequence_exhausted`, `sequence_unreserved`. `not_sealed`: the library did
+//!   not encrypt the packet. Its number is used up.
 //!
-//! What must not leave unencrypted never goes up, from elements in front of this one neither (`clear.rs`: `in_clear`). Dropped, before anything is written, and without a sequence number: `no_sa`, `policy` (not of the
-//! SA's selectors), `not_whole` (transport mode: a fragment, or IPv6 extension headers), `over_mtu` (longer than the SA's MTU when it is
-//! encrypted), `no_room`, `sequence_exhausted`, `sequence_unreserved`. `not_sealed`: the library did not encrypt it; its number is used.
+//! Packets that must not leave unencrypted never go up, also not from elements before this one (`clear.rs`:
+//! `in_clear`).
 //!
 //! | parameter | meaning |
 //! |---|---|
-//! | `sa` | name of the SA |
+//! | `sa` | the name of the SA |
 //!
-//! Counted besides: `bytes` of the IP packets that came and were encrypted; `near_end`: packets that were sent with less than an eighth of all sequence numbers left:
-//! it is time for another key.
+//! - **Counts**, besides: `bytes` of the IP packets that arrived and were encrypted. `near_end`: packets that were sent
+//!   with less than an eighth of all sequence numbers left, when it is time for another key.
 
 mod tunnel4;
 
@@ -33,7 +38,7 @@ use std::{
 };
 use tunnel4::Tunnel4;
 
-/// Multiple of which text, padding and trailer are (RFC 4303 section 2.4).
+/// The length of text, padding and trailer is a multiple of this (RFC 4303 section 2.4).
 const ALIGNMENT: usize = 4;
 /// IPv4: flags and fragment offset.
 const DONT_FRAGMENT: u8 = 0x40;
@@ -44,7 +49,7 @@ pub struct EspEncrypt {
     name: String,
     view: View,
     sa: Option<Arc<Outbound>>,
-    /// Memory that each run uses anew.
+    /// Memory that each run uses again.
     jobs: Vec<Job<'static>>,
     sent: Sent,
 }
@@ -56,14 +61,14 @@ struct Sent {
 }
 
 impl EspEncrypt {
-    /// By the SA that has this name in the table.
+    /// Uses the SA that has this name in the table.
     pub fn new(table: Arc<SaTable>, name: &str) -> Self {
         let view = View::new(table);
         EspEncrypt { name: name.into(), view, sa: None, jobs: Vec::new(), sent: Sent::default() }
     }
 }
 
-/// An empty one for other packets, in the same memory.
+/// An empty vector for other packets, in the same memory.
 pub(super) fn emptied<'b>(mut jobs: Vec<Job<'_>>) -> Vec<Job<'b>> {
     jobs.clear();
     jobs.into_iter().map_while(|_| None).collect()
@@ -131,7 +136,7 @@ impl Element for EspEncrypt {
             let lost = Some(Verdict::Drop(Loss::NotSealed));
             batch.each(counters, |_| if sealed.next() == Some(true) { None } else { lost });
         }
-        // In transport mode the IP header is the packet's own.
+        // In transport mode, the IP header is that of the packet itself.
         if sa.udp.is_some() && (sa.mode == Mode::Transport || matches!(sa.ends, Ends::V6 { .. })) {
             batch.each(counters, |packet| {
                 if packet.headers.family == Family::V6 {
@@ -146,7 +151,7 @@ impl Element for EspEncrypt {
         vec![("bytes", self.sent.bytes), ("near_end", self.sent.near_end)]
     }
 
-    /// Sequence numbers are the SA's, which the table has.
+    /// The SA in the table keeps the sequence numbers, so only the counts continue.
     fn kept(&self) -> Option<&dyn Any> {
         Some(&self.sent)
     }
@@ -156,18 +161,18 @@ impl Element for EspEncrypt {
     }
 }
 
-/// What becomes of a packet; places are in the frame.
+/// The layout of the new packet. Positions are in the frame.
 struct Layout {
-    /// Bytes of Ethernet header and tags, and of the IP header that stays in front of ESP: they move.
+    /// The Ethernet header, tags, and the IP header that stays in front of ESP. These bytes move.
     moved: Range<usize>,
     ethernet: usize,
-    /// Of the IP header in front of ESP, and the UDP header.
+    /// Lengths of the IP header in front of ESP and of the UDP header.
     ip: usize,
     udp: usize,
-    /// Where what is encrypted begins, and its bytes.
+    /// The position of the part to encrypt, and its length.
     inner: usize,
     payload: usize,
-    /// Padding bytes.
+    /// The number of padding bytes.
     padding: usize,
     next: u8,
     tos: u8,
@@ -217,24 +222,24 @@ fn layout(sa: &Outbound, packet: &Packet<'_>) -> Result<Layout, Loss> {
     })
 }
 
-/// The protocol that a whole packet carries directly behind its IP header.
+/// The protocol that a whole packet carries directly after its IP header.
 fn carried(family: Family, whole: &[u8]) -> Option<u8> {
     if family == Family::V4 {
         let header = whole.first_chunk::<IPV4>()?;
         return (u16::from_be_bytes([header[6], header[7]]) & FRAGMENT == 0).then_some(header[9]);
     }
-    // Those of RFC 8200 section 4, and of mobility, HIP and shim6.
+    // The extension headers of RFC 8200 section 4, and mobility, HIP and shim6.
     let next = whole.first_chunk::<IPV6>()?[6];
     (!matches!(next, 0 | 43 | 44 | 51 | 60 | 135 | 139 | 140)).then_some(next)
 }
 
-/// May this packet be inside (RFC 4301 sections 5.1 and 5.2)?
+/// Whether this packet matches the selectors (RFC 4301 sections 5.1 and 5.2).
 #[inline]
 pub(super) fn admits(selectors: &Selectors, ip: &[u8]) -> bool {
     selectors.is_any() || addresses(ip).is_some_and(|(from, to)| selectors.has(from, to))
 }
 
-/// Source and destination.
+/// The source and destination.
 pub(super) fn addresses(ip: &[u8]) -> Option<(IpAddr, IpAddr)> {
     if ip.first()? >> 4 == 4 {
         let header = ip.first_chunk::<IPV4>()?;
@@ -246,7 +251,8 @@ pub(super) fn addresses(ip: &[u8]) -> Option<(IpAddr, IpAddr)> {
     Some((Ipv6Addr::from(*of(8)?).into(), Ipv6Addr::from(*of(24)?).into()))
 }
 
-/// Everything but the encryption, with the first of these numbers; where in the data the text begins, which the tag ends.
+/// Writes everything except the encryption, with the first of these numbers. Returns where in the data the text begins.
+/// The tag is at its end.
 #[inline(never)]
 fn write(sa: &Outbound, packet: &mut Packet<'_>, numbers: Range<u64>) -> Result<usize, Loss> {
     let layout = layout(sa, packet)?;
@@ -278,7 +284,7 @@ fn write(sa: &Outbound, packet: &mut Packet<'_>, numbers: Range<u64>) -> Result<
     let (spi, low) = header.split_at_mut(4);
     spi.copy_from_slice(&sa.spi.to_be_bytes());
     low.copy_from_slice(&(number as u32).to_be_bytes());
-    // What is beyond the trailer is the tag's, which is written later.
+    // The bytes after the trailer are for the tag, which is written later.
     let trailer = rest.get_mut(payload..).and_then(|rest| rest.first_chunk_mut::<5>()).ok_or(Loss::NoRoom)?;
     *trailer = TRAILERS[padding & 3];
     trailer[(padding & 3) + 1] = layout.next;
@@ -308,7 +314,7 @@ fn write(sa: &Outbound, packet: &mut Packet<'_>, numbers: Range<u64>) -> Result<
         (Mode::Tunnel, Ends::V6 { .. }) => 0,
         (Mode::Transport, _) => packet.headers.destination,
     };
-    // In transport mode its source is whose it was.
+    // In transport mode the source address does not change.
     let is_ours = sa.mode == Mode::Tunnel || packet.headers.is_ours;
     packet.renew(Headers {
         family,
@@ -320,7 +326,8 @@ fn write(sa: &Outbound, packet: &mut Packet<'_>, numbers: Range<u64>) -> Result<
     Ok(front)
 }
 
-/// Moves so many bytes from there to the beginning. An Ethernet header without tags, as nearly all are, by its known length: that is no call.
+/// Moves `bytes` bytes from `from` to the beginning. Nearly all Ethernet headers have no tags and so a constant length;
+/// moving them is not a call.
 #[inline]
 fn forth(data: &mut [u8], from: usize, bytes: usize) {
     if bytes == ETHERNET
@@ -336,10 +343,10 @@ fn forth(data: &mut [u8], from: usize, bytes: usize) {
 /// IP protocol of UDP.
 const UDP: u8 = crate::flow::field::ip_proto::UDP;
 
-/// Padding of 0 to 3 bytes (RFC 4303 section 2.4), its length, and room for the next header.
+/// Padding of 0 to 3 bytes (RFC 4303 section 2.4), its length, and a place for the next header.
 const TRAILERS: [[u8; 5]; 4] = [[0, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 2, 2, 0, 0], [1, 2, 3, 3, 0]];
 
-/// Another length and protocol in an IP header.
+/// Writes another length and protocol to an IP header.
 pub(super) fn readdress(header: &mut [u8], total: u16, proto: u8) {
     if let Ok(header) = <&mut [u8; IPV4]>::try_from(&mut *header) {
         [header[2], header[3]] = total.to_be_bytes();

@@ -1,7 +1,8 @@
-//! `forward`: to a given port, as it is (FWD of P11).
+//! `forward`: sends frames to a given port, unchanged (FWD of P11).
 //!
-//! Comes in: any frame. Goes on: the same, to leave by the port. Dropped: `no_port`, all of them, while the port
-//! cannot transmit.
+//! - **Input**: any frame.
+//! - **Output**: the same frame, which leaves by the port.
+//! - **Dropped**: `no_port`, all frames while the port cannot transmit.
 //!
 //! | parameter | meaning |
 //! |---|---|
@@ -20,7 +21,7 @@ pub struct Forward {
 }
 
 impl Forward {
-    /// To this port.
+    /// Forwards to this port.
     pub fn new(port: PortId) -> Self {
         Forward { port }
     }

@@ -1,21 +1,23 @@
 //! `mirror`: copies packets to a file.
 //!
-//! Comes in: any frame. Goes on: all, unchanged, whatever becomes of the copies: nothing waits for who writes, and nothing is allocated. A copy is the data as it is
-//! here, from the Ethernet header on, cut to `snap_bytes`, with the time at which the packet came; who writes makes the file of it
-//! (`router/src/user_plane/captures/`).
+//! - **Input**: any frame.
+//! - **Output**: all frames, unchanged, whatever happens to the copies. Nothing waits for the writer, and nothing is
+//!   allocated. A copy is the data at this point, from the Ethernet header on, cut to `snap_bytes`, with the time at
+//!   which the packet arrived. The writer makes the file (`router/src/user_plane/captures/`).
 //!
 //! | parameter | meaning |
 //! |---|---|
-//! | `file` | the pcap file (nanoseconds); of one element alone |
-//! | `snap_bytes` | of each packet so many bytes are copied at most: 14 to 65535, 256 by default |
-//! | `file_mib` | the file is not made larger than this: 1 to 4096, 100 by default |
-//! | `every_packets` | one packet in so many is copied, the first one to begin with: 1 to 2^20, 1 by default |
+//! | `file` | the pcap file (nanoseconds); only one element may use it |
+//! | `snap_bytes` | the most bytes copied of each packet: 14 to 65535, 256 by default |
+//! | `file_mib` | the maximum size of the file: 1 to 4096, 100 by default |
+//! | `every_packets` | one packet in this many is copied, beginning with the first: 1 to 2^20, 1 by default |
 //!
-//! Counts, of packets that were to be copied, each in exactly one or still on its way: `written`; lost are `mirror_full`, as who writes did not keep up,
-//! `mirror_disk`, as the file cannot be written or the disk is full, `mirror_limit`, as the file has its size. These are of the file, and go on as long as it is
-//! written, whatever becomes of the chain.
+//! - **Counts**: `written` copies, and lost ones: `mirror_full` (the writer did not keep up), `mirror_disk` (the file
+//!   cannot be written, or the disk is full) and `mirror_limit` (the file has its maximum size). Each copy is in
+//!   exactly one of them, or still on its way. The counts belong to the file, and continue as long as it is written,
+//!   also if the chain is replaced.
 //!
-//! What it costs is in `lab/runs/2026-11-23-mirror.txt`: 20 ns for a packet of 60 bytes, 46 ns for 256 bytes.
+//! The cost is in `lab/runs/2026-11-23-mirror.txt`: 20 ns for a packet of 60 bytes, 46 ns for 256 bytes.
 
 use super::{Batch, Contract, Copies, Counters, Element, NoCopy, Now};
 use std::{any::Any, sync::Arc};
@@ -26,12 +28,12 @@ pub struct Mirror {
     copies: Arc<Copies>,
     snap_bytes: usize,
     every: u32,
-    /// Packets that pass before the next one is copied.
+    /// The number of packets that pass before the next one is copied.
     passing: u32,
 }
 
 impl Mirror {
-    /// Of one packet in `every_packets`, `snap_bytes` at most.
+    /// Copies at most `snap_bytes` of one packet in `every_packets`.
     pub fn new(copies: Arc<Copies>, snap_bytes: usize, every_packets: u32) -> Self {
         Mirror { copies, snap_bytes, every: every_packets.max(1), passing: 0 }
     }
@@ -76,7 +78,7 @@ impl Element for Mirror {
         Some(self)
     }
 
-    /// With the same packet in so many; the file is the same anyhow.
+    /// Continues with the same packet of the cycle. The file is the same in any case.
     fn go_on_from(&mut self, kept: &dyn Any) {
         if let Some(before) = kept.downcast_ref::<Mirror>() {
             self.passing = before.passing.min(self.every - 1);

@@ -1,35 +1,36 @@
-//! A packet as elements see it: a frame that is lent, and what is known of it.
+//! A packet as elements see it: a lent frame, and what is known about it.
 //!
 //! ```text
 //! frame    | head room |  data: Ethernet header, tags, IP packet, ...  | tail room |
 //!          0           start       ip                               end           frame.len()
 //! ```
-//! `start <= end <= frame.len() <= 65,535` always holds; [`Packet::push`] and the others keep it. What is known of headers are places in
-//! the frame, so it stays true when the data begins elsewhere.
+//! `start <= end <= frame.len() <= 65,535` always holds. [`Packet::push`] and the others keep it true. Known headers
+//! are positions in the frame, so they stay valid if the data begins elsewhere.
 
 use super::check::{ETHERNET, IPV4};
 use crate::{plan::PortId, reason::Reason, tables::Ingress};
 use prefetch_index::prefetch_index;
 use std::fmt;
 
-/// Bytes of a line of the cache, on nearly all CPUs.
+/// The length of a cache line on nearly all CPUs.
 const CACHE_LINE: usize = 64;
 
-/// What becomes of a packet.
+/// The decision about a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It leaves by this port.
     To(PortId),
-    /// To the kernel, as it came.
+    /// It goes to the kernel as it arrived.
     Up(Reason),
-    /// To the kernel, for this reason, to be sent as one of the machine's own: an element made it. Its data is the IP packet alone.
+    /// It goes to the kernel, for this reason, which sends it as one of the machine's own packets, because an element
+    /// made it. Its data is the IP packet alone.
     Own(Reason),
-    /// It is gone.
+    /// It is dropped.
     Drop(Loss),
 }
 
 impl fmt::Display for Verdict {
-    /// As counters call it: `to 3`, `up ttl_exceeded`, `own unresolved`, `dropped over_rate`.
+    /// Its name in counters: `to 3`, `up ttl_exceeded`, `own unresolved`, `dropped over_rate`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Verdict::To(port) => write!(f, "to {port}"),
@@ -44,60 +45,61 @@ impl fmt::Display for Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Loss {
-    /// The path ends so.
+    /// The path ends with `discard`.
     Discarded,
-    /// Over the rate of a policer.
+    /// It is over the rate of a policer.
     OverRate,
-    /// The CRC-32 at its end is not that of its bytes.
+    /// The CRC-32 at its end does not match its bytes.
     BadCrc,
-    /// The port it is to leave by cannot transmit.
+    /// Its exit port cannot transmit.
     NoPort,
-    /// Its frame has no room for what is put in front of it or behind it.
+    /// Its frame has no room for more headers or for a trailer.
     NoRoom,
-    /// No element found an exit for it: never of a chain that [`super::Chain::new`] accepts, so that counters say it left.
+    /// No element found an exit for it. This cannot happen in a chain that [`super::Chain::new`] accepts; counters show
+    /// that the packet left.
     NoExit,
-    /// ESP: there is no SA to send it by.
+    /// ESP: there is no SA for sending it.
     NoSa,
-    /// ESP, VXLAN: not of the packets that the SA or the tunnel is for.
+    /// ESP, VXLAN: it does not match the SA's selectors, or the tunnel's other end.
     Policy,
-    /// ESP: a fragment, or with IPv6 extension headers, where transport mode wants what is whole.
+    /// ESP: it is a fragment or has IPv6 extension headers, and transport mode needs a whole packet.
     NotWhole,
-    /// ESP, VXLAN: it would be longer than the path there takes.
+    /// ESP, VXLAN: it would be longer than the MTU of the path there.
     OverMtu,
-    /// ESP: the SA has no sequence number left.
+    /// ESP: the SA has no sequence numbers left.
     SequenceExhausted,
     /// ESP: no sequence number is reserved.
     SequenceUnreserved,
     /// ESP: the library did not encrypt it.
     NotSealed,
-    /// It was to be encrypted by a later element, and the kernel would have forwarded it in clear.
+    /// A later element should have encrypted it, and the kernel would have forwarded it unencrypted.
     InClear,
-    /// ESP, VXLAN: shorter than what is always there, or than its own lengths.
+    /// ESP, VXLAN: it is shorter than its headers, or than its own lengths.
     Truncated,
-    /// ESP: longer than its SA takes.
+    /// ESP: it is longer than its SA allows.
     Oversized,
-    /// ESP: the tag is not that of its bytes: changed, or of another key.
+    /// ESP: the tag does not match. The packet was changed, or it is from another key.
     BadTag,
-    /// ESP: it came before.
+    /// ESP: it arrived before.
     Replayed,
     /// ESP: its sequence number is before the anti-replay window.
     TooOld,
-    /// ESP: the padding is not as it is written.
+    /// ESP: the padding has wrong contents.
     BadPadding,
-    /// ESP: a dummy packet, made to be dropped.
+    /// ESP: it is a dummy packet, which is made to be dropped.
     Dummy,
-    /// ESP: what is inside is no whole IP packet.
+    /// ESP: the contents are no whole IP packet.
     BadInner,
-    /// VXLAN: the checksum of UDP is not that of its bytes.
+    /// VXLAN: the UDP checksum does not match.
     BadChecksum,
-    /// VXLAN: without the flag that its VNI is one.
+    /// VXLAN: the flag of a valid VNI is missing.
     BadVxlan,
-    /// ESP, VXLAN: congestion was marked on a packet whose flow does not know such marks.
+    /// ESP, VXLAN: the outer packet has a congestion mark, and the flow of the inner one does not use such marks.
     Congested,
 }
 
 impl Loss {
-    /// All, in order.
+    /// All losses, in order.
     pub const ALL: [Loss; 25] = [
         Loss::Discarded,
         Loss::OverRate,
@@ -158,10 +160,10 @@ impl Loss {
     }
 }
 
-/// A frame that cannot be lent.
+/// Why a frame cannot be lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotAFrame {
-    /// Data beyond the frame, or a frame over 65,535 bytes.
+    /// The data is not within the frame, or the frame is longer than 65,535 bytes.
     #[error("the data is not within a frame of up to 65,535 bytes")]
     Bounds,
     /// The batch has [`super::MOST_PACKETS`].
@@ -169,41 +171,41 @@ pub enum NotAFrame {
     Full,
 }
 
-/// What the IP packet in a frame is.
+/// The version of the IP packet in a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Family {
-    /// Not looked at, or no longer known.
+    /// Not parsed, or no longer known.
     #[default]
     Unknown,
     V4,
     V6,
 }
 
-/// Where the IP packet is: what `check` found.
+/// Where the IP packet is, as `check` found it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Headers {
     pub family: Family,
-    /// Its first byte, in the frame.
+    /// The position of its first byte in the frame.
     pub ip: u16,
-    /// Its length; what follows is Ethernet padding.
+    /// Its length. The bytes after it are Ethernet padding.
     pub bytes: u16,
     /// IPv4 only, host byte order.
     pub destination: u32,
-    /// An element made it around what came: its source is our own.
+    /// An element made it around another packet, so its source is our own.
     pub is_ours: bool,
 }
 
-/// Where it leaves: what `route` found.
+/// How it leaves, as `route` found it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Hop {
-    /// Destination and source MAC address, as they are in memory: the first eight bytes, and the last four.
+    /// The destination and source MAC addresses as they lie in memory: the first eight bytes, and the last four.
     pub macs: u64,
     pub macs_end: u32,
     /// VLAN key.
     pub vlan: u32,
 }
 
-/// See the head of this file. A batch of them is walked through by each element, so it is one cache line, and in no other.
+/// See the head of this file. Each element walks through a batch of them, so it is exactly one cache line.
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct Packet<'a> {
@@ -212,26 +214,26 @@ pub struct Packet<'a> {
     end: u16,
     pub(super) ingress: Ingress,
     pub(super) verdict: Option<Verdict>,
-    /// Bytes behind the data that it has again if it goes up.
+    /// The number of bytes after the data that it gets back if it goes up.
     behind: u8,
-    /// The port it leaves by, unless it gets a verdict before the chain ends.
+    /// The port by which it leaves, unless it gets a verdict before the chain ends.
     pub(super) exit: Option<PortId>,
     pub(super) headers: Headers,
     pub(super) hop: Hop,
-    /// That the next hop is at. Not in [`Hop`], where it would take eight bytes.
+    /// The port of the next hop. It is not in [`Hop`], because it would take eight bytes there.
     pub(super) hop_port: PortId,
 }
 
 const _: () = assert!(size_of::<Packet<'_>>() == 64);
 
 impl<'a> Packet<'a> {
-    /// Is there such data in the frame?
+    /// Whether such data is within the frame.
     #[inline]
     pub(super) fn fits(frame: &[u8], start: usize, length: usize) -> bool {
         frame.len() <= u16::MAX.into() && start <= frame.len() && length <= frame.len() - start
     }
 
-    /// Of data that fits.
+    /// A packet with data that fits.
     #[inline]
     pub(super) fn new(frame: &'a mut [u8], start: usize, length: usize, ingress: Ingress) -> Self {
         Packet {
@@ -248,44 +250,44 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// What became of it, once a chain has run: what an element said, or it leaves by its exit.
+    /// The verdict after a chain has run: the one of an element, or the exit.
     #[inline]
     pub fn verdict(&self) -> Verdict {
         let exit = || self.exit.map_or(Verdict::Drop(Loss::NoExit), Verdict::To);
         self.verdict.unwrap_or_else(exit)
     }
 
-    /// Where it came in.
+    /// How it arrived.
     #[inline]
     pub fn ingress(&self) -> Ingress {
         self.ingress
     }
 
-    /// Where its data begins in the frame, bytes: the head room.
+    /// The bytes in the frame before its data.
     #[inline]
     pub fn head_room(&self) -> usize {
         self.start.into()
     }
 
-    /// Where its data ends in the frame.
+    /// The position in the frame at which its data ends.
     #[inline]
     pub(super) fn end(&self) -> usize {
         self.end.into()
     }
 
-    /// Bytes of the frame.
+    /// The length of the frame.
     #[inline]
     pub(super) fn room(&self) -> usize {
         self.frame.len()
     }
 
-    /// Bytes behind the data.
+    /// The bytes in the frame after its data.
     #[inline]
     pub fn tail_room(&self) -> usize {
         self.frame.len() - usize::from(self.end)
     }
 
-    /// Bytes of data.
+    /// The length of its data.
     #[inline]
     pub fn length(&self) -> usize {
         usize::from(self.end - self.start)
@@ -303,14 +305,15 @@ impl<'a> Packet<'a> {
         self.frame.get_mut(self.start.into()..self.end.into()).unwrap_or_default()
     }
 
-    /// Has the cache fetch all lines of its data. It is a hint, which changes nothing.
+    /// Prefetches all cache lines of its data. This is a hint and changes nothing.
     #[inline]
     pub(super) fn ask_for(&self) {
         let data = self.data();
         (0..data.len()).step_by(CACHE_LINE).for_each(|at| prefetch_index(data, at));
     }
 
-    /// Has the cache fetch the lines where its data begins and ends, and that in front of it, for headers to come. It is a hint, which changes nothing.
+    /// Prefetches the cache lines where its data begins and ends, and the one before it, for new headers. This is a
+    /// hint and changes nothing.
     #[inline]
     pub(super) fn ask_for_ends(&self) {
         let (start, end) = (usize::from(self.start), usize::from(self.end));
@@ -319,19 +322,19 @@ impl<'a> Packet<'a> {
             .for_each(|at| prefetch_index(&*self.frame, *at));
     }
 
-    /// From the IP header to the end of the data; empty if it is not known where that is.
+    /// From the IP header to the end of the data. Empty if the position of the header is unknown.
     #[inline]
     pub(super) fn ip(&self) -> &[u8] {
         self.frame.get(self.headers.ip.into()..self.end.into()).unwrap_or_default()
     }
 
-    /// The same.
+    /// Like [`Packet::ip`].
     #[inline]
     pub(super) fn ip_mut(&mut self) -> &mut [u8] {
         self.frame.get_mut(self.headers.ip.into()..self.end.into()).unwrap_or_default()
     }
 
-    /// So much of the IP header; `None`: it is not there whole.
+    /// The first bytes of the IP header. `None`: it is incomplete.
     #[inline]
     pub(super) fn header<const BYTES: usize>(&self) -> Option<&[u8; BYTES]> {
         let ip = usize::from(self.headers.ip);
@@ -341,7 +344,7 @@ impl<'a> Packet<'a> {
         self.frame.get(ip..ip + BYTES)?.first_chunk()
     }
 
-    /// The same.
+    /// Like [`Packet::header`].
     #[inline]
     pub(super) fn header_mut<const BYTES: usize>(&mut self) -> Option<&mut [u8; BYTES]> {
         let ip = usize::from(self.headers.ip);
@@ -351,7 +354,8 @@ impl<'a> Packet<'a> {
         self.frame.get_mut(ip..ip + BYTES)?.first_chunk_mut()
     }
 
-    /// The Ethernet header and the IPv4 header right behind it; `None`: they are not there whole, or between them are tags.
+    /// The Ethernet header and the IPv4 header directly after it. `None`: one is incomplete, or there are tags in
+    /// between.
     #[inline]
     pub(super) fn untagged_mut(&mut self) -> Option<(&mut [u8; ETHERNET], &mut [u8; IPV4])> {
         let (start, ip) = (usize::from(self.start), usize::from(self.headers.ip));
@@ -363,7 +367,8 @@ impl<'a> Packet<'a> {
         Some((ethernet, behind.first_chunk_mut()?))
     }
 
-    /// The data is there in the frame from now on: this. `None`, and nothing is changed: that is no place in it.
+    /// Moves the data to this range of the frame, and returns it. Returns `None` and changes nothing if the range is
+    /// not in the frame.
     #[inline]
     pub(super) fn move_to(&mut self, start: usize, end: usize) -> Option<&mut [u8]> {
         let data = self.frame.get_mut(start..end)?;
@@ -371,31 +376,31 @@ impl<'a> Packet<'a> {
         Some(data)
     }
 
-    /// The data begins so many bytes earlier. False, and nothing is changed, if there is no room.
+    /// Makes the data begin this many bytes earlier. Returns false and changes nothing if there is no room.
     #[must_use]
     pub fn push(&mut self, bytes: usize) -> bool {
         self.begin_at(self.head_room().checked_sub(bytes))
     }
 
-    /// The data begins so many bytes later. False, and nothing is changed, if there are not so many.
+    /// Makes the data begin this many bytes later. Returns false and changes nothing if it is shorter.
     #[must_use]
     pub fn pull(&mut self, bytes: usize) -> bool {
         self.begin_at(self.head_room().checked_add(bytes))
     }
 
-    /// The data ends so many bytes later. False, and nothing is changed, if there is no room.
+    /// Makes the data end this many bytes later. Returns false and changes nothing if there is no room.
     #[must_use]
     pub fn append(&mut self, bytes: usize) -> bool {
         self.end_at(usize::from(self.end).checked_add(bytes))
     }
 
-    /// The data ends so many bytes earlier. False, and nothing is changed, if there are not so many.
+    /// Makes the data end this many bytes earlier. Returns false and changes nothing if it is shorter.
     #[must_use]
     pub fn trim(&mut self, bytes: usize) -> bool {
         self.end_at(usize::from(self.end).checked_sub(bytes))
     }
 
-    /// As [`Packet::trim`], but it goes up with these bytes.
+    /// Like [`Packet::trim`], but the packet gets these bytes back if it goes up.
     #[must_use]
     pub(super) fn cut(&mut self, bytes: usize) -> bool {
         let behind = u8::try_from(bytes).ok().and_then(|bytes| self.behind.checked_add(bytes));
@@ -404,21 +409,22 @@ impl<'a> Packet<'a> {
         true
     }
 
-    /// It is another packet from here on, which would go up as it is now: with these headers, or where they are is not known.
+    /// Makes this another packet, which would go up in its present form. `headers` are the new headers, or unknown.
     #[inline]
     pub(super) fn renew(&mut self, headers: Headers) {
         self.headers = headers;
         self.behind = 0;
     }
 
-    /// The same, of one that is there in the frame from now on: this, which is to be written. Empty, and all else is as it says: that is no place in the frame.
+    /// Like [`Packet::renew`], for a packet in this range of the frame. Returns the range, to be written. Returns
+    /// nothing if the range is not in the frame; then only the headers change.
     #[inline]
     pub(super) fn renew_at(&mut self, start: usize, end: usize, headers: Headers) -> &mut [u8] {
         self.renew(headers);
         self.move_to(start, end).unwrap_or_default()
     }
 
-    /// It goes up: as it came, or, if it was made here, as the IP packet that it is.
+    /// Makes it go up: as it arrived, or, if it was made here, as the IP packet alone.
     #[inline]
     pub(super) fn go_up(&mut self, reason: Reason) -> Verdict {
         if self.headers.is_ours {
@@ -432,14 +438,14 @@ impl<'a> Packet<'a> {
         Verdict::Up(reason)
     }
 
-    /// The data begins there in the frame.
+    /// Makes the data begin at this position of the frame.
     #[inline]
     pub(super) fn begin_at(&mut self, start: Option<usize>) -> bool {
         let start = start.filter(|start| *start <= usize::from(self.end));
         start.map(|start| self.start = start as u16).is_some()
     }
 
-    /// The data ends there in the frame.
+    /// Makes the data end at this position of the frame.
     #[inline]
     pub(super) fn end_at(&mut self, end: Option<usize>) -> bool {
         let end = end.filter(|end| (self.start.into()..=self.frame.len()).contains(end));

@@ -1,13 +1,16 @@
-//! `police`: no more than a rate, and a burst (RFC 2697 section 1 with one bucket).
+//! `police`: limits packets or bytes to a rate and a burst (RFC 2697 section 1 with one bucket).
 //!
-//! Comes in: any frame. Goes on: what the bucket has tokens for, which are taken out of it. Dropped: `over_rate`, and nothing is taken. The
-//! bucket is full at first and fills at the rate. Tokens are packets, or bytes of data from the Ethernet header on. Each worker
-//! that runs the path has a bucket of its own.
+//! - **Input**: any frame.
+//! - **Output**: frames for which the bucket has enough tokens. These are taken out.
+//! - **Dropped**: `over_rate`. No tokens are taken.
+//!
+//! The bucket is full at first, and fills at the rate. Tokens are packets, or bytes of data from the Ethernet header
+//! on. Each worker that runs the path has a bucket of its own.
 //!
 //! | parameter | meaning |
 //! |---|---|
 //! | `packets_per_second` or `bits_per_second` | the rate, 1 to 2^40 |
-//! | `burst_packets` or `burst_bytes` | what the bucket holds, 1 to 2^31; a frame longer than that never passes |
+//! | `burst_packets` or `burst_bytes` | the size of the bucket, 1 to 2^31; a longer frame never passes |
 
 use super::{
     Batch, Contract, Counters, Element, Now,
@@ -15,26 +18,26 @@ use super::{
 };
 use std::any::Any;
 
-/// What is limited.
+/// The unit of the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rate {
     /// Packets.
     Packets {
         /// The rate.
         per_second: u64,
-        /// The bucket.
+        /// The size of the bucket.
         burst: u64,
     },
     /// Bytes.
     Bytes {
         /// The rate in bits.
         bits_per_second: u64,
-        /// The bucket in bytes.
+        /// The size of the bucket in bytes.
         burst: u64,
     },
 }
 
-/// The highest rate, and the largest bucket.
+/// The highest rate and the largest bucket.
 const MOST_PER_SECOND: u64 = 1 << 40;
 const MOST_BURST: u64 = 1 << 31;
 
@@ -42,21 +45,22 @@ const MOST_BURST: u64 = 1 << 31;
 #[derive(Clone, Debug)]
 pub struct Police {
     rate: Rate,
-    /// A packet or a byte is so many units, and a nanosecond brings [`Police::per_ns`]: whole numbers, so that nothing is rounded.
+    /// A packet or a byte is `token` units, and a nanosecond adds `per_ns` units. Both are whole numbers, so nothing is
+    /// rounded.
     token: u64,
     per_ns: u64,
     full: u64,
     units: u64,
-    /// When units were added last.
+    /// When units were last added.
     last_ns: Option<u64>,
 }
 
 impl Police {
-    /// Rates and bursts beyond the limits above are those limits.
+    /// Rates and bursts over the limits above are reduced to the limits.
     pub fn new(rate: Rate) -> Self {
         let (token, per_ns, burst) = match rate {
             Rate::Packets { per_second, burst } => (1_000_000_000, per_second, burst),
-            // A bit for each unit of a byte's eight.
+            // A byte has eight bits, so it is eight times as many units.
             Rate::Bytes { bits_per_second, burst } => (8_000_000_000, bits_per_second, burst),
         };
         let full = burst.clamp(1, MOST_BURST) * token;
@@ -80,7 +84,7 @@ impl Element for Police {
         Some(self)
     }
 
-    /// From the same bucket.
+    /// Continues with the same bucket.
     fn go_on_from(&mut self, kept: &dyn Any) {
         if let Some(before) = kept.downcast_ref::<Police>().filter(|before| before.rate == self.rate) {
             *self = before.clone();

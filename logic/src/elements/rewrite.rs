@@ -1,9 +1,12 @@
-//! `rewrite`: the frame as it goes to its next hop.
+//! `rewrite`: writes the Ethernet header for the next hop.
 //!
-//! Comes in: IP packets whose next hop `route` has found and whose hop `ttl` has counted. Goes on: the IP packet without Ethernet padding,
-//! which Linux cuts off too (`pskb_trim_rcsum`), behind an Ethernet header with the next hop's addresses and its VLAN tags, priority and DEI
-//! 0; it leaves by the next hop's port. Dropped: `no_room`, for tags the frame has no head room for; `route` has asked for that already, so
-//! only if an element between took the room. Parameters: none.
+//! - **Input**: IP packets whose next hop `route` has found and whose hop `ttl` has counted.
+//! - **Output**: the IP packet without Ethernet padding, which Linux cuts off too (`pskb_trim_rcsum`), after an
+//!   Ethernet header with the next hop's addresses and VLAN tags. Priority and DEI are 0. It leaves by the next hop's
+//!   port.
+//! - **Dropped**: `no_room`, if the frame has no head room for tags. `route` has checked that, so this happens only if
+//!   an element in between took the room.
+//! - **Parameters**: none.
 
 use super::{
     Batch, Contract, Counters, Element, Known, Now, Part,
@@ -12,7 +15,7 @@ use super::{
 };
 use crate::{flow::field::ether_type, net::Vlan};
 
-/// Of a VLAN key (`bpf/abi.h`).
+/// Parts of a VLAN key (`bpf/abi.h`).
 const VLAN_VID: u16 = 0x0fff;
 const VLAN_AD: u32 = 0x1000;
 const VLAN_PRESENT: u32 = 0x2000;
@@ -55,7 +58,7 @@ fn write_headers(packet: &mut Packet<'_>) -> Option<()> {
         Family::Unknown => return None,
     };
     let ip = usize::from(headers.ip);
-    // An element between may have made it shorter.
+    // An element in between may have shortened it.
     let end = (ip + usize::from(headers.bytes)).min(packet.end());
     let before = if hop.vlan == 0 { ETHERNET } else { ETHERNET + TAG * Vlan::from_key(hop.vlan).tags() };
     let data = packet.move_to(ip.checked_sub(before)?, end)?;
@@ -69,14 +72,14 @@ fn write_headers(packet: &mut Packet<'_>) -> Option<()> {
     Some(())
 }
 
-/// Both addresses, as they are in memory.
+/// Writes both addresses, as they are in memory.
 #[inline]
 pub(super) fn write_macs(ethernet: &mut [u8; ETHERNET], (first, rest): (u64, u32)) {
     ethernet[..8].copy_from_slice(&first.to_le_bytes());
     ethernet[8..12].copy_from_slice(&rest.to_le_bytes());
 }
 
-/// The tags of this VLAN key behind the addresses, and the EtherType behind them.
+/// Writes the tags of this VLAN key after the addresses, and the EtherType after the tags.
 #[cold]
 fn write_tags(data: &mut [u8], vlan: u32, kind: u16) {
     let mut at = ETHERNET - 2;

@@ -1,27 +1,37 @@
-//! `route`: finds where a packet goes, in the forwarding table that both planes share.
+//! `route`: finds the next hop of a packet in the forwarding table that both planes share.
 //!
-//! Comes in: IP packets whose headers `check` has found right. Goes on, unwritten: those that Linux would forward and that need nothing
-//! special; their next hop is known from here on, its MAC address and port too (`rewrite` sends them there), and room for its VLAN
-//! tags is there. The next hop is marked as used, so that it is kept alive.
+//! - **Input**: IP packets whose headers `check` has checked.
+//! - **Output**, unchanged: packets that Linux would forward and that need nothing special. Their next hop is known
+//!   from here on, with its MAC address and port (`rewrite` sends them there). There is room for its VLAN tags. The
+//!   next hop is marked as used, so that it is kept alive.
+//! - **Parameters**: none. The caller gives the tables.
 //!
-//! Goes up, for the first of these reasons, in the order of `forward_ipv4` and `forward_ipv6` in `bpf/`: `no_route`; what the next hop says
-//! (`local`, `broadcast`, `special_route`, `unresolved` ...; `neighbour_discovery` in place of `local` where it is that); `over_mtu` of a
-//! connected route; `bad_source`, `reverse_path`, `source_unsure` (RFC 3704, `fib_validate_source`); `ttl_exceeded`; `same_interface`;
-//! `over_mtu`; `tx_not_ready`; `no_headroom`. Parameters: none; the tables are given.
+//! It passes packets up for the first of these reasons, in the order of `forward_ipv4` and `forward_ipv6` in `bpf/`:
+//! `no_route`; the reason in the next hop (`local`, `broadcast`, `special_route`, `unresolved` ...;
+//! `neighbour_discovery` instead of `local` for such packets); `over_mtu` of a connected route; `bad_source`,
+//! `reverse_path`, `source_unsure` (RFC 3704, `fib_validate_source`); `ttl_exceeded`; `same_interface`; `over_mtu`;
+//! `tx_not_ready`; `no_headroom`.
 //!
-//! Of a packet that an element made here (`esp_encrypt` in tunnel mode) the source, which is our own, is not validated, nor its TTL, and it may leave where
-//! what is inside came in: so Linux does with its own. What `esp_decrypt` took out of one is a packet that came: with a source of ours it is a `bad_source`, as Linux has it.
+//! If an element made the packet here (`esp_encrypt` in tunnel mode), its source is our own and is not validated, and
+//! neither is its TTL. It may leave where the inner packet arrived. Linux does the same for its own packets. A packet
+//! that `esp_decrypt` decrypted counts as received. If its source is ours, it is a `bad_source`, as in Linux.
 //!
 //! # Many lookups at once
-//! A lookup in a full table waits for memory, mostly once (DIR-24-8, `fib` says why), and a core can wait for many words at once, if it
-//! comes to them: so all packets take the first step of their lookups in one short loop, those who need more the next, and only
-//! then is it decided packet by packet. A router's chain, measured as in `batch`, medians of two rounds, against lookups packet by packet: 1,024
-//! flows 28.5 and 26.7 to 27.6 ns; 1,000,000 random destinations in 901,899 real prefixes 60.2 and 113.6, of which about 9
-//! are the copy from a trace that is in no cache. A first step of its own, that asks nothing of what comes, made of these 24.3 and 43.1
-//! (`lab/runs/2026-11-23-elements-first-step.txt`).
+//! A lookup in a full table waits for memory, mostly once (DIR-24-8; `fib` gives the reasons). A core can wait for many
+//! words at once, if it reaches their loads. So all packets take the first step of their lookups in one short loop, and
+//! those that need more take the next step together. Packets are decided one by one after that. Measured with a
+//! router's chain as in `batch`, medians of two rounds, in nanoseconds per packet:
 //!
-//! The word of each first step is asked for as soon as the address is known: 1,000,000 random destinations 33.9 instead of 38.7 ns, 1,024 flows the same
-//! (on another machine; `lab/runs/2026-11-25-joined.txt`).
+//! | | this loop | packet by packet |
+//! |---|---|---|
+//! | 1,024 flows | 28.5 | 26.7 to 27.6 |
+//! | 1,000,000 random destinations in 901,899 real prefixes | 60.2 | 113.6 |
+//!
+//! About 9 ns of these are the copy from a trace that is in no cache. With a first step of its own, which does not look
+//! at the result, the values of this loop become 24.3 and 43.1 ns (`lab/runs/2026-11-23-elements-first-step.txt`).
+//!
+//! The word of each first step is prefetched as soon as the address is known. 1,000,000 random destinations take 33.9
+//! instead of 38.7 ns, and 1,024 flows take the same (on another machine; `lab/runs/2026-11-25-joined.txt`).
 
 mod hop;
 mod joined;
@@ -46,30 +56,30 @@ use std::sync::atomic::Ordering::Acquire;
 /// See the head of this file.
 pub struct Route<M> {
     memory: M,
-    /// What was found, by the order of the packets that have no verdict.
+    /// The leaves found, in the order of the packets without a verdict.
     leaves: Box<[Slot; MOST_PACKETS]>,
-    /// In the same order.
+    /// The first steps, in the same order.
     first4: Box<[First; MOST_PACKETS]>,
     open4: Vec<Open<u32>>,
     open6: Vec<Open<u128>>,
 }
 
-/// A lookup of IPv4 before its first step, which is the last of nearly all (DIR-24-8).
+/// An IPv4 lookup before its first step, which is the last step for nearly all lookups (DIR-24-8).
 #[derive(Clone, Copy)]
 struct First {
-    /// Where that looks.
+    /// The index of the step in `fib`.
     at: usize,
     address: u32,
-    /// Of the address, so many bits are before what is behind that step.
+    /// The number of address bits up to the end of that step.
     bits: u8,
 }
 
 impl First {
-    /// Of a packet that has none.
+    /// For a packet without an IPv4 lookup.
     const NOWHERE: First = First { at: usize::MAX, address: 0, bits: 0 };
 }
 
-/// A lookup that is not done.
+/// A lookup that is not finished.
 struct Open<A> {
     packet: usize,
     address: A,
@@ -77,15 +87,15 @@ struct Open<A> {
 }
 
 impl<M: Memory> Route<M> {
-    /// By the tables in this memory.
+    /// Uses the tables in this memory.
     pub fn new(memory: M) -> Self {
         let leaves = Box::new([Slot::NO_ROUTE; MOST_PACKETS]);
         let first4 = Box::new([First::NOWHERE; MOST_PACKETS]);
         Route { memory, leaves, first4, open4: Vec::new(), open6: Vec::new() }
     }
 
-    /// Finds leaves, and does something with each packet before and behind that; a verdict comes with the number of the element that gives it.
-    /// How many each gave before, and behind.
+    /// Finds leaves, and calls a function for each packet before that and after it. A verdict comes with the number of
+    /// the element that gives it. Returns how many verdicts each element gave before and after.
     #[inline]
     fn run_between<const ELEMENTS: usize>(
         &mut self,
@@ -134,11 +144,11 @@ impl<M: Memory> Route<M> {
         [given_before, given_behind]
     }
 
-    /// Takes the first step of so many lookups of IPv4, and notes those that need another.
+    /// Takes the first step of the IPv4 lookups, and notes those that need another.
     fn step4(&mut self, lookups: usize) {
         let Route { memory, first4, leaves, open4, .. } = self;
         let (fib, first4) = (memory.fib(), first4.get(..lookups).unwrap_or_default());
-        // So short that a core has many of these loads under way at once: nothing is asked of what comes.
+        // The loop is short and does not look at the results, so a core has many of these loads under way at once.
         let mut leaves_only = true;
         for (first, leaf) in first4.iter().zip(leaves.iter_mut()) {
             *leaf = fib.get(first.at).map_or(Slot::NO_ROUTE, |word| Slot(word.load(Acquire)));
@@ -155,7 +165,7 @@ impl<M: Memory> Route<M> {
     }
 }
 
-/// The router of the packets before, which is mostly that of the next.
+/// The router of the previous packet, which mostly is that of the next one.
 struct Router<'m> {
     id: RouterId,
     row: RouterRow<'m>,
@@ -170,7 +180,7 @@ impl<'m> Router<'m> {
 }
 
 impl Open<u128> {
-    /// Of a packet of IPv6, which is this one of those without a verdict.
+    /// The lookup of an IPv6 packet. `number` is its position among the packets without a verdict.
     #[inline(never)]
     fn of(number: usize, packet: &Packet<'_>, router: RouterRow<'_>) -> Option<Self> {
         let address = destination6(packet).filter(|_| packet.headers.family == Family::V6)?;
@@ -178,11 +188,11 @@ impl Open<u128> {
     }
 }
 
-/// A step of all lookups, and another, until all are done.
+/// Takes steps of all lookups until all are finished.
 fn finish<A: Address>(memory: &impl Memory, open: &mut Vec<Open<A>>, leaves: &mut [Slot; MOST_PACKETS]) {
     while !open.is_empty() {
         let mut done = 0;
-        // So short that a core has many of these loads under way at once.
+        // The loop is short, so a core has many of these loads under way at once.
         for lookup in open.iter_mut() {
             lookup.walk = lookup.walk.step(memory, lookup.address);
             if let (Some(leaf), Some(place)) = (lookup.walk.leaf(), leaves.get_mut(lookup.packet)) {
@@ -198,7 +208,7 @@ fn finish<A: Address>(memory: &impl Memory, open: &mut Vec<Open<A>>, leaves: &mu
     }
 }
 
-/// Host byte order.
+/// The destination address in host byte order.
 #[inline]
 fn destination6(packet: &Packet<'_>) -> Option<u128> {
     packet.header::<IPV6>()?.last_chunk().map(|address| u128::from_be_bytes(*address))

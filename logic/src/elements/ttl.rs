@@ -1,7 +1,11 @@
-//! `ttl`: TTL of IPv4 or hop limit of IPv6, one less, and the checksum with it (RFC 1812 section 5.3.1, RFC 8200 section 3).
+//! `ttl`: decrements the TTL of IPv4 or the hop limit of IPv6, and updates the checksum (RFC 1812 section 5.3.1, RFC
+//! 8200 section 3).
 //!
-//! Comes in: IP packets whose headers `check` has found right. Goes on: the same with one hop less. Goes up, unwritten:
-//! `ttl_exceeded`, where that is 1 or less; behind `route`, which has looked already, none. Parameters: none.
+//! - **Input**: IP packets whose headers `check` has checked.
+//! - **Output**: the same packets with one hop less.
+//! - **Up**, unchanged: `ttl_exceeded`, if the value is 1 or less. After `route`, which has checked this, there are
+//!   none.
+//! - **Parameters**: none.
 
 use super::{
     Batch, Contract, Counters, Element, Known, Now, Part,
@@ -43,9 +47,9 @@ pub(super) fn decrement(packet: &mut Packet<'_>) -> Result<(), Reason> {
     }
 }
 
-/// HC' = ~(~HC + ~m + m') (RFC 1624 section 3), where m' = m - 0x0100 for the word of TTL and protocol. As ~m + m' = 0xffff -
-/// 0x0100, and 0xffff is nothing in ones' complement, that is HC' = HC + 0x0100 with the carry added again (`ip_decrease_ttl`
-/// of Linux). A sum of 0xffff becomes 0, which is the same.
+/// HC' = ~(~HC + ~m + m') (RFC 1624 section 3), where m' = m - 0x0100 for the word of TTL and protocol. Therefore ~m +
+/// m' is `0xffff - 0x0100`, and 0xffff is zero in ones' complement. So HC' = HC + 0x0100 with the carry added again
+/// (`ip_decrease_ttl` of Linux). A sum of 0xffff becomes 0, which is the same.
 #[inline]
 pub(super) fn decrement4(header: &mut [u8; IPV4]) -> Result<(), Reason> {
     if header[8] <= 1 {

@@ -1,20 +1,23 @@
-//! `vxlan_decap`: Ethernet frames out of VXLAN (RFC 7348).
+//! `vxlan_decap`: takes Ethernet frames out of VXLAN packets (RFC 7348).
 //!
-//! Comes in: IP packets whose headers `check` has found right. Goes on: the frame that was inside, for another network than the one the packet came from: it is of no interface, so elements that may
-//! pass up to the kernel are refused behind it, and `forward` sends it on. Marks of congestion of the outer header are taken over into IP inside (RFC 6040 section 4.2).
-//!
-//! Goes up, unwritten, as `local`, what is not of this VNI at our address and UDP port (in front of an element that encrypts only what is for our address, and the rest is dropped as `in_clear`); `counted` tells why: `not_vxlan`,
-//! `fragments` (Linux makes them whole), `other_vni`.
-//!
-//! Dropped: `truncated`, shorter than its headers and an Ethernet header inside, or than its UDP length; `bad_checksum`, of UDP, where there is one (section 4.1; 0 is accepted over IPv6 too, as RFC 6935 section 5
-//! wants it configured: that is this element); `bad_vxlan`, without the I flag (reserved bits are ignored, section 5); `policy`, not from `remote`; `congested` (RFC 6040).
+//! - **Input**: IP packets whose headers `check` has checked.
+//! - **Output**: the inner frame. It is for another network than the one where the packet arrived, so it belongs to no
+//!   interface. Elements that may pass up to the kernel are refused after this one, and `forward` sends it on.
+//!   Congestion marks of the outer header are copied to the inner IP header (RFC 6040 section 4.2).
+//! - **Up**, unchanged, as `local`: packets that are not for this VNI at our address and UDP port. Before an element
+//!   that encrypts, only packets for our address go up, and others are dropped as `in_clear`. The counts name the
+//!   cause: `not_vxlan`, `fragments` (Linux reassembles them), `other_vni`.
+//! - **Dropped**: `truncated`: shorter than its headers and an inner Ethernet header, or than its UDP length.
+//!   `bad_checksum`: the UDP checksum, if there is one (section 4.1). 0 is accepted over IPv6 too. RFC 6935 section 5
+//!   requires that this is configured, which this element is. `bad_vxlan`: without the I flag (reserved bits are
+//!   ignored, section 5). `policy`: not from `remote`. `congested` (RFC 6040).
 //!
 //! | parameter | meaning |
 //! |---|---|
 //! | `vni` | VXLAN network identifier, 24 bits |
 //! | `local` | our address |
-//! | `remote` | whom it must be from; default: anybody |
-//! | `udp_port` | destination port; default 4789 |
+//! | `remote` | the only accepted sender; by default any |
+//! | `udp_port` | destination port; by default 4789 |
 
 use super::{
     Batch, Contract, Counters, Element, Known, Now,
@@ -32,12 +35,12 @@ use crate::{
 };
 use std::{any::Any, net::IpAddr};
 
-/// IPv4: more fragments, and an offset; the fragment header of IPv6.
+/// IPv4: more fragments, or an offset. Then the fragment header of IPv6.
 const FRAGMENT: u16 = 0x3fff;
 const FRAGMENT_HEADER: u8 = 44;
 const ECN: u8 = 3;
 
-/// Why a packet is not ours, as `ups` has it.
+/// Why a packet is not for this element, as `ups` counts it.
 #[derive(Clone, Copy)]
 enum Up {
     NotVxlan,
@@ -62,12 +65,12 @@ pub struct VxlanDecap {
 }
 
 impl VxlanDecap {
-    /// Of this VNI, to this address and UDP port, from this one if one is given.
+    /// Takes packets with this VNI to this address and UDP port, and only from `remote` if it is given.
     pub fn new(vni: u32, local: IpAddr, remote: Option<IpAddr>, port: u16) -> Self {
         VxlanDecap { vni, local, remote, port, ups: [0; 3] }
     }
 
-    /// Where in the frame that is inside begins and ends, and ECN of the outer header. Nothing is written.
+    /// Where in the frame the inner frame begins and ends, and ECN of the outer header. Writes nothing.
     fn find(&self, packet: &Packet<'_>) -> Result<(usize, usize, u8), Not> {
         let Headers { family, ip: at, bytes, .. } = packet.headers;
         let whole = packet.ip().get(..bytes.into()).ok_or(Not::Ours(Up::NotVxlan))?;
@@ -126,7 +129,7 @@ impl Element for VxlanDecap {
     fn contract(&self) -> Contract {
         Contract {
             needs: Known::HEADERS,
-            // What is inside is none of the kernel's.
+            // The inner frame is not for the kernel.
             gives: Known::WRITTEN,
             forgets: Known::HEADERS | Known::NEXT_HOP | Known::HOP_COUNTED,
             passes_up: true,
@@ -140,7 +143,7 @@ impl Element for VxlanDecap {
             Ok((start, end, ecn)) => unwrap(packet, start, end, ecn).err().map(Verdict::Drop),
             Err(Not::Ours(why)) => {
                 self.ups[why as usize] += 1;
-                // In front of an element that encrypts, what is for others is not `local`.
+                // Before an element that encrypts, packets for others are not `local`.
                 let is_local = addresses(packet.ip()).is_some_and(|(_, to)| to == self.local);
                 let may_go_up = !is_guarded || is_local;
                 Some(if may_go_up { Verdict::Up(Reason::Local) } else { Verdict::Drop(Loss::InClear) })
@@ -162,7 +165,7 @@ impl Element for VxlanDecap {
     }
 }
 
-/// What is inside is the packet.
+/// Makes the inner frame the packet.
 fn unwrap(packet: &mut Packet<'_>, start: usize, end: usize, ecn: u8) -> Result<(), Loss> {
     packet.renew(Headers::default());
     packet.ingress = Ingress { interface: 0, flags: 0, ..packet.ingress };

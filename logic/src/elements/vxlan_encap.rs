@@ -1,22 +1,28 @@
-//! `vxlan_encap`: Ethernet frames into VXLAN (RFC 7348), to one other end.
+//! `vxlan_encap`: puts Ethernet frames into VXLAN packets (RFC 7348), to one other end.
 //!
-//! Comes in: any frame. Goes on: a packet of ours around the whole of it, padding too: IPv4 or IPv6, UDP, the VXLAN header with its VNI; behind an Ethernet header with the addresses of the
-//! frame, which `rewrite` makes right. Its headers are known, and its TTL needs no counting; its next hop is not known (`route` may find it), and if it goes up
-//! it goes up so. The UDP source port is from a hash of what is inside, 49152 to 65535, so that flows spread and stay in order (section 5): addresses, protocol and ports of IP, else
-//! the Ethernet header. The UDP checksum is 0 over IPv4. Over IPv6 it is written: RFC 6935 would let it be 0, but Linux refuses that unless it is told (`udp6zerocsumrx`). DSCP is 0, as
-//! of Linux; ECN is that of IP inside (RFC 6040 section 4.1).
+//! - **Input**: any frame.
+//! - **Output**: a packet of ours around the whole frame, including padding: IPv4 or IPv6, UDP, and the VXLAN header
+//!   with its VNI. The Ethernet header in front has the addresses of the frame until `rewrite` corrects it. The headers
+//!   of the packet are known, and its TTL need not be decremented. Its next hop is not known (`route` may find it). If
+//!   it goes up, it goes up in this form.
+//! - **Dropped**: `truncated`: shorter than an Ethernet header. `no_room`: no head room for the headers. `over_mtu`:
+//!   longer than `mtu` with everything around it. Nobody reports this to the sender. The headers have 50 bytes over
+//!   IPv4 and 70 over IPv6, less 14 for the outer Ethernet header, which does not count. The maker of VXLAN packets
+//!   must not fragment them (section 4.3), so inner devices need an MTU of 1450 or 1430 if `mtu` is 1500.
 //!
-//! Dropped: `truncated`, shorter than an Ethernet header; `over_mtu`, longer than `mtu` with all that is around it, which nobody tells the sender: 50 bytes over IPv4, 70 over IPv6, less the 14 of the
-//! outer Ethernet header, which are not counted. VXLAN packets are not fragmented by who makes them (section 4.3), so devices inside need an MTU of 1450, or 1430, where `mtu` is 1500. `no_room`, without head room for that.
+//! The UDP source port is a hash, 49152 to 65535, so that flows spread and stay in order (section 5). The hash uses
+//! addresses, protocol and ports of the inner IP packet, or else the inner Ethernet header. The UDP checksum is 0 over
+//! IPv4. It is written over IPv6: RFC 6935 would allow 0, but Linux accepts that only if it is configured
+//! (`udp6zerocsumrx`). DSCP is 0, as in Linux. ECN is that of the inner IP packet (RFC 6040 section 4.1).
 //!
 //! | parameter | meaning |
 //! |---|---|
 //! | `vni` | VXLAN network identifier, 24 bits |
-//! | `local`, `remote` | addresses of the two ends, ours first |
-//! | `udp_port` | destination port; default 4789 |
-//! | `mtu` | the longest IP packet that it makes; default 1500 |
-//! | `ttl` | of the outer header; default 64 |
-//! | `df` | DF of the outer IPv4 header: `"clear"` (default, as of Linux) or `"set"` |
+//! | `local`, `remote` | addresses of our end and the other end |
+//! | `udp_port` | destination port; by default 4789 |
+//! | `mtu` | the longest IP packet that it makes; by default 1500 |
+//! | `ttl` | TTL of the outer header; by default 64 |
+//! | `df` | DF of the outer IPv4 header: `"clear"` (default, as in Linux) or `"set"` |
 
 use super::{
     Batch, Contract, Counters, Element, Known, Now,
@@ -30,33 +36,33 @@ use crate::{
 };
 use std::any::Any;
 
-/// Bytes of a UDP and of a VXLAN header.
+/// Lengths of a UDP header and of a VXLAN header, in bytes.
 pub(super) const UDP: usize = 8;
 pub(super) const VXLAN: usize = 8;
 /// The I flag: the VNI is valid (section 5).
 pub(super) const VALID: u8 = 0x08;
 /// In the low bits of TOS and traffic class.
 const ECN: u8 = 3;
-/// IPv4: more fragments, and an offset.
+/// IPv4: more fragments, or an offset.
 const FRAGMENT: u16 = 0x3fff;
-/// Source ports have so many bits that differ.
+/// The number of bits in which source ports differ.
 const PORT_BITS: u32 = 14;
 const FIRST_PORT: u16 = 49152;
 
-/// Where a tunnel begins and ends.
+/// The properties of a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vxlan {
-    /// 24 bits.
+    /// The VNI, 24 bits.
     pub vni: u32,
     /// Both addresses.
     pub ends: Ends,
-    /// Of UDP.
+    /// The UDP destination port.
     pub port: u16,
-    /// The longest IP packet it makes.
+    /// The longest IP packet that it makes.
     pub mtu: u16,
-    /// TTL or hop limit.
+    /// The TTL or hop limit.
     pub hops: u8,
-    /// DF is set.
+    /// Whether DF is set.
     pub is_whole: bool,
 }
 
@@ -67,12 +73,12 @@ pub struct VxlanEncap {
     header: [u8; VXLAN],
     mtu: usize,
     ends: Ends,
-    /// Of the next IPv4 packet, which may be fragmented on its way.
+    /// The identification of the next IPv4 packet, which may be fragmented on its way.
     id: u16,
 }
 
 impl VxlanEncap {
-    /// From one end to the other.
+    /// Makes packets for this tunnel.
     pub fn new(vxlan: Vxlan) -> Self {
         let Vxlan { vni, ends, port, mtu, hops, is_whole } = vxlan;
         let dont = if is_whole { Dont::Set } else { Dont::Clear };
@@ -145,13 +151,13 @@ fn source_port(frame: &[u8]) -> u16 {
     FIRST_PORT | (flow(frame) >> (u32::BITS - PORT_BITS)) as u16
 }
 
-/// A hash of what packets of a flow have in common.
+/// A hash of the parts that packets of a flow share.
 fn flow(frame: &[u8]) -> u32 {
     let word = |bytes: &[u8], at: usize| {
         let chunk = bytes.get(at..).and_then(|bytes| bytes.first_chunk::<8>());
         chunk.copied().map_or(0, u64::from_le_bytes)
     };
-    // Those of TCP and UDP.
+    // The ports of TCP and UDP.
     let ports = |proto: u8, behind: &[u8]| {
         let has = matches!(proto, ip_proto::TCP | ip_proto::UDP);
         behind.first_chunk::<4>().filter(|_| has).copied().map_or(0, u32::from_le_bytes)
@@ -171,7 +177,7 @@ fn flow(frame: &[u8]) -> u32 {
     }
 }
 
-/// ECN of IP inside.
+/// ECN of the inner IP packet.
 fn inner_ecn(frame: &[u8]) -> u8 {
     let ip = ethernet(frame).and_then(|(kind, at)| Some((kind, frame.get(at..)?.first_chunk::<2>()?)));
     match ip {

@@ -1,24 +1,24 @@
-//! AES-GCM as ESP has it (RFC 4106): keys, and what a library is asked for.
+//! AES-GCM for ESP (RFC 4106): keys, and the interface of a library.
 
 use std::fmt;
 use zeroize::Zeroize;
 
-/// Bytes of the tag that says that a packet is right.
+/// The length of the authentication tag in bytes.
 pub const TAG: usize = 16;
-/// Bytes of the salt behind the AES key (RFC 4106 section 8.1).
+/// The length of the salt after the AES key (RFC 4106 section 8.1).
 const SALT: usize = 4;
 
-/// An AES key of 128 or 256 bits, and the salt. Nothing shows it, and its memory is zeroed.
+/// An AES key of 128 or 256 bits, and the salt. No output shows it, and its memory is zeroed.
 #[derive(Clone)]
 pub struct Key {
-    /// In one place, as a move leaves a copy behind.
+    /// Boxed, because a move would leave a copy behind.
     bytes: Box<[u8; 32]>,
     length: usize,
     salt: Box<[u8; SALT]>,
 }
 
 impl Key {
-    /// 16 or 32 bytes of key, and 4 of salt behind them.
+    /// Makes a key of 16 or 32 bytes of AES key, followed by 4 bytes of salt.
     pub fn new(bytes: &[u8]) -> Option<Key> {
         let (aes, salt) = bytes.split_last_chunk::<SALT>()?;
         let mut key = Key { bytes: Box::new([0; 32]), length: aes.len(), salt: Box::new(*salt) };
@@ -29,12 +29,12 @@ impl Key {
         Some(key)
     }
 
-    /// For the library.
+    /// The AES key, for the library.
     pub fn aes(&self) -> &[u8] {
         self.bytes.get(..self.length).unwrap_or_default()
     }
 
-    /// For nonces.
+    /// The salt, for nonces.
     pub fn salt(&self) -> [u8; SALT] {
         *self.salt
     }
@@ -47,7 +47,7 @@ impl Drop for Key {
     }
 }
 
-/// Whether they are equal, in a time that does not depend on where they differ.
+/// Compares in a time that does not depend on where they differ.
 impl PartialEq for Key {
     fn eq(&self, other: &Key) -> bool {
         let mut differs = self.length ^ other.length;
@@ -65,31 +65,32 @@ impl fmt::Debug for Key {
     }
 }
 
-/// One packet to be sealed or opened.
+/// One packet to seal or open.
 pub struct Job<'t> {
-    /// Salt and IV.
+    /// The salt and the IV.
     pub nonce: [u8; 12],
-    /// What is authenticated besides the text, in the first [`Job::aad_bytes`].
+    /// The additional authenticated data, in the first [`Job::aad_bytes`].
     pub aad: [u8; 12],
     /// 8, or 12 with 64-bit sequence numbers.
     pub aad_bytes: u8,
-    /// Set by [`Aead::seal`]: it was encrypted; and by [`Aead::open`]: the tag was right.
+    /// [`Aead::seal`] sets it if it encrypted the text, and [`Aead::open`] if the tag was right.
     pub is_right: bool,
-    /// The text, and behind it the tag.
+    /// The text, followed by the tag.
     pub text: &'t mut [u8],
 }
 
-/// What jobs of one SA have in common (RFC 4106 sections 4 and 5), zeroed in the end.
+/// The part that jobs of one SA share (RFC 4106 sections 4 and 5). It is zeroed at the end.
 pub(crate) struct Jobs(OfBatch);
 
-/// The same, for the packets of one batch: it is a local value, which need not be read anew for each of them, whatever is written in between. This copy of
-/// the salt is not zeroed, as those in the nonces of jobs are not.
+/// The same, for the packets of one batch. It is a local value that need not be read again for each packet, whatever is
+/// written in between. This copy of the salt is not zeroed, and neither are those in the nonces of jobs.
 #[derive(Clone, Copy)]
 pub(crate) struct OfBatch {
     salt: [u8; SALT],
     spi: [u8; 4],
     aad_bytes: u8,
-    /// Of the additional data behind the SPI, 8 bytes: the whole sequence number, or its low half in front of zeros.
+    /// Shifts the 8 bytes of additional data after the SPI: they are the whole sequence number, or its low half in
+    /// front of zeros.
     shift: u32,
 }
 
@@ -105,7 +106,7 @@ impl Jobs {
         Jobs(OfBatch { salt, spi: spi.to_be_bytes(), aad_bytes, shift })
     }
 
-    /// One alone.
+    /// A single job.
     #[inline]
     pub(crate) fn job<'t>(&self, iv: [u8; 8], number: u64, text: &'t mut [u8]) -> Job<'t> {
         self.0.job(iv, number, text)
@@ -129,19 +130,19 @@ impl OfBatch {
     }
 }
 
-/// Without nonce, which has the salt, and text.
+/// Shows neither the nonce, which has the salt, nor the text.
 impl fmt::Debug for Job<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Job").field("is_right", &self.is_right).finish_non_exhaustive()
     }
 }
 
-/// A key of some library's. Where a tag is wrong, what is left of the text is nobody's business.
+/// A key in the form of some library. If a tag is wrong, the contents of the text are undefined and must not be used.
 pub trait Aead: Send + Sync {
-    /// Encrypts the texts, and writes their tags, and says which it did ([`Job::is_right`]). True exactly if it was all of them: what it was not leaves no
-    /// worker.
+    /// Encrypts the texts and writes their tags. Sets [`Job::is_right`] for each text that it encrypted, and returns
+    /// true if these are all. A text that was not encrypted never leaves the worker.
     #[must_use]
     fn seal(&self, jobs: &mut [Job<'_>]) -> bool;
-    /// Decrypts the texts, and says whether their tags were right.
+    /// Decrypts the texts, and sets [`Job::is_right`] if their tags were right.
     fn open(&self, jobs: &mut [Job<'_>]);
 }

@@ -1,10 +1,11 @@
-//! Headers in front of ESP: the outer IP header of tunnel mode (RFC 4301 section 5.1.2), and UDP (RFC 3948); and those of VXLAN.
+//! Headers in front of ESP: the outer IP header of tunnel mode (RFC 4301 section 5.1.2), and UDP (RFC 3948). Also the
+//! outer headers of VXLAN.
 
 use super::{PROTO_ESP, UDP};
 use crate::flow::{checksum::fold, field::ip_proto};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// TTL and hop limit of what is made here.
+/// TTL and hop limit of packets that are made here.
 pub(crate) const HOPS: u8 = 64;
 const DONT_FRAGMENT: u16 = 0x4000;
 const IPV4: usize = 20;
@@ -30,7 +31,7 @@ pub enum Ends {
 }
 
 impl Ends {
-    /// `None`: of two versions.
+    /// `None`: the addresses are of different versions.
     pub fn new(local: IpAddr, remote: IpAddr) -> Option<Ends> {
         match (local, remote) {
             (IpAddr::V4(local), IpAddr::V4(remote)) => Some(Ends::V4 { local, remote }),
@@ -39,7 +40,7 @@ impl Ends {
         }
     }
 
-    /// Are both addresses of one machine each, wherever it is?
+    /// Whether both are unicast addresses that are valid everywhere: no loopback and no IPv6 link-local addresses.
     pub fn are_hosts(&self) -> bool {
         [self.local(), self.remote()].into_iter().all(|end| match end {
             IpAddr::V4(ip) => {
@@ -51,7 +52,7 @@ impl Ends {
         })
     }
 
-    /// Ours.
+    /// Our address.
     pub fn local(&self) -> IpAddr {
         match *self {
             Ends::V4 { local, .. } => local.into(),
@@ -59,7 +60,7 @@ impl Ends {
         }
     }
 
-    /// The peer's.
+    /// The peer's address.
     pub fn remote(&self) -> IpAddr {
         match *self {
             Ends::V4 { remote, .. } => remote.into(),
@@ -80,7 +81,7 @@ pub struct Udp {
 /// The DF bit of an outer IPv4 header (RFC 4301 section 8.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Dont {
-    /// That of the inner one; set if that is IPv6, which no router fragments.
+    /// Copied from the inner header. Set if that is IPv6, which no router fragments.
     #[default]
     Copy,
     /// Set.
@@ -89,15 +90,15 @@ pub enum Dont {
     Clear,
 }
 
-/// What is in front of ESP, but for lengths and the like.
+/// The headers in front of ESP, without lengths and similar fields.
 #[derive(Debug)]
 pub(crate) struct Outer {
-    /// IP header, if one is put in front; and UDP header.
+    /// The IP header, if one is added, and the UDP header.
     template: [u8; IPV6 + UDP],
     pub(crate) bytes: usize,
-    /// Of the IP header.
+    /// The length of the IP header.
     ip_bytes: usize,
-    /// Of the template of an IPv4 header.
+    /// The sum of the template of an IPv4 header.
     sum: u32,
     pub(crate) dont: Dont,
     /// EtherType.
@@ -134,13 +135,14 @@ impl Outer {
         Outer { template, bytes, ip_bytes, sum, dont, kind }
     }
 
-    /// An IPv4 header, but for what differs; `None`: there is another, or none.
+    /// An IPv4 header without the fields that differ. `None`: there is another header or none.
     pub(crate) fn ipv4(&self) -> Option<&[u8; IPV4]> {
         self.template.first_chunk().filter(|_| self.ip_bytes == IPV4)
     }
 
-    /// Writes the headers into exactly [`Outer::bytes`]; the packet is `total` bytes from them on. `tos`: DSCP and ECN of the inner
-    /// packet, which are copied (RFC 4301 section 5.1.2, RFC 6040 section 4.1); `dont`: its DF bit. False: `into` is of another length.
+    /// Writes the headers into exactly [`Outer::bytes`]. The packet has `total` bytes from there on. `tos`: DSCP and
+    /// ECN of the inner packet, which are copied (RFC 4301 section 5.1.2, RFC 6040 section 4.1). `dont`: its DF bit.
+    /// Returns false if `into` has another length.
     #[inline]
     pub(crate) fn write(&self, into: &mut [u8], total: u16, tos: u8, dont: bool, id: u16) -> bool {
         if into.len() != self.bytes {
@@ -175,7 +177,7 @@ impl Outer {
         }
     }
 
-    /// The checksum is 0 (RFC 3948 section 2.1); with IPv6 it is written when all the rest is ([`udp6_checksum`]).
+    /// The checksum is 0 (RFC 3948 section 2.1). With IPv6 it is written after everything else ([`udp6_checksum`]).
     #[inline]
     pub(crate) fn write_udp(&self, into: &mut [u8], length: u16) -> bool {
         let Some((udp, _)) = into.split_first_chunk_mut::<UDP>() else { return into.is_empty() };
@@ -188,19 +190,19 @@ impl Outer {
     }
 }
 
-/// Ones' complement sum of 16-bit words in network byte order (RFC 1071); an odd byte is the first of its word.
+/// The ones' complement sum of 16-bit words in network byte order (RFC 1071). An odd byte is the first of its word.
 pub(crate) fn sum(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<2>();
     let sum = words.iter().map(|word| u64::from(u16::from_be_bytes(*word))).sum::<u64>();
     sum + rest.first().map_or(0, |byte| u64::from(*byte) << 8)
 }
 
-/// Of an IPv4 header whose checksum is 0.
+/// The checksum of an IPv4 header whose checksum field is 0.
 pub(crate) fn checksum(header: &[u8]) -> u16 {
     !fold(sum(header))
 }
 
-/// Is the checksum of this UDP header and payload, which is not 0, right? `ip` begins with the IP header.
+/// Whether the checksum of this UDP header and payload is right. It must not be 0. `ip` begins with the IP header.
 pub(crate) fn udp_checksum_is_right(ip: &[u8], segment: &[u8]) -> bool {
     let addresses = match ip.first().map(|first| first >> 4) {
         Some(4) => ip.get(12..IPV4),
@@ -210,7 +212,8 @@ pub(crate) fn udp_checksum_is_right(ip: &[u8], segment: &[u8]) -> bool {
     fold(pseudo + sum(segment)) == 0xffff
 }
 
-/// Writes the checksum of UDP over IPv6, which may not be 0 (RFC 8200 section 8.1); `ip` is a whole packet without extension headers.
+/// Writes the checksum of UDP over IPv6, which may not be 0 (RFC 8200 section 8.1). `ip` is a whole packet without
+/// extension headers.
 pub(crate) fn udp6_checksum(ip: &mut [u8]) {
     let Some((header, udp)) = ip.split_first_chunk_mut::<IPV6>() else { return };
     let pseudo = sum(&header[8..]) + udp.len() as u64 + u64::from(ip_proto::UDP);

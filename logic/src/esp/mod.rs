@@ -1,20 +1,23 @@
-//! ESP (RFC 4303) with AES-GCM (RFC 4106), in UDP too (RFC 3948): what elements [`crate::elements::EspEncrypt`] and
-//! [`crate::elements::EspDecrypt`] need besides packets.
+//! ESP (RFC 4303) with AES-GCM (RFC 4106), also in UDP (RFC 3948): everything besides packets that the elements
+//! [`crate::elements::EspEncrypt`] and [`crate::elements::EspDecrypt`] need.
 //!
-//! Four structures:
-//! - A [`Key`] is AES key and salt. It is shown nowhere, and zeroed when it is dropped.
-//! - An [`Aead`] is a key as some library has expanded it. It seals and opens [`Job`]s in place, many at once, so that a library can
-//!   have several packets under way. Libraries are in `router`, as they need `unsafe`; tests here use RustCrypto's.
-//! - An [`Outbound`] or [`Inbound`] security association (SA) is an `Aead`, what headers it writes or wants, which packets it is for, and
-//!   what was sent ([`Sequence`]) or came ([`Window`]). Workers share it.
-//! - An [`SaTable`] has them by name. Elements keep a view of it, and look once a run whether there is a newer one: so a change is seen by
-//!   whole batches or not at all.
+//! There are four structures:
+//! - A [`Key`] is the AES key and the salt. No output shows it, and it is zeroed when it is dropped.
+//! - An [`Aead`] is a key in the expanded form of some library. It seals and opens [`Job`]s in place, many at once, so
+//!   that a library can work on several packets at a time. The libraries are in `router`, because they need `unsafe`.
+//!   Tests here use RustCrypto's.
+//! - An [`Outbound`] or [`Inbound`] security association (SA) is an `Aead`, the headers that it writes or expects, the
+//!   packets that it is for, and the numbers that were sent ([`Sequence`]) or have arrived ([`Window`]). Workers share
+//!   it.
+//! - An [`SaTable`] holds them by name. Elements keep a view of it, and check once per run whether there is a newer
+//!   list. So a change affects whole batches.
 //!
 //! # Initialization vectors
-//! AES-GCM is broken, key and all, by two packets with one key, salt and IV. The IV of a packet is its sequence number, which is taken from
-//! one counter of the SA and never twice ([`Sequence`]). That holds as long as the counter lives. The maker of an SA must not use
-//! its key again with a counter that starts from the beginning (docs/howto/esp.md says how `router` prevents it). This is why numbers
-//! can be used only after they were reserved ([`Sequence::reserve`]).
+//! Two packets with the same key, salt and IV break AES-GCM, including its key. The IV of a packet is its sequence
+//! number. It comes from one counter of the SA, which returns each number once ([`Sequence`]). That holds as long as
+//! the counter lives. The maker of an SA must not use its key again with a counter that starts from the beginning
+//! (docs/howto/esp.md describes how `router` prevents it). Therefore numbers can be used only after they were reserved
+//! ([`Sequence::reserve`]).
 
 mod aead;
 mod headers;
@@ -34,17 +37,17 @@ pub use sequence::{NoNumber, Sequence};
 pub use table::{SaTable, Sas, View};
 pub use window::{BadWindow, Stale, Window};
 
-/// Bytes of the ESP header: SPI and sequence number.
+/// Length of the ESP header: SPI and sequence number.
 pub(crate) const HEADER: usize = 8;
-/// Bytes of the IV (RFC 4106 section 3.1).
+/// Length of the IV (RFC 4106 section 3.1).
 pub(crate) const IV: usize = 8;
-/// Bytes of a UDP header.
+/// Length of a UDP header.
 pub(crate) const UDP: usize = 8;
-/// Pad length and next header.
+/// Length of pad length and next header.
 pub(crate) const TRAILER: usize = 2;
-/// IP protocols.
+/// IP protocol numbers.
 pub(crate) const PROTO_ESP: u8 = 50;
 pub(crate) const PROTO_IPV4: u8 = 4;
 pub(crate) const PROTO_IPV6: u8 = 41;
-/// What a dummy packet carries (RFC 4303 section 2.6).
+/// The next header of a dummy packet (RFC 4303 section 2.6).
 pub(crate) const PROTO_NONE: u8 = 59;

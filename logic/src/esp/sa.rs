@@ -8,37 +8,37 @@ use super::{
 use crate::net::Addresses;
 use std::{fmt, net::IpAddr, sync::Arc};
 
-/// What is inside (RFC 4303 section 3.1).
+/// The contents of ESP packets (RFC 4303 section 3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// A whole IP packet.
     Tunnel,
-    /// What the IP header of the packet carries.
+    /// The payload of the packet's IP header.
     Transport,
 }
 
-/// Which packets may be inside (RFC 4301 section 4.4.1.1): both hold.
+/// The packets that may be inside (RFC 4301 section 4.4.1.1). Both conditions must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selectors {
-    /// The source is in one of these; none: any.
+    /// The source is in one of these prefixes. Empty: any source.
     pub source: Vec<Addresses>,
-    /// The same of the destination.
+    /// The same for the destination.
     pub destination: Vec<Addresses>,
 }
 
 impl Selectors {
-    /// Of packets between two addresses.
+    /// Selectors for packets between two addresses.
     pub fn between(source: IpAddr, destination: IpAddr) -> Self {
         Selectors { source: vec![source.into()], destination: vec![destination.into()] }
     }
 
-    /// Are there any?
+    /// Whether it allows every packet.
     #[inline]
     pub fn is_any(&self) -> bool {
         self.source.is_empty() && self.destination.is_empty()
     }
 
-    /// May this packet be inside?
+    /// Whether this packet may be inside.
     pub fn has(&self, source: IpAddr, destination: IpAddr) -> bool {
         let of =
             |list: &[Addresses], address| list.is_empty() || list.iter().any(|one| one.contains(address));
@@ -46,7 +46,7 @@ impl Selectors {
     }
 }
 
-/// An SA that packets are sent by.
+/// An SA for sending packets.
 pub struct Outbound {
     pub(crate) spi: u32,
     pub(crate) jobs: Jobs,
@@ -55,16 +55,16 @@ pub struct Outbound {
     pub(crate) udp: Option<Udp>,
     pub(crate) ends: Ends,
     pub(crate) outer: Outer,
-    /// The longest IP packet it makes.
+    /// The longest IP packet that it makes.
     pub(crate) mtu: usize,
     pub(crate) selectors: Selectors,
-    /// Numbers beyond this are told of.
+    /// Packets with higher numbers are counted as near the end.
     pub(crate) soft: u64,
-    /// Numbers of what is sent.
+    /// The numbers of packets that are sent.
     pub sequence: Sequence,
 }
 
-/// An SA that packets come by.
+/// An SA for receiving packets.
 pub struct Inbound {
     pub(crate) spi: u32,
     pub(crate) jobs: Jobs,
@@ -72,37 +72,38 @@ pub struct Inbound {
     pub(crate) mode: Mode,
     pub(crate) udp: Option<Udp>,
     pub(crate) local: IpAddr,
-    /// That, where it is IPv4 and not in UDP, in host byte order.
+    /// Our address in host byte order, if it is IPv4 and the SA does not use UDP.
     pub(crate) usual: Option<u32>,
-    /// The longest IP packet that may come by it.
+    /// The longest IP packet that it accepts.
     pub(crate) mtu: u16,
     pub(crate) selectors: Selectors,
-    /// Numbers of what came.
+    /// The numbers of packets that have arrived.
     pub window: Window,
 }
 
-/// What both kinds have.
+/// The parameters that both kinds have.
 pub struct Common<'a> {
-    /// Of the packets.
+    /// The SPI of the packets.
     pub spi: u32,
-    /// Its salt is used; the AES key is in `aead`.
+    /// The key, for its salt; `aead` holds the AES key.
     pub key: &'a Key,
-    /// The same key, as a library has it.
+    /// The same key in the form of a library.
     pub aead: Arc<dyn Aead>,
-    /// What is inside.
+    /// The contents of packets.
     pub mode: Mode,
     /// Sequence numbers have 64 bits (ESN).
     pub is_extended: bool,
-    /// In transport mode those of the packets themselves.
+    /// The addresses of the two ends. In transport mode these are the addresses of the packets
+    /// themselves.
     pub ends: Ends,
-    /// In UDP.
+    /// The ports, if ESP is in UDP.
     pub udp: Option<Udp>,
-    /// What may be inside.
+    /// The packets that may be inside.
     pub selectors: Selectors,
 }
 
 impl Outbound {
-    /// Whose numbers go on behind `used`. `mtu`: longest IP packet it makes.
+    /// Makes an SA whose numbers continue after `used`. `mtu`: the longest IP packet that it makes.
     pub fn new(common: Common<'_>, mtu: u16, dont: Dont, used: u64) -> Self {
         let Common { spi, key, aead, mode, is_extended, ends, udp, selectors } = common;
         let sequence = Sequence::new(is_extended, used);
@@ -115,7 +116,8 @@ impl Outbound {
 }
 
 impl Inbound {
-    /// That has a window of so many packets. `mtu`: longest IP packet that may come by it; 65,535 is any.
+    /// Makes an SA with a window of this many packets. `mtu`: the longest IP packet that it accepts;
+    /// 65,535 allows any.
     pub fn new(common: Common<'_>, window: u32, mtu: u16) -> Result<Self, BadWindow> {
         let Common { spi, key, aead, mode, is_extended, ends, udp, selectors } = common;
         let window = Window::new(window, is_extended)?;
@@ -128,7 +130,7 @@ impl Inbound {
     }
 }
 
-/// Without keys.
+/// Shows no keys.
 impl fmt::Debug for Outbound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Outbound")
@@ -138,7 +140,7 @@ impl fmt::Debug for Outbound {
     }
 }
 
-/// Without keys.
+/// Shows no keys.
 impl fmt::Debug for Inbound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Inbound")

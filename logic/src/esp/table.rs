@@ -1,12 +1,13 @@
 //! Security associations by name, changed while workers run.
 //!
-//! Who writes: whoever calls [`SaTable::change`], one at a time; it puts a new list in place, then counts `generation` up. Who reads: each element has
-//! a [`View`] of its own and asks once a run whether the generation is the one that it has seen; only if not it waits for the lock, and takes the SAs that
-//! it uses. So a run sees one list from its first packet to its last, and a replaced SA lives until the last run that had it is over, or, where no packets
-//! come, until the element is asked to look ([`crate::elements::Chain::refresh`]).
+//! Writers call [`SaTable::change`], one at a time. It replaces the list and then increments `generation`. Each element
+//! reads through a [`View`] of its own. Once per run it checks whether the generation is the one that it has seen. Only
+//! if not, it waits for the lock and takes the SAs that it uses. So a run sees one list from its first packet to its
+//! last. A replaced SA lives until the last run that had it ends. If no packets arrive, it lives until the element is
+//! asked to look ([`crate::elements::Chain::refresh`]).
 //!
-//! Rekey without loss: add the new inbound SA beside the old one; have the peer send by it; replace the outbound SA; remove the old inbound
-//! SA when what was under way has come.
+//! To change a key without loss: add the new inbound SA beside the old one; let the peer send with it; replace the
+//! outbound SA; remove the old inbound SA after the packets on their way have arrived.
 
 use super::sa::{Inbound, Outbound};
 use std::{
@@ -17,11 +18,11 @@ use std::{
     },
 };
 
-/// All of them, at one time.
+/// All SAs at one time.
 #[derive(Clone, Default)]
 pub struct Sas {
     outbound: BTreeMap<String, Arc<Outbound>>,
-    /// Several of one name: old and new, while keys change.
+    /// There are two of one name while keys change.
     inbound: BTreeMap<String, Vec<Arc<Inbound>>>,
 }
 
@@ -40,17 +41,17 @@ impl SaTable {
         changed
     }
 
-    /// Packets of this name go by this SA from the next run on; what it replaces is returned.
+    /// Sends packets of this name with this SA from the next run on. Returns the SA that it replaces.
     pub fn set_outbound(&self, name: &str, sa: Arc<Outbound>) -> Option<Arc<Outbound>> {
         self.change(|sas| sas.outbound.insert(name.into(), sa))
     }
 
-    /// Packets of this name are dropped from the next run on.
+    /// Removes an SA. Packets of this name are dropped from the next run on.
     pub fn remove_outbound(&self, name: &str) -> Option<Arc<Outbound>> {
         self.change(|sas| sas.outbound.remove(name))
     }
 
-    /// One more of this name. False, and nothing is changed: there is one with its SPI, of any name.
+    /// Adds an SA under this name. Returns false and changes nothing if an SA of any name has its SPI.
     #[must_use]
     pub fn add_inbound(&self, name: &str, sa: Arc<Inbound>) -> bool {
         self.change(|sas| {
@@ -62,7 +63,7 @@ impl SaTable {
         })
     }
 
-    /// The one with this SPI; what comes for it goes up from the next run on.
+    /// Removes the SA with this SPI. Packets for it go up from the next run on.
     pub fn remove_inbound(&self, spi: u32) -> Option<Arc<Inbound>> {
         self.change(|sas| {
             let (name, at) = sas.inbound.iter().find_map(|(name, sas)| {
@@ -74,29 +75,30 @@ impl SaTable {
         })
     }
 
-    /// All that send, by name.
+    /// All outbound SAs, with their names.
     pub fn outbound(&self) -> Vec<(String, Arc<Outbound>)> {
         let sas = self.sas.lock().unwrap_or_else(PoisonError::into_inner);
         sas.outbound.iter().map(|(name, sa)| (name.clone(), sa.clone())).collect()
     }
 }
 
-/// What an element has seen of a table.
+/// An element's view of a table.
 pub struct View {
     table: Arc<SaTable>,
     generation: Option<u64>,
 }
 
 impl View {
-    /// Of nothing yet.
+    /// A view that has seen nothing yet.
     pub fn new(table: Arc<SaTable>) -> Self {
         View { table, generation: None }
     }
 
-    /// The list, if it is another than before. Who keeps it keeps all of its SAs.
+    /// The list, if it has changed. Whoever keeps it keeps all of its SAs.
     #[inline]
     pub(crate) fn renew(&mut self) -> Option<Arc<Sas>> {
-        // Acquire: a list is in place before its generation is. Read before the list, it is that of an older one at worst, and the next run looks again.
+        // Acquire: a list is in place before its generation. The generation is read before the list, so it may be older
+        // than the list. Then the next run looks again.
         let generation = Some(self.table.generation.load(Ordering::Acquire));
         if self.generation == generation {
             return None;

@@ -1,4 +1,4 @@
-//! Windows and numbers against naive models; an AEAD for tests of elements.
+//! Compares windows and numbers with simple models. Has an AEAD for tests of elements.
 
 use super::*;
 use aes_gcm::{Aes128Gcm, Aes256Gcm, KeyInit, aead::AeadInPlace};
@@ -71,7 +71,7 @@ fn a_number_is_taken_once_and_none_beyond_what_is_reserved() {
     let taken = sequence.take(5);
     sequence.give_back(taken.start + 1..taken.end);
     assert_eq!((taken, sequence.take(1)), (14..19, 15..16));
-    // Somebody took others since: they are not used again.
+    // Others took numbers in between, so they are not used again.
     let taken = sequence.take(5);
     assert_eq!(sequence.take(1), 21..22);
     sequence.give_back(taken);
@@ -86,7 +86,7 @@ fn numbers_never_wrap() {
         let sequence = Sequence::new(is_extended, last - 3);
         sequence.reserve(u64::MAX);
         let taken = sequence.take(100);
-        // Of 64-bit numbers the last is left out.
+        // The last 64-bit number is left out.
         let end = if is_extended { u64::MAX } else { last + 1 };
         assert_eq!(taken, last - 2..end);
         for _ in 0..3 {
@@ -96,7 +96,7 @@ fn numbers_never_wrap() {
     }
 }
 
-/// Every number that came.
+/// Remembers every number that arrived.
 struct Naive {
     size: u64,
     came: BTreeSet<u64>,
@@ -120,7 +120,7 @@ fn steps() -> impl Strategy<Value = Vec<i64>> {
 
 proptest! {
     #[test]
-    fn a_window_is_as_if_all_numbers_were_remembered(size in 6..13u32, start in 0..3u64, steps in steps()) {
+    fn a_window_behaves_as_if_all_numbers_were_remembered(size in 6..13u32, start in 0..3u64, steps in steps()) {
         let window = Window::new(1 << size, true).unwrap();
         let mut naive = Naive { size: 1 << size, came: BTreeSet::new() };
         let mut at = start * 0x7fff_ff00;
@@ -133,7 +133,7 @@ proptest! {
         }
     }
 
-    /// Within the window, and up to 2^32 less the window in front of it.
+    /// Within the window, and up to 2^32 less the window ahead of it.
     #[test]
     fn the_high_half_is_found(size in 6..17u32, top in prop_oneof![0..0x3_0000_0000u64, (1..4u64, 0..0x1000u64).prop_map(|(high, low)| high << 32 | low), any::<u64>()], back in 0..0x1_0000u64, ahead in 1..0xffff_0000u64) {
         let size = 1u32 << size;
@@ -149,7 +149,7 @@ proptest! {
     }
 }
 
-/// Where the window begins at a number whose low half is 0, or one before.
+/// The window begins at a number whose low half is 0, or one before.
 #[test]
 fn the_high_half_is_found_at_its_edges() {
     let window = Window::new(64, true).unwrap();
@@ -161,7 +161,7 @@ fn the_high_half_is_found_at_its_edges() {
 }
 
 #[test]
-fn there_is_nothing_before_the_first_nor_behind_the_last() {
+fn there_is_no_number_before_the_first_or_after_the_last() {
     let window = Window::new(64, true).unwrap();
     // As if it were 2^32 before.
     assert_eq!(window.infer(u32::MAX), None);

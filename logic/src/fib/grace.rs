@@ -12,7 +12,7 @@ pub(crate) struct Readers {
     stop: AtomicBool,
 }
 
-/// Also when an assertion fails: nobody waits for a thread that is gone.
+/// Ends the section also if an assertion fails, so nobody waits for a thread that is gone.
 struct Section<'a>(&'a AtomicUsize);
 
 impl<'a> Section<'a> {
@@ -37,7 +37,7 @@ impl Drop for Stop<'_> {
 }
 
 impl Readers {
-    /// Runs `write` while two threads call `read` (with their number) over and over.
+    /// Runs `write` while two threads call `read` repeatedly, each with its own state.
     pub(crate) fn race<S>(
         &self,
         state: impl Fn(usize) -> S + Sync,
@@ -60,7 +60,7 @@ impl Readers {
         });
     }
 
-    /// Returns when every section that was open has ended.
+    /// Returns after every section that was open has ended.
     pub(crate) fn grace_period(&self) {
         for counter in &self.sections {
             let seen = counter.load(SeqCst);

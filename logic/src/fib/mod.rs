@@ -1,15 +1,17 @@
-//! The forwarding table: a leaf-pushed multibit trie of 8-bit strides over `Memory::fib()`, for IPv4 and IPv6, shared
-//! by all routers. `bpf/abi.h` has the layout, the program in `bpf/` and [`lookup`] walk it in the same steps.
+//! The forwarding table: a leaf-pushed multibit trie with 8-bit strides in `Memory::fib()`, for IPv4 and IPv6. All
+//! routers share the memory. The layout is in `bpf/abi.h`. The program in `bpf/` and [`lookup`] walk it in the same
+//! steps.
 //!
-//! Who writes what: one writer (a [`Table`] through its [`Space`]) and any number of readers. A published slot, root
-//! word and the two slots of a tail are each one aligned word, stored with release order, and what a slot leads to is
-//! complete before the slot is stored. So a reader sees the answer from before or after a change, never a hole. Rows
-//! that are no longer led to are reused only after a grace period ([`Pool::seal`], [`Pool::reclaim`]).
+//! There is one writer (a [`Table`] through its [`Space`]) and any number of readers. A published slot, a root word,
+//! and the two slots of a tail are each one aligned word, stored with release order. What a slot leads to is complete
+//! before the slot is stored. So a reader sees the answer from before or after a change, never a hole. Rows without
+//! references are reused only after a grace period ([`Pool::seal`], [`Pool::reclaim`]).
 //!
 //! # Why this shape
 //!
-//! `cargo bench -p millrace-logic --bench fib -- table`, one core of an Intel Xeon (2 MiB L2), 901,899 IPv4 and 160,147
-//! IPv6 real prefixes, destinations drawn from them, CPU time. Updates are removals and insertions of random routes.
+//! Measured with `cargo bench -p millrace-logic --bench fib -- table` on one core of an Intel Xeon (2 MiB L2), in CPU
+//! time. The tables hold 901,899 IPv4 and 160,147 IPv6 real prefixes, and destinations are drawn from them. Updates are
+//! removals and insertions of random routes.
 //!
 //! | IPv4 | load | blocks | tails | bytes/route | updates | ns per lookup: 1 | 4,096 | 100,000 | 1,000,000 destinations |
 //! |---|---|---|---|---|---|---|---|---|---|
@@ -36,11 +38,11 @@
 //! | 16,384 | 4,019 | 8 | 4,068 | 5 | 65,538 | 4 |
 //! | 65,536 | 10,880 | 8 | 10,941 | 6 | 65,542 | 4 |
 //!
-//! So: 8 bits up to 256 routes, where the 16-bit root begins to cost no more memory than the blocks it replaces; for
-//! IPv4 24 bits above 65,536, where many destinations begin to gain (10 against 7 ns at 100,000) and 64 MiB are in
-//! proportion; IPv6 stays at 16. Tails make the memory of IPv6 little more than half, with many interfaces a seventh, and
-//! cost IPv4 nothing. Blocks are also chosen over hashing for their updates: a marker scheme must recompute markers below
-//! a changed route.
+//! The conclusions: the root has 8 bits up to 256 routes. From there on, a 16-bit root costs no more memory than the
+//! blocks that it replaces. IPv4 gets 24 bits above 65,536 routes, where traffic to many destinations begins to gain
+//! (7 ns instead of 10 ns at 100,000) and 64 MiB are in proportion. IPv6 stays at 16 bits. Tails reduce the memory of
+//! IPv6 to little more than half, with many interfaces to a seventh, and cost IPv4 nothing. Blocks are also better than
+//! hashing for updates, because a marker scheme must recompute markers below a changed route.
 
 #[cfg(test)]
 pub(crate) mod grace;
@@ -67,11 +69,11 @@ const KIND_SHIFT: u32 = 30;
 /// The largest index a slot can hold.
 pub const MAX_INDEX: u32 = (1 << KIND_SHIFT) - 1;
 
-/// A slot of a block, as the ABI has it: what an address range leads to.
+/// A slot of a block, as in the ABI: the target of an address range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u32);
 
-/// What a [`Slot`] leads to (`enum fib_kind`).
+/// The kind of target of a [`Slot`] (`enum fib_kind`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Nexthop,
@@ -98,7 +100,7 @@ impl Slot {
     fn tail(tail: u32) -> Slot {
         Slot(tail & MAX_INDEX | 3 << KIND_SHIFT)
     }
-    /// What it leads to.
+    /// The kind of its target.
     pub fn kind(self) -> Kind {
         match self.0 >> KIND_SHIFT {
             0 => Kind::Nexthop,
@@ -107,7 +109,7 @@ impl Slot {
             _ => Kind::Tail,
         }
     }
-    /// A next hop or a group.
+    /// Whether it is a next hop or a group.
     pub fn is_leaf(self) -> bool {
         self.0 >> (KIND_SHIFT + 1) == 0
     }
@@ -122,9 +124,9 @@ pub fn empty_root<A: Address>() -> u64 {
     u64::from(A::BITS) << 32
 }
 
-/// Where `address` leads: the leaf (next hop or group) of its longest prefix in the table with this root word.
+/// The leaf (next hop or group) of the longest prefix that holds `address`, in the table with this root word.
 ///
-/// Safe on any contents of memory: what does not lead anywhere is "no route".
+/// Any contents of memory are safe: an invalid slot means "no route".
 pub fn lookup<A: Address>(memory: &(impl Memory + ?Sized), root: u64, address: A) -> Slot {
     let mut walk = Walk::new(root, address);
     loop {
@@ -135,17 +137,17 @@ pub fn lookup<A: Address>(memory: &(impl Memory + ?Sized), root: u64, address: A
     }
 }
 
-/// A root word of IPv4, taken apart for many lookups that take their first step together.
+/// An IPv4 root word in parts, for many lookups that take their first step together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Root4 {
-    /// Slots before it.
+    /// The number of slots before it.
     base: usize,
-    /// Bits of an address behind that step.
+    /// The number of address bits after that step.
     behind: u8,
 }
 
 impl Root4 {
-    /// Of this word. One that is none leads nowhere.
+    /// Takes a root word apart. An invalid word leads nowhere.
     #[inline]
     pub fn new(root: u64) -> Root4 {
         let (first, shift) = (root as u32 & MAX_INDEX, ((root >> 32) as u8).min(32));
@@ -155,50 +157,50 @@ impl Root4 {
         }
     }
 
-    /// Where the first step looks in `fib`, or nowhere.
+    /// The index in `fib` of the first step. It may be outside of `fib`.
     #[inline]
     pub fn place(self, address: u32) -> usize {
         self.base + (address >> (self.behind % 32)) as usize
     }
 
-    /// Bits of an address up to the end of that step.
+    /// The number of address bits up to the end of that step.
     #[inline]
     pub fn bits(self) -> u8 {
         32 - self.behind
     }
 }
 
-/// How far a lookup has come. Each step waits for memory once, so many lookups that take their steps in turn wait together.
+/// The state of a lookup. Each step waits for memory once, so many lookups that take their steps in turn wait together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Walk {
     slot: Slot,
-    /// Of the address, so many bits are behind it.
+    /// The number of address bits that have been used.
     bits: u8,
 }
 
 impl Walk {
     const NOWHERE: Walk = Walk { slot: Slot::NO_ROUTE, bits: 0 };
 
-    /// At the block of the root that the address is in.
+    /// A walk at the root's block for the address.
     #[inline]
     pub fn new<A: Address>(root: u64, address: A) -> Walk {
         let (first, shift) = (root as u32, ((root >> 32) as u8).min(A::BITS));
         Walk { slot: Slot::child(first.wrapping_add(address.head(shift))), bits: A::BITS - shift }
     }
 
-    /// After a first step taken elsewhere, which found this behind so many bits of the address.
+    /// A walk after a first step that was taken elsewhere and found `slot` after `bits` bits of the address.
     #[inline]
     pub fn after(bits: u8, slot: Slot) -> Walk {
         Walk { slot, bits }
     }
 
-    /// The answer, once it is found.
+    /// The answer, if it has been found.
     #[inline]
     pub fn leaf(self) -> Option<Slot> {
         self.slot.is_leaf().then_some(self.slot)
     }
 
-    /// One step further; after the last of an address, which no memory can put off, there is a leaf.
+    /// Takes one step. After the last bit of an address there is always a leaf, whatever the memory holds.
     #[inline]
     pub fn step<A: Address>(self, memory: &(impl Memory + ?Sized), address: A) -> Walk {
         match self.slot.kind() {
@@ -222,7 +224,7 @@ impl Walk {
     }
 }
 
-/// The slot the tail leads to, and the bit after its prefix.
+/// The slot to which the tail leads, and the length of its prefix.
 fn lookup_tail<A: Address>(memory: &(impl Memory + ?Sized), tail: u32, address: A) -> (Slot, u8) {
     let at = tail as usize * words::FIB_TAIL;
     let Some([hi, lo, slots, length]) = memory.fib_tails().get(at..at + words::FIB_TAIL) else {

@@ -1,4 +1,4 @@
-//! Rows of shared memory: which are free, which may still be read by a packet on its way.
+//! Rows of shared memory: which are free, and which may still be read by a packet on its way.
 
 use super::Slot;
 use crate::memory::{Memory, words};
@@ -8,7 +8,7 @@ use std::{
     sync::atomic::Ordering::{Relaxed, Release},
 };
 
-/// A region of [`Memory`], as messages name it.
+/// A region of [`Memory`], with the name for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Region {
     FibBlocks,
@@ -32,12 +32,12 @@ impl fmt::Display for Region {
     }
 }
 
-/// A map has no room. What should have been stored leads to the kernel instead.
+/// A map has no room. The entry that should have been stored leads to the kernel instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full {
     /// Which map.
     pub region: Region,
-    /// Rows that were wanted, in one piece.
+    /// The number of adjacent rows that were needed.
     pub rows: usize,
 }
 
@@ -49,12 +49,12 @@ impl fmt::Display for Full {
 
 impl std::error::Error for Full {}
 
-/// A point in time, for the owner of a grace period: what was unpublished before it was [sealed](Pool::seal) may be
-/// reused once no reader is left that started before.
+/// A point in time, for the owner of a grace period. Rows that were unpublished before it was [sealed](Pool::seal) may
+/// be reused when no reader is left that started before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Epoch(u64);
 
-/// Things that are unpublished but may still be in a reader's hands.
+/// Things that are unpublished but that a reader may still use.
 #[derive(Debug)]
 pub(crate) struct Limbo<T> {
     now: u64,
@@ -77,7 +77,7 @@ impl<T> Limbo<T> {
         Epoch(self.now)
     }
 
-    /// The next thing that was retired before `epoch`.
+    /// Removes and returns the next thing that was retired before `epoch`.
     pub(crate) fn next(&mut self, epoch: Epoch) -> Option<T> {
         self.queue.front().filter(|(at, _)| *at < epoch.0)?;
         self.queue.pop_front().map(|(_, item)| item)
@@ -88,11 +88,11 @@ impl<T> Limbo<T> {
     }
 }
 
-/// Free rows as extents. Single rows come from the low end and runs from the high end, so that singles do not break up
-/// the room for runs.
+/// Free rows as extents. Single rows come from the low end and runs from the high end, so singles do not break up the
+/// room for runs.
 #[derive(Debug)]
 pub(crate) struct Extents {
-    /// start -> length; never adjacent to each other.
+    /// The length of each extent, by its start. Extents are never adjacent.
     free: BTreeMap<u32, u32>,
     count: usize,
     capacity: usize,
@@ -170,8 +170,8 @@ enum Retired {
 pub struct Pool {
     blocks: Extents,
     tails: Extents,
-    /// Length of the prefix each slot's leaf (a tail's miss) comes from; [`POISONED`] for one that stands for a part
-    /// that found no room. Only user space needs it, so it is not in the shared memory.
+    /// The length of the prefix that each slot's leaf (or a tail's miss) comes from, or [`POISONED`] if the slot stands
+    /// for a part that found no room. Only user space needs it, so it is not in the shared memory.
     depths: Vec<u8>,
     limbo: Limbo<Retired>,
 }
@@ -180,7 +180,7 @@ pub struct Pool {
 pub(crate) const POISONED: u8 = u8::MAX;
 
 impl Pool {
-    /// All rows of `memory` but block 0 are free.
+    /// All rows of `memory` are free, except block 0.
     pub fn new(memory: &(impl Memory + ?Sized)) -> Self {
         Self {
             blocks: Extents::new(memory.fib().len() / words::FIB_BLOCK, 1),
@@ -190,7 +190,7 @@ impl Pool {
         }
     }
 
-    /// `rows` adjacent blocks, every slot leading to `leaf`, whose prefix has `depth` bits.
+    /// Takes `rows` adjacent blocks. Every slot leads to `leaf`, whose prefix has `depth` bits.
     pub(crate) fn blocks(
         &mut self,
         memory: &(impl Memory + ?Sized),
@@ -249,12 +249,12 @@ impl Pool {
         }
     }
 
-    /// Ends the current epoch: after a grace period from now on, [`Pool::reclaim`] may be called with it.
+    /// Ends the current epoch. Call [`Pool::reclaim`] with it after a grace period from now.
     pub fn seal(&mut self) -> Epoch {
         self.limbo.seal()
     }
 
-    /// No reader is left from before `epoch` was sealed: what was retired until then is free again.
+    /// No reader is left from before `epoch` was sealed, so the rows retired until then are free again.
     pub fn reclaim(&mut self, epoch: Epoch) {
         while let Some(retired) = self.limbo.next(epoch) {
             match retired {

@@ -1,9 +1,9 @@
-//! Made-up Internet tables for tests and benchmarks: the prefix lengths of a real one, and its clustering.
+//! Synthetic Internet tables for tests and benchmarks, with the prefix lengths and the clustering of a real table.
 
 use crate::net::{Prefix, Prefix4, Prefix6};
 use std::collections::HashSet;
 
-/// Length and how often it occurs among 901,899 IPv4 prefixes of a real table.
+/// Each prefix length, and how often it occurs among 901,899 IPv4 prefixes of a real table.
 const MIX4: [(u8, u32); 25] = [
     (8, 16),
     (9, 13),
@@ -32,7 +32,7 @@ const MIX4: [(u8, u32); 25] = [
     (32, 886),
 ];
 
-/// The same among 160,147 IPv6 prefixes, rare lengths left out.
+/// The same for 160,147 IPv6 prefixes. Rare lengths are left out.
 const MIX6: [(u8, u32); 24] = [
     (20, 16),
     (24, 30),
@@ -76,7 +76,7 @@ const HEADS6: [(u16, u32); 12] = [
     (0x2a00, 3247),
 ];
 
-/// SplitMix64 (Steele, Lea, Flood 2014): a small seeded generator; the same seed gives the same numbers for ever.
+/// SplitMix64 (Steele, Lea, Flood 2014): a small seeded generator. The same seed always gives the same numbers.
 #[derive(Clone, Debug)]
 pub struct Random(pub u64);
 
@@ -110,7 +110,7 @@ pub fn prefixes4(count: usize, seed: u64) -> Vec<Prefix4> {
     })
 }
 
-/// `count` different IPv6 prefixes below 2000::/3, clustered as real ones are, sorted; at most one million.
+/// `count` different IPv6 prefixes below 2000::/3, clustered like real ones, sorted; at most one million.
 pub fn prefixes6(count: usize, seed: u64) -> Vec<Prefix6> {
     let mut random = Random(seed);
     distinct(count.min(1_000_000), || {

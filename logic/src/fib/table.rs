@@ -1,13 +1,13 @@
-//! One router's table for one address family: its routes, and how they become slots.
+//! One router's table for one address family: its routes, and the slots for them.
 //!
-//! Canonical form: below a root of 8, 16 or 24 bits, a slot leads to a block if two or more routes lie strictly inside
-//! its range, to a tail if one does, else to the leaf of the longest route that covers it. The block branches at the
-//! last octet boundary strictly inside of which all those routes are; a tail leads there if bits are skipped. Each
-//! slot's *depth* (length of the route its leaf, or its tail's miss, comes from) is kept aside, so a change touches just
-//! the slots it owns.
+//! The form is canonical. Below a root of 8, 16 or 24 bits, a slot leads to a block if two or more routes lie strictly
+//! inside its range. It leads to a tail if one route does, and otherwise to the leaf of the longest route that covers
+//! it. The block branches at the last octet boundary strictly inside of which all those routes are. A tail leads to it
+//! if bits are skipped. The *depth* of a slot is the length of the route that its leaf, or its tail's miss, comes from.
+//! Depths are kept separately, so a change touches only the slots that it owns.
 //!
-//! When memory runs out the slot that could not be built is *poisoned*: it leads to [`Space::full`] as a whole, until
-//! [`Table::heal`] or a change inside its range finds room.
+//! If memory runs out, the slot that could not be built is *poisoned*. Its whole range leads to [`Space::full`] until
+//! [`Table::heal`] or a change inside the range finds room.
 
 use super::{
     Full, Pool, Slot, empty_root,
@@ -22,7 +22,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Release},
 };
 
-/// Where a table lives.
+/// The place of a table.
 pub struct Space<'a, M: ?Sized> {
     /// Shared memory.
     pub memory: &'a M,
@@ -30,23 +30,23 @@ pub struct Space<'a, M: ?Sized> {
     pub pool: &'a mut Pool,
     /// The router's word that holds the root.
     pub root: &'a AtomicU64,
-    /// The leaf of what found no room: to the kernel.
+    /// The leaf for parts that found no room. It leads to the kernel.
     pub full: Slot,
 }
 
-/// How a table is shaped; the default is chosen by measurement (see [`super`]).
+/// The shape of a table. The default was chosen by measurement (see [`super`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// More routes than this: a 16-bit root of 256 blocks. Below half of it: an 8-bit root of one block again.
+    /// With more routes than this: a 16-bit root of 256 blocks. Below half of it: an 8-bit root of one block again.
     pub routes_16: usize,
-    /// More routes than this: a 24-bit root of 65,536 blocks (DIR-24-8). Below half of it: 16 bits again.
+    /// With more routes than this: a 24-bit root of 65,536 blocks (DIR-24-8). Below half of it: 16 bits again.
     pub routes_24: usize,
-    /// Path compression. Without it every route deeper than its block costs blocks; for comparison only.
+    /// Path compression. Without it every route deeper than its block costs blocks. It is off only for comparison.
     pub tails: bool,
 }
 
 impl Policy {
-    /// For addresses of this width.
+    /// The policy for addresses of this width.
     pub fn of<A: Address>() -> Policy {
         let routes_24 = if A::BITS == 32 { 65_536 } else { usize::MAX };
         Policy { routes_16: 256, routes_24, tails: true }
@@ -75,9 +75,9 @@ pub struct Table<A> {
     root: Option<Root>,
     poisoned: BTreeSet<Prefix<A>>,
     policy: Policy,
-    /// Routes that do not count for the size of the root.
+    /// The number of routes that do not count for the size of the root.
     guards: usize,
-    /// A bigger root found no room: try again at this many routes.
+    /// A bigger root found no room. It is tried again at this many routes.
     retry_routes: usize,
 }
 
@@ -88,23 +88,23 @@ impl<A: Address> Default for Table<A> {
 }
 
 impl<A: Address> Table<A> {
-    /// Empty, and of this shape.
+    /// An empty table of this shape.
     pub fn with_policy(policy: Policy) -> Self {
         let (rib, poisoned) = (BTreeMap::new(), BTreeSet::new());
         Self { rib, root: None, poisoned, policy, guards: 0, retry_routes: 0 }
     }
 
-    /// This many of the routes do not count when the size of the root is chosen.
+    /// Sets how many of the routes do not count for the size of the root.
     pub fn set_guards(&mut self, guards: usize) {
         self.guards = guards;
     }
 
-    /// Routes, guards included.
+    /// The number of routes, including guards.
     pub fn len(&self) -> usize {
         self.rib.len()
     }
 
-    /// No routes at all.
+    /// Whether there are no routes.
     pub fn is_empty(&self) -> bool {
         self.rib.is_empty()
     }
@@ -119,23 +119,23 @@ impl<A: Address> Table<A> {
         self.rib.get(&prefix).copied()
     }
 
-    /// Bits of the root, 0 without one.
+    /// The bits of the root; 0 if there is none.
     pub fn root_bits(&self) -> u8 {
         self.root.map_or(0, |r| r.bits)
     }
 
-    /// Ranges that lead to the kernel for want of room.
+    /// The ranges that lead to the kernel because there is no room.
     pub fn poisoned(&self) -> impl Iterator<Item = Prefix<A>> + '_ {
         self.poisoned.iter().copied()
     }
 
-    /// Is part of the table missing for want of room?
+    /// Whether part of the table is missing because there is no room.
     pub fn is_degraded(&self) -> bool {
         !self.poisoned.is_empty() || (self.root.is_none() && !self.rib.is_empty())
     }
 
-    /// `prefix` leads to `leaf` from now on. The route is noted even if there is no room for it in shared memory: then
-    /// at least its addresses lead to the kernel.
+    /// Makes `prefix` lead to `leaf`. The route is noted even if there is no room for it in shared memory. Its
+    /// addresses then lead to the kernel.
     pub fn insert<M: Memory + ?Sized>(
         &mut self,
         space: &mut Space<'_, M>,
@@ -154,7 +154,7 @@ impl<A: Address> Table<A> {
         writer.outcome()
     }
 
-    /// `prefix` is no route any more. Returns the leaf it had.
+    /// Removes the route of `prefix`. Returns the leaf that it had.
     pub fn remove<M: Memory + ?Sized>(
         &mut self,
         space: &mut Space<'_, M>,
@@ -171,7 +171,7 @@ impl<A: Address> Table<A> {
         Some(leaf)
     }
 
-    /// No routes at all any more.
+    /// Removes all routes.
     pub fn clear<M: Memory + ?Sized>(&mut self, space: &mut Space<'_, M>) {
         self.rib.clear();
         space.root.store(empty_root::<A>(), Release);
@@ -183,7 +183,7 @@ impl<A: Address> Table<A> {
         self.retry_routes = 0;
     }
 
-    /// Tries again what found no room before; call it when room may have been reclaimed.
+    /// Tries again the parts that found no room. Call it after room may have been reclaimed.
     pub fn heal<M: Memory + ?Sized>(&mut self, space: &mut Space<'_, M>) -> Result<(), Full> {
         if self.root.is_none() {
             return self.resize(space).map(|_| ());
@@ -197,7 +197,7 @@ impl<A: Address> Table<A> {
         Ok(())
     }
 
-    /// Gives the table the root its size asks for. True: a new root was built from all routes and published.
+    /// Gives the table a root for its size. Returns true if a new root was built from all routes and published.
     fn resize<M: Memory + ?Sized>(&mut self, space: &mut Space<'_, M>) -> Result<bool, Full> {
         let routes = self.rib.len().saturating_sub(self.guards);
         let now = self.root_bits();

@@ -1,4 +1,5 @@
-//! The table against a linear search, through growth, collapse, exhaustion and readers that race with the writer.
+//! Compares the table with a linear search, through growth, collapse and exhaustion, with readers that race with the
+//! writer.
 
 use super::*;
 use crate::{
@@ -71,14 +72,14 @@ impl<A: Address> Bed<A> {
         covering.max_by_key(|(p, _)| p.length()).map_or(Slot::NO_ROUTE, |(_, leaf)| *leaf)
     }
 
-    /// Blocks and tails that are led to.
+    /// The numbers of blocks and tails in use.
     fn live(&self) -> (usize, usize) {
         let (blocks, tails) = self.pool.retired();
         (self.pool.blocks_used().used - 1 - blocks, self.pool.tails_used().used - tails)
     }
 }
 
-/// An address of few different bytes, so that prefixes nest and share blocks.
+/// An address with few different bytes, so that prefixes nest and share blocks.
 fn clustered(bytes: usize) -> impl Strategy<Value = u128> {
     let byte = prop_oneof![Just(0u8), Just(1), Just(10), Just(127), Just(128), Just(255)];
     prop::collection::vec(byte, bytes).prop_map(|b| b.iter().fold(0, |a, b| a << 8 | u128::from(*b)))
@@ -96,7 +97,7 @@ fn prefix6() -> impl Strategy<Value = Prefix6> {
     prop_oneof![anywhere, on_links()]
 }
 
-/// What a few interfaces have: a /64, addresses in it, and now and then something between.
+/// The routes of a few interfaces: a /64, addresses in it, and sometimes something in between.
 fn on_links() -> impl Strategy<Value = Prefix6> {
     let length =
         prop_oneof![2 => Just(64u8), 4 => Just(128), 1 => Just(120), 1 => Just(112), 1 => 56u8..=128];
@@ -106,7 +107,7 @@ fn on_links() -> impl Strategy<Value = Prefix6> {
     (net, host, length).prop_map(|(n, h, l)| Prefix::new((0x2001_0db8u128 << 96) | (n << 64) | h, l).unwrap())
 }
 
-/// (which of the drawn prefixes, new leaf or removal)
+/// (which of the drawn prefixes; its new leaf, or `None` for removal)
 type Step = (prop::sample::Index, Option<u32>);
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -118,7 +119,7 @@ fn slot(leaf: u32) -> Slot {
     if leaf.is_multiple_of(2) { Slot::group(leaf) } else { Slot::nexthop(leaf) }
 }
 
-/// First and last address of each prefix, and their neighbours outside.
+/// The first and last address of each prefix, and their neighbours outside.
 fn edges<A: Address>(prefixes: &[Prefix<A>], from_bits: impl Fn(u128) -> A) -> Vec<A> {
     let mask = u128::MAX >> (128 - u32::from(A::BITS));
     let mut all = Vec::new();
@@ -146,7 +147,7 @@ fn matches_oracle<A: Address>(prefixes: &[Prefix<A>], steps: &[Step], from_bits:
             assert_eq!(bed.lookup(a), bed.linear(a), "{} with {:?}", a.ip(), bed.oracle);
         }
     }
-    // The structure is a function of the routes: built afresh with the same root, it takes the same memory.
+    // The structure is a function of the routes. If it is rebuilt with the same root, it takes the same memory.
     let bits = bed.table.root_bits();
     let routes_16 = if bits == 16 { 0 } else { usize::MAX };
     let mut fresh = Bed::<A>::new(1024, 256, Policy { routes_16, ..SMALL });
@@ -295,7 +296,7 @@ fn an_isolated_host_route_costs_one_tail() {
     assert_eq!(bed.live(), (1, 2));
 }
 
-/// What every IPv6 interface has costs a block for the addresses, however far they are from the /64.
+/// The routes that every IPv6 interface has cost a block for the addresses, however far they are from the /64.
 #[test]
 fn addresses_on_a_link_cost_one_tail_and_one_block() {
     let mut bed = Bed::<u128>::new(64, 64, Policy::of::<u128>());
@@ -306,7 +307,7 @@ fn addresses_on_a_link_cost_one_tail_and_one_block() {
     for (i, p) in routes(0).into_iter().enumerate() {
         bed.set(p, Some(Slot(i as u32 + 1))).unwrap();
     }
-    // The root; the block with the /64, by a tail; the block of addresses, by a tail.
+    // The blocks are the root, the block with the /64, and the block of addresses. Tails lead to the last two.
     assert_eq!(bed.live(), (3, 2));
     for p in routes(1) {
         bed.set(p, Some(Slot(4))).unwrap();
@@ -324,7 +325,7 @@ fn addresses_on_a_link_cost_one_tail_and_one_block() {
 }
 
 #[test]
-fn memory_that_makes_no_sense_is_no_route() {
+fn invalid_memory_means_no_route() {
     let bed = Bed::<u32>::new(2, 1, SMALL);
     assert_eq!(lookup(&bed.memory, u64::MAX, 1u32), Slot::NO_ROUTE);
     bed.memory.fib()[0].store(Slot::child(0).0, Relaxed);
@@ -334,9 +335,9 @@ fn memory_that_makes_no_sense_is_no_route() {
 }
 
 proptest! {
-    /// Whatever the root word and the memory are.
+    /// The result is the same for any root word and memory.
     #[test]
-    fn a_first_step_taken_apart_leads_to_the_same(
+    fn a_first_step_taken_elsewhere_leads_to_the_same(
         first in prop_oneof![0..4u32, any::<u32>()],
         shift in 0..40u8,
         slots in prop::collection::vec((0..4u32, 0..4u32), 1024),
@@ -359,8 +360,8 @@ proptest! {
     }
 }
 
-/// Readers look up addresses that are always covered by a stable route, whose answer may be that route's leaf or one of
-/// the leaves that come and go inside it, never another.
+/// Readers look up addresses that a stable route always covers. The answer may be that route's leaf, or one of the
+/// leaves that come and go inside it, but never another.
 fn readers_race<A: Address>(
     covers: &[Prefix<A>],
     inner: impl Fn(&mut synthetic::Random, usize) -> Prefix<A> + Sync,

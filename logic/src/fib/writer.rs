@@ -1,4 +1,4 @@
-//! How routes become slots: in blocks that readers may be walking, or in blocks not published yet.
+//! Turns routes into slots, in blocks that readers may be walking or in blocks that are not published yet.
 
 use super::{Full, Kind, Pool, Slot, Space, pool::POISONED};
 use crate::{
@@ -30,7 +30,7 @@ impl Root {
     pub(super) fn word<A: Address>(self) -> u64 {
         u64::from(self.first) | u64::from(A::BITS - (self.bits - 8)) << 32
     }
-    /// Its slots are one range, as its blocks are adjacent.
+    /// The root as a node. Its slots are one range, because its blocks are adjacent.
     pub(super) fn node(self) -> Node {
         Node { base: self.first as usize * words::FIB_BLOCK, offset: 0, bits: self.bits }
     }
@@ -70,8 +70,8 @@ pub(super) type Rib<A> = BTreeMap<Prefix<A>, Slot>;
 
 /// The longest route of at most `length` bits that covers `address`.
 ///
-/// The greatest key not above `address/length` either covers it, or differs from it after some bits in common; every
-/// route that covers both has at most as many bits.
+/// The greatest key that is not above `address/length` either covers it, or differs from it after some common bits. In
+/// the second case, every route that covers both has at most as many bits.
 fn covering<A: Address>(rib: &Rib<A>, address: A, length: u8) -> Option<(Prefix<A>, Slot)> {
     let mut key = Prefix::new(address, length)?;
     loop {
@@ -95,15 +95,15 @@ fn inside<A: Address>(
     rib.range((Excluded(region), to)).map(|(p, s)| (*p, *s))
 }
 
-/// The last octet boundary before which all of these routes agree and none ends. They are in order, and all are
-/// strictly inside the range that ends at bit `end`.
+/// The last octet boundary up to which all of these routes agree and none ends. They are in order, and all are strictly
+/// inside the range that ends at bit `end`.
 fn branching<A: Address>(routes: &[(Prefix<A>, Slot)], end: u8) -> u8 {
     let (Some((first, _)), Some((last, _))) = (routes.first(), routes.last()) else { return end };
     let shortest = routes.iter().map(|(p, _)| p.length()).min().unwrap_or(0);
     octets_before(*first, *last, shortest).max(end)
 }
 
-/// The last octet boundary before which both agree and which is below `length`.
+/// The last octet boundary up to which both agree and that is below `length`.
 fn octets_before<A: Address>(one: Prefix<A>, other: Prefix<A>, length: u8) -> u8 {
     let differ = one.address().left_aligned() ^ other.address().left_aligned();
     (differ.leading_zeros() as u8).min(length.saturating_sub(1)) & !7
@@ -121,13 +121,13 @@ impl<A: Address> Tail<A> {
         let matched = Some(self.matched).filter(|s| s.kind() == Kind::Child)?;
         Some(Node::child(matched.index(), self.prefix.length()))
     }
-    /// Is it strictly inside the tail's prefix?
+    /// Whether it is strictly inside the tail's prefix.
     fn holds(&self, prefix: Prefix<A>) -> bool {
         self.prefix.covers(prefix) && self.prefix != prefix
     }
 }
 
-/// Writes slots, in blocks that readers may be walking or in blocks not published yet: the same stores do for both.
+/// Writes slots, in blocks that readers may be walking or in blocks not published yet. The same stores work for both.
 pub(super) struct Writer<'a, A, M: ?Sized> {
     memory: &'a M,
     pool: &'a mut Pool,
@@ -149,7 +149,8 @@ impl<'a, A: Address, M: Memory + ?Sized> Writer<'a, A, M> {
         Self { memory, pool: space.pool, full, rib, poisoned, tails, missing: None }
     }
 
-    /// What found no room may have found some on the way, by another shape: only what is poisoned now counts.
+    /// A part that found no room may have found some later, with another shape. So only the parts that are poisoned now
+    /// count.
     pub(super) fn outcome(&self) -> Result<(), Full> {
         self.missing.filter(|_| !self.poisoned.is_empty()).map_or(Ok(()), Err)
     }
@@ -165,7 +166,7 @@ impl<'a, A: Address, M: Memory + ?Sized> Writer<'a, A, M> {
         }
     }
 
-    /// `prefix` (longer than `node.offset`) leads to `leaf`.
+    /// Makes `prefix` (longer than `node.offset`) lead to `leaf`.
     pub(super) fn place(&mut self, mut node: Node, prefix: Prefix<A>, leaf: Slot) {
         while prefix.length() > node.end() {
             let at = node.slot(prefix.address());
@@ -202,8 +203,8 @@ impl<'a, A: Address, M: Memory + ?Sized> Writer<'a, A, M> {
         self.pool.retire_tail(index);
     }
 
-    /// The tail at `at` leads to a block, but `route` is not inside its prefix: they part in a block before that one,
-    /// which stays as it is. Its new tail is a new record, since its miss is not that of the old one.
+    /// The tail at `at` leads to a block, but `route` is not inside its prefix. They separate in a new block before
+    /// that one, which stays as it is. The new tail is a new record, because its miss differs from the old one's.
     fn split(&mut self, at: usize, end: u8, index: u32, (prefix, leaf): (Prefix<A>, Slot)) {
         let tail = self.tail(index);
         let (depth, length) = (self.pool.depth(at), tail.prefix.length());
@@ -234,8 +235,8 @@ impl<'a, A: Address, M: Memory + ?Sized> Writer<'a, A, M> {
         }
     }
 
-    /// Makes the slot `at`, whose range ends at bit `end`, lead to `routes`, which are in order, and else to `miss`.
-    /// The slot's depth is that of `miss` and stays.
+    /// Makes the slot `at`, whose range ends at bit `end`, lead to `routes`, which are in order, and otherwise to
+    /// `miss`. The slot's depth is that of `miss` and does not change.
     fn publish_routes(&mut self, at: usize, end: u8, miss: Slot, routes: &[(Prefix<A>, Slot)]) {
         let depth = self.pool.depth(at);
         let built = match routes {
@@ -261,7 +262,7 @@ impl<'a, A: Address, M: Memory + ?Sized> Writer<'a, A, M> {
         }
     }
 
-    /// The slot `at` with all of its range leads to the kernel.
+    /// Makes the slot `at` lead to the kernel, with its whole range.
     fn poison(&mut self, at: usize, region: Option<Prefix<A>>, full: Full) {
         self.missing = Some(full);
         self.store(at, self.full, POISONED);
@@ -279,7 +280,8 @@ impl<'a, A: Address, M: Memory + ?Sized> Writer<'a, A, M> {
         }
     }
 
-    /// A new block that branches after `prefix`, and the slot that leads there from one whose range ends at bit `end`.
+    /// Makes a new block that branches after `prefix`. Returns the block, and the slot that leads to it from a slot
+    /// whose range ends at bit `end`.
     fn new_child(&mut self, prefix: Prefix<A>, end: u8, miss: Slot, depth: u8) -> Result<(Slot, u32), Full> {
         let block = self.pool.blocks(self.memory, 1, miss, depth)?;
         match self.lead_to(prefix, end, Slot::child(block), miss) {
@@ -291,18 +293,18 @@ impl<'a, A: Address, M: Memory + ?Sized> Writer<'a, A, M> {
         }
     }
 
-    /// What leads to `child`, which branches after `prefix`, from a slot whose range ends at bit `end`.
+    /// The slot that leads to `child`, which branches after `prefix`, from a slot whose range ends at bit `end`.
     fn lead_to(&mut self, prefix: Prefix<A>, end: u8, child: Slot, miss: Slot) -> Result<Slot, Full> {
         if prefix.length() == end { Ok(child) } else { self.new_tail(prefix, child, miss) }
     }
 
-    /// Makes the slot `at`, which holds `inner` and whose range ends at bit `end`, what the routes say. Whatever the
-    /// slot led to is the caller's to retire.
+    /// Builds the slot `at`, which holds `inner` and whose range ends at bit `end`, from the routes. The caller must
+    /// retire what the slot led to.
     fn rebuild_slot(&mut self, at: usize, inner: Prefix<A>, end: u8) {
         let Some(region) = Prefix::new(inner.address(), end) else { return };
         self.poisoned.remove(&region);
         let (miss, depth) = self.inherited(region);
-        // Readers go on seeing what the slot holds until publish_routes stores it.
+        // Readers still see the old contents of the slot until publish_routes stores new ones.
         self.pool.set_depth(at, depth);
         let routes: Vec<_> = inside(self.rib, region).collect();
         self.publish_routes(at, end, miss, &routes);
@@ -313,7 +315,7 @@ impl<'a, A: Address, M: Memory + ?Sized> Writer<'a, A, M> {
         found.map_or((Slot::NO_ROUTE, 0), |(p, leaf)| (leaf, p.length()))
     }
 
-    /// All slots in the range, and below them, whose leaf comes from a route of `depths` bits lead to `leaf`.
+    /// Makes all slots in the range, and below them, lead to `leaf` if their leaf comes from a route of `depths` bits.
     fn fill(&mut self, range: Range<usize>, depths: RangeInclusive<u8>, leaf: Slot, depth: u8) {
         for at in range {
             let slot = self.load(at);
@@ -334,9 +336,9 @@ impl<'a, A: Address, M: Memory + ?Sized> Writer<'a, A, M> {
         }
     }
 
-    /// `prefix` is no longer among the routes.
+    /// Updates the slots after `prefix` was removed from the routes.
     pub(super) fn erase(&mut self, mut node: Node, prefix: Prefix<A>) {
-        // The blocks on the way down, with the slot that leads to each and the end of its range.
+        // The blocks on the way down, each with the slot that leads to it and the end of that slot's range.
         let mut path: Vec<(usize, u8, Node)> = Vec::new();
         loop {
             if prefix.length() <= node.end() {
@@ -374,7 +376,7 @@ impl<'a, A: Address, M: Memory + ?Sized> Writer<'a, A, M> {
     }
 
     /// The slot `at`, whose range ends at bit `end` and holds `prefix`, leads to the block `node`. If that block has
-    /// nothing to branch any more, the slot leads past it. Returns whether it does.
+    /// nothing to branch any more, the slot is changed to bypass it. Returns whether that happened.
     fn collapse(&mut self, at: usize, end: u8, node: Node, prefix: Prefix<A>) -> bool {
         let Some(region) = Prefix::new(prefix.address(), end) else { return false };
         let old = self.load(at);
@@ -385,7 +387,7 @@ impl<'a, A: Address, M: Memory + ?Sized> Writer<'a, A, M> {
             (Some(_), _) if !self.tails => return false,
             (Some((prefix, leaf)), None) => self.new_tail(prefix, leaf, miss),
             (Some((first, _)), Some((last, _))) => {
-                // What covers the part that holds the first would come before it.
+                // A route that covers the part with the first one would come before it.
                 let part = Prefix::new(first.address(), node.end());
                 if !part.is_some_and(|p| first.length() > p.length() && p.covers(last)) {
                     return false;
@@ -400,12 +402,12 @@ impl<'a, A: Address, M: Memory + ?Sized> Writer<'a, A, M> {
         true
     }
 
-    /// All routes below the block `node` are below its slot towards `inner`: the slot `at`, which leads to the block,
-    /// leads to what is below that slot instead.
+    /// All routes below the block `node` are below its slot towards `inner`. Makes the slot `at`, which leads to the
+    /// block, lead to what is below that slot instead.
     fn skip_block(&mut self, at: usize, (miss, depth): (Slot, u8), node: Node, inner: Prefix<A>) -> bool {
         let (old, only) = (self.load(at), self.load(node.slot(inner.address())));
         let new = match (only.kind(), Prefix::new(inner.address(), node.end())) {
-            // No route lies between, so the miss is the same for the wider range too.
+            // No route lies in between, so the miss is the same for the wider range.
             (Kind::Tail, _) => Ok(only),
             (Kind::Child, Some(prefix)) => self.new_tail(prefix, only, miss),
             _ => return false,
@@ -445,7 +447,7 @@ impl<'a, A: Address, M: Memory + ?Sized> Writer<'a, A, M> {
         }
     }
 
-    /// Nothing leads to this slot's tail and block any more, nor to all below.
+    /// Retires this slot's tail and block, and everything below. Nothing leads there any more.
     fn retire(&mut self, slot: Slot) {
         if let Some(block) = self.block_below(slot) {
             let base = block as usize * words::FIB_BLOCK;
@@ -457,7 +459,7 @@ impl<'a, A: Address, M: Memory + ?Sized> Writer<'a, A, M> {
         }
     }
 
-    /// The block a slot leads to, directly or by a tail.
+    /// The block to which a slot leads, directly or through a tail.
     fn block_below(&self, slot: Slot) -> Option<u32> {
         match slot.kind() {
             Kind::Child => Some(slot.index()),

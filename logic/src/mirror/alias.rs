@@ -12,18 +12,18 @@ use std::cmp::Reverse;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Alias {
     pub metric: u32,
-    /// Holds a reference.
+    /// Holds a reference to the path.
     pub path: Id,
     pub tos: u8,
-    /// Of table local, else of table main.
+    /// The route is of table local, otherwise of table main.
     pub local: bool,
-    /// It holds for some sources only.
+    /// It holds only for some sources.
     pub for_sources: bool,
 }
 
 impl Alias {
-    /// fib_find_alias() (net/ipv4/fib_trie.c): higher table first (local 255, main 254), then higher TOS, then lower
-    /// metric. IPv6 asks table local first, too, and sorts by metric (fib6_add_rt2node()).
+    /// fib_find_alias() (net/ipv4/fib_trie.c): the higher table comes first (local 255, main 254), then the higher TOS,
+    /// then the lower metric. IPv6 asks table local first, too, and sorts by metric (fib6_add_rt2node()).
     fn order(&self) -> (bool, Reverse<u8>, u32) {
         (!self.local, Reverse(self.tos), self.metric)
     }
@@ -33,7 +33,7 @@ impl Alias {
     }
 }
 
-/// All routes of a prefix. Nearly every prefix has one, which then takes no memory of its own.
+/// All routes of a prefix. Nearly every prefix has one route, which then needs no memory of its own.
 #[derive(Debug, Default)]
 #[allow(clippy::box_collection, reason = "a thin pointer keeps the common case at 16 bytes")]
 pub(super) enum Aliases {
@@ -78,14 +78,14 @@ impl Aliases {
         self.as_slice().iter().position(wanted)
     }
 
-    /// No routes any more.
+    /// Removes all routes.
     pub fn clear(&mut self, paths: &mut Paths) {
         for alias in std::mem::take(self).as_slice() {
             paths.release(alias.path);
         }
     }
 
-    /// After its equals: the order of a dump, and of `NLM_F_APPEND`.
+    /// Adds a route after its equals: the order of a dump, and of `NLM_F_APPEND`.
     pub fn append(&mut self, alias: Alias) {
         if let Aliases::None = self {
             *self = Aliases::One(alias);
@@ -94,15 +94,16 @@ impl Aliases {
         self.edit(|list| list.insert(list.partition_point(|a| a.order() <= alias.order()), alias));
     }
 
-    /// fib_table_insert(). A message about a route that is there already adds none (`EEXIST`): a dump has overtaken it, or
-    /// the nexthop object of the route was replaced (fib_info_notify_update(), with `NLM_F_REPLACE`).
+    /// fib_table_insert(). A message about a route that already exists adds none (`EEXIST`). Either a dump has
+    /// overtaken the message, or the nexthop object of the route was replaced (fib_info_notify_update(), with
+    /// `NLM_F_REPLACE`).
     ///
-    /// False: only the kernel knows which routes there are now.
+    /// Returns false if only the kernel knows which routes exist now.
     #[must_use]
     pub fn add4(&mut self, alias: Alias, change: Change, paths: &mut Paths) -> bool {
         let replaces = matches!(change, Change::Replace | Change::ReplaceLate);
         if let Some(at) = self.find(&alias, paths) {
-            // A blackhole may also be of its own, beside a route of the same object that is none.
+            // A blackhole may also be a separate route, beside a normal route of the same object.
             let is_one = replaces || paths.get(self.as_slice()[at].path).kind == paths.get(alias.path).kind;
             self.put(at, alias, paths);
             return is_one;
@@ -119,7 +120,7 @@ impl Aliases {
         true
     }
 
-    /// fib_table_delete(). What is not there is not missed: a dump overtook the message.
+    /// fib_table_delete(). The route may be missing already, if a dump has overtaken the message.
     pub fn delete4(&mut self, alias: &Alias, paths: &mut Paths) {
         if let Some(at) = self.find(alias, paths) {
             self.remove(at, paths);
@@ -135,13 +136,14 @@ impl Aliases {
         self.position(|a| a.equals(alias) && path.same_route(paths.get(a.path)))
     }
 
-    /// fib6_add_rt2node(). Routes with gateways and equal metric are siblings of one multipath route, and a message
-    /// about any of them lists all; others with equal metric stand side by side (the same prefix on two devices,
-    /// routes from router advertisements).
+    /// fib6_add_rt2node(). Routes with gateways and equal metric are siblings of one multipath route. A message about
+    /// any of them lists all. Others with equal metric are separate routes (the same prefix on two devices, routes from
+    /// router advertisements).
     ///
-    /// A replaced nexthop object also has its routes announced with `NLM_F_REPLACE` (fib6_rt_update()), in their place.
+    /// If a nexthop object is replaced, its routes are also announced with `NLM_F_REPLACE` (fib6_rt_update()), in their
+    /// place.
     ///
-    /// False: only the kernel knows which routes there are now.
+    /// Returns false if only the kernel knows which routes exist now.
     #[must_use]
     pub fn add6(&mut self, mut alias: Alias, change: Change, paths: &mut Paths) -> bool {
         let path = paths.get(alias.path).clone();
@@ -155,7 +157,7 @@ impl Aliases {
                 // Linux may have replaced a route that a dump hides among the next hops of this group (fib6_dump_node()).
                 let replaced = paths.get(self.as_slice()[at].path);
                 let may_hide = replaced.is_group() && replaced.complex;
-                // Replaced by its like, or announced where it stood: both leave a route that is known.
+                // The message replaced an equal route, or announced one in its place. Both leave a known route.
                 self.put(at, alias, paths);
                 return known == Some(at) || known.is_none() && change == Change::Replace && !may_hide;
             }
@@ -184,9 +186,9 @@ impl Aliases {
         sure || !path.is_plain()
     }
 
-    /// fib6_del(): the message names one next hop, or all siblings.
+    /// fib6_del(). The message names one next hop, or all siblings.
     ///
-    /// False: only the kernel knows whether what is left is plain.
+    /// Returns false if only the kernel knows whether the remaining route is plain.
     #[must_use]
     pub fn delete6(&mut self, alias: &Alias, paths: &mut Paths) -> bool {
         let path = paths.get(alias.path).clone();
@@ -220,7 +222,7 @@ impl Aliases {
     }
 }
 
-/// rt6_qualify_for_ecmp(), as far as a message tells.
+/// rt6_qualify_for_ecmp(), as far as a message shows it.
 fn can_be_sibling(path: &Path) -> bool {
     path.kind == RouteKind::Unicast
         && !path.hops().is_empty()
@@ -231,7 +233,7 @@ fn contains(hops: &[NextHop], hop: &NextHop) -> bool {
     hops.iter().any(|h| same_hop(h, hop))
 }
 
-/// Is `old` what `new` says again, or says more completely?
+/// Whether `new` repeats `old`, or is a more complete version of it.
 fn is_part(old: &Path, new: &Path) -> bool {
     match &new.next {
         _ if old.rest != new.rest => false,
@@ -242,7 +244,7 @@ fn is_part(old: &Path, new: &Path) -> bool {
     }
 }
 
-/// The path with its next hops in the order in which Linux tries them: those from before first, then the new ones. A message
+/// The path with its next hops in the order in which Linux tries them: earlier ones first, then new ones. A message
 /// begins with the sibling that it is about (inet6_rt_notify()), but Linux puts new siblings last.
 fn in_order(path: &Path, before: &[NextHop]) -> Path {
     let Next::Many(hops) = &path.next else { return path.clone() };
@@ -251,8 +253,8 @@ fn in_order(path: &Path, before: &[NextHop]) -> Path {
     Path { next: Next::Many(ordered.into()), ..path.clone() }
 }
 
-/// Does the message hold the metrics of all next hops that are new? It has those of its first. A message about several new
-/// ones begins with an old one (ip6_route_mpath_notify()).
+/// Whether the message holds the metrics of all next hops that are new. It holds those of its first next hop. A message
+/// about several new ones begins with an old one (ip6_route_mpath_notify()).
 fn says_all(path: &Path, before: &[NextHop]) -> bool {
     path.hops().iter().skip(1).all(|hop| contains(before, hop))
 }
@@ -268,7 +270,7 @@ fn same_set(a: &Path, b: &Path) -> bool {
     a.kind == b.kind && x.len() == y.len() && x.iter().all(|hop| contains(y, hop))
 }
 
-/// `path` without the next hops `gone`: `None` if it has none of them, `Some(None)` if nothing is left.
+/// `path` without the next hops `gone`. `None` if it has none of them, `Some(None)` if nothing is left.
 fn without(path: &Path, gone: &[NextHop]) -> Option<Option<Path>> {
     let hops = path.hops();
     let mut left: Vec<NextHop> = hops.iter().filter(|hop| !contains(gone, hop)).cloned().collect();

@@ -1,24 +1,24 @@
-//! The order of a plan: at no point between two operations is a packet treated other than Linux would treat it, before
-//! or after the changes.
+//! The order of a plan. At no point between two operations is a packet treated in a way in which Linux would treat it
+//! neither before nor after the changes.
 
 use crate::plan::Op;
 
 #[derive(Default)]
 pub(super) struct Batch {
-    /// Acceleration and transmission turned off: from here on the kernel decides.
+    /// Acceleration and transmission are turned off. The kernel decides from here on.
     pub off: Vec<Op>,
-    /// Interfaces, then routers. Their addresses may be taken again below.
+    /// Interfaces, then routers. Later operations may take their addresses again.
     pub gone: Vec<Op>,
     pub ports: Vec<Op>,
     pub routers: Vec<Op>,
-    /// New ones, not accelerated yet.
+    /// New ones, which are not accelerated yet.
     pub interfaces: Vec<Op>,
     pub neighbours: Vec<Op>,
     pub addresses: Vec<Op>,
-    /// Routes that exist, before routes that no longer do: make before break.
+    /// Routes that exist come before routes that no longer do: make before break.
     pub routes: Vec<Op>,
     pub routes_gone: Vec<Op>,
-    /// Acceleration turned on.
+    /// Acceleration is turned on.
     pub on: Vec<Op>,
 }
 

@@ -1,28 +1,29 @@
-//! Numbers of routers and interfaces. The lowest free number comes first. A number is reused only after a whole plan
-//! cycle without an owner.
+//! Numbers of routers and interfaces. The lowest free number is used first. A released number rests for a whole cycle
+//! of plans before it is used again. A cycle ends with the first plan after which no planned route can lead to the
+//! number's last owner ([`super::Mirror::plan`]).
 //!
-//! During the pause, readers of tables and counters by number can see that the old owner is gone.
+//! During this time, readers of tables and counters can see that the last owner is gone.
 //!
-//! A party may have sixteen times as many as are left (dynamic thresholds, Choudhury and Hahne 1998). So each one that takes
-//! all it can leaves a seventeenth of what was there.
+//! A party may have sixteen times as many numbers as are left (dynamic thresholds, Choudhury and Hahne 1998). So a
+//! party that takes all that it can leaves a seventeenth of the numbers that were free. The host has no such limit.
 
 use super::parties::{Parties, Party};
 use std::collections::BTreeSet;
 
-/// A party may have so many times the numbers that are left.
+/// A party may have this many times the numbers that are left.
 const TIMES_WHAT_IS_LEFT: usize = 16;
 
 /// Why there is no number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shortage {
-    /// All are taken or cooling.
+    /// All numbers are taken or rest.
     OfAll,
-    /// The few that are left are for others.
+    /// The last free numbers are kept for other parties.
     OfItsShare,
 }
 
 impl Shortage {
-    /// As a sentence. `what`: routers, interfaces.
+    /// The shortage as a sentence. `what`: routers, interfaces.
     pub fn of(self, what: &str) -> String {
         match self {
             Shortage::OfAll => format!("there are too many {what}: no number is free"),
@@ -39,7 +40,7 @@ pub(super) struct Ids {
     next: u32,
     end: u32,
     free: BTreeSet<u32>,
-    /// Numbers released in this cycle, and in the one before.
+    /// Numbers that were released in this cycle and in the one before.
     cooling: [Vec<(u32, Party)>; 2],
 }
 
@@ -49,7 +50,7 @@ impl Ids {
         Self { next: first, end, free: BTreeSet::new(), cooling: [Vec::new(), Vec::new()] }
     }
 
-    /// A number for a party that has `taken` so far, with those that rest since it gave them back.
+    /// Takes a number for a party that has `taken` numbers, including those that it gave back and that rest.
     pub fn take(&mut self, taken: usize) -> Result<u32, Shortage> {
         let left = self.free.len() + (self.end - self.next) as usize;
         if left == 0 {
@@ -69,15 +70,15 @@ impl Ids {
         self.cooling[0].push((id, party));
     }
 
-    /// The numbers that rest, by the party that gave them back. They count as taken: otherwise a party could use up all by
-    /// giving each back.
+    /// The count of numbers that rest, by the party that gave them back. They count as taken. Otherwise a party could
+    /// use up all numbers by giving each back.
     pub fn resting(&self) -> Parties {
         let mut resting = Parties::default();
         self.cooling.iter().flatten().for_each(|(_, party)| resting.add(*party, 1));
         resting
     }
 
-    /// Ends a cycle, after a plan was returned. Returns true if numbers have become free, or will.
+    /// Ends a cycle. Returns true if numbers have become free or will become free.
     pub fn turn(&mut self) -> bool {
         let any = self.cooling.iter().any(|c| !c.is_empty());
         self.free.extend(self.cooling[1].drain(..).map(|(id, _)| id));
@@ -102,7 +103,7 @@ mod tests {
         assert_eq!(
             take(&mut ids),
             Err(Shortage::OfAll),
-            "the plan that says it is gone is out; the next is not"
+            "the plan that removes it was returned, the next one was not"
         );
         assert!(ids.turn());
         assert_eq!(take(&mut ids), Ok(1));
@@ -117,7 +118,7 @@ mod tests {
         assert_eq!(ids.take(85), Err(Shortage::OfItsShare));
         assert_eq!([0, 1, 2, 3, 4].map(|taken| ids.take(taken).is_ok()), [true; 5]);
         assert_eq!(ids.take(0), Err(Shortage::OfAll));
-        // One that was given back counts as left.
+        // A number that was given back counts as left.
         let party = Some((Owner::User(1), 0));
         ids.release(7, party);
         assert_eq!(ids.resting().of(party), 1);

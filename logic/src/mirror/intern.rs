@@ -1,7 +1,7 @@
 //! Values that many routes share, stored once and named by a number, as the kernel shares `struct fib_info`.
 //!
-//! A table of a million routes has a few dozen different next hops: a route then costs a few bytes, and a change of a
-//! link or a nexthop object is worked out once per distinct value instead of once per route.
+//! A table of a million routes has a few dozen different next hops. A route then costs a few bytes. A change of a link
+//! or a nexthop object is computed once per distinct value instead of once per route.
 
 use rustc_hash::FxHashMap;
 use std::{hash::Hash, num::NonZeroU32, sync::Arc};
@@ -9,7 +9,7 @@ use std::{hash::Hash, num::NonZeroU32, sync::Arc};
 /// Names a value of one [`Interner`] while at least one reference to it is held.
 pub(super) type Id = NonZeroU32;
 
-/// Where `id` sits in a vector of everything that has one.
+/// The position of `id` in a vector with one element per name.
 pub(super) fn position(id: Id) -> usize {
     id.get() as usize - 1
 }
@@ -25,7 +25,7 @@ pub(super) struct Interner<T> {
     slots: Vec<Slot<T>>,
     index: FxHashMap<Arc<T>, Id>,
     free: Vec<Id>,
-    /// The value asked for last: dumps come in runs that share it.
+    /// The last requested value, because dumps come in runs that share it.
     last: Option<Id>,
 }
 
@@ -41,7 +41,7 @@ impl<T> Default for Interner<T> {
 }
 
 impl<T: Hash + Eq> Interner<T> {
-    /// The name of `value`, with one more reference.
+    /// Returns the name of `value`, and adds a reference.
     pub fn acquire(&mut self, value: T) -> Id {
         let known =
             self.last.filter(|&id| *self.get(id) == value).or_else(|| self.index.get(&value).copied());
@@ -67,12 +67,12 @@ impl<T: Hash + Eq> Interner<T> {
         id
     }
 
-    /// One more reference.
+    /// Adds a reference.
     pub fn retain(&mut self, id: Id) {
         self.slots[position(id)].references += 1;
     }
 
-    /// One reference less; true if that was the last and the name is void now.
+    /// Removes a reference. Returns true if it was the last one; the name is then void.
     pub fn release(&mut self, id: Id) -> bool {
         let slot = &mut self.slots[position(id)];
         slot.references -= 1;
@@ -89,7 +89,7 @@ impl<T: Hash + Eq> Interner<T> {
         true
     }
 
-    /// The value. Only for names that are held: a void one is a bug of the caller.
+    /// The value of a name. The caller must hold a reference: a void name is a bug.
     pub fn get(&self, id: Id) -> &T {
         self.slots[position(id)].value.as_ref().expect("a held name has a value")
     }

@@ -1,16 +1,16 @@
-//! The mirror turns the state of Linux into the work of the fast path: [`Event`]s in, [`Op`]s out.
+//! Turns the state of Linux into the work of the fast path: [`Event`]s in, [`Op`]s out.
 //!
-//! Linux is the judge. When the mirror is not sure of a packet, the packet goes to the kernel.
+//! Linux is the judge. If the mirror is not sure about a packet, the packet goes to the kernel.
 //!
 //! | file | decides |
 //! |---|---|
 //! | `shape` | which links are interfaces, and what keeps the fast path from them |
-//! | `reconcile` | their numbers, their beginning and end, and the order of the operations for these |
+//! | `reconcile` | numbers, beginning and end of routers and interfaces, and the order of these operations |
 //! | `rib`, `alias` | which of a prefix's routes Linux would use |
 //! | `path`, `paths`, `intern` | where that route leads, computed once for all routes that share it |
 //! | `neighbours` | which MAC addresses are known on our interfaces |
 //! | `batch` | the order of a plan |
-//! | `view` | nothing: it holds the state that `millrace status` shows |
+//! | `view` | nothing: it returns the state that `millrace status` shows |
 //!
 //! Some devices must not send: down, without carrier, with a queueing discipline or with a master. Such a device keeps
 //! its routes, and its [`Interface::transmit`] is off. A device below with the same state has the same effect. One
@@ -118,7 +118,7 @@ impl Held {
 }
 
 impl Mirror {
-    /// Knows nothing yet.
+    /// A mirror without any state.
     pub fn new(limits: Limits) -> Self {
         Self {
             spaces: Spaces::new(),
@@ -141,7 +141,7 @@ impl Mirror {
         }
     }
 
-    /// Takes in one event. Events of a namespace that was not announced or not dumped yet are ignored: its dump will
+    /// Handles one event. Events of a namespace that was not announced or dumped yet are ignored, because its dump will
     /// contain them.
     pub fn observe(&mut self, event: Event) {
         match event {
@@ -154,7 +154,7 @@ impl Mirror {
             }
             Event::Namespace(id, about) => match self.spaces.entry(id) {
                 btree_map::Entry::Occupied(mut space) => {
-                    // Routers are known by their names: weights and paths follow.
+                    // Weights and paths refer to routers by their names, so they follow a change of the name.
                     self.unsettled |= space.get().about != about;
                     space.get_mut().about = about;
                 }
@@ -237,13 +237,13 @@ impl Mirror {
         self.spaces.values().filter_map(Space::next_end).min()
     }
 
-    /// Namespaces with routes whose existence only the kernel knows, until [`Event::Routes`].
+    /// Namespaces with routes whose existence only the kernel knows. [`Event::Routes`] settles them.
     pub fn unsure(&self) -> impl Iterator<Item = NamespaceId> {
         self.spaces.iter().filter(|(_, s)| s.rib4.is_unsure() || s.rib6.is_unsure()).map(|(id, _)| *id)
     }
 
     /// The changes since the last call, in an order that is safe at every step. Routes of namespaces with large tables
-    /// may wait for the next call: [`Mirror::is_behind`].
+    /// may wait for the next call ([`Mirror::is_behind`]).
     pub fn plan(&mut self) -> Vec<Op> {
         let mut batch = Batch::default();
         for space in self.spaces.values_mut() {
@@ -277,7 +277,8 @@ impl Mirror {
         batch.ops()
     }
 
-    /// The numbers of namespaces with routes to plan. Parties have equal shares of a plan, and so have the namespaces of one.
+    /// The number of namespaces with routes to plan, by party. Parties have equal shares of a plan, and so have the
+    /// namespaces of one party.
     fn waiting_for_routes(&self) -> Parties {
         let mut waiting = Parties::default();
         for (namespace, space) in self.spaces.iter().filter(|(_, space)| space.refresh || space.is_behind()) {
@@ -287,7 +288,7 @@ impl Mirror {
     }
 
     /// Lets numbers rest until no planned route can lead to their last owner. Returns false while such routes remain.
-    /// Afterwards, returns true if numbers have become free, or will.
+    /// After that, returns true if numbers have become free or will become free.
     fn turn_numbers(&mut self) -> bool {
         let spaces = &self.spaces;
         self.behind.retain(|id, until| {
@@ -302,12 +303,12 @@ impl Mirror {
         self.router_ids.turn() | self.interface_ids.turn()
     }
 
-    /// Do routes wait for the next plan?
+    /// Whether routes wait for the next plan.
     pub fn is_behind(&self) -> bool {
         self.spaces.values().any(Space::is_behind)
     }
 
-    /// Do routes of this namespace wait for the next plan?
+    /// Whether routes of this namespace wait for the next plan.
     pub fn is_behind_of(&self, namespace: NamespaceId) -> bool {
         self.spaces.get(&namespace).is_some_and(Space::is_behind)
     }

@@ -1,4 +1,5 @@
-//! The neighbours of one namespace, kept for all its links: one that becomes an interface later brings them along.
+//! The neighbours of one namespace. They are kept for all its links, so a link that becomes an interface later has its
+//! neighbours at once.
 
 use crate::{
     net::Mac,
@@ -12,24 +13,24 @@ use std::{collections::BTreeSet, net::IpAddr};
 pub(super) struct Neighbours {
     links: FxHashMap<u32, FxHashMap<IpAddr, Entry>>,
     dirty: Vec<(u32, IpAddr)>,
-    /// Those the kernel calls stale.
+    /// The neighbours that the kernel calls stale.
     stale: BTreeSet<(u32, IpAddr)>,
 }
 
 #[derive(Default)]
 struct Entry {
     mac: Option<Mac>,
-    /// What the plan says.
+    /// The MAC address in the plan.
     shown: Option<Mac>,
     dirty: bool,
 }
 
 impl Neighbours {
-    /// One message.
+    /// Handles one message.
     pub fn observe(&mut self, neighbour: &Neighbour) {
         let Neighbour { ifindex, address, .. } = *neighbour;
         let link = self.links.entry(ifindex).or_default();
-        // NUD_NOARP entries of devices without addresses, and of groups, are nobody to send to.
+        // NUD_NOARP entries of devices without addresses, and entries of groups, cannot be sent to.
         let mac = neighbour.mac.filter(|mac| !mac.is_zero() && !mac.is_group());
         if mac.is_none() && !link.contains_key(&address) {
             return;
@@ -46,7 +47,7 @@ impl Neighbours {
         }
     }
 
-    /// All neighbours, as dumped.
+    /// Handles a dump of all neighbours.
     pub fn load(&mut self, neighbours: &[Neighbour]) {
         for entry in self.links.values_mut().flat_map(FxHashMap::values_mut) {
             entry.mac = None;
@@ -60,7 +61,7 @@ impl Neighbours {
         }
     }
 
-    /// The link is gone, and its neighbours with it.
+    /// The link is gone, and so are its neighbours.
     pub fn link_gone(&mut self, ifindex: u32) {
         for (address, entry) in self.links.get_mut(&ifindex).into_iter().flatten() {
             self.stale.remove(&(ifindex, *address));
@@ -69,7 +70,8 @@ impl Neighbours {
         }
     }
 
-    /// The link has become an interface, or another one: all its neighbours are news. What was planned is void.
+    /// The link has become an interface, or another one. The former plan is void, so all its neighbours are planned
+    /// again.
     pub fn renew(&mut self, ifindex: u32) {
         for (address, entry) in self.links.get_mut(&ifindex).into_iter().flatten() {
             entry.shown = None;
@@ -77,7 +79,7 @@ impl Neighbours {
         }
     }
 
-    /// The differences to what was planned.
+    /// The differences from the last plan.
     pub fn plan(&mut self, interface: impl Fn(u32) -> Option<InterfaceId>) -> Vec<Op> {
         let mut dirty = std::mem::take(&mut self.dirty);
         dirty.sort_unstable();
@@ -104,7 +106,7 @@ impl Neighbours {
         ops
     }
 
-    /// Those that the kernel calls stale, by link and address.
+    /// The neighbours that the kernel calls stale, by link and address.
     pub fn stale(&self) -> &BTreeSet<(u32, IpAddr)> {
         &self.stale
     }

@@ -1,9 +1,10 @@
-//! Who shares what is scarce: an owner of namespaces, or one namespace that root made.
+//! Parties, which share scarce numbers and work. A party is an owner of namespaces, or one
+//! namespace that root made.
 
 use crate::observe::{Namespace, NamespaceId, Owner};
 use std::collections::BTreeMap;
 
-/// `None`: the host, from which nothing is kept.
+/// `None`: the host, which has no limit.
 pub(super) type Party = Option<(Owner, NamespaceId)>;
 
 pub(super) fn party(namespace: NamespaceId, about: &Namespace) -> Party {
@@ -14,7 +15,7 @@ pub(super) fn party(namespace: NamespaceId, about: &Namespace) -> Party {
     }
 }
 
-/// Counts of what each party has.
+/// Counts per party.
 #[derive(Default)]
 pub(super) struct Parties(BTreeMap<(Owner, NamespaceId), usize>);
 
@@ -29,7 +30,7 @@ impl Parties {
         party.and_then(|party| self.0.get(&party)).copied().unwrap_or(0)
     }
 
-    /// The number of parties that have something.
+    /// The number of parties with a count.
     pub fn count(&self) -> usize {
         self.0.len()
     }

@@ -1,5 +1,5 @@
-//! What a route says apart from its prefix and its place among equals (the kernel's `struct fib_info`), and where that
-//! leads, given the links and nexthop objects of the namespace.
+//! The parts of a route besides its prefix and its position among equals (the kernel's `struct fib_info`). Also where
+//! such a path leads, given the links and nexthop objects of the namespace.
 
 use crate::{
     net::Address,
@@ -10,10 +10,10 @@ use crate::{
 use rustc_hash::FxHashMap;
 use std::{net::IpAddr, time::Duration};
 
-/// More members find no place in a group of the forwarding table (`GROUP_MEMBERS`).
+/// A group of the forwarding table has no room for more members (`GROUP_MEMBERS`).
 const MAX_MEMBERS: usize = 128;
 
-/// A route leaves the fast path so long before it ends: the message that says when may have waited.
+/// A route leaves the fast path this long before it ends, because the message with the end may have waited.
 pub(super) const ENDING: Duration = Duration::from_secs(2);
 
 /// The part of a route that many routes share.
@@ -23,9 +23,9 @@ pub(super) struct Path {
     pub next: Next,
     pub mtu: Option<u32>,
     pub complex: bool,
-    /// As [`Route::expires`].
+    /// Like [`Route::expires`].
     pub expires: Option<Duration>,
-    /// As [`Route::rest`].
+    /// Like [`Route::rest`].
     pub rest: u64,
 }
 
@@ -41,7 +41,8 @@ impl Path {
         }
     }
 
-    /// The same next hops in the same order, whatever their state and the route's metrics: what a deletion names.
+    /// Whether both have the same next hops in the same order, whatever their state and the route's metrics. A deletion
+    /// names a route in this way.
     pub fn same_next(&self, other: &Path) -> bool {
         self.same_kind(other)
             && match (&self.next, &other.next) {
@@ -53,7 +54,8 @@ impl Path {
             }
     }
 
-    /// The kind of a route of an object follows the object: it is a blackhole as long as the object is one.
+    /// Whether both are of the same kind. A route of an object follows the object: it is a blackhole as long as the
+    /// object is one.
     fn same_kind(&self, other: &Path) -> bool {
         let follows = |path: &Path| {
             matches!(path.next, Next::Object(_))
@@ -62,7 +64,8 @@ impl Path {
         self.kind == other.kind || follows(self) && follows(other)
     }
 
-    /// The same route, whatever the state of its next hops: fib_find_info() (net/ipv4/fib_semantics.c).
+    /// Whether both are the same route, whatever the state of the next hops: fib_find_info()
+    /// (net/ipv4/fib_semantics.c).
     pub fn same_route(&self, other: &Path) -> bool {
         let weights = |path: &Path| path.hops().iter().map(|hop| hop.weight).collect::<Vec<_>>();
         (self.rest, self.mtu, self.complex) == (other.rest, other.mtu, other.complex)
@@ -70,48 +73,48 @@ impl Path {
             && weights(self) == weights(other)
     }
 
-    /// Nothing in it could be another for another of its IPv6 next hops. Each of those is a route of its own with its own
-    /// metrics and end (`fib6_siblings`), a message has those of one, and Linux changes their MTUs without a message
-    /// (rt6_mtu_change_route()).
+    /// Whether it has no property that could differ between its IPv6 next hops. Each IPv6 next hop is a route of its
+    /// own, with its own metrics and end (`fib6_siblings`). A message has those of one next hop, and Linux changes
+    /// their MTUs without a message (rt6_mtu_change_route()).
     pub fn is_plain(&self) -> bool {
         !self.complex && self.mtu.is_none() && self.expires.is_none()
     }
 
-    /// Packets of other routes of the same object may be treated as this one says, where it says more than where they go.
+    /// Whether its properties (other than where it leads) may affect packets of other routes of the same object.
     ///
-    /// Linux keeps what it found out of a route, its metrics too, in the nexthop object, and uses it for all routes of the
-    /// object (`nhc_rth_input`, `rt6i_pcpu`).
+    /// Linux keeps its results for a route, including metrics, in the nexthop object, and uses them for all routes of
+    /// the object (`nhc_rth_input`, `rt6i_pcpu`).
     pub fn rubs_off(&self) -> bool {
         matches!(self.next, Next::Object(_)) && !self.is_plain()
     }
 
-    /// Leads by an object, wherever that is.
+    /// Whether it is a unicast route of an object.
     pub fn follows_object(&self) -> bool {
         self.kind == RouteKind::Unicast && matches!(self.next, Next::Object(_))
     }
 
-    /// It lists several next hops itself.
+    /// Whether it lists several next hops itself.
     pub fn is_group(&self) -> bool {
         matches!(self.next, Next::Many(_))
     }
 
-    /// Its next hops, when it lists them itself.
+    /// Its next hops, if it lists them itself.
     pub fn hops(&self) -> &[NextHop] {
         self.next.hops()
     }
 }
 
-/// The same neighbour on the same device.
+/// Whether both are the same neighbour on the same device.
 pub(super) fn same_hop(a: &NextHop, b: &NextHop) -> bool {
     (a.ifindex, a.gateway) == (b.ifindex, b.gateway)
 }
 
-/// What routes need to know of a link of their own namespace.
+/// The properties of a link that routes of its namespace need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Egress {
     /// Its number, if it is an interface.
     pub interface: Option<InterfaceId>,
-    /// For IPv4 and IPv6, in bytes.
+    /// MTU for IPv4 and IPv6, in bytes.
     pub mtu: [u32; 2],
     /// `IFF_UP`.
     pub up: bool,
@@ -121,18 +124,18 @@ pub(super) struct Egress {
     pub dormant: bool,
     /// `ignore_routes_with_linkdown`, for IPv4 and IPv6.
     pub ignore_linkdown: [bool; 2],
-    /// `disable_ipv6`: ip6_output() drops there.
+    /// `disable_ipv6`: ip6_output() drops packets there.
     pub ipv6_disabled: bool,
 }
 
-/// The surroundings in which paths are resolved.
+/// The state of the namespace in which paths are resolved.
 pub(super) struct Surroundings<'a> {
     pub links: &'a FxHashMap<u32, Egress>,
     pub objects: &'a FxHashMap<u32, NexthopObjectKind>,
     /// `fib_multipath_hash_policy`, for IPv4 and IPv6.
     pub multipath_policy: [u8; 2],
     pub multipath_key: MultipathKey,
-    /// Linux has a hash of packets that come in by some port here.
+    /// Linux already has a hash of packets that arrive at some port here.
     pub hashed: bool,
     /// CLOCK_MONOTONIC.
     pub now: Duration,
@@ -142,17 +145,17 @@ pub(super) fn pass(reason: Reason) -> Target {
     Target::Pass { reason, unicast: false }
 }
 
-/// A unicast route the fast path does not take.
+/// The target of a unicast route that the fast path does not take.
 pub(super) fn pass_unicast(reason: Reason) -> Target {
     Target::Pass { reason, unicast: true }
 }
 
 impl Surroundings<'_> {
-    /// Where `path` leads; `None` if none of its next hops is usable, so that Linux looks further.
+    /// Where `path` leads. `None` if no next hop is usable, so that Linux tries the next route.
     ///
-    /// IPv4: fib_table_lookup() (net/ipv4/fib_trie.c) skips dead next hops, and linkdown ones where the device says
-    /// so, before it goes to the next alias; types with an error (`fib_props`) end the lookup without a look at next
-    /// hops. IPv6: find_match() (net/ipv6/route.c) does the same.
+    /// IPv4: fib_table_lookup() (net/ipv4/fib_trie.c) skips dead next hops, and linkdown ones if the device is set so.
+    /// Then it goes to the next alias. Types with an error (`fib_props`) end the lookup without looking at next hops.
+    /// IPv6: find_match() (net/ipv6/route.c) does the same.
     pub fn resolve(&self, path: &Path, ipv6: bool) -> Option<Target> {
         Some(match path.kind {
             RouteKind::Local | RouteKind::Anycast => pass(Reason::Local),
@@ -169,7 +172,7 @@ impl Surroundings<'_> {
         })
     }
 
-    /// find_match() passes an expired route over, long before the kernel removes it and says so.
+    /// find_match() skips an expired route, long before the kernel removes it and sends a message.
     fn ends_soon(&self, path: &Path) -> bool {
         path.expires.is_some_and(|end| end <= self.now + ENDING)
     }
@@ -192,8 +195,8 @@ impl Surroundings<'_> {
         }
     }
 
-    /// A group of nexthop objects. Groups cannot be nested (valid_group_nh(), net/ipv4/nexthop.c), and a blackhole
-    /// only stands alone.
+    /// The target of a group of nexthop objects. Groups cannot be nested (valid_group_nh(), net/ipv4/nexthop.c), and a
+    /// blackhole can only be alone.
     fn group(&self, members: &[(u32, u16)], mtu: Option<u32>, ipv6: bool) -> Option<Target> {
         let mut hops = Vec::with_capacity(members.len());
         for (id, weight) in members {
@@ -212,8 +215,8 @@ impl Surroundings<'_> {
         if hops.iter().any(|(hop, _)| self.outdated(hop, ipv6)) {
             return Some(pass(Reason::ComplexRoute));
         }
-        // fib_rebalance() and rt6_multipath_rebalance() share out what an ignored next hop had, but not when the setting
-        // changes. Who has been left out only the kernel knows.
+        // fib_rebalance() and rt6_multipath_rebalance() distribute the share of an ignored next hop, but not when the
+        // setting changes. Only the kernel knows which next hops it left out.
         let is_up = |hop: &NextHop| self.links.get(&hop.ifindex).is_some_and(|link| link.up);
         if hops.len() > 1 && hops.iter().any(|(hop, _)| hop.linkdown && is_up(hop)) {
             return Some(pass_unicast(Reason::MemberUnsure));
@@ -231,9 +234,9 @@ impl Surroundings<'_> {
         }
     }
 
-    /// May the fast path choose among these members? Policy 1 takes a hash that the packet has already; policies 2 and 3 hash
-    /// inner headers or chosen fields. By a key of our own not if the kernel has some of the packets: it would choose for them
-    /// once more, by its own.
+    /// Whether the fast path may choose among these members. Policy 1 may use a hash that the packet already has.
+    /// Policies 2 and 3 hash inner headers or chosen fields. With a key of our own, no member may be the kernel's: the
+    /// kernel would choose again for those packets, with its own key.
     fn chooses(&self, members: &[(Target, u16)], ipv6: bool) -> bool {
         let can = match self.multipath_key {
             MultipathKey::Unknown => false,
@@ -248,17 +251,17 @@ impl Surroundings<'_> {
         can && follows && members.len() <= MAX_MEMBERS
     }
 
-    /// Would Linux pass this next hop over? fib_lookup_good_nhc(), fib6_ignore_linkdown().
+    /// Whether Linux skips this next hop: fib_lookup_good_nhc(), fib6_ignore_linkdown().
     fn skipped(&self, hop: &NextHop, ipv6: bool) -> bool {
         let Some(link) = self.links.get(&hop.ifindex) else { return hop.dead };
-        // A message also says dead of what is linkdown and ignored (fib_nexthop_info()). IPv4 leaves none dead on a device
-        // that is up; IPv6 does until it runs.
+        // A message also shows a next hop as dead if it is linkdown and ignored (fib_nexthop_info()). IPv4 leaves none
+        // dead on a device that is up. IPv6 does until the device runs.
         let dead = hop.dead && (ipv6 || !hop.linkdown || !link.up);
         dead || hop.linkdown && link.ignore_linkdown[usize::from(ipv6)]
     }
 
-    /// Do its flags no longer fit its device? fib_sync_up(), fib_sync_down_dev() and their like in IPv6 change them
-    /// without a message; until the routes are read again only the kernel knows.
+    /// Whether its flags no longer fit its device. fib_sync_up(), fib_sync_down_dev() and the like in IPv6 change them
+    /// without a message. Only the kernel knows them until the routes are read again.
     fn outdated(&self, hop: &NextHop, ipv6: bool) -> bool {
         let Some(link) = self.links.get(&hop.ifindex) else { return false };
         // rt6_disable_ip() marks the next hops of routes dead, but not those of objects.
@@ -274,7 +277,7 @@ impl Surroundings<'_> {
     }
 
     fn hop(&self, hop: &NextHop, route_mtu: Option<u32>, ipv6: bool) -> Target {
-        // An IPv4 gateway cannot carry IPv6 traffic; the other way round is RFC 5549.
+        // An IPv4 gateway cannot carry IPv6 traffic. The reverse is possible (RFC 5549).
         let strange = ipv6 && matches!(hop.gateway, Some(IpAddr::V4(_)));
         if hop.complex || strange {
             return pass_unicast(Reason::ComplexRoute);
@@ -283,8 +286,8 @@ impl Surroundings<'_> {
             return pass_unicast(Reason::EgressNotAPort);
         };
         let Some(interface) = link.interface else { return pass_unicast(Reason::EgressNotAPort) };
-        // ip_dst_mtu_maybe_forward() honours the route's metric even above the device's MTU; what lies between
-        // is for the kernel to refuse.
+        // ip_dst_mtu_maybe_forward() uses the route's metric even above the device's MTU. The fast path uses the
+        // smaller of the two and leaves packets in between to the kernel.
         let link_mtu = link.mtu[usize::from(ipv6)];
         let mtu = route_mtu.map_or(link_mtu, |mtu| mtu.min(link_mtu));
         Target::Hop(Hop { interface, gateway: hop.gateway, mtu })

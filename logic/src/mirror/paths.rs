@@ -1,4 +1,4 @@
-//! The paths of one table, and where each leads at the moment.
+//! The paths of one table, and where each leads now.
 
 use super::{
     intern::{Id, Interner, position},
@@ -11,21 +11,21 @@ use std::{collections::BTreeMap, ops::Bound::*, time::Duration};
 pub(super) struct Paths {
     paths: Interner<Path>,
     targets: Interner<Target>,
-    /// By path.
+    /// The results, by path.
     resolved: Vec<Resolved>,
-    /// When routes end, and how many at each time.
+    /// The ends of routes, with the number of routes that end at each time.
     ends: BTreeMap<Duration, usize>,
-    /// How many routes have [`Path::rubs_off`].
+    /// The number of routes for which [`Path::rubs_off`] is true.
     rub_off: usize,
-    /// Whether there were any at the last [`Paths::take_turned`].
+    /// Whether there were any at the last call of [`Paths::take_turned`].
     rubbed_off: bool,
 }
 
 #[derive(Clone, Copy, Default)]
 struct Resolved {
-    /// Outer `None`: not worked out yet. Inner `None`: no usable next hop. Holds a reference to the target.
+    /// Outer `None`: not resolved yet. Inner `None`: no usable next hop. Holds a reference to the target.
     target: Option<Option<Id>>,
-    /// Differs from what it was before the last [`Paths::refresh`].
+    /// It differs from the result before the last [`Paths::refresh`].
     changed: bool,
 }
 
@@ -62,7 +62,7 @@ impl Paths {
         self.paths.get(id)
     }
 
-    /// Where the path leads; the caller holds no reference to the answer.
+    /// Where the path leads. The caller gets no reference to the target.
     pub fn resolve(&mut self, id: Id, around: &Surroundings<'_>, ipv6: bool) -> Option<Id> {
         let at = position(id);
         if let Some(target) = self.resolved[at].target {
@@ -79,20 +79,20 @@ impl Paths {
         target
     }
 
-    /// Has the first route come whose metrics may rub off on others, or the last gone, since the last call? Then all are to be
-    /// worked out again.
+    /// Whether, since the last call, the first route with metrics that may affect others has come, or the last one has
+    /// gone. Then all paths must be resolved again.
     pub fn take_turned(&mut self) -> bool {
         let now = self.rub_off > 0;
         std::mem::replace(&mut self.rubbed_off, now) != now
     }
 
-    /// Works all paths out again; true if any leads elsewhere now (see [`Paths::changed`]).
+    /// Resolves all paths again. Returns true if any of them leads elsewhere now (see [`Paths::changed`]).
     pub fn refresh(&mut self, around: &Surroundings<'_>, ipv6: bool) -> bool {
         let mut any = false;
         for id in self.paths.ids() {
             let Some(old) = self.resolved[position(id)].target.take() else { continue };
             let new = self.resolve(id, around, ipv6);
-            // The old reference goes last: a target that is the same keeps its name.
+            // The old reference is released last, so a target that stays the same keeps its name.
             self.release_target(old);
             self.resolved[position(id)].changed = new != old;
             any |= new != old;
@@ -100,23 +100,23 @@ impl Paths {
         any
     }
 
-    /// Does the time from `before` to `now` take a route off the fast path?
+    /// Whether a route leaves the fast path in the time from `before` to `now`.
     pub fn any_ends(&self, before: Duration, now: Duration) -> bool {
         before < now && self.ends.range((Excluded(before + ENDING), Included(now + ENDING))).next().is_some()
     }
 
-    /// When the next route leaves the fast path because it ends.
+    /// The time at which the next route leaves the fast path because it ends.
     pub fn next_end(&self, now: Duration) -> Option<Duration> {
         let (end, _) = self.ends.range((Excluded(now + ENDING), Unbounded)).next()?;
         Some(*end - ENDING)
     }
 
-    /// Did the last refresh change where this path leads?
+    /// Whether the last refresh changed where this path leads.
     pub fn changed(&self, id: Id) -> bool {
         self.resolved[position(id)].changed
     }
 
-    /// Is it known where this path leads?
+    /// Whether this path is resolved.
     pub fn is_resolved(&self, id: Id) -> bool {
         self.resolved[position(id)].target.is_some()
     }
@@ -137,17 +137,17 @@ impl Paths {
         }
     }
 
-    /// The target of a local prefix, and of routes within one, with a reference for the caller.
+    /// The target of a local prefix, and of routes within one. The caller gets a reference.
     pub fn local_prefix(&mut self) -> Id {
         self.targets.acquire(pass(Reason::LocalPrefix))
     }
 
-    /// The target of a destination for which Linux has learned more than its routes say, with a reference for the caller.
+    /// The target of a destination for which Linux has learned more than its routes. The caller gets a reference.
     pub fn learned(&mut self) -> Id {
         self.targets.acquire(pass_unicast(Reason::LearnedPath))
     }
 
-    /// The target of a prefix for which only the kernel knows whether it has a route, with a reference for the caller: a
+    /// The target of a prefix for which only the kernel knows whether it has a route. The caller gets a reference. A
     /// source there is not known to be reachable.
     pub fn undecided(&mut self) -> Id {
         self.targets.acquire(pass(Reason::ComplexRoute))

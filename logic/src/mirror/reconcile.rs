@@ -1,4 +1,4 @@
-//! From what links could be to numbered routers and interfaces.
+//! Turns links that can be interfaces into numbered routers and interfaces.
 
 use super::{
     Held, Mirror,
@@ -16,24 +16,25 @@ use crate::{
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A link that can be an interface, and whether it is.
+/// A link that can be an interface, and its state.
 #[derive(Clone, Debug)]
 pub(super) struct Standing {
     pub shape: Shape,
     pub id: Option<InterfaceId>,
-    /// What keeps it from being one, or from being used.
+    /// Why it is not an interface, or why it is not used.
     pub trouble: Option<String>,
 }
 
-/// An interface that is not on yet: old routes of its router may still be in the tables.
+/// An interface that is not on yet, because old routes of its router may still be in the tables.
 pub(super) struct Beginning {
     pub wanted: Interface,
-    /// It begins when these numbers of batches have ended ([`super::space::Space::planned_after`]). `None`: set by the running plan.
+    /// It begins after these numbers of batches have ended ([`super::space::Space::planned_after`]). `None`: the
+    /// running plan sets them.
     after: Option<[u64; 2]>,
 }
 
 impl Mirror {
-    /// Everything that follows from ports, links and settings.
+    /// Plans everything that follows from ports, links and settings.
     pub(super) fn reconcile(&mut self, batch: &mut Batch) {
         self.plan_ports(batch);
         let shapes = shapes(&self.spaces, &self.ports);
@@ -53,7 +54,7 @@ impl Mirror {
         }
     }
 
-    /// Interfaces whose link is gone, or whose address is another now.
+    /// Retires interfaces whose link is gone or whose address has changed.
     fn retire_interfaces(&mut self, shapes: &[Shape], batch: &mut Batch) {
         let there: FxHashMap<LinkKey, Address> = shapes.iter().map(|s| (s.link, s.address)).collect();
         let gone: Vec<LinkKey> = self
@@ -68,7 +69,7 @@ impl Mirror {
         batch.gone.extend(self.retired_interfaces.drain(..).map(Op::InterfaceGone));
     }
 
-    /// Routers come with their first interface and go with their last.
+    /// Routers begin with their first interface and end with their last.
     fn settle_routers(&mut self, shapes: &[Shape], batch: &mut Batch) {
         let wanted: BTreeSet<NamespaceId> = shapes.iter().map(|shape| shape.link.0).collect();
         for (namespace, space) in &mut self.spaces {
@@ -117,8 +118,8 @@ impl Mirror {
         }
     }
 
-    /// Gives numbers to links that have none. Two links that claim the same port, VLAN and MAC (a link moving between
-    /// namespaces, seen in the new one first) are both left to the kernel until one is gone.
+    /// Gives numbers to links that have none. Two links may claim the same port, VLAN and MAC address (a link that
+    /// moves between namespaces can be seen in the new one first). Both are then left to the kernel until one is gone.
     fn number(&mut self, shapes: Vec<Shape>) -> Vec<Standing> {
         let mut claims: FxHashMap<Address, usize> = FxHashMap::default();
         let rivals: Vec<(usize, usize)> = (0..)
@@ -187,7 +188,7 @@ impl Mirror {
             let waited =
                 self.beginning.remove(&link).filter(|b| until_it_begins(Some(&b.wanted), &wanted) == wanted);
             if first != wanted {
-                // The tables of a new router are empty: no old route is in them.
+                // The tables of a new router are empty, so no old route is in them.
                 let after = if router.is_new { Some([0; 2]) } else { waited.and_then(|before| before.after) };
                 self.beginning.insert(link, Beginning { wanted, after });
             }
@@ -195,7 +196,7 @@ impl Mirror {
         }
     }
 
-    /// Turns on what waits for the routes of its router. Call after the routes are planned.
+    /// Turns on the interfaces that waited for the routes of their router. Call it after the routes are planned.
     pub(super) fn begin_interfaces(&mut self, batch: &mut Batch) {
         let (spaces, held, before) = (&self.spaces, &mut self.held, self.beginning.len());
         self.beginning.retain(|link, beginning| {
@@ -211,7 +212,7 @@ impl Mirror {
         self.revision += u64::from(self.beginning.len() != before);
     }
 
-    /// After the interfaces: an address that gets a number is known all the time.
+    /// Plans the other addresses, after the interfaces. So an address that gets a number is known all the time.
     fn plan_others(&mut self, batch: &mut Batch) {
         let others = self.standings.iter().filter(|s| s.id.is_none()).map(|s| s.shape.address).collect();
         if others != self.others {
@@ -250,7 +251,7 @@ impl Mirror {
         }
     }
 
-    /// The interface on this link is gone; the next plan says so.
+    /// Retires the interface on this link, which is gone. The next plan removes it.
     pub(super) fn retire(&mut self, link: LinkKey) {
         if let Some(held) = self.held.remove(&link) {
             self.beginning.remove(&link);
@@ -286,8 +287,8 @@ fn interface(standing: &Standing, router: Router, safe: [bool; 2], look_at_sourc
     }
 }
 
-/// What ends takes effect before everything else in the plan, what begins after it. A new interface may transmit at
-/// once: no old route leads to it.
+/// Features that end do so before everything else in the plan. Features that begin do so after it. A new interface may
+/// transmit at once, because no old route leads to it.
 fn until_it_begins(old: Option<&Interface>, wanted: &Interface) -> Interface {
     let (ipv4, ipv6, transmit) = old.map_or((false, false, true), |old| (old.ipv4, old.ipv6, old.transmit));
     Interface {

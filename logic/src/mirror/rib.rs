@@ -1,10 +1,10 @@
-//! The routes of one family of one namespace: those that Linux holds, those that its tables should hold, and the
+//! The routes of one family in one namespace: those that Linux holds, those that the tables should hold, and the
 //! difference from the last plan.
 //!
-//! Without policy rules Linux looks up tables local and main as one. IPv4 merges them into one trie (fib_trie_table(),
-//! fib4_rules_init()), until a rule has been added once (fib_unmerge()). IPv6 searches table local first
-//! (fib6_rule_lookup()). Both give the same result as long as local holds only host routes. A prefix of local can hide
-//! routes of main within it (`ip addr add 192.0.2.0/24 dev lo`), so these lead to the kernel.
+//! Without policy rules, Linux looks up tables local and main as one. IPv4 merges them into one trie (fib_trie_table(),
+//! fib4_rules_init()) until the first rule is added (fib_unmerge()). IPv6 searches table local first
+//! (fib6_rule_lookup()). Both give the same result as long as table local holds only host routes. A prefix of table
+//! local can hide routes of main within it (`ip addr add 192.0.2.0/24 dev lo`), so these lead to the kernel.
 
 use super::{
     alias::{Alias, Aliases},
@@ -29,12 +29,14 @@ pub(super) struct Rib<A: Address> {
     paths: Paths,
     /// Prefixes whose entry may lead to another target than planned.
     dirty: Vec<Prefix<A>>,
-    /// Prefixes being planned: the next one is last. They get the routes they had when the batch began; one that has
-    /// changed since passes to the kernel until the next batch. So no route is in force before the exceptions to it.
+    /// Prefixes being planned; the next one is last. Each gets the route that it had when the batch began. A prefix
+    /// that has changed since then passes to the kernel until the next batch. So no route is in force before the
+    /// exceptions to it.
     batch: Vec<Prefix<A>>,
     /// Flips when a batch begins.
     turn: bool,
-    /// Prefixes of the batch that may have no route any more. They keep theirs until all others of the batch have one.
+    /// Prefixes of the batch that may no longer have a route. They keep the old one until all others of the batch have
+    /// theirs.
     leaving: Vec<Prefix<A>>,
     batches_ended: u64,
     /// Flips with every [`Rib::load`].
@@ -44,14 +46,14 @@ pub(super) struct Rib<A: Address> {
     unsure: bool,
     /// Routes of table default (IPv4 only), which Linux consults last.
     default_table: FxHashMap<(Prefix<A>, u8, u32), u32>,
-    /// Destinations for which Linux knows more than its routes.
+    /// Destinations for which Linux has learned more than its routes.
     learned: BTreeSet<A>,
 }
 
 #[derive(Default)]
 struct Entry {
     aliases: Aliases,
-    /// The planned target; holds a reference.
+    /// The planned target. Holds a reference.
     shown: Option<Id>,
     round: bool,
     waits: Waits,
@@ -73,7 +75,8 @@ enum Waits {
 }
 
 impl Entry {
-    /// Notes a change. True: the caller adds the prefix to [`Rib::dirty`]. `turn`: of the running batch.
+    /// Notes a change. Returns true if the caller must add the prefix to [`Rib::dirty`]. `turn` is that of the running
+    /// batch.
     #[must_use]
     fn touch(&mut self, turn: bool) -> bool {
         let waited = self.waits;
@@ -85,7 +88,7 @@ impl Entry {
         waited == Waits::No
     }
 
-    /// Nothing is known of the prefix, and nothing is planned.
+    /// Whether nothing is known about the prefix and nothing is planned.
     fn is_empty(&self) -> bool {
         self.aliases.is_empty() && !self.unsure && self.shown.is_none()
     }
@@ -102,9 +105,9 @@ struct Marked<A: Address> {
     doubts_changed: bool,
 }
 
-/// The differences of one table. Apply first `set`, then `gone`, so that no address is without a route in between.
+/// The differences of one table. Apply `set` first and then `gone`, so that no address is without a route in between.
 pub(super) struct Difference<A: Address> {
-    /// Longest prefixes first: a route is never in force before the exceptions to it.
+    /// Longest prefixes first, so a route is never in force before the exceptions to it.
     pub set: Vec<(Prefix<A>, Target)>,
     /// Shortest prefixes first, for the same reason.
     pub gone: Vec<Prefix<A>>,
@@ -139,7 +142,7 @@ impl<A: Address> Default for Rib<A> {
 impl<A: Address> Rib<A> {
     const IPV6: bool = A::BITS == 128;
 
-    /// Takes in one message.
+    /// Handles one message.
     pub fn change(&mut self, change: Change, route: Route<A>) {
         if route.table == TABLE_DEFAULT && !Self::IPV6 {
             return self.change_default(change, &route);
@@ -176,7 +179,7 @@ impl<A: Address> Rib<A> {
         self.marked.doubts_changed = true;
     }
 
-    /// Takes in all routes of all tables, from a dump.
+    /// Handles a dump of all routes of all tables.
     pub fn load(&mut self, routes: Vec<Route<A>>) {
         self.round = !self.round;
         self.settle_unsure();
@@ -199,14 +202,14 @@ impl<A: Address> Rib<A> {
         }
     }
 
-    /// Packets to these destinations lead to the kernel from now on, and those to earlier ones no longer.
+    /// Makes packets to these destinations go to the kernel, and those to earlier destinations no longer.
     pub fn leave_to_kernel(&mut self, destinations: BTreeSet<A>) {
         let changed: Vec<A> = self.learned.symmetric_difference(&destinations).copied().collect();
         self.learned = destinations;
         changed.into_iter().for_each(|destination| self.touch_one(Prefix::one(destination)));
     }
 
-    /// Notes a change of something other than the routes of a prefix.
+    /// Notes a change that concerns a prefix but not its routes.
     fn touch_one(&mut self, prefix: Prefix<A>) {
         let round = self.round;
         let entry = self.entries.entry(prefix).or_insert_with(|| Entry { round, ..Entry::default() });
@@ -268,15 +271,15 @@ impl<A: Address> Rib<A> {
         }
     }
 
-    /// The operations that make the tables match Linux. `refresh`: the surroundings have changed.
+    /// The changes that make the tables match Linux. `refresh`: the surroundings have changed.
     ///
-    /// One call plans at most `most` prefixes. The next calls plan the rest, in the same order ([`Rib::batches_left`]).
+    /// One call plans at most `most` prefixes. Later calls plan the rest, in the same order ([`Rib::batches_left`]).
     pub fn plan(&mut self, around: &Surroundings<'_>, refresh: bool, most: usize) -> Difference<A> {
         let refresh = refresh | self.paths.take_turned();
         if refresh && (self.paths.refresh(around, Self::IPV6) || !self.batch.is_empty()) {
             let running = Waits::ForBatch(self.turn);
             self.touch_if(|_, paths, entry| {
-                // Nothing says where an unresolved path led when the batch began.
+                // It is unknown where an unresolved path led when the batch began.
                 let moved = |path| paths.changed(path) || entry.waits == running && !paths.is_resolved(path);
                 entry.aliases.as_slice().iter().any(|alias| moved(alias.path))
             });
@@ -336,7 +339,7 @@ impl<A: Address> Rib<A> {
         self.show(prefix, new)
     }
 
-    /// Takes the reference to the target. Returns the prefix and the target if it showed another.
+    /// Takes over the reference to the target. Returns the prefix and the target if the planned target was another one.
     fn show(&mut self, prefix: Prefix<A>, new: Option<Id>) -> Option<(Prefix<A>, Target)> {
         let old = std::mem::replace(&mut self.entries.get_mut(&prefix)?.shown, new);
         let set = (new != old).then(|| new.map(|id| (prefix, self.paths.target(id).clone())));
@@ -344,7 +347,7 @@ impl<A: Address> Rib<A> {
         set.flatten()
     }
 
-    /// Ends a prefix of the batch. If it has changed again, the kernel has it until the next batch.
+    /// Ends a prefix of the batch. If it has changed again, its packets go to the kernel until the next batch.
     fn leave(&mut self, prefix: Prefix<A>, difference: &mut Difference<A>) {
         let Some(entry) = self.entries.get_mut(&prefix).filter(|entry| entry.leaving) else { return };
         entry.leaving = false;
@@ -359,7 +362,7 @@ impl<A: Address> Rib<A> {
         difference.gone.push(prefix);
     }
 
-    /// The number of batches that must end until all waiting prefixes are planned: at most two.
+    /// The number of batches that must end until all waiting prefixes are planned, at most two.
     pub fn batches_left(&self) -> u64 {
         u64::from(!self.batch.is_empty()) + u64::from(!self.dirty.is_empty())
     }
@@ -377,7 +380,7 @@ impl<A: Address> Rib<A> {
         }
     }
 
-    /// Is there a route whose existence only the kernel knows?
+    /// Whether there is a route whose existence only the kernel knows.
     pub fn is_unsure(&self) -> bool {
         self.unsure
     }
@@ -392,7 +395,7 @@ impl<A: Address> Rib<A> {
         self.paths.next_end(now)
     }
 
-    /// No router plans for this table: the plan is void.
+    /// No router uses this table any more, so the plan is void.
     pub fn withdraw(&mut self) {
         for list in [&mut self.dirty, &mut self.batch, &mut self.leaving] {
             list.clear();
@@ -405,14 +408,14 @@ impl<A: Address> Rib<A> {
         });
     }
 
-    /// The next plan starts from an empty table.
+    /// Makes the next plan start from an empty table.
     pub fn renew(&mut self) {
         self.touch_if(|_, _, _| true);
         self.learned.clone().into_iter().for_each(|destination| self.touch_one(Prefix::one(destination)));
         self.marked.addresses_changed = !self.marked.addresses.is_empty();
     }
 
-    /// Forgets the differences without planning them; only after [`Rib::withdraw`].
+    /// Forgets the differences without planning them. Call it only after [`Rib::withdraw`].
     pub fn settle(&mut self) {
         self.marked.local_prefixes_changed.clear();
         for prefix in std::mem::take(&mut self.dirty) {
@@ -443,13 +446,13 @@ impl<A: Address> Rib<A> {
         &self.marked.addresses
     }
 
-    /// Have they changed since the last call?
+    /// Whether they have changed since the last call.
     pub fn take_addresses_changed(&mut self) -> bool {
         std::mem::take(&mut self.marked.addresses_changed)
     }
 
-    /// Are there local prefixes of more than one address? Then [`Rib::addresses`] does not hold all of the router's own
-    /// addresses.
+    /// Whether there are local prefixes of more than one address. Then [`Rib::addresses`] does not hold all of the
+    /// router's own addresses.
     pub fn has_local_prefixes(&self) -> bool {
         !self.marked.local_prefixes.is_empty()
     }
@@ -459,7 +462,7 @@ impl<A: Address> Rib<A> {
         (!self.default_table.is_empty()).then(|| "table default (253) holds routes".into())
     }
 
-    /// Has the answer of [`Rib::doubt`], or of [`Rib::has_local_prefixes`], changed since the last call?
+    /// Whether the result of [`Rib::doubt`] or of [`Rib::has_local_prefixes`] has changed since the last call.
     pub fn take_doubts_changed(&mut self) -> bool {
         std::mem::take(&mut self.marked.doubts_changed)
     }
@@ -480,13 +483,13 @@ impl LocalPosition {
     }
 }
 
-/// Does a shorter prefix in the set hold this one?
+/// Whether a shorter prefix in the set holds this one.
 fn is_within<A: Address>(prefix: Prefix<A>, others: &BTreeSet<Prefix<A>>) -> bool {
     let shorter = |length| Prefix::new(prefix.address(), length).is_some_and(|other| others.contains(&other));
     !others.is_empty() && (0..prefix.length()).any(shorter)
 }
 
-/// The first route that can be used, with a reference to its target.
+/// The target of the first usable route, with a reference.
 fn decide(
     aliases: &[Alias],
     place: LocalPosition,
@@ -533,7 +536,7 @@ impl<A: Address> Marked<A> {
         if local_prefix != self.local_prefixes.contains(&prefix) {
             self.doubts_changed = true;
             set_member(&mut self.local_prefixes, prefix, local_prefix);
-            // The prefix came and went: nothing has changed.
+            // The prefix was added and removed, so nothing has changed.
             let known = self.local_prefixes_changed.contains(&prefix);
             set_member(&mut self.local_prefixes_changed, prefix, !known);
         }
@@ -548,7 +551,7 @@ fn set_member<T: Ord>(set: &mut BTreeSet<T>, item: T, member: bool) {
     }
 }
 
-/// Every table local has these: 127.0.0.0/8, and ff00::/8 per device (of kind unicast in older kernels).
+/// Every table local has these: 127.0.0.0/8, and ff00::/8 for each device (of kind unicast in older kernels).
 fn is_ordinary<A: Address>(prefix: Prefix<A>) -> bool {
     let first = prefix.address().left_aligned() >> 120;
     prefix.length() >= 8 && first == if A::BITS == 32 { 127 } else { 0xff }

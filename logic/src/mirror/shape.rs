@@ -1,9 +1,8 @@
 //! Which links are interfaces, and what keeps the fast path from them.
 //!
-//! An interface is the port itself, a VLAN child of it (up to two tags), or a macvlan or macvtap child of either, in any
-//! namespace.
-//! A link that could be one but is not safe is one all the same, with acceleration off: the tables then know its MAC as
-//! one of this box, and nothing that is for it is put on the wire.
+//! An interface is the port itself, a VLAN child of it (up to two tags), or a macvlan or macvtap child of either, in
+//! any namespace. A link that could be an interface but is not safe is also one, with acceleration off. The tables then
+//! know its MAC address as one of this box, and no packet for it is put on the wire.
 
 use super::space::Spaces;
 use crate::{
@@ -16,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A link by namespace and index.
 pub(super) type LinkKey = (NamespaceId, u32);
 
-/// What a packet is classified by.
+/// The key by which a packet is classified.
 pub(super) type Address = (PortId, Vlan, Mac);
 
 /// A link as the interface it can be.
@@ -25,15 +24,15 @@ pub(super) struct Shape {
     pub link: LinkKey,
     pub name: String,
     pub address: Address,
-    /// Longest packet of IPv4 and of IPv6 that can be sent here, in bytes.
+    /// The longest packet of IPv4 and of IPv6 that can be sent here, in bytes.
     pub mtu: [u32; 2],
-    /// All devices have a carrier, and run.
+    /// All devices have a carrier and run.
     pub carrier: bool,
-    /// Why packets neither come in nor leave here on the fast path, as sentences.
+    /// Why packets neither arrive nor leave here on the fast path, as sentences.
     pub common: Vec<String>,
-    /// Why it does not take IPv4, apart from that.
+    /// Why it does not take IPv4, in addition to `common`.
     pub ipv4: Vec<String>,
-    /// Why it does not take IPv6, apart from that.
+    /// Why it does not take IPv6, in addition to `common`.
     pub ipv6: Vec<String>,
     pub reverse_path: ReversePath,
     pub redirects: bool,
@@ -41,7 +40,7 @@ pub(super) struct Shape {
     pub priority_tags: bool,
 }
 
-/// Every interface there could be, by link.
+/// All links that could be interfaces.
 pub(super) fn shapes(spaces: &Spaces, ports: &BTreeMap<PortId, AttachedPort>) -> Vec<Shape> {
     let at: BTreeMap<LinkKey, PortId> = ports.iter().map(|(id, p)| ((p.namespace, p.ifindex), *id)).collect();
     let takers = Takers::of(spaces);
@@ -56,20 +55,20 @@ pub(super) fn shapes(spaces: &Spaces, ports: &BTreeMap<PortId, AttachedPort>) ->
 
 /// The devices between a link and its port.
 struct Chain<'a> {
-    /// The link first, the port last.
+    /// The link is first, the port last.
     devices: Vec<(LinkKey, &'a Link)>,
     port: PortId,
     vlan: Vlan,
-    /// How many tags that is.
+    /// The number of tags.
     tags: usize,
-    /// The device whose rx_handler sees the packet: the link itself, or what its macvlan sits on.
+    /// The device whose rx_handler sees the packet: the link itself, or the device below its macvlan.
     receives: LinkKey,
     mode: Option<MacvlanMode>,
 }
 
 impl Chain<'_> {
-    /// That a device below belongs to a third namespace. Its policy for packets of this device would be noticed only for its
-    /// own router.
+    /// A sentence if a device below belongs to a third namespace. A change of that namespace's policy for packets of
+    /// this device would mark only that namespace's own router.
     fn foreign(&self, spaces: &Spaces) -> Option<String> {
         let [own, port] = [self.devices.first()?.0.0, self.devices.last()?.0.0];
         let ((namespace, _), device) = self.devices.iter().find(|((ns, _), _)| ![own, port].contains(ns))?;
@@ -104,10 +103,10 @@ fn chain<'a>(spaces: &'a Spaces, ports: &BTreeMap<LinkKey, PortId>, start: LinkK
     }
 }
 
-/// Devices whose packets something else may take than the interfaces that are known, with a sentence for each.
+/// Devices that may take packets before the known interfaces, with a sentence for each.
 #[derive(Default)]
 struct Takers {
-    /// By what their `rx_handler` gives packets to.
+    /// By the device whose `rx_handler` gives them packets.
     untagged: BTreeMap<LinkKey, String>,
     all: BTreeMap<LinkKey, String>,
     namespaces: BTreeMap<NamespaceId, String>,
@@ -130,7 +129,7 @@ impl Takers {
                 }
                 (Takes::Untagged, Some(below)) => drop(takers.untagged.insert(below, takes())),
                 (Takes::Below, Some(below)) => drop(takers.all.insert(below, takes())),
-                // One that names no device below, or names one in a namespace that is not known.
+                // The kind names no device below, or one in an unknown namespace.
                 (Takes::Any, _) => {
                     let why = format!(
                         "{} ({}) may take packets of any device here: its kind is not known",
@@ -154,7 +153,7 @@ impl Takers {
         untagged.chain(all).chain(any).cloned().collect()
     }
 
-    /// Do frames with the tag of VLAN 0 come in as untagged ones?
+    /// Whether frames with the tag of VLAN 0 arrive as untagged ones.
     fn leave_priority_tags(&self, chain: &Chain<'_>) -> bool {
         chain.tags == 0 && chain.devices.iter().all(|(key, _)| !self.zero_tagged.contains(key))
     }
@@ -179,7 +178,7 @@ fn shape(spaces: &Spaces, namespace: NamespaceId, chain: &Chain<'_>, takers: &Ta
         .iter()
         .flat_map(|(key, device)| device_reasons(spaces, *key, device, *key != link_key))
         .collect();
-    // The last device is the port, and the program there ours.
+    // The last device is the port. The program there is Millrace's own.
     common.extend(chain.devices.iter().rev().skip(1).filter_map(|(_, device)| device.xdp.clone()));
     common.extend(chain.foreign(spaces));
     if let LinkKind::Macvtap(_) = link.kind {
@@ -211,11 +210,12 @@ fn shape(spaces: &Spaces, namespace: NamespaceId, chain: &Chain<'_>, takers: &Ta
     }
 }
 
-/// IPv4: the least MTU of this device and all below. IPv6: no more than the device's own `net.ipv6.conf.DEV.mtu`
+/// IPv4: the smallest MTU of this device and all below. IPv6: no more than the device's own `net.ipv6.conf.DEV.mtu`
 /// (ip6_dst_mtu_maybe_forward()).
 ///
-/// The port takes frames of its MTU, an Ethernet header and one tag; a longer one redirected to it vanishes without a
-/// word (__xdp_enqueue() by xdp_ok_fwd_dev(), net/core/dev.h). So a second tag has to come out of the MTU.
+/// The port accepts frames with its MTU, an Ethernet header and one tag. A longer frame that is redirected to it
+/// disappears silently (__xdp_enqueue() by xdp_ok_fwd_dev(), net/core/dev.h). So a second tag must be subtracted from
+/// the MTU.
 fn mtus(link: &Link, chain: &Chain<'_>) -> [u32; 2] {
     const TAG_BYTES: u32 = 4;
     let least = chain.devices.iter().map(|(_, device)| device.mtu).min().unwrap_or(link.mtu);
@@ -269,7 +269,7 @@ fn reasons6(link: &Link) -> Vec<String> {
 }
 
 /// __fib_validate_source() (net/ipv4/fib_frontend.c): a source that is not behind this very device goes to
-/// `last_resort` when the device has no address (`no_addr`), and there any rp_filter refuses it.
+/// `last_resort` if the device has no address (`no_addr`). There any rp_filter refuses it.
 fn reverse_path(link: &Link) -> ReversePath {
     match link.ipv4.rp_filter {
         ReversePath::Loose if !link.ipv4.has_address => ReversePath::Strict,

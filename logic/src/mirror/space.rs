@@ -23,7 +23,7 @@ pub(super) type Spaces = BTreeMap<NamespaceId, Space>;
 
 pub(super) struct Space {
     pub about: Namespace,
-    /// The first dump has arrived. Before that nothing is known, so nothing is safe.
+    /// The first dump has arrived. Before that, nothing is known, so nothing is safe.
     pub dumped: bool,
     pub links: BTreeMap<u32, Link>,
     pub settings: Settings,
@@ -33,7 +33,7 @@ pub(super) struct Space {
     pub neighbours: Neighbours,
     /// The properties of links that routes need, as of the last plan.
     pub egresses: FxHashMap<u32, Egress>,
-    /// Packets may enter that Linux already has a hash of.
+    /// Packets may arrive of which Linux already has a hash.
     pub hashed: bool,
     /// Links, objects or settings that routes depend on have changed since the last plan.
     pub refresh: bool,
@@ -50,7 +50,7 @@ pub(super) struct Router {
     pub id: RouterId,
     /// `None`: not planned yet.
     pub multipath: Option<MultipathHash>,
-    /// It comes with the running plan.
+    /// The running plan adds it.
     pub is_new: bool,
 }
 
@@ -85,7 +85,7 @@ impl Space {
         self.neighbours.load(&dump.neighbours);
     }
 
-    /// Packets to exactly these destinations lead to the kernel from now on.
+    /// Makes packets to exactly these destinations go to the kernel.
     pub fn leave_to_kernel(&mut self, destinations: &BTreeSet<IpAddr>) {
         let v4 = |address: &IpAddr| if let IpAddr::V4(a) = address { Some(a.to_bits()) } else { None };
         let v6 = |address: &IpAddr| if let IpAddr::V6(a) = address { Some(a.to_bits()) } else { None };
@@ -104,7 +104,7 @@ impl Space {
         self.rib4.next_end(self.now).into_iter().chain(self.rib6.next_end(self.now)).min()
     }
 
-    /// The reasons why the router's IPv4 and IPv6 stay with the kernel. A list is empty if its family does not.
+    /// The reasons why the router's IPv4 and IPv6 stay with the kernel. A list is empty if its family is accelerated.
     pub fn reasons(&self) -> [Vec<String>; 2] {
         let (mut ipv4, mut ipv6) = (self.settings.hazards4.clone(), self.settings.hazards6.clone());
         ipv4.extend(self.rib4.doubt());
@@ -142,7 +142,7 @@ impl Space {
         batch.routes_gone.extend(ipv6.gone.into_iter().map(|p| Op::Route6(router, p, None)));
     }
 
-    /// Do routes wait to be planned?
+    /// Whether routes wait to be planned.
     pub fn is_behind(&self) -> bool {
         self.rib4.batches_left() + self.rib6.batches_left() > 0
     }
@@ -158,12 +158,12 @@ impl Space {
         [self.rib4.batches_ended(), self.rib6.batches_ended()]
     }
 
-    /// Have these numbers of IPv4 and IPv6 batches ended?
+    /// Whether these numbers of IPv4 and IPv6 batches have ended.
     pub fn has_planned(&self, after: &[u64; 2]) -> bool {
         self.batches_ended().iter().zip(after).all(|(ended, after)| ended >= after)
     }
 
-    /// The namespace is no router. Nothing of its tables is planned, and earlier plans went with the router.
+    /// The namespace is no router. Its tables are not planned, and earlier plans ended with the router.
     pub fn withdraw(&mut self) {
         self.rib4.settle();
         self.rib6.settle();

@@ -1,4 +1,4 @@
-//! What people are shown: the state as of the last plan.
+//! The state that people see, as of the last plan.
 
 use super::{Mirror, reconcile::Standing};
 use crate::{
@@ -8,19 +8,19 @@ use crate::{
 };
 use std::net::IpAddr;
 
-/// A namespace and the router it is.
+/// A namespace and its router.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouterView {
     pub namespace: NamespaceId,
-    /// As [`Namespace::name`](crate::observe::Namespace::name).
+    /// Like [`Namespace::name`](crate::observe::Namespace::name).
     pub name: String,
     /// It holds the ports themselves.
     pub host: bool,
-    /// Named in the configuration.
+    /// The configuration names it.
     pub configured: bool,
-    /// `None`: not a router, or no number was free.
+    /// `None`: it is not a router, or no number was free.
     pub router: Option<RouterId>,
-    /// Why its IPv4 stays with the kernel, as sentences; empty: accelerated.
+    /// Why its IPv4 stays with the kernel, as sentences. Empty: it is accelerated.
     pub ipv4: Vec<String>,
     /// The same for IPv6.
     pub ipv6: Vec<String>,
@@ -32,12 +32,13 @@ pub struct InterfaceView {
     pub namespace: NamespaceId,
     pub name: String,
     pub ifindex: u32,
-    /// `None`: left to the kernel altogether; the reasons say why.
+    /// `None`: left to the kernel altogether. The reasons explain it.
     pub interface: Option<InterfaceId>,
     pub port: PortId,
     pub vlan: Vlan,
     pub mac: Mac,
-    /// IPv4 that arrives here is accelerated: neither interface nor router has a reason against it.
+    /// IPv4 packets that arrive here are accelerated: neither the interface nor its router has a reason
+    /// against it.
     pub ipv4: bool,
     /// The same for IPv6.
     pub ipv6: bool,
@@ -59,22 +60,22 @@ pub struct StaleNeighbour {
 }
 
 impl Mirror {
-    /// Another number whenever [`Mirror::routers`] or [`Mirror::interfaces`] may be others than before.
+    /// Changes whenever [`Mirror::routers`] or [`Mirror::interfaces`] may have changed.
     pub fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// Is a link up? `None`: there is no such link.
+    /// Whether a link is up. `None`: there is no such link.
     pub fn is_up(&self, namespace: NamespaceId, ifindex: u32) -> Option<bool> {
         Some(self.link(namespace, ifindex)?.up)
     }
 
-    /// A link as it was observed.
+    /// A link as observed.
     pub fn link(&self, namespace: NamespaceId, ifindex: u32) -> Option<&Link> {
         self.spaces.get(&namespace)?.links.get(&ifindex)
     }
 
-    /// All namespaces known, as of the last plan.
+    /// All known namespaces, as of the last plan.
     pub fn routers(&self) -> impl Iterator<Item = RouterView> {
         self.spaces.iter().map(|(namespace, space)| {
             let [mut ipv4, mut ipv6] = space.reasons();
@@ -104,7 +105,7 @@ impl Mirror {
         self.standings.iter().map(|standing| self.interface_view(standing))
     }
 
-    /// Which routers have interfaces on which ports, as of the last plan.
+    /// The routers that have interfaces on each port, as of the last plan.
     pub fn routers_on_ports(&self) -> impl Iterator<Item = (PortId, RouterId)> {
         self.standings.iter().filter_map(|standing| {
             let router = self.spaces.get(&standing.shape.link.0)?.router?;

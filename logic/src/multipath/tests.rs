@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 /// Weights of the members that the vectors name by their number.
 const WEIGHTS: [u32; 12] = [1, 2, 3, 5, 8, 13, 21, 34, 7, 1, 1, 9];
 
-/// What Linux 6.18 answered to `ip route get DESTINATION from SOURCE iif DEV ipproto PROTOCOL sport PORT dport PORT` with
+/// Answers of Linux 6.18 to `ip route get DESTINATION from SOURCE iif DEV ipproto PROTOCOL sport PORT dport PORT` with
 /// `fib_multipath_hash_seed` 2026: policy 1, source, destination, protocol, ports, member.
 const LINUX4: &[(bool, &str, &str, u8, u16, u16, usize)] = &[
     (false, "77.97.181.94", "198.18.123.234", 6, 38840, 35667, 7),

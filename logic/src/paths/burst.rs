@@ -2,22 +2,23 @@
 
 use super::{cost::Cost, resource::Resource};
 
-/// What bounds a run.
+/// The bounds of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bursts {
-    /// R: the longest that a path may hold its core, the context switch included.
+    /// R: the longest time that a path may hold its core, including the context switch.
     pub longest_cycles: u32,
-    /// C_cs: what a context switch takes, see [`super::calibrate`].
+    /// C_cs: the cost of a context switch, see [`super::calibrate`].
     pub switch_cycles: u32,
-    /// Packets that the worker takes at once, 1 or more, however cheap they are.
+    /// The most packets that the worker takes at once, 1 or more, however cheap they are.
     pub most: u32,
 }
 
 impl Bursts {
-    /// Before a packet was measured: what Click has.
+    /// The burst before a packet was measured; Click's default.
     pub const UNKNOWN: u32 = 8;
 
-    /// For packets of this cost: 1 to `most`. One packet runs even if it alone takes longer than R.
+    /// The burst for packets of this cost, 1 to `most`. One packet runs even if it alone takes
+    /// longer than R.
     pub fn of(&self, cost: &Cost) -> u32 {
         let most = self.most.max(1);
         let Some(cost) = cost.in_256ths(Resource::Cycles) else { return Self::UNKNOWN.min(most) };

@@ -1,83 +1,86 @@
-//! What a context switch from path to path takes (P8, fig. 15): a run of b packets takes C_cs + b C, so the line through
-//! runs of several sizes tells both.
+//! Measures the cost of a context switch from path to path (P8, fig. 15). A run of b packets takes C_cs + b C, so the
+//! line through runs of several sizes gives both.
 //!
-//! Least squares of the relative error, as what is measured is off by a few percent of itself: the large runs must not
-//! drown the small ones, in which the switch is seen. In floating point: nothing here has to be exact.
+//! The fit minimizes the squares of relative errors, because measurements are off by a few percent of their value.
+//! Large runs must not hide small ones, in which the switch matters most. It uses floating point, because nothing here
+//! has to be exact.
 
 /// Runs of one size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
-    /// Packets of a run.
+    /// The number of packets in a run.
     pub batch: u32,
-    /// What one took, from pick to pick, on average or in the middle of many.
+    /// The cycles of one run, from pick to pick: the mean or the median of many.
     pub cycles: f64,
 }
 
-/// What was found.
+/// The result of a fit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fit {
     /// C_cs.
     pub switch_cycles: f64,
-    /// Standard error of that.
+    /// The standard error of the switch.
     pub switch_error: f64,
-    /// C, of the packets that were used.
+    /// C, for the packets that were used.
     pub packet_cycles: f64,
-    /// What the line leaves unexplained: the root of the mean square of relative errors, for two points less than there are.
+    /// The part that the line does not explain: the root of the mean square of relative errors. The mean divides by the
+    /// number of points less two.
     pub residual: f64,
 }
 
-/// More than this is left unexplained: it is no line. What was seen leaves 3 to 5 %, and not by chance: a packet of a run of 8 and more costs a quarter
-/// more than one of a run of 6 and fewer, so a line through small runs alone has a tenth more for the switch, and one through large ones three
-/// tenths less (`lab/runs/2026-11-23-figures/P15.jsonl`).
+/// If more than this is unexplained, there is no line. Measured runs leave 3 to 5 %, and not by chance. A packet in a
+/// run of 8 or more costs a quarter more than one in a run of 6 or fewer. So a line through small runs alone has a
+/// tenth more for the switch, and one through large runs has three tenths less
+/// (`lab/runs/2026-11-23-figures/P15.jsonl`).
 pub const MOST_RESIDUAL: f64 = 0.10;
-/// Sizes that are needed: two make a line, and say nothing of whether it is one.
+/// The number of sizes needed. Two always make a line, and do not show whether it is one.
 pub const LEAST_SIZES: usize = 3;
 
-/// Why points do not tell what a context switch takes.
+/// Why points do not give the cost of a context switch.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum BadFit {
     /// Too few sizes.
     #[error("runs of {sizes} different sizes were measured, at least {LEAST_SIZES} are needed")]
     Sizes {
-        /// So many.
+        /// The number of sizes.
         sizes: usize,
     },
-    /// A measurement that cannot be.
-    #[error("a run of {batch} packets is said to have taken {cycles} cycles")]
+    /// An impossible measurement.
+    #[error("a run of {batch} packets cannot take {cycles} cycles")]
     Point {
-        /// Packets.
+        /// The number of packets.
         batch: u32,
-        /// Not a number above 0.
+        /// The time, which is not a positive number.
         cycles: f64,
     },
-    /// Cost is not a constant and so much for each packet.
+    /// The cost is not a constant plus an amount per packet.
     #[error(
-        "the cost of a run does not grow evenly with its packets: a line leaves {:.1} % unexplained, at most {:.0} % may be \
+        "the cost of a run does not grow evenly with its packets: a line leaves {:.1} % unexplained, at most {:.0} % are allowed \
          (is the machine busy with something else?)", residual * 100.0, MOST_RESIDUAL * 100.0
     )]
     NoLine {
         /// See [`Fit::residual`].
         residual: f64,
     },
-    /// Packets would cost nothing, or less.
+    /// Packets would cost nothing or less.
     #[error("larger runs do not take longer: a packet would cost {packet_cycles:.1} cycles")]
     Flat {
-        /// By the line.
+        /// The cost of a packet on the line.
         packet_cycles: f64,
     },
-    /// The switch is lost in the noise.
+    /// The switch is hidden in the noise.
     #[error(
-        "a context switch takes {switch_cycles:.0} cycles, give or take {switch_error:.0}: not sure enough; measure smaller runs, or longer"
+        "a context switch takes {switch_cycles:.0} cycles, with a standard error of {switch_error:.0}: too uncertain; measure smaller runs, or longer"
     )]
     Unsure {
-        /// By the line.
+        /// The switch on the line.
         switch_cycles: f64,
         /// Its standard error.
         switch_error: f64,
     },
 }
 
-/// The line through these points, if there is one that tells what a switch takes: at least twice its standard error.
+/// The line through these points, if it gives the switch: that must be at least twice its standard error.
 pub fn fit(points: &[Point]) -> Result<Fit, BadFit> {
     let bad = |point: &&Point| point.batch == 0 || !point.cycles.is_finite() || point.cycles <= 0.0;
     if let Some(&Point { batch, cycles }) = points.iter().find(bad) {
@@ -102,7 +105,8 @@ pub fn fit(points: &[Point]) -> Result<Fit, BadFit> {
     }
 }
 
-/// Minimizes the sum of ((y - a - b x) / y)^2 for a, the switch, and b, the packet. Of three different x or more.
+/// Minimizes the sum of ((y - a - b x) / y)^2 for a, the switch, and b, the packet. There must be three different x or
+/// more.
 fn line(points: &[Point]) -> Fit {
     let sum = |of: fn(f64, f64) -> f64| {
         points
@@ -112,7 +116,7 @@ fn line(points: &[Point]) -> Fit {
     };
     let (one, x, xx) = (sum(|_, _| 1.0), sum(|x, _| x), sum(|x, _| x * x));
     let (y, xy) = (sum(|_, y| y), sum(|x, y| x * y));
-    // Above 0, as not all x are the same (Cauchy and Schwarz).
+    // Above 0, because not all x are the same (Cauchy and Schwarz).
     let determinant = one * xx - x * x;
     let switch_cycles = (xx * y - x * xy) / determinant;
     let packet_cycles = (one * xy - x * y) / determinant;
@@ -143,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_tells_nothing_is_refused() {
+    fn points_that_do_not_give_a_switch_are_refused() {
         let line = |b: u32| 6100.0 + 1200.0 * f64::from(b);
         assert_eq!(fit(&[]), Err(BadFit::Sizes { sizes: 0 }));
         let two = [1, 1, 9, 9, 9].map(|batch| Point { batch, cycles: line(batch) });
@@ -161,12 +165,12 @@ mod tests {
             |b: u32| 1200.0 * f64::from(b) * if b.trailing_zeros().is_multiple_of(2) { 1.02 } else { 0.98 };
         let unsure = fit(&points(noise)).unwrap_err();
         assert!(matches!(unsure, BadFit::Unsure { .. }), "{unsure:?}");
-        assert!(unsure.to_string().contains("not sure enough"), "{unsure}");
+        assert!(unsure.to_string().contains("too uncertain"), "{unsure}");
     }
 
     proptest! {
         #[test]
-        fn errors_are_as_large_as_they_are_said_to_be(
+        fn errors_are_as_large_as_reported(
             switch in 50.0..10_000.0_f64, packet in 5.0..5_000.0_f64, off in prop::collection::vec(-0.02..0.02_f64, 21)
         ) {
             let batches = [1, 2, 3, 4, 6, 8, 12].into_iter().cycle().take(21);
@@ -174,7 +178,7 @@ mod tests {
                 .map(|(batch, off)| Point { batch, cycles: (switch + packet * f64::from(batch)) * (1.0 + off) })
                 .collect();
             let fit = line(&points);
-            // Far less likely than one in a million for five times a standard error with 19 degrees of freedom.
+            // Five times a standard error is far less likely than one in a million with 19 degrees of freedom.
             prop_assert!((fit.switch_cycles - switch).abs() <= 6.0 * fit.switch_error, "{fit:?}");
             prop_assert!(fit.residual < 0.025, "{fit:?}");
         }

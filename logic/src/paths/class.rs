@@ -1,9 +1,10 @@
-//! Which packets are a path's (P4): what can be told of a frame before any work is spent on it.
+//! Which packets belong to a path (P4), as far as a frame shows it before any work is spent on it.
 //!
-//! Headers are those of [`crate::flow::packet`]: behind up to two VLAN tags and behind IPv6 extension headers. A header that is not there
-//! whole is not there at all, and a class that asks for something of it does not have the packet. Nor has one that asks for ports or a
-//! TCP flag a fragment, be it the first. So all fragments of a packet are of one class, unless one asks for `bytes`, in which they differ, or
-//! for a protocol that has an extension header between itself and the fragment header: later fragments have that header's number.
+//! Headers are those of [`crate::flow::packet`]: after up to two VLAN tags and after IPv6 extension headers. An
+//! incomplete header counts as missing, and a class with a condition on it does not match. A class with a condition on
+//! ports or a TCP flag does not match fragments, not even the first. So all fragments of a packet are in one class,
+//! with two exceptions. They differ in `bytes`. And a protocol may have an extension header between itself and the
+//! fragment header: later fragments show the number of that header.
 
 use crate::{
     flow::{
@@ -20,64 +21,65 @@ use crate::{
 pub const DEPTH: u8 = 64;
 const ETHERNET: usize = 14;
 
-/// All packets of which everything that is said here is true; nothing is said: all.
+/// All packets that meet every condition here. Without conditions: all packets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Class {
-    /// It came in by this port.
+    /// It arrived at this port.
     pub port: Option<PortId>,
-    /// The port it came in by is this router's.
+    /// The port where it arrived belongs to this router.
     pub router: Option<RouterId>,
     /// Its destination MAC address.
     pub destination_mac: Option<Mac>,
-    /// Its EtherType, behind VLAN tags.
+    /// Its EtherType, after VLAN tags.
     pub ether_type: Option<u16>,
-    /// Its IP source is in here.
+    /// Its IP source is in this prefix.
     pub source: Option<Addresses>,
-    /// Its IP destination is in here.
+    /// Its IP destination is in this prefix.
     pub destination: Option<Addresses>,
     /// Its IP protocol.
     pub protocol: Option<u8>,
-    /// Its source port, of TCP, UDP or SCTP.
+    /// Its TCP, UDP or SCTP source port.
     pub source_port: Option<u16>,
-    /// Its destination port, likewise.
+    /// Its TCP, UDP or SCTP destination port.
     pub destination_port: Option<u16>,
     /// It opens a TCP connection: SYN without ACK.
     pub tcp_syn: bool,
-    /// Two bytes of it.
+    /// Two bytes of the frame.
     pub bytes: Option<TwoBytes>,
-    /// None by itself: a flow rule gives the path its packets. Nothing but the router that owns the path is said beside it.
+    /// The class matches no packets itself: flow rules choose the path's packets. The only other condition allowed is
+    /// the router that owns the path.
     pub flow_rules: bool,
 }
 
 /// Two bytes of the first [`DEPTH`], as they are in the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TwoBytes {
-    /// Where the first is, counted from the destination MAC address.
+    /// The position of the first byte, counted from the destination MAC address.
     pub offset: u8,
-    /// The bits that are looked at.
+    /// The bits that are compared.
     pub mask: u16,
-    /// What they are.
+    /// Their value.
     pub value: u16,
 }
 
-/// What no packet can be.
+/// Why no packet can match a class.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Impossible {
-    /// Two things that are never of one packet.
+    /// Two conditions that exclude each other.
     #[error("no packet has both {0} and {1}")]
     Both(String, String),
-    /// Flow rules say which.
-    #[error("flow_rules = true stands alone: which packets those are, the rules say")]
+    /// Flow rules choose the packets.
+    #[error("flow_rules = true allows no other condition: flow rules choose the packets")]
     ByRules,
-    /// Bytes beyond the first 64.
+    /// The bytes are beyond the first 64.
     #[error("bytes at {0} are not among the first {DEPTH}: the offset is 0 to {last}", last = DEPTH - 2)]
     TooDeep(u8),
-    /// A value that the mask cuts off.
+    /// The value has bits that the mask cuts off.
     #[error("bytes with mask {mask:#06x} never have the value {value:#06x}")]
     Masked {
-        /// What is looked at.
+        /// The mask.
         mask: u16,
-        /// What that should be.
+        /// The value.
         value: u16,
     },
 }
@@ -108,7 +110,7 @@ impl Addresses {
         }
     }
 
-    /// Of packets with such addresses.
+    /// The EtherType of packets with such addresses.
     pub fn ether_type(self) -> u16 {
         match self {
             Addresses::V4(_) => ether_type::IPV4,
@@ -117,7 +119,7 @@ impl Addresses {
     }
 }
 
-/// A frame, looked at once for all classes.
+/// A frame, parsed once for all classes.
 pub struct ParsedFrame<'a> {
     frame: &'a [u8],
     ingress: Ingress,
@@ -125,7 +127,7 @@ pub struct ParsedFrame<'a> {
 }
 
 impl<'a> ParsedFrame<'a> {
-    /// A frame that came in there.
+    /// Parses a frame that arrived at `ingress`.
     pub fn new(frame: &'a [u8], ingress: Ingress) -> Self {
         ParsedFrame { frame, ingress, headers: Headers::of(frame, 0, None) }
     }
@@ -142,7 +144,7 @@ impl<'a> ParsedFrame<'a> {
 }
 
 impl Class {
-    /// Is the packet of this class?
+    /// Whether the packet is in this class.
     pub fn has(&self, seen: &ParsedFrame<'_>) -> bool {
         let ParsedFrame { frame, ingress, .. } = seen;
         !self.flow_rules
@@ -177,7 +179,7 @@ impl Class {
             && (!self.tcp_syn || protocol == ip_proto::TCP && seen.two(at + 12).is_some_and(opens))
     }
 
-    /// Can there be such a packet, as far as that is plain?
+    /// Checks whether such a packet can exist, as far as that is obvious.
     pub fn check(&self) -> Result<(), Impossible> {
         let both = |one: &str, other: &str| Err(Impossible::Both(one.into(), other.into()));
         if self.flow_rules {
@@ -227,7 +229,7 @@ impl Class {
         }
     }
 
-    /// Has it every packet that `other` has, as far as that is plain?
+    /// Whether it matches every packet that `other` matches, as far as that is obvious.
     pub fn covers(&self, other: &Class) -> bool {
         fn all_in<T: Copy>(mine: Option<T>, others: Option<T>, covers: impl Fn(T, T) -> bool) -> bool {
             mine.is_none_or(|mine| others.is_some_and(|other| covers(mine, other)))
@@ -253,7 +255,7 @@ fn has_ports(protocol: u8) -> bool {
     [ip_proto::TCP, ip_proto::UDP, ip_proto::SCTP].contains(&protocol)
 }
 
-/// Data offset and flags of TCP (RFC 9293 section 3.1): SYN, no ACK.
+/// Data offset and flags of TCP (RFC 9293 section 3.1): SYN, but not ACK.
 fn opens(word: u16) -> bool {
     const SYN: u16 = 0x02;
     const ACK: u16 = 0x10;
@@ -277,7 +279,7 @@ impl TwoBytes {
             && other.value & self.mask == self.value
     }
 
-    /// No frame to this address has them.
+    /// No frame to this address has these bytes.
     fn contradicts(self, mac: Mac) -> bool {
         let (mask, value) = (self.mask.to_be_bytes(), self.value.to_be_bytes());
         let bytes = mac.0.into_iter().skip(self.offset.into()).zip(mask).zip(value);
@@ -285,19 +287,19 @@ impl TwoBytes {
     }
 }
 
-/// The classes of all paths, in their order: the first that has a packet gets it.
+/// The classes of all paths, in order. The first class that matches a packet gets it.
 #[derive(Clone, Debug, Default)]
 pub struct Classifier {
     classes: Vec<Class>,
 }
 
 impl Classifier {
-    /// The number of a path is the place of its class.
+    /// The number of a path is the position of its class.
     pub fn new(classes: Vec<Class>) -> Self {
         Classifier { classes }
     }
 
-    /// Whose packet this is; `None`: nobody's.
+    /// The path of this packet; `None` if no class matches.
     pub fn path_of(&self, frame: &[u8], ingress: Ingress) -> Option<PathId> {
         let seen = ParsedFrame::new(frame, ingress);
         (0..).zip(&self.classes).find(|(_, class)| class.has(&seen)).map(|(path, _)| path)

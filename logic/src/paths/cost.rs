@@ -1,54 +1,56 @@
-//! What a packet of a path takes of each resource, from samples (P6, P7).
+//! Estimates what a packet of a path takes of each resource, from samples (P6, P7).
 //!
-//! One packet in twenty is measured, tunable. What can be measured is a run, as a path gives the core back when it is through with its
-//! packets, so the run after every 20th packet is; where runs have 20 and more, every run.
+//! By default one packet in twenty is measured. Only whole runs can be measured, because a path gives the core back
+//! after its packets. So the run after every 20th packet is measured, and every run if runs have 20 or more packets.
 //!
-//! * The gap between samples is random, 20 on average: traffic that repeats itself every 20 packets would show one of
-//!   them only.
-//! * A packet that takes more than [`DEAR_CYCLES`] counts as several: reading counters costs little beside it, and what is not
-//!   known yet costs much.
-//! * An estimate comes closer to each sample by a quarter of the difference. It may wobble: what a path is charged is
-//!   right in sum, as each sample counts for the packets up to the next. After a jump what was
-//!   charged too little, or too much, is four gaps of the difference, once: at 10 times the cost that is 4 x 20 x 2,048 x 9 = 1.5 million cycles at
-//!   most, 0.5 ms at 3 GHz.
-//! * Where packets cost what they like, what is charged in a time is off by their deviation, over the root of the number of samples: 1 % for
-//!   10,000 samples, 200,000 packets, that differ by as much as they cost.
-//! * A sample that was interrupted counts for its whole gap. Who reads a clock with every run avoids that: whatever is measured is charged as it is.
+//! * The gap between samples is random, 20 on average. Otherwise traffic that repeats every 20 packets would show only
+//!   one of them.
+//! * A packet that takes more than [`DEAR_CYCLES`] counts as several. Reading counters costs little beside it, and an
+//!   unknown cost matters much.
+//! * An estimate moves a quarter of the way to each sample. It may fluctuate: what a path is charged is right in sum,
+//!   because each sample counts for all packets up to the next. After a jump, the charge is wrong once, by the
+//!   difference times four gaps. If the cost grows tenfold, that is 4 x 20 x 2,048 x 9 = 1.5 million cycles at most,
+//!   0.5 ms at 3 GHz.
+//! * If costs vary at random, the error of a charge is their deviation over the root of the number of samples. It is 1
+//!   % for 10,000 samples (200,000 packets) whose deviation is as large as their mean.
+//! * A sample that was interrupted counts for its whole gap. A caller that reads a clock with every run avoids this:
+//!   everything measured is charged directly.
 
 use super::resource::{RESOURCES, Resource, Used};
 
-/// What is dear: a packet counts as one for each of these that it takes.
+/// The cost of an expensive packet. A packet counts as one for each of these that it takes.
 pub const DEAR_CYCLES: u64 = 2048;
 /// Amounts are kept in 1/256 of their unit.
 const FRACTION_BITS: u32 = 8;
-/// A run counts with so much at most.
+/// The most that one run counts.
 const MOST: u64 = 1 << 48;
 /// The part of the difference by which an estimate moves, as a power of two.
 const SMOOTHING_BITS: u32 = 2;
 
-/// What a packet of a path takes, context switches apart.
+/// What a packet of a path takes, without context switches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost([Option<u64>; RESOURCES.len()]);
 
 impl Cost {
-    /// Of this resource, in 1/256 of its unit; `None`: not measured yet, or not counted.
+    /// The cost in this resource, in 1/256 of its unit. `None`: not measured yet, or not counted.
     #[inline]
     pub fn in_256ths(&self, resource: Resource) -> Option<u64> {
         self.0[resource as usize]
     }
 
-    /// Of this resource, rounded.
+    /// The cost in this resource, rounded.
     pub fn of(&self, resource: Resource) -> Option<u64> {
         self.in_256ths(resource).map(|amount| (amount + (1 << (FRACTION_BITS - 1))) >> FRACTION_BITS)
     }
 
-    /// For so many packets.
+    /// The cost of this many packets.
     #[inline]
     pub fn for_packets(&self, resource: Resource, packets: u32) -> Option<u64> {
         Some(self.in_256ths(resource)?.saturating_mul(packets.into()) >> FRACTION_BITS)
     }
 
-    /// A run that was measured; a context switch in it took so many cycles. Runs without packets say nothing of what packets cost.
+    /// Updates the estimate with a measured run, in which a context switch took `switch_cycles`. Runs without packets
+    /// are ignored.
     pub fn take_in(&mut self, used: &Used, packets: u32, switch_cycles: u64) {
         if packets == 0 {
             return;
@@ -63,7 +65,7 @@ impl Cost {
     }
 }
 
-/// Closer to the sample; up to 3/256 of a unit below it in the end.
+/// Moves towards the sample. The result stays up to 3/256 of a unit below a higher one.
 fn smoothed(before: u64, sample: u64) -> u64 {
     if sample >= before {
         before + ((sample - before) >> SMOOTHING_BITS)
@@ -72,28 +74,28 @@ fn smoothed(before: u64, sample: u64) -> u64 {
     }
 }
 
-/// Which runs are measured.
+/// Selects the runs that are measured.
 #[derive(Clone, Copy, Debug)]
 pub struct Sampler {
-    /// Packets until the next sample.
+    /// The number of packets until the next sample.
     left: i64,
     random: u32,
     every: u16,
 }
 
 impl Sampler {
-    /// One packet in so many, 1 or more, on average. The first run is measured.
+    /// Measures one packet in `every` (1 or more), on average. The first run is measured.
     pub fn new(every: u16, seed: u32) -> Self {
         Sampler { left: 0, random: seed | 1, every: every.max(1) }
     }
 
-    /// Is the next run to be measured?
+    /// Whether the next run should be measured.
     #[inline]
     pub fn is_due(&self) -> bool {
         self.left <= 0
     }
 
-    /// A run that took about so much, and if it was measured.
+    /// Counts a run that took about `cycles`, and whether it was measured.
     #[inline]
     pub fn count(&mut self, packets: u32, cycles: u64, measured: bool) {
         if measured {
@@ -102,7 +104,7 @@ impl Sampler {
         self.left -= i64::from(packets).max((cycles / DEAR_CYCLES) as i64);
     }
 
-    /// 1..=2 every - 1, each as often.
+    /// A uniform random number in 1..=2 every - 1.
     fn gap(&mut self) -> i64 {
         // Marsaglia, Xorshift RNGs (2003).
         self.random ^= self.random << 13;
@@ -141,7 +143,7 @@ mod tests {
         assert!(cost.for_packets(Resource::Cycles, u32::MAX).is_some());
     }
 
-    /// Runs of which every one in so many packets was measured.
+    /// The average number of packets per measured run is returned.
     fn one_in(every: u16, packets: u32, cycles: u64) -> f64 {
         let mut sampler = Sampler::new(every, 7);
         let mut measured = 0;
@@ -165,17 +167,17 @@ mod tests {
             let runs = one_in(every, packets, cycles);
             assert!((runs / expected - 1.0).abs() < 0.03, "{every} {packets} {cycles}: one run in {runs}");
         }
-        // Asked for and not done: it is asked for again.
+        // A requested measurement that was not done is requested again.
         let mut sampler = Sampler::new(20, 7);
         sampler.count(1, 100, false);
         assert!(sampler.is_due());
     }
 
     #[test]
-    fn traffic_that_repeats_itself_is_seen_as_a_whole() {
+    fn all_packets_of_repeating_traffic_are_sampled() {
         let (mut sampler, mut sum, mut samples) = (Sampler::new(20, 1), 0.0, 0.0);
         for i in 0..1_000_000 {
-            // Every 20th packet is dear: 195 on average.
+            // Every 20th packet is expensive: 195 on average.
             let cycles = if i % 20 == 0 { 2000 } else { 100 };
             let due = sampler.is_due();
             if due {

@@ -1,25 +1,25 @@
 //! Tickets of paths that find no work (P5).
 //!
-//! Asking a path with nothing to do costs a context switch. So each time it finds nothing its tickets are halved, down to
-//! 1/1024 of what they were (Click's range, as 1,024 are its default), and each time it finds something doubled, up to what they were. So
-//! not many more than half of all times are in vain beside paths that have work. To have all tickets back at once was worse: a path with a
-//! packet now and then was asked nine times in vain after each.
+//! Asking a path with nothing to do costs a context switch. So its tickets are halved each time it finds nothing, down
+//! to 1/1024 (Click's range, whose default is 1,024). They are doubled each time it finds something, up to the full
+//! number. So not many more than half of all requests find nothing if other paths have work. Giving back all tickets at
+//! once was worse: a path with an occasional packet was asked nine times without result after each.
 //!
-//! Half the tickets are the same as to be charged twice as much, which is how it is done, for what is asked in vain only: packets are
-//! charged by all tickets, or shares would not hold. And no more than the longest run (P8) is charged, so an idle path
-//! is asked as often as one that always has work, at least. Else a path with weight 1 beside others with 1,000 would be looked at
-//! every 30 ms, at 100 cycles each time.
+//! Halving the tickets is the same as charging twice as much. It is done in this way, and only for requests that find
+//! nothing. Packets are charged by all tickets, because shares would not hold otherwise. At most the longest run (P8)
+//! is charged, so an idle path is asked at least as often as one that always has work. Otherwise a path with weight 1
+//! beside others with 1,000 would be asked every 30 ms, at 100 cycles each time.
 
-/// How often tickets are halved, at most: to 1/1024.
+/// The most halvings: to 1/1024.
 pub const MOST_HALVINGS: u8 = 10;
 
-/// What asking is charged that took so much, after tickets were halved so often.
+/// The charge for a request that took `units`, after tickets were halved `halvings` times.
 #[inline]
 pub fn charge(units: u64, halvings: u8, longest: u64) -> u64 {
     (units << halvings.min(MOST_HALVINGS)).min(longest.max(units))
 }
 
-/// What is left of so many tickets: 1 or more.
+/// The tickets left after so many halvings: 1 or more.
 pub fn tickets(tickets: u32, halvings: u8) -> u32 {
     (tickets >> halvings.min(MOST_HALVINGS)).max(1)
 }

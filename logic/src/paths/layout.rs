@@ -1,11 +1,12 @@
-//! Which worker has what: paths, queues of ports, TX rings.
+//! Which worker has which paths, queues of ports, and TX rings.
 //!
-//! * A path runs on one worker: elements have state that is nobody else's. Its packets come by every queue of its ports, so it has an RX ring on
-//!   each, wherever the queue's owner is.
-//! * A queue's fill and completion ring have one owner. It stays where it is as long as that worker is there: another one would have to take
-//!   over in the middle of traffic, for little. A new one goes to the worker that reads most paths of the port, as those need
-//!   no bell then; among equals to the one with the fewest queues.
-//! * Every worker has a TX ring on every port (P1): on the first queue that it owns there, else on one by turns.
+//! * A path runs on one worker, because its elements have state of their own. Its packets arrive by every queue of its
+//!   ports, so it has an RX ring on each, whichever worker owns the queue.
+//! * A queue's fill and completion rings have one owner. The owner stays as long as that worker exists, because another
+//!   one would have to take over during traffic, for little gain. A new queue goes to the worker that reads most paths
+//!   of the port, because those need no bell then. Among equals it goes to the one with the fewest queues.
+//! * Every worker has a TX ring on every port (P1): on the first queue of the port that it owns, or else on one in
+//!   turn.
 
 use super::slot::PathId;
 use crate::{cores::CoreId, plan::PortId};
@@ -14,27 +15,28 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A queue of a port.
 pub type PortQueue = (PortId, u32);
 
-/// What there is to be laid out.
+/// The parts to lay out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parts {
-    /// Cores that have a worker.
+    /// The cores that have a worker.
     pub workers: BTreeSet<CoreId>,
     pub queues: BTreeSet<PortQueue>,
-    /// The core of each path, one with a worker, and the ports it gets packets from.
+    /// The core of each path, which has a worker, and the ports of its packets.
     pub paths: BTreeMap<PathId, (CoreId, BTreeSet<PortId>)>,
 }
 
-/// Who has what.
+/// The assignment of queues and rings to workers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
     pub owner: BTreeMap<PortQueue, CoreId>,
-    /// RX rings, and who reads them.
+    /// The RX rings, and the worker that reads each.
     pub rings: BTreeMap<(PortQueue, PathId), CoreId>,
-    /// On which queue of a port each worker sends.
+    /// The queue of a port on which each worker sends.
     pub outputs: BTreeMap<(CoreId, PortId), u32>,
 }
 
-/// `now` is how it stands. The same for the same arguments; nothing, where there are no workers.
+/// Assigns the parts. `now` is the present layout. The result is the same for the same arguments, and empty without
+/// workers.
 pub fn lay_out(parts: &Parts, now: &Layout) -> Layout {
     let mut owner: BTreeMap<PortQueue, CoreId> = now
         .owner
@@ -107,12 +109,12 @@ mod tests {
     }
 
     #[test]
-    fn queues_are_owned_by_who_reads_them_and_evenly() {
+    fn queues_are_owned_by_their_readers_and_evenly() {
         let two = [(0, 0), (0, 1), (1, 0), (1, 1)];
-        // Worker 1 reads port 0 only, worker 2 port 1 only.
+        // Worker 1 reads only port 0, worker 2 only port 1.
         let layout = lay_out(&parts(&[1, 2], &two, &[(0, 1, &[0]), (1, 2, &[1])]), &Layout::default());
         assert_eq!(layout.owner, BTreeMap::from([((0, 0), 1), ((0, 1), 1), ((1, 0), 2), ((1, 1), 2)]));
-        // Each sends by a queue of its own where it has one, else by turns.
+        // Each sends by a queue of its own if it has one, or else by one in turn.
         assert_eq!(layout.outputs, BTreeMap::from([((1, 0), 0), ((1, 1), 0), ((2, 0), 1), ((2, 1), 0)]));
         // Both read both.
         let layout = lay_out(&parts(&[1, 2], &two, &[(0, 1, &[0, 1]), (1, 2, &[0, 1])]), &Layout::default());
@@ -131,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_ended_worker_had_goes_to_those_that_stay() {
+    fn parts_of_an_ended_worker_go_to_the_remaining_ones() {
         let queues = [(0, 0), (0, 1)];
         let paths: [(PathId, CoreId, &[PortId]); 2] = [(0, 1, &[0]), (1, 2, &[0])];
         let before = lay_out(&parts(&[1, 2], &queues, &paths), &Layout::default());

@@ -1,46 +1,48 @@
-//! The forwarding paths of the user plane on their workers: who runs next and how long, by what it really costs (P5 to P8, P10,
-//! P12).
+//! The scheduling of the user plane's paths on their workers: which path runs next and for how long, by its real cost
+//! (P5 to P8, P10, P12).
 //!
-//! A worker asks a [`Scheduler`] which path runs next ([`Scheduler::pick`]), runs it for up to [`Next::burst`] packets, and says what that
-//! took ([`Scheduler::charge`]). It measures what it is told to ([`Next::measure`]). Once in a control period it says which
-//! resource is the scarce one ([`Saturation`], [`Scheduler::share`]).
+//! A worker asks a [`Scheduler`] which path runs next ([`Scheduler::pick`]), runs it for up to [`Next::burst`] packets,
+//! and reports what that took ([`Scheduler::charge`]). It measures the runs that the scheduler selects
+//! ([`Next::measure`]). Once in a control period it sets the scarce resource ([`Saturation`], [`Scheduler::share`]).
 //!
 //! | file | holds |
 //! |---|---|
-//! | [`stride`] | tickets and passes: who is next (P5) |
-//! | [`class`] | which packets are a path's (P4) |
-//! | [`rows`] | the same, as the kernel plane compares it |
+//! | [`stride`] | tickets and passes: which task is next (P5) |
+//! | [`class`] | which packets belong to a path (P4) |
+//! | [`rows`] | classes in the form in which the kernel plane compares them |
 //! | `scheduler` | paths of virtual routers on one worker (P12) |
-//! | `slot` | one path there; what a run is charged (P6, P7) |
+//! | `slot` | one path of a scheduler; what a run is charged (P6, P7) |
 //! | `idle` | tickets of paths that find no work (P5) |
-//! | `resource` | what is used and may be scarce, and which of it is counted on this machine (P7) |
+//! | `resource` | the resources that may be scarce, and which of them this machine counts (P7) |
 //! | [`cost`] | what a packet of each path takes, and when that is measured (P6, P7) |
 //! | `saturation` | which resource is the scarce one now (P7) |
 //! | [`burst`] | how many packets a run may have (P8) |
-//! | [`calibrate`] | what a context switch costs (P8) |
-//! | [`printed`] | the paper's formula for tickets (P6), to compare with |
+//! | [`calibrate`] | the cost of a context switch (P8) |
+//! | [`printed`] | the paper's formula for tickets (P6), for comparison |
 //! | [`place`] | which path goes to which core (P10) |
 //! | [`layout`] | which worker has which queue, RX ring and TX ring |
 //!
 //! # What is charged
-//! P6 makes paths equal by their tickets, `T_i = DTV C_total / (N C_i) W_i`, where every run counts alike: a path that costs twice as
-//! much gets half the tickets. That is right if runs have equally many packets. P8 gives a path `BURST_i = (R - C_cs) / C_i`
-//! packets in a run, so that all runs take R: then runs *are* alike, and tickets by cost make dear paths pay twice. Of two whose
-//! packets cost 1 and 10, with equal weights, the dear one gets 1/11 of the core.
+//! P6 makes paths equal by their tickets, `T_i = DTV C_total / (N C_i) W_i`, where every run counts alike. A path that
+//! costs twice as much gets half the tickets. That is right if runs have equally many packets. P8 gives a path
+//! `BURST_i = (R - C_cs) / C_i` packets in a run, so that all runs take R. Then runs *are* alike, and tickets by cost
+//! make expensive paths pay twice. If the packets of two paths cost 1 and 10, with equal weights, the expensive path
+//! gets 1/11 of the core.
 //!
-//! The exact form needs neither: tickets are the weights, and a run advances its path's pass by what it used of the scarce
-//! resource, the context switch included, times the stride. Shares then hold for any bursts, also where rings hold fewer
-//! packets than a burst, or a path's cost changes. For equal bursts it *is* P6: a pass that advances by `C_i / W_i` is one that advances
-//! by `1 / T_i`, but for a factor that all have. Tests run both (`tests/shares.rs`).
+//! The exact form needs neither. Tickets are the weights, and a run advances its path's pass by its use of the scarce
+//! resource, including the context switch, times the stride. Shares then hold for any bursts, also if rings hold fewer
+//! packets than a burst, or if a path's cost changes. For equal bursts it *is* P6: a pass that advances by `C_i / W_i`
+//! advances by `1 / T_i`, except for a factor that is the same for all. Tests run both (`tests/shares.rs`).
 //!
 //! # Two levels
-//! Virtual routers have weights, and in each its paths do (P12). A router is picked by what all its paths used, then one of its paths.
-//! With weights that are multiplied out into one list, the part of a path that has nothing to do would go to all others by
-//! their weights: of two equal routers with ten equal paths each, one that has a single busy path would get 1/11 of the core beside ten
-//! busy ones. Here it gets the half it was promised, and what *it* does not want goes to the other. Nor is there anything to be done
-//! to weights when paths come, go, sleep or wake. And it is cheaper: eight routers of eight paths are two scans of 8, not one of 64.
+//! Virtual routers have weights, and so have the paths in each of them (P12). First a router is picked by what all its
+//! paths used, and then one of its paths. The alternative is one list with multiplied weights. There the part of an
+//! idle path would go to all other paths by their weights. Take two equal routers with ten equal paths each: a router
+//! with a single busy path would get 1/11 of the core beside ten busy ones. Here it gets the promised half, and the
+//! part that *it* does not want goes to the other router. Weights need no update when paths come, go, sleep or wake.
+//! Two levels are also cheaper: eight routers of eight paths are two scans of 8, not one of 64.
 //!
-//! A router's share is of each worker on which it has paths.
+//! A router's share applies to each worker on which it has paths.
 
 pub mod burst;
 pub mod calibrate;

@@ -1,30 +1,36 @@
-//! Which path goes to which core (P10).
+//! Places paths on cores (P10).
 //!
-//! *Principle 1*: paths with alike profiles share a core, so that what the core takes of memory and I/O stays the same whichever of them
-//! runs. *Principle 2*: hyper-thread siblings get paths whose profiles are unlike, which wait for different things.
+//! *Principle 1*: paths with similar profiles share a core. Then the core's use of memory and I/O stays the same
+//! whichever of them runs. *Principle 2*: hyper-thread siblings get paths with different profiles, which wait for
+//! different things.
 //!
-//! A path's **profile** is what it takes of memory, I/O and the cache for each cycle, in relation to what all paths take. Two are
-//! as **unlike** as their profiles are apart, summed up over the resources that are known of all, at most [`FARTHEST`] each.
+//! A path's **profile** is what it takes of memory, I/O and the cache for each cycle, relative to what all paths take.
+//! The **difference** of two paths is the distance of their profiles, summed over the resources that are known for all,
+//! and at most [`FARTHEST`] for each.
 //!
-//! A path's **load** is the part of a core that it wants (rate x cycles), but no more than it would get if all cores were one and
-//! full: max-min fair by weight, as the schedulers divide it. Paths are whole: one that wants more than a core gets one.
+//! A path's **load** is the part of a core that it wants (rate x cycles). It is limited to what the path would get if
+//! all cores were one and full: max-min fair by weight, as the schedulers divide it. Paths are whole, so one that wants
+//! more than a core gets one.
 //!
-//! Of two placements the better one, by the first of these that differs, has
+//! The better of two placements has, by the first of these that differs:
 //! 1. less load above [`HIGH`] of a core;
-//! 2. less on another NUMA node than its packets;
-//! 3. on each core less that is unlike: for each two paths how unlike, times the lesser load;
-//! 4. on siblings less that is alike: the same, for how much they are not unlike;
-//! 5. its load spread more evenly.
+//! 2. less load on another NUMA node than its packets;
+//! 3. less difference on each core: for each pair of paths their difference, times the smaller load;
+//! 4. less similarity on siblings: the same for the largest possible difference less the actual one;
+//! 5. a more even load.
 //!
-//! Found from two first placements (by profile in order, cores filled one after another; the largest first, where most room is) and from
-//! the one that is, by moving a path or exchanging two as long as that is better. That is the best of all for 93 % of small
-//! machines made up at random, and has no more load above the mark than the best for 99 % (`place/tests.rs`); to let the second one go to a third
-//! core found the best once more in a thousand. A placement that is stays unless another has less above the mark by [`WORTH`]
-//! of a core, or no more there and less far, or is better by a tenth in the third and fourth way together: a move costs caches.
+//! The search starts from two first placements and from the present one. The first placements are: by profile in order,
+//! filling one core after another; and the largest path first, on the core with the most room. It moves a path or
+//! exchanges two as long as that is better. This finds the best placement for 93 % of small random machines. For 99 %
+//! it has no more load above the mark than the best (`place/tests.rs`). Moving the second path of an exchange to a
+//! third core found the best only once more in a thousand. The present placement stays unless another is better in one
+//! of three ways: less load above the mark by [`WORTH`] of a core; no more there and less on other nodes; a tenth less
+//! in points 3 and 4 together. A move costs cache contents.
 //!
-//! Made for a thread that is not urgent: 64 paths took 0.4 s on 64 cores and 1 s on 16, 16 paths on 4 cores 26 ms, in a test build.
+//! It is made for a thread that is not urgent. In a test build, 64 paths took 0.4 s on 64 cores and 1 s on 16, and 16
+//! paths on 4 cores took 26 ms.
 //!
-//! Loads are fractions of a core in floating point, as in [`crate::cores`]; what is compared are millionths.
+//! Loads are fractions of a core in floating point, as in [`crate::cores`]. Comparisons use millionths.
 
 mod board;
 
@@ -40,40 +46,42 @@ use crate::{
 use board::{Board, Item, Score, millionths};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a core's paths may want together: the rest carries bursts.
+/// The load that a core's paths may have together. The rest absorbs bursts.
 pub const HIGH: f64 = 0.85;
-/// So much less of a core above [`HIGH`] is worth a move: loads are not measured more exactly.
+/// A move is worth this much less of a core above [`HIGH`], because loads are not measured more exactly.
 pub const WORTH: f64 = 0.02;
-/// Profiles are apart by no more than this for each resource.
+/// The largest distance of profiles for each resource.
 pub const FARTHEST: f64 = 4.0;
 
-/// A path that is to be placed.
+/// A path to place.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Load {
-    /// Which.
+    /// Its number.
     pub id: PathId,
-    /// Packets that come for it in a second.
+    /// Packets that arrive for it in a second.
     pub pps: u64,
-    /// Of a packet.
+    /// The cost of a packet.
     pub cost: Cost,
-    /// Its share of the machine against other paths, above 0: its weight in its router, times the router's, over all of the router's.
+    /// Its share of the machine relative to other paths, above 0: its weight in its router, times the router's weight,
+    /// divided by the sum of the router's paths.
     pub weight: f64,
-    /// NUMA node of the port its packets come from, if that is one.
+    /// The NUMA node of the port where its packets arrive, if there is one such node.
     pub node: Option<u16>,
     /// Cores it may run on; `None`: all.
     pub allowed: Option<BTreeSet<CoreId>>,
 }
 
-/// Where paths shall run.
+/// Where paths should run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
     /// The core of each path.
     pub core: BTreeMap<PathId, CoreId>,
-    /// Paths that may run on none of the cores there are.
+    /// Paths that may run on none of the existing cores.
     pub nowhere: Vec<PathId>,
 }
 
-/// Places paths on the cores of workers that run `hz` cycles a second, `now` being where they are. The same for the same arguments.
+/// Places paths on the cores of workers that run `hz` cycles a second. `now` is the present placement. The result is
+/// the same for the same arguments.
 pub fn place(paths: &[Load], cores: &[Core], hz: u64, now: &BTreeMap<PathId, CoreId>) -> Placement {
     let items = items(paths, cores, hz);
     let (placeable, nowhere): (Vec<Item>, Vec<Item>) =
@@ -96,7 +104,7 @@ pub fn place(paths: &[Load], cores: &[Core], hz: u64, now: &BTreeMap<PathId, Cor
     Placement { core: best.cores().collect(), nowhere }
 }
 
-/// The better one of what two first placements lead to.
+/// The better of the results from two first placements.
 fn found<'a>(cores: &'a [Core], items: &'a [Item]) -> Board<'a> {
     let (mut alike, mut even) = (Board::new(cores, items), Board::new(cores, items));
     alike.fill();
@@ -106,14 +114,14 @@ fn found<'a>(cores: &'a [Core], items: &'a [Item]) -> Board<'a> {
     if even.score() < alike.score() { even } else { alike }
 }
 
-/// Is the one that much better than what is?
+/// Whether `better` is worth a move from `now`.
 fn is_worth(better: Score, now: Score) -> bool {
     let unlike = |score: Score| score.mixed + score.alike_beside;
     let is_less = now.over - better.over >= millionths(WORTH);
     is_less || (better.over <= now.over && better.far < now.far) || unlike(better) * 10 < unlike(now) * 9
 }
 
-/// Loads and profiles.
+/// The loads and profiles of paths.
 fn items(paths: &[Load], cores: &[Core], hz: u64) -> Vec<Item> {
     let wants: Vec<Want> =
         paths.iter().map(|path| Want { weight: path.weight, amount: wanted(path, hz) }).collect();
@@ -136,13 +144,14 @@ fn may(path: &Load, core: &Core) -> bool {
     path.allowed.as_ref().is_none_or(|allowed| allowed.contains(&core.id))
 }
 
-/// Of one core.
+/// The part of a core that a path wants.
 fn wanted(path: &Load, hz: u64) -> f64 {
     let cycles = path.cost.in_256ths(Resource::Cycles).unwrap_or(0) as f64 / 256.0;
     (path.pps as f64 * cycles / hz.max(1) as f64).min(1.0)
 }
 
-/// By path: what it takes for each cycle of resources other than cycles, in relation to all paths, weighed by their loads.
+/// The profile of each path: its use per cycle of every resource except cycles, relative to all paths, weighted by
+/// their loads.
 fn profiles(paths: &[Load], loads: &[f64]) -> Vec<Vec<f64>> {
     let mut profiles = vec![Vec::new(); paths.len()];
     for resource in RESOURCES.into_iter().filter(|&resource| resource != Resource::Cycles) {
@@ -154,7 +163,7 @@ fn profiles(paths: &[Load], loads: &[f64]) -> Vec<Vec<f64>> {
         let all: f64 = taken.iter().zip(loads).map(|(taken, load)| taken * load).sum();
         let mean = all / loads.iter().sum::<f64>();
         for (profile, taken) in profiles.iter_mut().zip(taken) {
-            // Of nothing, or where nothing is to be done, all are alike.
+            // If the resource is not used, or there is no load, all are alike.
             profile.push(if mean > 0.0 { (taken / mean).min(FARTHEST) } else { 0.0 });
         }
     }

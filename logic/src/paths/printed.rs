@@ -1,15 +1,15 @@
 //! The paper's formula for tickets (P6), as printed: T_i = DTV C_total / (N C_i) W_i.
 //!
-//! It makes paths equal where every run counts alike and has equally many packets. [`super::Scheduler`] charges what was used
-//! instead (see [`super`]); this is what people can compare with the paper, and what the tests do.
+//! It makes paths equal if every run counts alike and has equally many packets. [`super::Scheduler`] charges actual use
+//! instead (see [`super`]). This is for comparison with the paper, in tests and by people.
 
 use super::stride::MOST_TICKETS;
 
-/// Tickets of a path that costs what all cost on average, with weight 1.
+/// Tickets of a path with average cost and weight 1.
 pub const DTV: u32 = 1024;
 
-/// Tickets of each path, rounded, 1..=[`MOST_TICKETS`]: its cost (of the scarce resource, in any unit) and weight. A path that costs nothing
-/// gets the most.
+/// The tickets of each path, rounded, 1..=[`MOST_TICKETS`], from its cost (of the scarce resource, in any unit) and
+/// weight. A path that costs nothing gets the most tickets.
 pub fn tickets(paths: &[(u64, u32)]) -> Vec<u32> {
     let total: u128 = paths.iter().map(|&(cost, _)| u128::from(cost)).sum();
     let tickets = |&(cost, weight): &(u64, u32)| {
@@ -31,7 +31,8 @@ mod tests {
         assert_eq!(tickets(&[(500, 1); 3]), [1024; 3]);
         // 1024 * 11 / 2 and a tenth of it.
         assert_eq!(tickets(&[(100, 1), (1000, 1)]), [5632, 563]);
-        // Fig. 11(C): the dear path costs 1.4 times as much, the third gets twice as much as the second. 1024 * 3.4 / 3 = 1160.5.
+        // Fig. 11(C): the expensive path costs 1.4 times as much, and the third gets twice as much as the second. 1024
+        // * 3.4 / 3 = 1160.5.
         assert_eq!(tickets(&[(1400, 3), (1000, 2), (1000, 4)]), [2487, 2321, 4642]);
         assert_eq!(tickets(&[(0, 1), (7, 1)]), [MOST_TICKETS, 512]);
         assert_eq!(tickets(&[(u64::MAX, u32::MAX), (1, u32::MAX)]), [MOST_TICKETS, MOST_TICKETS]);

@@ -1,17 +1,17 @@
-//! What paths use, and which of it this machine counts (P7).
+//! The resources that paths use, and which of them this machine counts (P7).
 
 use std::fmt;
 
-/// Something that packets need, and that there may be too little of.
+/// A resource that packets need and that may be scarce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Resource {
     /// Time of a core.
     Cycles,
-    /// What goes between the last cache and memory, bytes.
+    /// Bytes between the last cache and memory.
     Memory,
-    /// What goes to and from devices, bytes.
+    /// Bytes to and from devices.
     Io,
-    /// Misses of the last cache, as it is shared.
+    /// Misses of the last cache, which is shared.
     CacheMisses,
 }
 
@@ -30,34 +30,34 @@ impl fmt::Display for Resource {
     }
 }
 
-/// An amount of each resource; `None`: this machine does not count it.
+/// An amount of each resource. `None`: this machine does not count it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Used([Option<u64>; RESOURCES.len()]);
 
 impl Used {
-    /// Cycles only.
+    /// Only cycles.
     pub const fn cycles(cycles: u64) -> Self {
         Used([Some(cycles), None, None, None])
     }
 
-    /// With so much of this resource.
+    /// The same with this amount of a resource.
     pub const fn with(mut self, resource: Resource, amount: u64) -> Self {
         self.0[resource as usize] = Some(amount);
         self
     }
 
-    /// Of this resource.
+    /// The amount of this resource.
     pub const fn get(&self, resource: Resource) -> Option<u64> {
         self.0[resource as usize]
     }
 
-    /// With so much more of this resource.
+    /// Adds an amount of this resource.
     pub fn add(&mut self, resource: Resource, amount: u64) {
         let mine = &mut self.0[resource as usize];
         *mine = Some(mine.unwrap_or(0).saturating_add(amount));
     }
 
-    /// Together with another amount of each.
+    /// The sum of both.
     pub fn plus(mut self, more: &Used) -> Self {
         for resource in RESOURCES {
             more.get(resource).into_iter().for_each(|amount| self.add(resource, amount));
@@ -65,13 +65,13 @@ impl Used {
         self
     }
 
-    /// Of this resource nothing is known.
+    /// The same without this resource.
     pub const fn without(mut self, resource: Resource) -> Self {
         self.0[resource as usize] = None;
         self
     }
 
-    /// With what the other knows besides.
+    /// The same, with the other's amounts of resources that are unknown here.
     pub fn and(mut self, other: &Used) -> Self {
         for (mine, theirs) in self.0.iter_mut().zip(other.0) {
             *mine = mine.or(theirs);
@@ -79,7 +79,8 @@ impl Used {
         self
     }
 
-    /// What was used since another reading of the same counters; those that are in one of the two only are not known.
+    /// The difference from an earlier reading of the same counters. A resource that is missing in one of them is
+    /// unknown.
     pub fn since(&self, before: &Used) -> Self {
         let mut since = *self;
         for (now, before) in since.0.iter_mut().zip(before.0) {
@@ -88,7 +89,7 @@ impl Used {
         since
     }
 
-    /// Which are known.
+    /// The resources that are known.
     pub fn counters(&self) -> Counters {
         RESOURCES
             .into_iter()
@@ -97,40 +98,40 @@ impl Used {
     }
 }
 
-/// Which resources are counted for each path on this machine.
+/// The resources that this machine counts for each path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters(u8);
 
 impl Counters {
-    /// A clock that counts cycles, and nothing else: what every machine has.
+    /// Only a clock that counts cycles, which every machine has.
     pub const CYCLES: Counters = Counters(1 << Resource::Cycles as u8);
 
-    /// And this one.
+    /// The same with this resource.
     pub const fn with(self, resource: Resource) -> Self {
         Counters(self.0 | 1 << resource as u8)
     }
 
-    /// Is it counted?
+    /// Whether this resource is counted.
     pub const fn has(self, resource: Resource) -> bool {
         self.0 & 1 << resource as u8 != 0
     }
 
-    /// Are there any that counters of the CPU have, beside the clock?
+    /// Whether it has resources that counters of the CPU count, besides the clock.
     pub const fn has_others(self) -> bool {
         self.has(Resource::Memory) || self.has(Resource::CacheMisses)
     }
 
-    /// An error if it is not: what is not counted cannot be shared fairly.
+    /// Returns an error if this resource is not counted, because then it cannot be shared fairly.
     pub fn require(self, resource: Resource) -> Result<(), NotCounted> {
         if self.has(resource) { Ok(()) } else { Err(NotCounted { resource }) }
     }
 }
 
-/// Paths cannot share this fairly: nothing tells what each uses of it.
+/// Paths cannot share this resource fairly, because its use by each path is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("paths cannot share {resource} fairly: this machine does not count what each of them uses of it")]
 pub struct NotCounted {
-    /// Which.
+    /// The resource.
     pub resource: Resource,
 }
 
@@ -139,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_counted_is_refused_by_name() {
+    fn a_resource_that_is_not_counted_is_refused_by_name() {
         let used = Used::cycles(5).with(Resource::CacheMisses, 0);
         let counters = used.counters();
         assert_eq!(counters, Counters::CYCLES.with(Resource::CacheMisses));

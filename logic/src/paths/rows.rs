@@ -1,9 +1,11 @@
-//! Classes as the kernel plane compares them: rows of masked words (`bpf/path_abi.h`), in the order of the paths.
+//! Classes in the form in which the kernel plane compares them: rows of masked words (`bpf/path_abi.h`), in the order
+//! of the paths.
 //!
-//! A packet becomes a key once; a row is a class, as the bits of the key that it looks at and what they are. The first row that fits has the
-//! packet. So that not all rows are gone through, up to [`TABLES`] tables say by one byte each which rows may fit, and only those are
-//! compared (bit vectors of Lakshman and Stiliadis, SIGCOMM 1998, by bytes that are chosen for these very classes in place of fields).
-//! A table narrows and never decides, so which bytes are chosen changes the time and nothing else. Few classes get none: a row costs less.
+//! A packet is turned into a key once. A row is a class: the bits of the key that it compares, and their values. The
+//! first row that matches gets the packet. To avoid comparing all rows, up to [`TABLES`] tables each use one byte to
+//! select the rows that may match, and only those are compared. These are the bit vectors of Lakshman and Stiliadis
+//! (SIGCOMM 1998), but with bytes that are chosen for the given classes instead of fields. A table only excludes rows,
+//! so the choice of bytes changes nothing but the time. A few classes get no table, because comparing a row costs less.
 
 use super::{
     PathId,
@@ -25,7 +27,7 @@ pub const TABLE: usize = 256;
 pub const NOWHERE: u8 = 0xff;
 const MOST_PORTS: usize = 64;
 
-/// Bytes of a key, the machine being little-endian: `enum path_word`.
+/// Bytes of a key on a little-endian machine: `enum path_word`.
 const PORT: usize = 0;
 const ROUTER: Range<usize> = 2..4;
 const ETHER_TYPE: Range<usize> = 4..6;
@@ -55,20 +57,21 @@ pub mod words {
     pub const CLASSES: usize = HEAD + MOST_PATHS * ROW + TABLES * TABLE;
 }
 
-/// A table is worth its load if it separates more pairs of classes than this for each class (measured, docs/inside/af-xdp.md).
+/// A table is worth its load if it separates more pairs of classes than this for each class (measured,
+/// docs/inside/af-xdp.md).
 const WORTH: usize = 1;
 
-/// What becomes of a path's packets that no worker can have.
+/// What happens to a path's packets that no worker can get.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Otherwise {
-    /// They go on as if there were no path.
+    /// They go on as if there was no path.
     #[default]
     Up,
-    /// They are dropped: what a path encrypts must not leave as it is.
+    /// They are dropped, because packets that a path encrypts must not leave unencrypted.
     Drop,
 }
 
-/// A path, as the kernel plane knows it.
+/// A path in the form that the kernel plane knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PathClass {
     /// Its number, below [`MOST_PATHS`].
@@ -77,7 +80,7 @@ pub struct PathClass {
     pub otherwise: Otherwise,
 }
 
-/// Classes that the kernel plane does not take.
+/// Why the kernel plane does not accept classes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     #[error("{0} paths, {MOST_PATHS} are possible")]
@@ -88,7 +91,7 @@ pub enum Refused {
     Impossible(PathId, Impossible),
 }
 
-/// All classes, as they are written.
+/// All classes, as they are written to the map.
 pub struct Rows {
     rows: Vec<Row>,
     tables: Vec<Table>,
@@ -102,22 +105,22 @@ struct Row {
     otherwise: Otherwise,
 }
 
-/// Which rows may fit, by one byte.
+/// The rows that may match, by one byte.
 struct Table {
     place: usize,
     may: [u64; TABLE],
 }
 
 impl Rows {
-    /// In the order of the paths, with as many tables as are worth it.
+    /// Makes rows in the order of the paths, with as many tables as are useful.
     ///
     /// # Errors
-    /// There are too many, or one is impossible ([`Class::check`]).
+    /// There are too many paths, or a class is impossible ([`Class::check`]).
     pub fn new(classes: &[PathClass]) -> Result<Rows, Refused> {
         Self::with_tables(classes, TABLES)
     }
 
-    /// With so many tables at most: for measurements.
+    /// Makes rows with at most `most` tables, for measurements.
     pub fn with_tables(classes: &[PathClass], most: usize) -> Result<Rows, Refused> {
         if classes.len() > MOST_PATHS {
             return Err(Refused::TooMany(classes.len()));
@@ -128,12 +131,12 @@ impl Rows {
         Ok(Rows { rows, tables })
     }
 
-    /// Is there none?
+    /// Whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// As `struct path_classes`. `own`: whose a port's packets are that are for no interface.
+    /// The words of `struct path_classes`. `own`: the router of a port's packets that are for no interface.
     pub fn words(&self, own: impl Fn(PortId) -> Option<RouterId>) -> Vec<u64> {
         let bits = |is: fn(&Row) -> bool| {
             (0..).zip(&self.rows).filter(|(_, row)| is(row)).fold(0, |bits, (i, _)| bits | 1_u64 << i)
@@ -206,7 +209,7 @@ impl Row {
         value.iter().for_each(|value| self.ask(at.clone(), value, &[0xff; N]));
     }
 
-    /// What it asks of a byte: mask and value. From [`KEY`] on bytes are of the frame.
+    /// The mask and value for a byte. From [`KEY`] on, bytes are those of the frame.
     fn at(&self, place: usize) -> (u8, u8) {
         if let Some(mask) = self.mask.get(place) {
             return (*mask, self.value[place]);
@@ -218,7 +221,7 @@ impl Row {
         }
     }
 
-    /// Nothing that has this byte fits both.
+    /// Whether no packet can match both because of this byte.
     fn excludes(&self, other: &Row, place: usize) -> bool {
         let ((mask, value), (others, other_value)) = (self.at(place), other.at(place));
         (value ^ other_value) & mask & others != 0
@@ -244,7 +247,7 @@ impl Row {
     }
 }
 
-/// One after another the byte that separates most of the pairs of rows that no byte before it does.
+/// Repeatedly chooses the byte that separates the most pairs of rows that no earlier byte separates.
 fn tables(rows: &[Row], most: usize) -> Vec<Table> {
     let mut together: Vec<(&Row, &Row)> = rows
         .iter()
@@ -254,7 +257,7 @@ fn tables(rows: &[Row], most: usize) -> Vec<Table> {
     let mut tables = Vec::new();
     while tables.len() < most {
         let separated = |place: usize| together.iter().filter(|(a, b)| a.excludes(b, place)).count();
-        // Of equals the first.
+        // Among equals the first one.
         let best = (0..KEY + DEPTH).rev().max_by_key(|place| separated(*place)).unwrap_or_default();
         if separated(best) <= WORTH * rows.len() {
             break;

@@ -1,37 +1,38 @@
-//! Which resource is the scarce one now (P7): the one that packets are shared by.
+//! Which resource is scarce now (P7), and therefore shared by weight.
 
 use super::resource::{RESOURCES, Resource, Used};
 
-/// Of 1000: from here on a resource is saturated.
+/// From this utilisation on (of 1000) a resource is saturated.
 pub const SATURATED: u16 = 900;
-/// Down to here it stays the scarce one.
+/// A scarce resource stays scarce down to this utilisation.
 const RELEASED: u16 = 800;
-/// Another one takes its place that is used by so much more.
+/// Another resource replaces it if its utilisation is this much higher.
 const CLEARLY: u16 = 50;
-/// In so many control periods in a row, before anything changes.
+/// The number of control periods in a row before anything changes.
 const PERIODS: u16 = 2;
-/// Of those at most, until what is not saturated any more is not scarce.
+/// The most periods until a resource that is no longer saturated stops being scarce.
 const MOST_HELD: u16 = 64;
-/// What is scarce again within so many was let go too soon.
+/// A resource that is scarce again within this many periods was released too soon.
 const SOON: u16 = 64;
 
-/// What paths share by their weights.
+/// The resource that paths share by their weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Share {
-    /// What is scarce now.
+    /// The resource that is scarce now.
     #[default]
     Scarce,
-    /// Always this.
+    /// Always this resource.
     Always(Resource),
 }
 
-/// How much of each resource is used, of 1000; `None`: not known.
+/// The utilisation of each resource, of 1000. `None`: unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Utilisation([Option<u16>; RESOURCES.len()]);
 
 impl Utilisation {
-    /// What was used of what there is in the same time: of cycles those of the worker's core that were not spent asking paths without work, of
-    /// the others all that the machine used. What there is of them benchmarks say (P, footnote 7).
+    /// From the use and the capacity in the same time. Used cycles are those of the worker's core, without those spent
+    /// asking paths without work. The use of other resources is that of the whole machine. Benchmarks give their
+    /// capacity (P, footnote 7).
     pub fn new(used: &Used, capacity: &Used) -> Self {
         Utilisation(RESOURCES.map(|resource| {
             let (used, capacity) = (used.get(resource)?, capacity.get(resource)?);
@@ -40,34 +41,35 @@ impl Utilisation {
         }))
     }
 
-    /// Of this one, of 1000.
+    /// The utilisation of this resource, of 1000.
     pub const fn get(&self, resource: Resource) -> Option<u16> {
         self.0[resource as usize]
     }
 
-    /// What is not known is not saturated.
+    /// An unknown resource counts as not saturated.
     fn of(&self, resource: Resource) -> u16 {
         self.get(resource).unwrap_or(0)
     }
 }
 
-/// Follows what is scarce, from control period to control period.
+/// Follows the scarce resource from control period to control period.
 ///
-/// **Cycles come last.** A core whose packets wait for memory looks busy, so where memory, I/O or the cache is saturated, cycles are, too, and
-/// to share these would let paths take what is really scarce. So cycles are shared while nothing else is
-/// saturated. (Workers poll: a share of cycles that nobody wants harms nobody.)
+/// **Cycles come last.** A core whose packets wait for memory looks busy. So if memory, I/O or the cache is saturated,
+/// cycles are, too. Sharing cycles would then let paths take the resource that is really scarce. Therefore cycles are
+/// shared while nothing else is saturated. (Workers poll, so an unused share of cycles harms nobody.)
 ///
-/// **No flapping.** A resource is scarce from 90 % of its capacity in two periods on, until it is below 80 % for two, or another one
-/// is saturated by 5 % more. To share it may be what brings it below: who takes most of it then runs less. It would be saturated again as soon
-/// as cycles are shared; so if it is within 64 periods, the next time it has to be below for twice as long, up to 64.
+/// **No flapping.** A resource becomes scarce after two periods with at least 90 % of its capacity. It stays scarce
+/// until it is below 80 % for two periods, or another one is saturated by 5 % more. Sharing it may be what reduces its
+/// use, because the path that takes the most then runs less. It would be saturated again as soon as cycles are shared.
+/// So if that happens within 64 periods, it must be below for twice as long the next time, up to 64 periods.
 #[derive(Clone, Copy, Debug)]
 pub struct Saturation {
     scarce: Resource,
-    /// What it may become, and for how many periods.
+    /// The resource that may become scarce, and for how many periods it has been so.
     next: (Resource, u16),
-    /// Periods that what was scarce has to be below.
+    /// The number of periods for which the scarce resource must be below.
     held: u16,
-    /// Periods since nothing is scarce but cycles.
+    /// The number of periods since only cycles are scarce.
     calm: u16,
 }
 
@@ -78,7 +80,7 @@ impl Default for Saturation {
 }
 
 impl Saturation {
-    /// Takes in a control period; what is scarce from now on.
+    /// Updates the state with a control period. Returns the resource that is scarce from now on.
     pub fn decide(&mut self, utilisation: &Utilisation) -> Resource {
         let wanted = self.wanted(utilisation);
         self.next = (wanted, if self.next.0 == wanted { self.next.1.saturating_add(1) } else { 1 });
@@ -90,7 +92,7 @@ impl Saturation {
         self.scarce
     }
 
-    /// What is scarce now.
+    /// The resource that is scarce now.
     pub const fn scarce(&self) -> Resource {
         self.scarce
     }
@@ -106,10 +108,10 @@ impl Saturation {
         self.scarce = resource;
     }
 
-    /// As if one period were enough.
+    /// The result if one period was enough.
     fn wanted(&self, utilisation: &Utilisation) -> Resource {
         let shared = RESOURCES.into_iter().filter(|&resource| resource != Resource::Cycles);
-        // The first one of those that are used most.
+        // The first of those with the highest utilisation.
         let most = shared.rev().max_by_key(|&resource| utilisation.of(resource));
         let saturated = most.filter(|&resource| utilisation.of(resource) >= SATURATED);
         let now = utilisation.of(self.scarce);
@@ -138,7 +140,7 @@ mod tests {
         let mut saturation = Saturation::default();
         for (period, (cycles, memory, io, scarce)) in [
             (1000, 300, 100, Cycles),
-            // Memory makes cores wait: both look full.
+            // Memory makes cores wait, so both look full.
             (1000, 950, 100, Cycles),
             (1000, 950, 100, Memory),
             (1000, 820, 100, Memory),
@@ -164,9 +166,9 @@ mod tests {
         }
     }
 
-    /// Saturated while cycles are shared, and not while it is itself.
+    /// Memory is saturated while cycles are shared, and not while it is shared itself.
     #[test]
-    fn what_is_saturated_again_and_again_is_let_go_ever_more_seldom() {
+    fn a_resource_that_is_saturated_again_and_again_is_released_ever_more_seldom() {
         let (mut saturation, mut lasted) = (Saturation::default(), vec![0_u32]);
         for _ in 0..1000 {
             let before = saturation.scarce();
@@ -179,14 +181,14 @@ mod tests {
         // Cycles, memory, cycles, ...
         assert_eq!(lasted[..12], [1, 2, 2, 4, 2, 8, 2, 16, 2, 32, 2, 64]);
         assert!(lasted[12..lasted.len() - 1].iter().all(|periods| [2, 64].contains(periods)), "{lasted:?}");
-        // After a quiet time it is as at first.
+        // After a quiet time it starts from the beginning.
         (0..200).for_each(|_| _ = saturation.decide(&used(500, 100, 0)));
         let memory = [950, 950, 600, 600].map(|memory| saturation.decide(&used(1000, memory, 0)));
         assert_eq!(memory, [Cycles, Memory, Memory, Cycles]);
     }
 
     #[test]
-    fn what_is_not_known_is_not_saturated() {
+    fn an_unknown_resource_is_not_saturated() {
         let mut saturation = Saturation::default();
         let unknown = Utilisation::new(&Used::cycles(999), &Used::cycles(1000).with(Memory, 10));
         let endless = Utilisation::new(&Used::default().with(Io, u64::MAX), &Used::default().with(Io, 1));

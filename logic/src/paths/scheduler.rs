@@ -1,8 +1,8 @@
-//! The paths of one worker: whose turn it is, and what a run is charged (P5 to P8, P12). [`super`] says by what rules.
+//! The paths of one worker: which one runs next, and what a run is charged (P5 to P8, P12). [`super`] has the rules.
 //!
-//! [`Scheduler::pick`] and [`Scheduler::charge`] allocate nothing, and search nothing but two short lists. What a run touches: the words of
-//! routers, those of one router's paths (8 to a cache line), a stride and a place of each, and the path's slot, a line where nothing was measured.
-//! How long that takes stands in [`super::stride`].
+//! [`Scheduler::pick`] and [`Scheduler::charge`] allocate nothing, and search only two short lists. A run touches the
+//! words of routers and those of one router's paths (8 to a cache line), and a stride and a place of each. It also
+//! touches the path's slot, which is one cache line if nothing was measured. [`super::stride`] has the times.
 
 use super::{
     cost::Cost,
@@ -15,59 +15,60 @@ use super::{
 use crate::plan::RouterId;
 use std::collections::BTreeMap;
 
-/// Why a path is not taken.
+/// Why a path is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// It is here already.
+    /// It is on this worker already.
     #[error("path {0} is on this core already")]
     Twice(PathId),
-    /// Too many.
+    /// There are too many.
     #[error(transparent)]
     Full(#[from] Full),
 }
 
-/// Where a path is in its scheduler, as long as it is there. What is said of one that is gone changes nothing.
+/// The position of a path in its scheduler, as long as it is there. Calls with the handle of a removed path change
+/// nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Handle {
     router: Task,
     path: Task,
-    /// Of the path.
+    /// The number of the path.
     pub id: PathId,
 }
 
-/// What to do now.
+/// What to run now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Next {
-    /// Which path runs.
+    /// The path that runs.
     pub handle: Handle,
-    /// For up to so many packets, 1 or more.
+    /// The most packets, 1 or more.
     pub burst: u32,
-    /// What the run uses is to be measured.
+    /// Whether the caller should measure the run.
     pub measure: bool,
 }
 
-/// A path as it stands.
+/// The state of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Account {
-    /// Which.
+    /// The path.
     pub path: Path,
     /// Its router's weight.
     pub router_weight: u16,
-    /// What is left of its weight x [`DTV`] while it finds no work.
+    /// The rest of its weight x [`DTV`] while it finds no work.
     pub tickets: u32,
-    /// Packets of a run.
+    /// The most packets of a run.
     pub burst: u32,
-    /// Of a packet.
+    /// The cost of a packet.
     pub cost: Cost,
-    /// Dealt with.
+    /// The number of packets that were processed.
     pub packets: u64,
-    /// All, and those that found nothing.
+    /// All runs, also those that found nothing.
     pub runs: u64,
-    /// Those that found nothing.
+    /// The runs that found nothing.
     pub empty_runs: u64,
-    /// That were charged, or would have been if cycles were scarce.
+    /// The cycles that were charged, or would have been if cycles were scarce.
     pub cycles: u64,
-    /// Of other resources, those that are counted.
+    /// The use of other resources that are counted.
     pub taken: Used,
 }
 
@@ -87,21 +88,21 @@ pub struct Scheduler {
     /// `None`: cycles are charged.
     price: Option<Price>,
     routers: Stride,
-    /// By their task.
+    /// By the routers' tasks.
     members: Vec<Member>,
-    /// Of routers that were given one.
+    /// The weights that were set.
     weights: BTreeMap<RouterId, u16>,
 }
 
 impl Scheduler {
-    /// Without paths. An error if cycles are not counted: nothing can be shared then.
+    /// A scheduler without paths. Returns an error if cycles are not counted, because then nothing can be shared.
     pub fn new(settings: Settings) -> Result<Self, NotCounted> {
         settings.counted.require(Resource::Cycles)?;
         let (routers, members, weights) = (Stride::default(), Vec::new(), BTreeMap::new());
         Ok(Scheduler { settings, price: None, routers, members, weights })
     }
 
-    /// A router's weight among all that have paths here, 1 or more, now and whenever it has any. 1 where it was not set.
+    /// Sets a router's weight among all with paths here, 1 or more, now and in the future. The default is 1.
     pub fn weigh(&mut self, router: RouterId, weight: u16) {
         self.weights.insert(router, weight.max(1));
         if let Some(task) = self.router(router) {
@@ -109,7 +110,8 @@ impl Scheduler {
         }
     }
 
-    /// Takes a path, awake. What is known of its cost is that of another worker that had it; nothing: its first run is measured.
+    /// Adds a path, awake. `cost` is its known cost if another worker had it. If it is unknown, the first run is
+    /// measured.
     pub fn add(&mut self, path: Path, cost: Cost) -> Result<Handle, Refused> {
         if self.find(path.id).is_some() {
             return Err(Refused::Twice(path.id));
@@ -140,7 +142,7 @@ impl Scheduler {
         Ok(router)
     }
 
-    /// The path is gone; what it cost. `None`: it was not there.
+    /// Removes a path. Returns its cost, or `None` if it was not there.
     pub fn remove(&mut self, handle: Handle) -> Option<Cost> {
         let member = member_of(&mut self.members, handle)?;
         member.paths.remove(handle.path);
@@ -152,7 +154,7 @@ impl Scheduler {
         Some(member.slots[handle.path.index()].cost)
     }
 
-    /// Another weight of a path.
+    /// Sets the weight of a path.
     pub fn set_weight(&mut self, handle: Handle, weight: u16) {
         if let Some(member) = member_of(&mut self.members, handle) {
             member.slots[handle.path.index()].weight = weight.max(1);
@@ -160,7 +162,7 @@ impl Scheduler {
         }
     }
 
-    /// The path is not picked until it wakes: its ring is known to be empty.
+    /// Makes a path sleep: it is not picked until it wakes, because its ring is known to be empty.
     pub fn sleep(&mut self, handle: Handle) {
         let Some(member) = member_of(&mut self.members, handle) else { return };
         member.paths.sleep(handle.path);
@@ -169,7 +171,7 @@ impl Scheduler {
         }
     }
 
-    /// It has work again. It has saved nothing, and has all its tickets. Nothing if it is awake.
+    /// Wakes a path that has work again. It has saved nothing, and has all its tickets. Does nothing if it is awake.
     pub fn wake(&mut self, handle: Handle) {
         let Some(member) = member_of(&mut self.members, handle) else { return };
         if !member.paths.is_awake(handle.path) {
@@ -179,7 +181,7 @@ impl Scheduler {
         }
     }
 
-    /// Who runs now; `None`: there is no path, or all sleep.
+    /// The next run. `None`: there is no path, or all sleep.
     #[inline]
     pub fn pick(&mut self) -> Option<Next> {
         let router = self.routers.pick()?;
@@ -190,7 +192,7 @@ impl Scheduler {
         Some(Next { handle: Handle { router, path, id: slot.id }, burst, measure })
     }
 
-    /// Takes in what was run, before the next is picked.
+    /// Charges a run, before the next one is picked.
     #[inline]
     pub fn charge(&mut self, handle: Handle, run: &Run) {
         let Some(member) = member_of(&mut self.members, handle) else { return };
@@ -211,7 +213,8 @@ impl Scheduler {
         self.routers.charge(handle.router, of_router);
     }
 
-    /// What measuring a run tells from now on, cycles anyhow. What is shared and not counted any more is not shared: cycles are.
+    /// Sets what measured runs contain from now on; cycles are always included. If the shared resource is no longer
+    /// counted, cycles are shared instead.
     pub fn count(&mut self, counted: Counters) {
         self.settings.counted = counted.with(Resource::Cycles);
         if !self.settings.counted.has(self.shared()) {
@@ -219,8 +222,8 @@ impl Scheduler {
         }
     }
 
-    /// This resource is the scarce one: shares are of it from now on. Said once in a control period, as what its unit counts
-    /// as follows what packets cost. Cycles are shared while nothing is known of what packets take of it.
+    /// Sets the scarce resource, which is shared from now on. Call it once per control period, because the value of its
+    /// unit follows the cost of packets. Cycles are shared as long as packets' use of it is unknown.
     pub fn share(&mut self, resource: Resource) -> Result<(), NotCounted> {
         self.settings.counted.require(resource)?;
         let costs = self.handles().map(|handle| &self.slot(handle).cost);
@@ -231,17 +234,17 @@ impl Scheduler {
         Ok(())
     }
 
-    /// What runs are charged by now.
+    /// The resource by which runs are charged now.
     pub fn shared(&self) -> Resource {
         self.price.map_or(Resource::Cycles, |price| price.resource)
     }
 
-    /// Its handle.
+    /// The handle of a path.
     pub fn find(&self, id: PathId) -> Option<Handle> {
         self.handles().find(|handle| handle.id == id)
     }
 
-    /// All paths, by router.
+    /// The state of all paths, by router.
     pub fn accounts(&self) -> impl Iterator<Item = Account> {
         self.handles().map(|handle| {
             let (member, slot) = (&self.members[handle.router.index()], self.slot(handle));
@@ -289,14 +292,14 @@ fn member_of(members: &mut [Member], handle: Handle) -> Option<&mut Member> {
 }
 
 impl Member {
-    /// The path found nothing; how often its tickets are halved now.
+    /// Halves the tickets of a path that found nothing. Returns how often they are halved now.
     fn halve(&mut self, path: Task) -> u8 {
         let halvings = &mut self.halvings[path.index()];
         *halvings = (*halvings + 1).min(idle::MOST_HALVINGS);
         *halvings
     }
 
-    /// The path found something.
+    /// Doubles the tickets of a path that found something.
     fn double(&mut self, path: Task) {
         let halvings = &mut self.halvings[path.index()];
         *halvings = halvings.saturating_sub(1);

@@ -1,4 +1,4 @@
-//! One path of a worker: what is kept of it, and what a run of it is charged (P6, P7).
+//! One path of a worker: its state, and what a run is charged (P6, P7).
 
 use super::{
     burst::Bursts,
@@ -11,63 +11,64 @@ use crate::plan::RouterId;
 /// A path's number in the configuration.
 pub type PathId = u16;
 
-/// However little a run uses of the scarce resource, it is charged a part of its cycles, a 16th. Else a path that uses none of it
-/// would have the core whenever it has packets.
+/// A run is charged at least a 16th of its cycles, however little it uses of the scarce resource. Otherwise a path that
+/// uses none of it would have the core whenever it has packets.
 const FLOOR_BITS: u32 = 4;
 /// Cycles for a packet of a path that was never measured.
 const UNKNOWN_CYCLES: u64 = 1000;
-/// Of a price.
+/// Fraction bits of a price.
 const PRICE_BITS: u32 = 16;
 
-/// What people and calibration set.
+/// Values from the configuration and from calibration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// What bounds a run.
+    /// The bounds of a run.
     pub bursts: Bursts,
-    /// One packet in so many is measured (P6), 1 or more.
+    /// One packet in this many is measured (P6), 1 or more.
     pub sample_every: u16,
-    /// What measuring a run tells.
+    /// The resources that measured runs contain.
     pub counted: Counters,
 }
 
-/// A path that a worker is to run.
+/// A path for a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
     /// Its number.
     pub id: PathId,
-    /// Whose it is.
+    /// Its router.
     pub router: RouterId,
-    /// W_i, among the paths of its router; 1 or more.
+    /// W_i, its weight among the paths of its router; 1 or more.
     pub weight: u16,
 }
 
-/// What came of it.
+/// The result of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Run {
-    /// Packets that were dealt with; 0: there were none.
+    /// The number of packets that were processed; 0: there were none.
     pub packets: u32,
-    /// What was used, the switch included: since the run before ended, or the worker woke. `None`: it was not measured. More may be
-    /// measured than is asked for, such as a clock with each run: what is measured is charged as it is.
+    /// The use of resources, including the switch, since the previous run ended or the worker woke. `None`: not
+    /// measured. A run may be measured without being asked for, for example by reading a clock with each run. Measured
+    /// use is charged directly.
     pub used: Option<Used>,
 }
 
-/// What a unit of the scarce resource counts as: so many cycles / 2^16. It is what packets of all paths take of both, on
-/// average, so that passes go on as before when another resource becomes the scarce one. Each path counts once (as in C_total of
-/// P6): by packets, a path that gets less would have dearer units, and get still less.
+/// The value of a unit of the scarce resource, in cycles / 2^16. It is the ratio of what packets of all paths take of
+/// both on average, so that passes go on as before when another resource becomes scarce. Each path counts once (as in
+/// C_total of P6). If packets counted, a path that gets less would have more expensive units, and get still less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Price {
     pub resource: Resource,
     pub cycles: u64,
 }
 
-/// A path. A run that is not measured touches the first cache line only.
+/// A path. A run that is not measured touches only the first cache line.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub(super) struct Slot {
     pub sampler: Sampler,
-    /// Of a packet, in 256ths.
+    /// Cycles of a packet, in 256ths.
     cycles_256: u64,
-    /// What is charged for a packet, where that is not cycles, in 256ths.
+    /// The charge for a packet in 256ths, if it is not cycles.
     units_256: u64,
     pub packets: u64,
     pub cycles: u64,
@@ -77,7 +78,7 @@ pub(super) struct Slot {
     pub cost: Cost,
     pub empty_runs: u64,
     pub weight: u16,
-    /// Of resources that are counted beside cycles, all.
+    /// The total use of resources that are counted besides cycles.
     pub taken: Used,
 }
 
@@ -103,7 +104,7 @@ impl Slot {
         slot
     }
 
-    /// What follows from its cost.
+    /// Updates the values that depend on its cost.
     pub fn retune(&mut self, settings: &Settings, price: Option<Price>) {
         self.cycles_256 = self.cost.in_256ths(Resource::Cycles).unwrap_or(UNKNOWN_CYCLES << 8);
         let units = price.and_then(|price| Some(price.of(self.cost.in_256ths(price.resource)?)));
@@ -111,7 +112,7 @@ impl Slot {
         self.burst = settings.bursts.of(&self.cost).min(u16::MAX.into()) as u16;
     }
 
-    /// Measured, or by what packets cost.
+    /// Measured cycles, or an estimate from the cost of packets.
     #[inline]
     pub fn cycles_of(&self, run: &Run, settings: &Settings) -> u64 {
         let measured = run.used.as_ref().and_then(|used| used.get(Resource::Cycles));
@@ -122,7 +123,7 @@ impl Slot {
         measured.unwrap_or_else(estimate).min(MOST_UNITS)
     }
 
-    /// What is charged: cycles, or what was used of the scarce resource as cycles.
+    /// The charge: cycles, or the use of the scarce resource in cycles.
     #[inline]
     pub fn units_of(&self, run: &Run, cycles: u64, price: Option<Price>) -> u64 {
         let Some(price) = price.filter(|_| run.packets > 0) else { return cycles };
@@ -141,7 +142,7 @@ impl Slot {
         if settings.counted != Counters::CYCLES {
             self.take(run, settings.counted);
         }
-        // A run without packets would say nothing: the next is asked for.
+        // A run without packets would not help, so the next one is measured.
         let sample = run.used.as_ref().filter(|_| run.packets > 0 && self.sampler.is_due());
         self.sampler.count(run.packets, cycles, sample.is_some());
         if let Some(used) = sample {
@@ -152,7 +153,7 @@ impl Slot {
 }
 
 impl Slot {
-    /// Measured, or by what packets cost.
+    /// Adds the measured use, or an estimate from the cost of packets.
     fn take(&mut self, run: &Run, counted: Counters) {
         for resource in RESOURCES {
             if resource != Resource::Cycles && counted.has(resource) {
@@ -165,7 +166,7 @@ impl Slot {
 }
 
 impl Price {
-    /// By what a packet of each path takes; `None`: nothing is known to be taken of this resource.
+    /// From the cost of each path's packets. `None`: no path is known to use this resource.
     pub fn new<'a>(resource: Resource, costs: impl Iterator<Item = &'a Cost>) -> Option<Self> {
         let known = |cost: &Cost| Some((cost.in_256ths(Resource::Cycles)?, cost.in_256ths(resource)?));
         let add = |(cycles, amount), (of_cycles, of_amount)| {
@@ -176,7 +177,7 @@ impl Price {
         Some(Price { resource, cycles })
     }
 
-    /// What an amount counts as, in cycles.
+    /// The value of an amount, in cycles.
     #[inline]
     pub fn of(self, amount: u64) -> u64 {
         let cycles = (u128::from(amount) * u128::from(self.cycles)) >> PRICE_BITS;

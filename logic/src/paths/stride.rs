@@ -1,26 +1,27 @@
-//! Stride scheduling (P5; Waldspurger and Weihl 1995): who ran least for its tickets runs next.
+//! Stride scheduling (P5; Waldspurger and Weihl 1995): the task that ran least for its tickets runs next.
 //!
-//! Every task has a *pass*, which a run advances by what it used times the task's *stride*, [`ONE`] / tickets. The
-//! lowest pass runs next, the task with the lowest number where several have it. What was used is known after a run only, so a pass
-//! is where the next run starts, as in start-time fair queueing, which bounds what any two tasks that always have work are apart:
-//! a run of each, by their tickets.
+//! Every task has a *pass*. A run advances it by its use times the task's *stride*, [`ONE`] / tickets. The task with
+//! the lowest pass runs next, and among equals the one with the lowest number. The use is known only after a run, so a
+//! pass is where the next run starts, as in start-time fair queueing. Any two tasks that always have work are therefore
+//! at most a run of each apart, by their tickets.
 //!
-//! **The global pass** is that of the task picked last. No task that is awake is behind it, so it is where one comes in that
-//! wakes or is new: an idle task has saved nothing. Nor has it escaped: who sleeps right after a long run wakes where that run left
-//! its pass, if the others have not come there yet.
+//! **The global pass** is that of the task picked last. No task that is awake is behind it. A task that wakes or is new
+//! starts there, so an idle task has saved nothing. It also cannot escape a charge: a task that sleeps right after a
+//! long run wakes at the pass where that run ended, if the others have not reached it yet.
 //!
-//! **Wrap.** A pass has 58 bits, wraps, and is compared by how far it is ahead of the global pass. Tasks that are awake are ahead by one run at
-//! most, [`MOST_UNITS`] x [`ONE`] = 2^56, a quarter of the circle, so that is exact. 32 bits would not do for runs and tickets that
-//! are both as far apart as those of paths are. With one ticket passes wrap each second at 4 GHz, so that they do is seen
-//! all the time rather than once in months. A sleeper may miss any number of wraps, so the global pass itself, and where
-//! sleepers are, have 128 bits.
+//! **Wrap.** A pass has 58 bits and wraps. It is compared by its distance from the global pass. Tasks that are awake
+//! are ahead by at most one run, [`MOST_UNITS`] x [`ONE`] = 2^56, a quarter of the circle, so the comparison is exact.
+//! 32 bits would not be enough for the range of runs and tickets. With one ticket, passes wrap each second at 4 GHz, so
+//! wrapping is exercised all the time and not once in months. A sleeper may miss any number of wraps, so the global
+//! pass and the passes of sleepers have 128 bits.
 //!
-//! **The scan.** A task's number stands below its pass in one word. So `pick` is the minimum of the words of those awake, less the global pass:
-//! nothing but subtractions and comparisons on an array without gaps, 8 words to a cache line, and ties need no care.
+//! **The scan.** A task's number is below its pass in one word. So `pick` is the minimum of the words of tasks awake,
+//! less the global pass. It takes only subtractions and comparisons on an array without gaps, 8 words to a cache line,
+//! and ties need no extra code.
 //!
 //! # Measured
-//! Nanoseconds to pick a task and charge it, all awake, runs of random length (`cargo bench -p millrace-logic --bench paths`, which has
-//! all four; AMD EPYC of family 26 in a virtual machine with two cores):
+//! Nanoseconds to pick a task and charge it, all awake, with runs of random length (`cargo bench -p millrace-logic
+//! --bench paths`, which has all four; AMD EPYC of family 26 in a virtual machine with two cores):
 //!
 //! | tasks | 4 | 8 | 16 | 64 |
 //! |---|---|---|---|---|
@@ -29,22 +30,23 @@
 //! | passes by task, a bit for each that is awake | 6.6 | 8.6 | 14 | 41 |
 //! | binary heap (passes that do not wrap) | 12 | 17 | 19 | 21 |
 //!
-//! Lists are short, as paths come by router (see [`super`]), and with words long ones are no slower than a heap. The whole scheduler,
-//! for a run of one packet / for one of 32 that is measured and changes what is known of its path's cost: 4 paths of one router 14 / 23,
-//! 16 of one 17 / 28, 64 of one 28 / 36, 4 of each of four 19 / 31, 8 of each of eight 19 / 27.
+//! Lists are short, because paths are grouped by router (see [`super`]), and with words even long ones are no slower
+//! than a heap. The whole scheduler was measured with a run of one packet / with a measured run of 32, which changes
+//! the known cost of its path. The values are 4 paths of one router 14 / 23, 16 of one 17 / 28, 64 of one 28 / 36, 4 of
+//! each of four 19 / 31, 8 of each of eight 19 / 27.
 
-/// Tasks of one scheduler.
+/// The most tasks of one scheduler.
 pub const MOST_TASKS: usize = 1 << TASK_BITS;
-/// Tickets of a task, at most. Strides are then right to 0.05 %; with 1,000 tickets to 0.001 %.
+/// The most tickets of a task. Strides are then exact to 0.05 %; with 1,000 tickets to 0.001 %.
 pub const MOST_TICKETS: u32 = u16::MAX as u32;
 /// The stride of one ticket.
 pub const ONE: u32 = 1 << 26;
-/// What a run is charged, at most: a quarter of a second at 4 GHz.
+/// The most that a run is charged: a quarter of a second at 4 GHz.
 pub const MOST_UNITS: u64 = 1 << 30;
 
 const TASK_BITS: u32 = 6;
 const TASK: u64 = (1 << TASK_BITS) - 1;
-/// Instead of the place of a task that sleeps.
+/// The place of a task that sleeps.
 const ASLEEP: u8 = u8::MAX;
 
 /// A task's number in its list, below [`MOST_TASKS`].
@@ -72,19 +74,19 @@ pub struct Full;
 /// Tasks that share something in proportion to their tickets.
 #[derive(Clone, Debug)]
 pub struct Stride {
-    /// Like `words` without the task.
+    /// The global pass, in the form of `words` without the task.
     global: u128,
-    /// How many there are in `words`.
+    /// The number of entries in `words`.
     awake: usize,
-    /// Pass x 64 + task of those awake, in any order.
+    /// Pass x 64 + task of the tasks awake, in any order.
     words: [u64; MOST_TASKS],
     /// Where in `words` each task is, or [`ASLEEP`].
     place: [u8; MOST_TASKS],
     strides: [u32; MOST_TASKS],
-    /// Numbers that are in use, as bits.
+    /// The numbers in use, as bits.
     present: u64,
     tickets: [u32; MOST_TASKS],
-    /// Of those asleep: pass x 64, unwrapped.
+    /// For sleeping tasks: pass x 64, not wrapped.
     asleep_at: [u128; MOST_TASKS],
 }
 
@@ -104,7 +106,7 @@ impl Default for Stride {
 }
 
 impl Stride {
-    /// A task that is awake, with so many tickets (the nearest in 1..=[`MOST_TICKETS`]). It gets the lowest number that is free.
+    /// Adds a task, awake, with this many tickets (clamped to 1..=[`MOST_TICKETS`]). It gets the lowest free number.
     pub fn add(&mut self, tickets: u32) -> Result<Task, Full> {
         let number = self.present.trailing_ones();
         if number as usize >= MOST_TASKS {
@@ -118,13 +120,13 @@ impl Stride {
         Ok(task)
     }
 
-    /// The task is gone; another may get its number.
+    /// Removes a task. Its number may be used again.
     pub fn remove(&mut self, task: Task) {
         self.sleep(task);
         self.present &= !task.bit();
     }
 
-    /// Tickets from now on. What the task still has to wait for its last run changes as if they had held then.
+    /// Sets the tickets of a task. The rest of the wait for its last run changes as if they had applied then.
     pub fn set_tickets(&mut self, task: Task, tickets: u32) {
         let (ahead, before) = (self.at(task).saturating_sub(self.global), self.strides[task.index()]);
         self.write_tickets(task, tickets);
@@ -138,17 +140,17 @@ impl Stride {
         self.strides[task.index()] = (ONE + tickets / 2) / tickets;
     }
 
-    /// As last set.
+    /// The tickets as last set.
     pub fn tickets(&self, task: Task) -> u32 {
         self.tickets[task.index()]
     }
 
-    /// It has no work, and is not picked until it wakes. Nothing if it sleeps already.
+    /// Makes a task without work sleep: it is not picked until it wakes. Does nothing if it sleeps already.
     pub fn sleep(&mut self, task: Task) {
         if self.is_awake(task) {
             self.asleep_at[task.index()] = self.at(task);
             let place = usize::from(std::mem::replace(&mut self.place[task.index()], ASLEEP));
-            // The last one takes its place.
+            // The last entry takes its place.
             self.awake -= 1;
             if place < self.awake {
                 self.words[place] = self.words[self.awake];
@@ -157,7 +159,8 @@ impl Stride {
         }
     }
 
-    /// It has work again: it comes in at the global pass, or where its last run left it if that is ahead. Nothing if it is awake.
+    /// Wakes a task that has work again. It starts at the global pass, or where its last run ended if that is ahead.
+    /// Does nothing if it is awake.
     pub fn wake(&mut self, task: Task) {
         if self.has(task) && !self.is_awake(task) {
             self.place[task.index()] = self.awake as u8;
@@ -166,7 +169,7 @@ impl Stride {
         }
     }
 
-    /// Pass x 64, unwrapped.
+    /// Pass x 64, not wrapped.
     fn at(&self, task: Task) -> u128 {
         match self.words.get(usize::from(self.place[task.index()])) {
             Some(word) => self.global + u128::from(word.wrapping_sub(self.global as u64) & !TASK),
@@ -181,34 +184,34 @@ impl Stride {
         }
     }
 
-    /// Is there a task with this number?
+    /// Whether there is a task with this number.
     #[inline]
     pub fn has(&self, task: Task) -> bool {
         self.present & task.bit() != 0
     }
 
-    /// May it be picked?
+    /// Whether it may be picked.
     pub fn is_awake(&self, task: Task) -> bool {
         self.place[task.index()] != ASLEEP
     }
 
-    /// No task is awake.
+    /// Whether no task is awake.
     pub fn all_sleep(&self) -> bool {
         self.awake == 0
     }
 
-    /// No task is there, awake or asleep.
+    /// Whether there is no task, awake or asleep.
     pub fn is_empty(&self) -> bool {
         self.present == 0
     }
 
-    /// All, awake or asleep, in order.
+    /// All tasks, awake or asleep, in order.
     pub fn tasks(&self) -> impl Iterator<Item = Task> + use<> {
         let present = self.present;
         (0..MOST_TASKS as u8).map(Task).filter(move |task| present & task.bit() != 0)
     }
 
-    /// Who runs next; `None`: all sleep. The same again until it is charged.
+    /// The task that runs next. `None`: all sleep. The result is the same until the task is charged.
     #[inline]
     pub fn pick(&mut self) -> Option<Task> {
         let words = self.words.get(..self.awake).filter(|words| !words.is_empty())?;
@@ -217,7 +220,8 @@ impl Stride {
         Some(Task((least & TASK) as u8))
     }
 
-    /// It used so much (the nearest in 1..=[`MOST_UNITS`], so that even who used nothing is not picked for ever).
+    /// Charges a task for its use (clamped to 1..=[`MOST_UNITS`], so that a task that used nothing is not picked
+    /// forever).
     #[inline]
     pub fn charge(&mut self, task: Task, units: u64) {
         let advance = (units.clamp(1, MOST_UNITS) * u64::from(self.strides[task.index()])) << TASK_BITS;
@@ -228,7 +232,7 @@ impl Stride {
     }
 }
 
-/// Of what words are ahead. Four minima at once wait less for each other.
+/// The smallest distance of words from the global pass. Four minima in parallel wait less for each other.
 #[inline]
 fn least(words: &[u64], global: u64) -> u64 {
     let (fours, rest) = words.as_chunks::<4>();

@@ -1,25 +1,26 @@
-//! What packets cost on a core: the time that its queues ran is that of packets carried out and that of packets cut; least squares
-//! over the last periods tell the two apart as soon as their mix has changed.
+//! Estimates what packets cost on a core. The time that its queues ran is that of packets carried and of packets cut.
+//! Least squares over the last periods separate the two as soon as their ratio changes.
 
-/// What cutting a packet costs in relation to forwarding one, at first: on veth 160 to 200 ns of 300. Later, what was found last.
+/// The first value for the cost of cutting a packet relative to forwarding one: on veth 160 to 200 ns of 300. Later the
+/// last result is used.
 const CUT: f64 = 0.6;
-/// What it may be.
+/// The possible values.
 const CUT_RANGE: [f64; 2] = [0.2, 0.95];
-/// How much it weighs against what periods tell.
+/// The weight of the previous value relative to measured periods.
 const TRUST: f64 = 0.002;
-/// A period counts as so much less with each that follows.
+/// The weight of a period is multiplied by this in each later period.
 const FORGET: f64 = 0.8;
 
-/// Of a packet.
+/// The cost of a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Price {
-    /// Core time to forward it, seconds; 0: not known yet.
+    /// The core time for forwarding it, in seconds; 0: not known yet.
     pub packet_s: f64,
-    /// Cutting it, in relation to that.
+    /// The cost of cutting it, relative to that.
     pub cut: f64,
 }
 
-/// What was found, and sums over periods for the normal equations: carried and cut packets, and the time of both.
+/// The result, and sums over periods for the normal equations: carried and cut packets, and the time of both.
 #[derive(Clone, Copy, Debug)]
 pub struct Costs {
     price: Price,
@@ -38,12 +39,12 @@ impl Default for Costs {
 }
 
 impl Costs {
-    /// As of the last period.
+    /// The costs as of the last period.
     pub fn price(&self) -> Price {
         self.price
     }
 
-    /// A period; packets that were carried out in units of one that is forwarded.
+    /// Adds a period. `carried` is in units of a forwarded packet.
     pub fn take_in(&mut self, ran_s: f64, carried: f64, cut: f64) {
         let Costs { carried2, mixed, cut2, carried_s, cut_s, .. } = self;
         let sums = [carried2, mixed, cut2, carried_s, cut_s];
@@ -52,7 +53,8 @@ impl Costs {
         self.price = self.solve();
     }
 
-    /// Minimizes the squares of `ran - packet carried - cut_packet cut`, and of `cut_packet - before packet`, with [`TRUST`].
+    /// Minimizes the squares of `ran - packet carried - cut_packet cut`, and of `cut_packet - before packet`, with
+    /// [`TRUST`].
     fn solve(&self) -> Price {
         let before = self.price.cut;
         let trust = TRUST * (self.carried2 + self.cut2);
@@ -67,7 +69,7 @@ impl Costs {
         let cut_packet = (self.cut_s * a - self.carried_s * b) / determinant;
         let [least, most] = CUT_RANGE;
         let cut = if packet > 0.0 { (cut_packet / packet).clamp(least, most) } else { most };
-        // For that relation, what fits best.
+        // The best packet cost for that ratio.
         let (units2, units_s) = (
             self.carried2 + 2.0 * cut * self.mixed + cut * cut * self.cut2,
             self.carried_s + cut * self.cut_s,
@@ -81,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_mixes_tell_what_each_costs() {
+    fn two_mixes_give_the_cost_of_each() {
         let mut costs = Costs::default();
         assert_eq!(costs.price().packet_s, 0.0);
         costs.take_in(0.009, 30_000.0, 0.0);

@@ -1,6 +1,6 @@
-//! Max-min fair division: nobody gets more than it wants, and what one does not want goes to the others by their weights.
+//! Max-min fair division: nobody gets more than it wants, and unwanted parts go to the others by their weights.
 
-/// What somebody wants of what is divided.
+/// What somebody wants of the divided amount.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Want {
     /// Above 0.
@@ -9,13 +9,14 @@ pub struct Want {
     pub amount: f64,
 }
 
-/// What each gets of `capacity`, in the order of `wants`.
+/// The part of `capacity` that each gets, in the order of `wants`.
 pub fn fill(capacity: f64, wants: &[Want]) -> Vec<f64> {
     let level = level(capacity, wants);
     wants.iter().map(|want| want.amount.min(want.weight * level)).collect()
 }
 
-/// Of water in vessels as wide as the weights and as high as what is wanted: what each weight of 1 gets at most.
+/// The most that a weight of 1 gets. It is the water level in vessels that are as wide as the weights and as high as
+/// the wants.
 fn level(capacity: f64, wants: &[Want]) -> f64 {
     let mut order: Vec<Want> = wants.to_vec();
     order.sort_by(|a, b| (a.amount / a.weight).total_cmp(&(b.amount / b.weight)));

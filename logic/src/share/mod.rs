@@ -1,41 +1,47 @@
-//! What each router may take of a core that is full (M4, P12).
+//! Divides a full core among its routers (M4, P12).
 //!
-//! Routers that share a port, a queue and a core share the port's ring: one that is sent more than the core can do fills it, and
-//! its neighbours lose what does not find room. So on a full core the packets of routers that want more than their share are cut
-//! right after they were classified, and so many that the core stays ahead of the ring.
+//! Routers that share a port, a queue and a core share the port's ring. A router that gets more packets than the core
+//! can do fills the ring, and its neighbours lose the packets that find no room. So on a full core, packets of routers
+//! that want more than their share are cut right after they were classified. Enough are cut that the core keeps up with
+//! the ring.
 //!
-//! **Shares.** What is divided is [`TARGET`] of the core's time, max-min fair by weight (`fill`): a router that wants less than
-//! its part gets all that it wants, an idle one's part goes to the others. All that is done for a router's packets is charged to
-//! it, cutting them included: of `n` packets that cost `c` each, or `d` when cut, so many are carried out that
-//! `x c + (n - x) d` is its share. So what an overload costs, the one who is overloaded pays.
+//! **Shares.** [`TARGET`] of the core's time is divided, max-min fair by weight (`fill`). A router that wants less than
+//! its part gets all that it wants, and the part of an idle router goes to the others. All work for a router's packets
+//! is charged to it, including cutting. Of `n` packets that cost `c` each, or `d` when cut, `x` are carried out so that
+//! `x c + (n - x) d` is the router's share. So the overloaded router pays for its overload.
 //!
-//! **Costs** are measured: the time that the core's queues ran in a period, by what they did in it (`cost`). What is still wrong with
-//! them shows in how busy the core then is, and is made up for (`Sharer::aim`).
+//! **Costs** are measured from the time that the core's queues ran in a period, and their work in it (`cost`).
+//! Remaining errors show in how busy the core then is, and are corrected (`Sharer::aim`).
 //!
-//! **When.** A core on which no queue lacks time cuts nothing, and counts nothing. When it was full for a period, what comes is
-//! counted by router; when it was for another one, shares are decided, each period anew. Cutting ends when all want less than there is,
-//! counting when the core was not full for [`HOLD`]. Nothing is cut where routers want alike ([`ALIKE`]): then cutting would only
-//! take time from all. So one router alone is never cut, whatever it is sent: what the ring has no room for costs nothing.
+//! **When.** A core on which no queue lacks time cuts nothing and counts nothing. After it was full for a period,
+//! packets are counted by router. After another such period, shares are decided, again in each period. Cutting ends
+//! when the sum of all wants is less than the available time, and counting ends when the core was not full for
+//! [`HOLD`]. Nothing is cut if routers want alike ([`ALIKE`]), because cutting would then only take time from all. So a
+//! single router is never cut, whatever it gets: packets without room in the ring cost nothing.
 //!
-//! Nor where each router has its share by rings that others do not fill (`turns`): the threads that poll them take turns on the core,
-//! and cutting would only take some of its time. Where something comes for the host now and then only, that is not counted: all ports
-//! are the host's, too, and nobody knows by which of them it came.
+//! Nothing is cut either if each router has its share because of rings that others do not fill (`turns`). The threads
+//! that poll these rings take turns on the core, and cutting would only take some of its time. Occasional packets for
+//! the host are ignored in this decision: all ports belong to the host, too, and the port where its packets arrived is
+//! unknown.
 //!
-//! **How much comes** cannot be seen while the core is full, as the ring is: it is then thought to be [`HIDDEN`] times what was
-//! seen. If it is more, the core is still full in the next period, having seen more; if less, too much was cut for 10 ms.
-//! What wobbles is taken at its height of the last [`RECENT`] periods: an overload that comes and goes is cut when it comes, and
-//! one that ends is cut for a tenth of a second more.
+//! **How much arrives** cannot be seen while the core is full, because the ring is full, too. The estimate is
+//! [`HIDDEN`] times what was seen. If more arrives, the core is still full in the next period, having seen more. If
+//! less arrives, too much was cut for 10 ms. Fluctuating rates count with their highest value in the last [`RECENT`]
+//! periods. So an overload that comes and goes is cut when it comes, and one that ends is cut for a tenth of a second
+//! more.
 //!
-//! **Where it ends.** A core that does nothing but cut is full at `1 / d` packets a second. Cutting a router may take more than its
-//! share, and a little of what it is sent is always carried out (`cut`); when all that is too much, all lose in the ring
-//! ([`Decision::beyond`]). Nobody gets less than its share for that. Queues of their own go further.
+//! **Limits.** A core that only cuts is full at `1 / d` packets a second. Cutting a router may take more than its
+//! share, and a small part of its packets is always carried out (`cut`). If the sum of this is too much, all routers
+//! lose packets in the ring ([`Decision::beyond`]). Nobody gets less than its share for that reason. Queues of their
+//! own help further.
 //!
-//! **What the box itself has to answer** (its applications, routing protocols) comes first in a router's share, and is cut only where
-//! it alone is more. ARP and neighbour discovery are not cut at all.
+//! **Packets that the box must answer itself** (its applications, routing protocols) come first in a router's share.
+//! They are cut only if they alone are more than the share. ARP and neighbour discovery are never cut.
 //!
-//! Tried, and left: a budget in packets that each tick of the kernel renews. A router over its share has all its
-//! packets carried out until the budget is spent, half of a tick perhaps, and for so long the core cannot keep up with a ring that is full
-//! after 60 us. A clock that is finer costs 25 ns a packet. So packets are cut evenly, as a fraction.
+//! One alternative was tried and rejected: a budget in packets that each tick of the kernel renews. All packets of a
+//! router over its share are carried out until the budget is spent, perhaps for half of a tick. During that time the
+//! core cannot keep up with a ring that is full after 60 us. A finer clock costs 25 ns a packet. So packets are cut
+//! evenly, as a fraction.
 
 mod cost;
 mod cut;
@@ -53,54 +59,55 @@ use turns::Due;
 
 pub use fill::{Want, fill};
 
-/// Of a full core's time, how much is divided. The rest carries bursts.
+/// The part of a full core's time that is divided. The rest absorbs bursts.
 pub const TARGET: f64 = 0.92;
-/// A core whose queues ran for this fraction of a period, or of which one never slept, is full.
+/// A core is full if its queues ran for this fraction of a period, or if one of them never slept.
 const FULL: f64 = 0.97;
-/// Cost of a packet that goes up to the kernel, in relation to one that is forwarded. A guess: where it is wrong, a router is charged
-/// more or less for what it has the kernel do, but the core is as busy as it shall be.
+/// The cost of a packet that goes up to the kernel, relative to one that is forwarded. This is an assumption. If it is
+/// wrong, a router is charged more or less for the kernel's work, but the core is as busy as it should be.
 pub const UP: f64 = 3.0;
-/// While a ring is full, so many times what came out of it is thought to be sent to it.
+/// While a ring is full, packets sent to it are estimated as this many times those that came out.
 const HIDDEN: f64 = 1.5;
-/// Routers of which none wants this many times what another does, by weight, want alike.
+/// Routers want alike if none of them wants this many times what another does, by weight.
 const ALIKE: f64 = 1.25;
-/// How much less is divided after a period in which the core was full, and how much more after another.
+/// The divided part is this much less after a period in which the core was full, and this much more after any other.
 const LOWER: f64 = 0.01;
 const RAISE: f64 = 0.0001;
-/// However often it is full, so much is divided.
+/// The divided part is never less than this.
 const LEAST_AIM: f64 = 0.6;
-/// Of 2^32 packets: a tenth more may be carried out than in the period before.
+/// Of 2^32 packets: at most a tenth more may be carried out than in the period before.
 const EASE: u32 = u32::MAX / 10;
 /// How long a router is protected after its last packet, and routers are counted after the core was full.
 pub const HOLD: Duration = Duration::from_secs(1);
-/// Of so many periods the highest rate counts.
+/// The highest rate of this many periods counts.
 const RECENT: usize = 10;
-/// The core was full for so many periods: more comes than it can cut, rather than more than is known yet.
+/// After this many full periods in a row, more packets arrive than the core can cut. Before that, the estimate may
+/// still be too low.
 const SURE: u32 = 10;
 
-/// What became of a router's packets on a core, in one control period.
+/// The fate of a router's packets on a core, in one control period.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counted {
     pub router: RouterId,
     /// 1 or more.
     pub weight: u16,
     pub forwarded: u64,
-    /// For the router itself.
+    /// Packets for the router itself that were carried out.
     pub own: u64,
-    /// Passed up or dropped for other reasons, as what the kernel forwards is.
+    /// Packets that were passed up or dropped for other reasons, such as those that the kernel forwards.
     pub other: u64,
-    /// Over the router's share, and to be forwarded.
+    /// Packets to be forwarded, over the router's share.
     pub cut: u64,
-    /// The same of those for the router itself.
+    /// Packets for the router itself, over its share.
     pub own_cut: u64,
 }
 
-/// What is carried out of what comes, of 2^32 packets; 0: all.
+/// The part that is carried out, of 2^32 packets; 0: all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Grant {
-    /// Of packets to be forwarded.
+    /// The part of packets to be forwarded.
     pub admit: u32,
-    /// Of packets for the router itself.
+    /// The part of packets for the router itself.
     pub own_admit: u32,
 }
 
@@ -108,7 +115,8 @@ impl Grant {
     /// Nothing is cut.
     pub const ALL: Grant = Grant { admit: 0, own_admit: 0 };
 
-    /// This, but at most [`EASE`] more of each kind than before: less is carried out at once, more by and by.
+    /// This grant, but with at most [`EASE`] more of each kind than before. Reductions apply at once, increases
+    /// gradually.
     fn eased(self, before: Grant) -> Grant {
         let eased = |now: u32, before: u32| match before {
             0 => now,
@@ -122,33 +130,34 @@ impl Grant {
 /// One control period of a core.
 #[derive(Clone, Copy, Debug)]
 pub struct Period<'a> {
-    /// Since the last one.
+    /// The time since the last one.
     pub length: Duration,
     /// See [`busy`].
     pub busy: f64,
-    /// All that had packets, if they were counted.
+    /// All routers that had packets, if they were counted.
     pub counted: &'a [Counted],
-    /// The rings before it, whose threads take turns: whose packets each may hold. None: it is not known, or they take none.
+    /// The rings before the core, whose threads take turns, each with the routers whose packets it may hold. Empty:
+    /// unknown, or the threads take no turns.
     pub rings: &'a [BTreeSet<RouterId>],
-    /// The router that all ports belong to.
+    /// The router to which all ports belong.
     pub host: Option<RouterId>,
 }
 
-/// What follows for a core.
+/// The decision for a core.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
-    /// Packets are to be counted by router, and shares are in force.
+    /// Packets must be counted by router, and shares are in force.
     pub counting: bool,
-    /// Of all routers seen in the last [`HOLD`].
+    /// The grants of all routers seen in the last [`HOLD`].
     pub grants: BTreeMap<RouterId, Grant>,
-    /// Fraction of the core's time that routers took, cut packets included.
+    /// The fraction of the core's time that each router took, including cut packets.
     pub taken: BTreeMap<RouterId, f64>,
-    /// More comes than the core can cut: routers lose in the ring whatever their share.
+    /// More packets arrive than the core can cut, so routers lose packets in the ring whatever their share.
     pub beyond: bool,
 }
 
-/// How busy queues keep their core, of what they ran and waited (see `cores::Queue`): one that never slept lacked time,
-/// whatever it waited for.
+/// How busy queues keep their core, from the time that they ran and waited (see `cores::Queue`). A queue that never
+/// slept lacked time, whatever it waited for.
 pub fn busy(queues: impl Iterator<Item = (f64, f64)>) -> f64 {
     let (ran, longest) =
         queues.fold((0.0_f64, 0.0_f64), |(sum, most), (ran, waited)| (sum + ran, most.max(ran + waited)));
@@ -158,32 +167,32 @@ pub fn busy(queues: impl Iterator<Item = (f64, f64)>) -> f64 {
 /// The shares of one core, from period to period.
 #[derive(Clone, Debug, Default)]
 pub struct Sharer {
-    /// The periods up to now in which the core was full, without a break.
+    /// The number of full periods in a row up to now.
     full_periods: u32,
-    /// When it was full last; `None`: not lately, nothing is counted.
+    /// When the core was last full. `None`: not recently, and nothing is counted.
     full_at: Option<Duration>,
     is_sharing: bool,
-    /// What is divided: [`TARGET`], or less.
+    /// The part that is divided: [`TARGET`] or less.
     aim: f64,
     costs: Costs,
-    /// As decided last.
+    /// The grants as last decided.
     grants: BTreeMap<RouterId, Grant>,
     routers: BTreeMap<RouterId, RouterDemand>,
 }
 
-/// What a router was sent lately. Rates are packets per second.
+/// The packets that a router was sent recently. Rates are packets per second.
 #[derive(Clone, Debug, Default)]
 struct RouterDemand {
     at: Duration,
     weight: f64,
     rate: Highest,
     own_rate: Highest,
-    /// Of a packet that is carried out, in relation to one that is forwarded.
+    /// The cost of carrying out a packet, relative to forwarding one.
     cost: f64,
 }
 
 impl RouterDemand {
-    /// Packets came in a quarter of the last periods, or more.
+    /// Whether packets arrived in at least a quarter of the last periods.
     fn is_steady(&self) -> bool {
         let both = self.rate.last.iter().zip(&self.own_rate.last);
         4 * both.filter(|(rate, own)| **rate + **own > 0.0).count() >= self.rate.periods
@@ -195,7 +204,7 @@ impl RouterDemand {
 struct Highest {
     last: [f64; RECENT],
     next: usize,
-    /// As many as there were, at most [`RECENT`].
+    /// The number of periods, at most [`RECENT`].
     periods: usize,
 }
 
@@ -212,7 +221,7 @@ impl Highest {
 }
 
 impl Sharer {
-    /// Takes in a period, and says what holds in the next.
+    /// Updates the state with a period, and returns the decision for the next one.
     pub fn decide(&mut self, now: Duration, period: &Period<'_>) -> Decision {
         let is_full = period.busy >= FULL;
         self.full_periods = if is_full { self.full_periods + 1 } else { 0 };
@@ -234,7 +243,7 @@ impl Sharer {
         decision
     }
 
-    /// What came, and what it cost; fractions of the core that routers took.
+    /// Updates rates and costs. Returns the fractions of the core that routers took.
     fn take_in(&mut self, now: Duration, period: &Period<'_>) -> BTreeMap<RouterId, f64> {
         let length_s = period.length.as_secs_f64().max(1e-6);
         for counted in period.counted.iter().filter(|counted| offered(counted) > 0) {
@@ -265,7 +274,7 @@ impl Sharer {
         period.counted.iter().map(part).collect()
     }
 
-    /// Makes up for costs that are not what they are thought to be: a core that should have time left and is full is to do less.
+    /// Corrects errors of the costs: if a core should have time left but is full, it must do less.
     fn correct(&mut self, is_full: bool) {
         self.aim = match self.is_sharing {
             false => TARGET,
@@ -274,7 +283,7 @@ impl Sharer {
         };
     }
 
-    /// Who is cut.
+    /// Decides which routers are cut.
     fn divide(&mut self, is_full: bool, period: &Period<'_>, decision: &mut Decision) {
         let price = self.costs.price();
         if price.packet_s <= 0.0 {
@@ -294,7 +303,7 @@ impl Sharer {
         };
         let wants: Vec<Want> = self.routers.values().zip(&sent).map(want).collect();
         let shares = fill(self.aim, &wants);
-        // What is hidden is not held against those within their share.
+        // Hidden packets do not count against routers within their share.
         let is_within = |share: f64, want: &Want| share >= want.amount / hidden;
         let due = |((&router, seen), (share, want)): ((&RouterId, &RouterDemand), (&f64, &Want))| {
             let due = Due {
@@ -336,7 +345,7 @@ fn offered(counted: &Counted) -> u64 {
     counted.forwarded + counted.own + counted.other + counted.cut + counted.own_cut
 }
 
-/// What was carried out, in relation to forwarding a packet.
+/// The work that was carried out, relative to forwarding a packet.
 fn carried_units(counted: &Counted) -> f64 {
     counted.forwarded as f64 + (counted.own + counted.other) as f64 * UP
 }

@@ -1,4 +1,4 @@
-//! Division by its properties; shares in a core of fluid, period by period.
+//! The properties of the division, and shares in a fluid model of a core, period by period.
 
 use super::*;
 use proptest::prelude::*;
@@ -13,7 +13,8 @@ fn wants() -> impl Strategy<Value = Vec<Want>> {
 }
 
 proptest! {
-    /// Nobody gets more than it wants, nor less than its part unless it wants less; nothing is left that somebody wants.
+    /// Nobody gets more than it wants, or less than its part unless it wants less. Nothing is left over that somebody
+    /// wants.
     #[test]
     fn division_is_max_min_fair(wants in wants(), capacity in 0.0..2.0_f64) {
         let shares = fill(capacity, &wants);
@@ -25,7 +26,7 @@ proptest! {
             prop_assert!(*share <= want.amount);
             let part = capacity * want.weight / weights;
             prop_assert!(*share >= part.min(want.amount) - 1e-9, "{share} of a part of {part}");
-            // Whoever gets less than it wants has no less for its weight than anybody.
+            // A router that gets less than it wants has no less for its weight than any other.
             if *share < want.amount {
                 let most = shares.iter().zip(&wants).map(|(s, w)| s / w.weight).fold(0.0, f64::max);
                 prop_assert!(share / want.weight >= most - 1e-9);
@@ -41,8 +42,8 @@ proptest! {
         prop_assert!(fill(0.9, &wants)[which] >= before - 1e-9);
     }
 
-    /// Whatever is sent and whatever packets cost: after a while the core keeps up with all that comes, unless it cannot even
-    /// cut it; then routers within their share lose nothing, the others have theirs, and no time is wasted.
+    /// For any rates and any costs of packets: after a while the core keeps up with all packets, unless it cannot even
+    /// cut them. Then routers within their share lose nothing, the others have their share, and no time is wasted.
     #[test]
     fn routers_within_their_share_lose_nothing(
         sent in prop::collection::vec((1_u16..5, 10_000.0..2.5e6_f64, 0.0..0.1_f64), 2..5),
@@ -50,7 +51,7 @@ proptest! {
     ) {
         let routers = sent.iter().map(|&(weight, rate, own)| Router { weight, rate: rate * (1.0 - own), own: rate * own });
         let mut core = Core::new(routers.collect(), costs);
-        // Beyond that no cutting helps.
+        // No cutting helps beyond that.
         let wanted: Vec<Want> = core.wants().collect();
         let fair = fill(TARGET, &wanted);
         prop_assume!(core.shed_each().zip(&fair).all(|(shed, fair)| shed < 0.8 * fair));
@@ -86,10 +87,11 @@ struct Router {
     own: f64,
 }
 
-/// A core, and a ring before it that holds nothing: what comes beyond what the core can do is lost, of all routers alike.
+/// A core, and a ring before it that holds nothing. Packets that the core cannot do are lost, the same part for all
+/// routers.
 struct Core {
     routers: Vec<Router>,
-    /// True costs: of a packet forwarded, in seconds; of one cut and one passed up, in relation.
+    /// The true costs: of a forwarded packet, in seconds, and of a cut and a passed one relative to that.
     packet_s: f64,
     cut_cost: f64,
     up_cost: f64,
@@ -97,7 +99,8 @@ struct Core {
     rings: Vec<BTreeSet<RouterId>>,
     now: Duration,
     decision: Decision,
-    /// In the last period, and the fraction of all that was lost in the ring, and of each router's that was cut.
+    /// The state in the last period: the load, the fraction of all packets lost in the ring, and the fraction of each
+    /// router's that was cut.
     busy: f64,
     lost: f64,
     cut: Vec<f64>,
@@ -132,7 +135,7 @@ impl Core {
         self.routers.iter().map(move |r| Want { weight: f64::from(r.weight), amount: amount(r) })
     }
 
-    /// What it takes to cut everything of each.
+    /// The cost of cutting all packets of each router.
     fn shed_each(&self) -> impl Iterator<Item = f64> + '_ {
         self.routers.iter().map(|r| (r.rate + r.own) * self.cut_cost * self.packet_s)
     }
@@ -185,12 +188,13 @@ fn transit(rate: f64) -> Router {
     Router { weight: 1, rate, own: 0.0 }
 }
 
-/// Costs as measured on veth.
+/// A core with costs as measured on veth.
 fn veth(routers: &[Router]) -> Core {
     Core::new(routers.to_vec(), (290e-9, 0.6, 3.0))
 }
 
-/// The victim is the first; after how many periods it loses nothing any more, and of the neighbour's packets what is forwarded.
+/// The victim is the first router. Returns after how many periods it loses nothing any more, and the part of the
+/// neighbour's packets that is forwarded.
 fn settles(neighbour: f64) -> (u32, f64) {
     let mut core = veth(&[transit(200e3), transit(neighbour)]);
     let mut last_loss = 0;
@@ -205,7 +209,7 @@ fn settles(neighbour: f64) -> (u32, f64) {
 
 #[test]
 fn a_step_is_answered_within_a_few_periods() {
-    // Two full periods until it is believed, and as many more as it takes to see how much comes.
+    // The first two full periods are ignored. A few more are needed to see how much arrives.
     for (neighbour, periods, least, most) in
         [(3.5e6, 3, 0.5, 0.9), (4e6, 3, 0.3, 0.6), (4.5e6, 4, 0.1, 0.4), (4.9e6, 5, 0.02, 0.2)]
     {
@@ -216,11 +220,11 @@ fn a_step_is_answered_within_a_few_periods() {
 }
 
 #[test]
-fn beyond_what_a_core_can_cut_it_is_said_so() {
+fn more_than_a_core_can_cut_is_reported() {
     let mut core = veth(&[transit(200e3), transit(7e6)]);
     core.run(50);
     assert!(core.decision.beyond && core.lost > 0.0);
-    assert_eq!(core.cut[0], 0.0, "the one within its share is not cut besides");
+    assert_eq!(core.cut[0], 0.0, "the router within its share is not cut in addition");
     assert!((0.001..0.1).contains(&(1.0 - core.cut[1])), "{}", core.cut[1]);
 }
 
@@ -241,8 +245,8 @@ fn one_router_alone_and_routers_that_want_alike_are_not_cut() {
     }
 }
 
-/// As M table 1 has them: one is sent more than the core carries, the other its part. (The core here has one ring, so what each loses is
-/// not looked at.)
+/// As in M table 1: one router gets more than the core can carry, the other its part. (The core here has one ring, so
+/// the test does not look at what each loses.)
 #[test]
 fn routers_on_rings_of_their_own_are_not_cut() {
     let cut = |rings: &[&[RouterId]]| {
@@ -256,7 +260,8 @@ fn routers_on_rings_of_their_own_are_not_cut() {
     assert!(cut(&[&[0, 1]]) > 0.3 && cut(&[&[0], &[0, 1]]) > 0.3);
 }
 
-/// All ports are the host's, which has something to say now and then; others that have may be in the way of who has too much.
+/// All ports belong to the host, which gets occasional packets. Other routers with occasional packets may be in the way
+/// of one with too much.
 #[test]
 fn the_hosts_few_packets_join_no_rings() {
     let cut = |rings: &[BTreeSet<RouterId>], every: u32| {
@@ -275,7 +280,7 @@ fn the_hosts_few_packets_join_no_rings() {
     };
     let of_host = [[0, HOST].into(), [1, HOST].into()];
     assert_eq!(cut(&of_host, 5), 0.0);
-    assert!(cut(&of_host, 1) > 0.3, "what always comes may be lost where others are too much");
+    assert!(cut(&of_host, 1) > 0.3, "steady packets may be lost in rings with too many others");
     assert!(cut(&[[0, 3].into(), [1].into()], 5) > 0.3, "a router that has few packets loses them there");
     assert_eq!(cut(&[[0].into(), [1, 3].into()], 5), 0.0, "and not here");
 }
@@ -315,9 +320,9 @@ fn weights_count() {
     assert!((1.0..3.2).contains(&ratio), "{ratio}");
 }
 
-/// For 20 ms each: the victim does not lose whenever it comes again.
+/// The neighbour sends for 20 ms each time. The victim does not lose packets whenever it comes back.
 #[test]
-fn a_neighbour_that_comes_and_goes_is_taken_at_its_height() {
+fn a_neighbour_that_comes_and_goes_counts_with_its_highest_rate() {
     for low in [3.4e6, 1e6, 0.0] {
         let mut core = veth(&[transit(200e3), transit(4.2e6)]);
         core.run(30);
@@ -331,16 +336,16 @@ fn a_neighbour_that_comes_and_goes_is_taken_at_its_height() {
     }
 }
 
-/// What is for the neighbour itself is answered first, but not at the victim's cost.
+/// Packets for the neighbour itself are answered first, but not at the victim's cost.
 #[test]
-fn a_flood_to_the_box_is_its_routers_own() {
+fn a_flood_to_the_box_counts_against_its_router() {
     let flooded = |own: f64, rate: f64| {
         let mut core = veth(&[transit(200e3), Router { weight: 1, rate, own }]);
         core.run(100);
         (core.lost, core.cut[0], core.decision.grants[&1])
     };
     let (lost, victim_cut, grant) = flooded(20e3, 4e6);
-    assert_eq!((lost, victim_cut, grant.own_admit), (0.0, 0.0, 0), "a few for the box: none is cut");
+    assert_eq!((lost, victim_cut, grant.own_admit), (0.0, 0.0, 0), "a few packets for the box are not cut");
     assert!(grant.admit > 0);
     let (lost, victim_cut, grant) = flooded(2e6, 0.0);
     assert_eq!((lost, victim_cut), (0.0, 0.0));
@@ -348,7 +353,7 @@ fn a_flood_to_the_box_is_its_routers_own() {
 }
 
 #[test]
-fn the_busiest_tells_of_its_core() {
+fn the_busiest_queue_shows_how_full_its_core_is() {
     let busy = |queues: &[(f64, f64)]| busy(queues.iter().copied());
     assert_eq!(busy(&[]), 0.0);
     assert!((busy(&[(0.3, 0.1), (0.4, 0.0)]) - 0.7).abs() < 1e-9);

@@ -1,22 +1,23 @@
-//! Threads that poll rings take turns on a core: whoever shares its rings with nobody who wants too much needs no other protection.
+//! Threads that poll rings take turns on a core. A router needs no other protection if it shares its rings with no
+//! router that wants too much.
 
 use super::{Want, fill};
 use crate::plan::RouterId;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Sums are this exact.
+/// The accuracy of sums.
 const EXACT: f64 = 1e-9;
 
-/// Rings, each polled by a thread of its own, and whose packets they hold.
+/// Rings, each polled by a thread of its own, with the routers of their packets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Rings {
     threads: u16,
     routers: BTreeSet<RouterId>,
-    /// To these something comes now and then only.
+    /// Routers that get only occasional packets here.
     beside: BTreeSet<RouterId>,
 }
 
-/// Rings of one thread each, so that no router is in two groups of them; those beside may be.
+/// Groups rings so that no router is in two groups. Routers in `beside` may be.
 fn grouped(rings: impl IntoIterator<Item = Rings>) -> Vec<Rings> {
     let mut groups: Vec<Rings> = Vec::new();
     for mut group in rings {
@@ -34,20 +35,21 @@ fn grouped(rings: impl IntoIterator<Item = Rings>) -> Vec<Rings> {
     groups
 }
 
-/// Of a router, in parts of the core.
+/// The demand of a router, in parts of the core.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Due {
-    /// What it wants, where what is hidden counts.
+    /// Its want, including hidden packets.
     pub wants: f64,
-    /// What it must have, of what it is known to want.
+    /// The part of its known want that it must get.
     pub least: f64,
-    /// Something comes all the time: its rings are one group.
+    /// Packets arrive all the time, so its rings are one group.
     pub is_steady: bool,
 }
 
-/// Do all routers have what they must by turns of `time` alone? One that has its rings to itself, if their turns are enough for
-/// that; others, if these are enough for all that is known to be in them, so that nothing is lost there. Of routers that have several rings in common each
-/// ring is thought to hold as much. `rings`: whose packets each may hold. `hidden`: so many times what is known is counted.
+/// Whether turns alone give all routers their due within `time`. A router with rings of its own has it if their turns
+/// are enough for `least`. Others have it if the turns are enough for all known packets in these rings, so that nothing
+/// is lost there. If routers have several rings in common, each ring is assumed to hold the same amount. `rings`: the
+/// routers whose packets each may hold. `hidden`: wants are this many times the known amounts.
 pub(super) fn serve(
     due: &BTreeMap<RouterId, Due>,
     rings: &[BTreeSet<RouterId>],
@@ -93,13 +95,13 @@ mod tests {
         };
         let rings = |of: &[&[RouterId]]| grouped(of.iter().map(|routers| group(1, routers)));
         assert_eq!(rings(&[&[1], &[2], &[3, 4]]), [group(1, &[1]), group(1, &[2]), group(1, &[3, 4])]);
-        // The last joins the first two.
+        // The last ring joins the first two.
         assert_eq!(rings(&[&[1, 2], &[3, 4], &[5], &[2, 3]]), [group(1, &[5]), group(3, &[1, 2, 3, 4])]);
         assert_eq!(rings(&[&[7], &[7], &[7]]), [group(3, &[7])], "queues of one port");
     }
 
     #[test]
-    fn who_has_little_is_not_lost_beside_who_has_too_much() {
+    fn a_router_with_few_packets_is_not_lost_beside_one_with_too_many() {
         let due = |wants: f64, is_steady| Due { wants, least: wants.min(0.46), is_steady };
         let served = |of: &[&[RouterId]], second: Due, third: Due| {
             let due = [(1, due(1.4, true)), (2, second), (3, third)].into();
@@ -107,12 +109,15 @@ mod tests {
         };
         let (some, little) = (due(0.4, true), due(0.0001, false));
         assert!(served(&[&[1], &[2, 3]], some, little));
-        assert!(!served(&[&[1, 3], &[2]], some, little), "it shares a ring with who has too much");
+        assert!(
+            !served(&[&[1, 3], &[2]], some, little),
+            "it shares a ring with the router that has too much"
+        );
         assert!(!served(&[&[1, 3], &[2, 3]], some, little), "it may");
         assert!(!served(&[&[1, 2, 3]], little, little));
     }
 
-    /// Of routers that want so much, and have weights; nothing is hidden.
+    /// Routers with these wants and weights. Nothing is hidden.
     fn served(of: &[&[RouterId]], wants: &[(f64, f64)]) -> bool {
         let wants: Vec<Want> = wants.iter().map(|&(amount, weight)| Want { weight, amount }).collect();
         let due = |(least, want): (f64, &Want)| Due { wants: want.amount, least, is_steady: true };
@@ -121,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_serve_whom_no_other_is_in_the_way_of() {
+    fn turns_serve_routers_that_share_no_ring_with_an_overloaded_one() {
         let own: &[&[RouterId]] = &[&[1], &[2], &[3]];
         assert!(served(own, &[(1.4, 1.0), (0.1, 1.0), (0.4, 1.0)]));
         assert!(served(own, &[(1.4, 1.0), (2.0, 1.0), (0.5, 1.0)]), "all want more");
@@ -131,27 +136,27 @@ mod tests {
         );
         let first_two: &[&[RouterId]] = &[&[1, 2], &[3]];
         assert!(!served(first_two, &[(1.4, 1.0), (0.1, 1.0), (0.1, 1.0)]));
-        assert!(!served(first_two, &[(1.4, 1.0), (1.2, 1.0), (0.1, 1.0)]), "not as they share");
+        assert!(!served(first_two, &[(1.4, 1.0), (1.2, 1.0), (0.1, 1.0)]), "they share a ring");
         assert!(served(first_two, &[(0.2, 1.0), (0.1, 1.0), (1.4, 1.0)]), "another ring has too much");
         assert!(!served(first_two, &[(0.3, 1.0), (0.3, 1.0), (1.4, 1.0)]), "both are within their share");
         assert!(
             !served(&[&[1], &[2]], &[(1.4, 1.0), (0.1, 1.0), (0.1, 1.0)]),
-            "nobody knows where the third is"
+            "the rings of the third are unknown"
         );
-        // The fourth, for whom nothing comes, is on all.
+        // The fourth router, for which nothing arrives, is on all rings.
         assert!(served(&[&[1, 4], &[2, 4], &[3, 4]], &[(1.4, 1.0), (0.1, 1.0), (0.4, 1.0)]));
         let two_threads: &[&[RouterId]] = &[&[1], &[2], &[2]];
         assert!(!served(two_threads, &[(1.4, 1.0), (0.6, 1.0)]), "two threads have more turns than a share");
         assert!(served(two_threads, &[(1.4, 1.0), (0.6, 2.0)]));
     }
 
-    /// A full ring may hide more than is seen; what was seen came through.
+    /// A full ring may hide packets. The packets that were seen came through.
     #[test]
-    fn what_is_hidden_is_not_held_against_others() {
+    fn hidden_packets_do_not_count_against_others() {
         let due = [(1.4, 0.46), (0.6, 0.4)].map(|(wants, least)| Due { wants, least, is_steady: true });
         let due = [(1, due[0]), (2, due[1])].into();
         assert!(serve(&due, &rings(&[&[1], &[2]]), 0.92, 1.5));
         assert!(!serve(&due, &rings(&[&[1, 2]]), 0.92, 1.5));
-        assert!(serve(&due, &rings(&[&[1, 2]]), 0.92, 2.5), "what is known to come has room");
+        assert!(serve(&due, &rings(&[&[1, 2]]), 0.92, 2.5), "the known packets have room");
     }
 }

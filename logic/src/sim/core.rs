@@ -7,23 +7,23 @@ use super::{
 };
 use crate::cores::CoreId;
 
-/// What one core does for one queue.
+/// The work of one core for one queue.
 #[derive(Clone, Debug)]
 pub(super) struct Task {
     pub queue: usize,
     pub core: CoreId,
-    /// Polls the queue; else it gets packets from the core that does.
+    /// It polls the queue. Otherwise it gets packets from the core that does.
     pub is_home: bool,
     pub ns_per_packet: u64,
     pub ring: Ring,
-    /// Packets that came in this slice; they are in the ring.
+    /// Packets that arrived in this slice. They are in the ring.
     pub came: u64,
-    /// Spent on a packet that was not finished in the last slice.
+    /// Time spent on a packet that was not finished in the last slice.
     begun_ns: u64,
-    /// In this control period, as the kernel counts it (schedstat).
+    /// Time in this control period, as the kernel counts it (schedstat).
     pub ran_ns: u64,
     pub waited_ns: u64,
-    /// In this control period: packets that it is done with, and the time that waking up took.
+    /// For this control period: the packets that it has finished, and the time that waking up took.
     pub done: u64,
     pub waking_ns: u64,
 }
@@ -50,7 +50,7 @@ impl Task {
         self.came += packets;
     }
 
-    /// For all packets that wait.
+    /// The time for all packets that wait.
     pub fn packets_ns(&self) -> u64 {
         (self.ring.waiting() * self.ns_per_packet).saturating_sub(self.begun_ns)
     }
@@ -59,14 +59,14 @@ impl Task {
 /// A core and the applications on it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Core {
-    /// Its tasks' numbers.
+    /// The numbers of its tasks.
     pub tasks: Vec<usize>,
-    /// What applications want of each slice, by what they get ([`super::Sharing`]).
+    /// What applications want of each slice, by the kind of sharing ([`super::Sharing`]).
     pub fair_ns: Vec<u64>,
     pub rest_ns: Vec<u64>,
-    /// Of the last slice.
+    /// Time in the last slice.
     pub busy_ns: u64,
-    /// Of this control period.
+    /// Times in this control period.
     pub forwarded_ns: u64,
     pub other_ns: u64,
     wants: Vec<u64>,
@@ -79,8 +79,9 @@ impl Core {
         self.fair_ns.iter().chain(&self.rest_ns).sum::<u64>().min(SLICE_NS)
     }
 
-    /// One slice, of which it can work for `time_ns`, more slowly while its sibling works. `left`: what tasks are done with.
-    /// Returns what applications got done, in ns of a core at full speed.
+    /// Runs one slice, of which the core can work for `time_ns`. It works more slowly while its sibling does. `left`
+    /// gets the packets that tasks have finished. Returns the work that applications got done, in ns of a core at full
+    /// speed.
     pub fn slice(
         &mut self,
         now: u64,
@@ -103,7 +104,7 @@ impl Core {
                 }
                 continue;
             }
-            // What it gets at least while others want something.
+            // The least that it gets while others want something.
             let share_ns = (time_ns - (got_ns - gets_ns)).max(time_ns / competing.max(1)).max(1);
             let stretched = |ns: u64| ns * time_ns / share_ns;
             let is_done = task.work(now, gets_ns, |task, leaving, is_prompt| {
@@ -127,7 +128,7 @@ impl Core {
         fair_ns + rest_ns
     }
 
-    /// Of a slice: tasks first, then applications that share fairly.
+    /// The wants in a slice: tasks first, then applications that share fairly.
     fn want(&mut self, time_ns: u64, tasks: &mut [Task], cost: &Cost) {
         let of_tasks = || self.tasks.iter().map(|&number| &tasks[number]);
         let came: u64 = of_tasks().map(|task| task.came).sum();
@@ -145,8 +146,8 @@ impl Core {
 }
 
 impl Task {
-    /// Forwards what it can in its time. `left` is told of packets with the task as it was, and whether all that waited came in
-    /// this slice and were done in it. Returns whether nothing is left waiting.
+    /// Forwards as much as possible in its time. `left` gets packets with the former state of the task, and whether all
+    /// waiting packets arrived in this slice and were finished in it. Returns whether nothing is left waiting.
     fn work(&mut self, now: u64, ns: u64, mut left: impl FnMut(&Task, Leaving, bool)) -> bool {
         let waiting = self.ring.waiting();
         let time_ns = self.begun_ns + ns;
@@ -162,7 +163,8 @@ impl Task {
     }
 }
 
-/// Max-min fair: nobody gets more than it wants, and who wants more than it gets has at least as much as any other.
+/// Max-min fair: nobody gets more than it wants, and one that wants more than it gets has at least as much as any
+/// other.
 fn share(wants: &[u64], time: u64, gets: &mut Vec<u64>) {
     gets.clear();
     if wants.iter().sum::<u64>() <= time {
@@ -192,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_little_gets_it_and_the_others_as_much_as_each_other() {
+    fn small_wants_are_met_and_the_others_get_equal_parts() {
         assert_eq!(shares(&[30, 70], 100), [30, 70]);
         assert_eq!(shares(&[90, 20, 90], 100), [40, 20, 40]);
         assert_eq!(shares(&[90, 80, 70], 100), [34, 33, 33]);
@@ -213,7 +215,7 @@ mod tests {
             Self { core, tasks, now: 0 }
         }
 
-        /// Packets that leave each task, and what applications get done.
+        /// Packets that leave each task, and the work of applications.
         fn slice(&mut self, time_ns: u64, came: &[u64]) -> (Vec<u64>, u64) {
             let mut gone = vec![0; came.len()];
             for (task, came) in self.tasks.iter_mut().zip(came) {
@@ -246,7 +248,7 @@ mod tests {
         let mut bench = Bench::new(1);
         bench.core.fair_ns = vec![SLICE_NS];
         assert_eq!(bench.slice(SLICE_NS, &[30]), (vec![30], 70_000));
-        // Half of it is its own, so it ran 30 of 60 us.
+        // Half of it is its own, so it ran for 30 of 60 us.
         assert_eq!((bench.tasks[0].ran_ns, bench.tasks[0].waited_ns), (30_000, 30_000));
         assert_eq!(bench.slice(SLICE_NS, &[80]), (vec![50], 50_000));
         assert_eq!((bench.tasks[0].ran_ns, bench.tasks[0].waited_ns), (80_000, 80_000));
@@ -270,7 +272,7 @@ mod tests {
         let gone: Vec<u64> = (0..4).map(|_| bench.slice(33_700, &[100]).0[0]).collect();
         // 33,700, 67,400, 101,100, 134,800 ns.
         assert_eq!(gone, [33, 34, 34, 33]);
-        // Its sibling works all the time: it was busy all the time, too.
+        // Its sibling works all the time, so it was busy all the time, too.
         assert_eq!((bench.core.busy_ns, bench.tasks[0].ran_ns), (SLICE_NS, 4 * SLICE_NS));
     }
 }

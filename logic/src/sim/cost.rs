@@ -1,50 +1,54 @@
-//! What forwarding takes of a core.
+//! The cost of forwarding on a core.
 
 use super::SLICE_NS;
 
-/// Cost of a packet: `ns_per_packet + wake_ns / batch`, where a batch is what a queue finds to do between waking up and going
-/// to sleep again.
+/// The cost of a packet: `ns_per_packet + wake_ns / batch`. A batch is the work that a queue finds between waking up
+/// and going to sleep again.
 ///
-/// How long a batch is follows from the load. A thread that was woken by a packet takes `wake_ns` to get going and `ns_per_packet`
-/// for each packet; at `rate` packets per ns `rate * (wake_ns + batch * ns_per_packet)` more come meanwhile, so
+/// The length of a batch follows from the load. A thread that a packet wakes needs `wake_ns` to start, and
+/// `ns_per_packet` for each packet. At `rate` packets per ns, `rate * (wake_ns + batch * ns_per_packet)` more packets
+/// arrive in that time. So
 ///
 /// ```text
 /// batch = (1 + rate * wake_ns) / (1 - rate * ns_per_packet)
 /// cost  = (ns_per_packet + wake_ns) / (1 + rate * wake_ns)
 /// ```
 ///
-/// which is `ns_per_packet + wake_ns` at hardly any load and `ns_per_packet` at saturation, when nobody sleeps.
+/// This is `ns_per_packet + wake_ns` at hardly any load, and `ns_per_packet` at saturation, when no thread sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
-    /// When saturated.
+    /// The cost of a packet at saturation.
     pub ns_per_packet: u64,
-    /// For a wake-up, going to sleep included.
+    /// The cost of a wake-up, including going to sleep.
     pub wake_ns: u64,
-    /// A packet that its queue's core hands to another core; that one then takes as much as for any packet.
+    /// The cost of a packet that its queue's core hands to another core. That core then needs as much as for any
+    /// packet.
     pub hand_on_ns: u64,
 }
 
 impl Cost {
-    /// Measured on veth with the full table (docs/measured.md): 314 ns saturated, and 761 at 0.4 Mpps, so 643 for a wake-up. At
-    /// 0.5 Mpps the formula says 724, as was measured.
-    /// What handing on costs when nobody sleeps was not measured and is taken for a bare redirect (149 to 167 ns). At 0.5 Mpps it
-    /// was 1,687 ns, most of which goes to waking a core through a hypervisor: here it is 608.
+    /// Two values are measured: 314 ns at saturation and 761 ns at 0.4 Mpps, on veth with the full table
+    /// (docs/measured.md, lab/runs/2026-11-21-capacity.jsonl). The formula then gives 643 ns for a wake-up.
+    ///
+    /// The cost of handing on is an assumption: about that of a bare redirect while no thread sleeps. It does not
+    /// include waking the other core, which is expensive in a virtual machine.
     pub const MILLRACE: Self = Self { ns_per_packet: 314, wake_ns: 643, hand_on_ns: 160 };
-    /// Linux, measured on veth with one route: 690 ns saturated, 1,040 at 0.44 Mpps, so 645 for a wake-up.
+    /// No committed run shows these values. They are assumptions for Linux with one route on veth: 690 ns at
+    /// saturation, and a wake-up like Millrace's.
     pub const LINUX: Self = Self { ns_per_packet: 690, wake_ns: 645, hand_on_ns: 160 };
 
-    /// Time that a core spends in a slice on waking up. `came`: packets that came in it; `packets_ns`: what all packets that
-    /// wait take; `time_ns`: what the core can do in the slice.
+    /// The time in a slice that a core spends on waking up. `came`: packets that arrived in it. `packets_ns`: the time
+    /// for all packets that wait. `time_ns`: the time that the core can work in the slice.
     ///
-    /// All queues of a core together: one that gets work while its core works joins in without a wake-up.
+    /// This is for all queues of a core together: a queue that gets work while its core works needs no wake-up.
     pub(super) fn wakes_ns(&self, came: u64, packets_ns: u64, time_ns: u64) -> u64 {
         let idle = time_ns.saturating_sub(packets_ns);
         let wakes_ns = came * self.wake_ns;
         (wakes_ns * idle).checked_div(time_ns + wakes_ns).unwrap_or(0)
     }
 
-    /// How long a packet waits on average until it is forwarded, where nothing is left over at the end of a slice: the first of
-    /// a batch for the wake-up, the others shorter and shorter.
+    /// How long a packet waits on average until it is forwarded, if nothing is left over at the end of a slice. The
+    /// first packet of a batch waits for the wake-up, and later ones wait less and less.
     pub(super) fn wait_ns(&self, came: u64, ns_per_packet: u64) -> u64 {
         let idle = SLICE_NS.saturating_sub(came * ns_per_packet);
         // 1 / batch, in parts of SLICE_NS.
@@ -57,7 +61,7 @@ impl Cost {
 mod tests {
     use super::*;
 
-    /// Of a packet, a core forwarding nothing else.
+    /// The cost of a packet on a core that forwards nothing else.
     fn ns(cost: Cost, pps: u64) -> u64 {
         let came = pps / 1000;
         let time_ns = 1_000_000;
@@ -66,18 +70,18 @@ mod tests {
     }
 
     #[test]
-    fn costs_are_those_that_were_measured() {
+    fn costs_follow_the_formula() {
         assert_eq!([400_000, 500_000].map(|pps| ns(Cost::MILLRACE, pps)), [761, 724]);
         assert_eq!(ns(Cost::LINUX, 440_000), 1039);
         assert_eq!((ns(Cost::MILLRACE, 3_180_000), ns(Cost::LINUX, 1_449_000)), (314, 690));
-        // About three times as much (2.5) at a tenth of the load.
+        // About 2.5 times as much at a tenth of the load.
         assert_eq!(ns(Cost::MILLRACE, 318_000), 794);
         assert_eq!(Cost::MILLRACE.wakes_ns(10, 2_000_000, 1_000_000), 0);
     }
 
     #[test]
     fn a_packet_waits_for_the_wake_up_or_in_the_batch() {
-        // Alone: 314 + 643 * (1 + 0.990) / 2. At saturation: half a wake-up and itself.
+        // Alone: 314 + 643 * (1 + 0.990) / 2. At saturation: half a wake-up, and the packet itself.
         assert_eq!(Cost::MILLRACE.wait_ns(1, 314), 953);
         assert_eq!(Cost::MILLRACE.wait_ns(318, 314), 635);
     }

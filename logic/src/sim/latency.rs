@@ -1,9 +1,9 @@
 //! How long packets waited.
 
-/// Buckets of each power of two: quantiles are up to 1/16 too high.
+/// Buckets per power of two. Quantiles are up to 1/16 too high.
 const PARTS: u64 = 16;
 
-/// Times in ns, counted in buckets that are as fine as the times are short.
+/// Times in ns, counted in buckets. Buckets for short times are finer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Latency {
     buckets: Vec<u64>,
@@ -25,7 +25,7 @@ impl Latency {
         self.max_ns = self.max_ns.max(ns);
     }
 
-    /// What this share of the packets did not exceed; `None` if there were none.
+    /// The time that this share of the packets did not exceed. `None` if there were none.
     pub fn quantile_ns(&self, share: f64) -> Option<u64> {
         let rank = ((self.packets as f64 * share).ceil() as u64).max(1);
         let mut below = 0;

@@ -1,47 +1,50 @@
-//! A machine that forwards, in virtual time: the very same [`crate::cores::Allocator`] on 1 to 128 cores, without the cores.
+//! A machine that forwards, in virtual time. It runs the real [`crate::cores::Allocator`] for 1 to 128 simulated cores.
 //!
-//! A [`Scenario`] says which cores there are, what comes to which queues, what else runs and what a packet costs;
-//! [`Scenario::run`] says what became of it ([`Results`]) under a [`Placement`]. Everything is seeded: the same scenario gives the
-//! same results on every machine.
+//! A [`Scenario`] describes the cores, the packets that arrive at each queue, other work, and the cost of packets.
+//! [`Scenario::run`] returns the results under a [`Placement`] ([`Results`]). Everything is seeded, so a scenario gives
+//! the same results on every machine.
 //!
 //! | file | holds |
 //! |---|---|
-//! | [`scenario`] | what is simulated, as data |
-//! | [`traffic`], [`random`] | how many packets come to each queue |
-//! | [`cost`] | what forwarding takes of a core, from measurements |
-//! | [`core`], [`ring`] | a core that shares its time; packets that wait for it |
-//! | [`run`], [`place`] | slice by slice; what the allocator sees and changes |
+//! | [`scenario`] | the description of a simulation, as data |
+//! | [`traffic`], [`random`] | how many packets arrive at each queue |
+//! | [`cost`] | the cost of forwarding on a core |
+//! | [`core`], [`ring`] | a core that divides its time; packets that wait for it |
+//! | [`run`], [`place`] | the run, slice by slice; what the allocator sees and changes |
 //! | [`results`], [`latency`], [`reaction`] | what is counted |
-//! | [`worker`] | one worker of the user plane, apart from all that: the very same [`crate::paths::Scheduler`] |
+//! | [`worker`] | one worker of the user plane, independent of the rest, with the real [`crate::paths::Scheduler`] |
 //!
-//! # What is modelled
+//! # The model
 //!
-//! Time goes in slices of 100 us. In each, packets come to the ring of a queue, its core shares its time among its queues and
-//! applications, and packets leave; what the ring cannot hold then is dropped, the newest first. All packets are counted, none is
-//! lost to rounding: what was sent was forwarded, dropped or waits. At the end of every control period of 10 ms the allocator
-//! sees what `router` would have measured, and its plan is applied at once.
+//! Time advances in slices of 100 us. In each slice, packets arrive at the ring of a queue, its core divides its time
+//! among its queues and applications, and packets leave. Then the newest packets that the ring cannot hold are dropped.
+//! All packets are counted, and none is lost by rounding: each packet that was sent was forwarded or dropped, or waits.
+//! At the end of every control period of 10 ms the allocator sees the measurements that `router` would make, and its
+//! plan is applied at once.
 //!
-//! * A core takes [`Cost::ns_per_packet`] for a packet, and more at low load, when every few packets wake it.
-//! * Queues share a core max-min fairly, as threads of one priority do in the long run. Applications get what is left, or share
-//!   in the same way ([`Sharing`]).
-//! * Hyper-thread siblings slow each other down by what they did in the slice before.
-//! * A queue that is split costs its home [`Cost::hand_on_ns`] for each packet handed on, which the other core begins with in the
+//! * A core needs [`Cost::ns_per_packet`] for a packet, and more at low load, when every few packets wake it.
+//! * Queues share a core max-min fairly, like threads of one priority over a long time. Applications get the rest, or
+//!   share in the same way ([`Sharing`]).
+//! * Hyper-thread siblings slow each other down according to their work in the slice before.
+//! * A split queue costs its home [`Cost::hand_on_ns`] for each packet handed on. The other core begins with it in the
 //!   next slice.
-//! * A queue's `waited` is what processor sharing makes of it: `ran / share - ran`, where the share is what other queues leave.
+//! * A queue's `waited` follows from processor sharing: `ran / share - ran`, where the share is what other queues
+//!   leave.
 //!
-//! # What is not, and how wrong that is
+//! # Limits, and the errors that they cause
 //!
-//! * Packets of a slice come evenly spread over it. A burst shorter than 100 us is not seen: a ring that it would fill is not full
-//!   here. The error of a ring's filling is below what comes in a slice.
-//! * Waiting is that of the middle packet of those that came and left together: quantiles are right to half a slice (50 us) where
-//!   packets stay for another slice, to half a wake-up where they do not, and to a slice more where they are handed on.
-//! * The time slices of a scheduler (milliseconds) are not modelled. Where applications share fairly, packets wait longer in reality
-//!   and rings fill; with one queue on a core that has time left, nothing does.
-//! * Switching from one queue to another on the same core is free: many queues on a core are a little too cheap. So are caches that
-//!   a queue finds cold after a move, and memory of another NUMA node: neither was measured.
-//! * Below a twentieth of the saturating load a packet costs more than modelled (at 84 kpps 1,640 ns were measured where the formula
-//!   says 908): cores that sleep longer get colder.
-//! * The order of packets, transmit rings and the wire.
+//! * Packets of a slice arrive evenly over it. Bursts shorter than 100 us are not modelled, so a ring that such a burst
+//!   would fill is not full here. The error of a ring's filling is less than the packets of a slice.
+//! * The waiting time is that of the middle packet of those that arrived and left together. Quantiles are correct to
+//!   half a slice (50 us) if packets stay for another slice, to half a wake-up if they do not, and to a slice more if
+//!   they are handed on.
+//! * The time slices of a scheduler (milliseconds) are not modelled. If applications share fairly, packets wait longer
+//!   in reality and rings fill. With one queue on a core that has time left, there is no difference.
+//! * Switching between queues on a core is free, so many queues on a core are a little too cheap. Cold caches after a
+//!   move and memory of another NUMA node are free, too. Neither was measured.
+//! * Below a twentieth of the saturating load, a packet costs more than modelled (at 84 kpps 1,640 ns were measured,
+//!   and the formula gives 908). Cores that sleep longer get colder.
+//! * The order of packets, transmit rings and the wire are not modelled.
 
 mod core;
 mod cost;
@@ -67,7 +70,7 @@ use std::time::Duration;
 
 const NS_PER_SECOND: u64 = 1_000_000_000;
 const SLICE_NS: u64 = 100_000;
-/// After which the allocator decides.
+/// The time between decisions of the allocator.
 const PERIOD: Duration = Duration::from_millis(10);
 
 #[cfg(test)]

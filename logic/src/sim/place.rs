@@ -1,4 +1,4 @@
-//! Where queues are: what the allocator sees of a run, and what it changes.
+//! The position of queues: what the allocator sees of a run, and what it changes.
 
 use super::{PERIOD, core::Task, results::Move, ring::Leaving, run::Run};
 use crate::cores::{self, CoreId, Counted, Part, Plan, QueueId, View};
@@ -8,11 +8,11 @@ use std::time::Duration;
 pub(super) struct Queue {
     pub id: QueueId,
     node: Option<u16>,
-    /// Of this control period.
+    /// Packets that arrived in this control period.
     pub came: u64,
-    /// The cores that share its flows, as in [`Plan::split`], each with its task; empty: not split.
+    /// The cores that share its flows, as in [`Plan::split`], each with its task. Empty: it is not split.
     shares: Vec<Share>,
-    /// Whose turn it is to get a packet that cannot be divided.
+    /// The core whose turn it is to get a packet that cannot be divided.
     turn: usize,
 }
 
@@ -27,7 +27,7 @@ impl Queue {
         Self { id, node, came: 0, shares: Vec::new(), turn: 0 }
     }
 
-    /// How many of the packets that its home is done with are forwarded there; the others are handed on, evenly.
+    /// How many of the packets that its home has finished are forwarded there. The others are handed on, evenly.
     pub fn keep(&mut self, home: CoreId, leaving: Leaving, handed_on: &mut Vec<(usize, Leaving)>) -> u64 {
         let count = self.shares.len() as u64;
         let Some(each) = leaving.packets.checked_div(count) else { return leaving.packets };
@@ -48,7 +48,7 @@ impl Queue {
 }
 
 impl Run<'_> {
-    /// What the router would have measured in this control period.
+    /// The measurements that the router would have made in this control period.
     pub fn view(&self) -> View {
         let machine = &self.scenario.machine;
         let period_ns = PERIOD.as_nanos() as f64;
@@ -96,8 +96,8 @@ impl Run<'_> {
         applications.filter(|application| application.pinned && application.runs_on(core)).count() as u16
     }
 
-    /// Moves queues at once; what waits in their rings goes along. What waits at cores that share a queue no longer is
-    /// forwarded there.
+    /// Moves queues at once, with the packets in their rings. Packets that wait at cores that no longer share a queue
+    /// are forwarded there.
     pub fn apply(&mut self, now: Duration, plan: &Plan) {
         let mut forwards = vec![false; self.cores.len()];
         for task in &self.tasks {
@@ -131,7 +131,7 @@ impl Run<'_> {
         }
     }
 
-    /// Splits a queue's flows over these cores; none: its home does everything.
+    /// Splits a queue's flows over these cores. Without cores, its home does everything.
     fn divide(&mut self, queue: usize, home: CoreId, split: &[CoreId]) {
         let cost = &self.scenario.cost;
         let cores = split.len() as u64;
@@ -158,7 +158,7 @@ impl Run<'_> {
         self.queues[queue].turn = 0;
     }
 
-    /// Forgets tasks for which nothing waits and that get nothing more.
+    /// Removes tasks that have no packets and get no more.
     fn drop_finished_tasks(&mut self) {
         let queues = &self.queues;
         let is_needed = |number: usize, task: &Task| {

@@ -1,4 +1,5 @@
-//! Distributions, by arithmetic that gives the same on every machine: no logarithms or powers, whose last bits differ.
+//! Distributions, computed with arithmetic that gives the same on every machine. There are no logarithms or powers,
+//! whose last bits differ.
 
 use crate::fib::synthetic::Random;
 
@@ -12,7 +13,7 @@ pub(super) fn unit(random: &mut Random) -> f64 {
     ((random.next_u64() >> 11) + 1) as f64 / (1u64 << 53) as f64
 }
 
-/// How many independent events there are where a number is expected.
+/// The number of independent events if their mean is known.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) enum Poisson {
     #[default]
@@ -47,7 +48,8 @@ impl Poisson {
                 }
                 events
             }
-            // Nearly normal. The ones among 256 random bits are, too, with mean 128 and deviation 8; uniform numbers fill the gaps.
+            // Nearly normal. The number of ones among 256 random bits is nearly normal, too, with mean 128 and
+            // deviation 8. Uniform numbers fill the gaps.
             Self::Many(mean) => {
                 let ones: u32 = (0..4).map(|_| random.next_u64().count_ones()).sum();
                 let normal = (f64::from(ones) - 128.5 + unit(random)) / 8.0;
@@ -57,13 +59,13 @@ impl Poisson {
     }
 }
 
-/// Pareto distributed from 1 up with shape 4/3: the mean is 4, the variance infinite.
+/// Pareto distributed from 1 up with shape 4/3. The mean is 4, and the variance is infinite.
 pub(super) fn pareto(random: &mut Random) -> f64 {
     let root = unit(random).sqrt();
     1.0 / (root * root.sqrt())
 }
 
-/// For 0 to 16: (e^(-x/64))^64, the inner one by its series.
+/// For 0 to 16: (e^(-x/64))^64. The inner power is computed by its series.
 fn exp_of_minus(x: f64) -> f64 {
     let y = -x / 64.0;
     let mut power =
@@ -104,7 +106,7 @@ mod tests {
         let mut sizes: Vec<f64> = (0..100_000).map(|_| pareto(&mut random)).collect();
         sizes.sort_by(|a, b| b.total_cmp(a));
         assert!(sizes.iter().all(|size| *size >= 1.0));
-        // Above x are x^(-4/3) of all: 1 in 16 above 8.
+        // The fraction above x is x^(-4/3): 1 in 16 is above 8.
         let large = sizes.iter().filter(|size| **size > 8.0).count();
         assert!((large as f64 / 6250.0 - 1.0).abs() < 0.03, "{large}");
         let share = sizes[..10_000].iter().sum::<f64>() / sizes.iter().sum::<f64>();

@@ -1,9 +1,9 @@
-//! How long a core that has too much to do waits for another one to help.
+//! How long a core that has too much to do waits until another one helps.
 
 use crate::cores::CoreId;
 use std::time::Duration;
 
-/// Since when each core wants more than the high mark, without a break.
+/// Since when each core has wanted more than the high mark, without a break.
 pub(super) struct Reaction {
     over: Vec<Option<Duration>>,
     pub longest: Option<Duration>,
@@ -14,13 +14,13 @@ impl Reaction {
         Self { over: vec![None; cores.into()], longest: None }
     }
 
-    /// Whether a core was over the mark in the period that began then.
+    /// Notes whether a core was over the mark in the period that began then.
     pub fn note(&mut self, core: CoreId, began: Duration, is_over: bool) {
         let over = &mut self.over[usize::from(core)];
         *over = if is_over { over.or(Some(began)) } else { None };
     }
 
-    /// A core that did not forward takes work from this one.
+    /// Notes that a core that did not forward takes work from this one.
     pub fn helped(&mut self, core: CoreId, now: Duration) {
         if let Some(since) = self.over[usize::from(core)].take() {
             self.longest = self.longest.max(Some(now - since));

@@ -1,10 +1,10 @@
-//! What came out of a run.
+//! The results of a run.
 
 use super::latency::Latency;
 use crate::cores::{CoreId, QueueId};
 use std::{collections::BTreeMap, time::Duration};
 
-/// Of the time that is counted. `carried + sent == forwarded + dropped + waiting`, exactly.
+/// For the time that is counted. `carried + sent == forwarded + dropped + waiting` holds exactly.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Results {
     /// Packets that waited when counting began.
@@ -12,29 +12,29 @@ pub struct Results {
     pub sent: u64,
     pub forwarded: u64,
     pub dropped: u64,
-    /// At the end.
+    /// Packets that wait at the end.
     pub waiting: u64,
-    /// Of queues that dropped any.
+    /// Drops of each queue that dropped any.
     pub dropped_of: BTreeMap<QueueId, u64>,
-    /// From coming to being forwarded.
+    /// From arrival to being forwarded.
     pub latency: Latency,
     /// Cores that forwarded anything in a control period.
     pub cores: Cores,
-    /// Time that cores spent forwarding, waking up included.
+    /// Time that cores spent on forwarding, including waking up.
     pub forwarding: Duration,
-    /// What applications got done, and what they would have without traffic, in time of a core at full speed.
+    /// The work that applications got done, and the work without traffic, in time of a core at full speed.
     pub applications: Duration,
     pub applications_alone: Duration,
     /// In the order of time.
     pub moves: Vec<Move>,
-    /// How often a queue was split, joined or split otherwise.
+    /// How often a queue was split, joined, or split differently.
     pub splits: u64,
-    /// The longest time from the start of the first control period in which a core wanted more than the high mark to a queue of it
-    /// being moved to, or shared with, a core that did not forward before.
+    /// The longest reaction. It starts with the first control period in which a core wanted more than the high mark. It
+    /// ends when a queue of that core is moved to, or shared with, a core that did not forward before.
     pub reaction: Option<Duration>,
 }
 
-/// How many cores, by control period.
+/// Numbers of cores, by control period.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cores {
     /// Control periods, by number of cores.
@@ -53,7 +53,7 @@ impl Cores {
         sum as f64 / self.periods.iter().sum::<u64>().max(1) as f64
     }
 
-    /// What this share of the periods did not exceed; 0 if there were none.
+    /// The number that this share of the periods did not exceed; 0 if there were none.
     pub fn quantile(&self, share: f64) -> u16 {
         let all: u64 = self.periods.iter().sum();
         let mut below = 0;
@@ -79,23 +79,23 @@ pub struct Move {
 }
 
 impl Results {
-    /// Of the packets that were sent.
+    /// The lost fraction of the packets that were sent.
     pub fn loss(&self) -> f64 {
         self.dropped as f64 / (self.carried + self.sent).max(1) as f64
     }
 
-    /// What applications get, of what they would get without traffic (Q9); `None` without applications.
+    /// The part that applications get of what they would get without traffic (Q9). `None` without applications.
     pub fn application_share(&self) -> Option<f64> {
         let alone = self.applications_alone.as_secs_f64();
         (alone > 0.0).then(|| self.applications.as_secs_f64() / alone)
     }
 
-    /// Time of cores for each packet that was forwarded.
+    /// The time of cores for each forwarded packet.
     pub fn ns_per_packet(&self) -> Option<f64> {
         (self.forwarded > 0).then(|| self.forwarding.as_nanos() as f64 / self.forwarded as f64)
     }
 
-    /// The most moves of one queue within a time.
+    /// The most moves of one queue within this time.
     pub fn most_moves_within(&self, time: Duration) -> usize {
         let mut of: BTreeMap<QueueId, Vec<Duration>> = BTreeMap::new();
         for moved in &self.moves {

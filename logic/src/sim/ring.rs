@@ -3,7 +3,7 @@
 use super::SLICE_NS;
 use std::collections::VecDeque;
 
-/// A ring that holds so many packets, as the slices in which they came.
+/// A ring for a limited number of packets, stored by the slices in which they arrived.
 #[derive(Clone, Debug)]
 pub(super) struct Ring {
     limit: u64,
@@ -11,12 +11,12 @@ pub(super) struct Ring {
     lots: VecDeque<Lot>,
 }
 
-/// Packets that came in one slice, evenly over it.
+/// Packets that arrived in one slice, evenly over it.
 #[derive(Clone, Debug)]
 struct Lot {
     slice: u64,
     came: u64,
-    /// Of those that came.
+    /// How many of them are gone, and how many are left.
     gone: u64,
     left: u64,
 }
@@ -24,10 +24,10 @@ struct Lot {
 /// Packets that leave a ring together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Leaving {
-    /// The slice in which they came.
+    /// The slice in which they arrived.
     pub slice: u64,
     pub packets: u64,
-    /// From coming to leaving, on average.
+    /// The average time from arrival to leaving.
     pub waited_ns: u64,
 }
 
@@ -40,7 +40,7 @@ impl Ring {
         self.waiting
     }
 
-    /// Packets that came in a slice, behind all that came before.
+    /// Adds packets that arrived in a slice, after all earlier ones.
     pub fn push(&mut self, slice: u64, packets: u64) {
         if packets > 0 {
             self.lots.push_back(Lot { slice, came: packets, gone: 0, left: packets });
@@ -68,7 +68,7 @@ impl Ring {
         self.waiting -= gone;
     }
 
-    /// Drops the newest, as many as it cannot hold; how many that were.
+    /// Drops the newest packets that it cannot hold. Returns their number.
     pub fn drop_excess(&mut self) -> u64 {
         let excess = self.waiting.saturating_sub(self.limit);
         let mut left = excess;
@@ -87,7 +87,8 @@ impl Ring {
     }
 }
 
-/// Time within a slice of the middle one of `part` packets that come after `first` ones, of `all` that are spread over it.
+/// The time within a slice of the middle one of `part` packets that come after `first` ones, of `all` that are spread
+/// over it.
 fn middle(first: u64, part: u64, all: u64) -> u64 {
     SLICE_NS * (2 * first + part) / (2 * all)
 }
@@ -102,16 +103,16 @@ mod tests {
         ring.push(0, 20);
         ring.push(1, 0);
         ring.push(1, 10);
-        // Of 30 the last 5 find no place.
+        // The last 5 of 30 find no place.
         assert_eq!((ring.drop_excess(), ring.waiting()), (5, 25));
         let mut left = Vec::new();
         let mut pop = |ring: &mut Ring, now, packets| {
             ring.pop(now, packets, |it| left.push((it.slice, it.packets, it.waited_ns)));
         };
-        // 10 of 20 came at 25 us on average and leave at 150.
+        // 10 of 20 arrived at 25 us on average and leave at 150.
         pop(&mut ring, 1, 10);
-        // 10 came at 75 us and leave in the first two thirds of slice 2, at 233; 5 of 10 came at 125 us and leave at 283 (those
-        // dropped came last).
+        // 10 arrived at 75 us and leave in the first two thirds of slice 2, at 233. 5 of 10 arrived at 125 us and leave
+        // at 283 (the dropped ones arrived last).
         pop(&mut ring, 2, 100);
         assert_eq!(left, [(0, 10, 125_000), (0, 10, 158_333), (1, 5, 158_333)]);
         assert_eq!((ring.waiting(), ring.drop_excess()), (0, 0));

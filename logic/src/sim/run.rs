@@ -1,4 +1,4 @@
-//! A run: slice by slice, and at the end of every control period what the allocator decides.
+//! A run, slice by slice. The allocator decides at the end of every control period.
 
 use super::{
     PERIOD, SLICE_NS,
@@ -19,16 +19,16 @@ pub(super) struct Run<'a> {
     pub settings: Settings,
     pub cores: Vec<Core>,
     pub queues: Vec<Queue>,
-    /// What homes do, by the number of their queue, then what other cores do for queues that are split.
+    /// The tasks of homes, by the number of their queue. After them, the tasks of other cores for split queues.
     pub tasks: Vec<Task>,
     pub reaction: Reaction,
     pub results: Results,
-    /// Packets on their way to the cores that their queues share with: tasks and when they came.
+    /// Packets on their way to the cores that share their queues: tasks, and when the packets arrived.
     handed_on: Vec<(usize, Leaving)>,
 }
 
 impl Scenario {
-    /// Simulates it; the same scenario always gives the same results.
+    /// Simulates the scenario. The same scenario always gives the same results.
     pub fn run(&self, placement: &Placement) -> Result<Results, BadScenario> {
         self.check()?;
         let (policy, ports) = match placement {
@@ -62,7 +62,7 @@ impl Scenario {
     }
 }
 
-/// The numbers of each port's queues.
+/// The range of queue numbers of each port.
 fn ranges(ports: &[u16]) -> Vec<Range<usize>> {
     let mut next = 0;
     let range = |&queues: &u16| {
@@ -90,7 +90,8 @@ impl<'a> Run<'a> {
         };
         for (port, &queues) in ports.iter().enumerate() {
             for index in 0..queues {
-                // Round robin, each port from the first: the queues of a port are its cores', as NICs' drivers do.
+                // Round robin, for each port from the first core on. This is how NIC drivers distribute the queues of a
+                // port.
                 let core = allowed[usize::from(index) % allowed.len()];
                 let queue = run.queues.len();
                 let Scenario { ports, cost, .. } = scenario;
@@ -102,7 +103,7 @@ impl<'a> Run<'a> {
         run
     }
 
-    /// Which tasks each core has.
+    /// Updates the list of tasks of each core.
     pub fn list_tasks(&mut self) {
         self.cores.iter_mut().for_each(|core| core.tasks.clear());
         for (number, task) in self.tasks.iter().enumerate() {
@@ -143,7 +144,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// What a core can do in a slice whose sibling works for so long.
+    /// The time that a core can work in a slice if its sibling works for this long.
     fn time_ns(&self, sibling_busy_ns: u64) -> u64 {
         SLICE_NS - sibling_busy_ns * u64::from(1000 - self.scenario.machine.sibling_speed) / 1000
     }

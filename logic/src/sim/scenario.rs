@@ -1,4 +1,4 @@
-//! What is simulated, as data.
+//! The description of a simulation, as data.
 
 use super::cost::Cost;
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
 use std::time::Duration;
 use thiserror::Error;
 
-/// A machine, what it forwards and what else it does.
+/// A machine, the traffic that it forwards, and its other work.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scenario {
     pub machine: Machine,
@@ -17,10 +17,10 @@ pub struct Scenario {
     pub ports: Vec<SimPort>,
     pub sources: Vec<Source>,
     pub applications: Vec<Application>,
-    /// For the allocator; its policy is that of the [`Placement`].
+    /// Settings of the allocator. The [`Placement`] gives the policy.
     pub settings: Settings,
-    /// At first nothing is counted for so long: queues begin round robin on the allowed cores, and packing has to find its
-    /// places.
+    /// Nothing is counted for this long at first. Queues begin round robin on the allowed cores, and packing has to
+    /// find its places.
     pub settle: Duration,
     /// Counted after that.
     pub duration: Duration,
@@ -30,13 +30,13 @@ pub struct Scenario {
 /// The cores of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
-    /// Logical ones, 1 to 128.
+    /// The number of logical cores, 1 to 128.
     pub cores: u16,
-    /// NUMA nodes, each with as many physical cores.
+    /// The number of NUMA nodes, each with equally many physical cores.
     pub nodes: u16,
-    /// Logical cores of a physical one, 1 or 2. Core c and core c + cores / 2 are siblings, as Linux numbers them.
+    /// Logical cores per physical core, 1 or 2. Core c and core c + cores / 2 are siblings, as Linux numbers them.
     pub siblings: u16,
-    /// What a core does, in thousandths, while its sibling works too.
+    /// The speed of a core while its sibling also works, in thousandths.
     pub sibling_speed: u16,
 }
 
@@ -62,16 +62,16 @@ pub struct SimPort {
     pub queues: u16,
     /// NUMA node.
     pub node: Option<u16>,
-    /// Packets that a queue's ring holds; those that find it full are dropped.
+    /// Packets that a queue's ring holds. Packets that find it full are dropped.
     pub ring: u32,
 }
 
-/// Packets that come to a port.
+/// Packets that arrive at a port.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Source {
     pub port: PortId,
-    /// So many flows that are alike, hashed to the port's queues; `None`: every queue gets as much. Elephants are flows of their
-    /// own, always hashed.
+    /// The number of equal flows, hashed to the port's queues. `None`: every queue gets the same. Elephants are flows
+    /// of their own, always hashed.
     pub flows: Option<u32>,
     pub rate: Rate,
     pub arrivals: Arrivals,
@@ -80,14 +80,15 @@ pub struct Source {
 /// Packets per second over time, counted from the start of the run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Rate {
-    /// Straight lines between points, level before the first and after the last; two points at one time are a step.
+    /// Straight lines between points, level before the first and after the last. Two points at one time are a step.
     Line(Vec<Point>),
-    /// Up from `low_pps` to `high_pps` and back in every period, smoothly; it begins low.
+    /// Up from `low_pps` to `high_pps` and back in every period, smoothly. It begins low.
     Wave { low_pps: u64, high_pps: u64, period: Duration },
-    /// All flows at once: `pps`, then silence. Each time takes between a half and one and a half of `on` or `off`, at random.
+    /// All flows at once: `pps`, then silence. Each time takes between a half and one and a half of `on` or `off`, at
+    /// random.
     OnOff { pps: u64, on: Duration, off: Duration },
-    /// Flows come at random and last equally long; their rates, and so their sizes, are Pareto distributed with shape 4/3, cut at
-    /// `most_pps`: few flows carry most packets.
+    /// Flows begin at random and last equally long. Their rates, and so their sizes, are Pareto distributed with shape
+    /// 4/3, limited to `most_pps`: few flows carry most packets.
     Elephants { flows_per_second: u32, lasting: Duration, least_pps: u32, most_pps: u32 },
 }
 
@@ -108,34 +109,35 @@ pub enum Arrivals {
     Poisson,
 }
 
-/// A program of which an instance runs on each of some cores; instances stay where they are (as in Q fig. 7).
+/// A program with an instance on each of some cores. Instances stay where they are (as in Q fig. 7).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Application {
-    /// `None`: all.
+    /// The cores; `None`: all.
     pub cores: Option<Vec<CoreId>>,
-    /// Of its core's time, in thousandths.
+    /// The part of its core's time that it wants, in thousandths.
     pub wants: u16,
     pub sharing: Sharing,
-    /// The allocator is told of it as a pinned workload (V2).
+    /// The allocator sees it as a pinned workload (V2).
     pub pinned: bool,
 }
 
-/// What an application gets of a core that forwards, too.
+/// What an application gets of a core that also forwards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sharing {
-    /// What is left: forwarding runs in softirqs, or in threads of a higher priority.
+    /// The rest: forwarding runs in softirqs, or in threads of a higher priority.
     #[default]
     Rest,
     /// As much as each queue that wants more: threads of one priority under the fair scheduler.
     Fair,
 }
 
-/// What places queues on cores.
+/// How queues are placed on cores.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Placement {
     /// The allocator, with this policy.
     Allocator(Policy),
-    /// As NICs come: every port has a queue on each allowed core, flows are hashed over them, and nothing ever moves.
+    /// The default of NICs: every port has a queue on each allowed core, flows are hashed over them, and nothing ever
+    /// moves.
     RssHash,
 }
 
@@ -155,7 +157,7 @@ const MOST_PPS: u64 = 1_000_000_000;
 const HOUR: Duration = Duration::from_secs(3600);
 
 impl Scenario {
-    /// Is it within the bounds of what can be simulated?
+    /// Checks that it is within the limits of the simulation.
     pub fn check(&self) -> Result<(), BadScenario> {
         self.check_machine()?;
         let total = self.settle.saturating_add(self.duration);

@@ -6,7 +6,7 @@ use crate::{
     fib::synthetic::Random,
 };
 
-/// Cores of their own, one port with so many queues, a packet takes 1 us and wakes nobody.
+/// Each core without a sibling, one port with this many queues. A packet takes 1 us and needs no wake-up.
 pub(super) fn scenario(cores: u16, queues: u16) -> Scenario {
     Scenario {
         machine: Machine { cores, nodes: 1, siblings: 1, sibling_speed: 1000 },
@@ -43,7 +43,8 @@ fn is_conserved(results: &Results) -> bool {
 
 #[test]
 fn a_core_with_too_much_to_do_forwards_what_it_can_and_drops_the_rest() {
-    // 200 packets come in each of 200 slices, 100 are forwarded, 50 wait in the ring. An application on the other core.
+    // 200 packets arrive in each of 200 slices, 100 are forwarded, 50 wait in the ring. An application is on the other
+    // core.
     let application = Application { cores: None, wants: 600, sharing: Sharing::Rest, pinned: false };
     let scenario = Scenario {
         sources: vec![source(constant(2_000_000))],
@@ -59,7 +60,8 @@ fn a_core_with_too_much_to_do_forwards_what_it_can_and_drops_the_rest() {
     assert_eq!(results.applications, Duration::from_millis(12));
     assert_eq!(results.applications_alone, Duration::from_millis(24));
     assert_eq!((results.application_share(), results.ns_per_packet()), (Some(0.5), Some(1000.0)));
-    // The second 50 of 200 come 37.5 us after the start of their slice on average, and leave 25 us after that of the next.
+    // The second 50 of 200 arrive 37.5 us after the start of their slice on average, and leave 25 us after that of the
+    // next.
     assert_eq!((results.latency.packets, results.latency.max_ns), (20_000, 87_500));
     assert!(is_conserved(&results) && results.moves.is_empty() && results.reaction.is_none());
 }
@@ -93,7 +95,7 @@ fn siblings_slow_each_other_down() {
         (results.applications, results.applications_alone)
     };
     assert_eq!(got(on_one), (Duration::from_millis(20), Duration::from_millis(20)));
-    // In the first slice nobody knows yet that the other works.
+    // In the first slice, nobody knows yet that the other works.
     let (applications, alone) = got(both);
     assert_eq!(alone, Duration::from_millis(4 * 12));
     assert_eq!(applications, alone + Duration::from_micros(4 * 40));
@@ -116,16 +118,16 @@ fn a_queue_that_is_split_hands_packets_on_evenly_until_it_is_joined() {
     };
     let far = Duration::from_millis(10);
     run.apply(far, &plan(0, &[0, 2]));
-    // 60 packets: 30 stay, 30 are handed on, and begun with a slice later.
+    // 60 packets: 30 stay, 30 are handed on and begun a slice later.
     assert_eq!(slices(&mut run, 0..100, 60), [100 * 45_000, 99 * 30_000]);
     assert_eq!((run.results.forwarded, run.waiting()), (5_970, 30));
-    // Its home does no share: 30 for each, the 61st for each in turn; what waits is forwarded where it is.
+    // Its home does no share: 30 for each, and the 61st for each in turn. Waiting packets are forwarded where they are.
     run.apply(far, &plan(0, &[1, 2]));
     // Core 2 has 30 and gets 30 and 31 in turn, core 1 gets 31 and 30.
     let came = [30 + 50 * 30 + 49 * 31, 50 * 31 + 49 * 30].map(|packets| packets * 1000);
     assert_eq!(slices(&mut run, 100..200, 61), [100 * 30_500, came[0], came[1]]);
     assert_eq!((run.results.splits, run.results.moves.len(), run.results.dropped), (2, 0, 0));
-    // Joined elsewhere: the others finish what they have and are forgotten.
+    // Joined elsewhere: the others finish their packets and are removed.
     run.apply(far, &plan(1, &[]));
     assert_eq!((run.tasks.len(), run.tasks[0].core), (3, 1));
     slices(&mut run, 200..300, 61);
@@ -149,7 +151,7 @@ fn the_allocator_sees_what_cores_queues_and_applications_did() {
     assert_eq!(seen, [(0, 0, 0.1, 0.0, Some(0)), (1, 1, 1.0, 0.0, Some(0))]);
     let counted = |packets_per_s| Some(Counted { packets_per_s, wakeups_per_s: 0.0 });
     assert_eq!(view.queues[0].counted, counted(100_000.0));
-    assert_eq!(view.queues[1].counted, counted(1_000_000.0), "what came is not what was done");
+    assert_eq!(view.queues[1].counted, counted(1_000_000.0), "arrived packets are not finished packets");
     let scenario = Scenario { cost: Cost::MILLRACE, ..scenario };
     let mut run = Run::new(&scenario, None, &[2]);
     (0..100).for_each(|now| run.slice(now, &[50, 0]));
@@ -158,7 +160,7 @@ fn the_allocator_sees_what_cores_queues_and_applications_did() {
     assert_eq!((counted.packets_per_s, counted.wakeups_per_s.round()), (500_000.0, 318_942.0));
 }
 
-/// Anything that can be simulated, small.
+/// A small scenario with random values.
 fn random(seed: u64) -> Scenario {
     let mut random = Random(seed);
     let mut below = |limit: u32| random.below(limit);
@@ -208,7 +210,7 @@ fn random(seed: u64) -> Scenario {
 }
 
 #[test]
-fn every_packet_is_forwarded_dropped_or_waits_and_the_same_again() {
+fn every_packet_is_forwarded_dropped_or_waits_and_runs_are_repeatable() {
     for seed in 0..40 {
         let scenario = random(seed);
         for placement in [PACK, SPREAD, Placement::RssHash] {
@@ -240,7 +242,7 @@ fn more_cores_never_drop_more_when_spread() {
 }
 
 #[test]
-fn what_cannot_be_simulated_is_refused() {
+fn scenarios_that_cannot_be_simulated_are_refused() {
     let bad = |change: fn(&mut Scenario)| {
         let mut scenario = random(1);
         change(&mut scenario);
@@ -257,7 +259,8 @@ fn what_cannot_be_simulated_is_refused() {
     assert_eq!(bad(|s| s.cost.ns_per_packet = 0), "ns per packet: 1 to 100000");
 }
 
-/// Four queues that take 36 % of a core each, after a while with twice as much, so that it is known what waking up costs.
+/// Four queues that take 36 % of a core each. For some time before they have twice as much, so that the cost of waking
+/// up is known.
 #[test]
 fn queues_that_fit_a_core_together_share_one_and_lose_nothing() {
     let quarters = growing(4, 4, &[(0.0, 4_000_000), (2.0, 4_000_000), (2.0, 1_985_000)]);
@@ -268,14 +271,14 @@ fn queues_that_fit_a_core_together_share_one_and_lose_nothing() {
     assert!((0.575..0.585).contains(&of_core(&packed, 2.0)), "{}", of_core(&packed, 2.0));
 }
 
-/// A load that one core can carry, later another one; packets cost what was measured.
+/// A load that one core can carry, and later another one, with the measured cost of packets.
 fn growing(cores: u16, queues: u16, points: &[(f64, u64)]) -> Scenario {
     let line = points.iter().map(|&(at, pps)| Point { at: seconds(at), pps }).collect();
     Scenario {
         cost: Cost::MILLRACE,
         ports: vec![SimPort { queues, node: None, ring: 1024 }],
         sources: vec![Source { arrivals: Arrivals::Poisson, ..source(Rate::Line(line)) }],
-        // Everything is on one core after that.
+        // After that, everything is on one core.
         settle: seconds(5.0),
         duration: seconds(10.0),
         ..scenario(cores, queues)
@@ -288,7 +291,7 @@ fn a_step_gets_its_second_core_at_once_and_loses_nothing() {
     let results = step.run(&PACK).unwrap();
     assert_eq!((results.dropped, results.cores.most()), (0, 2));
     assert!(results.reaction.is_some_and(|time| time < Duration::from_millis(50)), "{:?}", results.reaction);
-    // The first second on one core, then two.
+    // One core in the first second, then two.
     assert!((1.85..1.95).contains(&results.cores.mean()), "{:?}", results.cores);
     let spread = step.run(&SPREAD).unwrap();
     assert_eq!((spread.dropped, spread.cores.most(), spread.moves.len()), (0, 4, 0));
@@ -303,7 +306,7 @@ fn a_gentle_ramp_loses_nothing_while_cores_are_added() {
 }
 
 #[test]
-fn a_load_that_wobbles_around_the_mark_moves_no_queue_twice_in_a_hold_time() {
+fn a_load_that_fluctuates_around_the_mark_moves_no_queue_twice_in_a_hold_time() {
     let mut wobble = growing(4, 4, &[(5.0, 200_000), (5.0, 1_800_000)]);
     let wave = Rate::Wave { low_pps: 0, high_pps: 500_000, period: seconds(0.5) };
     wobble.sources.push(Source { arrivals: Arrivals::Poisson, ..source(wave) });

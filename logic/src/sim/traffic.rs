@@ -1,4 +1,4 @@
-//! What comes to the queues, slice by slice.
+//! The packets that arrive at the queues, slice by slice.
 
 use super::{
     NS_PER_SECOND, SLICE_NS,
@@ -8,19 +8,20 @@ use super::{
 use crate::fib::synthetic::Random;
 use std::{cmp::Reverse, collections::BinaryHeap, ops::Range, time::Duration};
 
-/// All sources. Two runs of a scenario see the same rates, however many queues there are; which queue gets a flow differs.
+/// All sources. Two runs of a scenario see the same rates, whatever the number of queues. Only the queue of each flow
+/// differs.
 pub(super) struct Traffic {
     sources: Vec<FlowState>,
     queues: Vec<Arriving>,
 }
 
-/// What comes to a queue.
+/// The packets that arrive at a queue.
 struct Arriving {
     even_pps: u64,
     poisson_pps: u64,
-    /// Of the last slice: [`Self::poisson_pps`] then, and what follows from it.
+    /// For the last slice: [`Self::poisson_pps`], and the distribution that follows from it.
     poisson: (u64, Poisson),
-    /// Of a packet, in parts of NS_PER_SECOND.
+    /// The fraction of a packet that is left over, in parts of NS_PER_SECOND.
     fraction: u64,
     random: Random,
 }
@@ -33,7 +34,7 @@ impl Arriving {
         }
     }
 
-    /// Packets that come in a slice.
+    /// The packets that arrive in a slice.
     fn slice(&mut self) -> u64 {
         let parts = self.fraction + self.even_pps * SLICE_NS;
         self.fraction = parts % NS_PER_SECOND;
@@ -45,23 +46,23 @@ impl Arriving {
     }
 }
 
-/// Of a number per second.
+/// The number per slice for a number per second.
 fn per_slice(per_second: u64) -> f64 {
     (per_second * SLICE_NS) as f64 / NS_PER_SECOND as f64
 }
 
 struct FlowState {
     source: Source,
-    /// Its port's queues.
+    /// The queues of its port.
     queues: Range<usize>,
     random: Random,
     kind: Kind,
 }
 
 enum Kind {
-    /// A rate that is divided between the queues by fixed shares.
+    /// A rate that is divided among the queues by fixed shares.
     Shared {
-        /// Flows of queues before each, and of all.
+        /// The number of flows of all queues before each, and of all queues.
         flows: Vec<u64>,
         pps: u64,
         on_off: OnOff,
@@ -102,7 +103,7 @@ impl Traffic {
                 _ => Kind::Shared {
                     flows: hashed(source.flows, queues.len(), stream(seed, 2 << 32 | number as u64)),
                     pps: 0,
-                    // At time 0 it becomes the other.
+                    // At time 0 it becomes the other one.
                     on_off: OnOff { is_on: random.next_u64() & 1 == 0, until_ns: 0 },
                 },
             };
@@ -112,7 +113,7 @@ impl Traffic {
         Self { sources, queues: (0..queues).map(arriving).collect() }
     }
 
-    /// Packets that come to each queue in this slice; slices come in their order.
+    /// The packets that arrive at each queue in this slice. Slices come in order.
     pub fn slice(&mut self, slice: u64, came: &mut [u64]) {
         for source in &mut self.sources {
             source.advance(slice * SLICE_NS, &mut self.queues);
@@ -123,7 +124,7 @@ impl Traffic {
     }
 }
 
-/// Flows of queues before each of `queues` queues, and of all.
+/// The number of flows of all queues before each of `queues` queues, and of all.
 fn hashed(flows: Option<u32>, queues: usize, mut random: Random) -> Vec<u64> {
     let mut counts = vec![0; queues];
     match flows {
@@ -225,7 +226,7 @@ mod tests {
         Source { port: 0, flows, rate, arrivals }
     }
 
-    /// Packets that come to each of some queues in each slice.
+    /// The packets that arrive at each of some queues in each slice.
     fn slices(sources: &[Source], queues: usize, count: u64) -> Vec<Vec<u64>> {
         let mut traffic = Traffic::new(sources, std::slice::from_ref(&(0..queues)), 7);
         let each = |slice| {
@@ -246,7 +247,7 @@ mod tests {
 
     #[test]
     fn even_arrivals_are_exact() {
-        // 25,000 packets a second: 2.5 in a slice, the first queue has 12,500.
+        // 25,000 packets a second: 2.5 in a slice, and the first queue has 12,500.
         let rate = Rate::Line(vec![at(0, 25_000)]);
         let came = slices(&[source(None, rate, Arrivals::Even)], 2, 8);
         let queue = |q: usize| came.iter().map(|slice| slice[q]).collect::<Vec<_>>();
@@ -266,7 +267,7 @@ mod tests {
         let ramp = Rate::Line(vec![at(0, 0), at(1000, 2_000_000)]);
         let hashed = source(Some(10), ramp.clone(), Arrivals::Even);
         let came = slices(&[hashed, source(None, ramp, Arrivals::Even)], 3, 10_000);
-        // Two triangles of a million, less what is not a whole packet yet and what comes in the last slice.
+        // Two triangles of a million, less fractions of packets and the packets of the last slice.
         assert!((1_999_700..=2_000_000).contains(&total(&came)), "{}", total(&came));
     }
 
@@ -298,9 +299,9 @@ mod tests {
         let rate = Rate::Elephants { flows_per_second: 2000, lasting, least_pps: 1000, most_pps: 100_000 };
         let source = source(None, rate, Arrivals::Even);
         let [one, many] = [1, 8].map(|queues| slices(std::slice::from_ref(&source), queues, 50_000));
-        // Up to fractions of packets in 8 queues.
+        // Equal except for fractions of packets in 8 queues.
         assert!(total(&one).abs_diff(total(&many)) <= 8);
-        // Mean rate of a flow: 1000 * (4 - 3 * 100^(-1/3)) = 3354, of 200 at once: 671,000 a second.
+        // The mean rate of a flow is 1000 * (4 - 3 * 100^(-1/3)) = 3354. 200 at once have 671,000 a second.
         assert!((3_200_000..3_500_000).contains(&total(&one)), "{}", total(&one));
         let of_queue = |q: usize| many.iter().map(|slice| slice[q]).sum::<u64>();
         assert!((0..8).all(|q| (350_000..500_000).contains(&of_queue(q))));

@@ -1,11 +1,11 @@
-//! One worker of the user plane in virtual time: the very same [`Scheduler`] as in the daemon, without packets.
+//! One worker of the user plane in virtual time. It uses the real [`Scheduler`], without packets.
 //!
-//! Time goes on by what runs take, in cycles. Packets of every path come to its ring, which drops what it has no room for;
-//! the worker picks a path, takes up to a burst of what is in its ring, and charges the scheduler what it is told
-//! to measure. What paths really took is counted beside it.
+//! Time advances by the cycles of runs. Packets of every path arrive at its ring, which drops those without room. The
+//! worker picks a path, takes up to a burst from its ring, and charges the scheduler with the requested measurements.
+//! The real use of paths is counted separately.
 //!
-//! Not modelled: caches that a path finds cold, so a switch always costs the same; transmit rings; what workers do to
-//! each other.
+//! Three things are not modelled: cold caches of a path (a switch always costs the same), transmit rings, and the
+//! influence of workers on each other.
 
 use super::random::{Poisson, stream};
 use crate::{
@@ -13,65 +13,65 @@ use crate::{
     paths::{Cost, Handle, Path, Refused, Resource, Run, Saturation, Scheduler, Used, Utilisation},
 };
 
-/// What comes for a path. Times in cycles.
+/// The packets that arrive for a path. Times are in cycles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrivals {
     /// The ring is always full.
     Always,
-    /// One packet in every so many cycles, 1 or more.
+    /// One packet in every this many cycles, 1 or more.
     Even(u64),
     /// The same on average, independent of each other.
     Random(u64),
     /// Evenly for a while, then nothing for a while.
     Bursts {
-        /// Between two packets, 1 or more.
+        /// Cycles between two packets, 1 or more.
         gap: u64,
-        /// How long they come.
+        /// How long they arrive.
         on: u64,
-        /// And do not.
+        /// How long they do not.
         off: u64,
     },
 }
 
-/// What packets cost from some time on.
+/// The cost of packets from some time on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Price {
-    /// Cycles from the start.
+    /// In cycles from the start.
     pub from: u64,
-    /// Of most packets.
+    /// The cycles of most packets.
     pub cycles: u64,
-    /// One packet in so many, at random, is dear; 0: none.
+    /// One packet in this many, at random, is expensive; 0: none.
     pub one_in: u64,
-    /// It takes so many cycles more.
+    /// The additional cycles of such a packet.
     pub extra: u64,
-    /// Bytes of memory bandwidth; `None`: that is not counted.
+    /// Bytes of memory bandwidth. `None`: not counted.
     pub memory: Option<u64>,
 }
 
 impl Price {
-    /// Always so many cycles.
+    /// The same number of cycles for every packet.
     pub const fn even(cycles: u64) -> Self {
         Price { from: 0, cycles, one_in: 0, extra: 0, memory: None }
     }
 }
 
-/// A path and what comes for it.
+/// A path and its packets.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Source {
     /// The path.
     pub path: Path,
-    /// What comes while it is there.
+    /// The packets that arrive while it is there.
     pub arrivals: Arrivals,
     /// In the order of time, the first from 0.
     pub prices: Vec<Price>,
-    /// Packets that its ring holds.
+    /// The number of packets that its ring holds.
     pub ring: u64,
     /// When the path is there, in cycles: from, up to.
     pub there: [u64; 2],
 }
 
 impl Source {
-    /// A path whose ring of 1,024 packets is always full, and whose packets cost always the same.
+    /// A path whose ring of 1,024 packets is always full, and whose packets all cost the same.
     pub fn new(path: Path, cycles: u64) -> Self {
         Source {
             path,
@@ -83,62 +83,62 @@ impl Source {
     }
 }
 
-/// What is to be shared, told at the end of each control period.
+/// The resource to share, set at the end of each control period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shares {
-    /// Nothing is told.
+    /// Nothing is set.
     Cycles,
-    /// Always this.
+    /// Always this resource.
     Always {
-        /// What.
+        /// The resource.
         resource: Resource,
         /// A period, in cycles.
         period: u64,
     },
-    /// What is scarce ([`Saturation`]).
+    /// The scarce resource ([`Saturation`]).
     Scarce {
-        /// Memory bandwidth that there is, bytes in a period.
+        /// The available memory bandwidth, in bytes per period.
         memory: u64,
         /// A period, in cycles.
         period: u64,
     },
 }
 
-/// How a worker works.
+/// The behaviour of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Worker {
-    /// What a switch really takes; the scheduler may think something else.
+    /// The real cost of a switch. The scheduler may assume another one.
     pub switch_cycles: u64,
-    /// Instead of the scheduler's.
+    /// The burst, if it is not the scheduler's.
     pub burst: Option<u32>,
-    /// Cycles are read with every run; else only when a run is to be measured.
+    /// Cycles are read with every run. Otherwise only if a run must be measured.
     pub clocked: bool,
-    /// Paths whose rings are empty sleep; else they are asked.
+    /// Paths with empty rings sleep. Otherwise they are asked.
     pub sleeps: bool,
-    /// What the scheduler is told to share.
+    /// The resource that the scheduler shares.
     pub shares: Shares,
-    /// Of everything that is random.
+    /// The seed of everything random.
     pub seed: u64,
 }
 
-/// What became of a path.
+/// The results of a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Of its runs with packets and without, context switches included.
+    /// Cycles of its runs, with and without packets, including context switches.
     pub cycles: u64,
-    /// Of those without.
+    /// Cycles of the runs without packets.
     pub idle_cycles: u64,
     /// Memory bandwidth, bytes.
     pub memory: u64,
-    /// Packets that came, that were dealt with, and that found the ring full. Of [`Arrivals::Always`] none come.
+    /// Packets that arrived. [`Arrivals::Always`] has none.
     pub came: u64,
-    /// Dealt with.
+    /// Packets that were processed.
     pub packets: u64,
-    /// Dropped.
+    /// Packets that found the ring full.
     pub dropped: u64,
-    /// Runs, those without packets included.
+    /// All runs, including those without packets.
     pub runs: u64,
-    /// The longest time for which packets waited without any of the path's being taken.
+    /// The longest time for which packets waited while none of the path was taken.
     pub longest_wait: u64,
     /// The longest run.
     pub longest_run: u64,
@@ -156,7 +156,8 @@ struct Lane<'a> {
 }
 
 impl Worker {
-    /// Lets the scheduler run these paths for so many cycles. The outcome of each, and the scheduler as it is then.
+    /// Lets the scheduler run these paths for `cycles` cycles. Returns the outcome of each, and the scheduler's state
+    /// at the end.
     pub fn run(
         &self,
         mut scheduler: Scheduler,
@@ -177,7 +178,7 @@ impl Worker {
         while now < cycles {
             for lane in &mut lanes {
                 lane.come_and_go(now, &mut scheduler)?;
-                // Who is asked sees what came when it is.
+                // A path that is asked sees its packets at that moment.
                 if self.sleeps && lane.handle.is_some_and(|_| lane.arrive(now) > 0) {
                     lane.handle.into_iter().for_each(|handle| scheduler.wake(handle));
                 }
@@ -230,7 +231,7 @@ impl Worker {
     }
 }
 
-/// Of a run.
+/// The cost of a run.
 struct Took {
     packets: u32,
     cycles: u64,
@@ -255,7 +256,7 @@ impl Lane<'_> {
         Ok(())
     }
 
-    /// What came up to now is in the ring; how many wait there.
+    /// Puts the packets that arrived up to now into the ring. Returns how many wait there.
     fn arrive(&mut self, now: u64) -> u64 {
         let (before, was_empty) = (self.arrived_until, self.waiting == 0);
         self.arrived_until = now;
@@ -276,13 +277,13 @@ impl Lane<'_> {
         self.outcome.came += came;
         self.outcome.dropped += came - kept;
         if was_empty {
-            // The first of them came after `before`.
+            // The first of them arrived after `before`.
             self.waits_since = before.max(self.waits_since);
         }
         self.waiting
     }
 
-    /// A run of up to so many packets that begins now.
+    /// A run of up to `burst` packets that begins now.
     fn serve(&mut self, now: u64, burst: u32, switch_cycles: u64) -> Took {
         let packets = self.arrive(now).min(burst.into());
         if packets > 0 {

@@ -1,4 +1,4 @@
-//! Reading the tables back, step by step as the program does.
+//! Reads the tables back, in the same steps as the program.
 
 use super::{
     Tables, groups,
@@ -25,32 +25,32 @@ use std::{
     },
 };
 
-/// What becomes of a packet to some address.
+/// What happens to a packet for an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// `None`: it is forwarded. Else it goes to the kernel.
+    /// Why the packet goes to the kernel. `None`: it is forwarded.
     pub reason: Option<Reason>,
-    /// Egress interface, where there is one.
+    /// The egress interface, if there is one.
     pub interface: Option<InterfaceId>,
     /// The neighbour it would be sent to; for a connected route the destination itself.
     pub neighbour: Option<IpAddr>,
     /// The neighbour's MAC address.
     pub mac: Option<Mac>,
-    /// Source MAC, port and VLAN it leaves with.
+    /// The source MAC address, port and VLAN with which it leaves.
     pub source: Mac,
     pub port: PortId,
     pub vlan: Vlan,
-    /// Longest IP packet in bytes; 0 without an interface.
+    /// The longest IP packet in bytes; 0 without an interface.
     pub mtu: u32,
     /// A source behind this route counts as reachable.
     pub unicast: bool,
-    /// An address of the router itself.
+    /// The address belongs to the router itself.
     pub local: bool,
     /// Multi-buffer frames may leave here.
     pub frags: bool,
-    /// Id of the next hop, the last one looked at.
+    /// The id of the next hop that was looked at last.
     pub nexthop: u32,
-    /// How many of 256 flow hashes take this answer, rounded.
+    /// The number of flow hashes out of 256 that get this answer, rounded.
     pub share: u16,
 }
 
@@ -61,8 +61,8 @@ impl<M: Memory> Tables<M> {
     }
 }
 
-/// Where a packet to `address` goes: one answer, or one for each member of a group. The tables may be changed meanwhile;
-/// then an answer is that of before, of after, or, while several words change, wrong.
+/// Where a packet to `address` goes: one answer, or one for each member of a group. If the tables change during the
+/// call, an answer is from before or after the change. It may be wrong while several words change.
 pub fn lookup(memory: &(impl Memory + ?Sized), router: RouterId, address: IpAddr) -> Vec<Answer> {
     match address {
         IpAddr::V4(address) => lookup_in(memory, router, address.to_bits()),
@@ -74,11 +74,11 @@ fn leaf_of<A: Family>(memory: &(impl Memory + ?Sized), router: RouterId, address
     fib::lookup(memory, RouterRow::of(memory, router).root::<A>(), address)
 }
 
-/// A router's row of `routers`; that of one there is no room for is that of one without routes.
+/// A router's row of `routers`. A router without room in the map has the row of a router without routes.
 #[derive(Clone, Copy)]
 pub(crate) struct RouterRow<'a>(&'a [AtomicU64; words::ROUTER]);
 
-/// Its roots lead nowhere.
+/// The row of no router. Its roots lead nowhere.
 static NO_ROUTER: [AtomicU64; words::ROUTER] = [const { AtomicU64::new(0) }; words::ROUTER];
 
 impl<'a> RouterRow<'a> {
@@ -105,14 +105,14 @@ impl<'a> RouterRow<'a> {
         self.root::<u128>()
     }
 
-    /// By what its packets are hashed.
+    /// How its packets are hashed.
     pub fn multipath(self) -> MultipathHash {
         let flags = self.0[FLAGS_WORD].load(Acquire);
         let key = [0, 1].map(|half| self.0[KEY_WORD + half].load(Acquire));
         MultipathHash { l4: [flags & 1 != 0, flags & 2 != 0], key }
     }
 
-    /// This may be one of its own addresses; false: it is not.
+    /// Whether this may be one of the router's own addresses. `false` is certain.
     #[inline]
     pub fn maybe_local(self, address: u32) -> bool {
         let bit = local_filter_bit(address);
@@ -137,8 +137,8 @@ fn lookup_in<A: Family>(memory: &(impl Memory + ?Sized), router: RouterId, addre
     answers.into_iter().map(|(a, share)| Answer { share: share.round() as u16, ..a }).collect()
 }
 
-/// The next hop that packets to `address` leave by and, of a connected route, the longest IP packet in bytes, else `u32::MAX`.
-/// `None`: the kernel has them, or which next hop it is depends on more than the address.
+/// The next hop of packets to `address`. For a connected route also the longest IP packet in bytes, otherwise
+/// `u32::MAX`. `None` if the kernel gets the packets, or if the next hop depends on more than the address.
 pub(super) fn only_next_hop(
     memory: &(impl Memory + ?Sized),
     router: RouterId,
@@ -156,11 +156,11 @@ pub(super) fn only_next_hop(
     }
 }
 
-/// One row of `nexthops`. What may change under a reader has been read, once; the rest is read when asked for.
+/// One row of `nexthops`. The words that may change under a reader have been read once. The others are read on demand.
 pub(crate) struct Nexthop<'a> {
     row: &'a [AtomicU64; words::NEXTHOP],
     state: u64,
-    /// The neighbour's MAC address; 0: not known.
+    /// The neighbour's MAC address; 0 if it is unknown.
     pub link: u64,
 }
 
@@ -168,18 +168,18 @@ pub(crate) fn nexthop(memory: &(impl Memory + ?Sized), id: u32) -> Option<Nextho
     nexthop_of(nexthop_rows(memory), id)
 }
 
-/// All rows, for those who look at many.
+/// All rows, for callers that look at many.
 #[inline]
 pub(crate) fn nexthop_rows(memory: &(impl Memory + ?Sized)) -> &[[AtomicU64; words::NEXTHOP]] {
     memory.nexthops().as_chunks().0
 }
 
-/// As [`nexthop`].
+/// Like [`nexthop`].
 #[inline]
 pub(crate) fn nexthop_of(rows: &[[AtomicU64; words::NEXTHOP]], id: u32) -> Option<Nexthop<'_>> {
     let row = rows.get(id as usize)?;
-    // State first, as the program does: with a link that goes meanwhile a packet may go up for the reason from before, but to no
-    // wrong neighbour.
+    // Reads the state first, as the program does. If the link disappears in between, a packet may go up for the earlier
+    // reason, but it goes to no wrong neighbour.
     let (state, link) = (row[3].load(Acquire), row[0].load(Acquire));
     Some(Nexthop { row, state, link })
 }
@@ -189,7 +189,7 @@ impl Nexthop<'_> {
     fn word(&self, at: usize) -> u64 {
         self.row[at].load(Acquire)
     }
-    /// Destination and source MAC address, one behind the other as in memory: eight bytes, and four.
+    /// The destination and source MAC addresses as they lie in memory: eight bytes, and four.
     #[inline]
     pub fn macs(&self) -> (u64, u32) {
         let source = self.word(1);
@@ -199,7 +199,7 @@ impl Nexthop<'_> {
     pub fn port(&self) -> PortId {
         (self.word(1) >> 48) as PortId
     }
-    /// VLAN key, and the longest IP packet.
+    /// The VLAN key, and the longest IP packet in bytes.
     #[inline]
     pub fn vlan_and_mtu(&self) -> (u32, u32) {
         let word = self.word(2);
@@ -234,7 +234,7 @@ impl Nexthop<'_> {
             _ => IpAddr::from(self.address()),
         }
     }
-    /// A packet goes through it: its neighbour is to be kept alive.
+    /// Notes that a packet goes through it, so that its neighbour is kept alive.
     #[inline]
     pub fn mark_used(&self) {
         if self.row[USED_WORD].load(Relaxed) == 0 {
@@ -294,8 +294,8 @@ pub(super) fn answer(memory: &(impl Memory + ?Sized), leaf: Slot, destination: I
     answer
 }
 
-/// The second word of the interface index's slot with this first word and VLAN key: the home bucket, and the next one only if
-/// that is full.
+/// The second word of the slot in the interface index with this first word and VLAN key. Looks in the home bucket, and
+/// in the next one only if the first is full.
 pub(super) fn find_interface(memory: &(impl Memory + ?Sized), first: u64, vlan: u32) -> Option<u64> {
     let index = memory.interface_index();
     let mask = (index.len() / words::INTERFACE_BUCKET).checked_sub(1)?;
@@ -320,7 +320,7 @@ pub(super) fn find_interface(memory: &(impl Memory + ?Sized), first: u64, vlan: 
     None
 }
 
-/// The neighbour index: the home bucket, and the next one only if that is full.
+/// Finds a neighbour in the index. Looks in the home bucket, and in the next one only if the first is full.
 pub(crate) fn find_neighbour(
     memory: &(impl Memory + ?Sized),
     interface: InterfaceId,

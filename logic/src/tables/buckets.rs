@@ -1,11 +1,11 @@
-//! Where keys sit in an index of buckets: in bucket `home`, or in `home ^ 1` when that one is full.
+//! Places of keys in an index of buckets: a key is in bucket `home`, or in `home ^ 1` if that is full.
 //!
-//! Readers look at the second bucket only when the first is full, so a hole in a bucket is filled at once with a key
-//! that had to go next door.
+//! Readers look at the second bucket only if the first is full. So a hole in a bucket is filled at once with a key that
+//! had to go to the other bucket.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A change of one slot, to be written in this order.
+/// A change of one slot. Changes are written in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Write<K> {
     Set(usize, K),
@@ -28,18 +28,18 @@ pub(super) struct Buckets<K> {
 }
 
 impl<K: Copy + Ord> Buckets<K> {
-    /// `buckets` is a power of two.
+    /// `buckets` must be a power of two.
     pub(super) fn new(buckets: usize, ways: usize) -> Self {
         let (places, unplaced) = (BTreeMap::new(), BTreeSet::new());
         Self { ways, slots: vec![None; buckets * ways], places, unplaced }
     }
 
-    /// To be and-ed to a hash.
+    /// The mask for hashes.
     pub(super) fn mask(&self) -> u32 {
         (self.slots.len() / self.ways).saturating_sub(1) as u32
     }
 
-    /// Keys that have a slot, and keys that found none.
+    /// The numbers of keys with a slot and of keys without one.
     pub(super) fn counts(&self) -> (usize, usize) {
         (self.places.len() - self.unplaced.len(), self.unplaced.len())
     }
@@ -55,7 +55,7 @@ impl<K: Copy + Ord> Buckets<K> {
             .find(|at| self.slots.get(*at).is_some_and(Option::is_none))
     }
 
-    /// Takes a slot for a key; `None` when there is no room: it gets the next one that falls free.
+    /// Takes a slot for a key. Returns `None` if there is no room. The key then gets the next slot that becomes free.
     pub(super) fn insert(&mut self, key: K, home: u32) -> Option<usize> {
         if let Some(place) = self.places.get(&key) {
             return place.at;
@@ -70,12 +70,12 @@ impl<K: Copy + Ord> Buckets<K> {
         at
     }
 
-    /// Frees the key's slot and fills the hole from next door or with a key that has been waiting.
+    /// Frees the key's slot. Fills the hole with a key from the other bucket, or with one that has been waiting.
     pub(super) fn remove(&mut self, key: K) -> Vec<Write<K>> {
         let mut writes = Vec::new();
         self.unplaced.remove(&key);
         let Some(BucketPlace { at: Some(mut at), .. }) = self.places.remove(&key) else { return writes };
-        // Each round brings a key home and none leaves its home, so this ends.
+        // Each round moves a key to its home, and no key leaves its home, so this ends.
         while let Some((guest, from)) = self.guest_of(at / self.ways) {
             self.put(at, guest, &mut writes);
             at = from;
@@ -102,7 +102,7 @@ impl<K: Copy + Ord> Buckets<K> {
         writes.push(Write::Set(at, key));
     }
 
-    /// A key that belongs to `bucket` and sits next door.
+    /// A key that belongs to `bucket` and is in the other one.
     fn guest_of(&self, bucket: usize) -> Option<(K, usize)> {
         let next = self.pair(bucket);
         (next * self.ways..(next + 1) * self.ways).filter(|_| next != bucket).find_map(|at| {
@@ -118,7 +118,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// A reader that looks next door only when home is full finds every placed key, and nobody waits beside a hole.
+        /// A reader that looks in the other bucket only if home is full finds every placed key. No key waits while
+        /// there is a hole.
         #[test]
         fn every_key_is_found(steps in prop::collection::vec((0u32..40, any::<bool>()), 1..200)) {
             let mut buckets = Buckets::new(4, 4);

@@ -1,4 +1,4 @@
-//! ECMP groups: a block of the forwarding table that holds the members' thresholds, and behind them their next hops.
+//! ECMP groups: a block of the forwarding table that holds the members' thresholds, followed by their next hops.
 
 use super::nexthops::{Key, MAP_FULL};
 use crate::{fib::Slot, memory::words::FIB_BLOCK, multipath::upper_bounds};
@@ -7,23 +7,23 @@ use std::{
     sync::atomic::{AtomicU32, Ordering::Acquire},
 };
 
-/// Most members of a group: half a block.
+/// The most members of a group: half a block.
 pub(crate) const GROUP_MEMBERS: usize = FIB_BLOCK / 2;
 
-/// Members as next hop keys with weights, in the order of Linux; what makes two groups the same.
+/// Members as next hop keys with weights, in the order of Linux. Groups with equal members are the same group.
 pub(super) type Members = Vec<(Key, u32)>;
 
 #[derive(Debug)]
 pub(super) struct Group {
     /// Next hop ids and weights.
     pub members: Vec<(u32, u32)>,
-    /// Routes that lead here.
+    /// The number of routes that lead here.
     pub refs: u32,
     pub key: Members,
 }
 
 impl Group {
-    /// Would these changes of next hop ids leave a member without one?
+    /// Whether these changes of next hop ids leave a member without one.
     pub(super) fn loses(&self, changes: &BTreeMap<u32, u32>) -> bool {
         self.members.iter().any(|(id, _)| changes.get(id) == Some(&MAP_FULL))
     }
@@ -36,7 +36,8 @@ pub(super) struct Groups {
     pub by_key: HashMap<Members, u32>,
 }
 
-/// The block of a group: thresholds in order, then next hops. Places without a member repeat the last one, so each hash finds one.
+/// The block of a group: thresholds in order, then next hops. Unused places repeat the last member, so each hash finds
+/// one.
 pub(super) fn layout(members: &[(u32, u32)]) -> [Slot; FIB_BLOCK] {
     let weights: Vec<u32> = members.iter().map(|(_, weight)| *weight).collect();
     let bounds = upper_bounds(&weights);
@@ -47,7 +48,7 @@ pub(super) fn layout(members: &[(u32, u32)]) -> [Slot; FIB_BLOCK] {
     })
 }
 
-/// The next hop that a group gives a hash of 31 bits.
+/// The next hop that a group chooses for a hash of 31 bits.
 pub(crate) fn choose(block: &[AtomicU32], hash: u32) -> Slot {
     let Some((bounds, members)) = block.get(..FIB_BLOCK).map(|b| b.split_at(GROUP_MEMBERS)) else {
         return Slot::NO_ROUTE;
@@ -56,7 +57,7 @@ pub(crate) fn choose(block: &[AtomicU32], hash: u32) -> Slot {
     members.get(at).map_or(Slot::NO_ROUTE, |slot| Slot(slot.load(Acquire)))
 }
 
-/// All next hops of a group with the share of hashes that each gets, in parts of 256.
+/// All next hops of a group, and the share of hashes that each gets, in parts of 256.
 pub(super) fn members(block: &[AtomicU32]) -> Vec<(Slot, f64)> {
     let Some((bounds, members)) = block.get(..FIB_BLOCK).map(|b| b.split_at(GROUP_MEMBERS)) else {
         return Vec::new();

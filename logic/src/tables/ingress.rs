@@ -1,4 +1,5 @@
-//! Where a frame came in: `parse_ethernet()` and `classify()` of `bpf/`, but for the rows of queues, which say the same.
+//! Finds the interface of a frame, as `parse_ethernet()` and `classify()` of `bpf/` do. It does not use the rows of
+//! queues, which give the same result.
 
 use super::{answer::find_interface, links::IF_PRIORITY_TAGS};
 use crate::{
@@ -9,33 +10,33 @@ use crate::{
 };
 use std::sync::atomic::Ordering::Acquire;
 
-/// Bytes of an Ethernet header, and of a VLAN tag.
+/// Lengths of an Ethernet header and of a VLAN tag, in bytes.
 const ETHERNET: usize = 14;
 const TAG: usize = 4;
 
-/// Where a packet came in: the port, and what the interface index says of its VLAN and destination MAC address
+/// How a packet arrived: the port, and the entry of the interface index for its VLAN and destination MAC address
 /// (`struct interface_slot` of `bpf/abi.h`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ingress {
-    /// Port it came in by.
+    /// The port where it arrived.
     pub port: PortId,
-    /// Router it belongs to.
+    /// The router to which it belongs.
     pub router: RouterId,
-    /// Interface it is for; 0: none.
+    /// The interface to which it belongs; 0: none.
     pub interface: InterfaceId,
     /// That interface's flags (`IF_` of [`super::encoding`]).
     pub flags: u8,
 }
 
-/// Looks up frames in the interface index. Of those that came together many are for one interface, so the last is remembered, for as
-/// long as one run: a worker forgets it between two runs, as all that it read of the tables.
+/// Looks up frames in the interface index. Many frames that arrive together belong to one interface, so the last result
+/// is remembered. Between two runs a worker must forget it, like everything that it has read from the tables.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Arrivals {
     last: Option<(u64, u32, Ingress)>,
 }
 
 impl Arrivals {
-    /// Of a frame that came in by the port. For no interface: the port, and nothing else.
+    /// The ingress of a frame that arrived on `port`. If the frame is for no interface, only `port` is set.
     #[inline]
     pub fn ingress(&mut self, memory: &(impl Memory + ?Sized), port: PortId, frame: &[u8]) -> Ingress {
         let nowhere = Ingress { port, ..Ingress::default() };
@@ -66,14 +67,14 @@ impl Arrivals {
     }
 }
 
-/// Has a policy of the router changed, and is not read yet? Then nothing of it is accelerated: `policy_changed()` of `bpf/`, asked for
-/// each packet.
+/// Whether a policy of the router has changed and the daemon has not read it yet. Then nothing of the router is
+/// accelerated. This is `policy_changed()` of `bpf/`, which also asks for each packet.
 #[inline]
 fn is_marked(memory: &(impl Memory + ?Sized), router: RouterId) -> bool {
     memory.policy().get(usize::from(router)).is_some_and(|changes| changes.load(Acquire) != 0)
 }
 
-/// The key of up to two tags; `None`: there is no whole header, or not what must follow a tag.
+/// The key of up to two tags. `None` if the header is incomplete, or the bytes that must follow a tag are missing.
 #[inline]
 fn vlan(frame: &[u8]) -> Option<u32> {
     let header = frame.first_chunk::<ETHERNET>()?;
@@ -82,7 +83,7 @@ fn vlan(frame: &[u8]) -> Option<u32> {
     let vid = |at: usize| u16::from_be_bytes([tags[at], tags[at + 1]]) & 0xfff;
     let outer = Tag { vid: vid(0), service: outer_is_service };
     let inner = tag_kind([tags[2], tags[3]]).map(|service| Tag { vid: vid(4), service });
-    // The outer tag is in the low half, as if pushed first.
+    // The outer tag is in the low half, as if it was pushed first.
     let one = Vlan::NONE.push(outer)?;
     Some(match inner {
         Some(inner) => one.push(inner)?.key(),
@@ -90,13 +91,13 @@ fn vlan(frame: &[u8]) -> Option<u32> {
     })
 }
 
-/// Nothing but a priority tag (802.1p): VLAN 0, with whatever type.
+/// Whether the only tag is a priority tag (802.1p): VLAN 0, of either type.
 fn is_priority_tag(vlan: u32) -> bool {
     let tag = |service| Vlan::NONE.push(Tag { vid: 0, service }).map(Vlan::key);
     [tag(false), tag(true)].contains(&Some(vlan))
 }
 
-/// A tag for a customer's VLAN, or a provider's.
+/// Whether a tag is for a provider's VLAN (802.1ad) or a customer's (802.1Q). `None`: it is no tag.
 #[inline]
 fn tag_kind(kind: [u8; 2]) -> Option<bool> {
     match kind {
@@ -150,11 +151,11 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(found(1, &[]), (1, 1, 1, 3));
             assert_eq!(found(1, &[]), (1, 1, 1, 3), "remembered");
-            // Priority bits say nothing of the VLAN.
+            // Priority bits do not matter for the VLAN.
             assert_eq!(found(1, &[0x81, 0, 0xe0, 100]), (1, 2, 2, 3));
             assert_eq!(found(1, &[0x88, 0xa8, 0, 7, 0x81, 0, 0, 100]), (1, 3, 3, 3));
             assert_eq!(found(2, &[]), (2, 0, 0, 0), "another port");
-            // VLAN 0: untagged, if the interface takes such, and nothing but one tag.
+            // VLAN 0 counts as untagged if the interface accepts that and it is the only tag.
             for (tags, interface) in [
                 (&[0x81, 0, 0xe0, 0][..], 1),
                 (&[0x88, 0xa8, 0, 0], 1),
@@ -167,7 +168,7 @@ mod tests {
             assert_eq!(found(1, &[0x81, 0, 0, 101]), (1, 0, 0, 0));
             assert_eq!(found(1, &[0x88, 0xa8, 0, 100]), (1, 0, 0, 0), "another kind of tag");
         }
-        // Of router 2 a policy has changed, also for the frame that is remembered.
+        // A policy of router 2 has changed. This also affects the frame that is remembered.
         let tagged = [0x81, 0, 0, 100];
         let mut flags = |tags: &[u8]| arrivals.ingress(tables.memory(), 1, &frame(tags)).flags & 3;
         assert_eq!(flags(&tagged), 3);
@@ -179,6 +180,6 @@ mod tests {
             arrivals.ingress(tables.memory(), 1, &frame(&[0x81, 0, 0, 100])[..end]);
         }
         let short = arrivals.ingress(tables.memory(), 1, &frame(&[0x81, 0, 0, 100])[..21]);
-        assert_eq!(short.interface, 0, "as the kernel plane: malformed, so for nobody");
+        assert_eq!(short.interface, 0, "malformed, so for no interface, as in the kernel plane");
     }
 }

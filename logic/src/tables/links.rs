@@ -37,7 +37,7 @@ pub const IF_LOOK_AT_SOURCES: u8 = 128;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Neighbour {
     mac: Mac,
-    /// The next hop id that its slot of the index holds (or will hold once there is a slot).
+    /// The next hop id that its slot of the index holds, or will hold after it gets a slot.
     indexed: Option<u32>,
 }
 
@@ -103,7 +103,7 @@ impl<M: Memory> Tables<M> {
         self.count_box(address(new), true);
         self.count_box(address(&old), false);
         result = result.and(self.renew(id, new.router));
-        // The interface has one place in the index, so for a moment its packets go to the kernel.
+        // The index has one place for the interface, so its packets go to the kernel for a moment.
         self.unindex_interface(id);
         result.and(self.index_interface(id, new))
     }
@@ -140,7 +140,7 @@ impl<M: Memory> Tables<M> {
         Ok(())
     }
 
-    /// Packets that arrive for this interface go to the kernel.
+    /// Removes the interface from the index. Packets that arrive for it then go to the kernel.
     pub(super) fn unindex_interface(&mut self, id: InterfaceId) {
         for write in self.interface_index.remove(id) {
             let (at, content) = match write {
@@ -151,7 +151,7 @@ impl<M: Memory> Tables<M> {
         }
     }
 
-    /// The second word decides: it is zero while the first one changes.
+    /// The second word decides whether the slot is used. It is zero while the first one changes.
     fn write_interface(&self, at: usize, [first, second]: [u64; SLOT_WORDS]) {
         let at = at * SLOT_WORDS;
         let Some([a, b]) = self.memory.interface_index().get(at..at + SLOT_WORDS) else { return };
@@ -162,14 +162,14 @@ impl<M: Memory> Tables<M> {
         b.store(second, Release);
     }
 
-    /// Those that stay are known all the time.
+    /// Replaces the other addresses. Those in both lists are known all the time.
     pub(super) fn set_others(&mut self, addresses: &Arc<[(PortId, Vlan, Mac)]>) {
         let old = std::mem::replace(&mut self.others, addresses.clone());
         addresses.iter().for_each(|key| self.count_box(*key, true));
         old.iter().for_each(|key| self.count_box(*key, false));
     }
 
-    /// One link more, or fewer, answers to this MAC address on its port and VLAN.
+    /// Counts that one link more (or fewer) has this MAC address on its port and VLAN.
     fn count_box(&mut self, key: (PortId, Vlan, Mac), more: bool) {
         let mac = key.2;
         let count = self.boxes.entry(key).or_default();
@@ -225,7 +225,8 @@ impl<M: Memory> Tables<M> {
         self.nexthops.set_link(&self.memory, id, self.link(key), frags);
     }
 
-    /// Everything that leads through the interface leads through new next hops with its new words.
+    /// Makes new next hops with the interface's new words, and redirects everything that leads
+    /// through the interface to them.
     fn renew(&mut self, id: InterfaceId, router: crate::plan::RouterId) -> Result<(), Full> {
         let mut changes = BTreeMap::new();
         let mut result = Ok(());
@@ -253,7 +254,7 @@ impl<M: Memory> Tables<M> {
         result
     }
 
-    /// Everything that leads through the interface leads to the kernel.
+    /// Redirects everything that leads through the interface to the kernel.
     fn divert(&mut self, id: InterfaceId, router: crate::plan::RouterId) -> Result<(), Full> {
         let through = self.nexthops.through(id);
         if through.is_empty() {
@@ -303,7 +304,8 @@ impl<M: Memory> Tables<M> {
         }
     }
 
-    /// The interface may have got its first connected route, or lost its last.
+    /// Puts the interface's neighbours into the index or takes them out, after it got its first
+    /// connected route or lost the last.
     pub(super) fn index_neighbours_of(&mut self, id: InterfaceId) -> Result<(), Full> {
         let mut result = Ok(());
         for (interface, address) in self.neighbours_of(id) {
@@ -312,9 +314,8 @@ impl<M: Memory> Tables<M> {
         result
     }
 
-    /// Gives the neighbour the place in the index it should have.
-    ///
-    /// Neighbours are in the index only while their interface has connected routes.
+    /// Puts the neighbour into the index or takes it out, as it should be. Neighbours are in the
+    /// index only while their interface has connected routes.
     pub(super) fn index_neighbour(&mut self, interface: InterfaceId, address: IpAddr) -> Result<(), Full> {
         let key = (interface, address);
         let Some(neighbour) = self.neighbours.get(&key).copied() else { return Ok(()) };

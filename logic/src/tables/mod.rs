@@ -1,27 +1,28 @@
-//! How a plan becomes words of memory: next hops, neighbours, the interface index, router rows and their tables.
+//! Turns a plan into words of memory: next hops, neighbours, the interface index, router rows and their tables.
 //!
-//! One writer, any number of readers (the program in `bpf/`, the user plane). A reader goes interface index -> router
-//! row -> forwarding table -> next hop -> neighbour index, and everything it can reach is complete: an entry is written
-//! before the one word that leads to it, and reused only after a grace period ([`Tables::seal`], [`Tables::reclaim`]).
+//! There is one writer and any number of readers (the program in `bpf/`, the user plane). A reader goes from the
+//! interface index to the router row, the forwarding table, the next hop and the neighbour index. Everything that it
+//! can reach is complete. An entry is written before the one word that leads to it, and reused only after a grace
+//! period ([`Tables::seal`], [`Tables::reclaim`]).
 //!
-//! What may change in an entry that readers can see, each in one aligned store:
+//! The following may change in an entry that readers can see, each in one aligned store:
 //! - next hop: `link`; the word of `reason` and `flags` (only the reason of a next hop without link, and FRAGS);
 //! - a slot of a forwarding block, of a group, of the neighbour index; both leaves of a tail (one word);
 //! - the second word of an interface slot (zero first when the slot gets another key);
 //! - router row: a root, the flags, each word of the multipath key, each word of the local address filter;
 //! - a row of an RX queue, behind its version.
 //!
-//! Anything else about a next hop (the interface's MAC address, port or VLAN) changes by making a new one and rewriting
-//! every slot that led to the old one.
+//! Anything else about a next hop (the interface's MAC address, port or VLAN) changes by making a new next hop and
+//! rewriting every slot that led to the old one.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `routes` | router rows, routes, ECMP groups, the guards for martian destinations |
 //! | `links` | ports, interfaces, neighbours |
-//! | `queues` | rows of RX queues: what the tables say of destinations that a classifier steers there |
-//! | `nexthops`, `groups`, `buckets` | ids and words; what a group chooses; where index keys sit |
-//! | `answer` | reading it all back as the program does |
-//! | `ingress` | which interface a frame is for |
+//! | `queues` | rows of RX queues: what a lookup finds for destinations that a classifier steers there |
+//! | `nexthops`, `groups`, `buckets` | ids and words; the choice within a group; places of index keys |
+//! | `answer` | reads the tables back as the program does |
+//! | `ingress` | finds the interface of a frame |
 
 mod answer;
 mod buckets;
@@ -36,7 +37,7 @@ mod routes;
 #[cfg(test)]
 mod tests;
 
-/// What words of the tables are composed of; `router::abi` compares it with the program's header.
+/// Constants for the words of the tables. `router::abi` compares them with the program's header.
 pub mod encoding {
     pub use super::{
         links::{
@@ -74,37 +75,37 @@ use std::{
     sync::{Arc, atomic::Ordering::Release},
 };
 
-/// The tables of the kernel plane, in memory it shares.
+/// The tables of the kernel plane, in memory that both share.
 pub struct Tables<M> {
     memory: M,
     pool: Pool,
     nexthops: Nexthops,
     groups: Groups,
     routers: BTreeMap<RouterId, Router>,
-    /// Port -> it transmits multi-buffer frames.
+    /// Whether each port transmits multi-buffer frames.
     ports: BTreeMap<PortId, bool>,
     interfaces: BTreeMap<InterfaceId, crate::plan::Interface>,
     interface_index: Buckets<InterfaceId>,
     neighbours: BTreeMap<(InterfaceId, IpAddr), Neighbour>,
     neighbour_index: Buckets<(InterfaceId, IpAddr)>,
-    /// Neighbours that should be in the index, but found no next hop id.
+    /// Neighbours that should be in the index, but got no next hop id.
     starved: BTreeSet<(InterfaceId, IpAddr)>,
-    /// Which neighbours have this MAC address.
+    /// The neighbours that have each MAC address.
     by_mac: BTreeSet<(Mac, InterfaceId, IpAddr)>,
-    /// How many interfaces, or other links of this box, have this MAC address on this port and VLAN.
+    /// The number of interfaces and other links of this box that have this MAC address on this port and VLAN.
     boxes: HashMap<(PortId, Vlan, Mac), u32>,
     others: Arc<[(PortId, Vlan, Mac)]>,
-    /// Routes that lead to the kernel for want of a next hop id or a group block.
+    /// Routes that lead to the kernel because there was no next hop id or group block for them.
     pending: Pending,
     queues: Queues,
-    /// Something was applied since the last [`Tables::seal`]; before it, so that the epoch may free what others wait for.
+    /// Something was applied since the last [`Tables::seal`].
     changed: bool,
     freed: bool,
 }
 
 impl<M: Memory> Tables<M> {
-    /// Takes over `memory`, which nobody reads yet, and makes it the tables of no routers. The indexes' numbers of
-    /// buckets must be powers of two.
+    /// Takes over `memory`, which nobody reads yet, and initializes it without routers. Both indexes must have a power
+    /// of two of buckets.
     pub fn new(memory: M) -> Self {
         let zero = |region: &[std::sync::atomic::AtomicU64]| {
             region.iter().for_each(|word| word.store(0, Release));
@@ -146,8 +147,8 @@ impl<M: Memory> Tables<M> {
         &self.memory
     }
 
-    /// Carries out one change. On `Err` a map was full: the change is noted, and what found no room leads to the
-    /// kernel, until [`Tables::reclaim`] has made room for it.
+    /// Carries out one change. `Err` means that a map was full. The change is noted, and the part that found no room
+    /// leads to the kernel until [`Tables::reclaim`] has made room for it.
     pub fn apply(&mut self, op: &Op) -> Result<(), Full> {
         self.changed = true;
         let done = self.carry_out(op);
@@ -173,16 +174,16 @@ impl<M: Memory> Tables<M> {
         }
     }
 
-    /// Ends the current epoch. After a grace period from now on (every packet now on its way is through, in all
-    /// planes), [`Tables::reclaim`] may be called with it.
+    /// Ends the current epoch. Call [`Tables::reclaim`] with it after a grace period from now, when every packet that
+    /// is now on its way has left all planes.
     pub fn seal(&mut self) -> Epoch {
         self.freed |= std::mem::take(&mut self.changed);
         self.nexthops.seal();
         self.pool.seal()
     }
 
-    /// No reader is left from before `epoch` was sealed: what was unpublished until then may be reused. Tries again
-    /// what found no room; `Err` if some of it still does not.
+    /// No reader is left from before `epoch` was sealed, so everything unpublished until then may be reused. Also tries
+    /// again what found no room. Returns `Err` if some of it still finds none.
     pub fn reclaim(&mut self, epoch: Epoch) -> Result<(), Full> {
         self.nexthops.reclaim(epoch);
         self.pool.reclaim(epoch);
@@ -194,12 +195,12 @@ impl<M: Memory> Tables<M> {
         retried
     }
 
-    /// Some of what found no room has not been tried again by the last [`Tables::reclaim`], which does so many at a time.
+    /// Whether some entries that found no room are still untried. [`Tables::reclaim`] tries a limited number at a time.
     pub fn has_untried(&self) -> bool {
         self.pending.is_untried()
     }
 
-    /// How full each map is, in rows (slots for the indexes).
+    /// How full each map is, in rows (in slots for the indexes).
     pub fn occupancy(&self) -> [(Region, Occupancy); 6] {
         let index = |(used, _): (usize, usize), capacity| Occupancy { used, capacity };
         let memory = &self.memory;
@@ -219,17 +220,17 @@ impl<M: Memory> Tables<M> {
         ]
     }
 
-    /// How many (neighbours, interfaces) are not accelerated because both their buckets are full.
+    /// The numbers of neighbours and interfaces that are not accelerated because both their buckets are full.
     pub fn unplaced(&self) -> (usize, usize) {
         (self.neighbour_index.counts().1, self.interface_index.counts().1)
     }
 
-    /// Neighbours the program has sent packets to since the last call, to be kept alive.
+    /// The neighbours to which the program has sent packets since the last call. They are to be kept alive.
     pub fn take_used(&mut self) -> Vec<(InterfaceId, IpAddr)> {
         self.nexthops.take_used(&self.memory)
     }
 
-    /// Has the program sent packets to this neighbour since it was last asked for?
+    /// Whether the program has sent packets to this neighbour since the last call for it or for all.
     pub fn take_use_of(&mut self, interface: InterfaceId, address: IpAddr) -> bool {
         self.nexthops.take_use_of(&self.memory, interface, address)
     }

@@ -1,4 +1,4 @@
-//! Next hops: their words, their ids, and who still leads to them.
+//! Next hops: their words, their ids, and the number of references to them.
 
 use crate::{
     fib::{Epoch, Extents, Full, Limbo, Occupancy, Region},
@@ -23,19 +23,20 @@ pub const FLAG_UNICAST: u8 = 1;
 pub const FLAG_FRAGS: u8 = 2;
 pub const FLAG_LOCAL: u8 = 4;
 
-/// Word of `struct nexthop` that holds `used`.
+/// The word of `struct nexthop` that holds `used`.
 pub(super) const USED_WORD: usize = 6;
 
 /// Next hop 0: no route.
 pub(super) const NO_ROUTE: u32 = 0;
-/// Next hop 1: what found no room. Its sources are not known to be reachable, so it has no flags.
+/// Next hop 1: the target of entries that found no room. Sources behind them are not known to be reachable, so it has
+/// no flags.
 pub(super) const MAP_FULL: u32 = 1;
 
-/// The MTU of next hops that the neighbour index leads to. It binds nobody: connected routes of one interface may have
-/// different MTUs, and the program checks that of the on-link next hop before it looks for the neighbour.
+/// The MTU of next hops to which the neighbour index leads. It limits nothing. Connected routes of one interface may
+/// have different MTUs, and the program checks that of the on-link next hop before it looks for the neighbour.
 pub(super) const MTU_OF_ON_LINK: u32 = u32::MAX;
 
-/// What makes two next hops the same.
+/// The key of a next hop. Equal keys mean the same next hop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Key {
     Pass { reason: Reason, unicast: bool },
@@ -52,7 +53,7 @@ pub(super) struct Egress {
     pub frags: bool,
 }
 
-/// A neighbour as the program needs it: its MAC address as a word, or 0 and the reason.
+/// A neighbour as the program needs it: the word of its MAC address, or 0 and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Link {
     pub word: u64,
@@ -74,7 +75,7 @@ pub(super) fn mac_word(mac: Mac) -> u64 {
     u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
 }
 
-/// An address as the ABI has it: network byte order, IPv4 in the first four bytes.
+/// An address as in the ABI: network byte order, IPv4 in the first four bytes.
 pub(super) fn address_bytes(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(a) => {
@@ -87,8 +88,8 @@ pub(super) fn address_bytes(address: IpAddr) -> [u8; 16] {
 
 /// Word 3 of `struct nexthop`: interface, kind, reason, flags, family.
 ///
-/// Besides `link` and `used` this is the only word that changes while readers may see it: whole, in one store, and
-/// only in `reason` (of a next hop without link) or the flag FRAGS.
+/// This is the only word, besides `link` and `used`, that changes while readers may see it. It changes in one store,
+/// and only in `reason` (of a next hop without link) or in the flag FRAGS.
 fn state_word(key: Key, reason: Reason, frags: bool) -> u64 {
     let (interface, kind, mut flags, family) = match key {
         Key::Pass { reason, unicast } => {
@@ -136,7 +137,8 @@ pub(super) fn encode(key: Key, egress: Option<Egress>, link: Link) -> [u64; word
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     key: Key,
-    /// Routes, group members and index entries that lead here. Next hops 0 and 1 are not counted: they stay.
+    /// The number of routes, group members and index entries that lead here. Next hops 0 and 1 always exist and are not
+    /// counted.
     refs: u32,
 }
 
@@ -169,12 +171,12 @@ impl Nexthops {
         self.entries.get(id as usize)?.map(|e| e.key)
     }
 
-    /// How many lead to it.
+    /// The number of references to it.
     pub(super) fn refs(&self, id: u32) -> u32 {
         self.entries.get(id as usize).copied().flatten().map_or(0, |e| e.refs)
     }
 
-    /// One more leads to the next hop of `key`, which is `content` if it is new.
+    /// Adds a reference to the next hop of `key`. A new one is made with `content`.
     pub(super) fn acquire(
         &mut self,
         memory: &impl Memory,
@@ -189,7 +191,7 @@ impl Nexthops {
         Ok(id)
     }
 
-    /// A new id for `key`, in place of any it has. Nothing leads to it yet.
+    /// Makes a new id for `key`, which replaces any that it has. Nothing leads to it yet.
     pub(super) fn create(
         &mut self,
         memory: &impl Memory,
@@ -212,7 +214,7 @@ impl Nexthops {
         }
     }
 
-    /// This many fewer lead to it. Returns its key if it is gone now.
+    /// Removes this many references. Returns the key if none is left.
     pub(super) fn release(&mut self, id: u32, refs: u32) -> Option<Key> {
         let slot = self.entries.get_mut(id as usize)?;
         let entry = slot.as_mut()?;
@@ -229,13 +231,13 @@ impl Nexthops {
         Some(key)
     }
 
-    /// Ids of the next hops to the neighbour, one for each MTU.
+    /// The ids of the next hops to the neighbour, one for each MTU.
     pub(super) fn to(&self, interface: InterfaceId, address: IpAddr) -> impl Iterator<Item = u32> + '_ {
         let key = |mtu| Key::Via { interface, address, mtu };
         self.by_key.range(key(0)..=key(u32::MAX)).map(|(_, id)| *id)
     }
 
-    /// Keys and ids of all next hops through the interface.
+    /// The keys and ids of all next hops through the interface.
     pub(super) fn through(&self, interface: InterfaceId) -> Vec<(Key, u32)> {
         let on_link = |mtu| Key::OnLink { interface, mtu };
         let first = IpAddr::V4(0.into());
@@ -248,14 +250,14 @@ impl Nexthops {
         all.map(|(key, id)| (*key, *id)).collect()
     }
 
-    /// Are there connected routes through the interface?
+    /// Whether there are connected routes through the interface.
     pub(super) fn has_on_link(&self, interface: InterfaceId) -> bool {
         let key = |mtu| Key::OnLink { interface, mtu };
         self.by_key.range(key(0)..=key(u32::MAX)).next().is_some()
     }
 
     /// Stores a changed link or reason. Between the two stores a packet that goes to the kernel may be counted under
-    /// the reason from before; it goes nowhere else.
+    /// the earlier reason. Packets go nowhere else.
     pub(super) fn set_link(&self, memory: &impl Memory, id: u32, link: Link, frags: bool) {
         let Some(key) = self.key(id) else { return };
         let at = id as usize * words::NEXTHOP;
@@ -272,7 +274,7 @@ impl Nexthops {
         row[0].store(link.word, Release);
     }
 
-    /// Neighbours the program has sent to since the last call.
+    /// The neighbours to which the program has sent packets since the last call.
     pub(super) fn take_used(&self, memory: &impl Memory) -> Vec<(InterfaceId, IpAddr)> {
         let mut used = Vec::new();
         for (id, entry) in self.entries.iter().enumerate() {
@@ -288,7 +290,7 @@ impl Nexthops {
         used
     }
 
-    /// Has the program sent to this neighbour since the last call about it, or about all?
+    /// Whether the program has sent packets to this neighbour since the last call for it or for all.
     pub(super) fn take_use_of(&self, memory: &impl Memory, interface: InterfaceId, address: IpAddr) -> bool {
         self.to(interface, address).fold(false, |used, id| {
             let word = memory.nexthops().get(id as usize * words::NEXTHOP + USED_WORD);
@@ -332,7 +334,7 @@ mod tests {
         words.iter().flat_map(|w| w.to_le_bytes()).collect()
     }
 
-    /// Byte for byte `struct nexthop` of bpf/abi.h.
+    /// The bytes are those of `struct nexthop` in bpf/abi.h.
     #[test]
     fn bytes_are_those_of_the_abi() {
         let vlan = Vlan::NONE.push(crate::net::Tag { vid: 100, service: false }).unwrap();

@@ -1,7 +1,9 @@
-//! Rows of RX queues (Q3, Q4): what the tables say of destinations whose flows a NIC's classifier steers to a queue.
+//! Rows of RX queues (Q3, Q4): the result of a lookup for destinations whose flows a NIC's classifier steers to a
+//! queue.
 //!
-//! A row never says anything else than a lookup: whatever changes what a lookup finds rewrites it within the same
-//! [`Tables::apply`], so before anything that the row leads to may be reused. A row that is empty costs a lookup, no more.
+//! A row is always equal to a lookup. A change of the tables that changes a lookup rewrites the row within the same
+//! [`Tables::apply`], so before anything that the row leads to may be reused. An empty row costs a lookup and nothing
+//! else.
 
 use super::{
     Tables,
@@ -19,14 +21,14 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Release},
 };
 
-/// RX queues of a port that have rows.
+/// The number of a port's RX queues that can have rows.
 pub const MAX_QUEUES: usize = 64;
-/// Rows of a queue.
+/// The number of rows of a queue.
 pub const QUEUE_WAYS: usize = 8;
-/// Rows of a queue for one address family.
+/// The number of rows of a queue for one address family.
 pub const FAMILY_WAYS: usize = 4;
 
-/// Rows of so many ports, for [`crate::memory::HeapMemory::with_queue_rows`] and the map.
+/// The number of rows for this many ports, for [`crate::memory::HeapMemory::with_queue_rows`] and the map.
 pub const fn queue_rows(ports: usize) -> usize {
     ports * MAX_QUEUES * QUEUE_WAYS
 }
@@ -34,18 +36,18 @@ pub const fn queue_rows(ports: usize) -> usize {
 /// Packets to a destination that a classifier steers to a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Steered {
-    /// Where they come in.
+    /// The port where they arrive.
     pub port: PortId,
-    /// The RX queue they are steered to; one without rows is allowed and has none.
+    /// The RX queue to which they are steered. A queue that cannot have rows is allowed.
     pub queue: u8,
-    /// The interface they come to.
+    /// The interface to which they belong.
     pub interface: InterfaceId,
-    /// Where they go.
+    /// Their destination address.
     pub destination: IpAddr,
 }
 
 impl Steered {
-    /// The row that may be about them. Two that share a row: the first one that was given has it.
+    /// The number of the row that may hold it. If two need the same row, the first one gets it.
     pub fn row(&self) -> Option<usize> {
         let queue = usize::from(self.queue);
         let family = if self.destination.is_ipv4() { 0 } else { FAMILY_WAYS };
@@ -54,7 +56,7 @@ impl Steered {
     }
 }
 
-/// `queue_way` of `bpf/queues.h` has its lowest bits.
+/// The last byte of an address. `queue_way` of `bpf/queues.h` uses its lowest bits.
 fn last_byte(address: IpAddr) -> u8 {
     match address {
         IpAddr::V4(a) => a.octets()[3],
@@ -62,13 +64,13 @@ fn last_byte(address: IpAddr) -> u8 {
     }
 }
 
-/// `struct queue_row` behind its version: the interface's slot, destination, next hop and MTU.
+/// `struct queue_row` without its version: the interface's slot, destination, next hop and MTU.
 type Content = [u64; 5];
 
 struct Row {
     steered: Steered,
     router: RouterId,
-    /// `None`: a lookup is needed.
+    /// `None`: packets need a lookup.
     content: Option<Content>,
 }
 
@@ -76,12 +78,12 @@ struct Row {
 #[derive(Default)]
 pub(super) struct Queues {
     rows: BTreeMap<usize, Row>,
-    /// The last one given.
+    /// The last version that was used.
     version: u64,
 }
 
 impl<M: Memory> Tables<M> {
-    /// From now on there are rows for exactly these.
+    /// Sets which rows exist from now on.
     pub fn set_steered(&mut self, wanted: &BTreeSet<Steered>) {
         let gone = self.queues.rows.iter().filter(|(_, row)| !wanted.contains(&row.steered));
         for at in gone.map(|(at, _)| *at).collect::<Vec<_>>() {
@@ -96,17 +98,17 @@ impl<M: Memory> Tables<M> {
         }
     }
 
-    /// Where a row for this would lead: the id of the next hop.
+    /// The id of the next hop that a row for this would hold.
     pub fn row_next_hop(&self, steered: &Steered) -> Option<u32> {
         self.queue_row_content(steered).map(|content| content[4] as u32)
     }
 
-    /// Which of the steered have a row that is in use now.
+    /// Those that have a row with content now.
     pub fn steered(&self) -> impl Iterator<Item = &Steered> {
         self.queues.rows.values().filter(|row| row.content.is_some()).map(|row| &row.steered)
     }
 
-    /// The rows say what the tables say after `op`.
+    /// Updates the rows after `op`. `all`: every row, not only those that `op` can change.
     pub(super) fn settle_queues(&mut self, op: &Op, all: bool) {
         if self.queues.rows.is_empty() {
             return;
@@ -120,7 +122,7 @@ impl<M: Memory> Tables<M> {
                 row.router == *router && prefix.contains(to.to_bits())
             }
             (Op::Route4(..) | Op::Route6(..), _) => false,
-            // That of a gateway changes in the next hop itself.
+            // A gateway's MAC address changes in the next hop itself.
             (Op::Neighbour(_, address, _), to) => *address == to,
             _ => true,
         };
@@ -146,7 +148,7 @@ impl<M: Memory> Tables<M> {
         }
     }
 
-    /// What a lookup would find.
+    /// The result of a lookup.
     fn queue_row_content(&self, steered: &Steered) -> Option<Content> {
         let interface = self.interfaces.get(&steered.interface).filter(|i| i.port == steered.port)?;
         let [first, second] = interface_words(steered.interface, interface);
@@ -157,7 +159,7 @@ impl<M: Memory> Tables<M> {
         Some([first, second, word(0), word(8), u64::from(nexthop) | u64::from(mtu) << 32])
     }
 
-    /// The version is 0 while the rest changes, and new with each content.
+    /// Writes a row. The version is 0 while the other words change, and each content gets a new version.
     fn write_queue_row(&mut self, at: usize, content: Option<Content>) {
         let from = at * words::QUEUE_ROW;
         let Some(row) = self.memory.queues().get(from..from + words::QUEUE_ROW) else { return };
@@ -169,7 +171,7 @@ impl<M: Memory> Tables<M> {
     }
 }
 
-/// Each is a release store: none is seen before the version is 0.
+/// Stores each word with release order, so no reader sees one of them before it sees version 0.
 fn store_all(words: &[AtomicU64], values: Content) {
     words.iter().zip(values).for_each(|(word, value)| word.store(value, Release));
 }
@@ -225,7 +227,7 @@ mod tests {
         std::array::from_fn(|i| tables.memory.queues()[at + i].load(Relaxed))
     }
 
-    /// Word for word `struct queue_row` of bpf/abi.h.
+    /// The words are those of `struct queue_row` in bpf/abi.h.
     #[test]
     fn rows_are_those_of_the_abi() {
         let mut tables = tables();
@@ -238,7 +240,7 @@ mod tests {
         assert_eq!([first, second, lo, hi], [interface[0], interface[1], u64::from(0x0201_080a_u32), 0]);
         assert_eq!(next, u64::from(id("10.8.1.2")) | u64::from(u32::MAX) << 32);
         let [other, .., next, _, _] = row(&tables, &near);
-        assert_ne!(other, version, "no version is given twice");
+        assert_ne!(other, version, "no version is used twice");
         assert_eq!(next, u64::from(id("10.0.2.9")) | 1400 << 32, "the MTU of a connected route");
         let used = tables.memory.queues().chunks(words::QUEUE_ROW).filter(|r| r[0].load(Relaxed) != 0);
         assert_eq!(used.count(), 2);
@@ -253,15 +255,19 @@ mod tests {
         let route = |prefix: &str, target| Op::Route4(0, prefix.parse().unwrap(), target);
         let local = Target::Pass { reason: crate::reason::Reason::Local, unicast: false };
         tables.apply(&route("10.8.1.2/32", Some(local))).unwrap();
-        assert_eq!((row(&tables, &wanted)[0], tables.steered().count()), (0, 0), "the kernel has it now");
+        assert_eq!(
+            (row(&tables, &wanted)[0], tables.steered().count()),
+            (0, 0),
+            "packets go to the kernel now"
+        );
         tables.apply(&route("10.8.1.2/32", None)).unwrap();
         let after = row(&tables, &wanted);
         assert_eq!(before[1..], after[1..]);
         assert!(after[0] > before[0]);
         tables.apply(&route("10.9.0.0/16", None)).unwrap();
-        assert_eq!(row(&tables, &wanted), after, "another route is no concern of the row");
+        assert_eq!(row(&tables, &wanted), after, "another route does not change the row");
         tables.apply(&Op::InterfaceGone(1)).unwrap();
-        assert_eq!(row(&tables, &wanted)[0], 0, "packets for the interface are the kernel's");
+        assert_eq!(row(&tables, &wanted)[0], 0, "packets for the interface go to the kernel");
         tables.apply(&Op::Interface(1, inside())).unwrap();
         assert_ne!(row(&tables, &wanted)[0], 0);
         tables.set_steered(&BTreeSet::new());

@@ -90,8 +90,8 @@ fn check(memory: &Shared, random: &mut Random) {
     }
 }
 
-/// The default route covers everything, so a packet is forwarded or waits for a neighbour, whatever changes; and what
-/// it leaves with belongs together.
+/// The default route covers everything. So a packet is forwarded or waits for a neighbour, whatever changes. The parts
+/// of its new headers belong together.
 #[test]
 fn readers_see_whole_next_hops_and_no_holes() {
     let memory = Shared(Arc::new(HeapMemory::new(Capacity {

@@ -31,10 +31,10 @@ pub(super) struct Router {
     table6: Table<u128>,
 }
 
-/// Most routes of a family that one [`Tables::reclaim`] tries again: whoever calls has other things to do.
+/// The most routes per family that one [`Tables::reclaim`] tries again, because its caller has other work.
 const RETRIES: usize = 4096;
 
-/// Routes whose leaf found no room, or lost some of what it leads to.
+/// Routes that found no room for their leaf, or lost part of what it leads to.
 #[derive(Default)]
 pub(super) struct Pending {
     routes4: Waiting<u32>,
@@ -46,7 +46,7 @@ impl Pending {
         self.routes4.left > 0 || self.routes6.left > 0
     }
 
-    /// There may be room now: all are to be tried, once.
+    /// There may be room now. Schedules one more try for each.
     pub(super) fn try_all(&mut self) {
         self.routes4.left = self.routes4.routes.len();
         self.routes6.left = self.routes6.routes.len();
@@ -55,9 +55,9 @@ impl Pending {
 
 pub(super) struct Waiting<A> {
     routes: BTreeMap<(RouterId, Prefix<A>), Target>,
-    /// The last one that was tried again; the next to be tried comes after it, or is the first.
+    /// The last route that was tried again. The next one to try comes after it, or is the first.
     tried: Option<(RouterId, Prefix<A>)>,
-    /// How many are still to be tried.
+    /// The number of routes that are still to be tried.
     left: usize,
 }
 
@@ -67,14 +67,14 @@ impl<A> Default for Waiting<A> {
     }
 }
 
-/// IPv4 or IPv6: what belongs to it.
+/// The properties of an address family.
 pub(super) trait Family: Address {
-    /// Word of `struct router` that holds the root.
+    /// The word of `struct router` that holds the root.
     const ROOT_WORD: usize;
     fn table(router: &Router) -> &Table<Self>;
     fn table_mut(router: &mut Router) -> &mut Table<Self>;
     fn waiting(pending: &mut Pending) -> &mut Waiting<Self>;
-    /// Destinations Linux never forwards to, whatever its routes say (`ip_route_input_slow`, `ip6_input`): address,
+    /// Destinations to which Linux never forwards, whatever its routes (`ip_route_input_slow`, `ip6_input`): address,
     /// length, reason.
     const GUARDS: &'static [(Self, u8, Reason)];
 }
@@ -109,7 +109,7 @@ impl Family for u128 {
     fn waiting(pending: &mut Pending) -> &mut Waiting<u128> {
         &mut pending.routes6
     }
-    // ::/127 is :: and ::1: one tail, where two /128 would cost a chain of blocks.
+    // ::/127 holds :: and ::1. It costs one tail, where two /128 would cost a chain of blocks.
     const GUARDS: &'static [(u128, u8, Reason)] =
         &[(0, 127, Reason::Local), (0xfe80 << 112, 10, Reason::Local), (0xff << 120, 8, Reason::Broadcast)];
 }
@@ -122,7 +122,7 @@ fn is_guarded<A: Family>(prefix: Prefix<A>) -> bool {
     guards::<A>().any(|(guard, _)| guard.covers(prefix))
 }
 
-/// Do the tables hold this route? Not if Linux never forwards there, whatever its routes say.
+/// Whether the tables hold this route. They do not if Linux never forwards there, whatever its routes.
 pub fn holds4(prefix: Prefix4) -> bool {
     !is_guarded(prefix)
 }
@@ -158,7 +158,7 @@ impl<M: Memory> Tables<M> {
         Ok(())
     }
 
-    /// Each word is stored once, and only if it differs: a bit that stays is never seen clear.
+    /// Stores each word once, and only if it differs. So readers never see a bit clear that stays set.
     pub(super) fn set_local_addresses(&mut self, router: RouterId, addresses: &[u32]) -> Result<(), Full> {
         self.has_row(router)?;
         let mut filter = [0u64; words::ROUTER - FILTER_WORD];
@@ -196,7 +196,7 @@ impl<M: Memory> Tables<M> {
         result
     }
 
-    /// The router's table and where it lives; `f` must not need anything else of `self`.
+    /// Calls `f` with the router's table and its place. `f` must not need anything else of `self`.
     fn with_table<A: Family, R>(
         &mut self,
         router: RouterId,
@@ -244,7 +244,7 @@ impl<M: Memory> Tables<M> {
         guarded.and(found).and(self.put_route(router, prefix, leaf))
     }
 
-    /// Stores a leaf that has been acquired, and releases the one before.
+    /// Stores a leaf that has been acquired, and releases the previous one.
     fn put_route<A: Family>(&mut self, router: RouterId, prefix: Prefix<A>, leaf: Slot) -> Result<(), Full> {
         let (old, result) = self
             .with_table(router, |table: &mut Table<A>, space| {
@@ -268,7 +268,7 @@ impl<M: Memory> Tables<M> {
         }
     }
 
-    /// Guards come before the first route, so that not even a default route shows below them.
+    /// Sets the guards. They come before the first route, so that not even a default route takes effect for them.
     fn set_guards<A: Family>(&mut self, router: RouterId) -> Result<(), Full> {
         self.with_table(router, |table: &mut Table<A>, _| table.set_guards(A::GUARDS.len()));
         let mut result = Ok(());
@@ -289,12 +289,13 @@ impl<M: Memory> Tables<M> {
                 Some(address) => Key::Via { interface: hop.interface, address, mtu: hop.mtu },
                 None => Key::OnLink { interface: hop.interface, mtu: hop.mtu },
             },
-            // A group within a group, or nothing to choose from: left to the kernel.
+            // A group within a group, or no members: the kernel decides.
             Target::Multi(_) => Key::Pass { reason: Reason::ComplexRoute, unicast: true },
         }
     }
 
-    /// With what leads to the kernel now in place of interfaces that are not there: they may come, as another router's.
+    /// The target with the current state of missing interfaces, which is to the kernel. Such an interface may come back
+    /// with another router.
     fn as_it_stands(&self, target: &Target) -> Target {
         match target {
             Target::Multi(members) => Target::Multi(
@@ -323,7 +324,7 @@ impl<M: Memory> Tables<M> {
         }
     }
 
-    /// The leaf for a target, counted. With an error it is the one to the kernel.
+    /// The leaf of a target, with a reference. If there is an error, the leaf leads to the kernel.
     fn acquire_leaf(&mut self, target: &Target) -> (Slot, Result<(), Full>) {
         let found = match target {
             Target::Multi(members) => self.acquire_group(members),
@@ -335,13 +336,13 @@ impl<M: Memory> Tables<M> {
         }
     }
 
-    /// The id of a next hop, counted.
+    /// The id of a next hop, with a reference.
     pub(super) fn acquire(&mut self, key: Key) -> Result<u32, Full> {
         let is_new = self.nexthops.find(key).is_none();
         let content = encode(key, self.egress(key), self.link(key));
         let id = self.nexthops.acquire(&self.memory, key, content)?;
         if let (true, Key::OnLink { interface, .. }) = (is_new, key) {
-            // What cannot be indexed is not forwarded to: no reason to refuse the route.
+            // A neighbour without a place in the index is not forwarded to. That is no reason to refuse the route.
             let _ = self.index_neighbours_of(interface);
         }
         Ok(id)
@@ -377,7 +378,7 @@ impl<M: Memory> Tables<M> {
         let mut key: Vec<(Key, u32)> = Vec::with_capacity(targets.len());
         for (target, weight) in targets.iter().filter(|(_, weight)| *weight > 0) {
             let member = self.key_of(target);
-            // Linux's order counts, so only neighbours are joined.
+            // Linux's order matters, so only adjacent members are merged.
             match key.last_mut().filter(|(k, _)| *k == member) {
                 Some((_, sum)) => *sum += u32::from(*weight),
                 None => key.push((member, u32::from(*weight))),
@@ -421,8 +422,8 @@ impl<M: Memory> Tables<M> {
         Err(full)
     }
 
-    /// Every group slot and route that leads to next hop `old` leads to `new`, and is counted there. Routes of `first`
-    /// are looked through before those of other routers.
+    /// Changes every group slot and route that leads to next hop `old` to lead to `new`, and moves the references.
+    /// Routes of `first` are searched before those of other routers.
     pub(super) fn redirect(&mut self, changes: &BTreeMap<u32, u32>, first: RouterId) {
         let blocks: Vec<u32> = self.groups.by_block.keys().copied().collect();
         let mut starved = BTreeMap::new();
@@ -447,7 +448,7 @@ impl<M: Memory> Tables<M> {
         }
     }
 
-    /// Routes that lead to one of these groups wait to lead to what it was.
+    /// Notes the routes that lead to one of these groups. They wait to get the group's former target back.
     fn remember<A: Family>(&mut self, starved: &BTreeMap<u32, Target>) {
         for (id, router) in &self.routers {
             for (prefix, leaf) in A::table(router).routes().filter(|(_, leaf)| leaf.kind() == Kind::Group) {
@@ -471,7 +472,7 @@ impl<M: Memory> Tables<M> {
                 A::waiting(&mut self.pending).routes.insert((router, prefix), target);
             }
             self.nexthops.add_refs(id, 1);
-            // The route has a place already: no new memory is needed.
+            // The route has a place already, so no new memory is needed.
             let _ = self.put_route(router, prefix, Slot::nexthop(id));
         }
     }
@@ -505,7 +506,7 @@ impl<M: Memory> Tables<M> {
         }
     }
 
-    /// Tries again what found no room.
+    /// Tries again everything that found no room.
     pub(super) fn retry(&mut self) -> Result<(), Full> {
         let mut result = self.retry_routes::<u32>().and(self.retry_routes::<u128>());
         for (interface, address) in std::mem::take(&mut self.starved) {
@@ -542,12 +543,12 @@ impl<M: Memory> Tables<M> {
     }
 }
 
-/// The one bit of the router's filter that this address of its own sets (Knuth's multiplicative hash, top 11 bits).
+/// The bit of the router's filter that one of its own addresses sets (Knuth's multiplicative hash, top 11 bits).
 pub fn local_filter_bit(address: u32) -> usize {
     (address.wrapping_mul(0x9e37_79b1) >> 21) as usize
 }
 
-/// All routes of a family, guards left out, with the domain's words for where they lead.
+/// The routes, as targets of a plan. Guards are left out.
 impl<M: Memory> Tables<M> {
     /// The IPv4 routes of a router.
     pub fn routes4(&self, router: RouterId) -> impl Iterator<Item = (Prefix4, Target)> + '_ {
@@ -559,7 +560,7 @@ impl<M: Memory> Tables<M> {
         self.routes(router)
     }
 
-    /// Numbers of IPv4 and IPv6 routes of a router, and whether some lead to the kernel for want of room.
+    /// The numbers of IPv4 and IPv6 routes of a router, and whether some lead to the kernel because there is no room.
     pub fn route_counts(&self, router: RouterId) -> (usize, usize, bool) {
         let Some(r) = self.routers.get(&router) else { return (0, 0, false) };
         let count = |routes: usize, guards: usize| routes.saturating_sub(guards);

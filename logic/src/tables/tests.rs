@@ -1,4 +1,4 @@
-//! Operations against a model that answers "where does this packet go" by linear search.
+//! Compares operations with a model that finds the way of a packet by linear search.
 
 use super::*;
 use crate::{
@@ -23,7 +23,7 @@ const ROOMY: Capacity = Capacity {
     routers: 3,
 };
 
-/// What is compared of an [`Answer`].
+/// The part of an [`Answer`] that is compared.
 type ComparedAnswer =
     (Option<Reason>, Option<(InterfaceId, IpAddr, Option<Mac>, Mac, PortId, Vlan, u32, bool)>, (bool, bool));
 
@@ -38,7 +38,7 @@ fn seen(answers: Vec<Answer>) -> BTreeSet<ComparedAnswer> {
     answers.into_iter().map(one).collect()
 }
 
-/// Sources that lead there are not forwarded.
+/// Whether sources behind such a target are not forwarded.
 fn is_local(reason: Reason) -> bool {
     matches!(reason, Reason::Local | Reason::LocalPrefix | Reason::Broadcast)
 }
@@ -98,7 +98,7 @@ impl Model {
         self.interfaces = keep.interfaces;
     }
 
-    /// The target with hops through missing interfaces replaced, equal members merged, and single ones unwrapped.
+    /// The target after hops through missing interfaces are replaced, equal members merged, and single ones unwrapped.
     fn reachable(&self, target: &Target) -> Target {
         match target {
             Target::Hop(hop) if !self.interfaces.contains_key(&hop.interface) => {
@@ -292,7 +292,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The interface a packet is classified to, as the program finds it.
+/// The interface of a packet, as the program finds it.
 fn classify(memory: &HeapMemory, port: PortId, vlan: Vlan, mac: Mac) -> Option<u64> {
     answer::find_interface(memory, nexthops::mac_word(mac) | u64::from(port) << 48, vlan.key())
 }
@@ -329,7 +329,7 @@ fn check_answers(tables: &Tables<HeapMemory>, model: &Model) {
     }
 }
 
-/// Some of all there could be, so that some share rows.
+/// A part of all combinations, chosen so that some share rows.
 fn all_steered() -> BTreeSet<Steered> {
     let v4 = addresses4().into_iter().map(|a| IpAddr::from(Ipv4Addr::from(a)));
     let v6 = addresses6().into_iter().map(|a| IpAddr::from(Ipv6Addr::from(a)));
@@ -340,7 +340,7 @@ fn all_steered() -> BTreeSet<Steered> {
     v4.chain(v6).enumerate().flat_map(steered).collect()
 }
 
-/// Rows that are in use say what a lookup says; `whole`: and none is missing.
+/// Rows in use are equal to a lookup. `whole`: and none is missing.
 fn check_queues(tables: &Tables<HeapMemory>, model: &Model, whole: bool) {
     let mut first = BTreeMap::new();
     for steered in all_steered() {
@@ -376,7 +376,7 @@ fn check_queues(tables: &Tables<HeapMemory>, model: &Model, whole: bool) {
     }
 }
 
-/// Words 1, 2, 4 and 5 of every next hop: constant from publication to reclaim.
+/// Words 1, 2, 4 and 5 of every next hop. They are constant from publication to reclaim.
 fn constant_words(memory: &HeapMemory) -> Vec<[u64; 4]> {
     let rows = memory.nexthops().chunks(words::NEXTHOP);
     rows.map(|row| [1, 2, 4, 5].map(|i| row[i].load(Relaxed))).collect()
@@ -418,7 +418,7 @@ proptest! {
                 let epoch = tables.seal();
                 tables.reclaim(epoch).unwrap();
                 let rows = tables.memory().nexthops().chunks(words::NEXTHOP).enumerate();
-                // Rows that are free again may be written at will.
+                // Rows that are free again may be written at any time.
                 for (id, row) in rows {
                     if tables.nexthops.key(id as u32).is_none() {
                         row.iter().for_each(|w| w.store(0, Relaxed));
@@ -429,7 +429,8 @@ proptest! {
         all_gone(&mut tables);
     }
 
-    /// With too little of everything, what is forwarded is still right, and all of it comes back with room.
+    /// With too little room everywhere, forwarded packets still go the right way. Everything is forwarded again after
+    /// there is room.
     #[test]
     fn full_maps_lead_to_the_kernel(
         ops in prop::collection::vec((op(), 0u8..6), 1..80),
@@ -513,9 +514,9 @@ fn used_neighbours_are_reported_once() {
     assert_eq!(tables.take_used(), []);
 }
 
-/// The interface's MAC changes, and there is room for one new next hop of two.
+/// The interface's MAC address changes, and there is room for one new next hop of two.
 #[test]
-fn a_group_that_lost_members_for_want_of_room_gets_them_back() {
+fn a_group_that_lost_members_because_a_map_was_full_gets_them_back() {
     let hop = |n| Target::Hop(Hop { interface: 1, gateway: Some([10, 0, 0, n].into()), mtu: 1500 });
     let ops = [
         Op::Interface(1, plain_interface(1)),
@@ -539,8 +540,8 @@ fn a_group_that_lost_members_for_want_of_room_gets_them_back() {
     assert_eq!(reasons(&tables), [(None, 2), (None, 2)]);
 }
 
-/// Many more routes wait than are tried at a time: each reclaim tries the next ones, none is forgotten, and after
-/// all have been tried nothing is until something changes.
+/// Many more routes wait than one call tries. Each reclaim tries the next ones, and none is forgotten. After all have
+/// been tried, none is tried until something changes.
 #[test]
 fn routes_that_wait_are_tried_in_turn() {
     let prefix = |i: u32| Prefix4::new(0x0a00_0000 | i << 8, 24).unwrap();

@@ -1,4 +1,5 @@
-//! A worker of the user plane: whose turn it is, that path's packets through its chain, and each where it goes.
+//! A worker of the user plane. It picks a path, runs the path's packets through its chain, and sends each packet where
+//! its verdict says.
 //!
 //! ```text
 //!   Exchange::receive ──► up to a burst of the path's frames, which the worker owns now
@@ -8,28 +9,32 @@
 //!  Scheduler::charge ◄── Exchange::settle: to a port, up, or gone
 //! ```
 //!
-//! [`Worker::turn`] is one round of that, without I/O and without a clock: packets come from and go to an [`Exchange`], and what a run
-//! takes is read from a meter that the caller gives. [`Rings`] is the ingress where no device has one: it classifies frames
-//! ([`crate::paths::class`]) into a bounded ring for each path, so a path over its share fills its own ring and nobody else's (P2, P4).
+//! [`Worker::turn`] is one round of this, without I/O and without a clock. Packets come from and go to an [`Exchange`],
+//! and the caller gives the meter that measures runs. [`Rings`] is the ingress if no device does this: it classifies
+//! frames ([`crate::paths::class`]) into a bounded ring for each path. So a path over its share fills only its own ring
+//! (P2, P4).
 //!
-//! # What another may go on with
-//! Whose turn it is, and chains ([`Turns`]) are apart from what is in the worker's hands during a run ([`InHand`]): packets, and the chain that they
-//! go through. So a run has a beginning, a middle and an end ([`Turns::begin`], [`InHand::run`], [`Turns::end`]), and in the middle, which is the only part in which elements are
-//! called, nothing of all paths is needed: if it does not end, another goes on with that, and one path has another chain.
+//! # Continuing without a run
+//! The schedule and the chains ([`Turns`]) are separate from the things that the worker holds during a run
+//! ([`InHand`]): packets, and their chain. So a run has a beginning, a middle and an end ([`Turns::begin`],
+//! [`InHand::run`], [`Turns::end`]). Only the middle calls elements, and it does not use the state of all paths. If it
+//! does not end, another worker continues with that state, and one path gets another chain.
 //!
 //! # When
-//! An element is told the time at which the packets of its run came ([`Frame::came_ns`]). Those that came together are run together; so are
-//! all of a burst where no element of the chain asks for the time ([`Chain::asks_when`]). So what becomes of a packet depends on the packets
-//! of its path before it and their times, not on how they were divided into runs.
+//! An element gets the time at which the packets of its run arrived ([`Frame::came_ns`]). Packets that arrived together
+//! run together. All packets of a burst do if no element of the chain uses the time ([`Chain::asks_when`]). So the fate
+//! of a packet depends on the earlier packets of its path and their times, not on how they were divided into runs.
 //!
 //! # What a run is charged
-//! What the meter says from the end of the run before it to its own: the pick is in it, and whatever the caller did between the two, if that
-//! is not the paths' ([`Turns::pause`]). A reading is some ten nanoseconds for a run; what it saves is that runs of little are charged
-//! less than they take. What packets of a path cost is learnt from some of them (P6).
+//! The charge is the meter's value from the end of the previous run to the end of this one. It includes the pick, and
+//! everything that the caller did in between, unless that is not for paths ([`Turns::pause`]). A reading takes about
+//! ten nanoseconds per run. Without it, small runs would be charged less than they take. The cost of a path's packets
+//! is learnt from some of them (P6).
 //!
-//! Where they are counted ([`Settings::counted`]), I/O is the bytes that were received and that left by ports, of every run, and what the
-//! exchange has counters of is read around the runs that the scheduler wants measured (P7). To count bytes takes some 0.7 ns a packet, so where
-//! nobody shares them that is done in one of 16 measured runs of each path: who places paths wants to know what they are like (P10).
+//! If I/O is counted ([`Settings::counted`]), it is the bytes that were received and those that left by ports, for
+//! every run. The exchange's counters are read around the runs that the scheduler wants measured (P7). Counting bytes
+//! takes about 0.7 ns a packet. So if nobody shares them, it is done in one of 16 measured runs of each path, because
+//! placing paths needs their profiles (P10).
 
 mod rings;
 #[cfg(test)]
@@ -48,17 +53,17 @@ use crate::{
 };
 use std::ops::{Deref, DerefMut, Range};
 
-/// A packet in memory of its own, up to 65,535 bytes with the room in front of it and behind it.
+/// A packet in memory of its own, up to 65,535 bytes including the room before and after it.
 pub trait Frame {
     /// The data.
     fn data(&self) -> &[u8];
-    /// All of the memory, and where in it the data is.
+    /// All of the memory, and the position of the data in it.
     fn parts_mut(&mut self) -> (&mut [u8], Range<usize>);
-    /// The data is there now: within the memory.
+    /// Sets the position of the data within the memory.
     fn set_range(&mut self, data: Range<usize>);
-    /// Where it came in.
+    /// Where it arrived.
     fn ingress(&self) -> Ingress;
-    /// When it came, of the clock that elements are told.
+    /// When it arrived, by the clock of elements.
     fn came_ns(&self) -> u64;
 }
 
@@ -85,77 +90,77 @@ impl<F: Frame> Frame for Box<F> {
     }
 }
 
-/// Where packets come from and go to.
+/// The source and the destination of packets.
 pub trait Exchange {
-    /// What is exchanged.
+    /// The type of a packet.
     type Frame: Frame;
-    /// Bit p: port p can transmit.
+    /// If bit p is set, port p can transmit.
     fn ports(&self) -> u64;
-    /// Up to so many packets of the path, in the order in which they came.
+    /// Receives up to `most` packets of the path, in the order of arrival.
     fn receive(&mut self, path: PathId, most: usize, to: &mut Vec<Self::Frame>);
-    /// The path is done with a packet, which is as its chain left it.
+    /// Takes a packet that its chain has finished.
     fn settle(&mut self, path: PathId, frame: Self::Frame, verdict: Verdict);
-    /// The run is through with all of its packets: what is sent together is sent now, at the path's cost.
+    /// The run has finished all of its packets. Packets that are sent together are sent now, at the path's cost.
     fn leave(&mut self) {}
-    /// What counters of the CPU read now, of resources other than cycles and I/O; asked around runs that are measured.
+    /// The present values of CPU counters, for resources other than cycles and I/O. Called around measured runs.
     fn read_counters(&mut self) -> Used {
         Used::default()
     }
 }
 
-/// Whose turn it was.
+/// The path that had a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
     /// The path.
     pub path: PathId,
-    /// How many packets it had.
+    /// The number of its packets.
     pub packets: usize,
 }
 
-/// Bytes are counted in one of so many measured runs of a path, where they are not counted in all.
+/// If bytes are not counted in all runs, they are counted in one of this many measured runs of a path.
 const PROFILED: u8 = 16;
 
 /// One path of a worker.
 struct Lane {
     handle: Handle,
-    /// `None`: it is in somebody's hands, or was lost there.
+    /// `None`: a run holds it, or it was lost there.
     chain: Option<Chain>,
-    /// Measured runs until bytes are counted.
+    /// The number of measured runs until bytes are counted.
     until_profile: u8,
 }
 
-/// What became of a packet; nothing yet: it is in the batch.
+/// The verdict on a packet and the position of its data. `None`: the packet is in the batch.
 struct Fate {
     verdict: Option<Verdict>,
     data: Range<usize>,
 }
 
-/// A run that was begun.
+/// A run that has begun.
 #[derive(Debug)]
 pub struct Begun {
     handle: Handle,
-    /// It is to be measured.
+    /// Whether it is measured.
     measure: bool,
-    /// By the meter, and by counters of the CPU if they are read.
+    /// The values of the meter, and of the CPU counters if they are read.
     at: u64,
     counters: Option<Used>,
 }
 
-/// What a worker has in its hands in a run, and memory that each uses anew.
+/// The things that a worker holds in a run, and memory that each run uses again.
 pub struct InHand<F> {
-    /// Of the path whose run it is.
+    /// The chain of the path that runs.
     chain: Option<Chain>,
     batch: Option<Batch<'static>>,
     frames: Vec<F>,
     fates: Vec<Fate>,
 }
 
-/// Whose turn it is, chains, and what paths got and cost.
+/// The schedule, the chains, and the accounts of paths.
 pub struct Turns {
     scheduler: Scheduler,
     /// By path.
     lanes: Vec<Option<Lane>>,
-    /// By the meter, when the last run ended; `None`: something else was done since.
+    /// The meter's value at the end of the last run. `None`: something else was done since then.
     ended: Option<u64>,
     counted: Counters,
 }
@@ -167,13 +172,13 @@ pub struct Worker<F> {
 }
 
 impl<F: Frame> Worker<F> {
-    /// Without paths.
+    /// A worker without paths.
     pub fn new(settings: Settings) -> Result<Self, NotCounted> {
         Ok(Worker { turns: Turns::new(settings)?, hand: InHand::default() })
     }
 
-    /// Lets the path whose turn it is deal with up to a burst of its packets. `meter` counts cycles, or whatever else goes on evenly. `None`:
-    /// all paths sleep.
+    /// Lets the next path process up to a burst of its packets. `meter` counts cycles, or anything else that advances
+    /// evenly. `None`: all paths sleep.
     pub fn turn(
         &mut self,
         exchange: &mut impl Exchange<Frame = F>,
@@ -185,7 +190,7 @@ impl<F: Frame> Worker<F> {
         Some(turns.end(hand, begun, exchange, meter))
     }
 
-    /// A turn of this path ended by a panic: see [`Turns::recover`].
+    /// A turn of this path ended with a panic: see [`Turns::recover`].
     pub fn recover(&mut self, path: PathId) {
         self.turns.recover(path, &mut self.hand);
     }
@@ -206,46 +211,46 @@ impl<F> DerefMut for Worker<F> {
 }
 
 impl Turns {
-    /// Without paths.
+    /// Turns without paths.
     pub fn new(settings: Settings) -> Result<Self, NotCounted> {
         let (scheduler, counted) = (Scheduler::new(settings)?, settings.counted);
         Ok(Turns { scheduler, lanes: Vec::new(), ended: None, counted })
     }
 
-    /// What is done from the last run on until the next is no path's.
+    /// The time from the last run until the next one is charged to no path.
     #[inline]
     pub fn pause(&mut self) {
         self.ended = None;
     }
 
-    /// A router's weight among all with paths here; 1 where it was not set.
+    /// Sets a router's weight among all with paths here. The default is 1.
     pub fn weigh(&mut self, router: RouterId, weight: u16) {
         self.scheduler.weigh(router, weight);
     }
 
-    /// This resource is the scarce one, see [`Scheduler::share`].
+    /// Sets the scarce resource, see [`Scheduler::share`].
     pub fn share(&mut self, resource: Resource) -> Result<(), NotCounted> {
         self.scheduler.share(resource)
     }
 
-    /// What is counted from the next run on, see [`Scheduler::count`].
+    /// Sets the counted resources from the next run on, see [`Scheduler::count`].
     pub fn count(&mut self, counted: Counters) {
         self.counted = counted;
         self.scheduler.count(counted);
     }
 
-    /// What is shared now.
+    /// The resource that is shared now.
     pub fn shared(&self) -> Resource {
         self.scheduler.shared()
     }
 
-    /// One more path, awake, behind all that are here; paths are numbered from 0.
+    /// Adds a path, awake, after all that are here. Paths are numbered from 0.
     pub fn add(&mut self, router: RouterId, weight: u16, chain: Chain) -> Result<PathId, Refused> {
         let id = self.lanes.len() as PathId;
         self.insert(Path { id, router, weight }, Some(chain), Cost::default()).map(|()| id)
     }
 
-    /// One more path, awake. What is known of its cost is that of another worker that had it. Without a chain it is to sleep.
+    /// Adds a path, awake. `cost` is its known cost if another worker had it. A path without a chain should sleep.
     pub fn insert(&mut self, path: Path, chain: Option<Chain>, cost: Cost) -> Result<(), Refused> {
         let handle = self.scheduler.add(path, cost)?;
         let at = usize::from(path.id);
@@ -256,20 +261,21 @@ impl Turns {
         Ok(())
     }
 
-    /// The path is another's, or ends: its chain, if it has one, and what it cost.
+    /// Removes a path that moves to another worker or ends. Returns its chain, if it has one, and its cost.
     pub fn remove(&mut self, path: PathId) -> Option<(Option<Chain>, Cost)> {
         let lane = self.lanes.get_mut(usize::from(path))?.take()?;
         let cost = self.scheduler.remove(lane.handle).unwrap_or_default();
         Some((lane.chain, cost))
     }
 
-    /// The path's packets go through this chain from the next run on; the one until now.
+    /// Replaces the chain of a path from the next run on. Returns the old chain.
     pub fn replace(&mut self, path: PathId, chain: Chain) -> Option<Chain> {
         let lane = self.lanes.get_mut(usize::from(path))?.as_mut()?;
         lane.chain.replace(chain)
     }
 
-    /// As [`Turns::replace`] by a chain of the same elements, which goes on from the one until now ([`Chain::go_on_from`]).
+    /// Like [`Turns::replace`], with a chain of the same elements, which continues from the old one
+    /// ([`Chain::go_on_from`]).
     pub fn renew(&mut self, path: PathId, mut chain: Chain) -> Option<Chain> {
         let lane = self.lanes.get_mut(usize::from(path))?.as_mut()?;
         if let Some(before) = &lane.chain {
@@ -278,26 +284,26 @@ impl Turns {
         lane.chain.replace(chain)
     }
 
-    /// As [`Chain::refresh`], of all.
+    /// Calls [`Chain::refresh`] of all chains.
     pub fn refresh(&mut self) {
         self.lanes.iter_mut().flatten().filter_map(|lane| lane.chain.as_mut()).for_each(Chain::refresh);
     }
 
-    /// Another weight of a path.
+    /// Sets the weight of a path.
     pub fn set_weight(&mut self, path: PathId, weight: u16) {
         if let Some(handle) = self.handle(path) {
             self.scheduler.set_weight(handle, weight);
         }
     }
 
-    /// The path is not asked until it is woken: it has no packets.
+    /// Makes a path without packets sleep: it is not asked until it wakes.
     pub fn sleep(&mut self, path: PathId) {
         if let Some(handle) = self.handle(path) {
             self.scheduler.sleep(handle);
         }
     }
 
-    /// The path has packets again.
+    /// Wakes a path that has packets again.
     #[inline]
     pub fn wake(&mut self, path: PathId) {
         if let Some(handle) = self.handle(path) {
@@ -310,8 +316,8 @@ impl Turns {
         self.lanes.get(usize::from(path))?.as_ref().map(|lane| lane.handle)
     }
 
-    /// A turn of this path ended by a panic: the packets it had in its hands are freed, and it is charged for having been asked. Its
-    /// chain may be in any state; other paths are as they were.
+    /// A turn of this path ended with a panic. Its packets in hand are freed, and it is charged for an empty run. Its
+    /// chain may be in any state. Other paths are unchanged.
     pub fn recover<F>(&mut self, path: PathId, hand: &mut InHand<F>) {
         let chain = hand.empty();
         self.is_lost(path);
@@ -320,7 +326,8 @@ impl Turns {
         }
     }
 
-    /// The run of this path does not end, and somebody else goes on: it is charged for having been asked, and has no chain.
+    /// The run of this path does not end, and another thread continues. The path is charged for an empty run, and has
+    /// no chain.
     pub fn is_lost(&mut self, path: PathId) {
         self.pause();
         if let Some(handle) = self.handle(path) {
@@ -328,8 +335,9 @@ impl Turns {
         }
     }
 
-    /// Takes up to a burst of the packets of the path whose turn it is into empty hands, and its chain. `None`: all paths sleep. Whose turn it is is told
-    /// before it begins: a panic leaves no other trace of that.
+    /// Begins a run of the next path: moves its chain and up to a burst of its packets into empty hands. `None`: all
+    /// paths sleep. `begins` is called with the path before the run begins, because a panic leaves no other trace of
+    /// it.
     pub fn begin<F: Frame>(
         &mut self,
         hand: &mut InHand<F>,
@@ -351,7 +359,7 @@ impl Turns {
         Some(Begun { handle: next.handle, measure: next.measure, at, counters })
     }
 
-    /// The end of a run: each packet goes where it is to go, and the path is charged.
+    /// Ends a run: each packet goes where its verdict says, and the path is charged.
     pub fn end<F: Frame>(
         &mut self,
         hand: &mut InHand<F>,
@@ -385,7 +393,7 @@ impl Turns {
         Turn { path, packets }
     }
 
-    /// One of so many that are measured.
+    /// Whether bytes are counted in this measured run.
     #[inline]
     fn is_profiled(&mut self, path: PathId) -> bool {
         let Some(Some(lane)) = self.lanes.get_mut(usize::from(path)) else { return false };
@@ -394,12 +402,12 @@ impl Turns {
         is_it
     }
 
-    /// What a path's elements counted.
+    /// A path's chain, with the counters of its elements.
     pub fn chain(&self, path: PathId) -> Option<&Chain> {
         self.lanes.get(usize::from(path))?.as_ref()?.chain.as_ref()
     }
 
-    /// What paths got and cost.
+    /// The accounts of paths.
     pub fn accounts(&self) -> impl Iterator<Item = Account> {
         self.scheduler.accounts()
     }
@@ -412,13 +420,13 @@ impl<F> Default for InHand<F> {
 }
 
 impl<F> InHand<F> {
-    /// Packets.
+    /// The number of packets.
     #[inline]
     pub fn packets(&self) -> usize {
         self.frames.len()
     }
 
-    /// Drops the packets; the chain.
+    /// Drops the packets. Returns the chain.
     pub fn empty(&mut self) -> Option<Chain> {
         self.frames.clear();
         self.fates.clear();
@@ -427,7 +435,7 @@ impl<F> InHand<F> {
 }
 
 impl<F: Frame> InHand<F> {
-    /// Gives each frame its fate, in order. Bit p of `ports`: port p can transmit.
+    /// Gives each frame its fate, in order. If bit p of `ports` is set, port p can transmit.
     pub fn run(&mut self, ports: u64) {
         let Some(chain) = &mut self.chain else { return };
         let asks_when = chain.asks_when();
@@ -440,7 +448,7 @@ impl<F: Frame> InHand<F> {
                 let ingress = frame.ingress();
                 let (memory, data) = frame.parts_mut();
                 let lent = batch.push(memory, data.start, data.len(), ingress);
-                // A frame that cannot be lent, as it is too long.
+                // The frame cannot be lent because it is too long.
                 let verdict = lent.err().map(|_| Verdict::Drop(Loss::NoRoom));
                 self.fates.push(Fate { verdict, data });
             }
@@ -454,7 +462,7 @@ impl<F: Frame> InHand<F> {
         }
     }
 
-    /// What the run's packets had when they came, and have as they leave by a port.
+    /// The bytes of the run's packets as they arrived, and of those that leave by a port.
     fn bytes(&self) -> u64 {
         let of = |(frame, fate): (&F, &Fate)| {
             let left = matches!(fate.verdict, Some(Verdict::To(_))).then_some(fate.data.len());

@@ -18,24 +18,24 @@ struct Ring<F> {
     room: usize,
 }
 
-/// A frame that waits nowhere.
+/// Why a frame is not in a ring.
 #[derive(Debug, PartialEq, Eq)]
 pub enum NotTaken<F> {
-    /// It is of no path's class.
+    /// No path's class matches it.
     NoPath(F),
     /// The ring of its path is full.
     Full(PathId, F),
 }
 
 impl<F: Frame> Rings<F> {
-    /// By path: its class, and how many frames wait for it at most.
+    /// For each path: its class, and the most frames that wait for it.
     pub fn new(paths: impl IntoIterator<Item = (Class, usize)>) -> Self {
         let ring = |(class, room)| (class, Ring { frames: VecDeque::new(), room });
         let (classes, rings) = paths.into_iter().map(ring).unzip();
         Rings { classifier: Classifier::new(classes), rings }
     }
 
-    /// Takes in a frame; whose it is.
+    /// Takes a frame. Returns its path.
     pub fn offer(&mut self, frame: F) -> Result<PathId, NotTaken<F>> {
         let path = self.classifier.path_of(frame.data(), frame.ingress());
         let Some((path, ring)) = path.and_then(|path| Some((path, self.rings.get_mut(usize::from(path))?)))
@@ -49,14 +49,14 @@ impl<F: Frame> Rings<F> {
         Ok(path)
     }
 
-    /// Hands over up to so many, the oldest first.
+    /// Hands over up to `most` frames, the oldest first.
     pub fn receive(&mut self, path: PathId, most: usize, to: &mut Vec<F>) {
         if let Some(Ring { frames, .. }) = self.rings.get_mut(usize::from(path)) {
             to.extend(frames.drain(..most.min(frames.len())));
         }
     }
 
-    /// How many wait.
+    /// The number of frames that wait.
     pub fn waiting(&self, path: PathId) -> usize {
         self.rings.get(usize::from(path)).map_or(0, |ring| ring.frames.len())
     }

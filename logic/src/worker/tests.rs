@@ -7,7 +7,7 @@ use crate::{
 };
 use std::collections::BTreeMap;
 
-/// A packet that knows when it came, and its number.
+/// A packet with its time of arrival and its number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Packet {
     memory: Vec<u8>,
@@ -64,7 +64,7 @@ fn settings(most: u32) -> Settings {
     Settings { bursts, sample_every: 20, counted: Counters::CYCLES }
 }
 
-/// One path for each port, of the port's number, with these chains.
+/// One path for each port, with the port's number, and with these chains.
 fn world(most: u32, room: usize, chains: Vec<Vec<Box<dyn Element>>>) -> (Worker<Packet>, Memory) {
     let mut worker = Worker::new(settings(most)).unwrap();
     let class = |port| (Class { port: Some(port), ..Class::default() }, room);
@@ -113,13 +113,13 @@ fn paths_share_io_by_the_bytes_of_their_packets_where_it_is_counted() {
         assert!((first - 2..=first + 2).contains(&of_first), "{resource}: {of_first}");
     }
     let io: Vec<_> = worker.accounts().map(|account| account.cost.of(Resource::Io)).collect();
-    // In and out.
+    // Received and sent.
     assert_eq!(io, [Some(120), Some(40)]);
 }
 
-/// Where nobody shares it: what packets take is known roughly, and what paths took is not.
+/// If nobody shares I/O, the use per packet is known roughly, and the total use is not.
 #[test]
-fn io_that_is_not_counted_is_looked_at_now_and_then() {
+fn io_that_is_not_counted_is_measured_now_and_then() {
     let settings = Settings { sample_every: 1, ..settings(1) };
     let mut worker = Worker::new(settings).unwrap();
     let rings = Rings::new([(Class::default(), 4000)]);
@@ -148,7 +148,7 @@ fn io_that_is_not_counted_is_looked_at_now_and_then() {
     assert_eq!(worker.shared(), Resource::Cycles);
 }
 
-/// Counters beside the clock, which go on by so much with each packet.
+/// Counters besides the clock, which increase with each packet.
 struct Counting(Memory, u64);
 
 impl Exchange for Counting {
@@ -169,7 +169,7 @@ impl Exchange for Counting {
 }
 
 #[test]
-fn what_counters_read_is_what_packets_cost() {
+fn counter_readings_become_the_cost_of_packets() {
     let (_, memory) = world(4, 100, vec![vec![forward(3)], vec![forward(2)]]);
     let counted = Counters::CYCLES.with(Resource::CacheMisses);
     let mut worker = Worker::new(Settings { counted, ..settings(4) }).unwrap();
@@ -221,7 +221,7 @@ fn packets_leave_as_their_chain_says_in_order() {
     }
 }
 
-/// P4: a path that gets too much loses its own packets only.
+/// P4: a path that gets too many packets loses only its own.
 #[test]
 fn a_full_ring_is_its_paths_own() {
     let (mut worker, mut memory) = world(4, 16, vec![vec![forward(3)], vec![forward(2)]]);
@@ -241,7 +241,7 @@ fn a_full_ring_is_its_paths_own() {
     assert_eq!(memory.settled.len(), 26);
 }
 
-/// Two packets at once, then one in a millisecond: whatever the bursts are, the same pass.
+/// Two packets at once, then one per millisecond: the same pass, whatever the bursts.
 #[test]
 fn times_are_those_of_packets_however_they_are_run() {
     let passed = |most| {
@@ -254,7 +254,7 @@ fn times_are_those_of_packets_however_they_are_run() {
         let passed = memory.settled.into_iter().filter(|(.., verdict)| *verdict == Verdict::To(1));
         passed.map(|(_, packet, _)| packet.number).collect::<Vec<_>>()
     };
-    // Of four at a time the first two, then one each.
+    // The first two of the first four, then one of each four.
     let expected: Vec<u32> = [0, 1].into_iter().chain((1..10).map(|tick| tick * 4)).collect();
     for most in [1, 3, 8, 256] {
         assert_eq!(passed(most), expected, "bursts of {most}");
@@ -276,7 +276,7 @@ fn turns_follow_what_runs_cost() {
     let mut cycles = 0;
     let mut packets = [0, 0];
     for _ in 0..400 {
-        // Two readings a run: it took 800 cycles.
+        // Two readings per run: it took 800 cycles.
         let turn = worker.turn(&mut memory, || {
             cycles += 800;
             cycles
@@ -323,14 +323,14 @@ fn a_run_is_charged_from_the_end_of_the_one_before_and_with_what_it_sends() {
         all - std::mem::replace(&mut charged, all)
     };
     pass(5000);
-    assert_eq!(turn(&mut worker), 700, "nothing was before it");
+    assert_eq!(turn(&mut worker), 700, "no run came before it");
     pass(30);
     assert_eq!(turn(&mut worker), 730);
     pass(1000);
     worker.pause();
     pass(20);
-    assert_eq!(turn(&mut worker), 700, "what came between was no path's");
-    // All sleep: that was nobody's time either.
+    assert_eq!(turn(&mut worker), 700, "the time in between was no path's");
+    // All sleep: that time belongs to no path either.
     worker.sleep(0);
     assert_eq!(worker.turn(&mut Sends(world(1, 1, vec![]).1, &clock), || clock.get()), None);
     pass(9000);
@@ -338,7 +338,7 @@ fn a_run_is_charged_from_the_end_of_the_one_before_and_with_what_it_sends() {
     assert_eq!(turn(&mut worker), 700);
 }
 
-/// What cannot be lent is dropped, and those beside it are not.
+/// A frame that cannot be lent is dropped, and its neighbours are not.
 #[test]
 fn a_frame_that_is_too_long_is_dropped() {
     let (mut worker, mut memory) = world(8, 100, vec![vec![forward(1)]]);
@@ -365,7 +365,7 @@ impl Element for Trap {
         crate::elements::Contract::default()
     }
     fn run(&mut self, _: &Now, batch: &mut Batch<'_>, _: &mut crate::elements::Counters) {
-        assert!(batch.packets().iter().all(|packet| packet.data()[0] != self.0), "as it is told to");
+        assert!(batch.packets().iter().all(|packet| packet.data()[0] != self.0), "the trap");
     }
 }
 
@@ -421,14 +421,15 @@ fn paths_come_and_go_by_number() {
     assert_eq!(paths, [1, 1, 1, 1, 0, 0, 0, 0]);
 }
 
-/// Turns until this path's ring is empty; it is the only one there.
+/// Turns until the ring of this path, which is the only one, is empty.
 fn drain_of(worker: &mut Worker<Packet>, memory: &mut Memory, path: PathId) {
     while memory.rings.waiting(path) > 0 {
         assert_eq!(worker.turn(memory, no_meter).map(|turn| turn.path), Some(path));
     }
 }
 
-/// In the middle of a run another takes its turns, and the hands are left: the path goes on with another chain, and others with theirs.
+/// In the middle of a run another thread continues with the turns, and leaves the hands. The path goes on with another
+/// chain, and others with their own.
 #[test]
 fn turns_go_on_without_the_hands_of_a_run() {
     let chains = (0..2).map(|_| vec![forward(3)]).collect();
@@ -449,11 +450,8 @@ fn turns_go_on_without_the_hands_of_a_run() {
     );
     let had = memory.settled.len();
     turns.is_lost(path);
-    assert!(
-        turns.replace(path, Chain::new(vec![forward(2)]).unwrap()).is_none(),
-        "the first is in the hands"
-    );
-    // Whoever has those finds no turns; it drops what is in them.
+    assert!(turns.replace(path, Chain::new(vec![forward(2)]).unwrap()).is_none(), "the first is in hand");
+    // The thread with the hands finds no turns, and drops what is in them.
     hand.run(0b1111);
     assert_eq!(hand.empty().map(|chain| chain.whole().packets), Some(8));
     let mut worker = Worker { turns, hand: InHand::default() };

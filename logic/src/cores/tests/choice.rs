@@ -1,4 +1,4 @@
-//! Flows on cores in virtual time: each takes the next core of a ring, loads follow.
+//! Flows on cores in virtual time. Each takes the next core of a ring, and loads follow.
 
 use super::*;
 use crate::cores::choice::{Choices, Chooser, Flows, Leave, RING};
@@ -22,7 +22,7 @@ struct Bench {
     turns: [usize; 2],
     settings: Settings,
     now: Duration,
-    /// When flows left which core, and how many.
+    /// When how many flows left which core.
     left: Vec<(Duration, CoreId, u32)>,
 }
 
@@ -60,7 +60,7 @@ impl Bench {
         Some(core)
     }
 
-    /// A flow begins; the core that it gets.
+    /// Begins a flow. Returns the core that it gets.
     fn begin(&mut self, load: f64, first: bool) -> Option<CoreId> {
         let core = self.take(first)?;
         self.flows.push(Flow { core, load, first });
@@ -107,7 +107,7 @@ impl Bench {
 #[test]
 fn a_flow_gets_the_least_loaded_core_without_a_workload() {
     let mut b = Bench::new(4);
-    // Table II of paper V: cores 0 and 1 run machines, core 2 is less loaded than core 3.
+    // Table II of paper V: cores 0 and 1 run machines, and core 2 is less loaded than core 3.
     for (core, (other, workloads)) in b.cores.iter_mut().zip([(0.1, 1), (0.5, 1), (0.2, 0), (0.5, 0)]) {
         (core.other, core.workloads) = (other, workloads);
     }
@@ -126,7 +126,7 @@ fn a_flow_gets_the_least_loaded_core_without_a_workload() {
 }
 
 #[test]
-fn flows_that_come_at_once_are_spread_by_what_cores_have_left() {
+fn flows_that_begin_at_once_are_spread_by_the_room_of_cores() {
     let mut b = Bench::new(3);
     b.cores[1].other = 0.4;
     b.cores[2].other = 0.8;
@@ -135,16 +135,16 @@ fn flows_that_come_at_once_are_spread_by_what_cores_have_left() {
     let count = |core| got.iter().filter(|&&c| c == core).count();
     // The first 20 fill the gap of 40 %.
     assert_eq!((&got[..20], [0, 1, 2].map(count)), (&[0; 20][..], [30, 10, 0]));
-    // The next period goes on where this one ended, though nothing is seen yet.
+    // The next period continues where this one ended, although nothing is visible yet.
     b.period();
     assert_eq!([(); 2].map(|()| b.begin(0.0, false)), [Some(0), Some(1)]);
-    // It was little: forgotten after two windows.
+    // The flows took little, so the assumption is dropped after two windows.
     b.run(500);
     assert_eq!(b.begin(0.0, false), Some(0));
 }
 
 #[test]
-fn priority_flows_come_first_and_others_keep_off() {
+fn priority_flows_come_first_and_others_avoid_their_cores() {
     let mut b = Bench::new(3);
     b.cores[0].other = 0.3;
     b.run(500);
@@ -161,7 +161,7 @@ fn priority_flows_come_first_and_others_keep_off() {
     assert_eq!((b.begin(0.05, false), b.begin(0.05, true)), (None, Some(1)), "room for a priority flow only");
 }
 
-/// As in table VII of paper V on two cores: what others have too much is then lost by them, and not in the port's ring.
+/// Table VII of paper V on two cores: if others have too much, they lose it, and not in the port's ring.
 #[test]
 fn priority_flows_get_the_core_of_the_ports_queue_if_it_is_about_as_free() {
     let first = |ran| {
@@ -177,7 +177,7 @@ fn priority_flows_get_the_core_of_the_ports_queue_if_it_is_about_as_free() {
 }
 
 #[test]
-fn flows_leave_a_core_that_is_lastingly_too_busy_and_no_more_than_need() {
+fn flows_leave_a_core_that_is_too_busy_for_long_and_no_more_than_necessary() {
     let mut b = Bench::new(2);
     b.cores[1].other = 0.8;
     b.run(500);
@@ -220,7 +220,7 @@ fn all_flows_leave_a_core_that_gets_a_workload_if_there_is_another() {
 }
 
 #[test]
-fn what_was_ordered_and_is_not_needed_any_more_is_taken_back() {
+fn an_order_to_leave_that_is_no_longer_needed_is_taken_back() {
     let mut chooser = Chooser::default();
     let settings = Settings::default();
     let view = |other: f64| View { cores: vec![Core { other, ..core(0) }, core(1)], queues: vec![] };
@@ -235,8 +235,8 @@ fn what_was_ordered_and_is_not_needed_any_more_is_taken_back() {
 }
 
 proptest! {
-    /// Whatever happens, rings name only cores that may be chosen, the first of them the least loaded; flows that are as they
-    /// were come to rest; no core sends flows away for its load twice in a hold time.
+    /// In every case, rings name only cores that may be chosen, with the least loaded first. Flows that do not change
+    /// come to rest. No core sends flows away because of its load twice in a hold time.
     #[test]
     fn loads_settle(
         cores in 1..9_u16,
@@ -262,7 +262,7 @@ proptest! {
         }
         b.run(10_000);
         let settled = b.left.len();
-        // Whoever left for the wrong core leaves again, ever more seldom: after 4, 8, 16 hold times.
+        // A flow that left for the wrong core leaves again, ever more seldom: after 4, 8, 16 hold times.
         b.run(60_000);
         let loads = b.loads();
         for core in 0..cores {

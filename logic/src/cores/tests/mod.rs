@@ -8,7 +8,7 @@ mod waking;
 use super::*;
 
 pub const PERIOD: Duration = Duration::from_millis(10);
-/// What a home does to hand a split queue's packets on, as a fraction of the work.
+/// The work of a home for handing on a split queue's packets, as a fraction of the work.
 pub const HANDING: f64 = 0.2;
 
 pub fn core(id: CoreId) -> Core {
@@ -20,12 +20,12 @@ pub fn queue(index: u16, core: CoreId) -> Queue {
     Queue { id, node: None, core, movable: true, ran: 0.0, waited: 0.0, counted: None, parts: vec![] }
 }
 
-/// Does at once what plans say; cores share their time evenly by what is wanted of them.
+/// Applies plans at once. Cores divide their time evenly by what is wanted of them.
 #[derive(Debug)]
 pub struct Machine {
     pub cores: Vec<Core>,
     pub queues: Vec<Queue>,
-    /// What each queue wants, in cores.
+    /// The want of each queue, in cores.
     pub wants: Vec<f64>,
     pub plan: Plan,
     pub allocator: Allocator,
@@ -35,7 +35,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// So many cores, queues that are on these.
+    /// A machine with this many cores, and queues on the given ones.
     pub fn new(cores: u16, homes: &[CoreId]) -> Self {
         let queues: Vec<Queue> = (0..).zip(homes).map(|(index, home)| queue(index, *home)).collect();
         let home = queues.iter().map(|queue| (queue.id, queue.core)).collect();
@@ -92,7 +92,7 @@ impl Machine {
         decision.events
     }
 
-    /// Runs until `ms`, and tells what happened when.
+    /// Runs until `ms`, and returns the events with their times.
     pub fn until(&mut self, ms: u64) -> Vec<String> {
         let mut told = Vec::new();
         while self.now < Duration::from_millis(ms) {
@@ -107,7 +107,7 @@ impl Machine {
         self.plan.home.values().copied().collect()
     }
 
-    /// What is wanted of each core where its queues are.
+    /// The wants on each core with its queues.
     pub fn loads(&self) -> BTreeMap<CoreId, f64> {
         let mut loads = BTreeMap::new();
         self.demands().iter().flatten().for_each(|(core, want)| *loads.entry(*core).or_default() += want);

@@ -1,4 +1,4 @@
-//! What holds for any load, and slow, obvious versions of what is decided.
+//! Properties that hold for any load, and slow, obvious versions of the decisions.
 
 use super::*;
 use crate::cores::{
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 const EXACT: f64 = 1e-6;
 
-/// First-fit decreasing, as in a textbook: the loads of the cores it takes.
+/// First-fit decreasing as in a textbook: the loads of the cores that it takes.
 fn first_fit(sizes: &[f64], goal: f64) -> Vec<f64> {
     let mut sizes = sizes.to_vec();
     sizes.sort_by(|a, b| b.total_cmp(a));
@@ -58,7 +58,8 @@ fn repacked(sizes: &[f64], cores: u16, goal: f64) -> Option<usize> {
     Some(repack(&board, goal)?.forwarding().count())
 }
 
-/// How far first-fit is from the fewest cores that carry up to six queues: in none of 1000 random cases, and never two more.
+/// Compares first-fit with the fewest cores that carry up to six queues. It needs more in none of 1000 random cases,
+/// and never two more.
 #[test]
 fn first_fit_takes_at_most_one_core_more_than_needed() {
     let mut state = 1_u64;
@@ -74,12 +75,12 @@ fn first_fit_takes_at_most_one_core_more_than_needed() {
         more += found - needed;
     }
     assert_eq!(more, 0);
-    // 0.36 + 0.25 + 0.24 and 0.30 + 0.30 + 0.25 would do.
+    // 0.36 + 0.25 + 0.24 and 0.30 + 0.30 + 0.25 would be enough.
     let sizes = [0.36, 0.30, 0.30, 0.25, 0.25, 0.24];
     assert_eq!((repacked(&sizes, 6, 0.85), fewest(&sizes, 0.85)), (Some(3), 2));
 }
 
-/// What is wanted of each core by the plan if its parts are even, as measured in views with time left on all cores.
+/// The load of each core by the plan if its parts are even, as measured in views with time left on all cores.
 fn planned(plan: &Plan, ran: &[f64]) -> BTreeMap<CoreId, f64> {
     let mut loads = BTreeMap::new();
     for ((id, home), want) in plan.home.iter().zip(ran) {
@@ -89,7 +90,7 @@ fn planned(plan: &Plan, ran: &[f64]) -> BTreeMap<CoreId, f64> {
     loads
 }
 
-/// A machine whose cores have siblings, nodes, workloads and other work, whose queues are anywhere and cannot all be moved.
+/// A machine whose cores have siblings, nodes, workloads and other work. Its queues are anywhere, and not all can move.
 fn machine() -> impl Strategy<Value = Machine> {
     let core = (0u16..2, 0u16..4, 0u16..6, 0.0..0.3).prop_map(|(node, physical, workloads, other)| Core {
         id: 0,
@@ -121,8 +122,9 @@ fn jumps() -> impl Strategy<Value = Vec<(u64, [f64; 7])>> {
 }
 
 proptest! {
-    /// Whatever happens: plans are whole and use only cores that are allowed and online, what cannot be moved stays, events tell
-    /// of every change and of nothing else, and cores are given back no sooner than a hold time after anything moved.
+    /// In every case, plans are complete and use only cores that are allowed and online. Queues that cannot move stay.
+    /// There is an event for every change and for nothing else. Cores are given back no sooner than a hold time after
+    /// any move.
     #[test]
     fn plans_keep_to_the_rules(mut machine in machine(), jumps in jumps()) {
         let usable = |machine: &Machine| -> BTreeSet<CoreId> {
@@ -170,10 +172,10 @@ proptest! {
         }
     }
 
-    /// Queues on one core whose load wobbles around the mark by a tenth, period by period or in waves: nothing moves twice in a
-    /// hold time, and there is one step in it at most.
+    /// Queues on one core whose load fluctuates around the mark by a tenth, period by period or in waves. Nothing moves
+    /// twice in a hold time, and there is at most one step in it.
     #[test]
-    fn wobbles_move_queues_once_per_hold_time(
+    fn fluctuations_move_queues_once_per_hold_time(
         shares in prop::collection::vec(0.1f64..1.0, 2..9),
         noise in prop::collection::vec(0.9f64..1.1, 50..400),
         wave in 1usize..60,
@@ -198,8 +200,8 @@ proptest! {
         }
     }
 
-    /// After two periods no core is planned to be above the high mark, if first-fit decreasing finds room for all; and cores
-    /// below it keep what they have.
+    /// After two periods, no core is planned to be above the high mark if first-fit decreasing finds room for all
+    /// queues. Cores below the mark keep their queues.
     #[test]
     fn plans_are_below_the_mark_if_they_can_be(
         queues in prop::collection::vec((0u16..4, 0.0f64..0.84), 0..10), cores in 1u16..7,
@@ -220,8 +222,8 @@ proptest! {
         }
     }
 
-    /// A load that stays the same moves nothing any more after three hold times, and takes no more cores than first-fit below
-    /// the low mark.
+    /// A load that stays the same moves nothing after three hold times. It takes no more cores than first-fit below the
+    /// low mark.
     #[test]
     fn a_steady_load_comes_to_rest(wants in prop::collection::vec(0.0f64..0.7, 1..9), seed in 0u16..5) {
         let homes: Vec<CoreId> = (0..wants.len() as u16).map(|index| (index * seed) % 9).collect();
@@ -236,7 +238,7 @@ proptest! {
 
     /// Measurements may be anything.
     #[test]
-    fn nonsense_does_no_harm(
+    fn absurd_measurements_do_no_harm(
         views in prop::collection::vec(
             (prop::collection::vec((0u16..4, prop::num::f64::ANY), 0..5), prop::collection::vec((0u16..4, 0u16..5, prop::num::f64::ANY, prop::num::f64::ANY, 0u16..5), 0..6)), 1..30),
         high in prop::num::f64::ANY, low in prop::num::f64::ANY, hold in any::<u64>(), times in prop::collection::vec(prop_oneof![any::<u64>(), Just(u64::MAX)], 30),

@@ -1,4 +1,4 @@
-//! Load over time, and what follows from it when.
+//! Loads over time, and when the allocator reacts.
 
 use super::*;
 
@@ -40,9 +40,9 @@ fn a_step_gets_its_second_core_in_two_periods_and_gives_it_back() {
 fn the_smallest_queue_that_suffices_goes_to_a_core_that_forwards_if_it_has_room() {
     let table: [(&[CoreId], &[f64], &[CoreId]); 6] = [
         (&[0, 0, 0, 1], &[0.4, 0.3, 0.2, 0.3], &[0, 0, 1, 1]),
-        // 0.2 more on core 1 would be above the low mark: core 2 is added.
+        // 0.2 more on core 1 would be above the low mark, so core 2 is added.
         (&[0, 0, 0, 1], &[0.4, 0.3, 0.2, 0.6], &[0, 0, 2, 1]),
-        // No single one suffices: the largest, then the smallest that does.
+        // No single queue suffices: the largest, then the smallest that does.
         (&[0, 0, 0, 0], &[0.25, 0.26, 0.27, 0.28], &[1, 0, 0, 1]),
         (&[0; 6], &[0.15; 6], &[1, 0, 0, 0, 0, 1]),
         // The small one leaves a big one alone.
@@ -52,7 +52,7 @@ fn the_smallest_queue_that_suffices_goes_to_a_core_that_forwards_if_it_has_room(
     for (homes, wants, expected) in table {
         let mut machine = Machine::new(4, homes);
         machine.wants = wants.to_vec();
-        assert_eq!(machine.until(10), [""; 0], "one period says nothing");
+        assert_eq!(machine.until(10), [""; 0], "one period is not enough");
         machine.until(100);
         assert_eq!(machine.homes(), expected, "{homes:?} {wants:?}");
     }
@@ -71,9 +71,9 @@ fn one_noisy_period_moves_nothing() {
     }
 }
 
-/// Two periods above the mark every 400 ms, and the queues move once.
+/// The load is above the mark for two periods every 400 ms, and the queues move once.
 #[test]
-fn a_wobble_around_the_mark_moves_a_queue_once() {
+fn a_fluctuation_around_the_mark_moves_a_queue_once() {
     let mut machine = Machine::new(4, &[0, 0, 0]);
     let mut events = Vec::new();
     for period in 0..3000 {
@@ -84,9 +84,9 @@ fn a_wobble_around_the_mark_moves_a_queue_once() {
     assert_eq!(machine.homes(), [1, 0, 0]);
 }
 
-/// The load is low for just so long that a core is given back, then high again: the worst wobble.
+/// The load is low just long enough for a core to be given back, then high again: the worst fluctuation.
 #[test]
-fn what_is_missed_when_it_was_given_back_is_kept_twice_as_long() {
+fn a_core_that_is_missed_after_it_was_given_back_is_kept_twice_as_long() {
     let mut machine = Machine::new(4, &[0, 0]);
     let mut moves = Vec::new();
     let mut high_until = Duration::from_millis(2500);
@@ -207,7 +207,7 @@ fn a_split_queue_is_joined_where_there_is_room() {
     assert!(told[0].contains("port 0 queue 0: cores 0+1 -> core 1: for a hold time fewer"), "{told:?}");
 }
 
-/// The home cannot even hand on and keep a share: others do it all.
+/// The home cannot even hand on and keep a share, so others do all the work.
 #[test]
 fn a_home_that_is_full_of_handing_on_keeps_no_share() {
     let mut machine = Machine::new(4, &[0]);
@@ -295,7 +295,7 @@ fn queues_leave_a_core_that_gets_a_workload_if_others_have_room() {
             "1510 ms: port 0 queue 2: core 1: stays, a workload is pinned to core 1, and no other has room",
         ]
     );
-    // Room came: they leave after a hold time, although as many cores are needed.
+    // There is room now. They leave after a hold time, although as many cores are needed.
     machine.settings.allowed = None;
     machine.until(6000);
     assert_eq!(machine.homes(), [0, 2, 0]);
@@ -313,7 +313,7 @@ fn queues_begin_off_cores_with_workloads() {
 }
 
 #[test]
-fn that_no_core_has_room_is_told_once() {
+fn a_lack_of_room_is_reported_once() {
     let mut machine = Machine::new(2, &[0, 0, 1, 1]);
     machine.wants = vec![0.5; 4];
     assert_eq!(
@@ -331,7 +331,7 @@ fn when_all_is_too_much_the_cores_are_evened_out() {
     machine.wants = vec![0.6; 4];
     machine.until(1000);
     assert_eq!(machine.homes(), [1, 0, 0, 1]);
-    // Little would be won by 0.42 on the other core: it would soon move again.
+    // 0.42 on the other core would win little, and would soon move again.
     let mut machine = Machine::new(2, &[0, 0, 1]);
     machine.wants = vec![0.5, 0.42, 0.45];
     assert_eq!(
@@ -355,14 +355,14 @@ fn a_core_that_other_work_took_is_left() {
     let mut machine = Machine::new(2, &[0]);
     machine.wants = vec![0.4];
     machine.until(100);
-    // It still runs at most for 0.02 of the time.
+    // It still runs for at most 0.02 of the time.
     machine.cores[0].other = 0.98;
     let told = machine.until(200);
     assert!(told[0].starts_with("120 ms: port 0 queue 0: core 0 -> "), "{told:?}");
 }
 
 #[test]
-fn spread_and_fixed_do_as_they_are_told() {
+fn spread_and_fixed_place_queues_as_configured() {
     let mut machine = Machine::new(4, &[0, 0, 0, 0, 0]);
     machine.queues[1].movable = false;
     machine.wants = vec![0.1; 5];
@@ -382,7 +382,7 @@ fn spread_and_fixed_do_as_they_are_told() {
     assert_eq!(machine.homes(), [3, 0, 3, 1, 2]);
     machine.cores.remove(2);
     machine.until(7000);
-    assert_eq!(machine.homes(), [3, 0, 3, 1, 1], "nobody said where it shall be");
+    assert_eq!(machine.homes(), [3, 0, 3, 1, 1], "the policy does not name it");
 }
 
 #[test]
@@ -395,15 +395,15 @@ fn roles_follow_from_the_view_and_the_plan() {
     assert_eq!(roles, [(0, "forward"), (1, "serve"), (2, "both"), (3, "idle"), (4, "forward")]);
 }
 
-/// A queue that has next to nothing is not worth a move: it would go to and fro between cores that each have a queue too large for
-/// the mark.
+/// A queue with almost no load is not worth a move. It would move back and forth between cores that each have a queue
+/// too large for the mark.
 #[test]
-fn queues_without_load_do_not_go_to_and_fro() {
+fn queues_without_load_do_not_move_back_and_forth() {
     let mut machine = Machine::new(2, &[0, 1, 0, 0]);
     (machine.settings.low, machine.settings.high) = (0.2, 0.4);
     (machine.wants[2], machine.wants[3]) = (0.001, 0.0);
     for round in 0..50 {
-        // By turns.
+        // Alternately.
         let (more, less) = (round % 2, 1 - round % 2);
         (machine.wants[more], machine.wants[less]) = (0.5, 0.3);
         machine.until(100 * (round as u64 + 1));
@@ -411,7 +411,8 @@ fn queues_without_load_do_not_go_to_and_fro() {
     }
 }
 
-/// A core that only such queues use is given back, whatever the others have; but they go where there is room, if there is.
+/// A core that only such queues use is given back, whatever the others have. But they go where there is room, if there
+/// is any.
 #[test]
 fn queues_without_load_keep_no_core() {
     let mut machine = Machine::new(3, &[0, 1, 2]);

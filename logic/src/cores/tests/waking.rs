@@ -1,4 +1,4 @@
-//! Queues whose packets wake threads: what they want of a core depends on who else is there.
+//! Queues whose packets wake threads. What they want of a core depends on the other queues there.
 
 use super::*;
 
@@ -12,12 +12,13 @@ struct Waking {
     pps: Vec<f64>,
     /// Wake-ups a second of a queue on a core that hardly works.
     wakeups: f64,
-    /// Are there fewer on a core that others keep busy? Else as many as there were if each queue had a core of its own.
+    /// Whether there are fewer on a core that others keep busy. If not, there are as many as if each queue had a core
+    /// of its own.
     are_fewer: bool,
 }
 
 impl Waking {
-    /// Queues on a core each, which have had this much, and then that for a second.
+    /// Queues on a core each, with the first load for a while and then the second for a second.
     fn new(before_pps: f64, pps: &[f64], wakeups: f64) -> Self {
         let cores = pps.len() as u16;
         let machine = Machine::new(cores, &(0..cores).collect::<Vec<_>>());
@@ -27,7 +28,7 @@ impl Waking {
         waking
     }
 
-    /// How busy a core is with packets that take `packets` of it and so many queues.
+    /// How busy a core is with packets that take `packets` of it and this many queues.
     fn busy(&self, packets: f64, queues: usize) -> f64 {
         let waking = queues as f64 * self.wakeups * WAKE_NS / 1e9;
         ((packets + waking) / (1.0 + waking)).max(packets)
@@ -80,14 +81,14 @@ fn four_queues_of_36_percent_share_two_cores() {
     assert!(told.len() == 2 && told[0].contains("above 85 %"), "{told:?}");
 }
 
-/// The load was never another one: 36 and 36 % are 72.
+/// There was never another load: 36 and 36 % are 72.
 #[test]
-fn where_costs_are_not_known_wants_are_added() {
+fn without_known_costs_wants_are_added() {
     let mut waking = Waking::new(500e3, &[500e3; 4], 40e3);
     assert_eq!(waking.until(10_000), [""; 0]);
 }
 
-/// Each finds as much to do as if it were alone, and together 86 %.
+/// Each queue has as much to do as if it was alone, and together they take 86 %.
 #[test]
 fn a_core_that_was_given_back_wrongly_is_taken_again_at_once_and_kept_for_long() {
     let mut waking = Waking::new(1.5e6, &[60e3; 3], 50e3);
@@ -96,11 +97,11 @@ fn a_core_that_was_given_back_wrongly_is_taken_again_at_once_and_kept_for_long()
     let at = |event: &String| event.split(' ').next().unwrap().parse::<u64>().unwrap();
     assert_eq!(told.len(), 3, "{told:?}");
     assert!(told[1].contains("is given back") && told[2].contains("core 0 had 86 %"), "{told:?}");
-    // What they wanted before was too much, too, so that one period more suffices.
+    // What they wanted before was too much, too, so one more period is enough.
     assert_eq!(at(&told[2]) - at(&told[1]), 10);
     let mut undone = vec![at(&told[2])];
     for minute in 1..60 {
-        // What packets and wake-ups cost is seen again and again.
+        // The cost of packets and wake-ups is seen again and again.
         waking.pps = vec![1.5e6; 3];
         waking.until(60_000 * minute - 1000);
         waking.pps = vec![60e3; 3];
@@ -111,9 +112,9 @@ fn a_core_that_was_given_back_wrongly_is_taken_again_at_once_and_kept_for_long()
     assert!(undone.windows(2).all(|pair| pair[1] - pair[0] > 16_000), "{undone:?}");
 }
 
-/// A load that wobbles by a sixth, five times in two seconds, is on two cores and stays there.
+/// A load that fluctuates by a sixth, five times in two seconds, is on two cores and stays there.
 #[test]
-fn a_wobble_moves_nothing_again() {
+fn a_fluctuation_moves_nothing_again() {
     let mut waking = Waking::new(1.5e6, &[450e3; 4], 40e3);
     let mut moves = 0;
     for wave in 0..300 {

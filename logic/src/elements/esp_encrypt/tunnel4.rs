@@ -1,6 +1,7 @@
-//! The usual packet, by a short way: tunnel mode over IPv4, not in UDP, behind an Ethernet header without tags. So all that is in front of it has a length
-//! known here, and is a few words, most of which are the SA's. Byte for byte it is what `layout` and `write` make, which are also for all that is not usual,
-//! and decide what is dropped (`tests::esp` compares them).
+//! The short way for usual packets: tunnel mode over IPv4, not in UDP, after an Ethernet header without tags. The
+//! headers in front then have a constant length. They are a few words, most of which belong to the SA. The bytes are
+//! the same as those of `layout` and `write`, which handle all other packets and decide what is dropped (`tests::esp`
+//! compares them).
 
 use super::{
     super::{
@@ -14,44 +15,46 @@ use crate::{
     flow::checksum::fold,
 };
 
-/// Bytes in front of what came: Ethernet header, IPv4, ESP, IV.
+/// Length of everything before the inner packet: Ethernet header, IPv4, ESP, IV.
 const FRONT: usize = ETHERNET + OUTER;
 const OUTER: usize = IPV4 + esp::HEADER + esp::IV;
-/// Padding of 0 to 3 bytes (RFC 4303 section 2.4), its length and the next header, the first byte lowest: of IPv4 and of IPv6.
+/// Padding of 0 to 3 bytes (RFC 4303 section 2.4), its length and the next header, with the first byte lowest, for IPv4
+/// and IPv6.
 const TRAILERS: [[u64; ALIGNMENT]; 2] = [
     [0x04_00, 0x04_01_01, 0x04_02_02_01, 0x04_03_03_02_01],
     [0x29_00, 0x29_01_01, 0x29_02_02_01, 0x29_03_03_02_01],
 ];
-/// In the seventh byte of an IPv4 header, which is the first of a word in network order.
+/// In the seventh byte of an IPv4 header, which is the first byte of a word in network order.
 const DONT_FRAGMENT: u8 = 0x40;
 
-/// What the packets of a batch have in common.
+/// The part that all packets of a batch share.
 pub(super) struct Tunnel4<'s> {
-    /// The outer IP header and the SPI, but for what differs; the first byte lowest.
+    /// The outer IP header and the SPI, without the fields that differ. The first byte is lowest.
     template: [u64; 3],
-    /// Of that header, in words of that order: a sum of ones' complement is the same in any order of bytes (RFC 1071 section 2 B).
+    /// The sum of that header, in words of that byte order. A ones' complement sum is the same in any byte order (RFC
+    /// 1071 section 2 B).
     sum: u64,
-    /// DF is that of the inner packet, if it is in this mask, and what is set here.
+    /// DF is the inner packet's if this mask has it, combined with `set`.
     copied: u8,
     set: u8,
-    /// The longest packet that fits into the SA's MTU, encrypted.
+    /// The longest packet that fits into the SA's MTU after encryption.
     longest: usize,
-    /// If there are any.
+    /// The selectors, if there are any.
     selectors: Option<&'s Selectors>,
     destination: u32,
 }
 
-/// Where a packet that is usual will be.
+/// The layout of a usual packet.
 pub(super) struct OutputLayout {
-    /// In the frame: its Ethernet header, and the end of its tag.
+    /// Positions in the frame: the Ethernet header, and the end of the tag.
     start: usize,
     end: usize,
-    /// Bytes of what came.
+    /// Length of the original packet.
     payload: usize,
 }
 
 impl<'s> Tunnel4<'s> {
-    /// `None`: the SA is another.
+    /// `None`: the SA does not allow the short way.
     pub(super) fn new(sa: &'s Outbound) -> Option<Self> {
         let (Mode::Tunnel, None, Ends::V4 { remote, .. }) = (sa.mode, sa.udp, sa.ends) else { return None };
         let mut template = [0; IPV4 + 4];
@@ -71,7 +74,7 @@ impl<'s> Tunnel4<'s> {
         Some(Tunnel4 { template, sum, copied, set, longest, selectors, destination: remote.to_bits() })
     }
 
-    /// Where it will be. `None`: it is not usual, or there is a reason not to send it.
+    /// The layout of the packet. `None`: it is not usual, or there is a reason not to send it.
     #[inline]
     pub(super) fn place(&self, packet: &Packet<'_>) -> Option<OutputLayout> {
         let Headers { family, ip, bytes, .. } = packet.headers;
@@ -87,7 +90,7 @@ impl<'s> Tunnel4<'s> {
         is_usual.then_some(OutputLayout { start, end, payload })
     }
 
-    /// Everything but the encryption; what is returned are text and tag.
+    /// Writes everything except the encryption. Returns the text and the tag.
     #[inline]
     pub(super) fn write<'p>(
         &self,
@@ -107,14 +110,14 @@ impl<'s> Tunnel4<'s> {
             Family::V4 => (*second, *flags, of_ipv4),
             _ => (first << 4 | second >> 4, DONT_FRAGMENT, of_ipv6),
         };
-        // What is beyond the trailer is the tag's, which is written later.
+        // The bytes after the trailer are for the tag, which is written later.
         let padding = (payload ^ 1).wrapping_add(1) & (ALIGNMENT - 1);
         if let Some(trailer) = inner.get_mut(payload..payload + 8) {
             trailer.copy_from_slice(&trailers[padding].to_le_bytes());
         }
         let Some((ethernet, rest)) = front.split_first_chunk_mut::<ETHERNET>() else { return &mut [] };
         let Some(outer) = rest.first_chunk_mut::<OUTER>() else { return &mut [] };
-        // The addresses of the Ethernet header that came: it ends where the outer headers will.
+        // The addresses of the original Ethernet header. It ends where the outer headers will end.
         let macs: [u8; 12] = outer[OUTER - ETHERNET..].first_chunk().copied().unwrap_or_default();
         ethernet[..12].copy_from_slice(&macs);
         ethernet[12..].copy_from_slice(&[0x08, 0x00]);
@@ -134,7 +137,7 @@ impl<'s> Tunnel4<'s> {
         inner
     }
 
-    /// Of the IP header, with this in its first word besides what all have.
+    /// The checksum of the IP header, with `differs` in addition to the common part.
     #[inline]
     fn checksum(&self, differs: u64) -> u16 {
         !fold(self.sum + (differs & 0xffff_ffff) + (differs >> 32))

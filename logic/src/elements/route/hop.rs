@@ -1,5 +1,5 @@
-//! From a leaf of the forwarding table to the next hop, or the reason why the packet goes up: `resolve` and `transmit` of
-//! `bpf/egress.h`, `forward_ipv4` and `forward_ipv6`.
+//! Finds the next hop of a leaf of the forwarding table, or the reason why the packet goes up: `resolve` and `transmit`
+//! of `bpf/egress.h`, `forward_ipv4` and `forward_ipv6`.
 
 use super::{
     super::{
@@ -26,22 +26,22 @@ use std::{
     sync::atomic::AtomicU64,
 };
 
-/// In the byte of flags.
+/// A bit in the byte of flags.
 const DONT_FRAGMENT: u8 = 0x40;
 
 type Rows<'m> = &'m [[AtomicU64; words::NEXTHOP]];
 
-/// What a decision goes by, besides the packet and its leaf.
+/// The input of a decision, besides the packet and its leaf.
 pub(super) struct Given<'m, M> {
     pub memory: &'m M,
     pub rows: Rows<'m>,
-    /// The packet's.
+    /// The router of the packet.
     pub router: RouterRow<'m>,
     pub now: &'m Now,
 }
 
 impl<'m, M: Memory> Given<'m, M> {
-    /// The packet's next hop is known from here on.
+    /// Finds the packet's next hop, which is known from here on.
     #[inline]
     pub fn decide(&self, packet: &mut Packet<'_>, leaf: Slot) -> Result<(), Reason> {
         let leaf = if leaf.kind() == Kind::Group { self.member(packet, leaf)? } else { leaf };
@@ -59,7 +59,7 @@ impl<'m, M: Memory> Given<'m, M> {
     fn decide4(&self, packet: &Packet<'_>, leaf: Slot) -> Result<Nexthop<'m>, Reason> {
         let ip = packet.header::<IPV4>().ok_or(Reason::Ipv4BadHeader)?;
         let hop = self.resolve(packet, leaf)?;
-        // What was made here has our own source, and Linux owes nobody a redirect for it.
+        // A packet made here has our own source, and Linux sends no redirects for it.
         if packet.headers.is_ours {
             return Ok(hop);
         }
@@ -87,14 +87,14 @@ impl<'m, M: Memory> Given<'m, M> {
         if ip[7] <= 1 {
             return Err(Reason::TtlExceeded);
         }
-        // Linux may owe a redirect (RFC 4861 section 8.2); no setting turns that off.
+        // Linux may have to send a redirect (RFC 4861 section 8.2). No setting turns that off.
         if hop.interface() == packet.ingress.interface {
             return Err(Reason::SameInterface);
         }
         Ok(hop)
     }
 
-    /// What a leaf leads to, if that can be sent to.
+    /// The next hop of a leaf, if packets can be sent to it.
     #[inline]
     fn resolve(&self, packet: &Packet<'_>, leaf: Slot) -> Result<Nexthop<'m>, Reason> {
         let mut hop = nexthop_of(self.rows, leaf.index()).ok_or(Reason::NoRoute)?;
@@ -104,7 +104,8 @@ impl<'m, M: Memory> Given<'m, M> {
         if hop.kind() == KIND_VIA && hop.link != 0 { Ok(hop) } else { Err(reason(packet, &hop)) }
     }
 
-    /// A connected route leads to an on-link next hop first, then to the destination's own among the neighbours.
+    /// A connected route leads first to an on-link next hop, and then to the next hop of the destination among the
+    /// neighbours.
     #[inline(never)]
     fn neighbour(&self, packet: &Packet<'_>, on_link: &Nexthop<'_>) -> Result<Nexthop<'m>, Reason> {
         if u32::from(packet.headers.bytes) > on_link.mtu() {
@@ -118,7 +119,7 @@ impl<'m, M: Memory> Given<'m, M> {
         found.map(|(_, hop)| hop).ok_or(Reason::Unresolved)
     }
 
-    /// How it leaves, if nothing is in the way.
+    /// Stores how the packet leaves, if nothing prevents it.
     #[inline]
     fn send(&self, packet: &mut Packet<'_>, hop: &Nexthop<'_>) -> Result<(), Reason> {
         let (vlan, mtu) = hop.vlan_and_mtu();
@@ -131,7 +132,8 @@ impl<'m, M: Memory> Given<'m, M> {
         if vlan != 0 && ETHERNET + TAG * Vlan::from_key(vlan).tags() > packet.headers.ip.into() {
             return Err(Reason::NoHeadroom);
         }
-        // Field by field, as `rewrite` reads it: a load of what several stores wrote just before waits for them (no store forwarding).
+        // Stored field by field, as `rewrite` reads it. One load of bytes that several stores have just written would
+        // wait for them (no store forwarding).
         (packet.hop.macs, packet.hop.macs_end) = hop.macs();
         packet.hop.vlan = vlan;
         packet.hop_port = hop.port();
@@ -154,7 +156,8 @@ impl<'m, M: Memory> Given<'m, M> {
     }
 }
 
-/// Linux fragments what it may, and answers the rest with an ICMP error (`ip_forward`, `ip6_forward`).
+/// Linux fragments the packet if that is allowed, and otherwise answers with an ICMP error (`ip_forward`,
+/// `ip6_forward`).
 #[cold]
 fn over_mtu(packet: &Packet<'_>) -> Reason {
     let may = packet.headers.family == Family::V4
@@ -162,7 +165,7 @@ fn over_mtu(packet: &Packet<'_>) -> Reason {
     if may { Reason::Fragmented } else { Reason::OverMtu }
 }
 
-/// Why it cannot be sent to: neighbour discovery has a reserve of its own among what goes up.
+/// Why the next hop cannot be sent to. Neighbour discovery has a reserve of its own among packets that go up.
 #[cold]
 fn reason(packet: &Packet<'_>, hop: &Nexthop<'_>) -> Reason {
     let local = matches!(hop.reason(), Reason::Local | Reason::LocalPrefix);

@@ -1,5 +1,5 @@
-//! Which lists are chains, and random lists over arbitrary bytes: no panic, each packet within its frame and with one verdict, counters that
-//! add up.
+//! Which lists are chains. Also runs random lists over arbitrary bytes: no panic, each packet stays within its frame
+//! and has one verdict, and the counters add up.
 
 use super::{
     esp::PLAIN,
@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use std::net::Ipv4Addr;
 
 const KINDS: u8 = 15;
-/// From this on they make other packets than those that came.
+/// Elements from this number on make other packets.
 const MAKERS: u8 = 11;
 
 fn element(world: &World, kind: u8) -> Box<dyn Element> {
@@ -50,7 +50,7 @@ const TUNNEL: Vxlan = Vxlan {
     is_whole: false,
 };
 
-/// Of both directions, with one key.
+/// SAs of both directions with one key.
 fn associations() -> Arc<SaTable> {
     let table = Arc::new(SaTable::default());
     table.set_outbound("a", PLAIN.outbound());
@@ -103,11 +103,11 @@ fn lists_that_are_no_chains_are_refused() {
     }
     assert_eq!(
         list("check route rewrite").err().unwrap().to_string(),
-        "element 3, rewrite, needs to know of a packet: that the hop is counted (ttl)"
+        "element 3, rewrite, needs to know about a packet: that the hop is counted (ttl)"
     );
 }
 
-/// Says that it gives an exit, and does not.
+/// Its contract promises an exit, but it sets none.
 struct Liar;
 
 impl Element for Liar {
@@ -127,7 +127,8 @@ fn a_packet_without_exit_is_dropped() {
     assert_eq!(seen[0].0, Verdict::Drop(Loss::NoExit));
 }
 
-/// What each element was shown is what the one before it let go on; what left and what was lost is all that came.
+/// Each element sees the packets that the one before it let go on. The packets that left and those that were lost are
+/// all that arrived.
 fn counters_add_up(chain: &Chain, packets: u64) -> Result<(), TestCaseError> {
     let mut coming = packets;
     let mut lost = 0;
@@ -141,15 +142,16 @@ fn counters_add_up(chain: &Chain, packets: u64) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// How lists begin: not at all, as a router's whose elements run by themselves, or as one, and with that in front of what encrypts, behind it, and
-/// behind what decrypts it again.
+/// The beginnings of lists: none; a router's elements one by one; the same as one; then as one before an element that
+/// encrypts, after one, and after one that decrypts again.
 const FIRST: [&[u8]; 6] =
     [&[], &[0, 8, 1, 7, 2, 3], &[0, 1, 2, 3], &[0, 1, 2, 3, 11], &[13, 0, 1, 2, 3], &[0, 11, 12, 0, 1, 2, 3]];
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
-    /// Lists that begin as a router's do are chains more often. Half of the packets have a right CRC. What runs as one does what each does by itself.
+    /// Lists that begin like a router's are chains more often. Half of the packets have a right CRC. Elements that run
+    /// as one do the same as they do one by one.
     #[test]
     fn random_chains(
         first in prop::sample::select(&FIRST[..]),
@@ -181,7 +183,7 @@ proptest! {
                 Verdict::To(_) => to += 1,
                 Verdict::Up(_) => prop_assert!(makes || *packet == bytes),
                 Verdict::Drop(loss) => prop_assert_ne!(loss, Loss::NoExit),
-                Verdict::Own(_) => prop_assert!(makes, "made of nothing"),
+                Verdict::Own(_) => prop_assert!(makes, "no element makes packets"),
             }
         }
         prop_assert_eq!(chain.whole().to, to);
@@ -192,7 +194,7 @@ proptest! {
         prop_assert_eq!(of_each(&apart), of_each(&chain));
     }
 
-    /// Any elements in any order, whatever they need: none panics, all packets keep within their frames.
+    /// Any elements in any order, whatever they need: none panics, and all packets stay within their frames.
     #[test]
     fn elements_without_their_contract(
         kinds in prop::collection::vec(0..KINDS, 1..10),

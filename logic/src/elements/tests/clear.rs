@@ -1,4 +1,5 @@
-//! In front of `esp_encrypt`: what goes up all the same, and what is dropped in its place, reason by reason; and the source of what is made here.
+//! Which packets go up before `esp_encrypt`, and which are dropped instead, for each reason. Also the source of packets
+//! that are made here.
 
 use super::{
     esp::{PLAIN, packet},
@@ -9,7 +10,7 @@ use crate::{
     esp::SaTable,
 };
 
-/// Seals what it gets; `front` comes before.
+/// A chain that ends with encryption. `front` comes before it.
 fn guarded(front: Vec<Box<dyn Element>>) -> Chain {
     let table = Arc::new(SaTable::default());
     table.set_outbound("a", PLAIN.outbound());
@@ -32,7 +33,7 @@ fn with(mut packet: Vec<u8>, at: usize, byte: u8) -> Vec<u8> {
     packet
 }
 
-/// Runs one: its verdict, data, and for which reasons packets were dropped that were to go up.
+/// Runs one packet. Returns its verdict, its data, and the reasons of packets that were dropped instead of going up.
 fn fate(chain: &mut Chain, packet: &[u8], from: Ingress) -> (Verdict, Vec<u8>, Vec<Reason>) {
     let (verdict, data) = run(chain, &READY, &[(packet.to_vec(), from)]).remove(0);
     let why = chain.counters().flat_map(|(_, counters, _)| counters.in_clear().collect::<Vec<_>>());
@@ -54,7 +55,7 @@ fn only_what_linux_never_forwards_goes_up_in_front_of_encryption() {
     let options = with(to([10, 1, 0, 1]), 14, 0x46);
     let hop_by_hop = with(to6("2001:db8:1::1"), 20, 0);
     let solicitation = with(with(to6("2001:db8:9::1"), 20, 58), 54, 135);
-    // Name, packet, where it came in, why it goes up, and whether it may.
+    // Name, packet, where it arrived, why it would go up, and whether it may.
     let cases = [
         ("ARP", kind([8, 6]), here, Arp, true),
         ("ARP to all", to_mac(&kind([8, 6]), [255; 6]), nobody, Arp, true),
@@ -74,7 +75,7 @@ fn only_what_linux_never_forwards_goes_up_in_front_of_encryption() {
         ("IPv6 unicast to all", to_mac(&to6("2001:db8:1::1"), GROUP), nobody, Broadcast, true),
         ("IS-IS", to_mac(&kind([0, 46]), GROUP), nobody, Broadcast, true),
         (
-            "more tags than are looked at",
+            "more tags than are parsed",
             tagged(&to_mac(&to([10, 1, 0, 1]), GROUP), 3),
             nobody,
             Broadcast,
@@ -83,7 +84,7 @@ fn only_what_linux_never_forwards_goes_up_in_front_of_encryption() {
         ("multicast", to_mac(&to([239, 1, 0, 1]), GROUP), nobody, Broadcast, false),
         ("multicast to our MAC", to([239, 1, 0, 1]), here, Broadcast, false),
         ("multicast, IPv6", to_mac(&to6("ff05::1"), GROUP), nobody, Broadcast, false),
-        ("of all nodes there are", to_mac(&to6("ff0e::1"), GROUP), nobody, Broadcast, false),
+        ("all nodes, global scope", to_mac(&to6("ff0e::1"), GROUP), nobody, Broadcast, false),
         ("cut short", to_mac(&to([224, 0, 0, 5])[..33], GROUP), nobody, Broadcast, false),
         ("TTL 1", udp4(from, [10, 1, 0, 1], 1, 20), here, TtlExceeded, true),
         ("hop limit 1", udp6("2001:db8:7::1", "2001:db8:1::1", 1, 0), here, TtlExceeded, true),
@@ -104,9 +105,9 @@ fn only_what_linux_never_forwards_goes_up_in_front_of_encryption() {
         ("over MTU", udp4(from, [10, 2, 0, 1], 64, 40), here, OverMtu, false),
         ("may be fragmented", fragmentable(udp4(from, [10, 2, 0, 1], 64, 40)), here, Fragmented, false),
         ("port not ready", to([10, 4, 0, 1]), here, TxNotReady, false),
-        ("out where it came in", to([10, 0, 0, 1]), here, SameInterface, false),
+        ("leaves where it arrived", to([10, 0, 0, 1]), here, SameInterface, false),
         ("our own source", udp4([10, 9, 0, 1], [10, 1, 0, 1], 64, 0), here, BadSource, false),
-        ("one that we might have", udp4([10, 9, 0, 255], [10, 1, 0, 1], 64, 0), here, SourceUnsure, false),
+        ("a source that may be ours", udp4([10, 9, 0, 255], [10, 1, 0, 1], 64, 0), here, SourceUnsure, false),
         ("from elsewhere", udp4([10, 1, 7, 1], [10, 1, 0, 1], 64, 0), strict, ReversePath, false),
     ];
     let world = World::new();
@@ -128,7 +129,7 @@ fn only_what_linux_never_forwards_goes_up_in_front_of_encryption() {
             (Verdict::Drop(Loss::InClear), vec![reason])
         };
         assert_eq!((verdict, why), expected, "{name}");
-        // Where nothing encrypts all goes up.
+        // Without encryption, all go up.
         let mut open = front();
         open.push(Box::new(Forward::new(2)));
         let (verdict, ..) = fate(&mut Chain::new(open).unwrap(), &packet, from);
@@ -151,7 +152,7 @@ fn only_what_linux_never_forwards_goes_up_in_front_of_encryption() {
     assert_eq!(counters.went_on(), 1);
 }
 
-/// Says of all that it is for the kernel.
+/// Passes all packets up. The field says whether it also encrypts.
 struct AllUp(bool);
 
 impl Element for AllUp {
@@ -168,7 +169,7 @@ impl Element for AllUp {
 }
 
 #[test]
-fn every_reason_is_decided_on_and_only_in_front_of_the_last_that_encrypts() {
+fn every_reason_is_decided_and_only_before_the_last_element_that_encrypts() {
     let packets = vec![(udp4([1, 1, 1, 1], [10, 1, 0, 1], 64, 0), ingress(1, 0)); Reason::COUNT];
     let chain = |elements: &[AllUp]| {
         let elements = elements.iter().map(|element| Box::new(AllUp(element.0)) as Box<dyn Element>);
@@ -187,11 +188,11 @@ fn every_reason_is_decided_on_and_only_in_front_of_the_last_that_encrypts() {
 }
 
 #[test]
-fn what_is_for_others_is_not_local_in_front_of_encryption() {
+fn packets_for_others_are_not_local_before_encryption() {
     let table = Arc::new(SaTable::default());
     assert!(table.add_inbound("a", PLAIN.inbound()));
     let decrypt = || Box::new(EspDecrypt::new(table.clone(), vec!["a".into()]));
-    // The SA's end is 10.1.0.1; ESP of another SPI, UDP, and the same for others.
+    // The SA's end is 10.1.0.1. The packets are ESP with another SPI and UDP, and the same for others.
     let esp = |to: [u8; 4]| {
         let mut esp = udp4([10, 0, 0, 1], to, 64, 40);
         esp[23] = 50;
@@ -216,9 +217,9 @@ fn what_is_for_others_is_not_local_in_front_of_encryption() {
     }
 }
 
-/// Linux refuses what comes in from an address of its own, and sends its own from there.
+/// Linux refuses packets that arrive from one of its own addresses, and sends its own packets from there.
 #[test]
-fn what_is_made_here_has_our_source_and_what_was_inside_may_not() {
+fn packets_made_here_may_have_our_source_and_decrypted_ones_may_not() {
     let mut world = World::new();
     let local = [0x0a09_0001, 0x0a00_0001].into();
     world.tables.apply(&Op::LocalAddresses { router: 0, addresses: local }).unwrap();
@@ -235,7 +236,7 @@ fn what_is_made_here_has_our_source_and_what_was_inside_may_not() {
     let inside = |source: [u8; 4]| udp4(source, [10, 1, 0, 9], 64, 30);
     let sent = esp::run(&mut forth, &[inside([10, 2, 0, 9]), inside([10, 0, 0, 1])]);
     assert_eq!([sent[0].0, sent[1].0], [Verdict::To(2); 2]);
-    // Peer's side of the same SA.
+    // The peer's side of the same SA.
     assert!(table.add_inbound("a", PLAIN.inbound()));
     let decrypt = Box::new(EspDecrypt::new(table.clone(), vec!["a".into()]));
     let back: Vec<Box<dyn Element>> =
@@ -244,7 +245,7 @@ fn what_is_made_here_has_our_source_and_what_was_inside_may_not() {
     let came: Vec<_> = sent.into_iter().map(|(_, data)| data).collect();
     let back = esp::run(&mut back, &came);
     assert_eq!([back[0].0, back[1].0], [Verdict::To(2), Verdict::Up(Reason::BadSource)]);
-    // Where it came in, with redirects on: a packet of ours owes none.
+    // It leaves where it arrived, with redirects on. Linux sends no redirect for a packet of ours.
     let to_peer = Target::Hop(Hop { interface: 1, gateway: Some("192.0.2.9".parse().unwrap()), mtu: 1500 });
     world.tables.apply(&Op::Route4(0, "10.1.0.1/32".parse().unwrap(), Some(to_peer))).unwrap();
     let sent = esp::run(&mut forth, &[inside([10, 2, 0, 9])]);

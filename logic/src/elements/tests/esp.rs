@@ -1,4 +1,5 @@
-//! Into ESP and out of it: bytes as the RFCs have them, by etherparse and an AEAD of RustCrypto's. What is wrong with packets that come: `esp_wrong`.
+//! Into ESP and out of it. The bytes are those of the RFCs, checked with etherparse and an AEAD of RustCrypto's. Wrong
+//! packets are in `esp_wrong`.
 
 use super::*;
 use crate::{
@@ -75,7 +76,7 @@ impl Setting {
     }
 }
 
-/// As `run` of these tests, in frames with as much room as AF_XDP's have.
+/// Like `run` of these tests, in frames with as much room as those of AF_XDP.
 pub(super) fn run(chain: &mut Chain, packets: &[Vec<u8>]) -> Vec<(Verdict, Vec<u8>)> {
     const ROOM: usize = 256;
     let frame = |packet: &Vec<u8>| [&[0xaa; ROOM], &packet[..], &[0x55; 64]].concat();
@@ -100,7 +101,7 @@ impl Pair {
         Pair::between(setting, setting)
     }
 
-    /// Of two ends that need not agree.
+    /// The chains of two ends, which need not agree.
     pub(super) fn between(sends: &Setting, receives: &Setting) -> Self {
         let table = Arc::new(SaTable::default());
         table.set_outbound("a", sends.outbound());
@@ -156,14 +157,14 @@ fn settings() -> impl Strategy<Value = Setting> {
             udp: NAT.filter(|_| udp),
             is_extended,
             key_bytes: if large { 36 } else { 20 },
-            // What is behind the window of one that saw nothing cannot be told.
+            // A window that has seen nothing cannot infer the high half of numbers far ahead.
             used: if is_extended { u64::from(used >> 4) } else { u64::from(used >> 1) },
             ..PLAIN
         },
     )
 }
 
-/// IP packets of both versions; in transport mode between the ends.
+/// IP packets of both versions. In transport mode they are between the ends of the SA.
 fn inner() -> impl Strategy<Value = (bool, Vec<u8>, u8)> {
     (any::<bool>(), prop::collection::vec(any::<u8>(), 0..200), any::<u8>())
 }
@@ -192,7 +193,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn what_is_encrypted_is_decrypted_to_what_it_was(
+    fn encrypted_packets_are_decrypted_to_the_originals(
         setting in settings(),
         all in prop::collection::vec(inner(), 1..40),
         pads in prop::collection::vec(0..6usize, 40),
@@ -200,7 +201,7 @@ proptest! {
         let mut pair = Pair::new(&setting);
         let is_v6 = |of: bool| if setting.mode == Mode::Transport { setting.is_v6 } else { of };
         let plain: Vec<_> = all.iter().map(|(of, payload, tos)| packet(is_v6(*of), payload, *tos)).collect();
-        // Ethernet padding is no part of it.
+        // Ethernet padding does not belong to the packet.
         let padded: Vec<_> = plain.iter().zip(&pads).map(|(packet, pad)| [&packet[..], &vec![0xee; *pad]].concat()).collect();
         let sent = pair.encrypted(&padded);
         for (n, (sent, plain)) in sent.iter().zip(&plain).enumerate() {
@@ -211,7 +212,7 @@ proptest! {
         for ((verdict, back), plain) in back.iter().zip(&plain) {
             prop_assert_eq!((*verdict, back), (Verdict::To(1), plain));
         }
-        // Not a second time.
+        // The same packets are not accepted a second time.
         for (verdict, _) in pair.decrypt(&sent) {
             prop_assert_eq!(verdict, dropped(Loss::Replayed));
         }
@@ -250,7 +251,7 @@ proptest! {
     }
 }
 
-/// What is in front of the encrypted text, byte by byte.
+/// Checks every byte in front of the encrypted text.
 fn check_outer(setting: &Setting, number: u64, sent: &[u8], plain: &[u8]) {
     let ip = &sent[14..];
     assert_eq!(sent[..12], plain[..12]);
@@ -310,7 +311,7 @@ fn ike_and_keepalives_go_up() {
     assert_eq!(seen[..2], [(Verdict::Up(Reason::Local), ike), (Verdict::Up(Reason::Local), keepalive)]);
     assert_eq!([seen[2].0, seen[3].0], [dropped(Loss::Truncated); 2]);
     assert_eq!(["ike", "keepalives"].map(|name| pair.counted(name)), [1, 1]);
-    // Not in UDP where the SA is.
+    // Not in UDP, but the SA is.
     let sent = pair.encrypted(&[packet(false, b"x", 0)]).remove(0);
     let mut bare = [&sent[..34], &sent[42..]].concat();
     let length = (bare.len() - 14) as u16;
@@ -323,7 +324,7 @@ fn ike_and_keepalives_go_up() {
 }
 
 #[test]
-fn what_must_not_leave_is_dropped_and_takes_no_number() {
+fn packets_that_must_not_leave_are_dropped_and_use_no_number() {
     let to_other = Selectors { destination: vec!["10.1.0.2/32".parse().unwrap()], ..Selectors::default() };
     let mut pair = Pair::new(&Setting { selectors: to_other, ..PLAIN });
     let plain = packet(false, b"x", 0);
@@ -353,7 +354,7 @@ fn what_must_not_leave_is_dropped_and_takes_no_number() {
 }
 
 #[test]
-fn an_sa_stops_at_its_last_number_and_says_so_before() {
+fn an_sa_stops_at_its_last_number_and_counts_near_end_before() {
     let last = u64::from(u32::MAX);
     let mut pair = Pair::new(&Setting { used: last - last / 8 - 2, ..PLAIN });
     let plain = packet(false, b"x", 0);
@@ -389,7 +390,8 @@ fn keys_change_without_a_loss() {
     assert_eq!((pair.fate(&old[2]), pair.fate(&sent[2])), (Verdict::Up(Reason::Local), Verdict::To(1)));
 }
 
-/// Tables that move, or a path's elements made anew: nothing that came may come again, no number is used twice, and counts go on.
+/// A chain is replaced because tables moved or the path's elements were made again. Packets are still not accepted
+/// twice, no number is used twice, and counts go on.
 #[test]
 fn a_chain_in_place_of_another_goes_on() {
     let mut pair = Pair::new(&PLAIN);
@@ -415,9 +417,9 @@ fn a_chain_in_place_of_another_goes_on() {
     assert_eq!((decrypt.packets(), decrypt.dropped(Loss::Replayed)), (6, 1));
 }
 
-/// Keys of what is gone are in no memory, and nobody else's lists keep them.
+/// Keys of removed SAs are in no memory, and no list keeps them.
 #[test]
-fn without_packets_old_sas_are_let_go_of() {
+fn old_sas_are_released_without_packets() {
     let mut pair = Pair::new(&PLAIN);
     let sa = PLAIN.outbound();
     pair.table.set_outbound("a", sa.clone());
@@ -471,7 +473,7 @@ fn without_room_nothing_is_written() {
     let encrypt = Box::new(EspEncrypt::new(table.clone(), "a"));
     let mut chain = Chain::new(vec![Box::new(Check), encrypt, Box::new(Forward::new(2))]).unwrap();
     let plain = packet(false, b"1234567", 0);
-    // 36 bytes in front; 3 of padding, 2 of trailer and 16 of tag behind.
+    // 36 bytes in front. 3 bytes of padding, 2 of trailer and 16 of tag at the end.
     for (head, tail, fits) in [(36, 21, true), (35, 64, false), (64, 20, false)] {
         let mut frame = [vec![0; head], plain.clone(), vec![0; tail]].concat();
         let mut batch = Batch::default();
@@ -483,7 +485,7 @@ fn without_room_nothing_is_written() {
     assert_eq!(table.remove_outbound("a").unwrap().sequence.taken(), 1);
 }
 
-/// Seals the first of each batch only, and leaves the rest zeroed.
+/// Seals only the first of each batch, and leaves the others zeroed.
 struct Lazy(Oracle);
 
 impl Aead for Lazy {
@@ -497,7 +499,7 @@ impl Aead for Lazy {
 }
 
 #[test]
-fn what_the_library_did_not_encrypt_is_not_sent() {
+fn packets_that_the_library_did_not_encrypt_are_not_sent() {
     let mut pair = Pair::new(&PLAIN);
     let key = PLAIN.key();
     let common = Common { aead: Arc::new(Lazy(Oracle::new(&key))), ..PLAIN.common(&key, true) };
@@ -510,9 +512,9 @@ fn what_the_library_did_not_encrypt_is_not_sent() {
     assert_eq!(pair.fate(&seen[0].1), Verdict::To(1));
 }
 
-/// Whatever its lengths say, and whatever port it goes to.
+/// This holds for any lengths in the packet, and any port.
 #[test]
-fn what_is_for_others_is_passed_up_unread() {
+fn packets_for_others_are_passed_up_unread() {
     let mut pair = Pair::new(&Setting { udp: NAT, ..PLAIN });
     let mut short = udp4([10, 0, 0, 1], [10, 1, 0, 2], 64, 2);
     short[36..38].copy_from_slice(&4501u16.to_be_bytes());
@@ -529,7 +531,8 @@ fn what_is_for_others_is_passed_up_unread() {
     }
 }
 
-/// What is behind an Ethernet header without tags goes by a short way, in tunnel mode over IPv4; what is behind one with a tag does not.
+/// A packet after an Ethernet header without tags takes the short way, in tunnel mode over IPv4. A packet with a tag
+/// does not.
 #[test]
 fn the_short_way_makes_the_same_bytes() {
     let lengths = [0, 1, 2, 3, 4, 5, 61, 62, 63, 64, 1400, 1419, 1418, 1420];
@@ -559,7 +562,7 @@ fn the_short_way_makes_the_same_bytes() {
                 }
                 packets.push(packet);
             }
-            // Not of the selectors, where there are some.
+            // Not within the selectors, if there are any.
             packets.push(udp4([10, 0, 0, 2], [10, 1, 0, 1], 64, 9));
             let tagged: Vec<_> = packets
                 .iter()
@@ -572,13 +575,13 @@ fn the_short_way_makes_the_same_bytes() {
                 assert_eq!(plain.1[12..], tagged.1[16..], "{}", packet.len());
                 left += usize::from(plain.0 == Verdict::To(2));
             }
-            // 1446 bytes of IP are the most that fit: 1418 of payload over IPv4.
+            // At most 1446 bytes of IP fit: 1418 of payload over IPv4.
             assert_eq!(left, 12 + usize::from(setting.selectors.is_any()));
         }
     }
 }
 
-/// Says that all is as it should be.
+/// An AEAD that does nothing and reports success.
 struct Nothing;
 
 impl Aead for Nothing {
@@ -590,7 +593,8 @@ impl Aead for Nothing {
     fn open(&self, _: &mut [Job<'_>]) {}
 }
 
-/// So also where a sum of 16 bits carries twice (the first ends), and one of 32 bits (the others, of packets without and with DF, at identification 0x7fff).
+/// Also if a sum of 16 bits carries twice (the first ends), and one of 32 bits (the other ends, for packets without and
+/// with DF, at identification 0x7fff).
 #[test]
 fn outer_headers_have_right_checksums_with_every_identification() {
     for (local, remote) in [

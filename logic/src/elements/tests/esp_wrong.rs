@@ -1,4 +1,4 @@
-//! What comes to `esp_decrypt` and is wrong: each kind moves its own counter by one, and no other.
+//! Wrong packets at `esp_decrypt`. Each kind increments its own counter by one, and no other.
 
 use super::{
     esp::{NAT, PLAIN, Pair, Setting, dropped, packet},
@@ -12,11 +12,11 @@ use crate::{
 use std::{collections::BTreeMap, slice};
 
 const ETHERNET: usize = 14;
-/// Packets that are sent in front of each case, of which one has come: number 151. The window has 64.
+/// The number of packets sent before each case. One of them has arrived: number 151. The window has 64.
 const SENT: usize = 200;
 const CAME: usize = 150;
 
-/// Ways through the element: the short one and all others.
+/// The ways through the element: the short one and all others.
 fn settings() -> [Setting; 6] {
     let transport = Setting { mode: Mode::Transport, ..PLAIN };
     [
@@ -29,12 +29,12 @@ fn settings() -> [Setting; 6] {
     ]
 }
 
-/// Where the ESP header is.
+/// The position of the ESP header.
 fn esp_at(setting: &Setting) -> usize {
     ETHERNET + if setting.is_v6 { 40 } else { 20 } + if setting.udp.is_some() { 8 } else { 0 }
 }
 
-/// With lengths and checksum that are right for the bytes that it has.
+/// The packet with lengths and checksum for its bytes.
 fn fitted(setting: &Setting, mut packet: Vec<u8>) -> Vec<u8> {
     let length = packet.len() - ETHERNET;
     if setting.udp.is_some() {
@@ -58,7 +58,7 @@ fn changed(setting: &Setting, packet: &[u8], at: usize) -> Vec<u8> {
     fitted(setting, packet)
 }
 
-/// The packet with another text (what is encrypted: payload, padding, its length, next header), and a right tag.
+/// The packet with another text (the encrypted part: payload, padding, its length, next header) and a right tag.
 fn resealed(setting: &Setting, packet: &[u8], text: &[u8]) -> Vec<u8> {
     let text_at = esp_at(setting) + 16;
     let mut iv = [0; 8];
@@ -70,7 +70,7 @@ fn resealed(setting: &Setting, packet: &[u8], text: &[u8]) -> Vec<u8> {
     fitted(setting, [&packet[..text_at], &text].concat())
 }
 
-/// All that the elements passed up, dropped and counted besides.
+/// Everything that the elements passed up, dropped and counted.
 fn counters(pair: &Pair) -> BTreeMap<String, u64> {
     let mut all = BTreeMap::new();
     for (element, counters, counted) in pair.back.counters() {
@@ -80,12 +80,12 @@ fn counters(pair: &Pair) -> BTreeMap<String, u64> {
     all
 }
 
-/// What of them one packet moves, each by one; and what became of it.
+/// The verdict on one packet, and the counters that it increments by one.
 fn moved(pair: &mut Pair, packet: &[u8]) -> (Verdict, Vec<String>) {
     let before = counters(pair);
     let (verdict, data) = pair.decrypt(&[packet.to_vec()]).remove(0);
     if let Verdict::Up(_) = verdict {
-        assert_eq!(data, packet, "what goes up is as it came");
+        assert_eq!(data, packet, "packets go up unchanged");
     }
     let mut names = Vec::new();
     for (name, after) in counters(pair) {
@@ -98,18 +98,18 @@ fn moved(pair: &mut Pair, packet: &[u8]) -> (Verdict, Vec<String>) {
     (verdict, names)
 }
 
-/// Two ends, one that agrees with the setting and one that takes packets up to `mtu`, and what was sent.
+/// Two ends with this setting, and the packets that were sent. The receiver accepts packets up to `mtu`.
 fn world(setting: &Setting, mtu: u16) -> (Pair, Vec<Vec<u8>>) {
     let receives = Setting { mtu, ..setting.clone() };
     let mut pair = Pair::between(setting, &receives);
     let sent = pair.encrypted(&vec![packet(setting.is_v6, b"some payload", 0); SENT]);
     if usize::from(mtu) >= sent[CAME].len() - ETHERNET {
-        assert_eq!(moved(&mut pair, &sent[CAME]), (Verdict::To(1), vec![]), "it is as it should be");
+        assert_eq!(moved(&mut pair, &sent[CAME]), (Verdict::To(1), vec![]), "a correct packet");
     }
     (pair, sent)
 }
 
-/// Name, packet, and what it moves: nothing, and it goes on; or this.
+/// Name, packet, and the counters that it increments: none if it goes on.
 type Case = (String, Vec<u8>, &'static [&'static str]);
 
 const BAD_TAG: &[&str] = &["esp_decrypt dropped bad_tag"];
@@ -126,7 +126,8 @@ fn cases(setting: &Setting, sent: &[Vec<u8>]) -> Vec<Case> {
     let esp = esp_at(setting);
     let next = &sent[CAME + 1];
     let last = next.len() - 1;
-    // Of a number that is before the window ESN makes one that is 2^32 later (RFC 4303 appendix A2.2), for which the tag is wrong.
+    // With ESN, a number before the window is read as one that is 2^32 later (RFC 4303 appendix A2.2). The tag does not
+    // match that.
     let too_old = if setting.is_extended { BAD_TAG } else { TOO_OLD };
     let other_key = Setting { key_bytes: 36, ..setting.clone() };
     let of_other_key = Pair::new(&other_key).encrypted(&vec![packet(setting.is_v6, b"x", 0); CAME + 2]);
@@ -161,7 +162,7 @@ fn cases(setting: &Setting, sent: &[Vec<u8>]) -> Vec<Case> {
     cases
 }
 
-/// Of texts that are not right, and a tag that is.
+/// Packets with wrong texts and right tags.
 fn texts(setting: &Setting, next: &[u8]) -> Vec<Case> {
     let plain = packet(setting.is_v6, b"some payload", 0);
     let header = if setting.is_v6 { 40 } else { 20 };
@@ -194,7 +195,7 @@ fn texts(setting: &Setting, next: &[u8]) -> Vec<Case> {
 }
 
 #[test]
-fn each_kind_moves_its_own_counter_and_no_other() {
+fn each_kind_increments_its_own_counter_and_no_other() {
     for setting in settings() {
         let (_, sent) = world(&setting, setting.mtu);
         let plain = packet(setting.is_v6, b"some payload", 0);
@@ -204,7 +205,8 @@ fn each_kind_moves_its_own_counter_and_no_other() {
             assert_eq!(names, moves, "{name}: {setting:?}");
             let goes_on = moves.is_empty() || moves == REORDERED;
             assert_eq!(verdict == Verdict::To(1), goes_on, "{name}: {setting:?}");
-            // What is not right by its tag moves no window: the next, and the one before, come as they would.
+            // A packet with a wrong tag does not move the window: the next number and the one before are still
+            // accepted.
             let had = moves == BAD_PADDING || moves == BAD_INNER || verdict == dropped(Loss::Dummy);
             if !goes_on && !had {
                 let before = moved(&mut pair, &sent[CAME - 1]);
@@ -218,31 +220,31 @@ fn each_kind_moves_its_own_counter_and_no_other() {
     }
 }
 
-/// As long as the SA allows, and one byte less than that.
+/// The SA allows exactly the packet's length, and then one byte less.
 #[test]
-fn what_is_longer_than_its_sa_takes_is_not_decrypted() {
+fn packets_longer_than_the_sa_allows_are_not_decrypted() {
     for setting in settings() {
         let length = (world(&setting, setting.mtu).1[CAME].len() - ETHERNET) as u16;
         for (mtu, moves) in [(length, &[][..]), (length - 1, OVERSIZED), (u16::MAX, &[])] {
             let (mut pair, sent) = world(&setting, mtu);
-            // Ethernet padding is no part of it.
+            // Ethernet padding does not count.
             let padded = [&sent[CAME + 1][..], &[0xee; 9]].concat();
             assert_eq!(moved(&mut pair, &padded).1, moves, "{mtu}: {setting:?}");
         }
         let (mut pair, sent) = world(&setting, length - 1);
-        // Nothing else is looked at, and no number is taken.
+        // Nothing else is checked, and no number is accepted.
         let wrong = changed(&setting, &sent[CAME], sent[CAME].len() - 1);
         for packet in [&sent[CAME], &sent[CAME], &wrong, &sent[0]] {
             assert_eq!(moved(&mut pair, packet).1, OVERSIZED, "{setting:?}");
         }
         let other = changed(&setting, &sent[CAME], esp_at(&setting) + 3);
-        assert_eq!(moved(&mut pair, &other).1, UNKNOWN_SPI, "of no SA nobody knows what it takes");
+        assert_eq!(moved(&mut pair, &other).1, UNKNOWN_SPI, "an unknown SA has no limit");
     }
 }
 
-/// In one batch, whose numbers are accepted together; and twice the same.
+/// One batch, whose numbers are accepted together. One number comes twice.
 #[test]
-fn those_that_come_late_are_counted_in_a_batch_too() {
+fn reordered_packets_are_counted_in_a_batch_too() {
     let mut pair = Pair::new(&PLAIN);
     let sent = pair.encrypted(&vec![packet(false, b"some payload", 0); 200]);
     let batch = [3, 2, 2, 4, 1, 90, 5].map(|n| sent[n].clone());
@@ -252,9 +254,9 @@ fn those_that_come_late_are_counted_in_a_batch_too() {
     assert_eq!(pair.counted("reordered"), 2);
 }
 
-/// By no tag, but by headers.
+/// The headers decide, not a tag.
 #[test]
-fn fragments_and_what_is_no_esp_have_their_own() {
+fn fragments_and_other_protocols_have_their_own_counters() {
     let mut pair = Pair::new(&PLAIN);
     let plain = packet(false, b"some payload", 0);
     let sent = pair.encrypted(slice::from_ref(&plain)).remove(0);
@@ -265,7 +267,7 @@ fn fragments_and_what_is_no_esp_have_their_own() {
     let of = |name: &str| (up, vec![format!("esp_decrypt {name}"), "esp_decrypt up local".into()]);
     assert_eq!(moved(&mut pair, &fragment), of("fragments"));
     assert_eq!(moved(&mut pair, &plain), of("not_esp"));
-    // Cut on its way, which `check` sees.
+    // A packet that was cut off on its way is found by `check`.
     let cut = moved(&mut pair, &sent[..sent.len() - 1]);
     assert_eq!(cut.1.len(), 1, "{cut:?}");
     assert!(cut.1[0].starts_with("check up "), "{cut:?}");

@@ -16,7 +16,7 @@ fn chain(elements: Vec<Box<dyn Element>>) -> Chain {
 }
 
 #[test]
-fn ttl_and_checksum_are_those_of_a_header_written_anew() {
+fn ttl_and_checksum_are_those_of_a_newly_written_header() {
     let mut random = Random(3);
     let mut chain = chain(vec![Box::new(Check), Box::new(Ttl), Box::new(Forward::new(2))]);
     let mut sums = 0;
@@ -24,7 +24,7 @@ fn ttl_and_checksum_are_those_of_a_header_written_anew() {
         let word = random.next_u64().to_be_bytes();
         let ttl = 2 + (round % 254) as u8;
         let mut packet = udp4([10, word[0], word[1], word[2]], [10, word[3], word[4], word[5]], ttl, 0);
-        // The identification makes the checksum 0xfeff or 0x00ff, where the carry is, or 0 behind.
+        // The identification makes the checksum 0xfeff or 0x00ff, where the carry is, or 0 after it.
         let mut set = |id: u16| {
             packet[18..20].copy_from_slice(&id.to_be_bytes());
             packet[24..26].fill(0);
@@ -52,7 +52,7 @@ fn ttl_and_checksum_are_those_of_a_header_written_anew() {
 }
 
 #[test]
-fn ttl_alone_passes_up_what_has_no_hop_left() {
+fn ttl_alone_passes_up_packets_without_a_hop_left() {
     let mut chain = chain(vec![Box::new(Check), Box::new(Ttl), Box::new(Forward::new(2))]);
     let packets = [1, 2, 0].map(|ttl| udp4([10, 1, 0, 1], [10, 2, 0, 1], ttl, 0));
     let seen = run(&mut chain, &READY, &packets.clone().map(|packet| plain(&packet)));
@@ -85,7 +85,7 @@ fn crcs_are_appended_and_checked() {
     for length in (0..200).chain([1400, 9000]) {
         let mut data: Vec<u8> = (0..length).map(|_| random.next_u64() as u8).collect();
         let (_, mut out) = run(&mut append, &READY, &[plain(&data)]).remove(0);
-        // So long that no device pads what is behind it.
+        // Long enough that no device pads it.
         data.resize(length.max(56), 0);
         assert_eq!(out, [&data[..], &crc_by_bits(&data).to_le_bytes()].concat());
         assert_eq!(run(&mut check, &READY, &[plain(&out)]).remove(0), (Verdict::To(1), data));
@@ -135,10 +135,10 @@ fn passed(rate: Rate, times_ns: &[u64]) -> Vec<u64> {
 fn a_policer_lets_the_burst_pass_and_then_the_rate() {
     const MS: u64 = 1_000_000;
     let packets = |per_second, burst| Rate::Packets { per_second, burst };
-    // A burst of 10; 5 in 5 ms; one more at the very nanosecond; none saved beyond the burst; time that goes back is none.
+    // A burst of 10; 5 in 5 ms; one more at the exact nanosecond; none saved beyond the burst; none if time goes back.
     let times = [7, 7 + 5 * MS, 6 + 6 * MS, 7 + 6 * MS, 7 + 1000 * MS, 7];
     assert_eq!(passed(packets(1000, 10), &times), [10, 5, 0, 1, 10, 0]);
-    // 100 bytes are 800 bits: 8 Mbit/s are 10 packets in a millisecond.
+    // 100 bytes are 800 bits: 8 Mbit/s are 10 packets per millisecond.
     let bytes = |burst| Rate::Bytes { bits_per_second: 8_000_000, burst };
     assert_eq!(passed(bytes(550), &[0, MS / 10, MS / 10 + MS / 20, MS]), [5, 1, 1, 5]);
     assert_eq!(passed(bytes(99), &[0, 1000 * MS]), [0, 0]);
@@ -147,7 +147,7 @@ fn a_policer_lets_the_burst_pass_and_then_the_rate() {
     assert_eq!(passed(packets(0, 0), &[0, 999 * MS, 1000 * MS]), [1, 0, 1]);
 }
 
-/// Made anew over other tables: the bucket is as empty, and counts go on.
+/// The chain is made again with other tables. The bucket stays as empty, and counts go on.
 #[test]
 fn a_chain_goes_on_from_another() {
     let new = |burst| {

@@ -1,11 +1,12 @@
-//! `mirror` and its ring: what is taken is what was put, in order, and packets go on whatever becomes of copies.
+//! `mirror` and its ring. Copies are taken in the order in which they were put, and packets go on whatever happens to
+//! copies.
 
 use super::*;
 use crate::elements::{Copied, Copies, CrcAppend, Forward, Mirror, NoCopy, Taker};
 use proptest::prelude::*;
 use std::thread;
 
-/// Numbered, of this length.
+/// A numbered packet of this length.
 fn packet(number: u32, length: usize) -> (Vec<u8>, Ingress) {
     let bytes = number.to_be_bytes().into_iter().cycle().take(length);
     (bytes.collect(), ingress(1, 0))
@@ -15,7 +16,7 @@ fn chain(mirror: Mirror) -> Chain {
     Chain::new(vec![Box::new(mirror), Box::new(CrcAppend), Box::new(Forward::new(2))]).unwrap()
 }
 
-/// Each went on as it came, with padding and its CRC.
+/// Each packet went on unchanged, with padding and its CRC.
 fn went_on(chain: &mut Chain, ns: u64, data: &[(Vec<u8>, Ingress)]) {
     let seen = run(chain, &Now { ns, ..READY }, data);
     for ((verdict, out), (came, _)) in seen.iter().zip(data) {
@@ -29,7 +30,7 @@ fn went_on(chain: &mut Chain, ns: u64, data: &[(Vec<u8>, Ingress)]) {
 
 fn taken(taker: &mut Taker) -> Vec<(Copied, Vec<u8>)> {
     let one = || {
-        // Behind what is there already.
+        // Copies are appended to existing data.
         let mut to = vec![0xbb; 3];
         let copied = taker.take(&mut to)?;
         assert_eq!(to[..3], [0xbb; 3]);
@@ -38,7 +39,7 @@ fn taken(taker: &mut Taker) -> Vec<(Copied, Vec<u8>)> {
     std::iter::from_fn(one).collect()
 }
 
-/// Of the mirror, which is the first element.
+/// The counts of the mirror, which is the first element.
 fn counted(chain: &Chain) -> [u64; 4] {
     let (name, _, counted) = chain.counters().next().unwrap();
     assert_eq!(name, "mirror");
@@ -81,15 +82,15 @@ fn one_in_so_many_is_copied_and_a_chain_that_goes_on_keeps_which() {
     went_on(&mut next, 2, &[packet(5, 60), packet(6, 60), packet(7, 60)]);
     assert_eq!(numbers(&mut taker), [6]);
     went_on(&mut new(), 3, &[packet(8, 60)]);
-    assert_eq!(numbers(&mut taker), [8], "a new one begins with the first");
+    assert_eq!(numbers(&mut taker), [8], "a new mirror begins with the first packet");
 }
 
-/// Nobody takes: what is full is counted, and room that is made is used again.
+/// Nobody takes copies. Copies without room are counted, and room that is made is used again.
 #[test]
 fn a_full_ring_loses_copies_and_no_packet() {
     let (copies, mut taker) = Copies::new(Copies::bytes_for(1, 65_535));
     let mut chain = chain(Mirror::new(copies, 256, 1));
-    // Of 2 + 32 words each, in a ring of 2 + 8192.
+    // Each copy has 2 + 32 words, and the ring has 2 + 8192.
     let whole: Vec<_> = (0..256).map(|n| packet(n, 1000)).collect();
     went_on(&mut chain, 1, &whole);
     assert_eq!(counted(&chain), [0, 256 - 241, 0, 0]);
@@ -103,7 +104,7 @@ fn a_full_ring_loses_copies_and_no_packet() {
 }
 
 #[test]
-fn who_writes_refuses_by_name_and_takes_again() {
+fn the_writer_refuses_by_name_and_takes_again() {
     let (copies, mut taker) = Copies::new(1 << 17);
     let mut chain = chain(Mirror::new(copies.clone(), 256, 2));
     let four = [packet(1, 60), packet(2, 60), packet(3, 60), packet(4, 60)];
@@ -118,31 +119,32 @@ fn who_writes_refuses_by_name_and_takes_again() {
     assert_eq!((counted(&chain), taken(&mut taker).len()), ([0, 0, 2, 3], 2));
     drop(taker);
     went_on(&mut chain, 1, &four);
-    assert_eq!(counted(&chain), [0, 0, 4, 3], "nobody is left who writes");
+    assert_eq!(counted(&chain), [0, 0, 4, 3], "the writer is gone");
     let mut nowhere = self::chain(Mirror::new(Copies::nowhere(), 256, 1));
     went_on(&mut nowhere, 1, &four);
     assert_eq!(counted(&nowhere), [0, 0, 4, 0]);
 }
 
-/// A worker that hangs in a run is replaced: the other one does not wait, and its copies do not mix.
+/// A worker that hangs in a run is replaced. The other one does not wait, and their copies do not mix.
 #[test]
-fn two_never_put_at_a_time() {
+fn only_one_puts_at_a_time() {
     let (copies, mut taker) = Copies::new(1 << 17);
     let mut hangs = copies.begin().unwrap();
     hangs.put(1, &[1; 20], 60);
     assert_eq!(copies.begin().err(), Some(NoCopy::Full));
     let mut chain = chain(Mirror::new(copies.clone(), 256, 1));
     went_on(&mut chain, 1, &[packet(1, 60)]);
-    assert_eq!(taken(&mut taker), [], "what a run put is seen when it is over");
+    assert_eq!(taken(&mut taker), [], "copies are visible after the run");
     drop(hangs);
     went_on(&mut chain, 2, &[packet(1, 60)]);
     assert_eq!(counted(&chain), [0, 1, 0, 0]);
     assert_eq!(taken(&mut taker).iter().map(|(copied, _)| copied.at_ns).collect::<Vec<_>>(), [1, 2]);
 }
 
-/// Two threads, and a ring that is full most of the time: what is taken is whole, in order, and with what was lost it is all.
+/// Two threads, and a ring that is full most of the time. Copies that are taken are whole and in order. With the lost
+/// ones they are all.
 #[test]
-fn what_is_taken_meanwhile_is_whole() {
+fn copies_taken_during_a_run_are_whole() {
     const RUNS: u32 = 3000;
     let (copies, mut taker) = Copies::new(0);
     let puts = copies.clone();
@@ -172,7 +174,7 @@ fn what_is_taken_meanwhile_is_whole() {
 }
 
 proptest! {
-    /// Beside a queue without end: where the ring begins again nothing is lost or mixed.
+    /// The ring is compared with an unlimited queue. Nothing is lost or mixed where the ring begins again.
     #[test]
     fn a_ring_is_a_queue(steps in prop::collection::vec((0_usize..3000, 0_usize..2000, 0_usize..12), 1..300)) {
         let (copies, mut taker) = Copies::new(0);
@@ -188,7 +190,7 @@ proptest! {
             } else {
                 lost += 1;
             }
-            // Seldom more than one, so that it fills.
+            // Seldom more than one, so that the ring fills.
             for _ in 0..takes.saturating_sub(9) {
                 let mut to = Vec::new();
                 let copied = taker.take(&mut to);
@@ -205,9 +207,9 @@ proptest! {
     }
 }
 
-/// Each copy is counted, also those that were on their way when who writes them ended.
+/// Each copy is counted, also those that were on their way when the writer ended.
 #[test]
-fn what_nobody_takes_any_more_is_lost() {
+fn copies_without_a_writer_are_lost() {
     let (copies, mut taker) = Copies::new(1 << 17);
     let mut chain = chain(Mirror::new(copies, 60, 1));
     went_on(&mut chain, 7, &[packet(1, 60), packet(2, 60), packet(3, 60)]);

@@ -1,5 +1,5 @@
-//! Elements against references: etherparse, `flow::checksum`, CRCs bit by bit, and where packets go by the plan alone. Beside the program
-//! of the kernel plane, on the same tables, they are run in `router/tests/xdp_table/elements.rs`.
+//! Compares elements with references: etherparse, `flow::checksum`, CRCs bit by bit, and the way of packets by the plan
+//! alone. `router/tests/xdp_table/elements.rs` runs them beside the kernel plane's program, on the same tables.
 
 mod chains;
 mod clear;
@@ -32,14 +32,15 @@ use crate::{
 use std::{net::IpAddr, sync::Arc};
 
 const READY: Now = Now { ns: 0, ports: 0b1111 };
-/// Bytes before and behind the data of a frame.
+/// Bytes before and after the data in a frame.
 const HEAD: usize = 96;
 const TAIL: usize = 64;
 
-/// One router: interface 1 on port 1, 2 on port 2, 3 with VLAN 100 on port 3, 4 with two tags on port 3, 5 on port 9, which cannot transmit.
+/// One router: interface 1 on port 1, 2 on port 2, 3 with VLAN 100 on port 3, 4 with two tags on port 3, 5 on port 9,
+/// which cannot transmit.
 pub(super) struct World {
     tables: Tables<Arc<HeapMemory>>,
-    /// All that the tables were told.
+    /// Every operation that the tables got.
     plan: Vec<Op>,
 }
 
@@ -69,7 +70,7 @@ fn interface(id: InterfaceId) -> Interface {
     }
 }
 
-/// What came to interface `id`, with these flags besides.
+/// The ingress at interface `id`, with these additional flags.
 fn ingress(id: InterfaceId, flags: u8) -> Ingress {
     let redirects = if id == 1 { IF_REDIRECTS } else { 0 };
     Ingress {
@@ -155,7 +156,7 @@ impl World {
     }
 }
 
-/// An element that is run by itself wherever it stands.
+/// An element that always runs by itself, never as part of a router.
 struct Apart(Box<dyn Element>);
 
 impl Element for Apart {
@@ -170,7 +171,7 @@ impl Element for Apart {
     }
 }
 
-/// Lends frames with these data, and says what `look` says of each packet after the run.
+/// Lends frames with these data, and returns the results of `look` for each packet after the run.
 fn with_batch<R>(
     data: &[(Vec<u8>, Ingress)],
     run: impl FnOnce(&mut Batch<'_>),
@@ -186,7 +187,7 @@ fn with_batch<R>(
     batch.packets().iter().map(look).collect()
 }
 
-/// Runs a chain over packets: each one's verdict and data.
+/// Runs a chain over packets. Returns the verdict and the data of each.
 fn run(chain: &mut Chain, now: &Now, data: &[(Vec<u8>, Ingress)]) -> Vec<(Verdict, Vec<u8>)> {
     let look = |packet: &Packet<'_>| (packet.verdict(), packet.data().to_vec());
     with_batch(data, |batch| chain.run(now, batch), look)

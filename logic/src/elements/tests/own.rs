@@ -1,4 +1,4 @@
-//! What elements make, and cannot route: the kernel sends it, as the IP packet that would have left.
+//! Packets that elements make and cannot route. The kernel sends them, as the IP packet that would have left.
 
 use super::{
     esp::{PLAIN, Setting, packet},
@@ -9,7 +9,7 @@ use crate::{
     esp::{Ends, Mode, SaTable},
 };
 
-/// Of this SA, or of none; where its packets' next hop is resolved, or not.
+/// The packets that leave or go up with this SA, or without one, and with a next hop that is resolved or not.
 fn sent(
     vxlan: Option<Vxlan>,
     setting: Option<&Setting>,
@@ -41,7 +41,7 @@ fn sent(
 }
 
 #[test]
-fn what_is_made_here_goes_up_as_the_ip_packet_that_would_have_left() {
+fn packets_made_here_go_up_as_the_ip_packet_that_would_have_left() {
     let tunnel = |is_v6: bool| {
         let [local, remote] =
             [["10.0.0.1", "10.1.0.1"], ["2001:db8:2::1", "2001:db8:1::1"]][usize::from(is_v6)];
@@ -60,7 +60,7 @@ fn what_is_made_here_goes_up_as_the_ip_packet_that_would_have_left() {
         ("VXLAN in ESP, transport mode", Some(tunnel(false)), Some(transport)),
         ("VXLAN in ESP over IPv6", Some(tunnel(true)), Some(six)),
     ];
-    // Padding of Ethernet is no part of it.
+    // Ethernet padding does not belong to the packet.
     let frame = [packet(false, b"some payload", 0), vec![0xee; 3]].concat();
     for (name, vxlan, setting) in cases {
         let (verdict, left) = sent(vxlan, setting.as_ref(), true, &frame);
@@ -70,9 +70,9 @@ fn what_is_made_here_goes_up_as_the_ip_packet_that_would_have_left() {
     }
 }
 
-/// A source of ours is right in what was made here, also where its headers are looked at once more; and it goes up as our own.
+/// A packet made here may have a source of ours, also if its headers are checked once more. It goes up as our own.
 #[test]
-fn what_is_made_here_is_ours_behind_check_too() {
+fn packets_made_here_are_ours_also_after_check() {
     let world = World::new();
     let of = |remote: &str| {
         let ends = Ends::new("10.9.0.1".parse().unwrap(), remote.parse().unwrap()).unwrap();
@@ -84,14 +84,14 @@ fn what_is_made_here_is_ours_behind_check_too() {
         let (verdict, data) = esp::run(&mut Chain::new(elements).unwrap(), &[frame]).remove(0);
         (verdict, data.len() - inner)
     };
-    // Behind an Ethernet header, and without one.
+    // After an Ethernet header, and without one.
     assert_eq!(of("10.1.0.1"), (Verdict::To(2), 50));
     assert_eq!(of("10.3.0.1"), (Verdict::Own(Reason::Unresolved), 36));
 }
 
-/// What Linux would not forward it would send, if it is its own.
+/// Linux would not forward such a packet, but it would send it as its own.
 #[test]
-fn what_is_made_in_front_of_encryption_never_goes_up() {
+fn packets_made_before_encryption_never_go_up() {
     let table = Arc::new(SaTable::default());
     table.set_outbound("a", Setting { is_v6: true, ..PLAIN }.outbound());
     let world = World::new();

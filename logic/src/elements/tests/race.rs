@@ -1,4 +1,5 @@
-//! Batches run while the tables are written: every packet leaves by a next hop of its net, an old or a new one, whole.
+//! Batches run while the tables are written. Every packet leaves by an old or a new next hop of its net, never by a
+//! mixture.
 
 use super::{reference::rewritten, ways::Egress, *};
 use crate::fib::{grace::Readers, synthetic::Random};
@@ -6,7 +7,7 @@ use crate::fib::{grace::Readers, synthetic::Random};
 const NETS: u32 = 4;
 const GATEWAYS: u32 = 3;
 
-/// Net n leaves by interface n + 1 and by gateways of its own, so nothing of one net is right for another.
+/// Net n leaves by interface n + 1 and by gateways of its own, so no value of one net is right for another.
 fn mac(net: u32, gateway: u32) -> Mac {
     Mac([2, 0, 0, 1, net as u8, gateway as u8])
 }
@@ -29,7 +30,7 @@ fn somewhere(random: &mut Random, net: u32) -> Target {
     if random.below(3) == 0 { Target::Multi(members.into()) } else { members[0].0.clone() }
 }
 
-/// The net's own route, which is never withdrawn, or one inside of it.
+/// A change of the net's own route, which is never withdrawn, or of one within it.
 fn change(random: &mut Random) -> Op {
     let net = random.below(NETS);
     let target = Some(somewhere(random, net)).filter(|_| random.below(3) > 0);
@@ -52,7 +53,7 @@ fn cover6(net: u32, target: Target) -> Op {
     Op::Route6(0, format!("2001:db8:{net:x}::/48").parse().unwrap(), Some(target))
 }
 
-/// Somewhere in a net, where routes come and go.
+/// A packet to a net in which routes change.
 fn packet(random: &mut Random) -> (u32, Vec<u8>) {
     let (net, n) = (random.below(NETS), random.below(3));
     let frame = if random.below(2) == 0 {
@@ -73,7 +74,7 @@ fn packet(random: &mut Random) -> (u32, Vec<u8>) {
     (net, frame)
 }
 
-/// A worker's chain, and batches of it.
+/// A worker's chain, and batches for it.
 struct Worker {
     chain: Chain,
     packets: Vec<(u32, Vec<u8>)>,
@@ -108,7 +109,7 @@ impl Worker {
 }
 
 #[test]
-fn packets_leave_by_an_old_or_a_new_next_hop_whatever_is_written_meanwhile() {
+fn packets_leave_by_an_old_or_a_new_next_hop_whatever_is_written() {
     let capacity = Capacity {
         fib_blocks: 600,
         fib_tails: 300,

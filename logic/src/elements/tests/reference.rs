@@ -1,4 +1,5 @@
-//! What becomes of a packet in a router, slowly: one check after another, as `bpf/` has them, on copies.
+//! A slow reference for a router: one check after another, in the order of `bpf/`, on copies of the
+//! packet.
 
 use super::{
     ways::{Egress, Way},
@@ -6,7 +7,7 @@ use super::{
 };
 use crate::flow::checksum;
 
-/// Verdicts it may get, each with the bytes it has then; several only of ECMP groups.
+/// The possible verdicts, each with the packet's bytes. There are several only for ECMP groups.
 pub fn route(world: &World, now: &Now, frame: &[u8], ingress: Ingress) -> Vec<(Verdict, Vec<u8>)> {
     let up = |reason| vec![(Verdict::Up(reason), frame.to_vec())];
     let (kind, at) = match ethernet(frame) {
@@ -44,7 +45,7 @@ pub fn route(world: &World, now: &Now, frame: &[u8], ingress: Ingress) -> Vec<(V
     ways::to(&world.plan, destination).iter().map(one).collect()
 }
 
-/// EtherType and where it ends.
+/// The EtherType and where the header ends.
 fn ethernet(frame: &[u8]) -> Option<(u16, usize)> {
     let kind = |at: usize| Some(u16::from_be_bytes([*frame.get(at)?, *frame.get(at + 1)?]));
     let is_tag = |kind: u16| kind == 0x8100 || kind == 0x88a8;
@@ -58,7 +59,8 @@ fn ethernet(frame: &[u8]) -> Option<(u16, usize)> {
     }
 }
 
-/// For no interface: `unclassified()` and `neighbour_discovery()` of `bpf/millrace.bpf.c`.
+/// The reason for a packet of no interface: `unclassified()` and `neighbour_discovery()` of
+/// `bpf/millrace.bpf.c`.
 fn unclassified(frame: &[u8], kind: u16, ip: usize) -> Reason {
     if kind == 0x0806 {
         return Reason::Arp;
@@ -118,7 +120,7 @@ fn leave<'a>(
             reason
         });
     }
-    let egress = way.egress.as_ref().expect("what has no reason can be sent to");
+    let egress = way.egress.as_ref().expect("a way without a reason has an egress");
     let (hops, redirects) = match source {
         IpAddr::V4(address) => {
             let martian = address.octets()[0] == 0
@@ -154,7 +156,7 @@ fn reverse_path(world: &World, source: IpAddr, ingress: Ingress) -> Result<(), R
     let first = &back[0];
     match first.reason {
         Some(Reason::Broadcast) if first.local && !loose && !strict => {
-            // Looked at only if it is an address of the router's.
+            // Checked only if it is an address of the router.
             let own = source == IpAddr::from([10, 9, 0, 255]);
             if own { Err(Reason::SourceUnsure) } else { Ok(()) }
         }
@@ -175,7 +177,8 @@ fn reverse_path(world: &World, source: IpAddr, ingress: Ingress) -> Result<(), R
     }
 }
 
-/// The IP packet one hop further, behind the header it leaves with; written and summed up by etherparse.
+/// The IP packet one hop further, after the Ethernet header with which it leaves. etherparse writes it
+/// and computes the checksum.
 pub fn rewritten(ip: &[u8], egress: &Egress) -> Vec<u8> {
     let vlan = egress.interface.vlan.key();
     let mut out = [egress.mac.unwrap().0, egress.interface.mac.0].concat();

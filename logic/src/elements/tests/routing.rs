@@ -12,7 +12,7 @@ fn padded(packet: Vec<u8>) -> Vec<u8> {
     [packet, vec![0xee; 11]].concat()
 }
 
-/// The router's verdict of a packet that came to interface 1, or with flags of its own.
+/// The router's verdict on a packet that arrived at interface 1, or with its own ingress.
 fn verdict(packet: Vec<u8>, ingress: Ingress) -> Verdict {
     let world = World::new();
     let mut chain = Chain::new(world.router()).unwrap();
@@ -29,7 +29,7 @@ fn verdict(packet: Vec<u8>, ingress: Ingress) -> Verdict {
     seen.0
 }
 
-/// Of what is for no interface.
+/// The ingress of a packet for no interface.
 fn nobody() -> Ingress {
     Ingress { flags: 0, interface: 0, ..ingress(1, 0) }
 }
@@ -48,9 +48,9 @@ fn packets_leave_or_go_up_as_named() {
         ("padding is cut", padded(to(1, 0, 1)), Verdict::To(2)),
         ("one tag", to(1, 7, 1), Verdict::To(3)),
         ("two tags, by a tail", to(1, 7, 65), Verdict::To(3)),
-        ("tags are taken off", tagged(&to(1, 0, 1), &[[0x81, 0, 0, 9]]), Verdict::To(2)),
+        ("tags are removed", tagged(&to(1, 0, 1), &[[0x81, 0, 0, 9]]), Verdict::To(2)),
         (
-            "two tags come, one leaves",
+            "arrives with two tags, leaves with one",
             tagged(&to(1, 7, 1), &[[0x88, 0xa8, 0, 9], [0x81, 0, 0, 9]]),
             Verdict::To(3),
         ),
@@ -78,21 +78,21 @@ fn packets_leave_or_go_up_as_named() {
         ("blackhole", to(5, 0, 1), Verdict::Up(SpecialRoute)),
         ("no neighbour", to(3, 0, 1), Verdict::Up(Unresolved)),
         ("port not ready", to(4, 0, 1), Verdict::Up(TxNotReady)),
-        ("out where it came in", to(0, 0, 1), Verdict::Up(SameInterface)),
+        ("leaves where it arrived", to(0, 0, 1), Verdict::Up(SameInterface)),
         ("multicast", udp4(from, [224, 0, 0, 5], 64, 0), Verdict::Up(Broadcast)),
         ("options", options, Verdict::Up(Ipv4Options)),
         ("checksum", sum, Verdict::Up(Ipv4BadHeader)),
         ("martian source", udp4([127, 0, 0, 1], [10, 1, 0, 1], 64, 0), Verdict::Up(BadSource)),
         ("our own source", udp4([10, 9, 0, 1], [10, 1, 0, 1], 64, 0), Verdict::Up(BadSource)),
         ("IPv6", udp6("2001:db8:7::1", "2001:db8:1::1", 64, 20), Verdict::To(2)),
-        // As IPv4, these bytes would be a source and a TTL that nothing is wrong with.
+        // As IPv4, these bytes would be a source and a TTL without any fault.
         ("IPv6, no IPv4", udp6("2001:db8:c633:6401::1", "2001:db8:1::1", 64, 20), Verdict::To(2)),
         ("IPv6, two tags", udp6("2001:db8:7::1", "2001:db8:1:7::1", 64, 20), Verdict::To(3)),
         ("IPv6, over MTU", udp6("2001:db8:7::1", "2001:db8:1:7:1::1", 64, 40), Verdict::Up(OverMtu)),
         ("IPv6 connected", udp6("2001:db8:7::1", "2001:db8::32", 64, 0), Verdict::To(2)),
         ("IPv6 hop limit", udp6("2001:db8:7::1", "2001:db8:1::1", 1, 0), Verdict::Up(TtlExceeded)),
         (
-            "IPv6 out where it came in",
+            "IPv6 leaves where it arrived",
             udp6("2001:db8:7::1", "2001:db8:2::1", 9, 0),
             Verdict::Up(SameInterface),
         ),
@@ -122,7 +122,7 @@ fn frames_that_are_no_ip_packets_go_up() {
 }
 
 #[test]
-fn what_is_for_no_interface_has_the_best_name_there_is() {
+fn packets_for_no_interface_have_the_most_specific_reason() {
     use Reason::*;
     let ip = udp4([198, 51, 100, 1], [10, 1, 0, 1], 64, 20);
     let mut discovery = udp6("2001:db8:7::1", "2001:db8:9::1", 255, 20);
@@ -131,7 +131,7 @@ fn what_is_for_no_interface_has_the_best_name_there_is() {
     let mut error = discovery.clone();
     error[54] = 132;
     let tag = [0x81, 0, 0, 9];
-    // As it is, and to a group.
+    // Unchanged, and to a group address.
     let cases = [
         ("IPv4", ip.clone(), [NotOurMac, Broadcast]),
         ("IPv4, its header broken", ip[..20].to_vec(), [NotOurMac, Broadcast]),
@@ -183,7 +183,7 @@ fn sources_are_validated() {
     }
 }
 
-/// Weights 1 and 3: so are the flows, and packets of one flow stay together.
+/// Flows are distributed by the weights 1 and 3, and packets of one flow stay together.
 #[test]
 fn flows_spread_over_a_group_by_weight() {
     let world = World::new();
@@ -196,7 +196,7 @@ fn flows_spread_over_a_group_by_weight() {
         assert_eq!(seen[0], seen[1]);
         to_vlan += usize::from(seen[0].0 == Verdict::To(3));
     }
-    assert!((1400..1600).contains(&to_vlan), "{to_vlan} of 2000, three quarters should be");
+    assert!((1400..1600).contains(&to_vlan), "{to_vlan} of 2000, expected three quarters");
 }
 
 #[test]
@@ -205,12 +205,12 @@ fn next_hops_in_use_are_kept_alive() {
     let mut chain = Chain::new(world.router()).unwrap();
     assert_eq!(world.tables.take_used(), []);
     let to = |ttl, a| (udp4([198, 51, 100, 1], [10, a, 0, 1], ttl, 0), ingress(1, 0));
-    // What goes up uses none.
+    // Packets that go up use no next hop.
     run(&mut chain, &READY, &[to(64, 1), to(1, 0)]);
     assert_eq!(world.tables.take_used(), [(2, IpAddr::from([192, 0, 2, 1]))]);
 }
 
-/// No room in front for the tags: it goes up whole.
+/// There is no room in front for the tags, so the packet goes up whole.
 #[test]
 fn tags_need_head_room() {
     let world = World::new();
@@ -226,14 +226,14 @@ fn tags_need_head_room() {
     }
 }
 
-/// What each element of a chain counted, and the chain.
+/// The counters of each element of a chain, and those of the chain.
 pub fn of_each(chain: &Chain) -> (Whole, Vec<(&'static str, Counters)>) {
     (chain.whole(), chain.counters().map(|(name, counters, _)| (name, counters.clone())).collect())
 }
 
-/// An exit that is given stands: a route that is looked up behind it, to pass up what has none, moves nothing.
+/// An exit that was set stays. A later `route`, used to pass up packets without a route, does not change it.
 #[test]
-fn what_forward_said_stands_behind_route() {
+fn the_exit_of_forward_stays_after_route() {
     let world = World::new();
     let route = Box::new(Route::new(world.memory()));
     let mut chain = Chain::new(vec![Box::new(Check), Box::new(Forward::new(1)), route]).unwrap();
@@ -244,7 +244,7 @@ fn what_forward_said_stands_behind_route() {
     assert_eq!(seen[1].0, Verdict::Up(Reason::NoRoute));
 }
 
-/// A packet to somewhere interesting, some of them broken somewhere.
+/// A packet to a destination with a special case. Some are damaged somewhere.
 pub fn packets() -> impl Strategy<Value = Vec<u8>> {
     let byte = prop_oneof![0u8..10, Just(7), Just(50), Just(255), any::<u8>()];
     let source4 = prop_oneof![
@@ -298,7 +298,7 @@ pub fn packets() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
     #[test]
-    fn a_batch_is_routed_as_the_reference_says_joined_or_not(
+    fn a_batch_is_routed_like_the_reference_joined_or_not(
         data in prop::collection::vec((packets(), 0u16..4, 0u8..4), 0..40),
         ports in any::<u64>(),
     ) {

@@ -1,4 +1,5 @@
-//! Into VXLAN and out of it: bytes as RFC 7348 has them, by etherparse; each thing that is wrong by its counter. Linux as the other end: `router/tests/vxlan.rs`.
+//! Into VXLAN and out of it. The bytes are those of RFC 7348, checked with etherparse. Each fault has its counter.
+//! Linux is the other end in `router/tests/vxlan.rs`.
 
 use super::*;
 use crate::{
@@ -8,7 +9,7 @@ use crate::{
 use proptest::prelude::*;
 
 const LOCAL: [&str; 2] = ["198.51.100.1", "2001:db8:7::1"];
-/// Where routes of the world lead.
+/// Destinations to which the world has routes.
 const REMOTE: [&str; 2] = ["10.1.0.1", "2001:db8:1::1"];
 
 fn ends(is_v6: bool) -> Ends {
@@ -36,7 +37,7 @@ fn fix(packet: &mut [u8]) {
     packet[24..26].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// What is in front of the frame, byte by byte.
+/// Checks every byte in front of the frame.
 fn check_outer(vxlan: &Vxlan, sent: &[u8], frame: &[u8], id: u16, ecn: u8) {
     let is_v6 = matches!(vxlan.ends, Ends::V6 { .. });
     let (ip, mac) = (&sent[14..], &frame[..12]);
@@ -75,7 +76,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn what_goes_in_comes_out(
+    fn frames_come_out_as_they_went_in(
         is_v6 in any::<bool>(),
         is_whole in any::<bool>(),
         hops in 1..=255u8,
@@ -87,7 +88,7 @@ proptest! {
         for (n, ((verdict, sent), frame)) in sent.iter().zip(&frames).enumerate() {
             prop_assert_eq!(*verdict, Verdict::To(2));
             let ecn = etherparse::SlicedPacket::from_ethernet(frame).ok().and_then(|packet| packet.net);
-            // Of bytes at random hardly one is IP.
+            // Of random bytes hardly any are IP.
             if ecn.is_none() && !matches!(frame[12..14], [8, 0] | [0x86, 0xdd] | [0x81, 0] | [0x88, 0xa8]) {
                 check_outer(&vxlan, sent, frame, n as u16, 0);
             }
@@ -128,7 +129,7 @@ proptest! {
         for ((verdict, data), came) in esp::run(&mut decap(is_v6, false), &packets).into_iter().zip(&packets) {
             match verdict {
                 Verdict::Up(_) => prop_assert_eq!(&data, came),
-                // What is inside, but for marks of congestion.
+                // The inner frame, except for congestion marks.
                 Verdict::To(1) => prop_assert!(data.len() < came.len() && data.len() >= 14),
                 Verdict::Drop(_) => {}
                 Verdict::To(_) | Verdict::Own(_) => prop_assert!(false),
@@ -146,7 +147,7 @@ fn flows_have_source_ports_of_their_own() {
     };
     let base = udp4([10, 0, 0, 1], [10, 1, 0, 1], 64, 20);
     let mut ports = std::collections::BTreeSet::from([port(&base)]);
-    // TTL, identification, payload and MAC addresses are no part of a flow; addresses, protocol and ports are.
+    // TTL, identification, payload and MAC addresses do not belong to a flow's key. Addresses, protocol and ports do.
     for at in [0, 8, 19, 22, 50] {
         let mut same = base.clone();
         same[at] ^= 1;
@@ -157,7 +158,7 @@ fn flows_have_source_ports_of_their_own() {
         other[at] ^= 1;
         assert!(ports.insert(port(&other)), "{at}");
     }
-    // A fragment has no ports: all of a packet have one.
+    // A fragment has no ports, so all fragments of a packet have the same source port.
     let fragment = |byte: u8| {
         let mut fragment = base.clone();
         (fragment[21], fragment[35]) = (1, byte);
@@ -177,8 +178,8 @@ fn flows_have_source_ports_of_their_own() {
 }
 
 #[test]
-fn what_does_not_fit_is_dropped_as_it_came() {
-    // 20 + 8 + 8 bytes are around a frame over IPv4, 40 + 8 + 8 over IPv6.
+fn frames_that_do_not_fit_are_dropped_unchanged() {
+    // The outer headers have 20 + 8 + 8 bytes over IPv4, and 40 + 8 + 8 over IPv6.
     for (is_v6, most) in [(false, 1464), (true, 1444)] {
         let frames = [vec![9; most], vec![9; most + 1], vec![9; 13]];
         let seen = esp::run(&mut encap(tunnel(is_v6)), &frames);
@@ -198,7 +199,7 @@ fn what_does_not_fit_is_dropped_as_it_came() {
 }
 
 #[test]
-fn each_thing_that_is_wrong_is_counted_by_its_name() {
+fn each_fault_is_counted_by_its_name() {
     let frame = udp4([10, 7, 0, 1], [10, 7, 0, 2], 64, 30);
     let sent = esp::run(&mut encap(tunnel(false)), std::slice::from_ref(&frame)).remove(0).1;
     let with = |change: &dyn Fn(&mut Vec<u8>)| {
@@ -240,7 +241,7 @@ fn each_thing_that_is_wrong_is_counted_by_its_name() {
     }
     let counted = chain.counters().nth(1).unwrap().2;
     assert_eq!(counted, [("not_vxlan", 3), ("fragments", 1), ("other_vni", 1)]);
-    // A checksum that is there is right.
+    // If there is a checksum, it must be right.
     let mut summed = sent.clone();
     let (ip, _) = etherparse::Ipv4Header::from_slice(&sent[14..]).unwrap();
     let (udp, payload) = etherparse::UdpHeader::from_slice(&sent[34..]).unwrap();
@@ -270,9 +271,9 @@ fn congestion_marks_go_in_and_come_out() {
 }
 
 #[test]
-fn packets_made_here_are_routed_and_what_was_inside_never_goes_up() {
+fn packets_made_here_are_routed_and_inner_frames_never_go_up() {
     let mut world = World::new();
-    // Our own end is an address of the router's.
+    // Our own end is an address of the router.
     world.tables.apply(&Op::LocalAddresses { router: 0, addresses: [0xc633_6401].into() }).unwrap();
     let pass = Target::Pass { reason: Reason::Local, unicast: false };
     world.tables.apply(&Op::Route4(0, "198.51.100.1/32".parse().unwrap(), Some(pass))).unwrap();

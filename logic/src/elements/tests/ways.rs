@@ -1,13 +1,14 @@
-//! Where packets go, by the plan itself: every route is looked at, and next hops are what operations say, with no memory between.
+//! Finds the way of packets from the plan alone. It searches all routes, and takes next hops from the operations,
+//! without the tables' memory.
 
 use super::*;
 
 /// A next hop, or why there is none.
 #[derive(Clone, Debug)]
 pub struct Way {
-    /// `None`: it can be sent to.
+    /// `None`: packets can be sent to it.
     pub reason: Option<Reason>,
-    /// An address of the router's own, or one of broadcast.
+    /// It is an address of the router itself, or a broadcast address.
     pub local: bool,
     /// A source behind this route counts as reachable.
     pub unicast: bool,
@@ -18,19 +19,19 @@ pub struct Way {
 pub struct Egress {
     pub id: InterfaceId,
     pub interface: Interface,
-    /// Longest IP packet in bytes.
+    /// The longest IP packet in bytes.
     pub mtu: u32,
     /// The destination itself is the neighbour.
     pub connected: bool,
     pub mac: Option<Mac>,
 }
 
-/// One way, or one of each member of a group.
+/// One way, or one for each member of a group.
 pub fn to(plan: &[Op], address: IpAddr) -> Vec<Way> {
     if let Some(reason) = never_forwarded(address) {
         return vec![Way::pass(reason, false)];
     }
-    // Of two with one prefix the later one holds.
+    // If two have the same prefix, the later one holds.
     let longest = plan.iter().filter_map(|op| matching(op, address)).max_by_key(|(length, _)| *length);
     match longest {
         None => vec![Way::pass(Reason::NoRoute, false)],
@@ -55,7 +56,7 @@ fn never_forwarded(address: IpAddr) -> Option<Reason> {
     }
 }
 
-/// Length of the route's prefix, if the address is in it.
+/// The length of the route's prefix, if it holds the address.
 fn matching(op: &Op, address: IpAddr) -> Option<(u8, &Target)> {
     match (op, address) {
         (Op::Route4(_, prefix, Some(target)), IpAddr::V4(a)) => {
@@ -91,7 +92,7 @@ impl Way {
         });
         let egress = Egress {
             id: hop.interface,
-            interface: interface.expect("routes are by interfaces that are there"),
+            interface: interface.expect("routes use existing interfaces"),
             mtu: hop.mtu,
             connected: hop.gateway.is_none(),
             mac,

@@ -1,4 +1,4 @@
-//! Which links are interfaces, what keeps them with the kernel, and how they come and go.
+//! Which links are interfaces, what keeps them with the kernel, and how they begin and end.
 
 use super::*;
 use crate::{
@@ -50,9 +50,9 @@ fn interfaces_are_ports_and_their_vlan_and_macvlan_children() {
     }
 }
 
-/// A macvlan in `red` above VLAN 100 above port 0; one thing is changed.
+/// A macvlan in `red` above VLAN 100 above port 0. Each row changes one thing.
 #[test]
-fn what_is_not_safe_stays_with_the_kernel_and_says_why() {
+fn an_unsafe_interface_stays_with_the_kernel_and_shows_why() {
     type Change = fn(&mut Link);
     const UP: [bool; 3] = [true; 3];
     let rows: Vec<(NamespaceId, u32, Change, [bool; 3], &str)> = vec![
@@ -175,7 +175,7 @@ fn routers_have_reasons_of_their_own() {
         let interface = view(&bench, RED, 20).unwrap();
         assert_eq!((interface.ipv4, interface.ipv6), (reasons4.is_empty(), reasons6.is_empty()), "row {at}");
         assert_eq!((interface.reasons4, interface.reasons6), (vec![], vec![]), "the interface has none");
-        assert!(view(&bench, HOST, 1).unwrap().ipv4, "the host's router is not concerned");
+        assert!(view(&bench, HOST, 1).unwrap().ipv4, "the host's router is not affected");
     }
 }
 
@@ -218,20 +218,21 @@ fn takers_of_packets_keep_their_device_with_the_kernel() {
         let reason = vec![format!("{what} (if30) takes packets of its device")];
         assert_eq!(view(&bench, RED, 20).unwrap().reasons4, reason);
         assert_eq!(view(&bench, HOST, 1).unwrap().reasons4, reason);
-        assert!(view(&bench, RED, 21).unwrap().ipv4, "VLAN tags are looked at first");
-        assert!(view(&bench, HOST, 2).unwrap().ipv4, "another port is not concerned");
+        assert!(view(&bench, RED, 21).unwrap().ipv4, "VLAN tags are handled first");
+        assert!(view(&bench, HOST, 2).unwrap().ipv4, "another port is not affected");
     }
 }
 
-/// A device of a kind that is not known may take packets of the device it names, with whatever tags, or of any in its
-/// namespace. A kind that is known to take none does not.
+/// A device of an unknown kind may take packets of the device that it names, with any tags, or packets of any device in
+/// its namespace. A device of a kind that is known to take none does not.
 #[test]
 fn devices_of_unknown_kinds_keep_packets_with_the_kernel() {
     let other = |kind: &str, below| link(30, LinkKind::Other(kind.into()), below);
     let (host1, red20) = (Some((HOST, 1)), Some((RED, 20)));
     let takes = "(if30) takes packets of its device";
     let any = "(if30) may take packets of any device here: its kind is not known";
-    // Where the device is, and what it is called; of which it is said: port 0, VLAN 100 on it, port 1, a macvlan on port 0.
+    // (namespace, device, its name in the sentence, the end of the sentence, whether this affects: port 0, VLAN 100 on
+    // it, port 1, a macvlan on port 0)
     let rows = [
         (RED, other("rmnet", host1), "a rmnet", takes, [true, true, false, true]),
         (HOST, other("dsa", host1), "a dsa", takes, [true, true, false, true]),
@@ -372,14 +373,14 @@ fn a_link_that_moves_is_with_the_kernel_while_it_is_seen_twice() {
 }
 
 #[test]
-fn what_is_over_the_limit_waits_and_says_so() {
+fn interfaces_and_routers_over_the_limit_wait_and_show_why() {
     let links = (0..4).map(|i| macvlan(20 + i, (HOST, 1))).chain([physical(1), physical(2)]).collect();
     let mut bench = Bench::with(Limits { routers: 1, interfaces: 5, ..Limits::default() }, red(links));
     let waiting = view(&bench, HOST, 23).unwrap();
     assert_eq!(waiting.interface, None);
     assert_eq!(waiting.reasons4, ["there are too many interfaces: no number is free"]);
     let addresses = |bench: &Bench| bench.model.others.iter().map(|a| (a.0, a.2)).collect::<Vec<_>>();
-    assert_eq!(addresses(&bench), [(0, mac(23))], "it is of this box all the same");
+    assert_eq!(addresses(&bench), [(0, mac(23))], "it is still an address of this box");
     bench.add_red(red(vec![macvlan(40, (HOST, 2))]));
     let router = bench.mirror.routers().find(|r| r.name == "red").unwrap();
     assert_eq!(router.ipv4, ["there are too many routers: no number is free"]);
@@ -411,14 +412,14 @@ fn a_namespace_with_many_interfaces_leaves_the_last_numbers_to_others() {
         let interfaces = bench.mirror.interfaces();
         interfaces.filter(|i| i.namespace == of && i.interface.is_some()).count()
     };
-    // Of the 30 that the host leaves.
+    // Of the 30 numbers that the host leaves, this party gets 29.
     assert_eq!(has(&bench, RED), 29);
     let refused = view(&bench, RED, 139).unwrap();
     assert_eq!(
         refused.reasons4,
         ["the namespace or its owner has too many interfaces: the last free numbers are kept for others"]
     );
-    assert_eq!(bench.model.others.len(), 11, "they are of this box all the same");
+    assert_eq!(bench.model.others.len(), 11, "they are still addresses of this box");
     bench.add(2, namespace("blue"), macvlans(40, 1));
     assert_eq!(has(&bench, 2), 1);
 }
@@ -446,7 +447,8 @@ fn an_owner_with_many_namespaces_leaves_the_last_routers_to_others() {
     assert_eq!(add(20, Owner::UserNamespace(1000)), (false, vec![none]));
 }
 
-/// Its address changes with each plan, and what it gives back rests. It may not take the numbers of others that way.
+/// Its address changes with each plan, and the numbers that it gives back rest. It must not use up the numbers of
+/// others in that way.
 #[test]
 fn a_namespace_that_gives_numbers_back_has_no_more_for_that() {
     let host = red(vec![physical(1), physical(2)]);
@@ -511,7 +513,7 @@ fn neighbours_are_planned_for_interfaces_and_known_for_keeping_alive() {
 }
 
 #[test]
-fn nothing_is_believed_before_the_first_dump() {
+fn events_before_the_first_dump_are_ignored() {
     let mut mirror = Mirror::new(Limits::default());
     mirror.observe(Event::Port(0, port(HOST, 1)));
     mirror.observe(Event::Namespace(HOST, namespace("host")));
@@ -521,7 +523,7 @@ fn nothing_is_believed_before_the_first_dump() {
 }
 
 #[test]
-fn what_is_shown_has_a_revision_and_links_are_up_or_not_or_gone() {
+fn views_have_a_revision_and_links_are_up_down_or_gone() {
     let mut bench = Bench::host(vec![], vec![]);
     let first = bench.mirror.revision();
     assert_eq!(bench.mirror.is_up(HOST, 2), Some(true));
@@ -534,13 +536,13 @@ fn what_is_shown_has_a_revision_and_links_are_up_or_not_or_gone() {
     assert_eq!(bench.mirror.is_up(HOST, 2), None);
 }
 
-/// Weights and paths go by names.
+/// Weights and paths refer to routers by their names.
 #[test]
 fn another_name_of_a_namespace_is_another_mirror() {
     let mut bench = Bench::host(vec![], vec![]);
     let before = bench.mirror.revision();
     bench.after([Event::Namespace(HOST, namespace("host"))]);
-    assert_eq!(bench.mirror.revision(), before, "it says what was known");
+    assert_eq!(bench.mirror.revision(), before, "nothing has changed");
     bench.after([Event::Namespace(HOST, namespace("renamed"))]);
     assert_ne!(bench.mirror.revision(), before);
 }

@@ -1,11 +1,11 @@
-//! How long a full table takes: `cargo test --release -p millrace-logic mirror::tests::load -- --ignored --nocapture`.
+//! Measures a full table: `cargo test --release -p millrace-logic mirror::tests::load -- --ignored --nocapture`.
 
 use super::*;
 use std::time::Instant;
 
 const ROUTES: u32 = 1_000_000;
 
-/// Prefix lengths in about the mix of the Internet's table, next hops of 64 gateways on two ports.
+/// Prefix lengths in about the mix of the Internet's table, with next hops of 64 gateways on two ports.
 fn table() -> Vec<Route<u32>> {
     let mut state = 1u64;
     let mut routes = Vec::with_capacity(ROUTES as usize);
@@ -78,7 +78,7 @@ fn churn(bench: &mut Bench, change: Change, routes: Vec<Route<u32>>) {
     assert_eq!(ops, 100_000);
 }
 
-/// 256 routers with 15 interfaces each: what one link event costs.
+/// 256 routers with 15 interfaces each: the cost of one link event.
 #[test]
 #[ignore = "a measurement; wants --release"]
 fn four_thousand_interfaces() {
@@ -102,8 +102,8 @@ fn four_thousand_interfaces() {
     });
 }
 
-/// What a tenant at its limit can make one round of the control loop take: each route is a path of its own, so each is
-/// resolved again when a link changes.
+/// The longest time that a tenant at its limit can make one round of the control loop take. Each route is a path of its
+/// own, so each is resolved again when a link changes.
 #[test]
 #[ignore = "a measurement; wants --release"]
 fn a_tenant_at_its_limit() {

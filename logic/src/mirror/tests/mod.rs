@@ -1,5 +1,5 @@
-//! Tests of the mirror as a whole. `model` is what tables would make of a plan, `world` is a small Linux that changes at
-//! random; the decisions one by one are in `routes` and `links`.
+//! Tests of the mirror as a whole. `model` holds the tables that follow from a plan. `world` is a small Linux that
+//! changes at random. `routes` and `links` test single decisions.
 
 #![allow(clippy::type_complexity, reason = "rows of a table")]
 
@@ -123,19 +123,19 @@ pub fn neighbour(ifindex: u32, address: &str, mac: Option<Mac>) -> Neighbour {
     Neighbour { ifindex, address: ip(address), mac, stale: false }
 }
 
-/// Linux's key for multipath routes is known.
+/// Settings in which Linux's key for multipath routes is known.
 pub fn choosing() -> Settings {
     Settings { multipath_key: MultipathKey::Linux([1, 2]), ..Settings::default() }
 }
 
-/// A mirror and what the tables hold because of it.
+/// A mirror, and the tables that follow from its plans.
 pub struct Bench {
     pub mirror: Mirror,
     pub model: Model,
 }
 
 impl Bench {
-    /// Ports 0 and 1 are links 1 and 2 of the host, with these routes.
+    /// Ports 0 and 1 are links 1 and 2 of the host, which has these routes.
     pub fn host(routes4: Vec<Route<u32>>, routes6: Vec<Route<u128>>) -> Bench {
         let links = vec![physical(1), physical(2), physical(9)];
         let dump = Dump { links, settings: choosing(), routes4, routes6, ..Dump::default() };
@@ -174,7 +174,7 @@ impl Bench {
         ops
     }
 
-    /// Takes these in and returns the plan.
+    /// Handles these events and returns the plan.
     pub fn after(&mut self, events: impl IntoIterator<Item = Event>) -> Vec<Op> {
         events.into_iter().for_each(|event| self.see(event));
         self.plan()
@@ -190,7 +190,7 @@ impl Bench {
     }
 }
 
-/// Reverse path filter of a link.
+/// A link with this reverse path filter.
 pub fn filtering(mut link: Link, rp_filter: ReversePath, has_address: bool) -> Link {
     link.ipv4.rp_filter = rp_filter;
     link.ipv4.has_address = has_address;

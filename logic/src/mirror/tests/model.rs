@@ -1,4 +1,5 @@
-//! What tables would make of a plan: maps, and the rules a plan must keep at every step.
+//! The tables that follow from a plan, as maps, and the rules that a plan must follow at every
+//! step.
 
 use crate::{
     net::{Address, Prefix, Prefix4, Prefix6},
@@ -43,7 +44,7 @@ fn interfaces(target: &Target) -> Vec<InterfaceId> {
     }
 }
 
-/// Where a plan is: turning off, changing, turning on.
+/// The phase of a plan: turning off, changing, turning on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
     Off,
@@ -72,7 +73,7 @@ impl Model {
         self.check();
     }
 
-    /// The phase an operation belongs to; `None`: any.
+    /// The phase of an operation; `None`: any.
     fn phase(&self, op: &Op) -> Option<Phase> {
         let Op::Interface(id, new) = op else { return Some(Phase::Change) };
         let Some(old) = self.interfaces.get(id) else { return Some(Phase::Change) };
@@ -91,7 +92,7 @@ impl Model {
                 self.routers.entry(*router).or_default().multipath = *multipath;
             }
             Op::RouterGone(router) => {
-                self.routers.remove(router).expect("a router that exists goes");
+                self.routers.remove(router).expect("only an existing router can go");
                 assert!(self.interfaces.values().all(|i| i.router != *router), "its interfaces went first");
             }
             Op::LocalAddresses { router, addresses } => {
@@ -121,7 +122,7 @@ impl Model {
             }
             Op::OtherAddresses(addresses) => self.others = addresses.to_vec(),
             Op::InterfaceGone(id) => {
-                self.interfaces.remove(id).expect("an interface that exists goes");
+                self.interfaces.remove(id).expect("only an existing interface can go");
                 self.neighbours.retain(|(interface, _), _| interface != id);
             }
             Op::Route4(router, prefix, target) => {
@@ -138,7 +139,7 @@ impl Model {
                     Some(mac) => self.neighbours.insert((*id, *address), *mac),
                     None => self.neighbours.remove(&(*id, *address)),
                 };
-                assert_ne!(old, *mac, "{op:?} says nothing new");
+                assert_ne!(old, *mac, "{op:?} changes nothing");
             }
         }
     }
@@ -156,13 +157,13 @@ impl Model {
         }
     }
 
-    /// Has the router a route for each of these addresses?
+    /// Whether the router has a route for each of these addresses.
     pub fn covered(&self, router: RouterId, addresses: &[u32]) -> Vec<bool> {
         let routes = self.routers.get(&router).map(|r| &r.routes4);
         addresses.iter().map(|a| routes.is_some_and(|r| r.keys().any(|p| p.contains(*a)))).collect()
     }
 
-    /// Applies one operation without the rules about order.
+    /// Applies one operation without checking the order.
     pub fn apply_one(&mut self, op: &Op) {
         self.step(op);
     }
@@ -173,5 +174,5 @@ fn set<A: Address>(routes: &mut BTreeMap<Prefix<A>, Target>, prefix: Prefix<A>, 
         Some(target) => routes.insert(prefix, target.clone()),
         None => routes.remove(&prefix),
     };
-    assert_ne!(old, *target, "{prefix} says nothing new");
+    assert_ne!(old, *target, "{prefix} does not change");
 }

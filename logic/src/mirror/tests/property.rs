@@ -1,5 +1,5 @@
-//! Whatever happens, and however it is cut into plans, the tables end up as if the final state had been dumped once. Until
-//! then a packet goes where Linux sent packets to its address at some time, or to the kernel.
+//! Events may come in any order and be divided into plans in any way. The tables then end up as if the final state had
+//! been dumped once. Until then a packet goes where Linux sent packets to its address at some time, or to the kernel.
 
 use super::{
     world::{Dice, World},
@@ -9,7 +9,7 @@ use crate::plan::{Interface, InterfaceId, RouterId};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the tables hold, told without numbers.
+/// The contents of the tables, without numbers.
 #[derive(Debug, Default, PartialEq)]
 struct TableContents {
     routers: BTreeMap<NamespaceId, (crate::plan::MultipathHash, BTreeSet<u32>)>,
@@ -59,7 +59,7 @@ const ADDRESSES6: [u128; 4] = [
     0x2002_0000_0000_0000_0000_0000_0000_0001,
 ];
 
-/// Where Linux sent packets to each address, at each plan since a router's interfaces were last all off.
+/// Where Linux sent packets to each address at each plan, since all interfaces of a router were last off.
 #[derive(Default)]
 struct Past {
     sent: BTreeMap<(NamespaceId, IpAddr), BTreeSet<String>>,
@@ -126,7 +126,7 @@ fn longest<A: Address>(routes: &BTreeMap<Prefix<A>, Target>, address: A) -> Opti
     holds.max_by_key(|(prefix, _)| prefix.length()).map(|(_, target)| target)
 }
 
-/// `None`: to the kernel, also where the interface is gone or does not transmit.
+/// The way of packets. `None`: to the kernel, also if the interface is gone or does not transmit.
 fn way(mirror: &Mirror, model: &Model, target: &Target) -> Option<String> {
     let transmits = |id: &InterfaceId| model.interfaces.get(id).is_some_and(|i| i.transmit);
     match target {
@@ -144,7 +144,7 @@ fn way(mirror: &Mirror, model: &Model, target: &Target) -> Option<String> {
     }
 }
 
-/// Applies a plan step by step: an address that has a route before and after has one at each step.
+/// Applies a plan step by step. An address that has a route before and after the plan has one at each step.
 fn apply(model: &mut Model, mirror: &Mirror, past: &mut Past, ops: &[Op]) {
     model.is_behind = mirror.is_behind();
     let mut after = model.clone();
@@ -168,7 +168,7 @@ fn apply(model: &mut Model, mirror: &Mirror, past: &mut Past, ops: &[Op]) {
     assert_eq!(routes4, model.routers.values().map(|r| r.routes4.len()).sum::<usize>());
 }
 
-/// `routes_per_plan`: of namespaces other than the host.
+/// `routes_per_plan` applies to namespaces other than the host.
 fn check(seed: u64, steps: usize, routes_per_plan: usize) {
     let (mut dice, mut world) = (Dice(seed), World::new());
     let limits = Limits { routes_per_plan, ..Limits::default() };
@@ -201,7 +201,7 @@ fn check(seed: u64, steps: usize, routes_per_plan: usize) {
     );
 }
 
-/// One route changes at a time, and one is planned at a time: many change while they wait.
+/// One route changes at a time, and one is planned at a time, so several change while they wait.
 fn check_routes(seed: u64, steps: usize) {
     let (mut dice, mut world) = (Dice(seed), World::new());
     let limits = Limits { routes_per_plan: 1, ..Limits::default() };
@@ -230,7 +230,7 @@ proptest! {
     }
 }
 
-/// Seeds on their own: more cases than proptest keeps time for.
+/// Runs seeds without proptest, because that has no time for so many cases.
 #[test]
 #[ignore = "long"]
 fn incremental_equals_from_scratch_for_long() {

@@ -1,11 +1,11 @@
-//! Which route of a prefix wins, and where it leads: one row per decision.
+//! Which route of a prefix wins, and where it leads. Each decision has a row.
 
 use super::*;
 use crate::{plan::Hop, reason::Reason};
 use std::time::Duration;
 
 const UNICAST_COMPLEX: Target = Target::Pass { reason: Reason::ComplexRoute, unicast: true };
-/// Only the kernel knows whether there is a route: a source behind it may not be reachable.
+/// Only the kernel knows whether there is a route, so a source behind it may not be reachable.
 const UNDECIDED: Target = Target::Pass { reason: Reason::ComplexRoute, unicast: false };
 const NOT_A_PORT: Target = Target::Pass { reason: Reason::EgressNotAPort, unicast: true };
 
@@ -52,10 +52,10 @@ fn a_dump_leads_where_linux_would() {
         ("another device", vec![alias(0, via(9, "10.9.9.1"))], Some(NOT_A_PORT)),
         ("unknown device", vec![alias(0, via(77, "10.9.9.1"))], Some(NOT_A_PORT)),
         ("lower metric", vec![alias(5, two.clone()), alias(1, one.clone())], via1()),
-        ("first of equals", vec![alias(1, one.clone()), alias(1, two.clone())], via1()),
+        ("the first of equals", vec![alias(1, one.clone()), alias(1, two.clone())], via1()),
         ("dead", vec![alias(0, Next::One(dead(2, "10.9.9.1")))], None),
         ("dead, next metric", vec![alias(0, Next::One(dead(2, "10.9.9.2"))), alias(9, one.clone())], via1()),
-        ("linkdown, heeded by link 2 only", vec![alias(0, Next::One(linkdown(1, "10.9.9.1")))], via1()),
+        ("linkdown, which only link 2 ignores", vec![alias(0, Next::One(linkdown(1, "10.9.9.1")))], via1()),
         ("linkdown, heeded", vec![alias(0, Next::One(linkdown(2, "10.9.9.1")))], None),
         ("dead, on a device that runs", vec![alias(0, Next::One(dead(1, "10.9.9.1")))], Some(UNDECIDED)),
         ("multipath", vec![alias(0, both)], Some(multi)),
@@ -139,7 +139,7 @@ fn ipv6_has_an_mtu_of_its_own() {
             Some(Target::Hop(hop)) => hop.mtu,
             other => panic!("no next hop: {other:?}"),
         };
-        assert_eq!(mtu(bench.target4("10.0.0.0/8")), 1500, "IPv4 does not care");
+        assert_eq!(mtu(bench.target4("10.0.0.0/8")), 1500, "IPv4 is not affected");
         assert_eq!(mtu(bench.target6("2001:db8::/32")), expected, "{conf}");
     }
 }
@@ -164,7 +164,8 @@ fn a_second_tag_comes_out_of_the_mtu() {
     }
 }
 
-/// What a message does to the order of equals, seen by what is left when the winner goes.
+/// The effect of a message on the order of equals. The test removes the winner again and again, and looks at the next
+/// one.
 #[test]
 fn messages_keep_the_kernels_order() {
     use Change::*;
@@ -188,9 +189,9 @@ fn messages_keep_the_kernels_order() {
     }
 }
 
-/// fib_find_info(): two routes that differ in protocol, scope or preferred source only are two.
+/// fib_find_info(): routes that differ only in protocol, scope or preferred source are different routes.
 #[test]
-fn routes_that_look_alike_are_told_apart() {
+fn routes_that_differ_only_in_protocol_scope_or_source_are_different() {
     use Change::*;
     let route = |rest| Route { rest, ..alias(7, via(1, "10.9.9.1")) };
     let out = out(1, Some("10.9.9.1"));
@@ -200,8 +201,8 @@ fn routes_that_look_alike_are_told_apart() {
         ("its like", Append, 2, Some(&out)),
         ("a message that a dump has overtaken", Add, 1, Some(&out)),
         ("one goes", Delete, 1, Some(&out)),
-        ("a third goes that is not there", Delete, 3, Some(&out)),
-        ("the other goes", Delete, 2, None),
+        ("a third one, which does not exist, is deleted", Delete, 3, Some(&out)),
+        ("the other one is deleted", Delete, 2, None),
     ];
     for (name, change, rest, expected) in rows {
         bench.after([Event::Route4(HOST, change, route(rest))]);
@@ -209,7 +210,7 @@ fn routes_that_look_alike_are_told_apart() {
     }
 }
 
-/// `ip nexthop replace` announces every route of the object with `NLM_F_REPLACE`, where it stands.
+/// `ip nexthop replace` announces every route of the object with `NLM_F_REPLACE`, in its place.
 #[test]
 fn an_announcement_takes_no_other_routes_place() {
     use Change::*;
@@ -221,10 +222,11 @@ fn an_announcement_takes_no_other_routes_place() {
     bench.after([Event::Route4(HOST, Delete, first)]);
     assert_eq!(bench.target4("10.0.0.0/8"), Some(&out(2, Some("10.9.9.2"))));
     bench.after([Event::Route4(HOST, Delete, second)]);
-    assert_eq!(bench.target4("10.0.0.0/8"), None, "there was one of it");
+    assert_eq!(bench.target4("10.0.0.0/8"), None, "there was only one");
 }
 
-/// Linux announces the routes of an object that becomes a blackhole, or is one no more, as routes of another kind.
+/// Linux announces the routes of an object as routes of another kind when the object becomes a blackhole or stops being
+/// one.
 #[test]
 fn the_kind_of_a_route_follows_its_object() {
     use Change::*;
@@ -234,21 +236,25 @@ fn the_kind_of_a_route_follows_its_object() {
     let single = || object(NexthopObjectKind::Single(hop(2, Some("10.9.9.2"))));
     let mut bench = Bench::host(vec![first.clone(), second.clone()], vec![]);
     bench.after([object(NexthopObjectKind::Blackhole), Event::Route4(HOST, Replace, hole())]);
-    assert_eq!(bench.target4("10.0.0.0/8"), Some(&out(1, Some("10.9.9.1"))), "it stands behind another");
+    assert_eq!(bench.target4("10.0.0.0/8"), Some(&out(1, Some("10.9.9.1"))), "it comes after another route");
     bench.after([Event::Route4(HOST, Delete, first.clone())]);
     assert_eq!(bench.target4("10.0.0.0/8"), Some(&pass(Reason::SpecialRoute)));
     bench.after([single()]);
-    assert_eq!(bench.target4("10.0.0.0/8"), Some(&pass(Reason::SpecialRoute)), "the message is to come");
+    assert_eq!(
+        bench.target4("10.0.0.0/8"),
+        Some(&pass(Reason::SpecialRoute)),
+        "the message has not arrived yet"
+    );
     bench.after([Event::Route4(HOST, Replace, second.clone())]);
     assert_eq!(bench.target4("10.0.0.0/8"), Some(&out(2, Some("10.9.9.2"))));
     bench.after([Event::Route4(HOST, Append, hole())]);
-    assert_eq!(bench.mirror.unsure().count(), 1, "a blackhole of its own, or the same route");
+    assert_eq!(bench.mirror.unsure().count(), 1, "it may be a separate blackhole or the same route");
     bench.after([Event::Route4(HOST, Delete, hole())]);
     bench.after([Event::Routes(HOST, vec![], vec![])]);
     assert_eq!(bench.target4("10.0.0.0/8"), None);
 }
 
-/// IPv6 takes the same message for a replacement of the first equal and for an announcement.
+/// IPv6 uses the same message for a replacement of the first equal and for an announcement.
 #[test]
 fn ipv6_announcements_that_could_be_replacements_are_the_kernels_until_read_again() {
     use Change::*;
@@ -257,18 +263,22 @@ fn ipv6_announcements_that_could_be_replacements_are_the_kernels_until_read_agai
     let object = || NexthopObject { id: 5, kind: NexthopObjectKind::Single(hop(1, None)) };
     let mut bench = Bench::host(vec![], vec![first(), second()]);
     bench.after([Event::Nexthop(HOST, object()), Event::Route6(HOST, Replace, first())]);
-    assert_eq!(bench.target6("2001:db8::/32"), Some(&out(1, None)), "the first one: both mean the same");
+    assert_eq!(
+        bench.target6("2001:db8::/32"),
+        Some(&out(1, None)),
+        "the first one: both have the same result"
+    );
     bench.after([Event::Route6(HOST, Replace, second())]);
     assert_eq!(bench.target6("2001:db8::/32"), Some(&UNDECIDED));
     assert_eq!(bench.mirror.unsure().collect::<Vec<_>>(), [HOST]);
     bench.after([Event::Route6(HOST, Delete, second())]);
-    assert_eq!(bench.target6("2001:db8::/32"), Some(&UNDECIDED), "the first may be there still");
+    assert_eq!(bench.target6("2001:db8::/32"), Some(&UNDECIDED), "the first may still exist");
     bench.after([Event::Routes(HOST, vec![], vec![first()])]);
     assert_eq!(bench.target6("2001:db8::/32"), Some(&out(1, None)));
     assert_eq!(bench.mirror.unsure().count(), 0);
 }
 
-/// The kernel had [A, B], replaced A by C and deleted C; the dump between the messages holds B.
+/// The kernel had [A, B], replaced A by C and deleted C. The dump between the messages holds B.
 #[test]
 fn a_replacement_that_a_dump_may_have_overtaken_is_the_kernels_until_read_again() {
     use Change::*;
@@ -286,7 +296,7 @@ fn a_replacement_that_a_dump_may_have_overtaken_is_the_kernels_until_read_again(
     assert_eq!(bench.target4("10.0.0.0/8"), None);
 }
 
-/// fib6_node_lookup_1(): a subtree of sources is asked before any metric is looked at.
+/// fib6_node_lookup_1(): a subtree of sources is searched before any metric is compared.
 #[test]
 fn a_prefix_with_a_route_for_some_sources_is_the_kernels() {
     let sourced = || Route { metric: 1024, for_sources: true, rest: 1, ..route6("::/0", via(1, "fe80::1")) };
@@ -295,7 +305,7 @@ fn a_prefix_with_a_route_for_some_sources_is_the_kernels() {
     let mut bench = Bench::host(vec![], vec![plain(), longer()]);
     assert_eq!(bench.target6("::/0"), Some(&out(2, Some("fe80::2"))));
     bench.after([Event::Route6(HOST, Change::Add, sourced())]);
-    assert_eq!(bench.target6("::/0"), Some(&UNDECIDED), "whatever the metrics");
+    assert_eq!(bench.target6("::/0"), Some(&UNDECIDED), "the metrics do not matter");
     assert_eq!(bench.target6("2001:db8::/32"), Some(&out(2, Some("fe80::2"))), "a longer destination wins");
     bench.after([Event::Route6(HOST, Change::Delete, Route { rest: 2, ..sourced() })]);
     assert_eq!(bench.target6("::/0"), Some(&UNDECIDED), "that one was for other sources");
@@ -316,7 +326,7 @@ fn a_route_that_ends_leaves_the_fast_path_before() {
     bench.after([Event::Routes(HOST, vec![], vec![ending(200)])]);
     bench.mirror.pass_time(seconds(100));
     bench.plan();
-    assert_eq!(bench.target6("::/0"), Some(&gateway), "its end was moved");
+    assert_eq!(bench.target6("::/0"), Some(&gateway), "its end has changed");
     bench.mirror.pass_time(seconds(198));
     assert_eq!(bench.plan(), [Op::Route6(0, p6("::/0"), Some(UNICAST_COMPLEX))]);
     assert_eq!(bench.mirror.next_end(), None);
@@ -325,26 +335,26 @@ fn a_route_that_ends_leaves_the_fast_path_before() {
     bench.after([Event::Route6(HOST, Change::Delete, ending(1000))]);
     assert_eq!(bench.mirror.next_end(), None, "it is gone");
     bench.after([Event::Route6(HOST, Change::Add, ending(198))]);
-    assert_eq!(bench.target6("::/0"), Some(&UNICAST_COMPLEX), "over before it came");
+    assert_eq!(bench.target6("::/0"), Some(&UNICAST_COMPLEX), "it ended before it arrived");
 }
 
-/// What the flags of next hop 2 and the state of its device mean for a choice between it and another.
+/// How the flags of next hop 2 and the state of its device affect a choice between it and another next hop.
 #[test]
 fn flags_of_next_hops_are_believed_while_they_fit_the_device() {
     let both = Target::Multi([(out(1, Some("10.9.9.1")), 1), (out(2, Some("10.9.9.2")), 1)].into());
     let one = out(1, Some("10.9.9.1"));
     let unsure = Target::Pass { reason: Reason::MemberUnsure, unicast: true };
-    // (IPv6, dead, linkdown, the device: up, carrier, running; linkdown ignored), what follows
+    // (IPv6, dead, linkdown, the device: up, carrier, running; linkdown ignored), the result
     let rows = [
         ((false, 0, 0, 1, 1, 1, 0), &both, "runs"),
-        ((false, 0, 0, 1, 1, 0, 0), &both, "dormant: Linux sends all the same"),
-        ((false, 0, 0, 1, 1, 0, 1), &UNDECIDED, "just gone dormant"),
+        ((false, 0, 0, 1, 1, 0, 0), &both, "dormant: Linux still sends"),
+        ((false, 0, 0, 1, 1, 0, 1), &UNDECIDED, "dormant since a moment ago"),
         ((true, 0, 1, 1, 1, 0, 1), &unsure, "dormant, and read again: ignored since when?"),
-        ((true, 0, 1, 1, 1, 1, 1), &UNDECIDED, "dormant no more"),
+        ((true, 0, 1, 1, 1, 1, 1), &UNDECIDED, "no longer dormant"),
         ((true, 0, 1, 1, 1, 1, 0), &unsure, "runs again, not read again"),
         ((false, 1, 1, 1, 0, 0, 1), &unsure, "no carrier, ignored: since when?"),
         ((false, 1, 1, 1, 0, 0, 0), &unsure, "no carrier, ignored before"),
-        ((true, 1, 1, 1, 0, 0, 0), &UNDECIDED, "IPv6 has"),
+        ((true, 1, 1, 1, 0, 0, 0), &UNDECIDED, "IPv6, no carrier, ignored before"),
         ((true, 1, 1, 1, 0, 0, 1), &unsure, "IPv6, no carrier, ignored: since when?"),
         ((false, 1, 1, 0, 0, 0, 0), &one, "down"),
         ((false, 1, 1, 1, 1, 1, 1), &UNDECIDED, "up again, not read again"),
@@ -405,8 +415,8 @@ fn ipv6_messages_hold_the_whole_set() {
         ("one leaves", Change::Delete, six(via(1, "fe80::2")), Some(multi(&["fe80::1", "fe80::3"]))),
         ("one is left", Change::Delete, six(via(1, "fe80::1")), Some(out(1, Some("fe80::3")))),
         ("replaced", Change::Replace, six(via(2, "fe80::9")), Some(out(2, Some("fe80::9")))),
-        ("a rival, not a sibling", Change::Add, six(dev(1)), Some(UNDECIDED)),
-        ("the rival goes", Change::Delete, six(dev(1)), Some(out(2, Some("fe80::9")))),
+        ("a separate route, not a sibling", Change::Add, six(dev(1)), Some(UNDECIDED)),
+        ("the separate route goes", Change::Delete, six(dev(1)), Some(out(2, Some("fe80::9")))),
         ("worse metric", Change::Add, Route { metric: 2000, ..six(dev(1)) }, Some(out(2, Some("fe80::9")))),
         ("the better one goes", Change::Delete, six(via(2, "fe80::9")), Some(out(1, None))),
     ];
@@ -434,10 +444,15 @@ fn ipv6_next_hops_of_one_route_have_metrics_of_their_own() {
     let odd = |gateways: &[&str]| Route { complex: Some("a metric"), ..six(gateways) };
     let [a, b, c] = ["fe80::1", "fe80::2", "fe80::3"];
     let (add, append, replace, delete) = (Change::Add, Change::Append, Change::Replace, Change::Delete);
-    // What happens; then: is it fast, and does only the kernel know?
+    // The columns: name, changes, whether the route is fast, whether only the kernel knows it.
     let rows = [
         ("made at once", vec![(add, six(&[a, b]))], true, false),
-        ("made at once, with an MTU, which Linux changes by itself", vec![(add, mtu(&[a, b]))], false, false),
+        (
+            "made at once, with an MTU, which Linux changes without a message",
+            vec![(add, mtu(&[a, b]))],
+            false,
+            false,
+        ),
         (
             "one by one",
             vec![(add, six(&[a])), (append, six(&[b, a])), (append, six(&[c, a, b]))],
@@ -488,7 +503,7 @@ fn ipv6_next_hops_of_one_route_have_metrics_of_their_own() {
         assert_eq!(is_fast, fast && !unsure, "{name}: {target:?}");
         assert_eq!(bench.mirror.unsure().next().is_some(), unsure, "{name}");
     }
-    // What the observer has found out about the others.
+    // The observer's knowledge about the other next hops.
     for (route, fast) in
         [(six(&[a, b]), true), (odd(&[a, b]), false), (mtu(&[a, b]), false), (mtu(&[a]), true)]
     {
@@ -496,7 +511,7 @@ fn ipv6_next_hops_of_one_route_have_metrics_of_their_own() {
         let target = bench.target6("2001:db8::/32");
         assert_eq!(matches!(target, Some(Target::Multi(_) | Target::Hop(_))), fast, "{route:?}");
     }
-    // Of IPv4 they have them in common (struct fib_info).
+    // IPv4 next hops share their metrics (struct fib_info).
     let both = weighted(&[(1, "10.9.9.1", 1), (2, "10.9.9.2", 1)]);
     let bench = Bench::host(vec![Route { mtu: Some(1400), ..alias(0, both) }], vec![]);
     assert!(matches!(bench.target4("10.0.0.0/8"), Some(Target::Multi(members)) if members.len() == 2));
@@ -517,7 +532,7 @@ fn ipv6_takes_no_ipv4_gateway_and_no_disabled_device() {
     bench.after([Event::Link(HOST, disabled)]);
     let kernel = Target::Pass { reason: Reason::ComplexRoute, unicast: false };
     assert_eq!(bench.target6("2001:db8::/32"), Some(&kernel));
-    // Linux leaves out the next hop on that device, and shares among the others. It sends no message.
+    // Linux leaves out the next hop on that device, and distributes its share among the others. It sends no message.
     assert_eq!(bench.target6("2001:db8:1::/48"), Some(&kernel), "until the routes are read again");
     bench.after([Event::Route6(HOST, Change::Replace, both(true))]);
     let others = Target::Multi(vec![(out(2, Some("fe80::2")), 1), (out(2, Some("fe80::3")), 1)].into());
@@ -552,10 +567,10 @@ fn nexthop_objects_are_followed() {
     }
     assert_eq!(bench.target4("10.1.0.0/16"), Some(&out(1, Some("10.9.9.1"))));
     let same = bench.after([single(1, hop(1, Some("10.9.9.1")))]);
-    assert_eq!(same, [], "an object that says the same again");
+    assert_eq!(same, [], "an object that is announced again unchanged");
 }
 
-/// Linux may send packets of one route by what it has kept in the object for another.
+/// Linux may forward packets of one route with state that it has kept in the object for another route.
 #[test]
 fn metrics_of_routes_of_objects_rub_off_on_each_other() {
     let single = |id| {
@@ -605,7 +620,7 @@ fn who_chooses_a_member_depends_on_the_key() {
     let mut bench = Bench::host(routes, vec![]);
     let rows = [
         (MultipathKey::Linux([5, 6]), [true, true]),
-        // The kernel would choose once more for what goes to the member elsewhere.
+        // The kernel would choose again for packets to the other member.
         (MultipathKey::Own([5, 6]), [true, false]),
         (MultipathKey::Unknown, [false, false]),
         (MultipathKey::Linux([7, 8]), [true, true]),
@@ -645,7 +660,7 @@ fn policy_1_stays_with_the_kernel_where_packets_come_with_a_hash() {
     }
 }
 
-/// Linux puts a new sibling last, but its message begins with it (`inet6_rt_notify()`); seen on 6.18.
+/// Linux puts a new sibling last, but its message begins with it (`inet6_rt_notify()`). Observed on Linux 6.18.
 #[test]
 fn ipv6_members_stay_in_the_order_in_which_linux_tries_them() {
     let set = |gateways: &[&str]| {
@@ -678,7 +693,7 @@ fn ipv6_members_stay_in_the_order_in_which_linux_tries_them() {
 }
 
 #[test]
-fn an_equal_dump_is_no_news_and_a_smaller_one_is() {
+fn an_equal_dump_changes_nothing_and_a_smaller_one_does() {
     let routes = || vec![alias(0, via(1, "10.9.9.1")), alias(1, dev(2)), route4("0.0.0.0/0", dev(2))];
     let six = || vec![route6("::/0", via(1, "fe80::1"))];
     let mut bench = Bench::host(routes(), six());
@@ -733,10 +748,10 @@ fn the_route_to_an_address_is_the_longest_that_leads_somewhere() {
     assert_eq!(bench.mirror.route4_to(RED, 0), None);
 }
 
-/// `ip addr add 192.0.2.0/24 dev lo`: IPv4 looks tables local and main up as one until there has been a rule, IPv6 asks local
-/// first. What lies within is the kernel's to decide; the rest is not concerned.
+/// `ip addr add 192.0.2.0/24 dev lo`: IPv4 looks up tables local and main as one until the first rule is added. IPv6
+/// searches table local first. The kernel decides about everything within the prefix. Other routes are not affected.
 #[test]
-fn a_local_prefix_concerns_what_lies_within_it() {
+fn a_local_prefix_affects_only_addresses_within_it() {
     let local6 = |prefix: &str| Route { table: 255, kind: RouteKind::Local, ..route6(prefix, dev(9)) };
     let routes4 = ["192.0.0.0/16", "192.0.2.128/25", "192.0.2.7/32"].map(|p| route4(p, dev(2)));
     let routes6 = ["2001:db8::/32", "2001:db8:1:2::/64"].map(|p| route6(p, dev(2)));
@@ -770,7 +785,7 @@ fn a_local_prefix_concerns_what_lies_within_it() {
     let six = Event::Route6(HOST, Change::Add, local6("2001:db8:1::/48"));
     let within6 = ["2001:db8:1:2::/64"];
     assert_eq!(check(vec![six], &within, &within6), (local.clone(), local.clone(), vec![true, true]));
-    // A unicast route of table local hides as much, but is followed.
+    // A unicast route of table local hides as much, but the fast path follows it.
     let unicast = || Route { table: 255, ..route4("192.0.2.0/24", dev(1)) };
     let two = vec![delete(prefix()), add(unicast())];
     assert_eq!(check(two, &within, &within6), (Some(out(1, None)), local.clone(), vec![true, true]));
@@ -779,7 +794,7 @@ fn a_local_prefix_concerns_what_lies_within_it() {
     assert_eq!(
         bench.target4("192.0.2.7/32"),
         Some(&pass(Reason::Local)),
-        "an address is one, wherever it lies"
+        "an address stays local within the prefix"
     );
 }
 
@@ -810,13 +825,13 @@ fn a_destination_that_linux_has_learned_about_is_the_kernels() {
         assert_eq!(six(bench), Some(kernel.clone()));
     };
     bound(&bench);
-    // Routes are read again, and change.
+    // The routes are read again, and change.
     bench.after([Event::Routes(HOST, routes(), vec![route6("2001:db8::/32", dev(1))])]);
     bound(&bench);
     bench.after([Event::Route4(HOST, Change::Add, route4("10.1.1.1/32", dev(1)))]);
     bench.after([Event::Route4(HOST, Change::Delete, route4("10.1.1.1/32", dev(1)))]);
     bound(&bench);
-    // The router goes and comes back; meanwhile Linux learns more.
+    // The router goes and comes back. In between, Linux learns more.
     let gone = |on| Event::Port(0, AttachedPort { ifindex: if on { 1 } else { 77 }, ..port(HOST, 1) });
     bench.after([gone(false), Event::Port(1, AttachedPort { ifindex: 78, ..port(HOST, 2) })]);
     bench.after([learned(&[]), learned(&all)]);
@@ -829,7 +844,7 @@ fn a_destination_that_linux_has_learned_about_is_the_kernels() {
     assert_eq!(all.map(|a| of(&bench, a)), [out(2, None), pass(Reason::Local), out(2, None)]);
 }
 
-/// The entry of a local prefix must stay: it is what keeps packets from there as a source with the kernel.
+/// The entry of a local prefix must stay. It keeps packets with a source in the prefix with the kernel.
 #[test]
 fn a_learned_destination_in_a_local_prefix_stays_local() {
     let local = Route { kind: RouteKind::Local, table: 255, ..route4("10.2.0.0/16", dev(9)) };

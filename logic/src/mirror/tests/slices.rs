@@ -1,10 +1,10 @@
-//! A plan changes only so many routes of namespaces other than the host's.
+//! A plan changes a limited number of routes in namespaces other than the host's.
 
 use super::*;
 
 const ROUTES_PER_PLAN: usize = 4;
 
-/// Namespaces 0 (the host) to `last`, each with a macvlan or port and no routes.
+/// Namespaces 0 (the host) to `last`, each with a macvlan or port and without routes.
 fn bench(last: NamespaceId) -> Bench {
     let limits = Limits { routes_per_plan: ROUTES_PER_PLAN, ..Limits::default() };
     let mut bench = Bench { mirror: Mirror::new(limits), model: Model::default() };
@@ -39,7 +39,7 @@ fn the_hosts_routes_are_planned_at_once() {
 }
 
 #[test]
-fn those_of_others_are_planned_in_turns_with_equal_shares() {
+fn routes_of_other_namespaces_are_planned_in_turns_with_equal_shares() {
     let mut bench = bench(2);
     bench.see(Event::Routes(1, long(5), vec![]));
     bench.see(Event::Routes(2, long(3), vec![]));
@@ -56,7 +56,7 @@ fn those_of_others_are_planned_in_turns_with_equal_shares() {
     assert!(!bench.mirror.is_behind());
 }
 
-/// A shorter prefix takes the place of longer ones, which go only when it is there.
+/// A shorter prefix replaces longer ones, which are removed only after it is there.
 #[test]
 fn an_address_has_a_route_at_each_step() {
     let mut bench = bench(RED);
@@ -64,7 +64,7 @@ fn an_address_has_a_route_at_each_step() {
     assert_eq!(routes(&bench.mirror.plan()).len(), 3);
     let shorter = (0..6).map(|i| route4(&format!("10.{i}.0.0/16"), dev(1))).collect();
     bench.see(Event::Routes(RED, shorter, vec![]));
-    // Three prefixes are looked at and stay, then the new ones come.
+    // Three prefixes are looked at and stay. Then the new ones are added.
     let counts = |ops: Vec<Op>| {
         let routes = routes(&ops);
         [true, false].map(|wanted| routes.iter().filter(|(.., set)| *set == wanted).count())
@@ -73,8 +73,8 @@ fn an_address_has_a_route_at_each_step() {
     assert_eq!(plans, [[1, 0], [4, 0], [1, 3], [0, 0]]);
 }
 
-/// A route that goes and is back while others are planned passes to the kernel until the next batch: at no step do its
-/// packets take a shorter prefix.
+/// A route that goes and comes back while others are planned passes to the kernel until the next batch. At no step do
+/// its packets take a shorter prefix.
 #[test]
 fn a_route_that_comes_back_in_between_passes() {
     let mut bench = bench(RED);
@@ -99,8 +99,8 @@ fn a_route_that_comes_back_in_between_passes() {
     assert_eq!(bench.mirror.plan(), []);
 }
 
-/// Eight long prefixes are ahead of 0.0.0.0/0 in a batch that has begun. Then an exception comes, and after it `change`
-/// moves 0.0.0.0/0 to the gateway 10.9.9.2: no address of the exception ever goes there.
+/// Eight long prefixes come before 0.0.0.0/0 in a batch that has begun. Then an exception is added. After that,
+/// `change` moves 0.0.0.0/0 to the gateway 10.9.9.2. No address of the exception may ever go there.
 fn no_route_without_its_exception(default: Next, change: Event) {
     let mut bench = bench(RED);
     bench.see(Event::Nexthop(RED, object("10.9.9.1")));
@@ -142,7 +142,7 @@ fn a_route_that_changes_while_it_waits_comes_after_its_exceptions() {
 }
 
 #[test]
-fn so_does_a_route_whose_nexthop_object_changes() {
+fn a_route_whose_nexthop_object_changes_comes_after_its_exceptions() {
     no_route_without_its_exception(Next::Object(1), Event::Nexthop(RED, object("10.9.9.2")));
 }
 
@@ -154,7 +154,7 @@ fn red_link() -> Link {
     Link { mac: mac(10), ..macvlan(1, (HOST, 1)) }
 }
 
-/// The namespace RED with nine routes, all planned, and its interface in this state: IPv4, IPv6, transmission.
+/// The namespace RED with nine routes, all planned. Its interface is on.
 fn settled() -> Bench {
     let mut bench = bench(RED);
     bench.see(Event::Routes(RED, through("10.9.9.0", 9), vec![]));
@@ -172,13 +172,14 @@ fn plan(bench: &mut Bench) -> Vec<Op> {
     ops
 }
 
-/// Of the interface of RED: IPv4, IPv6, transmission.
+/// The state of RED's interface: IPv4, IPv6, transmission.
 fn state(bench: &Bench) -> [bool; 3] {
     let interface = bench.model.interfaces.values().find(|i| i.router == 1).unwrap();
     [interface.ipv4, interface.ipv6, interface.transmit]
 }
 
-/// Plans until the interface of RED is on, while routes of other prefixes change all the time. Returns how many plans.
+/// Plans until the interface of RED is on, while routes of other prefixes change all the time. Returns the number of
+/// plans.
 fn plans_until_on(bench: &mut Bench) -> usize {
     for plans in 1..20 {
         let revision = bench.mirror.revision();
@@ -204,7 +205,7 @@ fn assert_no_old_route(bench: &Bench) {
     }
 }
 
-/// Events were lost, and the dump that makes up for it says more than one plan changes.
+/// Events were lost, and the dump that replaces them changes more than one plan can.
 #[test]
 fn an_interface_is_on_again_after_its_routes() {
     let mut bench = settled();
@@ -225,7 +226,7 @@ fn an_interface_is_on_again_after_its_routes() {
     assert_eq!(why, [""; 0]);
 }
 
-/// Linux removes routes without a word when a link goes down.
+/// Linux removes routes without a message when a link goes down.
 #[test]
 fn a_link_that_comes_up_waits_for_the_routes_too() {
     let mut bench = settled();
@@ -242,7 +243,7 @@ fn a_link_that_comes_up_waits_for_the_routes_too() {
 }
 
 /// Nine new routes wait when IPv4 may be on again. Before they are planned come `events`, and a dump that moves the old
-/// routes and lets all be on: that waits for the old routes, too.
+/// routes and allows everything. The interface must then wait for the old routes, too.
 fn assert_the_wait_starts_again(hazards6: &[&str], events: Vec<Event>) {
     let mut bench = settled();
     let hazards6: Vec<String> = hazards6.iter().map(|hazard| (*hazard).into()).collect();
@@ -273,7 +274,7 @@ fn an_interface_that_goes_off_while_it_waits_waits_again() {
 }
 
 #[test]
-fn so_does_one_for_which_more_is_to_begin() {
+fn an_interface_with_more_to_turn_on_waits_again() {
     assert_the_wait_starts_again(&["a hook"], vec![]);
 }
 

@@ -1,14 +1,14 @@
-//! A small Linux: lists of links, routes and neighbours, changed by the kernel's rules in the most obvious way, and the
-//! events that report each change.
+//! A small Linux: lists of links, routes and neighbours. The kernel's rules change them in the most obvious way. Each
+//! change returns the events that report it.
 
 use super::*;
 
-/// Everything the kernels of all namespaces hold.
+/// Everything that the kernels of all namespaces hold.
 pub struct World {
     pub ports: Vec<(PortId, AttachedPort)>,
     pub spaces: Vec<(NamespaceId, Dump)>,
     next_namespace: NamespaceId,
-    /// Events of this namespace are lost, and its routers' interfaces are off, until the next dump.
+    /// Events of this namespace are lost until the next dump. The interfaces of its router are off.
     pub lost: Option<NamespaceId>,
 }
 
@@ -16,7 +16,7 @@ pub struct World {
 pub struct Dice(pub u64);
 
 impl Dice {
-    /// Below `n`.
+    /// A number below `n`.
     pub fn roll(&mut self, n: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % n
@@ -53,7 +53,7 @@ impl World {
         }
     }
 
-    /// What tells a fresh mirror all of it.
+    /// Events that report everything to a fresh mirror.
     pub fn events(&self) -> Vec<Event> {
         let ports = self.ports.iter().map(|(id, port)| Event::Port(*id, port.clone()));
         let spaces = self.spaces.iter().flat_map(|(id, dump)| {
@@ -62,7 +62,7 @@ impl World {
         ports.chain(spaces).collect()
     }
 
-    /// Something happens.
+    /// Makes a random change.
     pub fn step(&mut self, dice: &mut Dice) -> Vec<Event> {
         match (self.lost, dice.roll(12)) {
             (None, 0) => self.lose(dice),
@@ -75,7 +75,7 @@ impl World {
         }
     }
 
-    /// An IPv4 route of the host changes.
+    /// Changes an IPv4 route of the host.
     pub fn step4(&mut self, dice: &mut Dice) -> Option<Event> {
         let (id, space) = &mut self.spaces[0];
         change4(space, dice).map(|(change, route)| Event::Route4(*id, change, route))
@@ -92,7 +92,7 @@ impl World {
         vec![Event::Settings(*id, settings)]
     }
 
-    /// The dump that makes up for lost events.
+    /// The dump that replaces lost events.
     pub fn find(&mut self) -> Vec<Event> {
         let lost = self.lost.take();
         let found = self.spaces.iter().filter(|(id, _)| Some(*id) == lost);
@@ -155,7 +155,7 @@ impl World {
     }
 }
 
-/// Is it of this namespace, and neither its beginning nor its end?
+/// Whether it belongs to this namespace, and is neither its beginning nor its end.
 fn is_lost(event: &Event, namespace: NamespaceId) -> bool {
     match event {
         Event::Link(id, _) | Event::LinkGone(id, _) | Event::Settings(id, _) => *id == namespace,
@@ -189,7 +189,7 @@ fn change4(space: &mut Dump, dice: &mut Dice) -> Option<(Change, Route<u32>)> {
     Some((change, route))
 }
 
-/// nh_comp() does not look at RTNH_F_DEAD and RTNH_F_LINKDOWN.
+/// nh_comp() ignores RTNH_F_DEAD and RTNH_F_LINKDOWN.
 fn same_next(a: &Next, b: &Next) -> bool {
     match (a, b) {
         (Next::One(a), Next::One(b)) => (a.ifindex, a.gateway) == (b.ifindex, b.gateway),
@@ -197,7 +197,7 @@ fn same_next(a: &Next, b: &Next) -> bool {
     }
 }
 
-/// What Linux does without a word when a link goes down.
+/// The changes that Linux makes without a message when a link goes down.
 fn silent_changes(space: &mut Dump, dice: &mut Dice) {
     space.routes4.retain(|_| dice.roll(4) > 0);
     space.routes6.retain(|_| dice.roll(4) > 0);
@@ -230,7 +230,7 @@ fn random4(dice: &mut Dice) -> Route<u32> {
     route
 }
 
-/// Routes with gateways and equal metric are one; the others stand side by side.
+/// Routes with gateways and equal metric are one route. Others are separate.
 fn change6(space: &mut Dump, dice: &mut Dice) -> Option<(Change, Route<u128>)> {
     let routes = &mut space.routes6;
     let ifindex = dice.pick(&LINKS);
@@ -262,7 +262,7 @@ fn change6(space: &mut Dump, dice: &mut Dice) -> Option<(Change, Route<u128>)> {
     let mut hops = match &routes[at].next {
         Next::One(hop) => vec![hop.clone()],
         Next::Many(hops) => hops.to_vec(),
-        _ => unreachable!("only hops are made here"),
+        _ => unreachable!("the line above makes only hops"),
     };
     if hops.contains(&gateway) {
         return None; // EEXIST

@@ -1,4 +1,4 @@
-//! Classes against what a packet was made of, and against `flow`'s key of any bytes.
+//! Compares classes with the description of a packet, and with `flow`'s key for any bytes.
 
 use super::*;
 use crate::flow::{
@@ -11,20 +11,20 @@ use etherparse::{PacketBuilder, TransportHeader};
 use proptest::prelude::*;
 use std::net::IpAddr;
 
-/// A packet as it is described, which the oracle asks instead of the bytes.
+/// The description of a packet. The oracle uses it instead of the bytes.
 #[derive(Clone, Debug)]
 pub struct Made {
     pub ingress: Ingress,
     mac: Mac,
-    /// VLAN tags, up to two.
+    /// The number of VLAN tags, up to two.
     tags: usize,
     source: IpAddr,
     destination: IpAddr,
     part: Part,
-    /// Of IPv6: extension headers in front of where a fragment header is, and behind it.
+    /// For IPv6: extension headers before the position of a fragment header, and after it.
     before: Vec<Extension>,
     behind: Option<Extension>,
-    /// Of IPv6: with a fragment header, though it is whole (RFC 6946).
+    /// For IPv6: with a fragment header although it is whole (RFC 6946).
     atomic: bool,
     transport: Transport,
 }
@@ -39,9 +39,10 @@ enum Part {
 
 #[derive(Clone, Copy, Debug)]
 enum Extension {
-    /// Of hop-by-hop or destination options: its number, and how many times 8 bytes it has besides the first.
+    /// Hop-by-hop or destination options: the number of the header, and how many times 8 bytes it has besides the
+    /// first.
     Options { number: u8, more: u8 },
-    /// Offset, in units of 8 bytes, three bits on the left of "more fragments".
+    /// The offset in units of 8 bytes, three bits to the left of "more fragments".
     Fragment(u16),
 }
 
@@ -103,7 +104,7 @@ impl Made {
                 },
                 Default::default(),
             ),
-            _ => unreachable!("of one version"),
+            _ => unreachable!("both have the same version"),
         };
         write(ethernet.ip(headers));
         self.fragment_and_extend(&mut frame);
@@ -111,7 +112,8 @@ impl Made {
         frame
     }
 
-    /// The fragment's fields of IPv4 (RFC 791 section 3.1), or what is between the IPv6 header and its payload (RFC 8200 section 4).
+    /// The fragment fields of IPv4 (RFC 791 section 3.1), or the headers between the IPv6 header and its payload (RFC
+    /// 8200 section 4).
     fn fragment_and_extend(&self, frame: &mut Vec<u8>) {
         if self.source.is_ipv4() {
             let field = match self.part {
@@ -122,7 +124,7 @@ impl Made {
             frame[20..22].copy_from_slice(&u16::to_be_bytes(field));
             return;
         }
-        // From the last to the first: each says what follows it.
+        // From the last to the first, because each names the next one.
         let mut next = self.transport.protocol();
         for extension in self.extensions().into_iter().rev() {
             let header = match extension {
@@ -166,7 +168,7 @@ impl Made {
         extensions
     }
 
-    /// What is behind all extension headers; of a later fragment, what its fragment header says.
+    /// The protocol after all extension headers. For a later fragment, the number in its fragment header.
     fn protocol(&self) -> u8 {
         match self.behind {
             Some(behind) if self.part == Part::Later && self.source.is_ipv6() => behind.number(),
@@ -174,7 +176,7 @@ impl Made {
         }
     }
 
-    /// As somebody would who knows only what a class promises.
+    /// Whether the packet is in the class, from the promise of a class alone.
     fn is_of(&self, class: &Class) -> bool {
         let within = |addresses: Addresses, address: IpAddr| match (addresses, address) {
             (Addresses::V4(prefix), IpAddr::V4(address)) => {
@@ -303,7 +305,7 @@ prop_compose! {
     }
 }
 
-/// The class, about as the packet is: what it says is mostly true.
+/// A class that mostly describes the packet.
 pub fn like(made: Made) -> impl Strategy<Value = (Made, Class)> {
     let (kind, protocol, frame) =
         (if made.source.is_ipv4() { 0x0800 } else { 0x86dd }, made.protocol(), made.frame());
@@ -340,7 +342,7 @@ pub fn like(made: Made) -> impl Strategy<Value = (Made, Class)> {
     )
 }
 
-/// What `flow` has as fields of rules.
+/// The class as a match of `flow`.
 fn as_match(class: &Class) -> Match {
     let mut of = Match::ANY;
     let mut set = |field: Field, value: Option<u128>| {
@@ -391,10 +393,10 @@ proptest! {
         prop_assert_eq!(Classifier::new(classes).path_of(&made.frame(), made.ingress), expected);
     }
 
-    /// What is covered has nothing for itself.
+    /// A covered class gets nothing for itself.
     #[test]
     fn covered_classes_get_nothing((made, one) in made().prop_flat_map(like), other in class(), cut in any::<u16>()) {
-        // A class like the other with less said, which covers it.
+        // A class like the other with fewer conditions, which covers it.
         let mut wider = one.clone();
         if cut & 1 != 0 { wider.port = None }
         if cut & 2 != 0 { wider.source = None }
@@ -411,7 +413,8 @@ proptest! {
         }
     }
 
-    /// Any bytes, by the reference of flow rules. Its keys cannot tell what has no IP header from protocol 0 or address 0.
+    /// Any bytes, with the reference of flow rules. Its keys cannot distinguish packets without an IP header from
+    /// protocol 0 or address 0.
     #[test]
     fn any_bytes_are_classed_as_flow_rules_match_them(
         (made, mut class) in made().prop_flat_map(like),
@@ -461,7 +464,7 @@ fn only_the_first_segment_of_a_connection_is_a_syn() {
 }
 
 #[test]
-fn what_no_packet_can_be_is_told() {
+fn impossible_classes_are_reported() {
     let prefix = |text: &str| Some(text.parse().unwrap());
     let bytes = |offset, mask, value| Some(TwoBytes { offset, mask, value });
     let none = Class::default;
@@ -510,18 +513,19 @@ fn what_no_packet_can_be_is_told() {
 }
 
 #[test]
-fn bytes_cover_those_that_say_more() {
+fn bytes_cover_those_with_more_conditions() {
     let class = |mask, value| Class { bytes: Some(TwoBytes { offset: 12, mask, value }), ..Class::default() };
     let (wide, narrow) = (class(0xff00, 0x0800), class(0xffff, 0x0806));
     assert!(wide.covers(&narrow) && wide.covers(&wide) && !narrow.covers(&wide));
-    // It has 0x0800 to 0x08ff, and the other 0x0800 only.
+    // It matches 0x0800 to 0x08ff, and the other only 0x0800.
     assert!(!class(0xffff, 0x0800).covers(&wide) && !class(0xff00, 0x0900).covers(&narrow));
     let elsewhere =
         Class { bytes: Some(TwoBytes { offset: 14, mask: 0xffff, value: 0x0806 }), ..Class::default() };
     assert!(!wide.covers(&elsewhere) && Class::default().covers(&wide) && !wide.covers(&Class::default()));
 }
 
-/// Its packets are what rules give it: it has none by itself, takes none from others, and says nothing that could not hold.
+/// Its packets are those that rules give it. It matches none itself, takes none from others, and has no impossible
+/// condition.
 #[test]
 fn a_class_by_flow_rules_has_no_packet() {
     let by_rules = Class { flow_rules: true, ..Class::default() };

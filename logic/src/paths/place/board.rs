@@ -1,4 +1,4 @@
-//! Paths on cores as they would be, and how good that is.
+//! A possible placement, and its score.
 
 use super::{FARTHEST, HIGH};
 use crate::{
@@ -7,20 +7,20 @@ use crate::{
 };
 use std::collections::BTreeMap;
 
-/// A path, with what matters of it here.
+/// A path, with the properties that matter here.
 #[derive(Clone, Debug)]
 pub struct Item {
     pub id: PathId,
-    /// Of a core.
+    /// Its load, as a part of a core.
     pub load: f64,
-    /// By resource.
+    /// Its profile, by resource.
     pub profile: Vec<f64>,
     pub node: Option<u16>,
-    /// Numbers of cores, ascending.
+    /// The numbers of allowed cores, ascending.
     pub allowed: Vec<usize>,
 }
 
-/// Less is better; in millionths, see [`super`].
+/// Less is better. In millionths, see [`super`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Score {
     pub over: i64,
@@ -54,16 +54,16 @@ pub struct Board<'a> {
     /// Groups of siblings, and the group of each core.
     groups: Vec<Vec<usize>>,
     group_of: Vec<usize>,
-    /// By core, the numbers of items there.
+    /// The items on each core, by number.
     on: Vec<Vec<usize>>,
-    /// By item.
+    /// The core of each item.
     at: Vec<Option<usize>>,
-    /// By group.
+    /// The score of each group.
     scores: Vec<Score>,
 }
 
 impl<'a> Board<'a> {
-    /// Without paths on it. Each item may be on a core, at least.
+    /// A board without paths. Each item may be on at least one core.
     pub fn new(cores: &'a [Core], items: &'a [Item]) -> Self {
         let mut by_physical: BTreeMap<u16, Vec<usize>> = BTreeMap::new();
         for (number, core) in cores.iter().enumerate() {
@@ -81,13 +81,14 @@ impl<'a> Board<'a> {
         board
     }
 
-    /// The same, nothing placed.
+    /// The same board without placed items.
     pub fn emptied(&self) -> Self {
         Board::new(self.cores, self.items)
     }
 
-    /// By profile in order, one core after another up to its part of the whole load, then the next one; first one thread of each physical
-    /// core, then the next. What may not be there, on the allowed core with the least load.
+    /// Places items by profile in order. Fills one core after another up to its part of the whole load: first one
+    /// thread of each physical core, then the others. An item that may not be there goes to the allowed core with the
+    /// least load.
     pub fn fill(&mut self) {
         let mut order: Vec<usize> = (0..self.items.len()).collect();
         let taking = |item: usize| self.items[item].profile.iter().sum::<f64>();
@@ -115,7 +116,7 @@ impl<'a> Board<'a> {
         places.into_iter().for_each(|(item, core)| self.place_at(item, core));
     }
 
-    /// The largest first, each where most room is left.
+    /// Places the largest item first, each on the core with the most room.
     pub fn spread(&mut self) {
         let mut order: Vec<usize> = (0..self.items.len()).collect();
         order.sort_by(|&a, &b| self.items[b].load.total_cmp(&self.items[a].load).then(a.cmp(&b)));
@@ -129,7 +130,7 @@ impl<'a> Board<'a> {
         }
     }
 
-    /// As it says where that is allowed; others where they leave the best score.
+    /// Places items as in `now` if that is allowed, and others where they give the best score.
     pub fn put_as(&mut self, now: &BTreeMap<PathId, CoreId>) {
         for item in 0..self.items.len() {
             if let Some(core) = self.wished(item, now) {
@@ -151,7 +152,7 @@ impl<'a> Board<'a> {
         }
     }
 
-    /// Is each path where it says?
+    /// Whether each path is where `now` has it.
     pub fn is_as(&self, now: &BTreeMap<PathId, CoreId>) -> bool {
         self.cores().all(|(id, core)| now.get(&id) == Some(&core))
     }
@@ -161,7 +162,8 @@ impl<'a> Board<'a> {
         self.items[item].allowed.iter().copied().find(|&core| self.cores[core].id == id)
     }
 
-    /// Moves and exchanges as long as they are better. Each makes the score less, which is bounded, so it ends.
+    /// Moves and exchanges items as long as that is better. Each step reduces the score, which is bounded, so this
+    /// ends.
     pub fn improve(&mut self) {
         while self.move_one() || self.exchange_two() {}
     }
@@ -189,7 +191,7 @@ impl<'a> Board<'a> {
         found
     }
 
-    /// Does it if it is better.
+    /// Makes these moves if they are better.
     fn tried(&mut self, moves: &[(usize, usize)]) -> bool {
         let before = self.score();
         let back: Vec<(usize, usize)> =
@@ -215,18 +217,18 @@ impl<'a> Board<'a> {
         self.rate(self.group_of[core]);
     }
 
-    /// Of all groups.
+    /// The score of all groups.
     pub fn score(&self) -> Score {
         self.scores.iter().fold(Score::default(), |sum, score| sum.plus(*score))
     }
 
-    /// Where each path is.
+    /// The core of each path.
     pub fn cores(&self) -> impl Iterator<Item = (PathId, CoreId)> {
         let items = self.items.iter().zip(&self.at);
         items.filter_map(|(item, at)| Some((item.id, self.cores[(*at)?].id)))
     }
 
-    /// Finds the score of a group anew.
+    /// Computes the score of a group again.
     fn rate(&mut self, group: usize) {
         let members = &self.groups[group];
         let mut score = Score::default();
@@ -241,7 +243,7 @@ impl<'a> Board<'a> {
         self.scores[group] = score;
     }
 
-    /// What a core adds, siblings apart.
+    /// The part of the score of one core, without siblings.
     fn core(&self, core: usize) -> Score {
         let (on, Core { node, other, .. }) = (&self.on[core], &self.cores[core]);
         let load = |items: &[usize]| items.iter().map(|&item| self.items[item].load).sum::<f64>();
@@ -258,7 +260,7 @@ impl<'a> Board<'a> {
         }
     }
 
-    /// Of how unlike two paths are, and how unlike any may be; times the lesser load.
+    /// A function of the difference of two paths and of the largest difference, times the smaller load.
     fn weighed(&self, a: usize, b: usize, of: impl Fn(f64, f64) -> f64) -> i64 {
         let (a, b) = (&self.items[a], &self.items[b]);
         let unlike = a.profile.iter().zip(&b.profile).map(|(a, b)| (a - b).abs()).sum::<f64>();

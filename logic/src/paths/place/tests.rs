@@ -1,4 +1,4 @@
-//! Placements by hand, and against all there are.
+//! Placements by hand, and compared with all possible ones.
 
 use super::*;
 use crate::{fib::synthetic::Random, paths::Used};
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 const HZ: u64 = 1_000_000_000;
 
-/// Takes so many millionths of a core, and so much memory for each 1000 cycles.
+/// A path that takes this many millionths of a core, and this much memory for each 1000 cycles.
 fn path(id: PathId, load: u64, memory: u64) -> Load {
     let mut cost = Cost::default();
     cost.take_in(&Used::cycles(1000).with(Resource::Memory, memory), 1, 0);
@@ -34,14 +34,15 @@ fn alike_paths_share_a_core() {
 }
 
 #[test]
-fn siblings_get_what_is_unlike() {
-    // Fig. 20: two of IPsec, two of RTR, four threads of two cores. The siblings are 0, 2 and 1, 3, as Linux numbers them.
+fn siblings_get_different_paths() {
+    // Fig. 20: two of IPsec, two of RTR, four threads of two cores. The siblings are 0, 2 and 1, 3, as Linux numbers
+    // them.
     let paths = [path(1, 800_000, 100), path(2, 800_000, 100), path(3, 800_000, 900), path(4, 800_000, 900)];
     let cores = placed(&paths, &[core(0, 0), core(1, 1), core(2, 0), core(3, 1)]);
     assert_eq!(cores.iter().collect::<BTreeSet<_>>().len(), 4);
     assert_ne!(cores[0] % 2, cores[1] % 2);
     assert_ne!(cores[2] % 2, cores[3] % 2);
-    // Eight of three kinds: alike ones together, siblings as unlike as can be.
+    // Eight paths of three kinds: similar ones together, siblings as different as possible.
     let eight: Vec<Load> =
         (0..8).map(|id| path(id, 400_000, [100, 900, 105, 890][usize::from(id) % 4])).collect();
     let cores = placed(&eight, &[core(0, 0), core(1, 1), core(2, 0), core(3, 1)]);
@@ -55,11 +56,11 @@ fn siblings_get_what_is_unlike() {
 
 #[test]
 fn load_comes_before_likeness_and_nodes_before_it_too() {
-    // Alike are 1 and 2, but too much for one core.
+    // 1 and 2 are alike, but too much for one core.
     let paths = [path(1, 600_000, 100), path(2, 600_000, 100), path(3, 200_000, 900)];
     let cores = placed(&paths, &[core(0, 0), core(1, 1)]);
     assert_ne!(cores[0], cores[1]);
-    // A core that does other work has less room.
+    // A core with other work has less room.
     let busy = Core { other: 0.7, ..core(0, 0) };
     assert_eq!(placed(&[path(1, 300_000, 100)], &[busy, core(1, 1)]), [1]);
     let far = Core { node: 1, ..core(1, 1) };
@@ -81,7 +82,7 @@ fn without_counters_load_is_spread() {
 }
 
 #[test]
-fn what_is_placed_stays_unless_it_is_worth_a_move() {
+fn a_path_stays_unless_a_move_is_worth_it() {
     let cores = [core(0, 0), core(1, 1)];
     let now = |places: &[(PathId, CoreId)]| places.iter().copied().collect::<BTreeMap<_, _>>();
     let paths = [path(1, 300_000, 100), path(2, 300_000, 100), path(3, 300_000, 100)];
@@ -90,12 +91,12 @@ fn what_is_placed_stays_unless_it_is_worth_a_move() {
     // Too much for a core.
     let overloaded = now(&[(1, 1), (2, 1), (3, 1)]);
     assert_ne!(place(&paths, &cores, HZ, &overloaded).core, overloaded);
-    // Unlike ones together, where they need not be.
+    // Different ones together, although that is not necessary.
     let paths = [path(1, 400_000, 100), path(2, 400_000, 900), path(3, 400_000, 100), path(4, 400_000, 900)];
     let mixed = now(&[(1, 0), (2, 0), (3, 1), (4, 1)]);
     let better = place(&paths, &cores, HZ, &mixed).core;
     assert_eq!((better[&1], better[&2]), (better[&3], better[&4]));
-    // One that is new, one that is gone, a core that is gone.
+    // A new path, a path that is gone, and a core that is gone.
     let known = now(&[(1, 0), (2, 1), (3, 0), (9, 1)]);
     assert_eq!(place(&paths, &cores, HZ, &known).core, now(&[(1, 0), (2, 1), (3, 0), (4, 1)]));
     let gone = now(&[(1, 5), (2, 1), (3, 5), (4, 1)]);
@@ -112,13 +113,13 @@ fn paths_leave_cores_that_other_work_fills_if_that_is_worth_a_move() {
     assert_eq!(next(&others(0.4, 0.0), 0), 0, "there is room");
     assert_eq!(next(&others(0.7, 0.0), 0), 1);
     assert_eq!(next(&others(0.7, 0.7), 0), 0, "nor elsewhere");
-    // Both are too full, by turns one a little more.
+    // Both are too full, alternately one a little more.
     assert_eq!([next(&others(0.71, 0.7), 0), next(&others(0.7, 0.71), 1)], [0, 1]);
     assert_eq!([next(&others(0.73, 0.7), 0), next(&others(0.7, 0.73), 1)], [1, 0]);
 }
 
 #[test]
-fn who_may_be_nowhere_is_told() {
+fn paths_without_an_allowed_core_are_reported() {
     let bound = Load { allowed: Some([7].into()), ..path(1, 100_000, 100) };
     let paths = [bound.clone(), path(2, 100_000, 100)];
     let placement = place(&paths, &[core(0, 0)], HZ, &BTreeMap::new());
@@ -129,7 +130,7 @@ fn who_may_be_nowhere_is_told() {
 
 #[test]
 fn a_full_machine_counts_paths_by_what_weights_leave_them() {
-    // All want a core; those with weight 3 get half of one, the others a sixth.
+    // All want a core. Those with weight 3 get half of one, the others a sixth.
     let heavy = |id| Load { weight: 3.0, ..path(id, 9_000_000, 100) };
     let light = |id| path(id, 9_000_000, 100);
     let paths = [heavy(1), light(2), light(3), light(4), heavy(5), light(6), light(7), light(8)];
@@ -173,7 +174,8 @@ fn machine() -> impl Strategy<Value = (Vec<Load>, Vec<Core>)> {
     })
 }
 
-/// Of 1000 machines made up, how often the best placement is found, and how often one with as little load above the mark.
+/// Counts over 1000 random machines how often the best placement is found, and how often one with as little load above
+/// the mark.
 #[test]
 fn the_best_placement_is_found_nearly_always() {
     let mut random = Random(5);

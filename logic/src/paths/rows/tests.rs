@@ -1,5 +1,5 @@
-//! Rows beside the classes they are made of. The key that the program makes of a packet is made here from the reference's headers;
-//! `router/tests/xdp_paths` runs the program itself.
+//! Compares rows with the classes that they are made from. The key of a packet is made here from the reference's
+//! headers. `router/tests/xdp_paths` runs the program itself.
 
 use super::*;
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
 };
 use proptest::prelude::*;
 
-/// As `bpf/path.h` does.
+/// Like `bpf/path.h`.
 fn key(frame: &[u8], ingress: Ingress) -> [u8; KEY] {
     let mut key = [0; KEY];
     let headers = Headers::of(frame, 0, None).unwrap();
@@ -58,7 +58,7 @@ impl Row {
 }
 
 impl Rows {
-    /// As `find_path` does.
+    /// Like `find_path`.
     fn path_of(&self, key: &[u8; KEY], frame: &[u8]) -> Option<PathId> {
         let mut left = u64::MAX;
         for table in &self.tables {
@@ -108,7 +108,7 @@ fn with(class: impl Fn(&mut Class, u16)) -> Vec<PathClass> {
     paths(&classes)
 }
 
-/// Bytes by which 64 classes are told from each other, and how many rows are left at most.
+/// The bytes that distinguish 64 classes, and the most rows that are left.
 fn tables_of(classes: &[PathClass]) -> (Vec<usize>, u32) {
     let rows = Rows::new(classes).unwrap();
     let most = |row: &Row| {
@@ -119,7 +119,7 @@ fn tables_of(classes: &[PathClass]) -> (Vec<usize>, u32) {
 }
 
 #[test]
-fn one_table_tells_classes_apart_that_differ_in_a_byte() {
+fn one_table_separates_classes_that_differ_in_a_byte() {
     let by_port = with(|class, i| class.destination_port = Some(4000 + i));
     assert_eq!(tables_of(&by_port), (vec![DESTINATION_PORT.end - 1], 1));
     let by_prefix = with(|class, i| class.destination = Some(format!("10.{i}.0.0/16").parse().unwrap()));
@@ -130,11 +130,11 @@ fn one_table_tells_classes_apart_that_differ_in_a_byte() {
     assert_eq!(tables_of(&by_bytes), (vec![KEY + 51], 1));
     let by_router = with(|class, i| class.router = Some(i as u8));
     assert_eq!(tables_of(&by_router), (vec![ROUTER.start], 1));
-    // Of classes that say little a table keeps all that its byte does not exclude.
+    // If classes have few conditions, a table keeps all that its byte does not exclude.
     let mut last_is_all = by_port.clone();
     last_is_all[63].class.destination_port = None;
     assert_eq!(tables_of(&last_is_all), (vec![DESTINATION_PORT.end - 1], 2));
-    assert_eq!(tables_of(&by_port[..3]), (vec![], 3), "few are compared one by one");
+    assert_eq!(tables_of(&by_port[..3]), (vec![], 3), "a few are compared one by one");
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn words_are_where_the_header_has_them() {
 }
 
 #[test]
-fn what_the_program_has_no_room_for_is_refused() {
+fn classes_without_room_in_the_program_are_refused() {
     let many = vec![PathClass::default(); 65];
     assert_eq!(Rows::new(&many).err(), Some(Refused::TooMany(65)));
     let high = PathClass { path: 64, ..Default::default() };

@@ -26,7 +26,8 @@ fn scheduler() -> Scheduler {
     Scheduler::new(settings()).unwrap()
 }
 
-/// Measures what it must, paths are asked, bursts are the scheduler's.
+/// A worker that measures only the requested runs, asks paths for work, and uses the scheduler's
+/// bursts.
 const SAMPLED: Worker = Worker {
     switch_cycles: SWITCH as u64,
     burst: None,
@@ -41,18 +42,18 @@ fn path(id: PathId, weight: u16) -> Path {
     Path { id, router: 0, weight }
 }
 
-/// What became of paths in so many cycles.
+/// The result of each path after this many cycles.
 fn outcomes(worker: &Worker, sources: &[Source], cycles: u64) -> Vec<Outcome> {
     worker.run(scheduler(), sources, cycles).unwrap().0
 }
 
-/// Of all cycles, how many each took.
+/// The part of all cycles that each path took.
 fn parts(outcomes: &[Outcome]) -> Vec<f64> {
     let all: u64 = outcomes.iter().map(|outcome| outcome.cycles).sum();
     outcomes.iter().map(|outcome| outcome.cycles as f64 / all as f64).collect()
 }
 
-/// Each within so much of itself.
+/// Whether each is within this fraction of its expected value.
 fn are_near(found: &[f64], expected: &[f64], off: f64) -> bool {
     found.len() == expected.len()
         && found.iter().zip(expected).all(|(found, expected)| (found / expected - 1.0).abs() <= off)

@@ -1,12 +1,12 @@
-//! Who runs when, exactly, and against a slow version whose passes do not wrap.
+//! The exact order of runs. Also compares with a slow version whose passes do not wrap.
 
 use crate::paths::stride::{Full, MOST_TASKS, MOST_TICKETS, MOST_UNITS, ONE, Stride, Task};
 use proptest::prelude::*;
 
-/// Who runs in so many runs of one unit each, A being the first task.
+/// The tasks that run, in runs of one unit each. A is the first task.
 fn order(stride: &mut Stride, runs: usize) -> String {
     let run = |stride: &mut Stride| {
-        let task = stride.pick().expect("somebody is awake");
+        let task = stride.pick().expect("a task is awake");
         assert_eq!(stride.pick(), Some(task), "picked again until it is charged");
         stride.charge(task, 1);
         char::from(b'A' + task.index() as u8)
@@ -27,16 +27,16 @@ fn four_two_and_one_ticket() {
 }
 
 #[test]
-fn who_comes_starts_at_the_global_pass_and_who_goes_leaves_its_part() {
+fn a_new_task_starts_at_the_global_pass_and_a_removed_one_leaves_its_part() {
     let (mut stride, [_, b, _]) = stride([4, 2, 1]);
     assert_eq!(order(&mut stride, 9), "ABCAABAAB");
-    // A is at 5, B at 6, C at 4, as is the global pass, in quarters of a ticket's stride.
+    // A is at 5, B at 6, C at 4, and so is the global pass, in quarters of a ticket's stride.
     stride.add(4).unwrap();
     assert_eq!(order(&mut stride, 9), "CDADABDAD");
     // All at 8.
     stride.remove(b);
     assert_eq!(order(&mut stride, 9), "ACDADADAD");
-    // All at 12, the global pass is 11. Who comes takes the number of who went.
+    // All at 12, the global pass is 11. The new task takes the number of the one that left.
     assert_eq!(stride.add(2), Ok(b));
     assert_eq!(order(&mut stride, 12), "BACDABDADABD");
 }
@@ -48,7 +48,7 @@ fn an_idle_task_saves_nothing_and_its_part_goes_to_the_others() {
     stride.sleep(b);
     assert_eq!(order(&mut stride, 6), "CACACA");
     stride.wake(b);
-    // C is one behind A; B comes in where A ran.
+    // C is one behind A. B starts where A ran.
     assert_eq!(order(&mut stride, 6), "BCABCA");
     for task in [a, b, c] {
         stride.sleep(task);
@@ -59,14 +59,14 @@ fn an_idle_task_saves_nothing_and_its_part_goes_to_the_others() {
 }
 
 #[test]
-fn sleeping_pays_no_debts() {
+fn a_sleeping_task_still_has_to_wait_for_its_last_run() {
     let (mut stride, [a, b]) = stride([1, 1]);
     let first = stride.pick().unwrap();
     stride.charge(first, 5);
     stride.sleep(a);
     stride.wake(a);
     assert_eq!(order(&mut stride, 7), "BBBBBAB");
-    // But once the others have come as far it is paid.
+    // It is charged when the others have come as far.
     stride.charge(a, 5);
     stride.sleep(a);
     assert_eq!(order(&mut stride, 10), "BBBBBBBBBB");
@@ -103,7 +103,7 @@ fn a_scheduler_takes_64_tasks_and_tickets_have_bounds() {
 }
 
 #[test]
-fn passes_wrap_while_some_sleep_for_ages() {
+fn passes_wrap_while_some_tasks_sleep_for_long() {
     let (mut stride, [_, _, c]) = stride([1, 1, 1]);
     let run = |stride: &mut Stride| {
         let task = stride.pick().unwrap();

@@ -1,4 +1,4 @@
-//! Placements (P10) by what workers measured, and what workers then get done where they were placed: figures 19 and 20.
+//! Placements (P10) from the measurements of workers, and the work that workers then do with them: figures 19 and 20.
 
 use super::*;
 use crate::{
@@ -8,21 +8,21 @@ use crate::{
 };
 use std::collections::BTreeMap;
 
-/// Of a packet: cycles, and bytes of memory.
+/// Cycles and bytes of memory of a packet.
 const IPSEC: [u64; 2] = [12_000, 1024];
 const CRC: [u64; 2] = [2500, 2048];
 /// Two of each.
 const PATHS: [[u64; 2]; 4] = [IPSEC, CRC, IPSEC, CRC];
 const CYCLES: u64 = HZ / 10;
 
-/// Of one path of those, that has packets for such a part of a core, or always.
+/// The source of one of those paths. It has packets for this part of a core, or always.
 fn source(id: usize, [cycles, memory]: [u64; 2], part: Option<f64>) -> Source {
     let arrivals = part.map_or(Arrivals::Always, |part| Arrivals::Even((cycles as f64 / part) as u64));
     let prices = vec![Price { memory: Some(memory), ..Price::even(cycles) }];
     Source { prices, arrivals, ..Source::new(path(id as PathId, 1), 0) }
 }
 
-/// Each path as a worker that has it alone finds it, and where it is placed when it wants such a part of a core.
+/// Measures each path on a worker of its own. Returns where each is placed if it wants this part of a core.
 fn placed(part: f64, cores: &[Core]) -> [CoreId; 4] {
     let load = |id: usize| {
         let (outcomes, scheduler) =
@@ -39,7 +39,7 @@ fn core(id: CoreId, physical: u16) -> Core {
     Core { id, node: 0, physical, workloads: 0, other: 0.0 }
 }
 
-/// Bytes of memory that both cores take, where the first two paths have packets for such a part of a core, or always.
+/// Bytes of memory that both cores take. The first two paths have packets for this part of a core, or always.
 fn memory(placed: [CoreId; 4], parts: [Option<f64>; 4]) -> f64 {
     let of_core = |core| {
         let there = (0..4).filter(|id| placed[*id] == core);
@@ -49,7 +49,7 @@ fn memory(placed: [CoreId; 4], parts: [Option<f64>; 4]) -> f64 {
     (of_core(0) + of_core(1)) as f64
 }
 
-/// Fig. 19: with alike paths on a core it takes the same memory whoever of them has work (principle 1).
+/// Fig. 19: if similar paths share a core, it takes the same memory whichever of them has work (principle 1).
 #[test]
 fn a_placement_keeps_the_memory_use_of_cores() {
     let alike = placed(0.42, &[core(0, 0), core(1, 1)]);
@@ -57,7 +57,7 @@ fn a_placement_keeps_the_memory_use_of_cores() {
     assert_ne!(alike[0], alike[1]);
     let unlike = [0, 0, 1, 1];
     let all = [None; 4];
-    // One of each has work for a fifth of a core only, and the others take what is left.
+    // One of each kind has work for only a fifth of a core, and the others take the rest.
     let few = [Some(0.2), None, None, Some(0.2)];
     let change = |placed| memory(placed, few) / memory(placed, all);
     assert!((change(alike) - 1.0).abs() < 0.03, "{}", change(alike));
@@ -66,10 +66,10 @@ fn a_placement_keeps_the_memory_use_of_cores() {
     assert!(change > 1.3, "{change}");
 }
 
-/// Fig. 20 (principle 2): siblings get unlike paths, of which one computes while the other waits for memory.
+/// Fig. 20 (principle 2): siblings get different paths, so that one computes while the other waits for memory.
 #[test]
 fn a_placement_gives_siblings_unlike_paths() {
-    // Siblings are 0, 2 and 1, 3.
+    // The siblings are 0, 2 and 1, 3.
     let placed = placed(0.8, &[core(0, 0), core(1, 1), core(2, 0), core(3, 1)]);
     for id in 0..4 {
         let sibling = (0..4).find(|other| placed[*other] == (placed[id] + 2) % 4);

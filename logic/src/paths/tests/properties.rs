@@ -1,4 +1,4 @@
-//! What holds for any paths.
+//! Properties that hold for any paths.
 
 use super::*;
 use crate::sim::worker::{Arrivals, Price};
@@ -9,7 +9,7 @@ fn weights() -> impl Strategy<Value = Vec<u16>> {
     prop::collection::vec(1u16..10, 1..4)
 }
 
-/// One to seven paths by router, of these weights; costs, and one in ten that costs more.
+/// One to seven paths by router with these weights, their costs, and one packet in ten that costs more.
 fn sources(extra: bool) -> impl Strategy<Value = Vec<Source>> {
     let cycles = prop_oneof![40u64..400, 200u64..8000];
     let one = (0u8..3, 1u16..10, cycles, 0u64..3).prop_map(move |(router, weight, cycles, dear)| {
@@ -35,7 +35,7 @@ fn weight_of(weights: &[u16], router: u8) -> f64 {
     f64::from(weights.get(usize::from(router)).copied().unwrap_or(1))
 }
 
-/// What each is promised of the core.
+/// The part of the core that each is promised.
 fn promised(weights: &[u16], sources: &[Source]) -> Vec<f64> {
     let in_router = |router: u8| sources.iter().filter(move |source| source.path.router == router);
     let routers: f64 = (0..3)
@@ -49,7 +49,7 @@ fn promised(weights: &[u16], sources: &[Source]) -> Vec<f64> {
     sources.iter().map(share).collect()
 }
 
-/// Is each within 2 %, and two runs, of what it was promised?
+/// Whether each is within 2 %, and two runs, of its promise.
 fn hold(outcomes: &[Outcome], promised: &[f64]) -> bool {
     let longest = outcomes.iter().map(|outcome| outcome.longest_run).max().unwrap_or(0) as f64;
     let two_runs = 2.0 * longest / HZ as f64;
@@ -57,8 +57,9 @@ fn hold(outcomes: &[Outcome], promised: &[f64]) -> bool {
     both.all(|(found, promised)| (found - promised).abs() <= 0.02 * promised + two_runs)
 }
 
-/// The longest that a path whose ring is full waits between two runs, when no run is longer than `longest`. Until it runs again each path of its
-/// router uses at most what its own run is to it, and a run; so for routers, with all of that.
+/// The longest time that a path with a full ring waits between two runs, if no run is longer than `longest`. Until it
+/// runs again, each path of its router uses at most its run's worth and one more run. The same holds for routers, with
+/// all of that.
 fn longest_wait(weights: &[u16], sources: &[Source], of: &Source, longest: f64) -> f64 {
     let paths =
         sources.iter().filter(|other| other.path.router == of.path.router && other.path.id != of.path.id);
@@ -83,7 +84,7 @@ enum Do {
     Run,
 }
 
-/// Something that is done, and a run after it, measured or not, of any size.
+/// An operation and a run after it, measured or not, of any size.
 fn what() -> impl Strategy<Value = (Do, Run)> {
     let what = prop_oneof![
         2 => (0u8..3, 0u16..9).prop_map(|(router, weight)| Do::Add(router, weight)),
@@ -104,7 +105,8 @@ fn what() -> impl Strategy<Value = (Do, Run)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Within 2 % of each share (and two runs) over one second, whatever weights, costs and bursts. Measured is one packet in twenty.
+    /// Shares hold within 2 % (and two runs) over one second, for any weights, costs and bursts. One packet in twenty
+    /// is measured.
     #[test]
     fn shares_hold(
         weights in weights(), sources in sources(false), burst in prop::option::weighted(0.5, 1u32..65), seed: u64
@@ -115,7 +117,8 @@ proptest! {
         prop_assert!(hold(&outcomes, &promised), "{found:?} {promised:?}");
     }
 
-    /// The same where one packet in ten takes up to three times as long, and a clock is read with every run. Nobody starves.
+    /// The same if one packet in ten takes up to three times as long, and a clock is read with every run. No path
+    /// starves.
     #[test]
     fn shares_hold_and_nobody_starves(
         weights in weights(), sources in sources(true), burst in prop::option::weighted(0.5, 1u32..65), seed: u64
@@ -131,15 +134,15 @@ proptest! {
         }
     }
 
-    /// In a tenth of a second: a core that somebody wants more of asks in vain for less than a tenth of it, or a fifth where paths without packets do not sleep,
-    /// and who wants less than its share gets all that it wants.
+    /// A tenth of a second. If somebody wants more of the core, less than a tenth of it is spent asking without result,
+    /// or a fifth if paths without packets do not sleep. A path that wants less than its share gets all that it wants.
     #[test]
-    fn nothing_is_left_and_nothing_taken_away(
+    fn no_time_is_wasted_and_small_wants_are_met(
         weights in weights(), sources in sources(false), wants in prop::collection::vec(0.01..3.0, 8), sleeps: bool, seed: u64
     ) {
         let promised = promised(&weights, &sources);
         let arriving = |((mut source, promised), want): ((Source, &f64), f64)| {
-            // With a switch for each packet, at worst.
+            // With a switch for each packet in the worst case.
             let cycles = source.prices[0].cycles + u64::from(SWITCH);
             source.arrivals = Arrivals::Random(((cycles as f64) / (want * promised)) as u64 + 1);
             source.ring = if want < 0.9 { 1 << 16 } else { 1024 };
@@ -151,7 +154,7 @@ proptest! {
         for ((outcome, want), source) in outcomes.iter().zip(&wants).zip(&sources) {
             if *want < 0.9 {
                 prop_assert_eq!(outcome.dropped, 0, "{:?} {}", source, want);
-                // What is left waits for its next run.
+                // The rest waits for its next run.
                 let left = outcome.came - outcome.packets;
                 prop_assert!(left as f64 <= 0.02 * outcome.came as f64 + 1024.0, "{outcome:?} {want} {source:?}");
             }
@@ -163,9 +166,10 @@ proptest! {
         }
     }
 
-    /// Whatever is done and said: somebody is picked whenever anybody is awake, and nobody else. Handles of paths that are gone do no harm.
+    /// After any operations, a path is picked whenever one is awake, and never a sleeping one. Handles of removed paths
+    /// do no harm.
     #[test]
-    fn who_is_awake_is_picked(todo in prop::collection::vec(what(), 1..300)) {
+    fn only_paths_that_are_awake_are_picked(todo in prop::collection::vec(what(), 1..300)) {
         let mut scheduler = scheduler();
         let mut paths: Vec<(Handle, PathId, bool)> = Vec::new();
         for (id, (what, run)) in (0..).zip(todo) {

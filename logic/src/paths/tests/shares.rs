@@ -1,4 +1,4 @@
-//! Shares of a worker over one second, and the stories of the paper.
+//! Shares of a worker over one second, and the examples of the paper.
 
 use super::*;
 use crate::{
@@ -6,8 +6,8 @@ use crate::{
     sim::worker::{Arrivals, Price},
 };
 
-/// Parts of the core of two paths whose packets cost 1 and 10, with so many packets in each run, by these tickets, when a
-/// run is charged so much; it is told packets and cycles.
+/// The parts of the core of two paths whose packets cost 1 and 10, with these numbers of packets in a run and these
+/// tickets. `charged` gets the packets and cycles of a run and returns the charge.
 fn two(bursts: [u64; 2], tickets: [u32; 2], switch: u64, charged: impl Fn(u64, u64) -> u64) -> [f64; 2] {
     let mut stride = Stride::default();
     let tasks = tickets.map(|tickets| stride.add(tickets).unwrap());
@@ -22,30 +22,30 @@ fn two(bursts: [u64; 2], tickets: [u32; 2], switch: u64, charged: impl Fn(u64, u
     took.map(|cycles| cycles as f64 / took.iter().sum::<u64>() as f64)
 }
 
-/// P6 with P8: both go by 1 / C, which is once too often.
+/// P6 with P8: both use 1 / C, which is once too often.
 #[test]
 fn the_printed_formula_compensates_twice_with_bursts_by_cost() {
     let printed = printed::tickets(&[(100, 1), (1000, 1)]);
     let printed = [printed[0], printed[1]];
     let half = [0.5, 0.5];
-    // Each run counts alike. With equal bursts it is right, but for the switch, which is not in C here.
+    // Each run counts alike. With equal bursts this is right, except for the switch, which is not in C here.
     for burst in [1, 64] {
         assert!(are_near(&two([burst; 2], printed, 0, |_, _| 1), &half, 0.002), "bursts of {burst}");
     }
     // P8: 64 packets, or 6 of those that cost 10 times as much.
     let [_, dear] = two([64, 6], printed, 0, |_, _| 1);
     assert!((dear - 1.0 / 11.0).abs() < 0.01, "{dear}");
-    // The other way round is as wrong.
+    // The reverse is as wrong.
     let [_, dear] = two([1, 64], printed, 0, |_, _| 1);
     assert!((dear - 64.0 / 65.0).abs() < 0.01, "{dear}");
-    // The exact form: what was used, by the weights, whatever the bursts and the switch.
+    // The exact form: the use is charged, by the weights, whatever the bursts and the switch.
     for bursts in [[1, 1], [64, 64], [64, 6], [1, 64], [64, 1]] {
         for switch in [0, 6100] {
             let parts = two(bursts, [1, 1], switch, |_, cycles| cycles);
             assert!(are_near(&parts, &half, 0.002), "{bursts:?} {switch}: {parts:?}");
         }
     }
-    // A switch that is not charged for makes small runs cheap, so one that is to be shared fairly is.
+    // If a switch is not charged, small runs are cheap. So it must be charged.
     let [_, dear] = two([1, 64], [1, 1], 6100, |_, cycles| cycles - 6100);
     assert!(dear < 0.1, "{dear}");
 }
@@ -120,8 +120,8 @@ fn a_router_keeps_its_half_with_one_busy_path() {
 }
 
 #[test]
-fn spare_capacity_goes_to_whoever_can_use_it() {
-    // Router 1 wants a tenth of the core, 2 and 3 share the rest by their weights.
+fn spare_capacity_goes_to_paths_that_can_use_it() {
+    // Router 1 wants a tenth of the core. 2 and 3 share the rest by their weights.
     let source =
         |id, router, arrivals| Source { arrivals, ..Source::new(Path { id, router, weight: 1 }, 800) };
     let sources = [
@@ -142,7 +142,7 @@ fn spare_capacity_goes_to_whoever_can_use_it() {
 #[test]
 fn asking_idle_paths_costs_little_and_finds_work_soon() {
     let mut sources = vec![Source::new(path(0, 1), 500)];
-    // A packet each 10 ms, and its ring is looked at within two of the longest runs, as that of a path with work is.
+    // It has a packet every 10 ms. Its ring is looked at within two of the longest runs, like that of a path with work.
     sources.extend((1..16).map(|id| Source {
         arrivals: Arrivals::Even(HZ / 100 + u64::from(id)),
         ..Source::new(path(id, 1), 500)
@@ -197,14 +197,15 @@ fn memory_is_shared_where_memory_is_scarce() {
     let found: Vec<f64> = outcomes.iter().map(|outcome| outcome.memory as f64 / all as f64).collect();
     assert!(are_near(&found, &[1.0 / 3.0; 3], 0.02), "{found:?}");
     assert_eq!(scheduler.shared(), Resource::Memory);
-    // Who uses none of it is charged a 16th of its cycles, and does not take the core for nothing: 1/16 to 2.
+    // A path that uses no memory is charged a 16th of its cycles, so it does not get the core for nothing: 1/16 to 2.
     let sources = [source(1, 1000, 0), source(2, 1000, 1000)];
     let (outcomes, _) = worker.run(super::scheduler(), &sources, HZ).unwrap();
     let found = parts(&outcomes);
     assert!(are_near(&found, &[32.0 / 33.0, 1.0 / 33.0], 0.05), "{found:?}");
 }
 
-/// In the second of three times packets of all paths take so much of memory that it is saturated, as long as cycles are shared and while it is.
+/// In the second of three phases, packets of all paths take so much memory that it is saturated, both while cycles are
+/// shared and while memory is.
 #[test]
 fn memory_is_shared_from_when_it_is_saturated_until_it_is_not() {
     const PERIOD: u64 = HZ / 100;
@@ -216,13 +217,13 @@ fn memory_is_shared_from_when_it_is_saturated_until_it_is_not() {
         Source { prices, ..Source::new(path(id, weights[usize::from(id)]), 0) }
     };
     let sources: Vec<Source> = (0..).zip([900, 500, 700]).map(source).collect();
-    // By cycles they take 650 bytes of 1,000 cycles, and by memory 612.
+    // By cycles they take 650 bytes per 1,000 cycles, and by memory 612.
     let memory = PERIOD * 680 / 1000;
     let worker = Worker { shares: Shares::Scarce { memory, period: PERIOD }, ..SAMPLED };
     let at = |period: u64| worker.run(scheduler(), &sources, period * PERIOD).unwrap();
     let shared: Vec<Resource> = (1..=3 * TIME).map(|period| at(period).1.shared()).collect();
     let changes: Vec<usize> = (1..shared.len()).filter(|&at| shared[at] != shared[at - 1]).collect();
-    // After two periods of it, and no more often.
+    // After two periods, and no more often.
     let at_end = |period: u64, change: usize| (period..period + 5).contains(&(change as u64));
     assert!(
         changes.len() == 2 && at_end(TIME, changes[0]) && at_end(2 * TIME, changes[1]),
@@ -241,18 +242,18 @@ fn memory_is_shared_from_when_it_is_saturated_until_it_is_not() {
         let found = parts(from, from + 30, of);
         assert!(are_near(&found, &by_weight, 0.02), "from period {from}: {found:?}");
     }
-    // What they take of the other is not by the weights then.
+    // The use of the other resource is not by weight then.
     assert!(!are_near(&parts(TIME + 5, TIME + 35, |o| o.cycles), &by_weight, 0.02));
 }
 
 #[test]
-fn what_is_not_counted_any_more_is_not_shared() {
+fn a_resource_that_is_no_longer_counted_is_not_shared() {
     let mut scheduler = scheduler();
     let handle = scheduler.add(path(1, 1), Cost::default()).unwrap();
     let run = |packets, used| Run { packets, used: Some(used) };
     scheduler.charge(handle, &run(10, Used::cycles(10_200).with(Resource::Memory, 5000)));
     scheduler.share(Resource::Memory).unwrap();
-    // Not measured: by what packets cost.
+    // Not measured: estimated from the cost of packets.
     scheduler.charge(handle, &run(3, Used::cycles(3000)));
     let taken = scheduler.accounts().next().unwrap().taken;
     assert_eq!((taken, scheduler.shared()), (Used::default().with(Resource::Memory, 6500), Resource::Memory));
@@ -264,19 +265,19 @@ fn what_is_not_counted_any_more_is_not_shared() {
 }
 
 #[test]
-fn what_is_not_counted_is_not_shared() {
+fn a_resource_that_is_not_counted_is_not_shared() {
     let mut scheduler = Scheduler::new(Settings { counted: Counters::CYCLES, ..settings() }).unwrap();
     let refused = scheduler.share(Resource::Memory).unwrap_err();
     assert_eq!((refused.resource, scheduler.shared()), (Resource::Memory, Resource::Cycles));
     let none = Settings { counted: Counters::default(), ..settings() };
     assert!(Scheduler::new(none).is_err_and(|e| e == NotCounted { resource: Resource::Cycles }));
-    // Counted, but nothing was measured yet: cycles are charged.
+    // Counted, but nothing was measured yet, so cycles are charged.
     let mut scheduler = super::scheduler();
     assert_eq!((scheduler.share(Resource::Memory), scheduler.shared()), (Ok(()), Resource::Cycles));
 }
 
 #[test]
-fn paths_come_and_go_and_take_what_is_known_of_them_along() {
+fn paths_come_and_go_and_take_their_known_cost_along() {
     let mut scheduler = scheduler();
     let handle = scheduler.add(path(7, 1), Cost::default()).unwrap();
     assert_eq!(scheduler.add(path(7, 2), Cost::default()), Err(Refused::Twice(7)));
@@ -301,7 +302,7 @@ fn paths_come_and_go_and_take_what_is_known_of_them_along() {
 
 #[test]
 fn arrivals_and_departures_get_their_part_at_once() {
-    // The third is there in the second quarter only; the first goes after three quarters.
+    // The third exists only in the second quarter. The first ends after three quarters.
     let sources = [
         Source { there: [0, 3 * HZ / 4], ..Source::new(path(1, 1), 700) },
         Source::new(path(2, 1), 700),

@@ -230,13 +230,13 @@ fn errors_name_line_key_and_what_is_allowed() {
             "[[path]]\nname = \"a\"\nchain = [\"route\", \"ttl\", \"rewrite\"]",
             &[
                 "p.toml:8: path.chain: path a: element 1, route, needs to know",
-                "where the headers are (check)",
+                "the position of the headers (check)",
             ],
         ),
         (
             "[[path]]\nname = \"a\"\nchain = [\"check\"]",
             &[
-                "p.toml:8: path.chain: path a: no element says where packets leave: rewrite, forward or discard",
+                "p.toml:8: path.chain: path a: no element sets where packets leave: add rewrite, forward or discard",
             ],
         ),
         (

@@ -47,7 +47,7 @@ fn queues_in_use_shrink_and_grow_with_the_cores_that_forward() {
     assert_eq!(told.lines().count(), 1, "{told}");
     assert!(
         told.contains(
-            "packets of eth0 are spread over 4 queues, no longer over 8: for 10 s these would have done"
+            "packets of eth0 are spread over 4 queues, no longer over 8: for 10 s these would have been enough"
         ),
         "{told}"
     );
@@ -68,7 +68,7 @@ fn queues_in_use_shrink_and_grow_with_the_cores_that_forward() {
     let along = along.expect("those not in use are where the others are");
     assert_eq!(BTreeSet::from_iter(&along).len(), 2, "{told}");
     assert_eq!(places(&world), along);
-    assert!(told.contains("over 8 queues, no longer over 4: 2 cores forward what they carry"), "{told}");
+    assert!(told.contains("over 8 queues, no longer over 4: 2 cores forward its packets"), "{told}");
     assert_eq!((table(&nic), nic.tables().len()), ((0..8).collect(), 2));
     // 20 ms until a core is added, 50 ms at most for the table.
     let began = told.lines().next().unwrap().split(' ').next().unwrap().parse::<u64>().unwrap();
