@@ -258,16 +258,16 @@ fn what_cannot_be_run_is_refused_and_nothing_is_written() {
     assert_eq!(error, "millrace: raw.pcap holds RAW frames, not Ethernet\n");
     let error = run(&["--pcap", "eth0=in.pcap", "--out", "out.pcap"]);
     assert!(
-        error.contains("\"eth0\" in \"eth0=in.pcap\" is no port of the configuration: lan, wan, tap"),
+        error.contains("\"eth0\" in \"eth0=in.pcap\" is not a port of the configuration: lan, wan, tap"),
         "{error}"
     );
     let error = run(&["--pcap", "in.pcap", "--out", "out.pcap", "--out", "./in.pcap"]);
-    assert_eq!(error, "millrace: ./in.pcap would be written over: it is read already\n");
+    assert_eq!(error, "millrace: refused to overwrite ./in.pcap: it is an input\n");
     let error = run(&["--pcap", "in.pcap", "--out", "p.toml"]);
-    assert_eq!(error, "millrace: p.toml would be written over: it is the configuration already\n");
+    assert_eq!(error, "millrace: refused to overwrite p.toml: it is the configuration\n");
     assert!(!world.file("out.pcap").exists());
     let error = run(&["--pcap", "in.pcap", "--out", "out.pcap", "--out", "tap=out.pcap"]);
-    assert_eq!(error, "millrace: out.pcap would be written over: it is written already\n");
+    assert_eq!(error, "millrace: refused to overwrite out.pcap: it is another output\n");
     assert!(run(&["--pcap", "in.pcap", "--out", "none/out.pcap"]).contains("cannot write none/out.pcap"));
     let mirrored = |file: &str| {
         let element = format!("{{ element = \"mirror\", file = \"{file}\" }}");
@@ -277,11 +277,13 @@ fn what_cannot_be_run_is_refused_and_nothing_is_written() {
         )
         .unwrap();
     };
-    for (file, why) in [("./in.pcap", "read"), ("p.toml", "the configuration"), ("out.pcap", "written")] {
+    let refused =
+        [("./in.pcap", "an input"), ("p.toml", "the configuration"), ("out.pcap", "another output")];
+    for (file, why) in refused {
         mirrored(file);
         let error = run(&["--pcap", "in.pcap", "--out", "new.pcap", "--out", "lan=out.pcap"]);
-        assert_eq!(error, format!("millrace: {file} would be written over: it is {why} already\n"));
-        assert_eq!(world.file("new.pcap").exists(), why == "written");
+        assert_eq!(error, format!("millrace: refused to overwrite {file}: it is {why}\n"));
+        assert_eq!(world.file("new.pcap").exists(), why == "another output");
     }
     mirrored("none/m.pcap");
     assert!(run(&["--pcap", "in.pcap"]).contains("cannot write none/m.pcap: No such file"));
