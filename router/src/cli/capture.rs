@@ -37,7 +37,7 @@ pub struct Capture {
 pub fn read(file: &Path) -> Result<Capture> {
     let name = file.display();
     let opened = File::open(file).with_context(|| {
-        format!("cannot read {name} (and a packet reads 'udp 10.0.0.1:1234 -> 10.1.0.1:80')")
+        format!("cannot read {name} (a packet would be written as 'udp 10.0.0.1:1234 -> 10.1.0.1:80')")
     })?;
     frames(opened, name)
 }

@@ -477,7 +477,7 @@ impl Explain {
         if base.port.is_none() {
             bail!(
                 "{:?} has no \"->\", so it is read as a capture: its frames need --port, the port they arrive on \
-                 (a packet reads 'udp 10.0.0.1:1234 -> 10.1.0.1:80')",
+                 (a packet is written as 'udp 10.0.0.1:1234 -> 10.1.0.1:80')",
                 self.packet
             );
         }
