@@ -213,7 +213,7 @@ fn a_mirror_has_copies() {
     // What is there and no capture of ours stays, and nothing is made.
     fs::write(world.file("arp.pcap"), "x".repeat(5000)).unwrap();
     let error = world.refused(&["--pcap", "in.pcap", "--out", "out.pcap"]);
-    let told = "cannot write arp.pcap: it is there already, and no capture of Millrace: move it away";
+    let told = "cannot write arp.pcap: it exists and is not a capture of Millrace: move it away";
     assert_eq!(error, format!("millrace: {told}\n"));
     assert_eq!(fs::read(world.file("arp.pcap")).unwrap(), [b'x'; 5000]);
     assert!(!world.file("out.pcap").exists());
