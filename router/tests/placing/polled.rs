@@ -43,7 +43,7 @@ fn whether_workers_poll_is_told_of_each_queue_and_a_veth_keeps_its_settings() {
             // Until a packet came no kernel knows the NAPI instance of a veth's queue.
             for queue in workers["queues"].as_array().unwrap() {
                 let why = queue["not_polled_because"].as_str().unwrap();
-                assert!(queue["polled"] == false && why.starts_with("its driver does not tell"), "{queue}");
+                assert!(queue["polled"] == false && why.starts_with("its driver does not report"), "{queue}");
             }
             let text = bed.millrace(&["status"]);
             assert!(text.contains("note        port p0: workers do not poll it: its driver"), "{text}");

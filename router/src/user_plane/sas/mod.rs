@@ -169,7 +169,8 @@ impl Sas {
             let is_outbound = matches!(sa.direction, Direction::Outbound { .. });
             let spent = self.spent.get(&fingerprint).copied();
             if spent.is_some_and(|spent| matches!(spent, Spent::Outbound(_)) != is_outbound) {
-                let message = "an SA of the other direction used its key (docs/howto/esp.md): it needs a new key";
+                let message =
+                    "an SA of the other direction used its key (docs/howto/esp.md): it needs a new key";
                 return Err(wrong("key", message.into()));
             }
             if let Some(other) = others.find(|other| other.config.is_confused_with(sa)) {
