@@ -128,7 +128,7 @@ The values below are the defaults, except where a comment says what the default 
 examples.
   ports = []                # such as [\"eth1\", \"eth2\"]
   routers = []              # as --router
-  heartbeat = \"3s\"          # how long forwarding goes on without a daemon, 2s to 24h; \"0\": it ends with it
+  heartbeat = \"3s\"          # how long forwarding goes on without a daemon: 2s to 24h, or \"0\"
   generic = false           # as --generic
   steering = false          # steer heavy flows to queues of their next hops by ntuple rules of the NIC;
                             # IPv4 gains little

@@ -62,11 +62,10 @@ Elements with parameters:
   { element = \"vxlan_decap\", vni = 100, local = \"192.0.2.1\" }
 docs/howto/paths.md explains each element.
 
-Elements drop packets, but a lack of speed never does. The clock of the paths is the capture's. A broken
-input file ends at the fault, and the others go on. If a file of --out cannot be written, no more packets are
-read. If a mirror lacks copies, for example because its file is full, packets go on. In all these cases the
-report is printed and the exit status is 1. The file of a mirror is emptied if Millrace wrote it; another
-existing file is refused.";
+Packets are never dropped for lack of speed. The clock of the paths is the capture's. A broken input file ends
+at the fault, and the others go on. If a file of --out cannot be written, no more packets are read. If a mirror
+lacks copies, for example because its file is full, packets go on. In all these cases the report is printed and
+the exit status is 1. The file of a mirror is emptied if Millrace wrote it; another existing file is refused.";
 
 /// The commands of `millrace paths`.
 #[derive(Debug, Subcommand)]

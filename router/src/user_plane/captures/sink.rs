@@ -192,7 +192,7 @@ fn file(path: &Path) -> Result<File> {
     };
     let data = opened.metadata().context("cannot read it")?;
     ensure!(data.is_file(), "it exists and is not a file");
-    ensure!(is_ours_alone(&data), "it exists and others may write it, or own it (chmod 600)");
+    ensure!(is_ours_alone(&data), "it exists, but not only this user may write it (chmod 600)");
     locked(opened)
 }
 

@@ -170,7 +170,7 @@ fn an_existing_file_that_is_not_ours_is_left_alone_and_reported() {
     rustix::fs::mknodat(rustix::fs::CWD, at("fifo"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
     for (name, why) in [
         ("text", "it exists and is not a capture of Millrace: move it away"),
-        ("open.pcap", "it exists and others may write it, or own it (chmod 600)"),
+        ("open.pcap", "it exists, but not only this user may write it (chmod 600)"),
         ("link.pcap", "cannot open it: Too many levels of symbolic links (os error 40)"),
         ("dangling.pcap", "cannot open it: Too many levels of symbolic links (os error 40)"),
         ("broken.pcap", "it is broken: move it away"),
