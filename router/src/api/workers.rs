@@ -101,8 +101,8 @@ pub struct PathStand {
     /// Bytes of memory bandwidth: counted, or estimated as [`WorkersReport::resources`] says.
     #[serde(default)]
     pub memory_bytes_per_packet: Option<u64>,
-    /// Its recent part of the resource that its worker shares ([`WorkerStand::share`]): for cycles, the fraction of a core; for
-    /// another resource, the fraction of what all paths of the worker used.
+    /// Its recent part of the resource that its worker shares ([`WorkerStand::share`]). For cycles this is the fraction of a core,
+    /// for another resource the fraction of what all paths of the worker used.
     pub share: f64,
     /// The elements of its present chain.
     pub elements: Vec<ElementReport>,

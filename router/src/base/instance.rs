@@ -1,7 +1,7 @@
 //! One daemon per instance. The daemon holds a lock as long as it lives, and only the holder creates the socket.
 //!
-//! The lock decides, not the socket: a socket that a dead daemon left behind is replaced, and of two daemons that start
-//! at the same moment only one gets the lock.
+//! The lock decides, not the socket. A socket that a dead daemon left behind is replaced. If two daemons start at the same
+//! moment, only one gets the lock.
 
 use anyhow::{Context, Result, bail};
 use rustix::{

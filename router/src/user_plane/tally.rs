@@ -1,8 +1,8 @@
 //! Counters of workers that never go down while the daemon lives, because readers would see a jump.
 //!
-//! Counts live in the thing that is counted, and are lost with it: a worker that never answers again, a path that goes with its
-//! port, a queue that is closed; or all workers, when they start again with more memory. So each counter has a base that is added
-//! to it. While a worker is silent, its last report stands for it.
+//! Counts live in the thing that is counted, and are lost with it. This happens if a worker never answers again, a path goes with its
+//! port, or a queue is closed. All counts are lost when workers start again with more memory. So each counter has a base that is
+//! added to it. While a worker is silent, its last report stands for it.
 //!
 //! Counters are kept by name, except those of ports, which are kept by number. A closed output is counted by its port, no longer
 //! by its worker. All outputs of a port have one sum, and its base is reported among the closed outputs.

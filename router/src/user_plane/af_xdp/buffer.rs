@@ -314,9 +314,8 @@ impl Buffer {
     fn frame(&self) -> &[u8] {
         let (at, bytes) = self.place();
         // SAFETY: it is within the mapping, which is initialised and lives as long as `umem` (`place`). Only this buffer has the
-        // frame: it comes from the depot, where each frame is once, or from the kernel, which got it from us
-        // (`Umem::take_received`) and does not touch it any more; and buffers are not cloned. So nothing writes while `self` is
-        // borrowed.
+        // frame, and buffers are not cloned. The frame came from the depot, where each frame is once, or from the kernel, which
+        // had it from us (`Umem::take_received`) and does not touch it any more. So nothing writes while `self` is borrowed.
         unsafe { std::slice::from_raw_parts(at, bytes) }
     }
 

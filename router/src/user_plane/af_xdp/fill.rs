@@ -1,5 +1,5 @@
-//! A queue's fill ring. Its owner fills it between any two runs. A worker that takes packets of the queue on another core fills it
-//! too when a quarter is missing, so that it does not wait for an owner that sleeps or hangs.
+//! A queue's fill ring. Its owner fills it between any two runs. A worker on another core that takes packets of the queue fills it
+//! too, when a quarter is missing. So it does not wait for an owner that sleeps or hangs.
 //!
 //! `pushed` is written by the holder of the ring's lock, `taken` by all that take packets, `allowed` by the opener and closer of RX
 //! rings. The lock is taken for 64 frames or more, and nothing waits for it: if it is taken, another thread fills the ring.
