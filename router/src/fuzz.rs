@@ -1,5 +1,6 @@
-//! Everything that reads what others wrote, as targets that take any bytes: a few thousand in `cargo test`, as many as
-//! the time allows, guided by coverage, by `make fuzz`. Seeds, and inputs that once failed, are in `fuzz/seeds/`.
+//! Fuzz targets for everything that reads data from others. A target takes any bytes. `cargo test` runs a few thousand
+//! inputs; `make fuzz` runs as many as the time allows, guided by coverage. Seeds, and inputs that once failed, are in
+//! `fuzz/seeds/`.
 //!
 //! | file | holds |
 //! |---|---|
@@ -7,7 +8,7 @@
 //! | `agent` | the switch's side of OpenFlow |
 //! | `paths` | a capture through forwarding paths |
 //! | `pipeline` | a packet through flow rules |
-//! | `rules` | flow rules, and whether the program finds what they say |
+//! | `rules` | flow rules, and whether the program finds what the tables say |
 
 mod agent;
 mod paths;
@@ -45,10 +46,10 @@ use logic::{
 };
 use std::{io::Cursor, path::Path};
 
-/// Panics if an input is not dealt with.
+/// A target panics if it handles an input wrongly.
 pub type Target = fn(&[u8]);
 
-/// By the names of their directories of seeds.
+/// All targets, with the names of their directories of seeds.
 pub const TARGETS: [(&str, Target); 15] = [
     ("actions", actions),
     ("agent", agent::agent),
@@ -67,7 +68,7 @@ pub const TARGETS: [(&str, Target); 15] = [
     ("sas", sas),
 ];
 
-/// A line of actions, and behind it the packet that they are done to.
+/// A line of actions, followed by the packet that they are applied to.
 fn actions(bytes: &[u8]) {
     let Some(end) = bytes.iter().position(|byte| *byte == b'\n') else { return };
     let frame = &bytes[end + 1..];
@@ -81,7 +82,7 @@ fn actions(bytes: &[u8]) {
     }
 }
 
-/// A flow as `ovs-ofctl` has it; what is understood is written so that it is understood again.
+/// A flow in the syntax of `ovs-ofctl`. A flow that can be parsed is written so that it parses to the same flow.
 fn flow(bytes: &[u8]) {
     let Ok(flow) = parse_flow(&String::from_utf8_lossy(bytes), FlowCommand::Add) else { return };
     let text = FlowText { flow: &flow, counted: None }.to_string();
@@ -93,7 +94,7 @@ fn flow(bytes: &[u8]) {
     );
 }
 
-/// A stream of OpenFlow messages: what can be read and written is read again the same, what cannot has its error.
+/// A stream of OpenFlow messages. A message that can be read and written is read again as the same; any other has an error.
 fn openflow(mut bytes: &[u8]) {
     type Decode = fn(&[u8]) -> Result<(wire::Header, Message), BadMessage>;
     while let Split::Message(header, message) = wire::split(bytes) {
@@ -141,7 +142,7 @@ fn config(bytes: &[u8]) {
     }
 }
 
-/// Security associations that the API is given for a configuration that uses some of two names, or a key.
+/// A request to set security associations, for a configuration that uses two names; or a key.
 fn sas(bytes: &[u8]) {
     let uses = r#"
         sas_later = ["in", "out"]
@@ -166,7 +167,7 @@ fn sas(bytes: &[u8]) {
     }
 }
 
-/// What an earlier Millrace left on disk: sequence numbers that may have been used, and what a switch costs.
+/// Files that an earlier Millrace left: sequence numbers that may have been used, and a calibration.
 fn kept(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     if let Some((key, used)) = sequence_file::parse(&text) {
@@ -191,7 +192,7 @@ fn proc(bytes: &[u8]) {
     let _ = irqs::queue_of(&text, "eth0");
 }
 
-/// What one receive call on a netlink socket returned.
+/// The bytes that one receive call on a netlink socket returned.
 fn netlink(bytes: &[u8]) {
     for message in netlink::wire::messages(bytes) {
         let _ = netlink::link::parse(message);

@@ -6,15 +6,15 @@
 //! |---|---|
 //! | [`cli`] | the command line |
 //! | [`daemon`] | observes, decides (in `logic`), applies; answers the API |
-//! | [`switch`] | flow rules: the thread that owns them, what clients ask of it, connections to OpenFlow controllers |
-//! | [`user_plane`] | paths: AF_XDP, workers, ESP |
-//! | [`cores`] | cores, queues, loads and workloads: measured, and queues moved |
-//! | [`api`] | what goes over the API's socket |
-//! | [`config`] | what the user wants, checked |
+//! | [`switch`] | owns the flow rules, answers requests about them, and talks to OpenFlow controllers |
+//! | [`user_plane`] | runs paths: AF_XDP, workers, ESP |
+//! | [`cores`] | measures cores, queues, loads and workloads, and moves queues |
+//! | [`api`] | the requests and answers of the API |
+//! | [`config`] | reads and checks the configuration |
 //! | [`plane`] | loads and attaches the XDP program, maps its memory, reads its counters |
-//! | [`linux`] | how Linux is asked, and what it reports |
-//! | [`abi`] | what Rust and the programs in `bpf/` share |
-//! | [`base`] | what all rooms use |
+//! | [`linux`] | reads Linux and hears its changes: netlink, namespaces, ethtool, sysctl |
+//! | [`abi`] | the types that Rust shares with the programs in `bpf/` |
+//! | [`base`] | clock, locks, privileges, text: used by all rooms |
 
 pub mod abi;
 pub mod api;

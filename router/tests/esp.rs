@@ -270,9 +270,9 @@ fn sequence_numbers_are_never_used_again() {
     assert_eq!(encrypt["counted"]["near_end"], json!(3));
     // A file that is not understood, or belongs to another key, is refused and not overwritten.
     for (text, wanted) in [
-        ("no", "is not as Millrace writes it"),
-        (&format!("{rest} 5\n"), "is not as Millrace writes it"),
-        ("millrace-sequence 1 0123456789abcdef 00000000000000000005\n", "is another key's"),
+        ("no", "is damaged"),
+        (&format!("{rest} 5\n"), "is damaged"),
+        ("millrace-sequence 1 0123456789abcdef 00000000000000000005\n", "belongs to another key"),
     ] {
         world.write("out.sequence", text);
         let error = world.refused("p.toml");
@@ -377,7 +377,7 @@ fn a_wrong_configuration_is_refused_with_its_line() {
     world.write("p.toml", &right);
     for (key, wanted) in [
         ("00", "has 2 digits: 40 or 72 hexadecimal digits are allowed"),
-        (&KEY_IN[1..], "is not written in pairs of hexadecimal digits"),
+        (&KEY_IN[1..], "does not consist of pairs of hexadecimal digits"),
         (&format!("{KEY_IN}00"), "has 74 digits"),
         ("", "has 0 digits"),
     ] {

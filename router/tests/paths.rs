@@ -217,7 +217,7 @@ fn a_mirror_writes_copies() {
     // A file that is not a capture of Millrace stays, and no other is made.
     fs::write(world.file("arp.pcap"), "x".repeat(5000)).unwrap();
     let error = world.refused(&["--pcap", "in.pcap", "--out", "out.pcap"]);
-    let told = "cannot write arp.pcap: it is there already, and no capture of Millrace: move it away";
+    let told = "cannot write arp.pcap: it exists and is not a capture of Millrace: move it away";
     assert_eq!(error, format!("millrace: {told}\n"));
     assert_eq!(fs::read(world.file("arp.pcap")).unwrap(), [b'x'; 5000]);
     assert!(!world.file("out.pcap").exists());
@@ -262,16 +262,16 @@ fn a_run_that_is_not_possible_is_refused_and_writes_nothing() {
     assert_eq!(error, "millrace: raw.pcap holds RAW frames, not Ethernet\n");
     let error = run(&["--pcap", "eth0=in.pcap", "--out", "out.pcap"]);
     assert!(
-        error.contains("\"eth0\" in \"eth0=in.pcap\" is no port of the configuration: lan, wan, tap"),
+        error.contains("\"eth0\" in \"eth0=in.pcap\" is not a port of the configuration: lan, wan, tap"),
         "{error}"
     );
     let error = run(&["--pcap", "in.pcap", "--out", "out.pcap", "--out", "./in.pcap"]);
-    assert_eq!(error, "millrace: ./in.pcap would be written over: it is read already\n");
+    assert_eq!(error, "millrace: refused to overwrite ./in.pcap: it is an input\n");
     let error = run(&["--pcap", "in.pcap", "--out", "p.toml"]);
-    assert_eq!(error, "millrace: p.toml would be written over: it is the configuration already\n");
+    assert_eq!(error, "millrace: refused to overwrite p.toml: it is the configuration\n");
     assert!(!world.file("out.pcap").exists());
     let error = run(&["--pcap", "in.pcap", "--out", "out.pcap", "--out", "tap=out.pcap"]);
-    assert_eq!(error, "millrace: out.pcap would be written over: it is written already\n");
+    assert_eq!(error, "millrace: refused to overwrite out.pcap: it is another output\n");
     assert!(run(&["--pcap", "in.pcap", "--out", "none/out.pcap"]).contains("cannot write none/out.pcap"));
     let mirrored = |file: &str| {
         let element = format!("{{ element = \"mirror\", file = \"{file}\" }}");
@@ -281,11 +281,13 @@ fn a_run_that_is_not_possible_is_refused_and_writes_nothing() {
         )
         .unwrap();
     };
-    for (file, why) in [("./in.pcap", "read"), ("p.toml", "the configuration"), ("out.pcap", "written")] {
+    let refused =
+        [("./in.pcap", "an input"), ("p.toml", "the configuration"), ("out.pcap", "another output")];
+    for (file, why) in refused {
         mirrored(file);
         let error = run(&["--pcap", "in.pcap", "--out", "new.pcap", "--out", "lan=out.pcap"]);
-        assert_eq!(error, format!("millrace: {file} would be written over: it is {why} already\n"));
-        assert_eq!(world.file("new.pcap").exists(), why == "written");
+        assert_eq!(error, format!("millrace: refused to overwrite {file}: it is {why}\n"));
+        assert_eq!(world.file("new.pcap").exists(), why == "another output");
     }
     mirrored("none/m.pcap");
     assert!(run(&["--pcap", "in.pcap"]).contains("cannot write none/m.pcap: No such file"));

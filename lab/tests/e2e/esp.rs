@@ -199,7 +199,7 @@ fn a_tunnel_of_the_daemon_keeps_its_promises() {
     let refused = daemon.millrace(&["sas", "set", wrong.to_str().unwrap()]);
     let why = String::from_utf8_lossy(&refused.stderr).into_owned();
     let expected =
-        format!("{}:10: sa.spi: SA from-server: its SPI is that of SA from-server already", wrong.display());
+        format!("{}:10: sa.spi: SA from-server: SA from-server already has its SPI", wrong.display());
     assert!(!refused.status.success() && why.contains(&expected), "{why}");
     let named =
         |sas: &Value| sas["sas"].as_array().unwrap().iter().map(|sa| sa["spi"].clone()).collect::<Vec<_>>();

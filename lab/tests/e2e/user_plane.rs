@@ -200,14 +200,14 @@ fn workers_use_calibrated_costs_and_share_counted_resources() {
     };
     let (stand, words) = workers_stand("io");
     assert_eq!((&stand["switch"]["cycles"], &stand["share"]), (&0.into(), &"I/O bandwidth".into()));
-    let told = format!("{} is not there (`millrace calibrate` measures it)", kept.display());
+    let told = format!("{} is not there (`millrace calibrate` measures them)", kept.display());
     assert!(words.contains(&told) && words.contains("paths share I/O bandwidth"), "{words}");
     let calibrate = std::process::Command::new(crate::daemon::binary())
         .args(["calibrate", "--json", "--file"])
         .arg(&kept)
         .output()
         .unwrap();
-    // A machine that is too busy reports so, and keeps nothing.
+    // A machine that is too busy says so, and nothing is written.
     if calibrate.status.success() {
         let found: Value = serde_json::from_slice(&calibrate.stdout).unwrap();
         let (stand, words) = workers_stand("cycles");
@@ -217,7 +217,7 @@ fn workers_use_calibrated_costs_and_share_counted_resources() {
         assert!(!words.contains("millrace calibrate"), "{words}");
     } else {
         let words = String::from_utf8_lossy(&calibrate.stderr).into_owned();
-        assert!(words.contains("nothing is kept") && !kept.exists(), "{words}");
+        assert!(words.contains("nothing was written") && !kept.exists(), "{words}");
     }
     std::fs::write(&kept, "{").unwrap();
     let (stand, words) = workers_stand("cycles");

@@ -1,4 +1,4 @@
-//! What clients are told of cores: the JSON of the API.
+//! Cores, queues, workloads and events, as JSON of the API.
 
 use super::status::ConditionReport;
 use logic::cores::CoreId;
@@ -7,37 +7,37 @@ use serde::{Deserialize, Serialize};
 /// `GET /cores`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CoresReport {
-    /// `pack`, `spread`, `fixed`, or `off`: queues are left alone.
+    /// `pack`, `spread`, `fixed`, or `off` (queues are left alone).
     pub policy: String,
     /// Cores that may forward; absent: all.
     pub allowed: Option<Vec<CoreId>>,
-    /// Above this, percent of a core, queues are given away.
+    /// Percent of a core: a core with more to forward gives queues away.
     pub high: u32,
-    /// A core is given back when the others then have no more than this, percent.
+    /// Percent of a core: a core is given back when the others would then have no more than this.
     pub low: u32,
     pub hold_s: f64,
-    /// What applications are left of a core that forwards too, percent; absent: what Linux gives them.
+    /// Percent of a forwarding core that applications keep; absent: what Linux gives them.
     pub floor: Option<u32>,
-    /// The control group of applications whose cores follow forwarding.
+    /// The control group of applications that gets the cores that do not forward.
     pub serve: Option<ServeReport>,
-    /// How far local delivery follows; absent: it stays where packets are received.
+    /// Local delivery that follows the application; absent: it stays on the core that receives.
     #[serde(default)]
     pub local: Option<LocalReport>,
-    /// When cores and queues were measured, seconds since boot (CLOCK_MONOTONIC).
+    /// When cores and queues were measured, in seconds since boot (CLOCK_MONOTONIC).
     #[serde(default)]
     pub at_s: f64,
     /// Time between two decisions.
     pub period_ms: u64,
-    /// Moves that waited until what was sent before had left; absent: they wait for nothing.
+    /// Moves that waited until earlier packets had left; absent: moves do not wait.
     #[serde(default)]
     pub drains: Option<DrainsReport>,
-    /// Online, by ascending number.
+    /// The online cores, by ascending number.
     pub cores: Vec<CoreReport>,
     pub queues: Vec<QueueReport>,
-    /// Of ports that spread packets over their queues.
+    /// Ports that spread packets over their queues.
     #[serde(default)]
     pub spreads: Vec<SpreadReport>,
-    /// Of ports whose wake-ups are to be held back.
+    /// Ports whose wake-ups are moderated.
     #[serde(default)]
     pub moderations: Vec<ModerationReport>,
     pub workloads: Vec<WorkloadReport>,
@@ -45,20 +45,20 @@ pub struct CoresReport {
     pub conditions: Vec<ConditionReport>,
 }
 
-/// Moves of queues to a core, since the daemon's start; not those where nothing could be passed.
+/// Moves of queues since the daemon's start, except those where no packet could overtake another.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DrainsReport {
-    /// What waited in the old TX queue had left before; how long that took at most.
+    /// Moves before which all earlier packets had left the old TX queue.
     pub left: u64,
+    /// The longest wait for that.
     pub longest_us: u64,
-    /// Not all of it had: flows may have been reordered.
+    /// Moves before which not all had left: flows may have been reordered.
     pub remained: u64,
 }
 
-/// Applications' control group.
+/// The control group of applications.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ServeReport {
-    /// Its directory.
     pub directory: String,
     /// The cores that it was given; absent: none yet.
     pub cores: Option<Vec<CoreId>>,
@@ -67,14 +67,15 @@ pub struct ServeReport {
 /// Local delivery that follows the application.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LocalReport {
-    /// RX queues of the ports that are there, and those whose packets follow.
+    /// RX queues of the ports that exist.
     pub queues: u32,
+    /// Those whose packets follow.
     pub follow: u32,
-    /// Entries of the kernel's table of sockets; 0: it has none, or is not known.
+    /// Entries of the kernel's table of sockets; 0: none, or not known.
     pub sockets: u32,
 }
 
-/// A core. Fractions of its time.
+/// A core. Fractions are parts of its time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CoreReport {
     pub core: CoreId,
@@ -86,29 +87,31 @@ pub struct CoreReport {
     /// `forward`, `serve`, `both` or `idle`.
     pub role: String,
     pub may_forward: bool,
-    /// In the last control period.
+    /// Fraction of the last control period that it forwarded.
     pub forwarding: f64,
-    /// That it forwarded, nanoseconds since the daemon's start.
+    /// Time that it has forwarded since the daemon's start.
     #[serde(default)]
     pub forwarding_ns: u64,
-    /// Neither forwarding nor idle, in the last 200 ms; absent: not known yet.
+    /// Fraction of the last 200 ms that was neither forwarding nor idle; absent: not known yet.
     pub other: Option<f64>,
     /// Names of workloads that are pinned to it.
     pub workloads: Vec<String>,
-    /// It forwards, and so may take no longer to wake up, microseconds, nor sleep deeper than in this idle state; absent: as the
-    /// machine has it.
+    /// The longest time that it may take to wake up, because it forwards; absent: as the machine has it.
     #[serde(default)]
     pub resume_us: Option<u32>,
+    /// The deepest idle state that it may sleep in, because it forwards; absent: as the machine has it.
     #[serde(default)]
     pub deepest_idle: Option<String>,
-    /// Packets that other cores handed to it because rules say so, and those of them that it had no room for.
+    /// Packets that other cores handed to it because of rules.
     #[serde(default)]
     pub handed_packets: u64,
+    /// Those of them that it had no room for.
     #[serde(default)]
     pub handed_dropped: u64,
-    /// Flows that are on it by choice, and those of them that are priority flows.
+    /// Flows that were placed on it.
     #[serde(default)]
     pub flows: u32,
+    /// The priority flows among them.
     #[serde(default)]
     pub priority_flows: u32,
 }
@@ -118,30 +121,32 @@ pub struct CoreReport {
 pub struct QueueReport {
     pub port: String,
     pub queue: u16,
-    /// Where it is polled; absent: on the core that sends to it, or not known.
+    /// The core that polls it; absent: the core that sends to it, or not known.
     pub core: Option<CoreId>,
     /// `thread PID` or `interrupt N`; absent: nothing moves it.
     pub moved_by: Option<String>,
-    /// Why nothing does.
+    /// Why nothing moves it.
     pub why_not: Option<String>,
-    /// `PORT/QUEUE`: the queue with which it shares what polls or moves it; that one's numbers are theirs together.
+    /// `PORT/QUEUE`: the queue whose thread or interrupt it shares. That queue's numbers count for both.
     pub moved_with: Option<String>,
-    /// Fraction of its core's time that it took in the last control period.
+    /// Fraction of its core's time that it ran in the last control period.
     pub ran: f64,
-    /// Fraction of that period that it could have run and something else did.
+    /// Fraction of that period in which it could run but something else ran.
     pub waited: f64,
     pub wakeups_per_s: f64,
-    /// That it ran, nanoseconds, and how often it began to; both since some moment.
+    /// Time that it ran, since some moment.
     #[serde(default)]
     pub ran_ns: u64,
+    /// How often it began to run, since the same moment.
     #[serde(default)]
     pub wakeups: u64,
-    /// That it received, and how often it was polled for them, in the last control period; absent: not counted.
+    /// Packets that it received, in the last control period; absent: not counted.
     #[serde(default)]
     pub packets_per_s: Option<f64>,
+    /// How often it was polled, in the last control period; absent: not counted.
     #[serde(default)]
     pub polls_per_s: Option<f64>,
-    /// The same, all since it is counted.
+    /// Packets and polls since the count began.
     #[serde(default)]
     pub packets: u64,
     #[serde(default)]
@@ -149,41 +154,45 @@ pub struct QueueReport {
     /// The cores that share its flows, if it is split.
     #[serde(default)]
     pub shared: Vec<CoreId>,
-    /// Time is known to some 200 ms only, and shared with other softirqs of the core.
+    /// Its time is known only to about 200 ms, and includes other softirqs of the core.
     pub is_estimate: bool,
-    /// Fraction of a core that it would want where others keep that busy, by which cores are given back; absent: it is not placed.
+    /// Fraction of a core that it would need where others keep the core busy. Cores are given back by this number. Absent: it is
+    /// not placed.
     #[serde(default)]
     pub beside_others: Option<f64>,
-    /// What a packet costs queues of this port without waking up, and a wake-up at the least; absent: what was seen does not tell.
+    /// Cost of a packet without wake-ups, for queues of this port; absent: it cannot be estimated.
     #[serde(default)]
     pub packet_ns: Option<f64>,
+    /// The least cost of a wake-up, likewise.
     #[serde(default)]
     pub wake_ns: Option<f64>,
 }
 
-/// Over how many of its queues a port spreads packets, by their hash: the first ones (RSS).
+/// The queues over which a port spreads packets by their hash (RSS).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SpreadReport {
     pub port: String,
-    /// Queues in use, of so many that could be.
+    /// Queues in use: the first ones.
     pub used: u16,
+    /// Queues that could be in use.
     pub of: u16,
     /// Why they do not follow the cores that forward; absent: they do.
     pub why_not: Option<String>,
 }
 
-/// How long packets of a port may wait for others, so that fewer wake-ups do.
+/// How long packets of a port may wait for others, to save wake-ups.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ModerationReport {
     pub port: String,
-    /// Who lets them wait: `the device` or `NAPI`, and how long, microseconds; absent: nobody.
+    /// What makes them wait: `the device` or `NAPI`; absent: nothing.
     pub by: Option<String>,
+    /// The longest wait in microseconds; absent: nothing makes them wait.
     pub us: Option<f64>,
-    /// Why nobody does; absent: somebody does.
+    /// Why nothing makes them wait.
     pub why_not: Option<String>,
 }
 
-/// Somebody with cores of his own (V2).
+/// An application, a container or a virtual machine that is pinned to cores (V2).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkloadReport {
     pub id: u32,
@@ -193,18 +202,19 @@ pub struct WorkloadReport {
     pub cores: Vec<CoreId>,
 }
 
-/// A decision about a queue, or what has happened to it, to a core, or to a workload.
+/// A decision about a queue, or a change of a queue, a core or a workload.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EventReport {
     /// Counts up from 1.
     pub number: u64,
     /// Seconds since 1970.
     pub unix_s: f64,
-    /// Empty, and `queue` 0: it is about no single queue.
+    /// The port of the queue; empty, with `queue` 0: the event is not about one queue.
     pub port: String,
     pub queue: u16,
-    /// Cores that did its packets, and do from then on; the same: it stays. Of a workload those it was, and is, pinned to.
+    /// The cores that handled its packets before, or that the workload was pinned to.
     pub from: Vec<CoreId>,
+    /// The cores from now on; equal to `from`: it stays.
     pub to: Vec<CoreId>,
     pub why: String,
 }

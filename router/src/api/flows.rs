@@ -1,4 +1,4 @@
-//! What `millrace flows` asks and is told: the JSON of the API and of `--json`.
+//! Flow rules: requests, answers and `--json` of `millrace flows`.
 
 use crate::base::packet::Headers;
 use serde::{Deserialize, Serialize};
@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FlowsRequest {
-    /// What lines are that do not begin with `add`, `modify`, `modify_strict`, `delete` or `delete_strict`.
+    /// The command of lines that do not begin with `add`, `modify`, `modify_strict`, `delete` or `delete_strict`.
     pub command: Command,
-    /// Flows, one a line, in the syntax of `ovs-ofctl`. Empty lines and those that begin with `#` are left out.
+    /// Flows, one per line, in the syntax of `ovs-ofctl`. Empty lines and lines that begin with `#` are skipped.
     pub flows: String,
     /// Number of the first line, for errors.
     #[serde(default = "one")]
     pub first_line: u64,
-    /// The answer means that packets obey; else that the rules are as asked, and packets will be.
+    /// Answer when packets follow the changed rules; `false`: when the rules have changed.
     pub wait: bool,
 }
 
@@ -22,7 +22,7 @@ fn one() -> u64 {
     1
 }
 
-/// What is done with a flow; `strict`: only with the rule of the same match and priority.
+/// A change; the strict ones concern only the rule with the same match and priority.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Command {
@@ -34,21 +34,21 @@ pub enum Command {
     DeleteStrict,
 }
 
-/// What came of a [`FlowsRequest`].
+/// The answer to a [`FlowsRequest`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FlowsChanged {
-    /// Rules that are new, or in the place of one of the same match and priority.
+    /// Rules that are new, or that replaced one with the same match and priority.
     pub added: u64,
     pub modified: u64,
     pub deleted: u64,
-    /// Where it ended; what was before that line is done, what is behind it is not.
+    /// The first wrong line. The lines before it are done, those after it are not.
     pub failed: Option<FailedLine>,
-    /// That packets do not go by the rules, and why, as a sentence.
+    /// A sentence that packets do not go by the rules, and why.
     #[serde(default)]
     pub note: Option<String>,
 }
 
-/// A line that could not be done.
+/// A line that failed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FailedLine {
     pub line: u64,
@@ -56,7 +56,7 @@ pub struct FailedLine {
     pub why: String,
 }
 
-/// One rule: a line of `GET /flows`.
+/// A rule: a line of `GET /flows`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FlowReport {
     pub table: u8,
@@ -69,49 +69,50 @@ pub struct FlowReport {
     pub packets: u64,
     pub bytes: u64,
     pub age_s: u64,
-    /// Since its last packet, or since it was made, as far as it was looked at: each second if it has an idle timeout, else
-    /// when it is listed.
+    /// Time since its last known packet, or since it was made. The daemon looks each second if the rule has an idle timeout,
+    /// otherwise when it is listed.
     pub idle_s: u64,
-    /// Seconds; 0: none.
+    /// 0: none.
     pub idle_timeout_s: u16,
+    /// 0: none.
     pub hard_timeout_s: u16,
-    /// User space does what it says, not the kernel plane.
+    /// User space executes it, not the kernel plane.
     pub slow: bool,
-    /// Why it is slow.
+    /// Why user space executes it.
     pub why: Option<String>,
 }
 
 /// What flow rules do with a packet, in `millrace explain`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RulesReport {
-    /// What was assumed, and what else there is to know, as sentences.
+    /// Assumptions and other notes, as sentences.
     pub notes: Vec<String>,
-    /// The rules that it comes to, one table after another.
+    /// The rules that it meets, one table after another.
     pub rules: Vec<RulePassed>,
     pub buckets: Vec<BucketTaken>,
-    /// User space does it, not the kernel plane.
+    /// User space executes them, not the kernel plane.
     pub slow: bool,
-    /// Why it does.
+    /// Why user space does.
     pub why: Option<String>,
-    /// The core that does it, if rules name one.
+    /// The core that handles the packet, if rules name one.
     pub core: Option<u16>,
-    /// In the order in which they leave; none: it is dropped.
+    /// The packets that leave, in order; empty: it is dropped.
     pub outputs: Vec<OutputReport>,
 }
 
-/// What decides in one table.
+/// The decision of one table.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RulePassed {
     /// 16: the core table.
     pub table: u8,
-    /// These are `None`: no rule of the table matches.
+    /// `None`, like the next two: no rule of the table matches.
     pub priority: Option<u16>,
     pub cookie: Option<u64>,
     /// The rule as `ovs-ofctl` writes it.
     pub flow: Option<String>,
 }
 
-/// A group that the packet comes to, and the index of a bucket that it takes there.
+/// A group that the packet meets, and the index of the bucket that it takes there.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BucketTaken {
     pub group: u32,
@@ -123,11 +124,11 @@ pub struct BucketTaken {
 pub struct OutputReport {
     /// A port's name, `NORMAL`, `LOCAL` or `CONTROLLER`.
     pub to: String,
-    /// Why it does not get there, as a sentence.
+    /// Why it does not arrive there, as a sentence.
     pub lost: Option<String>,
-    /// As it leaves.
+    /// Its headers as it leaves.
     pub headers: Option<Headers>,
-    /// The same in hexadecimal.
+    /// The frame as it leaves, in hexadecimal.
     pub frame: String,
 }
 
@@ -135,29 +136,30 @@ pub struct OutputReport {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowsStatus {
     pub rules: u64,
-    /// Packets go by them; else they are routed.
+    /// Packets go by them; otherwise they are routed.
     pub in_charge: bool,
-    /// Why they do not, though there are rules, as a sentence.
+    /// Why packets do not go by them although there are rules, as a sentence.
     #[serde(default)]
     pub why_not: Option<String>,
-    /// Packets whose decision was cached, and those whose was not, since there were rules; 0 while none are in charge.
+    /// Packets whose decision was cached, since there are rules; 0 while rules are not in charge.
     pub cache_hits: u64,
+    /// Packets whose decision was not cached, likewise.
     pub cache_misses: u64,
-    /// Packets that user space has done because the kernel plane cannot.
+    /// Packets that user space handled because the kernel plane cannot.
     pub slow_done: u64,
-    /// Packets that it had no room for, or could not send.
+    /// Packets that user space had no room for, or could not send.
     pub slow_lost: u64,
     #[serde(default)]
     pub controller_lost: ControllerLost,
 }
 
-/// Packets for controllers that none got, since there were rules.
+/// Packets for controllers that none got, since there are rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ControllerLost {
-    /// None was connected that wanted them.
+    /// No connected controller wanted them.
     pub no_controller: u64,
-    /// More came than `packet_in_pps` of `[openflow]` lets pass.
+    /// They exceeded `packet_in_pps` of `[openflow]`.
     pub over_rate: u64,
-    /// Those that were connected did not read fast enough.
+    /// The connected controllers did not read fast enough.
     pub not_read: u64,
 }

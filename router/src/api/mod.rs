@@ -1,4 +1,4 @@
-//! What goes over the API's socket: requests and answers, as JSON. The server is in [`crate::daemon::api`].
+//! Requests and answers of the API, as JSON. The server is in [`crate::daemon::api`]; docs/reference/api.md describes the fields.
 //!
 //! | file | holds |
 //! |---|---|
@@ -22,17 +22,17 @@ use axum::{
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 
-/// What a route is asked for.
+/// The query of `GET /route`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RouteQuery {
     pub address: IpAddr,
-    /// A router's name; `None`: the host's.
+    /// The router whose table it is; `None`: the host.
     #[serde(default)]
     pub router: Option<String>,
 }
 
-/// An answer that is an error: HTTP status and one line for people.
+/// An error as an answer: the HTTP status, and one line for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
     pub status: u16,
@@ -44,7 +44,7 @@ impl ApiError {
     pub fn bad(text: impl Into<String>) -> Self {
         Self { status: 400, text: text.into() }
     }
-    /// It names something that is not there.
+    /// The request names something that does not exist.
     pub fn unknown(text: impl Into<String>) -> Self {
         Self { status: 404, text: text.into() }
     }
@@ -52,7 +52,7 @@ impl ApiError {
     pub fn failed(text: impl Into<String>) -> Self {
         Self { status: 500, text: text.into() }
     }
-    /// Not now.
+    /// The request can be tried again later.
     pub fn busy(text: &str) -> Self {
         Self { status: 503, text: text.into() }
     }
@@ -60,7 +60,7 @@ impl ApiError {
     pub fn full() -> Self {
         Self::busy("too many requests are waiting; try again")
     }
-    /// Nobody is there any more who would answer.
+    /// The thread that would answer has ended.
     pub fn ending() -> Self {
         Self::busy("the daemon is ending")
     }

@@ -1,9 +1,9 @@
-//! Security associations: what clients see, and ask for.
+//! Security associations: reports and requests.
 
 use serde::{Deserialize, Serialize};
 use std::{net::IpAddr, path::PathBuf};
 
-/// Which library encrypts.
+/// The library that encrypts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CryptoReport {
     pub library: String,
@@ -23,14 +23,14 @@ pub struct SaReport {
     pub mode: String,
     pub local: IpAddr,
     pub remote: IpAddr,
-    /// The last sequence number that was sent, or the highest that came.
+    /// The last sequence number sent, or the highest received.
     pub sequence: u64,
-    /// Outbound: how many it can still send.
+    /// Outbound: how many packets it can still send.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left: Option<u64>,
 }
 
-/// All of them (`millrace sas`).
+/// All security associations (`millrace sas`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SasReport {
     /// `None`: there are no SAs.
@@ -38,7 +38,7 @@ pub struct SasReport {
     pub sas: Vec<SaReport>,
 }
 
-/// Which SA is meant; several inbound ones may have one name.
+/// Identifies an SA; several inbound ones may share a name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SaName {
@@ -46,14 +46,14 @@ pub struct SaName {
     pub spi: u32,
 }
 
-/// Changes of security associations: these are set, and then those removed, all or none.
+/// Changes of security associations, all or none: first `set`, then `remove`.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SasRequest {
-    /// `[[sa]]` tables of TOML, as in the daemon's file.
+    /// TOML with `[[sa]]` tables, as in the daemon's configuration.
     #[serde(default)]
     pub set: String,
-    /// Where relative paths in it begin, and what errors call it.
+    /// The file name of `set`: relative file names begin in its directory, and errors name it.
     #[serde(default)]
     pub file: PathBuf,
     #[serde(default)]

@@ -1,4 +1,5 @@
-//! What the daemon tells: the JSON of its API and of `--json`, and what the tables of the command line are made of.
+//! Status, ports, routers, interfaces, routes and explanations: the JSON of the API and of `--json`. The tables of the command
+//! line are made of these.
 //!
 //! Field names are part of the interface. Counters count from the first start of the instance, across restarts.
 
@@ -15,39 +16,40 @@ use std::{collections::BTreeMap, time::Duration};
 /// `millrace status`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// Of the daemon.
+    /// The daemon's.
     pub version: String,
+    /// The daemon's.
     pub pid: u32,
-    /// `None`: the unnamed instance.
+    /// `None`: the instance without a name.
     pub instance: Option<String>,
     /// Packets are being forwarded and the mirror is current.
     pub ready: bool,
-    /// Why not ready.
+    /// Why it is not ready.
     pub problem: Option<String>,
     /// What is wrong, limited or unknown now. Conditions of interfaces are left out: `millrace interfaces` shows them.
     pub conditions: Vec<ConditionReport>,
-    /// Of the daemon, seconds.
+    /// The daemon's.
     pub uptime_s: u64,
     pub heartbeat: Heartbeat,
     /// Counts up with every new set of programs and maps (start, growth).
     pub generation: u64,
     pub packets: Packets,
-    /// Of those forwarded, how many the egress ports did not take.
+    /// Forwarded packets that egress ports did not take.
     pub lost: u64,
-    /// Cost of forwarding, sampled, all routers; entry to verdict, transmit excluded.
+    /// Sampled cost of forwarding a packet, over all routers, from entry to verdict, without transmission.
     pub ns_per_packet: Option<f64>,
     pub ports: Vec<PortReport>,
     pub routers: Vec<RouterReport>,
-    /// Why packets were not forwarded, most frequent first; only reasons seen.
+    /// Reasons why packets were not forwarded, the most frequent first; only reasons that occurred.
     pub reasons: Vec<ReasonCount>,
     pub tables: Vec<TableUse>,
     pub routes: Families<u64>,
     pub neighbours: u64,
     pub flows: FlowsStatus,
-    /// Of the user plane, in their order.
+    /// The paths of the user plane, in the order of the configuration.
     #[serde(default)]
     pub paths: Vec<PathReport>,
-    /// Who runs them; what each path got is with the path.
+    /// Their workers; the counters of each path are in [`PathReport::run`].
     #[serde(default)]
     pub workers: WorkersReport,
 }
@@ -80,16 +82,16 @@ impl ConditionReport {
     }
 }
 
-/// How long forwarding goes on by itself.
+/// How long forwarding goes on without a daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Heartbeat {
-    /// Configured, seconds.
+    /// As configured.
     pub timeout_s: f64,
-    /// Since the mirror was last confirmed, seconds; `None`: not yet.
+    /// Time since the tables were last confirmed; `None`: not yet.
     pub age_s: Option<f64>,
 }
 
-/// A value per IP version.
+/// A value for each IP version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Families<T> {
     pub ipv4: T,
@@ -97,7 +99,7 @@ pub struct Families<T> {
 }
 
 impl Families<Vec<String>> {
-    /// Reasons that both share once, others with their family.
+    /// Reasons that both have appear once, others with their IP version in front.
     pub fn sentences(&self) -> Vec<String> {
         let (both, only4): (Vec<_>, Vec<_>) = self.ipv4.iter().partition(|why| self.ipv6.contains(why));
         let only6 = self.ipv6.iter().filter(|why| !self.ipv4.contains(why));
@@ -111,28 +113,29 @@ impl Families<Vec<String>> {
     }
 }
 
-/// What became of packets.
+/// Packets by what happened to them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Packets {
-    /// Redirected by the fast path.
+    /// Forwarded by the fast path.
     pub forwarded: u64,
     pub forwarded_bytes: u64,
     /// Passed up to the kernel.
     pub passed: u64,
-    /// Dropped, by a limit or a flow rule.
+    /// Dropped by a limit or a flow rule.
     pub dropped: u64,
-    /// Taken by user space, which does the rest: what flow rules say, or hands them to controllers.
+    /// Taken by user space, which executes flow rules or gives packets to controllers.
     #[serde(default)]
     pub taken: u64,
 }
 
-/// How often packets were not forwarded for one reason.
+/// How many packets were not forwarded for one reason.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ReasonCount {
-    /// `ttl_exceeded`.
+    /// Its name, such as `ttl_exceeded`.
     pub reason: String,
-    /// `pass`, `exception`, `control`, `drop`, `taken` or `lost`.
+    /// `pass`, `slow`, `exception`, `control`, `drop`, `taken` or `lost`.
     pub class: String,
+    /// What the reason means.
     pub text: String,
     pub packets: u64,
 }
@@ -149,21 +152,22 @@ pub struct PortReport {
     pub ifindex: u32,
     /// `native`, `generic`, or `detached`.
     pub mode: String,
-    /// What keeps it from being trusted, as sentences: then the kernel forwards what arrives here.
+    /// Why the port is not trusted, as sentences; then the kernel forwards packets that arrive here.
     pub problems: Vec<String>,
-    /// Why it is in generic mode and slow.
+    /// Why it is in generic mode, which is slow.
     pub note: Option<String>,
-    /// What its classifier does; `None`: flows are not to be steered.
+    /// What its classifier does; `None`: steering is off.
     #[serde(default)]
     pub classifier: Option<String>,
-    /// Packets that arrived, and those that were routed out through it. What flow rules send without routing is in neither.
+    /// Packets that arrived; without those that flow rules send without routing.
     #[serde(default)]
     pub rx_packets: u64,
+    /// Packets that were routed out by this port, likewise.
     #[serde(default)]
     pub tx_packets: u64,
     /// Packets that belong to no interface, by reason.
     pub unclassified: Vec<ReasonCount>,
-    /// Packets redirected to it that it did not take, by reason.
+    /// Packets forwarded to this port that it did not take, by reason.
     pub lost: Vec<ReasonCount>,
 }
 
@@ -176,7 +180,7 @@ pub struct RouterReport {
     pub id: Option<u8>,
     /// Packets are accelerated on all of its interfaces.
     pub accelerated: Families<bool>,
-    /// Why nothing is, as sentences.
+    /// Why none of its packets are, as sentences.
     pub why_not: Families<Vec<String>>,
     /// Interfaces with reasons of their own.
     pub left_to_kernel: Vec<LeftInterface>,
@@ -185,13 +189,14 @@ pub struct RouterReport {
     pub neighbours: u64,
     pub packets: Packets,
     pub ns_per_packet: Option<f64>,
-    /// Of its share of a full core, in relation to others'.
+    /// Its weight in `[shares]`.
     #[serde(default)]
     pub weight: u16,
-    /// Of full cores, how much of one it took in the last control period, what was cut included; absent: none was full.
+    /// The part of full cores that it used in the last control period, including the cost of cut packets; absent: no core was
+    /// full.
     #[serde(default)]
     pub share: Option<f64>,
-    /// Packets that were cut because it had had its share; they are among those dropped.
+    /// Packets that were cut because it exceeded its share; `dropped` includes them.
     #[serde(default)]
     pub cut: u64,
     pub reasons: Vec<ReasonCount>,
@@ -202,7 +207,7 @@ pub struct RouterReport {
 pub struct LeftInterface {
     /// Its name.
     pub interface: String,
-    /// As sentences; empty: that family is accelerated, as far as this interface goes.
+    /// Reasons as sentences; none: nothing at this interface keeps this IP version from being accelerated.
     pub why_not: Families<Vec<String>>,
 }
 
@@ -219,7 +224,7 @@ pub struct InterfaceReport {
     pub vlan: Option<String>,
     pub mac: String,
     pub accelerated: Families<bool>,
-    /// Why packets that arrive here are not accelerated, as sentences, its router's reasons among them.
+    /// Why packets that arrive here are not accelerated, as sentences, including the reasons of its router.
     pub why_not: Families<Vec<String>>,
     /// Packets may be sent out here.
     pub transmit: bool,
@@ -239,24 +244,24 @@ pub struct PathReport {
     pub port: Option<String>,
     /// Why it has no packets, as a sentence; `None`: it is active.
     pub why_not: Option<String>,
-    /// What becomes of packets that no worker can have: `up`, as if there were no path, or `drop`.
+    /// What happens to packets that no worker can take: `up`, as if there were no path, or `drop`.
     pub otherwise: String,
-    /// Given to its worker,
+    /// Packets given to its worker.
     pub packets: u64,
     pub bytes: u64,
-    /// and of those lost, by reason.
+    /// Packets among them that were lost on the way to the worker, by reason.
     pub lost: Vec<ReasonCount>,
-    /// Not given, by what kept a worker from having them: went on as if there were no path,
+    /// Packets that no worker could take, and that went on as if there were no path, by reason.
     pub up: Vec<ReasonCount>,
-    /// or were dropped.
+    /// Packets that no worker could take, and that were dropped, by reason.
     pub dropped: Vec<ReasonCount>,
-    /// What its worker did, a second ago at most, since it was last begun: when its port and router were there, or memory had to grow. `None`:
-    /// none has it.
+    /// What its worker did, up to a second old. Counts begin when workers began to run the path: when its port and router
+    /// appeared, or when memory had to grow. `None`: no worker runs it.
     #[serde(default)]
     pub run: Option<PathStand>,
 }
 
-/// How full a table is, rows.
+/// The rows of a table, used and possible.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TableUse {
     pub table: String,
@@ -264,18 +269,18 @@ pub struct TableUse {
     pub capacity: u64,
 }
 
-/// `millrace routes ADDR`: what the fast table says.
+/// `millrace routes ADDRESS`: the answer of the fast table.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RouteReport {
     pub router: String,
     pub address: String,
-    /// Why the router leaves all packets to this address to the kernel, as sentences; empty: it goes by its table.
+    /// Why the router leaves all packets to this address to the kernel, as sentences; empty: it uses its table.
     pub why_not: Vec<String>,
-    /// Else the interfaces that leave what arrives on them to the kernel, and why.
+    /// Otherwise the interfaces that leave their packets to the kernel, and why.
     pub left_to_kernel: Vec<LeftInterface>,
-    /// The kernel's route behind it.
+    /// The kernel's route behind the answer.
     pub prefix: Option<String>,
-    /// More than one: multipath.
+    /// Several for a multipath route.
     pub hops: Vec<HopReport>,
 }
 
@@ -287,11 +292,12 @@ pub struct HopReport {
     /// Why packets go to the kernel.
     pub reason: Option<String>,
     pub interface: Option<String>,
-    /// The neighbour packets are sent to.
+    /// The neighbour that packets are sent to.
     pub next_hop: Option<String>,
+    /// The neighbour's MAC address.
     pub mac: Option<String>,
     pub mtu: Option<u32>,
-    /// Of 256, in a multipath route.
+    /// Its part of 256 in a multipath route.
     pub share: Option<u16>,
 }
 
@@ -299,27 +305,27 @@ pub struct HopReport {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct VerifyReport {
     pub routers: Vec<VerifyRouter>,
-    /// Sum over the routers, also of differences that are not listed.
+    /// The differences of all routers, including those that are not listed.
     pub differences: u64,
     /// The number of routers without differences that could not be verified ([`VerifyResult::is_unverified`]).
     #[serde(default)]
     pub unverified: u64,
 }
 
-/// What came of the comparison of a router.
+/// The result of comparing a router's tables with Linux.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VerifyResult {
-    /// The table sends where Linux does.
+    /// The tables agree with Linux.
     Verified,
     Differs,
-    /// Packets do not go by its table, so nothing was compared.
+    /// Its tables are not in use, so nothing was compared.
     NotUsed,
     /// Not verified: it changed all the time.
     Changing,
     /// Not verified: it is over its limits.
     OverLimits,
-    /// Not verified: Linux could not be queried, or not in time. Also where a daemon of an older version names no result.
+    /// Not verified: Linux could not be asked, or not in time. Also if a daemon of an older version names no result.
     #[default]
     Unread,
 }
@@ -342,7 +348,7 @@ impl VerifyResult {
     }
 }
 
-/// One router's comparison.
+/// The comparison of one router.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct VerifyRouter {
     pub router: String,
@@ -351,21 +357,21 @@ pub struct VerifyRouter {
     /// Why it was not verified, as a sentence.
     #[serde(default)]
     pub why: Option<String>,
-    /// Prefixes the kernel has routes for, its own addresses included, loopback, link-local and multicast left out: what
-    /// `routes` of `millrace routers` counts in the fast table.
+    /// Prefixes that the kernel has routes for, including its own addresses, without loopback, link-local and multicast. These
+    /// are the routes that `millrace routers` counts in the fast table.
     pub compared: Families<u64>,
-    /// Why its tables are not used, as sentences; they are not compared then.
+    /// Why its tables are not in use, as sentences; then they are not compared.
     pub why_not: Families<Vec<String>>,
-    /// Addresses that the kernel was asked about; none in a family whose tables are not used.
+    /// Addresses that the kernel was asked about; none of an IP version whose tables are not in use.
     #[serde(default)]
     pub asked: u64,
-    /// Of those that Linux forwards, how many the table leaves to it, by reason.
+    /// Addresses among them that Linux forwards and the table leaves to the kernel, by reason.
     #[serde(default)]
     pub left: BTreeMap<String, u64>,
-    /// Addresses about which Linux and the table disagreed at first, and no later look could settle which is right.
+    /// Addresses about which Linux and the table disagreed at first, and later answers did not settle it.
     #[serde(default)]
     pub changing: u64,
-    /// How many differences there are.
+    /// The number of differences.
     #[serde(default)]
     pub found: u64,
     /// At most [`VerifyRouter::LISTED`].
@@ -373,11 +379,11 @@ pub struct VerifyRouter {
 }
 
 impl VerifyRouter {
-    /// How many differences of a router are listed.
+    /// The most differences of a router that are listed.
     pub const LISTED: usize = 100;
 }
 
-/// One prefix on which kernel and fast table disagree.
+/// A prefix for which the kernel and the fast table differ.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Difference {
     pub prefix: String,
@@ -388,27 +394,30 @@ pub struct Difference {
 /// `millrace explain`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ExplainReport {
+    /// The port on which it arrives.
     pub port: String,
-    /// What was assumed, and what else there is to know, as sentences.
+    /// Assumptions and other notes, as sentences.
     pub notes: Vec<String>,
     /// What flow rules do with it; `None`: they do not decide about it.
     #[serde(default)]
     pub rules: Option<RulesReport>,
-    /// What the program that routes did, in order, in words; with flow rules, with what they send to NORMAL.
+    /// The steps of the routing program, in order. With flow rules, it routes the packet that they send to NORMAL.
     pub steps: Vec<StepReport>,
-    /// Of the user plane: the path whose worker it is given to, or whose word drops it; `None`: it goes on without a path.
+    /// The path of the user plane that gets the packet, or drops it by its `otherwise`; `None`: no path has it.
     #[serde(default)]
     pub path: Option<String>,
-    /// `forward`, `pass`, `drop`, `path`: its worker does the rest, or `controller`: only controllers get it. Of several outputs of flow rules that to NORMAL, or
-    /// else the first to a port counts.
+    /// `forward`, `pass`, `drop`, `path` (the worker of the path gets it), or `controller` (only controllers get it). If flow
+    /// rules have several outputs, the one to NORMAL counts, or else the first to a port.
     pub verdict: String,
     /// `None`: forwarded.
     pub reason: Option<ReasonCount>,
-    /// Egress port, when forwarded.
+    /// The egress port, if it is forwarded.
     pub egress: Option<String>,
+    /// Its headers as it arrives.
     pub before: Option<Headers>,
+    /// Its headers as it leaves.
     pub after: Option<Headers>,
-    /// As it arrived, in hexadecimal.
+    /// The frame as it arrives, in hexadecimal.
     #[serde(default)]
     pub frame: String,
 }
@@ -421,20 +430,20 @@ pub struct StepReport {
     pub detail: bool,
 }
 
-/// What a packet to explain looks like.
+/// The packet to explain, as `packet` or as `frame`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExplainRequest {
-    /// See [`crate::base::packet`]; or `frame`.
+    /// The packet as text ([`crate::base::packet`]).
     #[serde(default)]
     pub packet: Option<String>,
     /// The frame in hexadecimal; needs `port`.
     #[serde(default)]
     pub frame: Option<String>,
-    /// Name of the port it arrives on.
+    /// The name of the port on which it arrives.
     #[serde(default)]
     pub port: Option<String>,
-    /// Name of the router it is for.
+    /// The name of the router that it is for.
     #[serde(default)]
     pub router: Option<String>,
 }

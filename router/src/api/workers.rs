@@ -1,4 +1,4 @@
-//! Workers and their paths: how they stand, and what they counted.
+//! Workers and their paths: state and counters.
 
 use logic::{
     cores::CoreId,
@@ -11,19 +11,21 @@ use std::collections::BTreeMap;
 /// Packets by port, or by reason.
 pub type Counts = BTreeMap<String, u64>;
 
-/// All of it.
+/// The report of all workers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkersReport {
-    /// What cycles are counted by, and how many a second has.
+    /// The clock that counts cycles.
     pub clock: String,
+    /// Cycles per second of that clock.
     pub hz: u64,
-    /// What a switch from path to path is taken to cost (P8).
+    /// The cost of a switch between paths that workers assume (P8).
     #[serde(default)]
     pub switch: Switch,
-    /// What paths share by their weights now (P7); a worker says what it does, which is cycles as long as it does not know what packets take of that.
+    /// The resource that paths share by weight now (P7). A worker reports its own in [`WorkerStand::share`]: cycles, until it
+    /// knows how much of this resource its packets use.
     #[serde(default)]
     pub share: String,
-    /// It is what is scarce ([`logic::paths::Saturation`]), else what the configuration says.
+    /// True: `share` is the scarce resource ([`logic::paths::Saturation`]); false: it is configured.
     #[serde(default)]
     pub follows: bool,
     /// One packet in so many is measured (P6).
@@ -32,77 +34,77 @@ pub struct WorkersReport {
     /// The longest run of a path (P8).
     #[serde(default)]
     pub longest_run_us: u64,
-    /// What is known of each resource on this machine.
+    /// Each resource of this machine.
     #[serde(default)]
     pub resources: Vec<ResourceStand>,
     pub paths: Vec<PathStand>,
     pub workers: Vec<WorkerStand>,
     pub queues: Vec<QueueStand>,
-    /// Of ways out that were closed since the start, all workers' of a port together.
+    /// Outputs that were closed since the start; one for each port, for all workers together.
     pub closed_outputs: Vec<OutputStand>,
     pub up: UpReport,
-    /// Of the memory for packets: all frames,
+    /// All frames of the memory for packets.
     pub frames: u32,
-    /// those that nobody has now,
+    /// Frames that are free now.
     pub free_frames: u32,
-    /// those that rings and pools may have, all together ([`crate::user_plane::workers::frames_needed`]),
+    /// Frames that all rings and pools together may use ([`crate::user_plane::workers::frames_needed`]).
     pub promised_frames: u32,
-    /// and those that are not used again, as a NIC had them when its queue was closed.
+    /// Frames that are not used again, because a NIC had them when its queue was closed.
     pub retired_frames: u32,
 }
 
-/// A path. Every packet of it is in exactly one of `out`, `up`, `dropped`, `worker_panicked`, `worker_silent` and
-/// `stopped_packets`, or in its worker's hands.
-/// Counts are from when the path was first planned on.
+/// A path. Each of its packets is in exactly one of `out`, `up`, `dropped`, `worker_panicked`, `worker_silent` and
+/// `stopped_packets`, or still with its worker. Counts begin when the path was first planned.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PathStand {
     pub id: PathId,
     pub path: String,
     pub router: RouterId,
-    /// The core it runs on.
+    /// The core of its worker.
     pub worker: CoreId,
     /// Why it does not run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopped: Option<String>,
-    /// Taken from its RX rings.
+    /// Packets taken from its RX rings.
     pub packets: u64,
-    /// Given to the worker's way out by a port, by the port's name; what became of them there is in [`OutputStand`].
+    /// Packets given to the worker's output, by the name of the port; [`OutputStand`] counts what happened to them there.
     pub out: Counts,
-    /// For the kernel, by reason; how many got there is in [`UpReport`].
+    /// Packets for the kernel, by reason; [`UpReport`] counts how many arrived.
     pub up: Counts,
-    /// Dropped by its chain, by reason.
+    /// Packets that its chain dropped, by reason.
     pub dropped: Counts,
-    /// Lost in the hands of its worker, when its chain panicked,
+    /// Packets lost because its chain panicked.
     pub worker_panicked: u64,
-    /// or when it did not get on, and another took over.
+    /// Packets lost because its thread hung, and another took over.
     #[serde(default)]
     pub worker_silent: u64,
-    /// Dropped because the path is stopped.
+    /// Packets dropped because the path is stopped.
     pub stopped_packets: u64,
     /// Panics of its chain since it came to this worker.
     pub panics: u64,
     /// Runs that did not end, so that another thread took over, since it came to this worker.
     #[serde(default)]
     pub hangs: u64,
-    /// Not in `packets`: lost as they found their RX ring full, in the kernel,
+    /// Packets that found their RX ring full; not in `packets`.
     pub ring_full: u64,
-    /// and in RX rings that were closed.
+    /// Packets lost in RX rings that were closed; not in `packets`.
     pub ring_closed: u64,
     /// Turns that had packets.
     pub runs: u64,
-    /// That its turns took.
+    /// Cycles of these turns.
     pub cycles: u64,
     /// Sampled; absent: nothing was measured.
     pub cycles_per_packet: Option<u64>,
-    /// Sampled: as it came, and as it left by a port.
+    /// Bytes received and bytes sent by a port, sampled.
     #[serde(default)]
     pub io_bytes_per_packet: Option<u64>,
-    /// Of memory bandwidth: counted, or estimated as [`WorkersReport::resources`] says.
+    /// Bytes of memory bandwidth: counted, or estimated as [`WorkersReport::resources`] says.
     #[serde(default)]
     pub memory_bytes_per_packet: Option<u64>,
-    /// Of late, of what its worker shares ([`WorkerStand::share`]): of a core's cycles; of another resource, of what all paths of the worker used.
+    /// Its recent part of the resource that its worker shares ([`WorkerStand::share`]). For cycles this is the fraction of a core,
+    /// for another resource the fraction of what all paths of the worker used.
     pub share: f64,
-    /// Of the chain it has now.
+    /// The elements of its present chain.
     pub elements: Vec<ElementReport>,
 }
 
@@ -110,59 +112,62 @@ pub struct PathStand {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkerStand {
     pub core: CoreId,
-    /// Why it tells nothing: it does not get on, with what it has in its hands. Its paths, queues and outputs are missing; in the daemon they are as it told them last.
+    /// Why it does not answer: it makes no progress, and keeps its packets. Its paths, queues and outputs are missing here; the
+    /// daemon reports their last known values.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub silent: Option<String>,
-    /// Times that its thread did not get on, and another took over what it had.
+    /// Times that its thread made no progress, and another took over.
     #[serde(default)]
     pub taken_over: u64,
-    /// What its paths share now.
+    /// The resource that its paths share now.
     #[serde(default)]
     pub share: String,
-    /// What it used of late, of what there is: of cycles in its core, of other resources in the machine; of those of which both is known.
+    /// The fraction of each resource that it used recently: of cycles those of its core, of others those of the machine.
+    /// Resources whose use or capacity is not known are missing.
     #[serde(default)]
     pub used: BTreeMap<String, f64>,
-    /// Fraction of its core's time that other work took of late; in the daemon, once it is known.
+    /// Fraction of its core's time that other work took recently; the daemon reports it once it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub other: Option<f64>,
-    /// Nanoseconds that its thread ran; 0 while it tells nothing.
+    /// Time that its thread ran; 0 while it does not answer.
     #[serde(default)]
     pub ran_ns: u64,
-    /// Fractions of the time since it was started: with packets, and asleep. What is missing it looked for packets.
+    /// Fraction of the time since its start that it had packets. In the rest, except `slept`, it looked for packets.
     pub busy: f64,
+    /// Fraction of the time since its start that it slept.
     pub slept: f64,
     /// Times that it fell asleep.
     pub sleeps: u64,
-    /// Of no path's chain.
+    /// Panics outside of chains.
     pub panics: u64,
     pub outputs: Vec<OutputStand>,
 }
 
-/// A worker's way out by a port: every packet given to it is in exactly one of `sent_packets`, the `dropped` ones and `waiting`.
+/// A worker's output to a port. Every packet given to it is in exactly one of `sent_packets`, the `dropped` ones and `waiting`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct OutputStand {
     pub port: PortId,
     pub name: String,
-    /// Put into its TX ring.
+    /// Packets put into its TX ring.
     pub sent_packets: u64,
-    /// Of all, those that found the TX ring full, and waited.
+    /// Packets that found the TX ring full and waited, whatever happened to them then.
     pub delayed_packets: u64,
-    /// Dropped as more waited than may,
+    /// Dropped because too many waited.
     pub dropped_full: u64,
-    /// as they had no whole Ethernet header,
+    /// Dropped because they lack a whole Ethernet header.
     pub dropped_unfit: u64,
-    /// as the port is gone; what its TX ring had then is sent, as far as is known here,
+    /// Dropped because the port is gone. Packets that were in its TX ring by then count as sent.
     pub dropped_gone: u64,
-    /// as the port has no TX queue of that number,
+    /// Dropped because the port has no TX queue of that number.
     pub dropped_no_queue: u64,
-    /// as they waited when the way out was closed.
+    /// Dropped because they waited when the output was closed.
     pub dropped_closed: u64,
-    /// Wait for room now.
+    /// Packets that wait for room now.
     pub waiting: usize,
 }
 
 impl OutputStand {
-    /// All that was.
+    /// All dropped packets.
     pub fn dropped(&self) -> u64 {
         let OutputStand {
             dropped_full, dropped_unfit, dropped_gone, dropped_no_queue, dropped_closed, ..
@@ -170,7 +175,7 @@ impl OutputStand {
         dropped_full + dropped_unfit + dropped_gone + dropped_no_queue + dropped_closed
     }
 
-    /// All that only grow.
+    /// All fields that only grow.
     pub(crate) fn counts_mut(&mut self) -> [&mut u64; 7] {
         let OutputStand {
             sent_packets,
@@ -193,7 +198,7 @@ impl OutputStand {
         ]
     }
 
-    /// One more of the same port.
+    /// Adds another output of the same port.
     pub(crate) fn add(&mut self, more: &OutputStand) {
         self.counts_mut().into_iter().zip(more.clone().counts_mut()).for_each(|(n, more)| *n += *more);
     }
@@ -209,23 +214,24 @@ pub struct QueueStand {
     pub owner: CoreId,
     /// Packets are not copied between the driver and the workers.
     pub zero_copy: bool,
-    /// Why they are, although it was wanted otherwise.
+    /// Why they are copied, although zero copy is configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copies_because: Option<String>,
-    /// Its device is polled by workers themselves, while there is load.
+    /// Workers poll its device themselves while there is load.
     #[serde(default)]
     pub polled: bool,
-    /// Why it is not, although it was wanted otherwise.
+    /// Why they do not, although polling is configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_polled_because: Option<String>,
     /// What is wrong with it now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault: Option<String>,
-    /// Times that no frame was there for the fill ring: never, unless memory was retired ([`WorkersReport::retired_frames`]).
+    /// Times that no frame was free for the fill ring. This never happens unless frames were retired
+    /// ([`WorkersReport::retired_frames`]).
     pub starved: u64,
-    /// Entries of its rings that were none of the frames which the kernel had: a driver's fault.
+    /// Entries of its rings that named a frame which the kernel did not have: a fault of the driver.
     pub refused: u64,
-    /// Times that the kernel found the fill ring empty: packets of any of its paths were lost.
+    /// Times that the kernel found the fill ring empty; then packets of some of its paths were lost.
     pub fill_empty: u64,
 }
 
@@ -233,57 +239,58 @@ pub struct QueueStand {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ElementReport {
     pub element: String,
-    /// That came to it.
+    /// Packets that reached it.
     pub packets: u64,
-    /// That it passed up, by reason.
+    /// Packets that it passed up, by reason.
     pub up: Counts,
-    /// That it dropped, by reason.
+    /// Packets that it dropped, by reason.
     pub dropped: Counts,
-    /// What it counts besides.
+    /// Its other counters.
     pub counted: Counts,
 }
 
-/// A resource, and what is known of it here.
+/// A resource of this machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ResourceStand {
     pub resource: String,
-    /// Can paths share it fairly?
+    /// Its use is counted, so paths can share it fairly.
     pub counted: bool,
-    /// How it is counted; or why it is not, and what is estimated in its place.
+    /// How it is counted; or why it is not, and what is estimated instead.
     pub basis: String,
-    /// What there is of it: of cycles in each core. Where that is not known it is never found scarce.
+    /// How much of it there is; for cycles, in each core.
     #[serde(default)]
     pub capacity: Capacity,
-    /// Of that, what all workers used of late; cycles each worker says ([`WorkerStand::used`]).
+    /// The fraction of the capacity that all workers used recently. For cycles see [`WorkerStand::used`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<f64>,
 }
 
-/// Of a resource.
+/// The capacity of a resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capacity {
-    /// What there is of it; `None`: that is not known, and it is never found scarce.
+    /// `None`: not known, so the resource is never scarce.
     pub per_second: Option<u64>,
-    /// Where that is from; why it is not known.
+    /// Where the number comes from, or why it is not known.
     pub basis: String,
 }
 
-/// What became of packets for the kernel, since the start. Those that are in none of these wait.
+/// Packets for the kernel since the start. Packets that are in none of these wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpCounts {
-    /// The kernel has them.
+    /// Given to the kernel.
     pub packets: u64,
-    /// Dropped: exceptions over the payer's limit,
+    /// Dropped: exceptions over the payer's limit.
     pub policed: u64,
-    /// ARP and neighbour discovery over theirs,
+    /// Dropped: ARP and neighbour discovery over the payer's limit.
     pub control_policed: u64,
-    /// as too many waited,
+    /// Dropped because too many waited.
     pub queue_full: u64,
-    /// or as the kernel did not take them, or the port is gone.
+    /// Dropped because the kernel refused them, or the port is gone.
     pub failed: u64,
 }
 
-/// Of all, and of each payer that had some: by router, and by port those for no interface.
+/// Packets for the kernel: all, and those of each payer that had some. The payer is the router, or the port for packets of no
+/// interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpReport {
     pub all: UpCounts,
@@ -291,12 +298,12 @@ pub struct UpReport {
     pub ports: BTreeMap<PortId, UpCounts>,
 }
 
-/// What workers take a switch to cost (P8), and why.
+/// The cost of a switch between paths that workers assume (P8).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Switch {
-    /// 0: it is not known, and part of what packets cost.
+    /// 0: it is not known, and is part of the cost of packets.
     pub cycles: u32,
-    /// Where that stands.
+    /// The file that it comes from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibrated: Option<String>,
     /// Why it is not known.

@@ -1,11 +1,11 @@
 //! Bounds the peers that wait before a listener, and those that come in, so that an idle peer keeps nobody out.
 //!
-//! A guest is a peer that was accepted. It waits until it has shown that it is in earnest; then it is inside. Both
+//! A guest is a peer that was accepted. It waits until its request or handshake is complete; then it is inside. Both
 //! numbers are bounded, for each source and in total. If too many wait, the longest waiting guest of the source with
 //! the most guests is sent away. A source that floods therefore sends away its own guests. Others meet a full room only
 //! if as many sources flood.
 //!
-//! Nothing here waits or reads a clock. Whoever serves a guest gives it a deadline, and closes it when it is sent away.
+//! Nothing here waits or reads a clock. The server of a guest gives it a deadline, and closes it when it is sent away.
 
 use crate::base::guard::locked;
 use std::{
@@ -157,9 +157,9 @@ mod tests {
         // The room is full: one more guest of the busiest source goes.
         let mut late = door.knock(4);
         assert_eq!(sent_away(&mut flood), [0, 1, 2, 3, 4, 5, 6]);
-        assert!(!flood[0].0.enter(false), "whoever was sent away does not come in");
+        assert!(!flood[0].0.enter(false), "a guest that was sent away does not come in");
         assert!(!is_sent_away(&mut late) && late.0.enter(false) && other[0].0.enter(false));
-        assert!(!is_sent_away(&mut late), "nor is anybody sent away who is inside");
+        assert!(!is_sent_away(&mut late), "a guest that is inside is not sent away");
     }
 
     #[test]

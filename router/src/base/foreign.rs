@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_terminal_obeys_is_spelt_out() {
+    fn control_characters_are_escaped() {
         let shown = |text| Shown(text).to_string();
         assert_eq!(shown("a\u{1b}[2Jb"), r"a\u{1b}[2Jb");
         assert_eq!(shown("a\nb\tc\u{7f}\u{9b}"), r"a\nb\tc\u{7f}\u{9b}");
@@ -280,7 +280,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn anything_is_fit_when_it_was_shown(text in any::<String>()) {
+        fn any_text_is_fit_after_it_was_shown(text in any::<String>()) {
             let once = shown(&text);
             prop_assert!(once.chars().all(is_plain));
             prop_assert_eq!(shown(&once), once);

@@ -51,7 +51,7 @@ pub fn check_directory(path: &Path) -> io::Result<()> {
     for (depth, directory) in path.ancestors().filter(|path| *path != Path::new("")).enumerate() {
         let data = fs::symlink_metadata(directory)?;
         let wrong = match () {
-            () if !data.is_dir() => "is no directory".into(),
+            () if !data.is_dir() => "is not a directory".into(),
             () if !is_owned_by(&data, &ours_or_roots()) => format!("belongs to user {}", data.uid()),
             () if data.mode() & OTHERS_WRITE != 0 && (depth == 0 || data.mode() & STICKY == 0) => {
                 "can be written by others".into()
@@ -72,7 +72,7 @@ pub fn read_ours(path: &Path) -> io::Result<Vec<u8>> {
     let mut file = options.read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW).open(path)?;
     let data = file.metadata()?;
     if !data.is_file() || !is_ours_or_roots_alone(&data) {
-        return Err(io::Error::other(format!("{} is not root's alone to write", path.display())));
+        return Err(io::Error::other(format!("{} is not a file that only root can write", path.display())));
     }
     let mut text = Vec::new();
     file.read_to_end(&mut text)?;
@@ -144,7 +144,7 @@ mod tests {
         assert_eq!(check(), Ok(()), "nobody replaces it in a sticky directory");
         fs::rename(&directory, above.path().join("other")).unwrap();
         symlink("other", &directory).unwrap();
-        assert!(check().unwrap_err().ends_with("/pins is no directory"));
+        assert!(check().unwrap_err().ends_with("/pins is not a directory"));
     }
 
     #[test]
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs root"]
-    fn what_another_user_has_made_is_not_used() {
+    fn files_of_another_user_are_not_used() {
         let directory = tempfile::tempdir().unwrap();
         let (pins, state) = (directory.path().join("pins"), directory.path().join("state"));
         fs::create_dir(&pins).unwrap();

@@ -1,11 +1,11 @@
 //! Bytes as hexadecimal digits.
 
-/// In lower case.
+/// Two digits for each byte, in lower case.
 pub fn encode(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// `None`: they are not digits, or not pairs of them.
+/// The bytes of pairs of digits. `None`: a character is no digit, or their number is odd.
 pub fn decode(text: &str) -> Option<Vec<u8>> {
     let digits: Option<Vec<u8>> = text.chars().map(|c| c.to_digit(16).map(|d| d as u8)).collect();
     let digits = digits.filter(|d| d.len() % 2 == 0)?;

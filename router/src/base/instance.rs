@@ -1,7 +1,7 @@
-//! One daemon per instance: a lock held for life, and the socket only its holder may create.
+//! One daemon per instance. The daemon holds a lock as long as it lives, and only the holder creates the socket.
 //!
-//! The lock decides, the socket does not: a socket left behind by a dead daemon is replaced, and two daemons that start
-//! at the same moment cannot both believe they are alone.
+//! The lock decides, not the socket. A socket that a dead daemon left behind is replaced. If two daemons start at the same
+//! moment, only one gets the lock.
 
 use anyhow::{Context, Result, bail};
 use rustix::{
@@ -29,7 +29,7 @@ const BACKLOG: i32 = 1024;
 pub struct InstanceName(String);
 
 impl InstanceName {
-    /// As given.
+    /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -51,7 +51,7 @@ impl FromStr for InstanceName {
 /// Where the files of an instance are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instance {
-    /// `None`: the unnamed one.
+    /// `None`: the instance without a name.
     pub name: Option<InstanceName>,
     directory: PathBuf,
 }
@@ -62,17 +62,17 @@ impl Instance {
         Self::under(Path::new("/run"), name)
     }
 
-    /// The same in another directory.
+    /// The instance of that name in another directory.
     pub fn under(directory: &Path, name: Option<InstanceName>) -> Self {
         Self { name, directory: directory.into() }
     }
 
-    /// `millrace`, or `millrace-NAME`: also the name of what is pinned.
+    /// `millrace`, or `millrace-NAME`; also the name of the directory of pins.
     pub fn label(&self) -> String {
         self.name.as_ref().map_or("millrace".into(), |n| format!("millrace-{}", n.as_str()))
     }
 
-    /// How a command is written that speaks to this instance: `millrace stop --instance NAME`.
+    /// The command line for this instance, such as `millrace stop --instance NAME`.
     pub fn command(&self, verb: &str) -> String {
         command(&self.label(), verb)
     }
@@ -86,35 +86,35 @@ impl Instance {
         self.directory.join(format!("{}.lock", self.label()))
     }
 
-    /// What the names and counters of the running generation were, for whoever comes after.
+    /// The names and counters of the running generation, for the next daemon.
     pub fn state_file(&self) -> PathBuf {
         self.directory.join(format!("{}.state", self.label()))
     }
 
-    /// Where queues were before they were moved, for whoever comes after.
+    /// The cores of queues before they were moved, for the next daemon.
     pub fn cores_file(&self) -> PathBuf {
         self.directory.join(format!("{}.cores", self.label()))
     }
 
-    /// What the indirection tables of NICs were, for whoever comes after.
+    /// The indirection tables of NICs before they were changed, for the next daemon.
     pub fn spreading_file(&self) -> PathBuf {
         self.directory.join(format!("{}.spreading", self.label()))
     }
 
-    /// What was changed in the classifiers of NICs, for whoever comes after.
+    /// The changes in the classifiers of NICs, for the next daemon.
     pub fn steering_file(&self) -> PathBuf {
         self.directory.join(format!("{}.steering", self.label()))
     }
 }
 
-/// See [`Instance::command`]; for an instance of which only the label is known.
+/// Like [`Instance::command`], for an instance of which only the label is known.
 pub fn command(label: &str, verb: &str) -> String {
     let name =
         label.strip_prefix("millrace-").map_or(String::new(), |name| format!(" --instance {}", Quoted(name)));
     format!("millrace {verb}{name}")
 }
 
-/// The right to be the daemon of an instance, held until dropped (or the process ends, however it ends).
+/// The right to be the daemon of an instance. It lasts until it is dropped, or until the process ends in any way.
 #[derive(Debug)]
 pub struct Lock {
     _file: File,
@@ -122,7 +122,10 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Takes the lock, or says which process has it.
+    /// Takes the lock.
+    ///
+    /// # Errors
+    /// Another process has it; the error names it. Or others can write the lock file.
     pub fn take(instance: &Instance) -> Result<Lock> {
         let path = instance.lock_file();
         loop {
@@ -136,7 +139,7 @@ impl Lock {
                 .open(&path)
                 .with_context(|| format!("cannot open the lock file {}", path.display()))?;
             if !file.metadata().is_ok_and(|data| data.is_file() && is_ours_or_roots_alone(&data)) {
-                bail!("the lock file {} is not root's alone to write: remove it", path.display());
+                bail!("the lock file {} is not a file that only root can write: remove it", path.display());
             }
             if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
                 let mut pid = String::new();
@@ -148,7 +151,7 @@ impl Lock {
                     instance.command("stop")
                 );
             }
-            // Whoever held it before may have removed the file between our open and our lock.
+            // The previous holder may have removed the file between our open and our lock.
             let same = fs::metadata(&path).is_ok_and(|m| file.metadata().is_ok_and(|f| f.ino() == m.ino()));
             if same {
                 file.set_len(0)?;
@@ -171,7 +174,8 @@ impl Lock {
         Ok(listener)
     }
 
-    /// Removes every file of the instance and gives the lock up; returns what was removed besides the lock.
+    /// Removes the socket, the state file and the lock file, and gives up the lock. Returns the removed files, without the
+    /// lock file.
     pub fn clean(self) -> Vec<PathBuf> {
         let gone = |path: &PathBuf| fs::remove_file(path).is_ok();
         let removed = [self.instance.socket(), self.instance.state_file()].into_iter().filter(gone).collect();
@@ -180,7 +184,7 @@ impl Lock {
     }
 }
 
-/// A socket that only its owner can reach: the file takes its mode from the socket (`unix_bind_bsd()`, net/unix/af_unix.c), so
+/// A socket that only its owner can reach. The file takes its mode from the socket (`unix_bind_bsd()`, net/unix/af_unix.c), so
 /// there is no moment with a wider one.
 fn listening(path: &Path) -> io::Result<UnixListener> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -239,7 +243,7 @@ mod tests {
         fs::write(&path, "").unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
         let error = Lock::take(&instance).unwrap_err().to_string();
-        assert!(error.contains("is not root's alone to write"), "{error}");
+        assert!(error.contains("is not a file that only root can write"), "{error}");
         fs::rename(&path, directory.path().join("other")).unwrap();
         std::os::unix::fs::symlink("other", &path).unwrap();
         Lock::take(&instance).unwrap_err();
@@ -268,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_at_once_one_gets_the_lock() {
+    fn only_one_of_many_that_start_at_once_gets_the_lock() {
         let directory = tempfile::tempdir().unwrap();
         for _ in 0..20 {
             let locks: Vec<_> = std::thread::scope(|scope| {

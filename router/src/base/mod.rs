@@ -1,4 +1,4 @@
-//! What all rooms use, and what knows of none of them.
+//! Modules that all rooms use, and that use no room.
 //!
 //! | module | does |
 //! |---|---|
@@ -8,11 +8,11 @@
 //! | [`foreign`] | text of others: for terminals, logs and shells |
 //! | [`guard`] | locks, and files of one user |
 //! | [`hex`] | bytes as digits |
-//! | [`instance`] | which daemon is meant; its lock, its directory |
+//! | [`instance`] | the instances of the daemon: names, files, locks |
 //! | [`packet`] | a packet as users write it |
 //! | [`pcap`] | opens captures |
-//! | [`priority`] | how urgent threads are |
-//! | [`privileges`] | what the process may do, checked and given up |
+//! | [`priority`] | scheduling policies and priorities of threads |
+//! | [`privileges`] | the capabilities of the process, checked and given up |
 //! | [`seldom`] | limits log lines that outsiders cause |
 //! | [`values`] | names and values of users, checked |
 

@@ -1,4 +1,5 @@
-//! Packets as people write them, for `millrace explain`: text to frame, and frame to the header fields a router changes.
+//! Packets as people write them, for `millrace explain`: from text to a frame, and from a frame to the header fields that a
+//! router changes.
 //!
 //! ```text
 //! udp 10.0.0.1:1234 -> 10.1.0.1:80 ttl=1 vlan=10 len=1400
@@ -14,7 +15,7 @@ use std::{fmt, net::IpAddr, str::FromStr};
 /// The port of the discard service (RFC 863).
 pub const DISCARD: u16 = 9;
 
-/// Longest IP packet that can be described, bytes.
+/// The longest IP packet that can be described, in bytes.
 pub const MAX_LENGTH: u16 = 9000;
 
 const FORM: &str = "PROTOCOL SOURCE[:PORT] -> DESTINATION[:PORT] [ttl=N] [tos=N] [len=N] [vlan=VID[.VID]] [dmac=MAC] \
@@ -22,23 +23,23 @@ const FORM: &str = "PROTOCOL SOURCE[:PORT] -> DESTINATION[:PORT] [ttl=N] [tos=N]
 
 const MAC_FORM: &str = "six bytes such as 02:00:00:00:00:01";
 
-/// What carries the packet's payload.
+/// The protocol of the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     Udp,
     Tcp,
-    /// An echo request, of ICMPv6 between IPv6 addresses.
+    /// An echo request of ICMP, or of ICMPv6 between IPv6 addresses.
     Icmp,
 }
 
-/// A packet as described; what is `None` is chosen by whoever builds the frame.
+/// A packet as described. The builder of the frame chooses fields that are `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PacketText {
     pub protocol: Protocol,
-    /// Addresses are of one family.
+    /// Of the same IP version as `destination`.
     pub source: IpAddr,
     pub destination: IpAddr,
-    /// Source and destination port, ignored for ICMP; `None`: not given, [`DISCARD`] is taken.
+    /// Source and destination port, ignored for ICMP; `None`: not given, [`DISCARD`] is used.
     pub ports: [Option<u16>; 2],
     /// TTL or hop limit.
     pub ttl: u8,
@@ -57,7 +58,7 @@ pub struct BadPacket(pub String);
 
 impl fmt::Display for BadPacket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}; a packet reads: {FORM}", self.0)
+        write!(f, "{}; a packet is written as: {FORM}", self.0)
     }
 }
 
@@ -84,7 +85,7 @@ impl FromStr for PacketText {
         }
         let (destination, destination_port) = endpoint(words.next().unwrap_or_default())?;
         if source.is_ipv4() != destination.is_ipv4() {
-            return bad("source and destination are of different families");
+            return bad("source and destination are of different IP versions");
         }
         let mut packet = PacketText {
             protocol,
@@ -126,7 +127,7 @@ impl PacketText {
         done.ok_or_else(|| BadPacket(format!("{word:?} is not allowed: {allowed}")))
     }
 
-    /// Bytes of all headers from IP on.
+    /// Bytes of all headers, from the IP header on.
     fn header_bytes(&self) -> u16 {
         let ip = if self.source.is_ipv4() { 20 } else { 40 };
         ip + if self.protocol == Protocol::Tcp { 20 } else { 8 }
@@ -141,13 +142,13 @@ impl PacketText {
         }
     }
 
-    /// The frame, checksums right, as it would arrive with these addresses and tags.
+    /// The frame with these addresses and tags, with correct checksums.
     pub fn frame(&self, destination: Mac, source: Mac, vlan: Vlan) -> Vec<u8> {
         let payload = vec![0; usize::from(self.length.unwrap_or(0).saturating_sub(self.header_bytes()))];
         let builder = PacketBuilder::ethernet2(source.0, destination.0).ip(self.ip_headers());
         let [from, to] = self.ports.map(|port| port.unwrap_or(DISCARD));
         let mut frame = Vec::new();
-        // Writing to memory, with lengths checked when the text was read: it cannot fail.
+        // This cannot fail: it writes to memory, and the lengths were checked when the text was parsed.
         let _ = match (self.protocol, self.source.is_ipv4()) {
             (Protocol::Udp, _) => builder.udp(from, to).write(&mut frame, &payload),
             (Protocol::Tcp, _) => builder.tcp(from, to, 1, 64240).write(&mut frame, &payload),
@@ -159,7 +160,7 @@ impl PacketText {
     }
 
     fn ip_headers(&self) -> IpHeaders {
-        // The builder fills lengths, the next protocol and checksums in.
+        // The builder fills in lengths, the next protocol and checksums.
         match (self.source, self.destination) {
             (IpAddr::V6(source), IpAddr::V6(destination)) => {
                 let header = Ipv6Header {
@@ -187,7 +188,7 @@ impl PacketText {
     }
 }
 
-/// The tags of a VLAN key as bytes on the wire, outer first.
+/// The tags of a VLAN key as bytes on the wire, the outer one first.
 fn tag_bytes(vlan: Vlan) -> Vec<u8> {
     let tag = |half: u32| {
         let tpid: u16 = if half & 0x1000 != 0 { 0x88a8 } else { 0x8100 };
@@ -207,7 +208,7 @@ fn endpoint(text: &str) -> Result<(IpAddr, Option<u16>), BadPacket> {
     }
 }
 
-/// `10`, or `10.20`: outer and inner tag, both 802.1Q.
+/// Parses `10`, or `10.20`: outer and inner tag, both 802.1Q.
 fn vlan(text: &str) -> Option<Vlan> {
     text.split('.').try_fold(Vlan::NONE, |vlan, vid| {
         let vid = vid.parse().ok().filter(|vid| (1..=4094).contains(vid))?;
@@ -215,7 +216,7 @@ fn vlan(text: &str) -> Option<Vlan> {
     })
 }
 
-/// Six bytes, two hexadecimal digits each.
+/// Parses six bytes with two hexadecimal digits each.
 pub(crate) fn mac(text: &str) -> Option<Mac> {
     let mut bytes = [0; 6];
     let mut parts = text.split(':');
@@ -225,7 +226,7 @@ pub(crate) fn mac(text: &str) -> Option<Mac> {
     parts.next().is_none().then_some(Mac(bytes))
 }
 
-/// The fields a router looks at or changes.
+/// The header fields that a router reads or changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Headers {
     pub destination_mac: String,
@@ -245,7 +246,7 @@ pub struct Headers {
 }
 
 impl Headers {
-    /// Reads what is there; `None` if not even an Ethernet header is.
+    /// Reads the headers of a frame; `None`: it has no whole Ethernet header.
     pub fn read(frame: &[u8]) -> Option<Headers> {
         let mac = |at: usize| Mac::from_slice(frame.get(at..at + 6)?).map(|m| m.to_string());
         let word = |at: usize| Some(u16::from_be_bytes(frame.get(at..at + 2)?.try_into().ok()?));
@@ -289,7 +290,7 @@ mod tests {
     const A: Mac = Mac([2, 0, 0, 0, 0, 1]);
     const B: Mac = Mac([2, 0, 0, 0, 0, 2]);
 
-    /// Text, and the frame's fields, or a part of the error.
+    /// Texts with fields of the frame, and texts with a part of the error.
     #[test]
     fn texts() {
         let good = [
@@ -320,7 +321,7 @@ mod tests {
             ("sctp 1.1.1.1 -> 2.2.2.2", "unknown protocol \"sctp\""),
             ("udp 1.1.1.1 2.2.2.2", "no \"->\""),
             ("udp 1.1.1.1:99999 -> 2.2.2.2", "\"1.1.1.1:99999\" is not an address"),
-            ("udp 1.1.1.1 -> ::2", "different families"),
+            ("udp 1.1.1.1 -> ::2", "different IP versions"),
             ("udp 1.1.1.1 -> 2.2.2.2 ttl=256", "\"ttl=256\" is not allowed: 0 to 255"),
             ("udp 1.1.1.1 -> 2.2.2.2 len=27", "28 to 9000"),
             ("udp 1.1.1.1 -> 2.2.2.2 vlan=1.2.3", "\"vlan=1.2.3\""),
@@ -332,7 +333,7 @@ mod tests {
         ];
         for (text, part) in wrong {
             let error = text.parse::<PacketText>().unwrap_err().to_string();
-            assert!(error.contains(part) && error.contains("a packet reads:"), "{text:?}: {error}");
+            assert!(error.contains(part) && error.contains("a packet is written as:"), "{text:?}: {error}");
         }
     }
 

@@ -31,12 +31,12 @@ const NEEDED: [(CapabilitySet, &str, &str); 9] = [
     (CapabilitySet::BPF, "CAP_BPF", "load XDP programs"),
     (CapabilitySet::PERFMON, "CAP_PERFMON", "load XDP programs that read the clock and kernel types"),
     (CapabilitySet::SYS_ADMIN, "CAP_SYS_ADMIN", "enter the namespaces of routers"),
-    (CapabilitySet::NET_BROADCAST, "CAP_NET_BROADCAST", "hear changes in the namespaces of routers"),
+    (CapabilitySet::NET_BROADCAST, "CAP_NET_BROADCAST", "see changes in the namespaces of routers"),
     (CapabilitySet::SYS_PTRACE, "CAP_SYS_PTRACE", "find the namespaces of other processes"),
     (
         CapabilitySet::SYS_NICE,
         "CAP_SYS_NICE",
-        "place queues on cores and have workers go first; policy = \"off\" in [cores] and nice = 0 in [workers] do without",
+        "place queues on cores and make workers urgent; policy = \"off\" in [cores] and nice = 0 in [workers] avoid it",
     ),
     (CapabilitySet::NET_RAW, "CAP_NET_RAW", "see netfilter rules"),
     (CapabilitySet::IPC_LOCK, "CAP_IPC_LOCK", "keep packets of workers in memory"),
@@ -157,7 +157,7 @@ fn deny_writes() -> Result<bool> {
 /// Why threads that parse data from others can do more than they need, as a sentence.
 pub fn trouble() -> Option<String> {
     MAY_WRITE.load(Relaxed).then(|| {
-        "this kernel has no Landlock: threads that parse what others send could write files, if they had faults".into()
+        "this kernel has no Landlock: threads that parse data from others could write files if they had faults".into()
     })
 }
 

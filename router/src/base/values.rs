@@ -19,7 +19,7 @@ impl std::error::Error for BadValue {}
 pub struct PortName(String);
 
 impl PortName {
-    /// As Linux spells it.
+    /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }

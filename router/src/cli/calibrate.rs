@@ -1,4 +1,4 @@
-//! `millrace calibrate`: what a switch from path to path takes, and what there is of memory bandwidth, measured and kept.
+//! `millrace calibrate`: measures the cost of a switch between paths, and the memory bandwidth, and writes both to a file.
 
 use super::{Output, show, table::Table};
 use crate::{
@@ -15,27 +15,31 @@ use rustix::thread::CpuSet;
 use std::{collections::BTreeSet, path::PathBuf};
 
 pub const HELP: &str = "\
-Paths of a worker have a core in turn, and a turn costs something besides its packets. That is found by runs of 1 to 64 packets in memory, which
-takes a second: the line through what they take tells what a run costs (the switch) and what a packet does. The daemon reads the file when it starts, and bounds
-runs of packets by it (docs/inside/user-plane.md). Without the file, or with one of another machine, what a switch costs is part of what packets cost.
-What there is of memory bandwidth is what all cores of workers together get, by the CPU's counter of cache misses; where it has none for us, as in most
-virtual machines, that is told and kept, and memory is never found scarce. Of I/O it is what links carry, or what `[workers] io_mbps` says.
-Nothing is kept, and the exit code is 1, if the machine is too busy with something else to tell.";
+The paths of a worker take turns on its core, and each switch to another path costs time. The command measures
+runs of 1 to 64 packets in memory, which takes a second. A line through them gives the cost of a switch and of
+a packet. The daemon reads the file when it starts, and bounds runs by it (docs/inside/user-plane.md). Without
+the file, or with one of another machine, the switch is part of the cost of packets.
+
+The memory bandwidth is what all cores of workers get together, by the CPU's counter of cache misses. If the
+counter is not available, as in most virtual machines, the file says so, and memory is never scarce. The I/O
+bandwidth is not measured: it is what the links carry, or `io_mbps` of [workers].
+
+If the machine is too busy to measure, nothing is written and the exit status is 1.";
 
 /// Rounds of each size of run: 0.6 s in all.
 const ROUNDS: u32 = 401;
-/// Something else may have had the core.
+/// Measurements until one fits, because something else may have had the core.
 const TRIES: u32 = 5;
 
 #[derive(Debug, Args)]
 pub struct Calibrate {
-    /// Where what was found is kept.
+    /// The file to write the result to.
     #[arg(long, value_name = "FILE", default_value = CALIBRATION_FILE)]
     file: PathBuf,
-    /// On which core to measure, of those that workers have [default: where it happens to run].
+    /// The core to measure on, one with a worker [default: the one that it runs on].
     #[arg(long, value_name = "CORE")]
     core: Option<CoreId>,
-    /// All cores of workers, for memory bandwidth [default: all that this process may run on].
+    /// All cores with workers, for the memory bandwidth [default: all that this process may run on].
     #[arg(long, value_name = "LIST")]
     cores: Option<CoreList>,
     #[command(flatten)]
@@ -48,7 +52,7 @@ impl Calibrate {
     }
 
     pub fn run(self) -> Result<()> {
-        // Before the thread is on one of them alone.
+        // Before the thread is pinned to one of them.
         let memory = calibrate::bandwidth(&self.cores.map_or_else(all, |cores| cores.0));
         workers::pin(self.core.unwrap_or_else(here))?;
         let clock = Clock::of_process();
@@ -58,11 +62,11 @@ impl Calibrate {
                 measured = calibrate::measure(clock, ROUNDS)?;
             }
         }
-        let fit = measured.fit.context("nothing is kept, as what was measured does not tell")?;
+        let fit = measured.fit.context("nothing was written, because the measurement is not usable")?;
         let calibration = Calibration::new(&measured.points, fit, memory, clock);
         calibration.write(&self.file)?;
         show(self.output, &calibration, |calibration| {
-            text(calibration) + &format!("kept in {}\n", self.file.display())
+            text(calibration) + &format!("written to {}\n", self.file.display())
         })
     }
 }
@@ -78,7 +82,7 @@ fn here() -> CoreId {
 
 fn text(calibration: &Calibration) -> String {
     let Calibration { switch_cycles, switch_error_cycles, switch_ns, packet_cycles, .. } = calibration;
-    let mut table = Table::new(&["PACKETS", "CYCLES", "A PACKET"]);
+    let mut table = Table::new(&["PACKETS", "CYCLES", "PER PACKET"]);
     for runs in &calibration.runs {
         let of_each = runs.cycles / f64::from(runs.packets);
         table.row([runs.packets.to_string(), format!("{:.0}", runs.cycles), format!("{of_each:.1}")]);
@@ -91,8 +95,8 @@ fn text(calibration: &Calibration) -> String {
         (None, why) => format!("not known: {}", why.as_deref().unwrap_or_default()),
     };
     format!(
-        "switch      {switch_cycles:.0} cycles, give or take {switch_error_cycles:.0} ({switch_ns:.0} ns), and {packet_cycles:.1} for each packet\n\
-         measured    by the {} at {:.0} MHz, runs of so many packets, medians; {:.1} % of them is not explained by that\n\
+        "switch      {switch_cycles:.0} cycles ({switch_ns:.0} ns), standard error {switch_error_cycles:.0}; each packet {packet_cycles:.1} cycles\n\
+         measured    by the {} at {:.0} MHz; the medians of runs are in the table; the line leaves {:.1} % of them unexplained\n\
          memory      {memory}\n{}",
         calibration.clock,
         calibration.hz as f64 / 1e6,

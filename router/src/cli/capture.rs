@@ -13,15 +13,15 @@ use std::{
     path::Path,
 };
 
-/// Frames explained of one file.
+/// The most frames of one file that are explained.
 pub const MAX_FRAMES: usize = 1000;
 
 const NEITHER: &str = "neither a pcap nor a pcapng file";
 
-/// A frame, or why it cannot be had.
+/// A frame, or why there is none.
 pub type Frame = Result<Vec<u8>, String>;
 
-/// What a file holds.
+/// The frames of a file.
 #[derive(Debug)]
 pub struct Capture {
     /// At most [`MAX_FRAMES`].
@@ -33,16 +33,16 @@ pub struct Capture {
 /// The Ethernet frames of a file.
 ///
 /// # Errors
-/// There is no such file, or it is no capture of Ethernet frames. What is wrong further on is told in its place.
+/// The file does not exist, or is no capture. Faults further on are errors in the place of their frame.
 pub fn read(file: &Path) -> Result<Capture> {
     let name = file.display();
     let opened = File::open(file).with_context(|| {
-        format!("cannot read {name} (and a packet reads 'udp 10.0.0.1:1234 -> 10.1.0.1:80')")
+        format!("cannot read {name} (a packet would be written as 'udp 10.0.0.1:1234 -> 10.1.0.1:80')")
     })?;
     frames(opened, name)
 }
 
-/// The Ethernet frames of a capture, which errors call `name`.
+/// The Ethernet frames of a capture; errors name it `name`.
 pub(crate) fn frames(mut opened: impl Read + Seek, name: impl Display) -> Result<Capture> {
     let mut magic = [0; 4];
     let is_pcapng = opened.read_exact(&mut magic).is_ok() && magic == pcap::PCAPNG;
@@ -70,7 +70,7 @@ fn gather(mut next: impl FnMut() -> Option<Result<Frame, PcapError>>) -> Capture
     Capture { frames, more: next().is_some() }
 }
 
-/// Blocks that hold no frame are skipped.
+/// The next frame; skips blocks without one.
 fn next_of_pcapng(reader: &mut PcapNgReader<impl Read>) -> Option<Result<Frame, PcapError>> {
     loop {
         let (interface, data, length) = match reader.next_block()? {
@@ -94,7 +94,7 @@ fn next_of_pcapng(reader: &mut PcapNgReader<impl Read>) -> Option<Result<Frame, 
 
 fn whole(data: &[u8], length: u32) -> Frame {
     if data.len() < length as usize {
-        return Err("captured without its end; capture with `tcpdump -s 0`".into());
+        return Err("the capture lacks its end; capture with `tcpdump -s 0`".into());
     }
     Ok(data.to_vec())
 }
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_told() {
+    fn more_frames_and_cut_frames_are_reported() {
         let directory = tempfile::tempdir().unwrap();
         let capture = read(&pcap(directory.path(), MAX_FRAMES, &[7; 60], 60)).unwrap();
         assert_eq!((capture.frames.len(), capture.more), (MAX_FRAMES, false));

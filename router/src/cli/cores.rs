@@ -4,7 +4,7 @@ use super::table::Table;
 use crate::api::cores::{CoreReport, CoresReport, EventReport, ModerationReport, QueueReport, SpreadReport};
 use logic::cores::CoreId;
 
-/// Cells of a bar: one for 5 % of a core.
+/// Cells of a bar: one per 5 % of a core.
 const BAR: usize = 20;
 
 /// `millrace cores`.
@@ -20,22 +20,21 @@ pub fn cores(report: &CoresReport) -> String {
         ),
     };
     if let Some(floor) = report.floor {
-        text +=
-            &format!("floor       {floor} % of a core that forwards is left to applications that want it\n");
+        text += &format!("floor       applications that want it keep {floor} % of each core that forwards\n");
     }
     if let Some(serve) = &report.serve {
         let cores = serve.cores.as_ref().map_or("not known yet".into(), |cores| list(cores));
-        text += &format!("serve       {} has the cores that do not forward: {cores}\n", serve.directory);
+        text += &format!("serve       {} gets the cores that do not forward: {cores}\n", serve.directory);
     }
     if let Some(local) = &report.local {
         text += &format!(
-            "local       packets of {} of {} queues go where their sockets are read\n",
+            "local       packets of {} of {} queues go to the cores where their sockets are read\n",
             local.follow, local.queues
         );
     }
     if let Some(drains) = report.drains.as_ref().filter(|drains| drains.left + drains.remained > 0) {
         text += &format!(
-            "moves       {} waited until all had left that was sent before, {} us at most; {} did not\n",
+            "moves       {} waited until all earlier packets had left, {} us at most; {} did not\n",
             drains.left, drains.longest_us, drains.remained
         );
     }
@@ -140,10 +139,10 @@ pub fn cores(report: &CoresReport) -> String {
     text
 }
 
-/// `millrace events`: a line for each; `silent`: nothing if there are none.
+/// `millrace events`: a line for each; with `silent`, nothing if there are none.
 pub fn events(events: &[EventReport], silent: bool) -> String {
     if events.is_empty() && !silent {
-        return "nothing was decided yet\n".into();
+        return "no decisions yet\n".into();
     }
     events.iter().map(event).collect()
 }
@@ -159,13 +158,13 @@ pub fn event(event: &EventReport) -> String {
     format!("{hours:02}:{minutes:02}:{seconds:02}.{ms:03} UTC  {about}  {why}\n")
 }
 
-/// Packets of a poll on average.
+/// Packets per poll, on average.
 fn a_poll(queue: &QueueReport) -> Option<f64> {
     let (packets, polls) = queue.packets_per_s.zip(queue.polls_per_s)?;
     (polls > 0.0).then(|| packets / polls)
 }
 
-/// Where a queue is polled, and who shares it.
+/// The core that polls a queue, and the cores that share it.
 fn core_of(queue: &QueueReport) -> String {
     let core = queue.core.map_or(String::new(), |core| core.to_string());
     let shared: Vec<String> = queue.shared.iter().map(CoreId::to_string).collect();
@@ -173,7 +172,7 @@ fn core_of(queue: &QueueReport) -> String {
 }
 
 fn percent(fraction: f64) -> String {
-    // A little less than nothing is nothing.
+    // Adding 0.0 turns -0 into 0.
     format!("{:.0} %", (fraction * 100.0).round() + 0.0)
 }
 
@@ -267,10 +266,10 @@ mod tests {
         assert_eq!(
             cores(&report),
             "policy      pack; may forward: 0,1; above 85 % a core gives queues away, below 70 % one is given back after 2 s\n\
-             floor       40 % of a core that forwards is left to applications that want it\n\
-             serve       /apps has the cores that do not forward: 0,2\n\
-             local       packets of 1 of 2 queues go where their sockets are read\n\
-             moves       3 waited until all had left that was sent before, 90 us at most; 1 did not\n\
+             floor       applications that want it keep 40 % of each core that forwards\n\
+             serve       /apps gets the cores that do not forward: 0,2\n\
+             local       packets of 1 of 2 queues go to the cores where their sockets are read\n\
+             moves       3 waited until all earlier packets had left, 90 us at most; 1 did not\n\
              spreading   eth1: over 4 of 16 queues\n\
              spreading   eth2: over 3 queues; why\n\
              moderation  eth1: packets wait up to 50 us for others, by the device\n\
@@ -308,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn who_shares_a_queue_is_shown() {
+    fn cores_that_share_a_queue_are_shown() {
         let queue = |shared| QueueReport { core: Some(1), shared, ..QueueReport::default() };
         assert_eq!(core_of(&queue(vec![])), "1");
         assert_eq!(core_of(&queue(vec![1, 3])), "1, shared by 1+3");
@@ -324,7 +323,7 @@ mod tests {
 
     #[test]
     fn events_are_shown() {
-        assert_eq!(events(&[], false), "nothing was decided yet\n");
+        assert_eq!(events(&[], false), "no decisions yet\n");
         assert_eq!(events(&[], true), "");
         let happened = EventReport {
             number: 1,
@@ -347,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_little_less_than_nothing_is_nothing() {
+    fn a_small_negative_fraction_is_shown_as_zero() {
         assert_eq!([-0.001, 0.0, 0.004, 0.5].map(percent), ["0 %", "0 %", "0 %", "50 %"]);
     }
 }

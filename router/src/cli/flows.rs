@@ -1,4 +1,4 @@
-//! `millrace flows`: rules listed, added, modified, deleted, and watched.
+//! `millrace flows`: lists, adds, modifies, deletes and watches flow rules.
 
 use super::{LONG_PATIENCE, Output, PATIENCE, percent, print, print_json, said};
 use crate::{
@@ -20,26 +20,27 @@ use std::{
 };
 
 pub const HELP: &str = "\
-A flow reads as with ovs-ofctl, in quotes:
+A flow is written as for ovs-ofctl, in quotes:
   'priority=100,tcp,nw_dst=10.1.0.0/16,tp_dst=80,actions=mod_nw_dst:10.1.0.9,normal'
   'in_port=eth1,arp,actions=flood'        'ip,nw_src=10.9.9.9,actions=drop'        'actions=normal'
-Ports go by number (`millrace ports`) or name. `normal` is what happens without rules: Linux's routing, with the next hop's MAC
-address and a TTL less by one; `output` does not route, it sends the packet as it is. `local` hands it to the kernel. What no
-rule matches goes as `miss` of [flows] in the configuration says. Rules last as long as the daemon. Every field and action, with
-its syntax: docs/reference/flow-syntax.md.";
+A port is a number (`millrace ports`) or a name. `normal` does what happens without rules: Linux's routing,
+with the MAC address of the next hop and a decremented TTL. `output` sends the packet as it is, without
+routing. `local` gives it to the kernel. `miss` of [flows] in the configuration says what happens to packets
+that no rule matches. Rules last until the daemon ends.
+docs/reference/flow-syntax.md lists all fields and actions.";
 
-/// What `millrace flows` does.
+/// The commands of `millrace flows`.
 #[derive(Debug, Subcommand)]
 pub enum Flows {
-    /// The rules, with what they have counted and who does what they say: the kernel plane, or user space, which is slow.
+    /// List rules, their counters, and who executes them: the kernel plane, or user space, which is slow.
     List(List),
-    /// Add rules, or replace those of the same match and priority; packets obey when it returns.
+    /// Add rules, or replace those with the same match and priority; returns when packets follow them.
     Add(Add),
-    /// Change what rules do: all that the flow's match covers.
+    /// Change the actions of all rules that the match of the flow covers.
     Mod(Mod),
-    /// Delete rules: all that the match covers; without a match, all.
+    /// Delete all rules that the match covers; without a match, all rules.
     Del(Del),
-    /// The busiest rules, each second, until interrupted.
+    /// Show the 40 busiest rules, each second until Ctrl-C.
     Watch(Select),
 }
 
@@ -47,7 +48,7 @@ pub enum Flows {
 pub struct List {
     #[command(flatten)]
     select: Select,
-    /// Also why user space does what a rule says (JSON has it always).
+    /// Also print why user space executes a rule; JSON always has it.
     #[arg(long)]
     why: bool,
 }
@@ -66,8 +67,8 @@ pub struct Select {
 pub struct Add {
     #[arg(value_name = "FLOW")]
     flows: Vec<String>,
-    /// One flow a line, `-` for standard input; `add`, `modify[_strict]` or `delete[_strict]` may stand before it. At a line
-    /// that cannot be done it ends, and the lines before are done.
+    /// A file with one flow per line, `-` for standard input. `add`, `modify[_strict]` or `delete[_strict]` may stand
+    /// before a flow. The command ends at the first wrong line; the lines before it are done.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
     #[command(flatten)]
@@ -121,7 +122,7 @@ impl Flows {
             }
             Flows::Del(Del { matching, strict, output }) => {
                 let command = if strict { Command::DeleteStrict } else { Command::Delete };
-                // A line of its own, though it may say nothing.
+                // An empty match must be a line too.
                 change(instance, command, vec![format!("{matching},")], output)
             }
         }
@@ -130,7 +131,7 @@ impl Flows {
 
 fn change(instance: &Instance, command: Command, flows: Vec<String>, output: Output) -> Result<()> {
     if let Some(flow) = flows.iter().find(|flow| flow.contains('\n')) {
-        bail!("{flow:?} is more than one line; a file is added with --file");
+        bail!("{flow:?} is more than one line; to add a file, use --file");
     }
     let request = FlowsRequest { command, flows: flows.join("\n"), first_line: 1, wait: true };
     changed(output, &ask(instance, &request)?, None)
@@ -142,10 +143,10 @@ fn ask(instance: &Instance, request: &FlowsRequest) -> Result<FlowsChanged> {
         .map_err(|e| said(instance, e))
 }
 
-/// Bytes of flows in one request: in JSON each may take two.
+/// Bytes of flows in one request; in JSON, each may take two.
 const PIECE_BYTES: usize = MAX_FLOWS_BYTES / 2 - 64 * 1024;
 
-/// A file in pieces, so that neither end holds all of it; packets obey all of them after the last.
+/// Adds a file in pieces, so that neither end holds all of it. After the last piece, packets follow all of its rules.
 fn add_file(instance: &Instance, file: &Path) -> Result<FlowsChanged> {
     let reading = || format!("reading {}", file.display());
     let mut lines: Box<dyn BufRead> = match file.as_os_str() == "-" {
@@ -174,11 +175,11 @@ fn add_file(instance: &Instance, file: &Path) -> Result<FlowsChanged> {
     }
 }
 
-/// Longest line, bytes; with its newline.
+/// The longest line, in bytes, with its newline.
 const LINE_BYTES: u64 = 60 * 1024;
 
-/// Lines of a file, about [`PIECE_BYTES`] of them. `next_line`: the number of the next. `Some`: there are no more, or one that
-/// cannot be sent.
+/// Appends lines of a file to `to`, about [`PIECE_BYTES`]. `next_line` is the number of the next line. Returns `Some` at the
+/// end of the file, with the line that cannot be sent, if that is why it ended.
 fn piece(lines: &mut impl BufRead, to: &mut String, next_line: &mut u64) -> Option<Option<FailedLine>> {
     while to.len() < PIECE_BYTES {
         let before = to.len();
@@ -199,7 +200,7 @@ fn piece(lines: &mut impl BufRead, to: &mut String, next_line: &mut u64) -> Opti
     None
 }
 
-/// What was done.
+/// What was done, as text.
 fn told(report: &FlowsChanged) -> String {
     let FlowsChanged { added, modified, deleted, .. } = report;
     let parts = [(added, "added"), (modified, "modified"), (deleted, "deleted")];
@@ -207,7 +208,10 @@ fn told(report: &FlowsChanged) -> String {
     if said.is_empty() { "nothing was changed".into() } else { said.join(", ") }
 }
 
-/// Tells what was done; that not everything was is an error.
+/// Prints what was done.
+///
+/// # Errors
+/// A line failed.
 fn changed(output: Output, report: &FlowsChanged, file: Option<&Path>) -> Result<()> {
     let said = told(report);
     if let Some(FailedLine { line, flow, why }) = &report.failed {
@@ -218,13 +222,13 @@ fn changed(output: Output, report: &FlowsChanged, file: Option<&Path>) -> Result
     match report {
         _ if output.json => print_json(report),
         FlowsChanged { added: 0, modified: 0, deleted: 0, .. } => {
-            print(&format!("no rule is concerned\n{note}"))
+            print(&format!("no rule was changed\n{note}"))
         }
         _ => print(&format!("{said}\n{note}")),
     }
 }
 
-/// Each rule that is meant, as it comes.
+/// Passes each rule that the match covers to `with`, as it arrives.
 pub(super) fn each(
     instance: &Instance,
     matching: &str,
@@ -273,7 +277,7 @@ fn row(flow: &FlowReport) -> String {
     )
 }
 
-/// Who does what it says.
+/// Who executes the rule.
 pub(super) fn by(flow: &FlowReport) -> &'static str {
     if flow.slow { "user" } else { "kernel" }
 }
@@ -289,7 +293,7 @@ pub(super) fn rule(flow: &FlowReport) -> String {
     format!("{}{blank}actions={}", words.join(","), flow.actions)
 }
 
-/// Rules shown at a time.
+/// Rules that `watch` shows.
 const WATCHED: usize = 40;
 
 /// A rule and its rates over the last second.
@@ -303,9 +307,9 @@ struct Busy {
 
 #[derive(Debug, Serialize)]
 struct Watched {
-    /// Those that are meant, shown or not.
+    /// All rules that the match covers, shown or not.
     rules: u64,
-    /// The busiest.
+    /// The busiest ones.
     flows: Vec<Busy>,
 }
 
@@ -340,7 +344,7 @@ fn watch(instance: &Instance, select: &Select) -> Result<()> {
         match select.output.json {
             true => print(&(serde_json::to_string(&watched)? + "\n"))?,
             false => {
-                // Ours, not a text of others.
+                // `print` would escape this control sequence of ours.
                 io::stdout().write_all(clear.as_bytes())?;
                 print(&screen(&watched))?
             }
@@ -417,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_says_what_is_done() {
+    fn the_error_of_a_line_says_what_was_done_before() {
         let failed = FailedLine { line: 3, flow: "actions=output:9".into(), why: "no such port".into() };
         let report = FlowsChanged { added: 2, failed: Some(failed), ..FlowsChanged::default() };
         let error = changed(Output { json: false }, &report, Some("f".as_ref())).unwrap_err().to_string();

@@ -2,11 +2,11 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `mod.rs` | the commands, their options, what each asks and its exit code |
+//! | `mod.rs` | the commands: options, requests to the daemon, exit codes |
 //! | `text.rs` | reports as text for people |
 //! | `table.rs` | columns |
 //! | `flows.rs` | `millrace flows` |
-//! | `cores.rs` | cores and events as text |
+//! | `cores.rs` | `millrace cores` and `millrace events` as text |
 //! | `top/` | `millrace top` |
 //! | `paths.rs` | `millrace paths` |
 //! | `sas.rs` | `millrace sas` |
@@ -59,18 +59,18 @@ use std::{
     time::Duration,
 };
 
-/// How long a command waits for what the daemon knows.
+/// How long a command waits for an answer that the daemon has ready.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How often `events --follow` asks.
 const FOLLOW_PERIOD: Duration = Duration::from_millis(200);
-/// For what takes seconds: comparing a full table, or removing one, or loading the explaining program.
+/// How long a command waits for work that takes seconds, such as comparing or removing a full table.
 const LONG_PATIENCE: Duration = Duration::from_secs(65);
 
 /// A Linux software router in the kernel's fast path.
 #[derive(Debug, Parser)]
 #[command(name = "millrace", version, about, max_term_width = 110)]
 struct Cli {
-    /// Which daemon, where more than one runs on a machine.
+    /// Which daemon, if several run on this machine.
     #[arg(long, global = true, value_name = "NAME")]
     instance: Option<InstanceName>,
     #[command(subcommand)]
@@ -79,151 +79,161 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Take over forwarding between ports; stays in the foreground.
+    /// Start the daemon and forward between ports, in the foreground.
     #[command(after_help = RUN_HELP)]
     Run(Run),
-    /// How forwarding goes: ports, routers, packets, why packets were not forwarded, tables.
+    /// Show the overall state: ports, routers, packets, reasons for packets not forwarded, tables, paths.
     Status(Output),
-    /// The ports, how they are attached and what is wrong with them.
+    /// Show each port, how it is attached, and its problems.
     Ports(Output),
-    /// The routers, whether they are accelerated or why not.
+    /// Show each router, whether it is accelerated, and why not.
     Routers(Output),
-    /// The interfaces of the routers: what they carried, and why one is left to the kernel.
+    /// Show each interface of a router, its counters, and why it is left to the kernel.
     Interfaces(Output),
-    /// What the fast table says about an address, or whether it agrees with the kernel's.
+    /// Look up the next hop of an address, or compare the fast tables with the kernel's.
     Routes(Routes),
-    /// Run the real program on a packet and tell, step by step, what it decides.
+    /// Run the real program on a packet and show each step of its decision.
     #[command(after_help = EXPLAIN_HELP)]
     Explain(Explain),
-    /// Flow rules, which go before routing: list, add, modify, delete, watch.
+    /// List, add, modify, delete and watch flow rules, which come before routing.
     #[command(subcommand, after_help = flows::HELP)]
     Flows(flows::Flows),
-    /// Cores: what they forward and what else they do, where queues are, and who is pinned.
+    /// Show each core, its load and its queues; pinned workloads and problems.
     Cores(Output),
-    /// What was decided about queues and cores, when and why.
+    /// Show the decisions about queues and cores, with their times and causes.
     Events(Events),
-    /// What paths and workers do, as text for Prometheus (docs/reference/metrics.md).
+    /// Print metrics of paths and workers for Prometheus (docs/reference/metrics.md).
     Metrics,
-    /// Cores, queues, routers, flow rules and paths, live.
+    /// Show cores, queues, routers, flow rules and paths, live.
     #[command(after_help = top::HELP)]
     Top(top::Top),
-    /// The user plane over captures.
+    /// Run the packets of captures through paths, without a daemon.
     #[command(subcommand)]
     Paths(paths::Paths),
-    /// Security associations of paths: list, set, remove.
+    /// List, set and remove security associations of paths.
     #[command(after_help = sas::HELP)]
     Sas(sas::Sas),
-    /// Measure what a switch from path to path takes on this machine, and keep it for workers.
+    /// Measure what workers need to know about this machine, and write it to a file.
     #[command(after_help = calibrate::HELP)]
     Calibrate(calibrate::Calibrate),
-    /// OpenFlow controllers: whom the daemon dials and where it listens, who is connected and what came of it.
+    /// Show OpenFlow controllers and listeners, and their connections.
     Controllers(Output),
-    /// Take everything out of the kernel: plain Linux forwards.
+    /// End the daemon and remove everything from the kernel; then plain Linux forwards.
     Stop(Output),
 }
 
 const RUN_HELP: &str = "\
-The file of --config (docs/reference/config.md has all keys). Every key is optional. Values are the defaults, except
-where a comment says what holds without the line, and names and files are examples:
+The file of --config is TOML, and docs/reference/config.md describes all its keys. Every key is optional.
+The values below are the defaults, except where a comment says what the default is. Names and files are
+examples.
   ports = []                # such as [\"eth1\", \"eth2\"]
   routers = []              # as --router
-  heartbeat = \"3s\"          # how long forwarding goes on without a daemon, 2s to 24h; \"0\": not at all
-  generic = false
-  steering = false          # heavy flows to queues of their next hops by a NIC's ntuple rules; little is gained for IPv4
-  ecmp = \"auto\"             # who chooses among the next hops of a multipath route; \"linux\": the kernel, unless the choice is the same
-  [policing]                # packets to the kernel per second, core and router; 0: unlimited
-  exception_pps = 100000    # what ends in a drop or an ICMP error there; what is forwarded at a higher cost only
-                            # while others on the core lose by it
+  heartbeat = \"3s\"          # how long forwarding goes on without a daemon: 2s to 24h, or \"0\"
+  generic = false           # as --generic
+  steering = false          # steer heavy flows to queues of their next hops by ntuple rules of the NIC;
+                            # IPv4 gains little
+  ecmp = \"auto\"             # who chooses among next hops where Linux's choice is unknown: Millrace; or
+                            # \"linux\": the kernel
+  [policing]                # packets to the kernel per second, for each core and router; 0: no limit
+  exception_pps = 100000    # packets that the kernel drops or answers with an ICMP error; also packets
+                            # that it forwards at a higher cost, while others on the core suffer
   control_pps = 10000       # ARP, neighbour discovery
   [sampling]
-  every_packets = 128       # one packet in so many is timed; a power of two, or 0: never
+  every_packets = 128       # the program times one packet in so many; a power of two, or 0: none
   [limits]
-  memory_mib = 2048         # all tables; what does not fit is left to the kernel
-  routes_per_namespace = 24576  # a namespace with more is left to the kernel
-  devices_per_namespace = 4096   # likewise
-  namespaces_per_owner = 16      # namespaces of one user, or of one user namespace, that are watched
+  memory_mib = 2048         # of all tables; packets that need a row beyond it go to the kernel
+  routes_per_namespace = 24576  # the kernel serves a namespace with more
+  devices_per_namespace = 4096  # likewise
+  namespaces_per_owner = 16     # watched namespaces of one user, or of one user namespace
   [flows]                   # see `millrace flows --help`
-  rules = 65536             # room for so many, up to 1010000; the first one takes the memory for all
-  miss = \"normal\"           # what no rule matches: \"normal\", \"controller\" or \"drop\"
-  [cores]                   # on which cores queues are placed; see docs/inside/control-loop.md
-  policy = \"pack\"           # the fewest cores that carry them; or \"spread\", \"fixed\", \"off\": queues are left alone
-  allowed = \"0-3,8\"         # cores that may forward; without this line all
-  high = 85                 # percent of a core: with more to forward it gives queues away
-  low = 70                  # a core is given back when the others then have no more than this
-  hold = \"2s\"              # how long a lower load must have lasted for that
-  split = false             # share flows of a queue that alone is too much for a core among several
-  drain = false             # a queue that is moved does not wait until what it sent has left; without this line it does
-  rss = true                # NICs spread packets over as few queues as the cores that forward need; without this line they do not
-  floor = 40                # percent of a core that forwards, left to applications; without this line what Linux gives them
-  serve = \"/sys/fs/cgroup/apps\"  # a control group of applications: it gets the cores that do not forward
-  local = \"stay\"            # or \"follow\": sockets of this machine are served on the core where each is read
-  moderation = \"50us\"       # packets wait so long for others, so that fewer wake-ups do; without this line as the device has it
-  resume_latency = \"0us\"    # cores wake up so quickly while they forward much; \"0us\": they poll; \"any\": as the machine has it
+  rules = 65536             # room for so many, up to 1010000; the first rule takes the memory for all
+  miss = \"normal\"           # packets that no rule matches: \"normal\", \"controller\" or \"drop\"
+  [cores]                   # where queues run; see docs/inside/control-loop.md
+  policy = \"pack\"           # as few cores as carry the load; or \"spread\", \"fixed\", \"off\" (leave queues alone)
+  allowed = \"0-3,8\"         # cores that may forward; default: all
+  high = 85                 # percent of a core: a core with more to forward gives queues away
+  low = 70                  # percent of a core: a core is released if the others then have no more
+  hold = \"2s\"              # how long a lower load must last before a core is released
+  split = false             # share the flows of a queue that is too much for one core among several
+  drain = false             # do not wait, before a queue moves, until the packets that it sent have left;
+                            # default: true
+  rss = true                # NICs spread packets over as few queues as forwarding needs; default: false
+  floor = 40                # percent of a forwarding core that applications keep; default: none
+  serve = \"/sys/fs/cgroup/apps\"  # control group that gets the cores that do not forward; default: none
+  local = \"stay\"            # or \"follow\": local sockets are served on the core where they are read
+  moderation = \"50us\"       # how long packets may wait, to save wake-ups; default: as the device has it
+  resume_latency = \"0us\"    # how long a busy forwarding core may take to wake up; \"0us\": it polls;
+                            # \"any\": as the machine has it
   # fixed = { eth1 = [0, 1] }   with policy = \"fixed\": the core of each queue of a port
-  workloads = [{ name = \"database\", cores = \"4-7\" }]  # pinned, besides those that are discovered
-  [shares]                  # what routers may take of a core that is full; see docs/inside/shares.md
-  enforce = true            # routers over their share are cut, so that others lose nothing; without this line nobody is
-  weights = { red = 2 }     # by router; others have 1
-  [openflow]                # docs/howto/openflow.md
+  workloads = [{ name = \"database\", cores = \"4-7\" }]  # pinned, and not discovered automatically
+  [shares]                  # what routers may take of a full core; see docs/inside/shares.md
+  enforce = true            # cut routers that exceed their share, so that others lose nothing; default: false
+  weights = { red = 2 }     # by router; default: 1 for each
+  [openflow]                # see docs/howto/openflow.md
   controllers = []          # as --controller
-  version = \"1.3\"           # or \"1.0\"; without this line both
-  fail = \"standalone\"       # no dialled controller: forward as without rules; \"secure\": the rules apply
-  datapath_id = \"0000020000000001\"  # without this line made of the first port's MAC address
-  packet_in_pps = 1000      # most packets per second that are handed to controllers
-  echo_interval = \"10s\"     # how long a controller may be silent before it is asked
-  tls = { key = \"FILE\", certificate = \"FILE\", ca = \"FILE\" }  # for ssl: and pssl:, PEM
-  [workers]                 # of the user plane, docs/inside/user-plane.md
-  cores = \"2-3\"             # each has a worker; without this line there are none, and may be no paths
-  zero_copy = true          # where a driver can; some restart a port's queues for it
-  polling = \"interrupts\"    # or \"busy\": while there is load workers poll devices themselves, where the kernel can; `millrace status` says where
-  nice = -20                # -20 to 19: how workers stand to applications on their cores; -20: before nearly all
-  frame_bytes = 2048        # of a packet in memory, 256 of them kept free in front; or 4096
-  share = \"auto\"            # what paths share by their weights: what is scarce; or always \"cycles\", \"io\", and where the CPU has counters for it \"memory\", \"cache_misses\"
-  sample_every = 20         # one packet in so many is measured, 1 to 10000: what packets of a path cost is learnt by these
-  longest_run = \"100us\"     # so long a path may run at a time, 10us to 1000us, and others wait behind it; shorter costs more switches
-  io_mbps = 20000           # of packets, in and out together, that all workers can have; without this line what links and slots of ports carry
-  calibration = \"/var/lib/millrace/calibration.json\"  # what `millrace calibrate` found
-  [[path]]                  # as in `millrace paths run --help`, with ports and routers of Linux; any number of them
+  version = \"1.3\"           # or \"1.0\"; default: both
+  fail = \"standalone\"       # without a dialled controller, forward as without rules; \"secure\": by the rules
+  datapath_id = \"0000020000000001\"  # default: made of the first port's MAC address
+  packet_in_pps = 1000      # packets per second for controllers, all together
+  echo_interval = \"10s\"     # how long a controller may be silent before it is asked for an echo
+  tls = { key = \"FILE\", certificate = \"FILE\", ca = \"FILE\" }  # PEM; ssl: and pssl: need them
+  [workers]                 # of the user plane; see docs/inside/user-plane.md
+  cores = \"2-3\"             # one worker on each; default: no workers, and no paths are allowed
+  zero_copy = true          # where a driver can; some drivers restart a port's queues for it
+  polling = \"interrupts\"    # or \"busy\": under load, workers poll devices themselves where the kernel can
+  nice = -20                # urgency against applications on the same cores, -20 (before nearly all) to 19
+  frame_bytes = 2048        # memory of a packet, of which 256 bytes stay free in front; or 4096
+  share = \"auto\"            # the resource that paths share by weight: the scarce one; or \"cycles\", \"io\",
+                            # and if the CPU has a counter \"memory\" or \"cache_misses\"
+  sample_every = 20         # one packet in so many is measured, 1 to 10000, for the cost of a path's packets
+  longest_run = \"100us\"     # how long a path may run at a time while others wait, 10us to 1000us; a
+                            # shorter time costs more switches
+  io_mbps = 20000           # packets in and out that all workers may use together; default: what the
+                            # links and slots of the ports carry
+  calibration = \"/var/lib/millrace/calibration.json\"  # the file that `millrace calibrate` writes
+  [[path]]                  # as in `millrace paths run --help`, with ports and routers of Linux; up to 64
   name = \"vpn\"
-  router = \"red\"            # whose packets it has; without this line those of all, and it is the host's
+  router = \"red\"            # only its packets; default: the host owns the path, which gets packets of all
   class = { protocol = \"udp\", destination_port = 4500 }
   chain = [\"check\", \"route\", \"ttl\", \"rewrite\"]
-  weight = 1                # among the paths of its router; of routers [shares] says
-  otherwise = \"up\"          # what no worker can have goes on as if there were no path; or \"drop\"
+  weight = 1                # relative to the other paths of its router; [shares] has weights of routers
+  otherwise = \"up\"          # packets that no worker can take go on as without the path; or \"drop\"
   [[sa]]                    # of ESP elements, docs/howto/esp.md; `millrace sas` changes them
 
-SIGINT, SIGTERM and kill -9 end the daemon; forwarding goes on for the heartbeat, until `millrace run` takes
-over, or the kernel does. `millrace stop` takes everything out. Inside a network namespace start the daemon with
-`nsenter --net=/run/netns/NAME`: under `ip netns exec` forwarding ends with it.";
+SIGINT, SIGTERM and kill -9 end the daemon. Forwarding goes on for the heartbeat, until `millrace run` takes
+over or the kernel forwards. `millrace stop` removes everything from the kernel. To run the daemon in a network
+namespace, use `nsenter --net=/run/netns/NAME`: under `ip netns exec`, forwarding ends with the daemon.";
 
 const EXPLAIN_HELP: &str = "\
-A packet reads, in quotes:
+A packet is written in quotes:
   'udp 10.0.0.1:1234 -> 10.1.0.1:80'
   'tcp [2001:db8::1]:1234 -> [2001:db8:1::1]:80 ttl=1 vlan=10'
   'icmp 10.0.0.1 -> 10.1.0.1 len=1400 dmac=02:00:00:00:00:01'
-Options: ttl, tos, len (bytes of the IP packet), vlan (VID or OUTER.INNER), dmac, smac. Without dmac the packet is addressed to
-the interface of the router (the host's, unless --router) that leads back to its source; what had to be guessed is noted. Frames
-of a capture are taken as they are and need --port. Where flow rules decide, they are told first: which, what they send where, and
-whether the kernel plane does it or user space, and why; then how that is routed which they send to NORMAL.";
+Options: ttl, tos, len (bytes of the IP packet), vlan (VID or OUTER.INNER), dmac, smac. Without dmac, the
+packet is addressed to the interface that leads back to its source, of the host or of --router. A note says
+what had to be assumed. Frames of a capture are used as they are, and need --port. If flow rules decide, they
+come first: the rules, where they send the packet, whether the kernel plane or user space does it, and why.
+Then comes the routing of packets that they send to NORMAL.";
 
 #[derive(Debug, Args)]
 struct Run {
-    /// A device to forward from and to; give it for each.
+    /// A device to forward from and to; repeat it for each.
     #[arg(long = "port", value_name = "DEVICE")]
     ports: Vec<PortName>,
-    /// A TOML file; what is given on the command line wins.
+    /// The configuration, a TOML file; options win over it.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// A namespace to accelerate besides those found by themselves: a name, pid:NUMBER, or a file.
+    /// A namespace to accelerate besides those that are discovered automatically: a name, pid:NUMBER, or a file;
+    /// repeat it for each.
     #[arg(long = "router", value_name = "NAME|pid:N|PATH")]
     routers: Vec<Source>,
-    /// How long forwarding goes on without a daemon that confirms the tables, 0 or 2s to 24h [default: 3s].
+    /// How long forwarding goes on without a daemon that confirms the tables: 0, or 2s to 24h [default: 3s].
     #[arg(long, value_name = "TIME")]
     heartbeat: Option<HeartbeatTime>,
-    /// Where a port has no native XDP, attach in generic mode (slower).
+    /// Attach in generic mode, which is slower, where a port has no native XDP.
     #[arg(long)]
     generic: bool,
-    /// An OpenFlow controller to dial, or where to listen for some; give it for each.
+    /// An OpenFlow controller to dial, or an address to listen on; repeat it for each.
     #[arg(long = "controller", value_name = "tcp:HOST[:PORT]|ssl:..|ptcp:[PORT][:ADDRESS]|pssl:..")]
     controllers: Vec<Target>,
     /// The only OpenFlow version to speak, 1.0 or 1.3 [default: both].
@@ -233,14 +243,14 @@ struct Run {
 
 #[derive(Clone, Copy, Debug, Args)]
 struct Output {
-    /// As JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Debug, Args)]
 struct Events {
-    /// Go on with what is decided from now on, until Ctrl-C.
+    /// After the past events, print new ones until Ctrl-C.
     #[arg(long)]
     follow: bool,
     #[command(flatten)]
@@ -250,12 +260,12 @@ struct Events {
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["address", "verify"]))]
 struct Routes {
-    /// The destination to look up.
+    /// The destination to look up in the fast table.
     address: Option<IpAddr>,
-    /// Whose table; the host's by default.
+    /// The router whose table it is [default: the host].
     #[arg(long, value_name = "NAME", conflicts_with = "verify")]
     router: Option<String>,
-    /// Compare the fast table with the kernel's, for every router. The exit code is 1 if they differ. It is 3 if no
+    /// Compare the fast table of every router with the kernel's. The exit status is 1 if they differ. It is 3 if no
     /// difference was found but a router could not be verified.
     #[arg(long)]
     verify: bool,
@@ -265,16 +275,16 @@ struct Routes {
 
 #[derive(Debug, Args)]
 struct Explain {
-    /// A packet as text, in quotes, or a pcap or pcapng file.
+    /// A packet as text in quotes, or a pcap or pcapng file.
     #[arg(value_name = "PACKET")]
     packet: String,
-    /// The port it arrives on.
+    /// The port on which it arrives; a capture needs it.
     #[arg(long, value_name = "DEVICE")]
     port: Option<PortName>,
-    /// The router it is for.
+    /// The router that the packet is for [default: the host].
     #[arg(long, value_name = "NAME")]
     router: Option<String>,
-    /// Also the steps within the tables (JSON has them always).
+    /// Also print the steps within the tables; JSON always has them.
     #[arg(long)]
     verbose: bool,
     #[command(flatten)]
@@ -369,7 +379,7 @@ impl Run {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// The file, with what the command line says in its place or added.
+    /// The configuration file, with the options of the command line, which win over it.
     fn merged(self) -> Result<Config> {
         let mut config = self.config.map_or(Ok(Config::default()), |file| Config::read(&file))?;
         if !self.ports.is_empty() {
@@ -422,7 +432,7 @@ impl Routes {
     }
 }
 
-/// No failure of the command itself ends with this.
+/// The exit status if a router could not be verified; failures of the command itself have another.
 const UNVERIFIED: u8 = 3;
 
 fn verified(report: &VerifyReport) -> ExitCode {
@@ -438,13 +448,13 @@ fn url_query(query: &RouteQuery) -> String {
     format!("address={}{router}", percent(&query.address.to_string()))
 }
 
-/// RFC 3986 2.1: everything but unreserved characters as %XX.
+/// RFC 3986 2.1: all characters except the unreserved ones as %XX.
 fn percent(text: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~".contains(&b);
     text.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
 }
 
-/// What became of one packet; or, of a frame in a file, why nothing could be found out.
+/// The explanation of one packet, or why a frame of a file could not be explained.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum Explained {
@@ -468,7 +478,7 @@ impl Explain {
         if base.port.is_none() {
             bail!(
                 "{:?} has no \"->\", so it is read as a capture: its frames need --port, the port they arrive on \
-                 (a packet reads 'udp 10.0.0.1:1234 -> 10.1.0.1:80')",
+                 (a packet is written as 'udp 10.0.0.1:1234 -> 10.1.0.1:80')",
                 self.packet
             );
         }
@@ -491,8 +501,8 @@ impl Explain {
     }
 }
 
-/// Each frame on its own: one that the daemon refuses says so in its place. An error that is not the frame's ends it, and
-/// what was explained before is kept.
+/// Explains each frame on its own. A frame that the daemon refuses has its error in its place. Any other error ends the
+/// list; earlier explanations are kept.
 fn explain_frames(
     instance: &Instance,
     base: &ExplainRequest,
@@ -523,7 +533,7 @@ fn ask(instance: &Instance, request: &ExplainRequest) -> Result<Box<ExplainRepor
     client::call(&instance.socket(), "POST", "/explain", Some(body), LONG_PATIENCE)
 }
 
-/// Asks the daemon to stop and waits for its end; when there is none, removes what it left.
+/// Asks the daemon to stop, and waits until it has ended. Without a daemon, it removes what an earlier one left.
 fn stop(instance: &Instance) -> Result<StopReport> {
     let asked: StopReport =
         match client::call(&instance.socket(), "POST", "/stop", Some(serde_json::json!({})), LONG_PATIENCE) {
@@ -547,7 +557,7 @@ fn get_patiently<T: DeserializeOwned>(instance: &Instance, path: &str, patience:
     client::call(&instance.socket(), "GET", path, None, patience).map_err(|e| said(instance, e))
 }
 
-/// The error in words that say what to do.
+/// The error as text that says what to do.
 fn said(instance: &Instance, error: CallError) -> anyhow::Error {
     match error {
         CallError::NoDaemon => anyhow::anyhow!("{}", without_daemon(instance)),
@@ -555,7 +565,7 @@ fn said(instance: &Instance, error: CallError) -> anyhow::Error {
     }
 }
 
-/// What there is to say when nobody answers: programs may forward nevertheless.
+/// The error if no daemon answers; it says whether attached programs still forward, and how long.
 fn without_daemon(instance: &Instance) -> String {
     let bpf = Bpf::new(instance, false);
     let ports = bpf.pinned_ports();
@@ -576,10 +586,10 @@ fn without_daemon(instance: &Instance) -> String {
                 (now - deadline).as_secs_f64()
             )
         }
-        None => "until when the fast path forwards cannot be read".into(),
+        None => "it is not known how long the fast path forwards".into(),
     };
     format!(
-        "no daemon is running, but its programs are attached to {}: {deadline}; `{}` takes over, `{}` removes them",
+        "no daemon is running, but its programs are attached to {}: {deadline}; `{}` takes over; `{}` removes them",
         ports.join(", "),
         instance.command("run"),
         instance.command("stop")
@@ -594,7 +604,7 @@ fn print_json(report: &(impl Serialize + ?Sized)) -> Result<()> {
     print(&(shown_json(&serde_json::to_string_pretty(report)?) + "\n"))
 }
 
-/// All that commands print. A reader that has seen enough (`| head`) is no error.
+/// Prints the output of a command. A reader that closes the pipe early (`| head`) is no error.
 fn print(text: &str) -> Result<()> {
     match io::stdout().lock().write_all(shown_lines(text).as_bytes()) {
         Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(e).context("writing the answer"),
@@ -602,7 +612,7 @@ fn print(text: &str) -> Result<()> {
     }
 }
 
-/// All that commands say on standard error.
+/// Prints a message on standard error.
 fn complain(text: &str) {
     eprintln!("millrace: {}", shown_lines(text));
 }

@@ -1,4 +1,4 @@
-//! `millrace paths`: the user plane without a daemon, over captures.
+//! `millrace paths`: runs paths of the user plane over captures, without a daemon.
 
 use super::{Output, complain, show, table::Table};
 use crate::{
@@ -23,55 +23,68 @@ use std::{
 };
 
 pub const HELP: &str = "\
-The file of --config says which paths there are, and has the ports and routes that Linux has otherwise (docs/inside/user-plane.md):
-  [[port]]                  # the first one is where packets come in by, unless --pcap says otherwise
-  name = \"lan\"
-  mac = \"02:00:00:00:00:01\"  # packets to this address, without VLAN tags, are routed; without it nothing is routed there
-  router = \"red\"            # without this line \"host\"
-  mtu = 1500                # longest IP packet that leaves here
-  [[route]]
-  prefix = \"10.1.0.0/16\"    # or of IPv6
-  via = \"02:00:00:00:09:01\" # the next hop
-  port = \"wan\"              # where it is
-  [[path]]                  # the first path whose class has a packet gets it
-  name = \"web\"
-  router = \"red\"            # owns the path, which has its packets only; without this line \"host\", and packets of all routers
-  class = { protocol = \"tcp\", destination_port = 80 }  # without this line all packets; also port, destination_mac,
-                            # ether_type, source, destination, source_port, tcp_syn, bytes = { offset, mask, value }
-  chain = [\"check\", \"route\", \"ttl\", \"rewrite\"]         # also { element = \"forward\", port = \"wan\" }, \"count\", \"discard\",
-                            # \"crc_append\", \"crc_check\", { element = \"police\", packets_per_second = 1000, burst_packets = 32 },
-                            # { element = \"esp_encrypt\", sa = \"to-b\" }, { element = \"esp_decrypt\", sas = [\"from-b\"] } (docs/howto/esp.md),
-                            # { element = \"mirror\", file = \"web.pcap\" }: copies
-  weight = 1                # among the paths of its router, 1 to 1000
-  ring = 1024               # packets that may wait for it
-  cores = \"0-3\"             # where it may run: one worker has all paths here, so that changes nothing yet
+The file of --config describes the paths, and the ports and routes that Linux has otherwise.
+docs/reference/config.md lists all keys. Values are examples, except where a comment names a default.
+  router_weights = { red = 2 }  # shares of routers, before all tables; default: 1 for each
   [workers]
-  sample_every = 20         # one packet in so many is measured, 1 to 10000
-  longest_run = \"100us\"     # so long a path may run at a time, 10us to 1000us: by what its packets cost
-router_weights = { red = 2 }, before all these, says what routers get beside each other.
+  sample_every = 20         # one packet in so many is measured, 1 to 10000; default: 20
+  longest_run = \"100us\"     # how long a path may run at a time, 10us to 1000us; default: 100us
+  [[port]]                  # packets come in by the first one, unless --pcap says otherwise
+  name = \"lan\"
+  mac = \"02:00:00:00:00:01\" # packets to this address, without VLAN tags, are routed; without it none are
+  router = \"red\"            # default: \"host\"
+  mtu = 1500                # the longest IP packet that leaves here; default: 1500
+  [[route]]
+  prefix = \"10.1.0.0/16\"    # IPv4 or IPv6
+  via = \"02:00:00:00:09:01\" # the next hop
+  port = \"wan\"              # the port where the next hop is
+  [[path]]                  # a packet goes to the first path whose class has it
+  name = \"web\"
+  router = \"red\"            # owns the path, which gets only its packets; default: \"host\", and packets of all
+  class = { protocol = \"tcp\", destination_port = 80 }  # default: all packets; other keys: port,
+                            # destination_mac, ether_type, source, destination, source_port, tcp_syn,
+                            # bytes = { offset = 12, mask = 0xffff, value = 0x0806 }
+  chain = [\"check\", \"route\", \"ttl\", \"rewrite\"]  # elements in order; see below
+  weight = 1                # relative to the other paths of its router, 1 to 1000; default: 1
+  ring = 1024               # packets that may wait for it; default: 1024
+  cores = \"0-3\"             # changes nothing here, because one worker runs all paths
+  [[sa]]                    # of ESP elements; see docs/howto/esp.md
 
-Packets are dropped for what elements say, never for want of speed. The clock of the paths is the capture's. Exit code 1 if a file
-is broken or cannot be written: a broken one ends there, and the others go on; when one of --out cannot be written, no more packets
-are read; when a mirror lacks copies, as for its most bytes, packets go on. What was run is told in all cases. The file of a mirror
-is emptied if it is a capture of Millrace; another one is refused.";
+Elements without parameters:
+  \"check\", \"route\", \"ttl\", \"rewrite\", \"discard\", \"count\", \"crc_append\", \"crc_check\"
+Elements with parameters:
+  { element = \"forward\", port = \"wan\" }
+  { element = \"police\", packets_per_second = 1000, burst_packets = 32 }
+  { element = \"mirror\", file = \"web.pcap\" }    copies packets to a file
+  { element = \"esp_encrypt\", sa = \"to-b\" }
+  { element = \"esp_decrypt\", sas = [\"from-b\"] }
+  { element = \"vxlan_encap\", vni = 100, local = \"192.0.2.1\", remote = \"192.0.2.2\" }
+  { element = \"vxlan_decap\", vni = 100, local = \"192.0.2.1\" }
+docs/howto/paths.md explains each element.
 
-/// Forwarding paths of the user plane.
+Packets are never dropped for lack of speed. The clock of the paths is the capture's. A broken input file ends
+at the fault, and the others go on. If a file of --out cannot be written, no more packets are read. If a mirror
+lacks copies, for example because its file is full, packets go on. In all these cases the report is printed and
+the exit status is 1. The file of a mirror is emptied if Millrace wrote it; another existing file is refused.";
+
+/// The commands of `millrace paths`.
 #[derive(Debug, Subcommand)]
 pub enum Paths {
-    /// Run the packets of a capture through forwarding paths, without privileges and without a daemon.
+    /// Run the packets of captures through paths, without privileges and without a daemon.
     #[command(after_help = HELP)]
     Run(Run),
 }
 
 #[derive(Debug, Args)]
 pub struct Run {
-    /// The paths, a TOML file.
+    /// The paths, ports and routes, a TOML file.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// A pcap file of Ethernet frames, and by which port they came in [default: the first]; several are merged by time.
+    /// A pcap file of Ethernet frames, and the port by which they came in [default: the first port]; repeat it for more
+    /// files, which are merged by time.
     #[arg(long = "pcap", value_name = "[PORT=]FILE", required = true)]
     inputs: Vec<String>,
-    /// A pcap file for what leaves by any port, or by this one; give it for each.
+    /// A pcap file for packets that leave by this port, or without PORT= by any; repeat it for more files.
     #[arg(long = "out", value_name = "[PORT=]FILE")]
     outputs: Vec<String>,
     #[command(flatten)]
@@ -96,28 +109,28 @@ impl Run {
         let sas = Sas::load(&config.sas)?;
         let mut files = Files::default();
         for file in config.sas.sas.iter().flat_map(|sa| sa.files()) {
-            files.keep(file, "a key, or sequence numbers of one")?;
+            files.keep(file, "a key or sequence file")?;
         }
         files.keep(&self.config, "the configuration")?;
         let mut inputs = Vec::new();
         for argument in &self.inputs {
             let (port, file) = port_and_file(&config, argument)?;
             let opened = File::open(file).with_context(|| format!("cannot read {file}"))?;
-            files.keep(Path::new(file), "read")?;
+            files.keep(Path::new(file), "an input")?;
             inputs.push(Input::new(file, port.unwrap_or(0), opened)?);
         }
         let wanted = self.outputs.iter().map(|argument| port_and_file(&config, argument));
         let wanted = wanted.collect::<Result<Vec<_>>>()?;
-        // All before the first, and as they are: nothing is lost of one if another is refused.
+        // All are checked before the first is opened: none loses its content if another is refused.
         wanted.iter().try_for_each(|(_, file)| files.refuse(Path::new(file)))?;
         config.mirrors().try_for_each(|mirror| files.refuse(&mirror.file))?;
         let mut copied = Vec::new();
-        // These first, as of them more is asked.
+        // Mirrors first, because they have more requirements.
         for mirror in config.mirrors() {
             files.refuse(&mirror.file)?;
             let opened = OfRun::claim(&mirror.file);
             let opened = opened.with_context(|| format!("cannot write {}", mirror.file.display()))?;
-            files.keep(&mirror.file, "written")?;
+            files.keep(&mirror.file, "another output")?;
             copied.push((mirror, opened));
         }
         let mut outputs = Vec::new();
@@ -126,7 +139,7 @@ impl Run {
             refuse_link_of_another(Path::new(file))?;
             let opened = File::options().write(true).create(true).truncate(false).open(file);
             let opened = opened.with_context(|| format!("cannot write {file}"))?;
-            files.keep(Path::new(file), "written")?;
+            files.keep(Path::new(file), "another output")?;
             outputs.push((file.to_string(), port, BufWriter::new(opened)));
         }
         for (mirror, opened) in &copied {
@@ -145,21 +158,21 @@ impl Run {
     }
 }
 
-/// A link such as /dev/stdout is followed, one that another user has made is not.
+/// Refuses a link that another user made. Others, such as /dev/stdout, are followed.
 fn refuse_link_of_another(file: &Path) -> Result<()> {
     let is_others = |data: fs::Metadata| data.is_symlink() && !is_by_us_or_root(&data);
     if fs::symlink_metadata(file).is_ok_and(is_others) {
-        bail!("cannot write {}: it is a link that another user has made", file.display());
+        bail!("cannot write {}: it is a link that another user made", file.display());
     }
     Ok(())
 }
 
-/// Devices and pipes have no length.
+/// Empties a regular file. Devices and pipes have no length.
 fn empty(file: &File) -> io::Result<()> {
     if file.metadata()?.is_file() { file.set_len(0) } else { Ok(()) }
 }
 
-/// `PORT=FILE`, or a file alone. What is before the first `=` is a port, unless it is a path with a slash.
+/// Parses `PORT=FILE`, or a file alone. The text before the first `=` is a port, unless it contains a slash.
 fn port_and_file<'a>(config: &PathsConfig, argument: &'a str) -> Result<(Option<PortId>, &'a str)> {
     match argument.split_once('=').filter(|(port, _)| !port.contains('/')) {
         None => Ok((None, argument)),
@@ -168,7 +181,7 @@ fn port_and_file<'a>(config: &PathsConfig, argument: &'a str) -> Result<(Option<
             None => {
                 let names: Vec<_> = config.ports.iter().map(|port| port.name.as_str()).collect();
                 bail!(
-                    "{name:?} in {argument:?} is no port of the configuration: {} (a file of that name is ./{argument})",
+                    "{name:?} in {argument:?} is not a port of the configuration: {} (a file of that name is ./{argument})",
                     names.join(", ")
                 )
             }
@@ -176,7 +189,7 @@ fn port_and_file<'a>(config: &PathsConfig, argument: &'a str) -> Result<(Option<
     }
 }
 
-/// Files that must not be written over.
+/// Files that must not be overwritten, by device and inode.
 #[derive(Default)]
 struct Files(BTreeMap<(u64, u64), &'static str>);
 
@@ -191,15 +204,10 @@ impl Files {
     }
 
     fn refuse(&self, file: &Path) -> Result<()> {
-        // What is not there yet is no other file.
+        // A file that does not exist yet is none of these.
         let Ok(data) = file.metadata() else { return Ok(()) };
         let is = self.0.get(&(data.dev(), data.ino()));
-        ensure!(
-            is.is_none(),
-            "{} would be written over: it is {} already",
-            file.display(),
-            is.unwrap_or(&"")
-        );
+        ensure!(is.is_none(), "refused to overwrite {}: it is {}", file.display(), is.unwrap_or(&""));
         Ok(())
     }
 }
@@ -208,10 +216,10 @@ fn text(report: &PathsReport) -> String {
     let PathsReport { packets, out, up, dropped, no_path, truncated, too_long, out_of_order, .. } = report;
     let mut text = format!("packets     {packets} in: {out} out, {up} up, {dropped} dropped\n");
     for (count, what) in [
-        (no_path, "up, as they are of no path"),
-        (truncated, "dropped, as they were captured without their end (tcpdump -s 0 captures it)"),
-        (too_long, "dropped, as they are longer than a frame"),
-        (out_of_order, "were captured before one in front of them: for the paths they came with it"),
+        (no_path, "up, because no path has them"),
+        (truncated, "dropped, because the capture lacks their ends (tcpdump -s 0 captures whole packets)"),
+        (too_long, "dropped, because they are longer than a frame"),
+        (out_of_order, "are older than a packet before them in the file, and got its time"),
     ] {
         if *count > 0 {
             text += &format!("            {count} {what}\n");
@@ -281,9 +289,9 @@ mod tests {
         assert_eq!(
             text(&report),
             "packets     15 in: 9 out, 4 up, 2 dropped\n\
-             \x20           2 up, as they are of no path\n\
-             \x20           1 dropped, as they were captured without their end (tcpdump -s 0 captures it)\n\
-             \x20           3 were captured before one in front of them: for the paths they came with it\n\
+             \x20           2 up, because no path has them\n\
+             \x20           1 dropped, because the capture lacks their ends (tcpdump -s 0 captures whole packets)\n\
+             \x20           3 are older than a packet before them in the file, and got its time\n\
              PATH  ROUTER  PACKETS  OUT  UP  DROPPED  NS/PACKET  BY PORT AND REASON\n\
              web   red          12    9   2        1         85  to wan 9, up ttl_exceeded 2, dropped over_rate 1\n\
              idle  host          0    0   0        0          -  -\n"
@@ -300,7 +308,7 @@ mod tests {
         assert_eq!(parts("./wan=a.pcap"), Ok((None, "./wan=a.pcap")));
         assert_eq!(
             parts("wam=a.pcap").unwrap_err(),
-            "\"wam\" in \"wam=a.pcap\" is no port of the configuration: lan, wan (a file of that name is ./wam=a.pcap)"
+            "\"wam\" in \"wam=a.pcap\" is not a port of the configuration: lan, wan (a file of that name is ./wam=a.pcap)"
         );
     }
 }

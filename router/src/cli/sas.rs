@@ -14,12 +14,13 @@ use std::{
 };
 
 pub const HELP: &str = "\
-FILE has [[sa]] tables as the daemon's own file does (docs/howto/esp.md); what is not in it stays as it is. An SA that sends takes the place of
-the one of its name; one that receives comes beside those of its name, so that both keys are taken until the old one is removed:
-  1. `millrace sas set FILE` with the new SA that receives, here, and at the peer;
-  2. `millrace sas set FILE` with the new SA that sends, at both;
-  3. `millrace sas remove NAME SPI` of the old one that receives, when nothing comes by it any more.
-What is set so is forgotten when the daemon ends: the daemon's file is to say the same.";
+FILE has [[sa]] tables like the daemon's own configuration (docs/howto/esp.md). SAs that are not in it stay as
+they are. An outbound SA replaces the one with its name. An inbound SA joins those with its name, so both keys
+are accepted until the old one is removed. To change a key:
+  1. `millrace sas set FILE` with the new inbound SA, here and at the peer
+  2. `millrace sas set FILE` with the new outbound SA, here and at the peer
+  3. `millrace sas remove NAME SPI` of the old inbound SA, when no packets use it any more
+The daemon forgets these changes when it ends, so change its configuration file, too.";
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -32,16 +33,16 @@ pub struct Sas {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Set those of a file, all or none.
+    /// Set the SAs of a file, all or none.
     Set {
         file: PathBuf,
         #[command(flatten)]
         output: Output,
     },
-    /// Remove one.
+    /// Remove one SA.
     Remove {
         name: String,
-        /// As `millrace sas` shows it, or decimal.
+        /// The SPI, decimal, or hexadecimal after 0x.
         #[arg(value_parser = spi)]
         spi: u32,
         #[command(flatten)]
@@ -49,7 +50,7 @@ enum Command {
     },
 }
 
-/// A number, hexadecimal behind 0x.
+/// Parses a decimal number, or a hexadecimal one after 0x.
 fn spi(text: &str) -> Result<u32, String> {
     let number = match text.strip_prefix("0x") {
         Some(digits) => u32::from_str_radix(digits, 16),

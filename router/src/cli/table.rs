@@ -1,22 +1,22 @@
 //! Columns of text.
 
-/// Rows under a heading; numbers to the right, the rest to the left, the last column as long as it is.
+/// Rows under a heading. Numbers are aligned to the right, text to the left; the end of a line is not padded.
 pub struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// With these column heads.
+    /// A table with these column heads.
     pub fn new(heads: &[&str]) -> Self {
         Self { rows: vec![heads.iter().map(|h| h.to_string()).collect()] }
     }
 
-    /// One more row; an empty cell shows as `-`.
+    /// Adds a row; an empty cell shows as `-`.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.rows.push(cells.into_iter().map(|c| if c.is_empty() { "-".into() } else { c }).collect());
     }
 
-    /// Lines, each ended; nothing when there is no row.
+    /// The lines, each with its newline; empty if there is no row.
     pub fn text(&self) -> String {
         if self.rows.len() < 2 {
             return String::new();

@@ -19,9 +19,9 @@ use crate::{
 };
 use std::collections::BTreeMap;
 
-/// Reasons that `status` shows.
+/// The most reasons that `status` shows.
 const TOP_REASONS: usize = 8;
-/// Interfaces of a router that are named with their reasons; `millrace interfaces` has all.
+/// The most interfaces of a router that are listed with their reasons; `millrace interfaces` has all.
 const LEFT_SHOWN: usize = 8;
 
 /// Conditions, a line for each.
@@ -66,7 +66,7 @@ pub fn status(s: &Status) -> String {
         s.ns_per_packet.map_or(String::new(), |ns| format!(", {ns:.0} ns each without transmit (sampled)"));
     let lost = match s.lost {
         0 => String::new(),
-        n => format!("; {n} of those forwarded were lost at the egress port"),
+        n => format!("; egress ports lost {n} of those forwarded"),
     };
     let taken = match s.packets.taken {
         0 => String::new(),
@@ -92,7 +92,7 @@ pub fn status(s: &Status) -> String {
         };
         let slow = match (s.flows.slow_done, s.flows.slow_lost) {
             (0, 0) => String::new(),
-            (done, lost) => format!("; {done} packets done by user space, {lost} lost there"),
+            (done, lost) => format!("; user space did {done} packets and lost {lost}"),
         };
         let lost = controller_lost(&s.flows.controller_lost);
         text += &format!("flow rules  {}, {charge}{cached}{slow}{lost}\n", s.flows.rules);
@@ -106,18 +106,18 @@ pub fn status(s: &Status) -> String {
     text
 }
 
-/// Whether packets go by rules (`yes`), or why not.
+/// `yes` if packets go by rules; otherwise that they do not, and why.
 fn standing(yes: &str, in_charge: bool, why_not: Option<&str>) -> String {
     let why = why_not.map_or(String::new(), |why| format!(": {why}"));
     if in_charge { yes.into() } else { format!("NOT IN CHARGE, packets are routed{why}") }
 }
 
-/// What was lost on the way to controllers, if something was.
+/// The packets that were lost on the way to controllers; empty if there are none.
 fn controller_lost(lost: &ControllerLost) -> String {
     let parts = [
-        (lost.no_controller, "as none was connected"),
+        (lost.no_controller, "because none was connected"),
         (lost.over_rate, "over packet_in_pps"),
-        (lost.not_read, "as none read fast enough"),
+        (lost.not_read, "because none read fast enough"),
     ];
     let said: Vec<_> = parts.iter().filter(|(n, _)| *n > 0).map(|(n, why)| format!("{n} {why}")).collect();
     if said.is_empty() {
@@ -150,7 +150,7 @@ fn reasons(reasons: &[ReasonCount]) -> String {
     table.text()
 }
 
-/// What is wrong with workers, and what they lost.
+/// Problems of workers, what they share, and packets that they lost.
 fn workers(workers: &WorkersReport) -> String {
     let mut text = String::new();
     for silent in workers.workers.iter().filter_map(|worker| worker.silent.as_ref()) {
@@ -158,14 +158,14 @@ fn workers(workers: &WorkersReport) -> String {
     }
     for queue in &workers.queues {
         if let Some(fault) = &queue.fault {
-            text += &format!("problem     port {}, queue {}, of workers: {fault}\n", queue.name, queue.queue);
+            text += &format!("problem     workers, queue {} of port {}: {fault}\n", queue.queue, queue.name);
         }
     }
     for resource in workers.resources.iter().filter(|resource| !resource.counted) {
         text += &format!("note        {} of paths: {}\n", resource.resource, resource.basis);
     }
     for resource in &workers.resources {
-        // What is counted and not bounded, as the configuration says that it is shared.
+        // A resource without a known capacity has no line.
         if let (Some(used), Some(there_is)) = (resource.used, resource.capacity.per_second) {
             let (name, gbytes) = (&resource.resource, there_is as f64 / 1e9);
             let (used, basis) = (used * 100.0, &resource.capacity.basis);
@@ -178,11 +178,11 @@ fn workers(workers: &WorkersReport) -> String {
         let used: Vec<_> = worker.used.iter().map(of).collect();
         text += &format!("worker      core {}: paths share {}", worker.core, worker.share);
         text +=
-            &if used.is_empty() { "\n".into() } else { format!("; it used {} of late\n", used.join(", ")) };
+            &if used.is_empty() { "\n".into() } else { format!("; recently used: {}\n", used.join(", ")) };
     }
     if let Some(why) = &workers.switch.not_calibrated {
         text += &format!(
-            "note        what a switch from path to path takes is part of what packets cost: {why} (`millrace calibrate` measures it)\n"
+            "note        the cost of packets includes switches between paths: {why} (`millrace calibrate` measures them)\n"
         );
     }
     let first = workers.queues.iter().filter(|queue| queue.queue == 0);
@@ -197,12 +197,14 @@ fn workers(workers: &WorkersReport) -> String {
     let mut lost = BTreeMap::<&str, u64>::new();
     outputs.for_each(|output| *lost.entry(&output.name).or_default() += output.dropped());
     for (port, lost) in lost.into_iter().filter(|(_, lost)| *lost > 0) {
-        text += &format!("note        port {port}: {lost} packets of workers were lost on their way out\n");
+        text += &format!(
+            "note        port {port}: {lost} packets that workers sent were lost on their way out\n"
+        );
     }
     let up = &workers.up.all;
     if up.queue_full + up.failed > 0 {
         text += &format!(
-            "note        {} packets that paths passed up did not get to the kernel: {} as too many waited, {} as it did not take them\n",
+            "note        {} packets that paths passed up did not reach the kernel: too many waited for {}, and it refused {}\n",
             up.queue_full + up.failed,
             up.queue_full,
             up.failed
@@ -211,7 +213,7 @@ fn workers(workers: &WorkersReport) -> String {
     text
 }
 
-/// What became of packets of paths: with their workers, and of those that no worker could have.
+/// The packets of paths: those that workers had, and those that no worker could have.
 fn paths(paths: &[PathReport]) -> String {
     let mut table = Table::new(&[
         "PATH",
@@ -276,15 +278,15 @@ pub fn ports(ports: &[PortReport]) -> String {
     table.text() + &lines.collect::<String>()
 }
 
-/// `millrace controllers`: a row for each connection, then what went before, and what it means for rules.
+/// `millrace controllers`: a row for each connection, then how earlier ones ended, and whether rules apply.
 pub fn controllers(r: &ControllersReport) -> String {
     let mut text = match r.controllers.is_empty() {
-        true => "no controllers: name some with --controller, or `controllers` of [openflow] in the configuration\n".into(),
+        true => "no controllers; set them with --controller, or with `controllers` of [openflow] in the configuration\n".into(),
         false => connections(&r.controllers),
     };
     for c in &r.controllers {
         if let (Some(end), Some(age_s)) = (&c.last_end, c.last_end_age_s) {
-            let before = if c.connections.is_empty() { "" } else { "another connection, " };
+            let before = if c.connections.is_empty() { "" } else { "an earlier connection, " };
             text += &format!("  {}: {before}{} ago: {end}\n", c.target, span(age_s as u64));
         }
     }
@@ -294,7 +296,7 @@ pub fn controllers(r: &ControllersReport) -> String {
     };
     let fail = match &r.fail {
         Some(mode) => format!("fail mode {mode}"),
-        None => "no fail mode, as no controller is to be dialled: rules always apply".into(),
+        None => "no fail mode, because no controller is dialled: rules always apply".into(),
     };
     text + &format!("flow rules  {charge}; {fail}{}\n", controller_lost(&r.lost))
 }
@@ -325,7 +327,7 @@ fn connections(controllers: &[ControllerReport]) -> String {
     table.text()
 }
 
-/// `millrace routers`: a row each, then why something is not accelerated.
+/// `millrace routers`: a row for each, then why some are not accelerated.
 pub fn routers(routers: &[RouterReport]) -> String {
     let mut table = Table::new(&[
         "ROUTER",
@@ -361,10 +363,8 @@ pub fn routers(routers: &[RouterReport]) -> String {
     let mut text = table.text();
     for r in routers {
         if r.cut > 0 {
-            text += &format!(
-                "  {}: {} of those dropped were cut on a full core: it had had its share\n",
-                r.router, r.cut
-            );
+            text +=
+                &format!("  {}: {} of those dropped were over its share of a full core\n", r.router, r.cut);
         }
         for line in r.why_not.sentences().into_iter().chain(left(&r.left_to_kernel, Families::sentences)) {
             text += &format!("  {}: {line}\n", r.router);
@@ -373,7 +373,7 @@ pub fn routers(routers: &[RouterReport]) -> String {
     text
 }
 
-/// Of a router's interfaces: all, some or none of a family.
+/// Whether all, some or none of a router's interfaces are accelerated, by IP version.
 pub fn how_much(r: &RouterReport) -> Families<&'static str> {
     let word = |accelerated: bool, why_not: &[String], own: fn(&LeftInterface) -> bool| {
         let left = r.left_to_kernel.iter().filter(|i| own(i)).count() as u64;
@@ -389,7 +389,7 @@ pub fn how_much(r: &RouterReport) -> Families<&'static str> {
     }
 }
 
-/// A line for each interface that is left to the kernel, as long as they are few.
+/// A line for each interface that is left to the kernel, up to [`LEFT_SHOWN`].
 fn left(interfaces: &[LeftInterface], reasons: fn(&Families<Vec<String>>) -> Vec<String>) -> Vec<String> {
     let line = |i: &LeftInterface| format!("interface {}: {}", i.interface, reasons(&i.why_not).join("; "));
     let more = interfaces.len().saturating_sub(LEFT_SHOWN);
@@ -447,7 +447,7 @@ pub fn route(r: &RouteReport) -> String {
     }
     let reasons = |why: &Families<Vec<String>>| [&why.ipv4[..], &why.ipv6[..]].concat();
     for line in left(&r.left_to_kernel, reasons) {
-        text += &format!("  to the kernel what arrives on {line}\n");
+        text += &format!("  to the kernel if it arrives on {line}\n");
     }
     text
 }
@@ -463,7 +463,7 @@ fn hop_words(hop: &HopReport, several: bool) -> String {
     let mac = match (&hop.mac, &hop.reason) {
         (Some(mac), _) => format!("MAC {mac}"),
         (None, Some(reason)) => format!("to the kernel for now: {reason}"),
-        (None, None) => "not resolved: to the kernel for now".into(),
+        (None, None) => "to the kernel for now: MAC address not resolved".into(),
     };
     let mtu = hop.mtu.map_or(String::new(), |m| format!(", MTU {m}"));
     format!("{share}forwarded via {} on {interface}, {mac}{mtu}", hop.next_hop.as_deref().unwrap_or("?"))
@@ -491,12 +491,12 @@ pub fn verify(v: &VerifyReport) -> String {
                 n => format!(" ({n} addresses)"),
             };
             let not =
-                if r.result.is_unverified() { "could not be verified" } else { "not all could be compared" };
+                if r.result.is_unverified() { "could not be verified" } else { "compared only in part" };
             text += &format!("  {}: {not}: {why}{addresses}\n", r.router);
         }
         for d in &r.differences {
             text += &format!(
-                "  {}: {}: the kernel says {}, the fast table {}\n",
+                "  {}: {}: the kernel has {}, the fast table {}\n",
                 r.router, d.prefix, d.kernel, d.fast
             );
         }
@@ -513,11 +513,11 @@ pub fn verify(v: &VerifyReport) -> String {
         0 => format!("the{others} fast tables agree with the kernel's\n{not}"),
         n => format!("{n} differences\n{not}"),
     };
-    text + "PREFIXES are those of the kernel's routes, its own addresses included; ROUTES of `millrace routers` are those in \
-            the fast table; ASKED are the addresses the kernel was asked about\n"
+    text + "PREFIXES are those of the kernel's routes and its own addresses; ROUTES of `millrace routers` are those in \
+            the fast table; ASKED are the addresses that the kernel was asked about\n"
 }
 
-/// That a router's tables are not what its packets go by.
+/// A line that the tables of a router are not used, and why.
 fn unused(r: &VerifyRouter) -> Option<String> {
     let family = match (r.why_not.ipv4.is_empty(), r.why_not.ipv6.is_empty()) {
         (true, true) => return None,
@@ -525,7 +525,7 @@ fn unused(r: &VerifyRouter) -> Option<String> {
         (true, false) => "IPv6 is",
         (false, false) => "IPv4 and IPv6 are",
     };
-    Some(format!("{family} not accelerated, the table is not used: {}", r.why_not.sentences().join("; ")))
+    Some(format!("{family} not accelerated, so the table is not used: {}", r.why_not.sentences().join("; ")))
 }
 
 /// `millrace stop`.

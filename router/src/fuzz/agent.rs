@@ -1,21 +1,21 @@
-//! A switch with three connections, in an order of events that the input says: one byte which, and what it needs.
+//! A switch with three connections. The input is a list of events: a byte that selects the event, and its parameters.
 //!
 //! | byte % 16 | what happens |
 //! |---|---|
-//! | 0 to 3 | which connection, in how many pieces; a message of OpenFlow, as long as it says itself |
+//! | 0 to 3 | a connection sends an OpenFlow message: which connection, the number of pieces, then the message |
 //! | 4 | a connection reads so many KiB of what it was sent |
 //! | 5 | a connection ends, and another takes its place |
 //! | 6 | so many seconds pass |
-//! | 7, 8, 9 | a batch is sealed; void; finished |
-//! | 10 | row, reason, length, a frame that the kernel plane hands over |
-//! | 11 | which ports there are, which are up |
-//! | 12 | the load of the only core |
+//! | 7, 8, 9 | a batch is sealed, void, finished |
+//! | 10 | the kernel plane hands over a frame: row, reason, length, then the frame |
+//! | 11 | the ports change: which exist, which are up |
+//! | 12 | the load of the only core changes |
 //! | 13 | so many workloads of a tenant run |
-//! | 14 | a message of OpenFlow that comes through another switch |
-//! | 15 | length, a frame that looks the rules up, and caches what it found at the last moment |
+//! | 14 | an OpenFlow message arrives through another switch |
+//! | 15 | a frame looks up rules, and its result is cached as late as possible: length, then the frame |
 //!
-//! What is sent are whole messages, answers come in the order of the requests, all is bounded, every barrier is answered when
-//! all batches are over, and the program then finds what the tables say.
+//! The target checks that only whole messages are sent, that answers come in the order of the requests, and that everything
+//! is bounded. When all batches are over, every barrier has its answer, and the program finds what the tables say.
 
 use super::rules::{flows, look, run};
 use logic::{
@@ -38,11 +38,11 @@ use logic::{
 };
 use std::{collections::VecDeque, mem};
 
-/// Events of an input.
+/// The most events of an input.
 const MOST_EVENTS: usize = 256;
-/// Of reading and batches, after which nobody may wait: each message of an input may be a barrier.
+/// Rounds of reading and batches after which no peer may wait. Each message of an input may be a barrier.
 const ROUNDS: usize = 2 * MOST_EVENTS;
-/// Frames that have looked and not cached yet.
+/// The most frames that have looked up rules and not cached the result yet.
 const MOST_LOOKED: usize = 16;
 
 struct Nothing;
@@ -59,13 +59,13 @@ impl Outside for Nothing {
 #[derive(Default)]
 struct Peer {
     id: u32,
-    /// Not yet come to the switch.
+    /// Sent, but not yet received by the switch.
     bytes: VecDeque<u8>,
     asked: bool,
     unread: usize,
-    /// Has come and is not a whole message yet.
+    /// Received by the switch; not a whole message yet.
     came: Vec<u8>,
-    /// Transaction ids of requests that are not known to be answered, and of those inside them.
+    /// Transaction ids of requests that may still be answered, and of the messages inside them.
     xids: VecDeque<u32>,
     /// Barriers without an answer or an error.
     barriers: i32,
@@ -77,7 +77,7 @@ fn is_barrier(message: &[u8]) -> bool {
 }
 
 impl Peer {
-    /// Whole messages, in the order of the requests that they answer.
+    /// The peer reads bytes: whole messages, in the order of the requests that they answer.
     fn reads(&mut self, mut bytes: &[u8]) {
         assert!(!bytes.is_empty());
         self.unread += bytes.len();
@@ -91,7 +91,7 @@ impl Peer {
                 Err(bad) => panic!("{bad:?}: {message:02x?}"),
             }
             bytes = &bytes[message.len()..];
-            // What nobody asked for has none.
+            // A message that answers no request has the id 0.
             if header.xid != 0 {
                 let at = self.xids.iter().position(|&xid| xid == header.xid);
                 drop(self.xids.drain(..at.expect("an answer out of order")));
@@ -105,13 +105,13 @@ struct World {
     peers: [Peer; 3],
     ids: u32,
     now_ms: u64,
-    /// A batch is under way, and its first grace period is over.
+    /// `Some`: a batch is in progress; true: its first grace period is over.
     batch: Option<bool>,
     looked: Vec<Looked>,
     frames: Vec<Vec<u8>>,
 }
 
-/// The input, from front to back; past its end all is 0.
+/// The rest of the input. Bytes past its end are 0.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -123,7 +123,7 @@ impl<'a> Input<'a> {
         self.0.split_off(..bytes.min(self.0.len())).unwrap_or_default()
     }
 
-    /// As much as the header in front of it says.
+    /// A message, as long as its header says.
     fn message(&mut self) -> &'a [u8] {
         let length = self.0.get(2..4).map_or(0, |two| usize::from(two[0]) << 8 | usize::from(two[1]));
         self.take(length.max(HEADER))
@@ -240,7 +240,7 @@ impl World {
         }
     }
 
-    /// A packet of the kernel plane.
+    /// The kernel plane hands over a packet.
     fn handed(&mut self, input: &mut Input<'_>) {
         let (rule, how, length) = (input.byte().into(), input.byte(), input.byte().into());
         let reasons = [NoticeReason::Action, NoticeReason::Ttl, NoticeReason::Slow];
@@ -261,7 +261,7 @@ impl World {
         self.carry_out(effects);
     }
 
-    /// Bytes of a peer's, as far as they are asked for.
+    /// Adds bytes of a peer. The switch receives what waits, if it has asked for it.
     fn comes(&mut self, place: usize, bytes: &[u8]) {
         let peer = &mut self.peers[place];
         peer.bytes.extend(bytes);
@@ -271,7 +271,7 @@ impl World {
             while let Split::Message(header, message) = split(&peer.came) {
                 peer.xids.push_back(header.xid);
                 peer.barriers += i32::from(is_barrier(message));
-                // Of a message inside ours (`logic::openflow::extension`), which is answered by its own id.
+                // A message inside this one (`logic::openflow::extension`) is answered by its own id.
                 if let Some(inner) = message.get(20..24) {
                     peer.xids.extend(inner.first_chunk().map(|xid| u32::from_be_bytes(*xid)));
                 }
@@ -290,7 +290,7 @@ impl World {
         self.agent.connected(ConnectionId(self.ids), "peer", true, self.now_ms);
     }
 
-    /// Bit by port: it is there; of the first four, four bits further up: its link is up.
+    /// Sets four ports: bits 0 to 3 say which exist, bits 4 to 7 which have a link.
     fn set_ports(&mut self, bits: u8) {
         let port = |n: u16| PortInfo {
             port: RulePort(n),
@@ -343,29 +343,29 @@ impl World {
             match effect {
                 Effect::Send { connection, bytes } => {
                     let peer = self.peers.iter_mut().find(|peer| peer.id == connection.0);
-                    peer.expect("who is written to is there").reads(&bytes);
+                    peer.expect("a peer that is written to exists").reads(&bytes);
                 }
                 Effect::Read(connection) => {
                     let peer = self.peers.iter_mut().find(|peer| peer.id == connection.0);
-                    let peer = peer.expect("who is read from is there");
+                    let peer = peer.expect("a peer that is read from exists");
                     assert!(!mem::replace(&mut peer.asked, true), "asked for twice");
                 }
                 Effect::Close { connection, .. } => {
                     let place = self.peers.iter().position(|peer| peer.id == connection.0);
-                    self.connect(place.expect("who is closed was there"));
+                    self.connect(place.expect("a peer that is closed existed"));
                 }
                 _ => {}
             }
         }
     }
 
-    /// Nothing is under way, and nobody has anything to say, to read or to wait for.
+    /// No batch is in progress, and no peer has anything to send, to read or to wait for.
     fn is_quiet(&mut self) -> bool {
         let quiet = |peer: &Peer| peer.asked && peer.bytes.is_empty() && peer.unread == 0;
         self.batch.is_none() && !self.agent.flows().has_changes() && self.peers.iter().all(quiet)
     }
 
-    /// All batches are brought to their end and all is read: nobody waits, and the words say what the tables say.
+    /// Finishes all batches and reads everything. Then no peer may wait, and the program must find what the tables say.
     fn end(mut self) {
         let mut rounds = 0;
         while !self.is_quiet() {

@@ -1,4 +1,4 @@
-//! Forwarding paths as somebody else configured them, over a capture that somebody else made.
+//! Any configuration of paths, over any capture.
 
 use crate::{
     config::{PathsConfig, SaConfig},
@@ -19,8 +19,8 @@ use logic::{
 use pcap_file::pcap::PcapReader;
 use std::{fs::File, ops::Range, path::Path};
 
-/// A configuration, and behind a zero byte the capture: every packet has one fate, and what leaves is written. The same in frames of a pool, which has all of them again
-/// in the end.
+/// The input is a configuration, a zero byte, and a capture. Every packet must have exactly one fate, and packets that leave
+/// are written. The capture is then run again in frames of a pool, which must get back all of its frames.
 pub(super) fn paths(bytes: &[u8]) {
     let Some(end) = bytes.iter().position(|byte| *byte == 0) else { return };
     let text = String::from_utf8_lossy(&bytes[..end]);
@@ -47,7 +47,7 @@ pub(super) fn paths(bytes: &[u8]) {
 }
 
 fn sas(config: &PathsConfig) -> Option<Sas> {
-    // No file of a stranger's choice is read or made.
+    // The input may name any file, so no key file is read and no sequence file is made.
     let key = |sa: &SaConfig| {
         let bytes: [u8; 20] = std::array::from_fn(|i| sa.name.as_bytes().get(i).copied().unwrap_or_default());
         Key::new(&bytes).expect("20 bytes are a key")
@@ -61,10 +61,10 @@ fn captures(config: &PathsConfig) -> CaptureWriters<'_> {
     CaptureWriters::new(config.mirrors().map(|mirror| (mirror, nowhere())))
 }
 
-/// Packets that are somewhere at a time. One that is lost is never had again.
+/// Frames of the pool. A lost frame does not come back, and the target panics when none is left.
 const IN_HAND: usize = 64;
 
-/// As many as can be are taken in before paths have their turns, so that rings fill and frames run out.
+/// Takes in as many packets as possible before paths get their turns, so that rings fill and frames run out.
 fn in_frames(config: &PathsConfig, capture: &[u8]) {
     let Some(sas) = sas(config) else { return };
     let captures = captures(config);
@@ -80,7 +80,7 @@ fn in_frames(config: &PathsConfig, capture: &[u8]) {
             ends.run(&mut worker);
             pool.allocate()
         });
-        let mut buffer = buffer.expect("frames of packets that are done with are free");
+        let mut buffer = buffer.expect("frames of settled packets are free");
         if buffer.fill(&packet.data) {
             ends.come(Framed { buffer, ingress, came_ns }, &mut worker);
         }
@@ -120,10 +120,10 @@ impl Frame for Framed {
     }
 }
 
-/// Where packets come from and go to.
+/// The rings that packets come from, and the packets that left.
 struct Ends {
     rings: Rings<Framed>,
-    /// What left by ports in this turn.
+    /// Packets that left by ports in this turn.
     sent: Vec<Framed>,
     came: u64,
     settled: u64,
@@ -150,7 +150,7 @@ impl Ends {
         }
     }
 
-    /// Until no path has packets.
+    /// Gives turns until no path has packets.
     fn run(&mut self, worker: &mut Worker<Framed>) {
         while let Some(turn) = worker.turn(self, || 0) {
             if self.rings.waiting(turn.path) == 0 {

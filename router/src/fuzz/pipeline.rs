@@ -1,4 +1,5 @@
-//! Rules, groups and meters as lines, an empty line, and a frame: it comes to an end, bounded, and the program finds the same.
+//! The input is lines with rules, groups and meters, an empty line, and a frame. The pipeline must end, its result must be
+//! bounded, and the program must find the same.
 //!
 //! ```text
 //! group 5 all output:2/mod_nw_dst:10.0.0.1,output:3
@@ -23,7 +24,7 @@ use logic::flow::{
     text::{parse_actions, parse_flow},
 };
 
-/// More say nothing new and take long.
+/// The most lines; more take long and test nothing new.
 const MOST_LINES: usize = 64;
 /// The longest frame.
 const LONGEST: usize = 2048;
@@ -43,12 +44,12 @@ pub fn pipeline(bytes: &[u8]) {
 struct World<'a> {
     flows: Flows<HeapFlows>,
     frame: &'a [u8],
-    /// What was looked up in this batch, and not cached yet.
+    /// Results of lookups in this batch that are not cached yet.
     looked: Vec<Looked>,
 }
 
 impl World<'_> {
-    /// Does what a line says; one that means nothing does nothing.
+    /// Obeys a line; a wrong line does nothing.
     fn done(&mut self, line: &str) {
         let (first, rest) = line.split_once(' ').unwrap_or((line, ""));
         let mut words = rest.split(' ');

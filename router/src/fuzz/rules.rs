@@ -1,4 +1,4 @@
-//! Flow rules over memory of their own, and whether the words that the program reads say what the tables say.
+//! Flow rules in memory of their own, and the check that the program finds what the tables say.
 
 use logic::flow::{
     Instructions, Key, RulePort,
@@ -11,7 +11,7 @@ use logic::flow::{
     rule::{CORE_TABLE, TABLES},
 };
 
-/// Little: what is full is of interest, too.
+/// Small, because full tables must be tested, too.
 pub const CAPACITY: FlowCapacity = FlowCapacity {
     rules: 64,
     buckets: 64,
@@ -28,23 +28,23 @@ pub fn flows(miss: &Instructions) -> Flows<HeapFlows> {
     Flows::new(HeapFlows::new(CAPACITY, 2), Seed::default(), miss)
 }
 
-/// What the program finds for a frame.
+/// The result of the program's lookup for a frame.
 pub fn look<M: FlowMemory>(flows: &Flows<M>, frame: &[u8], port: RulePort) -> Looked {
     flows.reader().look(&Key::of(frame, port, VXLAN_PORT))
 }
 
-/// Without the core table's miss, which decides nothing: what was cached while that table had rules may still count there.
+/// The rows without the core table's miss, which decides nothing. An entry cached while that table had rules may still have it.
 fn decided(mut rows: Vec<u32>) -> Vec<u32> {
     rows.retain(|&row| row != miss(CORE_TABLE));
     rows
 }
 
-/// User space goes on with the frame: what the program finds, in its cache, too, is what the tables say, as far as it can know
-/// before actions are done. No batch is under way.
+/// Runs the frame in user space. The program, with its cache, must find what the tables say, as far as it can know before
+/// actions are applied. No batch is in progress.
 pub fn run<M: FlowMemory>(flows: &mut Flows<M>, frame: &[u8], port: RulePort, now_ns: u64) -> Done {
     let looked = look(flows, frame, port);
     if let Some(cached) = flows.reader().cached(&looked.key()) {
-        assert_eq!(decided(cached), decided(looked.rows()), "the cache lies");
+        assert_eq!(decided(cached), decided(looked.rows()), "the cache is wrong");
     }
     let told = explain(flows, Packet::new(frame, port));
     let done = flows.run(Packet::new(frame, port), now_ns);
@@ -54,7 +54,7 @@ pub fn run<M: FlowMemory>(flows: &mut Flows<M>, frame: &[u8], port: RulePort, no
     }
     let meters = |row: &u32| flows.instructions(*row).is_some_and(|does| does.meter.is_some());
     if !told.done.rows.iter().any(meters) {
-        assert_eq!(told.done, done, "not what was told");
+        assert_eq!(told.done, done, "not what `explain` reported");
     }
     let tables = flows.tables();
     for (&row, &found) in done.rows.iter().zip(&looked.rows()) {
@@ -68,7 +68,7 @@ pub fn run<M: FlowMemory>(flows: &mut Flows<M>, frame: &[u8], port: RulePort, no
     done
 }
 
-/// What becomes of any packet is bounded.
+/// Checks that the result of any packet is bounded.
 fn check(done: &Done, bytes: usize) {
     assert!((1..=TABLE_ROWS).contains(&done.rows.len()), "{done:?}");
     assert!(done.rows.iter().all(|&row| row >= miss(0)), "{done:?}");
@@ -79,5 +79,5 @@ fn check(done: &Done, bytes: usize) {
     }
 }
 
-/// An IP packet that is as long as can be said, with what may stand before it.
+/// The longest frame: the longest IP packet, and the headers that may stand before it.
 const MOST_BYTES: usize = 0x1_0000 + 1024;

@@ -1,17 +1,17 @@
-//! The user plane: packets of paths, from AF_XDP rings through elements and out again.
+//! The user plane: takes packets of paths from AF_XDP rings, runs elements over them, and sends them.
 //!
 //! | module | does |
 //! |---|---|
-//! | [`af_xdp`] | packets of ports in user space and out again |
-//! | [`calibrate`] | what a switch from path to path takes |
-//! | [`captures`] | files that packets are copied to |
-//! | [`crypto`] | AES-GCM for ESP, by the fastest library there is |
-//! | [`other_work`] | what else runs on cores of workers |
-//! | [`replay`] | packets of captures through paths |
-//! | [`running`] | workers of the daemon, in a thread of their own |
-//! | [`sas`] | security associations: keys, sequence numbers noted |
-//! | [`seam`] | what the control loop wants of it |
-//! | [`tally`] | counters of workers, whatever becomes of these |
+//! | [`af_xdp`] | receives packets of ports in user space, and sends them |
+//! | [`calibrate`] | measures a switch between paths, and the memory bandwidth |
+//! | [`captures`] | writes the files that packets are copied to |
+//! | [`crypto`] | AES-GCM for ESP, by the fastest library on this machine |
+//! | [`other_work`] | measures what else runs on the cores of workers |
+//! | [`replay`] | runs packets of captures through paths |
+//! | [`running`] | the daemon's thread that controls workers |
+//! | [`sas`] | security associations: reads keys, notes sequence numbers |
+//! | [`seam`] | the interface to the control loop |
+//! | [`tally`] | counters of workers that never go down |
 //! | [`workers`] | threads that run paths over `af_xdp` |
 
 pub mod af_xdp;

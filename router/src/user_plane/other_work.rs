@@ -1,5 +1,5 @@
-//! What else runs on the cores of workers: queues of the kernel plane, and applications. Paths are placed by it, as queues are by what workers
-//! leave of a core; so neither of the two plans fills a core that the other one has filled.
+//! What else runs on the cores of workers: queues of the kernel plane, and applications. Paths are placed by it, and queues are
+//! placed by what workers leave of a core. So neither plan fills a core that the other one has filled.
 
 use crate::{
     api::workers::WorkersReport,
@@ -14,10 +14,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What is new counts so much beside all that was before.
+/// Weight of the newest value in the average.
 const NEW: f64 = 0.5;
 
-/// Of all cores.
+/// The other work of all cores.
 pub struct OtherWork {
     begun: Instant,
     times: CoreTimes,
@@ -26,6 +26,8 @@ pub struct OtherWork {
 }
 
 impl OtherWork {
+    /// Begins to measure.
+    ///
     /// # Errors
     /// /proc cannot be read.
     pub fn open(roots: &Roots) -> io::Result<OtherWork> {
@@ -37,7 +39,8 @@ impl OtherWork {
         })
     }
 
-    /// What workers have had until now. One that does not answer is other work: no path is to come to it.
+    /// Measures again; `report` says how long workers ran. A worker that does not answer counts as other work, so that no path
+    /// comes to its core.
     ///
     /// # Errors
     /// /proc cannot be read.
@@ -59,7 +62,7 @@ impl OtherWork {
         Ok(())
     }
 
-    /// From now on other threads are the workers.
+    /// Other threads are the workers from now on.
     pub fn workers_begin_anew(&mut self) {
         self.others = Others::default();
     }
@@ -76,7 +79,7 @@ mod tests {
     use crate::{api::workers::WorkerStand, cores::tree::Tree};
 
     #[test]
-    fn what_neither_idled_nor_was_a_workers_is_others_work() {
+    fn time_that_was_neither_idle_nor_a_workers_is_other_work() {
         let tree = Tree::new();
         tree.write("proc/softirqs", " CPU0 CPU1\n");
         // In hundredths of a second.
@@ -96,14 +99,14 @@ mod tests {
         assert_eq!(after(10, [Some(worker(0, 0)), Some(worker(1, 0))]), [None, None]);
         idle([50, 10]);
         let busy = after(11, [Some(worker(0, SECOND / 2)), Some(worker(1, SECOND / 10))]);
-        assert_eq!(busy, [Some(0.0), Some(80.0)], "core 0 is its worker's alone");
+        assert_eq!(busy, [Some(0.0), Some(80.0)], "only its worker runs on core 0");
         idle([150, 110]);
         let half = after(12, [Some(worker(0, SECOND / 2)), Some(worker(1, SECOND / 10))]);
         assert_eq!(half, [Some(0.0), Some(40.0)], "a quiet second halves it");
-        // It tells nothing any more.
+        // The worker on core 0 no longer answers.
         idle([150, 210]);
         assert_eq!(after(13, [None, Some(worker(1, SECOND / 10))]), [Some(50.0), Some(20.0)]);
-        // Other threads: what they had before is not compared with what those had.
+        // Other threads are the workers now: their times are not compared with earlier ones.
         work.workers_begin_anew();
         let mut again = |seconds, ran_ns| {
             let report = WorkersReport { workers: vec![worker(0, ran_ns)], ..WorkersReport::default() };

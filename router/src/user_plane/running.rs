@@ -1,13 +1,15 @@
-//! The user plane of the daemon: what the program knows of paths ([`PathMaps`]), and workers that run them ([`crate::user_plane::workers`]).
+//! The user plane of the daemon: the classes of paths in the program ([`PathMaps`]), and workers that run paths
+//! ([`crate::user_plane::workers`]).
 //!
-//! The control loop says what is wanted and goes on. A thread of its own brings workers there, which takes as long as packets take to leave a
-//! path that ends; looks every second whether paths are better placed on other cores; and writes down how workers stand, for whoever asks.
+//! The control loop says what it wants and goes on. A thread brings workers there, which takes as long as packets need to leave
+//! a path that ends. Every second, the thread also places paths again, and publishes the state of workers.
 //!
-//! What the loop does not know is found here: the cores of the machine, the queues of a port, and how much memory packets need. If later ports
-//! want more than there is, workers begin anew with more: what comes meanwhile takes its path's word ([`crate::config::DaemonPath::otherwise`]).
+//! The thread finds out what the loop does not know: the cores of the machine, the queues of a port, and how much memory packets
+//! need. If later ports need more memory than there is, workers start again with more. Packets meanwhile follow `otherwise` of
+//! their path ([`crate::config::DaemonPath::otherwise`]).
 //!
-//! When the tables move to larger memory, the old one is kept up by nobody. Workers read the new one before the loop goes on; if they cannot in
-//! time, none of them has packets until they do ([`PathMaps::hold`]).
+//! When the tables move to larger memory, the old memory is not updated any more. Workers read the new memory before the loop
+//! goes on. If they cannot in time, no worker gets packets until they do ([`PathMaps::hold`]).
 
 use super::{
     other_work::OtherWork,
@@ -54,13 +56,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// So often paths are placed, what could not be done is tried again, and what workers say is written down.
+/// How often paths are placed, failed steps are tried again, and the state of workers is published.
 const LOOKS: Duration = Duration::from_secs(1);
-/// As long as the loop waits for workers to read other tables.
+/// How long the loop waits for workers to read other tables.
 const READS: Duration = Duration::from_secs(1);
-/// The least memory for packets, frames.
+/// The least memory for packets, in frames.
 const LEAST_FRAMES: u32 = 1 << 13;
-/// A socket that does not wait polls once, whatever the time is, if it is not 0; as many packets as NAPI itself takes at once.
+/// A socket that does not wait polls once for any time except 0. The budget is that of NAPI itself.
 const BUSY: Polling = Polling::Busy { microseconds: 20, budget: 64 };
 
 fn polling(mode: PollingMode) -> Polling {
@@ -70,7 +72,7 @@ fn polling(mode: PollingMode) -> Polling {
     }
 }
 
-/// See the head of this file. It ends with its last clone.
+/// The user plane of the daemon; see the head of this file. It ends when its last clone is dropped.
 #[derive(Clone)]
 pub struct UserPlane(Arc<Running>);
 
@@ -82,34 +84,34 @@ struct Running {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Between the loop and the thread.
+/// What the loop and the thread share.
 #[derive(Default)]
 struct Desk {
     orders: Mutex<Orders>,
-    /// Something about the orders is new.
+    /// Notified when `orders` changes.
     news: Condvar,
     stand: Mutex<Arc<Stand>>,
 }
 
-/// What is to be done, by the thread taken from here, and how far it is.
+/// Orders, which the thread takes from here, and its progress.
 #[derive(Default)]
 struct Orders {
     tables: Option<Arc<MappedMemory>>,
     wanted: Option<Wanted>,
     ends: bool,
-    /// Orders so far;
+    /// Orders that were given so far.
     given: u64,
-    /// those whose tables workers read,
+    /// Orders up to this one have their tables read by workers.
     read: u64,
-    /// and those that were carried out, as far as it was possible.
+    /// Orders up to this one were carried out, as far as possible.
     done: u64,
 }
 
 impl UserPlane {
-    /// Without workers yet; with these SAs, which send from now on. Which ports workers poll is told by `polled`.
+    /// Starts the thread, without workers yet. These SAs can send from now on. `polled` gets the ports that workers poll.
     ///
     /// # Errors
-    /// The kernel has not got the memory, /sys cannot be read, or sequence numbers cannot be noted.
+    /// The kernel lacks memory, /sys cannot be read, or sequence numbers cannot be noted.
     pub fn start(config: &Config, sas: RunningSas, polled: PolledPorts) -> Result<UserPlane> {
         let namespaces = Namespaces::default();
         let settings = WorkersSettings {
@@ -161,24 +163,24 @@ impl UserPlane {
             roots,
         };
         let at = desk.clone();
-        // Behind all that may fail: it costs numbers.
+        // This comes after all steps that may fail, because it uses up sequence numbers.
         sas.begin()?;
         let thread = thread::Builder::new().name("user plane".into()).spawn(move || keeper.run(&at));
         let thread = Some(thread.context("starting the thread that keeps workers")?);
         Ok(UserPlane(Arc::new(Running { maps, epochs, desk, namespaces, thread })))
     }
 
-    /// What the program goes by.
+    /// The maps of paths that the program reads.
     pub fn maps(&self) -> &Arc<PathMaps> {
         &self.0.maps
     }
 
-    /// To wait for workers with.
+    /// The epochs of workers, to wait for them ([`Epochs::wait`]).
     pub fn epochs(&self) -> Epochs {
         self.0.epochs.clone()
     }
 
-    /// Which order it is.
+    /// Gives an order; returns its number.
     fn order(&self, what: impl FnOnce(&mut Orders)) -> u64 {
         let mut orders = locked(&self.0.desk.orders);
         what(&mut orders);
@@ -187,7 +189,7 @@ impl UserPlane {
         orders.given
     }
 
-    /// Returns when it is so, or after so long, or when the thread is gone.
+    /// Waits until `is` holds, but at most this long, or until the thread is gone.
     fn until(&self, longest: Duration, is: impl Fn(&Orders) -> bool) -> MutexGuard<'_, Orders> {
         let desk = &self.0.desk;
         let not_yet = |orders: &mut Orders| !is(orders) && !self.0.has_failed();
@@ -210,14 +212,14 @@ impl seam::UserPlane<Arc<MappedMemory>> for UserPlane {
         let orders = self.until(READS, |orders| orders.read >= given);
         if orders.read < given {
             tracing::warn!(
-                "workers are busy changing, and have no packets until they read the present tables"
+                "workers are busy with changes, and get no packets until they read the present tables"
             );
             self.0.maps.hold(true);
         }
     }
 
     fn want(&self, mut wanted: Wanted) {
-        // At once: the next router may have the number of one that is gone.
+        // At once, because the next router may get the number of one that is gone.
         self.0.namespaces.set(mem::take(&mut wanted.namespaces));
         self.order(|orders| orders.wanted = Some(wanted));
     }
@@ -232,9 +234,7 @@ impl seam::UserPlane<Arc<MappedMemory>> for UserPlane {
             return stand;
         }
         let mut stand = Stand::clone(&stand);
-        stand
-            .troubles
-            .push("the user plane has failed, and no path has a worker: start the daemon again".into());
+        stand.troubles.push("the user plane has failed, so no path has a worker: restart the daemon".into());
         Arc::new(stand)
     }
 }
@@ -256,7 +256,7 @@ impl Drop for Running {
     }
 }
 
-/// What the thread has.
+/// The state of the thread.
 struct Keeper {
     maps: Arc<PathMaps>,
     epochs: Epochs,
@@ -264,20 +264,20 @@ struct Keeper {
     wants_zero_copy: bool,
     polling: Polling,
     polled: PolledPorts,
-    /// As the configuration says.
+    /// As configured.
     io_mbps: Option<u32>,
-    /// Of all paths.
+    /// The longest ring of all paths.
     longest_ring: u32,
     cores: BTreeSet<CoreId>,
     roots: Roots,
     ethtool: Ethtool,
-    /// Of all ports.
+    /// The namespace of all ports.
     namespace: Arc<File>,
     sas: RunningSas,
     captures: CaptureThreads,
     workers: Option<Workers>,
     tables: Option<Arc<dyn Tables>>,
-    /// By all workers.
+    /// All workers read `tables`.
     is_read: bool,
     wanted: Wanted,
     tally: Tally,
@@ -313,7 +313,7 @@ impl Keeper {
             if self.is_read {
                 let mut orders = locked(&desk.orders);
                 orders.read = given;
-                // Others that came meanwhile are to be read before.
+                // Tables that came meanwhile must be read first.
                 self.maps.hold(orders.tables.is_some());
                 desk.news.notify_all();
             }
@@ -332,7 +332,7 @@ impl Keeper {
         }
     }
 
-    /// How workers stand, and what else has their cores; why that is not known.
+    /// The state of workers and the other work on their cores; also why the other work is not known.
     fn report(&mut self) -> (WorkersReport, Option<String>) {
         let Some(workers) = &self.workers else { return (WorkersReport::default(), None) };
         let mut report = workers.report();
@@ -341,35 +341,37 @@ impl Keeper {
             worker.other = self.other_work.of(worker.core);
         }
         let why_not = |error| {
-            format!("paths are placed as if nothing else ran: what runs on cores is not known: {error}")
+            format!(
+                "paths are placed as if nothing else ran, because other work on cores is not known: {error}"
+            )
         };
         (self.tally.of(report), known.err().map(why_not))
     }
 
-    /// So their interrupts are kept off.
+    /// Sets the ports that workers poll, so that their interrupts stay off.
     fn tell_polled(&self, report: &WorkersReport) {
         let polled = report.queues.iter().filter(|queue| queue.polled);
         let ports = polled.filter_map(|queue| Some(self.wanted.ports.get(&queue.port)?.ifindex));
         self.polled.set(ports.collect());
     }
 
-    /// Has workers read the tables, if they do not; why not.
+    /// Makes workers read the tables, if they do not yet; returns why they do not.
     fn read(&mut self) -> Option<String> {
         let tables = self.tables.as_ref().filter(|_| !self.is_read)?;
         let read = self.workers.as_ref().map_or(Ok(()), |workers| workers.set_tables(tables.clone()));
         self.is_read = read.is_ok();
         let error = read.err()?;
         self.maps.hold(true);
-        Some(format!("workers have no packets until they read the present tables: {error:#}"))
+        Some(format!("workers get no packets until they read the present tables: {error:#}"))
     }
 
-    /// Brings workers to what is wanted; what could not be done.
+    /// Brings workers to what is wanted; returns what failed.
     fn round(&mut self) -> Vec<String> {
         let Some(tables) = &self.tables else { return Vec::new() };
         let mut troubles = Vec::new();
         let plan = match self.plan(&mut troubles) {
             Ok(plan) => plan,
-            Err(error) => return vec![format!("paths are as they were: {error:#}")],
+            Err(error) => return vec![format!("paths stay as they were: {error:#}")],
         };
         if plan.paths.is_empty() && self.workers.is_none() {
             return troubles;
@@ -384,7 +386,7 @@ impl Keeper {
             match started {
                 Ok(workers) => {
                     if let Some(before) = self.workers.replace(workers) {
-                        tracing::info!("paths need more memory: workers begin anew with {needed} frames");
+                        tracing::info!("paths need more memory: workers start again with {needed} frames");
                         self.tally.end(before.report());
                         self.other_work.workers_begin_anew();
                         troubles.extend(before.stop());
@@ -392,10 +394,10 @@ impl Keeper {
                     self.settings.frames = needed;
                 }
                 Err(error) if self.workers.is_some() => {
-                    troubles.push(format!("not all paths can have the memory they need: {error:#}"));
+                    troubles.push(format!("some paths do not get the memory that they need: {error:#}"));
                 }
                 Err(error) => {
-                    troubles.push(format!("there are no workers for paths: {error:#}"));
+                    troubles.push(format!("paths have no workers: {error:#}"));
                     return troubles;
                 }
             }
@@ -419,7 +421,7 @@ impl Keeper {
         })
     }
 
-    /// What there is of it, asked each time: links come up with other speeds.
+    /// The I/O bandwidth. It is looked up each time, because links come up with other speeds.
     fn io(&self) -> Capacity {
         let detected = || {
             let name = |port: &Device| self.name_now(port).unwrap_or_else(|| port.name.clone());
@@ -429,7 +431,7 @@ impl Keeper {
         self.io_mbps.map_or_else(detected, Capacity::of_io_stated)
     }
 
-    /// It may have been renamed; `None`: it is gone.
+    /// The present name of a device, which may have been renamed; `None`: it is gone.
     fn name_now(&self, device: &Device) -> Option<String> {
         self.ethtool.name(device.ifindex).ok().flatten()
     }
@@ -439,7 +441,7 @@ impl Keeper {
         let there_are = self.name_now(device).map_or(0, |name| self.roots.rx_queues(&name).len());
         if there_are > MAX_QUEUES {
             troubles.push(format!(
-                "port {name}: of its {there_are} RX queues the first {MAX_QUEUES} can have paths"
+                "port {name}: only the first {MAX_QUEUES} of its {there_are} RX queues can have paths"
             ));
         }
         let usual = Rings::default();
@@ -451,12 +453,12 @@ impl Keeper {
             queues: there_are.min(MAX_QUEUES) as u32,
             zero_copy: self.wants_zero_copy,
             polling: self.polling,
-            // As much again as the longest path may have (`PortPlan::rings`).
+            // Twice the longest ring of a path (`PortPlan::rings`).
             rings: Rings { fill: usual.fill.max(2 * self.longest_ring), ..usual },
         }
     }
 
-    /// Those of the configuration that are online.
+    /// The configured cores that are online.
     fn cores(&self, troubles: &mut Vec<String>) -> Result<Vec<Core>> {
         let machine = Machine::observe(&self.roots).context("reading which cores there are")?;
         let missing: Vec<CoreId> = self.cores.difference(&machine.online()).copied().collect();
@@ -478,7 +480,7 @@ impl Keeper {
     fn end(self) {
         self.polled.set(BTreeSet::new());
         let stopped = self.workers.map(Workers::stop).unwrap_or_default();
-        // Nobody copies any more.
+        // No worker copies packets any more.
         let troubles = stopped.into_iter().chain(self.captures.finish());
         troubles.for_each(|trouble| tracing::warn!("{trouble}"));
     }

@@ -1,4 +1,4 @@
-//! The user plane, as the control loop sees it: what it wants, and how that stands.
+//! The interface between the control loop and the user plane.
 
 use crate::{
     api::workers::WorkersReport, linux::netns::NamespaceRef, plane::PathCounts, user_plane::workers::PathPlan,
@@ -17,41 +17,42 @@ pub struct Device {
     pub ifindex: u32,
 }
 
-/// The user plane, as the control loop sees it: what the program knows of paths, and the workers that run them.
+/// The user plane, as the control loop sees it: the classes of paths in the program, and the workers that run paths.
 pub trait UserPlane<M>: Clone {
-    /// From now on these are the classes, in this order, of all packets at once. `own`: whose packets are that are for no interface of a port.
+    /// Replaces the classes of all paths at once; their order counts. `own` has the router of each port, for packets that are for no
+    /// interface.
     fn set_classes(&self, classes: &[PathClass], own: &BTreeMap<PortId, RouterId>) -> Result<()>;
-    /// By number.
+    /// The counters of paths, by number.
     fn counts(&self) -> Vec<PathCounts>;
-    /// These tables are kept equal to Linux from now on, and those before are not any more. Waits until workers read them, a second at most;
-    /// if they do not by then, none has packets until they do.
+    /// Replaces the tables: from now on, only these are kept equal to Linux. Waits until workers read them, at most a second. If they
+    /// do not by then, no worker gets packets until they do.
     fn set_tables(&self, tables: M);
-    /// What workers are to do from now on. It is done later.
+    /// Sets what workers shall do from now on. It is done later.
     fn want(&self, wanted: Wanted);
-    /// Waits until the last [`UserPlane::want`] is done, as far as possible, or for so long.
+    /// Waits until the last [`UserPlane::want`] is done, as far as possible, but not longer than this.
     fn wait(&self, _longest: Duration) {}
-    /// How workers stood a moment ago.
+    /// The state of workers a moment ago.
     fn stand(&self) -> Arc<Stand> {
         Arc::default()
     }
 }
 
-/// What workers are to do, as far as the control loop knows. Numbers are those of the tables.
+/// What workers shall do, as far as the control loop knows. Numbers are those of the tables.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Wanted {
-    /// Those that run the program.
+    /// The ports that run the program.
     pub ports: BTreeMap<PortId, Device>,
-    /// Whose packets of a port are that are for no interface.
+    /// The router of each port, for packets that are for no interface.
     pub owners: BTreeMap<PortId, RouterId>,
     /// Weights of routers; others have 1.
     pub routers: BTreeMap<RouterId, u16>,
-    /// Where routers are.
+    /// The namespaces of routers.
     pub namespaces: BTreeMap<RouterId, NamespaceRef>,
-    /// Those whose ports and router are there.
+    /// The paths whose ports and router exist.
     pub paths: BTreeMap<PathId, PathPlan>,
 }
 
-/// How the user plane stands.
+/// The state of the user plane.
 #[derive(Clone, Debug, Default)]
 pub struct Stand {
     pub workers: WorkersReport,

@@ -1,10 +1,11 @@
-//! Counters of workers, across whatever becomes of these: none goes down while the daemon lives, as who reads them would see a jump.
+//! Counters of workers that never go down while the daemon lives, because readers would see a jump.
 //!
-//! What is counted is where it is counted, and gone with that: a worker that does not answer, or ends as it never did; all of them, when they begin anew with more
-//! memory; a path that goes with its port; a queue that is closed. So each counter has what is added to it. What a worker told last stands for it as long as it is silent.
+//! Counts live in the thing that is counted, and are lost with it. This happens if a worker never answers again, a path goes with its
+//! port, or a queue is closed. All counts are lost when workers start again with more memory. So each counter has a base that is
+//! added to it. While a worker is silent, its last report stands for it.
 //!
-//! Counters are by name, but for ports, whose numbers have one name each. A way out that is closed is counted by its port, no longer by its worker: ways out of a
-//! port have one sum, and what is added to that is told among those that are closed.
+//! Counters are kept by name, except those of ports, which are kept by number. A closed output is counted by its port, no longer
+//! by its worker. All outputs of a port have one sum, and its base is reported among the closed outputs.
 
 use crate::api::workers::{Counts, OutputStand, PathStand, QueueStand, UpCounts, UpReport, WorkersReport};
 use logic::plan::{PortId, RouterId};
@@ -16,10 +17,10 @@ use std::{
 /// The element whose counts do not end with its worker.
 const MIRROR: &str = "mirror";
 
-/// See the head of this file.
+/// All counters; see the head of this file.
 #[derive(Default)]
 pub(super) struct Tally {
-    /// As workers told it themselves, but for those that were silent: of these, when they last were not.
+    /// The last report of workers. Silent ones have the values from before they became silent.
     last: WorkersReport,
     paths: BTreeMap<String, OfPath>,
     outputs: BTreeMap<PortId, OfPort>,
@@ -32,8 +33,9 @@ pub(super) struct Tally {
 /// A counter.
 #[derive(Clone, Copy, Default)]
 struct Count {
-    /// What is added.
+    /// Added to the count.
     base: u64,
+    /// The value reported last.
     told: u64,
 }
 
@@ -44,13 +46,13 @@ impl Count {
         self.told
     }
 
-    /// It begins anew.
+    /// The count begins again from 0.
     fn ends(&mut self) {
         self.base = self.told;
     }
 }
 
-/// All ways out by it together.
+/// All outputs of a port together.
 #[derive(Default)]
 struct OfPort {
     name: String,
@@ -63,7 +65,7 @@ struct OfPath {
     out: BTreeMap<String, Count>,
     up: BTreeMap<String, Count>,
     dropped: BTreeMap<String, Count>,
-    /// By place in the chain.
+    /// By position in the chain.
     elements: Vec<OfElement>,
 }
 
@@ -74,13 +76,13 @@ struct OfElement {
 }
 
 impl Tally {
-    /// The report with counters that go on from those before.
+    /// Returns the report with counters that continue from the earlier ones.
     pub fn of(&mut self, mut report: WorkersReport) -> WorkersReport {
         let paths: Vec<_> = self.last.paths.iter().map(|path| path.path.clone()).collect();
         let queues: Vec<_> = self.last.queues.iter().map(|queue| (queue.port, queue.queue)).collect();
         self.stand_in(&mut report);
         self.last.clone_from(&report);
-        // What is gone begins anew when it comes back.
+        // A path or queue that is gone counts from 0 when it comes back.
         for path in paths.iter().filter(|path| report.paths.iter().all(|other| other.path != **path)) {
             self.paths.entry(path.clone()).or_default().ends();
         }
@@ -101,7 +103,7 @@ impl Tally {
         report
     }
 
-    /// These workers end, and others begin; their last report.
+    /// All workers end, with this last report, and others begin.
     pub fn end(&mut self, report: WorkersReport) {
         self.of(report);
         self.last = WorkersReport::default();
@@ -116,7 +118,7 @@ impl Tally {
             .for_each(Count::ends);
     }
 
-    /// For those that are silent.
+    /// Adds the last known values of silent workers to the report.
     fn stand_in(&mut self, report: &mut WorkersReport) {
         let silent: BTreeSet<_> = report
             .workers
@@ -151,7 +153,7 @@ impl Tally {
             let sum = sums.entry(output.port).or_default();
             sum.iter_mut().zip(output.clone().counts_mut()).for_each(|(sum, n)| *sum += *n);
         }
-        // Also of a port that was left with a worker that is gone.
+        // Also ports whose only outputs were those of a worker that is gone.
         for (port, OfPort { name, counts }) in &mut self.outputs {
             let sum = sums.get(port).copied().unwrap_or_default();
             let mut more = sum;
@@ -214,7 +216,7 @@ impl OfPath {
         }
     }
 
-    /// It begins anew, but for mirrors, whose files and counts outlive workers.
+    /// All counts begin again from 0, except those of mirrors, whose files and counts outlive workers.
     fn ends(&mut self) {
         let maps = [&mut self.out, &mut self.up, &mut self.dropped].into_iter();
         let elements = self.elements.iter_mut().filter(|element| element.name != MIRROR);
@@ -234,7 +236,7 @@ fn count<const N: usize>(counts: &mut [Count; N], values: [&mut u64; N]) {
     }
 }
 
-/// Those that are missing, as they are 0 now, too.
+/// Counts all names, including those that are missing in the values because they are 0.
 fn count_named(counts: &mut BTreeMap<String, Count>, values: &mut Counts) {
     values.keys().for_each(|name| _ = counts.entry(name.clone()).or_default());
     for (name, count) in counts {
@@ -250,7 +252,7 @@ mod tests {
 
     const PORT: PortId = 1;
 
-    /// A path and a way out of a worker on core 2, and what else is counted; `n` of each.
+    /// A report of one path, one output of a worker on core 2, and all other counters; each has the value `n`.
     fn report(n: u64) -> WorkersReport {
         let named = |name: &str| Counts::from([(name.into(), n)]);
         let element =
@@ -312,7 +314,7 @@ mod tests {
         WorkersReport { workers: vec![worker], up: report(10).up, ..WorkersReport::default() }
     }
 
-    /// Every counter that is told, each once.
+    /// The values of all reported counters.
     fn all(report: WorkersReport) -> Vec<u64> {
         let mut report = report;
         let mut all = Vec::new();
@@ -357,7 +359,7 @@ mod tests {
     const EACH: usize = 10 + 4 + 7 + 3 + 3 * 5;
 
     #[test]
-    fn a_silent_worker_is_told_as_it_was() {
+    fn a_silent_worker_is_reported_with_its_last_values() {
         let mut tally = Tally::default();
         assert_eq!(all(tally.of(report(10))), [10; EACH]);
         for _ in 0..2 {
@@ -365,20 +367,20 @@ mod tests {
             assert!(told.workers[0].silent.is_some());
             assert_eq!(all(told), [10; EACH]);
         }
-        // And when it answers again, nothing is counted twice.
+        // When it answers again, nothing is counted twice.
         assert_eq!(all(tally.of(report(13))), [13; EACH]);
     }
 
     #[test]
-    fn what_a_worker_counted_that_never_answered_again_stays() {
+    fn counts_of_a_worker_that_never_answers_again_stay() {
         let mut tally = Tally::default();
         tally.of(report(10));
         tally.of(silent());
-        // Another worker has begun with the path, the queue, and a way out by the port.
+        // Another worker has begun with the path, the queue, and an output of the port.
         let mut other = report(4);
         (other.workers[0].core, other.paths[0].worker, other.queues[0].owner) = (3, 3, 3);
         other.up = report(10).up;
-        assert_eq!(all(tally.of(other.clone())), [10; EACH], "no counter tells what is lost of it");
+        assert_eq!(all(tally.of(other.clone())), [10; EACH], "no counter goes down");
         other = report(5);
         (other.workers[0].core, other.paths[0].worker, other.queues[0].owner) = (3, 3, 3);
         other.up = report(11).up;
@@ -386,21 +388,25 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_ends_leaves_its_port_what_it_sent() {
+    fn the_port_keeps_the_counts_of_a_worker_that_ends() {
         let closed = |n| WorkersReport { closed_outputs: vec![output(n)], ..WorkersReport::default() };
         let mut tally = Tally::default();
         tally.of(report(10));
         assert_eq!(tally.of(closed(12)).closed_outputs, [output(12)]);
-        // Nobody could take it back from its worker.
+        // The worker is gone without a closed output.
         let mut tally = Tally::default();
         tally.of(report(10));
         assert_eq!(tally.of(WorkersReport::default()).closed_outputs, [output(10)]);
-        assert_eq!(tally.of(report(3)).closed_outputs, [output(10)], "and those of another besides");
+        assert_eq!(
+            tally.of(report(3)).closed_outputs,
+            [output(10)],
+            "another worker's output counts besides"
+        );
     }
 
-    /// More memory: also if the new ones have counted more already.
+    /// As with more memory; also if the new workers have already counted more.
     #[test]
-    fn workers_that_begin_anew_go_on() {
+    fn counters_go_on_when_workers_start_again() {
         let mut tally = Tally::default();
         tally.of(report(10));
         tally.end(report(11));
@@ -410,9 +416,9 @@ mod tests {
         assert_eq!(all(tally.of(report(1))), [43; EACH]);
     }
 
-    /// Their files, and so their counts, are not the workers'.
+    /// Their files, and so their counts, do not belong to workers.
     #[test]
-    fn mirrors_outlive_workers() {
+    fn counts_of_mirrors_outlive_workers() {
         let mirror = |n| {
             let mut report = report(n);
             let counted = Counts::from([("written".into(), n)]);
@@ -429,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_and_a_queue_that_come_back_go_on() {
+    fn counters_of_a_path_and_a_queue_that_come_back_go_on() {
         let mut tally = Tally::default();
         tally.of(report(10));
         let gone =
@@ -438,7 +444,7 @@ mod tests {
         assert_eq!((told.paths.len(), told.queues.len()), (0, 0));
         let back = || WorkersReport { closed_outputs: vec![output(10)], ..report(0) };
         assert_eq!(all(tally.of(WorkersReport { up: report(10).up, ..back() })), [10; EACH]);
-        // Also if it has counted more before it is asked.
+        // Also if it has counted more before the next report.
         let mut tally = Tally::default();
         tally.of(report(10));
         tally.of(gone.clone());
@@ -449,7 +455,7 @@ mod tests {
         let mut tally = Tally::default();
         tally.of(report(10));
         tally.of(gone);
-        // What is 0 is not told by name.
+        // Names with the value 0 are missing in a report.
         let mut sparse = back();
         sparse.paths[0].dropped.clear();
         sparse.paths[0].out.clear();

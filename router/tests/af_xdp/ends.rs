@@ -279,11 +279,11 @@ fn a_failed_open_says_why() {
         let (queue, _sender) = Queue::open(&few, wanted).unwrap();
         assert_eq!(
             error(queue.opener().receiver(0).map(drop)),
-            "a path's RX ring may hold 64 frames; of 300, 256 are promised to others, 0 retired"
+            "a path's RX ring needs 64 frames; of 300, 256 are promised to others and 0 retired"
         );
         assert_eq!(
             error(Io::new(&few, 10).map(drop)),
-            "a worker's pool may hold 266 frames; of 300, 256 are promised to others, 0 retired"
+            "a worker's pool needs 266 frames; of 300, 256 are promised to others and 0 retired"
         );
         let umem = Umem::new(4096, 2048).unwrap();
         let open = |wanted| error(Queue::open(&umem, wanted).map(drop));

@@ -188,7 +188,7 @@ fn a_path_without_a_ring_is_the_kernels() {
         let receiver = ring(&world.port, &world.io.queues()[0], 1);
         world.io.add_receiver(receiver);
         let no_path = world.io.queues()[0].opener().receiver(MOST_PATHS).err().unwrap();
-        assert_eq!(no_path.to_string(), "path 64: they are numbered from 0 to 63");
+        assert_eq!(no_path.to_string(), "path 64 is not possible: paths are numbered from 0 to 63");
         assert_eq!(world.io.receive(usize::MAX, 1, &mut Vec::new()), 0);
         from.send(&frame(1, 9, 60));
         assert_eq!(numbers(&receive(&mut world.io, 1, 1)), [9]);

@@ -334,7 +334,7 @@ fn errors_name_the_thing_and_the_way_out() {
         says(&["add", "actions=mod_nw_dst:1.2.3.4"], &["cannot apply", "match what it changes"]);
         says(&["list", "colour=red"], &["colour", "not a field"]);
         says(&["add", "--file", "/nonexistent"], &["/nonexistent"]);
-        assert_eq!(bed.flows(&["mod", "in_port=3,actions=drop"]), "no rule is concerned\n");
+        assert_eq!(bed.flows(&["mod", "in_port=3,actions=drop"]), "no rule was changed\n");
         let many: Vec<_> =
             (0..3000).map(|i| format!("ip,nw_dst=10.9.{}.{},actions=drop", i >> 8, i & 255)).collect();
         let many: Vec<_> = ["add"].into_iter().chain(many.iter().map(String::as_str)).collect();

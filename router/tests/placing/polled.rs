@@ -45,7 +45,7 @@ fn each_queue_reports_whether_workers_poll_it_and_a_veth_keeps_its_settings() {
             for queue in workers["queues"].as_array().unwrap() {
                 let why = queue["not_polled_because"].as_str().unwrap();
                 assert!(
-                    queue["polled"] == false && why.starts_with("its driver does not tell"),
+                    queue["polled"] == false && why.starts_with("its driver does not report"),
                     "polled, or another reason: {queue}"
                 );
             }

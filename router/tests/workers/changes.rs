@@ -462,7 +462,7 @@ fn queues_are_opened_with_other_rings_and_impossible_rings_are_reported() {
         let two = |what: &str| [0, 1].map(|queue| format!("path one: port p0, queue {queue}: {what}"));
         let wants = "a ring of 256 packets wants a fill ring of twice as many; the queue's has 256";
         assert_eq!(bed.workers.apply(&with(256, 256)), two(wants));
-        let size = "a ring of 100 entries: the kernel wants a power of two, and at least 64 are useful";
+        let size = "a ring of 100 entries is not possible: the size must be a power of two, and at least 64";
         assert_eq!(bed.workers.apply(&with(256, 100)), two(size));
         goes_through(60..80);
         let stand = bed.path(0);

@@ -24,7 +24,7 @@ pub fn explanations(explained: &[Explained], verbose: bool) -> String {
     if explained.len() > 1 { format!("{}\n{each}", sums(explained)) } else { each }
 }
 
-/// How many packets met which end, the most frequent first.
+/// How many packets had each verdict, the most frequent first.
 fn sums(explained: &[Explained]) -> String {
     let mut sums: BTreeMap<String, usize> = BTreeMap::new();
     for e in explained {
@@ -55,7 +55,7 @@ fn explanation(r: &ExplainReport, verbose: bool) -> String {
     text
 }
 
-/// Which rules decide, who does what they say, and what leaves, before it is routed.
+/// The rules that decide, who executes them, and the packets that they send, before routing.
 fn by_rules(r: &RulesReport, before: Option<&Headers>) -> String {
     let mut text = String::new();
     for RulePassed { table, flow, .. } in &r.rules {
@@ -96,7 +96,7 @@ fn verdict(r: &ExplainReport) -> String {
     }
 }
 
-/// What was rewritten.
+/// A line for each field that was rewritten.
 fn changes(before: &Headers, after: &Headers) -> Vec<String> {
     let tag = |h: &Headers| h.vlan.clone().unwrap_or("-".into());
     let number = |n: Option<u8>| n.map_or("-".into(), |n| n.to_string());

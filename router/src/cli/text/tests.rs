@@ -1,4 +1,4 @@
-//! What people see, letter by letter.
+//! The exact text that people see.
 
 use super::{super::Explained, *};
 use crate::{
@@ -121,9 +121,9 @@ problem     port eth2 is not trusted: LRO is on (for 1 min 30 s)
 note        policy changes are seen late: legacy iptables: no control groups (for 1 min 30 s)
 note        port eth2: generic mode
 heartbeat   tables confirmed 0.4 s ago; without a daemon forwarding goes on for 30 s
-packets     123456 forwarded (7.5 MiB), 212 ns each without transmit (sampled), 12 to the kernel, 3 dropped; 9 of those forwarded were lost at the egress port
+packets     123456 forwarded (7.5 MiB), 212 ns each without transmit (sampled), 12 to the kernel, 3 dropped; egress ports lost 9 of those forwarded
 tables      901899 IPv4 and 3 IPv6 routes, 5 neighbours; generation 2
-flow rules  3, before routing; 90% of packets decided from the cache; 7 packets done by user space, 1 lost there
+flow rules  3, before routing; 90% of packets decided from the cache; user space did 7 packets and lost 1
 
 PORT  NUMBER  DEVICE  MODE                            LOST  PROBLEMS
 eth1       1       2  native                             -  -
@@ -133,7 +133,7 @@ classifier of eth2: none
 ROUTER  IPV4    IPV6    INTERFACES  ROUTES4  ROUTES6  FORWARDED  TO KERNEL  DROPPED  NS/PACKET  WEIGHT  SHARE
 host    fast    fast             2   901899        3     123456         12        3        212      20    61%
 red     kernel  kernel           1        0        0          0          0        0          -       1      -
-  host: 2 of those dropped were cut on a full core: it had had its share
+  host: 2 of those dropped were over its share of a full core
   red: IPv4: a rule
   red: IPv6: forwarding is off
 
@@ -224,7 +224,7 @@ fn a_route_of_a_router_that_is_not_accelerated_is_not_called_forwarded() {
     let expected = "\
 10.9.0.1 in router host:
   forwarded via 10.0.2.9 on eth2, MAC 02:00:00:00:00:09
-  to the kernel what arrives on interface eth1: a tbf qdisc
+  to the kernel if it arrives on interface eth1: a tbf qdisc
 ";
     assert_eq!(route(&report), expected);
 }
@@ -274,10 +274,10 @@ ROUTER  PREFIXES4  PREFIXES6  ASKED  DIFFERENCES  RESULT
 host           10          2     50            0  verified
 red             0          0      0            0  verified
   host: left to the kernel (complex_route): 3 addresses
-  red: IPv4 is not accelerated, the table is not used: IPv4: a rule
+  red: IPv4 is not accelerated, so the table is not used: IPv4: a rule
 the fast tables agree with the kernel's
-PREFIXES are those of the kernel's routes, its own addresses included; ROUTES of `millrace routers` are those in \
-                    the fast table; ASKED are the addresses the kernel was asked about
+PREFIXES are those of the kernel's routes and its own addresses; ROUTES of `millrace routers` are those in \
+                    the fast table; ASKED are the addresses that the kernel was asked about
 ";
     let report = VerifyReport { routers: vec![router.clone(), red], ..VerifyReport::default() };
     assert_eq!(verify(&report), expected);
@@ -285,7 +285,7 @@ PREFIXES are those of the kernel's routes, its own addresses included; ROUTES of
         vec![Difference { prefix: "10.7.0.0/16".into(), kernel: "a".into(), fast: "no_route".into() }];
     let text = verify(&VerifyReport { routers: vec![router], differences: 1, unverified: 0 });
     assert!(
-        text.contains("  host: 10.7.0.0/16: the kernel says a, the fast table no_route\n1 differences\n"),
+        text.contains("  host: 10.7.0.0/16: the kernel has a, the fast table no_route\n1 differences\n"),
         "{text}"
     );
 }
@@ -381,11 +381,11 @@ verdict: forwarded by port eth2
     assert!(
         explanations(std::slice::from_ref(&report), true).contains("  3. table block 3 says: next hop 5\n")
     );
-    let not = || Explained::Not { error: "captured without its end".into() };
+    let not = || Explained::Not { error: "the capture lacks its end".into() };
     let both = explanations(&[not(), report, not()], false);
     let sums = "PACKETS  VERDICT\n      2  not explained\n      1  forwarded by port eth2\n\npacket 1\n";
     assert!(both.starts_with(sums), "{both}");
-    assert!(both.ends_with("\npacket 3\nnot explained: captured without its end\n"), "{both}");
+    assert!(both.ends_with("\npacket 3\nnot explained: the capture lacks its end\n"), "{both}");
 }
 
 #[test]
@@ -479,7 +479,7 @@ fn rules_that_are_not_in_charge_say_why() {
     for line in [
         "packets     0 forwarded (0 B), 0 to the kernel, 5 taken by user space, 0 dropped\n",
         "flow rules  1, NOT IN CHARGE, packets are routed: nobody is connected; packets lost to controllers: \
-         4 as none was connected, 2 as none read fast enough\n",
+         4 because none was connected, 2 because none read fast enough\n",
         "rule_controller        5  to user space  to the controllers\n",
     ] {
         assert!(text.contains(line), "{text:?} lacks {line:?}");
@@ -487,12 +487,12 @@ fn rules_that_are_not_in_charge_say_why() {
 }
 
 #[test]
-fn controllers_who_is_there_and_who_was() {
+fn controllers_shows_connections_and_how_earlier_ones_ended() {
     let mut report = ControllersReport::default();
     assert_eq!(
         controllers(&report),
-        "no controllers: name some with --controller, or `controllers` of [openflow] in the configuration\n\
-         flow rules  none; no fail mode, as no controller is to be dialled: rules always apply\n"
+        "no controllers; set them with --controller, or with `controllers` of [openflow] in the configuration\n\
+         flow rules  none; no fail mode, because no controller is dialled: rules always apply\n"
     );
     let connection = Connection {
         peer: "tcp:127.0.0.1:5".into(),
@@ -527,7 +527,7 @@ TARGET               PEER             VERSION  ROLE         FOR  MESSAGES  PACKE
 tcp:a:6653           not connected          -  -              -         -           -        -
 ptcp:6653:127.0.0.1  tcp:127.0.0.1:5      1.3  equal  1 min 1 s         3           2        1
   tcp:a:6653: 3 s ago: connecting: Connection refused
-  ptcp:6653:127.0.0.1: another connection, 2 min 5 s ago: closed by the peer
+  ptcp:6653:127.0.0.1: an earlier connection, 2 min 5 s ago: closed by the peer
 flow rules  2, NOT IN CHARGE, packets are routed: nobody is connected; fail mode standalone
 "
     );
@@ -544,7 +544,7 @@ fn spans_and_sizes() {
 }
 
 #[test]
-fn status_tells_of_paths() {
+fn status_shows_paths_and_workers() {
     let path = |name: &str, why_not: Option<&str>| PathReport {
         path: name.into(),
         router: Some("red".into()),
@@ -606,16 +606,16 @@ fn status_tells_of_paths() {
     let text = status(&Status { paths, workers, ..Status::default() });
     let told = "\
 problem     the worker on core 2 does not answer
-problem     port eth1, queue 1, of workers: the port is down
+problem     workers, queue 1 of port eth1: the port is down
 note        cache misses of paths: not known: why
 resource    I/O bandwidth: 93% used of 1.250 GB/s (as [workers] io_mbps says)
-worker      core 3: paths share I/O bandwidth; it used 50% of CPU cycles, 93% of I/O bandwidth of late
+worker      core 3: paths share I/O bandwidth; recently used: 50% of CPU cycles, 93% of I/O bandwidth
 worker      core 4: paths share CPU cycles
-note        what a switch from path to path takes is part of what packets cost: FILE is not there (`millrace calibrate` measures it)
+note        the cost of packets includes switches between paths: FILE is not there (`millrace calibrate` measures them)
 note        port eth1: packets are copied for workers: no driver support
 note        port eth1: workers do not poll it: why not
-note        port eth2: 7 packets of workers were lost on their way out
-note        11 packets that paths passed up did not get to the kernel: 5 as too many waited, 6 as it did not take them
+note        port eth2: 7 packets that workers sent were lost on their way out
+note        11 packets that paths passed up did not reach the kernel: too many waited for 5, and it refused 6
 ";
     assert!(text.contains(told), "{text}");
     assert!(text.contains("note        path late has no packets: its port eth9 is not there\n"), "{text}");

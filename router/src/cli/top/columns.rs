@@ -1,25 +1,25 @@
-//! Columns that fit: where there is little room, those that matter less are left out, and long cells are cut.
+//! Columns that fit: on a narrow terminal, less important columns are left out, and long cells are cut.
 
 use ratatui::text::{Line, Span};
 
-/// Between two columns.
+/// Blanks between two columns.
 const GAP: usize = 2;
-/// Stands for what was cut off.
+/// Ends a cell that was cut.
 const CUT: &str = "~";
 
 /// How a column is shown.
 #[derive(Clone, Copy, Debug)]
 pub struct Column {
     pub head: &'static str,
-    /// Numbers.
+    /// Aligned to the right, as numbers are.
     pub right: bool,
-    /// Cells need no more than this, if there is no room for more.
+    /// The width that cells can be cut to.
     pub enough: usize,
-    /// Where there is not even that, the column with the highest number is left out; one with 0 stays.
+    /// If there is no room even for these widths, the column with the highest number is left out; one with 0 stays.
     pub leave: u8,
 }
 
-/// A head and a line for each row, as wide as `width` at the most; nothing when there is no row.
+/// A head, and a line for each row, at most `width` wide; empty if there is no row.
 pub fn lines(columns: &[Column], rows: Vec<Vec<Line<'static>>>, width: usize) -> Vec<Line<'static>> {
     if rows.is_empty() {
         return Vec::new();
@@ -74,7 +74,7 @@ fn fit(columns: &[Column], natural: &[usize], width: usize) -> Vec<Option<usize>
     widths
 }
 
-/// No wider than `width`.
+/// Cuts a cell to `width`.
 fn cut(cell: Line<'static>, width: usize) -> Line<'static> {
     if cell.width() <= width {
         return cell;
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_is_left_out_or_cut() {
+    fn columns_that_do_not_fit_are_left_out_or_cut() {
         let columns = [
             Column { head: "CORE", right: true, enough: 4, leave: 0 },
             Column { head: "QUEUES", right: false, enough: 6, leave: 1 },

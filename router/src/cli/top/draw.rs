@@ -1,4 +1,4 @@
-//! What is known, as lines; and lines on a terminal of any size.
+//! The model as lines, and lines on a terminal of any size.
 
 use super::{
     columns::{self, Column},
@@ -24,7 +24,7 @@ pub const HEAD: Style = Style::new().add_modifier(Modifier::BOLD);
 const BAD: Style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
 const QUIET: Style = Style::new().add_modifier(Modifier::DIM);
 
-/// What a bar is made of, whether there are colours or not.
+/// The signs of a bar, which can be told apart without colours.
 const FORWARDING: (&str, Style) = ("#", Style::new().fg(Color::Green));
 const KERNEL: (&str, Style) = ("+", Style::new().fg(Color::Yellow));
 const APPLICATIONS: (&str, Style) = ("=", Style::new().fg(Color::Blue));
@@ -32,11 +32,12 @@ const STOLEN: (&str, Style) = ("!", Style::new().fg(Color::Red));
 
 /// Problems that are shown; `millrace status` has all.
 const PROBLEMS: usize = 2;
-/// Decisions that are shown, and from what height on.
+/// Decisions that are shown on a screen.
 const EVENTS: usize = 4;
+/// The least height of a screen that shows them, in lines.
 const EVENTS_FROM_HEIGHT: u16 = 18;
 
-/// All of it at once, for pipes.
+/// All views as text, for pipes.
 pub fn text(model: &Model, width: usize) -> String {
     let mut parts = vec![head(model, None)];
     for view in View::ALL {
@@ -49,7 +50,7 @@ pub fn text(model: &Model, width: usize) -> String {
     parts.collect::<Vec<_>>().join("\n")
 }
 
-/// A screen. `None`: nothing is known yet.
+/// Draws a screen. `None`: nothing is known yet.
 pub fn frame(frame: &mut Frame, model: Option<&Model>, state: &mut Selection) {
     let Some(model) = model else {
         return frame.render_widget(Paragraph::new("asking the daemon"), frame.area());
@@ -61,7 +62,7 @@ pub fn frame(frame: &mut Frame, model: Option<&Model>, state: &mut Selection) {
     let [head_rows, event_rows] =
         [&head, &events].map(|lines| u16::try_from(lines.len()).unwrap_or(u16::MAX));
     let body_rows = area.height.saturating_sub(head_rows).saturating_sub(event_rows);
-    // What scrolls goes under the head of its columns.
+    // The head of the columns stays, and the lines below it scroll.
     let heads = lines.drain(..lines.len().min(1)).collect::<Vec<_>>();
     let page = usize::from(body_rows).saturating_sub(heads.len());
     state.page = page.max(1);
@@ -77,7 +78,7 @@ pub fn frame(frame: &mut Frame, model: Option<&Model>, state: &mut Selection) {
     }
 }
 
-/// How it goes, what is wrong, and on a terminal what may be looked at.
+/// The overall state and the problems; on a terminal, also the views and keys.
 fn head(model: &Model, state: Option<&Selection>) -> Vec<Line<'static>> {
     let mut lines = match &model.daemon {
         Ok(told) => told_head(&told.head),
@@ -127,7 +128,7 @@ fn told_head(head: &Head) -> Vec<Line<'static>> {
     lines
 }
 
-/// The first line stays where the others scroll.
+/// The lines of a view; the first one does not scroll.
 fn view(model: &Model, view: View, width: usize) -> Vec<Line<'static>> {
     let told = match (&model.daemon, view) {
         (_, View::Cores) => return cores_view(&model.cores, width),
@@ -194,7 +195,7 @@ fn idle(shares: &Shares) -> f64 {
     (1.0 - shares.forwarding - shares.kernel - shares.applications - shares.stolen).max(0.0)
 }
 
-/// Parts begin where those before end, so that rounding adds no cell.
+/// The ends of the parts are rounded, not their lengths, so that rounding adds no cell.
 fn bar(shares: Shares, cells: usize) -> Line<'static> {
     let parts = [
         (FORWARDING, shares.forwarding),
@@ -307,7 +308,7 @@ fn flows_view(rules: &Rules, width: usize) -> Vec<Line<'static>> {
     let mut lines = vec![Line::raw(shown(&format!("{} flow rules, {charge}", status.rules)))];
     if status.in_charge {
         lines.push(Line::raw(format!(
-            "cache {}: {}pps known, {}pps looked up; user space {}pps done, {}pps lost",
+            "cache {}: {}pps hits, {}pps misses; user space {}pps done, {}pps lost",
             percent(rules.hit_rate),
             spaced(rules.hits_pps),
             spaced(rules.misses_pps),
@@ -391,7 +392,7 @@ fn percent(fraction: Option<f64>) -> String {
     }
 }
 
-/// Three digits that count, and a thousand's letter.
+/// The number with three significant digits and a letter for thousands, such as `1.23M`.
 fn amount(value: Option<f64>) -> String {
     let Some(mut value) = value.filter(|value| value.is_finite() && *value >= 0.0) else {
         return "-".into();
@@ -414,7 +415,7 @@ fn amount(value: Option<f64>) -> String {
     format!("{value:.digits$}{letter}")
 }
 
-/// With a blank before the unit that follows: "1.23 M" pps, "12 " pps.
+/// Like [`amount`], with a blank before the unit that follows: "1.23 M" pps, "12 " pps.
 fn spaced(value: Option<f64>) -> String {
     let amount = amount(value);
     match amount.find(|c: char| c.is_ascii_alphabetic()) {

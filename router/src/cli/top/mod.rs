@@ -2,11 +2,11 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `reading.rs`, `ticks.rs` | what the daemon and /proc/stat say at one moment |
-//! | `model.rs` | from two of them to rates and rows; pure |
+//! | `reading.rs`, `ticks.rs` | one reading: the answers of the daemon and /proc/stat at one moment |
+//! | `model.rs` | rates and rows, computed from two readings; pure |
 //! | `draw.rs`, `columns.rs` | rows as lines, and lines on a terminal; pure |
-//! | `state.rs` | what is chosen, and keys |
-//! | `mod.rs`, `terminal.rs` | the loop; keys, signals and readings as they come |
+//! | `state.rs` | the view and settings that the user chose, and the keys that change them |
+//! | `mod.rs`, `terminal.rs` | the loop; the terminal; threads for keys, signals and readings |
 
 mod columns;
 mod draw;
@@ -34,17 +34,23 @@ use std::{
 use terminal::{Event, Events, Screen};
 
 pub const HELP: &str = "\
-Keys: 1 to 5 or Tab: cores, queues, routers, flows, paths; arrows, PgUp, PgDn, Home, End scroll; + and - ask less or more often; space
-holds the picture; q, Esc or Ctrl-C ends. A core's time goes to forwarding (#), the rest of the kernel (+), applications (=) and,
-on a virtual machine, others (!); forwarding of queues that nothing moves counts as the kernel's. Without colours: NO_COLOR=1.
-docs/howto/monitoring.md explains every column.";
+Keys:
+  1 to 5, Tab               cores, queues, routers, flows, paths
+  arrows, PgUp, PgDn, Home, End   scroll
+  +, -                      read less often, more often
+  space                     pause; the daemon is not asked meanwhile
+  q, Esc, Ctrl-C            quit
+
+The bar of a core shows the time for forwarding (#), the rest of the kernel (+) and applications (=), and time
+that the host of a virtual machine gave to others (!). Forwarding of queues that nothing moves counts as the
+kernel's. NO_COLOR=1 switches colours off. docs/howto/monitoring.md explains every column.";
 
 #[derive(Debug, Args)]
 pub struct Top {
     /// Time between two readings.
     #[arg(long, value_name = "TIME", default_value = "1s")]
     interval: Period,
-    /// Print all views as text, with the rates of one interval, and end; needs no terminal.
+    /// Print all views as text, with the rates of one interval, and exit; needs no terminal.
     #[arg(long)]
     once: bool,
 }
@@ -56,7 +62,7 @@ impl Top {
             return once(&mut reader, self.interval.0);
         }
         if !(io::stdin().is_terminal() && io::stdout().is_terminal()) {
-            bail!("this is no terminal: `millrace top --once` prints everything once, as text");
+            bail!("this is not a terminal: `millrace top --once` prints all views once, as text");
         }
         let code = live(reader, Selection::new(self.interval))?;
         Ok(ExitCode::from(code))
@@ -79,7 +85,7 @@ fn once(reader: &mut Reader, interval: Duration) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Until a key or a signal ends it; the exit code.
+/// Shows the views until a key or a signal ends it; returns the exit code.
 fn live(reader: Reader, mut state: Selection) -> Result<u8> {
     let mut screen = Screen::open().context("opening the terminal")?;
     let events = Events::start(reader)?;

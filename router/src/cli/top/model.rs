@@ -1,5 +1,5 @@
-//! From two readings to rows: rates are what was counted meanwhile, over the time between them. `None`: not known, as of something
-//! that was not there before, or whose counter began anew.
+//! Computes rows from two readings. A rate is what was counted between them, divided by the time between them. `None` means that
+//! a rate is not known: the thing did not exist before, or its counter began again.
 
 use super::{
     reading::{Daemon, Reading},
@@ -19,21 +19,21 @@ use std::{
     time::Duration,
 };
 
-/// Reasons that a router or a path is shown with.
+/// The most reasons that are shown with a router or a path.
 const TOP_REASONS: usize = 3;
-/// Rules that are shown.
+/// The most rules that are shown.
 const TOP_RULES: usize = 40;
 
-/// All that is shown.
+/// Everything that is shown.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Model {
-    /// The kernel tells of them without a daemon, too.
+    /// Known without a daemon, too.
     pub cores: Vec<CoreRow>,
-    /// Or why there is no daemon to ask.
+    /// What the daemon reported, or why it did not answer.
     pub daemon: Result<DaemonView, String>,
 }
 
-/// What the daemon tells.
+/// What the daemon reported.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DaemonView {
     pub head: Head,
@@ -42,18 +42,18 @@ pub struct DaemonView {
     pub routers: Vec<RouterRow>,
     pub rules: Rules,
     pub paths: Vec<PathRow>,
-    /// The last one first.
+    /// The newest first.
     pub events: Vec<EventReport>,
 }
 
-/// How it goes as a whole.
+/// The overall state.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Head {
     pub version: String,
     pub instance: Option<String>,
     pub uptime_s: u64,
     pub policy: String,
-    /// What is wrong, the worst first.
+    /// Problems, the worst first.
     pub problems: Vec<String>,
     pub forwarded_pps: Option<f64>,
     pub forwarded_bps: Option<f64>,
@@ -72,15 +72,15 @@ pub struct CoreRow {
     pub workloads: Vec<String>,
 }
 
-/// Fractions of a core's time; what is left is idle.
+/// Fractions of a core's time; the rest is idle.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Shares {
-    /// Of queues whose time is known.
+    /// Queues whose time is known.
     pub forwarding: f64,
-    /// Of the rest; forwarding that is not known, too.
+    /// The rest of the kernel, with queues whose time is not known.
     pub kernel: f64,
     pub applications: f64,
-    /// By a hypervisor.
+    /// Time that the hypervisor gave to others.
     pub stolen: f64,
 }
 
@@ -92,10 +92,10 @@ pub struct QueueRow {
     /// Fraction of a core.
     pub load: Option<f64>,
     pub is_estimate: bool,
-    /// Of a port's only queue.
+    /// Known only if the port has one queue.
     pub pps: Option<f64>,
     pub wakeups_per_s: Option<f64>,
-    /// Or why nothing does.
+    /// The thread or interrupt that moves it, or why nothing does.
     pub moved_by: Result<String, String>,
 }
 
@@ -119,14 +119,14 @@ pub struct RouterRow {
     pub passed_pps: Option<f64>,
     pub dropped_pps: Option<f64>,
     pub ns_per_packet: Option<f64>,
-    /// Why packets were not forwarded, the most frequent now first.
+    /// Reasons why packets were not forwarded, with packets per second; the most frequent first.
     pub reasons: Vec<(String, f64)>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rules {
     pub status: FlowsStatus,
-    /// Of the packets that were looked up, how many the cache knew.
+    /// The fraction of packets whose decision was cached.
     pub hit_rate: Option<f64>,
     pub hits_pps: Option<f64>,
     pub misses_pps: Option<f64>,
@@ -149,22 +149,23 @@ pub struct RuleRow {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PathRow {
     pub path: String,
-    /// Whose worker runs it.
+    /// The core of its worker.
     pub core: Option<CoreId>,
-    /// Fraction of that core's cycles, or of what it shares in place of them.
+    /// Fraction of that core's cycles, or of the resource `shares`.
     pub share: Option<f64>,
+    /// The resource that the worker's paths share, if it is not cycles.
     pub shares: Option<String>,
-    /// Given to it.
+    /// Packets given to it.
     pub pps: Option<f64>,
     pub lost_pps: Option<f64>,
-    /// As what packets are lost, the most frequent now first.
+    /// Reasons for lost packets, with packets per second; the most frequent first.
     pub lost: Vec<(String, f64)>,
-    /// Why it has none.
+    /// Why it has no packets.
     pub why_not: Option<String>,
 }
 
 impl Model {
-    /// Of a reading and the one before it.
+    /// Compares a reading with the one before it.
     pub fn new(before: Option<&Reading>, now: &Reading) -> Model {
         let ticks = before.map_or(&[][..], |before| &before.ticks);
         let told = match &now.daemon {
@@ -180,11 +181,11 @@ impl Model {
         let same = |old: &&Daemon| old.status.pid == told.status.pid;
         let (old, seconds) = match before.and_then(|before| before.daemon.as_ref().ok().filter(same)) {
             Some(old) => (old, Seconds::between(old.at, told.at)),
-            // No time has passed, or another daemon counts: there are no rates.
+            // There are no rates: this is the first reading, or another daemon counts.
             None => (&nothing, Seconds(0.0)),
         };
         let ports = ports(&old.status, &told.status, seconds);
-        // Cores were measured some time before they were asked for.
+        // The daemon measured cores some time before it answered.
         let measured = Seconds(if seconds.0 > 0.0 { told.cores.at_s - old.cores.at_s } else { 0.0 });
         let mut cores = cores(&old.cores.cores, &told.cores.cores, ticks, now, measured);
         for row in &mut cores {
@@ -204,7 +205,7 @@ impl Model {
     }
 }
 
-/// Time that has passed.
+/// Time between two readings.
 #[derive(Clone, Copy)]
 struct Seconds(f64);
 
@@ -218,7 +219,7 @@ impl Seconds {
         (self.0 > 0.0).then(|| counted as f64 / self.0)
     }
 
-    /// Of nanoseconds that were spent, of one core.
+    /// The fraction of one core, from nanoseconds that were spent.
     fn fraction(self, before: Option<u64>, now: u64) -> Option<f64> {
         self.rate(before, now).map(|ns_per_s| (ns_per_s / 1e9).min(1.0))
     }
@@ -248,7 +249,7 @@ fn head(old: &Daemon, told: &Daemon, seconds: Seconds) -> Head {
     }
 }
 
-/// Those the daemon or the kernel names.
+/// All cores that the daemon or the kernel names.
 fn cores(
     was: &[CoreReport],
     is: &[CoreReport],
@@ -278,7 +279,7 @@ fn cores(
     rows.into_values().collect()
 }
 
-/// Forwarding is known better than what ticks found: the rest is fitted to it.
+/// The time for forwarding is known more exactly than ticks are, so the rest is fitted to it.
 fn shares(before: &Ticks, now: &Ticks, forwarding: f64) -> Option<Shares> {
     let all = now.sum().checked_sub(before.sum()).filter(|ticks| *ticks > 0)? as f64;
     let part = |before: u64, now: u64| now.saturating_sub(before) as f64 / all;
@@ -357,7 +358,7 @@ fn routers(was: &[RouterReport], is: &[RouterReport], seconds: Seconds) -> Vec<R
     is.iter().map(row).collect()
 }
 
-/// Those that count now.
+/// The reasons with packets between the two readings.
 fn reasons(was: &[ReasonCount], is: &[ReasonCount], seconds: Seconds) -> Vec<(String, f64)> {
     let before = |reason: &str| was.iter().find(|was| was.reason == reason).map_or(0, |was| was.packets);
     let rate = |now: &ReasonCount| seconds.rate(Some(before(&now.reason)), now.packets);
@@ -369,13 +370,13 @@ fn reasons(was: &[ReasonCount], is: &[ReasonCount], seconds: Seconds) -> Vec<(St
 }
 
 fn paths(was: &[PathReport], is: &Status, seconds: Seconds) -> Vec<PathRow> {
-    // Other than cycles.
+    // Workers whose paths share another resource than cycles.
     let others = is.workers.workers.iter().filter(|worker| !["", "CPU cycles"].contains(&&*worker.share));
     let shared: HashMap<_, _> = others.map(|worker| (worker.core, worker.share.as_str())).collect();
     let was: HashMap<_, _> = was.iter().map(|path| (&path.path, path)).collect();
     let row = |path: &PathReport| {
         let (was, run) = (was.get(&path.path), path.run.as_ref());
-        // What only one of the readings has is no rate.
+        // Without a run in both readings there is no rate of its counters.
         let has_run = run.is_some() && was.is_some_and(|was| was.run.is_some());
         let (now, before) = (lost(path, has_run), was.map(|was| lost(was, has_run)));
         let sum = |counts: &[ReasonCount]| {
@@ -395,7 +396,8 @@ fn paths(was: &[PathReport], is: &Status, seconds: Seconds) -> Vec<PathRow> {
     is.paths.iter().map(row).collect()
 }
 
-/// On the way to its worker, in place of going there; and, if that is wanted, by its chain, and with its worker.
+/// Packets that a path lost: on the way to its worker, or instead of going there. With `with_run`, also those that its chain
+/// dropped and those lost with the worker.
 fn lost(path: &PathReport, with_run: bool) -> Vec<ReasonCount> {
     let named =
         |reason: &str, packets| ReasonCount { reason: reason.into(), packets, ..ReasonCount::default() };
@@ -421,7 +423,7 @@ fn rules(old: &Daemon, told: &Daemon, seconds: Seconds) -> Rules {
     let listed = Seconds::between(old.listed_at, told.listed_at);
     Rules {
         status: is.clone(),
-        // Nothing was looked up: no rate.
+        // Not a number: there were no packets.
         hit_rate: hit_rate.filter(|rate| rate.is_finite()),
         hits_pps,
         misses_pps,

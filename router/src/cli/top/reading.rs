@@ -1,4 +1,4 @@
-//! What is asked of the daemon and of /proc at one moment. Everything is bounded: answers by the client, rules and decisions here.
+//! Readings of the daemon and of /proc. Everything is bounded: the client bounds answers, this file rules and decisions.
 
 use super::ticks::{self, Ticks};
 use crate::{
@@ -18,38 +18,38 @@ use std::{
     time::Duration,
 };
 
-/// Rules that are listed at a time: with more, asking for them would be a load of its own.
+/// Rules are listed only if there are at most this many: listing more would be a load of its own.
 pub const MOST_RULES: usize = 1000;
 /// Decisions that are kept.
 const MOST_EVENTS: usize = 64;
 
-/// What was known at one moment.
+/// What is known at one moment.
 #[derive(Clone, Debug)]
 pub struct Reading {
-    /// Or why there is no daemon to ask.
+    /// The daemon's answers, or why there are none.
     pub daemon: Result<Daemon, String>,
     pub ticks: Vec<Ticks>,
 }
 
-/// What the daemon said.
+/// The daemon's answers.
 #[derive(Clone, Debug, Default)]
 pub struct Daemon {
-    /// When it gave its status, since boot.
+    /// The time of `status`, since boot.
     pub at: Duration,
     pub status: Status,
     pub cores: CoresReport,
-    /// The last ones, in order.
+    /// The last decisions, in order.
     pub events: Vec<EventReport>,
     /// `None`: not asked for, or more than [`MOST_RULES`].
     pub rules: Option<Vec<FlowReport>>,
-    /// When it listed them.
+    /// The time of `rules`, since boot.
     pub listed_at: Duration,
 }
 
-/// Asks; remembers which decisions it has seen.
+/// Makes readings; remembers the decisions that it has seen.
 pub struct Reader {
     instance: Instance,
-    /// Process of the daemon that made `events`.
+    /// Process of the daemon that `events` come from.
     pid: u32,
     events: VecDeque<EventReport>,
 }
@@ -59,7 +59,7 @@ impl Reader {
         Reader { instance, pid: 0, events: VecDeque::new() }
     }
 
-    /// Now; `rules`: with what each flow rule has counted.
+    /// A reading of this moment; with `rules`, it has the counters of each flow rule.
     pub fn read(&mut self, rules: bool) -> Reading {
         let daemon = self.ask(rules).map_err(|error| format!("{error:#}"));
         let ticks = read_ticks().unwrap_or_default();
@@ -81,7 +81,7 @@ impl Reader {
 
     fn ask_events(&mut self, pid: u32) -> Result<()> {
         if pid != self.pid {
-            // Another daemon counts from 1 again.
+            // Another daemon numbers its events from 1 again.
             (self.pid, self.events) = (pid, VecDeque::new());
         }
         let seen = self.events.back().map_or(0, |event| event.number);

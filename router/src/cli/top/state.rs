@@ -1,13 +1,13 @@
-//! What the person at the terminal has chosen, and what keys change of it.
+//! The view and settings that the user chose, and the keys that change them.
 
 use crate::{base::BadValue, config::parse_ms};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use std::{str::FromStr, time::Duration};
 
-/// Between two readings: what `+` and `-` choose from, milliseconds.
+/// The times between two readings that `+` and `-` choose from, in milliseconds.
 const PERIODS_MS: [u64; 7] = [200, 500, 1000, 2000, 5000, 10_000, 60_000];
 
-/// Time between two readings, 200 ms to a minute: the daemon tells of queues ten times a second.
+/// Time between two readings, 200 ms to a minute: the daemon measures queues ten times a second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Period(pub Duration);
 
@@ -22,7 +22,7 @@ impl FromStr for Period {
     }
 }
 
-/// What is looked at.
+/// A view of `millrace top`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum View {
     #[default]
@@ -47,16 +47,16 @@ impl View {
     }
 }
 
-/// What is chosen.
+/// What the user chose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Selection {
     pub view: View,
-    /// Lines that are above the first one shown.
+    /// Lines above the first one shown.
     pub scroll: usize,
-    /// Nothing is asked.
+    /// The daemon is not asked.
     pub paused: bool,
     pub period: Duration,
-    /// Lines that are shown at a time, as last drawn.
+    /// Lines of the view that fit the screen, as last drawn.
     pub page: usize,
 }
 
@@ -65,7 +65,7 @@ impl Selection {
         Selection { view: View::default(), scroll: 0, paused: false, period: period.0, page: 1 }
     }
 
-    /// A key was pressed; `false`: that was all.
+    /// Obeys a key; `false`: quit.
     pub fn press(&mut self, key: KeyEvent) -> bool {
         if key.kind == KeyEventKind::Release {
             return true;

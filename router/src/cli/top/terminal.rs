@@ -1,5 +1,5 @@
-//! The terminal, and what comes from outside: keys, signals, readings, each from a thread of its own, so that a daemon that is
-//! slow does not hold up the keys.
+//! The terminal, and events: keys, signals and readings. Each kind has a thread of its own, so a slow daemon does not hold up
+//! the keys.
 
 use super::reading::{Reader, Reading};
 use ratatui::{
@@ -17,7 +17,7 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 
-/// The terminal, in the mode for drawing; as it was when this is dropped, and when something panics.
+/// The terminal, in the mode for drawing. It is restored when this is dropped, and after a panic.
 pub struct Screen(DefaultTerminal);
 
 impl Screen {
@@ -25,7 +25,7 @@ impl Screen {
         match ratatui::try_init() {
             Ok(terminal) => Ok(Screen(terminal)),
             Err(error) => {
-                // It may have come half way.
+                // It may have changed a part of the mode.
                 let _ = ratatui::try_restore();
                 Err(error)
             }
@@ -40,36 +40,38 @@ impl Screen {
 impl Drop for Screen {
     fn drop(&mut self) {
         let _ = self.0.show_cursor();
-        // There may be no terminal any more.
+        // The terminal may be gone.
         let _ = ratatui::try_restore();
     }
 }
 
-/// What comes.
+/// An event.
 pub enum Event {
     Key(KeyEvent),
     Resized,
     Read(Box<Reading>),
-    /// A signal, or the terminal is gone: the exit code.
+    /// A signal came, or the terminal is gone; with the exit code.
     End(u8),
 }
 
-/// Where it comes.
+/// The source of events.
 pub struct Events {
     events: Receiver<Event>,
     reads: SyncSender<bool>,
 }
 
 impl Events {
+    /// Starts the threads.
+    ///
     /// # Errors
-    /// No threads are to be had.
+    /// A thread cannot be started.
     pub fn start(mut reader: Reader) -> io::Result<Events> {
         let (to, events) = channel();
         let (reads, asked) = sync_channel(1);
         spawn("signals", &to, signals)?;
         spawn("keys", &to, keys)?;
         spawn("readings", &to, move |to| {
-            // Until the other end is gone.
+            // Until `Events` is dropped.
             while let Ok(rules) = asked.recv() {
                 let _ = to.send(Event::Read(Box::new(reader.read(rules))));
             }
@@ -78,12 +80,12 @@ impl Events {
         Ok(Events { events, reads })
     }
 
-    /// Asks for a reading, with flow rules or without; was there nothing being read?
+    /// Asks for a reading, with flow rules or without. `false`: an earlier request still waits.
     pub fn ask(&self, rules: bool) -> bool {
         self.reads.try_send(rules).is_ok()
     }
 
-    /// The next; `Timeout` after this time.
+    /// Waits for the next event; `Timeout` after this time.
     pub fn next(&self, within: Option<Duration>) -> Result<Event, RecvTimeoutError> {
         match within {
             Some(time) => self.events.recv_timeout(time),
@@ -92,7 +94,7 @@ impl Events {
     }
 }
 
-/// Runs `body`; its end is the end of it all, also by a panic.
+/// Runs `body` in a thread. When it returns or panics, [`Event::End`] is sent.
 fn spawn(
     name: &str,
     to: &Sender<Event>,
@@ -125,7 +127,7 @@ fn keys(to: &Sender<Event>) -> io::Result<u8> {
     }
 }
 
-/// Waits for one that would end the process; its exit code, as shells count.
+/// Waits for a signal that would end the process. Returns the exit code, which is 128 plus its number, as in shells.
 fn signals(_: &Sender<Event>) -> io::Result<u8> {
     let runtime = runtime::Builder::new_current_thread().enable_io().build()?;
     runtime.block_on(async {

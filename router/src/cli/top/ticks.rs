@@ -1,26 +1,26 @@
-//! What /proc/stat says of cores: who had their time, since boot.
+//! How cores have spent their time since boot, from /proc/stat.
 
 use logic::cores::CoreId;
 
-/// More than this many bytes is not what it is taken for.
+/// The most bytes that are read of /proc/stat.
 pub const MOST_BYTES: u64 = 4 << 20;
 
-/// Of a core, in ticks of 10 ms.
+/// The time of a core, in ticks of 10 ms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ticks {
     pub core: CoreId,
-    /// Processes in user mode, those of virtual machines included.
+    /// Processes in user mode, and virtual machines.
     pub applications: u64,
-    /// System calls, kernel threads, interrupts and softirqs: forwarding is among them.
+    /// System calls, kernel threads, interrupts and softirqs, forwarding included.
     pub kernel: u64,
-    /// Waiting for disks included.
+    /// Idle, and waiting for disks.
     pub idle: u64,
-    /// What a hypervisor gave to others.
+    /// Time that the hypervisor gave to others.
     pub stolen: u64,
 }
 
 impl Ticks {
-    /// Of all kinds.
+    /// The sum of all kinds.
     pub fn sum(&self) -> u64 {
         let Ticks { applications, kernel, idle, stolen, .. } = *self;
         applications.saturating_add(kernel).saturating_add(idle).saturating_add(stolen)
@@ -32,7 +32,7 @@ pub fn parse(text: &str) -> Vec<Ticks> {
     text.lines().take_while(|line| line.starts_with("cpu")).filter_map(parse_line).collect()
 }
 
-/// "cpu3 user nice system idle iowait irq softirq steal ..." (proc_stat(5)); the first two include what guests had.
+/// Parses "cpu3 user nice system idle iowait irq softirq steal ..." (proc_stat(5)). `user` and `nice` include guests.
 fn parse_line(line: &str) -> Option<Ticks> {
     let mut fields = line.strip_prefix("cpu")?.split(' ');
     let core = fields.next()?.parse().ok()?;

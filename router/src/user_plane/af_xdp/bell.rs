@@ -1,4 +1,4 @@
-//! What a sleeping worker is woken by, beside packets (eventfd(2)).
+//! Wakes a sleeping worker, as packets do (eventfd(2)).
 
 use rustix::event::{EventfdFlags, eventfd};
 use std::{
@@ -6,11 +6,13 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
-/// Rung by anybody, any number of times; heard once.
+/// Anything may ring it, any number of times; it is heard once.
 #[derive(Debug)]
 pub struct Bell(OwnedFd);
 
 impl Bell {
+    /// A bell that does not ring.
+    ///
     /// # Errors
     /// No descriptor is left.
     pub fn new() -> io::Result<Bell> {
@@ -18,11 +20,11 @@ impl Bell {
     }
 
     pub fn ring(&self) {
-        // It fails if it was rung 2^64 - 2 times and not heard: it rings already.
+        // This fails only if it was rung 2^64 - 2 times and not heard, so it already rings.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Silent until it is rung again; did it ring?
+    /// Silences the bell until it is rung again. Returns whether it rang.
     pub fn hear(&self) -> bool {
         rustix::io::read(&self.0, &mut [0; 8]).is_ok()
     }

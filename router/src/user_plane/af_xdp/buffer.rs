@@ -1,12 +1,12 @@
-//! Packets in frames, and the frames that a worker has free.
+//! Packets in frames, and a worker's free frames.
 //!
-//! A buffer knows its pool by a plain pointer, and the pool knows how many frames it owns: those free, and those in buffers. So to
-//! make a buffer and to drop one is to move a number from a stack and back: 1.7 ns a packet, where a reference count (`Rc`)
-//! and a checked borrow of the stack took 10, and bare numbers without owners take 0.9 (batches of 16,
-//! `lab/runs/2026-11-23-af-xdp.txt`). The pool's memory stays until it is dropped *and* its last buffer is.
+//! A buffer has a plain pointer to its pool, and the pool counts the frames that it owns, free or in buffers. Making a buffer and
+//! dropping it only moves a number from a stack and back. This takes 1.7 ns per packet. With a reference count (`Rc`) and a checked
+//! borrow of the stack it took 10 ns, and bare numbers without owners take 0.9 ns (batches of 16, `lab/runs/2026-11-23-af-xdp.txt`).
+//! The pool's memory is freed when the pool *and* its last buffer are dropped.
 //!
-//! `unsafe` is needed for that, and to reach a frame's bytes: the memory is shared with the kernel, and which frame is whose is
-//! known at run time only. Here alone a frame number becomes bytes.
+//! `unsafe` is needed for that, and to reach the bytes of a frame: the memory is shared with the kernel, and the owner of a frame is
+//! known only at run time. This is the only file in which a frame number becomes bytes.
 
 use super::{
     OpenError,
@@ -14,37 +14,37 @@ use super::{
 };
 use std::{cell::Cell, ops::Range, ptr::NonNull, sync::Arc};
 
-/// Bytes before a packet that was made here, as the kernel leaves before one that it received (XDP_PACKET_HEADROOM).
+/// Bytes before a packet that was made here; the kernel leaves as many before a packet that it received (XDP_PACKET_HEADROOM).
 pub const HEAD_ROOM: usize = 256;
-/// Free frames that a pool keeps at most: several batches, so that one who sends as much as he receives never asks the depot.
+/// The most free frames that a pool keeps: several batches, so that a worker that sends as much as it receives never uses the depot.
 const KEPT: usize = 4 * BATCH;
-/// Frames that a pool may hold beside the packets in hand.
+/// Frames that a pool may hold in addition to the packets in hand.
 pub const POOL_FRAMES: usize = KEPT;
 const NONE: u32 = u32::MAX;
 
 /// A worker's free frames.
 pub struct Pool {
     inner: NonNull<Inner>,
-    /// Buffers there may be at a time.
+    /// The most buffers at a time.
     in_hand: usize,
 }
 
 struct Inner {
-    /// A stack: the first `free` of them.
+    /// A stack, of which the first `free` entries are used.
     frames: [Cell<u32>; KEPT],
     free: Cell<usize>,
-    /// How many are kept: [`KEPT`], or none, once the pool is dropped.
+    /// How many free frames are kept: [`KEPT`], or 0 once the pool is dropped.
     kept: Cell<usize>,
-    /// Free, or in a buffer.
+    /// Frames that are free or in a buffer.
     owned: Cell<usize>,
     memory: *mut u8,
     frame_bytes: u32,
     umem: Arc<Umem>,
-    /// Until the last buffer is gone.
+    /// Held until the last buffer is gone.
     promise: Arc<Promise>,
 }
 
-/// A packet: bytes in a frame that is nobody else's, with room before and behind.
+/// A packet: bytes in a frame that only this buffer has, with room before and after them.
 pub struct Buffer {
     pool: NonNull<Inner>,
     frame: u32,
@@ -52,7 +52,7 @@ pub struct Buffer {
     length: u16,
 }
 
-/// Where a packet lies that leaves its [`Buffer`], for a TX ring. Its frame is whoever's that has this.
+/// The place of a packet that left its [`Buffer`] for a TX ring. Whoever holds this owns the frame.
 pub(super) struct Packet {
     pub frame: u32,
     pub start: u16,
@@ -60,7 +60,7 @@ pub(super) struct Packet {
 }
 
 impl Pool {
-    /// For a worker that has at most `in_hand` buffers at a time.
+    /// A pool for a worker that has at most `in_hand` buffers at a time.
     ///
     /// # Errors
     /// There are too few frames.
@@ -79,7 +79,7 @@ impl Pool {
         Ok(Pool { inner: NonNull::from(Box::leak(Box::new(inner))), in_hand })
     }
 
-    /// What it may hold. Of a thread that makes no buffers any more somebody else may say that it is less.
+    /// The frames that it may hold. If its thread makes no more buffers, another thread may reduce this.
     pub(crate) fn promise(&self) -> Arc<Promise> {
         self.inner().promise.clone()
     }
@@ -88,7 +88,7 @@ impl Pool {
         &self.inner().umem
     }
 
-    /// Buffers that are somewhere now.
+    /// The number of buffers that exist now.
     #[inline]
     pub fn buffers(&self) -> usize {
         self.inner().owned.get() - self.inner().free.get()
@@ -100,7 +100,7 @@ impl Pool {
         self.in_hand.saturating_sub(self.buffers())
     }
 
-    /// An empty packet with [`HEAD_ROOM`]. `None`: as many as were promised are in hand.
+    /// An empty packet with [`HEAD_ROOM`]. `None`: all promised buffers exist.
     #[inline]
     pub fn allocate(&self) -> Option<Buffer> {
         if self.left() == 0 {
@@ -110,7 +110,7 @@ impl Pool {
         Some(Buffer { pool: self.inner, frame, start: HEAD_ROOM as u16, length: 0 })
     }
 
-    /// A packet in a frame that is the caller's, wholly within it.
+    /// A packet in a frame that the caller owns; it is wholly within the frame.
     #[inline]
     pub(super) fn buffer(&self, frame: u32, start: u16, length: u16) -> Buffer {
         let inner = self.inner();
@@ -121,7 +121,7 @@ impl Pool {
         Buffer { pool: self.inner, frame, start, length }
     }
 
-    /// A free frame, the caller's from now on.
+    /// A free frame, which the caller owns from now on.
     #[inline]
     pub(super) fn take(&self) -> Option<u32> {
         let frame = self.inner().pop();
@@ -129,19 +129,19 @@ impl Pool {
         frame
     }
 
-    /// The caller's frame is free.
+    /// The caller gives back a frame, which is free then.
     #[inline]
     pub(super) fn put(&self, frame: u32) {
         let inner = self.inner();
         inner.owned.set(inner.owned.get() + 1);
-        // It is not the last of a pool that is dropped: this one is not.
+        // It returns true only if the pool is dropped, and this one is not.
         let _ = inner.push(frame);
     }
 
     #[inline]
     fn inner(&self) -> &Inner {
-        // SAFETY: made in `new`, and freed not before this pool is dropped. Only `Cell`s change, on this thread: neither pool
-        // nor buffers are `Send` or `Sync`.
+        // SAFETY: it was made in `new`, and is not freed before this pool is dropped. Only `Cell`s change, on this thread: neither
+        // pool nor buffers are `Send` or `Sync`.
         unsafe { self.inner.as_ref() }
     }
 }
@@ -158,7 +158,7 @@ impl Inner {
         Some(frame)
     }
 
-    /// Of an owned frame. True: it was the last, and the pool is dropped, so nobody has this any more.
+    /// Gives back an owned frame. True: it was the last one and the pool is dropped, so nothing refers to `self` any more.
     #[inline]
     #[must_use]
     fn push(&self, frame: u32) -> bool {
@@ -166,7 +166,7 @@ impl Inner {
         if at >= self.kept.get() {
             return self.give_back(frame);
         }
-        // `kept` is no more than there are.
+        // `kept` does not exceed the length of `frames`.
         if let Some(place) = self.frames.get(at) {
             place.set(frame);
             self.free.set(at + 1);
@@ -183,7 +183,7 @@ impl Inner {
         fetched.into_iter().zip(&self.frames).for_each(|(frame, place)| place.set(frame));
     }
 
-    /// This one, and more, go to the depot.
+    /// Moves this frame, and more, to the depot.
     #[cold]
     fn give_back(&self, frame: u32) -> bool {
         let (free, kept) = (self.free.get(), self.kept.get());
@@ -201,7 +201,7 @@ impl Drop for Pool {
     fn drop(&mut self) {
         self.inner().kept.set(0);
         if self.inner().give_back(NONE) {
-            // SAFETY: from `Box::leak`; no buffer has it, and this pool is gone.
+            // SAFETY: it comes from `Box::leak`; no buffer refers to it, and this pool is gone.
             drop(unsafe { Box::from_raw(self.inner.as_ptr()) });
         }
     }
@@ -211,14 +211,14 @@ impl Drop for Buffer {
     #[inline]
     fn drop(&mut self) {
         if self.frame != NONE && self.pool().push(self.frame) {
-            // SAFETY: from `Box::leak`; the pool is dropped and left it to its last buffer, which this is.
+            // SAFETY: it comes from `Box::leak`; the pool is dropped, and this is its last buffer.
             drop(unsafe { Box::from_raw(self.pool.as_ptr()) });
         }
     }
 }
 
 impl Buffer {
-    /// The packet.
+    /// The bytes of the packet.
     #[inline]
     pub fn data(&self) -> &[u8] {
         &self.frame()[self.range()]
@@ -230,14 +230,14 @@ impl Buffer {
         &mut self.frame_mut()[range]
     }
 
-    /// The whole frame, and where in it the packet lies: for who moves both ends, and says so by [`Buffer::set_range`].
+    /// The whole frame, and the range of the packet in it. A caller that moves the ends then calls [`Buffer::set_range`].
     #[inline]
     pub fn parts_mut(&mut self) -> (&mut [u8], Range<usize>) {
         let range = self.range();
         (self.frame_mut(), range)
     }
 
-    /// The packet is these bytes of the frame from now on. False, and nothing changes: they are not all in it.
+    /// Makes these bytes of the frame the packet. False: they are not all within the frame, and nothing changes.
     #[inline]
     #[must_use]
     pub fn set_range(&mut self, range: Range<usize>) -> bool {
@@ -249,7 +249,7 @@ impl Buffer {
         right
     }
 
-    /// Bytes of the packet.
+    /// The length of the packet in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.length.into()
@@ -260,19 +260,19 @@ impl Buffer {
         self.length == 0
     }
 
-    /// Bytes the packet can grow by at its beginning.
+    /// Bytes that the packet can grow by at its beginning.
     #[inline]
     pub fn head_room(&self) -> usize {
         self.start.into()
     }
 
-    /// Bytes it can grow by at its end.
+    /// Bytes that it can grow by at its end.
     #[inline]
     pub fn tail_room(&self) -> usize {
         self.pool().frame_bytes as usize - self.range().end
     }
 
-    /// As long as these bytes, which are copied; false, and nothing changes, if there is no room.
+    /// Copies these bytes into the packet, which gets their length. False: there is no room, and nothing changes.
     #[must_use]
     pub fn fill(&mut self, bytes: &[u8]) -> bool {
         let start = self.head_room();
@@ -283,13 +283,13 @@ impl Buffer {
         right
     }
 
-    /// Its frame is of this memory.
+    /// Whether its frame belongs to this memory.
     #[inline]
     pub(super) fn is_of(&self, umem: &Arc<Umem>) -> bool {
         Arc::ptr_eq(&self.pool().umem, umem)
     }
 
-    /// The frame leaves with what it holds, to be given to a ring.
+    /// Turns the buffer into a packet for a ring, which owns the frame.
     #[inline]
     pub(super) fn into_packet(mut self) -> Packet {
         let packet = Packet { frame: self.frame, start: self.start, length: self.length };
@@ -298,7 +298,7 @@ impl Buffer {
         let last = pool.kept.get() == 0 && pool.owned.get() == 0;
         self.frame = NONE;
         if last {
-            // SAFETY: as in `drop`, which does nothing with it any more.
+            // SAFETY: as in `drop`, which does nothing to it any more.
             drop(unsafe { Box::from_raw(self.pool.as_ptr()) });
         }
         packet
@@ -313,16 +313,16 @@ impl Buffer {
     #[inline]
     fn frame(&self) -> &[u8] {
         let (at, bytes) = self.place();
-        // SAFETY: within the mapping, which is initialised and lives as long as `umem` (`place`). The frame is this buffer's
-        // alone: frames come from the depot, where each is once, or from the kernel, which had it from us (`Umem::take_received`)
-        // and does not touch it any more; and a buffer is not cloned. So nobody writes while `self` is borrowed.
+        // SAFETY: it is within the mapping, which is initialised and lives as long as `umem` (`place`). Only this buffer has the
+        // frame, and buffers are not cloned. The frame came from the depot, where each frame is once, or from the kernel, which
+        // had it from us (`Umem::take_received`) and does not touch it any more. So nothing writes while `self` is borrowed.
         unsafe { std::slice::from_raw_parts(at, bytes) }
     }
 
     #[inline]
     fn frame_mut(&mut self) -> &mut [u8] {
         let (at, bytes) = self.place();
-        // SAFETY: as above; and `self` is borrowed mutably.
+        // SAFETY: as above, and `self` is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(at, bytes) }
     }
 
@@ -331,14 +331,14 @@ impl Buffer {
         let pool = self.pool();
         let bytes = pool.frame_bytes as usize;
         debug_assert!(self.frame < pool.umem.frames());
-        // SAFETY: the mapping has `frames` of `frame_bytes`, and every frame number of a buffer is below `frames`: the depot was
-        // made of those, and `take_received` refuses others.
+        // SAFETY: the mapping has `frames` of `frame_bytes`, and every frame number of a buffer is below `frames`: the depot began
+        // with those, and `take_received` refuses others.
         (unsafe { pool.memory.add(self.frame as usize * bytes) }, bytes)
     }
 
     #[inline]
     fn pool(&self) -> &Inner {
-        // SAFETY: it is freed when pool and all buffers are gone, and this buffer is not: its frame is one of those owned. Only
+        // SAFETY: it is freed when the pool and all buffers are gone, and this buffer still exists: its frame counts as owned. Only
         // `Cell`s change, on this thread.
         unsafe { self.pool.as_ref() }
     }

@@ -1,22 +1,24 @@
-//! `struct xdp_desc`: what the kernel puts into an RX ring, and what we put into a TX ring.
+//! `struct xdp_desc`: the entries of RX and TX rings.
 
 use super::buffer::Packet;
 
-/// Bytes of the shortest packet that is sent: an Ethernet header. The kernel takes an empty one from the ring and never completes it.
+/// The shortest packet that is sent, in bytes: an Ethernet header. The kernel takes an empty packet from the ring and never completes
+/// it.
 pub(super) const SHORTEST: u16 = 14;
 
-/// What a descriptor of an RX ring says.
+/// The meaning of a descriptor in an RX ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Received {
     /// A packet in one frame.
     Whole { frame: u32, start: u16, length: u16 },
-    /// Part of a packet in several frames, which was not asked for; more follow, or this is the last.
+    /// A part of a packet in several frames, which we did not ask for. `more`: other parts follow.
     Part { frame: u32, more: bool },
-    /// It is no frame's.
+    /// It names no frame.
     Nonsense,
 }
 
-/// `frames` of `frame_bytes` (a power of two, at most 4096) are there. `within`: the one before was a part, and more follow.
+/// Reads a descriptor. The memory has `frames` of `frame_bytes` (a power of two, at most 4096). `within`: the descriptor before was a
+/// part that other parts follow.
 #[inline]
 pub(super) fn read([address, rest]: [u64; 2], frame_bytes: u32, frames: u32, within: bool) -> Received {
     // struct xdp_desc: addr, then len and options of 32 bits each.
@@ -44,7 +46,7 @@ pub(super) fn write(packet: &Packet, frame_bytes: u32) -> [u64; 2] {
     [address, u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0])]
 }
 
-/// A completion ring's entries, and a fill ring's, are addresses; the kernel may give one inside of the frame.
+/// The frame of an entry of a completion ring or fill ring. Entries are addresses, and the kernel may give one inside the frame.
 #[inline]
 pub(super) fn frame_of(address: u64, frame_bytes: u32) -> u32 {
     u32::try_from(address / u64::from(frame_bytes)).unwrap_or(u32::MAX)
@@ -69,13 +71,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_received_is_checked() {
+    fn received_descriptors_are_checked() {
         let read = |address, length, options| super::read([address, word(length, options)], 2048, 10, false);
         assert_eq!(read(2048 * 3 + 256, 60, 0), Received::Whole { frame: 3, start: 256, length: 60 });
         assert_eq!(read(2048 * 9 + 256, 1792, 0), Received::Whole { frame: 9, start: 256, length: 1792 });
         assert_eq!(read(2048 * 9 + 256, 1793, 0), Received::Nonsense, "into the next frame");
         assert_eq!(read(2048 * 9 + 256, u32::MAX, 0), Received::Nonsense);
-        assert_eq!(read(2048 * 10, 60, 0), Received::Nonsense, "behind the last frame");
+        assert_eq!(read(2048 * 10, 60, 0), Received::Nonsense, "after the last frame");
         assert_eq!(read(u64::MAX, 0, 0), Received::Nonsense);
         assert_eq!(read(2048, 60, 1), Received::Part { frame: 1, more: true });
         assert_eq!(read(2048, 60, 4), Received::Part { frame: 1, more: false }, "unknown options");
@@ -85,7 +87,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_outside_of_a_frame(entry: [u64; 2], near in 0_u64..30_000, length in 0_u32..5000, within: bool) {
+        fn a_packet_is_never_outside_of_its_frame(entry: [u64; 2], near in 0_u64..30_000, length in 0_u32..5000, within: bool) {
             for entry in [entry, [near, word(length, 0)], [near, entry[1]]] {
                 match read(entry, 2048, 10, within) {
                     Received::Whole { frame, start, length } => {

@@ -1,10 +1,10 @@
-//! What is to be known of a port that its sockets do not tell: packets are taken from a TX ring, or wait in it, and none leaves.
+//! Faults of a port that its sockets do not show: the kernel takes packets from a TX ring, or leaves them there, and none leaves.
 
 use super::Fault;
 use crate::linux::{ethtool::Ethtool, netns};
 use std::{io, path::Path};
 
-/// A queue's device, asked in the namespace it was opened in.
+/// The device of a queue, in the namespace that it was opened in.
 pub(super) struct Device {
     ethtool: Ethtool,
     namespace: Option<netns::Key>,
@@ -14,7 +14,7 @@ pub(super) struct Device {
 }
 
 impl Device {
-    /// In the calling thread's namespace.
+    /// Opens a device of the calling thread's namespace.
     pub(super) fn open(ifindex: u32, queue: u32) -> io::Result<Device> {
         let ethtool = Ethtool::open()?;
         let queues = match ethtool.name(ifindex)? {
@@ -35,22 +35,22 @@ impl Device {
         self.queue
     }
 
-    /// The one it was opened in.
+    /// The namespace that it was opened in.
     pub(super) fn namespace(&self) -> Option<netns::Key> {
         self.namespace
     }
 
-    /// There was a TX queue of that number when it was opened, as far as the driver tells. The kernel binds a socket to an RX queue
-    /// without one, and takes no packet from its TX ring (`xsk_generic_xmit`).
+    /// There was a TX queue of that number when it was opened, as far as the driver reports. The kernel also binds a socket to an RX
+    /// queue without a TX queue, and takes no packet from its TX ring (`xsk_generic_xmit`).
     #[inline]
     pub(super) fn transmits(&self) -> bool {
         self.transmits
     }
 
-    /// Without a carrier the kernel drops what it takes, one packet a call (`__dev_direct_xmit`).
+    /// Checks the carrier. Without one, the kernel drops the packets that it takes, one per call (`__dev_direct_xmit`).
     pub(super) fn check(&self) -> Result<(), Fault> {
         let name = self.ethtool.name(self.ifindex).ok().flatten();
-        // Whether it is gone, or down, its sockets say.
+        // Its sockets show whether it is gone or down.
         match name.map(|name| self.ethtool.is_running(&name)) {
             Some(Ok(false)) => Err(Fault::NoCarrier),
             _ => Ok(()),

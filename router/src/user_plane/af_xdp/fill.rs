@@ -1,8 +1,8 @@
-//! A queue's fill ring. Its owner fills it, between any two runs; whoever takes packets of the queue on another core fills it too when a
-//! quarter is missing, so that nobody waits for an owner that sleeps, or does not get on.
+//! A queue's fill ring. Its owner fills it between any two runs. A worker on another core that takes packets of the queue fills it
+//! too, when a quarter is missing. So it does not wait for an owner that sleeps or hangs.
 //!
-//! `pushed` is written by who has the ring's lock, `taken` by whoever takes packets, `allowed` by who opens and closes RX rings. The lock is taken
-//! for 64 frames and more, and waited for by nobody: who finds it taken knows that somebody fills.
+//! `pushed` is written by the holder of the ring's lock, `taken` by all that take packets, `allowed` by the opener and closer of RX
+//! rings. The lock is taken for 64 frames or more, and nothing waits for it: if it is taken, another thread fills the ring.
 
 use super::{
     Rings,
@@ -21,13 +21,14 @@ use std::sync::{
 
 pub(super) struct Fill {
     ring: Mutex<Producer<1>>,
-    /// The same, to look at.
+    /// The same ring, to read without the lock.
     memory: RingMemory,
     entries: u32,
-    /// Frames given to the kernel to be received into, and taken back, since the queue was opened; they wrap.
+    /// Frames given to the kernel to receive into, since the queue was opened; it wraps.
     pushed: AtomicU32,
+    /// Frames taken back from the kernel since then; it wraps.
     taken: AtomicU32,
-    /// That the kernel may have at a time.
+    /// The most frames that the kernel may have at a time.
     allowed: AtomicU32,
     starved: AtomicU64,
 }
@@ -45,11 +46,12 @@ impl Fill {
         }
     }
 
-    /// So many more may be given.
+    /// The kernel may have this many more frames.
     pub fn allow(&self, frames: u32) {
         self.allowed.fetch_add(frames, Relaxed);
     }
 
+    /// The kernel may have this many frames less.
     pub fn disallow(&self, frames: u32) {
         self.allowed.fetch_sub(frames, Relaxed);
     }
@@ -60,18 +62,18 @@ impl Fill {
         self.pushed.load(Relaxed).wrapping_sub(self.taken.load(Relaxed))
     }
 
-    /// Times that no frame was there.
+    /// Times that no frame was free.
     pub fn starved(&self) -> u64 {
         self.starved.load(Relaxed)
     }
 
-    /// Frames that it may get.
+    /// Frames that the kernel may get now.
     #[inline]
     fn wanted(&self) -> u32 {
         self.allowed.load(Relaxed).saturating_sub(self.given()).min(self.entries)
     }
 
-    /// Frames of it are the caller's.
+    /// The caller took frames that the kernel had received into.
     #[inline]
     pub fn take(&self, frames: u32) {
         self.taken.fetch_add(frames, Relaxed);
@@ -83,7 +85,7 @@ impl Fill {
         self.memory.flags().load(Relaxed) & libc::XDP_RING_NEED_WAKEUP != 0
     }
 
-    /// By the owner: gives what is missing, if it is so much.
+    /// Called by the owner: gives the missing frames, if there are at least this many.
     #[inline]
     pub fn fill(&self, umem: &Umem, queue: QueueId, pool: &Pool, least: u32) {
         if self.wanted() >= least {
@@ -91,7 +93,7 @@ impl Fill {
         }
     }
 
-    /// By others: if a quarter of the ring is missing, and may be given. True: it was low.
+    /// Called by others: gives frames if a quarter of the ring is missing and may be given. Returns whether it was.
     #[inline]
     pub fn help(&self, umem: &Umem, queue: QueueId, pool: &Pool) -> bool {
         let (producer, consumer) =
@@ -125,7 +127,7 @@ impl Fill {
             debug_assert!(fitted);
             given += 1;
         }
-        // Before one of them can be taken.
+        // Before any of them can be taken back.
         self.pushed.store(self.pushed.load(Relaxed).wrapping_add(given), Relaxed);
         ring.publish();
     }

@@ -1,7 +1,8 @@
-//! All that a worker owns: its frames, its queues of all ports, RX rings of its paths, and its ways out (P1).
+//! Everything that a worker owns: its frames, its queues of all ports, the RX rings of its paths, and its outputs (P1).
 //!
-//! Rings are of no thread ([`RingSet`]): another may go on with them all as they are, or with some ([`RingSet::take_path`] and others). Free frames and
-//! packets are of one ([`Pool`]), so what takes frames or makes some free is told the pool.
+//! Rings belong to no thread ([`RingSet`]): another thread may go on with all of them as they are, or with some
+//! ([`RingSet::take_path`] and others). Free frames and packets belong to one thread ([`Pool`]), so methods that take or free frames get
+//! the pool as an argument.
 
 use super::{
     Bell, Fault, MOST_PATHS, Mark, OpenError, Output, OutputCounts, Queue, Receiver, Sender, Umem,
@@ -19,22 +20,22 @@ use std::{
     time::Duration,
 };
 
-/// Queues, RX rings and ways out, with the packets that wait in them. `Send`.
+/// Queues, RX rings and outputs, with the packets that wait in them. It is `Send`.
 pub struct RingSet {
-    // In the order in which they go: packets that wait, TX rings, RX rings, queues.
+    // Fields are dropped in this order: waiting packets, TX rings, RX rings, queues.
     outputs: Vec<Output>,
-    /// Of each path, one of each queue.
+    /// For each path, an RX ring of each queue.
     paths: Vec<Lane>,
     queues: Vec<Queue>,
     bell: Option<Arc<Bell>>,
-    /// Devices are polled by some rings;
+    /// Some rings poll a device.
     polls: bool,
-    /// of others that may become known.
+    /// The kernel may learn that others can.
     may_learn: bool,
     umem: Arc<Umem>,
 }
 
-/// A worker's packets, in and out: rings, and a pool of its own.
+/// A worker's rings with a pool of its own.
 pub struct Io {
     rings: RingSet,
     pool: Pool,
@@ -44,7 +45,7 @@ pub struct Io {
 #[derive(Default)]
 struct Lane {
     rings: Vec<Ring>,
-    /// The ring that is first next time.
+    /// The ring that comes first next time.
     turn: usize,
 }
 
@@ -52,11 +53,11 @@ struct Ring {
     receiver: Receiver,
     /// Another worker owns the queue.
     foreign: bool,
-    /// Its device is polled by it.
+    /// This ring polls its device.
     polls: bool,
 }
 
-/// What is left of an output.
+/// The rest of an output that was closed.
 pub struct Closed {
     pub sender: Sender,
     pub counts: OutputCounts,
@@ -65,22 +66,22 @@ pub struct Closed {
 }
 
 impl RingSet {
-    /// None yet. [`RingSet::sleep`] ends when the bell is rung.
+    /// A set without rings. [`RingSet::sleep`] ends when the bell is rung.
     pub fn new(umem: &Arc<Umem>, bell: Option<Arc<Bell>>) -> RingSet {
         let paths = (0..MOST_PATHS).map(|_| Lane::default()).collect();
         let (outputs, queues, umem) = (Vec::new(), Vec::new(), umem.clone());
         RingSet { outputs, paths, queues, bell, polls: false, may_learn: false, umem }
     }
 
-    /// Another thread has them, which is woken by this bell.
+    /// Another thread has the rings, and this bell wakes it.
     pub fn set_bell(&mut self, bell: Arc<Bell>) {
         self.bell = Some(bell);
     }
 
-    /// Owns this queue too; its number among them is returned.
+    /// Adds a queue that this worker owns from now on. Returns its number among the queues.
     ///
     /// # Panics
-    /// It is of another memory.
+    /// It belongs to another memory.
     pub fn add_queue(&mut self, pool: &Pool, queue: Queue) -> usize {
         assert!(Arc::ptr_eq(queue.slot().umem(), &self.umem), "a queue of another memory");
         queue.slot().is_owned();
@@ -90,7 +91,7 @@ impl RingSet {
         self.queues.len() - 1
     }
 
-    /// Another worker is to own this queue. The next ones have another number then.
+    /// Removes a queue, which another worker will own. The numbers of the queues after it change.
     pub fn take_queue(&mut self, pool: &Pool, queue: usize) -> Queue {
         let mut queue = self.queues.remove(queue);
         queue.collect(pool);
@@ -99,10 +100,10 @@ impl RingSet {
         queue
     }
 
-    /// Receives by this RX ring too.
+    /// Adds an RX ring to receive from.
     ///
     /// # Panics
-    /// It is of another memory.
+    /// It belongs to another memory.
     pub fn add_receiver(&mut self, receiver: Receiver) {
         assert!(Arc::ptr_eq(receiver.slot().umem(), &self.umem), "an RX ring of another memory");
         self.paths[receiver.path()].rings.push(Ring { receiver, foreign: true, polls: false });
@@ -110,7 +111,7 @@ impl RingSet {
         self.know_polled();
     }
 
-    /// Another worker is to have this path, or nobody: its RX rings, with what is in them.
+    /// Removes a path, which another worker will have, or none. Returns its RX rings with the packets in them.
     pub fn take_path(&mut self, path: usize) -> Vec<Receiver> {
         let Some(lane) = self.paths.get_mut(path) else { return Vec::new() };
         let taken = std::mem::take(lane).rings.into_iter().map(|ring| ring.receiver).collect();
@@ -118,7 +119,7 @@ impl RingSet {
         taken
     }
 
-    /// A path's RX ring on this queue of a port: see [`RingSet::take_path`].
+    /// Removes a path's RX ring on this queue of a port; see [`RingSet::take_path`].
     pub fn take_receiver(&mut self, path: usize, port: PortId, queue: u32) -> Option<Receiver> {
         let lane = self.paths.get_mut(path)?;
         let is_it =
@@ -129,27 +130,27 @@ impl RingSet {
         Some(taken)
     }
 
-    /// Sends by this TX ring too, with an auxiliary queue of so many packets; its number is returned.
+    /// Adds a TX ring, with an auxiliary queue of this many packets. Returns the number of the output.
     ///
     /// # Errors
-    /// There are too few frames for those that wait.
+    /// There are too few frames for the auxiliary queue.
     ///
     /// # Panics
-    /// It is of another memory.
+    /// It belongs to another memory.
     pub fn add_output(&mut self, sender: Sender, auxiliary: usize) -> Result<usize, OpenError> {
         assert!(Arc::ptr_eq(sender.umem(), &self.umem), "a TX ring of another memory");
         self.outputs.push(Output::new(sender, auxiliary)?);
         Ok(self.outputs.len() - 1)
     }
 
-    /// Nothing is sent there any more, and what waits for room is dropped. The next ones have another number then.
+    /// Removes an output. Packets that wait for room are dropped. The numbers of the outputs after it change.
     pub fn take_output(&mut self, output: usize) -> Closed {
         let output = self.outputs.remove(output);
         let (counts, left) = (output.counts(), output.waiting());
         Closed { sender: output.into_sender(), counts, left }
     }
 
-    /// Whose queues they are.
+    /// Updates which RX rings are on queues of other workers.
     fn know_own(&mut self) {
         let RingSet { paths, queues, .. } = self;
         let foreign = |slot: &Arc<Slot>| !queues.iter().any(|queue| Arc::ptr_eq(queue.slot(), slot));
@@ -158,7 +159,7 @@ impl RingSet {
         }
     }
 
-    /// By which rings devices are polled: each NAPI instance by one.
+    /// Updates which rings poll devices: one for each NAPI instance.
     fn know_polled(&mut self) {
         let mut polled = BTreeSet::new();
         self.may_learn = false;
@@ -177,20 +178,20 @@ impl RingSet {
         &self.outputs
     }
 
-    /// Of one path.
+    /// The RX rings of a path.
     pub fn receivers(&self, path: usize) -> impl Iterator<Item = &Receiver> {
         self.paths.get(path).into_iter().flat_map(|lane| lane.rings.iter().map(|ring| &ring.receiver))
     }
 
-    /// Is a packet of the path there?
+    /// Whether a packet of the path waits.
     #[inline]
     pub fn has_packets(&self, path: usize) -> bool {
         self.receivers(path).any(Receiver::has_packets)
     }
 
-    /// Takes up to `most` packets of a path from all queues, each with the port that it came in by; says how many (P9). Each queue may give an
-    /// equal part, and what some leave the others may give, in equal parts again; what cannot be divided is given in turns, which go on with the
-    /// next call. Packets of a queue are in order.
+    /// Takes up to `most` packets of a path from all queues, each with the port by which it came. Returns how many (P9). Each queue may
+    /// give an equal part. What some do not use the others may give, in equal parts again. A rest that cannot be divided is given in
+    /// turns, which continue with the next call. Packets of a queue are in order.
     #[inline]
     pub fn receive_from(
         &mut self,
@@ -204,7 +205,7 @@ impl RingSet {
         let count = rings.len();
         let most = most.min(pool.left());
         let first = turn.checked_rem(count).unwrap_or(0);
-        // Rings that gave all they might: they may have more.
+        // `full`: rings that gave their whole part, and may have more packets.
         let (mut received, mut full) = (0, count);
         while full > 0 && received < most {
             let part = ((most - received) / full).max(1);
@@ -226,15 +227,16 @@ impl RingSet {
         received
     }
 
-    /// Sends packets by an output, after all that it was given before. `packets` is empty then.
+    /// Sends packets by an output, after all packets that it was given before. `packets` is empty then.
     ///
     /// # Errors
-    /// The port is down: they wait, as far as there is room. It is gone, or has no such TX queue: they are dropped, and counted.
+    /// The port is down; then packets wait as far as there is room. Or it is gone or has no such TX queue; then they are dropped and
+    /// counted.
     pub fn send(&mut self, output: usize, packets: &mut Vec<Buffer>) -> Result<(), Fault> {
         self.outputs[output].send(packets)
     }
 
-    /// Takes back what was sent, and fills fill rings: what [`RingSet::receive_from`] does too.
+    /// Takes back sent frames, and fills fill rings, as [`RingSet::receive_from`] does too.
     pub fn look(&mut self, pool: &Pool) {
         self.queues.iter_mut().for_each(|queue| queue.collect(pool));
         self.refill(pool);
@@ -248,38 +250,40 @@ impl RingSet {
         }
     }
 
-    /// To be called by timer, and before sleep: sends what waits for room, and takes back what was sent.
+    /// Sends packets that wait for room, and takes back sent frames. It must be called by timer, and before sleep.
     pub fn flush(&mut self, pool: &Pool) {
         self.queues.iter_mut().for_each(|queue| queue.collect(pool));
         for output in &mut self.outputs {
-            // A port that is down keeps its packets; the next one to send is told.
+            // A port that is down keeps its packets; the next `send` returns the fault.
             let _ = output.flush();
         }
     }
 
-    /// Packets wait for room in a TX ring, or the kernel has not looked at some: to be flushed soon. Not of a port that is gone.
+    /// Packets wait for room in a TX ring, or the kernel has not looked at some, so they must be flushed soon. Packets of a port that is
+    /// gone do not count.
     pub fn has_waiting(&self) -> bool {
         self.outputs.iter().any(Output::has_waiting)
     }
 
-    /// As [`Output::mark`] says of an output: has it left, or can it not?
+    /// Whether all packets up to a mark of an output have left, or cannot leave ([`Output::mark`]).
     pub fn has_left(&self, output: usize, mark: &mut Mark) -> bool {
         self.outputs.get(output).is_none_or(|output| output.has_left(mark))
     }
 
-    /// Sleeps until any packet is there, the bell rings, or `longest` is over.
+    /// Sleeps until a packet comes or the bell rings, but at most `longest`.
     pub fn sleep(&self, longest: Option<Duration>) -> io::Result<bool> {
         let bell = self.bell.iter().map(|bell| bell.as_fd());
         let sockets = (0..MOST_PATHS).flat_map(|path| self.receivers(path)).map(AsFd::as_fd);
         socket::wait(sockets.chain(bell), longest)
     }
 
-    /// The bell is silent until it is rung again.
+    /// Silences the bell until it is rung again. Returns whether it rang.
     pub fn hear(&self) -> bool {
         self.bell.as_ref().is_some_and(|bell| bell.hear())
     }
 
-    /// Polls devices that are polled busily, once; are there any? Of all queues that paths of this worker have packets of, whoever owns them.
+    /// Polls each device once for which that is configured. Returns whether there are any. These are the devices of all queues that this
+    /// worker's paths receive from, whoever owns the queue.
     #[inline]
     pub fn poll(&mut self) -> bool {
         if self.may_learn && self.rings_mut().fold(false, |any, ring| ring.receiver.learn() | any) {
@@ -295,20 +299,20 @@ impl RingSet {
         self.paths.iter_mut().flat_map(|lane| &mut lane.rings)
     }
 
-    /// What is wrong with ports, by number of the queue; to be asked by timer, as sending does not find out that a carrier is missing.
-    /// A port that is gone takes its queue with it: it can only be dropped.
+    /// The faults of ports, by number of the queue. It must be called by timer, because sending does not notice a missing carrier. The
+    /// queue of a port that is gone can only be dropped.
     pub fn faults(&self) -> impl Iterator<Item = (usize, Fault)> + '_ {
         self.queues.iter().enumerate().filter_map(|(n, queue)| Some((n, queue.check().err()?)))
     }
 
-    /// The same, by number of the output: by another worker's queue too.
+    /// The faults of ports, by number of the output. The output may be on a queue of another worker.
     pub fn output_faults(&self) -> impl Iterator<Item = (usize, Fault)> + '_ {
         self.outputs.iter().enumerate().filter_map(|(n, output)| Some((n, output.sender().check().err()?)))
     }
 }
 
 impl Io {
-    /// For the calling thread, which has at most `in_hand` packets at a time beside those that wait for TX rings.
+    /// An `Io` for the calling thread, which has at most `in_hand` packets at a time, not counting those that wait for TX rings.
     ///
     /// # Errors
     /// There are too few frames.

@@ -1,8 +1,8 @@
-//! Opening the sockets of a queue, in the mode that the driver can.
+//! Opens the sockets of a queue, in a mode that the driver supports.
 //!
-//! One memory for all: the first socket of each mode registers it, others share it (XDP_SHARED_UMEM). The kernel keeps the
-//! mode with the registration, and a socket that shares one must have its mode; so where some drivers can do zero-copy and
-//! others cannot the same memory is registered twice, once for each, and packets go from port to port all the same.
+//! All sockets use one memory: the first socket of each mode registers it, and others share it (XDP_SHARED_UMEM). The kernel keeps
+//! the mode with the registration, and a socket that shares one must have its mode. If some drivers support zero-copy mode and others
+//! do not, the same memory is registered twice, once for each mode. Packets can still go from any port to any other.
 
 use super::{
     Fault, OpenError,
@@ -25,22 +25,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The kernel lets go of a queue a moment after its last socket was closed (a work item, `xp_release_deferred`).
+/// How long the kernel may take to let go of a queue after its last socket was closed (a work item, `xp_release_deferred`).
 const LETS_GO: Duration = Duration::from_millis(500);
 
-/// What rights it takes is said with what failed.
-const OPENING: &str = "opening an AF_XDP socket, which takes CAP_NET_RAW";
+// Errors name the rights that a step needs.
+const OPENING: &str = "opening an AF_XDP socket (this needs CAP_NET_RAW)";
 const REGISTERING: &str =
-    "registering the memory, all of which is locked: that takes CAP_IPC_LOCK, or as high a limit (ulimit -l)";
+    "registering the memory, which is locked (this needs CAP_IPC_LOCK, or a limit of that size, ulimit -l)";
 
 /// Entries of rings, each a power of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rings {
-    /// Frames that wait for packets, for all paths of a queue.
+    /// Frames that wait for packets of all paths of a queue.
     pub fill: u32,
-    /// Frames that were sent and are not taken back yet, of all senders of a queue.
+    /// Sent frames that were not taken back yet, of all senders of a queue.
     pub completion: u32,
-    /// Packets of a path that wait.
+    /// Packets that wait for a path.
     pub receive: u32,
     /// Packets that wait to be sent.
     pub transmit: u32,
@@ -52,23 +52,24 @@ impl Default for Rings {
     }
 }
 
-/// How the worker that owns a queue asks for packets.
+/// How packets of a queue come to the worker that owns it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Polling {
-    /// Interrupts fill the rings, on whatever core they come; the worker looks at them, or sleeps ([`super::RingSet::sleep`]).
+    /// Interrupts fill the rings, on any core; the worker looks at the rings, or sleeps ([`super::RingSet::sleep`]).
     #[default]
     Interrupts,
-    /// The worker polls the device itself, up to so many packets at a time, for so long (SO_PREFER_BUSY_POLL), where the kernel lets it
-    /// ([`super::NotPolled`]). Somebody defers the device's interrupts (`napi_defer_hard_irqs`, `gro_flush_timeout`), or they come as well.
+    /// The worker polls the device itself, where the kernel allows it (SO_PREFER_BUSY_POLL, [`super::NotPolled`]): up to `budget` packets
+    /// at a time, for `microseconds`. Interrupts also come, unless the device's interrupts are deferred (`napi_defer_hard_irqs`,
+    /// `gro_flush_timeout`).
     Busy { microseconds: u32, budget: u16 },
 }
 
-/// A queue, as it is to be opened.
+/// The settings to open a queue with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// As the plan numbers ports; nothing here depends on it.
+    /// The port's number in the plan; nothing here depends on it.
     pub port: PortId,
-    /// In the calling thread's namespace.
+    /// The device, in the calling thread's namespace.
     pub ifindex: u32,
     pub queue: u32,
     /// Try zero-copy first.
@@ -78,7 +79,7 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// In the best mode the driver can, with interrupts and rings of usual size.
+    /// The best mode that the driver supports, with interrupts and rings of the default sizes.
     pub fn new(ifindex: u32, queue: u32) -> Wanted {
         Wanted {
             port: 0,
@@ -112,7 +113,7 @@ struct First {
     transmit: Producer<2>,
 }
 
-/// What the kernel did not do.
+/// A step that the kernel refused.
 struct Refused {
     what: &'static str,
     error: io::Error,
@@ -129,14 +130,14 @@ impl Refused {
 }
 
 impl Queue {
-    /// Takes a queue of a port, for one worker, with a TX ring and no path yet. The worker may be another thread than this.
+    /// Opens a queue of a port for one worker, with a TX ring and without paths. The worker may run in another thread.
     ///
     /// # Errors
-    /// Somebody has the queue, there is no such queue or device, too few frames, or the kernel refuses.
+    /// Another process has the queue, the queue or device does not exist, there are too few frames, or the kernel refuses.
     pub fn open(umem: &Arc<Umem>, wanted: Wanted) -> Result<(Queue, Sender), OpenError> {
         wanted.check_sizes()?;
         let device = Device::open(wanted.ifindex, wanted.queue);
-        let device = device.map_err(wanted.failed("asking for its TX queues"))?;
+        let device = device.map_err(wanted.failed("reading its TX queues"))?;
         let rings = wanted.rings;
         let needed = u64::from(rings.fill) + u64::from(rings.completion) + u64::from(rings.transmit);
         let promise = umem.promise("a queue's fill, completion and TX ring", saturate(needed))?;
@@ -145,7 +146,7 @@ impl Queue {
         let opened = if wanted.zero_copy {
             bind_in_mode(umem, id, &wanted, true).or_else(|why| {
                 if why.is(libc::EBUSY) {
-                    // Somebody has the queue. That says nothing of the driver, and to copy would be for good.
+                    // Another process has the queue. That says nothing about the driver, and copy mode would be for good.
                     return Err(why);
                 }
                 copies_because = Some(why.error);
@@ -160,23 +161,23 @@ impl Queue {
         let fill = Fill::new(first.fill, rings);
         let slot =
             Slot::new(umem, id, first.socket, device, fill, (first.completion, rings.completion), promise);
-        // From here on the slot gives back what it has.
-        let slot = Arc::new(slot.map_err(wanted.failed("asking for its mode"))?);
+        // From here on, the slot gives back everything when it is dropped.
+        let slot = Arc::new(slot.map_err(wanted.failed("reading its mode"))?);
         slot.polls.set(slot.socket(), wanted.polling);
         let sender = Sender::new(slot.clone(), None, first.transmit, None);
         Ok((Queue::new(slot, wanted, copies_because), sender))
     }
 
-    /// Another TX ring on this queue, for a worker that has no queue of its own on the port.
+    /// Opens another TX ring on this queue, for a worker that has no queue of its own on the port.
     ///
     /// # Errors
-    /// Too few frames, or the kernel refuses.
+    /// There are too few frames, or the kernel refuses.
     pub fn another_sender(&self) -> Result<Sender, OpenError> {
         self.opener().sender()
     }
 }
 
-/// Opens more rings of a queue that is somebody's. The queue is open as long as one of these is there.
+/// Opens more rings of a queue that a worker owns. The queue stays open as long as one of these exists.
 #[derive(Clone)]
 pub struct Opener {
     pub(super) slot: Arc<Slot>,
@@ -184,42 +185,42 @@ pub struct Opener {
 }
 
 impl Opener {
-    /// RX rings opened by it have so many entries.
+    /// Sets the number of entries of RX rings that it opens.
     #[must_use]
     pub fn with_ring(mut self, entries: u32) -> Opener {
         self.wanted.rings.receive = entries;
         self
     }
 
-    /// As [`Queue::another_sender`].
+    /// Like [`Queue::another_sender`].
     ///
     /// # Errors
-    /// Too few frames, or the kernel refuses.
+    /// There are too few frames, or the kernel refuses.
     pub fn sender(&self) -> Result<Sender, OpenError> {
         let promise = self.slot.umem().promise("a TX ring", self.wanted.rings.transmit)?;
         let (socket, ring) = self.shared(Which::Transmit, self.wanted.rings.transmit)?;
         Ok(Sender::new(self.slot.clone(), Some(socket), Producer::new(ring), Some(promise)))
     }
 
-    /// What the queue was opened as.
+    /// The settings that the queue was opened with.
     pub fn wanted(&self) -> Wanted {
         self.wanted
     }
 
-    /// The namespace it was opened in; `None`: that could not be told.
+    /// The namespace that it was opened in; `None`: it could not be found out.
     pub fn namespace(&self) -> Option<netns::Key> {
         self.slot.namespace()
     }
 
-    /// As [`Queue::check`].
+    /// Like [`Queue::check`].
     ///
     /// # Errors
-    /// What of the port is missing.
+    /// The port is down, gone, or without a carrier.
     pub fn check(&self) -> Result<(), Fault> {
         self.slot.check()
     }
 
-    /// A socket with one ring, which shares fill and completion ring.
+    /// A socket with one ring; it shares the fill and completion ring of the queue.
     pub(super) fn shared(&self, which: Which, entries: u32) -> Result<(Socket, RingMemory), OpenError> {
         let wanted = self.wanted;
         let socket = Socket::open().map_err(wanted.failed(OPENING))?;
@@ -237,8 +238,8 @@ pub(super) fn saturate(frames: u64) -> u32 {
     u32::try_from(frames).unwrap_or(u32::MAX)
 }
 
-/// Binds the first socket of a queue: to the memory of another socket of that mode, or registers it. A queue that somebody
-/// has is waited for a moment.
+/// Binds the first socket of a queue: with the memory of another socket of that mode, or registers the memory. If another socket has
+/// the queue, it waits a moment.
 fn bind_in_mode(umem: &Arc<Umem>, id: QueueId, wanted: &Wanted, zero_copy: bool) -> Result<First, Refused> {
     let begun = Instant::now();
     loop {
@@ -252,15 +253,15 @@ fn bind_in_mode(umem: &Arc<Umem>, id: QueueId, wanted: &Wanted, zero_copy: bool)
 }
 
 fn bind_once(umem: &Arc<Umem>, id: QueueId, wanted: &Wanted, zero_copy: bool) -> Result<First, Refused> {
-    // Held until it is done: what is listed stays open, and two do not register the memory at once.
+    // Locked until this is done: listed sockets stay open, and two threads do not register the memory at once.
     let mut anchors = umem.anchors();
     let mut others: Vec<i32> =
         anchors.iter().filter(|anchor| anchor.zero_copy == zero_copy).map(|anchor| anchor.fd).collect();
     let first = loop {
-        // Without another: registered by this one.
+        // Without another socket, this one registers the memory.
         let shared = others.pop();
         match bind_to(umem, wanted, zero_copy, shared) {
-            // The device of that socket is gone: the next.
+            // The device of that socket is gone, so the next one is tried.
             Err(refused) if shared.is_some() && refused.is(libc::EBADF) => {}
             bound => break bound?,
         }
@@ -269,9 +270,10 @@ fn bind_once(umem: &Arc<Umem>, id: QueueId, wanted: &Wanted, zero_copy: bool) ->
     Ok(first)
 }
 
-/// XDP_USE_NEED_WAKEUP saves calls of the kernel where rings say that it works on. Not in zero-copy mode: with it some drivers (ice,
-/// i40e, ixgbe) end their poll at a full RX ring (`ice_run_xdp_zc`: ICE_XDP_EXIT), so that a path which is not read would stop its
-/// queue; without it they drop what finds the ring full. Sockets that share the memory have the flag of the one they share it with.
+/// XDP_USE_NEED_WAKEUP saves system calls while rings show that the kernel is at work. It is not used in zero-copy mode: with it, some
+/// drivers (ice, i40e, ixgbe) end their poll at a full RX ring (`ice_run_xdp_zc`: ICE_XDP_EXIT), so a path that is not read would stop
+/// its queue. Without it, they drop packets that find the ring full. Sockets that share the memory have the flag of the socket that they
+/// share it with.
 fn flags(zero_copy: bool) -> u16 {
     if zero_copy { libc::XDP_ZEROCOPY } else { libc::XDP_COPY | libc::XDP_USE_NEED_WAKEUP }
 }

@@ -1,4 +1,5 @@
-//! A TX ring with the auxiliary queue of P3: what finds the ring full waits, is sent before any newer packet, and there is an end to it.
+//! A TX ring with the auxiliary queue of P3. Packets that find the ring full wait, and are sent before any newer packet. Their number is
+//! bounded.
 
 use super::{
     Fault, OpenError,
@@ -9,42 +10,42 @@ use super::{
 };
 use std::{collections::VecDeque, sync::Arc};
 
-/// What became of packets.
+/// Packets by what happened to them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OutputCounts {
     /// Given to the kernel.
     pub sent_packets: u64,
-    /// Had to wait in the auxiliary queue; they are sent, or wait, or were lost with the port.
+    /// Packets that waited in the auxiliary queue. They were sent, still wait, or were lost with the port.
     pub delayed_packets: u64,
-    /// Dropped as the auxiliary queue was full too.
+    /// Dropped because the auxiliary queue was full too.
     pub dropped_full: u64,
-    /// Dropped as they had no whole Ethernet header, or their frame is of another memory.
+    /// Dropped because they had no whole Ethernet header, or because their frame belongs to another memory.
     pub dropped_unfit: u64,
-    /// Dropped as the port is gone. What its TX ring has then is in [`OutputCounts::sent_packets`], and is not counted here.
+    /// Dropped because the port is gone. Packets that were in its TX ring are in [`OutputCounts::sent_packets`] instead.
     pub dropped_gone: u64,
-    /// Dropped as the port has no TX queue of that number.
+    /// Dropped because the port has no TX queue of that number.
     pub dropped_no_queue: u64,
 }
 
-/// What was given to an output until a moment.
+/// The packets that were given to an output up to a moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Mark {
-    /// Packets that were sent, or waited to be.
+    /// Packets that were sent, or waited to be sent.
     given: u64,
-    /// Once the kernel has taken them all: what all senders of the queue had given to it by then.
+    /// Once the kernel has taken them all: how many frames all senders of the queue had given to it by then.
     sent: Option<u64>,
 }
 
-/// A way out by one port. What waits is of no pool any more, so that another worker can go on with it.
+/// An output to one port. Waiting packets belong to no pool any more, so that another worker can go on with them.
 pub struct Output {
     auxiliary: Auxiliary,
     counts: OutputCounts,
-    /// The kernel said so last: nobody will take what the TX ring has.
+    /// The last call reported that the port is gone: the kernel will not take packets from the TX ring.
     gone: bool,
     sender: Sender,
 }
 
-/// The queue of P3. Frames that are dropped with it go to the depot.
+/// The auxiliary queue of P3. When it is dropped, its frames go to the depot.
 struct Auxiliary {
     packets: VecDeque<Packet>,
     most: usize,
@@ -72,10 +73,10 @@ impl Drop for Auxiliary {
 }
 
 impl Output {
-    /// `most` packets may wait.
+    /// An output in which `most` packets may wait.
     ///
     /// # Errors
-    /// There are too few frames for those.
+    /// There are too few frames for them.
     pub(super) fn new(sender: Sender, most: usize) -> Result<Output, OpenError> {
         let auxiliary = Auxiliary::new(sender.umem(), most)?;
         Ok(Output { auxiliary, counts: OutputCounts::default(), gone: false, sender })
@@ -90,12 +91,12 @@ impl Output {
         self.auxiliary.packets.len()
     }
 
-    /// There are packets that may leave yet: in the auxiliary queue, or in the TX ring of a port that is not gone.
+    /// Packets may still leave: from the auxiliary queue, or from the TX ring of a port that is not gone.
     pub fn has_waiting(&self) -> bool {
         !self.auxiliary.packets.is_empty() || !self.gone && self.sender.waiting() > 0
     }
 
-    /// The kernel said so last.
+    /// The last call reported that the port is gone.
     pub fn is_gone(&self) -> bool {
         self.gone
     }
@@ -104,10 +105,10 @@ impl Output {
         &self.sender
     }
 
-    /// Sends these after all earlier ones. `packets` is empty then: those that find no room wait, or are dropped and counted.
+    /// Sends packets after all earlier ones. `packets` is empty then: those that find no room wait, or are dropped and counted.
     ///
     /// # Errors
-    /// The port is down, and packets wait as far as there is room; or it is gone or has no such TX queue, and they are dropped.
+    /// The port is down; then packets wait as far as there is room. Or it is gone or has no such TX queue; then they are dropped.
     pub(super) fn send(&mut self, packets: &mut Vec<Buffer>) -> Result<(), Fault> {
         if let Err(fault) = self.sender.has_queue() {
             self.counts.dropped_no_queue += packets.len() as u64;
@@ -140,10 +141,10 @@ impl Output {
         result
     }
 
-    /// Sends what waits; by timer, where there are no new packets to do it.
+    /// Sends waiting packets. It is called by timer, in case no new packets come.
     ///
     /// # Errors
-    /// As [`Output::send`].
+    /// Like [`Output::send`].
     pub(super) fn flush(&mut self) -> Result<(), Fault> {
         self.sender.collect();
         if self.auxiliary.packets.is_empty() && self.sender.waiting() == 0 {
@@ -160,15 +161,16 @@ impl Output {
         result
     }
 
-    /// All that it was given until now.
+    /// Marks all packets that it was given until now.
     pub fn mark(&self) -> Mark {
         Mark { given: self.counts.sent_packets + self.waiting() as u64, sent: None }
     }
 
-    /// Has it left, or can it not, as the port is gone, down, without a carrier or a TX queue? To be asked again and again.
+    /// Whether the marked packets have left, or cannot leave because the port is gone, down, or without a carrier or TX queue. It must be
+    /// called repeatedly.
     ///
-    /// Completions do not say whose they are. But a device completes what the kernel takes in that order: when as many are completed as all senders
-    /// of the queue gave to it until the kernel had taken ours, ours are among them.
+    /// Completions do not name a sender. But a device completes packets in the order in which the kernel took them. `mark.sent` is what all
+    /// senders of the queue had given when the kernel had taken ours. When as many are completed, ours are among them.
     pub(super) fn has_left(&self, mark: &mut Mark) -> bool {
         let taken = self.counts.sent_packets.saturating_sub(self.sender.waiting().into());
         if taken >= mark.given {
@@ -187,7 +189,7 @@ impl Output {
     }
 }
 
-/// As long as the kernel takes some and there are more. `packets` keeps those there was no room for.
+/// Sends packets as long as the kernel takes some and there are more. `packets` keeps those that found no room.
 fn transmit(
     sender: &mut Sender,
     counts: &mut OutputCounts,
@@ -198,7 +200,7 @@ fn transmit(
         let pushed = sender.push(packets, room);
         counts.sent_packets += u64::from(pushed);
         sender.kick()?;
-        // It stopped for want of packets, or the kernel took none.
+        // There are no more packets, or the kernel took none.
         if pushed < room || sender.room(1) == 0 {
             return Ok(());
         }

@@ -1,35 +1,36 @@
-//! Does the kernel poll a device itself when a worker asks for packets (SO_PREFER_BUSY_POLL)?
+//! Whether the kernel polls a device when a worker asks for packets (SO_PREFER_BUSY_POLL).
 //!
-//! It does by a socket that may ask for it (CAP_NET_ADMIN), and of which it knows the queue's NAPI instance (SO_INCOMING_NAPI_ID). From when on it knows that:
+//! The kernel polls for a socket that may ask for it (CAP_NET_ADMIN), if it knows the NAPI instance of the socket's queue
+//! (SO_INCOMING_NAPI_ID). It learns the instance at this time:
 //!
-//! | Linux | |
+//! | Linux | when |
 //! |---|---|
-//! | to 6.12 | from the socket's first packet (`sk_mark_napi_id_once_xdp`), in zero-copy mode also from when it sends; veth, too |
-//! | later | from when it is bound (`xsk_bind`), if the driver says which instance a queue has (`netif_queue_set_napi`); some kernels only in zero-copy mode. veth does not say |
+//! | up to 6.12 | at the socket's first packet (`sk_mark_napi_id_once_xdp`), also on veth; in zero-copy mode also when it sends |
+//! | later | when it is bound (`xsk_bind`), if the driver reports the instance of a queue (`netif_queue_set_napi`), which veth does not; with some kernels only in zero-copy mode |
 //!
-//! So it is asked when a socket is opened, and once more when it had packets.
+//! So the kernel is asked when a socket is opened, and again after its first packets.
 
 use super::{open::Polling, socket::Socket};
 use crate::base::guard::locked;
 use std::{fmt, io, sync::Mutex};
 
-/// Of one RX ring's socket.
+/// Whether the kernel polls for the socket of an RX ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Polls {
-    /// It is not to, or may not.
+    /// It shall not, or may not.
     Not,
-    /// The kernel does not know its NAPI instance; had it packets when that was asked?
+    /// The kernel does not know the NAPI instance. `had_packets`: packets had come when it was asked.
     Unknown { had_packets: bool },
-    /// This NAPI instance, by it.
+    /// It polls this NAPI instance.
     By(u32),
 }
 
-/// Why a queue's device is not polled by who asks for packets, although it was to be.
+/// Why workers do not poll the device of a queue, although polling is configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotPolled {
-    /// No packet came yet, and the kernel may learn from the first.
+    /// No packet has come yet, and the kernel may learn from the first.
     NotYet,
-    /// Neither the driver nor a packet told the kernel.
+    /// Neither the driver nor a packet showed the NAPI instance.
     UnknownNapi,
     /// The kernel refuses.
     Refused(String),
@@ -39,27 +40,27 @@ impl fmt::Display for NotPolled {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             NotPolled::NotYet => f.write_str(
-                "its driver does not tell which NAPI instance a queue has, and no packet came that might tell: packets come by interrupts",
+                "its driver does not report which NAPI instance a queue has, and no packet has come that may show it: packets come by interrupts",
             ),
             NotPolled::UnknownNapi => f.write_str(
-                "neither its driver nor its packets tell this kernel which NAPI instance a queue has: packets come by interrupts",
+                "neither its driver nor its packets show this kernel which NAPI instance a queue has: packets come by interrupts",
             ),
-            NotPolled::Refused(why) => write!(f, "the kernel does not let sockets poll, which takes CAP_NET_ADMIN: {why}"),
+            NotPolled::Refused(why) => write!(f, "the kernel does not allow sockets to poll (this needs CAP_NET_ADMIN): {why}"),
         }
     }
 }
 
-/// What is known of a queue, by all of its sockets.
+/// What is known of a queue from all of its sockets.
 #[derive(Debug, Default)]
 pub(super) struct QueuePolls(Mutex<Option<Result<(), NotPolled>>>);
 
 impl QueuePolls {
-    /// `None`: nobody asked.
+    /// `None`: the kernel was not asked.
     pub fn stand(&self) -> Option<Result<(), NotPolled>> {
         locked(&self.0).clone()
     }
 
-    /// One socket is enough; else the last word.
+    /// One socket that polls is enough; otherwise the last answer counts.
     fn learn(&self, of_socket: Result<(), NotPolled>) {
         let mut stand = locked(&self.0);
         if *stand != Some(Ok(())) {
@@ -67,7 +68,7 @@ impl QueuePolls {
         }
     }
 
-    /// As a socket is to.
+    /// Makes a socket poll as configured. Returns whether it may.
     pub fn set(&self, socket: &Socket, polling: Polling) -> bool {
         let Polling::Busy { microseconds, budget } = polling else { return false };
         let set = socket.poll_busily(microseconds, budget);
@@ -79,7 +80,7 @@ impl QueuePolls {
 }
 
 impl Polls {
-    /// Asked of a socket that may poll.
+    /// The state of a socket that may poll, from the kernel's answer.
     pub fn of(queue: &QueuePolls, napi: io::Result<Option<u32>>, had_packets: bool) -> Polls {
         let (polls, stand) = match napi {
             Ok(Some(napi)) => (Polls::By(napi), Ok(())),
@@ -101,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_known_of_a_queue_is_the_best_of_its_sockets() {
+    fn a_queue_has_the_best_state_of_its_sockets() {
         let queue = QueuePolls::default();
         assert_eq!(queue.stand(), None);
         assert_eq!(Polls::of(&queue, Ok(None), false), Polls::Unknown { had_packets: false });
@@ -112,7 +113,7 @@ mod tests {
         assert!(matches!((refused, queue.stand()), (Polls::Not, Some(Err(NotPolled::Refused(_))))));
         let by = Polls::of(&queue, Ok(Some(8193)), false);
         assert_eq!((by.napi(), queue.stand()), (Some(8193), Some(Ok(()))));
-        // Another path's socket had no packet yet.
+        // The socket of another path has had no packet yet.
         Polls::of(&queue, Ok(None), false);
         assert_eq!(queue.stand(), Some(Ok(())));
     }

@@ -1,4 +1,4 @@
-//! The rings of one RX queue of a port that one worker owns: fill (`fill.rs`) and completion. RX rings are in `receiver.rs`.
+//! The rings of an RX queue of a port that one worker owns: fill (`fill.rs`) and completion. RX rings are in `receiver.rs`.
 
 use super::{
     Fault, Statistics, Wanted,
@@ -12,15 +12,15 @@ use super::{
 };
 use std::{io, os::fd::AsFd, sync::Arc, time::Duration};
 
-/// What a queue's owner and its receivers count; what the kernel does is in [`super::Statistics`].
+/// Counters of a queue's owner and its receivers. [`super::Statistics`] has those of the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueCounts {
     pub received_packets: u64,
-    /// Packets in several frames, which are not asked for.
+    /// Packets in several frames, which we do not ask for.
     pub multi_buffer: u64,
-    /// Entries of RX and completion ring that were no frame which the kernel had from this queue.
+    /// Entries of the RX and completion ring with a frame that this queue had not given to the kernel.
     pub refused: u64,
-    /// Times that the fill ring was not filled for want of frames. With frames promised this does not happen.
+    /// Times that the fill ring was not filled because no frame was free. Promises prevent this.
     pub starved: u64,
 }
 
@@ -37,41 +37,41 @@ impl Queue {
         Queue { counts: QueueCounts::default(), wanted, copies_because, slot }
     }
 
-    /// What opens more rings of it, for whichever worker.
+    /// Opens more rings of the queue, for any worker.
     pub fn opener(&self) -> Opener {
         Opener { slot: self.slot.clone(), wanted: self.wanted }
     }
 
-    /// What it was opened as.
+    /// The settings that it was opened with.
     pub fn wanted(&self) -> Wanted {
         self.wanted
     }
 
-    /// The driver puts packets into our memory, and takes them from there.
+    /// The driver reads and writes packets in our memory, without copies.
     pub fn is_zero_copy(&self) -> bool {
         self.slot.is_zero_copy()
     }
 
-    /// Why it is not, although that was wanted.
+    /// Why packets are copied, although zero-copy mode was wanted.
     pub fn copies_because(&self) -> Option<&io::Error> {
         self.copies_because.as_ref()
     }
 
-    /// Is the device polled by who asks for packets? `None`: it is not to be.
+    /// Whether workers poll the device. `None`: polling is not wanted.
     ///
     /// # Errors
-    /// Why it is not, although it is to be.
+    /// Why they do not, although polling is wanted.
     pub fn polled(&self) -> Option<Result<(), NotPolled>> {
         let stand = || self.slot.polls.stand().unwrap_or(Err(NotPolled::NotYet));
         (self.wanted.polling != Polling::Interrupts).then(stand)
     }
 
-    /// Of its owner; what was received its receivers count.
+    /// The owner's counters; received packets are counted by the receivers.
     pub fn counts(&self) -> QueueCounts {
         QueueCounts { starved: self.slot.fill.starved(), ..self.counts }
     }
 
-    /// What the kernel counts of its first socket. How often the fill ring was empty is the same for all.
+    /// The kernel's counters of its first socket. `fill_ring_empty` is the same for all sockets of the queue.
     pub fn statistics(&self) -> io::Result<Statistics> {
         self.slot.socket().statistics()
     }
@@ -81,10 +81,10 @@ impl Queue {
         self.slot.fill.given()
     }
 
-    /// Is the port there, up, and has it a carrier?
+    /// Checks that the port exists, is up and has a carrier.
     ///
     /// # Errors
-    /// What of that is missing.
+    /// The fault.
     pub fn check(&self) -> Result<(), Fault> {
         self.slot.check()
     }
@@ -93,7 +93,7 @@ impl Queue {
         &self.slot
     }
 
-    /// Gives the kernel frames to receive into, several at a time. True: it is to be asked to look at them ([`Queue::ask`]).
+    /// Gives the kernel frames to receive into, several at a time. True: the kernel must be asked to look at them ([`Queue::ask`]).
     #[must_use]
     pub(super) fn refill(&mut self, pool: &Pool) -> bool {
         let least = (self.wanted.rings.fill / 4).min(BATCH as u32);
@@ -101,24 +101,24 @@ impl Queue {
         self.slot.fill.needs_wakeup()
     }
 
-    /// Has the driver look at the fill ring, which any socket can ask for.
+    /// Makes the driver look at the fill ring. Any socket of the queue can do this.
     pub(super) fn ask<'a>(&'a self, mut receivers: impl Iterator<Item = &'a Receiver>) {
         let Some(own) = receivers.find(|receiver| Arc::ptr_eq(receiver.slot(), &self.slot)) else {
-            // A socket without an RX ring cannot be asked for packets, but looked at.
+            // A socket without an RX ring cannot be asked for packets, but it can be polled.
             let _ = socket::wait([self.slot.socket().as_fd()].into_iter(), Some(Duration::ZERO));
             return;
         };
-        // A port that is gone is told of by `check`.
+        // `check` reports a port that is gone.
         let _ = own.socket.receive();
     }
 
-    /// Takes back frames that were sent.
+    /// Takes back sent frames.
     pub(super) fn collect(&mut self, pool: &Pool) {
         self.counts.refused += self.slot.collect(|frame| pool.put(frame));
     }
 }
 
-/// What was sent is the slot's from now on: it waits for it, or senders that stay take it back.
+/// Sent frames are left to the slot: it waits for them, or the remaining senders take them back.
 impl Drop for Queue {
     fn drop(&mut self) {
         self.slot.leave();

@@ -1,7 +1,7 @@
-//! An RX ring of one path on a queue of a port (P4), read by the path's worker, which need not be the queue's owner.
+//! An RX ring of one path on a queue of a port (P4). The worker of the path reads it, which need not be the queue's owner.
 //!
-//! The owner fills the queue's one fill ring. Who takes packets elsewhere does so too when it is low ([`super::fill`]): so a path waits for
-//! nobody else's worker.
+//! The owner fills the queue's one fill ring. Another worker that takes packets fills it too when it is low ([`super::fill`]), so a path
+//! does not wait for another worker.
 
 use super::{
     MOST_PATHS, OpenError, QueueCounts, Statistics, Wanted,
@@ -21,12 +21,12 @@ use std::{
     sync::Arc,
 };
 
-/// See the head of this file. `Send`: a path that moves takes it along, with the packets in it.
+/// An RX ring of a path; see the head of this file. It is `Send`: a path that moves takes it along, with the packets in it.
 pub struct Receiver {
     path: usize,
     ring: Consumer<2>,
     pub(super) socket: Socket,
-    /// The last entry was part of a packet that goes on.
+    /// The last entry was a part of a packet that continues.
     within: bool,
     counts: QueueCounts,
     pub(super) polls: Polls,
@@ -36,11 +36,11 @@ pub struct Receiver {
 }
 
 impl Opener {
-    /// An RX ring for a path. Packets come into it once the XDP program redirects them to its socket ([`AsFd`]). To be called in the port's
-    /// namespace.
+    /// Opens an RX ring for a path. Packets come into it once the XDP program redirects them to its socket ([`AsFd`]). It must be called
+    /// in the port's namespace.
     ///
     /// # Errors
-    /// It has one, as far as the kernel tells; no path has that number; too few frames; or the kernel refuses.
+    /// No path can have that number, there are too few frames, or the kernel refuses.
     pub fn receiver(&self, path: usize) -> Result<Receiver, OpenError> {
         if path >= MOST_PATHS {
             return Err(OpenError::PathNumber(path));
@@ -70,12 +70,12 @@ impl Receiver {
         Receiver { path, ring, socket, within: false, counts, polls, wanted, promise, slot }
     }
 
-    /// Whose packets come here.
+    /// The path whose packets come here.
     pub fn path(&self) -> usize {
         self.path
     }
 
-    /// The port and queue that they came in by.
+    /// The settings that the queue was opened with, such as its port and number.
     pub fn wanted(&self) -> Wanted {
         self.wanted
     }
@@ -88,27 +88,27 @@ impl Receiver {
         &self.slot
     }
 
-    /// What was taken of it.
+    /// The counters of packets that were taken from it.
     pub fn counts(&self) -> QueueCounts {
         self.counts
     }
 
-    /// What the kernel counts of it.
+    /// The kernel's counters of it.
     pub fn statistics(&self) -> io::Result<Statistics> {
         self.socket.statistics()
     }
 
-    /// The NAPI instance that is polled when this is asked for packets.
+    /// The NAPI instance that the kernel polls when this ring is asked for packets.
     pub(super) fn napi(&self) -> Option<u32> {
         self.polls.napi()
     }
 
-    /// May the kernel know more of that with a packet?
+    /// Whether the kernel may learn the NAPI instance from a packet.
     pub(super) fn may_learn(&self) -> bool {
         self.polls == Polls::Unknown { had_packets: false }
     }
 
-    /// It had packets since: asks once more. Is it another answer?
+    /// Asks the kernel again, if packets have come since. Returns whether it asked.
     pub(super) fn learn(&mut self) -> bool {
         if !self.may_learn() || self.counts.received_packets == 0 {
             return false;
@@ -117,19 +117,19 @@ impl Receiver {
         true
     }
 
-    /// Has the kernel poll the device.
+    /// Makes the kernel poll the device.
     pub(super) fn poll(&self) {
-        // A port that is gone is told of by `check`.
+        // `check` reports a port that is gone.
         let _ = self.socket.receive();
     }
 
-    /// Is a packet there?
+    /// Whether a packet waits.
     #[inline]
     pub fn has_packets(&self) -> bool {
         self.ring.has_more()
     }
 
-    /// Takes up to `most` packets, in order; says how many.
+    /// Takes up to `most` packets, in order; returns how many.
     pub(super) fn receive(&mut self, pool: &Pool, most: usize, to: &mut impl FnMut(Buffer)) -> usize {
         let (umem, mut received, mut frames) = (pool.umem(), 0, 0);
         let count = self.ring.available(u32::try_from(most.min(pool.left())).unwrap_or(u32::MAX));
@@ -158,18 +158,18 @@ impl Receiver {
         received
     }
 
-    /// By who does not own the queue, after it took packets.
+    /// Fills the fill ring if it is low. Called by a worker that does not own the queue, after it took packets.
     #[inline]
     pub(super) fn help(&self, pool: &Pool) {
         let fill = &self.slot.fill;
         if fill.help(pool.umem(), self.slot.id(), pool) && fill.needs_wakeup() {
-            // A port that is gone is told of by `check`.
+            // `check` reports a port that is gone.
             let _ = self.socket.receive();
         }
     }
 
-    /// Closes a ring that the XDP program does not redirect to any more; says how many packets were in it, which are dropped. Unlike
-    /// of one that is just dropped, nothing of it stays promised.
+    /// Closes a ring to which the XDP program does not redirect any more. Packets in it are dropped; their number is returned. Its
+    /// promise ends, while that of a ring that is only dropped stays.
     pub fn retire(mut self) -> u64 {
         let left = self.empty();
         let entries = self.wanted.rings.receive;
@@ -178,7 +178,7 @@ impl Receiver {
         left
     }
 
-    /// What is in the ring goes to the depot.
+    /// Moves the frames in the ring to the depot; returns how many.
     fn empty(&mut self) -> u64 {
         let (umem, mut free) = (self.slot.umem().clone(), Vec::new());
         let count = self.ring.available(u32::MAX);
@@ -200,14 +200,14 @@ impl Receiver {
 }
 
 impl AsFd for Receiver {
-    /// To redirect packets to, by an XSKMAP, and to sleep on.
+    /// For an XSKMAP, which redirects packets to it, and to sleep on.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-/// The kernel may have put packets into it until now, and puts more until it is closed, so what it may hold stays promised until the
-/// last socket of the queue is closed.
+/// The kernel may still put packets into the ring until the socket is closed. So its promise stays until the last socket of the queue is
+/// closed.
 impl Drop for Receiver {
     fn drop(&mut self) {
         if let Some(promise) = self.promise.take() {

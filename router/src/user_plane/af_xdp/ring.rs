@@ -1,7 +1,7 @@
-//! Rings with one producer and one consumer: user space is one of them and the kernel the other.
+//! Rings with one producer and one consumer: user space is one of them, and the kernel is the other.
 //!
-//! Indexes count up and wrap at 2^32; an entry's place is its index modulo the size, a power of two. The order of memory is
-//! that of the kernel's `net/xdp/xsk_queue.h`:
+//! Indexes count up and wrap at 2^32. The place of an entry is its index modulo the size, which is a power of two. The memory ordering
+//! is that of the kernel's `net/xdp/xsk_queue.h`:
 //!
 //! ```text
 //! producer                               consumer
@@ -10,15 +10,15 @@
 //! store producer (release)         B     store consumer (release)         D
 //! ```
 //!
-//! B pairs with C: who sees the index sees the entries. D pairs with A: an entry is written anew only after it was read.
+//! B pairs with C: a consumer that sees the index sees the entries. D pairs with A: an entry is overwritten only after it was read.
 
 use super::ring_memory::RingMemory;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// `XDP_RING_NEED_WAKEUP` of a ring's flags.
+/// The flag in a ring that asks for a wakeup.
 const NEED_WAKEUP: u32 = libc::XDP_RING_NEED_WAKEUP;
 
-/// Entries of so many 64-bit words.
+/// A ring with entries of `WORDS` 64-bit words.
 struct Ring<const WORDS: usize> {
     memory: RingMemory,
     entries: u32,
@@ -56,12 +56,12 @@ impl<const WORDS: usize> Ring<WORDS> {
     }
 }
 
-/// User space writes: fill and TX rings.
+/// A ring that user space writes: a fill or TX ring.
 pub(super) struct Producer<const WORDS: usize> {
     ring: Ring<WORDS>,
     /// The next entry to write.
     next: u32,
-    /// The consumer, as last seen.
+    /// The consumer's index, as last seen.
     consumed: u32,
 }
 
@@ -80,13 +80,13 @@ impl<const WORDS: usize> Producer<WORDS> {
         self.free().min(wanted)
     }
 
-    /// A consumer that is ahead or too far behind has broken its index: there is no room then.
+    /// A consumer's index that is ahead or too far behind is broken; then there is no room.
     #[inline]
     fn free(&self) -> u32 {
         self.ring.entries.saturating_sub(self.next.wrapping_sub(self.consumed))
     }
 
-    /// Writes an entry; false: there is no room. Seen after [`Producer::publish`].
+    /// Writes an entry; false: there is no room. The consumer sees it after [`Producer::publish`].
     #[inline]
     #[must_use]
     pub(super) fn push(&mut self, entry: [u64; WORDS]) -> bool {
@@ -103,32 +103,32 @@ impl<const WORDS: usize> Producer<WORDS> {
         self.ring.memory.producer().store(self.next, Release);
     }
 
-    /// Entries that the kernel has not taken, as far as it tells.
+    /// The number of entries that the kernel has not taken, as far as it shows.
     #[inline]
     pub(super) fn waiting(&self) -> u32 {
         let consumed = self.ring.memory.consumer().load(Acquire);
         self.next.wrapping_sub(consumed).min(self.ring.entries)
     }
 
-    /// The entries that the kernel has not taken, as far as it tells: the caller knows that it takes none meanwhile.
+    /// The entries that the kernel has not taken, as far as it shows. The caller must know that it takes none meanwhile.
     pub(super) fn unconsumed(&self) -> impl Iterator<Item = [u64; WORDS]> + '_ {
         let waiting = self.waiting();
         (0..waiting).map(move |n| self.ring.read(self.next.wrapping_sub(waiting).wrapping_add(n)))
     }
 
-    /// The kernel goes on only when it is told to.
+    /// The kernel continues only after a system call.
     #[inline]
     pub(super) fn needs_wakeup(&self) -> bool {
         self.ring.needs_wakeup()
     }
 }
 
-/// User space reads: RX and completion rings.
+/// A ring that user space reads: an RX or completion ring.
 pub(super) struct Consumer<const WORDS: usize> {
     ring: Ring<WORDS>,
     /// The next entry to read.
     next: u32,
-    /// The producer, as last seen.
+    /// The producer's index, as last seen.
     produced: u32,
 }
 
@@ -147,7 +147,7 @@ impl<const WORDS: usize> Consumer<WORDS> {
         self.seen().min(wanted)
     }
 
-    /// More than the ring has are not there: the producer has broken its index.
+    /// A producer's index beyond the size of the ring is broken; then there are no entries.
     #[inline]
     fn seen(&self) -> u32 {
         let seen = self.produced.wrapping_sub(self.next);
@@ -165,7 +165,7 @@ impl<const WORDS: usize> Consumer<WORDS> {
         Some(entry)
     }
 
-    /// Is an entry there that was not read?
+    /// Whether there is an entry that was not read.
     #[inline]
     pub(super) fn has_more(&self) -> bool {
         self.produced != self.next || self.ring.memory.producer().load(Acquire) != self.next
@@ -186,7 +186,7 @@ mod tests {
     const LATE: u32 = u32::MAX - 5;
 
     #[test]
-    fn entries_come_out_as_they_went_in() {
+    fn entries_are_read_as_they_were_written() {
         for begin in [0, LATE] {
             let [ours, kernels] = two_sides(8 * 2, begin);
             let (mut producer, mut consumer) = (Producer::<2>::new(ours), Consumer::<2>::new(kernels));

@@ -1,7 +1,7 @@
 //! A ring that is shared with the kernel, as atomic words.
 //!
-//! The kernel reads and writes the same memory at the same time, so every word is an atomic. `unsafe` is needed to turn a mapping
-//! into references; bounds and alignment are checked once, here.
+//! The kernel reads and writes the same memory at the same time, so every word is atomic. `unsafe` is needed to turn a mapping into
+//! references. Bounds and alignment are checked once, here.
 
 use memmap2::MmapRaw;
 use std::{
@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-/// Bytes from the beginning of a mapping, as XDP_MMAP_OFFSETS tells.
+/// Offsets in bytes from the beginning of a mapping (XDP_MMAP_OFFSETS).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Offsets {
     pub producer: usize,
@@ -29,10 +29,10 @@ pub(super) struct RingMemory {
 }
 
 impl RingMemory {
-    /// With so many 64-bit words of entries.
+    /// A ring with this many 64-bit words of entries.
     ///
     /// # Errors
-    /// Something is outside of the mapping, or not aligned.
+    /// An offset is outside of the mapping, or not aligned.
     pub(super) fn new(map: Arc<MmapRaw>, at: Offsets, words: usize) -> io::Result<RingMemory> {
         let index_fits =
             |at: usize| at.is_multiple_of(4) && at.checked_add(4).is_some_and(|end| end <= map.len());
@@ -64,14 +64,14 @@ impl RingMemory {
 
     #[inline]
     pub(super) fn words(&self) -> &[AtomicU64] {
-        // SAFETY: page-aligned, mapped readable and writable as long as `self` lives, long enough and aligned by the check in
-        // `new`; an AtomicU64 is valid for any bits and for concurrent writers.
+        // SAFETY: the mapping is page-aligned, and readable and writable as long as `self` lives; `new` checked length and alignment.
+        // An AtomicU64 is valid for any bits and for concurrent writers.
         unsafe { std::slice::from_raw_parts(self.map.as_mut_ptr().add(self.at.entries).cast(), self.words) }
     }
 
     #[inline]
     fn index(&self, at: usize) -> &AtomicU32 {
-        // SAFETY: as above; `at` is one of the offsets that `new` checked.
+        // SAFETY: as above, and `at` is one of the offsets that `new` checked.
         unsafe { &*self.map.as_mut_ptr().add(at).cast() }
     }
 }
@@ -83,7 +83,7 @@ pub(super) mod tests {
 
     const AT: Offsets = Offsets { producer: 0, consumer: 64, flags: 68, entries: 128 };
 
-    /// The same memory for both sides, in plain memory, with indexes that begin here.
+    /// Both sides of a ring in plain memory, with indexes that start at `begin`.
     pub fn two_sides(words: usize, begin: u32) -> [RingMemory; 2] {
         let map: Arc<MmapRaw> = Arc::new(MmapOptions::new().len(128 + words * 8).map_anon().unwrap().into());
         let sides = [(); 2].map(|()| RingMemory::new(map.clone(), AT, words).unwrap());

@@ -1,4 +1,4 @@
-//! A TX ring, and what all sockets of a queue share.
+//! A TX ring, and the state that all sockets of a queue share.
 
 use super::{
     Fault, Statistics,
@@ -27,38 +27,40 @@ use std::{
 
 /// Packets that the kernel sends in one call in copy mode (TX_BATCH_SIZE).
 const PER_CALL: u32 = 32;
-/// What is on its way out when the last socket of a queue is closed has so long to arrive.
+/// How long packets on their way out are waited for when the last socket of a queue is closed.
 const DRAIN: Duration = Duration::from_millis(100);
 
-/// A queue's place in the memory, and its first socket. With the last of its sockets it goes, and gives back what the kernel had.
+/// A queue in the memory, with its first socket. It is dropped with the last of its sockets, and gives back the frames that the kernel
+/// had.
 pub(super) struct Slot {
     umem: Arc<Umem>,
     id: QueueId,
-    /// `None` while it is dropped.
+    /// `None` while the slot is dropped.
     socket: Option<Socket>,
     device: Device,
     zero_copy: bool,
-    /// Frames given to the kernel to be sent, by all senders, and frames that were completed, since the queue was opened.
+    /// Frames that all senders gave to the kernel since the queue was opened.
     sent: AtomicU64,
+    /// Frames that were completed since then.
     completed: AtomicU64,
-    /// Of the fill ring.
     pub(super) fill: Fill,
     pub(super) polls: QueuePolls,
     left: Mutex<Left>,
     /// Its owner is gone.
     ownerless: AtomicBool,
     completion: Mutex<Consumer<1>>,
-    /// Half of what it has room for.
+    /// Half of the entries of the completion ring.
     half: u32,
     _promise: Promise,
 }
 
-/// Of a queue's owner and its senders that are gone.
+/// What is left of the owner and the senders of a queue that are gone.
 #[derive(Default)]
 struct Left {
-    /// In TX rings, as far as the kernel told then: it may have taken them all the same, and complete them, or take them yet.
+    /// Frames that were in TX rings, as far as the kernel showed. It may have taken them all the same, and complete them, or take them
+    /// later.
     frames: Vec<u32>,
-    /// Of TX rings and RX rings: the kernel has their frames until the last socket is closed.
+    /// Promises of TX rings and RX rings: the kernel has their frames until the last socket is closed.
     promises: Vec<Promise>,
 }
 
@@ -73,7 +75,7 @@ impl Slot {
         promise: Promise,
     ) -> io::Result<Slot> {
         let mode = socket.is_zero_copy();
-        // If the kernel does not say, it goes as if it were the dearer one.
+        // If the mode is not known, the more expensive one is assumed for cleaning up.
         let zero_copy = *mode.as_ref().unwrap_or(&true);
         let slot = Slot::in_mode(umem, id, socket, device, zero_copy, fill, completion, promise);
         mode.map(|_| slot)
@@ -92,7 +94,7 @@ impl Slot {
         Slot::in_mode(umem, id, socket, device, zero_copy, fill, completion, promise)
     }
 
-    #[allow(clippy::too_many_arguments, reason = "all that a slot is made of, in one place")]
+    #[allow(clippy::too_many_arguments, reason = "all parts of a slot, in one place")]
     fn in_mode(
         umem: &Arc<Umem>,
         id: QueueId,
@@ -130,10 +132,10 @@ impl Slot {
     }
 
     pub(super) fn socket(&self) -> &Socket {
-        self.socket.as_ref().expect("it is there until the slot is dropped")
+        self.socket.as_ref().expect("a slot has its socket until it is dropped")
     }
 
-    /// Is the port there, up, and has it a carrier? One that vanishes is told by nothing else while it is quiet.
+    /// Checks that the port exists, is up and has a carrier. Nothing else shows that a port vanished while no packets pass.
     pub(super) fn check(&self) -> Result<(), Fault> {
         self.socket().receive()?;
         self.device.check()
@@ -143,24 +145,24 @@ impl Slot {
         self.zero_copy
     }
 
-    /// Frames that are not completed.
+    /// Frames that were sent and not completed.
     pub(super) fn in_flight(&self) -> u32 {
-        // In this order: none is completed that was not sent before.
+        // Read in this order, because every completed frame was sent before.
         let completed = self.completed.load(Acquire);
         self.sent.load(Acquire).saturating_sub(completed).try_into().unwrap_or(u32::MAX)
     }
 
-    /// Its number on its port.
+    /// The number of the queue on its port.
     pub(super) fn queue(&self) -> u32 {
         self.device.queue()
     }
 
-    /// Where its port is; `None`: that could not be told.
+    /// The namespace of its port; `None`: it could not be found out.
     pub(super) fn namespace(&self) -> Option<netns::Key> {
         self.device.namespace()
     }
 
-    /// Is all back that may still come back, as far as is known?
+    /// Whether all frames are back that can come back, as far as is known.
     fn is_quiet(&self) -> bool {
         self.in_flight() as usize <= self.left().frames.len()
     }
@@ -173,7 +175,7 @@ impl Slot {
         self.sent.fetch_add(frames.into(), Release);
     }
 
-    /// Takes frames that were sent out of the queue's completion ring; says how many entries were no such frames.
+    /// Takes sent frames out of the queue's completion ring; returns how many entries were not such frames.
     pub(super) fn take_completed(&self, ring: &mut Consumer<1>, mut take: impl FnMut(u32)) -> u64 {
         let (mut completed, mut refused) = (0, 0_u64);
         while let Some([address]) = ring.pop() {
@@ -192,7 +194,7 @@ impl Slot {
         refused
     }
 
-    /// Takes back what was sent, if nobody else does just now; says how many entries were no such frames.
+    /// Takes back sent frames, unless another thread is doing so; returns how many entries were not such frames.
     #[inline]
     pub(super) fn collect(&self, take: impl FnMut(u32)) -> u64 {
         if self.in_flight() == 0 {
@@ -205,23 +207,23 @@ impl Slot {
         }
     }
 
-    /// The queue's owner goes: from now on its senders take back what they sent.
+    /// The owner of the queue goes; from now on, its senders take back sent frames.
     pub(super) fn leave(&self) {
         self.ownerless.store(true, Release);
     }
 
-    /// Somebody owns it.
+    /// The queue has an owner.
     pub(super) fn is_owned(&self) {
         self.ownerless.store(false, Release);
     }
 
-    /// May be held until the last socket of the queue is closed.
+    /// Keeps a promise until the last socket of the queue is closed.
     pub(super) fn keep(&self, promise: Promise) {
         self.left().promises.push(promise);
     }
 
-    /// By a sender that does not own the queue: where the owner is gone, or does not get on, so that half of what the completion ring has
-    /// room for is on its way or waits there, what was sent goes to the depot.
+    /// Called by a sender that does not own the queue. If the owner is gone, or makes no progress so that half of the completion ring is
+    /// in flight or waits there, sent frames go to the depot.
     fn take_back(&self) {
         if self.in_flight() >= self.half || self.ownerless.load(Acquire) {
             self.take_all_back();
@@ -230,7 +232,7 @@ impl Slot {
 
     fn take_all_back(&self) {
         let mut free = Vec::new();
-        // Of what is no frame nobody is told.
+        // Refused entries are not counted here.
         self.collect(|frame| free.push(frame));
         self.umem.put(&mut free, 0);
     }
@@ -246,10 +248,10 @@ impl Drop for Slot {
             }
             thread::sleep(Duration::from_millis(1));
         }
-        // Nobody shares the memory by this socket after it is closed.
+        // No other socket may share the memory of this one after it is closed.
         self.umem.anchors().retain(|anchor| anchor.queue != self.id);
-        // Other rings are unmapped and other sockets closed already: they hold references to this. Now the kernel copies no more
-        // packets (`xsk_unbind_dev` waits for those in progress).
+        // Other rings are already unmapped and other sockets closed, because they hold references to this slot. After this, the kernel
+        // copies no more packets (`xsk_unbind_dev` waits for those in progress).
         drop(self.socket.take());
         if !self.zero_copy {
             let mut free = mem::take(&mut self.left().frames);
@@ -260,11 +262,10 @@ impl Drop for Slot {
     }
 }
 
-/// A TX ring of one worker on one queue of a port. Frames that were sent complete with the queue's owner, or go to the depot if there
-/// is none.
+/// A TX ring of one worker on one queue of a port. Sent frames complete with the queue's owner, or go to the depot if there is none.
 pub struct Sender {
     ring: Producer<2>,
-    /// `None`: the queue's first.
+    /// `None`: it uses the first socket of the queue.
     socket: Option<Socket>,
     promise: Option<Promise>,
     slot: Arc<Slot>,
@@ -284,12 +285,12 @@ impl Sender {
         self.slot.umem()
     }
 
-    /// What the kernel counts of it.
+    /// The kernel's counters of it.
     pub fn statistics(&self) -> io::Result<Statistics> {
         self.socket().statistics()
     }
 
-    /// Frames that all senders of the queue gave to the kernel, and that are not taken back yet.
+    /// Frames that all senders of the queue gave to the kernel, and that were not taken back yet.
     pub fn in_flight(&self) -> u32 {
         self.slot.in_flight()
     }
@@ -298,7 +299,7 @@ impl Sender {
         self.socket.as_ref().unwrap_or_else(|| self.slot.socket())
     }
 
-    /// The queue of its port that it sends by.
+    /// The number of the queue that it sends by.
     pub fn queue(&self) -> u32 {
         self.slot.queue()
     }
@@ -308,15 +309,15 @@ impl Sender {
         self.slot.sent.load(Acquire)
     }
 
-    /// Those of them that were completed.
+    /// Frames among them that were completed.
     pub(super) fn completed(&self) -> u64 {
         self.slot.completed.load(Acquire)
     }
 
-    /// Does what is sent here leave? By a TX queue, of a port that is there, up, and has a carrier.
+    /// Checks that packets can leave: the TX queue exists, and the port exists, is up and has a carrier.
     ///
     /// # Errors
-    /// What of that is missing.
+    /// The fault.
     pub fn check(&self) -> Result<(), Fault> {
         self.has_queue()?;
         self.slot.check()
@@ -327,14 +328,13 @@ impl Sender {
         if self.slot.device.transmits() { Ok(()) } else { Err(Fault::NoTransmitQueue) }
     }
 
-    /// Packets there is room for, up to `wanted`.
+    /// The number of packets that there is room for, up to `wanted`.
     #[inline]
     pub(super) fn room(&mut self, wanted: u32) -> u32 {
         self.ring.room(wanted)
     }
 
-    /// Puts packets, of this memory, into the ring while there is room for them; says how many. They are sent when the kernel is
-    /// told to ([`Sender::kick`]).
+    /// Puts packets of this memory into the ring while there is room; returns how many. [`Sender::kick`] makes the kernel send them.
     pub(super) fn push(&mut self, packets: &mut impl Iterator<Item = Packet>, most: u32) -> u32 {
         let umem = self.slot.umem();
         let count = self.ring.room(most);
@@ -355,25 +355,25 @@ impl Sender {
         pushed
     }
 
-    /// Takes back what was sent, where no owner of the queue does any more.
+    /// Takes back sent frames, if no owner of the queue does it any more.
     #[inline]
     pub(super) fn collect(&self) {
         self.slot.take_back();
     }
 
-    /// Takes back what was sent, for whoever owns the queue.
+    /// Takes back sent frames, whoever owns the queue.
     pub(super) fn collect_all(&self) {
         self.slot.take_all_back();
     }
 
-    /// Has the kernel send what is in the ring. What it does not take now stays there.
+    /// Makes the kernel send the packets in the ring. Packets that it does not take now stay there.
     ///
     /// # Errors
     /// The port is down or gone.
     pub(super) fn kick(&self) -> Result<(), Fault> {
-        // Older kernels tell late what they took (`__xskq_cons_release`), so its answers count the calls, and not the ring.
+        // Older kernels update the ring late (`__xskq_cons_release`), so the loop is bounded by the number of calls.
         let mut calls = self.ring.waiting() / PER_CALL + 1;
-        // In zero-copy mode the ring does not say (`open::flags`).
+        // In zero-copy mode the ring does not show whether a call is needed (`open::flags`).
         let wakes = self.slot.is_zero_copy() || self.ring.needs_wakeup();
         while calls > 0 && self.ring.waiting() > 0 && wakes {
             if self.socket().send()? {
@@ -384,14 +384,14 @@ impl Sender {
         Ok(())
     }
 
-    /// Packets in the ring that the kernel has not taken, as far as it tells.
+    /// Packets in the ring that the kernel has not taken, as far as it shows.
     pub fn waiting(&self) -> u32 {
         self.ring.waiting()
     }
 }
 
-/// What the kernel does not take even now is the slot's, until no socket of the queue is left: a kernel that tells late may have taken
-/// it, and a completion must not come for a frame that is in use again.
+/// Packets that the kernel does not take even now are left to the slot, until no socket of the queue is left. A kernel that updates the
+/// ring late may have taken them, and a completion must not come for a frame that is in use again.
 impl Drop for Sender {
     fn drop(&mut self) {
         let _ = self.kick();
@@ -400,7 +400,7 @@ impl Drop for Sender {
         let mut left = self.slot.left();
         left.frames
             .extend(self.ring.unconsumed().map(|[address, _]| descriptor::frame_of(address, frame_bytes)));
-        // What it took the completion ring was promised.
+        // Frames that the kernel took are covered by the promise of the completion ring.
         left.promises.extend(self.promise.take().filter(|_| waits));
     }
 }

@@ -1,4 +1,4 @@
-//! An AF_XDP socket's system calls. `unsafe` is needed for those that libc only declares.
+//! The system calls of an AF_XDP socket. `unsafe` is needed for those that libc only declares.
 //!
 //! Kernel source: `include/uapi/linux/if_xdp.h`, `net/xdp/xsk.c`.
 
@@ -15,24 +15,24 @@ use std::{
     time::Duration,
 };
 
-/// Of what a socket did not take or send, since it was made. The kernel's words: `struct xdp_statistics`.
+/// Packets that a socket did not receive or send since it was made (`struct xdp_statistics` of the kernel).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Packets longer than a frame has room for, or for which there was no frame.
+    /// Packets that are too long for a frame, or for which there was no frame.
     pub received_dropped: u64,
-    /// Frames in the fill ring that are not of the memory.
+    /// Frames in the fill ring that do not belong to the memory.
     pub received_invalid: u64,
-    /// Packets of the TX ring that are not wholly in a frame of the memory.
+    /// Packets in the TX ring that are not wholly within a frame of the memory.
     pub sent_invalid: u64,
-    /// Packets that found the RX ring full: the path did not keep up with what is sent to it.
+    /// Packets that found the RX ring full, because the path did not keep up.
     pub receive_ring_full: u64,
-    /// Times that the queue's fill ring was found empty; the same for all sockets of a queue.
+    /// Times that the kernel found the queue's fill ring empty; the same for all sockets of a queue.
     pub fill_ring_empty: u64,
-    /// Times that the TX ring was found empty: nothing is wrong.
+    /// Times that the kernel found the TX ring empty, which is normal.
     pub transmit_ring_empty: u64,
 }
 
-/// Which ring, and how many entries of how many words.
+/// A kind of ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Which {
     Receive,
@@ -51,7 +51,7 @@ impl Which {
         }
     }
 
-    /// Where the ring is mapped.
+    /// The offset at which the ring is mapped.
     fn page(self) -> u64 {
         match self {
             Which::Receive => libc::XDP_PGOFF_RX_RING as u64,
@@ -79,24 +79,24 @@ impl AsFd for Socket {
 }
 
 impl Socket {
-    /// In the calling thread's namespace, where devices are looked for when it is bound.
+    /// Opens a socket in the calling thread's namespace, which has the devices that it can be bound to.
     pub(super) fn open() -> io::Result<Socket> {
-        // SAFETY: a plain system call.
+        // SAFETY: a system call without pointers.
         let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a descriptor just returned to us.
+        // SAFETY: the descriptor was just returned to us.
         Ok(Socket(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// One that refuses everything.
+    /// A socket that refuses everything.
     #[cfg(test)]
     pub(super) fn fake() -> Socket {
         Socket(std::fs::File::open("/dev/null").unwrap().into())
     }
 
-    /// One whose calls the other end sees: the kernel is told to send by an empty message, and asked to receive by taking one.
+    /// A socket whose calls the other end sees: a call to send is an empty message, and a call to receive takes one.
     #[cfg(test)]
     pub(super) fn watched() -> (Socket, std::os::unix::net::UnixDatagram) {
         let (ours, other) = std::os::unix::net::UnixDatagram::pair().unwrap();
@@ -104,13 +104,13 @@ impl Socket {
         (Socket(ours.into()), other)
     }
 
-    /// The memory of all packets.
+    /// Registers the memory of all packets.
     pub(super) fn register(&self, umem: &Umem) -> io::Result<()> {
         let registration = libc::xdp_umem_reg {
             addr: umem.memory().as_mut_ptr() as u64,
             len: u64::from(umem.frames()) * u64::from(umem.frame_bytes()),
             chunk_size: umem.frame_bytes(),
-            // Beside the kernel's own 256 bytes.
+            // In addition to the kernel's own 256 bytes.
             headroom: 0,
             flags: 0,
             tx_metadata_len: 0,
@@ -118,7 +118,7 @@ impl Socket {
         self.set(libc::SOL_XDP, libc::XDP_UMEM_REG, &registration)
     }
 
-    /// Makes a ring and maps it: both before the socket is bound.
+    /// Makes a ring and maps it. Both must happen before the socket is bound.
     pub(super) fn ring(&self, which: Which, entries: u32) -> io::Result<RingMemory> {
         self.set(libc::SOL_XDP, which.option(), &entries)?;
         let mut offsets =
@@ -145,8 +145,8 @@ impl Socket {
         RingMemory::new(Arc::new(map), at, words)
     }
 
-    /// To a queue of a device of the namespace the socket was opened in. `shared`: with the memory of that socket, and then
-    /// without flags, which are that socket's.
+    /// Binds the socket to a queue of a device, in the namespace that the socket was opened in. With `shared` it uses the memory of that
+    /// socket, and has the flags of that socket.
     pub(super) fn bind(&self, ifindex: u32, queue: u32, flags: u16, shared: Option<i32>) -> io::Result<()> {
         let address = libc::sockaddr_xdp {
             sxdp_family: libc::AF_XDP as u16,
@@ -162,7 +162,7 @@ impl Socket {
         if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// XDP_OPTIONS: packets are not copied.
+    /// Whether packets are not copied (XDP_OPTIONS).
     pub(super) fn is_zero_copy(&self) -> io::Result<bool> {
         let mut options = libc::xdp_options { flags: 0 };
         self.get(libc::SOL_XDP, libc::XDP_OPTIONS, &mut options)?;
@@ -189,7 +189,7 @@ impl Socket {
         })
     }
 
-    /// The thread that receives polls the device itself, when it asks for packets, rather than being interrupted.
+    /// Makes the receiving thread poll the device when it asks for packets, in place of interrupts.
     pub(super) fn poll_busily(&self, microseconds: u32, budget: u16) -> io::Result<()> {
         let budget = u32::from(budget);
         for (option, value) in [
@@ -202,20 +202,20 @@ impl Socket {
         Ok(())
     }
 
-    /// Was it told to?
+    /// Whether [`Socket::poll_busily`] succeeded.
     pub(super) fn polls_busily(&self) -> bool {
         let mut prefers = 0_i32;
         self.get(libc::SOL_SOCKET, libc::SO_PREFER_BUSY_POLL, &mut prefers).is_ok() && prefers != 0
     }
 
-    /// The NAPI instance that is polled when it is asked for packets; `None`: the kernel knows none.
+    /// The NAPI instance that the kernel polls when the socket is asked for packets; `None`: the kernel knows none.
     pub(super) fn napi(&self) -> io::Result<Option<u32>> {
         let mut napi = 0_u32;
         self.get(libc::SOL_SOCKET, libc::SO_INCOMING_NAPI_ID, &mut napi)?;
         Ok(Some(napi).filter(|napi| *napi != 0))
     }
 
-    /// The kernel looks at the TX ring. `Ok(false)`: it could not do all now.
+    /// Makes the kernel look at the TX ring. `Ok(false)`: it could not send everything now.
     pub(super) fn send(&self) -> Result<bool, Fault> {
         // SAFETY: an empty message.
         let rc = unsafe {
@@ -224,7 +224,7 @@ impl Socket {
         outcome(rc)
     }
 
-    /// The kernel looks at the fill ring, and polls the device if it was told to. It says too whether the port is there.
+    /// Makes the kernel look at the fill ring, and poll the device if that is set. The result also shows whether the port exists.
     pub(super) fn receive(&self) -> Result<bool, Fault> {
         // SAFETY: an empty message.
         let rc = unsafe {
@@ -241,7 +241,7 @@ impl Socket {
     }
 
     fn set<T>(&self, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
-        // SAFETY: `value` is readable for its size; the options used here read that much at most.
+        // SAFETY: `value` is readable for its size; the options used here read no more than that.
         let rc = unsafe {
             libc::setsockopt(
                 self.0.as_raw_fd(),
@@ -254,8 +254,10 @@ impl Socket {
         if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
+    /// Reads an option.
+    ///
     /// # Errors
-    /// Also if the kernel knows a shorter answer.
+    /// The call failed, or the kernel's answer is shorter than `T`.
     fn get<T>(&self, level: libc::c_int, option: libc::c_int, value: &mut T) -> io::Result<()> {
         let mut length = size_of::<T>() as libc::socklen_t;
         // SAFETY: `value`, a plain C structure of integers, is writable for the length given.
@@ -272,7 +274,7 @@ impl Socket {
             return Err(io::Error::last_os_error());
         }
         if (length as usize) < size_of::<T>() {
-            return Err(io::Error::other("the kernel is too old for AF_XDP as it is used here"));
+            return Err(io::Error::other("the kernel is too old: it lacks features of AF_XDP"));
         }
         Ok(())
     }
@@ -281,7 +283,8 @@ impl Socket {
 const NO_OFFSETS: libc::xdp_ring_offset =
     libc::xdp_ring_offset { producer: 0, consumer: 0, desc: 0, flags: 0 };
 
-/// Of a call that wakes the kernel up. What is unknown is for later, as a driver may say anything when it is busy.
+/// The outcome of a call that wakes the kernel. Unknown errors mean that it must be tried again, because a busy driver may return any
+/// error.
 fn outcome(rc: isize) -> Result<bool, Fault> {
     if rc >= 0 {
         return Ok(true);
@@ -294,14 +297,14 @@ fn outcome(rc: isize) -> Result<bool, Fault> {
     }
 }
 
-/// Sleeps until one of these has something to read, or `longest` is over; says which.
+/// Sleeps until one of these is readable, but at most `longest`. Returns whether one is.
 pub(super) fn wait<'a>(
     sockets: impl Iterator<Item = BorrowedFd<'a>>,
     longest: Option<Duration>,
 ) -> io::Result<bool> {
     let mut polled: Vec<libc::pollfd> =
         sockets.map(|fd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 }).collect();
-    // Rounded up: no sleep of less than a millisecond is none.
+    // Rounded up, so that less than a millisecond does not become 0.
     let longest_ms =
         longest.map_or(-1, |longest| longest.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(i32::MAX));
     // SAFETY: `polled` is writable for its length.

@@ -1,4 +1,4 @@
-//! Queue, sender and output over plain memory, with a kernel of ours on the other side of the rings.
+//! Tests of queue, sender and output in plain memory, with a simulated kernel on the other side of the rings.
 
 use super::{
     fill::Fill,
@@ -36,7 +36,7 @@ struct Device {
     transmit: Consumer<2>,
 }
 
-/// With path 0.
+/// A queue, the RX ring of path 0, a TX ring, and the other side of them.
 fn fake(umem: &Arc<Umem>, zero_copy: bool) -> (Queue, Receiver, Sender, Device) {
     let pair = |words: u32| two_sides(words as usize, LATE);
     let ([fill, their_fill], [completion, their_completion]) = (pair(RINGS.fill), pair(RINGS.completion));
@@ -59,13 +59,13 @@ fn fake(umem: &Arc<Umem>, zero_copy: bool) -> (Queue, Receiver, Sender, Device) 
     (queue, receiver, sender, device)
 }
 
-/// An RX ring over this memory.
+/// An RX ring in this memory.
 fn another_receiver(queue: &Queue, path: usize, ring: RingMemory, socket: Socket) -> Receiver {
     let promise = queue.slot().umem().promise("a path's RX ring", RINGS.receive).unwrap();
     Receiver::new(&queue.opener(), path, Consumer::new(ring), socket, promise)
 }
 
-/// A worker with that queue, path 0 and an output with so long an auxiliary queue, in a memory of its own.
+/// A worker with such a queue, path 0 and an output with an auxiliary queue of this length, in a memory of its own.
 fn worker(zero_copy: bool, auxiliary: usize) -> (Arc<Umem>, Io, Device) {
     let umem = Umem::new(1200, FRAME_BYTES as u32).unwrap();
     let (queue, receiver, sender, device) = fake(&umem, zero_copy);
@@ -85,7 +85,7 @@ fn another_sender(queue: &Queue) -> (Sender, Consumer<2>) {
     (sender, Consumer::new(theirs))
 }
 
-/// All rings, as they are, for another thread to go on with.
+/// Takes all rings as they are, so that another thread can go on with them.
 fn dismantle(mut io: Io) -> (Vec<Sender>, Vec<Receiver>, Vec<Queue>) {
     let senders = (0..io.outputs().len()).map(|_| io.take_output(0).sender).collect();
     let receivers = (0..MOST_PATHS).flat_map(|path| io.take_path(path)).collect();
@@ -106,7 +106,7 @@ fn whole(umem: &Umem, retired: u32) {
     assert_eq!(umem.promised_frames(), 0);
 }
 
-/// A packet's number is told by its length.
+/// The length of a packet, which shows its number.
 fn length(number: u64) -> u64 {
     14 + number % 1500
 }
@@ -118,7 +118,7 @@ fn word(length: u64) -> u64 {
 }
 
 impl Device {
-    /// Packets from `next` on, as many as there are frames and places for; says the next.
+    /// Delivers packets from `next` on, as many as there are frames and places for; returns the next.
     fn deliver(&mut self, frames: &mut VecDeque<u64>, mut next: u64, end: u64) -> u64 {
         while let Some([address]) = self.fill.pop() {
             frames.push_back(address);
@@ -133,7 +133,7 @@ impl Device {
         next
     }
 
-    /// Sends what is there, which is packets from `next` on, in order; says the next.
+    /// Sends the packets in the ring, which are those from `next` on, in order; returns the next.
     fn send(&mut self, mut next: u64) -> u64 {
         while self.completion.room(1) > 0
             && let Some([address, rest]) = self.transmit.pop()
@@ -165,7 +165,7 @@ fn packets_go_round_in_order_and_no_frame_is_lost() {
     });
     let (mut packets, mut received) = (Vec::new(), 0);
     while !kernel.is_finished() {
-        // None is dropped, but some are sent while others wait.
+        // No packet is dropped, but some are sent while others wait.
         if io.outputs()[0].waiting() <= 32 && io.receive(0, 32, &mut packets) > 0 {
             for packet in &packets {
                 assert_eq!((packet.len() as u64, packet.head_room()), (length(received), 256));
@@ -188,7 +188,7 @@ fn packets_go_round_in_order_and_no_frame_is_lost() {
 }
 
 #[test]
-fn what_the_kernel_never_had_is_refused() {
+fn frames_that_the_kernel_did_not_have_are_refused() {
     let (umem, mut io, mut device) = worker(false, 0);
     let given: Vec<u64> = std::iter::from_fn(|| device.fill.pop()).map(|[a]| a).collect();
     assert_eq!(given.len(), 64);
@@ -203,7 +203,7 @@ fn what_the_kernel_never_had_is_refused() {
         [not_given, 60],
         [1200 * FRAME_BYTES, 60],
         [given[1], 2049],
-        // A packet in three frames, and one behind it.
+        // A packet in three frames, and one after it.
         [given[2], part],
         [given[3], part],
         [given[4], 60],
@@ -218,7 +218,7 @@ fn what_the_kernel_never_had_is_refused() {
     device.completion.publish();
     let mut packets = Vec::new();
     assert_eq!(io.receive(0, 32, &mut packets), 2, "the first, and the last");
-    // Completions are looked at when something was sent.
+    // Completions are read only after something was sent.
     let mut sent = vec![mine];
     assert!(sent[0].fill(&[0; 60]));
     io.send(0, &mut sent).unwrap();
@@ -227,7 +227,7 @@ fn what_the_kernel_never_had_is_refused() {
     assert_eq!((completed.refused, received.refused, received.multi_buffer), (3, 4, 1));
     packets.clear();
     drop(io);
-    // The one that was sent never came back.
+    // The packet that was sent never came back.
     drop(device);
     whole(&umem, 0);
 }
@@ -240,16 +240,16 @@ fn frames_of_a_nic_are_not_used_again() {
     let mut packets = Vec::new();
     assert_eq!(io.receive(0, 4, &mut packets), 4);
     io.send(0, &mut packets).unwrap();
-    // All that it had to receive into, and those to be sent.
+    // All frames that it had to receive into, and those to be sent.
     let its = io.queues()[0].given_frames() + 4;
     assert!(its > 64);
     drop(io);
     whole(&umem, its);
 }
 
-/// Its rings do not say that the kernel waits for a call, so each batch is told; in copy mode they do.
+/// In zero-copy mode the rings do not show whether the kernel waits for a call, so each batch needs one; in copy mode they do.
 #[test]
-fn a_nic_is_told_of_each_batch() {
+fn each_batch_in_zero_copy_mode_makes_a_call() {
     for zero_copy in [true, false] {
         let umem = Umem::new(1200, FRAME_BYTES as u32).unwrap();
         let (queue, receiver, sender, device) = fake(&umem, zero_copy);
@@ -267,7 +267,7 @@ fn a_nic_is_told_of_each_batch() {
     }
 }
 
-/// A worker's RX rings on one queue that is to be polled so, each of a path of its own, and what is asked of them.
+/// A worker's RX rings on one queue with this polling, each for a path of its own, and the other ends of their sockets.
 fn rings_on_a_queue(
     polling: Polling,
     paths: usize,
@@ -292,9 +292,9 @@ fn rings_on_a_queue(
     (slot, receivers, theirs, others)
 }
 
-/// By one ring for each NAPI instance, of those by which the kernel can.
+/// One ring polls for each NAPI instance, among the rings by which the kernel can poll.
 #[test]
-fn each_device_that_is_polled_is_asked_once() {
+fn each_device_is_polled_once() {
     let polled = Polling::Busy { microseconds: 20, budget: 64 };
     let (_, mut receivers, _theirs, others) = rings_on_a_queue(polled, 5);
     let known = [Polls::By(7), Polls::By(7), Polls::By(8), Polls::Unknown { had_packets: true }, Polls::Not];
@@ -302,7 +302,7 @@ fn each_device_that_is_polled_is_asked_once() {
     let sockets: Vec<_> = receivers.iter().map(|of| of.as_fd().try_clone_to_owned().unwrap()).collect();
     let mut io = Io::new(receivers[0].slot().umem(), 64).unwrap();
     receivers.into_iter().for_each(|receiver| io.add_receiver(receiver));
-    // To be asked is to take a message.
+    // A socket that is asked takes a message.
     let asked = |io: &mut Io| {
         others.iter().for_each(|other| _ = other.send(&[0]).unwrap());
         let polls = io.poll();
@@ -315,7 +315,7 @@ fn each_device_that_is_polled_is_asked_once() {
         (polls, sockets.iter().map(took).collect::<Vec<_>>())
     };
     assert_eq!(asked(&mut io), (true, vec![1, 0, 1, 0, 0]));
-    // The path is another worker's now.
+    // Another worker has the path now.
     let taken = io.take_path(0);
     assert_eq!(asked(&mut io), (true, vec![0, 1, 1, 0, 0]));
     drop((taken, io.take_path(1), io.take_path(2)));
@@ -324,7 +324,7 @@ fn each_device_that_is_polled_is_asked_once() {
 
 /// These sockets have no NAPI instance, and never get one.
 #[test]
-fn what_the_kernel_does_not_know_at_first_it_is_asked_again_when_packets_came() {
+fn the_kernel_is_asked_for_the_napi_instance_again_after_packets_came() {
     let (slot, receivers, ..) = rings_on_a_queue(Polling::Interrupts, 1);
     assert_eq!((receivers[0].polls, slot.polls.stand()), (Polls::Not, None));
     let polled = Polling::Busy { microseconds: 20, budget: 64 };
@@ -344,9 +344,9 @@ fn what_the_kernel_does_not_know_at_first_it_is_asked_again_when_packets_came() 
     assert_eq!(slot.polls.stand(), Some(Err(NotPolled::UnknownNapi)));
 }
 
-/// While the ring is full packets wait, and newer ones never overtake them.
+/// Packets wait while the ring is full, and newer ones never overtake them.
 #[test]
-fn the_auxiliary_queue_keeps_order_and_ends() {
+fn the_auxiliary_queue_keeps_order_and_is_bounded() {
     let (umem, mut io, mut device) = worker(false, 40);
     let send = |io: &mut Io, numbers: std::ops::Range<u64>| {
         let mut packets = Vec::new();
@@ -362,10 +362,10 @@ fn the_auxiliary_queue_keeps_order_and_ends() {
     send(&mut io, 100..107);
     let counts = io.outputs()[0].counts();
     assert_eq!((counts.sent_packets, counts.delayed_packets, counts.dropped_full), (64, 40, 3));
-    // The device takes some; a new packet goes behind those that wait.
+    // The device takes some; new packets go behind those that wait.
     assert_eq!(device.send(0), 64);
     send(&mut io, 104..106);
-    // More than half of the completion ring was full, so the sender took back what was sent.
+    // More than half of the completion ring was full, so the sender took back sent frames.
     assert_eq!((io.outputs()[0].waiting(), device.send(64)), (0, 106));
     assert_eq!(io.outputs()[0].counts().sent_packets, 106);
     io.flush();
@@ -375,7 +375,7 @@ fn the_auxiliary_queue_keeps_order_and_ends() {
 }
 
 #[test]
-fn queues_give_equal_parts_and_what_others_leave() {
+fn queues_give_equal_parts_and_use_what_others_leave() {
     let umem = Umem::new(4000, FRAME_BYTES as u32).unwrap();
     let mut io = Io::new(&umem, 300).unwrap();
     let mut devices = Vec::new();
@@ -404,7 +404,7 @@ fn queues_give_equal_parts_and_what_others_leave() {
         (0..3).for_each(|n| took[n] -= part[n]);
     }
     assert_eq!(took, [0, 0, 0]);
-    // Of two that always have more, with one between them that never has: the same, though 1 and 7 cannot be divided.
+    // Two queues always have packets, and one between them never has: both give the same, although 1 and 7 cannot be divided.
     for most in [1, 7] {
         let before = counted(&io);
         for _ in 0..30 {
@@ -418,7 +418,7 @@ fn queues_give_equal_parts_and_what_others_leave() {
         assert_eq!([0, 1, 2].map(|n| now[n] - before[n]), [15 * most as u64, 0, 15 * most as u64]);
         while io.receive(0, 100, &mut Vec::new()) > 0 {}
     }
-    // In hand as many as was said at most.
+    // No more packets in hand than were promised.
     deliver(&mut devices, [60, 60, 60]);
     deliver(&mut devices, [4, 4, 4]);
     let mut packets = Vec::new();
@@ -429,7 +429,7 @@ fn queues_give_equal_parts_and_what_others_leave() {
 }
 
 proptest! {
-    /// Whatever is in the rings: no panic, no frame twice, none missing.
+    /// Whatever the rings contain: no panic, no frame twice, none missing.
     #[test]
     fn any_entries_leave_the_pool_whole(
         entries in prop::collection::vec((0_u64..1300, 0_u64..2048, 0_u32..2500, 0_u32..3), 0..200),
@@ -444,7 +444,7 @@ proptest! {
         let entries = entries.into_iter().map(|(frame, start, length, options)| {
             let [a, b, c, d] = length.to_ne_bytes();
             let [e, f, g, h] = options.to_ne_bytes();
-            // Mostly those that the kernel has, which are the first ones.
+            // Mostly frames that the kernel has, which are the first ones.
             let frame = if frame < 1000 { frame % 80 } else { frame };
             [frame * FRAME_BYTES + start, u64::from_ne_bytes([a, b, c, d, e, f, g, h])]
         });
@@ -475,7 +475,7 @@ proptest! {
     }
 }
 
-/// Both sides of the rings by one thread, the device's too: `cargo test --release -p millrace --lib -- --ignored --nocapture rings_alone`.
+/// One thread does both sides of the rings: `cargo test --release -p millrace --lib -- --ignored --nocapture rings_alone`.
 #[test]
 #[ignore = "a measurement"]
 fn measure_rings_alone() {
@@ -491,7 +491,7 @@ fn measure_rings_alone() {
         let (begun, end) = (std::time::Instant::now(), delivered + PACKETS);
         let mut both = std::time::Duration::ZERO;
         while sent < end {
-            // The device's part by itself, of 64 packets.
+            // The device's part is timed by itself, in steps of 64 packets.
             let device_begun = std::time::Instant::now();
             delivered = device.deliver(&mut frames, delivered, (sent + 64).min(end));
             both += device_begun.elapsed();
@@ -504,13 +504,13 @@ fn measure_rings_alone() {
         }
         let ours = (begun.elapsed() - both).as_nanos() as f64 / PACKETS as f64;
         println!(
-            "batch {batch:2}: rings, buffers and pool: {ours:.1} ns a packet; the device {:.1}",
+            "batch {batch:2}: rings, buffers and pool: {ours:.1} ns per packet; the device {:.1}",
             both.as_nanos() as f64 / PACKETS as f64
         );
     }
 }
 
-/// How often this thread has gone to sleep: who waits for packets of a queue that ends sleeps many times.
+/// How often this thread has gone to sleep. A thread that waits for packets of a closing queue sleeps many times.
 fn sleeps() -> i64 {
     // SAFETY: all bytes zero are a valid value; the kernel writes into it.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -519,12 +519,12 @@ fn sleeps() -> i64 {
     usage.ru_nvcsw
 }
 
-/// A kernel may tell late what it took of a TX ring (Linux 6.1): then its completion comes when the sender is gone.
+/// A kernel may update a TX ring late (Linux 6.1). Then completions come when the sender is gone.
 #[test]
-fn what_a_sender_left_is_not_used_before_its_completion_can_come() {
+fn frames_of_a_sender_that_is_gone_are_not_used_before_their_completions_can_come() {
     let (umem, mut io, mut device) = worker(false, 0);
     send_ten(&mut io);
-    // Taken, and not told.
+    // The kernel took these without updating the ring.
     let taken: Vec<u64> = (0..4).map(|_| device.transmit.pop().unwrap()[0]).collect();
     let (senders, receivers, queues) = dismantle(io);
     let free = umem.free_frames();
@@ -542,7 +542,7 @@ fn what_a_sender_left_is_not_used_before_its_completion_can_come() {
     whole(&umem, 0);
 }
 
-/// Another worker's frames come back, and what the kernel has to receive into stays promised.
+/// Another worker's frames come back, and frames that the kernel has to receive into stay promised.
 #[test]
 fn a_sender_outlives_its_queue() {
     let (umem, io, mut device) = worker(false, 0);
@@ -556,7 +556,7 @@ fn a_sender_outlives_its_queue() {
     drop(io);
     assert!(sleeps() - slept < 10, "nothing is waited for");
     assert_eq!(umem.promised_frames(), before - pool);
-    // More than the completion ring has, and than there are frames.
+    // More packets than the completion ring has entries, and than there are frames.
     for _ in 0..200 {
         send_ten(&mut other);
         while let Some([address, _]) = device.transmit.pop() {
@@ -572,12 +572,12 @@ fn a_sender_outlives_its_queue() {
     whole(&umem, 0);
 }
 
-/// Of [`Slot`]'s drop: what is in flight is waited for only a moment.
+/// Dropping a [`Slot`] waits only a moment for frames in flight.
 #[test]
-fn a_queue_waits_for_what_is_on_its_way() {
+fn a_closed_queue_waits_a_moment_for_packets_on_their_way() {
     let (umem, mut io, mut device) = worker(false, 0);
     send_ten(&mut io);
-    // The device took four, and is done with three of them, one a little later.
+    // The device took four, and completes three of them, one a little later.
     let taken: Vec<u64> = (0..4).map(|_| device.transmit.pop().unwrap()[0]).collect();
     device.transmit.release();
     assert!(device.completion.push([taken[0]]) && device.completion.push([taken[1]]));
@@ -596,9 +596,9 @@ fn a_queue_waits_for_what_is_on_its_way() {
     whole(&umem, 1);
 }
 
-/// The owner of the queue does nothing at all, and another worker takes far more than the fill ring has.
+/// The owner of the queue does nothing, and another worker takes far more packets than the fill ring has entries.
 #[test]
-fn who_takes_packets_of_anothers_queue_fills_its_fill_ring() {
+fn a_worker_fills_the_fill_ring_of_a_queue_that_it_does_not_own() {
     let umem = Umem::new(2400, FRAME_BYTES as u32).unwrap();
     let (queue, receiver, sender, mut device) = fake(&umem, false);
     let mut owner = Io::new(&umem, 64).unwrap();
@@ -610,15 +610,15 @@ fn who_takes_packets_of_anothers_queue_fills_its_fill_ring() {
         assert_eq!(device.deliver(&mut frames, 0, 30), 30);
         assert_eq!(reader.receive(0, 64, &mut Vec::new()), 30);
     }
-    assert!((100..=128).contains(&owner.queues()[0].given_frames()), "no more than may be");
+    assert!((100..=128).contains(&owner.queues()[0].given_frames()), "no more than allowed");
     assert_eq!(owner.queues()[0].counts(), QueueCounts::default());
     drop((reader, owner, sender, device));
     whole(&umem, 0);
 }
 
-/// The same for what others send: it completes in the owner's ring.
+/// The same for a worker that sends: its packets complete in the owner's ring.
 #[test]
-fn who_sends_by_anothers_queue_takes_back_what_it_does_not() {
+fn a_worker_takes_back_sent_frames_from_a_queue_that_it_does_not_own() {
     let (umem, io, mut device) = worker(false, 0);
     let (guest, transmit) = another_sender(&io.queues()[0]);
     device.transmit = transmit;
@@ -637,9 +637,9 @@ fn who_sends_by_anothers_queue_takes_back_what_it_does_not() {
     whole(&umem, 0);
 }
 
-/// What others send by the same queue meanwhile does not count, nor what the kernel has not taken.
+/// Packets that others send by the same queue meanwhile do not count, nor do packets that the kernel has not taken.
 #[test]
-fn packets_have_left_when_those_sent_until_then_are_completed() {
+fn packets_have_left_when_as_many_are_completed_as_were_sent_until_then() {
     let (umem, mut io, mut device) = worker(false, 16);
     let (guest, mut others) = another_sender(&io.queues()[0]);
     let mut other = Io::new(&umem, 64).unwrap();
@@ -656,26 +656,26 @@ fn packets_have_left_when_those_sent_until_then_are_completed() {
     send_ten(&mut io);
     let mut mark = io.outputs()[0].mark();
     assert!(!io.has_left(0, &mut mark), "not taken");
-    // Twenty of another worker's go and are completed.
+    // Twenty packets of another worker leave and are completed.
     for _ in 0..2 {
         send_ten(&mut other);
         let theirs = take(&mut others, 10);
         complete(&mut device.completion, &theirs);
-        assert!(!io.has_left(0, &mut mark), "others' have left");
+        assert!(!io.has_left(0, &mut mark), "only packets of the other worker have left");
     }
     let ours = take(&mut device.transmit, 10);
     assert!(!io.has_left(0, &mut mark), "on their way");
     complete(&mut device.completion, &ours[..9]);
-    assert!(!io.has_left(0, &mut mark), "the last one is");
-    // What is sent later need not leave.
+    assert!(!io.has_left(0, &mut mark), "the last one is still on its way");
+    // Packets that are sent later need not leave.
     send_ten(&mut io);
     complete(&mut device.completion, &ours[9..]);
     assert!(io.has_left(0, &mut mark) && io.outputs()[0].sender().in_flight() == 10);
 }
 
-/// A path that ends, and comes again.
+/// As for a path that ends and comes back.
 #[test]
-fn an_rx_ring_that_is_retired_gives_back_all() {
+fn a_retired_rx_ring_gives_back_all_frames() {
     let umem = Umem::new(1200, FRAME_BYTES as u32).unwrap();
     let (queue, receiver, sender, mut device) = fake(&umem, false);
     let mut io = Io::new(&umem, 64).unwrap();
@@ -686,7 +686,7 @@ fn an_rx_ring_that_is_retired_gives_back_all() {
     assert_eq!(io.receive(0, 10, &mut Vec::new()), 10);
     let [receiver]: [Receiver; 1] = io.take_path(0).try_into().ok().unwrap();
     assert!(receiver.has_packets());
-    assert_eq!(receiver.retire(), 20, "were in it");
+    assert_eq!(receiver.retire(), 20, "packets that were in it");
     assert_eq!(umem.promised_frames(), before - RINGS.receive);
     assert_eq!((io.receivers(0).count(), io.has_packets(0)), (0, false));
     drop((io, sender));

@@ -1,4 +1,4 @@
-//! Memory for packets: frames, who holds each, and those that nobody uses.
+//! Memory for packets: frames, the holder of each, and the free ones.
 
 use super::OpenError;
 use crate::base::guard::locked;
@@ -12,14 +12,14 @@ use std::{
     },
 };
 
-/// Frames that go between a pool and the depot at a time.
+/// Frames that move between a pool and the depot at a time.
 pub(super) const BATCH: usize = 64;
 const HUGE_PAGE_BITS: u8 = 21;
-/// Ids of holders: 0 is user space; a queue has two, one for frames to receive into and one for those to be sent.
+/// The most queues. The id 0 of a holder is user space; a queue has two ids, one for frames to receive into and one for frames to send.
 const QUEUES: usize = (u16::MAX as usize - 2) / 2;
 const RETIRED: u16 = u16::MAX;
 
-/// One memory for all packets of the user plane. Its frames are numbered; it lives as long as anybody may use one.
+/// The memory for all packets of the user plane. Its frames are numbered. It lives as long as anything may use one.
 pub struct Umem {
     memory: MmapRaw,
     frame_bytes: u32,
@@ -30,46 +30,46 @@ pub struct Umem {
     anchors: Mutex<Vec<Anchor>>,
 }
 
-/// What is free, and what may be asked for.
+/// The free frames, and the numbers of promised and retired ones.
 struct Books {
     free: Vec<u32>,
     promised: u32,
     retired: u32,
-    /// By id.
+    /// Whether an id is in use.
     queues: Vec<bool>,
 }
 
-/// A bound socket, which others can share the memory with. Its descriptor is open as long as it is listed.
+/// A bound socket whose memory other sockets can share. Its descriptor is open as long as it is listed.
 pub(super) struct Anchor {
     pub queue: QueueId,
     pub zero_copy: bool,
     pub fd: RawFd,
 }
 
-/// Distinct among the queues of a memory.
+/// Identifies a queue among those of a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct QueueId(u16);
 
 impl QueueId {
-    /// Holder of frames that were given to be filled.
+    /// The holder of frames that were given to receive into.
     fn receiving(self) -> u16 {
         self.0 * 2 + 1
     }
-    /// Holder of frames that were given to be sent.
+    /// The holder of frames that were given to be sent.
     fn sending(self) -> u16 {
         self.0 * 2 + 2
     }
 }
 
-/// So many frames may be held by its owner.
+/// Its owner may hold this many frames.
 pub(crate) struct Promise {
     umem: Arc<Umem>,
-    /// Written by who has the lock of the books.
+    /// Written only under the lock of the books.
     frames: AtomicU32,
 }
 
 impl Promise {
-    /// Its owner holds so many at most, if that is less, and will not hold more.
+    /// Reduces the promise to this many frames: its owner will not hold more.
     pub(crate) fn shrink(&self, frames: u32) {
         let mut books = self.umem.books();
         let before = self.frames.load(Relaxed);
@@ -86,10 +86,10 @@ impl Drop for Promise {
 }
 
 impl Umem {
-    /// `frames` of 2048 or 4096 bytes, in huge pages if the system has some free.
+    /// Memory for `frames` of 2048 or 4096 bytes, in huge pages if the system has free ones.
     ///
     /// # Errors
-    /// No memory; or sizes that the kernel does not take.
+    /// There is no memory, or the kernel does not accept these sizes.
     pub fn new(frames: u32, frame_bytes: u32) -> Result<Arc<Umem>, OpenError> {
         if ![2048, 4096].contains(&frame_bytes) || frames == 0 || frames > 1 << 24 {
             return Err(OpenError::Frames(frames, frame_bytes));
@@ -125,12 +125,12 @@ impl Umem {
         self.huge_pages
     }
 
-    /// Free frames that no pool has. Without pools and queues: all, but for those that were retired.
+    /// Free frames that no pool has. Without pools and queues, these are all frames except the retired ones.
     pub fn free_frames(&self) -> u32 {
         self.books().free.len() as u32
     }
 
-    /// Frames that queues and pools may hold, all together.
+    /// Frames that all queues and pools together may hold.
     pub fn promised_frames(&self) -> u32 {
         self.books().promised
     }
@@ -144,7 +144,7 @@ impl Umem {
         &self.memory
     }
 
-    /// Sockets that share the memory, for as long as one is used.
+    /// The sockets that share the memory. The lock is held while one of them is used.
     pub(super) fn anchors(&self) -> MutexGuard<'_, Vec<Anchor>> {
         locked(&self.anchors)
     }
@@ -170,7 +170,7 @@ impl Umem {
         to.extend(free.drain(from..));
     }
 
-    /// Takes free frames back from a pool: those from index `from` on.
+    /// Takes free frames back from a pool, from index `from` on.
     pub(super) fn put(&self, frames: &mut Vec<u32>, from: usize) {
         self.books().free.extend(frames.drain(from..));
     }
@@ -186,7 +186,7 @@ impl Umem {
         Ok(QueueId(id as u16))
     }
 
-    /// The frame is given to the kernel, to be filled by a packet of this queue.
+    /// The frame is given to the kernel, to receive a packet of this queue.
     #[inline]
     pub(super) fn give_to_receive(&self, frame: u32, queue: QueueId) {
         self.holders[frame as usize].store(queue.receiving(), Relaxed);
@@ -198,21 +198,21 @@ impl Umem {
         self.holders[frame as usize].store(queue.sending(), Relaxed);
     }
 
-    /// The kernel says the frame has a packet of this queue. False: it never had it for that.
+    /// The kernel reports that the frame has a packet of this queue. False: the frame was not given to it for that.
     #[inline]
     #[must_use]
     pub(super) fn take_received(&self, frame: u32, queue: QueueId) -> bool {
         self.take_from(frame, queue.receiving())
     }
 
-    /// The kernel says the frame was sent by this queue. False: it never had it for that.
+    /// The kernel reports that this queue sent the frame. False: the frame was not given to it for that.
     #[inline]
     #[must_use]
     pub(super) fn take_sent(&self, frame: u32, queue: QueueId) -> bool {
         self.take_from(frame, queue.sending())
     }
 
-    /// Load and store suffice: who is told of a frame by a ring is alone with it, and a second telling finds it taken.
+    /// A load and a store suffice: a frame is in the ring of one thread, and a second entry for it finds it taken.
     #[inline]
     fn take_from(&self, frame: u32, holder: u16) -> bool {
         let Some(held) = self.holders.get(frame as usize) else { return false };
@@ -223,8 +223,8 @@ impl Umem {
         right
     }
 
-    /// The sockets of a queue are closed: what the kernel held is free, but for frames that a device may still use: all of a
-    /// NIC's own (zero-copy), and those of packets on their way out.
+    /// The sockets of a queue are closed, so the frames that the kernel held are free. Frames that a device may still use are retired:
+    /// all frames of a NIC in zero-copy mode, and those of packets on their way out.
     pub(super) fn end_queue(&self, queue: QueueId, zero_copy: bool) {
         let mut books = self.books();
         for (frame, held) in (0..).zip(&self.holders) {
@@ -237,7 +237,7 @@ impl Umem {
                 books.retired += 1;
             }
         }
-        // Nobody may have what is not there any more.
+        // The id may be used again.
         books.queues[usize::from(queue.0)] = false;
     }
 }
@@ -255,11 +255,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn promises_end_at_the_frames_there_are() {
+    fn promises_do_not_exceed_the_memory() {
         let umem = Umem::new(100, 2048).unwrap();
         let first = umem.promise("one", 60).unwrap();
         let error = umem.promise("another", 41).err().unwrap();
-        let text = "another may hold 41 frames; of 100, 60 are promised to others, 0 retired";
+        let text = "another needs 41 frames; of 100, 60 are promised to others and 0 retired";
         assert_eq!(error.to_string(), text);
         let second = umem.promise("another", 40).unwrap();
         first.shrink(10);
@@ -277,16 +277,16 @@ mod tests {
         let [a, b] = [(); 2].map(|()| umem.new_queue().unwrap());
         umem.give_to_receive(1, a);
         umem.give_to_send(2, b);
-        assert!(!umem.take_received(1, b), "another queue's");
-        assert!(!umem.take_sent(1, a), "not to be sent");
+        assert!(!umem.take_received(1, b), "it belongs to another queue");
+        assert!(!umem.take_sent(1, a), "it was not given to be sent");
         assert!(umem.take_received(1, a));
         assert!(!umem.take_received(1, a), "twice");
-        assert!(!umem.take_received(4, a), "there is none");
+        assert!(!umem.take_received(4, a), "there is no such frame");
         assert!(umem.take_sent(2, b) && !umem.take_sent(2, b));
     }
 
     #[test]
-    fn a_closed_queue_leaves_only_what_a_device_may_use() {
+    fn a_closed_queue_retires_only_frames_that_a_device_may_use() {
         let umem = Umem::new(6, 2048).unwrap();
         let mut frames = Vec::new();
         umem.take(6, &mut frames);
@@ -300,8 +300,8 @@ mod tests {
         umem.end_queue(b, true);
         assert_eq!((umem.free_frames(), umem.retired_frames()), (2, 3));
         assert_eq!(umem.new_queue().unwrap(), a, "ids are used again");
-        assert!(!umem.take_sent(4, b), "for good");
-        // Nor promised: whoever may hold three finds them.
-        assert!(umem.promise("too many", 4).is_err() && umem.promise("what is there", 3).is_ok());
+        assert!(!umem.take_sent(4, b), "it is retired for good");
+        // Retired frames are not promised either: a promise of three can be kept.
+        assert!(umem.promise("too many", 4).is_err() && umem.promise("the rest", 3).is_ok());
     }
 }

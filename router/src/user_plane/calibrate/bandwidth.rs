@@ -1,7 +1,9 @@
-//! Memory bandwidth: what cores reach together, by the counter that workers have ([`Counter`]), so that both mean the same by it (P, footnote 7).
+//! Memory bandwidth: what cores reach together. It is counted with the counter that workers use ([`Counter`]), so that both mean
+//! the same by it (P, footnote 7).
 //!
-//! Each core has a thread that goes through more memory than caches hold, line by line, and writes to it: once in order, which memory serves best, and
-//! once at random, of which CPUs guess nothing: some count what they fetched on a guess as a miss, some do not. The more that was counted of the two is what there is.
+//! A thread on each core writes to memory line by line, through more memory than the caches hold. It does this once in order, which
+//! memory serves best, and once at random, where the CPU cannot prefetch. Some CPUs count prefetched lines as misses, some do not.
+//! The larger of the two counts is the bandwidth.
 
 use crate::user_plane::workers::{Counter, pin};
 use anyhow::{Context, Result, anyhow, ensure};
@@ -20,37 +22,38 @@ use std::{
 };
 
 const LINE: usize = 64;
-/// What a core goes through, bytes: several times what the last caches hold, and no more than machines have to spare.
+/// Bounds of the memory that a core goes through, in bytes: several times the size of the last caches, and no more than machines
+/// can spare.
 const LEAST_MEMORY: usize = 64 << 20;
 const MOST_MEMORY: usize = 1 << 30;
 const TIMES_CACHE: usize = 4;
-/// Lines between two looks at the clock.
+/// Lines between two readings of the clock.
 const STRETCH: usize = 1 << 12;
 const WINDOW: Duration = Duration::from_millis(300);
 
-/// What was found.
+/// The memory bandwidth.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Bandwidth {
     pub bytes_per_second: u64,
-    /// By all of these together.
+    /// The cores that reached it together.
     pub cores: BTreeSet<CoreId>,
 }
 
-/// By these cores, all of which workers may have.
+/// Measures the bandwidth of these cores, which are all cores that workers may have.
 ///
 /// # Errors
-/// Their CPU has no counter for us, or another reason to know nothing.
+/// The CPU has no counter that we may use, or the measurement failed.
 pub fn bandwidth(cores: &BTreeSet<CoreId>) -> Result<Bandwidth> {
     let open = || {
         let counter = Counter::cache_misses()
-            .context("the CPU has no counter of cache misses for us: perf_event_open")?;
+            .context("the CPU has no counter of cache misses that we may use: perf_event_open")?;
         Ok(move || counter.used())
     };
     by(cores, memory_of(cores.len()), WINDOW, &open)
 }
 
-/// By whatever counts memory bandwidth of the thread that opens it.
+/// Measures with a counter that `open` makes; it counts the memory bandwidth of the thread that opens it.
 pub(super) fn by<C: Fn() -> Used>(
     cores: &BTreeSet<CoreId>,
     bytes: usize,
@@ -58,12 +61,12 @@ pub(super) fn by<C: Fn() -> Used>(
     open: &(impl Fn() -> Result<C> + Sync),
 ) -> Result<Bandwidth> {
     ensure!(!cores.is_empty(), "no cores were named");
-    // Before any thread waits for another: what one cannot have none can.
+    // Fails before any thread waits for another. If one counter cannot be opened, none can.
     open().map(drop)?;
     let together = Barrier::new(cores.len());
     let of = |core: CoreId| {
         let ready = pin(core).and_then(|()| Ok((open()?, Walk::new(bytes)?)));
-        // Also who cannot: the others wait for all.
+        // A thread that failed waits too, because the others wait for all.
         together.wait();
         let (counter, mut walk) = ready?;
         Ok([rate(&counter, window, || walk.in_order())?, rate(&counter, window, || walk.at_random())?])
@@ -80,19 +83,20 @@ pub(super) fn by<C: Fn() -> Used>(
     Ok(Bandwidth { bytes_per_second, cores: cores.clone() })
 }
 
-/// Bytes of memory bandwidth a second while this is done again and again.
+/// Bytes of memory bandwidth per second while `stretch` is repeated.
 fn rate(counter: impl Fn() -> Used, window: Duration, mut stretch: impl FnMut()) -> Result<u64> {
     let (begun, before) = (Instant::now(), counter());
     while begun.elapsed() < window {
         stretch();
     }
     let (used, passed) = (counter().since(&before), begun.elapsed());
-    let bytes =
-        used.get(Resource::Memory).context("the CPU has too few counters for all who want one now")?;
+    let bytes = used
+        .get(Resource::Memory)
+        .context("the CPU has too few counters for all programs that want one now")?;
     Ok((u128::from(bytes) * 1_000_000_000 / passed.as_nanos().max(1)).min(u64::MAX.into()) as u64)
 }
 
-/// Through memory of one core.
+/// A walk through memory, by one core.
 struct Walk {
     memory: MmapMut,
     lines: usize,
@@ -102,8 +106,8 @@ struct Walk {
 
 impl Walk {
     fn new(bytes: usize) -> Result<Walk> {
-        let mut memory = MmapMut::map_anon(bytes).context("memory to go through")?;
-        // There is none before it is written to.
+        let mut memory = MmapMut::map_anon(bytes).context("no memory to walk through")?;
+        // Pages exist only after they are written.
         memory.fill(1);
         Ok(Walk { lines: memory.len() / LINE, memory, at: 0, random: 1 })
     }
@@ -117,7 +121,7 @@ impl Walk {
 
     fn at_random(&mut self) {
         for _ in 0..STRETCH {
-            // Marsaglia, Xorshift RNGs (2003): the next place does not depend on what is read at this one.
+            // Marsaglia, Xorshift RNGs (2003): the next position does not depend on the content of this one.
             self.random ^= self.random << 13;
             self.random ^= self.random >> 7;
             self.random ^= self.random << 17;
@@ -133,7 +137,7 @@ impl Walk {
     }
 }
 
-/// For each of so many cores.
+/// The bytes that each of these cores goes through.
 fn memory_of(cores: usize) -> usize {
     let caches = fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index3/size").unwrap_or_default();
     let kib = caches.trim().trim_end_matches('K').parse::<usize>().unwrap_or(0);

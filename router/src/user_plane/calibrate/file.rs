@@ -1,5 +1,5 @@
-//! What was measured, in a file: JSON, as people and programs read it. It holds for the machine and the clock it was measured with, so both are
-//! in it; elsewhere, or spoilt, it is not used, and that is told.
+//! The file with the results: JSON, for people and programs. The results hold for the machine and the clock that they were measured
+//! with, so the file names both. A file of another machine, or a damaged one, is not used, and the reason is reported.
 
 use super::bandwidth::Bandwidth;
 use crate::{
@@ -19,40 +19,42 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-/// A file of ours has some 1,000 bytes.
+/// The largest file that is read; a file of ours has about 1,000 bytes.
 const MOST_BYTES: u64 = 1 << 16;
-/// A switch takes less than such a part of the longest run of a path, or it was none that was measured.
+/// A switch must take less than this part of the longest run of a path; otherwise the measurement is not believed.
 const LEAST_RUNS: f64 = 10.0;
-/// The frequency of a clock is measured anew each time.
+/// How much the frequency of the same clock may differ, because it is measured each time.
 const SAME_HZ: f64 = 0.01;
 
-/// `millrace calibrate --json`, and what it keeps.
+/// The file, and the output of `millrace calibrate --json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Calibration {
-    /// C_cs, what a switch from path to path takes, and its standard error.
+    /// C_cs, the cost of a switch between paths.
     pub switch_cycles: f64,
+    /// Its standard error.
     pub switch_error_cycles: f64,
-    /// The same in nanoseconds.
+    /// `switch_cycles` in nanoseconds.
     pub switch_ns: f64,
-    /// C of the packets that were used.
+    /// C, the cost of a packet of the measurement.
     pub packet_cycles: f64,
-    /// What the line through the runs leaves unexplained, of what they took.
+    /// The fraction of the runs' cycles that the line leaves unexplained.
     pub residual: f64,
-    /// What cycles were counted by, and how many a second has.
+    /// The clock that counted cycles.
     pub clock: String,
+    /// Cycles per second of that clock.
     pub hz: u64,
-    /// The CPU's name, as /proc/cpuinfo has it.
+    /// The CPU's name in /proc/cpuinfo.
     pub cpu: String,
-    /// What there is of memory bandwidth,
+    /// The memory bandwidth.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Bandwidth>,
-    /// or why that is not known.
+    /// Why the memory bandwidth is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub no_memory: Option<String>,
-    /// When.
+    /// When it was measured, in seconds since 1970.
     pub unix_seconds: u64,
-    /// What the rest was computed from.
+    /// The runs that the line was fitted to.
     pub runs: Vec<Runs>,
 }
 
@@ -61,12 +63,12 @@ pub struct Calibration {
 #[serde(deny_unknown_fields)]
 pub struct Runs {
     pub packets: u32,
-    /// Of a run, the median.
+    /// The median of a run's cycles.
     pub cycles: f64,
 }
 
 impl Calibration {
-    /// Of this machine, now.
+    /// The results of this machine, measured now.
     pub fn new(points: &[Point], fit: Fit, memory: Result<Bandwidth>, clock: Clock) -> Calibration {
         let Fit { switch_cycles, switch_error, packet_cycles, residual } = fit;
         let no_memory = memory.as_ref().err().map(|error| format!("{error:#}"));
@@ -86,19 +88,19 @@ impl Calibration {
         }
     }
 
-    /// Replaces what is there, whole or not at all.
+    /// Replaces the file, completely or not at all.
     ///
     /// # Errors
     /// It cannot be written.
     pub fn write(&self, file: &Path) -> Result<()> {
-        let cannot = || format!("what was measured cannot be kept in {}", file.display());
+        let cannot = || format!("cannot write the results to {}", file.display());
         if let Some(directory) = file.parent().filter(|parent| *parent != Path::new("")) {
             fs::create_dir_all(directory).with_context(cannot)?;
         }
         let text = serde_json::to_string_pretty(self)? + "\n";
         let mut next = file.to_path_buf().into_os_string();
         next.push(format!(".{}", process::id()));
-        // Nobody else's file or link is written to.
+        // A new file, so no file or link of another user is written to.
         let mut options = File::options();
         options.write(true).create_new(true).mode(0o644).custom_flags(libc::O_NOFOLLOW);
         let mut opened = options.open(&next).with_context(cannot)?;
@@ -110,10 +112,10 @@ impl Calibration {
         placed.with_context(cannot)
     }
 
-    /// `None`: there is no file.
+    /// Reads a file. `None`: it does not exist.
     ///
     /// # Errors
-    /// It cannot be read, or it is none of ours.
+    /// It cannot be read, or `millrace calibrate` did not write it.
     pub fn read(file: &Path) -> Result<Option<Calibration>> {
         let mut options = File::options();
         let opened = match options.read(true).custom_flags(libc::O_NONBLOCK).open(file) {
@@ -121,24 +123,24 @@ impl Calibration {
             opened => opened.context("it cannot be read")?,
         };
         let data = opened.metadata().context("it cannot be read")?;
-        ensure!(data.is_file() && data.len() <= MOST_BYTES, "it is none that `millrace calibrate` wrote");
+        ensure!(data.is_file() && data.len() <= MOST_BYTES, "`millrace calibrate` did not write it");
         ensure!(
             is_ours_or_roots_alone(&data),
-            "others may write it: it must belong to root or to who runs Millrace (chmod go-w)"
+            "others may write it: it must belong to root or to the user who runs Millrace (chmod go-w)"
         );
         let mut text = String::new();
         opened.take(MOST_BYTES).read_to_string(&mut text).context("it cannot be read")?;
         Self::parse(&text).map(Some)
     }
 
-    /// From what [`Calibration::write`] wrote.
+    /// Parses and checks the text that [`Calibration::write`] wrote.
     pub(crate) fn parse(text: &str) -> Result<Calibration> {
         let read: Calibration =
-            serde_json::from_str(text).context("it is none that `millrace calibrate` wrote")?;
+            serde_json::from_str(text).context("`millrace calibrate` did not write it")?;
         let points: Vec<Point> =
             read.runs.iter().map(|&Runs { packets, cycles }| Point { batch: packets, cycles }).collect();
-        let again = fit(&points).context("the runs in it tell no cost of a switch")?;
-        // The last digit may be another: serde_json reads numbers fast, not exactly.
+        let again = fit(&points).context("no line fits the runs in it")?;
+        // The last digit may differ: serde_json reads numbers fast, not exactly.
         ensure!(
             (again.switch_cycles - read.switch_cycles).abs() < 0.01,
             "it says {:.1} cycles, and the runs in it {:.1}",
@@ -152,14 +154,14 @@ impl Calibration {
         Ok(read)
     }
 
-    /// Was it measured on this machine, by this clock?
+    /// Checks that it was measured on this machine, with this clock.
     fn check(&self, clock: Clock, longest_run: Duration) -> Result<()> {
         let (hz, cpu, longest) = (clock.hz() as f64, cpu(), clock.cycles_of(longest_run) as f64);
-        ensure!(!cpu.is_empty(), "this machine does not name its CPU, so whose it is is not known");
+        ensure!(!cpu.is_empty(), "this machine does not name its CPU, so it cannot be compared");
         ensure!(self.cpu == cpu, "it was measured on another CPU, {:?}; this is {cpu:?}", self.cpu);
         ensure!(
             self.clock == clock.name() && (self.hz as f64 / hz - 1.0).abs() < SAME_HZ,
-            "it was measured by the {} at {} Hz, and workers go by the {} at {} Hz",
+            "it was measured with the {} at {} Hz, and workers use the {} at {} Hz",
             self.clock,
             self.hz,
             clock.name(),
@@ -167,23 +169,23 @@ impl Calibration {
         );
         ensure!(
             self.switch_cycles < longest / LEAST_RUNS,
-            "it says {:.0} cycles, and the longest run of a path is {longest:.0}: less than a tenth of that is believed",
+            "it says {:.0} cycles, which is not less than a tenth of the longest run of a path, {longest:.0}",
             self.switch_cycles
         );
         Ok(())
     }
 }
 
-/// What a file tells workers.
+/// What workers take from the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Calibrated {
     pub switch: Switch,
-    /// Of memory bandwidth.
+    /// The memory bandwidth.
     pub memory: Capacity,
 }
 
 impl Calibrated {
-    /// From the file, if it is of this machine; a file that cannot be used is told in the log too.
+    /// Reads the file, if it is of this machine. A file that cannot be used is also logged.
     pub fn read(file: &Path, clock: Clock, longest_run: Duration) -> Calibrated {
         let name = file.display().to_string();
         let why = match Calibration::read(file) {
@@ -207,10 +209,10 @@ impl Calibration {
                 basis: format!("{} cores together, {file}", found.cores.len()),
             },
             (None, Some(why)) => Capacity { per_second: None, basis: format!("{why} ({file})") },
-            // As it was before memory was measured.
+            // A file from before memory was measured.
             (None, None) => Capacity {
                 per_second: None,
-                basis: format!("{file} does not say (`millrace calibrate` again)"),
+                basis: format!("{file} lacks it (`millrace calibrate` measures it)"),
             },
         };
         let cycles = self.switch_cycles.round() as u32;
@@ -220,13 +222,11 @@ impl Calibration {
 
 fn spoilt(file: &Path, error: &anyhow::Error) -> String {
     let why = format!("{} cannot be used: {error:#}", file.display());
-    tracing::warn!(
-        "what a switch from path to path takes, and what there is of memory bandwidth, is not known: {why}"
-    );
+    tracing::warn!("the cost of a switch between paths and the memory bandwidth are not known: {why}");
     why
 }
 
-/// Empty: it has no name here.
+/// The name of this CPU; empty: /proc/cpuinfo has none.
 fn cpu() -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));

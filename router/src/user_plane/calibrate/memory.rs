@@ -1,4 +1,4 @@
-//! A worker whose paths always have packets, which leave at once.
+//! A worker in memory whose paths always have packets.
 
 use crate::user_plane::workers::Clock;
 use anyhow::Result;
@@ -11,9 +11,9 @@ use logic::{
 use std::{collections::VecDeque, ops::Range, time::Duration};
 
 const PATHS: usize = 4;
-/// Of a path: a whole run. More would be in no first-level cache, and runs of few packets would not show that.
+/// Frames of a path, enough for a whole run. More would not fit the first-level cache, and runs of few packets would not show it.
 const FRAMES: usize = 64;
-/// As AF_XDP has them.
+/// As in AF_XDP.
 const HEAD_ROOM: usize = 256;
 const FRAME: usize = 2048;
 const PACKET: usize = 60;
@@ -22,12 +22,12 @@ const PACKET: usize = 60;
 pub struct Buffer {
     memory: Box<[u8]>,
     data: Range<usize>,
-    /// Where it came in.
+    /// The port, router and interface by which it came.
     pub ingress: Ingress,
 }
 
 impl Buffer {
-    /// Memory of so many bytes, without a packet.
+    /// Memory of this many bytes, without a packet.
     pub fn new(bytes: usize) -> Buffer {
         Buffer { memory: vec![1; bytes].into(), data: 0..0, ingress: Ingress::default() }
     }
@@ -56,7 +56,7 @@ impl Frame for Buffer {
     }
 }
 
-/// Packets of each path, the oldest first.
+/// The packets of each path, the oldest first. Packets that leave come back at once.
 struct Endless {
     free: [VecDeque<Buffer>; PATHS],
     clock: Clock,
@@ -90,14 +90,14 @@ impl Exchange for Endless {
     }
 }
 
-/// Runs of one size.
+/// A worker with runs of one size.
 pub(super) struct Bench {
     worker: Worker<Buffer>,
     endless: Endless,
 }
 
 impl Bench {
-    /// Of so many packets, of which this is counted; a run takes so many cycles more than by itself.
+    /// Runs of `size` packets, of which `counted` is counted. Each run takes `more` additional cycles.
     pub fn new(size: u32, clock: Clock, counted: Counters, more: u64) -> Result<Bench> {
         let bursts = Bursts { longest_cycles: u32::MAX, switch_cycles: 0, most: size };
         let mut worker = Worker::new(Settings { bursts, sample_every: 20, counted })?;
@@ -109,7 +109,7 @@ impl Bench {
         Ok(Bench { worker, endless: Endless { free, clock, more } })
     }
 
-    /// For so long, or a little longer; cycles of a run.
+    /// Runs for this time, or a little longer; returns the cycles of a run.
     pub fn run(&mut self, time: Duration) -> f64 {
         let Bench { worker, endless } = self;
         let clock = endless.clock;
@@ -117,7 +117,7 @@ impl Bench {
         let (ends, mut now, mut runs) = (begun + clock.cycles_of(time), begun, 0.0);
         worker.pause();
         while now < ends {
-            // Reading the clock once more for each would be a tenth of what is measured.
+            // Reading the clock for each turn would add a tenth to the result.
             for _ in 0..16 {
                 worker.turn(endless, || clock.cycles());
             }

@@ -1,18 +1,18 @@
-//! `millrace calibrate`: what a switch from path to path takes on this machine (P8), and what there is of memory bandwidth (P7), measured and kept.
+//! `millrace calibrate`: measures the cost of a switch between paths (P8) and the memory bandwidth (P7) of this machine.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `memory.rs` | a worker over packets in memory, whose runs have as many packets as is wanted |
-//! | `bandwidth.rs` | what all cores together get of memory |
-//! | `file.rs` | [`Calibration`], what is kept of it, and [`Calibrated`], what workers make of that |
-//! | this one | runs of every size measured, and the line through them ([`logic::paths::calibrate`]) |
+//! | `memory.rs` | a worker over packets in memory, with runs of a given size |
+//! | `bandwidth.rs` | the memory bandwidth that all cores get together |
+//! | `file.rs` | [`Calibration`], the content of the file, and [`Calibrated`], what workers take from it |
+//! | this one | measures runs of every size, and fits the line through them ([`logic::paths::calibrate`]) |
 //!
-//! Four paths with a chain that does nothing but choose a port take turns on one worker, with runs of 1 to 64 packets. So a run costs what
-//! any costs whatever its chain is: whose turn it is, rings, the batch, the meter, what the other paths left of the caches. What a system call for
-//! each run takes (`sendto`, where AF_XDP copies) is not in it.
+//! Four paths take turns on one worker, with runs of 1 to 64 packets. Their chain only chooses a port. So a run costs what every
+//! run costs, whatever its chain does: choosing the path, rings, the batch, the meter, and caches that other paths have used.
+//! The system call of each run (`sendto`, where AF_XDP copies) is not included.
 //!
-//! Sizes take turns, round by round, 100 us each; what counts of a size is the median of its rounds, so a machine that is now and then busy
-//! with something else is measured right. One that always is may be told as too uncertain ([`BadFit`]): nothing is kept then.
+//! Sizes take turns, round by round, 100 us each. The median of its rounds counts for a size, so a machine that is sometimes busy
+//! is measured correctly. On a machine that is always busy the result may be too uncertain ([`BadFit`]); then nothing is written.
 
 mod bandwidth;
 mod file;
@@ -32,27 +32,27 @@ use logic::paths::{
 use memory::Bench;
 use std::time::Duration;
 
-/// Packets of a run. Small ones tell the switch, large ones the packet.
+/// Packets of a run. Small runs show the cost of the switch, large ones that of a packet.
 pub const SIZES: [u32; 12] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64];
 /// How long a size is measured in a round.
 const WINDOW: Duration = Duration::from_micros(100);
-/// Before it counts: caches and branches are those of this size then.
+/// Time before that, after which caches and branch predictors fit this size.
 const WARM_UP: Duration = Duration::from_micros(20);
 
-/// Runs of every size, and what they tell.
+/// Runs of every size, and the line through them.
 #[derive(Clone, Debug)]
 pub struct Measured {
-    /// By [`SIZES`].
+    /// In the order of [`SIZES`].
     pub points: Vec<Point>,
     pub fit: Result<Fit, BadFit>,
 }
 
-/// Measures so many rounds, 1 or more, on the core where the thread is.
+/// Measures this many rounds, at least 1, on the core where the thread runs.
 pub fn measure(clock: Clock, rounds: u32) -> anyhow::Result<Measured> {
     measure_with(clock, rounds, 0)
 }
 
-/// As if a switch took so many cycles more.
+/// Measures as if a switch took `more` additional cycles.
 fn measure_with(clock: Clock, rounds: u32, more: u64) -> anyhow::Result<Measured> {
     let mut benches = SIZES
         .map(|size| Bench::new(size, clock, Counters::CYCLES, more))

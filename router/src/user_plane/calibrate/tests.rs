@@ -28,7 +28,7 @@ fn why_not(file: &Path, clock: Clock) -> String {
 }
 
 #[test]
-fn what_was_kept_is_what_workers_go_by() {
+fn workers_use_the_values_of_the_file() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("new/calibration.json");
     let clock = Clock::of_process();
@@ -52,10 +52,10 @@ fn what_was_kept_is_what_workers_go_by() {
     let bandwidth = Bandwidth { bytes_per_second: 20_000_000_000, cores: [2, 3].into() };
     Calibration { memory: Some(bandwidth), no_memory: None, ..kept.clone() }.write(&file).unwrap();
     memory(Some(20_000_000_000), "2 cores together, FILE");
-    // One of before memory was measured is as good for the rest.
+    // A file from before memory was measured is good for the rest.
     Calibration { no_memory: None, ..kept.clone() }.write(&file).unwrap();
     assert!(!fs::read_to_string(&file).unwrap().contains("memory"));
-    memory(None, "FILE does not say (`millrace calibrate` again)");
+    memory(None, "FILE lacks it (`millrace calibrate` measures it)");
     assert_eq!(told().switch.cycles, 612);
     // Another replaces it, and nothing else is left behind.
     calibration(clock).write(&file).unwrap();
@@ -63,14 +63,14 @@ fn what_was_kept_is_what_workers_go_by() {
 }
 
 #[test]
-fn a_file_that_is_spoilt_or_of_another_machine_is_told_and_not_used() {
+fn a_file_that_is_damaged_or_of_another_machine_is_reported_and_not_used() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("calibration.json");
     let clock = Clock::of_process();
     let good = calibration(clock);
     good.write(&file).unwrap();
     let text = fs::read_to_string(&file).unwrap();
-    let none_of_ours = "it is none that `millrace calibrate` wrote";
+    let none_of_ours = "`millrace calibrate` did not write it";
     let longer = Calibration {
         runs: good.runs.iter().map(|r| Runs { cycles: r.cycles + 1e6, ..*r }).collect(),
         ..good.clone()
@@ -88,8 +88,8 @@ fn a_file_that_is_spoilt_or_of_another_machine_is_told_and_not_used() {
         ),
         (as_text(&Calibration { runs: good.runs[..2].to_vec(), ..good.clone() }), "at least 3 are needed"),
         (as_text(&Calibration { cpu: "Z80".into(), ..good.clone() }), "another CPU, \"Z80\""),
-        (as_text(&Calibration { hz: good.hz * 2, ..good.clone() }), "and workers go by the"),
-        (as_text(&Calibration { clock: "sundial".into(), ..good.clone() }), "by the sundial at"),
+        (as_text(&Calibration { hz: good.hz * 2, ..good.clone() }), "and workers use the"),
+        (as_text(&Calibration { clock: "sundial".into(), ..good.clone() }), "with the sundial at"),
         (
             as_text(&Calibration {
                 memory: Some(Bandwidth { bytes_per_second: 0, cores: [0].into() }),
@@ -97,14 +97,14 @@ fn a_file_that_is_spoilt_or_of_another_machine_is_told_and_not_used() {
             }),
             "there is no memory bandwidth",
         ),
-        (as_text(&longer), "and the longest run of a path is"),
+        (as_text(&longer), "not less than a tenth of the longest run of a path"),
     ] {
         fs::write(&file, &text).unwrap();
         let told = why_not(&file, clock);
         let named = format!("{} cannot be used: ", file.display());
         assert!(told.starts_with(&named) && told.contains(why), "{why}: {told}");
     }
-    // One that others may write says what they want.
+    // A file that others may write can say anything.
     fs::write(&file, &text).unwrap();
     fs::set_permissions(&file, fs::Permissions::from_mode(0o664)).unwrap();
     assert!(why_not(&file, clock).contains("others may write it"));
@@ -171,7 +171,7 @@ mod measure {
     }
 }
 
-/// By counters that go on by so much with each look: two cores look twice in each way.
+/// The counters grow by fixed amounts with each reading: two cores read twice for each of the two walks.
 #[test]
 fn memory_bandwidth_is_that_of_all_cores_together() {
     let cores = [0, 1].into();
@@ -186,7 +186,7 @@ fn memory_bandwidth_is_that_of_all_cores_together() {
             })
         }
     };
-    // The larger of the two ways counts. A window is at least this long, and not longer than all of it took.
+    // The larger of the two walks counts. A window is at least this long, and not longer than everything took.
     let rate = |bytes: u128, time: Duration| (bytes * 1_000_000_000 / time.as_nanos()) as u64;
     for more in [[1_000_000, 10_000], [10_000, 1_000_000]] {
         let begun = Instant::now();
@@ -201,7 +201,7 @@ fn memory_bandwidth_is_that_of_all_cores_together() {
     let nothing = || anyhow::Ok(Used::default);
     assert!(error(bandwidth::by(&cores, 1 << 20, window, &nothing)).contains("too few counters"));
     assert!(error(bandwidth::by(&[0, 4000].into(), 1 << 20, window, &looks([1, 1]))).contains("core 4000"));
-    // As this machine has it.
+    // With the counter of this machine.
     match Counter::cache_misses() {
         Ok(_) => assert!(bandwidth(&cores).unwrap().bytes_per_second > 0),
         Err(why) => assert!(error(bandwidth(&cores)).contains(&why.to_string())),

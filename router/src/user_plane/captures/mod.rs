@@ -2,20 +2,21 @@
 //!
 //! ```text
 //!  Mirror ── Copies (logic): a ring ──► Writer ──► Sink: a file of the daemon, or of a run over captures
-//!  in a worker's turn                   a thread of low priority each (the daemon), or between two turns (`millrace paths run`)
+//!  in a worker's turn                   in a thread of low priority per file (the daemon), or between two turns (`millrace paths run`)
 //! ```
 //!
-//! Each file of the daemon has a thread, as one on a disk that hangs is not to keep others waiting. They sleep: one more thread looks at all rings, and wakes those whose
-//! rings have copies. To wake them is not the workers' work, as it may take a system call. All of these threads give up their rights, and stay away from cores of workers where there are others.
+//! Each file of the daemon has a thread of its own, so that a disk that hangs does not delay other files. These threads sleep. One
+//! more thread looks at all rings and wakes the threads whose rings have copies. Workers do not wake them, because that may take a
+//! system call. All of these threads give up their rights, and avoid the cores of workers if there are other cores.
 //!
-//! A ring belongs to a file, not to a chain: chains that are made anew, over other tables or after a panic, find it by the file's name and go on.
-//! Whatever becomes of the file, the path does not notice: copies are lost, by name, and [`CaptureThreads::troubles`] says why.
+//! A ring belongs to a file, not to a chain. A new chain, over other tables or after a panic, finds it by the file's name and goes on.
+//! A path does not notice what happens to the file: copies are lost and counted by name, and [`CaptureThreads::troubles`] says why.
 //!
 //! | file | holds |
 //! |---|---|
-//! | this one | [`Captures`]; those of the daemon, [`CaptureThreads`], and of a run, [`CaptureWriters`] |
-//! | `writer.rs` | from a ring to records, the most bytes, what is tried again |
-//! | `sink.rs` | files: made, gone on with, cut |
+//! | this one | [`Captures`]; writers of the daemon, [`CaptureThreads`], and of a run, [`CaptureWriters`] |
+//! | `writer.rs` | writes records from a ring, up to the limit of the file, and tries again after an error |
+//! | `sink.rs` | files: creates, continues and truncates them |
 
 mod sink;
 #[cfg(test)]
@@ -47,21 +48,22 @@ use std::{
 };
 use writer::{Fault, Writer};
 
-/// Memory of a capture of the daemon.
+/// Memory of a ring of the daemon.
 const RING_BYTES: usize = 4 << 20;
-/// So often a thread looks whether there are copies. What comes meanwhile has to fit into the ring.
+/// How often a thread looks for copies. Copies that come meanwhile must fit into the ring.
 const LOOKS: Duration = Duration::from_millis(10);
-/// So long it is told that a ring was full.
+/// How long a full ring is reported.
 const TELLS: Duration = Duration::from_secs(10);
-/// The end of the daemon waits so long for all of them: a file system may never answer.
+/// How long the end of the daemon waits for all threads, because a file system may never answer.
 const ENDS: Duration = Duration::from_secs(2);
-/// Clocks are compared so often at most, until so little time is between two readings.
+/// The most tries to compare the clocks.
 const COMPARES: usize = 5;
+/// The most time between two readings of a comparison.
 const BETWEEN_NS: u64 = 100_000;
-/// Of threads that write.
+/// The nice value of threads that write.
 const NICE: i32 = 19;
 
-/// Of the daemon. Nothing, by default.
+/// The captures of the daemon, and their threads. None, by default.
 #[derive(Default)]
 pub struct CaptureThreads {
     captures: Captures,
@@ -78,16 +80,17 @@ struct Running {
 }
 
 impl CaptureThreads {
-    /// A thread for each; files are opened by them, and tried again where that fails. `workers`: cores that they leave alone, if there are others.
+    /// Starts a thread for each capture, which opens the file, and tries again if that fails. The threads avoid the cores `workers`, if
+    /// there are others.
     ///
     /// # Errors
-    /// There are no threads.
+    /// A thread cannot be started.
     pub fn start<'m>(
         mirrors: impl IntoIterator<Item = &'m MirrorSettings>,
         workers: &BTreeSet<CoreId>,
     ) -> Result<CaptureThreads> {
         let ends = Arc::<AtomicBool>::default();
-        // Those that were started end if another cannot be.
+        // Dropping this ends the started threads if another cannot be started.
         let mut all =
             CaptureThreads { captures: Captures::default(), threads: Vec::new(), ends: ends.clone() };
         let (mut by_file, mut rings) = (BTreeMap::new(), Vec::new());
@@ -116,7 +119,7 @@ impl CaptureThreads {
         if !rings.is_empty() {
             let until = ends.clone();
             let looks = move || {
-                // If it cannot, it looks all the same: it does nothing else.
+                // After a failure it looks all the same, because it does nothing else.
                 let _ = in_the_background(cores);
                 look(&rings, &until);
             };
@@ -126,18 +129,19 @@ impl CaptureThreads {
         Ok(all)
     }
 
-    /// For elements.
+    /// The rings, for elements.
     pub fn captures(&self) -> Captures {
         self.captures.clone()
     }
 
-    /// What is wrong now, or was a moment ago.
+    /// The present troubles, and those of a moment ago.
     pub fn troubles(&mut self, now: Instant) -> Vec<String> {
         let trouble = |running: &mut Running| {
             let file = running.file.display();
             let is_full = running.full.is_lately(now);
-            let lost =
-                || format!("mirror {file}: copies are lost, as more come than are written (mirror_full)");
+            let lost = || {
+                format!("mirror {file}: copies are lost, because more come than are written (mirror_full)")
+            };
             let failed = || format!("mirror {file}: its thread has failed");
             let fault = writer::read(&running.fault);
             let fault = fault.or_else(|| running.thread.is_finished().then(failed));
@@ -146,7 +150,7 @@ impl CaptureThreads {
         self.threads.iter_mut().flat_map(trouble).collect()
     }
 
-    /// Writes what was put before; which files did not get all of it, or not in time.
+    /// Writes all copies, and ends. Returns the files that lack copies, or were not written in time.
     pub fn finish(mut self) -> Vec<String> {
         self.end()
     }
@@ -157,10 +161,11 @@ impl CaptureThreads {
         let deadline = Instant::now() + ENDS;
         let end = |running: Running| {
             let left = deadline.saturating_duration_since(Instant::now());
-            // An error as well: it is gone.
+            // Another error means that the thread is gone.
             let is_late = running.ended.recv_timeout(left) == Err(std::sync::mpsc::RecvTimeoutError::Timeout);
-            let late =
-                || format!("mirror {}: it takes too long to write, and is left", running.file.display());
+            let late = || {
+                format!("mirror {}: writing takes too long, so the file lacks copies", running.file.display())
+            };
             is_late.then(late).or_else(|| writer::read(&running.fault))
         };
         self.threads.drain(..).filter_map(end).collect()
@@ -173,12 +178,12 @@ impl Drop for CaptureThreads {
     }
 }
 
-/// Whether a ring was full.
+/// Watches whether a ring was full.
 struct Full {
     copies: Arc<Copies>,
-    /// For that, when it was last asked.
+    /// Copies lost for that, at the last look.
     lost: u64,
-    /// When that was more than before.
+    /// When this number last grew.
     at: Option<Instant>,
 }
 
@@ -192,7 +197,7 @@ impl Full {
     }
 }
 
-/// Those that this thread may use, but for these, if any are left.
+/// The cores that this thread may use, without those of workers; `None`: no other is left.
 fn cores_but(workers: &BTreeSet<CoreId>) -> Option<CpuSet> {
     let mut cores = sched_getaffinity(None).ok()?;
     workers
@@ -203,15 +208,15 @@ fn cores_but(workers: &BTreeSet<CoreId>) -> Option<CpuSet> {
     (cores.count() > 0).then_some(cores)
 }
 
-/// What a thread of a mirror is: it writes files of the daemon's user, which takes no rights, when there is nothing else to do.
+/// Gives a thread of a mirror low priority and no rights: it writes files of the daemon's user, when nothing else runs.
 fn in_the_background(cores: Option<CpuSet>) -> Result<()> {
-    // If the kernel does not allow it, copies are written as urgently as all else, or anywhere.
+    // If the kernel does not allow this, copies are written with normal priority, or on any core.
     let _ = Urgency::usual(NICE).set(0);
     let _ = cores.map(|cores| sched_setaffinity(None, &cores));
     privileges::give_up_all()
 }
 
-/// Wakes who has copies to write.
+/// Wakes the threads whose rings have copies.
 fn look(rings: &[(Arc<Copies>, Thread)], ends: &AtomicBool) {
     while !ends.load(Ordering::Acquire) {
         rings.iter().filter(|(copies, _)| copies.are_waiting()).for_each(|(_, thread)| thread.unpark());
@@ -219,7 +224,7 @@ fn look(rings: &[(Arc<Copies>, Thread)], ends: &AtomicBool) {
     }
 }
 
-/// A thread.
+/// The thread of a file.
 fn run(mut writer: Writer<OfDaemon>, ends: &AtomicBool, ended: Sender<()>) {
     let clock = Clock::of_process();
     let worker_ns = || clock.ns(clock.cycles());
@@ -227,7 +232,7 @@ fn run(mut writer: Writer<OfDaemon>, ends: &AtomicBool, ended: Sender<()>) {
     loop {
         let is_last = ends.load(Ordering::Acquire);
         loop {
-            // Compared anew each time, as the clock of workers is right to some hundred millionths only.
+            // Compared each time, because the clock of workers is exact only to some hundred millionths.
             to_unix_ns = apart(worker_ns, unix_ns).unwrap_or(to_unix_ns);
             if !writer.drain(Instant::now(), to_unix_ns) {
                 break;
@@ -239,11 +244,12 @@ fn run(mut writer: Writer<OfDaemon>, ends: &AtomicBool, ended: Sender<()>) {
         thread::park_timeout(writer.rests(Instant::now()));
     }
     drop(writer);
-    // Nobody may be there any more to hear it.
+    // The receiver may be gone.
     let _ = ended.send(());
 }
 
-/// How far the second clock is ahead; `None`: each time too much came between their readings, as threads as urgent as this one easily wait there.
+/// How far the second clock is ahead. `None`: in each try, too much time passed between the readings, as easily happens to a thread of
+/// low priority.
 fn apart(mut first: impl FnMut() -> u64, mut second: impl FnMut() -> u64) -> Option<u64> {
     (0..COMPARES).find_map(|_| {
         let (before, between, after) = (first(), second(), first());
@@ -256,7 +262,7 @@ fn unix_ns() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos() as u64
 }
 
-/// Of a run over captures, in the order of its paths. Nothing, by default.
+/// The captures of a run over captures, in the order of its paths. None, by default.
 #[derive(Default)]
 pub struct CaptureWriters<'s> {
     captures: Captures,
@@ -264,7 +270,7 @@ pub struct CaptureWriters<'s> {
 }
 
 impl<'s> CaptureWriters<'s> {
-    /// A ring has all that comes between two calls of [`CaptureWriters::drain`], so none is lost as it is full.
+    /// Each ring has room for all copies between two calls of [`CaptureWriters::drain`], so none is lost in a full ring.
     pub fn new<'m>(mirrors: impl IntoIterator<Item = (&'m MirrorSettings, Box<dyn Sink + 's>)>) -> Self {
         let (mut by_file, mut writers) = (BTreeMap::new(), Vec::new());
         for (mirror, sink) in mirrors {
@@ -275,19 +281,19 @@ impl<'s> CaptureWriters<'s> {
         CaptureWriters { captures: Captures::new(by_file), writers }
     }
 
-    /// For elements.
+    /// The rings, for elements.
     pub fn captures(&self) -> Captures {
         self.captures.clone()
     }
 
-    /// After each turn. The clock of elements is that of the records.
+    /// Writes the copies of a turn. The clock of elements is that of the records.
     pub fn drain(&mut self) {
         for writer in &mut self.writers {
             while writer.drain(Instant::now(), 0) {}
         }
     }
 
-    /// Which files do not have all that they should.
+    /// Returns why files lack copies, for each that does.
     pub fn finish(mut self) -> Vec<String> {
         self.drain();
         self.writers.iter().filter_map(Writer::failed).map(Into::into).collect()

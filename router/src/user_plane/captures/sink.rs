@@ -1,10 +1,12 @@
-//! Where the bytes of a capture go.
+//! The files of captures.
 //!
-//! A file of the daemon is made for its user alone (0600), never over another, and through no symbolic link. One that is there already is gone on with, if it is a capture of
-//! ours that nobody else writes: so a daemon that starts again loses nothing, and the most bytes hold for all of them together. What a process that was killed left
-//! of a record is cut off. What another process cuts it to, or adds, is noticed before anything is written behind it.
+//! A file of the daemon is created for its user alone (0600), never in place of another file, and never through a symbolic link. An
+//! existing file is continued if it is a capture of ours that nobody else writes. So a restarted daemon loses nothing, and the limit
+//! of the file holds across restarts. A partial record that a killed process left is cut off. If another process truncates the file
+//! or appends to it, that is noticed before the next record is written.
 //!
-//! A file of a run is emptied, as a run begins anew: so it has to be empty, or a capture of ours that nobody writes, under its own name. Pipes and devices hold nothing.
+//! A file of a run is emptied first. So it must be empty, or a capture of ours that nobody writes, and no link. Pipes and devices
+//! need no check, because they hold nothing.
 
 use crate::base::guard::{is_ours_alone, lock_file};
 use anyhow::{Context, Result, ensure};
@@ -19,45 +21,46 @@ use std::{
     },
 };
 
-/// Bytes in front of the data of a packet.
+/// Bytes of a record before the data of its packet.
 pub(super) const RECORD: usize = 16;
-/// Of a packet.
+/// The most bytes that are captured of a packet.
 pub(super) const MOST_CAPTURED: usize = u16::MAX as usize;
-/// Of the file: pcap 2.4 with nanoseconds, little endian, of Ethernet; the same whatever is captured of each packet, so that a file can be gone on with.
+/// The header of the file: pcap 2.4 with nanoseconds, little endian, Ethernet. It does not depend on `snap_bytes`, so that a file can be
+/// continued.
 pub(super) const HEADER: [u8; 24] =
     [0x4d, 0x3c, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 1, 0, 0, 0];
-/// Of a file that is there already so much is read before it is asked whether that is still wanted.
+/// Bytes of an existing file that are read before the next check whether the daemon ends.
 const AT_ONCE: u64 = 16 << 20;
-const NOT_OURS: &str = "it is there already, and no capture of Millrace: move it away";
+const NOT_OURS: &str = "it exists and is not a capture of Millrace: move it away";
 
-/// See the head of this file.
+/// The file of a capture; see the head of this file.
 pub trait Sink {
-    /// Opens it, again if need be: how many bytes it has then, the header and whole records.
+    /// Opens the file, or opens it again. Returns its length, which is the header and whole records.
     ///
     /// # Errors
-    /// It cannot be had: it may be tried again.
+    /// It cannot be opened. The call may be repeated.
     fn open(&mut self) -> Result<u64>;
-    /// Writes behind the first `at` bytes.
+    /// Writes records after the first `at` bytes.
     ///
     /// # Errors
-    /// These, and the records that fit, are all it has; it may be tried again.
+    /// The file has only the first `at` bytes and the records that fit. The call may be repeated.
     fn write(&mut self, at: u64, records: &[u8]) -> Result<(), Failed>;
-    /// It is to be opened again.
+    /// The file must be opened again.
     fn is_gone(&self) -> bool;
 }
 
-/// Not all was written.
+/// Not all records were written.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct Failed {
     /// Why.
     pub error: io::Error,
-    /// What was.
+    /// The records that were written.
     pub fit: Whole,
 }
 
 impl From<io::Error> for Failed {
-    /// Nothing was.
+    /// No record was written.
     fn from(error: io::Error) -> Failed {
         Failed { error, fit: Whole::default() }
     }
@@ -71,7 +74,7 @@ pub struct Whole {
 }
 
 impl Whole {
-    /// That these begin with.
+    /// The whole records at the start of these bytes.
     pub fn of(bytes: &[u8]) -> Whole {
         let mut whole = Whole::default();
         while let Some(head) = bytes.get(whole.bytes..).and_then(<[u8]>::first_chunk)
@@ -84,7 +87,7 @@ impl Whole {
     }
 }
 
-/// Bytes of a packet behind the head of its record.
+/// Bytes of the packet after the head of its record.
 fn captured(head: &[u8; RECORD]) -> usize {
     let [.., a, b, c, d, _, _, _, _] = *head;
     u32::from_le_bytes([a, b, c, d]) as usize
@@ -106,14 +109,14 @@ impl Sink for Box<dyn Sink + '_> {
 pub struct OfDaemon {
     path: PathBuf,
     file: Option<File>,
-    /// That it has, if nobody else changes it.
+    /// Its length, if nobody else changes it.
     bytes: u64,
-    /// The daemon ends: it does not wait until a long file is read.
+    /// The daemon ends, and does not wait until a long file is read.
     ends: Arc<AtomicBool>,
 }
 
 impl OfDaemon {
-    /// Not open yet.
+    /// The file, not open yet.
     pub fn new(path: &Path, ends: Arc<AtomicBool>) -> OfDaemon {
         OfDaemon { path: path.into(), file: None, bytes: 0, ends }
     }
@@ -121,7 +124,7 @@ impl OfDaemon {
 
 impl Sink for OfDaemon {
     fn open(&mut self) -> Result<u64> {
-        // Unlocked, as it may have its name still.
+        // This unlocks the file, which may still have its name.
         self.file = None;
         let file = file(&self.path)?;
         self.bytes = whole(&file, &self.path, &self.ends)?;
@@ -132,13 +135,13 @@ impl Sink for OfDaemon {
     fn write(&mut self, at: u64, records: &[u8]) -> Result<(), Failed> {
         let Some(file) = &self.file else { return Err(io::Error::from(io::ErrorKind::NotFound).into()) };
         if file.metadata()?.len() != at {
-            // Behind the end there would be a hole, which no reader of captures gets over.
+            // Records after the end would leave a hole, which no reader of captures understands.
             self.file = None;
-            return Err(io::Error::other("another process has cut or written it").into());
+            return Err(io::Error::other("another process truncated it or wrote to it").into());
         }
         let (written, is_whole) = put(file, at, records);
         if !is_whole {
-            // That is cut off when it is opened again.
+            // The partial record is cut off when the file is opened again.
             self.file = None;
         }
         self.bytes = at + written.as_ref().map_or_else(|failed| failed.fit.bytes, |()| records.len()) as u64;
@@ -154,7 +157,7 @@ impl Sink for OfDaemon {
     }
 }
 
-/// Behind the first `at` bytes, as many records as fit; and whether the file holds nothing else.
+/// Writes records after the first `at` bytes, as many as fit. Also returns whether the file now ends with a whole record.
 pub(super) fn put(file: &File, at: u64, records: &[u8]) -> (Result<(), Failed>, bool) {
     let mut done = 0;
     let error = loop {
@@ -172,7 +175,7 @@ pub(super) fn put(file: &File, at: u64, records: &[u8]) -> (Result<(), Failed>, 
     (Err(Failed { error, fit }), is_whole)
 }
 
-/// Opened, or made, and locked.
+/// Opens or creates a file, and locks it.
 fn file(path: &Path) -> Result<File> {
     let mut options = File::options();
     options.read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW);
@@ -182,14 +185,14 @@ fn file(path: &Path) -> Result<File> {
                 .create_new(true)
                 .mode(0o600)
                 .open(path)
-                .context("cannot make it")
+                .context("cannot create it")
                 .and_then(locked);
         }
         opened => opened.context("cannot open it")?,
     };
     let data = opened.metadata().context("cannot read it")?;
-    ensure!(data.is_file(), "it is there already, and no file");
-    ensure!(is_ours_alone(&data), "it is there already, and not this user's alone to write (chmod 600)");
+    ensure!(data.is_file(), "it exists and is not a file");
+    ensure!(is_ours_alone(&data), "it exists, but not only this user may write it (chmod 600)");
     locked(opened)
 }
 
@@ -198,7 +201,7 @@ fn locked(file: File) -> Result<File> {
     Ok(file)
 }
 
-/// How far it is header and whole records, which is all of it from then on.
+/// Reads the header and the whole records of a file, and cuts off the rest. Returns the length.
 fn whole(file: &File, path: &Path, ends: &AtomicBool) -> Result<u64> {
     let length = file.metadata().context("cannot read it")?.len();
     if length == 0 {
@@ -213,7 +216,7 @@ fn whole(file: &File, path: &Path, ends: &AtomicBool) -> Result<u64> {
     let mut looks = AT_ONCE;
     while length - end >= RECORD as u64 {
         if end > looks {
-            ensure!(!ends.load(Relaxed), "the daemon ends before it has read what is there already");
+            ensure!(!ends.load(Relaxed), "the daemon ends before it has read the existing file");
             looks += AT_ONCE;
         }
         reader.read_exact(&mut record).context("cannot read it")?;
@@ -227,12 +230,8 @@ fn whole(file: &File, path: &Path, ends: &AtomicBool) -> Result<u64> {
         end = next;
     }
     if end < length {
-        tracing::warn!(
-            "mirror {}: {} bytes of a packet that is not whole are cut off",
-            path.display(),
-            length - end
-        );
-        file.set_len(end).context("cannot cut it")?;
+        tracing::warn!("mirror {}: cut off {} bytes of a partial packet", path.display(), length - end);
+        file.set_len(end).context("cannot truncate it")?;
     }
     Ok(end)
 }
@@ -248,34 +247,34 @@ fn begin(file: &File) -> Result<u64> {
 pub struct OfRun {
     file: File,
     is_seekable: bool,
-    /// Why a pipe or device got no more: of which record it has only a part is not known.
+    /// Why a pipe or device got no more records; the last one may be partial.
     ended: Option<String>,
 }
 
 impl OfRun {
-    /// It is empty, and nobody else writes it.
+    /// `file` is empty, and nobody else writes it.
     pub fn new(file: File) -> Self {
         let is_seekable = file.metadata().is_ok_and(|data| data.is_file());
         OfRun { file, is_seekable, ended: None }
     }
 
-    /// What is to be emptied and written; nothing in it is changed yet.
+    /// Opens and locks a file that will be emptied and written. It changes nothing in the file yet.
     ///
     /// # Errors
-    /// It cannot be had, or holds something else than a capture of ours, or somebody writes it.
+    /// The file cannot be opened, holds something other than a capture of ours, or somebody writes it.
     pub fn claim(path: &Path) -> Result<File> {
-        // Also by a link, as /dev/stdout is one.
+        // A device or pipe may be named by a link, as /dev/stdout is.
         let kind = path.metadata().ok().map(|data| data.file_type()).filter(|kind| !kind.is_file());
         if let Some(kind) = kind {
             ensure!(!kind.is_block_device(), "it is a disk");
             let opened = File::options().write(true).open(path)?;
-            ensure!(opened.metadata()?.file_type() == kind, "something else came in its place");
+            ensure!(opened.metadata()?.file_type() == kind, "something else took its place");
             return Ok(opened);
         }
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let opened = options.custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW).open(path)?;
-        ensure!(opened.metadata()?.is_file(), "something else came in its place");
+        ensure!(opened.metadata()?.is_file(), "something else took its place");
         let opened = locked(opened)?;
         let mut header = [0; HEADER.len()];
         let mut is_ours = || opened.read_exact_at(&mut header, 0).is_ok() && header == HEADER;

@@ -1,4 +1,4 @@
-//! Captures read back, and files that cannot be had: what was lost is counted, and packets go on.
+//! Captures are read back. If a file cannot be written, lost copies are counted and packets go on.
 
 use super::{sink::Whole, *};
 use logic::{
@@ -35,7 +35,7 @@ fn frame(number: u32, length: usize) -> Vec<u8> {
     frame
 }
 
-/// They all come at this time, and none goes another way for being copied.
+/// Packets come at this time. Copying does not change what happens to them.
 fn come(chain: &mut Chain, ns: u64, numbers: std::ops::Range<u32>, length: usize) {
     let mut frames: Vec<_> = numbers.map(|number| frame(number, length)).collect();
     for some in frames.chunks_mut(256) {
@@ -53,7 +53,7 @@ fn counted(chain: &Chain) -> BTreeMap<&'static str, u64> {
     chain.counters().next().unwrap().2.into_iter().filter(|(_, n)| *n > 0).collect()
 }
 
-/// No core is a worker's.
+/// No core belongs to a worker.
 fn start(mirror: &MirrorSettings) -> CaptureThreads {
     CaptureThreads::start([mirror], &BTreeSet::new()).unwrap()
 }
@@ -80,7 +80,7 @@ fn of_file(file: &Path) -> Vec<Record> {
     records(&fs::read(file).unwrap())
 }
 
-/// What it is of, of whole or cut frames.
+/// Checks that records hold these frames, whole or cut.
 fn are(records: &[Record], numbers: std::ops::Range<u32>, length: usize) {
     let expected = numbers.map(|number| frame(number, length)[..length.min(100)].to_vec());
     assert!(records.iter().map(|(_, data, _)| data.clone()).eq(expected), "{} records", records.len());
@@ -108,7 +108,7 @@ fn a_file_of_the_daemon_has_all_that_was_copied_before_the_end() {
     let mut chain = chain(&threads.captures(), &mirror);
     let began = unix_ns();
     come(&mut chain, now_ns(), 0..300, 60);
-    // Made anew, as over other tables.
+    // A new chain, as over other tables.
     let before = std::mem::replace(&mut chain, self::chain(&threads.captures(), &mirror));
     chain.go_on_from(&before);
     come(&mut chain, now_ns(), 300..1000, 1400);
@@ -122,7 +122,7 @@ fn a_file_of_the_daemon_has_all_that_was_copied_before_the_end() {
     assert!(all.iter().all(|(at, ..)| bounds.contains(at)), "{:?} in {bounds:?}", all[0].0);
     assert_eq!(counted(&chain), BTreeMap::from([("written", 1000)]));
     assert_eq!(fs::metadata(&mirror.file).unwrap().permissions().mode() & 0o777, 0o600);
-    // Nobody writes any more.
+    // The writer is gone.
     come(&mut chain, now_ns(), 0..3, 60);
     assert_eq!(counted(&chain), BTreeMap::from([("written", 1000), ("mirror_disk", 3)]));
 }
@@ -146,7 +146,7 @@ fn a_daemon_that_starts_again_goes_on_behind_the_last_whole_packet() {
         }
         assert_eq!(threads.finish(), [""; 0]);
         are(&of_file(&mirror.file), 0..part * 10 + 10, 200);
-        // A record of 100 bytes of which not all was written, and then not even all of its head.
+        // First a record of 100 bytes without its data, then one without its whole head.
         let mut file = File::options().append(true).open(&mirror.file).unwrap();
         let head = [1_u32, 2, 100, 200].map(u32::to_le_bytes).concat();
         file.write_all(if part == 0 { &head } else { &head[..7] }).unwrap();
@@ -154,7 +154,7 @@ fn a_daemon_that_starts_again_goes_on_behind_the_last_whole_packet() {
 }
 
 #[test]
-fn what_is_there_and_not_ours_is_left_as_it_is_and_told() {
+fn an_existing_file_that_is_not_ours_is_left_alone_and_reported() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
     fs::write(at("text"), "twenty-four bytes and some more").unwrap();
@@ -169,14 +169,14 @@ fn what_is_there_and_not_ours_is_left_as_it_is_and_told() {
     fs::create_dir(at("directory")).unwrap();
     rustix::fs::mknodat(rustix::fs::CWD, at("fifo"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
     for (name, why) in [
-        ("text", "it is there already, and no capture of Millrace: move it away"),
-        ("open.pcap", "it is there already, and not this user's alone to write (chmod 600)"),
+        ("text", "it exists and is not a capture of Millrace: move it away"),
+        ("open.pcap", "it exists, but not only this user may write it (chmod 600)"),
         ("link.pcap", "cannot open it: Too many levels of symbolic links (os error 40)"),
         ("dangling.pcap", "cannot open it: Too many levels of symbolic links (os error 40)"),
         ("broken.pcap", "it is broken: move it away"),
-        ("fifo", "it is there already, and no file"),
+        ("fifo", "it exists and is not a file"),
         ("directory", "cannot open it: Is a directory (os error 21)"),
-        ("none/a.pcap", "cannot make it: No such file or directory (os error 2)"),
+        ("none/a.pcap", "cannot create it: No such file or directory (os error 2)"),
     ] {
         let read = |name: &str| {
             fs::metadata(at(name)).ok().filter(|data| data.is_file()).map(|_| fs::read(at(name)).unwrap())
@@ -197,7 +197,7 @@ fn what_is_there_and_not_ours_is_left_as_it_is_and_told() {
 }
 
 #[test]
-fn a_file_that_can_be_had_later_is_had_later() {
+fn a_file_that_can_be_created_later_is_created_later() {
     let directory = tempfile::tempdir().unwrap();
     let mirror = mirror(directory.path().join("none/a.pcap"));
     let mut threads = start(&mirror);
@@ -211,12 +211,12 @@ fn a_file_that_can_be_had_later_is_had_later() {
 }
 
 #[test]
-fn a_file_has_its_most_bytes_and_one_that_is_moved_away_is_followed_by_another() {
+fn a_file_does_not_exceed_its_limit_and_a_new_one_begins_when_it_is_moved_away() {
     let directory = tempfile::tempdir().unwrap();
     let mirror = mirror(directory.path().join("a.pcap"));
     let mut threads = start(&mirror);
     let mut chain = chain(&threads.captures(), &mirror);
-    // Records of 116 bytes, one of which comes to lie across the end.
+    // Records of 116 bytes; one of them would cross the limit.
     let fit = ((MIB - 24) / 116) as u32;
     for from in (0..fit + 1000).step_by(1000) {
         come(&mut chain, now_ns(), from..(from + 1000).min(fit + 1000), 200);
@@ -224,7 +224,7 @@ fn a_file_has_its_most_bytes_and_one_that_is_moved_away_is_followed_by_another()
     }
     let all = BTreeMap::from([("written", u64::from(fit)), ("mirror_limit", 1000)]);
     assert_eq!(counted(&chain), all);
-    let told = "it has 1 MiB, the most it may have: move it away, and a new one begins";
+    let told = "it has reached its limit of 1 MiB; if you move it away, a new one begins";
     assert_eq!(troubles(&mut threads), [format!("mirror {}: {told}", mirror.file.display())]);
     assert_eq!(fs::metadata(&mirror.file).unwrap().len(), 24 + u64::from(fit) * 116);
     let moved = directory.path().join("b.pcap");
@@ -236,7 +236,7 @@ fn a_file_has_its_most_bytes_and_one_that_is_moved_away_is_followed_by_another()
     are(&of_file(&mirror.file), 7..9, 200);
 }
 
-/// A disk with room for so many bytes.
+/// A disk with room for this many bytes.
 #[derive(Clone)]
 struct Disk(Arc<Mutex<(Vec<u8>, usize)>>);
 
@@ -262,7 +262,7 @@ impl Sink for Disk {
     }
 }
 
-/// Until there is room again nothing is written, and what there is stays a capture.
+/// Nothing is written until there is room again, and the file stays a capture.
 #[test]
 fn a_full_disk_loses_copies_until_there_is_room() {
     let disk = Disk(Arc::new(Mutex::new((Vec::new(), 24 + 116 * 20))));
@@ -288,7 +288,7 @@ fn a_full_disk_loses_copies_until_there_is_room() {
     let told = Some("mirror a.pcap: cannot write it: no storage space".to_string());
     assert_eq!(counted(&chain), BTreeMap::from([("written", 20), ("mirror_disk", 5)]));
     assert_eq!(writer::read(&fault), told);
-    // Not tried again, but after a second; and still told, as nothing was written.
+    // It is tried again only after a second, and reported until something is written.
     at(20, &mut chain, 15..20);
     at(1000, &mut chain, 80..90);
     assert_eq!((copies.lost(NoCopy::Disk), writer::read(&fault)), (20, told.clone()));
@@ -305,9 +305,9 @@ fn a_full_disk_loses_copies_until_there_is_room() {
     assert!(all.iter().all(|(at, ..)| *at == Duration::new(5, 1)), "{:?}", all[0].0);
 }
 
-/// A file that cannot grow has what fits, and no part of a record behind it.
+/// A file that cannot grow has the whole records that fit, and no partial one.
 #[test]
-fn what_fits_is_in_the_file() {
+fn records_that_fit_are_written() {
     let record = |n: u32| [[1, n, 8, 8].map(u32::to_le_bytes).concat(), vec![n as u8; 8]].concat();
     let all: Vec<u8> = (0..1000).flat_map(record).collect();
     for (bytes, records) in [(0, 0), (23, 0), (24, 1), (24 * 60 + 20, 60)] {
@@ -327,7 +327,7 @@ fn what_fits_is_in_the_file() {
     assert_eq!(bytes[30..], all[..24 * 510]);
 }
 
-/// A long file takes long to read: not when the daemon ends.
+/// A long file takes long to read, so reading stops when the daemon ends.
 #[test]
 fn a_long_file_is_not_read_to_its_end_when_the_daemon_ends() {
     let directory = tempfile::tempdir().unwrap();
@@ -335,20 +335,20 @@ fn a_long_file_is_not_read_to_its_end_when_the_daemon_ends() {
     let file = File::create(&path).unwrap();
     file.set_permissions(fs::Permissions::from_mode(0o600)).unwrap();
     (&file).write_all(&sink::HEADER).unwrap();
-    // Of packets of no bytes; and a part of one.
+    // Records without data; and a partial one.
     let length = 24 + (20 << 20);
     file.set_len(length + 7).unwrap();
     let ends = Arc::new(AtomicBool::new(true));
     let mut sink = OfDaemon::new(&path, ends.clone());
     let error = format!("{:#}", sink.open().unwrap_err());
-    assert_eq!(error, "the daemon ends before it has read what is there already");
+    assert_eq!(error, "the daemon ends before it has read the existing file");
     assert_eq!(file.metadata().unwrap().len(), length + 7);
     ends.store(false, Ordering::Relaxed);
     assert_eq!(sink.open().unwrap(), length);
     assert_eq!(file.metadata().unwrap().len(), length);
 }
 
-/// By name, cores and rights; and how often each slept since it began, by number.
+/// The threads, by number: name, cores, rights, and how often each has slept.
 fn threads_of_this_process() -> BTreeMap<String, (String, String, u64, u64)> {
     let mut all = BTreeMap::new();
     for thread in fs::read_dir("/proc/self/task").unwrap() {
@@ -371,7 +371,7 @@ fn threads_of_this_process() -> BTreeMap<String, (String, String, u64, u64)> {
     all
 }
 
-/// Three threads sleep as long as nothing is copied; one looks for all. They have no rights, and stay away from workers.
+/// Three threads sleep while nothing is copied, and one looks at all rings. They have no rights, and avoid the cores of workers.
 #[test]
 fn threads_of_mirrors_are_in_the_background() {
     let may = sched_getaffinity(None).unwrap();
@@ -383,7 +383,7 @@ fn threads_of_mirrors_are_in_the_background() {
     let mut threads = CaptureThreads::start(&mirrors, &workers).unwrap();
     let of = |name: &str| {
         let mut all = threads_of_this_process();
-        // Those of other tests may be anywhere.
+        // Threads of other tests may be anywhere.
         all.retain(|_, (its, cores, ..)| its == name && (workers.is_empty() || *cores == ours.to_string()));
         all
     };
@@ -403,7 +403,7 @@ fn threads_of_mirrors_are_in_the_background() {
         }
     }
     assert_eq!(troubles(&mut threads), [""; 0]);
-    // They are woken: by themselves they look once a second.
+    // They are woken; without that they look once a second.
     let mut chain = chain(&threads.captures(), &mirrors[1]);
     let begun = Instant::now();
     for copies in 1..=10 {
@@ -414,7 +414,7 @@ fn threads_of_mirrors_are_in_the_background() {
     assert_eq!(threads.finish(), [""; 0]);
 }
 
-/// Where all cores are workers', they are where the daemon is.
+/// If all cores belong to workers, the threads may run on all of them.
 #[test]
 fn a_thread_has_a_core_whatever_workers_have() {
     let all = sched_getaffinity(None).unwrap();
@@ -426,9 +426,9 @@ fn a_thread_has_a_core_whatever_workers_have() {
     assert_eq!(rest.map(|rest| cores(&rest)).unwrap_or_default(), cores(&all)[1..]);
 }
 
-/// Who does not keep up is told, as long as it may have been overlooked.
+/// A full ring is reported for some seconds, so that it is not overlooked.
 #[test]
-fn a_ring_that_was_full_is_told_for_a_while() {
+fn a_ring_that_was_full_is_reported_for_a_while() {
     let mut threads = CaptureThreads::default();
     let (copies, _taker) = Copies::new(0);
     let mut chain =
@@ -440,7 +440,7 @@ fn a_ring_that_was_full_is_told_for_a_while() {
         fault: Fault::default(),
         full: Full { copies, lost: 0, at: None },
     });
-    let told = "mirror a.pcap: copies are lost, as more come than are written (mirror_full)";
+    let told = "mirror a.pcap: copies are lost, because more come than are written (mirror_full)";
     let start = Instant::now();
     let at = |seconds: f32| start + Duration::from_secs_f32(seconds);
     assert_eq!(threads.troubles(at(0.0)), [""; 0]);
@@ -454,7 +454,7 @@ fn a_ring_that_was_full_is_told_for_a_while() {
     drop(threads);
 }
 
-/// Clocks that are compared anew do not make time go back; one that was set does.
+/// Comparing the clocks again does not make time go back; setting a clock does.
 #[test]
 fn time_goes_back_only_with_the_clock() {
     let disk = Disk(Arc::new(Mutex::new((Vec::new(), usize::MAX))));
@@ -470,7 +470,7 @@ fn time_goes_back_only_with_the_clock() {
     assert_eq!(times, [2_000_000_010, 2_000_000_010, 2_000_001_000, 2010]);
 }
 
-/// A file that was cut where it is, as by `: > a.pcap`, begins anew: a hole in its place would be no capture.
+/// A file that was truncated in place, as by `: > a.pcap`, begins again. With a hole it would be no capture.
 #[test]
 fn a_file_that_another_process_cuts_has_no_hole() {
     let directory = tempfile::tempdir().unwrap();
@@ -484,7 +484,7 @@ fn a_file_that_another_process_cuts_has_no_hole() {
     File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
     assert!(sink.is_gone());
     let error = sink.write(44, &record).unwrap_err();
-    assert_eq!(error.to_string(), "another process has cut or written it");
+    assert_eq!(error.to_string(), "another process truncated it or wrote to it");
     assert_eq!(fs::metadata(&path).unwrap().len(), 0);
     assert!(sink.is_gone());
     assert_eq!(sink.open().unwrap(), 24);
@@ -504,9 +504,9 @@ fn a_file_that_another_process_cuts_has_no_hole() {
     are(&of_file(&mirror.file), 10..20, 60);
 }
 
-/// The file gets its last packets and is full in one go: the former trouble is over, and this one is told.
+/// One call writes the last packets and reaches the limit: the earlier trouble is over, and the limit is reported.
 #[test]
-fn a_limit_that_is_met_when_the_disk_has_room_again_is_told() {
+fn a_limit_that_is_reached_when_the_disk_has_room_again_is_reported() {
     let disk = Disk(Arc::new(Mutex::new((Vec::new(), 0))));
     let mirror = MirrorSettings { file_bytes: 24 + 116 * 20, ..mirror("a.pcap".into()) };
     let mut writers = CaptureWriters::new([(&mirror, Box::new(disk.clone()) as Box<dyn Sink>)]);
@@ -521,16 +521,16 @@ fn a_limit_that_is_met_when_the_disk_has_room_again_is_told() {
     writers.writers[0].drain(later, 0);
     come(&mut chain, 1, 0..25, 200);
     writers.writers[0].drain(later, 0);
-    let told = "mirror a.pcap: it has 0 MiB, the most it may have: move it away, and a new one begins";
+    let told = "mirror a.pcap: it has reached its limit of 0 MiB; if you move it away, a new one begins";
     assert_eq!(writer::read(&fault).unwrap(), told);
     assert_eq!(counted(&chain), BTreeMap::from([("written", 20), ("mirror_disk", 1), ("mirror_limit", 5)]));
-    // What went wrong first.
+    // The first error is reported.
     assert_eq!(writers.finish(), ["mirror a.pcap: cannot write it: no storage space"]);
 }
 
-/// What a run lost it tells in the end, also if there was room again, or nothing was wrong but the limit.
+/// A run reports lost copies at its end, also if there was room again, or if only the limit was reached.
 #[test]
-fn a_run_tells_what_its_files_lack() {
+fn a_run_reports_files_that_lack_copies() {
     let disk = Disk(Arc::new(Mutex::new((Vec::new(), usize::MAX))));
     let small = MirrorSettings { file_bytes: 24 + 116 * 20, ..mirror("small.pcap".into()) };
     let whole = mirror("whole.pcap".into());
@@ -540,7 +540,7 @@ fn a_run_tells_what_its_files_lack() {
     come(&mut chain, 1, 0..20, 200);
     writers.drain();
     come(&mut chain, 1, 0..1, 200);
-    assert_eq!(writers.finish(), ["mirror small.pcap: it has 0 MiB, the most it may have"]);
+    assert_eq!(writers.finish(), ["mirror small.pcap: it has reached its limit of 0 MiB"]);
     let mut writers = CaptureWriters::new([(&whole, sink())]);
     let mut chain = self::chain(&writers.captures(), &whole);
     come(&mut chain, 1, 0..20, 200);
@@ -549,7 +549,7 @@ fn a_run_tells_what_its_files_lack() {
 }
 
 #[test]
-fn a_device_that_failed_is_told_as_it_failed() {
+fn a_device_reports_its_first_error_again() {
     let mut sink = OfRun::new(OfRun::claim(Path::new("/dev/full")).unwrap());
     for _ in 0..3 {
         let error = format!("{:#}", sink.open().unwrap_err());
@@ -557,7 +557,7 @@ fn a_device_that_failed_is_told_as_it_failed() {
     }
 }
 
-/// Neither what is no capture of ours, nor what another writes, nor what a link names.
+/// A file is refused if it is no capture of ours, if another process writes it, or if it is a link.
 #[test]
 fn a_run_claims_only_what_it_may_empty() {
     let directory = tempfile::tempdir().unwrap();
@@ -575,16 +575,13 @@ fn a_run_claims_only_what_it_may_empty() {
     assert_eq!(claim("link.pcap").unwrap_err(), "Too many levels of symbolic links (os error 40)");
     for text in ["[[port]]", "twenty-four bytes and some more"] {
         fs::write(at("text"), text).unwrap();
-        assert_eq!(
-            claim("text").unwrap_err(),
-            "it is there already, and no capture of Millrace: move it away"
-        );
+        assert_eq!(claim("text").unwrap_err(), "it exists and is not a capture of Millrace: move it away");
         assert_eq!(fs::read(at("text")).unwrap(), text.as_bytes());
     }
     assert_eq!(fs::metadata(at("ours.pcap")).unwrap().len(), 33);
 }
 
-/// A thread that waited between two readings reads again, and gives up at last.
+/// A thread that waited between two readings reads again, and finally gives up.
 #[test]
 fn clocks_are_compared_only_when_little_time_is_between() {
     let mut worker = [1_000, 900_000, 1_000_000, 1_000_200].into_iter();

@@ -1,4 +1,4 @@
-//! From a ring to the records of a pcap file.
+//! Writes the copies of a ring as records of a pcap file.
 
 use super::sink::{Failed, MOST_CAPTURED, RECORD, Sink};
 use crate::{base::guard::locked, config::MirrorSettings};
@@ -9,38 +9,38 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Written at once, and a packet more.
+/// The most bytes written at once, not counting the last packet.
 const CHUNK: usize = 256 << 10;
-/// So often it is tried again, and looked whether the file still has its name.
+/// How often a failed file is tried again, and how often its name is checked.
 const LOOKS: Duration = Duration::from_secs(1);
-/// Clocks that are compared differ so much at most without one having been set.
+/// The most that two comparisons of the clocks differ unless one of the clocks was set.
 const DRIFT_NS: u64 = 1_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Why copies are lost, if they are.
+/// Why copies are lost; `None`: none are.
 pub(super) type Fault = Arc<Mutex<Option<String>>>;
 
 pub(super) fn read(fault: &Fault) -> Option<String> {
     locked(fault).clone()
 }
 
-/// Takes copies from one ring to one file, of whole records at any time.
+/// Writes the copies of a ring to a file, which has whole records at any time.
 pub(super) struct Writer<S> {
     taker: Taker,
     sink: S,
     file: PathBuf,
     most_bytes: u64,
-    /// That the file has; `None`: it is not open.
+    /// The length of the file; `None`: it is not open.
     bytes: Option<u64>,
     /// Why nothing is written now.
     stopped: Option<NoCopy>,
-    /// It could not be written, and is tried again.
+    /// The last write failed, and is tried again.
     is_tried: bool,
-    /// Why first something was lost that was to be in the file.
+    /// Why the first lost copy was lost.
     failed: Option<String>,
     fault: Fault,
     looked: Option<Instant>,
-    /// Of the last record.
+    /// The time of the last record.
     last_ns: u64,
     chunk: Vec<u8>,
 }
@@ -68,23 +68,23 @@ impl<S: Sink> Writer<S> {
         self.fault.clone()
     }
 
-    /// What the file lacks it lacks for this, also when it could be written again.
+    /// Why the file lacks copies, even if it could be written again later.
     pub fn failed(&self) -> Option<&str> {
         self.failed.as_deref()
     }
 
-    /// Nothing will be written, for this reason: every copy is lost.
+    /// Ends the writer for this reason: every copy is lost.
     pub fn fails(mut self, why: &str) {
         self.stop(NoCopy::Disk, why);
     }
 
-    /// So long nothing needs to be done, if nothing is put.
+    /// How long nothing needs to be done, if no copies come.
     pub fn rests(&self, now: Instant) -> Duration {
         self.looked
             .map_or(Duration::ZERO, |looked| LOOKS.saturating_sub(now.saturating_duration_since(looked)))
     }
 
-    /// Writes some of what was put; are there more? `to_unix_ns` makes the time of elements that of records.
+    /// Writes some copies; returns whether more wait. `to_unix_ns` is added to the time of elements to get that of records.
     pub fn drain(&mut self, now: Instant, to_unix_ns: u64) -> bool {
         if self.looked.is_none_or(|looked| now.saturating_duration_since(looked) >= LOOKS) {
             self.looked = Some(now);
@@ -104,7 +104,7 @@ impl<S: Sink> Writer<S> {
             };
             if self.stopped.is_none() && self.bytes.unwrap_or(0) + self.chunk.len() as u64 > self.most_bytes {
                 let mib = self.most_bytes >> 20;
-                self.stop(NoCopy::Limit, &format!("it has {mib} MiB, the most it may have"));
+                self.stop(NoCopy::Limit, &format!("it has reached its limit of {mib} MiB"));
             }
             if self.stopped.is_some() {
                 self.chunk.truncate(start);
@@ -142,7 +142,7 @@ impl<S: Sink> Writer<S> {
                 self.taker.count_written(copies);
                 if self.is_tried {
                     self.is_tried = false;
-                    // These may be the last ones that it may have, which is told already.
+                    // These copies may have reached the limit, which is already reported.
                     if self.stopped.is_none() {
                         self.say(None);
                     }
@@ -158,7 +158,7 @@ impl<S: Sink> Writer<S> {
         }
     }
 
-    /// Opens it, if it is not open, or its name means another file now; tries again what failed.
+    /// Opens the file if it is not open, or if its name now means another file. Tries again after an error.
     fn look(&mut self) {
         let was_open = self.bytes.is_some() && !self.sink.is_gone();
         if !was_open {
@@ -184,7 +184,7 @@ impl<S: Sink> Writer<S> {
         self.taker.refuse(Some(why));
         let text = format!("mirror {}: {text}", self.file.display());
         self.failed.get_or_insert_with(|| text.clone());
-        let advice = if why == NoCopy::Limit { ": move it away, and a new one begins" } else { "" };
+        let advice = if why == NoCopy::Limit { "; if you move it away, a new one begins" } else { "" };
         self.say(Some(text + advice));
     }
 
@@ -192,7 +192,7 @@ impl<S: Sink> Writer<S> {
         *locked(&self.fault) = text;
     }
 
-    /// Clocks are compared again and again: what came later is not told as earlier for that.
+    /// The time of a record. The clocks are compared repeatedly; a small step back must not make a later record earlier.
     fn stamp(&mut self, ns: u64) -> u64 {
         let back = self.last_ns.saturating_sub(ns);
         self.last_ns = if back < DRIFT_NS { ns + back } else { ns };

@@ -1,4 +1,4 @@
-//! aws-lc-rs: on every CPU, one packet after another.
+//! AES-GCM by aws-lc-rs: works on every CPU, one packet after another.
 
 use aws_lc_rs::aead::{AES_128_GCM, AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use logic::esp::{Aead, Job, Key, TAG};
@@ -8,7 +8,7 @@ pub struct Expanded(Option<LessSafeKey>);
 impl Expanded {
     pub fn new(key: &Key) -> Self {
         let algorithm = if key.aes().len() == 16 { &AES_128_GCM } else { &AES_256_GCM };
-        // A key has the length of one or the other.
+        // A key has the length of one of these.
         Expanded(UnboundKey::new(algorithm, key.aes()).ok().map(LessSafeKey::new))
     }
 }
@@ -31,7 +31,7 @@ impl Aead for Expanded {
                     tag.copy_from_slice(sealed.as_ref());
                     job.is_right = true;
                 }
-                // Of texts that frames have room for it seals all; what it did not must not leave as it is.
+                // It seals every text that fits a frame. A text that it did not seal must not leave unencrypted.
                 None => {
                     job.text.fill(0);
                     all = false;

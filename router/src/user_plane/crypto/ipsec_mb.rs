@@ -1,11 +1,12 @@
-//! intel-ipsec-mb, in bursts: what `intel-ipsec-mb.h` of version 1.3.0 (Debian 12) says in C.
+//! AES-GCM by intel-ipsec-mb, in bursts. The declarations follow `intel-ipsec-mb.h` of version 1.3.0 (Debian 12).
 //!
-//! The library is opened at run time, so the program runs without it, and is built without its headers. Its functions are in a structure that versions
-//! change, so only the version whose structure is written down here is taken; where in it things are is tested against the header when that is there
-//! (`structures_are_those_of_the_header`), and a known answer is asked for before the first key is expanded.
+//! The library is opened at run time, so the program runs without it, and is built without its headers. Its functions are in a
+//! structure that differs between versions, so only the version with the structure below is used. A test compares the offsets with
+//! the header, if it is installed (`structures_are_those_of_the_header`). A known answer is checked before the first key is expanded.
 //!
-//! Why bursts: they are the fastest way in that this library has, and its direct calls write to one global variable on every call (`imb_errno`), which cores
-//! would pass around (docs/measured.md has the figures). A manager has one thread at a time: each thread has one of its own.
+//! Bursts are the fastest interface of this library. Its direct calls write to one global variable on every call (`imb_errno`), so
+//! cores would compete for its cache line (docs/measured.md has the figures). A manager serves one thread at a time, so each thread
+//! has its own.
 
 use libc::{c_char, c_int, c_uint, c_void};
 use logic::esp::{Aead, Job, Key, TAG};
@@ -23,14 +24,14 @@ const FILE: &CStr = c"libIPSec_MB.so.1";
 const VERSION: c_uint = 0x1_03_00;
 /// `IMB_MAX_BURST_SIZE`.
 const MOST_JOBS: usize = 128;
-/// Values of its enumerations.
+/// Values of the library's enumerations.
 const CIPHER_GCM: u32 = 5;
 const HASH_GMAC: u32 = 9;
 const ENCRYPT: u32 = 1;
 const DECRYPT: u32 = 2;
 const CIPHER_THEN_HASH: u32 = 1;
 const COMPLETED: u32 = 3;
-/// `struct gcm_key_data` is 1008 bytes, and its alignment is that of a cache line.
+/// `struct gcm_key_data` has 1008 bytes, and is aligned to a cache line.
 const KEY_BYTES: usize = 1024;
 
 /// Why the library is not used.
@@ -38,9 +39,9 @@ const KEY_BYTES: usize = 1024;
 pub enum Absent {
     #[error("ipsec-mb is not used: this CPU has no AES or no carry-less multiplication")]
     Cpu,
-    #[error("ipsec-mb is not used: {0} (Debian has it in the package libipsec-mb1)")]
+    #[error("ipsec-mb is not used: {0} (on Debian, install libipsec-mb1)")]
     NotThere(String),
-    #[error("ipsec-mb is not used: it is version {0:#x}, and only {VERSION:#x} (1.3.0) is known here")]
+    #[error("ipsec-mb is not used: it is version {0:#x}, and only {VERSION:#x} (1.3.0) is supported")]
     Version(c_uint),
     #[error("ipsec-mb is not used: it gives a wrong answer")]
     Wrong,
@@ -99,7 +100,7 @@ type Allocate = unsafe extern "C" fn(u64) -> *mut RawManager;
 type Initialize = unsafe extern "C" fn(*mut RawManager, *mut c_int);
 type Free = unsafe extern "C" fn(*mut RawManager);
 
-/// What is called by name. It stays open as long as the process lives.
+/// The functions that are found by name. The library stays open as long as the process lives.
 #[derive(Clone, Copy)]
 struct Functions {
     allocate: Allocate,
@@ -107,7 +108,7 @@ struct Functions {
     free: Free,
 }
 
-/// Whether it can be used: asked once.
+/// Checks whether the library can be used; the answer is computed once.
 pub fn check() -> Result<(), Absent> {
     static CHECKED: OnceLock<Result<(), Absent>> = OnceLock::new();
     CHECKED.get_or_init(|| functions().and_then(|_| known_answer())).clone()
@@ -131,22 +132,22 @@ fn load() -> Result<Functions, Absent> {
     if !has_instructions() {
         return Err(Absent::Cpu);
     }
-    // SAFETY: a name that ends with zero; the library's constructors do nothing but set tables up. It is never closed.
+    // SAFETY: the name ends with zero; the library's constructors only set up tables. It is never closed.
     let library = unsafe { libc::dlopen(FILE.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     let library = NonNull::new(library).ok_or_else(|| Absent::NotThere(last_error()))?;
     let find = |name: &CStr| {
-        // SAFETY: the library is open, the name ends with zero.
+        // SAFETY: the library is open, and the name ends with zero.
         NonNull::new(unsafe { libc::dlsym(library.as_ptr(), name.as_ptr()) }).ok_or_else(|| {
             Absent::NotThere(format!("{} has no {}", FILE.to_string_lossy(), name.to_string_lossy()))
         })
     };
     let version = find(c"imb_get_version")?;
-    // SAFETY: `unsigned imb_get_version(void)` in every version.
+    // SAFETY: it is `unsigned imb_get_version(void)` in every version.
     let version = unsafe { transmute::<*mut c_void, unsafe extern "C" fn() -> c_uint>(version.as_ptr())() };
     if version != VERSION {
         return Err(Absent::Version(version));
     }
-    // SAFETY: functions of these names are so in the header of this version.
+    // SAFETY: the header of this version declares these functions like this.
     unsafe {
         Ok(Functions {
             allocate: transmute::<*mut c_void, Allocate>(find(c"alloc_mb_mgr")?.as_ptr()),
@@ -157,16 +158,17 @@ fn load() -> Result<Functions, Absent> {
 }
 
 fn last_error() -> String {
-    // SAFETY: after a failed call it is text that ends with zero, or null.
+    // SAFETY: after a failed call it returns text that ends with zero, or null.
     let error: *const c_char = unsafe { libc::dlerror() };
     if error.is_null() {
-        return "it is not there".into();
+        return "it was not found".into();
     }
-    // SAFETY: not null, and valid until the next such call of this thread.
+    // SAFETY: it is not null, and is valid until the next such call of this thread.
     unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned()
 }
 
-/// Known answers: test cases 2 and 14 of McGrew and Viega, "The Galois/Counter Mode of Operation"; and that a wrong tag is one.
+/// Checks known answers, test cases 2 and 14 of McGrew and Viega, "The Galois/Counter Mode of Operation", and that a wrong tag is
+/// refused.
 fn known_answer() -> Result<(), Absent> {
     let cases: [(&[u8], u128, u128); 2] = [
         (&[0; 20], 0x0388dace60b6a392f328c2b971b2fe78, 0xab6e47d42cec13bdf53a67b21257bddf),
@@ -188,21 +190,21 @@ fn known_answer() -> Result<(), Absent> {
     Ok(())
 }
 
-/// One job with a nonce of zeros: was it right?
+/// Runs one job with a nonce of zeros; returns whether it was right.
 fn once<T>(text: &mut [u8], run: impl FnOnce(&mut [Job<'_>]) -> T) -> bool {
     let mut jobs = [Job { nonce: [0; 12], aad: [0; 12], aad_bytes: 0, is_right: false, text }];
     run(&mut jobs);
     jobs[0].is_right
 }
 
-/// Of one thread.
+/// The library's manager of one thread.
 struct Manager {
     raw: NonNull<RawManager>,
     free: Free,
     expand: [Expand; 2],
     get_next_burst: GetNextBurst,
     submit_burst: SubmitBurst,
-    /// Memory that each burst uses anew: the jobs, and where tags of what is opened are computed.
+    /// Memory that each burst uses again: the jobs, and the computed tags of texts that are opened.
     jobs: [*mut RawJob; MOST_JOBS],
     tags: [[u8; TAG]; MOST_JOBS],
 }
@@ -214,16 +216,16 @@ thread_local! {
 impl Manager {
     fn new() -> Result<Self, Absent> {
         let Functions { allocate, initialize, free } = functions()?;
-        // SAFETY: no flags; what is returned is null or a manager of ours.
+        // SAFETY: no flags; the result is null or a manager of ours.
         let raw = NonNull::new(unsafe { allocate(0) }).ok_or(Absent::Wrong)?;
-        // SAFETY: a manager that was just allocated; the second argument may be null.
+        // SAFETY: the manager was just allocated; the second argument may be null.
         unsafe { initialize(raw.as_ptr(), ptr::null_mut()) };
-        // SAFETY: the version is that whose structure this is, and it is longer than what is read of it.
+        // SAFETY: this is the structure of this version, and the manager is longer than it.
         let manager = unsafe { raw.as_ref() };
         let all =
             (manager.gcm128_pre, manager.gcm256_pre, manager.get_next_burst, manager.submit_burst_nocheck);
         let (Some(expand128), Some(expand256), Some(get_next_burst), Some(submit_burst)) = all else {
-            // SAFETY: it was just allocated, and nothing has it.
+            // SAFETY: it was just allocated, and nothing else refers to it.
             unsafe { free(raw.as_ptr()) };
             return Err(Absent::Wrong);
         };
@@ -232,7 +234,7 @@ impl Manager {
         Ok(Manager { raw, free, expand, get_next_burst, submit_burst, jobs, tags })
     }
 
-    /// Runs all, in bursts. Were all done?
+    /// Runs all jobs, in bursts. Returns whether all were done.
     fn run(&mut self, key: &Expanded, direction: u32, jobs: &mut [Job<'_>]) -> bool {
         let (mut jobs, mut all) = (jobs, true);
         while !jobs.is_empty() {
@@ -247,28 +249,28 @@ impl Manager {
         all
     }
 
-    /// Runs the first of these jobs: how many, and were they done?
+    /// Runs the first of these jobs. Returns how many, and whether all of those were done.
     #[inline]
     fn burst(&mut self, key: &Expanded, direction: u32, jobs: &mut [Job<'_>]) -> (usize, bool) {
         let manager = self.raw.as_ptr();
         let (raw, tags) = (&mut self.jobs, &mut self.tags);
         let wanted = jobs.len().min(MOST_JOBS) as u32;
-        // SAFETY: a manager of ours, and room for as many pointers as are asked for.
+        // SAFETY: the manager is ours, and there is room for this many pointers.
         let got = unsafe { (self.get_next_burst)(manager, wanted, raw.as_mut_ptr()) };
         let got = (got as usize).min(jobs.len()).min(MOST_JOBS);
         let (aes, aes_bytes) = (key.words.0.as_ptr().cast::<c_void>(), key.aes_bytes);
         for ((raw, job), computed) in raw.iter().zip(&mut *jobs).zip(tags.iter_mut()).take(got) {
-            // What is shorter than a tag is no job; its answer is wrong (a text of 0 bytes is possible).
+            // A text shorter than a tag becomes a job with 0 bytes, which is possible; its result is set to wrong below.
             let text = job.text.len().saturating_sub(TAG);
             let text_at = job.text.as_mut_ptr();
             let tag = if direction == ENCRYPT && job.text.len() >= TAG {
-                // SAFETY: the tag is within the slice, behind the text.
+                // SAFETY: the tag is within the slice, after the text.
                 unsafe { text_at.add(text) }
             } else {
                 computed.as_mut_ptr()
             };
-            // SAFETY: a job of the manager's that nobody else has until it is submitted. Text, tag, IV, additional data and key outlive the burst; the library
-            // reads and writes them only within the lengths given here.
+            // SAFETY: the job belongs to the manager, and nobody else uses it until it is submitted. Text, tag, IV, additional data and
+            // key outlive the burst; the library reads and writes them only within the lengths given here.
             unsafe {
                 let raw = &mut **raw;
                 raw.enc_keys = aes;
@@ -290,18 +292,18 @@ impl Manager {
                 raw.direction = direction;
                 raw.hash_algorithm = HASH_GMAC;
                 raw.order = CIPHER_THEN_HASH;
-                // Of an earlier burst it would be that it is done.
+                // An earlier burst may have left `COMPLETED`.
                 raw.status = 0;
             }
         }
-        // SAFETY: the jobs that the manager gave, in its order, all filled in. Jobs of GCM are done when the call returns.
+        // SAFETY: these are the jobs that the manager gave, in its order, all filled in. Jobs of GCM are done when the call returns.
         let done = unsafe { (self.submit_burst)(manager, got as u32, raw.as_mut_ptr()) } as usize;
         if done < got {
             return (0, false);
         }
         let mut all = true;
         for ((raw, job), computed) in raw.iter().zip(jobs).zip(tags).take(got) {
-            // SAFETY: a job that came back, in the order in which it was submitted.
+            // SAFETY: the job came back, in the order in which it was submitted.
             let is_done = unsafe { (**raw).status } == COMPLETED;
             if !is_done || job.text.len() < TAG {
                 undo(job);
@@ -314,14 +316,14 @@ impl Manager {
     }
 }
 
-/// What was not done must not leave as it is, and is not right.
+/// Erases the text of a job that was not done, so that it does not leave unencrypted, and marks the job as wrong.
 #[cold]
 fn undo(job: &mut Job<'_>) {
     job.is_right = false;
     job.text.fill(0);
 }
 
-/// Does the text end with this tag? In a time that does not depend on where they differ.
+/// Whether the text ends with this tag. The time does not depend on where they differ.
 #[inline]
 fn is_equal(text: &[u8], computed: &[u8; TAG]) -> bool {
     let came = text.last_chunk::<TAG>().copied().unwrap_or_default();
@@ -330,12 +332,12 @@ fn is_equal(text: &[u8], computed: &[u8; TAG]) -> bool {
 
 impl Drop for Manager {
     fn drop(&mut self) {
-        // SAFETY: it was allocated by the same library, and nothing has it any more.
+        // SAFETY: the same library allocated it, and nothing refers to it any more.
         unsafe { (self.free)(self.raw.as_ptr()) }
     }
 }
 
-/// With this thread's manager. `None`: there is none.
+/// Calls `run` with this thread's manager. `None`: there is none.
 fn with_manager<T>(run: impl FnOnce(&mut Manager) -> T) -> Option<T> {
     MANAGER.with_borrow_mut(|manager| {
         if manager.is_none() {
@@ -348,7 +350,7 @@ fn with_manager<T>(run: impl FnOnce(&mut Manager) -> T) -> Option<T> {
 #[repr(C, align(64))]
 struct Words([u8; KEY_BYTES]);
 
-/// A key and what is computed from it.
+/// A key, expanded.
 pub struct Expanded {
     words: Box<Words>,
     aes_bytes: u64,
@@ -360,20 +362,20 @@ impl Expanded {
         Expanded::unchecked(key)
     }
 
-    /// For the known answer, which all others wait for.
+    /// Expands a key without [`check`], which itself uses this for the known answers.
     fn unchecked(key: &Key) -> Result<Self, Absent> {
         let mut words = Box::new(Words([0; KEY_BYTES]));
         let aes = key.aes();
         let is_done = with_manager(|manager| {
             let expand = manager.expand[usize::from(aes.len() == 32)];
             // SAFETY: it reads the 16 or 32 bytes of the key, and writes a `struct gcm_key_data`, which is shorter than `Words` and
-            // wants no more alignment.
+            // needs no more alignment.
             unsafe { expand(aes.as_ptr().cast(), words.0.as_mut_ptr().cast()) }
         });
         is_done.map(|()| Expanded { words, aes_bytes: aes.len() as u64 }).ok_or(Absent::Wrong)
     }
 
-    /// Were all done?
+    /// Runs all jobs. Returns whether all were done.
     fn run(&self, direction: u32, jobs: &mut [Job<'_>]) -> bool {
         with_manager(|manager| manager.run(self, direction, jobs)).unwrap_or_else(|| {
             jobs.iter_mut().for_each(undo);
@@ -393,7 +395,7 @@ impl Aead for Expanded {
         self.run(ENCRYPT, jobs)
     }
     fn open(&self, jobs: &mut [Job<'_>]) {
-        // Each says what it is.
+        // Each job has its own result.
         let _ = self.run(DECRYPT, jobs);
     }
 }

@@ -1,8 +1,8 @@
-//! AES-GCM for ESP ([`logic::esp::Aead`]), by the fastest library there is.
+//! AES-GCM for ESP ([`logic::esp::Aead`]), by the fastest library on this machine.
 //!
 //! | file | library | when |
 //! |---|---|---|
-//! | `ipsec_mb.rs` | Intel's multi-buffer library, from Debian, loaded when it is wanted | it is there, of the version whose structures are known, and the CPU has AES and carry-less multiplication |
+//! | `ipsec_mb.rs` | Intel's multi-buffer library, from Debian, opened at run time | the supported version is installed, and the CPU has AES and carry-less multiplication |
 //! | `aws_lc.rs` | aws-lc-rs, part of the program | otherwise |
 //!
 //! Both give the same bytes (`tests.rs`, Wycheproof's and NIST's vectors). docs/measured.md has their speeds.
@@ -19,7 +19,7 @@ use logic::esp::{Aead, Key};
 use std::sync::Arc;
 
 impl Library {
-    /// The fastest there is, and why that is not ipsec-mb if it is not.
+    /// The fastest library on this machine, and why it is not ipsec-mb.
     pub fn best() -> (Library, Option<Absent>) {
         match ipsec_mb::check() {
             Ok(()) => (Library::IpsecMb, None),
@@ -27,7 +27,7 @@ impl Library {
         }
     }
 
-    /// Is it there?
+    /// Checks that the library can be used.
     pub fn check(self) -> Result<(), Absent> {
         match self {
             Library::IpsecMb => ipsec_mb::check(),
@@ -35,7 +35,7 @@ impl Library {
         }
     }
 
-    /// The key as it has it.
+    /// Expands a key for this library.
     pub fn expand(self, key: &Key) -> Result<Arc<dyn Aead>, Absent> {
         Ok(match self {
             Library::IpsecMb => Arc::new(ipsec_mb::Expanded::new(key)?),

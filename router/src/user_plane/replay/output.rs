@@ -1,4 +1,4 @@
-//! Pcap files that are written.
+//! Writes pcap files.
 
 use super::packet::Packet;
 use anyhow::{Context, Result};
@@ -9,7 +9,7 @@ use pcap_file::{
 };
 use std::io::Write;
 
-/// What leaves, whole and with its time stamp: each file all of it, or what leaves by one port.
+/// Files for packets that leave, whole and with their time stamps. A file gets all packets, or those of one port.
 pub struct Outputs<W: Write> {
     files: Vec<File<W>>,
 }
@@ -22,7 +22,7 @@ struct File<W: Write> {
 }
 
 impl<W: Write> Outputs<W> {
-    /// Files by name, and of which port; times are nanoseconds if those that come are.
+    /// Writes the headers of the files, each with its name and port. `nanoseconds` is the unit of the inputs' time stamps.
     pub fn new(
         files: impl IntoIterator<Item = (String, Option<PortId>, W)>,
         nanoseconds: bool,
@@ -42,7 +42,7 @@ impl<W: Write> Outputs<W> {
         Ok(Outputs { files: files.into_iter().map(open).collect::<Result<_>>()? })
     }
 
-    /// A packet leaves by a port. What cannot be written ends its file.
+    /// Writes a packet that leaves by a port. A file ends when writing fails.
     pub fn write(&mut self, port: PortId, packet: &Packet) {
         let of_port = |file: &&mut File<W>| file.port.is_none_or(|of| of == port);
         for file in self.files.iter_mut().filter(of_port).filter(|file| file.error.is_none()) {
@@ -53,12 +53,12 @@ impl<W: Write> Outputs<W> {
         }
     }
 
-    /// Something could not be written.
+    /// Writing to a file has failed.
     pub fn has_failed(&self) -> bool {
         self.files.iter().any(|file| file.error.is_some())
     }
 
-    /// All is written, but for these errors.
+    /// Writes everything; returns the errors of files that lack packets.
     pub fn finish(self) -> Vec<String> {
         let finish = |File { name, writer, error, .. }: File<W>| {
             error.or_else(|| {

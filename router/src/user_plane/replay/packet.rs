@@ -1,18 +1,19 @@
-//! A packet that came from a capture.
+//! A packet of a capture.
 
 use logic::{tables::Ingress, worker::Frame};
 use std::{ops::Range, time::Duration};
 
-/// Room for what elements put in front of a packet and behind it: as in `af_xdp`, and a CRC, a trailer of ESP.
+/// Room for bytes that elements put before a packet, as in `af_xdp`.
 const HEAD: usize = 256;
+/// Room for bytes that elements put after a packet: a CRC, a trailer of ESP.
 const TAIL: usize = 64;
-/// The longest frame that is taken: a packet and its room are 65,535 bytes.
+/// The longest frame that is accepted: a packet with its room has 65,535 bytes.
 pub const MOST_DATA: usize = u16::MAX as usize - HEAD - TAIL;
 
-/// Memory that is kept is for frames of common MTUs.
+/// The largest memory that is kept for other packets; it fits frames of common MTUs.
 const MOST_KEPT: usize = 4096;
 
-/// See the head of this file.
+/// A packet of a capture, in memory of its own.
 #[derive(Debug)]
 pub struct Packet {
     memory: Vec<u8>,
@@ -22,12 +23,12 @@ pub struct Packet {
     pub at: Duration,
     /// When it came, by the clock of the paths.
     pub came: Duration,
-    /// Its place among all that came.
+    /// Its position among all packets that came.
     pub number: u64,
 }
 
 impl Packet {
-    /// In this memory, which had another packet. `data` is no longer than [`MOST_DATA`].
+    /// A packet in this memory, which another packet may have used. `data` is at most [`MOST_DATA`] long.
     pub fn new(mut memory: Vec<u8>, data: &[u8], ingress: Ingress, at: Duration) -> Self {
         let range = HEAD..HEAD + data.len();
         memory.resize(range.end + TAIL, 0);
@@ -35,12 +36,12 @@ impl Packet {
         Packet { memory, data: range, ingress, at, came: at, number: 0 }
     }
 
-    /// What it takes of memory, with its room.
+    /// The bytes of its memory, with its room.
     pub fn bytes(&self) -> usize {
         self.memory.capacity()
     }
 
-    /// Its memory, for another; `None`: it is so large that most others would waste it.
+    /// Its memory, for another packet; `None`: it is so large that most packets would waste it.
     pub fn into_memory(self) -> Option<Vec<u8>> {
         (self.bytes() <= MOST_KEPT).then_some(self.memory)
     }

@@ -1,4 +1,4 @@
-//! What became of the packets.
+//! The report of a run.
 
 use crate::{
     api::{
@@ -17,22 +17,23 @@ use serde::Serialize;
 /// `millrace paths run --json`. Every packet is in exactly one of `out`, `up` and `dropped`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct PathsReport {
-    /// That came.
+    /// Packets of the files.
     pub packets: u64,
+    /// Packets that left by a port.
     pub out: u64,
-    /// That the kernel would get.
+    /// Packets that the kernel would get.
     pub up: u64,
     pub dropped: u64,
-    /// Up: of no path's class.
+    /// Packets in `up` that no class has.
     pub no_path: u64,
-    /// Dropped: their end was not captured.
+    /// Packets in `dropped` whose end was not captured.
     pub truncated: u64,
-    /// Dropped: longer than a frame.
+    /// Packets in `dropped` that are longer than a frame.
     pub too_long: u64,
     pub paths: Vec<PathReport>,
-    /// That were captured before another in front of them: for the paths they came with that one.
+    /// Packets that are older than one before them. For the paths they came at the time of that one.
     pub out_of_order: u64,
-    /// Which library encrypts, where there are SAs.
+    /// The library that encrypts, if there are SAs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub crypto: Option<CryptoReport>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -41,9 +42,9 @@ pub struct PathsReport {
     pub sample_every: u16,
     /// The longest run of a path (P8).
     pub longest_run_us: u32,
-    /// What is known of what paths use on this machine.
+    /// Each resource of this machine.
     pub resources: Vec<ResourceStand>,
-    /// Why files were not read or not written to their end.
+    /// Why files were not read or written to their end.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<String>,
 }
@@ -54,25 +55,25 @@ pub struct PathReport {
     pub path: String,
     pub router: String,
     pub packets: u64,
-    /// By port.
+    /// Packets that left, by port.
     pub out: Counts,
-    /// By reason.
+    /// Packets for the kernel, by reason.
     pub up: Counts,
-    /// By reason.
+    /// Dropped packets, by reason.
     pub dropped: Counts,
-    /// In which it had packets.
+    /// Runs that had packets.
     pub runs: u64,
     /// Sampled; absent: nothing was measured.
     pub ns_per_packet: Option<u64>,
-    /// Sampled: as it came, and as it left by a port.
+    /// Bytes received and bytes sent by a port, sampled.
     pub io_bytes_per_packet: Option<u64>,
-    /// Of memory bandwidth: counted, or estimated as [`PathsReport::resources`] says.
+    /// Bytes of memory bandwidth: counted, or estimated as [`PathsReport::resources`] says.
     pub memory_bytes_per_packet: Option<u64>,
     pub elements: Vec<ElementReport>,
 }
 
 impl PathReport {
-    /// A packet of the path is through.
+    /// Counts a packet of the path that has its verdict.
     pub fn count(&mut self, config: &PathsConfig, verdict: Verdict) {
         let (counts, name) = match verdict {
             Verdict::To(port) => {
@@ -91,7 +92,7 @@ impl PathReport {
 }
 
 impl PathsReport {
-    /// Of the paths of the file, nothing counted.
+    /// A report of the configured paths, with all counters 0.
     pub fn new(config: &PathsConfig) -> Self {
         let router =
             |id: u8| config.routers.get(usize::from(id)).map(|router| router.0.clone()).unwrap_or_default();
@@ -108,7 +109,7 @@ impl PathsReport {
         }
     }
 
-    /// Adds it up, with what the worker knows.
+    /// Adds the worker's counters, and computes the sums.
     pub fn finish<F: logic::worker::Frame>(&mut self, worker: &Worker<F>) {
         for account in worker.accounts() {
             if let Some(path) = self.paths.get_mut(usize::from(account.path.id)) {

@@ -1,4 +1,4 @@
-//! A capture through its paths.
+//! Runs captures through paths.
 
 use super::{
     input::{self, Input, Record},
@@ -24,15 +24,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Packets that wait for their turn or for older ones take so much memory at most, and one packet more.
+/// The most memory of packets that wait for their turn or for older packets, not counting the last packet.
 const MOST_BYTES: usize = 64 << 20;
-/// And so many packets may be since the oldest that waits, those that are gone too: their order is remembered.
+/// The most packets from the oldest one that waits on, including those that are gone, because their order is remembered.
 const MOST_ORDERED: usize = 1 << 18;
-/// Memory of packets that is kept for others.
+/// Packets whose memory is kept for others.
 const SPARE: usize = 1024;
 
-/// What a worker is told. A nanosecond counts as a cycle; what a switch takes is part of what packets cost, as nobody measured it here
-/// (`logic::paths::calibrate`).
+/// The settings of the worker. A nanosecond counts as a cycle. The switch between paths was not measured here
+/// (`logic::paths::calibrate`), so it is part of the cost of packets.
 fn settings(runs: RunsSettings) -> Settings {
     Settings {
         bursts: Bursts {
@@ -51,17 +51,19 @@ struct Replay<'a> {
     rings: Rings<Packet>,
     order: Order,
     report: PathsReport,
-    /// Of packets that wait for their turn, or to be written.
+    /// Memory of packets that wait for their turn, or to be written.
     bytes: usize,
     spare: Vec<Vec<u8>>,
     /// The clock of the paths: the latest time stamp.
     clock: Duration,
-    /// Its ring is full.
+    /// A packet whose ring is full.
     held: Option<Packet>,
 }
 
-/// Runs all packets of the inputs, by these SAs, which nobody else has. The report says which of them are broken: those end there. If an output cannot be written, no more
-/// packets are taken in, and those that have come are run; the report says that too. A capture that cannot be written ends nothing.
+/// Runs all packets of the inputs, with these SAs, which nothing else uses.
+///
+/// The report names broken inputs, which end at the fault. It also names an output that cannot be written; then no more packets are
+/// taken in, and those that have come are run. A capture that cannot be written does not end the run.
 ///
 /// # Errors
 /// The configuration cannot be run.
@@ -75,7 +77,7 @@ pub fn run<R: Read, W: Write>(
     let mut worker = worker(config, &sas, &captures.captures())?;
     if let Err(why) = sas.reserve() {
         drop(worker);
-        // What was reserved of other SAs before is given back.
+        // Numbers that were reserved of other SAs are given back.
         let more = sas.finish().err().map(|more| format!("; {more}")).unwrap_or_default();
         bail!("{why}{more}");
     }
@@ -86,7 +88,7 @@ pub fn run<R: Read, W: Write>(
     loop {
         let inputs: &mut [_] = if outputs.has_failed() { &mut [] } else { &mut *inputs };
         let more = replay.take_in(inputs, &mut worker);
-        // Files are no path's business.
+        // The time for files is not charged to a path.
         worker.pause();
         match worker.turn(&mut replay, meter) {
             Some(turn) if replay.rings.waiting(turn.path) == 0 => worker.sleep(turn.path),
@@ -114,7 +116,7 @@ pub fn run<R: Read, W: Write>(
     Ok(report)
 }
 
-/// With the paths of the configuration.
+/// Makes a worker with the paths of the configuration.
 pub(crate) fn worker<F: Frame>(config: &PathsConfig, sas: &Sas, captures: &Captures) -> Result<Worker<F>> {
     let mut worker = Worker::new(settings(config.runs))?;
     for (router, (_, weight)) in (0..).zip(&config.routers) {
@@ -143,7 +145,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Takes in some packets, until there is no room. False: there are no others.
+    /// Takes in some packets, until there is no room. False: there are no more.
     fn take_in<R: Read>(&mut self, inputs: &mut [Input<R>], worker: &mut Worker<Packet>) -> bool {
         for _ in 0..MOST_PACKETS {
             if self.bytes >= MOST_BYTES || self.order.length() >= MOST_ORDERED {
@@ -202,7 +204,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Writes what leaves and waits for nothing older.
+    /// Writes the packets that leave and do not wait for older ones.
     fn write<W: Write>(&mut self, outputs: &mut Outputs<W>) {
         while let Some((port, packet)) = self.order.next() {
             outputs.write(port, &packet);
@@ -214,7 +216,7 @@ impl<'a> Replay<'a> {
 impl Exchange for Replay<'_> {
     type Frame = Packet;
 
-    /// A file takes everything.
+    /// A file accepts packets of all ports.
     fn ports(&self) -> u64 {
         u64::MAX
     }
@@ -245,7 +247,7 @@ mod tests {
 
     const PATHS: &str = "[[port]]\nname = \"lan\"\n[[path]]\nname = \"a\"\nclass = { ether_type = 0x9000 }\nchain = [\"discard\"]";
 
-    /// Frames of 14 bytes, the first of the path's class, others if `all`; captured at these milliseconds.
+    /// Frames of 14 bytes, captured at these milliseconds. The first belongs to the path's class; with `all`, the others too.
     fn capture(times: impl Iterator<Item = u64>, all: bool) -> Vec<u8> {
         let mut writer = PcapWriter::new(Vec::new()).unwrap();
         for (number, ms) in times.enumerate() {
@@ -256,9 +258,9 @@ mod tests {
         writer.into_writer()
     }
 
-    /// A path that never runs, and hundreds of thousands behind its packet that are gone at once.
+    /// One packet waits for a path that does not run. Hundreds of thousands of packets after it are gone at once.
     #[test]
-    fn what_waits_for_an_old_packet_is_bounded() {
+    fn packets_that_wait_for_an_older_one_are_bounded() {
         let config = PathsConfig::parse(Path::new("p.toml"), PATHS).unwrap();
         let count = MOST_ORDERED as u64 + 5000;
         let bytes = capture(0..count, false);
@@ -271,7 +273,7 @@ mod tests {
             replay.write(&mut outputs);
         }
         assert_eq!((replay.order.length(), replay.report.packets), (MOST_ORDERED, MOST_ORDERED as u64));
-        // It runs, and all of it goes on.
+        // The path runs, and everything goes on.
         assert_eq!(worker.turn(&mut replay, || 0).map(|turn| turn.packets), Some(1));
         replay.write(&mut outputs);
         assert_eq!((replay.order.length(), replay.bytes), (0, 0));
@@ -288,13 +290,13 @@ mod tests {
         assert!(
             !replay
                 .take_in(&mut inputs, &mut worker(&config, &Sas::default(), &Captures::default()).unwrap()),
-            "these are all"
+            "there are no more"
         );
         let mut packets = Vec::new();
         replay.rings.receive(0, 10, &mut packets);
         let came: Vec<_> = packets.iter().map(|packet| packet.came_ns() / 1_000_000).collect();
         assert_eq!((came, replay.report.out_of_order), (vec![5, 7, 7, 7, 7, 8], 2));
-        // What is written has its own time.
+        // Written packets have their own times.
         assert!(packets.iter().map(|packet| packet.at.as_millis()).eq([5, 7, 6, 1, 7, 8]));
     }
 }

@@ -1,4 +1,4 @@
-//! The forwarding tables of a path file: what Linux says elsewhere, ports and routes say here.
+//! The forwarding tables of a path file. Its ports and routes stand in for Linux.
 
 use crate::config::PathsConfig;
 use logic::{
@@ -16,7 +16,7 @@ use std::{
     sync::Arc,
 };
 
-/// What a few routes fit in.
+/// A capacity for a few routes.
 const FIRST: Capacity = Capacity {
     fib_blocks: 1 << 10,
     fib_tails: 1 << 10,
@@ -26,7 +26,7 @@ const FIRST: Capacity = Capacity {
     routers: 256,
 };
 
-/// Built anew in larger memory until everything fits: [`PathsConfig`] bounds how much that can be.
+/// Builds the tables, in larger and larger memory until everything fits. [`PathsConfig`] bounds the size.
 pub fn build(config: &PathsConfig) -> Arc<HeapMemory> {
     let changes = changes(config);
     let mut capacity = FIRST;
@@ -55,7 +55,7 @@ fn interface_of(port: PortId) -> InterfaceId {
     InterfaceId::from(port) + 1
 }
 
-/// Where a frame came in. It is for the port's interface if it is for its address.
+/// The port, router and interface of a frame. It is for the port's interface if it has its address.
 pub fn ingress(config: &PathsConfig, port: PortId, frame: &[u8]) -> Ingress {
     let Some(known) = config.ports.get(usize::from(port)) else { return Ingress::default() };
     let router = known.router;
@@ -91,7 +91,7 @@ fn changes(config: &PathsConfig) -> Vec<Op> {
         [Some(Op::Port { port, frags: false }), interface].into_iter().flatten()
     });
     let mut changes: Vec<_> = routers.chain(ports).collect();
-    // The tables know next hops by address; those of the file have none, so they get numbers.
+    // The tables know next hops by IP address. Those of the file have none, so they get numbers.
     let mut gateways = BTreeMap::<(PortId, Mac), IpAddr>::new();
     for route in &config.routes {
         let Some(port) = config.ports.get(usize::from(route.port)) else { continue };
@@ -129,7 +129,7 @@ mod tests {
                 "[[route]]\nprefix = \"{prefix}\"\nvia = \"02:09:00:00:00:{via:02x}\"\nport = \"{port}\"\n"
             );
         };
-        // More blocks, tails, next hops and neighbours than there is room for at first.
+        // More blocks, tails, next hops and neighbours than fit at first.
         (0..3000).for_each(|n| route(format!("10.{}.{}.128/25", n / 250, n % 250), n as u8, "b"));
         (0..1500).for_each(|n| route(format!("2001:db8:{n:x}::/56"), (n % 200) as u8, "a"));
         route("10.0.0.0/8".into(), 255, "c");

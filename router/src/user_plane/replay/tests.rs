@@ -1,4 +1,4 @@
-//! Captures in memory through paths: every packet has one fate, and it does not depend on speed.
+//! Runs captures in memory through paths: every packet has one fate, which does not depend on speed.
 
 use super::*;
 use crate::{
@@ -49,7 +49,7 @@ fn capture(records: &[Record]) -> Vec<u8> {
     writer.into_writer()
 }
 
-/// The report, and what was written.
+/// Returns the report, and the written packets.
 fn replay(paths: &str, captures: &[(u8, Vec<u8>)]) -> (PathsReport, Vec<Record>) {
     let config = PathsConfig::parse(Path::new("p.toml"), &format!("{PORTS}{paths}")).unwrap();
     let inputs = captures.iter().map(|(port, bytes)| Input::new("in.pcap", *port, &bytes[..]).unwrap());
@@ -81,7 +81,7 @@ fn is_whole(report: &PathsReport) {
     for path in &report.paths {
         let fates = [&path.out, &path.up, &path.dropped].map(|counts| counts.values().sum::<u64>());
         assert_eq!(path.packets, fates.iter().sum::<u64>(), "{path:?}");
-        // What elements counted is what was settled.
+        // Elements counted the settled packets.
         for (settled, of) in [(&path.up, 0), (&path.dropped, 1)] {
             let mut counted = std::collections::BTreeMap::<String, u64>::new();
             for element in &path.elements {
@@ -94,7 +94,7 @@ fn is_whole(report: &PathsReport) {
     }
 }
 
-/// Many more than rings hold: nothing is lost, and they leave as they came although two paths take turns.
+/// Many more packets than rings hold: none is lost, and they leave in the order in which they came, although two paths take turns.
 #[test]
 fn the_file_waits_for_full_rings() {
     let paths = r#"
@@ -131,8 +131,8 @@ ring = 64
     assert!(rest.ns_per_packet.is_some_and(|ns| ns > 0) && rest.runs >= 3200 / 256);
 }
 
-/// Eight packets that take long, which is the first run, and others that take nothing, or long too: how long runs are, and what is known of packets,
-/// follows what the file says.
+/// The first run has eight packets that take long. The others take no time, or take long too. The length of runs and the measured
+/// cost follow the settings of the file.
 #[test]
 fn runs_are_as_long_and_measured_as_often_as_the_file_says() {
     const PATH: &str =
@@ -155,7 +155,7 @@ fn runs_are_as_long_and_measured_as_often_as_the_file_says() {
     assert!(once > 3 * often, "{once} ns by the first run, {often} by all");
 }
 
-/// The clock is the file's: 1,000 a second and 5 at once, in a capture of two seconds.
+/// The clock is the file's: 1,000 packets per second and 5 at once, in a capture of two seconds.
 #[test]
 fn rates_are_those_of_the_capture() {
     let paths = r#"
@@ -167,14 +167,14 @@ chain = [{ element = "police", packets_per_second = 1000, burst_packets = 5 }, {
     let (report, written) = replay(paths, &[(0, capture(&records))]);
     is_whole(&report);
     let passed: Vec<u64> = written.iter().map(|(us, ..)| us / 100).collect();
-    // Five at once, and while they leave the bucket fills by a tenth with each packet.
+    // Five pass at once. Meanwhile the bucket fills by a tenth with each packet.
     let expected: Vec<u64> = (0..5).chain((1..2000).map(|ms| ms * 10)).collect();
     assert_eq!(passed, expected);
     assert_eq!(report.paths[0].dropped["over_rate"], 20_000 - expected.len() as u64);
 }
 
 #[test]
-fn what_cannot_be_taken_is_counted() {
+fn packets_that_cannot_be_run_are_counted() {
     let paths = "[[path]]\nname = \"a\"\nclass = { port = \"lan\" }\nchain = [{ element = \"forward\", port = \"tap\" }]";
     let frame = udp(1, [10, 1, 0, 1], 64, &[1; 20]);
     let cut = (2, frame[..40].to_vec(), frame.len() as u32);
@@ -188,7 +188,7 @@ fn what_cannot_be_taken_is_counted() {
 }
 
 #[test]
-fn what_came_before_a_broken_packet_is_run() {
+fn packets_before_a_broken_one_are_run() {
     let paths = "[[path]]\nname = \"a\"\nchain = [{ element = \"forward\", port = \"tap\" }]";
     let bytes = capture(&[whole(1, vec![1; 60]), whole(2, vec![2; 60])]);
     let (report, written) = replay(paths, &[(0, bytes[..bytes.len() - 1].to_vec())]);
@@ -198,7 +198,7 @@ fn what_came_before_a_broken_packet_is_run() {
     assert!(error.starts_with("in.pcap is broken at packet 2; those before it were run: "), "{error}");
 }
 
-/// Takes so many bytes.
+/// Accepts this many bytes.
 struct Full(usize);
 
 impl std::io::Write for Full {
@@ -212,7 +212,7 @@ impl std::io::Write for Full {
     }
 }
 
-/// What has come has its fate nevertheless, and the other file has it.
+/// Packets that have come still have their fates, and are in the other file.
 #[test]
 fn an_output_that_fails_ends_the_run() {
     let paths = "[[path]]\nname = \"a\"\nchain = [{ element = \"forward\", port = \"tap\" }]\nring = 64";
@@ -298,7 +298,7 @@ fn records() -> impl Strategy<Value = Vec<Record>> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
-    /// Any packets through any paths: one fate each, the same in every run, whatever came of the scheduler.
+    /// Any packets through any paths: each has one fate, the same in every run, whatever the scheduler does.
     #[test]
     fn every_packet_has_one_fate(
         lan in records(),
@@ -329,10 +329,10 @@ proptest! {
     }
 }
 
-/// When it came, its bytes, and how long it was.
+/// Its time, its bytes, and its length on the wire.
 type Copied = (u64, Vec<u8>, u32);
 
-/// The report, and what mirrors wrote to files, nanoseconds, data, length on the wire; or to none, on a disk that is full.
+/// Returns the report, and the packets that mirrors wrote to files; on a full disk, no packets.
 fn mirrored(paths: &str, frames: &[Record], is_full: bool) -> (PathsReport, Vec<Vec<Copied>>) {
     let config = PathsConfig::parse(Path::new("p.toml"), &format!("{PORTS}{paths}")).unwrap();
     let directory = tempfile::tempdir().unwrap();
@@ -367,9 +367,9 @@ fn of_mirror<'r>(report: &'r PathsReport, what: &str) -> Vec<u64> {
     mirrors.map(|mirror| mirror.counted.get(what).copied().unwrap_or_default()).collect()
 }
 
-/// Before and behind what a path writes to packets; more of them than a ring has room for.
+/// Mirrors before and after the elements that write to packets; with more packets than a ring has room for.
 #[test]
-fn mirrors_have_what_comes_and_what_leaves() {
+fn mirrors_copy_packets_as_they_come_and_as_they_leave() {
     const ROUTED: &str = r#"
 [[path]]
 name = "routed"
@@ -377,7 +377,7 @@ router = "red"
 chain = [{ element = "mirror", file = "in", snap_bytes = 60 }, "check", "route", "ttl", "rewrite",
          { element = "mirror", file = "out", snap_bytes = 65535, every_packets = 2 }]
 "#;
-    // Every tenth goes up behind the first mirror.
+    // Every tenth packet goes up after the first mirror.
     let ttl = |n: u64| if n.is_multiple_of(10) { 1 } else { 64 };
     let come: Vec<_> =
         (0..3000).map(|n: u64| whole(n, udp(1, [10, 1, 0, 1], ttl(n), &n.to_be_bytes().repeat(5)))).collect();
@@ -397,7 +397,7 @@ chain = [{ element = "mirror", file = "in", snap_bytes = 60 }, "check", "route",
 }
 
 #[test]
-fn a_mirror_that_cannot_be_written_costs_no_packet_and_is_told() {
+fn a_mirror_that_cannot_be_written_is_reported_and_no_packet_is_lost() {
     const MIRRORED: &str = r#"
 [[path]]
 name = "a"

@@ -1,4 +1,5 @@
-//! Keys: hexadecimal digits in a file that only its owner may read, or in an environment variable. No error says what they are.
+//! Keys: hexadecimal digits in a file that only its owner may read, or in an environment variable. No error text contains digits of
+//! a key.
 
 use crate::{
     base::{foreign::Quoted, guard::lock_file},
@@ -14,15 +15,16 @@ use std::{
 };
 use zeroize::Zeroizing;
 
-const FORM: &str = "40 or 72 hexadecimal digits are allowed: an AES key of 128 or 256 bits, and a salt of 32 bits behind it (RFC 4106)";
-/// What a file may have besides digits.
+const FORM: &str = "40 or 72 hexadecimal digits are allowed: an AES key of 128 or 256 bits, followed by a salt of 32 bits (RFC 4106)";
+/// The largest file, in bytes: the digits, and blanks around them.
 const MOST_BYTES: usize = 128;
-/// Of key and salt.
+/// The longest key with its salt.
 const MOST_KEY_BYTES: usize = 36;
-/// What group and others may do.
+/// Permissions of group and others.
 const NOT_THE_OWNER: u32 = 0o077;
 
-/// A key; and its file, locked, if it must be this SA's alone: what is sent with it is counted in one place only.
+/// Reads a key. With `is_alone`, only one SA may use it, so that its packets are counted in one place; then the file is locked and
+/// returned.
 pub fn read(source: &KeySource, is_alone: bool) -> Result<(Key, Option<File>), String> {
     match source {
         KeySource::Environment(name) => {
@@ -33,16 +35,16 @@ pub fn read(source: &KeySource, is_alone: bool) -> Result<(Key, Option<File>), S
         KeySource::File(file) => {
             let name = file.display();
             let cannot = |e: &dyn std::fmt::Display| format!("cannot read the key file {name}: {e}");
-            // Of a pipe nothing is waited for.
+            // Does not wait for a pipe.
             let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
             let opened = rustix::fs::open(file, flags, Mode::empty()).map_err(|e| cannot(&e))?;
             let mut opened = File::from(opened);
             let data = opened.metadata().map_err(|e| cannot(&e))?;
             if !data.is_file() {
-                return Err(cannot(&"it is no file"));
+                return Err(cannot(&"it is not a file"));
             }
             if data.uid() != rustix::process::geteuid().as_raw() {
-                return Err(format!("the key file {name} does not belong to who runs Millrace"));
+                return Err(format!("the key file {name} does not belong to the user who runs Millrace"));
             }
             if data.mode() & NOT_THE_OWNER != 0 {
                 return Err(format!(
@@ -55,7 +57,7 @@ pub fn read(source: &KeySource, is_alone: bool) -> Result<(Key, Option<File>), S
                     lock_file(&opened).map_err(|e| format!("cannot lock the key file {name}: {e}"))?;
                 if !is_locked {
                     return Err(format!(
-                        "the key file {name} is in use by another process, or by another SA, that sends with this key"
+                        "the key file {name} is in use by another process, or by another SA, which sends with this key"
                     ));
                 }
             }
@@ -67,7 +69,8 @@ pub fn read(source: &KeySource, is_alone: bool) -> Result<(Key, Option<File>), S
     }
 }
 
-/// Reads until all is full, or the file ends; how many bytes. It grows nothing, so no copies are left behind.
+/// Reads until `into` is full, or the file ends; returns the number of bytes. No buffer grows, so no copies of the key are left
+/// behind.
 fn fill(file: &mut File, mut into: &mut [u8]) -> std::io::Result<usize> {
     let all = into.len();
     while !into.is_empty() {
@@ -87,7 +90,7 @@ pub(crate) fn parse(text: &[u8], whence: &str) -> Result<Key, String> {
     let digits = digits.strip_prefix(b"0x").unwrap_or(digits);
     let (pairs, rest) = digits.as_chunks::<2>();
     if !rest.is_empty() || !digits.iter().all(u8::is_ascii_hexdigit) {
-        return Err(format!("{whence} is not written in pairs of hexadecimal digits: {FORM}"));
+        return Err(format!("{whence} does not consist of pairs of hexadecimal digits: {FORM}"));
     }
     let mut bytes = Zeroizing::new([0; MOST_KEY_BYTES]);
     for (byte, [high, low]) in bytes.iter_mut().zip(pairs) {
@@ -97,7 +100,7 @@ pub(crate) fn parse(text: &[u8], whence: &str) -> Result<Key, String> {
     key.ok_or_else(|| format!("{whence} has {} digits: {FORM}", digits.len()))
 }
 
-/// Of a hexadecimal digit.
+/// The value of a hexadecimal digit.
 fn value(digit: u8) -> u8 {
     char::from(digit).to_digit(16).unwrap_or_default() as u8
 }

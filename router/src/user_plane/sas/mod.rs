@@ -1,11 +1,11 @@
-//! Security associations of paths, made: keys read, expanded by a library, and sequence numbers reserved.
+//! Security associations of paths: reads keys, expands them with a library, and reserves sequence numbers.
 //!
 //! | file | holds |
 //! |---|---|
-//! | this one | [`Sas`]: the table that elements read, what keeps it going, and how it is changed |
-//! | `running.rs` | [`RunningSas`]: those of a daemon, with the thread that reserves numbers |
-//! | `key.rs` | keys, read |
-//! | `sequence_file.rs` | which sequence numbers are used, noted before they are |
+//! | this one | [`Sas`]: the table that elements read, and its changes |
+//! | `running.rs` | [`RunningSas`]: the SAs of a daemon, with the thread that reserves numbers |
+//! | `key.rs` | reads keys |
+//! | `sequence_file.rs` | notes sequence numbers in a file before they are used |
 
 pub(crate) mod key;
 mod running;
@@ -32,19 +32,19 @@ use std::{
 /// The most SAs of one daemon.
 const MOST_SAS: usize = 1024;
 
-/// See the head of this file. Nothing, by default.
+/// The SAs of all paths. None, by default.
 #[derive(Default)]
 pub struct Sas {
     pub table: Arc<SaTable>,
-    /// That is wanted; the fastest otherwise.
+    /// The configured library; `None`: the fastest.
     wanted: Option<Library>,
     library: Option<Library>,
-    /// Why that is not the fastest.
+    /// Why `library` is not the fastest.
     note: Option<String>,
     made: Vec<Made>,
-    /// Those that were replaced or removed, while a worker may still have them.
+    /// SAs that were replaced or removed, while a worker may still have them.
     leaving: Vec<Made>,
-    /// Keys of those that are gone, by fingerprint.
+    /// Keys of SAs that are gone, by fingerprint.
     spent: BTreeMap<String, Spent>,
 }
 
@@ -56,28 +56,28 @@ enum Spent {
     Inbound,
 }
 
-/// One of them.
+/// One SA.
 struct Made {
     config: SaConfig,
-    /// Of the key.
+    /// The fingerprint of its key.
     fingerprint: String,
     kind: Kind,
-    /// Of the key of what is sent, locked as long as this is there.
+    /// The key file of an outbound SA, locked as long as this exists.
     _key_file: Option<File>,
 }
 
 enum Kind {
-    /// Without a file: of a test, which has all numbers.
+    /// Without a file in tests, which have all numbers.
     Outbound(Arc<Outbound>, Option<Arc<Mutex<SequenceFile>>>),
     Inbound(Arc<Inbound>),
 }
 
-/// A key; and its file, locked.
+/// A key, and its file if it is locked.
 type ReadKey = Result<(Key, Option<File>), String>;
-/// Where numbers are noted, if they are.
+/// The file that numbers are noted in; `None`: they are not noted.
 type Numbers = Result<Option<SequenceFile>, String>;
 
-/// How keys are read, and numbers noted; tests do without.
+/// How keys are read and numbers are noted. Tests replace these.
 struct Means<'a> {
     key: &'a dyn Fn(&SaConfig) -> ReadKey,
     numbers: &'a dyn Fn(&SaConfig, &Key) -> Numbers,
@@ -94,13 +94,13 @@ const FILES: Means<'static> = Means {
 };
 
 impl Sas {
-    /// Those of a file; reads keys, and opens the files that have sequence numbers. None is reserved: [`Sas::reserve`] does that when all else
-    /// is there, as each start that fails behind it would cost a block.
+    /// The SAs of a file. Reads keys, and opens sequence files. It reserves no numbers: [`Sas::reserve`] does that when nothing else can
+    /// fail any more, because each start that fails after it would use up a block.
     pub fn load(config: &SasConfig) -> Result<Sas, ConfigError> {
         Sas::by(config, &FILES)
     }
 
-    /// For tests: with keys that are not read, and numbers that nobody notes.
+    /// For tests: keys are not read, and numbers are not noted.
     pub fn forgetful(config: &SasConfig, key: impl Fn(&SaConfig) -> Key) -> Result<Sas, ConfigError> {
         Sas::by(config, &Means { key: &|sa| Ok((key(sa), None)), numbers: &|_, _| Ok(None) })
     }
@@ -112,11 +112,12 @@ impl Sas {
         Ok(sas)
     }
 
-    /// Sets these, and then removes those. An outbound SA takes the place of the one of its name, whole batches go by the one or by the other;
-    /// an inbound one comes beside those of its name, until they are removed. What is replaced or removed is let go of by [`Sas::tidy`].
+    /// Sets the SAs `set`, and then removes `remove`. An outbound SA replaces the one with its name; a batch uses one of the two for all
+    /// of its packets. An inbound SA joins those with its name until they are removed. [`Sas::tidy`] lets go of SAs that were replaced
+    /// or removed.
     ///
     /// # Errors
-    /// Why one cannot be, and nothing is changed.
+    /// One of the changes is not possible. Then nothing changes.
     pub fn change(&mut self, set: &[SaConfig], remove: &[SaName]) -> Result<(), String> {
         self.change_by(set, remove, &FILES)
     }
@@ -130,12 +131,12 @@ impl Sas {
         if let Some(both) =
             set.iter().find(|sa| remove.iter().any(|gone| (&gone.sa, gone.spi) == (&sa.name, sa.spi)))
         {
-            return Err(format!("SA {} with SPI {} is set and removed at once", both.name, both.spi));
+            return Err(format!("SA {} with SPI {} is both set and removed", both.name, both.spi));
         }
         let made = self.make(set, means).map_err(|wrong| wrong.to_string())?;
         if let Some((of, why)) = made.iter().find_map(|made| Some((made, made.reserve().err()?))) {
             let why = of.config.wrong("sequence_file", why).to_string();
-            // What was reserved of others before is given back.
+            // Numbers that were reserved of other SAs are given back.
             let given_back: Vec<_> = made.into_iter().filter_map(|made| made.finish().1.err()).collect();
             return Err([vec![why], given_back].concat().join("; "));
         }
@@ -146,13 +147,13 @@ impl Sas {
         Ok(())
     }
 
-    /// Without any of them in the table yet.
+    /// Makes SAs, without putting them into the table.
     fn make(&mut self, sas: &[SaConfig], means: &Means<'_>) -> Result<Vec<Made>, ConfigError> {
         let mut all = Vec::<Made>::new();
         for sa in sas {
             let wrong = |key: &str, message: String| sa.wrong(key, message);
             if self.made.len() + self.leaving.len() + all.len() >= MOST_SAS {
-                return Err(wrong("name", format!("{MOST_SAS} SAs are possible")));
+                return Err(wrong("name", format!("only {MOST_SAS} SAs are possible")));
             }
             let library = self.library().map_err(|why| wrong("name", why))?;
             let (key, key_file) = (means.key)(sa).map_err(|why| wrong("key", why))?;
@@ -160,7 +161,7 @@ impl Sas {
             let mut others = self.made.iter().chain(&self.leaving).chain(&all);
             if let Some(other) = others.clone().find(|other| other.fingerprint == fingerprint) {
                 let message = format!(
-                    "it has the key of SA {}: two SAs with one key encrypt different packets alike, and both can be read (docs/howto/esp.md)",
+                    "it has the key of SA {}: two SAs with one key use the same key stream for different packets, and both can be read (docs/howto/esp.md)",
                     other.config.name
                 );
                 return Err(wrong("key", message));
@@ -168,11 +169,12 @@ impl Sas {
             let is_outbound = matches!(sa.direction, Direction::Outbound { .. });
             let spent = self.spent.get(&fingerprint).copied();
             if spent.is_some_and(|spent| matches!(spent, Spent::Outbound(_)) != is_outbound) {
-                let message = "its key was another SA's, of the other direction (docs/howto/esp.md): it needs one of its own";
+                let message =
+                    "an SA of the other direction used its key (docs/howto/esp.md): it needs a new key";
                 return Err(wrong("key", message.into()));
             }
             if let Some(other) = others.find(|other| other.config.is_confused_with(sa)) {
-                let message = format!("its SPI is that of SA {} already", other.config.name);
+                let message = format!("SA {} already has its SPI", other.config.name);
                 return Err(wrong("spi", message));
             }
             let aead = library.expand(&key).map_err(|why| wrong("name", why.to_string()))?;
@@ -194,7 +196,7 @@ impl Sas {
                         && used < most
                     {
                         let message = format!(
-                            "{most} numbers were used with its key, and this file says {used}: with it they would be used again (docs/howto/esp.md)"
+                            "{most} numbers were used with its key, but this file says {used}, so numbers would be used again (docs/howto/esp.md)"
                         );
                         return Err(wrong("sequence_file", message));
                     }
@@ -262,7 +264,7 @@ impl Sas {
         }
     }
 
-    /// Lets go of those that are in no worker's hands any more, and notes which numbers they really used.
+    /// Lets go of SAs that no worker has any more, and notes the numbers that they really used.
     fn tidy(&mut self) {
         let is_free = |made: &mut Made| match &made.kind {
             Kind::Outbound(sa, file) => {
@@ -280,24 +282,24 @@ impl Sas {
         }
     }
 
-    /// Reserves more sequence numbers where few are left; to be called before the first run, and between runs. Where that cannot be noted, the SA sends
-    /// what it has, and stops.
+    /// Reserves more sequence numbers where few are left. It must be called before the first run, and between runs. If the numbers
+    /// cannot be noted, the SA uses those that it has, and then stops.
     pub fn reserve(&mut self) -> Result<(), String> {
         first_error(self.made.iter().map(Made::reserve))
     }
 
-    /// Those that send.
+    /// The outbound SAs.
     fn sending(&self) -> Vec<Sending> {
         self.made.iter().filter_map(Made::sending).collect()
     }
 
-    /// Which library there is; `None`: there are no SAs.
+    /// The library; `None`: there are no SAs.
     pub fn crypto(&self) -> Option<CryptoReport> {
         let library = self.library?.name().into();
         Some(CryptoReport { library, note: self.note.clone() })
     }
 
-    /// What was sent and what came.
+    /// All SAs with their present sequence numbers.
     pub fn report(&self) -> Vec<SaReport> {
         self.listed().iter().filter_map(Listed::report).collect()
     }
@@ -306,8 +308,8 @@ impl Sas {
         self.made.iter().map(Listed::of).collect()
     }
 
-    /// Notes which numbers were really used, so that those that were reserved besides are not lost. Nothing may be sent any more: elements
-    /// that had the table are gone.
+    /// Notes the numbers that were really used, so that other reserved numbers are not lost. Nothing may be sent any more: elements that
+    /// had the table are gone.
     pub fn finish(&mut self) -> Result<(), String> {
         let mut first = Ok(());
         for made in mem::take(&mut self.made).into_iter().chain(mem::take(&mut self.leaving)) {
@@ -321,9 +323,9 @@ impl Sas {
     }
 }
 
-/// What is told of an SA, which it does not keep.
+/// What is reported of an SA. It does not keep the SA alive.
 struct Listed {
-    /// Without numbers.
+    /// The report without numbers.
     sa: SaReport,
     numbers: Counted,
 }
@@ -357,7 +359,7 @@ impl Listed {
         Listed { sa, numbers }
     }
 
-    /// `None`: it is gone.
+    /// The report; `None`: the SA is gone.
     fn report(&self) -> Option<SaReport> {
         let (sequence, left) = match &self.numbers {
             Counted::Outbound(sa) => {
@@ -381,7 +383,7 @@ impl SaConfig {
     }
 }
 
-/// All are done, whatever one says.
+/// Does all of them, also after an error; returns the first error.
 fn first_error(all: impl Iterator<Item = Result<(), String>>) -> Result<(), String> {
     let errors: Vec<_> = all.filter_map(Result::err).collect();
     errors.into_iter().next().map_or(Ok(()), Err)
@@ -402,7 +404,7 @@ impl Sending {
 }
 
 impl Made {
-    /// `None`: it does not send, or is of a test.
+    /// `None`: it is inbound, or of a test.
     fn sending(&self) -> Option<Sending> {
         let Kind::Outbound(sa, Some(file)) = &self.kind else { return None };
         Some(Sending { name: self.config.name.clone(), sa: sa.clone(), file: file.clone() })
@@ -412,7 +414,8 @@ impl Made {
         self.sending().map_or(Ok(()), |sending| sending.reserve())
     }
 
-    /// What its key was used for, and whether that is noted. An element that still has it may still send: then what was reserved stays used.
+    /// Returns what its key was used for, and whether that is noted. If an element still has the SA, it may still send, so all reserved
+    /// numbers stay used.
     fn finish(self) -> (Spent, Result<(), String>) {
         let Kind::Outbound(sa, file) = self.kind else { return (Spent::Inbound, Ok(())) };
         let reserved = sa.sequence.reserved();

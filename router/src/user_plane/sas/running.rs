@@ -1,8 +1,8 @@
-//! SAs of a daemon: changed by whoever asks, while a thread keeps sequence numbers reserved.
+//! The SAs of a daemon. Requests change them, while a thread keeps sequence numbers reserved.
 //!
-//! Numbers are noted on a disk, which may take long. So the thread that does that holds no lock meanwhile that anybody else needs, and neither workers nor who
-//! keeps them ever wait for one that is held over it. A change reads keys and opens files, which may take as long, under a lock that nobody takes but for a change: who lists SAs
-//! finds what the last change left, without keeping it from being let go of.
+//! Numbers are noted on a disk, which may take long. The thread holds no lock meanwhile that anything else needs, so neither workers
+//! nor their control wait for it. A change reads keys and opens files, which may take as long, under a lock that only changes take. A
+//! list of SAs shows the result of the last change, and does not keep SAs alive.
 
 use super::{Listed, Sas, Sending, first_error};
 use crate::{
@@ -19,10 +19,10 @@ use std::{
     time::Duration,
 };
 
-/// Between two looks whether an SA that sends needs more numbers.
+/// How often the thread looks whether an outbound SA needs more numbers.
 const LOOKS: Duration = Duration::from_millis(50);
 
-/// See the head of this file.
+/// The SAs of a daemon; see the head of this file.
 #[derive(Clone, Default)]
 pub struct RunningSas(Arc<Running>);
 
@@ -30,14 +30,14 @@ pub struct RunningSas(Arc<Running>);
 struct Running {
     config: SasConfig,
     table: Arc<SaTable>,
-    /// Held as long as one is changed.
+    /// Locked during a change.
     sas: Mutex<Sas>,
-    /// As the last change left them. Never held long.
+    /// The SAs after the last change. Never locked for long.
     listing: Mutex<Listing>,
     work: Mutex<Work>,
-    /// Something about the work is new.
+    /// Notified when `work` changes.
     news: Condvar,
-    /// Why numbers could not be noted, last.
+    /// Why numbers could not be noted the last time.
     trouble: Mutex<Option<String>>,
 }
 
@@ -47,20 +47,20 @@ struct Listing {
     sas: Vec<Listed>,
 }
 
-/// What the thread has to do.
+/// The work of the thread.
 #[derive(Default)]
 struct Work {
     sending: Vec<Arc<Sending>>,
-    /// SAs are to be let go of.
+    /// There are SAs to let go of.
     is_untidy: bool,
-    /// The thread is there, or was.
+    /// The thread was started.
     has_begun: bool,
     /// Nothing is sent any more.
     has_ended: bool,
 }
 
 impl Running {
-    /// After each change, and before what it replaced is let go of.
+    /// Publishes the SAs. It is called after each change, and before replaced SAs are let go of.
     fn tell(&self, sas: &Sas) {
         *locked(&self.listing) = Listing { crypto: sas.crypto(), sas: sas.listed() };
         let mut work = locked(&self.work);
@@ -71,7 +71,7 @@ impl Running {
 }
 
 impl RunningSas {
-    /// As [`Sas::load`].
+    /// Like [`Sas::load`].
     pub fn load(config: &SasConfig) -> Result<Self, ConfigError> {
         let sas = Sas::load(config)?;
         let (config, table) = (config.clone(), sas.table.clone());
@@ -79,15 +79,15 @@ impl RunningSas {
         Ok(Self(Arc::new(Running { config, table, sas: Mutex::new(sas), listing, ..Running::default() })))
     }
 
-    /// What elements read.
+    /// The table that elements read.
     pub fn table(&self) -> Arc<SaTable> {
         self.0.table.clone()
     }
 
-    /// From now on numbers are reserved, before this returns the first: packets may come.
+    /// Begins to reserve numbers. When this returns, the first ones are reserved and packets may come.
     ///
     /// # Errors
-    /// They cannot be noted, or there is no thread.
+    /// Numbers cannot be noted, or the thread cannot be started.
     pub fn begin(&self) -> Result<()> {
         let mut sas = locked(&self.0.sas);
         sas.reserve().map_err(anyhow::Error::msg)?;
@@ -102,10 +102,10 @@ impl RunningSas {
         Ok(())
     }
 
-    /// As [`Sas::change`], with what this text says of SAs ([`SasConfig::more`]).
+    /// Like [`Sas::change`], with the SAs of a text ([`SasConfig::more`]).
     ///
     /// # Errors
-    /// Why that cannot be; nothing is changed.
+    /// The change is not possible. Then nothing changes.
     pub fn change(&self, file: &Path, text: &str, remove: &[SaName]) -> Result<(), String> {
         let set = match text {
             "" => Vec::new(),
@@ -122,27 +122,27 @@ impl RunningSas {
         changed
     }
 
-    /// Does not wait for a change that is under way, of which it has nothing yet.
+    /// The SAs. It does not wait for a change that is in progress, and shows nothing of it.
     pub fn report(&self) -> SasReport {
         let listing = locked(&self.0.listing);
         let sas = listing.sas.iter().filter_map(Listed::report).collect();
         SasReport { crypto: listing.crypto.clone(), sas }
     }
 
-    /// As a sentence.
+    /// Why numbers cannot be noted, as a sentence.
     pub fn trouble(&self) -> Option<String> {
         locked(&self.0.trouble).clone()
     }
 
-    /// As [`Sas::finish`]; the thread ends.
+    /// Like [`Sas::finish`]; also ends the thread.
     ///
     /// # Errors
-    /// They cannot be noted.
+    /// Numbers cannot be noted.
     pub fn finish(&self) -> Result<(), String> {
         let mut sas = locked(&self.0.sas);
         let mut work = locked(&self.0.work);
         work.has_ended = true;
-        // The thread may be at the last ones of them; it lets go of each when it has noted it.
+        // The thread may still note numbers of some of these. It lets go of each when it is done.
         let sending = std::mem::take(&mut work.sending);
         self.0.news.notify_all();
         drop(work);
@@ -151,7 +151,7 @@ impl RunningSas {
                 thread::sleep(Duration::from_millis(1));
             }
         }
-        // Nobody looks at them while they are let go of.
+        // Nothing lists them while they are let go of.
         locked(&self.0.listing).sas.clear();
         sas.finish()
     }
@@ -181,7 +181,7 @@ fn keep(running: &Running) {
     }
 }
 
-/// Unless they are changed right now: then again.
+/// Lets go of SAs, unless a change is in progress; then the next round tries again.
 fn tidy(running: &Running) {
     let mut sas = match running.sas.try_lock() {
         Ok(sas) => sas,
@@ -201,9 +201,9 @@ mod tests {
     };
     use std::{fs, sync::mpsc::channel};
 
-    /// A disk may take long to open what a change names.
+    /// A disk may take long to open the files of a change.
     #[test]
-    fn who_lists_does_not_wait_for_a_change() {
+    fn a_list_does_not_wait_for_a_change() {
         let sas = RunningSas::default();
         let changing = locked(&sas.0.sas);
         let (tell, listed) = channel();
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(listed.recv_timeout(Duration::from_secs(10)), Ok(SasReport::default()));
         drop(changing);
     }
-    /// An SA that sends, and its sequence file.
+    /// An outbound SA, and its sequence file.
     fn sending() -> (tempfile::TempDir, RunningSas, std::path::PathBuf) {
         let (directory, sas) = tests::running();
         sas.begin().unwrap();
@@ -221,7 +221,7 @@ mod tests {
         (directory, sas, file)
     }
 
-    /// The thread may be noting numbers of an SA: then it has its file.
+    /// While the thread notes numbers of an SA, it has the file.
     #[test]
     fn the_end_waits_for_numbers_that_are_being_noted() {
         let (_directory, sas, file) = sending();
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_cannot_be_noted_are_a_trouble_as_long_as_it_is_so() {
+    fn numbers_that_cannot_be_noted_are_a_trouble_until_they_can() {
         let (_directory, sas, file) = sending();
         assert_eq!(sas.trouble(), None);
         let told = |what: &str, is: &dyn Fn(Option<String>) -> bool| {

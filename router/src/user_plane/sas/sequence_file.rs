@@ -1,10 +1,12 @@
-//! Which sequence numbers of a key are used, noted before they are: no number is ever used twice with a key, whatever happens to the process, as the number
-//! is the IV of AES-GCM (docs/howto/esp.md).
+//! Notes sequence numbers of a key in a file, before they are used. The number is the IV of AES-GCM, so no number may be used twice
+//! with a key, whatever happens to the process (docs/howto/esp.md).
 //!
-//! One line: `millrace-sequence 1 KEY NUMBER`. KEY is a fingerprint, so that a file is never taken for another key's; NUMBER, the last that may have been
-//! used. It is written through to the disk before a number beyond the old one is given out, in blocks. A process that is killed loses the rest of its block:
-//! a gap, which the peer's window takes. The file is locked as long as the SA lives. What is not understood is never overwritten, and neither is a file that is
-//! empty: a new one gets its name when its first line is on the disk, so an empty one has lost its line.
+//! The file is one line: `millrace-sequence 1 KEY NUMBER`. KEY is a fingerprint, so that the file of another key is recognised. NUMBER is
+//! the last number that may have been used. It grows in blocks, and is on the disk before a larger number is given out. A killed
+//! process loses the rest of its block; the peer's window accepts the gap.
+//!
+//! The file is locked as long as the SA lives. A file that cannot be understood is never overwritten. Neither is an empty one: a new
+//! file gets its name when its first line is on the disk, so an empty file has lost its line.
 
 use crate::base::guard::{is_ours_alone, lock_file};
 use aws_lc_rs::digest;
@@ -18,21 +20,23 @@ use std::{
     time::SystemTime,
 };
 
-/// How many are noted at once: 2^20 of 32-bit numbers, so that a few thousand killed processes do not use them up; 2^24 of others.
+/// The block for 32-bit numbers; a few thousand killed processes do not use them up.
 const SMALL: u64 = 1 << 20;
+/// The block for 64-bit numbers.
 const LARGE: u64 = 1 << 24;
 const MAGIC: &str = "millrace-sequence 1";
-/// One line is always as long.
+/// The largest file that is read. All lines have the same length.
 const MOST_BYTES: u64 = 80;
 /// Digits of 2^64.
 const DIGITS: usize = 20;
 
+/// The file in which the sequence numbers of an SA are noted.
 pub struct SequenceFile {
     path: PathBuf,
     file: File,
-    /// Fingerprint.
+    /// The fingerprint of the key.
     key: String,
-    /// What [`SequenceFile::open`] found: nothing less is ever noted.
+    /// The number that [`SequenceFile::open`] found. No smaller number is ever noted.
     used: u64,
 }
 
@@ -43,16 +47,16 @@ pub enum Fault {
     Io { what: &'static str, path: PathBuf, source: io::Error },
     #[error("the sequence file {} is in use by another process, or by another SA", .0.display())]
     Locked(PathBuf),
-    #[error("the sequence file {} is not this user's alone to write: it must belong to who runs Millrace, and be written by no group and no others (chmod 600)", .0.display())]
+    #[error("others may write the sequence file {}: it must belong to the user who runs Millrace, and only this user may write it (chmod 600)", .0.display())]
     NotOurs(PathBuf),
-    #[error("the sequence file {} is another key's: a new key needs a file of its own", .0.display())]
+    #[error("the sequence file {} belongs to another key: a new key needs a new file", .0.display())]
     OtherKey(PathBuf),
-    #[error("the sequence file {} is not as Millrace writes it: which numbers were used is not known, so the SA needs a new key and a new file", .0.display())]
+    #[error("the sequence file {} is damaged: it is not known which numbers were used, so the SA needs a new key and a new file", .0.display())]
     Broken(PathBuf),
 }
 
 impl SequenceFile {
-    /// Opens it, or makes it for a key that was never used.
+    /// Opens the file, or creates it for a key that was never used.
     pub fn open(path: &Path, key: &Key) -> Result<Self, Fault> {
         let io = |what| move |source| Fault::Io { what, path: path.into(), source };
         let key = fingerprint(key);
@@ -81,17 +85,17 @@ impl SequenceFile {
             return Err(Fault::OtherKey(path.into()));
         }
         let mut opened = SequenceFile { path: path.into(), file, key, used };
-        // Says so now if it cannot be written.
+        // Fails now if the file cannot be written.
         opened.note(used)?;
         Ok(opened)
     }
 
-    /// The last number that may have been used when it was opened.
+    /// The last number that may have been used before the file was opened.
     pub fn used(&self) -> u64 {
         self.used
     }
 
-    /// Gives out more where less than half a block is left.
+    /// Gives out more numbers if at most half a block is left.
     pub fn reserve(&mut self, sequence: &Sequence) -> Result<(), Fault> {
         let block = if sequence.last() <= u32::MAX.into() { SMALL } else { LARGE };
         let (taken, reserved) = (sequence.taken(), sequence.reserved());
@@ -104,12 +108,12 @@ impl SequenceFile {
         Ok(())
     }
 
-    /// The last that was used; nobody has the SA any more.
+    /// Notes the last number that was used. Nothing has the SA any more.
     pub fn finish(mut self, taken: u64) -> Result<(), Fault> {
         self.note(taken)
     }
 
-    /// As if its disk had failed.
+    /// Makes writes fail, as if the disk had failed.
     #[cfg(test)]
     pub fn cannot_be_written(&mut self) {
         self.file = File::open(&self.path).unwrap();
@@ -131,7 +135,7 @@ pub(crate) fn line(key: &str, number: u64) -> String {
     format!("{MAGIC} {key} {number:0DIGITS$}\n")
 }
 
-/// The fingerprint of the key, and the number, of what [`line`] wrote.
+/// The fingerprint of the key, and the number, from a text that [`line`] wrote.
 pub(crate) fn parse(text: &str) -> Option<(&str, u64)> {
     let line = text.strip_prefix(MAGIC)?.strip_suffix('\n')?;
     let (key, number) = line.trim_start().split_once(' ')?;
@@ -139,7 +143,7 @@ pub(crate) fn parse(text: &str) -> Option<(&str, u64)> {
     Some((key, number.parse().ok().filter(|_| is_number)?))
 }
 
-/// A new one with this line, locked. It has its name only when all of it is on the disk, and takes nobody's place.
+/// Creates a file with this line, locked. It gets its name when all of it is on the disk, and never replaces another file.
 fn make(path: &Path, line: &str) -> Result<File, Fault> {
     let io = |what| move |source| Fault::Io { what, path: path.into(), source };
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -148,15 +152,15 @@ fn make(path: &Path, line: &str) -> Result<File, Fault> {
     let temporary = Path::new(&name);
     let mut options = File::options();
     options.read(true).write(true).create_new(true).mode(0o600);
-    let mut file = options.open(temporary).map_err(io("make"))?;
+    let mut file = options.open(temporary).map_err(io("create"))?;
     let made = lock(&file, path).and_then(|()| {
         file.write_all(line.as_bytes()).and_then(|()| file.sync_all()).map_err(io("write"))?;
         match fs::hard_link(temporary, path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(Fault::Locked(path.into())),
-            linked => linked.map_err(io("make")),
+            linked => linked.map_err(io("create")),
         }
     });
-    let removed = fs::remove_file(temporary).map_err(io("make"));
+    let removed = fs::remove_file(temporary).map_err(io("create"));
     made.and(removed)?;
     let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
     let directory = File::open(directory.unwrap_or(Path::new("."))).map_err(io("write"))?;
@@ -172,7 +176,7 @@ fn lock(file: &File, path: &Path) -> Result<(), Fault> {
     }
 }
 
-/// 64 bits of SHA-256, which say nothing of a key that cannot be guessed.
+/// 64 bits of SHA-256. They reveal nothing of a key that cannot be guessed.
 pub fn fingerprint(key: &Key) -> String {
     let mut context = digest::Context::new(&digest::SHA256);
     context.update(b"millrace sequence numbers\0");

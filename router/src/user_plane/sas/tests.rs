@@ -1,4 +1,4 @@
-//! Sequence files; the rest is in `router/tests/esp.rs`, over the binary.
+//! Tests of keys, sequence files and changes. `router/tests/esp.rs` tests the rest with the program.
 
 use super::{
     FILES, Means, RunningSas, Sas, key,
@@ -18,7 +18,7 @@ fn key(byte: u8) -> Key {
     Key::new(&[byte; 20]).unwrap()
 }
 
-/// What a process that is killed now would find.
+/// The number in the file, which a process finds if this one is killed now.
 pub(super) fn noted(file: &std::path::Path) -> u64 {
     fs::read_to_string(file).unwrap().trim_end().rsplit_once(' ').unwrap().1.parse().unwrap()
 }
@@ -43,7 +43,7 @@ fn numbers_are_noted_before_they_can_be_taken() {
         }
         assert!(matches!(SequenceFile::open(&path, &key(1)), Err(Fault::Locked(_))));
         drop(file);
-        // Who was killed has lost the rest of its block; who ends notes what it used.
+        // A killed process has lost the rest of its block; one that ends notes what it used.
         let mut again = SequenceFile::open(&path, &key(1)).unwrap();
         assert_eq!(again.used(), 4 * block);
         assert!(matches!(SequenceFile::open(&path, &key(2)), Err(Fault::Locked(_) | Fault::OtherKey(_))));
@@ -57,17 +57,17 @@ fn numbers_are_noted_before_they_can_be_taken() {
     }
 }
 
-/// /dev/full takes nothing, as a full disk; it is no file, so it is not even tried.
+/// /dev/full behaves like a full disk, but it is no file, so nothing is written to it.
 #[test]
-fn what_is_no_file_is_refused() {
+fn devices_and_directories_are_refused() {
     for path in ["/dev/full", "/", "/nonexistent/a"] {
         assert!(SequenceFile::open(path.as_ref(), &key(1)).is_err(), "{path}");
     }
 }
 
-/// Of an SA that has 32-bit numbers since, and had more: what was used stays used, and there is nothing left.
+/// An SA had 64-bit numbers and now has 32-bit ones: used numbers stay used, and none is left.
 #[test]
-fn what_is_noted_never_gets_less() {
+fn a_noted_number_never_becomes_smaller() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a.sequence");
     let used = (1 << 32) + 7;
@@ -87,7 +87,7 @@ fn what_is_noted_never_gets_less() {
     assert_eq!(sequence.take(1), used + 1..used + 2);
 }
 
-/// Its line is lost: nobody knows what was used.
+/// The line of an empty file is lost, so it is not known what was used.
 #[test]
 fn an_empty_file_is_broken_and_a_new_one_has_its_line() {
     let directory = tempfile::tempdir().unwrap();
@@ -121,7 +121,7 @@ fn a_file_that_others_write_is_refused_and_so_is_a_link() {
 }
 
 #[test]
-fn the_key_of_what_is_sent_is_in_one_place() {
+fn only_one_sa_can_send_with_a_key() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a.key");
     fs::write(&path, "01".repeat(20)).unwrap();
@@ -130,7 +130,7 @@ fn the_key_of_what_is_sent_is_in_one_place() {
     let (read, held) = key::read(&source, true).unwrap();
     assert!(read == key(1) && held.is_some());
     assert!(key::read(&source, true).unwrap_err().contains("is in use by another process"));
-    assert!(key::read(&source, false).unwrap().1.is_none(), "the peer's side reads it");
+    assert!(key::read(&source, false).unwrap().1.is_none(), "an inbound SA can read it");
     drop(held);
     assert!(key::read(&source, true).is_ok());
     if rustix::process::geteuid().is_root() {
@@ -139,7 +139,7 @@ fn the_key_of_what_is_sent_is_in_one_place() {
     }
 }
 
-/// A directory with keys `a` to `d`, and SAs of a daemon that go by `x` and come by `y`.
+/// A directory with keys `a` to `d`, and the SAs of a daemon, with `x` outbound and `y` inbound.
 pub(super) fn running() -> (tempfile::TempDir, RunningSas) {
     let directory = tempfile::tempdir().unwrap();
     for (byte, name) in (1..).zip(["a", "b", "c", "d"]) {
@@ -193,12 +193,12 @@ fn sas_change_all_or_none() {
             vec![],
             "set.toml:10: sa.key: SA y: it has the key of SA y",
         ),
-        (table("x", 1001, "c") + &table("y", 2000, "d"), vec![], "its SPI is that of SA y already"),
+        (table("x", 1001, "c") + &table("y", 2000, "d"), vec![], "SA y already has its SPI"),
         (table("x", 1001, "none"), vec![], "cannot read the key file"),
         (table("x", 1001, "c"), vec![name("y", 2001)], "there is no SA y with SPI 2001"),
         (table("z", 1001, "c"), vec![], "SA z is used by no element"),
         (table("x", 1001, "c") + &table("x", 1002, "d"), vec![], "set.toml:10: sa.name: SA x is given twice"),
-        (table("y", 2000, "c"), vec![name("y", 2000)], "SA y with SPI 2000 is set and removed at once"),
+        (table("y", 2000, "c"), vec![name("y", 2000)], "SA y with SPI 2000 is both set and removed"),
         (
             table("y", 2001, "c").replace("192.0.2.2", "ff02::1").replace("192.0.2.1", "2001:db8::1"),
             vec![],
@@ -207,21 +207,21 @@ fn sas_change_all_or_none() {
         (
             table("x", 1001, "c").replace("c.sequence", "none/c"),
             vec![],
-            "set.toml:2: sa.sequence_file: SA x: cannot make",
+            "set.toml:2: sa.sequence_file: SA x: cannot create",
         ),
     ] {
         let why = change(&text, &remove).unwrap_err();
         assert!(why.contains(part), "{why}");
         assert_eq!(spis(&sas), [1000, 2000], "{part}");
     }
-    // What was refused has left no key locked.
+    // Refused changes have left no key locked.
     change(&(table("x", 1001, "c") + &table("y", 2001, "d")), &[name("y", 2000)]).unwrap();
     assert_eq!(spis(&sas), [1001, 2001]);
     assert!(sas.table().remove_inbound(2000).is_none(), "no element finds it");
     let outbound = sas.table().outbound();
     assert_eq!((outbound.len(), &outbound[0].0[..], outbound[0].1.sequence.taken()), (1, "x", 0));
     assert_eq!(outbound[0].1.sequence.reserved(), 1 << 20, "before the first packet");
-    // Of the old one none was used.
+    // No number of the old one was used.
     will_note(&directory.path().join("a.sequence"), 0);
     outbound[0].1.sequence.take(5);
     drop(outbound);
@@ -233,9 +233,9 @@ fn sas_change_all_or_none() {
     assert!(change("", &[]).is_err());
 }
 
-/// As long as a worker may send by it, its numbers stay reserved and its key locked.
+/// As long as a worker may send with it, its numbers stay reserved and its key stays locked.
 #[test]
-fn a_replaced_sa_ends_when_nobody_has_it_any_more() {
+fn a_replaced_sa_ends_when_no_worker_has_it_any_more() {
     let (directory, sas) = running();
     sas.begin().unwrap();
     let file = directory.path().join("set.toml");
@@ -248,20 +248,20 @@ fn a_replaced_sa_ends_when_nobody_has_it_any_more() {
     assert_eq!(noted(&path), 1 << 20);
     let again = sas.change(&file, &table("x", 1002, "a"), &[]).unwrap_err();
     assert!(again.contains("in use by another process, or by another SA"), "{again}");
-    // It is looked after until that is so.
+    // The thread looks again until the worker is gone.
     std::thread::sleep(std::time::Duration::from_millis(200));
     drop(worker);
     will_note(&path, 7);
-    // With another file it would begin anew, and in the other direction too.
+    // With another file its numbers would begin again, and in the other direction too.
     let other = table("x", 1002, "a").replace("a.sequence", "other.sequence");
     let why = sas.change(&file, &other, &[]).unwrap_err();
     assert!(
-        why.contains("sa.sequence_file: SA x: 7 numbers were used with its key, and this file says 0"),
+        why.contains("sa.sequence_file: SA x: 7 numbers were used with its key, but this file says 0"),
         "{why}"
     );
     let why = sas.change(&file, &table("y", 2000, "a"), &[]).unwrap_err();
-    assert!(why.contains("its key was another SA's, of the other direction"), "{why}");
-    // It goes on where it was.
+    assert!(why.contains("an SA of the other direction used its key"), "{why}");
+    // Its numbers go on from there.
     sas.change(&file, &table("x", 1002, "a"), &[]).unwrap();
     assert_eq!(sas.table().outbound()[0].1.sequence.taken(), 7);
     sas.finish().unwrap();
@@ -280,9 +280,9 @@ fn one_key_in_two_files_is_one_key() {
     sas.finish().unwrap();
 }
 
-/// Also where no file says so: what comes may still be decrypted by it.
+/// This also holds for an inbound SA that was removed: an element may still decrypt packets with it.
 #[test]
-fn a_key_is_an_sas_as_long_as_an_element_has_it() {
+fn a_key_belongs_to_its_sa_as_long_as_an_element_has_it() {
     let (directory, sas) = running();
     sas.begin().unwrap();
     let file = directory.path().join("set.toml");
@@ -293,7 +293,7 @@ fn a_key_is_an_sas_as_long_as_an_element_has_it() {
     let why = sas.change(&file, &table("y", 2001, "a"), &[]).unwrap_err();
     assert!(why.contains("it has the key of SA y"), "{why}");
     let why = sas.change(&file, &table("y", 2000, "b"), &[]).unwrap_err();
-    assert!(why.contains("its SPI is that of SA y already"), "{why}");
+    assert!(why.contains("SA y already has its SPI"), "{why}");
     assert_eq!(spis(&sas), [0; 0]);
     element.refresh();
     sas.change(&file, "", &[]).unwrap();
@@ -307,7 +307,7 @@ fn numbers_are_reserved_while_they_are_used() {
     sas.begin().unwrap();
     sas.change(&directory.path().join("set.toml"), &table("x", 1000, "a"), &[]).unwrap();
     sas.table().outbound()[0].1.sequence.take((1 << 19) + 1);
-    // Noted first, and then reserved.
+    // The numbers are noted first, and then reserved.
     for _ in 0..500 {
         if sas.table().outbound()[0].1.sequence.reserved() == 2 << 20 {
             break;
@@ -320,7 +320,7 @@ fn numbers_are_reserved_while_they_are_used() {
     assert_eq!(noted(&directory.path().join("a.sequence")), (1 << 19) + 1);
 }
 
-/// Of two, whose numbers are noted one after another.
+/// A change of two SAs, whose numbers are noted one after another.
 #[test]
 fn numbers_of_a_change_that_fails_are_given_back() {
     let (directory, _) = running();

@@ -214,7 +214,7 @@ fn queues_routers_flows_and_paths() {
     assert_eq!(body(View::Routers, 44), few);
     let flows = [
         "1 flow rules, packets go by them",
-        "cache 99%: 99.1 kpps known, 900 pps looked up; user space 0 pps done, 0 pps lost",
+        "cache 99%: 99.1 kpps hits, 900 pps misses; user space 0 pps done, 0 pps lost",
         "PACKETS/S  BITS/S  PACKETS  BY      RULE",
         "    1.00k    480k    5.00M  kernel  in_port=1 actions=output:2",
         "",
@@ -311,7 +311,7 @@ fn amounts_have_three_digits() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Nothing that is told, and no size, makes it panic or write what a terminal would obey.
+    /// No answer of the daemon and no size makes it panic or write a control character.
     #[test]
     fn any_screen_can_be_drawn(
         before in any_reading(),

@@ -30,7 +30,7 @@ fn a_cores_time_is_shared() {
         ([25, 50, 25, 0], 0.25, shares(0.25, 0.25, 0.25, 0.0)),
         ([0, 0, 100, 0], 0.0, shares(0.0, 0.0, 0.0, 0.0)),
         ([50, 0, 25, 25], 0.0, shares(0.0, 0.0, 0.5, 0.25)),
-        // What ticks did not find was forwarding all the same.
+        // The daemon's time counts even if ticks found none.
         ([0, 0, 100, 0], 0.5, shares(0.5, 0.0, 0.0, 0.0)),
         ([100, 0, 0, 0], 0.75, shares(0.75, 0.0, 0.25, 0.0)),
         ([50, 0, 0, 50], 1.0, shares(1.0, 0.0, 0.0, 0.0)),
@@ -182,7 +182,7 @@ fn two_readings_make_rates() {
     assert_eq!(
         cores,
         [(0, Some(half), "forward"), (1, idle, ""), (2, None, "forward, may not forward")],
-        "core 1 the kernel knows, core 2 the daemon"
+        "the kernel reports core 1, the daemon core 2"
     );
     assert_eq!(model.cores[0].queues, ["eth1/0", "eth2/0"]);
     assert_eq!(model.cores[0].workloads, ["db"]);
@@ -199,7 +199,7 @@ fn two_readings_make_rates() {
             (None, None, None, Err("it has no interrupt".into())),
             (None, None, None, Ok("with eth1/0".into())),
         ],
-        "packets of two queues are known together only"
+        "packets of two queues are known only together"
     );
     let port = &told.ports[1];
     assert_eq!((port.rx_pps, port.tx_pps, port.lost_pps), (Some(200.0), Some(100.0), Some(20.0)));
@@ -237,7 +237,7 @@ fn two_readings_make_rates() {
     assert_eq!(told.paths, [vpn, late]);
 }
 
-/// Its router went, or its worker did not answer the daemon before.
+/// As when its router was gone, or its worker did not answer the daemon before.
 #[test]
 fn a_path_that_is_run_again_has_no_jump() {
     let with = |at_s: u64, runs: bool| {
@@ -270,7 +270,7 @@ fn without_a_reading_before_there_are_no_rates() {
         (Some(2), None, None, 0)
     );
     assert_eq!(Model::new(None, &now).cores[0].shares, None);
-    // Another one counts anew, and may have counted further.
+    // Another daemon starts its counters again, and may already have counted more.
     let mut another = reading(13, machine(12.5, 9_000_000_000, 900), Vec::new());
     if let Ok(daemon) = &mut another.daemon {
         daemon.status.pid += 1;
@@ -281,7 +281,7 @@ fn without_a_reading_before_there_are_no_rates() {
     let model = Model::new(Some(&now), &gone_later);
     assert_eq!(model.daemon, Err("gone".into()));
     let shares = Shares { kernel: 0.5, applications: 0.5, ..Shares::default() };
-    assert_eq!(model.cores[0].shares, Some(shares), "the kernel still tells of cores");
+    assert_eq!(model.cores[0].shares, Some(shares), "the kernel still reports cores");
 }
 
 #[test]
@@ -305,7 +305,7 @@ fn the_busiest_rules_come_first() {
     assert_eq!(busiest(None, &many, Seconds(1.0)).len(), TOP_RULES);
 }
 
-/// Whatever is told: counters that go back, numbers that are none, names that are no words.
+/// Any answers: counters that go back, numbers that are not finite, names with any characters.
 pub fn any_reading() -> impl Strategy<Value = Reading> {
     let number = prop_oneof![Just(0), Just(u64::MAX), any::<u64>(), 0_u64..1000];
     let numbers = vec(number, 40);
@@ -379,7 +379,7 @@ pub fn any_reading() -> impl Strategy<Value = Reading> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Shares are fractions that make at most a core.
+    /// Shares are fractions whose sum is at most a core.
     #[test]
     fn shares_never_exceed_a_core(before in any_reading(), now in any_reading()) {
         for row in Model::new(Some(&before), &now).cores {

@@ -5,7 +5,7 @@ fn a_dropped_buffer_gives_its_frame_back() {
     let umem = Umem::new(600, 2048).unwrap();
     let pool = Pool::new(&umem, 300).unwrap();
     let mut all: Vec<Buffer> = std::iter::from_fn(|| pool.allocate()).collect();
-    assert_eq!((all.len(), pool.buffers()), (300, 300), "as many as promised");
+    assert_eq!((all.len(), pool.buffers()), (300, 300), "as many as were promised");
     for (n, buffer) in all.iter_mut().enumerate() {
         assert!(buffer.fill(&(n as u32).to_ne_bytes()));
     }
@@ -27,7 +27,7 @@ fn a_buffer_outlives_its_pool() {
     drop(pool);
     assert!(buffer.fill(b"still here"));
     assert_eq!(umem.free_frames(), 299);
-    assert_eq!(umem.promised_frames(), 260, "it may still be there");
+    assert_eq!(umem.promised_frames(), 260, "promised until the last buffer is gone");
     drop(buffer);
     assert_eq!((umem.free_frames(), umem.promised_frames()), (300, 0));
 }
