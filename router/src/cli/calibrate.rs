@@ -22,7 +22,7 @@ the file, or with one of another machine, the switch is part of the cost of pack
 
 The memory bandwidth is what all cores of workers get together, by the CPU's counter of cache misses. If the
 counter is not available, as in most virtual machines, the file says so, and memory is never scarce. The I/O
-bandwidth is not measured: it is what the links carry, or `io_mbps` of [workers].
+bandwidth is not measured: it is what the links carry, or `io_mbps` of [experimental].
 
 If the machine is too busy to measure, nothing is written and the exit status is 1.";
 

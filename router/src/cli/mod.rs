@@ -123,82 +123,37 @@ enum Command {
 }
 
 const RUN_HELP: &str = "\
-The file of --config is TOML, and docs/reference/config.md describes all its keys. Every key is optional.
-The values below are the defaults, except where a comment says what the default is. Names and files are
-examples.
-  ports = []                # such as [\"eth1\", \"eth2\"]
-  routers = []              # as --router
-  heartbeat = \"3s\"          # how long forwarding goes on without a daemon: 2s to 24h, or \"0\"
-  generic = false           # as --generic
-  steering = false          # steer heavy flows to queues of their next hops by ntuple rules of the NIC;
-                            # IPv4 gains little
-  ecmp = \"auto\"             # who chooses among next hops where Linux's choice is unknown: Millrace; or
-                            # \"linux\": the kernel
-  [policing]                # packets to the kernel per second, for each core and router; 0: no limit
-  exception_pps = 100000    # packets that the kernel drops or answers with an ICMP error; also packets
-                            # that it forwards at a higher cost, while others on the core suffer
-  control_pps = 10000       # ARP, neighbour discovery
-  [sampling]
-  every_packets = 128       # the program times one packet in so many; a power of two, or 0: none
+The file of --config is TOML. docs/reference/config.md describes all keys, each of which is optional. The usual
+ones, with examples:
+  ports = [\"eth1\", \"eth2\"]  # the devices to forward between, as --port
+  routers = [\"red\"]           # a namespace that is not discovered automatically, as --router
+  heartbeat = \"3s\"            # how long forwarding goes on without a daemon: 2s to 24h, or \"0\"
+  ecmp = \"auto\"               # next hops where Linux's choice is unknown: Millrace chooses; \"linux\": the kernel
+  [policing]                  # packets to the kernel per second, for each core and router; 0: no limit
+  exception_pps = 100000
+  control_pps = 10000
   [limits]
-  memory_mib = 2048         # of all tables; packets that need a row beyond it go to the kernel
+  memory_mib = 2048           # of all tables; packets that need a row beyond it go to the kernel
   routes_per_namespace = 24576  # the kernel serves a namespace with more
-  devices_per_namespace = 4096  # likewise
-  namespaces_per_owner = 16     # watched namespaces of one user, or of one user namespace
-  [flows]                   # see `millrace flows --help`
-  rules = 65536             # room for so many, up to 1010000; the first rule takes the memory for all
-  miss = \"normal\"           # packets that no rule matches: \"normal\", \"controller\" or \"drop\"
-  [cores]                   # where queues run; see docs/inside/control-loop.md
-  policy = \"pack\"           # as few cores as carry the load; or \"spread\", \"fixed\", \"off\" (leave queues alone)
-  allowed = \"0-3,8\"         # cores that may forward; default: all
-  high = 85                 # percent of a core: a core with more to forward gives queues away
-  low = 70                  # percent of a core: a core is released if the others then have no more
-  hold = \"2s\"              # how long a lower load must last before a core is released
-  split = false             # share the flows of a queue that is too much for one core among several
-  drain = false             # do not wait, before a queue moves, until the packets that it sent have left;
-                            # default: true
-  rss = true                # NICs spread packets over as few queues as forwarding needs; default: false
-  floor = 40                # percent of a forwarding core that applications keep; default: none
-  serve = \"/sys/fs/cgroup/apps\"  # control group that gets the cores that do not forward; default: none
-  local = \"stay\"            # or \"follow\": local sockets are served on the core where they are read
-  moderation = \"50us\"       # how long packets may wait, to save wake-ups; default: as the device has it
-  resume_latency = \"0us\"    # how long a busy forwarding core may take to wake up; \"0us\": it polls;
-                            # \"any\": as the machine has it
-  # fixed = { eth1 = [0, 1] }   with policy = \"fixed\": the core of each queue of a port
-  workloads = [{ name = \"database\", cores = \"4-7\" }]  # pinned, and not discovered automatically
-  [shares]                  # what routers may take of a full core; see docs/inside/shares.md
-  enforce = true            # cut routers that exceed their share, so that others lose nothing; default: false
-  weights = { red = 2 }     # by router; default: 1 for each
-  [openflow]                # see docs/howto/openflow.md
-  controllers = []          # as --controller
-  version = \"1.3\"           # or \"1.0\"; default: both
-  fail = \"standalone\"       # without a dialled controller, forward as without rules; \"secure\": by the rules
-  datapath_id = \"0000020000000001\"  # default: made of the first port's MAC address
-  packet_in_pps = 1000      # packets per second for controllers, all together
-  echo_interval = \"10s\"     # how long a controller may be silent before it is asked for an echo
-  tls = { key = \"FILE\", certificate = \"FILE\", ca = \"FILE\" }  # PEM; ssl: and pssl: need them
-  [workers]                 # of the user plane; see docs/inside/user-plane.md
-  cores = \"2-3\"             # one worker on each; default: no workers, and no paths are allowed
-  zero_copy = true          # where a driver can; some drivers restart a port's queues for it
-  polling = \"interrupts\"    # or \"busy\": under load, workers poll devices themselves where the kernel can
-  nice = -20                # urgency against applications on the same cores, -20 (before nearly all) to 19
-  frame_bytes = 2048        # memory of a packet, of which 256 bytes stay free in front; or 4096
-  share = \"auto\"            # the resource that paths share by weight: the scarce one; or \"cycles\", \"io\",
-                            # and if the CPU has a counter \"memory\" or \"cache_misses\"
-  sample_every = 20         # one packet in so many is measured, 1 to 10000, for the cost of a path's packets
-  longest_run = \"100us\"     # how long a path may run at a time while others wait, 10us to 1000us; a
-                            # shorter time costs more switches
-  io_mbps = 20000           # packets in and out that all workers may use together; default: what the
-                            # links and slots of the ports carry
-  calibration = \"/var/lib/millrace/calibration.json\"  # the file that `millrace calibrate` writes
-  [[path]]                  # as in `millrace paths run --help`, with ports and routers of Linux; up to 64
+  [flows]                     # see `millrace flows --help`
+  rules = 65536               # room for flow rules
+  miss = \"normal\"             # packets that no rule matches: \"normal\", \"controller\" or \"drop\"
+  [cores]                     # where queues run
+  policy = \"pack\"             # as few cores as carry the load; or \"spread\", \"fixed\", \"off\" (leave queues alone)
+  allowed = \"0-3,8\"           # cores that may forward
+  floor = 40                  # percent of a forwarding core that applications keep
+  [shares]                    # of full cores
+  enforce = true              # cut routers that exceed their share, so that others lose nothing
+  weights = { red = 2 }
+  [openflow]
+  controllers = [\"tcp:192.0.2.10\"]  # as --controller
+  fail = \"standalone\"         # without a controller, forward as without rules; \"secure\": by the rules
+  [workers]
+  cores = \"2-3\"               # one worker on each runs paths
+  [[path]]                    # see `millrace paths run --help`
   name = \"vpn\"
-  router = \"red\"            # only its packets; default: the host owns the path, which gets packets of all
   class = { protocol = \"udp\", destination_port = 4500 }
   chain = [\"check\", \"route\", \"ttl\", \"rewrite\"]
-  weight = 1                # relative to the other paths of its router; [shares] has weights of routers
-  otherwise = \"up\"          # packets that no worker can take go on as without the path; or \"drop\"
-  [[sa]]                    # of ESP elements, docs/howto/esp.md; `millrace sas` changes them
 
 SIGINT, SIGTERM and kill -9 end the daemon. Forwarding goes on for the heartbeat, until `millrace run` takes
 over or the kernel forwards. `millrace stop` removes everything from the kernel. To run the daemon in a network

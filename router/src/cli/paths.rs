@@ -26,7 +26,7 @@ pub const HELP: &str = "\
 The file of --config describes the paths, and the ports and routes that Linux has otherwise.
 docs/reference/config.md lists all keys. Values are examples, except where a comment names a default.
   router_weights = { red = 2 }  # shares of routers, before all tables; default: 1 for each
-  [workers]
+  [experimental]
   sample_every = 20         # one packet in so many is measured, 1 to 10000; default: 20
   longest_run = \"100us\"     # how long a path may run at a time, 10us to 1000us; default: 100us
   [[port]]                  # packets come in by the first one, unless --pcap says otherwise

@@ -591,7 +591,7 @@ fn status_shows_paths_and_workers() {
         basis: basis.into(),
         ..ResourceStand::default()
     };
-    let io = Capacity { per_second: Some(1_250_000_000), basis: "as [workers] io_mbps says".into() };
+    let io = Capacity { per_second: Some(1_250_000_000), basis: "as [experimental] io_mbps says".into() };
     workers.resources = vec![
         resource("CPU cycles", true, "the clock"),
         ResourceStand { capacity: io, used: Some(0.93), ..resource("I/O bandwidth", true, "bytes") },
@@ -608,7 +608,7 @@ fn status_shows_paths_and_workers() {
 problem     the worker on core 2 does not answer
 problem     workers, queue 1 of port eth1: the port is down
 note        cache misses of paths: not known: why
-resource    I/O bandwidth: 93% used of 1.250 GB/s (as [workers] io_mbps says)
+resource    I/O bandwidth: 93% used of 1.250 GB/s (as [experimental] io_mbps says)
 worker      core 3: paths share I/O bandwidth; recently used: 50% of CPU cycles, 93% of I/O bandwidth
 worker      core 4: paths share CPU cycles
 note        the cost of packets includes switches between paths: FILE is not there (`millrace calibrate` measures them)

@@ -9,7 +9,7 @@
 //!
 //! There is the sum over devices of the lesser of the two. What goes over links and slots beside packets (gaps and checksums of frames, headers of PCI
 //! Express, descriptors) is not counted as theirs, so short packets saturate a machine below that sum, and one full link of many is not seen in it. Who
-//! knows better says so: `[workers] io_mbps`, which benchmarks find (P, footnote 7). `millrace calibrate` does not, as it would need who sends and
+//! knows better says so: `[experimental] io_mbps`, which benchmarks find (P, footnote 7). `millrace calibrate` does not, as it would need who sends and
 //! receives at the speed of all ports.
 //!
 //! What the kernel plane forwards by the same ports is not seen beside what workers do: a link that both fill is found scarce too late, and cycles are shared
@@ -25,7 +25,7 @@ impl Capacity {
     /// As the configuration says.
     pub fn of_io_stated(mbps: u32) -> Capacity {
         let per_second = Some(u64::from(mbps) * BYTES_OF_MBIT);
-        Capacity { per_second, basis: "as [workers] io_mbps says".into() }
+        Capacity { per_second, basis: "as [experimental] io_mbps says".into() }
     }
 
     /// Of these ports, together.
@@ -51,7 +51,7 @@ impl Capacity {
     }
 
     fn unknown(why: &str) -> Capacity {
-        Capacity { per_second: None, basis: format!("{why} (`[workers] io_mbps` may say it)") }
+        Capacity { per_second: None, basis: format!("{why} (`[experimental] io_mbps` may say it)") }
     }
 }
 
