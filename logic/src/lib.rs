@@ -48,3 +48,10 @@ pub mod sim;
 pub mod steer;
 pub mod tables;
 pub mod worker;
+
+/// The number of cases of a property test: so many in `make test`, and MILLRACE_CASES times as many in `make soak`.
+#[cfg(test)]
+fn cases(usual: u32) -> proptest::test_runner::Config {
+    let times = std::env::var("MILLRACE_CASES").ok().and_then(|times| times.parse().ok()).unwrap_or(1);
+    proptest::test_runner::Config::with_cases(usual * times)
+}

@@ -199,7 +199,7 @@ fn exhaustion_is_safe<A: Address>(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(crate::cases(64))]
 
     #[test]
     fn ipv4_matches_linear_search(

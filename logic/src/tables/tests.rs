@@ -397,7 +397,7 @@ fn all_gone(tables: &mut Tables<HeapMemory>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(150))]
+    #![proptest_config(crate::cases(150))]
 
     #[test]
     fn packets_go_where_the_model_says(ops in prop::collection::vec((op(), 0u8..12), 1..80)) {

@@ -235,6 +235,8 @@ fn an_order_to_leave_that_is_no_longer_needed_is_taken_back() {
 }
 
 proptest! {
+    #![proptest_config(crate::cases(64))]
+
     /// In every case, rings name only cores that may be chosen, with the least loaded first. Flows that do not change
     /// come to rest. No core sends flows away because of its load twice in a hold time.
     #[test]

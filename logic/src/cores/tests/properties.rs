@@ -122,6 +122,8 @@ fn jumps() -> impl Strategy<Value = Vec<(u64, [f64; 7])>> {
 }
 
 proptest! {
+    #![proptest_config(crate::cases(64))]
+
     /// In every case, plans are complete and use only cores that are allowed and online. Queues that cannot move stay.
     /// There is an event for every change and for nothing else. Cores are given back no sooner than a hold time after
     /// any move.

@@ -148,7 +148,7 @@ const FIRST: [&[u8]; 6] =
     [&[], &[0, 8, 1, 7, 2, 3], &[0, 1, 2, 3], &[0, 1, 2, 3, 11], &[13, 0, 1, 2, 3], &[0, 11, 12, 0, 1, 2, 3]];
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #![proptest_config(crate::cases(300))]
 
     /// Lists that begin like a router's are chains more often. Half of the packets have a right CRC. Elements that run
     /// as one do the same as they do one by one.

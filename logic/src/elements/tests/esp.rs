@@ -190,7 +190,7 @@ pub(super) fn packet(is_v6: bool, payload: &[u8], tos: u8) -> Vec<u8> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(crate::cases(300))]
 
     #[test]
     fn encrypted_packets_are_decrypted_to_the_originals(

@@ -296,7 +296,7 @@ pub fn packets() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(crate::cases(400))]
     #[test]
     fn a_batch_is_routed_like_the_reference_joined_or_not(
         data in prop::collection::vec((packets(), 0u16..4, 0u8..4), 0..40),

@@ -73,7 +73,7 @@ fn check_outer(vxlan: &Vxlan, sent: &[u8], frame: &[u8], id: u16, ecn: u8) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(crate::cases(200))]
 
     #[test]
     fn frames_come_out_as_they_went_in(

@@ -188,7 +188,7 @@ fn does(table: u8, port: u16, goto: bool) -> Instructions {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(512))]
+    #![proptest_config(crate::cases(256))]
     #[test]
     fn packets_find_what_the_tables_say_and_the_cache_agrees_after_a_batch(
         acts in prop::collection::vec(act(), 1..60),

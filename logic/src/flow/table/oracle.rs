@@ -417,7 +417,7 @@ impl Both {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(192))]
+    #![proptest_config(crate::cases(192))]
     #[test]
     fn the_tables_do_what_a_list_of_rules_does(steps in prop::collection::vec(steps(), 1..80)) {
         let mut both = Both::new();

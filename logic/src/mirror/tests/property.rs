@@ -218,7 +218,7 @@ fn check_routes(seed: u64, steps: usize) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(crate::cases(200))]
     #[test]
     fn incremental_equals_from_scratch(seed: u64, steps in 1usize..120, routes_per_plan in 1usize..40) {
         check(seed, steps, routes_per_plan);

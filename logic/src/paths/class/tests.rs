@@ -376,7 +376,7 @@ fn as_match(class: &Class) -> Match {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(crate::cases(2000))]
     #[test]
     fn a_class_has_the_packets_it_describes((made, class) in made().prop_flat_map(like)) {
         let frame = made.frame();

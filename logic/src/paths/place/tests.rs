@@ -197,7 +197,7 @@ fn the_best_placement_is_found_nearly_always() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(crate::cases(200))]
 
     #[test]
     fn a_placement_is_whole_allowed_and_kept((paths, cores) in machine(), only in prop::collection::btree_set(0u16..5, 0..4)) {

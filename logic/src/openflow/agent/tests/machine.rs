@@ -296,7 +296,7 @@ fn a_slow_reader_gets_only_the_newest_cores_and_is_closed_for_too_many_workloads
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(crate::cases(64))]
 
     /// A peer that applies all notices knows the running workloads.
     #[test]

@@ -246,7 +246,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(crate::cases(64))]
 
     #[test]
     fn any_input_is_answered_in_whole_messages_and_bounded(events in vec(event(), 1..60)) {

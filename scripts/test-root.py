@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Runs the tests that need root, several at a time: most of them wait more than they compute.
+
+Usage: test-root.py [--jobs N] [FILTER...]    FILTER: part of SUITE::TEST; without filters: all tests
+
+Each test runs in network namespaces of its own. Tests of one module run one after another, in one process. Suites that
+judge what the whole machine does run alone, at the end. The last line counts the results, in the words of libtest.
+Exit status 1: a test failed.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+
+# Tests that measure; `make bench-goals` and hands run them.
+MEASURES = re.compile(r"(^|::)measure(_|::)")
+# They set or judge what belongs to the whole machine.
+ALONE = {}
+# A module that runs longer has hung.
+LIMIT_S = 900
+
+
+def executables():
+    """Suite name, file and directory of every test program; builds them."""
+    command = ["cargo", "test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]
+    built = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if built.returncode != 0:
+        sys.exit(built.returncode)
+    for line in built.stdout.splitlines():
+        message = json.loads(line)
+        if message.get("reason") == "compiler-artifact" and message["executable"] and message["profile"]["test"]:
+            yield message["target"]["name"], message["executable"], os.path.dirname(message["manifest_path"])
+
+
+def tests(executable, directory):
+    listed = subprocess.run(
+        [executable, "--ignored", "--list", "--format=terse"], cwd=directory, stdout=subprocess.PIPE, text=True, check=True
+    )
+    names = [line.removesuffix(": test") for line in listed.stdout.splitlines() if line.endswith(": test")]
+    return [name for name in names if not MEASURES.search(name)]
+
+
+def parts(suite, executable, directory, filters):
+    """One part for each module of the suite: (suite, module, executable, directory, tests)."""
+    modules = {}
+    for test in tests(executable, directory):
+        if not filters or any(f in f"{suite}::{test}" for f in filters):
+            module = test.rpartition("::")[0]
+            modules.setdefault(module, []).append(test)
+    return [(suite, module, executable, directory, names) for module, names in modules.items()]
+
+
+def run(part):
+    suite, module, executable, directory, names = part
+    begun = time.monotonic()
+    command = [executable, "--ignored", "--test-threads=1", "--exact", *names]
+    try:
+        done = subprocess.run(
+            command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=LIMIT_S
+        )
+        output = done.stdout
+    except subprocess.TimeoutExpired as late:
+        output = (late.stdout or b"").decode(errors="replace") + f"\n{suite} {module}: killed after {LIMIT_S} s\n"
+    passed = len(re.findall(r"^test .* \.\.\. (?:.*\n)*?ok$|\.\.\. ok$", output, re.M))
+    summary = re.search(r"^test result: \w+\. (\d+) passed; (\d+) failed", output, re.M)
+    passed = int(summary[1]) if summary else min(passed, len(names) - 1)
+    print(f"     {suite} {module}: {passed} of {len(names)} passed in {time.monotonic() - begun:.0f} s", flush=True)
+    print(output, flush=True) if passed < len(names) else None
+    return passed, [f"{suite}::{name}" for name in names if passed < len(names) and not re.search(rf"^test {re.escape(name)} \.\.\. (.*\n)*?ok$", output, re.M)]
+
+
+def main():
+    arguments = argparse.ArgumentParser(usage=__doc__)
+    arguments.add_argument("--jobs", type=int, default=(os.cpu_count() or 1) + 1)
+    arguments.add_argument("filters", nargs="*")
+    chosen = arguments.parse_args()
+    begun = time.monotonic()
+    all_parts = [p for e in sorted(executables()) for p in parts(*e, chosen.filters)]
+    together = [p for p in all_parts if p[0] not in ALONE]
+    alone = [p for p in all_parts if p[0] in ALONE]
+    results = []
+    with concurrent.futures.ThreadPoolExecutor(chosen.jobs) as pool:
+        # The longest first, so that the end does not wait for one of them.
+        results += pool.map(run, sorted(together, key=lambda p: -len(p[4])))
+    results += map(run, alone)
+    passed = sum(count for count, _ in results)
+    failed = sum(len(p[4]) for p in all_parts) - passed
+    for name in [name for _, names in results for name in names]:
+        print(f"FAILED {name}")
+    word = "ok" if failed == 0 and passed > 0 else "FAILED"
+    print(f"test result: {word}. {passed} passed; {failed} failed; 0 ignored; 0 measured; finished in {time.monotonic() - begun:.2f}s")
+    sys.exit(word != "ok")
+
+
+if __name__ == "__main__":
+    main()
