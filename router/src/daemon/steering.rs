@@ -453,7 +453,7 @@ mod tests {
                 assert!(done[0].contains("rules of its classifier deleted"), "{done:?}");
             }
             let left = Ntuple(case.nic.clone()).rules("eth1").unwrap();
-            assert_eq!(left.into_iter().map(|r| r.spec).collect::<Vec<_>>(), [foreign], "a foreign rule stays");
+            assert_eq!(left.into_iter().map(|r| r.spec).collect::<Vec<_>>(), [foreign], "others stay");
             assert_eq!(case.spread(), [0, 1, 2, 3, 0, 1, 2, 3]);
             assert_eq!(fs::read_dir(case.directory.path()).unwrap().count(), 0);
         }
