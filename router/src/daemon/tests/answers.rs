@@ -185,7 +185,8 @@ fn routes_tell_what_the_router_does_and_not_only_its_table() {
     assert!(route.why_not.is_empty());
     assert_eq!(route.left_to_kernel[0].interface, "eth1");
     case.round(Ok(vec![shaped(2, "eth2")]), 0.1);
-    assert_eq!(case.route("10.9.1.1").why_not, ["none of its interfaces is, see `millrace interfaces`"]);
+    let none = "none of its interfaces is accelerated, see `millrace interfaces`";
+    assert_eq!(case.route("10.9.1.1").why_not, [none]);
 }
 
 #[test]
@@ -224,9 +225,9 @@ fn explain_names_the_route() {
         let report = case.explain(&format!("udp 10.0.1.5 -> {destination}"));
         let plain: Vec<_> = report.steps.iter().filter(|s| !s.detail).map(|s| s.text.as_str()).collect();
         assert_eq!(plain[3..5], [route, "source accepted"]);
-        let arrives = "taken to arrive on port eth1, for interface eth1, where the route back to 10.0.1.5 leads; \
-                       --port says otherwise";
-        assert_eq!(report.notes, [arrives, "a port that is not given is taken to be 9"]);
+        let arrives = "assumed to arrive on port eth1, for interface eth1, where the route back to 10.0.1.5 leads; \
+                       --port changes this";
+        assert_eq!(report.notes, [arrives, "source or destination port not given: assumed to be 9"]);
         assert_eq!(report.steps.iter().filter(|s| s.detail).count(), 3);
     }
 }
@@ -236,12 +237,12 @@ fn explain_says_what_it_assumes() {
     let mut case = start();
     let report = case.explain("udp 8.8.8.8:1 -> 10.9.0.1");
     assert!(
-        report.notes[0].starts_with("no route leads back to 8.8.8.8: taken to arrive on port eth1"),
+        report.notes[0].starts_with("no route leads back to 8.8.8.8: assumed to arrive on port eth1"),
         "{report:?}"
     );
     let report = case.explain("udp 10.0.1.5 -> 10.9.0.1 vlan=77");
-    let strange = "no interface has VLAN 77: taken to arrive on port eth1, for the MAC of eth1";
-    assert_eq!(report.notes, [strange, "a port that is not given is taken to be 9"]);
+    let strange = "no interface has VLAN 77: assumed to arrive on port eth1, for the MAC of eth1";
+    assert_eq!(report.notes, [strange, "source or destination port not given: assumed to be 9"]);
     for packet in ["udp 10.0.1.5:1 -> 10.9.0.1:2", "icmp 10.0.1.5 -> 10.9.0.1"] {
         let request = crate::api::status::ExplainRequest {
             packet: Some(packet.into()),
