@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_that_changes_constantly_takes_its_share_and_delays_no_other() {
+    fn a_namespace_that_storms_takes_its_share_and_delays_no_other() {
         let mut windows = windows();
         let (mut now, mut reading, mut reads) = (1000 * MS, Duration::ZERO, [0, 0]);
         let took = 4 * MS;
@@ -501,7 +501,7 @@ mod tests {
 
     /// A reading ends in a later round than it began, so the host's namespace always waits or is being read.
     #[test]
-    fn a_host_that_changes_constantly_delays_only_its_own_router() {
+    fn a_host_that_storms_delays_its_own_router_only() {
         let mut windows = windows();
         let mut reading = Vec::new();
         let mut since = [None; 3];

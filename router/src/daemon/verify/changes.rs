@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn many_changes_take_little_memory() {
+    fn a_storm_takes_little_memory() {
         let one = |n: u32| Event::Route4(1, Change::Add, route(Prefix::new(n << 8, 24).unwrap()));
         let changed = seen(&(0..10_000).map(one).collect::<Vec<_>>());
         assert!(changed.everything && changed.count() == 0);
