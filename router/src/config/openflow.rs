@@ -414,7 +414,7 @@ mod tests {
                 "controllers = [\"udp:x\"]",
                 &["m.toml:2: openflow.controllers: ", "\"udp:x\" is not", "ptcp:"][..],
             ),
-            ("controllers = \"tcp:x\"", &["openflow.controllers: ", "such as: controllers = [\"tcp:"]),
+            ("controllers = \"tcp:x\"", &["openflow.controllers: ", "example: controllers = [\"tcp:"]),
             (
                 "controllers = [\"ptcp:\", \"ptcp:6653\"]",
                 &["openflow.controllers: ", "ptcp:6653:0.0.0.0 is given twice"],
@@ -424,7 +424,7 @@ mod tests {
                 "version = \"1.4\"",
                 &["m.toml:2: openflow.version: ", "\"1.4\" is not allowed: \"1.0\" or \"1.3\""],
             ),
-            ("version = 1.3", &["openflow.version: ", "such as: version = \"1.3\""]),
+            ("version = 1.3", &["openflow.version: ", "example: version = \"1.3\""]),
             ("fail = \"open\"", &["openflow.fail: ", "\"standalone\" or \"secure\""]),
             ("datapath_id = \"ab\"", &["openflow.datapath_id: ", "16 hexadecimal digits"]),
             ("datapath_id = \"0000000000000000\"", &["openflow.datapath_id: ", "not all 0"]),
@@ -432,7 +432,7 @@ mod tests {
             ("packet_in_pps = 0", &["openflow.packet_in_pps: ", "1 to 1000000 packets per second"]),
             ("echo_interval = \"1s\"", &["openflow.echo_interval: ", "2s to 24h"]),
             ("tls = { key = \"k\" }", &["openflow.tls: ", "missing field 'certificate'"]),
-            ("tls = \"k\"", &["openflow.tls: ", "such as: tls = { key = "]),
+            ("tls = \"k\"", &["openflow.tls: ", "example: tls = { key = "]),
             ("retries = 1", &["openflow.retries: ", "unknown field", "controllers"]),
         ] {
             let error = parse(&format!("[openflow]\n{line}")).unwrap_err();

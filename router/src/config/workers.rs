@@ -305,7 +305,7 @@ mod tests {
                     "path a: mirror: a.pcap is not allowed: a file of the daemon begins with a slash",
                 ],
             ),
-            ("[workers]\ncores = 2".into(), &["m.toml:2: workers.cores: ", "such as: cores = \"2-3\""]),
+            ("[workers]\ncores = 2".into(), &["m.toml:2: workers.cores: ", "example: cores = \"2-3\""]),
             ("[workers]\ncore = \"2\"".into(), &["m.toml:2: workers.core: ", "unknown field"]),
         ] {
             let error = parse(&text).unwrap_err();

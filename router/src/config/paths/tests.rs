@@ -245,7 +245,7 @@ fn errors_name_line_key_and_what_is_allowed() {
         ),
         (
             "[[path]]\nname = \"a\"\nchain = \"check\"",
-            &["p.toml:8: path.chain: ", "such as: chain = [\"check\", \"route\", \"ttl\", \"rewrite\"]"],
+            &["p.toml:8: path.chain: ", "example: chain = [\"check\", \"route\", \"ttl\", \"rewrite\"]"],
         ),
         ("[[path]]\nname = \"a\"", &["p.toml:6: missing field 'chain'"]),
         ("[[path]]\nchain = [\"discard\"]", &["p.toml:6: missing field 'name'"]),
@@ -264,7 +264,7 @@ fn errors_name_line_key_and_what_is_allowed() {
         ),
         (
             "[[path]]\nname = \"a\"\nchain = [\"discard\"]\ncores = \"x\"",
-            &["p.toml:9: path.cores: \"x\" is not allowed: cores by their numbers"],
+            &["p.toml:9: path.cores: \"x\" is not allowed: a list of core numbers"],
         ),
         (
             "[[path]]\nname = \"a\"\nchian = [\"discard\"]",
