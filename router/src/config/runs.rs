@@ -111,18 +111,12 @@ mod tests {
             ("sample_every = 0", ["experimental.sample_every: 0", every]),
             ("sample_every = 10001", ["experimental.sample_every: 10001", every]),
             ("sample_every = -1", ["experimental.sample_every: -1", every]),
-            (
-                "sample_every = \"20\"",
-                ["experimental.sample_every: wrong type", "sample_every = 20"],
-            ),
+            ("sample_every = \"20\"", ["experimental.sample_every: wrong type", "sample_every = 20"]),
             ("longest_run = \"9us\"", ["experimental.longest_run: \"9us\"", run]),
             ("longest_run = \"1001us\"", ["experimental.longest_run: \"1001us\"", run]),
             ("longest_run = \"100\"", ["experimental.longest_run: \"100\"", run]),
             ("longest_run = \"100ms\"", ["experimental.longest_run: \"100ms\"", run]),
-            (
-                "longest_run = 100",
-                ["experimental.longest_run: wrong type", "longest_run = \"100us\""],
-            ),
+            ("longest_run = 100", ["experimental.longest_run: wrong type", "longest_run = \"100us\""]),
         ] {
             for read in both(&format!("[experimental]\n{line}")) {
                 let error = read.unwrap_err();

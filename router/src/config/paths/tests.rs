@@ -189,11 +189,16 @@ fn errors_name_line_key_and_what_is_allowed() {
     let cases: &[(&str, &[&str])] = &[
         (
             "[[path]]\nname = \"a\"\nchain = [\"check\", \"rout\"]",
-            &["p.toml:8: path.chain: ", "\"rout\" is no element: ", "\"check\", \"route\"", "\"discard\""],
+            &[
+                "p.toml:8: path.chain: ",
+                "\"rout\" is not an element: ",
+                "\"check\", \"route\"",
+                "\"discard\"",
+            ],
         ),
         (
             "[[path]]\nname = \"a\"\nchain = [\n  \"check\",\n  { element = \"forwrd\", port = \"lan\" },\n]",
-            &["p.toml:10: path.chain: ", "\"forwrd\" is no element: "],
+            &["p.toml:10: path.chain: ", "\"forwrd\" is not an element: "],
         ),
         (
             "[[path]]\nname = \"a\"\nchain = [{ element = \"forward\", prt = \"lan\" }]",
