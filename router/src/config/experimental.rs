@@ -28,7 +28,8 @@ pub struct Experimental {
     pub polling: PollingMode,
     /// The resource that paths share by their weights (P7).
     pub share: SharedResource,
-    /// Bytes of packets that all workers together may receive and send; `None`: what links of ports and slots of NICs carry.
+    /// The packets that all workers together may receive and send; `None`: what links of ports and slots of NICs
+    /// carry.
     pub io_mbps: Option<IoRate>,
     /// Workers measure one packet in so many (P6).
     pub sample_every: MeasuredEvery,

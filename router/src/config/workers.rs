@@ -269,7 +269,7 @@ mod tests {
                 format!(
                     "{WORKERS}[[path]]\nname = \"a\"\nclass = {{ port = \"x\" }}\n{CHAIN}[[path]]\nname = \"b\"\nrouter = \"red\"\nclass = {{ port = \"x\" }}\n{CHAIN}"
                 ),
-                &["m.toml:10: path.class: ", "path a, before it, has all of them"],
+                &["m.toml:10: path.class: ", "path a, before it, gets all of them"],
             ),
             (
                 format!(
