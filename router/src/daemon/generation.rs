@@ -49,7 +49,7 @@ const FIRST: Capacity = Capacity {
     interface_buckets: 1 << 11,
     routers: 256,
 };
-/// Rows of counters for interfaces. The mirror numbers interfaces from 1.
+/// Rows of counters for interfaces: enough for all numbers that the mirror gives, which begin at 1.
 const INTERFACE_ROWS: u32 = MAX_INTERFACES as u32 + 1;
 
 /// One generation, its tables, and the reclaiming of their space.

@@ -1,4 +1,4 @@
-//! The daemon: the loop that keeps the fast path equal to what Linux says.
+//! The daemon: the loop that keeps the fast path equal to Linux.
 //!
 //! | file | holds |
 //! |---|---|

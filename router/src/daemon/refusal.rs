@@ -10,7 +10,7 @@ use crate::{
 use anyhow::Error;
 use std::io;
 
-/// An MTU for which about every driver's XDP has room in one page, beside headroom and tail.
+/// An MTU for which almost every driver's XDP has room in one page, beside headroom and tail.
 const SAFE_MTU: u32 = 1500;
 
 /// What is known about a device.

@@ -27,7 +27,8 @@ use std::{
     time::Duration,
 };
 
-/// The most rules of a port: as many as two rows for each queue hold, and few enough to search through.
+/// The most rules of a port, few enough to search through. At most 16 queues are for steered flows, and they have as
+/// many rows for each address family.
 const MOST_RULES: usize = 64;
 /// One queue in so many is for steered flows only.
 const QUEUES_PER_STEERED: u32 = 4;

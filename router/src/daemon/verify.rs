@@ -6,12 +6,12 @@
 //! | `comparison.rs` | one look at the tables and at Linux, in a thread of its own |
 //! | `changes.rs` | the changes that the control thread takes in meanwhile |
 //!
-//! Each namespace has a result of its own. A namespace that changes all the time, or that the kernel answers slowly, delays
-//! the others by a bounded time and takes nothing from their results.
+//! Each namespace has a result of its own. A namespace that changes all the time, or about which the kernel answers
+//! slowly, delays the others by a bounded time and does not affect their results.
 //!
-//! Routes change meanwhile. A difference therefore counts only if it is seen [`CONFIRMATIONS`] times, Linux and the table
-//! each saying the same every time. From one time to the next, the loop has applied everything that Linux had reported of
-//! the namespace, and nothing of it concerned this address.
+//! Routes change meanwhile. A difference therefore counts only if it is seen [`CONFIRMATIONS`] times, with the same
+//! answers of Linux and of the table each time. Between these times, the loop has applied everything that Linux had
+//! reported of the namespace, and none of it concerned this address.
 
 mod changes;
 mod comparison;

@@ -97,7 +97,8 @@ fn the_switch_thread_learns_at_once_which_paths_have_workers_and_gets_counters_o
     assert_eq!(told(&mut case, 0.1), [[false; 3]]);
 }
 
-/// A rule may give packets to a path without a class: the program with paths is attached with the rules, and stays for them.
+/// A rule may give packets to a path without a class. The program with paths is attached with the rules, and stays as
+/// long as there are rules.
 #[test]
 fn rules_bring_the_program_with_paths() {
     let mut case = with_paths();

@@ -66,7 +66,8 @@ impl Changes {
             Event::Neighbour(_, neighbour) => {
                 changed.neighbours.insert(neighbour.address);
             }
-            // These are all destinations that are bound now. The others follow their routes, whose changes are noted.
+            // These are all destinations that are bound now. Those that no longer are follow their routes again, and
+            // are compared like any other destination.
             Event::Learned(_, bound) => bound.iter().for_each(|destination| match destination {
                 IpAddr::V4(address) => _ = changed.prefixes4.insert((address.to_bits(), 32)),
                 IpAddr::V6(address) => _ = changed.prefixes6.insert((address.to_bits(), 128)),
