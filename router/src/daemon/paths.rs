@@ -242,7 +242,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                     port.obstacles().join("; ")
                 )),
                 (Some(_), Some(Mode::Generic), otherwise) => Some(format!(
-                    "path {path_name}: port {port_name} is in generic mode, so workers get no packets from it: these {}",
+                    "path {path_name}: port {port_name} is in generic mode, so workers get no packets from it: they {}",
                     match otherwise {
                         Otherwise::Up => "continue as if there were no path",
                         Otherwise::Drop => "are dropped",
