@@ -1,6 +1,7 @@
-//! What the user wants: the TOML file, checked, and merged with the command line.
+//! The configuration: the TOML file, checked, and merged with the command line.
 //!
-//! A wrong file is refused with file, line, key and what is allowed; nothing is started with half a configuration.
+//! A wrong file is refused. The error names the file, the line, the key and what is allowed. The daemon never starts
+//! with a part of a configuration.
 
 use crate::{
     base::{BadValue, PortName},
@@ -24,13 +25,13 @@ use toml::Spanned;
 pub struct Config {
     /// Devices to attach to, by name in the daemon's own namespace.
     pub ports: Vec<PortName>,
-    /// Namespaces to accelerate besides those that are found by themselves.
+    /// Namespaces to accelerate besides those that are discovered automatically.
     pub routers: Vec<Source>,
-    /// How long packets are forwarded without a daemon that confirms the mirror.
+    /// How long forwarding goes on without a daemon that confirms the mirror.
     pub heartbeat: HeartbeatTime,
     /// Attach in generic mode (slower, any driver) where a port has no native XDP.
     pub generic: bool,
-    /// Who chooses among the next hops of a multipath route.
+    /// How the next hop of a multipath route is chosen.
     pub ecmp: Ecmp,
     pub policing: Policing,
     pub limits: Limits,
@@ -40,7 +41,7 @@ pub struct Config {
     pub openflow: OpenFlowSettings,
     pub workers: WorkersSettings,
     pub experimental: Experimental,
-    /// As written: [`Config::sas`] are these, checked.
+    /// As written in the file. [`Config::sas`] has the checked form.
     #[doc(hidden)]
     pub crypto: Option<LibraryText>,
     #[doc(hidden)]
@@ -51,7 +52,7 @@ pub struct Config {
     /// Security associations of paths.
     #[serde(skip)]
     pub sas: SasConfig,
-    /// As written; [`Config::paths`] are these, checked.
+    /// As written in the file. [`Config::paths`] has the checked form.
     #[serde(rename = "path")]
     #[doc(hidden)]
     pub path_settings: Vec<PathSettings>,
@@ -86,13 +87,13 @@ impl Default for Config {
     }
 }
 
-/// Rates per core and router of what goes to the kernel; 0: unlimited.
+/// Rates of packets that go to the kernel, per core and router; 0: unlimited.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Policing {
-    /// Packets that need the slow path (docs/inside/packet-path.md lists the classes `slow` and `exception`).
+    /// Packets of the classes `slow` and `exception` (docs/reference/reasons.md).
     pub exception_pps: Rate,
-    /// The reserve for ARP and neighbour discovery.
+    /// Packets of ARP and neighbour discovery.
     pub control_pps: Rate,
 }
 
@@ -102,18 +103,19 @@ impl Default for Policing {
     }
 }
 
-/// What the tables may grow to.
+/// Limits of memory and of namespaces.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Memory of all tables together, MiB. Tables start small and grow; at this size they stop, and what does not fit is
-    /// left to the kernel under the reason `map_full`.
+    /// The most memory of all tables together, MiB. Tables start small and grow to this size. The kernel serves what
+    /// does not fit, with the reason `map_full`.
     pub memory_mib: MemoryMib,
-    /// Routes a network namespace other than the host's may have, IPv4 and IPv6 together. With more it is left to the kernel.
+    /// The most routes of a network namespace, IPv4 and IPv6 together. The kernel serves a namespace with more,
+    /// unless it is the host's.
     pub routes_per_namespace: RouteCount,
-    /// Network devices, likewise.
+    /// The most network devices of a namespace, likewise.
     pub devices_per_namespace: DeviceCount,
-    /// Namespaces of one owner that are watched, besides configured ones and those that root made.
+    /// The most watched namespaces of one owner. Configured ones and those of root do not count.
     pub namespaces_per_owner: NamespaceCount,
 }
 
@@ -128,13 +130,14 @@ impl Default for Limits {
     }
 }
 
-/// Flow rules. Their memory is taken with the first rule, [`crate::switch::capacity`] says how much.
+/// Flow rules. Their memory is taken with the first rule; [`crate::switch::capacity`] says how much.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Flows {
-    /// How many surely find room. The maps hold some more, for what is replaced in a batch, and those take rules, too.
+    /// The number of rules for which there is always room. The maps have some more rows, for rules that a batch
+    /// replaces, and these rows can hold rules, too.
     pub rules: RuleCount,
-    /// What becomes of a packet that no rule matches.
+    /// What happens to a packet that no rule matches.
     pub miss: Miss,
 }
 
@@ -144,12 +147,12 @@ impl Default for Flows {
     }
 }
 
-/// What becomes of a packet that no rule of table 0 matches.
+/// What happens to a packet that no rule of table 0 matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Miss {
-    /// Linux's routing, as without rules.
+    /// It is routed, as without rules.
     Normal,
-    /// To the controllers, as OpenFlow 1.0 section 3.4 has it.
+    /// It goes to the controllers (OpenFlow 1.0 section 3.4).
     Controller,
     Drop,
 }
@@ -170,7 +173,7 @@ impl FromStr for Miss {
     }
 }
 
-/// A number with an allowed range, checked while the file is read so that the error knows its line.
+/// A number with an allowed range. It is checked while the file is read, so that the error can name the line.
 macro_rules! bounded {
     ($(#[$doc:meta])* $name:ident, $check:expr, $allowed:literal) => {
         $(#[$doc])*
@@ -232,7 +235,7 @@ impl FromStr for Interval {
     }
 }
 
-/// As [`Interval`], or `0`: not without a daemon.
+/// As [`Interval`], or `0`: nothing is forwarded without a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeartbeatTime(pub Duration);
 
@@ -242,12 +245,12 @@ impl FromStr for HeartbeatTime {
         if s == "0" || parse_ms(s) == Some(0) {
             return Ok(Self(Duration::ZERO));
         }
-        let or_none = |BadValue(why)| BadValue(format!("{why}; or \"0\": not without a daemon"));
+        let or_none = |BadValue(why)| BadValue(format!("{why}; or \"0\": no forwarding without a daemon"));
         s.parse().map(|Interval(time)| Self(time)).map_err(or_none)
     }
 }
 
-/// Milliseconds of a time with its unit, such as `30s`.
+/// The milliseconds of a time with a unit, such as `30s`.
 pub(crate) fn parse_ms(s: &str) -> Option<u64> {
     let digits = s.bytes().take_while(u8::is_ascii_digit).count();
     let number: u64 = s[..digits].parse().ok()?;
@@ -291,7 +294,7 @@ deserialize_by_parsing!(
     class::AddressesText
 );
 
-// Behind the macros, which they use.
+// These modules use the macros, so they come after them.
 mod class;
 mod cores;
 mod elements;
@@ -327,7 +330,7 @@ pub enum ConfigError {
 }
 
 impl Config {
-    /// Do the indirection tables of NICs follow the cores that forward?
+    /// Do indirection tables of NICs follow the cores that forward?
     pub fn uses_rss(&self) -> bool {
         self.experimental.rss && self.cores.policy == PlacementPolicy::Pack
     }
@@ -339,7 +342,7 @@ impl Config {
         Self::parse(file, &text)
     }
 
-    /// Checks `text`; `file` is only named in errors.
+    /// Parses and checks `text`. `file` is only named in errors.
     pub fn parse(file: &Path, text: &str) -> Result<Self, ConfigError> {
         let forms: &[&[_]] = &[
             &FORMS,
@@ -364,7 +367,7 @@ impl Config {
     }
 }
 
-/// Reads TOML; `forms` says how keys are written, where a value is of the wrong type.
+/// Parses TOML. `forms` has an example of each key, for errors about values of a wrong type.
 fn from_toml<T: DeserializeOwned>(
     file: &Path,
     text: &str,
@@ -376,25 +379,25 @@ fn from_toml<T: DeserializeOwned>(
         let key = key_at(text, at);
         if message.starts_with("invalid type") {
             let form = forms.iter().copied().flatten().find(|(name, _)| key.as_deref() == Some(name));
-            message = form.map_or(message, |(_, form)| format!("not of the right type; such as: {form}"));
+            message = form.map_or(message, |(_, form)| format!("wrong type; example: {form}"));
         }
         ConfigError::at(file, text, at, key, message)
     })
 }
 
 impl ConfigError {
-    /// What is wrong at a byte of the text.
+    /// An error at byte `at` of the text.
     fn at(file: &Path, text: &str, at: usize, key: Option<String>, message: String) -> Self {
         ConfigError::Wrong { file: file.into(), line: line_of(text, at), key, message }
     }
 }
 
-/// Lines are counted from 1.
+/// The line of byte `at`, counted from 1.
 fn line_of(text: &str, at: usize) -> usize {
     text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count() + 1
 }
 
-/// Keys, and how they are written.
+/// Keys, each with an example.
 const FORMS: [(&str, &str); 13] = [
     ("ports", "ports = [\"eth1\", \"eth2\"]"),
     ("routers", "routers = [\"red\", \"pid:42\"]"),
@@ -411,18 +414,18 @@ const FORMS: [(&str, &str); 13] = [
     ("flows.miss", "miss = \"normal\""),
 ];
 
-/// The key that the value or key at byte `at` belongs to, with its table: `policing.control_pps`.
+/// The key at byte `at`, or that of the value there, with its table: `policing.control_pps`.
 ///
-/// The parser's error knows only a position; for a person the key says more, so it is found by reading back.
+/// The error of the parser has only a position. The key says more to a person, so it is found by reading backwards.
 fn key_at(text: &str, at: usize) -> Option<String> {
     let before = text.get(..at)?;
     let line_start = before.rfind('\n').map_or(0, |i| i + 1);
     let line_end = text[line_start..].find('\n').map_or(text.len(), |i| line_start + i);
-    // What is wrong of a whole table is no key's fault.
+    // An error of a whole table belongs to no key.
     if text[line_start..line_end].trim_start().starts_with('[') {
         return None;
     }
-    // Not so `{ element = ...`, within a list.
+    // `{ element = ...` within a list is not a key.
     let is_key = |line: &&str| {
         let key = line.split_once('=').map(|(key, _)| key.trim()).unwrap_or_default();
         !key.is_empty() && !key.contains(['{', '[', '#'])
@@ -478,23 +481,23 @@ mod tests {
         assert_eq!(parse("").unwrap(), Config::default());
     }
 
-    /// Text, and what the error must contain, in order: position and key, then what is allowed.
+    /// Each row has a text, and what its error must contain, in order: position and key, then what is allowed.
     #[test]
     fn errors_name_file_line_key_and_what_is_allowed() {
         let table: &[(&str, &[&str])] = &[
             ("port = [\"eth1\"]", &["m.toml:1: port: ", "unknown field 'port'", "ports"]),
             ("\n\nheartbeat = \"1s\"", &["m.toml:3: heartbeat: ", "\"1s\" is not allowed", "2s to 24h"]),
             ("heartbeat = \"999999999999999999999h\"", &["m.toml:1: heartbeat: ", "2s to 24h"]),
-            ("heartbeat = 30", &["m.toml:1: heartbeat: ", "such as: heartbeat = \"3s\""]),
-            ("generic = \"yes\"", &["m.toml:1: generic: ", "such as: generic = true"]),
+            ("heartbeat = 30", &["m.toml:1: heartbeat: ", "example: heartbeat = \"3s\""]),
+            ("generic = \"yes\"", &["m.toml:1: generic: ", "example: generic = true"]),
             (
                 "ports = [\"eth1\",\n \"a/b\"]",
                 &["m.toml:1: ports: ", "\"a/b\" is not a device name", "1 to 15"],
             ),
-            ("ports = \"eth1\"", &["m.toml:1: ports: ", "such as: ports = [\"eth1\", \"eth2\"]"]),
+            ("ports = \"eth1\"", &["m.toml:1: ports: ", "example: ports = [\"eth1\", \"eth2\"]"]),
             (
                 "[limits]\nmemory_mib = \"1\"",
-                &["m.toml:2: limits.memory_mib: ", "such as: memory_mib = 2048"],
+                &["m.toml:2: limits.memory_mib: ", "example: memory_mib = 2048"],
             ),
             ("routers = [\"pid:x\"]", &["m.toml:1: routers: ", "\"pid:x\" is not a router", "pid:NUMBER"]),
             ("[policing]\ncontrol_pps = -1", &["m.toml:2: policing.control_pps: ", "-1", "0 (unlimited)"]),
@@ -503,7 +506,7 @@ mod tests {
             ("[flows]\nrules = 0", &["m.toml:2: flows.rules: ", "1 to 1010000"]),
             ("[flows]\nrules = 1010001", &["m.toml:2: flows.rules: ", "1 to 1010000"]),
             ("[flows]\nmiss = \"flood\"", &["m.toml:2: flows.miss: ", "\"normal\""]),
-            ("[flows]\nmiss = 1", &["m.toml:2: flows.miss: ", "such as: miss = \"normal\""]),
+            ("[flows]\nmiss = 1", &["m.toml:2: flows.miss: ", "example: miss = \"normal\""]),
             ("[nonsense]", &["m.toml:1: ", "unknown field 'nonsense'", "policing"]),
             ("generic = true\ngeneric = false", &["m.toml:2: generic: ", "duplicate key"]),
             ("ports = [", &["m.toml:1: ports: "]),

@@ -327,7 +327,7 @@ fn a_wrong_configuration_is_refused_with_its_line() {
         ),
         (
             right.replace("sas = [\"in\"]", "sas = [\"inn\"]"),
-            "path in: element 2 uses inn, which is no [[sa]] of this file: out, in",
+            "path in: element 2 uses inn, which is not an [[sa]] of this file: out, in",
         ),
         (right.replace("sa = \"out\"", "sa = \"in\""), "SA in is used by esp_encrypt and by esp_decrypt"),
         (
@@ -354,7 +354,7 @@ fn a_wrong_configuration_is_refused_with_its_line() {
         ),
         (
             right.replace("mode = \"tunnel\"", "mode = \"transport\"\ndestination = [\"192.0.2.0/24\"]"),
-            "is of transport mode, whose packets are those between 192.0.2.1 and 192.0.2.2",
+            "is in transport mode, which has only packets between 192.0.2.1 and 192.0.2.2",
         ),
         (
             right.replace("key_file = \"in.key\"", "key_env = \"MILLRACE_NO_SUCH_KEY\""),

@@ -302,7 +302,10 @@ fn a_run_that_is_not_possible_is_refused_and_writes_nothing() {
     assert_eq!(output.status.code(), Some(1));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let error = report["error"].as_str().unwrap();
-    assert!(error.starts_with("p.toml:") && error.contains("path.chain: \"tll\" is no element: "), "{error}");
+    assert!(
+        error.starts_with("p.toml:") && error.contains("path.chain: \"tll\" is not an element: "),
+        "{error}"
+    );
 }
 
 #[test]

@@ -610,7 +610,7 @@ mod tests {
         let wrong = [
             ("run --port a/b", "is not a device name"),
             ("run --heartbeat 1s", "2s to 24h"),
-            ("run --heartbeat 1s", "\"0\": not without a daemon"),
+            ("run --heartbeat 1s", "\"0\": no forwarding without a daemon"),
             ("run --router pid:x", "is not a router"),
             ("status --instance a/b", "is not an instance name"),
             ("routes", "required"),

@@ -9,11 +9,11 @@ use logic::{
 use serde::{Deserialize, Deserializer, de::Error as _};
 use std::str::FromStr;
 
-/// As it is written; nothing: all packets.
+/// The class as it is written. Without any key it has all packets.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClassSettings {
-    /// The port they came in by.
+    /// The port by which they arrive.
     pub port: Option<PortName>,
     destination_mac: Option<MacText>,
     ether_type: Option<EtherType>,
@@ -24,7 +24,7 @@ pub struct ClassSettings {
     destination_port: Option<TransportPort>,
     tcp_syn: Option<Yes>,
     bytes: Option<BytesSettings>,
-    /// Those that flow rules give it, and no others.
+    /// Only packets that flow rules send to the path.
     flow_rules: Option<Yes>,
 }
 
@@ -42,11 +42,11 @@ fn all_bits() -> Word {
 }
 
 bounded!(
-    /// Of TCP, UDP or SCTP.
+    /// A port of TCP, UDP or SCTP.
     TransportPort, |v| v <= 0xffff, "a port, 0 to 65535"
 );
 bounded!(
-    /// Where two bytes of the first 64 begin.
+    /// The offset of two bytes within the first 64.
     Offset, |v| v <= 62, "0 to 62, as the two bytes are among the first 64"
 );
 bounded!(
@@ -55,7 +55,7 @@ bounded!(
 );
 
 impl ClassSettings {
-    /// With the numbers of its port and of the router whose packets these are.
+    /// The class with the number of its port, and of the router whose packets it has.
     pub fn class(&self, port: Option<PortId>, router: Option<RouterId>) -> Class {
         let ClassSettings { destination_mac, source, destination, bytes, .. } = self;
         Class {
@@ -111,7 +111,7 @@ enum Word16 {
     Number(i64),
 }
 
-/// The number of a name, or a number of this range.
+/// Parses one of these names to its number, or a number of this range.
 fn named<'de, D: Deserializer<'de>>(
     d: D,
     names: &[(&str, u16)],
@@ -152,7 +152,7 @@ impl<'de> Deserialize<'de> for Protocol {
     }
 }
 
-/// `true`: there is nothing that a class says of all other packets.
+/// `true`. `false` is refused, because a class cannot select all other packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Yes;
 

@@ -1,4 +1,4 @@
-//! `[cores]`: on which cores queues are placed, and who else has cores of his own.
+//! `[cores]`: how queues are placed on cores, and which cores applications have.
 
 use super::Interval;
 use crate::base::{BadValue, PortName};
@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-/// How queues are placed on cores; `logic::cores` says what the numbers mean.
+/// How queues are placed on cores. `logic::cores` says what the numbers mean.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CoresSettings {
@@ -21,20 +21,19 @@ pub struct CoresSettings {
     pub allowed: Option<CoreList>,
     /// A core with more to forward gives queues away, percent.
     pub high: Percent,
-    /// A core is given back when the others then have no more than this, percent; below `high`.
+    /// A core is released when the others would then have no more than this, percent; below `high`.
     pub low: Percent,
-    /// How long a lower load must have lasted before a core is given back.
+    /// How long a lower load must last before a core is released.
     pub hold: Interval,
-    /// What applications are left of a core that forwards too, percent; `None`: what Linux gives them.
+    /// The part of a forwarding core that applications keep, percent; `None`: what Linux gives them.
     pub floor: Option<Floor>,
-    /// The directory of the control group that has the cores that do not forward.
+    /// The directory of the control group that gets the cores that do not forward.
     pub serve: Option<PathBuf>,
-    /// How long a core that forwards may take to wake up; `None`: no time, where queues are placed. See
-    /// [`CoresSettings::resume_us`].
+    /// How long a forwarding core may take to wake up; `None`: the default of [`CoresSettings::resume_us`].
     pub resume_latency: Option<ResumeLatency>,
     /// With the policy `fixed`: the core of each queue of a port.
     pub fixed: BTreeMap<PortName, Vec<CoreId>>,
-    /// Workloads that are not found by themselves.
+    /// Workloads that are not discovered automatically.
     pub workloads: Vec<DeclaredWorkload>,
 }
 
@@ -56,7 +55,8 @@ impl Default for CoresSettings {
 }
 
 impl CoresSettings {
-    /// How long a core that forwards may take to wake up, microseconds; `None`: as the machine has it.
+    /// How long a forwarding core may take to wake up, microseconds; `None`: as the machine has it. The default is 0
+    /// where queues are placed.
     pub fn resume_us(&self) -> Option<u32> {
         match self.resume_latency {
             Some(ResumeLatency::Within(us)) => Some(us),
@@ -65,10 +65,10 @@ impl CoresSettings {
         }
     }
 
-    /// Do the values fit together?
+    /// Checks the values against each other.
     ///
     /// # Errors
-    /// Says which do not.
+    /// Names the values that do not fit together.
     pub fn check(&self) -> Result<(), BadValue> {
         if self.low.0 >= self.high.0 {
             return Err(BadValue(format!(
@@ -77,7 +77,7 @@ impl CoresSettings {
             )));
         }
         if self.policy != PlacementPolicy::Fixed && !self.fixed.is_empty() {
-            return Err(BadValue("cores.fixed is for policy = \"fixed\" only".into()));
+            return Err(BadValue("cores.fixed works only with policy = \"fixed\"".into()));
         }
         if self.policy == PlacementPolicy::Off && (self.floor.is_some() || self.serve.is_some()) {
             return Err(BadValue(
@@ -86,28 +86,28 @@ impl CoresSettings {
         }
         if let Some(serve) = self.serve.as_ref().filter(|serve| !serve.is_absolute()) {
             return Err(BadValue(format!(
-                "cores.serve is {serve:?}: it must be the whole path of a directory of the cpuset controller"
+                "cores.serve is {serve:?}: it must be the absolute path of a directory of the cpuset controller"
             )));
         }
         Ok(())
     }
 }
 
-/// Who decides where queues are.
+/// How the cores of queues are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlacementPolicy {
-    /// The fewest cores that carry them.
+    /// On the fewest cores that carry the load.
     Pack,
-    /// All cores in turn.
+    /// On all cores in turn.
     Spread,
-    /// The configuration.
+    /// As the configuration says.
     Fixed,
-    /// Somebody else: queues are looked at and left alone.
+    /// Not at all: queues are observed and left alone.
     Off,
 }
 
 impl PlacementPolicy {
-    /// As it is written.
+    /// Its name in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Pack => "pack",
@@ -128,12 +128,12 @@ impl FromStr for PlacementPolicy {
     }
 }
 
-/// On which core the stack works for sockets of this machine.
+/// The core on which the stack works for sockets of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalDelivery {
-    /// Where packets are received.
+    /// The core that receives the packets.
     Stay,
-    /// Where a socket is read. The kernel needs a table for that, which is the machine's.
+    /// The core where the socket is read. The kernel needs a table for this, which belongs to the whole machine.
     Follow,
 }
 
@@ -148,7 +148,7 @@ impl FromStr for LocalDelivery {
     }
 }
 
-/// Cores, written as Linux does: `0-3,8`.
+/// Cores, as Linux writes them: `0-3,8`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CoreList(pub BTreeSet<CoreId>);
 
@@ -156,18 +156,18 @@ impl FromStr for CoreList {
     type Err = BadValue;
     fn from_str(s: &str) -> Result<Self, BadValue> {
         cpus::parse_list(s).filter(|cores| !cores.is_empty()).map(Self).ok_or_else(|| {
-            BadValue(format!("{s:?} is not allowed: cores by their numbers, such as \"0-3,8\""))
+            BadValue(format!("{s:?} is not allowed: a list of core numbers, such as \"0-3,8\""))
         })
     }
 }
 
 bounded!(
-    /// Of a core's time.
+    /// A part of a core's time.
     Percent, |v| (1..=100).contains(&v), "1 to 100 percent of a core"
 );
 
 bounded!(
-    /// The part of a core's time that applications are left.
+    /// The part of a core's time that applications keep.
     Floor, |v| (5..=95).contains(&v), "5 to 95 percent of a core"
 );
 
@@ -185,7 +185,7 @@ impl FromStr for Latency {
 /// How long a core may take to wake up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResumeLatency {
-    /// Microseconds; 0: it does not sleep.
+    /// At most so many microseconds; 0: it does not sleep.
     Within(u32),
     /// As the machine has it.
     Any,
@@ -222,7 +222,7 @@ impl Floor {
     }
 }
 
-/// A workload that somebody says is pinned to cores (V2).
+/// A workload that is pinned to cores, according to the configuration (V2).
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeclaredWorkload {
@@ -230,7 +230,7 @@ pub struct DeclaredWorkload {
     pub cores: CoreList,
 }
 
-/// Keys, and how they are written.
+/// Keys, each with an example.
 pub(super) const FORMS: [(&str, &str); 10] = [
     ("cores.policy", "policy = \"pack\""),
     ("cores.allowed", "allowed = \"0-3,8\""),
@@ -292,16 +292,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_line_key_and_what_is_allowed() {
         for (text, parts) in [
             ("policy = \"pac\"", &["m.toml:2: cores.policy: ", "\"pac\" is not allowed: \"pack\""][..]),
-            ("policy = 1", &["m.toml:2: cores.policy: ", "such as: policy = \"pack\""]),
+            ("policy = 1", &["m.toml:2: cores.policy: ", "example: policy = \"pack\""]),
             ("allowed = \"3-1\"", &["m.toml:2: cores.allowed: ", "\"0-3,8\""]),
             ("allowed = \"\"", &["m.toml:2: cores.allowed: ", "\"0-3,8\""]),
             ("high = 0", &["m.toml:2: cores.high: ", "0 is not allowed: 1 to 100"]),
             ("high = 300", &["m.toml:2: cores.high: ", "300 is not allowed: 1 to 100"]),
             ("floor = 99", &["m.toml:2: cores.floor: ", "99 is not allowed: 5 to 95"]),
-            ("serve = 1", &["m.toml:2: cores.serve: ", "such as: serve = \"/sys/fs/cgroup/apps\""]),
+            ("serve = 1", &["m.toml:2: cores.serve: ", "example: serve = \"/sys/fs/cgroup/apps\""]),
             (
                 "resume_latency = \"2ms\"",
                 &[
@@ -311,7 +311,7 @@ mod tests {
                 ],
             ),
             ("hold = \"1s\"", &["m.toml:2: cores.hold: ", "2s to 24h"]),
-            ("fixed = { eth1 = 1 }", &["m.toml:2: cores.fixed: ", "such as: fixed = { eth1 = [0, 1] }"]),
+            ("fixed = { eth1 = 1 }", &["m.toml:2: cores.fixed: ", "example: fixed = { eth1 = [0, 1] }"]),
             ("workloads = [{ cores = \"1\" }]", &["m.toml:2: cores.workloads: ", "missing field 'name'"]),
         ] {
             let error = parse(&format!("[cores]\n{text}")).unwrap_err();
@@ -319,7 +319,7 @@ mod tests {
         }
         let check = |text: &str| parse(&format!("[cores]\n{text}")).unwrap().check().unwrap_err().to_string();
         assert!(check("low = 85").contains("cores.low is 85 and cores.high 85"));
-        assert!(check("serve = \"apps\"").contains("whole path"));
+        assert!(check("serve = \"apps\"").contains("absolute path"));
         assert!(check("policy = \"off\"\nfloor = 40").contains("leave them out"));
         assert!(check("fixed = { eth1 = [0] }").contains("policy = \"fixed\""));
     }

@@ -1,5 +1,5 @@
-//! Elements of a chain: `"check"`, or `{ element = "forward", port = "eth1" }` for those with parameters, which are those of the element's
-//! manual page (`logic/src/elements/`).
+//! Elements of a chain: `"check"`, or `{ element = "forward", port = "eth1" }` for an element with parameters. The
+//! manual page of each element describes its parameters (`logic/src/elements/`).
 
 use super::paths::Name;
 use crate::base::{BadValue, PortName};
@@ -24,7 +24,7 @@ use std::{
     sync::Arc,
 };
 
-/// One of a chain.
+/// An element of a chain.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ElementSettings {
     Check,
@@ -38,26 +38,26 @@ pub enum ElementSettings {
     Count,
     Mirror(MirrorSettings),
     Discard,
-    /// By this SA.
+    /// With this SA.
     EspEncrypt(Name),
-    /// By any of these.
+    /// With any of these SAs.
     EspDecrypt(Vec<Name>),
     VxlanEncap(Vxlan),
-    /// This VNI, to this address, from this one if one is given, to this UDP port.
+    /// Packets with this VNI, to this address, from this address if one is given, and to this UDP port.
     VxlanDecap(u32, IpAddr, Option<IpAddr>, u16),
 }
 
-/// Of `mirror` (`logic/src/elements/mirror.rs`).
+/// The parameters of `mirror` (`logic/src/elements/mirror.rs`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MirrorSettings {
     pub file: PathBuf,
     pub snap_bytes: usize,
-    /// The most bytes of the file.
+    /// The largest size of the file, bytes.
     pub file_bytes: u64,
     pub every_packets: u32,
 }
 
-/// Where copies for a file are put, by its name.
+/// Queues of copies for capture files, by the name of the file.
 #[derive(Clone, Default)]
 pub struct Captures(Arc<BTreeMap<PathBuf, Arc<Copies>>>);
 
@@ -66,7 +66,7 @@ impl Captures {
         Captures(Arc::new(by_file))
     }
 
-    /// Copies for a file that is not among them are lost.
+    /// The queue of a file. Copies for an unknown file are lost.
     pub fn copies(&self, file: &Path) -> Arc<Copies> {
         self.0.get(file).cloned().unwrap_or_else(Copies::nowhere)
     }
@@ -81,7 +81,7 @@ const DECAP: &str =
     "{ element = \"vxlan_decap\", vni = 100, local = \"192.0.2.1\" }, and remote and udp_port";
 const MIRROR: &str = "{ element = \"mirror\", file = \"/var/log/millrace/web.pcap\" }, and snap_bytes, file_mib and every_packets";
 const FORWARD: &str = "{ element = \"forward\", port = \"eth1\" }";
-/// Of `police` (`logic/src/elements/police.rs`).
+/// The limits of `police` (`logic/src/elements/police.rs`).
 const MOST_RATE: u64 = 1 << 40;
 const MOST_BURST: u64 = 1 << 31;
 /// RFC 7348 section 5.
@@ -110,7 +110,7 @@ struct Table {
     snap_bytes: Option<i64>,
     file_mib: Option<i64>,
     every_packets: Option<i64>,
-    /// What no element has: refused as what this one does not have, with what it has.
+    /// Parameters that no element has. They are refused like those of other elements.
     #[serde(flatten)]
     others: BTreeMap<String, IgnoredAny>,
 }
@@ -151,7 +151,7 @@ impl Table {
             }
             "mirror" => return self.mirror().map(ElementSettings::Mirror),
             "police" => return self.rate().map(ElementSettings::Police),
-            _ => return Err(BadValue(format!("{name:?} is no element: {NAMES}"))),
+            _ => return Err(BadValue(format!("{name:?} is not an element: {NAMES}"))),
         };
         self.has_only(&[], &format!("{name:?} alone")).map(|()| plain)
     }
@@ -184,7 +184,7 @@ impl Table {
         }
     }
 
-    /// Within these bounds, or the default.
+    /// Checks a number against its bounds. `None`: it is not given.
     fn number(&self, name: &str, value: Option<i64>, least: u64, most: u64) -> Result<Option<u64>, BadValue> {
         let wrong = |value| {
             let element = &self.element;
@@ -194,7 +194,7 @@ impl Table {
         value.map(|value| within(value).ok_or_else(|| wrong(value))).transpose()
     }
 
-    /// What both ends of VXLAN have: VNI, our address, UDP port.
+    /// The parameters of both elements of VXLAN: VNI, our address, UDP port.
     fn vxlan(&self, form: &str) -> Result<(u32, IpAddr, u16), BadValue> {
         let needs = |what: &str| BadValue(format!("{} needs {what}: {form}", self.element));
         let vni = self.number("vni", self.vni, 0, MOST_VNI)?.ok_or_else(|| needs("a vni"))?;
@@ -213,7 +213,7 @@ impl Table {
         })?;
         if !ends.are_hosts() {
             let wrong = format!(
-                "vxlan_encap: {local} and {remote} must be addresses of one machine each, and not of a link"
+                "vxlan_encap: {local} and {remote} must each be the address of one machine, and not link-local"
             );
             return Err(BadValue(wrong));
         }
@@ -292,12 +292,12 @@ impl<'de> Visitor<'de> for NameOrTable {
 }
 
 impl ElementSettings {
-    /// What comes to it must not leave as it is.
+    /// Does it encrypt, so that its packets must not leave without it?
     pub fn encrypts(&self) -> bool {
         matches!(self, Self::EspEncrypt(_))
     }
 
-    /// That it sends to, by name.
+    /// The name of the port that it sends to.
     pub fn port(&self) -> Option<&PortName> {
         match self {
             Self::Forward(port) => Some(port),
@@ -305,7 +305,7 @@ impl ElementSettings {
         }
     }
 
-    /// That it copies to.
+    /// The settings of its capture file, if it is a `mirror`.
     pub fn mirror(&self) -> Option<&MirrorSettings> {
         match self {
             Self::Mirror(mirror) => Some(mirror),
@@ -313,7 +313,7 @@ impl ElementSettings {
         }
     }
 
-    /// The element, over these tables and SAs, and with these files to copy to. `Err`: there is no such port.
+    /// Makes the element, with these tables, SAs and capture files. `Err`: there is no port of this name.
     pub fn element<M: Memory + Clone + Send + 'static>(
         &self,
         memory: &M,
@@ -354,7 +354,7 @@ mod tests {
     use crate::config::PathsConfig;
     use std::{collections::BTreeSet, path::Path};
 
-    /// By element; others have none.
+    /// The parameters of each element. Other elements have none.
     const KEYS: [(&str, &[&str]); 7] = [
         ("forward", &["port"]),
         ("police", &["packets_per_second", "bits_per_second", "burst_packets", "burst_bytes"]),
@@ -366,13 +366,13 @@ mod tests {
     ];
 
     #[test]
-    fn what_an_element_does_not_have_is_refused_with_what_it_has() {
+    fn a_wrong_parameter_is_refused_and_the_right_ones_are_named() {
         let elements: Vec<_> = NAMES.split('"').skip(1).step_by(2).collect();
         assert_eq!(elements.len(), 15);
         let all: BTreeSet<_> = KEYS.iter().flat_map(|(_, keys)| *keys).copied().collect();
         for element in elements {
             let own = KEYS.iter().find(|(name, _)| *name == element).map_or(&[][..], |(_, keys)| keys);
-            // Of no element, and of others.
+            // A parameter of no element, and those of others.
             for key in ["burst"].iter().chain(all.iter().filter(|key| !own.contains(key))) {
                 let value = match *key {
                     "port" | "sa" | "df" | "file" => "\"x\"",

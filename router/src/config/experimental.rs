@@ -20,7 +20,7 @@ pub struct Experimental {
     pub rss: bool,
     /// With the policy `pack`, several cores share the flows of a queue that is too much for one core.
     pub split: bool,
-    /// On which core the stack works for sockets of this machine.
+    /// The core on which the stack works for sockets of this machine.
     pub local: LocalDelivery,
     /// How long packets may wait for others, to save wake-ups; `None`: as the device has it.
     pub moderation: Option<Latency>,
@@ -28,7 +28,8 @@ pub struct Experimental {
     pub polling: PollingMode,
     /// The resource that paths share by their weights (P7).
     pub share: SharedResource,
-    /// Bytes of packets that all workers together may receive and send; `None`: what links of ports and slots of NICs carry.
+    /// The packets that all workers together may receive and send; `None`: what links of ports and slots of NICs
+    /// carry.
     pub io_mbps: Option<IoRate>,
     /// Workers measure one packet in so many (P6).
     pub sample_every: MeasuredEvery,
@@ -123,7 +124,7 @@ impl FromStr for SharedResource {
     }
 }
 
-/// Keys, and how they are written.
+/// Keys, each with an example.
 pub(super) const FORMS: [(&str, &str); 8] = [
     ("experimental.steering", "steering = true"),
     ("experimental.rss", "rss = true"),
@@ -176,13 +177,13 @@ mod tests {
     fn an_error_names_line_key_and_allowed_values() {
         for (line, parts) in [
             ("local = \"here\"", ["experimental.local: ", "\"here\" is not allowed: \"stay\" or \"follow\""]),
-            ("local = true", ["experimental.local: ", "such as: local = \"follow\""]),
+            ("local = true", ["experimental.local: ", "example: local = \"follow\""]),
             (
                 "moderation = \"1ms\"",
                 ["experimental.moderation: ", "\"1ms\" is not allowed: a time from 10us"],
             ),
             ("moderation = \"9us\"", ["experimental.moderation: ", "\"9us\" is not allowed"]),
-            ("moderation = 50", ["experimental.moderation: ", "such as: moderation = \"50us\""]),
+            ("moderation = 50", ["experimental.moderation: ", "example: moderation = \"50us\""]),
             (
                 "share = \"time\"",
                 [
@@ -194,12 +195,12 @@ mod tests {
                 "polling = \"auto\"",
                 ["experimental.polling: ", "\"auto\" is not allowed: \"interrupts\" or \"busy\""],
             ),
-            ("polling = true", ["experimental.polling: ", "such as: polling = \"busy\""]),
+            ("polling = true", ["experimental.polling: ", "example: polling = \"busy\""]),
             (
                 "io_mbps = 0",
                 ["experimental.io_mbps: ", "0 is not allowed: 1 to 100000000 megabits per second"],
             ),
-            ("split = 1", ["experimental.split: ", "such as: split = true"]),
+            ("split = 1", ["experimental.split: ", "example: split = true"]),
             ("floor = 40", ["experimental.floor: ", "unknown field"]),
         ] {
             let error = parse(line).unwrap_err();

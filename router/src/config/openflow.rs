@@ -1,4 +1,4 @@
-//! `[openflow]`: controllers, and how the agent stands towards them.
+//! `[openflow]`: controllers, and how the agent works with them.
 
 use super::Interval;
 use crate::base::BadValue;
@@ -13,30 +13,31 @@ use std::{
 
 /// The port that IANA registered for OpenFlow.
 const DEFAULT_PORT: u16 = 6653;
-/// Most controllers and listeners together.
+/// The most controllers and listeners together.
 pub const MAX_CONTROLLERS: usize = 16;
 
-/// Without controllers nothing of OpenFlow runs.
+/// The settings of `[openflow]`. Without controllers, OpenFlow does not run.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OpenFlowSettings {
-    /// Whom to dial and where to listen, at most [`MAX_CONTROLLERS`].
+    /// Controllers to dial and addresses to listen on, at most [`MAX_CONTROLLERS`].
     #[serde(deserialize_with = "controllers")]
     pub controllers: Vec<Target>,
-    /// The only version spoken; both if absent.
+    /// The only version to speak; `None`: both.
     pub version: Option<OpenFlowVersion>,
-    /// What becomes of packets while no controller that is dialled is connected.
+    /// What happens to packets while no dialled controller is connected.
     pub fail: FailMode,
-    /// The switch's name towards controllers; if absent it is made of the first port's MAC address.
+    /// How controllers recognise this switch; `None`: made from the first port's MAC address.
     pub datapath_id: Option<DatapathId>,
-    /// Most packets per second that are handed to controllers.
+    /// The most packets per second for controllers, all together.
     pub packet_in_pps: PacketInRate,
-    /// A silent controller is asked for an echo after this time, and given up after as long again.
+    /// A controller that is silent for this time gets an echo request. After the same time again, its connection is
+    /// closed.
     pub echo_interval: Interval,
-    /// Needed for `ssl:` and `pssl:`.
+    /// Files of TLS, which `ssl:` and `pssl:` need.
     pub tls: Option<TlsFiles>,
-    /// Ports, by name, where frames of another switch may change the core table. Nothing tells who sent such a frame: each sender
-    /// that reaches the port is trusted.
+    /// Names of ports where frames of another switch may change the core table. The sender of such a frame cannot be
+    /// checked, so every sender that reaches the port is trusted.
     pub proxy_ports: Vec<String>,
 }
 
@@ -56,7 +57,7 @@ impl Default for OpenFlowSettings {
 }
 
 impl OpenFlowSettings {
-    /// What concerns more than one key: who uses TLS needs its files, and no target is there twice.
+    /// Checks keys against each other: TLS needs its files, and no target may be given twice.
     pub fn check(&self) -> Result<(), BadValue> {
         unique(&self.controllers)?;
         match self.controllers.iter().find(|target| target.tls) {
@@ -75,7 +76,7 @@ impl OpenFlowSettings {
     }
 }
 
-/// How the keys of `[openflow]` are written.
+/// Keys, each with an example.
 pub(super) const FORMS: [(&str, &str); 8] = [
     ("openflow.controllers", "controllers = [\"tcp:192.0.2.1:6653\", \"ptcp:6653:127.0.0.1\"]"),
     ("openflow.version", "version = \"1.3\""),
@@ -109,16 +110,17 @@ fn unique(targets: &[Target]) -> Result<(), BadValue> {
     }
 }
 
-/// Whom to dial, or where to listen, as `ovs-vsctl set-controller` writes it.
+/// A controller to dial or an address to listen on, written as for `ovs-vsctl set-controller`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Target {
-    /// `ptcp`, `pssl`.
+    /// Whether to listen: `ptcp`, `pssl`.
     pub listens: bool,
-    /// `ssl`, `pssl`.
+    /// Whether to use TLS: `ssl`, `pssl`.
     pub tls: bool,
-    /// A name or an address; of a listener always an address. An IPv6 address is without brackets and may have a `%ZONE`.
+    /// A name or an address; for a listener always an address. An IPv6 address has no brackets, and may have a
+    /// `%ZONE`.
     pub host: String,
-    /// 0 (listeners only): one that is free.
+    /// The TCP port. 0 (listeners only): any free port.
     pub port: u16,
 }
 
@@ -151,7 +153,7 @@ impl FromStr for Target {
     }
 }
 
-/// What is wrong with a listener that is nearly one.
+/// A hint for a text that is almost a listener.
 fn listener_hint(s: &str) -> Option<String> {
     let (method, rest) = s.split_once(':').filter(|(method, _)| ["ptcp", "pssl"].contains(method))?;
     let address_first = match rest.rsplit_once(':') {
@@ -165,7 +167,7 @@ fn listener_hint(s: &str) -> Option<String> {
     }
     let (port, host) = rest.split_once(':')?;
     let is_name = (port.is_empty() || digits(port).is_some()) && parse_host(host, false).is_some();
-    is_name.then(|| format!("{host} is a name, and to listen on an address is needed, such as 127.0.0.1"))
+    is_name.then(|| format!("{host} is a name, but a listener needs an address, such as 127.0.0.1"))
 }
 
 fn parse_target(s: &str) -> Option<Target> {
@@ -204,12 +206,13 @@ fn split_listener(rest: &str) -> Option<(&str, &str)> {
     }
 }
 
-/// Not by `u16::from_str`, which takes a sign.
+/// Parses a port number. `u16::from_str` would accept a sign.
 fn digits(port: &str) -> Option<u16> {
     port.bytes().all(|b| b.is_ascii_digit()).then(|| port.parse().ok()).flatten()
 }
 
-/// Takes the brackets off an IPv6 address. A name has the characters of one (RFC 1123 2.1; `_` is in use).
+/// Parses a host, and removes the brackets of an IPv6 address. A name may have the characters of RFC 1123 section
+/// 2.1, and `_`, which is in use.
 fn parse_host(host: &str, must_be_address: bool) -> Option<String> {
     if let Some(inner) = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')) {
         let (address, zone) = inner.split_once('%').unwrap_or((inner, "eth0"));
@@ -241,13 +244,13 @@ impl FromStr for OpenFlowVersion {
     }
 }
 
-/// What becomes of packets while no controller that is dialled is connected (OpenFlow 1.3.5, 6.3.2), from the start on. Without
-/// one to dial it means nothing, and rules apply.
+/// What happens to packets while no dialled controller is connected (OpenFlow 1.3.5, 6.3.2), from the start on.
+/// Without a controller to dial, it has no effect, and rules apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailMode {
-    /// They are forwarded as without rules.
+    /// Packets are forwarded as without rules.
     Standalone,
-    /// The rules stay and apply; what goes to controllers is lost.
+    /// The rules stay and apply. Packets for controllers are lost.
     Secure,
 }
 
@@ -262,7 +265,7 @@ impl FromStr for FailMode {
     }
 }
 
-/// How controllers tell switches apart.
+/// The number by which controllers recognise a switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatapathId(pub u64);
 
@@ -286,15 +289,15 @@ bounded!(
 
 deserialize_by_parsing!(Target, OpenFlowVersion, FailMode, DatapathId);
 
-/// PEM files: who the switch is, and who may control it.
+/// PEM files: the identity of the switch, and the CA of its controllers.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsFiles {
     /// The switch's private key.
     pub key: PathBuf,
-    /// The switch's certificate, and those between it and the CA that controllers trust.
+    /// The switch's certificate, and the intermediate certificates up to the CA that controllers trust.
     pub certificate: PathBuf,
-    /// The CA, or CAs, that controllers' certificates must come from.
+    /// The CA or CAs that must have issued the certificates of controllers.
     pub ca: PathBuf,
 }
 
@@ -340,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_are_read_as_ovs_vsctl_writes_them() {
+    fn targets_are_written_as_for_ovs_vsctl() {
         for (text, canonical) in [
             ("tcp:192.0.2.1", "tcp:192.0.2.1:6653"),
             ("tcp:192.0.2.1:1", "tcp:192.0.2.1:1"),
@@ -388,15 +391,15 @@ mod tests {
     }
 
     #[test]
-    fn nearly_a_listener_is_told_what_is_wrong() {
+    fn an_error_has_a_hint_if_the_text_is_almost_a_listener() {
         let port_first = |right: &str| format!("; the port comes first: {right}: tcp:HOST");
         for (text, hint) in [
             ("ptcp:[::1]:6653", port_first("ptcp:6653:[::1]")),
             ("pssl:127.0.0.1:7", port_first("pssl:7:127.0.0.1")),
             ("ptcp:[::1]", port_first("ptcp:6653:[::1]")),
             ("ptcp:10.0.0.1", port_first("ptcp:6653:10.0.0.1")),
-            ("ptcp:6653:localhost", "; localhost is a name, and to listen on an address is needed".into()),
-            ("ptcp::localhost", "; localhost is a name, and to listen on an address is needed".into()),
+            ("ptcp:6653:localhost", "; localhost is a name, but a listener needs an address".into()),
+            ("ptcp::localhost", "; localhost is a name, but a listener needs an address".into()),
             ("ptcp:x:y", "is not a controller: tcp:HOST".into()),
             ("tcp:1:2:3", "is not a controller: tcp:HOST".into()),
         ] {
@@ -414,7 +417,7 @@ mod tests {
                 "controllers = [\"udp:x\"]",
                 &["m.toml:2: openflow.controllers: ", "\"udp:x\" is not", "ptcp:"][..],
             ),
-            ("controllers = \"tcp:x\"", &["openflow.controllers: ", "such as: controllers = [\"tcp:"]),
+            ("controllers = \"tcp:x\"", &["openflow.controllers: ", "example: controllers = [\"tcp:"]),
             (
                 "controllers = [\"ptcp:\", \"ptcp:6653\"]",
                 &["openflow.controllers: ", "ptcp:6653:0.0.0.0 is given twice"],
@@ -424,7 +427,7 @@ mod tests {
                 "version = \"1.4\"",
                 &["m.toml:2: openflow.version: ", "\"1.4\" is not allowed: \"1.0\" or \"1.3\""],
             ),
-            ("version = 1.3", &["openflow.version: ", "such as: version = \"1.3\""]),
+            ("version = 1.3", &["openflow.version: ", "example: version = \"1.3\""]),
             ("fail = \"open\"", &["openflow.fail: ", "\"standalone\" or \"secure\""]),
             ("datapath_id = \"ab\"", &["openflow.datapath_id: ", "16 hexadecimal digits"]),
             ("datapath_id = \"0000000000000000\"", &["openflow.datapath_id: ", "not all 0"]),
@@ -432,7 +435,7 @@ mod tests {
             ("packet_in_pps = 0", &["openflow.packet_in_pps: ", "1 to 1000000 packets per second"]),
             ("echo_interval = \"1s\"", &["openflow.echo_interval: ", "2s to 24h"]),
             ("tls = { key = \"k\" }", &["openflow.tls: ", "missing field 'certificate'"]),
-            ("tls = \"k\"", &["openflow.tls: ", "such as: tls = { key = "]),
+            ("tls = \"k\"", &["openflow.tls: ", "example: tls = { key = "]),
             ("retries = 1", &["openflow.retries: ", "unknown field", "controllers"]),
         ] {
             let error = parse(&format!("[openflow]\n{line}")).unwrap_err();

@@ -1,8 +1,8 @@
-//! Forwarding paths of the user plane over captures, in a file of their own: `[[path]]` ([`super::workers`] has those of the daemon), and, for packets that come from
-//! no device, the ports and routes that Linux has otherwise: `[[port]]`, `[[route]]`. docs/inside/user-plane.md has an example.
+//! Files of paths for captures: `[[path]]`, and the ports and routes that Linux has in other cases, `[[port]]` and
+//! `[[route]]`. docs/inside/user-plane.md has an example. [`super::workers`] has the paths of the daemon.
 //!
-//! Names become numbers here: ports in the order of the file, routers in the order in which they are first named, paths in the order
-//! of the file. Everything is checked, chains too ([`Chain::new`]).
+//! Names become numbers here: ports and paths in the order of the file, routers in the order in which they are first
+//! named. Everything is checked, including chains ([`Chain::new`]).
 
 use super::{
     ConfigError, CoreList, Weight,
@@ -35,26 +35,26 @@ use std::{
 };
 use toml::Spanned;
 
-/// The most of each.
+/// The longest file.
 const MOST_BYTES: u64 = 16 << 20;
 const MOST_PORTS: usize = 64;
 const MOST_PATHS: usize = 64;
 const MOST_ROUTES: usize = 100_000;
 const MOST_ELEMENTS: usize = 32;
-/// Each has memory of its own, and in the daemon a thread.
+/// Each mirror has memory of its own, and in the daemon also a thread.
 const MOST_MIRRORS: usize = 16;
 
-/// The file as it is written.
+/// The file, as it is written.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Settings {
     experimental: RunsSettings,
-    /// Of routers, by name; others have 1.
+    /// Weights of routers, by name; other routers have 1.
     router_weights: BTreeMap<Spanned<String>, Weight>,
     port: Vec<PortSettings>,
     route: Vec<RouteSettings>,
     path: Vec<PathSettings>,
-    /// Which library encrypts; the fastest otherwise.
+    /// The library that encrypts; `None`: the fastest.
     crypto: Option<LibraryText>,
     sa: Vec<SaSettings>,
 }
@@ -77,7 +77,7 @@ struct RouteSettings {
     port: Spanned<PortName>,
 }
 
-/// `[[path]]`, of the daemon's file, too.
+/// `[[path]]`, also of the daemon's file.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PathSettings {
@@ -90,7 +90,7 @@ pub struct PathSettings {
     #[serde(default = "thousand")]
     ring: RingSize,
     cores: Option<CoreList>,
-    /// Changes nothing over captures, of which workers can have every packet.
+    /// It has no effect with captures, because workers can take all their packets.
     #[serde(default)]
     pub(super) otherwise: OtherwiseText,
 }
@@ -106,15 +106,15 @@ fn thousand() -> RingSize {
 }
 
 bounded!(
-    /// The longest IP packet of a port, bytes.
+    /// The longest IP packet, bytes.
     Mtu, |v| (68..=65_000).contains(&v), "68 to 65000 bytes"
 );
 bounded!(
-    /// Packets that wait for a path.
+    /// The number of packets that may wait for a path.
     RingSize, |v| v.is_power_of_two() && (64..=16_384).contains(&v), "a power of two from 64 to 16384 packets"
 );
 
-/// `up` or `drop`.
+/// What happens to packets that no worker can take: `up` or `drop`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OtherwiseText(pub Otherwise);
 
@@ -129,7 +129,7 @@ impl FromStr for OtherwiseText {
     }
 }
 
-/// Of a path or a router.
+/// The name of a path, a router or an SA.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Name(pub String);
 
@@ -144,16 +144,16 @@ impl FromStr for Name {
     }
 }
 
-/// What a path file says, checked.
+/// A file of paths, checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PathsConfig {
-    /// By number.
+    /// Ports, by number.
     pub ports: Vec<PortConfig>,
-    /// By number: name and weight. The first is `host`, which has what is given to no other.
+    /// Name and weight of each router, by number. The first is `host`, to which everything without a router belongs.
     pub routers: Vec<(String, u16)>,
-    /// In the order of the file.
+    /// Routes, in the order of the file.
     pub routes: Vec<RouteConfig>,
-    /// By number.
+    /// Paths, by number.
     pub paths: Vec<PathConfig>,
     pub sas: SasConfig,
     pub runs: RunsSettings,
@@ -163,19 +163,19 @@ pub struct PathsConfig {
 #[derive(Clone, Debug, PartialEq)]
 pub struct PortConfig {
     pub name: PortName,
-    /// `None`: nothing is routed there.
+    /// Its MAC address; `None`: no packets are routed there.
     pub mac: Option<Mac>,
-    /// Its router.
+    /// The router that it belongs to.
     pub router: RouterId,
-    /// The longest IP packet, bytes.
+    /// The longest IP packet that leaves there, bytes.
     pub mtu: u32,
 }
 
-/// A route of the router whose port it leaves by.
+/// A route. It belongs to the router of its port.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RouteConfig {
     pub prefix: Addresses,
-    /// The next hop.
+    /// The MAC address of the next hop.
     pub via: Mac,
     pub port: PortId,
 }
@@ -184,15 +184,15 @@ pub struct RouteConfig {
 #[derive(Clone, Debug, PartialEq)]
 pub struct PathConfig {
     pub name: String,
-    /// Who owns it.
+    /// The router that owns it.
     pub router: RouterId,
     pub class: Class,
     pub(super) chain: Vec<ElementSettings>,
-    /// Among the paths of its router.
+    /// The weight among the paths of its router.
     pub weight: u16,
-    /// Packets that may wait.
+    /// The number of packets that may wait.
     pub ring: usize,
-    /// On which it may run; `None`: on all.
+    /// The cores on which it may run; `None`: all.
     pub cores: Option<CoreList>,
 }
 
@@ -210,7 +210,7 @@ impl PathsConfig {
         Self::parse(file, &text)
     }
 
-    /// Checks `text`; `file` is only named in errors.
+    /// Parses and checks `text`. `file` is only named in errors.
     pub fn parse(file: &Path, text: &str) -> Result<Self, ConfigError> {
         let settings = from_toml(file, text, &[&FORMS, &sas::FORMS, &runs::FORMS])?;
         Checker::default().check(file, text, settings).map_err(|wrong| wrong.error(file, text))
@@ -222,7 +222,7 @@ impl PathsConfig {
         Some(at as PortId)
     }
 
-    /// The chain of each path, over these tables and SAs, and with these files to copy to.
+    /// Makes the chain of each path, with these tables, SAs and capture files.
     pub fn chains<M: Memory + Clone + Send + 'static>(
         &self,
         memory: &M,
@@ -235,7 +235,7 @@ impl PathsConfig {
         self.paths.iter().map(chain).collect()
     }
 
-    /// What packets are copied to, in the order of the file.
+    /// The settings of all `mirror` elements, in the order of the file.
     pub fn mirrors(&self) -> impl Iterator<Item = &MirrorSettings> {
         self.paths.iter().flat_map(|path| &path.chain).filter_map(ElementSettings::mirror)
     }
@@ -272,17 +272,17 @@ impl PathConfig {
 enum NoChain {
     #[error(transparent)]
     Bad(#[from] BadChain),
-    #[error("element {at}, forward, is to port {name}, which is no [[port]] of this file ({there})")]
+    #[error("element {at}, forward, sends to port {name}, which is not a [[port]] of this file ({there})")]
     NoPort { at: usize, name: PortName, there: String },
 }
 
-/// Names of these ports, for messages.
+/// The names of these ports, for errors.
 fn named(ports: &[PortConfig]) -> String {
     let names: Vec<String> = ports.iter().map(|port| port.name.to_string()).collect();
     if names.is_empty() { "it has none".into() } else { names.join(", ") }
 }
 
-/// What is wrong at which byte.
+/// An error, and the byte where it is.
 pub(super) struct Wrong {
     at: usize,
     key: String,
@@ -294,13 +294,13 @@ pub(super) fn wrong<T>(at: usize, key: impl Into<String>, message: impl ToString
 }
 
 impl Wrong {
-    /// In a file.
+    /// The error with file and line.
     pub(super) fn error(self, file: &Path, text: &str) -> ConfigError {
         ConfigError::at(file, text, self.at, Some(self.key), self.message)
     }
 }
 
-/// Gives numbers to names.
+/// Checks paths, and gives numbers to the names of ports and routers.
 pub(super) struct Checker {
     ports: Vec<PortConfig>,
     routers: Vec<(String, u16)>,
@@ -360,18 +360,18 @@ impl Checker {
         Ok(PathsConfig { ports: self.ports, routers: self.routers, routes, paths, sas, runs })
     }
 
-    /// Of a port.
+    /// The number of a port's router. A new name gets a number.
     fn router(&mut self, name: Option<Name>) -> RouterId {
         let Some(Name(name)) = name else { return 0 };
         let known = self.routers.iter().position(|router| router.0 == name);
-        // 64 ports name no more than 64 of them.
+        // 64 ports name at most 64 routers, so the number fits.
         known.unwrap_or_else(|| {
             self.routers.push((name, 1));
             self.routers.len() - 1
         }) as RouterId
     }
 
-    /// Of a path that has packets of this router's ports only, so that there is one.
+    /// The number of a path's router. It must have a port, because the path gets only packets of its ports.
     fn router_with_port(&self, name: &Spanned<Name>) -> Result<RouterId, Wrong> {
         let (Name(wanted), at) = (name.get_ref(), name.span().start);
         let has_port = |router: RouterId| self.ports.iter().any(|port| port.router == router);
@@ -391,7 +391,7 @@ impl Checker {
         match self.ports.iter().position(|port| port.name == *name) {
             Some(port) => Ok(port as PortId),
             None => {
-                wrong(at, key, format!("port {name} is no [[port]] of this file ({})", named(&self.ports)))
+                wrong(at, key, format!("port {name} is not a [[port]] of this file ({})", named(&self.ports)))
             }
         }
     }
@@ -420,7 +420,7 @@ impl Checker {
         let found = self.find_port(port.get_ref(), port.span().start, "route.port")?;
         let PortConfig { router, mac, name, .. } = &self.ports[usize::from(found)];
         if mac.is_none() {
-            let message = format!("port {name} has no mac: what leaves by a route has its port's as source");
+            let message = format!("port {name} has no mac, which packets need as their source address");
             return wrong(port.span().start, "route.port", message);
         }
         is_of_one(&via, "route.via")?;
@@ -439,13 +439,13 @@ impl Checker {
         let class = settings.class.take().map(Spanned::into_inner).unwrap_or_default();
         let port =
             class.port.as_ref().map(|port| self.find_port(port, class_at, "path.class")).transpose()?;
-        // What comes in by a port is its router's, which a path before this one may be of.
+        // Packets of a port belong to its router, and an earlier path may get all packets of this router.
         let of_port = port.and_then(|port| self.ports.get(usize::from(port))).map(|port| port.router);
         let class = class.class(port, given.or(of_port));
         if class.flow_rules {
             let name = &settings.name.get_ref().0;
             let message = format!(
-                "path {name} gets no packet: flow_rules = true is for the daemon, here are no flow rules"
+                "path {name} gets no packet: flow_rules = true works only in the daemon, as there are no flow rules here"
             );
             return wrong(class_at, "path.class", message);
         }
@@ -453,8 +453,8 @@ impl Checker {
         self.checked(settings, class_at, given.unwrap_or(0), class, before)
     }
 
-    /// Ports and routers of Linux, as far as these paths name them. There may be none of a name yet, and every router may have interfaces on
-    /// every port.
+    /// A checker for ports and routers of Linux, with all names in these paths. A port or router need not exist yet,
+    /// and every router may have interfaces on every port.
     pub(super) fn of_names(paths: &[PathSettings]) -> Checker {
         let class_port =
             |path: &PathSettings| path.class.as_ref().and_then(|class| class.get_ref().port.clone());
@@ -478,7 +478,7 @@ impl Checker {
         }
     }
 
-    /// One of [`Checker::of_names`].
+    /// Checks one of the paths of [`Checker::of_names`].
     pub(super) fn path_by_names(
         &mut self,
         mut settings: PathSettings,
@@ -494,7 +494,7 @@ impl Checker {
         self.checked(settings, class_at, router.unwrap_or(0), class.class(port, router), before)
     }
 
-    /// With these packets, behind those paths.
+    /// Checks a path that gets packets of this class, after the paths `before` it.
     fn checked(
         &self,
         settings: PathSettings,
@@ -515,7 +515,7 @@ impl Checker {
         }
         if let Some(first) = before.iter().find(|path| path.class.covers(&class)) {
             let message =
-                format!("path {name} gets no packet: path {}, before it, has all of them", first.name);
+                format!("path {name} gets no packet: path {}, before it, gets all of them", first.name);
             return wrong(class_at, "path.class", message);
         }
         let chain_at = chain.span().start;
@@ -536,7 +536,7 @@ impl Checker {
         }
     }
 
-    /// As far as ports belong to routers.
+    /// Checks that the port of a class belongs to its router.
     fn is_possible(&self, class: &Class) -> Result<(), Impossible> {
         let of = |port: PortId| self.ports.get(usize::from(port));
         match (class.port.and_then(of), class.router) {
@@ -550,7 +550,7 @@ impl Checker {
     }
 }
 
-/// Files are of one mirror each.
+/// Checks that each mirror has a file of its own, and that there are not too many.
 fn are_each_once<'m>(mirrors: impl Iterator<Item = &'m MirrorSettings>) -> Result<(), String> {
     let mut files = BTreeSet::new();
     for mirror in mirrors {
@@ -562,7 +562,7 @@ fn are_each_once<'m>(mirrors: impl Iterator<Item = &'m MirrorSettings>) -> Resul
     if files.len() > most { Err(format!("mirror: too many are given, {most} are possible")) } else { Ok(()) }
 }
 
-/// One station's address.
+/// Checks that this is the address of one station.
 fn is_of_one(mac: &Spanned<MacText>, key: &str) -> Result<(), Wrong> {
     let MacText(address) = *mac.get_ref();
     if address.is_group() || address.is_zero() {
@@ -571,7 +571,7 @@ fn is_of_one(mac: &Spanned<MacText>, key: &str) -> Result<(), Wrong> {
     Ok(())
 }
 
-/// To see whether chains are chains.
+/// Tables for making chains that are only checked.
 fn no_tables() -> Arc<HeapMemory> {
     Arc::new(HeapMemory::new(Capacity {
         fib_blocks: 1,
@@ -583,7 +583,7 @@ fn no_tables() -> Arc<HeapMemory> {
     }))
 }
 
-/// Keys, and how they are written.
+/// Keys, each with an example.
 pub(super) const FORMS: [(&str, &str); 19] = [
     ("router_weights", "router_weights = { red = 2 }"),
     ("port.name", "name = \"eth1\""),

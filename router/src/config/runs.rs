@@ -1,4 +1,5 @@
-//! How long a path may run, and how often packets are measured: `[experimental]` of the daemon's file and of a file of paths.
+//! How long a path may run, and how often packets are measured: keys of `[experimental]` in the daemon's file and in
+//! a file of paths.
 
 use super::cores::microseconds;
 use crate::base::BadValue;
@@ -6,12 +7,13 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 use std::{str::FromStr, time::Duration};
 
 bounded!(
-    /// One packet in so many is measured (P6). At the most a path that has a million packets a second is measured every 10 ms.
+    /// Workers measure one packet in so many (P6). With the largest value, a path with a million packets a second is
+    /// measured every 10 ms.
     MeasuredEvery, |v| (1..=10_000).contains(&v), "1 (every packet) to 10000 packets"
 );
 
 impl MeasuredEvery {
-    /// As the scheduler counts.
+    /// The value in the type that the scheduler uses.
     pub fn packets(self) -> u16 {
         self.0 as u16
     }
@@ -23,8 +25,9 @@ impl Default for MeasuredEvery {
     }
 }
 
-/// The longest run of a path, microseconds (R of P8): so long others may wait behind each path. At the least a run has more than a few switches from
-/// path to path; more than a thousand would leave commands and other paths waiting for longer than a core of the kernel plane does.
+/// The longest run of a path, microseconds (R of P8). Other paths may wait so long behind it. With the smallest
+/// value, a run still takes longer than a few switches between paths. With more than a thousand, commands and other
+/// paths would wait longer than on a core of the kernel plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LongestRun(pub u32);
 
@@ -55,7 +58,7 @@ pub struct RunsSettings {
     pub longest_run: LongestRun,
 }
 
-/// Keys, and how they are written.
+/// Keys, each with an example.
 pub(super) const FORMS: [(&str, &str); 2] = [
     ("experimental.sample_every", "sample_every = 20"),
     ("experimental.longest_run", "longest_run = \"100us\""),
@@ -71,7 +74,7 @@ mod tests {
 
     const PATHS: &str = "[[port]]\nname = \"a\"\n[[path]]\nname = \"p\"\nchain = [\"discard\"]\n";
 
-    /// As both files have them.
+    /// Parses the same keys in both files.
     fn both(text: &str) -> [Result<RunsSettings, String>; 2] {
         let file = Path::new("m.toml");
         let of_daemon = Config::parse(file, text).map(|config| {
@@ -83,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn both_files_say_it_in_the_same_words() {
+    fn both_files_have_the_same_keys() {
         for (text, expected) in [
             ("", (20, 100)),
             ("[experimental]", (20, 100)),
@@ -99,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_line_key_and_what_is_allowed() {
         let (every, run) = (
             "is not allowed: 1 (every packet) to 10000 packets",
             "is not allowed: a time from 10us to 1000us",
@@ -108,18 +111,12 @@ mod tests {
             ("sample_every = 0", ["experimental.sample_every: 0", every]),
             ("sample_every = 10001", ["experimental.sample_every: 10001", every]),
             ("sample_every = -1", ["experimental.sample_every: -1", every]),
-            (
-                "sample_every = \"20\"",
-                ["experimental.sample_every: not of the right type", "sample_every = 20"],
-            ),
+            ("sample_every = \"20\"", ["experimental.sample_every: wrong type", "sample_every = 20"]),
             ("longest_run = \"9us\"", ["experimental.longest_run: \"9us\"", run]),
             ("longest_run = \"1001us\"", ["experimental.longest_run: \"1001us\"", run]),
             ("longest_run = \"100\"", ["experimental.longest_run: \"100\"", run]),
             ("longest_run = \"100ms\"", ["experimental.longest_run: \"100ms\"", run]),
-            (
-                "longest_run = 100",
-                ["experimental.longest_run: not of the right type", "longest_run = \"100us\""],
-            ),
+            ("longest_run = 100", ["experimental.longest_run: wrong type", "longest_run = \"100us\""]),
         ] {
             for read in both(&format!("[experimental]\n{line}")) {
                 let error = read.unwrap_err();
@@ -127,7 +124,7 @@ mod tests {
                 assert!(parts.iter().all(|part| error.contains(part)), "{line}: {error}");
             }
         }
-        // What is the daemon's alone.
+        // Other keys are for the daemon's file only.
         let [_, of_paths] = both("[experimental]\nrss = true");
         assert!(of_paths.unwrap_err().contains("unknown field 'rss'"));
     }

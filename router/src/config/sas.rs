@@ -1,7 +1,8 @@
-//! Security associations of ESP: `[[sa]]` of a path file, of the daemon's, and of what is set while it runs. docs/howto/esp.md says what each key means.
+//! Security associations of ESP: `[[sa]]` in a file for captures, in the daemon's file, and in tables that are set
+//! while the daemon runs. docs/reference/config.md says what each key means.
 //!
-//! What direction an SA has is said by the element that uses it. Keys are not in these files: they say where keys are, which are read when the
-//! paths are run ([`crate::user_plane::sas`]).
+//! The element that uses an SA gives it its direction. These files do not have the keys, but say where they are. The
+//! keys are read when the paths are run ([`crate::user_plane::sas`]).
 
 use super::{
     ConfigError,
@@ -25,7 +26,7 @@ use std::{
 };
 use toml::Spanned;
 
-/// The most of them.
+/// The most SAs.
 pub(super) const MOST_SAS: usize = 1024;
 const DEFAULT_WINDOW: u32 = 1024;
 const DEFAULT_MTU: u32 = 1500;
@@ -63,7 +64,7 @@ bounded!(
     WindowSize, |v| v.is_power_of_two() && (64..=65_536).contains(&v), "a power of two from 64 to 65536 packets"
 );
 bounded!(
-    /// Of UDP.
+    /// A port of UDP.
     UdpPort, |v| (1..=0xffff).contains(&v), "a port, 1 to 65535"
 );
 
@@ -113,7 +114,7 @@ pub enum Library {
 }
 
 impl Library {
-    /// As configuration and reports call it.
+    /// Its name in the configuration and in reports.
     pub fn name(self) -> &'static str {
         match self {
             Library::IpsecMb => "ipsec-mb",
@@ -151,7 +152,7 @@ impl FromStr for LibraryText {
 
 deserialize_by_parsing!(ModeText, DontText, LibraryText);
 
-/// Where a key is.
+/// Where to read a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeySource {
     /// In a file.
@@ -160,28 +161,28 @@ pub enum KeySource {
     Environment(String),
 }
 
-/// Who uses an SA, and what only that direction has.
+/// The direction of an SA, with the settings that only this direction has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// `esp_encrypt`.
+    /// `esp_encrypt` uses it.
     Outbound {
-        /// Where it is noted which sequence numbers are used.
+        /// The file that notes which sequence numbers are used.
         sequence_file: PathBuf,
-        /// Longest IP packet, bytes.
+        /// The longest IP packet that it makes, bytes.
         mtu: u16,
         dont_fragment: Dont,
     },
-    /// `esp_decrypt`.
+    /// `esp_decrypt` uses it.
     Inbound {
         /// Packets of the anti-replay window.
         window: u32,
-        /// Longest IP packet that is taken, bytes.
+        /// The longest IP packet that it accepts, bytes.
         mtu: u16,
     },
 }
 
 impl Direction {
-    /// As reports call it.
+    /// Its name in reports.
     pub fn name(&self) -> &'static str {
         match self {
             Direction::Outbound { .. } => "outbound",
@@ -202,13 +203,13 @@ pub struct SaConfig {
     pub is_extended: bool,
     pub selectors: Selectors,
     pub direction: Direction,
-    /// Where in which file it stands.
+    /// The file and line where it is configured.
     pub file: PathBuf,
     pub line: usize,
 }
 
 impl SaConfig {
-    /// Files that are its alone.
+    /// The files that belong only to this SA: those of its key and its sequence numbers.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         let key = match &self.key {
             KeySource::File(file) => Some(file.as_path()),
@@ -221,7 +222,7 @@ impl SaConfig {
         [key, sequence].into_iter().flatten()
     }
 
-    /// Could packets of the one be taken for the other's?
+    /// Could packets of one SA be taken for packets of the other?
     pub(crate) fn is_confused_with(&self, other: &SaConfig) -> bool {
         let is_inbound = |sa: &SaConfig| matches!(sa.direction, Direction::Inbound { .. });
         self.spi == other.spi
@@ -230,14 +231,14 @@ impl SaConfig {
     }
 }
 
-/// What a file says of SAs, checked.
+/// The SAs of a file, checked.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SasConfig {
-    /// Which library encrypts; the fastest otherwise.
+    /// The library that encrypts; `None`: the fastest.
     pub crypto: Option<Library>,
-    /// In the order of the file.
+    /// The SAs in the order of the file.
     pub sas: Vec<SaConfig>,
-    /// What elements do with SAs, by name; those of `sas_later` among them.
+    /// What elements do with each SA, by name, including those of `sas_later`.
     uses: BTreeMap<String, Use>,
 }
 
@@ -248,11 +249,11 @@ pub(super) struct SasSettings {
     pub sas: Vec<SaSettings>,
 }
 
-/// A chain, the path it is of, and where that is written.
+/// The byte where a chain begins, the name of its path, and the chain.
 pub(super) type ChainAt<'a> = (usize, &'a str, &'a [ElementSettings]);
 
 impl SasConfig {
-    /// Those of a file, for the elements of these chains.
+    /// Checks the SAs of a file against the elements of these chains.
     pub(super) fn check(
         file: &Path,
         text: &str,
@@ -273,10 +274,11 @@ impl SasConfig {
         Ok(SasConfig { crypto, sas: sas.into_iter().map(|(_, sa)| sa).collect(), uses })
     }
 
-    /// More of them, for the same elements: `[[sa]]` tables and nothing else. `file` says where paths in them begin, and is named in errors.
+    /// Parses further SAs for the same elements. `text` has only `[[sa]]` tables. Relative files begin in the
+    /// directory of `file`, which errors name.
     ///
     /// # Errors
-    /// As of a file.
+    /// The same as for a configuration file.
     pub fn more(&self, file: &Path, text: &str) -> Result<Vec<SaConfig>, ConfigError> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
@@ -289,7 +291,7 @@ impl SasConfig {
     }
 }
 
-/// Each with the byte where it is named.
+/// Checks SAs. Each is returned with the byte where its name stands.
 fn checked(
     file: &Path,
     text: &str,
@@ -307,13 +309,13 @@ fn checked(
             return wrong(at, "sa.name", format!("SA {} is used by no element", sa.name.get_ref().0));
         };
         let sa = one(file, line_of(text, at), sa, *used)?;
-        // While keys change there are several that receive.
+        // While keys change, several SAs of a name receive.
         if *used == Use::Encrypt && checked.iter().any(|(_, other)| other.name == sa.name) {
-            return wrong(at, "sa.name", format!("SA {} is given twice: one sends", sa.name));
+            return wrong(at, "sa.name", format!("SA {} is given twice: only one can send", sa.name));
         }
         if let Some((_, other)) = checked.iter().find(|(_, other)| other.is_confused_with(&sa)) {
             let message = format!(
-                "SA {} has the SPI of SA {} already: SPIs of what comes must differ, and of what goes to one address",
+                "SA {} has the same SPI as SA {}: inbound SPIs must differ, and outbound SPIs to one address, too",
                 sa.name, other.name
             );
             return wrong(spi_at, "sa.spi", message);
@@ -330,7 +332,7 @@ enum Use {
     Decrypt,
 }
 
-/// By name, of those that are known.
+/// What the elements of these chains do with each SA. `names` has all known SAs.
 fn uses(names: impl Iterator<Item = String>, chains: &[ChainAt<'_>]) -> Result<BTreeMap<String, Use>, Wrong> {
     let names: Vec<String> = names.collect();
     let mut uses = BTreeMap::new();
@@ -345,13 +347,13 @@ fn uses(names: impl Iterator<Item = String>, chains: &[ChainAt<'_>]) -> Result<B
                 if !names.contains(name) {
                     let known = if names.is_empty() { "there is none".into() } else { names.join(", ") };
                     let message = format!(
-                        "path {path}: element {position} uses {name}, which is no [[sa]] of this file: {known}"
+                        "path {path}: element {position} uses {name}, which is not an [[sa]] of this file: {known}"
                     );
                     return wrong(*at, "path.chain", message);
                 }
                 if uses.insert(name.clone(), used).is_some_and(|before| before != used) {
                     let message = format!(
-                        "path {path}: SA {name} is used by esp_encrypt and by esp_decrypt: an SA has one direction, and each its own key"
+                        "path {path}: SA {name} is used by esp_encrypt and by esp_decrypt: each direction needs an SA and a key of its own"
                     );
                     return wrong(*at, "path.chain", message);
                 }
@@ -367,7 +369,7 @@ fn one(file: &Path, line: usize, sa: SaSettings, used: Use) -> Result<SaConfig, 
     let directory = file.parent().unwrap_or(Path::new(""));
     let shown = |key: &str| {
         let message = format!(
-            "SA {name} has what looks like the key itself: {key} says where the key is. What was written here must not be used any more"
+            "SA {name} has what looks like the key itself: {key} must say where the key is. Do not use this key any more"
         );
         wrong(at, format!("sa.{key}"), message)
     };
@@ -389,7 +391,7 @@ fn one(file: &Path, line: usize, sa: SaSettings, used: Use) -> Result<SaConfig, 
     };
     if !ends.are_hosts() {
         let message =
-            format!("{local} and {remote} must be addresses of one machine each, and not of a link");
+            format!("{local} and {remote} must each be the address of one machine, and not link-local");
         return wrong(sa.local.span().start, "sa.local", message);
     }
     let udp = sa.udp.map(|udp| Udp { local: udp.local.0 as u16, remote: udp.remote.0 as u16 });
@@ -405,8 +407,8 @@ fn one(file: &Path, line: usize, sa: SaSettings, used: Use) -> Result<SaConfig, 
             }
             let Some(sequence_file) = sa.sequence_file else {
                 let message = format!(
-                    "SA {name} is used by esp_encrypt, and needs sequence_file = \"FILE\": sequence numbers must never be used \
-                     again with a key (docs/howto/esp.md), so it is noted there which ones are"
+                    "SA {name} is used by esp_encrypt, and needs sequence_file = \"FILE\": with one key, no sequence number may \
+                     be used twice (docs/howto/esp.md), so this file notes which ones are used"
                 );
                 return wrong(at, "sa", message);
             };
@@ -428,7 +430,7 @@ fn one(file: &Path, line: usize, sa: SaSettings, used: Use) -> Result<SaConfig, 
             }
             Direction::Inbound {
                 window: sa.window.map_or(DEFAULT_WINDOW, |window| window.get_ref().0),
-                // As Linux takes any.
+                // Linux accepts any length.
                 mtu: sa.mtu.map_or(u16::MAX, |mtu| mtu.get_ref().0 as u16),
             }
         }
@@ -443,7 +445,7 @@ fn one(file: &Path, line: usize, sa: SaSettings, used: Use) -> Result<SaConfig, 
             || !is_within(&selectors.destination, &ends.destination)
         {
             let message = format!(
-                "SA {name} is of transport mode, whose packets are those between {local} and {remote}: other source or destination is not possible"
+                "SA {name} is in transport mode, which has only packets between {local} and {remote}: no other source or destination is possible"
             );
             return wrong(at, "sa", message);
         }
@@ -465,13 +467,13 @@ fn one(file: &Path, line: usize, sa: SaSettings, used: Use) -> Result<SaConfig, 
     })
 }
 
-/// A key, and not where one is.
+/// Does this look like a key, and not like the place of one?
 fn is_key(text: &[u8]) -> bool {
     let digits = text.strip_prefix(b"0x").unwrap_or(text);
     [40, 72].contains(&digits.len()) && digits.iter().all(u8::is_ascii_hexdigit)
 }
 
-/// Keys, and how they are written.
+/// Keys, each with an example.
 pub(super) const FORMS: [(&str, &str); 19] = [
     ("crypto", "crypto = \"ipsec-mb\""),
     ("sas_later", "sas_later = [\"to-b\"]"),

@@ -1,31 +1,31 @@
-//! `[shares]`: what routers may take of a core that is full.
+//! `[shares]`: how much of a full core routers may take.
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 use std::collections::BTreeMap;
 
-/// `logic::share` says how it is divided.
+/// The settings of `[shares]`. `logic::share` describes how a core is divided.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SharesSettings {
-    /// On a full core routers over their share are cut.
+    /// On a full core, cut routers that exceed their share.
     pub enforce: bool,
-    /// By the name of a router; others have 1.
+    /// Weights by the name of the router; other routers have 1.
     pub weights: BTreeMap<String, Weight>,
 }
 
 impl SharesSettings {
-    /// Of the router with this name.
+    /// The weight of the router with this name.
     pub fn weight(&self, router: &str) -> u16 {
         self.weights.get(router).map_or(1, |weight| weight.0 as u16)
     }
 }
 
 bounded!(
-    /// In relation to other routers.
+    /// A weight, relative to others.
     Weight, |v| (1..=1000).contains(&v), "1 to 1000"
 );
 
-/// Keys, and how they are written.
+/// Keys, each with an example.
 pub(super) const FORMS: [(&str, &str); 2] =
     [("shares.enforce", "enforce = true"), ("shares.weights", "weights = { red = 2 }")];
 
@@ -49,8 +49,8 @@ mod tests {
         for (text, parts) in [
             ("weights = { red = 0 }", &["m.toml:2: shares.weights: ", "0 is not allowed: 1 to 1000"][..]),
             ("weights = { red = 1001 }", &["m.toml:2: shares.weights: ", "1 to 1000"]),
-            ("weights = [2]", &["m.toml:2: shares.weights: ", "such as: weights = { red = 2 }"]),
-            ("enforce = 1", &["m.toml:2: shares.enforce: ", "such as: enforce = true"]),
+            ("weights = [2]", &["m.toml:2: shares.weights: ", "example: weights = { red = 2 }"]),
+            ("enforce = 1", &["m.toml:2: shares.enforce: ", "example: enforce = true"]),
             ("weight = 1", &["m.toml:2: shares.weight: ", "unknown field"]),
         ] {
             let error = parse(text).unwrap_err();

@@ -1,5 +1,5 @@
-//! `[[path]]` and `[workers]` of the daemon: forwarding paths of the user plane over ports and routers of Linux, which have names here and may
-//! come and go. What a path says is checked as in a file of their own ([`super::paths`]).
+//! `[[path]]` and `[workers]` in the daemon's file: paths of the user plane over ports and routers of Linux. These
+//! are named here, and may come and go. Paths are checked as in a file for captures ([`super::paths`]).
 
 use super::{
     ConfigError, CoreList,
@@ -18,19 +18,19 @@ use std::path::{Path, PathBuf};
 /// Where `millrace calibrate` writes its result by default, and where the daemon reads it.
 pub const CALIBRATION_FILE: &str = "/var/lib/millrace/calibration.json";
 
-/// Threads that run paths.
+/// The threads that run paths.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorkersSettings {
-    /// One on each of these; `None`: there are none, and so no paths.
+    /// One worker runs on each of these cores; `None`: there are no workers, and so no paths.
     pub cores: Option<CoreList>,
-    /// Try zero-copy first, which some drivers restart a port's queues for.
+    /// Whether to try zero-copy mode first. Some drivers restart a port's queues for it.
     pub zero_copy: bool,
-    /// The room of a packet, of which 256 bytes are kept free in front.
+    /// The memory for one packet, bytes. 256 of them stay free in front.
     pub frame_bytes: FrameBytes,
     /// The file that `millrace calibrate` wrote.
     pub calibration: PathBuf,
-    /// How they stand to applications on their cores.
+    /// The urgency of workers against applications on their cores.
     pub nice: Nice,
 }
 
@@ -46,12 +46,13 @@ impl Default for WorkersSettings {
     }
 }
 
-/// Of threads (sched(7)): -20, before nearly all others, to 19.
+/// The nice value of threads (sched(7)), from -20, before nearly all others, to 19.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nice(pub i8);
 
 impl Default for Nice {
-    /// What is on a worker's core besides has what the worker leaves: a path's share would be none, if it were shared with whoever is busy there.
+    /// Other threads on a worker's core get the time that the worker leaves. Otherwise the share of a path would
+    /// depend on how busy these threads are.
     fn default() -> Self {
         Nice(-20)
     }
@@ -66,32 +67,33 @@ impl<'de> Deserialize<'de> for Nice {
 }
 
 bounded!(
-    /// As AF_XDP has them.
+    /// The sizes of frames that AF_XDP allows, bytes.
     FrameBytes, |v| [2048, 4096].contains(&v), "2048 or 4096"
 );
 
-/// A path; its number is its place.
+/// A path. Its number is its place in the list.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DaemonPath {
     pub name: String,
-    /// Who owns it, and whose packets it has; `None`: the host, and those of all routers.
+    /// The router that owns it, and whose packets it gets; `None`: the host owns it, and it gets packets of all
+    /// routers.
     pub router: Option<String>,
-    /// By which its packets come in.
+    /// The port by which its packets arrive; `None`: any.
     pub port: Option<PortName>,
     class: Class,
     pub chain: Vec<ElementSettings>,
-    /// Among the paths of its router.
+    /// The weight among the paths of its router.
     pub weight: u16,
-    /// Packets that may wait.
+    /// The number of packets that may wait.
     pub ring: usize,
-    /// On which it may run; `None`: on all that have workers.
+    /// The cores on which it may run; `None`: all that have workers.
     pub cores: Option<CoreList>,
-    /// What becomes of packets that no worker can have.
+    /// What happens to packets that no worker can take.
     pub otherwise: Otherwise,
 }
 
 impl DaemonPath {
-    /// Its packets, where port and router have these numbers.
+    /// The class of its packets, with these numbers of its port and router.
     pub fn class(&self, port: Option<PortId>, router: Option<RouterId>) -> Class {
         Class { port, router, ..self.class.clone() }
     }
@@ -118,27 +120,27 @@ pub(super) fn check(
         let mut mirrors = settings.chain.get_ref().iter().filter_map(ElementSettings::mirror);
         let relative = mirrors.find(|mirror| !mirror.file.is_absolute()).cloned();
         let path = checker.path_by_names(settings, &checked).and_then(|path| match &workers.cores {
-            // What is to be encrypted would leave as it is.
+            // Packets that must be encrypted would leave unencrypted.
             _ if encrypts && otherwise != Otherwise::Drop => wrong(
                 at,
                 "path.otherwise",
                 format!(
-                    "path {} encrypts: what no worker can have must not leave in clear, so otherwise = \"drop\" is needed",
+                    "path {} encrypts: packets that no worker can take must not leave unencrypted, so otherwise = \"drop\" is needed",
                     path.name
                 ),
             ),
-            // Relative to what, nobody would know.
+            // It would not be clear where a relative file name begins.
             _ if relative.is_some() => wrong(
                 chain_at,
                 "path.chain",
                 format!(
-                    "path {}: mirror: {} is not allowed: a file of the daemon begins with a slash",
+                    "path {}: mirror: {} is not allowed: in the daemon's file this must be an absolute file name",
                     path.name,
                     relative.map(|mirror| mirror.file.display().to_string()).unwrap_or_default()
                 ),
             ),
             None => {
-                wrong(at, "path", "paths need workers to run on: write [workers], and there cores = \"2-3\"")
+                wrong(at, "path", "paths need workers: add a table [workers] with, for example, cores = \"2-3\"")
             }
             Some(all) if path.cores.as_ref().is_some_and(|cores| cores.0.is_disjoint(&all.0)) => {
                 wrong(at, "path.cores", format!("path {}: none of its cores is one of [workers]", path.name))
@@ -156,7 +158,7 @@ pub(super) fn check(
     Ok((paths, sas))
 }
 
-/// Keys, and how they are written.
+/// Keys, each with an example.
 pub(super) const FORMS: [(&str, &str); 5] = [
     ("workers.cores", "cores = \"2-3\""),
     ("workers.zero_copy", "zero_copy = false"),
@@ -179,7 +181,7 @@ mod tests {
     const WORKERS: &str = "[workers]\ncores = \"2-3\"\n";
 
     #[test]
-    fn paths_of_the_daemon_have_names_of_linux() {
+    fn paths_of_the_daemon_name_ports_and_routers_of_linux() {
         let text = format!(
             r#"{WORKERS}
             [[path]]
@@ -219,7 +221,8 @@ mod tests {
     const ENCRYPT: &str = "chain = [\"check\", \"ttl\", { element = \"esp_encrypt\", sa = \"x\" }, { element = \"forward\", port = \"p\" }]\n";
     const SA: &str = "[[sa]]\nname = \"x\"\nspi = 256\nmode = \"tunnel\"\nlocal = \"192.0.2.1\"\nremote = \"192.0.2.2\"\nkey_file = \"k\"\nsequence_file = \"s\"\n";
 
-    /// Given in the file or not, they can be set later; whoever uses them says which direction they have.
+    /// SAs of the file and those of `sas_later` can be set later. The elements that use them give them their
+    /// direction.
     #[test]
     fn sas_are_those_that_elements_use() {
         let path = format!("[[path]]\nname = \"a\"\n{ENCRYPT}otherwise = \"drop\"\n");
@@ -235,7 +238,7 @@ mod tests {
             (SA.replace("\"x\"", "\"y\""), "/etc/more.toml:2: sa.name: SA y is used by no element"),
             (SA.replace("sequence_file = \"s\"\n", ""), "needs sequence_file"),
             (format!("{SA}[workers]\n"), "/etc/more.toml:9: unknown field"),
-            (format!("{SA}{SA}"), "/etc/more.toml:10: sa.name: SA x is given twice: one sends"),
+            (format!("{SA}{SA}"), "/etc/more.toml:10: sa.name: SA x is given twice: only one can send"),
         ] {
             let error = more(&text).unwrap_err();
             assert!(error.contains(part), "{error}");
@@ -243,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_line_key_and_what_is_allowed() {
         const CHAIN: &str = "chain = [\"count\", \"discard\"]\n";
         for (text, parts) in [
             (
@@ -266,7 +269,7 @@ mod tests {
                 format!(
                     "{WORKERS}[[path]]\nname = \"a\"\nclass = {{ port = \"x\" }}\n{CHAIN}[[path]]\nname = \"b\"\nrouter = \"red\"\nclass = {{ port = \"x\" }}\n{CHAIN}"
                 ),
-                &["m.toml:10: path.class: ", "path a, before it, has all of them"],
+                &["m.toml:10: path.class: ", "path a, before it, gets all of them"],
             ),
             (
                 format!(
@@ -284,7 +287,7 @@ mod tests {
             ),
             (
                 format!("{WORKERS}[[path]]\nname = \"a\"\n{ENCRYPT}otherwise = \"drop\"\n"),
-                &["m.toml:5: path.chain: ", "element 3 uses x, which is no [[sa]] of this file"],
+                &["m.toml:5: path.chain: ", "element 3 uses x, which is not an [[sa]] of this file"],
             ),
             (
                 format!(
@@ -302,10 +305,10 @@ mod tests {
                 ),
                 &[
                     "m.toml:5: path.chain: ",
-                    "path a: mirror: a.pcap is not allowed: a file of the daemon begins with a slash",
+                    "path a: mirror: a.pcap is not allowed: in the daemon's file this must be an absolute file name",
                 ],
             ),
-            ("[workers]\ncores = 2".into(), &["m.toml:2: workers.cores: ", "such as: cores = \"2-3\""]),
+            ("[workers]\ncores = 2".into(), &["m.toml:2: workers.cores: ", "example: cores = \"2-3\""]),
             ("[workers]\ncore = \"2\"".into(), &["m.toml:2: workers.core: ", "unknown field"]),
         ] {
             let error = parse(&text).unwrap_err();

@@ -1,4 +1,4 @@
-//! Queries answered from the loop's state.
+//! Answers queries from the state of the loop.
 
 use super::{
     Control,
@@ -39,7 +39,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             Query::Routers => json(&self.router_reports(&self.totals()?)),
             Query::Interfaces => json(&self.interface_reports(&self.totals()?)),
             Query::Route(query) => json(&self.route(query)?),
-            Query::Verify => Err(ApiError::failed("a comparison has no answer at once")),
+            Query::Verify => Err(ApiError::failed("a comparison is not answered at once")),
             Query::Explain(request) => json(&self.explain(request)?),
             Query::Stop => {
                 let mut done =
@@ -154,7 +154,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             .collect()
     }
 
-    /// As the mirror sees them, and besides why their ports keep them from being accelerated.
+    /// The routers, as the mirror sees them. The obstacles of their ports are added to the reasons.
     pub(super) fn routers_and_obstacles(&self) -> impl Iterator<Item = RouterView> {
         let used = self.world.ports_of_routers();
         self.world.mirror.routers().map(move |mut router| {
@@ -224,7 +224,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.world.interfaces().map(report).collect()
     }
 
-    /// A router that has a table, by name; the host's by default.
+    /// The router of this name, which must have a table; by default the host.
     pub(super) fn router(&self, name: Option<&str>) -> Result<(RouterId, RouterView), ApiError> {
         let mut routers = self.world.mirror.routers();
         let found = routers.find(|r| name.map_or(r.host, |name| r.name == name));
@@ -250,7 +250,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         named.map_or_else(|| format!("interface {id}"), |i| i.name)
     }
 
-    /// What the tables of a router say about an address.
+    /// Looks an address up in the tables of a router.
     pub(super) fn lookup(&self, router: RouterId, address: IpAddr) -> Vec<tables::Answer> {
         self.generation.tables.lookup(router, address)
     }
@@ -271,7 +271,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         };
         let left_to_kernel: Vec<_> = of_router.into_iter().filter_map(of_family).collect();
         if why_not.is_empty() && left_to_kernel.len() == interfaces {
-            why_not.push("none of its interfaces is, see `millrace interfaces`".into());
+            why_not.push("none of its interfaces is accelerated, see `millrace interfaces`".into());
         }
         let left_to_kernel = if why_not.is_empty() { left_to_kernel } else { Vec::new() };
         Ok(RouteReport {
@@ -284,7 +284,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         })
     }
 
-    /// The kernel's route that packets to an address take, and where it leads.
+    /// The kernel's route for an address, and where it leads.
     pub(super) fn route_to(&self, namespace: NamespaceId, address: IpAddr) -> Option<(String, &Target)> {
         let mirror = &self.world.mirror;
         match address {
@@ -316,7 +316,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     }
 }
 
-/// What a router's interfaces have in common.
+/// The sums over a router's interfaces.
 #[derive(Default)]
 struct InterfaceSum {
     interfaces: u64,
@@ -325,7 +325,7 @@ struct InterfaceSum {
     left: Vec<LeftInterface>,
 }
 
-/// Takes the reasons of an interface, if it has some.
+/// Takes the reasons why an interface is left to the kernel, if there are any.
 fn left(interface: &mut InterfaceView) -> Option<LeftInterface> {
     let take = std::mem::take;
     let why_not = Families { ipv4: take(&mut interface.reasons4), ipv6: take(&mut interface.reasons6) };
@@ -386,7 +386,7 @@ fn ns_per_packet(count: &InterfaceCount) -> Option<f64> {
     (count.samples > 0).then(|| count.sample_ns as f64 / count.samples as f64)
 }
 
-/// Most frequent first.
+/// Reasons with their counts, the most frequent first.
 fn reasons(totals: &Counters, is_payer: impl Fn(Charge) -> bool) -> Vec<ReasonCount> {
     let mut sum: BTreeMap<Reason, u64> = BTreeMap::new();
     for ((payer, reason), n) in &totals.charges {
@@ -400,14 +400,14 @@ fn reasons(totals: &Counters, is_payer: impl Fn(Charge) -> bool) -> Vec<ReasonCo
     rows
 }
 
-/// Over their share of a full core.
+/// Packets over their router's share of a full core.
 fn cut_packets(totals: &Counters, is_payer: impl Fn(Charge) -> bool) -> u64 {
     let cut =
         totals.charges.iter().filter(|((payer, reason), _)| *reason == Reason::OverShare && is_payer(*payer));
     cut.map(|(_, packets)| packets).sum()
 }
 
-/// A reason as it is told.
+/// A reason, as reports show it.
 pub(super) fn reason_count(reason: Reason, packets: u64) -> ReasonCount {
     let class = match reason.class() {
         Class::Pass => "pass",

@@ -1,8 +1,8 @@
 //! The API: HTTP and JSON over the Unix socket, in a thread of its own.
 //!
-//! It owns nothing: a request becomes a [`Query`] for the control thread, which answers between two rounds of its loop, or
-//! one for the switch thread.
-//! Packets and the control loop never wait for a client: the queue is short, full means 503.
+//! It owns nothing. A request becomes a [`Query`] for the control thread, which answers between two rounds of its
+//! loop, or a request to another thread. Packets and the control loop never wait for a client: the queue is short,
+//! and when it is full, clients get a 503.
 //!
 //! | request | answer ([`crate::api`]) |
 //! |---|---|
@@ -15,9 +15,9 @@
 //! | `GET /events[?after=NUMBER]` | a list of `EventReport`s, decisions about cores |
 //! | `GET /controllers` | a `ControllersReport` ([`crate::switch::controllers`]) |
 //! | `POST /flows` with a `FlowsRequest` ([`crate::api::flows`]) | `FlowsChanged`, once packets obey |
-//! | `GET /flows[?match=M]` | a line with a `FlowReport` for each rule that M means |
+//! | `GET /flows[?match=M]` | a line with a `FlowReport` for each rule that M selects |
 //! | `GET /sas` | a `SasReport` ([`crate::api::sas`]) |
-//! | `POST /sas` with a [`SasRequest`] | a `SasReport`, once it is in place: the next batch of packets goes by it |
+//! | `POST /sas` with a [`SasRequest`] | a `SasReport`, once the next batch of packets uses the change |
 //! | `POST /stop` | `StopReport`, once everything is removed |
 //!
 //! Errors are `{"error": "text"}` with a fitting status.
@@ -59,19 +59,19 @@ use std::{
 };
 use tokio::{runtime, sync::oneshot, task, time::timeout};
 
-/// Longest request body: a frame with the longest IP packet in hexadecimal, and room. The program takes shorter ones only,
-/// but the answer shall say so.
+/// The longest request body: a frame with the longest IP packet, in hexadecimal, and some room. The program takes
+/// only shorter frames, but longer ones must get an answer that says so.
 pub const MAX_BODY_BYTES: usize = 160 * 1024;
-/// Longest request body with flows: some 30,000 of them. More are sent one body after another.
+/// The longest request body with flow rules: some 30,000 rules. Clients send more in several requests.
 pub const MAX_FLOWS_BYTES: usize = 4 << 20;
-/// Longest request body with SAs: all that there may be.
+/// The longest request body with SAs. All SAs that there may be fit.
 pub const MAX_SAS_BYTES: usize = 1 << 20;
-/// Requests that may wait for the control thread.
+/// The number of requests that may wait for the control thread.
 pub const QUEUE: usize = 16;
 /// How long a client waits for the control thread. Comparing or removing a full table takes seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a client wants to know or have done.
+/// A request to the control thread.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Query {
     Status,
@@ -82,7 +82,7 @@ pub enum Query {
     Verify,
     Explain(ExplainRequest),
     Stop,
-    /// From a signal, not from a client: end, and leave forwarding as it is.
+    /// Sent after a signal, not by a client: ends the daemon and leaves forwarding as it is.
     Leave,
 }
 
@@ -93,7 +93,7 @@ pub struct Request {
     pub reply: oneshot::Sender<Answer>,
 }
 
-/// The way to the control thread: its queue, and what ends its wait for events.
+/// The queue of the control thread, and the waker that ends its wait for events.
 #[derive(Clone, Debug)]
 pub struct Requests {
     to: SyncSender<Request>,
@@ -107,7 +107,7 @@ impl Requests {
         (Requests { to, waker }, requests)
     }
 
-    /// Where the answer will come.
+    /// Queues a query. The returned receiver gets the answer.
     ///
     /// # Errors
     /// The queue is full, or the control thread has ended.
@@ -122,7 +122,7 @@ impl Requests {
     }
 }
 
-/// JSON, or why not.
+/// The answer as JSON, or an error.
 pub type Answer = Result<serde_json::Value, ApiError>;
 
 /// Serves the socket in a new thread until the process ends. SIGINT and SIGTERM arrive as [`Query::Leave`].
@@ -213,13 +213,13 @@ async fn explain(
     Ok(Json(report.by_rules(rules, routed)))
 }
 
-/// Without rules.
+/// The way of a packet without flow rules.
 async fn explained(to: &Requests, request: ExplainRequest) -> Result<ExplainReport, ApiError> {
     let Json(answer) = ask(to.clone(), Query::Explain(request)).await?;
     serde_json::from_value(answer).map_err(|e| ApiError::failed(format!("no explanation: {e}")))
 }
 
-/// What is asked of flow rules.
+/// The query of `GET /flows`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FlowsQuery {
@@ -247,7 +247,7 @@ async fn cores_report(
     Ok(Json(report))
 }
 
-/// Which decisions are asked for.
+/// The query of `GET /events`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct EventsQuery {
@@ -270,7 +270,7 @@ async fn change_flows(
     match timeout(PATIENCE, switch.change(request)).await {
         Ok(answer) => answer.map(Json),
         Err(_) => Err(ApiError::busy(
-            "the rules are changed, but not in time was it known that packets obey; see `millrace status`",
+            "the rules are changed, but it is not known in time whether packets obey; see `millrace status`",
         )),
     }
 }
@@ -280,14 +280,14 @@ async fn list_sas(State((sas, _)): State<(RunningSas, Files)>) -> Result<Json<Sa
     listed.map_err(|e| ApiError::failed(format!("listing SAs: {e}")))
 }
 
-/// Keys and numbers are files.
+/// Changes SAs, in the thread that may use files, because keys and sequence numbers are in files.
 async fn change_sas(
     State((sas, files)): State<(RunningSas, Files)>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<SasReport>, ApiError> {
     let SasRequest { set, file, remove } = request(body, "a request for SAs")?;
     if !set.is_empty() && !file.is_absolute() {
-        return Err(ApiError::bad("file: the absolute path of the file that has these tables is wanted"));
+        return Err(ApiError::bad("file: the absolute path of the file that has these tables is needed"));
     }
     files
         .with(move || {
@@ -297,7 +297,7 @@ async fn change_sas(
         .await?
 }
 
-/// A thread that writes files for the API's, which cannot.
+/// A thread that uses files on behalf of the API's thread, which has no access to them.
 #[derive(Clone)]
 struct Files(mpsc::Sender<Box<dyn FnOnce() + Send>>);
 
@@ -309,7 +309,7 @@ impl Files {
                 tracing::error!("the thread api-files keeps its rights: {error:#}");
             }
             for job in jobs {
-                // Its client gets an error then.
+                // If it panics, its client gets an error.
                 let _ = catch_unwind(AssertUnwindSafe(job));
             }
         })?;
@@ -324,13 +324,13 @@ impl Files {
     }
 }
 
-/// Reads a body; `what` it is to be, for the error.
+/// Reads a body. `what` says in errors what it should be.
 fn request<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>, what: &str) -> Result<T, ApiError> {
     let body = body.map_err(|e| ApiError { status: e.status().as_u16(), text: e.body_text() })?;
     serde_json::from_slice(&body).map_err(|e| ApiError::bad(format!("not {what}: {e}")))
 }
 
-/// Hands a query to the control thread and waits for the answer.
+/// Sends a query to the control thread and waits for the answer.
 async fn ask(to: Requests, query: Query) -> Result<Json<serde_json::Value>, ApiError> {
     match timeout(PATIENCE, to.send(query)?).await {
         Ok(Ok(answer)) => answer.map(Json),
@@ -339,7 +339,7 @@ async fn ask(to: Requests, query: Query) -> Result<Json<serde_json::Value>, ApiE
     }
 }
 
-/// The URL's query, with errors as JSON.
+/// The query of the URL. Errors are answered as JSON.
 struct Url<T>(T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Url<T> {
@@ -374,7 +374,7 @@ mod tests {
         (directory, path, requests)
     }
 
-    /// A control thread that says what it was asked.
+    /// A control thread whose answers show the queries.
     fn echo(requests: Receiver<Request>) {
         thread::spawn(move || {
             for request in requests {
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn a_control_thread_that_does_not_answer_costs_nothing_but_a_503() {
+    fn clients_get_a_503_while_the_control_thread_does_not_answer() {
         let (_directory, socket, requests) = start();
         let mut waiting = Vec::new();
         for _ in 0..QUEUE {
@@ -497,7 +497,7 @@ mod tests {
             stream.write_all(b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
             waiting.push(stream);
         }
-        // Each of the sixteen has its place in the queue before the seventeenth asks.
+        // Each of the sixteen gets its place in the queue before the seventeenth request.
         thread::sleep(Duration::from_millis(300));
         let (status, answer) = raw(&socket, "GET /status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
         assert_eq!((status, &answer["error"]), (503, &json!("too many requests are waiting; try again")));

@@ -125,12 +125,12 @@ fn beat(
         if let (Some(deadline), Some(heart)) = (deadline, heart)
             && let Err(error) = heart.beat_until(deadline)
         {
-            tracing::error!("the heartbeat could not be set, and is tried again: {error:#}");
+            tracing::error!("cannot set the heartbeat; the daemon tries again: {error:#}");
         }
         let stalls = deadline.is_none() && vouched;
         if stalls && !stalled {
             tracing::error!(
-                "the control loop has done nothing for {} s: the kernel forwards until it does",
+                "the control loop has made no progress for {} s: the kernel forwards until it goes on",
                 STALLED.as_secs()
             );
         }
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mirror_that_is_not_vouched_for_has_no_beat() {
+    fn there_is_no_beat_while_the_loop_does_not_vouch_for_the_mirror() {
         let mut watchdog = watchdog();
         assert_eq!(watchdog.beat(S, 1, false), None);
         assert_eq!(watchdog.beat(2 * S, 2, true), Some(5 * S));

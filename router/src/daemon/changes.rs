@@ -17,14 +17,15 @@ use std::{
     time::Duration,
 };
 
-/// How long to wait for what follows from a change: a device is made and set up by several.
+/// How long to wait for further changes. Creating a device and setting it up takes several.
 const SETTLE: Duration = Duration::from_millis(200);
-/// Least time between two looks at everything. A condition that ends before the next one is not noticed.
+/// The shortest time between two looks at everything. A condition that ends before the next look is not noticed.
 const LOOK: Duration = Duration::from_secs(1);
-/// When to look at everything again.
+
+/// Decides when to look at everything again.
 #[derive(Default)]
 pub(super) struct Changes {
-    /// The mirror's revision and the ports' obstacles when something changed last.
+    /// The mirror's revision and the ports' obstacles at the last change.
     seen: (u64, Vec<Vec<String>>),
     due: Option<Duration>,
     looked: Duration,
@@ -60,7 +61,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.conditions.set_among(&[Port, Router, Interface], left, |subject| there.contains(subject));
     }
 
-    /// Why each port, router and interface is left to the kernel for reasons of its own; empty: it is not.
+    /// Why each port, router and interface itself is left to the kernel; empty: it is not.
     fn left_to_kernel(&self) -> BTreeMap<(ConditionKind, String), Vec<String>> {
         let ports = self.world.ports.values().map(|p| ((Port, format!("port {}", p.name)), p.obstacles()));
         let routers: Vec<_> = self.routers_and_obstacles().collect();

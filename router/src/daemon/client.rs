@@ -1,4 +1,4 @@
-//! The command line's end of the API: one request, one answer, in bounded time.
+//! The command line's end of the API: one request and one answer, in bounded time.
 
 use crate::{api::ErrorBody, base::foreign::parsed};
 use http_body_util::{BodyExt, Full, Limited};
@@ -12,10 +12,10 @@ use serde::de::DeserializeOwned;
 use std::{cell::Cell, io, path::Path, time::Duration};
 use tokio::{net::UnixStream, runtime, time::timeout};
 
-/// Longest answer accepted, bytes: 4,096 interfaces and 256 routers take a few MiB.
+/// The longest answer that is accepted, bytes. 4,096 interfaces and 256 routers take a few MiB.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 
-/// Longest line accepted where lines come one by one, bytes.
+/// The longest line that is accepted in an answer of lines, bytes.
 const MAX_LINE_BYTES: usize = 1 << 20;
 
 /// Why there is no answer.
@@ -30,15 +30,16 @@ pub enum CallError {
     /// The socket belongs to another user.
     #[error("not allowed to talk to the daemon (its socket is for root)")]
     Forbidden,
-    /// Somebody listens, and says nothing.
-    #[error("process {pid} does not answer (waited {} s); packets are forwarded by themselves, for as long as the heartbeat allows", waited.as_secs())]
+    /// A process listens, but does not answer.
+    #[error("process {pid} does not answer (waited {} s); forwarding goes on without it, as long as the heartbeat allows", waited.as_secs())]
     Silent { pid: i32, waited: Duration },
     /// Anything else.
     #[error("the daemon did not answer properly: {0}")]
     Broken(String),
 }
 
-/// Asks the daemon at `socket`. Every string in the answer is as a terminal may show it.
+/// Sends a request to the daemon at `socket` and returns its answer. All strings in it are safe to show on a
+/// terminal.
 pub fn call<T: DeserializeOwned>(
     socket: &Path,
     method: &str,
@@ -50,7 +51,7 @@ pub fn call<T: DeserializeOwned>(
     parsed(&bytes).map_err(|e| CallError::Broken(e.to_string()))
 }
 
-/// Asks the daemon at `socket` for a text.
+/// Requests a text from the daemon at `socket`.
 pub fn text(socket: &Path, path: &str, patience: Duration) -> Result<String, CallError> {
     let bytes = exchanged(socket, "GET", path, None, patience)?;
     String::from_utf8(bytes.into()).map_err(|e| CallError::Broken(e.to_string()))
@@ -74,8 +75,8 @@ fn exchanged(
     })
 }
 
-/// Asks the daemon at `socket` for lines of JSON, which are handed on as they come, as by [`call`]; between two of them at most `patience`
-/// passes. An error of `each` ends it.
+/// Requests lines of JSON from the daemon at `socket`, and hands each to `each` as it arrives. Strings are as from
+/// [`call`]. It fails if no line arrives for `patience`, or if `each` fails.
 pub fn lines<T: DeserializeOwned>(
     socket: &Path,
     path: &str,
@@ -99,7 +100,7 @@ pub fn lines<T: DeserializeOwned>(
             }
             rest.drain(..whole);
             if rest.len() > MAX_LINE_BYTES {
-                return Err(broken(&"a line without an end").into());
+                return Err(broken(&"a line is too long").into());
             }
         }
         if rest.is_empty() { Ok(()) } else { Err(broken(&"the answer ended within a line").into()) }
@@ -118,7 +119,7 @@ async fn exchange(
     whole.map(|whole| whole.to_bytes()).map_err(|e| CallError::Broken(e.to_string()))
 }
 
-/// Sends a request; what comes back, once its head is there.
+/// Sends a request. Returns the answer when its head has arrived.
 async fn send(
     socket: &Path,
     method: &str,
@@ -145,7 +146,7 @@ async fn send(
     sender.send_request(request).await.map_err(|e| broken(&e))
 }
 
-/// The body of an answer, or the error that it is.
+/// The body of an answer, or the error that it reports.
 async fn answered(answer: Response<Incoming>) -> Result<Incoming, CallError> {
     let status = answer.status();
     if status.is_success() {
@@ -166,7 +167,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     #[test]
-    fn who_does_not_answer_is_named_in_time() {
+    fn a_process_that_does_not_answer_is_named_in_time() {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("s");
         let _deaf = UnixListener::bind(&socket).unwrap();

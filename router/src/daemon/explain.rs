@@ -1,5 +1,5 @@
-//! One packet through the real program, told step by step; of flow rules the switch thread tells ([`crate::switch`]), and the
-//! program routes what they send to NORMAL.
+//! Runs the real program on one packet, and reports each step. The switch thread ([`crate::switch`]) reports what
+//! flow rules do; the program then routes the packets that they send to NORMAL.
 
 use super::{
     Control,
@@ -26,11 +26,11 @@ use logic::{
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Sender of packets whose source MAC is not given.
+/// The source MAC address of packets for which none is given.
 const SENDER: Mac = Mac([0x02, 0, 0, 0, 0, 0xfe]);
-/// Longest frame, bytes.
+/// The longest frame, bytes.
 const MAX_FRAME: usize = 9100;
-/// An Ethernet header: the program is not run on less.
+/// The shortest frame, bytes: an Ethernet header.
 const MIN_FRAME: usize = 14;
 
 const XDP_REDIRECT: u32 = 4;
@@ -40,12 +40,12 @@ const XDP_PASS: u32 = 2;
 struct Arrival {
     port: PortId,
     frame: Vec<u8>,
-    /// What was assumed of it, or is remarkable, as sentences.
+    /// Assumptions about it and remarks, as sentences.
     notes: Vec<String>,
 }
 
 impl<K: Kernel, O: Observe> Control<K, O> {
-    /// Builds or takes the frame, runs it, puts the trace in words.
+    /// Builds the frame if none is given, runs the program on it, and describes the steps.
     pub(super) fn explain(&self, request: &ExplainRequest) -> Result<ExplainReport, ApiError> {
         let Arrival { port, frame, notes } = match (&request.packet, &request.frame) {
             (Some(text), None) => self.described(text, request)?,
@@ -106,12 +106,12 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         })
     }
 
-    /// Says of a frame that it is one this box has sent.
+    /// A note if this box itself has sent the frame.
     fn sender(&self, frame: &[u8]) -> Option<String> {
         let mac = Mac::from_slice(frame.get(6..12)?)?;
         let ours = self.world.mirror.interfaces().find(|interface| interface.mac == mac)?;
         Some(format!(
-            "the source MAC {mac} is that of interface {}: this box sent the frame, and the program sees what arrives only",
+            "the source MAC {mac} is that of interface {}: this box sent the frame, but the program sees only frames that arrive",
             ours.name
         ))
     }
@@ -122,7 +122,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let port = request.port.as_deref().map(|name| self.port_named(name)).transpose()?;
         let source = packet.source_mac.unwrap_or(SENDER);
         let open = packet.protocol != Protocol::Icmp && packet.ports.contains(&None);
-        let ports = open.then(|| format!("a port that is not given is taken to be {DISCARD}"));
+        let ports = open.then(|| format!("source or destination port not given: assumed to be {DISCARD}"));
         if let (Some(port), Some(mac)) = (port, packet.destination_mac) {
             let frame = packet.frame(mac, source, packet.vlan.unwrap_or_default());
             return Ok(Arrival { port, frame, notes: ports.into_iter().collect() });
@@ -133,9 +133,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         Ok(Arrival { port: interface.port, frame, notes: note.into_iter().chain(ports).collect() })
     }
 
-    /// The interface the packet would come in by: of those that fit what is given, the one the router has its route back
-    /// to the source on, else the first; and if that takes guessing, what was guessed. No interface has to have the VLAN
-    /// or MAC that is given: what becomes of such packets may be the question.
+    /// The interface by which the packet would arrive, and a note about what was assumed. Of the interfaces that fit,
+    /// this is the one to which the router's route back to the source leads, or else the first. The given VLAN and
+    /// MAC need not fit any interface, as users may ask what happens to such packets.
     fn ingress(
         &self,
         packet: &PacketText,
@@ -172,7 +172,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
         let guessed = back.is_none() && fitting.len() > 1;
         let interface = fitting.swap_remove(back.unwrap_or(0));
-        let taken = format!("taken to arrive on port {}", self.port_name(interface.port));
+        let taken = format!("assumed to arrive on port {}", self.port_name(interface.port));
         let note = match (strange, packet.destination_mac) {
             (true, Some(_)) => Some(format!("no interface has this VLAN and MAC: {taken}")),
             (true, None) => Some(format!(
@@ -181,11 +181,11 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 interface.name
             )),
             (false, _) if guessed => Some(format!(
-                "no route leads back to {}: {taken}, for interface {}; --port, vlan= or dmac= say otherwise",
+                "no route leads back to {}: {taken}, for interface {}; --port, vlan= or dmac= change this",
                 packet.source, interface.name
             )),
             (false, _) if port.is_none() => Some(format!(
-                "{taken}, for interface {}, {}; --port says otherwise",
+                "{taken}, for interface {}, {}; --port changes this",
                 interface.name,
                 if back.is_some() {
                     format!("where the route back to {} leads", packet.source)
@@ -198,7 +198,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         Ok((interface, note))
     }
 
-    /// The steps in plain words, and the route that decided where the tables are gone through.
+    /// The steps as sentences. The route that the packet takes stands before the steps through the tables.
     fn told(&self, steps: &[Step]) -> Vec<StepReport> {
         let mut told = Vec::new();
         let mut route = self.route_taken(steps);
@@ -224,7 +224,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         told
     }
 
-    /// The route the packet takes, by the kernel's words for it; `None` if it did not get as far as that.
+    /// The route that the packet takes, as the kernel writes it; `None`: no route was looked up.
     fn route_taken(&self, steps: &[Step]) -> Option<String> {
         let looked_up =
             |s: &Step| matches!(s, Step::FibBlock { .. } | Step::FibTail { .. } | Step::Nexthop { .. });
@@ -259,7 +259,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
-    /// The path that a packet ends with: given to its worker, or dropped as it can have none.
+    /// The path that gets the packet, or that drops it because no worker can take it.
     fn path_of(&self, steps: &[Step], reason: Option<Reason>) -> Option<String> {
         steps.iter().find_map(|step| match step {
             Step::Path { path, why } if why.is_none() || *why == reason => Some(self.path_name(*path)),
@@ -267,7 +267,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         })
     }
 
-    /// A step of the program in plain words.
+    /// A step of the program as a sentence.
     fn words(&self, step: &Step) -> String {
         match *step {
             Step::Port { id, ready } => {
@@ -297,7 +297,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             Step::SourceCheck { accepted, .. } => {
                 format!("source {}", if accepted { "accepted" } else { "refused" })
             }
-            Step::FibBlock { block, slot } => format!("table block {block} says: {}", slot_words(slot)),
+            Step::FibBlock { block, slot } => format!("table block {block}: {}", slot_words(slot)),
             Step::FibTail { length, slot } => {
                 format!("compared with the one longer prefix, /{length}: {}", slot_words(slot))
             }
@@ -324,7 +324,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             }
             Step::Path { path, why: None } => format!("given to the worker of path {}", self.path_name(path)),
             Step::Path { path, why: Some(why) } => {
-                format!("of path {}, and no worker has it ({})", self.path_name(path), why.name())
+                format!("of path {}, but no worker can take it ({})", self.path_name(path), why.name())
             }
             Step::Verdict { reason: None, .. } => "forwarded".into(),
             Step::Verdict { reason: Some(Reason::PathGiven), .. } => Reason::PathGiven.text().into(),
@@ -363,7 +363,7 @@ fn ether_type_name(ether_type: u16) -> String {
 }
 
 impl ExplainReport {
-    /// The program leaves the packet to the kernel, or a path has it, before rules are asked.
+    /// Does the program leave the packet to the kernel, or give it to a path, before it looks up rules?
     pub fn is_before_rules(&self) -> bool {
         if self.path.is_some() {
             return true;
@@ -372,7 +372,8 @@ impl ExplainReport {
         self.reason.as_ref().is_some_and(|reason| reasons.contains(&reason.reason.as_str()))
     }
 
-    /// A packet that rules decide about. `routed`: what becomes of the first that they send to NORMAL, if they do.
+    /// The report of a packet that rules decide about. `routed` is the report of the first packet that they send to
+    /// NORMAL, if there is one.
     pub fn by_rules(self, rules: RulesReport, routed: Option<ExplainReport>) -> ExplainReport {
         let ExplainReport { port, notes, before, frame, .. } = self;
         let leaves =

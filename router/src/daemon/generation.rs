@@ -1,7 +1,8 @@
-//! Programs and maps in charge of the ports: the first, a larger one when a table is full, and the ports themselves.
+//! Generations of programs and maps: the first one, larger ones when a table is full, and attaching them to the
+//! ports.
 //!
-//! Starting, restarting, upgrading and growing are one operation: load a generation, fill it from the mirror, and only
-//! then put it in charge of the ports, one atomic swap each. Until then whatever ran before goes on.
+//! Starting, restarting, upgrading and growing are one operation: load a generation, fill it from the mirror, and
+//! then put it in charge of the ports, with one atomic swap for each. Until then, the previous generation goes on.
 
 use super::{
     Control, LEAST_HEARTBEAT, Times,
@@ -33,13 +34,13 @@ use logic::{
 };
 use std::{net::IpAddr, time::Duration};
 
-/// How long it takes to look at all ports for reasons not to trust them.
+/// The time in which each port is checked once for reasons not to trust it.
 const LOOK_AT_PORTS: Duration = Duration::from_secs(2);
 
-/// How long after a failure to load larger tables to try again.
+/// The pause after larger tables could not be loaded.
 const GROW_AGAIN: Duration = Duration::from_secs(30);
 
-/// Least sizes: a few MiB, enough for a router without a full table.
+/// The smallest sizes: a few MiB, enough for a router without a full table.
 const FIRST: Capacity = Capacity {
     fib_blocks: 1 << 14,
     fib_tails: 1 << 16,
@@ -48,10 +49,10 @@ const FIRST: Capacity = Capacity {
     interface_buckets: 1 << 11,
     routers: 256,
 };
-/// Interfaces a generation has counters for: as many as the mirror gives numbers to, from 1.
+/// Rows of counters for interfaces: enough for all numbers that the mirror gives, which begin at 1.
 const INTERFACE_ROWS: u32 = MAX_INTERFACES as u32 + 1;
 
-/// One generation, its tables, and what is not yet reused of them.
+/// One generation, its tables, and the reclaiming of their space.
 pub(super) struct Generation<P: FastPath> {
     pub plane: P,
     pub tables: Tables<P::Memory>,
@@ -61,7 +62,7 @@ pub(super) struct Generation<P: FastPath> {
     reclaimer: Reclaimer<Epoch>,
     /// Something was unpublished since the last epoch.
     dirty: bool,
-    /// A table something found no room in.
+    /// A table that had no room for something.
     full: Option<Full>,
 }
 
@@ -73,7 +74,7 @@ pub(super) struct Stuck {
 }
 
 impl<P: FastPath> Generation<P> {
-    /// Applies what fits.
+    /// Applies a plan, as far as there is room.
     pub fn apply(&mut self, plan: impl Iterator<Item = Op>) {
         for op in plan {
             self.dirty = true;
@@ -83,11 +84,11 @@ impl<P: FastPath> Generation<P> {
         }
     }
 
-    /// Lets the tables reuse what no running program can see any more, for what found no room, too.
+    /// Lets the tables reuse space that no running program can see any more. What had no room is tried again.
     pub fn reclaim(&mut self, now: Duration) {
         if let Some(epoch) = self.reclaimer.passed() {
             let full = self.tables.reclaim(epoch).err().or_else(|| self.unplaced());
-            // What waits for room is tried so many routes at a time: only the last of them tells that everything fits.
+            // Routes that wait for room are tried in portions. Only after the last one is it known that all fit.
             let untried = self.tables.has_untried();
             if full.is_some() || !untried {
                 self.full = full;
@@ -109,7 +110,7 @@ impl<P: FastPath> Generation<P> {
         Some(Full { region, rows: 1 })
     }
 
-    /// Is there space to be reused that is not yet?
+    /// Does any space still wait for its reuse?
     pub fn is_reclaiming(&self) -> bool {
         self.dirty || self.reclaimer.is_waiting()
     }
@@ -131,10 +132,10 @@ impl<P: FastPath> Generation<P> {
     }
 }
 
-/// Sizes that what is there now will probably fit in; if not, [`build`] finds larger ones.
+/// Sizes that are probably enough for the present state. If they are not, [`build`] finds larger ones.
 ///
-/// Measured: 200,000 random prefixes of /16 to /24 take 48,000 blocks and 7,000 tails; a big table's root takes 65,536
-/// more (`logic::fib`).
+/// Measured: 200,000 random prefixes of /16 to /24 take 48,000 blocks and 7,000 tails; the root of a big table takes
+/// 65,536 blocks more (`logic::fib`).
 fn fitting(world: &World) -> Capacity {
     const BIG_ROOT_BLOCKS: usize = 1 << 16;
     const BIG_TABLE_ROUTES: usize = 100_000;
@@ -147,13 +148,13 @@ fn fitting(world: &World) -> Capacity {
     }
     let neighbours = world.ledger.neighbours().count();
     c.nexthops += neighbours;
-    // Half full at most, so that few find both their buckets full.
+    // At most half full, so that both buckets of a neighbour are rarely full.
     c.neighbour_buckets =
         c.neighbour_buckets.max((neighbours * 2 / words::NEIGHBOUR_BUCKET).next_power_of_two());
     c
 }
 
-/// Bytes all tables of these sizes take.
+/// Memory of all tables with these sizes, bytes.
 fn bytes(c: &Capacity) -> usize {
     c.fib_blocks * words::FIB_BLOCK * 4
         + 8 * (c.fib_tails * words::FIB_TAIL
@@ -172,7 +173,7 @@ fn larger(mut c: Capacity, full: &Full) -> Capacity {
         Region::InterfaceIndex => &mut c.interface_buckets,
         Region::Routers => &mut c.routers,
     };
-    // What did not fit is only the first of what is missing.
+    // `full.rows` counts only the first rows that had no room.
     *rows = (*rows * 2).max((*rows + full.rows).next_power_of_two());
     c
 }
@@ -181,18 +182,19 @@ fn limit(config: &Config) -> usize {
     config.limits.memory_mib.0 as usize * (1 << 20)
 }
 
-/// What is asked before packets are routed; both outlive a generation.
+/// Paths and flow rules, which are looked up before routing. Both outlive a generation.
 struct Before<'a, P: FastPath> {
     paths: Option<&'a P::UserPlane>,
     rules: Option<&'a P::Rules>,
     progress: &'a Progress,
 }
 
-/// The kernel plane times one packet in so many, for costs and for steering: two clock reads, 50 ns, are 0.4 ns a packet.
+/// The kernel plane times one packet in so many, for costs and for steering. Two clock reads take 50 ns, so this
+/// costs 0.4 ns a packet.
 const SAMPLE_INTERVAL: u32 = 128;
 
 /// Loads a generation and fills it from the mirror, in larger and larger sizes until everything fits or the limit is
-/// reached. Paths and flow rules, if there are, go before it.
+/// reached. Paths and flow rules, if any, are set before.
 fn build<K: Kernel>(
     kernel: &mut K,
     config: &Config,
@@ -235,7 +237,7 @@ fn build<K: Kernel>(
     }
 }
 
-/// Where it is wanted and a port has a classifier.
+/// Returns a steerer if the configuration asks for one and a port has a classifier.
 fn steerer<K: Kernel>(
     config: &Config,
     instance: &Instance,
@@ -254,8 +256,11 @@ fn steerer<K: Kernel>(
 }
 
 impl<K: Kernel, O: Observe> Control<K, O> {
-    /// Observes everything, fills a generation and puts it in charge; on an error everything is as it was, or, where an
-    /// earlier daemon's program had been replaced already, the new one forwards as that did.
+    /// Observes everything, fills a generation and puts it in charge.
+    ///
+    /// # Errors
+    /// Everything is as before. If an earlier daemon's program had already been replaced, the new one forwards in its
+    /// place.
     pub fn start(
         config: Config,
         instance: Instance,
@@ -270,7 +275,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         for event in observer.poll(Duration::ZERO).context("reading the kernel's state")? {
             world.observe(event);
         }
-        // A generation is filled with everything there is, so the plan towards it is carried out by building one.
+        // Building a generation fills it with everything, so this plan need not be applied.
         world.plan_all(started);
         let windows = Windows::new(kernel.policy()?);
         let before = SavedTotals::read(&instance);
@@ -316,7 +321,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         control.read_policy_first();
         control.apply()?;
         control.settle_policy();
-        // What a path has to drop passes no program before.
+        // Classes are set before the program is attached, so that no packet slips past a path that must drop it.
         control.tell_paths();
         if let Some(why) = control.paths.as_ref().and_then(|paths| paths.trouble.as_ref()) {
             bail!("{why}");
@@ -338,7 +343,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         Ok(control)
     }
 
-    /// Lets flows be steered on the devices that are attached now.
+    /// Makes the steerer follow the devices that are attached now.
     fn steer_ports(&mut self) {
         let Some(steerer) = &mut self.steerer else { return };
         let attached =
@@ -347,7 +352,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.generation.tables.set_steered(&steerer.steered());
     }
 
-    /// A table is full: puts a generation with a larger one in charge. What did not fit is meanwhile left to the kernel.
+    /// Puts a generation with larger tables in charge if a table is full. Meanwhile the kernel serves what did not
+    /// fit.
     pub(super) fn grow(&mut self, now: Duration) -> Result<()> {
         let Some(full) = &self.generation.full else {
             self.stuck = None;
@@ -371,7 +377,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         match built {
             Ok(new) => self.replace(new),
             Err(error) => {
-                let why = format!("{full}, what does not fit is left to the kernel: {error}");
+                let why = format!("{full}; what does not fit is left to the kernel: {error}");
                 self.stuck = Some(Stuck { why, again: now + GROW_AGAIN });
                 Ok(())
             }
@@ -391,29 +397,29 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.publish()
     }
 
-    /// A generation that is about to be attached: the program with paths is the one, if there are some.
+    /// Chooses the program with or without paths in a generation that is about to be attached.
     pub(super) fn follow_paths_unattached(&mut self) {
         let rules = self.rules.is_some();
         let some = self.paths.as_ref().is_some_and(|paths| paths.are_some(rules));
         self.generation.plane.follow_paths(some);
     }
 
-    /// Workers read the tables of the generation in charge.
+    /// Makes workers read the tables of the generation in charge.
     fn follow_tables(&self) {
         if let Some(paths) = &self.paths {
             paths.plane.set_tables(self.generation.plane.memory());
         }
     }
 
-    /// Leaves what the next daemon needs. What is pinned and what is written belong together by the generation's number:
-    /// whenever this process dies, the next finds the counters that the state file is about.
+    /// Leaves what the next daemon needs. The pins and the state file both have the generation's number. So whenever
+    /// this process dies, the next one finds the counters that the state file is about.
     fn publish(&mut self) -> Result<()> {
         self.kernel.publish(&mut self.generation.plane, self.generation.number)?;
         self.remember_now();
         Ok(())
     }
 
-    /// Follows devices that came or went, and what is known of them.
+    /// Attaches devices that came, detaches those that went, and otherwise checks the next port.
     pub(super) fn settle_ports(&mut self, now: Duration) -> Result<()> {
         let moved = self.world.ports.values().any(|p| p.wanted() != p.attached);
         if moved {
@@ -430,7 +436,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         Ok(())
     }
 
-    /// Attaches to every device that lets us; one that does not is reported, and its traffic is the kernel's.
+    /// Attaches to every device that does not refuse. One that refuses is reported, and the kernel serves its
+    /// traffic.
     pub(super) fn attach_what_goes(&mut self) -> Result<()> {
         while let Err((id, error)) = self.attach() {
             let Some(port) = self.world.ports.get_mut(&id) else { break };
@@ -441,10 +448,10 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         Ok(())
     }
 
-    /// Puts the generation in charge of the devices that are there. Confirmed before, so that it forwards at once.
+    /// Puts the generation in charge of the existing devices. It is confirmed first, so that it forwards at once.
     pub(super) fn attach(&mut self) -> Result<(), (PortId, anyhow::Error)> {
         let now = self.kernel.now();
-        // Those that are attached already: after the swap their packets must find them as before.
+        // Attached ports come first: after the swap, packets must find these ports as before.
         self.trust_ports(now);
         self.weigh();
         if self.trouble.is_none() {
@@ -472,7 +479,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         Ok(())
     }
 
-    /// Tells the program which devices are ports, and which of those may be trusted.
+    /// Sets in the program which devices are ports, and which of them are trusted.
     fn trust_ports(&mut self, now: Duration) {
         let ids: Vec<_> = self.world.ports.keys().copied().collect();
         ids.into_iter().for_each(|id| self.trust_port(id));
@@ -483,12 +490,12 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.times.looked_at_port + LOOK_AT_PORTS / self.world.ports.len().max(1) as u32
     }
 
-    /// Every port is attached in generic mode: then redirects are sent like any packet of the kernel's, by every driver.
+    /// Is every port in generic mode? Then every driver sends redirected packets like any packet of the kernel.
     fn all_generic(&self) -> bool {
         self.world.devices().all(|(_, device)| self.kernel.mode(&device) == Some(Mode::Generic))
     }
 
-    /// Looks at one port after the other: a look takes milliseconds, and routes should not wait for all of them.
+    /// Checks the next port when it is due. A check takes milliseconds, and routes should not wait for all ports.
     fn trust_next_port(&mut self, now: Duration) {
         let ports = self.world.ports.len().max(1);
         if now < self.next_look_at_ports() {
@@ -501,8 +508,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
-    /// A port gets its transmit slot after it was attached, and only if it can transmit: a redirect that fails is a lost
-    /// packet, while one without a slot goes to the kernel, which knows other ways out.
+    /// Checks a port. It gets its transmit slot only when it is attached and can transmit: a packet whose redirect
+    /// fails is lost, while a packet for a port without a slot goes to the kernel, which has other ways to send it.
     fn trust_port(&mut self, id: PortId) {
         let all_generic = self.all_generic();
         let Some((_, device)) = self.world.devices().find(|(i, _)| *i == id) else { return };
@@ -511,7 +518,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let transmit = match mode {
             Mode::Native => !found.iter().any(|p| p.kind == ProblemKind::CannotTransmit),
             Mode::Generic => {
-                // Said of native mode.
+                // This problem is one of native mode.
                 found.retain(|p| p.kind != ProblemKind::CannotTransmit);
                 all_generic
             }

@@ -3,11 +3,11 @@
 //!
 //! | pin | is |
 //! |---|---|
-//! | `link-PORT` | the attachment of a port: forwarding survives the daemon by it |
-//! | `control` | of the generation in charge: its deadline |
-//! | `counters-N`, `charges-N` | what generation N has counted |
-//! | `policy-*` | what sees changes of policy |
-//! | `losses-TRACEPOINT` | what counts packets lost after the redirect |
+//! | `link-PORT` | the attachment of a port; through it, forwarding survives the daemon |
+//! | `control` | the deadline of the generation in charge |
+//! | `counters-N`, `charges-N` | the counters of generation N |
+//! | `policy-*` | the programs that see changes of policy |
+//! | `losses-TRACEPOINT` | the programs that count packets lost after the redirect |
 
 use super::{
     refusal,
@@ -47,14 +47,15 @@ use std::{
     time::Duration,
 };
 
-/// Where pins live.
+/// Where pins are.
 pub const BPFFS: &str = "/sys/fs/bpf";
 const LINK: &str = "link-";
-/// Names of pins with a generation's number behind.
+/// Pins whose names end with the number of a generation.
 const COUNTED: [&str; 2] = ["counters", "charges"];
-/// A run of a worker takes a fraction of a millisecond. After so long nothing is used again, and waited for anew.
+/// How long a grace period waits for workers. A run of a worker takes a fraction of a millisecond. If this time is
+/// exceeded, no space is reused, and a later grace period waits again.
 const LONGEST_RUN: Duration = Duration::from_secs(5);
-/// Source of the mount at [`BPFFS`] if Millrace made it.
+/// The source of the mount at [`BPFFS`] if Millrace mounted it.
 const MOUNT: &str = "millrace";
 
 /// Programs, links and pins of one instance.
@@ -65,13 +66,13 @@ pub struct Bpf {
     /// Why native mode was refused.
     refusals: BTreeMap<String, String>,
     shares: SharesInCharge,
-    /// Of those who split queues.
+    /// Where the thread that splits queues finds the tables in charge.
     seat: SplitSeat,
-    /// Of workers, if there are any.
+    /// The epochs of workers, if there are any.
     epochs: Epochs,
-    /// Of paths.
+    /// The SAs of paths.
     sas: RunningSas,
-    /// Which ports their workers poll.
+    /// The ports that workers poll.
     polled: PolledPorts,
     /// Ends the loop's wait after a change of policy; `None`: nothing is watched.
     waker: Option<Waker>,
@@ -79,12 +80,12 @@ pub struct Bpf {
     needs_daemon: bool,
     /// The maps of [`Policy`].
     watched: Option<PlaneMaps>,
-    /// What it sees changes by, to be pinned with the first generation.
+    /// The links of [`Policy`], to be pinned with the first generation.
     policy_links: Vec<(&'static str, Link)>,
 }
 
 impl Bpf {
-    /// Nothing is opened or changed yet. `generic_allowed`: fall back to generic mode where native XDP is refused.
+    /// Opens and changes nothing yet. `generic_allowed`: fall back to generic mode where native XDP is refused.
     pub fn new(instance: &Instance, generic_allowed: bool) -> Self {
         Self {
             directory: Path::new(BPFFS).join(instance.label()),
@@ -103,27 +104,28 @@ impl Bpf {
         }
     }
 
-    /// With the SAs of the paths that it is to run.
+    /// Sets the SAs of the paths that it runs.
     pub fn with_sas(self, sas: RunningSas) -> Self {
         Self { sas, ..self }
     }
 
-    /// Workers of paths tell here which ports they poll.
+    /// Sets where workers note which ports they poll.
     pub fn with_polled(self, polled: PolledPorts) -> Self {
         Self { polled, ..self }
     }
 
-    /// Changes of policy are watched, and this is used after each. `needs_daemon`: nothing is forwarded without this process.
+    /// Makes it watch changes of policy, and wake the loop after each. `needs_daemon`: nothing is forwarded without
+    /// this process.
     pub fn with_waker(self, waker: Waker, needs_daemon: bool) -> Self {
         Self { waker: Some(waker), needs_daemon, ..self }
     }
 
-    /// Those of the generation in charge.
+    /// The shares of the generation in charge.
     pub fn shares(&self) -> SharesInCharge {
         self.shares.clone()
     }
 
-    /// Where the tables in charge are told of, to those who split queues.
+    /// Where the thread that splits queues finds the tables in charge.
     pub fn seat(&self) -> SplitSeat {
         self.seat.clone()
     }
@@ -137,8 +139,8 @@ impl Bpf {
         ports
     }
 
-    /// Opens what an earlier daemon of this instance pinned. A pin whose device is gone, or in another namespace now, holds
-    /// nothing of use and is removed; with the last reference to it the program leaves the device.
+    /// Opens the links that an earlier daemon of this instance pinned. Removes pins whose device is gone or is in
+    /// another namespace now. The program leaves the device with the last reference to the link.
     pub fn adopt(&mut self) -> Result<()> {
         for port in self.pinned_ports() {
             let path = self.pin_of(&port);
@@ -146,7 +148,7 @@ impl Bpf {
                 Ok(Some(link)) => drop(self.links.insert(port, link)),
                 other => {
                     let why = other.err().map_or("its device is gone".into(), |e| format!("{e:#}"));
-                    tracing::warn!("letting go of port {port}: {why}");
+                    tracing::warn!("removing the old attachment of port {port}: {why}");
                     fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))?;
                 }
             }
@@ -154,16 +156,16 @@ impl Bpf {
         Ok(())
     }
 
-    /// The directory of pins, if it is there and nobody else can have pinned anything in it.
+    /// The directory of pins, if it exists and no other user can have pinned anything in it.
     fn pins(&self) -> Option<&Path> {
         check_directory(&self.directory).is_ok().then_some(&*self.directory)
     }
 
-    /// Makes the directory of pins where it is missing. One that others have made, or can write, is not used.
+    /// Creates the directory of pins if it is missing. Fails if another user has created it or can write to it.
     fn make_pins(&self) -> Result<()> {
         match fs::DirBuilder::new().mode(0o700).create(&self.directory) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
-                Err(e).with_context(|| format!("making the directory of pins {}", self.directory.display()))
+                Err(e).with_context(|| format!("creating the directory of pins {}", self.directory.display()))
             }
             _ => check_directory(&self.directory).with_context(|| {
                 format!(
@@ -201,7 +203,8 @@ impl Bpf {
         Ok(link)
     }
 
-    /// Links, pinned, for the devices that have none; those made so far are in `new` on an error, too.
+    /// Attaches the program to the devices that have no link, and pins the links. They are put into `new`, also those
+    /// made before an error.
     fn attach_new(
         &mut self,
         plane: &Plane,
@@ -220,7 +223,7 @@ impl Bpf {
         Ok(())
     }
 
-    /// Gives the program to the links there are; on an error they have their old ones again.
+    /// Gives the program to the existing links. After an error they have their old programs again.
     fn replace(&self, plane: &Plane, devices: &[Device]) -> Result<(), (usize, anyhow::Error)> {
         let kept = devices.iter().enumerate().filter_map(|(i, d)| Some((i, self.link(d)?)));
         let mut replaced = Vec::new();
@@ -261,8 +264,8 @@ fn unescaped(port: &str) -> String {
     port.replace("%2e", ".").replace("%25", "%")
 }
 
-/// Mounts the BPF file system where it is missing, as on a fresh Debian without systemd. While what it returns is open,
-/// nobody can unmount it.
+/// Mounts the BPF file system where it is missing, as on a fresh Debian without systemd. While the returned file is
+/// open, nobody can unmount it.
 pub fn ensure_bpffs() -> Result<File> {
     const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
     let open = || File::open(BPFFS).with_context(|| format!("opening {BPFFS}"));
@@ -273,28 +276,28 @@ pub fn ensure_bpffs() -> Result<File> {
     let mounts = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
     if mounts("self") != mounts("1") {
         tracing::warn!(
-            "no BPF file system in this mount namespace, which is not the machine's (`ip netns exec` makes one): mounting one \
-             that ends with it, so forwarding will not outlive this process; start with `nsenter --net=FILE` instead"
+            "this mount namespace has no BPF file system, and is not the machine's (`ip netns exec` creates one): Millrace \
+             mounts one that ends with it, so forwarding ends with this process; start with `nsenter --net=FILE` instead"
         );
     }
-    // Without a mode everybody could make directories and pins there.
+    // Without a mode, every user could create directories and pins there.
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     rustix::mount::mount(MOUNT, BPFFS, "bpf", flags, Some(c"mode=0700"))
         .with_context(|| format!("mounting the BPF file system at {BPFFS}"))?;
     open()
 }
 
-/// Takes away what [`ensure_bpffs`] mounted, unless something is pinned there or somebody has it open.
+/// Unmounts the file system that [`ensure_bpffs`] mounted, unless something is pinned there or a process has it open.
 pub fn release_bpffs() {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let last = mounts.lines().rfind(|line| line.split(' ').nth(1) == Some(BPFFS));
     let ours = last.is_some_and(|line| line.split(' ').next() == Some(MOUNT));
-    // Names with a dot are the kernel's own (maps.debug).
+    // The kernel's own files have names with a dot (maps.debug).
     let is_pin = |file: io::Result<fs::DirEntry>| {
         file.is_ok_and(|file| !file.file_name().as_encoded_bytes().contains(&b'.'))
     };
     if ours && fs::read_dir(BPFFS).is_ok_and(|mut files| !files.any(is_pin)) {
-        // Busy: whoever uses it now goes on doing so.
+        // This fails if the file system is in use, and it then stays.
         let _ = rustix::mount::unmount(BPFFS, UnmountFlags::empty());
     }
 }
@@ -309,24 +312,24 @@ impl Kernel for Bpf {
     fn attach(&mut self, plane: &Plane, devices: &[Device]) -> Result<(), (usize, anyhow::Error)> {
         if let Err(error) = plane.take_injected() {
             tracing::warn!(
-                "what user space sends to NORMAL and LOCAL is lost, or goes by old tables: {error:#}"
+                "packets that user space sends to NORMAL and LOCAL are lost or follow old tables: {error:#}"
             );
         }
-        // Before its first packet: a queue that is whole for a moment overflows.
+        // This comes before its first packet. If a split queue went to one core for a moment, it would overflow.
         if let Some(before) = self.seat.get()
             && let Err(error) = plane.splits().take_over(&before)
         {
-            tracing::warn!("a queue that is split is whole for a moment: {error:#}");
+            tracing::warn!("some split queues go to one core each for a moment: {error:#}");
         }
         let mut new = BTreeMap::new();
         let attached = self.attach_new(plane, devices, &mut new);
         if let Err(error) = attached.and_then(|()| self.replace(plane, devices)) {
             for port in new.keys() {
                 let _ = fs::remove_file(self.pin_of(port));
-                // A device of the same name that was there before keeps its program.
+                // An earlier device of the same name keeps its program.
                 self.links.get(port).map(|old| self.pin(old, port));
             }
-            // Dropped and not pinned, the new links detach. The directory goes if it is empty.
+            // The new links detach, because they are dropped and not pinned. The directory goes if it is empty.
             let _ = fs::remove_dir(&self.directory);
             return Err(error);
         }
@@ -334,7 +337,7 @@ impl Kernel for Bpf {
             self.links.keys().filter(|p| !devices.iter().any(|d| d.name == **p)).cloned().collect();
         stale.iter().for_each(|port| self.detach_port(port));
         self.links.append(&mut new);
-        // Made by now: a link is pinned there.
+        // The directory exists now, as a link is pinned there.
         plane.count_losses(&self.directory);
         self.shares.put(Some(plane.shares().clone()));
         self.seat.set(plane.splits().clone());
@@ -365,7 +368,7 @@ impl Kernel for Bpf {
 
     fn publish(&mut self, plane: &mut Plane, generation: u64) -> Result<()> {
         self.make_pins()?;
-        // Those of an earlier daemon end with their pins.
+        // The links of an earlier daemon end when their pins are replaced.
         for (name, mut link) in std::mem::take(&mut self.policy_links) {
             replace_pin(&self.directory.join(name), |path| link.pin(path))?;
         }
@@ -395,7 +398,7 @@ impl Kernel for Bpf {
         self.adopt()?;
         for port in ports {
             self.detach_port(&port);
-            done.push(format!("port {port}: program taken off, the kernel forwards"));
+            done.push(format!("port {port}: program removed, the kernel forwards"));
         }
         match fs::remove_dir_all(&self.directory) {
             Ok(()) => done.push(format!("removed {}", self.directory.display())),
@@ -416,7 +419,7 @@ impl Kernel for Bpf {
     fn policy(&mut self) -> Result<Policy> {
         let Some(waker) = self.waker.clone() else { return Policy::blind() };
         let mut policy = Policy::start(waker, self.needs_daemon).or_else(|error| {
-            tracing::warn!("changes of policy are not seen while they are made, but soon after: {error:#}");
+            tracing::warn!("changes of policy are not seen at once, but only soon after: {error:#}");
             Policy::blind()
         })?;
         self.policy_links = policy.take_links();
@@ -433,9 +436,9 @@ impl Kernel for Bpf {
     }
 }
 
-/// For devices of the calling thread's namespace.
+/// The classifiers of devices in the calling thread's namespace.
 pub fn classifier() -> Option<Box<dyn Classifier>> {
-    let asking = Ethtool::open().inspect_err(|e| tracing::warn!("no socket to ask for classifiers: {e}"));
+    let asking = Ethtool::open().inspect_err(|e| tracing::warn!("cannot open a socket for classifiers: {e}"));
     asking.ok().map(|ethtool| Box::new(Ntuple(ethtool)) as Box<dyn Classifier>)
 }
 
@@ -460,7 +463,7 @@ impl FastPath for Plane {
     }
     fn confirm_until(&self, deadline: Duration) {
         if let Err(error) = Plane::confirm_until(self, deadline) {
-            tracing::error!("the heartbeat could not be set, and is tried again: {error:#}");
+            tracing::error!("cannot set the heartbeat; the daemon tries again: {error:#}");
         }
     }
     fn heart(&self) -> Option<Arc<Heart>> {
@@ -511,7 +514,7 @@ impl FastPath for Plane {
 }
 
 impl Bpf {
-    /// Until when (CLOCK_MONOTONIC) the generation in charge forwards without being confirmed again.
+    /// The time (CLOCK_MONOTONIC) until which the generation in charge forwards without another confirmation.
     pub fn deadline(&self) -> Option<Duration> {
         use libbpf_rs::{MapCore, MapFlags};
         let control = MapHandle::from_pinned_path(self.pins()?.join("control")).ok()?;
@@ -526,7 +529,7 @@ mod tests {
     use super::*;
     use std::os::unix::{fs::PermissionsExt, process::CommandExt};
 
-    /// In a mount namespace of its own, with no BPF file system to begin with.
+    /// Runs the test in a new mount namespace without a BPF file system.
     fn alone(test: impl FnOnce() + Send) {
         let task = || {
             // SAFETY: moves only this thread, which ends here, into a new mount namespace.
@@ -546,7 +549,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs root"]
-    fn a_mount_of_ours_is_roots_alone() {
+    fn only_root_may_use_a_mount_of_ours() {
         alone(|| {
             let _held = ensure_bpffs().unwrap();
             assert_eq!(fs::metadata(BPFFS).unwrap().permissions().mode() & 0o777, 0o700);
@@ -561,7 +564,7 @@ mod tests {
     #[ignore = "needs root"]
     fn a_directory_that_another_user_has_made_is_not_used() {
         alone(|| {
-            // As others mount it: everybody may make directories.
+            // With these options, every user may create directories.
             rustix::mount::mount("bpf", BPFFS, "bpf", MountFlags::empty(), None).unwrap();
             let mut bpf = Bpf::new(&instance(), false);
             let made = std::process::Command::new("mkdir").arg(&bpf.directory).uid(65534).gid(65534).status();

@@ -1,4 +1,4 @@
-//! What has been planned, apart from routes: enough, with the mirror's routes, to fill another generation.
+//! The planned state, except routes. With the mirror's routes, it is enough to fill another generation.
 
 use logic::{
     mirror::Mirror,
@@ -7,7 +7,7 @@ use logic::{
 };
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
-/// The last word on everything a plan names, routes excepted.
+/// The last planned state of everything that plans name, except routes.
 #[derive(Default)]
 pub struct Ledger {
     ports: BTreeMap<PortId, bool>,
@@ -19,7 +19,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Writes a plan down.
+    /// Notes a plan.
     pub fn note(&mut self, plan: &[Op]) {
         plan.iter().for_each(|op| self.note_one(op));
     }
@@ -48,7 +48,7 @@ impl Ledger {
         }
     }
 
-    /// Neighbours known on an interface.
+    /// The number of known neighbours on an interface.
     pub fn neighbours_on(&self, interface: InterfaceId) -> usize {
         self.neighbours
             .range((interface, IpAddr::from([0; 4]))..)
@@ -56,13 +56,13 @@ impl Ledger {
             .count()
     }
 
-    /// All neighbours known.
+    /// All known neighbours.
     pub fn neighbours(&self) -> impl Iterator<Item = ((InterfaceId, IpAddr), Mac)> + '_ {
         self.neighbours.iter().map(|(key, mac)| (*key, *mac))
     }
 
-    /// A plan from nothing to the present state, `mirror` being the one whose plans were noted. Neighbours come last: only
-    /// beside their connected route do the tables take them, and say when they are full.
+    /// A plan from nothing to the present state. `mirror` must be the mirror whose plans were noted. Neighbours come
+    /// last, because the tables take them, and report that they are full, only if their connected route exists.
     pub fn everything<'a>(&'a self, mirror: &'a Mirror) -> impl Iterator<Item = Op> + 'a {
         let ports = self.ports.iter().map(|(port, frags)| Op::Port { port: *port, frags: *frags });
         let routers = self.routers.iter().map(|(id, hash)| Op::Router { router: *id, multipath: *hash });
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_word_counts_and_what_is_gone_takes_its_own_along() {
+    fn the_last_state_counts_and_a_router_that_ends_takes_its_interfaces_along() {
         let mac = |n| Mac([2, 0, 0, 0, 0, n]);
         let a: IpAddr = "10.0.0.1".parse().unwrap();
         let b: IpAddr = "10.0.0.2".parse().unwrap();

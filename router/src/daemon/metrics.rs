@@ -1,6 +1,8 @@
-//! `GET /metrics`: what the status says of paths and workers, for Prometheus (OpenMetrics text). docs/reference/metrics.md lists all of it.
+//! `GET /metrics`: conditions, paths and workers as OpenMetrics text, for Prometheus. docs/reference/metrics.md lists
+//! all metrics.
 //!
-//! Names are `millrace_`, what counts, and its unit; labels are the words of the status. Everything is made of one [`Status`], so it agrees with itself.
+//! A name is `millrace_`, what is counted, and its unit. Labels use the words of the status. All metrics are from one
+//! [`Status`], so they are consistent.
 
 use crate::api::{
     status::{ConditionReport, PathReport, ReasonCount, Status},
@@ -14,13 +16,13 @@ use prometheus_client::{
 };
 use std::{collections::BTreeMap, fmt};
 
-/// Of the text.
+/// The content type of the text.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// All of them.
+/// Writes all metrics as text.
 ///
 /// # Errors
-/// None, as text is written to memory.
+/// None, because the text is written to memory.
 pub fn text(status: Status) -> Result<String, fmt::Error> {
     let (mut registry, mut text) = (Registry::default(), String::new());
     registry.register_collector(Box::new(StatusCollector(status)));
@@ -46,7 +48,7 @@ struct Family {
 }
 
 type Labels = Vec<(&'static str, String)>;
-/// A count of it.
+/// One of the counters of an output.
 type Part = fn(&OutputStand) -> u64;
 
 enum Values {
@@ -82,7 +84,7 @@ fn families(Status { conditions, paths, workers, .. }: &Status) -> Vec<Family> {
         .collect()
 }
 
-/// How many conditions hold, by kind; a kind without any is left out.
+/// The number of conditions that hold, by kind. A kind without any is left out.
 fn of_conditions(conditions: &[ConditionReport]) -> Vec<Family> {
     let mut count = BTreeMap::<&str, f64>::new();
     conditions.iter().for_each(|condition| *count.entry(&condition.kind).or_default() += 1.0);
@@ -123,36 +125,36 @@ fn of_paths(paths: &[PathReport]) -> Vec<Family> {
     let active = |path: &PathReport| f64::from(u8::from(path.why_not.is_none()));
     let active = paths.iter().map(|path| (vec![("path", path.path.clone())], active(path)));
     vec![
-        gauges("millrace_path_active", "", "1: its port and router are there", active),
+        gauges("millrace_path_active", "", "1: its port and router exist", active),
         counters(
             "millrace_path_given",
             "packets",
             "Packets given to the path's worker",
             all(|path| path.packets),
         ),
-        counters("millrace_path_given", "bytes", "Bytes of these", all(|path| path.bytes)),
+        counters("millrace_path_given", "bytes", "Bytes of these packets", all(|path| path.bytes)),
         counters(
             "millrace_path_lost",
             "packets",
-            "Of these, packets lost on their way to the worker, by reason",
+            "Packets given to the path's worker that were lost on their way to it, by reason",
             reasons(|path| &path.lost),
         ),
         counters(
             "millrace_path_past",
             "packets",
-            "Packets that no worker could have and that went on as if there were no path, by reason",
+            "Packets that no worker could take and that continued as if there were no path, by reason",
             reasons(|path| &path.up),
         ),
         counters(
             "millrace_path_refused",
             "packets",
-            "Packets that no worker could have and that were dropped, by reason",
+            "Packets that no worker could take and that were dropped, by reason",
             reasons(|path| &path.dropped),
         ),
     ]
 }
 
-/// What workers did with them.
+/// What workers did with packets of paths.
 fn of_runs(paths: &[PathReport]) -> Vec<Family> {
     let runs = || paths.iter().filter_map(|path| Some((path, path.run.as_ref()?)));
     let of = |path: &PathReport| vec![("path", path.path.clone())];
@@ -198,19 +200,19 @@ fn of_runs(paths: &[PathReport]) -> Vec<Family> {
         gauges(
             "millrace_path_stopped",
             "",
-            "1: its chain panicked again and again, and it is run no more",
+            "1: its chain panicked or hung repeatedly, and the path runs no more until it gets another chain",
             runs().map(|(path, run)| (of(path), f64::from(u8::from(run.stopped.is_some())))),
         ),
         counters(
             "millrace_path_panics",
             "",
-            "Times that its chain panicked",
+            "Panics of its chain",
             runs().map(|(path, run)| (of(path), run.panics)),
         ),
         counters(
             "millrace_path_hangs",
             "",
-            "Times that its chain did not get on, and another thread took over",
+            "Times that its chain hung and another thread took over from its worker",
             runs().map(|(path, run)| (of(path), run.hangs)),
         ),
         gauges(
@@ -222,13 +224,13 @@ fn of_runs(paths: &[PathReport]) -> Vec<Family> {
         gauges(
             "millrace_path_share",
             "ratio",
-            "Of what its worker shares (millrace_worker_shares), of late: of cycles of the core's, of others of what the worker's paths used",
+            "Its recent part of what its worker's paths share (millrace_worker_shares): of the core's cycles, or of what all paths of the worker used of another resource",
             runs().map(|(path, run)| (of(path), run.share)),
         ),
         gauges(
             "millrace_path_packet",
             "cycles",
-            "That a packet of it takes, sampled",
+            "Cycles for one packet, sampled",
             runs().filter_map(|(path, run)| Some((of(path), run.cycles_per_packet? as f64))),
         ),
         counters(
@@ -240,7 +242,7 @@ fn of_runs(paths: &[PathReport]) -> Vec<Family> {
         counters(
             "millrace_path_run",
             "cycles",
-            "That its turns took",
+            "Cycles that its turns took",
             runs().map(|(path, run)| (of(path), run.cycles)),
         ),
         counters(
@@ -264,7 +266,7 @@ fn of_runs(paths: &[PathReport]) -> Vec<Family> {
         counters(
             "millrace_path_counted",
             "",
-            "What elements of its chain count besides packets, such as copies that a mirror lost",
+            "What an element of its chain counts besides packets, such as copies that a mirror lost",
             counted,
         ),
     ]
@@ -314,25 +316,25 @@ fn of_workers(workers: &WorkersReport) -> Vec<Family> {
         gauges(
             "millrace_worker_silent",
             "",
-            "1: it tells nothing, and its paths and ports stand as it told them last",
+            "1: it does not answer, and its paths and ports keep their last values",
             workers.workers.iter().map(|worker| (of(worker), silent(worker))),
         ),
         gauges(
             "millrace_worker_busy",
             "ratio",
-            "Of the time since it was started, with packets",
+            "Part of the time since its start that it had packets",
             heard().map(|worker| (of(worker), worker.busy)),
         ),
         gauges(
             "millrace_worker_other",
             "ratio",
-            "Of its core's time of late, what other work took",
+            "Part of its core's recent time that other work took",
             workers.workers.iter().filter_map(|worker| Some((of(worker), worker.other?))),
         ),
         gauges(
             "millrace_worker_shares",
             "",
-            "1: what its paths share by their weights now",
+            "1: the resource that its paths share by their weights now",
             heard()
                 .filter(|worker| !worker.share.is_empty())
                 .map(|worker| (with(worker, &worker.share), 1.0)),
@@ -340,7 +342,7 @@ fn of_workers(workers: &WorkersReport) -> Vec<Family> {
         gauges(
             "millrace_worker_used",
             "ratio",
-            "Of what there is, of late: of cycles in its core, of others in the machine",
+            "Its recent use, as a part of what there is: of cycles in its core, of other resources in the machine",
             heard().flat_map(|worker| {
                 worker.used.iter().map(move |(resource, used)| (with(worker, resource), *used))
             }),
@@ -348,7 +350,7 @@ fn of_workers(workers: &WorkersReport) -> Vec<Family> {
         gauges(
             "millrace_worker_slept",
             "ratio",
-            "Of the time since it was started, asleep",
+            "Part of the time since its start that it slept",
             heard().map(|worker| (of(worker), worker.slept)),
         ),
         counters(
@@ -368,19 +370,19 @@ fn of_workers(workers: &WorkersReport) -> Vec<Family> {
         counters(
             "millrace_workers_up",
             "packets",
-            "Packets of paths that got to the kernel",
+            "Packets of paths that reached the kernel",
             [up.packets].into_iter().filter(|_| has_workers).map(|n| (Labels::new(), n)),
         ),
         counters(
             "millrace_workers_up_lost",
             "packets",
-            "Packets that paths passed up and that did not get to the kernel, by reason",
+            "Packets that paths passed up and that did not reach the kernel, by reason",
             up_lost.map(|(reason, n)| (vec![("reason", reason.into())], n)),
         ),
         counters(
             "millrace_workers_fill_empty",
             "",
-            "Times that the kernel found a queue's fill ring empty: packets of any of its paths were lost",
+            "Times that the kernel found a queue's fill ring empty, and lost packets of any of its paths",
             queues,
         ),
     ]

@@ -1,29 +1,32 @@
-//! The daemon: the loop that keeps the fast path equal to what Linux says.
+//! The daemon: the loop that keeps the fast path equal to Linux.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `mod.rs` | [`Control`]: observe, decide, apply; heartbeat |
 //! | `generation.rs` | programs and maps in charge: first start, growth, ports that come and go |
-//! | `rules.rs` | flow rules put in charge, and what the switch thread is told |
+//! | `rules.rs` | flow rules put in charge; messages to the switch thread |
 //! | `beats.rs` | the heartbeat, in a thread of its own |
 //! | `answers.rs` | answers to clients, in the words of [`crate::api`] |
 //! | `verify.rs`, `verify/` | comparing the tables with Linux, in a thread of its own |
-//! | `explain.rs` | one packet through the real program, told step by step |
-//! | `seam.rs`, `kernel.rs` | what the loop needs of Linux, and the real thing |
+//! | `explain.rs` | the way of one packet through the real program, step by step |
+//! | `seam.rs`, `kernel.rs` | the traits by which the loop uses Linux, and the implementation |
 //! | `refusal.rs` | why a driver may refuse XDP |
 //! | `start.rs` | `millrace run` and `millrace stop`: lock, checks, privileges, threads |
-//! | `api.rs`, `serving.rs`, `client.rs` | the socket, both ends |
+//! | `api.rs`, `serving.rs`, `client.rs` | both ends of the API's socket |
+//! | `metrics.rs` | metrics for Prometheus |
+//! | `observing.rs` | the netlink observer behind `seam.rs` |
 //! | `changes.rs` | conditions of ports, routers and interfaces |
-//! | `world.rs`, `ledger.rs` | what was observed and decided, to be read or done again |
-//! | `policy.rs` | what is read again after a change of policy, before the fast path has packets again |
+//! | `world.rs`, `ledger.rs` | the observed state and the decisions, to fill further generations |
+//! | `policy.rs` | reads policy again after a change, before the fast path gets the packets back |
 //! | `paths.rs` | paths of the user plane: which are active |
 //! | `neighbours.rs` | neighbours that only the fast path uses |
-//! | `steering.rs` | heavy flows to queues of their next hops, where a NIC can |
+//! | `steering.rs` | steers heavy flows to queues of their next hops, where a NIC can |
 //! | `totals.rs`, `reclaim.rs` | counters across generations; grace periods |
 //!
-//! One thread runs the loop and owns everything that changes of routing. The API thread asks it through a queue, the grace
-//! thread waits for it, the switch thread ([`crate::switch`]) owns flow rules; none makes it wait, but for
-//! the user plane, a second at most, when tables move to larger memory.
+//! One thread runs the loop and owns all changing state of routing. The API thread sends it requests through a queue.
+//! The grace thread waits for grace periods in its place. The switch thread ([`crate::switch`]) owns flow rules. The
+//! loop waits in two cases only: at most a second for workers when the tables move to larger memory, and one grace
+//! period when flow rules come into charge or go.
 
 mod answers;
 pub mod api;
@@ -78,13 +81,13 @@ use totals::Totals;
 use verify::Verifying;
 use world::World;
 
-/// Wait for events while a thread of ours is about to have done something.
+/// The longest wait for events while another thread works for the loop.
 const POLL: Duration = Duration::from_millis(20);
-/// How often the mirror is confirmed.
+/// The interval between confirmations of the mirror.
 const CONFIRM: Duration = Duration::from_secs(1);
-/// How long it is confirmed for at least.
+/// The shortest time that a confirmation lasts.
 const LEAST_HEARTBEAT: Duration = Duration::from_secs(2);
-/// Least time between two writes of the state file.
+/// The shortest time between two writes of the state file.
 const REMEMBER: Duration = Duration::from_secs(1);
 
 /// The daemon's state.
@@ -99,26 +102,26 @@ pub struct Control<K: Kernel, O> {
     totals: Totals,
     /// Why the mirror may be out of date.
     trouble: Option<String>,
-    /// Why not everything is in the tables.
+    /// Why the tables lack something.
     stuck: Option<Stuck>,
-    /// How often the loop has gone around.
+    /// The number of rounds of the loop so far.
     rounds: u64,
     verifying: Option<Verifying>,
-    /// Names have changed since they were last written for the next daemon.
+    /// Names have changed since the state file was written.
     unremembered: bool,
     times: Times,
     uses: neighbours::Uses,
     instance: Instance,
-    /// Place of the port looked at last.
+    /// The place of the last checked port among the ports.
     next_port: usize,
     changes: Changes,
     conditions: Conditions,
     switch: SwitchEnd<<K::Plane as FastPath>::Rules>,
-    /// In charge of the ports; `None`: packets are routed.
+    /// The flow rules in charge of the ports; `None`: packets are routed.
     rules: Option<<K::Plane as FastPath>::Rules>,
-    /// What the switch thread knows.
+    /// The ports last reported to the switch thread.
     told_ports: Option<Vec<SwitchPort>>,
-    /// When, and which of them had a worker.
+    /// When paths were last reported to the switch thread, and which of them had a worker.
     told_paths: Option<(Duration, Vec<bool>)>,
     /// `None`: no path is configured.
     paths: Option<paths::Following<<K::Plane as FastPath>::UserPlane>>,
@@ -134,7 +137,7 @@ struct Times {
     looked_at_port: Duration,
     remembered: Duration,
     found_conditions: Duration,
-    /// The revision of the mirror that routers were last weighed by.
+    /// The revision of the mirror from which the weights of routers were last set.
     weighed: Option<u64>,
 }
 
@@ -143,7 +146,7 @@ struct Times {
 pub enum Ended {
     /// `millrace stop`: nothing is left in the kernel.
     Stopped,
-    /// A signal: forwarding goes on until the heartbeat expires.
+    /// A signal: the fast path goes on until the heartbeat expires.
     Left {
         /// At least one port was trusted.
         forwarding: bool,
@@ -151,7 +154,7 @@ pub enum Ended {
 }
 
 impl<K: Kernel, O: Observe> Control<K, O> {
-    /// Observes, decides, applies, until told to end.
+    /// Observes, decides and applies, until a request ends it.
     pub fn run(mut self, requests: &Receiver<Request>) -> Result<Ended> {
         loop {
             self.round()?;
@@ -170,7 +173,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 }
                 let answer = self.answer(&request.query);
                 let ended = ended.filter(|_| answer.is_ok());
-                // The client may have gone; that is its business.
+                // This fails if the client has gone.
                 let _ = request.reply.send(answer);
                 if let Some(ended) = ended {
                     return Ok(ended);
@@ -179,7 +182,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
-    /// Is there a port whose packets are taken at all? Says of the others why not.
+    /// Is any port trusted? Logs why the others are not.
     fn forwards(&self) -> bool {
         for port in self.world.ports.values() {
             port.obstacles()
@@ -189,7 +192,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.world.ports.values().any(|port| port.obstacles().is_empty())
     }
 
-    /// Once around: what has happened, what follows, and what is due.
+    /// One round of the loop: observes, applies, and does what is due.
     fn round(&mut self) -> Result<()> {
         self.observe(self.patience());
         self.read_policy();
@@ -216,7 +219,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         Ok(())
     }
 
-    /// How long to wait for events: until something is due. Clients end the wait themselves.
+    /// The longest time to wait for events: until the next work is due. Requests end the wait.
     fn patience(&self) -> Duration {
         if self.world.mirror.is_behind() {
             return Duration::ZERO;
@@ -238,7 +241,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         due.saturating_sub(self.kernel.now())
     }
 
-    /// Takes in what has happened.
+    /// Waits for events and takes them in.
     fn observe(&mut self, patience: Duration) {
         self.rounds += 1;
         match self.observer.poll(patience) {
@@ -258,7 +261,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             Err(error) => {
                 let text = format!("cannot read the kernel's state: {error:#}");
                 if self.trouble.as_ref() != Some(&text) {
-                    tracing::error!("{text}; not confirming the mirror until it can be read again");
+                    tracing::error!("{text}; the mirror is not confirmed until it can be read again");
                 }
                 self.trouble = Some(text);
                 std::thread::sleep(POLL);
@@ -266,7 +269,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
-    /// Brings the fast path up to what was taken in.
+    /// Applies the events that were taken in to the fast path.
     fn apply(&mut self) -> Result<()> {
         let plan = self.world.plan(self.kernel.now());
         for namespace in self.world.mirror.unsure() {
@@ -274,14 +277,14 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
         self.forget_gone(&plan)?;
         self.unremembered |= plan.iter().any(|op| matches!(op, Op::Interface(..) | Op::Router { .. }));
-        // Before what they say is forwarded: a path's packets are so from the first one on.
+        // This comes before the plan is applied: a new path gets its packets from the first one on.
         self.follow_paths();
         self.follow_policy();
         self.generation.apply(plan.into_iter());
         Ok(())
     }
 
-    /// A number whose owner is gone will be given to another, who must not inherit its counters.
+    /// Resets the counters of numbers whose owners are gone. The next owner must not inherit them.
     fn forget_gone(&mut self, plan: &[Op]) -> Result<()> {
         let (mut interfaces, mut routers) = (Vec::new(), Vec::new());
         for op in plan {
@@ -297,7 +300,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         Ok(())
     }
 
-    /// Vouches for the mirror, for as long as the heartbeat says.
+    /// Confirms the mirror for the time of the heartbeat, unless the kernel's state cannot be read.
     fn confirm(&mut self, now: Duration) {
         self.beats.vouch(self.trouble.is_none());
         let due = self.times.confirmed.is_none_or(|last| now.saturating_sub(last) >= CONFIRM);
@@ -307,25 +310,25 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
-    /// How long a confirmation lasts. With a heartbeat of 0 the end of this process ends forwarding; where the kernel does
-    /// not let us see that, it lasts as short as beats can be relied on.
+    /// How long a confirmation lasts. With a heartbeat of 0, the end of this process ends forwarding. Where the kernel
+    /// cannot show the end of a process, forwarding lasts for the shortest time that beats can keep up with.
     fn heartbeat(&self) -> Duration {
         self.config.heartbeat.0.max(LEAST_HEARTBEAT)
     }
 
-    /// A core is full: the program with shares takes over; or none is any more.
+    /// Attaches the program with shares when a core becomes full, and the other one when no core is full any more.
     fn follow_shares(&mut self) {
         if !self.generation.plane.follow_shares() {
             return;
         }
         let (_, devices): (Vec<_>, Vec<_>) = self.world.devices().unzip();
         if let Err(error) = self.kernel.swap(&self.generation.plane, &devices) {
-            tracing::warn!("routers on full cores are not cut as they should be: {error:#}");
+            tracing::warn!("cannot switch to or from the program that cuts routers on full cores: {error:#}");
             self.generation.plane.unfollow_shares();
         }
     }
 
-    /// Tells which routers there are, and their weights.
+    /// Gives the kernel plane the routers and their weights, if shares are enforced.
     fn weigh(&mut self) {
         if !self.config.shares.enforce {
             return;
@@ -340,14 +343,14 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.generation.plane.set_routers(&weights, &present, host);
     }
 
-    /// Lets classifiers of NICs follow the traffic.
+    /// Adapts the classifiers of NICs to the traffic.
     fn steer(&mut self, now: Duration) {
         if let Some(steerer) = &mut self.steerer {
             steerer.round(now, self.generation.plane.take_samples(), &mut self.generation.tables);
         }
     }
 
-    /// Writes down what the numbers mean, for the daemon after this one.
+    /// Writes what the numbers mean into the state file, for the next daemon.
     fn remember(&mut self, now: Duration) {
         if !self.unremembered || now.saturating_sub(self.times.remembered) < REMEMBER {
             return;
@@ -400,7 +403,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         shown.map(|(condition, since)| ConditionReport::new(condition, since)).collect()
     }
 
-    /// Routers that have a weight and are none: maybe misspelt.
+    /// Names in `shares.weights` that no router has. They may be misspelt.
     fn unknown_weights(&self) -> impl Iterator<Item = String> {
         let mut names: BTreeSet<&String> = self.config.shares.weights.keys().collect();
         if !names.is_empty() {

@@ -22,7 +22,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Begins to observe what the configuration names; with what ends a wait for events.
+/// Begins to observe what the configuration names. Returns the observer, and the waker that ends its wait for events.
 pub fn open(config: &Config) -> Result<(Observer, Waker)> {
     let observer = Observer::new(ObserverConfig {
         ports: config.ports.clone(),

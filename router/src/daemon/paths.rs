@@ -1,8 +1,10 @@
-//! Paths of the user plane: which of those in the configuration are active, and what the program is told of them.
+//! Paths of the user plane in the control loop: finds out which configured paths are active, and sets their classes
+//! in the program and the work of workers.
 //!
-//! Ports and routers are named, and come and go: a path whose port or router is not there has no class, and the others keep their order. The
-//! program is told whenever that is another set than before; the first class brings the program with paths, the last one takes it away. Workers
-//! are told what runs, and where its packets come from.
+//! The configuration names ports and routers, which may come and go. A path whose port or router does not exist has
+//! no class, and the other paths keep their order. The classes in the program are replaced whenever they change. The
+//! program with paths is attached when there is a first class, and another one when the last class is gone. Workers
+//! get the active paths, and the ports from which packets come.
 
 use super::{
     Control,
@@ -33,26 +35,26 @@ use logic::{
 };
 use std::{collections::BTreeMap, time::Duration};
 
-/// To open all queues of many ports takes seconds.
+/// How long the start waits for workers. Opening all queues of many ports takes seconds.
 const FIRST_WORKERS: Duration = Duration::from_secs(5);
 
-/// What the program knows of paths.
+/// The settings of paths in the program.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Known {
     classes: Vec<PathClass>,
-    /// Whose packets are that are for no interface of a port.
+    /// The router of each port, for packets that are for no interface.
     own: BTreeMap<PortId, RouterId>,
 }
 
-/// Paths of the control loop.
+/// The user plane, and what the control loop last set there.
 pub(super) struct Following<P> {
     pub plane: P,
     known: Option<Known>,
-    /// Of the mirror, when `known` was made.
+    /// The revision of the mirror from which `known` was made.
     revision: Option<u64>,
-    /// Of the mirror, and the ports that could be had, when workers were told.
+    /// The revision of the mirror, and the usable ports, for which the work of workers was last set.
     wanted_at: Option<(u64, BTreeMap<PortId, u32>)>,
-    /// Why what the program knows is not what it should be.
+    /// Why the settings in the program are out of date.
     pub trouble: Option<String>,
 }
 
@@ -61,14 +63,14 @@ impl<P> Following<P> {
         Following { plane, known: None, revision: None, wanted_at: None, trouble: None }
     }
 
-    /// Has any path a class now, or may a flow rule give it packets?
+    /// Does any path have a class now, or may a flow rule give packets to one?
     pub fn are_some(&self, rules: bool) -> bool {
         rules || self.known.as_ref().is_some_and(|known| !known.classes.is_empty())
     }
 }
 
 impl<K: Kernel, O: Observe> Control<K, O> {
-    /// Tells the program which packets are whose, before it has to know: in the generation in charge from now on.
+    /// Sets the classes of paths in the program, if they have changed.
     pub(super) fn tell_paths(&mut self) {
         let revision = self.world.mirror.revision();
         let Some(paths) = self.paths.as_ref() else { return };
@@ -85,12 +87,13 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         match paths.plane.set_classes(&known.classes, &known.own) {
             Ok(()) => (paths.known, paths.trouble) = (Some(known), None),
             Err(error) => {
-                paths.trouble = Some(format!("packets of paths are told apart as before: {error:#}"));
+                paths.trouble = Some(format!("cannot change the classes of paths: {error:#}"));
             }
         }
     }
 
-    /// The first path gets its class: the program with paths takes over; or the last one has lost it.
+    /// Sets the classes of paths. Attaches the program with paths when there is a first class, and the one without
+    /// paths when the last class is gone.
     pub(super) fn follow_paths(&mut self) {
         self.tell_paths();
         let rules = self.rules.is_some();
@@ -100,12 +103,12 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
         let (_, devices): (Vec<_>, Vec<_>) = self.world.devices().unzip();
         if let Err(error) = self.kernel.swap(&self.generation.plane, &devices) {
-            tracing::warn!("the program with paths is not attached as it should be: {error:#}");
+            tracing::warn!("cannot switch to or from the program with paths: {error:#}");
             self.generation.plane.follow_paths(!some);
         }
     }
 
-    /// Tells workers what they are to do, if that is new.
+    /// Sets the work of workers, if it has changed.
     pub(super) fn want_paths(&mut self) {
         let Some(paths) = &self.paths else { return };
         let ports = || self.ports_of_workers();
@@ -145,15 +148,15 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
-    /// At the start: who waits until it is ready finds paths with workers, where that is possible.
+    /// Waits at the start until paths have workers, so that they have them when the daemon is ready, where possible.
     pub(super) fn wait_for_paths(&self) {
         if let Some(paths) = &self.paths {
             paths.plane.wait(FIRST_WORKERS);
         }
     }
 
-    /// With the devices that they are attached to. Not those in generic mode: there a packet that a path passes up would come to the program again,
-    /// and so to the path.
+    /// The ports that workers can use, with name and device. Ports in generic mode are left out: there, a packet that
+    /// a path passes up would reach the program again, and so the path.
     fn ports_of_workers(&self) -> impl Iterator<Item = (PortId, &str, u32)> {
         let native = self.world.ports.iter().filter(|(_, port)| port.mode == Some(Mode::Native));
         native.filter_map(|(id, port)| Some((*id, port.name.as_str(), port.attached?)))
@@ -171,7 +174,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
-    /// Whose packets of a port are that are for no interface: of the router where it is.
+    /// The router of each port, for packets that are for no interface. This is the router in whose namespace the port
+    /// is.
     fn owners(&self, routers: &[RouterView]) -> BTreeMap<PortId, RouterId> {
         let owner = |(id, port): (&PortId, &PortState)| {
             let namespace = port.device.as_ref()?.namespace;
@@ -180,26 +184,26 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.world.ports.iter().filter_map(owner).collect()
     }
 
-    /// Numbers of a path's port and router, as far as it names them. `Err`: one is not there.
+    /// The numbers of a path's port and router, as far as it names them. `Err`: one does not exist.
     fn places(
         &self,
         path: &DaemonPath,
         routers: &[RouterView],
     ) -> Result<(Option<PortId>, Option<RouterId>), String> {
         let port = |name: &str| match self.world.ports.iter().find(|(_, port)| port.name == name) {
-            None => Err(format!("its port {name} is no port of Millrace (`ports`, --port)")),
+            None => Err(format!("its port {name} is not a port of Millrace (`ports`, --port)")),
             Some((_, port)) if port.device.is_none() => Err(format!("its port {name} is not there")),
             Some((id, _)) => Ok(*id),
         };
         let router = |name: &str| match routers.iter().find(|router| router.name == name) {
             None => Err(format!("its router {name} is not there (see `millrace routers`)")),
-            Some(router) => router.router.ok_or_else(|| format!("its router {name} is no router")),
+            Some(router) => router.router.ok_or_else(|| format!("its router {name} is not a router")),
         };
         let port = path.port.as_ref().map(|name| port(name.as_str())).transpose()?;
         Ok((port, path.router.as_deref().map(router).transpose()?))
     }
 
-    /// All that are configured.
+    /// Reports about all configured paths.
     pub(super) fn path_reports(&self) -> Vec<PathReport> {
         let Some(paths) = &self.paths else { return Vec::new() };
         let (counts, routers) = (paths.plane.counts(), Vec::from_iter(self.world.mirror.routers()));
@@ -223,7 +227,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         (0..).zip(&self.config.paths).zip(counts).map(report).collect()
     }
 
-    /// Ports whose packets no path has, as sentences: the program is not there, or gives workers none.
+    /// Ports whose packets go past a path, as sentences: the program is not attached, or cannot give packets to
+    /// workers.
     pub(super) fn past_paths(&self) -> Vec<String> {
         let past = |path: &DaemonPath, port: &PortState| {
             let is_its = path.port.as_ref().is_none_or(|name| name.as_str() == port.name);
@@ -233,13 +238,13 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             }
             match (port.attached, port.mode, path.otherwise) {
                 (None, _, Otherwise::Drop) => Some(format!(
-                    "path {path_name}: what arrives at port {port_name} is the kernel's, and not dropped: {}",
+                    "path {path_name}: packets from port {port_name} go to the kernel and are not dropped: {}",
                     port.obstacles().join("; ")
                 )),
                 (Some(_), Some(Mode::Generic), otherwise) => Some(format!(
-                    "path {path_name}: workers have no packets of port {port_name}, as it is in generic mode: they {}",
+                    "path {path_name}: port {port_name} is in generic mode, so workers get no packets from it: they {}",
                     match otherwise {
-                        Otherwise::Up => "go on as if there were no path",
+                        Otherwise::Up => "continue as if there were no path",
                         Otherwise::Drop => "are dropped",
                     }
                 )),
@@ -250,7 +255,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.config.paths.iter().flat_map(of_path).collect()
     }
 
-    /// Who runs them.
+    /// The report about workers.
     pub(super) fn workers_report(&self) -> WorkersReport {
         let stand = self.paths.as_ref().map(|paths| paths.plane.stand());
         stand.map(|stand| WorkersReport { paths: Vec::new(), ..stand.workers.clone() }).unwrap_or_default()

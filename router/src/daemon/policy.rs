@@ -285,7 +285,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         for PolicyRead { namespace, took, error } in self.observer.policies_read() {
             if let Some(error) = &error {
                 tracing::warn!(
-                    "the policies of a namespace cannot be read, its router is left to the kernel: {error}"
+                    "cannot read the policies of a namespace, so its router is left to the kernel: {error}"
                 );
             }
             self.windows.read(namespace, took, self.kernel.now(), error.is_none());
@@ -319,7 +319,7 @@ mod tests {
             Duration::ZERO,
             all,
         );
-        assert_eq!(marked(&windows), [true; 3], "what was before is not known");
+        assert_eq!(marked(&windows), [true; 3], "earlier changes are not known");
         assert_eq!(windows.begin(Duration::ZERO), [1, 2, 9]);
         windows.end(NOT_BEHIND);
         assert_eq!(marked(&windows), [true; 3], "nothing is read");
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_goes_when_what_made_it_is_read_and_applied() {
+    fn a_mark_goes_when_its_change_is_read_and_applied() {
         let mut windows = windows();
         windows.policy.change(1, None);
         windows.end(NOT_BEHIND);
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_of_the_host_may_concern_all_and_what_cannot_be_read_is_tried_again() {
+    fn unread_changes_of_the_host_keep_all_marks_and_a_failed_reading_is_repeated() {
         let mut windows = windows();
         windows.policy.change_all();
         windows.policy.change(1, None);

@@ -1,8 +1,8 @@
-//! Waiting for grace periods without making the control loop wait.
+//! Waits for grace periods in a helper thread, so that the control loop does not wait.
 //!
-//! What the tables unpublish may still be read by a program that was running at that moment. A helper thread waits until
-//! none is, and the loop then lets the tables use the space again. At most one wait is under way, and not more than one
-//! every [`PAUSE`]: a burst of changes shares it.
+//! A program that is running may still read what the tables unpublish. The helper thread waits until no such program
+//! runs, and the loop then lets the tables reuse the space. At most one wait is under way, and one begins at most
+//! every [`PAUSE`], so a burst of changes shares one.
 
 use anyhow::Result;
 use std::{
@@ -11,10 +11,10 @@ use std::{
     time::Duration,
 };
 
-/// Least time between two waits.
+/// The shortest time between the beginnings of two waits.
 pub const PAUSE: Duration = Duration::from_millis(50);
 
-/// The helper thread and what it is waiting for.
+/// The helper thread and its present wait.
 pub struct Reclaimer<E> {
     to: SyncSender<E>,
     done: Receiver<Option<E>>,
@@ -23,7 +23,7 @@ pub struct Reclaimer<E> {
 }
 
 impl<E: Send + 'static> Reclaimer<E> {
-    /// Starts the thread; it ends when this is dropped. `grace` returns when a grace period has passed.
+    /// Starts the thread, which ends when this is dropped. `grace` returns when a grace period has passed.
     pub fn start(mut grace: Box<dyn FnMut() -> Result<()> + Send>) -> Result<Self> {
         let (to, epochs) = sync_channel::<E>(1);
         let (done_to, done) = sync_channel(1);
@@ -32,7 +32,7 @@ impl<E: Send + 'static> Reclaimer<E> {
                 let passed = match grace() {
                     Ok(()) => Some(epoch),
                     Err(e) => {
-                        tracing::warn!("waiting for running programs failed, space is not reused: {e:#}");
+                        tracing::warn!("cannot wait for running programs, so space is not reused: {e:#}");
                         None
                     }
                 };
@@ -44,7 +44,7 @@ impl<E: Send + 'static> Reclaimer<E> {
         Ok(Self { to, done, waiting: false, last: None })
     }
 
-    /// The epoch whose grace period has passed, once.
+    /// The epoch whose grace period has passed. It is returned once.
     pub fn passed(&mut self) -> Option<E> {
         let passed = self.done.try_recv().ok()?;
         self.waiting = false;
@@ -61,7 +61,7 @@ impl<E: Send + 'static> Reclaimer<E> {
         self.waiting
     }
 
-    /// Begins to wait for `epoch`; only when free.
+    /// Begins to wait for `epoch`. Call it only if [`Reclaimer::is_free`].
     pub fn begin(&mut self, epoch: E, now: Duration) {
         self.waiting = self.to.try_send(epoch).is_ok();
         self.last = Some(now);

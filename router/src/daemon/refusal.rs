@@ -1,5 +1,5 @@
-//! Why a driver may have refused XDP: it says EINVAL and no more (`virtnet_xdp_set`, `veth_xdp_set` and others give their
-//! reasons as extended acknowledgements, which a BPF link does not pass on).
+//! Finds likely reasons why a driver refused XDP. The kernel returns only EINVAL: `virtnet_xdp_set`, `veth_xdp_set`
+//! and others give their reasons as extended acknowledgements, which a BPF link does not pass on.
 
 use crate::{
     base::foreign::{Quoted, Shown},
@@ -10,10 +10,10 @@ use crate::{
 use anyhow::Error;
 use std::io;
 
-/// Longest IP packet for which every driver's XDP has room in one page, about: headroom and tail take the rest.
+/// An MTU for which almost every driver's XDP has room in one page, beside headroom and tail.
 const SAFE_MTU: u32 = 1500;
 
-/// What is known of the device.
+/// What is known about a device.
 #[derive(Clone, Debug, Default)]
 struct Looks {
     driver: Option<String>,
@@ -21,7 +21,7 @@ struct Looks {
     lro: bool,
 }
 
-/// The error of attaching, with the likely reasons and the way out if it was the driver's.
+/// The error of attaching, with likely reasons and remedies if it came from the driver.
 pub fn explained(error: Error, device: &Device, mode: Mode, generic_allowed: bool) -> Error {
     if error.downcast_ref::<io::Error>().is_none() {
         return error.context(format!("port {}", Shown(&device.name)));
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_driver_the_mtu_and_the_way_out_are_named() {
+    fn the_driver_the_mtu_and_the_remedy_are_named() {
         let looks = Looks { driver: Some("virtio_net".into()), mtu: Some(9000), lro: true };
         let text = words("eth1", Mode::Native, false, &looks);
         for part in [
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_the_drivers_doing_stays_as_it_is() {
+    fn an_error_that_is_not_from_the_driver_gets_no_reasons() {
         let device = Device { name: "eth1".into(), ifindex: 1 };
         let error = explained(anyhow::anyhow!("another program is there"), &device, Mode::Native, false);
         assert_eq!(format!("{error:#}"), "port eth1: another program is there");

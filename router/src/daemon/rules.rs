@@ -1,4 +1,5 @@
-//! Flow rules in the control loop: put in charge and taken out as the switch thread wants it, and the ports it is told of.
+//! Flow rules in the control loop: puts them in charge or takes them out on orders of the switch thread, and reports
+//! ports and paths to it.
 
 use super::{
     Control,
@@ -13,16 +14,16 @@ use anyhow::Result;
 use logic::{net::Mac, paths::PathId};
 use std::time::Duration;
 
-/// So often the switch thread is told what paths were given.
+/// The interval at which the switch thread gets the counters of paths.
 const COUNTS: Duration = Duration::from_secs(1);
 
 impl<K: Kernel, O: Observe> Control<K, O> {
-    /// Does what the switch thread has asked for, and tells it what is new about ports.
+    /// Carries out the orders of the switch thread, and reports changes of ports and paths to it.
     pub(super) fn follow_switch(&mut self) {
         while let Ok(rules) = self.switch.orders.try_recv() {
             let done = self.put_in_charge(rules).map_err(|error| format!("{error:#}"));
             if let Err(why) = &done {
-                tracing::warn!("flow rules cannot be put in charge, and are tried again: {why}");
+                tracing::warn!("cannot put flow rules in charge; the daemon tries again: {why}");
             }
             (self.switch.tell)(SwitchMessage::InCharge(done));
         }
@@ -50,19 +51,19 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
-    /// Whether rules are in charge now.
+    /// Puts these rules in charge, or none. Returns whether rules are in charge now.
     fn put_in_charge(&mut self, rules: Option<<K::Plane as FastPath>::Rules>) -> Result<bool> {
         self.generation.plane.set_rules(rules.as_ref())?;
         let before = std::mem::replace(&mut self.rules, rules);
         self.follow_paths_unattached();
         if let Err((_, error)) = self.attach() {
-            // What ran before runs again, on every port.
+            // Every port runs the previous program again.
             self.rules = before;
             self.generation.plane.set_rules(self.rules.as_ref())?;
             self.follow_paths_unattached();
             return Err(error);
         }
-        // A driver may still be at a burst that it began with the other program.
+        // A driver may still process a burst with the other program.
         (self.kernel.grace()?)()?;
         Ok(self.rules.is_some())
     }

@@ -1,6 +1,7 @@
-//! What the control loop needs of the world, as two traits: Linux as observed, and Linux as changed.
+//! The interface between the control loop and Linux: one trait for observing Linux, and one for changing it.
 //!
-//! The daemon implements them with netlink and BPF ([`super::kernel`]); tests with fakes over heap memory.
+//! The daemon implements them with netlink ([`super::observing`]) and BPF ([`super::kernel`]), and tests with fakes
+//! over heap memory.
 
 pub use crate::linux::observer::{Hardware, Known, PolicyRead, Question, Sent, Standing};
 use crate::{
@@ -33,10 +34,10 @@ pub trait Observe {
     /// The state cannot be read: what was reported before may be out of date until a later call succeeds.
     fn poll(&mut self, patience: Duration) -> Result<Vec<Event>>;
 
-    /// Makes the kernel find out whether a neighbour is still there.
+    /// Makes the kernel check whether a neighbour still answers.
     fn probe_neighbour(&mut self, namespace: NamespaceId, ifindex: u32, address: IpAddr) -> Result<()>;
 
-    /// Has the routes of a namespace read again soon: messages did not tell all.
+    /// Requests that the routes of a namespace are read again soon, because messages did not report all changes.
     fn read_routes_again(&mut self, _namespace: NamespaceId) {}
 
     /// Finds out whether Linux has learned about destinations from ICMP errors ([`Event::Learned`]). `lost` is the
@@ -49,41 +50,42 @@ pub trait Observe {
     ) {
     }
 
-    /// What keeps packets of a port from being trusted.
+    /// The reasons not to trust the packets of a port.
     fn port_problems(&mut self, port: PortId) -> Vec<Problem>;
 
-    /// A namespace that is observed.
+    /// How to enter an observed namespace; `None`: it is not observed.
     fn place(&self, _namespace: NamespaceId) -> Option<NamespaceRef> {
         None
     }
 
-    /// Has a namespace's policies and settings read again, from now on: what was read before does not count.
+    /// Requests that a namespace's policies and settings are read. A reading that began earlier does not count.
     fn read_policy(&mut self, namespace: NamespaceId);
 
-    /// Readings that are done. What came of them was returned by the last [`Observe::poll`], or earlier.
+    /// Readings that are done. The last [`Observe::poll`] or an earlier one has returned their events.
     fn policies_read(&mut self) -> Vec<PolicyRead>;
 
-    /// What cannot be read, as sentences: the routers concerned are not accelerated.
+    /// What cannot be read, as sentences. The routers concerned are not accelerated.
     fn troubles(&self) -> Vec<String>;
 
-    /// Is everything known that Linux has reported of a namespace?
+    /// Has the observer returned everything that Linux has reported of a namespace?
     fn standing(&self, _namespace: NamespaceId) -> Standing {
         Standing::Current
     }
 
-    /// For another thread: Linux itself, to be asked about the namespaces observed now, without a trace here.
+    /// A reader for another thread, which queries Linux about the namespaces observed now. It does not affect the
+    /// observer.
     fn questions(&mut self) -> Box<dyn Ask>;
 }
 
 /// See [`Observe::questions`].
 pub trait Ask: Send {
-    /// Questions about this namespace fail from then on.
+    /// Queries about this namespace fail from this time on.
     fn end_at(&mut self, namespace: NamespaceId, end: Instant);
-    /// The routes of tables main and local: places to look at.
+    /// The routes of tables main and local, from which the addresses to compare are chosen.
     fn routes(&mut self, namespace: NamespaceId) -> Result<Vec<Known>>;
-    /// Where a packet goes; `None`: it is not forwarded.
+    /// Where Linux sends a packet; `None`: it does not forward it.
     fn way(&mut self, namespace: NamespaceId, question: &Question) -> Result<Option<Sent>>;
-    /// Neighbours that can be sent to, by device and address.
+    /// Resolved neighbours, by device and address.
     fn neighbours(&mut self, namespace: NamespaceId) -> Result<BTreeMap<(u32, IpAddr), Mac>>;
     /// Devices by index.
     fn devices(&mut self, namespace: NamespaceId) -> Result<BTreeMap<u32, Hardware>>;
@@ -94,43 +96,45 @@ pub trait Kernel {
     /// One generation.
     type Plane: FastPath;
 
-    /// Loads a generation; it is in charge of nothing yet.
+    /// Loads a generation. It is in charge of nothing yet.
     fn load(&mut self, settings: Settings) -> Result<Self::Plane>;
 
-    /// Afterwards exactly these devices run this generation, each swapped between two packets; or, on an error, what ran
-    /// before still runs and the error says which device failed.
+    /// Makes exactly these devices run this generation. Each changes between two packets.
+    ///
+    /// # Errors
+    /// The number of the device that failed, and why. The previous programs still run.
     fn attach(&mut self, plane: &Self::Plane, devices: &[Device]) -> Result<(), (usize, anyhow::Error)>;
 
-    /// The user plane of this configuration, which has paths: what it is over all generations.
+    /// Starts the user plane of this configuration, which has paths. It outlives generations.
     fn user_plane(&mut self, config: &Config) -> Result<<Self::Plane as FastPath>::UserPlane>;
 
-    /// These devices, which run this generation, run the program that it now wants.
+    /// Makes these devices, which run this generation, run the program that it now wants.
     fn swap(&mut self, _plane: &Self::Plane, _devices: &[Device]) -> Result<()> {
         Ok(())
     }
 
-    /// Where a program of this instance runs on a device; `None`: it runs none.
+    /// The mode in which a device runs a program of this instance; `None`: it runs none.
     fn mode(&self, device: &Device) -> Option<Mode>;
 
     /// Why an attached port is in generic mode, as a sentence.
     fn note(&self, port: &str) -> Option<String>;
 
-    /// Leaves what the next daemon, and `status` without one, need of a generation that is in charge.
+    /// Publishes a generation that is in charge, for the next daemon, and for `status` without a daemon.
     fn publish(&mut self, plane: &mut Self::Plane, generation: u64) -> Result<()>;
 
-    /// What a generation of a dead daemon has counted; `None` if it was not published, or cannot be read.
+    /// The counters of a dead daemon's generation; `None`: it was not published, or cannot be read.
     fn previous(&mut self, generation: u64) -> Option<Counters>;
 
-    /// Removes what other generations than this have published.
+    /// Removes what all other generations have published.
     fn retire(&mut self, generation: u64) -> Result<()>;
 
-    /// Takes every program off and removes every pin of this instance; says what it did.
+    /// Removes every program and every pin of this instance; returns what it did.
     fn remove(&mut self) -> Result<Vec<String>>;
 
-    /// A function that returns when no program that ran at the call is running any more, and no run of a worker.
+    /// A function that waits until all programs and all runs of workers that were under way at the call have ended.
     fn grace(&mut self) -> Result<Box<dyn FnMut() -> Result<()> + Send>>;
 
-    /// What sees changes of policy; asked for once, before anything is loaded.
+    /// Starts to watch changes of policy. It is called once, before anything is loaded.
     ///
     /// # Errors
     /// There is no memory.
@@ -138,7 +142,7 @@ pub trait Kernel {
         Policy::blind()
     }
 
-    /// What speaks to the classifiers of the ports' devices, if anything can.
+    /// Access to the classifiers of the ports' devices; `None`: there is none.
     fn classifier(&self) -> Option<Box<dyn Classifier>> {
         None
     }
@@ -149,45 +153,49 @@ pub trait Kernel {
 
 /// One generation of the program and its maps.
 pub trait FastPath {
-    /// Its tables; whoever holds one keeps them mapped.
+    /// Its tables. They stay mapped as long as somebody holds one.
     type Memory: Memory + Send + 'static;
     /// Flow rules, which outlive generations.
     type Rules: Clone;
-    /// It outlives generations.
+    /// The user plane, which outlives generations.
     type UserPlane: UserPlane<Self::Memory>;
     fn memory(&self) -> Self::Memory;
-    /// From the next [`Kernel::attach`] on packets go by these rules, or by none; on an error, as before.
+    /// Sets the rules, or none, that packets go by from the next [`Kernel::attach`] on. After an error nothing has
+    /// changed.
     fn set_rules(&mut self, rules: Option<&Self::Rules>) -> Result<()>;
-    /// Packets that these rules decided about: from the cache, and not.
+    /// Packets whose rules were found in the cache, and packets whose rules were not.
     fn decided(_rules: &Self::Rules) -> (u64, u64) {
         (0, 0)
     }
     fn set_port(&self, port: PortId, ifindex: u32, ready: bool, transmit: bool) -> Result<()>;
     fn clear_port(&self, port: PortId, ifindex: u32) -> Result<()>;
-    /// Packets are forwarded until then (CLOCK_MONOTONIC).
+    /// Forwards packets until this time (CLOCK_MONOTONIC).
     fn confirm_until(&self, deadline: Duration);
-    /// The same, for another thread.
+    /// The heartbeat, for another thread.
     fn heart(&self) -> Option<Arc<Heart>> {
         None
     }
     fn counters(&self) -> Result<Counters>;
     /// What it cannot count, as sentences.
     fn troubles(&self) -> Vec<String>;
-    /// Forwarded packets that were sampled since the last call; none unless it was loaded for that.
+    /// The samples of forwarded packets since the last call. There are none unless it was loaded with queue rows.
     fn take_samples(&mut self) -> Vec<Sample> {
         Vec::new()
     }
-    /// The program with shares is to be attached, or not any more: then from the next [`Kernel::swap`] on it is the one.
+    /// Chooses the program with shares if a core is full, and the one without them otherwise. Returns whether the
+    /// choice has changed; the next [`Kernel::swap`] attaches it.
     fn follow_shares(&mut self) -> bool {
         false
     }
-    /// Attaching failed: that is to be tried again.
+    /// Takes the choice of [`FastPath::follow_shares`] back after a failure, so that it is tried again.
     fn unfollow_shares(&mut self) {}
-    /// Packets may be given to these paths; called before any rules are set.
+    /// Lets packets be given to these paths. Call it before rules are set.
     fn set_paths(&mut self, of: &Self::UserPlane) -> Result<()>;
-    /// The program with paths is to be attached, or not: if that is new, from the next [`Kernel::swap`] or [`Kernel::attach`] on it is so.
+    /// Chooses the program with paths, or the one without them. Returns whether the choice has changed; the next
+    /// [`Kernel::swap`] or [`Kernel::attach`] attaches it.
     fn follow_paths(&mut self, some: bool) -> bool;
-    /// Of all routers that there are: the weight of their shares of a full core, on which ports they have interfaces, which is the host.
+    /// Sets, for all existing routers, the weights of their shares of a full core, the ports on which they have
+    /// interfaces, and which router is the host.
     fn set_routers(
         &self,
         _weights: &BTreeMap<RouterId, u16>,
@@ -195,10 +203,10 @@ pub trait FastPath {
         _host: Option<RouterId>,
     ) {
     }
-    /// Of full cores, how much a router took in the last control period; `None`: none was full.
+    /// The time of full cores that a router took in the last control period, in cores; `None`: no core was full.
     fn taken_of_cores(&self, _router: RouterId) -> Option<f64> {
         None
     }
-    /// What would become of a frame, without a trace of it in counters or budgets.
+    /// Runs the program on a frame, without an effect on counters or budgets.
     fn explain(&self, ifindex: u32, frame: &[u8]) -> Result<(TestRun, Vec<Step>)>;
 }

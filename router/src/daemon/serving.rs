@@ -68,7 +68,7 @@ pub async fn serve(listener: UnixListener, routes: Router, patience: Duration) {
             }
             Err(error) => {
                 if let Some(more) = seldom.may("accepting", "", Instant::now()) {
-                    tracing::warn!("a client of the API could not be accepted: {error}{more}");
+                    tracing::warn!("cannot accept a client of the API: {error}{more}");
                 }
                 // There are probably too many open files: an immediate retry would only keep the CPU busy.
                 sleep(Duration::from_millis(100)).await;
@@ -83,7 +83,7 @@ where
 {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(patience).keep_alive(false);
-    // A client that leaves before its answer is no fault of ours.
+    // This fails if the client leaves before its answer, which does no harm.
     let _ = http.serve_connection(TokioIo::new(stream), service).await;
 }
 
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(fine, "fine");
         let kept = flood.split_off(600 - ROOM.waiting_of_a_source + 1);
         for mut stream in flood {
-            assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0, "it was sent away");
+            assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0, "it was closed");
         }
         for mut stream in kept {
             stream.write_all(b"\r\n").unwrap();

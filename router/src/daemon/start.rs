@@ -44,15 +44,15 @@ pub fn run<O: Observe>(
     let lock = Lock::take(&instance)?;
     let ended = run_alone(config, &instance, &lock, observer);
     let left = Bpf::new(&instance, false).pinned_ports();
-    // Whoever leaves forwarding behind leaves the files that belong to it, too.
+    // If forwarding goes on, its files stay, too.
     if matches!(ended, Ok(Ended::Stopped)) || left.is_empty() {
         lock.clean();
         kernel::release_bpffs();
     }
     match ended {
         Err(error) if !left.is_empty() => Err(error.context(format!(
-            "the program stays attached to {} and forwards until the heartbeat expires; start again, or `millrace stop` to \
-             remove it",
+            "the program stays attached to {} and forwards until the heartbeat expires; start again, or run `millrace \
+             stop` to remove it",
             left.join(", ")
         ))),
         ended => ended.map(|_| ()),
@@ -78,7 +78,7 @@ fn run_alone<O: Observe>(
     let (switch, switch_end) = switch::start(&config, waker.clone())?;
     let (requests_to, requests) = Requests::queue(waker.clone());
     leave_on_signal(requests_to.clone())?;
-    // Before anything is attached, as it may fail; whoever asks already is answered when the loop begins.
+    // These can fail, so they come before anything is attached. Early requests are answered when the loop begins.
     let splitter = Splitter::new(bpf.seat(), switch.maps().clone());
     let placed = |port: &str| config.uses_rss() && config.ports.iter().any(|p| p.as_str() == port);
     let spreading = kernel::classifier().map(|classifier| steering::take_over(classifier, instance, placed));
@@ -112,26 +112,26 @@ fn run_alone<O: Observe>(
         Ended::Stopped => tracing::info!("stopped: nothing of Millrace is left in the kernel"),
         Ended::Left { forwarding: false } => {
             tracing::warn!(
-                "ending on a signal: no port was trusted, so the kernel forwarded everything, as it will"
+                "ending on a signal: no port was trusted, so the kernel forwarded everything, and still does"
             )
         }
         Ended::Left { forwarding: true } => tracing::info!(
-            "ending on a signal: forwarding goes on for the heartbeat of {heartbeat_s} s and is then the kernel's, unless a \
-             daemon is started before; `{}` removes everything",
+            "ending on a signal: the fast path goes on for the heartbeat of {heartbeat_s} s, and then the kernel forwards, \
+             unless a daemon starts before; `{}` removes everything",
             instance.command("stop")
         ),
     }
     Ok(ended)
 }
 
-/// Workers are gone.
+/// Writes down the last sequence numbers of SAs. The workers have ended.
 fn finish(sas: &RunningSas) {
     if let Err(error) = sas.finish() {
         tracing::warn!("{error}");
     }
 }
 
-/// Removes what a daemon that is gone left behind; says what it did. Harmless to repeat.
+/// Removes everything that an earlier daemon left behind, and returns what it did. It may be called repeatedly.
 pub fn clean_up(instance: &Instance) -> Result<Vec<String>> {
     let lock = Lock::take(instance)?;
     let mut done = Bpf::new(instance, false).remove()?;
@@ -145,7 +145,7 @@ pub fn clean_up(instance: &Instance) -> Result<Vec<String>> {
     Ok(done)
 }
 
-/// Every configured device must exist, once.
+/// Checks that every configured port exists and is given once, and that paths send only to ports.
 fn check_ports(config: &Config) -> Result<()> {
     if config.ports.is_empty() {
         bail!("no port is given; name at least one with --port, or `ports` in the configuration");
@@ -159,14 +159,14 @@ fn check_ports(config: &Config) -> Result<()> {
         }
     }
     if config.ports.iter().any(|port| port.as_str() == "lo") {
-        bail!("lo cannot be a port: nothing arrives there but what this machine sends to itself");
+        bail!("lo cannot be a port: only packets that this machine sends to itself arrive there");
     }
     for path in &config.paths {
         let to = path.chain.iter().filter_map(ElementSettings::port);
         if let Some(unknown) = to.into_iter().find(|to| !config.ports.contains(to)) {
             let ports: Vec<_> = config.ports.iter().map(|port| port.as_str()).collect();
             bail!(
-                "path {}: it sends to port {unknown}, which is none of the ports: {}",
+                "path {}: it sends to port {unknown}, which is not one of the ports: {}",
                 path.name,
                 ports.join(", ")
             );
@@ -181,7 +181,8 @@ fn check_ports(config: &Config) -> Result<()> {
     }
 }
 
-/// Devices of this process's network namespace. Not from /sys/class/net: that shows the namespace of whoever mounted it.
+/// Devices of this process's network namespace. /sys/class/net does not help here: it shows the namespace of the
+/// process that mounted it.
 fn devices() -> Vec<String> {
     let table = fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
     let names = table.lines().skip(2).filter_map(|line| line.split_once(':'));
@@ -190,7 +191,8 @@ fn devices() -> Vec<String> {
     names
 }
 
-/// SIGINT and SIGTERM become [`Query::Leave`]; a second one ends the process at once, which is as safe as `kill -9`.
+/// Turns SIGINT and SIGTERM into [`Query::Leave`]. A second signal ends the process at once, which is as safe as
+/// `kill -9`.
 fn leave_on_signal(requests: Requests) -> Result<()> {
     let runtime = runtime::Builder::new_current_thread().enable_io().build()?;
     let guard = runtime.enter();
@@ -213,7 +215,7 @@ fn leave_on_signal(requests: Requests) -> Result<()> {
     Ok(())
 }
 
-/// Tells systemd that the service is up (sd_notify(3)); nothing happens without `NOTIFY_SOCKET`.
+/// Reports to systemd that the service is up (sd_notify(3)). Without `NOTIFY_SOCKET` it does nothing.
 fn notify_systemd() {
     use std::os::linux::net::SocketAddrExt;
     let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
@@ -229,7 +231,7 @@ fn notify_systemd() {
 }
 
 impl<K: Kernel, O: Observe> Control<K, O> {
-    /// One line: what is forwarded between what.
+    /// One line that says how many routers are accelerated, and how each port is attached.
     pub(super) fn summary(&self) -> String {
         let port = |p: &PortState| {
             let mode = p.mode.map_or("detached".into(), |mode| mode.to_string());
@@ -255,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_that_cannot_be() {
+    fn wrong_lists_of_ports_are_refused() {
         let check = |names: &[&str]| {
             let ports = names.iter().map(|name| name.parse().unwrap()).collect();
             check_ports(&Config { ports, ..Config::default() }).unwrap_err().to_string()

@@ -1,9 +1,9 @@
-//! Classifiers of NICs put to use: samples in, rules of the NIC and rows of the tables out (Q3, Q4).
+//! Uses the classifiers of NICs: makes rules of the NIC and rows of the tables from samples (Q3, Q4).
 //!
-//! What was changed in a NIC is written down before, so that whoever comes after `kill -9` can undo it: rules are told from
-//! other people's by all their bytes; the queues that are taken out of what a NIC spreads packets over are [`Spreading`]'s. Rules only
-//! make packets come in by another queue: none is needed for forwarding, and one
-//! that is left over does no harm.
+//! Each change of a NIC is written to a file before it is made, so that the next daemon can undo it after `kill -9`.
+//! It recognises our rules by all their bytes. [`Spreading`] removes queues from the set over which a NIC spreads
+//! packets. Rules only move packets to another queue. No rule is needed for forwarding, and a rule that is left over
+//! does no harm.
 
 use crate::{
     base::{guard, instance::Instance},
@@ -27,7 +27,8 @@ use std::{
     time::Duration,
 };
 
-/// Most rules of a port: what two rows of a queue's family hold for each queue, and few enough to be looked through.
+/// The most rules of a port, few enough to search through. At most 16 queues are for steered flows, and they have as
+/// many rows for each address family.
 const MOST_RULES: usize = 64;
 /// One queue in so many is for steered flows only.
 const QUEUES_PER_STEERED: u32 = 4;
@@ -41,7 +42,7 @@ pub struct Steerer {
     file: PathBuf,
 }
 
-/// A port that was asked.
+/// A port, and the state of its classifier.
 struct SteeredPort {
     device: String,
     ifindex: u32,
@@ -57,23 +58,24 @@ enum ClassifierState {
 
 struct Used {
     queues: Vec<u8>,
-    /// Most rules of ours.
+    /// The most rules that we may install.
     rules: usize,
+    /// Our rules, and where the NIC has put them.
     installed: BTreeMap<Rule, u32>,
-    /// What was there before us.
+    /// The rules that were there before.
     foreign: BTreeSet<Spec>,
 }
 
-/// What of a device is ours, as the next daemon reads it.
+/// Our changes of a device, as the next daemon reads them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Left {
     rules: Vec<String>,
-    /// What its indirection table was, as daemons wrote that changed it themselves.
+    /// The former indirection table, from older daemons, which changed it directly.
     #[serde(default, skip_serializing)]
     spread: Vec<u32>,
 }
 
-/// A quarter of the queues, the last ones: the first ones are whom others think of.
+/// The last quarter of the queues. Other programs are more likely to use the first ones.
 fn queues_for_steering(capabilities: &Capabilities) -> Vec<u8> {
     let all = capabilities.queues.min(logic::tables::MAX_QUEUES as u32);
     let steered = if all < 2 { 0 } else { (all / QUEUES_PER_STEERED).max(1) };
@@ -84,9 +86,9 @@ fn unusable(error: anyhow::Error) -> ClassifierState {
     ClassifierState::Unusable(format!("{error:#}"))
 }
 
-/// What a device has; changes nothing.
+/// Returns the state of a device's classifier; changes nothing.
 fn look(classifier: &dyn Classifier, device: &str) -> Result<ClassifierState> {
-    let Some(capabilities) = classifier.capabilities(device).context("asking for its classifier")? else {
+    let Some(capabilities) = classifier.capabilities(device).context("reading its classifier")? else {
         return Ok(ClassifierState::None);
     };
     let queues = queues_for_steering(&capabilities);
@@ -101,18 +103,18 @@ fn look(classifier: &dyn Classifier, device: &str) -> Result<ClassifierState> {
 }
 
 impl Steerer {
-    /// See [`take_over`] for `spreading`; `file` is where rules are written down. Changes nothing yet.
+    /// `spreading` is from [`take_over`], and rules are written to `file`. Changes nothing yet.
     pub fn new(classifier: Box<dyn Classifier>, spreading: Spreading, file: PathBuf) -> Steerer {
         Steerer { classifier, spreading, steering: Steering::default(), ports: BTreeMap::new(), file }
     }
 
-    /// Does a port among these have a classifier?
+    /// Does any of these devices have a classifier?
     pub fn finds_any<'a>(&self, devices: impl IntoIterator<Item = &'a str>) -> bool {
         let mut devices = devices.into_iter();
         devices.any(|device| self.classifier.capabilities(device).is_ok_and(|found| found.is_some()))
     }
 
-    /// Uses the classifiers of these devices from now on, and of no others; called whenever they may have changed.
+    /// From now on, uses the classifiers of exactly these devices. Call it whenever the devices may have changed.
     pub fn follow<'a>(&mut self, devices: impl IntoIterator<Item = (PortId, &'a str, u32)>) {
         let devices: BTreeMap<PortId, (&str, u32)> =
             devices.into_iter().map(|(id, device, ifindex)| (id, (device, ifindex))).collect();
@@ -124,7 +126,7 @@ impl Steerer {
         let gone: Vec<_> = self.ports.iter().filter(|(id, p)| !stays(id, p)).map(|(id, _)| *id).collect();
         for id in gone {
             self.steering.port_gone(id);
-            // A device that was replaced took its rules along; one that is only let go of did not.
+            // The rules of a device that was replaced are gone. A device that is only given up still has them.
             let Some(SteeredPort { device, ifindex, found: ClassifierState::Used(used) }) =
                 self.ports.remove(&id)
             else {
@@ -152,7 +154,7 @@ impl Steerer {
         }
     }
 
-    /// Takes queues of a port out of spreading, if it can be used.
+    /// Reserves queues of a port for steered flows, if its classifier is usable.
     fn begin(&mut self, id: PortId) -> Result<()> {
         self.write_down(&[])?;
         let Some(SteeredPort { ifindex, found, .. }) = self.ports.get(&id) else { return Ok(()) };
@@ -161,34 +163,34 @@ impl Steerer {
             return self.spreading.release(*ifindex);
         };
         let reserved = self.spreading.reserve(*ifindex, &used.queues);
-        reserved.context("taking queues out of what it spreads packets over")?;
+        reserved.context("removing queues from its indirection table")?;
         self.steering.set_port(id, used.queues.clone(), used.rules);
         Ok(())
     }
 
-    /// When there is something to do next; `None`: never.
+    /// The time of the next work; `None`: there is none.
     pub fn due(&self) -> Option<Duration> {
         self.steering.due_ms().map(Duration::from_millis)
     }
 
-    /// Takes samples in and, at the end of a window, does what follows.
+    /// Takes samples in and, at the end of a window, changes rules and rows.
     pub fn round<M: Memory>(&mut self, now: Duration, samples: Vec<Sample>, tables: &mut Tables<M>) {
         self.steering.note(samples);
         let now_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
         let changes = self.steering.decide(now_ms, |flow| {
-            // Which queue does not matter for where it leads.
+            // The queue does not change where the flow leads.
             tables.row_next_hop(&Rule { flow: *flow, queue: 0 }.steered())
         });
         if changes.is_empty() {
             return;
         }
         if let Err(error) = self.carry_out(&changes) {
-            tracing::warn!("steering flows: {error:#}");
+            tracing::warn!("cannot steer flows: {error:#}");
         }
         tables.set_steered(&self.steered());
     }
 
-    /// The rows there should be.
+    /// The rows that the tables should have.
     pub fn steered(&self) -> BTreeSet<Steered> {
         self.steering.steered()
     }
@@ -225,7 +227,7 @@ impl Steerer {
         match inserted {
             Ok(location) => _ = used.installed.insert(*rule, location),
             Err(error) => {
-                tracing::debug!("{device} does not take a rule: {error}");
+                tracing::debug!("{device} refuses a rule: {error}");
                 self.steering.refused(rule);
             }
         }
@@ -240,11 +242,11 @@ impl Steerer {
         if let Some(location) = used.installed.remove(rule)
             && let Err(error) = self.classifier.delete(device, location)
         {
-            tracing::debug!("{device}: rule {location} cannot be deleted: {error}");
+            tracing::debug!("{device}: cannot delete rule {location}: {error}");
         }
     }
 
-    /// What is ours, and what is about to be, for whoever comes after.
+    /// Writes our rules, and the new ones that follow, to the file for the next daemon.
     fn write_down(&self, new: &[Rule]) -> Result<()> {
         let mut left: BTreeMap<&str, Left> = BTreeMap::new();
         for (id, port) in &self.ports {
@@ -264,7 +266,7 @@ impl Steerer {
             .with_context(|| format!("writing {}", self.file.display()))
     }
 
-    /// Takes everything back; says what it did.
+    /// Undoes everything; returns what it did.
     pub fn end(&mut self) -> Vec<String> {
         let done = clean(&*self.classifier, &self.file);
         for (id, port) in &self.ports {
@@ -279,11 +281,11 @@ impl Steerer {
 
     fn release(&self, device: &str, ifindex: u32) {
         if let Err(error) = self.spreading.release(ifindex) {
-            tracing::warn!("queues for steered flows of {device} are not given back: {error:#}");
+            tracing::warn!("cannot give back the queues for steered flows of {device}: {error:#}");
         }
     }
 
-    /// Of a port, in words.
+    /// The state of a port's classifier, for reports.
     pub fn describe(&self, id: PortId) -> String {
         match self.ports.get(&id).map(|port| &port.found) {
             None | Some(ClassifierState::None) => "none".into(),
@@ -296,8 +298,8 @@ impl Steerer {
     }
 }
 
-/// What a daemon before this one left in NICs: its rules are deleted, and tables put back, but for the devices of which placing takes
-/// them over. Before anybody else looks at them.
+/// Deletes the rules that an earlier daemon left in NICs, and restores their indirection tables, except for devices
+/// whose tables placing takes over (`placed`). Call it before anything else uses the classifiers.
 pub fn take_over(
     classifier: Box<dyn Classifier>,
     instance: &Instance,
@@ -309,14 +311,14 @@ pub fn take_over(
     Spreading::open(classifier, instance.spreading_file(), placed)
 }
 
-/// Deletes these rules of a device, wherever they are; how many.
+/// Deletes these rules of a device, wherever the NIC has put them. Returns how many it deleted.
 fn delete_all(classifier: &dyn Classifier, device: &str, ours: &BTreeSet<Spec>) -> usize {
     let found = if ours.is_empty() { Vec::new() } else { classifier.rules(device).unwrap_or_default() };
     let found = found.into_iter().filter(|rule| ours.contains(&rule.spec));
     found.filter(|rule| classifier.delete(device, rule.location).is_ok()).count()
 }
 
-/// Deletes the rules that are written down in `file` and are there byte for byte; says what it did.
+/// Deletes the rules of `file` that a device still has byte for byte. Returns what it did.
 pub fn clean(classifier: &dyn Classifier, file: &Path) -> Vec<String> {
     let Ok(text) = guard::read_ours(file) else { return Vec::new() };
     let left: BTreeMap<String, Left> = serde_json::from_slice(&text).unwrap_or_default();
@@ -358,7 +360,7 @@ mod tests {
         directory: tempfile::TempDir,
     }
 
-    /// Of a daemon that does not place queues.
+    /// The steerer of a daemon that does not place queues.
     fn steerer(nic: &Nic, directory: &tempfile::TempDir) -> Steerer {
         let classifier = || Box::new(Ntuple(nic.clone()));
         let instance = Instance::under(directory.path(), None);
@@ -452,14 +454,14 @@ mod tests {
                 assert!(done[0].contains("rules of its classifier deleted"), "{done:?}");
             }
             let left = Ntuple(case.nic.clone()).rules("eth1").unwrap();
-            assert_eq!(left.into_iter().map(|r| r.spec).collect::<Vec<_>>(), [foreign], "another's stays");
+            assert_eq!(left.into_iter().map(|r| r.spec).collect::<Vec<_>>(), [foreign], "others stay");
             assert_eq!(case.spread(), [0, 1, 2, 3, 0, 1, 2, 3]);
             assert_eq!(fs::read_dir(case.directory.path()).unwrap().count(), 0);
         }
     }
 
     #[test]
-    fn a_table_that_a_daemon_of_before_wrote_down_with_its_rules_is_put_back() {
+    fn a_table_that_an_older_daemon_wrote_down_with_its_rules_is_restored() {
         let (nic, directory) = (Nic::new(4, 64, false), tempfile::tempdir().unwrap());
         Ntuple(nic.clone()).set_indirection("eth1", &[0, 1, 2, 0, 0, 1, 2, 1]).unwrap();
         let left = r#"{"eth1": {"rules": [], "spread": [0, 1, 2, 3, 0, 1, 2, 3]}}"#;
@@ -496,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_was_replaced_starts_anew() {
+    fn a_device_that_was_replaced_starts_again_without_rules() {
         let mut case = Case::new(Nic::new(4, 64, false));
         case.window(&[flow(1)]);
         case.window(&[flow(1)]);
@@ -508,7 +510,7 @@ mod tests {
         case.window(&[flow(1)]);
         assert_eq!(case.rules(), 1);
         case.steerer.follow([]);
-        assert_eq!((case.steerer.due(), case.rules()), (None, 0), "let go of, not gone");
+        assert_eq!((case.steerer.due(), case.rules()), (None, 0), "given up, not gone");
         assert_eq!(case.spread(), [0, 1, 2, 3, 0, 1, 2, 3]);
     }
 

@@ -1,8 +1,9 @@
-//! Counters that outlive the maps they are counted in: across growth, restarts, and owners of reused numbers.
+//! Counters that outlive their maps: across growth, restarts, and new owners of reused numbers.
 //!
-//! The kernel plane counts by number, from zero, in every generation. A base is added to that. It is what earlier
-//! generations counted, and when a number gets a new owner it becomes the negative of what was counted so far (all
-//! arithmetic wraps), so the new owner starts at zero without a write to memory the program writes.
+//! In every generation, the kernel plane counts from zero, by number. A base is added to these counts: the sum of
+//! what earlier generations counted. When a number gets a new owner, its base becomes the negative of its present
+//! count; all arithmetic wraps. So the new owner starts at zero, and memory that the program writes is not written
+//! here.
 
 use crate::{
     base::{guard, instance::Instance},
@@ -15,7 +16,7 @@ use logic::{
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What the numbers of a generation stand for.
+/// The names of ports, routers and interfaces in a generation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Names {
     /// By port number.
@@ -26,13 +27,13 @@ pub struct Names {
     pub interfaces: BTreeMap<InterfaceId, (String, String)>,
 }
 
-/// What is added to a generation's counters.
+/// The base that is added to a generation's counters.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Totals {
     base: Counters,
 }
 
-/// What a daemon leaves behind for the next: names, and its base, by number.
+/// What a daemon leaves for the next one: names, and its base, by number.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SavedTotals {
     /// Number of the generation in charge.
@@ -45,17 +46,17 @@ pub struct SavedTotals {
 }
 
 impl Totals {
-    /// What was counted in all.
+    /// The sum of all counts.
     pub fn of(&self, current: &Counters) -> Counters {
         sum(&self.base, current)
     }
 
-    /// A generation ends: what it counted becomes part of the base.
+    /// Adds the counts of a generation that ends to the base.
     pub fn absorb(&mut self, ended: &Counters) {
         self.base = sum(&self.base, ended);
     }
 
-    /// These numbers have lost their owners; the next ones start at zero.
+    /// Makes the next owners of these numbers start at zero.
     pub fn forget(&mut self, interfaces: &[InterfaceId], routers: &[RouterId], current: &Counters) {
         for id in interfaces {
             let negative = negate(current.interfaces.get(id).copied().unwrap_or_default());
@@ -91,8 +92,8 @@ impl Totals {
         }
     }
 
-    /// Continues where a dead daemon's `state` and the counters of its generation ended, for whatever has the same name
-    /// now.
+    /// Continues the counts of a dead daemon, from its `state` and the counters of its generation (`counted`). Counts
+    /// go to what has the same name `now`.
     pub fn inherit(&mut self, state: &SavedTotals, counted: &Counters, now: &Names) {
         let old = sum(&state.base(), counted);
         let router = |id: RouterId| {
@@ -123,7 +124,8 @@ impl Totals {
 }
 
 impl SavedTotals {
-    /// What an earlier daemon of the instance left; `None` also if a version wrote it that used other words.
+    /// Reads what an earlier daemon of the instance left. `None`: there is nothing, or another version wrote it in
+    /// another form.
     pub fn read(instance: &Instance) -> Option<SavedTotals> {
         serde_json::from_slice(&guard::read_ours(&instance.state_file()).ok()?).ok()
     }

@@ -6,12 +6,12 @@
 //! | `comparison.rs` | one look at the tables and at Linux, in a thread of its own |
 //! | `changes.rs` | the changes that the control thread takes in meanwhile |
 //!
-//! Each namespace has a result of its own. A namespace that changes all the time, or that the kernel answers slowly, delays
-//! the others by a bounded time and takes nothing from their results.
+//! Each namespace has a result of its own. A namespace that changes all the time, or about which the kernel answers
+//! slowly, delays the others by a bounded time and does not affect their results.
 //!
-//! Routes change meanwhile. A difference therefore counts only if it is seen [`CONFIRMATIONS`] times, Linux and the table
-//! each saying the same every time. From one time to the next, the loop has applied everything that Linux had reported of
-//! the namespace, and nothing of it concerned this address.
+//! Routes change meanwhile. A difference therefore counts only if it is seen [`CONFIRMATIONS`] times, with the same
+//! answers of Linux and of the table each time. Between these times, the loop has applied everything that Linux had
+//! reported of the namespace, and none of it concerned this address.
 
 mod changes;
 mod comparison;
@@ -33,9 +33,9 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// How often a difference must be seen.
+/// The number of times that a difference must be seen.
 const CONFIRMATIONS: u8 = 3;
-/// After so many looks, a namespace counts as changing all the time.
+/// After this many looks, a namespace counts as changing all the time.
 const LOOKS: u32 = 20;
 /// The pause before the second look; before the third it is twice as long, and so on.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -49,7 +49,7 @@ const CHANGING: &str = "it changed all the time";
 pub(super) struct Verifying {
     reply: oneshot::Sender<Reply>,
     stage: Stage,
-    /// Since the last look at each namespace began.
+    /// The changes in each namespace since the last look at it began.
     changes: Changes,
     /// The end of all later looks; `None`: the first look is not over.
     ends: Option<Duration>,
@@ -57,12 +57,12 @@ pub(super) struct Verifying {
 
 enum Stage {
     Looking(Receiver<Comparison>),
-    /// What was under way when Linux was asked is being taken in.
+    /// The loop takes in what Linux had reported when it was queried.
     CatchingUp {
         comparison: Box<Comparison>,
-        /// The round of the loop in which the look was over.
+        /// The round of the loop in which the look ended.
         round: u64,
-        /// No namespace is tried again before.
+        /// The next time to try namespaces again.
         next_try: Duration,
     },
 }
@@ -75,7 +75,7 @@ impl Verifying {
 }
 
 impl<K: Kernel, O: Observe> Control<K, O> {
-    /// Begins to compare every router; the answer is sent when there is one.
+    /// Begins to compare every router. The answer is sent when the comparison is done.
     pub(super) fn begin_verify(&mut self, reply: oneshot::Sender<Reply>) {
         if self.verifying.is_some() {
             let _ = reply.send(Err(ApiError::busy("a comparison is already running; try again later")));
@@ -89,7 +89,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
-    /// Carries a comparison on, if there is one.
+    /// Continues the comparison, if there is one.
     pub(super) fn follow_verify(&mut self, now: Duration) {
         let Some(mut verifying) = self.verifying.take() else { return };
         let next = match verifying.stage {
@@ -109,7 +109,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             },
             Stage::CatchingUp { mut comparison, round, mut next_try } => {
                 let ends = verifying.ends.unwrap_or(now);
-                // This round's events were asked for after Linux was.
+                // The events of this round were read after the queries to Linux.
                 if self.rounds > round && now >= next_try {
                     next_try = now + PAUSE;
                     self.get_ready(&mut comparison, &mut verifying.changes, now);
@@ -137,7 +137,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
-    /// Gives the changes since the last look to each namespace that can be looked at again, and settles what has ended.
+    /// Prepares each namespace that can be looked at again, with its changes since the last look. Settles those that
+    /// ended.
     fn get_ready(&self, comparison: &mut Comparison, changes: &mut Changes, now: Duration) {
         let numbers: BTreeMap<_, _> =
             self.world.mirror.routers().map(|view| (view.namespace, view.router)).collect();
@@ -175,7 +176,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
-    /// Has the loop applied everything that Linux had reported of a namespace, and is it time for another look?
+    /// Has the loop applied everything that Linux has reported of a namespace, and is it time for another look?
     fn may_look_at(&self, case: &Case, now: Duration) -> bool {
         self.trouble.is_none()
             && !self.world.mirror.is_behind_of(case.view.namespace)
@@ -207,7 +208,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         Comparison { linux, numbers: self.interface_numbers(), cases: cases.collect() }
     }
 
-    /// Where our interfaces are.
+    /// The namespace and device of each interface.
     fn interface_numbers(&self) -> comparison::Numbers {
         let interfaces = self.world.mirror.interfaces();
         interfaces.filter_map(|i| Some((i.interface?, (i.namespace, i.ifindex)))).collect()

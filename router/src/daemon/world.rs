@@ -1,4 +1,4 @@
-//! Everything observed, and what was decided because of it.
+//! The observed state, and the decisions that follow from it.
 
 use super::{ledger::Ledger, totals::Names};
 use crate::{base::foreign::Quoted, config::Config, plane::Mode, user_plane::seam::Device};
@@ -12,12 +12,12 @@ use std::{
     time::Duration,
 };
 
-/// The mirror, and what must be known beside it to fill another generation or to read Linux afresh.
+/// The mirror, and what else is needed to fill another generation.
 pub struct World {
     pub mirror: Mirror,
     pub ledger: Ledger,
     pub ports: BTreeMap<PortId, PortState>,
-    /// As announced.
+    /// Namespaces, as the observer has announced them.
     pub namespaces: BTreeMap<NamespaceId, Namespace>,
 }
 
@@ -27,23 +27,23 @@ pub struct PortState {
     pub name: String,
     /// `None`: the device is not there.
     pub device: Option<AttachedPort>,
-    /// Its link is up; `None`: it is gone, and `device` soon will be.
+    /// Whether its link is up; `None`: the link is gone, and `device` will soon be `None`.
     pub up: Option<bool>,
-    /// The device the program in charge is attached to.
+    /// The index of the device to which the program in charge is attached.
     pub attached: Option<u32>,
     pub mode: Option<Mode>,
     /// Why it is in generic mode.
     pub note: Option<String>,
     /// Why it is not attached.
     pub refused: Option<String>,
-    /// Why packets from it are not trusted.
+    /// Why its packets are not trusted.
     pub problems: Vec<String>,
     /// Packets may be redirected to it.
     pub transmits: bool,
 }
 
 impl PortState {
-    /// Why nothing that arrives here is accelerated, as sentences; empty: it is trusted.
+    /// Why no packet that arrives here is accelerated, as sentences; empty: the port is trusted.
     pub fn obstacles(&self) -> Vec<String> {
         let down = match (&self.device, self.up) {
             (None, _) => return vec!["the device is not there".into()],
@@ -57,20 +57,20 @@ impl PortState {
         if told.is_empty() && self.attached.is_none() { vec!["not attached yet".into()] } else { told }
     }
 
-    /// That there are some, as one sentence.
+    /// One sentence that says that the port is not trusted; `None`: it is trusted.
     fn distrust(&self) -> Option<String> {
         let trusted = self.obstacles().is_empty();
         (!trusted).then(|| format!("port {} is not trusted, see `millrace ports`", self.name))
     }
 
-    /// The device to be attached to.
+    /// The index of the device to attach to.
     pub fn wanted(&self) -> Option<u32> {
         self.device.as_ref().map(|d| d.ifindex).filter(|_| self.refused.is_none())
     }
 }
 
 impl World {
-    /// Of these ports, nothing observed yet.
+    /// A state with the configured ports, in which nothing is observed yet.
     pub fn new(config: &Config) -> Self {
         let port =
             |name: &crate::base::PortName| PortState { name: name.to_string(), ..PortState::default() };
@@ -114,7 +114,7 @@ impl World {
         }
     }
 
-    /// Devices to be attached to, by port.
+    /// The devices to attach to, by port.
     pub fn devices(&self) -> impl Iterator<Item = (PortId, Device)> {
         self.ports
             .iter()
@@ -130,7 +130,8 @@ impl World {
         used
     }
 
-    /// Why nothing is accelerated for a router with interfaces on these ports, as sentences: not one is trusted.
+    /// Why no trusted port serves a router with interfaces on these ports, as sentences. Empty: at least one is
+    /// trusted.
     pub fn port_obstacles(&self, used: Option<&BTreeSet<PortId>>) -> Vec<String> {
         let Some(used) = used else { return vec!["it has no device on a port".into()] };
         let ports: Vec<_> =
@@ -138,8 +139,8 @@ impl World {
         if ports.contains(&None) { Vec::new() } else { ports.into_iter().flatten().collect() }
     }
 
-    /// The links that are or could be interfaces, as the mirror sees them, and besides which of them are on a port that
-    /// is not trusted.
+    /// The links that are or could be interfaces, as the mirror sees them. Those on a port that is not trusted have
+    /// this as a further reason.
     pub fn interfaces(&self) -> impl Iterator<Item = InterfaceView> {
         let distrust: BTreeMap<PortId, String> =
             self.ports.iter().filter_map(|(id, port)| Some((*id, port.distrust()?))).collect();
@@ -153,7 +154,7 @@ impl World {
         })
     }
 
-    /// All that waits is planned now, for tables that are built with it; `now`: CLOCK_MONOTONIC.
+    /// Plans everything that waits, before tables are built from it. `now`: CLOCK_MONOTONIC.
     pub fn plan_all(&mut self, now: Duration) {
         self.plan(now);
         while self.mirror.is_behind() {
@@ -161,7 +162,8 @@ impl World {
         }
     }
 
-    /// What to change since the last call; `now`: CLOCK_MONOTONIC. Routes may wait for the next one ([`Mirror::is_behind`]).
+    /// The changes since the last call. Routes may wait for the next call ([`Mirror::is_behind`]). `now`:
+    /// CLOCK_MONOTONIC.
     pub fn plan(&mut self, now: Duration) -> Vec<Op> {
         self.mirror.pass_time(now);
         let plan = self.mirror.plan();
@@ -174,7 +176,7 @@ impl World {
         self.ledger.everything(&self.mirror)
     }
 
-    /// What the numbers stand for.
+    /// The names of ports, routers and interfaces, by number.
     pub fn names(&self) -> Names {
         let routers: BTreeMap<_, _> = self.mirror.routers().map(|r| (r.namespace, r)).collect();
         let interface =

@@ -4,7 +4,7 @@ fn parse(text: &str) -> Result<PathsConfig, String> {
     PathsConfig::parse(Path::new("p.toml"), text).map_err(|e| e.to_string())
 }
 
-/// Five lines in front of what is tested.
+/// The first five lines of the tested files.
 const PORTS: &str = "[[port]]\nname = \"lan\"\nmac = \"02:00:00:00:00:01\"\n[[port]]\nname = \"tap\"\n";
 
 #[test]
@@ -86,7 +86,7 @@ fn full_file() {
 }
 
 #[test]
-fn vxlan_has_two_ends_of_one_version_and_numbers_in_bounds() {
+fn vxlan_elements_need_ends_of_one_ip_version_and_numbers_in_bounds() {
     let parse = |parameters: &str| {
         let chain = format!("[{{ element = \"vxlan_{parameters} }}, \"route\", \"rewrite\"]");
         let forward = "{ element = \"forward\", port = \"lan\" }";
@@ -143,7 +143,6 @@ fn vxlan_has_two_ends_of_one_version_and_numbers_in_bounds() {
     }
 }
 
-/// A path behind [`PORTS`], its first line the sixth, and what the error must contain, in order.
 #[test]
 fn mirrors_have_a_file_each_and_numbers_in_bounds() {
     let mirrors = |elements: &str| {
@@ -186,14 +185,20 @@ fn mirrors_have_a_file_each_and_numbers_in_bounds() {
 
 #[test]
 fn errors_name_line_key_and_what_is_allowed() {
+    // Each row has what follows after PORTS, from line 6 on, and what the error must contain, in order.
     let cases: &[(&str, &[&str])] = &[
         (
             "[[path]]\nname = \"a\"\nchain = [\"check\", \"rout\"]",
-            &["p.toml:8: path.chain: ", "\"rout\" is no element: ", "\"check\", \"route\"", "\"discard\""],
+            &[
+                "p.toml:8: path.chain: ",
+                "\"rout\" is not an element: ",
+                "\"check\", \"route\"",
+                "\"discard\"",
+            ],
         ),
         (
             "[[path]]\nname = \"a\"\nchain = [\n  \"check\",\n  { element = \"forwrd\", port = \"lan\" },\n]",
-            &["p.toml:10: path.chain: ", "\"forwrd\" is no element: "],
+            &["p.toml:10: path.chain: ", "\"forwrd\" is not an element: "],
         ),
         (
             "[[path]]\nname = \"a\"\nchain = [{ element = \"forward\", prt = \"lan\" }]",
@@ -212,7 +217,7 @@ fn errors_name_line_key_and_what_is_allowed() {
         (
             "[[path]]\nname = \"a\"\nchain = [{ element = \"forward\", port = \"eth7\" }]",
             &[
-                "p.toml:8: path.chain: path a: element 1, forward, is to port eth7, which is no [[port]] of this file (lan, tap)",
+                "p.toml:8: path.chain: path a: element 1, forward, sends to port eth7, which is not a [[port]] of this file (lan, tap)",
             ],
         ),
         (
@@ -245,7 +250,7 @@ fn errors_name_line_key_and_what_is_allowed() {
         ),
         (
             "[[path]]\nname = \"a\"\nchain = \"check\"",
-            &["p.toml:8: path.chain: ", "such as: chain = [\"check\", \"route\", \"ttl\", \"rewrite\"]"],
+            &["p.toml:8: path.chain: ", "example: chain = [\"check\", \"route\", \"ttl\", \"rewrite\"]"],
         ),
         ("[[path]]\nname = \"a\"", &["p.toml:6: missing field 'chain'"]),
         ("[[path]]\nchain = [\"discard\"]", &["p.toml:6: missing field 'name'"]),
@@ -264,7 +269,7 @@ fn errors_name_line_key_and_what_is_allowed() {
         ),
         (
             "[[path]]\nname = \"a\"\nchain = [\"discard\"]\ncores = \"x\"",
-            &["p.toml:9: path.cores: \"x\" is not allowed: cores by their numbers"],
+            &["p.toml:9: path.cores: \"x\" is not allowed: a list of core numbers"],
         ),
         (
             "[[path]]\nname = \"a\"\nchian = [\"discard\"]",
@@ -280,11 +285,11 @@ fn errors_name_line_key_and_what_is_allowed() {
         ),
         (
             "[[path]]\nname = \"a\"\nchain = [\"discard\"]\n[[path]]\nname = \"b\"\nclass = { tcp_syn = true }\nchain = [\"discard\"]",
-            &["p.toml:11: path.class: path b gets no packet: path a, before it, has all of them"],
+            &["p.toml:11: path.class: path b gets no packet: path a, before it, gets all of them"],
         ),
         (
             "[[path]]\nname = \"a\"\nrouter = \"host\"\nchain = [\"discard\"]\n[[path]]\nname = \"b\"\nclass = { port = \"lan\" }\nchain = [\"discard\"]",
-            &["p.toml:12: path.class: path b gets no packet: path a, before it, has all of them"],
+            &["p.toml:12: path.class: path b gets no packet: path a, before it, gets all of them"],
         ),
         (
             "[[port]]\nname = \"x\"\nrouter = \"red\"\n[[path]]\nname = \"a\"\nrouter = \"rde\"\nchain = [\"discard\"]",
@@ -310,7 +315,7 @@ fn errors_name_line_key_and_what_is_allowed() {
         ),
         (
             "[[path]]\nname = \"a\"\nclass = { port = \"eth7\" }\nchain = [\"discard\"]",
-            &["p.toml:8: path.class: port eth7 is no [[port]] of this file"],
+            &["p.toml:8: path.class: port eth7 is not a [[port]] of this file"],
         ),
         (
             "[[path]]\nname = \"a\"\nclass = { bytes = { offset = 63, value = 0 } }\nchain = [\"discard\"]",
@@ -343,7 +348,7 @@ fn errors_name_line_key_and_what_is_allowed() {
         ("[[port]]\nname = \"x\"\nmtu = 67", &["p.toml:8: port.mtu: 67 is not allowed: 68 to 65000"]),
         (
             "[[route]]\nprefix = \"10.0.0.0/8\"\nvia = \"02:00:00:00:00:09\"\nport = \"eth7\"",
-            &["p.toml:9: route.port: port eth7 is no [[port]]"],
+            &["p.toml:9: route.port: port eth7 is not a [[port]]"],
         ),
         (
             "[[route]]\nprefix = \"10.0.0.0/8\"\nvia = \"02:00:00:00:00:09\"\nport = \"tap\"",
@@ -355,7 +360,7 @@ fn errors_name_line_key_and_what_is_allowed() {
         ),
     ];
     for (text, wanted) in cases {
-        // What comes behind a path keeps its own error.
+        // A file needs a path. Texts without one get one at their end.
         let with_path = text.contains("[[path]]") || text.is_empty();
         let end = if with_path { "" } else { "\n[[path]]\nname = \"z\"\nchain = [\"discard\"]" };
         let error = parse(&format!("{PORTS}{text}{end}")).expect_err(text);
@@ -380,7 +385,7 @@ fn errors_name_line_key_and_what_is_allowed() {
 }
 
 #[test]
-fn there_are_no_more_than_find_room() {
+fn the_numbers_of_ports_paths_and_elements_are_limited() {
     let path = |name: usize| {
         format!("[[path]]\nname = \"p{name}\"\nclass = {{ source_port = {name} }}\nchain = [\"discard\"]\n")
     };

@@ -46,7 +46,7 @@ fn status() -> Status {
         run: Some(run),
         ..PathReport::default()
     };
-    // Names are not checked as strictly as here.
+    // The metrics must be right even with characters that a name of a path cannot have.
     let late =
         PathReport { path: "a\"b\\".into(), why_not: Some("its port".into()), ..PathReport::default() };
     let output = |dropped_full| OutputStand {
@@ -64,7 +64,7 @@ fn status() -> Status {
         outputs: vec![output(5)],
         ..WorkerStand::default()
     };
-    // As it told them last.
+    // The counters that it reported last.
     let outputs = vec![output(4)];
     let silent = WorkerStand { core: 4, silent: Some("worker".into()), outputs, ..WorkerStand::default() };
     let queue = QueueStand { name: "eth1".into(), queue: 2, fill_empty: 9, ..QueueStand::default() };
@@ -84,7 +84,7 @@ fn status() -> Status {
 }
 
 #[test]
-fn all_of_paths_and_workers_is_told() {
+fn all_counters_of_paths_and_workers_are_metrics() {
     let text = text(status()).unwrap();
     let samples: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
     let expected = [
@@ -137,7 +137,7 @@ fn all_of_paths_and_workers_is_told() {
     assert!(text.ends_with("# EOF\n"));
 }
 
-/// Each name is described once, and stands in the documentation.
+/// Each name is described once, and documented.
 #[test]
 fn every_name_is_documented() {
     let text = text(status()).unwrap();

@@ -1,4 +1,4 @@
-//! What is in the tables, what is told of it, and comparing it with Linux.
+//! The tables, reports about them, and comparing them with Linux.
 
 use super::*;
 use crate::api::RouteQuery;
@@ -31,7 +31,7 @@ fn neighbours_in_use_are_probed_when_stale() {
     assert_eq!(case.linux.0.probed.borrow().len(), 1, "once for each use");
 }
 
-/// neigh_timer_handler(): an entry in use goes on to be probed as soon as its time is over.
+/// neigh_timer_handler(): an entry in use is probed as soon as its time is over.
 #[test]
 fn a_neighbour_in_use_is_probed_as_soon_as_it_goes_stale() {
     let mut case = start();
@@ -42,12 +42,12 @@ fn a_neighbour_in_use_is_probed_as_soon_as_it_goes_stale() {
     case.round(Ok(see(false)), 1.0);
     forward();
     case.round(Ok(see(true)), 0.001);
-    assert_eq!(case.linux.0.probed.borrow().len(), 1, "in the very round");
+    assert_eq!(case.linux.0.probed.borrow().len(), 1, "in the same round");
     case.round(Ok(see(false)), 0.001);
     forward();
     case.round(Ok(vec![]), 5.0);
     case.round(Ok(see(true)), 4.0);
-    assert_eq!(case.linux.0.probed.borrow().len(), 2, "its use was asked for seconds ago");
+    assert_eq!(case.linux.0.probed.borrow().len(), 2, "its use was read seconds ago");
     case.round(Ok(see(false)), 10.0);
     case.round(Ok(see(true)), 10.0);
     assert_eq!(case.linux.0.probed.borrow().len(), 2, "not used since");
@@ -58,7 +58,7 @@ fn verify_finds_what_differs() {
     let mut case = start();
     let report = case.verify();
     assert_eq!((report.differences, report.routers[0].compared.ipv4), (0, 3), "{report:?}");
-    // A change the observer missed.
+    // The observer has missed this route.
     case.linux.0.dump.borrow_mut().routes4.push(route("10.7.0.0/16", 1, Some("10.0.1.5")));
     let report = case.verify();
     assert!(report.differences >= 3, "both ends of the route, and inside: {report:?}");
@@ -80,7 +80,7 @@ fn verify_and_status_count_the_same_prefixes() {
 fn verify_reads_the_memory_itself() {
     let mut case = start();
     let memory = case.linux.0.memory.borrow().clone().unwrap();
-    // Another MAC address in the next hops that are resolved.
+    // Change the MAC addresses of resolved next hops.
     memory.nexthops().iter().step_by(words::NEXTHOP).filter(|w| w.load(Relaxed) != 0).for_each(|w| {
         w.fetch_xor(0xff, Relaxed);
     });
@@ -122,7 +122,7 @@ fn changes_under_way_are_no_differences() {
 }
 
 #[test]
-fn what_is_not_there_is_an_error_that_says_what_is() {
+fn errors_of_queries_name_what_exists_or_what_is_needed() {
     let mut case = start();
     let explain = |packet: Option<&str>, frame: Option<&str>, port: Option<&str>, router: Option<&str>| {
         let text = |s: Option<&str>| s.map(String::from);
@@ -152,7 +152,7 @@ fn what_is_not_there_is_an_error_that_says_what_is() {
     assert_eq!(
         (report.port.as_str(), report.verdict.as_str()),
         ("eth1", "pass"),
-        "the port leads back to the source"
+        "the route back to the source leads to this port"
     );
     assert_eq!(report.before.unwrap().destination_mac, "02:00:00:00:00:01");
 }
@@ -171,7 +171,7 @@ fn a_router_with_an_interface_on_the_kernel_path_is_not_accelerated_as_a_whole()
 }
 
 #[test]
-fn routes_tell_what_the_router_does_and_not_only_its_table() {
+fn a_route_report_also_says_why_the_router_is_left_to_the_kernel() {
     let mut case = start();
     let plain = case.route("10.9.1.1");
     assert!(plain.why_not.is_empty() && plain.left_to_kernel.is_empty());
@@ -185,11 +185,14 @@ fn routes_tell_what_the_router_does_and_not_only_its_table() {
     assert!(route.why_not.is_empty());
     assert_eq!(route.left_to_kernel[0].interface, "eth1");
     case.round(Ok(vec![shaped(2, "eth2")]), 0.1);
-    assert_eq!(case.route("10.9.1.1").why_not, ["none of its interfaces is, see `millrace interfaces`"]);
+    assert_eq!(
+        case.route("10.9.1.1").why_not,
+        ["none of its interfaces is accelerated, see `millrace interfaces`"]
+    );
 }
 
 #[test]
-fn a_route_by_a_port_that_takes_no_redirects_leads_to_the_kernel() {
+fn a_route_by_a_port_that_cannot_transmit_leads_to_the_kernel() {
     let linux = linux();
     linux.0.cannot_transmit.borrow_mut().insert(1);
     let mut case = start_with(config(), linux).unwrap();
@@ -198,7 +201,7 @@ fn a_route_by_a_port_that_takes_no_redirects_leads_to_the_kernel() {
 }
 
 #[test]
-fn interfaces_repeat_what_their_router_has_against_them() {
+fn interface_reports_repeat_the_reasons_of_their_router() {
     let mut case = start();
     case.round(Ok(vec![a_rule()]), 0.1);
     for interface in case.interfaces() {
@@ -224,9 +227,9 @@ fn explain_names_the_route() {
         let report = case.explain(&format!("udp 10.0.1.5 -> {destination}"));
         let plain: Vec<_> = report.steps.iter().filter(|s| !s.detail).map(|s| s.text.as_str()).collect();
         assert_eq!(plain[3..5], [route, "source accepted"]);
-        let arrives = "taken to arrive on port eth1, for interface eth1, where the route back to 10.0.1.5 leads; \
-                       --port says otherwise";
-        assert_eq!(report.notes, [arrives, "a port that is not given is taken to be 9"]);
+        let arrives = "assumed to arrive on port eth1, for interface eth1, where the route back to 10.0.1.5 leads; \
+                       --port changes this";
+        assert_eq!(report.notes, [arrives, "source or destination port not given: assumed to be 9"]);
         assert_eq!(report.steps.iter().filter(|s| s.detail).count(), 3);
     }
 }
@@ -236,12 +239,12 @@ fn explain_says_what_it_assumes() {
     let mut case = start();
     let report = case.explain("udp 8.8.8.8:1 -> 10.9.0.1");
     assert!(
-        report.notes[0].starts_with("no route leads back to 8.8.8.8: taken to arrive on port eth1"),
+        report.notes[0].starts_with("no route leads back to 8.8.8.8: assumed to arrive on port eth1"),
         "{report:?}"
     );
     let report = case.explain("udp 10.0.1.5 -> 10.9.0.1 vlan=77");
-    let strange = "no interface has VLAN 77: taken to arrive on port eth1, for the MAC of eth1";
-    assert_eq!(report.notes, [strange, "a port that is not given is taken to be 9"]);
+    let strange = "no interface has VLAN 77: assumed to arrive on port eth1, for the MAC of eth1";
+    assert_eq!(report.notes, [strange, "source or destination port not given: assumed to be 9"]);
     for packet in ["udp 10.0.1.5:1 -> 10.9.0.1:2", "icmp 10.0.1.5 -> 10.9.0.1"] {
         let request = crate::api::status::ExplainRequest {
             packet: Some(packet.into()),
@@ -260,7 +263,7 @@ fn explain_says_what_it_assumes() {
 }
 
 #[test]
-fn weights_of_routers_that_are_none_are_told() {
+fn weights_of_unknown_routers_are_a_condition() {
     let mut config = config();
     config.shares.weights = [("host".into(), Weight(3)), ("hsot".into(), Weight(2))].into();
     let mut case = start_with(config, linux()).unwrap();

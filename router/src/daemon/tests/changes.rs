@@ -1,4 +1,4 @@
-//! What the log says of changes.
+//! Log lines of changes.
 
 use super::*;
 use std::{io, sync::Mutex};
@@ -37,7 +37,7 @@ fn logged(test: impl FnOnce(Case, &Log)) {
 }
 
 #[test]
-fn what_leaves_the_fast_path_is_told_once_and_so_is_its_return() {
+fn leaving_the_fast_path_is_logged_once_and_so_is_the_return() {
     logged(|mut case, log| {
         (0..3).for_each(|_| case.round(Ok(vec![]), 1.0));
         assert_eq!(log.lines(), [""; 0], "nothing is wrong");
@@ -50,7 +50,7 @@ fn what_leaves_the_fast_path_is_told_once_and_so_is_its_return() {
         ];
         assert_eq!(log.lines(), both);
         (0..3).for_each(|_| case.round(Ok(vec![]), 1.0));
-        assert_eq!(log.lines(), [""; 0], "told once");
+        assert_eq!(log.lines(), [""; 0], "logged once");
         case.round(Ok(vec![Event::Link(0, link(2, "eth2"))]), 1.0);
         case.round(Ok(vec![]), 0.3);
         assert_eq!(log.lines(), ["INFO router host, interface eth2 is on the fast path again"]);
@@ -58,7 +58,7 @@ fn what_leaves_the_fast_path_is_told_once_and_so_is_its_return() {
 }
 
 #[test]
-fn a_port_is_told_of() {
+fn a_port_that_loses_trust_is_logged() {
     logged(|mut case, log| {
         case.linux.0.problems.borrow_mut().insert(1, vec!["LRO is on".into()]);
         (0..3).for_each(|_| case.round(Ok(vec![]), 1.1));
@@ -70,7 +70,7 @@ fn a_port_is_told_of() {
 }
 
 #[test]
-fn a_device_that_is_ready_soon_is_not_told_of() {
+fn a_device_that_is_ready_soon_is_not_logged() {
     logged(|mut case, log| {
         let kind = LinkKind::Macvlan(MacvlanMode::Bridge);
         let macvlan =

@@ -1,10 +1,10 @@
-//! Start, growth, restart, end: generations and what outlives them.
+//! Start, growth, restart and end: generations, and what outlives them.
 
 use super::*;
 use crate::api::status::ReasonCount;
 
 #[test]
-fn nothing_is_attached_before_the_tables_are_full_and_confirmed() {
+fn nothing_is_attached_before_the_tables_are_filled_and_confirmed() {
     let case = start();
     let expected = Attachment {
         devices: vec!["eth1".into(), "eth2".into()],
@@ -48,13 +48,13 @@ fn a_full_table_moves_everything_to_larger_ones() {
         assert_eq!(
             attached[1].slots,
             [0, 1],
-            "the links are kept: packets find their port after the swap as before"
+            "the links stay, and packets find their port after the swap as before"
         );
     }
     for address in ["10.0.3.0", "10.0.38.0", "10.0.81.31"] {
         assert_eq!(case.route(address).hops[0].action, "forward", "{address}");
     }
-    assert_eq!(case.route("10.9.1.1").hops[0].action, "forward", "what was there before is there still");
+    assert_eq!(case.route("10.9.1.1").hops[0].action, "forward", "earlier routes are still there");
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn at_the_limit_the_rest_is_left_to_the_kernel_until_it_fits_again() {
     panic!("{:?}", case.status());
 }
 
-/// More routes wait for room than are tried at a time.
+/// More routes wait for room than the tables try at a time.
 #[test]
 fn at_the_limit_every_route_that_waits_gets_its_turn() {
     let config = Config {
@@ -117,7 +117,7 @@ fn at_the_limit_every_route_that_waits_gets_its_turn() {
 }
 
 #[test]
-fn a_failure_to_grow_is_told_and_tried_again() {
+fn a_failure_to_grow_is_reported_and_tried_again() {
     let mut case = start();
     case.linux.0.unloadable.set(true);
     case.round(Ok(many_neighbours(20_000)), 0.1);
@@ -138,7 +138,7 @@ fn a_start_that_fails_after_attaching_leaves_what_it_found() {
     let linux = linux();
     linux.0.unpublishable.set(true);
     start_with(config(), linux.clone()).err().expect("not published");
-    assert!(linux.0.removed.get(), "nothing ran here before");
+    assert!(linux.0.removed.get(), "nothing was attached before");
 
     let again = self::linux();
     again.0.unpublishable.set(true);
@@ -172,7 +172,7 @@ fn counters_go_on_after_a_restart_and_a_growth() {
     assert_eq!((status.packets.forwarded, status.packets.passed, status.generation), (10, 10, 2));
     assert_eq!(status.reasons[0].reason, "ttl_exceeded");
     assert_eq!(status.routers[0].packets.forwarded, 10);
-    // What was lost after the redirect is neither passed up nor dropped, and is told by its egress port.
+    // Packets lost after the redirect are neither passed up nor dropped, and are reported for their egress port.
     assert_eq!((status.lost, status.packets.dropped), (6, 0));
     let told = |list: &[ReasonCount]| list.iter().map(|r| (r.reason.clone(), r.packets)).collect::<Vec<_>>();
     assert_eq!(told(&status.ports[1].lost), [("tx_ring_full".into(), 6)]);
@@ -183,14 +183,14 @@ fn counters_go_on_after_a_restart_and_a_growth() {
 }
 
 #[test]
-fn killed_right_after_growth_the_next_daemon_counts_on() {
+fn after_a_kill_right_after_growth_the_next_daemon_continues_the_counts() {
     let counted = |packets| Counters { packets, ..Counters::default() };
     let mut case = start();
     *case.linux.0.counters.borrow_mut() = counted(1000);
     case.round(Ok(many_neighbours(20_000)), 0.001);
     assert_eq!(case.status().generation, 2);
     assert_eq!(*case.linux.0.published.borrow(), [2].into());
-    // The old generation's counters in the base, and what the new one has counted since.
+    // The base has the counts of the old generation. The new one has counted 5 since.
     let again = linux();
     *again.0.previous.borrow_mut() = [(2, counted(5))].into();
     let second = case.killed_and_restarted(again);
@@ -198,18 +198,18 @@ fn killed_right_after_growth_the_next_daemon_counts_on() {
 }
 
 #[test]
-fn killed_before_the_state_is_written_nothing_is_taken_for_another_generations() {
+fn after_a_kill_before_the_state_is_written_counts_of_the_right_generation_are_used() {
     let counted = |packets| Counters { packets, ..Counters::default() };
     let case = start();
     let again = linux();
-    // The dead daemon had published its second generation, but written nothing yet.
+    // The dead daemon had published its second generation, but not yet written the state file.
     *again.0.previous.borrow_mut() = [(1, counted(1000)), (2, counted(5))].into();
     let second = case.killed_and_restarted(again);
     assert_eq!(second.control.totals.of(&counted(0)).packets, 1000);
 }
 
 #[test]
-fn what_changed_last_is_written_before_leaving() {
+fn the_last_changes_are_written_before_leaving() {
     let Case { linux, mut control, orders, _directory } = start();
     let instance = control.instance.clone();
     let known = |instance| SavedTotals::read(instance).unwrap().names.interfaces.len();
@@ -217,7 +217,7 @@ fn what_changed_last_is_written_before_leaving() {
     let kind = LinkKind::Macvlan(MacvlanMode::Bridge);
     let macvlan = Link { kind, below: Some((0, 2)), ..link(3, "m0") };
     linux.0.polls.borrow_mut().push_back(Ok(vec![Event::Link(0, macvlan)]));
-    // Written a moment ago: not due again.
+    // The file was written a moment ago, so it is not due.
     control.times.remembered = linux.0.now.get();
     let case = Case { linux, control, orders, _directory: tempfile::tempdir().unwrap() };
     run(case, vec![Query::Leave]);
@@ -225,7 +225,7 @@ fn what_changed_last_is_written_before_leaving() {
 }
 
 #[test]
-fn stop_removes_everything_and_leave_nothing() {
+fn stop_removes_everything_and_leave_removes_nothing() {
     let (ended, answers, linux) = run(start(), vec![Query::Ports, Query::Stop]);
     assert_eq!((ended, answers.len(), linux.0.removed.get()), (Ended::Stopped, 2, true));
     assert_eq!(answers[1], Ok(serde_json::json!({"done": ["gone"]})));
@@ -234,7 +234,7 @@ fn stop_removes_everything_and_leave_nothing() {
 }
 
 #[test]
-fn a_start_without_a_readable_kernel_fails() {
+fn a_start_fails_if_the_kernel_cannot_be_read() {
     let linux = linux();
     linux.0.polls.borrow_mut().clear();
     linux.0.polls.borrow_mut().push_back((|| bail!("denied"))());

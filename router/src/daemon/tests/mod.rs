@@ -1,4 +1,4 @@
-//! The loop with the real mirror and the real tables over heap memory, and a fake Linux around it.
+//! Tests of the loop with the real mirror and real tables over heap memory, and with a fake Linux.
 
 mod answers;
 mod changes;
@@ -63,23 +63,23 @@ use tokio::sync::oneshot;
 
 type Shared = Arc<HeapMemory>;
 
-/// Classes, and whose the packets of a port are that are for no interface.
+/// Classes, and the router of each port for packets that are for no interface.
 type ToldPaths = (Vec<PathClass>, BTreeMap<PortId, u8>);
 
-/// What the fake Linux holds, seen by the test.
+/// The state of the fake Linux, which the test sees and changes.
 #[derive(Default)]
 struct World {
     now: Cell<Duration>,
-    /// Results of the next polls; then nothing happens.
+    /// Results of the next polls. Later polls return no events.
     polls: RefCell<VecDeque<Result<Vec<Event>>>>,
-    /// Policies that were read, and not told.
+    /// Readings of policies that are done and not yet reported.
     policies: RefCell<Vec<PolicyRead>>,
     dump: Held,
     /// Other namespaces than the host.
     tenants: Tenants,
-    /// Namespaces whose standing is not that of a calm one.
+    /// Namespaces whose standing is not [`Standing::Current`].
     standings: RefCell<BTreeMap<NamespaceId, Standing>>,
-    /// What the next reading waits for.
+    /// The next reading waits for this.
     hold: RefCell<Option<Receiver<()>>>,
     probed: RefCell<Vec<IpAddr>>,
     problems: RefCell<BTreeMap<PortId, Vec<String>>>,
@@ -88,36 +88,38 @@ struct World {
     refused: RefCell<Option<String>>,
     /// Devices that have no native mode.
     generic: RefCell<BTreeSet<String>>,
-    /// What runs a program.
+    /// Devices that run a program, with index and mode.
     running: RefCell<BTreeMap<String, (u32, Mode)>>,
     attached: RefCell<Vec<Attachment>>,
     unloadable: Cell<bool>,
     unpublishable: Cell<bool>,
-    /// What dead daemons left, by generation.
+    /// The counters that dead daemons left, by generation.
     previous: RefCell<BTreeMap<u64, Counters>>,
     /// Generations that were published and not retired.
     published: RefCell<BTreeSet<u64>>,
     counters: RefCell<Counters>,
     uncounted: RefCell<Vec<String>>,
     removed: Cell<bool>,
-    /// What the ports' devices are, to the classifier's code.
+    /// The NIC that the classifier's code sees as the ports' devices.
     nic: RefCell<Option<Nic>>,
     samples: RefCell<Vec<Sample>>,
     memory: RefCell<Option<Shared>>,
     /// Why flow rules cannot be loaded.
     unruly: RefCell<Option<String>>,
-    /// What the switch thread was told.
+    /// The messages that the switch thread got.
     told: Arc<Mutex<Vec<SwitchMessage>>>,
     deadline: Rc<Cell<Duration>>,
-    /// What the program was told of paths, in order, and at each swap whether it was the one with paths.
+    /// The classes that were set in the program, in order.
     classes: RefCell<Vec<ToldPaths>>,
+    /// For each swap, whether the program was the one with paths.
     swapped: RefCell<Vec<Option<bool>>>,
+    /// Why classes cannot be set.
     unclassed: RefCell<Option<String>>,
-    /// What workers were told, in order; what they read; what troubles them.
+    /// The work that was set for workers, in order; the tables that they read; their troubles.
     wanted: RefCell<Vec<Wanted>>,
     tables_of_workers: RefCell<Option<Shared>>,
     stands: RefCell<Vec<String>>,
-    /// Paths that workers have.
+    /// Paths that workers run.
     run_by_workers: RefCell<Vec<PathStand>>,
 }
 
@@ -175,7 +177,7 @@ struct Generation {
     deadline: Cell<Duration>,
     ports: RefCell<BTreeMap<PortId, PortRow>>,
     rules: Option<u32>,
-    /// The program with paths is loaded; is it the one?
+    /// Whether the program with paths is chosen; `None`: it is not loaded.
     paths: Option<bool>,
 }
 
@@ -358,7 +360,7 @@ impl Observe for Linux {
     }
 }
 
-/// What Linux holds, also seen by a thread that compares.
+/// The state of the host, also for the thread that compares.
 #[derive(Clone, Default)]
 struct Held(Arc<Mutex<Dump>>);
 
@@ -368,7 +370,7 @@ impl Held {
     }
 }
 
-/// A namespace of a tenant, as a thread that compares sees it.
+/// A namespace of a tenant, for the thread that compares.
 #[derive(Clone, Default)]
 struct Tenant {
     dump: Dump,
@@ -378,7 +380,7 @@ struct Tenant {
 
 type Tenants = Arc<Mutex<BTreeMap<NamespaceId, Tenant>>>;
 
-/// Answers as a Linux that holds this would, whose routes lead to one next hop.
+/// Answers as Linux would in this state, in which each route has one next hop.
 struct Asked {
     dump: Held,
     tenants: Tenants,
@@ -397,7 +399,7 @@ impl Asked {
 impl Ask for Asked {
     fn end_at(&mut self, _: NamespaceId, _: Instant) {}
     fn routes(&mut self, namespace: NamespaceId) -> Result<Vec<Known>> {
-        // Until the test lets go.
+        // Wait until the test releases this reading.
         self.hold.take().map(|hold| hold.recv());
         if let Some(kind) = self.tenants.lock().unwrap().get(&namespace).and_then(|tenant| tenant.broken) {
             return Err(std::io::Error::from(kind).into());
@@ -520,7 +522,7 @@ fn shaped(ifindex: u32, name: &str) -> Event {
     Event::Link(0, Link { hazards: vec!["a tbf qdisc".into()], ..link(ifindex, name) })
 }
 
-/// A neighbour for each of so many addresses of eth2's network, made as large as they need.
+/// So many neighbours on eth2, and a route that makes its network large enough.
 fn many_neighbours(n: u32) -> Vec<Event> {
     let wide = Event::Route4(0, Change::Add, route("10.0.0.0/8", 2, None));
     let one = |i: u32| {
@@ -541,7 +543,7 @@ fn config() -> Config {
     Config { ports: vec!["eth1".parse().unwrap(), "eth2".parse().unwrap()], ..Config::default() }
 }
 
-/// A switch thread that remembers what it is told.
+/// A switch thread that remembers its messages.
 fn switch(linux: &Linux) -> (Sender<Option<u32>>, SwitchEnd<u32>) {
     let (orders_to, orders) = channel();
     let told = linux.0.told.clone();
@@ -549,7 +551,7 @@ fn switch(linux: &Linux) -> (Sender<Option<u32>>, SwitchEnd<u32>) {
     (orders_to, SwitchEnd { orders, tell, gauge: Arc::default() })
 }
 
-/// Nobody places queues here.
+/// Spreading of packets by the classifier's NIC, without placing of queues.
 fn spreading(linux: &Linux, instance: &Instance) -> Option<Spreading> {
     Some(crate::daemon::steering::take_over(linux.classifier()?, instance, |_| false))
 }
@@ -595,7 +597,7 @@ impl Case {
         answer
     }
 
-    /// Rounds of the loop until a comparison is done.
+    /// Runs the loop until a comparison is done.
     fn verified(&mut self, answer: oneshot::Receiver<super::api::Answer>) -> VerifyReport {
         self.verified_while(answer, |case| {
             case.linux.0.now.set(case.linux.0.now.get() + Duration::from_millis(10));
@@ -603,7 +605,7 @@ impl Case {
         })
     }
 
-    /// The answer, with such rounds until it is there.
+    /// Repeats `round` until the answer arrives.
     fn verified_while(
         &mut self,
         mut answer: oneshot::Receiver<super::api::Answer>,
@@ -646,7 +648,7 @@ impl Case {
         self.control.generation.plane.slots()
     }
 
-    /// Another daemon of the same instance after this one was killed.
+    /// Starts another daemon of the same instance, after this one was killed.
     fn killed_and_restarted(self, linux: Linux) -> Case {
         let instance = self.control.instance.clone();
         drop(self.control);
@@ -659,7 +661,7 @@ impl Case {
     }
 }
 
-/// Runs the whole loop in this thread; the requests are there before it starts.
+/// Runs the whole loop in this thread. The requests are queued before it starts.
 fn run(case: Case, queries: Vec<Query>) -> (Ended, Vec<super::api::Answer>, Linux) {
     let (to, requests) = sync_channel(16);
     let send = |to: &SyncSender<Request>, query| {

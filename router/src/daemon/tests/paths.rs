@@ -1,4 +1,4 @@
-//! Paths of the configuration, and what the program is told of them.
+//! Paths of the configuration, and what the loop sets in the program and for workers.
 
 use super::*;
 use crate::{api::workers::PathStand, switch::seam::SwitchPath};
@@ -34,7 +34,7 @@ fn told(case: &Case) -> Vec<ToldPaths> {
 }
 
 #[test]
-fn a_path_has_packets_as_soon_as_its_port_and_router_are_there() {
+fn a_path_gets_packets_as_soon_as_its_port_and_router_exist() {
     let mut case = with_paths();
     let here = PathClass {
         path: 1,
@@ -51,15 +51,15 @@ fn a_path_has_packets_as_soon_as_its_port_and_router_are_there() {
         [
             "its router red is not there (see `millrace routers`)",
             "active",
-            "its port eth9 is no port of Millrace (`ports`, --port)",
+            "its port eth9 is not a port of Millrace (`ports`, --port)",
         ]
     );
     assert_eq!((reports[0].packets, reports[0].up[0].packets, reports[0].lost[0].packets), (5, 7, 2));
     assert_eq!(reports[0].dropped[0].reason, "path_unsure");
-    // Nothing new: nothing is told.
+    // Without a change, nothing is set.
     case.round(Ok(vec![]), 1.0);
     assert_eq!(told(&case), first);
-    // The port is taken away: no path is left, and neither is their program.
+    // The port goes: no path is left, and the program with paths goes, too.
     case.round(Ok(vec![Event::PortGone(0)]), 1.0);
     assert_eq!(told(&case).last().unwrap().0, []);
     assert_eq!(case.linux.0.swapped.borrow().last(), Some(&Some(false)));
@@ -69,7 +69,7 @@ fn a_path_has_packets_as_soon_as_its_port_and_router_are_there() {
 }
 
 #[test]
-fn the_switch_is_told_which_paths_have_workers_at_once_and_what_they_were_given_once_a_second() {
+fn the_switch_thread_learns_at_once_which_paths_have_workers_and_gets_counters_once_a_second() {
     let mut case = with_paths();
     let told = |case: &mut Case, seconds| {
         case.round(Ok(vec![]), seconds);
@@ -97,7 +97,8 @@ fn the_switch_is_told_which_paths_have_workers_at_once_and_what_they_were_given_
     assert_eq!(told(&mut case, 0.1), [[false; 3]]);
 }
 
-/// A rule may give packets to a path without a class: the program with paths is attached with the rules, and stays for them.
+/// A rule may give packets to a path without a class. The program with paths is attached with the rules, and stays as
+/// long as there are rules.
 #[test]
 fn rules_bring_the_program_with_paths() {
     let mut case = with_paths();
@@ -115,24 +116,21 @@ fn rules_bring_the_program_with_paths() {
 }
 
 #[test]
-fn classes_that_cannot_be_told_are_a_trouble() {
+fn a_failure_to_set_classes_is_a_condition() {
     let mut case = with_paths();
     *case.linux.0.unclassed.borrow_mut() = Some("no grace".into());
     case.round(Ok(vec![Event::PortGone(0)]), 1.0);
     let troubles = case.conditions();
-    assert!(
-        troubles.iter().any(|t| t == "packets of paths are told apart as before: no grace"),
-        "{troubles:?}"
-    );
+    assert!(troubles.iter().any(|t| t == "cannot change the classes of paths: no grace"), "{troubles:?}");
     *case.linux.0.unclassed.borrow_mut() = None;
     case.round(Ok(vec![]), 1.0);
     assert_eq!(told(&case).last().unwrap().0, [], "tried again");
     assert_eq!(case.conditions(), [""; 0]);
 }
 
-/// What cannot be told is no trouble any more once it need not be told.
+/// A failure to set classes does not matter any more when the old classes are right again.
 #[test]
-fn a_world_that_is_as_it_was_ends_the_trouble() {
+fn the_condition_ends_when_the_old_classes_are_right_again() {
     let mut case = with_paths();
     *case.linux.0.unclassed.borrow_mut() = Some("no grace".into());
     case.round(Ok(vec![Event::PortGone(0)]), 1.0);
@@ -142,13 +140,13 @@ fn a_world_that_is_as_it_was_ends_the_trouble() {
 }
 
 #[test]
-fn a_daemon_that_cannot_tell_paths_does_not_start() {
+fn a_daemon_that_cannot_set_classes_does_not_start() {
     let linux = linux();
     *linux.0.unclassed.borrow_mut() = Some("no grace".into());
     let config = Config::parse(std::path::Path::new("m.toml"), PATHS).unwrap();
     let error = start_with(config, linux.clone()).err().unwrap();
     assert!(error.to_string().contains("no grace"), "{error:#}");
-    assert_eq!(linux.0.attached.borrow().len(), 0, "what ran goes on");
+    assert_eq!(linux.0.attached.borrow().len(), 0, "an earlier program goes on");
 }
 
 #[test]
@@ -159,7 +157,7 @@ fn without_paths_there_is_no_program_with_paths() {
 }
 
 #[test]
-fn workers_are_told_what_runs_and_what_they_read() {
+fn workers_get_their_paths_ports_and_tables() {
     let mut case = with_paths();
     let wanted = || case.linux.0.wanted.borrow().clone();
     let device = |name: &str, ifindex| Device { name: name.into(), ifindex };
@@ -184,7 +182,7 @@ fn workers_are_told_what_runs_and_what_they_read() {
 }
 
 #[test]
-fn ports_in_generic_mode_are_not_for_workers() {
+fn workers_get_no_ports_in_generic_mode() {
     let linux = linux();
     linux.0.generic.borrow_mut().insert("eth1".into());
     let config = Config::parse(std::path::Path::new("m.toml"), PATHS).unwrap();
@@ -194,7 +192,7 @@ fn ports_in_generic_mode_are_not_for_workers() {
 }
 
 #[test]
-fn what_troubles_workers_and_what_gets_past_a_path_is_told() {
+fn troubles_of_workers_and_packets_that_go_past_a_path_are_conditions() {
     let mut case = with_paths();
     *case.linux.0.stands.borrow_mut() = vec!["core 9 is not online".into()];
     assert_eq!(case.conditions(), ["core 9 is not online"]);
@@ -203,6 +201,6 @@ fn what_troubles_workers_and_what_gets_past_a_path_is_told() {
     case.round(Ok(vec![Event::PortGone(1)]), 1.0);
     case.round(Ok(vec![Event::Port(1, port(21)), Event::Link(0, link(21, "eth2"))]), 1.0);
     let troubles = case.conditions();
-    let past = "path late: what arrives at port eth2 is the kernel's, and not dropped: not attached: another program is there";
-    assert_eq!(troubles, [past], "of those that drop, and have packets of that port");
+    let past = "path late: packets from port eth2 go to the kernel and are not dropped: not attached: another program is there";
+    assert_eq!(troubles, [past], "only of paths that drop, and get packets of that port");
 }

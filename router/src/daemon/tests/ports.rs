@@ -38,11 +38,11 @@ fn a_port_that_is_refused_later_is_reported_and_the_others_go_on() {
     let status = case.status();
     assert!(status.ports[1].problems[0].contains("another program is there"), "{:?}", status.ports[1]);
     assert_eq!(status.ports[0].mode, "native");
-    assert_eq!(case.slots(), [0], "what is redirected to the refused port would be lost");
+    assert_eq!(case.slots(), [0], "packets that are redirected to the refused port would be lost");
 }
 
 #[test]
-fn a_port_that_is_refused_by_larger_tables_is_redirected_to_no_more() {
+fn nothing_is_redirected_to_a_port_that_refuses_larger_tables() {
     let mut case = start();
     assert_eq!(case.slots(), [0, 1]);
     *case.linux.0.refused.borrow_mut() = Some("eth2".into());
@@ -64,16 +64,16 @@ fn nothing_is_redirected_to_a_port_that_cannot_transmit() {
     assert_eq!(case.slots(), [0, 1]);
 }
 
-/// A generic port has no transmit function for a native one's redirects; generic redirects need none.
+/// A generic port has no transmit function for redirects of native ports. Redirects of generic ports need none.
 #[test]
-fn a_generic_port_is_redirected_to_by_generic_ones_only() {
+fn only_generic_ports_redirect_to_a_generic_port() {
     let linux = linux();
     linux.0.generic.borrow_mut().extend(["eth1".into(), "eth2".into()]);
     linux.0.cannot_transmit.borrow_mut().extend([0, 1]);
     let mut case = start_with(config(), linux).unwrap();
     assert_eq!(case.slots(), [0, 1]);
     assert_eq!(case.status().ports[0].note.as_deref(), Some("generic mode"));
-    // One of them goes and comes back native.
+    // One port goes, and comes back in native mode.
     case.round(Ok(vec![Event::PortGone(0)]), 0.1);
     case.linux.0.generic.borrow_mut().remove("eth1");
     case.linux.0.cannot_transmit.borrow_mut().remove(&0);
@@ -81,7 +81,7 @@ fn a_generic_port_is_redirected_to_by_generic_ones_only() {
     assert_eq!(
         case.linux.0.attached.borrow().last().unwrap().slots,
         [0; 0],
-        "cleared before a native port redirects"
+        "slots are cleared before a native port redirects"
     );
     assert_eq!(case.slots(), [0]);
     let status = case.status();

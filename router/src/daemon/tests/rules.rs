@@ -1,4 +1,4 @@
-//! Flow rules put in charge and taken out, and what the switch thread is told.
+//! Flow rules put in charge and taken out, and messages to the switch thread.
 
 use super::*;
 use crate::switch::seam::SwitchPort;
@@ -12,7 +12,7 @@ fn told(case: &Case) -> Vec<SwitchMessage> {
 }
 
 #[test]
-fn rules_come_into_charge_outlive_growth_and_go() {
+fn rules_are_put_in_charge_survive_growth_and_are_taken_out() {
     let mut case = start();
     case.round(Ok(vec![]), 0.1);
     told(&case);
@@ -35,7 +35,7 @@ fn rules_come_into_charge_outlive_growth_and_go() {
 }
 
 #[test]
-fn rules_that_cannot_be_loaded_are_told_and_change_nothing() {
+fn a_failure_to_load_rules_is_reported_and_changes_nothing() {
     let mut case = start();
     *case.linux.0.unruly.borrow_mut() = Some("no memory".into());
     case.round(Ok(vec![]), 0.1);
@@ -47,7 +47,7 @@ fn rules_that_cannot_be_loaded_are_told_and_change_nothing() {
 }
 
 #[test]
-fn ports_are_told_when_something_about_them_is_new() {
+fn each_change_of_a_port_is_reported_to_the_switch_thread() {
     let mut case = start();
     case.round(Ok(vec![]), 0.1);
     let port = |id: PortId, up| SwitchPort {

@@ -20,7 +20,7 @@ fn steering(nic: &Nic) -> Case {
 }
 
 impl Case {
-    /// Rounds, a second each, with one flow in the traffic.
+    /// Runs rounds of a second each, with one flow in the traffic.
     fn traffic(&mut self, seconds: usize) {
         for _ in 0..seconds {
             let interface = self.control.world.mirror.interfaces().find(|i| i.name == "eth1");
@@ -47,7 +47,7 @@ fn rules(nic: &Nic) -> Vec<Spec> {
 }
 
 #[test]
-fn a_heavy_flow_is_steered_followed_and_carried_over() {
+fn the_rule_and_row_of_a_heavy_flow_follow_its_route_and_survive_growth() {
     let nic = Nic::new(8, 64, false);
     let mut case = steering(&nic);
     case.traffic(4);
@@ -56,7 +56,7 @@ fn a_heavy_flow_is_steered_followed_and_carried_over() {
     assert_eq!(case.classifiers(), [Some("1 flows to queues 6 7".into()), Some("none".into())]);
     let gone = Event::Route4(0, Change::Delete, route("10.9.0.0/16", 2, Some("10.0.2.9")));
     case.round(Ok(vec![gone]), 0.01);
-    assert_eq!(case.rows(), 0, "with the route");
+    assert_eq!(case.rows(), 0, "the row goes with the route");
     let back = Event::Route4(0, Change::Add, route("10.9.0.0/16", 2, Some("10.0.2.9")));
     case.round(Ok(vec![back]), 0.01);
     assert_eq!(case.rows(), 1);
@@ -80,7 +80,7 @@ fn stopping_gives_everything_back() {
 }
 
 #[test]
-fn the_next_daemon_takes_back_what_a_killed_one_left() {
+fn the_next_daemon_restores_the_nic_after_a_kill() {
     let nic = Nic::new(8, 64, false);
     let mut case = steering(&nic);
     case.traffic(4);

@@ -1,4 +1,4 @@
-//! Each namespace has a result of its own: what one does takes nothing from the others.
+//! Each namespace has a result of its own, which does not depend on the others.
 
 use super::*;
 use crate::api::status::{VerifyResult, VerifyRouter};
@@ -7,7 +7,7 @@ use std::io::ErrorKind;
 const RED: NamespaceId = 1;
 const BLUE: NamespaceId = 2;
 
-/// A namespace with a macvlan on each port, and a route to 10.9.0.0/16 by the second.
+/// A namespace with a macvlan on each port, and a route to 10.9.0.0/16 by the second one.
 fn tenant(id: NamespaceId) -> Dump {
     let kind = LinkKind::Macvlan(MacvlanMode::Bridge);
     let macvlan = |ifindex: u32, name: &str| Link {
@@ -16,7 +16,7 @@ fn tenant(id: NamespaceId) -> Dump {
         mac: Mac([2, 0, 0, id as u8, 0, ifindex as u8]),
         ..link(ifindex, name)
     };
-    // Both may be next hops.
+    // Both neighbours can be next hops.
     let mut neighbours = dump().neighbours;
     neighbours.push(neighbour(2, "10.0.2.8", 8, false));
     neighbours.remove(1);
@@ -41,7 +41,7 @@ fn three() -> Case {
     case
 }
 
-/// Linux has a route there that the observer has missed.
+/// Adds a route to Linux that the observer misses.
 fn plant(case: &Case, namespace: NamespaceId) {
     let missed = route("10.7.0.0/16", 2, Some("10.0.2.9"));
     case.linux.0.tenants.lock().unwrap().get_mut(&namespace).unwrap().dump.routes4.push(missed);
@@ -65,9 +65,9 @@ fn calm_namespaces_are_verified() {
     assert_eq!((report.differences, report.unverified), (0, 0));
 }
 
-/// The reports of red wait in its socket whenever somebody looks.
+/// Reports of red always wait in its socket.
 #[test]
-fn a_namespace_that_never_gets_current_takes_nothing_from_others() {
+fn a_namespace_that_never_gets_current_does_not_affect_others() {
     let mut case = three();
     case.linux.0.standings.borrow_mut().insert(RED, Standing::Behind);
     plant(&case, RED);
@@ -93,7 +93,7 @@ fn a_namespace_whose_looks_took_too_long_is_not_called_changing() {
     assert_eq!(of(&report, "red").why.as_deref(), Some("there was not enough time to look again"));
 }
 
-/// Linux is asked while red changes, and its reports are taken in before the next question.
+/// Linux is queried while red changes, and its reports are taken in before the next query.
 #[test]
 fn a_storm_is_no_difference_even_if_linux_and_the_table_disagree_alike_each_time() {
     let mut case = three();
@@ -102,7 +102,7 @@ fn a_storm_is_no_difference_even_if_linux_and_the_table_disagree_alike_each_time
     case.linux.0.tenants.lock().unwrap().get_mut(&RED).unwrap().dump.routes4.push(missed.clone());
     let answer = case.begin_verify();
     let report = case.verified_while(answer, |case| {
-        // The route comes and goes. It is there whenever Linux is asked.
+        // The route comes and goes. It exists whenever Linux is queried.
         let comes = Event::Route4(RED, Change::Add, missed.clone());
         let goes = Event::Route4(RED, Change::Delete, missed.clone());
         case.round(Ok(vec![comes, goes]), 0.01);
@@ -185,7 +185,7 @@ fn a_router_that_ends_meanwhile_has_no_difference() {
 }
 
 #[test]
-fn a_router_whose_table_is_not_used_is_not_verified_nor_missed() {
+fn a_router_whose_table_is_not_used_is_reported_as_not_used() {
     let mut case = three();
     case.round(Ok(vec![a_rule()]), 0.1);
     case.linux.0.dump.borrow_mut().routes4.pop();

@@ -9,7 +9,7 @@ use std::{
     net::IpAddr,
 };
 
-/// Prefixes and neighbours of one namespace; with more, everything counts as changed.
+/// The most prefixes and neighbours that are noted for one namespace. With more, everything counts as changed.
 const MOST: usize = 4096;
 
 /// Changes in the namespaces that are being compared.
@@ -36,7 +36,7 @@ impl Changes {
 
     pub fn observe(&mut self, event: &Event) {
         let namespace = match event {
-            // Interfaces of any namespace may be on it.
+            // Any namespace may have interfaces on the port.
             Event::Port(..) | Event::PortGone(_) => {
                 self.0.values_mut().for_each(|changed| changed.everything = true);
                 return;
@@ -66,7 +66,8 @@ impl Changes {
             Event::Neighbour(_, neighbour) => {
                 changed.neighbours.insert(neighbour.address);
             }
-            // All that are bound now. Those that no longer are go by their routes again, which are compared as they are.
+            // These are all destinations that are bound now. Those that no longer are follow their routes again, and
+            // are compared like any other destination.
             Event::Learned(_, bound) => bound.iter().for_each(|destination| match destination {
                 IpAddr::V4(address) => _ = changed.prefixes4.insert((address.to_bits(), 32)),
                 IpAddr::V6(address) => _ = changed.prefixes6.insert((address.to_bits(), 128)),
@@ -84,7 +85,7 @@ impl Changed {
         self.prefixes4.len() + self.prefixes6.len() + self.neighbours.len()
     }
 
-    /// May a packet to this address, sent to one of these neighbours, go another way since?
+    /// Can these changes have affected packets to this address, or to one of these neighbours?
     pub fn concerns(&self, address: IpAddr, mut neighbours: impl Iterator<Item = IpAddr>) -> bool {
         self.everything
             || match address {
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_neighbour_concerns_those_who_are_sent_to_it_and_other_events_all() {
+    fn a_neighbour_concerns_packets_sent_to_it_and_other_events_concern_all() {
         let address = "10.0.0.9".parse().unwrap();
         let neighbour = Neighbour { ifindex: 2, address, mac: Some(Mac([2; 6])), stale: false };
         let changed = seen(&[Event::Neighbour(1, neighbour)]);

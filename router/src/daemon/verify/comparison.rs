@@ -1,10 +1,14 @@
 //! One look at the tables and at Linux.
 //!
-//! Linux is asked (`RTM_GETROUTE`, with the device a packet comes in by), not the mirror: nothing that decides what is in
-//! the tables has a part in this. Of each router's prefixes [`SAMPLE`] a family are drawn, and asked about are both ends, the
-//! addresses next to them and one inside; besides, every neighbour, and [`RANDOM`] addresses. Where Linux sends elsewhere
-//! than the table, through another device, or to another MAC address, or takes only smaller packets, they differ. The
-//! table may leave any packet to the kernel, but it must not take a route for none.
+//! The tables are compared with answers of Linux (`RTM_GETROUTE`, with the device by which a packet arrives), not
+//! with the mirror. So nothing that decides about the tables takes part in their check.
+//!
+//! From the prefixes of each router, [`SAMPLE`] of each family are drawn. Linux is queried about the first and the
+//! last address of each, the addresses next to these, and one address inside. It is also queried about neighbours and
+//! about [`RANDOM`] random addresses.
+//!
+//! The table differs if it sends a packet to another next hop, through another device or to another MAC address than
+//! Linux does, or if it takes larger packets. It may leave any packet to the kernel, but it must not lack a route.
 
 use super::{CHANGING, CONFIRMATIONS, LOOKS, changes::Changed};
 use crate::{
@@ -29,19 +33,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Prefixes of a router and family that are asked about, at most.
+/// The most prefixes of a router and family that are compared.
 const SAMPLE: usize = 10_000;
-/// Addresses of each family that are asked about wherever they may lie.
+/// Random addresses of each family that are compared.
 const RANDOM: u64 = 1000;
 /// The longest time of one look at a namespace.
 const LONGEST: Duration = Duration::from_secs(10);
 /// The same for the host's namespace, whose tables have no limits.
 const LONGEST_OF_HOST: Duration = Duration::from_secs(20);
 
-/// Where our interfaces are.
+/// The namespace and device of each interface.
 pub(super) type Numbers = BTreeMap<InterfaceId, (NamespaceId, u32)>;
 
-/// Everything a comparison needs, so that it needs nothing of the loop.
+/// Everything that a comparison needs. It uses nothing of the loop.
 pub(super) struct Comparison {
     pub linux: Box<dyn Ask>,
     pub numbers: Numbers,
@@ -51,19 +55,19 @@ pub(super) struct Comparison {
 /// The comparison of one namespace.
 pub(super) struct Case {
     pub view: RouterView,
-    /// Devices by which packets come in, for IPv4 and IPv6.
+    /// Devices by which packets arrive, for IPv4 and IPv6.
     ways_in: [Vec<u32>; 2],
     /// The number of routes in its table.
     routes: usize,
     report: VerifyRouter,
-    /// It has its result.
+    /// The result is known.
     is_settled: bool,
     suspects: Vec<Suspect>,
     pub looks: u32,
     routes6: Arc<[Known]>,
-    /// When the last look at it was over.
+    /// The end of the last look at it.
     pub looked: Duration,
-    /// The changes since the last look, if it is to be looked at again.
+    /// The changes since the last look, if another look is due.
     pub changed: Option<Changed>,
 }
 
@@ -83,7 +87,7 @@ struct Truth {
     mac: Option<Mac>,
 }
 
-/// What a namespace holds, as Linux says now.
+/// The present state of a namespace, as Linux reports it.
 struct NamespaceSnapshot {
     /// IPv6 routes, if packets leave by nexthop objects.
     routes6: Arc<[Known]>,
@@ -109,7 +113,7 @@ impl Case {
         }
     }
 
-    /// Ends it. A difference that was confirmed counts whatever else could not be compared.
+    /// Sets the result. A confirmed difference counts even if other addresses could not be compared.
     pub fn settle(&mut self, result: VerifyResult, why: &str) {
         self.is_settled = true;
         self.report.changing = self.suspects.len() as u64;
@@ -118,7 +122,7 @@ impl Case {
         self.suspects.clear();
     }
 
-    /// Linux could not be asked.
+    /// Sets the result after a query to Linux has failed.
     fn fail(&mut self, error: &anyhow::Error) {
         let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
         match kind {
@@ -130,12 +134,12 @@ impl Case {
         }
     }
 
-    /// A family whose tables are used.
+    /// Are the tables of any family used?
     fn is_used(&self) -> bool {
         self.view.ipv4.is_empty() || self.view.ipv6.is_empty()
     }
 
-    /// What is asked about the families that are accelerated.
+    /// The queries for the families that are accelerated.
     fn questions(&self, known: &[Known], place: &NamespaceSnapshot) -> Vec<Question> {
         let mut questions = Vec::new();
         for (v6, devices) in [false, true].into_iter().zip(&self.ways_in) {
@@ -184,8 +188,9 @@ impl Comparison {
         VerifyReport { routers, differences, unverified }
     }
 
-    /// Looks at all namespaces, or again at those that are ready. The host comes first, and smaller tables before larger
-    /// ones. A namespace that needs less than its part of the time leaves the rest to those after it.
+    /// Looks at all namespaces for the first time, or again at those that are ready. The host comes first, and
+    /// smaller tables come before larger ones. A namespace that needs less than its part of the time leaves the rest
+    /// to the others.
     pub fn look(&mut self, memory: &impl Memory, end: Instant) {
         let is_due = |case: &Case| !case.is_settled && (case.looks == 0 || case.changed.is_some());
         let mut due: Vec<usize> = (0..self.cases.len()).filter(|at| is_due(&self.cases[*at])).collect();
@@ -225,7 +230,7 @@ impl Comparison {
         let Some(number): Option<RouterId> = case.view.router else { return Ok(()) };
         let namespace = case.view.namespace;
         let known = match self.linux.routes(namespace) {
-            // Nothing depends on them.
+            // Unused tables need no comparison.
             Err(_) if !case.is_used() => return Ok(()),
             known => known?,
         };
@@ -303,7 +308,7 @@ impl Comparison {
         Ok(Truth { sent, mac: to.and_then(|to| place.neighbours.get(&to).copied()) })
     }
 
-    /// Does each answer of the table do what Linux does?
+    /// Does each answer of the table match what Linux does?
     fn agree(
         &self,
         namespace: NamespaceId,
@@ -333,7 +338,7 @@ impl Comparison {
                     }
                     found |= taken;
                 }
-                // Linux has a route there, and the table none.
+                // Linux has a route, and the table has none.
                 (Some(Reason::NoRoute | Reason::SpecialRoute | Reason::Local | Reason::Broadcast), ..) => {
                     return false;
                 }
@@ -355,7 +360,7 @@ fn in_time(end: Instant) -> anyhow::Result<()> {
 }
 
 impl Suspect {
-    /// May one of these changes have changed an answer?
+    /// Can one of these changes have changed an answer?
     fn concerned_by(&self, changed: &Changed) -> bool {
         let address = self.question.address;
         let to = self.linux.sent.as_ref().map(|sent| sent.gateway.unwrap_or(address));
@@ -376,7 +381,7 @@ impl Truth {
     }
 }
 
-/// Where the table sends packets, comparable.
+/// Where the table sends packets, in a form that can be compared.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Way {
     Kernel(Reason),
@@ -404,10 +409,11 @@ impl Way {
     }
 }
 
-/// Can Linux forward a packet although it gives no answer about it?
+/// Can Linux forward a packet although it does not answer the query?
 ///
-/// An IPv6 nexthop object caches a result of whichever of its routes was used last (`rt6i_pcpu`). When that route is
-/// deleted, Linux refuses to answer about the others (`inet6_rtm_getroute()` finds no `from`) but forwards their packets.
+/// An IPv6 nexthop object caches the result of the route that used it last (`rt6i_pcpu`). When that route is deleted,
+/// Linux does not answer queries about the other routes (`inet6_rtm_getroute()` finds no `from`), but forwards their
+/// packets.
 fn may_forward_in_silence(known: &[Known], address: IpAddr) -> bool {
     let covers = |known: &&Known| {
         let host = u128::MAX.checked_shr(known.length.into()).unwrap_or(0);
@@ -417,7 +423,7 @@ fn may_forward_in_silence(known: &[Known], address: IpAddr) -> bool {
     address.is_ipv6() && longest.is_some_and(|known| known.object)
 }
 
-/// How many prefixes Linux has routes for that the tables can hold.
+/// The number of prefixes that Linux has routes for and the tables can hold.
 fn compared(known: &[Known]) -> Families<u64> {
     let prefixes: BTreeSet<(IpAddr, u8)> = known.iter().map(|known| (known.address, known.length)).collect();
     let count = |v6: bool| prefixes.iter().filter(|(a, l)| a.is_ipv6() == v6 && held(*a, *l)).count() as u64;
@@ -431,7 +437,7 @@ fn held(address: IpAddr, length: u8) -> bool {
     }
 }
 
-/// Somebody who may send from that device: a neighbour on a connected prefix, and the device.
+/// A source address for packets that arrive by a device: a neighbour on a connected prefix, with the device.
 fn source(known: &[Known], device: u32, v6: bool) -> Option<(IpAddr, u32)> {
     let own: BTreeSet<IpAddr> = known.iter().filter(|k| k.local).map(|k| k.address).collect();
     let connected = known.iter().filter(|k| k.connected == Some(device) && k.address.is_ipv6() == v6);
@@ -440,7 +446,7 @@ fn source(known: &[Known], device: u32, v6: bool) -> Option<(IpAddr, u32)> {
     others.filter(|address| !own.contains(address)).map(|address| (address, device)).next()
 }
 
-/// Addresses to be asked about, each with the prefix it is asked for.
+/// The addresses to compare, each with the prefix that it stands for.
 fn probes(known: &[Known], neighbours: impl Iterator<Item = IpAddr>, v6: bool) -> Vec<(String, IpAddr)> {
     let random = RandomState::new();
     let draw = |seed: u64| u128::from(random.hash_one(seed)) << 64 | u128::from(random.hash_one(!seed));
@@ -482,8 +488,8 @@ fn from_bits(bits: u128, v6: bool) -> IpAddr {
     if v6 { IpAddr::V6(bits.into()) } else { IpAddr::V4((bits as u32).into()) }
 }
 
-/// Destinations Linux never forwards to whatever its routes say, so that the table need not follow them: it sends all
-/// of them to the kernel.
+/// Is this a destination to which Linux never forwards, whatever its routes say? The table sends all of them to the
+/// kernel, so it need not follow their routes.
 fn is_martian(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(a) => a.octets()[0] == 0 || a.is_loopback() || a.is_multicast() || a.is_broadcast(),
@@ -505,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn linux_may_forward_in_silence_where_an_ipv6_object_leads() {
+    fn linux_may_forward_without_an_answer_where_an_ipv6_object_leads() {
         let object = |prefix| Known { object: true, ..known(prefix, None, false) };
         let routes = [
             object("2400::/16"),
@@ -527,7 +533,7 @@ mod tests {
         assert!(!may_forward_in_silence(&[], "2400::".parse().unwrap()));
     }
 
-    /// A Linux that knows no routes, and takes a millisecond for each question about namespace 1.
+    /// A fake Linux without routes, which takes 10 ms for each query about namespace 1.
     struct Slow;
 
     impl Ask for Slow {
@@ -583,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn edges_and_what_is_next_to_them_are_asked_about() {
+    fn ends_of_prefixes_and_the_addresses_next_to_them_are_compared() {
         let routes = [known("10.0.0.0/8", None, false), known("10.255.255.255/32", None, false)];
         let asked: BTreeSet<_> = probes(&routes, ["10.9.9.9".parse().unwrap()].into_iter(), false)
             .into_iter()
@@ -608,7 +614,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_is_a_neighbour_on_the_device_a_packet_comes_in_by() {
+    fn a_source_is_a_neighbour_on_the_device_by_which_a_packet_arrives() {
         let routes = [
             known("10.0.0.0/24", Some(2), false),
             known("10.0.0.1/32", None, true),

@@ -202,7 +202,7 @@ fn sas_change_all_or_none() {
         (
             table("y", 2001, "c").replace("192.0.2.2", "ff02::1").replace("192.0.2.1", "2001:db8::1"),
             vec![],
-            "of one machine each",
+            "must each be the address of one machine",
         ),
         (
             table("x", 1001, "c").replace("c.sequence", "none/c"),
