@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_route_ends_when_the_kernel_reports() {
+    fn a_route_ends_at_the_time_that_the_kernel_reports() {
         let ends = |hundredths: i32| {
             let mut info = [0; 32];
             info[8..12].copy_from_slice(&hundredths.to_ne_bytes());
