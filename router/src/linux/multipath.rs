@@ -40,7 +40,7 @@ const RTA_MULTIPATH: u16 = 9;
 const RTNH_F_ONLINK: u8 = 4;
 const NLM_F_CREATE: u16 = 0x400;
 
-/// Who chooses among the next hops of a multipath route.
+/// How next hops of multipath routes are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ecmp {
     /// The fast path: as Linux does, or by a key of its own where Linux's is not known.

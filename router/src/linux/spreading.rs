@@ -38,7 +38,7 @@ const FORGIVEN: u16 = 360;
 #[derive(Clone)]
 pub struct Spreading(Arc<Mutex<Tables>>);
 
-/// What placing may do with the table of a device.
+/// Whether placing may change the table of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spreads {
     /// It may choose how many of the first queues are in use.

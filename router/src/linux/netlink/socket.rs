@@ -346,7 +346,8 @@ fn receive(socket: &netlink_sys::Socket, buffer: &mut [u8]) -> io::Result<Datagr
         (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);
         (header.msg_control, header.msg_controllen) = (control.0.as_mut_ptr().cast(), control.0.len() as _);
         let flags = libc::MSG_TRUNC | libc::MSG_DONTWAIT;
-        // SAFETY: each pointer in `header` comes with the length of the live, exclusively borrowed value that it points to.
+        // SAFETY: each pointer in `header` comes with the length of the live, exclusively borrowed value that it points
+        // to.
         let n = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) };
         let Ok(bytes) = usize::try_from(n) else {
             match io::Error::last_os_error() {
