@@ -43,9 +43,9 @@ const NLM_F_CREATE: u16 = 0x400;
 /// How next hops of multipath routes are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ecmp {
-    /// The fast path: as Linux does, or by a key of its own where Linux's is not known.
+    /// The fast path chooses, as Linux does. If Linux's key is not known, it uses a key of its own.
     Auto,
-    /// The fast path only where it chooses as Linux does.
+    /// The fast path chooses only if it can choose as Linux does. Otherwise the kernel chooses.
     Linux,
 }
 
