@@ -312,7 +312,7 @@ pub fn peer_problems(peer: &Peer, namespace: &str, refuses: bool) -> Vec<Problem
         problems.push(Problem {
             kind: ProblemKind::VlanTagsHidden,
             text: format!(
-                "veth peer {shown}{place} sends VLAN tags outside of the packet; run: {}",
+                "veth peer {shown}{place} sends VLAN tags outside the packet; run: {}",
                 run(format!("ethtool -K {name} txvlan off tx-vlan-stag-hw-insert off"))
             ),
         });
