@@ -353,7 +353,7 @@ fn an_indirection_table_follows_and_is_put_back() {
     wait_for("fewer queues", || spread_over("eth1") == few);
     sh("ethtool -X eth1 equal 3");
     wait_for("the report of somebody else's change", || {
-        ask("cores")["spreads"].to_string().contains("somebody else has changed it")
+        ask("cores")["spreads"].to_string().contains("somebody else has changed the table")
     });
     bed.stop();
     assert_eq!(spread_over("eth1"), BTreeSet::from_iter(0..3));

@@ -1,8 +1,8 @@
-//! A NIC's receive classifier (ntuple rules), by `SIOCETHTOOL`: which flows go to which RX queue, and which queues all others
-//! are spread over.
+//! A NIC's receive classifier (ntuple rules), by `SIOCETHTOOL`: it sends certain flows to certain RX queues. The NIC
+//! spreads all other packets over queues by its indirection table, which is also here.
 //!
-//! Layouts are those of `include/uapi/linux/ethtool.h`, written byte by byte; what the kernel does with them is
-//! `net/ethtool/ioctl.c`.
+//! Layouts are those of `include/uapi/linux/ethtool.h`, written byte by byte. `net/ethtool/ioctl.c` is the kernel's
+//! side.
 
 use crate::{base::hex, linux::ethtool::Ethtool};
 use logic::steer::{Flow, Rule};
@@ -21,32 +21,32 @@ const UDP_V4_FLOW: u32 = 2;
 const TCP_V6_FLOW: u32 = 5;
 const UDP_V6_FLOW: u32 = 6;
 const TCP: u8 = 6;
-/// In `data` of `ETHTOOL_GRXCLSRLCNT`: the driver chooses locations, if asked for [`RX_CLS_LOC_ANY`].
+/// In `data` of `ETHTOOL_GRXCLSRLCNT`: the driver chooses a location if a request has [`RX_CLS_LOC_ANY`].
 const RX_CLS_LOC_SPECIAL: u32 = 0x8000_0000;
 const RX_CLS_LOC_ANY: u32 = 0xffff_ffff;
 
-/// `struct ethtool_rx_flow_spec`, and where its parts are.
+/// The size of `struct ethtool_rx_flow_spec`, and the offsets of its parts.
 const SPEC_BYTES: usize = 168;
 const VALUES_AT: usize = 4;
 const MASKS_AT: usize = 76;
 const RING_AT: usize = 152;
 const LOCATION_AT: usize = 160;
-/// `struct ethtool_rxnfc`, and where its parts are.
+/// The size of `struct ethtool_rxnfc`, and the offsets of its parts.
 const RXNFC_BYTES: usize = 192;
 const DATA_AT: usize = 8;
 const SPEC_AT: usize = 16;
 const COUNT_AT: usize = 184;
 const LOCATIONS_AT: usize = 188;
-/// `struct ethtool_rxfh_indir`: command, size, then a ring for each.
+/// `struct ethtool_rxfh_indir`: command, size, then the queue of each entry.
 const RINGS_AT: usize = 8;
-/// More rules, or entries of an indirection table, than any NIC has is nonsense.
+/// More rules, or entries of an indirection table, than any NIC has. A larger count is cut to this.
 const MOST: u32 = 1 << 16;
 
-/// `SIOCETHTOOL`; tests put bytes in its place.
+/// `SIOCETHTOOL`. Tests use a fake NIC instead.
 pub trait Ioctl {
-    /// `request` is a whole structure, as long as its command makes the kernel write.
+    /// `request` must be a whole structure, long enough for everything that the kernel writes for its command.
     fn ethtool(&self, device: &str, request: &mut [u8]) -> io::Result<()>;
-    /// What a device of this namespace is called now; `None`: it is not there.
+    /// The current name of a device of this namespace; `None`: there is no such device.
     fn name(&self, ifindex: u32) -> io::Result<Option<String>>;
 }
 
@@ -66,30 +66,30 @@ impl Ioctl for Ethtool {
     }
 }
 
-/// What a classifier can do.
+/// The capabilities of a classifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// RX queues.
+    /// The number of RX queues.
     pub queues: u32,
-    /// Places for rules; 0: the driver does not say.
+    /// The number of locations for rules; 0: the driver does not report it.
     pub locations: u32,
-    /// The driver chooses a place itself.
+    /// The driver can choose a location itself.
     pub chooses: bool,
 }
 
-/// A rule as the device has it.
+/// A rule on the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Installed {
     pub location: u32,
     pub spec: Spec,
 }
 
-/// `struct ethtool_rx_flow_spec` up to `location`: two that are equal are the same rule.
+/// `struct ethtool_rx_flow_spec` up to `location`. Equal values are the same rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Spec([u8; LOCATION_AT]);
 
 impl Spec {
-    /// All of a flow's five fields, exactly, and the queue.
+    /// A rule that matches all five fields of a flow exactly, with its queue.
     pub fn of(rule: &Rule) -> Spec {
         let Rule { flow: Flow { source, destination, protocol, ports, .. }, queue } = rule;
         let mut values = Vec::with_capacity(36);
@@ -114,37 +114,38 @@ impl Spec {
         Spec(spec)
     }
 
-    /// In hexadecimal digits, to be written down.
+    /// The rule as hexadecimal digits, for a file.
     pub fn to_text(self) -> String {
         hex::encode(&self.0)
     }
 
-    /// `None`: it is not what [`Spec::to_text`] writes.
+    /// Reads the output of [`Spec::to_text`]. `None`: the text is not valid.
     pub fn from_text(text: &str) -> Option<Spec> {
         Some(Spec(hex::decode(text)?.try_into().ok()?))
     }
 }
 
-/// A device's classifier and the spreading beside it.
+/// A device's classifier and its indirection table.
 pub trait Classifier: Send {
-    /// What a device of this namespace is called now; `None`: it is not there.
+    /// The current name of a device of this namespace; `None`: there is no such device.
     fn name(&self, ifindex: u32) -> io::Result<Option<String>>;
     /// `None`: the device has no classifier.
     fn capabilities(&self, device: &str) -> io::Result<Option<Capabilities>>;
-    /// All rules, whoever made them.
+    /// All rules, regardless of who created them.
     fn rules(&self, device: &str) -> io::Result<Vec<Installed>>;
-    /// Returns the place it got: one that the driver chose, or a free one.
+    /// Inserts a rule and returns its location: one that the driver chose, or a free one.
     fn insert(&self, device: &str, spec: &Spec) -> io::Result<u32>;
     fn delete(&self, device: &str, location: u32) -> io::Result<()>;
-    /// RX queues of a device that spreads.
+    /// The number of RX queues of a device that has an indirection table.
     fn queues(&self, device: &str) -> io::Result<u32>;
-    /// The queues that packets without a rule are spread over, by their hash (RSS); empty: the device does not spread.
+    /// The indirection table: the queues over which packets without a rule are spread, by their hash (RSS). Empty: the
+    /// device has no such table.
     fn indirection(&self, device: &str) -> io::Result<Vec<u32>>;
-    /// Empty: as the driver would.
+    /// Sets the indirection table. An empty one makes the driver use its default.
     fn set_indirection(&self, device: &str, rings: &[u32]) -> io::Result<()>;
 }
 
-/// The real one.
+/// The classifier of a real device.
 pub struct Ntuple<I>(pub I);
 
 fn is_unsupported(error: &io::Error) -> bool {
@@ -164,14 +165,14 @@ impl<I: Ioctl> Ntuple<I> {
         Ok(request)
     }
 
-    /// Rules there are, places for them, and whether the driver chooses one.
+    /// Returns the number of rules, the number of locations, and whether the driver can choose a location.
     fn count(&self, device: &str) -> io::Result<(u32, u32, bool)> {
         let answer = self.rxnfc(device, ETHTOOL_GRXCLSRLCNT, |_| {})?;
         let data = u32_at(&answer, DATA_AT);
         Ok((u32_at(&answer, COUNT_AT), data & !RX_CLS_LOC_SPECIAL, data & RX_CLS_LOC_SPECIAL != 0))
     }
 
-    /// Places of all rules, and how many places there are.
+    /// Returns the locations of all rules, and the number of locations.
     fn locations(&self, device: &str) -> io::Result<(BTreeSet<u32>, u32)> {
         let count = self.count(device)?.0.min(MOST);
         let bytes = (LOCATIONS_AT + 4 * count as usize).max(RXNFC_BYTES);
@@ -220,7 +221,7 @@ impl<I: Ioctl + Send> Classifier for Ntuple<I> {
         let location = if chooses {
             RX_CLS_LOC_ANY
         } else {
-            // From the end: people count from 0, and where several rules match, the first place wins on most NICs.
+            // From the end: people begin at 0, and on most NICs the first location wins if several rules match.
             let (taken, _) = self.locations(device)?;
             let free = (0..places.min(MOST)).rev().find(|at| !taken.contains(at));
             free.ok_or(io::ErrorKind::StorageFull)?
@@ -325,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_are_read_back_and_deleted_by_place() {
+    fn rules_are_read_and_deleted_by_location() {
         let nic = Nic::new(8, 4, false);
         let ntuple = Ntuple(&nic);
         let specs: Vec<Spec> =
@@ -336,12 +337,12 @@ mod tests {
         ntuple.delete("eth0", 2).unwrap();
         let left: Vec<_> = ntuple.rules("eth0").unwrap().into_iter().map(|r| (r.location, r.spec)).collect();
         assert_eq!(left, [(0, specs[3]), (1, specs[2]), (3, specs[0])]);
-        assert_eq!(ntuple.insert("eth0", &specs[1]).unwrap(), 2, "the place that is free");
+        assert_eq!(ntuple.insert("eth0", &specs[1]).unwrap(), 2, "the free location");
         assert!(ntuple.delete("eth0", 7).is_err());
     }
 
     #[test]
-    fn a_driver_that_chooses_places_is_let_choose() {
+    fn a_driver_that_can_choose_locations_chooses_them() {
         let nic = Nic::new(8, 100, true);
         let ntuple = Ntuple(&nic);
         let capabilities = Capabilities { queues: 8, locations: 100, chooses: true };
@@ -352,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn no_classifier_is_no_error_but_no_device_is() {
+    fn a_missing_classifier_is_no_error_but_a_missing_device_is() {
         let nic = Nic::new(8, 0, false);
         for errno in [libc::EOPNOTSUPP, libc::EINVAL] {
             nic.fail(Some(errno));
@@ -364,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn queues_are_taken_out_of_spreading_and_given_back() {
+    fn queues_are_removed_from_the_indirection_table_and_added_again() {
         let nic = Nic::new(4, 16, false);
         let ntuple = Ntuple(&nic);
         let before = ntuple.indirection("eth0").unwrap();
@@ -377,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn specs_are_written_down_and_read_again() {
+    fn specs_are_read_as_they_were_written() {
         let spec = Spec::of(&rule("10.0.0.1", "10.1.2.3", 6, 5));
         assert_eq!(Spec::from_text(&spec.to_text()), Some(spec));
         for broken in ["", "00", &spec.to_text()[2..], &spec.to_text().replace('f', "x"), &"é".repeat(160)] {
@@ -385,10 +386,10 @@ mod tests {
         }
     }
 
-    /// The kernel's own words for a veth, which has no classifier.
+    /// A veth has no classifier; this asks the kernel.
     #[test]
     #[ignore = "needs root"]
-    fn a_veth_has_none() {
+    fn a_veth_has_no_classifier() {
         std::thread::spawn(|| {
             // SAFETY: moves only this thread, which ends here.
             assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);

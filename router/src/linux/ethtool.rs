@@ -1,7 +1,7 @@
-//! What devices offload, by `SIOCETHTOOL`, what XDP they can do, and what of that spoils a port.
+//! Offloads of devices (`SIOCETHTOOL`), their XDP features, and the problems that these cause for a port.
 //!
-//! Kernel source: `include/uapi/linux/ethtool.h`; names of features: `net/ethtool/common.c`, as `ethtool -k` and
-//! `/sys/class/net` know them; `Documentation/netlink/specs/netdev.yaml`.
+//! Kernel source: `include/uapi/linux/ethtool.h`; `net/ethtool/common.c` for the names of features, which `ethtool -k`
+//! and `/sys/class/net` also use; `Documentation/netlink/specs/netdev.yaml`.
 
 use crate::{
     base::foreign::{Quoted, Shown},
@@ -36,32 +36,32 @@ const ETHTOOL_GFEATURES: u32 = 0x3a;
 const ETHTOOL_GCHANNELS: u32 = 0x3c;
 const ETH_SS_FEATURES: u32 = 4;
 const NAME_BYTES: usize = 32;
-/// The kernel has about 60 features; more than this is nonsense.
+/// The kernel has about 60 features. A larger count than this is cut.
 const MOST_FEATURES: u32 = 1024;
 
 const NETDEV_XDP_ACT_NDO_XMIT: u64 = 4;
 const NETDEV_XDP_ACT_NDO_XMIT_SG: u64 = 64;
 
-/// What is wrong with a port, so that packets would be lost or sent broken.
+/// A problem of a port that would cause lost or broken packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub kind: ProblemKind,
-    /// Names the thing and the way out.
+    /// Names the problem and the command that helps.
     pub text: String,
 }
 
 /// Kinds of [`Problem`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProblemKind {
-    /// Tagged frames arrive without their tag: they would be taken for untagged ones.
+    /// Tagged frames arrive without their tag, and would be taken for untagged ones.
     VlanTagsHidden,
-    /// Received packets are merged to larger ones.
+    /// Received packets are merged into larger ones.
     LargeReceive,
-    /// Packets arrive whose checksum is not filled in.
+    /// Packets arrive with an incomplete checksum.
     PartialChecksums,
     /// Packets redirected into the port would vanish.
     CannotTransmit,
-    /// The port could not be looked at.
+    /// The port could not be checked.
     Unknown,
 }
 
@@ -71,31 +71,31 @@ impl fmt::Display for Problem {
     }
 }
 
-/// How long a device holds interrupts back after a packet was received (`ethtool -c`).
+/// How long a device delays interrupts after a packet was received (`ethtool -c`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Coalescing {
-    /// Microseconds; of one that adapts what it has now, if its driver tells.
+    /// Microseconds. If the delay is adaptive: its value now, if the driver reports it.
     pub us: u32,
-    /// The driver changes that as traffic does.
+    /// The driver adapts the delay to the traffic.
     pub adaptive: bool,
 }
 
-/// `struct ethtool_coalesce`, of whose words these are ours.
+/// The number of words in `struct ethtool_coalesce`. The indices below are the words that Millrace uses.
 const COALESCE_WORDS: usize = 23;
 const RX_USECS: usize = 1;
 const USE_ADAPTIVE_RX: usize = 10;
 
-/// Asks about devices of the namespace it was opened in.
+/// Queries devices of the namespace in which it was opened.
 #[derive(Debug)]
 pub struct Ethtool(OwnedFd);
 
 impl Ethtool {
-    /// For the calling thread's namespace.
+    /// Opens a socket in the calling thread's namespace.
     pub fn open() -> io::Result<Ethtool> {
         Ok(Ethtool(socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?))
     }
 
-    /// What a device of the namespace is called now; `None`: it is not there.
+    /// The current name of a device; `None`: there is no such device.
     pub fn name(&self, ifindex: u32) -> io::Result<Option<String>> {
         match rustix::net::netdevice::index_to_name(&self.0, ifindex) {
             Ok(name) => Ok(Some(name)),
@@ -106,16 +106,16 @@ impl Ethtool {
 
     /// The driver's name: `veth`, `virtio_net`, `mlx5_core`.
     pub fn driver(&self, device: &str) -> io::Result<String> {
-        // struct ethtool_drvinfo is 196 bytes; the name comes first.
+        // struct ethtool_drvinfo has 196 bytes, and the name comes first.
         let mut words = vec![0; 49];
         words[0] = ETHTOOL_GDRVINFO;
         self.call(device, &mut words)?;
         Ok(wire::text(&bytes(&words[1..1 + NAME_BYTES / 4])))
     }
 
-    /// Entries of each RX queue. `Ok(None)`: the driver does not tell.
+    /// The number of entries of each RX queue. `Ok(None)`: the driver does not report it.
     pub fn rx_entries(&self, device: &str) -> io::Result<Option<u32>> {
-        // struct ethtool_ringparam: four limits, then what is set, of which the first is that of usual packets.
+        // struct ethtool_ringparam: four limits, then the four current values; the first one is for usual packets.
         let mut words = [ETHTOOL_GRINGPARAM, 0, 0, 0, 0, 0, 0, 0, 0];
         match self.call(device, &mut words) {
             Ok(()) => Ok(Some(words[5])),
@@ -124,9 +124,9 @@ impl Ethtool {
         }
     }
 
-    /// TX queues in use. `Ok(None)`: the driver does not tell.
+    /// The number of TX queues in use. `Ok(None)`: the driver does not report it.
     pub fn tx_queues(&self, device: &str) -> io::Result<Option<u32>> {
-        // struct ethtool_channels: four limits, then how many receive, transmit, do other things, or do both.
+        // struct ethtool_channels: four limits, then the numbers of queues: receive, transmit, other, combined.
         let mut words = [ETHTOOL_GCHANNELS, 0, 0, 0, 0, 0, 0, 0, 0];
         match self.call(device, &mut words) {
             Ok(()) => Ok(Some(words[6].saturating_add(words[8]))),
@@ -135,18 +135,19 @@ impl Ethtool {
         }
     }
 
-    /// It is up and has a carrier (IFF_RUNNING; what `ip link` calls NO-CARRIER otherwise). The kernel tells a moment late.
+    /// Is the device up, with a carrier (IFF_RUNNING; otherwise `ip link` prints NO-CARRIER)? The kernel reports a
+    /// change a moment late.
     pub fn is_running(&self, device: &str) -> io::Result<bool> {
         let mut request = request(device)?;
         // SAFETY: the request lives across the call.
         match unsafe { libc::ioctl(self.0.as_raw_fd(), libc::SIOCGIFFLAGS as _, &raw mut request) } {
-            // SAFETY: the call has filled this member; every bit pattern of it is a number.
+            // SAFETY: the call has filled this member, and every bit pattern of it is a number.
             0 => Ok(i32::from(unsafe { request.ifr_ifru.ifru_flags }) & libc::IFF_RUNNING != 0),
             _ => Err(io::Error::last_os_error()),
         }
     }
 
-    /// How far interrupts are held back. `Ok(None)`: the driver does not tell.
+    /// The delay of interrupts. `Ok(None)`: the driver does not report it.
     pub fn coalescing(&self, device: &str) -> io::Result<Option<Coalescing>> {
         let mut words = [0; COALESCE_WORDS];
         words[0] = ETHTOOL_GCOALESCE;
@@ -157,7 +158,7 @@ impl Ethtool {
         }
     }
 
-    /// Holds interrupts back so far, and leaves all else of it as it is.
+    /// Sets the delay of interrupts, and leaves all other coalescing settings unchanged.
     pub fn coalesce(&self, device: &str, Coalescing { us, adaptive }: Coalescing) -> io::Result<()> {
         let mut words = [0; COALESCE_WORDS];
         words[0] = ETHTOOL_GCOALESCE;
@@ -167,10 +168,10 @@ impl Ethtool {
         self.call(device, &mut words)
     }
 
-    /// Names of the features that are on: `rx-gro`, `tx-checksum-ip-generic`.
+    /// The names of the features that are on, such as `rx-gro` and `tx-checksum-ip-generic`.
     pub fn features(&self, device: &str) -> io::Result<BTreeSet<String>> {
         let mut info = [ETHTOOL_GSSET_INFO, 0, 0, 0, 0];
-        // A mask of sets as one u64 across two words.
+        // The mask of sets is one u64 in two words.
         let mask = (1u64 << ETH_SS_FEATURES).to_ne_bytes();
         info[2] = wire::u32_at(&mask, 0).unwrap_or(0);
         info[3] = wire::u32_at(&mask, 4).unwrap_or(0);
@@ -186,12 +187,13 @@ impl Ethtool {
         Ok(active(&bytes(&names[3..]), &states[2..]))
     }
 
-    /// `words` is a whole structure of the ethtool interface, as long as its command makes the kernel write.
+    /// Makes a `SIOCETHTOOL` call. `words` must be a whole structure of the ethtool interface, long enough for
+    /// everything that the kernel writes for its command.
     pub(crate) fn call(&self, device: &str, words: &mut [u32]) -> io::Result<()> {
         let mut request = request(device)?;
         request.ifr_ifru.ifru_data = words.as_mut_ptr().cast();
-        // SAFETY: the request and the words it points to live across the call, and callers size the words for what the
-        // kernel writes, which it bounds by the counts within.
+        // SAFETY: the request and the words that it points to live across the call. Callers give enough words for the
+        // data of the kernel, which the counts in them limit.
         match unsafe { libc::ioctl(self.0.as_raw_fd(), SIOCETHTOOL as _, &raw mut request) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
@@ -199,7 +201,7 @@ impl Ethtool {
     }
 }
 
-/// About this device, and nothing else in it.
+/// A request for this device, otherwise empty.
 fn request(device: &str) -> io::Result<libc::ifreq> {
     // SAFETY: all zeros is a value of this plain C struct.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -216,7 +218,8 @@ fn bytes(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|w| w.to_ne_bytes()).collect()
 }
 
-/// Of `struct ethtool_get_features_block`: available, requested, active, never changed.
+/// Returns the names of active features. Each `struct ethtool_get_features_block` has four words: available, requested,
+/// active, never changed.
 fn active(names: &[u8], blocks: &[u32]) -> BTreeSet<String> {
     let is_on = |i: usize| blocks.get(i / 32 * 4 + 2).is_some_and(|active| active >> (i % 32) & 1 != 0);
     names
@@ -227,14 +230,14 @@ fn active(names: &[u8], blocks: &[u32]) -> BTreeSet<String> {
         .collect()
 }
 
-/// Does the device of the calling thread's namespace transmit multi-buffer frames that are redirected to it
-/// (`NETDEV_XDP_ACT_NDO_XMIT_SG`, Linux 6.3)? Unknown counts as no.
+/// Does the device transmit multi-buffer frames that are redirected to it (`NETDEV_XDP_ACT_NDO_XMIT_SG`, Linux 6.3)?
+/// The device is in the calling thread's namespace. Unknown counts as no.
 pub fn transmits_fragments(ifindex: u32) -> bool {
     xdp_features(ifindex).is_ok_and(|features| features.unwrap_or(0) & NETDEV_XDP_ACT_NDO_XMIT_SG != 0)
 }
 
-/// Does the kernel refuse to redirect to this device of the calling thread's namespace (`NETDEV_XDP_ACT_NDO_XMIT`)?
-/// Unknown counts as no.
+/// Does the kernel refuse to redirect to this device (`NETDEV_XDP_ACT_NDO_XMIT`)? The device is in the calling thread's
+/// namespace. Unknown counts as no.
 pub fn refuses_redirects(ifindex: u32) -> bool {
     xdp_features(ifindex)
         .is_ok_and(|features| features.is_some_and(|features| features & NETDEV_XDP_ACT_NDO_XMIT == 0))
@@ -245,7 +248,8 @@ fn xdp_features(ifindex: u32) -> io::Result<Option<u64>> {
     Netdev::open()?.map_or(Ok(None), |mut netdev| netdev.xdp_features(ifindex))
 }
 
-/// Has Linux a hash of the device's packets before it routes them? The NIC's, or that of receive packet steering.
+/// Does Linux have a hash of the device's packets before it routes them? The hash can come from the NIC or from receive
+/// packet steering.
 pub fn hashes_packets(device: &str, features: &BTreeSet<String>) -> bool {
     features.contains("rx-hashing") || has_rps(Path::new("/sys/class/net"), device)
 }
@@ -256,14 +260,14 @@ fn has_rps(devices: &Path, device: &str) -> bool {
     cores.into_iter().any(|cores| cores.contains(|c: char| c.is_ascii_hexdigit() && c != '0'))
 }
 
-/// What of a port's own features spoils it. Packets of a veth never had a tag taken off: there the other end decides.
+/// Problems that the port's own features cause. Tags of packets on a veth port depend only on the other end.
 pub fn own_problems(device: &str, features: &BTreeSet<String>, veth: bool) -> Vec<Problem> {
     let (shown, device) = (Shown(device), Quoted(device));
     let mut problems = Vec::new();
     if !veth && features.contains("rx-vlan-hw-parse") {
         problems.push(Problem {
             kind: ProblemKind::VlanTagsHidden,
-            text: format!("{shown} takes VLAN tags off in hardware; run: ethtool -K {device} rxvlan off"),
+            text: format!("{shown} removes VLAN tags in hardware; run: ethtool -K {device} rxvlan off"),
         });
     }
     if features.contains("rx-lro") {
@@ -275,19 +279,19 @@ pub fn own_problems(device: &str, features: &BTreeSet<String>, veth: bool) -> Ve
     problems
 }
 
-/// Of a port in native mode: see [`refuses_redirects`].
+/// The problem of a port in native mode to which the kernel does not redirect: see [`refuses_redirects`].
 pub fn no_redirects(device: &str) -> Problem {
     let (shown, device) = (Shown(device), Quoted(device));
     Problem {
         kind: ProblemKind::CannotTransmit,
         text: format!(
-            "the kernel redirects nothing to {shown}: its driver does not transmit for XDP (ndo-xmit is not among its \
-             xdp-features), often for want of a queue per CPU; see: ethtool -l {device}"
+            "the kernel redirects no packets to {shown}: its driver does not transmit for XDP (its xdp-features lack \
+             ndo-xmit), often because it has fewer queues than there are CPUs; see: ethtool -l {device}"
         ),
     }
 }
 
-/// What of a veth port's other end spoils the port. `refuses`: see [`refuses_redirects`], of the port.
+/// Problems that the other end of a veth port causes. `refuses`: the result of [`refuses_redirects`] for the port.
 pub fn peer_problems(peer: &Peer, namespace: &str, refuses: bool) -> Vec<Problem> {
     let (shown, name) = (Shown(&peer.link.name), Quoted(&peer.link.name));
     let has = |feature: &str| peer.features.contains(feature);
@@ -308,28 +312,28 @@ pub fn peer_problems(peer: &Peer, namespace: &str, refuses: bool) -> Vec<Problem
         problems.push(Problem {
             kind: ProblemKind::VlanTagsHidden,
             text: format!(
-                "veth peer {shown}{place} sends VLAN tags beside the packet; run: {}",
+                "veth peer {shown}{place} sends VLAN tags outside the packet; run: {}",
                 run(format!("ethtool -K {name} txvlan off tx-vlan-stag-hw-insert off"))
             ),
         });
     }
-    // veth_xdp_xmit drops when the receiving side has no NAPI instance, which XDP or GRO gives it.
+    // veth_xdp_xmit drops if the receiving side has no NAPI instance. XDP or GRO creates one.
     if !peer.link.xdp && !has("rx-gro") {
         problems.push(Problem {
             kind: ProblemKind::CannotTransmit,
             text: format!(
-                "veth peer {shown}{place} would drop what is redirected to it; run: {}",
+                "veth peer {shown}{place} would drop packets that are redirected to it; run: {}",
                 run(format!("ethtool -K {name} gro on"))
             ),
         });
     } else if refuses && peer.link.up {
-        // veth_set_features tells the port of a change of GRO only while the peer is up.
+        // veth_set_features updates the port after a change of GRO only while the peer is up.
         let [off, on] = ["off", "on"].map(|how| run(format!("ethtool -K {name} gro {how}")));
         problems.push(Problem {
             kind: ProblemKind::CannotTransmit,
             text: format!(
-                "the kernel redirects nothing to the port, as GRO of its veth peer {shown}{place} was turned on while that \
-                 was down; run: {off} && {on}"
+                "the kernel redirects no packets to the port, because GRO of its veth peer {shown}{place} was turned on \
+                 while the peer was down; run: {off} && {on}"
             ),
         });
     }
@@ -345,7 +349,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// The device with this index in the calling thread's namespace.
+    /// Reads the device with this index in the calling thread's namespace.
     pub fn look(ifindex: u32) -> io::Result<Peer> {
         let mut header = [0; 16];
         header[4..8].copy_from_slice(&ifindex.to_ne_bytes());
@@ -434,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_hides_tags_or_merges_packets_is_named() {
+    fn hidden_tags_and_merged_packets_are_problems() {
         let features = ["rx-vlan-hw-parse".to_owned(), "rx-lro".to_owned()].into();
         let kinds = |veth| own_problems("eth0", &features, veth).iter().map(|p| p.kind).collect::<Vec<_>>();
         assert_eq!(kinds(false), [ProblemKind::VlanTagsHidden, ProblemKind::LargeReceive]);

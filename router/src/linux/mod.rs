@@ -1,15 +1,15 @@
-//! How Linux is asked, and what it reports.
+//! Queries Linux and parses its reports.
 //!
 //! | module | does |
 //! |---|---|
 //! | [`classifier`] | the rules of a NIC that steer flows to its queues, and its indirection table |
 //! | [`ethtool`] | devices and their settings |
 //! | [`hazards`] | what keeps a router or port off the fast path |
-//! | [`multipath`] | by which key Linux chooses among next hops |
+//! | [`multipath`] | the key with which Linux chooses among next hops |
 //! | [`netlink`] | messages and sockets |
 //! | [`netns`] | network namespaces |
-//! | [`observer`] | turns what Linux reports, in every namespace involved, into events |
-//! | [`spreading`] | who wants what of an indirection table |
+//! | [`observer`] | turns the reports of Linux, in every namespace involved, into events |
+//! | [`spreading`] | changes indirection tables, for steered flows and for placing |
 
 pub mod classifier;
 pub mod ethtool;

@@ -40,12 +40,12 @@ const RTA_MULTIPATH: u16 = 9;
 const RTNH_F_ONLINK: u8 = 4;
 const NLM_F_CREATE: u16 = 0x400;
 
-/// Who chooses among the next hops of a multipath route.
+/// How next hops of multipath routes are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ecmp {
-    /// The fast path: as Linux does, or by a key of its own where Linux's is not known.
+    /// The fast path chooses, as Linux does. If Linux's key is not known, it uses a key of its own.
     Auto,
-    /// The fast path only where it chooses as Linux does.
+    /// The fast path chooses only if it can choose as Linux does. Otherwise the kernel chooses.
     Linux,
 }
 
@@ -81,9 +81,12 @@ impl MultipathKeys {
     /// chooses members.
     pub fn read(ecmp: Ecmp) -> MultipathKeys {
         let secret = thread::scope(|scope| scope.spawn(tried_secret).join());
-        let secret = secret.unwrap_or_else(|_| Err(anyhow::anyhow!("the thread that reads it has panicked")));
+        let secret =
+            secret.unwrap_or_else(|_| Err(anyhow::anyhow!("the thread that reads the key panicked")));
         let secret = secret.inspect_err(|error| {
-            tracing::warn!("which members of multipath routes Linux chooses is not known: {error:#}");
+            tracing::warn!(
+                "the key with which Linux chooses next hops of multipath routes is unknown: {error:#}"
+            );
         });
         let own = (ecmp == Ecmp::Auto).then(of_this_boot).flatten();
         MultipathKeys { secret: secret.ok(), own }
@@ -123,25 +126,25 @@ fn tried_secret() -> Result<Secret> {
     for (destination, chosen) in begun {
         let hash = hash4(&header(destination), false, key).unwrap_or(u32::MAX);
         let ours = bounds.iter().position(|bound| hash <= *bound);
-        ensure!(ours == Some(chosen), "it hashes otherwise than this version");
+        ensure!(ours == Some(chosen), "the kernel hashes packets differently from this version of Millrace");
     }
     Ok(secret)
 }
 
 fn read_secret() -> Result<Secret> {
     let mut builder = ObjectBuilder::default();
-    let object = builder.open_memory(OBJECT)?.load().context("loading the program that reads it")?;
-    let program = object.progs_mut().next().context("no program reads it")?;
+    let object = builder.open_memory(OBJECT)?.load().context("loading the program that reads the key")?;
+    let program = object.progs_mut().next().context("the object has no program")?;
     let mut answer = [0u8; WORDS * 8];
     let input = ProgramInput { context_in: Some(&mut answer), ..ProgramInput::default() };
-    program.test_run(input).context("running the program that reads it")?;
+    program.test_run(input).context("running the program that reads the key")?;
     let (words, _) = answer.as_chunks();
     let [has_seed, user_seed, seed, key @ ..] =
         std::array::from_fn::<_, WORDS, _>(|i| u64::from_ne_bytes(words[i]));
     if has_seed == 1 && user_seed == 0 {
         return Ok(Secret::Seed(u32::try_from(seed)?));
     }
-    ensure!(has_seed == 0 && key != [0; 2], "the kernel does not show it");
+    ensure!(has_seed == 0 && key != [0; 2], "the kernel does not show the key");
     Ok(Secret::Key(key))
 }
 
@@ -163,7 +166,7 @@ fn ask_linux() -> Result<Vec<(u32, usize)>> {
         })?;
         let member = gateway
             .and_then(|gateway| gateway.checked_sub(GATEWAYS))
-            .context("it does not name a gateway")?;
+            .context("the answer does not name a gateway")?;
         found.push((destination, member as usize));
     }
     Ok(found)
@@ -189,7 +192,7 @@ fn route_header(length: u8, table: u8) -> [u8; 12] {
     [INET, length, 0, 0, table, 4, 0, 1, 0, 0, 0, 0]
 }
 
-/// A packet as the kernel sees it when it is asked without a source.
+/// The header of a packet as the kernel assumes it for a request without a source.
 fn header(destination: u32) -> [u8; 20] {
     let mut ip = [0; 20];
     ip[0] = 0x45;
@@ -202,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_that_was_not_tried_is_not_called_linuxs() {
+    fn only_a_tested_key_counts_as_that_of_linux() {
         let known = MultipathKeys { secret: Some(Secret::Seed(7)), own: Some([1, 2]) };
         assert_eq!(known.of(Some(0)), MultipathKey::Linux(key_of_seed(7)));
         assert_eq!(known.of(Some(9)), MultipathKey::Linux(key_of_seed(9)));
@@ -224,7 +227,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs root"]
-    fn linux_is_asked_and_answers_as_computed() {
+    fn linux_chooses_the_computed_members() {
         let secret = thread::spawn(tried_secret).join().unwrap();
         assert!(secret.is_ok(), "{secret:?}");
         let keys = MultipathKeys::read(Ecmp::Linux);

@@ -1,6 +1,7 @@
-//! Network namespaces: finding them, naming them, doing something inside one.
+//! Network namespaces: finding them, naming them, and running code inside one.
 //!
-//! A thread that enters a namespace is one made for it and gone afterwards, so no other thread ever changes place.
+//! A thread that enters a namespace is created for this purpose and ends afterwards. So no other thread ever changes
+//! its namespace.
 
 use crate::base::BadValue;
 use logic::observe::Owner;
@@ -18,10 +19,10 @@ use std::{
     sync::Arc,
 };
 
-/// Where `ip netns` keeps its names.
+/// The directory in which `ip netns` keeps its names.
 pub const NAMED: &str = "/run/netns";
 
-/// What makes a namespace distinct while it lives: device and inode of its nsfs file.
+/// Identifies a namespace while it exists: device and inode of its nsfs file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     device: u64,
@@ -29,12 +30,12 @@ pub struct Key {
 }
 
 impl Key {
-    /// Of an open namespace file.
+    /// The key of an open namespace file.
     pub fn of(file: &File) -> io::Result<Key> {
         file.metadata().map(|m| Key { device: m.dev(), inode: m.ino() })
     }
 
-    /// Of the file at `path`, links followed.
+    /// The key of the file at `path`. Links are followed.
     pub fn at(path: &Path) -> io::Result<Key> {
         fs::metadata(path).map(|m| Key { device: m.dev(), inode: m.ino() })
     }
@@ -45,10 +46,10 @@ impl Key {
     }
 }
 
-/// Where a namespace is found again. It keeps no namespace alive, except our own.
+/// A reference by which a namespace is found again. It keeps no namespace alive, except our own.
 ///
-/// The kernel gives the inode number of a namespace that ended to the next one, so the cookie decides (`SO_NETNS_COOKIE`, never
-/// used twice).
+/// The kernel gives the inode number of an ended namespace to the next one. So the cookie decides (`SO_NETNS_COOKIE`),
+/// which is never used twice.
 #[derive(Clone, Debug)]
 pub struct NamespaceRef {
     key: Key,
@@ -63,12 +64,12 @@ enum Way {
 }
 
 impl NamespaceRef {
-    /// Of the namespace with this cookie, of which there is a file at `path`.
+    /// A reference to the namespace with this key and cookie, which has a file at `path`.
     pub fn new(key: Key, cookie: u64, path: PathBuf) -> Self {
         NamespaceRef { key, cookie, way: Way::Path(path) }
     }
 
-    /// Of the calling thread's namespace, which it keeps alive.
+    /// A reference to the calling thread's namespace, which it keeps alive.
     pub fn own() -> io::Result<Self> {
         let file = File::open("/proc/thread-self/ns/net")?;
         Ok(NamespaceRef { key: Key::of(&file)?, cookie: cookie()?, way: Way::Own(Arc::new(file)) })
@@ -78,19 +79,20 @@ impl NamespaceRef {
         self.key
     }
 
-    /// Distinct from that of every other namespace since the machine started.
+    /// Unique among all namespaces since the machine started.
     pub fn cookie(&self) -> u64 {
         self.cookie
     }
 
-    /// Another path leads to it now.
+    /// Stores a new path to the namespace.
     pub fn move_to(&mut self, path: &Path) {
         if let Way::Path(known) = &mut self.way {
             path.clone_into(known);
         }
     }
 
-    /// Its file, which keeps it alive while it is open. A namespace that got the inode of one that ended passes for it.
+    /// Opens its file, which keeps the namespace alive while it is open. This does not detect a namespace that got the
+    /// inode of an ended one.
     ///
     /// # Errors
     /// The path leads nowhere, or to another namespace.
@@ -99,7 +101,7 @@ impl NamespaceRef {
             Way::Own(file) => return Ok(file.clone()),
             Way::Path(path) => path,
         };
-        // Opened only if it is a namespace: with a FIFO that waits.
+        // Opened only if it is a namespace: an open of a FIFO would wait.
         if Key::at(path)? != self.key {
             return Err(gone());
         }
@@ -107,7 +109,7 @@ impl NamespaceRef {
         if Key::of(&file)? == self.key { Ok(Arc::new(file)) } else { Err(gone()) }
     }
 
-    /// Runs `task` in the namespace, which it keeps alive for as long as that takes.
+    /// Runs `task` in the namespace, and keeps the namespace alive meanwhile.
     ///
     /// # Errors
     /// As [`NamespaceRef::open`] and [`inside`].
@@ -116,10 +118,10 @@ impl NamespaceRef {
         inside(&file, || if cookie()? == self.cookie { Ok(task()) } else { Err(replaced()) })?
     }
 
-    /// Has the calling thread enter the namespace.
+    /// Makes the calling thread enter the namespace.
     ///
     /// # Errors
-    /// As [`NamespaceRef::open`]; the thread may be in another namespace then.
+    /// As [`NamespaceRef::open`]. After an error, the thread may be in another namespace.
     pub fn enter(&self) -> io::Result<()> {
         enter(&*self.open()?)?;
         if cookie()? == self.cookie { Ok(()) } else { Err(replaced()) }
@@ -132,29 +134,29 @@ impl PartialEq for NamespaceRef {
     }
 }
 
-/// The namespace has ended, and the kernel gave its number to another.
+/// The namespace has ended, and the kernel gave its inode number to another one.
 #[derive(Debug, thiserror::Error)]
-#[error("another namespace has its number now")]
+#[error("the namespace has ended, and another one has its number now")]
 struct Replaced;
 
 fn replaced() -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, Replaced)
 }
 
-/// Does this error of a [`NamespaceRef`] say that its namespace has ended?
+/// Does this error of a [`NamespaceRef`] mean that its namespace has ended?
 pub fn was_replaced(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<Replaced>())
 }
 
 fn gone() -> io::Error {
-    io::Error::new(io::ErrorKind::NotFound, "the namespace is not there any more")
+    io::Error::new(io::ErrorKind::NotFound, "the namespace is gone")
 }
 
-/// Of the calling thread's namespace (`SO_NETNS_COOKIE`, Linux 5.14).
+/// The cookie of the calling thread's namespace (`SO_NETNS_COOKIE`, Linux 5.14).
 pub fn cookie() -> io::Result<u64> {
     let socket = std::os::unix::net::UnixDatagram::unbound()?;
     let (mut cookie, mut length) = (0_u64, size_of::<u64>() as libc::socklen_t);
-    // SAFETY: the pointers are those of live locals, and `length` is the size of `cookie`.
+    // SAFETY: the pointers lead to live locals, and `length` is the size of `cookie`.
     let rc = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -170,10 +172,12 @@ pub fn cookie() -> io::Result<u64> {
 /// `include/uapi/asm-generic/socket.h`.
 const SO_NETNS_COOKIE: i32 = 71;
 
-/// The owner of the network namespace: the user namespace it belongs to, or the outermost one around that.
+/// The owner of the network namespace: the outermost user namespace around it, except our own, or the user who created
+/// that. A namespace that belongs to our own user namespace is owned by the machine.
 ///
 /// # Errors
-/// Those of `ioctl(2)`: the namespace belongs to none that ours contains, or descriptors are short.
+/// Errors of `ioctl(2)`: the namespace belongs to no user namespace that ours contains, or there are no free
+/// descriptors.
 pub fn owner(namespace: &File) -> io::Result<Owner> {
     // The kernel nests at most 32 user namespaces (`create_user_ns()`).
     const DEEPEST: usize = 64;
@@ -183,12 +187,12 @@ pub fn owner(namespace: &File) -> io::Result<Owner> {
     {
         match related(inner, libc::NS_GET_PARENT) {
             Ok(outer) => around.push(outer),
-            // There is none around it, or none that we may see.
+            // There is no outer one, or we may not see it.
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => break,
             Err(error) => return Err(error),
         }
     }
-    // The last is our own.
+    // The last one is our own.
     let Some(outermost) = around.len().checked_sub(2).and_then(|at| around.get(at)) else {
         return Ok(Owner::Machine);
     };
@@ -201,29 +205,29 @@ pub fn owner(namespace: &File) -> io::Result<Owner> {
     }
 }
 
-/// A namespace that `request` finds from another one (`ioctl_nsfs(2)`).
+/// Opens the namespace that `request` finds from another one (`ioctl_nsfs(2)`).
 fn related(namespace: &File, request: libc::Ioctl) -> io::Result<File> {
     // SAFETY: these requests take no argument, and the descriptor is open for as long as `namespace` is borrowed.
     match unsafe { libc::ioctl(namespace.as_raw_fd(), request) } {
         -1 => Err(io::Error::last_os_error()),
-        // SAFETY: the kernel has just made this descriptor, and nothing else has it.
+        // SAFETY: the kernel has just created this descriptor, and nothing else owns it.
         descriptor => Ok(unsafe { File::from_raw_fd(descriptor) }),
     }
 }
 
-/// How a namespace is named: `red` (under /run/netns), `pid:1234`, or the path of a namespace file.
+/// The name of a namespace: `red` (under /run/netns), `pid:1234`, or the path of a namespace file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Source {
     /// A name under /run/netns.
     Name(String),
-    /// The namespace a process is in.
+    /// The namespace of a process.
     Pid(u32),
-    /// A namespace file, absolute.
+    /// The absolute path of a namespace file.
     Path(PathBuf),
 }
 
 impl Source {
-    /// Where its namespace file is.
+    /// The path of its namespace file.
     pub fn path(&self) -> PathBuf {
         match self {
             Source::Name(name) => Path::new(NAMED).join(name),
@@ -232,17 +236,19 @@ impl Source {
         }
     }
 
-    /// The namespace it names now.
+    /// The key of the namespace that it names now.
     ///
     /// # Errors
-    /// There is no such file, or it is not a network namespace's.
+    /// There is no such file, or it is not the file of a network namespace.
     pub fn key(&self) -> io::Result<Key> {
         let path = self.path();
         let key = Key::at(&path)?;
-        // Opened only on nsfs, where that has no effect: with a FIFO it waits.
+        // Opened only on nsfs, where an open has no effect: an open of a FIFO would wait.
         let on_nsfs = key.device == Key::at(Path::new("/proc/self/ns/net"))?.device;
         if !(on_nsfs && is_network(&File::open(&path)?)) {
-            return Err(io::Error::other("the file is not a network namespace, as /proc/PID/ns/net is"));
+            return Err(io::Error::other(
+                "the file is not a network namespace; give a file such as /proc/PID/ns/net",
+            ));
         }
         Ok(key)
     }
@@ -263,7 +269,7 @@ impl FromStr for Source {
     fn from_str(s: &str) -> Result<Self, BadValue> {
         let bad = || {
             BadValue(format!(
-                "{s:?} is not a router: a name under {NAMED}, pid:NUMBER, or an absolute path of a namespace file"
+                "{s:?} is not a router: give a name under {NAMED}, pid:NUMBER, or the absolute path of a namespace file"
             ))
         };
         if let Some(pid) = s.strip_prefix("pid:") {
@@ -277,24 +283,24 @@ impl FromStr for Source {
     }
 }
 
-/// A namespace that exists, and a way to it.
+/// A namespace that exists, and a path to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundNamespace {
     /// The first of its names under /run/netns, or `pid:N` of its lowest process.
     pub name: String,
-    /// A file that opens it.
+    /// The path of its file.
     pub path: PathBuf,
-    /// The process it was found by, if it has no name.
+    /// The process through which it was found, if it has no name.
     pub pid: Option<u32>,
 }
 
 /// Every namespace that has a name or a process, by key.
 ///
-/// Cost: about 3 us per process. Namespaces that only a thread other than its process's first, or only an open file,
-/// keeps alive are not found.
+/// This takes about 3 us per process. A namespace is not found if it is kept alive only by an open file, or by a thread
+/// that is not the first of its process.
 pub fn list() -> BTreeMap<Key, FoundNamespace> {
     let mut found = BTreeMap::new();
-    // Only files on nsfs count: `ip netns add` makes an empty file first and mounts over it.
+    // Only files on nsfs count: `ip netns add` first creates an empty file, and then mounts over it.
     let Ok(own) = Key::at(Path::new("/proc/self/ns/net")) else { return found };
     let mut named: Vec<_> = fs::read_dir(NAMED).into_iter().flatten().flatten().map(|e| e.path()).collect();
     named.sort_unstable();
@@ -327,7 +333,7 @@ pub fn list() -> BTreeMap<Key, FoundNamespace> {
     found
 }
 
-/// Run `task` in the namespace: at once if this thread is in it, else in a thread made for it (some 100 us).
+/// Runs `task` in the namespace: at once if this thread is in it, otherwise in a new thread (some 100 us).
 ///
 /// # Errors
 /// `EPERM` without CAP_SYS_ADMIN; `EINVAL` if the file is not a network namespace.
@@ -339,7 +345,7 @@ pub fn inside<T: Send>(namespace: &File, task: impl FnOnce() -> T + Send) -> io:
     on_a_thread(|| enter(namespace).map(|()| task()))
 }
 
-/// Run `task` in an empty namespace, in a thread made for it. The namespace ends with what was opened in it.
+/// Runs `task` in a new empty namespace, in a new thread. The namespace ends when everything opened in it is closed.
 ///
 /// # Errors
 /// `EPERM` without CAP_SYS_ADMIN.
@@ -358,7 +364,7 @@ fn on_a_thread<T: Send>(task: impl FnOnce() -> io::Result<T> + Send) -> io::Resu
     })
 }
 
-/// Is this file on nsfs one of a network namespace?
+/// Does this file on nsfs belong to a network namespace?
 fn is_network(file: &File) -> bool {
     // SAFETY: the request takes no argument, and the descriptor is open for as long as `file` is borrowed.
     let kind = unsafe { libc::ioctl(file.as_raw_fd(), libc::NS_GET_NSTYPE) };
@@ -378,7 +384,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sources_are_told_apart() {
+    fn names_pids_and_paths_are_distinguished() {
         let table = [
             ("red", Source::Name("red".into()), "/run/netns/red"),
             ("12", Source::Name("12".into()), "/run/netns/12"),
@@ -406,20 +412,20 @@ mod tests {
     }
 
     #[test]
-    fn in_its_own_namespace_a_task_needs_no_other_thread() {
+    fn a_task_in_the_own_namespace_needs_no_other_thread() {
         let here = File::open("/proc/thread-self/ns/net").unwrap();
         let thread = || std::thread::current().id();
         assert_eq!(inside(&here, thread).unwrap(), thread());
     }
 
     #[test]
-    fn a_place_leads_only_to_the_namespace_it_was_made_for() {
+    fn a_reference_leads_only_to_its_own_namespace() {
         let own = NamespaceRef::own().unwrap();
         assert_eq!(own.inside(cookie).unwrap().unwrap(), own.cookie());
         let path = PathBuf::from("/proc/self/ns/net");
         let same = NamespaceRef::new(own.key(), own.cookie(), path.clone());
         assert!(same.inside(|| ()).is_ok());
-        // The kernel gave the inode to another one.
+        // The kernel gave the inode to another namespace.
         let another = NamespaceRef::new(own.key(), own.cookie() + 1, path);
         assert_ne!(another, same);
         let error = another.inside(|| ()).unwrap_err();
@@ -430,12 +436,13 @@ mod tests {
     }
 
     #[test]
-    fn the_namespace_of_this_process_is_of_the_machine() {
+    fn the_namespace_of_this_process_belongs_to_the_machine() {
         assert_eq!(owner(&File::open("/proc/self/ns/net").unwrap()).unwrap(), Owner::Machine);
         assert!(owner(&File::open("/dev/null").unwrap()).is_err());
     }
 
-    /// The owner of the network namespace that this command makes and runs another one in.
+    /// Runs `command`, which creates a network namespace and runs another command in it. Returns the owner of the
+    /// namespace.
     fn owner_after(command: &[&str]) -> Owner {
         let mut child = std::process::Command::new(command[0])
             .args(&command[1..])

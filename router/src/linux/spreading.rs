@@ -1,15 +1,22 @@
-//! Over which RX queues a NIC spreads packets by their hash (RSS): its indirection table (`ethtool --show-rxfh-indir`), of which this is the
-//! one owner.
+//! The indirection table of a NIC (`ethtool --show-rxfh-indir`): the RX queues over which the NIC spreads packets by
+//! their hash (RSS). In Millrace, only this module changes it.
 //!
-//! Two want something of it: who steers flows takes queues out of it ([`Spreading::reserve`]), who places queues uses the first
-//! ones of the rest only ([`Spreading::use_first`]). What is in the table follows from what was, and from both; when neither wants
-//! anything it is what it was.
+//! Two parts of Millrace want changes. Steering takes queues out of the table ([`Spreading::reserve`]). Placing uses
+//! only the first ones of the other queues ([`Spreading::use_first`]). The table that is set follows from the original
+//! table and from both wishes. Without wishes it is the original table.
 //!
-//! What it was, for how many queues, and what is wanted is written down before the first change, and with each change what is about to be
-//! there, so that whoever comes after `kill -9` can tell the table from somebody else's, and put back or go on. What is read is one of four
-//! things ([`Device::see`]): what we believe to be there; one of ours; what was, as drivers set it that begin anew: then it is done again,
-//! [`MOST_RESETS`] times in a while; or somebody else's, which is left alone from then on, unless nothing of ours was there. A driver that answers
-//! nothing, or that all goes to queue 0, as some do while their device is down, has told nothing.
+//! A file holds the original table, its number of queues and the wishes before the first change is made. Before each
+//! change, the new table is added. So after `kill -9`, the next daemon recognises a table of ours, and restores the
+//! original one or goes on.
+//!
+//! A table that is read from the device is one of these ([`Device::see`]):
+//!
+//! - the expected one, or another one of ours
+//! - the original one, or the default of the driver, because the driver started again: the wishes of steering are
+//!   applied again, at most [`MOST_RESETS`] times in a while
+//! - a table of somebody else: it is left alone from then on, unless no table of ours was set before
+//!
+//! Some drivers report no table, or only queue 0, while their device is down. Such an answer is ignored.
 
 use crate::{base::guard, linux::classifier::Classifier};
 use anyhow::{Context, Result, bail};
@@ -22,21 +29,21 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// A table that was made what it was so often is left alone.
+/// A table that was reset more often than this is left alone.
 const MOST_RESETS: u8 = 2;
-/// After so many looks without one they are forgotten: an hour or more.
+/// Resets are forgotten after this many looks without one: an hour or more.
 const FORGIVEN: u16 = 360;
 
-/// The tables of all devices, each by its number, as names change; copies are the same.
+/// The tables of all devices, by device number, because names change. Copies share the tables.
 #[derive(Clone)]
 pub struct Spreading(Arc<Mutex<Tables>>);
 
-/// What placing may do with a device's table.
+/// Whether placing may change the table of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spreads {
-    /// Use the first ones of these queues.
+    /// It may choose how many of the first queues are in use.
     Over(Spread),
-    /// Nothing: over so many queues, for this reason.
+    /// It may not change the table: the number of queues in the table, and the reason.
     LeftAlone(u16, &'static str),
 }
 
@@ -44,50 +51,52 @@ struct Tables {
     classifier: Box<dyn Classifier>,
     file: PathBuf,
     devices: BTreeMap<u32, Device>,
-    /// What a daemon before this one left, of devices that nobody asked for yet.
+    /// Tables that an earlier daemon left, of devices that nobody has asked for yet.
     left: BTreeMap<u32, Table>,
 }
 
-/// A device that spreads.
+/// A device that has an indirection table.
 struct Device {
     table: Table,
-    /// As last read or written.
+    /// The table as last read or written.
     is: Vec<u32>,
+    /// How often the table was reset.
     resets: u8,
-    /// Looks since the last one.
+    /// Looks since the last reset.
     looks: u16,
-    /// Why it is not ours to change any more.
+    /// Why Millrace must not change the table any more.
     lost: Option<&'static str>,
 }
 
-/// What of a device is written down.
+/// The part of a device that is written to the file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Table {
-    /// Of the device, as it was called when it was looked at last.
+    /// The name of the device at the last look.
     name: String,
-    /// Its RX queues when the table was `was`.
+    /// Its number of RX queues when the table was `was`.
     queues: u32,
+    /// The original table.
     was: Vec<u32>,
-    /// What is there, and what may be there: a driver that reports an error may have done it all the same, or may do it later. Empty:
-    /// it is what was.
+    /// Our tables that are set or may be set. A driver that reports an error may have set the table all the same, or
+    /// may do so later. Empty: the original table is set.
     ours: Vec<Vec<u32>>,
     reserved: Vec<u8>,
-    /// Queues in use; `None`: all that are not reserved.
+    /// The requested number of queues in use; `None`: all that are not reserved.
     used: Option<u16>,
 }
 
-const MADE: &str = "somebody has set it (ethtool -X DEVICE default, and a start anew, give it to Millrace)";
-const BETWEEN: &str = "queues for steered flows lie between the others";
-const CHANGED: &str = "somebody else has changed it: it is left alone until the next start";
-const RESET: &str = "it was made what it was again and again: it is left alone until the next start";
+const MADE: &str = "somebody else has set the table; to let Millrace change it, run ethtool -X DEVICE default and restart it";
+const BETWEEN: &str = "the queues for steered flows are not the last ones";
+const CHANGED: &str = "somebody else has changed the table, which is left alone until the next start";
+const RESET: &str = "the table was reset again and again, and is left alone until the next start";
 
 impl Table {
-    /// Without what is reserved.
+    /// The original table without the reserved queues; `None`: no queue would be left.
     fn base(&self) -> Option<Vec<u32>> {
         without(&self.was, &self.reserved)
     }
 
-    /// The queues of which fewer can be in use; `None`: the table is no even one over the first queues.
+    /// The number of queues of which placing can use fewer; `None`: the table is not an even one over the first queues.
     fn all(&self) -> Option<u16> {
         in_use::evenly_over(&self.was)?;
         let base = self.base()?;
@@ -96,23 +105,24 @@ impl Table {
         queues.iter().all(|queue| **queue < u32::from(all)).then_some(all)
     }
 
-    /// What should be there.
+    /// The table to set.
     fn wanted(&self) -> Result<Vec<u32>> {
-        let base = self.base().context("it spreads packets over queues for steered flows only")?;
+        let base = self.base().context("all its queues are reserved for steered flows")?;
         Ok(match self.all() {
             Some(all) => in_use::folded(&base, Spread { all, used: self.used(all) }),
             None => base,
         })
     }
 
-    /// Of so many: no fewer than was asked for.
+    /// The number of queues in use out of `all`: the smallest possible number that is not below the request.
     fn used(&self, all: u16) -> u16 {
         let enough = |size: &u16| self.used.is_some_and(|used| *size >= used);
         in_use::sizes(all).filter(enough).last().unwrap_or(all)
     }
 
-    /// Whoever gave the device more or fewer queues means them to be used. While ours is there the kernel leaves it as it is
-    /// then, and what was is what it would have made anew.
+    /// Adapts the original table to the number of queues. Somebody who gives the device more or fewer queues wants them
+    /// to be used. The kernel keeps our table in this case, so the new original is the table that the kernel would have
+    /// created.
     fn adapt(&mut self, queues: u32, entries: usize) {
         let is_as_ever = self.queues == queues && self.was.len() == entries;
         let fits = self.was.len() == entries && self.was.iter().all(|queue| *queue < queues);
@@ -124,7 +134,8 @@ impl Table {
 }
 
 impl Device {
-    /// `left`: what a daemon before this one wrote down. What was its is this one's.
+    /// `left` is the record of an earlier daemon. If the present table `is` is one of its tables, this daemon takes the
+    /// record over.
     fn new(name: String, queues: u32, is: Vec<u32>, left: Option<Table>) -> Device {
         let table = match left.filter(|left| left.ours.contains(&is)) {
             Some(mut left) => {
@@ -138,7 +149,7 @@ impl Device {
         Device { table, is, resets: 0, looks: 0, lost: None }
     }
 
-    /// This is there now, for so many queues.
+    /// Takes in the present table and the present number of queues.
     fn see(&mut self, is: Vec<u32>, queues: u32) {
         self.looks = self.looks.saturating_add(1);
         if self.looks > FORGIVEN {
@@ -151,7 +162,7 @@ impl Device {
             self.table.adapt(queues, self.is.len());
         } else if self.lost.is_some() || self.is == before && self.table.queues == queues {
         } else if !was_ours {
-            // Nobody here has changed it.
+            // No table of ours was set, so this is the original one.
             (self.table.was, self.table.queues) = (self.is.clone(), queues);
             self.table.ours.clear();
         } else if self.is == self.table.was || is_default(&self.is, queues) {
@@ -160,7 +171,7 @@ impl Device {
                 self.lost = (self.resets > MOST_RESETS).then_some(RESET);
             }
             (self.table.was, self.table.queues) = (self.is.clone(), queues);
-            // What is in use is found out anew; what is reserved stays.
+            // Placing decides again. Reserved queues stay reserved.
             self.table.used = None;
         } else {
             self.lost = Some(CHANGED);
@@ -178,7 +189,7 @@ impl Device {
     }
 }
 
-/// The same spreading without these queues: their entries go to the others in turn.
+/// The same table without these queues. Their entries go to the other queues in turn. `None`: no queue is left.
 fn without(table: &[u32], queues: &[u8]) -> Option<Vec<u32>> {
     let is_reserved = |ring: u32| queues.iter().any(|queue| u32::from(*queue) == ring);
     let others: BTreeSet<u32> = table.iter().copied().filter(|ring| !is_reserved(*ring)).collect();
@@ -186,7 +197,7 @@ fn without(table: &[u32], queues: &[u8]) -> Option<Vec<u32>> {
     table.iter().map(|ring| if is_reserved(*ring) { turn.next() } else { Some(*ring) }).collect()
 }
 
-/// What drivers begin with (`ethtool_rxfh_indir_default`, include/linux/ethtool.h).
+/// The initial table of drivers (`ethtool_rxfh_indir_default`, include/linux/ethtool.h).
 fn default_table(queues: u32, entries: usize) -> Vec<u32> {
     (0..queues).cycle().take(entries).collect()
 }
@@ -196,7 +207,7 @@ fn is_default(table: &[u32], queues: u32) -> bool {
 }
 
 impl Spreading {
-    /// What a daemon before this one wrote down is put back, but for the devices of which placing takes it over.
+    /// Restores the original tables that an earlier daemon changed, except on devices whose tables placing takes over.
     pub fn open(
         classifier: Box<dyn Classifier>,
         file: PathBuf,
@@ -209,20 +220,20 @@ impl Spreading {
         Spreading(Arc::new(Mutex::new(tables)))
     }
 
-    /// From now on a device spreads packets over other queues than these; over all, if there are none. One that does not spread is
-    /// as it is.
+    /// Makes a device spread packets only over other queues than these. With an empty list, all queues are used again.
+    /// A device without a table stays as it is.
     ///
     /// # Errors
-    /// It is somebody else's, or the device refuses: nothing is reserved.
+    /// The table is somebody else's, or the device refuses the change. Nothing is reserved then.
     pub fn reserve(&self, ifindex: u32, queues: &[u8]) -> Result<()> {
         let mut tables = self.lock();
-        if tables.look(ifindex).context("reading how it spreads packets")?.is_none() {
+        if tables.look(ifindex).context("reading its indirection table")?.is_none() {
             return Ok(());
         }
         tables.change(ifindex, |table| table.reserved = queues.to_vec())
     }
 
-    /// Nothing of a device is reserved any more. One that is not there any more has none.
+    /// Ends the reservations of a device. A device that is gone has none.
     pub fn release(&self, ifindex: u32) -> Result<()> {
         let mut tables = self.lock();
         tables.left.entry(ifindex).and_modify(|left| left.reserved.clear());
@@ -232,33 +243,33 @@ impl Spreading {
         tables.change(ifindex, |table| table.reserved.clear())
     }
 
-    /// Nobody steers flows: what a daemon before this one reserved, of any device, is not any more.
+    /// Ends the reservations of all devices, also those of an earlier daemon, because nobody steers flows.
     pub fn release_all(&self) {
         let mut tables = self.lock();
         tables.left.values_mut().for_each(|left| left.reserved.clear());
         for ifindex in tables.known() {
             if let Err(error) = tables.change(ifindex, |table| table.reserved.clear()) {
-                tracing::debug!("device {ifindex} spreads packets as before: {error:#}");
+                tracing::debug!("cannot change the indirection table of device {ifindex}: {error:#}");
             }
         }
     }
 
-    /// How a device spreads packets; `None`: it does not.
+    /// How a device spreads packets; `None`: it has no table.
     ///
     /// # Errors
-    /// It did, and its driver does not say.
+    /// The device had a table, and its driver does not report one now.
     pub fn look(&self, ifindex: u32) -> io::Result<Option<Spreads>> {
         self.lock().look(ifindex)
     }
 
-    /// From now on the first so many are in use, of those that are not reserved; how that was, and how it is. `None`: it is not there,
-    /// or does not spread.
+    /// Puts the first `used` queues in use, of those that are not reserved. Returns how the device spread packets
+    /// before and how it does now. `None`: the device is gone, or has no table.
     ///
     /// # Errors
-    /// It is somebody else's, or the device refuses: it spreads as before.
+    /// The table is somebody else's, or the device refuses the change. It spreads packets as before then.
     pub fn use_first(&self, ifindex: u32, used: u16) -> Result<Option<[Spread; 2]>> {
         let mut tables = self.lock();
-        let before = match tables.look(ifindex).context("reading how it spreads packets")? {
+        let before = match tables.look(ifindex).context("reading its indirection table")? {
             Some(Spreads::Over(before)) => before,
             Some(Spreads::LeftAlone(_, why)) => bail!("{why}"),
             None => return Ok(None),
@@ -270,15 +281,15 @@ impl Spreading {
         }
     }
 
-    /// All queues of a device are in use again that are not reserved.
+    /// Puts all queues of a device in use again, except reserved ones.
     ///
     /// # Errors
-    /// They may not be.
+    /// Some queues may still be unused.
     pub fn let_go(&self, ifindex: u32) -> Result<()> {
         self.lock().let_go(ifindex)
     }
 
-    /// The same of all devices; says where that failed.
+    /// As [`Spreading::let_go`], for all devices. Returns a message for each failure.
     pub fn use_all(&self) -> Vec<String> {
         let mut tables = self.lock();
         let mut troubles = Vec::new();
@@ -302,7 +313,8 @@ impl Tables {
         self.devices.keys().copied().collect()
     }
 
-    /// Sees what is there now. Changes it only where a device or driver began anew, or a daemon before this one had other wishes.
+    /// Reads the present table. Changes it only if a device or driver started again, or an earlier daemon had other
+    /// wishes.
     fn look(&mut self, ifindex: u32) -> io::Result<Option<Spreads>> {
         let Some(name) = self.classifier.name(ifindex)? else { return Ok(None) };
         let Some((is, queues)) = ask(&*self.classifier, &name)? else {
@@ -317,9 +329,9 @@ impl Tables {
             let left = self.left.remove(&ifindex);
             self.devices.insert(ifindex, Device::new(name, queues, is, left));
         }
-        // Who wants something else is told if it fails.
+        // A caller that wants a change gets the error from that change.
         if let Err(error) = self.change(ifindex, |_| {}) {
-            tracing::debug!("device {ifindex} spreads packets as before: {error:#}");
+            tracing::debug!("cannot change the indirection table of device {ifindex}: {error:#}");
         }
         Ok(self.devices.get(&ifindex).map(Device::spreads))
     }
@@ -331,7 +343,7 @@ impl Tables {
         }
     }
 
-    /// Devices come and go.
+    /// Forgets devices that are gone.
     fn forget_gone(&mut self) {
         let classifier = &*self.classifier;
         self.devices.retain(|ifindex, device| {
@@ -343,7 +355,7 @@ impl Tables {
         });
     }
 
-    /// Changes what is wanted of a device, and its table. On an error both are as before.
+    /// Changes the wishes for a device, and its table. After an error, both are as before.
     fn change(&mut self, ifindex: u32, change: impl FnOnce(&mut Table)) -> Result<()> {
         let Some(device) = self.devices.get_mut(&ifindex) else { return Ok(()) };
         let (reserved, used) = (device.table.reserved.clone(), device.table.used);
@@ -351,7 +363,7 @@ impl Tables {
         let done = self.apply(ifindex);
         if let (Err(_), Some(device)) = (&done, self.devices.get_mut(&ifindex)) {
             (device.table.reserved, device.table.used) = (reserved, used);
-            // What cannot be written down is told with the next change.
+            // An error of the file is reported with the next change.
             let _ = self.write_down();
         }
         done
@@ -372,14 +384,14 @@ impl Tables {
         }
         self.write_down()?;
         let Some(Device { table, is, .. }) = self.devices.get_mut(&ifindex) else { return Ok(()) };
-        // On an error it may be there all the same: it stays written down.
-        set(&*self.classifier, table, &wanted).context("changing over which queues it spreads packets")?;
+        // After an error the table may be set all the same, so it stays in the file.
+        set(&*self.classifier, table, &wanted).context("changing its indirection table")?;
         table.ours.retain(|ours| *ours == wanted);
         *is = wanted;
         self.write_down()
     }
 
-    /// For whoever comes after.
+    /// Writes the file, for the next daemon or `millrace stop`.
     fn write_down(&self) -> Result<()> {
         let mut all = self.left.clone();
         let changed = self.devices.iter().filter(|(_, device)| !device.table.ours.is_empty());
@@ -387,7 +399,8 @@ impl Tables {
         write(&self.file, &all).with_context(|| format!("writing {}", self.file.display()))
     }
 
-    /// Puts back what is left of other devices than these; says what it did.
+    /// Restores the tables that an earlier daemon left, except on devices that `keeps` selects. Returns messages about
+    /// the result.
     fn put_back_left(&mut self, keeps: impl Fn(&str) -> bool) -> Vec<String> {
         let mut done = Vec::new();
         let classifier = &*self.classifier;
@@ -399,7 +412,9 @@ impl Tables {
                     put_back(classifier, left)
                 }
                 Ok(None) => (Some(is_gone(&left.name)), true),
-                Err(error) => (Some(format!("port {}: {error}", left.name)), false),
+                Err(error) => {
+                    (Some(format!("port {}: cannot look up its device: {error}", left.name)), false)
+                }
             };
             done.extend(line);
             !is_done
@@ -413,37 +428,38 @@ impl Tables {
 
 fn is_gone(name: &str) -> String {
     format!(
-        "port {name} is gone; if it went into another network namespace, it spreads packets over the first queues only there, \
-         until `ethtool -X {name} default`"
+        "port {name} is gone; if it went into another network namespace, it spreads packets over the first queues only, \
+         until you run there: ethtool -X {name} default"
     )
 }
 
-const UNTOLD: &str = "its driver tells nothing of it now";
+const UNTOLD: &str = "its driver does not report its indirection table now";
 
-/// The table of a device, and its RX queues. `None`: it has none, or its driver does not say.
+/// Reads the table of a device and its number of RX queues. `None`: the device has no table, or its driver does not
+/// report it now.
 fn ask(classifier: &dyn Classifier, name: &str) -> io::Result<Option<(Vec<u32>, u32)>> {
     let is = classifier.indirection(name)?;
-    // Of an empty one, too.
+    // This is also true for an empty table.
     if is.iter().all(|queue| *queue == 0) {
         return Ok(None);
     }
     Ok(Some((is, classifier.queues(name)?)))
 }
 
-/// The kernel forgets that anybody has set a table if it is made the default one by its own means.
+/// Sets a table. The default table is requested as such, so that the kernel forgets that somebody has set one.
 fn set(classifier: &dyn Classifier, table: &Table, wanted: &[u32]) -> io::Result<()> {
     let by_default = wanted == table.was && is_default(wanted, table.queues);
     classifier.set_indirection(&table.name, if by_default { &[] } else { wanted })
 }
 
-/// What it did, and whether there is nothing of it to be put back any more.
+/// Restores the original table. Returns a message, and whether nothing is left to restore.
 fn put_back(classifier: &dyn Classifier, left: &mut Table) -> (Option<String>, bool) {
     let asked = ask(classifier, &left.name).and_then(|asked| asked.ok_or_else(|| io::Error::other(UNTOLD)));
     let name = &left.name;
     match asked {
         Ok((is, _)) if !left.ours.contains(&is) => return (None, true),
         Ok((is, queues)) => left.adapt(queues, is.len()),
-        // It may be somebody else's by now.
+        // The table may be somebody else's by now.
         Err(error) => {
             let why = format!("port {name}: packets may be spread over the first queues only: {error}");
             return (Some(why), false);
@@ -477,7 +493,7 @@ fn write(file: &Path, all: &BTreeMap<u32, Table>) -> io::Result<()> {
     guard::replace(file, &text)
 }
 
-/// Puts back what is written down in `file`; says what it did.
+/// Restores the original tables that `file` holds. Returns messages about the result.
 pub fn clean(classifier: Box<dyn Classifier>, file: &Path) -> Vec<String> {
     if !file.exists() {
         return Vec::new();

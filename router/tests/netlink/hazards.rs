@@ -305,7 +305,7 @@ fn a_device_in_a_container_that_takes_packets_keeps_its_port_with_the_kernel() {
         expect(&format!("nsenter -t {pid} -n ip link del s0"), None);
         // A setting that changes next hops, and flags that change nothing.
         sh("ip link set port0 promisc on allmulticast on");
-        expect("ip link set port0 arp off", Some("port0 resolves no addresses (IFF_NOARP)"));
+        expect("ip link set port0 arp off", Some("port0 does not resolve addresses (IFF_NOARP)"));
         expect("ip link set port0 arp on", None);
     });
 }

@@ -204,7 +204,7 @@ fn only_a_limited_number_of_the_namespaces_of_a_user_is_watched() {
                 let troubles = observer.troubles();
                 let crowd = troubles.iter().find(crowd).map(|trouble| trouble.what.clone());
                 let says = match (&crowd, refused) {
-                    (Some(text), Some(n)) => text.starts_with(&format!("{n} that may have devices on ports")),
+                    (Some(text), Some(n)) => text.starts_with(&format!("{n} may have devices on ports")),
                     (text, n) => text.is_none() && n.is_none(),
                 };
                 if says && named.len() == expected {

@@ -131,7 +131,9 @@ fn a_table_that_somebody_else_changes_is_left_alone_and_told_of() {
     let told: Vec<String> =
         world.looker.spreader.take_news(world.now).into_iter().map(|told| told.why).collect();
     assert_eq!(told.len(), 1, "{told:?}");
-    assert!(told[0].starts_with("packets of eth0 are spread over 5 queues: somebody else has changed it"));
+    assert!(
+        told[0].starts_with("packets of eth0 are spread over 5 queues: somebody else has changed the table")
+    );
     assert_eq!(world.placing.view.queues.len(), 8, "all are placed by themselves");
     assert!(!world.periods(3000, &HEAVY).contains("spread over"));
     world.looker.put_back();

@@ -1,4 +1,4 @@
-//! A NIC with a classifier, as bytes: what `SIOCETHTOOL` would be asked, and what it would answer.
+//! A fake NIC with a classifier. It answers `SIOCETHTOOL` requests byte by byte.
 
 use super::*;
 use std::{
@@ -6,10 +6,10 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// A device that has none.
+/// A device without a classifier.
 const WITHOUT: &str = "eth2";
 
-/// Rules by place, each a whole `struct ethtool_rx_flow_spec`; copies are the same NIC.
+/// A fake NIC. Copies are the same NIC.
 #[derive(Clone)]
 pub struct Nic(Arc<Mutex<FakeNic>>);
 
@@ -18,19 +18,20 @@ struct FakeNic {
     queues: u32,
     places: u32,
     chooses: bool,
+    /// By location, each a whole `struct ethtool_rx_flow_spec`.
     rules: BTreeMap<u32, Vec<u8>>,
     rings: Vec<u32>,
     requests: Vec<Vec<u8>>,
     last: Vec<u8>,
     errno: Option<i32>,
-    /// The same where a table is to be set.
+    /// The error of requests that set a table.
     table_errno: Option<i32>,
-    /// It does so all the same.
+    /// In spite of this error, the table is set.
     does_it: bool,
     is_down: bool,
     /// Somebody has set the table (`IFF_RXFH_CONFIGURED`).
     is_set: bool,
-    /// What devices are called that have another name than their number gives them, or none any more.
+    /// The current names of renamed devices; `None`: the device is gone.
     names: BTreeMap<u32, Option<String>>,
 }
 
@@ -45,41 +46,41 @@ impl Nic {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on everything fails so.
+    /// Makes all requests fail with this error.
     pub fn fail(&self, errno: Option<i32>) {
         self.get().errno = errno;
     }
 
-    /// The same of setting an indirection table.
+    /// Makes requests that set an indirection table fail with this error.
     pub fn refuse_tables(&self, errno: Option<i32>) {
         self.get().table_errno = errno;
     }
 
-    /// A device is called so from now on; `None`: it is gone.
+    /// Renames a device; `None`: it is gone.
     pub fn rename(&self, ifindex: u32, name: Option<&str>) {
         self.get().names.insert(ifindex, name.map(str::to_owned));
     }
 
-    /// As drivers that note a table, fail, and set it with their next reset.
+    /// Acts like drivers that store a table, return an error, and set the table with their next reset.
     pub fn refuse_and_do_it(&self, errno: i32) {
         let mut state = self.get();
         (state.table_errno, state.does_it) = (Some(errno), true);
     }
 
-    /// As drivers that tell of a table of zeros then.
+    /// While the device is down, its table reads as zeros, as with some drivers.
     pub fn set_down(&self, is_down: bool) {
         self.get().is_down = is_down;
     }
 
-    /// As a device that was made again.
+    /// Acts like a device that was created again.
     pub fn forget_all(&self) {
         let mut state = self.get();
         state.rules.clear();
         state.spread();
     }
 
-    /// It has so many queues from now on (`ethtool -L`, or programs that want some for themselves); its driver keeps a table that
-    /// somebody has set, and makes another one anew.
+    /// Sets the number of queues (`ethtool -L`, or programs that need some for themselves). The driver keeps a table
+    /// that somebody has set, and otherwise creates a new one.
     pub fn set_queues(&self, queues: u32) {
         let mut state = self.get();
         state.queues = queues;
@@ -88,17 +89,17 @@ impl Nic {
         }
     }
 
-    /// The last structure, as it was answered.
+    /// The last request, with its answer.
     pub fn last(&self) -> Vec<u8> {
         self.get().last.clone()
     }
 
-    /// All requests of this command, as they were asked.
+    /// All requests of this command, without their answers.
     pub fn asked(&self, command: u32) -> Vec<Vec<u8>> {
         self.get().requests.iter().filter(|r| u32_at(r, 0) == command).cloned().collect()
     }
 
-    /// Tables that were to be set, each ring by ring; empty: the default.
+    /// The tables of all requests that set one, each entry by entry; empty: the default.
     pub fn tables(&self) -> Vec<Vec<u32>> {
         let rings =
             |request: Vec<u8>| request[RINGS_AT..].chunks_exact(4).map(|ring| u32_at(ring, 0)).collect();
@@ -107,7 +108,7 @@ impl Nic {
 }
 
 impl FakeNic {
-    /// As drivers begin.
+    /// Sets the initial table of a driver.
     fn spread(&mut self) {
         self.is_set = false;
         let entries = match self.rings.len() {
@@ -167,7 +168,7 @@ impl FakeNic {
                 return Err(self.table_errno.unwrap_or(0));
             }
             ETHTOOL_SRXFHINDIR if u32_at(request, 4) == 0 => self.spread(),
-            // As the kernel checks it (`ethtool_copy_validate_indir`).
+            // The kernel makes the same checks (`ethtool_copy_validate_indir`).
             ETHTOOL_SRXFHINDIR => {
                 let rings: Vec<u32> =
                     request[RINGS_AT..].chunks_exact(4).map(|ring| u32_at(ring, 0)).collect();

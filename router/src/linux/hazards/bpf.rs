@@ -1,4 +1,5 @@
-//! BPF programs that see forwarded packets: tcx (Linux 6.6) and netfilter links (6.4). The kernel tells nobody of them.
+//! BPF programs that see forwarded packets: tcx (Linux 6.6) and netfilter links (6.4). The kernel does not report their
+//! changes.
 
 use super::{ByFamily, netfilter::HOOKS};
 use libbpf_rs::{
@@ -10,10 +11,11 @@ use std::{
     io,
 };
 
-/// How many tcx programs each of these devices has, in the namespace of the calling thread; those that have some.
+/// The number of tcx programs on each of these devices, in the calling thread's namespace. Devices without any are left
+/// out.
 ///
 /// # Errors
-/// What the kernel says, except that it lacks tcx or the device: there are none then.
+/// Any error of the kernel. Without tcx in the kernel, or without the device, there are no programs and no error.
 pub fn tcx_programs(devices: &BTreeSet<u32>) -> io::Result<BTreeMap<u32, u32>> {
     let mut counted = BTreeMap::new();
     for ifindex in devices {
@@ -30,25 +32,25 @@ pub fn tcx_programs(devices: &BTreeSet<u32>) -> io::Result<BTreeMap<u32, u32>> {
 fn programs_found(rc: i32, programs: u32) -> io::Result<u32> {
     match -rc {
         0 => Ok(programs),
-        // EINVAL: a kernel without tcx. ENODEV: the device went while it was looked at.
+        // EINVAL: a kernel without tcx. ENODEV: the device vanished meanwhile.
         libc::EINVAL | libc::ENODEV => Ok(0),
         error => Err(io::Error::from_raw_os_error(error)),
     }
 }
 
-/// Zero or a negative errno, and how many programs there are.
+/// Returns zero or a negative errno, and the number of programs.
 fn query(target: i32, hook: libbpf_sys::bpf_attach_type) -> (i32, u32) {
     let mut query = libbpf_sys::bpf_prog_query_opts {
         sz: size_of::<libbpf_sys::bpf_prog_query_opts>() as libbpf_sys::size_t,
         ..Default::default()
     };
-    // SAFETY: `query` lives across the call and says its size; it asks for a count only, so it names no array.
+    // SAFETY: `query` lives across the call and holds its own size; it requests only a count, so it has no array.
     let rc = unsafe { libbpf_sys::bpf_prog_query_opts(target, hook, &raw mut query) };
     // SAFETY: every variant of the union is a u32.
     (rc, unsafe { query.__bindgen_anon_1.prog_cnt })
 }
 
-/// Netfilter programs on hooks that forwarded packets pass, in any namespace: the kernel does not say in which.
+/// Netfilter programs on hooks that forwarded packets pass, in any namespace: the kernel does not report in which one.
 pub fn netfilter_programs() -> ByFamily {
     let mut sentences = ByFamily::default();
     for link in LinkInfoIter::default() {
@@ -74,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_kernel_or_a_device_that_is_not_there_has_no_programs() {
+    fn only_a_missing_device_or_kernel_support_counts_as_no_programs() {
         let found = |rc| programs_found(rc, 7).map_err(|e| e.raw_os_error());
         assert_eq!(found(0), Ok(7));
         assert_eq!(found(-libc::EINVAL), Ok(0));

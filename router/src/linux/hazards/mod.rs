@@ -1,17 +1,17 @@
-//! What a namespace holds that the fast path would bypass, found by asking the kernel, told as sentences that name the
-//! thing and the way out.
+//! Hazards: things in a namespace that the fast path would bypass. They are read from the kernel and reported as
+//! sentences that name the thing and the command that removes it.
 //!
-//! | file | what | told of changes by |
+//! | file | hazards | changes are reported by |
 //! |---|---|---|
 //! | [`netfilter`] | nftables base chains | nfnetlink group |
 //! | [`xfrm`] | IPsec policies | XFRM group |
 //! | [`rules`] | policy routing rules | rtnetlink groups |
 //! | [`traffic`] | qdiscs and filters | rtnetlink group |
-//! | [`bpf`] | tcx and netfilter programs | nobody: polled |
-//! | here | legacy iptables tables, IPVS | nobody: polled |
+//! | [`bpf`] | tcx and netfilter programs | nothing: polled |
+//! | here | legacy iptables tables, IPVS | nothing: polled |
 //!
-//! Hooks for input and output do not matter: packets for the box itself take the kernel's way. Connection tracking
-//! registers its hooks only when a rule wants them, so the rule's own hook stands for it.
+//! Hooks for input and output do not matter: packets for the box itself go to the kernel anyway. Connection tracking
+//! registers its hooks only if a rule needs them, so the hook of that rule stands for it.
 
 pub mod bpf;
 pub mod netfilter;
@@ -29,18 +29,19 @@ use std::{collections::BTreeMap, io, time::Instant};
 /// Sentences for IPv4 and for IPv6.
 pub type ByFamily = [Vec<String>; 2];
 
-/// The most sentences in one list. A namespace can have any number of rules and chains, so one more sentence stands
-/// for the rest.
+/// The most sentences in one list. A namespace can have any number of rules and chains, so one more sentence stands for
+/// the rest.
 const MOST_SENTENCES: usize = 16;
 
-/// Rules, netfilter and XFRM of a namespace, or why they could not be read.
+/// Rules, netfilter and XFRM of a namespace, or the error that prevented reading them.
 pub struct Read {
     netfilter: io::Result<netfilter::Sentences>,
     xfrm: io::Result<ByFamily>,
     rules: io::Result<ByFamily>,
 }
 
-/// Reads them in the calling thread's namespace, which is that of `route`. What the kernel lacks is no hazard.
+/// Reads them in the calling thread's namespace, which must be that of `route`. A part that the kernel lacks is no
+/// hazard.
 pub fn read(route: &mut Socket, end: Instant) -> Read {
     Read {
         netfilter: with_socket(libc::NETLINK_NETFILTER, end, netfilter::read),
@@ -50,7 +51,7 @@ pub fn read(route: &mut Socket, end: Instant) -> Read {
 }
 
 impl Read {
-    /// Nothing could be read.
+    /// All parts failed with this error.
     pub fn failed(error: &io::Error) -> Read {
         let same = || io::Error::new(error.kind(), error.to_string());
         Read { netfilter: Err(same()), xfrm: Err(same()), rules: Err(same()) }
@@ -80,14 +81,15 @@ pub struct Hazards {
     legacy: [Vec<String>; 2],
     ipvs: bool,
     traffic: BTreeMap<u32, Vec<traffic::Finding>>,
-    /// Programs on tcx, per device.
+    /// The number of tcx programs of each device that has some.
     tcx: BTreeMap<u32, u32>,
     /// BPF netfilter programs anywhere: the kernel does not say in which namespace.
     programs: ByFamily,
 }
 
 impl Hazards {
-    /// What was read. False: something could not be, was taken for a hazard, and should be tried again.
+    /// Stores the reading. Returns false if a part could not be read. That part then counts as a hazard, and the caller
+    /// should read again.
     pub fn set_namespace(&mut self, read: Read) -> bool {
         let Read { netfilter, xfrm, rules } = read;
         let complete = netfilter.is_ok() && xfrm.is_ok() && rules.is_ok();
@@ -97,29 +99,29 @@ impl Hazards {
         complete
     }
 
-    /// Qdiscs and filters.
+    /// Stores the findings about qdiscs and filters.
     pub fn set_traffic(&mut self, found: traffic::Findings) {
         self.traffic = found;
     }
 
-    /// Legacy tables and IPVS.
+    /// Stores the findings about legacy tables and IPVS.
     pub fn set_polled(&mut self, polled: Polled) {
         (self.legacy, self.ipvs) = (polled.legacy, polled.has_ipvs_services);
     }
 
-    /// Programs on tcx, by device.
+    /// Stores the number of tcx programs of each device.
     pub fn set_tcx(&mut self, counted: BTreeMap<u32, u32>) {
         self.tcx = counted;
     }
 
-    /// BPF netfilter programs, as listed elsewhere.
+    /// Stores the list of BPF netfilter programs, which is the same for all namespaces.
     pub fn set_programs(&mut self, programs: &ByFamily) {
         if self.programs != *programs {
             self.programs.clone_from(programs);
         }
     }
 
-    /// The device is gone.
+    /// Forgets a device that is gone.
     pub fn forget_link(&mut self, ifindex: u32) {
         self.traffic.remove(&ifindex);
         self.tcx.remove(&ifindex);
@@ -136,7 +138,7 @@ impl Hazards {
         sentences
     }
 
-    /// Sentences about the namespace as a whole; the multipath policy is not set.
+    /// Sentences about the namespace as a whole. The multipath policy is left at its default.
     pub fn of_namespace(&self, namespace: &str) -> Settings {
         let mut all: ByFamily = Default::default();
         for (i, sentences) in all.iter_mut().enumerate() {
@@ -151,20 +153,20 @@ impl Hazards {
     }
 }
 
-/// Stands in a sentence where a command begins that has to run in the namespace.
+/// A placeholder in a sentence, before a command that must run in the namespace.
 const IN_NAMESPACE: &str = "\u{1}";
 
 fn in_namespace(sentence: &str, namespace: &str) -> String {
     sentence.replace(IN_NAMESPACE, &command(namespace, ""))
 }
 
-/// A shell command that runs in the namespace of this name. Names in `text` are [`Quoted`].
+/// A shell command that runs in the namespace of this name. Names in `text` must be [`Quoted`].
 pub fn command(namespace: &str, text: &str) -> String {
     match (namespace, namespace.strip_prefix("pid:")) {
         ("host", _) => text.into(),
         (_, Some(pid)) => format!("nsenter -t {} -n {text}", Quoted(pid)),
         (name, _) if name.starts_with("netns:") => format!("(in {}) {text}", Shown(name)),
-        // nsenter takes any name so, ip some as options.
+        // `ip` would take such a name for an option.
         (name, _) if name.starts_with('-') => format!("nsenter --net=/run/netns/{} {text}", Quoted(name)),
         (name, _) => format!("ip netns exec {} {text}", Quoted(name)),
     }
@@ -183,18 +185,18 @@ fn legacy_sentence(family: usize, table: &str) -> String {
     let (table, name) = (Shown(table), Quoted(table));
     format!(
         "legacy {tool} table {table} is loaded, which hooks forwarding even when it is empty; \
-         unload it with: rmmod {module}_{name} (or recreate the namespace, where it is built in)"
+         unload it with: rmmod {module}_{name} (or recreate the namespace, if it is built into the kernel)"
     )
 }
 
 fn ipvs_sentence(namespace: &str) -> String {
     format!(
-        "IPVS has virtual services, which take packets that look forwarded; remove them with: {}",
+        "IPVS has virtual services, which take packets that look like forwarded ones; remove them with: {}",
         command(namespace, "ipvsadm --clear")
     )
 }
 
-/// What cannot be read is taken for a hazard: better slow than wrong.
+/// A part that cannot be read counts as a hazard: better slow than wrong.
 fn or_doubt(result: io::Result<ByFamily>, what: &str) -> ByFamily {
     result.unwrap_or_else(|error| {
         let sentence = doubt(what, &error);
@@ -203,7 +205,7 @@ fn or_doubt(result: io::Result<ByFamily>, what: &str) -> ByFamily {
 }
 
 fn doubt(what: &str, error: &io::Error) -> String {
-    format!("{what} could not be read: {error}")
+    format!("{what} could not be read (trying again): {error}")
 }
 
 #[cfg(test)]
@@ -211,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_run_where_the_thing_is() {
+    fn commands_run_in_the_namespace_of_the_hazard() {
         assert_eq!(command("host", "nft"), "nft");
         assert_eq!(command("pid:7", "nft"), "nsenter -t 7 -n nft");
         assert_eq!(command("red", "nft"), "ip netns exec red nft");

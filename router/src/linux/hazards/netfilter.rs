@@ -1,7 +1,7 @@
 //! nftables base chains on hooks that forwarded packets pass (`NFT_MSG_GETCHAIN`, `include/uapi/linux/netfilter/nf_tables.h`).
 //!
-//! A chain on ingress or egress is bound to devices and sees all their packets, also those of a macvlan in another
-//! namespace: it is a hazard of the device, not of the namespace.
+//! A chain on ingress or egress is bound to devices. It sees all their packets, also those of a macvlan in another
+//! namespace. So it is a hazard of the device, not of the namespace.
 
 use super::{ByFamily, IN_NAMESPACE, MOST_SENTENCES};
 use crate::{
@@ -40,12 +40,12 @@ pub(crate) struct Chain {
     devices: Devices,
 }
 
-/// What a chain is bound to.
+/// The devices that a chain is bound to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Devices {
     Namespace,
     Named(Vec<String>),
-    /// Devices, and which cannot be told: any.
+    /// Some devices, but it is not known which, so possibly any.
     Unknown,
 }
 
@@ -58,13 +58,13 @@ pub struct Sentences {
 }
 
 impl Sentences {
-    /// The chains could not be read: a hazard of everything they may be bound to.
+    /// The chains could not be read. This counts as a hazard of everything that they may be bound to.
     pub fn doubt(sentence: &str) -> Sentences {
         let one = || vec![sentence.to_owned()];
         Sentences { namespace: [one(), one()], every_device: one(), ..Sentences::default() }
     }
 
-    /// Those about a device.
+    /// Sentences about a device.
     pub fn of_device(&self, device: &str) -> impl Iterator<Item = &String> {
         self.devices.get(device).into_iter().flatten().chain(&self.every_device)
     }
@@ -96,10 +96,10 @@ fn add(sentences: &mut Vec<String>, sentence: &str) {
     }
 }
 
-/// Sentences for all of them.
+/// Reads the chains and returns their sentences.
 pub fn read(socket: &mut Socket) -> io::Result<Sentences> {
     let chains = match socket.dump(Request::new(GETCHAIN, wire::DUMP, &[0; 4]), parse) {
-        // nfnetlink without nf_tables knows no such message.
+        // nfnetlink without nf_tables does not know this message.
         Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => Vec::new(),
         other => other?,
     };
@@ -123,7 +123,7 @@ pub(crate) fn parse(message: Message<'_>) -> Option<Chain> {
     }
     let hook = hook?;
     let number = wire::be32_at(wire::attribute(hook, NFTA_HOOK_HOOKNUM)?, 0)? as usize;
-    // NFPROTO_*. ARP chains see no IP packet, and devices under a bridge are not accelerated anyway.
+    // NFPROTO_*. ARP chains see no IP packets, and devices of a bridge are not accelerated anyway.
     let (family, affects, names): (_, _, &[&'static str]) = match *message.payload.first()? {
         1 => ("inet", [true; 2], &HOOKS),
         2 => ("ip", [true, false], &HOOKS),
@@ -142,7 +142,7 @@ pub(crate) fn parse(message: Message<'_>) -> Option<Chain> {
 fn devices(hook: &[u8]) -> Devices {
     let one = wire::attribute(hook, NFTA_HOOK_DEV).map(|name| vec![wire::text(name)]);
     let names = match wire::attribute(hook, NFTA_HOOK_DEVS) {
-        // Beside names there may be prefixes of names.
+        // The list can also contain prefixes of names.
         Some(list) => wire::attributes(list)
             .map(|(kind, name)| (kind == NFTA_DEVICE_NAME).then(|| wire::text(name)))
             .collect(),
@@ -163,18 +163,19 @@ impl Chain {
             Devices::Unknown => " of some devices".into(),
         };
         let chain = format!("{family} {} {}", Shown(table), Shown(name));
-        // The tool reads commands of its own in its argument, so quoting for the shell is not enough.
+        // nft parses its argument as a command, so quoting for the shell is not enough.
         let out = match is_word(table) && is_word(name) {
             true => format!("remove it with: {IN_NAMESPACE}nft 'flush chain {chain}; delete chain {chain}'"),
             false => format!(
-                "nft takes no such name: see the handle of its table with: {IN_NAMESPACE}nft -a list ruleset | cat -v"
+                "nft does not accept this name, so delete it by handle; list handles with: {IN_NAMESPACE}nft -a list ruleset | cat -v"
             ),
         };
         format!("nftables chain {chain} hooks {hook}{of}; {out}")
     }
 }
 
-/// May it stand in a command of nft? Its scanner takes these as one name (`string`, src/scanner.l of nftables).
+/// Can the name be used in an nft command? The scanner of nft takes such words as one name (`string`, src/scanner.l of
+/// nftables).
 fn is_word(name: &str) -> bool {
     let letter = |c: char| c.is_ascii_alphabetic() || c == '_';
     name.starts_with(letter) && name.chars().all(|c| letter(c) || c.is_ascii_digit() || "./-".contains(c))
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn of_very_many_chains_only_some_have_sentences() {
+    fn the_number_of_sentences_is_limited() {
         let mut sentences = Sentences::default();
         (0..1000).for_each(|_| sentences.add(&parsed(1, 2).unwrap()));
         let [ipv4, ipv6] = &sentences.namespace;
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_nft_takes_as_one_stand_in_its_commands() {
+    fn only_names_that_nft_accepts_are_used_in_its_commands() {
         for fine in ["fwd", "_x", "a.b/c-d9"] {
             assert!(is_word(fine), "{fine}");
         }

@@ -1,7 +1,7 @@
-//! Policy routing rules other than the ones every namespace starts with (`RTM_GETRULE`, `struct fib_rule_hdr`).
+//! Policy routing rules, except those that every namespace has at its start (`RTM_GETRULE`, `struct fib_rule_hdr`).
 //!
-//! The mirror looks routes up as those rules do: local, main, default for IPv4, local and main for IPv6. One more or one
-//! less and it would look wrong.
+//! The mirror looks up routes as those rules do: in local, main and default for IPv4, in local and main for IPv6. With
+//! one rule more or less, its result would be wrong.
 
 use super::{ByFamily, IN_NAMESPACE, MOST_SENTENCES};
 use crate::linux::netlink::{
@@ -19,25 +19,25 @@ const FRA_PROTOCOL: u16 = 21;
 const FR_ACT_TO_TBL: u8 = 1;
 const HEADER: usize = 12;
 
-/// (priority, table) of the rules a namespace starts with.
+/// (priority, table) of the rules that a namespace has at its start.
 const DEFAULTS: [&[(u32, u32)]; 2] = [&[(0, 255), (32766, 254), (32767, 253)], &[(0, 255), (32766, 254)]];
 
-/// A rule: what is looked up when, or that it is something else.
+/// A rule, as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rule {
     priority: u32,
-    /// `Some`: it does nothing but look a table up, for every packet.
+    /// The table that the rule looks up for every packet. `None`: it does something else.
     table: Option<u32>,
 }
 
-/// Sentences for what is not as it was at the start.
+/// Returns a sentence for each rule that was added, and for each usual rule that is missing.
 pub fn read(socket: &mut Socket) -> io::Result<ByFamily> {
     let mut sentences = ByFamily::default();
     for (i, family) in [INET, INET6].into_iter().enumerate() {
         let mut header = [0; HEADER];
         header[0] = family;
         let rules = match socket.dump(Request::new(rtm::GETRULE, wire::DUMP, &header), parse) {
-            // The kernel has no policy routing for this family, or not the family.
+            // The kernel lacks policy routing for this family, or the family itself.
             Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EAFNOSUPPORT)) => continue,
             other => other?,
         };
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_rules_are_fine_and_only_they() {
+    fn only_the_usual_rules_are_no_hazard() {
         let usual = || vec![rule(0, 255), rule(32766, 254), rule(32767, 253)];
         assert!(judged(usual()).is_empty());
         let mut more = usual();

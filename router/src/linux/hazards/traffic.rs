@@ -1,17 +1,17 @@
-//! Qdiscs and filters (`RTM_GETQDISC`, `RTM_GETTFILTER`, `struct tcmsg`). The fast path passes neither.
+//! Qdiscs and filters (`RTM_GETQDISC`, `RTM_GETTFILTER`, `struct tcmsg`). Packets of the fast path pass neither.
 //!
-//! This is an allow-list. A qdisc is harmless if its kind is known, its options are, and no filter hangs on it:
+//! This is an allow-list. A qdisc is harmless if its kind is known, its options are harmless, and it has no filters:
 //!
-//! | kind | options that matter | where filters hang |
+//! | kind | options that matter | where filters can be attached |
 //! |---|---|---|
-//! | noqueue, mq, pfifo_fast | none | nowhere: these have no `tcf_block` |
+//! | noqueue, mq, pfifo_fast | none | nowhere: they have no `tcf_block` |
 //! | fq (`net/sched/sch_fq.c`) | limits, `maxrate`, `ce_threshold` | nowhere |
-//! | fq_codel (`sch_fq_codel.c`) | limits, `ce_threshold` | on the qdisc |
-//! | clsact, ingress (`sch_ingress.c`) | none | on each direction, in a block of its own or a shared one |
+//! | fq_codel (`sch_fq_codel.c`) | limits, `ce_threshold` | to the qdisc |
+//! | clsact, ingress (`sch_ingress.c`) | none | to each direction, in a block of its own or a shared one |
 //! | any other | | |
 //!
-//! The other options of fq and fq_codel choose among packets that wait, or pace packets of local sockets. A limit is
-//! harmless from the kernel's default on. An option that is not known is not harmless.
+//! The other options of fq and fq_codel choose among waiting packets, or pace packets of local sockets. A limit is
+//! harmless if it is at least the default of the kernel. An unknown option is not harmless.
 
 use super::command;
 use crate::{
@@ -30,13 +30,13 @@ const TCA_HW_OFFLOAD: u16 = 12;
 const HEADER: usize = 20;
 /// `TC_H_ROOT`.
 const ROOT: u32 = u32::MAX;
-/// Parents of filters: the ingress qdisc; clsact's ingress and egress.
+/// Parents of filters: the ingress qdisc, and ingress and egress of clsact.
 const INGRESS: u32 = 0xffff_0000;
 const CLSACT: [u32; 2] = [0xffff_fff2, 0xffff_fff3];
-/// Kinds whose options say nothing that matters.
+/// Kinds whose options do not matter.
 const PLAIN: [&str; 5] = ["noqueue", "mq", "pfifo_fast", "clsact", "ingress"];
 
-/// An option of a qdisc that is known: its type, and from which value on it is harmless.
+/// A known option of a qdisc: its type, and the least value that is harmless.
 type Known = (u16, u32);
 
 /// `TCA_FQ_*` up to Linux 6.18.
@@ -45,7 +45,7 @@ const FQ: [Known; 18] = [
     (2, 100),       // FLOW_PLIMIT
     (3, 0),         // QUANTUM
     (4, 0),         // INITIAL_QUANTUM
-    (5, 0),         // RATE_ENABLE: concerns the pacing of sockets, and FLOW_MAX_RATE
+    (5, 0),         // RATE_ENABLE: concerns the pacing of sockets and FLOW_MAX_RATE
     (6, 0),         // FLOW_DEFAULT_RATE: ignored
     (7, u32::MAX),  // FLOW_MAX_RATE: no limit
     (8, 0),         // BUCKETS_LOG
@@ -54,14 +54,14 @@ const FQ: [Known; 18] = [
     (11, 0),        // LOW_RATE_THRESHOLD
     (12, u32::MAX), // CE_THRESHOLD: never
     (13, 0),        // TIMER_SLACK
-    (14, 0),        // HORIZON: ip_forward() clears the time stamps that it is about
+    (14, 0),        // HORIZON: concerns time stamps, which ip_forward() clears
     (15, 0),        // HORIZON_DROP
     (16, 0),        // PRIOMAP
     (17, 0),        // WEIGHTS
     (18, 0),        // OFFLOAD_HORIZON
 ];
 
-/// `TCA_FQ_CODEL_*` up to Linux 6.18. `CE_THRESHOLD` and what belongs to it are there only while it is in force.
+/// `TCA_FQ_CODEL_*` up to Linux 6.18. `CE_THRESHOLD` and its related options are present only while they are in force.
 const FQ_CODEL: [Known; 8] = [
     (1, 0),        // TARGET
     (2, 10_240),   // LIMIT
@@ -73,25 +73,25 @@ const FQ_CODEL: [Known; 8] = [
     (9, 32 << 20), // MEMORY_LIMIT
 ];
 
-/// Something on a device.
+/// A hazard on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// A qdisc of this kind that is not known not to shape.
+    /// A qdisc of this kind, which is not known to be harmless.
     Qdisc(String),
-    /// A qdisc of a harmless kind, with options that are not.
+    /// A qdisc of a harmless kind, with options that are not harmless.
     Options(String),
     /// Filters on a qdisc of this kind, and their parent.
     Filters(String, u32),
 }
 
 impl Finding {
-    /// For people.
+    /// The hazard as a sentence, with the command that removes it.
     pub fn sentence(&self, device: &str, namespace: &str) -> String {
         let (shown, device) = (Shown(device), Quoted(device));
         let other_root = command(namespace, &format!("tc qdisc replace dev {device} root pfifo_fast"));
         match self {
             Finding::Qdisc(kind) => format!(
-                "{shown} has the qdisc {}, which may shape; replace it with: {other_root}",
+                "{shown} has the qdisc {}, which may shape traffic; replace it with: {other_root}",
                 Shown(kind)
             ),
             Finding::Options(kind) => format!(
@@ -123,10 +123,10 @@ pub(crate) struct Qdisc {
     harmless_options: bool,
 }
 
-/// By device.
+/// The findings of each device.
 pub type Findings = BTreeMap<u32, Vec<Finding>>;
 
-/// What is on each device.
+/// Reads the qdiscs and filters of all devices.
 pub fn read(socket: &mut Socket) -> io::Result<Findings> {
     let qdiscs = socket.dump(Request::new(rtm::GETQDISC, wire::DUMP, &[0; HEADER]), parse)?;
     judge(qdiscs, |ifindex, parent| has_filters(socket, ifindex, parent))
@@ -155,7 +155,7 @@ fn judge(
 }
 
 impl Qdisc {
-    /// What it says itself.
+    /// The hazard that follows from the kind and the options alone.
     fn finding(&self) -> Option<Finding> {
         let known = PLAIN.contains(&self.kind.as_str()) || matches!(self.kind.as_str(), "fq" | "fq_codel");
         match (known, self.harmless_options) {
@@ -165,8 +165,9 @@ impl Qdisc {
         }
     }
 
-    /// Where filters can hang. The kernel takes parent 0 for the root qdisc (tc_dump_tfilter(), `net/sched/cls_api.c`);
-    /// a default qdisc has handle 0, and nothing can hang on one below the root, as only handles are looked up.
+    /// The parents to which filters can be attached. The kernel takes parent 0 for the root qdisc (tc_dump_tfilter(),
+    /// `net/sched/cls_api.c`). A default qdisc has handle 0. Below the root nothing can be attached to one, because
+    /// only handles are looked up.
     fn filter_parents(&self) -> Vec<u32> {
         match self.kind.as_str() {
             "clsact" => CLSACT.to_vec(),
@@ -184,7 +185,7 @@ fn has_filters(socket: &mut Socket, ifindex: u32, parent: u32) -> io::Result<boo
     header[12..16].copy_from_slice(&parent.to_ne_bytes());
     let request = Request::new(rtm::GETTFILTER, wire::DUMP, &header);
     match socket.dump(request, |m| (m.kind == rtm::NEWTFILTER).then_some(())) {
-        // The device went while it was looked at; its message is on its way.
+        // The device vanished meanwhile. A message about that follows.
         Err(e) if e.raw_os_error() == Some(libc::ENODEV) => Ok(false),
         other => Ok(!other?.is_empty()),
     }
@@ -218,7 +219,8 @@ pub(crate) fn parse(message: Message<'_>) -> Option<Qdisc> {
     Some(qdisc)
 }
 
-/// Are all options known, and none below what is harmless? A message without options says nothing, so it is not.
+/// Are all options known, and none below its harmless value? A message without options shows nothing, so the answer is
+/// no.
 fn harmless(options: Option<&[u8]>, known: &[Known]) -> bool {
     let fine = |(kind, value): (u16, &[u8])| {
         let least = known.iter().find(|known| known.0 == kind).map(|known| known.1);
@@ -255,7 +257,8 @@ mod tests {
             .with(TCA_OPTIONS, &nested.bytes(1)[16..])
     }
 
-    /// As `fq_dump()` and `fq_codel_dump()` of Linux 6.1 and 6.18 write the defaults. This kernel has neither.
+    /// The defaults as `fq_dump()` and `fq_codel_dump()` of Linux 6.1 and 6.18 write them. Test machines may lack both
+    /// qdiscs.
     fn defaults(kind: &str) -> Vec<(u16, u32)> {
         let fq_codel =
             [(1, 4999), (2, 10240), (3, 99_999), (4, 1), (6, 1514), (8, 64), (9, 33_554_432), (5, 1024)];
@@ -332,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_are_looked_for_wherever_they_can_hang() {
+    fn filters_are_looked_for_wherever_they_can_be_attached() {
         let (child, below_mq) = (0x0010_0000, 0x8001_0001);
         let rows: [(&str, u32, u32, &[u32]); 7] = [
             ("fq_codel", 0, ROOT, &[0]),
@@ -354,11 +357,11 @@ mod tests {
     }
 
     #[test]
-    fn sentences_name_the_way_out() {
+    fn sentences_name_the_command_that_helps() {
         let rows = [
             (
                 Finding::Qdisc("tbf".into()),
-                "eth0 has the qdisc tbf, which may shape; replace it with: \
+                "eth0 has the qdisc tbf, which may shape traffic; replace it with: \
                  ip netns exec red tc qdisc replace dev eth0 root pfifo_fast",
             ),
             (

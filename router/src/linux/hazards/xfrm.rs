@@ -14,16 +14,16 @@ pub const GROUP: u32 = 4;
 const NEWPOLICY: u16 = 0x13;
 const GETPOLICY: u16 = 0x15;
 const GETDEFAULT: u16 = 0x28;
-/// Places in `struct xfrm_userpolicy_info`.
+/// Offsets in `struct xfrm_userpolicy_info`.
 const FAMILY: usize = 40;
 const DIRECTION: usize = 160;
 const USERPOLICY_ID_BYTES: usize = 64;
-/// `XFRM_POLICY_MAX`: directions from here on are policies of single sockets.
+/// `XFRM_POLICY_MAX`: this direction and higher ones belong to policies of single sockets.
 const SOCKET_DIRECTIONS: u8 = 3;
 /// `XFRM_USERPOLICY_BLOCK`.
 const BLOCK: u8 = 1;
 
-/// Sentences for them.
+/// Returns sentences about policies, and about a default policy that blocks.
 pub fn read(socket: &mut Socket) -> io::Result<ByFamily> {
     let request = Request::new(GETPOLICY, wire::DUMP, &[0; USERPOLICY_ID_BYTES]);
     let families = socket.dump(request, parse)?;
@@ -37,21 +37,21 @@ pub fn read(socket: &mut Socket) -> io::Result<ByFamily> {
             ));
         }
     }
-    // Linux 5.14; older kernels know no default policy and refuse.
+    // Since Linux 5.14. Older kernels have no default policy and refuse the request.
     let default = socket.ask(Request::new(GETDEFAULT, wire::ACK, &[0; 4]), |m| {
         (m.kind == GETDEFAULT).then(|| m.payload.get(..3).map(|p| p[1] == BLOCK || p[2] == BLOCK)).flatten()
     });
     if matches!(default, Ok(Some(true))) {
         for sentences in &mut sentences {
             sentences.push(format!(
-                "the default IPsec policy blocks; allow with: {IN_NAMESPACE}ip xfrm policy setdefault fwd accept out accept"
+                "the default IPsec policy blocks packets; allow them with: {IN_NAMESPACE}ip xfrm policy setdefault fwd accept out accept"
             ));
         }
     }
     Ok(sentences)
 }
 
-/// The address family of a policy that is not a single socket's; 0: any.
+/// The address family of a policy, except one of a single socket; 0: any family.
 pub(crate) fn parse(message: Message<'_>) -> Option<u8> {
     let direction = *message.payload.get(DIRECTION)?;
     let family = wire::u16_at(message.payload, FAMILY)?;

@@ -1,17 +1,17 @@
-//! What every attribute and flag of a route, a next hop, a neighbour and an address means here, Linux 6.1 to 6.18.
+//! The meaning of every attribute and flag of routes, next hops, neighbours and addresses, for Linux 6.1 to 6.18.
 //!
-//! Linux is the judge, and it gains attributes with each release. An attribute is therefore heeded, or known to be
-//! irrelevant for the packets that Linux forwards, or it keeps what it belongs to with the kernel; one that is not listed
-//! does the last. `docs/reference/attributes.md` shows these tables; a test compares the two.
+//! Linux is the judge, and each release adds attributes. An attribute is heeded, or known to be irrelevant for
+//! forwarded packets, or it leaves its route or next hop to the kernel. An attribute without a row here does the last.
+//! `docs/reference/attributes.md` shows these tables, and a test compares the two.
 
-/// What an attribute or a flag does.
+/// The effect of an attribute or a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// The parser reads it; how, in a few words.
+    /// The parser reads it. The text says how.
     Heeded(&'static str),
-    /// It does not bear on forwarded packets; why not.
+    /// It does not affect forwarded packets. The text says why.
     Irrelevant(&'static str),
-    /// What carries it stays with the kernel; why.
+    /// The route or next hop that has it stays with the kernel. The text says why.
     Kernel(&'static str),
 }
 
@@ -42,7 +42,7 @@ const fn kernel(number: u16, name: &'static str, why: &'static str) -> Row {
 }
 
 impl Table {
-    /// The class of a number; `None`: not listed, so it stays with the kernel.
+    /// The class of a number; `None`: it is not listed, which means [`Class::Kernel`].
     pub fn class(&self, number: u16) -> Option<Class> {
         self.rows.iter().find(|row| row.number == number).map(|row| row.class)
     }
@@ -52,7 +52,7 @@ impl Table {
         self.select(true, false)
     }
 
-    /// A bit for each number that does not keep its bearer with the kernel.
+    /// A bit for each number that is heeded or irrelevant.
     pub const fn known(&self) -> u64 {
         self.select(true, true)
     }
@@ -79,9 +79,9 @@ pub const fn has(bits: u64, number: u16) -> bool {
     number < 64 && bits >> number & 1 == 1
 }
 
-const LOCAL: &str = "of packets that this machine makes";
-const NARROW: &str = "narrows an answer to a question, never a route";
-const OFFLOAD: &str = "hardware forwards too; what reaches software goes the same way";
+const LOCAL: &str = "only for packets that this machine creates";
+const NARROW: &str = "only a filter of requests; routes do not have it";
+const OFFLOAD: &str = "hardware forwards too; packets that reach software go the same way";
 
 /// `RTA_*` of `RTM_NEWROUTE`.
 pub const ROUTE: Table = Table {
@@ -97,22 +97,22 @@ pub const ROUTE: Table = Table {
         heeded(8, "METRICS", "see below"),
         heeded(9, "MULTIPATH", "next hops, each with attributes of its own"),
         kernel(10, "PROTOINFO", "no kernel sends it"),
-        irrelevant(11, "FLOW", "realms are counted and classified; what classifies is a reason of its own"),
-        heeded(12, "CACHEINFO", "when the route ends"),
+        irrelevant(11, "FLOW", "realms serve counters and classifiers; a classifier is a reason of its own"),
+        heeded(12, "CACHEINFO", "the end of the route"),
         kernel(13, "SESSION", "no kernel sends it"),
         kernel(14, "MP_ALGO", "no kernel sends it"),
         heeded(15, "TABLE", "the table"),
         kernel(16, "MARK", NARROW),
-        kernel(17, "MFC_STATS", "of multicast"),
+        kernel(17, "MFC_STATS", "for multicast"),
         heeded(18, "VIA", "the next hop, of either family"),
-        kernel(19, "NEWDST", "of MPLS"),
+        kernel(19, "NEWDST", "for MPLS"),
         heeded(20, "PREF", "any but medium stays with the kernel"),
         kernel(21, "ENCAP_TYPE", "encapsulation"),
         kernel(22, "ENCAP", "encapsulation"),
-        kernel(23, "EXPIRES", "of multicast"),
+        kernel(23, "EXPIRES", "for multicast"),
         irrelevant(24, "PAD", "padding"),
         kernel(25, "UID", NARROW),
-        kernel(26, "TTL_PROPAGATE", "of MPLS"),
+        kernel(26, "TTL_PROPAGATE", "for MPLS"),
         kernel(27, "IP_PROTO", NARROW),
         kernel(28, "SPORT", NARROW),
         kernel(29, "DPORT", NARROW),
@@ -136,7 +136,7 @@ pub const METRIC: Table = Table {
         irrelevant(9, "REORDERING", LOCAL),
         irrelevant(10, "HOPLIMIT", LOCAL),
         irrelevant(11, "INITCWND", LOCAL),
-        heeded(12, "FEATURES", "ECN, SACK and timestamps are of TCP; any other stays with the kernel"),
+        heeded(12, "FEATURES", "ECN, SACK and timestamps concern only TCP; any other stays with the kernel"),
         irrelevant(13, "RTO_MIN", LOCAL),
         irrelevant(14, "INITRWND", LOCAL),
         irrelevant(15, "QUICKACK", LOCAL),
@@ -149,20 +149,20 @@ pub const METRIC: Table = Table {
 pub const ROUTE_FLAG: Table = Table {
     title: "Routes and next hops: flags, by bit (`RTNH_F_*`, `RTM_F_*`)",
     rows: &[
-        heeded(0, "RTNH_F_DEAD", "the next hop is passed over"),
+        heeded(0, "RTNH_F_DEAD", "the next hop is skipped"),
         irrelevant(1, "RTNH_F_PERVASIVE", "no kernel sets it"),
-        irrelevant(2, "RTNH_F_ONLINK", "only looked at when the route is made"),
+        irrelevant(2, "RTNH_F_ONLINK", "matters only when the route is created"),
         irrelevant(3, "RTNH_F_OFFLOAD", OFFLOAD),
-        heeded(4, "RTNH_F_LINKDOWN", "the next hop is passed over where the device says so"),
-        kernel(5, "RTNH_F_UNRESOLVED", "of multicast"),
+        heeded(4, "RTNH_F_LINKDOWN", "the next hop is skipped if the device has ignore_routes_with_linkdown"),
+        kernel(5, "RTNH_F_UNRESOLVED", "for multicast"),
         irrelevant(6, "RTNH_F_TRAP", OFFLOAD),
-        irrelevant(8, "RTM_F_NOTIFY", "of the message, not the route"),
+        irrelevant(8, "RTM_F_NOTIFY", "describes the message, not the route"),
         heeded(
             9,
             "RTM_F_CLONED",
-            "a route to one destination from the cache: left out, except where Linux is asked what it has learned",
+            "a learned route to one destination: ignored, except in answers about learned routes",
         ),
-        irrelevant(11, "RTM_F_PREFIX", "says who made the route"),
+        irrelevant(11, "RTM_F_PREFIX", "the origin of the route"),
         irrelevant(14, "RTM_F_OFFLOAD", OFFLOAD),
         irrelevant(15, "RTM_F_TRAP", OFFLOAD),
         irrelevant(29, "RTM_F_OFFLOAD_FAILED", OFFLOAD),
@@ -176,17 +176,17 @@ pub const NEXTHOP: Table = Table {
         heeded(1, "ID", "its number"),
         heeded(2, "GROUP", "members and weights"),
         heeded(3, "GROUP_TYPE", "any but hash-threshold stays with the kernel"),
-        heeded(4, "BLACKHOLE", "the kernel drops"),
+        heeded(4, "BLACKHOLE", "the kernel drops the packets"),
         heeded(5, "OIF", "the device"),
         heeded(6, "GATEWAY", "the next hop"),
         kernel(7, "ENCAP_TYPE", "encapsulation"),
         kernel(8, "ENCAP", "encapsulation"),
-        kernel(9, "GROUPS", "narrows a question"),
-        kernel(10, "MASTER", "narrows a question"),
-        kernel(11, "FDB", "of bridges"),
+        kernel(9, "GROUPS", "only a filter of requests"),
+        kernel(10, "MASTER", "only a filter of requests"),
+        kernel(11, "FDB", "for bridges"),
         kernel(12, "RES_GROUP", "resilient groups remember their flows"),
         kernel(13, "RES_BUCKET", "resilient groups remember their flows"),
-        irrelevant(14, "OP_FLAGS", "of the question"),
+        irrelevant(14, "OP_FLAGS", "describes the request"),
         irrelevant(15, "GROUP_STATS", "counters"),
         irrelevant(16, "HW_STATS_ENABLE", "counters"),
         irrelevant(17, "HW_STATS_USED", "counters"),
@@ -200,20 +200,20 @@ pub const NEIGHBOUR: Table = Table {
         heeded(1, "DST", "its address"),
         heeded(2, "LLADDR", "its MAC address"),
         irrelevant(3, "CACHEINFO", "ages"),
-        irrelevant(4, "PROBES", "how often it was asked"),
-        kernel(5, "VLAN", "of bridges"),
-        kernel(6, "PORT", "of VXLAN"),
-        kernel(7, "VNI", "of VXLAN"),
-        kernel(8, "IFINDEX", "of VXLAN"),
-        kernel(9, "MASTER", "narrows a question"),
-        kernel(10, "LINK_NETNSID", "of VXLAN"),
-        kernel(11, "SRC_VNI", "of VXLAN"),
-        irrelevant(12, "PROTOCOL", "says who made the entry"),
-        kernel(13, "NH_ID", "of VXLAN"),
-        kernel(14, "FDB_EXT_ATTRS", "of bridges"),
+        irrelevant(4, "PROBES", "the number of probes sent"),
+        kernel(5, "VLAN", "for bridges"),
+        kernel(6, "PORT", "for VXLAN"),
+        kernel(7, "VNI", "for VXLAN"),
+        kernel(8, "IFINDEX", "for VXLAN"),
+        kernel(9, "MASTER", "only a filter of requests"),
+        kernel(10, "LINK_NETNSID", "for VXLAN"),
+        kernel(11, "SRC_VNI", "for VXLAN"),
+        irrelevant(12, "PROTOCOL", "the origin of the entry"),
+        kernel(13, "NH_ID", "for VXLAN"),
+        kernel(14, "FDB_EXT_ATTRS", "for bridges"),
         heeded(15, "FLAGS_EXT", "see below"),
-        kernel(16, "NDM_STATE_MASK", "of bridges"),
-        kernel(17, "NDM_FLAGS_MASK", "of bridges"),
+        kernel(16, "NDM_STATE_MASK", "for bridges"),
+        kernel(17, "NDM_FLAGS_MASK", "for bridges"),
     ],
 };
 
@@ -221,16 +221,16 @@ pub const NEIGHBOUR: Table = Table {
 pub const NEIGHBOUR_FLAG: Table = Table {
     title: "Neighbours: flags, by bit (`NTF_*`, from bit 8 on `NTF_EXT_*`)",
     rows: &[
-        irrelevant(0, "NTF_USE", "of the request"),
-        kernel(1, "NTF_SELF", "of bridges"),
-        kernel(2, "NTF_MASTER", "of bridges"),
-        heeded(3, "NTF_PROXY", "an address answered for, not a neighbour: the message is left out"),
-        irrelevant(4, "NTF_EXT_LEARNED", "says who made the entry"),
+        irrelevant(0, "NTF_USE", "only in requests"),
+        kernel(1, "NTF_SELF", "for bridges"),
+        kernel(2, "NTF_MASTER", "for bridges"),
+        heeded(3, "NTF_PROXY", "an address that Linux answers for, not a neighbour: the message is ignored"),
+        irrelevant(4, "NTF_EXT_LEARNED", "the origin of the entry"),
         irrelevant(5, "NTF_OFFLOADED", OFFLOAD),
-        kernel(6, "NTF_STICKY", "of bridges"),
-        irrelevant(7, "NTF_ROUTER", "whether it routes does not matter to who sends to it"),
-        irrelevant(8, "NTF_EXT_MANAGED", "the kernel keeps the entry fresh by itself"),
-        kernel(9, "NTF_EXT_LOCKED", "of bridges"),
+        kernel(6, "NTF_STICKY", "for bridges"),
+        irrelevant(7, "NTF_ROUTER", "whether the neighbour is a router does not matter for packets to it"),
+        irrelevant(8, "NTF_EXT_MANAGED", "the kernel keeps the entry fresh"),
+        kernel(9, "NTF_EXT_LOCKED", "for bridges"),
         irrelevant(10, "NTF_EXT_EXT_VALIDATED", "another program keeps the entry fresh"),
     ],
 };
@@ -244,16 +244,16 @@ pub const ADDRESS: Table = Table {
         irrelevant(3, "LABEL", "a name"),
         irrelevant(4, "BROADCAST", "table local holds a route for it"),
         irrelevant(5, "ANYCAST", "table local holds a route for it"),
-        irrelevant(6, "CACHEINFO", "the address goes with a message"),
+        irrelevant(6, "CACHEINFO", "a message reports the end of the address"),
         irrelevant(7, "MULTICAST", "no kernel sends it here"),
-        irrelevant(8, "FLAGS", "what is delivered is decided by table local"),
-        irrelevant(9, "RT_PRIORITY", "the connected route carries it"),
-        heeded(10, "TARGET_NETNSID", "an address of another namespace: the message is left out"),
-        irrelevant(11, "PROTO", "says who made the address"),
+        irrelevant(8, "FLAGS", "table local decides which packets are delivered"),
+        irrelevant(9, "RT_PRIORITY", "the connected route has it"),
+        heeded(10, "TARGET_NETNSID", "an address of another namespace: the message is ignored"),
+        irrelevant(11, "PROTO", "the origin of the address"),
     ],
 };
 
-/// All of them, in the order of `docs/reference/attributes.md`.
+/// All tables, in the order of `docs/reference/attributes.md`.
 pub const TABLES: [&Table; 7] =
     [&ROUTE, &METRIC, &ROUTE_FLAG, &NEXTHOP, &NEIGHBOUR, &NEIGHBOUR_FLAG, &ADDRESS];
 
@@ -288,7 +288,7 @@ mod tests {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/attributes.md");
         let text = std::fs::read_to_string(path).unwrap();
         let begin = text.find("\n## ").unwrap();
-        assert_eq!(text[begin..], page(), "write it with this text:\n{}", page());
+        assert_eq!(text[begin..], page(), "replace the tables with this text:\n{}", page());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `RTM_GETROUTE` for what Linux has learned about destinations from ICMP errors.
+//! `RTM_GETROUTE` for routes that Linux has learned from ICMP errors, each to one destination.
 //!
 //! Kernel source: `rt_fill_info`, `fnhe_dump_bucket` (`net/ipv4/route.c`), `ip_dst_mtu_maybe_forward` (`include/net/ip.h`);
 //! `rt6_fill_node`, `rt6_nh_dump_exceptions` (`net/ipv6/route.c`).
@@ -18,28 +18,28 @@ use std::{
     time::Duration,
 };
 
-/// `RTCF_REDIRECTED` of `include/uapi/linux/in_route.h`: by the gateway of an ICMP redirect.
+/// `RTCF_REDIRECTED` of `include/uapi/linux/in_route.h`: the gateway comes from an ICMP redirect.
 const REDIRECTED: u32 = 0x4_0000;
 
-/// Of `include/uapi/linux/rtnetlink.h`: the answer is the whole route, not the next hop that Linux chooses.
+/// Of `include/uapi/linux/rtnetlink.h`: requests the whole route, not only the next hop that Linux chooses.
 const RTM_F_FIB_MATCH: u32 = 0x2000;
 
-/// Where `rtm_type` is.
+/// The offset of `rtm_type`.
 const KIND: usize = 7;
 
-/// Longer than any answer is trusted before Linux is asked again.
+/// Longer than the time for which any answer is trusted.
 const ENDLESS: Duration = Duration::from_secs(3600);
 
-/// The way to one destination.
+/// A learned route to one destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LearnedRoute {
     pub destination: IpAddr,
-    /// Until then (CLOCK_MONOTONIC), forwarded packets go by what Linux has learned. IPv4 heeds locked MTUs and other gateways,
-    /// IPv6 everything. `None`: they go by its routes.
+    /// Until then (CLOCK_MONOTONIC), forwarded packets follow the learned route. IPv4 follows only locked MTUs and
+    /// other gateways, IPv6 everything. `None`: packets follow the normal routes.
     pub binds_until: Option<Duration>,
 }
 
-/// A question about one IPv4 destination, by any device or by `device`.
+/// A request for the route to one IPv4 destination, by any device or by `device`.
 pub fn to(destination: Ipv4Addr, device: Option<u32>) -> wire::Request {
     let request = ask(destination, 0);
     match device {
@@ -48,7 +48,7 @@ pub fn to(destination: Ipv4Addr, device: Option<u32>) -> wire::Request {
     }
 }
 
-/// A question about the route to an IPv4 destination. [`devices`] parses the answer.
+/// A request for the whole route to an IPv4 destination. [`devices`] parses the answer.
 pub fn route_to(destination: Ipv4Addr) -> wire::Request {
     ask(destination, RTM_F_FIB_MATCH)
 }
@@ -60,7 +60,7 @@ fn ask(destination: Ipv4Addr, flags: u32) -> wire::Request {
     wire::Request::new(rtm::GETROUTE, wire::ACK, &header).with(RTA_DST, &destination.octets())
 }
 
-/// The devices of the next hops of a multipath route; `None`: it is no multipath route.
+/// The devices of the next hops of a multipath route; `None`: it is not a multipath route.
 pub fn devices(message: wire::Message<'_>) -> Option<BTreeSet<u32>> {
     if message.kind != rtm::NEWROUTE {
         return None;
@@ -70,7 +70,7 @@ pub fn devices(message: wire::Message<'_>) -> Option<BTreeSet<u32>> {
     Some(hops.into_iter().map(|hop| hop.ifindex).collect())
 }
 
-/// A dump of everything that Linux has learned; of IPv4, and has used since then.
+/// A dump of all learned routes. For IPv4, the kernel lists only those that were used since they were learned.
 pub fn dump(family: u8) -> wire::Request {
     let mut header = [0; HEADER];
     header[0] = family;
@@ -78,11 +78,11 @@ pub fn dump(family: u8) -> wire::Request {
     wire::Request::new(rtm::GETROUTE, wire::DUMP, &header)
 }
 
-/// An answer to either, read at `now`.
+/// Parses an answer to [`to`] or [`dump`], read at `now`.
 pub fn parse(message: wire::Message<'_>, now: Duration) -> Option<LearnedRoute> {
     let payload = message.payload;
     let flags = wire::u32_at(payload, 8)?;
-    // Packets to an address of this machine are not forwarded, and its route must stay the local one.
+    // Packets for an address of this machine are not forwarded, and the route to it must stay local.
     let is_unicast = *payload.get(KIND)? == rtm::UNICAST;
     let is_one = matches!(payload[..2], [INET, 32] | [INET6, 128]) && flags & RTM_F_CLONED != 0 && is_unicast;
     let v6 = payload[0] == INET6;
@@ -100,7 +100,7 @@ pub fn parse(message: wire::Message<'_>, now: Duration) -> Option<LearnedRoute> 
     }
     let destination =
         destination.filter(|to| is_one && message.kind == rtm::NEWROUTE && to.is_ipv6() == v6)?;
-    // What IPv4 has learned has an end. Gateways that IPv6 has learned have none.
+    // Learned routes of IPv4 have an end. Learned gateways of IPv6 have none.
     let until = until.or(v6.then_some(now + ENDLESS));
     Some(LearnedRoute { destination, binds_until: until.filter(|_| binds) })
 }
@@ -114,7 +114,7 @@ mod tests {
     const NOW: Duration = Duration::from_secs(1000);
 
     #[test]
-    fn devices_of_a_multipath_route_are_named_once() {
+    fn each_device_of_a_multipath_route_is_returned_once() {
         let hop = |device: u8| [8, 0, 0, 0, device, 0, 0, 0];
         let devices_of = |request: Request| {
             let mut request = request;
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn it_binds_packets_if_it_ends_and_is_locked_or_redirected_or_ipv6() {
+    fn a_learned_route_binds_if_it_ends_and_is_locked_or_redirected_or_ipv6() {
         let destination = IpAddr::from([10, 9, 0, 1]);
         let learned = |flags: u32, lock: u32, hundredths: u32| {
             let metrics = [[8, 0, 1, 0], lock.to_ne_bytes(), [8, 0, 2, 0], 552_u32.to_ne_bytes()].concat();

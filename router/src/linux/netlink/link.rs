@@ -1,28 +1,29 @@
-//! `RTM_NEWLINK`: a device, with the per-device settings its `IFLA_AF_SPEC` carries; `RTM_NEWADDR` as far as it matters.
+//! `RTM_NEWLINK`: a device, with the per-device settings in its `IFLA_AF_SPEC`. Also `RTM_NEWADDR`, as far as it
+//! matters.
 //!
-//! Kernel source: `rtnl_fill_ifinfo` in `net/core/rtnetlink.c`, `struct ifinfomsg`. What each field means here:
+//! Kernel source: `rtnl_fill_ifinfo` in `net/core/rtnetlink.c`, `struct ifinfomsg`. The fields mean:
 //!
-//! | field | |
+//! | field | meaning |
 //! |---|---|
-//! | `ifi_type` | Ethernet or the loopback; any other keeps its packets with the kernel |
-//! | IFF_UP, IFF_LOWER_UP, IFF_RUNNING | heeded: nothing is sent out without all three |
-//! | IFF_LOOPBACK | heeded: the device's kind |
-//! | IFF_NOARP, IFF_POINTOPOINT, IFF_SLAVE | stay with the kernel: next hops of another sort; another device has the packets |
+//! | `ifi_type` | Ethernet or loopback; packets of other devices stay with the kernel |
+//! | IFF_UP, IFF_LOWER_UP, IFF_RUNNING | heeded: a device sends only with all three |
+//! | IFF_LOOPBACK | heeded: the kind of the device |
+//! | IFF_NOARP, IFF_POINTOPOINT, IFF_SLAVE | stay with the kernel: next hops work differently, or another device has the packets |
 //! | IFF_DORMANT | irrelevant: a dormant device is not IFF_RUNNING |
 //! | IFF_PROMISC, IFF_ALLMULTI | irrelevant: frames for other addresses go to the kernel in any case |
-//! | IFF_BROADCAST, IFF_MULTICAST | irrelevant: what is not unicast goes to the kernel |
+//! | IFF_BROADCAST, IFF_MULTICAST | irrelevant: all packets except unicast go to the kernel |
 //! | IFF_DEBUG, IFF_NOTRAILERS, IFF_MASTER, IFF_PORTSEL, IFF_AUTOMEDIA, IFF_DYNAMIC, IFF_ECHO | irrelevant: no effect on IP |
 //! | any other flag | stays with the kernel |
 //! | IFLA_IFNAME, ADDRESS, MTU, LINK, LINK_NETNSID, MASTER, QDISC, XDP, LINKINFO, AF_SPEC | heeded |
-//! | IFLA_OPERSTATE, LINKMODE, CARRIER, PROTO_DOWN | irrelevant: the flags say what follows from them |
+//! | IFLA_OPERSTATE, LINKMODE, CARRIER, PROTO_DOWN | irrelevant: the flags show their effect |
 //! | IFLA_PROMISCUITY, ALLMULTI, GROUP, TXQLEN, NUM_*_QUEUES, IFALIAS, *_ID, ALT_IFNAME, statistics | irrelevant: no effect on IP |
 //! | IFLA_GSO_*, GRO_*, TSO_* | irrelevant: XDP sees no merged packets (`ethtool` module) |
-//! | attributes of later kernels | irrelevant: links gain some with each; kinds of devices are an allow-list instead |
+//! | attributes of later kernels | irrelevant: each release adds some; instead, kinds of devices are an allow-list |
 //!
-//! Kinds (`IFLA_INFO_KIND`): [`LinkKind::takes`].
+//! [`LinkKind::takes`] describes the kinds (`IFLA_INFO_KIND`).
 //!
-//! Of `RTM_NEWADDR` only the existence of IPv4 addresses matters, for `rp_filter`. What addresses mean for packets, and
-//! flags and lifetimes change, is in the routes that the kernel adds and removes with them.
+//! Only the existence of IPv4 addresses matters here, for `rp_filter`. The other effects of addresses, their flags and
+//! their lifetimes are in the routes that the kernel adds and removes with them.
 
 use super::{INET, INET6, attributes, rtm, wire};
 use logic::{
@@ -61,13 +62,13 @@ const IFF_UP: u32 = 1;
 const IFF_LOOPBACK: u32 = 8;
 const IFF_RUNNING: u32 = 1 << 6;
 const IFF_LOWER_UP: u32 = 1 << 16;
-/// Flags of devices that stay with the kernel, and what is said of them.
+/// Flags of devices that stay with the kernel, each with the rest of a sentence about the device.
 const ODD: [(u32, &str); 3] = [
     (1 << 4, "is a point-to-point device (IFF_POINTOPOINT)"),
-    (1 << 7, "resolves no addresses (IFF_NOARP)"),
+    (1 << 7, "does not resolve addresses (IFF_NOARP)"),
     (1 << 11, "belongs to another device (IFF_SLAVE)"),
 ];
-/// All flags that are known: bits 0 to 18 of `enum net_device_flags`.
+/// All known flags: bits 0 to 18 of `enum net_device_flags`.
 const KNOWN_FLAGS: u32 = (1 << 19) - 1;
 
 const HEADER: usize = 16;
@@ -85,31 +86,32 @@ pub struct RawLink {
     pub carrier: bool,
     /// `IFF_RUNNING`.
     pub running: bool,
-    /// What keeps its packets with the kernel whatever is on it, each as the rest of a sentence.
+    /// Properties that leave its packets to the kernel, regardless of the devices on it. Each is the rest of a
+    /// sentence.
     pub oddities: Vec<&'static str>,
     pub kind: LinkKind,
-    /// `IFLA_LINK`; `None` if none or the device itself.
+    /// `IFLA_LINK`; `None`: it has none, or it is the device itself.
     pub below: Option<u32>,
-    /// `IFLA_LINK_NETNSID`: where `below` is; `None`: in the same namespace.
+    /// `IFLA_LINK_NETNSID`: the namespace of `below`; `None`: the same namespace.
     pub below_nsid: Option<i32>,
     pub master: Option<u32>,
-    /// `IFLA_QDISC`: kind of the root qdisc.
+    /// `IFLA_QDISC`: the kind of the root qdisc.
     pub qdisc: String,
     /// An XDP program of any mode is attached.
     pub xdp: bool,
-    /// A VLAN device that maps priorities to PCP bits on egress.
+    /// It is a VLAN device that maps priorities to PCP bits on egress.
     pub egress_priority_map: bool,
-    /// `IFLA_INET_CONF`: `IPV4_DEVCONF_*` values, `None` if the message has none (loopback-less or IPv4 off).
+    /// `IFLA_INET_CONF`: `IPV4_DEVCONF_*` values; `None`: the message has none (IPv4 is off).
     pub conf4: Option<Box<[u32]>>,
     /// `IFLA_INET6_CONF`.
     pub conf6: Option<Box<[u32]>>,
 }
 
-/// What a message of the link group says.
+/// The content of a message about a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkMessage {
     New(Box<RawLink>),
-    /// Gone, or moved to another namespace.
+    /// The device is gone, or moved to another namespace.
     Gone {
         ifindex: u32,
     },
@@ -126,7 +128,7 @@ pub fn dump() -> wire::Request {
         .with(IFLA_EXT_MASK, &RTEXT_FILTER_SKIP_STATS.to_ne_bytes())
 }
 
-/// One device, with an acknowledgement.
+/// A request for one device, with an acknowledgement.
 pub fn get(ifindex: u32) -> wire::Request {
     let mut header = [0; HEADER];
     header[4..8].copy_from_slice(&ifindex.to_ne_bytes());
@@ -139,7 +141,8 @@ pub fn dump_addresses(family: u8) -> wire::Request {
     wire::Request::new(rtm::GETADDR, wire::DUMP, &[family, 0, 0, 0, 0, 0, 0, 0])
 }
 
-/// `RTM_NEWLINK` or `RTM_DELLINK`; `None` for messages of a bridge about its use of a link, and for IPv6's of its end.
+/// Parses `RTM_NEWLINK` or `RTM_DELLINK`. Returns `None` for messages of a bridge about its ports, and for the message
+/// of IPv6 about the end of a device.
 pub fn parse(message: wire::Message<'_>) -> Option<LinkMessage> {
     let payload = message.payload;
     let ifindex = wire::u32_at(payload, 4)?;
@@ -200,7 +203,7 @@ fn parse_link(payload: &[u8], ifindex: u32) -> Option<RawLink> {
     if link.below_nsid.is_none() && link.below == Some(ifindex) {
         link.below = None;
     }
-    // Wireless extensions send RTM_NEWLINK with nothing of a device in it.
+    // Wireless extensions send an RTM_NEWLINK that does not describe the device.
     (!link.name.is_empty()).then_some(link)
 }
 
@@ -209,7 +212,7 @@ fn oddities(hardware: u16, flags: u32) -> Vec<&'static str> {
     let unknown = flags & !KNOWN_FLAGS != 0;
     let odd = ODD.iter().filter(|(flag, _)| flags & flag != 0).map(|(_, what)| *what);
     odd.chain(not_ethernet.then_some("is not an Ethernet device"))
-        .chain(unknown.then_some("has flags that are not known"))
+        .chain(unknown.then_some("has unknown flags"))
         .collect()
 }
 
@@ -262,13 +265,13 @@ fn parse_settings(specific: &[u8], link: &mut RawLink) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address4 {
     pub ifindex: u32,
-    /// (address, prefix length, peer's address): what makes it distinct.
+    /// (address, prefix length, peer's address), which identify it.
     pub key: (u32, u8, u32),
-    /// Nothing of it is unknown here.
+    /// All its attributes are known.
     pub understood: bool,
 }
 
-/// `RTM_NEWADDR` or `RTM_DELADDR` of IPv4.
+/// Parses an `RTM_NEWADDR` or `RTM_DELADDR` of IPv4.
 pub fn parse_address4(payload: &[u8]) -> Option<Address4> {
     const IFA_ADDRESS: u16 = 1;
     const IFA_LOCAL: u16 = 2;
@@ -307,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_from_ipv6() {
+    fn settings_are_read_from_messages_of_ipv6() {
         let protocol = nested(&[(IFLA_INET6_CONF, &[1, 0, 0, 0, 64, 0, 0, 0, 0, 5, 0, 0])]);
         let mut header = [0; 16];
         (header[0], header[4]) = (INET6, 7);
@@ -318,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vlan_with_settings() {
+    fn a_vlan_device_is_read_with_its_settings() {
         let data = nested(&[(1, &[100, 0]), (5, &[0x88, 0xa8]), (3, &[])]);
         let info = nested(&[(1, b"vlan\0"), (2, &data)]);
         let conf: Vec<u8> = (0u32..40).flat_map(u32::to_ne_bytes).collect();
@@ -346,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn only_ethernet_devices_with_flags_that_are_known_to_be_harmless_are_plain() {
+    fn only_ethernet_devices_with_harmless_flags_are_plain() {
         let odd = |hardware: u16, flags: u32| {
             let mut header = [0; HEADER];
             header[2..4].copy_from_slice(&hardware.to_ne_bytes());

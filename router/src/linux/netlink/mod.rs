@@ -1,22 +1,22 @@
-//! Netlink by hand: framing, sockets, and one file per message that is read.
+//! Netlink: framing, sockets, and one file for each message that is read.
 //!
-//! | file | what |
+//! | file | holds |
 //! |---|---|
 //! | [`wire`] | framing: messages, attributes, requests |
 //! | [`socket`] | sockets: dumps, requests, subscriptions |
-//! | [`attributes`] | what every attribute and flag means here |
-//! | [`link`] | `RTM_NEWLINK`: devices and the settings they carry; `RTM_NEWADDR` |
+//! | [`attributes`] | the meaning of every attribute and flag for Millrace |
+//! | [`link`] | `RTM_NEWLINK`: devices and their settings; `RTM_NEWADDR` |
 //! | [`netconf`] | `RTM_NEWNETCONF`: changes of settings |
 //! | [`route`] | `RTM_NEWROUTE` |
-//! | [`learned`] | `RTM_GETROUTE`: what Linux has learned about one destination |
+//! | [`learned`] | `RTM_GETROUTE`: routes that Linux has learned, each to one destination |
 //! | [`nexthop`] | `RTM_NEWNEXTHOP` |
-//! | [`neighbour`] | `RTM_NEWNEIGH`, and asking the kernel to probe |
-//! | [`nsid`] | `RTM_GETNSID`: which namespace a number means |
-//! | [`netdev`] | queues and NAPI instances, what devices do for XDP (generic netlink) |
+//! | [`neighbour`] | `RTM_NEWNEIGH`, and requests to probe a neighbour |
+//! | [`nsid`] | `RTM_GETNSID`: the number by which one namespace knows another |
+//! | [`netdev`] | queues, NAPI instances and XDP features of devices (generic netlink) |
 //!
-//! Parsers are written by hand, not taken from netlink-packet-route: it has no nexthop objects and no netconf, it fails
-//! a whole message for one attribute whose length a newer kernel changed, and it allocates per attribute, which a
-//! million routes feel. Here a parser takes what it needs, ignores the rest, and never panics.
+//! The parsers are written by hand. netlink-packet-route has no nexthop objects and no netconf. It rejects a whole
+//! message if a newer kernel has changed the length of one attribute. It also allocates memory for each attribute,
+//! which is slow with a million routes. The parsers here take what they need, ignore the rest, and never panic.
 
 pub mod attributes;
 pub mod learned;

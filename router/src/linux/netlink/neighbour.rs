@@ -1,4 +1,4 @@
-//! `RTM_NEWNEIGH`: neighbour entries, and asking the kernel to resolve or revalidate one.
+//! `RTM_NEWNEIGH`: neighbour entries, and requests to the kernel to revalidate one.
 //!
 //! Kernel source: `neigh_fill_info` and `neigh_add` in `net/core/neighbour.c`, `struct ndmsg`.
 
@@ -33,10 +33,10 @@ pub fn dump(family: u8) -> wire::Request {
     wire::Request::new(rtm::GETNEIGH, wire::DUMP, &header)
 }
 
-/// Have the kernel act as if a packet had just been sent to the neighbour (`NTF_USE`): a stale entry is revalidated.
-/// One that does not exist is an error (`ENOENT`).
+/// A request that makes the kernel act as if a packet had just been sent to the neighbour (`NTF_USE`). The kernel then
+/// revalidates a stale entry. Without such an entry, the kernel returns `ENOENT`.
 ///
-/// Not for permanent entries: `NTF_USE` makes the kernel forget that they are (`__neigh_update`).
+/// Do not use this for permanent entries: `NTF_USE` makes the kernel forget that they are permanent (`__neigh_update`).
 pub fn touch(ifindex: u32, address: IpAddr) -> wire::Request {
     let mut header = [0; HEADER];
     header[0] = if address.is_ipv4() { INET } else { INET6 };
@@ -49,8 +49,8 @@ pub fn touch(ifindex: u32, address: IpAddr) -> wire::Request {
     }
 }
 
-/// An entry; `None` for those of bridges and for proxy entries. It has no MAC address after `RTM_DELNEIGH`, and none if
-/// something about it is not understood: then the kernel sends.
+/// Parses an entry. Returns `None` for entries of bridges and for proxy entries. After `RTM_DELNEIGH`, or if a part of
+/// the entry is unknown, the result has no MAC address, and packets for the neighbour go to the kernel.
 pub fn parse(message: wire::Message<'_>) -> Option<Neighbour> {
     let payload = message.payload;
     if !matches!(message.kind, rtm::NEWNEIGH | rtm::DELNEIGH)

@@ -1,4 +1,4 @@
-//! `RTM_NEWNETCONF`: some per-device settings, told when they change.
+//! `RTM_NEWNETCONF`: the kernel sends it when certain per-device settings change.
 //!
 //! Kernel source: `inet_netconf_fill_devconf`, `inet6_netconf_fill_devconf`, `include/uapi/linux/netconf.h`.
 
@@ -10,21 +10,21 @@ const NETCONFA_RP_FILTER: u16 = 3;
 const NETCONFA_IGNORE_ROUTES_WITH_LINKDOWN: u16 = 6;
 const NETCONFA_FORCE_FORWARDING: u16 = 9;
 
-/// Settings of a device, or of `conf/all`; only what the message holds is `Some`.
+/// Settings of a device, or of `conf/all`. `None`: the message does not have this setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Netconf {
-    /// IPv6, else IPv4.
+    /// True for IPv6, false for IPv4.
     pub v6: bool,
     /// A device's index, -1 for `conf/all`, -2 for `conf/default`.
     pub ifindex: i32,
     pub forwarding: Option<u32>,
     pub rp_filter: Option<u32>,
     pub ignore_routes_with_linkdown: Option<u32>,
-    /// `force_forwarding` of IPv6, Linux 6.17.
+    /// `force_forwarding` of IPv6, since Linux 6.17.
     pub force_forwarding: Option<u32>,
 }
 
-/// The payload of an `RTM_NEWNETCONF`.
+/// Parses the payload of an `RTM_NEWNETCONF`.
 pub fn parse(payload: &[u8]) -> Option<Netconf> {
     let v6 = match *payload.first()? {
         INET => false,
@@ -54,7 +54,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_is_there_is_read() {
+    fn settings_in_the_message_are_read() {
         let bytes = [2, 0, 0, 0, 8, 0, 1, 0, 255, 255, 255, 255, 8, 0, 3, 0, 2, 0, 0, 0];
         let expected = Netconf { ifindex: -1, rp_filter: Some(2), ..Netconf::default() };
         assert_eq!(parse(&bytes), Some(expected));

@@ -1,7 +1,7 @@
-//! The netdev family of generic netlink: what devices can do for XDP, their RX queues and their NAPI instances.
+//! The netdev family of generic netlink: XDP features of devices, their RX queues and their NAPI instances.
 //!
-//! Kernel source: `include/uapi/linux/netdev.h`, `Documentation/netlink/specs/netdev.yaml`. The family is there since Linux 6.3,
-//! its queues and NAPI instances since 6.8.
+//! Kernel source: `include/uapi/linux/netdev.h`, `Documentation/netlink/specs/netdev.yaml`. The family exists since
+//! Linux 6.3, its queues and NAPI instances since 6.8.
 
 use super::{
     socket::Socket,
@@ -41,15 +41,16 @@ const HEADER: usize = 4;
 /// A NAPI instance that receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Napi {
-    /// Distinct in the whole kernel while it lives, across namespaces.
+    /// Unique in the whole kernel, across namespaces, while the instance exists.
     pub id: u32,
-    /// Its interrupt, if the driver tells.
+    /// Its interrupt, if the driver reports it.
     pub irq: Option<u32>,
-    /// Its thread, in the first PID namespace. Before Linux 6.17 it stays when it has nothing to do any more.
+    /// Its thread, in the first PID namespace. Before Linux 6.17 the thread stays even if threaded polling was turned
+    /// off.
     pub pid: Option<u32>,
-    /// The thread polls; told since Linux 6.17.
+    /// The thread polls. Reported since Linux 6.17.
     pub threaded: Option<bool>,
-    /// A timer polls before its interrupt may come; told since Linux 6.13.
+    /// A timer polls before the interrupt is enabled again. Reported since Linux 6.13.
     pub defers: bool,
 }
 
@@ -57,18 +58,18 @@ pub struct Napi {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RxQueue {
     pub index: u32,
-    /// The NAPI instance that polls it, if the driver tells.
+    /// The NAPI instance that polls it, if the driver reports it.
     pub napi: Option<u32>,
 }
 
-/// Asks about devices of the namespace it was opened in.
+/// Queries devices of the namespace in which it was opened.
 pub struct Netdev {
     socket: Socket,
     family: u16,
 }
 
 impl Netdev {
-    /// For the calling thread's namespace. `Ok(None)`: the kernel has no such family.
+    /// Opens a socket in the calling thread's namespace. `Ok(None)`: the kernel does not have the family.
     pub fn open() -> io::Result<Option<Netdev>> {
         let mut socket = Socket::requests(libc::NETLINK_GENERIC)?;
         let request = Request::new(GENL_ID_CTRL, wire::ACK, &[CTRL_CMD_GETFAMILY, 1, 0, 0])
@@ -95,7 +96,7 @@ impl Netdev {
         })
     }
 
-    /// The RX queues of a device, ascending; none of one that is down. `Ok(None)`: the kernel does not tell.
+    /// The RX queues of a device, ascending; none if the device is down. `Ok(None)`: the kernel does not report them.
     pub fn rx_queues(&mut self, ifindex: u32) -> io::Result<Option<Vec<RxQueue>>> {
         let request = self.request(NETDEV_CMD_QUEUE_GET, wire::DUMP, NETDEV_A_QUEUE_IFINDEX, ifindex);
         let queues = self.socket.dump(request, |m| parse_queue(m.payload, ifindex));
@@ -107,7 +108,8 @@ impl Netdev {
         })
     }
 
-    /// The NAPI instances of a device that receive, ascending; none of one that is down. `Ok(None)`: the kernel does not tell.
+    /// The NAPI instances of a device that receive, ascending; none if the device is down. `Ok(None)`: the kernel does
+    /// not report them.
     pub fn napis(&mut self, ifindex: u32) -> io::Result<Option<Vec<Napi>>> {
         let request = self.request(NETDEV_CMD_NAPI_GET, wire::DUMP, NETDEV_A_NAPI_IFINDEX, ifindex);
         let napis = self.socket.dump(request, |m| parse_napi(m.payload, ifindex));
@@ -124,7 +126,7 @@ impl Netdev {
     }
 }
 
-/// A command that the family lacks is none.
+/// `Ok(None)`: the family lacks the command.
 fn known<T>(answer: io::Result<T>) -> io::Result<Option<T>> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
@@ -133,7 +135,7 @@ fn known<T>(answer: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// An answer about an RX queue of this device.
+/// Parses an answer about an RX queue of this device.
 pub fn parse_queue(payload: &[u8], ifindex: u32) -> Option<RxQueue> {
     let number = |kind| number(payload, kind);
     let ours = number(NETDEV_A_QUEUE_IFINDEX) == Some(ifindex)
@@ -142,7 +144,7 @@ pub fn parse_queue(payload: &[u8], ifindex: u32) -> Option<RxQueue> {
     Some(RxQueue { index, napi: number(NETDEV_A_QUEUE_NAPI_ID) })
 }
 
-/// An answer about a NAPI instance of this device.
+/// Parses an answer about a NAPI instance of this device.
 pub fn parse_napi(payload: &[u8], ifindex: u32) -> Option<Napi> {
     let number = |kind| number(payload, kind);
     let id = number(NETDEV_A_NAPI_ID).filter(|_| number(NETDEV_A_NAPI_IFINDEX) == Some(ifindex))?;

@@ -1,4 +1,4 @@
-//! `RTM_NEWNEXTHOP`: nexthop objects, which FRR installs and routes refer to by number.
+//! `RTM_NEWNEXTHOP`: nexthop objects. FRR installs them, and routes refer to them by number.
 //!
 //! Kernel source: `nh_fill_node` in `net/ipv4/nexthop.c`, `include/uapi/linux/nexthop.h`.
 
@@ -27,7 +27,7 @@ pub fn dump() -> wire::Request {
     wire::Request::new(rtm::GETNEXTHOP, wire::DUMP, &[0; HEADER])
 }
 
-/// The object an `RTM_NEWNEXTHOP` or `RTM_DELNEXTHOP` is about.
+/// The object of an `RTM_NEWNEXTHOP` or `RTM_DELNEXTHOP`.
 pub fn parse(message: wire::Message<'_>) -> Option<NexthopObject> {
     if !matches!(message.kind, rtm::NEWNEXTHOP | rtm::DELNEXTHOP) {
         return None;
@@ -64,7 +64,7 @@ pub fn parse(message: wire::Message<'_>) -> Option<NexthopObject> {
     let kind = match group {
         _ if fdb => NexthopObjectKind::Unsupported("nexthop object of a bridge's forwarding database"),
         Some(_) if group_kind != MULTIPATH => NexthopObjectKind::Unsupported("resilient nexthop group"),
-        _ if unknown => NexthopObjectKind::Unsupported("nexthop object with what is not understood"),
+        _ if unknown => NexthopObjectKind::Unsupported("nexthop object with an unknown attribute or flag"),
         Some(Some(members)) => NexthopObjectKind::Group(members),
         Some(None) => NexthopObjectKind::Unsupported("nexthop group with weights over 256"),
         None if blackhole => NexthopObjectKind::Blackhole,
@@ -73,7 +73,8 @@ pub fn parse(message: wire::Message<'_>) -> Option<NexthopObject> {
     Some(NexthopObject { id: id?, kind })
 }
 
-/// `struct nexthop_grp`: id, weight less one, since Linux 6.12 the high byte of the weight. `None`: over 256.
+/// `struct nexthop_grp`: id, weight minus one, and since Linux 6.12 the high byte of the weight. `None`: a weight is
+/// over 256.
 fn parse_group(bytes: &[u8]) -> Option<Vec<(u32, u16)>> {
     bytes
         .chunks_exact(8)
@@ -95,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn one_and_group() {
+    fn single_objects_and_groups_are_read() {
         let one = Request::new(rtm::NEWNEXTHOP, 0, &[2, 0, 0, 0, 17, 0, 0, 0])
             .with(NHA_ID, &3u32.to_ne_bytes())
             .with(NHA_OIF, &4u32.to_ne_bytes())
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_number_it_is_nothing() {
+    fn a_message_without_a_number_is_ignored() {
         assert_eq!(parsed(Request::new(rtm::NEWNEXTHOP, 0, &[0; 8])), None);
     }
 

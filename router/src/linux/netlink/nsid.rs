@@ -13,7 +13,7 @@ use std::{
 const NETNSA_NSID: u16 = 1;
 const NETNSA_FD: u16 = 3;
 
-/// By which number does the namespace of `socket` know the one behind `other`? `None`: by none.
+/// The number by which the namespace of `socket` knows the namespace behind `other`; `None`: it has none.
 pub fn ask(socket: &mut Socket, other: BorrowedFd<'_>) -> io::Result<Option<i32>> {
     let request =
         Request::new(rtm::GETNSID, wire::ACK, &[0; 4]).with(NETNSA_FD, &other.as_raw_fd().to_ne_bytes());
@@ -21,10 +21,11 @@ pub fn ask(socket: &mut Socket, other: BorrowedFd<'_>) -> io::Result<Option<i32>
     Ok(answer.filter(|id| *id >= 0))
 }
 
-/// From now on the namespace of `socket` knows the one behind `other` by this number. The other is not kept alive by that.
+/// Makes the namespace of `socket` know the namespace behind `other` by this number. The number does not keep the other
+/// namespace alive.
 ///
 /// # Errors
-/// `EEXIST`: either has another already.
+/// `EEXIST`: the other namespace already has a number there, or the number is in use.
 pub fn assign(socket: &mut Socket, other: BorrowedFd<'_>, number: i32) -> io::Result<()> {
     let request = Request::new(rtm::NEWNSID, wire::ACK, &[0; 4])
         .with(NETNSA_NSID, &number.to_ne_bytes())

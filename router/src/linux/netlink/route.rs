@@ -47,14 +47,14 @@ pub(super) const RTM_F_CLONED: u32 = 0x200;
 const KNOWN_FLAGS: u64 = attributes::ROUTE_FLAG.known();
 const IRRELEVANT: u64 = attributes::ROUTE.irrelevant();
 const IRRELEVANT_METRICS: u64 = attributes::METRIC.irrelevant();
-/// `RTNH_COMPARE_MASK`, and what follows from it: the state of a route, not the route.
+/// `RTNH_COMPARE_MASK`, and flags that follow from it. They describe the state of a route and do not identify it.
 const STATE_FLAGS: u32 = 1 | 8 | 16 | 64 | 0x4000 | 0x8000 | 0x2000_0000;
 
 pub(super) const HEADER: usize = 12;
 const NEXTHOP_HEADER: usize = 8;
 
-/// How many routes a message counts as: one for each started 256 bytes. A plain route has about 130, and each further next
-/// hop adds 8 to 28, so a route with very many next hops counts as more.
+/// The number of routes that a message counts as: one for each started 256 bytes. A plain route has about 130 bytes,
+/// and each further next hop adds 8 to 28. So a route with very many next hops counts as more than one.
 pub fn weight(message: &wire::Message<'_>) -> usize {
     const BYTES: usize = 256;
     message.payload.len().div_ceil(BYTES).max(1)
@@ -74,7 +74,7 @@ pub fn dump(family: u8) -> wire::Request {
     wire::Request::new(rtm::GETROUTE, wire::DUMP, &header)
 }
 
-/// What an event does to the table.
+/// The change that a message makes to the table.
 pub fn change(message: wire::Message<'_>) -> Change {
     match message.kind {
         rtm::DELROUTE => Change::Delete,
@@ -84,8 +84,8 @@ pub fn change(message: wire::Message<'_>) -> Change {
     }
 }
 
-/// A route message, read at `now` (CLOCK_MONOTONIC); `None`: malformed, another family, or a cached exception
-/// (`RTM_F_CLONED`).
+/// Parses a route message, read at `now` (CLOCK_MONOTONIC). Returns `None` if it is malformed, of another family, or a
+/// cached exception (`RTM_F_CLONED`).
 pub fn parse(message: wire::Message<'_>, now: Duration) -> Option<Parsed> {
     match *message.payload.first()? {
         INET => parse4(message, now).map(Parsed::V4),
@@ -94,12 +94,12 @@ pub fn parse(message: wire::Message<'_>, now: Duration) -> Option<Parsed> {
     }
 }
 
-/// An IPv4 route message.
+/// Parses an IPv4 route message.
 pub fn parse4(message: wire::Message<'_>, now: Duration) -> Option<Route<u32>> {
     is_route(message, INET).then(|| parse_route(message.payload, now, |d| wire::be32_at(d, 0))).flatten()
 }
 
-/// An IPv6 route message.
+/// Parses an IPv6 route message.
 pub fn parse6(message: wire::Message<'_>, now: Duration) -> Option<Route<u128>> {
     is_route(message, INET6)
         .then(|| parse_route(message.payload, now, |d| Some(u128::from_be_bytes(*d.first_chunk()?))))
@@ -127,7 +127,7 @@ fn parse_route<A: Address + Default>(
     let (mut metrics, mut source) = (Metrics::default(), &[][..]);
     let mut complex = None;
     let mut hop = hop(flags as u8, 0);
-    // Whatever makes two IPv4 routes two (fib_find_info()); of IPv6 only the source does (fib6_add()).
+    // Everything else that distinguishes two IPv4 routes (fib_find_info()). For IPv6 it is only the source (fib6_add()).
     let mut rest = DefaultHasher::new();
     (protocol, scope, flags & !STATE_FLAGS).hash(&mut rest);
     for (kind, value) in wire::attributes(&payload[HEADER..]) {
@@ -140,17 +140,17 @@ fn parse_route<A: Address + Default>(
             RTA_NH_ID => object = wire::u32_at(value, 0),
             RTA_MULTIPATH => several = Some(parse_multipath(value, &mut rest)),
             RTA_CACHEINFO => expires = end(value, now),
-            // ICMPV6_ROUTER_PREF_MEDIUM is 0; other preferences change which of two equal routes is taken (RFC 4191).
+            // ICMPV6_ROUTER_PREF_MEDIUM is 0. Other preferences decide between two equal routes (RFC 4191).
             RTA_PREF if value == [0] => (),
             RTA_PREF => complex = Some("router preference"),
             _ if attribute_of_hop(&mut hop, kind, value) || has(IRRELEVANT, kind) => (),
-            _ => complex = Some("an attribute that is not understood"),
+            _ => complex = Some("an unknown attribute"),
         }
         if kind == RTA_METRICS || has(IRRELEVANT, kind) {
             (kind, value).hash(&mut rest);
         }
     }
-    complex = complex.or(metrics.complex).or(hop.complex.then_some("a next hop that is not understood"));
+    complex = complex.or(metrics.complex).or(hop.complex.then_some("an unknown part of a next hop"));
     let for_sources = source_length != 0 || !source.is_empty();
     if A::BITS == 128 {
         rest = DefaultHasher::new();
@@ -159,7 +159,7 @@ fn parse_route<A: Address + Default>(
         complex = Some("source prefix");
     }
     if !(0..32).all(|bit| flags >> bit & 1 == 0 || has(KNOWN_FLAGS, bit)) {
-        complex = Some("a flag that is not understood");
+        complex = Some("an unknown flag");
     }
     let special = matches!(
         kind,
@@ -174,7 +174,7 @@ fn parse_route<A: Address + Default>(
         _ => Next::None,
     };
     if next == Next::None && kind == RouteKind::Unicast {
-        complex = Some("no next hop that is understood");
+        complex = Some("no usable next hop");
     }
     Some(Route {
         prefix: Prefix::new(destination, length)?,
@@ -191,7 +191,7 @@ fn parse_route<A: Address + Default>(
     })
 }
 
-/// When a route ends; `None`: it does not. One whose end cannot be read ends at once.
+/// The time when a route ends; `None`: it does not end. A route whose end cannot be read ends at once.
 pub(super) fn end(cacheinfo: &[u8], now: Duration) -> Option<Duration> {
     match wire::u32_at(cacheinfo, CACHEINFO_EXPIRES).map(|hundredths| hundredths as i32) {
         Some(0) => None,
@@ -200,7 +200,7 @@ pub(super) fn end(cacheinfo: &[u8], now: Duration) -> Option<Duration> {
     }
 }
 
-/// What `RTA_METRICS` holds that matters.
+/// The parts of `RTA_METRICS` that matter.
 #[derive(Default)]
 struct Metrics {
     mtu: Option<u32>,
@@ -216,7 +216,7 @@ impl Metrics {
                 (RTAX_LOCK, Some(bits)) => locked = bits >> RTAX_MTU & 1 == 1,
                 (RTAX_FEATURES, Some(bits)) if bits & !FEATURES_OF_TCP == 0 => (),
                 _ if has(IRRELEVANT_METRICS, kind) => (),
-                _ => metrics.complex = Some("a metric that is not understood"),
+                _ => metrics.complex = Some("an unknown metric"),
             }
         }
         if locked && metrics.mtu.is_none() {
@@ -234,7 +234,7 @@ fn hop(flags: u8, weight_less_one: u8) -> NextHop {
     NextHop { ifindex: 0, gateway: None, weight: u16::from(weight_less_one) + 1, dead, linkdown, complex }
 }
 
-/// Takes an attribute of a next hop in; false: it is none of those.
+/// Stores an attribute of a next hop. Returns false if it is not one.
 fn attribute_of_hop(hop: &mut NextHop, kind: u16, value: &[u8]) -> bool {
     let gateway = match kind {
         RTA_OIF => {
@@ -247,7 +247,7 @@ fn attribute_of_hop(hop: &mut NextHop, kind: u16, value: &[u8]) -> bool {
         _ => return false,
     };
     hop.complex |= gateway.is_none();
-    // IPv6 reports an unspecified gateway for none.
+    // IPv6 reports a missing gateway as the unspecified address.
     hop.gateway = gateway.filter(|g: &IpAddr| !g.is_unspecified());
     true
 }
@@ -307,7 +307,7 @@ mod tests {
         parsed(base.with(number, value))
     }
 
-    /// The same but for what only tells one route from another.
+    /// Are the two equal, except for `rest`, which only identifies a route?
     fn same(a: &Option<Parsed>, b: &Option<Parsed>) -> bool {
         let bare = |p: &Option<Parsed>| match p.clone() {
             Some(Parsed::V4(route)) => Some(Parsed::V4(Route { rest: 0, ..route })),
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_two_routes_two() {
+    fn protocol_flags_and_source_distinguish_routes() {
         let rest = |protocol: u8, flags: u32, source: u8| {
             let mut header = header(INET, 8, 1, flags);
             header[5] = protocol;
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_route_ends_when_the_kernel_says() {
+    fn a_route_ends_at_the_time_that_the_kernel_reports() {
         let ends = |hundredths: i32| {
             let mut info = [0; 32];
             info[8..12].copy_from_slice(&hundredths.to_ne_bytes());
@@ -429,11 +429,11 @@ mod tests {
         };
         assert_eq!(ends(0), None);
         assert_eq!(ends(3050), Some(NOW + Duration::from_millis(30_500)));
-        assert_eq!(ends(-5), Some(NOW), "it has ended, and is still there");
+        assert_eq!(ends(-5), Some(NOW), "it has ended, but still exists");
     }
 
     #[test]
-    fn one_gateway() {
+    fn a_route_with_one_gateway_is_read() {
         let got = parsed(
             Request::new(rtm::NEWROUTE, 0, &header(INET, 24, 1, 16))
                 .with(RTA_DST, &[10, 1, 2, 0])
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn several_hops_with_weights_and_encapsulation() {
+    fn next_hops_have_weights_and_encapsulation_makes_them_complex() {
         let mut hops = vec![16, 0, 1, 2, 5, 0, 0, 0, 8, 0, 5, 0, 192, 0, 2, 1];
         hops.extend([16, 0, 0, 255, 6, 0, 0, 0, 6, 0, 21, 0, 1, 0, 0, 0]);
         let got = parsed(Request::new(rtm::NEWROUTE, 0, &header(INET, 0, 1, 0)).with(RTA_MULTIPATH, &hops))
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn special_cloned_and_sourced() {
+    fn blackholes_cloned_and_source_routes_are_recognised() {
         let blackhole = Request::new(rtm::NEWROUTE, 0, &header(INET6, 0, 6, 0)).with(RTA_OIF, &[1, 0, 0, 0]);
         assert!(matches!(parsed(blackhole), Some(Parsed::V6(Route { next: Next::None, complex: None, .. }))));
         assert_eq!(parsed(Request::new(rtm::NEWROUTE, 0, &header(INET6, 0, 1, RTM_F_CLONED))), None);
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn a_route_of_an_object_leads_to_it() {
+    fn a_route_with_a_nexthop_object_refers_to_it() {
         let request = Request::new(rtm::NEWROUTE, wire::REPLACE, &header(INET, 8, 1, 0))
             .with(RTA_NH_ID, &9u32.to_ne_bytes())
             .with(RTA_OIF, &5u32.to_ne_bytes());

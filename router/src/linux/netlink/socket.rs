@@ -1,17 +1,17 @@
 //! Netlink sockets: requests with answers, and subscriptions.
 //!
-//! A socket belongs to the namespace of the thread that opened it, for good; it keeps that namespace alive until it is
-//! closed.
+//! A socket belongs to the namespace of the thread that opened it, and never changes that. It keeps the namespace alive
+//! until it is closed.
 //!
-//! Whoever has `CAP_NET_ADMIN` in a namespace can send to any netlink socket in it, and to a multicast group as the kernel
-//! does. Two things keep such messages out:
+//! A process with `CAP_NET_ADMIN` in a namespace can send to any netlink socket in it. It can also send to a multicast
+//! group, as the kernel does. Two measures keep such messages out:
 //!
-//! - Sockets are connected to port id 0, the kernel's. The kernel then refuses what others send to our port id
-//!   (`netlink_getsockbyportid()`), so a flood of it never reaches a receive buffer.
-//! - The sender of every message is read, and what is not from port id 0 is dropped and counted. The kernel writes the
-//!   sender; the `nlmsg_pid` inside a message is the sender's own claim. Multicast needs this.
+//! - Sockets are connected to port id 0, the kernel's. The kernel then refuses messages of others to our port id
+//!   (`netlink_getsockbyportid()`), so a flood of them never reaches a receive buffer.
+//! - The sender of every message is checked. Messages that are not from port id 0 are dropped and counted. The kernel
+//!   writes the sender; the `nlmsg_pid` inside a message is only the sender's claim. Multicast needs this check.
 //!
-//! An answer must also name our port id and the request's sequence number, which begins at a random one.
+//! An answer must also have our port id and the sequence number of the request. The first sequence number is random.
 
 use super::wire::{self, Message, Request};
 use rustix::{
@@ -26,13 +26,13 @@ use std::{
 
 /// A dump skb holds at most 32 KiB (`netlink_dump`); events are smaller.
 const BUFFER_BYTES: usize = 64 << 10;
-/// A kernel that answers nothing for this long is an error, not a wait.
+/// A kernel that does not answer for this long causes an error.
 const SILENCE: Duration = Duration::from_secs(1);
-/// A dump and its repetitions end after this long, however much still comes.
+/// A dump and its repetitions end after this time, even if more answers come.
 const LONGEST: Duration = Duration::from_secs(10);
-/// How often a dump that the kernel says was interrupted is started over.
+/// The number of attempts at a dump that the kernel reports as interrupted.
 const DUMP_ATTEMPTS: usize = 20;
-/// Buffers thrown away at once.
+/// The number of buffers discarded at once.
 const DISCARDED_AT_ONCE: usize = 4096;
 
 /// One netlink socket.
@@ -42,11 +42,11 @@ pub struct Socket {
     port: u32,
     sequence: u32,
     buffer: Vec<u8>,
-    /// No exchange goes on beyond this.
+    /// Every exchange ends at this time.
     end: Option<Instant>,
-    /// Which namespace the last buffer of events came from; `None`: the socket's own.
+    /// The number of the namespace that the last buffer of events came from; `None`: the socket's own.
     origin: Option<i32>,
-    /// Messages that came from others than the kernel.
+    /// The number of messages that did not come from the kernel.
     forged: u64,
 }
 
@@ -63,28 +63,28 @@ impl AsFd for Socket {
     }
 }
 
-/// What one receive call returned.
+/// The result of one receive call.
 struct Datagram {
     bytes: usize,
     /// The port id of its sender; 0: the kernel.
     sender: u32,
-    /// The number of the namespace it comes from, if not from the socket's own.
+    /// The number of the namespace that it comes from; `None`: the socket's own.
     origin: Option<i32>,
 }
 
-/// The most entries of a table that has no limit of its own. A hostile namespace can have any number of rules or filters, and
-/// a large host has some ten thousand queueing disciplines.
+/// The most entries of a table that has no limit of its own. A hostile namespace can have any number of rules or
+/// filters, and a large host has some ten thousand queueing disciplines.
 const LONGEST_DUMP: usize = 1 << 18;
 
-/// How much of something a namespace may have.
+/// How many entries of one kind a namespace may have.
 #[derive(Clone, Copy, Debug)]
 pub struct Most {
     pub limit: usize,
-    /// In the plural.
+    /// The name of the entries, in the plural.
     pub what: &'static str,
-    /// Of `limit`, how much is left.
+    /// The rest of `limit`.
     left: usize,
-    /// How many a message counts as.
+    /// The number of entries that a message counts as.
     weigh: fn(&Message<'_>) -> usize,
 }
 
@@ -93,18 +93,18 @@ impl Most {
         Most { limit, what, left: limit, weigh: |_| 1 }
     }
 
-    /// Messages count as so many each.
+    /// Sets the number of entries that a message counts as.
     pub fn weighed(self, weigh: fn(&Message<'_>) -> usize) -> Most {
         Most { weigh, ..self }
     }
 
-    /// How many were read.
+    /// The number of entries read so far.
     pub fn used(&self) -> usize {
         self.limit - self.left
     }
 
     /// # Errors
-    /// `QuotaExceeded`, with a text for people, if there are more.
+    /// `QuotaExceeded`, with a text for users, if this many more exceed the limit.
     pub fn check(&self, count: usize) -> io::Result<()> {
         if count <= self.left {
             return Ok(());
@@ -122,15 +122,15 @@ impl Most {
 }
 
 impl Socket {
-    /// For requests, in the namespace of the calling thread. `protocol`: `NETLINK_ROUTE` and so on.
+    /// Opens a socket for requests in the namespace of the calling thread. `protocol` is `NETLINK_ROUTE` or similar.
     pub fn requests(protocol: i32) -> io::Result<Socket> {
         let socket = Self::open(protocol)?;
-        // Filters in dump requests are honoured, nonsense in them is an error (Linux 4.20).
+        // The kernel then applies filters in dump requests, and refuses invalid ones (Linux 4.20).
         let _ = socket.inner.set_netlink_get_strict_chk(true);
         Ok(socket)
     }
 
-    /// For events of these groups, non-blocking, in the namespace of the calling thread.
+    /// Opens a non-blocking socket for events of these groups, in the namespace of the calling thread.
     pub fn subscription(protocol: i32, groups: &[u32], receive_buffer_bytes: usize) -> io::Result<Socket> {
         let socket = Self::open(protocol)?;
         socket.set_receive_buffer(receive_buffer_bytes)?;
@@ -152,33 +152,33 @@ impl Socket {
         Ok(Socket { inner, port, sequence, buffer, end: None, origin: None, forged: 0 })
     }
 
-    /// Also hears namespaces that have a number in this one. What it hears keeps none of them alive.
+    /// Also receives messages of all namespaces that have a number in this one. This keeps none of them alive.
     ///
     /// # Errors
-    /// `EPERM` without CAP_NET_BROADCAST, here and in each of them.
+    /// `EPERM` without CAP_NET_BROADCAST. The capability is needed here and in each of them.
     pub fn hear_all_namespaces(&self) -> io::Result<()> {
         set_option(&self.inner, libc::SOL_NETLINK, libc::NETLINK_LISTEN_ALL_NSID, 1)
     }
 
-    /// No exchange goes on beyond this.
+    /// Sets the time at which every exchange ends.
     pub fn end_at(&mut self, end: Instant) {
         self.end = Some(end);
     }
 
-    /// How many bytes of events the kernel may hold for us, beyond `net.core.rmem_max`.
+    /// Sets how many bytes of events the kernel may hold for us. The value may exceed `net.core.rmem_max`.
     pub fn set_receive_buffer(&self, bytes: usize) -> io::Result<()> {
         // The kernel doubles the value and keeps it in an int.
         let bytes = i32::try_from(bytes.min(1 << 29)).unwrap_or(1 << 29);
         set_option(&self.inner, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, bytes)
     }
 
-    /// How many messages came from others than the kernel; all were dropped.
+    /// The number of messages that did not come from the kernel. All were dropped.
     pub fn forged(&self) -> u64 {
         self.forged
     }
 
-    /// One buffer of events, empty if its sender was not the kernel. `Ok(None)`: nothing there. `ENOBUFS`: events were
-    /// lost.
+    /// Receives one buffer of events. It is empty if its sender was not the kernel. `Ok(None)`: none is waiting.
+    /// `ENOBUFS`: events were lost.
     pub fn events(&mut self) -> io::Result<Option<&[u8]>> {
         match receive(&self.inner, &mut self.buffer) {
             Ok(Datagram { bytes, sender: 0, origin }) => {
@@ -199,19 +199,20 @@ impl Socket {
         self.origin
     }
 
-    /// As [`Socket::events`], with the buffer itself and how much of it is filled; give it back afterwards.
+    /// As [`Socket::events`], but returns the buffer itself and the length of its content. The caller must give it back
+    /// with [`Socket::return_buffer`].
     pub fn take_buffer(&mut self) -> io::Result<Option<(Vec<u8>, usize)>> {
         let length = self.events()?.map(<[u8]>::len);
         Ok(length.map(|length| (mem::take(&mut self.buffer), length)))
     }
 
-    /// The buffer that [`Socket::take_buffer`] lent.
+    /// Takes back the buffer of [`Socket::take_buffer`].
     pub fn return_buffer(&mut self, buffer: Vec<u8>) {
         self.buffer = buffer;
     }
 
-    /// Throws away what waits; whether anything was lost is of no interest here. False: more may wait, and a flood must
-    /// not hold the caller.
+    /// Discards waiting messages. Lost messages do not matter here. Returns false if more may wait: a flood must not
+    /// hold up the caller.
     pub fn discard(&mut self) -> bool {
         for _ in 0..DISCARDED_AT_ONCE {
             match self.events() {
@@ -224,7 +225,7 @@ impl Socket {
         false
     }
 
-    /// The next answer of the kernel, in the buffer; its length.
+    /// Receives the next answer of the kernel into the buffer. Returns its length.
     fn answer(&mut self, deadline: Instant) -> io::Result<usize> {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -240,8 +241,8 @@ impl Socket {
         }
     }
 
-    /// Send one request and hand every answer to `each`, until the kernel says it is done. `Ok(true)`: the dump was
-    /// interrupted and is not to be trusted.
+    /// Sends one request and passes every answer to `each` until the kernel reports the end. `Ok(true)`: the dump was
+    /// interrupted, so its result may be wrong.
     fn exchange(
         &mut self,
         request: &mut Request,
@@ -263,7 +264,7 @@ impl Socket {
                 interrupted |= message.flags & wire::DUMP_INTERRUPTED != 0;
                 match message.kind {
                     wire::DONE | wire::ERROR => {
-                        // Both carry 0 or a negative errno; DONE of old kernels may carry nothing.
+                        // Both contain 0 or a negative errno. DONE of old kernels may be empty.
                         return match wire::u32_at(message.payload, 0).unwrap_or(0) as i32 {
                             0 => Ok(interrupted),
                             error => Err(io::Error::from_raw_os_error(error.saturating_neg())),
@@ -276,7 +277,8 @@ impl Socket {
         }
     }
 
-    /// A dump, parsed; messages for which `parse` says `None` are left out. Started over while it is interrupted.
+    /// Requests and parses a dump. Messages for which `parse` returns `None` are left out. An interrupted dump is
+    /// repeated.
     pub fn dump<T>(
         &mut self,
         request: Request,
@@ -285,10 +287,10 @@ impl Socket {
         self.dump_at_most(&mut Most::new(LONGEST_DUMP, "entries"), request, parse)
     }
 
-    /// As [`Socket::dump`], unless there are more than `most` has left. What was read is taken from it.
+    /// As [`Socket::dump`], but with a limit: entries that are read are subtracted from `most`.
     ///
     /// # Errors
-    /// `QuotaExceeded`: the rest waits in the socket, which is of no more use.
+    /// `QuotaExceeded`: there are more entries. The rest waits in the socket, so the socket cannot be used any more.
     pub fn dump_at_most<T>(
         &mut self,
         most: &mut Most,
@@ -315,7 +317,7 @@ impl Socket {
         Err(io::Error::new(io::ErrorKind::Interrupted, "the table changes faster than it can be dumped"))
     }
 
-    /// A request answered by one message and, if it asks with [`wire::ACK`], an acknowledgement.
+    /// Sends a request that is answered by one message and, with [`wire::ACK`], by an acknowledgement.
     pub fn ask<T>(
         &mut self,
         request: Request,
@@ -333,7 +335,7 @@ impl Socket {
     }
 }
 
-/// One message from the socket's queue, without waiting.
+/// Receives one message from the queue of the socket, without waiting.
 fn receive(socket: &netlink_sys::Socket, buffer: &mut [u8]) -> io::Result<Datagram> {
     loop {
         let mut control = Control([0; 64]);
@@ -344,7 +346,8 @@ fn receive(socket: &netlink_sys::Socket, buffer: &mut [u8]) -> io::Result<Datagr
         (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);
         (header.msg_control, header.msg_controllen) = (control.0.as_mut_ptr().cast(), control.0.len() as _);
         let flags = libc::MSG_TRUNC | libc::MSG_DONTWAIT;
-        // SAFETY: each pointer in `header` goes with the length of the live, exclusively borrowed thing it points to.
+        // SAFETY: each pointer in `header` comes with the length of the live, exclusively borrowed value that it points
+        // to.
         let n = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) };
         let Ok(bytes) = usize::try_from(n) else {
             match io::Error::last_os_error() {
@@ -355,20 +358,20 @@ fn receive(socket: &netlink_sys::Socket, buffer: &mut [u8]) -> io::Result<Datagr
         if bytes > buffer.len() || header.msg_flags & libc::MSG_CTRUNC != 0 {
             return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
         }
-        // A sender that is not named is not the kernel.
+        // A message without a sender is not from the kernel.
         let named = header.msg_namelen as usize >= size_of_val(&sender);
         let sender = if named { sender.nl_pid } else { u32::MAX };
         return Ok(Datagram { bytes, sender, origin: origin(&header) });
     }
 }
 
-/// Room for control messages, aligned as their headers are.
+/// Space for control messages, aligned like their headers.
 #[repr(align(8))]
 struct Control([u8; 64]);
 
-/// The number of a namespace in the control messages that came with a message.
+/// Returns the number of a namespace in the control messages of a message.
 fn origin(header: &libc::msghdr) -> Option<i32> {
-    // SAFETY: `header` is as the kernel left it, and its control buffer is alive: the macros stay inside of that.
+    // SAFETY: `header` is as the kernel left it, and its control buffer is alive. The macros stay within that buffer.
     unsafe {
         let mut next = libc::CMSG_FIRSTHDR(header);
         while let Some(control) = next.as_ref() {
@@ -381,7 +384,7 @@ fn origin(header: &libc::msghdr) -> Option<i32> {
     None
 }
 
-/// Until there is something to receive, or the time is up.
+/// Waits until there is something to receive, or the time is up.
 fn wait(socket: &netlink_sys::Socket, at_most: Duration) -> io::Result<()> {
     let timeout = Timespec::try_from(at_most).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: the descriptor is open for as long as `socket` is borrowed.

@@ -1,7 +1,7 @@
 //! The netlink framing: messages in a buffer, attributes in a message, requests to send.
 //!
-//! Everything read here is bounded by the slice it stands in: a length that does not fit ends the iteration. Kernel
-//! source: `include/uapi/linux/netlink.h`; multi-byte values are in host byte order unless said otherwise.
+//! All reads stay within the given slice: a length that does not fit ends the iteration. Multi-byte values are in host
+//! byte order unless the text says otherwise. Kernel source: `include/uapi/linux/netlink.h`.
 
 use std::net::IpAddr;
 
@@ -35,18 +35,18 @@ pub struct Message<'a> {
     pub kind: u16,
     /// `nlmsg_flags`.
     pub flags: u16,
-    /// `nlmsg_seq`: that of the request this answers.
+    /// `nlmsg_seq`: the number of the request that this message answers.
     pub sequence: u32,
-    /// What follows the header.
+    /// The bytes after the header.
     pub payload: &'a [u8],
 }
 
-/// The messages in what one receive call returned.
+/// The messages in the bytes that one receive call returned.
 pub fn messages(bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     framed(bytes).map(|(_, message)| message)
 }
 
-/// The messages in what one receive call returned that answer a request from this port id.
+/// The messages that answer a request from this port id, in the bytes that one receive call returned.
 pub fn messages_to(port: u32, bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     framed(bytes).filter(move |(to, _)| *to == port).map(|(_, message)| message)
 }
@@ -82,7 +82,7 @@ pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// The attributes that follow a fixed header of `header` bytes; none if it is cut short.
+/// The attributes after a fixed header of `header` bytes; none if the header is cut short.
 pub fn attributes_after(payload: &[u8], header: usize) -> impl Iterator<Item = (u16, &[u8])> {
     attributes(payload.get(align(header)..).unwrap_or_default())
 }
@@ -131,7 +131,8 @@ pub fn address(bytes: &[u8]) -> Option<IpAddr> {
 pub struct Request(Vec<u8>);
 
 impl Request {
-    /// A message of this type; `flags` beside `NLM_F_REQUEST`; `header` is the fixed part after the netlink header.
+    /// A message of this type. `flags` are set in addition to `NLM_F_REQUEST`. `header` is the fixed part after the
+    /// netlink header.
     pub fn new(kind: u16, flags: u16, header: &[u8]) -> Request {
         let mut bytes = vec![0; HEADER];
         bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
@@ -141,7 +142,7 @@ impl Request {
         Request(bytes)
     }
 
-    /// Add an attribute; `value` is at most some hundred bytes.
+    /// Adds an attribute. `value` has at most some hundred bytes.
     pub fn with(mut self, kind: u16, value: &[u8]) -> Request {
         let length = u16::try_from(4 + value.len()).unwrap_or(u16::MAX);
         self.0.extend_from_slice(&length.to_ne_bytes());
@@ -166,7 +167,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_is_built_is_read_back() {
+    fn a_request_is_read_as_it_was_built() {
         let mut request = Request::new(24, DUMP, &[7; 3]).with(1, &[1, 2, 3]).with(2 | 0x8000, &[]);
         let bytes = request.bytes(9).to_vec();
         let all: Vec<_> = messages(&bytes).collect();
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_that_do_not_fit_end_the_walk() {
+    fn lengths_that_do_not_fit_end_the_iteration() {
         assert_eq!(attributes(&[3, 0, 1, 0]).count(), 0);
         assert_eq!(attributes(&[9, 0, 1, 0, 0, 0, 0, 0]).count(), 0);
         assert_eq!(attributes(&[5, 0, 1, 0, 7]).collect::<Vec<_>>(), [(1, &[7u8][..])]);
@@ -187,7 +188,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_walked_to_an_end(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn the_iteration_over_any_bytes_ends(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
             prop_assert!(messages(&bytes).count() <= bytes.len() / HEADER);
             prop_assert!(attributes(&bytes).count() <= bytes.len().div_ceil(4));
         }

@@ -41,12 +41,12 @@ type Chain = BTreeSet<(NamespaceId, u32)>;
 const DEPTH: usize = 5;
 /// A namespace that does not list its devices within this time is looked at another time.
 const LOOK: Duration = Duration::from_millis(500);
-/// All namespaces of an owner have this time together in one look, and those of all owners but root this. Those that are left
-/// over are looked at another time.
+/// The time for all namespaces of one owner together in one look, and for those of all owners except root. The others
+/// are looked at another time.
 const LOOK_OF_AN_OWNER: Duration = Duration::from_millis(500);
 const LOOK_OF_OWNERS: Duration = Duration::from_secs(2);
-/// Namespaces that are watched of all owners but root, besides configured ones. There are 256 numbers of routers. Inside a
-/// container without a user namespace, anybody can be an owner as often as they like.
+/// The number of watched namespaces of all owners except root, not counting configured ones. There are 256 numbers of
+/// routers. In a container without a user namespace, a process can become any number of owners.
 const WATCHED_OF_OWNERS: usize = 128;
 
 /// The input of a look through the namespaces.
@@ -63,7 +63,7 @@ pub(super) struct Look {
     owners: Owners,
 }
 
-/// What each limited owner has taken of its limits. All owners except root are limited.
+/// The shares of all limited owners. All owners except root are limited.
 #[derive(Default)]
 struct Owners(BTreeMap<Owner, Share>);
 
@@ -91,7 +91,7 @@ impl Owners {
     }
 }
 
-/// What an owner of namespaces has taken of its limits.
+/// How much of its limits an owner of namespaces has used.
 #[derive(Clone, Copy, Default)]
 struct Share {
     /// Namespaces that are watched.
@@ -126,9 +126,9 @@ pub(super) struct Looked {
 /// The result of looking at one namespace.
 enum Outcome {
     Begun(Box<Opened>),
-    /// It holds nothing of interest, or its owner has enough namespaces that are watched.
+    /// It holds nothing of interest, or its owner has reached the limit of watched namespaces.
     Dull,
-    /// Its owner's time is up.
+    /// The time of its owner is used up.
     Later,
 }
 
@@ -166,7 +166,7 @@ impl Look {
                 Ok(Outcome::Dull) => looked.dull.push(key),
                 Ok(Outcome::Later) => (),
                 Err((false, error)) => {
-                    tracing::debug!(namespace = place.name, %error, "cannot look into it");
+                    tracing::debug!(namespace = place.name, %error, "cannot look into the namespace");
                 }
                 Err((true, error)) => looked.failed.push((key, place, error)),
             }
@@ -316,7 +316,7 @@ impl Observer {
         let vanished = |s: &&Space| s.id != HOST && !is_there(&s.place.key());
         let vanished: Vec<NamespaceId> = self.spaces.values().filter(vanished).map(|s| s.id).collect();
         for id in vanished {
-            tracing::info!(id, "namespace gone");
+            tracing::info!(id, "the namespace is gone");
             self.forget(id);
         }
         for (place, configured, opened) in begun {
@@ -391,16 +391,16 @@ impl Observer {
         match self.watch(way, namespace, ear, sysctls) {
             Ok(id) => {
                 self.unobserved.remove(&key);
-                tracing::info!(id, namespace = place.name, "observing");
+                tracing::info!(id, namespace = place.name, "observing the namespace");
             }
             Err(error) => self.cannot_observe(key, place, &error),
         }
     }
 
     fn cannot_observe(&mut self, key: Key, place: &FoundNamespace, error: &io::Error) {
-        tracing::warn!(namespace = place.name, %error, "cannot be observed; trying again later");
+        tracing::warn!(namespace = place.name, %error, "cannot observe the namespace; trying again later");
         let since = self.unobserved.get(&key).map_or_else(SystemTime::now, |known| known.since);
-        let what = format!("cannot be observed: {error}");
+        let what = format!("it cannot be observed (trying again): {error}");
         self.unobserved.insert(key, Trouble { namespace: place.name.clone(), what, since });
     }
 

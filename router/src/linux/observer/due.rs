@@ -25,7 +25,7 @@ pub struct Due {
     pub hazards: Option<Instant>,
     /// Qdiscs and filters.
     pub traffic: Option<Instant>,
-    /// The numbers under which it knows others.
+    /// The numbers by which the namespace knows others.
     pub numbers: Option<Instant>,
     routes_not_before: Option<Instant>,
     ending_not_before: Option<Instant>,
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_is_read_once_and_not_put_off() {
+    fn a_burst_causes_one_reading_without_a_further_delay() {
         let now = Instant::now();
         let mut due = Due::default();
         due.routes_soon(now);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_that_end_are_read_again_in_time_but_not_all_the_time() {
+    fn routes_that_end_are_read_again_in_time_but_not_too_often() {
         let (now, seconds) = (Instant::now(), Duration::from_secs);
         for (left, wait) in [(0, 1), (12, 6), (1800, 10)] {
             let mut due = Due::default();

@@ -1,9 +1,9 @@
 //! The observer turns the reports of Linux, in every namespace involved, into [`Event`]s.
 //!
 //! ```text
-//! discovery ── which namespaces hold a router ──► spaces ── one per namespace: ear, what is known of it ──► events
-//!                                                    ▲
-//!                         survey ── what is read in a namespace, by a thread of its own
+//! discovery ── namespaces that hold a router ──► spaces ── one per namespace: ear, known state ──► events
+//!                                                  ▲
+//!                 survey ── one reading of a namespace, by a thread of its own
 //! ```
 //!
 //! | file | task |
@@ -17,13 +17,13 @@
 //! | [`quota`] | limits of a namespace |
 //! | [`reader`] | queries to Linux from another thread |
 //! | [`settings`], [`sysctl`] | effective per-device settings |
-//! | [`due`] | what to read again, and when |
-//! | [`troubles`] | what could not be read, and since when |
+//! | [`due`] | readings that are due, and their times |
+//! | [`troubles`] | parts that could not be read, and since when |
 //! | [`poller`] | epoll, inotify |
 //!
-//! The kernel does not report everything, so the observer checks two things at intervals. It reads settings without a
-//! message once a second. It looks for new and vanished namespaces every two to thirty seconds: with more processes
-//! this takes longer, so it happens less often.
+//! The kernel does not report everything, so the observer checks two things at intervals. Once a second, it reads
+//! settings whose changes no message reports. Every two to thirty seconds, it looks for new and vanished namespaces.
+//! More processes make such a look slower, so it then happens less often.
 //!
 //! Nothing here keeps a namespace alive or waits for one: other threads do the reading, and namespaces take turns with
 //! their messages. A namespace over its [`Quota`] is left to the kernel.
@@ -83,7 +83,7 @@ pub const HOST: NamespaceId = 0;
 const TICK: Duration = Duration::from_secs(1);
 /// The observer lists namespaces, and reads settings and programs of devices, every this many ticks.
 const SLOW_TICKS: u64 = 2;
-/// A look through the namespaces costs more with more processes (`netns::list`). Without a sign of change, looks take
+/// A look through the namespaces takes longer with more processes (`netns::list`). Without a sign of change, looks take
 /// at most one part in this many of the time. They still happen at least once in [`DISCOVERY_PAUSE`].
 const DISCOVERY_SHARE: u32 = 400;
 const DISCOVERY_PAUSE: Duration = Duration::from_secs(30);
@@ -100,7 +100,7 @@ const VISITS: usize = 32;
 /// The same for one owner of namespaces, and for all owners but root.
 const VISITS_OF_AN_OWNER: usize = 8;
 const VISITS_OF_OWNERS: usize = 24;
-/// After results with so many routes, other messages have their turn. The control thread takes in a route in 0.7 us.
+/// After results with this many routes, other messages have their turn. The control thread takes in a route in 0.7 us.
 const ROUTES_AT_ONCE: usize = 1 << 13;
 /// Neighbours that can wait for revalidation in one namespace.
 const PROBES: usize = 4096;
@@ -111,7 +111,7 @@ const START_OF_OTHERS: Duration = Duration::from_secs(2);
 const DIRECTORY_TOKEN: u64 = u64::MAX;
 const WAKER_TOKEN: u64 = u64::MAX - 1;
 const DONE_TOKEN: u64 = u64::MAX - 2;
-/// Which descriptor of a namespace is readable.
+/// The descriptors of a namespace, as parts of tokens.
 const ROUTE: u64 = 0;
 const NETFILTER: u64 = 1;
 const XFRM: u64 = 2;
@@ -138,9 +138,9 @@ pub enum Error {
 fn named_namespaces() -> String {
     let names: Vec<_> = netns::list().into_values().filter(|f| f.pid.is_none()).map(|f| f.name).collect();
     if names.is_empty() {
-        return "none has a name: give pid:NUMBER of a process in it".into();
+        return "no namespace has a name; give pid:NUMBER of a process in it".into();
     }
-    format!("by name there are: {}", names.join(", "))
+    format!("those with a name are: {}", names.join(", "))
 }
 
 /// The ports and namespaces to observe.
@@ -229,7 +229,7 @@ pub struct Observer {
     /// A look through the namespaces is under way.
     looking: bool,
     ports: Vec<PortState>,
-    /// Where veth peers of ports are, by the number under which the host knows the namespace.
+    /// The namespaces of veth peers of ports, by the number under which the host knows them.
     peer_places: BTreeMap<i32, Option<(Key, FoundNamespace)>>,
     next_id: NamespaceId,
     /// Namespaces that were looked into and hold nothing of interest.
@@ -238,7 +238,7 @@ pub struct Observer {
     unobserved: BTreeMap<Key, Trouble>,
     /// Owners with more namespaces than are watched.
     crowds: BTreeMap<Owner, Crowd>,
-    /// The process by which a namespace is known ended before the observer could wait for its end.
+    /// A process through which a namespace was found ended before the observer could wait for its end.
     unwatched: bool,
     own: Key,
     out: Vec<Event>,
@@ -341,8 +341,8 @@ impl Observer {
         Err(io::Error::other(trouble.unwrap_or_else(|| "it could not be read".into())))
     }
 
-    /// Waits at the start until everything due has been read. Other namespaces than the host may take their time on
-    /// purpose, so they are not waited for that long.
+    /// Waits at the start until everything due has been read. Other namespaces than the host may be slow on purpose, so
+    /// the wait for them is shorter.
     fn settle(&mut self) {
         let began = Instant::now();
         loop {
@@ -454,7 +454,7 @@ impl Observer {
     fn hear(&mut self, id: NamespaceId, now: Instant) {
         let Some(space) = self.spaces.get_mut(&id) else { return };
         if let Err(error) = space.take_events(&mut self.out, now) {
-            tracing::warn!(namespace = space.namespace.name, %error, "netlink events");
+            tracing::warn!(namespace = space.namespace.name, %error, "cannot read events; reading everything again");
             space.distrust(What::State, error.to_string(), &mut self.out);
             space.due.dump_later(now);
         }
@@ -470,7 +470,7 @@ impl Observer {
         }
         let Some(space) = self.spaces.get_mut(&id) else { return };
         if space.ended {
-            tracing::info!(id, namespace = space.namespace.name, "namespace gone");
+            tracing::info!(id, namespace = space.namespace.name, "the namespace is gone");
             self.forget(id);
             self.discover_at = Some(now);
         } else if std::mem::take(&mut space.topology_changed) {
@@ -499,7 +499,7 @@ impl Observer {
         id == HOST || all < VISITS && has_turn
     }
 
-    /// One visit to a namespace of this owner more, or less.
+    /// Counts one more visit to a namespace of this owner, or one less.
     fn count_visit(&mut self, owner: Owner, more: bool) {
         let visits = self.visits.entry(owner).or_default();
         *visits = if more { *visits + 1 } else { visits.saturating_sub(1) };
@@ -564,7 +564,7 @@ impl Observer {
             waker.wake();
         };
         if let Err(error) = std::thread::Builder::new().name(name.into()).spawn(run) {
-            tracing::warn!(%error, "no thread to read with");
+            tracing::warn!(%error, "cannot start a thread that reads Linux");
             let _ = self.done.0.send(spare());
             self.done_waker.wake();
         }
@@ -630,7 +630,7 @@ impl Observer {
         // Each line needs twice as many forged messages as the one before.
         if forged > self.forged_told.saturating_mul(2) {
             self.forged_told = forged;
-            tracing::warn!(count = forged, "dropped netlink messages that pretend to be the kernel's");
+            tracing::warn!(count = forged, "dropped netlink messages that pretend to come from the kernel");
         }
     }
 
@@ -729,8 +729,8 @@ impl Observer {
     }
 
     /// Takes in ICMP errors that came to the router of a namespace: their destinations, and the number of further
-    /// errors over a limit (`lost`). Linux is asked about the destinations soon, and [`Event::Learned`] reports what it
-    /// has learned.
+    /// errors over a limit (`lost`). The observer soon asks Linux about the destinations, and [`Event::Learned`]
+    /// reports what Linux has learned.
     pub fn look_at_destinations(&mut self, id: NamespaceId, destinations: &BTreeSet<IpAddr>, lost: u64) {
         if let Some(space) = self.spaces.get_mut(&id) {
             destinations.iter().for_each(|destination| space.learned.note(*destination, monotonic()));
@@ -768,10 +768,10 @@ impl Observer {
         let crowd = |(owner, crowd): (&Owner, &Crowd)| {
             let Left { refused, unseen } = crowd.left;
             let over = format!(
-                "{refused} that may have devices on ports are over the limit of all owners, or over \
-                 limits.namespaces_per_owner, which can be raised"
+                "{refused} may have devices on ports, but the limit of one owner or of all owners is reached; raise \
+                 limits.namespaces_per_owner, or name them in routers"
             );
-            let late = format!("there was no time to look at {unseen}");
+            let late = format!("there was no time to check {unseen}");
             let parts = [(refused, over), (unseen, late)].into_iter().filter(|(number, _)| *number > 0);
             let mut what: Vec<String> = parts.map(|(_, text)| text).collect();
             what.push("they are left to the kernel".into());

@@ -13,7 +13,7 @@ use logic::{
 use std::{collections::BTreeMap, fs::File, io, os::fd::AsFd, sync::Arc};
 
 impl Observer {
-    /// Report ports that appeared, changed or vanished.
+    /// Reports ports that appeared, changed or vanished.
     pub(super) fn refresh_ports(&mut self) {
         let Some(host) = self.spaces.get(&HOST) else { return };
         let now: Vec<Option<u32>> = self.ports.iter().map(|state| place(state, &host.links)).collect();
@@ -65,8 +65,8 @@ impl Observer {
                 None => problems.push(Problem {
                     kind: ProblemKind::Unknown,
                     text: format!(
-                        "the veth peer of {} is in a namespace that has neither a name nor a process: \
-                         whether it sends partial checksums is not known",
+                        "the veth peer of {} is in a namespace that has neither a name nor a process, so it cannot be \
+                         checked for partial checksums; give the namespace a name",
                         link.name
                     ),
                 }),
@@ -105,8 +105,8 @@ impl Observer {
     }
 }
 
-/// Does the device transmit multi-buffer frames, and are its packets hashed before they are routed? If unknown, they
-/// are.
+/// Does the device transmit multi-buffer frames, and are its packets hashed before they are routed? Unknown counts as
+/// no for the first, and as yes for the second.
 fn look(ifindex: u32) -> (bool, bool) {
     let hashes = || {
         let ethtool = Ethtool::open()?;
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs root"]
-    fn the_place_of_a_peer_is_remembered_until_something_moves() {
+    fn the_namespace_of_a_peer_is_remembered_until_a_sign_of_change() {
         let mut peer =
             Command::new("unshare").args(["-n", "sleep", "20"]).stdout(Stdio::null()).spawn().unwrap();
         std::thread::scope(|scope| {
@@ -169,12 +169,12 @@ mod tests {
                 sh("ip link set port0 mtu 1400");
                 let end = Instant::now() + Duration::from_secs(5);
                 while !told(&mut observer, &name) {
-                    assert!(Instant::now() < end, "a port's message is a sign");
+                    assert!(Instant::now() < end, "a message about the port is a sign of change");
                     observer.poll(Duration::from_millis(50)).unwrap();
                 }
                 let known = observer.peer_places.values_mut().next().unwrap().as_mut().unwrap();
                 known.1.path = "/proc/self/ns/mnt".into();
-                assert!(told(&mut observer, &name), "not there any more: looked for again");
+                assert!(told(&mut observer, &name), "the namespace is gone, so it is looked for again");
             });
         });
         peer.kill().unwrap();

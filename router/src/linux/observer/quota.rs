@@ -8,10 +8,10 @@ use logic::observe::NamespaceId;
 /// the time of the control thread. Over them, the namespace is left to the kernel, and `status` reports this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
-    /// As many as a large provider edge has. Each takes a row in several tables, and reading 4,096 takes 50 ms.
+    /// As many as a large provider edge router has. Each takes a row in several tables, and reading 4,096 takes 50 ms.
     pub interfaces: usize,
-    /// IPv4 and IPv6 together: the control thread takes in this many in less than 20 ms. A full table of the Internet
-    /// is larger: raise the limit for one.
+    /// IPv4 and IPv6 together. The control thread takes in this many in less than 20 ms. A full table of the Internet
+    /// is larger; a namespace with one needs a higher limit.
     pub routes: usize,
     /// IPv4 and IPv6 together: a /18 with every address in use.
     pub neighbours: usize,
@@ -20,7 +20,7 @@ pub struct Quota {
     pub events_per_second: usize,
     /// The number of messages allowed in a burst.
     pub events_at_once: usize,
-    /// Namespaces of one owner that are watched. Those that root made, and configured ones, are not limited.
+    /// The number of watched namespaces of one owner. Namespaces of root and configured ones are not limited.
     pub namespaces: usize,
 }
 

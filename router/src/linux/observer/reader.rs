@@ -57,7 +57,7 @@ pub struct Hardware {
     pub mtu: u32,
 }
 
-/// Is everything known that Linux has reported of a namespace?
+/// How complete the knowledge of a namespace is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// The last [`Observer::poll`] has returned all of it.
@@ -116,7 +116,7 @@ impl Reader {
         match self.sockets.get_mut(&namespace) {
             Some(Ok(socket)) => Ok(socket),
             Some(Err(error)) => Err(same(error)),
-            None => Err(io::Error::new(io::ErrorKind::NotFound, "it is not observed")),
+            None => Err(io::Error::new(io::ErrorKind::NotFound, "the namespace is not observed")),
         }
     }
 
@@ -139,7 +139,8 @@ impl Reader {
         let socket = self.socket(namespace)?;
         match socket.ask(get(question.address, question.from), |m| Some(sent(m.payload, question.address))) {
             Ok(answer) => Ok(answer.flatten()),
-            // Linux refuses this sender, or every sender, or the device is gone: without it the route alone answers.
+            // Linux refuses this sender, or any sender, or the device is gone. A request without a sender returns the
+            // route.
             Err(error) if question.from.is_some() && refuses_source(&error) => {
                 match socket.ask(get(question.address, None), |m| Some(sent(m.payload, question.address))) {
                     Ok(answer) => Ok(answer.flatten()),

@@ -8,7 +8,7 @@ use logic::{
     plan::ReversePath,
 };
 
-/// `IPV4_DEVCONF_*`, less one: positions in `IFLA_INET_CONF`.
+/// `IPV4_DEVCONF_*` minus one: positions in `IFLA_INET_CONF`.
 mod v4 {
     pub const FORWARDING: usize = 0;
     pub const ACCEPT_REDIRECTS: usize = 3;
@@ -63,7 +63,8 @@ pub fn fold4(conf: Option<&[u32]>, all: &Values, has_address: bool) -> LinkConf4
 }
 
 /// IPv6. The kernel forwards if `conf/all/forwarding` is on, regardless of the device, or if the device's
-/// `force_forwarding` is on. A device's own `forwarding` only makes it behave as a router's or a host's.
+/// `force_forwarding` is on. A device's own `forwarding` only decides whether the kernel acts as a router or as a host
+/// on it.
 pub fn fold6(conf: Option<&[u32]>, all: &Values, mtu: u32) -> LinkConf6 {
     let Some(conf) = conf else { return LinkConf6 { disabled: true, ..LinkConf6::default() } };
     let own = |place| value(conf, place);
@@ -103,7 +104,7 @@ fn names(settings: &[(&str, u32)]) -> Vec<String> {
     settings.iter().filter(|s| s.1 != 0).map(|s| s.0.to_owned()).collect()
 }
 
-/// Store the values that a message gives for one device.
+/// Stores the values that a message gives for one device.
 pub fn apply_to_device(conf: &mut [u32], message: &Netconf) {
     let places = if message.v6 {
         [
@@ -125,7 +126,7 @@ pub fn apply_to_device(conf: &mut [u32], message: &Netconf) {
     }
 }
 
-/// Store the values that a message gives for `conf/all`.
+/// Stores the values that a message gives for `conf/all`.
 pub fn apply_to_all(all: &mut Values, message: &Netconf) {
     if message.v6 {
         all.forwarding6 = message.forwarding.unwrap_or(all.forwarding6);
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn redirects_are_taken_as_linux_takes_them() {
+    fn redirects_are_accepted_as_in_linux() {
         let conf = |places: &[usize]| {
             let mut conf = [0; 60];
             places.iter().for_each(|place| conf[*place] = 1);
@@ -196,7 +197,7 @@ mod tests {
         let folded = fold6(Some(&conf), &Values::default(), 1500);
         assert!(!folded.forwarding && !folded.disabled);
         assert_eq!((folded.mtu, folded.unusual.len()), (1280, 0));
-        assert_eq!(fold6(Some(&conf), &Values::default(), 1280).mtu, 0, "as the link");
+        assert_eq!(fold6(Some(&conf), &Values::default(), 1280).mtu, 0, "the same as the link");
         assert!(fold6(Some(&conf), &Values { forwarding6: 1, ..Values::default() }, 1280).forwarding);
         conf[v6::FORCE_FORWARDING] = 1;
         assert!(fold6(Some(&conf), &Values::default(), 1280).forwarding);

@@ -1,16 +1,16 @@
-//! The metrics of IPv6 next hops, and the rivals of IPv6 groups, that a dump does not show.
+//! Finds IPv6 groups whose next hops have metrics, or rival routes, that a dump does not show.
 //!
 //! Each next hop of an IPv6 route is a route of its own (`fib6_siblings`), with its own metrics and its own end. A dump
-//! reports all of them in one message, with what the first has (rt6_fill_node()). `RTM_GETROUTE` with `RTM_F_FIB_MATCH`
-//! reports them too, but begins with the one that the packet in question would take. So Linux is asked about packets until
-//! each next hop in use has been first once.
+//! reports all of them in one message, with the metrics of the first (rt6_fill_node()). `RTM_GETROUTE` with
+//! `RTM_F_FIB_MATCH` does so too, but begins with the next hop that the packet in question would take. So Linux is
+//! asked about packets until each next hop in use has been the first once.
 //!
-//! A dump also leaves out routes between the next hops of a group in the kernel's list (fib6_dump_node()), such as one
-//! without a gateway, or an unreachable one, with the same metric. Linux prefers the one whose device a packet comes in by
-//! (rt6_check_dev()), so it is asked about every device, `lo` included.
+//! A dump also leaves out routes between the next hops of a group in the kernel's list (fib6_dump_node()). Examples are
+//! a route without a gateway, or an unreachable one, with the same metric. Linux prefers the route whose device is the
+//! ingress device of the packet (rt6_check_dev()). So it is asked about every device, including `lo`.
 //!
-//! A group stays with the kernel unless each of them is known to be plain: without an MTU, an end, or anything that is not
-//! understood. Linux changes MTUs of next hops when their devices change, without a message (rt6_mtu_change_route()).
+//! A group stays with the kernel unless each next hop is known to be plain: without an MTU, an end, or unknown
+//! attributes. Linux changes MTUs of next hops without a message when their devices change (rt6_mtu_change_route()).
 
 use crate::{
     base::clock::monotonic,
@@ -22,12 +22,12 @@ use logic::{
 };
 use std::{collections::BTreeSet, io, net::IpAddr};
 
-/// Questions of one reading, about ten microseconds each; groups beyond that stay with the kernel. 10,000 groups of two take
-/// 0.43 s in a debug build (`ten_thousand_ipv6_routes_with_two_next_hops`).
+/// The most questions of one reading, about ten microseconds each. Groups beyond that stay with the kernel. 10,000
+/// groups of two take 0.43 s in a debug build (`ten_thousand_ipv6_routes_with_two_next_hops`).
 const QUESTIONS: u32 = 1 << 17;
-/// Addresses tried until one takes this route, and not a longer one.
+/// The number of addresses to try until one takes this route, and not one with a longer prefix.
 const ADDRESSES: u32 = 8;
-/// Questions for one group: so many for each share of the least of its weights, and at most.
+/// Questions for one group: this many for each share of the least weight, and at most [`MOST_DRAWS`].
 const DRAWS_PER_SHARE: u32 = 16;
 const MOST_DRAWS: u32 = 1024;
 const RTM_F_FIB_MATCH: u32 = 0x2000;
@@ -44,7 +44,7 @@ pub fn look_at(socket: &mut Socket, routes: &mut [Route<u128>]) {
     }
 }
 
-/// A group that the fast path would take if all its next hops were as the first.
+/// Would the fast path take this group if all its next hops had the metrics of the first?
 fn is_open(route: &Route<u128>) -> bool {
     TABLES.contains(&route.table)
         && route.kind == RouteKind::Unicast
@@ -58,7 +58,7 @@ fn is_plain(route: &Route<u128>) -> bool {
 
 struct Question<'a> {
     socket: &'a mut Socket,
-    /// Those that routes lead to.
+    /// The devices of all routes.
     devices: &'a BTreeSet<u32>,
     left: &'a mut u32,
 }
@@ -66,7 +66,7 @@ struct Question<'a> {
 impl Question<'_> {
     /// Why the group stays with the kernel; `None`: all next hops in use are plain.
     fn find_out(&mut self, route: &Route<u128>) -> Option<&'static str> {
-        const UNKNOWN: Option<&str> = Some("next hops whose metrics are not known");
+        const UNKNOWN: Option<&str> = Some("next hops with unknown metrics");
         let mut unseen: Vec<&NextHop> = route.next.hops().iter().filter(|hop| !hop.dead).collect();
         if unseen.is_empty() {
             return None;
@@ -79,12 +79,12 @@ impl Question<'_> {
         };
         let devices: BTreeSet<u32> = unseen.iter().map(|hop| hop.ifindex).collect();
         for other in self.devices.difference(&devices) {
-            // With a source, Linux only prefers the device. Without one it takes no route that leads elsewhere.
+            // With a source, Linux only prefers the device. Without one, it takes only routes by this device.
             if !self.ask(address, Some(*other), 1).is_some_and(|answer| is_same(&answer, route)) {
                 return UNKNOWN;
             }
         }
-        // Asked by device, Linux nearly always begins with a next hop there.
+        // With a device in the question, Linux nearly always begins with a next hop on it.
         let by_device = devices.into_iter().map(|device| (Some(device), 0));
         let by_source = (1..=draws(&unseen)).map(|source| (None, source));
         for (device, source) in by_device.chain(by_source) {
@@ -104,7 +104,8 @@ impl Question<'_> {
         if unseen.is_empty() { None } else { UNKNOWN }
     }
 
-    /// The route of a packet, beginning with the next hop it would take. `source` 0: none is named.
+    /// Asks for the route of a packet. The answer begins with the next hop that the packet would take. `source` 0: the
+    /// packet has no source address.
     fn ask(&mut self, to: u128, device: Option<u32>, source: u32) -> Option<Route<u128>> {
         *self.left = self.left.checked_sub(1)?;
         let mut header = [INET6, 128, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -131,7 +132,7 @@ impl Question<'_> {
     }
 }
 
-/// Is it the same route with the same next hops, whichever is first?
+/// Is it the same route with the same next hops, in any order?
 fn is_same(answer: &Route<u128>, route: &Route<u128>) -> bool {
     let (ours, theirs) = (route.next.hops(), answer.next.hops());
     let key = |route: &Route<u128>| (route.prefix, route.table, route.metric, route.kind, route.rest);
@@ -145,14 +146,14 @@ fn same(a: &NextHop, b: &NextHop) -> bool {
     key(a) == key(b)
 }
 
-/// How many packets to ask about, so that each next hop is likely to be taken by one.
+/// The number of packets to ask about, so that each next hop is likely to be taken by one.
 fn draws(hops: &[&NextHop]) -> u32 {
     let weights = || hops.iter().map(|hop| u32::from(hop.weight.max(1)));
     let shares = weights().sum::<u32>().div_ceil(weights().min().unwrap_or(1));
     (shares * DRAWS_PER_SHARE).min(MOST_DRAWS)
 }
 
-/// Addresses of the prefix, spread over it. Of a default route those that are unicast (2000::/3).
+/// Addresses of the prefix, spread over it. For a default route, unicast addresses (2000::/3).
 fn address(prefix: Prefix6, n: u32) -> u128 {
     const SPREAD: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
     let (first, length) = (prefix.address(), prefix.length());

@@ -1,8 +1,8 @@
 //! One namespace under observation: its sockets, its known state, and the events that follow from a message.
 //!
 //! The subscription is opened before the first visit, so no change is lost between the two. Messages that arrive while
-//! routes are read are applied after them. This is harmless because messages are absolute. Other threads make the
-//! visits (`survey`); the code here waits for nothing.
+//! routes are read are applied after them. This is harmless, because each message holds the whole new state of its
+//! subject. Other threads make the visits (`survey`), and the code here waits for nothing.
 //!
 //! A namespace over its [`Quota`] is distrusted, which its settings report. The observer stops listening to it for a
 //! while and then reads it again.
@@ -54,10 +54,10 @@ const HOST_BUFFERS_PER_TURN: usize = 4096;
 const LONG_VISITS_SHARE: u32 = 4;
 /// The longest pause after a visit before urgent things may be read.
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
-/// A message about all devices counts as one event for this many devices.
+/// The number of devices for which a message about all devices counts as one event.
 const DEVICES_PER_EVENT: usize = 32;
-/// More events than a tenant's receive buffer holds. If this many are discarded and more arrive, the storm still goes
-/// on.
+/// More events than a tenant's receive buffer holds. If this many are discarded and more arrive, the storm is still
+/// going on.
 const THROWN_AWAY: usize = 1 << 16;
 /// The pause for a namespace over its quota: the first one, and the longest.
 const QUIET: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(64)];
@@ -81,7 +81,7 @@ pub struct Space {
     pub due: Due,
     /// Further things to read as soon as possible.
     pub asked: Wanted,
-    /// The process by which it is known, if it has no name.
+    /// The process through which it was found, if it has no name.
     pub process: Option<ProcessWatch>,
     pub(super) ear: Option<Ear>,
     pub(super) links: BTreeMap<u32, RawLink>,
@@ -92,11 +92,11 @@ pub struct Space {
     /// The earliest times of the next visit, and of the next long one.
     visit_not_before: Option<Instant>,
     long_not_before: Option<Instant>,
-    /// Events were lost. Waiting events are discarded, then everything is read again.
+    /// Events were lost. Waiting events are discarded. Then everything is read again.
     lost: bool,
     /// The number of events discarded since then.
     thrown_away: usize,
-    /// The namespace is over its quota and is left alone until then.
+    /// The namespace is over its quota, and is left alone until this time.
     quiet: Option<Instant>,
     /// The end and length of the last such pause.
     last_quiet: Option<(Instant, Duration)>,
@@ -108,18 +108,18 @@ pub struct Space {
     sysctls: Sysctls,
     values: Values,
     multipath_keys: MultipathKeys,
-    /// By device and address: is the address understood?
+    /// By device and address: are all attributes of the address known?
     addresses: HashMap<u32, HashMap<(u32, u8, u32), bool>>,
     nexthops: BTreeMap<u32, NexthopObject>,
-    /// What the routes count as, approximately: the last reading, corrected by messages.
+    /// The approximate number that the routes count as: the last reading, corrected by messages.
     routes: usize,
     neighbours: usize,
-    /// The numbers under which this namespace knows others.
+    /// The numbers by which this namespace knows others.
     nsids: Numbers,
     emitted: BTreeMap<u32, Link>,
     /// Devices that may not be as last emitted. One message can concern all devices, so they wait for the end of a turn.
     stale: BTreeSet<u32>,
-    /// What the last message cost beyond its own event, in events.
+    /// The cost of the last message beyond its own event, in events.
     extra_cost: usize,
     /// Devices that accept redirects, for IPv4 and IPv6.
     redirected: [BTreeSet<u32>; 2],
@@ -132,7 +132,7 @@ pub struct Space {
     policy_read: Option<PolicyRead>,
     /// The reading is reported after this many more turns, if older messages wait.
     unheard_turns: u8,
-    /// What Linux has learned from ICMP errors.
+    /// Routes that Linux has learned from ICMP errors, each to one destination.
     pub(super) learned: Learned,
     /// The value of [`Learned::refused`] at the last log line.
     refused_told: u64,
@@ -211,7 +211,7 @@ impl Space {
         self.ear.as_ref().map_or(0, Ear::forged)
     }
 
-    /// When there is something to do, if it may be visited now.
+    /// The next time at which there is something to do, if the namespace may be visited.
     pub fn wakes_at(&self, may_visit: bool) -> Option<Instant> {
         if self.quiet.is_some() {
             return self.quiet;
@@ -282,8 +282,8 @@ impl Space {
         self.listens() && (self.catching_up || self.policy_read.is_some())
     }
 
-    /// Must it be heard even if nothing is readable? A turn can end right on the last message, and messages can be discarded
-    /// just before a pause.
+    /// Must its messages be read even if nothing is readable? A turn can end right on the last message, and messages
+    /// can be discarded just before a pause.
     pub fn must_be_heard(&self) -> bool {
         self.listens() && (self.more || self.lost)
     }
@@ -408,7 +408,7 @@ impl Space {
                 return self.exceed(error.to_string(), out, now);
             }
             Err(error) => {
-                tracing::warn!(namespace = self.namespace.name, %error, "reading again later");
+                tracing::warn!(namespace = self.namespace.name, %error, "cannot read the namespace; trying again later");
                 self.troubles.add(What::State, error.to_string());
                 self.due.dump_later(now);
             }
@@ -435,7 +435,7 @@ impl Space {
             tracing::warn!(
                 namespace,
                 refused,
-                "too many ICMP errors: the fast path ignores path MTUs and gateways that Linux learned from those refused"
+                "too many ICMP errors: the fast path ignores path MTUs and gateways that Linux learned from the refused ones"
             );
         }
         if self.announced {
@@ -496,7 +496,7 @@ impl Space {
         Ok(())
     }
 
-    /// Devices that were handed out and are not there any more.
+    /// Reports the end of devices that were emitted and are gone.
     fn forget_missing_links(&mut self, out: &mut Vec<Event>) {
         let missing: Vec<u32> =
             self.emitted.keys().filter(|i| !self.links.contains_key(i)).copied().collect();
@@ -513,8 +513,8 @@ impl Space {
         self.emitted = indexes.iter().filter_map(|i| Some((*i, self.compose(*i)?))).collect();
     }
 
-    /// Replaces routes, and the nexthop objects under them. Linux removes those of a device that went down without a
-    /// message.
+    /// Replaces routes, and the nexthop objects under them. If a device goes down, Linux removes its nexthop objects
+    /// without a message.
     fn take_routes(&mut self, routes: Routes, out: &mut Vec<Event>) {
         self.note_routes(&routes);
         let now: BTreeMap<u32, NexthopObject> = routes.nexthops.into_iter().map(|n| (n.id, n)).collect();
@@ -555,7 +555,11 @@ impl Space {
     /// The namespace is over its quota: nothing in it is accelerated, and it is left alone for a while. Its known state
     /// stays, because forgetting and reading a long table again would take even more time.
     fn exceed(&mut self, why: String, out: &mut Vec<Event>, now: Instant) {
-        tracing::warn!(namespace = self.namespace.name, why, "over its limits: left to the kernel");
+        tracing::warn!(
+            namespace = self.namespace.name,
+            why,
+            "the namespace is over its limits and left to the kernel"
+        );
         let [first, last] = QUIET;
         let again = self.last_quiet.filter(|(ended, _)| now.saturating_duration_since(*ended) < last);
         let pause = again.map_or(first, |(_, pause)| (pause * 2).min(last));
@@ -731,7 +735,7 @@ impl Space {
         match change {
             Change::Add | Change::Append => self.routes += weight,
             Change::Delete => self.routes = self.routes.saturating_sub(weight),
-            // The one before may have been smaller.
+            // The replaced route may have counted less.
             Change::Replace | Change::ReplaceLate => self.routes += weight - 1,
         }
         Some(match route::parse(message, monotonic())? {
@@ -761,7 +765,7 @@ impl Space {
             }
         }
         if old.as_ref().is_some_and(|old| old.name != new.name) {
-            // Hazards name chains by the names of their devices.
+            // Hazards of nftables chains refer to devices by name.
             self.due.hazards_soon(now);
         }
         let place = |l: &RawLink| (l.below, l.below_nsid, l.kind.clone(), l.name.clone());
@@ -781,7 +785,7 @@ impl Space {
         for devices in &mut self.redirected {
             devices.remove(&ifindex);
         }
-        // The settings can name it.
+        // The settings can contain its name.
         self.stale.insert(ifindex);
         self.topology_changed = true;
         if self.links.remove(&ifindex).is_some() {
@@ -845,7 +849,8 @@ impl Space {
                 (l.ipv4.ignore_routes_with_linkdown, l.ipv6.ignore_routes_with_linkdown, l.ipv6.disabled)
             };
             if self.emitted.get(&ifindex).is_some_and(|old| marks(old) != marks(&link)) {
-                // The kernel also marks a next hop as dead if it is linkdown and ignored, or if IPv6 is disabled there.
+                // The kernel also marks a next hop as dead if it is linkdown and ignored, or if IPv6 is off on its
+                // device.
                 self.due.routes_soon(Instant::now());
             }
             self.emitted.insert(ifindex, link.clone());
@@ -853,7 +858,7 @@ impl Space {
         }
     }
 
-    /// Emit every device that differs from its last event.
+    /// Emits every device that differs from its last event.
     pub fn refresh_all(&mut self, out: &mut Vec<Event>) {
         self.stale.extend(self.links.keys());
         self.refresh_stale(out);
@@ -880,8 +885,7 @@ impl Space {
             ));
         }
         if self.addresses.get(&ifindex).is_some_and(|a| a.values().any(|understood| !understood)) {
-            hazards
-                .push(format!("{} has an address with attributes that are not understood", Shown(&raw.name)));
+            hazards.push(format!("{} has an IPv4 address with unknown attributes", Shown(&raw.name)));
         }
         hazards.extend(raw.oddities.iter().map(|what| format!("{} {what}", Shown(&raw.name))));
         let xdp = raw.xdp.then(|| {
@@ -940,7 +944,7 @@ impl Space {
         settings.multipath_key = self.multipath_keys.of(self.values.multipath_seed);
         if self.values.forward_use_pmtu != 0 {
             settings.hazards4.push(
-                "net.ipv4.ip_forward_use_pmtu is on: learned path MTUs bind forwarded packets; set it to 0"
+                "net.ipv4.ip_forward_use_pmtu is on, so learned path MTUs apply to forwarded packets; set it to 0"
                     .into(),
             );
         }
@@ -965,8 +969,8 @@ impl Space {
         let flush = command(&self.namespace.name, "ip route flush cache");
         let others = if more > 0 { format!(" (and {more} more)") } else { String::new() };
         Some(format!(
-            "{}{others} accepts ICMP redirects, which change the gateways of forwarded packets: {off}; then forget \
-             those that it learned: {flush}",
+            "{}{others} accepts ICMP redirects, which change the gateways of forwarded packets; turn this off with: \
+             {off}; then remove learned gateways with: {flush}",
             Shown(name)
         ))
     }
@@ -977,7 +981,7 @@ impl Space {
         self.refresh_settings(out);
     }
 
-    /// Emit settings and hazards if they differ from the last event.
+    /// Emits settings and hazards if they differ from the last event.
     pub fn refresh_settings(&mut self, out: &mut Vec<Event>) {
         let settings = self.settings();
         if settings != self.emitted_settings && self.announced {

@@ -38,7 +38,7 @@ const LONGEST_OF_ALL: Duration = Duration::from_secs(20);
 /// The index of `lo` in each namespace.
 const LOOPBACK: u32 = 1;
 
-/// The numbers under which a namespace knows others; `None`: it has no number for it.
+/// The numbers by which a namespace knows others; `None`: it has no number for that one.
 pub type Numbers = HashMap<NamespaceId, Option<i32>>;
 
 /// The things to read.
@@ -112,8 +112,8 @@ pub struct SurveyResult {
     pub polled: Option<Polled>,
     pub numbers: Option<io::Result<Numbers>>,
     pub programs: Option<io::Result<BTreeMap<u32, u32>>>,
-    /// Answers about the wanted destinations, and others; those whose question failed are missing. And how long the
-    /// questions about IPv4 and about IPv6 took.
+    /// Answers about the wanted destinations, and about others. Destinations whose question failed are missing. The
+    /// second part holds the duration of the questions about IPv4 and about IPv6.
     pub learned: (Vec<LearnedRoute>, [Duration; 2]),
     /// The namespace could not be entered: it may have moved, or be gone.
     pub lost_the_way: bool,
@@ -124,7 +124,7 @@ pub struct SurveyResult {
 impl SurveyResult {
     /// The result of a visit that did not take place. Its parts are read another time.
     pub fn nothing() -> SurveyResult {
-        let error = || io::Error::other("no thread to read with");
+        let error = || io::Error::other("the thread that reads the namespace did not start or panicked");
         let wanted = Wanted { state: true, programs: Some(BTreeSet::new()), ..Wanted::default() };
         failed(&wanted, &error())
     }
@@ -136,7 +136,8 @@ impl SurveyResult {
         of_all.chain(self.routes.iter().flatten()).map(|routes| routes.v4.len() + routes.v6.len()).sum()
     }
 
-    /// Why not all parts of policies were read; `None`: they were. Unreadable rules are hazards themselves.
+    /// Why a part of the policies could not be read; `None`: all were read. Rules that cannot be read are hazards
+    /// themselves.
     pub fn why_no_policy(&self) -> Option<String> {
         let devices = match (&self.state, &self.devices) {
             (Some(Ok(_)), _) | (_, Some(Ok(_))) => None,
@@ -167,10 +168,10 @@ pub struct Tables {
 pub struct Routes {
     pub nexthops: Vec<NexthopObject>,
     pub v4: Vec<Route<u32>>,
-    /// What Linux has learned and used, as far as it binds packets.
+    /// Learned routes that bind packets. For IPv4, only those that were used since they were learned.
     pub learned: Vec<LearnedRoute>,
     pub v6: Vec<Route<u128>>,
-    /// What they count as ([`route::weight`]).
+    /// The number that they count as ([`route::weight`]).
     pub weight: usize,
 }
 
@@ -287,8 +288,8 @@ fn read_routes(socket: &mut Socket, quota: &Quota) -> io::Result<Routes> {
     Ok(Routes { nexthops, v4, learned, v6, weight: most.used() })
 }
 
-/// What Linux has learned and used. It can keep more than 9,000 destinations for each next hop (`FNHE_RECLAIM_DEPTH`,
-/// `FIB6_MAX_DEPTH`). The result holds all that were asked about, and at most [`MOST_BOUND`] others.
+/// Reads learned routes. Linux can keep more than 9,000 destinations for each next hop (`FNHE_RECLAIM_DEPTH`,
+/// `FIB6_MAX_DEPTH`). The result holds all destinations in `asked`, and at most [`MOST_BOUND`] others.
 fn read_learned(socket: &mut Socket, family: u8, asked: &BTreeSet<IpAddr>) -> io::Result<Vec<LearnedRoute>> {
     let others = Cell::new(0);
     let of_use = |learned: &LearnedRoute| {
@@ -301,8 +302,8 @@ fn read_learned(socket: &mut Socket, family: u8, asked: &BTreeSet<IpAddr>) -> io
     Ok(found)
 }
 
-/// What Linux has learned about these destinations, and how long the questions about IPv4 and IPv6 took. One dump
-/// answers all questions about IPv6.
+/// Asks what Linux has learned about these destinations. Also returns how long the questions about IPv4 and about IPv6
+/// took. One dump answers all questions about IPv6.
 fn ask_about(socket: &mut Socket, destinations: &[IpAddr]) -> (Vec<LearnedRoute>, [Duration; 2]) {
     let began = Instant::now();
     let mut answers = Vec::new();
@@ -329,10 +330,11 @@ fn ask_about(socket: &mut Socket, destinations: &[IpAddr]) -> (Vec<LearnedRoute>
     (answers, [took4, began.elapsed() - took4])
 }
 
-/// Devices of a multipath route that Linux is asked about, at most.
+/// The most devices of one multipath route about which Linux is asked.
 const MOST_DEVICES: usize = 32;
 
-/// What Linux has learned about a destination. `None`: the question failed. A destination without a route binds nothing.
+/// Asks what Linux has learned about a destination. `None`: the question failed. For a destination without a route,
+/// nothing binds packets.
 fn ask_about4(socket: &mut Socket, address: Ipv4Addr) -> Option<LearnedRoute> {
     let answer = |binds_until| LearnedRoute { destination: address.into(), binds_until };
     let ask = |socket: &mut Socket, device| -> Option<Option<Duration>> {
@@ -353,7 +355,8 @@ fn ask_about4(socket: &mut Socket, address: Ipv4Addr) -> Option<LearnedRoute> {
     Some(answer(None))
 }
 
-/// The kernel's answer; `Some(None)`: it has none, as without a route. `None`: the question failed.
+/// The kernel's answer. `Some(None)`: the kernel has none, for example because there is no route. `None`: the question
+/// failed.
 fn answered<T>(address: Ipv4Addr, answer: io::Result<Option<T>>) -> Option<Option<T>> {
     match answer {
         Ok(answer) => Some(answer),
@@ -388,7 +391,7 @@ fn none_without_family<T>(result: io::Result<Vec<T>>) -> io::Result<Vec<T>> {
     }
 }
 
-/// A namespace that is gone has no number.
+/// Reads the numbers of the other namespaces. A namespace that is gone has none.
 fn read_numbers(socket: &mut Socket, id: NamespaceId, peers: &Peers) -> io::Result<Numbers> {
     let others = peers.iter().filter(|(peer, _)| *peer != id);
     let number = |(peer, place): &(NamespaceId, NamespaceRef)| {

@@ -1,5 +1,5 @@
 //! Settings for which the kernel sends no message: `/proc/sys` files of a namespace, kept open and read at intervals.
-//! An open one does not keep the namespace alive. Open files under /proc/net would, so they are opened only for a
+//! An open file does not keep the namespace alive. Open files under /proc/net would, so they are opened only for a
 //! moment.
 //!
 //! A file under /proc/sys/net belongs to the namespace of the thread that opened it. Any thread can then read it. A
@@ -157,12 +157,12 @@ fn read_text(file: &File) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// As the kernel writes them.
+    /// The headings as the kernel writes them.
     const HEADINGS: &str = "IP Virtual Server version 1.2.1 (size=4096)\n\
         Prot LocalAddress:Port Scheduler Flags\n  -> RemoteAddress:Port Forward Weight ActiveConn InActConn\n";
 
     #[test]
-    fn services_stand_below_the_headings() {
+    fn services_follow_the_headings() {
         let service = "TCP  0A000001:0050 rr  \n  -> 0A000002:0050      Masq    1      0          0\n";
         assert!(!lists_services(""));
         assert!(!lists_services(HEADINGS));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_there_has_nothing_to_say() {
+    fn a_missing_file_counts_as_empty() {
         assert!(open_if_there(Path::new("/proc/thread-self/net/no_such_file")).unwrap().is_none());
         assert_eq!(Sysctls([const { None }; FILES.len()]).read(), Values::default());
     }

@@ -4,13 +4,13 @@ use super::*;
 use logic::observe::Settings;
 
 #[test]
-fn the_more_looking_takes_the_rarer_it_is_but_not_for_ever() {
+fn slow_looks_are_rare_but_happen() {
     let ms = Duration::from_millis;
     assert_eq!([ms(0), ms(5), ms(20), ms(900)].map(pause_after), [0, 2000, 8000, 30_000].map(ms));
 }
 
 #[test]
-fn it_can_be_handed_to_the_control_thread() {
+fn an_observer_can_be_sent_to_another_thread() {
     fn sendable<T: Send>() {}
     sendable::<Observer>();
 }
@@ -18,7 +18,7 @@ fn it_can_be_handed_to_the_control_thread() {
 #[test]
 fn an_error_about_a_missing_router_names_those_that_exist() {
     let error = Error::NoNamespace("nope".into(), io::ErrorKind::NotFound.into()).to_string();
-    assert!(error.contains("by name there are: ") || error.contains("give pid:NUMBER"), "{error}");
+    assert!(error.contains("those with a name are: ") || error.contains("give pid:NUMBER"), "{error}");
 }
 
 fn incomplete(settings: &Settings) -> bool {
@@ -113,13 +113,13 @@ fn a_policy_is_reported_as_read_after_its_events() {
             assert_eq!(observer.policies_read(), []);
         }
         observer.read_policy(77);
-        assert_eq!(observer.policies_read()[0].namespace, 77, "one that is gone has none");
+        assert_eq!(observer.policies_read()[0].namespace, 77, "a namespace that is gone has no policies");
     });
 }
 
 #[test]
 #[ignore = "needs root"]
-fn where_programs_cannot_be_counted_nothing_is_trusted() {
+fn nothing_is_trusted_if_programs_cannot_be_counted() {
     alone(|mut observer| {
         let space = observer.spaces.get_mut(&HOST).unwrap();
         let elsewhere = nowhere(&space.place);
@@ -139,7 +139,7 @@ fn where_programs_cannot_be_counted_nothing_is_trusted() {
 
 #[test]
 #[ignore = "needs root"]
-fn between_lost_events_and_the_new_dump_the_mirror_is_not_trusted() {
+fn after_lost_events_nothing_is_trusted_until_the_next_dump() {
     alone(|mut observer| {
         observer.set_receive_buffer(HOST, 4096).unwrap();
         let many = "for i in $(seq 2000); do echo route add blackhole 10.0.$((i / 250)).$((i % 250))/32; done | ip -batch -";

@@ -25,7 +25,7 @@ impl What {
             What::Traffic => "queueing disciplines",
             What::DeviceSettings => "settings of devices",
             What::Programs => "BPF programs on devices",
-            What::Quota => "over its limits",
+            What::Quota => "it is over its limits (raise [limits] if they are too low)",
         }
     }
 }
@@ -69,7 +69,8 @@ impl Troubles {
     /// Nothing of the namespace is accelerated until everything has been read.
     pub fn add_to(&self, settings: &mut Settings) {
         for (what, (why, since)) in &self.0 {
-            let text = format!("mirror incomplete: {}: {why} (since {})", what.name(), clock(*since));
+            let text =
+                format!("mirror incomplete: {}: {why} (since {}, trying again)", what.name(), clock(*since));
             settings.hazards4.push(text.clone());
             settings.hazards6.push(text);
         }
@@ -96,7 +97,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_trouble_stays_until_it_is_settled_and_is_told_for_both_families() {
+    fn a_trouble_stays_until_it_is_settled_and_is_reported_for_both_families() {
         let mut troubles = Troubles::default();
         troubles.add(What::State, "events were lost".into());
         let since = troubles.list("red").next().unwrap().since;
@@ -106,7 +107,9 @@ mod tests {
         let mut settings = Settings::default();
         troubles.add_to(&mut settings);
         let clock = clock(since);
-        let state = format!("mirror incomplete: routes, neighbours and devices: denied (since {clock})");
+        let state = format!(
+            "mirror incomplete: routes, neighbours and devices: denied (since {clock}, trying again)"
+        );
         assert_eq!((settings.hazards4.len(), &settings.hazards4[0]), (2, &state));
         assert_eq!(settings.hazards4, settings.hazards6);
         troubles.settle(What::State);

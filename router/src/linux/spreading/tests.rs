@@ -1,4 +1,4 @@
-//! Tables of a NIC that is made up.
+//! Tests with the indirection tables of a fake NIC.
 
 use super::*;
 use crate::linux::classifier::{Ntuple, fake::Nic};
@@ -18,20 +18,20 @@ fn over(used: u16, all: u16) -> Option<Spreads> {
     Some(Spreads::Over(Spread { all, used }))
 }
 
-/// Entries with this many queues in turn.
+/// A table with this many queues in turn.
 fn even(queues: u32) -> Vec<u32> {
     (0..128).map(|at| at % queues).collect()
 }
 
 impl Case {
-    /// 16 queues.
+    /// A NIC with 16 queues.
     fn new() -> Case {
         let (nic, directory) = (Nic::new(16, 64, false), tempfile::tempdir().unwrap());
         let spreading = open(&nic, &directory, true);
         Case { nic, directory, spreading }
     }
 
-    /// Killed, and another daemon begins.
+    /// The daemon is killed, and another one starts.
     fn next(self, takes_over: bool) -> Case {
         let Case { nic, directory, spreading } = self;
         drop(spreading);
@@ -42,7 +42,7 @@ impl Case {
         Ntuple(&self.nic).indirection("eth1").unwrap()
     }
 
-    /// By whoever else.
+    /// Somebody else sets this table.
     fn others_set(&self, table: &[u32]) {
         Ntuple(&self.nic).set_indirection("eth1", table).unwrap();
     }
@@ -51,7 +51,7 @@ impl Case {
         self.spreading.look(1).unwrap()
     }
 
-    /// By whoever comes when no daemon runs.
+    /// As `millrace stop` without a daemon.
     fn clean(&self) -> Vec<String> {
         clean(Box::new(Ntuple(self.nic.clone())), &self.directory.path().join("x.spreading"))
     }
@@ -71,27 +71,27 @@ fn fewer_queues_are_in_use_and_all_again() {
     case.spreading.use_first(1, 8).unwrap();
     assert_eq!((case.table(), case.files()), (even(8), 1));
     case.spreading.use_first(1, 8).unwrap();
-    assert_eq!(case.nic.tables().len(), 2, "what is there is not written again");
+    assert_eq!(case.nic.tables().len(), 2, "an equal table is not set again");
     assert_eq!(case.spreading.use_all(), Vec::<String>::new());
     assert_eq!((case.table(), case.files()), (even(16), 0));
-    // Afterwards the kernel does not know any more that somebody has set it.
+    // The kernel forgets that somebody has set a table.
     assert_eq!(case.nic.tables(), [even(4), even(8), Vec::new()]);
 }
 
 #[test]
-fn what_is_reserved_is_left_out_whatever_is_in_use() {
+fn reserved_queues_are_left_out_with_any_number_in_use() {
     let case = Case::new();
     case.look();
     case.spreading.use_first(1, 8).unwrap();
     case.spreading.reserve(1, &[12, 13, 14, 15]).unwrap();
-    assert_eq!(case.look(), over(12, 12), "8 are not to be had of 12, so no fewer");
+    assert_eq!(case.look(), over(12, 12), "8 of 12 are not possible, so more are in use");
     case.spreading.use_first(1, 6).unwrap();
     let queues = |case: &Case| BTreeSet::from_iter(case.table()).len();
     assert_eq!((queues(&case), case.look()), (6, over(6, 12)));
     case.spreading.use_first(1, 12).unwrap();
     assert_eq!(case.table(), without(&even(16), &[12, 13, 14, 15]).unwrap());
     case.spreading.use_first(1, 6).unwrap();
-    // Either ends before the other.
+    // Reserving ends before placing, and then the other way round.
     case.spreading.release(1).unwrap();
     assert_eq!((case.table(), case.look()), (even(8), over(8, 16)));
     assert_eq!(case.spreading.use_all(), Vec::<String>::new());
@@ -104,7 +104,7 @@ fn what_is_reserved_is_left_out_whatever_is_in_use() {
 }
 
 #[test]
-fn the_next_daemon_goes_on_or_puts_back() {
+fn the_next_daemon_goes_on_or_restores_the_original() {
     let changed = || {
         let case = Case::new();
         case.look();
@@ -117,22 +117,26 @@ fn the_next_daemon_goes_on_or_puts_back() {
     assert_eq!((case.table(), case.files()), (even(16), 0));
     let case = changed().next(false);
     assert_eq!((case.table(), case.files()), (even(16), 0));
-    // Steering of before is nobody's.
+    // Reservations of the earlier daemon last until steering reserves again or ends them.
     let case = changed();
     case.spreading.reserve(1, &[12, 13, 14, 15]).unwrap();
     let case = case.next(true);
     let written = case.nic.tables().len();
     assert_eq!(case.look(), over(6, 12));
     case.spreading.reserve(1, &[12, 13, 14, 15]).unwrap();
-    assert_eq!((case.look(), case.nic.tables().len()), (over(6, 12), written), "it goes on where that was");
+    assert_eq!(
+        (case.look(), case.nic.tables().len()),
+        (over(6, 12), written),
+        "it goes on with the same table"
+    );
     case.spreading.release_all();
     assert_eq!((case.look(), case.table()), (over(4, 16), even(4)), "nobody steers any more");
     let case = changed();
     case.spreading.reserve(1, &[12, 13, 14, 15]).unwrap();
     let case = case.next(true);
     case.spreading.release_all();
-    assert_eq!((case.look(), case.table()), (over(4, 16), even(4)), "before anybody looks, too");
-    // Without a daemon.
+    assert_eq!((case.look(), case.table()), (over(4, 16), even(4)), "also before the first look");
+    // No daemon starts.
     let case = changed();
     let done = case.clean();
     assert_eq!(done, ["port eth1: packets are spread over all queues again"]);
@@ -141,12 +145,12 @@ fn the_next_daemon_goes_on_or_puts_back() {
 }
 
 #[test]
-fn killed_in_the_middle_of_a_change_it_is_still_known_as_ours() {
+fn our_table_is_recognised_after_a_kill_during_a_change() {
     for is_done in [false, true] {
         let case = Case::new();
         case.look();
         case.spreading.use_first(1, 8).unwrap();
-        // As far as a driver lets it come that never returns.
+        // As if the daemon was killed while the driver worked.
         case.nic.refuse_tables(Some(libc::EIO));
         assert!(case.spreading.use_first(1, 4).is_err());
         case.nic.refuse_tables(None);
@@ -154,14 +158,14 @@ fn killed_in_the_middle_of_a_change_it_is_still_known_as_ours() {
             case.others_set(&even(4));
         }
         let case = case.next(true);
-        assert_eq!(case.look(), over(8, 16), "what was wanted");
+        assert_eq!(case.look(), over(8, 16), "the earlier wish");
         case.spreading.use_all();
         assert_eq!((case.table(), case.files()), (even(16), 0));
     }
 }
 
 #[test]
-fn what_a_driver_refuses_and_does_later_is_ours() {
+fn a_table_that_a_driver_refuses_but_sets_later_is_ours() {
     let case = Case::new();
     case.look();
     case.nic.refuse_and_do_it(libc::EIO);
@@ -173,7 +177,7 @@ fn what_a_driver_refuses_and_does_later_is_ours() {
 }
 
 #[test]
-fn a_driver_that_tells_of_zeros_while_its_device_is_down_has_told_nothing() {
+fn a_table_of_zeros_from_a_device_that_is_down_is_ignored() {
     // Down from the beginning.
     let case = Case::new();
     case.nic.set_down(true);
@@ -187,7 +191,7 @@ fn a_driver_that_tells_of_zeros_while_its_device_is_down_has_told_nothing() {
     assert!(case.spreading.use_first(1, 8).is_err());
     case.nic.set_down(false);
     assert_eq!((case.look(), case.nic.tables().len()), (over(4, 16), 1), "nothing was written");
-    // When others come after a kill.
+    // After a kill.
     case.nic.set_down(true);
     let done = case.clean();
     assert!(done[0].contains("may be spread over the first queues only"), "{done:?}");
@@ -200,17 +204,17 @@ fn a_driver_that_tells_of_zeros_while_its_device_is_down_has_told_nothing() {
 }
 
 #[test]
-fn queues_that_programs_had_are_gone_with_them() {
+fn a_table_is_restored_for_the_present_number_of_queues() {
     let case = Case::new();
     case.nic.set_queues(32);
     case.look();
     case.spreading.use_first(1, 4).unwrap();
-    // Whoever comes after a kill puts it back for those there are.
+    // After a kill, fewer queues are there.
     case.nic.set_queues(16);
     let done = case.clean();
     assert_eq!(done, ["port eth1: packets are spread over all queues again"]);
     assert_eq!((case.table(), case.files()), (even(16), 0));
-    // Or goes on with these.
+    // The next daemon goes on with fewer queues.
     let case = Case::new();
     case.nic.set_queues(32);
     case.look();
@@ -223,7 +227,7 @@ fn queues_that_programs_had_are_gone_with_them() {
 }
 
 #[test]
-fn what_somebody_has_made_is_left_alone() {
+fn a_table_that_somebody_has_set_is_left_alone() {
     let case = Case::new();
     for made in [vec![5; 128], (0..128).map(|at| u32::from(at % 3 == 0)).collect()] {
         case.others_set(&made);
@@ -233,7 +237,7 @@ fn what_somebody_has_made_is_left_alone() {
         assert_eq!(spreading.use_all(), Vec::<String>::new());
         assert_eq!(case.table(), made);
     }
-    // Fewer than the device has, evenly (ethtool -X eth1 equal 8): never more than these.
+    // An even table over fewer queues than the device has (ethtool -X eth1 equal 8): no others are used.
     case.others_set(&even(8));
     assert_eq!(case.look(), over(8, 8));
     case.spreading.use_first(1, 4).unwrap();
@@ -243,7 +247,7 @@ fn what_somebody_has_made_is_left_alone() {
 }
 
 #[test]
-fn anothers_change_is_left_alone_from_then_on() {
+fn a_table_that_somebody_else_changes_is_left_alone_from_then_on() {
     let case = Case::new();
     case.look();
     case.spreading.use_first(1, 4).unwrap();
@@ -252,15 +256,15 @@ fn anothers_change_is_left_alone_from_then_on() {
     assert_eq!(format!("{error:#}"), CHANGED);
     case.nic.set_queues(32);
     for _ in 0..2 {
-        assert_eq!(case.look(), Some(Spreads::LeftAlone(7, CHANGED)), "whatever queues there are");
+        assert_eq!(case.look(), Some(Spreads::LeftAlone(7, CHANGED)), "with any number of queues");
     }
     assert_eq!(case.look(), Some(Spreads::LeftAlone(7, CHANGED)));
     assert!(case.spreading.reserve(1, &[15]).is_err());
     assert_eq!(case.spreading.use_all(), Vec::<String>::new());
-    assert_eq!(case.table(), even(7), "nor put back");
+    assert_eq!(case.table(), even(7), "nor is the original restored");
     assert_eq!(case.clean(), Vec::<String>::new());
     assert_eq!((case.table(), case.files()), (even(7), 0));
-    // Nor by whoever comes after a kill.
+    // Nor does the next daemon restore it.
     let case = Case::new();
     case.look();
     case.spreading.use_first(1, 4).unwrap();
@@ -270,21 +274,21 @@ fn anothers_change_is_left_alone_from_then_on() {
 }
 
 #[test]
-fn a_driver_that_begins_anew_is_told_again_but_not_for_ever() {
+fn reservations_survive_some_resets_of_a_driver_but_not_endlessly() {
     let case = Case::new();
     case.look();
     case.spreading.reserve(1, &[15]).unwrap();
     for _ in 0..MOST_RESETS {
         case.spreading.use_first(1, 8).unwrap();
         case.nic.forget_all();
-        assert_eq!(case.look(), over(15, 15), "what is in use is found out anew");
-        assert!(!case.table().contains(&15), "what is reserved stays so");
+        assert_eq!(case.look(), over(15, 15), "placing decides again");
+        assert!(!case.table().contains(&15), "reserved queues stay reserved");
     }
     case.nic.forget_all();
     assert_eq!(case.look(), Some(Spreads::LeftAlone(16, RESET)));
-    assert_eq!((case.table(), case.files()), (even(16), 1), "ours may come again");
+    assert_eq!((case.table(), case.files()), (even(16), 1), "the driver may still set our table");
     assert_eq!((case.clean(), case.files()), (vec![], 0));
-    // In an hour it may be for another reason.
+    // After an hour, earlier resets do not count.
     let case = Case::new();
     case.look();
     for _ in 0..2 * MOST_RESETS {
@@ -295,7 +299,7 @@ fn a_driver_that_begins_anew_is_told_again_but_not_for_ever() {
 }
 
 #[test]
-fn a_driver_that_refuses_leaves_all_as_it_was() {
+fn a_refused_change_leaves_everything_as_before() {
     let case = Case::new();
     case.look();
     case.spreading.use_first(1, 8).unwrap();
@@ -313,7 +317,7 @@ fn a_driver_that_refuses_leaves_all_as_it_was() {
 }
 
 #[test]
-fn what_cannot_be_written_down_is_not_done() {
+fn a_change_that_cannot_be_written_to_the_file_is_not_made() {
     let (nic, directory) = (Nic::new(16, 64, false), tempfile::tempdir().unwrap());
     let file = directory.path().join("nowhere/x.spreading");
     let spreading = Spreading::open(Box::new(Ntuple(nic.clone())), file, |_| true);
@@ -323,7 +327,7 @@ fn what_cannot_be_written_down_is_not_done() {
 }
 
 #[test]
-fn a_device_that_was_replaced_begins_anew() {
+fn a_device_that_was_replaced_is_a_new_one() {
     let case = Case::new();
     case.look();
     case.spreading.use_first(1, 4).unwrap();
@@ -331,14 +335,14 @@ fn a_device_that_was_replaced_begins_anew() {
     case.nic.rename(1, None);
     case.nic.rename(4, Some("eth1"));
     assert_eq!(case.spreading.look(1).unwrap(), None);
-    assert_eq!(case.spreading.look(4).unwrap(), over(16, 16), "not blamed on anybody");
-    assert_eq!(case.files(), 0, "of the one before nothing can be put back");
+    assert_eq!(case.spreading.look(4).unwrap(), over(16, 16), "nobody else is assumed to have changed it");
+    assert_eq!(case.files(), 0, "the earlier device has nothing to restore");
     case.spreading.use_first(4, 8).unwrap();
     assert_eq!(case.table(), even(8));
     let before = fs::read(case.directory.path().join("x.spreading")).unwrap();
     case.nic.rename(4, None);
     assert_eq!((case.spreading.look(4).unwrap(), case.spreading.use_all()), (None, vec![]));
-    // While nobody was there.
+    // The device vanished while no daemon ran.
     fs::write(case.directory.path().join("x.spreading"), before).unwrap();
     let done = case.clean();
     assert!(done[0].starts_with("port eth1 is gone; if it went into another network namespace"), "{done:?}");
@@ -346,7 +350,7 @@ fn a_device_that_was_replaced_begins_anew() {
 }
 
 #[test]
-fn a_device_that_has_another_name_is_the_same() {
+fn a_renamed_device_is_the_same() {
     for killed in [false, true] {
         let case = Case::new();
         case.look();
@@ -363,7 +367,7 @@ fn a_device_that_has_another_name_is_the_same() {
 }
 
 #[test]
-fn a_driver_that_tells_nothing_for_a_while_is_not_taken_for_one_without_a_table() {
+fn a_table_that_is_not_reported_for_a_while_is_not_forgotten() {
     let case = Case::new();
     case.look();
     case.spreading.use_first(1, 4).unwrap();
@@ -379,7 +383,7 @@ fn a_driver_that_tells_nothing_for_a_while_is_not_taken_for_one_without_a_table(
 }
 
 #[test]
-fn more_queues_can_be_used() {
+fn queues_that_are_added_can_be_used() {
     let case = Case::new();
     case.look();
     case.spreading.reserve(1, &[15]).unwrap();
@@ -393,7 +397,7 @@ fn more_queues_can_be_used() {
 }
 
 #[test]
-fn what_somebody_had_made_lies_under_a_smaller_table_whatever_queues_there_are() {
+fn a_table_that_somebody_set_stays_the_original_with_another_number_of_queues() {
     let made = || {
         let case = Case::new();
         case.others_set(&even(8));
@@ -403,17 +407,17 @@ fn what_somebody_had_made_lies_under_a_smaller_table_whatever_queues_there_are()
     };
     let case = made();
     case.nic.set_queues(32);
-    assert_eq!((case.look(), case.table()), (over(4, 8), even(4)), "still fewer than there are");
+    assert_eq!((case.look(), case.table()), (over(4, 8), even(4)), "still fewer than the device has");
     case.spreading.use_all();
     assert_eq!((case.table(), case.files()), (even(8), 0));
-    // The kernel would have refused that if it had known.
+    // With the original table in the device, the kernel would have refused this change.
     let case = made();
     case.nic.set_queues(6);
     assert_eq!((case.look(), case.table(), case.files()), (over(6, 6), even(6), 0));
 }
 
 #[test]
-fn queues_that_are_reserved_stay_so_when_a_driver_refuses_after_more_queues_came() {
+fn reserved_queues_stay_reserved_when_a_driver_refuses_after_queues_were_added() {
     let case = Case::new();
     case.look();
     case.spreading.reserve(1, &[15]).unwrap();
@@ -428,7 +432,7 @@ fn queues_that_are_reserved_stay_so_when_a_driver_refuses_after_more_queues_came
 }
 
 #[test]
-fn a_table_that_somebody_sets_before_anything_was_changed_is_what_was() {
+fn a_table_that_somebody_sets_before_our_first_change_is_the_original() {
     let case = Case::new();
     case.look();
     case.others_set(&even(8));
@@ -439,7 +443,7 @@ fn a_table_that_somebody_sets_before_anything_was_changed_is_what_was() {
 }
 
 #[test]
-fn a_device_without_a_table_is_as_it_is() {
+fn a_device_without_a_table_is_not_changed() {
     let case = Case::new();
     assert_eq!(case.spreading.look(2).unwrap(), None);
     case.spreading.reserve(2, &[1]).unwrap();
