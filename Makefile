@@ -101,6 +101,7 @@ bench: setup release ## make the measurements; raw results go to OUT (target/ben
 
 bench-goals: setup release ## judge goals on a quiet machine: the papers' figures, how soon cores come and go, flows on cores; root
 	cargo test --release --no-fail-fast -p millrace-lab --test figures --test cores --test steering -- --ignored --test-threads=1 measure::
+	cargo test --release -p millrace-lab --lib -- --ignored measure_all_results
 
 shell: setup release ## a shell inside a testbed, with millrace on the PATH
 	@$(LAB) shell $(ARGS)

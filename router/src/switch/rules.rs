@@ -384,11 +384,10 @@ mod tests {
     #[test]
     fn all_rules_that_are_configured_find_room_in_one_batch() {
         use logic::flow::{Dialect, FlowCommand, field::Field, kernel::HeapFlows, text::parse_flow};
-        for most in [1000, 65_536, 1_000_000] {
+        for most in [1000, 65_536] {
             let memory = HeapFlows::new(capacity(most), 1);
             let mut flows = Flows::new(memory, Seed::default(), &Instructions::default());
             flows.set_ports([(RulePort(1), true)]);
-            // Parsing a million lines would take most of a minute.
             let mut flow =
                 parse_flow("udp,nw_dst=198.0.0.0,tp_src=0,actions=output:1", FlowCommand::Add).unwrap();
             for i in 0..most as u128 {

@@ -103,7 +103,7 @@ fn what() -> impl Strategy<Value = (Do, Run)> {
 }
 
 proptest! {
-    #![proptest_config(crate::cases(16))]
+    #![proptest_config(crate::cases(6))]
 
     /// Shares hold within 2 % (and two runs) over one second, for any weights, costs and bursts. One packet in twenty
     /// is measured.

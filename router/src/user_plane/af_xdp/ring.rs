@@ -221,7 +221,7 @@ mod tests {
     /// A million entries through eight places, to another thread and back, as frames go through the kernel.
     #[test]
     fn two_threads_see_every_entry_once_and_whole() {
-        const COUNT: u64 = 1_000_000;
+        const COUNT: u64 = 200_000;
         let [ours, theirs] = two_sides(8 * 2, LATE);
         let [back, their_back] = two_sides(8, LATE);
         let kernel = thread::spawn(move || {
