@@ -47,8 +47,8 @@ test: setup ## all tests; those that need root run only as root
 	@if [ "$$(id -u)" = 0 ]; then $(MAKE) --no-print-directory test-root; \
 	else echo "Not root: the tests in network namespaces were left out (sudo make test-root)."; fi
 
-test-root: setup ## the tests that need root, in network namespaces of their own
-	cargo test --workspace --no-fail-fast --tests --lib --bins -- --ignored --skip measure:: --skip measure_ --test-threads=1
+test-root: setup ## the tests that need root, in network namespaces of their own, several at a time (ARGS='--jobs 1 policy')
+	scripts/test-root.py $(ARGS)
 
 soak: setup ## compare random routes and topologies with Linux, for hours: SECONDS=3600 ROUNDS=2000; root
 	cargo build --workspace

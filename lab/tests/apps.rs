@@ -1,5 +1,5 @@
 //! What forwarding leaves to applications: spinners, wake-ups, benchmarks and servers on the router's core. These need
-//! root, and run in their own namespaces, one at a time (`make test-root`), because they share two cores.
+//! root, and run in their own namespaces (`make test-root`).
 
 use std::{
     fs,

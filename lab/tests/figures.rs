@@ -311,7 +311,7 @@ fn the_figure_of_two_cores_has_every_record_and_picture_whatever_the_cores() {
         paper: None,
         only: Some("Q7".into()),
         out: directory.path().into(),
-        seconds: 1.0,
+        seconds: 0.3,
         repeat: 1,
         cores: vec![1],
     };

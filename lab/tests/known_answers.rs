@@ -1,5 +1,5 @@
 //! Forwarders with a known fault: does the lab find it, and measure it correctly? These need root, and run in their own
-//! namespaces, one at a time (`make test-root`), because they share two cores.
+//! namespaces (`make test-root`).
 
 use std::time::{Duration, Instant};
 

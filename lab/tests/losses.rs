@@ -1,5 +1,5 @@
 //! Packets lost after a redirect are counted by name, whatever redirected them. These tests need root, and run in their
-//! own namespaces, one at a time (`make test-root`), because they share two cores.
+//! own namespaces (`make test-root`).
 
 use std::time::Duration;
 

@@ -67,8 +67,8 @@ fn has(document: &Value, figures: &[&str]) {
 /// Routing with all routes and with 256,000, few flows and many, IMIX, and the loop by hand. An optimised build runs
 /// `millrace-lab paths --json FILE`, as people and scripts call it, with all its measurements.
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes in a build that is not optimised")]
-fn routing_is_measured_and_everything_by_default() -> Result<(), Box<dyn Error>> {
+#[cfg_attr(debug_assertions, ignore = "a measurement, takes minutes in a build that is not optimised")]
+fn measure_routing_and_by_default_everything() -> Result<(), Box<dyn Error>> {
     let all = !cfg!(debug_assertions);
     let document = if all { paths(&[])? } else { paths(&["fwd", "rtr", "--rounds", "1"])? };
     has(&document, &["fwd_mpps", "rtr_mpps", "rtr_full_table_mpps"]);

@@ -1,5 +1,5 @@
 //! Captures replayed through subjects: what comes out, when, and what is reported. These need root, and run in their
-//! own namespaces, one at a time (`make test-root`).
+//! own namespaces (`make test-root`).
 
 use std::{
     fs::File,

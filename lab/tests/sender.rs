@@ -1,5 +1,5 @@
 //! Frames that do not fit into a page, which the generator's thread sends itself: bytes, order, pace, and losses. These
-//! need root, and run in their own namespaces, one at a time (`make test-root`).
+//! need root, and run in their own namespaces (`make test-root`).
 
 use std::{
     io::Read,

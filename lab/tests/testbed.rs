@@ -1,5 +1,5 @@
 //! Tests of the lab itself: does it clean up, is every packet accounted for, is a wrong forwarder caught? These need
-//! root, and run in their own namespaces, one at a time (`make test-root`), because they share two cores.
+//! root, and run in their own namespaces (`make test-root`).
 
 use std::{
     path::PathBuf,

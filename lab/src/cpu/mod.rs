@@ -5,6 +5,8 @@
 mod activity;
 mod spinner;
 
+use std::io::ErrorKind;
+
 use anyhow::{Context, Result, bail};
 
 pub use activity::{Activity, Rates};
@@ -15,7 +17,7 @@ pub use spinner::{Spinner, Spinners, spin};
 pub struct Threads(pub Vec<i32>);
 
 impl Threads {
-    /// Their times so far, in the same order.
+    /// Their times so far, in the same order; 0 for a thread that has ended.
     pub fn times(&self) -> Result<Vec<Time>> {
         self.0.iter().map(|id| time(*id)).collect()
     }
@@ -50,7 +52,14 @@ pub fn stolen_ns(times: &[Time]) -> u64 {
 
 fn time(thread_id: i32) -> Result<Time> {
     let path = format!("/proc/{thread_id}/schedstat");
-    let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        // Threads of CPU maps are those of the whole machine, and end with their map.
+        Err(error) if error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH) => {
+            return Ok(Time::default());
+        }
+        Err(error) => return Err(error).context(path),
+    };
     let mut fields = text.split_whitespace().map(str::parse);
     match (fields.next(), fields.next()) {
         (Some(Ok(busy_ns)), Some(Ok(waited_ns))) => Ok(Time { busy_ns, waited_ns }),

@@ -1,8 +1,12 @@
 //! Reads result files. Lines that are not understood are reported, and reading continues.
 
-use std::path::Path;
+use std::{
+    io::{self, Read},
+    path::Path,
+};
 
 use anyhow::{Context, Result, ensure};
+use flate2::read::MultiGzDecoder;
 use serde_json::Value;
 
 use super::document;
@@ -23,6 +27,11 @@ pub(super) struct Run {
     pub notices: Vec<String>,
 }
 
+/// The endings of files with results.
+const ENDINGS: [&str; 4] = [".json", ".jsonl", ".json.gz", ".jsonl.gz"];
+/// The most bytes of a file, unpacked.
+const MOST_BYTES: u64 = 256 << 20;
+
 /// All results of a directory.
 #[derive(Debug, Default)]
 pub(super) struct Results {
@@ -31,18 +40,17 @@ pub(super) struct Results {
     pub unread: Vec<(String, String)>,
 }
 
-/// Reads every `*.jsonl` and `*.json`, in the order of names.
+/// Reads every `*.jsonl` and `*.json`, packed by gzip or not, in the order of names.
 pub(super) fn directory(path: &Path) -> Result<Results> {
     let what = || format!("cannot read {}: a directory of results was expected", path.display());
     let entries = std::fs::read_dir(path).with_context(what)?;
     let mut files = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
-    files
-        .retain(|file| file.extension().is_some_and(|extension| extension == "jsonl" || extension == "json"));
+    files.retain(|file| ENDINGS.iter().any(|ending| file.to_string_lossy().ends_with(ending)));
     files.sort();
     let mut results = Results::default();
     for file in files {
         let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let read = std::fs::read(&file).map_err(|error| error.to_string());
+        let read = bytes(&file).map_err(|error| error.to_string());
         let text = read.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         match text.and_then(|text| runs(&name, &text)) {
             Ok(runs) => results.runs.extend(runs),
@@ -56,6 +64,18 @@ pub(super) fn directory(path: &Path) -> Result<Results> {
         path.display()
     );
     Ok(results)
+}
+
+/// The bytes of a file, unpacked.
+fn bytes(file: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let packed = std::fs::File::open(file)?;
+    if file.extension().is_some_and(|extension| extension == "gz") {
+        MultiGzDecoder::new(packed).take(MOST_BYTES).read_to_end(&mut bytes)?;
+    } else {
+        packed.take(MOST_BYTES).read_to_end(&mut bytes)?;
+    }
+    Ok(bytes)
 }
 
 /// The runs in the text of a file: JSON lines that begin with a `run` record, or one document that holds one.
@@ -159,6 +179,23 @@ mod tests {
         assert_eq!(notices[1], "line 4 has no \"record\"");
         assert!(notices[2].starts_with("line 5 is not a figure (missing field"), "{notices:?}");
         assert_eq!(notices[3], "2 more lines could not be read");
+    }
+
+    #[test]
+    fn packed_files_are_read_like_others() {
+        use flate2::{Compression, write::GzEncoder};
+        let directory = tempfile::tempdir().unwrap();
+        let text = format!("{RUN}\n{SAMPLE}\n");
+        let file = std::fs::File::create(directory.path().join("a.jsonl.gz")).unwrap();
+        let mut packed = GzEncoder::new(file, Compression::best());
+        io::Write::write_all(&mut packed, text.as_bytes()).unwrap();
+        packed.finish().unwrap();
+        std::fs::write(directory.path().join("b.jsonl"), text).unwrap();
+        std::fs::write(directory.path().join("c.jsonl.gz"), "no gzip").unwrap();
+        let Results { runs, unread } = super::directory(directory.path()).unwrap();
+        let seen: Vec<_> = runs.iter().map(|run| (run.file.as_str(), run.lines.len())).collect();
+        assert_eq!(seen, [("a.jsonl.gz", 1), ("b.jsonl", 1)]);
+        assert_eq!((unread.len(), unread[0].0.as_str()), (1, "c.jsonl.gz"), "{unread:?}");
     }
 
     #[test]

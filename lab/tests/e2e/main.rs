@@ -2,7 +2,7 @@
 //! links that come and go under load; real TCP, ICMP, ARP and routing daemons through it.
 //!
 //! Nothing here asserts a speed: only losses, bytes, counters and the output of commands, each within a generous time.
-//! The tests need root, and run one at a time (`make test-root`), because they share two cores.
+//! The tests need root, and run in namespaces of their own (`make test-root`).
 //!
 //! | file | holds |
 //! |---|---|

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::{
     bed::{Bed, be_router, output, ping},
-    daemon::{Daemon, Leftovers, eventually_true, problems, router},
+    daemon::{Daemon, Leftovers, eventually, eventually_true, problems, router},
 };
 
 /// Sends a datagram to the server through red. Did it arrive?
@@ -414,15 +414,17 @@ fn a_flow_rule_gives_packets_to_a_path() {
     assert_eq!(flows(&["add", rule]), (true, String::new()));
     assert_eq!(numbered(&bed, "10.7.1.2:4000", "10.7.2.2:4000", 2000), Vec::from_iter(0..2000));
     assert!(udp_arrives(&bed, 6000), "of no path");
-    eventually_true("what became of all packets", || {
+    eventually("the counts of all packets", || {
         let path = path(&daemon, "ruled");
-        path["packets"] == 2000 && path["run"]["packets"] == 2000 && path["run"]["out"]["p2"] == 2000
+        let all =
+            path["packets"] == 2000 && path["run"]["packets"] == 2000 && path["run"]["out"]["p2"] == 2000;
+        if all { Ok(()) } else { Err(format!("{path:#}")) }
     });
     let explained = daemon.ask(&["explain", "udp 10.7.1.2:9 -> 10.7.2.2:4000", "--router", bed.red_name()]);
     assert_eq!(explained[0]["rules"]["outputs"][0]["to"], "path ruled", "{explained:#}");
     for (rule, why) in [
         ("udp,tp_dst=4000,actions=output:path:other", "path:ruled"),
-        ("udp,tp_dst=4000,actions=dec_ttl,output:path:ruled", "only thing that a rule can do"),
+        ("udp,tp_dst=4000,actions=dec_ttl,output:path:ruled", "can do nothing else"),
     ] {
         let (done, text) = flows(&["add", rule]);
         assert!(!done && text.contains(why), "{rule}: {text}");

@@ -28,7 +28,7 @@ pub struct Cost {
 
 impl Cost {
     /// Two values are measured: 314 ns at saturation and 761 ns at 0.4 Mpps, on veth with the full table
-    /// (docs/measured.md, lab/runs/2026-11-21-capacity.jsonl). The formula then gives 643 ns for a wake-up.
+    /// (docs/measured.md, lab/runs/2026-11-21-capacity.jsonl.gz). The formula then gives 643 ns for a wake-up.
     ///
     /// The cost of handing on is an assumption: about that of a bare redirect while no thread sleeps. It does not
     /// include waking the other core, which is expensive in a virtual machine.

@@ -324,7 +324,7 @@ fn errors_name_the_thing_and_the_way_out() {
         );
         assert_eq!(bed.list("").len(), 1, "the line before the wrong one is applied");
         says(&["del", "priority=90"], &["--strict", "nothing was changed"]);
-        says(&["list", "priority=90"], &["not listed by it"]);
+        says(&["list", "priority=90"], &["rules cannot be listed by it"]);
         assert_eq!(bed.flows(&["del"]), "1 deleted\n");
         in_pieces(&bed);
         says(

@@ -283,7 +283,7 @@ fn no_queue_is_split_if_the_work_of_other_cores_is_not_known() {
         plane.set_port(0, ifindex("p0"), true, true).unwrap();
         assert!(!plane.splits().may_split(0));
         let error = plane.splits().share(QUEUE, here, &[other]).unwrap_err();
-        assert!(error.to_string().contains("does not tell"), "another error: {error:#}");
+        assert!(error.to_string().contains("does not report"), "another error: {error:#}");
     });
 }
 

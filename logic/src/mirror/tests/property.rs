@@ -229,12 +229,3 @@ proptest! {
         check_routes(seed, 100);
     }
 }
-
-/// Runs seeds without proptest, because that has no time for so many cases.
-#[test]
-#[ignore = "long"]
-fn incremental_equals_from_scratch_for_long() {
-    for seed in 0..100_000 {
-        check(seed, 60, 1 + seed as usize % 40);
-    }
-}
