@@ -10,7 +10,7 @@ use router::user_plane::{
 };
 use std::collections::BTreeMap;
 
-const DOES_NOT_ANSWER: &str = "the worker on core 1 does not answer, and keeps what it has";
+const DOES_NOT_ANSWER: &str = "the worker on core 1 does not answer; it keeps its paths and their packets";
 
 /// Sends packets of path 0 with these numbers, and asserts that they come out by q1.
 #[track_caller]
