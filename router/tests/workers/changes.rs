@@ -460,7 +460,7 @@ fn queues_are_opened_with_other_rings_and_impossible_rings_are_reported() {
         // The frames of the old rings are free again.
         assert_eq!(bed.report().promised_frames, promised + 4 * 128 + 2 * 64);
         let two = |what: &str| [0, 1].map(|queue| format!("path one: port p0, queue {queue}: {what}"));
-        let wants = "a ring of 256 packets needs a fill ring of at least twice as many; that of the queue has 256";
+        let wants = "a ring of 256 packets needs a fill ring of twice as many or more; the queue's has 256";
         assert_eq!(bed.workers.apply(&with(256, 256)), two(wants));
         let size = "a ring of 100 entries is not possible: the size must be a power of two, and at least 64";
         assert_eq!(bed.workers.apply(&with(256, 100)), two(size));

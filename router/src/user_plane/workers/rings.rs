@@ -296,7 +296,7 @@ impl Control {
         ensure!(entries.is_power_of_two() && entries >= 64, OpenError::RingSize(entries));
         ensure!(
             entries <= fill / 2,
-            "a ring of {entries} packets needs a fill ring of at least twice as many; that of the queue has {fill}"
+            "a ring of {entries} packets needs a fill ring of twice as many or more; the queue's has {fill}"
         );
         let opener = opener.with_ring(entries);
         let receiver = inside(&port.namespace, || opener.receiver(ring.1.into()))??;
