@@ -1,4 +1,4 @@
-//! Compiles the lab's BPF programs into skeletons. `CLANG` chooses the compiler; clang-16 is what we test with.
+//! Compiles the lab's BPF programs into skeletons. `CLANG` chooses the compiler; tests use clang-16.
 
 use std::{env, path::PathBuf, process::Command};
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * Two baselines that look nothing up.
- *   redirect: every frame goes out of the other port as it came: the floor of any XDP forwarder.
- *   touch: the same after reading and rewriting the headers (MACs, TTL, checksum): the least any router must do.
+ * Two baselines without lookups.
+ *   redirect: every frame leaves by the other port unchanged; the least that any XDP forwarder does.
+ *   touch: the same after reading and rewriting the headers (MACs, TTL, checksum); the least that any router does.
  */
 #include "lab.h"
 
@@ -31,7 +31,7 @@ int touch(struct xdp_md *ctx)
 
 		if ((void *)(ip + 1) > end || ip->version != 4 || ip->ihl != 5 || ip->ttl <= 1)
 			return XDP_PASS;
-		/* RFC 1141: one less in the TTL's byte is 0x0100 more in the checksum, the carry added back. */
+		/* RFC 1141: one less in the TTL's byte is 0x0100 more in the checksum; the carry is added back. */
 		check = ip->check + bpf_htons(0x0100);
 		ip->check = check + (check >= 0xffff);
 		ip->ttl--;

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * Run by BPF_PROG_TEST_RUN with many repeats: writes the headers of the next of `frames` into the packet and hands it to the program under
- * test, which rewrites it. Nothing is sent: the time is that of the program, with every table entry the frames need.
+ * BPF_PROG_TEST_RUN runs this with many repeats. Each run writes the headers of the next of `frames` into the packet and
+ * gives it to the program under test, which rewrites it. Nothing is sent, so the time is that of the program, with all
+ * table entries that the frames need.
  */
 #include "lab.h"
 
-/* What differs between frames, or is rewritten: everything up to the UDP source port. */
+/* The bytes that differ between frames or are rewritten: all up to the UDP source port. */
 #define HEADER_BYTES 56
 
 struct frame_head {
@@ -47,7 +48,7 @@ int each(struct xdp_md *ctx)
 	return XDP_ABORTED;
 }
 
-/* What `each` costs by itself. */
+/* Measures the cost of `each` itself. */
 SEC("xdp.frags")
 int nothing(struct xdp_md *ctx)
 {

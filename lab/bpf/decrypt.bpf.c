@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * Heavy processing of tunnelled packets (V, section V): each frame that leaves a tunnel is decrypted with AES-256, by the kernel's own
- * cipher, on the core that received it. What comes out is thrown away, so the frame goes on as it was: only the time counts.
- * Linux 6.10 (kfuncs of kernel/bpf/crypto.c).
+ * Heavy processing of tunnelled packets (V, section V): each frame that leaves a tunnel is decrypted with AES-256, by the
+ * kernel's own cipher, on the core that received it. The result is thrown away and the frame goes on unchanged, because
+ * only the time matters. Needs Linux 6.10 (kfuncs of kernel/bpf/crypto.c).
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
 #include <bpf/bpf_helpers.h>
 #include "../../bpf/kernel.h"
 
-/* The next program, or none: enum tcx_action_base of linux/bpf.h since Linux 6.6. */
+/* The next program continues, if there is one: enum tcx_action_base of linux/bpf.h since Linux 6.6. */
 #define TCX_NEXT (-1)
 #define BLOCK_BYTES 16
 #define MOST_BYTES 4096
@@ -67,7 +67,7 @@ struct {
 	__type(value, __u64);
 } decrypted SEC(".maps");
 
-/* Once, before the other is attached. Whether it worked. */
+/* Runs once, before `decrypt` is attached; returns 0 or an error. */
 SEC("syscall")
 int set_up(void *unused)
 {

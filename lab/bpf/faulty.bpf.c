@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * Redirects with a known fault each, for tests of the lab's own eyes (tests/known_answers.rs). They expect UDP over IPv4
- * without tags and go by the packet's number within its flow.
+ * Redirects that each have a known fault, to test what the lab itself sees (tests/known_answers.rs). They expect UDP over
+ * IPv4 without tags, and choose packets by their number within the flow.
  */
 #include "lab.h"
 
@@ -23,7 +23,7 @@ struct {
 	__type(value, struct bpf_cpumap_val);
 } cpus SEC(".maps");
 
-/* The number's place in the packet; NULL for what is no test packet of this kind. */
+/* The place of the number in the packet; NULL if this is not a test packet of this kind. */
 static __always_inline __be32 *sequence(struct xdp_md *ctx)
 {
 	__be32 *at = (void *)(long)ctx->data + SEQUENCE_AT;
@@ -44,7 +44,7 @@ int faulty_drop(struct xdp_md *ctx)
 	return bpf_redirect_map(&out, 0, XDP_PASS);
 }
 
-/* Numbers 50 and 51 of every 100 change places: what the sink sees is what it would see had the packets. */
+/* Numbers 50 and 51 of every 100 change places. The sink sees the same as if the packets had changed places. */
 SEC("xdp")
 int faulty_swap(struct xdp_md *ctx)
 {
@@ -86,7 +86,7 @@ int faulty_delay(struct xdp_md *ctx)
 	return bpf_redirect_map(&out, 0, XDP_PASS);
 }
 
-/* Goes to another core, from where Linux forwards it. */
+/* The packet goes to another core, where Linux forwards it. */
 SEC("xdp")
 int faulty_cpumap(struct xdp_md *ctx)
 {

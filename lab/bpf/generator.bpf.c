@@ -1,32 +1,33 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * The generator: run by BPF_PROG_TEST_RUN with BPF_F_TEST_XDP_LIVE_FRAMES, once per packet, it decides which stream is
- * due, writes the headers of the stream's next flow and redirects the packet out of the flow's port. The kernel recycles
- * pages without restoring their contents, only their length (TRAPS.md), so every byte that any packet of the run has in its
- * headers is written into every packet.
+ * The generator: BPF_PROG_TEST_RUN runs it with BPF_F_TEST_XDP_LIVE_FRAMES, once per packet. It decides which stream is
+ * due, writes the headers of the stream's next flow, and redirects the packet to the flow's port. When the kernel recycles
+ * a page, it restores only the length of the frame, not its contents. So each packet is written up to the last byte that
+ * any packet of the run has in its headers.
  *
  *   streams[s] -- schedule --> targets[f] -- template --> templates[t]
  *
- * A template holds the headers that many flows share, built in user space (lab::packet); here only addresses, lengths,
- * checksums and the stamp are put in, in place: it is the one buffer that packets of its kind are made in.
+ * A template holds the headers that many flows share. User space builds it (lab::packet). Only addresses, lengths,
+ * checksums and the stamp are written here, into the template itself: all packets of its kind are made in this one buffer.
  *
- * One instance runs on one core: it alone writes `generated`, `sent`, the sequence numbers in `targets` and the templates.
- * User space writes them, `run`, `streams` and `schedule` while it is idle; `rate` and `epoch` of a stream at any time.
+ * One instance runs on one core. Only it writes `generated`, `sent`, the sequence numbers in `targets` and the templates.
+ * User space writes these, `run`, `streams` and `schedule` while the instance is idle, and `rate` and `epoch` of a stream
+ * at any time.
  */
 #include "lab.h"
 
 #define MAX_TARGETS (1 << 20)
 #define MAX_TEMPLATES 4096
 #define MAX_SIZES 16
-#define MAX_PORTS 16		/* of lab::topology */
-/* Where in a template the IP header begins; Ethernet and tags end there. */
+#define MAX_PORTS 16		/* as in lab::topology */
+/* The place in a template where the IP header begins, and Ethernet and tags end. */
 #define IP_AT 24
-/* Two tags, IPv6, TCP and the time make 14 + 8 + 40 + 20 + 4. */
+/* Ethernet, two tags, IPv6, TCP and the time: 14 + 8 + 40 + 20 + 4. */
 #define MAX_HEADERS 86
 
 struct template {
 	__u8  headers[96];	/* zeros after the last one */
-	__u32 ip_sum;		/* IPv4: Internet checksum of what is constant, not folded */
+	__u32 ip_sum;		/* IPv4: Internet checksum of the constant part, not folded */
 	__u32 transport_sum;	/* TCP, ICMP: the same, with the pseudo-header's constants */
 	__u8  start;		/* where in `headers` the frame begins */
 	__u8  protocol;		/* IPPROTO_... */
@@ -35,12 +36,12 @@ struct template {
 	__u32 pad;
 };
 
-struct target {			/* one flow; two of them make a cache line */
+struct target {			/* one flow; a cache line holds two of them */
 	__u8  router_mac[6];
 	__u16 template;
 	__u8  destination[16];	/* IPv4 in the first four bytes */
 	__be16 source_port;	/* ICMP: identifier */
-	__u16 port;		/* out of which it goes */
+	__u16 port;		/* that its packets leave by */
 	__u32 sequence;		/* of the next packet */
 };
 
@@ -48,11 +49,11 @@ struct stream {
 	__u32 first_target;
 	__u32 target_count;
 	__u32 first_scheduled;
-	__u32 scheduled_count;	/* places in `schedule` that are gone through again and again; 0: the targets in turn */
+	__u32 scheduled_count;	/* places in `schedule`, which repeat; 0: the targets take turns */
 	__u64 rate;		/* packets per 2^30 ns; 0: not paced */
-	__u32 epoch;		/* another number: begin pacing anew */
+	__u32 epoch;		/* a new number makes pacing begin again */
 	__u32 size_count;
-	__u16 sizes[MAX_SIZES];	/* frames without FCS, in turn */
+	__u16 sizes[MAX_SIZES];	/* of frames without FCS; they take turns */
 };
 
 struct sent {
@@ -67,36 +68,36 @@ struct sent {
 };
 
 struct run {
-	__u64 limit;		/* stop sending after so many packets; 0: never */
+	__u64 limit;		/* stop sending after this many packets; 0: never */
 	__u32 stream_count;
-	__u32 frame_bytes;	/* of the frames as the kernel makes them: the largest of any stream */
-	__u32 written_bytes;	/* of each frame: headers and stamp of any template of the run */
-	__u32 backlog;		/* most packets of a stream sent at once after being held up */
-	__u32 window;		/* most packets between generator and sink, of one stream that is not paced; 0: no matter how many */
+	__u32 frame_bytes;	/* of the frames that the kernel makes: the largest of all streams */
+	__u32 written_bytes;	/* of each frame: the longest headers and stamp of all templates of the run */
+	__u32 backlog;		/* the most packets of a stream that are sent at once after a delay */
+	__u32 window;		/* the most packets between generator and sink, for one stream that is not paced; 0: no limit */
 	__u32 sink_cpu;		/* where the sink runs */
-	__u32 stamped;		/* are all packets? */
-	__u32 yields;		/* to whoever shall run on its core, at once */
+	__u32 stamped;		/* all packets have a stamp */
+	__u32 yields;		/* at once, to any thread that the scheduler wants to run on its core */
 };
 
-#define NOTES 32		/* a window's worth of them, and more */
+#define NOTES 32		/* enough for a window, and more */
 
 struct generated {
 	__u64 packets;		/* of all streams */
-	__u64 held;		/* frames given back because it was not time, or there was no room, for some microseconds */
-	__u64 failed;		/* due, but not written or not redirected: nothing that should happen */
-	__u64 now_ns;		/* the clock, when last read: packets are stamped with it */
-	__u64 arrived;		/* at the sink, when last looked */
+	__u64 held;		/* frames given back because no packet was due, or the window had no room, for some microseconds */
+	__u64 failed;		/* due, but not written or not redirected; this should not happen */
+	__u64 now_ns;		/* the last reading of the clock, which goes into stamps */
+	__u64 arrived;		/* packets at the sink, at the last look */
 	__u64 arrived_ns;	/* when that last changed */
-	__u64 first;		/* arrived before this run */
-	__u64 given_up;		/* taken for lost */
+	__u64 first;		/* packets that arrived before this run */
+	__u64 given_up;		/* packets taken for lost */
 	__u32 credit;		/* packets that may be sent without looking again */
-	__u32 calls;		/* without credit */
-	__u32 last;		/* stream that sent last */
+	__u32 calls;		/* calls without credit */
+	__u32 last;		/* the stream that sent last */
 	__u32 noted;		/* the newest note */
-	__u32 settled;		/* what was sent before this note has arrived, or is lost */
+	__u32 settled;		/* packets sent before this note have arrived, or are lost */
 	__u32 pad;
-	__u32 note_ns[NOTES];	/* what was written from then on has at least this time, */
-	__u32 note_packets[NOTES];	/* and so many packets (of 32 bits) had been sent before */
+	__u32 note_ns[NOTES];	/* packets written after the note have at least this time */
+	__u32 note_packets[NOTES];	/* packets that had been sent before the note, low 32 bits */
 };
 
 struct {
@@ -150,7 +151,10 @@ struct {
 
 PORTS(out, MAX_PORTS);
 
-/* Is the stream's packet number `paced` due? Compares packets sent with rate * elapsed in 2^30 ns units: no division. */
+/*
+ * Is the stream's packet number `paced` due? Compares packets sent with rate * elapsed in units of 2^30 ns, which needs no
+ * division.
+ */
 static __always_inline bool due(const struct run *r, const struct stream *s, struct sent *n, __u64 now_ns)
 {
 	__u64 target;
@@ -172,11 +176,11 @@ static __always_inline bool due(const struct run *r, const struct stream *s, str
 	return true;
 }
 
-/* Unpaced packets between two readings of the clock (25 ns): stamps are old by the time it takes to write these. */
+/* Unpaced packets between two readings of the clock (25 ns). Stamps may be as old as it takes to write so many packets. */
 #define CLOCK_EVERY 16
-/* Calls without credit between two looks at the sink's counter: the sink's core pays for each look with a cache miss. */
+/* Calls without credit between two looks at the sink's counter. Each look costs the sink's core a cache miss. */
 #define LOOK_EVERY 256
-/* After so long without an arrival what is on its way is taken for lost: longer than a core is ever taken away. */
+/* After this long without an arrival, packets on the way are taken for lost. No core is taken away for so long. */
 #define LOST_NS 50000000
 
 /* Reads the clock of an unpaced stream. */
@@ -195,8 +199,8 @@ static __always_inline void read_clock(struct generated *g)
 }
 
 /*
- * Packets between generator and sink, at most. Of packets with stamps everything older than the last that arrived has
- * arrived or is lost; of those without, lost ones look as if they were still to come.
+ * The most packets that may be between generator and sink. If packets have stamps, all that are older than the last that
+ * arrived have arrived or are lost. If they have none, lost packets look as if they were still on the way.
  */
 static __always_inline __s64 on_the_way(const struct run *r, struct generated *g, const struct arrived_in_all *a)
 {
@@ -211,14 +215,14 @@ static __always_inline __s64 on_the_way(const struct run *r, struct generated *g
 		return (__u32)g->packets - g->note_packets[g->settled & (NOTES - 1)];
 	}
 	on_way = g->packets - g->given_up - (g->arrived - g->first);
-	if (on_way < 0) {	/* it was not lost */
+	if (on_way < 0) {	/* some that were taken for lost have arrived */
 		g->given_up += on_way;
 		on_way = 0;
 	}
 	return on_way;
 }
 
-/* Does the window have room? After waiting for it the clock is fresh. */
+/* Does the window have room? After a wait, the clock was read recently. */
 static __always_inline bool room(const struct run *r, struct generated *g)
 {
 	const struct arrived_in_all *arrived;
@@ -290,7 +294,6 @@ static __always_inline __u32 pick_any(const struct run *r, struct generated *g)
 	return first ? pick(r, g, first->rate) : NONE;
 }
 
-/* Kernel threads that run here would else wait for a whole batch, some 100 us, and the scheduler books that time as theirs. */
 extern int LINUX_KERNEL_VERSION __kconfig;
 
 struct thread_info {
@@ -301,7 +304,10 @@ struct task_struct {
 	struct thread_info thread_info;
 } __attribute__((preserve_access_index));
 
-/* Shall somebody else run on this core? TIF_NEED_RESCHED and TIF_NEED_RESCHED_LAZY of x86. */
+/*
+ * Does the scheduler want another thread on this core? TIF_NEED_RESCHED and TIF_NEED_RESCHED_LAZY of x86. Otherwise,
+ * kernel threads of this core would wait for a whole batch, some 100 us, and the scheduler books that time as theirs.
+ */
 static __always_inline bool is_wanted(const struct run *r)
 {
 	unsigned long resched = LINUX_KERNEL_VERSION >= (6 << 16 | 18 << 8) ? 1 << 4 | 1 << 5 : 1 << 3 | 1 << 4;
@@ -324,8 +330,8 @@ static long look(__u32 i, struct waited *waited)
 }
 
 /*
- * Waits here, some microseconds: a frame that is dropped goes back to its pool under a lock, which the core that frees what
- * was sent would have to wait for.
+ * Waits here for some microseconds. To drop the frame instead would return it to its pool under a lock, and the core that
+ * frees sent packets would have to wait for that lock.
  */
 static __always_inline __u32 wait_for_stream(void)
 {
@@ -367,7 +373,7 @@ static __always_inline __u16 folded(__u64 sum)
 	return ~sum;
 }
 
-/* Of `sum` what the pseudo-header has of the destination. */
+/* Fills in the transport header. `sum` is the part of the pseudo-header's sum that comes from the destination. */
 static __always_inline void fill_transport(struct template *p, const struct target *t, void *at, __u16 bytes, __u64 sum,
 					   const struct stamp *stamp)
 {
@@ -404,7 +410,7 @@ static __always_inline void fill_transport(struct template *p, const struct targ
 	}
 }
 
-/* What the flow, the frame's size and the time make different. */
+/* Fills in everything that depends on the flow, the frame's size and the time. */
 static __always_inline void fill(struct template *p, const struct target *t, __u32 frame_bytes, const struct stamp *stamp)
 {
 	void *at = p->headers + IP_AT;
@@ -430,7 +436,7 @@ static __always_inline void fill(struct template *p, const struct target *t, __u
 	}
 }
 
-/* The packet of a stream's next flow, in the stream's next size. The target tells the number it got. */
+/* Writes the packet of a stream's next flow, in the stream's next size. Its number is in the target that is returned. */
 static __always_inline struct target *write_packet(struct xdp_md *ctx, const struct run *r, const struct stream *s,
 						   struct sent *n, __u32 stream, __u64 now_ns)
 {

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * What the lab's BPF programs share: how a test packet looks, and how it is recognised.
+ * Shared by the lab's BPF programs: what a test packet looks like, and how it is recognised.
  *
- * A test packet is UDP or TCP to TEST_PORT or an ICMP echo request, IPv4 without options or IPv6, behind at most two VLAN
- * tags, and marked by TEST_MARK where routers change nothing: what others send to the same port is not counted.
+ * A test packet is UDP or TCP to TEST_PORT or an ICMP echo request, over IPv4 without options or IPv6, behind at most two
+ * VLAN tags. TEST_MARK is in a field that routers do not change, so packets that others send to the same port are not
+ * counted.
  *
- * It carries its flow, its number within the flow and the time it was written, each a 32-bit number in network order:
- * of UDP and ICMP the first 12 bytes of the payload, of TCP the acknowledgement number, the sequence number and the
- * first 4 bytes of the payload. Shorter packets (IPv6 and UDP alone take 62 bytes) are counted and carry nothing.
+ * A test packet has a stamp: its flow, its number within the flow and the time when it was written, each a 32-bit number
+ * in network order. In UDP and ICMP these are the first 12 bytes of the payload. In TCP they are the acknowledgement
+ * number, the sequence number and the first 4 bytes of the payload. Packets that are too short for that (IPv6 and UDP
+ * alone take 62 bytes) are counted and have no stamp.
  */
 #pragma once
 
@@ -23,18 +25,18 @@
 #include <bpf/bpf_helpers.h>
 
 #define TEST_PORT 9		/* discard (RFC 863) */
-#define TEST_MARK 0x6d6c	/* identification of IPv4 (RFC 6864: free in what is never fragmented), flow label of IPv6 */
+#define TEST_MARK 0x6d6c	/* identification of IPv4 (RFC 6864: free in packets that are never fragmented), flow label of IPv6 */
 
-/* MACs of routers have this second byte; their last two are the router (0: the host, n: virtual router n). */
+/* The second byte of routers' MACs. Their last two bytes are the router (0: the host, n: virtual router n). */
 #define ROUTER_MAC_BYTE 0x6d
 #define MAX_ROUTERS 512
 
 #define MAX_STREAMS 8
-/* A flow's name: the stream in the upper 8 bits, the place of the target in the stream in the others. */
+/* A flow's number: the stream in the upper 8 bits, and the place of the target in the stream in the others. */
 #define FLOW_BITS 24
 #define FLOW_MASK ((1U << FLOW_BITS) - 1)
 
-/* Ports to redirect out of. */
+/* Ports to redirect packets to. */
 #define PORTS(name, count)                              \
 	struct {                                        \
 		__uint(type, BPF_MAP_TYPE_DEVMAP);      \
@@ -45,7 +47,7 @@
 
 struct arrived_in_all {
 	__u64 packets;		/* test packets at the sink since it was attached */
-	__u32 newest_ns;	/* when the last of them that has a stamp was written */
+	__u32 newest_ns;	/* when the last of them with a stamp was written */
 	__u32 pad;
 };
 
@@ -57,7 +59,7 @@ struct {
 	__type(value, struct arrived_in_all);
 } arrived_in_all SEC(".maps");
 
-/* linux/icmp.h drags in the C library, which clang -target bpf has not. */
+/* linux/icmp.h includes the C library, which clang -target bpf lacks. */
 #define ICMP_ECHO_REQUEST 8
 #define ICMPV6_ECHO_REQUEST 128
 
@@ -76,17 +78,17 @@ struct vlan_header {
 
 struct test_packet {
 	struct ethhdr *eth;
-	void *transport;	/* UDP, TCP or ICMP header, 8 bytes of it at least */
+	void *transport;	/* UDP, TCP or ICMP header, at least 8 bytes of it */
 	__u8 protocol;		/* IPPROTO_... */
 };
 
-struct stamp {			/* in host order where it is read, in network order where it is written */
+struct stamp {			/* in host order when it is read, in network order when it is written */
 	__u32 flow;
 	__u32 sequence;		/* within the flow, from 0 */
 	__u32 time_ns;		/* CLOCK_MONOTONIC, low 32 bits: compare by subtraction */
 };
 
-/* A test packet? */
+/* Is it a test packet? */
 static __always_inline bool parse_test_packet(struct xdp_md *ctx, struct test_packet *p)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end, *at = data + ETH_HLEN;
@@ -137,7 +139,7 @@ static __always_inline bool parse_test_packet(struct xdp_md *ctx, struct test_pa
 	return false;
 }
 
-/* What a test packet carries; false if it is too short. */
+/* Reads a test packet's stamp; false if the packet is too short for one. */
 static __always_inline bool parse_stamp(struct xdp_md *ctx, const struct test_packet *p, struct stamp *stamp)
 {
 	void *end = (void *)(long)ctx->data_end;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * Packets lost after a redirect, whoever redirected them: only tracepoints tell of some of them. Watches the whole machine;
- * rows are by network namespace, as interface indexes repeat across them.
+ * Counts packets that are lost after a redirect by any program. Only tracepoints report some of these. It watches the
+ * whole machine. Rows have the network namespace, because namespaces may have equal interface indexes.
  */
 #include "lab.h"
 #include <linux/errno.h>
@@ -9,14 +9,14 @@
 #include "../../bpf/kernel.h"
 
 enum why {
-	/* Of the device that packets came by; it counts them as dropped, too. */
+	/* Counted for the device that packets came by, which counts them as dropped, too. */
 	WHY_OVER_MTU,
 	WHY_DOWN,
 	WHY_REDIRECT_FAILED,
-	/* Of the device that packets were to leave by. */
-	WHY_RING_FULL,		/* it took fewer than there were */
-	WHY_REFUSED,		/* it took none: it cannot transmit what XDP redirects, or its peer cannot receive it */
-	/* Of the CPU with this number, in no namespace. */
+	/* Counted for the device that packets should have left by. */
+	WHY_RING_FULL,		/* the device took only some of the packets */
+	WHY_REFUSED,		/* it took none: it, or its peer, cannot handle packets that XDP redirects */
+	/* Counted for the CPU with this number, in namespace 0. */
 	WHY_CPUMAP_FULL,
 };
 
@@ -52,7 +52,7 @@ static __always_inline int count(__u32 namespace, __u32 ifindex, __u32 why, __u6
 	return 0;
 }
 
-/* bq_xmit_all, kernel/bpf/devmap.c: once for a bulk of up to 16 packets. */
+/* bq_xmit_all, kernel/bpf/devmap.c: called once for a bulk of up to 16 packets. */
 SEC("tp_btf/xdp_devmap_xmit")
 int BPF_PROG(on_transmit, const struct net_device *from, const struct net_device *to, int sent, int drops, int err)
 {
@@ -61,7 +61,7 @@ int BPF_PROG(on_transmit, const struct net_device *from, const struct net_device
 	return count(to->nd_net.net->ns.inum, to->ifindex, err < 0 ? WHY_REFUSED : WHY_RING_FULL, drops);
 }
 
-/* The packet did not get as far as a bulk. The device is that by which it came: of the other one the kernel does not tell. */
+/* The packet was lost before it was in a bulk. The kernel reports only the device that it came by. */
 SEC("tp_btf/xdp_redirect_err")
 int BPF_PROG(on_redirect, const struct net_device *from, const void *program, const void *to, int err)
 {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * The sink of a replay, in place of that of sink.bpf.c: what is replayed are no test packets. It hands every frame that
- * arrives to user space, whole or only its mark, before the stack could merge, answer or change anything, and drops it. It
- * runs in the router's thread.
+ * The sink of a replay, instead of that of sink.bpf.c, because replayed packets are not test packets. It gives every frame
+ * that arrives to user space, whole or only its mark, and drops it. The stack therefore cannot merge, answer or change
+ * anything. The sink runs in the router's thread.
  */
 #include "lab.h"
 
-/* The last bytes of a frame that is marked (replay/mark.rs). */
+/* Begins the mark, which is in the last bytes of a marked frame (lab/src/mark.rs). */
 #define MARK_MAGIC 0x6d6c7265
 
 struct mark {			/* in network order */
@@ -48,7 +48,7 @@ struct {
 	__uint(max_entries, 1 << 26);
 } arrivals SEC(".maps");
 
-/* A record with room for so many bytes; false: there is none. The size must be constant for the verifier. */
+/* Submits a record with `room` bytes, which must be constant for the verifier; false: there is no space for it. */
 #define HAND_OVER(ctx, length, now, room)									\
 	({													\
 		struct {											\

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * The sink: counts test packets and drops them; everything else (ARP, neighbour discovery, ICMP) goes to the stack.
- * It runs in the router's thread (the peer of the router's egress veth is not threaded), so its cost, equal for all
- * subjects, is part of what is measured; that of what user space asks to watch too. Rows of a CPU have one writer each;
- * those that any core may write are locked.
+ * The sink: it counts test packets and drops them. Everything else (ARP, neighbour discovery, ICMP) goes to the stack.
+ * It runs in the router's thread, because the peer of the router's egress veth is not threaded. Its cost is therefore part
+ * of each measurement, and equal for all subjects. So is the cost of what user space asks it to watch. Rows of a CPU have
+ * one writer each. Rows that any core may write are locked.
  */
 #include "lab.h"
 
@@ -13,7 +13,7 @@
 /* 256 ns each: 4.2 ms */
 #define LATENCY_BUCKETS 16384
 #define LATENCY_BUCKET_SHIFT 8
-/* Numbers this far below the highest of a flow are remembered. */
+/* How far below a flow's highest number the numbers that came are remembered. */
 #define WINDOW 64
 
 enum {
@@ -25,7 +25,7 @@ enum {
 	WATCH_CAPTURE = 32,
 };
 
-/* Routers with a row of their own in `latency`; the others share the last. The map has so many rows for each CPU. */
+/* Rows of each CPU in `latency`. Each router has its own, as far as they suffice; the others share the last row. */
 const volatile __u32 latency_rows = 1;
 
 struct arrived {
@@ -42,18 +42,18 @@ struct watched {
 };
 
 struct interruption {
-	__u64 last_ns;		/* when a packet last came, CLOCK_MONOTONIC; 0: none has */
-	__u64 longest_ns;	/* between two */
+	__u64 last_ns;		/* when a packet last came, CLOCK_MONOTONIC; 0: none came */
+	__u64 longest_ns;	/* the longest time between two packets */
 	struct bpf_spin_lock lock;
 	__u32 pad;
 };
 
 struct flow {
 	__u64 seen;		/* bit n: number `next` - 1 - n has come */
-	__u32 next;		/* after the highest that has come */
+	__u32 next;		/* the number after the highest that has come */
 	__u32 received;		/* duplicates included */
-	__u32 reordered;	/* came after a higher number (RFC 4737, 3.3), and were no duplicates */
-	__u32 duplicates;	/* had been seen already */
+	__u32 reordered;	/* came after a higher number (RFC 4737, 3.3), without duplicates */
+	__u32 duplicates;	/* had come before */
 	struct bpf_spin_lock lock;
 	__u32 pad;
 };
@@ -62,11 +62,11 @@ struct latency {
 	__u64 packets;
 	__u64 sum_ns;
 	__u64 max_ns;
-	__u32 buckets[LATENCY_BUCKETS];	/* what is above them is only in the others */
+	__u32 buckets[LATENCY_BUCKETS];	/* longer latencies are only in the other fields */
 };
 
 struct captured {
-	__u32 frame_bytes;	/* length of the frame; what is beyond CAPTURE_BYTES is cut */
+	__u32 frame_bytes;	/* length of the frame, also if it was cut at CAPTURE_BYTES */
 	__u8  frame[CAPTURE_BYTES];
 };
 
@@ -76,7 +76,7 @@ struct settings {
 	__u32 first_flow[MAX_STREAMS];	/* row of each stream's first flow in `flows` */
 };
 
-/* By router: last two bytes of the source MAC. What came through none, or one out of range, counts in the last. */
+/* By router: the last two bytes of the source MAC. Packets of no router, or one out of range, count in the last row. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, MAX_ROUTERS);
@@ -91,7 +91,7 @@ struct {
 	__type(value, struct arrived);
 } arrived_by_stream SEC(".maps");
 
-/* By next hop: last byte of the destination MAC. */
+/* By next hop: the last byte of the destination MAC. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MAX_NEXTHOPS);
@@ -215,7 +215,7 @@ static __always_inline void watch_latency(__u32 router, const struct stamp *stam
 	l = bpf_map_lookup_elem(&latency, &row);
 	if (!l)
 		return;
-	if (ns < 0)	/* the clocks of two cores need not agree to the last nanosecond */
+	if (ns < 0)	/* the clocks of two cores may differ by some nanoseconds */
 		ns = 0;
 	l->packets++;
 	l->sum_ns += ns;

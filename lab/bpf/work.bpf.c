@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * Makes packets more work for the core that forwards them: as tunnels or encryption would be. It waits after each bulk that leaves
- * by one device, in the thread that forwarded it (bq_xmit_all, kernel/bpf/devmap.c).
+ * Makes packets more expensive for the core that forwards them, as tunnels or encryption would. It waits after each bulk
+ * that leaves by one device, in the thread that forwarded it (bq_xmit_all, kernel/bpf/devmap.c).
  */
 #include "lab.h"
 #include <bpf/bpf_tracing.h>
@@ -11,7 +11,7 @@ const volatile __u32 namespace;	/* inode */
 const volatile __u32 ifindex;
 const volatile __u32 work_ns;	/* for each packet */
 
-/* A bulk has up to 16 packets; looking at the clock takes 25 ns. */
+/* A bulk has up to 16 packets, and reading the clock takes 25 ns. */
 #define MOST_LOOKS (1 << 14)
 
 static long is_over(__u32 i, __u64 *until_ns)

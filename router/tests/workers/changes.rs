@@ -10,7 +10,7 @@ use router::user_plane::{
 };
 use std::collections::BTreeMap;
 
-const DOES_NOT_ANSWER: &str = "the worker on core 1 does not answer, and keeps what it has";
+const DOES_NOT_ANSWER: &str = "the worker on core 1 does not answer; it keeps its paths and their packets";
 
 /// Sends packets of path 0 with these numbers, and asserts that they come out by q1.
 #[track_caller]
@@ -460,15 +460,15 @@ fn queues_are_opened_with_other_rings_and_impossible_rings_are_reported() {
         // The frames of the old rings are free again.
         assert_eq!(bed.report().promised_frames, promised + 4 * 128 + 2 * 64);
         let two = |what: &str| [0, 1].map(|queue| format!("path one: port p0, queue {queue}: {what}"));
-        let wants = "a ring of 256 packets wants a fill ring of twice as many; the queue's has 256";
+        let wants = "a ring of 256 packets needs a fill ring of twice as many or more; the queue's has 256";
         assert_eq!(bed.workers.apply(&with(256, 256)), two(wants));
         let size = "a ring of 100 entries is not possible: the size must be a power of two, and at least 64";
         assert_eq!(bed.workers.apply(&with(256, 100)), two(size));
         goes_through(60..80);
         let stand = bed.path(0);
         assert_eq!((stand.packets, stand.ring_full, stand.ring_closed), (80, 0, 0));
-        let all = "memory for packets: the plan may need 37120 frames of 2048 bytes; there are 16384, of which 0 are retired: queues \
-                   that are open stay as they are, and what finds no memory is not opened";
+        let all = "memory for packets: the plan may need 37120 frames of 2048 bytes; there are 16384, of which 0 are retired; open \
+                   queues stay as they are, and new queues and rings that find no memory are not opened";
         assert_eq!(bed.workers.apply(&with(8192, 64)), [all]);
         goes_through(80..90);
         // Both rings change at once.

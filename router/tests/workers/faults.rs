@@ -112,7 +112,7 @@ fn a_port_that_goes_and_comes_back() {
         );
         without.ports.remove(&1);
         let troubles = bed.workers.apply(&without);
-        let nowhere = |path| format!("path {path}: there is no port p1: what it sends there is dropped");
+        let nowhere = |path| format!("path {path}: there is no port p1, so packets sent there are dropped");
         assert_eq!(troubles, [nowhere("one"), nowhere("two")]);
         from.send(&frame(0, 150, 60));
         until("a packet to be dropped", || bed.path(0).dropped.get("no_port") == Some(&1));

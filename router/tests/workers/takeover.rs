@@ -15,8 +15,8 @@ fn quick(patience: Duration) -> WorkersSettings {
 
 fn hung_in_stuck(packets: u64) -> String {
     format!(
-        "the worker on core 0 did not get on in path stuck: another thread has taken over what it had, but for {packets} packets, \
-         which are lost"
+        "a thread of the worker on core 0 hangs in path stuck; another thread has taken over, and {packets} packets \
+         are lost"
     )
 }
 

@@ -1,34 +1,36 @@
-//! What there is of I/O on this machine: bytes of packets that workers may take in and send in a second (P7).
+//! The I/O capacity of this machine: bytes of packets that workers can receive and send in a second (P7).
 //!
-//! What bounds them on today's machines, each in both directions at a time:
+//! Two things bound it, each in both directions at a time:
 //!
-//! * **Links.** A port carries what its link does, which sysfs tells (`speed`) and which changes with what is at its other end: so it is read
-//!   while workers run.
-//! * **Slots.** A NIC moves no more than its PCI Express link: two ports of 100 Gbit/s in 16 lanes of generation 3 have 126 Gbit/s together. sysfs tells
-//!   that too (`current_link_speed`, `current_link_width`); functions of one device share it.
+//! * **Links.** A port carries what its link does. sysfs has its speed (`speed`). It may change with the other end of the
+//!   link, so it is read while workers run.
+//! * **Slots.** A NIC moves no more than its PCI Express link does: two ports of 100 Gbit/s in 16 lanes of generation 3 have
+//!   126 Gbit/s together. sysfs has that too (`current_link_speed`, `current_link_width`). Functions of one device share it.
 //!
-//! There is the sum over devices of the lesser of the two. What goes over links and slots beside packets (gaps and checksums of frames, headers of PCI
-//! Express, descriptors) is not counted as theirs, so short packets saturate a machine below that sum, and one full link of many is not seen in it. Who
-//! knows better says so: `[experimental] io_mbps`, which benchmarks find (P, footnote 7). `millrace calibrate` does not, as it would need who sends and
-//! receives at the speed of all ports.
+//! The capacity is the sum, over all devices, of the lesser of the two. Links and slots also carry gaps and checksums of
+//! frames, headers of PCI Express, and descriptors. These are not counted, so short packets saturate a machine below that
+//! sum. If one link of many is full, the sum does not show it. `[experimental] io_mbps` sets the capacity if it is known
+//! better, from benchmarks (P, footnote 7). `millrace calibrate` does not measure it, because that needs something that
+//! sends and receives at the speed of all ports.
 //!
-//! What the kernel plane forwards by the same ports is not seen beside what workers do: a link that both fill is found scarce too late, and cycles are shared
-//! meanwhile.
+//! What the kernel plane forwards by the same ports is not included. A link that both planes fill is found scarce too late,
+//! and cycles are shared meanwhile.
 //!
-//! Where a port is a virtual function, whose link others share, is no hardware (veth claims 10 Gbit/s and means nothing by it), its driver does not tell, or its link is down, the sum is not known: I/O is never found
-//! scarce then, and that is told.
+//! The sum is not known in these cases: a port is a virtual function, whose link others share; a port is not a hardware
+//! device (veth reports 10 Gbit/s, which means nothing); its driver does not report the speed; its link is down. I/O is then
+//! never found scarce, and reports say why.
 
 use crate::{api::workers::Capacity, cores::Roots};
 use std::{collections::BTreeMap, fs, path::Path};
 
 impl Capacity {
-    /// As the configuration says.
+    /// The capacity that the configuration states.
     pub fn of_io_stated(mbps: u32) -> Capacity {
         let per_second = Some(u64::from(mbps) * BYTES_OF_MBIT);
         Capacity { per_second, basis: "as [experimental] io_mbps says".into() }
     }
 
-    /// Of these ports, together.
+    /// The capacity of these ports together.
     pub fn of_io<'a>(roots: &Roots, ports: impl IntoIterator<Item = &'a str>) -> Capacity {
         let mut devices = BTreeMap::<String, Device>::new();
         for port in ports {
@@ -51,13 +53,13 @@ impl Capacity {
     }
 
     fn unknown(why: &str) -> Capacity {
-        Capacity { per_second: None, basis: format!("{why} (`[experimental] io_mbps` may say it)") }
+        Capacity { per_second: None, basis: format!("{why} (`[experimental] io_mbps` can set it)") }
     }
 }
 
 const BYTES_OF_MBIT: u64 = 1_000_000 / 8;
 
-/// Its ports' links, and its slot's, Mbit/s in each direction.
+/// The links of a device's ports together, and the link of its slot, in Mbit/s in each direction.
 #[derive(Default)]
 struct Device {
     links: u64,
@@ -71,23 +73,23 @@ impl Device {
 }
 
 struct Link {
-    /// What has it; functions of one device of PCI are one.
+    /// The device of the link; functions of one PCI device count as one.
     device: String,
     mbps: u64,
     slot_mbps: Option<u64>,
 }
 
 impl Link {
-    /// Of a directory of sysfs; why its speed is not known.
+    /// Reads a port's directory in sysfs; `Err`: why the speed is not known.
     fn of(directory: &Path) -> Result<Link, &'static str> {
-        let device = fs::canonicalize(directory.join("device")).map_err(|_| "is no hardware")?;
+        let device = fs::canonicalize(directory.join("device")).map_err(|_| "is not a hardware device")?;
         if device.join("physfn").exists() {
             return Err("is a virtual function, whose link others share");
         }
         let speed = text(&directory.join("speed")).and_then(|speed| speed.parse::<i64>().ok());
-        // -1: unknown; and nothing can be read while the link is down.
+        // -1 means unknown, and nothing can be read while the link is down.
         let mbps = speed.and_then(|mbps| u64::try_from(mbps).ok()).filter(|mbps| *mbps > 0);
-        let mbps = mbps.ok_or("has no link, or its driver does not tell how fast that is")?;
+        let mbps = mbps.ok_or("has no link, or its driver does not report the speed")?;
         let address = device.to_string_lossy();
         let slot_mbps = slot_mbps(&device);
         let whole = address.rsplit_once('.').filter(|_| slot_mbps.is_some());
@@ -95,7 +97,7 @@ impl Link {
     }
 }
 
-/// What a lane carries: half a byte more in each 2 up to generation 2 (8b/10b), and 2 bits in 130 after it.
+/// What the lanes of a slot carry without their coding: 8 bits in 10 up to generation 2 (8b/10b), 128 bits in 130 after it.
 fn slot_mbps(device: &Path) -> Option<u64> {
     let speed = text(&device.join("current_link_speed"))?;
     let gigatransfers = speed.split(' ').next()?.parse::<f64>().ok()?;
@@ -114,7 +116,7 @@ mod tests {
     use crate::cores::tree::Tree;
     use std::os::unix::fs::symlink;
 
-    /// A port of a function in a slot of so many lanes.
+    /// Makes a port of this PCI function, in a slot with this speed and these lanes.
     fn port(tree: &Tree, name: &str, function: &str, speed: &str, slot: Option<(&str, &str)>) {
         let device = format!("sys/devices/pci0000:3a/{function}");
         tree.write(&format!("{device}/vendor"), "0x15b3\n");
@@ -127,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn links_bound_and_slots_do_and_what_is_no_hardware_is_not_known() {
+    fn links_and_slots_bound_the_capacity_and_other_devices_make_it_unknown() {
         let tree = Tree::new();
         let third = Some(("8.0 GT/s PCIe", "16"));
         port(&tree, "a0", "0000:3b:00.0", "100000", third);
@@ -142,7 +144,7 @@ mod tests {
         let io = |ports: &[&str]| Capacity::of_io(&tree.roots(), ports.iter().copied());
         let mbytes = |ports: &[&str]| io(ports).per_second.map(|bytes| bytes / 1_000_000);
         assert_eq!(mbytes(&["a0"]), Some(2 * 100_000 / 8));
-        // 16 lanes of 7,876 Mbit/s, for both.
+        // 16 lanes of 7,876 Mbit/s, which both share.
         assert_eq!(mbytes(&["a0", "a1"]), Some(2 * 126_016 / 8));
         assert_eq!(mbytes(&["a0", "a1", "b0", "soc"]), Some(2 * (126_016 + 10_000 + 1_000) / 8));
         assert_eq!(mbytes(&["guest", "soc"]), Some(2 * 26_000 / 8));
@@ -151,10 +153,10 @@ mod tests {
             "links of 2 devices, both directions, 1 of them bound by the slot"
         );
         for (ports, why) in [
-            (&["a0", "veth"][..], "port veth is no hardware"),
+            (&["a0", "veth"][..], "port veth is not a hardware device"),
             (&["down"], "port down has no link"),
             (&["a0", "vf"], "port vf is a virtual function"),
-            (&["gone"], "port gone is no hardware"),
+            (&["gone"], "port gone is not a hardware device"),
             (&[], "workers have no ports"),
         ] {
             let unknown = io(ports);

@@ -1,5 +1,6 @@
-//! What workers measure by: cycles of the time stamp counter where it runs evenly and through sleep (CPUID says it is invariant), else
-//! nanoseconds of the monotonic clock, which costs about 20 ns more a reading (`unsafe` lives here, for that clock of the CPU).
+//! The clock of workers. It counts cycles of the time stamp counter if that runs evenly, also through sleep states (CPUID
+//! says that it is invariant). Otherwise it counts nanoseconds of the monotonic clock, where a reading costs about 20 ns
+//! more. (`unsafe` lives here, to read the time stamp counter.)
 
 use std::{
     sync::{
@@ -9,15 +10,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// As long as the counter is compared with the monotonic clock: right to some hundred millionths.
+/// How long the counter is compared with the monotonic clock. The result is right to some 100 parts per million.
 const COMPARED: Duration = Duration::from_millis(10);
 
-/// Copied to all workers: they read the same.
+/// A clock. All workers have copies, which read the same.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     source: Source,
     hz: u64,
-    /// Nanoseconds of a cycle, in 2^-32.
+    /// Nanoseconds of a cycle, in units of 2^-32.
     ns_32: u64,
     begun: Instant,
     first: u64,
@@ -28,11 +29,11 @@ enum Source {
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     TimeStampCounter,
     Monotonic,
-    /// A test's time.
+    /// The time of a test.
     Ticks(&'static AtomicU64),
 }
 
-/// What a reading adds to a test's time, ns: else a worker that waits for time to pass would wait for ever.
+/// Nanoseconds that a reading adds to a test's time. Otherwise, a worker that waits for time to pass would wait for ever.
 const READING_NS: u64 = 20;
 
 impl Default for Clock {
@@ -42,13 +43,13 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// The one that all have who compare times.
+    /// The clock of the process. Times can be compared only if they come from the same clock.
     pub fn of_process() -> Clock {
         static CLOCK: OnceLock<Clock> = OnceLock::new();
         *CLOCK.get_or_init(Clock::new)
     }
 
-    /// The better one that this machine has.
+    /// The best clock that this machine has.
     fn new() -> Clock {
         let monotonic = Clock {
             source: Source::Monotonic,
@@ -71,7 +72,8 @@ impl Clock {
         Clock { source: Source::TimeStampCounter, hz: hz as u64, ns_32: ns_32 as u64, begun, first }
     }
 
-    /// Nanoseconds that a test with one worker counts itself: no other program can use up that worker's time.
+    /// A clock of nanoseconds that a test with one worker counts itself, so that no other program can use up that worker's
+    /// time.
     #[doc(hidden)]
     pub fn of_ticks(ticks: &'static AtomicU64) -> Clock {
         Clock {
@@ -83,7 +85,7 @@ impl Clock {
         }
     }
 
-    /// Counts on evenly.
+    /// A reading of the clock. The cycles of all readings have the same length.
     #[inline]
     pub fn cycles(&self) -> u64 {
         match self.source {
@@ -93,18 +95,18 @@ impl Clock {
         }
     }
 
-    /// Of a reading, since the clock was made.
+    /// Nanoseconds from the making of the clock to this reading.
     #[inline]
     pub fn ns(&self, cycles: u64) -> u64 {
         ((u128::from(cycles.saturating_sub(self.first)) * u128::from(self.ns_32)) >> 32) as u64
     }
 
-    /// Cycles of a second.
+    /// Cycles in a second.
     pub fn hz(&self) -> u64 {
         self.hz
     }
 
-    /// Cycles of so long.
+    /// Cycles in this time.
     pub fn cycles_of(&self, time: Duration) -> u64 {
         (time.as_nanos() * u128::from(self.hz) / 1_000_000_000) as u64
     }
@@ -127,7 +129,8 @@ fn read_ticks(ticks: &AtomicU64) -> u64 {
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn counter() -> u64 {
-    // SAFETY: every x86-64 has it; Linux lets programs read it unless told otherwise by the program itself (PR_SET_TSC).
+    // SAFETY: every x86-64 CPU has this instruction, and Linux lets programs use it unless the program itself forbids it
+    // (PR_SET_TSC).
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 

@@ -1,10 +1,12 @@
-//! From how it stands to how it shall be, while packets run: one step after another, so that no packet is lost and none overtakes another.
+//! Brings workers from their present state to the plan while packets run. One step follows another, so that no packet is
+//! lost and none overtakes another.
 //!
-//! How it stands is what workers say at the beginning (`held.rs`), and each step that succeeded; nothing of it is believed longer. What no
-//! worker knows is kept: which slots are filled. What cannot be done is told, and tried again with the next plan; the rest is done.
+//! The present state is what workers report at the beginning (`held.rs`), and each step that succeeded since. It is read
+//! again for each plan. Only what no worker knows is kept: which slots are filled. A step that fails is reported and tried
+//! again with the next plan. The other steps are done.
 //!
-//! Rings, queues, chains and tables that are not used any more are closed here: to close a socket is to wait for RCU, and a worker has better
-//! things to do.
+//! Rings, queues, chains and tables that are no longer used are closed here and not by workers, because closing a socket
+//! waits for RCU.
 
 use super::{
     WorkersSettings,
@@ -50,15 +52,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// While something is waited for, workers are asked so often.
+/// How often workers are asked while the control waits for something.
 const ASKS: Duration = Duration::from_micros(200);
 
 /// See the head of this file. Its steps are in `rings.rs` and `moving.rs`.
 pub(super) struct Control {
     calibrated: Calibrated,
-    /// Can workers read the CPU's counter, and do they; why not.
+    /// Workers read the CPU's counter of cache misses; `Err`: why they do not.
     misses: Result<(), String>,
-    /// Of the last plan.
+    /// The I/O capacity of the last plan.
     io: Capacity,
     scarce: Scarce,
     pub settings: WorkersSettings,
@@ -68,25 +70,26 @@ pub(super) struct Control {
     pub clock: Clock,
     pub epochs: Epochs,
     pub ups: Ups,
-    /// Paths that workers stopped.
+    /// Where workers report paths that they stopped.
     pub tell: Sender<PathId>,
     pub threads: BTreeMap<CoreId, Thread>,
     pub watch: Watch,
-    /// Threads that did not get on, and how often that was.
+    /// Threads that were taken over and have not ended.
     pub left: Vec<Left>,
+    /// How often the worker of a core was taken over.
     pub taken_over: BTreeMap<CoreId, u64>,
-    /// What was taken from one and nobody has yet.
+    /// What was taken from a thread, and no other thread has yet.
     pub orphans: BTreeMap<CoreId, Orphan>,
     pub held: Held,
-    /// Slots that have their ring's socket.
+    /// Slots that hold their ring's socket.
     pub filled: BTreeSet<Ring>,
-    /// Of TX rings that were closed, all of a port together.
+    /// Counters of TX rings that were closed, summed by port.
     pub closed: BTreeMap<PortId, OutputStand>,
     pub names: PortNames,
     pub known_ports: PortsByNumber,
     weights: BTreeMap<RouterId, u16>,
     placing: Placing,
-    /// What went wrong this time, for people.
+    /// What went wrong with this plan, for people.
     pub troubles: Vec<String>,
 }
 
@@ -132,15 +135,15 @@ impl Control {
         }
     }
 
-    /// See the head of this file; what could not be done, and what is wrong with workers.
+    /// Applies the plan; returns what could not be done, and what is wrong with workers.
     pub fn apply(&mut self, plan: &WorkersPlan) -> Vec<String> {
         self.take_over_silent();
         if !self.orphans.is_empty() {
-            // Or what they have would be opened once more.
+            // Otherwise, what the orphans have would be opened a second time.
             return mem::take(&mut self.troubles).into_iter().chain(self.problems()).collect();
         }
         self.bring_to(plan);
-        // One that was waited for in vain: what it held up can be done now.
+        // A worker that did not answer was taken over, so the steps that it held up can be done now.
         if self.take_over_silent() {
             self.bring_to(plan);
         }
@@ -163,7 +166,7 @@ impl Control {
         self.tell_workers(plan);
         self.end(plan, &at);
         let want = self.wanted(plan, &at);
-        // Before a path comes to a worker, or its packets would find no port.
+        // Before paths come to a worker; otherwise, their packets would find no port.
         self.open_ways_out(plan, &want);
         self.change_paths(plan, &at);
         self.move_queues(&want);
@@ -172,17 +175,17 @@ impl Control {
         self.end_workers(plan);
     }
 
-    /// What no worker could run, or not as it is wanted.
+    /// What workers cannot run, or not as planned.
     fn refuse(&self, plan: &WorkersPlan) -> Vec<String> {
         let ports = plan.ports.keys().filter(|port| usize::from(**port) >= PORTS);
         let paths = plan.paths.keys().filter(|path| usize::from(**path) >= MOST_PATHS);
-        let ports = ports.map(|port| format!("port {port}: they are numbered from 0 to {}", PORTS - 1));
-        let paths = paths.map(|path| format!("path {path}: they are numbered from 0 to {}", MOST_PATHS - 1));
+        let ports = ports.map(|port| format!("port {port}: ports are numbered from 0 to {}", PORTS - 1));
+        let paths = paths.map(|path| format!("path {path}: paths are numbered from 0 to {}", MOST_PATHS - 1));
         let lacks = self.lacks(plan).map(|needed| {
             let (frames, retired) = (self.umem.frames(), self.umem.retired_frames());
             format!(
                 "memory for packets: the plan may need {needed} frames of {} bytes; there are {frames}, of which {retired} are \
-                 retired: queues that are open stay as they are, and what finds no memory is not opened",
+                 retired; open queues stay as they are, and new queues and rings that find no memory are not opened",
                 self.umem.frame_bytes()
             )
         });
@@ -191,25 +194,25 @@ impl Control {
             let missing =
                 path.chain.iter().filter_map(ElementSettings::port).filter(|port| !known(port.as_str()));
             missing.map(|port| {
-                format!("path {}: there is no port {port}: what it sends there is dropped", path.name)
+                format!("path {}: there is no port {port}, so packets sent there are dropped", path.name)
             })
         });
         ports.chain(paths).chain(lacks).chain(nowhere).collect()
     }
 
-    /// Frames it may need, if there are not so many.
+    /// The frames that the plan may need, if there are fewer.
     pub fn lacks(&self, plan: &WorkersPlan) -> Option<u32> {
         let there_are = self.umem.frames().saturating_sub(self.umem.retired_frames());
         Some(frames_needed(plan, &self.settings)).filter(|needed| *needed > there_are)
     }
 
-    /// What was used until now.
+    /// What paths and workers have used until now.
     fn reading(&self) -> Reading {
         let paths = self.held.paths.iter().map(|(path, held)| (*path, (held.core, held.taken)));
         Reading { at: self.clock.cycles(), busy: self.held.busy.clone(), paths: paths.collect() }
     }
 
-    /// What there is of each in a second, as far as that is known: of cycles in a core.
+    /// The capacity of each resource in a second, if it is known; of cycles, that of a core.
     fn capacities(&self) -> Used {
         let known = RESOURCES.into_iter().filter_map(|r| Some((r, self.capacity(r).per_second?)));
         known.fold(Used::default(), |all, (resource, amount)| all.with(resource, amount))
@@ -220,7 +223,7 @@ impl Control {
             Resource::Cycles => Capacity { per_second: Some(self.clock.hz()), basis: "of a core".into() },
             Resource::Memory => self.calibrated.memory.clone(),
             Resource::Io => self.io.clone(),
-            // What there is of memory bounds them, too.
+            // Memory bandwidth bounds them, too.
             Resource::CacheMisses => Capacity { per_second: None, basis: "as of memory bandwidth".into() },
         }
     }
@@ -229,7 +232,7 @@ impl Control {
         self.scarce.counts_io(self.io.per_second.is_some())
     }
 
-    /// What workers have.
+    /// Asks workers what they have.
     fn look(&mut self) {
         for core in self.threads.keys().copied().collect::<Vec<_>>() {
             let told = self.ask(core, move |inner| inner.holds(core));
@@ -252,7 +255,7 @@ impl Control {
         placement.core
     }
 
-    /// Once each: of a worker that does not answer every step tells.
+    /// Notes an error once: if a worker does not answer, every step fails with the same error.
     pub fn note<T>(&mut self, result: Result<T>) -> Option<T> {
         let error = match result {
             Ok(done) => return Some(done),
@@ -276,7 +279,7 @@ impl Control {
         self.thread(core)?.ask(what)
     }
 
-    /// What it does not take comes back.
+    /// Gives a worker a thing. An error returns the thing if the worker did not take it.
     pub fn give<A: Send + 'static, T: Send + 'static>(
         &self,
         core: CoreId,
@@ -289,7 +292,7 @@ impl Control {
         }
     }
 
-    /// Asks until it is so, or the time is over.
+    /// Asks until the answer is yes (true) or this time has passed (false).
     pub fn until(
         &self,
         core: CoreId,
@@ -347,7 +350,7 @@ impl Control {
         })
     }
 
-    /// One whose paths could not be moved stays for them.
+    /// Ends workers that the plan lacks. A worker whose paths or queues could not be moved stays.
     fn end_workers(&mut self, plan: &WorkersPlan) {
         let stays =
             |core: &CoreId| plan.cores.iter().any(|wanted| wanted.id == *core) || self.held.needs(*core);
@@ -362,10 +365,10 @@ impl Control {
         self.ups.set_ports(plan.ports.iter().map(|(id, port)| (*id, device(port))).collect());
     }
 
-    /// Weights of routers, and names and routers of ports.
+    /// Sends workers the weights of routers, and the names and routers of ports.
     fn tell_workers(&mut self, plan: &WorkersPlan) {
         let mut weights = plan.routers.clone();
-        // Those that are not in it any more.
+        // Routers that the plan no longer has.
         self.weights.keys().for_each(|router| _ = weights.entry(*router).or_insert(1));
         self.weights = weights;
         for core in self.threads.keys().copied().collect::<Vec<_>>() {
@@ -374,14 +377,14 @@ impl Control {
             let owners: Vec<_> = plan.ports.iter().map(|(id, port)| (*id, port.router)).collect();
             let (share, counts_io) = (self.scarce.shared(), self.counts_io());
             let told = self.ask(core, move |inner| {
-                // Each time, as what a unit of it counts as follows what packets cost.
+                // Repeated with each plan, because the value of a unit of the resource follows the cost of packets.
                 inner.share(share, counts_io);
                 inner.names = names;
                 inner.known_ports = known_ports;
                 inner.desk.set_owners(owners);
                 inner.turns.refresh();
                 weights.into_iter().for_each(|(router, weight)| inner.turns.weigh(router, weight));
-                // Others than it has, where it did not answer when they were changed.
+                // The worker has older ones if it did not answer when they were changed.
                 std::mem::replace(&mut inner.desk.tables, tables)
             });
             self.note(told);
@@ -402,7 +405,8 @@ impl Control {
         lay_out(&parts, &self.held.layout())
     }
 
-    /// A worker stopped the path: its packets are the XDP program's, as with an empty slot. It may run again since.
+    /// Empties the slots of a path that a worker stopped, so the XDP program treats its packets as without a worker. The
+    /// path may already run again.
     pub fn path_stopped(&mut self, path: PathId) {
         let stopped = |thread: &Thread| thread.ask(move |inner| inner.is_stopped(path)).unwrap_or(false);
         if !self.threads.values().any(stopped) {
@@ -410,17 +414,17 @@ impl Control {
         }
         for ring in self.held.rings_of(path) {
             if let Err(error) = self.empty_slot(ring) {
-                tracing::warn!("path {path} is stopped and may get packets still: {error:#}");
+                tracing::warn!("path {path} is stopped, but may still get packets: {error:#}");
             }
         }
     }
 
-    /// What chains are made of now.
+    /// What chains are made of at present.
     pub fn made(&self) -> Made {
         Made { names: self.names.clone(), tables: self.tables.clone() }
     }
 
-    /// All chains over these from the next run on.
+    /// Makes all chains with these tables; they are used from the next run on.
     pub fn set_tables(&mut self, tables: Arc<dyn Tables>) -> Result<()> {
         self.troubles.clear();
         self.look();
@@ -483,7 +487,7 @@ impl Control {
         report
     }
 
-    /// Of what its worker shares: of a core's cycles, else of what the paths of its worker used.
+    /// The path's part of the resource that its worker shares: of a core's cycles, or of what all paths of the worker used.
     fn share(&self, path: PathId, shared: Resource) -> f64 {
         match shared {
             Resource::Cycles => self.placing.share(path),
@@ -498,7 +502,7 @@ impl Control {
     }
 
     fn resource(&self, resource: Resource) -> ResourceStand {
-        let why = || format!("what there is of it is not known: {}", self.io.basis);
+        let why = || format!("its capacity is not known: {}", self.io.basis);
         let io = match self.settings.share {
             _ if self.counts_io() => Ok(()),
             Share::Scarce => Err(why()),

@@ -1,6 +1,6 @@
-//! What paths use beside cycles (P7), and how this machine tells: bytes of packets are counted always, misses of the last cache by the CPU's
-//! counter, if perf_event_open(2) has it: virtual machines often have none. What is not counted is not shared, and it is said what stands in its
-//! place. (`unsafe` lives here, for that system call.)
+//! Counts what paths use besides cycles (P7). Bytes of packets can always be counted. Misses of the last-level cache are
+//! counted by the CPU, if perf_event_open(2) offers its counter; virtual machines often have none. A resource that is not
+//! counted is not shared, and reports say how it is estimated. (`unsafe` lives here, for that system call.)
 
 use crate::api::workers::ResourceStand;
 use anyhow::{Result, anyhow};
@@ -16,14 +16,14 @@ use std::{
 const HARDWARE: u32 = 0;
 const CACHE_MISSES: u64 = 3;
 const CLOSE_ON_EXEC: u64 = 8;
-/// Of all CPUs that we run on.
+/// The cache line of all CPUs that we run on.
 const LINE_BYTES: u64 = 64;
 
-/// A counter of the thread that opened it, while that runs in user space.
+/// A counter of the thread that opened it. It counts while the thread runs in user space.
 pub struct Counter(File);
 
 impl Counter {
-    /// Misses of the last cache.
+    /// Misses of the last-level cache.
     pub fn cache_misses() -> io::Result<Counter> {
         Counter::open(HARDWARE, CACHE_MISSES)
     }
@@ -31,14 +31,14 @@ impl Counter {
     fn open(kind: u32, config: u64) -> io::Result<Counter> {
         let mut attributes = perf_event_attr { type_: kind, config, ..perf_event_attr::default() };
         attributes.size = size_of::<perf_event_attr>() as u32;
-        // Without it the counter may be had only by those who may watch the kernel.
+        // Otherwise, the counter needs the privilege to watch the kernel.
         attributes.set_exclude_kernel(1);
-        // Always on the CPU, or, where there are too few counters for all who want some, nothing when it is read: one that takes turns with others
-        // counts too little.
+        // The counter is always on the CPU. If there are too few counters for all programs, reading it returns nothing. A
+        // counter that takes turns with others would count too little.
         attributes.set_pinned(1);
         attributes.set_exclude_hv(1);
         let (this_thread, any_cpu, no_group) = (0, -1, -1);
-        // SAFETY: the kernel reads `size` bytes of the attributes, which are that long, and keeps nothing of them.
+        // SAFETY: the kernel reads `size` bytes of the attributes, which are that long, and keeps no reference to them.
         let fd = unsafe {
             libc::syscall(
                 libc::SYS_perf_event_open,
@@ -53,21 +53,21 @@ impl Counter {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: it is new, and nobody else's.
+        // SAFETY: the descriptor is new, and nothing else owns it.
         let counter = Counter(unsafe { File::from_raw_fd(fd) });
         counter.read()?;
         Ok(counter)
     }
 
-    /// Since it was opened.
+    /// The count since the counter was opened.
     fn read(&self) -> io::Result<u64> {
         let mut bytes = [0; 8];
-        let taken = |_| io::Error::other("there are too few counters for all who want one");
+        let taken = |_| io::Error::other("the CPU has too few counters for all programs that want one");
         (&self.0).read_exact(&mut bytes).map_err(taken)?;
         Ok(u64::from_ne_bytes(bytes))
     }
 
-    /// The same as what was used.
+    /// The count, as use of resources; unknown if it cannot be read.
     pub fn used(&self) -> Used {
         let Ok(misses) = self.read() else { return Used::default() };
         let memory = misses.saturating_mul(LINE_BYTES);
@@ -75,7 +75,8 @@ impl Counter {
     }
 }
 
-/// What a worker of this thread counts that shares this, and what is known of I/O anyhow. A counter of the CPU is read only where that is shared.
+/// What a worker of this thread counts if it shares this resource: cycles and I/O always, and cache misses if it shares what
+/// they measure.
 ///
 /// # Errors
 /// Paths cannot share this on this machine.
@@ -88,18 +89,21 @@ pub fn counters(share: Resource) -> Result<(Counters, Option<Counter>)> {
     Ok((always.with(Resource::CacheMisses).with(Resource::Memory), Some(counter)))
 }
 
-/// The counter of the CPU, for this thread: where what it counts is shared, or there is known to be so much memory bandwidth that it may be scarce.
+/// The CPU's counter for this thread. It is needed if paths share what it measures, or if the capacity of memory bandwidth
+/// is known, so that memory may be scarce.
 ///
 /// # Errors
 /// Paths cannot share this on this machine.
 pub(super) fn counter(share: Share, knows_memory: bool) -> Result<Option<Counter>> {
     match share {
         Share::Always(resource) => counters(resource).map(|(_, counter)| counter),
-        // Told by [`stands`]; memory is never found scarce then.
+        // [`counts_misses`] reports why there is none; memory is never found scarce then.
         Share::Scarce => Ok(Counter::cache_misses().ok().filter(|_| knows_memory)),
     }
 }
 
+/// Checks that paths can share this.
+///
 /// # Errors
 /// Paths cannot share this on this machine.
 pub fn check(share: Share) -> Result<()> {
@@ -115,30 +119,30 @@ fn no_counter(error: &io::Error) -> String {
         io::ErrorKind::PermissionDenied => " (needs CAP_PERFMON, or kernel.perf_event_paranoid of 2 at most)",
         _ => "",
     };
-    format!("its CPU has no counter of cache misses for us: perf_event_open: {error}{way_out}")
+    format!("the CPU has no counter of cache misses that we may use: perf_event_open: {error}{way_out}")
 }
 
-/// Can workers of this machine read the CPU's counter, and do they; why not.
+/// Workers of this machine read the CPU's counter; `Err`: why they do not.
 pub(super) fn counts_misses(share: Share, knows_memory: bool) -> Result<(), String> {
     match share {
         Share::Always(Resource::Memory | Resource::CacheMisses) => {}
-        Share::Always(_) => return Err("counted only where paths share it, or cache misses".into()),
+        Share::Always(_) => return Err("counted only if paths share memory bandwidth or cache misses".into()),
         Share::Scarce if knows_memory => {}
         Share::Scarce => {
-            return Err("counted only where it is known how much there is (`millrace calibrate`)".into());
+            return Err("counted only if the capacity of memory is known (`millrace calibrate`)".into());
         }
     }
     Counter::cache_misses().map(drop).map_err(|error| no_counter(&error))
 }
 
-/// All of them, where paths share cycles for good.
+/// All resources, if paths always share cycles.
 pub fn resources() -> Vec<ResourceStand> {
     let share = Share::Always(Resource::Cycles);
     let io = Err("paths share cycles".to_owned());
     RESOURCES.map(|resource| stand(resource, &counts_misses(share, false), &io)).to_vec()
 }
 
-/// Of one, where misses and bytes are counted, or why not.
+/// The report of one resource. `misses` and `io` are errors if these are not counted, and say why.
 pub(super) fn stand(
     resource: Resource,
     misses: &Result<(), String>,
@@ -146,21 +150,18 @@ pub(super) fn stand(
 ) -> ResourceStand {
     let (counted, basis) = match (resource, misses, io) {
         (Resource::Cycles, _, _) => (true, "the clock, around every run".into()),
-        (Resource::Io, _, Ok(())) => {
-            (true, "bytes of packets, as they came and as they were given to a port".into())
-        }
-        (Resource::Io, _, Err(why)) => (false, format!("looked at in one run of some, not counted: {why}")),
+        (Resource::Io, _, Ok(())) => (true, "bytes of packets: received, and given to a port".into()),
+        (Resource::Io, _, Err(why)) => (false, format!("measured in a few runs only, not counted: {why}")),
         (Resource::CacheMisses, Ok(()), _) => {
-            (true, "the CPU's counter of last-level cache misses, around runs that are measured".into())
+            (true, "the CPU's counter of last-level cache misses, around measured runs".into())
         }
         (Resource::Memory, Ok(()), _) => {
-            (true, "cache misses, 64 bytes each; what is written back is not in it".into())
+            (true, "cache misses, 64 bytes each; data that is written back is not included".into())
         }
         (Resource::CacheMisses, Err(why), _) => (false, format!("not known: {why}")),
-        (Resource::Memory, Err(why), _) => (
-            false,
-            format!("estimated by the bytes of I/O, as if nothing but packets went through memory: {why}"),
-        ),
+        (Resource::Memory, Err(why), _) => {
+            (false, format!("estimated by the bytes of I/O, as if only packets went through memory: {why}"))
+        }
     };
     ResourceStand { resource: resource.to_string(), counted, basis, ..ResourceStand::default() }
 }
@@ -169,7 +170,7 @@ pub(super) fn stand(
 mod tests {
     use super::*;
 
-    /// PERF_TYPE_SOFTWARE, PERF_COUNT_SW_PAGE_FAULTS: what every kernel has.
+    /// PERF_TYPE_SOFTWARE, PERF_COUNT_SW_PAGE_FAULTS: an event of every kernel.
     const SOFTWARE: u32 = 1;
     const PAGE_FAULTS: u64 = 2;
 
@@ -181,20 +182,20 @@ mod tests {
         let mut memory = memmap2::MmapMut::map_anon(pages * 4096).unwrap();
         memory.chunks_mut(4096).for_each(|page| page[0] = 1);
         let faults = counter.used().since(&before).get(Resource::CacheMisses).unwrap();
-        // Pages may be larger ones.
+        // Pages may be larger.
         assert!((1..=2 * pages as u64).contains(&faults), "{faults} {}", memory[4096]);
         let quiet = counter.used();
         assert_eq!(counter.used().since(&quiet).get(Resource::Memory), Some(0));
     }
 
     #[test]
-    fn what_the_kernel_has_not_is_an_error() {
+    fn an_event_that_the_kernel_lacks_is_an_error() {
         let error = Counter::open(SOFTWARE, 4711).err().expect("no such event").to_string();
         assert!(error.contains("No such file") || error.contains("Invalid argument"), "{error}");
     }
 
     #[test]
-    fn what_is_not_counted_is_told_with_what_stands_in_its_place_and_refused() {
+    fn a_resource_that_is_not_counted_is_reported_with_its_estimate_and_refused() {
         let told = |counter: Result<(), String>| {
             let stands = RESOURCES.map(|resource| stand(resource, &counter, &Ok(())));
             stands.map(|stand| (stand.resource, stand.counted, stand.basis)).to_vec()
@@ -218,16 +219,16 @@ mod tests {
         assert_eq!(
             refused(Resource::Memory, &io::Error::from_raw_os_error(libc::ENOENT)).to_string(),
             "paths cannot share memory bandwidth fairly: this machine does not count what each of them uses of it \
-             (its CPU has no counter of cache misses for us: perf_event_open: No such file or directory (os error 2))"
+             (the CPU has no counter of cache misses that we may use: perf_event_open: No such file or directory (os error 2))"
         );
     }
 
     #[test]
-    fn what_is_not_read_is_not_called_counted() {
+    fn a_counter_that_is_not_read_is_not_reported_as_counted() {
         let counted: Vec<_> = resources().into_iter().map(|stand| stand.counted).collect();
         assert_eq!(counted, [true, false, false, false]);
         for (share, knows_memory, why) in [
-            (Share::Always(Resource::Io), true, "counted only where paths share it"),
+            (Share::Always(Resource::Io), true, "counted only if paths share"),
             (Share::Scarce, false, "(`millrace calibrate`)"),
         ] {
             assert!(counts_misses(share, knows_memory).unwrap_err().contains(why));
@@ -245,7 +246,7 @@ mod tests {
         for share in [Share::Scarce, Share::Always(Resource::Cycles), Share::Always(Resource::Io)] {
             check(share).unwrap();
         }
-        // As this machine has it.
+        // This depends on the machine.
         for resource in [Resource::Memory, Resource::CacheMisses] {
             assert_eq!(check(Share::Always(resource)).is_ok(), Counter::cache_misses().is_ok());
         }

@@ -1,8 +1,9 @@
-//! When workers are through with what they read of the shared tables.
+//! Epochs: they show when workers no longer read old entries of the shared tables.
 //!
-//! A worker keeps nothing of the tables from one run to the next. So once each has begun another run, or sleeps, none of them can still read what
-//! was unpublished before (DESIGN.md 3). Its counter is odd while it is awake, goes up by 2 between any two runs, and is even while it sleeps.
-//! One writer, the worker; a full fence follows each write, so that what it reads next was read after others could see the write.
+//! A worker keeps nothing of the tables from one run to the next. Once each worker has begun another run, or sleeps, none of
+//! them can still read what was unpublished before. Only then may its blocks be used again. A worker's counter is odd while
+//! it is awake, and even while it sleeps. It goes up by 2 between any two runs. Only the worker writes it. A full fence
+//! follows each write, so that the worker's next reads come after others can see the write.
 
 use crate::base::guard::locked;
 use anyhow::{Result, bail};
@@ -24,13 +25,13 @@ use std::{
 pub(super) struct Epoch(AtomicU64);
 
 impl Epoch {
-    /// By the worker, between two runs.
+    /// The worker calls this between two runs.
     #[inline]
     pub fn pass(&self) {
         self.add(2);
     }
 
-    /// By the worker, when it falls asleep and when it wakes.
+    /// The worker calls this when it falls asleep and when it wakes.
     pub fn turn_over(&self) {
         self.add(1);
     }
@@ -41,18 +42,18 @@ impl Epoch {
         fence(SeqCst);
     }
 
-    /// It is odd.
+    /// Whether the counter is odd.
     pub fn is_awake(&self) -> bool {
         self.now() % 2 == 1
     }
 
-    /// Another, once it went on.
+    /// The present counter. It changes when the worker makes progress.
     pub fn now(&self) -> u64 {
         self.0.load(SeqCst)
     }
 }
 
-/// All workers' counters, for who frees blocks of the tables.
+/// The counters of all workers. They are waited for before blocks of the tables are used again.
 #[derive(Clone, Debug, Default)]
 pub struct Epochs(Arc<Mutex<Vec<Arc<Epoch>>>>);
 
@@ -65,10 +66,11 @@ impl Epochs {
         locked(&self.0).retain(|other| !Arc::ptr_eq(other, epoch));
     }
 
-    /// Returns when every worker is through with the run it was in at the call: microseconds usually, and at once for those that sleep.
+    /// Returns when every worker has finished the run that it was in at the call. This usually takes microseconds, and no
+    /// time for workers that sleep.
     ///
     /// # Errors
-    /// One was not, after so long: nothing may be used again then.
+    /// A worker has not finished after `longest`; then nothing may be used again.
     pub fn wait(&self, longest: Duration) -> Result<()> {
         fence(SeqCst);
         let all = locked(&self.0).clone();
@@ -77,7 +79,7 @@ impl Epochs {
             let first = epoch.now();
             while first % 2 == 1 && epoch.now() == first {
                 if begun.elapsed() > longest {
-                    bail!("a worker is in the same run since {longest:?}");
+                    bail!("a worker has been in the same run for {longest:?}");
                 }
                 thread::sleep(Duration::from_micros(20));
             }
@@ -91,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn those_that_sleep_or_go_on_are_through() {
+    fn workers_that_sleep_or_begin_another_run_have_finished() {
         let (epochs, epoch) = (Epochs::default(), Arc::new(Epoch::default()));
         epochs.add(epoch.clone());
         let short = Duration::from_millis(5);
@@ -105,7 +107,7 @@ mod tests {
             epoch.pass();
             waits.join().unwrap().unwrap();
         });
-        assert!(epochs.wait(short).is_err(), "it is in the next");
+        assert!(epochs.wait(short).is_err(), "it is in the next run");
         epoch.turn_over();
         epochs.wait(short).unwrap();
         epoch.turn_over();

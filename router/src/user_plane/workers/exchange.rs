@@ -1,7 +1,7 @@
-//! Packets of AF_XDP as [`logic::worker`] wants them: where they come from, and where they go.
+//! Connects [`logic::worker`] to AF_XDP: where packets come from, and where they go.
 //!
-//! What leaves is collected by port for the time of a turn, and sent in one go. All that a path's packets became is counted here, apart
-//! from its chain, which may be another tomorrow.
+//! Packets that leave are collected by port during a turn, and sent together. The fates of a path's packets are counted here
+//! and not in its chain, which may be replaced.
 
 use super::{clock::Clock, counters::Counter, plan::Tables, up::Gate};
 use crate::user_plane::af_xdp::{Buffer, MOST_PATHS, Pool, RingSet};
@@ -15,10 +15,10 @@ use logic::{
 };
 use std::{ops::Range, sync::Arc};
 
-/// Ports that there may be.
+/// The most ports.
 pub(super) const PORTS: usize = 64;
 
-/// A router without routes: the last number, which only the 256th of them would have.
+/// A router without routes. It has the last number, which only the 256th router would have.
 const NOBODY: RouterId = RouterId::MAX;
 
 /// A packet, and where and when it came in.
@@ -53,24 +53,24 @@ impl Frame for Arrived {
     }
 }
 
-/// What became of a path's packets, since it was first planned.
+/// What happened to a path's packets since it was first planned.
 #[derive(Clone)]
 pub(super) struct Fates {
     pub packets: u64,
     pub out: [u64; PORTS],
     pub up: [u64; Reason::COUNT],
     pub dropped: [u64; Loss::ALL.len()],
-    /// In the hands of a worker that panicked,
+    /// In hand when the chain panicked.
     pub worker_panicked: u64,
-    /// or of one that did not get on, so that another took over.
+    /// In hand of a thread that hung, so that another took over.
     pub worker_silent: u64,
-    /// Came while the path was stopped.
+    /// Came while the path was stopped, and were dropped.
     pub stopped: u64,
-    /// In an RX ring that was closed.
+    /// Left in RX rings that were closed.
     pub left: u64,
-    /// Of RX rings that were closed.
+    /// Packets that found an RX ring full, of rings that are closed now.
     pub ring_full_before: u64,
-    /// On other workers.
+    /// Use and runs on earlier workers.
     pub cycles_before: u64,
     pub taken_before: Used,
     pub runs_before: u64,
@@ -95,7 +95,7 @@ impl Default for Fates {
     }
 }
 
-/// What a worker has beside its rings, for whichever thread has those.
+/// What a worker has besides its rings. It belongs to the thread that has the rings.
 pub(super) struct Desk {
     pub tables: Arc<dyn Tables>,
     pub clock: Clock,
@@ -104,7 +104,7 @@ pub(super) struct Desk {
     outputs: [Option<usize>; PORTS],
     /// Bit p: `outputs[p]` is there.
     ports: u64,
-    /// By port: whose packets are that are for no interface.
+    /// By port: the router of packets that are for no interface.
     owners: [RouterId; PORTS],
     /// By path.
     pub fates: Vec<Fates>,
@@ -113,14 +113,14 @@ pub(super) struct Desk {
     now_ns: u64,
 }
 
-/// What is of one thread for good.
+/// What belongs to one thread for good.
 pub(super) struct Bound {
     pub pool: Pool,
-    /// By port: what leaves after this turn.
+    /// By port: packets that leave after this turn.
     out: Vec<Vec<Buffer>>,
     /// Bit p: `out[p]` has some.
     leaves: u64,
-    /// Where a resource of its is shared, or may be.
+    /// The CPU's counter, if a resource that it measures is shared or may be.
     counter: Option<Counter>,
 }
 
@@ -129,20 +129,20 @@ impl Bound {
         Bound { pool, out: (0..PORTS).map(|_| Vec::new()).collect(), leaves: 0, counter }
     }
 
-    /// What the counter tells, and the clock.
+    /// The resources that the counter and the clock measure.
     pub fn counted(&self) -> Counters {
         let misses = Counters::CYCLES.with(Resource::CacheMisses).with(Resource::Memory);
         if self.counter.is_some() { misses } else { Counters::CYCLES }
     }
 
-    /// Sends what a turn left.
+    /// Sends the packets that leave after a turn.
     #[inline]
     pub fn send(&mut self, desk: &Desk, io: &mut RingSet) {
         while self.leaves != 0 {
             let port = self.leaves.trailing_zeros() as usize;
             self.leaves &= self.leaves - 1;
             if let (Some(Some(output)), Some(packets)) = (desk.outputs.get(port), self.out.get_mut(port)) {
-                // What is wrong with a port is told by `RingSet::output_faults`, what is lost by its counts.
+                // The output's counters show what is lost; `RingSet::output_faults` reports what is wrong with its port.
                 let _ = io.send(*output, packets);
             }
         }
@@ -171,7 +171,7 @@ impl Desk {
         }
     }
 
-    /// By port; of others nobody.
+    /// Sets the router of packets that are for no interface, by port; other ports have none.
     pub fn set_owners(&mut self, owners: impl IntoIterator<Item = (PortId, Option<RouterId>)>) {
         self.owners = [NOBODY; PORTS];
         for (port, router) in owners {
@@ -187,7 +187,7 @@ impl Desk {
         self.ports
     }
 
-    /// The number of its output. Those behind it have one less then.
+    /// Removes a port's output and returns its number. All later numbers decrease by 1.
     pub fn take_output(&mut self, port: PortId) -> Option<usize> {
         let at = self.outputs.get_mut(usize::from(port))?.take()?;
         self.ports &= !(1 << port);
@@ -195,7 +195,7 @@ impl Desk {
         Some(at)
     }
 
-    /// The number of its output.
+    /// The number of the port's output.
     pub fn output(&self, port: PortId) -> Option<usize> {
         self.outputs.get(usize::from(port)).copied().flatten()
     }
@@ -205,7 +205,7 @@ impl Desk {
     }
 }
 
-/// All of it, for a turn.
+/// Everything that a turn needs.
 pub(super) struct Hands<'a> {
     pub io: &'a mut RingSet,
     pub desk: &'a mut Desk,
@@ -279,5 +279,5 @@ impl Exchange for Hands<'_> {
 
 /// Ports by name, as chains name them.
 pub(super) type PortNames = Arc<std::collections::BTreeMap<String, PortId>>;
-/// Names of ports, also of those that are planned no more: counts outlive plans.
+/// Names of ports, also of those that are no longer planned, because counters outlive plans.
 pub(super) type PortsByNumber = Arc<std::collections::BTreeMap<PortId, String>>;

@@ -1,4 +1,4 @@
-//! What workers have, as they say.
+//! What workers have, as they report it.
 
 use super::{
     exchange::PortNames,
@@ -19,10 +19,10 @@ use logic::{
 };
 use std::{collections::BTreeMap, sync::Arc};
 
-/// An RX ring.
+/// An RX ring: its queue and its path.
 pub(super) type Ring = (PortQueue, PathId);
 
-/// What a path's chain was made of, beside its plan.
+/// What a path's chain was made of, besides its plan.
 #[derive(Clone)]
 pub(super) struct Made {
     pub names: PortNames,
@@ -30,7 +30,7 @@ pub(super) struct Made {
 }
 
 impl Made {
-    /// Would it be the same today?
+    /// Whether a chain made of `today` would be the same.
     pub fn holds(&self, chain: &[ElementSettings], today: &Made) -> bool {
         let port_of =
             |names: &PortNames, element: &ElementSettings| names.get(element.port()?.as_str()).copied();
@@ -39,50 +39,50 @@ impl Made {
     }
 }
 
-/// A path.
+/// A path, as its worker reports it.
 #[derive(Clone)]
 pub(super) struct HeldPath {
     pub core: CoreId,
     pub plan: PathPlan,
     pub made: Made,
-    /// Its chain panicked again and again.
+    /// Its chain panicked or hung too often.
     pub is_stopped: bool,
-    /// Since it was first planned.
+    /// Since the path was first planned.
     pub packets: u64,
     pub cycles: u64,
-    /// Of other resources, those that are counted.
+    /// The use of other resources, if they are counted.
     pub taken: Used,
     pub cost: Cost,
 }
 
-/// One worker.
+/// What one worker has.
 pub(super) struct Holds {
     pub queues: Vec<Opener>,
     pub rings: Vec<(PathId, Wanted)>,
-    /// Ports, and the queue that it sends by.
+    /// Ports, each with the queue that the worker sends by.
     pub outputs: Vec<(PortId, u32)>,
     pub paths: Vec<(PathId, HeldPath)>,
-    /// That are not run any more.
+    /// Chains that no longer run.
     pub chains: Vec<Chain>,
-    /// Cycles that it had packets for.
+    /// Cycles of turns that had packets.
     pub busy: u64,
 }
 
-/// All workers. Of one that does not answer: what it said last.
+/// What all workers have. For a worker that does not answer, this is its last report.
 #[derive(Default)]
 pub(super) struct Held {
-    /// With their owner.
+    /// Queues, with their owners.
     pub queues: BTreeMap<PortQueue, (CoreId, Opener)>,
-    /// With who reads them, and their size.
+    /// RX rings, with the worker that reads them, and their size in packets.
     pub rings: BTreeMap<Ring, (CoreId, u32)>,
     pub outputs: BTreeMap<(CoreId, PortId), u32>,
     pub paths: BTreeMap<PathId, HeldPath>,
-    /// Cycles of workers.
+    /// Cycles of workers in turns that had packets.
     pub busy: BTreeMap<CoreId, u64>,
 }
 
 impl Held {
-    /// A worker says what it has.
+    /// Takes in what a worker reports.
     pub fn is_told(&mut self, core: CoreId, holds: Holds) {
         self.forget(core);
         let place = |wanted: Wanted| (wanted.port, wanted.queue);
@@ -97,7 +97,7 @@ impl Held {
         self.busy.insert(core, busy);
     }
 
-    /// A worker is gone.
+    /// Forgets a worker that is gone.
     pub fn forget(&mut self, core: CoreId) {
         self.queues.retain(|_, (owner, _)| *owner != core);
         self.rings.retain(|_, (reader, _)| *reader != core);
@@ -106,7 +106,7 @@ impl Held {
         self.busy.remove(&core);
     }
 
-    /// Has the worker anything that packets go through?
+    /// Whether the worker has a queue or a path.
     pub fn needs(&self, core: CoreId) -> bool {
         self.queues.values().any(|(owner, _)| *owner == core)
             || self.paths.values().any(|path| path.core == core)
@@ -120,7 +120,7 @@ impl Held {
         }
     }
 
-    /// Of a path.
+    /// The rings of a path.
     pub fn rings_of(&self, path: PathId) -> Vec<Ring> {
         self.rings.keys().filter(|(_, of)| *of == path).copied().collect()
     }

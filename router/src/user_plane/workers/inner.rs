@@ -1,6 +1,7 @@
-//! What a worker's thread has, and what it is told between two runs; its loop is in `rounds.rs`.
+//! What a worker's thread has, and the commands that it executes between two runs. Its loop is in `rounds.rs`.
 //!
-//! Another thread can go on with [`Goods`]; they lie in the [`Locker`] while elements run. The rest is the thread's own, for good.
+//! Another thread can continue with [`Goods`], which lie in the [`Locker`] while elements run. The rest belongs to the
+//! thread for good.
 
 use super::{
     exchange::{Arrived, Bound, Desk, Fates, PortNames, PortsByNumber},
@@ -27,7 +28,7 @@ use std::{
     time::Duration,
 };
 
-/// What it counts of itself, in cycles.
+/// What a worker measures of itself; times are in cycles.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Times {
     pub begun: u64,
@@ -35,7 +36,7 @@ pub(super) struct Times {
     pub busy: u64,
     pub slept: u64,
     pub sleeps: u64,
-    /// Panics in no path's turn.
+    /// Panics outside of a path's turn.
     pub panics: u64,
 }
 
@@ -43,7 +44,7 @@ pub(super) struct Times {
 pub(super) struct Lane {
     pub plan: PathPlan,
     made: Made,
-    /// When its chain panicked or did not get on, the last times.
+    /// When its chain recently panicked or hung.
     pub faults: Vec<u64>,
     pub panicked: u64,
     /// Runs that did not end.
@@ -56,23 +57,23 @@ impl Lane {
     }
 }
 
-/// A path that goes from one worker to another, with all it has.
+/// A path that moves from one worker to another, with everything it has.
 pub(super) struct Moving {
     pub path: PathId,
     pub lane: Lane,
-    /// `None`: it is stopped, and has none.
+    /// `None`: the path is stopped and has no chain.
     pub chain: Option<Chain>,
     pub cost: Cost,
     pub receivers: Vec<Receiver>,
     pub fates: Fates,
-    /// Its chain is not to run.
+    /// Its chain must not run.
     pub stopped: bool,
-    /// What it sent where it was, by port.
+    /// What it sent on its old worker, by port.
     pub marks: Vec<(PortId, Mark)>,
 }
 
 impl Moving {
-    /// As it will be there.
+    /// The path as the worker of this core will report it.
     pub fn held(&self, core: CoreId) -> HeldPath {
         HeldPath {
             core,
@@ -87,7 +88,7 @@ impl Moving {
     }
 }
 
-/// What a worker has that another can go on with.
+/// What a worker has that another thread can continue with.
 pub(super) struct Goods {
     pub turns: Turns,
     pub desk: Desk,
@@ -97,42 +98,43 @@ pub(super) struct Goods {
     pub known_ports: PortsByNumber,
     pub times: Times,
     pub sleepers: Sleepers,
-    /// Bit p: the path is there; it is stopped.
+    /// Bit p: path p is here.
     pub there: u64,
+    /// Bit p: path p is stopped.
     pub stopped: u64,
     pub rounds: Rounds,
     auxiliary: usize,
-    /// Of the pool that its packets are of.
+    /// The promise of the pool that its packets come from.
     pub pool: Arc<Promise>,
-    /// Chains that panicked: who asks what is here takes them.
+    /// Chains that panicked. [`Goods::holds`] hands them to the control.
     pub broken: Vec<Chain>,
 }
 
-/// A worker's thread, as it is between two runs.
+/// The state of a worker's thread between two runs.
 pub(super) struct Inner {
-    /// `None`: they are in the locker, or another has them.
+    /// `None`: they are in the locker, or another thread has them.
     pub goods: Option<Box<Goods>>,
     pub locker: Arc<Locker<Goods>>,
     pub hand: InHand<Arrived>,
     pub bound: Bound,
-    /// Tells of paths that are stopped.
+    /// Reports paths that are stopped.
     pub tell: Box<dyn Fn(PathId)>,
-    /// Another has what it had: it ends.
+    /// Another thread has taken over, so this one ends.
     pub has_nothing: bool,
 }
 
-/// Between two runs they are here.
+/// The goods are here between two runs.
 impl Deref for Inner {
     type Target = Goods;
 
     fn deref(&self) -> &Goods {
-        self.goods.as_deref().expect("only while elements run they are in the locker")
+        self.goods.as_deref().expect("goods are in the locker only while elements run")
     }
 }
 
 impl DerefMut for Inner {
     fn deref_mut(&mut self) -> &mut Goods {
-        self.goods.as_deref_mut().expect("only while elements run they are in the locker")
+        self.goods.as_deref_mut().expect("goods are in the locker only while elements run")
     }
 }
 
@@ -150,7 +152,7 @@ pub(super) fn bits(mut of: u64) -> impl Iterator<Item = PathId> {
 }
 
 impl Goods {
-    /// It spins for so long after it had work; so many packets may wait for each TX ring.
+    /// `spin`: how long it spins after it had packets. `auxiliary`: how many packets may wait for each TX ring.
     pub fn new(
         turns: Turns,
         desk: Desk,
@@ -178,7 +180,7 @@ impl Goods {
         }
     }
 
-    /// Whose run it is, and its packets.
+    /// The path whose run it is, and the number of packets of the run.
     pub fn in_run(&self) -> Option<(PathId, u64)> {
         Some((self.rounds.current()?, self.desk.in_hand))
     }
@@ -187,7 +189,7 @@ impl Goods {
         self.stopped & bit(path) != 0
     }
 
-    /// How often its chain panicked, and did not get on.
+    /// How often the path's chain panicked, and how often it hung.
     pub fn faults(&self, path: PathId) -> (u64, u64) {
         self.lanes.get(&path).map_or((0, 0), |lane| (lane.panicked, lane.hung))
     }
@@ -196,7 +198,7 @@ impl Goods {
         self.lanes.get(&path).map(|lane| lane.plan.name.clone()).unwrap_or_default()
     }
 
-    /// What it has.
+    /// What it has, for the control.
     pub fn holds(&mut self, core: CoreId) -> Holds {
         let outputs = self.desk.outputs().filter_map(|(port, at)| {
             let output = self.io.outputs().get(at)?;
@@ -232,7 +234,7 @@ impl Goods {
 
     // Commands, between two runs.
 
-    /// Takes a path that is new, or was another worker's.
+    /// Takes a path that is new, or comes from another worker.
     pub fn take_in(&mut self, moving: Moving) -> Result<()> {
         let Moving { path, lane, chain, cost, receivers, fates, stopped, marks: _ } = moving;
         let of = Path { id: path, router: lane.plan.router, weight: lane.plan.weight };
@@ -266,14 +268,14 @@ impl Goods {
             fates.runs_before += account.runs - account.empty_runs;
         }
         let receivers = self.io.take_path(path.into());
-        // By other ports it never sent.
+        // It never sent by other ports.
         let sent = (0..).zip(&fates.out).filter(|(_, packets)| **packets > 0);
         let marks = self.marks(sent.map(|(port, _)| port));
         Some(Moving { path, lane, chain, cost, receivers, fates, stopped, marks })
     }
 
-    /// Another weight, or another chain from the next run on; the one until now. Where other elements are planned, a path that was stopped goes on,
-    /// and their counts begin; else they go on from what they were.
+    /// Changes the weight, and the chain from the next run on; returns the old chain. If other elements are planned, a
+    /// stopped path runs again and counters of elements begin at 0. Otherwise elements keep their counters.
     pub fn change(&mut self, path: PathId, plan: PathPlan, chain: Option<(Chain, Made)>) -> Option<Chain> {
         self.turns.set_weight(path, plan.weight);
         let lane = self.lanes.get_mut(&path)?;
@@ -286,13 +288,13 @@ impl Goods {
         }
         lane.faults.clear();
         self.stopped &= !bit(path);
-        // Awake it finds out whether it has packets.
+        // Once awake, the path finds out whether it has packets.
         self.sleepers.remove(path);
         self.turns.wake(path);
         self.turns.replace(path, chain)
     }
 
-    /// Reads these tables from the next run on, with chains made over them; the ones until now.
+    /// Reads these tables from the next run on, with chains made for them; returns the old tables and chains.
     pub fn set_tables(&mut self, made: Made, chains: Vec<(PathId, Chain)>) -> (Arc<dyn Tables>, Vec<Chain>) {
         let mut before = Vec::new();
         for (path, chain) in chains {
@@ -312,12 +314,12 @@ impl Goods {
         self.io.receivers(path.into()).find(|ring| (ring.wanted().port, ring.wanted().queue) == (port, queue))
     }
 
-    /// What the path's slot is to have.
+    /// The socket for the path's slot.
     pub fn socket_of(&self, path: PathId, port: PortId, queue: u32) -> Option<OwnedFd> {
         self.ring(path, port, queue)?.as_fd().try_clone_to_owned().ok()
     }
 
-    /// An RX ring of the path was closed.
+    /// Counts packets of an RX ring of the path that was closed.
     pub fn count_closed(&mut self, path: PathId, ring_full: u64, left: u64) {
         if let Some(fates) = self.desk.fates.get_mut(usize::from(path)) {
             fates.left += left;
@@ -336,7 +338,7 @@ impl Goods {
         Some(self.io.take_output(at))
     }
 
-    /// All that was sent by these ports until now.
+    /// Marks everything that was sent by these ports until now.
     pub fn marks(&self, ports: impl IntoIterator<Item = PortId>) -> Vec<(PortId, Mark)> {
         let mark = |port: PortId| Some((port, self.io.outputs().get(self.desk.output(port)?)?.mark()));
         ports.into_iter().filter_map(mark).collect()
@@ -344,7 +346,8 @@ impl Goods {
 }
 
 impl Inner {
-    /// Goes on with what another had, whose run does not end: the packets of that are lost. `is_too_much`: its path is not to run any more.
+    /// Continues with the goods of another thread, whose run does not end; the packets of that run are lost. `is_too_much`:
+    /// the path of that run must not run any more.
     pub fn take_over(&mut self, mut goods: Box<Goods>, bell: Arc<Bell>, is_too_much: bool) {
         goods.io.set_bell(bell);
         goods.pool = self.bound.pool.promise();
@@ -355,7 +358,8 @@ impl Inner {
 
     // Commands, between two runs.
 
-    /// Shares this from the next run on, and counts bytes or not. What is not known of its packets yet is not shared: cycles are.
+    /// Shares this resource from the next run on, and counts bytes or not. If it is not known yet how much of the resource
+    /// packets use, cycles are shared.
     pub fn share(&mut self, resource: Resource, counts_io: bool) {
         let counted = self.bound.counted();
         let counted = if counts_io { counted.with(Resource::Io) } else { counted };
@@ -377,7 +381,7 @@ impl Inner {
         Some(goods.io.take_queue(&bound.pool, at))
     }
 
-    /// Those that have not left, and will.
+    /// The marks whose packets have not left but can.
     pub fn have_not_left(&mut self, mut marks: Vec<(PortId, Mark)>) -> Vec<(PortId, Mark)> {
         let Inner { goods: Some(goods), bound, .. } = self else { return Vec::new() };
         goods.io.flush(&bound.pool);

@@ -1,8 +1,9 @@
-//! What a worker has lies here while elements run, which may not end. Who takes it out first has it: its thread, when they are through, or another that
-//! goes on in its place. So a thread that was given up finds nothing, at whichever moment it goes on, and nobody waits for anybody.
+//! Holds what a worker has while elements run, which may never end. The first to take it out has it: the worker's thread
+//! after the run, or another thread that continues in its place. So a thread that was given up finds nothing, whenever it
+//! continues, and no thread waits for another.
 //!
-//! To put it in is a store of a pointer, to take it out an exchange: 9 ns together, where a lock that is given up and taken again takes 17
-//! (`lab/runs/2026-11-25-locker.txt`). (`unsafe` lives here: a [`Box`] that is a pointer in between.)
+//! Putting is a store of a pointer, and taking an exchange: 9 ns together. A lock that is released and taken again costs 17
+//! ns (`lab/runs/2026-11-25-locker.txt`). (`unsafe` lives here, because the [`Box`] is a raw pointer in between.)
 
 use std::{
     ptr,
@@ -12,7 +13,7 @@ use std::{
     },
 };
 
-/// Of one thing.
+/// A locker for one thing.
 pub(super) struct Locker<T: Send>(AtomicPtr<T>);
 
 impl<T: Send> Default for Locker<T> {
@@ -22,29 +23,31 @@ impl<T: Send> Default for Locker<T> {
 }
 
 impl<T: Send> Locker<T> {
-    /// It is empty, as whoever puts something in has taken it out; what it had would never be freed.
+    /// Puts a thing in. The locker is empty, because only the thread that took the thing out puts one in. A thing that was
+    /// still in it would never be freed.
     #[inline]
     pub fn put(&self, thing: Box<T>) {
         debug_assert!(!self.is_full());
         self.0.store(Box::into_raw(thing), Release);
     }
 
-    /// It is the caller's now, as the last who put it in left it.
+    /// Takes the thing out, as it was when it was put in. It belongs to the caller now.
     #[inline]
     pub fn take(&self) -> Option<Box<T>> {
         Self::boxed(self.0.swap(ptr::null_mut(), AcqRel))
     }
 
-    /// There was something in it a moment ago.
+    /// Whether something was in it a moment ago.
     pub fn is_full(&self) -> bool {
         !self.0.load(Acquire).is_null()
     }
 
-    /// Of a pointer that was swapped out.
+    /// Makes a box of a pointer that was swapped out.
     #[inline]
     fn boxed(thing: *mut T) -> Option<Box<T>> {
-        // SAFETY: a pointer in the locker is from `Box::into_raw`, put there once; an exchange hands it out and leaves none, so one caller has it. That one sees what was
-        // done before (it acquires what was released when it was put in). `T` may go from thread to thread.
+        // SAFETY: a pointer in the locker comes from `Box::into_raw` and was put there once. An exchange hands it out and
+        // leaves none, so only one caller has it. That caller sees what was done before, because the exchange acquires what
+        // the store released. `T` is `Send`.
         (!thing.is_null()).then(|| unsafe { Box::from_raw(thing) })
     }
 }
@@ -64,7 +67,7 @@ mod tests {
     };
 
     #[test]
-    fn what_is_in_it_is_taken_once_and_dropped_with_it() {
+    fn a_thing_is_taken_once_and_dropped_with_its_locker() {
         let locker = Locker::default();
         let thing = Arc::new(());
         assert!(locker.take().is_none() && !locker.is_full());
@@ -77,13 +80,14 @@ mod tests {
         assert_eq!(Arc::strong_count(&thing), 1);
     }
 
-    /// Two that want it at any moment: each time one of them has it, and sees all that was done before.
+    /// Two threads try to take the thing at any moment. Each time one of them gets it, and sees everything that was done
+    /// before.
     #[test]
-    fn one_of_two_has_it() {
+    fn one_of_two_threads_gets_it() {
         const ROUNDS: u64 = 5_000_000;
         let locker = Locker::default();
         locker.put(Box::new(0_u64));
-        // Without it one would be through before the other is there.
+        // Otherwise, one thread would finish before the other begins.
         let both = Barrier::new(2);
         let counts = || {
             both.wait();

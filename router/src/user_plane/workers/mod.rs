@@ -6,42 +6,47 @@
 //!  cores, weights   fills Slots                             └──── Desk: tables, fates, the way Up
 //! ```
 //!
-//! What the daemon does with it:
+//! How the daemon uses them:
 //!
-//! * [`Workers::start`]`(settings, epochs, tables, slots, up)`: no threads yet. `frames` of the settings: at least [`frames_needed`] of the plans to
-//!   come. `slots`: an `Arc` of [`crate::plane::PathMaps`]; `up`: a [`PassUp`].
-//! * [`Workers::apply`]`(plan)`: as it shall be, while packets run; returns what could not be done, which the next call tries again. To be
-//!   called when ports come, go or are others, when the configuration changes, and every few seconds, so that paths are placed by what they cost.
-//! * [`Workers::set_tables`]: when the shared tables are in other memory; the old memory is read by nobody when it returns without an error, but for a thread that
-//!   hangs and was taken over: it has a hold on it, and nothing of what it makes of it goes anywhere.
-//! * [`Epochs`], which outlive them: for who waits before blocks of the tables are used again ([`Epochs::wait`] beside [`crate::plane::Grace::wait`]).
-//! * [`Workers::report`]: all that is counted. [`Workers::stop`], or drop: paths end as when they are not in the plan any more.
+//! * [`Workers::start`]`(settings, epochs, tables, slots, up)` makes no workers yet. `frames` of the settings must be at
+//!   least [`frames_needed`] of all plans to come. `slots` is an `Arc` of [`crate::plane::PathMaps`]; `up` is a [`PassUp`].
+//! * [`Workers::apply`]`(plan)` brings the workers to the plan while packets run. It returns what could not be done, and the
+//!   next call tries that again. It must be called when ports appear, disappear or change, when the configuration changes,
+//!   and every few seconds, so that paths are placed by what they cost.
+//! * [`Workers::set_tables`] must be called when the shared tables are in other memory. If it returns without an error, no
+//!   worker reads the old memory. The exception is a thread that hung and was taken over: it keeps the old memory mapped,
+//!   and nothing that it makes of it is sent.
+//! * [`Epochs`] outlive the workers. Before blocks of the tables are used again, [`Epochs::wait`] must return, and
+//!   [`crate::plane::Grace::wait`] too.
+//! * [`Workers::report`] returns all counters. [`Workers::stop`], or drop, ends all paths as an empty plan does.
 //!
-//! Rights, of the threads that call these: CAP_NET_RAW opens sockets, CAP_SYS_ADMIN does so in other namespaces, CAP_IPC_LOCK or a limit
-//! (`ulimit -l`) locks the memory of packets, CAP_SYS_NICE puts workers before other threads, CAP_BPF and CAP_NET_ADMIN fill slots and give packets to the kernel; what lacks one says which.
-//! Workers' own threads have no rights at all.
+//! The threads that call these need privileges. CAP_NET_RAW opens sockets, and CAP_SYS_ADMIN does so in other namespaces.
+//! CAP_IPC_LOCK, or a limit (`ulimit -l`), locks the memory of packets. CAP_SYS_NICE puts workers before other threads.
+//! CAP_BPF and CAP_NET_ADMIN fill slots and give packets to the kernel. An error names the privilege that is missing. The
+//! workers' own threads have no privileges.
 //!
-//! Who may write what: a worker's rings, chains and counts only its thread, between two runs also by command (`thread.rs`). While elements run, rings and all
-//! but the chain that runs are nobody's, in a locker: the thread takes them out again, or, if it does not get on, `control.rs` does, for another thread (`takeover.rs`). What it does
-//! not use any more it hands to `control.rs`, which decides who has what, behind a lock that workers never take.
+//! Only a worker's thread writes the worker's rings, chains and counters: in its loop, and in commands between two runs
+//! (`thread.rs`). While elements run, the rings and all chains except the running one lie in a locker and belong to nobody.
+//! The thread takes them out again. If it hangs, `control.rs` takes them out for another thread (`takeover.rs`). A worker
+//! hands what it no longer uses to `control.rs`, which decides who has what, behind a lock that workers never take.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `plan.rs` | [`WorkersPlan`], and what is asked of others: [`Slots`], [`Tables`] |
-//! | `control.rs` | from how it stands to how it shall be |
-//! | `held.rs` | how it stands: what workers say that they have |
-//! | `rings.rs`, `moving.rs` | the steps: queues, rings and slots; paths |
-//! | `placing.rs` | which core a path goes to, by what was measured |
+//! | `plan.rs` | [`WorkersPlan`], and the traits that others implement: [`Slots`], [`Tables`] |
+//! | `control.rs` | the steps from the present state to the plan |
+//! | `held.rs` | the present state, as workers report it |
+//! | `rings.rs`, `moving.rs` | the steps: for queues, rings and slots; for paths |
+//! | `placing.rs` | which core a path goes to, by measurements |
 //! | `thread.rs` | a thread, its commands, panics |
-//! | `watch.rs`, `takeover.rs`, `locker.rs` | who does not get on, and how another goes on |
-//! | `inner.rs` | what it has, and what it is told |
-//! | `rounds.rs`, `sleepers.rs` | its loop: paths that run, sleep and panic |
+//! | `watch.rs`, `takeover.rs`, `locker.rs` | workers that make no progress, and how another thread continues |
+//! | `inner.rs` | what a worker's thread has, and its commands |
+//! | `rounds.rs`, `sleepers.rs` | its loop: paths that run, sleep and fail |
 //! | `exchange.rs` | packets from rings, and where they go |
-//! | `up.rs` | packets for the kernel |
-//! | `clock.rs`, `counters.rs` | cycles; what else is counted |
-//! | `capacity.rs`, `scarce.rs` | what there is of I/O; which resource is shared now |
-//! | `epochs.rs` | when tables are not read any more |
-//! | `report.rs` | how they stand, in the words of [`crate::api::workers`] |
+//! | `up.rs`, `own.rs` | packets for the kernel: as they came in; made by elements |
+//! | `clock.rs`, `counters.rs` | cycles; counters of other resources |
+//! | `capacity.rs`, `scarce.rs` | the capacity of I/O; which resource is shared now |
+//! | `epochs.rs` | when old tables are no longer read |
+//! | `report.rs` | the report, in the types of [`crate::api::workers`] |
 
 mod capacity;
 mod clock;
@@ -89,37 +94,40 @@ use std::{
 };
 use up::Ups;
 
-/// What stays as it is while they run.
+/// Settings that do not change while workers run.
 #[derive(Clone, Debug)]
 pub struct WorkersSettings {
-    /// The memory for packets: [`frames_needed`].
+    /// Frames of the memory for packets, see [`frames_needed`].
     pub frames: u32,
-    /// 2048 or 4096.
+    /// Bytes of a frame: 2048 or 4096.
     pub frame_bytes: u32,
-    /// Packets that a worker has in its hands at most.
+    /// The most packets that a worker has in hand.
     pub in_hand: usize,
-    /// Packets of a worker that wait for each TX ring (P3).
+    /// The most packets of a worker that wait for each TX ring (P3).
     pub auxiliary: usize,
-    /// How long a worker looks for packets after it had some, before it sleeps.
+    /// How long a worker that had packets looks for more before it sleeps.
     pub spin: Duration,
-    /// A worker that is in the same run for so long is not waited for any longer: another thread takes over what it has. `watch.rs` says why it is a second and a half.
+    /// If a worker stays in the same run for this long, another thread takes over what it has. `watch.rs` explains the
+    /// default of 1.5 s.
     pub patience: Duration,
     /// R: the longest run of a path (P8).
     pub longest_run: Duration,
-    /// Where it stands what a switch from path to path takes, and what there is of memory bandwidth ([`crate::user_plane::calibrate`]); `None`: that is part of
-    /// what packets cost, and not known.
+    /// The file with the cost of a switch between paths and the memory bandwidth ([`crate::user_plane::calibrate`]). `None`:
+    /// both are unknown, and switches are part of the cost of packets.
     pub calibration: Option<PathBuf>,
-    /// One packet in so many is measured (P6).
+    /// One packet in this many is measured (P6).
     pub sample_every: u16,
-    /// What paths share by their weights (P7): what is scarce, or one that this machine counts.
+    /// The resource that paths share by their weights (P7): the scarce one, or always the same one, which this machine must
+    /// count.
     pub share: Share,
-    /// How its threads stand to others of their cores (sched(7)): -20, before nearly all, to 19.
+    /// The nice value of the workers' threads (sched(7)): from -20, before nearly all others, to 19.
     pub nice: i8,
-    /// For packets that go up.
+    /// Limits of packets that go up.
     pub budgets: Budgets,
-    /// Where routers are: what elements make for one, and cannot route, the kernel sends there.
+    /// The namespaces of routers. If elements make a packet for a router and cannot route it, the kernel sends it from
+    /// there.
     pub namespaces: Namespaces,
-    /// What they measure by; `None`: the clock of the process.
+    /// The clock for all measurements; `None`: the clock of the process.
     pub clock: Option<Clock>,
 }
 
@@ -144,16 +152,16 @@ impl Default for WorkersSettings {
     }
 }
 
-/// See the head of this file.
+/// The workers; see the head of this file.
 pub struct Workers {
     control: Arc<Mutex<Control>>,
 }
 
 impl Workers {
-    /// Without threads, ports and paths.
+    /// Starts without workers, ports and paths.
     ///
     /// # Errors
-    /// There is no memory for packets, or the kernel cannot wait for programs that run.
+    /// There is no memory for packets, or a thread cannot be started.
     pub fn start(
         settings: WorkersSettings,
         epochs: Epochs,
@@ -172,7 +180,7 @@ impl Workers {
         let watch = control.watch.clone();
         let control = Arc::new(Mutex::new(control));
         let of = Arc::downgrade(&control);
-        // Ends with the last who could tell: the control, and workers.
+        // Ends when all senders are gone: the control and each worker have one.
         let told = move || {
             for path in stopped {
                 let Some(control) = of.upgrade() else { return };
@@ -197,15 +205,17 @@ impl Workers {
         locked(&self.control)
     }
 
-    /// As it shall be; what could not be done. It takes milliseconds, more where packets have to leave before.
+    /// Brings the workers to the plan; returns what could not be done. This takes milliseconds, or longer if packets must
+    /// leave first.
     pub fn apply(&self, plan: &WorkersPlan) -> Vec<String> {
         self.control().apply(plan)
     }
 
-    /// What paths and workers read from now on.
+    /// Makes paths and workers read these tables from now on.
     ///
     /// # Errors
-    /// A chain cannot be made over them: nothing has changed. Or a worker does not answer: it reads the older ones still.
+    /// A chain cannot be made with these tables; then nothing has changed. Or a worker does not answer; it still reads the
+    /// old tables.
     pub fn set_tables(&self, tables: Arc<dyn Tables>) -> Result<()> {
         self.control().set_tables(tables)
     }
@@ -214,12 +224,12 @@ impl Workers {
         self.control().report()
     }
 
-    /// The memory of packets, which is whole again when they are stopped.
+    /// The memory of packets. Its frames are free again when the workers have stopped, except retired ones.
     pub fn umem(&self) -> Arc<Umem> {
         self.control().umem.clone()
     }
 
-    /// Paths take what is in their rings, and all is closed; what could not be done.
+    /// Lets paths take what is in their rings, and closes everything; returns what could not be done.
     pub fn stop(self) -> Vec<String> {
         self.control().apply(&WorkersPlan::default())
     }

@@ -1,7 +1,8 @@
-//! Paths that begin, change, and go from worker to worker.
+//! Starts and changes paths, and moves them from worker to worker.
 //!
-//! A path that moves is given up between two runs, with its RX rings, in which its packets wait meanwhile. When what it sent has left
-//! (completions tell), the other worker takes it in. Nobody else waits.
+//! A path that moves is taken from its worker between two runs, with its RX rings. Its packets wait in these rings
+//! meanwhile. When the packets that it sent have left (completions show that), the other worker gets it. No other path
+//! waits.
 
 use super::{
     control::Control,
@@ -23,9 +24,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What was sent leaves within this time, if the port does not hold it.
+/// Packets that were sent leave within this time, unless the port holds them.
 const LEAVES: Duration = Duration::from_millis(100);
-/// The worker is asked so often whether it has.
+/// How often the worker is asked whether they have left.
 const ASKS: Duration = Duration::from_micros(200);
 
 impl Control {
@@ -60,11 +61,11 @@ impl Control {
     }
 
     fn change_path(&mut self, path: PathId, core: CoreId, new: &PathPlan) -> Result<()> {
-        let old = self.held.paths.get(&path).context("a path without a worker")?.clone();
+        let old = self.held.paths.get(&path).context("the path has no worker")?.clone();
         let made = self.made();
         let is_other = old.plan.chain != new.chain;
         let same = !is_other && old.made.holds(&new.chain, &made);
-        // What cannot be made leaves all as it is.
+        // If the chain cannot be made, nothing changes.
         let chain = (!same).then(|| self.tables.chain(new, &self.names)).transpose()?;
         if old.core != core || old.plan.router != new.router {
             self.move_path(path, old.core, core, new)?;
@@ -87,11 +88,12 @@ impl Control {
         Ok(())
     }
 
-    /// Takes the path to this worker, or anew to the one it is on.
+    /// Moves the path to this worker, or adds it again to the worker that it is on.
     fn move_path(&mut self, path: PathId, from: CoreId, to: CoreId, plan: &PathPlan) -> Result<()> {
         ensure!(self.threads.contains_key(&to), "path {}: core {to} has no worker", plan.name);
         let moving = self.ask(from, move |inner| inner.give_up(path))?;
-        let mut moving = moving.with_context(|| format!("path {}: its worker lacks it", plan.name))?;
+        let mut moving =
+            moving.with_context(|| format!("path {}: its worker does not have it", plan.name))?;
         if from != to {
             self.wait_for(from, std::mem::take(&mut moving.marks), &format!("path {}", plan.name));
         }
@@ -117,7 +119,8 @@ impl Control {
         Ok(())
     }
 
-    /// Until what a worker sent has left; what does not is told. What a port does not send now, as it is down, is not waited for.
+    /// Waits until the packets that a worker sent have left, and reports ports that hold some. It does not wait for a port
+    /// that is down.
     pub(super) fn wait_for(&mut self, core: CoreId, mut marks: Vec<(PortId, Mark)>, whose: &str) {
         let begun = Instant::now();
         while !marks.is_empty() {
@@ -126,7 +129,7 @@ impl Control {
             if begun.elapsed() > LEAVES {
                 for (port, _) in &rest {
                     self.troubles.push(format!(
-                        "{whose}: port {port} held packets of core {core} for {LEAVES:?}: later ones may overtake them"
+                        "{whose}: port {port} held packets of core {core} for {LEAVES:?}; later packets may overtake them"
                     ));
                 }
                 return;

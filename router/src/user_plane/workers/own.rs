@@ -1,7 +1,9 @@
-//! IP packets that elements made and could not route, sent by the kernel as the machine's own: raw sockets in each router's namespace.
+//! Sends IP packets that elements made and could not route. The kernel sends them as the machine's own, by raw sockets in
+//! each router's namespace.
 //!
-//! Linux finds their next hop by their addresses, resolves its address, and has them go through its output hooks, as it does with what its own tunnels make.
-//! What is longer than the MTU of the device that it leaves by is lost (`raw_send_hdrinc`).
+//! Linux finds their next hop by their addresses, resolves its link-layer address, and lets them pass its output hooks, as
+//! it does with packets of its own tunnels. Packets longer than the MTU of the device that they leave by are lost
+//! (`raw_send_hdrinc`).
 
 use crate::{base::guard::locked, linux::netns::NamespaceRef};
 use anyhow::{Context, Result, bail};
@@ -17,10 +19,10 @@ use std::{
     sync::{Arc, Mutex, MutexGuard},
 };
 
-/// What may wait for next hops, bytes: so many that some hops that never answer leave room for others.
+/// Bytes that may wait for next hops: so many that packets for next hops that never answer leave room for others.
 const WAITING: usize = 4 << 20;
 
-/// Where routers are, from now on: who knows says it here.
+/// The namespaces of routers. Whoever knows them sets them here.
 #[derive(Clone, Debug, Default)]
 pub struct Namespaces(Arc<Mutex<BTreeMap<RouterId, NamespaceRef>>>);
 
@@ -29,7 +31,7 @@ impl Namespaces {
         locked(&self.0)
     }
 
-    /// Packets that wait for a router which is not here any more are not sent.
+    /// Sets all namespaces. Packets of a router that is missing here are not sent, even if they wait already.
     pub fn set(&self, all: BTreeMap<RouterId, NamespaceRef>) {
         *self.all() = all;
     }
@@ -45,27 +47,29 @@ pub(super) struct Senders(HashMap<(u64, bool), Sender>);
 
 struct Sender {
     socket: OwnedFd,
-    /// The source of what it sent last.
+    /// The source of the last packet.
     bound: Option<IpAddr>,
 }
 
 impl Senders {
-    /// Closes all: a socket keeps its namespace alive.
+    /// Closes all sockets, because a socket keeps its namespace alive.
     pub fn close(&mut self) {
         self.0.clear();
     }
 
-    /// `enter` has this thread go into the namespace.
+    /// Sends a packet in the namespace with this cookie. `enter` makes this thread enter it.
     ///
     /// # Errors
-    /// It is no IP packet with its header whole, its source is not the machine's, or the kernel does not send it.
+    /// The data is not an IP packet with a whole header, its source is not an address of the machine, or the kernel does not
+    /// send it.
     pub fn send(&mut self, cookie: u64, packet: &[u8], enter: impl FnOnce() -> Result<()>) -> Result<()> {
         let (source, destination) = ends(packet)?;
         let sender = match self.0.entry((cookie, source.is_ipv6())) {
             std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
             std::collections::hash_map::Entry::Vacant(place) => {
                 enter()?;
-                let opened = Sender::open(source.is_ipv6()).context("opening a raw socket (CAP_NET_RAW)")?;
+                let opened =
+                    Sender::open(source.is_ipv6()).context("opening a raw socket (needs CAP_NET_RAW)")?;
                 place.insert(opened)
             }
         };
@@ -76,7 +80,7 @@ impl Senders {
             sender.bound = Some(source);
         }
         let sent = sendto(&sender.socket, packet, SendFlags::empty(), &SocketAddr::new(destination, 0));
-        sent.context("the kernel does not send it").map(drop)
+        sent.context("the kernel does not send the packet").map(drop)
     }
 }
 
@@ -94,7 +98,7 @@ fn ends(packet: &[u8]) -> Result<(IpAddr, IpAddr)> {
             let destination: [u8; 16] = destination.try_into()?;
             Ok((Ipv6Addr::from(*source).into(), Ipv6Addr::from(destination).into()))
         }
-        _ => bail!("it is no IP packet"),
+        _ => bail!("the data is not an IP packet with a whole header"),
     }
 }
 
@@ -104,7 +108,7 @@ impl Sender {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(family, SocketType::RAW, flags, Some(ipproto::RAW))?;
         set_socket_send_buffer_size_force(&socket, WAITING)?;
-        // Nobody reads what comes of IP protocol 255.
+        // Nobody reads packets of IP protocol 255 that come in.
         set_socket_recv_buffer_size(&socket, 0)?;
         Ok(Sender { socket, bound: None })
     }
@@ -115,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ends_are_in_the_header_or_it_is_no_packet() {
+    fn addresses_are_read_only_from_a_whole_header() {
         let mut packet = [0; 40];
         packet[0] = 0x45;
         packet[12..20].copy_from_slice(&[10, 0, 0, 1, 10, 0, 0, 2]);

@@ -1,7 +1,8 @@
-//! Which core each path goes to, by what was measured of late (P10).
+//! Decides which core each path goes to, by recent measurements (P10).
 //!
-//! Work of others on a core may follow a path, such as that of kernel threads that receive what it sends. Then it is no better off elsewhere, and
-//! would go to and fro. So it stays where it came to, for longer each time that it leaves soon after.
+//! Other work on a core may follow a path, for example kernel threads that receive what the path sends. Then the path is no
+//! better off elsewhere, and would move back and forth. So a path stays on the core that it came to, for longer each time
+//! that it leaves soon after.
 
 use super::{
     clock::Clock,
@@ -17,15 +18,16 @@ use logic::{
 };
 use std::collections::BTreeMap;
 
-/// Of a path that was not measured: what a packet takes, and which part of all cores paths want together.
+/// Assumed for paths that were not measured: the cycles of a packet, and the part of all cores that they want together (one
+/// in this many).
 const UNKNOWN_CYCLES: u64 = 1000;
 const UNKNOWN_PART: u64 = 2;
-/// Counts are compared with those of so long ago at least.
+/// Rates are measured over at least this time.
 const LEAST_NS: u64 = 1_000_000_000;
-/// What is new counts so much beside all that was before.
+/// The weight of a new rate; that of all earlier ones is the rest.
 const NEW: f64 = 0.5;
 
-/// A path that was moved stays so long at least, and at most as often as it is moved again.
+/// A path that was moved stays this long at least. The time doubles, up to the second value, if it moves again soon.
 const SHORTEST_STAY_NS: u64 = 4_000_000_000;
 const LONGEST_STAY_NS: u64 = 300_000_000_000;
 
@@ -33,11 +35,11 @@ const LONGEST_STAY_NS: u64 = 300_000_000_000;
 #[derive(Default)]
 pub(super) struct Placing {
     known: BTreeMap<PathId, Known>,
-    /// Of those that were moved.
+    /// Stays of paths that were moved.
     stays: BTreeMap<PathId, Stay>,
 }
 
-/// On the core that a path came to.
+/// The time that a path stays on the core that it came to.
 #[derive(Clone, Copy)]
 struct Stay {
     until_ns: u64,
@@ -45,7 +47,7 @@ struct Stay {
 }
 
 impl Stay {
-    /// Of a path that is moved now, after this one.
+    /// The stay of a path that is moved now, after the stay `before`.
     fn next(before: Option<&Stay>, at_ns: u64) -> Stay {
         let soon = before.filter(|before| at_ns < before.until_ns.saturating_add(before.long_ns));
         let long_ns = soon.map_or(SHORTEST_STAY_NS, |before| (2 * before.long_ns).min(LONGEST_STAY_NS));
@@ -55,12 +57,11 @@ impl Stay {
 
 #[derive(Clone, Copy)]
 struct Known {
-    /// Then, by the clock,
+    /// When the counts below were read, by the clock.
     at_ns: u64,
-    /// it had these.
     packets: u64,
     cycles: u64,
-    /// Since: a second's, smoothed.
+    /// In a second, smoothed.
     rates: Option<Rates>,
     cost: Cost,
 }
@@ -68,7 +69,7 @@ struct Known {
 #[derive(Clone, Copy)]
 struct Rates {
     pps: f64,
-    /// Of a core.
+    /// The fraction of a core.
     share: f64,
 }
 
@@ -81,7 +82,7 @@ impl Rates {
 }
 
 impl Placing {
-    /// How paths stand now.
+    /// Takes in the present counts of paths.
     pub fn take_in(&mut self, paths: &BTreeMap<PathId, HeldPath>, clock: Clock) {
         self.take_in_at(clock.ns(clock.cycles()), clock.hz(), paths.iter().map(|(id, path)| (*id, path)));
     }
@@ -110,12 +111,12 @@ impl Placing {
         }
     }
 
-    /// Of a core's cycles.
+    /// The path's recent fraction of a core's cycles.
     pub fn share(&self, path: PathId) -> f64 {
         self.known.get(&path).and_then(|known| known.rates).map_or(0.0, |rates| rates.share)
     }
 
-    /// Paths are on these cores `now`, and will be where it says.
+    /// Decides where paths will be that are on these cores `now`.
     pub fn place(
         &mut self,
         paths: &BTreeMap<PathId, &PathPlan>,
@@ -135,7 +136,7 @@ impl Placing {
         now: &BTreeMap<PathId, CoreId>,
     ) -> Placement {
         self.stays.retain(|id, _| paths.contains_key(id));
-        // Of workers that end nothing is kept.
+        // A path whose worker ends has no core now.
         let now: BTreeMap<PathId, CoreId> = now
             .iter()
             .filter(|(path, core)| {
@@ -165,7 +166,7 @@ impl Placing {
         let loads: Vec<Load> = paths.iter().map(load).collect();
         let placement = place(&loads, &plan.cores, hz, &now);
         for (id, core) in &placement.core {
-            // One that may not be there any more leaves for another reason.
+            // A path that may no longer be on its core leaves for another reason.
             if now.get(id).is_some_and(|before| before != core && paths[id].may_be_on(*before)) {
                 self.stays.insert(*id, Stay::next(self.stays.get(id), at_ns));
             }
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_of_a_second_and_smoothed() {
+    fn rates_are_per_second_and_smoothed() {
         const SECOND: u64 = 1_000_000_000;
         let mut placing = Placing::default();
         let mut told = |at_ns, packets, cycles| {
@@ -230,15 +231,16 @@ mod tests {
             placing.known.get(&3).and_then(|known| known.rates).map(|rates| (rates.pps, rates.share))
         };
         assert_eq!(told(0, 0, 0), None);
-        assert_eq!(told(SECOND / 2, 500_000, 500_000), None, "asked again too soon, nothing is known");
+        assert_eq!(told(SECOND / 2, 500_000, 500_000), None, "after less than a second, nothing is known");
         assert_eq!(told(2 * SECOND, 2000, 1_000_000), Some((1000.0, 0.5)));
-        assert_eq!(told(2 * SECOND + 1, 9000, 9_000_000), Some((1000.0, 0.5)), "nor changed");
-        assert_eq!(told(4 * SECOND, 2000, 1_000_000), Some((500.0, 0.25)), "a quiet time halves it");
+        assert_eq!(told(2 * SECOND + 1, 9000, 9_000_000), Some((1000.0, 0.5)), "too soon, nothing changes");
+        assert_eq!(told(4 * SECOND, 2000, 1_000_000), Some((500.0, 0.25)), "a quiet time halves the rates");
     }
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// Two paths on cores 0 and 1 of which this much is others'; path 1 takes half of a core, path 2 a tenth. Where they will be.
+    /// Places two paths that are on these cores `now`. Other work takes these parts of cores 0 and 1; path 1 takes half of a
+    /// core, path 2 a tenth.
     fn placed(
         placing: &mut Placing,
         second: u64,
@@ -260,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_leaves_a_core_that_others_fill_and_does_not_go_to_and_fro() {
+    fn a_path_leaves_a_core_that_others_fill_and_does_not_move_back_and_forth() {
         let mut placing = Placing::default();
         let mut now = BTreeMap::from([(1, 0), (2, 1)]);
         for second in 1..10 {
@@ -269,7 +271,7 @@ mod tests {
         }
         now = placed(&mut placing, 10, [0.8, 0.2], &now);
         assert_eq!(now[&1], 1);
-        // The other work has followed it, each time; it is worse with it than without.
+        // The other work follows the path each time, so its core is always the worse one.
         let mut moves = Vec::new();
         for second in 11..=3600 {
             let others = if now[&1] == 0 { [0.8, 0.0] } else { [0.0, 0.8] };
@@ -280,7 +282,7 @@ mod tests {
         let after: Vec<u64> = moves.windows(2).map(|pair| pair[1] - pair[0]).collect();
         assert_eq!(after[..5], [8, 16, 32, 64, 128], "{moves:?}");
         assert!(after[6..].iter().all(|seconds| *seconds == 300), "{moves:?}");
-        // After a long quiet time it is free to go at once.
+        // After a long time without a move, the path may leave at once.
         let (here, there) = (now[&1], 1 - now[&1]);
         let room = placed(&mut placing, 5000, [0.2, 0.2], &now);
         assert_eq!(room[&1], here);
@@ -304,7 +306,7 @@ mod tests {
         let plan = WorkersPlan { cores: vec![core(0), core(1)], ..WorkersPlan::default() };
         let placement = placing.place_at(3 * SECOND, 1_000_000, &[(1, &path.plan)].into(), &plan, &now);
         assert_eq!(placement.core, [(1, 0)].into());
-        // The core that it came to is gone.
+        // The core of the path is gone.
         let plan = WorkersPlan { cores: vec![core(1)], ..WorkersPlan::default() };
         path.plan.cores = None;
         let placement =

@@ -1,4 +1,4 @@
-//! What workers are told to do.
+//! The plan of workers, and the traits through which they use the XDP program and the tables.
 
 use super::WorkersSettings;
 use crate::{
@@ -24,26 +24,27 @@ use std::{
     sync::Arc,
 };
 
-/// All of it; what is not in it ends.
+/// The whole plan. Workers, ports and paths that it lacks end.
 #[derive(Clone, Debug, Default)]
 pub struct WorkersPlan {
-    /// Each has a worker.
+    /// Each of these has a worker.
     pub cores: Vec<Core>,
-    /// Weights of routers; others have 1.
+    /// Weights of routers; other routers have 1.
     pub routers: BTreeMap<RouterId, u16>,
     pub ports: BTreeMap<PortId, PortPlan>,
     pub paths: BTreeMap<PathId, PathPlan>,
-    /// Bytes that workers may take in and send in a second, all together.
+    /// Bytes that all workers together can receive and send in a second.
     pub io: Capacity,
 }
 
-/// Frames that a plan may need at a time ([`WorkersSettings::frames`]): whatever may hold some is promised all it may hold. While the ring of
-/// a path is changed the larger of both is needed once more.
+/// Frames that a plan may need at a time ([`WorkersSettings::frames`]): each holder of frames is promised the most that it
+/// may hold. While a path's ring is replaced by one of another size, the larger of the two is needed in addition.
 pub fn frames_needed(plan: &WorkersPlan, settings: &WorkersSettings) -> u32 {
     let wide = |frames: usize| u64::try_from(frames).unwrap_or(u64::MAX);
     let workers = wide(plan.cores.len());
     let pool = wide(settings.in_hand).saturating_add(wide(POOL_FRAMES));
-    // One thread of each worker that did not get on, and the pool of who takes over before that of the other is known to be less.
+    // One hung thread of each worker. And one more pool: the thread that takes over gets its pool before that of the hung
+    // thread is known to be smaller.
     let left = workers
         .saturating_mul(wide(POOL_FRAMES + MOST_PACKETS))
         .saturating_add(pool.saturating_mul(workers.min(1)));
@@ -51,7 +52,7 @@ pub fn frames_needed(plan: &WorkersPlan, settings: &WorkersSettings) -> u32 {
     let port = |port: &PortPlan| {
         let Rings { fill, completion, transmit, .. } = port.rings;
         let [fill, completion, transmit] = [fill, completion, transmit].map(u64::from);
-        // A queue brings a TX ring; a worker that sends by another's queue has one of its own.
+        // Each queue has a TX ring. A worker that sends by another worker's queue has a TX ring of its own there.
         let queues = u64::from(port.queues).saturating_mul(fill + completion + transmit);
         queues.saturating_add(workers.saturating_mul(wide(settings.auxiliary).saturating_add(transmit)))
     };
@@ -64,37 +65,38 @@ pub fn frames_needed(plan: &WorkersPlan, settings: &WorkersSettings) -> u32 {
     all.try_into().unwrap_or(u32::MAX)
 }
 
-/// A port whose packets go to paths, or that paths send by.
+/// A port that paths receive from or send to.
 #[derive(Clone, Debug)]
 pub struct PortPlan {
     pub name: String,
     pub ifindex: u32,
-    /// The port's.
+    /// The namespace of the port.
     pub namespace: Arc<File>,
-    /// Whose packets are that are for no interface; `None`: nobody's.
+    /// The router of packets that are for no interface; `None`: they belong to no router.
     pub router: Option<RouterId>,
     pub queues: u32,
-    /// Try it first.
+    /// Zero copy is tried first.
     pub zero_copy: bool,
     pub polling: Polling,
-    /// The fill ring at least twice as large as any path's ring: a quarter of it may be missing when a worker does not get on for a while, or
-    /// while a path moves from worker to worker, and what then comes is to fit.
+    /// Sizes of its rings. The fill ring must be at least twice as large as any path's ring. While a worker makes no
+    /// progress, or a path moves to another worker, a quarter of it may be missing, and packets that come then must still
+    /// find frames.
     pub rings: Rings,
 }
 
-/// A path.
+/// A path of the plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PathPlan {
     pub name: String,
     pub router: RouterId,
-    /// In its router, 1 or more.
+    /// Its weight within its router, at least 1.
     pub weight: u16,
     pub chain: Vec<ElementSettings>,
-    /// Where its packets come in.
+    /// The ports that its packets come in by.
     pub ports: BTreeSet<PortId>,
-    /// Packets that wait on each queue, a power of two from 64 on.
+    /// Packets that can wait on each queue: a power of two, at least 64.
     pub ring: u32,
-    /// Where it may run; `None`: on any of the cores.
+    /// The cores that it may run on; `None`: all cores of the plan.
     pub cores: Option<BTreeSet<CoreId>>,
 }
 
@@ -104,15 +106,15 @@ impl PathPlan {
     }
 }
 
-/// The XDP program's slots for sockets: what is put there gets the path's packets.
+/// The XDP program's slots for sockets. A socket in a slot gets the path's packets of that queue.
 pub trait Slots: Send {
     /// # Errors
-    /// The packets go on as with an empty slot.
+    /// The slot stays as it is, and packets go on as before.
     fn put(&self, port: PortId, queue: u32, path: PathId, fd: BorrowedFd<'_>) -> Result<()>;
     /// # Errors
-    /// The path may get packets still.
+    /// The path may still get packets.
     fn take(&self, port: PortId, queue: u32, path: PathId) -> Result<()>;
-    /// Returns when no packet is on its way any more by what slots said at the call: what came is in its ring.
+    /// Returns when no packet on its way follows what the slots said before the call: packets that came are in their rings.
     ///
     /// # Errors
     /// The kernel cannot wait.
@@ -131,20 +133,20 @@ impl Slots for Arc<PathMaps> {
     }
 }
 
-/// The tables that both planes read, and chains over them. Asked by workers too: whenever a chain is to be made anew.
+/// The tables that both planes read, and the chains that use them. Workers call this too, when they make a chain again.
 pub trait Tables: Send + Sync {
     fn memory(&self) -> &dyn Memory;
-    /// What goes to a port that is not there is dropped (`no_port`).
+    /// Makes the chain of a path. Packets that it sends to a missing port are dropped (`no_port`).
     ///
     /// # Errors
-    /// It is no chain.
+    /// The elements do not form a chain.
     fn chain(&self, path: &PathPlan, ports: &BTreeMap<String, PortId>) -> Result<Chain>;
 }
 
-/// A port that never is.
+/// The number of a port that never exists.
 const NOWHERE: PortId = PortId::MAX;
 
-/// Tables in memory that can be shared, such as `Arc<MappedMemory>`, SAs, and files to copy to.
+/// Tables in memory that can be shared, such as `Arc<MappedMemory>`, together with SAs and capture files.
 pub struct Shared<M> {
     pub memory: M,
     pub sas: Arc<SaTable>,
@@ -197,18 +199,14 @@ mod tests {
             cores: None,
         };
         let mut plan = WorkersPlan { cores: vec![core(2), core(3)], ..WorkersPlan::default() };
-        // Of each, what a thread that does not get on may hold; and the pool of another.
+        // For each worker, the frames that a hung thread may hold; and one more pool.
         let pools = 2 * (1000 + 256) + 2 * (256 + 256) + (1000 + 256);
         assert_eq!(frames_needed(&plan, &settings), pools);
         plan.ports = BTreeMap::from([(0, port.clone()), (1, port)]);
         let ports = 2 * (4 * (2048 + 512 + 256) + 2 * (100 + 256));
         assert_eq!(frames_needed(&plan, &settings), pools + ports);
         plan.paths = BTreeMap::from([(0, path.clone()), (5, path)]);
-        assert_eq!(
-            frames_needed(&plan, &settings),
-            pools + ports + 2 * 4 * 64,
-            "of a port there is not: none"
-        );
+        assert_eq!(frames_needed(&plan, &settings), pools + ports + 2 * 4 * 64, "a missing port needs none");
         let settings = WorkersSettings { in_hand: usize::MAX, ..settings };
         assert_eq!(frames_needed(&plan, &settings), u32::MAX);
     }

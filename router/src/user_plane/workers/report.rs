@@ -1,4 +1,4 @@
-//! How workers stand.
+//! Reports the state and the counters of a worker.
 
 use super::{
     exchange::{Fates, PortsByNumber},
@@ -14,10 +14,11 @@ use crate::{
 use logic::{cores::CoreId, elements::Loss, paths::Resource, plan::PortId, reason::Reason};
 use std::{collections::BTreeMap, time::Duration};
 
-/// Why a path is.
-const STOPPED: &str = "its chain panicked, or did not get on, again and again; another chain starts it";
+/// Why a path is stopped.
+const STOPPED: &str =
+    "its chain panicked or hung too often; another chain in the configuration starts it again";
 
-/// What one worker tells.
+/// The report of one worker.
 pub(super) struct WorkerAnswer {
     pub worker: WorkerStand,
     pub shared: Resource,
@@ -91,7 +92,7 @@ pub(super) fn output_stand(port: PortId, name: String, counts: OutputCounts) -> 
     }
 }
 
-/// This thread.
+/// The time that this thread ran.
 fn ran_ns() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::try_from(time).map_or(0, |time| time.as_nanos() as u64)
@@ -125,12 +126,12 @@ fn paths(core: CoreId, inner: &Inner) -> Vec<PathStand> {
     inner.turns.accounts().filter_map(path).collect()
 }
 
-/// Of a port that was never planned only the number is known.
+/// The name of a port; its number if it was never planned.
 pub(super) fn port_name(names: &PortsByNumber, port: PortId) -> String {
     names.get(&port).cloned().unwrap_or_else(|| format!("port {port}"))
 }
 
-/// What a path's packets became.
+/// What happened to a path's packets.
 fn counted(fates: &Fates, names: &PortsByNumber) -> PathStand {
     let some = |counts: &[u64]| -> Vec<(usize, u64)> {
         counts.iter().copied().enumerate().filter(|(_, packets)| *packets > 0).collect()

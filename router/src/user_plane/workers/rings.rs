@@ -1,9 +1,12 @@
-//! Queues, TX rings, RX rings and slots: opened, closed, handed on.
+//! Opens, closes and hands on queues, TX rings, RX rings and slots.
 //!
 //! * **A new ring** is put into its slot when its worker has it.
-//! * **A ring that ends**: its slot is emptied; after a grace period nothing comes any more; the path takes what is in it; it is closed.
-//! * **A ring of another size**: the new one is put into the slot in place of the old one, and its worker has it when the old one is empty.
-//! * **A queue whose owner ends** goes to another, as it is. One that is to be otherwise is closed and opened again, one after another.
+//! * **A ring that ends**: its slot is emptied. After a grace period no packet comes to the ring. The path takes the packets
+//!   in it, and it is closed.
+//! * **A ring of another size**: the new ring replaces the old one in the slot. Its worker gets it when the old one is
+//!   empty.
+//! * **A queue whose owner ends** goes to another worker unchanged. A queue that needs other settings is closed and opened
+//!   again, one queue after another.
 
 use super::{
     control::Control,
@@ -34,12 +37,12 @@ use std::{
     time::Duration,
 };
 
-/// What a path has in a ring that ends it takes within this time, if it ever does.
+/// A path takes the packets in a ring that ends within this time, or never.
 const DRAINS: Duration = Duration::from_secs(1);
 
-/// In a port's namespace.
+/// Runs `task` in a port's namespace.
 fn inside<T: Send>(namespace: &File, task: impl FnOnce() -> T + Send) -> Result<T> {
-    netns::inside(namespace, task).context("entering the port's namespace, which takes CAP_SYS_ADMIN")
+    netns::inside(namespace, task).context("entering the port's namespace (needs CAP_SYS_ADMIN)")
 }
 
 fn wanted(port: PortId, queue: u32, plan: &PortPlan) -> Wanted {
@@ -47,7 +50,7 @@ fn wanted(port: PortId, queue: u32, plan: &PortPlan) -> Wanted {
     Wanted { port, ifindex, queue, zero_copy, polling, rings }
 }
 
-/// Is it still a queue of this port, wherever that is by now?
+/// Whether this is still a queue of the port: on the same device, in the namespace where the port is now.
 fn is_of(opener: &Opener, plan: &PortPlan) -> bool {
     let Wanted { ifindex, queue, .. } = opener.wanted();
     let namespace = netns::Key::of(&plan.namespace).ok();
@@ -56,7 +59,7 @@ fn is_of(opener: &Opener, plan: &PortPlan) -> bool {
         && opener.check() != Err(Fault::Gone)
 }
 
-/// But for RX rings, which have their own size.
+/// Whether the queue is open as planned. RX rings are not compared, because they have sizes of their own.
 fn is_as_wanted(opener: &Opener, plan: &PortPlan) -> bool {
     let now = opener.wanted();
     let but_for_rings = |wanted: Wanted| Wanted { rings: Rings { receive: 0, ..wanted.rings }, ..wanted };
@@ -64,7 +67,7 @@ fn is_as_wanted(opener: &Opener, plan: &PortPlan) -> bool {
 }
 
 impl Control {
-    /// What is not in the plan, and ports that are others now, or gone.
+    /// Ends what the plan lacks, and queues of ports that were replaced or are gone.
     pub(super) fn end(&mut self, plan: &WorkersPlan, at: &BTreeMap<PathId, CoreId>) {
         let queues: BTreeSet<PortQueue> = self
             .held
@@ -117,7 +120,7 @@ impl Control {
         }
     }
 
-    /// Until the path has taken what is in a ring to which nothing comes any more.
+    /// Waits until the path has taken all packets of a ring to which none come any more.
     fn drain(&mut self, ((port, queue), path): Ring, core: CoreId) {
         let is_empty =
             move |inner: &mut Inner| inner.is_stopped(path) || !inner.has_packets_of(path, port, queue);
@@ -132,17 +135,17 @@ impl Control {
         self.note(counted);
     }
 
-    /// No path has a ring there any more.
+    /// Ends a queue on which no path has a ring any more.
     fn end_queue(&mut self, (port, queue): PortQueue) {
         let by_it = |((_, of), by): &(&(CoreId, PortId), &u32)| (*of, **by) == (port, queue);
         let outputs: Vec<CoreId> =
             self.held.outputs.iter().filter(by_it).map(|((core, _), _)| *core).collect();
-        // Senders go before queues, which wait for what those sent.
+        // Senders go first, because a queue waits for what they sent.
         outputs.into_iter().for_each(|core| self.end_output(core, port));
         let Some((owner, _)) = self.held.queues.get(&(port, queue)) else { return };
         let taken = self.ask(*owner, move |inner| inner.take_queue(port, queue));
         if let Some(taken) = self.note(taken) {
-            // With the opener, the last of it.
+            // The opener is dropped first, so this closes the queue.
             self.held.queues.remove(&(port, queue));
             drop(taken);
         }
@@ -163,11 +166,12 @@ impl Control {
         let held = left + sender.waiting() as usize;
         let opener = by.and_then(|queue| self.held.opener((port, queue)));
         if held > 0 && opener.is_none_or(|opener| opener.check() != Err(Fault::Gone)) {
-            self.troubles.push(format!("port {name}: it held {held} packets of core {core}, which are lost"));
+            self.troubles
+                .push(format!("port {name}: {held} packets of core {core} were not sent and are lost"));
         }
     }
 
-    /// Queues whose owner ends, and outputs on others.
+    /// Moves queues whose owner ends. Ends outputs that are not wanted, if their worker has no paths.
     pub(super) fn move_queues(&mut self, want: &Layout) {
         for ((core, port), queue) in self.held.outputs.clone() {
             let has_paths = self.held.paths.values().any(|path| path.core == core);
@@ -182,7 +186,7 @@ impl Control {
                     let moved = self.move_queue(queue, from, *to);
                     self.note(moved);
                 }
-                // There are no workers.
+                // No worker is left.
                 None => self.end_queue(queue),
             }
         }
@@ -190,7 +194,7 @@ impl Control {
 
     fn move_queue(&mut self, (port, queue): PortQueue, from: CoreId, to: CoreId) -> Result<()> {
         let taken = self.ask(from, move |inner| inner.take_queue(port, queue))?;
-        let taken: Queue = taken.context("a queue that its owner lacks")?;
+        let taken: Queue = taken.context("the owner of a queue does not have it")?;
         let add = |inner: &mut Inner, queue| inner.add_queue(queue);
         if let Err(NotTaken { error, thing }) = self.give(to, taken, add) {
             // Back to where it was.
@@ -205,7 +209,7 @@ impl Control {
         Ok(())
     }
 
-    /// Queues and TX rings that are wanted and not there.
+    /// Opens planned queues and TX rings that are not open.
     pub(super) fn open_ways_out(&mut self, plan: &WorkersPlan, want: &Layout) {
         for ((port, queue), owner) in &want.owner {
             if !self.held.queues.contains_key(&(*port, *queue))
@@ -263,11 +267,11 @@ impl Control {
         self.add_output(core, port, queue, sender)
     }
 
-    /// RX rings of these queues that are wanted and not there, or of another size; and all slots that are not filled.
+    /// Opens planned RX rings of these queues that are not open or have another size, and fills all empty slots.
     pub(super) fn open_rings(&mut self, plan: &WorkersPlan, want: &Layout, on: impl Fn(PortQueue) -> bool) {
         for (ring @ ((port, queue), path), core) in want.rings.iter().filter(|((queue, _), _)| on(*queue)) {
             let (Some(of), Some(on)) = (plan.paths.get(path), plan.ports.get(port)) else { continue };
-            // Or its path could not be moved.
+            // It is not there if it could not be moved.
             let is_there = self.held.paths.get(path).is_some_and(|held| held.core == *core);
             let now = self.held.rings.get(ring).map(|(_, entries)| *entries);
             if !is_there || now == Some(of.ring) {
@@ -292,7 +296,7 @@ impl Control {
         ensure!(entries.is_power_of_two() && entries >= 64, OpenError::RingSize(entries));
         ensure!(
             entries <= fill / 2,
-            "a ring of {entries} packets wants a fill ring of twice as many; the queue's has {fill}"
+            "a ring of {entries} packets needs a fill ring of twice as many or more; the queue's has {fill}"
         );
         let opener = opener.with_ring(entries);
         let receiver = inside(&port.namespace, || opener.receiver(ring.1.into()))??;
@@ -301,14 +305,14 @@ impl Control {
         } else {
             let added = self.give(core, receiver, |inner, receiver| inner.io.add_receiver(receiver));
             added.map_err(|not| not.error)?;
-            // It is another socket than the one that may have been there.
+            // The slot may still hold an older socket.
             self.filled.remove(&ring);
         }
         self.held.rings.insert(ring, (core, entries));
         Ok(())
     }
 
-    /// Packets come to the new ring from now on; those in the old one go first.
+    /// Lets packets come to the new ring from now on. The path takes those in the old one first.
     fn replace_ring(
         &mut self,
         ring @ ((port, queue), path): Ring,
@@ -329,7 +333,7 @@ impl Control {
         match self.give(core, new, swap) {
             Ok(old) => old.into_iter().for_each(|old| self.close(old, path, core)),
             Err(not) => {
-                // The old one is to have its slot again.
+                // The old ring must get its slot back.
                 self.filled.remove(&ring);
                 return Err(not.error);
             }
@@ -337,7 +341,7 @@ impl Control {
         Ok(())
     }
 
-    /// Those of paths that run. When their worker has the ring, as packets come from then on.
+    /// Fills the slots of paths that run. Their workers have the rings by then, because packets come at once.
     fn fill_slots(&mut self) {
         let held = &self.held;
         let runs = |path: &PathId| held.paths.get(path).is_some_and(|path| !path.is_stopped);
@@ -359,10 +363,10 @@ impl Control {
         Ok(())
     }
 
-    /// Queues that are to have other rings, or to be polled otherwise: one after another, so that the others go on.
+    /// Closes and opens queues that need other rings or other polling, one after another, so that the others go on.
     pub(super) fn open_otherwise(&mut self, plan: &WorkersPlan, want: &Layout) {
         if self.lacks(plan).is_some() {
-            // What is closed might not be opened again.
+            // A queue that is closed might not find the memory to open again.
             return;
         }
         let is_other = |(queue, (_, opener)): &(&PortQueue, &(CoreId, Opener))| {

@@ -1,4 +1,4 @@
-//! A worker's loop: the path whose turn it is runs; without packets it spins for a while, then sleeps.
+//! A worker's loop: it runs the path whose turn it is. Without packets, it spins for a while and then sleeps.
 //!
 //! ```text
 //!            ┌► between two runs: an epoch passes, commands are done
@@ -25,48 +25,48 @@ use logic::{
 };
 use std::time::Duration;
 
-/// Paths that sleep are looked at so often.
+/// How often sleeping paths are looked at.
 const LOOKS_FOR_PACKETS: Duration = Duration::from_micros(1);
-/// Rings are looked at so often, and what waits for a TX ring is flushed.
+/// How often rings are looked at, and packets that wait for a TX ring are sent.
 const LOOKS_AFTER_RINGS: Duration = Duration::from_micros(20);
-/// A sleeping worker wakes so soon if something waits for a TX ring, and twice as late each time that it does not leave: a port that is up again is
-/// told by a command anyhow.
+/// A sleeping worker wakes after this time if packets wait for a TX ring. The time doubles, up to the second value, each
+/// time that nothing has left. When a port is up again, a command wakes the worker anyway.
 const FLUSHES: Duration = Duration::from_millis(1);
 const FLUSHES_AT_LEAST: Duration = Duration::from_secs(1);
-/// So many panics, or runs that do not end, in so long stop a path.
+/// This many panics, or runs that do not end, within this time stop a path.
 pub(super) const MOST_FAULTS: usize = 3;
 const FAULTS_WITHIN: Duration = Duration::from_secs(10);
 /// Packets of a stopped path that are dropped at a time.
 const DROPPED: usize = 64;
 
-/// How a path's run went wrong.
+/// How a path's run failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     Panicked,
-    /// It did not end. Too often: the path stops, whenever the others were.
+    /// It did not end. `is_too_much`: too many runs of the path have not ended, so it stops, whenever they began.
     Hung {
         is_too_much: bool,
     },
 }
 
-/// Where the loop is.
+/// The state of the loop.
 pub(super) struct Rounds {
-    /// Whose turn it is.
+    /// The path whose turn it is.
     current: Option<PathId>,
-    /// Cycles: how long, how often.
+    /// In cycles: how long it spins, and how often it looks.
     spins: u64,
     looks_for_packets: u64,
     looks_after_rings: u64,
-    /// Cycles: when what was done last.
+    /// In cycles: when it last looked for packets of sleeping paths, looked at rings, and had packets.
     woke: u64,
     looked: u64,
     worked: u64,
-    /// The next time it sleeps with something that waits.
+    /// How long it sleeps the next time that packets wait for a TX ring.
     flushes: Duration,
 }
 
 impl Rounds {
-    /// It spins for so long after it had work.
+    /// `spin`: how long it spins after it had packets.
     pub fn new(clock: Clock, spin: Duration) -> Rounds {
         let now = clock.cycles();
         Rounds {
@@ -81,14 +81,14 @@ impl Rounds {
         }
     }
 
-    /// Whose turn it is.
+    /// The path whose turn it is.
     pub fn current(&self) -> Option<PathId> {
         self.current
     }
 }
 
 impl Inner {
-    /// One of them.
+    /// One round of the loop.
     #[inline]
     pub fn round(&mut self, epoch: &Epoch) {
         let clock = self.desk.clock;
@@ -124,7 +124,7 @@ impl Inner {
         turns.begin(hand, &mut hands, || clock.cycles(), |path| rounds.current = Some(path))
     }
 
-    /// Elements: the only part of a round in which another may take what this has.
+    /// Runs the elements. This is the only part of a round in which another thread may take over.
     #[inline]
     fn run(&mut self) {
         if self.hand.packets() == 0 {
@@ -137,7 +137,7 @@ impl Inner {
         self.goods = self.locker.take();
     }
 
-    /// `None`: another has taken over.
+    /// `None`: another thread has taken over.
     #[inline]
     fn end_run(&mut self, clock: Clock, begun: Begun) -> Option<Turn> {
         let Inner { goods: Some(goods), hand, bound, .. } = self else { return None };
@@ -145,7 +145,8 @@ impl Inner {
         Some(turns.end(hand, begun, &mut Hands { io, desk, bound }, || clock.cycles()))
     }
 
-    /// Another has taken over: what is in hand was counted as lost, and goes where it came from.
+    /// Another thread has taken over. It has counted the packets in hand as lost; their frames go back to where they came
+    /// from.
     fn lose(&mut self) {
         self.has_nothing = true;
         drop(self.hand.empty());
@@ -156,7 +157,7 @@ impl Inner {
         self.rounds.flushes = FLUSHES;
     }
 
-    /// It did as it was told: there may be packets, and a port may be up again.
+    /// A command was executed: there may be packets, and a port may be up again.
     pub fn is_told(&mut self) {
         self.rounds.flushes = FLUSHES;
         self.turns.pause();
@@ -174,7 +175,7 @@ impl Inner {
     fn look_after_rings(&mut self, now: u64) {
         self.rounds.looked = now;
         if let Inner { goods: Some(goods), bound, .. } = self {
-            // Also while a path has packets always: others' would wait at the device.
+            // Also while a path always has packets; otherwise, those of others would wait at the device.
             goods.io.poll();
             goods.io.look(&bound.pool);
             goods.io.flush(&bound.pool);
@@ -182,7 +183,7 @@ impl Inner {
         bits(self.stopped).for_each(|path| self.drop_packets(path));
     }
 
-    /// Nobody had packets; it has nothing better to do than to look at all.
+    /// No path had packets, so there is time to look at all of them.
     fn wake(&mut self) {
         bits(self.sleepers.all()).for_each(|path| self.wake_if_it_has_packets(path));
     }
@@ -204,7 +205,7 @@ impl Inner {
         self.look_after_rings(now);
         let longest = self.io.has_waiting().then_some(self.rounds.flushes);
         epoch.turn_over();
-        // If the kernel cannot sleep on the rings, the worker goes on without: it is only dearer.
+        // If the kernel cannot sleep on the rings, the worker sleeps for a fixed time. That only costs more.
         let slept = self.io.sleep(longest);
         epoch.turn_over();
         self.io.hear();
@@ -224,10 +225,10 @@ impl Inner {
         }
     }
 
-    /// The thread's last turn ended by a panic, or another's did not end: what was in hand is lost, and nothing else. To make a chain may panic, too: see
-    /// [`Inner::give_up_on_it`].
+    /// Continues after a panic of this thread, or after a run of another thread that did not end. The packets in hand are
+    /// lost, and nothing else. Making a chain may panic, too: see [`Inner::give_up_on_it`].
     pub fn recover(&mut self, fault: Fault) {
-        // It is there if elements panicked, and nobody has taken it since.
+        // They are in the locker if elements panicked and no other thread has taken them.
         self.goods = self.goods.take().or_else(|| self.locker.take());
         let Inner { goods: Some(goods), hand, bound, tell, .. } = self else { return self.lose() };
         let lost = std::mem::take(&mut goods.desk.in_hand);
@@ -254,7 +255,7 @@ impl Inner {
         goods.rounds.current = None;
     }
 
-    /// To recover panicked as well.
+    /// `recover` panicked, too: stops the path.
     pub fn give_up_on_it(&mut self) {
         let Inner { goods: Some(goods), tell, .. } = self else { return };
         match goods.rounds.current.take() {
@@ -280,7 +281,7 @@ impl Inner {
 }
 
 impl Goods {
-    /// Its packets are dropped until it has another chain, or its slots are empty.
+    /// Stops a path. Its packets are dropped until it has another chain, or its slots are empty.
     fn stop(&mut self, path: PathId, tell: &dyn Fn(PathId)) {
         self.turns.sleep(path);
         self.sleepers.remove(path);
@@ -290,7 +291,7 @@ impl Goods {
 }
 
 impl Lane {
-    /// One more; is it the last that the path may have?
+    /// Counts a fault; returns whether the path must stop.
     fn is_too_much(&mut self, fault: Fault, now: u64, within: u64) -> bool {
         match fault {
             Fault::Panicked => self.panicked += 1,

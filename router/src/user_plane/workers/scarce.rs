@@ -1,9 +1,9 @@
-//! What paths share now (P7): found from what all workers used since the control period before.
+//! Decides which resource paths share now (P7), by what all workers used in the last control period.
 //!
-//! Memory and I/O are the machine's: what all workers use of them together is what counts, and all share the same. Cycles are each core's own,
-//! and are shared while nothing else is scarce ([`Saturation`]), so nothing is to be found out of them.
+//! Memory and I/O belong to the whole machine, so the use of all workers together counts, and all share the same resource.
+//! Cycles belong to each core. They are shared while nothing else is scarce ([`Saturation`]), so their use decides nothing.
 //!
-//! A control period is a second, or what passed between two plans if that was longer. Nothing here is on the way of packets.
+//! A control period is a second, or the time between two plans if that is longer. No packet waits for anything here.
 
 use logic::{
     cores::CoreId,
@@ -11,17 +11,17 @@ use logic::{
 };
 use std::collections::BTreeMap;
 
-/// Amounts are compared with those of so long ago at least.
+/// Amounts are measured over at least this time.
 const LEAST_SECONDS: u64 = 1;
 
-/// How all stand: amounts since paths were planned and workers were started.
+/// Amounts since paths were planned and workers were started.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reading {
-    /// By the clock of workers.
+    /// When they were read, by the clock of workers.
     pub at: u64,
-    /// Cycles that workers had packets for.
+    /// Cycles of workers in turns that had packets.
     pub busy: BTreeMap<CoreId, u64>,
-    /// What is counted of paths beside cycles, and where they are.
+    /// The core of each path, and what it used besides cycles, if it is counted.
     pub paths: BTreeMap<PathId, (CoreId, Used)>,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Scarce {
     share: Share,
     saturation: Saturation,
     before: Option<Reading>,
-    /// Amounts of a second, in the last period.
+    /// Amounts in a second of the last period.
     lately: Reading,
 }
 
@@ -39,7 +39,7 @@ impl Scarce {
         Scarce { share, saturation: Saturation::default(), before: None, lately: Reading::default() }
     }
 
-    /// How it is now, where there is so much of each resource in a second, which has so many cycles.
+    /// Takes in a reading. `capacity` is that of each resource in a second; `hz` are the cycles in a second.
     pub fn take_in(&mut self, now: Reading, hz: u64, capacity: &Used) {
         let Some(before) = &self.before else {
             self.before = Some(now);
@@ -56,7 +56,7 @@ impl Scarce {
         }
     }
 
-    /// What all workers are to share.
+    /// The resource that all workers share.
     pub fn shared(&self) -> Resource {
         match self.share {
             Share::Scarce => self.saturation.scarce(),
@@ -64,24 +64,24 @@ impl Scarce {
         }
     }
 
-    /// Bytes of I/O are counted if they are shared, or can become scarce.
+    /// Bytes of I/O are counted if they are shared, or can become scarce. `is_known`: their capacity is known.
     pub fn counts_io(&self, is_known: bool) -> bool {
         self.shared() == Resource::Io || is_known && self.share == Share::Scarce
     }
 
-    /// By all, in a second of the last period. Cycles are not in it: there is no core of all.
+    /// What all workers used in a second of the last period, without cycles, because each core has its own.
     pub fn used(&self) -> Used {
         self.lately.paths.values().fold(Used::default(), |all, (_, used)| all.plus(used))
     }
 
-    /// By one worker, cycles too.
+    /// What one worker used, with cycles.
     pub fn used_by(&self, core: CoreId) -> Used {
         let its = self.lately.paths.values().filter(|(of, _)| *of == core);
         let others = its.fold(Used::default(), |all, (_, used)| all.plus(used));
         others.and(&self.lately.busy.get(&core).map_or(Used::default(), |cycles| Used::cycles(*cycles)))
     }
 
-    /// Of what the paths of its worker used of this, not cycles.
+    /// The path's part of what all paths of its worker used of this resource; not for cycles.
     pub fn part(&self, path: PathId, resource: Resource) -> f64 {
         let of = |(core, used): &(CoreId, Used)| Some((*core, used.get(resource)?));
         let Some((core, its)) = self.lately.paths.get(&path).and_then(of) else { return 0.0 };
@@ -91,7 +91,7 @@ impl Scarce {
 }
 
 impl Reading {
-    /// What was used since, as of a second. What was not there before is not known.
+    /// What was used since `before`, in a second. Paths and workers that were not there before are left out.
     fn a_second_since(&self, before: &Reading, passed: u64, hz: u64) -> Reading {
         let rate = |amount: u64| {
             let a_second = u128::from(amount) * u128::from(hz) / u128::from(passed.max(1));
@@ -119,7 +119,7 @@ mod tests {
 
     const HZ: u64 = 1000;
 
-    /// Counters that go on as they are told.
+    /// Counters that a test advances.
     struct Made(Reading, Scarce);
 
     impl Made {
@@ -132,7 +132,7 @@ mod tests {
             made
         }
 
-        /// Paths use so much of I/O in a second, for so many; what is shared then.
+        /// Paths use this much I/O in a second, for this many seconds; returns what is shared then.
         fn go_on(&mut self, seconds: u64, io: [u64; 3]) -> Resource {
             self.0.at += seconds * HZ;
             self.0.busy.values_mut().for_each(|busy| *busy += seconds * HZ / 2);
@@ -146,11 +146,11 @@ mod tests {
     }
 
     #[test]
-    fn what_all_workers_use_together_is_what_is_scarce() {
+    fn the_use_of_all_workers_together_decides_what_is_scarce() {
         let mut made = Made::new(Share::Scarce);
         assert_eq!((made.1.counts_io(true), made.1.counts_io(false)), (true, false));
         assert_eq!([made.go_on(1, [100; 3]), made.go_on(3, [300; 3])], [Cycles; 2]);
-        // Of less than a second nothing is said.
+        // Less than a second decides nothing.
         made.0.at += HZ / 10;
         made.1.take_in(made.0.clone(), HZ, &Used::default().with(Io, 1));
         assert_eq!(made.1.shared(), Cycles);
@@ -160,13 +160,13 @@ mod tests {
         let of = |core| (made.1.used_by(core).get(Io), made.1.used_by(core).get(Cycles));
         assert_eq!([of(2), of(3), of(4)], [(Some(400), Some(500)), (Some(520), Some(500)), (None, None)]);
         assert_eq!([0, 1, 2, 3].map(|path| made.1.part(path, Io)), [0.25, 0.75, 1.0, 0.0]);
-        // Still shared, so still counted, when what there is of it is not known any more.
+        // Still shared, so still counted, although the capacity is not known any more.
         assert!(made.1.counts_io(false));
         assert_eq!([made.go_on(1, [100; 3]), made.go_on(1, [100; 3])], [Io, Cycles]);
     }
 
     #[test]
-    fn what_is_always_shared_is_whatever_is_scarce() {
+    fn a_configured_resource_is_shared_whatever_is_scarce() {
         for resource in [Cycles, Io] {
             let mut made = Made::new(Share::Always(resource));
             assert_eq!([[990; 3], [990; 3], [10; 3], [10; 3]].map(|io| made.go_on(1, io)), [resource; 4]);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_new_or_gone_counts_for_nothing() {
+    fn new_and_removed_paths_count_for_nothing() {
         let mut made = Made::new(Share::Scarce);
         made.0.paths.insert(7, (2, Used::default().with(Io, 1_000_000)));
         made.0.paths.remove(&2);

@@ -1,10 +1,11 @@
-//! Which sleeping paths are to be looked at: each time at first, then every second time, every fourth, ... if they have nothing. So many quiet
-//! paths cost a busy one little, and one that had packets a moment ago is looked at at once.
+//! Decides which sleeping paths are looked at. A path is looked at each time at first, then every second time, every fourth
+//! and so on, as long as it has no packets. So many quiet paths cost a busy one little, and new packets of a path that had
+//! some recently are found at once.
 
 use super::inner::{bit, bits};
 use logic::paths::PathId;
 
-/// The last is looked at every 32nd time.
+/// Paths of the last level are looked at every 32nd time.
 const LEVELS: usize = 6;
 
 /// Bit p of level n: path p sleeps, and is looked at every 2^n times.
@@ -28,7 +29,7 @@ impl Sleepers {
         self.levels.iter().fold(0, |all, level| all | level)
     }
 
-    /// Those whose turn it is this time. They are looked at half as often from now on, unless they are removed.
+    /// The paths whose turn it is this time. They are looked at half as often from now on, unless they are removed.
     pub fn next(&mut self) -> impl Iterator<Item = PathId> + use<> {
         self.looks = self.looks.wrapping_add(1);
         let deepest = (self.looks.trailing_zeros() as usize).min(LEVELS - 1);
@@ -47,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_nothing_is_looked_at_less_and_less() {
+    fn a_path_without_packets_is_looked_at_less_and_less_often() {
         let mut sleepers = Sleepers::default();
         sleepers.add(5);
         let looked = |sleepers: &mut Sleepers, path| {
@@ -58,7 +59,7 @@ mod tests {
         assert!(of_5[6..].windows(2).all(|two| two[1] - two[0] == 32), "{of_5:?}");
         assert_eq!(sleepers.all(), 1 << 5);
         sleepers.add(63);
-        assert_eq!(sleepers.next().collect::<Vec<_>>(), [63], "who fell asleep now");
+        assert_eq!(sleepers.next().collect::<Vec<_>>(), [63], "the path that fell asleep now");
         sleepers.add(5);
         assert_eq!(sleepers.next().collect::<Vec<_>>(), [5, 63]);
         sleepers.remove(5);

@@ -1,4 +1,4 @@
-//! A worker that does not get on: another thread takes over what it had.
+//! A worker that hangs: another thread takes over what it had.
 //!
 //! ```text
 //!  thread that hangs          locker               control                    new thread of the same core
@@ -9,11 +9,13 @@
 //!  packets and pool go back to the depot; the thread ends
 //! ```
 //!
-//! Who takes the goods out of the locker first has them, so the thread may go on at any moment: either it has all, or nothing, and ends. It keeps its packets, its
-//! chain, and what it reads of the tables, which is not used again before it has ended ([`super::Epochs`]). What the workers have stays theirs by the number of the core, so
-//! nothing of the plan changes; and what the next plan says of the paths holds for it like for any worker.
+//! The first to take the goods out of the locker has them, so the thread may continue at any moment. It finds all of its
+//! goods, or none and then ends. It keeps its packets, its chain, and what it reads of the tables, which is not used again
+//! before it has ended ([`super::Epochs`]). Workers are known by the number of their core, so nothing of the plan changes.
+//! The next plan holds for the new thread as for any worker.
 //!
-//! A thread that hangs anywhere else than in elements has its goods in its hands: it keeps them until it goes on, and is told as silent.
+//! A thread that hangs anywhere else than in elements holds its goods itself. It keeps them until it continues, and is
+//! reported as silent.
 
 use super::{
     control::Control,
@@ -25,23 +27,23 @@ use crate::user_plane::af_xdp::POOL_FRAMES;
 use anyhow::Context;
 use logic::cores::CoreId;
 
-/// A thread that did not get on, until it ends.
+/// A thread that was taken over, until it ends.
 pub(super) struct Left {
     core: CoreId,
-    /// In whose run it is.
+    /// The path whose run it is in, and the number of packets of that run.
     path: String,
     packets: u64,
     thread: Thread,
 }
 
-/// What was taken, and is still to be given.
+/// Goods that were taken from a thread and not given to another yet.
 pub(super) struct Orphan {
     goods: Box<Goods>,
     is_too_much: bool,
 }
 
 impl Control {
-    /// From all that are still; was there one?
+    /// Takes over from all workers that make no progress; returns whether there was one.
     pub fn take_over_silent(&mut self) -> bool {
         self.left.retain(|left| !left.thread.has_ended());
         for (core, orphan) in std::mem::take(&mut self.orphans) {
@@ -52,12 +54,13 @@ impl Control {
         still.into_iter().filter(|core| self.take_over(*core)).count() > 0
     }
 
-    /// False: there is nothing to be taken, or nobody to take it.
+    /// False: there is nothing to take, or no thread to take it.
     fn take_over(&mut self, core: CoreId) -> bool {
         let is_full = self.threads.get(&core).is_some_and(|old| old.locker().is_full());
-        // Before anything is taken.
+        // The new thread is there before anything is taken.
         let new = is_full.then(|| {
-            self.start(core, true).with_context(|| format!("in place of the worker on core {core}"))
+            self.start(core, true)
+                .with_context(|| format!("replacing the thread of the worker on core {core}"))
         });
         let Some(Some(new)) = new.map(|new| self.note(new)) else { return false };
         let Some(old) = self.threads.get(&core) else { return false };
@@ -66,7 +69,7 @@ impl Control {
         old.is_left();
         let (path, packets) =
             goods.in_run().map_or_else(Default::default, |(path, packets)| (goods.name(path), packets));
-        // It makes no more.
+        // The hung thread will not hold more frames than these.
         goods.pool.shrink(u32::try_from(packets).unwrap_or(u32::MAX).saturating_add(POOL_FRAMES as u32));
         let Some(thread) = self.threads.insert(core, new) else { return false };
         self.left.push(Left { core, path, packets, thread });
@@ -91,11 +94,12 @@ impl Control {
         }
     }
 
-    /// Of workers, for people: as long as they are so.
+    /// What is wrong with workers, for people, as long as it lasts.
     pub fn problems(&self) -> Vec<String> {
         let left = self.left.iter().filter(|left| !left.thread.has_ended()).map(|Left { core, path, packets, .. }| {
             format!(
-                "the worker on core {core} did not get on in path {path}: another thread has taken over what it had, but for {packets} packets, which are lost"
+                "a thread of the worker on core {core} hangs in path {path}; another thread has taken over, and {packets} packets \
+                 are lost"
             )
         });
         let away =
@@ -105,7 +109,7 @@ impl Control {
         left.chain(away).collect()
     }
 
-    /// Times.
+    /// How often the worker of this core was taken over.
     pub fn taken_over(&self, core: CoreId) -> u64 {
         self.taken_over.get(&core).copied().unwrap_or_default()
     }

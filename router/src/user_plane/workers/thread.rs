@@ -1,10 +1,11 @@
-//! A worker's thread, on its core, without any rights, and what it is asked to do between two runs.
+//! A worker's thread: it runs on its core without privileges, and executes commands between two runs.
 //!
-//! A panic unwinds to here, and the same thread goes on at once with all its rings as they are: nothing has to be handed to another, so
-//! nothing but the packets in its hands is lost.
+//! A panic unwinds to here, and the same thread continues at once with all its rings unchanged. Nothing is handed to another
+//! thread, so only the packets in hand are lost.
 //!
-//! What it is asked it does, or never: who waits for it in vain takes it back, whoever comes first. A worker that did not answer is not asked
-//! again before its epoch has moved. A thread whose goods another has taken (`takeover.rs`) ends when it finds that.
+//! A command runs at most once. A caller that times out withdraws it, unless the worker has already started it. A worker
+//! that did not answer gets no command until its epoch has moved. A thread that was taken over (`takeover.rs`) ends when it
+//! notices that.
 
 use super::{
     epochs::{Epoch, Epochs},
@@ -37,28 +38,30 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A worker answers between two runs, which take 100 us or one packet. One that does not get on is not waited for so long, where it is watched.
+/// The longest time that a caller waits for an answer. A worker answers between two runs, and a run takes 100 us or one
+/// packet. If the watch finds that a worker makes no progress, its caller waits less.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
-/// Who waits looks so often whether it does.
+/// How often a caller looks whether the worker makes progress.
 const LOOKS: Duration = Duration::from_millis(20);
-/// The least urgent: a thread that was left and may run for ever.
+/// The nice value of a thread that was taken over and may run for ever: the least urgent.
 const LEAST_URGENT: i32 = 19;
 
 type Command = Box<dyn FnOnce(&mut Inner) + Send>;
 
-/// It was not done, and will not be.
+/// A command that failed, and will not run later.
 pub(super) struct NotTaken<A> {
     pub error: Error,
-    /// What it was to be done with; `None`: it is lost, as the worker panicked at it, or is at it still.
+    /// The thing that the worker did not take. `None`: it is lost, because the worker panicked in the command or is still in
+    /// it.
     pub thing: Option<A>,
 }
 
-/// What the thread and others share.
+/// What the thread shares with others.
 pub(super) struct Desk {
     pub core: CoreId,
     bell: Arc<Bell>,
     pub epoch: Arc<Epoch>,
-    /// There are commands, or it is to end.
+    /// There are commands, or the thread must end.
     called: AtomicBool,
     ends: AtomicBool,
     commands: Mutex<VecDeque<Command>>,
@@ -67,22 +70,23 @@ pub(super) struct Desk {
     pub locker: Arc<Locker<Goods>>,
 }
 
-/// A worker, for those who tell it what to do.
+/// A worker, as its callers see it.
 pub(super) struct Thread {
     core: CoreId,
     desk: Arc<Desk>,
     epochs: Epochs,
     watch: Watch,
     thread: Option<JoinHandle<()>>,
-    /// Where its epoch was when it did not answer, last.
+    /// Its epoch when it last failed to answer.
     silent: Cell<Option<u64>>,
 }
 
 impl Thread {
-    /// Starts it, this nice; `away`: on whichever core of workers, until its own is known to be free. `make` is called on the thread, which may have rights until then.
+    /// Starts a worker with this nice value. With `away`, it runs on the cores of all workers until its own is known to be
+    /// free. `make` is called on the new thread, which has privileges until then.
     ///
     /// # Errors
-    /// The core is not there, it may not be as urgent, or what `make` says.
+    /// The core does not exist, the nice value is not permitted, or `make` fails.
     pub fn start(
         core: CoreId,
         away: bool,
@@ -101,7 +105,8 @@ impl Thread {
                 .map_or_else(|| pin(core), |cores| Ok(sched_setaffinity(None, &cores)?))
                 .and_then(|()| be_nice(core, nice))
                 .and_then(|()| make(its.bell.clone(), its.locker.clone()))
-                // Its sockets are open, and using them takes no rights; so what a packet might make of it, if elements had faults, is bounded.
+                // Its sockets are open, and using them needs no privileges. This bounds the harm that a packet can do if
+                // elements have faults.
                 .and_then(|inner| privileges::give_up_all().map(|()| inner))
             {
                 Ok(mut inner) => {
@@ -112,14 +117,14 @@ impl Thread {
             }
         });
         let thread = thread.context("starting a worker's thread")?;
-        starts.recv().map_err(|_| anyhow!("the thread of core {core} ended"))??;
+        starts.recv().map_err(|_| anyhow!("the new thread for core {core} ended"))??;
         epochs.add(desk.epoch.clone());
         watch.add(desk.clone());
         let (epochs, watch) = (epochs.clone(), watch.clone());
         Ok(Thread { core, desk, epochs, watch, thread: Some(thread), silent: Cell::new(None) })
     }
 
-    /// Others take what is there while elements run.
+    /// Holds what the worker has while elements run; another thread may take it.
     pub fn locker(&self) -> &Locker<Goods> {
         &self.desk.locker
     }
@@ -132,7 +137,8 @@ impl Thread {
         &self.desk.standing
     }
 
-    /// Another has what it had: it ends when it finds that, is not waited for, and is not in the way of others on its core.
+    /// Called when another thread has taken what this one had. This one ends when it notices that. Nobody waits for it, and
+    /// it hardly disturbs others on its core.
     pub fn is_left(&self) {
         self.desk.ends.store(true, Relaxed);
         self.silent.set(Some(self.desk.epoch.now()));
@@ -147,15 +153,15 @@ impl Thread {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Has it do this between two runs; returns what that returns.
+    /// Makes the worker run this between two runs; returns the result.
     ///
     /// # Errors
-    /// It panicked at it, or is in the same run for seconds.
+    /// The worker panicked in it, or has been in the same run for seconds.
     pub fn ask<T: Send + 'static>(&self, what: impl FnOnce(&mut Inner) -> T + Send + 'static) -> Result<T> {
         self.give((), |inner, ()| what(inner)).map_err(|not| not.error)
     }
 
-    /// Has it take this.
+    /// Makes the worker take this thing.
     pub fn give<A: Send + 'static, T: Send + 'static>(
         &self,
         thing: A,
@@ -164,7 +170,7 @@ impl Thread {
         if self.is_silent() {
             return Err(NotTaken { error: self.silence(), thing: Some(thing) });
         }
-        // Whoever takes what is in it, the worker or who waited in vain, has it alone.
+        // Either the worker takes what is in it, or the caller takes it back after a timeout; whoever is first has it alone.
         let offer = Arc::new(Mutex::new(Some((thing, take))));
         let claim = |offer: &Mutex<Option<_>>| locked(offer).take();
         let (to, answer) = sync_channel(1);
@@ -176,7 +182,7 @@ impl Thread {
         });
         locked(&self.desk.commands).push_back(command);
         self.desk.call();
-        // For one that has not begun, no longer than it gets on.
+        // A command that has not begun is waited for only while the worker makes progress.
         let wait = |gives_up: &dyn Fn() -> bool| {
             let begun = Instant::now();
             loop {
@@ -192,21 +198,21 @@ impl Thread {
             if let Some((thing, _)) = claim(&offer) {
                 return Err(NotTaken { error: self.is_silent_from_now_on(), thing: Some(thing) });
             }
-            // It is at it.
+            // The worker has begun with it.
             answered = wait(&|| false);
         }
         answered.map_err(|why| {
             let error = match why {
                 RecvTimeoutError::Timeout => self.is_silent_from_now_on(),
                 RecvTimeoutError::Disconnected => {
-                    anyhow!("the worker on core {} panicked at a command", self.core)
+                    anyhow!("the worker on core {} panicked in a command", self.core)
                 }
             };
             NotTaken { error, thing: None }
         })
     }
 
-    /// It did not answer, and nothing has moved since.
+    /// Whether it did not answer, and its epoch has not moved since.
     fn is_silent(&self) -> bool {
         self.silent.get() == Some(self.desk.epoch.now())
     }
@@ -217,16 +223,16 @@ impl Thread {
     }
 
     fn silence(&self) -> Error {
-        anyhow!("the worker on core {} does not answer, and keeps what it has", self.core)
+        anyhow!("the worker on core {} does not answer; it keeps its paths and their packets", self.core)
     }
 }
 
 impl Desk {
-    /// Of a worker that sleeps; `away` as in [`Thread::start`].
+    /// The desk of a worker that sleeps; `away` as in [`Thread::start`].
     pub fn new(core: CoreId, away: bool) -> Result<Desk> {
         Ok(Desk {
             core,
-            bell: Arc::new(Bell::new().context("a worker's bell")?),
+            bell: Arc::new(Bell::new().context("making the bell of a worker")?),
             epoch: Arc::default(),
             called: AtomicBool::new(false),
             ends: AtomicBool::new(false),
@@ -237,17 +243,17 @@ impl Desk {
         })
     }
 
-    /// The calling thread is the worker's.
+    /// Makes the calling thread the worker's thread.
     pub fn begin(&self) {
         let _ = self.thread.set(gettid());
     }
 
-    /// Its own.
+    /// The worker's thread, once it has begun.
     pub fn thread(&self) -> Option<Pid> {
         self.thread.get().copied()
     }
 
-    /// It is awake, or was called.
+    /// Whether it should make progress, because it is awake or was called.
     pub fn is_to_move(&self) -> bool {
         self.epoch.is_awake() || self.called.load(Relaxed)
     }
@@ -258,7 +264,7 @@ impl Desk {
     }
 }
 
-/// It ends when it is through with its run. What it has goes with it: rings are to be taken from it before.
+/// The thread ends after its run. Everything that it has is dropped with it, so its rings must be taken from it before.
 impl Drop for Thread {
     fn drop(&mut self) {
         self.watch.remove(&self.desk);
@@ -268,9 +274,9 @@ impl Drop for Thread {
         let begun = Instant::now();
         while !thread.is_finished() {
             if begun.elapsed() > ANSWERS_WITHIN || self.is_silent() {
-                // What it reads may not be used again: its epoch stays.
+                // Its epoch stays, so that the blocks that it reads are not used again.
                 return tracing::error!(
-                    "the worker on core {} does not end, and keeps what it has",
+                    "the worker on core {} does not end; it keeps its paths and their packets",
                     self.core
                 );
             }
@@ -295,7 +301,7 @@ fn be_nice(core: CoreId, nice: i8) -> Result<()> {
 }
 
 fn work(desk: &Desk, inner: &mut Inner) {
-    // Awake.
+    // The worker is awake from now on.
     desk.epoch.turn_over();
     while !desk.ends.load(Relaxed) && !inner.has_nothing {
         if !survives(|| rounds(desk, inner)) && !survives(|| inner.recover(Fault::Panicked)) {
@@ -305,7 +311,7 @@ fn work(desk: &Desk, inner: &mut Inner) {
     desk.epoch.turn_over();
 }
 
-/// Does it not panic? What it panicked with is left: to drop it might panic, too.
+/// Returns whether it did not panic. The payload of a panic is leaked, because dropping it might panic, too.
 fn survives(run: impl FnOnce()) -> bool {
     catch_unwind(AssertUnwindSafe(run)).map_err(mem::forget).is_ok()
 }

@@ -1,11 +1,14 @@
-//! Packets for the kernel: as they came in, or, if an element made them, to be sent as the machine's own ([`super::own`]).
+//! Gives packets to the kernel: as they came in, or, if an element made them, to be sent as the machine's own
+//! ([`super::own`]).
 //!
-//! To give one to the kernel that came in takes a system call of some 16 us (BPF_PROG_TEST_RUN with live frames; one packet each, as all of a call
-//! have the same bytes), so it is not the workers' time: one thread does it, in the order of each worker. Before a packet is copied for it, its
-//! payer is charged as in the kernel plane (`bpf/account.h`): its router, or its port where it is for no interface. Budgets are each worker's.
+//! Giving the kernel a packet that came in takes a system call of some 16 us (BPF_PROG_TEST_RUN with live frames, one packet
+//! each, because all packets of a call have the same bytes). Workers do not spend that time: one thread does it, in the
+//! order of each worker. Before a packet is copied for that thread, its payer is charged as in the kernel plane
+//! (`bpf/account.h`). The payer is the router, or the port for packets of no interface. Each worker has budgets of its own.
 //!
-//! What may wait for the thread is bounded, and a quarter of that is for ARP and neighbour discovery alone. A payer has at most as many
-//! there as are free (dynamic thresholds; Choudhury and Hahne 1998, with alpha = 1): alone a half, and whoever comes always finds room.
+//! A limited number of packets may wait for the thread, and a quarter of the places is for ARP and neighbour discovery
+//! alone. A payer has at most as many places as are free (dynamic thresholds; Choudhury and Hahne 1998, with alpha = 1). So
+//! a payer alone has half of them, and a new payer always finds room.
 
 use super::{
     exchange::PORTS,
@@ -39,33 +42,33 @@ const PASS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pass.bpf.o"));
 /// The calling thread's namespace.
 const OWN: &str = "/proc/thread-self/ns/net";
 
-/// Packets that wait, at most; and those that are neither ARP nor neighbour discovery.
+/// The most packets that wait, and the most of them that are neither ARP nor neighbour discovery.
 const MOST_WAITING: usize = 1024;
 const MOST_OTHERS: usize = MOST_WAITING / 4 * 3;
-/// Payers: routers, and behind them ports.
+/// Payers: first routers, then ports.
 const ROUTERS: usize = 256;
 const PAYERS: usize = ROUTERS + PORTS;
 
 /// Gives packets to the kernel's stack.
 pub trait Up: Send {
-    /// As if it had come in by this device, which is in the calling thread's namespace.
+    /// Gives the kernel a frame as if it had come in by this device, which is in the calling thread's namespace.
     ///
     /// # Errors
-    /// It is lost.
+    /// The frame is lost.
     fn up(&mut self, ifindex: u32, frame: &[u8]) -> Result<()>;
 }
 
-/// By a program of its own that passes all, of no generation of the kernel plane.
+/// Gives packets up by a program of its own, which passes all packets and belongs to no generation of the kernel plane.
 pub struct PassUp(Injector);
 
 impl PassUp {
     /// # Errors
-    /// The kernel refuses the program, which takes CAP_BPF and CAP_NET_ADMIN; so does giving packets to it.
+    /// The kernel refuses the program, which needs CAP_BPF and CAP_NET_ADMIN; so does giving packets to it.
     pub fn new() -> Result<PassUp> {
         let mut builder = ObjectBuilder::default();
         let object = builder.open_memory(PASS).and_then(|object| object.load());
         let object =
-            object.context("loading the program that passes packets up (CAP_BPF and CAP_NET_ADMIN)")?;
+            object.context("loading the program that passes packets up (needs CAP_BPF and CAP_NET_ADMIN)")?;
         let program = object.progs().next().context("no program passes packets up")?;
         Ok(PassUp(Injector::new(program.as_fd(), program.as_fd())?))
     }
@@ -77,14 +80,14 @@ impl Up for PassUp {
     }
 }
 
-/// What a payer may have of the kernel's time in a second, of each worker; 0: no limit.
+/// The most packets of a payer in a second that each worker gives the kernel; 0: no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budgets {
     pub exception_pps: u64,
     pub control_pps: u64,
 }
 
-/// A payer, as all threads have it.
+/// A payer; all threads share it.
 #[derive(Debug, Default)]
 struct Payer {
     /// Its packets in the queue.
@@ -112,7 +115,7 @@ struct Line {
 }
 
 impl Line {
-    /// A packet may wait, as long as at most so many do; it does from now on.
+    /// Lets a packet of this payer wait if there is room, with `most` places for all; returns whether it waits.
     fn enter(&self, payer: &Payer, most: usize) -> bool {
         let all = self.waiting.fetch_add(1, Relaxed);
         let theirs = payer.waiting.fetch_add(1, Relaxed);
@@ -136,7 +139,7 @@ pub(super) struct Device {
     pub namespace: Arc<File>,
 }
 
-/// A packet for the kernel.
+/// How a packet is given to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum How {
     /// A frame, as it came in by this port.
@@ -150,7 +153,7 @@ enum Message {
     Ports(BTreeMap<PortId, Device>),
 }
 
-/// The thread, and the way to it.
+/// The thread that gives packets to the kernel, and the way to it.
 pub(super) struct Ups {
     to: Sender<Message>,
     line: Arc<Line>,
@@ -158,7 +161,7 @@ pub(super) struct Ups {
 }
 
 impl Ups {
-    /// The thread ends when this and all gates are gone.
+    /// Starts the thread. It ends when this and all gates are gone.
     pub fn start(up: Box<dyn Up>, routers: Namespaces, budgets: Budgets) -> Result<Ups> {
         let (to, messages) = channel();
         let payers = std::array::from_fn(|_| Payer::default());
@@ -171,12 +174,12 @@ impl Ups {
         Ok(Ups { to, line, budgets })
     }
 
-    /// From now on.
+    /// Sets the ports from now on.
     pub fn set_ports(&self, ports: BTreeMap<PortId, Device>) {
         let _ = self.to.send(Message::Ports(ports));
     }
 
-    /// For one worker.
+    /// A gate for one worker.
     pub fn gate(&self) -> Gate {
         let Ups { to, line, budgets } = self;
         let buckets = vec![[Bucket::FULL; 2]; PAYERS];
@@ -214,7 +217,7 @@ fn give(messages: &Receiver<Message>, up: Box<dyn Up>, routers: Namespaces, line
             Ok(message) => message,
             Err(TryRecvError::Disconnected) => return,
             Err(TryRecvError::Empty) => {
-                // A socket, or this thread, would keep a namespace alive that is deleted.
+                // A socket or this thread would keep a deleted namespace alive.
                 place.leave_routers();
                 let Ok(message) = messages.recv() else { return };
                 message
@@ -236,7 +239,7 @@ fn give(messages: &Receiver<Message>, up: Box<dyn Up>, routers: Namespaces, line
                 match given {
                     Ok(()) => payer.packets.fetch_add(1, Relaxed),
                     Err(error) => {
-                        tracing::debug!("the kernel does not take a packet ({how:?}): {error:#}");
+                        tracing::debug!("a packet was not given to the kernel ({how:?}): {error:#}");
                         payer.failed.fetch_add(1, Relaxed)
                     }
                 };
@@ -245,7 +248,7 @@ fn give(messages: &Receiver<Message>, up: Box<dyn Up>, routers: Namespaces, line
     }
 }
 
-/// Where the thread is: a port's namespace, as long as packets come by it.
+/// The state of the thread. It stays in a port's namespace while packets of that port come.
 struct UpThread {
     up: Box<dyn Up>,
     ports: BTreeMap<PortId, Device>,
@@ -254,7 +257,7 @@ struct UpThread {
     home: Option<File>,
     /// The namespace it is in, if not its own.
     away: Option<netns::Key>,
-    /// There are sockets in namespaces of routers, and it may be in one.
+    /// There are sockets in namespaces of routers, and the thread may be in one of these.
     visits: bool,
 }
 
@@ -270,12 +273,12 @@ impl UpThread {
         let open = || {
             self.away = Some(namespace.key());
             self.visits = true;
-            namespace.enter().context("entering a router's namespace (CAP_SYS_ADMIN)")
+            namespace.enter().context("entering a router's namespace (needs CAP_SYS_ADMIN)")
         };
         self.senders.send(namespace.cookie(), packet, open)
     }
 
-    /// Nothing here is in the namespace of a router any more.
+    /// Leaves the namespaces of routers, and closes the sockets there.
     fn leave_routers(&mut self) {
         if std::mem::take(&mut self.visits) {
             self.go_home();
@@ -288,18 +291,20 @@ impl UpThread {
             match netns::enter(home) {
                 Ok(()) => self.away = None,
                 Err(error) => {
-                    tracing::warn!("the thread for packets that go up stays in a port's namespace: {error}")
+                    tracing::warn!(
+                        "the thread that gives packets to the kernel cannot return to its own namespace: {error}"
+                    )
                 }
             }
         }
     }
 }
 
-/// This thread's own business: it does nothing else.
+/// Enters a namespace. Only this thread is affected, and it does nothing else.
 fn enter(away: &mut Option<netns::Key>, namespace: &File) -> Result<()> {
     let key = netns::Key::of(namespace)?;
     if *away != Some(key) {
-        netns::enter(namespace).context("entering a namespace (CAP_SYS_ADMIN)")?;
+        netns::enter(namespace).context("entering a namespace (needs CAP_SYS_ADMIN)")?;
         *away = Some(key);
     }
     Ok(())
@@ -315,7 +320,7 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    /// A frame that came in, or an IP packet that was made of it; what becomes of it is counted.
+    /// Gives a frame that came in, or an IP packet that was made of it, and counts what happens to it.
     pub fn give(&mut self, reason: Reason, is_own: bool, ingress: Ingress, now_ns: u64, data: &[u8]) {
         let number = match ingress.interface {
             0 => ROUTERS + usize::from(ingress.port),
@@ -386,7 +391,7 @@ mod tests {
 
     type Given = (u32, Vec<u8>);
 
-    /// Says what it gets, when it may.
+    /// Waits for a permission, and then reports the packet that it got.
     struct PacedUp(Sender<Given>, Receiver<()>);
     impl Up for PacedUp {
         fn up(&mut self, ifindex: u32, frame: &[u8]) -> Result<()> {
@@ -408,11 +413,11 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_exceptions_pays_and_leaves_room_for_control() {
+    fn a_flood_of_exceptions_is_policed_and_leaves_room_for_control() {
         let (ups, tells, go) = start(Budgets { exception_pps: 1000, control_pps: 2000 });
         let mut gate = ups.gate();
         let policed = || (ups.report().all.policed, ups.report().all.control_policed);
-        // 100 ms of 1000 a second; another router has its own.
+        // The burst is 100 ms of 1000 packets a second. Another router has its own.
         for n in 0..500_u16 {
             gate.give(Reason::TtlExceeded, false, of(1), 0, &n.to_be_bytes());
         }
@@ -422,7 +427,7 @@ mod tests {
         assert_eq!(policed(), (400, 0));
         gate.give(Reason::TtlExceeded, false, of(1), 1_000_000, &[]);
         gate.give(Reason::TtlExceeded, false, of(1), 1_000_000, &[]);
-        assert_eq!(policed(), (401, 0), "a millisecond later there is one more");
+        assert_eq!(policed(), (401, 0), "a millisecond later, one more may pass");
         assert_eq!(ups.report().routers[&1].policed, 401);
         assert!(ups.report().routers.get(&2).is_none_or(|other| other.policed == 0));
         (0..103).for_each(|_| go.send(()).unwrap());
@@ -434,20 +439,20 @@ mod tests {
         assert_eq!(numbered, (0..100).collect::<Vec<_>>(), "in order");
     }
 
-    /// What is not policed, such as packets for the box itself.
+    /// Packets that are not policed, such as those for the box itself.
     #[test]
     fn a_payers_flood_leaves_room_for_others() {
         let (ups, _tells, go) = start(Budgets { exception_pps: 0, control_pps: 0 });
         let mut gate = ups.gate();
         let full = |router| ups.report().routers.get(&router).map_or(0, |counts| counts.queue_full);
         (0..2000).for_each(|_| gate.give(Reason::Local, false, of(1), 0, &[]));
-        // One may be with the thread.
-        assert!((2000 - 385..=2000 - 384).contains(&full(1)), "half of what is for all: {}", full(1));
+        // The thread may have one of them.
+        assert!((2000 - 385..=2000 - 384).contains(&full(1)), "half of the places: {}", full(1));
         (0..2000).for_each(|_| gate.give(Reason::Local, false, of(2), 0, &[]));
         assert!((2000 - 193..=2000 - 192).contains(&full(2)), "half of the rest: {}", full(2));
         (0..96).for_each(|_| gate.give(Reason::Local, false, of(3), 0, &[]));
         assert_eq!(full(3), 0);
-        // And control a quarter besides.
+        // Control has another quarter.
         (0..128).for_each(|_| gate.give(Reason::Arp, false, of(4), 0, &[]));
         assert_eq!(full(4), 0);
         (0..801).for_each(|_| _ = go.send(()));
@@ -463,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_port_that_is_gone_nothing_goes_up() {
+    fn packets_of_a_port_that_is_gone_do_not_go_up() {
         let (ups, _tells, go) = start(Budgets { exception_pps: 0, control_pps: 0 });
         let mut gate = ups.gate();
         go.send(()).unwrap();
@@ -477,6 +482,10 @@ mod tests {
             thread::sleep(Duration::from_millis(1));
         }
         let ports = ups.report().ports;
-        assert_eq!((ports[&3].packets, ports[&4].failed), (1, 1), "those for no interface, by port");
+        assert_eq!(
+            (ports[&3].packets, ports[&4].failed),
+            (1, 1),
+            "packets for no interface are counted by port"
+        );
     }
 }

@@ -1,14 +1,17 @@
-//! Whether workers get on, and on whose cores they are.
+//! Watches whether workers make progress, and on which cores they run.
 //!
-//! A worker stands still if its epoch does, while it is awake or was called. That is looked at 15 times in the patience of the settings (1.5 s: each
-//! 100 ms). A worker without packets sleeps and stands still for nobody. A look that comes late says that the machine, or what it runs in, stood still, and counts for nobody.
+//! A worker makes no progress if its epoch stays the same while it is awake or was called. The watch looks at it 15 times in
+//! the patience of the settings (1.5 s, so every 100 ms). A worker without packets sleeps, which is fine. A look that comes
+//! late counts for no worker: the machine, or what it runs in, stood still.
 //!
-//! * **After 5 looks** in a row it may run on the cores of all workers. If something has its own core that it cannot run beside, such as a
-//!   real-time task, it goes on there with all it has, and nothing is lost. Real-time tasks leave others 50 ms of a second by default, and 0.5 s is less than the rest.
-//! * **After 15 looks** it is its elements that do not get on: [`super::takeover`]. A run takes 100 us, or one packet; 256 packets of a chain that needs
-//!   1 us for each would have to be 4,000 times as slow, and an emulated machine is 20 to 50 times.
+//! * **After 5 looks** in a row without progress, the worker may run on the cores of all workers. If something has its own
+//!   core that it cannot run beside, such as a real-time task, it continues elsewhere with everything it has, and nothing is
+//!   lost. By default, real-time tasks leave others 50 ms of a second; the 5 looks (0.5 s) fit into the rest of it.
+//! * **After 15 looks**, its elements are at fault: see [`super::takeover`]. A run takes 100 us, or one packet. A run of 256
+//!   packets that need 1 us each would have to be 4,000 times as slow, and an emulated machine is 20 to 50 times as slow.
 //!
-//! A worker that is away comes home when a thread which does nothing but sleep 10 times on its core was woken in time each time.
+//! A worker that is away comes home when a probe was woken in time 10 times in a row. A probe is a thread on the worker's
+//! core that only sleeps.
 
 use super::thread::Desk;
 use crate::base::guard::locked;
@@ -28,43 +31,43 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// So many looks in a row without a move: it is not waited for any longer.
+/// After this many looks in a row without progress, the worker is not waited for any longer.
 const LOOKS: u32 = 15;
-/// So many: it may run elsewhere.
+/// After this many, it may run elsewhere.
 const ELSEWHERE: u32 = 5;
-/// Naps of a probe, each a look long.
+/// Naps of a probe, each as long as the time between two looks.
 const NAPS: u32 = 10;
-/// So many looks without a probe that slept well: the core is not the worker's, and that is told.
+/// After more than this many looks without a probe that slept well, the core is reported as not free.
 const TOLD: u32 = 2 * LOOKS;
 
-/// What is known of one, by the watch.
+/// What the watch knows of a worker.
 #[derive(Default)]
 pub(super) struct Standing {
     seen: AtomicU64,
     still: AtomicU32,
     /// It may run on other cores.
     away: AtomicBool,
-    /// Looks since it may.
+    /// Looks since then at which it had made progress.
     away_for: AtomicU32,
 }
 
 impl Standing {
-    /// It begins on whichever core.
+    /// A worker that may begin on other cores.
     pub fn begins_away() -> Standing {
         Standing { away: AtomicBool::new(true), ..Standing::default() }
     }
 
-    /// It does not get on.
+    /// Whether it makes no progress.
     pub fn is_still(&self) -> bool {
         self.still.load(Acquire) >= LOOKS
     }
 
-    /// Something else has its core.
+    /// Whether its core has had no time for it for long.
     pub fn has_no_core(&self) -> bool {
         self.away.load(Acquire) && self.away_for.load(Relaxed) > TOLD
     }
 
-    /// How often in a row it stood there.
+    /// Takes in a look; returns how many in a row have seen no progress.
     fn look(&self, epoch: u64, is_to_move: bool) -> u32 {
         let stands = self.seen.swap(epoch, AcqRel) == epoch && is_to_move;
         let still = if stands { self.still.load(Relaxed).saturating_add(1) } else { 0 };
@@ -86,10 +89,11 @@ impl Watch {
         locked(&self.0).retain(|other| !Arc::ptr_eq(other, desk));
     }
 
-    /// Where a worker of this core may be if it cannot be there: with all workers, or, where there are no others, on any core.
+    /// The cores where a worker of this core may run if its own has no time: those of all workers, or any core if there are
+    /// no other workers.
     ///
     /// # Errors
-    /// The kernel does not say which cores there are.
+    /// The kernel does not report the cores.
     pub fn elsewhere(&self, home: CoreId) -> io::Result<CpuSet> {
         let cores: Vec<CoreId> =
             locked(&self.0).iter().map(|desk| desk.core).filter(|core| *core != home).collect();
@@ -98,7 +102,8 @@ impl Watch {
         Ok(all)
     }
 
-    /// Looks as long as `goes_on`, and lets `sleep` pass the time between; `is_still` is told while a worker is, from 15 looks on.
+    /// Looks while `goes_on` holds; `sleep` passes the time between two looks. Calls `is_still` at each look if a worker has
+    /// made no progress for 15 looks or more.
     pub fn run(
         &self,
         patience: Duration,
@@ -132,7 +137,10 @@ impl Watch {
                 self.elsewhere(desk.core).and_then(|cores| Ok(sched_setaffinity(Some(thread), &cores)?));
             match moved {
                 Ok(()) => standing.goes_away(),
-                Err(error) => tracing::warn!("the worker on core {} stays there: {error}", desk.core),
+                Err(error) => tracing::warn!(
+                    "the worker on core {} makes no progress and cannot run on other cores: {error}",
+                    desk.core
+                ),
             }
         } else if standing.away.load(Acquire) && still == 0 {
             standing.away_for.fetch_add(1, Relaxed);
@@ -163,11 +171,11 @@ fn number(of: Pid) -> i32 {
     of.as_raw_nonzero().get()
 }
 
-/// A thread that finds out whether a core is to be had.
+/// A thread that finds out whether a core has time.
 struct Probe(Arc<AtomicBool>);
 
 impl Probe {
-    /// It ends when it knows, or with the worker.
+    /// The thread ends when it knows, or when the worker has ended.
     fn start(desk: &Arc<Desk>, nap: Duration) -> Probe {
         let (core, of, known) = (desk.core, Arc::downgrade(desk), Arc::new(AtomicBool::new(false)));
         let its = known.clone();
@@ -177,7 +185,9 @@ impl Probe {
             }
         };
         if let Err(error) = thread::Builder::new().name(format!("probe/{core}")).spawn(probes) {
-            tracing::warn!("a worker stays away from core {core}: starting a thread: {error}");
+            tracing::warn!(
+                "the worker of core {core} stays on other cores, because no probe can be started: {error}"
+            );
         }
         Probe(known)
     }
@@ -187,7 +197,7 @@ impl Probe {
     }
 }
 
-/// Returns when it did; false: nobody wants to know any more.
+/// Returns true after enough naps in a row that ended in time; false if the worker has ended.
 fn sleeps_well(of: &Weak<Desk>, nap: Duration, sleep: impl Fn(Duration)) -> bool {
     let mut well = 0;
     while well < NAPS {
@@ -214,13 +224,13 @@ mod tests {
         (0..CpuSet::MAX_CPU as CoreId).filter(|core| set.is_set((*core).into())).collect()
     }
 
-    /// Where a thread may run, this one or a desk's.
+    /// Where this thread may run, or a desk's thread.
     fn allowed(desk: Option<&Desk>) -> Vec<CoreId> {
         cores(&sched_getaffinity(desk.and_then(Desk::thread)).unwrap())
     }
 
     #[test]
-    fn who_is_to_move_and_does_not_is_still() {
+    fn a_worker_that_should_move_and_does_not_is_still() {
         let standing = Standing::default();
         let looks = |epoch, is_to_move| standing.look(epoch, is_to_move);
         assert_eq!([looks(3, true), looks(3, true), looks(3, true)], [0, 1, 2]);
@@ -234,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn elsewhere_is_with_all_workers_or_anywhere() {
+    fn elsewhere_means_the_cores_of_all_workers_or_any_core() {
         let (watch, desks) = (Watch::default(), [5, 7].map(desk));
         let elsewhere = |home| cores(&watch.elsewhere(home).unwrap());
         watch.add(desks[0].clone());
@@ -250,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn who_stands_still_runs_elsewhere_until_its_core_is_free() {
+    fn a_worker_without_progress_runs_elsewhere_until_its_core_is_free() {
         const NAP: Duration = Duration::from_millis(50);
         let (watch, anywhere) = (Watch::default(), allowed(None));
         let home = anywhere[0];
@@ -267,7 +277,7 @@ mod tests {
             begun.recv().unwrap().unwrap();
             desk.epoch.turn_over();
             let mut probes = BTreeMap::new();
-            // A probe of the first time says nothing the second time.
+            // The probe of the first time does not count the second time.
             (0..2).for_each(|_| away_and_home(&watch, &desk, NAP, &mut probes, &anywhere));
         });
     }
@@ -291,14 +301,14 @@ mod tests {
         assert_eq!(here(), [desk.core]);
         assert_eq!(look(false), (ELSEWHERE, 0));
         assert_eq!(here(), anywhere);
-        assert_eq!(look(false), (ELSEWHERE + 1, 0), "it does not get on there either");
+        assert_eq!(look(false), (ELSEWHERE + 1, 0), "it makes no progress there either");
         let begun = Instant::now();
         (0..TOLD).for_each(|_| assert_eq!(look(true), (0, 1)));
         assert!(!desk.standing.has_no_core());
         look(true);
         assert!(desk.standing.has_no_core());
         (1..=ELSEWHERE).for_each(|n| assert_eq!(look(false), (n, 1)));
-        assert!(desk.standing.has_no_core(), "whether it stands still there or not");
+        assert!(desk.standing.has_no_core(), "whether it makes progress there or not");
         assert_eq!(here(), anywhere);
         while desk.standing.away.load(Acquire) {
             assert!(begun.elapsed() < Duration::from_secs(60));
@@ -311,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn who_begins_elsewhere_comes_home() {
+    fn a_worker_that_begins_elsewhere_comes_home() {
         let (watch, home, begun) = (Watch::default(), allowed(None)[0], Instant::now());
         let desk = Arc::new(Desk::new(home, true).unwrap());
         watch.add(desk.clone());
@@ -321,12 +331,12 @@ mod tests {
             desk.epoch.pass();
             desk.standing.away.load(Acquire) && begun.elapsed() < Duration::from_secs(60)
         };
-        watch.run(Duration::from_millis(5) * LOOKS, thread::sleep, is_away, || panic!("it gets on"));
+        watch.run(Duration::from_millis(5) * LOOKS, thread::sleep, is_away, || panic!("it makes progress"));
         assert_eq!(allowed(None), [home]);
     }
 
     #[test]
-    fn who_stands_still_for_long_is_told_but_not_of_a_machine_that_did() {
+    fn a_worker_without_progress_is_reported_unless_the_machine_stood_still() {
         const LOOK: Duration = Duration::from_millis(2);
         let (watch, awake) = (Watch::default(), desk(1));
         watch.add(awake.clone());
@@ -339,11 +349,11 @@ mod tests {
             LOOK * LOOKS,
             |look| thread::sleep(3 * look),
             || count(&looks) < 2 * LOOKS,
-            || panic!("it came late"),
+            || panic!("the looks came late"),
         );
         assert_eq!(still(), 0);
         let told = Cell::new(0);
-        // The first look sees where it is.
+        // The first look only reads the epoch.
         watch.run(
             LOOK * LOOKS,
             thread::sleep,
