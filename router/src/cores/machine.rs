@@ -46,8 +46,8 @@ impl Machine {
     pub fn observe(roots: &Roots) -> io::Result<Machine> {
         let cpu = roots.sys("devices/system/cpu");
         let online = cores(&cpu.join("online")).filter(|online| !online.is_empty());
-        let online =
-            online.ok_or_else(|| io::Error::other(format!("no list of online cores in {}", cpu.display())))?;
+        let online = online
+            .ok_or_else(|| io::Error::other(format!("no list of online cores in {}", cpu.display())))?;
         let set = |name| cores(&cpu.join(name)).unwrap_or_default();
         let (isolated, nohz_full, nodes) = (set("isolated"), set("nohz_full"), nodes(roots));
         let site = |&id: &CoreId| {
