@@ -127,7 +127,7 @@ impl Published {
 /// See the head of this file.
 pub struct Exchange {
     /// Wakes the thread that places, which sleeps while nothing is polled; `None`: no descriptor was available, so news
-    /// wait until it wakes up.
+    /// waits until it wakes up.
     pub waker: Option<Waker>,
     found: Mutex<Option<Arc<CoresSnapshot>>>,
     published: Mutex<Published>,

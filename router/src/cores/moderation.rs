@@ -161,14 +161,14 @@ pub struct Moderation {
     devices: BTreeMap<u32, Device>,
 }
 
-/// What is known of a device.
+/// What is known about a device.
 #[derive(Clone, Debug)]
 enum Device {
     Ours {
         set: Setting,
         was: Setting,
     },
-    /// Until the next start.
+    /// It is left alone until the next start, for this reason.
     LeftAlone(&'static str),
 }
 

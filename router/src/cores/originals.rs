@@ -218,7 +218,7 @@ impl Originals {
             }
             Control::None { .. } => {}
         }
-        // A device with one TX queue has none.
+        // A device with one TX queue has no such file.
         if let Ok(mask) = fs::read_to_string(xps(roots, device, queue)) {
             let what = What::Transmit { ifindex: number_of(roots, device), queue };
             found.push((what, Was::Text(mask.trim().into())));

@@ -178,7 +178,7 @@ impl<A: Scheduling> Placing<A> {
         }
     }
 
-    /// Whether there are news to hand over at once.
+    /// Whether there is news to hand over at once.
     pub fn has_news(&self) -> bool {
         !self.news.is_empty()
     }
@@ -260,7 +260,7 @@ impl<A: Scheduling> Placing<A> {
         self.queues.values_mut().for_each(|queue| queue.rest(now));
     }
 
-    /// Whether rounds may pause while nothing is polled. They may not while news wait to be handed over, cores have wake-up
+    /// Whether rounds may pause while nothing is polled. They may not while news waits to be handed over, cores have wake-up
     /// limits, or routers are counted. They may not while queues are split, because other cores may have much left to do for
     /// a queue that is no longer polled.
     fn may_rest(&self) -> bool {
@@ -381,7 +381,7 @@ impl<A: Scheduling> Placing<A> {
         let balancer = found.balancer.as_deref();
         let beyond = self.sharing.beyond.iter().map(|core| {
             format!(
-                "core {core} receives more packets than it can even cut: routers on it lose packets whatever their shares"
+                "core {core} receives more packets than it can even drop: routers on it lose packets whatever their shares"
             )
         });
         let troubles = self.troubles.iter().chain(&found.troubles).chain(&self.uncounted).cloned();

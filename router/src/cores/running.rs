@@ -48,8 +48,8 @@ const LEAST: Duration = Duration::from_millis(100);
 const PUBLISH: Duration = Duration::from_millis(100);
 /// A worker polls at most this long after the end of a run, and spins this long without packets; microseconds.
 const BESIDE_A_RUN_US: u32 = 50;
-/// The priority of `placing`: above all normal threads, and above NAPI threads of the lowest real-time priority. A full core
-/// needs a round most, and a round takes some ten microseconds of ten milliseconds. Threads that are to be held up
+/// The priority of `placing`: above all normal threads, and above NAPI threads of the lowest real-time priority. A full
+/// core needs a round most, and a round takes some ten microseconds of ten milliseconds. Threads that are to be held up
 /// ([`super::drain`]) must have a lower priority.
 pub(super) const PRIORITY: libc::c_int = 2;
 
@@ -60,8 +60,8 @@ pub struct Threads {
     looking: Option<JoinHandle<()>>,
 }
 
-/// Starts placing for the ports of a configuration, in the calling thread's network namespace. If configured, full cores are
-/// shared by `shares`. With the policy `off`, everything that an earlier daemon has changed is restored first.
+/// Starts placing for the ports of a configuration, in the calling thread's network namespace. If configured, `shares`
+/// are enforced on full cores. With the policy `off`, everything that an earlier daemon has changed is restored first.
 ///
 /// # Errors
 /// /proc or /sys cannot be read (with `off` this is only a condition), or no thread can be started.

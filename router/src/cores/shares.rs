@@ -30,7 +30,7 @@ pub struct Sharing {
     /// Cores on which routers are cut.
     cutting: BTreeSet<CoreId>,
     last: Option<Duration>,
-    /// Cores that receive more packets than they can even cut.
+    /// Cores that receive more packets than they can even drop.
     pub(super) beyond: BTreeSet<CoreId>,
 }
 

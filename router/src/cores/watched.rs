@@ -143,7 +143,8 @@ impl Watched {
         Some(Counted { packets_per_s, wakeups_per_s: self.load.wakeups_per_s })
     }
 
-    /// Whether it can be moved now: it has a thread or an interrupt, and no pause after a refusal.
+    /// Whether it can be moved now: it has a thread or an interrupt, and is not left alone after a refusal or because
+    /// somebody else moves it.
     pub fn is_movable(&self, now: Duration) -> bool {
         !matches!(self.source.control, Control::None { .. }) && self.refused(now).is_none()
     }

@@ -56,7 +56,7 @@ impl<A: Scheduling> Placing<A> {
         let (moved, outcome) = drains.around(&self.affinity, &leaving, patience, || self.go_to(core, queues));
         if let Outcome::Remains(why) = outcome {
             let why = format!(
-                "moved before all its packets had left another TX queue, so flows may have been reordered: {why}"
+                "moved before all its packets had left its old TX queue, so flows may have been reordered: {why}"
             );
             let told = moved.iter().filter(|(_, _, result)| result.is_ok());
             self.news.events.extend(told.map(|(id, core, _)| Happened {

@@ -324,7 +324,7 @@ fn it_may_sleep_while_nothing_is_polled() {
     assert!(!may_sleep(&world), "packets may wait for another core");
     world.placing.parts = Parts::default();
     world.placing.news.moved.push((queue, 1));
-    assert!(!may_sleep(&world), "there are news");
+    assert!(!may_sleep(&world), "there is news");
 }
 
 #[test]
@@ -341,7 +341,7 @@ fn it_does_not_sleep_before_cores_that_forwarded_may() {
         assert_eq!(world.placing.news.awake.take(), None);
         world.periods(200, &[]);
         assert_eq!(world.placing.news.awake, Some([].into()));
-        assert!(!world.placing.may_rest(), "there are news");
+        assert!(!world.placing.may_rest(), "there is news");
         world.placing.news = News::default();
         assert!(world.placing.may_rest());
     }

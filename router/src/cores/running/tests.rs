@@ -206,7 +206,8 @@ fn a_failure_of_looking_is_reported_at_once_and_queues_are_restored() {
 /// Longer than any test. So a looker looks once, and then only when something asks for it.
 const ONCE: Duration = Duration::from_secs(3600);
 
-/// eth0 with eight queues, whose threads 70..78 are on core 0, and a NIC that spreads packets over them; hold times of 100 ms.
+/// eth0 with eight queues, whose threads 70..78 are on core 0, and a NIC that spreads packets over them. The hold time is
+/// 100 ms.
 fn spreading(nic: &Nic, file: &str) -> World {
     let (tree, fake, netlink) = (Tree::new(), Fake::default(), fake::Netlink::default());
     tree.write("sys/devices/system/cpu/online", "0-3\n");
