@@ -1,4 +1,5 @@
-//! Where threads may run, and how urgent they are, by system calls: asking costs a third of a microsecond, a /proc/PID/status a hundred times that.
+//! The allowed cores and the scheduling of threads, by system calls. Asking takes a third of a microsecond; reading
+//! /proc/PID/status takes a hundred times as long.
 
 use super::CoreId;
 use crate::base::priority::Urgency;
@@ -7,12 +8,12 @@ use std::{collections::BTreeSet, io};
 
 const WORDS: usize = MOST_CORES as usize / 64;
 
-/// A set of cores, as the kernel has it.
+/// A set of cores, in the kernel's layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CoreMask([u64; WORDS]);
 
 impl CoreMask {
-    /// How many.
+    /// The number of cores in the set.
     pub fn len(&self) -> u32 {
         self.0.iter().map(|word| word.count_ones()).sum()
     }
@@ -21,19 +22,19 @@ impl CoreMask {
         self.0.iter().all(|word| *word == 0)
     }
 
-    /// Those in both.
+    /// The cores that are in both sets.
     pub fn and(&self, other: &CoreMask) -> CoreMask {
         CoreMask(std::array::from_fn(|i| self.0[i] & other.0[i]))
     }
 
-    /// Ascending.
+    /// The cores of the set, ascending.
     pub fn cores(&self) -> impl Iterator<Item = CoreId> {
         (0..MOST_CORES).filter(|&core| self.0[usize::from(core / 64)] >> (core % 64) & 1 != 0)
     }
 }
 
 impl<'a> FromIterator<&'a CoreId> for CoreMask {
-    /// Cores from [`MOST_CORES`] on are left out.
+    /// Ignores cores from [`MOST_CORES`] on.
     fn from_iter<I: IntoIterator<Item = &'a CoreId>>(cores: I) -> CoreMask {
         let mut mask = CoreMask([0; WORDS]);
         for core in cores {
@@ -45,36 +46,36 @@ impl<'a> FromIterator<&'a CoreId> for CoreMask {
     }
 }
 
-/// Where threads may run.
+/// Reads and sets where threads may run.
 pub trait Affinity {
-    /// Where a thread may run, of the cores in use; `ESRCH` if it is gone.
+    /// The online cores that a thread may run on; `ESRCH` if it is gone.
     fn allowed(&self, thread: u32) -> io::Result<CoreMask>;
 
-    /// Lets a thread run there only; `ESRCH` if it is gone.
+    /// Lets a thread run on these cores only; `ESRCH` if it is gone.
     fn allow(&self, thread: u32, cores: &BTreeSet<CoreId>) -> io::Result<()>;
 }
 
-/// Where threads may run, and how urgent they are.
+/// Reads and sets where threads may run, and their scheduling policy and priority.
 pub trait Scheduling: Affinity {
-    /// How urgent a thread is; `ESRCH` if it is gone.
+    /// Reads the scheduling of a thread; `ESRCH` if it is gone.
     fn urgency(&self, thread: u32) -> io::Result<Urgency>;
 
-    /// Makes a thread this urgent; `ESRCH` if it is gone.
+    /// Sets the scheduling of a thread; `ESRCH` if it is gone.
     fn set_urgency(&self, thread: u32, urgency: Urgency) -> io::Result<()>;
 
-    /// Makes a thread this nice, and changes nothing else; `ESRCH` if it is gone. Unlike [`Scheduling::set_urgency`] it waits for
-    /// nobody (`__sched_setscheduler` of Linux 5.3 to 6.4 waits for who changes cpusets).
+    /// Sets the `nice` of a thread, and nothing else; `ESRCH` if it is gone. Unlike [`Scheduling::set_urgency`] it never
+    /// waits (`__sched_setscheduler` of Linux 5.3 to 6.4 waits while cpusets change).
     fn renice(&self, thread: u32, nice: i8) -> io::Result<()>;
 }
 
-/// Of this machine.
+/// The kernel of this machine.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Kernel;
 
 impl Affinity for Kernel {
     fn allowed(&self, thread: u32) -> io::Result<CoreMask> {
         let mut mask = CoreMask([0; WORDS]);
-        // SAFETY: the mask is as long as is said, and any bits in it are valid.
+        // SAFETY: the length is that of the mask, and any bits in it are valid.
         let result = unsafe {
             libc::sched_getaffinity(pid(thread)?, size_of_val(&mask.0), mask.0.as_mut_ptr().cast())
         };
@@ -83,7 +84,7 @@ impl Affinity for Kernel {
 
     fn allow(&self, thread: u32, cores: &BTreeSet<CoreId>) -> io::Result<()> {
         let mask: CoreMask = cores.iter().collect();
-        // SAFETY: the mask is as long as is said, and the kernel only reads it.
+        // SAFETY: the length is that of the mask, and the kernel only reads it.
         let result =
             unsafe { libc::sched_setaffinity(pid(thread)?, size_of_val(&mask.0), mask.0.as_ptr().cast()) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -105,7 +106,7 @@ impl Scheduling for Kernel {
     }
 }
 
-/// 0 would be the calling thread.
+/// Refuses 0, which would be the calling thread.
 fn pid(thread: u32) -> io::Result<libc::pid_t> {
     let found = libc::pid_t::try_from(thread).ok().filter(|pid| *pid > 0);
     found.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))
@@ -140,11 +141,11 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_is_as_urgent_as_it_was_told() {
+    fn a_thread_has_the_scheduling_that_was_set() {
         std::thread::spawn(|| {
             let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
             let before = Kernel.urgency(thread).unwrap();
-            assert!(before.priority == 0, "tests are no real-time threads: {before:?}");
+            assert!(before.priority == 0, "the test runs in a real-time thread: {before:?}");
             Kernel.set_urgency(thread, Urgency::usual(19)).unwrap();
             assert_eq!(Kernel.urgency(thread).unwrap(), Urgency::usual(19));
             Kernel.renice(thread, 7).unwrap();

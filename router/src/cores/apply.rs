@@ -1,7 +1,7 @@
-//! Moving a queue to another core: what polls it first, then what is sent on the TX queue of the same number (Q1, XPS).
+//! Moves a queue to another core: first its thread or interrupt, then the TX queue of the same number (Q1, XPS).
 //!
-//! Moving waits for nobody but the cores concerned. Setting XPS waits for the lock of all network configuration, which anybody may
-//! hold, so that is not for a thread in a hurry.
+//! Moving waits only for the cores concerned. Setting XPS waits for the lock of all network configuration (RTNL), which
+//! anybody may hold for long. So the thread that places queues must not do it.
 
 use super::{
     CoreId, Roots,
@@ -12,24 +12,24 @@ use super::{
 use logic::cpus;
 use std::{collections::BTreeSet, fs, io, path::PathBuf};
 
-/// A queue was not moved.
+/// Why a queue was not moved.
 #[derive(Debug, thiserror::Error)]
 pub enum MoveError {
     #[error("the queue cannot be moved: {0}")]
     Immovable(Obstacle),
-    /// With its port, or to another thread: look again.
-    #[error("what polled the queue is not there any more")]
+    /// The port is gone, or another thread polls the queue now. A new look finds out.
+    #[error("its thread or interrupt no longer exists")]
     Gone,
-    #[error("core {core} is not there for the queue: {error}")]
+    #[error("core {core} is offline, or not allowed for the queue: {error}")]
     Core { core: CoreId, error: io::Error },
     #[error("{0}")]
     Io(io::Error),
 }
 
-/// Moves a queue. Doing it twice is harmless.
+/// Moves a queue. Moving it twice is harmless.
 ///
 /// # Errors
-/// See [`MoveError`]; nothing has been moved then. A driver that refuses is [`Obstacle::InterruptManaged`].
+/// See [`MoveError`]; nothing has been moved then. If the driver refuses, the error is [`Obstacle::InterruptManaged`].
 pub fn move_queue(
     roots: &Roots,
     affinity: &impl Affinity,
@@ -46,26 +46,28 @@ pub fn move_queue(
     }
 }
 
-/// Lets a TX queue of a device be used by this core alone. Returns whether it is now; not where there is none, or a single one.
+/// Lets only this core use a TX queue of a device. Returns whether that succeeded. It does not if the device has no such
+/// TX queue, or only one.
 pub fn transmit_from(roots: &Roots, device: &str, queue: u16, core: CoreId) -> bool {
     let xps = xps(roots, device, queue);
-    // ENOENT is also what a device with one TX queue answers.
+    // A device with one TX queue also answers ENOENT.
     xps.exists() && fs::write(xps, cpus::mask(&BTreeSet::from([core]))).is_ok()
 }
 
-/// The file that says, and sets, which cores send on a TX queue.
+/// The file with the cores that send on a TX queue.
 pub(super) fn xps(roots: &Roots, device: &str, queue: u16) -> PathBuf {
     roots.device(device).join(format!("queues/tx-{queue}/xps_cpus"))
 }
 
-/// `irq`: it was an interrupt's affinity that was set (`write_irq_affinity`, kernel/irq/proc.c).
+/// Explains a failed move. `irq`: the interrupt whose affinity was set, if it was one (`write_irq_affinity`,
+/// kernel/irq/proc.c).
 fn classify(error: io::Error, core: CoreId, irq: Option<u32>) -> MoveError {
     match (error.raw_os_error(), irq) {
         _ if is_gone(&error) => MoveError::Gone,
         (Some(libc::EIO | libc::EPERM), Some(irq)) => {
             MoveError::Immovable(Obstacle::InterruptManaged { irq })
         }
-        // Offline, or outside of the cpuset; of interrupts EOVERFLOW is a core that cannot be.
+        // The core is offline or outside of the cpuset. Interrupts return EOVERFLOW for a core that cannot exist.
         (Some(libc::EINVAL | libc::EOVERFLOW), _) => MoveError::Core { core, error },
         _ => MoveError::Io(error),
     }
@@ -79,12 +81,12 @@ mod tests {
     };
     use std::cell::RefCell;
 
-    /// Notes what it is told, or refuses with an error.
+    /// Records all calls, and returns an error if its number is not 0.
     struct Fake(RefCell<Vec<(u32, Vec<CoreId>)>>, i32);
 
     impl Affinity for Fake {
         fn allowed(&self, _: u32) -> io::Result<CoreMask> {
-            unreachable!("moving asks nothing")
+            unreachable!("a move reads no affinity")
         }
 
         fn allow(&self, thread: u32, cores: &BTreeSet<CoreId>) -> io::Result<()> {
@@ -119,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_moved_has_a_name() {
+    fn each_error_of_the_kernel_has_its_own_variant() {
         let tree = Tree::new();
         let refused = |errno| {
             let fake = Fake(Default::default(), errno);

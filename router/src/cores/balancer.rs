@@ -1,29 +1,29 @@
-//! irqbalance, the daemon that most distributions start, and that moves interrupts, also those that are placed.
+//! irqbalance: most distributions start this daemon. It moves interrupts, also those that Millrace places.
 
 use super::{Roots, numbered};
 use std::{collections::BTreeSet, fs};
 
-/// What it calls itself.
+/// The name of its process.
 const NAME: &str = "irqbalance";
 const BAN: &str = "--banirq";
 
-/// An irqbalance that runs.
+/// A running irqbalance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Balancer {
     pub pid: u32,
-    /// Interrupts that its command line tells it to leave alone.
+    /// The interrupts that its command line excludes.
     pub spares: BTreeSet<u32>,
 }
 
 impl Balancer {
-    /// The one that runs, if one does. Reads the name of every process there is: some 10 us each.
+    /// The running irqbalance, if there is one. Reads the name of every process, which takes about 10 us each.
     pub fn find(roots: &Roots) -> Option<Balancer> {
         let read = |pid, file| fs::read_to_string(roots.proc(format!("{pid}/{file}"))).unwrap_or_default();
         let pid = numbered(&roots.proc, "").into_iter().find(|&pid| read(pid, "comm").trim_end() == NAME)?;
         Some(Balancer { pid, spares: spared(&read(pid, "cmdline")) })
     }
 
-    /// What to tell people, if it moves any of these interrupts.
+    /// The problem, as a sentence, if it moves any of these interrupts.
     pub fn trouble(&self, irqs: impl Iterator<Item = u32>) -> Option<String> {
         let moved: BTreeSet<u32> = irqs.filter(|irq| !self.spares.contains(irq)).collect();
         let way_out = way_out(&moved);
@@ -32,7 +32,7 @@ impl Balancer {
     }
 }
 
-/// How these interrupts are left to Millrace, or queues to irqbalance.
+/// What users can do: leave these interrupts to Millrace, or all queues to irqbalance.
 pub fn way_out(irqs: &BTreeSet<u32>) -> String {
     let bans: Vec<String> = irqs.iter().map(|irq| format!("{BAN}={irq}")).collect();
     format!(
@@ -61,7 +61,7 @@ mod tests {
     use super::{super::tree::Tree, *};
 
     #[test]
-    fn it_is_found_and_what_it_is_told_to_spare() {
+    fn it_is_found_with_the_interrupts_that_it_leaves_alone() {
         let tree = Tree::new();
         tree.thread(7, 7, "irqbalancer", false, "0-3", 0);
         assert_eq!(Balancer::find(&tree.roots()), None);

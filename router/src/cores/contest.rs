@@ -1,27 +1,28 @@
-//! Somebody else moves a queue that we place: who wins is nobody, as each move costs both. So it is moved back a few times, in
-//! case somebody tried something, and then left alone for a time that grows.
+//! Decides what to do about a queue that somebody else moves again and again. Nobody can win, and each move costs time.
+//! So Millrace moves the queue back twice, in case somebody only tried something. After that it leaves the queue alone
+//! for a time that grows.
 
 use std::time::Duration;
 
-/// So often a queue must be found elsewhere until it is left alone.
+/// A queue is left alone once it has been found elsewhere this many times.
 const PATIENCE: u32 = 3;
-/// After so long without, it begins anew.
+/// If nobody moves the queue for this long after a pause, all is forgotten.
 const FORGET: Duration = Duration::from_secs(600);
-/// How long it is left alone, at first and at most; each time twice as long.
+/// The time that a queue is left alone: the first and the longest. It doubles each time.
 const PAUSES: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(3600)];
 
-/// Of one queue.
+/// The history of one queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Contest {
-    /// How often it was found elsewhere.
+    /// How many times it was found elsewhere.
     pub times: u32,
     last: Duration,
-    /// Zero: it was not left alone yet.
+    /// Zero: it has not been left alone yet.
     pub pause: Duration,
 }
 
 impl Contest {
-    /// It was found elsewhere than we put it.
+    /// Records that it was found on another core than Millrace had moved it to.
     pub fn strayed(&mut self, now: Duration) {
         if !self.goes_on(now) {
             *self = Contest::default();
@@ -32,12 +33,12 @@ impl Contest {
         }
     }
 
-    /// It is not moved now.
+    /// Whether Millrace must not move it now.
     pub fn is_left_alone(&self, now: Duration) -> bool {
         now < self.last + self.pause
     }
 
-    /// People should know.
+    /// Whether this goes on, so that people should know.
     pub fn goes_on(&self, now: Duration) -> bool {
         self.times > 0 && now.saturating_sub(self.last) < self.pause + FORGET
     }
@@ -60,7 +61,7 @@ mod tests {
             pauses.push(contest.pause.as_secs());
             assert!(contest.goes_on(now));
             assert_eq!(contest.is_left_alone(now), !contest.pause.is_zero());
-            // It is moved back, and strays again a little later.
+            // Millrace moves it back, and somebody moves it again a little later.
             now += contest.pause;
             assert!(!contest.is_left_alone(now));
             now += second(9);
@@ -69,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn who_tries_something_now_and_then_is_not_fought() {
+    fn rare_moves_by_somebody_else_cause_no_pause() {
         let mut contest = Contest::default();
         for hour in 0..10 {
             contest.strayed(second(hour * 3600));

@@ -1,21 +1,24 @@
-//! A queue that goes to another core sends on another TX queue (XDP sends on that of the core it runs on). What waits in the old one
-//! leaves first, so that nothing passes it.
+//! Waits, when a queue moves, until the packets that it sent before have left.
 //!
-//! Packets are not asked anything for that: while the old TX queue empties, the queue's NAPI thread does not run, and what comes
-//! waits in the RX queue. It does not run because the thread that places queues, which has a real-time priority, takes its core
-//! meanwhile: the new one, where it has been put; or, where whoever takes from the old TX queue needs that one, the old one, where
-//! it still is. That is the only time that placing waits for others: [`MOST`] for each core that queues go to, and less where RX
-//! queues fill in less.
+//! A queue that moves to another core also changes its TX queue, because XDP sends on the TX queue of the core it runs
+//! on. Packets that wait in the old TX queue leave first, so that later packets do not overtake them.
 //!
-//! | packets leave by | then |
+//! The packets themselves pay nothing for this. While the old TX queue empties, the queue's NAPI thread does not run,
+//! and new packets wait in the RX queue. The thread does not run because the thread that places queues occupies its
+//! core with a real-time priority. Usually this is the new core, and the NAPI thread has been moved there before. If the
+//! new core is the one that empties the old TX queue, the placing thread occupies the old core instead, and moves the
+//! NAPI thread afterwards. Placing waits for nothing else: [`MOST`] for each core that queues go to, and less if RX
+//! queues would fill sooner.
+//!
+//! | packets leave by | the move waits |
 //! |---|---|
-//! | one TX queue, or the new core sends on the same | nothing waits |
-//! | veth, tap | what was put in the old ring is seen to be taken ([`TransmitRings`]) |
-//! | a NIC, or another device with several TX queues | nobody sees its rings: [`UNSEEN`] |
+//! | one TX queue, or both cores use the same | not at all |
+//! | veth, tap | until the packets of the old ring are taken ([`TransmitRings`]) |
+//! | a NIC, or another device with several TX queues | [`UNSEEN`], because its rings cannot be seen |
 //!
-//! Until the queue's thread is on its new core, that core must not be left for a moment: see [`elsewhere`].
+//! The new core must be occupied without a gap until the NAPI thread is there: see [`elsewhere`].
 //!
-//! Softirqs go before all threads, so queues that they poll cannot be held up.
+//! Softirqs preempt all threads, so queues that softirqs poll cannot be held up.
 
 mod elsewhere;
 
@@ -28,14 +31,15 @@ use crate::{
 use logic::{cores::drain::Backlog, cpus::MOST_CORES};
 use std::{collections::BTreeSet, hint::spin_loop, io, time::Duration};
 
-/// The longest that one core's queues are held up: a tenth of a control period.
+/// The longest time that one core's queues are held up: a tenth of a control period.
 pub const MOST: Duration = Duration::from_millis(1);
-/// Of one round; what is not moved then is in the next one.
+/// The longest time that one round waits. The remaining moves follow in the next round.
 const MOST_OF_ROUND: Duration = Duration::from_millis(2);
-/// How long rings are waited for that nobody sees. At 10 Gbit/s that is 80 packets of 1500 bytes, or 1,500 small ones.
+/// The wait for rings that cannot be seen. At 10 Gbit/s this is enough for 80 packets of 1,500 bytes, or 1,500 small
+/// ones.
 pub const UNSEEN: Duration = Duration::from_micros(100);
 
-/// Sees what waits.
+/// Sees the packets that wait in TX rings.
 pub trait Look: Send {
     /// See [`TransmitRings::look`].
     fn look(&self, ifindex: u32, core: CoreId) -> io::Result<Option<Transmit>>;
@@ -51,55 +55,56 @@ impl Look for TransmitRings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exit {
     pub ifindex: u32,
-    /// Cores may have TX queues of their own, if it is of a kind that cannot be seen.
+    /// Cores may have TX queues of their own. Only used if the rings of this kind of device cannot be seen.
     pub several: bool,
 }
 
 /// Queues that go to one core.
 #[derive(Clone, Debug, Default)]
 pub struct Leaving {
-    /// The threads that poll them, and that wait.
+    /// The threads that poll them and are held up.
     pub threads: Vec<u32>,
     /// The cores that they leave.
     pub from: BTreeSet<CoreId>,
     pub to: CoreId,
-    /// They run on no other.
+    /// Each of them may run on its present core only.
     pub confined: bool,
 }
 
-/// What became of what waited.
+/// How a wait ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// There are no TX queues of which one could pass another.
+    /// Nothing had to wait, because the move changes no TX queue.
     Alike,
-    /// It has left, as far as can be seen; after so long.
+    /// All earlier packets have left, as far as can be seen, after this time.
     Left(Duration),
-    /// Not all of it has, for this reason.
+    /// Some packets remain, for this reason.
     Remains(String),
 }
 
-/// Since the beginning, moves of one or several queues to a core.
+/// Counts of moves to a core, each of one or several queues, since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drained {
-    /// They waited until what was sent before had left; how long at most.
+    /// Moves that waited until all earlier packets had left.
     pub left: u64,
+    /// The longest of these waits.
     pub longest: Duration,
-    /// They could not wait for it, or not so long.
+    /// Moves that could not wait, or not long enough.
     pub remained: u64,
 }
 
 /// Makes moves wait.
 pub struct Drains {
-    /// `None`: nothing can be seen.
+    /// `None`: no rings can be seen.
     rings: Option<Box<dyn Look>>,
     elsewhere: Option<Elsewhere>,
     exits: Vec<Exit>,
-    /// Of this round.
+    /// The time that is left to wait in this round.
     left: Duration,
     pub told: Drained,
 }
 
-/// Something that is waited for.
+/// A TX ring that a move waits for.
 struct Ring {
     ifindex: u32,
     core: CoreId,
@@ -108,21 +113,22 @@ struct Ring {
 }
 
 impl Drains {
-    /// `None`: all rings are of those that cannot be seen.
+    /// `rings`: sees the packets in rings; `None`: no rings can be seen.
     pub fn new(rings: Option<Box<dyn Look>>) -> Drains {
         Drains { rings, elsewhere: None, exits: Vec::new(), left: Duration::ZERO, told: Drained::default() }
     }
 
-    /// Called by the thread that moves queues, when it is as urgent as it will be.
+    /// Starts the helper thread with the priority of the caller. To be called by the thread that moves queues, after it
+    /// has set its own priority.
     ///
     /// # Errors
-    /// No thread can be had.
+    /// No thread can be started.
     pub fn begin(&mut self) -> io::Result<()> {
         self.elsewhere = Some(Elsewhere::begin()?);
         Ok(())
     }
 
-    /// Packets may leave by these ports from now on.
+    /// Sets the ports that packets may leave by from now on.
     pub fn leave_by(&mut self, exits: Vec<Exit>) {
         self.exits = exits;
     }
@@ -131,13 +137,14 @@ impl Drains {
         self.left = MOST_OF_ROUND;
     }
 
-    /// May there be another move in this round?
+    /// Whether there is time for another move in this round.
     pub fn has_time(&self) -> bool {
         !self.left.is_zero()
     }
 
-    /// Has `go` move what polls queues; what they sent before leaves first. `patience`: for how long nothing may be polled on a core.
-    /// The calling thread goes before those of the queues, and is for that long on another core than it may have been.
+    /// Moves queues by calling `go`, and waits until the packets that they sent before have left. `patience` returns the
+    /// longest time that nothing may be polled on a core. The calling thread must have a higher priority than the threads
+    /// of the queues. During the call it is confined to one of the two cores.
     pub fn around<T>(
         &mut self,
         affinity: &impl Affinity,
@@ -152,7 +159,7 @@ impl Drains {
         let on = taken(leaving, &rings);
         let held = match Held::on(affinity, on) {
             Ok(held) => held,
-            Err(error) => return (go(), self.remains(format!("core {on} cannot be held: {error}"))),
+            Err(error) => return (go(), self.remains(format!("core {on} cannot be occupied: {error}"))),
         };
         let began = monotonic();
         let (until, unseen) =
@@ -172,7 +179,7 @@ impl Drains {
         let took = monotonic().saturating_sub(began);
         self.left = self.left.saturating_sub(took);
         if !all {
-            return (gone, self.remains(format!("{} us are not enough", took.as_micros())));
+            return (gone, self.remains(format!("{} us were not enough", took.as_micros())));
         }
         (self.told.left, self.told.longest) = (self.told.left + 1, self.told.longest.max(took));
         (gone, Outcome::Left(took))
@@ -183,7 +190,7 @@ impl Drains {
         Outcome::Remains(why)
     }
 
-    /// The rings that queues leave, and whether there are some that cannot be seen.
+    /// The rings that the queues leave, and whether some rings cannot be seen.
     fn behind(&self, leaving: &Leaving) -> (Vec<Ring>, bool) {
         let (mut rings, mut unseen) = (Vec::new(), false);
         for Exit { ifindex, several } in self.exits.iter().copied() {
@@ -206,11 +213,11 @@ impl Drains {
         self.rings.as_ref()?.look(ifindex, core).ok()?
     }
 
-    /// Has all left that is in the rings now?
+    /// Waits until the packets that are in the rings now have left. Returns whether they have.
     fn wait(&self, rings: &mut Vec<Ring>, at_least: Duration, until: Duration) -> bool {
         loop {
             rings.retain_mut(|ring| {
-                // A device that is gone has nothing that waits.
+                // In a device that is gone, nothing waits.
                 let Some(now) = self.look(ring.ifindex, ring.core).and_then(|now| now.ring) else {
                     return false;
                 };
@@ -228,7 +235,8 @@ impl Drains {
     }
 }
 
-/// The core to hold: the new one, as the old one is busy, and more than these queues would wait there.
+/// The core to occupy. It is the new one, because other work would also wait on the old one, which is busy. Exception:
+/// the old one, if the new one empties the old ring.
 fn taken(leaving: &Leaving, rings: &[Ring]) -> CoreId {
     let takes = |core: CoreId| rings.iter().any(|ring| ring.taker == Some(core));
     match Vec::from_iter(leaving.from.iter().copied().filter(|core| *core != leaving.to))[..] {
@@ -237,7 +245,7 @@ fn taken(leaving: &Leaving, rings: &[Ring]) -> CoreId {
     }
 }
 
-/// The calling thread is on one core, and nothing less urgent runs there.
+/// While this exists, the calling thread is confined to one core, and nothing with a lower priority runs there.
 struct Held<'a, A: Affinity> {
     affinity: &'a A,
     thread: u32,
@@ -255,7 +263,7 @@ impl<A: Affinity> Held<'_, A> {
 
 impl<A: Affinity> Drop for Held<'_, A> {
     fn drop(&mut self) {
-        // Refused if none of them is in use any more: then wherever threads may be.
+        // The kernel refuses if all of these cores have gone offline. Then the thread may run on all cores.
         if self.affinity.allow(self.thread, &self.before).is_err() {
             let _ = self.affinity.allow(self.thread, &(0..MOST_CORES).collect());
         }

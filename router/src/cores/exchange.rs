@@ -1,18 +1,20 @@
-//! What the threads of placing hand to each other and to clients.
+//! The data that the two threads (`placing`, which places queues, and `cores`, which looks) hand to each other and to
+//! clients.
 //!
-//! | what | from | to |
+//! | data | from | to |
 //! |---|---|---|
-//! | [`CoresSnapshot`] | the thread that looks | the one that places |
-//! | [`Snapshot`], [`Happened`] | the one that places | clients, and the one that looks, which writes the log |
-//! | what it has noticed, as [`Happened`] | the thread that looks | clients |
-//! | queues that are split | the one that places | the one that looks, which tells the kernel plane |
-//! | which cores forward | the one that places | the one that looks, which lets no other sleep less deep |
-//! | over how many queues packets shall be spread | the one that places | the one that looks, which tells NICs |
-//! | moved queues | the one that places | the one that looks: transmission follows |
-//! | that a thread failed | whoever sees it | clients |
+//! | [`CoresSnapshot`] | `cores` | `placing` |
+//! | [`Snapshot`], [`Happened`] | `placing` | clients, and `cores`, which writes the log |
+//! | changes of the machine, as [`Happened`] | `cores` | clients |
+//! | split queues | `placing` | `cores`, which sets up the kernel plane |
+//! | the cores that forward | `placing` | `cores`, which limits how deep these sleep |
+//! | the numbers of queues to spread packets over | `placing` | `cores`, which sets the tables of NICs |
+//! | moved queues | `placing` | `cores`, which lets TX queues follow |
+//! | failures of a thread | any thread | clients |
 //!
-//! The thread that places is urgent, all others are not: on a busy core it would wait long for one of them that has a lock. So it
-//! never waits for any ([`Mutex::try_lock`]): what it cannot get or tell now, it does in the next round.
+//! `placing` has a real-time priority, and all other threads have not. On a busy core it would wait long for another
+//! thread that holds a lock. So it never waits for a lock ([`Mutex::try_lock`]). It hands over in the next round what it
+//! cannot hand over now.
 
 use super::{
     CoreId, QueueId,
@@ -35,15 +37,15 @@ use std::{
     time::Duration,
 };
 
-/// Decisions that are remembered.
+/// The number of events that are kept.
 const MOST_EVENTS: usize = 1024;
-/// Of failures: they come once.
+/// The number of failures that are kept. Each occurs only once.
 const MOST_FAILURES: usize = 8;
 
-/// Everything as it was at the end of one control period.
+/// The state at the end of one control period.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// When that was, since boot.
+    /// The end of the period, since boot.
     pub at: Duration,
     pub period: Duration,
     pub found: Arc<CoresSnapshot>,
@@ -51,44 +53,44 @@ pub struct Snapshot {
     pub plan: Plan,
     /// By ascending id.
     pub queues: Vec<QueueNow>,
-    /// What other work takes, as a fraction of each core; none of those of which it is not known yet.
+    /// The fraction of each core's time that other work takes; cores for which it is not known yet are left out.
     pub others: BTreeMap<CoreId, f64>,
-    /// Time that queues ran since the beginning, by the core that they ran on.
+    /// The time that queues ran since the start, by the core that they ran on.
     pub forwarding_ns: BTreeMap<CoreId, u64>,
     /// `None`: moves wait for nothing.
     pub drained: Option<Drained>,
-    /// What cannot be read or done, as sentences.
+    /// Problems that hold now, as sentences.
     pub troubles: Vec<String>,
 }
 
-/// A queue at that time.
+/// A queue in a [`Snapshot`].
 #[derive(Clone, Copy, Debug)]
 pub struct QueueNow {
     pub source: QueueSource,
-    /// The lowest of the queues that are moved with it; itself, if it is that.
+    /// The lowest of the queues that are moved together with this one, itself included.
     pub leader: QueueId,
     pub load: Load,
     pub traffic: TrafficMeter,
-    /// As the allocator sees it; `None`: it is not placed, or costs are not known.
+    /// From the allocator; `None`: the queue is not placed, or costs are not known.
     pub beside_others: Option<f64>,
     pub cost: Option<Cost>,
     pub times: Times,
     pub is_estimate: bool,
-    /// Why it is not moved now, although something could.
+    /// Why it is not moved now, although its thread or interrupt is known.
     pub refused: Option<Obstacle>,
 }
 
-/// What a round has done.
+/// The results of a round.
 #[derive(Debug, Default)]
 pub struct News {
     pub events: Vec<Happened>,
-    /// Queues and where they are now.
+    /// Moved queues and their new cores.
     pub moved: Vec<(QueueId, CoreId)>,
-    /// What is split now, if that has changed.
+    /// The split queues, if they have changed.
     pub splits: Option<SplitQueues>,
-    /// Which cores shall wake up quickly now, if that has changed.
+    /// The cores that should wake up quickly, if they have changed.
     pub awake: Option<BTreeSet<CoreId>>,
-    /// When it was decided over how many queues ports spread packets.
+    /// New numbers of queues for ports to spread packets over, each with the time of the decision.
     pub resizes: Vec<(Duration, Resize)>,
 }
 
@@ -122,9 +124,10 @@ impl Published {
     }
 }
 
-/// See the head of the file.
+/// See the head of this file.
 pub struct Exchange {
-    /// Of the thread that places, where it sleeps as nothing is polled; `None`: there was no descriptor for one, and things wait.
+    /// Wakes the thread that places, which sleeps while nothing is polled; `None`: no descriptor was available, so news
+    /// waits until it wakes up.
     pub waker: Option<Waker>,
     found: Mutex<Option<Arc<CoresSnapshot>>>,
     published: Mutex<Published>,
@@ -147,7 +150,7 @@ impl Default for Exchange {
 }
 
 impl Exchange {
-    /// From the thread that looks; what was not taken yet is out of date.
+    /// For the thread that looks: replaces the last snapshot, even if it has not been taken.
     pub fn found(&self, found: Arc<CoresSnapshot>) {
         *lock(&self.found) = Some(found);
         self.wake();
@@ -157,12 +160,13 @@ impl Exchange {
         self.waker.iter().for_each(Waker::wake);
     }
 
-    /// To the thread that places.
+    /// For the thread that places.
     pub fn take_found(&self) -> Option<Arc<CoresSnapshot>> {
         try_lock(&self.found)?.take()
     }
 
-    /// From the thread that places; what was told is taken away. Has the other thread something to do?
+    /// For the thread that places: hands over a snapshot, and takes the news. Does nothing if the lock is held. Returns
+    /// whether the other thread has something to do.
     pub fn publish(&self, snapshot: Option<Arc<Snapshot>>, news: &mut News) -> bool {
         let Some(mut published) = try_lock(&self.published) else { return false };
         if snapshot.is_some() {
@@ -179,42 +183,42 @@ impl Exchange {
         true
     }
 
-    /// From the thread that looks: what it has noticed.
+    /// For the thread that looks: adds events.
     pub fn tell(&self, noticed: Vec<Happened>) {
         lock(&self.published).tell(noticed.into_iter());
     }
 
-    /// The last one; none before the first round.
+    /// The last snapshot; `None` before the first round.
     pub fn snapshot(&self) -> Option<Arc<Snapshot>> {
         lock(&self.published).snapshot.clone()
     }
 
-    /// Decisions with higher numbers than this, in order; of those, the ones that are still remembered.
+    /// The kept events with higher numbers than `after`, in order.
     pub fn events(&self, after: u64) -> Vec<Happened> {
         lock(&self.published).events.iter().filter(|happened| happened.number > after).cloned().collect()
     }
 
-    /// Queues that were moved since the last call, each with where it is now.
+    /// The queues that were moved since the last call, each with its present core.
     pub fn take_moved(&self) -> BTreeMap<QueueId, CoreId> {
         std::mem::take(&mut lock(&self.published).moved).into_iter().collect()
     }
 
-    /// What is split now, if that has changed since the last call.
+    /// The split queues, if they have changed since the last call.
     pub fn take_splits(&self) -> Option<SplitQueues> {
         lock(&self.published).splits.take()
     }
 
-    /// Which cores shall wake up quickly, if that has changed since the last call.
+    /// The cores that should wake up quickly, if they have changed since the last call.
     pub fn take_awake(&self) -> Option<BTreeSet<CoreId>> {
         lock(&self.published).awake.take()
     }
 
-    /// Over how many queues ports shall spread packets, in the order in which it was decided, since the last call.
+    /// The new numbers of queues to spread packets over since the last call, in the order of the decisions.
     pub fn take_resizes(&self) -> Vec<(Duration, Resize)> {
         std::mem::take(&mut lock(&self.published).resizes)
     }
 
-    /// Something was missed: ports are looked at again, thoroughly.
+    /// Asks for a thorough look at all ports, because something was missed.
     pub fn want_look(&self) {
         self.is_look_wanted.store(true, Relaxed);
     }
@@ -223,7 +227,7 @@ impl Exchange {
         self.is_look_wanted.swap(false, Relaxed)
     }
 
-    /// Both threads shall end.
+    /// Ends both threads.
     pub fn end(&self) {
         self.is_ending.store(true, Relaxed);
         self.wake();
@@ -233,7 +237,8 @@ impl Exchange {
         self.is_ending.load(Relaxed)
     }
 
-    /// Placing has failed, as a whole or in part, for good; not for the thread that places.
+    /// Adds a permanent failure of placing, or of a part of it. The thread that places must not call this, because it waits
+    /// for a lock.
     pub fn fail(&self, failure: String) {
         let mut failures = lock(&self.failures);
         if failures.len() < MOST_FAILURES {
@@ -241,13 +246,13 @@ impl Exchange {
         }
     }
 
-    /// What has failed for good, as sentences.
+    /// The permanent failures, as sentences.
     pub fn failures(&self) -> Vec<String> {
         lock(&self.failures).clone()
     }
 }
 
-/// What is kept here is whole at any time.
+/// Ignores poisoning, because the data is consistent at any time.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -264,9 +269,9 @@ fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 mod tests {
     use super::*;
 
-    /// Whoever holds a lock here, the thread that places goes on, and tells later.
+    /// While another thread holds a lock, the thread that places goes on, and hands its news over later.
     #[test]
-    fn nobody_makes_the_thread_that_places_wait() {
+    fn a_held_lock_does_not_stop_the_thread_that_places() {
         let exchange = Exchange::default();
         let queue = QueueId { port: 0, index: 0 };
         let happened = Happened { queue: Some(queue), ..Happened::default() };
@@ -287,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_remembered_up_to_a_number() {
+    fn only_the_newest_events_are_kept() {
         let exchange = Exchange::default();
         (0..MOST_EVENTS + 5).for_each(|_| exchange.tell(vec![Happened::default()]));
         let events = exchange.events(0);

@@ -1,4 +1,4 @@
-//! What tests have in place of the kernel, beside files: affinities of threads, interrupts of devices, and what netlink tells.
+//! The fake kernel of tests, except its files: affinities of threads, interrupts of devices, and answers of netlink.
 
 use super::{
     CoreId,
@@ -17,20 +17,20 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// Affinities of threads, and how setting one goes wrong.
+/// Affinities of threads, and how setting one fails.
 #[derive(Clone, Default)]
 pub struct Fake(Arc<Mutex<Affinities>>);
 
 #[derive(Default)]
 pub struct Affinities {
     pub of: BTreeMap<u32, BTreeSet<CoreId>>,
-    /// How urgent threads are that are not as usual.
+    /// The scheduling of threads; others have the usual one.
     pub urgency: BTreeMap<u32, Urgency>,
-    /// The error that setting one gets; 0: none.
+    /// Setting an affinity fails with this error; 0: it succeeds.
     pub refuses: i32,
     pub panics: bool,
     pub interrupts: BTreeMap<String, Interrupts>,
-    /// Its driver answers nothing but this error; 0: it answers.
+    /// Drivers answer every question about interrupts with this error; 0: they answer.
     pub is_silent: i32,
 }
 
@@ -54,7 +54,7 @@ impl Affinity for Fake {
     fn allow(&self, thread: u32, cores: &BTreeSet<CoreId>) -> io::Result<()> {
         let mut state = self.get();
         if std::mem::take(&mut state.panics) {
-            panic!("a fault that a test has made");
+            panic!("a test asked for this fault");
         }
         if state.refuses != 0 {
             return Err(io::Error::from_raw_os_error(state.refuses));
@@ -80,12 +80,12 @@ impl Scheduling for Fake {
     }
 }
 
-/// What netlink tells of eth0.
+/// What netlink reports about eth0.
 #[derive(Clone, Default)]
 pub struct Netlink(Arc<Mutex<NetdevQueues>>);
 
 impl Netlink {
-    /// Its NAPI instances have these threads, in the order of its queues.
+    /// Gives its NAPI instances these threads, in the order of its queues.
     pub fn threads(&self, threads: &[u32]) {
         let napi = |&pid: &u32| Napi {
             id: 500 + pid,
@@ -115,19 +115,19 @@ impl Ask for Netlink {
     }
 }
 
-/// How a device of tests holds interrupts back, and what its driver makes of what it is told.
+/// The interrupt moderation of a fake device, and what its driver does with a new setting.
 #[derive(Clone, Copy, Debug)]
 pub struct Interrupts {
     pub now: Coalescing,
-    /// In steps of so many microseconds.
+    /// The driver rounds down to a multiple of this, microseconds.
     pub step: u32,
-    /// The error that setting it gets; 0: none.
+    /// Setting fails with this error; 0: it succeeds.
     pub refuses: i32,
-    /// It says yes, and does nothing.
+    /// The driver reports success, and does nothing.
     pub ignores: bool,
-    /// It does it, and reports the error all the same.
+    /// The driver applies the setting, and reports the error nevertheless.
     pub half: bool,
-    /// It refuses to adapt.
+    /// The driver refuses adaptive moderation.
     pub never_adapts: bool,
 }
 
@@ -161,7 +161,7 @@ impl Coalesce for Fake {
         }
         let interrupts = state.interrupts.get_mut(device).ok_or_else(unsupported)?;
         let Interrupts { now, step, refuses, ignores, half, .. } = *interrupts;
-        // As ice does.
+        // Like the driver ice.
         if wanted.adaptive && (wanted.us != now.us || interrupts.never_adapts) {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }

@@ -1,4 +1,4 @@
-//! What clients are told: reports, made of what the placing thread has published.
+//! Reports for clients, made from the snapshots of the placing thread.
 
 use super::{
     CoreId,
@@ -34,19 +34,19 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-/// Tells clients, and makes no round wait; to be cloned.
+/// Makes reports for clients. No control period waits for it. Can be cloned.
 #[derive(Clone)]
 pub struct Handle {
     pub(super) exchange: Arc<Exchange>,
     pub(super) wanted: Arc<CoresSettings>,
     pub(super) experimental: Experimental,
     pub(super) conditions: Conditions,
-    /// Of ports, by number.
+    /// The names of ports, by number.
     pub(super) names: Arc<[String]>,
 }
 
 impl Handle {
-    /// As of a control period of the last tenth of a second, or two while nothing is polled.
+    /// The state in a control period of the last 100 ms, or of the last 200 ms while nothing is polled.
     pub fn cores(&self) -> CoresReport {
         let (wanted, hold) = (&self.wanted, self.wanted.hold.0);
         let report = CoresReport {
@@ -98,7 +98,7 @@ impl Handle {
         all.map(|(condition, since)| ConditionReport::new(condition, since)).collect()
     }
 
-    /// Decisions with higher numbers than this, in order; of those, the ones that are still remembered.
+    /// The kept events with higher numbers than `after`, in order.
     pub fn events(&self, after: u64) -> Vec<EventReport> {
         let now_unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now = monotonic();
@@ -189,12 +189,12 @@ impl Handle {
         SpreadReport { port: self.name(port).into(), used, of, why_not }
     }
 
-    /// As in the tables of the command line.
+    /// The name of a queue, as in the tables of the command line.
     fn queue_name(&self, id: QueueId) -> String {
         format!("{}/{}", self.name(id.port), id.index)
     }
 
-    /// The device of a port.
+    /// The device name of a port.
     fn name(&self, port: PortId) -> &str {
         self.names.get(usize::from(port)).map_or("?", String::as_str)
     }

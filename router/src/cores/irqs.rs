@@ -8,7 +8,7 @@ use std::{
     path::PathBuf,
 };
 
-/// What the names of RX queues' interrupts end in, in lower case, before the number of the queue.
+/// The ends of the names of RX queues' interrupts, in lower case, before the number of the queue.
 const BEFORE_NUMBER: [&str; 7] = [
     "rx-",     // eth0-TxRx-3 (ixgbe, igb, ice, i40e, bnxt, hns3), eth0-rx-3 (tg3, enic), eth0-Tx-Rx-3 (ena)
     "rxtx-",   // eth0-rxtx-3 (vmxnet3, thunderx)
@@ -22,44 +22,45 @@ const BEFORE_NUMBER: [&str; 7] = [
 /// Where an interrupt fires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IrqPlace {
-    /// Where it may.
+    /// The cores where it may fire.
     pub allowed: BTreeSet<CoreId>,
-    /// Where it does or will, if that is one core.
+    /// The core where it fires or will fire next, if that is a single core.
     pub core: Option<CoreId>,
-    /// False: the kernel keeps its affinity to itself ("managed" interrupts).
+    /// False: only the kernel sets its affinity (a "managed" interrupt).
     pub settable: bool,
 }
 
-/// `None`: there is no such interrupt.
+/// Reads where an interrupt fires; `None`: there is no such interrupt.
 pub fn place(roots: &Roots, irq: u32) -> Option<IrqPlace> {
     let path = affinity(roots, irq);
     let allowed = cores(&path)?;
-    // Not there before Linux 4.15, nor on machines that do not tell.
+    // Missing before Linux 4.15, and empty on machines that do not report it.
     let effective = cores(&path.with_file_name("effective_affinity_list")).filter(|cores| !cores.is_empty());
     let only = |cores: &BTreeSet<CoreId>| cores.first().copied().filter(|_| cores.len() == 1);
-    // One that was moved fires where it did once more: it is moved then.
+    // An interrupt with a new affinity fires once more on its old core, and moves then. So a single allowed core counts.
     let core = only(&allowed).or_else(|| only(effective.as_ref()?));
     let settable = fs::metadata(&path).is_ok_and(|file| file.permissions().mode() & 0o222 != 0);
     Some(IrqPlace { allowed, core, settable })
 }
 
-/// The file that says, and sets, where an interrupt may fire.
+/// The file with the cores where an interrupt may fire. Writing it moves the interrupt.
 pub fn affinity(roots: &Roots, irq: u32) -> PathBuf {
     roots.proc(format!("irq/{irq}/smp_affinity_list"))
 }
 
-/// The interrupts of a device by RX queue, as far as their names tell.
+/// The interrupts of a device by RX queue, as far as their names show the queue.
 ///
-/// Message-signalled interrupts are listed with the PCI function: the device itself, or what it hangs on (virtio). Where there
-/// are none, an interrupt is the device's if its name begins with the device's. Drivers that name interrupts
-/// after the device do that when it comes up: once listed, one is not doubted because the device has been renamed since.
+/// Message-signalled interrupts are listed with the PCI function, which is the device itself or its parent (virtio). If
+/// there are none, an interrupt belongs to the device if its name begins with the device's name. Drivers that name
+/// interrupts after the device do so when it comes up, so names can be older than a rename. Therefore the names of
+/// listed interrupts need not begin with the device's name.
 pub fn of_device(roots: &Roots, device: &str) -> BTreeMap<u16, u32> {
     let hardware = roots.device(device).join("device");
     let listed = || {
         let places = [hardware.join("msi_irqs"), hardware.join("../msi_irqs")];
         places.iter().map(|place| numbered(place, "")).find(|irqs| !irqs.is_empty())
     };
-    // "virtio3-input.0": a PCI function may list those of several devices.
+    // "virtio3-input.0": a PCI function may list the interrupts of several virtio devices.
     let bus = fs::read_link(&hardware).ok();
     let bus = bus.as_deref().and_then(|path| path.file_name()?.to_str()).unwrap_or_default();
     let Some(irqs) = listed() else {
@@ -68,7 +69,8 @@ pub fn of_device(roots: &Roots, device: &str) -> BTreeMap<u16, u32> {
     by_queue(roots, &irqs, device, |action| !action.starts_with("virtio") || begins(action, bus))
 }
 
-/// Names of devices end in digits, too: `eth1` is no beginning of `eth10-rx-0`.
+/// Whether an action's name begins with a device's name. Device names end in digits too, so `eth1` does not match
+/// `eth10-rx-0`.
 fn begins(action: &str, device: &str) -> bool {
     action.strip_prefix(device).is_some_and(|rest| !rest.starts_with(|next: char| next.is_ascii_digit()))
 }
@@ -79,13 +81,13 @@ fn by_queue(roots: &Roots, irqs: &[u32], device: &str, ours: impl Fn(&str) -> bo
     let queues: BTreeMap<u16, u32> =
         actions.iter().filter_map(|(irq, name)| Some((queue_of(name, device)?, *irq))).collect();
     match &actions[..] {
-        // A device with a single interrupt has no number in its name.
+        // The only interrupt of a device has no queue number in its name.
         [(irq, _)] if queues.is_empty() => [(0, *irq)].into(),
         _ => queues,
     }
 }
 
-/// Names of the handlers of an interrupt, sorted: a directory each (`register_handler_proc`, kernel/irq/proc.c).
+/// The names of an interrupt's handlers, sorted. Each has a directory (`register_handler_proc`, kernel/irq/proc.c).
 pub fn actions(roots: &Roots, irq: u32) -> Vec<String> {
     let entries = fs::read_dir(roots.proc(format!("irq/{irq}"))).into_iter().flatten().flatten();
     let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
@@ -95,7 +97,7 @@ pub fn actions(roots: &Roots, irq: u32) -> Vec<String> {
     actions
 }
 
-/// The RX queue that the name of an interrupt of `device` tells.
+/// The RX queue in the name of an interrupt of `device`.
 pub fn queue_of(name: &str, device: &str) -> Option<u16> {
     let name = name.split('@').next()?;
     let word = name.trim_end_matches(|last: char| last.is_ascii_digit());
@@ -112,7 +114,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn names_tell_the_queue() {
+    fn names_contain_the_queue() {
         let table = [
             ("virtio3-input.0", Some(0)),
             ("virtio3-output.0", None),
@@ -139,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn interrupts_of_a_pci_function_are_told_by_queue() {
+    fn interrupts_of_a_pci_function_are_found_by_queue() {
         let tree = Tree::new();
         tree.device("eth9", 2, false);
         tree.hardware("eth9", "", 1, &[40, 41, 42]);
@@ -155,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn interrupts_of_a_virtio_device_are_listed_with_what_it_hangs_on() {
+    fn interrupts_of_a_virtio_device_are_listed_with_its_parent() {
         let tree = Tree::new();
         tree.device("eth0", 1, false);
         tree.hardware("eth0", "virtio3", -1, &[38, 39, 41]);
@@ -166,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_list_the_name_of_the_device_tells() {
+    fn without_a_list_the_name_of_the_device_decides() {
         let tree = Tree::new();
         tree.device("eth1", 1, false);
         tree.irq(30, "eth10", "0-7", "5");
@@ -181,7 +183,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_name_is_read(name in any::<String>()) {
+        fn any_name_is_parsed_without_a_panic(name in any::<String>()) {
             let _ = queue_of(&name, "eth0");
         }
     }

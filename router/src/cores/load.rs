@@ -1,59 +1,61 @@
-//! Loads: what the kernel counts of queues and cores, as fractions of a control period.
+//! The loads of queues and cores, as fractions of a control period, from counters of the kernel.
 //!
-//! Counters only grow, and are read through descriptors that stay open: a period allocates nothing, and a thread costs 0.8 us of it,
-//! /proc/stat and /proc/softirqs together 15 us (two cores, not optimised, Linux 6.18). The time of a NAPI thread, or of the
-//! thread of a core that packets are handed to, is counted to the nanosecond. That of softirqs no file tells: see
-//! [`Reading::Estimate`]. What else runs on a core is what idling and forwarding leave (Q8, with the kernel's idle time in place of a
-//! spinner's).
+//! Counters only grow, and are read through descriptors that stay open, so a period allocates nothing. Reading a thread
+//! takes 0.8 us, and /proc/stat and /proc/softirqs together 15 us (two cores, not optimised, Linux 6.18). The kernel
+//! counts the time of NAPI threads, and of threads of CPU maps, to the nanosecond. No file reports the time of softirqs:
+//! see [`Reading::Estimate`]. Other work on a core is the time that idling and forwarding leave (Q8, with the kernel's
+//! idle time instead of a spinner's).
 
 use super::{CoreId, Roots, is_gone, unless_gone};
 use std::{
     collections::BTreeMap, fs::File, io, os::unix::fs::FileExt, str::SplitAsciiWhitespace, time::Duration,
 };
 
-/// Below this what /proc/stat counts, in steps of 10 ms, tells nothing.
+/// The shortest time over which /proc/stat, which counts in steps of 10 ms, is of use.
 pub const WINDOW: Duration = Duration::from_millis(200);
-/// `USER_HZ` is 100 wherever this runs.
+/// `USER_HZ` is 100 on all architectures that this runs on.
 const TICK_NS: u64 = 10_000_000;
-/// Three numbers of 20 digits.
+/// Enough for three numbers of 20 digits.
 const SCHEDSTAT_BYTES: usize = 64;
-/// A file that needs a larger buffer is not what it is taken for.
+/// The largest buffer for a file. A longer file is not the expected one.
 const MOST_BYTES: usize = 16 << 20;
 
-/// Of a queue, since it was first asked about or before.
+/// The times of a queue, since its first reading or earlier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
     pub ran_ns: u64,
-    /// Runnable, and something else ran.
+    /// The time that it could have run but something else ran.
     pub waited_ns: u64,
-    /// It began to run; of softirqs, that they did on its core.
+    /// How many times it began to run. For softirqs: how many times softirqs received packets on its core.
     pub wakeups: u64,
 }
 
-/// What asking yields.
+/// The result of reading a queue's times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reading {
-    /// Of a thread. What it runs just now is counted at the next tick (4 ms at HZ = 250), a wait when it is over.
+    /// The times of a thread. A present run is counted at the next tick (4 ms at HZ = 250), a wait when it ends.
     Exact(Times),
-    /// Of softirqs on its core, by ticks that found one: of all kinds, and of other devices too; an upper bound, of use over
-    /// [`WINDOW`] at the least, and shared evenly among queues on the core. What it waited is not known, and 0.
+    /// The time of softirqs on its core, counted by ticks that found one, and shared evenly among the queues there. It
+    /// includes softirqs of all kinds and of other devices, so it is an upper bound. It is of use over at least
+    /// [`WINDOW`]. The waiting time is unknown, and 0.
     Estimate(Times),
-    /// It went with its port, or is polled by another thread now.
+    /// The thread has ended: its port is gone, or another thread polls the queue now.
     Gone,
 }
 
-/// Tells the time that a queue takes.
+/// Reads the times of a queue.
 pub trait QueueTime {
-    /// Since some moment; `cores` as last read.
+    /// The times since some moment. `cores`: the times of cores as last read.
     fn read(&mut self, cores: &[CoreTime]) -> io::Result<Reading>;
 }
 
-/// Of a thread, by /proc/PID/schedstat (`Documentation/scheduler/sched-stats.rst`).
+/// The times of a thread, from /proc/PID/schedstat (`Documentation/scheduler/sched-stats.rst`).
 #[derive(Debug)]
 pub struct ThreadTime(File);
 
 impl ThreadTime {
-    /// `Ok(None)`: there is no such thread. Once open it is that thread, whoever gets its number.
+    /// Opens the file of a thread; `Ok(None)`: there is no such thread. An open file stays that of this thread, even if
+    /// another thread gets its number later.
     pub fn open(roots: &Roots, pid: u32) -> io::Result<Option<ThreadTime>> {
         Ok(unless_gone(File::open(roots.proc(format!("{pid}/schedstat"))))?.map(ThreadTime))
     }
@@ -72,16 +74,16 @@ impl QueueTime for ThreadTime {
             [Some(ran_ns), Some(waited_ns), Some(wakeups)] => {
                 Ok(Reading::Exact(Times { ran_ns, waited_ns, wakeups }))
             }
-            _ => Err(io::Error::other(format!("a schedstat that holds {text:?}"))),
+            _ => Err(io::Error::other(format!("schedstat is not three numbers: {text:?}"))),
         }
     }
 }
 
-/// Of a queue whose interrupt fires on a core. Whoever moves it says so by [`SoftirqShare::is_on`].
+/// The estimated times of a queue whose interrupt fires on a core. [`SoftirqShare::is_on`] must be called when it moves.
 #[derive(Clone, Debug)]
 pub struct SoftirqShare {
     core: CoreId,
-    /// On the core, this one included.
+    /// The number of queues on the core, this one included.
     queues: u16,
     last: Option<CoreTime>,
     times: Times,
@@ -92,7 +94,7 @@ impl SoftirqShare {
         SoftirqShare { core, queues, last: None, times: Times::default() }
     }
 
-    /// It is on this core from now on, one of so many; `cores` as last read.
+    /// Records that it is on this core from now on, one of `queues` there. `cores`: the times of cores as last read.
     pub fn is_on(&mut self, core: CoreId, queues: u16, cores: &[CoreTime]) {
         if core != self.core {
             self.last = cores.iter().find(|time| time.id == core).copied();
@@ -106,7 +108,7 @@ impl QueueTime for SoftirqShare {
         let now = cores.iter().find(|core| core.id == self.core).copied();
         if let Some((now, last)) = now.zip(self.last).filter(|(now, last)| now.id == last.id) {
             let wakeups = now.net_rx.saturating_sub(last.net_rx);
-            // Without NET_RX it was all others'.
+            // Without NET_RX, all softirq time was for other work.
             if wakeups > 0 {
                 let ran_ns = now.softirq_ns.saturating_sub(last.softirq_ns);
                 self.times.ran_ns += ran_ns / u64::from(self.queues.max(1));
@@ -118,14 +120,14 @@ impl QueueTime for SoftirqShare {
     }
 }
 
-/// Of a core, since boot.
+/// The times of a core, since boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CoreTime {
     pub id: CoreId,
-    /// Waiting for disks included.
+    /// Includes waiting for disks.
     pub idle_ns: u64,
     pub softirq_ns: u64,
-    /// How often softirqs received packets.
+    /// How many times softirqs received packets.
     pub net_rx: u64,
 }
 
@@ -145,14 +147,14 @@ impl CoreTimes {
         Ok(CoreTimes { stat, softirqs, buffer: vec![0; 16 << 10], cores: Vec::new() })
     }
 
-    /// As last read.
+    /// The times as last read.
     pub fn last(&self) -> &[CoreTime] {
         &self.cores
     }
 
-    /// Those online, ascending.
+    /// Reads the times of all online cores, ascending.
     pub fn read(&mut self) -> io::Result<&[CoreTime]> {
-        // What follows the lines of the cores is long on large machines, and not needed.
+        // The rest of the file is long on large machines, and not needed.
         let text = read_until(&self.stat, &mut self.buffer, "intr")?;
         self.cores.clear();
         self.cores.extend(text.lines().filter_map(core_time));
@@ -170,7 +172,7 @@ impl CoreTimes {
     }
 }
 
-/// What a file holds before `end`, which may not be there.
+/// The text of a file before `end`, or all of it if `end` does not occur.
 fn read_until<'a>(file: &File, buffer: &'a mut Vec<u8>, end: &str) -> io::Result<&'a str> {
     loop {
         let length = file.read_at(buffer, 0)?;
@@ -183,7 +185,7 @@ fn read_until<'a>(file: &File, buffer: &'a mut Vec<u8>, end: &str) -> io::Result
     }
 }
 
-/// Of a line "cpu3 ..." (proc_stat(5)): user, nice, system, idle, iowait, irq, softirq.
+/// Parses a line "cpu3 ..." (proc_stat(5)): user, nice, system, idle, iowait, irq, softirq.
 fn core_time(line: &str) -> Option<CoreTime> {
     let mut fields = line.strip_prefix("cpu")?.split_ascii_whitespace();
     let id = fields.next().filter(|_| !line.starts_with("cpu "))?.parse().ok()?;
@@ -198,20 +200,21 @@ fn next(numbers: &mut SplitAsciiWhitespace<'_>) -> Option<u64> {
     numbers.next()?.parse().ok()
 }
 
-/// A queue in one control period.
+/// The load of a queue in one control period.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
-    /// Fraction of the period.
+    /// A fraction of the period.
     pub ran: f64,
-    /// Fraction of the period.
+    /// A fraction of the period.
     pub waited: f64,
     pub wakeups_per_s: f64,
 }
 
-/// Makes [`Load`]s of the [`Times`] of one queue.
+/// Computes [`Load`]s from the [`Times`] of one queue.
 ///
-/// What was counted late, beyond what a period has room for, is carried into the next, up to a period: a thread that has its core to
-/// itself has a load of 1, not of 0.8 and 1.2 by turns.
+/// The kernel counts some time late, so a period can have more than its length. The excess is carried into the next
+/// period, up to the length of a period. So a thread that has its core to itself has a load of 1, instead of 0.8 and 1.2
+/// by turns.
 #[derive(Clone, Debug, Default)]
 pub struct Meter {
     last: Option<(Duration, Times)>,
@@ -220,7 +223,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// The load since the last call; none at the first, or if no time has passed.
+    /// The load since the last call; `None` at the first call, or if no time has passed.
     pub fn load(&mut self, now: Duration, times: Times) -> Option<Load> {
         let (before, last) = self.last.replace((now, times))?;
         let period_ns = u64::try_from(now.saturating_sub(before).as_nanos()).ok().filter(|ns| *ns > 0)?;
@@ -238,22 +241,23 @@ impl Meter {
     }
 }
 
-/// What other work takes of each core: all that is neither idle nor forwarding, averaged over [`WINDOW`] or more.
+/// The time of each core that is neither idle nor forwarding, averaged over [`WINDOW`] or more.
 #[derive(Clone, Debug, Default)]
 pub struct Others {
     since: Option<Duration>,
-    /// Idle and forwarding, nanoseconds, at the beginning of the window.
+    /// The times idle and forwarding, nanoseconds, at the beginning of the window.
     before: BTreeMap<CoreId, (u64, u64)>,
     other: BTreeMap<CoreId, f64>,
 }
 
 impl Others {
-    /// Should [`Others::update`] be called?
+    /// Whether [`Others::update`] should be called.
     pub fn is_due(&self, now: Duration) -> bool {
         self.since.is_none_or(|since| now.saturating_sub(since) >= WINDOW)
     }
 
-    /// `forwarding_ns`: time that queues ran, by the core that they ran on, since some moment; none of cores without.
+    /// Ends a window and begins the next. `forwarding_ns`: the time that queues ran since some moment, by the core that they
+    /// ran on; cores without queues may be left out.
     pub fn update(&mut self, now: Duration, cores: &[CoreTime], forwarding_ns: &BTreeMap<CoreId, u64>) {
         let window_ns =
             self.since.map(|since| now.saturating_sub(since).as_nanos() as f64).filter(|ns| *ns > 0.0);
@@ -270,7 +274,7 @@ impl Others {
         (self.before, self.since) = (after, Some(now));
     }
 
-    /// Fraction of the core's time; `None`: not known yet, or not online.
+    /// The fraction of the core's time that other work took; `None`: not known yet, or the core is offline.
     pub fn of(&self, core: CoreId) -> Option<f64> {
         self.other.get(&core).copied()
     }
@@ -303,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_of_this_machine_ends() {
+    fn the_end_of_a_process_is_noticed() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let roots = Roots::at("/proc", "/sys");
         let mut thread = ThreadTime::open(&roots, child.id()).unwrap().unwrap();
@@ -314,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn cores_are_read() {
+    fn times_of_cores_are_read() {
         let tree = Tree::new();
         let long = "0 ".repeat(20_000);
         let cores = "cpu0 1 2 3 40 5 6 7 8 9 10\ncpu12 0 0 0 1 0 0 2 0 0 0\n";
@@ -346,14 +350,14 @@ mod tests {
     }
 
     #[test]
-    fn what_ticks_count_late_is_carried() {
+    fn time_that_is_counted_late_is_carried_over() {
         let mut meter = Meter::default();
         meter.load(ms(0), times(0, 0, 0));
-        // A thread that runs all the time, counted every 4 ms.
+        // A thread runs all the time, and is counted every 4 ms.
         let counted = [8, 20, 28, 40, 48, 60].map(|ran| times(ran, 0, 0));
         let loads = (1..).zip(counted).map(|(i, times)| meter.load(ms(10 * i), times).unwrap().ran);
         assert_eq!(loads.collect::<Vec<_>>(), [0.8, 1.0, 1.0, 1.0, 1.0, 1.0]);
-        // A long wait is over: a period's worth is carried, no more.
+        // After a long wait, at most the length of a period is carried over.
         let waits = [1000, 1000, 1000].map(|waited| times(60, waited, 0));
         let loads = (7..).zip(waits).map(|(i, times)| meter.load(ms(10 * i), times).unwrap().waited);
         assert_eq!(loads.collect::<Vec<_>>(), [1.0, 1.0, 0.0]);
@@ -388,7 +392,7 @@ mod tests {
         assert_eq!([1199, 1200].map(|at| others.is_due(ms(at))), [false, true]);
         others.update(ms(1200), &[core(0, 550), core(1, 700), core(2, 0)], &forwarding(120));
         assert_eq!([0, 1, 2].map(|core| others.of(core)), [Some(0.5), Some(0.0), None]);
-        // Idle time that went back, and more than there was room for.
+        // Core 0's idle time went back, and core 1 was idle for longer than the window.
         others.update(ms(1400), &[core(0, 549), core(1, 950)], &forwarding(120));
         assert_eq!([0, 1, 2].map(|core| others.of(core)), [Some(1.0), Some(0.0), None]);
     }

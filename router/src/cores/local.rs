@@ -1,12 +1,13 @@
-//! Local delivery that follows: what the stack does for a socket of this machine, it does on the core where that is read.
+//! Local delivery that follows: the network stack does its work for a local socket on the core where the socket is read.
 //!
-//! Linux does it by receive flow steering (`get_rps_cpu`, net/core/dev.c; `Documentation/networking/scaling.rst`): who reads a
-//! connected socket leaves his core in a table; what XDP passes up is handed to that core, and to another one only when what was
-//! handed over before is done, as V8 wants it. Its tables have no entries when Linux has started: that of sockets, which is the
-//! machine's, and one of flows for each RX queue. One that has entries is somebody's, and left as it is.
+//! Linux does this by receive flow steering (`get_rps_cpu`, net/core/dev.c; `Documentation/networking/scaling.rst`). A
+//! reader of a connected socket leaves its core in a table. Packets that XDP passes up are handed to that core. A flow
+//! changes to another core only when all earlier packets are done, as V8 requires. There is one table of sockets for the
+//! whole machine, and a table of flows for each RX queue. When Linux starts, they have no entries. If a table has
+//! entries, somebody else has set it, and it is left as it is.
 //!
-//! What XDP forwards sees none of this. To look sockets up in XDP instead would be paid for by every packet, and would take a program
-//! that is told of each read, and what still waits on each core: that is what these tables of Linux are.
+//! Forwarded packets see none of this. To look sockets up in XDP instead, every packet would pay, and programs would have
+//! to follow each read and the packets that still wait on each core. The tables of Linux do just that.
 
 use super::{Roots, is_gone, numbered, originals::Originals};
 use crate::linux::netns;
@@ -19,18 +20,18 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Entries of the table of sockets, four bytes each. Sockets that share one take it from each other, and then packets may
-/// overtake, so there are many more than sockets that are busy at a time. A power of two: Linux rounds up to one.
+/// The entries of the table of sockets, four bytes each. Two sockets that share an entry take it from each other, and
+/// packets may then overtake others. So there are many more entries than busy sockets. Linux rounds up to a power of two.
 const SOCKETS: u32 = 65536;
-/// Of the table of one queue of many, at least.
+/// The fewest entries of a queue's table of flows.
 const LEAST_FLOWS: u32 = 1024;
 
 /// One of the tables.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Table {
-    /// On which core each is read, of the whole machine.
+    /// The core where each socket of the machine is read.
     Sockets,
-    /// On which core flows of an RX queue of a device are.
+    /// The core of each flow of an RX queue.
     Flows { device: String, queue: u16 },
 }
 
@@ -44,16 +45,17 @@ impl fmt::Display for Table {
 }
 
 impl Table {
-    /// How many entries it has.
+    /// The number of its entries.
     ///
     /// # Errors
-    /// `NotFound`: the kernel has no such table, the device is gone, or the machine's first network namespace is out of sight.
+    /// `NotFound`: the kernel has no such table, the device is gone, or the machine's first network namespace cannot be
+    /// seen.
     pub fn entries(&self, roots: &Roots) -> io::Result<u32> {
         let read = |path: &Path| fs::read_to_string(path)?.trim().parse().map_err(io::Error::other);
         self.on_file(roots, read)
     }
 
-    /// Gives it so many; what it has learnt is forgotten.
+    /// Sets the number of its entries. Linux then forgets what the table has learnt.
     pub fn resize(&self, roots: &Roots, entries: u32) -> io::Result<()> {
         let text = entries.to_string();
         let write = |path: &Path| {
@@ -72,7 +74,8 @@ impl Table {
             Table::Sockets => roots.proc("sys/net/core/rps_sock_flow_entries"),
         };
         match task(&path) {
-            // It is in the machine's first network namespace alone, which is that of the kernel's threads: process 2 is their parent.
+            // The file exists only in the machine's first network namespace. Kernel threads are there, and process 2 is
+            // their parent.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let first = File::open(roots.proc("2/ns/net"))?;
                 netns::inside(&first, || task(&path))?
@@ -89,30 +92,32 @@ fn flows(roots: &Roots, device: &str, queue: u16) -> PathBuf {
 /// How far local delivery follows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Following {
-    /// Entries of the table of sockets; 0: it has none, or is not known.
+    /// The entries of the table of sockets; 0: it has none, or the number is unknown.
     pub sockets: u32,
-    /// RX queues of the ports that are there, and those of them whose packets follow.
+    /// The number of RX queues of all present ports.
     pub queues: usize,
+    /// The number of these queues whose local packets follow.
     pub follow: usize,
 }
 
-/// A table as it was found, and the entries that it gets if it has none.
+/// A table as it was found.
 struct FoundTable {
     table: Table,
     entries: u32,
+    /// The entries that it gets if it has none.
     wanted: u32,
 }
 
-/// Sees to it that the tables have entries.
+/// Gives the tables entries.
 #[derive(Debug, Default)]
 pub struct Local {
-    /// Those that had some after the last look.
+    /// The tables that had entries after the last look.
     filled: BTreeSet<Table>,
 }
 
 impl Local {
-    /// Gives entries to the tables of these devices, and to that of sockets, where they have none; that is written down before. Says
-    /// how far packets follow, and as sentences why not further.
+    /// Gives entries to the table of sockets and to the tables of these devices, where they have none. Saves the originals
+    /// first. Returns how far packets follow, and the problems, as sentences.
     pub fn look<'a>(
         &mut self,
         roots: &Roots,
@@ -134,7 +139,8 @@ impl Local {
         (following, troubles)
     }
 
-    /// Returns whether the table of sockets, which is the first, has entries: without it the others are of no use, and left alone.
+    /// Returns whether the table of sockets, which is the first one, has entries. If not, the others are useless and are
+    /// left alone.
     fn fill(
         &mut self,
         roots: &Roots,
@@ -147,14 +153,16 @@ impl Local {
         let noted = originals.note_tables(roots, empty.map(|found| (&found.table, found.wanted)));
         if let Err(error) = &noted {
             troubles.push(format!(
-                "local delivery stays where packets are received: what was cannot be written down: {error}"
+                "local packets stay on the cores that receive them: the original tables cannot be saved: {error}"
             ));
         }
         for FoundTable { table, entries, wanted } in found {
             let has_some = *entries > 0
                 || noted.is_ok() && {
                     if before.contains(table) {
-                        troubles.push(format!("{table} had become 0, and is set again (experimental.local)"));
+                        troubles.push(format!(
+                            "{table} had become 0; Millrace sets it again (experimental.local)"
+                        ));
                     }
                     resize(roots, table, *wanted, troubles)
                 };
@@ -168,7 +176,8 @@ impl Local {
     }
 }
 
-/// That of sockets, and then those of queues; none if that is not known. What is not is added to the sentences.
+/// Finds the table of sockets, and then the tables of queues; none if the table of sockets cannot be read. Adds the
+/// problems to `troubles`.
 fn find(roots: &Roots, devices: &[(&str, Vec<u32>)], troubles: &mut Vec<String>) -> Vec<FoundTable> {
     let entries = match Table::Sockets.entries(roots) {
         Ok(entries) => entries,
@@ -180,13 +189,13 @@ fn find(roots: &Roots, devices: &[(&str, Vec<u32>)], troubles: &mut Vec<String>)
     let sockets = if entries > 0 { entries } else { SOCKETS };
     let mut found = vec![FoundTable { table: Table::Sockets, entries, wanted: sockets }];
     for (device, queues) in devices {
-        // As Linux's documentation advises.
+        // Linux's documentation recommends this.
         let wanted = (sockets / queues.len().max(1) as u32).next_power_of_two().max(LEAST_FLOWS);
         for queue in queues.iter().filter_map(|&queue| u16::try_from(queue).ok()) {
             let table = Table::Flows { device: (*device).into(), queue };
             match table.entries(roots) {
                 Ok(entries) => found.push(FoundTable { table, entries, wanted }),
-                // It may go in the middle of a look.
+                // The device may vanish during a look.
                 Err(error) if is_gone(&error) => {}
                 Err(error) => troubles.push(stays(&table, &error)),
             }
@@ -195,7 +204,7 @@ fn find(roots: &Roots, devices: &[(&str, Vec<u32>)], troubles: &mut Vec<String>)
     found
 }
 
-/// Is done; not if it is gone, or for a reason that is added to the sentences.
+/// Returns whether the table was resized. Adds the problem to `troubles`, unless the device is gone.
 fn resize(roots: &Roots, table: &Table, entries: u32, troubles: &mut Vec<String>) -> bool {
     let done = table.resize(roots, entries);
     if let Err(error) = &done
@@ -209,12 +218,12 @@ fn resize(roots: &Roots, table: &Table, entries: u32, troubles: &mut Vec<String>
 fn stays(table: &Table, error: &io::Error) -> String {
     let why = match error.kind() {
         io::ErrorKind::NotFound => {
-            " (the kernel has no receive flow steering, CONFIG_RPS, or the machine's first network namespace is out of sight of this \
-             PID namespace)"
+            " (the kernel lacks receive flow steering, CONFIG_RPS, or this PID namespace cannot see the machine's first network \
+             namespace)"
         }
         _ => "",
     };
-    format!("local delivery stays where packets are received: {table}: {error}{why}")
+    format!("local packets stay on the cores that receive them: {table}: {error}{why}")
 }
 
 #[cfg(test)]
@@ -250,7 +259,7 @@ mod tests {
             assert_eq!(self.originals.put_back(&self.tree.roots(), &Fake::default()), Vec::<String>::new());
         }
 
-        /// Of sockets, and of the queues.
+        /// The entries of the table of sockets, and of the tables of the queues.
         fn entries(&self) -> [u32; 4] {
             let flows = |device: &str, queue| Table::Flows { device: device.into(), queue };
             let tables = [Table::Sockets, flows("eth0", 0), flows("eth0", 1), flows("eth1", 0)];
@@ -267,13 +276,13 @@ mod tests {
     }
 
     #[test]
-    fn tables_get_entries_and_are_as_before_in_the_end() {
+    fn tables_get_entries_and_are_restored() {
         let mut world = World::new("m.cores");
         for _ in 0..2 {
             assert_eq!(world.look(), (all(65536), vec![]));
             assert_eq!(world.entries(), [65536, 32768, 32768, 65536]);
         }
-        // Killed; the next one finds them filled, and puts back what was.
+        // The daemon is killed. The next one finds the tables filled, and restores the originals.
         (world.local, world.originals) = (Local::default(), Originals::read(world.tree.path("m.cores")));
         assert_eq!(world.look(), (all(65536), vec![]));
         world.put_back();
@@ -282,13 +291,13 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_has_set_is_left_alone() {
+    fn a_table_that_somebody_has_set_is_left_alone() {
         let mut world = World::new("m.cores");
         world.tree.write(TABLE, "4096\n");
         world.tree.write(&flows("eth0", 1), "256\n");
         assert_eq!(world.look(), (all(4096), vec![]));
         assert_eq!(world.entries(), [4096, 2048, 256, 4096]);
-        // So is what is set later.
+        // The same holds for a table that is set later.
         world.tree.write(&flows("eth1", 0), "512\n");
         assert_eq!(world.look(), (all(4096), vec![]));
         world.put_back();
@@ -296,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn who_empties_a_table_is_told_of_and_ports_come_and_go() {
+    fn an_emptied_table_is_reported_and_ports_come_and_go() {
         let mut world = World::new("m.cores");
         world.look();
         world.tree.write(TABLE, "0\n");
@@ -306,7 +315,7 @@ mod tests {
         assert_eq!(world.look(), (all(65536), vec![]));
         world.tree.remove("sys/class/net/eth0");
         assert_eq!(world.look(), (Following { queues: 1, follow: 1, ..all(65536) }, vec![]));
-        // Another device of that name is a new one.
+        // Another device of that name appears.
         world.tree.device("eth0", 1, true);
         world.tree.write("sys/class/net/eth0/ifindex", "12\n");
         assert_eq!(world.look(), (Following { queues: 2, follow: 2, ..all(65536) }, vec![]));
@@ -323,21 +332,21 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_done_is_told() {
+    fn failures_are_reported() {
         let none = Following { sockets: 0, queues: 3, follow: 0 };
-        // What was cannot be written down.
+        // The originals cannot be saved.
         let mut world = World::new("nowhere/m.cores");
         let (following, troubles) = world.look();
         assert_eq!((following, troubles.len(), world.entries()), (none, 1, [0; 4]));
-        assert!(troubles[0].contains("what was cannot be written down"), "{troubles:?}");
-        // A kernel without.
+        assert!(troubles[0].contains("the original tables cannot be saved"), "{troubles:?}");
+        // The kernel has no such table.
         let mut world = World::new("m.cores");
         fs::remove_file(world.tree.path(TABLE)).unwrap();
         let (following, troubles) = world.look();
         assert_eq!((following, troubles.len()), (none, 1));
         assert!(troubles[0].contains("CONFIG_RPS"), "{troubles:?}");
         assert_eq!(world.tree.read(&flows("eth0", 0)), "0\n");
-        // One queue refuses: the others follow.
+        // One queue refuses, and the others follow.
         let mut world = World::new("m.cores");
         fs::remove_file(world.tree.path(&flows("eth0", 1))).unwrap();
         world.tree.write(&format!("{}/x", flows("eth0", 1)), "");

@@ -1,9 +1,9 @@
-//! Looking for what there is to place: cores, the queues of ports, workloads. It may take long, and has a thread of its own.
+//! Looks for cores, the queues of ports, and workloads. This may take long, so it has a thread of its own.
 //!
-//! What seldom changes is looked at seldom: which cores there are when the list of those online changes; a port's queues, and what
-//! polls each, when its number, its mode or the number of its queues has changed, and every [`THOROUGH`]. Each second it is only
-//! asked where each queue may be polled. Before anybody else hears of a queue, what it had is written down (see
-//! [`super::originals`]).
+//! Things that seldom change are read seldom. Cores are read when the list of online ones changes. A port is read
+//! completely, with what polls each queue, when its number, its mode or the number of its queues has changed, and every
+//! [`THOROUGH`]. Each second, only the place of each queue is read. Before a queue is passed on, its original settings
+//! are saved (see [`super::originals`]).
 
 use super::{
     CoreId, QueueId, Roots, apply,
@@ -42,54 +42,54 @@ use std::{
     time::Duration,
 };
 
-/// Time between two looks.
+/// The time between two looks.
 pub const LOOK: Duration = Duration::from_secs(1);
-/// How often a port is asked everything, although nothing seems to have changed.
+/// How often a port is read completely if nothing seems to have changed.
 const THOROUGH: Duration = Duration::from_secs(10);
-/// How often it is looked whether irqbalance runs.
+/// How often irqbalance is searched for.
 const BALANCER: Duration = Duration::from_secs(60);
 
-/// What the kernel tells of devices in the daemon's namespace.
+/// Asks the kernel about devices in the daemon's network namespace.
 pub trait Ask: Send {
-    /// The number of a device; an error of the kind `NotFound`: there is none of this name.
+    /// The number of a device; an error of the kind `NotFound`: there is no device of this name.
     fn ifindex(&self, device: &str) -> io::Result<u32>;
 
-    /// What it tells of its queues.
+    /// The kernel's reports about a device's queues.
     fn told(&self, ifindex: u32, device: &str) -> io::Result<NetdevQueues>;
 }
 
-/// What there was when it was looked at.
+/// The result of a look.
 #[derive(Clone, Debug)]
 pub struct CoresSnapshot {
-    /// When the look began: what was moved since is elsewhere by now.
+    /// When the look began. Queues that were moved since then may be elsewhere.
     pub began: Duration,
     pub machine: Arc<Machine>,
     /// By ascending id.
     pub queues: Vec<FoundQueue>,
-    /// The ports that are there.
+    /// The ports that exist now.
     pub exits: Vec<Exit>,
     pub workloads: Arc<Vec<Workload>>,
     /// The cores that were given to applications.
     pub served: Option<BTreeSet<CoreId>>,
-    /// How far local delivery follows; `None`: it shall not.
+    /// How far local delivery follows; `None`: the configuration does not ask for it.
     pub following: Option<Following>,
-    /// Where interrupts are placed: irqbalance, if it runs.
+    /// The running irqbalance, if interrupts are placed.
     pub balancer: Option<Arc<Balancer>>,
-    /// Threads that do shares of queues that are split.
+    /// The threads that do shares of split queues.
     pub parts: Vec<PartThread>,
-    /// Can queues be split?
+    /// Whether queues can be split.
     pub may_split: bool,
-    /// Of ports that spread packets over their queues, where that is ours to change.
+    /// How ports spread packets over their queues, if the configuration asks for changes.
     pub spreads: BTreeMap<PortId, Spreads>,
-    /// Whether wake-ups of ports are held back, by name, if they shall be.
+    /// Whether interrupts of ports are held back, by name, if the configuration asks for it.
     pub moderated: BTreeMap<String, Moderated>,
-    /// Cores that are to wake up quickly, as they forward.
+    /// The forwarding cores that have a wake-up limit.
     pub awake: BTreeMap<CoreId, Held>,
-    /// What could not be looked at, as sentences.
+    /// The problems, as sentences.
     pub troubles: Vec<String>,
 }
 
-/// A queue, the NUMA node of its port, and its entries, if the driver tells.
+/// A queue, the NUMA node of its port, and its entries, if the driver reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FoundQueue {
     pub source: QueueSource,
@@ -97,9 +97,9 @@ pub struct FoundQueue {
     pub entries: Option<u32>,
 }
 
-/// Looks.
+/// Looks, and applies what may take long.
 pub struct Looker<A> {
-    /// From one look for ports to the next, if nothing asks for one earlier.
+    /// The time from one look to the next, if nothing asks for one earlier.
     pub(super) every: Duration,
     roots: Roots,
     affinity: A,
@@ -107,31 +107,31 @@ pub struct Looker<A> {
     wanted: Arc<CoresSettings>,
     experimental: Experimental,
     ports: Vec<ObservedPort>,
-    /// As read when the machine was looked at.
+    /// The list of online cores when the machine was last read.
     online: String,
     machine: Arc<Machine>,
     scanner: Scanner<A>,
     workloads: Arc<Vec<Workload>>,
-    /// When it was looked for, and what was found.
+    /// When irqbalance was last searched for, and the result.
     balancer: (Option<Duration>, Option<Arc<Balancer>>),
     originals: Originals,
-    /// Applications whose cores follow.
+    /// The control group of applications, if configured.
     serve: Option<Serve>,
-    /// Where local delivery follows.
+    /// Lets local delivery follow, if configured.
     local: Option<Local>,
-    /// Holds wake-ups back, if they shall be.
+    /// Holds interrupts back, if configured.
     moderation: Option<Moderation>,
-    /// Keeps interrupts off where workers poll, if they shall.
+    /// Keeps interrupts off while workers poll, if configured.
     pub(super) deferring: Option<Deferring>,
-    /// Lets cores that forward wake up quickly, if they shall.
+    /// Lets forwarding cores wake up quickly, if configured.
     resume: Option<Resume>,
-    /// What ports of before keep, as sentences.
+    /// The settings of an earlier daemon that could not be restored, as sentences.
     leftovers: Vec<String>,
     pub(super) splitter: Splitter,
     pub(super) spreader: Spreader,
 }
 
-/// A port, by its name, and what is known of it.
+/// A port, by its name, and what is known about it.
 struct ObservedPort {
     name: String,
     known: Option<Known>,
@@ -140,19 +140,19 @@ struct ObservedPort {
 struct Known {
     shape: Shape,
     queues: PortQueues,
-    /// When everything was asked.
+    /// When everything was read.
     asked: Duration,
-    /// What was wrong then, as sentences.
+    /// The problems at that time, as sentences.
     troubles: Vec<String>,
     spreads: Option<Spreads>,
-    /// Why it is to be asked again over which queues packets are spread, as a sentence.
+    /// Why its indirection table could not be read, as a sentence. The next look tries again.
     untold: Option<String>,
     moderated: Option<Moderated>,
-    /// By a worker.
+    /// Whether workers poll it.
     polled: bool,
 }
 
-/// What is told of a device when its queues change.
+/// The properties of a device that change when its queues change.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Shape {
     ifindex: u32,
@@ -161,7 +161,8 @@ struct Shape {
 }
 
 impl<A: System + Clone> Looker<A> {
-    /// For these ports; `file` is where is written down what queues had. What a daemon before changed of others is put back.
+    /// Prepares to look at these ports. Original settings are saved in `file`. Restores what an earlier daemon has changed
+    /// and this one does not use.
     ///
     /// # Errors
     /// /sys cannot be read.
@@ -209,14 +210,15 @@ impl<A: System + Clone> Looker<A> {
         Ok(looker)
     }
 
-    /// Looks at everything; `thoroughly`: somebody has missed something. Takes milliseconds, and on large machines more.
+    /// Looks at everything. `thoroughly`: reads everything again, because something was missed. Takes milliseconds, and more
+    /// on large machines.
     pub fn look(&mut self, now: Duration, thoroughly: bool) -> CoresSnapshot {
         let mut troubles = self.leftovers.clone();
         if thoroughly && let Err(error) = self.originals.forget_gone(&self.roots, &self.affinity) {
-            troubles.push(format!("what queues had cannot be written down: {error}"));
+            troubles.push(format!("the original settings of queues cannot be saved: {error}"));
         }
         if let Err(error) = self.find_cores() {
-            troubles.push(format!("cores: {error}"));
+            troubles.push(format!("cores cannot be read: {error}"));
         }
         let (mut queues, mut exits) = (Vec::new(), Vec::new());
         let (mut spreads, mut moderated) = (BTreeMap::new(), BTreeMap::new());
@@ -278,7 +280,7 @@ impl<A: System + Clone> Looker<A> {
         }
     }
 
-    /// Lets local delivery follow, if it shall.
+    /// Lets local delivery follow, if configured.
     fn follow(&mut self, troubles: &mut Vec<String>) -> Option<Following> {
         let there = self.ports.iter().filter(|port| port.known.is_some()).map(|port| port.name.as_str());
         let (following, new) = self.local.as_mut()?.look(&self.roots, &mut self.originals, there);
@@ -286,12 +288,12 @@ impl<A: System + Clone> Looker<A> {
         Some(following)
     }
 
-    /// Queues are split as was decided; what cannot be done, as sentences.
+    /// Splits queues as decided. Returns the failures, as sentences.
     pub fn split(&self, now: Duration) -> Vec<String> {
         self.splitter.apply(now, &self.machine)
     }
 
-    /// Spreads packets of a port over as many queues as was decided at this time; says what came of it.
+    /// Spreads packets of a port over the number of queues that was decided at `at`. Returns an event, if there is one.
     pub fn resize(&mut self, at: Duration, resize: &Resize) -> Option<Happened> {
         let ObservedPort { name, known } = self.ports.get_mut(usize::from(resize.port))?;
         let known = known.as_mut()?;
@@ -303,7 +305,7 @@ impl<A: System + Clone> Looker<A> {
         told
     }
 
-    /// Gives applications the cores that a plan leaves.
+    /// Gives applications the cores that a plan does not use.
     pub fn serve(&mut self, view: &View, plan: &Plan) {
         let Some(serve) = &mut self.serve else { return };
         if let Some(may) = serve.may() {
@@ -311,26 +313,26 @@ impl<A: System + Clone> Looker<A> {
         }
     }
 
-    /// Lets these cores wake up quickly, and no others; what could not be put back, as sentences.
+    /// Lets these cores wake up quickly, and no others. Returns the limits that could not be restored, as sentences.
     pub fn keep_awake(&mut self, cores: &BTreeSet<CoreId>) -> Vec<String> {
         let Some(resume) = &mut self.resume else { return Vec::new() };
         resume.set(&self.roots, &self.affinity, &mut self.originals, cores)
     }
 
-    /// Lets what is sent on the TX queue of a queue's number follow it to a core.
+    /// Lets only this core use the TX queue with the number of an RX queue that has moved there.
     pub fn transmit_from(&self, queue: QueueId, core: CoreId) {
         if let Some(port) = self.ports.get(usize::from(queue.port)) {
             apply::transmit_from(&self.roots, &port.name, queue.index, core);
         }
     }
 
-    /// Nobody polls ports any more. Says what could not be put back.
+    /// Restores the timers of ports that workers polled. Returns the failures, as sentences.
     pub fn end_deferring(&mut self) -> Vec<String> {
         let Looker { roots, affinity, originals, deferring, .. } = self;
         deferring.as_mut().map(|deferring| deferring.end(roots, affinity, originals)).unwrap_or_default()
     }
 
-    /// Everything that was changed is as it was. Says what could not be put back.
+    /// Restores everything that was changed. Returns the failures, as sentences.
     pub fn put_back(&mut self) -> Vec<String> {
         let mut troubles = self.originals.put_back(&self.roots, &self.affinity);
         troubles.extend(self.spreader.end());
@@ -346,7 +348,7 @@ impl<A: System + Clone> Looker<A> {
         Ok(())
     }
 
-    /// A port that cannot be read keeps the queues that it had; one that is not there may come later.
+    /// Reads a port. If it cannot be read, it keeps its known queues. If it does not exist, it may appear later.
     fn find_queues(&mut self, port: usize, now: Duration, thoroughly: bool, troubles: &mut Vec<String>) {
         let known = self.ports[port].known.take();
         let name = self.ports[port].name.clone();
@@ -380,12 +382,12 @@ impl<A: System + Clone> Looker<A> {
         });
         self.ports[port].known = match found {
             Ok(found) => Some(found),
-            // It may go in the middle of a look.
+            // The device may vanish during a look.
             Err(error) if super::is_gone(&error) || error.kind() == io::ErrorKind::NotFound => {
                 if let Some(known) = known {
                     let ifindex = known.shape.ifindex;
                     self.spreader.let_go(&name, ifindex);
-                    // One that is there, but answers nothing now, has what it had.
+                    // A device that exists, but does not answer now, keeps its state.
                     if self.ask.ifindex(&name).ok() != Some(ifindex) {
                         self.moderation.iter_mut().for_each(|moderation| moderation.forget(ifindex));
                         self.deferring.iter_mut().for_each(|deferring| deferring.forget(ifindex));
@@ -394,13 +396,13 @@ impl<A: System + Clone> Looker<A> {
                 None
             }
             Err(error) => {
-                troubles.push(format!("queues of {name}: {error}"));
+                troubles.push(format!("the queues of {name} cannot be read: {error}"));
                 known
             }
         };
     }
 
-    /// How a port spreads packets: as far as is known; and why it is not known better.
+    /// How a port spreads packets, and the problem if that cannot be read now. Then the last known value is returned.
     fn spreads(
         &mut self,
         name: &str,
@@ -432,7 +434,7 @@ impl<A: System + Clone> Looker<A> {
         Ok(Shape { ifindex, threaded: number(&directory.join("threaded")), queues })
     }
 
-    /// The same queues, where they are now; `None`: something is not there any more.
+    /// The same queues, with their present places; `None`: a thread or an interrupt is gone.
     fn places(&self, queues: &[QueueSource]) -> io::Result<Option<Vec<QueueSource>>> {
         queues.iter().map(|queue| self.place(queue)).collect()
     }
@@ -455,7 +457,8 @@ impl<A: System + Clone> Looker<A> {
         Ok(Some(QueueSource { core, confined, ..*queue }))
     }
 
-    /// Writes down what queues have that may be moved. Those for which that fails may not be, for the reasons returned.
+    /// Saves the original settings of all queues that can be moved. Marks the queues for which that fails as immovable, and
+    /// returns the reasons.
     fn note(&mut self, device: &str, queues: &mut [QueueSource]) -> Vec<String> {
         let mut troubles = Vec::new();
         if self.wanted.policy == PlacementPolicy::Off {
@@ -467,7 +470,7 @@ impl<A: System + Clone> Looker<A> {
             let noted = self.originals.note(&self.roots, &self.affinity, device, index, queue.control, floor);
             if let Err(error) = noted {
                 troubles.push(format!(
-                    "queue {index} of {device} is not moved: what it has cannot be written down: {error}"
+                    "queue {index} of {device} is not moved: its original settings cannot be saved: {error}"
                 ));
                 queue.control = Control::None { why: Obstacle::Unnoted };
             } else if floor && let Err(error) = self.make_usual(queue.control) {
@@ -478,7 +481,7 @@ impl<A: System + Clone> Looker<A> {
         troubles
     }
 
-    /// A real-time thread leaves applications nothing, whatever its `nice`.
+    /// Makes a real-time thread a normal one, because `nice` has no effect on a real-time thread.
     fn make_usual(&self, control: Control) -> io::Result<()> {
         let Control::Thread { pid } = control else { return Ok(()) };
         match self.affinity.urgency(pid)? {
@@ -487,18 +490,18 @@ impl<A: System + Clone> Looker<A> {
         }
     }
 
-    /// Says where applications can be left no floor.
+    /// The problem, as a sentence, if a port has queues beside which applications can have no floor.
     fn no_floor(&self, device: &str, queues: &[QueueSource]) -> Option<String> {
         let has_none = queues.iter().any(|queue| !matches!(queue.control, Control::Thread { .. }));
         (self.wanted.floor.is_some() && has_none).then(|| {
             format!(
-                "applications have no floor beside queues of {device}: softirqs poll them, which go before all threads \
-                 (echo 1 > /sys/class/net/{device}/threaded)"
+                "applications have no floor beside queues of {device}: softirqs poll them, and come before all threads; turn on \
+                 threaded NAPI (echo 1 > /sys/class/net/{device}/threaded)"
             )
         })
     }
 
-    /// Looks for irqbalance, where it could move what we place.
+    /// Searches for irqbalance, if it could move interrupts that Millrace places.
     fn find_balancer(
         &mut self,
         queues: &[FoundQueue],
@@ -524,7 +527,7 @@ impl<A: System + Clone> Looker<A> {
     }
 
     fn find_workloads(&mut self) {
-        // Numbers that no process has.
+        // Declared workloads get ids that no process has.
         let declared = (0..).zip(&self.wanted.workloads).map(|(nth, declared)| Workload {
             id: u32::MAX - nth,
             name: declared.name.clone(),
@@ -536,7 +539,7 @@ impl<A: System + Clone> Looker<A> {
     }
 }
 
-/// The list of cores online, as the kernel writes it.
+/// The list of online cores, as the kernel writes it.
 fn online(roots: &Roots) -> io::Result<String> {
     fs::read_to_string(roots.sys("devices/system/cpu/online"))
 }
@@ -552,7 +555,7 @@ mod tests {
         atomic::{AtomicU32, Ordering::Relaxed},
     };
 
-    /// Counts how often it is asked for everything.
+    /// Counts the questions about a device's queues.
     struct Counting(Arc<AtomicU32>, Arc<Mutex<u32>>);
 
     impl Ask for Counting {
@@ -591,7 +594,7 @@ mod tests {
             World { tree, looker, asked, ifindex }
         }
 
-        /// How often everything was asked in a look after so many seconds.
+        /// Looks at this second. Returns the number of questions about the queues, and the result.
         fn look(&mut self, second: u64) -> (u32, CoresSnapshot) {
             let before = self.asked.load(Relaxed);
             let found = self.looker.look(Duration::from_secs(second), false);
@@ -600,7 +603,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_asked_when_something_has_changed_and_each_ten_seconds() {
+    fn a_port_is_read_completely_when_it_has_changed_and_every_ten_seconds() {
         let mut world = World::new("m.cores");
         let asked: Vec<u32> = (0..21).map(|second| world.look(second).0).collect();
         let expected: Vec<u32> = (0..21).map(|second| u32::from(second % 10 == 0)).collect();
@@ -615,7 +618,7 @@ mod tests {
     }
 
     #[test]
-    fn where_queues_are_is_asked_each_time() {
+    fn the_places_of_queues_are_read_at_each_look() {
         let mut world = World::new("m.cores");
         let places = |found: CoresSnapshot| -> Vec<(Option<CoreId>, bool)> {
             found.queues.iter().map(|queue| (queue.source.core, queue.source.confined)).collect()
@@ -623,7 +626,7 @@ mod tests {
         assert_eq!(places(world.look(0).1), [(Some(1), false); 2]);
         world.looker.affinity.get().of.insert(71, [5].into());
         assert_eq!(places(world.look(1).1), [(Some(1), false), (Some(5), true)]);
-        // A thread has ended: its successor is asked for at once.
+        // A thread has ended, so its successor is searched for at once.
         world.looker.affinity.get().of.remove(&70);
         world.tree.remove("proc/70");
         let (asked, found) = world.look(2);
@@ -632,7 +635,7 @@ mod tests {
     }
 
     #[test]
-    fn cores_are_looked_at_when_others_are_online() {
+    fn cores_are_read_again_when_the_list_of_online_ones_changes() {
         let mut world = World::new("m.cores");
         let first = world.look(0).1.machine;
         assert!(Arc::ptr_eq(&first, &world.look(1).1.machine));
@@ -644,11 +647,11 @@ mod tests {
     }
 
     #[test]
-    fn irqbalance_is_warned_of_where_queues_have_interrupts() {
+    fn irqbalance_is_reported_if_queues_have_interrupts() {
         let mut world = World::new("m.cores");
         world.tree.thread(812, 812, "irqbalance", false, "0-7", 0);
         let (_, found) = world.look(0);
-        assert_eq!((found.balancer, found.troubles), (None, vec![]), "it moves no threads");
+        assert_eq!((found.balancer, found.troubles), (None, vec![]), "irqbalance moves no threads");
         world.tree.write("sys/class/net/eth0/threaded", "0\n");
         world.tree.hardware("eth0", "", 0, &[38, 39]);
         world.tree.irq(38, "eth0-TxRx-0", "0-7", "5");
@@ -662,7 +665,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_down_is_not_moved() {
+    fn a_queue_whose_original_settings_cannot_be_saved_is_not_moved() {
         let mut world = World::new("nowhere/m.cores");
         for second in 0..2 {
             let found = world.look(second).1;
@@ -670,7 +673,8 @@ mod tests {
             assert!(found.queues.iter().all(|queue| queue.source.control == unnoted), "{found:?}");
             assert_eq!(found.troubles.len(), 2);
             assert!(
-                found.troubles[0].starts_with("queue 0 of eth0 is not moved: what it has cannot be written")
+                found.troubles[0]
+                    .starts_with("queue 0 of eth0 is not moved: its original settings cannot be")
             );
         }
     }

@@ -1,4 +1,4 @@
-//! Cores that are online and what they share, from sysfs (`Documentation/ABI/stable/sysfs-devices-system-cpu`,
+//! The online cores and what they share, from sysfs (`Documentation/ABI/stable/sysfs-devices-system-cpu`,
 //! `Documentation/admin-guide/cputopology.rst`).
 
 use super::{CoreId, Roots, cores, number, numbered};
@@ -7,12 +7,12 @@ use std::{
     io,
 };
 
-/// The machine, as far as it is online.
+/// The online part of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
     /// Ascending.
     pub cores: Vec<CoreSite>,
-    /// Caches of level 2 and above, by level and cores; of cores online.
+    /// Caches of level 2 and above, by level and cores. Only online cores are listed.
     pub caches: Vec<Cache>,
 }
 
@@ -23,9 +23,9 @@ pub struct CoreSite {
     /// NUMA node; 0 where the machine has none.
     pub node: u16,
     pub socket: u16,
-    /// The lowest of its hyper-thread siblings, itself included: what they share.
+    /// The lowest of its hyper-thread siblings, itself included. Siblings share this number.
     pub physical: u16,
-    /// Kept from the scheduler's balancing (`isolcpus=`).
+    /// Excluded from the scheduler's balancing (`isolcpus=`).
     pub isolated: bool,
     /// Without a tick while one thread runs (`nohz_full=`).
     pub nohz_full: bool,
@@ -39,15 +39,15 @@ pub struct Cache {
 }
 
 impl Machine {
-    /// What there is now.
+    /// Reads the machine as it is now.
     ///
     /// # Errors
-    /// The list of online cores cannot be read: whatever else is missing has a default.
+    /// The list of online cores cannot be read. Everything else that is missing has a default.
     pub fn observe(roots: &Roots) -> io::Result<Machine> {
         let cpu = roots.sys("devices/system/cpu");
         let online = cores(&cpu.join("online")).filter(|online| !online.is_empty());
-        let online =
-            online.ok_or_else(|| io::Error::other(format!("no list of cores in {}", cpu.display())))?;
+        let online = online
+            .ok_or_else(|| io::Error::other(format!("no list of online cores in {}", cpu.display())))?;
         let set = |name| cores(&cpu.join(name)).unwrap_or_default();
         let (isolated, nohz_full, nodes) = (set("isolated"), set("nohz_full"), nodes(roots));
         let site = |&id: &CoreId| {
@@ -66,7 +66,7 @@ impl Machine {
         Ok(Machine { cores: online.iter().map(site).collect(), caches: caches(roots, &online) })
     }
 
-    /// The cores, without what is known of them.
+    /// The ids of all online cores.
     pub fn online(&self) -> BTreeSet<CoreId> {
         self.cores.iter().map(|core| core.id).collect()
     }
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_says_little_has_defaults() {
+    fn missing_files_have_defaults() {
         let tree = Tree::new();
         assert!(Machine::observe(&tree.roots()).is_err());
         tree.write("sys/devices/system/cpu/online", "0-1\n");

@@ -1,34 +1,35 @@
-//! Cores, and the queues placed on them: what there is, how busy it is, and moving queues. What to move is decided in `logic`.
+//! Cores, and the queues placed on them: finds both, measures how busy they are, and moves queues. `logic` decides
+//! what to move.
 //!
-//! | file | what |
+//! | file | holds |
 //! |---|---|
 //! | [`machine`] | cores: NUMA nodes, sockets, hyper-threads, shared caches |
-//! | [`queues`] | RX queues of a port: what polls each, where, and how it can be moved |
-//! | [`irqs`] | interrupts: which queue one belongs to, where it fires |
-//! | [`threads`] | threads as /proc shows them: kernel threads by name, where one may run |
-//! | [`workloads`] | who else is pinned to few cores (V2) |
-//! | [`affinity`] | where threads may run, asked and said |
-//! | [`load`] | from counters that only grow to fractions of a control period |
+//! | [`queues`] | RX queues of a port: what polls each, on which core, and what can move it |
+//! | [`irqs`] | interrupts: the queue of each, and the core where it fires |
+//! | [`threads`] | threads as /proc shows them: kernel threads by name, allowed cores |
+//! | [`workloads`] | other processes that are pinned to few cores (V2) |
+//! | [`affinity`] | reads and sets the allowed cores of threads |
+//! | [`load`] | turns growing counters into fractions of a control period |
 //! | [`traffic`] | packets and polls of a queue |
-//! | [`apply`], [`originals`] | moving a queue, and putting back what was |
-//! | [`drain`] | what a queue sent before it is moved leaves first |
-//! | [`look`] | what there is, found once a second |
-//! | [`balancer`], [`contest`] | irqbalance; what is done about somebody else who moves queues |
-//! | [`notices`] | what has changed between two looks, as events |
-//! | [`watched`] | a queue and its time |
+//! | [`apply`], [`originals`] | moves a queue, and restores the original settings |
+//! | [`drain`] | lets packets that a queue sent before a move leave first |
+//! | [`look`] | finds cores, queues and workloads, once a second |
+//! | [`balancer`], [`contest`] | irqbalance, and the reaction to other programs that move queues |
+//! | [`notices`] | changes between two looks, as events |
+//! | [`watched`] | a queue and its measured time |
 //! | [`splitting`] | queues whose flows are shared among cores |
 //! | [`spreads`] | over how many queues a NIC spreads packets |
-//! | [`placing`] | one control period around `logic`'s allocator: measured, decided, moved |
-//! | [`serve`] | the cores of applications follow |
-//! | [`local`] | local delivery follows the application |
-//! | [`moderation`] | wake-ups that packets wait for together |
-//! | [`polled`] | interrupts of devices that workers poll themselves |
-//! | [`resume`] | how long cores that forward may take to wake up |
-//! | [`shares`] | what routers may take of cores that are full |
-//! | [`running`], [`exchange`] | the two threads that do this, and what they hand to each other |
-//! | [`handle`] | answers to clients, in the words of [`crate::api::cores`] |
+//! | [`placing`] | one control period: measures, asks `logic`'s allocator, moves |
+//! | [`serve`] | gives applications the cores that do not forward |
+//! | [`local`] | moves local delivery to the core of the application |
+//! | [`moderation`] | holds interrupts back, so that several packets share one |
+//! | [`polled`] | keeps interrupts off while workers poll a device |
+//! | [`resume`] | limits how long forwarding cores may take to wake up |
+//! | [`shares`] | limits what routers may take of full cores |
+//! | [`running`], [`exchange`] | the two threads that do all this, and the data that they exchange |
+//! | [`handle`] | answers to clients, in the types of [`crate::api::cores`] |
 //!
-//! Files are read below two [`Roots`], so that tests put a machine of their own there.
+//! Files are read below two [`Roots`], so that tests can provide a machine of their own.
 
 pub mod affinity;
 pub mod apply;
@@ -75,18 +76,18 @@ use std::{
 
 pub use logic::cores::{CoreId, QueueId, Ring};
 
-/// Where the kernel's files are: those of processes, and those of devices in one network namespace.
+/// The directories of the kernel's files: /proc, and the /sys of one network namespace.
 #[derive(Debug)]
 pub struct Roots {
     proc: PathBuf,
     sys: PathBuf,
-    /// Keeps `sys` there.
+    /// Keeps `sys` valid.
     _mount: Option<OwnedFd>,
 }
 
 impl Roots {
-    /// For the devices of the calling thread's namespace. /sys shows those of whoever mounted it, so a sysfs of our own is
-    /// opened, and mounted nowhere; that takes `CAP_SYS_ADMIN`.
+    /// For the devices of the calling thread's network namespace. A sysfs shows the devices of the namespace in which it
+    /// was mounted. So this opens a sysfs of its own, without a mount point, which needs `CAP_SYS_ADMIN`.
     pub fn here() -> io::Result<Roots> {
         let context = fsopen("sysfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
         fsconfig_create(&context)?;
@@ -95,7 +96,7 @@ impl Roots {
         Ok(Roots { proc: "/proc".into(), sys, _mount: Some(mount) })
     }
 
-    /// These two directories.
+    /// Uses these two directories.
     pub fn at(proc: impl Into<PathBuf>, sys: impl Into<PathBuf>) -> Roots {
         Roots { proc: proc.into(), sys: sys.into(), _mount: None }
     }
@@ -113,24 +114,24 @@ impl Roots {
         self.sys.join("class/net").join(name)
     }
 
-    /// The numbers of a device's RX queues, ascending; none of one that is not there.
+    /// The numbers of a device's RX queues, ascending; empty if there is no such device.
     pub fn rx_queues(&self, device: &str) -> Vec<u16> {
         let queues = numbered(&self.device(device).join("queues"), "rx-").into_iter();
         queues.filter_map(|queue| u16::try_from(queue).ok()).collect()
     }
 }
 
-/// The number that a file holds; `None` if it is not there, or holds none.
+/// The number that a file holds; `None` if there is no such file, or no number in it.
 fn number<T: FromStr>(path: &Path) -> Option<T> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// The cores that a file lists; `None` if it is not there, or lists none.
+/// The cores that a file lists; `None` if there is no such file, or no list in it.
 fn cores(path: &Path) -> Option<BTreeSet<CoreId>> {
     cpus::parse_list(&fs::read_to_string(path).ok()?)
 }
 
-/// Numbers that names in a directory are made of, behind `prefix`, ascending; none of one that is not there.
+/// The numbers N of all directory entries named `prefix`N, ascending; empty if there is no such directory.
 fn numbered(directory: &Path, prefix: &str) -> Vec<u32> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let number = |name: &str| name.strip_prefix(prefix)?.parse().ok();
@@ -139,7 +140,7 @@ fn numbered(directory: &Path, prefix: &str) -> Vec<u32> {
     numbers
 }
 
-/// Threads, processes and devices end at any time: that is an answer, not an error.
+/// Threads, processes and devices can vanish at any time, so this turns such an error into `None`.
 fn unless_gone<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),

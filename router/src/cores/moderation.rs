@@ -1,12 +1,14 @@
-//! Wake-ups that packets wait for together: a port's interrupts come no sooner after each other than a latency that the configuration allows.
+//! Interrupt moderation: holds a port's interrupts back, so that several packets share one wake-up. Interrupts come at
+//! least the configured time apart.
 //!
-//! By what the device offers, the first of these that its driver takes:
-//! * its own timer (interrupt moderation, `ethtool -C DEVICE rx-usecs`), which then no longer adapts to the traffic;
-//! * NAPI's (`Documentation/networking/napi.rst`, "Software IRQ coalescing"): after a poll that found packets the interrupt stays off until
-//!   a timer has polled once more.
+//! The means is the first of these that the driver accepts:
+//! * the device's own timer (`ethtool -C DEVICE rx-usecs`), which then no longer adapts to the traffic;
+//! * NAPI's timer (`Documentation/networking/napi.rst`, "Software IRQ coalescing"): after a poll that found packets, the
+//!   interrupt stays off until a timer has polled once more.
 //!
-//! A device without interrupts has nothing to hold back. What was is written down before ([`Originals`]); a setting that is neither ours nor
-//! what was is somebody's, and left alone from then on. What was is what drivers have that begin anew: then ours is set again.
+//! Nothing is done for a device without interrupts. The original setting is saved first ([`Originals`]). If the device
+//! has the original setting again, its driver has restarted, and Millrace sets its own again. Any other setting is
+//! somebody else's, and the device is left alone from then on.
 
 use super::{
     Roots, irqs, number,
@@ -17,31 +19,31 @@ use crate::linux::ethtool::Coalescing;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, fmt, fs, io};
 
-/// Bits that the smallest packet takes of a link, with preamble and gap.
+/// The bits of the smallest packet on a link, with preamble and gap.
 const SMALLEST_BITS: u64 = 672;
 
-/// What holds wake-ups back.
+/// The timer that holds interrupts back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Means {
     Device,
     Napi,
 }
 
-/// How far wake-ups of a device are held back.
+/// The setting of a timer that holds a device's interrupts back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Setting {
-    /// By the device.
+    /// The device's timer.
     Device(Coalescing),
-    /// By NAPI: `gro_flush_timeout` and `napi_defer_hard_irqs`.
+    /// NAPI's timer: `gro_flush_timeout` and `napi_defer_hard_irqs`.
     Napi { timeout_ns: u64, defers: u32 },
 }
 
 impl Setting {
-    /// Held back so long.
+    /// The setting that holds interrupts back for this time.
     fn within(means: Means, us: u32) -> Setting {
         match means {
             Means::Device => Setting::Device(Coalescing { us, adaptive: false }),
-            // Once: who polls in vain lets the device interrupt.
+            // Once: after one poll without packets, the device may interrupt again.
             Means::Napi => Setting::Napi { timeout_ns: u64::from(us) * 1000, defers: 1 },
         }
     }
@@ -53,7 +55,7 @@ impl Setting {
         }
     }
 
-    /// What a device has of this kind; `None`: it has no such.
+    /// Reads a device's timer of this kind; `None`: it has none.
     fn read(means: Means, roots: &Roots, system: &impl System, device: &str) -> io::Result<Option<Setting>> {
         match means {
             Means::Device => Ok(system.coalescing(device)?.map(Setting::Device)),
@@ -66,17 +68,17 @@ impl Setting {
         }
     }
 
-    /// Does a device have it still?
+    /// Whether a device still has this setting.
     pub fn is_set(self, roots: &Roots, system: &impl System, device: &str) -> io::Result<bool> {
         Ok(Setting::read(self.means(), roots, system, device)? == Some(self))
     }
 
-    /// Gives it to a device.
+    /// Sets it on a device.
     pub fn write(self, roots: &Roots, system: &impl System, device: &str) -> io::Result<()> {
         match self {
             Setting::Device(coalescing) => {
                 if coalescing.adaptive {
-                    // Some drivers (ice) refuse to set the time of one that adapts.
+                    // Some drivers (ice) refuse a new time while moderation is adaptive.
                     let fixed = Coalescing { adaptive: false, ..coalescing };
                     system.coalesce(device, fixed)?;
                 }
@@ -90,7 +92,8 @@ impl Setting {
         }
     }
 
-    /// Is it what was? The time of one that adapts is now this and now that.
+    /// Whether it is the original setting. While moderation is adaptive, the driver changes the time, so only the mode
+    /// counts.
     fn is_as(self, was: Setting) -> bool {
         match (self, was) {
             (Setting::Device(now), Setting::Device(was)) => now == was || now.adaptive && was.adaptive,
@@ -98,14 +101,14 @@ impl Setting {
         }
     }
 
-    /// Does this one let packets wait, and no longer than that?
+    /// Whether `other` also lets packets wait, but no longer than this one.
     fn is_kept_by(self, other: Setting) -> bool {
         !matches!(other, Setting::Device(Coalescing { adaptive: true, .. }))
             && other.us() > 0.0
             && other.us() <= self.us()
     }
 
-    /// How long, microseconds.
+    /// How long packets may wait, microseconds.
     pub fn us(self) -> f64 {
         match self {
             Setting::Device(Coalescing { us, .. }) => us.into(),
@@ -113,7 +116,7 @@ impl Setting {
         }
     }
 
-    /// By whom, in words.
+    /// Which timer it is, in words.
     pub fn by(self) -> &'static str {
         match self {
             Setting::Device(_) => "the device",
@@ -122,11 +125,11 @@ impl Setting {
     }
 }
 
-/// Whether wake-ups of a port are held back.
+/// Whether a port's interrupts are held back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Moderated {
     By(Setting),
-    /// They come as before, for this reason.
+    /// They are not, for this reason.
     Not(String),
 }
 
@@ -134,41 +137,42 @@ impl fmt::Display for Moderated {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Moderated::By(set) => write!(f, "packets wait up to {} µs for others, by {}", set.us(), set.by()),
-            Moderated::Not(why) => write!(f, "wake-ups are as before: {why}"),
+            Moderated::Not(why) => write!(f, "interrupts are not held back: {why}"),
         }
     }
 }
 
-const SOFTWARE: &str = "it has no interrupts that are known";
-const SOMEBODY: &str = "somebody has set napi_defer_hard_irqs, gro_flush_timeout or the like of it";
-const CHANGED: &str = "somebody else has set it: it is left alone until the next start";
-const REFUSED: &str = "its driver neither takes `ethtool -C rx-usecs`, nor has NAPI a timer for it";
-const KEPT: &str = "its driver has an rx-usecs of its own (ethtool -c), and takes no other";
-const UNTOLD: &str = "its driver tells nothing of it now";
+const SOFTWARE: &str = "it has no known interrupts";
+const SOMEBODY: &str = "somebody else has set its NAPI timer; to let Millrace set it, write 0 to its napi_defer_hard_irqs and \
+                        gro_flush_timeout in /sys/class/net, and restart Millrace";
+const CHANGED: &str = "somebody else has changed its timer; Millrace leaves it alone until the next start";
+const REFUSED: &str = "neither its driver (ethtool -C rx-usecs) nor NAPI accepts the time";
+const KEPT: &str = "its driver keeps an rx-usecs of its own (ethtool -c), and accepts no other";
+const UNTOLD: &str = "its driver does not report its timer now";
 
-/// Holds wake-ups back.
+/// Holds the interrupts of ports back.
 #[derive(Debug)]
 pub struct Moderation {
-    /// So long, microseconds.
+    /// For this time, microseconds.
     us: u32,
-    /// By what, in this order.
+    /// The means to try, in this order.
     means: &'static [Means],
     /// By number of the device.
     devices: BTreeMap<u32, Device>,
 }
 
-/// What is known of a device.
+/// What is known about a device.
 #[derive(Clone, Debug)]
 enum Device {
     Ours {
         set: Setting,
         was: Setting,
     },
-    /// Until the next start.
+    /// It is left alone until the next start, for this reason.
     LeftAlone(&'static str),
 }
 
-/// A port, as the kernel tells of it.
+/// A port, with the kernel's report about its queues.
 pub struct Asked<'a> {
     pub device: &'a str,
     pub ifindex: u32,
@@ -180,22 +184,22 @@ impl Moderation {
         Moderation { us, means: &[Means::Device, Means::Napi], devices: BTreeMap::new() }
     }
 
-    /// By NAPI's timer alone, whatever the device has of its own.
+    /// Uses only NAPI's timer, even if the device has one.
     pub fn by_napi(us: u32) -> Moderation {
         Moderation { means: &[Means::Napi], ..Moderation::new(us) }
     }
 
-    /// Has it set something of this device?
+    /// Whether this device has a setting of ours.
     pub fn is_ours(&self, ifindex: u32) -> bool {
         matches!(self.devices.get(&ifindex), Some(Device::Ours { .. }))
     }
 
-    /// Devices of which it has set something.
+    /// All devices that have a setting of ours.
     pub fn all_of_ours(&self) -> Vec<u32> {
         self.devices.keys().copied().filter(|ifindex| self.is_ours(*ifindex)).collect()
     }
 
-    /// Holds the wake-ups of a port back, if that is not done already.
+    /// Holds the interrupts of a port back, unless that is done already.
     pub fn look(
         &mut self,
         roots: &Roots,
@@ -214,7 +218,7 @@ impl Moderation {
         }
     }
 
-    /// A port that is gone.
+    /// Forgets a port that is gone.
     pub fn forget(&mut self, ifindex: u32) {
         self.devices.remove(&ifindex);
     }
@@ -265,7 +269,7 @@ impl Moderation {
         let is_noted = |means| noted.is_none_or(|(_, was)| was.means() == means);
         for means in self.means.iter().copied().filter(|means| is_noted(*means)) {
             let Some(now) = Setting::read(means, roots, system, port.device)? else { continue };
-            // Of a daemon before this one, that may have ended in the middle.
+            // The saved setting is from an earlier daemon, which may have ended before it saved what it set.
             let is_ours = |(set, _): &(Option<Setting>, Setting)| set.is_none_or(|set| set == now);
             let was = noted.filter(is_ours).map_or(now, |(_, was)| was);
             let is_taken = || was != Setting::Napi { timeout_ns: 0, defers: 0 };
@@ -275,7 +279,7 @@ impl Moderation {
             if let Some(done) = self.set(roots, system, originals, port, [now, was])? {
                 return Ok(done);
             }
-            // Two timers would add up.
+            // If the device has a timer, NAPI's must not be set, because the two times would add up.
             if matches!(now, Setting::Device(Coalescing { us, adaptive }) if us > 0 || adaptive) {
                 return Ok(self.leave(port, KEPT));
             }
@@ -283,7 +287,7 @@ impl Moderation {
         Ok(self.leave(port, REFUSED))
     }
 
-    /// `None`: the driver does not take it, and has what it had.
+    /// Sets the timer; `None`: the driver does not accept it, and the device has its original setting.
     fn set(
         &mut self,
         roots: &Roots,
@@ -302,7 +306,8 @@ impl Moderation {
         }
         originals.note_moderation(device, port.ifindex, None, was)?;
         let written = wanted.write(roots, system, device);
-        // Drivers round, to what was, too; some say yes and do nothing, or no when they have begun.
+        // Drivers round, possibly to the original value. Some report success and do nothing. Some report an error after
+        // they have changed something.
         let set = Setting::read(means, roots, system, device)?.unwrap_or(was);
         if written.is_ok() && set == was && wanted.is_kept_by(set) {
             originals.forget_moderation(port.ifindex)?;
@@ -330,7 +335,7 @@ fn is_refusal(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ERANGE))
 }
 
-/// Says so where a queue may overflow while it waits.
+/// Returns a problem, as a sentence, if a queue may overflow while packets wait.
 pub fn overflows(roots: &Roots, device: &str, entries: Option<u32>, set: Setting) -> Option<String> {
     // -1 where the driver does not know.
     let speed: u32 = number(&roots.device(device).join("speed")).filter(|speed| *speed > 0)?;
@@ -338,8 +343,8 @@ pub fn overflows(roots: &Roots, device: &str, entries: Option<u32>, set: Setting
     let holds_us = (u64::from(entries) * SMALLEST_BITS) as f64 / f64::from(speed);
     (holds_us < set.us()).then(|| {
         format!(
-            "a queue of {device} has {entries} entries, which {speed} Mbit/s of the smallest packets fill in {holds_us:.0} µs, and they wait \
-             up to {} (ethtool -G {device} rx, or a shorter experimental.moderation)",
+            "packets of {device} wait up to {} µs, but at {speed} Mbit/s the smallest packets fill the {entries} entries of a \
+             queue in {holds_us:.0} µs: enlarge the queues (ethtool -G {device} rx N), or shorten experimental.moderation",
             set.us()
         )
     })

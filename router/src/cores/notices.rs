@@ -1,4 +1,4 @@
-//! What has happened to the machine between two looks, as events for people.
+//! Changes of the machine between two looks, as events for people.
 
 use super::{
     CoreId, QueueId,
@@ -8,12 +8,14 @@ use super::{
     queues::Control,
     workloads::Workload,
 };
+use logic::cpus;
 use std::collections::BTreeMap;
 
-/// Of workloads, in one look: who starts a hundred processes knows.
+/// The most workload events of one look. Somebody who starts a hundred processes needs no event for each.
 const MOST_WORKLOADS: usize = 8;
 
-/// In the order cores, queues, workloads, local delivery, wake-ups; of the first look only the last two.
+/// The changes from `before` to `after`, in the order cores, queues, workloads, local delivery, wake-ups. The first look
+/// yields only the last two.
 pub fn noticed(before: Option<&CoresSnapshot>, after: &CoresSnapshot) -> Vec<Happened> {
     let mut all = Vec::new();
     if let Some(before) = before {
@@ -46,13 +48,13 @@ fn queues(before: &CoresSnapshot, after: &CoresSnapshot) -> Vec<Happened> {
     let (then, now) = (by_id(before), by_id(after));
     let place = |queue: &FoundQueue| Vec::from_iter(queue.source.core);
     let gone = then.iter().filter(|(id, _)| !now.contains_key(id));
-    let gone = gone.map(|(id, queue)| happened(Some(*id), place(queue), vec![], "it is gone".into()));
+    let gone = gone.map(|(id, queue)| happened(Some(*id), place(queue), vec![], "the queue is gone".into()));
     let other = now.iter().filter_map(|(id, queue)| {
         let Some(old) = then.get(id) else {
-            return Some(happened(Some(*id), vec![], place(queue), "it has come".into()));
+            return Some(happened(Some(*id), vec![], place(queue), "the queue is new".into()));
         };
         let (old_control, control) = (old.source.control, queue.source.control);
-        let why = format!("it is moved by {}, no longer by {}", mover(control), mover(old_control));
+        let why = format!("it is now moved by {}, no longer by {}", mover(control), mover(old_control));
         (old_control != control).then(|| happened(Some(*id), place(old), place(queue), why))
     });
     gone.chain(other).collect()
@@ -75,25 +77,27 @@ fn workloads(before: &CoresSnapshot, after: &CoresSnapshot) -> Vec<Happened> {
     let named = |workload: &Workload| format!("{} {} ({})", workload.kind, workload.name, workload.id);
     let gone = then.values().filter(|workload| !now.contains_key(&workload.id));
     let gone = gone.map(|old| {
-        happened(None, cores(old), vec![], format!("{} has ended, or is pinned no more", named(old)))
+        happened(None, cores(old), vec![], format!("{} has ended or is no longer pinned", named(old)))
     });
     let other = now.values().filter(|&workload| then.get(&workload.id) != Some(workload));
     let other = other.map(|new| {
         let from = then.get(&new.id).map(cores).unwrap_or_default();
-        happened(None, from, cores(new), format!("{} is pinned there", named(new)))
+        let why = format!("{} is pinned to cores {}", named(new), cpus::list(&new.cores));
+        happened(None, from, cores(new), why)
     });
     let mut all: Vec<Happened> = gone.chain(other).collect();
     let more = all.len().saturating_sub(MOST_WORKLOADS);
     if more > 0 {
         all.truncate(MOST_WORKLOADS);
-        all.push(happened(None, vec![], vec![], format!("{more} more workloads have ended or come")));
+        all.push(happened(None, vec![], vec![], format!("{more} more workloads have changed")));
     }
     all
 }
 
 fn local(before: Option<Following>, after: Option<Following>) -> Option<Happened> {
     let Following { follow, queues, .. } = after.filter(|_| before != after)?;
-    let why = format!("local packets of {follow} of {queues} queues go where their sockets are read");
+    let why =
+        format!("local packets of {follow} of {queues} queues go to the cores where their sockets are read");
     Some(happened(None, vec![], vec![], why))
 }
 
@@ -156,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_goes_and_changes_is_told() {
+    fn cores_queues_and_workloads_that_come_go_or_change_are_reported() {
         let before = found(&[0, 1, 2], &[(0, 70), (1, 71)], &[(40, 1), (41, 2)]);
         assert_eq!((noticed(Some(&before), &before), noticed(None, &before)), (vec![], vec![]));
         let after = found(&[0, 2, 3], &[(1, 99), (2, 72)], &[(41, 3), (42, 0)]);
@@ -173,12 +177,12 @@ mod tests {
             [
                 line(None, &[1], &[], "core 1 has gone offline"),
                 line(None, &[], &[3], "core 3 is online"),
-                line(Some(0), &[0], &[], "it is gone"),
-                line(Some(1), &[1], &[1], "it is moved by thread 99, no longer by thread 71"),
-                line(Some(2), &[], &[2], "it has come"),
-                line(None, &[1], &[], "process db (40) has ended, or is pinned no more"),
-                line(None, &[2], &[3], "process db (41) is pinned there"),
-                line(None, &[], &[0], "process db (42) is pinned there"),
+                line(Some(0), &[0], &[], "the queue is gone"),
+                line(Some(1), &[1], &[1], "it is now moved by thread 99, no longer by thread 71"),
+                line(Some(2), &[], &[2], "the queue is new"),
+                line(None, &[1], &[], "process db (40) has ended or is no longer pinned"),
+                line(None, &[2], &[3], "process db (41) is pinned to cores 3"),
+                line(None, &[], &[0], "process db (42) is pinned to cores 0"),
             ]
         );
     }
@@ -187,11 +191,11 @@ mod tests {
     fn many_workloads_are_few_events() {
         let many: Vec<(u32, CoreId)> = (0..100).map(|id| (id, 0)).collect();
         let told = noticed(Some(&found(&[0], &[], &[])), &found(&[0], &[], &many));
-        assert_eq!((told.len(), &*told[8].why), (9, "92 more workloads have ended or come"));
+        assert_eq!((told.len(), &*told[8].why), (9, "92 more workloads have changed"));
     }
 
     #[test]
-    fn how_far_local_delivery_follows_is_told_when_it_changes() {
+    fn a_change_of_local_delivery_is_reported() {
         let following = |follow| CoresSnapshot {
             following: Some(Following { sockets: 65536, queues: 2, follow }),
             ..found(&[0], &[], &[])
@@ -199,15 +203,16 @@ mod tests {
         let told = |before: Option<&CoresSnapshot>, follow| -> Vec<String> {
             noticed(before, &following(follow)).into_iter().map(|happened| happened.why).collect()
         };
-        let line =
-            |follow: u32| format!("local packets of {follow} of 2 queues go where their sockets are read");
+        let line = |follow: u32| {
+            format!("local packets of {follow} of 2 queues go to the cores where their sockets are read")
+        };
         assert_eq!(told(None, 2), [line(2)]);
         assert_eq!(told(Some(&following(2)), 1), [line(1)]);
         assert_eq!(told(Some(&following(2)), 2), [""; 0]);
     }
 
     #[test]
-    fn wake_ups_that_are_held_back_are_told_when_that_changes() {
+    fn a_change_of_moderation_is_reported() {
         let moderated = |us| {
             let set = Setting::Device(Coalescing { us, adaptive: false });
             CoresSnapshot { moderated: [("eth1".into(), Moderated::By(set))].into(), ..found(&[0], &[], &[]) }

@@ -1,8 +1,9 @@
-//! What threads, interrupts and TX queues had before queues were moved, and whatever else was changed for cores, to be put back at the end.
+//! The original settings of threads, interrupts, TX queues and everything else that is changed for cores, to be restored
+//! at the end.
 //!
-//! It is written to a file before the first move of each, so that whoever comes after `kill -9` can put it back. What could not be
-//! put back stays in the file, for the next attempt; what is gone does not, and nothing is put back to something else that has the
-//! same number by now.
+//! Each original is written to a file before the first change, so that the next daemon can restore it after `kill -9`. An
+//! original that could not be restored stays in the file, for the next attempt. One whose thread, interrupt or device is
+//! gone is removed. Nothing is restored on something else that has the same number by now.
 
 use super::{
     CoreId, Roots,
@@ -27,14 +28,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// How devices hold interrupts back.
+/// Reads and sets the interrupt moderation of devices.
 pub trait Coalesce {
-    /// `Ok(None)`: the driver does not tell.
+    /// Reads the moderation of a device; `Ok(None)`: the driver does not report it.
     fn coalescing(&self, device: &str) -> io::Result<Option<Coalescing>>;
+    /// Sets the moderation of a device.
     fn coalesce(&self, device: &str, coalescing: Coalescing) -> io::Result<()>;
 }
 
-/// Of the calling thread's namespace.
+/// Devices are those of the calling thread's network namespace.
 impl Coalesce for affinity::Kernel {
     fn coalescing(&self, device: &str) -> io::Result<Option<Coalescing>> {
         Ethtool::open()?.coalescing(device)
@@ -45,46 +47,48 @@ impl Coalesce for affinity::Kernel {
     }
 }
 
-/// What is changed by system calls, not by files.
+/// All settings that are changed by system calls, not by files.
 pub trait System: Scheduling + Coalesce {}
 
 impl<S: Scheduling + Coalesce> System for S {}
 
-/// One thing that was changed, and what it was.
+/// One setting that was changed, and its original value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Original {
-    /// The port that it was changed for; empty: for none.
+    /// The port that it was changed for; empty: it belongs to no port.
     device: String,
     what: What,
     was: Was,
 }
 
-/// What was changed, told from others with the same number.
+/// The changed setting, with data that tell its owner from a later one of the same number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum What {
-    /// A NAPI thread of this name.
+    /// The allowed cores of a NAPI thread of this name.
     Thread { pid: u32, name: String },
-    /// An interrupt with handlers of these names.
+    /// The allowed cores of an interrupt with handlers of these names.
     Interrupt { irq: u32, actions: Vec<String> },
-    /// A TX queue of the device, which has this number.
+    /// The cores of a TX queue of the device, which has this number.
     Transmit { ifindex: Option<u32>, queue: u16 },
-    /// How urgent a NAPI thread of this name is.
+    /// The scheduling of a NAPI thread of this name.
     Urgency { pid: u32, name: String },
     /// The cores of a control group.
     Cpuset { directory: PathBuf },
-    /// A table of local delivery that was given so many entries; that of an RX queue is of the device which has this number.
+    /// A table of local delivery that was given this number of entries. The table of an RX queue belongs to the device of
+    /// this number.
     Table { table: Table, ifindex: Option<u32>, entries: u32 },
-    /// Wake-ups of the device which has this number; `None`: whatever it is now, as that was about to be set.
+    /// The interrupt moderation of the device of this number, and the value that was set. `None`: it was about to be set,
+    /// so any present value counts as ours.
     Moderation { ifindex: u32, set: Option<Setting> },
-    /// How long a core may take to wake up, which was given this limit.
+    /// The wake-up limit of a core, which was set to this value.
     Resume { core: CoreId, set: String },
 }
 
-/// What it was.
+/// The original value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Was {
     Cores(BTreeSet<CoreId>),
-    /// As the file has it.
+    /// The text of the file.
     Text(String),
     Urgency(Urgency),
     Entries(u32),
@@ -92,29 +96,30 @@ enum Was {
 }
 
 impl Original {
-    /// That it could not be put back, in words.
+    /// The problem, as a sentence, if it could not be restored.
     fn kept(&self) -> String {
         let device = &self.device;
         match &self.what {
             What::Thread { name, .. } => format!("thread {name} keeps its cores"),
-            What::Urgency { name, .. } => format!("thread {name} is as urgent as it was made"),
+            What::Urgency { name, .. } => format!("thread {name} keeps its priority"),
             What::Cpuset { directory } => format!("{} keeps its cores", directory.display()),
             What::Interrupt { irq, .. } => format!("interrupt {irq} of {device} keeps its cores"),
             What::Transmit { queue, .. } => format!("TX queue {queue} of {device} keeps its cores"),
             What::Table { table, entries, .. } => format!("{table} stays {entries}"),
-            What::Moderation { .. } => format!("wake-ups of {device} are not as they were"),
-            What::Resume { core, set } => format!("core {core} may take {set} us to wake up, and no longer"),
+            What::Moderation { .. } => format!("the interrupt moderation of {device} is not restored"),
+            What::Resume { core, set } => format!("core {core} keeps its wake-up limit of {set} us"),
         }
     }
 
-    /// Is it still there, and the same?
+    /// Whether its thread, interrupt, device or file still exists, is the same, and has the value that was set, as far as
+    /// that is checked.
     fn is_there(&self, roots: &Roots, system: &impl System) -> bool {
         match &self.what {
             What::Thread { pid, name } | What::Urgency { pid, name } => {
                 threads::stat(roots, *pid).is_ok_and(|stat| stat.is_some_and(|stat| stat.name == *name))
             }
             What::Interrupt { irq, actions } => {
-                // Handlers are named anew when a device has been renamed and comes up.
+                // After a device was renamed, its handlers get new names when it comes up.
                 let is_devices = || irqs::of_device(roots, &self.device).values().any(|of| of == irq);
                 irqs::affinity(roots, *irq).exists()
                     && (irqs::actions(roots, *irq) == *actions || is_devices())
@@ -123,12 +128,12 @@ impl Original {
                 xps(roots, &self.device, *queue).exists() && number_of(roots, &self.device) == *ifindex
             }
             What::Cpuset { directory } => serve::file(directory).exists(),
-            // With other entries it is somebody's.
+            // If the number of entries is another, somebody else has set it.
             What::Table { table, ifindex, entries } => {
                 table.entries(roots).is_ok_and(|now| now == *entries)
                     && (*table == Table::Sockets || number_of(roots, &self.device) == *ifindex)
             }
-            // With another setting it is somebody's; one that does not tell may have ours.
+            // If the value is another, somebody else has set it. A device that does not report it may have ours.
             What::Moderation { ifindex, set } => named(roots, *ifindex).is_some_and(|device| {
                 set.is_none_or(|set| set.is_set(roots, system, &device).unwrap_or(true))
             }),
@@ -139,7 +144,7 @@ impl Original {
     fn put_back(&self, roots: &Roots, system: &impl System) -> io::Result<()> {
         match (&self.what, &self.was) {
             (What::Urgency { pid, .. }, Was::Urgency(urgency)) => system.set_urgency(*pid, *urgency),
-            // Nothing is written by a line of its own.
+            // Writing no bytes at all would have no effect, so an empty list needs its newline.
             (What::Cpuset { directory }, Was::Text(cores)) => {
                 fs::write(serve::file(directory), format!("{cores}\n"))
             }
@@ -158,7 +163,7 @@ impl Original {
     }
 }
 
-/// All of them, in memory and in a file.
+/// All originals, in memory and in a file.
 #[derive(Debug)]
 pub struct Originals {
     file: PathBuf,
@@ -166,7 +171,7 @@ pub struct Originals {
 }
 
 impl Originals {
-    /// With what a daemon before this one left in the file.
+    /// Reads the file, with the originals that earlier daemons have left in it.
     pub fn read(file: PathBuf) -> Originals {
         let left: Option<Vec<serde_json::Value>> =
             guard::read_ours(&file).ok().and_then(|text| serde_json::from_slice(&text).ok());
@@ -174,7 +179,7 @@ impl Originals {
             let words = entry.to_string();
             serde_json::from_value(entry)
                 .inspect_err(|error| {
-                    tracing::warn!("{}: {words} is not put back: {error}", file.display());
+                    tracing::warn!("{}: {words} is not restored: {error}", file.display());
                 })
                 .ok()
         };
@@ -182,10 +187,11 @@ impl Originals {
         Originals { file, all }
     }
 
-    /// Called before a queue of this device is moved: notes what is not noted yet; with a `floor` also how urgent its thread is.
+    /// Saves the originals of a queue, as far as they are not saved yet; with a `floor` also the scheduling of its thread.
+    /// To be called before the queue is moved.
     ///
     /// # Errors
-    /// It cannot be read, or not be written down: then nothing may be moved.
+    /// They cannot be read or saved; then the queue must not be moved.
     pub fn note(
         &mut self,
         roots: &Roots,
@@ -212,7 +218,7 @@ impl Originals {
             }
             Control::None { .. } => {}
         }
-        // A device with one TX queue has none.
+        // A device with one TX queue has no such file.
         if let Ok(mask) = fs::read_to_string(xps(roots, device, queue)) {
             let what = What::Transmit { ifindex: number_of(roots, device), queue };
             found.push((what, Was::Text(mask.trim().into())));
@@ -221,11 +227,11 @@ impl Originals {
         self.add(found.into_iter().map(original).collect())
     }
 
-    /// Called before the cores of a control group are changed: notes them, if they are not noted yet. Returns the list as it
-    /// was first noted.
+    /// Saves the cores of a control group, if they are not saved yet. Returns the original list. To be called before the
+    /// cores are changed.
     ///
     /// # Errors
-    /// It cannot be read, or not be written down: then it may not be changed.
+    /// The list cannot be read or saved; then it must not be changed.
     pub fn note_cpuset(&mut self, directory: &Path) -> io::Result<String> {
         let now = fs::read_to_string(serve::file(directory))?.trim().to_owned();
         let what = What::Cpuset { directory: directory.into() };
@@ -237,10 +243,11 @@ impl Originals {
         })
     }
 
-    /// Called before tables without entries are given some, so many each: notes those that are not noted yet.
+    /// Saves that these tables have no entries, if that is not saved yet. To be called before they are given these numbers
+    /// of entries.
     ///
     /// # Errors
-    /// They cannot be written down: then they may not be given any.
+    /// They cannot be saved; then they must not be changed.
     pub fn note_tables<'a>(
         &mut self,
         roots: &Roots,
@@ -261,10 +268,11 @@ impl Originals {
         self.add(tables.map(original).collect())
     }
 
-    /// Called before wake-ups of a device are held back, and after, with what it has then. Replaces what was noted of it.
+    /// Saves the interrupt moderation of a device, and replaces what was saved for it before. To be called before the
+    /// moderation is set, with `set` = `None`, and again afterwards, with the value that the device has then.
     ///
     /// # Errors
-    /// It cannot be written down: then they may not be.
+    /// It cannot be saved; then it must not be set.
     pub fn note_moderation(
         &mut self,
         device: &str,
@@ -277,7 +285,8 @@ impl Originals {
         self.write(self.without_moderation(ifindex).chain([new]).collect())
     }
 
-    /// What a device was given to hold wake-ups back, `None` if it was about to be, and what it had before.
+    /// The saved interrupt moderation of a device: the value that was set (`None`: it was about to be set), and the
+    /// original.
     pub fn moderation(&self, device: u32) -> Option<(Option<Setting>, Setting)> {
         self.all.iter().find_map(|original| match (&original.what, &original.was) {
             (What::Moderation { ifindex, set }, Was::Setting(was)) if *ifindex == device => {
@@ -287,12 +296,12 @@ impl Originals {
         })
     }
 
-    /// A device has what it had.
+    /// Forgets the original of a device that has its original moderation.
     pub fn forget_moderation(&mut self, ifindex: u32) -> io::Result<()> {
         self.write(self.without_moderation(ifindex).collect())
     }
 
-    /// Wake-ups of a device are as before; says what could not be put back.
+    /// Restores the interrupt moderation of a device. Returns the failure, as a sentence.
     pub fn put_back_moderation(&mut self, roots: &Roots, system: &impl System, of: u32) -> Vec<String> {
         let is_it =
             |original: &Original| matches!(original.what, What::Moderation { ifindex, .. } if ifindex == of);
@@ -304,22 +313,22 @@ impl Originals {
         self.all.iter().filter(move |original| !is_it(original)).cloned()
     }
 
-    /// Called before a core may take no longer than `set` to wake up, and now may take `was`.
+    /// Saves the wake-up limit `was` of a core. To be called before it is set to `set`.
     ///
     /// # Errors
-    /// It cannot be written down: then it may not be changed.
+    /// It cannot be saved; then it must not be changed.
     pub fn note_resume(&mut self, core: CoreId, set: String, was: String) -> io::Result<()> {
         let what = What::Resume { core, set };
         self.add(vec![Original { device: String::new(), what, was: Was::Text(was) }])
     }
 
-    /// A core may take as long to wake up as before; says what could not be put back.
+    /// Restores the wake-up limit of a core. Returns the failure, as a sentence.
     pub fn put_back_resume(&mut self, roots: &Roots, system: &impl System, of: CoreId) -> Vec<String> {
         let is_it = |original: &Original| matches!(original.what, What::Resume { core, .. } if core == of);
         self.put_back_those(roots, system, is_it)
     }
 
-    /// Those that are not there yet.
+    /// Adds those that are not saved yet.
     fn add(&mut self, mut found: Vec<Original>) -> io::Result<()> {
         let is_noted =
             |new: &Original| self.all.iter().any(|old| (&old.device, &old.what) == (&new.device, &new.what));
@@ -330,23 +339,26 @@ impl Originals {
         self.write(self.all.iter().cloned().chain(found).collect())
     }
 
-    /// Forgets what is gone.
+    /// Forgets the originals of threads, interrupts and devices that are gone, and of values that somebody else has changed.
     ///
     /// # Errors
-    /// The file cannot be written: nothing is forgotten.
+    /// The file cannot be written; then nothing is forgotten.
     pub fn forget_gone(&mut self, roots: &Roots, system: &impl System) -> io::Result<()> {
         self.write(self.all.iter().filter(|original| original.is_there(roots, system)).cloned().collect())
     }
 
-    /// Puts everything back that is still there; says what could not be put back.
+    /// Restores everything that still exists. Returns the failures, as sentences.
     pub fn put_back(&mut self, roots: &Roots, system: &impl System) -> Vec<String> {
         self.put_back_those(roots, system, |_| true)
     }
 
-    /// Puts back what a daemon before this one has changed and this one has no business with: of devices that are not its
-    /// ports, how urgent threads are without a floor, cores of control groups other than its own, tables of local delivery where that
-    /// stays, wake-ups that are not to be held back, and how long cores may take to wake up, which follows what they forward from now
-    /// on; says what could not be put back.
+    /// Restores what an earlier daemon has changed and this one does not use. Returns the failures, as sentences. It restores:
+    /// * all settings of devices that are not ports
+    /// * the scheduling of threads, if there is no `floor`
+    /// * the cores of control groups, except the one that `serve` names
+    /// * tables of local delivery, if that does not follow
+    /// * interrupt moderation, if it is not configured
+    /// * all wake-up limits, because they depend on what cores forward from now on
     pub fn put_back_unwanted(
         &mut self,
         roots: &Roots,
@@ -376,7 +388,8 @@ impl Originals {
         chosen: impl Fn(&Original) -> bool,
     ) -> Vec<String> {
         let mut troubles = Vec::new();
-        // Putting back takes several steps: whoever ends in the middle leaves neither ours nor what was.
+        // Restoring moderation takes several steps. A daemon that ends in between leaves neither its own value nor the
+        // original, so any value must count as ours.
         let begun = |original: &Original| match &original.what {
             What::Moderation { ifindex, .. } if chosen(original) && original.is_there(roots, system) => {
                 Original { what: What::Moderation { ifindex: *ifindex, set: None }, ..original.clone() }
@@ -400,13 +413,13 @@ impl Originals {
         }
         if let Err(error) = self.write(kept.clone()) {
             troubles.push(format!("{} cannot be written: {error}", self.file.display()));
-            // The file has more: what is there no more, or not as it was set.
+            // The file still lists originals that were restored, or whose thread, interrupt or device is gone.
             self.all = kept;
         }
         troubles
     }
 
-    /// Nothing was changed.
+    /// Whether nothing is saved.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
@@ -422,14 +435,14 @@ impl Originals {
     }
 }
 
-/// What the device with this number is called now; `None`: it is not in this network namespace.
+/// The present name of the device with this number; `None`: it is not in this network namespace.
 fn named(roots: &Roots, ifindex: u32) -> Option<String> {
     let devices = fs::read_dir(roots.sys("class/net")).ok()?.flatten();
     let mut names = devices.filter_map(|device| device.file_name().into_string().ok());
     names.find(|name| number_of(roots, name) == Some(ifindex))
 }
 
-/// The number of a device, where the machine tells.
+/// The number of a device, if the machine reports it.
 fn number_of(roots: &Roots, device: &str) -> Option<u32> {
     number(&roots.device(device).join("ifindex"))
 }
@@ -447,7 +460,7 @@ mod tests {
         Control::Thread { pid }
     }
 
-    /// eth0 with two queues and an interrupt 38, and threads 70 and 71, all noted and then moved.
+    /// Saves and then moves the two queues of eth0, with threads 70 and 71, and interrupt 38.
     fn moved(tree: &Tree, fake: &Fake) -> Originals {
         let roots = tree.roots();
         tree.device("eth0", 2, true);
@@ -472,11 +485,11 @@ mod tests {
     }
 
     #[test]
-    fn what_was_is_put_back_by_the_next_daemon_too() {
+    fn the_next_daemon_restores_originals_too() {
         let (tree, fake) = (Tree::new(), Fake::default());
         let roots = tree.roots();
         moved(&tree, &fake);
-        // Killed; the next one moves a queue again, and another thread has taken the other's number.
+        // The daemon is killed. The next one moves a queue again. The other thread ended, and a process has its number now.
         let mut originals = Originals::read(tree.path("m.cores"));
         originals.note(&roots, &fake, "eth0", 0, thread(70), true).unwrap();
         tree.thread(71, 71, "somebody", false, "0-3", 0);
@@ -489,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn another_device_with_the_same_number_keeps_what_it_has() {
+    fn nothing_is_restored_on_another_device_with_the_same_number_or_name() {
         let (tree, fake) = (Tree::new(), Fake::default());
         let mut originals = moved(&tree, &fake);
         tree.remove("proc/irq/38");
@@ -501,14 +514,14 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_put_back_stays_in_the_file() {
+    fn an_original_that_cannot_be_restored_stays_in_the_file() {
         let (tree, fake) = (Tree::new(), Fake::default());
         let mut originals = moved(&tree, &fake);
         fake.get().refuses = libc::EPERM;
         let troubles = originals.put_back(&tree.roots(), &fake);
         assert_eq!(troubles.len(), 2, "{troubles:?}");
         assert!(troubles[0].starts_with("thread napi/eth0-8 keeps its cores: "), "{troubles:?}");
-        // Tried again, by whoever comes next.
+        // The next daemon tries again.
         fake.get().refuses = 0;
         let mut originals = Originals::read(tree.path("m.cores"));
         assert_eq!(originals.put_back(&tree.roots(), &fake), Vec::<String>::new());
@@ -517,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_leaves_the_file_and_ports_of_before_are_put_back() {
+    fn originals_of_gone_threads_are_forgotten_and_former_ports_are_restored() {
         let (tree, fake) = (Tree::new(), Fake::default());
         let (roots, lines) = (tree.roots(), |tree: &Tree| tree.read("m.cores").matches("device").count());
         let mut originals = moved(&tree, &fake);
@@ -528,21 +541,21 @@ mod tests {
         fake.allow(72, &[0, 1].into()).unwrap();
         originals.note(&roots, &fake, "eth0", 1, thread(72), true).unwrap();
         originals.forget_gone(&roots, &fake).unwrap();
-        assert_eq!(lines(&tree), 7, "two more, two less");
+        assert_eq!(lines(&tree), 7, "two are added and two removed");
         assert_eq!(
             originals.put_back_unwanted(&roots, &fake, &["eth0".into()], &wanted, Experimental::default()),
             Vec::<String>::new()
         );
         assert_eq!((lines(&tree), tree.read("proc/irq/38/smp_affinity_list")), (6, "0-7".into()));
-        assert_eq!(fake.cores(70), [1], "still a port");
+        assert_eq!(fake.cores(70), [1], "restored although eth0 is still a port");
     }
 
     #[test]
-    fn a_damaged_file_is_none_and_one_that_cannot_be_written_is_an_error() {
+    fn a_damaged_file_counts_as_empty_and_one_that_cannot_be_written_is_an_error() {
         let (tree, fake) = (Tree::new(), Fake::default());
         tree.write("m.cores", "[{");
         assert!(Originals::read(tree.path("m.cores")).is_empty());
-        // One that another version wrote costs no other.
+        // An unknown entry of another version does not affect the others.
         let known = r#"{"device":"eth0","what":{"Thread":{"pid":70,"name":"a"}},"was":{"Cores":[0]}}"#;
         tree.write("m.cores", &format!(r#"[{{"device":"eth0","what":"Future"}},{known}]"#));
         assert_eq!(Originals::read(tree.path("m.cores")).all.len(), 1);

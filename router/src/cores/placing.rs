@@ -1,4 +1,4 @@
-//! One control period: what queues and cores did, where queues shall be, moving them.
+//! One control period: measures queues and cores, lets the allocator decide, and moves queues.
 
 use super::{
     CoreId, QueueId, Roots,
@@ -35,21 +35,21 @@ use std::{
     time::Duration,
 };
 
-/// How often queues are placed.
+/// The time between two rounds.
 pub(super) const PERIOD: Duration = Duration::from_millis(10);
-/// The same while there is next to nothing to forward: a step is still answered within 50 ms.
+/// The same while there is almost nothing to forward. A step is still answered within 50 ms.
 const IDLE_PERIOD: Duration = Duration::from_millis(20);
-/// Of one core.
+/// The load below which there is almost nothing to forward, of one core.
 const IDLE_LOAD: f64 = 0.05;
-/// While nothing is polled at all there is a round this often.
+/// The time between two rounds while nothing is polled at all.
 const RESTING: Duration = Duration::from_millis(200);
-/// The same where queues are only looked at.
+/// The time between two rounds if queues are only measured.
 const LOOKING_PERIOD: Duration = Duration::from_millis(100);
 
-/// Queues that are not in use and moved in one round, so that it takes no longer for that.
+/// The most unused queues that one round moves, so that the round does not take longer.
 const MOST_IDLE: usize = 8;
 
-/// Queues of some ports, placed on cores.
+/// Places the queues of ports on cores.
 pub struct Placing<A> {
     roots: Roots,
     affinity: A,
@@ -57,27 +57,29 @@ pub struct Placing<A> {
     ports: Arc<[String]>,
     settings: Settings,
     is_off: bool,
-    /// As last looked at.
+    /// The last look.
     found: Option<Arc<CoresSnapshot>>,
-    /// Workloads pinned to each core that has any.
+    /// The number of workloads pinned to each core that has any.
     pinned: BTreeMap<CoreId, u16>,
     queues: BTreeMap<QueueId, Watched>,
     core_times: CoreTimes,
     others: Others,
-    /// Time that queues ran since the beginning, by the core that they ran on.
+    /// The time that queues ran since the start, by the core that they ran on.
     forwarding_ns: BTreeMap<CoreId, u64>,
-    /// Where what queues poll is counted; or why it is not, as a sentence.
+    /// The counters of packets and polls.
     polls: Option<Polls>,
+    /// Why packets and polls are not counted, as a sentence.
     uncounted: Option<String>,
     allocator: Allocator,
     parts: Parts,
-    /// As last told.
+    /// The split queues as last handed over.
     splits: SplitQueues,
     in_use: InUse,
-    /// Which cores shall wake up quickly, if that is asked for; and those that were told.
+    /// Decides which cores should wake up quickly, if configured.
     awake: Option<Awake>,
+    /// These cores as last handed over.
     kept_awake: BTreeSet<CoreId>,
-    /// Queues that are not in use, each with the one that has its packets.
+    /// Unused queues, each with the queue that has its packets.
     goes_with: BTreeMap<QueueId, QueueId>,
     /// `None`: moves wait for nothing.
     pub(super) drains: Option<Drains>,
@@ -85,24 +87,25 @@ pub struct Placing<A> {
     view: View,
     plan: Plan,
     pub(super) news: News,
-    /// Of cores that are full.
+    /// Shares full cores.
     pub(super) sharing: Sharing,
-    /// What polled a queue is gone, or moved by somebody: a thorough look is needed.
+    /// A thread or an interrupt is gone, or somebody else has moved it, so a thorough look is needed.
     is_something_missed: bool,
-    /// What could not be read since the last look, as sentences.
+    /// The problems since the last look, as sentences.
     troubles: BTreeSet<String>,
 }
 
-/// A decision, or what was noticed.
+/// An event: a decision, or something that was noticed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Happened {
     /// Counts up from 1; 0 before it is published.
     pub number: u64,
     pub at: Duration,
-    /// What it is about; `None`: no single queue.
+    /// The queue that it is about; `None`: no single queue.
     pub queue: Option<QueueId>,
-    /// Cores before and from then on, if it is about cores.
+    /// The cores before it, if it is about cores.
     pub from: Vec<CoreId>,
+    /// The cores after it.
     pub to: Vec<CoreId>,
     pub why: String,
 }
@@ -114,7 +117,7 @@ impl Happened {
 }
 
 impl<A: Scheduling> Placing<A> {
-    /// Of these ports. Nothing is known yet: see [`Placing::take`].
+    /// Prepares to place the queues of these ports. They are unknown until [`Placing::take`].
     ///
     /// # Errors
     /// /proc cannot be read.
@@ -164,7 +167,7 @@ impl<A: Scheduling> Placing<A> {
         }
     }
 
-    /// Time between two rounds.
+    /// The time between two rounds.
     pub fn period(&self) -> Duration {
         let load: f64 = self.view.queues.iter().map(|queue| queue.ran + queue.waited).sum();
         match load {
@@ -175,17 +178,17 @@ impl<A: Scheduling> Placing<A> {
         }
     }
 
-    /// Is there something to tell at once?
+    /// Whether there is news to hand over at once.
     pub fn has_news(&self) -> bool {
         !self.news.is_empty()
     }
 
-    /// Has something been missed, so that a look is needed? Asking answers it.
+    /// Whether something was missed since the last call, so that a look is needed.
     pub fn take_look_wanted(&mut self) -> bool {
         std::mem::take(&mut self.is_something_missed)
     }
 
-    /// Takes over what was found. Queues that are as they were keep their measurements.
+    /// Takes over the result of a look. Unchanged queues keep their measurements.
     pub fn take(&mut self, found: Arc<CoresSnapshot>) {
         self.troubles.clear();
         let mut before = std::mem::take(&mut self.queues);
@@ -201,7 +204,7 @@ impl<A: Scheduling> Placing<A> {
                 Some(mut known) => {
                     let strayed = known.seen_again(source, found.began);
                     let online = |core: &CoreId| found.machine.cores.iter().any(|site| site.id == *core);
-                    // From a core that is offline the kernel moves what it likes.
+                    // If the core is offline, the kernel has moved the queue, and not somebody else.
                     if let Some(core) = strayed.filter(online).filter(|_| leader == source.id) {
                         self.strays(&mut known, core, &found);
                     }
@@ -232,17 +235,17 @@ impl<A: Scheduling> Placing<A> {
         }
     }
 
-    /// A queue was found elsewhere than on the core that we put it on.
+    /// Records that a queue was found on another core than Millrace had moved it to.
     fn strays(&mut self, queue: &mut Watched, core: CoreId, found: &CoresSnapshot) {
         let why = queue.strays(found.began, found.balancer.as_deref());
-        // Whoever does it may have been started since the last thorough look.
+        // The other program may have been started since the last thorough look.
         self.is_something_missed = true;
         let (from, to) = (vec![core], Vec::from_iter(queue.source.core));
         let queue = Some(queue.source.id);
         self.news.events.push(Happened { number: 0, at: found.began, queue, from, to, why });
     }
 
-    /// Sleeps while nothing is polled, up to the next round that is to be even so: others would find nothing else.
+    /// Sleeps while nothing is polled, for [`RESTING`] at most, because rounds would find nothing new.
     pub fn sleep(&mut self, waker: Option<&Waker>) -> Slept {
         let may_rest = |polls: &&Polls| self.may_rest() && self.is_still(polls);
         let Some(polls) = self.polls.as_ref().filter(may_rest) else { return Slept::No };
@@ -252,12 +255,14 @@ impl<A: Scheduling> Placing<A> {
         })
     }
 
-    /// Until now nothing was polled, which costs less to know than to measure.
+    /// Replaces a measurement after a sleep. Nothing was polled until now, so nothing needs to be read.
     pub fn rest(&mut self, now: Duration) {
         self.queues.values_mut().for_each(|queue| queue.rest(now));
     }
 
-    /// Other cores may have much left to do for a queue that is not polled any more, and what is not told yet is to be told.
+    /// Whether rounds may pause while nothing is polled. They may not while news waits to be handed over, cores have wake-up
+    /// limits, or routers are counted. They may not while queues are split, because other cores may have much left to do for
+    /// a queue that is no longer polled.
     fn may_rest(&self) -> bool {
         self.found.is_some()
             && self.news.is_empty()
@@ -267,14 +272,14 @@ impl<A: Scheduling> Placing<A> {
             && !self.sharing.is_counting()
     }
 
-    /// No queue took anything in the last period, nor was polled since.
+    /// Whether no queue took any time in the last period, and none was polled since.
     fn is_still(&self, polls: &Polls) -> bool {
         let is_still =
             |queue: &Watched| queue.leader != queue.source.id || queue.is_still(|napi| polls.of(napi));
         self.queues.values().all(is_still)
     }
 
-    /// Observes, decides, applies; `now` as read just before. What was done is in the news.
+    /// Measures, decides and applies. `now`: the present time. The results are in `news`.
     pub fn round(&mut self, now: Duration) {
         self.measure(now);
         self.view = self.view(now);
@@ -296,7 +301,8 @@ impl<A: Scheduling> Placing<A> {
         self.news.events.extend(done.map(|event| Happened::decided(now, event)));
     }
 
-    /// Queues that get no packets, as a NIC spreads them over fewer; not those that cannot be moved.
+    /// The unused queues, which get no packets because the NIC spreads them over fewer queues. Each goes with the queue that
+    /// has its packets. Queues that cannot be moved are left out.
     fn goes_with(&self, now: Duration) -> BTreeMap<QueueId, QueueId> {
         let Some(found) = &self.found else { return BTreeMap::new() };
         let with = |(&id, queue): (&QueueId, &Watched)| {
@@ -309,7 +315,7 @@ impl<A: Scheduling> Placing<A> {
         self.queues.iter().filter_map(with).collect()
     }
 
-    /// Tells which cores shall wake up quickly.
+    /// Decides which cores should wake up quickly.
     fn keep_awake(&mut self, now: Duration) {
         let Some(awake) = &mut self.awake else { return };
         let cores = awake.decide(now, &self.view, self.settings.hold);
@@ -319,7 +325,7 @@ impl<A: Scheduling> Placing<A> {
         }
     }
 
-    /// Tells over how many queues ports shall spread their packets.
+    /// Decides over how many queues ports should spread their packets.
     fn resize(&mut self, now: Duration) {
         let Some(found) = &self.found else { return };
         let ours = |(port, spreads): (&PortId, &Spreads)| match spreads {
@@ -331,7 +337,7 @@ impl<A: Scheduling> Placing<A> {
         self.news.resizes.extend(resizes.into_iter().map(|resize| (now, resize)));
     }
 
-    /// Tells which queues are split. Those that are moved together are split together.
+    /// Hands over which queues to split. Queues that move together are split together.
     fn split(&mut self) {
         let of_leader = split_queues(&self.plan);
         let of = |(id, queue): (&QueueId, &Watched)| Some((*id, of_leader.get(&queue.leader)?.clone()));
@@ -342,21 +348,22 @@ impl<A: Scheduling> Placing<A> {
         }
     }
 
-    /// Shares full cores among routers. What is cut there wanted a core.
+    /// Shares full cores among routers. The packets that are cut there wanted time, so the queues of these cores count as
+    /// if they had waited for all the time that they did not get.
     fn share(&mut self, now: Duration) {
         let is_estimate = |id| self.queues.get(&id).is_some_and(Watched::is_estimate);
         let is_usual =
             |thread| self.affinity.urgency(thread).is_ok_and(|urgency| urgency == Urgency::usual(0));
         let takes_turns = |id| self.queues.get(&id).and_then(Watched::thread).is_some_and(is_usual);
         if let Err(error) = self.sharing.round(now, &self.view, is_estimate, takes_turns) {
-            self.troubles.insert(format!("shares of full cores: {error:#}"));
+            self.troubles.insert(format!("full cores cannot be shared: {error:#}"));
         }
         for queue in self.view.queues.iter_mut().filter(|queue| self.sharing.is_cutting(queue.core)) {
             queue.waited = queue.waited.max(1.0 - queue.ran);
         }
     }
 
-    /// How everything is; none before anything was found.
+    /// The present state; `None` before the first look.
     pub fn snapshot(&self, now: Duration) -> Option<Snapshot> {
         let found = self.found.clone()?;
         let queue = |queue: &Watched| QueueNow {
@@ -374,7 +381,7 @@ impl<A: Scheduling> Placing<A> {
         let balancer = found.balancer.as_deref();
         let beyond = self.sharing.beyond.iter().map(|core| {
             format!(
-                "core {core} is sent more than it can cut: routers on it lose packets whatever their shares"
+                "core {core} receives more packets than it can even drop: routers on it lose packets whatever their shares"
             )
         });
         let troubles = self.troubles.iter().chain(&found.troubles).chain(&self.uncounted).cloned();
@@ -394,7 +401,7 @@ impl<A: Scheduling> Placing<A> {
         })
     }
 
-    /// Queues of interrupts on one core share what its softirqs took.
+    /// Divides the softirq time of each core among the queues with interrupts there.
     fn share_softirqs(&mut self) {
         let mut on: BTreeMap<CoreId, u16> = BTreeMap::new();
         let estimated = self.queues.values().filter(|queue| queue.is_estimate());
@@ -404,14 +411,14 @@ impl<A: Scheduling> Placing<A> {
         }
     }
 
-    /// Reads the time of queues and, when it is due, of cores.
+    /// Reads the times of queues and, if it is due, of cores.
     fn measure(&mut self, now: Duration) {
         let due = self.others.is_due(now);
         let cores = if due { self.core_times.read() } else { Ok(&[][..]) };
         let cores = match cores {
             Ok(cores) => cores,
             Err(error) => {
-                self.troubles.insert(format!("time of cores: {error}"));
+                self.troubles.insert(format!("the times of cores cannot be read: {error}"));
                 &[]
             }
         };
@@ -419,7 +426,7 @@ impl<A: Scheduling> Placing<A> {
             let napi = queue.source.napi.filter(|_| queue.leader == *id);
             let polled = self.polls.as_ref().zip(napi).and_then(|(polls, napi)| polls.of(napi));
             queue.traffic.read(now, polled);
-            // Softirqs are counted in steps that are longer than a period.
+            // The kernel counts softirqs in steps that are longer than a period.
             if queue.is_estimate() && !due {
                 continue;
             }
@@ -431,7 +438,8 @@ impl<A: Scheduling> Placing<A> {
                 Ok(None) => self.is_something_missed = true,
                 Err(error) => {
                     let port = &self.ports[usize::from(id.port)];
-                    self.troubles.insert(format!("time of queue {} of {port}: {error}", id.index));
+                    self.troubles
+                        .insert(format!("the time of queue {} of {port} cannot be read: {error}", id.index));
                 }
             }
         }
@@ -441,7 +449,7 @@ impl<A: Scheduling> Placing<A> {
         }
     }
 
-    /// Of queues that are moved together the lowest stands for all.
+    /// The measurements for the allocator. The lowest of the queues that move together stands for all of them.
     fn view(&self, now: Duration) -> View {
         let Some(found) = &self.found else { return View::default() };
         let core = |site: &CoreSite| Core {
@@ -470,14 +478,15 @@ impl<A: Scheduling> Placing<A> {
         }
     }
 
-    /// Moves what is not where the plan has it, or may run elsewhere too; which were not moved.
+    /// Moves queues that are not where the plan wants them, or that may also run elsewhere. Returns those that the kernel did
+    /// not move.
     fn apply(&mut self, now: Duration) -> BTreeSet<QueueId> {
         let is_elsewhere = |(id, core): (&QueueId, &CoreId)| {
             let queue = self.queues.get(id).filter(|queue| queue.is_movable(now))?;
             let is_there = queue.source.core == Some(*core) && queue.source.confined;
             (!is_there).then_some((*id, *core))
         };
-        // Somebody's own rules may send packets to a queue that is not in use.
+        // An unused queue may get packets all the same, from rules that somebody has set on the NIC.
         let is_idle = |(id, _): &(QueueId, CoreId)| {
             self.goes_with.contains_key(id) && self.queues.get(id).is_some_and(|queue| queue.load.ran == 0.0)
         };
@@ -485,7 +494,7 @@ impl<A: Scheduling> Placing<A> {
         let (idle, moves): (Vec<_>, Vec<_>) = moves.partition(is_idle);
         let (mut refused, moved) = (BTreeSet::new(), !moves.is_empty() || !idle.is_empty());
         let mut done = self.go(&by_core(moves), now);
-        // They send nothing, so nothing has to leave.
+        // Idle queues send nothing, so their moves wait for nothing.
         by_core(idle.into_iter().take(MOST_IDLE))
             .iter()
             .for_each(|(core, queues)| done.extend(self.go_to(*core, queues)));
@@ -494,7 +503,7 @@ impl<A: Scheduling> Placing<A> {
                 Ok(()) => self.is_now_on(id, core, now),
                 Err(error) => {
                     refused.insert(id);
-                    // Its core may just have gone offline.
+                    // The core may just have gone offline.
                     self.is_something_missed |= matches!(error, MoveError::Gone | MoveError::Core { .. });
                     if !matches!(error, MoveError::Gone) {
                         self.is_refused(id, core, now, &error);
@@ -508,7 +517,7 @@ impl<A: Scheduling> Placing<A> {
         refused
     }
 
-    /// A queue has been moved, and those that are moved with it.
+    /// Records that a queue was moved, together with those that move with it.
     fn is_now_on(&mut self, leader: QueueId, core: CoreId, now: Duration) {
         for (id, queue) in self.queues.iter_mut().filter(|(_, queue)| queue.leader == leader) {
             queue.is_now_on(core, now);
@@ -516,7 +525,7 @@ impl<A: Scheduling> Placing<A> {
         }
     }
 
-    /// Makes NAPI threads as urgent as leaves applications their floor.
+    /// Gives NAPI threads the `nice` that leaves applications their floor.
     fn leave_floor(&mut self, now: Duration) {
         let Some(floor) = &mut self.floor else { return };
         let threads = self.queues.iter().filter(|(_, queue)| queue.thread().is_some()).map(|(id, _)| *id);
@@ -538,7 +547,7 @@ impl<A: Scheduling> Placing<A> {
         self.is_something_missed |= gone;
     }
 
-    /// The kernel did not move a queue.
+    /// Records that the kernel did not move a queue.
     fn is_refused(&mut self, id: QueueId, core: CoreId, now: Duration, error: &MoveError) {
         let Some(queue) = self.queues.get_mut(&id) else { return };
         let why = format!("is not moved to core {core}: {error}");
@@ -565,7 +574,7 @@ fn by_core(moves: impl IntoIterator<Item = (QueueId, CoreId)>) -> BTreeMap<CoreI
     all
 }
 
-/// What people want, for the allocator.
+/// The settings of the allocator, from the configuration.
 fn settings(wanted: &CoresSettings, ports: &[String]) -> Settings {
     let queues_of = |(port, cores): (&crate::base::PortName, &Vec<CoreId>)| {
         let port = ports.iter().position(|name| name == port.as_str());

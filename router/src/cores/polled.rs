@@ -1,9 +1,10 @@
-//! Ports that workers poll themselves ([`crate::user_plane::af_xdp::Polling::Busy`]): while a worker comes again and again, interrupts of the device would only
-//! take its queues away from it.
+//! Ports that workers poll themselves ([`crate::user_plane::af_xdp::Polling::Busy`]). While a worker polls again and
+//! again, an interrupt of the device would only take the queue away from it.
 //!
-//! NAPI keeps them off between two polls if it has a timer (`Documentation/networking/napi.rst`, "Busy polling"): when nobody polled for so
-//! long, because the worker sleeps, or another path has its core, the kernel polls once, and lets the device interrupt again. The timer is set,
-//! written down and put back as [`super::moderation`] does it; where `experimental.moderation` is configured, that is all that is set.
+//! NAPI keeps interrupts off between two polls if it has a timer (`Documentation/networking/napi.rst`, "Busy polling").
+//! If nobody polls for that long, because the worker sleeps or another path has its core, the kernel polls once, and
+//! lets the device interrupt again. [`super::moderation`] sets the timer, saves the old value and restores it. If
+//! `experimental.moderation` is configured, only that is set.
 
 use super::{
     Roots,
@@ -16,7 +17,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-/// Those that are polled now, by number of the device: workers say so, and who looks for queues hears of it.
+/// The ports that are polled now, by number of the device. Workers set them, and the thread that looks reads them.
 #[derive(Clone, Debug, Default)]
 pub struct PolledPorts(Arc<Mutex<BTreeSet<u32>>>);
 
@@ -30,7 +31,7 @@ impl PolledPorts {
     }
 }
 
-/// Keeps interrupts off while they are.
+/// Keeps the interrupts of ports off while workers poll them.
 #[derive(Debug)]
 pub struct Deferring {
     ports: PolledPorts,
@@ -38,7 +39,7 @@ pub struct Deferring {
 }
 
 impl Deferring {
-    /// A worker that has packets polls at least so often, microseconds.
+    /// `us`: a worker that has packets polls at least this often, microseconds.
     pub fn new(ports: PolledPorts, us: u32) -> Deferring {
         Deferring { ports, moderation: Moderation::by_napi(us) }
     }
@@ -47,7 +48,7 @@ impl Deferring {
         self.ports.has(ifindex)
     }
 
-    /// Of a port; `None`: it is as it was, and nobody polls it.
+    /// Sets or restores the timer of a port; `None`: no worker polls the port, and it has its original setting.
     pub fn look(
         &mut self,
         roots: &Roots,
@@ -68,12 +69,12 @@ impl Deferring {
         trouble.map(Moderated::Not)
     }
 
-    /// A port that is gone.
+    /// Forgets a port that is gone.
     pub fn forget(&mut self, ifindex: u32) {
         self.moderation.forget(ifindex);
     }
 
-    /// Workers are gone: what could not be put back.
+    /// Restores all timers, because the workers have ended. Returns the failures, as sentences.
     pub fn end(&mut self, roots: &Roots, system: &impl System, originals: &mut Originals) -> Vec<String> {
         self.ports.set(BTreeSet::new());
         let ours = self.moderation.all_of_ours();
@@ -96,7 +97,7 @@ mod tests {
     };
     use crate::linux::ethtool::Coalescing;
 
-    /// eth0, number 8, a NIC whose driver adapts its own interrupts.
+    /// eth0, number 8, is a NIC whose driver moderates its interrupts adaptively.
     struct World {
         tree: Tree,
         fake: Fake,
@@ -119,7 +120,7 @@ mod tests {
             world
         }
 
-        /// As after `kill -9`.
+        /// Starts another daemon, as after `kill -9`.
         fn restart(&mut self) {
             self.ports.set(BTreeSet::new());
             self.originals = Originals::read(self.tree.path("m.cores"));
@@ -132,7 +133,7 @@ mod tests {
             self.deferring.look(&self.tree.roots(), &self.fake, &mut self.originals, &port)
         }
 
-        /// Sees it, when workers poll it, or not.
+        /// Looks at the port while workers poll it, or not. Returns the time of the timer; 0: it is not set.
         fn polled(&mut self, is: bool) -> Option<f64> {
             self.ports.set(if is { [8].into() } else { BTreeSet::new() });
             match self.look()? {
@@ -150,7 +151,7 @@ mod tests {
             self.tree.write("sys/class/net/eth0/napi_defer_hard_irqs", &format!("{defers}\n"));
         }
 
-        /// NAPI's timer and how often it is waited for; the device's own stays as it is.
+        /// Asserts `gro_flush_timeout` and `napi_defer_hard_irqs`, and that the device's own timer is unchanged.
         #[track_caller]
         fn has(&self, timer: [&str; 2]) {
             let now = ["gro_flush_timeout", "napi_defer_hard_irqs"]
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn interrupts_are_kept_off_as_long_as_somebody_polls() {
+    fn interrupts_are_kept_off_as_long_as_workers_poll() {
         let mut world = World::new();
         assert_eq!(world.polled(false), None);
         world.has(["0", "0"]);
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_after_a_kill_puts_it_back_or_goes_on() {
+    fn the_next_daemon_after_a_kill_restores_the_timer_or_goes_on() {
         let mut world = World::new();
         world.polled(true);
         world.restart();
@@ -198,14 +199,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_somebody_elses_is_left_alone() {
+    fn a_timer_of_somebody_else_is_left_alone() {
         let mut world = World::new();
         world.set(["20000", "2"]);
         assert_eq!(world.polled(true), Some(0.0));
-        assert!(matches!(world.look(), Some(Moderated::Not(why)) if why.contains("somebody has set")));
+        assert!(matches!(world.look(), Some(Moderated::Not(why)) if why.contains("somebody else has set")));
         assert_eq!((world.polled(false), world.end()), (None, vec![]));
         world.has(["20000", "2"]);
-        // Or set meanwhile.
+        // Somebody sets it while workers poll.
         let mut world = World::new();
         world.polled(true);
         world.set(["99000", "1"]);
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn one_without_interrupts_has_none_to_keep_off() {
+    fn a_port_without_interrupts_is_left_as_it_is() {
         let mut world = World::new();
         world.tree.remove("proc/irq/38");
         assert_eq!(world.polled(true), Some(0.0));

@@ -1,7 +1,7 @@
-//! The RX queues of a port: what polls each, on which core, and by what it can be moved.
+//! The RX queues of a port: what polls each, on which core, and what can move it.
 //!
-//! With threaded NAPI that is a kernel thread; else softirqs, on the core where the queue's interrupt fires; a virtual device has
-//! neither, and is received on the core that sends to it.
+//! With threaded NAPI a kernel thread polls the queue. Otherwise softirqs do, on the core where the queue's interrupt
+//! fires. A virtual device without threaded NAPI has no interrupt, and receives on the core of the sender.
 
 use super::{CoreId, QueueId, Roots, irqs, number, numbered, threads};
 use crate::linux::{
@@ -15,25 +15,25 @@ use std::{
     fmt, fs, io,
 };
 
-/// What the names of NAPI threads begin with.
+/// The names of NAPI threads begin with this.
 const NAPI: &str = "napi/";
 
 /// A port and its queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortQueues {
-    /// NUMA node of the device, if it is on one.
+    /// The NUMA node of the device, if it is on one.
     pub node: Option<u16>,
-    /// The device is told to poll in threads of its own.
+    /// Whether threaded NAPI is on.
     pub threaded: bool,
     /// Ascending.
     pub queues: Vec<QueueSource>,
-    /// How many of them packets are spread over, by their hash (RSS).
+    /// The number of queues that packets are spread over by their hash (RSS).
     pub rss: usize,
-    /// Entries of each RX queue, if the driver tells.
+    /// The entries of each RX queue, if the driver reports them.
     pub entries: Option<u32>,
-    /// Cores may have TX queues of their own; a NIC's driver may keep those of XDP to itself.
+    /// Cores may have TX queues of their own. This is always assumed for a NIC, whose driver may hide its XDP queues.
     pub several_tx: bool,
-    /// By TX queue, the cores whose packets are sent on it (XPS); `None`: not to be set, as with a single queue.
+    /// By TX queue, the cores that send on it (XPS); `None`: it cannot be set, for example because there is only one queue.
     pub xps: Vec<Option<BTreeSet<CoreId>>>,
 }
 
@@ -41,16 +41,16 @@ pub struct PortQueues {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueSource {
     pub id: QueueId,
-    /// Of its NAPI instance, if that is known.
+    /// The id of its NAPI instance, if known.
     pub napi: Option<u32>,
     pub control: Control,
-    /// Where it is polled, or was last.
+    /// The core that polls it, or polled it last.
     pub core: Option<CoreId>,
-    /// Nowhere else.
+    /// Whether only this core may poll it.
     pub confined: bool,
 }
 
-/// What moves a queue; queues with the same one are moved together.
+/// What moves a queue. Queues with the same control move together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Control {
     /// The affinity of its NAPI thread.
@@ -66,21 +66,21 @@ pub enum Control {
 pub enum Obstacle {
     /// It has neither an interrupt nor a NAPI thread.
     SenderCore,
-    /// The device is threaded, and the queue has no thread that can be seen.
+    /// The device has threaded NAPI, but no thread of the queue can be seen.
     ThreadUnseen,
-    /// Several devices' threads have the same names.
+    /// The threads of several devices have the same names.
     Namesakes,
-    /// There are more or fewer NAPI instances than queues, and the driver does not tell which polls which.
+    /// There are more or fewer NAPI instances than queues, and the driver does not report which one polls which queue.
     Unmatched { instances: usize },
-    /// No interrupt of the device is known to be that of the queue.
+    /// No interrupt of the device is known to be the queue's.
     InterruptUnknown,
-    /// The kernel did not move it; it is asked again, each time after twice as long.
+    /// The kernel refused to move it. Millrace tries again; the pause doubles each time.
     Refused,
     /// Somebody else moves it, too.
     Contested,
-    /// Where it was cannot be written down, and so not be put back.
+    /// Its original settings cannot be saved, so they could not be restored.
     Unnoted,
-    /// The kernel places the interrupt itself.
+    /// The kernel alone places the interrupt.
     InterruptManaged { irq: u32 },
 }
 
@@ -88,45 +88,49 @@ impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Obstacle::SenderCore => f.write_str(
-                "it has no interrupt and its NAPI is not threaded: its packets are received on the core that sends them \
-                 (with XDP or GRO on: echo 1 > /sys/class/net/DEVICE/threaded)",
+                "it has no interrupt and no NAPI thread, so its packets are received on the core that sends them \
+                 (to give it a thread, turn on XDP or GRO, and echo 1 > /sys/class/net/DEVICE/threaded)",
             ),
             Obstacle::ThreadUnseen => f.write_str(
-                "its NAPI thread is not there: the device is down, or the thread is out of sight of this PID namespace",
+                "its NAPI thread was not found: the device is down, or this PID namespace cannot see the thread",
             ),
             Obstacle::Namesakes => f.write_str(
-                "NAPI threads of devices of this name are there in several network namespaces, which this kernel does not \
-                 tell apart (Linux 6.8 does)",
+                "devices of this name have NAPI threads in several network namespaces, and this kernel does not tell \
+                 them apart (Linux 6.8 does)",
             ),
             Obstacle::Unmatched { instances } => {
-                write!(f, "which of the device's {instances} NAPI instances polls it, the driver does not tell")
+                write!(f, "the driver does not report which of the device's {instances} NAPI instances polls it")
             }
             Obstacle::InterruptUnknown => {
-                f.write_str("none of the device's interrupts is named after the queue, and the driver does not tell its own")
+                f.write_str("no interrupt of the device is named after the queue, and the driver does not report one")
             }
-            Obstacle::Refused => f.write_str("the kernel did not move it, and is asked again later"),
-            Obstacle::Contested => f.write_str("somebody else moves it, too, and it is left alone for a while"),
-            Obstacle::Unnoted => f.write_str("where it was cannot be written down, to be put back"),
-            Obstacle::InterruptManaged { irq } => write!(f, "interrupt {irq} is placed by the kernel alone"),
+            Obstacle::Refused => f.write_str("the kernel refused to move it; Millrace tries again later"),
+            Obstacle::Contested => {
+                f.write_str("somebody else moves it, too; Millrace leaves it alone for a while")
+            }
+            Obstacle::Unnoted => {
+                f.write_str("its original settings cannot be saved, so Millrace does not move it")
+            }
+            Obstacle::InterruptManaged { irq } => write!(f, "the kernel alone places interrupt {irq}"),
         }
     }
 }
 
-/// What the kernel tells of a device's queues, beside files.
+/// The kernel's reports about a device's queues, except files.
 #[derive(Clone, Debug, Default)]
 pub struct NetdevQueues {
     /// Ascending; `None` before Linux 6.8.
     pub queues: Option<Vec<RxQueue>>,
     /// Ascending; `None` before Linux 6.8.
     pub napis: Option<Vec<Napi>>,
-    /// The RX queues that packets are spread over, by their hash (RSS); empty: they are not.
+    /// The indirection table: the RX queues that packets are spread over by their hash (RSS); empty: there is no table.
     pub indirection: Vec<u32>,
-    /// Entries of each RX queue; `None`: the driver does not tell.
+    /// The entries of each RX queue; `None`: the driver does not report them.
     pub entries: Option<u32>,
 }
 
 impl NetdevQueues {
-    /// Of a device in the calling thread's namespace.
+    /// Asks the kernel about a device in the calling thread's network namespace.
     pub fn ask(ifindex: u32, device: &str) -> io::Result<NetdevQueues> {
         let entries = Ethtool::open()?.rx_entries(device)?;
         let indirection = Ntuple(Ethtool::open()?).indirection(device)?;
@@ -137,7 +141,7 @@ impl NetdevQueues {
 }
 
 impl PortQueues {
-    /// Is what moves a queue missing that may come at any time, as when the device comes up?
+    /// Whether the control of a queue is missing but may appear at any time, for example when the device comes up.
     pub fn is_incomplete(&self) -> bool {
         self.queues.iter().any(|queue| {
             let may_come =
@@ -146,7 +150,7 @@ impl PortQueues {
         })
     }
 
-    /// Of the device of this name in the namespace of `roots`, of which the kernel told that much.
+    /// Reads the queues of the device of this name in the namespace of `roots`. `told`: the kernel's reports about it.
     ///
     /// # Errors
     /// There is no such device.
@@ -160,7 +164,7 @@ impl PortQueues {
         let sources = seen.queues.iter().map(|&index| seen.source(roots, QueueId { port, index }));
         let transmit = numbered(&queues, "tx-");
         Ok(PortQueues {
-            // -1: none. A virtio device has that of what it hangs on.
+            // -1: none. A virtio device has the node of its parent.
             node: ["device/numa_node", "device/../numa_node"]
                 .iter()
                 .find_map(|file| number(&directory.join(file))),
@@ -174,11 +178,11 @@ impl PortQueues {
     }
 }
 
-/// A device's queues and what could poll them.
+/// A device's queues, and the threads and interrupts that could poll them.
 struct DeviceQueues {
     queues: Vec<u16>,
     threaded: bool,
-    /// There is something behind the device.
+    /// The device is on a bus, so it is not purely virtual.
     hardware: bool,
     napis: BTreeMap<u16, Napi>,
     irqs: BTreeMap<u16, u32>,
@@ -217,7 +221,7 @@ impl DeviceQueues {
         let Some(pid) = napi.and_then(|napi| napi.pid) else {
             return Ok((Control::None { why: self.unseen }, None, false));
         };
-        // Netlink tells numbers of the first PID namespace: here they may be somebody else's.
+        // Netlink reports pids of the first PID namespace. In this one they may belong to other threads.
         let stat = threads::stat(roots, pid)?.filter(|stat| stat.kernel && stat.name.starts_with(NAPI));
         Ok(match stat.and(threads::place(roots, pid)?) {
             Some(place) => (Control::Thread { pid }, Some(place.core()), place.allowed.len() == 1),
@@ -226,7 +230,7 @@ impl DeviceQueues {
     }
 
     fn interrupt(&self, roots: &Roots, queue: u16) -> (Control, Option<CoreId>, bool) {
-        // Of what the driver told, 0 is no interrupt's number.
+        // Drivers report 0 if there is no interrupt.
         let told = self.napis.get(&queue).and_then(|napi| napi.irq).filter(|irq| *irq != 0);
         let irq = told.or_else(|| self.irqs.get(&queue).copied());
         let none = |why| (Control::None { why }, None, false);
@@ -242,8 +246,9 @@ impl DeviceQueues {
     }
 }
 
-/// The NAPI instances with threads named after the device (`napi_kthread_create`, net/core/dev.c), ascending. Interface names repeat
-/// across namespaces, and a thread keeps the name that its device had when it began. Instances that only transmit have id 0.
+/// The NAPI instances with threads named after the device (`napi_kthread_create`, net/core/dev.c), ascending. Device
+/// names repeat across network namespaces, and a thread keeps the name that its device had when it started. Instances
+/// that only transmit have id 0.
 fn napis_by_name(roots: &Roots, device: &str) -> Vec<Napi> {
     let napi = |(pid, rest): (u32, String)| {
         let (name, id) = rest.rsplit_once('-')?;
@@ -255,10 +260,11 @@ fn napis_by_name(roots: &Roots, device: &str) -> Vec<Napi> {
     napis
 }
 
-/// Which NAPI instance polls which queue: what the driver told, else the order of ids, if there are as many.
+/// Which NAPI instance polls which queue. This is what the driver reported. Otherwise it is the order of ids, if there are
+/// as many instances as queues.
 ///
-/// Ids count up as instances are added (`napi_hash_add`, net/core/dev.c, from `netif_napi_add_weight`), and drivers that tell
-/// nothing add them queue by queue (veth: `__veth_napi_enable_range`, drivers/net/veth.c).
+/// Ids count up as instances are added (`napi_hash_add`, net/core/dev.c, from `netif_napi_add_weight`). Drivers that
+/// report nothing add instances queue by queue (veth: `__veth_napi_enable_range`, drivers/net/veth.c).
 fn by_queue(queues: &[u16], napis: &[Napi], told: &[RxQueue]) -> BTreeMap<u16, Napi> {
     let polled_by = |queue: &RxQueue| {
         let napi = napis.iter().find(|napi| Some(napi.id) == queue.napi)?;
@@ -298,16 +304,16 @@ mod tests {
     }
 
     #[test]
-    fn a_nic_whose_driver_tells_everything() {
+    fn a_nic_whose_driver_reports_everything() {
         let tree = Tree::two_sockets();
         tree.device("eth9", 2, false);
         tree.hardware("eth9", "", 1, &[41, 42]);
-        // Names that would tell otherwise.
+        // The names contradict the driver's report.
         tree.irq(41, "mlx5_comp1@pci:0000:3b:00.0", "0-7", "2");
         tree.irq(42, "mlx5_comp0@pci:0000:3b:00.0", "3", "3");
         tree.write("sys/class/net/eth9/queues/tx-1/xps_cpus", "00000000,00000088\n");
         let told = NetdevQueues {
-            // Channels were added in another order than that of their queues.
+            // The NAPI instances were added in another order than the queues.
             queues: Some(vec![RxQueue { index: 0, napi: Some(601) }, RxQueue { index: 1, napi: Some(600) }]),
             napis: Some(vec![napi(600, Some(42), None), napi(601, Some(41), None)]),
             indirection: vec![0, 1, 0, 1],
@@ -343,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupt_that_the_kernel_places_is_not_ours() {
+    fn an_interrupt_that_the_kernel_places_cannot_be_moved() {
         use std::os::unix::fs::PermissionsExt;
         let tree = Tree::new();
         tree.device("eth0", 1, false);
@@ -362,7 +368,7 @@ mod tests {
     fn a_veth_without_threads_stays_where_its_sender_is() {
         let tree = Tree::new();
         tree.device("veth0", 1, false);
-        // Threads of before, of a kernel that keeps them.
+        // Some kernels keep a thread after threaded NAPI was turned off.
         tree.thread(70, 70, "napi/veth0-601", true, "3", 3);
         let napis = Some(vec![napi(601, None, Some(70))]);
         let told = NetdevQueues { queues: Some(Vec::new()), napis, ..NetdevQueues::default() };
@@ -395,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn before_netlink_tells_threads_are_found_by_name() {
+    fn on_older_kernels_threads_are_found_by_name() {
         let tree = Tree::new();
         tree.device("eth0", 2, true);
         let queues = || observe(&tree, "eth0", &NetdevQueues::default()).queues;

@@ -1,9 +1,10 @@
-//! How long cores that forward may take to wake up, which is how deep they sleep between packets.
+//! Limits how long forwarding cores may take to wake up, and thereby how deep they sleep between packets.
 //!
-//! Each core has a limit in microseconds, which governors of cpuidle keep to: states that take longer to leave are not entered, and with
-//! a limit of nothing the core polls (`power/pm_qos_resume_latency_us`: `Documentation/ABI/testing/sysfs-devices-power`,
-//! `kernel/sched/idle.c`). It is lowered while a core forwards, and raised again after, so that who does not forward saves power as ever.
-//! What was is written down before ([`Originals`]). Somebody's own limit stays where it is as low, or is set meanwhile.
+//! Each core has a limit in microseconds. Governors of cpuidle do not enter idle states that take longer to leave, and
+//! with a limit of 0 the core polls (`power/pm_qos_resume_latency_us`:
+//! `Documentation/ABI/testing/sysfs-devices-power`, `kernel/sched/idle.c`). The limit is lowered while a core forwards,
+//! and restored afterwards, so that other cores save power as usual. The original is saved first ([`Originals`]). The
+//! limit of somebody else stays if it is as low, or if it is set later.
 
 use super::{
     CoreId, Roots, number, numbered,
@@ -15,33 +16,33 @@ use std::{
     path::PathBuf,
 };
 
-/// A core that is held to the limit.
+/// A core that has the limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// Microseconds.
+    /// The limit, microseconds.
     pub us: u32,
-    /// The deepest idle state that it may then enter, where the machine tells.
+    /// The deepest idle state that it may then enter, if the machine reports it.
     pub deepest: Option<String>,
 }
 
-/// Lowers and raises limits.
+/// Lowers and restores limits.
 #[derive(Debug)]
 pub struct Resume {
     us: u32,
     cores: BTreeMap<CoreId, Core>,
-    /// Limits change nothing here.
+    /// Limits change nothing on this machine.
     is_useless: bool,
 }
 
-/// What became of a core that forwards.
+/// The state of a forwarding core.
 #[derive(Debug)]
 enum Core {
     Held(Held),
-    /// Somebody's limit is as low.
+    /// Somebody else's limit is as low.
     Low,
-    /// It could not be held, for this reason, as a sentence; it is tried again.
+    /// The limit could not be set, for this reason, a sentence. The next look tries again.
     Refused(String),
-    /// Why it is left alone as long as it forwards, as a sentence.
+    /// It is left alone while it forwards, for this reason, a sentence.
     LeftAlone(String),
 }
 
@@ -50,7 +51,8 @@ impl Resume {
         Resume { us, cores: BTreeMap::new(), is_useless: false }
     }
 
-    /// These cores forward, and no others.
+    /// Sets the limits of these cores, which forward, and restores all others. Returns the limits that could not be
+    /// restored, as sentences.
     pub fn set(
         &mut self,
         roots: &Roots,
@@ -74,7 +76,7 @@ impl Resume {
 
     fn hold(&self, roots: &Roots, originals: &mut Originals, core: CoreId) -> Core {
         self.try_to_hold(roots, originals, core).unwrap_or_else(|error| {
-            Core::Refused(format!("core {core} wakes up as late as before (cores.resume_latency): {error}"))
+            Core::Refused(format!("core {core} has no wake-up limit (cores.resume_latency): {error}"))
         })
     }
 
@@ -88,7 +90,7 @@ impl Resume {
         Ok(Core::Held(Held { us: self.us, deepest: deepest(roots, core, self.us) }))
     }
 
-    /// As the kernel writes it.
+    /// The limit in the kernel's notation.
     fn text(&self) -> String {
         match self.us {
             0 => "n/a".into(),
@@ -96,14 +98,15 @@ impl Resume {
         }
     }
 
-    /// Is all as it was left, and does somebody's limit still do? What is wrong, as sentences.
+    /// Checks whether somebody else has changed a limit, and tries failed ones again. Returns the problems, as sentences.
     pub fn look(&mut self, roots: &Roots, originals: &mut Originals) -> Vec<String> {
         let mut troubles = Vec::new();
         for (core, before) in std::mem::take(&mut self.cores) {
             let now = match before {
                 Core::Held(_) if limit(roots, core).is_ok_and(|now| now == self.text()) => before,
                 Core::Held(_) => Core::LeftAlone(format!(
-                    "somebody else has set how long core {core} may take to wake up ({}): it is left alone while it forwards",
+                    "somebody else has set how long core {core} may take to wake up ({}); Millrace leaves the limit alone \
+                     while the core forwards",
                     file(roots, core).display()
                 )),
                 Core::Low | Core::Refused(_) => self.hold(roots, originals, core),
@@ -117,14 +120,14 @@ impl Resume {
         troubles
     }
 
-    /// Why it changes nothing on this machine, as a sentence, if so.
+    /// A sentence if limits change nothing on this machine.
     pub fn useless(&self) -> Option<String> {
         self.is_useless.then(|| {
-            "cores.resume_latency changes nothing: no driver of this machine decides how deep cores sleep (cpuidle)".into()
+            "cores.resume_latency changes nothing: this machine has no cpuidle driver, so idle cores always halt".into()
         })
     }
 
-    /// The cores that are held to the limit.
+    /// The cores that have the limit.
     pub fn held(&self) -> BTreeMap<CoreId, Held> {
         let held = |(core, state): (&CoreId, &Core)| match state {
             Core::Held(held) => Some((*core, held.clone())),
@@ -134,17 +137,17 @@ impl Resume {
     }
 }
 
-/// The limit of a core.
+/// The file with the limit of a core.
 pub(super) fn file(roots: &Roots, core: CoreId) -> PathBuf {
     roots.sys(format!("devices/system/cpu/cpu{core}/power/pm_qos_resume_latency_us"))
 }
 
-/// The same as it is now: `n/a` is none at all, 0 as long as it likes.
+/// The present limit of a core. `n/a` means that it may take no time at all, 0 that it may take any time.
 pub(super) fn limit(roots: &Roots, core: CoreId) -> io::Result<String> {
     Ok(fs::read_to_string(file(roots, core))?.trim().into())
 }
 
-/// Of a limit as the kernel writes it; `None`: there is none.
+/// Parses a limit in the kernel's notation; `None`: there is no limit.
 fn microseconds(limit: &str) -> Option<u32> {
     match limit {
         "n/a" => Some(0),
@@ -153,13 +156,13 @@ fn microseconds(limit: &str) -> Option<u32> {
     }
 }
 
-/// Without one a core that has nothing to do always halts.
+/// Whether the machine has no cpuidle driver. An idle core then always halts, whatever its limit is.
 fn has_no_driver(roots: &Roots) -> bool {
     let driver = fs::read_to_string(roots.sys("devices/system/cpu/cpuidle/current_driver"));
     driver.map_or(true, |driver| driver.trim() == "none")
 }
 
-/// States are numbered from the lightest.
+/// The deepest idle state within the limit. States are numbered from the lightest one.
 fn deepest(roots: &Roots, core: CoreId, us: u32) -> Option<String> {
     let states = roots.sys(format!("devices/system/cpu/cpu{core}/cpuidle"));
     let state = |index| states.join(format!("state{index}"));
@@ -176,7 +179,7 @@ mod tests {
     };
     use crate::config::{CoresSettings, Experimental};
 
-    /// Two cores with three idle states, that may sleep as deep as they like.
+    /// Two cores with three idle states, and without limits.
     struct World {
         tree: Tree,
         resume: Resume,
@@ -236,12 +239,12 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_put_back_after_the_end() {
+    fn the_next_daemon_restores_limits() {
         let mut world = World::new(0);
         world.tree.write(&at(0), "100\n");
         world.set(&[0, 1]);
         assert_eq!(world.limits(), ["n/a", "n/a"]);
-        // Killed; somebody has set one since.
+        // The daemon is killed, and somebody sets a limit.
         world.tree.write(&at(1), "7\n");
         let mut originals = Originals::read(world.tree.path("m.cores"));
         let (roots, wanted) = (world.tree.roots(), CoresSettings::default());
@@ -261,7 +264,7 @@ mod tests {
         assert_eq!((world.set(&[0, 1]), world.look()), (vec![], vec![]));
         assert_eq!(world.limits(), ["n/a", "20"]);
         assert!(world.originals.is_empty() && world.resume.held().is_empty());
-        // It does no more.
+        // Now there is no such limit any more.
         world.tree.write(&at(0), "0\n");
         assert_eq!((world.look(), world.limits()), (vec![], ["20", "20"].map(String::from)));
         world.tree.write(&at(0), "5\n");
@@ -273,12 +276,12 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_done_is_told() {
+    fn failures_are_reported_and_tried_again() {
         let mut world = World::new(20);
         world.tree.remove("sys/devices/system/cpu/cpu1/power");
         world.set(&[0, 1]);
         assert_eq!(world.look().len(), 1);
-        assert!(world.look()[0].starts_with("core 1 wakes up as late as before (cores.resume_latency): "));
+        assert!(world.look()[0].starts_with("core 1 has no wake-up limit (cores.resume_latency): "));
         assert_eq!(world.limits_of_first(), "20");
         world.set(&[]);
         world.tree.write("sys/devices/system/cpu/cpuidle/current_driver", "none\n");
@@ -288,15 +291,15 @@ mod tests {
         world.tree.write("sys/devices/system/cpu/cpuidle/current_driver", "intel_idle\n");
         world.set(&[0]);
         assert_eq!((world.resume.useless(), world.limits_of_first()), (None, "20".into()));
-        // What cannot be written down is not changed.
+        // A limit is not changed if the original cannot be saved.
         let mut world = World::new(20);
         world.originals = Originals::read(world.tree.path("nowhere/m.cores"));
         world.set(&[0]);
         assert_eq!((world.look().len(), world.limits_of_first()), (1, "0".into()));
-        // Once it can, it is.
+        // It is changed as soon as the original can be saved.
         fs::create_dir(world.tree.path("nowhere")).unwrap();
         assert_eq!((world.look(), world.limits_of_first()), (vec![], "20".into()));
-        // What is put back while the file cannot be written is not forgotten of others.
+        // If one limit is restored while the file cannot be written, the originals of others are not forgotten.
         world.set(&[0, 1]);
         world.tree.remove("nowhere");
         assert_eq!(world.set(&[1]).len(), 1);

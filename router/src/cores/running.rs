@@ -1,7 +1,9 @@
-//! The two threads: one that places queues in each control period, before all others, and one that does what may take long.
+//! The two threads of placing. `placing` places queues in each control period and has a real-time priority. `cores` does
+//! everything that may take long.
 //!
-//! The second starts the first, looks for what there is, lets transmission follow, writes the log, and puts queues back at the end,
-//! whatever that is: told to, or one of the two has failed. Then it is said so, and forwarding goes on where it was before.
+//! `cores` starts `placing`, looks for cores, queues and workloads, lets TX queues follow, and writes the log. At the end
+//! it restores everything: when the daemon stops, or when one of the two threads fails. After a failure it reports that,
+//! and forwarding goes on where queues were originally.
 
 use super::{
     Roots,
@@ -40,28 +42,29 @@ use std::{
     time::Duration,
 };
 
-/// What was missed is not looked for more often than this.
+/// The shortest time between two looks when something was missed.
 const LEAST: Duration = Duration::from_millis(100);
-/// How often clients are told anew.
+/// How often clients get a new snapshot.
 const PUBLISH: Duration = Duration::from_millis(100);
-/// A worker that has packets polls so long after a run, and one that has none spins so long, microseconds.
+/// A worker polls at most this long after the end of a run, and spins this long without packets; microseconds.
 const BESIDE_A_RUN_US: u32 = 50;
-/// Above all normal threads, and NAPI threads of the lowest real-time priority: a core that is full is where a round is needed, and
-/// takes some ten microseconds of ten milliseconds. What is to be held up ([`super::drain`]) must be below.
+/// The priority of `placing`: above all normal threads, and above NAPI threads of the lowest real-time priority. A full
+/// core needs a round most, and a round takes some ten microseconds of ten milliseconds. Threads that are to be held up
+/// ([`super::drain`]) must have a lower priority.
 pub(super) const PRIORITY: libc::c_int = 2;
 
-/// The threads of a daemon; when dropped, they end, and queues may run where they might before.
+/// The threads of a daemon. When this is dropped, they end and restore everything.
 pub struct Threads {
     handle: Handle,
     leave: Arc<AtomicBool>,
     looking: Option<JoinHandle<()>>,
 }
 
-/// Starts placing for the ports of a configuration, and sharing of full cores by what is in charge of them, in the calling
-/// thread's network namespace. With the policy `off` what a daemon before this one has moved is put back.
+/// Starts placing for the ports of a configuration, in the calling thread's network namespace. If configured, `shares`
+/// are enforced on full cores. With the policy `off`, everything that an earlier daemon has changed is restored first.
 ///
 /// # Errors
-/// /proc or /sys cannot be read (with `off` that is told to clients only), or no thread be had.
+/// /proc or /sys cannot be read (with `off` this is only a condition), or no thread can be started.
 pub fn start(
     config: &Config,
     instance: &Instance,
@@ -92,21 +95,21 @@ pub fn start(
             }
             Ok(run(looker, placing, handle)?)
         }
-        // Who only looks can do without.
+        // With `off`, a daemon can run without these threads.
         Err(error) if handle.is_off() => {
             handle.exchange.fail(format!(
-                "nothing can be told of cores and queues, full cores are not shared, local delivery does not follow, wake-ups are not \
-                 held back, and cores wake up as late as ever: \
-                 {error:#}"
+                "cores and queues are not reported, and these keys have no effect: shares.enforce, cores.resume_latency, \
+                 experimental.local and experimental.moderation: {error:#}"
             ));
             handle.follow_conditions();
             Ok(Threads { handle, leave: Arc::default(), looking: None })
         }
-        Err(error) => Err(error.context("placing queues (policy = \"off\" in [cores] does without)")),
+        Err(error) => Err(error.context("placing queues (policy = \"off\" in [cores] starts without it)")),
     }
 }
 
-/// Where workers poll: as often as they may be at one path, and look after their rings, and then some.
+/// Keeps interrupts off on ports that workers poll. A worker may serve one path for `longest_run`, and then needs some time
+/// for its rings.
 fn deferring(config: &Config, polled: PolledPorts) -> Option<Deferring> {
     let is_wanted = config.experimental.polling == PollingMode::Busy && !config.paths.is_empty();
     is_wanted.then(|| Deferring::new(polled, config.experimental.longest_run.0 + BESIDE_A_RUN_US))
@@ -117,7 +120,8 @@ fn prepare(
     handle: &Handle,
     shares: Option<SharesInCharge>,
 ) -> Result<(Looker<affinity::Kernel>, Placing<affinity::Kernel>)> {
-    let roots = || Roots::here().context("opening /sys of this network namespace (CAP_SYS_ADMIN, fsopen)");
+    let roots =
+        || Roots::here().context("opening the /sys of this network namespace (needs CAP_SYS_ADMIN, fsopen)");
     let (kernel, Handle { wanted, experimental, names, .. }) = (affinity::Kernel, handle);
     let file = instance.cores_file();
     let looker = Looker::new(roots()?, kernel, Box::new(Netlink), wanted.clone(), *experimental, names, file)
@@ -134,17 +138,17 @@ fn prepare(
     Ok((looker, placing))
 }
 
-/// Where TX rings can be seen, if the kernel lets us.
+/// The view of TX rings; `None`: the kernel does not allow it.
 fn rings() -> Option<Box<dyn Look>> {
     let not_seen = |error: &anyhow::Error| {
         tracing::warn!(
-            "what waits in TX rings of veth and tap is not seen, and waited for blindly: {error:#}"
+            "the TX rings of veth and tap cannot be seen, so moves wait for a fixed time instead: {error:#}"
         );
     };
     TransmitRings::open().inspect_err(not_seen).ok().map(|rings| Box::new(rings) as Box<dyn Look>)
 }
 
-/// Puts back what a daemon that is gone has changed; says what it did.
+/// Restores everything that an earlier daemon has changed. Returns what was done and what failed, as sentences.
 pub fn clean(instance: &Instance) -> Vec<String> {
     let file = instance.cores_file();
     if !file.exists() {
@@ -154,7 +158,7 @@ pub fn clean(instance: &Instance) -> Vec<String> {
         return vec!["queues stay where they are: /sys cannot be read".into()];
     };
     let troubles = Originals::read(file).put_back(&roots, &affinity::Kernel);
-    let mut done = vec!["queues may run where they might before".to_owned()];
+    let mut done = vec!["queues may run on their original cores again".to_owned()];
     done.extend(troubles);
     done
 }
@@ -164,7 +168,7 @@ impl Threads {
         self.handle.clone()
     }
 
-    /// Ends them, and leaves queues where they are, for the next daemon.
+    /// Ends the threads, and leaves queues where they are, for the next daemon.
     pub fn leave(self) {
         self.leave.store(true, Relaxed);
     }
@@ -176,13 +180,13 @@ impl Drop for Threads {
         if let Some(looking) = self.looking.take() {
             looking.thread().unpark();
             if looking.join().is_err() {
-                tracing::error!("queues stay where they are: putting them back has failed");
+                tracing::error!("queues stay where they are: restoring them failed");
             }
         }
     }
 }
 
-/// Begins.
+/// Starts the two threads.
 fn run<A: System + Clone + Send + 'static>(
     mut looker: Looker<A>,
     placing: Placing<A>,
@@ -208,12 +212,12 @@ fn begin<A: System + Send + 'static>(mut placing: Placing<A>, handle: &Handle) -
         let _ending = Ending(&exchange, &looking);
         if !is_patient && let Err(error) = set_policy(libc::SCHED_FIFO, PRIORITY) {
             tracing::warn!(
-                "placing of queues may be late on busy cores, and moves may reorder flows: no real-time priority: {error}"
+                "no real-time priority, so queues may be placed late on busy cores, and moves may reorder flows: {error}"
             );
             placing.drains = None;
         }
         if let Some(Err(error)) = placing.drains.as_mut().map(Drains::begin) {
-            tracing::warn!("moves may reorder flows: {error}");
+            tracing::warn!("moves may reorder flows, because they do not wait for earlier packets: {error}");
             placing.drains = None;
         }
         place(placing, &exchange, &looking);
@@ -224,7 +228,7 @@ fn begin<A: System + Send + 'static>(mut placing: Placing<A>, handle: &Handle) -
     started
 }
 
-/// However the thread that places ends, the other one learns of it at once.
+/// Ends the other thread at once when the thread that places ends, also by a panic.
 struct Ending<'a>(&'a Exchange, &'a thread::Thread);
 
 impl Drop for Ending<'_> {
@@ -234,7 +238,7 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// Places queues until the end. A period begins anew after it was late: what was missed is not made up for.
+/// Places queues until the end. After a late round a full period follows; missed rounds are not made up for.
 fn place<A: Scheduling>(mut placing: Placing<A>, exchange: &Exchange, looking: &thread::Thread) {
     let (mut next, mut told) = (monotonic(), None::<Duration>);
     while !exchange.is_ending() {
@@ -244,7 +248,7 @@ fn place<A: Scheduling>(mut placing: Placing<A>, exchange: &Exchange, looking: &
         let now = monotonic();
         placing.round(now);
         tell(&mut placing, now, &mut told, exchange, looking);
-        // A period that would be shorter says little of loads.
+        // A shorter period would say little about loads.
         let period = match placing.sleep(exchange.waker.as_ref()) {
             Slept::Long => continue,
             Slept::No => placing.period(),
@@ -257,12 +261,12 @@ fn place<A: Scheduling>(mut placing: Placing<A>, exchange: &Exchange, looking: &
         let ended = monotonic();
         next = if next + period > ended { next + period } else { ended + period };
         let at = Timespec { tv_sec: next.as_secs() as i64, tv_nsec: next.subsec_nanos().into() };
-        // A signal ends it early: then a round comes early.
+        // A signal may end the sleep early. Then the round comes early, which is harmless.
         let _ = clock_nanosleep_absolute(ClockId::Monotonic, &at);
     }
 }
 
-/// Tells the other thread, and through it clients, what came of a round.
+/// Hands the results of a round to the other thread and to clients.
 fn tell<A: Scheduling>(
     placing: &mut Placing<A>,
     now: Duration,
@@ -285,7 +289,7 @@ fn tell<A: Scheduling>(
     }
 }
 
-/// Looks, and does what follows from what was placed, until the end.
+/// Looks, and applies what the other thread has decided, until the end.
 fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
     let exchange = &handle.exchange;
     let mut before = None::<Arc<CoresSnapshot>>;
@@ -304,18 +308,19 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
         }
         if let Some(splits) = exchange.take_splits() {
             looker.splitter.set(splits);
-            // At once, as packets are lost meanwhile. The look tells of the threads of other cores, and of what could not be done.
+            // This happens at once, because packets are lost until then. The next look finds the threads of other cores,
+            // and reports failures.
             looker.split(monotonic());
             due = Duration::ZERO;
         }
         if let Some(cores) = exchange.take_awake() {
             looker.keep_awake(&cores).iter().for_each(|trouble| tracing::warn!("{trouble}"));
-            // Clients are told by the look.
+            // The next look reports this to clients.
             due = Duration::ZERO;
         }
         for (at, resize) in exchange.take_resizes() {
             exchange.tell(Vec::from_iter(looker.resize(at, &resize)));
-            // Queues that are not in use go with others.
+            // The next look finds the queues that are not in use, which go with others.
             due = Duration::ZERO;
         }
         for (queue, core) in exchange.take_moved() {
@@ -333,7 +338,7 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
     }
 }
 
-/// Everything is as it was, unless it shall be left to the next daemon.
+/// Restores everything, unless queues are to be left to the next daemon (`leave`).
 fn finish<A: System + Clone>(
     looker: &mut Looker<A>,
     placing: io::Result<JoinHandle<()>>,
@@ -346,7 +351,7 @@ fn finish<A: System + Clone>(
     let placing_failed = match placing {
         Ok(placing) => placing.join().is_err(),
         Err(error) => {
-            exchange.fail(format!("queues are not placed: no thread can be had: {error}"));
+            exchange.fail(format!("queues are not placed: no thread can be started: {error}"));
             false
         }
     };
@@ -354,23 +359,23 @@ fn finish<A: System + Clone>(
     if failed {
         let who = if placing_failed { "placing queues" } else { "looking for queues" };
         exchange.fail(format!(
-            "{who} has failed (a fault of Millrace, see the log): queues may run where they might before, and are placed no more \
-             until the next start"
+            "{who} has failed, which is a bug in Millrace (see the log): queues may run on their original cores again, and \
+             are not placed until the next start; restart the daemon and report this"
         ));
     }
-    // Nobody would let them sleep again.
+    // Without these threads nobody would let the cores sleep again.
     looker.keep_awake(&BTreeSet::new()).into_iter().for_each(|trouble| exchange.fail(trouble));
-    // Workers end with the daemon, whoever comes next.
+    // Workers end with the daemon, also if another daemon follows.
     looker.end_deferring().into_iter().for_each(|trouble| exchange.fail(trouble));
     if failed || !leave {
-        // Nobody would notice any more that a core has too much.
+        // Nobody would notice if a core that shares a queue had too much.
         looker.splitter.end();
         looker.put_back().into_iter().for_each(|trouble| exchange.fail(trouble));
     }
     handle.follow_conditions();
 }
 
-/// The kernel, asked about the calling thread's network namespace.
+/// Asks the kernel about devices in the calling thread's network namespace.
 struct Netlink;
 
 impl Ask for Netlink {

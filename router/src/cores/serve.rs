@@ -1,8 +1,9 @@
-//! The cpuset of applications: a control group whose cores are those that do not forward (Q1).
+//! The cpuset of applications: a control group that gets the cores that do not forward (Q1).
 //!
-//! Both versions of control groups call the file alike (`Documentation/admin-guide/cgroup-v1/cpusets.rst`, cgroup-v2.rst); what an
-//! empty one stands for they call differently. Writing it makes the kernel move threads, and wait for others: this is for the thread
-//! that may take long. Whoever made the group may change it too, or make it anew (systemd does both): it is looked at each second.
+//! The file has the same name in both versions of control groups (`Documentation/admin-guide/cgroup-v1/cpusets.rst`,
+//! cgroup-v2.rst). The file with the effective cores, which an empty list stands for, has different names. Writing the
+//! list makes the kernel move threads and wait for others, so the thread that may take long does it. The owner of the
+//! group may change it or create it again (systemd does both), so it is read each second.
 
 use super::{CoreId, Roots, cores, originals::Originals};
 use logic::cpus;
@@ -13,33 +14,35 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The control group, and the cores that it may have.
+/// The control group and its cores.
 #[derive(Debug)]
 pub struct Serve {
     directory: PathBuf,
-    /// Which directory of that name it was.
+    /// Tells the directory from a later one of the same name.
     inode: Option<u64>,
+    /// The cores that it may have.
     may: Option<BTreeSet<CoreId>>,
+    /// The cores that Millrace gave it.
     set: Option<BTreeSet<CoreId>>,
-    /// Why it cannot be given cores, as a sentence.
+    /// Why its cores could not be set, as a sentence.
     refused: Option<String>,
 }
 
 impl Serve {
-    /// Not looked at yet.
+    /// A group that has not been read yet.
     pub fn new(directory: &Path) -> Serve {
         Serve { directory: directory.into(), inode: None, may: None, set: None, refused: None }
     }
 
-    /// Is it still there and as it was left? Which cores it may have is what it had before anybody here changed them. Says, as
-    /// sentences, what is wrong.
+    /// Checks that the group exists and that nobody else has changed it. It may have the cores that it had before any
+    /// daemon changed them. Returns the problems, as sentences.
     pub fn look(&mut self, roots: &Roots, originals: &mut Originals) -> Vec<String> {
         let mut troubles: Vec<String> = self.refused.iter().cloned().collect();
         match self.find(roots, originals) {
             Ok(None) => {}
             Ok(Some(now)) => troubles.push(format!(
-                "{} was given cores {now} by somebody else, and is given its own again: whoever does that (systemd does when it \
-                 reloads) had better leave it alone",
+                "somebody else has set the cores of {} to {now}, and Millrace sets them again: let nothing else set them \
+                 (systemd does when it reloads: set no AllowedCPUs= there)",
                 self.directory.display()
             )),
             Err(error) => {
@@ -53,11 +56,11 @@ impl Serve {
         troubles
     }
 
-    /// The cores that somebody else gave it, if so.
+    /// Reads the group. Returns its cores if somebody else has set them.
     fn find(&mut self, roots: &Roots, originals: &mut Originals) -> io::Result<Option<String>> {
         let own = fs::read_to_string(roots.proc("self/cpuset")).unwrap_or_default();
         if path(roots, &self.directory).is_some_and(|group| is_within(own.trim_end(), &group)) {
-            return Err(io::Error::other("Millrace itself is in it, and has to run on all cores"));
+            return Err(io::Error::other("Millrace itself is in this group, but it has to run on all cores"));
         }
         let inode = fs::metadata(&self.directory)?.ino();
         if self.inode.replace(inode) != Some(inode) {
@@ -72,10 +75,13 @@ impl Serve {
         if changed {
             self.set = None;
         }
-        Ok(changed.then_some(now).map(|now| if now.is_empty() { "of the group above".into() } else { now }))
+        Ok(changed
+            .then_some(now)
+            .map(|now| if now.is_empty() { "those of the group above".into() } else { now }))
     }
 
-    /// Of the list that it had: an empty one of version 2 has what the group above has, and none has more than that.
+    /// The cores that the original list allows. In version 2 an empty list stands for all cores of the group above. No
+    /// group has more cores than the group above.
     fn allowed(&self, had: &str) -> io::Result<BTreeSet<CoreId>> {
         let effective = ["cpuset.cpus.effective", "cpuset.effective_cpus"];
         let of_above = |above: &Path| effective.iter().find_map(|file| cores(&above.join(file)));
@@ -86,15 +92,15 @@ impl Serve {
             (listed, above) => listed.or(above),
         };
         may.filter(|may: &BTreeSet<CoreId>| !may.is_empty())
-            .ok_or_else(|| io::Error::other("it has no cores"))
+            .ok_or_else(|| io::Error::other("the group has no cores"))
     }
 
-    /// The cores that it may have; `None`: it is not known, or not there.
+    /// The cores that it may have; `None`: unknown, or there is no such group.
     pub fn may(&self) -> Option<&BTreeSet<CoreId>> {
         self.may.as_ref()
     }
 
-    /// Gives it these cores, if it has others.
+    /// Gives it these cores, unless it has them already.
     pub fn give(&mut self, cores: BTreeSet<CoreId>) {
         if self.set.as_ref() == Some(&cores) || cores.is_empty() {
             return;
@@ -105,23 +111,24 @@ impl Serve {
             Err(error) => {
                 let directory = self.directory.display();
                 (self.set, self.refused) =
-                    (None, Some(format!("{directory} does not get cores {list}: {error}")));
+                    (None, Some(format!("the cores of {directory} cannot be set to {list}: {error}")));
             }
         }
     }
 
-    /// What it was given.
+    /// The cores that it was given.
     pub fn set(&self) -> Option<&BTreeSet<CoreId>> {
         self.set.as_ref()
     }
 }
 
-/// The list of a control group's cores.
+/// The file with the list of a control group's cores.
 pub(super) fn file(directory: &Path) -> PathBuf {
     directory.join("cpuset.cpus")
 }
 
-/// The path of the control group of a directory within its hierarchy, as /proc/PID/cpuset has it; `None`: it is in none.
+/// The path of a directory's control group within its hierarchy, as in /proc/PID/cpuset; `None`: the directory is not a
+/// control group.
 pub(super) fn path(roots: &Roots, directory: &Path) -> Option<PathBuf> {
     let mounts = fs::read_to_string(roots.proc("self/mountinfo")).ok()?;
     // "36 35 98:0 /root /mount options - type source" (proc_pid_mountinfo(5)).
@@ -134,7 +141,7 @@ pub(super) fn path(roots: &Roots, directory: &Path) -> Option<PathBuf> {
     Some(Path::new("/").join(directory.strip_prefix(point).ok()?))
 }
 
-/// Is a process of this cpuset (/proc/PID/cpuset) in the group of this path, or in one below?
+/// Whether a process of this cpuset (/proc/PID/cpuset) is in the group of this path, or in one below.
 pub(super) fn is_within(cpuset: &str, group: &Path) -> bool {
     Path::new(cpuset).starts_with(group)
 }
@@ -146,7 +153,7 @@ mod tests {
         *,
     };
 
-    /// A group with this list, below one with cores 0 to 3.
+    /// A group below one with cores 0 to 3.
     struct World {
         tree: Tree,
         serve: Serve,
@@ -169,7 +176,7 @@ mod tests {
             self.serve.look(&self.tree.roots(), &mut self.originals)
         }
 
-        /// Another daemon, after kill -9.
+        /// Starts another daemon, as after kill -9.
         fn killed(&mut self) {
             self.serve = World::serve(&self.tree);
             self.originals = Originals::read(self.tree.path("m.cores"));
@@ -181,8 +188,8 @@ mod tests {
     }
 
     #[test]
-    fn a_group_follows_and_gets_back_what_it_had() {
-        // An empty list of version 2, one of its own, and one that has more than is above.
+    fn a_group_follows_and_gets_its_original_cores_back() {
+        // An empty list of version 2, a list of its own, and a list with more cores than the group above.
         for (list, may) in
             [("\n", [0, 1, 2, 3].into()), ("1-2\n", [1, 2].into()), ("2-9\n", BTreeSet::from([2, 3]))]
         {
@@ -191,7 +198,7 @@ mod tests {
             world.serve.give([2].into());
             world.serve.give([].into());
             assert_eq!((world.list(), world.look()), ("2".into(), vec![]));
-            // What it was given is not taken for all that it may have.
+            // The cores that it was given are not mistaken for the original ones.
             world.killed();
             assert_eq!((world.look(), world.serve.may()), (vec![], Some(&may)));
             assert_eq!(world.originals.put_back(&world.tree.roots(), &Fake::default()), Vec::<String>::new());
@@ -200,15 +207,17 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_did_is_told_and_undone() {
+    fn a_change_by_somebody_else_is_reported_and_undone() {
         let mut world = World::new("0-3\n");
         world.look();
         world.serve.give([1, 2, 3].into());
         world.tree.write("cgroup/apps/cpuset.cpus", "\n");
-        assert!(world.look()[0].contains("was given cores of the group above by somebody else"));
+        let troubles = world.look();
+        assert!(troubles[0].starts_with("somebody else has set the cores of "), "{troubles:?}");
+        assert!(troubles[0].contains("/apps to those of the group above, and"), "{troubles:?}");
         world.serve.give([1, 2, 3].into());
         assert_eq!((world.list(), world.look()), ("1-3".into(), vec![]));
-        // Made anew.
+        // The group is removed and created again.
         world.tree.remove("cgroup/apps");
         assert!(world.look()[0].starts_with("applications keep their cores"));
         assert_eq!(world.serve.may(), None);
@@ -221,15 +230,15 @@ mod tests {
     }
 
     #[test]
-    fn that_it_cannot_be_given_cores_is_told_until_it_can() {
+    fn a_refused_list_is_reported_until_it_is_accepted() {
         let mut world = World::new("0-3\n");
         world.look();
-        // A directory of that name takes no list.
+        // A directory of that name accepts no list.
         let file = world.tree.path("cgroup/apps/cpuset.cpus");
         fs::remove_file(&file).unwrap();
         fs::create_dir(&file).unwrap();
         world.serve.give([1].into());
-        assert!(world.look()[0].contains("does not get cores 1: "));
+        assert!(world.look()[0].contains("/apps cannot be set to 1: "));
         fs::remove_dir(&file).unwrap();
         world.tree.write("cgroup/apps/cpuset.cpus", "0-3\n");
         assert_eq!(world.look().len(), 1);
@@ -238,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_below_belong_to_it_and_millrace_does_not() {
+    fn groups_below_belong_to_it_and_millrace_must_not() {
         let mut world = World::new("0-3\n");
         let point = world.tree.path("cgroup");
         let mounts = format!(
@@ -261,7 +270,7 @@ mod tests {
             assert_eq!(is_within(cpuset, &apps), within, "{cpuset}");
         }
         world.tree.write("proc/self/cpuset", "/apps/router\n");
-        assert!(world.look()[0].contains("Millrace itself is in it"));
+        assert!(world.look()[0].contains("Millrace itself is in this group"));
         assert_eq!(world.serve.may(), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Shares of full cores, once around: counts what came for each router, has `logic::share` decide, tells the program.
+//! The shares of full cores: counts each router's packets, lets `logic::share` decide, and applies the decision.
 
 use super::CoreId;
 use crate::plane::{Shares, SharesInCharge, Taken};
@@ -13,16 +13,16 @@ use std::{
     time::Duration,
 };
 
-/// How long what was decided holds without another round. Several rounds: one that is late changes nothing; and a daemon that has
-/// ended cuts nothing any more.
+/// How long a decision holds without another round. That is several rounds, so a late round changes nothing. And soon
+/// after a daemon has ended, nothing is cut.
 const IN_FORCE: Duration = Duration::from_millis(100);
 
-/// Shares of all cores.
+/// The shares of all cores.
 #[derive(Default)]
 pub struct Sharing {
-    /// `None`: not enforced.
+    /// `None`: shares are not enforced.
     in_charge: Option<SharesInCharge>,
-    /// Those that were in charge in the last round.
+    /// The shares that were in charge in the last round.
     shares: Option<Arc<Shares>>,
     cores: BTreeMap<CoreId, Sharer>,
     /// Cores on which packets are counted.
@@ -30,15 +30,15 @@ pub struct Sharing {
     /// Cores on which routers are cut.
     cutting: BTreeSet<CoreId>,
     last: Option<Duration>,
-    /// More comes for these than they can cut.
+    /// Cores that receive more packets than they can even drop.
     pub(super) beyond: BTreeSet<CoreId>,
 }
 
-/// What was counted on a core until the last round.
+/// The counts of a core at the last round.
 struct Counting {
     /// By router.
     before: Vec<Taken>,
-    /// The program has counted something: it is attached some time after counting was decided.
+    /// Whether the program has counted something. It is attached some time after the decision to count.
     has_begun: bool,
 }
 
@@ -51,18 +51,22 @@ impl Sharing {
         self.in_charge.is_some()
     }
 
-    /// Are packets counted, as a core is full or was just now?
+    /// Whether packets are counted, because a core is full or was full a moment ago.
     pub fn is_counting(&self) -> bool {
         !self.counting.is_empty()
     }
 
-    /// Are routers cut on this core? Then it is full, however much time cutting leaves.
+    /// Whether routers are cut on this core. Then it counts as full, even if cutting leaves some of its time.
     pub fn is_cutting(&self, core: CoreId) -> bool {
         self.cutting.contains(&core)
     }
 
-    /// Decides anew; `view` is of the period that ends now, but for the queues whose time is an `estimate` of long before: their cores
-    /// are not shared. `takes_turns`: is it polled by a thread that is as urgent as others? An error: what was decided ends with the time it holds for.
+    /// Decides and applies the shares of the next period. `view` is of the period that ends now. Cores with queues whose
+    /// time is an estimate (`is_estimate`) are not shared, because an estimate covers a longer time. `takes_turns`: whether
+    /// a queue is polled by a thread with the usual scheduling.
+    ///
+    /// # Errors
+    /// The time that decisions hold could not be set, so the last one ends on its own.
     pub fn round(
         &mut self,
         now: Duration,
@@ -122,7 +126,7 @@ impl Sharing {
         in_force
     }
 
-    /// Another generation is in charge, or none: nothing is known of it.
+    /// Forgets everything, because another generation is in charge, or none.
     fn forget(&mut self) {
         let in_charge = self.in_charge.clone();
         if let Some(shares) = &self.shares {
@@ -131,7 +135,7 @@ impl Sharing {
         *self = Sharing { in_charge, last: self.last, ..Sharing::default() };
     }
 
-    /// What came for each router since the last round.
+    /// The packets of each router since the last round.
     fn count(&mut self, shares: &Shares, core: CoreId) -> Vec<Counted> {
         let Some(Counting { before, has_begun }) = self.counting.get_mut(&core) else { return Vec::new() };
         if !*has_begun {
@@ -180,7 +184,8 @@ impl Sharing {
     }
 }
 
-/// Of each queue of a core, whose packets it may hold; none where something else than its threads, all alike, does what they do.
+/// For each queue of a core, the routers whose packets its ring may hold. Empty if the core also does parts of split
+/// queues, or if one of its queues is not polled by a thread with the usual scheduling.
 fn rings(
     shares: &Shares,
     view: &View,
@@ -195,7 +200,7 @@ fn rings(
     on_core().map(|queue| shares.routers_on(queue.id.port)).collect()
 }
 
-/// What was counted of all routers.
+/// The counts of all routers.
 fn all(shares: &Shares, core: CoreId) -> Vec<Taken> {
     (0..=RouterId::MAX).map(|router| shares.taken(core, router)).collect()
 }

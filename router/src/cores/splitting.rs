@@ -1,5 +1,5 @@
-//! Queues whose flows are shared among cores: the thread that looks gives the kernel plane what was decided, and finds the threads
-//! that do the shares; the one that places reads their time.
+//! Queues whose flows are shared among cores. The thread that looks applies the decisions to the kernel plane, and finds
+//! the threads that do the shares. The thread that places reads their time.
 
 use super::{
     CoreId, QueueId, Roots,
@@ -23,20 +23,20 @@ use std::{
     time::Duration,
 };
 
-/// How often it is looked whether queues that were joined are whole, at most.
+/// How many times the end waits 50 ms for joined queues to be whole, at most.
 const JOINING: usize = 20;
 
-/// Which cores share each queue that is split.
+/// The cores of each split queue.
 pub type SplitQueues = BTreeMap<QueueId, Split>;
 
-/// A queue that is split: who polls it, and who shares its flows.
+/// A split queue: the core that polls it, and the cores that share its flows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Split {
     pub home: CoreId,
     pub cores: Vec<CoreId>,
 }
 
-/// What a plan splits.
+/// The queues that a plan splits.
 pub fn split_queues(plan: &Plan) -> SplitQueues {
     let split = |(queue, cores): (&QueueId, &Vec<CoreId>)| {
         Some((*queue, Split { home: *plan.home.get(queue)?, cores: cores.clone() }))
@@ -44,51 +44,51 @@ pub fn split_queues(plan: &Plan) -> SplitQueues {
     plan.split.iter().filter_map(split).collect()
 }
 
-/// For the thread that looks.
+/// Splits queues; used by the thread that looks.
 #[derive(Default)]
 pub struct Splitter {
     seat: SplitSeat,
-    /// Flow rules hand packets over by a map of their own.
+    /// The maps of flow rules, which hand packets over by a CPU map of their own.
     rules: Arc<OnceLock<Arc<FlowMaps>>>,
     wanted: SplitQueues,
 }
 
 impl Splitter {
-    /// `seat`: where the tables in charge are told of.
+    /// `seat`: holds the tables in charge.
     pub fn new(seat: SplitSeat, rules: Arc<OnceLock<Arc<FlowMaps>>>) -> Splitter {
         Splitter { seat, rules, wanted: SplitQueues::new() }
     }
 
-    /// Can queues of all these ports be split?
+    /// Whether queues of all these ports can be split.
     pub fn may_split(&self, mut ports: impl Iterator<Item = PortId>) -> bool {
         self.seat.get().is_some_and(|splits| ports.all(|port| splits.may_split(port)))
     }
 
-    /// These cores are ready to share queues; what cannot be done, as a sentence.
+    /// Prepares these cores for sharing queues. Returns a failure as a sentence.
     pub fn make_ready(&self, cores: &BTreeSet<CoreId>) -> Option<String> {
         let splits = self.seat.get()?;
         let ready = splits.make_ready(cores.iter().copied()).and_then(|()| self.make_rules_ready(cores));
         Some(format!("queues cannot be split: {:#}", ready.err()?))
     }
 
-    /// While flow rules are in charge packets go by their map.
+    /// Prepares cores in the map of flow rules, which hands packets over while flow rules are in charge.
     fn make_rules_ready<'a>(&self, cores: impl IntoIterator<Item = &'a CoreId>) -> Result<()> {
         let Some(rules) = self.rules.get() else { return Ok(()) };
         cores.into_iter().try_for_each(|&core| rules.memory().make_ready(core))
     }
 
-    /// What was decided anew.
+    /// Sets the queues to split. [`Splitter::apply`] applies them.
     pub fn set(&mut self, wanted: SplitQueues) {
         self.wanted = wanted;
     }
 
-    /// Makes it so, in the tables that are in charge at `now`; what cannot be done, as sentences.
+    /// Splits and joins queues in the tables that are in charge at `now`. Returns the failures, as sentences.
     pub fn apply(&self, now: Duration, machine: &Machine) -> Vec<String> {
         let Some(splits) = self.seat.get() else { return Vec::new() };
         let is_online = |core| machine.cores.iter().any(|site| site.id == core);
         splits.keep(is_online);
         let mut troubles = Vec::new();
-        // The next plan leaves a core that is offline.
+        // The next plan will not use offline cores.
         let can_be = |split: &Split| split.cores.iter().chain([&split.home]).all(|core| is_online(*core));
         for (&queue, Split { home, cores }) in self.wanted.iter().filter(|(_, split)| can_be(split)) {
             let ready = self.make_rules_ready(cores.iter().chain([home]));
@@ -106,7 +106,7 @@ impl Splitter {
         troubles
     }
 
-    /// Joins all, and waits until that is done: where nobody calls any more.
+    /// Joins all queues, and waits until that is done, because nobody calls [`Splitter::apply`] later.
     pub fn end(&mut self) {
         self.wanted.clear();
         let Some(splits) = self.seat.get() else { return };
@@ -120,7 +120,7 @@ impl Splitter {
         }
     }
 
-    /// The threads that do shares, if queues are split, or were and packets may still wait.
+    /// The threads that do shares, if queues are split, or were split and packets may still wait.
     pub fn threads(&self, roots: &Roots) -> Vec<PartThread> {
         let splits = self.seat.get();
         if self.wanted.is_empty() && !splits.as_ref().is_some_and(|splits| splits.is_tidying()) {
@@ -134,14 +134,14 @@ impl Splitter {
     }
 }
 
-/// Cores that do shares, for the thread that places.
+/// The threads that do shares of split queues; used by the thread that places.
 #[derive(Default)]
 pub struct Parts {
     threads: BTreeMap<PartThread, Watched>,
 }
 
 impl Parts {
-    /// These are there now.
+    /// Takes over the threads that exist now.
     pub fn take(&mut self, roots: &Roots, found: &[PartThread]) {
         let mut before = std::mem::take(&mut self.threads);
         for &thread in found {
@@ -150,25 +150,25 @@ impl Parts {
         }
     }
 
-    /// Is nobody known who does shares?
+    /// Whether no thread that does shares is known.
     pub fn is_empty(&self) -> bool {
         self.threads.is_empty()
     }
 
-    /// Reads their time; adds what each core spent to `spent_ns`.
+    /// Reads their time, and adds it to `spent_ns` by core.
     pub fn read(&mut self, now: Duration, spent_ns: &mut BTreeMap<CoreId, u64>) {
         self.threads.retain(|thread, watched| match watched.read(now, &[]) {
             Ok(Some(ran_ns)) => {
                 *spent_ns.entry(thread.core).or_default() += ran_ns;
                 true
             }
-            // It is looked for again.
+            // The next look searches for it again.
             Ok(None) | Err(_) => false,
         });
     }
 
-    /// What other cores did for a queue that is split; nothing as long as that of one is not known. A core that shares several
-    /// queues does as much for each, as far as is known.
+    /// The work of other cores for a split queue. Empty as long as the work of one of them is unknown. If a core shares
+    /// several queues, its time is divided evenly among them.
     pub fn of(&self, queue: QueueId, home: CoreId, plan: &Plan) -> Vec<Part> {
         let Some(cores) = plan.split.get(&queue) else { return Vec::new() };
         let part = |&core: &CoreId| {

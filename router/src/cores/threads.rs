@@ -17,35 +17,35 @@ pub struct ThreadPlace {
 }
 
 impl ThreadPlace {
-    /// The core that it will next run on, as far as that is known.
+    /// The core that it will run on next, as far as known.
     pub fn core(&self) -> CoreId {
         match (self.allowed.first(), self.allowed.len()) {
-            // One that sleeps is moved when it wakes up.
+            // A sleeping thread is moved only when it wakes up.
             (Some(&only), 1) => only,
             _ => self.last,
         }
     }
 }
 
-/// What /proc/PID/stat says, in part.
+/// Some fields of /proc/PID/stat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stat {
-    /// As in /proc/PID/comm; of kernel threads the whole name since Linux 5.17, before that 15 bytes of it.
+    /// As in /proc/PID/comm. Kernel threads have their whole name since Linux 5.17, and its first 15 bytes before.
     pub name: String,
-    /// Code of the kernel's.
+    /// A kernel thread.
     pub kernel: bool,
-    /// It waits for its parent to take note.
+    /// It has ended, and its parent has not yet waited for it.
     pub ended: bool,
     pub last_core: CoreId,
 }
 
 impl Stat {
-    /// Of a file, as it stands there.
+    /// Parses the text of the file.
     pub fn parse(text: &str) -> Option<Stat> {
-        // A name may hold anything.
+        // A name may contain anything, also parentheses and spaces.
         let (head, tail) = text.rsplit_once(')')?;
         let (_, name) = head.split_once('(')?;
-        // Fields from the third on.
+        // The fields from the third one on.
         let mut fields = tail.split_ascii_whitespace();
         let ended = matches!(fields.next()?, "Z" | "X");
         let flags: u64 = fields.nth(5)?.parse().ok()?;
@@ -54,30 +54,31 @@ impl Stat {
     }
 }
 
-/// `Ok(None)`: there is no such thread any more.
+/// Reads the stat file of a thread; `Ok(None)`: the thread is gone.
 pub fn stat(roots: &Roots, id: u32) -> io::Result<Option<Stat>> {
     read(&roots.proc(format!("{id}/stat")), Stat::parse)
 }
 
-/// `Ok(None)`: there is no such thread any more.
+/// Reads where a thread may run and last ran; `Ok(None)`: the thread is gone.
 pub fn place(roots: &Roots, id: u32) -> io::Result<Option<ThreadPlace>> {
     let allowed = read(&roots.proc(format!("{id}/status")), allowed)?;
     let stat = stat(roots, id)?;
     Ok(allowed.zip(stat).map(|(allowed, stat)| ThreadPlace { allowed, last: stat.last_core }))
 }
 
-/// The cores that a /proc/PID/status allows.
+/// The allowed cores in the text of /proc/PID/status.
 pub fn allowed(status: &str) -> Option<BTreeSet<CoreId>> {
     cpus::parse_list(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?)
 }
 
-/// Kernel threads whose names begin so, with what follows, by id. Reads the name of every process there is: some 10 us each.
+/// All kernel threads whose names begin with `prefix`, by id: each id, and the rest of the name. Reads the name of every
+/// process, which takes about 10 us each.
 pub fn kernel_threads(roots: &Roots, prefix: &str) -> Vec<(u32, String)> {
     let mut found = Vec::new();
     for id in numbered(&roots.proc, "") {
         let name = fs::read_to_string(roots.proc(format!("{id}/comm"))).unwrap_or_default();
         if let Some(rest) = name.trim_end().strip_prefix(prefix)
-            // Any process may take such a name.
+            // Any process may have such a name.
             && stat(roots, id).is_ok_and(|stat| stat.is_some_and(|stat| stat.kernel))
         {
             found.push((id, rest.to_owned()));
@@ -86,16 +87,17 @@ pub fn kernel_threads(roots: &Roots, prefix: &str) -> Vec<(u32, String)> {
     found
 }
 
-/// The thread of a core that packets are handed to, of one CPU map (`__cpu_map_entry_alloc`, kernel/bpf/cpumap.c).
+/// The thread of one CPU map that runs on a core, which packets are handed to (`__cpu_map_entry_alloc`,
+/// kernel/bpf/cpumap.c).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PartThread {
     pub pid: u32,
     pub core: CoreId,
-    /// Of its map, as `bpftool map` shows it.
+    /// The id of its map, as `bpftool map` shows it.
     pub map: u32,
 }
 
-/// Those of all maps; see [`kernel_threads`].
+/// The threads of all CPU maps; see [`kernel_threads`].
 pub fn part_threads(roots: &Roots) -> Vec<PartThread> {
     let thread = |(pid, rest): (u32, String)| {
         let (core, map) = rest.split_once("/map:")?;
@@ -126,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn names_hold_anything() {
+    fn names_may_contain_anything() {
         let fields = " 1".repeat(29);
         let line = |name: &str, state| format!("7 ({name}) {state} 2 0 0 0 -1 4194304{fields} 5 0\n");
         let user = |name: &str, ended| Some(Stat { name: name.into(), kernel: false, ended, last_core: 5 });
@@ -138,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_threads_are_told_from_processes_of_such_names() {
+    fn processes_with_names_of_kernel_threads_are_ignored() {
         let tree = Tree::new();
         tree.thread(7, 7, "cpumap/3/map:41", true, "3", 3);
         tree.thread(8, 8, "cpumap/4/map:41", false, "4", 4);

@@ -1,27 +1,27 @@
-//! Packets and polls of a queue, from counts that only grow.
+//! Rates of a queue's packets and polls, from counts that only grow.
 
 use crate::plane::Polled;
 use std::time::Duration;
 
-/// What a queue polled in one control period.
+/// The rates of a queue in one control period.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Traffic {
     pub packets_per_s: f64,
     pub polls_per_s: f64,
 }
 
-/// Makes [`Traffic`] of what one queue has polled.
+/// Computes [`Traffic`] from the counts of one queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TrafficMeter {
     last: Option<(Duration, Polled)>,
-    /// `None`: not known, or not yet.
+    /// `None`: the queue is not counted, or there is no second count yet.
     pub traffic: Option<Traffic>,
-    /// Since it is counted.
+    /// Since counting began.
     pub total: Polled,
 }
 
 impl TrafficMeter {
-    /// What was counted by now; `None`: it is not.
+    /// Takes the counts at `now`; `None`: the queue is not counted.
     pub fn read(&mut self, now: Duration, polled: Option<Polled>) {
         let before = std::mem::replace(&mut self.last, polled.map(|polled| (now, polled)));
         let (Some(total), Some((since, last))) = (polled, before) else {
@@ -54,7 +54,7 @@ mod tests {
         assert_eq!(read(1010, Some((12, 600))), Some((200.0, 10_000.0)));
         assert_eq!(read(1010, Some((12, 600))), None, "no time has passed");
         assert_eq!(read(1030, Some((12, 600))), Some((0.0, 0.0)));
-        // Another instance polls it, and is counted from the beginning.
+        // Another NAPI instance polls the queue now, and its counts begin at zero.
         assert_eq!(read(1040, Some((1, 1))), Some((0.0, 0.0)));
         assert_eq!(read(1050, None), None);
         assert_eq!(meter.total, Polled::default());

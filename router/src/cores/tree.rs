@@ -1,4 +1,4 @@
-//! Machines made up for tests: trees of files as /proc and /sys have them.
+//! Fake machines for tests: trees of files like /proc and /sys.
 
 use super::Roots;
 use std::{fs, os::unix::fs::symlink, path::PathBuf};
@@ -57,7 +57,7 @@ impl Tree {
         tree
     }
 
-    /// A network device with so many queues each way.
+    /// A network device with this number of RX queues, and as many TX queues.
     pub fn device(&self, name: &str, queues: usize, threaded: bool) {
         let at = format!("sys/class/net/{name}");
         self.write(&format!("{at}/threaded"), if threaded { "1\n" } else { "0\n" });
@@ -68,7 +68,7 @@ impl Tree {
         }
     }
 
-    /// The device is that of a PCI function, or of something below one, on this node, with these interrupts.
+    /// Puts the device on a PCI function with these interrupts on this NUMA node, or on a bus device below the function.
     pub fn hardware(&self, name: &str, bus: &str, node: i32, irqs: &[u32]) {
         let pci = "sys/devices/pci0000:3a/0000:3b:00.0";
         self.write(&format!("{pci}/numa_node"), &format!("{node}\n"));
@@ -80,7 +80,7 @@ impl Tree {
         symlink(at, self.path(&format!("sys/class/net/{name}/device"))).unwrap();
     }
 
-    /// An interrupt with this action, that may fire on `allowed` and fires on `effective`.
+    /// An interrupt with this action. It may fire on `allowed`, and fires on `effective`.
     pub fn irq(&self, irq: u32, action: &str, allowed: &str, effective: &str) {
         let at = format!("proc/irq/{irq}");
         fs::create_dir_all(self.path(&format!("{at}/{action}"))).unwrap();
@@ -88,7 +88,7 @@ impl Tree {
         self.write(&format!("{at}/effective_affinity_list"), &format!("{effective}\n"));
     }
 
-    /// A thread of a process that may run on `allowed` and last ran on `last`.
+    /// A thread of a process. It may run on `allowed`, and last ran on `last`.
     pub fn thread(&self, process: u32, id: u32, name: &str, kernel: bool, allowed: &str, last: u16) {
         // Fields of proc_pid_stat(5): the flags are the 9th, the core the 39th.
         let flags = if kernel { 0x0020_8040 } else { 0x0040_0000 };

@@ -1,4 +1,4 @@
-//! A queue that is watched: its time, read in each control period.
+//! A queue whose time is read in each control period.
 
 use super::{
     CoreId, QueueId, Roots,
@@ -13,15 +13,15 @@ use crate::plane::Polled;
 use logic::cores::Counted;
 use std::{io, time::Duration};
 
-/// A queue, where it is, and what it takes.
+/// A queue, its place and its measured time.
 #[derive(Debug)]
 pub struct Watched {
     pub source: QueueSource,
-    /// NUMA node of its port.
+    /// The NUMA node of its port.
     pub node: Option<u16>,
-    /// The lowest of the queues that are moved with it; its time is theirs. Itself, if it is that.
+    /// The lowest of the queues that are moved together with this one, itself included. The leader's time is that of all.
     pub leader: QueueId,
-    /// In the last period; of one that only softirqs tell of, over [`super::load::WINDOW`].
+    /// The load in the last period; over [`super::load::WINDOW`] if it is estimated from softirqs.
     pub load: Load,
     pub traffic: TrafficMeter,
     /// At the last reading.
@@ -30,30 +30,30 @@ pub struct Watched {
     meter: Meter,
     /// At the last reading.
     ran_ns: Option<u64>,
-    /// What polled it is not there any more.
+    /// Its thread has ended.
     is_gone: bool,
-    /// As its thread was made.
+    /// The `nice` that its thread was given.
     nice: Option<i8>,
-    /// The core that we put it on, and when.
+    /// The core that Millrace moved it to, and when.
     placed: Option<(CoreId, Duration)>,
     refusal: Option<Refusal>,
     contest: Contest,
 }
 
-/// The kernel did not move it.
+/// The kernel refused to move the queue.
 #[derive(Debug)]
 struct Refusal {
-    /// It is asked again then, and if in vain, after twice the pause.
+    /// The next attempt. If it fails, too, the pause doubles.
     until: Duration,
     pause: Duration,
-    /// As a sentence without its name.
+    /// A sentence without its subject, the queue.
     why: String,
 }
 
-/// How long a queue that was not moved is left alone, at first and at most; each time twice as long.
+/// The pause after a refused move: the first and the longest. It doubles each time.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(256)];
 
-/// What tells its time.
+/// The source of a queue's time.
 #[derive(Debug)]
 enum Time {
     Thread(ThreadTime),
@@ -73,10 +73,10 @@ impl Time {
 }
 
 impl Watched {
-    /// A queue as it was found, with the queue whose time is its time, too.
+    /// Begins to watch a queue that was found. `leader`: the queue whose time is measured for it.
     ///
     /// # Errors
-    /// Its thread's time cannot be opened.
+    /// The time of its thread cannot be opened.
     pub fn new(
         roots: &Roots,
         source: QueueSource,
@@ -114,7 +114,7 @@ impl Watched {
         }
     }
 
-    /// Makes its thread this nice, if it is not yet, as far as is known.
+    /// Sets the `nice` of its thread, unless it is known to have it.
     pub fn renice(&mut self, threads: &impl Scheduling, nice: i8) -> io::Result<()> {
         match self.thread() {
             Some(pid) if self.nice != Some(nice) => {
@@ -126,35 +126,36 @@ impl Watched {
         }
     }
 
-    /// Is its time that of softirqs?
+    /// Whether its time is estimated from softirqs.
     pub fn is_estimate(&self) -> bool {
         matches!(self.time, Time::Softirqs(_))
     }
 
-    /// Is it known where it is and what it takes?
+    /// Whether its core and its time are known.
     pub fn is_measured(&self) -> bool {
         self.source.core.is_some() && !matches!(self.time, Time::Nothing)
     }
 
-    /// Packets and wake-ups of the last period, if both are known exactly.
+    /// Its packets and wake-ups in the last period, if both are known exactly.
     pub fn counted(&self) -> Option<Counted> {
         let traffic = self.traffic.traffic.filter(|_| matches!(self.time, Time::Thread(_)))?;
         let Traffic { packets_per_s, .. } = traffic;
         Some(Counted { packets_per_s, wakeups_per_s: self.load.wakeups_per_s })
     }
 
-    /// Something moves it, and has not refused to just now.
+    /// Whether it can be moved now: it has a thread or an interrupt, and is not left alone after a refusal or because
+    /// somebody else moves it.
     pub fn is_movable(&self, now: Duration) -> bool {
         !matches!(self.source.control, Control::None { .. }) && self.refused(now).is_none()
     }
 
-    /// Why it is not moved now, although something could.
+    /// Why it is not moved now, although its thread or interrupt is known.
     pub fn refused(&self, now: Duration) -> Option<Obstacle> {
         let refused = self.refusal.as_ref().filter(|refusal| now < refusal.until).map(|_| Obstacle::Refused);
         refused.or_else(|| self.contest.is_left_alone(now).then_some(Obstacle::Contested))
     }
 
-    /// What is wrong with moving it, as a sentence; `name`: its own.
+    /// The problem with moving it, as a sentence; `name`: the name of the queue.
     pub fn trouble(&self, name: &str, now: Duration, balancer: Option<&Balancer>) -> Option<String> {
         if let Some(refusal) = &self.refusal {
             return Some(format!("{name} {}", refusal.why));
@@ -171,7 +172,7 @@ impl Watched {
         Some(format!("{name} is moved by {who}, {times} times so far, and {left_alone}: {way_out}"))
     }
 
-    /// Somebody else has moved it. Returns what is told of that.
+    /// Records that somebody else has moved it. Returns the text of the event.
     pub fn strays(&mut self, now: Duration, balancer: Option<&Balancer>) -> String {
         self.contest.strayed(now);
         let Contest { times, pause, .. } = self.contest;
@@ -182,32 +183,35 @@ impl Watched {
         format!("moved by {}, {times} times so far; {then}", self.rival(balancer).0)
     }
 
-    /// Who may move it beside us, and what to do about that.
+    /// Who else may move it, and what users can do about that.
     fn rival(&self, balancer: Option<&Balancer>) -> (String, String) {
         match (self.source.control, balancer) {
             (Control::Interrupt { irq }, Some(balancer)) => {
                 let who = format!("somebody else, probably irqbalance (process {})", balancer.pid);
                 (who, balancer::way_out(&[irq].into()))
             }
-            _ => ("somebody else".into(), "stop whoever does, or set policy = \"off\" in [cores]".into()),
+            _ => {
+                ("somebody else".into(), "stop the other program, or set policy = \"off\" in [cores]".into())
+            }
         }
     }
 
-    /// Is this the same queue, polled and moved by the same?
+    /// Whether `source` is the same queue, polled and moved by the same thread or interrupt.
     pub fn is_polled_as(&self, source: &QueueSource, leader: QueueId) -> bool {
         let (a, b) = (&self.source, source);
         (a.id, a.control, self.leader) == (b.id, b.control, leader) && !self.is_gone
     }
 
-    /// The same queue, where it was in a look that began then. If somebody else has moved it, the core that we had put it on.
+    /// Updates it from a look that began at `began`. If somebody else has moved it, returns the core that Millrace had moved
+    /// it to.
     pub fn seen_again(&mut self, source: QueueSource, began: Duration) -> Option<CoreId> {
         if self.placed.is_some_and(|(_, at)| at >= began) {
             return None;
         }
         self.source = source;
-        // Somebody may have made its thread more or less so.
+        // Somebody may have changed the `nice` of its thread.
         self.nice = None;
-        // It may not have been known where its interrupt fires.
+        // At first the core of its interrupt may have been unknown.
         if matches!(self.time, Time::Nothing) && self.leader == source.id {
             self.time = Time::of_softirqs(&source);
         }
@@ -217,26 +221,27 @@ impl Watched {
         Some(strayed)
     }
 
-    /// It is on this core alone from now on.
+    /// Records that it was moved to this core, and may run on no other.
     pub fn is_now_on(&mut self, core: CoreId, now: Duration) {
         (self.source.core, self.source.confined) = (Some(core), true);
         (self.placed, self.refusal) = (Some((core, now)), None);
     }
 
-    /// The kernel did not move it: it is left alone for a while.
+    /// Records that the kernel refused to move it, and begins a pause.
     pub fn is_refused(&mut self, now: Duration, why: String) {
         let pause = self.refusal.as_ref().map_or(PAUSES[0], |refusal| (refusal.pause * 2).min(PAUSES[1]));
         self.refusal = Some(Refusal { until: now + pause, pause, why });
     }
 
-    /// On each core are so many queues whose time is an estimate; times of cores as last read.
+    /// Sets the number of queues that share the softirq time of its core. `estimated`: the number of queues on a core
+    /// whose time is an estimate; `cores`: times of cores as last read.
     pub fn shares(&mut self, estimated: impl Fn(CoreId) -> u16, cores: &[CoreTime]) {
         if let (Time::Softirqs(share), Some(core)) = (&mut self.time, self.source.core) {
             share.is_on(core, estimated(core), cores);
         }
     }
 
-    /// Reads what it took since the last call; nanoseconds that it ran meanwhile. `None`: what polled it is gone.
+    /// Reads its time. Returns the nanoseconds that it ran since the last call; `None`: its thread is gone.
     pub fn read(&mut self, now: Duration, cores: &[CoreTime]) -> io::Result<Option<u64>> {
         let reading = match &mut self.time {
             Time::Thread(thread) => thread.read(cores)?,
@@ -255,14 +260,14 @@ impl Watched {
         Ok(Some(ran_ns))
     }
 
-    /// It took nothing in the last period, and has polled nothing since.
+    /// Whether it took no time in the last period, and has polled nothing since.
     pub fn is_still(&self, polled: impl Fn(u32) -> Option<Polled>) -> bool {
         let now = self.source.napi.and_then(polled);
         let is_idle = self.load.ran == 0.0 && self.load.waited == 0.0;
         is_idle && !self.is_gone && now.is_some_and(|now| now == self.traffic.total)
     }
 
-    /// As [`Watched::read`] of a queue that is still, and costs next to nothing.
+    /// Like [`Watched::read`], for a queue that [`Watched::is_still`]; it takes almost no time.
     pub fn rest(&mut self, now: Duration) {
         if self.traffic.traffic.is_some() {
             self.traffic.read(now, Some(self.traffic.total));
@@ -273,7 +278,7 @@ impl Watched {
     }
 
     fn ran_since(&mut self, times: Times) -> u64 {
-        // The first reading is since long before.
+        // The first reading includes time from before this daemon.
         let before = self.ran_ns.replace(times.ran_ns).unwrap_or(times.ran_ns);
         times.ran_ns.saturating_sub(before)
     }

@@ -1,10 +1,10 @@
-//! Workloads (V2): whoever is pinned to few cores, so that forwarding had better stay away from them. Virtual machines, containers and
-//! processes are found in /proc; others are declared.
+//! Workloads (V2): virtual machines, containers and processes that are pinned to few cores. Forwarding should stay away
+//! from these cores. Workloads are found in /proc or declared.
 //!
-//! "Few" is at most half of the cores that are online. /proc is walked a part at a time, so that thousands of processes cost no
-//! more than hundreds: [`QUESTIONS`] a second, which took 3.3 ms with 2,000 processes asleep (not optimised; Linux 6.18, 2.6 GHz). Of
-//! a thousand processes one is found within two seconds, of ten thousand within twenty. That one has ended, or is pinned elsewhere, is
-//! seen a second later, as long as no more than eighty are pinned.
+//! "Few" is at most half of the online cores. /proc is walked in parts of [`QUESTIONS`] a second, so thousands of
+//! processes take no more time than hundreds. A part took 3.3 ms with 2,000 sleeping processes (not optimised; Linux
+//! 6.18, 2.6 GHz). A pinned process is found within two seconds among a thousand, and within twenty among ten thousand.
+//! If it ends or is pinned elsewhere, that is noticed within a second, as long as at most eighty processes are pinned.
 
 use super::{
     CoreId, Roots,
@@ -20,19 +20,20 @@ use std::{
     time::Duration,
 };
 
-/// Time between parts of the walk.
+/// The time between parts of the walk.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Asked in one part: whether there are threads of a process, where one may run, what a file says.
+/// The number of questions in one part. Each lists the threads of a process, or reads an affinity or a file.
 const QUESTIONS: usize = 1000;
-/// Threads of one process that are asked.
+/// The most threads of one process that are asked about.
 const MOST_THREADS: usize = 1024;
 
 /// A workload and the cores it is pinned to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workload {
-    /// Of one that was found the lowest of its processes.
+    /// The lowest of its process ids. A declared workload has a number that no process has.
     pub id: u32,
-    /// Of a virtual machine what its owner calls it, of a container the path of its cpuset, else the process's.
+    /// A virtual machine's name is the one that its owner gave it; a container's is the path of its cpuset. Otherwise it is
+    /// the name of the process.
     pub name: String,
     pub kind: WorkloadKind,
     pub cores: BTreeSet<CoreId>,
@@ -41,12 +42,12 @@ pub struct Workload {
 /// Kinds of [`Workload`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkloadKind {
-    /// Threads of KVM that run virtual CPUs.
+    /// Its cores are those of the KVM threads that run virtual CPUs.
     VirtualMachine,
     /// Processes with a cpuset of their own.
     Container,
     Process,
-    /// By the command line, the configuration or a controller.
+    /// Named in the configuration.
     Declared,
 }
 
@@ -61,7 +62,7 @@ impl fmt::Display for WorkloadKind {
     }
 }
 
-/// A process that is pinned.
+/// A pinned process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Pinned {
     name: String,
@@ -72,26 +73,26 @@ struct Pinned {
 /// Finds workloads.
 pub struct Scanner<A> {
     affinity: A,
-    /// This process: its threads are none.
+    /// This process, which is no workload.
     own: u32,
-    /// Processes of this control group are none: its cores follow forwarding.
+    /// Processes of this control group are no workloads, because its cores follow forwarding.
     served: Option<PathBuf>,
     next: Option<Duration>,
     walk: Option<fs::ReadDir>,
     /// By process.
     pinned: BTreeMap<u32, Pinned>,
-    /// The last of `pinned` that was looked at again.
+    /// The last of `pinned` that was checked again.
     looked_at: u32,
 }
 
 impl<A: Affinity> Scanner<A> {
-    /// `own`: the number of this process; `served`: the path of a control group whose processes are left out, as /proc/PID/cpuset has
-    /// it.
+    /// `own`: the id of this process; `served`: the path of a control group whose processes are left out, as in
+    /// /proc/PID/cpuset.
     pub fn new(affinity: A, own: u32, served: Option<PathBuf>) -> Scanner<A> {
         Scanner { affinity, own, served, next: None, walk: None, pinned: BTreeMap::new(), looked_at: 0 }
     }
 
-    /// Looks at the next part of /proc, if it is time to. Has any workload come, gone or changed?
+    /// Checks the next part of /proc, if it is due. Returns whether any workload is new, gone or changed.
     pub fn scan(&mut self, roots: &Roots, online: &BTreeSet<CoreId>, now: Duration) -> bool {
         if self.next.is_some_and(|next| now < next) {
             return false;
@@ -111,7 +112,7 @@ impl<A: Affinity> Scanner<A> {
         changed
     }
 
-    /// What was found so far. Containers are one workload however many processes they have.
+    /// The workloads that were found so far. All processes of a container are one workload.
     pub fn workloads(&self) -> Vec<Workload> {
         let mut found: Vec<Workload> = Vec::new();
         let mut containers: BTreeMap<&str, usize> = BTreeMap::new();
@@ -130,7 +131,7 @@ impl<A: Affinity> Scanner<A> {
         found
     }
 
-    /// The next process of the walk; none at its end, after which it begins anew.
+    /// The next process of the walk; `None` at its end. Then the walk begins again.
     fn step(&mut self, roots: &Roots) -> Option<u32> {
         if self.walk.is_none() {
             self.walk = fs::read_dir(&roots.proc).ok();
@@ -143,7 +144,7 @@ impl<A: Affinity> Scanner<A> {
         process
     }
 
-    /// At those found, in turn.
+    /// Checks known pinned processes again, in turn, with at most this many questions.
     fn look_again(&mut self, roots: &Roots, online: &CoreMask, questions: usize) -> Look {
         let mut all = Look::default();
         for _ in 0..self.pinned.len() {
@@ -169,7 +170,7 @@ impl<A: Affinity> Scanner<A> {
         Look { asked, changed: now != before }
     }
 
-    /// Is the process pinned? Not if it is gone.
+    /// The process, if it exists and is pinned.
     fn pinned(&self, roots: &Roots, online: &CoreMask, process: u32, asked: &mut usize) -> Option<Pinned> {
         let few = |cores: &CoreMask| {
             let (count, all) = (cores.len(), online.len());
@@ -188,7 +189,7 @@ impl<A: Affinity> Scanner<A> {
         let stat = threads::stat(roots, process).ok().flatten().filter(|stat| !stat.kernel && !stat.ended)?;
         let text =
             |file: &str| fs::read_to_string(roots.proc(format!("{process}/{file}"))).unwrap_or_default();
-        // Of cgroup v2 it is the nearest one above that has the controller.
+        // In cgroup v2 this is the nearest ancestor with the cpuset controller.
         let cpuset = text("cpuset");
         if self.served.as_ref().is_some_and(|served| serve::is_within(cpuset.trim_end(), served)) {
             return None;
@@ -211,10 +212,11 @@ impl<A: Affinity> Scanner<A> {
     }
 }
 
-/// The threads of a process, if it is there.
+/// The threads of a process; `None`: it is gone.
 fn threads_of(roots: &Roots, process: u32) -> Option<Vec<u32>> {
     let directory = roots.proc(format!("{process}/task"));
-    // Two links, and one for each thread (`proc_task_getattr`, fs/proc/base.c): most have one, which need not be listed.
+    // The directory has two links and one for each thread (`proc_task_getattr`, fs/proc/base.c). Most processes have one
+    // thread, and need no listing.
     if fs::metadata(&directory).ok()?.nlink() == 3 {
         return Some(vec![process]);
     }
@@ -229,14 +231,14 @@ struct Look {
     changed: bool,
 }
 
-/// Those found and those declared, by id; where both are, what was declared.
+/// The found and the declared workloads, by id. A declared one replaces a found one with the same id.
 pub fn merge(found: Vec<Workload>, declared: &[Workload]) -> Vec<Workload> {
     let all = found.into_iter().chain(declared.iter().cloned());
     let by_id: BTreeMap<u32, Workload> = all.map(|workload| (workload.id, workload)).collect();
     by_id.into_values().collect()
 }
 
-/// How many are pinned to each core that has any.
+/// The number of workloads that are pinned to each core; cores without workloads are left out.
 pub fn per_core(workloads: &[Workload]) -> BTreeMap<CoreId, u16> {
     let mut counts: BTreeMap<CoreId, u16> = BTreeMap::new();
     for core in workloads.iter().flat_map(|workload| &workload.cores) {
@@ -246,13 +248,14 @@ pub fn per_core(workloads: &[Workload]) -> BTreeMap<CoreId, u16> {
     counts
 }
 
-/// Is this the name of a thread that runs a virtual CPU ("CPU 3/KVM", `kvm_vcpu_thread_fn`, accel/kvm/kvm-accel-ops.c of QEMU)?
+/// Whether this is the name of a thread that runs a virtual CPU ("CPU 3/KVM", `kvm_vcpu_thread_fn`,
+/// accel/kvm/kvm-accel-ops.c of QEMU).
 fn vcpu(name: &str) -> bool {
     let number = name.strip_prefix("CPU ").and_then(|rest| rest.strip_suffix("/KVM"));
     number.is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
-/// The name that QEMU's command line gives its guest: "-name web", "-name guest=web,debug-threads=on".
+/// The guest's name in QEMU's command line: "-name web", "-name guest=web,debug-threads=on".
 fn guest(command_line: &str) -> Option<String> {
     let value = command_line.split('\0').skip_while(|argument| *argument != "-name").nth(1)?;
     let first = value.split(',').next()?;
@@ -264,7 +267,7 @@ mod tests {
     use super::{super::tree::Tree, *};
     use std::io;
 
-    /// As the files of a tree say.
+    /// Reads affinities from the files of a tree.
     struct Files<'a>(&'a Tree);
 
     impl Affinity for Files<'_> {
@@ -279,7 +282,7 @@ mod tests {
         }
 
         fn allow(&self, _: u32, _: &BTreeSet<CoreId>) -> io::Result<()> {
-            unreachable!("a scanner pins nobody")
+            unreachable!("a scanner sets no affinity")
         }
     }
 
@@ -298,9 +301,9 @@ mod tests {
     }
 
     #[test]
-    fn machines_containers_and_processes_are_found() {
+    fn virtual_machines_containers_and_processes_are_found() {
         let tree = Tree::new();
-        // A virtual machine with one virtual CPU that is pinned, one that is not, and another pinned thread.
+        // A virtual machine with a pinned virtual CPU, one that is not pinned, and another pinned thread.
         tree.thread(20, 20, "qemu-system-x86", false, "0-7", 0);
         tree.thread(20, 21, "CPU 0/KVM", false, "2,6", 2);
         tree.thread(20, 22, "CPU 1/KVM", false, "0-7", 3);
@@ -333,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn whose_cores_follow_forwarding_is_none() {
+    fn processes_of_the_served_group_are_no_workloads() {
         let tree = Tree::new();
         for (process, cpuset) in [(31, "/apps"), (32, "/apps/web"), (33, "/others")] {
             tree.thread(process, process, "nginx", false, "4", 4);
@@ -346,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn with_two_cores_few_is_one() {
+    fn on_a_machine_with_two_cores_one_core_is_few() {
         let tree = Tree::new();
         tree.thread(20, 20, "both", false, "0-1", 0);
         tree.thread(21, 21, "one", false, "1", 0);
@@ -355,11 +358,11 @@ mod tests {
         assert_eq!(scanner.workloads(), [workload(21, "one", WorkloadKind::Process, &[1])]);
         let mut scanner = Scanner::new(Files(&tree), OWN, None);
         scanner.scan(&tree.roots(), &[1].into(), second(0));
-        assert_eq!(scanner.workloads(), [], "of a single core all is everything");
+        assert_eq!(scanner.workloads(), [], "everything runs on all cores of this machine");
     }
 
     #[test]
-    fn what_ends_or_moves_is_seen_a_second_later_and_not_before() {
+    fn a_process_that_ends_or_moves_is_noticed_at_the_next_second() {
         let tree = Tree::new();
         tree.thread(20, 20, "a", false, "1", 1);
         tree.thread(21, 21, "b", false, "1", 1);
@@ -387,7 +390,7 @@ mod tests {
                 Ok(if thread == 500 { [3].iter().collect() } else { online().iter().collect() })
             }
             fn allow(&self, _: u32, _: &BTreeSet<CoreId>) -> io::Result<()> {
-                unreachable!("a scanner pins nobody")
+                unreachable!("a scanner sets no affinity")
             }
         }
         let count = Counting(0.into());
@@ -403,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_declared_counts() {
+    fn declared_workloads_replace_found_ones() {
         use WorkloadKind::*;
         let found = vec![workload(7, "a", Process, &[1]), workload(9, "b", Process, &[2])];
         let declared = [workload(8, "x", Declared, &[4]), workload(9, "y", Declared, &[3])];
@@ -412,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_guests_and_of_their_threads() {
+    fn names_of_guests_and_of_their_threads_are_recognised() {
         let table = [
             ("qemu\0-name\0web\0", Some("web")),
             ("qemu\0-name\0guest=web,process=x\0", Some("web")),

@@ -70,7 +70,7 @@ fn software_devices_hold_nothing_back() {
         let Moderated::Not(why) = moderation.look(&roots, &Kernel, &mut originals, &port) else {
             panic!("a veth has no interrupts");
         };
-        assert_eq!((why.as_str(), originals.is_empty()), ("it has no interrupts that are known", true));
+        assert_eq!((why.as_str(), originals.is_empty()), ("it has no known interrupts", true));
         let timer = fs::read_to_string(roots.device("v0").join("gro_flush_timeout")).unwrap();
         assert_eq!(timer, "0\n");
 

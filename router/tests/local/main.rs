@@ -382,7 +382,7 @@ fn settings_of_others_stay_while_ports_come_and_go() {
         bed.wait_until_it_follows(2, 4096);
         assert_eq!(bed.tables(), ["4096", "4096", "256"]);
         let follows = |count: u64| {
-            format!("local packets of {count} of {count} queues go where their sockets are read")
+            format!("local packets of {count} of {count} queues go to the cores where their sockets are read")
         };
         run("ip link del lp0");
         bed.wait_until_it_follows(1, 4096);

@@ -398,7 +398,8 @@ fn a_port_vanishes_under_traffic_with_its_threads_and_comes_back() {
         drop(traffic);
         let told = whys(&bed.json(&["events"]).unwrap());
         assert!(
-            told.contains(&"p0/0 it is gone".to_owned()) && told.contains(&"p0/1 it is gone".into()),
+            told.contains(&"p0/0 the queue is gone".to_owned())
+                && told.contains(&"p0/1 the queue is gone".into()),
             "the events do not say that both queues are gone: {told:?}"
         );
         // A new device of that name is a different one.
@@ -414,7 +415,7 @@ fn a_port_vanishes_under_traffic_with_its_threads_and_comes_back() {
             queues.len() == 4 && queues.iter().all(|queue| queue["moved_by"].is_string()) && places.len() == 1
         });
         let told = whys(&bed.json(&["events"]).unwrap());
-        assert!(told.contains(&"p0/0 it has come".to_owned()), "no event for the new queue: {told:?}");
+        assert!(told.contains(&"p0/0 the queue is new".to_owned()), "no event for the new queue: {told:?}");
         bed.millrace(&["stop"]);
         bed.end();
         assert!(
@@ -482,7 +483,7 @@ fn a_pinned_workload_that_ends_is_reported_and_gives_its_core_back() {
         bed.wait_for("the workload to end", move |report| !is_pinned(report));
         let told = whys(&bed.json(&["events"]).unwrap());
         assert!(
-            told.contains(&format!("/0 process sleep ({id}) has ended, or is pinned no more")),
+            told.contains(&format!("/0 process sleep ({id}) has ended or is no longer pinned")),
             "no event for the end: {told:?}"
         );
     });

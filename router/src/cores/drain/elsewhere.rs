@@ -1,6 +1,7 @@
-//! A thread that puts others on a core while the thread that places queues has that core.
+//! A thread that moves others to a core while the thread that places queues occupies that core.
 //!
-//! Moving a thread that runs means sleeping until it was stopped. Whoever slept on the core that it goes to would find it running there.
+//! To move a running thread, the caller sleeps until that thread has stopped. If the placing thread slept on the target
+//! core, the moved thread would run there in the meantime. So another thread makes the call.
 
 use super::super::{
     CoreId,
@@ -19,10 +20,10 @@ use std::{
     time::Duration,
 };
 
-/// It is woken and done in some ten microseconds.
+/// The longest wait for the other thread. Usually it is woken and done within some ten microseconds.
 const MOST: Duration = Duration::from_millis(1);
 
-/// Ends when dropped.
+/// The thread; it ends when this is dropped.
 #[derive(Debug)]
 pub struct Elsewhere {
     slot: Arc<Slot>,
@@ -31,19 +32,19 @@ pub struct Elsewhere {
 
 #[derive(Debug, Default)]
 struct Slot {
-    /// Threads, and where they go.
+    /// Threads to move, and their new core.
     job: Mutex<Option<(Vec<u32>, CoreId)>>,
     is_done: AtomicBool,
     is_over: AtomicBool,
 }
 
 impl Elsewhere {
-    /// Begins, as urgent as the calling thread is.
+    /// Starts the thread, with the scheduling of the calling thread.
     pub fn begin() -> io::Result<Elsewhere> {
         let slot = Arc::new(Slot::default());
         let (own, urgency) = (slot.clone(), Urgency::of(0)?);
         let thread = thread::Builder::new().name("moving".into()).spawn(move || {
-            // Refused: it is later, which whoever waits for it bears.
+            // If the kernel refuses this, moves may take longer. The caller waits for a bounded time only.
             let _ = urgency.set(0);
             while !own.is_over.load(SeqCst) {
                 own.work();
@@ -53,7 +54,7 @@ impl Elsewhere {
         Ok(Elsewhere { slot, thread: Some(thread) })
     }
 
-    /// Puts threads on a core, and returns when they are there, without sleeping. What cannot be done is left undone.
+    /// Moves threads to a core, and returns when they are there, or after [`MOST`]. Never sleeps, and ignores failures.
     pub fn put(&self, threads: &[u32], to: CoreId) {
         let Some(thread) = &self.thread else { return };
         self.slot.is_done.store(false, SeqCst);
@@ -63,7 +64,7 @@ impl Elsewhere {
         while !self.slot.is_done.load(SeqCst) && monotonic() < until {
             spin_loop();
         }
-        // What has not begun must not be done later, when they are to be somewhere else.
+        // A job that has not begun must not run later, when the threads belong somewhere else.
         self.slot.take();
     }
 }
@@ -76,7 +77,7 @@ impl Slot {
     fn work(&self) {
         let Some((threads, to)) = self.take() else { return };
         for thread in threads {
-            // Whoever waits asks for it again, and sees why it is refused.
+            // The caller repeats the move, and gets the error then.
             let _ = Kernel.allow(thread, &BTreeSet::from([to]));
         }
         self.is_done.store(true, SeqCst);
@@ -98,13 +99,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_is_put_on_a_core_by_another() {
+    fn a_thread_is_moved_to_a_core_by_another_thread() {
         let elsewhere = Elsewhere::begin().unwrap();
         thread::spawn(move || {
             let me = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
             let last = Kernel.allowed(me).unwrap().cores().last().unwrap();
             let on = || Vec::from_iter(Kernel.allowed(me).unwrap().cores());
-            // Where others are busy it may not be done in time, and is left undone.
+            // On a busy machine a move may not be done in time, and is left undone.
             let mut tries = (0..1000).map(|_| elsewhere.put(&[me, u32::MAX], last));
             assert!(tries.any(|()| on() == [last]), "{:?}", on());
         })

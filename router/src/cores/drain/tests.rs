@@ -10,7 +10,7 @@ use std::{
 
 const PATIENCE: Duration = Duration::from_millis(1);
 
-/// Rings by device and core, each as it is at one look after the other, and then stays.
+/// Fake rings by device and core: what each look sees, in order. The last state stays.
 #[derive(Clone, Default)]
 struct Rings(Arc<Mutex<Looks>>);
 
@@ -24,7 +24,7 @@ impl Look for Rings {
     }
 }
 
-/// Of two rings the one of a core, from which `taker` takes: nothing waits, or `waiting` packets.
+/// A core's ring, one of two, with `waiting` packets. `taker` is the core that empties it.
 fn ring(waiting: u32, taker: Option<CoreId>) -> Transmit {
     let ring =
         Entries { size: 256, head: 100, tail: 100 + waiting, is_empty: waiting == 0, is_taking: false };
@@ -47,18 +47,18 @@ fn me() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()
 }
 
-/// A queue goes from core 1 to core 2; where this thread was then, and what became of it.
+/// Moves a queue from core 1 to core 2. Returns where this thread was during the move, and how the wait ended.
 fn go(drains: &mut Drains) -> (Vec<CoreId>, Outcome) {
     let fake = Fake::default();
     fake.allow(me(), &[0, 1, 2, 3].into()).unwrap();
     let leaving = Leaving { from: [1, 2].into(), to: 2, confined: true, ..Leaving::default() };
     let told = drains.around(&fake, &leaving, |_| PATIENCE, || fake.cores(me()));
-    assert_eq!(fake.cores(me()), [0, 1, 2, 3], "where it was before");
+    assert_eq!(fake.cores(me()), [0, 1, 2, 3], "the thread is not back where it was");
     told
 }
 
 #[test]
-fn a_queue_waits_on_its_new_core_until_the_old_ring_was_emptied() {
+fn a_queue_waits_on_its_new_core_until_the_old_ring_is_empty() {
     let rings = Rings::default();
     let full = ring(9, None);
     rings.0.lock().unwrap().insert((8, 1), vec![full, full, full, emptied(full)]);
@@ -71,7 +71,7 @@ fn a_queue_waits_on_its_new_core_until_the_old_ring_was_emptied() {
 }
 
 #[test]
-fn a_ring_that_is_emptied_on_the_new_core_is_waited_for_on_the_old_one() {
+fn a_queue_waits_on_its_old_core_if_the_new_one_empties_the_ring() {
     let rings = Rings::default();
     let full = ring(9, Some(2));
     rings.0.lock().unwrap().insert((8, 1), vec![full, full, emptied(full)]);
@@ -79,7 +79,7 @@ fn a_ring_that_is_emptied_on_the_new_core_is_waited_for_on_the_old_one() {
 }
 
 #[test]
-fn nobody_waits_longer_than_rx_queues_have_room() {
+fn a_move_waits_no_longer_than_rx_queues_have_room() {
     let rings = Rings::default();
     rings.0.lock().unwrap().insert((8, 1), vec![ring(9, None)]);
     let mut drains = drains(&rings, true);
@@ -87,14 +87,14 @@ fn nobody_waits_longer_than_rx_queues_have_room() {
     let (on, outcome) = go(&mut drains);
     assert!(monotonic() - began >= PATIENCE);
     assert!(matches!(outcome, Outcome::Remains(_)), "{outcome:?}");
-    // Two of them use a round up.
+    // Two such waits use up the time of a round.
     assert!(drains.has_time());
     go(&mut drains);
     assert!(!drains.has_time() && drains.told.remained == 2 && on == [2]);
 }
 
 #[test]
-fn where_nothing_can_pass_nobody_waits() {
+fn a_move_that_changes_no_tx_queue_does_not_wait() {
     let rings = Rings::default();
     let alike = |several, transmit: Option<Transmit>| {
         let looks = transmit.map(|transmit| ((8, 1), vec![transmit]));
@@ -104,12 +104,12 @@ fn where_nothing_can_pass_nobody_waits() {
     assert_eq!(alike(true, Some(Transmit { rings: 1, ..ring(9, None) })), Outcome::Alike);
     assert_eq!(alike(true, Some(Transmit { ring: None, ..ring(9, None) })), Outcome::Alike);
     assert_eq!(alike(false, None), Outcome::Alike);
-    let Outcome::Left(took) = alike(true, None) else { panic!("a ring that is not seen has its time") };
+    let Outcome::Left(took) = alike(true, None) else { panic!("no wait for a ring that cannot be seen") };
     assert!((UNSEEN..PATIENCE).contains(&took), "{took:?}");
 }
 
 #[test]
-fn a_core_that_cannot_be_held_is_told() {
+fn a_core_that_cannot_be_occupied_is_reported() {
     struct Refuses;
     impl Affinity for Refuses {
         fn allowed(&self, _: u32) -> io::Result<CoreMask> {
@@ -123,5 +123,5 @@ fn a_core_that_cannot_be_held_is_told() {
     rings.0.lock().unwrap().insert((8, 1), vec![ring(9, None)]);
     let leaving = Leaving { from: [1].into(), to: 2, confined: true, ..Leaving::default() };
     let (moved, outcome) = drains(&rings, true).around(&Refuses, &leaving, |_| PATIENCE, || true);
-    assert!(moved && matches!(outcome, Outcome::Remains(why) if why.contains("core 2 cannot be held")));
+    assert!(moved && matches!(outcome, Outcome::Remains(why) if why.contains("core 2 cannot be occupied")));
 }

@@ -10,7 +10,7 @@ use crate::linux::netlink::netdev::Napi;
 const EIO: i32 = libc::EIO;
 const UNSUPPORTED: i32 = libc::EOPNOTSUPP;
 
-/// eth0, number 8, a NIC with an interrupt.
+/// eth0, number 8, is a NIC with an interrupt.
 struct World {
     tree: Tree,
     fake: Fake,
@@ -20,7 +20,7 @@ struct World {
 }
 
 impl World {
-    /// Its driver knows no timer of its own, if there are no `interrupts`.
+    /// `None`: the driver has no timer of its own.
     fn new(interrupts: Option<Interrupts>) -> World {
         World::with_file(interrupts, "m.cores")
     }
@@ -45,7 +45,7 @@ impl World {
         self.moderation.look(&self.tree.roots(), &self.fake, &mut self.originals, &port)
     }
 
-    /// As after `kill -9`.
+    /// Starts another daemon, as after `kill -9`.
     fn restart(&mut self, us: u32) {
         (self.originals, self.moderation) = (Originals::read(self.tree.path("m.cores")), Moderation::new(us));
     }
@@ -87,14 +87,14 @@ fn not(why: &str) -> Moderated {
 }
 
 #[test]
-fn a_device_that_can_holds_its_interrupts_back_and_has_what_it_had_in_the_end() {
+fn the_timer_of_the_device_is_set_and_restored() {
     for (us, adaptive) in [(8, true), (3, false), (100, false), (0, false)] {
         let mut world = World::new(Some(Interrupts::new(us, adaptive)));
         for _ in 0..2 {
             assert_eq!((world.look(), world.now()), (device(50), (50, false)));
         }
         assert_eq!(world.napi(), ["0", "0"]);
-        // Killed; the next one goes on, with another latency too.
+        // After a kill, the next daemon goes on, also with another time.
         world.restart(50);
         assert_eq!((world.look(), world.now()), (device(50), (50, false)));
         world.restart(20);
@@ -106,7 +106,7 @@ fn a_device_that_can_holds_its_interrupts_back_and_has_what_it_had_in_the_end() 
 }
 
 #[test]
-fn a_device_that_cannot_leaves_it_to_napi() {
+fn the_timer_of_napi_is_set_if_the_device_has_none() {
     let refusing = |change: fn(&mut Interrupts)| {
         let mut interrupts = Interrupts::new(0, false);
         change(&mut interrupts);
@@ -136,12 +136,12 @@ fn a_device_that_cannot_leaves_it_to_napi() {
 }
 
 #[test]
-fn what_was_stays_written_down_where_a_daemon_ends_in_the_middle() {
+fn the_original_stays_saved_if_a_daemon_ends_while_it_sets_the_timer() {
     let mut world = World::new(Some(Interrupts::new(8, true)));
     let was = Setting::Device(Coalescing { us: 8, adaptive: true });
     world.originals.note_moderation("eth0", 8, None, was).unwrap();
     world.set(48, false);
-    // It ended before it had seen what the driver made of 50. The next one goes on, or puts back.
+    // The daemon ended before it had read how the driver rounded 50. The next one goes on, or restores.
     world.restart(50);
     assert_eq!(world.look(), device(50));
     assert_eq!(world.put_back(), [""; 0]);
@@ -153,10 +153,10 @@ fn what_was_stays_written_down_where_a_daemon_ends_in_the_middle() {
 }
 
 #[test]
-fn drivers_round_and_begin_anew() {
+fn drivers_may_round_and_restart() {
     let mut world = World::new(Some(Interrupts { step: 8, ..Interrupts::new(0, true) }));
     assert_eq!((world.look(), world.look()), (device(48), device(48)));
-    // Down and up: it adapts again, which gives it some time or other.
+    // After down and up, moderation is adaptive again, and the driver has chosen some time.
     world.set(0, true);
     world.change(|it| it.now.us = 24);
     assert_eq!((world.look(), world.now()), (device(48), (48, false)));
@@ -165,7 +165,7 @@ fn drivers_round_and_begin_anew() {
 }
 
 #[test]
-fn what_somebody_sets_is_left_alone() {
+fn a_setting_of_somebody_else_is_left_alone() {
     let mut world = World::new(Some(Interrupts::new(8, true)));
     world.look();
     world.set(200, false);
@@ -174,7 +174,7 @@ fn what_somebody_sets_is_left_alone() {
     }
     assert_eq!(world.put_back(), [""; 0]);
     assert_eq!(world.now(), (200, false));
-    // What NAPI has of somebody is his from the start.
+    // If NAPI's timer is set at the start, somebody else has set it.
     for (name, text) in [("gro_flush_timeout", "20000\n"), ("napi_defer_hard_irqs", "2\n")] {
         let mut world = World::new(None);
         world.tree.write(&format!("sys/class/net/eth0/{name}"), text);
@@ -183,14 +183,14 @@ fn what_somebody_sets_is_left_alone() {
         assert_eq!(world.put_back(), [""; 0]);
         assert_eq!(world.napi(), before);
     }
-    // So it is if only one of its instances has: setting the device's would set them all.
+    // The same holds if only one NAPI instance has a timer, because the device's setting would overwrite all instances.
     let mut world = World::new(None);
     world.told.napis = Some(vec![Napi { id: 500, irq: Some(38), pid: None, threaded: None, defers: true }]);
     assert_eq!((world.look(), world.napi()), (not(SOMEBODY), ["0".into(), "0".into()]));
 }
 
 #[test]
-fn napi_of_one_that_we_have_set_is_ours() {
+fn a_timer_of_napi_that_millrace_set_is_its_own() {
     let mut world = World::new(None);
     world.look();
     world.told.napis = Some(vec![Napi { id: 500, irq: Some(38), pid: None, threaded: None, defers: true }]);
@@ -204,17 +204,17 @@ fn without_interrupts_there_is_nothing_to_hold_back() {
     let mut world = World::new(Some(Interrupts::new(8, true)));
     world.tree.remove("proc/irq/38");
     assert_eq!((world.look(), world.now()), (not(SOFTWARE), (8, true)));
-    // It may be known by netlink alone.
+    // Only netlink may know of an interrupt.
     world.told.napis = Some(vec![Napi { id: 500, irq: Some(38), pid: None, threaded: None, defers: false }]);
     assert_eq!(world.look(), device(50));
 }
 
 #[test]
-fn what_cannot_be_done_is_told_and_tried_again() {
+fn a_failure_is_reported_and_tried_again() {
     let mut world = World::with_file(Some(Interrupts::new(8, true)), "nowhere/m.cores");
     assert!(matches!(world.look(), Moderated::Not(why) if why.contains("No such file")));
-    assert_eq!(world.now(), (8, true), "what was is not written down");
-    // A device that is down may fail in many ways.
+    assert_eq!(world.now(), (8, true), "set although the original could not be saved");
+    // A device that is down may return any error.
     let mut world = World::new(Some(Interrupts { refuses: EIO, ..Interrupts::new(8, true) }));
     assert!(matches!(world.look(), Moderated::Not(why) if why.contains("os error 5")));
     assert_eq!((world.now(), world.napi()), ((8, true), ["0".into(), "0".into()]));
@@ -224,17 +224,17 @@ fn what_cannot_be_done_is_told_and_tried_again() {
     assert_eq!(world.look(), not(UNTOLD));
     world.fake.get().interrupts.insert("eth0".into(), gone);
     assert_eq!(world.look(), device(50));
-    // What cannot be put back stays written down.
+    // A setting that cannot be restored stays saved.
     world.change(|it| it.refuses = EIO);
-    assert!(world.put_back()[0].starts_with("wake-ups of eth0 are not as they were: "));
+    assert!(world.put_back()[0].starts_with("the interrupt moderation of eth0 is not restored: "));
     world.change(|it| it.refuses = 0);
     world.restart(50);
     assert_eq!((world.put_back(), world.now()), (vec![], (8, true)));
 }
 
-/// As of a device whose driver is resetting it.
+/// This happens while a driver resets its device.
 #[test]
-fn a_driver_that_answers_nothing_costs_no_original() {
+fn the_original_stays_saved_while_a_driver_answers_nothing() {
     let mut world = World::new(Some(Interrupts::new(8, true)));
     world.look();
     world.fake.get().is_silent = libc::ENODEV;
@@ -246,7 +246,7 @@ fn a_driver_that_answers_nothing_costs_no_original() {
 }
 
 #[test]
-fn what_is_half_put_back_is_put_back_later() {
+fn a_setting_that_is_half_restored_is_restored_later() {
     let mut world = World::new(Some(Interrupts::new(8, true)));
     world.look();
     world.change(|it| it.never_adapts = true);
@@ -257,7 +257,7 @@ fn what_is_half_put_back_is_put_back_later() {
 }
 
 #[test]
-fn what_was_about_to_be_set_and_is_is_ours_and_no_more() {
+fn a_setting_that_was_about_to_be_made_is_ours_until_somebody_changes_it() {
     let mut world = World::new(Some(Interrupts::new(8, false)));
     let was = Setting::Device(Coalescing { us: 8, adaptive: false });
     world.originals.note_moderation("eth0", 8, None, was).unwrap();
@@ -281,9 +281,9 @@ fn a_device_is_known_by_its_number() {
     assert_eq!(world.fake.get().interrupts["wan0"].now, Coalescing { us: 8, adaptive: true });
 }
 
-/// NAPI's timer would come on top of the device's.
+/// The times of NAPI's timer and the device's would add up.
 #[test]
-fn a_device_that_holds_back_by_itself_is_left_at_that() {
+fn a_device_that_keeps_its_own_time_gets_no_napi_timer() {
     let untouched = ["0".to_owned(), "0".to_owned()];
     let mut world = World::new(Some(Interrupts { step: 8, ..Interrupts::new(48, false) }));
     for _ in 0..2 {
@@ -304,13 +304,15 @@ fn another_device_keeps_what_it_has() {
 }
 
 #[test]
-fn a_ring_that_is_full_before_is_told_of() {
+fn a_queue_that_fills_sooner_is_reported() {
     let world = World::new(None);
     let set = Setting::Napi { timeout_ns: 50_000, defers: 1 };
     let told = |entries| overflows(&world.tree.roots(), "eth0", entries, set);
     assert_eq!(told(Some(256)), None, "no speed is known");
     world.tree.write("sys/class/net/eth0/speed", "10000\n");
-    assert!(told(Some(512)).unwrap().contains("which 10000 Mbit/s of the smallest packets fill in 34 µs"));
+    assert!(
+        told(Some(512)).unwrap().contains("the smallest packets fill the 512 entries of a queue in 34 µs")
+    );
     assert_eq!((told(Some(1024)), told(Some(0)), told(None)), (None, None, None));
     world.tree.write("sys/class/net/eth0/speed", "-1\n");
     assert_eq!(told(Some(512)), None);

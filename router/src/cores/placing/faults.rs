@@ -1,17 +1,17 @@
-//! What goes wrong on a machine that is made up: somebody else moves queues, cores go offline, what polls a queue goes.
+//! Faults on a fake machine: somebody else moves queues, or cores go offline.
 
 use super::{super::queues::NetdevQueues, tests::World, *};
 
 const FIXED: &str = "policy = \"fixed\"\nfixed = { eth0 = [2, 3] }";
 
-/// Somebody moves a thread; a second passes.
+/// Somebody moves a thread. Then a second passes.
 fn strays(world: &mut World, pid: u32, core: CoreId) -> String {
     world.fake.get().of.insert(pid, [core].into());
     world.periods(101, &[(70, 1, 0), (71, 1, 0)])
 }
 
 #[test]
-fn who_moves_a_queue_again_and_again_is_told_of_and_not_fought() {
+fn a_queue_that_somebody_moves_again_and_again_is_reported_and_left_alone() {
     let mut world = World::new(FIXED);
     world.periods(100, &[]);
     let told = strays(&mut world, 70, 1);
@@ -29,7 +29,7 @@ fn who_moves_a_queue_again_and_again_is_told_of_and_not_fought() {
     strays(&mut world, 70, 1);
     let told = strays(&mut world, 70, 1);
     assert!(told.contains("3 times so far; it is left alone for 30 s"), "{told}");
-    // For half a minute nothing is done about it, wherever it goes.
+    // For half a minute Millrace does nothing, wherever the queue goes.
     for core in [1, 0] {
         assert_eq!(strays(&mut world, 70, core), "");
         assert_eq!(world.cores(70), [core]);
@@ -65,7 +65,7 @@ fn irqbalance_is_named_for_interrupts() {
     assert!(
         world.troubles()[0].starts_with("irqbalance (process 812) moves interrupts of queues, too: start it")
     );
-    // The interrupt still fires where it did, and will on the other core: that is no other's doing.
+    // The interrupt still fires on its old core, and will fire on the new one. That is no move by somebody else.
     assert_eq!(world.periods(300, &[]), "");
     world.tree.write("proc/irq/38/smp_affinity_list", "0-1\n");
     let told = world.periods(101, &[]);
@@ -82,28 +82,28 @@ fn irqbalance_is_named_for_interrupts() {
 }
 
 #[test]
-fn a_core_that_goes_offline_is_left_and_nobody_is_blamed() {
+fn a_core_that_goes_offline_is_left_and_is_no_move_by_somebody_else() {
     let mut world = World::new(FIXED);
     world.periods(100, &[]);
     world.tree.write("sys/devices/system/cpu/online", "0-1,3\n");
     world.tree.write("proc/stat", "cpu0 0 0 0 1\ncpu1 0 0 0 1\ncpu3 0 0 0 1\nintr 0\n");
-    // The kernel lets its threads run anywhere, and they do.
+    // The kernel lets the threads of this core run anywhere.
     world.thread(70, "0-3");
     let told = world.periods(101, &[(71, 1, 0)]);
     assert!(told.contains("queue 0 [2] -> [3]: core 2 is offline") && !told.contains("somebody"), "{told}");
     assert_eq!((world.cores(70), world.cores(71), world.troubles()), (vec![3], vec![3], vec![]));
-    // It is the configuration's again when it is back.
+    // When the core is back, the queue returns to it, as configured.
     world.tree.write("sys/devices/system/cpu/online", "0-3\n");
     world.periods(101, &[]);
     assert_eq!(world.cores(70), [2]);
 }
 
 #[test]
-fn a_core_that_is_gone_before_it_is_seen_is_refused_and_looked_for() {
+fn a_move_to_a_core_that_just_went_offline_asks_for_a_look() {
     let mut world = World::new(FIXED);
     world.fake.get().refuses = libc::EINVAL;
     let told = world.periods(1, &[]);
-    assert!(told.contains("is not moved to core 2: core 2 is not there for the queue"), "{told}");
+    assert!(told.contains("is not moved to core 2: core 2 is offline, or not allowed"), "{told}");
     world.fake.get().refuses = 0;
     world.tree.write("sys/devices/system/cpu/online", "0-1,3\n");
     // The next look comes at once, not after a second.
@@ -112,7 +112,7 @@ fn a_core_that_is_gone_before_it_is_seen_is_refused_and_looked_for() {
 }
 
 #[test]
-fn all_cores_that_may_forward_gone_is_told_and_nothing_is_moved() {
+fn without_a_core_that_may_forward_nothing_moves_and_an_event_reports_it() {
     let mut world = World::new("allowed = \"2\"");
     world.periods(3, &[(70, 1, 0), (71, 1, 0)]);
     assert_eq!((world.cores(70), world.cores(71)), (vec![2], vec![2]));
@@ -129,7 +129,7 @@ fn a_managed_interrupt_is_measured_where_it_is() {
     world.tree.write("sys/class/net/eth0/threaded", "0\n");
     world.tree.hardware("eth0", "", 0, &[38, 39]);
     world.tree.irq(38, "eth0-TxRx-0", "1", "1");
-    // Where this one fires is not known at first.
+    // The core of this interrupt is unknown at first.
     world.tree.irq(39, "eth0-TxRx-1", "0-3", "0-3");
     for irq in [38, 39] {
         let file = world.tree.path(&format!("proc/irq/{irq}/smp_affinity_list"));

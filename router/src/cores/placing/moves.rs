@@ -1,4 +1,4 @@
-//! Moving queues to their cores, after what they sent before has left.
+//! Moves queues to their cores, after the packets that they sent before have left.
 
 use super::{
     super::{
@@ -9,11 +9,11 @@ use super::{
 };
 use logic::cores::drain::patience;
 
-/// A queue, where it was to go, and whether it did.
+/// A queue, its new core, and the result of the move.
 type Moved = (QueueId, CoreId, Result<(), MoveError>);
 
 impl<A: Scheduling> Placing<A> {
-    /// Moves queues to cores, and says of each how it went. Of those that had no time left to wait in this round it says nothing.
+    /// Moves queues to cores. Returns the results. Queues that the round has no more time to wait for are left out.
     pub(super) fn go(&mut self, moves: &BTreeMap<CoreId, Vec<QueueId>>, now: Duration) -> Vec<Moved> {
         let mut drains = self.drains.take();
         let mut moved = Vec::new();
@@ -31,6 +31,7 @@ impl<A: Scheduling> Placing<A> {
         moved
     }
 
+    /// Moves queues to a core at once.
     pub(super) fn go_to(&self, core: CoreId, queues: &[QueueId]) -> Vec<Moved> {
         let go = |id: &QueueId| {
             let control = self.queues.get(id)?.source.control;
@@ -39,7 +40,7 @@ impl<A: Scheduling> Placing<A> {
         queues.iter().filter_map(go).collect()
     }
 
-    /// The same, where they wait.
+    /// Moves queues to a core, and waits until earlier packets have left.
     fn drained(
         &mut self,
         drains: &mut Drains,
@@ -55,7 +56,7 @@ impl<A: Scheduling> Placing<A> {
         let (moved, outcome) = drains.around(&self.affinity, &leaving, patience, || self.go_to(core, queues));
         if let Outcome::Remains(why) = outcome {
             let why = format!(
-                "has not waited until all had left that it sent on another TX queue, so flows may have been reordered: {why}"
+                "moved before all its packets had left its old TX queue, so flows may have been reordered: {why}"
             );
             let told = moved.iter().filter(|(_, _, result)| result.is_ok());
             self.news.events.extend(told.map(|(id, core, _)| Happened {
@@ -70,7 +71,7 @@ impl<A: Scheduling> Placing<A> {
         moved
     }
 
-    /// Only usual threads can be held up, by one that goes before them.
+    /// The queues that can be held up. Only threads with a lower priority than the calling thread can.
     fn leaving(&self, to: CoreId, queues: &[QueueId]) -> Leaving {
         let mut leaving = Leaving { threads: Vec::new(), from: BTreeSet::new(), to, confined: true };
         for queue in queues.iter().filter_map(|id| self.queues.get(id)) {

@@ -1,4 +1,4 @@
-//! Queues in use follow the cores that forward: a NIC that is made up, periods in virtual time.
+//! The queues in use follow the cores that forward: a fake NIC, and periods in virtual time.
 
 use super::{super::spreads::Spreader, tests::World, *};
 use crate::linux::{
@@ -8,7 +8,7 @@ use crate::linux::{
 use logic::cores::in_use::{Resize, WhyResize};
 
 const LIGHT: [(u32, u64, u64); 4] = [(70, 1, 0), (71, 0, 0), (72, 0, 0), (73, 1, 0)];
-/// All that a core has, and more.
+/// All that a core has, and waiting.
 const HEAVY: [(u32, u64, u64); 4] = [(70, 3, 7), (71, 3, 7), (72, 2, 8), (73, 2, 8)];
 
 /// eth0 with eight queues, whose threads 70..78 are on all four cores in turn.
@@ -16,7 +16,7 @@ fn world(nic: &Nic) -> World {
     with_queues(nic, 8)
 }
 
-/// The same with so many.
+/// The same with another number of queues.
 fn with_queues(nic: &Nic, queues: u32) -> World {
     let mut world = World::new("");
     world.tree.device("eth0", queues as usize, true);
@@ -56,7 +56,7 @@ fn queues_in_use_shrink_and_grow_with_the_cores_that_forward() {
     assert_eq!(places(&world), [home; 8]);
     let indices = |world: &World| world.placing.view.queues.iter().map(|q| q.id.index).collect::<Vec<_>>();
     assert_eq!(indices(&world), [0, 1, 2, 3]);
-    // A core more. Queues that are not in use go along, so that nothing changes its core when they are.
+    // A core is added. Unused queues go along, so that no flow changes its core when they are used.
     let mut told = String::new();
     let mut along = None;
     while table(&nic).iter().max() == Some(&3) {
@@ -65,12 +65,12 @@ fn queues_in_use_shrink_and_grow_with_the_cores_that_forward() {
         assert!(world.now < Duration::from_secs(20), "{told}");
         along = (before[..4] == before[4..]).then_some(before);
     }
-    let along = along.expect("those not in use are where the others are");
+    let along = along.expect("unused queues did not go along");
     assert_eq!(BTreeSet::from_iter(&along).len(), 2, "{told}");
     assert_eq!(places(&world), along);
     assert!(told.contains("over 8 queues, no longer over 4: 2 cores forward its packets"), "{told}");
     assert_eq!((table(&nic), nic.tables().len()), ((0..8).collect(), 2));
-    // 20 ms until a core is added, 50 ms at most for the table.
+    // A core is added after 20 ms, and the table changes within 50 ms.
     let began = told.lines().next().unwrap().split(' ').next().unwrap().parse::<u64>().unwrap();
     let ended = told.lines().last().unwrap().split(' ').next().unwrap().parse::<u64>().unwrap();
     assert!(ended - began <= 60, "{told}");
@@ -80,9 +80,9 @@ fn queues_in_use_shrink_and_grow_with_the_cores_that_forward() {
     assert!(!world.tree.path("m.spreading").exists());
 }
 
-/// Others would wait for it: who moves is urgent.
+/// The thread that moves queues has a real-time priority, so others wait for it.
 #[test]
-fn queues_that_are_not_in_use_go_along_a_few_at_a_time() {
+fn unused_queues_go_along_a_few_at_a_time() {
     let nic = Nic::new(64, 64, false);
     let mut world = with_queues(&nic, 64);
     // Those in use are on core 0, the others on core 3.
@@ -99,20 +99,20 @@ fn queues_that_are_not_in_use_go_along_a_few_at_a_time() {
         astray.push(goes_with.iter().filter(|(id, with)| core(&world, id) != core(&world, with)).count());
     }
     assert!(astray[0] > 3 * MOST_IDLE && astray[11] == 0, "{astray:?}");
-    // In the first one those in use were moved, too.
+    // The first round also moved queues in use.
     assert!(astray[1..].windows(2).all(|pair| pair[0] - pair[1] <= MOST_IDLE), "{astray:?}");
 }
 
 #[test]
-fn what_a_queue_takes_that_is_not_in_use_counts_where_it_goes() {
+fn the_time_of_an_unused_queue_counts_for_the_queue_it_goes_with() {
     let nic = Nic::new(8, 64, false);
     let mut world = world(&nic);
     world.periods(1300, &LIGHT);
-    // Somebody's rules send packets there all the same.
+    // Somebody's rules send packets to unused queues.
     world.periods(2, &[(70, 1, 0), (71, 2, 0), (75, 5, 0)]);
     let ran: Vec<f64> = world.placing.view.queues.iter().map(|queue| (queue.ran * 10.0).round()).collect();
     assert_eq!(ran, [1.0, 7.0, 0.0, 0.0]);
-    // One that cannot be moved counts by itself.
+    // A queue that cannot be moved counts separately.
     world.fake.get().refuses = libc::EPERM;
     world.fake.get().of.insert(75, [3].into());
     world.periods(110, &LIGHT);
@@ -121,7 +121,7 @@ fn what_a_queue_takes_that_is_not_in_use_counts_where_it_goes() {
 }
 
 #[test]
-fn a_table_that_somebody_else_changes_is_left_alone_and_told_of() {
+fn a_table_that_somebody_else_changes_is_left_alone_and_reported() {
     let nic = Nic::new(8, 64, false);
     let mut world = world(&nic);
     world.periods(1300, &LIGHT);
@@ -134,7 +134,7 @@ fn a_table_that_somebody_else_changes_is_left_alone_and_told_of() {
     assert!(
         told[0].starts_with("packets of eth0 are spread over 5 queues: somebody else has changed the table")
     );
-    assert_eq!(world.placing.view.queues.len(), 8, "all are placed by themselves");
+    assert_eq!(world.placing.view.queues.len(), 8, "not all queues are placed separately");
     assert!(!world.periods(3000, &HEAVY).contains("spread over"));
     world.looker.put_back();
     assert_eq!(table(&nic), made);
@@ -146,21 +146,17 @@ fn a_driver_that_refuses_is_asked_again() {
     let mut world = world(&nic);
     nic.refuse_tables(Some(libc::EOPNOTSUPP));
     let told = world.periods(2000, &LIGHT);
-    let refusals = told.matches("packets of eth0 are spread over 8 queues, and not over 4: ").count();
+    let refusals = told.matches("packets of eth0 stay spread over 8 queues, not over 4: ").count();
     assert_eq!(refusals, 1, "{told}");
     nic.refuse_tables(None);
     world.periods(1100, &LIGHT);
     assert_eq!((table(&nic), world.troubles()), (vec![0, 1, 2, 3, 0, 1, 2, 3], vec![]));
-    // It is a problem for as long as more are wanted.
+    // A refusal is a problem for as long as more queues are wanted.
     nic.refuse_tables(Some(libc::EOPNOTSUPP));
     let told = world.periods(500, &HEAVY);
-    assert_eq!(
-        told.matches("packets of eth0 are spread over 4 queues, and not over 8: ").count(),
-        1,
-        "{told}"
-    );
+    assert_eq!(told.matches("packets of eth0 stay spread over 4 queues, not over 8: ").count(), 1, "{told}");
     assert!(
-        world.troubles().iter().any(|trouble| trouble.contains("and not over 8")),
+        world.troubles().iter().any(|trouble| trouble.contains("queues, not over 8")),
         "{:?}",
         world.troubles()
     );

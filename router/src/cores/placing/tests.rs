@@ -1,4 +1,4 @@
-//! Periods of a machine that is made up: files in a directory, affinities in memory.
+//! Control periods on a fake machine: files in a directory, affinities in memory.
 
 use super::super::{
     drain::Look,
@@ -28,7 +28,7 @@ pub struct World {
     pub placing: Placing<Fake>,
     looked: Duration,
     pub now: Duration,
-    /// By thread: time run and waited, ns.
+    /// By thread: the times that it ran and waited, ns.
     times: BTreeMap<u32, (u64, u64)>,
     pub netlink: Netlink,
 }
@@ -66,7 +66,7 @@ impl World {
         self.times.insert(pid, (0, 0));
     }
 
-    /// So many periods, in each of which threads ran and waited for so many milliseconds of ten.
+    /// Runs this number of periods. In each, the threads run and wait for these milliseconds of ten. Returns the events.
     pub fn periods(&mut self, count: u32, loads: &[(u32, u64, u64)]) -> String {
         let mut told = String::new();
         for _ in 0..count {
@@ -93,7 +93,7 @@ impl World {
                 let Happened { from, to, why, .. } = happened;
                 writeln!(told, "{at} ms: {about}{from:?} -> {to:?}: {why}").unwrap();
             }
-            // Where the threads may run is told by their files, too.
+            // The files of the threads also list their allowed cores.
             for (pid, cores) in &self.fake.get().of {
                 let cores = cores.iter().map(u16::to_string).collect::<Vec<_>>().join(",");
                 let status = format!("proc/{pid}/status");
@@ -115,14 +115,14 @@ impl World {
 }
 
 #[test]
-fn queues_are_packed_spread_on_overload_and_put_back() {
+fn queues_are_packed_spread_on_overload_and_restored() {
     let mut world = World::new("");
     assert_eq!(world.periods(199, &[(70, 2, 0), (71, 1, 0)]), "");
     let packed = world.periods(10, &[(70, 2, 0), (71, 1, 0)]);
     assert_eq!(packed.lines().count(), 1, "{packed}");
     assert!(packed.contains("queue 1 [1] -> [0]: core 1 is given back"), "{packed}");
     assert_eq!((world.cores(70), world.cores(71)), (vec![0], vec![0]));
-    // A step: both want six tenths, and get half of the core.
+    // A step: both queues want six tenths of a core, and get half of it.
     let step = world.periods(4, &[(70, 5, 4), (71, 5, 4)]);
     let at: u64 = step.split(' ').next().unwrap().parse().unwrap();
     assert!(at <= 2090 + 30 && step.contains("core 0 had"), "{step}");
@@ -132,7 +132,8 @@ fn queues_are_packed_spread_on_overload_and_put_back() {
     assert!(!world.tree.path("m.cores").exists());
 }
 
-/// By packets and wake-ups the allocator tells what queues would want together; both must be known, of threads.
+/// From packets and wake-ups the allocator computes what queues would want together. It needs both, and only threads have
+/// exact wake-ups.
 #[test]
 fn packets_and_wakeups_are_counted_where_both_are_known() {
     let mut world = World::new("");
@@ -161,7 +162,7 @@ fn a_thread_that_may_run_anywhere_is_confined_where_it_is() {
 }
 
 #[test]
-fn a_thread_that_is_replaced_is_found_again() {
+fn the_successor_of_a_thread_is_found() {
     let mut world = World::new("policy = \"fixed\"\nfixed = { eth0 = [2, 3] }");
     world.periods(2, &[(70, 1, 0), (71, 1, 0)]);
     // The device was taken down and up.
@@ -180,11 +181,11 @@ fn a_thread_that_is_replaced_is_found_again() {
 }
 
 #[test]
-fn what_is_refused_is_told_and_tried_again() {
+fn a_refused_move_is_reported_and_tried_again() {
     let mut world = World::new("policy = \"fixed\"\nfixed = { eth0 = [2, 1] }");
     world.fake.get().refuses = libc::EPERM;
     let told = world.periods(5, &[(70, 1, 0)]);
-    assert_eq!(told.lines().count(), 1, "once, and nothing was done: {told}");
+    assert_eq!(told.lines().count(), 1, "not one event: {told}");
     assert!(told.starts_with("10 ms: queue 0 [0] -> [0]: is not moved to core 2: "), "{told}");
     assert_eq!(world.cores(70), [0]);
     let troubles = world.troubles();
@@ -195,7 +196,7 @@ fn what_is_refused_is_told_and_tried_again() {
 }
 
 #[test]
-fn off_only_looks() {
+fn policy_off_only_measures() {
     let mut world = World::new("policy = \"off\"");
     assert_eq!(world.periods(300, &[(70, 10, 0), (71, 10, 0)]), "");
     assert_eq!((world.cores(70), world.cores(71)), (vec![0], vec![1]));
@@ -203,7 +204,7 @@ fn off_only_looks() {
     assert_eq!(world.placing.period(), LOOKING_PERIOD);
 }
 
-/// Both threads together have what leaves an application 40 %; put back is what they had.
+/// Both threads together leave an application 40 %. Their original scheduling is restored.
 #[test]
 fn threads_are_as_nice_as_the_floor_asks() {
     let mut world = World::new("floor = 40\nallowed = \"0\"");
@@ -226,9 +227,9 @@ fn a_floor_needs_threads() {
     assert!(world.troubles()[0].starts_with("applications have no floor beside queues of eth0"));
 }
 
-/// What a daemon with a floor left is not there for one without.
+/// A daemon without a floor restores what an earlier daemon with a floor has left.
 #[test]
-fn a_floor_that_is_not_asked_for_any_more_is_taken_back() {
+fn a_floor_that_is_no_longer_configured_is_undone() {
     let mut world = World::new("floor = 90\nallowed = \"0\"");
     world.periods(2, &[(70, 3, 7)]);
     assert!(world.fake.urgency(70).unwrap().nice > 5);
@@ -246,7 +247,7 @@ fn declared_workloads_are_avoided() {
     assert_eq!((world.cores(70), world.cores(71)), (vec![1], vec![1]));
 }
 
-/// Two queues of one NAPI instance: one thread, whose time is counted once, and which goes to one place.
+/// Two queues of one NAPI instance have one thread. Its time is counted once, and it has one place.
 #[test]
 fn queues_of_one_instance_are_placed_together() {
     for policy in ["policy = \"spread\"", "policy = \"fixed\"\nfixed = { eth0 = [2, 3] }"] {
@@ -260,7 +261,7 @@ fn queues_of_one_instance_are_placed_together() {
         assert_eq!(told.lines().count(), 1, "{told}");
         let core = world.cores(70);
         assert_eq!(core.len(), 1);
-        // Whatever the second queue should do, nothing goes back and forth.
+        // The plan for the second queue has no effect, so nothing moves back and forth.
         assert_eq!(world.periods(350, &[(70, 4, 0)]), "", "{policy}");
         assert_eq!(world.cores(70), core, "{policy}");
         let now = world.placing.snapshot(world.now).unwrap();
@@ -269,13 +270,13 @@ fn queues_of_one_instance_are_placed_together() {
         assert_eq!(places, [(Some(core[0]), 0), (Some(core[0]), 0)]);
         let moved = std::mem::take(&mut world.placing.news.moved);
         let expected = [0, 1].map(|index| (QueueId { port: 1, index }, core[0]));
-        assert_eq!(moved, expected, "both transmit from there");
+        assert_eq!(moved, expected, "not both TX queues follow");
     }
 }
 
-/// A look takes time: what it saw before we moved a queue is not taken for somebody else's move.
+/// A look takes time. A place that it saw before Millrace moved the queue is not mistaken for somebody else's move.
 #[test]
-fn what_was_seen_before_a_move_is_out_of_date() {
+fn a_look_that_began_before_a_move_is_out_of_date() {
     let mut world = World::new("policy = \"fixed\"\nfixed = { eth0 = [2, 3] }");
     let before = Arc::new(world.looker.look(world.now, true));
     world.periods(1, &[]);
@@ -283,14 +284,15 @@ fn what_was_seen_before_a_move_is_out_of_date() {
     world.placing.take(before);
     let places = |world: &World| world.placing.queues.values().map(|q| q.source.core).collect::<Vec<_>>();
     assert_eq!(places(&world), [Some(2), Some(3)]);
-    // What was seen after is taken.
+    // A look that began after the move counts.
     world.fake.get().of.insert(70, [1].into());
     let after = Arc::new(world.looker.look(world.now + MS, false));
     world.placing.take(after);
     assert_eq!(places(&world), [Some(1), Some(3)]);
 }
 
-/// While the counts of polls say that nothing was polled there is nothing to be found, and what comes then is not spread over the rest.
+/// While nothing is polled, rounds would find nothing, so there are none. The load after that is not averaged over the
+/// pause.
 #[test]
 fn it_may_sleep_while_nothing_is_polled() {
     let mut world = World::new("resume_latency = \"any\"");
@@ -308,7 +310,7 @@ fn it_may_sleep_while_nothing_is_polled() {
     assert!(!may_sleep(&world), "something was polled");
     world.placing.rest(world.now);
     world.periods(1, &[(70, 9, 0)]);
-    assert_eq!(loads(&world), [0.9, 0.0], "of the last period, not of all since the last round");
+    assert_eq!(loads(&world), [0.9, 0.0], "the load is not that of the last period");
     assert!(!may_sleep(&world), "it was busy in the last period");
     world.periods(1, &[(70, 0, 0)]);
     assert!(may_sleep(&world));
@@ -322,24 +324,24 @@ fn it_may_sleep_while_nothing_is_polled() {
     assert!(!may_sleep(&world), "packets may wait for another core");
     world.placing.parts = Parts::default();
     world.placing.news.moved.push((queue, 1));
-    assert!(!may_sleep(&world), "something is to be told");
+    assert!(!may_sleep(&world), "there is news");
 }
 
 #[test]
-fn cores_that_forward_are_told_and_it_does_not_sleep_before_they_may() {
-    // Also where queues are only looked at.
+fn it_does_not_sleep_before_cores_that_forwarded_may() {
+    // The same holds if queues are only measured.
     for settings in ["", "policy = \"off\"\n"] {
         let mut world = World::new(&format!("{settings}resume_latency = \"0us\""));
         world.periods(20, &[(70, 0, 0), (71, 0, 0)]);
         assert_eq!((world.placing.news.awake.take(), world.placing.may_rest()), (None, true));
         world.periods(50, &[(70, 3, 0)]);
         assert_eq!(world.placing.news.awake.take(), Some([0].into()));
-        assert!(!world.placing.may_rest(), "nobody would let it sleep");
+        assert!(!world.placing.may_rest(), "nobody would let the core sleep");
         world.periods(200, &[]);
         assert_eq!(world.placing.news.awake.take(), None);
         world.periods(200, &[]);
         assert_eq!(world.placing.news.awake, Some([].into()));
-        assert!(!world.placing.may_rest(), "that is to be told");
+        assert!(!world.placing.may_rest(), "there is news");
         world.placing.news = News::default();
         assert!(world.placing.may_rest());
     }
@@ -352,7 +354,7 @@ fn cores_that_forward_are_told_and_it_does_not_sleep_before_they_may() {
     }
 }
 
-/// Of each device and core, one of two rings; packets stay in it, or leave it at once.
+/// Each core has one of two rings. Packets stay in it (`stuck`), or leave it at once.
 struct Rings {
     stuck: bool,
 }
@@ -368,7 +370,7 @@ impl Look for Rings {
 }
 
 #[test]
-fn a_queue_that_is_moved_waits_until_what_it_sent_has_left() {
+fn a_queue_that_is_moved_waits_until_its_packets_have_left() {
     let moved = |stuck, urgency| {
         let mut world = World::new("");
         world.placing.drains = Some(Drains::new(Some(Box::new(Rings { stuck }))));
@@ -383,12 +385,12 @@ fn a_queue_that_is_moved_waits_until_what_it_sent_has_left() {
     };
     let usual = Urgency::usual(0);
     let (told, left, remained) = moved(false, usual);
-    // Both are confined to their cores; one moves.
+    // Both queues are confined to their cores, and one moves.
     assert_eq!((told.lines().count(), left, remained), (1, 1, 0), "{told}");
     let (told, left, remained) = moved(true, usual);
-    assert!(told.contains("queue 1 [0] -> [0]: has not waited until all had left"), "{told}");
+    assert!(told.contains("queue 1 [0] -> [0]: moved before all its packets had left"), "{told}");
     assert_eq!((told.lines().count(), left, remained), (2, 0, 1), "{told}");
-    // It could not be held up.
+    // A thread with a higher priority cannot be held up.
     let above = Urgency { policy: libc::SCHED_FIFO, priority: 50, nice: 0 };
     assert_eq!(moved(true, above).1, 0);
 }

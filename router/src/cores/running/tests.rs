@@ -1,4 +1,4 @@
-//! Both threads on a machine that is made up, and what becomes of it when one of them fails.
+//! Both threads on a fake machine, also when one of them fails.
 
 use super::super::{
     fake::{self, Fake},
@@ -13,7 +13,7 @@ use crate::{
 };
 use std::{collections::BTreeSet, io::Write as _, time::Instant};
 
-/// Cores 0..4; eth0 with two queues, whose threads 70 and 71 may run on cores 0 and 1, and shall on 2 and 3.
+/// Cores 0..4; eth0 with two queues, whose threads 70 and 71 are on cores 0 and 1, and are placed on 2 and 3.
 struct World {
     tree: Tree,
     fake: Fake,
@@ -72,7 +72,7 @@ impl World {
     fn wait_for(&self, what: &str, condition: impl Fn() -> bool) {
         let began = Instant::now();
         while !condition() {
-            assert!(began.elapsed() < Duration::from_secs(10), "waited in vain for {what}");
+            assert!(began.elapsed() < Duration::from_secs(10), "waited too long for {what}");
             thread::sleep(Duration::from_millis(1));
         }
     }
@@ -83,12 +83,12 @@ impl World {
 }
 
 #[test]
-fn queues_are_placed_told_of_and_put_back() {
+fn queues_are_placed_reported_and_restored() {
     let mut world = World::new(|netlink| Box::new(netlink));
     let handle = world.handle();
     world.wait_for("the places", || world.places() == [vec![2], vec![3]]);
     let xps = |queue| world.tree.read(&format!("sys/class/net/eth0/queues/tx-{queue}/xps_cpus"));
-    world.wait_for("transmission to follow", || (xps(0).trim(), xps(1).trim()) == ("00000004", "00000008"));
+    world.wait_for("TX queues to follow", || (xps(0).trim(), xps(1).trim()) == ("00000004", "00000008"));
     world
         .wait_for("a report", || handle.cores().queues.iter().map(|queue| queue.core).eq([Some(2), Some(3)]));
     let events = handle.events(0);
@@ -102,12 +102,12 @@ fn queues_are_placed_told_of_and_put_back() {
     assert!(!world.tree.path("m.cores").exists());
 }
 
-/// How long a core may take to wake up.
+/// The file with the time that a core may take to wake up.
 fn limit(core: u16) -> String {
     format!("sys/devices/system/cpu/cpu{core}/power/pm_qos_resume_latency_us")
 }
 
-/// Whatever is left to the next daemon: nobody would notice that it forwards no more.
+/// Limits are not left to the next daemon, because nobody would notice that a core has stopped forwarding.
 #[test]
 fn a_core_that_forwards_wakes_up_quickly_until_the_daemon_ends() {
     let mut world = World::with("resume_latency = \"30us\"", |netlink| Box::new(netlink));
@@ -126,7 +126,7 @@ fn a_core_that_forwards_wakes_up_quickly_until_the_daemon_ends() {
     assert_eq!((limits(&world), world.places()), (["0".into(), "0".into()], [vec![2], vec![3]]));
 }
 
-/// Whatever is left to the next daemon: nobody polls.
+/// Timers are not left to the next daemon, because nobody polls.
 #[test]
 fn interrupts_are_kept_off_while_workers_poll_until_the_daemon_ends() {
     let mut world = World::new(|netlink| Box::new(netlink));
@@ -141,7 +141,7 @@ fn interrupts_are_kept_off_while_workers_poll_until_the_daemon_ends() {
     for _ in 0..2 {
         world.polled.set([8].into());
         world.wait_for("no interrupts", || timer(&world) == off);
-        world.wait_for("it to be told", || {
+        world.wait_for("a report", || {
             world.handle().cores().moderations.iter().any(|port| port.us == Some(150.0))
         });
         world.polled.set(BTreeSet::new());
@@ -163,7 +163,7 @@ fn queues_stay_for_the_next_daemon() {
 }
 
 #[test]
-fn when_placing_fails_it_is_told_at_once_and_queues_are_put_back() {
+fn a_failure_of_placing_is_reported_at_once_and_queues_are_restored() {
     let world = World::new(|netlink| Box::new(netlink));
     let handle = world.handle();
     world.wait_for("the places", || world.places() == [vec![2], vec![3]]);
@@ -173,16 +173,16 @@ fn when_placing_fails_it_is_told_at_once_and_queues_are_put_back() {
     world.wait_for("the failure", || !handle.cores().conditions.is_empty());
     let trouble = &handle.cores().conditions[0].sentence;
     assert!(trouble.starts_with("placing queues has failed"), "{trouble}");
-    world.wait_for("the places of before", || world.places() == [vec![0], vec![1]]);
+    world.wait_for("the original places", || world.places() == [vec![0], vec![1]]);
     assert_eq!(handle.cores().conditions.len(), 1);
 }
 
-/// Tells everything twice, then fails.
+/// Panics at the first question after it was asked about queues.
 struct Failing(fake::Netlink, AtomicBool);
 
 impl Ask for Failing {
     fn ifindex(&self, device: &str) -> io::Result<u32> {
-        assert!(!self.1.load(Relaxed), "a fault that a test has made");
+        assert!(!self.1.load(Relaxed), "a test asked for this fault");
         self.0.ifindex(device)
     }
 
@@ -193,20 +193,21 @@ impl Ask for Failing {
 }
 
 #[test]
-fn when_looking_fails_it_is_told_at_once_and_queues_are_put_back() {
+fn a_failure_of_looking_is_reported_at_once_and_queues_are_restored() {
     let world = World::new(|netlink| Box::new(Failing(netlink, AtomicBool::new(false))));
     let handle = world.handle();
     world.wait_for("the places", || world.places() == [vec![2], vec![3]]);
     world.wait_for("the failure", || !handle.cores().conditions.is_empty());
     let conditions = handle.cores().conditions;
     assert!(conditions[0].sentence.starts_with("looking for queues has failed"), "{conditions:?}");
-    world.wait_for("the places of before", || world.places() == [vec![0], vec![1]]);
+    world.wait_for("the original places", || world.places() == [vec![0], vec![1]]);
 }
 
-/// No test lasts so long: after its first look a looker looks again only when something asks for it.
+/// Longer than any test. So a looker looks once, and then only when something asks for it.
 const ONCE: Duration = Duration::from_secs(3600);
 
-/// eth0 with eight queues, whose threads 70..78 are on core 0, and a NIC that spreads packets over them; hold times of 100 ms.
+/// eth0 with eight queues, whose threads 70..78 are on core 0, and a NIC that spreads packets over them. The hold time is
+/// 100 ms.
 fn spreading(nic: &Nic, file: &str) -> World {
     let (tree, fake, netlink) = (Tree::new(), Fake::default(), fake::Netlink::default());
     tree.write("sys/devices/system/cpu/online", "0-3\n");
@@ -238,7 +239,7 @@ fn spreading(nic: &Nic, file: &str) -> World {
 }
 
 #[test]
-fn a_table_follows_the_cores_that_forward_and_is_put_back() {
+fn a_table_follows_the_cores_that_forward_and_is_restored() {
     let (nic, directory) = (Nic::new(8, 64, false), tempfile::tempdir().unwrap());
     let file = directory.path().join("m.spreading");
     let table = || Ntuple(&nic).indirection("eth0").unwrap();
@@ -250,13 +251,13 @@ fn a_table_follows_the_cores_that_forward_and_is_put_back() {
         handle.cores().spreads.iter().map(|spread| (spread.used, spread.of)).eq([(4, 8)])
     });
     assert!(file.exists());
-    // The core has too much: another one, and as soon as that forwards more queues. There is no next look for ports.
+    // The core has too much, so a core is added. As soon as it forwards, more queues are used. This needs no further look.
     let began = Instant::now();
     world.wait_for("more queues", || {
         let ns = began.elapsed().as_nanos();
         for pid in 70..74 {
             let (ran, waited) = (ns / 4, ns * 3 / 4);
-            // Never empty, as who reads it meanwhile would find nothing.
+            // The file is never truncated, because a reader would find it empty in the meantime.
             let schedstat = world.tree.path(&format!("proc/{pid}/schedstat"));
             let mut schedstat = std::fs::OpenOptions::new().write(true).open(schedstat).unwrap();
             schedstat.write_all(format!("{ran:020} {waited:020} 1\n").as_bytes()).unwrap();
@@ -267,7 +268,7 @@ fn a_table_follows_the_cores_that_forward_and_is_put_back() {
         let told = handle.events(0).into_iter().map(|event| event.why);
         told.filter(|why| why.contains("are spread over")).collect()
     };
-    world.wait_for("what was done is told", || resizes().len() > 1);
+    world.wait_for("the events", || resizes().len() > 1);
     let told = resizes();
     assert!(told[0].starts_with("packets of eth0 are spread over 4 queues, no longer over 8: "), "{told:?}");
     assert!(told[1].contains("over 8 queues, no longer over 4: "), "{told:?}");
@@ -290,7 +291,7 @@ fn a_table_stays_for_the_next_daemon_which_goes_on_with_it() {
     world.wait_for("a report", || {
         handle.cores().spreads.iter().map(|spread| (spread.used, spread.of)).eq([(4, 8)])
     });
-    assert_eq!(nic.tables().len(), 1, "nothing was done about it");
+    assert_eq!(nic.tables().len(), 1, "the next daemon has set the table again");
     drop(world.threads.take());
     assert_eq!((table(), file.exists()), ((0..8).collect(), false));
 }
