@@ -13,6 +13,7 @@ import concurrent.futures
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -66,19 +67,24 @@ def run(part):
     suite, module, executable, directory, names = part
     begun = time.monotonic()
     command = [executable, "--ignored", "--test-threads=1", "--exact", *names]
+    process = subprocess.Popen(
+        command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
+    )
     try:
-        done = subprocess.run(
-            command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=LIMIT_S
-        )
-        output = done.stdout
-    except subprocess.TimeoutExpired as late:
-        output = (late.stdout or b"").decode(errors="replace") + f"\n{suite} {module}: killed after {LIMIT_S} s\n"
-    passed = len(re.findall(r"^test .* \.\.\. (?:.*\n)*?ok$|\.\.\. ok$", output, re.M))
-    summary = re.search(r"^test result: \w+\. (\d+) passed; (\d+) failed", output, re.M)
-    passed = int(summary[1]) if summary else min(passed, len(names) - 1)
+        output, _ = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        # With all that it started.
+        os.killpg(process.pid, signal.SIGKILL)
+        output = process.communicate()[0] + f"\n{suite} {module}: killed after {LIMIT_S} s\n"
+    counts = re.findall(r"^test result: \w+\. (\d+) passed; \d+ failed", output, re.M)
+    passed = int(counts[-1]) if counts else 0
+    # A program that dies after its summary has failed, too.
+    if process.returncode != 0:
+        passed = min(passed, len(names) - 1)
     print(f"     {suite} {module}: {passed} of {len(names)} passed in {time.monotonic() - begun:.0f} s", flush=True)
     print(output, flush=True) if passed < len(names) else None
-    return passed, [f"{suite}::{name}" for name in names if passed < len(names) and not re.search(rf"^test {re.escape(name)} \.\.\. (.*\n)*?ok$", output, re.M)]
+    failed = set(re.findall(r"^    (\S+)$", output, re.M)) & set(names) or set(names)
+    return passed, [f"{suite}::{name}" for name in sorted(failed) if passed < len(names)]
 
 
 def main():

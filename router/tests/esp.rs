@@ -367,7 +367,7 @@ fn a_wrong_configuration_is_refused_with_its_line() {
     ];
     let second = right.replace("spi = 8194", "spi = 4097");
     let second = second.replace("[[path]]\nname = \"out\"", "[[sa]]\nname = \"other\"\nspi = 4097\nkey_file = \"x\"\nmode = \"tunnel\"\nlocal = \"192.0.2.1\"\nremote = \"192.0.2.9\"\n[[path]]\nname = \"out\"");
-    cases.push((second.replace("[\"in\"]", "[\"in\", \"other\"]"), "has the SPI of SA in already"));
+    cases.push((second.replace("[\"in\"]", "[\"in\", \"other\"]"), "has the same SPI as SA in"));
     for (text, wanted) in cases {
         assert_ne!(text, right, "{wanted}");
         world.write("p.toml", &text);

@@ -63,7 +63,7 @@ enum Part {
     Crowd,
     /// Steps, where packets leave by two transmit queues
     Order,
-    /// A queue that alone is too much for a core: whole, and shared by flow (`[cores] split`). Only on request: with
+    /// A queue that alone is too much for a core: whole, and shared by flow (`[experimental] split`). Only on request: with
     /// two cores the generator lacks time for it, so trials are repeated
     Split,
     /// A queue moved to and fro a hundred times, while packets leave by two slow transmit queues: with moves that wait

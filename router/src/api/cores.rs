@@ -42,6 +42,7 @@ pub struct CoresReport {
     pub moderations: Vec<ModerationReport>,
     pub workloads: Vec<WorkloadReport>,
     /// Conditions of kind `core`: what cannot be read or done.
+    #[serde(default)]
     pub conditions: Vec<ConditionReport>,
 }
 

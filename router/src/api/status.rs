@@ -27,6 +27,7 @@ pub struct Status {
     /// Why it is not ready.
     pub problem: Option<String>,
     /// What is wrong, limited or unknown now. Conditions of interfaces are left out: `millrace interfaces` shows them.
+    #[serde(default)]
     pub conditions: Vec<ConditionReport>,
     /// The daemon's.
     pub uptime_s: u64,

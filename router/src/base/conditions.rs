@@ -7,7 +7,7 @@
 use crate::base::{clock::monotonic, guard::locked};
 use std::{
     collections::BTreeMap,
-    fmt, mem,
+    fmt,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -65,9 +65,15 @@ impl ConditionKind {
         matches!(self, Self::Policy | Self::Router | Self::Interface)
     }
 
+    /// Is another text of the same subject another reason, worth a line in the log?
+    fn names_reasons(self) -> bool {
+        matches!(self, Self::Port | Self::Router | Self::Interface)
+    }
+
     /// How the subject stands while the condition holds and after it, where the kind says it for all.
     fn state(self) -> Option<(&'static str, &'static str)> {
         match self {
+            Self::Linux => Some(("cannot be read in full", "is read in full again")),
             Self::Port => Some(("is not trusted", "is trusted again")),
             Self::Router | Self::Interface => Some(("is left to the kernel", "is on the fast path again")),
             _ => None,
@@ -103,9 +109,12 @@ impl fmt::Display for Condition {
     }
 }
 
+/// The conditions of one kind, each with the time when it began.
+type OfKind = BTreeMap<Condition, Duration>;
+
 /// All conditions that hold, shared by those who find and those who show them.
 #[derive(Clone, Debug, Default)]
-pub struct Conditions(Arc<Mutex<BTreeMap<Condition, Duration>>>);
+pub struct Conditions(Arc<Mutex<BTreeMap<ConditionKind, OfKind>>>);
 
 impl Conditions {
     /// These conditions hold now, and no others of these kinds. Logs what begins and what ends.
@@ -114,6 +123,9 @@ impl Conditions {
     }
 
     /// As [`Conditions::set`]; the end of a condition is not logged if its subject is not there any more.
+    ///
+    /// A subject whose text changes has been in this condition from the beginning. The new text is logged only where texts name
+    /// reasons ([`ConditionKind::names_reasons`]), because others may contain numbers that change all the time.
     pub fn set_among(
         &self,
         kinds: &[ConditionKind],
@@ -122,37 +134,44 @@ impl Conditions {
     ) {
         let mut held = locked(&self.0);
         let time = monotonic();
-        let (mut before, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
-            mem::take(&mut *held).into_iter().partition(|(condition, _)| kinds.contains(&condition.kind));
-        *held = others;
-        let (mut begun, mut goes_on) = (Vec::new(), Vec::new());
+        let mut before = OfKind::new();
+        kinds.iter().filter_map(|kind| held.remove(kind)).for_each(|of_kind| before.extend(of_kind));
+        let mut begun = Vec::new();
         for condition in now {
-            let since = before.remove(&condition);
-            if since.is_none() {
+            let before = since(&before, &condition);
+            if before.is_none_or(|(_, is_same)| !is_same && condition.kind.names_reasons()) {
                 begun.push(condition.clone());
             }
-            if !condition.subject.is_empty() {
-                goes_on.push((condition.kind, condition.subject.clone()));
-            }
-            held.insert(condition, since.unwrap_or(time));
+            let since = before.map_or(time, |(since, _)| since);
+            held.entry(condition.kind).or_default().insert(condition, since);
         }
+        let goes_on =
+            |was: &Condition| held.get(&was.kind).is_some_and(|of_kind| since(of_kind, was).is_some());
+        let ended: Vec<_> =
+            before.keys().filter(|was| is_there(&was.subject) && !goes_on(was)).cloned().collect();
         drop(held);
-        goes_on.sort_unstable();
-        let ended = before.into_keys().filter(|was| {
-            let subject = (was.kind, was.subject.clone());
-            is_there(&was.subject) && goes_on.binary_search(&subject).is_err()
-        });
-        log(begun, ended.collect());
+        log(begun, ended);
     }
 
-    /// Those that hold, by kind, each with the time since it began.
-    pub fn all(&self) -> Vec<(Condition, Duration)> {
+    /// Those of these kinds that hold, each with the time since it began.
+    pub fn of(&self, kinds: impl Fn(ConditionKind) -> bool) -> Vec<(Condition, Duration)> {
         let now = monotonic();
-        locked(&self.0)
-            .iter()
-            .map(|(condition, since)| (condition.clone(), now.saturating_sub(*since)))
-            .collect()
+        let held = locked(&self.0);
+        let wanted = held.iter().filter(|(kind, _)| kinds(**kind)).flat_map(|(_, of_kind)| of_kind);
+        wanted.map(|(condition, since)| (condition.clone(), now.saturating_sub(*since))).collect()
     }
+}
+
+/// Since when this condition holds, or another one of its subject, and whether it is the same.
+fn since(held: &OfKind, condition: &Condition) -> Option<(Duration, bool)> {
+    if let Some(since) = held.get(condition) {
+        return Some((*since, true));
+    }
+    let first = Condition { text: String::new(), ..condition.clone() };
+    let of_subject = |other: &(&Condition, &Duration)| {
+        !other.0.subject.is_empty() && (other.0.kind, &other.0.subject) == (first.kind, &first.subject)
+    };
+    held.range(&first..).next().filter(of_subject).map(|(_, since)| (*since, false))
 }
 
 fn log(begun: Vec<Condition>, ended: Vec<Condition>) {
@@ -183,7 +202,7 @@ mod tests {
     }
 
     fn texts(conditions: &Conditions) -> Vec<String> {
-        conditions.all().into_iter().map(|(condition, _)| condition.to_string()).collect()
+        conditions.of(|_| true).into_iter().map(|(condition, _)| condition.to_string()).collect()
     }
 
     #[test]
@@ -204,13 +223,16 @@ mod tests {
     fn a_condition_keeps_its_beginning_while_it_holds() {
         let (conditions, down) = (Conditions::default(), of(Port, "port eth1", "it is down"));
         let age = |wanted: &Condition| {
-            conditions.all().into_iter().find(|(held, _)| held == wanted).map(|(_, age)| age)
+            conditions.of(|_| true).into_iter().find(|(held, _)| held == wanted).map(|(_, age)| age)
         };
         conditions.set(&[Port], [down.clone()]);
         std::thread::sleep(Duration::from_millis(2));
-        let lro = of(Port, "port eth1", "LRO is on");
+        let lro = of(Port, "port eth2", "LRO is on");
         conditions.set(&[Port], [down.clone(), lro.clone()]);
         assert!(age(&down) >= age(&lro).map(|age| age + Duration::from_millis(2)), "{conditions:?}");
+        let both = of(Port, "port eth1", "it is down; LRO is on");
+        conditions.set(&[Port], [both.clone(), lro.clone()]);
+        assert!(age(&both) >= age(&lro).map(|age| age + Duration::from_millis(2)), "{conditions:?}");
         conditions.set(&[Port], []);
         assert_eq!(age(&down), None);
     }

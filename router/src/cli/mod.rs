@@ -102,7 +102,7 @@ enum Command {
     Cores(Output),
     /// Show the decisions about queues and cores, with their times and causes.
     Events(Events),
-    /// Print metrics of paths and workers for Prometheus (docs/reference/metrics.md).
+    /// Print metrics of conditions, paths and workers for Prometheus (docs/reference/metrics.md).
     Metrics,
     /// Show cores, queues, routers, flow rules and paths, live.
     #[command(after_help = top::HELP)]

@@ -243,6 +243,8 @@ impl Exchange {
         let mut failures = lock(&self.failures);
         if failures.len() < MOST_FAILURES {
             failures.push(failure);
+        } else {
+            tracing::error!("{failure}");
         }
     }
 

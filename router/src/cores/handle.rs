@@ -93,8 +93,7 @@ impl Handle {
     }
 
     fn condition_reports(&self) -> Vec<ConditionReport> {
-        let of_cores = |(condition, _): &(Condition, Duration)| condition.kind == ConditionKind::Core;
-        let all = self.conditions.all().into_iter().filter(of_cores);
+        let all = self.conditions.of(|kind| kind == ConditionKind::Core).into_iter();
         all.map(|(condition, since)| ConditionReport::new(condition, since)).collect()
     }
 

@@ -385,7 +385,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             .paths
             .iter()
             .flat_map(|paths| paths.trouble.clone().into_iter().chain(paths.plane.stand().troubles.clone()));
-        of(Linux, self.observer.troubles());
+        let unread = self.observer.troubles().into_iter();
+        self.conditions.set(&[Linux], unread.map(|(subject, text)| Condition { kind: Linux, subject, text }));
         of(Counters, self.generation.plane.troubles());
         of(Tables, self.stuck.iter().map(|stuck| stuck.why.clone()).collect());
         of(Path, paths.chain(self.past_paths()).collect());
@@ -398,8 +399,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     /// All conditions that hold, except those of interfaces.
     fn condition_reports(&self) -> Vec<ConditionReport> {
         self.find_conditions();
-        let all = self.conditions.all().into_iter();
-        let shown = all.filter(|(condition, _)| condition.kind != ConditionKind::Interface);
+        let shown = self.conditions.of(|kind| kind != ConditionKind::Interface).into_iter();
         shown.map(|(condition, since)| ConditionReport::new(condition, since)).collect()
     }
 

@@ -7,7 +7,7 @@ use crate::{
         ethtool::Problem,
         multipath::MultipathKeys,
         netns::NamespaceRef,
-        observer::{Observer, ObserverConfig, PolicyRead, Quota, Reader, Trouble, Waker, clock},
+        observer::{Observer, ObserverConfig, PolicyRead, Quota, Reader, Trouble, Waker},
     },
 };
 use anyhow::Result;
@@ -65,11 +65,9 @@ impl Observe for Observer {
     fn policies_read(&mut self) -> Vec<PolicyRead> {
         Observer::policies_read(self)
     }
-    fn troubles(&self) -> Vec<String> {
-        let sentence = |t: Trouble| {
-            format!("router {} cannot be read: {} (since {})", t.namespace, t.what, clock(t.since))
-        };
-        Observer::troubles(self).into_iter().map(sentence).collect()
+    fn troubles(&self) -> Vec<(String, String)> {
+        let named = |t: Trouble| (format!("router {}", t.namespace), t.what);
+        Observer::troubles(self).into_iter().map(named).collect()
     }
     fn standing(&self, namespace: NamespaceId) -> Standing {
         Observer::standing(self, namespace)

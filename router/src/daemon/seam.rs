@@ -64,8 +64,8 @@ pub trait Observe {
     /// Readings that are done. The last [`Observe::poll`] or an earlier one has returned their events.
     fn policies_read(&mut self) -> Vec<PolicyRead>;
 
-    /// What cannot be read, as sentences. The routers concerned are not accelerated.
-    fn troubles(&self) -> Vec<String>;
+    /// What cannot be read in full, and why. The routers concerned are not accelerated.
+    fn troubles(&self) -> Vec<(String, String)>;
 
     /// Has the observer returned everything that Linux has reported of a namespace?
     fn standing(&self, _namespace: NamespaceId) -> Standing {

@@ -54,7 +54,6 @@ impl Losses {
                 Err(why) => {
                     let trouble =
                         format!("packets lost after the redirect cannot be counted by {tracepoint}: {why}");
-                    tracing::warn!("{trouble}");
                     losses.troubles.push(trouble);
                 }
             }

@@ -389,7 +389,7 @@ impl Keeper {
                         tracing::info!("paths need more memory: workers start again with {needed} frames");
                         self.tally.end(before.report());
                         self.other_work.workers_begin_anew();
-                        troubles.extend(before.stop());
+                        before.stop().iter().for_each(|trouble| tracing::warn!("{trouble}"));
                     }
                     self.settings.frames = needed;
                 }

@@ -16,7 +16,7 @@ use crate::{
 
 /// Name of the steps where packets leave by two transmit queues.
 pub(super) const TO_TWO: &str = "step, two queues";
-/// A queue that is too much for a core, without and with `[cores] split`.
+/// A queue that is too much for a core, without and with `[experimental] split`.
 pub(super) const WHOLE: &str = "hot queue, whole";
 pub(super) const SPLIT: &str = "hot queue, split";
 /// Parts in which packets leave by one queue.

@@ -348,7 +348,7 @@ impl Observe for Linux {
     fn policies_read(&mut self) -> Vec<PolicyRead> {
         self.0.policies.take()
     }
-    fn troubles(&self) -> Vec<String> {
+    fn troubles(&self) -> Vec<(String, String)> {
         Vec::new()
     }
     fn standing(&self, namespace: NamespaceId) -> Standing {

@@ -128,9 +128,9 @@ impl Control {
             let Some(rest) = self.note(asked) else { return };
             if begun.elapsed() > LEAVES {
                 for (port, _) in &rest {
-                    self.troubles.push(format!(
+                    tracing::warn!(
                         "{whose}: port {port} held packets of core {core} for {LEAVES:?}; later packets may overtake them"
-                    ));
+                    );
                 }
                 return;
             }

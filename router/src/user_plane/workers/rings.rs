@@ -166,8 +166,7 @@ impl Control {
         let held = left + sender.waiting() as usize;
         let opener = by.and_then(|queue| self.held.opener((port, queue)));
         if held > 0 && opener.is_none_or(|opener| opener.check() != Err(Fault::Gone)) {
-            self.troubles
-                .push(format!("port {name}: {held} packets of core {core} were not sent and are lost"));
+            tracing::warn!("port {name}: {held} packets of core {core} were not sent and are lost");
         }
     }
 
