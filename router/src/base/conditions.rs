@@ -150,7 +150,7 @@ impl Conditions {
         let ended: Vec<_> =
             before.keys().filter(|was| is_there(&was.subject) && !goes_on(was)).cloned().collect();
         drop(held);
-        log(begun, ended);
+        log(&begun, &ended);
     }
 
     /// Those of these kinds that hold, each with the time since it began.
@@ -174,22 +174,27 @@ fn since(held: &OfKind, condition: &Condition) -> Option<(Duration, bool)> {
     held.range(&first..).next().filter(of_subject).map(|(_, since)| (*since, false))
 }
 
-fn log(begun: Vec<Condition>, ended: Vec<Condition>) {
-    for condition in begun.iter().take(LINES) {
-        tracing::warn!("{condition}");
-    }
-    for condition in ended.iter().take(LINES) {
-        match condition.kind.state() {
-            Some((_, ended)) => tracing::info!("{} {ended}", condition.subject),
-            None => tracing::info!("no longer: {condition}"),
-        }
-    }
+fn log(begun: &[Condition], ended: &[Condition]) {
+    let (warnings, notices) = lines(begun, ended);
+    warnings.iter().for_each(|line| tracing::warn!("{line}"));
+    notices.iter().for_each(|line| tracing::info!("{line}"));
+}
+
+/// The lines of what begins, and of what ends.
+fn lines(begun: &[Condition], ended: &[Condition]) -> (Vec<String>, Vec<String>) {
+    let over = |condition: &Condition| match condition.kind.state() {
+        Some((_, over)) if !condition.subject.is_empty() => format!("{} {over}", condition.subject),
+        _ => format!("no longer: {condition}"),
+    };
+    let mut warnings: Vec<_> = begun.iter().take(LINES).map(ToString::to_string).collect();
+    let notices = ended.iter().take(LINES).map(over).collect();
     let more = begun.len().saturating_sub(LINES) + ended.len().saturating_sub(LINES);
     if more > 0 {
-        tracing::warn!(
-            "{more} more conditions began or ended: see `millrace status` and `millrace interfaces`"
-        );
+        warnings.push(format!(
+            "{more} more conditions began or ended; the status and the list of interfaces show them"
+        ));
     }
+    (warnings, notices)
 }
 
 #[cfg(test)]
@@ -235,5 +240,16 @@ mod tests {
         assert!(age(&both) >= age(&lro).map(|age| age + Duration::from_millis(2)), "{conditions:?}");
         conditions.set(&[Port], []);
         assert_eq!(age(&down), None);
+    }
+
+    #[test]
+    fn many_conditions_are_logged_as_a_number() {
+        let many: Vec<_> = (0..LINES + 3).map(|n| of(Port, &format!("port eth{n}"), "LRO is on")).collect();
+        let (warnings, notices) = lines(&many, &many[..1]);
+        assert_eq!((warnings.len(), notices), (LINES + 1, vec!["port eth0 is trusted again".to_owned()]));
+        assert_eq!(warnings[0], "port eth0 is not trusted: LRO is on");
+        assert!(warnings[LINES].starts_with("3 more conditions began or ended"), "{warnings:?}");
+        let (_, notices) = lines(&[], &[Condition::new(Core, "core 9 is not online")]);
+        assert_eq!(notices, ["no longer: core 9 is not online"]);
     }
 }
