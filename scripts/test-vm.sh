@@ -110,7 +110,7 @@ boot() {
 		-append "console=ttyS0 panic=-1 quiet mitigations=off ${2-}" -serial "file:$CACHE/console.log" -serial stdio "${devices[@]}" </dev/null
 }
 
-# Passes on the guest's output as it comes, and prints the count at the end.
+# Prints each line of the guest's output at once, and the count at the end.
 judge() {
 	local line passed=0 failed=0 begun=0 ended=0
 	while IFS= read -r line || [[ $line ]]; do

@@ -180,7 +180,7 @@ static __always_inline bool due(const struct run *r, const struct stream *s, str
 #define CLOCK_EVERY 16
 /* Calls without credit between two looks at the sink's counter. Each look costs the sink's core a cache miss. */
 #define LOOK_EVERY 256
-/* After this long without an arrival, packets on the way are taken for lost. No core is taken away for so long. */
+/* Packets count as lost if none arrives for this time. Other work takes a core away for less. */
 #define LOST_NS 50000000
 
 /* Reads the clock of an unpaced stream. */

@@ -16,7 +16,7 @@ use logic::{memory::words, tables::encoding};
 use std::mem::offset_of;
 use types::*;
 
-/// The size of so many of `logic`'s words, in bytes.
+/// The size of `words` words of `logic`, in bytes.
 const fn bytes(words: usize) -> usize {
     words * size_of::<u64>()
 }

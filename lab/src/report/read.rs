@@ -68,12 +68,12 @@ pub(super) fn directory(path: &Path) -> Result<Results> {
 
 /// The bytes of a file, unpacked.
 fn bytes(file: &Path) -> io::Result<Vec<u8>> {
+    let (is_packed, file) = (file.extension().is_some_and(|it| it == "gz"), std::fs::File::open(file)?);
+    let reader: Box<dyn Read> = if is_packed { Box::new(MultiGzDecoder::new(file)) } else { Box::new(file) };
     let mut bytes = Vec::new();
-    let packed = std::fs::File::open(file)?;
-    if file.extension().is_some_and(|extension| extension == "gz") {
-        MultiGzDecoder::new(packed).take(MOST_BYTES).read_to_end(&mut bytes)?;
-    } else {
-        packed.take(MOST_BYTES).read_to_end(&mut bytes)?;
+    reader.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MOST_BYTES {
+        return Err(io::Error::other(format!("it has more than {MOST_BYTES} bytes")));
     }
     Ok(bytes)
 }

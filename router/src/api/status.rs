@@ -74,7 +74,7 @@ pub struct ConditionReport {
 }
 
 impl ConditionReport {
-    /// Of one that has held for so long.
+    /// The report of a condition that has held for this time.
     pub fn new(condition: Condition, age: Duration) -> Self {
         let sentence = condition.to_string();
         let Condition { kind, subject, text } = condition;

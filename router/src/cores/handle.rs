@@ -61,10 +61,11 @@ impl Handle {
                 .as_ref()
                 .map(|directory| ServeReport { directory: directory.display().to_string(), cores: None }),
             local: (self.experimental.local == LocalDelivery::Follow).then(LocalReport::default),
+            conditions: self.condition_reports(),
             ..CoresReport::default()
         };
         let Some(now) = self.exchange.snapshot() else {
-            return CoresReport { conditions: self.condition_reports(), ..report };
+            return report;
         };
         let given = now.found.served.as_ref().map(|cores| cores.iter().copied().collect());
         let roles = roles(&now.view, &now.plan);
@@ -79,7 +80,6 @@ impl Handle {
             spreads: now.found.spreads.iter().map(|(port, spreads)| self.spread(*port, spreads)).collect(),
             moderations: now.found.moderated.iter().map(moderation).collect(),
             workloads: now.found.workloads.iter().map(workload).collect(),
-            conditions: self.condition_reports(),
             ..report
         }
     }

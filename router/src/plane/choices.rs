@@ -23,7 +23,7 @@ pub(crate) const RING: usize = 64;
 pub(crate) const JIFFIES_SHIFT: u32 = 32;
 const CORE: u64 = 0xffff;
 const FIRST: u64 = 0x10000;
-/// The ageing timer (V4): a flow without packets for so long counts as new when its next packet comes.
+/// The ageing timer (V4): a flow that has no packets for this time counts as new when its next packet comes.
 const AGE: Duration = Duration::from_secs(10);
 
 /// Words of `struct core_ring`: count, turn, then four cores each.

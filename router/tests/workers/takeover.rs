@@ -67,7 +67,7 @@ fn a_worker_that_hangs_is_taken_over_and_costs_the_packets_in_hand() {
         let mut send = |out: &mut [Vec<u32>; 3]| {
             generator.send(0, (sent..sent + 8).flat_map(|n| [0, 1, 2].map(|path| frame(path, n, 60))));
             sent += 8;
-            // The other core continues at every moment, whoever has the fill ring.
+            // The other core continues at every moment, also while another thread has the fill ring.
             until("packets of the path on the other core", || {
                 take(out);
                 out[2].len() == sent as usize

@@ -99,7 +99,7 @@ struct Timing {
     hello: Duration,
     /// After this time of silence the kernel probes the peer's kernel.
     keepalive: Duration,
-    /// A peer is gone if its kernel sends nothing for so long, or takes none of the bytes that are sent.
+    /// A peer is gone if its kernel sends nothing for this time, or takes none of the bytes that are sent.
     gone: Duration,
     /// The limit for the last messages of a connection that is closed here.
     linger: Duration,

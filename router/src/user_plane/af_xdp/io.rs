@@ -283,7 +283,7 @@ impl RingSet {
     }
 
     /// Polls each device once for which that is configured. Returns whether there are any. These are the devices of all queues that this
-    /// worker's paths receive from, whoever owns the queue.
+    /// worker's paths receive from, also of queues that other workers own.
     #[inline]
     pub fn poll(&mut self) -> bool {
         if self.may_learn && self.rings_mut().fold(false, |any, ring| ring.receiver.learn() | any) {

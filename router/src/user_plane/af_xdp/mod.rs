@@ -29,8 +29,8 @@
 //! ([`OpenError::TooFewFrames`]) if all promises together exceed the memory without retired frames. So the pool always exceeds the
 //! RX rings and the frames in flight, and nothing starves a neighbour of frames.
 //!
-//! Writers: a ring's producer index, entries and consumer index have one writer each, as `ring.rs` says. The holder of a frame is
-//! written by whoever has the frame: user space writes it before it gives the frame to a ring, and after it took it from one. The
+//! Writers: a ring's producer index, entries and consumer index have one writer each, as `ring.rs` says. Only the owner of
+//! a frame writes its holder: user space does before it gives the frame to a ring, and after it took it from one. The
 //! depot has a lock, which is taken once for 64 frames, and never while workers send what they receive.
 //!
 //! This uses the kernel's own interface (`linux/if_xdp.h`), not xsk-rs, which wraps libxdp. libxdp finds the rings of a queue by

@@ -361,7 +361,7 @@ impl Sender {
         self.slot.take_back();
     }
 
-    /// Takes back sent frames, whoever owns the queue.
+    /// Takes back sent frames, also if another worker owns the queue.
     pub(super) fn collect_all(&self) {
         self.slot.take_all_back();
     }

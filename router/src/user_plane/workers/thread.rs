@@ -170,7 +170,7 @@ impl Thread {
         if self.is_silent() {
             return Err(NotTaken { error: self.silence(), thing: Some(thing) });
         }
-        // Either the worker takes what is in it, or the caller takes it back after a timeout; whoever is first has it alone.
+        // The worker takes the request, or the caller takes it back after a timeout. The first of them owns it alone.
         let offer = Arc::new(Mutex::new(Some((thing, take))));
         let claim = |offer: &Mutex<Option<_>>| locked(offer).take();
         let (to, answer) = sync_channel(1);

@@ -69,7 +69,7 @@ fn samples() -> Vec<Vec<u8>> {
 enum Event {
     /// More bytes of a connection. The last number is the part of them, in 256ths, that arrives now.
     Bytes(usize, Vec<u8>, u8),
-    /// A connection reads so many of the bytes that were sent to it.
+    /// A connection reads this number of the bytes that were sent to it.
     Reads(usize, usize),
     Leaves(usize),
     Seconds(u8),
