@@ -7,9 +7,9 @@
 //!
 //! # Who may write which field
 //! The thread that puts writes `put`, and the words from `taken` up to one turn of the ring further. `is_putting`
-//! allows one such thread at a time. A second one (of a worker that replaced one that hangs) does not wait; its copies
-//! are lost. The one [`Taker`] writes `taken`. `put` is stored (release) after the words of all copies of a run, and
-//! `taken` after those that were read. Each is loaded (acquire) before the other side's words are touched.
+//! allows one such thread at a time. A second one does not wait; its copies are lost. The one [`Taker`] writes
+//! `taken`. `put` is stored (release) after the words of all copies of a run, and `taken` after those that were read.
+//! Each is loaded (acquire) before the other side's words are touched.
 //!
 //! A copy consists of two words (the time and both lengths) and its data in words. Copies are in order. The end of the
 //! ring never cuts one.

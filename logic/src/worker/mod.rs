@@ -14,11 +14,11 @@
 //! frames ([`crate::paths::class`]) into a bounded ring for each path. So a path over its share fills only its own ring
 //! (P2, P4).
 //!
-//! # Continuing without a run
+//! # A run that panics
 //! The schedule and the chains ([`Turns`]) are separate from the things that the worker holds during a run
 //! ([`InHand`]): packets, and their chain. So a run has a beginning, a middle and an end ([`Turns::begin`],
 //! [`InHand::run`], [`Turns::end`]). Only the middle calls elements, and it does not use the state of all paths. If it
-//! does not end, another worker continues with that state, and one path gets another chain.
+//! panics, the worker goes on with that state, and one path gets another chain.
 //!
 //! # When
 //! An element gets the time at which the packets of its run arrived ([`Frame::came_ns`]). Packets that arrived together

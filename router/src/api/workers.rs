@@ -53,8 +53,8 @@ pub struct WorkersReport {
     pub retired_frames: u32,
 }
 
-/// A path. Each of its packets is in exactly one of `out`, `up`, `dropped`, `worker_panicked`, `worker_silent` and
-/// `stopped_packets`, or still with its worker. Counts begin when the path was first planned.
+/// A path. Each of its packets is in exactly one of `out`, `up`, `dropped`, `worker_panicked` and `stopped_packets`,
+/// or still with its worker. Counts begin when the path was first planned.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PathStand {
     pub id: PathId,
@@ -75,14 +75,11 @@ pub struct PathStand {
     pub dropped: Counts,
     /// Packets lost because its chain panicked.
     pub worker_panicked: u64,
-    /// Packets lost because its thread hung, and another took over.
-    #[serde(default)]
-    pub worker_silent: u64,
     /// Packets dropped because the path is stopped.
     pub stopped_packets: u64,
     /// Panics of its chain since it came to this worker.
     pub panics: u64,
-    /// Runs that did not end, so that another thread took over, since it came to this worker.
+    /// Runs that took so long that its worker got no more packets meanwhile, since it came to this worker.
     #[serde(default)]
     pub hangs: u64,
     /// Packets that found their RX ring full; not in `packets`.
@@ -116,9 +113,6 @@ pub struct WorkerStand {
     /// daemon reports their last known values.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub silent: Option<String>,
-    /// Times that its thread made no progress, and another took over.
-    #[serde(default)]
-    pub taken_over: u64,
     /// The resource that its paths share now.
     #[serde(default)]
     pub share: String,

@@ -245,12 +245,7 @@ fn paths(paths: &[PathReport]) -> String {
             if p.why_not.is_none() { p.packets.to_string() } else { "inactive".into() },
             of_run(|run| run.out.values().sum()),
             of_run(|run| run.up.values().sum()),
-            of_run(|run| {
-                run.dropped.values().sum::<u64>()
-                    + run.worker_panicked
-                    + run.worker_silent
-                    + run.stopped_packets
-            }),
+            of_run(|run| run.dropped.values().sum::<u64>() + run.worker_panicked + run.stopped_packets),
             sum(&p.lost).to_string(),
             format!("{} {}", sum(&p.up) + sum(&p.dropped), p.otherwise),
             why.join(", "),

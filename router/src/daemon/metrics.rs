@@ -169,10 +169,9 @@ fn of_runs(paths: &[PathReport]) -> Vec<Family> {
         runs().flat_map(row).collect::<Vec<_>>()
     };
     let dropped = runs().flat_map(|(path, run)| {
-        let PathStand { dropped, worker_panicked, worker_silent, stopped_packets, ring_closed, .. } = run;
+        let PathStand { dropped, worker_panicked, stopped_packets, ring_closed, .. } = run;
         let more = [
             ("worker_panicked", *worker_panicked),
-            ("worker_silent", *worker_silent),
             ("path_stopped", *stopped_packets),
             ("ring_closed", *ring_closed),
         ];
@@ -200,7 +199,7 @@ fn of_runs(paths: &[PathReport]) -> Vec<Family> {
         gauges(
             "millrace_path_stopped",
             "",
-            "1: its chain panicked or hung repeatedly, and the path runs no more until it gets another chain",
+            "1: its chain panicked repeatedly, and the path runs no more until it gets another chain",
             runs().map(|(path, run)| (of(path), f64::from(u8::from(run.stopped.is_some())))),
         ),
         counters(
@@ -212,7 +211,7 @@ fn of_runs(paths: &[PathReport]) -> Vec<Family> {
         counters(
             "millrace_path_hangs",
             "",
-            "Times that its chain hung and another thread took over from its worker",
+            "Runs of its chain that took so long that its worker got no more packets meanwhile",
             runs().map(|(path, run)| (of(path), run.hangs)),
         ),
         gauges(

@@ -61,7 +61,7 @@ struct OfPort {
 
 #[derive(Default)]
 struct OfPath {
-    all: [Count; 10],
+    all: [Count; 9],
     out: BTreeMap<String, Count>,
     up: BTreeMap<String, Count>,
     dropped: BTreeMap<String, Count>,
@@ -193,7 +193,6 @@ impl OfPath {
         let PathStand {
             packets,
             worker_panicked,
-            worker_silent,
             stopped_packets,
             panics,
             hangs,
@@ -203,7 +202,7 @@ impl OfPath {
             cycles,
             ..
         } = path;
-        let lost = [packets, worker_panicked, worker_silent, stopped_packets, ring_full, ring_closed];
+        let lost = [packets, worker_panicked, stopped_packets, ring_full, ring_closed];
         let all = lost.into_iter().chain([panics, hangs, runs, cycles]);
         self.all.iter_mut().zip(all).for_each(|(count, value)| *value = count.of(*value));
         count_named(&mut self.out, &mut path.out);
@@ -265,7 +264,6 @@ mod tests {
             up: named("local"),
             dropped: named("over_rate"),
             worker_panicked: n,
-            worker_silent: n,
             stopped_packets: n,
             panics: n,
             hangs: n,
@@ -319,12 +317,11 @@ mod tests {
         let mut report = report;
         let mut all = Vec::new();
         for path in &mut report.paths {
-            let PathStand { packets, worker_panicked, worker_silent, stopped_packets, panics, .. } = *path;
+            let PathStand { packets, worker_panicked, stopped_packets, panics, .. } = *path;
             let PathStand { hangs, ring_full, ring_closed, runs, cycles, .. } = *path;
             all.extend([
                 packets,
                 worker_panicked,
-                worker_silent,
                 stopped_packets,
                 panics,
                 hangs,

@@ -266,7 +266,7 @@ impl Bed {
         for path in &report.paths {
             let fates: u64 = path.out.values().chain(path.up.values()).chain(path.dropped.values()).sum();
             assert_eq!(
-                fates + path.worker_panicked + path.worker_silent + path.stopped_packets,
+                fates + path.worker_panicked + path.stopped_packets,
                 path.packets,
                 "packets of path {}, by their fates, and in all",
                 path.path

@@ -13,7 +13,7 @@ mod faults;
 mod flood;
 mod measure;
 mod scarce;
-mod takeover;
+mod silent;
 mod weights;
 
 use af_xdp_bed::{Generator, frame, until};
@@ -225,7 +225,7 @@ impl Drop for GoesOn {
     }
 }
 
-/// Settings with which no hanging worker is taken over.
+/// Settings with which no hanging worker is left alone.
 fn patient() -> WorkersSettings {
     WorkersSettings { patience: Duration::from_secs(600), ..settings() }
 }

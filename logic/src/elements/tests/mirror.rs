@@ -125,7 +125,7 @@ fn the_writer_refuses_by_name_and_takes_again() {
     assert_eq!(counted(&nowhere), [0, 0, 4, 0]);
 }
 
-/// A worker that hangs in a run is replaced. The other one does not wait, and their copies do not mix.
+/// A second thread does not wait, and their copies do not mix.
 #[test]
 fn only_one_puts_at_a_time() {
     let (copies, mut taker) = Copies::new(1 << 17);

@@ -560,7 +560,7 @@ fn status_shows_paths_and_workers() {
     run.out = [("eth1".into(), 4), ("eth2".into(), 2)].into();
     run.up = [("ttl_exceeded".into(), 2)].into();
     run.dropped = [("policed".into(), 1)].into();
-    (run.worker_panicked, run.worker_silent, run.stopped_packets) = (20, 4000, 300);
+    (run.worker_panicked, run.stopped_packets) = (20, 300);
     let paths = vec![
         PathReport { run: Some(run), ..path("vpn", None) },
         path("late", Some("its port eth9 is not there")),
@@ -622,7 +622,7 @@ note        11 packets that paths passed up did not reach the kernel: too many w
     assert!(text.contains("problem     path vpn is stopped: its chain panicked\n"), "{text}");
     let table = "\
 PATH  ROUTER  PORT  CORE  SHARE  PACKETS   OUT  TO KERNEL  DROPPED  LOST  OTHERWISE                              WHY
-vpn   red     all      3    26%  12          6          2     4321     3     5 drop  4 path_no_worker, 1 path_unsure
+vpn   red     all      3    26%  12          6          2      321     3     5 drop  4 path_no_worker, 1 path_unsure
 late  red     all      -      -  inactive    -          -        -     3     5 drop  4 path_no_worker, 1 path_unsure
 ";
     assert!(text.contains(table), "{text}");

@@ -406,7 +406,6 @@ fn lost(path: &PathReport, with_run: bool) -> Vec<ReasonCount> {
     let with_worker = run.iter().flat_map(|run| {
         let of = [
             ("worker_panicked", run.worker_panicked),
-            ("worker_silent", run.worker_silent),
             ("path_stopped", run.stopped_packets),
             ("ring_closed", run.ring_closed),
         ];

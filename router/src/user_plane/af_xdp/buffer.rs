@@ -41,7 +41,7 @@ struct Inner {
     frame_bytes: u32,
     umem: Arc<Umem>,
     /// Held until the last buffer is gone.
-    promise: Arc<Promise>,
+    _promise: Promise,
 }
 
 /// A packet: bytes in a frame that only this buffer has, with room before and after them.
@@ -74,14 +74,9 @@ impl Pool {
             memory: umem.memory().as_mut_ptr(),
             frame_bytes: umem.frame_bytes(),
             umem: umem.clone(),
-            promise: Arc::new(umem.promise("a worker's pool", needed)?),
+            _promise: umem.promise("a worker's pool", needed)?,
         };
         Ok(Pool { inner: NonNull::from(Box::leak(Box::new(inner))), in_hand })
-    }
-
-    /// The frames that it may hold. If its thread makes no more buffers, another thread may reduce this.
-    pub(crate) fn promise(&self) -> Arc<Promise> {
-        self.inner().promise.clone()
     }
 
     pub fn umem(&self) -> &Arc<Umem> {

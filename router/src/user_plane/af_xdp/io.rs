@@ -73,11 +73,6 @@ impl RingSet {
         RingSet { outputs, paths, queues, bell, polls: false, may_learn: false, umem }
     }
 
-    /// Another thread has the rings, and this bell wakes it.
-    pub fn set_bell(&mut self, bell: Arc<Bell>) {
-        self.bell = Some(bell);
-    }
-
     /// Adds a queue that this worker owns from now on. Returns its number among the queues.
     ///
     /// # Panics

@@ -83,7 +83,6 @@ pub use queue::{Queue, QueueCounts};
 pub use receiver::Receiver;
 pub use sender::Sender;
 pub use socket::Statistics;
-pub(crate) use umem::Promise;
 pub use umem::Umem;
 
 use std::io::Error as IoError;

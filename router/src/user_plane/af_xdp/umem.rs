@@ -8,7 +8,7 @@ use std::{
     os::fd::RawFd,
     sync::{
         Arc, Mutex, MutexGuard,
-        atomic::{AtomicU16, AtomicU32, Ordering::Relaxed},
+        atomic::{AtomicU16, Ordering::Relaxed},
     },
 };
 
@@ -62,26 +62,14 @@ impl QueueId {
 }
 
 /// Its owner may hold this many frames.
-pub(crate) struct Promise {
+pub(super) struct Promise {
     umem: Arc<Umem>,
-    /// Written only under the lock of the books.
-    frames: AtomicU32,
-}
-
-impl Promise {
-    /// Reduces the promise to this many frames: its owner will not hold more.
-    pub(crate) fn shrink(&self, frames: u32) {
-        let mut books = self.umem.books();
-        let before = self.frames.load(Relaxed);
-        let now = before.min(frames);
-        self.frames.store(now, Relaxed);
-        books.promised -= before - now;
-    }
+    frames: u32,
 }
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        self.umem.books().promised -= *self.frames.get_mut();
+        self.umem.books().promised -= self.frames;
     }
 }
 
@@ -160,7 +148,7 @@ impl Umem {
             return Err(OpenError::TooFewFrames { what, needed, promised, retired, frames });
         }
         books.promised += needed;
-        Ok(Promise { umem: self.clone(), frames: needed.into() })
+        Ok(Promise { umem: self.clone(), frames: needed })
     }
 
     /// Moves up to `most` free frames to a pool.
@@ -262,10 +250,10 @@ mod tests {
         let text = "another needs 41 frames; of 100, 60 are promised to others and 0 retired";
         assert_eq!(error.to_string(), text);
         let second = umem.promise("another", 40).unwrap();
-        first.shrink(10);
-        first.shrink(20);
-        assert_eq!(umem.promised_frames(), 50);
-        drop((first, second));
+        assert_eq!(umem.promised_frames(), 100);
+        drop(first);
+        assert_eq!(umem.promised_frames(), 40);
+        drop(second);
         assert!(umem.promise("all", 100).is_ok());
         assert!(umem.promise("too many", u32::MAX).is_err());
         assert!(Umem::new(100, 1024).is_err() && Umem::new(0, 2048).is_err());

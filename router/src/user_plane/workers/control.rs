@@ -15,12 +15,11 @@ use super::{
     epochs::Epochs,
     exchange::{Bound, Desk, PORTS, PortNames, PortsByNumber},
     held::{Held, Made, Ring},
-    inner::{Goods, Inner},
+    inner::Inner,
     placing::Placing,
     plan::{PathPlan, PortPlan, Slots, Tables, WorkersPlan, frames_needed},
     report::told,
     scarce::{Reading, Scarce},
-    takeover::{Left, Orphan},
     thread::{NotTaken, Thread},
     up::{Device, Ups},
     watch::Watch,
@@ -42,7 +41,7 @@ use logic::{
         layout::{Layout, Parts, lay_out},
     },
     plan::{PortId, RouterId},
-    worker::{InHand, Turns},
+    worker::Turns,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -74,12 +73,8 @@ pub(super) struct Control {
     pub tell: Sender<PathId>,
     pub threads: BTreeMap<CoreId, Thread>,
     pub watch: Watch,
-    /// Threads that were taken over and have not ended.
-    pub left: Vec<Left>,
-    /// How often the worker of a core was taken over.
-    pub taken_over: BTreeMap<CoreId, u64>,
-    /// What was taken from a thread, and no other thread has yet.
-    pub orphans: BTreeMap<CoreId, Orphan>,
+    /// Workers that make no progress (`silent.rs`), and the paths whose elements do not end.
+    pub silent: BTreeMap<CoreId, Option<PathId>>,
     pub held: Held,
     /// Slots that hold their ring's socket.
     pub filled: BTreeSet<Ring>,
@@ -121,9 +116,7 @@ impl Control {
             tell,
             threads: BTreeMap::new(),
             watch: Watch::default(),
-            left: Vec::new(),
-            taken_over: BTreeMap::new(),
-            orphans: BTreeMap::new(),
+            silent: BTreeMap::new(),
             held: Held::default(),
             filled: BTreeSet::new(),
             closed: BTreeMap::new(),
@@ -137,16 +130,8 @@ impl Control {
 
     /// Applies the plan; returns what could not be done, and what is wrong with workers.
     pub fn apply(&mut self, plan: &WorkersPlan) -> Vec<String> {
-        self.take_over_silent();
-        if !self.orphans.is_empty() {
-            // Otherwise, what the orphans have would be opened a second time.
-            return mem::take(&mut self.troubles).into_iter().chain(self.problems()).collect();
-        }
+        self.look_at_silent();
         self.bring_to(plan);
-        // A worker that did not answer was taken over, so the steps that it held up can be done now.
-        if self.take_over_silent() {
-            self.bring_to(plan);
-        }
         let problems = self.problems();
         mem::take(&mut self.troubles).into_iter().chain(problems).collect()
     }
@@ -268,6 +253,7 @@ impl Control {
     }
 
     fn thread(&self, core: CoreId) -> Result<&Thread> {
+        self.is_not_silent(core)?;
         self.threads.get(&core).with_context(|| format!("core {core} has no worker"))
     }
 
@@ -314,39 +300,29 @@ impl Control {
     fn start_workers(&mut self, plan: &WorkersPlan) {
         for core in plan.cores.iter().map(|core| core.id) {
             if !self.threads.contains_key(&core) {
-                let started = self.start(core, false);
+                let started = self.start(core);
                 let started = self.note(started);
                 self.threads.extend(started.map(|thread| (core, thread)));
             }
         }
     }
 
-    /// `away`: see [`Thread::start`].
-    pub fn start(&self, core: CoreId, away: bool) -> Result<Thread> {
+    fn start(&self, core: CoreId) -> Result<Thread> {
         let (settings, umem, clock) = (self.settings.clone(), self.umem.clone(), self.clock);
         let switch_cycles = self.calibrated.switch.cycles;
         let knows_memory = self.calibrated.memory.per_second.is_some();
         let (tables, gate, tell) = (self.tables.clone(), self.ups.gate(), self.tell.clone());
-        Thread::start(core, away, settings.nice, &self.epochs, &self.watch, move |bell, locker| {
+        Thread::start(core, settings.nice, &self.epochs, &self.watch, move |bell, running| {
             let longest = clock.cycles_of(settings.longest_run).try_into().unwrap_or(u32::MAX);
             let most = logic::elements::MOST_PACKETS as u32;
             let bursts = Bursts { longest_cycles: longest, switch_cycles, most };
             let pool = Pool::new(&umem, settings.in_hand)?;
-            let promise = pool.promise();
             let bound = Bound::new(pool, counter(settings.share, knows_memory)?);
             let sample_every = settings.sample_every;
             let turns = Turns::new(Settings { bursts, sample_every, counted: bound.counted() })?;
             let (desk, io) = (Desk::new(tables, clock, gate), RingSet::new(&umem, Some(bell)));
-            let goods = Goods::new(turns, desk, io, settings.spin, settings.auxiliary, promise);
             let tell = Box::new(move |path| _ = tell.send(path));
-            Ok(Inner {
-                goods: Some(goods.into()),
-                locker,
-                hand: InHand::default(),
-                bound,
-                tell,
-                has_nothing: false,
-            })
+            Ok(Inner::new(turns, desk, io, bound, settings.spin, settings.auxiliary, running, tell))
         })
     }
 
@@ -467,19 +443,17 @@ impl Control {
         };
         for (core, thread) in &self.threads {
             let core = *core;
-            match thread.ask(move |inner| told(core, inner)) {
+            match self.is_not_silent(core).and_then(|()| thread.ask(move |inner| told(core, inner))) {
                 Ok(told) => {
                     let share =
                         |path: PathStand| PathStand { share: self.share(path.id, told.shared), ..path };
-                    let (used, taken_over) = (self.used_by(core), self.taken_over(core));
-                    report.workers.push(WorkerStand { used, taken_over, ..told.worker });
+                    report.workers.push(WorkerStand { used: self.used_by(core), ..told.worker });
                     report.paths.extend(told.paths.into_iter().map(share));
                     report.queues.extend(told.queues);
                 }
                 Err(error) => {
                     let silent = Some(format!("{error:#}"));
-                    let taken_over = self.taken_over(core);
-                    report.workers.push(WorkerStand { core, silent, taken_over, ..WorkerStand::default() });
+                    report.workers.push(WorkerStand { core, silent, ..WorkerStand::default() });
                 }
             }
         }

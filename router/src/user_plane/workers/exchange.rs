@@ -62,8 +62,6 @@ pub(super) struct Fates {
     pub dropped: [u64; Loss::ALL.len()],
     /// In hand when the chain panicked.
     pub worker_panicked: u64,
-    /// In hand of a thread that hung, so that another took over.
-    pub worker_silent: u64,
     /// Came while the path was stopped, and were dropped.
     pub stopped: u64,
     /// Left in RX rings that were closed.
@@ -84,7 +82,6 @@ impl Default for Fates {
             up: [0; Reason::COUNT],
             dropped: [0; Loss::ALL.len()],
             worker_panicked: 0,
-            worker_silent: 0,
             stopped: 0,
             left: 0,
             ring_full_before: 0,

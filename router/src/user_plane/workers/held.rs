@@ -45,7 +45,7 @@ pub(super) struct HeldPath {
     pub core: CoreId,
     pub plan: PathPlan,
     pub made: Made,
-    /// Its chain panicked or hung too often.
+    /// Its chain panicked too often.
     pub is_stopped: bool,
     /// Since the path was first planned.
     pub packets: u64,

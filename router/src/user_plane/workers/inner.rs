@@ -1,17 +1,13 @@
 //! What a worker's thread has, and the commands that it executes between two runs. Its loop is in `rounds.rs`.
-//!
-//! Another thread can continue with [`Goods`], which lie in the [`Locker`] while elements run. The rest belongs to the
-//! thread for good.
 
 use super::{
     exchange::{Arrived, Bound, Desk, Fates, PortNames, PortsByNumber},
     held::{HeldPath, Holds, Made},
-    locker::Locker,
     plan::{PathPlan, Tables},
-    rounds::{Fault, Rounds},
+    rounds::Rounds,
     sleepers::Sleepers,
 };
-use crate::user_plane::af_xdp::{Bell, Closed, MOST_PATHS, Mark, Promise, Queue, Receiver, RingSet, Sender};
+use crate::user_plane::af_xdp::{Closed, MOST_PATHS, Mark, Queue, Receiver, RingSet, Sender};
 use anyhow::{Context, Result};
 use logic::{
     cores::CoreId,
@@ -22,9 +18,8 @@ use logic::{
 };
 use std::{
     collections::BTreeMap,
-    ops::{Deref, DerefMut},
     os::fd::{AsFd, OwnedFd},
-    sync::Arc,
+    sync::{Arc, atomic::AtomicU32},
     time::Duration,
 };
 
@@ -44,10 +39,10 @@ pub(super) struct Times {
 pub(super) struct Lane {
     pub plan: PathPlan,
     made: Made,
-    /// When its chain recently panicked or hung.
+    /// When its chain recently panicked.
     pub faults: Vec<u64>,
     pub panicked: u64,
-    /// Runs that did not end.
+    /// Runs during which the watch lost its patience (`watch.rs`).
     pub hung: u64,
 }
 
@@ -88,8 +83,8 @@ impl Moving {
     }
 }
 
-/// What a worker has that another thread can continue with.
-pub(super) struct Goods {
+/// The state of a worker's thread.
+pub(super) struct Inner {
     pub turns: Turns,
     pub desk: Desk,
     pub io: RingSet,
@@ -104,39 +99,18 @@ pub(super) struct Goods {
     pub stopped: u64,
     pub rounds: Rounds,
     auxiliary: usize,
-    /// The promise of the pool that its packets come from.
-    pub pool: Arc<Promise>,
-    /// Chains that panicked. [`Goods::holds`] hands them to the control.
+    /// Chains that panicked. [`Inner::holds`] hands them to the control.
     pub broken: Vec<Chain>,
-}
-
-/// The state of a worker's thread between two runs.
-pub(super) struct Inner {
-    /// `None`: they are in the locker, or another thread has them.
-    pub goods: Option<Box<Goods>>,
-    pub locker: Arc<Locker<Goods>>,
     pub hand: InHand<Arrived>,
     pub bound: Bound,
+    /// The path whose elements run now, for others to read; [`NO_PATH`]: none.
+    pub running: Arc<AtomicU32>,
     /// Reports paths that are stopped.
     pub tell: Box<dyn Fn(PathId)>,
-    /// Another thread has taken over, so this one ends.
-    pub has_nothing: bool,
 }
 
-/// The goods are here between two runs.
-impl Deref for Inner {
-    type Target = Goods;
-
-    fn deref(&self) -> &Goods {
-        self.goods.as_deref().expect("goods are in the locker only while elements run")
-    }
-}
-
-impl DerefMut for Inner {
-    fn deref_mut(&mut self) -> &mut Goods {
-        self.goods.as_deref_mut().expect("goods are in the locker only while elements run")
-    }
-}
+/// No elements run.
+pub(super) const NO_PATH: u32 = u32::MAX;
 
 pub(super) const fn bit(path: PathId) -> u64 {
     1 << (path as u64 % MOST_PATHS as u64)
@@ -151,18 +125,21 @@ pub(super) fn bits(mut of: u64) -> impl Iterator<Item = PathId> {
     })
 }
 
-impl Goods {
+impl Inner {
     /// `spin`: how long it spins after it had packets. `auxiliary`: how many packets may wait for each TX ring.
+    #[expect(clippy::too_many_arguments, reason = "each is a part of its own")]
     pub fn new(
         turns: Turns,
         desk: Desk,
         io: RingSet,
+        bound: Bound,
         spin: Duration,
         auxiliary: usize,
-        pool: Arc<Promise>,
-    ) -> Goods {
+        running: Arc<AtomicU32>,
+        tell: Box<dyn Fn(PathId)>,
+    ) -> Inner {
         let rounds = Rounds::new(desk.clock, spin);
-        Goods {
+        Inner {
             times: Times { begun: desk.clock.cycles(), ..Times::default() },
             turns,
             desk,
@@ -175,14 +152,12 @@ impl Goods {
             stopped: 0,
             rounds,
             auxiliary,
-            pool,
             broken: Vec::new(),
+            hand: InHand::default(),
+            bound,
+            running,
+            tell,
         }
-    }
-
-    /// The path whose run it is, and the number of packets of the run.
-    pub fn in_run(&self) -> Option<(PathId, u64)> {
-        Some((self.rounds.current()?, self.desk.in_hand))
     }
 
     pub fn is_stopped(&self, path: PathId) -> bool {
@@ -306,6 +281,13 @@ impl Goods {
         (std::mem::replace(&mut self.desk.tables, made.tables), before)
     }
 
+    /// Counts a run of the path during which the watch lost its patience.
+    pub fn count_hang(&mut self, path: PathId) {
+        if let Some(lane) = self.lanes.get_mut(&path) {
+            lane.hung += 1;
+        }
+    }
+
     pub fn has_packets_of(&self, path: PathId, port: PortId, queue: u32) -> bool {
         self.ring(path, port, queue).is_some_and(Receiver::has_packets)
     }
@@ -343,20 +325,6 @@ impl Goods {
         let mark = |port: PortId| Some((port, self.io.outputs().get(self.desk.output(port)?)?.mark()));
         ports.into_iter().filter_map(mark).collect()
     }
-}
-
-impl Inner {
-    /// Continues with the goods of another thread, whose run does not end; the packets of that run are lost. `is_too_much`:
-    /// the path of that run must not run any more.
-    pub fn take_over(&mut self, mut goods: Box<Goods>, bell: Arc<Bell>, is_too_much: bool) {
-        goods.io.set_bell(bell);
-        goods.pool = self.bound.pool.promise();
-        self.goods = Some(goods);
-        self.recover(Fault::Hung { is_too_much });
-        self.is_told();
-    }
-
-    // Commands, between two runs.
 
     /// Shares this resource from the next run on, and counts bytes or not. If it is not known yet how much of the resource
     /// packets use, cycles are shared.
@@ -370,23 +338,20 @@ impl Inner {
     }
 
     pub fn add_queue(&mut self, queue: Queue) {
-        let Inner { goods: Some(goods), bound, .. } = self else { return };
-        goods.io.add_queue(&bound.pool, queue);
+        self.io.add_queue(&self.bound.pool, queue);
     }
 
     pub fn take_queue(&mut self, port: PortId, queue: u32) -> Option<Queue> {
-        let Inner { goods: Some(goods), bound, .. } = self else { return None };
         let is_it = |q: &Queue| (q.wanted().port, q.wanted().queue) == (port, queue);
-        let at = goods.io.queues().iter().position(is_it)?;
-        Some(goods.io.take_queue(&bound.pool, at))
+        let at = self.io.queues().iter().position(is_it)?;
+        Some(self.io.take_queue(&self.bound.pool, at))
     }
 
     /// The marks whose packets have not left but can.
     pub fn have_not_left(&mut self, mut marks: Vec<(PortId, Mark)>) -> Vec<(PortId, Mark)> {
-        let Inner { goods: Some(goods), bound, .. } = self else { return Vec::new() };
-        goods.io.flush(&bound.pool);
+        self.io.flush(&self.bound.pool);
         marks.retain_mut(|(port, mark)| {
-            goods.desk.output(*port).is_some_and(|output| !goods.io.has_left(output, mark))
+            self.desk.output(*port).is_some_and(|output| !self.io.has_left(output, mark))
         });
         marks
     }

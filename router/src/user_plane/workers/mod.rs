@@ -14,8 +14,7 @@
 //!   next call tries that again. It must be called when ports appear, disappear or change, when the configuration changes,
 //!   and every few seconds, so that paths are placed by what they cost.
 //! * [`Workers::set_tables`] must be called when the shared tables are in other memory. If it returns without an error, no
-//!   worker reads the old memory. The exception is a thread that hung and was taken over: it keeps the old memory mapped,
-//!   and nothing that it makes of it is sent.
+//!   worker reads the old memory.
 //! * [`Epochs`] outlive the workers. Before blocks of the tables are used again, [`Epochs::wait`] must return, and
 //!   [`crate::plane::Grace::wait`] too.
 //! * [`Workers::report`] returns all counters. [`Workers::stop`], or drop, ends all paths as an empty plan does.
@@ -26,9 +25,8 @@
 //! workers' own threads have no privileges.
 //!
 //! Only a worker's thread writes the worker's rings, chains and counters: in its loop, and in commands between two runs
-//! (`thread.rs`). While elements run, the rings and all chains except the running one lie in a locker and belong to nobody.
-//! The thread takes them out again. If it hangs, `control.rs` takes them out for another thread (`takeover.rs`). A worker
-//! hands what it no longer uses to `control.rs`, which decides who has what, behind a lock that workers never take.
+//! (`thread.rs`). A worker hands what it no longer uses to `control.rs`, which decides who has what, behind a lock that
+//! workers never take. Nothing is taken from a worker that hangs: it gets no more packets until it goes on (`silent.rs`).
 //!
 //! | file | holds |
 //! |---|---|
@@ -38,7 +36,7 @@
 //! | `rings.rs`, `moving.rs` | the steps: for queues, rings and slots; for paths |
 //! | `placing.rs` | which core a path goes to, by measurements |
 //! | `thread.rs` | a thread, its commands, panics |
-//! | `watch.rs`, `takeover.rs`, `locker.rs` | workers that make no progress, and how another thread continues |
+//! | `watch.rs`, `silent.rs` | whether workers make progress; those that make none get no packets |
 //! | `inner.rs` | what a worker's thread has, and its commands |
 //! | `rounds.rs`, `sleepers.rs` | its loop: paths that run, sleep and fail |
 //! | `exchange.rs` | packets from rings, and where they go |
@@ -56,7 +54,6 @@ mod epochs;
 mod exchange;
 mod held;
 mod inner;
-mod locker;
 mod moving;
 mod own;
 mod placing;
@@ -65,8 +62,8 @@ mod report;
 mod rings;
 mod rounds;
 mod scarce;
+mod silent;
 mod sleepers;
-mod takeover;
 mod thread;
 mod up;
 mod watch;
@@ -107,8 +104,8 @@ pub struct WorkersSettings {
     pub auxiliary: usize,
     /// How long a worker that had packets looks for more before it sleeps.
     pub spin: Duration,
-    /// If a worker stays in the same run for this long, another thread takes over what it has. `watch.rs` explains the
-    /// default of 1.5 s.
+    /// A worker that stays in the same run for this long gets no packets until it goes on. `watch.rs` explains the default
+    /// of 1.5 s.
     pub patience: Duration,
     /// R: the longest run of a path (P8).
     pub longest_run: Duration,
@@ -189,14 +186,14 @@ impl Workers {
         };
         std::thread::Builder::new().name("stopped paths".into()).spawn(told).context("starting a thread")?;
         let of = Arc::downgrade(&control);
-        let take_over = {
+        let look = {
             let of = of.clone();
             move || {
                 let Some(control) = of.upgrade() else { return };
-                locked(&control).take_over_silent();
+                locked(&control).look_at_silent();
             }
         };
-        let watches = move || watch.run(patience, std::thread::sleep, || of.strong_count() > 0, take_over);
+        let watches = move || watch.run(patience, std::thread::sleep, || of.strong_count() > 0, look);
         std::thread::Builder::new().name("watch".into()).spawn(watches).context("starting a thread")?;
         Ok(Workers { control })
     }

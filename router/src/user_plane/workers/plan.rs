@@ -11,7 +11,7 @@ use crate::{
 use anyhow::{Context, Result};
 use logic::{
     cores::{Core, CoreId},
-    elements::{Chain, MOST_PACKETS},
+    elements::Chain,
     esp::SaTable,
     memory::Memory,
     paths::PathId,
@@ -43,12 +43,7 @@ pub fn frames_needed(plan: &WorkersPlan, settings: &WorkersSettings) -> u32 {
     let wide = |frames: usize| u64::try_from(frames).unwrap_or(u64::MAX);
     let workers = wide(plan.cores.len());
     let pool = wide(settings.in_hand).saturating_add(wide(POOL_FRAMES));
-    // One hung thread of each worker. And one more pool: the thread that takes over gets its pool before that of the hung
-    // thread is known to be smaller.
-    let left = workers
-        .saturating_mul(wide(POOL_FRAMES + MOST_PACKETS))
-        .saturating_add(pool.saturating_mul(workers.min(1)));
-    let pools = workers.saturating_mul(pool).saturating_add(left);
+    let pools = workers.saturating_mul(pool);
     let port = |port: &PortPlan| {
         let Rings { fill, completion, transmit, .. } = port.rings;
         let [fill, completion, transmit] = [fill, completion, transmit].map(u64::from);
@@ -199,8 +194,7 @@ mod tests {
             cores: None,
         };
         let mut plan = WorkersPlan { cores: vec![core(2), core(3)], ..WorkersPlan::default() };
-        // For each worker, the frames that a hung thread may hold; and one more pool.
-        let pools = 2 * (1000 + 256) + 2 * (256 + 256) + (1000 + 256);
+        let pools = 2 * (1000 + 256);
         assert_eq!(frames_needed(&plan, &settings), pools);
         plan.ports = BTreeMap::from([(0, port.clone()), (1, port)]);
         let ports = 2 * (4 * (2048 + 512 + 256) + 2 * (100 + 256));

@@ -15,8 +15,7 @@ use logic::{cores::CoreId, elements::Loss, paths::Resource, plan::PortId, reason
 use std::{collections::BTreeMap, time::Duration};
 
 /// Why a path is stopped.
-const STOPPED: &str =
-    "its chain panicked or hung too often; another chain in the configuration starts it again";
+const STOPPED: &str = "its chain panicked too often; another chain in the configuration starts it again";
 
 /// The report of one worker.
 pub(super) struct WorkerAnswer {
@@ -147,7 +146,6 @@ fn counted(fates: &Fates, names: &PortsByNumber) -> PathStand {
         up: reasons.map(|(reason, packets)| (reason.name().into(), packets)).collect(),
         dropped: losses.map(|(loss, packets)| (loss.name().into(), packets)).collect(),
         worker_panicked: fates.worker_panicked,
-        worker_silent: fates.worker_silent,
         stopped_packets: fates.stopped,
         ring_closed: fates.left,
         ..PathStand::default()

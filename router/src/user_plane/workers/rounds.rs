@@ -5,25 +5,25 @@
 //!            │  every us: paths that sleep and have packets wake (`sleepers.rs`)
 //!            │  every 20 us: fill rings, completions, auxiliary queues, packets of stopped paths
 //!            │     │
-//!            │  a path's turn ── receive ─► elements run; what else it has is in the locker ─► send; it sleeps if its rings are empty ─┐
-//!            │     │ all sleep                                                                                                         │
-//!            │  spin, as long as there was work a moment ago                                                                           │
-//!            │     │                                                                                                                   │
-//!            │  RingSet::sleep: until a packet comes, or the bell rings; a timer only if something waits                               │
-//!            └─────┴───────────────────────────────────────────────────────────────────────────────────────────────────────────────────┘
+//!            │  a path's turn ── receive ─► elements run ─► send; it sleeps if its rings are empty ─┐
+//!            │     │ all sleep                                                                      │
+//!            │  spin, as long as there was work a moment ago                                        │
+//!            │     │                                                                                │
+//!            │  RingSet::sleep: until a packet comes, or the bell rings; a timer only if something waits
+//!            └─────┴────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 
 use super::{
     clock::Clock,
     epochs::Epoch,
     exchange::Hands,
-    inner::{Goods, Inner, Lane, bit, bits},
+    inner::{Inner, Lane, NO_PATH, bit, bits},
 };
 use logic::{
     paths::PathId,
     worker::{Begun, Turn},
 };
-use std::time::Duration;
+use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
 /// How often sleeping paths are looked at.
 const LOOKS_FOR_PACKETS: Duration = Duration::from_micros(1);
@@ -33,21 +33,11 @@ const LOOKS_AFTER_RINGS: Duration = Duration::from_micros(20);
 /// time that nothing has left. When a port is up again, a command wakes the worker anyway.
 const FLUSHES: Duration = Duration::from_millis(1);
 const FLUSHES_AT_LEAST: Duration = Duration::from_secs(1);
-/// This many panics, or runs that do not end, within this time stop a path.
-pub(super) const MOST_FAULTS: usize = 3;
+/// This many panics within this time stop a path.
+const MOST_FAULTS: usize = 3;
 const FAULTS_WITHIN: Duration = Duration::from_secs(10);
 /// Packets of a stopped path that are dropped at a time.
 const DROPPED: usize = 64;
-
-/// How a path's run failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
-    Panicked,
-    /// It did not end. `is_too_much`: too many runs of the path have not ended, so it stops, whenever they began.
-    Hung {
-        is_too_much: bool,
-    },
-}
 
 /// The state of the loop.
 pub(super) struct Rounds {
@@ -80,11 +70,6 @@ impl Rounds {
             flushes: FLUSHES,
         }
     }
-
-    /// The path whose turn it is.
-    pub fn current(&self) -> Option<PathId> {
-        self.current
-    }
 }
 
 impl Inner {
@@ -104,7 +89,7 @@ impl Inner {
         }
         let Some(begun) = self.begin_run(clock) else { return self.idle(now, epoch) };
         self.run();
-        let Some(turn) = self.end_run(clock, begun) else { return self.lose() };
+        let turn = self.end_run(clock, begun);
         if turn.packets > 0 {
             self.has_worked(clock.cycles());
             self.times.busy += self.rounds.worked - now;
@@ -118,38 +103,26 @@ impl Inner {
 
     #[inline]
     fn begin_run(&mut self, clock: Clock) -> Option<Begun> {
-        let Inner { goods: Some(goods), hand, bound, .. } = self else { return None };
-        let Goods { turns, desk, io, rounds, .. } = &mut **goods;
+        let Inner { turns, desk, io, rounds, hand, bound, .. } = self;
         let mut hands = Hands { io, desk, bound };
         turns.begin(hand, &mut hands, || clock.cycles(), |path| rounds.current = Some(path))
     }
 
-    /// Runs the elements. This is the only part of a round in which another thread may take over.
+    /// Runs the elements. `running` tells the watch whose they are if they do not end.
     #[inline]
     fn run(&mut self) {
         if self.hand.packets() == 0 {
             return;
         }
-        let Some(goods) = self.goods.take() else { return };
-        let ports = goods.desk.ports();
-        self.locker.put(goods);
-        self.hand.run(ports);
-        self.goods = self.locker.take();
+        self.running.store(self.rounds.current.map_or(NO_PATH, u32::from), Relaxed);
+        self.hand.run(self.desk.ports());
+        self.running.store(NO_PATH, Relaxed);
     }
 
-    /// `None`: another thread has taken over.
     #[inline]
-    fn end_run(&mut self, clock: Clock, begun: Begun) -> Option<Turn> {
-        let Inner { goods: Some(goods), hand, bound, .. } = self else { return None };
-        let Goods { turns, desk, io, .. } = &mut **goods;
-        Some(turns.end(hand, begun, &mut Hands { io, desk, bound }, || clock.cycles()))
-    }
-
-    /// Another thread has taken over. It has counted the packets in hand as lost; their frames go back to where they came
-    /// from.
-    fn lose(&mut self) {
-        self.has_nothing = true;
-        drop(self.hand.empty());
+    fn end_run(&mut self, clock: Clock, begun: Begun) -> Turn {
+        let Inner { turns, desk, io, hand, bound, .. } = self;
+        turns.end(hand, begun, &mut Hands { io, desk, bound }, || clock.cycles())
     }
 
     fn has_worked(&mut self, now: u64) {
@@ -174,12 +147,10 @@ impl Inner {
 
     fn look_after_rings(&mut self, now: u64) {
         self.rounds.looked = now;
-        if let Inner { goods: Some(goods), bound, .. } = self {
-            // Also while a path always has packets; otherwise, those of others would wait at the device.
-            goods.io.poll();
-            goods.io.look(&bound.pool);
-            goods.io.flush(&bound.pool);
-        }
+        // Also while a path always has packets; otherwise, those of others would wait at the device.
+        self.io.poll();
+        self.io.look(&self.bound.pool);
+        self.io.flush(&self.bound.pool);
         bits(self.stopped).for_each(|path| self.drop_packets(path));
     }
 
@@ -225,51 +196,53 @@ impl Inner {
         }
     }
 
-    /// Continues after a panic of this thread, or after a run of another thread that did not end. The packets in hand are
-    /// lost, and nothing else. Making a chain may panic, too: see [`Inner::give_up_on_it`].
-    pub fn recover(&mut self, fault: Fault) {
-        // They are in the locker if elements panicked and no other thread has taken them.
-        self.goods = self.goods.take().or_else(|| self.locker.take());
-        let Inner { goods: Some(goods), hand, bound, tell, .. } = self else { return self.lose() };
-        let lost = std::mem::take(&mut goods.desk.in_hand);
-        let Some(path) = goods.rounds.current else {
-            goods.times.panics += 1;
+    /// Continues after a panic. The packets in hand are lost, and nothing else. Making a chain may panic, too: see
+    /// [`Inner::give_up_on_it`].
+    pub fn recover(&mut self) {
+        self.running.store(NO_PATH, Relaxed);
+        let Inner { turns, desk, io, lanes, rounds, times, names, hand, bound, broken, .. } = self;
+        let lost = std::mem::take(&mut desk.in_hand);
+        let Some(path) = rounds.current else {
+            times.panics += 1;
             return std::thread::sleep(FLUSHES);
         };
-        goods.turns.recover(path, hand);
-        if let Some(fates) = goods.desk.fates.get_mut(usize::from(path)) {
-            match fault {
-                Fault::Panicked => fates.worker_panicked += lost,
-                Fault::Hung { .. } => fates.worker_silent += lost,
+        turns.recover(path, hand);
+        if let Some(fates) = desk.fates.get_mut(usize::from(path)) {
+            fates.worker_panicked += lost;
+        }
+        bound.send(desk, io);
+        let clock = desk.clock;
+        if let Some(lane) = lanes.get_mut(&path) {
+            let is_too_much = lane.is_too_much(clock.cycles(), clock.cycles_of(FAULTS_WITHIN));
+            match desk.tables.chain(&lane.plan, names) {
+                Ok(chain) if !is_too_much => broken.extend(turns.replace(path, chain)),
+                _ => self.stop(path),
             }
         }
-        bound.send(&goods.desk, &mut goods.io);
-        let clock = goods.desk.clock;
-        if let Some(lane) = goods.lanes.get_mut(&path) {
-            let is_too_much = lane.is_too_much(fault, clock.cycles(), clock.cycles_of(FAULTS_WITHIN));
-            match goods.desk.tables.chain(&lane.plan, &goods.names) {
-                Ok(chain) if !is_too_much => goods.broken.extend(goods.turns.replace(path, chain)),
-                _ => goods.stop(path, tell),
-            }
-        }
-        goods.rounds.current = None;
+        self.rounds.current = None;
     }
 
     /// `recover` panicked, too: stops the path.
     pub fn give_up_on_it(&mut self) {
-        let Inner { goods: Some(goods), tell, .. } = self else { return };
-        match goods.rounds.current.take() {
-            Some(path) => goods.stop(path, tell),
-            None => goods.times.panics += 1,
+        match self.rounds.current.take() {
+            Some(path) => self.stop(path),
+            None => self.times.panics += 1,
         }
     }
 
+    /// Stops a path. Its packets are dropped until it has another chain, or its slots are empty.
+    fn stop(&mut self, path: PathId) {
+        self.turns.sleep(path);
+        self.sleepers.remove(path);
+        self.stopped |= bit(path);
+        (self.tell)(path);
+    }
+
     fn drop_packets(&mut self, path: PathId) {
-        let Inner { goods: Some(goods), bound, .. } = self else { return };
         loop {
-            let dropped =
-                goods.io.receive_from(&bound.pool, path.into(), DROPPED, |_, packet| drop(packet)) as u64;
-            if let Some(fates) = goods.desk.fates.get_mut(usize::from(path)) {
+            let Inner { io, bound, .. } = self;
+            let dropped = io.receive_from(&bound.pool, path.into(), DROPPED, |_, packet| drop(packet)) as u64;
+            if let Some(fates) = self.desk.fates.get_mut(usize::from(path)) {
                 fates.packets += dropped;
                 fates.stopped += dropped;
             }
@@ -280,25 +253,12 @@ impl Inner {
     }
 }
 
-impl Goods {
-    /// Stops a path. Its packets are dropped until it has another chain, or its slots are empty.
-    fn stop(&mut self, path: PathId, tell: &dyn Fn(PathId)) {
-        self.turns.sleep(path);
-        self.sleepers.remove(path);
-        self.stopped |= bit(path);
-        tell(path);
-    }
-}
-
 impl Lane {
-    /// Counts a fault; returns whether the path must stop.
-    fn is_too_much(&mut self, fault: Fault, now: u64, within: u64) -> bool {
-        match fault {
-            Fault::Panicked => self.panicked += 1,
-            Fault::Hung { .. } => self.hung += 1,
-        }
+    /// Counts a panic; returns whether the path must stop.
+    fn is_too_much(&mut self, now: u64, within: u64) -> bool {
+        self.panicked += 1;
         self.faults.retain(|before| now.saturating_sub(*before) < within);
         self.faults.push(now);
-        self.faults.len() >= MOST_FAULTS || fault == Fault::Hung { is_too_much: true }
+        self.faults.len() >= MOST_FAULTS
     }
 }

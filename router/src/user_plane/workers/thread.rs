@@ -4,14 +4,11 @@
 //! thread, so only the packets in hand are lost.
 //!
 //! A command runs at most once. A caller that times out withdraws it, unless the worker has already started it. A worker
-//! that did not answer gets no command until its epoch has moved. A thread that was taken over (`takeover.rs`) ends when it
-//! notices that.
+//! that did not answer gets no command until its epoch has moved.
 
 use super::{
     epochs::{Epoch, Epochs},
-    inner::{Goods, Inner},
-    locker::Locker,
-    rounds::Fault,
+    inner::{Inner, NO_PATH},
     watch::{Standing, Watch},
 };
 use crate::{
@@ -19,7 +16,7 @@ use crate::{
     user_plane::af_xdp::Bell,
 };
 use anyhow::{Context, Error, Result, anyhow};
-use logic::cores::CoreId;
+use logic::{cores::CoreId, paths::PathId};
 use rustix::thread::{CpuSet, Pid, gettid, sched_setaffinity};
 use std::{
     cell::Cell,
@@ -29,7 +26,7 @@ use std::{
     sync::{
         Arc, Mutex, OnceLock,
         atomic::{
-            AtomicBool,
+            AtomicBool, AtomicU32,
             Ordering::{Acquire, Relaxed, Release},
         },
         mpsc::{RecvTimeoutError, sync_channel},
@@ -43,8 +40,8 @@ use std::{
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 /// How often a caller looks whether the worker makes progress.
 const LOOKS: Duration = Duration::from_millis(20);
-/// The nice value of a thread that was taken over and may run for ever: the least urgent.
-const LEAST_URGENT: i32 = 19;
+/// The nice value of a thread that makes no progress and may run for ever: the least urgent.
+const LEAST_URGENT: i8 = 19;
 
 type Command = Box<dyn FnOnce(&mut Inner) + Send>;
 
@@ -67,12 +64,14 @@ pub(super) struct Desk {
     commands: Mutex<VecDeque<Command>>,
     thread: OnceLock<Pid>,
     pub standing: Standing,
-    pub locker: Arc<Locker<Goods>>,
+    /// The path whose elements run now, or [`NO_PATH`].
+    running: Arc<AtomicU32>,
 }
 
 /// A worker, as its callers see it.
 pub(super) struct Thread {
     core: CoreId,
+    nice: i8,
     desk: Arc<Desk>,
     epochs: Epochs,
     watch: Watch,
@@ -82,29 +81,25 @@ pub(super) struct Thread {
 }
 
 impl Thread {
-    /// Starts a worker with this nice value. With `away`, it runs on the cores of all workers until its own is known to be
-    /// free. `make` is called on the new thread, which has privileges until then.
+    /// Starts a worker with this nice value. `make` is called on the new thread, which has privileges until then.
     ///
     /// # Errors
     /// The core does not exist, the nice value is not permitted, or `make` fails.
     pub fn start(
         core: CoreId,
-        away: bool,
         nice: i8,
         epochs: &Epochs,
         watch: &Watch,
-        make: impl FnOnce(Arc<Bell>, Arc<Locker<Goods>>) -> Result<Inner> + Send + 'static,
+        make: impl FnOnce(Arc<Bell>, Arc<AtomicU32>) -> Result<Inner> + Send + 'static,
     ) -> Result<Thread> {
-        let desk = Arc::new(Desk::new(core, away)?);
-        let cores = away.then(|| watch.elsewhere(core)).transpose()?;
+        let desk = Arc::new(Desk::new(core)?);
         let (started, starts) = sync_channel(1);
         let its = desk.clone();
         let thread = thread::Builder::new().name(format!("worker/{core}")).spawn(move || {
             its.begin();
-            match cores
-                .map_or_else(|| pin(core), |cores| Ok(sched_setaffinity(None, &cores)?))
+            match pin(core)
                 .and_then(|()| be_nice(core, nice))
-                .and_then(|()| make(its.bell.clone(), its.locker.clone()))
+                .and_then(|()| make(its.bell.clone(), its.running.clone()))
                 // Its sockets are open, and using them needs no privileges. This bounds the harm that a packet can do if
                 // elements have faults.
                 .and_then(|inner| privileges::give_up_all().map(|()| inner))
@@ -121,36 +116,25 @@ impl Thread {
         epochs.add(desk.epoch.clone());
         watch.add(desk.clone());
         let (epochs, watch) = (epochs.clone(), watch.clone());
-        Ok(Thread { core, desk, epochs, watch, thread: Some(thread), silent: Cell::new(None) })
-    }
-
-    /// Holds what the worker has while elements run; another thread may take it.
-    pub fn locker(&self) -> &Locker<Goods> {
-        &self.desk.locker
-    }
-
-    pub fn bell(&self) -> Arc<Bell> {
-        self.desk.bell.clone()
+        Ok(Thread { core, nice, desk, epochs, watch, thread: Some(thread), silent: Cell::new(None) })
     }
 
     pub fn standing(&self) -> &Standing {
         &self.desk.standing
     }
 
-    /// Called when another thread has taken what this one had. This one ends when it notices that. Nobody waits for it, and
-    /// it hardly disturbs others on its core.
-    pub fn is_left(&self) {
-        self.desk.ends.store(true, Relaxed);
-        self.silent.set(Some(self.desk.epoch.now()));
-        self.watch.remove(&self.desk);
-        if let Some(thread) = self.desk.thread() {
-            let _ = sched_setaffinity(Some(thread), &super::watch::only(self.core));
-            let _ = Urgency::usual(LEAST_URGENT).set(thread.as_raw_nonzero().get());
-        }
+    /// The path whose elements run now, if any do.
+    pub fn running(&self) -> Option<PathId> {
+        let path = self.desk.running.load(Relaxed);
+        (path != NO_PATH).then_some(path as PathId)
     }
 
-    pub fn has_ended(&self) -> bool {
-        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    /// Lets a thread that makes no progress hardly disturb others on its core, or gives it back its nice value.
+    pub fn yields(&self, yields: bool) {
+        let nice = if yields { LEAST_URGENT } else { self.nice };
+        if let Some(thread) = self.desk.thread() {
+            let _ = Urgency::usual(nice.into()).set(thread.as_raw_nonzero().get());
+        }
     }
 
     /// Makes the worker run this between two runs; returns the result.
@@ -228,8 +212,8 @@ impl Thread {
 }
 
 impl Desk {
-    /// The desk of a worker that sleeps; `away` as in [`Thread::start`].
-    pub fn new(core: CoreId, away: bool) -> Result<Desk> {
+    /// The desk of a worker that sleeps.
+    pub fn new(core: CoreId) -> Result<Desk> {
         Ok(Desk {
             core,
             bell: Arc::new(Bell::new().context("making the bell of a worker")?),
@@ -238,8 +222,8 @@ impl Desk {
             ends: AtomicBool::new(false),
             commands: Mutex::default(),
             thread: OnceLock::new(),
-            standing: if away { Standing::begins_away() } else { Standing::default() },
-            locker: Arc::default(),
+            standing: Standing::default(),
+            running: Arc::new(AtomicU32::new(NO_PATH)),
         })
     }
 
@@ -303,8 +287,8 @@ fn be_nice(core: CoreId, nice: i8) -> Result<()> {
 fn work(desk: &Desk, inner: &mut Inner) {
     // The worker is awake from now on.
     desk.epoch.turn_over();
-    while !desk.ends.load(Relaxed) && !inner.has_nothing {
-        if !survives(|| rounds(desk, inner)) && !survives(|| inner.recover(Fault::Panicked)) {
+    while !desk.ends.load(Relaxed) {
+        if !survives(|| rounds(desk, inner)) && !survives(|| inner.recover()) {
             inner.give_up_on_it();
         }
     }
@@ -317,7 +301,7 @@ fn survives(run: impl FnOnce()) -> bool {
 }
 
 fn rounds(desk: &Desk, inner: &mut Inner) {
-    while !inner.has_nothing {
+    loop {
         desk.epoch.pass();
         if desk.called.load(Relaxed) {
             desk.called.swap(false, Acquire);

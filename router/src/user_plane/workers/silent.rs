@@ -1,0 +1,77 @@
+//! Workers that make no progress, because their elements do not end or their cores have no time.
+//!
+//! Nothing is taken from such a worker: no thread can know what the hanging one will still touch. Its slots are emptied, so
+//! the XDP program treats packets of its paths as without a worker, and its queues are filled by others (`fill.rs`). What it
+//! has in hand and in its rings waits until it goes on. Then its slots are filled again.
+
+use super::{control::Control, held::Ring, thread::Thread};
+use anyhow::{Result, bail};
+use logic::{cores::CoreId, paths::PathId};
+
+impl Control {
+    /// Leaves workers alone that make no progress (`watch.rs`), and takes back those that go on.
+    pub fn look_at_silent(&mut self) {
+        self.silent.retain(|core, _| self.threads.contains_key(core));
+        let changed = |(core, thread): (&CoreId, &Thread)| {
+            (thread.standing().is_still() != self.silent.contains_key(core)).then_some(*core)
+        };
+        let changed: Vec<CoreId> = self.threads.iter().filter_map(changed).collect();
+        for core in changed {
+            match self.silent.remove(&core) {
+                Some(path) => self.take_back(core, path),
+                None => self.leave_alone(core),
+            }
+        }
+    }
+
+    fn leave_alone(&mut self, core: CoreId) {
+        let Some(thread) = self.threads.get(&core) else { return };
+        thread.yields(true);
+        self.silent.insert(core, thread.running());
+        let of_core = |(_, (reader, _)): &(&Ring, &(CoreId, u32))| *reader == core;
+        let rings: Vec<Ring> = self.held.rings.iter().filter(of_core).map(|(ring, _)| *ring).collect();
+        for ring in rings {
+            if let Err(error) = self.empty_slot(ring) {
+                tracing::warn!("the worker on core {core} is silent, but may still get packets: {error:#}");
+            }
+        }
+    }
+
+    fn take_back(&mut self, core: CoreId, path: Option<PathId>) {
+        let Some(thread) = self.threads.get(&core) else { return };
+        thread.yields(false);
+        if let Some(path) = path {
+            let counted = thread.ask(move |inner| inner.count_hang(path));
+            self.note(counted);
+        }
+        self.fill_slots();
+    }
+
+    /// # Errors
+    /// The worker makes no progress.
+    pub fn is_not_silent(&self, core: CoreId) -> Result<()> {
+        match self.silent.get(&core) {
+            None => Ok(()),
+            Some(Some(path)) => {
+                let name = self.held.paths.get(path).map_or("?", |path| path.plan.name.as_str());
+                bail!(
+                    "the worker on core {core} hangs in path {name}; its paths have no worker until it goes on; if it does not, \
+                     restart Millrace"
+                )
+            }
+            Some(None) => bail!(
+                "the worker on core {core} makes no progress; its paths have no worker until it goes on; if it does not, restart \
+                 Millrace"
+            ),
+        }
+    }
+
+    /// What is wrong with the cores of workers, for people, as long as it lasts.
+    pub fn problems(&self) -> Vec<String> {
+        let away = self.threads.iter().filter(|(_, thread)| thread.standing().has_no_core());
+        away.map(|(core, _)| {
+            format!("core {core} has no time for its worker, which runs on other cores until it has")
+        })
+        .collect()
+    }
+}
