@@ -8,7 +8,7 @@
 //! thread does the looking, so a namespace that answers slowly delays only that thread.
 
 use super::{
-    Crowd, HOST, Observer, PROCESS, Quota, Trouble,
+    HOST, Observer, PROCESS, Quota, Trouble,
     ear::Ear,
     poller::ProcessWatch,
     space::{Peers, Space},
@@ -31,7 +31,7 @@ use std::{
     os::fd::AsFd,
     path::Path,
     sync::Arc,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 /// Devices that are ports or sit on ports.
@@ -295,8 +295,8 @@ impl Observer {
         for space in self.spaces.values().filter(|space| limited(&space.namespace)) {
             owners.share(space.namespace.owner).watched += 1;
         }
-        for (owner, crowd) in self.crowds.iter().filter(|_| !again) {
-            owners.share(*owner).left.refused = crowd.left.refused;
+        for (owner, left) in self.crowds.iter().filter(|_| !again) {
+            owners.share(*owner).left.refused = left.refused;
         }
         owners
     }
@@ -328,15 +328,12 @@ impl Observer {
     }
 
     fn take_crowds(&mut self, crowds: BTreeMap<Owner, Left>) {
-        let known = std::mem::take(&mut self.crowds);
-        for (owner, left) in crowds {
-            let since = known.get(&owner).map_or_else(SystemTime::now, |crowd| crowd.since);
-            if !known.contains_key(&owner) {
-                let Left { refused, unseen } = left;
+        for (owner, Left { refused, unseen }) in &crowds {
+            if !self.crowds.contains_key(owner) {
                 tracing::warn!(%owner, refused, unseen, "namespaces of an owner are left to the kernel");
             }
-            self.crowds.insert(owner, Crowd { left, since });
         }
+        self.crowds = crowds;
     }
 
     /// A namespace that was found by a process may get a name, or outlive the process.
@@ -399,9 +396,8 @@ impl Observer {
 
     fn cannot_observe(&mut self, key: Key, place: &FoundNamespace, error: &io::Error) {
         tracing::warn!(namespace = place.name, %error, "cannot observe the namespace; trying again later");
-        let since = self.unobserved.get(&key).map_or_else(SystemTime::now, |known| known.since);
         let what = format!("it cannot be observed (trying again): {error}");
-        self.unobserved.insert(key, Trouble { namespace: place.name.clone(), what, since });
+        self.unobserved.insert(key, Trouble { namespace: place.name.clone(), what });
     }
 
     /// Stops observing namespaces that no longer hold anything on a port.

@@ -18,7 +18,7 @@
 //! | [`reader`] | queries to Linux from another thread |
 //! | [`settings`], [`sysctl`] | effective per-device settings |
 //! | [`due`] | readings that are due, and their times |
-//! | [`troubles`] | parts that could not be read, and since when |
+//! | [`troubles`] | parts that could not be read |
 //! | [`poller`] | epoll, inotify |
 //!
 //! The kernel does not report everything, so the observer checks two things at intervals. Once a second, it reads
@@ -70,12 +70,12 @@ use std::{
         Arc,
         mpsc::{Receiver, Sender, channel},
     },
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 use survey::{SurveyResult, Wanted};
 use sysctl::Sysctls;
+pub use troubles::Trouble;
 use troubles::What;
-pub use troubles::{Trouble, clock};
 
 /// The namespace of the ports.
 pub const HOST: NamespaceId = 0;
@@ -188,13 +188,6 @@ pub struct PolicyRead {
     pub error: Option<String>,
 }
 
-/// An owner with namespaces that are left to the kernel.
-#[derive(Clone, Copy)]
-struct Crowd {
-    left: Left,
-    since: SystemTime,
-}
-
 /// The result of another thread.
 enum Done {
     Visited(NamespaceId, Owner, Box<SurveyResult>),
@@ -237,7 +230,7 @@ pub struct Observer {
     /// Namespaces that should be observed but cannot be.
     unobserved: BTreeMap<Key, Trouble>,
     /// Owners with more namespaces than are watched.
-    crowds: BTreeMap<Owner, Crowd>,
+    crowds: BTreeMap<Owner, Left>,
     /// A process through which a namespace was found ended before the observer could wait for its end.
     unwatched: bool,
     own: Key,
@@ -765,8 +758,8 @@ impl Observer {
     /// Namespaces that are not fully observed. Nothing is accelerated there until they are.
     pub fn troubles(&self) -> Vec<Trouble> {
         let known = self.spaces.values().flat_map(|s| s.troubles.list(&s.namespace.name));
-        let crowd = |(owner, crowd): (&Owner, &Crowd)| {
-            let Left { refused, unseen } = crowd.left;
+        let crowd = |(owner, left): (&Owner, &Left)| {
+            let Left { refused, unseen } = *left;
             let over = format!(
                 "{refused} may have devices on ports, but the limit of one owner or of all owners is reached; raise \
                  limits.namespaces_per_owner, or name them in routers"
@@ -776,7 +769,7 @@ impl Observer {
             let mut what: Vec<String> = parts.map(|(_, text)| text).collect();
             what.push("they are left to the kernel".into());
             let what = what.join("; ");
-            Trouble { namespace: format!("namespaces of {owner}"), what, since: crowd.since }
+            Trouble { namespace: format!("namespaces of {owner}"), what }
         };
         known.chain(self.unobserved.values().cloned()).chain(self.crowds.iter().map(crowd)).collect()
     }

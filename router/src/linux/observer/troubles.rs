@@ -1,7 +1,7 @@
-//! Parts of a namespace that could not be read, and since when. Until they can be read, nothing is certain there.
+//! Parts of a namespace that could not be read. Until they can be read, nothing is certain there.
 
 use logic::observe::Settings;
-use std::{collections::BTreeMap, time::SystemTime};
+use std::collections::BTreeMap;
 
 /// A part that could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,18 +37,16 @@ pub struct Trouble {
     pub namespace: String,
     /// The unknown part, and the reason.
     pub what: String,
-    /// The time when this began.
-    pub since: SystemTime,
 }
 
 /// Parts of one namespace that could not be read.
 #[derive(Debug, Default)]
-pub(super) struct Troubles(BTreeMap<What, (String, SystemTime)>);
+pub(super) struct Troubles(BTreeMap<What, String>);
 
 impl Troubles {
-    /// The part could not be read. The first time and the last reason are kept.
+    /// The part could not be read. The last reason is kept.
     pub fn add(&mut self, what: What, why: String) {
-        self.0.entry(what).or_insert_with(|| (String::new(), SystemTime::now())).0 = why;
+        self.0.insert(what, why);
     }
 
     /// The part has been read.
@@ -63,64 +61,45 @@ impl Troubles {
 
     /// Why the last reading of the part failed.
     pub fn why(&self, what: What) -> Option<&str> {
-        self.0.get(&what).map(|(why, _)| why.as_str())
+        self.0.get(&what).map(String::as_str)
     }
 
     /// Nothing of the namespace is accelerated until everything has been read.
     pub fn add_to(&self, settings: &mut Settings) {
-        for (what, (why, since)) in &self.0 {
-            let text =
-                format!("mirror incomplete: {}: {why} (since {}, trying again)", what.name(), clock(*since));
+        for (what, why) in &self.0 {
+            let text = format!("mirror incomplete: {}: {why} (trying again)", what.name());
             settings.hazards4.push(text.clone());
             settings.hazards6.push(text);
         }
     }
 
     pub fn list(&self, namespace: &str) -> impl Iterator<Item = Trouble> {
-        self.0.iter().map(move |(what, (why, since))| Trouble {
+        self.0.iter().map(move |(what, why)| Trouble {
             namespace: namespace.to_owned(),
             what: format!("{}: {why}", what.name()),
-            since: *since,
         })
     }
-}
-
-/// The time of day, UTC.
-pub fn clock(at: SystemTime) -> String {
-    let seconds = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs() % 86_400;
-    format!("{:02}:{:02}:{:02} UTC", seconds / 3600, seconds / 60 % 60, seconds % 60)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
     fn a_trouble_stays_until_it_is_settled_and_is_reported_for_both_families() {
         let mut troubles = Troubles::default();
         troubles.add(What::State, "events were lost".into());
-        let since = troubles.list("red").next().unwrap().since;
         troubles.add(What::State, "denied".into());
         troubles.add(What::Traffic, "denied".into());
-        assert_eq!(troubles.list("red").next().unwrap().since, since, "the first time counts");
         let mut settings = Settings::default();
         troubles.add_to(&mut settings);
-        let clock = clock(since);
-        let state = format!(
-            "mirror incomplete: routes, neighbours and devices: denied (since {clock}, trying again)"
-        );
-        assert_eq!((settings.hazards4.len(), &settings.hazards4[0]), (2, &state));
+        let state = "mirror incomplete: routes, neighbours and devices: denied (trying again)";
+        assert_eq!((settings.hazards4.len(), settings.hazards4[0].as_str()), (2, state));
         assert_eq!(settings.hazards4, settings.hazards6);
         troubles.settle(What::State);
         troubles.settle(What::Traffic);
         let mut settings = Settings::default();
         troubles.add_to(&mut settings);
         assert_eq!(settings, Settings::default());
-    }
-
-    #[test]
-    fn time_of_day() {
-        assert_eq!(clock(SystemTime::UNIX_EPOCH + Duration::from_secs(86_400 + 3_723)), "01:02:03 UTC");
     }
 }
