@@ -10,9 +10,10 @@
 //! |---|---|
 //! | [`discovery`] | choosing the namespaces to watch |
 //! | [`ports`] | ports and their problems |
-//! | [`space`] | one namespace: its state, messages, lost messages, limits |
+//! | [`space`] | one namespace: its state, visits, messages, limits |
 //! | [`ear`] | listening to a namespace without keeping it alive |
-//! | [`survey`] | one visit to a namespace |
+//! | [`visits`] | other threads that visit namespaces: how many at a time, and their results |
+//! | [`survey`] | what one visit reads |
 //! | [`siblings`] | metrics of IPv6 next hops that no dump shows |
 //! | [`quota`] | limits of a namespace |
 //! | [`reader`] | queries to Linux from another thread |
@@ -43,6 +44,7 @@ pub mod sysctl;
 #[cfg(test)]
 mod tests;
 mod troubles;
+mod visits;
 
 use crate::{
     base::{PortName, clock::monotonic},
@@ -52,7 +54,7 @@ use crate::{
         netns::{self, FoundNamespace, Key, NamespaceRef, Source},
     },
 };
-use discovery::{Left, Look, Looked};
+use discovery::Left;
 use ear::Ear;
 use logic::observe::{AttachedPort, Event, Namespace, NamespaceId, Owner};
 pub use poller::Waker;
@@ -72,10 +74,10 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use survey::{SurveyResult, Wanted};
 use sysctl::Sysctls;
 pub use troubles::Trouble;
 use troubles::What;
+use visits::Done;
 
 /// The namespace of the ports.
 pub const HOST: NamespaceId = 0;
@@ -94,12 +96,6 @@ const DISCOVERY_DEBOUNCE: Duration = Duration::from_millis(10);
 pub const EVENTS_PER_POLL: usize = 4096;
 /// Descriptors that a namespace needs: sockets, settings.
 const DESCRIPTORS: u64 = 24;
-/// Namespaces visited at the same time, besides the host. A slow namespace occupies one visit for only a part of the
-/// time (`space::LONG_VISITS_SHARE`), so only many more slow namespaces than this can delay another.
-const VISITS: usize = 32;
-/// The same for one owner of namespaces, and for all owners but root.
-const VISITS_OF_AN_OWNER: usize = 8;
-const VISITS_OF_OWNERS: usize = 24;
 /// After results with this many routes, other messages have their turn. The control thread takes in a route in 0.7 us.
 const ROUTES_AT_ONCE: usize = 1 << 13;
 /// Neighbours that can wait for revalidation in one namespace.
@@ -186,21 +182,6 @@ pub struct PolicyRead {
     pub took: Duration,
     /// Why they could not be read.
     pub error: Option<String>,
-}
-
-/// The result of another thread.
-enum Done {
-    Visited(NamespaceId, Owner, Box<SurveyResult>),
-    Looked(Box<Looked>),
-}
-
-impl Done {
-    fn routes(&self) -> usize {
-        match self {
-            Done::Visited(_, _, found) => found.route_count(),
-            Done::Looked(_) => 0,
-        }
-    }
 }
 
 /// Watches Linux. All decisions happen in calls of the owner; other threads only read.
@@ -482,116 +463,6 @@ impl Observer {
         let _ = result;
     }
 
-    fn may_visit(&self, id: NamespaceId) -> bool {
-        let Some(owner) = self.spaces.get(&id).map(|space| space.namespace.owner) else { return false };
-        let of = |owner| self.visits.get(&owner).copied().unwrap_or(0);
-        let all: usize = self.visits.values().sum();
-        let of_owners = all - of(Owner::Machine);
-        let has_turn =
-            owner == Owner::Machine || of(owner) < VISITS_OF_AN_OWNER && of_owners < VISITS_OF_OWNERS;
-        id == HOST || all < VISITS && has_turn
-    }
-
-    /// Counts one more visit to a namespace of this owner, or one less.
-    fn count_visit(&mut self, owner: Owner, more: bool) {
-        let visits = self.visits.entry(owner).or_default();
-        *visits = if more { *visits + 1 } else { visits.saturating_sub(1) };
-        if *visits == 0 {
-            self.visits.remove(&owner);
-        }
-    }
-
-    /// Starts visits to namespaces for which a reading is due.
-    fn begin_visits(&mut self, now: Instant) {
-        let last = self.visited;
-        let later = self.spaces.range(last + 1..).map(|(id, _)| *id);
-        let ids: Vec<NamespaceId> = [HOST]
-            .into_iter()
-            .chain(later)
-            .chain(self.spaces.range(HOST + 1..=last.max(HOST + 1)).map(|(id, _)| *id))
-            .collect();
-        for id in ids {
-            if !self.may_visit(id) {
-                continue;
-            }
-            let Some(space) = self.spaces.get_mut(&id) else { continue };
-            let was_quiet = space.is_quiet();
-            let wanted = space.begin_visit(&self.peers, now);
-            let (place, owner, listens) = (space.place.clone(), space.namespace.owner, space.listens());
-            if was_quiet || wanted.is_some() {
-                self.listen(id, listens);
-            }
-            let Some(wanted) = wanted else { continue };
-            if id != HOST {
-                self.count_visit(owner, true);
-                self.visited = id;
-            }
-            self.begin_visit(id, owner, place, wanted);
-        }
-    }
-
-    fn begin_visit(&mut self, id: NamespaceId, owner: Owner, place: NamespaceRef, wanted: Wanted) {
-        let (peers, quota) = (self.peers.clone(), self.config.quota.of(id));
-        let task =
-            move || Done::Visited(id, owner, Box::new(survey::visit(&place, &wanted, id, &peers, &quota)));
-        self.in_a_thread("survey", task, move || Done::Visited(id, owner, Box::new(SurveyResult::nothing())));
-    }
-
-    fn begin_look(&mut self, look: Look) {
-        (self.looking, self.look_began) = (true, Instant::now());
-        let nothing = || Done::Looked(Box::default());
-        self.in_a_thread("look", move || Done::Looked(Box::new(look.look())), nothing);
-    }
-
-    /// `otherwise` gives the result if no thread can be started, or if it panics.
-    fn in_a_thread(
-        &mut self,
-        name: &str,
-        task: impl FnOnce() -> Done + Send + 'static,
-        otherwise: impl FnOnce() -> Done + Send + Clone + 'static,
-    ) {
-        let (to, waker, spare) = (self.done.0.clone(), self.done_waker.clone(), otherwise.clone());
-        let run = move || {
-            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(task));
-            let _ = to.send(done.unwrap_or_else(|_| otherwise()));
-            waker.wake();
-        };
-        if let Err(error) = std::thread::Builder::new().name(name.into()).spawn(run) {
-            tracing::warn!(%error, "cannot start a thread that reads Linux");
-            let _ = self.done.0.send(spare());
-            self.done_waker.wake();
-        }
-    }
-
-    fn take_done(&mut self, done: Done, now: Instant) {
-        match done {
-            Done::Looked(looked) => {
-                self.looking = false;
-                self.end_look(*looked);
-                // A thousand devices created one by one must not keep us busy with looks.
-                // Nor must many namespaces that answer slowly.
-                let took = now.saturating_duration_since(self.look_began);
-                self.discover_not_before = Instant::now() + took.max(DISCOVERY_DEBOUNCE * 3);
-                self.discover_idly_at = now + pause_after(took);
-            }
-            Done::Visited(id, owner, found) => {
-                if id != HOST {
-                    self.count_visit(owner, false);
-                }
-                let Some(space) = self.spaces.get_mut(&id) else { return };
-                space.end_visit(*found, &mut self.out, now);
-                let (listens, must_catch_up) = (space.listens(), space.must_catch_up());
-                if listens {
-                    self.listen(id, true);
-                }
-                match must_catch_up {
-                    true => self.hear(id, now),
-                    false => self.follow(id, now),
-                }
-            }
-        }
-    }
-
     fn run_timers(&mut self) {
         let now = Instant::now();
         self.begin_visits(now);
@@ -806,9 +677,4 @@ fn same(error: &io::Error) -> io::Error {
     error
         .raw_os_error()
         .map_or_else(|| io::Error::new(error.kind(), error.to_string()), io::Error::from_raw_os_error)
-}
-
-/// The time from the beginning of one look through the namespaces, which took `took`, to the next.
-fn pause_after(took: Duration) -> Duration {
-    (took * DISCOVERY_SHARE).min(DISCOVERY_PAUSE)
 }

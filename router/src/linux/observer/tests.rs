@@ -1,6 +1,6 @@
 //! Tests of the observer with an empty namespace of its own.
 
-use super::*;
+use super::{visits::pause_after, *};
 use logic::observe::Settings;
 
 #[test]
