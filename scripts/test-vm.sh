@@ -40,6 +40,9 @@ build() {
 	# Tests that run it look for it here.
 	mkdir -p "$IMAGE$CACHE/build/$TRIPLE/debug"
 	ln -s /millrace/millrace "$IMAGE$CACHE/build/$TRIPLE/debug/"
+	# Cases that the suite `differential` reads, where it was built.
+	mkdir -p "$IMAGE$PWD/router/tests/differential"
+	cp -r router/tests/differential/cases "$IMAGE$PWD/router/tests/differential/"
 	for suite in "${SUITES[@]}"; do
 		executable=$(sed -n "s|.*Executable tests/$suite[./].* (\\(.*\\))$|\\1|p" "$CACHE/build.log")
 		cp "$executable" "$IMAGE/millrace/$suite"

@@ -46,6 +46,11 @@ fn rounds(whole: usize) -> usize {
     whole / slower() as usize
 }
 
+/// How many make a test hold something. Few rounds differ much, so the emulated machine needs few.
+fn enough(whole: usize) -> usize {
+    if common::is_emulated() { whole / 100 } else { whole }
+}
+
 /// Moves this thread to another CPU, if there is one.
 fn leave_this_cpu() {
     let here = rustix::thread::sched_getcpu();
@@ -341,11 +346,11 @@ fn packets_take_the_rules_that_the_tables_say_cached_or_not() {
             }
         }
         assert!(
-            tried.matched > rounds(2_000) && tried.chains > rounds(1_000),
+            tried.matched > enough(2_000) && tried.chains > enough(1_000),
             "too few of a kind: {tried:?}"
         );
         assert!(
-            tried.fast_chains > rounds(1_000) && tried.fast > rounds(10_000),
+            tried.fast_chains > enough(1_000) && tried.fast > enough(10_000),
             "too few of a kind: {tried:?}"
         );
     });
