@@ -353,7 +353,7 @@ mod tests {
         all
     }
 
-    const EACH: usize = 10 + 4 + 7 + 3 + 3 * 5;
+    const EACH: usize = 9 + 4 + 7 + 3 + 3 * 5;
 
     #[test]
     fn a_silent_worker_is_reported_with_its_last_values() {

@@ -126,8 +126,10 @@ fn report(name: &str, case: Case, failure: Failure) -> String {
         Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("differential-{}.txt", name.replace(' ', "-")));
     let comment: String = failure.words.lines().map(|line| format!("# {line}\n")).collect();
     let text = format!("{comment}{case}");
-    fs::write(&path, &text).unwrap();
-    let text = format!("{name}: a difference, kept in {}\n{text}", path.display());
+    // The machine that built the test may be another one.
+    let kept =
+        fs::write(&path, &text).map_or_else(|error| error.to_string(), |()| path.display().to_string());
+    let text = format!("{name}: a difference, kept in {kept}\n{text}");
     eprintln!("{text}");
     text
 }
