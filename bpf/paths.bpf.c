@@ -2,6 +2,9 @@
 /*
  * Sends frames into the RX rings of their queue and path, only for tests and measurements of AF_XDP. Frames have an
  * EtherType for experiments (IEEE 802, 9.2.4), and the byte behind the Ethernet header is the path.
+ *
+ * Programs that are attached have names that begin with "millrace". Otherwise daemons of tests that run beside would take
+ * them for somebody else's, and give all packets to the kernel for a moment.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_endian.h>
@@ -34,7 +37,7 @@ struct {
 } out SEC(".maps");
 
 SEC("xdp")
-int to_path(struct xdp_md *ctx)
+int millrace_to_path(struct xdp_md *ctx)
 {
 	const __u8 *frame = (void *)(long)ctx->data;
 
@@ -48,12 +51,12 @@ int to_path(struct xdp_md *ctx)
 
 /* The same, but IPv4 goes to path 0. */
 SEC("xdp")
-int ip_to_path(struct xdp_md *ctx)
+int millrace_ip_to_path(struct xdp_md *ctx)
 {
 	const __u8 *frame = (void *)(long)ctx->data;
 
 	if (frame + ETHERNET_BYTES > (const __u8 *)(long)ctx->data_end || *(const __be16 *)(frame + 12) != bpf_htons(ETH_P_IP))
-		return to_path(ctx);
+		return millrace_to_path(ctx);
 	return bpf_redirect_map(&paths, ctx->rx_queue_index * PATHS, XDP_PASS);
 }
 
@@ -116,7 +119,7 @@ int mix(struct xdp_md *ctx)
 
 /* Runs at the other end. */
 SEC("xdp")
-int sink(struct xdp_md *ctx)
+int millrace_sink(struct xdp_md *ctx)
 {
 	return XDP_DROP;
 }

@@ -52,7 +52,7 @@ pub struct XdpPort {
 impl XdpPort {
     /// Attaches the program that sends frames to paths.
     pub fn attach(device: &str) -> XdpPort {
-        Self::with(device, "to_path")
+        Self::with(device, "millrace_to_path")
     }
 
     pub fn with(device: &str, program: &str) -> XdpPort {

@@ -91,7 +91,7 @@ fn forward_all(sink_core: Option<usize>) {
 
     make_port(0, 1);
     make_port(1, 1);
-    let (port, _sink) = (XdpPort::attach("p0"), XdpPort::with("q1", "sink"));
+    let (port, _sink) = (XdpPort::attach("p0"), XdpPort::with("q1", "millrace_sink"));
     let receiver = Napi::new("p0", 1);
     let _end = sink_core.map(|core| Napi::new("q1", core));
     let umem = Umem::new(16384, 2048).unwrap();

@@ -212,7 +212,7 @@ impl Bed {
         let ports: Vec<XdpPort> = [0, 1]
             .map(|n| {
                 make_port(n, queues);
-                XdpPort::with(&format!("p{n}"), "ip_to_path")
+                XdpPort::with(&format!("p{n}"), "millrace_ip_to_path")
             })
             .into();
         let maps = (0..).zip(&ports).map(|(n, port)| (n, slots(port))).collect();

@@ -77,7 +77,7 @@ const ROUTED: [&str; 4] = ["check", "route", "ttl", "rewrite"];
 fn measure_forwarding() {
     in_new_namespace(|| {
         let bed = Bed::new(1, WorkersSettings::default());
-        let _sink = XdpPort::with("q1", "sink");
+        let _sink = XdpPort::with("q1", "millrace_sink");
         for (what, chain) in [("routed", &ROUTED[..]), ("forwarded", &["forward"])] {
             let of = PathPlan { ring: 1024, ..path(what, chain, 1) };
             bed.apply(&plan(&[1], &ports(1, Rings::default()), &[(0, of)]));
@@ -116,7 +116,7 @@ fn measure_forwarding() {
 fn measure_beside_the_kernel_plane() {
     in_new_namespace(|| {
         let mut world = world::World::new(1);
-        let _sink = XdpPort::with("q1", "sink");
+        let _sink = XdpPort::with("q1", "millrace_sink");
         let napi = Napi::new("p0", 1);
         let maps = Arc::new(PathMaps::new(1792).unwrap());
         world.plane.set_paths(&maps).unwrap_or_else(|error| panic!("{error:#}"));
@@ -197,7 +197,7 @@ fn measure_polling() {
         for round in 0..ROUNDS {
             for (mode, polling) in modes {
                 polls(polling);
-                let sink = XdpPort::with("q1", "sink");
+                let sink = XdpPort::with("q1", "millrace_sink");
                 flooded("repeat", &frame(0, 0, 60), || {
                     let (begun, before) = (Instant::now(), bed.path(0).packets);
                     let (received, worked) = (napi.cpu_ns(), cpu_ns("worker/1"));
@@ -319,7 +319,7 @@ fn measure_what_a_stalled_path_costs() {
     in_new_namespace(|| {
         let patience = Duration::from_secs(600);
         let bed = Bed::new(1, WorkersSettings { patience, ..WorkersSettings::default() });
-        let _sink = XdpPort::with("q1", "sink");
+        let _sink = XdpPort::with("q1", "millrace_sink");
         let paths = [(0, path("going", &["forward"], 1)), (1, path("stuck", &["forward"], 0))];
         let paths = paths.map(|(id, path)| (id, PathPlan { ring: 1024, ..path }));
         bed.apply(&plan(&[0, 1], &ports(1, Rings::default()), &paths));
@@ -436,7 +436,7 @@ fn stolen(core: usize) -> u64 {
 fn measure_a_path_overloaded() {
     in_new_namespace(|| {
         let bed = Bed::new(1, WorkersSettings::default());
-        let _sink = XdpPort::with("q1", "sink");
+        let _sink = XdpPort::with("q1", "millrace_sink");
         let of = |id, name| (id, PathPlan { ring: 1024, ..path(name, &["forward"], 1) });
         let rings = Rings { fill: 4096, ..Rings::default() };
         bed.apply(&plan(&[1], &ports(1, rings), &[of(0, "a"), of(1, "b"), of(2, "c")]));

@@ -44,7 +44,7 @@ fn worker(report: &WorkersReport) -> &WorkerStand {
 fn io_is_shared_while_it_is_scarce() {
     in_new_namespace(|| {
         let bed = Bed::of_ticks(1, WorkersSettings::default());
-        let _sink = XdpPort::with("q1", "sink");
+        let _sink = XdpPort::with("q1", "millrace_sink");
         // The rings are small: they run empty between two rounds of the generator, one sooner than the other.
         let of = |id, name| (id, PathPlan { ring: 256, ..path(name, &["forward"], 1) });
         let rings = Rings { fill: 4096, ..Rings::default() };

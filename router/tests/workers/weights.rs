@@ -29,7 +29,7 @@ fn routers_get_their_weights_and_spare_time_goes_to_the_same_router_first() {
         };
         let rings = Rings { fill: 16_384, ..Rings::default() };
         let mut plan = plan(&[1], &ports(1, rings), &[of(0, 1, 3), of(1, 1, 1), of(2, 2, 1)]);
-        let _sink = XdpPort::with("q1", "sink");
+        let _sink = XdpPort::with("q1", "millrace_sink");
         // Of each round of frames, `favoured` are of the first path, and one is of each other path.
         let sent = |favoured| {
             let mut sent = frame(0, 0, 60);
