@@ -86,7 +86,11 @@ fn rows(part: &Part, sources: &mut Sources<'_>) -> Result<String> {
         }
         for ((key, _), cell) in columns.iter().zip(&mut cells) {
             match *key {
-                "command" if cell.is_empty() || last_command.as_ref() == Some(cell) => *cell = SAME.into(),
+                "command"
+                    if last_command.is_some() && (cell.is_empty() || last_command.as_ref() == Some(cell)) =>
+                {
+                    *cell = SAME.into();
+                }
                 "command" => last_command = Some(cell.clone()),
                 "raw file" if cell.is_empty() => {
                     let named = names(&files, sources)?;
@@ -116,40 +120,34 @@ fn names(files: &[String], sources: &Sources<'_>) -> Result<String> {
             text += &format!("{} ", file.machine);
         }
         machine = &file.machine;
-        text += &[&shown, file.note.as_str()].join(" ").trim_end();
+        text += format!("{shown} {}", file.note).trim_end();
     }
     Ok(text)
 }
 
-/// `text` with what its quotes name, and the names of files. `{?}` marks the part up to the next semicolon if the value
-/// before it misses `goal`.
+/// `text` with its quotes read, and with `{NAME}` as the path of a file. `{?}` marks the text up to the next semicolon
+/// if the value before it misses the goal. Adds the names of quoted files.
 fn fill(text: &str, goal: &str, sources: &mut Sources<'_>, files: &mut Vec<String>) -> Result<String> {
     const MISSED: &str = ", **missed**";
     let (mut out, mut last, mut missed) = (String::new(), f64::NAN, false);
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once('{') {
-        let (quote, after) = after.split_once('}').with_context(|| format!("no }} after {{{after}"))?;
-        out += &if missed { before.replacen(';', &format!("{MISSED};"), 1) } else { before.to_owned() };
-        missed &= !before.contains(';');
-        if quote == "?" {
+    for (nth, piece) in text.split(['{', '}']).enumerate() {
+        if nth % 2 == 0 {
+            let (clause, rest) = piece.split_at(piece.find(';').filter(|_| missed).unwrap_or(piece.len()));
+            missed &= rest.is_empty();
+            out += &[clause, if rest.is_empty() { "" } else { MISSED }, rest].concat();
+        } else if piece == "?" {
             missed = !meets(last, goal)?;
-        } else if let Some(file) = sources.files.get(quote) {
+        } else if let Some(file) = sources.files.get(piece) {
             std::fs::metadata(sources.directory.join(&file.path)).with_context(|| file.path.clone())?;
             out += &format!("`{}`", file.path);
         } else {
-            let quoted = sources.quote(quote).with_context(|| format!("{{{quote}}}"))?;
+            let quoted = sources.quote(piece).with_context(|| format!("{{{piece}}}"))?;
             out += &quoted.text;
             last = quoted.value;
             files.extend(quoted.files);
         }
-        rest = after;
     }
-    let end = if missed && rest.contains(';') {
-        rest.replacen(';', &format!("{MISSED};"), 1)
-    } else {
-        rest.to_owned()
-    };
-    Ok(out + &end + if missed && !rest.contains(';') { MISSED } else { "" })
+    Ok(out + if missed { MISSED } else { "" })
 }
 
 /// Does a value, as shown, meet a goal such as `<= 1.05`?
@@ -163,4 +161,90 @@ fn meets(value: f64, goal: &str) -> Result<bool> {
         (_, Some(exact), _) => value == exact,
         _ => bail!("the goal {goal:?} cannot be judged"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(name: &str) -> std::path::PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name)
+    }
+
+    #[test]
+    fn the_page_of_measures_is_what_its_table_and_the_raw_files_give() {
+        let made = page(&file("lab/results.toml"), &file("lab/runs")).unwrap();
+        let kept = std::fs::read_to_string(file("docs/measured.md")).unwrap();
+        let mut lines = made.lines().zip(kept.lines());
+        let differs = lines.find(|(made, kept)| made != kept);
+        assert!(
+            made == kept,
+            "docs/measured.md is not what `make results` writes; first difference: {differs:#?}"
+        );
+    }
+
+    #[test]
+    fn figures_of_the_readme_are_on_the_page() {
+        fn numbers(text: &str) -> Vec<&str> {
+            let words = text.split(|c: char| !c.is_ascii_digit() && c != '.' && c != ',');
+            words.map(|word| word.trim_matches(['.', ','])).filter(|word| !word.is_empty()).collect()
+        }
+        let [readme, page] =
+            ["README.md", "docs/measured.md"].map(|name| std::fs::read_to_string(file(name)).unwrap());
+        let rows: Vec<&str> = readme.lines().filter(|line| line.contains("| `millrace-lab ")).collect();
+        assert!(rows.len() >= 5, "the table of figures was not found");
+        for row in rows {
+            let cells: Vec<&str> = row.split('|').collect();
+            let figures = [numbers(cells[2])[0], numbers(cells[3])[0]];
+            let has = |line: &str| figures.iter().all(|figure| numbers(line).contains(figure));
+            assert!(page.lines().any(has), "no row of docs/measured.md has {figures:?} of README.md: {row}");
+        }
+    }
+
+    fn filled(table: &str) -> Result<String, String> {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("a.txt"), "left 7 ms, right 9 ms\n").unwrap();
+        let path = directory.path().join("results.toml");
+        let head =
+            "machines = {}\nshort = {}\nfile.a = { path = 'a.txt', machine = 'X', note = '(by hand)' }\n";
+        std::fs::write(&path, format!("{head}[[part]]\ntext = \"From {{a}}.\\n\"\n{table}")).unwrap();
+        page(&path, directory.path()).map_err(|error| format!("{error:#}"))
+    }
+
+    #[test]
+    fn rows_quote_files_name_them_and_are_judged() {
+        let page = filled(
+            r##"columns = ["measure", "goal", "now: today", "command", "raw file"]
+each = { now = '{a "$where # ms"}{?} ms; at least' }
+row = [
+    { measure = "one", goal = "< 8 ms", where = "left", command = "`x`" },
+    { measure = "two", goal = "< 8 ms", where = "right" },
+    { measure = "none", now = "never" },
+]"##,
+        );
+        let expected = "From `a.txt`.
+
+| measure | goal | today | command | raw file |
+|---|---|---|---|---|
+| one | < 8 ms | 7 ms; at least | `x` | X `a.txt` (by hand) |
+| two | < 8 ms | 9 ms, **missed**; at least | the same | the same |
+| none | | never | the same | |
+";
+        assert_eq!(page, Ok(expected.into()));
+    }
+
+    #[test]
+    fn faults_of_the_table_name_the_row() {
+        for (row, error) in [
+            (
+                r#"{ a = "{a 'b'}" }"#,
+                "row \"{a 'b'}\": {a 'b'}: a.txt: `a 'b'`: a pattern has a # for the number",
+            ),
+            (r##"{ a = '{a "left # ms"}{?}', goal = "little" }"##, "the goal \"little\" cannot be judged"),
+            (r#"{ b = "c" }"#, "a row has Some(\"b\"), and no column shows it"),
+        ] {
+            let message = filled(&format!("columns = ['a']\nrow = [{row}]")).unwrap_err();
+            assert!(message.contains(error), "{message}");
+        }
+    }
 }

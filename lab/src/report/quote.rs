@@ -7,7 +7,7 @@
 //! | `word`, `"two words"` | only lines that hold this text somewhere |
 //! | `key=value`, `key=null` | only lines with this value at a place that ends with `key`; only lines without one |
 //! | `.key` | the place of the values; the members of a list are several values |
-//! | `"text # text"` | of a text file: the number at `#`. A space is white space, `?` a character, `*` some of one line |
+//! | `"text # text"` | of a text file: the number at `#`; a space is white space, `?` a character, `*` any in a line |
 //! | `*`, `last` | all values, or the last, of lines with the same repeat, or of a text; otherwise two are an error |
 //! | `a / b`, `a - b` | repeat by repeat; `b` takes from `a` what it does not name |
 //! | `max`, `sum`, `mean`, `count` | one value of all |
@@ -54,7 +54,15 @@ pub(super) struct Sources<'a> {
 #[derive(Debug)]
 pub(super) enum Raw {
     Text(String),
-    Lines(Vec<Value>),
+    Lines(Vec<Line>),
+}
+
+/// A line of a raw file.
+#[derive(Debug)]
+pub(super) struct Line {
+    repeat: u64,
+    /// Places of values without parts, their text, and their number.
+    leaves: Vec<(String, String, Option<f64>)>,
 }
 
 /// What a quote stands for: text, the value in it, and the names of files.
@@ -186,32 +194,40 @@ impl<'a> Sources<'a> {
         }
         let expected = self.machines.get(&file.machine).map_or("", String::as_str);
         ensure!(cpu.contains(expected), "measured on {cpu:?}, which is not machine {}", file.machine);
-        Ok(Raw::Lines(lines))
+        Ok(Raw::Lines(lines.iter().map(Line::new).collect()))
+    }
+}
+
+impl Line {
+    fn new(line: &Value) -> Self {
+        let mut leaves = Vec::new();
+        experiment::collect("", line, &mut leaves);
+        let leaves = leaves.into_iter().map(|(at, value)| {
+            let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            (at, text, value.as_f64())
+        });
+        let leaves = leaves.collect();
+        Self { repeat: line.get("repeat").and_then(Value::as_u64).unwrap_or_default(), leaves }
     }
 }
 
 impl Query {
-    fn values(&self, lines: &[Value]) -> Result<Series> {
+    fn values(&self, lines: &[Line]) -> Result<Series> {
         let mut series = Series::new();
-        for line in lines {
-            let mut leaves = Vec::new();
-            experiment::collect("", line, &mut leaves);
+        for &Line { repeat, ref leaves } in lines {
             let ends = |at: &str, key: &str| at.strip_suffix(key).is_some_and(|rest| rest.ends_with('/'));
             let has = |(key, value): &(String, String)| {
-                let is =
-                    |leaf: &Value| leaf.as_str().map_or_else(|| leaf.to_string() == *value, |it| it == value);
-                let mut there = leaves.iter().filter(|(at, _)| key.is_empty() || ends(at, key));
-                if value == "null" { there.next().is_none() } else { there.any(|(_, leaf)| is(leaf)) }
+                let mut there = leaves.iter().filter(|(at, ..)| key.is_empty() || ends(at, key));
+                if value == "null" { there.next().is_none() } else { there.any(|(_, text, _)| text == value) }
             };
             if !self.filters.iter().all(has) {
                 continue;
             }
-            let repeat = line.get("repeat").and_then(Value::as_u64).unwrap_or_default();
-            for (at, value) in &leaves {
+            for (at, _, number) in leaves {
                 let (list, index) = at.rsplit_once('/').unwrap_or_default();
                 let index = index.parse().ok().filter(|_| ends(list, &self.at));
-                let value = value.as_f64().filter(|_| index.is_some() || ends(at, &self.at));
-                let Some(value) = value else { continue };
+                let number = number.filter(|_| index.is_some() || ends(at, &self.at));
+                let Some(value) = number else { continue };
                 let before = series.range((repeat, 0)..=(repeat, usize::MAX)).count();
                 let nth = if self.all { before } else { index.unwrap_or_default() };
                 let again = series.insert((repeat, nth), value).is_some();
