@@ -5,7 +5,7 @@
 SECONDS ?= 3600
 ROUNDS ?= 2000
 
-.PHONY: help setup build release check test test-root soak test-vm test-openflow lint docs fmt fuzz demo bench bench-goals shell clean
+.PHONY: help setup build release check test test-root soak test-vm test-openflow lint docs fmt fuzz demo bench bench-goals results shell clean
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 LAB := $(SUDO) target/release/millrace-lab
@@ -102,6 +102,10 @@ bench: setup release ## make the measurements; raw results go to OUT (target/ben
 bench-goals: setup release ## judge goals on a quiet machine: the papers' figures, how soon cores come and go, flows on cores; root
 	cargo test --release --no-fail-fast -p millrace-lab --test figures --test cores --test steering -- --ignored --test-threads=1 measure::
 	cargo test --release -p millrace-lab --lib -- --ignored measure_all_results
+
+results: ## write docs/measured.md again, from lab/results.toml and the raw files in lab/runs
+	@scripts/setup.sh build
+	cargo run --quiet --package millrace-lab --bin millrace-lab -- report lab/runs --page lab/results.toml --out docs/measured.md
 
 shell: setup release ## a shell inside a testbed, with millrace on the PATH
 	@$(LAB) shell $(ARGS)

@@ -157,7 +157,7 @@ pub(super) fn measured(line: &Value) -> Vec<(String, f64)> {
 }
 
 /// Values without parts, with their places as JSON pointers.
-fn collect<'a>(at: &str, value: &'a Value, leaves: &mut Vec<(String, &'a Value)>) {
+pub(super) fn collect<'a>(at: &str, value: &'a Value, leaves: &mut Vec<(String, &'a Value)>) {
     match value {
         Value::Object(fields) => {
             for (name, value) in fields {

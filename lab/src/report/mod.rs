@@ -7,13 +7,16 @@
 //! | [`metric`], [`tables`] | numbers for people: medians, ranges, ratios, losses, doubts |
 //! | [`draw`], [`chart`] | figures of lines, published values beside them, as SVG |
 //! | [`page`] | the pieces of a report as HTML and as Markdown |
+//! | [`measures`], [`quote`] | docs/measured.md from lab/results.toml: text that quotes raw results |
 
 mod chart;
 mod document;
 mod draw;
 mod experiment;
+mod measures;
 mod metric;
 mod page;
+mod quote;
 mod read;
 mod tables;
 
@@ -35,11 +38,20 @@ pub struct ReportOptions {
     /// The HTML file; the Markdown summary is beside it [default: DIR/report.html]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+    /// Write instead the page of this table of measures to --out, as Markdown
+    #[arg(long, value_name = "TOML", requires = "out")]
+    page: Option<PathBuf>,
 }
 
 /// Writes the report, and prints where it is.
 pub fn run(options: &ReportOptions) -> Result<()> {
-    write(&options.dir, options.out.as_deref())
+    let (Some(table), Some(out)) = (&options.page, &options.out) else {
+        return write(&options.dir, options.out.as_deref());
+    };
+    let page = measures::page(table, &options.dir)?;
+    std::fs::write(out, page).with_context(|| format!("the page cannot be written to {}", out.display()))?;
+    println!("{}", out.display());
+    Ok(())
 }
 
 /// Writes the report of all results in `directory`.

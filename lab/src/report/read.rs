@@ -67,7 +67,7 @@ pub(super) fn directory(path: &Path) -> Result<Results> {
 }
 
 /// The bytes of a file, unpacked.
-fn bytes(file: &Path) -> io::Result<Vec<u8>> {
+pub(super) fn bytes(file: &Path) -> io::Result<Vec<u8>> {
     let (is_packed, file) = (file.extension().is_some_and(|it| it == "gz"), std::fs::File::open(file)?);
     let reader: Box<dyn Read> = if is_packed { Box::new(MultiGzDecoder::new(file)) } else { Box::new(file) };
     let mut bytes = Vec::new();
