@@ -20,10 +20,12 @@ import time
 
 # Tests that measure; `make bench-goals` and hands run them.
 MEASURES = re.compile(r"(^|::)measure(_|::)")
-# Suites that run alone: they set what belongs to the whole machine, keep cores to themselves, or count packets of the fast
-# path. A daemon that sees a new BPF link anywhere on the machine passes all packets to the kernel for a moment.
-ALONE = {"flows", "local", "placing", "policy"}
+# Suites and modules that run alone: they set what belongs to the whole machine, keep cores to themselves, or attach BPF links
+# that are not Millrace's. A daemon that sees such a link anywhere passes all packets to the kernel for a moment.
+ALONE = {"local", "netlink::hazards", "placing", "plane_kernel", "policy"}
+# So do the suites of this crate, except one.
 ALONE_IN = "lab"
+NOT_ALONE = {"e2e"}
 # A module that runs longer has hung.
 LIMIT_S = 900
 
@@ -59,8 +61,8 @@ def parts(suite, executable, directory, filters):
 
 
 def is_alone(part):
-    suite, _, _, directory, _ = part
-    return suite in ALONE or os.path.basename(directory) == ALONE_IN
+    suite, module, _, directory, _ = part
+    return not ALONE.isdisjoint({suite, f"{suite}::{module}"}) or os.path.basename(directory) == ALONE_IN and suite not in NOT_ALONE
 
 
 def run(part):

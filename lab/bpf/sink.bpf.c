@@ -262,8 +262,9 @@ static __always_inline void watch(struct xdp_md *ctx, const struct settings *s, 
 		capture(ctx, length);
 }
 
+/* A name that begins with "millrace": daemons that run beside do not take it for a program of somebody else. */
 SEC("xdp.frags")
-int sink(struct xdp_md *ctx)
+int millrace_sink(struct xdp_md *ctx)
 {
 	struct settings *s;
 	struct test_packet p;

@@ -105,7 +105,7 @@ impl Sink {
         let skeleton = open.load().context("sink program")?;
         let attach = |(namespace, device): &(&Namespace, String)| {
             let index = namespace.interface_index(device)? as i32;
-            namespace.enter(|| skeleton.progs.sink.attach_xdp(index).context("attaching the sink"))
+            namespace.enter(|| skeleton.progs.millrace_sink.attach_xdp(index).context("attaching the sink"))
         };
         let links = devices.iter().map(attach).collect::<Result<_>>()?;
         Ok(Self { skeleton, settings: Cell::default(), latency_rows, links })
@@ -306,7 +306,7 @@ mod tests {
         let mut frame = workload.targets[0].frame(workload.frame_bytes, Stamp::default());
         frame[..6].copy_from_slice(&nexthop_mac(7));
         sink.watch(Watch { next_hops: true, interruption: true, ..Watch::NOTHING }).unwrap();
-        let program = sink.skeleton.progs.sink.as_fd();
+        let program = sink.skeleton.progs.millrace_sink.as_fd();
         let send = &|core: usize| {
             crate::sys::set_affinity(0, &[core]).unwrap();
             bpf::run_live(program, &frame, PACKETS, 64).unwrap();

@@ -64,7 +64,7 @@ impl ReplaySink {
         let (namespace, device) = ends.last().context("the testbed has no ports")?;
         let index = namespace.interface_index(device)? as i32;
         let attach =
-            || skeleton.progs.replay_sink.attach_xdp(index).context("attaching the sink of a replay");
+            || skeleton.progs.millrace_replay.attach_xdp(index).context("attaching the sink of a replay");
         let link = namespace.enter(attach)?;
         Ok(Self { skeleton, _link: link })
     }
