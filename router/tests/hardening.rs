@@ -93,6 +93,18 @@ fn set(of: &[u32]) -> u64 {
     of.iter().map(|n| 1 << n).sum()
 }
 
+/// Before Linux 6.11 that needs a capability that the daemon gives up.
+#[test]
+#[ignore = "needs root"]
+fn a_daemon_knows_how_linux_chooses_next_hops() {
+    in_new_namespace(|| {
+        run("ip link add p0 type veth peer name q0");
+        let daemon = Daemon::start("multipath", &[]);
+        let log = String::from_utf8(daemon.log()).unwrap();
+        assert!(!log.contains("multipath"), "{log}");
+    });
+}
+
 #[test]
 #[ignore = "needs root"]
 fn threads_that_parse_foreign_data_hold_few_capabilities() {

@@ -23,7 +23,7 @@ use std::{
 };
 
 /// Begins to observe what the configuration names. Returns the observer, and the waker that ends its wait for events.
-pub fn open(config: &Config) -> Result<(Observer, Waker)> {
+pub fn open(config: &Config, multipath_keys: MultipathKeys) -> Result<(Observer, Waker)> {
     let observer = Observer::new(ObserverConfig {
         ports: config.ports.clone(),
         routers: config.routers.clone(),
@@ -33,7 +33,7 @@ pub fn open(config: &Config) -> Result<(Observer, Waker)> {
             namespaces: config.limits.namespaces_per_owner.0 as usize,
             ..Quota::default()
         },
-        multipath_keys: MultipathKeys::read(config.ecmp),
+        multipath_keys,
         ..ObserverConfig::default()
     })?;
     let waker = observer.waker();

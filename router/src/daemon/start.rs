@@ -16,7 +16,7 @@ use crate::{
     },
     config::{Config, ElementSettings, PlacementPolicy},
     cores::{self, polled::PolledPorts, splitting::Splitter},
-    linux::{observer::Waker, spreading},
+    linux::{multipath::MultipathKeys, observer::Waker, spreading},
     switch,
     user_plane::sas::RunningSas,
 };
@@ -35,7 +35,7 @@ use tokio::{
 pub fn run<O: Observe>(
     config: Config,
     instance: Instance,
-    observer: impl FnOnce(&Config) -> Result<(O, Waker)>,
+    observer: impl FnOnce(&Config, MultipathKeys) -> Result<(O, Waker)>,
 ) -> Result<()> {
     check_ports(&config)?;
     privileges::check_kernel()?;
@@ -64,15 +64,17 @@ fn run_alone<O: Observe>(
     config: Config,
     instance: &Instance,
     lock: &Lock,
-    observer: impl FnOnce(&Config) -> Result<(O, Waker)>,
+    observer: impl FnOnce(&Config, MultipathKeys) -> Result<(O, Waker)>,
 ) -> Result<Ended> {
     let _held = kernel::ensure_bpffs()?;
+    // Before Linux 6.11 this needs CAP_SYSLOG, which is given up then.
+    let multipath_keys = MultipathKeys::read(config.ecmp);
     privileges::reduce()?;
     let sas = RunningSas::load(&config.sas)?;
     let polled = PolledPorts::default();
     let mut bpf = Bpf::new(instance, config.generic).with_sas(sas.clone()).with_polled(polled.clone());
     bpf.adopt()?;
-    let (observer, waker) = observer(&config)?;
+    let (observer, waker) = observer(&config, multipath_keys)?;
     let bpf = bpf.with_waker(waker.clone(), config.heartbeat.0.is_zero());
     let heartbeat_s = config.heartbeat.0.as_secs_f64();
     let (switch, switch_end) = switch::start(&config, waker.clone())?;
