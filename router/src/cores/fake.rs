@@ -3,8 +3,8 @@
 use super::{
     CoreId,
     affinity::{Affinity, CoreMask, Scheduling},
-    look::Ask,
-    originals::Coalesce,
+    knob::Coalesce,
+    ports::Ask,
     queues::NetdevQueues,
 };
 use crate::{

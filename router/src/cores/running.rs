@@ -6,16 +6,19 @@
 //! and forwarding goes on where queues were originally.
 
 use super::{
-    Roots,
+    CoreId, QueueId, Roots,
     affinity::{self, Scheduling},
     drain::{Drains, Look},
     exchange::Exchange,
     handle::Handle,
-    look::{Ask, CoresSnapshot, Looker},
+    knob::System,
+    knobs::Knobs,
+    look::{CoresSnapshot, Looker},
+    moderation::Moderation,
     notices::noticed,
-    originals::{Originals, System},
     placing::{PERIOD, Placing},
-    polled::{Deferring, PolledPorts},
+    polled::PolledPorts,
+    ports::Ask,
     queues::NetdevQueues,
     shares::Sharing,
     splitting::Splitter,
@@ -30,7 +33,6 @@ use crate::{
 use anyhow::{Context, Result};
 use rustix::thread::{ClockId, Timespec, clock_nanosleep_absolute};
 use std::{
-    collections::BTreeSet,
     ffi::CString,
     io,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -89,9 +91,9 @@ pub fn start(
     match prepare(instance, &handle, shares) {
         Ok((mut looker, placing)) => {
             looker.splitter = splitter;
-            looker.deferring = deferring(config, polled);
+            looker.ports.moderation = looker.ports.moderation.or_else(|| deferring(config, polled));
             if let Some(spreading) = spreading.filter(|_| config.uses_rss()) {
-                looker.spreader = Spreader::new(spreading);
+                looker.ports.spreader = Spreader::new(spreading);
             }
             Ok(run(looker, placing, handle)?)
         }
@@ -110,9 +112,9 @@ pub fn start(
 
 /// Keeps interrupts off on ports that workers poll. A worker may serve one path for `longest_run`, and then needs some time
 /// for its rings.
-fn deferring(config: &Config, polled: PolledPorts) -> Option<Deferring> {
+fn deferring(config: &Config, polled: PolledPorts) -> Option<Moderation> {
     let is_wanted = config.experimental.polling == PollingMode::Busy && !config.paths.is_empty();
-    is_wanted.then(|| Deferring::new(polled, config.experimental.longest_run.0 + BESIDE_A_RUN_US))
+    is_wanted.then(|| Moderation::while_polled(polled, config.experimental.longest_run.0 + BESIDE_A_RUN_US))
 }
 
 fn prepare(
@@ -157,7 +159,7 @@ pub fn clean(instance: &Instance) -> Vec<String> {
     let Ok(roots) = Roots::here() else {
         return vec!["queues stay where they are: /sys cannot be read".into()];
     };
-    let troubles = Originals::read(file).put_back(&roots, &affinity::Kernel);
+    let troubles = Knobs::open(file, roots, affinity::Kernel).put_back();
     let mut done = vec!["queues may run on their original cores again".to_owned()];
     done.extend(troubles);
     done
@@ -204,8 +206,14 @@ fn run<A: System + Clone + Send + 'static>(
     Ok(Threads { handle, leave, looking: Some(looking) })
 }
 
-/// Starts the thread that places queues.
-fn begin<A: System + Send + 'static>(mut placing: Placing<A>, handle: &Handle) -> io::Result<JoinHandle<()>> {
+/// Moved queues and their new cores.
+type Moved = Vec<(QueueId, CoreId)>;
+
+/// Starts the thread that places queues. It ends with the moves that it could not hand over.
+fn begin<A: System + Send + 'static>(
+    mut placing: Placing<A>,
+    handle: &Handle,
+) -> io::Result<JoinHandle<Moved>> {
     let (exchange, looking) = (handle.exchange.clone(), thread::current());
     let is_patient = handle.is_off() && !placing.sharing.is_enforced();
     let started = thread::Builder::new().name("placing".into()).spawn(move || {
@@ -220,7 +228,7 @@ fn begin<A: System + Send + 'static>(mut placing: Placing<A>, handle: &Handle) -
             tracing::warn!("moves may reorder flows, because they do not wait for earlier packets: {error}");
             placing.drains = None;
         }
-        place(placing, &exchange, &looking);
+        place(placing, &exchange, &looking)
     });
     if started.is_err() {
         handle.exchange.end();
@@ -239,7 +247,7 @@ impl Drop for Ending<'_> {
 }
 
 /// Places queues until the end. After a late round a full period follows; missed rounds are not made up for.
-fn place<A: Scheduling>(mut placing: Placing<A>, exchange: &Exchange, looking: &thread::Thread) {
+fn place<A: Scheduling>(mut placing: Placing<A>, exchange: &Exchange, looking: &thread::Thread) -> Moved {
     let (mut next, mut told) = (monotonic(), None::<Duration>);
     while !exchange.is_ending() {
         if let Some(found) = exchange.take_found() {
@@ -264,6 +272,7 @@ fn place<A: Scheduling>(mut placing: Placing<A>, exchange: &Exchange, looking: &
         // A signal may end the sleep early. Then the round comes early, which is harmless.
         let _ = clock_nanosleep_absolute(ClockId::Monotonic, &at);
     }
+    placing.news.moved
 }
 
 /// Hands the results of a round to the other thread and to clients.
@@ -300,7 +309,7 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
         if now >= due || missed && now >= looked + LEAST {
             let found = Arc::new(looker.look(now, missed));
             exchange.tell(noticed(before.as_deref(), &found));
-            exchange.tell(looker.spreader.take_news(now));
+            exchange.tell(looker.ports.spreader.take_news(now));
             exchange.found(found.clone());
             before = Some(found);
             (looked, due, missed) = (now, now + looker.every, false);
@@ -319,12 +328,12 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
             due = Duration::ZERO;
         }
         for (at, resize) in exchange.take_resizes() {
-            exchange.tell(Vec::from_iter(looker.resize(at, &resize)));
+            exchange.tell(Vec::from_iter(looker.ports.resize(at, &resize)));
             // The next look finds the queues that are not in use, which go with others.
             due = Duration::ZERO;
         }
         for (queue, core) in exchange.take_moved() {
-            looker.transmit_from(queue, core);
+            looker.moved(queue, core);
         }
         if let Some(snapshot) = exchange.snapshot() {
             looker.serve(&snapshot.view, &snapshot.plan);
@@ -341,32 +350,37 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
 /// Restores everything, unless queues are to be left to the next daemon (`leave`).
 fn finish<A: System + Clone>(
     looker: &mut Looker<A>,
-    placing: io::Result<JoinHandle<()>>,
+    placing: io::Result<JoinHandle<Moved>>,
     looking_failed: bool,
     leave: bool,
     handle: &Handle,
 ) {
     let exchange = &handle.exchange;
     exchange.end();
-    let placing_failed = match placing {
-        Ok(placing) => placing.join().is_err(),
+    let last = match placing {
+        Ok(placing) => placing.join().ok(),
         Err(error) => {
             exchange.fail(format!("queues are not placed: no thread can be started: {error}"));
-            false
+            Some(Vec::new())
         }
     };
+    let placing_failed = last.is_none();
     let failed = looking_failed || placing_failed;
+    exchange
+        .take_moved()
+        .into_iter()
+        .chain(last.unwrap_or_default())
+        .for_each(|(queue, core)| looker.moved(queue, core));
     if failed {
+        // Some moves may be unknown.
+        looker.knobs.forget_places();
         let who = if placing_failed { "placing queues" } else { "looking for queues" };
         exchange.fail(format!(
             "{who} has failed, which is a bug in Millrace (see the log): queues may run on their original cores again, and \
              are not placed until the next start; restart the daemon and report this"
         ));
     }
-    // Without these threads nobody would let the cores sleep again.
-    looker.keep_awake(&BTreeSet::new()).into_iter().for_each(|trouble| exchange.fail(trouble));
-    // Workers end with the daemon, also if another daemon follows.
-    looker.end_deferring().into_iter().for_each(|trouble| exchange.fail(trouble));
+    looker.end().into_iter().for_each(|trouble| exchange.fail(trouble));
     if failed || !leave {
         // Nobody would notice if a core that shares a queue had too much.
         looker.splitter.end();

@@ -13,10 +13,11 @@ use router::{
         CoreId, Ring, Roots,
         affinity::{Affinity, Kernel},
         apply::{MoveError, move_queue, transmit_from},
+        knob::Coalesce,
+        knobs::Knobs,
         load::{CoreTimes, Meter, Others, QueueTime, Reading, ThreadTime},
         machine::Machine,
         moderation::{Asked, Moderated, Moderation},
-        originals::{Coalesce, Originals},
         queues::{Control, NetdevQueues, Obstacle, PortQueues, QueueSource},
         threads::{PartThread, part_threads},
         workloads::{Scanner, WorkloadKind},
@@ -63,21 +64,22 @@ fn software_devices_hold_nothing_back() {
         assert_eq!(Kernel.coalescing("none").unwrap_err().raw_os_error(), Some(libc::ENODEV));
 
         let file = tempfile::tempdir().unwrap();
-        let (mut originals, mut moderation) =
-            (Originals::read(file.path().join("m.cores")), Moderation::new(50));
+        let timer_file = roots.device("v0").join("gro_flush_timeout");
+        let mut knobs = Knobs::open(file.path().join("m.cores"), roots, Kernel);
+        let mut moderation = Moderation::new(50);
         let told = NetdevQueues::ask(ifindex("v0"), "v0").unwrap();
         let port = Asked { device: "v0", ifindex: ifindex("v0"), told: &told };
-        let Moderated::Not(why) = moderation.look(&roots, &Kernel, &mut originals, &port) else {
+        let Some(Moderated::Not(why)) = moderation.look(&mut knobs, &port) else {
             panic!("a veth has no interrupts");
         };
-        assert_eq!((why.as_str(), originals.is_empty()), ("it has no known interrupts", true));
-        let timer = fs::read_to_string(roots.device("v0").join("gro_flush_timeout")).unwrap();
+        assert_eq!((why.as_str(), knobs.is_empty()), ("it has no known interrupts", true));
+        let timer = fs::read_to_string(&timer_file).unwrap();
         assert_eq!(timer, "0\n");
 
         // Linux reports the settings of NAPI instances since 6.13.
         let defer = || Vec::from_iter(told_napis("v0").iter().map(|napi| napi.defers));
         assert_eq!(defer(), [false; QUEUES as usize]);
-        fs::write(roots.device("v0").join("gro_flush_timeout"), "20000").unwrap();
+        fs::write(timer_file, "20000").unwrap();
         assert_eq!(defer(), [true; QUEUES as usize]);
     });
 }

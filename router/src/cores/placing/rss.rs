@@ -25,7 +25,7 @@ fn with_queues(nic: &Nic, queues: u32) -> World {
     world.netlink.threads(&pids.collect::<Vec<_>>());
     let file = world.tree.path("m.spreading");
     let spreading = Spreading::open(Box::new(Ntuple(nic.clone())), file, |_| true);
-    world.looker.spreader = Spreader::new(spreading);
+    world.looker.ports.spreader = Spreader::new(spreading);
     world
 }
 
@@ -89,7 +89,7 @@ fn unused_queues_go_along_a_few_at_a_time() {
     (70..134).for_each(|pid| _ = world.fake.get().of.insert(pid, [if pid < 74 { 0 } else { 3 }].into()));
     world.periods(1, &LIGHT);
     let why = WhyResize::Fewer(Duration::ZERO);
-    world.looker.resize(world.now, &Resize { port: 1, from: 64, to: 4, why }).unwrap();
+    world.looker.ports.resize(world.now, &Resize { port: 1, from: 64, to: 4, why }).unwrap();
     world.placing.take(Arc::new(world.looker.look(world.now, false)));
     let core = |world: &World, id: &QueueId| world.cores(70 + u32::from(id.index));
     let mut astray = Vec::new();
@@ -129,7 +129,7 @@ fn a_table_that_somebody_else_changes_is_left_alone_and_reported() {
     Ntuple(&nic).set_indirection("eth0", &made).unwrap();
     world.periods(1100, &LIGHT);
     let told: Vec<String> =
-        world.looker.spreader.take_news(world.now).into_iter().map(|told| told.why).collect();
+        world.looker.ports.spreader.take_news(world.now).into_iter().map(|told| told.why).collect();
     assert_eq!(told.len(), 1, "{told:?}");
     assert!(
         told[0].starts_with("packets of eth0 are spread over 5 queues: somebody else has changed the table")

@@ -83,7 +83,7 @@ impl World {
             }
             self.placing.round(self.now);
             for (at, resize) in std::mem::take(&mut self.placing.news.resizes) {
-                let told = self.looker.resize(at, &resize);
+                let told = self.looker.ports.resize(at, &resize);
                 self.placing.news.events.extend(told);
                 self.placing.take(Arc::new(self.looker.look(self.now, false)));
             }
@@ -159,6 +159,17 @@ fn a_thread_that_may_run_anywhere_is_confined_where_it_is() {
     assert_eq!((world.cores(70), world.cores(71)), (vec![0], vec![3]));
     world.looker.put_back();
     assert_eq!((world.cores(70), world.cores(71)), (vec![0, 1, 2, 3], vec![1]));
+}
+
+#[test]
+fn a_queue_stays_where_somebody_has_put_it_since() {
+    let mut world = World::new("policy = \"fixed\"\nfixed = { eth0 = [2, 3] }");
+    world.periods(1, &[]);
+    let moved = std::mem::take(&mut world.placing.news.moved);
+    moved.into_iter().for_each(|(queue, core)| world.looker.moved(queue, core));
+    world.fake.get().of.insert(70, [1].into());
+    assert_eq!(world.looker.put_back(), Vec::<String>::new());
+    assert_eq!((world.cores(70), world.cores(71)), (vec![1], vec![1]));
 }
 
 #[test]

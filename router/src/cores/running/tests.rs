@@ -47,7 +47,7 @@ impl World {
         let polled = PolledPorts::default();
         let mut looker =
             Looker::new(tree.roots(), fake.clone(), ask, wanted.clone(), experimental, &names, file).unwrap();
-        looker.deferring = Some(Deferring::new(polled.clone(), 150));
+        looker.ports.moderation = Some(Moderation::while_polled(polled.clone(), 150));
         let placing = Placing::new(tree.roots(), fake.clone(), &wanted, names.clone()).unwrap();
         let threads = run(
             looker,
@@ -226,7 +226,7 @@ fn spreading(nic: &Nic, file: &str) -> World {
     let mut looker =
         Looker::new(tree.roots(), fake.clone(), ask, wanted.clone(), experimental, &names, state).unwrap();
     let classifier = Box::new(Ntuple(nic.clone()));
-    looker.spreader = Spreader::new(Spreading::open(classifier, file.into(), |_| true));
+    looker.ports.spreader = Spreader::new(Spreading::open(classifier, file.into(), |_| true));
     looker.every = ONCE;
     let placing = Placing::new(tree.roots(), fake.clone(), &wanted, names.clone()).unwrap();
     let threads = run(
