@@ -3,7 +3,7 @@
 use super::{
     CoreId,
     affinity::{Affinity, CoreMask, Scheduling},
-    knob::Coalesce,
+    knob::System,
     ports::Ask,
     queues::NetdevQueues,
 };
@@ -144,7 +144,7 @@ impl Interrupts {
     }
 }
 
-impl Coalesce for Fake {
+impl System for Fake {
     fn coalescing(&self, device: &str) -> io::Result<Option<Coalescing>> {
         let state = self.get();
         match state.is_silent {

@@ -25,16 +25,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Reads and sets the interrupt moderation of devices.
-pub trait Coalesce {
-    /// Reads the moderation of a device; `Ok(None)`: the driver does not report it.
+/// All settings that are changed by system calls, not by files.
+pub trait System: Scheduling + Send + 'static {
+    /// Reads the interrupt moderation of a device; `Ok(None)`: the driver does not report it.
     fn coalescing(&self, device: &str) -> io::Result<Option<Coalescing>>;
-    /// Sets the moderation of a device.
+    /// Sets the interrupt moderation of a device.
     fn coalesce(&self, device: &str, coalescing: Coalescing) -> io::Result<()>;
 }
 
 /// Devices are those of the calling thread's network namespace.
-impl Coalesce for affinity::Kernel {
+impl System for affinity::Kernel {
     fn coalescing(&self, device: &str) -> io::Result<Option<Coalescing>> {
         Ethtool::open()?.coalescing(device)
     }
@@ -43,11 +43,6 @@ impl Coalesce for affinity::Kernel {
         Ethtool::open()?.coalesce(device, coalescing)
     }
 }
-
-/// All settings that are changed by system calls, not by files.
-pub trait System: Scheduling + Coalesce {}
-
-impl<S: Scheduling + Coalesce> System for S {}
 
 /// A setting of the kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,13 +98,6 @@ impl Value {
     }
 }
 
-impl From<What> for Knob {
-    /// A setting that belongs to no port.
-    fn from(what: What) -> Knob {
-        Knob { device: String::new(), what }
-    }
-}
-
 impl Knob {
     /// Whether both are the same setting. A device keeps its number when it gets another name.
     pub fn is(&self, other: &Knob) -> bool {
@@ -152,7 +140,7 @@ impl Knob {
     }
 
     /// Reads its value; `None`: its thread, interrupt, device or file is gone, or is another one by now.
-    pub fn read(&self, roots: &Roots, system: &impl System) -> io::Result<Option<Value>> {
+    pub fn read(&self, roots: &Roots, system: &dyn System) -> io::Result<Option<Value>> {
         if !self.is_the_same(roots)? {
             return Ok(None);
         }
@@ -175,7 +163,7 @@ impl Knob {
     }
 
     /// Sets its value.
-    pub fn write(&self, roots: &Roots, system: &impl System, value: &Value) -> io::Result<()> {
+    pub fn write(&self, roots: &Roots, system: &dyn System, value: &Value) -> io::Result<()> {
         let text = match (&self.what, value) {
             (What::Thread { pid, .. }, Value::Cores(cores)) => return system.allow(*pid, cores),
             (What::Urgency { pid, .. }, Value::Urgency(urgency)) => {

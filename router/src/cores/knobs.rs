@@ -39,10 +39,6 @@ struct Original {
 }
 
 impl Original {
-    fn new(knob: Knob, was: Value, set: Option<Value>) -> Original {
-        Original { knob, was, set, on: None }
-    }
-
     /// Whether a value is one of Millrace. If it is unknown which one was set, any value that Millrace might set is. Queues
     /// are confined to one core, and threads made normal ones.
     fn is_ours(&self, now: &Value) -> bool {
@@ -57,17 +53,16 @@ impl Original {
 }
 
 /// Sets knobs and restores them. Holds all originals, in memory and in a file.
-#[derive(Debug)]
-pub struct Knobs<S> {
+pub struct Knobs {
     pub roots: Roots,
-    pub system: S,
+    pub system: Box<dyn System>,
     file: PathBuf,
     all: Vec<Original>,
 }
 
-impl<S: System> Knobs<S> {
+impl Knobs {
     /// Reads the file, with the originals that earlier daemons have left in it.
-    pub fn open(file: PathBuf, roots: Roots, system: S) -> Knobs<S> {
+    pub fn open(file: PathBuf, roots: Roots, system: impl System) -> Knobs {
         let left: Option<Vec<serde_json::Value>> =
             guard::read_ours(&file).ok().and_then(|text| serde_json::from_slice(&text).ok());
         let known = |entry: serde_json::Value| {
@@ -79,7 +74,7 @@ impl<S: System> Knobs<S> {
                 .ok()
         };
         let all = left.into_iter().flatten().filter_map(known).collect();
-        Knobs { roots, system, file, all }
+        Knobs { roots, system: Box::new(system), file, all }
     }
 
     /// Forgets which cores queues were moved to, because that is not known for certain.
@@ -89,7 +84,7 @@ impl<S: System> Knobs<S> {
 
     /// Reads a knob; `None`: it is gone.
     pub fn read(&self, knob: &Knob) -> io::Result<Option<Value>> {
-        knob.read(&self.roots, &self.system)
+        knob.read(&self.roots, &*self.system)
     }
 
     /// Reads a knob that is a file with a text.
@@ -100,16 +95,19 @@ impl<S: System> Knobs<S> {
         }
     }
 
+    fn find(&self, knob: &Knob) -> Option<&Original> {
+        self.all.iter().find(|original| original.knob.is(knob))
+    }
+
     /// The saved original of a knob.
     pub fn saved(&self, knob: &Knob) -> Option<&Value> {
-        Some(&self.all.iter().find(|original| original.knob.is(knob))?.was)
+        Some(&self.find(knob)?.was)
     }
 
     /// The original of a knob that has the value `now`: the saved one, or `now` if somebody else has set that.
     pub fn original(&self, knob: &Knob, now: Value) -> Value {
-        let is_it = |it: &&Original| it.knob.is(knob) && (it.is_ours(&now) || now.is_as(&it.was));
-        let was = self.all.iter().find(is_it).map(|original| original.was.clone());
-        was.unwrap_or(now)
+        let saved = self.find(knob).filter(|it| it.is_ours(&now) || now.is_as(&it.was));
+        saved.map(|it| it.was.clone()).unwrap_or(now)
     }
 
     /// Sets a knob, and returns its new value, because drivers round. Saves the original before, and the new value
@@ -124,7 +122,7 @@ impl<S: System> Knobs<S> {
         // Until the new value is known, any value counts as ours.
         self.save(knob, &was, None)
             .map_err(|error| io::Error::other(format!("the original value cannot be saved: {error}")))?;
-        let written = if is_set { Ok(()) } else { knob.write(&self.roots, &self.system, value) };
+        let written = if is_set { Ok(()) } else { knob.write(&self.roots, &*self.system, value) };
         // Drivers may report success and do nothing, or report an error after they have changed something.
         let now = self.read(knob)?.unwrap_or_else(|| was.clone());
         if now == was {
@@ -137,7 +135,7 @@ impl<S: System> Knobs<S> {
 
     /// Saves the original value of a knob, and the value that was set. Replaces what was saved for it before.
     pub(super) fn save(&mut self, knob: &Knob, was: &Value, set: Option<Value>) -> io::Result<()> {
-        let new = Original::new(knob.clone(), was.clone(), set);
+        let new = Original { knob: knob.clone(), was: was.clone(), set, on: None };
         self.write(self.others(knob).chain([new]).collect())
     }
 
@@ -157,7 +155,7 @@ impl<S: System> Knobs<S> {
             if self.saved(&knob).is_none()
                 && let Some(was) = self.read(&knob)?
             {
-                all.push(Original::new(knob, was, None));
+                all.push(Original { knob, was, set: None, on: None });
             }
         }
         self.write(all)
@@ -258,7 +256,7 @@ impl<S: System> Knobs<S> {
         for original in ours {
             let Original { knob, was, .. } = &original;
             let is_done = |now: Option<Value>| now.is_none_or(|now| now == *was);
-            if let Err(error) = knob.write(&self.roots, &self.system, was)
+            if let Err(error) = knob.write(&self.roots, &*self.system, was)
                 && !self.read(knob).is_ok_and(is_done)
             {
                 troubles.push(format!("{}: {error}", knob.kept()));
@@ -307,12 +305,12 @@ mod tests {
         Control::Thread { pid }
     }
 
-    fn open(tree: &Tree, fake: &Fake) -> Knobs<Fake> {
+    fn open(tree: &Tree, fake: &Fake) -> Knobs {
         Knobs::open(tree.path("m.cores"), tree.roots(), fake.clone())
     }
 
     /// Saves and then moves the two queues of eth0, with threads 70 and 71, and interrupt 38.
-    fn moved(tree: &Tree, fake: &Fake) -> Knobs<Fake> {
+    fn moved(tree: &Tree, fake: &Fake) -> Knobs {
         tree.device("eth0", 2, true);
         tree.write("sys/class/net/eth0/queues/tx-1/xps_cpus", "00000003\n");
         tree.irq(38, "eth0-TxRx-0", "0-7", "0");

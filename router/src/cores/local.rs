@@ -11,7 +11,7 @@
 
 use super::{
     is_gone,
-    knob::{Knob, System, Value, What, number_of},
+    knob::{Knob, Value, What, number_of},
     knobs::Knobs,
 };
 use serde::{Deserialize, Serialize};
@@ -62,9 +62,9 @@ pub struct Local {
 impl Local {
     /// Gives entries to the table of sockets and to the tables of these devices, where they have none. Saves the originals
     /// first. Returns how far packets follow, and the problems, as sentences.
-    pub fn look<'a, S: System>(
+    pub fn look<'a>(
         &mut self,
-        knobs: &mut Knobs<S>,
+        knobs: &mut Knobs,
         devices: impl Iterator<Item = &'a str>,
     ) -> (Following, Vec<String>) {
         let before = std::mem::take(&mut self.filled);
@@ -103,12 +103,7 @@ impl Local {
 }
 
 /// Gives a table entries if it has none. Returns its entries, and a problem, as a sentence, if it `had` entries before.
-fn fill<S: System>(
-    knobs: &mut Knobs<S>,
-    table: &Table,
-    wanted: u32,
-    had: bool,
-) -> io::Result<(u32, Option<String>)> {
+fn fill(knobs: &mut Knobs, table: &Table, wanted: u32, had: bool) -> io::Result<(u32, Option<String>)> {
     let device = match table {
         Table::Sockets => String::new(),
         Table::Flows { device, .. } => device.clone(),
@@ -150,7 +145,7 @@ mod tests {
     struct World {
         tree: Tree,
         local: Local,
-        knobs: Knobs<Fake>,
+        knobs: Knobs,
     }
 
     impl World {
@@ -162,7 +157,7 @@ mod tests {
             World { local: Local::default(), knobs: World::knobs(&tree, file), tree }
         }
 
-        fn knobs(tree: &Tree, file: &str) -> Knobs<Fake> {
+        fn knobs(tree: &Tree, file: &str) -> Knobs {
             Knobs::open(tree.path(file), tree.roots(), Fake::default())
         }
 

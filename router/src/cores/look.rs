@@ -82,7 +82,7 @@ pub struct FoundQueue {
 pub struct Looker<A> {
     /// The time from one look to the next, if nothing asks for one earlier.
     pub(super) every: Duration,
-    pub(super) knobs: Knobs<A>,
+    pub(super) knobs: Knobs,
     pub(super) ports: Ports,
     around: Surroundings<A>,
     wanted: Arc<CoresSettings>,
@@ -146,7 +146,7 @@ impl<A: System + Clone> Looker<A> {
             troubles.push(format!("cores cannot be read: {error}"));
         }
         troubles.extend(ports.look(knobs, now, thoroughly));
-        troubles.extend(ports.known().flat_map(|(.., known)| known.troubles()));
+        troubles.extend(ports.known().flat_map(|(.., known)| known.troubles.clone()));
         troubles.extend(ports.spreader.troubles(now));
         if let Some(serve) = &mut self.serve {
             troubles.extend(serve.look(knobs));
@@ -268,6 +268,7 @@ mod tests {
 
     struct World {
         tree: Tree,
+        fake: Fake,
         looker: Looker<Fake>,
         asked: Arc<AtomicU32>,
         ifindex: Arc<Mutex<u32>>,
@@ -285,10 +286,17 @@ mod tests {
             let (asked, ifindex) = (Arc::new(AtomicU32::new(0)), Arc::new(Mutex::new(8)));
             let ask = Box::new(Counting(asked.clone(), ifindex.clone()));
             let (wanted, file) = (Arc::default(), tree.path(file));
-            let looker =
-                Looker::new(tree.roots(), fake, ask, wanted, Experimental::default(), &["eth0".into()], file)
-                    .unwrap();
-            World { tree, looker, asked, ifindex }
+            let looker = Looker::new(
+                tree.roots(),
+                fake.clone(),
+                ask,
+                wanted,
+                Experimental::default(),
+                &["eth0".into()],
+                file,
+            )
+            .unwrap();
+            World { tree, fake, looker, asked, ifindex }
         }
 
         /// Looks at this second. Returns the number of questions about the queues, and the result.
@@ -321,10 +329,10 @@ mod tests {
             found.queues.iter().map(|queue| (queue.source.core, queue.source.confined)).collect()
         };
         assert_eq!(places(world.look(0).1), [(Some(1), false); 2]);
-        world.looker.knobs.system.get().of.insert(71, [5].into());
+        world.fake.get().of.insert(71, [5].into());
         assert_eq!(places(world.look(1).1), [(Some(1), false), (Some(5), true)]);
         // A thread has ended, so its successor is searched for at once.
-        world.looker.knobs.system.get().of.remove(&70);
+        world.fake.get().of.remove(&70);
         world.tree.remove("proc/70");
         let (asked, found) = world.look(2);
         assert_eq!(asked, 1);

@@ -66,7 +66,7 @@ impl Setting {
     pub fn read(
         means: Means,
         roots: &Roots,
-        system: &impl System,
+        system: &dyn System,
         device: &str,
     ) -> io::Result<Option<Setting>> {
         match means {
@@ -81,7 +81,7 @@ impl Setting {
     }
 
     /// Sets it on a device.
-    pub fn write(self, roots: &Roots, system: &impl System, device: &str) -> io::Result<()> {
+    pub fn write(self, roots: &Roots, system: &dyn System, device: &str) -> io::Result<()> {
         match self {
             Setting::Device(coalescing) => {
                 if coalescing.adaptive {
@@ -201,7 +201,7 @@ impl Moderation {
 
     /// Holds the interrupts of a port back, unless that is done already. `None`: only polled ports are held back. This one
     /// is not polled, and it has its original setting again.
-    pub fn look<S: System>(&mut self, knobs: &mut Knobs<S>, port: &Asked<'_>) -> Option<Moderated> {
+    pub fn look(&mut self, knobs: &mut Knobs, port: &Asked<'_>) -> Option<Moderated> {
         if self.polled.is_some() && !self.is_polled(port.ifindex) {
             let Some(Ok(set)) = self.devices.get(&port.ifindex) else { return None };
             let trouble = knobs.put_back_one(&port.knob(set.means())).pop();
@@ -224,22 +224,18 @@ impl Moderation {
     }
 
     /// Restores the timers of polled ports, because the workers have ended. Returns the failures, as sentences.
-    pub fn end<S: System>(&mut self, knobs: &mut Knobs<S>) -> Vec<String> {
+    pub fn end(&mut self, knobs: &mut Knobs) -> Vec<String> {
         let Some(polled) = &self.polled else { return Vec::new() };
         polled.set(BTreeSet::new());
         let devices = std::mem::take(&mut self.devices).into_iter();
         let ours = devices.filter_map(|(ifindex, device)| {
-            Some(Knob::from(What::Moderation { ifindex, means: device.ok()?.means() }))
+            let what = What::Moderation { ifindex, means: device.ok()?.means() };
+            Some(Knob { device: String::new(), what })
         });
         ours.flat_map(|knob| knobs.put_back_one(&knob)).collect()
     }
 
-    fn look_again<S: System>(
-        &mut self,
-        knobs: &mut Knobs<S>,
-        port: &Asked<'_>,
-        set: Setting,
-    ) -> io::Result<Moderated> {
+    fn look_again(&mut self, knobs: &mut Knobs, port: &Asked<'_>, set: Setting) -> io::Result<Moderated> {
         let knob = port.knob(set.means());
         let Some(now) = knobs.read(&knob)? else { return Ok(Moderated::Not(UNTOLD.into())) };
         if now == Value::Setting(set) {
@@ -257,7 +253,7 @@ impl Moderation {
         Moderated::Not(why.into())
     }
 
-    fn begin<S: System>(&mut self, knobs: &mut Knobs<S>, port: &Asked<'_>) -> io::Result<Moderated> {
+    fn begin(&mut self, knobs: &mut Knobs, port: &Asked<'_>) -> io::Result<Moderated> {
         let napis = port.told.napis.iter().flatten();
         if irqs::of_device(&knobs.roots, port.device).is_empty()
             && napis.clone().all(|napi| napi.irq.is_none())
@@ -288,12 +284,7 @@ impl Moderation {
     }
 
     /// Sets a timer; `None`: the driver does not accept the time, and the device has its original setting.
-    fn set<S: System>(
-        &mut self,
-        knobs: &mut Knobs<S>,
-        port: &Asked<'_>,
-        means: Means,
-    ) -> io::Result<Option<Moderated>> {
+    fn set(&mut self, knobs: &mut Knobs, port: &Asked<'_>, means: Means) -> io::Result<Option<Moderated>> {
         let (knob, wanted) = (port.knob(means), Setting::within(means, self.us));
         let set = match knobs.set(&knob, &Value::Setting(wanted)) {
             // The original cannot be saved, so nothing was set.

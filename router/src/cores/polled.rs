@@ -45,7 +45,7 @@ mod tests {
         tree: Tree,
         fake: Fake,
         ports: PolledPorts,
-        knobs: Knobs<Fake>,
+        knobs: Knobs,
         moderation: Moderation,
     }
 

@@ -6,9 +6,8 @@
 
 use super::{
     CoreId, QueueId, Roots,
-    affinity::Scheduling,
     drain::Exit,
-    irqs, is_gone,
+    is_gone,
     knob::System,
     knobs::Knobs,
     look::FoundQueue,
@@ -17,7 +16,6 @@ use super::{
     placing::Happened,
     queues::{Control, NetdevQueues, Obstacle, PortQueues, QueueSource},
     spreads::Spreader,
-    threads, unless_gone,
 };
 use crate::{
     base::priority::Urgency,
@@ -64,13 +62,9 @@ pub struct Known {
     /// When everything was read.
     asked: Duration,
     /// The problems at that time, as sentences.
-    troubles: Vec<String>,
+    pub troubles: Vec<String>,
     pub spreads: Option<Spreads>,
-    /// Why its indirection table could not be read, as a sentence. The next look tries again.
-    untold: Option<String>,
     pub moderated: Option<Moderated>,
-    /// Whether workers poll it.
-    polled: bool,
 }
 
 /// The properties of a device that change when its queues change.
@@ -79,6 +73,8 @@ struct Shape {
     ifindex: u32,
     threaded: Option<u8>,
     queues: usize,
+    /// Whether workers poll it.
+    polled: bool,
 }
 
 impl Known {
@@ -86,14 +82,14 @@ impl Known {
         Exit { ifindex: self.shape.ifindex, several: self.queues.several_tx }
     }
 
+    /// Its queues, with their present places; `None`: a thread or an interrupt is gone.
+    fn placed(&self, knobs: &Knobs) -> io::Result<Option<Vec<QueueSource>>> {
+        self.queues.queues.iter().map(|queue| queue.placed(&knobs.roots, &*knobs.system)).collect()
+    }
+
     pub fn queues(&self) -> impl Iterator<Item = FoundQueue> {
         let PortQueues { node, entries, .. } = self.queues;
         self.queues.queues.iter().map(move |&source| FoundQueue { source, node, entries })
-    }
-
-    /// The problems, as sentences.
-    pub fn troubles(&self) -> impl Iterator<Item = String> {
-        self.troubles.iter().chain(&self.untold).cloned()
     }
 }
 
@@ -117,7 +113,7 @@ impl Ports {
 
     /// Looks at all ports. Returns those that cannot be read, as sentences: they keep their known queues. A port that does
     /// not exist may appear later.
-    pub fn look<S: System>(&mut self, knobs: &mut Knobs<S>, now: Duration, thoroughly: bool) -> Vec<String> {
+    pub fn look(&mut self, knobs: &mut Knobs, now: Duration, thoroughly: bool) -> Vec<String> {
         let mut troubles = Vec::new();
         for id in 0..self.all.len() {
             let (name, known) = (self.all[id].name.clone(), self.all[id].known.take());
@@ -136,9 +132,9 @@ impl Ports {
         troubles
     }
 
-    fn observe<S: System>(
+    fn observe(
         &mut self,
-        knobs: &mut Knobs<S>,
+        knobs: &mut Knobs,
         port: PortId,
         name: &str,
         known: Option<&Known>,
@@ -147,32 +143,32 @@ impl Ports {
     ) -> io::Result<Known> {
         let shape = self.shape(&knobs.roots, name)?;
         let ifindex = shape.ifindex;
-        let polled = self.moderation.as_ref().is_some_and(|moderation| moderation.is_polled(ifindex));
+        let before = known.filter(|known| known.shape.ifindex == ifindex).and_then(|known| known.spreads);
         let is_fresh = |known: &&Known| {
             let is_recent = now.saturating_sub(known.asked) < THOROUGH && !known.queues.is_incomplete();
-            known.shape == shape && known.polled == polled && !thoroughly && is_recent
+            known.shape == shape && !thoroughly && is_recent
         };
         if let Some(known) = known.filter(is_fresh)
-            && let Some(queues) = places(knobs, &known.queues.queues)?
+            && let Some(queues) = known.placed(knobs)?
         {
             let mut known = known.clone();
             known.queues.queues = queues;
-            if known.untold.is_some() {
-                (known.spreads, known.untold) = self.spreads(name, ifindex, Some(&known));
+            if self.spreader.is_unread(name) {
+                known.spreads = self.spreader.look(name, ifindex, before);
             }
             return Ok(known);
         }
         let told = self.ask.told(ifindex, name)?;
-        let mut queues = PortQueues::observe(&knobs.roots, port, name, &told)?;
+        let mut queues = PortQueues::observe(&knobs.roots, &*knobs.system, port, name, &told)?;
         let mut troubles = self.save(knobs, name, &mut queues.queues);
         troubles.extend(self.no_floor(name, &queues.queues));
-        let (spreads, untold) = self.spreads(name, ifindex, known);
+        let spreads = self.spreader.look(name, ifindex, before);
         let asked = Asked { device: name, ifindex, told: &told };
         let moderated = self.moderation.as_mut().and_then(|moderation| moderation.look(knobs, &asked));
         if let Some(Moderated::By(set)) = moderated {
             troubles.extend(overflows(&knobs.roots, name, told.entries, set));
         }
-        Ok(Known { shape, queues, asked: now, troubles, spreads, untold, moderated, polled })
+        Ok(Known { shape, queues, asked: now, troubles, spreads, moderated })
     }
 
     /// Gives up a port that is gone. A device that exists, but does not answer now, keeps its interrupt moderation.
@@ -183,30 +179,19 @@ impl Ports {
         }
     }
 
-    /// How a port spreads packets, and the problem if that cannot be read now. Then the last known value is returned.
-    fn spreads(
-        &mut self,
-        name: &str,
-        ifindex: u32,
-        known: Option<&Known>,
-    ) -> (Option<Spreads>, Option<String>) {
-        match self.spreader.look(name, ifindex) {
-            Ok(spreads) => (spreads, None),
-            Err(why) => {
-                let before = known.filter(|known| known.shape.ifindex == ifindex);
-                (before.and_then(|known| known.spreads), Some(why))
-            }
-        }
-    }
-
     fn shape(&self, roots: &Roots, device: &str) -> io::Result<Shape> {
-        let threaded = number(&roots.device(device).join("threaded"));
-        Ok(Shape { ifindex: self.ask.ifindex(device)?, threaded, queues: roots.rx_queues(device).len() })
+        let ifindex = self.ask.ifindex(device)?;
+        Ok(Shape {
+            ifindex,
+            threaded: number(&roots.device(device).join("threaded")),
+            queues: roots.rx_queues(device).len(),
+            polled: self.moderation.as_ref().is_some_and(|moderation| moderation.is_polled(ifindex)),
+        })
     }
 
     /// Saves the original settings of all queues that can be moved. Marks the queues for which that fails as immovable, and
     /// returns the reasons.
-    fn save<S: System>(&self, knobs: &mut Knobs<S>, device: &str, queues: &mut [QueueSource]) -> Vec<String> {
+    fn save(&self, knobs: &mut Knobs, device: &str, queues: &mut [QueueSource]) -> Vec<String> {
         let mut troubles = Vec::new();
         if !self.places {
             return troubles;
@@ -219,7 +204,7 @@ impl Ports {
                 ));
                 queue.control = Control::None { why: Obstacle::Unnoted };
             } else if self.floor
-                && let Err(error) = make_usual(&knobs.system, queue.control)
+                && let Err(error) = make_usual(&*knobs.system, queue.control)
             {
                 troubles
                     .push(format!("applications have no floor beside queue {index} of {device}: {error}"));
@@ -245,14 +230,12 @@ impl Ports {
         let known = known.as_mut()?;
         let ifindex = known.shape.ifindex;
         let told = self.spreader.resize(name, ifindex, at, resize);
-        if let Ok(spreads) = self.spreader.look(name, ifindex) {
-            known.spreads = spreads;
-        }
+        known.spreads = self.spreader.look(name, ifindex, known.spreads);
         told
     }
 
     /// Lets the TX queue with the number of an RX queue that was moved to a core follow it there.
-    pub fn moved<S: System>(&self, knobs: &mut Knobs<S>, queue: QueueId, core: CoreId) {
+    pub fn moved(&self, knobs: &mut Knobs, queue: QueueId, core: CoreId) {
         let of_port = |(port, ..): &(PortId, &str, &Known)| *port == queue.port;
         let Some((_, name, known)) = self.known().find(of_port) else { return };
         let sources = known.queues.queues.iter().filter(|source| source.id == queue);
@@ -260,31 +243,8 @@ impl Ports {
     }
 }
 
-/// The same queues, with their present places; `None`: a thread or an interrupt is gone.
-fn places<S: System>(knobs: &Knobs<S>, queues: &[QueueSource]) -> io::Result<Option<Vec<QueueSource>>> {
-    queues.iter().map(|queue| place(knobs, queue)).collect()
-}
-
-fn place<S: System>(knobs: &Knobs<S>, queue: &QueueSource) -> io::Result<Option<QueueSource>> {
-    let (core, confined) = match queue.control {
-        Control::Thread { pid } => {
-            let Some(allowed) = unless_gone(knobs.system.allowed(pid))? else { return Ok(None) };
-            match (allowed.len(), allowed.cores().next()) {
-                (1, only) => (only, true),
-                _ => (threads::stat(&knobs.roots, pid)?.map(|stat| stat.last_core), false),
-            }
-        }
-        Control::Interrupt { irq } | Control::None { why: Obstacle::InterruptManaged { irq } } => {
-            let Some(place) = irqs::place(&knobs.roots, irq) else { return Ok(None) };
-            (place.core, place.allowed.len() == 1)
-        }
-        Control::None { .. } => (queue.core, queue.confined),
-    };
-    Ok(Some(QueueSource { core, confined, ..*queue }))
-}
-
 /// Makes a real-time thread a normal one, because `nice` has no effect on a real-time thread.
-fn make_usual(system: &impl Scheduling, control: Control) -> io::Result<()> {
+fn make_usual(system: &dyn System, control: Control) -> io::Result<()> {
     let Control::Thread { pid } = control else { return Ok(()) };
     match system.urgency(pid)? {
         Urgency { policy: libc::SCHED_OTHER, .. } => Ok(()),

@@ -8,7 +8,7 @@
 
 use super::{
     CoreId, Roots,
-    knob::{Knob, System, Value, What},
+    knob::{Knob, Value, What},
     knobs::Knobs,
     number, numbered,
 };
@@ -55,7 +55,7 @@ impl Resume {
 
     /// Sets the limits of these cores, which forward, and restores all others. Returns the limits that could not be
     /// restored, as sentences.
-    pub fn set<S: System>(&mut self, knobs: &mut Knobs<S>, forwarding: &BTreeSet<CoreId>) -> Vec<String> {
+    pub fn set(&mut self, knobs: &mut Knobs, forwarding: &BTreeSet<CoreId>) -> Vec<String> {
         let mut troubles = Vec::new();
         let resting: Vec<_> = self.cores.keys().filter(|core| !forwarding.contains(core)).copied().collect();
         for core in resting {
@@ -70,13 +70,13 @@ impl Resume {
         troubles
     }
 
-    fn hold<S: System>(&self, knobs: &mut Knobs<S>, core: CoreId) -> Core {
+    fn hold(&self, knobs: &mut Knobs, core: CoreId) -> Core {
         self.try_to_hold(knobs, core).unwrap_or_else(|error| {
             Core::Refused(format!("core {core} has no wake-up limit (cores.resume_latency): {error}"))
         })
     }
 
-    fn try_to_hold<S: System>(&self, knobs: &mut Knobs<S>, core: CoreId) -> io::Result<Core> {
+    fn try_to_hold(&self, knobs: &mut Knobs, core: CoreId) -> io::Result<Core> {
         if microseconds(&knobs.text(&knob(core))?).is_some_and(|was| was <= self.us) {
             return Ok(Core::Low);
         }
@@ -93,7 +93,7 @@ impl Resume {
     }
 
     /// Checks whether somebody else has changed a limit, and tries failed ones again. Returns the problems, as sentences.
-    pub fn look<S: System>(&mut self, knobs: &mut Knobs<S>) -> Vec<String> {
+    pub fn look(&mut self, knobs: &mut Knobs) -> Vec<String> {
         let mut troubles = Vec::new();
         for (core, before) in std::mem::take(&mut self.cores) {
             let now = match before {
@@ -132,7 +132,7 @@ impl Resume {
 }
 
 fn knob(core: CoreId) -> Knob {
-    What::Resume { core }.into()
+    Knob { device: String::new(), what: What::Resume { core } }
 }
 
 /// The file with the limit of a core. `n/a` means that it may take no time at all, 0 that it may take any time.
@@ -176,7 +176,7 @@ mod tests {
     struct World {
         tree: Tree,
         resume: Resume,
-        knobs: Knobs<Fake>,
+        knobs: Knobs,
     }
 
     impl World {

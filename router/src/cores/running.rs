@@ -6,10 +6,10 @@
 //! and forwarding goes on where queues were originally.
 
 use super::{
-    CoreId, QueueId, Roots,
+    Roots,
     affinity::{self, Scheduling},
     drain::{Drains, Look},
-    exchange::Exchange,
+    exchange::{Exchange, News},
     handle::Handle,
     knob::System,
     knobs::Knobs,
@@ -81,7 +81,7 @@ pub fn start(
     }
     let names: Arc<[String]> = config.ports.iter().map(|port| port.as_str().to_owned()).collect();
     let handle = Handle {
-        exchange: Arc::default(),
+        exchange: Arc::new(Exchange::new()),
         wanted: Arc::new(config.cores.clone()),
         experimental: config.experimental,
         conditions,
@@ -130,7 +130,10 @@ fn prepare(
         .context("reading which cores there are")?;
     let mut placing =
         Placing::new(roots()?, kernel, wanted, names.clone()).context("reading times of cores")?;
-    placing.count(Polls::start());
+    match Polls::start() {
+        Ok(polls) => placing.count(polls),
+        Err(error) => handle.exchange.fail(format!("packets of queues are not counted: {error:#}")),
+    }
     if wanted.policy != PlacementPolicy::Off {
         placing.drains = Some(Drains::new(rings()));
     }
@@ -189,11 +192,7 @@ impl Drop for Threads {
 }
 
 /// Starts the two threads.
-fn run<A: System + Clone + Send + 'static>(
-    mut looker: Looker<A>,
-    placing: Placing<A>,
-    handle: Handle,
-) -> io::Result<Threads> {
+fn run<A: System + Clone>(mut looker: Looker<A>, placing: Placing<A>, handle: Handle) -> io::Result<Threads> {
     let leave = Arc::new(AtomicBool::new(false));
     let looking = {
         let (handle, leave) = (handle.clone(), leave.clone());
@@ -206,14 +205,8 @@ fn run<A: System + Clone + Send + 'static>(
     Ok(Threads { handle, leave, looking: Some(looking) })
 }
 
-/// Moved queues and their new cores.
-type Moved = Vec<(QueueId, CoreId)>;
-
-/// Starts the thread that places queues. It ends with the moves that it could not hand over.
-fn begin<A: System + Send + 'static>(
-    mut placing: Placing<A>,
-    handle: &Handle,
-) -> io::Result<JoinHandle<Moved>> {
+/// Starts the thread that places queues. It ends with the news that it could not hand over.
+fn begin<A: System>(mut placing: Placing<A>, handle: &Handle) -> io::Result<JoinHandle<News>> {
     let (exchange, looking) = (handle.exchange.clone(), thread::current());
     let is_patient = handle.is_off() && !placing.sharing.is_enforced();
     let started = thread::Builder::new().name("placing".into()).spawn(move || {
@@ -247,7 +240,7 @@ impl Drop for Ending<'_> {
 }
 
 /// Places queues until the end. After a late round a full period follows; missed rounds are not made up for.
-fn place<A: Scheduling>(mut placing: Placing<A>, exchange: &Exchange, looking: &thread::Thread) -> Moved {
+fn place<A: Scheduling>(mut placing: Placing<A>, exchange: &Exchange, looking: &thread::Thread) -> News {
     let (mut next, mut told) = (monotonic(), None::<Duration>);
     while !exchange.is_ending() {
         if let Some(found) = exchange.take_found() {
@@ -272,7 +265,7 @@ fn place<A: Scheduling>(mut placing: Placing<A>, exchange: &Exchange, looking: &
         // A signal may end the sleep early. Then the round comes early, which is harmless.
         let _ = clock_nanosleep_absolute(ClockId::Monotonic, &at);
     }
-    placing.news.moved
+    placing.news
 }
 
 /// Hands the results of a round to the other thread and to clients.
@@ -315,26 +308,25 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
             (looked, due, missed) = (now, now + looker.every, false);
             handle.follow_conditions();
         }
-        if let Some(splits) = exchange.take_splits() {
+        let News { moved, splits, awake, resizes, .. } = exchange.take_news();
+        if let Some(splits) = splits {
             looker.splitter.set(splits);
             // This happens at once, because packets are lost until then. The next look finds the threads of other cores,
             // and reports failures.
             looker.split(monotonic());
             due = Duration::ZERO;
         }
-        if let Some(cores) = exchange.take_awake() {
+        if let Some(cores) = awake {
             looker.keep_awake(&cores).iter().for_each(|trouble| tracing::warn!("{trouble}"));
             // The next look reports this to clients.
             due = Duration::ZERO;
         }
-        for (at, resize) in exchange.take_resizes() {
+        for (at, resize) in resizes {
             exchange.tell(Vec::from_iter(looker.ports.resize(at, &resize)));
             // The next look finds the queues that are not in use, which go with others.
             due = Duration::ZERO;
         }
-        for (queue, core) in exchange.take_moved() {
-            looker.moved(queue, core);
-        }
+        moved.into_iter().for_each(|(queue, core)| looker.moved(queue, core));
         if let Some(snapshot) = exchange.snapshot() {
             looker.serve(&snapshot.view, &snapshot.plan);
         }
@@ -350,7 +342,7 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
 /// Restores everything, unless queues are to be left to the next daemon (`leave`).
 fn finish<A: System + Clone>(
     looker: &mut Looker<A>,
-    placing: io::Result<JoinHandle<Moved>>,
+    placing: io::Result<JoinHandle<News>>,
     looking_failed: bool,
     leave: bool,
     handle: &Handle,
@@ -361,16 +353,11 @@ fn finish<A: System + Clone>(
         Ok(placing) => placing.join().ok(),
         Err(error) => {
             exchange.fail(format!("queues are not placed: no thread can be started: {error}"));
-            Some(Vec::new())
+            Some(News::default())
         }
     };
     let placing_failed = last.is_none();
     let failed = looking_failed || placing_failed;
-    exchange
-        .take_moved()
-        .into_iter()
-        .chain(last.unwrap_or_default())
-        .for_each(|(queue, core)| looker.moved(queue, core));
     if failed {
         // Some moves may be unknown.
         looker.knobs.forget_places();
@@ -379,6 +366,9 @@ fn finish<A: System + Clone>(
             "{who} has failed, which is a bug in Millrace (see the log): queues may run on their original cores again, and \
              are not placed until the next start; restart the daemon and report this"
         ));
+    } else {
+        let moved = exchange.take_news().moved.into_iter().chain(last.unwrap_or_default().moved);
+        moved.for_each(|(queue, core)| looker.moved(queue, core));
     }
     looker.end().into_iter().for_each(|trouble| exchange.fail(trouble));
     if failed || !leave {

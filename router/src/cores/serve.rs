@@ -7,7 +7,7 @@
 
 use super::{
     CoreId, Roots, cores,
-    knob::{Knob, System, Value, What},
+    knob::{Knob, Value, What},
     knobs::Knobs,
 };
 use logic::cpus;
@@ -40,7 +40,7 @@ impl Serve {
 
     /// Checks that the group exists and that nobody else has changed it. It may have the cores that it had before any
     /// daemon changed them. Returns the problems, as sentences.
-    pub fn look<S: System>(&mut self, knobs: &Knobs<S>) -> Vec<String> {
+    pub fn look(&mut self, knobs: &Knobs) -> Vec<String> {
         let mut troubles: Vec<String> = self.refused.iter().cloned().collect();
         match self.find(knobs) {
             Ok(None) => {}
@@ -61,7 +61,7 @@ impl Serve {
     }
 
     /// Reads the group. Returns its cores if somebody else has set them.
-    fn find<S: System>(&mut self, knobs: &Knobs<S>) -> io::Result<Option<String>> {
+    fn find(&mut self, knobs: &Knobs) -> io::Result<Option<String>> {
         let roots = &knobs.roots;
         let own = fs::read_to_string(roots.proc("self/cpuset")).unwrap_or_default();
         if path(roots, &self.directory).is_some_and(|group| is_within(own.trim_end(), &group)) {
@@ -72,29 +72,25 @@ impl Serve {
             (self.may, self.set) = (None, None);
         }
         let now = knobs.text(&self.knob())?;
-        if self.may.is_none() {
-            let had = knobs.original(&self.knob(), Value::Text(now.clone()));
+        if self.may.is_none()
+            && let Value::Text(had) = knobs.original(&self.knob(), Value::Text(now.clone()))
+        {
             self.may = Some(self.allowed(&had)?);
         }
-        let changed = self.set.as_ref().is_some_and(|set| cpus::parse_list(&now).as_ref() != Some(set));
-        if changed {
-            self.set = None;
+        if self.set.as_ref().is_none_or(|set| cpus::parse_list(&now).as_ref() == Some(set)) {
+            return Ok(None);
         }
-        Ok(changed
-            .then_some(now)
-            .map(|now| if now.is_empty() { "those of the group above".into() } else { now }))
+        self.set = None;
+        Ok(Some(if now.is_empty() { "those of the group above".into() } else { now }))
     }
 
     /// The cores that the original list allows. In version 2 an empty list stands for all cores of the group above. No
     /// group has more cores than the group above.
-    fn allowed(&self, had: &Value) -> io::Result<BTreeSet<CoreId>> {
+    fn allowed(&self, had: &str) -> io::Result<BTreeSet<CoreId>> {
         let effective = ["cpuset.cpus.effective", "cpuset.effective_cpus"];
         let of_above = |above: &Path| effective.iter().find_map(|file| cores(&above.join(file)));
         let above = self.directory.parent().and_then(of_above);
-        let listed = match had {
-            Value::Text(list) => cpus::parse_list(list).filter(|cores| !cores.is_empty()),
-            _ => None,
-        };
+        let listed = cpus::parse_list(had).filter(|cores| !cores.is_empty());
         let may = match (listed, above) {
             (Some(listed), Some(above)) => Some(listed.intersection(&above).copied().collect()),
             (listed, above) => listed.or(above),
@@ -109,23 +105,20 @@ impl Serve {
     }
 
     /// Gives it these cores, unless it has them already.
-    pub fn give<S: System>(&mut self, knobs: &mut Knobs<S>, cores: BTreeSet<CoreId>) {
+    pub fn give(&mut self, knobs: &mut Knobs, cores: BTreeSet<CoreId>) {
         if self.set.as_ref() == Some(&cores) || cores.is_empty() {
             return;
         }
         let list = cpus::list(&cores);
-        match knobs.set(&self.knob(), &Value::Text(list.clone())) {
-            Ok(_) => (self.set, self.refused) = (Some(cores), None),
-            Err(error) => {
-                let directory = self.directory.display();
-                (self.set, self.refused) =
-                    (None, Some(format!("the cores of {directory} cannot be set to {list}: {error}")));
-            }
-        }
+        let given = knobs.set(&self.knob(), &Value::Text(list.clone()));
+        let directory = self.directory.display();
+        let refused =
+            given.map_err(|error| format!("the cores of {directory} cannot be set to {list}: {error}"));
+        (self.set, self.refused) = (refused.is_ok().then_some(cores), refused.err());
     }
 
     fn knob(&self) -> Knob {
-        What::Cpuset { directory: self.directory.clone() }.into()
+        Knob { device: String::new(), what: What::Cpuset { directory: self.directory.clone() } }
     }
 
     /// The cores that it was given.
@@ -169,7 +162,7 @@ mod tests {
     struct World {
         tree: Tree,
         serve: Serve,
-        knobs: Knobs<Fake>,
+        knobs: Knobs,
     }
 
     impl World {
@@ -184,7 +177,7 @@ mod tests {
             Serve::new(&tree.path("cgroup/apps"))
         }
 
-        fn knobs(tree: &Tree) -> Knobs<Fake> {
+        fn knobs(tree: &Tree) -> Knobs {
             Knobs::open(tree.path("m.cores"), tree.roots(), Fake::default())
         }
 

@@ -14,7 +14,7 @@ const UNSUPPORTED: i32 = libc::EOPNOTSUPP;
 struct World {
     tree: Tree,
     fake: Fake,
-    knobs: Knobs<Fake>,
+    knobs: Knobs,
     moderation: Moderation,
     told: NetdevQueues,
 }

@@ -53,7 +53,7 @@ impl World {
             looker,
             placing,
             Handle {
-                exchange: Arc::default(),
+                exchange: Arc::new(Exchange::new()),
                 wanted,
                 experimental,
                 conditions: Conditions::default(),
@@ -232,7 +232,13 @@ fn spreading(nic: &Nic, file: &str) -> World {
     let threads = run(
         looker,
         placing,
-        Handle { exchange: Arc::default(), wanted, experimental, conditions: Conditions::default(), names },
+        Handle {
+            exchange: Arc::new(Exchange::new()),
+            wanted,
+            experimental,
+            conditions: Conditions::default(),
+            names,
+        },
     )
     .unwrap();
     World { tree, fake, polled: PolledPorts::default(), threads: Some(threads) }
