@@ -70,7 +70,8 @@ pub enum What {
     /// The timer of this kind, which moderates the interrupts of the device of this number.
     Moderation {
         ifindex: u32,
-        #[serde(default)]
+        /// The original value shows it.
+        #[serde(skip)]
         means: Means,
     },
     /// The wake-up limit of a core.

@@ -67,11 +67,16 @@ impl Knobs {
             guard::read_ours(&file).ok().and_then(|text| serde_json::from_slice(&text).ok());
         let known = |entry: serde_json::Value| {
             let words = entry.to_string();
-            serde_json::from_value(entry)
-                .inspect_err(|error| {
-                    tracing::warn!("{}: {words} is not restored: {error}", file.display());
-                })
-                .ok()
+            let read = serde_json::from_value::<Original>(entry).inspect_err(|error| {
+                tracing::warn!("{}: {words} is not restored: {error}", file.display());
+            });
+            let mut original = read.ok()?;
+            if let What::Moderation { means, .. } = &mut original.knob.what
+                && let Value::Setting(was) = original.was
+            {
+                *means = was.means();
+            }
+            Some(original)
         };
         let all = left.into_iter().flatten().filter_map(known).collect();
         Knobs { roots, system: Box::new(system), file, all }
@@ -432,6 +437,29 @@ mod tests {
         );
         assert_eq!((lines(&tree), tree.read("proc/irq/38/smp_affinity_list")), (6, "0-7".into()));
         assert_eq!(fake.cores(70), [1], "restored although eth0 is still a port");
+    }
+
+    /// Older versions wrote what they had set to another place, so any value counts as Millrace's.
+    #[test]
+    fn originals_of_an_older_version_are_restored() {
+        let (tree, fake) = (Tree::new(), Fake::default());
+        let resume = r#"{"device":"","what":{"Resume":{"core":1,"set":"n/a"}},"was":{"Text":"0"}}"#;
+        let table = r#"{"device":"","what":{"Table":{"table":"Sockets","ifindex":null,"entries":65536}},"was":{"Entries":0}}"#;
+        let was = r#"{"Setting":{"Napi":{"timeout_ns":0,"defers":0}}}"#;
+        let timer =
+            format!(r#"{{"device":"eth0","what":{{"Moderation":{{"ifindex":8,"set":null}}}},"was":{was}}}"#);
+        tree.write("m.cores", &format!("[{resume},{table},{timer}]"));
+        let files = [
+            ("sys/devices/system/cpu/cpu1/power/pm_qos_resume_latency_us", "n/a"),
+            ("proc/sys/net/core/rps_sock_flow_entries", "65536"),
+            ("sys/class/net/eth0/ifindex", "8"),
+            ("sys/class/net/eth0/gro_flush_timeout", "50000"),
+            ("sys/class/net/eth0/napi_defer_hard_irqs", "1"),
+        ];
+        files.iter().for_each(|(file, text)| tree.write(file, text));
+        assert_eq!(open(&tree, &fake).put_back(), Vec::<String>::new());
+        assert_eq!(files.map(|(file, _)| tree.read(file)), ["0", "0", "8", "0", "0"]);
+        assert!(!tree.path("m.cores").exists());
     }
 
     #[test]

@@ -55,7 +55,7 @@ impl Setting {
         }
     }
 
-    fn means(self) -> Means {
+    pub fn means(self) -> Means {
         match self {
             Setting::Device(_) => Means::Device,
             Setting::Napi { .. } => Means::Napi,

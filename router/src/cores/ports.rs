@@ -23,7 +23,7 @@ use crate::{
     linux::spreading::Spreads,
 };
 use logic::{cores::in_use::Resize, plan::PortId};
-use std::{io, time::Duration};
+use std::{io, iter::repeat, time::Duration};
 
 /// How often a port is read completely if nothing seems to have changed.
 const THOROUGH: Duration = Duration::from_secs(10);
@@ -236,10 +236,12 @@ impl Ports {
 
     /// Lets the TX queue with the number of an RX queue that was moved to a core follow it there.
     pub fn moved(&self, knobs: &mut Knobs, queue: QueueId, core: CoreId) {
-        let of_port = |(port, ..): &(PortId, &str, &Known)| *port == queue.port;
-        let Some((_, name, known)) = self.known().find(of_port) else { return };
-        let sources = known.queues.queues.iter().filter(|source| source.id == queue);
-        sources.for_each(|source| knobs.moved(name, queue.index, source.control, core));
+        let mut all = self.known().flat_map(|(_, name, known)| known.queues.queues.iter().zip(repeat(name)));
+        match all.find(|(source, _)| source.id == queue) {
+            Some((source, name)) => knobs.moved(name, queue.index, source.control, core),
+            // The port has just vanished, at least for a while.
+            None => knobs.forget_places(),
+        }
     }
 }
 
