@@ -121,7 +121,7 @@ impl Knob {
         }
     }
 
-    /// Whether its thread, interrupt or device is still the same. Settings of the machine always are.
+    /// Whether its thread, interrupt or device is still the same. Other settings always are.
     fn is_the_same(&self, roots: &Roots) -> io::Result<bool> {
         Ok(match &self.what {
             What::Thread { pid, name } | What::Urgency { pid, name } => {
@@ -135,8 +135,7 @@ impl Knob {
             What::Transmit { ifindex, .. } | What::Table { table: Table::Flows { .. }, ifindex } => {
                 number_of(roots, &self.device) == *ifindex
             }
-            What::Moderation { ifindex, .. } => named(roots, *ifindex).is_some(),
-            What::Cpuset { .. } | What::Table { .. } | What::Resume { .. } => true,
+            _ => true,
         })
     }
 
@@ -209,9 +208,7 @@ impl Knob {
                     done => done,
                 };
             }
-            What::Thread { .. } | What::Urgency { .. } | What::Moderation { .. } => {
-                return Err(io::ErrorKind::InvalidData.into());
-            }
+            _ => return Err(io::ErrorKind::InvalidData.into()),
         };
         task(&path)
     }

@@ -16,9 +16,7 @@ pub struct Spreader {
     refused: BTreeMap<PortId, (String, Duration)>,
     /// Why tables could not be read, by device, as sentences.
     unread: BTreeMap<String, String>,
-    /// Why tables are left alone, by device, as sentences.
-    left_alone: BTreeMap<String, String>,
-    /// The sentences of `left_alone` that are not reported yet.
+    /// Why tables are left alone, as sentences, if that is not reported yet.
     news: Vec<String>,
 }
 
@@ -39,14 +37,10 @@ impl Spreader {
             }
         };
         self.unread.remove(name);
-        let Some(Spreads::LeftAlone(queues, why)) = spreads else {
-            self.left_alone.remove(name);
-            return spreads;
-        };
-        let why = format!("packets of {name} are spread over {queues} queues: {why}");
-        if self.left_alone.get(name) != Some(&why) {
-            self.news.push(why.clone());
-            self.left_alone.insert(name.to_owned(), why);
+        if let Some(Spreads::LeftAlone(queues, why)) = spreads
+            && spreads != before
+        {
+            self.news.push(format!("packets of {name} are spread over {queues} queues: {why}"));
         }
         spreads
     }
