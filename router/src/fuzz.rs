@@ -186,7 +186,7 @@ fn frame(bytes: &[u8]) {
 /// A file of /proc or /sys about cores, threads and interrupts, or the name of one.
 fn proc(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
-    let lists = [cpus::parse_list(&text), cpus::parse_mask(&text), threads::allowed(&text)];
+    let lists = [cpus::parse_list(&text), cpus::parse_mask(&text)];
     assert!(lists.iter().flatten().all(|cores| cores.len() <= usize::from(cpus::MOST_CORES)));
     let _ = threads::Stat::parse(&text);
     let _ = irqs::queue_of(&text, "eth0");

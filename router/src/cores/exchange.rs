@@ -26,12 +26,12 @@ use super::{
     splitting::SplitQueues,
     traffic::TrafficMeter,
 };
-use crate::linux::observer::Waker;
+use crate::{base::guard::locked, linux::observer::Waker};
 use logic::cores::{Cost, Plan, View, in_use::Resize};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
+        Arc, Mutex, MutexGuard, TryLockError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
@@ -81,11 +81,11 @@ pub struct QueueNow {
 }
 
 /// The results of a round.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq)]
 pub struct News {
     pub events: Vec<Happened>,
     /// Moved queues and their new cores.
-    pub moved: Vec<(QueueId, CoreId)>,
+    pub moved: BTreeMap<QueueId, CoreId>,
     /// The split queues, if they have changed.
     pub splits: Option<SplitQueues>,
     /// The cores that should wake up quickly, if they have changed.
@@ -96,8 +96,7 @@ pub struct News {
 
 impl News {
     pub fn is_empty(&self) -> bool {
-        let Self { events, moved, splits, awake, resizes } = self;
-        events.is_empty() && moved.is_empty() && splits.is_none() && awake.is_none() && resizes.is_empty()
+        *self == News::default()
     }
 }
 
@@ -107,10 +106,8 @@ struct Published {
     events: VecDeque<Happened>,
     /// The number of the last event.
     number: u64,
-    moved: Vec<(QueueId, CoreId)>,
-    splits: Option<SplitQueues>,
-    awake: Option<BTreeSet<CoreId>>,
-    resizes: Vec<(Duration, Resize)>,
+    /// Without events.
+    news: News,
 }
 
 impl Published {
@@ -125,6 +122,7 @@ impl Published {
 }
 
 /// See the head of this file.
+#[derive(Default)]
 pub struct Exchange {
     /// Wakes the thread that places, which sleeps while nothing is polled; `None`: no descriptor was available, so news
     /// waits until it wakes up.
@@ -136,23 +134,14 @@ pub struct Exchange {
     is_ending: AtomicBool,
 }
 
-impl Default for Exchange {
-    fn default() -> Exchange {
-        Exchange {
-            waker: Waker::new().ok(),
-            found: Mutex::default(),
-            published: Mutex::default(),
-            failures: Mutex::default(),
-            is_look_wanted: AtomicBool::default(),
-            is_ending: AtomicBool::default(),
-        }
-    }
-}
-
 impl Exchange {
+    pub fn new() -> Exchange {
+        Exchange { waker: Waker::new().ok(), ..Exchange::default() }
+    }
+
     /// For the thread that looks: replaces the last snapshot, even if it has not been taken.
     pub fn found(&self, found: Arc<CoresSnapshot>) {
-        *lock(&self.found) = Some(found);
+        *locked(&self.found) = Some(found);
         self.wake();
     }
 
@@ -175,47 +164,34 @@ impl Exchange {
         if news.is_empty() {
             return false;
         }
-        published.tell(news.events.drain(..));
-        published.moved.append(&mut news.moved);
-        published.resizes.append(&mut news.resizes);
-        published.splits = news.splits.take().or(published.splits.take());
-        published.awake = news.awake.take().or(published.awake.take());
+        let News { events, moved, splits, awake, resizes } = std::mem::take(news);
+        published.tell(events.into_iter());
+        let before = &mut published.news;
+        before.moved.extend(moved);
+        before.resizes.extend(resizes);
+        before.splits = splits.or(before.splits.take());
+        before.awake = awake.or(before.awake.take());
         true
     }
 
     /// For the thread that looks: adds events.
     pub fn tell(&self, noticed: Vec<Happened>) {
-        lock(&self.published).tell(noticed.into_iter());
+        locked(&self.published).tell(noticed.into_iter());
     }
 
     /// The last snapshot; `None` before the first round.
     pub fn snapshot(&self) -> Option<Arc<Snapshot>> {
-        lock(&self.published).snapshot.clone()
+        locked(&self.published).snapshot.clone()
     }
 
     /// The kept events with higher numbers than `after`, in order.
     pub fn events(&self, after: u64) -> Vec<Happened> {
-        lock(&self.published).events.iter().filter(|happened| happened.number > after).cloned().collect()
+        locked(&self.published).events.iter().filter(|happened| happened.number > after).cloned().collect()
     }
 
-    /// The queues that were moved since the last call, each with its present core.
-    pub fn take_moved(&self) -> BTreeMap<QueueId, CoreId> {
-        std::mem::take(&mut lock(&self.published).moved).into_iter().collect()
-    }
-
-    /// The split queues, if they have changed since the last call.
-    pub fn take_splits(&self) -> Option<SplitQueues> {
-        lock(&self.published).splits.take()
-    }
-
-    /// The cores that should wake up quickly, if they have changed since the last call.
-    pub fn take_awake(&self) -> Option<BTreeSet<CoreId>> {
-        lock(&self.published).awake.take()
-    }
-
-    /// The new numbers of queues to spread packets over since the last call, in the order of the decisions.
-    pub fn take_resizes(&self) -> Vec<(Duration, Resize)> {
-        std::mem::take(&mut lock(&self.published).resizes)
+    /// The news since the last call, except events.
+    pub fn take_news(&self) -> News {
+        std::mem::take(&mut locked(&self.published).news)
     }
 
     /// Asks for a thorough look at all ports, because something was missed.
@@ -240,7 +216,7 @@ impl Exchange {
     /// Adds a permanent failure of placing, or of a part of it. The thread that places must not call this, because it waits
     /// for a lock.
     pub fn fail(&self, failure: String) {
-        let mut failures = lock(&self.failures);
+        let mut failures = locked(&self.failures);
         if failures.len() < MOST_FAILURES {
             failures.push(failure);
         } else {
@@ -250,15 +226,11 @@ impl Exchange {
 
     /// The permanent failures, as sentences.
     pub fn failures(&self) -> Vec<String> {
-        lock(&self.failures).clone()
+        locked(&self.failures).clone()
     }
 }
 
 /// Ignores poisoning, because the data is consistent at any time.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.try_lock() {
         Ok(guard) => Some(guard),
@@ -274,28 +246,30 @@ mod tests {
     /// While another thread holds a lock, the thread that places goes on, and hands its news over later.
     #[test]
     fn a_held_lock_does_not_stop_the_thread_that_places() {
-        let exchange = Exchange::default();
+        let exchange = Exchange::new();
         let queue = QueueId { port: 0, index: 0 };
         let happened = Happened { queue: Some(queue), ..Happened::default() };
-        let mut news =
-            News { events: vec![happened.clone()], moved: vec![(queue, 1), (queue, 2)], ..News::default() };
+        let other = QueueId { port: 0, index: 1 };
+        let moved = |core| [(queue, core), (other, 3)].into();
+        let mut news = News { events: vec![happened.clone()], moved: moved(1), ..News::default() };
         let held = (exchange.published.lock().unwrap(), exchange.found.lock().unwrap());
         assert!(exchange.take_found().is_none());
         assert!(!exchange.publish(None, &mut news));
         assert_eq!((news.events.len(), news.moved.len()), (1, 2));
         drop(held);
         assert!(exchange.publish(None, &mut news) && news.is_empty());
+        assert!(exchange.publish(None, &mut News { moved: [(queue, 2)].into(), ..News::default() }));
         assert!(!exchange.publish(None, &mut news), "nothing new");
         exchange.tell(vec![happened.clone()]);
         let numbered = |number| Happened { number, ..happened.clone() };
         assert_eq!(exchange.events(0), [numbered(1), numbered(2)]);
         assert_eq!(exchange.events(1), [numbered(2)]);
-        assert_eq!((exchange.take_moved(), exchange.take_moved()), ([(queue, 2)].into(), [].into()));
+        assert_eq!((exchange.take_news().moved, exchange.take_news().moved), (moved(2), [].into()));
     }
 
     #[test]
     fn only_the_newest_events_are_kept() {
-        let exchange = Exchange::default();
+        let exchange = Exchange::new();
         (0..MOST_EVENTS + 5).for_each(|_| exchange.tell(vec![Happened::default()]));
         let events = exchange.events(0);
         assert_eq!((events.len(), events[0].number), (MOST_EVENTS, 6));

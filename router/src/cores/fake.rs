@@ -3,8 +3,8 @@
 use super::{
     CoreId,
     affinity::{Affinity, CoreMask, Scheduling},
-    look::Ask,
-    originals::Coalesce,
+    knob::System,
+    ports::Ask,
     queues::NetdevQueues,
 };
 use crate::{
@@ -144,7 +144,7 @@ impl Interrupts {
     }
 }
 
-impl Coalesce for Fake {
+impl System for Fake {
     fn coalescing(&self, device: &str) -> io::Result<Option<Coalescing>> {
         let state = self.get();
         match state.is_silent {

@@ -9,16 +9,13 @@
 //! Forwarded packets see none of this. To look sockets up in XDP instead, every packet would pay, and programs would have
 //! to follow each read and the packets that still wait on each core. The tables of Linux do just that.
 
-use super::{Roots, is_gone, numbered, originals::Originals};
-use crate::linux::netns;
-use serde::{Deserialize, Serialize};
-use std::{
-    collections::BTreeSet,
-    fmt,
-    fs::{self, File, OpenOptions},
-    io::{self, Write as _},
-    path::{Path, PathBuf},
+use super::{
+    is_gone,
+    knob::{Knob, Value, What, number_of},
+    knobs::Knobs,
 };
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeSet, fmt, io};
 
 /// The entries of the table of sockets, four bytes each. Two sockets that share an entry take it from each other, and
 /// packets may then overtake others. So there are many more entries than busy sockets. Linux rounds up to a power of two.
@@ -44,51 +41,6 @@ impl fmt::Display for Table {
     }
 }
 
-impl Table {
-    /// The number of its entries.
-    ///
-    /// # Errors
-    /// `NotFound`: the kernel has no such table, the device is gone, or the machine's first network namespace cannot be
-    /// seen.
-    pub fn entries(&self, roots: &Roots) -> io::Result<u32> {
-        let read = |path: &Path| fs::read_to_string(path)?.trim().parse().map_err(io::Error::other);
-        self.on_file(roots, read)
-    }
-
-    /// Sets the number of its entries. Linux then forgets what the table has learnt.
-    pub fn resize(&self, roots: &Roots, entries: u32) -> io::Result<()> {
-        let text = entries.to_string();
-        let write = |path: &Path| {
-            OpenOptions::new().write(true).truncate(true).open(path)?.write_all(text.as_bytes())
-        };
-        self.on_file(roots, write)
-    }
-
-    fn on_file<T: Send>(
-        &self,
-        roots: &Roots,
-        task: impl Fn(&Path) -> io::Result<T> + Send + Sync,
-    ) -> io::Result<T> {
-        let path = match self {
-            Table::Flows { device, queue } => return task(&flows(roots, device, *queue)),
-            Table::Sockets => roots.proc("sys/net/core/rps_sock_flow_entries"),
-        };
-        match task(&path) {
-            // The file exists only in the machine's first network namespace. Kernel threads are there, and process 2 is
-            // their parent.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let first = File::open(roots.proc("2/ns/net"))?;
-                netns::inside(&first, || task(&path))?
-            }
-            done => done,
-        }
-    }
-}
-
-fn flows(roots: &Roots, device: &str, queue: u16) -> PathBuf {
-    roots.device(device).join(format!("queues/rx-{queue}/rps_flow_cnt"))
-}
-
 /// How far local delivery follows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Following {
@@ -98,14 +50,6 @@ pub struct Following {
     pub queues: usize,
     /// The number of these queues whose local packets follow.
     pub follow: usize,
-}
-
-/// A table as it was found.
-struct FoundTable {
-    table: Table,
-    entries: u32,
-    /// The entries that it gets if it has none.
-    wanted: u32,
 }
 
 /// Gives the tables entries.
@@ -120,99 +64,60 @@ impl Local {
     /// first. Returns how far packets follow, and the problems, as sentences.
     pub fn look<'a>(
         &mut self,
-        roots: &Roots,
-        originals: &mut Originals,
+        knobs: &mut Knobs,
         devices: impl Iterator<Item = &'a str>,
     ) -> (Following, Vec<String>) {
         let before = std::mem::take(&mut self.filled);
         let (mut following, mut troubles) = (Following::default(), Vec::new());
-        let devices: Vec<(&str, Vec<u32>)> =
-            devices.map(|device| (device, numbered(&roots.device(device).join("queues"), "rx-"))).collect();
+        let devices: Vec<(&str, Vec<u16>)> =
+            devices.map(|device| (device, knobs.roots.rx_queues(device))).collect();
         following.queues = devices.iter().map(|(_, queues)| queues.len()).sum();
         if following.queues == 0 {
             return (following, troubles);
         }
-        let found = find(roots, &devices, &mut troubles);
-        if self.fill(roots, originals, &found, &before, &mut troubles) {
-            (following.sockets, following.follow) = (found[0].wanted, self.filled.len() - 1);
+        let mut fill = |table: Table, wanted| match fill(knobs, &table, wanted, before.contains(&table)) {
+            Ok((entries, trouble)) => {
+                troubles.extend(trouble);
+                self.filled.insert(table);
+                Some(entries)
+            }
+            Err(error) => {
+                // A device may vanish during a look.
+                if table == Table::Sockets || !is_gone(&error) {
+                    troubles.push(stays(&table, &error));
+                }
+                None
+            }
+        };
+        // Without the table of sockets, the others are useless and are left alone.
+        let Some(sockets) = fill(Table::Sockets, SOCKETS) else { return (following, troubles) };
+        following.sockets = sockets;
+        for (device, queues) in devices {
+            // Linux's documentation recommends this.
+            let wanted = (sockets / queues.len().max(1) as u32).next_power_of_two().max(LEAST_FLOWS);
+            let tables = queues.into_iter().map(|queue| Table::Flows { device: device.into(), queue });
+            following.follow += tables.filter_map(|table| fill(table, wanted)).count();
         }
         (following, troubles)
     }
-
-    /// Returns whether the table of sockets, which is the first one, has entries. If not, the others are useless and are
-    /// left alone.
-    fn fill(
-        &mut self,
-        roots: &Roots,
-        originals: &mut Originals,
-        found: &[FoundTable],
-        before: &BTreeSet<Table>,
-        troubles: &mut Vec<String>,
-    ) -> bool {
-        let empty = found.iter().filter(|found| found.entries == 0);
-        let noted = originals.note_tables(roots, empty.map(|found| (&found.table, found.wanted)));
-        if let Err(error) = &noted {
-            troubles.push(format!(
-                "local packets stay on the cores that receive them: the original tables cannot be saved: {error}"
-            ));
-        }
-        for FoundTable { table, entries, wanted } in found {
-            let has_some = *entries > 0
-                || noted.is_ok() && {
-                    if before.contains(table) {
-                        troubles.push(format!(
-                            "{table} had become 0; Millrace sets it again (experimental.local)"
-                        ));
-                    }
-                    resize(roots, table, *wanted, troubles)
-                };
-            if has_some {
-                self.filled.insert(table.clone());
-            } else if *table == Table::Sockets {
-                return false;
-            }
-        }
-        !found.is_empty()
-    }
 }
 
-/// Finds the table of sockets, and then the tables of queues; none if the table of sockets cannot be read. Adds the
-/// problems to `troubles`.
-fn find(roots: &Roots, devices: &[(&str, Vec<u32>)], troubles: &mut Vec<String>) -> Vec<FoundTable> {
-    let entries = match Table::Sockets.entries(roots) {
-        Ok(entries) => entries,
-        Err(error) => {
-            troubles.push(stays(&Table::Sockets, &error));
-            return Vec::new();
-        }
+/// Gives a table entries if it has none. Returns its entries, and a problem, as a sentence, if it `had` entries before.
+fn fill(knobs: &mut Knobs, table: &Table, wanted: u32, had: bool) -> io::Result<(u32, Option<String>)> {
+    let device = match table {
+        Table::Sockets => String::new(),
+        Table::Flows { device, .. } => device.clone(),
     };
-    let sockets = if entries > 0 { entries } else { SOCKETS };
-    let mut found = vec![FoundTable { table: Table::Sockets, entries, wanted: sockets }];
-    for (device, queues) in devices {
-        // Linux's documentation recommends this.
-        let wanted = (sockets / queues.len().max(1) as u32).next_power_of_two().max(LEAST_FLOWS);
-        for queue in queues.iter().filter_map(|&queue| u16::try_from(queue).ok()) {
-            let table = Table::Flows { device: (*device).into(), queue };
-            match table.entries(roots) {
-                Ok(entries) => found.push(FoundTable { table, entries, wanted }),
-                // The device may vanish during a look.
-                Err(error) if is_gone(&error) => {}
-                Err(error) => troubles.push(stays(&table, &error)),
-            }
-        }
+    let ifindex = number_of(&knobs.roots, &device);
+    let knob = Knob { device, what: What::Table { table: table.clone(), ifindex } };
+    match knobs.read(&knob)? {
+        Some(Value::Entries(0)) => {}
+        Some(Value::Entries(entries)) => return Ok((entries, None)),
+        _ => return Err(io::Error::from_raw_os_error(libc::ENOENT)),
     }
-    found
-}
-
-/// Returns whether the table was resized. Adds the problem to `troubles`, unless the device is gone.
-fn resize(roots: &Roots, table: &Table, entries: u32, troubles: &mut Vec<String>) -> bool {
-    let done = table.resize(roots, entries);
-    if let Err(error) = &done
-        && !is_gone(error)
-    {
-        troubles.push(stays(table, error));
-    }
-    done.is_ok()
+    knobs.set(&knob, &Value::Entries(wanted))?;
+    let trouble = || format!("{table} had become 0; Millrace sets it again (experimental.local)");
+    Ok((wanted, had.then(trouble)))
 }
 
 fn stays(table: &Table, error: &io::Error) -> String {
@@ -232,6 +137,7 @@ mod tests {
         super::{fake::Fake, tree::Tree},
         *,
     };
+    use std::fs;
 
     const TABLE: &str = "proc/sys/net/core/rps_sock_flow_entries";
 
@@ -239,7 +145,7 @@ mod tests {
     struct World {
         tree: Tree,
         local: Local,
-        originals: Originals,
+        knobs: Knobs,
     }
 
     impl World {
@@ -248,22 +154,25 @@ mod tests {
             tree.write(TABLE, "0\n");
             tree.device("eth0", 2, true);
             tree.device("eth1", 1, true);
-            World { local: Local::default(), originals: Originals::read(tree.path(file)), tree }
+            World { local: Local::default(), knobs: World::knobs(&tree, file), tree }
+        }
+
+        fn knobs(tree: &Tree, file: &str) -> Knobs {
+            Knobs::open(tree.path(file), tree.roots(), Fake::default())
         }
 
         fn look(&mut self) -> (Following, Vec<String>) {
-            self.local.look(&self.tree.roots(), &mut self.originals, ["eth0", "eth1"].into_iter())
+            self.local.look(&mut self.knobs, ["eth0", "eth1"].into_iter())
         }
 
         fn put_back(&mut self) {
-            assert_eq!(self.originals.put_back(&self.tree.roots(), &Fake::default()), Vec::<String>::new());
+            assert_eq!(self.knobs.put_back(), Vec::<String>::new());
         }
 
         /// The entries of the table of sockets, and of the tables of the queues.
         fn entries(&self) -> [u32; 4] {
-            let flows = |device: &str, queue| Table::Flows { device: device.into(), queue };
-            let tables = [Table::Sockets, flows("eth0", 0), flows("eth0", 1), flows("eth1", 0)];
-            tables.map(|table| table.entries(&self.tree.roots()).unwrap())
+            let files = [TABLE, &flows("eth0", 0), &flows("eth0", 1), &flows("eth1", 0)];
+            files.map(|file| self.tree.read(file).trim().parse().unwrap())
         }
     }
 
@@ -283,7 +192,7 @@ mod tests {
             assert_eq!(world.entries(), [65536, 32768, 32768, 65536]);
         }
         // The daemon is killed. The next one finds the tables filled, and restores the originals.
-        (world.local, world.originals) = (Local::default(), Originals::read(world.tree.path("m.cores")));
+        (world.local, world.knobs) = (Local::default(), World::knobs(&world.tree, "m.cores"));
         assert_eq!(world.look(), (all(65536), vec![]));
         world.put_back();
         assert_eq!(world.entries(), [0; 4]);
@@ -338,7 +247,7 @@ mod tests {
         let mut world = World::new("nowhere/m.cores");
         let (following, troubles) = world.look();
         assert_eq!((following, troubles.len(), world.entries()), (none, 1, [0; 4]));
-        assert!(troubles[0].contains("the original tables cannot be saved"), "{troubles:?}");
+        assert!(troubles[0].contains("the original value cannot be saved"), "{troubles:?}");
         // The kernel has no such table.
         let mut world = World::new("m.cores");
         fs::remove_file(world.tree.path(TABLE)).unwrap();

@@ -11,9 +11,10 @@
 //! | [`affinity`] | reads and sets the allowed cores of threads |
 //! | [`load`] | turns growing counters into fractions of a control period |
 //! | [`traffic`] | packets and polls of a queue |
-//! | [`apply`], [`originals`] | moves a queue, and restores the original settings |
+//! | [`apply`] | moves a queue |
+//! | [`knob`], [`knobs`] | a setting of the kernel; sets these and restores them |
 //! | [`drain`] | lets packets that a queue sent before a move leave first |
-//! | [`look`] | finds cores, queues and workloads, once a second |
+//! | [`look`], [`ports`], [`surroundings`] | finds queues, cores and workloads, once a second |
 //! | [`balancer`], [`contest`] | irqbalance, and the reaction to other programs that move queues |
 //! | [`notices`] | changes between two looks, as events |
 //! | [`watched`] | a queue and its measured time |
@@ -23,7 +24,7 @@
 //! | [`serve`] | gives applications the cores that do not forward |
 //! | [`local`] | moves local delivery to the core of the application |
 //! | [`moderation`] | holds interrupts back, so that several packets share one |
-//! | [`polled`] | keeps interrupts off while workers poll a device |
+//! | [`polled`] | the ports that workers poll, whose interrupts are kept off |
 //! | [`resume`] | limits how long forwarding cores may take to wake up |
 //! | [`shares`] | limits what routers may take of full cores |
 //! | [`running`], [`exchange`] | the two threads that do all this, and the data that they exchange |
@@ -41,15 +42,17 @@ mod exchange;
 mod fake;
 pub mod handle;
 pub mod irqs;
+pub mod knob;
+pub mod knobs;
 pub mod load;
 pub mod local;
 pub mod look;
 pub mod machine;
 pub mod moderation;
 pub mod notices;
-pub mod originals;
 pub mod placing;
 pub mod polled;
+pub mod ports;
 pub mod queues;
 pub mod resume;
 pub mod running;
@@ -57,6 +60,7 @@ pub mod serve;
 pub mod shares;
 pub mod splitting;
 pub mod spreads;
+mod surroundings;
 pub mod threads;
 pub mod traffic;
 #[cfg(test)]

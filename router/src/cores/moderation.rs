@@ -6,25 +6,32 @@
 //! * NAPI's timer (`Documentation/networking/napi.rst`, "Software IRQ coalescing"): after a poll that found packets, the
 //!   interrupt stays off until a timer has polled once more.
 //!
-//! Nothing is done for a device without interrupts. The original setting is saved first ([`Originals`]). If the device
+//! Nothing is done for a device without interrupts. The original setting is saved first ([`Knobs`]). If the device
 //! has the original setting again, its driver has restarted, and Millrace sets its own again. Any other setting is
 //! somebody else's, and the device is left alone from then on.
 
 use super::{
-    Roots, irqs, number,
-    originals::{Originals, System},
+    Roots, irqs,
+    knob::{Knob, System, Value, What},
+    knobs::Knobs,
+    number,
+    polled::PolledPorts,
     queues::NetdevQueues,
 };
 use crate::linux::ethtool::Coalescing;
 use serde::{Deserialize, Serialize};
-use std::{collections::BTreeMap, fmt, fs, io};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt, fs, io,
+};
 
 /// The bits of the smallest packet on a link, with preamble and gap.
 const SMALLEST_BITS: u64 = 672;
 
 /// The timer that holds interrupts back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Means {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Means {
+    #[default]
     Device,
     Napi,
 }
@@ -48,7 +55,7 @@ impl Setting {
         }
     }
 
-    fn means(self) -> Means {
+    pub fn means(self) -> Means {
         match self {
             Setting::Device(_) => Means::Device,
             Setting::Napi { .. } => Means::Napi,
@@ -56,7 +63,12 @@ impl Setting {
     }
 
     /// Reads a device's timer of this kind; `None`: it has none.
-    fn read(means: Means, roots: &Roots, system: &impl System, device: &str) -> io::Result<Option<Setting>> {
+    pub fn read(
+        means: Means,
+        roots: &Roots,
+        system: &dyn System,
+        device: &str,
+    ) -> io::Result<Option<Setting>> {
         match means {
             Means::Device => Ok(system.coalescing(device)?.map(Setting::Device)),
             Means::Napi => {
@@ -68,13 +80,8 @@ impl Setting {
         }
     }
 
-    /// Whether a device still has this setting.
-    pub fn is_set(self, roots: &Roots, system: &impl System, device: &str) -> io::Result<bool> {
-        Ok(Setting::read(self.means(), roots, system, device)? == Some(self))
-    }
-
     /// Sets it on a device.
-    pub fn write(self, roots: &Roots, system: &impl System, device: &str) -> io::Result<()> {
+    pub fn write(self, roots: &Roots, system: &dyn System, device: &str) -> io::Result<()> {
         match self {
             Setting::Device(coalescing) => {
                 if coalescing.adaptive {
@@ -94,7 +101,7 @@ impl Setting {
 
     /// Whether it is the original setting. While moderation is adaptive, the driver changes the time, so only the mode
     /// counts.
-    fn is_as(self, was: Setting) -> bool {
+    pub fn is_as(self, was: Setting) -> bool {
         match (self, was) {
             (Setting::Device(now), Setting::Device(was)) => now == was || now.adaptive && was.adaptive,
             _ => self == was,
@@ -157,19 +164,10 @@ pub struct Moderation {
     us: u32,
     /// The means to try, in this order.
     means: &'static [Means],
-    /// By number of the device.
-    devices: BTreeMap<u32, Device>,
-}
-
-/// What is known about a device.
-#[derive(Clone, Debug)]
-enum Device {
-    Ours {
-        set: Setting,
-        was: Setting,
-    },
-    /// It is left alone until the next start, for this reason.
-    LeftAlone(&'static str),
+    /// Only those of these ports, and only while they are among them; `None`: those of all ports.
+    polled: Option<PolledPorts>,
+    /// By number of the device: our setting, or why the device is left alone until the next start.
+    devices: BTreeMap<u32, Result<Setting, &'static str>>,
 }
 
 /// A port, with the kernel's report about its queues.
@@ -179,43 +177,45 @@ pub struct Asked<'a> {
     pub told: &'a NetdevQueues,
 }
 
+impl Asked<'_> {
+    fn knob(&self, means: Means) -> Knob {
+        Knob { device: self.device.into(), what: What::Moderation { ifindex: self.ifindex, means } }
+    }
+}
+
 impl Moderation {
     pub fn new(us: u32) -> Moderation {
-        Moderation { us, means: &[Means::Device, Means::Napi], devices: BTreeMap::new() }
+        Moderation { us, means: &[Means::Device, Means::Napi], polled: None, devices: BTreeMap::new() }
     }
 
-    /// Uses only NAPI's timer, even if the device has one.
-    pub fn by_napi(us: u32) -> Moderation {
-        Moderation { means: &[Means::Napi], ..Moderation::new(us) }
+    /// Keeps interrupts off while workers poll a port, by NAPI's timer, even if the device has one. `us`: a worker that has
+    /// packets polls at least this often, microseconds.
+    pub fn while_polled(polled: PolledPorts, us: u32) -> Moderation {
+        Moderation { means: &[Means::Napi], polled: Some(polled), ..Moderation::new(us) }
     }
 
-    /// Whether this device has a setting of ours.
-    pub fn is_ours(&self, ifindex: u32) -> bool {
-        matches!(self.devices.get(&ifindex), Some(Device::Ours { .. }))
+    /// Whether workers poll this device, if that matters.
+    pub fn is_polled(&self, ifindex: u32) -> bool {
+        self.polled.as_ref().is_some_and(|polled| polled.has(ifindex))
     }
 
-    /// All devices that have a setting of ours.
-    pub fn all_of_ours(&self) -> Vec<u32> {
-        self.devices.keys().copied().filter(|ifindex| self.is_ours(*ifindex)).collect()
-    }
-
-    /// Holds the interrupts of a port back, unless that is done already.
-    pub fn look(
-        &mut self,
-        roots: &Roots,
-        system: &impl System,
-        originals: &mut Originals,
-        port: &Asked<'_>,
-    ) -> Moderated {
-        let looked = match self.devices.get(&port.ifindex) {
-            Some(Device::LeftAlone(why)) => return Moderated::Not((*why).into()),
-            Some(&Device::Ours { set, was }) => self.look_again(roots, system, originals, port, [set, was]),
-            None => self.begin(roots, system, originals, port),
-        };
-        match looked {
-            Ok(moderated) => moderated,
-            Err(error) => Moderated::Not(error.to_string()),
+    /// Holds the interrupts of a port back, unless that is done already. `None`: only polled ports are held back. This one
+    /// is not polled, and it has its original setting again.
+    pub fn look(&mut self, knobs: &mut Knobs, port: &Asked<'_>) -> Option<Moderated> {
+        if self.polled.is_some() && !self.is_polled(port.ifindex) {
+            let Some(Ok(set)) = self.devices.get(&port.ifindex) else { return None };
+            let trouble = knobs.put_back_one(&port.knob(set.means())).pop();
+            if trouble.is_none() {
+                self.forget(port.ifindex);
+            }
+            return trouble.map(Moderated::Not);
         }
+        let looked = match self.devices.get(&port.ifindex) {
+            Some(Err(why)) => return Some(Moderated::Not((*why).into())),
+            Some(Ok(set)) => self.look_again(knobs, port, *set),
+            None => self.begin(knobs, port),
+        };
+        Some(looked.unwrap_or_else(|error| Moderated::Not(error.to_string())))
     }
 
     /// Forgets a port that is gone.
@@ -223,109 +223,85 @@ impl Moderation {
         self.devices.remove(&ifindex);
     }
 
-    fn look_again(
-        &mut self,
-        roots: &Roots,
-        system: &impl System,
-        originals: &mut Originals,
-        port: &Asked<'_>,
-        [set, was]: [Setting; 2],
-    ) -> io::Result<Moderated> {
-        let Some(now) = Setting::read(set.means(), roots, system, port.device)? else {
-            return Ok(Moderated::Not(UNTOLD.into()));
-        };
-        if now == set {
+    /// Restores the timers of polled ports, because the workers have ended. Returns the failures, as sentences.
+    pub fn end(&mut self, knobs: &mut Knobs) -> Vec<String> {
+        let Some(polled) = &self.polled else { return Vec::new() };
+        polled.set(BTreeSet::new());
+        let devices = std::mem::take(&mut self.devices).into_iter();
+        let ours = devices.filter_map(|(ifindex, device)| {
+            let what = What::Moderation { ifindex, means: device.ok()?.means() };
+            Some(Knob { device: String::new(), what })
+        });
+        ours.flat_map(|knob| knobs.put_back_one(&knob)).collect()
+    }
+
+    fn look_again(&mut self, knobs: &mut Knobs, port: &Asked<'_>, set: Setting) -> io::Result<Moderated> {
+        let knob = port.knob(set.means());
+        let Some(now) = knobs.read(&knob)? else { return Ok(Moderated::Not(UNTOLD.into())) };
+        if now == Value::Setting(set) {
             return Ok(Moderated::By(set));
         }
-        if now.is_as(was) {
-            let again = self.set(roots, system, originals, port, [now, was])?;
+        if knobs.saved(&knob).is_some_and(|was| now.is_as(was)) {
+            let again = self.set(knobs, port, set.means())?;
             return Ok(again.unwrap_or_else(|| self.leave(port, REFUSED)));
         }
         Ok(self.leave(port, CHANGED))
     }
 
     fn leave(&mut self, port: &Asked<'_>, why: &'static str) -> Moderated {
-        self.devices.insert(port.ifindex, Device::LeftAlone(why));
+        self.devices.insert(port.ifindex, Err(why));
         Moderated::Not(why.into())
     }
 
-    fn ours(&mut self, port: &Asked<'_>, set: Setting, was: Setting) -> Moderated {
-        self.devices.insert(port.ifindex, Device::Ours { set, was });
-        Moderated::By(set)
-    }
-
-    fn begin(
-        &mut self,
-        roots: &Roots,
-        system: &impl System,
-        originals: &mut Originals,
-        port: &Asked<'_>,
-    ) -> io::Result<Moderated> {
+    fn begin(&mut self, knobs: &mut Knobs, port: &Asked<'_>) -> io::Result<Moderated> {
         let napis = port.told.napis.iter().flatten();
-        if irqs::of_device(roots, port.device).is_empty() && napis.clone().all(|napi| napi.irq.is_none()) {
+        if irqs::of_device(&knobs.roots, port.device).is_empty()
+            && napis.clone().all(|napi| napi.irq.is_none())
+        {
             return Ok(Moderated::Not(SOFTWARE.into()));
         }
-        let noted = originals.moderation(port.ifindex);
-        let is_noted = |means| noted.is_none_or(|(_, was)| was.means() == means);
-        for means in self.means.iter().copied().filter(|means| is_noted(*means)) {
-            let Some(now) = Setting::read(means, roots, system, port.device)? else { continue };
-            // The saved setting is from an earlier daemon, which may have ended before it saved what it set.
-            let is_ours = |(set, _): &(Option<Setting>, Setting)| set.is_none_or(|set| set == now);
-            let was = noted.filter(is_ours).map_or(now, |(_, was)| was);
-            let is_taken = || was != Setting::Napi { timeout_ns: 0, defers: 0 };
+        // An earlier daemon may have set one of the timers.
+        let saved = |means: &Means| knobs.saved(&port.knob(*means)).is_some();
+        let saved = [Means::Device, Means::Napi].into_iter().find(saved);
+        for means in self.means.iter().copied().filter(|means| saved.is_none_or(|saved| saved == *means)) {
+            let knob = port.knob(means);
+            let Some(now) = knobs.read(&knob)? else { continue };
+            let was = knobs.original(&knob, now.clone());
+            let is_taken = || was != Value::Setting(Setting::Napi { timeout_ns: 0, defers: 0 });
             if means == Means::Napi && (is_taken() || napis.clone().any(|napi| was == now && napi.defers)) {
                 return Ok(self.leave(port, SOMEBODY));
             }
-            if let Some(done) = self.set(roots, system, originals, port, [now, was])? {
+            if let Some(done) = self.set(knobs, port, means)? {
                 return Ok(done);
             }
             // If the device has a timer, NAPI's must not be set, because the two times would add up.
-            if matches!(now, Setting::Device(Coalescing { us, adaptive }) if us > 0 || adaptive) {
+            if matches!(now, Value::Setting(Setting::Device(Coalescing { us, adaptive })) if us > 0 || adaptive)
+            {
                 return Ok(self.leave(port, KEPT));
             }
         }
         Ok(self.leave(port, REFUSED))
     }
 
-    /// Sets the timer; `None`: the driver does not accept it, and the device has its original setting.
-    fn set(
-        &mut self,
-        roots: &Roots,
-        system: &impl System,
-        originals: &mut Originals,
-        port: &Asked<'_>,
-        [now, was]: [Setting; 2],
-    ) -> io::Result<Option<Moderated>> {
-        let (means, device) = (was.means(), port.device);
-        let wanted = Setting::within(means, self.us);
-        if now == wanted {
-            if was != now {
-                originals.note_moderation(device, port.ifindex, Some(now), was)?;
-            }
-            return Ok(Some(self.ours(port, now, was)));
-        }
-        originals.note_moderation(device, port.ifindex, None, was)?;
-        let written = wanted.write(roots, system, device);
-        // Drivers round, possibly to the original value. Some report success and do nothing. Some report an error after
-        // they have changed something.
-        let set = Setting::read(means, roots, system, device)?.unwrap_or(was);
-        if written.is_ok() && set == was && wanted.is_kept_by(set) {
-            originals.forget_moderation(port.ifindex)?;
-            return Ok(Some(self.ours(port, set, was)));
-        }
-        if written.is_ok() && !set.is_as(was) {
-            originals.note_moderation(device, port.ifindex, Some(set), was)?;
-            return Ok(Some(self.ours(port, set, was)));
-        }
-        if set != was
-            && let Err(error) = was.write(roots, system, device)
-            && !was.is_set(roots, system, device)?
+    /// Sets a timer; `None`: the driver does not accept the time, and the device has its original setting.
+    fn set(&mut self, knobs: &mut Knobs, port: &Asked<'_>, means: Means) -> io::Result<Option<Moderated>> {
+        let (knob, wanted) = (port.knob(means), Setting::within(means, self.us));
+        let set = match knobs.set(&knob, &Value::Setting(wanted)) {
+            // The original cannot be saved, so nothing was set.
+            Err(error) if error.kind() == io::ErrorKind::Other => return Err(error),
+            set => set,
+        };
+        // Drivers round, possibly to the original value.
+        let is_new = |set: &Value| knobs.saved(&knob).is_some_and(|was| !set.is_as(was));
+        if let Ok(now @ Value::Setting(set)) = &set
+            && (is_new(now) || wanted.is_kept_by(*set))
         {
-            return Err(error);
+            self.devices.insert(port.ifindex, Ok(*set));
+            return Ok(Some(Moderated::By(*set)));
         }
-        originals.forget_moderation(port.ifindex)?;
-        match written {
-            Err(error) if !is_refusal(&error) => Err(error),
+        match (set, knobs.put_back_one(&knob).pop()) {
+            (_, Some(trouble)) => Err(io::Error::other(trouble)),
+            (Err(error), None) if !is_refusal(&error) => Err(error),
             _ => Ok(None),
         }
     }

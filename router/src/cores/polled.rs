@@ -3,14 +3,9 @@
 //!
 //! NAPI keeps interrupts off between two polls if it has a timer (`Documentation/networking/napi.rst`, "Busy polling").
 //! If nobody polls for that long, because the worker sleeps or another path has its core, the kernel polls once, and
-//! lets the device interrupt again. [`super::moderation`] sets the timer, saves the old value and restores it. If
+//! lets the device interrupt again. [`super::moderation`] sets the timer while workers poll, and restores it. If
 //! `experimental.moderation` is configured, only that is set.
 
-use super::{
-    Roots,
-    moderation::{Asked, Moderated, Moderation},
-    originals::{Originals, System},
-};
 use crate::base::guard::locked;
 use std::{
     collections::BTreeSet,
@@ -31,65 +26,13 @@ impl PolledPorts {
     }
 }
 
-/// Keeps the interrupts of ports off while workers poll them.
-#[derive(Debug)]
-pub struct Deferring {
-    ports: PolledPorts,
-    moderation: Moderation,
-}
-
-impl Deferring {
-    /// `us`: a worker that has packets polls at least this often, microseconds.
-    pub fn new(ports: PolledPorts, us: u32) -> Deferring {
-        Deferring { ports, moderation: Moderation::by_napi(us) }
-    }
-
-    pub fn has(&self, ifindex: u32) -> bool {
-        self.ports.has(ifindex)
-    }
-
-    /// Sets or restores the timer of a port; `None`: no worker polls the port, and it has its original setting.
-    pub fn look(
-        &mut self,
-        roots: &Roots,
-        system: &impl System,
-        originals: &mut Originals,
-        port: &Asked<'_>,
-    ) -> Option<Moderated> {
-        if self.has(port.ifindex) {
-            return Some(self.moderation.look(roots, system, originals, port));
-        }
-        if !self.moderation.is_ours(port.ifindex) {
-            return None;
-        }
-        let trouble = originals.put_back_moderation(roots, system, port.ifindex).pop();
-        if trouble.is_none() {
-            self.moderation.forget(port.ifindex);
-        }
-        trouble.map(Moderated::Not)
-    }
-
-    /// Forgets a port that is gone.
-    pub fn forget(&mut self, ifindex: u32) {
-        self.moderation.forget(ifindex);
-    }
-
-    /// Restores all timers, because the workers have ended. Returns the failures, as sentences.
-    pub fn end(&mut self, roots: &Roots, system: &impl System, originals: &mut Originals) -> Vec<String> {
-        self.ports.set(BTreeSet::new());
-        let ours = self.moderation.all_of_ours();
-        let troubles = ours.iter().flat_map(|ifindex| originals.put_back_moderation(roots, system, *ifindex));
-        let troubles = troubles.collect();
-        ours.into_iter().for_each(|ifindex| self.moderation.forget(ifindex));
-        troubles
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::{
         super::{
             fake::{Fake, Interrupts},
+            knobs::Knobs,
+            moderation::{Asked, Moderated, Moderation},
             queues::NetdevQueues,
             tree::Tree,
         },
@@ -102,8 +45,8 @@ mod tests {
         tree: Tree,
         fake: Fake,
         ports: PolledPorts,
-        originals: Originals,
-        deferring: Deferring,
+        knobs: Knobs,
+        moderation: Moderation,
     }
 
     impl World {
@@ -114,8 +57,9 @@ mod tests {
             tree.irq(38, "eth0-TxRx-0", "0-7", "0");
             tree.write("sys/class/net/eth0/ifindex", "8\n");
             fake.get().interrupts.insert("eth0".into(), Interrupts::new(8, true));
-            let originals = Originals::read(tree.path("m.cores"));
-            let world = World { deferring: Deferring::new(ports.clone(), 150), tree, fake, ports, originals };
+            let knobs = Knobs::open(tree.path("m.cores"), tree.roots(), fake.clone());
+            let moderation = Moderation::while_polled(ports.clone(), 150);
+            let world = World { tree, fake, ports, knobs, moderation };
             world.set(["0", "0"]);
             world
         }
@@ -123,14 +67,14 @@ mod tests {
         /// Starts another daemon, as after `kill -9`.
         fn restart(&mut self) {
             self.ports.set(BTreeSet::new());
-            self.originals = Originals::read(self.tree.path("m.cores"));
-            self.deferring = Deferring::new(self.ports.clone(), 150);
+            self.knobs = Knobs::open(self.tree.path("m.cores"), self.tree.roots(), self.fake.clone());
+            self.moderation = Moderation::while_polled(self.ports.clone(), 150);
         }
 
         fn look(&mut self) -> Option<Moderated> {
             let told = NetdevQueues::default();
             let port = Asked { device: "eth0", ifindex: 8, told: &told };
-            self.deferring.look(&self.tree.roots(), &self.fake, &mut self.originals, &port)
+            self.moderation.look(&mut self.knobs, &port)
         }
 
         /// Looks at the port while workers poll it, or not. Returns the time of the timer; 0: it is not set.
@@ -143,7 +87,7 @@ mod tests {
         }
 
         fn end(&mut self) -> Vec<String> {
-            self.deferring.end(&self.tree.roots(), &self.fake, &mut self.originals)
+            self.moderation.end(&mut self.knobs)
         }
 
         fn set(&self, [timeout, defers]: [&str; 2]) {
@@ -188,7 +132,7 @@ mod tests {
         world.restart();
         world.has(["150000", "1"]);
         // `millrace stop`.
-        assert_eq!(world.originals.put_back(&world.tree.roots(), &world.fake), [""; 0]);
+        assert_eq!(world.knobs.put_back(), [""; 0]);
         world.has(["0", "0"]);
         world.restart();
         world.polled(true);
@@ -211,10 +155,7 @@ mod tests {
         world.polled(true);
         world.set(["99000", "1"]);
         assert_eq!((world.polled(true), world.polled(false)), (Some(0.0), None));
-        assert_eq!(
-            (world.end(), world.originals.put_back(&world.tree.roots(), &world.fake)),
-            (vec![], vec![])
-        );
+        assert_eq!((world.end(), world.knobs.put_back()), (vec![], vec![]));
         world.has(["99000", "1"]);
     }
 

@@ -3,17 +3,13 @@
 //! With threaded NAPI a kernel thread polls the queue. Otherwise softirqs do, on the core where the queue's interrupt
 //! fires. A virtual device without threaded NAPI has no interrupt, and receives on the core of the sender.
 
-use super::{CoreId, QueueId, Roots, irqs, number, numbered, threads};
+use super::{CoreId, QueueId, Roots, affinity::Affinity, irqs, number, numbered, threads, unless_gone};
 use crate::linux::{
-    classifier::{Classifier as _, Ntuple},
     ethtool::Ethtool,
     netlink::netdev::{Napi, Netdev, RxQueue},
 };
-use logic::{cpus, plan::PortId};
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt, fs, io,
-};
+use logic::plan::PortId;
+use std::{collections::BTreeMap, fmt, fs, io};
 
 /// The names of NAPI threads begin with this.
 const NAPI: &str = "napi/";
@@ -23,18 +19,12 @@ const NAPI: &str = "napi/";
 pub struct PortQueues {
     /// The NUMA node of the device, if it is on one.
     pub node: Option<u16>,
-    /// Whether threaded NAPI is on.
-    pub threaded: bool,
     /// Ascending.
     pub queues: Vec<QueueSource>,
-    /// The number of queues that packets are spread over by their hash (RSS).
-    pub rss: usize,
     /// The entries of each RX queue, if the driver reports them.
     pub entries: Option<u32>,
     /// Cores may have TX queues of their own. This is always assumed for a NIC, whose driver may hide its XDP queues.
     pub several_tx: bool,
-    /// By TX queue, the cores that send on it (XPS); `None`: it cannot be set, for example because there is only one queue.
-    pub xps: Vec<Option<BTreeSet<CoreId>>>,
 }
 
 /// One RX queue.
@@ -48,6 +38,28 @@ pub struct QueueSource {
     pub core: Option<CoreId>,
     /// Whether only this core may poll it.
     pub confined: bool,
+}
+
+impl QueueSource {
+    /// The same queue with its present place; `None`: its thread or interrupt is gone.
+    pub fn placed(self, roots: &Roots, affinity: &dyn Affinity) -> io::Result<Option<QueueSource>> {
+        let (core, confined) = match self.control {
+            Control::Thread { pid } => {
+                let Some(allowed) = unless_gone(affinity.allowed(pid))? else { return Ok(None) };
+                match (allowed.len(), allowed.cores().next()) {
+                    // A sleeping thread is moved only when it wakes up.
+                    (1, only) => (only, true),
+                    _ => (threads::stat(roots, pid)?.map(|stat| stat.last_core), false),
+                }
+            }
+            Control::Interrupt { irq } | Control::None { why: Obstacle::InterruptManaged { irq } } => {
+                let Some(place) = irqs::place(roots, irq) else { return Ok(None) };
+                (place.core, place.allowed.len() == 1)
+            }
+            Control::None { .. } => (self.core, self.confined),
+        };
+        Ok(Some(QueueSource { core, confined, ..self }))
+    }
 }
 
 /// What moves a queue. Queues with the same control move together.
@@ -123,8 +135,6 @@ pub struct NetdevQueues {
     pub queues: Option<Vec<RxQueue>>,
     /// Ascending; `None` before Linux 6.8.
     pub napis: Option<Vec<Napi>>,
-    /// The indirection table: the RX queues that packets are spread over by their hash (RSS); empty: there is no table.
-    pub indirection: Vec<u32>,
     /// The entries of each RX queue; `None`: the driver does not report them.
     pub entries: Option<u32>,
 }
@@ -133,8 +143,7 @@ impl NetdevQueues {
     /// Asks the kernel about a device in the calling thread's network namespace.
     pub fn ask(ifindex: u32, device: &str) -> io::Result<NetdevQueues> {
         let entries = Ethtool::open()?.rx_entries(device)?;
-        let indirection = Ntuple(Ethtool::open()?).indirection(device)?;
-        let told = NetdevQueues { indirection, entries, ..NetdevQueues::default() };
+        let told = NetdevQueues { entries, ..NetdevQueues::default() };
         let Some(mut netdev) = Netdev::open()? else { return Ok(told) };
         Ok(NetdevQueues { queues: netdev.rx_queues(ifindex)?, napis: netdev.napis(ifindex)?, ..told })
     }
@@ -154,26 +163,25 @@ impl PortQueues {
     ///
     /// # Errors
     /// There is no such device.
-    pub fn observe(roots: &Roots, port: PortId, device: &str, told: &NetdevQueues) -> io::Result<PortQueues> {
+    pub fn observe(
+        roots: &Roots,
+        affinity: &dyn Affinity,
+        port: PortId,
+        device: &str,
+        told: &NetdevQueues,
+    ) -> io::Result<PortQueues> {
         let directory = roots.device(device);
         fs::metadata(&directory)?;
-        let queues = directory.join("queues");
         let seen = DeviceQueues::look(roots, device, told);
-        let xps =
-            |index| cpus::parse_mask(&fs::read_to_string(queues.join(format!("tx-{index}/xps_cpus"))).ok()?);
-        let sources = seen.queues.iter().map(|&index| seen.source(roots, QueueId { port, index }));
-        let transmit = numbered(&queues, "tx-");
+        let sources = seen.queues.iter().map(|&index| seen.source(roots, affinity, QueueId { port, index }));
         Ok(PortQueues {
             // -1: none. A virtio device has the node of its parent.
             node: ["device/numa_node", "device/../numa_node"]
                 .iter()
                 .find_map(|file| number(&directory.join(file))),
-            threaded: seen.threaded,
             queues: sources.collect::<io::Result<_>>()?,
-            rss: BTreeSet::from_iter(&told.indirection).len(),
             entries: told.entries,
-            several_tx: seen.hardware || transmit.len() > 1,
-            xps: transmit.into_iter().map(xps).collect(),
+            several_tx: seen.hardware || numbered(&directory.join("queues"), "tx-").len() > 1,
         })
     }
 }
@@ -209,40 +217,37 @@ impl DeviceQueues {
         DeviceQueues { queues, threaded, hardware, napis, irqs, unseen }
     }
 
-    fn source(&self, roots: &Roots, id: QueueId) -> io::Result<QueueSource> {
+    fn source(&self, roots: &Roots, affinity: &dyn Affinity, id: QueueId) -> io::Result<QueueSource> {
         let napi = self.napis.get(&id.index);
         let threaded = napi.and_then(|napi| napi.threaded).unwrap_or(self.threaded);
-        let (control, core, confined) =
-            if threaded { self.thread(roots, napi)? } else { self.interrupt(roots, id.index) };
-        Ok(QueueSource { id, napi: napi.map(|napi| napi.id), control, core, confined })
+        let control = if threaded { self.thread(roots, napi)? } else { self.interrupt(roots, id.index) };
+        let source = QueueSource { id, napi: napi.map(|napi| napi.id), control, core: None, confined: false };
+        let why = if threaded { Obstacle::ThreadUnseen } else { Obstacle::InterruptUnknown };
+        let gone = QueueSource { control: Control::None { why }, ..source };
+        Ok(source.placed(roots, affinity)?.unwrap_or(gone))
     }
 
-    fn thread(&self, roots: &Roots, napi: Option<&Napi>) -> io::Result<(Control, Option<CoreId>, bool)> {
+    fn thread(&self, roots: &Roots, napi: Option<&Napi>) -> io::Result<Control> {
         let Some(pid) = napi.and_then(|napi| napi.pid) else {
-            return Ok((Control::None { why: self.unseen }, None, false));
+            return Ok(Control::None { why: self.unseen });
         };
         // Netlink reports pids of the first PID namespace. In this one they may belong to other threads.
-        let stat = threads::stat(roots, pid)?.filter(|stat| stat.kernel && stat.name.starts_with(NAPI));
-        Ok(match stat.and(threads::place(roots, pid)?) {
-            Some(place) => (Control::Thread { pid }, Some(place.core()), place.allowed.len() == 1),
-            None => (Control::None { why: Obstacle::ThreadUnseen }, None, false),
-        })
+        let is_napi = |stat: threads::Stat| stat.kernel && stat.name.starts_with(NAPI);
+        let unseen = Control::None { why: Obstacle::ThreadUnseen };
+        Ok(if threads::stat(roots, pid)?.is_some_and(is_napi) { Control::Thread { pid } } else { unseen })
     }
 
-    fn interrupt(&self, roots: &Roots, queue: u16) -> (Control, Option<CoreId>, bool) {
+    fn interrupt(&self, roots: &Roots, queue: u16) -> Control {
         // Drivers report 0 if there is no interrupt.
         let told = self.napis.get(&queue).and_then(|napi| napi.irq).filter(|irq| *irq != 0);
         let irq = told.or_else(|| self.irqs.get(&queue).copied());
-        let none = |why| (Control::None { why }, None, false);
-        match irq.and_then(|irq| Some((irq, irqs::place(roots, irq)?))) {
-            Some((irq, place)) => {
-                let managed = Control::None { why: Obstacle::InterruptManaged { irq } };
-                let control = if place.settable { Control::Interrupt { irq } } else { managed };
-                (control, place.core, place.allowed.len() == 1)
-            }
-            None if self.hardware => none(Obstacle::InterruptUnknown),
-            None => none(Obstacle::SenderCore),
-        }
+        let why = match irq.and_then(|irq| Some((irq, irqs::place(roots, irq)?))) {
+            Some((irq, place)) if place.settable => return Control::Interrupt { irq },
+            Some((irq, _)) => Obstacle::InterruptManaged { irq },
+            None if self.hardware => Obstacle::InterruptUnknown,
+            None => Obstacle::SenderCore,
+        };
+        Control::None { why }
     }
 }
 
@@ -282,7 +287,7 @@ mod tests {
     use super::{super::tree::Tree, *};
 
     fn observe(tree: &Tree, device: &str, told: &NetdevQueues) -> PortQueues {
-        PortQueues::observe(&tree.roots(), 4, device, told).unwrap()
+        PortQueues::observe(&tree.roots(), &tree, 4, device, told).unwrap()
     }
 
     fn napi(id: u32, irq: Option<u32>, pid: Option<u32>) -> Napi {
@@ -311,12 +316,10 @@ mod tests {
         // The names contradict the driver's report.
         tree.irq(41, "mlx5_comp1@pci:0000:3b:00.0", "0-7", "2");
         tree.irq(42, "mlx5_comp0@pci:0000:3b:00.0", "3", "3");
-        tree.write("sys/class/net/eth9/queues/tx-1/xps_cpus", "00000000,00000088\n");
         let told = NetdevQueues {
             // The NAPI instances were added in another order than the queues.
             queues: Some(vec![RxQueue { index: 0, napi: Some(601) }, RxQueue { index: 1, napi: Some(600) }]),
             napis: Some(vec![napi(600, Some(42), None), napi(601, Some(41), None)]),
-            indirection: vec![0, 1, 0, 1],
             entries: Some(1024),
         };
         let port = observe(&tree, "eth9", &told);
@@ -324,10 +327,7 @@ mod tests {
             source(0, Some(601), Control::Interrupt { irq: 41 }, Some(2), false),
             source(1, Some(600), Control::Interrupt { irq: 42 }, Some(3), true),
         ];
-        let xps = vec![Some(BTreeSet::new()), Some([3, 7].into())];
-        let (entries, several_tx) = (Some(1024), true);
-        let wanted = PortQueues { node: Some(1), threaded: false, queues, rss: 2, entries, several_tx, xps };
-        assert_eq!(port, wanted);
+        assert_eq!(port, PortQueues { node: Some(1), queues, entries: Some(1024), several_tx: true });
     }
 
     #[test]
@@ -374,7 +374,7 @@ mod tests {
         let told = NetdevQueues { queues: Some(Vec::new()), napis, ..NetdevQueues::default() };
         let queues = observe(&tree, "veth0", &told).queues;
         assert_eq!(queues, [source(0, Some(601), none(Obstacle::SenderCore), None, false)]);
-        assert!(PortQueues::observe(&tree.roots(), 4, "veth1", &told).is_err());
+        assert!(PortQueues::observe(&tree.roots(), &&tree, 4, "veth1", &told).is_err());
     }
 
     #[test]

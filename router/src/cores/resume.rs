@@ -3,12 +3,14 @@
 //! Each core has a limit in microseconds. Governors of cpuidle do not enter idle states that take longer to leave, and
 //! with a limit of 0 the core polls (`power/pm_qos_resume_latency_us`:
 //! `Documentation/ABI/testing/sysfs-devices-power`, `kernel/sched/idle.c`). The limit is lowered while a core forwards,
-//! and restored afterwards, so that other cores save power as usual. The original is saved first ([`Originals`]). The
+//! and restored afterwards, so that other cores save power as usual. The original is saved first ([`Knobs`]). The
 //! limit of somebody else stays if it is as low, or if it is set later.
 
 use super::{
-    CoreId, Roots, number, numbered,
-    originals::{Originals, System},
+    CoreId, Roots,
+    knob::{Knob, Value, What},
+    knobs::Knobs,
+    number, numbered,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -53,41 +55,33 @@ impl Resume {
 
     /// Sets the limits of these cores, which forward, and restores all others. Returns the limits that could not be
     /// restored, as sentences.
-    pub fn set(
-        &mut self,
-        roots: &Roots,
-        system: &impl System,
-        originals: &mut Originals,
-        forwarding: &BTreeSet<CoreId>,
-    ) -> Vec<String> {
+    pub fn set(&mut self, knobs: &mut Knobs, forwarding: &BTreeSet<CoreId>) -> Vec<String> {
         let mut troubles = Vec::new();
         let resting: Vec<_> = self.cores.keys().filter(|core| !forwarding.contains(core)).copied().collect();
         for core in resting {
             self.cores.remove(&core);
-            troubles.extend(originals.put_back_resume(roots, system, core));
+            troubles.extend(knobs.put_back_one(&knob(core)));
         }
         let new: Vec<_> = forwarding.iter().filter(|core| !self.cores.contains_key(core)).copied().collect();
-        self.is_useless = has_no_driver(roots);
+        self.is_useless = has_no_driver(&knobs.roots);
         for core in new.into_iter().filter(|_| !self.is_useless) {
-            self.cores.insert(core, self.hold(roots, originals, core));
+            self.cores.insert(core, self.hold(knobs, core));
         }
         troubles
     }
 
-    fn hold(&self, roots: &Roots, originals: &mut Originals, core: CoreId) -> Core {
-        self.try_to_hold(roots, originals, core).unwrap_or_else(|error| {
+    fn hold(&self, knobs: &mut Knobs, core: CoreId) -> Core {
+        self.try_to_hold(knobs, core).unwrap_or_else(|error| {
             Core::Refused(format!("core {core} has no wake-up limit (cores.resume_latency): {error}"))
         })
     }
 
-    fn try_to_hold(&self, roots: &Roots, originals: &mut Originals, core: CoreId) -> io::Result<Core> {
-        let was = limit(roots, core)?;
-        if microseconds(&was).is_some_and(|was| was <= self.us) {
+    fn try_to_hold(&self, knobs: &mut Knobs, core: CoreId) -> io::Result<Core> {
+        if microseconds(&knobs.text(&knob(core))?).is_some_and(|was| was <= self.us) {
             return Ok(Core::Low);
         }
-        originals.note_resume(core, self.text(), was)?;
-        fs::write(file(roots, core), self.text())?;
-        Ok(Core::Held(Held { us: self.us, deepest: deepest(roots, core, self.us) }))
+        knobs.set(&knob(core), &Value::Text(self.text()))?;
+        Ok(Core::Held(Held { us: self.us, deepest: deepest(&knobs.roots, core, self.us) }))
     }
 
     /// The limit in the kernel's notation.
@@ -99,17 +93,17 @@ impl Resume {
     }
 
     /// Checks whether somebody else has changed a limit, and tries failed ones again. Returns the problems, as sentences.
-    pub fn look(&mut self, roots: &Roots, originals: &mut Originals) -> Vec<String> {
+    pub fn look(&mut self, knobs: &mut Knobs) -> Vec<String> {
         let mut troubles = Vec::new();
         for (core, before) in std::mem::take(&mut self.cores) {
             let now = match before {
-                Core::Held(_) if limit(roots, core).is_ok_and(|now| now == self.text()) => before,
+                Core::Held(_) if knobs.text(&knob(core)).is_ok_and(|now| now == self.text()) => before,
                 Core::Held(_) => Core::LeftAlone(format!(
                     "somebody else has set how long core {core} may take to wake up ({}); Millrace leaves the limit alone \
                      while the core forwards",
-                    file(roots, core).display()
+                    file(&knobs.roots, core).display()
                 )),
-                Core::Low | Core::Refused(_) => self.hold(roots, originals, core),
+                Core::Low | Core::Refused(_) => self.hold(knobs, core),
                 Core::LeftAlone(_) => before,
             };
             if let Core::Refused(why) | Core::LeftAlone(why) = &now {
@@ -137,14 +131,13 @@ impl Resume {
     }
 }
 
-/// The file with the limit of a core.
-pub(super) fn file(roots: &Roots, core: CoreId) -> PathBuf {
-    roots.sys(format!("devices/system/cpu/cpu{core}/power/pm_qos_resume_latency_us"))
+fn knob(core: CoreId) -> Knob {
+    Knob { device: String::new(), what: What::Resume { core } }
 }
 
-/// The present limit of a core. `n/a` means that it may take no time at all, 0 that it may take any time.
-pub(super) fn limit(roots: &Roots, core: CoreId) -> io::Result<String> {
-    Ok(fs::read_to_string(file(roots, core))?.trim().into())
+/// The file with the limit of a core. `n/a` means that it may take no time at all, 0 that it may take any time.
+pub(super) fn file(roots: &Roots, core: CoreId) -> PathBuf {
+    roots.sys(format!("devices/system/cpu/cpu{core}/power/pm_qos_resume_latency_us"))
 }
 
 /// Parses a limit in the kernel's notation; `None`: there is no limit.
@@ -183,7 +176,7 @@ mod tests {
     struct World {
         tree: Tree,
         resume: Resume,
-        originals: Originals,
+        knobs: Knobs,
     }
 
     impl World {
@@ -198,17 +191,17 @@ mod tests {
                     tree.write(&format!("{state}/latency"), &format!("{latency}\n"));
                 }
             }
-            let originals = Originals::read(tree.path("m.cores"));
-            World { tree, resume: Resume::new(us), originals }
+            let knobs = Knobs::open(tree.path("m.cores"), tree.roots(), Fake::default());
+            World { tree, resume: Resume::new(us), knobs }
         }
 
         fn set(&mut self, cores: &[CoreId]) -> Vec<String> {
             let cores = cores.iter().copied().collect();
-            self.resume.set(&self.tree.roots(), &Fake::default(), &mut self.originals, &cores)
+            self.resume.set(&mut self.knobs, &cores)
         }
 
         fn look(&mut self) -> Vec<String> {
-            self.resume.look(&self.tree.roots(), &mut self.originals)
+            self.resume.look(&mut self.knobs)
         }
 
         fn limits(&self) -> [String; 2] {
@@ -234,7 +227,7 @@ mod tests {
             assert_eq!(world.resume.held(), [(1, held)].into());
             assert_eq!((world.set(&[0]), world.limits()), (vec![], [text, "0"].map(String::from)));
             assert_eq!((world.set(&[]), world.limits()), (vec![], ["0", "0"].map(String::from)));
-            assert!(world.originals.is_empty() && !world.tree.path("m.cores").exists());
+            assert!(world.knobs.is_empty() && !world.tree.path("m.cores").exists());
         }
     }
 
@@ -246,14 +239,13 @@ mod tests {
         assert_eq!(world.limits(), ["n/a", "n/a"]);
         // The daemon is killed, and somebody sets a limit.
         world.tree.write(&at(1), "7\n");
-        let mut originals = Originals::read(world.tree.path("m.cores"));
-        let (roots, wanted) = (world.tree.roots(), CoresSettings::default());
+        let mut knobs = Knobs::open(world.tree.path("m.cores"), world.tree.roots(), Fake::default());
         assert_eq!(
-            originals.put_back_unwanted(&roots, &Fake::default(), &[], &wanted, Experimental::default()),
+            knobs.put_back_unwanted(&[], &CoresSettings::default(), Experimental::default()),
             Vec::<String>::new()
         );
         assert_eq!(world.limits(), ["100", "7"]);
-        assert!(originals.is_empty());
+        assert!(knobs.is_empty());
     }
 
     #[test]
@@ -263,7 +255,7 @@ mod tests {
         world.tree.write(&at(1), "20\n");
         assert_eq!((world.set(&[0, 1]), world.look()), (vec![], vec![]));
         assert_eq!(world.limits(), ["n/a", "20"]);
-        assert!(world.originals.is_empty() && world.resume.held().is_empty());
+        assert!(world.knobs.is_empty() && world.resume.held().is_empty());
         // Now there is no such limit any more.
         world.tree.write(&at(0), "0\n");
         assert_eq!((world.look(), world.limits()), (vec![], ["20", "20"].map(String::from)));
@@ -272,7 +264,7 @@ mod tests {
         assert!(world.resume.held().is_empty());
         world.set(&[]);
         assert_eq!((world.limits(), world.look()), (["5", "20"].map(String::from), vec![]));
-        assert!(world.originals.is_empty());
+        assert!(world.knobs.is_empty());
     }
 
     #[test]
@@ -293,7 +285,7 @@ mod tests {
         assert_eq!((world.resume.useless(), world.limits_of_first()), (None, "20".into()));
         // A limit is not changed if the original cannot be saved.
         let mut world = World::new(20);
-        world.originals = Originals::read(world.tree.path("nowhere/m.cores"));
+        world.knobs = Knobs::open(world.tree.path("nowhere/m.cores"), world.tree.roots(), Fake::default());
         world.set(&[0]);
         assert_eq!((world.look().len(), world.limits_of_first()), (1, "0".into()));
         // It is changed as soon as the original can be saved.

@@ -9,13 +9,16 @@ use super::{
     Roots,
     affinity::{self, Scheduling},
     drain::{Drains, Look},
-    exchange::Exchange,
+    exchange::{Exchange, News},
     handle::Handle,
-    look::{Ask, CoresSnapshot, Looker},
+    knob::System,
+    knobs::Knobs,
+    look::{CoresSnapshot, Looker},
+    moderation::Moderation,
     notices::noticed,
-    originals::{Originals, System},
     placing::{PERIOD, Placing},
-    polled::{Deferring, PolledPorts},
+    polled::PolledPorts,
+    ports::Ask,
     queues::NetdevQueues,
     shares::Sharing,
     splitting::Splitter,
@@ -30,7 +33,6 @@ use crate::{
 use anyhow::{Context, Result};
 use rustix::thread::{ClockId, Timespec, clock_nanosleep_absolute};
 use std::{
-    collections::BTreeSet,
     ffi::CString,
     io,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -79,7 +81,7 @@ pub fn start(
     }
     let names: Arc<[String]> = config.ports.iter().map(|port| port.as_str().to_owned()).collect();
     let handle = Handle {
-        exchange: Arc::default(),
+        exchange: Arc::new(Exchange::new()),
         wanted: Arc::new(config.cores.clone()),
         experimental: config.experimental,
         conditions,
@@ -89,9 +91,9 @@ pub fn start(
     match prepare(instance, &handle, shares) {
         Ok((mut looker, placing)) => {
             looker.splitter = splitter;
-            looker.deferring = deferring(config, polled);
+            looker.ports.moderation = looker.ports.moderation.or_else(|| deferring(config, polled));
             if let Some(spreading) = spreading.filter(|_| config.uses_rss()) {
-                looker.spreader = Spreader::new(spreading);
+                looker.ports.spreader = Spreader::new(spreading);
             }
             Ok(run(looker, placing, handle)?)
         }
@@ -110,9 +112,9 @@ pub fn start(
 
 /// Keeps interrupts off on ports that workers poll. A worker may serve one path for `longest_run`, and then needs some time
 /// for its rings.
-fn deferring(config: &Config, polled: PolledPorts) -> Option<Deferring> {
+fn deferring(config: &Config, polled: PolledPorts) -> Option<Moderation> {
     let is_wanted = config.experimental.polling == PollingMode::Busy && !config.paths.is_empty();
-    is_wanted.then(|| Deferring::new(polled, config.experimental.longest_run.0 + BESIDE_A_RUN_US))
+    is_wanted.then(|| Moderation::while_polled(polled, config.experimental.longest_run.0 + BESIDE_A_RUN_US))
 }
 
 fn prepare(
@@ -128,7 +130,10 @@ fn prepare(
         .context("reading which cores there are")?;
     let mut placing =
         Placing::new(roots()?, kernel, wanted, names.clone()).context("reading times of cores")?;
-    placing.count(Polls::start());
+    match Polls::start() {
+        Ok(polls) => placing.count(polls),
+        Err(error) => handle.exchange.fail(format!("packets of queues are not counted: {error:#}")),
+    }
     if wanted.policy != PlacementPolicy::Off {
         placing.drains = Some(Drains::new(rings()));
     }
@@ -157,7 +162,7 @@ pub fn clean(instance: &Instance) -> Vec<String> {
     let Ok(roots) = Roots::here() else {
         return vec!["queues stay where they are: /sys cannot be read".into()];
     };
-    let troubles = Originals::read(file).put_back(&roots, &affinity::Kernel);
+    let troubles = Knobs::open(file, roots, affinity::Kernel).put_back();
     let mut done = vec!["queues may run on their original cores again".to_owned()];
     done.extend(troubles);
     done
@@ -187,11 +192,7 @@ impl Drop for Threads {
 }
 
 /// Starts the two threads.
-fn run<A: System + Clone + Send + 'static>(
-    mut looker: Looker<A>,
-    placing: Placing<A>,
-    handle: Handle,
-) -> io::Result<Threads> {
+fn run<A: System + Clone>(mut looker: Looker<A>, placing: Placing<A>, handle: Handle) -> io::Result<Threads> {
     let leave = Arc::new(AtomicBool::new(false));
     let looking = {
         let (handle, leave) = (handle.clone(), leave.clone());
@@ -204,8 +205,8 @@ fn run<A: System + Clone + Send + 'static>(
     Ok(Threads { handle, leave, looking: Some(looking) })
 }
 
-/// Starts the thread that places queues.
-fn begin<A: System + Send + 'static>(mut placing: Placing<A>, handle: &Handle) -> io::Result<JoinHandle<()>> {
+/// Starts the thread that places queues. It ends with the news that it could not hand over.
+fn begin<A: System>(mut placing: Placing<A>, handle: &Handle) -> io::Result<JoinHandle<News>> {
     let (exchange, looking) = (handle.exchange.clone(), thread::current());
     let is_patient = handle.is_off() && !placing.sharing.is_enforced();
     let started = thread::Builder::new().name("placing".into()).spawn(move || {
@@ -220,7 +221,7 @@ fn begin<A: System + Send + 'static>(mut placing: Placing<A>, handle: &Handle) -
             tracing::warn!("moves may reorder flows, because they do not wait for earlier packets: {error}");
             placing.drains = None;
         }
-        place(placing, &exchange, &looking);
+        place(placing, &exchange, &looking)
     });
     if started.is_err() {
         handle.exchange.end();
@@ -239,7 +240,7 @@ impl Drop for Ending<'_> {
 }
 
 /// Places queues until the end. After a late round a full period follows; missed rounds are not made up for.
-fn place<A: Scheduling>(mut placing: Placing<A>, exchange: &Exchange, looking: &thread::Thread) {
+fn place<A: Scheduling>(mut placing: Placing<A>, exchange: &Exchange, looking: &thread::Thread) -> News {
     let (mut next, mut told) = (monotonic(), None::<Duration>);
     while !exchange.is_ending() {
         if let Some(found) = exchange.take_found() {
@@ -264,6 +265,7 @@ fn place<A: Scheduling>(mut placing: Placing<A>, exchange: &Exchange, looking: &
         // A signal may end the sleep early. Then the round comes early, which is harmless.
         let _ = clock_nanosleep_absolute(ClockId::Monotonic, &at);
     }
+    placing.news
 }
 
 /// Hands the results of a round to the other thread and to clients.
@@ -300,32 +302,31 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
         if now >= due || missed && now >= looked + LEAST {
             let found = Arc::new(looker.look(now, missed));
             exchange.tell(noticed(before.as_deref(), &found));
-            exchange.tell(looker.spreader.take_news(now));
+            exchange.tell(looker.ports.spreader.take_news(now));
             exchange.found(found.clone());
             before = Some(found);
             (looked, due, missed) = (now, now + looker.every, false);
             handle.follow_conditions();
         }
-        if let Some(splits) = exchange.take_splits() {
+        let News { moved, splits, awake, resizes, .. } = exchange.take_news();
+        if let Some(splits) = splits {
             looker.splitter.set(splits);
             // This happens at once, because packets are lost until then. The next look finds the threads of other cores,
             // and reports failures.
             looker.split(monotonic());
             due = Duration::ZERO;
         }
-        if let Some(cores) = exchange.take_awake() {
+        if let Some(cores) = awake {
             looker.keep_awake(&cores).iter().for_each(|trouble| tracing::warn!("{trouble}"));
             // The next look reports this to clients.
             due = Duration::ZERO;
         }
-        for (at, resize) in exchange.take_resizes() {
-            exchange.tell(Vec::from_iter(looker.resize(at, &resize)));
+        for (at, resize) in resizes {
+            exchange.tell(Vec::from_iter(looker.ports.resize(at, &resize)));
             // The next look finds the queues that are not in use, which go with others.
             due = Duration::ZERO;
         }
-        for (queue, core) in exchange.take_moved() {
-            looker.transmit_from(queue, core);
-        }
+        moved.into_iter().for_each(|(queue, core)| looker.moved(queue, core));
         if let Some(snapshot) = exchange.snapshot() {
             looker.serve(&snapshot.view, &snapshot.plan);
         }
@@ -341,32 +342,35 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
 /// Restores everything, unless queues are to be left to the next daemon (`leave`).
 fn finish<A: System + Clone>(
     looker: &mut Looker<A>,
-    placing: io::Result<JoinHandle<()>>,
+    placing: io::Result<JoinHandle<News>>,
     looking_failed: bool,
     leave: bool,
     handle: &Handle,
 ) {
     let exchange = &handle.exchange;
     exchange.end();
-    let placing_failed = match placing {
-        Ok(placing) => placing.join().is_err(),
+    let last = match placing {
+        Ok(placing) => placing.join().ok(),
         Err(error) => {
             exchange.fail(format!("queues are not placed: no thread can be started: {error}"));
-            false
+            Some(News::default())
         }
     };
+    let placing_failed = last.is_none();
     let failed = looking_failed || placing_failed;
     if failed {
+        // Some moves may be unknown.
+        looker.knobs.forget_places();
         let who = if placing_failed { "placing queues" } else { "looking for queues" };
         exchange.fail(format!(
             "{who} has failed, which is a bug in Millrace (see the log): queues may run on their original cores again, and \
              are not placed until the next start; restart the daemon and report this"
         ));
+    } else {
+        let moved = exchange.take_news().moved.into_iter().chain(last.unwrap_or_default().moved);
+        moved.for_each(|(queue, core)| looker.moved(queue, core));
     }
-    // Without these threads nobody would let the cores sleep again.
-    looker.keep_awake(&BTreeSet::new()).into_iter().for_each(|trouble| exchange.fail(trouble));
-    // Workers end with the daemon, also if another daemon follows.
-    looker.end_deferring().into_iter().for_each(|trouble| exchange.fail(trouble));
+    looker.end().into_iter().for_each(|trouble| exchange.fail(trouble));
     if failed || !leave {
         // Nobody would notice if a core that shares a queue had too much.
         looker.splitter.end();

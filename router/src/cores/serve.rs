@@ -5,7 +5,11 @@
 //! list makes the kernel move threads and wait for others, so the thread that may take long does it. The owner of the
 //! group may change it or create it again (systemd does both), so it is read each second.
 
-use super::{CoreId, Roots, cores, originals::Originals};
+use super::{
+    CoreId, Roots, cores,
+    knob::{Knob, Value, What},
+    knobs::Knobs,
+};
 use logic::cpus;
 use std::{
     collections::BTreeSet,
@@ -36,9 +40,9 @@ impl Serve {
 
     /// Checks that the group exists and that nobody else has changed it. It may have the cores that it had before any
     /// daemon changed them. Returns the problems, as sentences.
-    pub fn look(&mut self, roots: &Roots, originals: &mut Originals) -> Vec<String> {
+    pub fn look(&mut self, knobs: &Knobs) -> Vec<String> {
         let mut troubles: Vec<String> = self.refused.iter().cloned().collect();
-        match self.find(roots, originals) {
+        match self.find(knobs) {
             Ok(None) => {}
             Ok(Some(now)) => troubles.push(format!(
                 "somebody else has set the cores of {} to {now}, and Millrace sets them again: let nothing else set them \
@@ -57,7 +61,8 @@ impl Serve {
     }
 
     /// Reads the group. Returns its cores if somebody else has set them.
-    fn find(&mut self, roots: &Roots, originals: &mut Originals) -> io::Result<Option<String>> {
+    fn find(&mut self, knobs: &Knobs) -> io::Result<Option<String>> {
+        let roots = &knobs.roots;
         let own = fs::read_to_string(roots.proc("self/cpuset")).unwrap_or_default();
         if path(roots, &self.directory).is_some_and(|group| is_within(own.trim_end(), &group)) {
             return Err(io::Error::other("Millrace itself is in this group, but it has to run on all cores"));
@@ -66,18 +71,17 @@ impl Serve {
         if self.inode.replace(inode) != Some(inode) {
             (self.may, self.set) = (None, None);
         }
-        let now = fs::read_to_string(file(&self.directory))?.trim().to_owned();
-        if self.may.is_none() {
-            let had = originals.note_cpuset(&self.directory)?;
+        let now = knobs.text(&self.knob())?;
+        if self.may.is_none()
+            && let Value::Text(had) = knobs.original(&self.knob(), Value::Text(now.clone()))
+        {
             self.may = Some(self.allowed(&had)?);
         }
-        let changed = self.set.as_ref().is_some_and(|set| cpus::parse_list(&now).as_ref() != Some(set));
-        if changed {
-            self.set = None;
+        if self.set.as_ref().is_none_or(|set| cpus::parse_list(&now).as_ref() == Some(set)) {
+            return Ok(None);
         }
-        Ok(changed
-            .then_some(now)
-            .map(|now| if now.is_empty() { "those of the group above".into() } else { now }))
+        self.set = None;
+        Ok(Some(if now.is_empty() { "those of the group above".into() } else { now }))
     }
 
     /// The cores that the original list allows. In version 2 an empty list stands for all cores of the group above. No
@@ -101,19 +105,20 @@ impl Serve {
     }
 
     /// Gives it these cores, unless it has them already.
-    pub fn give(&mut self, cores: BTreeSet<CoreId>) {
+    pub fn give(&mut self, knobs: &mut Knobs, cores: BTreeSet<CoreId>) {
         if self.set.as_ref() == Some(&cores) || cores.is_empty() {
             return;
         }
         let list = cpus::list(&cores);
-        match fs::write(file(&self.directory), &list) {
-            Ok(()) => (self.set, self.refused) = (Some(cores), None),
-            Err(error) => {
-                let directory = self.directory.display();
-                (self.set, self.refused) =
-                    (None, Some(format!("the cores of {directory} cannot be set to {list}: {error}")));
-            }
-        }
+        let given = knobs.set(&self.knob(), &Value::Text(list.clone()));
+        let directory = self.directory.display();
+        let refused =
+            given.map_err(|error| format!("the cores of {directory} cannot be set to {list}: {error}"));
+        (self.set, self.refused) = (refused.is_ok().then_some(cores), refused.err());
+    }
+
+    fn knob(&self) -> Knob {
+        Knob { device: String::new(), what: What::Cpuset { directory: self.directory.clone() } }
     }
 
     /// The cores that it was given.
@@ -157,7 +162,7 @@ mod tests {
     struct World {
         tree: Tree,
         serve: Serve,
-        originals: Originals,
+        knobs: Knobs,
     }
 
     impl World {
@@ -165,21 +170,29 @@ mod tests {
             let tree = Tree::new();
             tree.write("cgroup/cpuset.cpus.effective", "0-3\n");
             tree.write("cgroup/apps/cpuset.cpus", list);
-            World { serve: World::serve(&tree), originals: Originals::read(tree.path("m.cores")), tree }
+            World { serve: World::serve(&tree), knobs: World::knobs(&tree), tree }
         }
 
         fn serve(tree: &Tree) -> Serve {
             Serve::new(&tree.path("cgroup/apps"))
         }
 
+        fn knobs(tree: &Tree) -> Knobs {
+            Knobs::open(tree.path("m.cores"), tree.roots(), Fake::default())
+        }
+
         fn look(&mut self) -> Vec<String> {
-            self.serve.look(&self.tree.roots(), &mut self.originals)
+            self.serve.look(&self.knobs)
+        }
+
+        fn give(&mut self, cores: &[CoreId]) {
+            self.serve.give(&mut self.knobs, cores.iter().copied().collect());
         }
 
         /// Starts another daemon, as after kill -9.
         fn killed(&mut self) {
             self.serve = World::serve(&self.tree);
-            self.originals = Originals::read(self.tree.path("m.cores"));
+            self.knobs = World::knobs(&self.tree);
         }
 
         fn list(&self) -> String {
@@ -195,13 +208,13 @@ mod tests {
         {
             let mut world = World::new(list);
             assert_eq!((world.look(), world.serve.may()), (vec![], Some(&may)));
-            world.serve.give([2].into());
-            world.serve.give([].into());
+            world.give(&[2]);
+            world.give(&[]);
             assert_eq!((world.list(), world.look()), ("2".into(), vec![]));
             // The cores that it was given are not mistaken for the original ones.
             world.killed();
             assert_eq!((world.look(), world.serve.may()), (vec![], Some(&may)));
-            assert_eq!(world.originals.put_back(&world.tree.roots(), &Fake::default()), Vec::<String>::new());
+            assert_eq!(world.knobs.put_back(), Vec::<String>::new());
             assert_eq!(world.list().trim(), list.trim());
         }
     }
@@ -210,12 +223,12 @@ mod tests {
     fn a_change_by_somebody_else_is_reported_and_undone() {
         let mut world = World::new("0-3\n");
         world.look();
-        world.serve.give([1, 2, 3].into());
+        world.give(&[1, 2, 3]);
         world.tree.write("cgroup/apps/cpuset.cpus", "\n");
         let troubles = world.look();
         assert!(troubles[0].starts_with("somebody else has set the cores of "), "{troubles:?}");
         assert!(troubles[0].contains("/apps to those of the group above, and"), "{troubles:?}");
-        world.serve.give([1, 2, 3].into());
+        world.give(&[1, 2, 3]);
         assert_eq!((world.list(), world.look()), ("1-3".into(), vec![]));
         // The group is removed and created again.
         world.tree.remove("cgroup/apps");
@@ -223,10 +236,22 @@ mod tests {
         assert_eq!(world.serve.may(), None);
         world.tree.write("cgroup/other/cpuset.cpus", "2\n");
         world.tree.write("cgroup/apps/cpuset.cpus", "0-3\n");
-        world.originals.forget_gone(&world.tree.roots(), &Fake::default()).unwrap();
+        world.knobs.forget_gone().unwrap();
         assert_eq!((world.look(), world.serve.may()), (vec![], Some(&[0, 1, 2, 3].into())));
-        world.serve.give([3].into());
+        world.give(&[3]);
         assert_eq!(world.list(), "3");
+    }
+
+    #[test]
+    fn cores_that_somebody_has_set_since_stay() {
+        let mut world = World::new("0-3\n");
+        world.look();
+        world.give(&[1, 2, 3]);
+        // The daemon is killed, and somebody sets the cores.
+        world.tree.write("cgroup/apps/cpuset.cpus", "0-1\n");
+        world.killed();
+        assert_eq!(world.knobs.put_back(), Vec::<String>::new());
+        assert_eq!(world.list(), "0-1\n");
     }
 
     #[test]
@@ -237,12 +262,12 @@ mod tests {
         let file = world.tree.path("cgroup/apps/cpuset.cpus");
         fs::remove_file(&file).unwrap();
         fs::create_dir(&file).unwrap();
-        world.serve.give([1].into());
+        world.give(&[1]);
         assert!(world.look()[0].contains("/apps cannot be set to 1: "));
         fs::remove_dir(&file).unwrap();
         world.tree.write("cgroup/apps/cpuset.cpus", "0-3\n");
         assert_eq!(world.look().len(), 1);
-        world.serve.give([1].into());
+        world.give(&[1]);
         assert_eq!((world.look(), world.list()), (vec![], "1".into()));
     }
 

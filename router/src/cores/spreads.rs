@@ -14,9 +14,9 @@ pub struct Spreader {
     spreading: Option<Spreading>,
     /// The refused change of each port, as a sentence, and when it was decided.
     refused: BTreeMap<PortId, (String, Duration)>,
-    /// Why tables are left alone, by device, as sentences.
-    left_alone: BTreeMap<String, String>,
-    /// The sentences of `left_alone` that are not reported yet.
+    /// Why tables could not be read, by device, as sentences.
+    unread: BTreeMap<String, String>,
+    /// Why tables are left alone, as sentences, if that is not reported yet.
     news: Vec<String>,
 }
 
@@ -25,29 +25,34 @@ impl Spreader {
         Spreader { spreading: Some(spreading), ..Spreader::default() }
     }
 
-    /// How a device spreads packets; `None`: it does not, or the configuration does not ask for changes.
-    ///
-    /// # Errors
-    /// The device does, but its table cannot be read now.
-    pub fn look(&mut self, name: &str, ifindex: u32) -> Result<Option<Spreads>, String> {
-        let Some(spreading) = &self.spreading else { return Ok(None) };
-        let looked = spreading.look(ifindex);
-        let spreads =
-            looked.map_err(|error| format!("the indirection table of {name} cannot be read: {error}"))?;
-        let Some(Spreads::LeftAlone(queues, why)) = spreads else {
-            self.left_alone.remove(name);
-            return Ok(spreads);
+    /// How a device spreads packets; `None`: it does not, or the configuration does not ask for changes. `before`: the last
+    /// known value, which is returned if the table cannot be read now.
+    pub fn look(&mut self, name: &str, ifindex: u32, before: Option<Spreads>) -> Option<Spreads> {
+        let spreads = match self.spreading.as_ref()?.look(ifindex) {
+            Ok(spreads) => spreads,
+            Err(error) => {
+                let why = format!("the indirection table of {name} cannot be read: {error}");
+                self.unread.insert(name.to_owned(), why);
+                return before;
+            }
         };
-        let why = format!("packets of {name} are spread over {queues} queues: {why}");
-        if self.left_alone.get(name) != Some(&why) {
-            self.news.push(why.clone());
-            self.left_alone.insert(name.to_owned(), why);
+        self.unread.remove(name);
+        if let Some(Spreads::LeftAlone(queues, why)) = spreads
+            && spreads != before
+        {
+            self.news.push(format!("packets of {name} are spread over {queues} queues: {why}"));
         }
-        Ok(spreads)
+        spreads
+    }
+
+    /// Whether the table of a device could not be read.
+    pub fn is_unread(&self, name: &str) -> bool {
+        self.unread.contains_key(name)
     }
 
     /// Gives up a port. If the device still exists, it uses all of its queues again.
-    pub fn let_go(&self, name: &str, ifindex: u32) {
+    pub fn let_go(&mut self, name: &str, ifindex: u32) {
+        self.unread.remove(name);
         if let Some(Err(error)) = self.spreading.as_ref().map(|spreading| spreading.let_go(ifindex)) {
             tracing::warn!("{name} may spread packets over the first queues only: {error:#}");
         }
@@ -82,10 +87,11 @@ impl Spreader {
         Some(Happened { at, why, ..Happened::default() })
     }
 
-    /// The refused changes that are still wanted, as sentences.
+    /// The tables that could not be read, and the refused changes that are still wanted, as sentences.
     pub fn troubles(&self, now: Duration) -> impl Iterator<Item = String> {
         let is_wanted = move |at: Duration| now.saturating_sub(at) < ASKED_AGAIN;
-        self.refused.values().filter(move |(_, at)| is_wanted(*at)).map(|(why, _)| why.clone())
+        let refused = self.refused.values().filter(move |(_, at)| is_wanted(*at)).map(|(why, _)| why);
+        self.unread.values().chain(refused).cloned()
     }
 
     /// Restores all tables. Returns the failures, as sentences.

@@ -1,31 +1,10 @@
 //! Threads as /proc shows them (proc_pid_stat(5), proc_pid_status(5)).
 
 use super::{CoreId, Roots, numbered, unless_gone};
-use logic::cpus;
-use std::{collections::BTreeSet, fs, io, path::Path};
+use std::{fs, io, path::Path};
 
 /// `PF_KTHREAD` (`include/linux/sched.h`).
 const KERNEL_THREAD: u64 = 0x0020_0000;
-
-/// Where a thread is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ThreadPlace {
-    /// The cores that it may run on.
-    pub allowed: BTreeSet<CoreId>,
-    /// The core that it runs on, or last ran on.
-    pub last: CoreId,
-}
-
-impl ThreadPlace {
-    /// The core that it will run on next, as far as known.
-    pub fn core(&self) -> CoreId {
-        match (self.allowed.first(), self.allowed.len()) {
-            // A sleeping thread is moved only when it wakes up.
-            (Some(&only), 1) => only,
-            _ => self.last,
-        }
-    }
-}
 
 /// Some fields of /proc/PID/stat.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,18 +36,6 @@ impl Stat {
 /// Reads the stat file of a thread; `Ok(None)`: the thread is gone.
 pub fn stat(roots: &Roots, id: u32) -> io::Result<Option<Stat>> {
     read(&roots.proc(format!("{id}/stat")), Stat::parse)
-}
-
-/// Reads where a thread may run and last ran; `Ok(None)`: the thread is gone.
-pub fn place(roots: &Roots, id: u32) -> io::Result<Option<ThreadPlace>> {
-    let allowed = read(&roots.proc(format!("{id}/status")), allowed)?;
-    let stat = stat(roots, id)?;
-    Ok(allowed.zip(stat).map(|(allowed, stat)| ThreadPlace { allowed, last: stat.last_core }))
-}
-
-/// The allowed cores in the text of /proc/PID/status.
-pub fn allowed(status: &str) -> Option<BTreeSet<CoreId>> {
-    cpus::parse_list(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?)
 }
 
 /// All kernel threads whose names begin with `prefix`, by id: each id, and the rest of the name. Reads the name of every
@@ -115,17 +82,6 @@ fn read<T>(path: &Path, parse: impl FnOnce(&str) -> Option<T>) -> io::Result<Opt
 #[cfg(test)]
 mod tests {
     use super::{super::tree::Tree, *};
-
-    #[test]
-    fn the_core_of_a_thread_is_the_one_it_must_run_on_or_last_ran_on() {
-        let tree = Tree::new();
-        tree.thread(7, 7, "napi/eth0-8193", true, "2-3", 1);
-        tree.thread(8, 8, "napi/eth0-8194", true, "2", 1);
-        let place = |id| place(&tree.roots(), id).unwrap();
-        assert_eq!(place(7), Some(ThreadPlace { allowed: [2, 3].into(), last: 1 }));
-        assert_eq!((place(7).unwrap().core(), place(8).unwrap().core()), (1, 2));
-        assert_eq!(place(9), None);
-    }
 
     #[test]
     fn names_may_contain_anything() {

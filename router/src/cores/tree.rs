@@ -1,7 +1,12 @@
 //! Fake machines for tests: trees of files like /proc and /sys.
 
-use super::Roots;
-use std::{fs, os::unix::fs::symlink, path::PathBuf};
+use super::{
+    CoreId, Roots,
+    affinity::{Affinity, CoreMask},
+    numbered,
+};
+use logic::cpus;
+use std::{collections::BTreeSet, fs, io, os::unix::fs::symlink, path::PathBuf};
 
 pub struct Tree(tempfile::TempDir);
 
@@ -104,5 +109,22 @@ impl Tree {
         }
         self.write(&format!("proc/{process}/cpuset"), "/\n");
         self.write(&format!("proc/{process}/cmdline"), "");
+    }
+}
+
+/// The affinities are those that the files of threads list.
+impl Affinity for &Tree {
+    fn allowed(&self, thread: u32) -> io::Result<CoreMask> {
+        let processes = numbered(&self.path("proc"), "").into_iter();
+        let status =
+            |process| fs::read_to_string(self.path(&format!("proc/{process}/task/{thread}/status"))).ok();
+        let status = processes.filter_map(status).next();
+        let status = status.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
+        let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
+        Ok(cpus::parse_list(list).unwrap().iter().collect())
+    }
+
+    fn allow(&self, _: u32, _: &BTreeSet<CoreId>) -> io::Result<()> {
+        unreachable!("files have no threads")
     }
 }

@@ -267,25 +267,6 @@ mod tests {
     use super::{super::tree::Tree, *};
     use std::io;
 
-    /// Reads affinities from the files of a tree.
-    struct Files<'a>(&'a Tree);
-
-    impl Affinity for Files<'_> {
-        fn allowed(&self, thread: u32) -> io::Result<CoreMask> {
-            let processes = numbered(&self.0.path("proc"), "").into_iter();
-            let status = |process| {
-                fs::read_to_string(self.0.path(&format!("proc/{process}/task/{thread}/status"))).ok()
-            };
-            let status = processes.filter_map(status).next();
-            let status = status.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
-            Ok(threads::allowed(&status).unwrap().iter().collect())
-        }
-
-        fn allow(&self, _: u32, _: &BTreeSet<CoreId>) -> io::Result<()> {
-            unreachable!("a scanner sets no affinity")
-        }
-    }
-
     const OWN: u32 = 50;
 
     fn online() -> BTreeSet<CoreId> {
@@ -319,7 +300,7 @@ mod tests {
         tree.thread(42, 42, "ksoftirqd/1", true, "1", 1);
         tree.thread(OWN, OWN, "millrace", false, "1", 1);
         tree.thread(60, 60, "offline", false, "9-10", 1);
-        let mut scanner = Scanner::new(Files(&tree), OWN, None);
+        let mut scanner = Scanner::new(&tree, OWN, None);
         assert!(scanner.scan(&tree.roots(), &online(), second(0)));
         let found = scanner.workloads();
         use WorkloadKind::*;
@@ -343,7 +324,7 @@ mod tests {
             tree.write(&format!("proc/{process}/cpuset"), &format!("{cpuset}\n"));
         }
         let served = Some("/apps".into());
-        let mut scanner = Scanner::new(Files(&tree), OWN, served);
+        let mut scanner = Scanner::new(&tree, OWN, served);
         scanner.scan(&tree.roots(), &online(), second(0));
         assert_eq!(scanner.workloads(), [workload(33, "/others", WorkloadKind::Container, &[4])]);
     }
@@ -353,10 +334,10 @@ mod tests {
         let tree = Tree::new();
         tree.thread(20, 20, "both", false, "0-1", 0);
         tree.thread(21, 21, "one", false, "1", 0);
-        let mut scanner = Scanner::new(Files(&tree), OWN, None);
+        let mut scanner = Scanner::new(&tree, OWN, None);
         scanner.scan(&tree.roots(), &[0, 1].into(), second(0));
         assert_eq!(scanner.workloads(), [workload(21, "one", WorkloadKind::Process, &[1])]);
-        let mut scanner = Scanner::new(Files(&tree), OWN, None);
+        let mut scanner = Scanner::new(&tree, OWN, None);
         scanner.scan(&tree.roots(), &[1].into(), second(0));
         assert_eq!(scanner.workloads(), [], "everything runs on all cores of this machine");
     }
@@ -366,7 +347,7 @@ mod tests {
         let tree = Tree::new();
         tree.thread(20, 20, "a", false, "1", 1);
         tree.thread(21, 21, "b", false, "1", 1);
-        let mut scanner = Scanner::new(Files(&tree), OWN, None);
+        let mut scanner = Scanner::new(&tree, OWN, None);
         let mut scan = |at: f64| scanner.scan(&tree.roots(), &online(), Duration::from_secs_f64(at));
         assert_eq!([scan(5.0), scan(6.0)], [true, false]);
         tree.thread(21, 21, "b", false, "2", 2);

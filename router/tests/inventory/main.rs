@@ -8,15 +8,17 @@ mod measure;
 
 use common::{ifindex, in_new_namespace, run};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys::bpf_map_create_opts};
+use logic::cpus;
 use router::{
     cores::{
         CoreId, Ring, Roots,
         affinity::{Affinity, Kernel},
         apply::{MoveError, move_queue, transmit_from},
+        knob::System,
+        knobs::Knobs,
         load::{CoreTimes, Meter, Others, QueueTime, Reading, ThreadTime},
         machine::Machine,
         moderation::{Asked, Moderated, Moderation},
-        originals::{Coalesce, Originals},
         queues::{Control, NetdevQueues, Obstacle, PortQueues, QueueSource},
         threads::{PartThread, part_threads},
         workloads::{Scanner, WorkloadKind},
@@ -63,21 +65,22 @@ fn software_devices_hold_nothing_back() {
         assert_eq!(Kernel.coalescing("none").unwrap_err().raw_os_error(), Some(libc::ENODEV));
 
         let file = tempfile::tempdir().unwrap();
-        let (mut originals, mut moderation) =
-            (Originals::read(file.path().join("m.cores")), Moderation::new(50));
+        let timer_file = roots.device("v0").join("gro_flush_timeout");
+        let mut knobs = Knobs::open(file.path().join("m.cores"), roots, Kernel);
+        let mut moderation = Moderation::new(50);
         let told = NetdevQueues::ask(ifindex("v0"), "v0").unwrap();
         let port = Asked { device: "v0", ifindex: ifindex("v0"), told: &told };
-        let Moderated::Not(why) = moderation.look(&roots, &Kernel, &mut originals, &port) else {
+        let Some(Moderated::Not(why)) = moderation.look(&mut knobs, &port) else {
             panic!("a veth has no interrupts");
         };
-        assert_eq!((why.as_str(), originals.is_empty()), ("it has no known interrupts", true));
-        let timer = fs::read_to_string(roots.device("v0").join("gro_flush_timeout")).unwrap();
+        assert_eq!((why.as_str(), knobs.is_empty()), ("it has no known interrupts", true));
+        let timer = fs::read_to_string(&timer_file).unwrap();
         assert_eq!(timer, "0\n");
 
         // Linux reports the settings of NAPI instances since 6.13.
         let defer = || Vec::from_iter(told_napis("v0").iter().map(|napi| napi.defers));
         assert_eq!(defer(), [false; QUEUES as usize]);
-        fs::write(roots.device("v0").join("gro_flush_timeout"), "20000").unwrap();
+        fs::write(timer_file, "20000").unwrap();
         assert_eq!(defer(), [true; QUEUES as usize]);
     });
 }
@@ -161,7 +164,7 @@ fn set_threaded(roots: &Roots, threaded: bool) {
 }
 
 fn observe(roots: &Roots) -> PortQueues {
-    PortQueues::observe(roots, 0, "v0", &NetdevQueues::ask(ifindex("v0"), "v0").unwrap()).unwrap()
+    PortQueues::observe(roots, &Kernel, 0, "v0", &NetdevQueues::ask(ifindex("v0"), "v0").unwrap()).unwrap()
 }
 
 fn pid(queue: &QueueSource) -> u32 {
@@ -188,7 +191,7 @@ fn queues_without_threads_cannot_be_moved_and_say_why() {
         let sender = Control::None { why: Obstacle::SenderCore };
         let found = before.queues.iter().map(|q| (q.id.index, q.control, q.core)).collect::<Vec<_>>();
         assert_eq!(found, [(0, sender, None), (1, sender, None)]);
-        assert_eq!((before.threaded, before.node, before.rss, before.xps.len()), (false, None, 0, 2));
+        assert_eq!((before.node, before.several_tx), (None, true));
         let refused = move_queue(&roots, &Kernel, before.queues[0].control, 0).unwrap_err();
         assert!(matches!(refused, MoveError::Immovable(Obstacle::SenderCore)), "{refused}");
         // Threads that are no longer used do not count, although some kernels keep them.
@@ -197,7 +200,7 @@ fn queues_without_threads_cannot_be_moved_and_say_why() {
         set_threaded(&roots, false);
         assert_eq!(observe(&roots).queues, before.queues);
         // Our own sysfs shows this namespace only.
-        assert!(PortQueues::observe(&roots, 0, "eth0", &NetdevQueues::default()).is_err());
+        assert!(PortQueues::observe(&roots, &Kernel, 0, "eth0", &NetdevQueues::default()).is_err());
     });
 }
 
@@ -218,7 +221,7 @@ fn threads_are_found_and_moved_and_their_end_is_reported() {
         // first, and the kernel takes those down in its own time. A thread that may run anywhere may be on
         // another core by now.
         let observe_by_name =
-            || PortQueues::observe(&roots, 0, "v0", &NetdevQueues::default()).unwrap().queues;
+            || PortQueues::observe(&roots, &Kernel, 0, "v0", &NetdevQueues::default()).unwrap().queues;
         let namesakes = Control::None { why: Obstacle::Namesakes };
         let until = Instant::now() + Duration::from_secs(20);
         let mut by_name = observe_by_name();
@@ -232,13 +235,17 @@ fn threads_are_found_and_moved_and_their_end_is_reported() {
         assert_eq!(anywhere(&by_name), anywhere(&queues));
 
         let cores: Vec<CoreId> = online_cpus().unwrap().into_iter().map(|core| core as CoreId).collect();
+        let xps = |queue| {
+            let file = roots.device("v0").join(format!("queues/tx-{queue}/xps_cpus"));
+            cpus::parse_mask(&fs::read_to_string(file).unwrap())
+        };
         for &core in [&cores[..], &cores[..1]].concat().iter() {
             move_queue(&roots, &Kernel, queues[1].control, core).unwrap();
             assert!(transmit_from(&roots, "v0", 1, core));
             let now = observe(&roots);
             assert_eq!((now.queues[1].core, now.queues[1].confined), (Some(core), true));
-            assert_eq!((now.queues[0].confined, &now.xps[0]), (false, &Some(BTreeSet::new())));
-            assert_eq!(now.xps[1], Some([core].into()));
+            assert_eq!((now.queues[0].confined, xps(0)), (false, Some(BTreeSet::new())));
+            assert_eq!(xps(1), Some([core].into()));
         }
         let offline = cores[cores.len() - 1] + 1;
         let refused = move_queue(&roots, &Kernel, queues[1].control, offline).unwrap_err();
@@ -283,7 +290,7 @@ fn threads_of_a_namesake_elsewhere_are_not_taken() {
         let there = hear.recv_timeout(Duration::from_secs(20)).unwrap();
         assert!(here.iter().all(|pid| !there.contains(pid)), "threads here {here:?}, and there {there:?}");
         assert_eq!(pids(&observe(&roots).queues), here);
-        let by_name = PortQueues::observe(&roots, 0, "v0", &NetdevQueues::default()).unwrap().queues;
+        let by_name = PortQueues::observe(&roots, &Kernel, 0, "v0", &NetdevQueues::default()).unwrap().queues;
         let namesakes = Control::None { why: Obstacle::Namesakes };
         assert!(
             by_name.iter().all(|queue| queue.control == namesakes),

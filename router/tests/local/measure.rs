@@ -3,7 +3,10 @@
 //! --nocapture measure`.
 
 use super::*;
-use router::cores::queues::{Control, NetdevQueues, PortQueues};
+use router::cores::{
+    affinity::Kernel,
+    queues::{Control, NetdevQueues, PortQueues},
+};
 use std::sync::{
     Arc,
     atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -96,7 +99,7 @@ fn load(bed: &Bed, case: Case, stop: &Arc<AtomicBool>) -> (Vec<thread::JoinHandl
 /// Seconds that the thread that polls lp0 has run.
 fn ran(bed: &Bed) -> f64 {
     let told = NetdevQueues::ask(common::ifindex("lp0"), "lp0").unwrap();
-    let queues = PortQueues::observe(&bed.roots, 0, "lp0", &told).unwrap().queues;
+    let queues = PortQueues::observe(&bed.roots, &Kernel, 0, "lp0", &told).unwrap().queues;
     let Control::Thread { pid } = queues[0].control else { panic!("{queues:?}") };
     let text = fs::read_to_string(format!("/proc/{pid}/schedstat")).unwrap();
     text.split_whitespace().next().unwrap().parse::<f64>().unwrap() / 1e9

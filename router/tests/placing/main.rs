@@ -106,7 +106,7 @@ impl Bed {
     fn threads(&self) -> Vec<u32> {
         let queues = ["p0", "p1"].map(|device| {
             let told = NetdevQueues::ask(ifindex(device), device).unwrap();
-            PortQueues::observe(&self.roots, 0, device, &told).unwrap().queues
+            PortQueues::observe(&self.roots, &Kernel, 0, device, &told).unwrap().queues
         });
         let pids = queues.iter().flatten().map(|queue| match queue.control {
             Control::Thread { pid } => pid,

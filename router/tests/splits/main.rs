@@ -113,7 +113,7 @@ fn polling_threads() -> Vec<u32> {
     let start = Instant::now();
     loop {
         let told = NetdevQueues::ask(ifindex("p0"), "p0").unwrap();
-        let queues = PortQueues::observe(&roots, 0, "p0", &told).unwrap().queues;
+        let queues = PortQueues::observe(&roots, &Kernel, 0, "p0", &told).unwrap().queues;
         if let Some(threads) = queues.iter().map(thread).collect() {
             return threads;
         }

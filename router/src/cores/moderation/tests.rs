@@ -14,7 +14,7 @@ const UNSUPPORTED: i32 = libc::EOPNOTSUPP;
 struct World {
     tree: Tree,
     fake: Fake,
-    originals: Originals,
+    knobs: Knobs,
     moderation: Moderation,
     told: NetdevQueues,
 }
@@ -36,22 +36,23 @@ impl World {
             tree.write(&format!("sys/class/net/eth0/{name}"), text);
         }
         fake.get().interrupts.extend(interrupts.map(|interrupts| ("eth0".to_owned(), interrupts)));
-        let originals = Originals::read(tree.path(file));
-        World { tree, fake, originals, moderation: Moderation::new(50), told: NetdevQueues::default() }
+        let knobs = Knobs::open(tree.path(file), tree.roots(), fake.clone());
+        World { tree, fake, knobs, moderation: Moderation::new(50), told: NetdevQueues::default() }
     }
 
     fn look(&mut self) -> Moderated {
         let port = Asked { device: "eth0", ifindex: 8, told: &self.told };
-        self.moderation.look(&self.tree.roots(), &self.fake, &mut self.originals, &port)
+        self.moderation.look(&mut self.knobs, &port).unwrap()
     }
 
     /// Starts another daemon, as after `kill -9`.
     fn restart(&mut self, us: u32) {
-        (self.originals, self.moderation) = (Originals::read(self.tree.path("m.cores")), Moderation::new(us));
+        self.knobs = Knobs::open(self.tree.path("m.cores"), self.tree.roots(), self.fake.clone());
+        self.moderation = Moderation::new(us);
     }
 
     fn put_back(&mut self) -> Vec<String> {
-        self.originals.put_back(&self.tree.roots(), &self.fake)
+        self.knobs.put_back()
     }
 
     fn now(&self) -> (u32, bool) {
@@ -72,6 +73,11 @@ impl World {
         ["gro_flush_timeout", "napi_defer_hard_irqs"]
             .map(|name| self.tree.read(&format!("sys/class/net/eth0/{name}")).trim().to_owned())
     }
+}
+
+fn timer() -> Knob {
+    let what = What::Moderation { ifindex: 8, means: Means::Device };
+    Knob { device: "eth0".into(), what }
 }
 
 fn device(us: u32) -> Moderated {
@@ -138,15 +144,15 @@ fn the_timer_of_napi_is_set_if_the_device_has_none() {
 #[test]
 fn the_original_stays_saved_if_a_daemon_ends_while_it_sets_the_timer() {
     let mut world = World::new(Some(Interrupts::new(8, true)));
-    let was = Setting::Device(Coalescing { us: 8, adaptive: true });
-    world.originals.note_moderation("eth0", 8, None, was).unwrap();
+    let was = Value::Setting(Setting::Device(Coalescing { us: 8, adaptive: true }));
+    world.knobs.save(&timer(), &was, None).unwrap();
     world.set(48, false);
     // The daemon ended before it had read how the driver rounded 50. The next one goes on, or restores.
     world.restart(50);
     assert_eq!(world.look(), device(50));
     assert_eq!(world.put_back(), [""; 0]);
     assert_eq!(world.now(), (8, true));
-    world.originals.note_moderation("eth0", 8, None, was).unwrap();
+    world.knobs.save(&timer(), &was, None).unwrap();
     world.set(48, false);
     assert_eq!(world.put_back(), [""; 0]);
     assert_eq!(world.now(), (8, true));
@@ -238,7 +244,7 @@ fn the_original_stays_saved_while_a_driver_answers_nothing() {
     let mut world = World::new(Some(Interrupts::new(8, true)));
     world.look();
     world.fake.get().is_silent = libc::ENODEV;
-    world.originals.forget_gone(&world.tree.roots(), &world.fake).unwrap();
+    world.knobs.forget_gone().unwrap();
     assert!(matches!(world.look(), Moderated::Not(_)));
     assert_eq!(world.put_back().len(), 1);
     world.fake.get().is_silent = 0;
@@ -259,8 +265,8 @@ fn a_setting_that_is_half_restored_is_restored_later() {
 #[test]
 fn a_setting_that_was_about_to_be_made_is_ours_until_somebody_changes_it() {
     let mut world = World::new(Some(Interrupts::new(8, false)));
-    let was = Setting::Device(Coalescing { us: 8, adaptive: false });
-    world.originals.note_moderation("eth0", 8, None, was).unwrap();
+    let was = Value::Setting(Setting::Device(Coalescing { us: 8, adaptive: false }));
+    world.knobs.save(&timer(), &was, None).unwrap();
     world.set(50, false);
     world.restart(50);
     assert_eq!(world.look(), device(50));
@@ -276,7 +282,7 @@ fn a_device_is_known_by_its_number() {
     fs::rename(old, new).unwrap();
     let renamed = world.fake.get().interrupts.remove("eth0").unwrap();
     world.fake.get().interrupts.insert("wan0".into(), renamed);
-    world.originals.forget_gone(&world.tree.roots(), &world.fake).unwrap();
+    world.knobs.forget_gone().unwrap();
     assert_eq!(world.put_back(), [""; 0]);
     assert_eq!(world.fake.get().interrupts["wan0"].now, Coalescing { us: 8, adaptive: true });
 }

@@ -34,7 +34,7 @@ impl<A: Scheduling> Placing<A> {
     /// Moves queues to a core at once.
     pub(super) fn go_to(&self, core: CoreId, queues: &[QueueId]) -> Vec<Moved> {
         let go = |id: &QueueId| {
-            let control = self.queues.get(id)?.source.control;
+            let control = self.measured.queues.get(id)?.source.control;
             Some((*id, core, apply::move_queue(&self.roots, &self.affinity, control, core)))
         };
         queues.iter().filter_map(go).collect()
@@ -52,21 +52,16 @@ impl<A: Scheduling> Placing<A> {
         let entries: BTreeMap<QueueId, u32> =
             found.filter_map(|queue| Some((queue.source.id, queue.entries?))).collect();
         let leaving = self.leaving(core, queues);
-        let patience = |on| patience(&self.view, on, queues, &entries, MOST);
+        let patience = |on| patience(&self.last.view, on, queues, &entries, MOST);
         let (moved, outcome) = drains.around(&self.affinity, &leaving, patience, || self.go_to(core, queues));
         if let Outcome::Remains(why) = outcome {
             let why = format!(
                 "moved before all its packets had left its old TX queue, so flows may have been reordered: {why}"
             );
             let told = moved.iter().filter(|(_, _, result)| result.is_ok());
-            self.news.events.extend(told.map(|(id, core, _)| Happened {
-                number: 0,
-                at: now,
-                queue: Some(*id),
-                from: vec![*core],
-                to: vec![*core],
-                why: why.clone(),
-            }));
+            self.news.events.extend(
+                told.map(|(id, core, _)| Happened::to(*id, now, [vec![*core], vec![*core]], why.clone())),
+            );
         }
         moved
     }
@@ -74,7 +69,7 @@ impl<A: Scheduling> Placing<A> {
     /// The queues that can be held up. Only threads with a lower priority than the calling thread can.
     fn leaving(&self, to: CoreId, queues: &[QueueId]) -> Leaving {
         let mut leaving = Leaving { threads: Vec::new(), from: BTreeSet::new(), to, confined: true };
-        for queue in queues.iter().filter_map(|id| self.queues.get(id)) {
+        for queue in queues.iter().filter_map(|id| self.measured.queues.get(id)) {
             if let Some(thread) = queue.thread()
                 && self.affinity.urgency(thread).is_ok_and(|urgency| urgency.priority < PRIORITY)
                 && let Some(core) = queue.source.core

@@ -25,7 +25,7 @@ fn with_queues(nic: &Nic, queues: u32) -> World {
     world.netlink.threads(&pids.collect::<Vec<_>>());
     let file = world.tree.path("m.spreading");
     let spreading = Spreading::open(Box::new(Ntuple(nic.clone())), file, |_| true);
-    world.looker.spreader = Spreader::new(spreading);
+    world.looker.ports.spreader = Spreader::new(spreading);
     world
 }
 
@@ -54,7 +54,8 @@ fn queues_in_use_shrink_and_grow_with_the_cores_that_forward() {
     assert_eq!(table(&nic), [0, 1, 2, 3, 0, 1, 2, 3]);
     let home = places(&world)[0];
     assert_eq!(places(&world), [home; 8]);
-    let indices = |world: &World| world.placing.view.queues.iter().map(|q| q.id.index).collect::<Vec<_>>();
+    let indices =
+        |world: &World| world.placing.last.view.queues.iter().map(|q| q.id.index).collect::<Vec<_>>();
     assert_eq!(indices(&world), [0, 1, 2, 3]);
     // A core is added. Unused queues go along, so that no flow changes its core when they are used.
     let mut told = String::new();
@@ -89,13 +90,13 @@ fn unused_queues_go_along_a_few_at_a_time() {
     (70..134).for_each(|pid| _ = world.fake.get().of.insert(pid, [if pid < 74 { 0 } else { 3 }].into()));
     world.periods(1, &LIGHT);
     let why = WhyResize::Fewer(Duration::ZERO);
-    world.looker.resize(world.now, &Resize { port: 1, from: 64, to: 4, why }).unwrap();
+    world.looker.ports.resize(world.now, &Resize { port: 1, from: 64, to: 4, why }).unwrap();
     world.placing.take(Arc::new(world.looker.look(world.now, false)));
     let core = |world: &World, id: &QueueId| world.cores(70 + u32::from(id.index));
     let mut astray = Vec::new();
     for _ in 0..12 {
         world.periods(1, &LIGHT);
-        let goes_with = &world.placing.goes_with;
+        let goes_with = &world.placing.last.goes_with;
         astray.push(goes_with.iter().filter(|(id, with)| core(&world, id) != core(&world, with)).count());
     }
     assert!(astray[0] > 3 * MOST_IDLE && astray[11] == 0, "{astray:?}");
@@ -110,13 +111,14 @@ fn the_time_of_an_unused_queue_counts_for_the_queue_it_goes_with() {
     world.periods(1300, &LIGHT);
     // Somebody's rules send packets to unused queues.
     world.periods(2, &[(70, 1, 0), (71, 2, 0), (75, 5, 0)]);
-    let ran: Vec<f64> = world.placing.view.queues.iter().map(|queue| (queue.ran * 10.0).round()).collect();
+    let ran: Vec<f64> =
+        world.placing.last.view.queues.iter().map(|queue| (queue.ran * 10.0).round()).collect();
     assert_eq!(ran, [1.0, 7.0, 0.0, 0.0]);
     // A queue that cannot be moved counts separately.
     world.fake.get().refuses = libc::EPERM;
     world.fake.get().of.insert(75, [3].into());
     world.periods(110, &LIGHT);
-    let indices: Vec<_> = world.placing.view.queues.iter().map(|q| (q.id.index, q.core)).collect();
+    let indices: Vec<_> = world.placing.last.view.queues.iter().map(|q| (q.id.index, q.core)).collect();
     assert!(indices.contains(&(5, 3)), "{indices:?}");
 }
 
@@ -129,12 +131,12 @@ fn a_table_that_somebody_else_changes_is_left_alone_and_reported() {
     Ntuple(&nic).set_indirection("eth0", &made).unwrap();
     world.periods(1100, &LIGHT);
     let told: Vec<String> =
-        world.looker.spreader.take_news(world.now).into_iter().map(|told| told.why).collect();
+        world.looker.ports.spreader.take_news(world.now).into_iter().map(|told| told.why).collect();
     assert_eq!(told.len(), 1, "{told:?}");
     assert!(
         told[0].starts_with("packets of eth0 are spread over 5 queues: somebody else has changed the table")
     );
-    assert_eq!(world.placing.view.queues.len(), 8, "not all queues are placed separately");
+    assert_eq!(world.placing.last.view.queues.len(), 8, "not all queues are placed separately");
     assert!(!world.periods(3000, &HEAVY).contains("spread over"));
     world.looker.put_back();
     assert_eq!(table(&nic), made);

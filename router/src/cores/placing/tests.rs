@@ -83,7 +83,7 @@ impl World {
             }
             self.placing.round(self.now);
             for (at, resize) in std::mem::take(&mut self.placing.news.resizes) {
-                let told = self.looker.resize(at, &resize);
+                let told = self.looker.ports.resize(at, &resize);
                 self.placing.news.events.extend(told);
                 self.placing.take(Arc::new(self.looker.look(self.now, false)));
             }
@@ -142,7 +142,7 @@ fn packets_and_wakeups_are_counted_where_both_are_known() {
         world.placing.view(world.now).queues.iter().map(|queue| queue.counted).collect()
     };
     assert_eq!(counted(&world), [None, None], "nothing counts packets");
-    let queue = world.placing.queues.values_mut().next().unwrap();
+    let queue = world.placing.measured.queues.values_mut().next().unwrap();
     for (at, packets) in [(10, 100), (20, 600)] {
         queue.traffic.read(at * MS, Some(Polled { polls: 0, packets }));
     }
@@ -162,6 +162,17 @@ fn a_thread_that_may_run_anywhere_is_confined_where_it_is() {
 }
 
 #[test]
+fn a_queue_stays_where_somebody_has_put_it_since() {
+    let mut world = World::new("policy = \"fixed\"\nfixed = { eth0 = [2, 3] }");
+    world.periods(1, &[]);
+    let moved = std::mem::take(&mut world.placing.news.moved);
+    moved.into_iter().for_each(|(queue, core)| world.looker.moved(queue, core));
+    world.fake.get().of.insert(70, [1].into());
+    assert_eq!(world.looker.put_back(), Vec::<String>::new());
+    assert_eq!((world.cores(70), world.cores(71)), (vec![1], vec![1]));
+}
+
+#[test]
 fn the_successor_of_a_thread_is_found() {
     let mut world = World::new("policy = \"fixed\"\nfixed = { eth0 = [2, 3] }");
     world.periods(2, &[(70, 1, 0), (71, 1, 0)]);
@@ -173,11 +184,15 @@ fn the_successor_of_a_thread_is_found() {
     world.periods(120, &[(70, 1, 0), (99, 3, 0)]);
     assert_eq!((world.cores(70), world.cores(99)), (vec![2], vec![3]));
     let queue = QueueId { port: 1, index: 1 };
-    assert_eq!(world.placing.queues[&queue].load.ran, 0.3);
+    assert_eq!(world.placing.measured.queues[&queue].load.ran, 0.3);
     // The port is gone, and the thread with it.
     world.tree.remove("sys/class/net/eth0");
     world.periods(120, &[]);
-    assert!(world.placing.queues.is_empty() && world.troubles().is_empty(), "{:?}", world.troubles());
+    assert!(
+        world.placing.measured.queues.is_empty() && world.troubles().is_empty(),
+        "{:?}",
+        world.troubles()
+    );
 }
 
 #[test]
@@ -200,7 +215,7 @@ fn policy_off_only_measures() {
     let mut world = World::new("policy = \"off\"");
     assert_eq!(world.periods(300, &[(70, 10, 0), (71, 10, 0)]), "");
     assert_eq!((world.cores(70), world.cores(71)), (vec![0], vec![1]));
-    assert_eq!(world.placing.queues[&QueueId { port: 1, index: 0 }].load.ran, 1.0);
+    assert_eq!(world.placing.measured.queues[&QueueId { port: 1, index: 0 }].load.ran, 1.0);
     assert_eq!(world.placing.period(), LOOKING_PERIOD);
 }
 
@@ -270,7 +285,7 @@ fn queues_of_one_instance_are_placed_together() {
         assert_eq!(places, [(Some(core[0]), 0), (Some(core[0]), 0)]);
         let moved = std::mem::take(&mut world.placing.news.moved);
         let expected = [0, 1].map(|index| (QueueId { port: 1, index }, core[0]));
-        assert_eq!(moved, expected, "not both TX queues follow");
+        assert_eq!(moved, expected.into(), "not both TX queues follow");
     }
 }
 
@@ -282,7 +297,8 @@ fn a_look_that_began_before_a_move_is_out_of_date() {
     world.periods(1, &[]);
     assert_eq!(world.cores(70), [2]);
     world.placing.take(before);
-    let places = |world: &World| world.placing.queues.values().map(|q| q.source.core).collect::<Vec<_>>();
+    let places =
+        |world: &World| world.placing.measured.queues.values().map(|q| q.source.core).collect::<Vec<_>>();
     assert_eq!(places(&world), [Some(2), Some(3)]);
     // A look that began after the move counts.
     world.fake.get().of.insert(70, [1].into());
@@ -296,17 +312,19 @@ fn a_look_that_began_before_a_move_is_out_of_date() {
 #[test]
 fn it_may_sleep_while_nothing_is_polled() {
     let mut world = World::new("resume_latency = \"any\"");
-    world.placing.count(Ok(Polls::fake()));
+    world.placing.count(Polls::fake());
     world.periods(3, &[(70, 0, 0), (71, 0, 0)]);
-    let napi = world.placing.queues.values().map(|queue| queue.source.napi.unwrap()).next().unwrap();
-    let loads = |world: &World| world.placing.queues.values().map(|queue| queue.load.ran).collect::<Vec<_>>();
+    let napi = world.placing.measured.queues.values().map(|queue| queue.source.napi.unwrap()).next().unwrap();
+    let loads = |world: &World| {
+        world.placing.measured.queues.values().map(|queue| queue.load.ran).collect::<Vec<_>>()
+    };
     let may_sleep = |world: &World| {
         let placing = &world.placing;
-        placing.may_rest() && placing.is_still(placing.polls.as_ref().unwrap())
+        placing.may_rest() && placing.measured.is_still(placing.measured.polls.as_ref().unwrap())
     };
     assert!(may_sleep(&world));
     world.now += 150 * MS;
-    world.placing.polls.as_ref().unwrap().count(napi, 1);
+    world.placing.measured.polls.as_ref().unwrap().count(napi, 1);
     assert!(!may_sleep(&world), "something was polled");
     world.placing.rest(world.now);
     world.periods(1, &[(70, 9, 0)]);
@@ -314,16 +332,16 @@ fn it_may_sleep_while_nothing_is_polled() {
     assert!(!may_sleep(&world), "it was busy in the last period");
     world.periods(1, &[(70, 0, 0)]);
     assert!(may_sleep(&world));
-    let queue = world.placing.queues.values().map(|queue| queue.source.id).next().unwrap();
-    world.placing.plan.split.insert(queue, vec![0, 1]);
+    let queue = world.placing.measured.queues.values().map(|queue| queue.source.id).next().unwrap();
+    world.placing.last.plan.split.insert(queue, vec![0, 1]);
     assert!(!may_sleep(&world), "it is split");
-    world.placing.plan.split.clear();
+    world.placing.last.plan.split.clear();
     assert!(may_sleep(&world));
     let other = PartThread { pid: 70, core: 2, map: 9 };
-    world.placing.parts.take(&world.tree.roots(), &[other]);
+    world.placing.measured.parts.take(&world.tree.roots(), &[other]);
     assert!(!may_sleep(&world), "packets may wait for another core");
-    world.placing.parts = Parts::default();
-    world.placing.news.moved.push((queue, 1));
+    world.placing.measured.parts = crate::cores::splitting::Parts::default();
+    world.placing.news.moved.insert(queue, 1);
     assert!(!may_sleep(&world), "there is news");
 }
 

@@ -47,13 +47,13 @@ impl World {
         let polled = PolledPorts::default();
         let mut looker =
             Looker::new(tree.roots(), fake.clone(), ask, wanted.clone(), experimental, &names, file).unwrap();
-        looker.deferring = Some(Deferring::new(polled.clone(), 150));
+        looker.ports.moderation = Some(Moderation::while_polled(polled.clone(), 150));
         let placing = Placing::new(tree.roots(), fake.clone(), &wanted, names.clone()).unwrap();
         let threads = run(
             looker,
             placing,
             Handle {
-                exchange: Arc::default(),
+                exchange: Arc::new(Exchange::new()),
                 wanted,
                 experimental,
                 conditions: Conditions::default(),
@@ -226,13 +226,19 @@ fn spreading(nic: &Nic, file: &str) -> World {
     let mut looker =
         Looker::new(tree.roots(), fake.clone(), ask, wanted.clone(), experimental, &names, state).unwrap();
     let classifier = Box::new(Ntuple(nic.clone()));
-    looker.spreader = Spreader::new(Spreading::open(classifier, file.into(), |_| true));
+    looker.ports.spreader = Spreader::new(Spreading::open(classifier, file.into(), |_| true));
     looker.every = ONCE;
     let placing = Placing::new(tree.roots(), fake.clone(), &wanted, names.clone()).unwrap();
     let threads = run(
         looker,
         placing,
-        Handle { exchange: Arc::default(), wanted, experimental, conditions: Conditions::default(), names },
+        Handle {
+            exchange: Arc::new(Exchange::new()),
+            wanted,
+            experimental,
+            conditions: Conditions::default(),
+            names,
+        },
     )
     .unwrap();
     World { tree, fake, polled: PolledPorts::default(), threads: Some(threads) }

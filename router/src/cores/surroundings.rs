@@ -1,0 +1,104 @@
+//! The machine around the queues: its cores, and the programs that Millrace shares them with.
+
+use super::{
+    Roots,
+    affinity::Affinity,
+    balancer::Balancer,
+    machine::Machine,
+    queues::Control,
+    serve,
+    workloads::{self, Scanner, Workload, WorkloadKind},
+};
+use crate::config::CoresSettings;
+use std::{fs, io, sync::Arc, time::Duration};
+
+/// How often irqbalance is searched for.
+const BALANCER: Duration = Duration::from_secs(60);
+
+/// What was last found around the queues.
+pub struct Surroundings<A> {
+    /// The list of online cores when the machine was last read.
+    online: String,
+    pub machine: Arc<Machine>,
+    scanner: Scanner<A>,
+    /// The workloads of the configuration.
+    declared: Vec<Workload>,
+    pub workloads: Arc<Vec<Workload>>,
+    /// When irqbalance was last searched for, and the result.
+    balancer: (Option<Duration>, Option<Arc<Balancer>>),
+}
+
+impl<A: Affinity> Surroundings<A> {
+    /// # Errors
+    /// /sys cannot be read.
+    pub fn new(roots: &Roots, affinity: A, wanted: &CoresSettings) -> io::Result<Surroundings<A>> {
+        let served = wanted.serve.as_deref().and_then(|directory| serve::path(roots, directory));
+        // Declared workloads get ids that no process has.
+        let declared = (0..).zip(&wanted.workloads).map(|(nth, declared)| Workload {
+            id: u32::MAX - nth,
+            name: declared.name.clone(),
+            kind: WorkloadKind::Declared,
+            cores: declared.cores.0.clone(),
+        });
+        let mut new = Surroundings {
+            online: online(roots)?,
+            machine: Arc::new(Machine::observe(roots)?),
+            scanner: Scanner::new(affinity, std::process::id(), served),
+            declared: declared.collect(),
+            workloads: Arc::default(),
+            balancer: (None, None),
+        };
+        new.merge();
+        Ok(new)
+    }
+
+    /// Reads the cores again if others are online now.
+    pub fn find_cores(&mut self, roots: &Roots) -> io::Result<()> {
+        let online = online(roots)?;
+        if online != self.online {
+            self.machine = Arc::new(Machine::observe(roots)?);
+            self.online = online;
+        }
+        Ok(())
+    }
+
+    pub fn find_workloads(&mut self, roots: &Roots, now: Duration) {
+        if self.scanner.scan(roots, &self.machine.online(), now) {
+            self.merge();
+        }
+    }
+
+    fn merge(&mut self) {
+        self.workloads = Arc::new(workloads::merge(self.scanner.workloads(), &self.declared));
+    }
+
+    /// Searches for irqbalance, if it could move interrupts that Millrace places by these `controls`. Returns it, and the
+    /// problem, as a sentence.
+    pub fn find_balancer(
+        &mut self,
+        roots: &Roots,
+        controls: impl Iterator<Item = Control>,
+        now: Duration,
+        thoroughly: bool,
+    ) -> (Option<Arc<Balancer>>, Option<String>) {
+        let irq = |control| match control {
+            Control::Interrupt { irq } => Some(irq),
+            _ => None,
+        };
+        let mut irqs = controls.filter_map(irq).peekable();
+        if irqs.peek().is_none() {
+            return (None, None);
+        }
+        let (looked, found) = &mut self.balancer;
+        if thoroughly || looked.is_none_or(|looked| now.saturating_sub(looked) >= BALANCER) {
+            (*looked, *found) = (Some(now), Balancer::find(roots).map(Arc::new));
+        }
+        let trouble = found.as_ref().and_then(|found| found.trouble(irqs));
+        (found.clone(), trouble)
+    }
+}
+
+/// The list of online cores, as the kernel writes it.
+fn online(roots: &Roots) -> io::Result<String> {
+    fs::read_to_string(roots.sys("devices/system/cpu/online"))
+}
