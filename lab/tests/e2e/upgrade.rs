@@ -20,7 +20,7 @@ use router::{
         observing,
         seam::Kernel,
     },
-    linux::observer::Waker,
+    linux::{multipath::MultipathKeys, observer::Waker},
     plane::{Counters, Mode, Plane, Settings},
     user_plane::{running::UserPlane, seam::Device},
 };
@@ -102,7 +102,7 @@ impl OtherDaemon {
             lab::sys::enter_network_namespace(std::os::fd::AsFd::as_fd(&home)).unwrap();
             let _held = kernel::ensure_bpffs().unwrap();
             let bpf = OtherVersion(Bpf::new(&instance, false));
-            let (observer, waker) = observing::open(&config).unwrap();
+            let (observer, waker) = observing::open(&config, MultipathKeys::read(config.ecmp)).unwrap();
             let (_switch, rules) = router::switch::start(&config, waker.clone()).unwrap();
             let control =
                 Control::start(config, instance, bpf, observer, rules, None, Conditions::default()).unwrap();

@@ -144,7 +144,10 @@ fn read_secret() -> Result<Secret> {
     if has_seed == 1 && user_seed == 0 {
         return Ok(Secret::Seed(u32::try_from(seed)?));
     }
-    ensure!(has_seed == 0 && key != [0; 2], "the kernel does not show the key; before Linux 6.11, reading it needs CAP_SYSLOG");
+    ensure!(
+        has_seed == 0 && key != [0; 2],
+        "the kernel does not show the key; before Linux 6.11, reading it needs CAP_SYSLOG"
+    );
     Ok(Secret::Key(key))
 }
 
