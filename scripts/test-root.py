@@ -20,9 +20,10 @@ import time
 
 # Tests that measure; `make bench-goals` and hands run them.
 MEASURES = re.compile(r"(^|::)measure(_|::)")
-# Suites and modules that run alone: they set what belongs to the whole machine, keep cores to themselves, or attach BPF links
-# that are not Millrace's. A daemon that sees such a link anywhere passes all packets to the kernel for a moment.
-ALONE = {"local", "netlink::hazards", "placing", "plane_kernel", "policy"}
+# Suites and modules that run alone: they set what belongs to the whole machine, keep cores to themselves, look at workloads of
+# the whole machine, or attach BPF links that are not Millrace's. A daemon that sees such a link anywhere passes all packets to
+# the kernel for a moment.
+ALONE = {"flows::choosing", "local", "netlink::hazards", "placing", "plane_kernel", "policy"}
 # So do the suites of this crate, except one.
 ALONE_IN = "lab"
 NOT_ALONE = {"e2e"}
