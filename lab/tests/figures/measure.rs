@@ -1,9 +1,11 @@
 //! Do the statements of paper P's figures hold here? These are measurements: they are judged on a quiet machine in a
 //! release build (`make bench-goals`), and `make test` leaves them out. The ways of a figure take turns. Medians of the
 //! turns' ratios count, and rates are per time that threads had a core.
+//!
+//! Figures that take minutes to draw are drawn here, too: have they every series, record and picture?
 
 use super::*;
-use lab::measure::median;
+use lab::{figures, measure::median};
 
 /// How far shares may differ from their targets, as a part of these. An interruption is charged to the path that it
 /// interrupts; if it comes at the end, the others have no time to make up for it.
@@ -196,4 +198,113 @@ fn one_input_beats_four_in_small_batches() {
         }
         Ok(())
     });
+}
+
+/// Values at this place in all samples of a case.
+fn distinct(samples: &[&Value], case: &str, at: &str) -> BTreeSet<String> {
+    let of_case = samples.iter().filter(|line| line["case"] == case);
+    of_case.map(|line| line.pointer(at).unwrap_or(&Value::Null).to_string()).collect()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn figures_have_all_their_series_and_a_picture_each() {
+    let directory = tempfile::tempdir().unwrap();
+    let mt1 = figure(directory.path(), "MT1");
+    let mt1 = samples(&mt1);
+    let subjects = ["linux", "millrace", "millrace-unshared"].map(|name| format!("\"{name}\""));
+    assert_eq!(distinct(&mt1, "MT1", "/subject"), subjects.into());
+    assert_eq!(distinct(&mt1, "MT1", "/parameters/ports").len(), 2);
+    let routers = ["VR1", "VR2", "total", "VR1 of 300", "VR2 of 300", "total of 600"];
+    let routers: BTreeSet<String> = routers.map(|name| format!("\"{name}\"")).into();
+    assert_eq!(distinct(&mt1, "MT1", "/parameters/router"), routers);
+    let m5 = figure(directory.path(), "M5");
+    let m5 = samples(&m5);
+    let subjects =
+        ["linux", "linux-macvlan", "millrace", "millrace-macvlan"].map(|name| format!("\"{name}\""));
+    assert_eq!(distinct(&m5, "M5", "/subject"), subjects.into());
+    assert_eq!(distinct(&m5, "M5", "/parameters/case").len(), 2);
+    for line in m5 {
+        let streams = if line["parameters"]["case"] == "two into one" { 2 } else { 3 };
+        assert_eq!(line["sample"]["streams"].as_array().unwrap().len(), streams, "{line}");
+        assert!(line["sample"]["received"].as_u64().unwrap() > 0, "{line}");
+    }
+    let report = std::fs::read_to_string(directory.path().join("report.html")).unwrap();
+    assert!(report.matches("<svg class=\"chart\"").count() >= 2);
+    has_pictures(directory.path(), &["M, table 1: Isolation", "M, fig. 5: Load and throughput"]);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn tables_of_flows_have_all_they_show() {
+    let directory = tempfile::tempdir().unwrap();
+    let vt4 = figure(directory.path(), "VT4");
+    let cases: BTreeSet<String> =
+        drawn(&vt4, "VT4", "/parameters/case").into_iter().map(|(_, x)| x).collect();
+    assert_eq!(cases.len(), 4, "{cases:?}");
+    for line in samples(&vt4).into_iter().filter(|line| line["case"] == "VT4") {
+        let machines = line["sample"]["mbps_of_machines"].as_array().unwrap();
+        let vm = line["parameters"]["case"].as_str().unwrap().contains("VM");
+        let flows = if vm { 1 } else { 2 };
+        assert!(machines.len() == flows && machines.iter().all(|mbps| mbps.as_f64() > Some(0.0)), "{line}");
+        assert_eq!(line["sample"]["index"].is_number(), vm, "{line}");
+    }
+    let vt7 = figure(directory.path(), "VT7");
+    assert_eq!(drawn(&vt7, "VT7", "/parameters/machine").len(), 3 * 6);
+    has_pictures(directory.path(), &["V, table IV: Two flows", "V, table VII: A flow"]);
+}
+
+/// One core forwards, runs the application and stands for both cores of the figure. So the values mean nothing here,
+/// but every record, curve and picture must be there.
+#[test]
+#[ignore = "needs root"]
+fn the_figure_of_two_cores_has_every_record_and_picture_whatever_the_cores() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = figures::FiguresOptions {
+        paper: None,
+        only: Some("Q7".into()),
+        out: directory.path().into(),
+        seconds: 0.3,
+        repeat: 1,
+        cores: vec![1],
+    };
+    figures::run(&options, vec!["test".into()]).unwrap();
+    let lines = lines(&directory.path().join("Q7.jsonl"));
+    let skipped = lines.iter().find(|line| line["record"] == "skipped");
+    assert!(skipped.is_none(), "`make setup` installs what the figure runs: {skipped:?}");
+    let all = samples(&lines);
+    let (simulated, samples): (Vec<&Value>, Vec<&Value>) =
+        all.into_iter().partition(|line| line["subject"] == "millrace, simulated");
+    assert_eq!(simulated.len(), 2 * 6);
+    let mut seen = BTreeMap::new();
+    for line in &samples {
+        let (parameters, sample) = (&line["parameters"], &line["sample"]);
+        assert_eq!((&parameters["router_cores"], &parameters["cores"]), (&json!([1]), &json!([1])));
+        assert!(sample["application"]["index"].is_number(), "{line}");
+        let both = parameters["forwarding"] == "both cores";
+        assert_eq!(line["targets"], if both { 200 } else { 100 }, "as many through each port");
+        let load_pps = parameters["load_pps"].as_u64().unwrap();
+        assert_eq!(load_pps > 0, sample["received_pps"].as_f64().unwrap() > 0.0, "{line}");
+        let words = ["/subject", "/parameters/forwarding", "/parameters/workload"]
+            .map(|at| line.pointer(at).unwrap().as_str().unwrap());
+        let loads: &mut Vec<u64> = seen.entry(words).or_default();
+        loads.push(load_pps);
+    }
+    let of = |name| {
+        let cores = ["both cores", "one core"];
+        cores.map(|who| ["integer", "nginx"].map(|workload| [name, who, workload])).concat()
+    };
+    let series = ["linux", "millrace"].map(of).concat();
+    assert_eq!(seen.keys().copied().collect::<Vec<_>>(), series);
+    for (series, loads) in seen {
+        assert!(loads.len() == 6 && loads.is_sorted() && loads[0] == 0, "{series:?}: {loads:?}");
+    }
+    let report = std::fs::read_to_string(directory.path().join("report.html")).unwrap();
+    let titles =
+        ["Q, fig. 7: Applications on two cores", "Q, fig. 7: what is forwarded", "Q, fig. 7: a web server"];
+    has_pictures(directory.path(), &titles);
+    let simulated = "millrace, simulated, one core";
+    for series in ["millrace, one core", "millrace, both cores", simulated, "case 1: one core forwards"] {
+        assert!(report.contains(series), "no curve of {series}");
+    }
 }
