@@ -3,8 +3,8 @@
  * Sends frames into the RX rings of their queue and path, only for tests and measurements of AF_XDP. Frames have an
  * EtherType for experiments (IEEE 802, 9.2.4), and the byte behind the Ethernet header is the path.
  *
- * Programs that are attached have names that begin with "millrace". Otherwise daemons of tests that run beside would take
- * them for somebody else's, and give all packets to the kernel for a moment.
+ * The names of attached programs begin with "millrace". Daemons of tests that run at the same time would otherwise take
+ * the programs for somebody else's, and pass all packets to the kernel for a moment.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_endian.h>

@@ -24,7 +24,7 @@ MEASURES = re.compile(r"(^|::)measure(_|::)")
 # the whole machine, or attach BPF links that are not Millrace's. A daemon that sees such a link anywhere passes all packets to
 # the kernel for a moment.
 ALONE = {"flows::choosing", "local", "netlink::hazards", "placing", "plane_kernel", "policy"}
-# So do the suites of this crate, except one.
+# All suites of this crate run alone, too, except those in NOT_ALONE.
 ALONE_IN = "lab"
 NOT_ALONE = {"e2e"}
 # A module that runs longer has hung.

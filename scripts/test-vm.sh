@@ -40,7 +40,7 @@ build() {
 	# Tests that run it look for it here.
 	mkdir -p "$IMAGE$CACHE/build/$TRIPLE/debug"
 	ln -s /millrace/millrace "$IMAGE$CACHE/build/$TRIPLE/debug/"
-	# Cases that the suite `differential` reads, where it was built.
+	# The suite `differential` reads its cases from the path where it was built.
 	mkdir -p "$IMAGE$PWD/router/tests/differential"
 	cp -r router/tests/differential/cases "$IMAGE$PWD/router/tests/differential/"
 	for suite in "${SUITES[@]}"; do

@@ -1,6 +1,7 @@
 //! Several streams at once through every kind of topology, isolation, and the experiments behind the papers' figures,
 //! with tiny durations. These tests check structure and plausibility, not speed; `figures/measure.rs` judges what paper
-//! P's figures state, and draws those that take minutes. They need root, except for figures in memory, and run in their own namespaces, one at a time.
+//! P's figures state, and draws those that take minutes. They need root, except for figures in memory, and run in their
+//! own namespaces, one at a time.
 
 #[path = "figures/measure.rs"]
 mod measure;

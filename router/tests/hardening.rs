@@ -93,7 +93,7 @@ fn set(of: &[u32]) -> u64 {
     of.iter().map(|n| 1 << n).sum()
 }
 
-/// Before Linux 6.11 that needs a capability that the daemon gives up.
+/// Before Linux 6.11, reading the key of multipath routes needs a capability that the daemon gives up.
 #[test]
 #[ignore = "needs root"]
 fn a_daemon_knows_how_linux_chooses_next_hops() {

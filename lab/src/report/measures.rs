@@ -25,7 +25,7 @@ struct Part {
     /// Titles of columns, or `key: title`.
     #[serde(default)]
     columns: Vec<String>,
-    /// Cells of rows that do not state them. `$key` is what the row has there.
+    /// Cells for rows that do not state them. `$key` stands for the row's value of `key`.
     #[serde(default)]
     each: Row,
     #[serde(default)]
@@ -72,7 +72,11 @@ fn rows(part: &Part, sources: &mut Sources<'_>) -> Result<String> {
                 && columns.iter().all(|(column, _)| column != key)
                 && !texts().any(|it| it.contains(&format!("${key}")))
         });
-        ensure!(unused.is_none(), "a row has {unused:?}, and no column shows it: {row:?}");
+        ensure!(
+            unused.is_none(),
+            "no column shows {:?} of the row {row:?}",
+            unused.map_or("", String::as_str)
+        );
         let stated = |key: &str| row.get(key).or_else(|| part.each.get(key)).map_or("", String::as_str);
         let mut cells = Vec::new();
         let mut files = Vec::new();
@@ -241,7 +245,7 @@ row = [
                 "row \"{a 'b'}\": {a 'b'}: a.txt: `a 'b'`: a pattern has a # for the number",
             ),
             (r##"{ a = '{a "left # ms"}{?}', goal = "little" }"##, "the goal \"little\" cannot be judged"),
-            (r#"{ b = "c" }"#, "a row has Some(\"b\"), and no column shows it"),
+            (r#"{ b = "c" }"#, "no column shows \"b\" of the row"),
         ] {
             let message = filled(&format!("columns = ['a']\nrow = [{row}]")).unwrap_err();
             assert!(message.contains(error), "{message}");

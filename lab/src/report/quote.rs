@@ -4,16 +4,18 @@
 //!
 //! | part | meaning |
 //! |---|---|
-//! | `word`, `"two words"` | only lines that hold this text somewhere |
-//! | `key=value`, `key=null` | only lines with this value at a place that ends with `key`; only lines without one |
-//! | `.key` | the place of the values; the members of a list are several values |
-//! | `"text # text"` | of a text file: the number at `#`; a space is white space, `?` a character, `*` any in a line |
-//! | `*`, `last` | all values, or the last, of lines with the same repeat, or of a text; otherwise two are an error |
-//! | `a / b`, `a - b` | repeat by repeat; `b` takes from `a` what it does not name |
-//! | `max`, `sum`, `mean`, `count` | one value of all |
-//! | `x2`, `/2`, `%`, `inv` | times 2, by 2, in percent, one over the value |
-//! | `2` | decimals |
-//! | `full`, `to` | the median with the range, the range; otherwise the median |
+//! | `word`, `"two words"` | only lines with a value that equals this text |
+//! | `key=value` | only lines with this value at a place that ends with `key` |
+//! | `key=null` | only lines without a place that ends with `key` |
+//! | `.key` | the place of the values; each member of a list is a value |
+//! | `"text # text"` | the number at `#` in a text file; a space matches white space, `?` a character, `*` anything within a line |
+//! | `*` | all values; without it, two values for a repeat, or two matches in a text file, are an error |
+//! | `last` | the last value for each repeat; not for text files |
+//! | `a / b`, `a - b` | repeat by repeat; `b` inherits the file, filters and place that it does not state |
+//! | `max`, `sum`, `mean`, `count` | reduces all values to one |
+//! | `x2`, `/2`, `%`, `inv` | multiplies by 2, divides by 2, multiplies by 100, divides 1 by the value |
+//! | `2` | the number of decimals |
+//! | `full`, `to` | shows the median with the range, or only the range; without them, the median |
 
 use std::{collections::BTreeMap, iter, path::PathBuf};
 

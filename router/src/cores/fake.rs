@@ -15,6 +15,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 /// Affinities of threads, and how setting one fails.
@@ -29,6 +30,8 @@ pub struct Affinities {
     /// Setting an affinity fails with this error; 0: it succeeds.
     pub refuses: i32,
     pub panics: bool,
+    /// Setting an affinity takes this long.
+    pub takes: Duration,
     pub interrupts: BTreeMap<String, Interrupts>,
     /// Drivers answer every question about interrupts with this error; 0: they answer.
     pub is_silent: i32,
@@ -53,6 +56,7 @@ impl Affinity for Fake {
 
     fn allow(&self, thread: u32, cores: &BTreeSet<CoreId>) -> io::Result<()> {
         let mut state = self.get();
+        std::thread::sleep(state.takes);
         if std::mem::take(&mut state.panics) {
             panic!("a test asked for this fault");
         }

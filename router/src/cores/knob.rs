@@ -70,7 +70,7 @@ pub enum What {
     /// The timer of this kind, which moderates the interrupts of the device of this number.
     Moderation {
         ifindex: u32,
-        /// The original value shows it.
+        /// Not in the file, because it follows from the original value.
         #[serde(skip)]
         means: Means,
     },

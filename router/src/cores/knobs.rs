@@ -6,8 +6,8 @@
 //! gone is removed. So is one whose value somebody else has changed, because that value stays. Nothing is restored on
 //! something else that has the same number by now.
 //!
-//! Queues are moved by the thread that places them, which writes no files. The file does not name the core of a queue, so
-//! after `kill -9` any single core counts as Millrace's.
+//! The file does not name the core of a queue, because the thread that places queues writes no files. If that core is
+//! unknown, for example after `kill -9`, any single core counts as Millrace's.
 
 use super::{
     CoreId, Roots,
@@ -39,8 +39,8 @@ struct Original {
 }
 
 impl Original {
-    /// Whether a value is one of Millrace. If it is unknown which one was set, any value that Millrace might set is. Queues
-    /// are confined to one core, and threads made normal ones.
+    /// Whether Millrace may have set this value. If the set value is unknown, any value that Millrace could have set counts:
+    /// a single core for a queue, any normal priority for a thread.
     fn is_ours(&self, now: &Value) -> bool {
         match (&self.knob.what, now) {
             (What::Urgency { .. }, Value::Urgency(now)) => now.policy == libc::SCHED_OTHER,
@@ -115,11 +115,11 @@ impl Knobs {
         saved.map(|it| it.was.clone()).unwrap_or(now)
     }
 
-    /// Sets a knob, and returns its new value, because drivers round. Saves the original before, and the new value
-    /// afterwards. If the knob has its original value then, forgets it.
+    /// Sets a knob and returns its new value, which a driver may have rounded. Saves the original first and the new value
+    /// afterwards. If the new value equals the original, the saved original is removed.
     ///
     /// # Errors
-    /// The original cannot be saved, and nothing is set; or the knob refuses the value.
+    /// The knob is gone or refuses the value, or the file cannot be written. If the original cannot be saved, nothing is set.
     pub fn set(&mut self, knob: &Knob, value: &Value) -> io::Result<Value> {
         let now = self.read(knob)?.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))?;
         let is_set = now == *value;

@@ -220,7 +220,7 @@ impl<A: System + Clone> Looker<A> {
         resume.as_mut().map(|resume| resume.set(knobs, cores)).unwrap_or_default()
     }
 
-    /// Restores the settings that nobody looks after once the daemon has ended, because cores sleep and workers end with it.
+    /// Restores wake-up limits and the timers of polled ports, which serve no purpose once the daemon has ended.
     /// Returns the failures, as sentences.
     pub fn end(&mut self) -> Vec<String> {
         let mut troubles = self.keep_awake(&BTreeSet::new());

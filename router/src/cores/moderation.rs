@@ -164,7 +164,7 @@ pub struct Moderation {
     us: u32,
     /// The means to try, in this order.
     means: &'static [Means],
-    /// Only those of these ports, and only while they are among them; `None`: those of all ports.
+    /// Holds back only the interrupts of ports in this set, while they are in it; `None`: those of all ports.
     polled: Option<PolledPorts>,
     /// By number of the device: our setting, or why the device is left alone until the next start.
     devices: BTreeMap<u32, Result<Setting, &'static str>>,

@@ -15,7 +15,7 @@ use super::{
     workloads,
 };
 use crate::{
-    base::priority::Urgency,
+    base::{clock::monotonic, priority::Urgency},
     config::{CoresSettings, PlacementPolicy},
     linux::{observer::Waker, spreading::Spreads},
     plane::{Polls, Slept},
@@ -262,6 +262,7 @@ impl<A: Scheduling> Placing<A> {
 
     /// Measures, decides and applies. `now`: the present time. The results are in `news`.
     pub fn round(&mut self, now: Duration) {
+        let began = monotonic();
         let named = |id| named(&self.ports, id);
         self.is_something_missed |= self.measured.read(now, named, &mut self.troubles);
         self.last.view = self.view(now);
@@ -277,7 +278,7 @@ impl<A: Scheduling> Placing<A> {
         in_use::go_along(&mut self.last.plan, &self.last.goes_with);
         self.split();
         self.resize(now);
-        let refused = self.apply(now);
+        let refused = self.apply(now, began);
         self.leave_floor(now);
         let done = decision.events.into_iter().filter(|event| !refused.contains(&event.queue));
         self.news.events.extend(
@@ -398,8 +399,8 @@ impl<A: Scheduling> Placing<A> {
     }
 
     /// Moves queues that are not where the plan wants them, or that may also run elsewhere. Returns those that the kernel did
-    /// not move.
-    fn apply(&mut self, now: Duration) -> BTreeSet<QueueId> {
+    /// not move. `began`: when the round began, by the clock; it may have taken long.
+    fn apply(&mut self, now: Duration, began: Duration) -> BTreeSet<QueueId> {
         let is_elsewhere = |(id, core): (&QueueId, &CoreId)| {
             let queue = self.measured.queues.get(id).filter(|queue| queue.is_movable(now))?;
             let is_there = queue.source.core == Some(*core) && queue.source.confined;
@@ -418,9 +419,10 @@ impl<A: Scheduling> Placing<A> {
         by_core(idle.into_iter().take(MOST_IDLE))
             .iter()
             .for_each(|(core, queues)| done.extend(self.go_to(*core, queues)));
+        let moved_at = now + monotonic().saturating_sub(began);
         for (id, core, result) in done {
             match result {
-                Ok(()) => self.is_now_on(id, core, now),
+                Ok(()) => self.is_now_on(id, core, moved_at),
                 Err(error) => {
                     refused.insert(id);
                     // The core may just have gone offline.

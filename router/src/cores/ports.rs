@@ -234,7 +234,7 @@ impl Ports {
         told
     }
 
-    /// Lets the TX queue with the number of an RX queue that was moved to a core follow it there.
+    /// Records that an RX queue was moved to a core. Moves the TX queue of the same number there, too.
     pub fn moved(&self, knobs: &mut Knobs, queue: QueueId, core: CoreId) {
         let mut all = self.known().flat_map(|(_, name, known)| known.queues.queues.iter().zip(repeat(name)));
         match all.find(|(source, _)| source.id == queue) {

@@ -52,7 +52,7 @@ impl<A: Affinity> Surroundings<A> {
         Ok(new)
     }
 
-    /// Reads the cores again if others are online now.
+    /// Reads the cores again if the set of online cores has changed.
     pub fn find_cores(&mut self, roots: &Roots) -> io::Result<()> {
         let online = online(roots)?;
         if online != self.online {

@@ -211,7 +211,7 @@ fn of_runs(paths: &[PathReport]) -> Vec<Family> {
         counters(
             "millrace_path_hangs",
             "",
-            "Runs of its chain that took so long that its worker got no more packets meanwhile",
+            "Runs of its chain that took more than 1.5 s, counted when they end",
             runs().map(|(path, run)| (of(path), run.hangs)),
         ),
         gauges(

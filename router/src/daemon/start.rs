@@ -67,7 +67,7 @@ fn run_alone<O: Observe>(
     observer: impl FnOnce(&Config, MultipathKeys) -> Result<(O, Waker)>,
 ) -> Result<Ended> {
     let _held = kernel::ensure_bpffs()?;
-    // Before Linux 6.11 this needs CAP_SYSLOG, which is given up then.
+    // Before Linux 6.11, reading the key needs CAP_SYSLOG, which `reduce` gives up.
     let multipath_keys = MultipathKeys::read(config.ecmp);
     privileges::reduce()?;
     let sas = RunningSas::load(&config.sas)?;

@@ -46,7 +46,7 @@ fn rounds(whole: usize) -> usize {
     whole / slower() as usize
 }
 
-/// How many make a test hold something. Few rounds differ much, so the emulated machine needs few.
+/// The least count that a test demands. Counts vary more in fewer rounds, so the emulated machine needs a hundredth.
 fn enough(whole: usize) -> usize {
     if common::is_emulated() { whole / 100 } else { whole }
 }

@@ -11,8 +11,7 @@ use router::user_plane::{
 use std::collections::BTreeMap;
 
 const DOES_NOT_ANSWER: &str = "the worker on core 1 does not answer; it keeps its paths and their packets";
-const MAKES_NO_PROGRESS: &str = "the worker on core 1 makes no progress; its paths have no worker until it goes on; if it does not, \
-                                 restart Millrace";
+const MAKES_NO_PROGRESS: &str = "the worker on core 1 makes no progress; no path of this worker gets packets until it goes on; if it never does, restart Millrace";
 
 /// Sends packets of path 0 with these numbers, and asserts that they come out by q1.
 #[track_caller]

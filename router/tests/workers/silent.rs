@@ -6,8 +6,7 @@ use crate::common::{hogged, only_on};
 /// Short, so that rings can hold the packets that come in this time.
 const PATIENCE: Duration = Duration::from_millis(450);
 const LARGE: Rings = Rings { fill: 4096, ..SMALL };
-const HANGS: &str = "the worker on core 0 hangs in path stuck; its paths have no worker until it goes on; if it does not, restart \
-                     Millrace";
+const HANGS: &str = "the worker on core 0 hangs in path stuck; no path of this worker gets packets until the worker goes on; if it never does, restart Millrace";
 
 fn quick(patience: Duration) -> WorkersSettings {
     WorkersSettings { patience, frames: 32768, ..settings() }

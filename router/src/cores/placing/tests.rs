@@ -293,16 +293,18 @@ fn queues_of_one_instance_are_placed_together() {
 #[test]
 fn a_look_that_began_before_a_move_is_out_of_date() {
     let mut world = World::new("policy = \"fixed\"\nfixed = { eth0 = [2, 3] }");
-    let before = Arc::new(world.looker.look(world.now, true));
+    // The second look begins while the round lasts, and before the queues are moved.
+    let before = [Duration::ZERO, PERIOD + 10 * MS].map(|later| world.looker.look(world.now + later, true));
+    world.fake.get().takes = 20 * MS;
     world.periods(1, &[]);
     assert_eq!(world.cores(70), [2]);
-    world.placing.take(before);
+    before.into_iter().for_each(|look| world.placing.take(look.into()));
     let places =
         |world: &World| world.placing.measured.queues.values().map(|q| q.source.core).collect::<Vec<_>>();
     assert_eq!(places(&world), [Some(2), Some(3)]);
     // A look that began after the move counts.
     world.fake.get().of.insert(70, [1].into());
-    let after = Arc::new(world.looker.look(world.now + MS, false));
+    let after = Arc::new(world.looker.look(world.now + Duration::from_secs(10), false));
     world.placing.take(after);
     assert_eq!(places(&world), [Some(1), Some(3)]);
 }

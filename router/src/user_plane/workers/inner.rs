@@ -42,7 +42,7 @@ pub(super) struct Lane {
     /// When its chain recently panicked.
     pub faults: Vec<u64>,
     pub panicked: u64,
-    /// Runs during which the watch lost its patience (`watch.rs`).
+    /// Runs that took longer than the patience of the settings (`watch.rs`).
     pub hung: u64,
 }
 
@@ -281,7 +281,7 @@ impl Inner {
         (std::mem::replace(&mut self.desk.tables, made.tables), before)
     }
 
-    /// Counts a run of the path during which the watch lost its patience.
+    /// Counts a run of the path that took longer than the patience of the settings.
     pub fn count_hang(&mut self, path: PathId) {
         if let Some(lane) = self.lanes.get_mut(&path) {
             lane.hung += 1;

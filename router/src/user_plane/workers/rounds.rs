@@ -108,7 +108,7 @@ impl Inner {
         turns.begin(hand, &mut hands, || clock.cycles(), |path| rounds.current = Some(path))
     }
 
-    /// Runs the elements. `running` tells the watch whose they are if they do not end.
+    /// Runs the elements. Meanwhile `running` holds their path, so that a hang can be reported with its name.
     #[inline]
     fn run(&mut self) {
         if self.hand.packets() == 0 {

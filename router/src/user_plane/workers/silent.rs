@@ -1,15 +1,15 @@
 //! Workers that make no progress, because their elements do not end or their cores have no time.
 //!
-//! Nothing is taken from such a worker: no thread can know what the hanging one will still touch. Its slots are emptied, so
-//! the XDP program treats packets of its paths as without a worker, and its queues are filled by others (`fill.rs`). What it
-//! has in hand and in its rings waits until it goes on. Then its slots are filled again.
+//! Nothing is taken from such a worker, because it may still use everything that it has. Its slots are emptied, so the XDP
+//! program treats packets of its paths as if they had no worker. Other workers fill its queues (`af_xdp/fill.rs`). Packets
+//! in its hands and rings wait until it goes on. Then its slots are filled again.
 
 use super::{control::Control, held::Ring, thread::Thread};
 use anyhow::{Result, bail};
 use logic::{cores::CoreId, paths::PathId};
 
 impl Control {
-    /// Leaves workers alone that make no progress (`watch.rs`), and takes back those that go on.
+    /// Stops giving packets to workers that make no progress (`watch.rs`), and resumes when they go on.
     pub fn look_at_silent(&mut self) {
         self.silent.retain(|core, _| self.threads.contains_key(core));
         let changed = |(core, thread): (&CoreId, &Thread)| {
@@ -55,13 +55,11 @@ impl Control {
             Some(Some(path)) => {
                 let name = self.held.paths.get(path).map_or("?", |path| path.plan.name.as_str());
                 bail!(
-                    "the worker on core {core} hangs in path {name}; its paths have no worker until it goes on; if it does not, \
-                     restart Millrace"
+                    "the worker on core {core} hangs in path {name}; no path of this worker gets packets until the worker goes on; if it never does, restart Millrace"
                 )
             }
             Some(None) => bail!(
-                "the worker on core {core} makes no progress; its paths have no worker until it goes on; if it does not, restart \
-                 Millrace"
+                "the worker on core {core} makes no progress; no path of this worker gets packets until it goes on; if it never does, restart Millrace"
             ),
         }
     }

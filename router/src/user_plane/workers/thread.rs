@@ -129,7 +129,7 @@ impl Thread {
         (path != NO_PATH).then_some(path as PathId)
     }
 
-    /// Lets a thread that makes no progress hardly disturb others on its core, or gives it back its nice value.
+    /// Sets the least urgent nice value, so that a hanging thread hardly disturbs its core, or restores the thread's own.
     pub fn yields(&self, yields: bool) {
         let nice = if yields { LEAST_URGENT } else { self.nice };
         if let Some(thread) = self.desk.thread() {
