@@ -79,7 +79,7 @@ pub struct PathStand {
     pub stopped_packets: u64,
     /// Panics of its chain since it came to this worker.
     pub panics: u64,
-    /// Runs of more than 1.5 s since the path came to this worker, counted when they end.
+    /// Runs of more than 1.5 s, counted when they end.
     #[serde(default)]
     pub hangs: u64,
     /// Packets that found their RX ring full; not in `packets`.

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::common::{hogged, only_on};
+use router::user_plane::workers::Shared;
 
 /// Short, so that rings can hold the packets that come in this time.
 const PATIENCE: Duration = Duration::from_millis(450);
@@ -72,6 +73,10 @@ fn a_worker_that_hangs_gets_no_packets_until_it_goes_on() {
             bed.epochs.wait(Duration::from_millis(1)).is_err(),
             "the hanging worker is not waited for, but still reads the tables"
         );
+        // Other workers get other tables, and so does the silent one before its next run.
+        let other = Shared { memory: tables(), sas: Arc::default(), captures: Default::default() };
+        bed.workers.set_tables(Arc::new(Rigged(other, bed.told.clone()))).unwrap();
+        send(&mut out);
         bed.told.waits.store(false, Relaxed);
         until("the worker to go on", || bed.workers.apply(&plan).is_empty());
         bed.epochs.wait(Duration::from_secs(1)).unwrap();

@@ -75,6 +75,8 @@ pub(super) struct Control {
     pub watch: Watch,
     /// Workers that make no progress (`silent.rs`), and the paths whose elements do not end.
     pub silent: BTreeMap<CoreId, Option<PathId>>,
+    /// Runs of each path that took longer than the patience of the settings, counted when they ended.
+    pub hangs: BTreeMap<PathId, u64>,
     pub held: Held,
     /// Slots that hold their ring's socket.
     pub filled: BTreeSet<Ring>,
@@ -117,6 +119,7 @@ impl Control {
             threads: BTreeMap::new(),
             watch: Watch::default(),
             silent: BTreeMap::new(),
+            hangs: BTreeMap::new(),
             held: Held::default(),
             filled: BTreeSet::new(),
             closed: BTreeMap::new(),
@@ -132,8 +135,10 @@ impl Control {
     pub fn apply(&mut self, plan: &WorkersPlan) -> Vec<String> {
         self.look_at_silent();
         self.bring_to(plan);
-        let problems = self.problems();
-        mem::take(&mut self.troubles).into_iter().chain(problems).collect()
+        let mut all = mem::take(&mut self.troubles);
+        let problems = self.problems().into_iter().filter(|problem| !all.contains(problem));
+        all.extend(problems.collect::<Vec<_>>());
+        all
     }
 
     fn bring_to(&mut self, plan: &WorkersPlan) {
@@ -219,13 +224,18 @@ impl Control {
 
     /// Asks workers what they have.
     fn look(&mut self) {
-        for core in self.threads.keys().copied().collect::<Vec<_>>() {
+        for core in self.answering() {
             let told = self.ask(core, move |inner| inner.holds(core));
             if let Some(holds) = self.note(told) {
                 self.held.is_told(core, holds);
             }
         }
         self.filled.retain(|ring| self.held.rings.contains_key(ring));
+    }
+
+    /// The workers that make progress.
+    fn answering(&self) -> Vec<CoreId> {
+        self.threads.keys().copied().filter(|core| !self.silent.contains_key(core)).collect()
     }
 
     fn place(&mut self, plan: &WorkersPlan) -> BTreeMap<PathId, CoreId> {
@@ -388,6 +398,9 @@ impl Control {
         if !self.threads.values().any(stopped) {
             return;
         }
+        if let Some(held) = self.held.paths.get_mut(&path) {
+            held.is_stopped = true;
+        }
         for ring in self.held.rings_of(path) {
             if let Err(error) = self.empty_slot(ring) {
                 tracing::warn!("path {path} is stopped, but may still get packets: {error:#}");
@@ -411,7 +424,14 @@ impl Control {
         }
         self.tables = tables;
         let made = self.made();
-        for core in self.threads.keys().copied().collect::<Vec<_>>() {
+        // A silent worker takes them before its next run, and gets no packets until then.
+        for core in self.silent.keys() {
+            let (made, chains) = (made.clone(), chains.remove(core).unwrap_or_default());
+            if let Some(thread) = self.threads.get(core) {
+                thread.leave(move |inner| drop(inner.set_tables(made, chains)));
+            }
+        }
+        for core in self.answering() {
             let new = (made.clone(), chains.remove(&core).unwrap_or_default());
             let done = self.give(core, new, |inner, (made, chains)| inner.set_tables(made, chains));
             if self.note(done.map_err(|not| not.error)).is_some() {
@@ -445,8 +465,11 @@ impl Control {
             let core = *core;
             match self.is_not_silent(core).and_then(|()| thread.ask(move |inner| told(core, inner))) {
                 Ok(told) => {
-                    let share =
-                        |path: PathStand| PathStand { share: self.share(path.id, told.shared), ..path };
+                    let share = |path: PathStand| PathStand {
+                        share: self.share(path.id, told.shared),
+                        hangs: self.hangs.get(&path.id).copied().unwrap_or_default(),
+                        ..path
+                    };
                     report.workers.push(WorkerStand { used: self.used_by(core), ..told.worker });
                     report.paths.extend(told.paths.into_iter().map(share));
                     report.queues.extend(told.queues);

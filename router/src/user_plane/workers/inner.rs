@@ -42,13 +42,11 @@ pub(super) struct Lane {
     /// When its chain recently panicked.
     pub faults: Vec<u64>,
     pub panicked: u64,
-    /// Runs that took longer than the patience of the settings (`watch.rs`).
-    pub hung: u64,
 }
 
 impl Lane {
     pub fn new(plan: PathPlan, made: Made) -> Lane {
-        Lane { plan, made, faults: Vec::new(), panicked: 0, hung: 0 }
+        Lane { plan, made, faults: Vec::new(), panicked: 0 }
     }
 }
 
@@ -164,9 +162,9 @@ impl Inner {
         self.stopped & bit(path) != 0
     }
 
-    /// How often the path's chain panicked, and how often it hung.
-    pub fn faults(&self, path: PathId) -> (u64, u64) {
-        self.lanes.get(&path).map_or((0, 0), |lane| (lane.panicked, lane.hung))
+    /// How often the path's chain panicked.
+    pub fn panics(&self, path: PathId) -> u64 {
+        self.lanes.get(&path).map_or(0, |lane| lane.panicked)
     }
 
     pub fn name(&self, path: PathId) -> String {
@@ -279,13 +277,6 @@ impl Inner {
             }
         }
         (std::mem::replace(&mut self.desk.tables, made.tables), before)
-    }
-
-    /// Counts a run of the path that took longer than the patience of the settings.
-    pub fn count_hang(&mut self, path: PathId) {
-        if let Some(lane) = self.lanes.get_mut(&path) {
-            lane.hung += 1;
-        }
     }
 
     pub fn has_packets_of(&self, path: PathId, port: PortId, queue: u32) -> bool {

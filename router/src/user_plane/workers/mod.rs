@@ -14,7 +14,8 @@
 //!   next call tries that again. It must be called when ports appear, disappear or change, when the configuration changes,
 //!   and every few seconds, so that paths are placed by what they cost.
 //! * [`Workers::set_tables`] must be called when the shared tables are in other memory. If it returns without an error, no
-//!   worker reads the old memory.
+//!   worker reads the old memory, except one that makes no progress: it takes the new tables when it goes on, before it
+//!   gets packets again.
 //! * [`Epochs`] outlive the workers. Before blocks of the tables are used again, [`Epochs::wait`] must return, and
 //!   [`crate::plane::Grace::wait`] too.
 //! * [`Workers::report`] returns all counters. [`Workers::stop`], or drop, ends all paths as an empty plan does.
@@ -218,7 +219,9 @@ impl Workers {
     }
 
     pub fn report(&self) -> WorkersReport {
-        self.control().report()
+        let mut control = self.control();
+        control.look_at_silent();
+        control.report()
     }
 
     /// The memory of packets. Its frames are free again when the workers have stopped, except retired ones.

@@ -91,6 +91,7 @@ impl Control {
     /// Moves the path to this worker, or adds it again to the worker that it is on.
     fn move_path(&mut self, path: PathId, from: CoreId, to: CoreId, plan: &PathPlan) -> Result<()> {
         ensure!(self.threads.contains_key(&to), "path {}: core {to} has no worker", plan.name);
+        self.is_not_silent(to)?;
         let moving = self.ask(from, move |inner| inner.give_up(path))?;
         let mut moving =
             moving.with_context(|| format!("path {}: its worker does not have it", plan.name))?;

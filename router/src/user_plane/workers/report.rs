@@ -100,7 +100,7 @@ fn ran_ns() -> u64 {
 fn paths(core: CoreId, inner: &Inner) -> Vec<PathStand> {
     let path = |account: logic::paths::Account| {
         let id = account.path.id;
-        let (fates, (panics, hangs)) = (inner.desk.fates.get(usize::from(id))?, inner.faults(id));
+        let (fates, panics) = (inner.desk.fates.get(usize::from(id))?, inner.panics(id));
         let ring_full =
             |ring: &Receiver| ring.statistics().map_or(0, |statistics| statistics.receive_ring_full);
         let ring_full = inner.io.receivers(id.into()).map(ring_full).sum::<u64>() + fates.ring_full_before;
@@ -111,7 +111,6 @@ fn paths(core: CoreId, inner: &Inner) -> Vec<PathStand> {
             worker: core,
             stopped: inner.is_stopped(id).then(|| STOPPED.into()),
             panics,
-            hangs,
             ring_full,
             runs: fates.runs_before + account.runs - account.empty_runs,
             cycles: fates.cycles_before + account.cycles,

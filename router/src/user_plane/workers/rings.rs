@@ -341,7 +341,7 @@ impl Control {
     }
 
     /// Fills the slots of paths that run. Their workers have the rings by then, because packets come at once.
-    pub(super) fn fill_slots(&mut self) {
+    fn fill_slots(&mut self) {
         let held = &self.held;
         let runs = |path: &PathId| held.paths.get(path).is_some_and(|path| !path.is_stopped);
         let is_empty = |ring: &Ring| !self.filled.contains(ring) && runs(&ring.1);

@@ -9,16 +9,16 @@ use anyhow::{Result, bail};
 use logic::{cores::CoreId, paths::PathId};
 
 impl Control {
-    /// Stops giving packets to workers that make no progress (`watch.rs`), and resumes when they go on.
+    /// Stops giving packets to workers that make no progress (`watch.rs`). The next plan gives packets to those that went on.
     pub fn look_at_silent(&mut self) {
         self.silent.retain(|core, _| self.threads.contains_key(core));
         let changed = |(core, thread): (&CoreId, &Thread)| {
-            (thread.standing().is_still() != self.silent.contains_key(core)).then_some(*core)
+            (thread.is_still() != self.silent.contains_key(core)).then_some(*core)
         };
         let changed: Vec<CoreId> = self.threads.iter().filter_map(changed).collect();
         for core in changed {
             match self.silent.remove(&core) {
-                Some(path) => self.take_back(core, path),
+                Some(path) => self.goes_on(core, path),
                 None => self.leave_alone(core),
             }
         }
@@ -26,8 +26,13 @@ impl Control {
 
     fn leave_alone(&mut self, core: CoreId) {
         let Some(thread) = self.threads.get(&core) else { return };
+        let path = thread.running();
+        // Otherwise it went on, and this is the path of another run.
+        if !thread.is_still() {
+            return;
+        }
         thread.yields(true);
-        self.silent.insert(core, thread.running());
+        self.silent.insert(core, path);
         let of_core = |(_, (reader, _)): &(&Ring, &(CoreId, u32))| *reader == core;
         let rings: Vec<Ring> = self.held.rings.iter().filter(of_core).map(|(ring, _)| *ring).collect();
         for ring in rings {
@@ -37,14 +42,9 @@ impl Control {
         }
     }
 
-    fn take_back(&mut self, core: CoreId, path: Option<PathId>) {
-        let Some(thread) = self.threads.get(&core) else { return };
-        thread.yields(false);
-        if let Some(path) = path {
-            let counted = thread.ask(move |inner| inner.count_hang(path));
-            self.note(counted);
-        }
-        self.fill_slots();
+    fn goes_on(&mut self, core: CoreId, path: Option<PathId>) {
+        path.iter().for_each(|path| *self.hangs.entry(*path).or_default() += 1);
+        self.threads.get(&core).iter().for_each(|thread| thread.yields(false));
     }
 
     /// # Errors
@@ -64,12 +64,13 @@ impl Control {
         }
     }
 
-    /// What is wrong with the cores of workers, for people, as long as it lasts.
+    /// What is wrong with workers, for people, as long as it lasts.
     pub fn problems(&self) -> Vec<String> {
+        let silent = self.silent.keys().filter_map(|core| self.is_not_silent(*core).err());
         let away = self.threads.iter().filter(|(_, thread)| thread.standing().has_no_core());
-        away.map(|(core, _)| {
+        let away = away.map(|(core, _)| {
             format!("core {core} has no time for its worker, which runs on other cores until it has")
-        })
-        .collect()
+        });
+        silent.map(|error| error.to_string()).chain(away).collect()
     }
 }

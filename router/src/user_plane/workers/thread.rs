@@ -17,7 +17,7 @@ use crate::{
 };
 use anyhow::{Context, Error, Result, anyhow};
 use logic::{cores::CoreId, paths::PathId};
-use rustix::thread::{CpuSet, Pid, gettid, sched_setaffinity};
+use rustix::thread::{CapabilitySet, CpuSet, Pid, capabilities, gettid, sched_setaffinity};
 use std::{
     cell::Cell,
     collections::VecDeque,
@@ -123,6 +123,11 @@ impl Thread {
         &self.desk.standing
     }
 
+    /// Whether it makes no progress, not even since the watch looked last.
+    pub fn is_still(&self) -> bool {
+        self.desk.standing.is_still() && self.desk.standing.has_seen(self.desk.epoch.now())
+    }
+
     /// The path whose elements run now, if any do.
     pub fn running(&self) -> Option<PathId> {
         let path = self.desk.running.load(Relaxed);
@@ -131,10 +136,21 @@ impl Thread {
 
     /// Sets the least urgent nice value, so that a hanging thread hardly disturbs its core, or restores the thread's own.
     pub fn yields(&self, yields: bool) {
+        let may_restore =
+            || capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE));
+        if yields && !may_restore() {
+            return;
+        }
         let nice = if yields { LEAST_URGENT } else { self.nice };
         if let Some(thread) = self.desk.thread() {
             let _ = Urgency::usual(nice.into()).set(thread.as_raw_nonzero().get());
         }
+    }
+
+    /// Makes the worker run this after its present run, however long that lasts.
+    pub fn leave(&self, what: impl FnOnce(&mut Inner) + Send + 'static) {
+        locked(&self.desk.commands).push_back(Box::new(what));
+        self.desk.call();
     }
 
     /// Makes the worker run this between two runs; returns the result.
@@ -257,7 +273,7 @@ impl Drop for Thread {
         let Some(thread) = self.thread.take() else { return };
         let begun = Instant::now();
         while !thread.is_finished() {
-            if begun.elapsed() > ANSWERS_WITHIN || self.is_silent() {
+            if begun.elapsed() > ANSWERS_WITHIN || self.is_silent() || self.is_still() {
                 // Its epoch stays, so that the blocks that it reads are not used again.
                 return tracing::error!(
                     "the worker on core {} does not end; it keeps its paths and their packets",
