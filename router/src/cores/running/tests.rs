@@ -41,27 +41,39 @@ impl World {
         (0..4).for_each(|core| tree.write(&limit(core), "0\n"));
         let text = format!("[cores]\npolicy = \"fixed\"\nfixed = {{ eth0 = [2, 3] }}\n{settings}");
         let config = Config::parse(std::path::Path::new("m.toml"), &text).unwrap();
-        let (experimental, wanted, names) =
-            (config.experimental, Arc::new(config.cores), Arc::<[String]>::from(["eth0".to_owned()]));
-        let (ask, file) = (ask(netlink), tree.path("m.cores"));
-        let polled = PolledPorts::default();
+        let (ask, polled) = (ask(netlink), PolledPorts::default());
+        let moderation = Moderation::while_polled(polled.clone(), 150);
+        let mut world = World::begin(tree, fake, ask, config.cores, config.experimental, |looker| {
+            looker.ports.moderation = Some(moderation);
+        });
+        world.polled = polled;
+        world
+    }
+
+    /// Starts the threads for port eth0. `change` changes what looks before.
+    fn begin(
+        tree: Tree,
+        fake: Fake,
+        ask: Box<dyn Ask>,
+        wanted: CoresSettings,
+        experimental: Experimental,
+        change: impl FnOnce(&mut Looker<Fake>),
+    ) -> World {
+        let (wanted, names) = (Arc::new(wanted), Arc::<[String]>::from(["eth0".to_owned()]));
+        let file = tree.path("m.cores");
         let mut looker =
             Looker::new(tree.roots(), fake.clone(), ask, wanted.clone(), experimental, &names, file).unwrap();
-        looker.ports.moderation = Some(Moderation::while_polled(polled.clone(), 150));
+        change(&mut looker);
         let placing = Placing::new(tree.roots(), fake.clone(), &wanted, names.clone()).unwrap();
-        let threads = run(
-            looker,
-            placing,
-            Handle {
-                exchange: Arc::new(Exchange::new()),
-                wanted,
-                experimental,
-                conditions: Conditions::default(),
-                names,
-            },
-        )
-        .unwrap();
-        World { tree, fake, polled, threads: Some(threads) }
+        let handle = Handle {
+            exchange: Arc::new(Exchange::new()),
+            wanted,
+            experimental,
+            conditions: Conditions::default(),
+            names,
+        };
+        let threads = Some(run(looker, placing, handle).unwrap());
+        World { tree, fake, polled: PolledPorts::default(), threads }
     }
 
     fn handle(&self) -> Handle {
@@ -220,28 +232,11 @@ fn spreading(nic: &Nic, file: &str) -> World {
     }
     netlink.threads(&(70..78).collect::<Vec<_>>());
     let wanted = CoresSettings { hold: Interval(Duration::from_millis(100)), ..CoresSettings::default() };
-    let (wanted, names) = (Arc::new(wanted), Arc::<[String]>::from(["eth0".to_owned()]));
-    let (state, ask) = (tree.path("m.cores"), Box::new(netlink));
-    let experimental = Experimental::default();
-    let mut looker =
-        Looker::new(tree.roots(), fake.clone(), ask, wanted.clone(), experimental, &names, state).unwrap();
-    let classifier = Box::new(Ntuple(nic.clone()));
-    looker.ports.spreader = Spreader::new(Spreading::open(classifier, file.into(), |_| true));
-    looker.every = ONCE;
-    let placing = Placing::new(tree.roots(), fake.clone(), &wanted, names.clone()).unwrap();
-    let threads = run(
-        looker,
-        placing,
-        Handle {
-            exchange: Arc::new(Exchange::new()),
-            wanted,
-            experimental,
-            conditions: Conditions::default(),
-            names,
-        },
-    )
-    .unwrap();
-    World { tree, fake, polled: PolledPorts::default(), threads: Some(threads) }
+    World::begin(tree, fake, Box::new(netlink), wanted, Experimental::default(), |looker| {
+        let classifier = Box::new(Ntuple(nic.clone()));
+        looker.ports.spreader = Spreader::new(Spreading::open(classifier, file.into(), |_| true));
+        looker.every = ONCE;
+    })
 }
 
 #[test]
