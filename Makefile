@@ -50,9 +50,10 @@ test: setup ## all tests; those that need root run only as root
 test-root: setup ## the tests that need root, in network namespaces of their own, several at a time (ARGS='--jobs 1 policy')
 	scripts/test-root.py $(ARGS)
 
-soak: setup ## compare random routes and topologies with Linux, for hours: SECONDS=3600 ROUNDS=2000; root
+soak: setup ## compare random routes, topologies and firewall rules with Linux, for hours: SECONDS=3600 ROUNDS=2000; root
 	cargo build --workspace
 	MILLRACE_SOAK_SECONDS=$(SECONDS) cargo test -p millrace --test netlink -- --ignored --nocapture agree
+	MILLRACE_ROUNDS=$(ROUNDS) cargo test -p millrace --test firewall -- --ignored --nocapture
 	MILLRACE_ROUNDS=$(ROUNDS) cargo test -p millrace --test differential -- --ignored --nocapture
 
 test-vm: ## boot Debian's 6.1 kernel in a virtual machine and test there (MILLRACE_VM_KERNEL=6.12: Debian 13's)

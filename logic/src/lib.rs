@@ -17,6 +17,7 @@
 //! | [`elements`] | the elements: what paths do with their packets |
 //! | [`esp`] | security associations: keys, sequence numbers, windows |
 //! | [`worker`] | lets `paths` pick and `elements` run, wherever packets come from |
+//! | [`firewall`] | proves which packets the rules of a firewall accept without any effect |
 //! | [`flow`] | flow rules: what they match and do, and what the flow tables hold |
 //! | [`sim`] | runs the allocator of `cores` and a worker of `paths` in virtual time |
 //! | [`openflow`] | OpenFlow messages on the wire |
@@ -31,6 +32,7 @@ pub mod cpus;
 pub mod elements;
 pub mod esp;
 pub mod fib;
+pub mod firewall;
 pub mod flow;
 pub mod hash;
 pub mod learned;

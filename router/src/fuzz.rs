@@ -24,7 +24,7 @@ use crate::{
     cli::capture,
     config::Config,
     cores::{irqs, threads},
-    linux::{hazards, netlink},
+    linux::{hazards, netlink, nftables},
     user_plane::{
         calibrate::Calibration,
         sas::{key, sequence_file},
@@ -32,6 +32,11 @@ use crate::{
 };
 use logic::{
     cpus,
+    firewall::{
+        prove::prove,
+        ruleset::Ruleset,
+        traffic::{Device, Scope, Traffic, Version},
+    },
     flow::{
         FlowCommand, Key, RulePort,
         execute::{Context, Packet, execute},
@@ -211,6 +216,16 @@ fn netlink(bytes: &[u8]) {
         let _ = hazards::rules::parse(message);
         let _ = hazards::traffic::parse(message);
         let _ = hazards::xfrm::parse(message);
+        proved(&nftables::read_any(message));
+    }
+}
+
+/// Rules that nobody has checked are followed to an end.
+fn proved(ruleset: &Ruleset) {
+    let device = |ifindex, name: &str| Device { ifindex, name: name.into(), below: vec!["c".into()] };
+    for scope in [Scope::All, Scope::Established { protocol: 6 }] {
+        let traffic = Traffic { version: Version::V4, input: device(1, "a"), output: device(2, "b"), scope };
+        let _ = prove(ruleset, &traffic);
     }
 }
 

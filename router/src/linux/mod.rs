@@ -8,6 +8,7 @@
 //! | [`multipath`] | the key with which Linux chooses among next hops |
 //! | [`netlink`] | messages and sockets |
 //! | [`netns`] | network namespaces |
+//! | [`nftables`] | the rules of nf_tables |
 //! | [`observer`] | turns the reports of Linux, in every namespace involved, into events |
 //! | [`spreading`] | changes indirection tables, for steered flows and for placing |
 
@@ -17,5 +18,6 @@ pub mod hazards;
 pub mod multipath;
 pub mod netlink;
 pub mod netns;
+pub mod nftables;
 pub mod observer;
 pub mod spreading;

@@ -1,0 +1,604 @@
+//! Follows packets through all rules that they pass, and proves that each of them is accepted, with no effect that
+//! anybody else could see.
+//!
+//! A comparison of something that is not known goes both ways. Rules that are reached must therefore accept on every
+//! way; the first that may not is the [`Obstacle`]. So a proof never depends on a guess, and an obstacle may be one that
+//! no packet meets.
+
+use super::{
+    bits::{Answer, Bits, Registers},
+    extension,
+    ruleset::{
+        Base, Chain, Comparison, Devices, Element, Expression, Family, Header, Hook, Into, Register, Rule,
+        Ruleset, Set, Table, Value, Verdict,
+    },
+    traffic::{Device, Loaded, Marks, Place, Scope, Traffic, Version},
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A proof may take so many steps. It bounds the time that rules of others can cost.
+const MOST_STEPS: u32 = 1_000_000;
+/// `NFT_JUMP_STACK_SIZE`
+const MOST_JUMPS: usize = 16;
+/// A proof for all packets may leave out so many ranges of addresses.
+const MOST_EXCEPTIONS: usize = 8;
+
+/// All packets of the traffic are accepted, except those of `except`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Proof {
+    /// Flow tables to which rules add the connection, whichever of its packets comes.
+    pub flow_tables: BTreeSet<String>,
+    /// The proof holds for so many ms after the sets were read: then an element expires.
+    pub holds_ms: Option<u64>,
+    /// Linux decides about packets with these addresses. Only [`Scope::All`] has any.
+    pub except: Vec<Exception>,
+}
+
+/// Addresses from `low` to `high`, both included, in network byte order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exception {
+    pub part: AddressPart,
+    pub low: Vec<u8>,
+    pub high: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AddressPart {
+    Source,
+    Destination,
+}
+
+/// The rule that prevented a proof. All names are foreign text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Obstacle {
+    pub family: Family,
+    pub table: String,
+    pub chain: String,
+    /// `None`: the chain itself.
+    pub handle: Option<u64>,
+    pub why: Why,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// It may drop a packet.
+    Drops,
+    /// The policy of the chain drops packets that no rule accepts.
+    Policy,
+    /// It has this statement or match, which has effects or is not understood.
+    Does(String),
+    /// It asks a map of verdicts that packets can change.
+    AsksChangingMap(String),
+    /// It names something that is not there, or the rules lead too deep.
+    Malformed,
+    /// There is more to follow than a proof may take.
+    TooMuch,
+    /// It is hooked where this version knows no hook.
+    UnknownHook,
+    /// It looks at frames of a device below, with their VLAN tags.
+    BelowVlan,
+}
+
+/// Proves that all packets of this traffic are accepted.
+pub fn prove(ruleset: &Ruleset, traffic: &Traffic) -> Result<Proof, Obstacle> {
+    let mut chains: Vec<_> = ruleset
+        .tables
+        .iter()
+        .filter(|table| !table.dormant && concerns(table.family, traffic.version))
+        .flat_map(|table| table.chains.iter().map(move |(name, chain)| (table, name, chain)))
+        .filter_map(|(table, name, chain)| Some((table, name, chain, chain.base.as_ref()?)))
+        .filter(|(.., base)| !base.nat || traffic.scope == Scope::All)
+        .collect();
+    chains.sort_by_key(|(.., base)| (base.hook, base.priority));
+    let mut walk =
+        Walk { traffic, marks: Marks::default(), proof: Proof::default(), steps: 0, certain: true };
+    for (table, name, chain, base) in chains {
+        walk.base(table, name, chain, base)?;
+    }
+    Ok(walk.proof)
+}
+
+fn concerns(family: Family, version: Version) -> bool {
+    match family {
+        Family::Inet | Family::Netdev => true,
+        Family::Ipv4 => version == Version::V4,
+        Family::Ipv6 => version == Version::V6,
+    }
+}
+
+/// How a rule or a chain can end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Ends {
+    /// The next rule follows; of a chain: the caller goes on.
+    next: bool,
+    accepts: bool,
+    /// The chain ends without a verdict.
+    returns: bool,
+}
+
+impl Ends {
+    const NEXT: Ends = Ends { next: true, accepts: false, returns: false };
+
+    fn or(self, other: Ends) -> Ends {
+        Ends {
+            next: self.next | other.next,
+            accepts: self.accepts | other.accepts,
+            returns: self.returns | other.returns,
+        }
+    }
+}
+
+/// Where the walk is.
+struct Position<'a> {
+    table: &'a Table,
+    chain: &'a str,
+    handle: Option<u64>,
+    place: Place,
+    depth: usize,
+}
+
+impl Position<'_> {
+    fn obstacle(&self, why: Why) -> Obstacle {
+        Obstacle {
+            family: self.table.family,
+            table: self.table.name.clone(),
+            chain: self.chain.to_owned(),
+            handle: self.handle,
+            why,
+        }
+    }
+
+    fn does<T>(&self, what: &str) -> Result<T, Obstacle> {
+        Err(self.obstacle(Why::Does(what.to_owned())))
+    }
+}
+
+/// The registers of a rule, and which address of the packet was loaded last.
+#[derive(Clone)]
+struct State {
+    registers: Registers,
+    address: Option<LoadedAddress>,
+}
+
+/// The first bytes of an address in a register.
+#[derive(Clone)]
+struct LoadedAddress {
+    part: AddressPart,
+    register: Register,
+    mask: Vec<u8>,
+}
+
+struct Walk<'a> {
+    traffic: &'a Traffic,
+    marks: Marks,
+    proof: Proof,
+    steps: u32,
+    /// All packets come to this step.
+    certain: bool,
+}
+
+/// Chains that were followed before, by name, and whether a rule may have set the mark before.
+type Known<'a> = BTreeMap<(&'a str, bool), Ends>;
+
+impl Walk<'_> {
+    fn base(&mut self, table: &Table, name: &str, chain: &Chain, base: &Base) -> Result<(), Obstacle> {
+        let place = Place { hook: base.hook, priority: base.priority };
+        let at = Position { table, chain: name, handle: None, place, depth: 0 };
+        match self.device(base) {
+            _ if base.hook == Hook::Unknown => return Err(at.obstacle(Why::UnknownHook)),
+            Some(Bound::Elsewhere) => return Ok(()),
+            Some(Bound::Below) if chain.rules.is_empty() && base.accepts => return Ok(()),
+            Some(Bound::Below) => return Err(at.obstacle(Why::BelowVlan)),
+            Some(Bound::Here) | None => (),
+        }
+        self.certain = true;
+        let ends = self.chain(&at, chain, &mut Known::new())?;
+        match ends.returns && !base.accepts {
+            true => Err(at.obstacle(Why::Policy)),
+            false => Ok(()),
+        }
+    }
+
+    /// `None`: the chain is not bound to devices.
+    fn device(&self, base: &Base) -> Option<Bound> {
+        let sides = match base.hook {
+            Hook::Ingress => &self.traffic.input,
+            Hook::Egress => &self.traffic.output,
+            _ => return None,
+        };
+        Some(match &base.devices {
+            Devices::All | Devices::Unknown => Bound::Here,
+            Devices::Named(names) => bound(names, sides),
+        })
+    }
+
+    /// Follows a chain; the result has `next: false`.
+    fn chain<'a>(
+        &mut self,
+        at: &Position<'a>,
+        chain: &'a Chain,
+        known: &mut Known<'a>,
+    ) -> Result<Ends, Obstacle> {
+        let key = (at.chain, self.marks.packet);
+        if let Some(ends) = known.get(&key) {
+            return Ok(*ends);
+        }
+        let mut ends = Ends::default();
+        let mut goes_on = true;
+        for rule in &chain.rules {
+            let at = Position { handle: Some(rule.handle), ..*at };
+            let state = State { registers: Registers::unknown(), address: None };
+            let rule = self.rule(&at, rule, 0, state, known)?;
+            ends = ends.or(rule);
+            goes_on = rule.next;
+            if !goes_on {
+                break;
+            }
+        }
+        let ends = Ends { next: false, returns: ends.returns || goes_on, ..ends };
+        known.insert(key, ends);
+        Ok(ends)
+    }
+
+    /// Follows a rule from this step on.
+    fn rule<'a>(
+        &mut self,
+        at: &Position<'a>,
+        rule: &'a Rule,
+        first: usize,
+        mut state: State,
+        known: &mut Known<'a>,
+    ) -> Result<Ends, Obstacle> {
+        for (i, step) in rule.expressions.iter().enumerate().skip(first) {
+            self.spend(at, 1)?;
+            let matched = match step {
+                Expression::Verdict(verdict) => match self.verdict(at, verdict, known)? {
+                    Some(ends) => return Ok(ends),
+                    None => Answer::Yes,
+                },
+                Expression::Lookup { from, set, into: Into::Verdict, .. } => {
+                    return self.verdict_map(at, rule, i, state, *from, set, known);
+                }
+                _ => self.step(at, step, &mut state)?,
+            };
+            match matched {
+                Answer::Yes => (),
+                Answer::No => return Ok(Ends::NEXT),
+                Answer::Maybe => {
+                    let except = self.exceptions(at, step, &state);
+                    let certain = std::mem::replace(&mut self.certain, false);
+                    let rest = self.rule(at, rule, i + 1, state, known);
+                    let goes_on = rest.as_ref().map_or(true, |ends| *ends == Ends::NEXT);
+                    self.certain = certain && goes_on;
+                    return match (rest, except) {
+                        (Ok(ends), _) => Ok(ends.or(Ends::NEXT)),
+                        (Err(_), Some(except)) if self.leave_out(&except) => Ok(Ends::NEXT),
+                        (Err(obstacle), _) => Err(obstacle),
+                    };
+                }
+            }
+        }
+        Ok(Ends::NEXT)
+    }
+
+    fn spend(&mut self, at: &Position<'_>, steps: usize) -> Result<(), Obstacle> {
+        self.steps = self.steps.saturating_add(u32::try_from(steps).unwrap_or(u32::MAX));
+        if self.steps > MOST_STEPS { Err(at.obstacle(Why::TooMuch)) } else { Ok(()) }
+    }
+
+    /// `None`: the rule goes on.
+    fn verdict<'a>(
+        &mut self,
+        at: &Position<'a>,
+        verdict: &'a Verdict,
+        known: &mut Known<'a>,
+    ) -> Result<Option<Ends>, Obstacle> {
+        let (name, is_jump) = match verdict {
+            Verdict::Accept => return Ok(Some(Ends { accepts: true, ..Ends::default() })),
+            Verdict::Drop => return Err(at.obstacle(Why::Drops)),
+            Verdict::Continue => return Ok(None),
+            Verdict::Break => return Ok(Some(Ends::NEXT)),
+            Verdict::Return => return Ok(Some(Ends { returns: true, ..Ends::default() })),
+            Verdict::Other => return at.does("queue"),
+            Verdict::Jump(name) => (name, true),
+            Verdict::Goto(name) => (name, false),
+        };
+        let Some(chain) = at.table.chains.get(name).filter(|_| at.depth < MOST_JUMPS) else {
+            return Err(at.obstacle(Why::Malformed));
+        };
+        let below = Position { chain: name, handle: None, depth: at.depth + 1, ..*at };
+        let ends = self.chain(&below, chain, known)?;
+        Ok(Some(match is_jump {
+            true => Ends { next: ends.returns, accepts: ends.accepts, returns: false },
+            false => ends,
+        }))
+    }
+
+    /// A map of verdicts: follows each that the key can have.
+    #[expect(clippy::too_many_arguments)]
+    fn verdict_map<'a>(
+        &mut self,
+        at: &Position<'a>,
+        rule: &'a Rule,
+        step: usize,
+        state: State,
+        from: Register,
+        name: &str,
+        known: &mut Known<'a>,
+    ) -> Result<Ends, Obstacle> {
+        let found = self.look_up(at, &state, from, name)?;
+        if found.changing {
+            return Err(at.obstacle(Why::AsksChangingMap(name.to_owned())));
+        }
+        let mut ends = if found.is_there == Answer::Yes { Ends::default() } else { Ends::NEXT };
+        self.certain &= found.is_there != Answer::Maybe && found.values.len() < 2;
+        for value in found.values {
+            let Value::Verdict(verdict) = value else { return Err(at.obstacle(Why::Malformed)) };
+            ends = ends.or(match self.verdict(at, verdict, known)? {
+                Some(ends) => ends,
+                None => self.rule(at, rule, step + 1, state.clone(), known)?,
+            });
+        }
+        Ok(ends)
+    }
+
+    /// A step that is neither a verdict nor a map of them: does it match?
+    fn step(&mut self, at: &Position<'_>, step: &Expression, state: &mut State) -> Result<Answer, Obstacle> {
+        let registers = &mut state.registers;
+        let (loaded, into) = match step {
+            Expression::Meta { key, into } => (self.traffic.meta(*key, at.place, self.marks), *into),
+            Expression::Ct { key, direction, into } => (self.traffic.ct(*key, *direction, at.place), *into),
+            Expression::Payload { header, offset, bytes, into } => {
+                let loaded = self.traffic.payload(*header, *offset, *bytes, at.place);
+                store(registers, *into, &loaded);
+                state.address = self.address(*header, *offset, *bytes, *into);
+                return Ok(matched(&loaded));
+            }
+            Expression::DestinationType { into } => match self.traffic.destination_type(at.place) {
+                Some(kind) => (Loaded::Value(Bits::known(&u32::from(kind).to_ne_bytes())), *into),
+                None => (Loaded::Unsure(Bits::unknown(4)), *into),
+            },
+            Expression::Load { bytes, into } => (Loaded::Unsure(Bits::unknown(*bytes as usize)), *into),
+            Expression::Constant { value, into } => (Loaded::Value(Bits::known(value)), *into),
+            Expression::Mask { from, into, mask, xor } => {
+                let masked = registers.load(*from, mask.len()).masked(mask, xor);
+                registers.store(*into, &masked);
+                let address =
+                    state.address.take().filter(|a| a.register == *from && xor.iter().all(|x| *x == 0));
+                state.address = address.map(|a| LoadedAddress { register: *into, mask: mask.clone(), ..a });
+                return Ok(Answer::Yes);
+            }
+            Expression::Swap { from, into, bytes, unit } => {
+                let swapped = registers.load(*from, *bytes as usize).swapped(*unit as usize);
+                (Loaded::Value(swapped), *into)
+            }
+            Expression::Compare { from, by, value } => {
+                return Ok(registers.load(*from, value.len()).compare(*by, value));
+            }
+            Expression::Range { from, outside, low, high } => {
+                return Ok(registers.load(*from, low.len()).between(low, high).inverted(*outside));
+            }
+            Expression::Lookup { from, set, absent, into } => {
+                let found = self.look_up(at, state, *from, set)?;
+                if let Into::Register(into) = into {
+                    let values = found.values.iter().map(|value| match value {
+                        Value::Bytes(bytes) => Bits::known(bytes),
+                        _ => Bits::unknown(REGISTER_VALUE),
+                    });
+                    let joined = values.reduce(|a, b| a.join(&b)).filter(|_| !found.changing);
+                    state.registers.store(*into, &joined.unwrap_or(Bits::unknown(REGISTER_VALUE)));
+                    state.address = None;
+                }
+                return Ok(found.is_there.inverted(*absent));
+            }
+            Expression::SetMeta { key: META_MARK, .. } => {
+                self.marks.packet = true;
+                return Ok(Answer::Yes);
+            }
+            Expression::SetMeta { .. } => return at.does("meta set"),
+            Expression::Count => return Ok(Answer::Yes),
+            Expression::AddFlow(name) => {
+                if self.certain {
+                    self.proof.flow_tables.insert(name.clone());
+                }
+                // A packet that the flow table does not take ends the rule (nft_flow_offload_eval).
+                return Ok(Answer::Maybe);
+            }
+            Expression::Update { set } => return at.does(&format!("update @{set}")),
+            Expression::Match(extension) => {
+                return match extension::matches(extension, self.traffic, at.place, self.marks) {
+                    Some(answer) => Ok(answer),
+                    None => at.does(&format!("-m {}", extension.name)),
+                };
+            }
+            Expression::Maybe(_) => return Ok(Answer::Maybe),
+            Expression::Other(name) => return at.does(name),
+            Expression::Verdict(_) => return Err(at.obstacle(Why::Malformed)),
+        };
+        store(registers, into, &loaded);
+        state.address = None;
+        Ok(matched(&loaded))
+    }
+
+    /// The address that a load has put into a register.
+    fn address(&self, header: Header, offset: u32, bytes: u32, register: Register) -> Option<LoadedAddress> {
+        let (source, destination, length) = match self.traffic.version {
+            Version::V4 => (12, 16, 4),
+            Version::V6 => (8, 24, 16),
+        };
+        let part = match offset {
+            _ if header != Header::Network || bytes > length => return None,
+            _ if offset == source => AddressPart::Source,
+            _ if offset == destination => AddressPart::Destination,
+            _ => return None,
+        };
+        Some(LoadedAddress { part, register, mask: vec![0xff; bytes as usize] })
+    }
+
+    /// The addresses for which this step matches, if it depends on nothing else. NAT could change addresses, so only
+    /// a proof about all packets can leave some out.
+    fn exceptions(&self, at: &Position<'_>, step: &Expression, state: &State) -> Option<Vec<Exception>> {
+        let address = state.address.as_ref().filter(|_| self.traffic.scope == Scope::All)?;
+        let whole = if self.traffic.version == Version::V4 { 4 } else { 16 };
+        let range = |low: &[u8], high: &[u8]| {
+            let fill = |bytes: &[u8], with: u8| {
+                let mask = address.mask.iter().chain(std::iter::repeat(&0));
+                let bytes = bytes.iter().chain(std::iter::repeat(&0));
+                mask.zip(bytes).take(whole).map(|(mask, byte)| byte & mask | with & !mask).collect()
+            };
+            Exception { part: address.part, low: fill(low, 0), high: fill(high, 0xff) }
+        };
+        if !is_prefix(&address.mask) {
+            return None;
+        }
+        match step {
+            Expression::Compare { from, by: Comparison::Equal, value }
+                if *from == address.register && value.len() == address.mask.len() =>
+            {
+                Some(vec![range(value, value)])
+            }
+            Expression::Range { from, outside: false, low, high }
+                if *from == address.register && low.len() == address.mask.len() =>
+            {
+                Some(vec![range(low, high)])
+            }
+            Expression::Lookup { from, set, absent: false, into: Into::Nowhere }
+                if *from == address.register =>
+            {
+                let set = at.table.sets.get(set)?;
+                let fits = !set.changing && set.otherwise.is_none() && set.key_bytes() == address.mask.len();
+                let elements =
+                    Some(&set.elements).filter(|elements| fits && elements.len() <= MOST_EXCEPTIONS)?;
+                Some(elements.iter().map(|element| range(&element.low, &element.high)).collect())
+            }
+            _ => None,
+        }
+    }
+
+    /// Leaves these addresses out of the proof, if there is room.
+    fn leave_out(&mut self, except: &[Exception]) -> bool {
+        let new: Vec<_> = except.iter().filter(|e| !self.proof.except.contains(e)).cloned().collect();
+        let fits = self.proof.except.len() + new.len() <= MOST_EXCEPTIONS;
+        if fits {
+            self.proof.except.extend(new);
+        }
+        fits
+    }
+
+    fn look_up<'s>(
+        &mut self,
+        at: &Position<'s>,
+        state: &State,
+        from: Register,
+        name: &str,
+    ) -> Result<Found<'s>, Obstacle> {
+        let Some(set) = at.table.sets.get(name) else { return Err(at.obstacle(Why::Malformed)) };
+        let key = state.registers.load(from, set.key_bytes());
+        let candidates = candidates(set, &key);
+        self.spend(at, candidates.len())?;
+        let mut found = Found { is_there: Answer::No, values: Vec::new(), changing: set.changing };
+        for element in candidates {
+            match element.covers(set, &key) {
+                Answer::No => continue,
+                Answer::Maybe => found.is_there = Answer::Maybe,
+                Answer::Yes => {
+                    found.is_there = Answer::Yes;
+                    found.values = vec![&element.value];
+                    if let Some(ms) = element.expires_ms {
+                        let holds = self.proof.holds_ms.get_or_insert(ms);
+                        *holds = (*holds).min(ms);
+                    }
+                    break;
+                }
+            }
+            if !found.values.contains(&&element.value) {
+                found.values.push(&element.value);
+            }
+        }
+        if let Some(value) = set.otherwise.as_ref().filter(|_| found.is_there != Answer::Yes) {
+            found.is_there = Answer::Yes;
+            found.values.push(value);
+        }
+        if set.changing {
+            found.is_there = Answer::Maybe;
+        }
+        match set.effects && found.is_there != Answer::No {
+            true => at.does(&format!("statements of @{name}")),
+            false => Ok(found),
+        }
+    }
+}
+
+/// The most bytes that a map has for a key.
+const REGISTER_VALUE: usize = 64;
+/// `NFT_META_MARK`. No policy rule asks for marks, and no filter of tc, or the router would not be fast.
+const META_MARK: u32 = 3;
+
+enum Bound {
+    Here,
+    Below,
+    Elsewhere,
+}
+
+fn bound(names: &[String], device: &Device) -> Bound {
+    match names {
+        _ if names.contains(&device.name) => Bound::Here,
+        _ if names.iter().any(|name| device.below.contains(name)) => Bound::Below,
+        _ => Bound::Elsewhere,
+    }
+}
+
+/// What a set has for a key.
+struct Found<'a> {
+    is_there: Answer,
+    /// Each value that it may have.
+    values: Vec<&'a Value>,
+    changing: bool,
+}
+
+/// The elements that may cover a key. If the key is known, the only one is the last that does not begin after it.
+fn candidates<'a>(set: &'a Set, key: &Bits) -> &'a [Element] {
+    if set.parts.len() != 1 || !key.is_known() {
+        return &set.elements;
+    }
+    let begins =
+        |e: &Element| key.compare(Comparison::GreaterOrEqual, &e.low[..e.low.len().min(key.bytes())]);
+    let after = set.elements.partition_point(|e| begins(e) == Answer::Yes);
+    &set.elements[after.saturating_sub(1)..after]
+}
+
+impl Element {
+    fn covers(&self, set: &Set, key: &Bits) -> Answer {
+        let mut all = Answer::Yes;
+        for (at, length) in set.layout() {
+            let (Some(low), Some(high)) = (self.low.get(at..at + length), self.high.get(at..at + length))
+            else {
+                return Answer::Maybe;
+            };
+            all = all.and(key.part(at, length).between(low, high));
+        }
+        all
+    }
+}
+
+fn store(registers: &mut Registers, into: Register, loaded: &Loaded) {
+    match loaded {
+        Loaded::Value(bits) | Loaded::Unsure(bits) => registers.store(into, bits),
+        Loaded::Nothing => (),
+    }
+}
+
+fn matched(loaded: &Loaded) -> Answer {
+    match loaded {
+        Loaded::Value(_) => Answer::Yes,
+        Loaded::Unsure(_) => Answer::Maybe,
+        Loaded::Nothing => Answer::No,
+    }
+}
+
+/// Ones, then zeros?
+fn is_prefix(mask: &[u8]) -> bool {
+    let mut bits = mask.iter().flat_map(|byte| (0..8).rev().map(move |bit| byte >> bit & 1));
+    bits.by_ref().find(|bit| *bit == 0);
+    bits.all(|bit| bit == 0)
+}

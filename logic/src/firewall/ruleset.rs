@@ -1,0 +1,275 @@
+//! The rules of a namespace, as the kernel holds them: tables, chains, expressions, sets (nf_tables), in the kernel's
+//! own terms. Rules of iptables are translated into the same types.
+//!
+//! Names and texts come from whoever wrote the rules: show them only by way of an escape.
+
+use std::collections::BTreeMap;
+
+/// The rules of one namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ruleset {
+    pub tables: Vec<Table>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    pub family: Family,
+    pub name: String,
+    /// `NFT_TABLE_F_DORMANT`: its chains are not hooked.
+    pub dormant: bool,
+    pub chains: BTreeMap<String, Chain>,
+    pub sets: BTreeMap<String, Set>,
+}
+
+/// `NFPROTO_*`. Tables of ARP and of bridges see no packets that IP forwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    Inet,
+    Ipv4,
+    Ipv6,
+    Netdev,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Chain {
+    /// `None`: only other chains lead here.
+    pub base: Option<Base>,
+    pub rules: Vec<Rule>,
+}
+
+/// Where a base chain is hooked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Base {
+    pub hook: Hook,
+    pub priority: i32,
+    /// A chain of type `nat`: only the first packet of a connection passes it.
+    pub nat: bool,
+    /// The verdict of packets that no rule decides about.
+    pub accepts: bool,
+    pub devices: Devices,
+}
+
+/// The hooks that forwarded packets pass, in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Hook {
+    Ingress,
+    Prerouting,
+    Forward,
+    Postrouting,
+    Egress,
+    /// A hook that this version does not know.
+    Unknown,
+}
+
+/// The devices that a chain is bound to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Devices {
+    All,
+    Named(Vec<String>),
+    /// Some devices, but it is not known which.
+    Unknown,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// `NFTA_RULE_HANDLE`; of a legacy rule its number in its chain, from 1.
+    pub handle: u64,
+    pub expressions: Vec<Expression>,
+}
+
+/// A register, as the offset of its first byte: `NFT_REG_1` and `NFT_REG32_00` begin at 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Register(pub u8);
+
+/// All registers together have so many bytes.
+pub const REGISTER_BYTES: usize = 64;
+
+/// One step of a rule. A rule goes on as long as its steps match.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Expression {
+    /// Loads `NFT_META_*`.
+    Meta {
+        key: u32,
+        into: Register,
+    },
+    /// Sets `NFT_META_*`.
+    SetMeta {
+        key: u32,
+        from: Register,
+    },
+    /// Loads `NFT_CT_*`. `direction`: `IP_CT_DIR_*`.
+    Ct {
+        key: u32,
+        direction: Option<u8>,
+        into: Register,
+    },
+    /// Loads bytes of the packet, from the start of this header on.
+    Payload {
+        header: Header,
+        offset: u32,
+        bytes: u32,
+        into: Register,
+    },
+    /// Loads `RTN_*` of the destination (`fib daddr type`).
+    DestinationType {
+        into: Register,
+    },
+    /// Loads a value that depends on more than is followed here, without any effect.
+    Load {
+        bytes: u32,
+        into: Register,
+    },
+    /// Loads a constant.
+    Constant {
+        value: Vec<u8>,
+        into: Register,
+    },
+    /// Compares the first bytes of a register.
+    Compare {
+        from: Register,
+        by: Comparison,
+        value: Vec<u8>,
+    },
+    /// Is a register between two values, both included?
+    Range {
+        from: Register,
+        outside: bool,
+        low: Vec<u8>,
+        high: Vec<u8>,
+    },
+    /// `(register & mask) ^ xor`
+    Mask {
+        from: Register,
+        into: Register,
+        mask: Vec<u8>,
+        xor: Vec<u8>,
+    },
+    /// Swaps bytes within each unit of so many bytes.
+    Swap {
+        from: Register,
+        into: Register,
+        bytes: u32,
+        unit: u32,
+    },
+    /// Looks a register up in a set. `absent`: matches if it is not there. `into`: where the value of a map goes.
+    Lookup {
+        from: Register,
+        set: String,
+        absent: bool,
+        into: Into,
+    },
+    Verdict(Verdict),
+    /// Counts packets; nothing else can see it.
+    Count,
+    /// `flow add @NAME`: lets the kernel's flow table forward the connection.
+    AddFlow(String),
+    /// Adds to this set, or changes it.
+    Update {
+        set: String,
+    },
+    /// A match of iptables, with the bytes that its module defines.
+    Match(Extension),
+    /// A step without any effect on the packet that may match or not.
+    Maybe(String),
+    /// Anything else, by its name.
+    Other(String),
+}
+
+/// An extension of iptables.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Extension {
+    pub name: String,
+    pub revision: u32,
+    pub info: Vec<u8>,
+}
+
+/// `NFT_PAYLOAD_*_HEADER`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Header {
+    Network,
+    Transport,
+    Other,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Comparison {
+    Equal,
+    Unequal,
+    Less,
+    LessOrEqual,
+    Greater,
+    GreaterOrEqual,
+}
+
+/// Where the value of a map goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Into {
+    /// A set, not a map.
+    Nowhere,
+    /// The value is a verdict, which is followed.
+    Verdict,
+    Register(Register),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Accept,
+    Drop,
+    /// Goes on with the next step.
+    Continue,
+    /// Goes on with the next rule.
+    Break,
+    Return,
+    Jump(String),
+    Goto(String),
+    /// Queue, stolen, or a number that this version does not know.
+    Other,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Set {
+    /// The length of each part of a key. Each part begins at a multiple of four bytes.
+    pub parts: Vec<u32>,
+    /// Packets can change it: a rule adds elements, or its flags allow that.
+    pub changing: bool,
+    /// A match has an effect other than counting (`limit`, `quota`).
+    pub effects: bool,
+    /// In the order of `low`.
+    pub elements: Vec<Element>,
+    /// The value for keys that no element has (`*`).
+    pub otherwise: Option<Value>,
+}
+
+/// Keys from `low` to `high`, both included, in each of their parts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Element {
+    pub low: Vec<u8>,
+    pub high: Vec<u8>,
+    pub value: Value,
+    /// The time until it expires, in ms from the reading of the set.
+    pub expires_ms: Option<u64>,
+}
+
+/// What a map has for a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value {
+    None,
+    Bytes(Vec<u8>),
+    Verdict(Verdict),
+}
+
+impl Set {
+    /// Offset and length of each part of a key.
+    pub fn layout(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.parts.iter().scan(0, |end, length| {
+            let at = *end;
+            *end = at + (*length as usize).next_multiple_of(4);
+            Some((at, *length as usize))
+        })
+    }
+
+    /// The length of a key.
+    pub fn key_bytes(&self) -> usize {
+        self.layout().last().map_or(0, |(at, length)| at + length)
+    }
+}

@@ -1,0 +1,206 @@
+//! Steps of rules: `NFTA_EXPR_NAME` says what one is, and `NFTA_EXPR_DATA` holds its attributes. A step that is not
+//! known, or whose attributes are not, is [`Expression::Other`].
+
+use crate::linux::netlink::wire;
+use logic::firewall::ruleset::{Comparison, Expression, Extension, Header, Into, Register, Verdict};
+
+/// A step of a rule.
+pub fn parse(expression: &[u8]) -> Expression {
+    const NAME: u16 = 1;
+    const DATA: u16 = 2;
+    let name = wire::attribute(expression, NAME).map(wire::text).unwrap_or_default();
+    let data = Attributes(wire::attribute(expression, DATA).unwrap_or_default());
+    known(&name, data).unwrap_or(Expression::Other(name))
+}
+
+/// The attributes of a step. Numbers are big-endian.
+#[derive(Clone, Copy)]
+struct Attributes<'a>(&'a [u8]);
+
+impl<'a> Attributes<'a> {
+    fn bytes(self, kind: u16) -> Option<&'a [u8]> {
+        wire::attribute(self.0, kind)
+    }
+
+    fn number(self, kind: u16) -> Option<u32> {
+        wire::be32_at(self.bytes(kind)?, 0)
+    }
+
+    fn text(self, kind: u16) -> Option<String> {
+        self.bytes(kind).map(wire::text)
+    }
+
+    fn register(self, kind: u16) -> Option<Register> {
+        register(self.number(kind)?)
+    }
+
+    /// `NFTA_DATA_VALUE` inside an attribute.
+    fn value(self, kind: u16) -> Option<Vec<u8>> {
+        value(self.bytes(kind)?)
+    }
+}
+
+/// `NFT_REG_1` to `NFT_REG_4` have 16 bytes, `NFT_REG32_00` to `NFT_REG32_15` four.
+fn register(number: u32) -> Option<Register> {
+    match number {
+        1..=4 => Some(Register((number as u8 - 1) * 16)),
+        8..=23 => Some(Register((number as u8 - 8) * 4)),
+        _ => None,
+    }
+}
+
+/// `NFTA_DATA_VALUE`
+pub(super) fn value(data: &[u8]) -> Option<Vec<u8>> {
+    wire::attribute(data, 1).map(<[u8]>::to_vec)
+}
+
+/// `NFTA_DATA_VERDICT`
+pub(super) fn verdict(data: &[u8]) -> Option<Verdict> {
+    const CODE: u16 = 1;
+    const CHAIN: u16 = 2;
+    let verdict = wire::attribute(data, 2)?;
+    let chain = || wire::attribute(verdict, CHAIN).map(wire::text).unwrap_or_default();
+    Some(match wire::be32_at(wire::attribute(verdict, CODE)?, 0)? as i32 {
+        0 => Verdict::Drop,
+        1 => Verdict::Accept,
+        -1 => Verdict::Continue,
+        -2 => Verdict::Break,
+        -3 => Verdict::Jump(chain()),
+        -4 => Verdict::Goto(chain()),
+        -5 => Verdict::Return,
+        _ => Verdict::Other,
+    })
+}
+
+fn known(name: &str, data: Attributes<'_>) -> Option<Expression> {
+    Some(match name {
+        "meta" => meta(data)?,
+        "ct" => {
+            let direction = data.bytes(3).and_then(|bytes| bytes.first().copied());
+            Expression::Ct { key: data.number(2)?, direction, into: data.register(1)? }
+        }
+        "payload" => Expression::Payload {
+            header: match data.number(2)? {
+                1 => Header::Network,
+                2 => Header::Transport,
+                _ => Header::Other,
+            },
+            offset: data.number(3)?,
+            bytes: data.number(4)?,
+            into: data.register(1)?,
+        },
+        "immediate" => immediate(data)?,
+        "cmp" => {
+            let by = match data.number(2)? {
+                0 => Comparison::Equal,
+                1 => Comparison::Unequal,
+                2 => Comparison::Less,
+                3 => Comparison::LessOrEqual,
+                4 => Comparison::Greater,
+                5 => Comparison::GreaterOrEqual,
+                _ => return None,
+            };
+            Expression::Compare { from: data.register(1)?, by, value: data.value(3)? }
+        }
+        "range" => Expression::Range {
+            from: data.register(1)?,
+            outside: match data.number(2)? {
+                0 => false,
+                1 => true,
+                _ => return None,
+            },
+            low: data.value(3)?,
+            high: data.value(4)?,
+        },
+        "bitwise" => bitwise(data)?,
+        "byteorder" => Expression::Swap {
+            from: data.register(1)?,
+            into: data.register(2)?,
+            bytes: data.number(4)?,
+            unit: data.number(5)?,
+        },
+        "lookup" => lookup(data)?,
+        "counter" | "last" => Expression::Count,
+        "objref" if data.number(1)? == OBJECT_COUNTER => Expression::Count,
+        "flow_offload" => Expression::AddFlow(data.text(1)?),
+        "dynset" => Expression::Update { set: data.text(1)? },
+        "match" => Expression::Match(Extension {
+            name: data.text(1)?,
+            revision: data.number(2)?,
+            info: data.bytes(3)?.to_vec(),
+        }),
+        "target" => Expression::Other(format!("-j {}", data.text(1)?)),
+        "fib" => fib(data)?,
+        _ => load(name, data)?,
+    })
+}
+
+/// `NFT_OBJECT_COUNTER`
+const OBJECT_COUNTER: u32 = 1;
+
+fn meta(data: Attributes<'_>) -> Option<Expression> {
+    let key = data.number(2)?;
+    Some(match data.register(3) {
+        Some(from) => Expression::SetMeta { key, from },
+        None => Expression::Meta { key, into: data.register(1)? },
+    })
+}
+
+fn immediate(data: Attributes<'_>) -> Option<Expression> {
+    const VERDICT: u32 = 0;
+    Some(match data.number(1)? {
+        VERDICT => Expression::Verdict(verdict(data.bytes(2)?)?),
+        _ => Expression::Constant { into: data.register(1)?, value: data.value(2)? },
+    })
+}
+
+fn bitwise(data: Attributes<'_>) -> Option<Expression> {
+    const MASK_XOR: u32 = 0;
+    let (from, into, bytes) = (data.register(1)?, data.register(2)?, data.number(3)?);
+    if data.number(6).unwrap_or(MASK_XOR) != MASK_XOR {
+        return Some(Expression::Load { bytes, into });
+    }
+    let (mask, xor) = (data.value(4)?, data.value(5)?);
+    (mask.len() == bytes as usize && xor.len() == mask.len()).then_some(Expression::Mask {
+        from,
+        into,
+        mask,
+        xor,
+    })
+}
+
+fn lookup(data: Attributes<'_>) -> Option<Expression> {
+    const VERDICT: u32 = 0;
+    const INVERTED: u32 = 1;
+    let into = match data.number(3) {
+        None => Into::Nowhere,
+        Some(VERDICT) => Into::Verdict,
+        Some(number) => Into::Register(register(number)?),
+    };
+    let absent = data.number(5).unwrap_or(0) & INVERTED != 0;
+    Some(Expression::Lookup { from: data.register(2)?, set: data.text(1)?, absent, into })
+}
+
+fn fib(data: Attributes<'_>) -> Option<Expression> {
+    const ADDRESS_TYPE: u32 = 3;
+    const DESTINATION: u32 = 1 << 1;
+    let (into, result, flags) = (data.register(1)?, data.number(2)?, data.number(3)?);
+    Some(match (result, flags) {
+        (ADDRESS_TYPE, DESTINATION) => Expression::DestinationType { into },
+        _ => Expression::Load { bytes: 16, into },
+    })
+}
+
+/// Steps that only read. One that writes has no destination register.
+fn load(name: &str, data: Attributes<'_>) -> Option<Expression> {
+    const RANDOM: u32 = 1;
+    let (register, bytes) = match name {
+        "exthdr" | "rt" | "osf" | "xfrm" | "tunnel" => (1, 16),
+        "socket" => (2, 16),
+        "hash" => (2, 4),
+        // A counter in place of random numbers would count packets.
+        "numgen" if data.number(3)? == RANDOM => (1, 4),
+        _ => return None,
+    };
+    Some(Expression::Load { bytes, into: data.register(register)? })
+}
