@@ -301,6 +301,8 @@ mod elements;
 mod experimental;
 mod openflow;
 mod paths;
+#[cfg(test)]
+mod reference;
 mod runs;
 mod sas;
 mod shares;
