@@ -55,6 +55,50 @@ impl Reason {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::elements::Loss;
+
+    const PAGE: &str = include_str!("../../docs/reference/reasons.md");
+    const TROUBLE: &str = include_str!("../../docs/howto/trouble.md");
+
+    /// The cells of the rows of all tables of a page that have these columns.
+    fn rows(page: &'static str, columns: &str) -> Vec<Vec<&'static str>> {
+        let tables = page.split("\n\n").map(str::trim_start).filter(|part| part.starts_with(columns));
+        let rows = tables.flat_map(|table| table.lines().skip(2));
+        rows.map(|row| row.split('|').map(str::trim).collect()).collect()
+    }
+
+    /// The names in the first cells of these tables, in alphabetical order.
+    fn names(page: &'static str, columns: &str) -> Vec<&'static str> {
+        let quoted = |cell: &'static str| cell.split('`').skip(1).step_by(2);
+        let mut names: Vec<_> = rows(page, columns).iter().flat_map(|row| quoted(row[1])).collect();
+        names.sort_unstable();
+        names
+    }
+
+    #[test]
+    fn the_page_has_each_reason_once_with_its_class() {
+        let name = |class: Class| format!("{class:?}").to_lowercase();
+        let expected = Reason::all().map(|r| (format!("`{}`", r.name()), name(r.class())));
+        let rows = rows(PAGE, "| reason | class | meaning | what you can do |");
+        let mut shown: Vec<_> = rows.iter().map(|row| (row[1].to_string(), row[2].to_string())).collect();
+        let mut expected: Vec<_> = expected.collect();
+        shown.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(shown, expected);
+
+        let mut classes: Vec<_> = Reason::all().map(|r| name(r.class())).collect();
+        classes.sort_unstable();
+        classes.dedup();
+        assert_eq!(names(PAGE, "| class | what happens |"), classes);
+        let mut losses = Loss::ALL.map(Loss::name);
+        losses.sort_unstable();
+        assert_eq!(names(PAGE, "| reason | meaning |"), losses);
+
+        let causes = ["| reason | cause | cure |", "| counter | cause | cure |"].map(|c| names(TROUBLE, c));
+        for name in causes.iter().inspect(|names| assert!(!names.is_empty())).flatten() {
+            assert!(Reason::all().any(|r| r.name() == *name), "docs/howto/trouble.md: {name}");
+        }
+    }
 
     #[test]
     fn numbers_are_positions() {

@@ -301,6 +301,8 @@ mod elements;
 mod experimental;
 mod openflow;
 mod paths;
+#[cfg(test)]
+mod reference;
 mod runs;
 mod sas;
 mod shares;
@@ -368,6 +370,7 @@ impl Config {
 }
 
 /// Parses TOML. `forms` has an example of each key, for errors about values of a wrong type.
+/// Earlier versions read keys of `[experimental]` in other tables, so the error of such a key names the table.
 fn from_toml<T: DeserializeOwned>(
     file: &Path,
     text: &str,
@@ -377,9 +380,13 @@ fn from_toml<T: DeserializeOwned>(
         let at = e.span().map_or(0, |s| s.start.min(text.len()));
         let mut message = e.message().trim().replace('\n', "; ").replace('`', "'");
         let key = key_at(text, at);
+        let form = |key: &str| forms.iter().copied().flatten().find(|(known, _)| *known == key);
+        let name = key.as_deref().and_then(|key| key.rsplit('.').next()).unwrap_or_default();
         if message.starts_with("invalid type") {
-            let form = forms.iter().copied().flatten().find(|(name, _)| key.as_deref() == Some(name));
+            let form = key.as_deref().and_then(form);
             message = form.map_or(message, |(_, form)| format!("wrong type; example: {form}"));
+        } else if message.starts_with("unknown field") && form(&format!("experimental.{name}")).is_some() {
+            message = "this key is experimental: write it in the table [experimental]".into();
         }
         ConfigError::at(file, text, at, key, message)
     })
@@ -508,6 +515,9 @@ mod tests {
             ("[flows]\nmiss = \"flood\"", &["m.toml:2: flows.miss: ", "\"normal\""]),
             ("[flows]\nmiss = 1", &["m.toml:2: flows.miss: ", "example: miss = \"normal\""]),
             ("[nonsense]", &["m.toml:1: ", "unknown field 'nonsense'", "policing"]),
+            ("steering = true", &["m.toml:1: steering: ", "write it in the table [experimental]"]),
+            ("[cores]\nrss = true", &["m.toml:2: cores.rss: ", "write it in the table [experimental]"]),
+            ("[workers]\nlongest_run = 1", &["m.toml:2: workers.longest_run: ", "[experimental]"]),
             ("generic = true\ngeneric = false", &["m.toml:2: generic: ", "duplicate key"]),
             ("ports = [", &["m.toml:1: ports: "]),
             ("\u{0}", &["m.toml:1: "]),

@@ -205,6 +205,90 @@ mod tests {
         }
     }
 
+    /// Rows of docs/inside/policy.md, and what the raw file calls their changes.
+    const POLICY_ROWS: [(&str, &[&str]); 20] = [
+        ("nftables (", &["nft", "nft of a tenant", "iptables-nft", "iptables-legacy"]),
+        ("`ip rule`, ", &["ip rule", "ip -6 rule", "tc filter", "tc qdisc"]),
+        ("IPsec policy, ", &["xfrm policy", "xfrm default"]),
+        ("`rp_filter`, `forwarding`, ", &["rp_filter", "forwarding", "disable_ipv6"]),
+        ("tcx program by", &["tcx by a link"]),
+        ("netfilter program by", &["netfilter program"]),
+        ("XDP program by a BPF link", &["XDP by a link"]),
+        ("XDP program by netlink", &["XDP by netlink"]),
+        ("tcx program without", &["tcx without a link"]),
+        ("bridge on", &["bridge on a port"]),
+        ("macvlan on a port, in source mode", &["macvlan by source"]),
+        ("macvlan on a port, with", &["macvlan as next hop"]),
+        ("ipvlan on", &["ipvlan on a port"]),
+        ("IPVS", &["IPVS"]),
+        ("nftables |", &["nft"]),
+        ("`ip rule` |", &["ip rule"]),
+        ("tc filter |", &["tc filter"]),
+        ("IPsec policy |", &["xfrm policy"]),
+        ("legacy iptables |", &["iptables-legacy"]),
+        ("`rp_filter`, `disable_ipv6` |", &["rp_filter", "disable_ipv6"]),
+    ];
+
+    /// Does a cell such as "8.2 (15)" show the median and the most of these windows? `None`: they were not measured.
+    fn shows(cell: &str, windows: Option<&Vec<f64>>) -> bool {
+        let Some(windows) = windows else { return cell == "not there" };
+        let mut sorted = windows.clone();
+        sorted.sort_by(f64::total_cmp);
+        let (count, most) = (sorted.len(), sorted.last().copied().unwrap_or(0.0));
+        let median = || (sorted[count / 2] + sorted[(count - 1) / 2]) / 2.0;
+        let is = |shown: &str, value: f64| {
+            let digits = shown.split_once('.').map_or(0, |(_, after)| after.len());
+            format!("{value:.digits$}") == shown
+        };
+        let words: Vec<_> = cell.split([' ', '(', ')']).filter(|word| !word.is_empty()).collect();
+        match words[..] {
+            ["Linux", "forwarded"] => most == 0.0,
+            ["none"] => count > 0 && most == 0.0,
+            ["none", "in", rounds, _] => most == 0.0 && rounds == count.to_string(),
+            ["up", "to", shown] => median() < most && is(shown, most),
+            [shown] => count == 1 && is(shown, most),
+            [middle, shown] => is(middle, median()) && is(shown, most),
+            _ => false,
+        }
+    }
+
+    #[test]
+    fn windows_of_policy_changes_are_those_of_the_raw_file() {
+        let raw = super::super::read::bytes(&file("lab/runs/2026-11-26-policy-windows.jsonl.gz")).unwrap();
+        let mut measured = BTreeMap::<(String, String, String), Vec<f64>>::new();
+        for line in String::from_utf8(raw).unwrap().lines() {
+            let line: serde_json::Value = serde_json::from_str(line).unwrap();
+            let Some(rounds) = line["ms"].as_array() else { continue };
+            let kernel = line["kernel"].as_str().unwrap().split('.').take(2).collect::<Vec<_>>().join(".");
+            let [daemon, change] = ["daemon", "change"].map(|key| line[key].as_str().unwrap().to_string());
+            // The page leaves out rounds in which Linux forwarded already.
+            let fast = rounds.iter().filter(|round| round["by_linux"].as_u64().unwrap_or(0) == 0);
+            let windows = fast.map(|round| round["last_by_old"].as_f64().unwrap());
+            measured.entry((kernel, daemon, change)).or_default().extend(windows);
+        }
+        let page = std::fs::read_to_string(file("docs/inside/policy.md")).unwrap();
+        let (_, page) = page.split_once("## Windows, measured").unwrap();
+        let (page, _) = page.split_once("\n## ").unwrap();
+        let (mut daemon, mut compared) = ("", 0);
+        for row in page.lines().filter_map(|line| line.strip_prefix("| ")) {
+            let cells: Vec<_> = row.trim_end_matches('|').split(" | ").map(str::trim).collect();
+            if cells[0].starts_with("change") {
+                daemon = if cells[0] == "change" { "killed, heartbeat 3s" } else { "runs" };
+                continue;
+            }
+            let known = POLICY_ROWS.iter().find(|(begin, _)| row.starts_with(begin));
+            let (_, changes) = known.unwrap_or_else(|| panic!("{row}"));
+            for (kernel, cell) in ["6.18", "6.12", "6.1"].into_iter().zip(&cells[1..]) {
+                for change in *changes {
+                    let windows = measured.get(&(kernel.into(), daemon.into(), change.to_string()));
+                    assert!(shows(cell, windows), "{kernel}: {row}: {cell:?} is not {change}: {windows:?}");
+                    compared += 1;
+                }
+            }
+        }
+        assert_eq!(compared, 96);
+    }
+
     fn filled(table: &str) -> Result<String, String> {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("a.txt"), "left 7 ms, right 9 ms\n").unwrap();

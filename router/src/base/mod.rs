@@ -13,6 +13,7 @@
 //! | [`pcap`] | opens captures |
 //! | [`priority`] | scheduling policies and priorities of threads |
 //! | [`privileges`] | the capabilities of the process, checked and given up |
+//! | `reference` | tests: compares pages of `docs/reference` with the code |
 //! | [`seldom`] | limits log lines that outsiders cause |
 //! | [`values`] | names and values of users, checked |
 
@@ -27,6 +28,8 @@ pub mod packet;
 pub mod pcap;
 pub mod priority;
 pub mod privileges;
+#[cfg(test)]
+pub mod reference;
 pub mod seldom;
 pub mod values;
 

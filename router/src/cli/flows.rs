@@ -65,6 +65,7 @@ pub struct Select {
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["flows", "file"]))]
 pub struct Add {
+    /// A rule, in quotes.
     #[arg(value_name = "FLOW")]
     flows: Vec<String>,
     /// A file with one flow per line, `-` for standard input. `add`, `modify[_strict]` or `delete[_strict]` may stand
@@ -77,6 +78,7 @@ pub struct Add {
 
 #[derive(Debug, Args)]
 pub struct Mod {
+    /// A match with the actions that its rules get, in quotes.
     #[arg(value_name = "FLOW", required = true)]
     flows: Vec<String>,
     /// Only the rule with the same match and priority.
@@ -88,6 +90,7 @@ pub struct Mod {
 
 #[derive(Debug, Args)]
 pub struct Del {
+    /// Only rules that this match covers; also table=, cookie=VALUE/MASK, out_port=, out_group=.
     #[arg(value_name = "MATCH", default_value = "")]
     matching: String,
     /// Only the rule with the same match and priority.

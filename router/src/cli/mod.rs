@@ -18,6 +18,8 @@ pub(crate) mod capture;
 mod cores;
 mod flows;
 mod paths;
+#[cfg(test)]
+mod reference;
 mod sas;
 mod table;
 mod text;
@@ -70,7 +72,7 @@ const LONG_PATIENCE: Duration = Duration::from_secs(65);
 #[derive(Debug, Parser)]
 #[command(name = "millrace", version, about, max_term_width = 110)]
 struct Cli {
-    /// Which daemon, if several run on this machine.
+    /// Which daemon, if several run on this machine: 1 to 32 letters, digits, - and _.
     #[arg(long, global = true, value_name = "NAME")]
     instance: Option<InstanceName>,
     #[command(subcommand)]

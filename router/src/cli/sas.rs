@@ -35,12 +35,14 @@ pub struct Sas {
 enum Command {
     /// Set the SAs of a file, all or none.
     Set {
+        /// A TOML file with [[sa]] tables.
         file: PathBuf,
         #[command(flatten)]
         output: Output,
     },
     /// Remove one SA.
     Remove {
+        /// The name of the SA.
         name: String,
         /// The SPI, decimal, or hexadecimal after 0x.
         #[arg(value_parser = spi)]

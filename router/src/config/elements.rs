@@ -351,7 +351,10 @@ impl ElementSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::PathsConfig;
+    use crate::{
+        base::reference::{file, quoted, tables},
+        config::{PathsConfig, reference::range},
+    };
     use std::{collections::BTreeSet, path::Path};
 
     /// The parameters of each element. Other elements have none.
@@ -364,6 +367,62 @@ mod tests {
         ("vxlan_encap", &["vni", "local", "remote", "udp_port", "mtu", "ttl", "df"]),
         ("vxlan_decap", &["vni", "local", "remote", "udp_port"]),
     ];
+
+    #[test]
+    fn the_page_has_all_elements_with_their_parameters() {
+        let page = std::fs::read_to_string(file("docs/reference/config.md")).unwrap();
+        let mut shown = BTreeMap::new();
+        for row in tables(&page).iter().filter(|table| table.columns[0] == "element").flat_map(|t| &t.rows) {
+            let keys: BTreeSet<_> =
+                quoted(&row[1]).filter(|word| !word.starts_with('"')).map(String::from).collect();
+            shown.extend(quoted(&row[0]).map(|element| (element.to_string(), keys.clone())));
+        }
+        let keys =
+            |element: &str| KEYS.iter().find(|(name, _)| *name == element).map_or(&[][..], |(_, keys)| keys);
+        let known = NAMES
+            .split('"')
+            .skip(1)
+            .step_by(2)
+            .map(|name| (name.to_string(), keys(name).iter().map(|k| k.to_string()).collect()));
+        assert_eq!(shown, known.collect());
+    }
+
+    /// Parameters are written as in "`file_mib` = 100 (1 to 4096)".
+    #[test]
+    fn the_page_has_the_defaults_and_ranges_of_parameters() {
+        let page = std::fs::read_to_string(file("docs/reference/config.md")).unwrap();
+        let tables = tables(&page);
+        let rows = tables.iter().find(|table| table.columns[0] == "element").unwrap().rows.iter();
+        let mut compared = 0;
+        for row in rows.filter(|row| row[1].contains(" = ") || row[1].contains(" to ")) {
+            let form = [MIRROR, ENCAP, DECAP]
+                .into_iter()
+                .find(|form| form.contains(quoted(&row[0]).next().unwrap()));
+            let Some((least, _)) = form.and_then(|form| form.split_once(" }")) else { continue };
+            let parse = |key: &str, value: &str| {
+                let least =
+                    least.split(", ").filter(|one| !one.starts_with(key)).collect::<Vec<_>>().join(", ");
+                let text = format!("element = {least}, {key} = {value} }}");
+                toml::from_str::<BTreeMap<String, ElementSettings>>(&text).map_err(|error| error.to_string())
+            };
+            let without = toml::from_str(&format!("element = {least} }}")).unwrap();
+            for part in row[1].split(';').flat_map(|part| part.split("), ")) {
+                let key = quoted(part).next().unwrap();
+                if let Some((_, default)) = part.split_once(" = ").filter(|(_, default)| *default != "any") {
+                    let default = default.split(' ').next().unwrap().trim_matches('`');
+                    assert_eq!(parse(key, default).as_ref(), Ok(&without), "{part}");
+                    compared += 1;
+                }
+                if let Some((least, most)) = range(part) {
+                    let is_allowed = |value: i64| parse(key, &value.to_string()).is_ok();
+                    let found = [least - 1, least, most, most + 1].map(is_allowed);
+                    assert_eq!(found, [false, true, true, false], "{part}");
+                    compared += 1;
+                }
+            }
+        }
+        assert!(compared >= 12, "{compared}");
+    }
 
     #[test]
     fn a_wrong_parameter_is_refused_and_the_right_ones_are_named() {

@@ -47,7 +47,7 @@ const MOST_MIRRORS: usize = 16;
 /// The file, as it is written.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-struct Settings {
+pub(super) struct Settings {
     experimental: RunsSettings,
     /// Weights of routers, by name; other routers have 1.
     router_weights: BTreeMap<Spanned<String>, Weight>,

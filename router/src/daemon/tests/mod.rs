@@ -3,6 +3,7 @@
 mod answers;
 mod changes;
 mod lifetime;
+mod page;
 mod paths;
 mod ports;
 mod rules;

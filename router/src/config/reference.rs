@@ -1,0 +1,216 @@
+//! Compares `docs/reference/config.md` and `docs/reference/experimental.md` with the keys of the configuration.
+
+use super::{Config, paths};
+use crate::base::reference::{Shape, file, quoted, shapes, tables};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
+
+fn page(name: &str) -> String {
+    std::fs::read_to_string(file(name)).unwrap()
+}
+
+fn parse(text: &str) -> Result<Config, String> {
+    Config::parse(Path::new("/m.toml"), text).map_err(|error| error.to_string())
+}
+
+/// The table of a heading such as "`[policing]`", by its name in the file. Keys at the top level have none.
+fn section(heading: &str) -> Option<Vec<&str>> {
+    match heading {
+        "Top level" => Some(Vec::new()),
+        "Classes" => Some(vec!["path", "class"]),
+        _ => Some(vec![heading.strip_prefix("`[")?.strip_suffix("]`")?.trim_matches(['[', ']'])]),
+    }
+}
+
+/// Files that have this line in this table, and are right without it.
+fn with(section: &[&str], line: &str) -> Vec<String> {
+    let path = "[workers]\ncores = \"0-3\"\n[[path]]\nname = \"p\"\n";
+    let sa = "chain = [\"check\", ELEMENT, \"check\", \"route\", \"ttl\", \"rewrite\"]\notherwise = \"drop\"\n[[sa]]\n\
+              name = \"s\"\nspi = 999\nmode = \"tunnel\"\nlocal = \"192.0.2.1\"\nremote = \"192.0.2.2\"\nkey_env = \"KEY\"\n";
+    // The line replaces those of the same key.
+    let merged = |before: &str| {
+        let key = |line: &str| line.split(" = ").next().map(String::from);
+        let before: Vec<_> = before.lines().filter(|l| line.is_empty() || key(l) != key(line)).collect();
+        before.join("\n") + "\n" + line + "\n"
+    };
+    match section {
+        [] => vec![line.into()],
+        ["path"] => vec![merged(&format!("{path}chain = [\"discard\"]\n"))],
+        ["path", "class"] => {
+            vec![format!("{path}chain = [\"discard\"]\nclass = {{ {line} }}\n")]
+        }
+        ["sa"] => {
+            let sa = |element: &str, more: &str| {
+                merged(&(path.to_string() + &sa.replace("ELEMENT", element) + more))
+            };
+            vec![
+                sa("{ element = \"esp_encrypt\", sa = \"s\" }", "sequence_file = \"f\"\n"),
+                sa("{ element = \"esp_decrypt\", sas = [\"s\"] }", ""),
+            ]
+        }
+        [table] => vec![format!("[{table}]\n{line}\n")],
+        _ => panic!("{section:?}"),
+    }
+}
+
+/// The values between which a range such as "1 to 1000" extends.
+pub(super) fn range(text: &str) -> Option<(i64, i64)> {
+    let words: Vec<_> = text.split([' ', ',', ';', ':', '(', ')']).collect();
+    words.windows(3).find(|w| w[1] == "to").and_then(|w| Some((w[0].parse().ok()?, w[2].parse().ok()?)))
+}
+
+/// A value as text of the file, as this key takes it.
+fn line(key: &str, value: &str, shape: &Shape) -> String {
+    match shape {
+        Shape { is_list: true, .. } => format!("{key} = [{value}]"),
+        Shape { is_map: true, .. } => format!("{key} = {{ x = {value} }}"),
+        _ => format!("{key} = {value}"),
+    }
+}
+
+#[test]
+fn the_page_has_all_keys_with_their_values_and_defaults() {
+    let page = page("docs/reference/config.md");
+    let shapes = shapes::<Config>();
+    let mut shown = BTreeMap::<Vec<&str>, BTreeSet<String>>::new();
+    let tables = tables(&page);
+    let mut faults = Vec::new();
+    for table in tables.iter().filter(|table| table.columns[0].starts_with("key")) {
+        let Some(section) = section(&table.heading) else { continue };
+        for row in &table.rows {
+            for key in quoted(&row[0]) {
+                shown.entry(section.clone()).or_default().insert(key.into());
+                let Some(shape) = shapes.get(&[&section[..], &[key]].concat()) else {
+                    faults.push(format!("{section:?}: there is no key {key}"));
+                    continue;
+                };
+                let tried = |value: &str| {
+                    let results =
+                        with(&section, &line(key, value, shape)).into_iter().map(|text| parse(&text));
+                    results.collect::<Vec<_>>()
+                };
+                // Values in the text, and the ends of a range, are allowed; values beyond these ends are not.
+                let mut allowed: Vec<_> =
+                    quoted(&row[1]).filter(|v| v.starts_with('"')).map(String::from).collect();
+                if let Some((least, most)) = range(&row[1]) {
+                    allowed.extend([least, most].map(|value| value.to_string()));
+                    for value in [least - 1, most + 1] {
+                        if tried(&value.to_string()).iter().any(Result::is_ok) {
+                            faults.push(format!("{section:?}: {key} = {value} is allowed"));
+                        }
+                    }
+                }
+                for value in allowed {
+                    let results = tried(&value);
+                    if results.iter().all(Result::is_err) {
+                        faults.push(format!("{section:?}: {key} = {value} is refused: {:?}", results[0]));
+                    }
+                }
+                // A default that is a value changes nothing.
+                let default = row[2].split(';').next().unwrap_or_default().trim_matches('`');
+                let is_value = table.columns[2] == "default"
+                    && (default.starts_with('"')
+                        || ["true", "false"].contains(&default)
+                        || default.parse::<i64>().is_ok());
+                if is_value {
+                    let without = with(&section, "").into_iter().map(|text| parse(&text));
+                    if !tried(default)
+                        .into_iter()
+                        .zip(without)
+                        .any(|(with, without)| with.is_ok() && with == without)
+                    {
+                        faults.push(format!("{section:?}: {key} = {default} is not the default"));
+                    }
+                }
+            }
+        }
+    }
+    for (path, shape) in shapes.iter().filter(|(path, shape)| path.len() < 2 && !shape.fields.is_empty()) {
+        let is_table =
+            |key: &&&str| shapes[&[&path[..], &[**key]].concat()].fields.is_empty() || path.len() == 1;
+        let keys: BTreeSet<_> = shape.fields.iter().filter(is_table).map(|key| key.to_string()).collect();
+        if shown.get(path) != Some(&keys) {
+            faults.push(format!("{path:?}: {:?} in place of {keys:?}", shown.get(path)));
+        }
+    }
+    let class: BTreeSet<_> =
+        shapes[&vec!["path", "class"]].fields.iter().map(|key| key.to_string()).collect();
+    assert_eq!(shown[&vec!["path", "class"]], class);
+    assert!(faults.is_empty(), "docs/reference/config.md:\n{}", faults.join("\n"));
+}
+
+#[test]
+fn the_page_has_all_keys_of_files_for_captures() {
+    let page = page("docs/reference/config.md");
+    let tables = tables(&page);
+    let table = tables.iter().find(|table| table.heading == "Files for captures").unwrap();
+    let shown = table.rows.iter().flat_map(|row| {
+        let (of, keys) = match row[0].strip_prefix("`[").and_then(|rest| rest.split_once("]` ")) {
+            Some((of, keys)) => (of.trim_matches(['[', ']']), keys),
+            None => ("", &row[0][..]),
+        };
+        quoted(keys).map(move |key| [of, key].map(String::from))
+    });
+    let mut known = BTreeSet::new();
+    for (path, shape) in shapes::<paths::Settings>() {
+        // `[[path]]` and `[[sa]]` are as in the daemon's file.
+        match path[..] {
+            [of] if !["path", "sa", "crypto"].contains(&of) && shape.fields.is_empty() => {
+                _ = known.insert(["", of].map(String::from))
+            }
+            [of, key] if !["path", "sa"].contains(&of) => _ = known.insert([of, key].map(String::from)),
+            _ => (),
+        }
+    }
+    assert_eq!(shown.collect::<BTreeSet<_>>(), known);
+}
+
+/// The blocks of TOML on a page.
+fn blocks(page: &str) -> impl Iterator<Item = &str> {
+    page.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default())
+}
+
+#[test]
+fn the_complete_file_is_accepted_and_its_defaults_are_right() {
+    let page = page("docs/reference/config.md");
+    let complete = blocks(&page).next().unwrap();
+    let config = parse(complete).unwrap();
+    assert_eq!((config.paths.len(), config.sas.sas.len()), (3, 2));
+    // Without the lines that are defaults, the file has the same meaning.
+    let (mut defaults, mut without) = (0, String::new());
+    for line in complete.lines() {
+        let is_default = line.contains("# default");
+        defaults += usize::from(is_default);
+        without += if is_default { "" } else { line };
+        without.push('\n');
+    }
+    assert!(defaults > 10);
+    assert_eq!(parse(&without).unwrap(), config);
+    for captures in blocks(&page).skip(1) {
+        paths::PathsConfig::parse(Path::new("/p.toml"), captures).unwrap();
+    }
+}
+
+#[test]
+fn the_page_of_experimental_mechanisms_has_all_keys_with_their_defaults() {
+    let page = page("docs/reference/experimental.md");
+    let known: BTreeSet<_> = shapes::<super::Experimental>()[&vec![]].fields.iter().copied().collect();
+    let tables = tables(&page);
+    let overview = tables.iter().find(|table| table.columns[0] == "key").unwrap();
+    let shown: BTreeSet<_> = overview.rows.iter().flat_map(|row| quoted(&row[0])).collect();
+    assert_eq!(shown, known);
+    let mut in_blocks = BTreeSet::new();
+    for block in blocks(&page) {
+        parse(block).unwrap();
+        in_blocks.extend(block.lines().filter_map(|line| line.split_once(" = ")).map(|(key, _)| key));
+        for (line, default) in block.lines().filter_map(|line| line.split_once("default: ")) {
+            let key = line.split(' ').next().unwrap();
+            let text = format!("[experimental]\n{key} = {default}");
+            // Without a value of its own, it stays as the machine has it.
+            assert!(default.starts_with("as ") || parse(&text) == parse(""), "{line}{default}");
+        }
+    }
+    assert_eq!(in_blocks, known);
+}
