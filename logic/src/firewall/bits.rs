@@ -157,6 +157,11 @@ impl Bits {
         }
     }
 
+    /// How its first bytes, which are known, compare with `value`.
+    pub fn order(&self, value: &[u8]) -> Ordering {
+        self.value[..value.len().min(self.length)].cmp(value)
+    }
+
     /// Is it between the two, both included?
     pub fn between(&self, low: &[u8], high: &[u8]) -> Answer {
         self.compare(Comparison::GreaterOrEqual, low).and(self.compare(Comparison::LessOrEqual, high))

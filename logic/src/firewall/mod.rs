@@ -8,6 +8,7 @@
 //! | [`bits`] | bytes that are known in part, and comparisons with three answers |
 //! | [`extension`] | the matches of iptables |
 //! | [`prove`] | follows packets through the rules |
+//! | [`pairs`] | decides for each pair of devices |
 //!
 //! There are three questions ([`traffic::Scope`]). *All packets* between two devices: if these are accepted, rules
 //! cannot matter there, and the router forwards as if it had none. *Established connections* between two devices: each
@@ -16,6 +17,7 @@
 
 pub mod bits;
 pub mod extension;
+pub mod pairs;
 pub mod prove;
 pub mod ruleset;
 pub mod traffic;

@@ -81,21 +81,48 @@ pub enum Why {
 
 /// Proves that all packets of this traffic are accepted.
 pub fn prove(ruleset: &Ruleset, traffic: &Traffic) -> Result<Proof, Obstacle> {
-    let mut chains: Vec<_> = ruleset
-        .tables
-        .iter()
-        .filter(|table| !table.dormant && concerns(table.family, traffic.version))
-        .flat_map(|table| table.chains.iter().map(move |(name, chain)| (table, name, chain)))
-        .filter_map(|(table, name, chain)| Some((table, name, chain, chain.base.as_ref()?)))
-        .filter(|(.., base)| !base.nat || traffic.scope == Scope::All)
-        .collect();
-    chains.sort_by_key(|(.., base)| (base.hook, base.priority));
-    let mut walk =
-        Walk { traffic, marks: Marks::default(), proof: Proof::default(), steps: 0, certain: true };
-    for (table, name, chain, base) in chains {
-        walk.base(table, name, chain, base)?;
+    Prover::new(ruleset, traffic.version, MOST_STEPS).prove(traffic)
+}
+
+/// Makes proofs about traffic of one version.
+pub struct Prover<'a> {
+    /// The base chains that packets pass, in this order.
+    chains: Vec<(&'a Table, &'a str, &'a Chain, &'a Base)>,
+    steps_left: u32,
+}
+
+impl<'a> Prover<'a> {
+    /// All proofs together may take so many steps.
+    pub fn new(ruleset: &'a Ruleset, version: Version, steps: u32) -> Prover<'a> {
+        let mut chains: Vec<_> = ruleset
+            .tables
+            .iter()
+            .filter(|table| !table.dormant && concerns(table.family, version))
+            .flat_map(|table| table.chains.iter().map(move |(name, chain)| (table, name.as_str(), chain)))
+            .filter_map(|(table, name, chain)| Some((table, name, chain, chain.base.as_ref()?)))
+            .collect();
+        chains.sort_by_key(|(.., base)| (base.hook, base.priority));
+        Prover { chains, steps_left: steps }
     }
-    Ok(walk.proof)
+
+    /// Proves that all packets of this traffic are accepted.
+    pub fn prove(&mut self, traffic: &Traffic) -> Result<Proof, Obstacle> {
+        let mut walk = Walk {
+            traffic,
+            marks: Marks::default(),
+            proof: Proof::default(),
+            steps_left: self.steps_left.min(MOST_STEPS),
+            certain: true,
+        };
+        let before = walk.steps_left;
+        let result = self
+            .chains
+            .iter()
+            .filter(|(.., base)| !base.nat || traffic.scope == Scope::All)
+            .try_for_each(|(table, name, chain, base)| walk.base(table, name, chain, base));
+        self.steps_left -= before - walk.steps_left;
+        result.map(|()| walk.proof)
+    }
 }
 
 fn concerns(family: Family, version: Version) -> bool {
@@ -172,7 +199,7 @@ struct Walk<'a> {
     traffic: &'a Traffic,
     marks: Marks,
     proof: Proof,
-    steps: u32,
+    steps_left: u32,
     /// All packets come to this step.
     certain: bool,
 }
@@ -282,8 +309,17 @@ impl Walk<'_> {
     }
 
     fn spend(&mut self, at: &Position<'_>, steps: usize) -> Result<(), Obstacle> {
-        self.steps = self.steps.saturating_add(u32::try_from(steps).unwrap_or(u32::MAX));
-        if self.steps > MOST_STEPS { Err(at.obstacle(Why::TooMuch)) } else { Ok(()) }
+        let steps = u32::try_from(steps).unwrap_or(u32::MAX);
+        match self.steps_left.checked_sub(steps) {
+            Some(left) => {
+                self.steps_left = left;
+                Ok(())
+            }
+            None => {
+                self.steps_left = 0;
+                Err(at.obstacle(Why::TooMuch))
+            }
+        }
     }
 
     /// `None`: the rule goes on.

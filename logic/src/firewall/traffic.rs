@@ -340,7 +340,7 @@ pub struct Parts {
 }
 
 /// A name fills 16 bytes with zeros.
-fn device_name(name: &str) -> Bits {
+pub(super) fn device_name(name: &str) -> Bits {
     let mut bytes = [0; 16];
     let length = name.len().min(15);
     bytes[..length].copy_from_slice(&name.as_bytes()[..length]);
