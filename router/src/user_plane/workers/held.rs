@@ -83,7 +83,7 @@ pub(super) struct Held {
 
 impl Held {
     /// Takes in what a worker reports.
-    pub fn is_told(&mut self, core: CoreId, holds: Holds) {
+    pub fn take_in(&mut self, core: CoreId, holds: Holds) {
         self.forget(core);
         let place = |wanted: Wanted| (wanted.port, wanted.queue);
         let Holds { queues, rings, outputs, paths, chains, busy } = holds;
@@ -123,6 +123,11 @@ impl Held {
     /// The rings of a path.
     pub fn rings_of(&self, path: PathId) -> Vec<Ring> {
         self.rings.keys().filter(|(_, of)| *of == path).copied().collect()
+    }
+
+    /// The rings that a worker reads.
+    pub fn rings_on(&self, core: CoreId) -> Vec<Ring> {
+        self.rings.iter().filter(|(_, (reader, _))| *reader == core).map(|(ring, _)| *ring).collect()
     }
 
     pub fn opener(&self, queue: PortQueue) -> Option<&Opener> {
