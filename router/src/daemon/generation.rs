@@ -323,7 +323,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         control.settle_policy();
         // Classes are set before the program is attached, so that no packet slips past a path that must drop it.
         control.tell_paths();
-        if let Some(why) = control.paths.as_ref().and_then(|paths| paths.trouble.as_ref()) {
+        if let Some(why) = control.paths.as_ref().and_then(|paths| paths.condition.as_ref()) {
             bail!("{why}");
         }
         control.follow_paths_unattached();

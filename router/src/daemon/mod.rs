@@ -381,19 +381,17 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let of = |kind: ConditionKind, texts: Vec<String>| {
             self.conditions.set(&[kind], texts.into_iter().map(|text| Condition::new(kind, text)));
         };
-        let paths = self
-            .paths
-            .iter()
-            .flat_map(|paths| paths.trouble.clone().into_iter().chain(paths.plane.stand().troubles.clone()));
-        let unread = self.observer.troubles().into_iter();
-        self.conditions.set(&[Linux], unread.map(|(subject, text)| Condition { kind: Linux, subject, text }));
-        of(Counters, self.generation.plane.troubles());
+        let paths = self.paths.iter().flat_map(|paths| {
+            paths.condition.clone().into_iter().chain(paths.plane.stand().conditions.clone())
+        });
+        self.conditions.set(&[Linux], self.observer.conditions());
+        of(Counters, self.generation.plane.conditions());
         of(Tables, self.stuck.iter().map(|stuck| stuck.why.clone()).collect());
         of(Path, paths.chain(self.past_paths()).collect());
         let late = |what| format!("policy changes are seen late: {what}");
         of(Policy, self.windows.unseen().into_iter().map(late).collect());
         of(Configuration, self.unknown_weights().collect());
-        of(Privileges, privileges::trouble().into_iter().collect());
+        of(Privileges, privileges::condition().into_iter().collect());
     }
 
     /// All conditions that hold, except those of interfaces.

@@ -234,7 +234,7 @@ impl seam::UserPlane<Arc<MappedMemory>> for UserPlane {
             return stand;
         }
         let mut stand = Stand::clone(&stand);
-        stand.troubles.push("the user plane has failed, so no path has a worker: restart the daemon".into());
+        stand.conditions.push("the user plane has failed, so no path has a worker: restart the daemon".into());
         Arc::new(stand)
     }
 }
@@ -309,7 +309,7 @@ impl Keeper {
                 }));
                 self.is_read = false;
             }
-            let mut troubles = Vec::from_iter(self.read());
+            let mut conditions = Vec::from_iter(self.read());
             if self.is_read {
                 let mut orders = locked(&desk.orders);
                 orders.read = given;
@@ -320,13 +320,13 @@ impl Keeper {
             if let Some(wanted) = wanted {
                 self.wanted = wanted;
             }
-            troubles.extend(self.round());
-            troubles.extend(self.maps.trouble().map(str::to_owned).into_iter().chain(self.sas.trouble()));
-            troubles.extend(self.captures.troubles(Instant::now()));
-            let (workers, trouble) = self.report();
+            conditions.extend(self.round());
+            conditions.extend(self.maps.condition().map(str::to_owned).into_iter().chain(self.sas.condition()));
+            conditions.extend(self.captures.conditions(Instant::now()));
+            let (workers, condition) = self.report();
             self.tell_polled(&workers);
-            troubles.extend(trouble);
-            *locked(&desk.stand) = Arc::new(Stand { workers, troubles });
+            conditions.extend(condition);
+            *locked(&desk.stand) = Arc::new(Stand { workers, conditions });
             locked(&desk.orders).done = given;
             desk.news.notify_all();
         }
@@ -368,13 +368,13 @@ impl Keeper {
     /// Brings workers to what is wanted; returns what failed.
     fn round(&mut self) -> Vec<String> {
         let Some(tables) = &self.tables else { return Vec::new() };
-        let mut troubles = Vec::new();
-        let plan = match self.plan(&mut troubles) {
+        let mut conditions = Vec::new();
+        let plan = match self.plan(&mut conditions) {
             Ok(plan) => plan,
             Err(error) => return vec![format!("paths stay as they were: {error:#}")],
         };
         if plan.paths.is_empty() && self.workers.is_none() {
-            return troubles;
+            return conditions;
         }
         let needed = frames_needed(&plan, &self.settings).max(LEAST_FRAMES);
         if self.workers.is_none() || needed > self.settings.frames {
@@ -389,31 +389,31 @@ impl Keeper {
                         tracing::info!("paths need more memory: workers start again with {needed} frames");
                         self.tally.end(before.report());
                         self.other_work.workers_begin_anew();
-                        before.stop().iter().for_each(|trouble| tracing::warn!("{trouble}"));
+                        before.stop().iter().for_each(|condition| tracing::warn!("{condition}"));
                     }
                     self.settings.frames = needed;
                 }
                 Err(error) if self.workers.is_some() => {
-                    troubles.push(format!("some paths do not get the memory that they need: {error:#}"));
+                    conditions.push(format!("some paths do not get the memory that they need: {error:#}"));
                 }
                 Err(error) => {
-                    troubles.push(format!("paths have no workers: {error:#}"));
-                    return troubles;
+                    conditions.push(format!("paths have no workers: {error:#}"));
+                    return conditions;
                 }
             }
         }
         if let Some(workers) = &self.workers {
-            troubles.extend(workers.apply(&plan));
+            conditions.extend(workers.apply(&plan));
         }
-        troubles
+        conditions
     }
 
-    fn plan(&self, troubles: &mut Vec<String>) -> Result<WorkersPlan> {
+    fn plan(&self, conditions: &mut Vec<String>) -> Result<WorkersPlan> {
         let Wanted { ports, owners, routers, paths, .. } = &self.wanted;
         let owner = |port: &PortId| owners.get(port).copied();
-        let ports = ports.iter().map(|(id, device)| (*id, self.port(device, owner(id), troubles))).collect();
+        let ports = ports.iter().map(|(id, device)| (*id, self.port(device, owner(id), conditions))).collect();
         Ok(WorkersPlan {
-            cores: self.cores(troubles)?,
+            cores: self.cores(conditions)?,
             routers: routers.clone(),
             ports,
             paths: paths.clone(),
@@ -436,11 +436,11 @@ impl Keeper {
         self.ethtool.name(device.ifindex).ok().flatten()
     }
 
-    fn port(&self, device: &Device, router: Option<RouterId>, troubles: &mut Vec<String>) -> PortPlan {
+    fn port(&self, device: &Device, router: Option<RouterId>, conditions: &mut Vec<String>) -> PortPlan {
         let Device { name, ifindex } = device;
         let there_are = self.name_now(device).map_or(0, |name| self.roots.rx_queues(&name).len());
         if there_are > MAX_QUEUES {
-            troubles.push(format!(
+            conditions.push(format!(
                 "port {name}: only the first {MAX_QUEUES} of its {there_are} RX queues can have paths"
             ));
         }
@@ -459,12 +459,12 @@ impl Keeper {
     }
 
     /// The configured cores that are online.
-    fn cores(&self, troubles: &mut Vec<String>) -> Result<Vec<Core>> {
+    fn cores(&self, conditions: &mut Vec<String>) -> Result<Vec<Core>> {
         let machine = Machine::observe(&self.roots).context("reading which cores there are")?;
         let missing: Vec<CoreId> = self.cores.difference(&machine.online()).copied().collect();
         if !missing.is_empty() {
             let missing: Vec<_> = missing.iter().map(ToString::to_string).collect();
-            troubles.push(format!("workers.cores: core {} is not online", missing.join(", ")));
+            conditions.push(format!("workers.cores: core {} is not online", missing.join(", ")));
         }
         let wanted = machine.cores.iter().filter(|core| self.cores.contains(&core.id));
         let core = |site: &CoreSite| Core {
@@ -481,7 +481,7 @@ impl Keeper {
         self.polled.set(BTreeSet::new());
         let stopped = self.workers.map(Workers::stop).unwrap_or_default();
         // No worker copies packets any more.
-        let troubles = stopped.into_iter().chain(self.captures.finish());
-        troubles.for_each(|trouble| tracing::warn!("{trouble}"));
+        let conditions = stopped.into_iter().chain(self.captures.finish());
+        conditions.for_each(|condition| tracing::warn!("{condition}"));
     }
 }

@@ -21,7 +21,7 @@ use crate::{
         status::{ExplainReport, InterfaceReport, RouteReport, Status, VerifyReport},
         workers::{PathStand, WorkersReport},
     },
-    base::conditions::Conditions,
+    base::conditions::{Condition, Conditions},
     base::instance::Instance,
     config::{Config, MemoryMib, Weight},
     linux::{
@@ -115,7 +115,7 @@ struct World {
     swapped: RefCell<Vec<Option<bool>>>,
     /// Why classes cannot be set.
     unclassed: RefCell<Option<String>>,
-    /// The work that was set for workers, in order; the tables that they read; their troubles.
+    /// The work that was set for workers, in order; the tables that they read; their conditions.
     wanted: RefCell<Vec<Wanted>>,
     tables_of_workers: RefCell<Option<Shared>>,
     stands: RefCell<Vec<String>>,
@@ -153,7 +153,7 @@ impl UserPlane<Shared> for FakePaths {
     fn stand(&self) -> Arc<Stand> {
         let workers =
             WorkersReport { paths: self.0.run_by_workers.borrow().clone(), ..WorkersReport::default() };
-        Arc::new(Stand { workers, troubles: self.0.stands.borrow().clone() })
+        Arc::new(Stand { workers, conditions: self.0.stands.borrow().clone() })
     }
 }
 
@@ -222,7 +222,7 @@ impl FastPath for Generation {
     fn counters(&self) -> Result<Counters> {
         Ok(self.world.counters.borrow().clone())
     }
-    fn troubles(&self) -> Vec<String> {
+    fn conditions(&self) -> Vec<String> {
         self.world.uncounted.borrow().clone()
     }
     fn set_paths(&mut self, _: &FakePaths) -> Result<()> {
@@ -348,7 +348,7 @@ impl Observe for Linux {
     fn policies_read(&mut self) -> Vec<PolicyRead> {
         self.0.policies.take()
     }
-    fn troubles(&self) -> Vec<(String, String)> {
+    fn conditions(&self) -> Vec<Condition> {
         Vec::new()
     }
     fn standing(&self, namespace: NamespaceId) -> Standing {

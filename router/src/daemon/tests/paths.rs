@@ -120,8 +120,8 @@ fn a_failure_to_set_classes_is_a_condition() {
     let mut case = with_paths();
     *case.linux.0.unclassed.borrow_mut() = Some("no grace".into());
     case.round(Ok(vec![Event::PortGone(0)]), 1.0);
-    let troubles = case.conditions();
-    assert!(troubles.iter().any(|t| t == "cannot change the classes of paths: no grace"), "{troubles:?}");
+    let conditions = case.conditions();
+    assert!(conditions.iter().any(|t| t == "cannot change the classes of paths: no grace"), "{conditions:?}");
     *case.linux.0.unclassed.borrow_mut() = None;
     case.round(Ok(vec![]), 1.0);
     assert_eq!(told(&case).last().unwrap().0, [], "tried again");
@@ -192,7 +192,7 @@ fn workers_get_no_ports_in_generic_mode() {
 }
 
 #[test]
-fn troubles_of_workers_and_packets_that_go_past_a_path_are_conditions() {
+fn failures_of_workers_and_packets_that_go_past_a_path_are_conditions() {
     let mut case = with_paths();
     *case.linux.0.stands.borrow_mut() = vec!["core 9 is not online".into()];
     assert_eq!(case.conditions(), ["core 9 is not online"]);
@@ -200,7 +200,7 @@ fn troubles_of_workers_and_packets_that_go_past_a_path_are_conditions() {
     *case.linux.0.refused.borrow_mut() = Some("eth2".into());
     case.round(Ok(vec![Event::PortGone(1)]), 1.0);
     case.round(Ok(vec![Event::Port(1, port(21)), Event::Link(0, link(21, "eth2"))]), 1.0);
-    let troubles = case.conditions();
+    let conditions = case.conditions();
     let past = "path late: packets from port eth2 go to the kernel and are not dropped: not attached: another program is there";
-    assert_eq!(troubles, [past], "only of paths that drop, and get packets of that port");
+    assert_eq!(conditions, [past], "only of paths that drop, and get packets of that port");
 }
