@@ -31,13 +31,6 @@ use std::{
 /// A socket that does not wait polls once for any time except 0. The budget is that of NAPI itself.
 const BUSY: Polling = Polling::Busy { microseconds: 20, budget: 64 };
 
-fn polling(mode: PollingMode) -> Polling {
-    match mode {
-        PollingMode::Interrupts => Polling::Interrupts,
-        PollingMode::Busy => BUSY,
-    }
-}
-
 /// See the head of this file.
 pub(super) struct Planner {
     /// As configured.
@@ -55,10 +48,7 @@ pub(super) struct Planner {
 }
 
 impl Planner {
-    /// `cores`: those of workers.
-    ///
-    /// # Errors
-    /// The network namespace of this thread, or a socket in it, cannot be opened.
+    /// A planner of workers on these cores.
     pub fn new(config: &Config, cores: BTreeSet<CoreId>, roots: Roots) -> Result<Planner> {
         Ok(Planner {
             cores,
@@ -68,16 +58,16 @@ impl Planner {
                 File::open("/proc/thread-self/ns/net").context("opening this network namespace")?,
             ),
             wants_zero_copy: config.workers.zero_copy,
-            polling: polling(config.experimental.polling),
+            polling: match config.experimental.polling {
+                PollingMode::Interrupts => Polling::Interrupts,
+                PollingMode::Busy => BUSY,
+            },
             io_mbps: config.experimental.io_mbps.map(|rate| rate.0),
             longest_ring: config.paths.iter().map(|path| path.ring as u32).max().unwrap_or(0),
         })
     }
 
     /// Returns the plan, and what it leaves out, as sentences.
-    ///
-    /// # Errors
-    /// The cores of the machine cannot be read.
     pub fn plan(&self, wanted: &Wanted, other_work: &OtherWork) -> Result<(WorkersPlan, Vec<String>)> {
         let Wanted { ports, owners, routers, paths, .. } = wanted;
         let mut conditions = Vec::new();

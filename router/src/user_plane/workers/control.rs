@@ -11,12 +11,11 @@
 use super::{
     WorkersSettings,
     clock::Clock,
-    common::Common,
     counters::counter,
     crew::Crew,
     epochs::Epochs,
     exchange::{Bound, Desk, PORTS},
-    held::{Held, Ring},
+    held::{Common, Held, Ring},
     inner::Inner,
     placing::Placing,
     plan::{PathPlan, PortPlan, Slots, Tables, WorkersPlan, frames_needed},
@@ -75,9 +74,6 @@ pub(super) struct Control {
 
 impl Control {
     /// Starts without workers. They report paths that they stop to `tell`.
-    ///
-    /// # Errors
-    /// There is no memory for packets, or a thread cannot be started.
     pub fn start(
         settings: WorkersSettings,
         epochs: Epochs,
@@ -222,7 +218,7 @@ impl Control {
 
     fn start_workers(&mut self, plan: &WorkersPlan) {
         for core in plan.cores.iter().map(|core| core.id) {
-            if !self.crew.has(core) {
+            if !self.crew.threads.contains_key(&core) {
                 let started = self.start_worker(core);
                 self.note(started);
             }
@@ -252,8 +248,8 @@ impl Control {
     fn end_workers(&mut self, plan: &WorkersPlan) {
         let stays =
             |core: &CoreId| plan.cores.iter().any(|wanted| wanted.id == *core) || self.held.needs(*core);
-        for core in self.crew.cores().filter(|core| !stays(core)).collect::<Vec<_>>() {
-            self.crew.end(core);
+        for core in self.crew.threads.keys().copied().filter(|core| !stays(core)).collect::<Vec<_>>() {
+            self.crew.threads.remove(&core);
             self.held.forget(core);
         }
     }
@@ -265,8 +261,8 @@ impl Control {
 
     /// Sends workers the weights of routers, and the names and routers of ports.
     fn tell_workers(&mut self, plan: &WorkersPlan) {
-        let (share, counts_io) = (self.resources.shared(), self.resources.counts_io());
-        for core in self.crew.cores().collect::<Vec<_>>() {
+        let (share, counts_io) = (self.resources.scarce.shared(), self.resources.counts_io());
+        for core in self.crew.threads.keys().copied().collect::<Vec<_>>() {
             let common = self.common.clone();
             let owners: Vec<_> = plan.ports.iter().map(|(id, port)| (*id, port.router)).collect();
             let taken = self.crew.ask(core, move |inner| {
@@ -286,7 +282,7 @@ impl Control {
         let ports_of =
             |path: &PathId| plan.paths.get(path).map(|path| path.ports.clone()).unwrap_or_default();
         let parts = Parts {
-            workers: self.crew.cores().filter(has_worker).collect(),
+            workers: self.crew.threads.keys().copied().filter(has_worker).collect(),
             queues,
             paths: at.iter().map(|(path, core)| (*path, (*core, ports_of(path)))).collect(),
         };
@@ -297,7 +293,7 @@ impl Control {
     /// path may already run again.
     pub fn path_stopped(&mut self, path: PathId) {
         let stopped = |thread: &Thread| thread.ask(move |inner| inner.is_stopped(path)).unwrap_or(false);
-        if !self.crew.threads().any(stopped) {
+        if !self.crew.threads.values().any(stopped) {
             return;
         }
         if let Some(held) = self.held.paths.get_mut(&path) {
@@ -343,7 +339,7 @@ impl Control {
             clock: self.clock.name().into(),
             hz: self.clock.hz(),
             switch: self.resources.calibrated.switch.clone(),
-            share: self.resources.shared().to_string(),
+            share: self.resources.scarce.shared().to_string(),
             follows: self.settings.share == Share::Scarce,
             sample_every: self.settings.sample_every,
             longest_run_us: self.settings.longest_run.as_micros() as u64,
@@ -356,7 +352,7 @@ impl Control {
             closed_outputs: self.closed.values().cloned().collect(),
             ..WorkersReport::default()
         };
-        for core in self.crew.cores() {
+        for core in self.crew.threads.keys().copied() {
             match self.crew.ask(core, move |inner| answer(core, inner)) {
                 Ok(answer) => {
                     let share = |path: PathStand| PathStand {
@@ -383,7 +379,7 @@ impl Control {
     fn share(&self, path: PathId, shared: Resource) -> f64 {
         match shared {
             Resource::Cycles => self.placing.share(path),
-            other => self.resources.part(path, other),
+            other => self.resources.scarce.part(path, other),
         }
     }
 }

@@ -26,7 +26,7 @@ const ASKS: Duration = Duration::from_micros(200);
 
 /// See the head of this file.
 pub(super) struct Crew {
-    threads: BTreeMap<CoreId, Thread>,
+    pub threads: BTreeMap<CoreId, Thread>,
     silent: BTreeMap<CoreId, Silent>,
     /// Runs of each path that took longer than the patience of the settings, counted when they ended.
     hangs: BTreeMap<PathId, u64>,
@@ -48,8 +48,7 @@ impl Crew {
         Crew { threads, silent, hangs, epochs, watch: Watch::default() }
     }
 
-    /// # Errors
-    /// Those of [`Thread::start`].
+    /// Starts a worker ([`Thread::start`]).
     pub fn start(
         &mut self,
         core: CoreId,
@@ -60,26 +59,9 @@ impl Crew {
         Ok(())
     }
 
-    pub fn end(&mut self, core: CoreId) {
-        self.threads.remove(&core);
-    }
-
-    /// The cores of all workers.
-    pub fn cores(&self) -> impl Iterator<Item = CoreId> {
-        self.threads.keys().copied()
-    }
-
-    pub fn has(&self, core: CoreId) -> bool {
-        self.threads.contains_key(&core)
-    }
-
-    pub fn threads(&self) -> impl Iterator<Item = &Thread> {
-        self.threads.values()
-    }
-
     /// The workers that make progress.
     pub fn answering(&self) -> Vec<CoreId> {
-        self.cores().filter(|core| !self.silent.contains_key(core)).collect()
+        self.threads.keys().copied().filter(|core| !self.silent.contains_key(core)).collect()
     }
 
     /// The workers that make no progress.

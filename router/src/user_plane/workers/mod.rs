@@ -33,7 +33,7 @@
 //! |---|---|
 //! | `plan.rs` | [`WorkersPlan`], and the traits that others implement: [`Slots`], [`Tables`] |
 //! | `control.rs` | the steps from the present state to the plan |
-//! | `held.rs`, `common.rs` | the present state, as workers report it; what all workers get |
+//! | `held.rs` | the present state, as workers report it; what all workers get |
 //! | `rings.rs`, `moving.rs` | the steps: for queues, rings and slots; for paths |
 //! | `placing.rs` | which core a path goes to, by measurements |
 //! | `thread.rs` | a thread, its commands, panics |
@@ -49,7 +49,6 @@
 
 mod capacity;
 mod clock;
-mod common;
 mod control;
 mod counters;
 mod crew;
@@ -171,13 +170,16 @@ impl Workers {
         let control = Arc::new(Mutex::new(control));
         let of = Arc::downgrade(&control);
         // Ends when all senders are gone: the control and each worker have one.
-        let told = move || {
+        let empty_slots = move || {
             for path in stopped {
                 let Some(control) = of.upgrade() else { return };
                 locked(&control).path_stopped(path);
             }
         };
-        std::thread::Builder::new().name("stopped paths".into()).spawn(told).context("starting a thread")?;
+        std::thread::Builder::new()
+            .name("stopped paths".into())
+            .spawn(empty_slots)
+            .context("starting a thread")?;
         let of = Arc::downgrade(&control);
         let look = {
             let of = of.clone();

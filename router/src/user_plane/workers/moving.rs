@@ -91,7 +91,7 @@ impl Control {
 
     /// Moves the path to this worker, or adds it again to the worker that it is on.
     fn move_path(&mut self, path: PathId, from: CoreId, to: CoreId, plan: &PathPlan) -> Result<()> {
-        ensure!(self.crew.has(to), "path {}: core {to} has no worker", plan.name);
+        ensure!(self.crew.threads.contains_key(&to), "path {}: core {to} has no worker", plan.name);
         self.crew.is_not_silent(to)?;
         let moving = self.crew.ask(from, move |inner| inner.give_up(path))?;
         let mut moving =

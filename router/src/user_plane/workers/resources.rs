@@ -12,7 +12,7 @@ use crate::{
 };
 use logic::{
     cores::CoreId,
-    paths::{PathId, RESOURCES, Resource, Share, Used, Utilisation},
+    paths::{RESOURCES, Resource, Share, Used, Utilisation},
 };
 use std::collections::BTreeMap;
 
@@ -24,7 +24,8 @@ pub(super) struct Resources {
     misses: Result<(), String>,
     /// The I/O capacity of the last plan.
     io: Capacity,
-    scarce: Scarce,
+    /// Which of them is shared now.
+    pub scarce: Scarce,
 }
 
 impl Resources {
@@ -42,18 +43,8 @@ impl Resources {
         self.scarce.take_in(now, self.clock.hz(), &capacities);
     }
 
-    /// The resource that all workers share.
-    pub fn shared(&self) -> Resource {
-        self.scarce.shared()
-    }
-
     pub fn counts_io(&self) -> bool {
         self.scarce.counts_io(self.io.per_second.is_some())
-    }
-
-    /// The path's part of what all paths of its worker used of this resource; not for cycles.
-    pub fn part(&self, path: PathId, resource: Resource) -> f64 {
-        self.scarce.part(path, resource)
     }
 
     /// The capacity of each resource in a second, if it is known; of cycles, that of a core.
