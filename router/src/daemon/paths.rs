@@ -96,7 +96,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     /// paths when the last class is gone.
     pub(super) fn follow_paths(&mut self) {
         self.tell_paths();
-        let rules = self.rules.is_some();
+        let rules = self.flows.rules.is_some();
         let Some(some) = self.paths.as_ref().map(|paths| paths.are_some(rules)) else { return };
         if !self.generation.plane.follow_paths(some) {
             return;

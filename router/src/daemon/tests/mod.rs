@@ -64,7 +64,7 @@ use tokio::sync::oneshot;
 type Shared = Arc<HeapMemory>;
 
 /// Classes, and the router of each port for packets that are for no interface.
-type ToldPaths = (Vec<PathClass>, BTreeMap<PortId, u8>);
+type SetClasses = (Vec<PathClass>, BTreeMap<PortId, u8>);
 
 /// The state of the fake Linux, which the test sees and changes.
 #[derive(Default)]
@@ -107,10 +107,10 @@ struct World {
     /// Why flow rules cannot be loaded.
     unruly: RefCell<Option<String>>,
     /// The messages that the switch thread got.
-    told: Arc<Mutex<Vec<SwitchMessage>>>,
+    messages: Arc<Mutex<Vec<SwitchMessage>>>,
     deadline: Rc<Cell<Duration>>,
     /// The classes that were set in the program, in order.
-    classes: RefCell<Vec<ToldPaths>>,
+    classes: RefCell<Vec<SetClasses>>,
     /// For each swap, whether the program was the one with paths.
     swapped: RefCell<Vec<Option<bool>>>,
     /// Why classes cannot be set.
@@ -546,8 +546,8 @@ fn config() -> Config {
 /// A switch thread that remembers its messages.
 fn switch(linux: &Linux) -> (Sender<Option<u32>>, SwitchEnd<u32>) {
     let (orders_to, orders) = channel();
-    let told = linux.0.told.clone();
-    let tell = Box::new(move |what| told.lock().unwrap().push(what));
+    let messages = linux.0.messages.clone();
+    let tell = Box::new(move |what| messages.lock().unwrap().push(what));
     (orders_to, SwitchEnd { orders, tell, gauge: Arc::default() })
 }
 

@@ -140,9 +140,9 @@ fn a_daemon_that_starts_again_goes_on_behind_the_last_whole_packet() {
             until("the file", || counted(&chain).contains_key("written"));
             let mut second = start(&mirror);
             until("a condition", || !conditions(&mut second).is_empty());
-            let told =
+            let condition =
                 format!("mirror {}: another process writes it, or another mirror", mirror.file.display());
-            assert_eq!(conditions(&mut second), [told]);
+            assert_eq!(conditions(&mut second), [condition]);
         }
         assert_eq!(threads.finish(), [""; 0]);
         are(&of_file(&mirror.file), 0..part * 10 + 10, 200);
@@ -224,8 +224,8 @@ fn a_file_does_not_exceed_its_limit_and_a_new_one_begins_when_it_is_moved_away()
     }
     let all = BTreeMap::from([("written", u64::from(fit)), ("mirror_limit", 1000)]);
     assert_eq!(counted(&chain), all);
-    let told = "it has reached its limit of 1 MiB; if you move it away, a new one begins";
-    assert_eq!(conditions(&mut threads), [format!("mirror {}: {told}", mirror.file.display())]);
+    let condition = "it has reached its limit of 1 MiB; if you move it away, a new one begins";
+    assert_eq!(conditions(&mut threads), [format!("mirror {}: {condition}", mirror.file.display())]);
     assert_eq!(fs::metadata(&mirror.file).unwrap().len(), 24 + u64::from(fit) * 116);
     let moved = directory.path().join("b.pcap");
     fs::rename(&mirror.file, &moved).unwrap();
@@ -285,15 +285,15 @@ fn a_full_disk_loses_copies_until_there_is_room() {
     // Five of these fit, and half of one.
     disk.0.lock().unwrap().1 += 58;
     at(10, &mut chain, 15..25);
-    let told = Some("mirror a.pcap: cannot write it: no storage space".to_string());
+    let condition = Some("mirror a.pcap: cannot write it: no storage space".to_string());
     assert_eq!(counted(&chain), BTreeMap::from([("written", 20), ("mirror_disk", 5)]));
-    assert_eq!(writer::read(&fault), told);
+    assert_eq!(writer::read(&fault), condition);
     // It is tried again only after a second, and reported until something is written.
     at(20, &mut chain, 15..20);
     at(1000, &mut chain, 80..90);
-    assert_eq!((copies.lost(NoCopy::Disk), writer::read(&fault)), (20, told.clone()));
+    assert_eq!((copies.lost(NoCopy::Disk), writer::read(&fault)), (20, condition.clone()));
     at(1010, &mut chain, 80..90);
-    assert_eq!((copies.lost(NoCopy::Disk), writer::read(&fault)), (30, told));
+    assert_eq!((copies.lost(NoCopy::Disk), writer::read(&fault)), (30, condition));
     disk.0.lock().unwrap().1 = usize::MAX;
     at(1999, &mut chain, 70..80);
     at(2000, &mut chain, 70..80);
@@ -440,17 +440,17 @@ fn a_ring_that_was_full_is_reported_for_a_while() {
         fault: Fault::default(),
         full: Full { copies, lost: 0, at: None },
     });
-    let told = "mirror a.pcap: copies are lost, because more come than are written (mirror_full)";
+    let condition = "mirror a.pcap: copies are lost, because more come than are written (mirror_full)";
     let start = Instant::now();
     let at = |seconds: f32| start + Duration::from_secs_f32(seconds);
     assert_eq!(threads.conditions(at(0.0)), [""; 0]);
     come(&mut chain, 1, 0..2000, 200);
     assert!(counted(&chain)["mirror_full"] > 0);
-    assert_eq!(threads.conditions(at(1.0)), [told]);
-    assert_eq!(threads.conditions(at(10.9)), [told]);
+    assert_eq!(threads.conditions(at(1.0)), [condition]);
+    assert_eq!(threads.conditions(at(10.9)), [condition]);
     assert_eq!(threads.conditions(at(11.0)), [""; 0]);
     come(&mut chain, 1, 0..1, 200);
-    assert_eq!(threads.conditions(at(12.0)), [told]);
+    assert_eq!(threads.conditions(at(12.0)), [condition]);
     drop(threads);
 }
 
@@ -521,8 +521,8 @@ fn a_limit_that_is_reached_when_the_disk_has_room_again_is_reported() {
     writers.writers[0].drain(later, 0);
     come(&mut chain, 1, 0..25, 200);
     writers.writers[0].drain(later, 0);
-    let told = "mirror a.pcap: it has reached its limit of 0 MiB; if you move it away, a new one begins";
-    assert_eq!(writer::read(&fault).unwrap(), told);
+    let condition = "mirror a.pcap: it has reached its limit of 0 MiB; if you move it away, a new one begins";
+    assert_eq!(writer::read(&fault).unwrap(), condition);
     assert_eq!(counted(&chain), BTreeMap::from([("written", 20), ("mirror_disk", 1), ("mirror_limit", 5)]));
     // The first error is reported.
     assert_eq!(writers.finish(), ["mirror a.pcap: cannot write it: no storage space"]);
