@@ -2,9 +2,9 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `mod.rs` | [`Control`]: observe, decide, apply; heartbeat |
+//! | `mod.rs` | [`Control`]: observe, decide, apply |
 //! | `generation.rs` | programs and maps in charge: first start, growth, ports that come and go |
-//! | `rules.rs` | flow rules put in charge; messages to the switch thread |
+//! | `rules.rs` | flow rules put in charge; the switch thread, and what it last had |
 //! | `confirming.rs`, `beats.rs` | confirms the mirror; the heartbeat, in a thread of its own |
 //! | `answers.rs` | answers to clients, in the words of [`crate::api`] |
 //! | `verify.rs`, `verify/` | comparing the tables with Linux, in a thread of its own |
