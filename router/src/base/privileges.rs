@@ -124,7 +124,7 @@ static MAY_WRITE: AtomicBool = AtomicBool::new(false);
 /// With Landlock they can create, write and remove no file, not even root's own. Open files stay usable.
 ///
 /// # Errors
-/// The capabilities could not be given up. A kernel without Landlock is no error ([`trouble`]).
+/// The capabilities could not be given up. A kernel without Landlock is no error ([`condition`]).
 pub fn serve_only(kept: CapabilitySet) -> Result<()> {
     let now = capabilities(None).context("reading this thread's capabilities")?;
     let sets = CapabilitySets {
@@ -155,7 +155,7 @@ fn deny_writes() -> Result<bool> {
 }
 
 /// Why threads that parse data from others can do more than they need, as a sentence.
-pub fn trouble() -> Option<String> {
+pub fn condition() -> Option<String> {
     MAY_WRITE.load(Relaxed).then(|| {
         "this kernel has no Landlock: threads that parse data from others could write files if they had faults".into()
     })
@@ -178,7 +178,7 @@ mod tests {
                 assert!(
                     left.effective.is_empty() && left.permitted.is_empty() && left.inheritable.is_empty()
                 );
-                if trouble().is_some() {
+                if condition().is_some() {
                     return;
                 }
                 assert_eq!(fs::read(&old).unwrap(), b"old");

@@ -53,7 +53,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     }
 
     fn totals(&self) -> Result<Counters, ApiError> {
-        let current = self.generation.counters().map_err(|e| ApiError::failed(format!("{e:#}")))?;
+        let current = self.generation.plane.counters().map_err(|e| ApiError::failed(format!("{e:#}")))?;
         Ok(self.totals.of(&current))
     }
 
@@ -62,16 +62,12 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let (routers, ports) = (self.router_reports(&totals), self.port_reports(&totals));
         let sum = |field: fn(&RouterReport) -> u64| routers.iter().map(field).sum();
         let all = all_interfaces(&totals);
-        let age = self.times.confirmed.map(|at| now.saturating_sub(at));
-        let problem = self.trouble.clone().or_else(|| {
-            let late = age.is_none_or(|age| age >= self.heartbeat());
-            late.then(|| "the mirror was not confirmed in time; the kernel forwards".into())
-        });
-        let problem = problem.or_else(|| {
+        let problem = self.confirming.why_not(now).or_else(|| {
             let idle = self.world.ports.values().all(|p| !p.obstacles().is_empty());
             idle.then(|| "no port is trusted; the kernel forwards everything".into())
         });
-        let (cache_hits, cache_misses) = self.rules.as_ref().map_or((0, 0), K::Plane::decided);
+        let gauge = &self.flows.end.gauge;
+        let (cache_hits, cache_misses) = self.flows.rules.as_ref().map_or((0, 0), K::Plane::decided);
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
@@ -79,10 +75,10 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             ready: problem.is_none(),
             problem,
             conditions: self.condition_reports(),
-            uptime_s: now.saturating_sub(self.times.started).as_secs(),
+            uptime_s: now.saturating_sub(self.started).as_secs(),
             heartbeat: Heartbeat {
                 timeout_s: self.config.heartbeat.0.as_secs_f64(),
-                age_s: age.map(|a| a.as_secs_f64()),
+                age_s: self.confirming.age(now).map(|age| age.as_secs_f64()),
             },
             generation: self.generation.number,
             packets: packets(&all, &totals, |_| true),
@@ -93,14 +89,14 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             routes: Families { ipv4: sum(|r| r.routes.ipv4), ipv6: sum(|r| r.routes.ipv6) },
             neighbours: sum(|r| r.neighbours),
             flows: FlowsStatus {
-                rules: self.switch.gauge.rules.load(Relaxed),
-                in_charge: self.rules.is_some(),
-                why_not: self.switch.gauge.why_not().clone(),
+                rules: gauge.rules.load(Relaxed),
+                in_charge: self.flows.rules.is_some(),
+                why_not: gauge.why_not().clone(),
                 cache_hits,
                 cache_misses,
-                slow_done: self.switch.gauge.slow_done.load(Relaxed),
-                slow_lost: self.switch.gauge.slow_lost.load(Relaxed),
-                controller_lost: self.switch.gauge.controller_lost(),
+                slow_done: gauge.slow_done.load(Relaxed),
+                slow_lost: gauge.slow_lost.load(Relaxed),
+                controller_lost: gauge.controller_lost(),
             },
             ports,
             routers,

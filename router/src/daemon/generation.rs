@@ -5,23 +5,24 @@
 //! then put it in charge of the ports, with one atomic swap for each. Until then, the previous generation goes on.
 
 use super::{
-    Control, LEAST_HEARTBEAT, Times,
-    beats::{Beats, Progress},
-    changes::Changes,
+    Control,
+    beats::Progress,
+    confirming::Confirming,
+    finding::Finding,
     paths::Following,
     policy::Windows,
     reclaim::Reclaimer,
+    rules::Flows,
     seam::{FastPath, Kernel, Observe},
     steering::Steerer,
     totals::{SavedTotals, Totals},
     world::World,
 };
 use crate::{
-    base::conditions::Conditions,
-    base::{clock::monotonic, instance::Instance},
+    base::{conditions::Conditions, instance::Instance},
     config::Config,
     linux::{ethtool::ProblemKind, spreading::Spreading},
-    plane::{Counters, Mode, Settings},
+    plane::{Mode, Settings},
     switch::seam::SwitchEnd,
     user_plane::seam::UserPlane,
 };
@@ -29,13 +30,10 @@ use anyhow::{Context, Result, bail};
 use logic::{
     memory::{Capacity, words},
     mirror::MAX_INTERFACES,
-    plan::{InterfaceId, Op, PortId},
+    plan::{Op, PortId},
     tables::{Epoch, Full, Region, Tables},
 };
-use std::{net::IpAddr, time::Duration};
-
-/// The time in which each port is checked once for reasons not to trust it.
-const LOOK_AT_PORTS: Duration = Duration::from_secs(2);
+use std::time::Duration;
 
 /// The pause after larger tables could not be loaded.
 const GROW_AGAIN: Duration = Duration::from_secs(30);
@@ -64,6 +62,10 @@ pub(super) struct Generation<P: FastPath> {
     dirty: bool,
     /// A table that had no room for something.
     full: Option<Full>,
+    /// Why it is not replaced by a larger one.
+    pub stuck: Option<Stuck>,
+    /// The revision of the mirror from which the weights of routers were last set.
+    pub weighed: Option<u64>,
 }
 
 /// Why a full table is not replaced by a larger one.
@@ -113,22 +115,6 @@ impl<P: FastPath> Generation<P> {
     /// Does any space still wait for its reuse?
     pub fn is_reclaiming(&self) -> bool {
         self.dirty || self.reclaimer.is_waiting()
-    }
-
-    pub fn confirm_until(&self, deadline: Duration) {
-        self.plane.confirm_until(deadline);
-    }
-
-    pub fn counters(&self) -> Result<Counters> {
-        self.plane.counters()
-    }
-
-    pub fn take_used(&mut self) -> Vec<(InterfaceId, IpAddr)> {
-        self.tables.take_used()
-    }
-
-    pub fn take_use_of(&mut self, interface: InterfaceId, address: IpAddr) -> bool {
-        self.tables.take_use_of(interface, address)
     }
 }
 
@@ -226,6 +212,8 @@ fn build<K: Kernel>(
             reclaimer: Reclaimer::start(kernel.grace()?)?,
             dirty: false,
             full: None,
+            stuck: None,
+            weighed: None,
         };
         generation.apply(world.everything().inspect(|_| before.progress.made()));
         let Some(full) = &generation.full else { return Ok(generation) };
@@ -287,35 +275,26 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             false => Some(kernel.user_plane(&config)?),
         };
         let capacity = fitting(&world);
-        let beats = Beats::start(config.heartbeat.0.max(LEAST_HEARTBEAT), monotonic)?;
-        let asked = Before { paths: paths.as_ref(), rules: None, progress: beats.progress() };
+        let confirming = Confirming::start(&config)?;
+        let asked = Before { paths: paths.as_ref(), rules: None, progress: confirming.beats.progress() };
         let generation = build(&mut kernel, &config, &world, capacity, number, asked, rows)?;
         let mut control = Control {
             config,
+            totals: Totals::new(instance.state_file()),
+            instance,
+            started,
             kernel,
             observer,
             world,
             generation,
+            confirming,
             windows,
-            beats,
-            totals: Totals::default(),
-            trouble: None,
-            stuck: None,
-            rounds: 0,
-            verifying: None,
-            unremembered: true,
-            times: Times { started, ..Times::default() },
             uses: super::neighbours::Uses::default(),
-            instance,
-            next_port: 0,
-            conditions,
-            changes: Changes::default(),
-            switch,
-            rules: None,
-            told_ports: None,
-            told_paths: None,
+            finding: Finding::new(conditions),
+            flows: Flows::new(switch),
             paths: paths.map(Following::new),
             steerer,
+            verifying: None,
         };
         control.follow_policy();
         control.read_policy_first();
@@ -323,7 +302,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         control.settle_policy();
         // Classes are set before the program is attached, so that no packet slips past a path that must drop it.
         control.tell_paths();
-        if let Some(why) = control.paths.as_ref().and_then(|paths| paths.trouble.as_ref()) {
+        if let Some(why) = control.paths.as_ref().and_then(|paths| paths.condition.as_ref()) {
             bail!("{why}");
         }
         control.follow_paths_unattached();
@@ -356,10 +335,10 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     /// fit.
     pub(super) fn grow(&mut self, now: Duration) -> Result<()> {
         let Some(full) = &self.generation.full else {
-            self.stuck = None;
+            self.generation.stuck = None;
             return Ok(());
         };
-        if self.stuck.as_ref().is_some_and(|stuck| now < stuck.again) {
+        if self.generation.stuck.as_ref().is_some_and(|stuck| now < stuck.again) {
             return Ok(());
         }
         let capacity = larger(self.generation.capacity, full);
@@ -368,9 +347,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             Err(format!("limits.memory_mib is {}", self.config.limits.memory_mib.0))
         } else {
             tracing::info!("{full}: moving to larger tables");
-            let (rules, rows) = (self.rules.as_ref(), self.steerer.is_some());
+            let (rules, rows) = (self.flows.rules.as_ref(), self.steerer.is_some());
             let paths = self.paths.as_ref().map(|paths| &paths.plane);
-            let before = Before { paths, rules, progress: self.beats.progress() };
+            let before = Before { paths, rules, progress: self.confirming.beats.progress() };
             build(&mut self.kernel, &self.config, &self.world, capacity, number, before, rows)
                 .map_err(|error| format!("larger tables cannot be loaded: {error:#}"))
         };
@@ -378,7 +357,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             Ok(new) => self.replace(new),
             Err(error) => {
                 let why = format!("{full}; what does not fit is left to the kernel: {error}");
-                self.stuck = Some(Stuck { why, again: now + GROW_AGAIN });
+                self.generation.stuck = Some(Stuck { why, again: now + GROW_AGAIN });
                 Ok(())
             }
         }
@@ -393,13 +372,13 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.follow_tables();
         self.world.ports.values_mut().for_each(|p| p.attached = None);
         self.attach_what_goes()?;
-        self.totals.absorb(&old.counters()?);
+        self.totals.absorb(&old.plane.counters()?);
         self.publish()
     }
 
     /// Chooses the program with or without paths in a generation that is about to be attached.
     pub(super) fn follow_paths_unattached(&mut self) {
-        let rules = self.rules.is_some();
+        let rules = self.flows.rules.is_some();
         let some = self.paths.as_ref().is_some_and(|paths| paths.are_some(rules));
         self.generation.plane.follow_paths(some);
     }
@@ -430,8 +409,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             }
             self.attach_what_goes()?;
             self.steer_ports();
-        } else {
-            self.trust_next_port(now);
+        } else if let Some(id) = self.world.next_check(now) {
+            self.trust_port(id);
         }
         Ok(())
     }
@@ -454,12 +433,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         // Attached ports come first: after the swap, packets must find these ports as before.
         self.trust_ports(now);
         self.weigh();
-        if self.trouble.is_none() {
-            self.generation.confirm_until(now + self.heartbeat());
-            self.times.confirmed = Some(now);
-        }
-        self.beats.vouch(self.trouble.is_none());
-        self.beats.follow(self.generation.plane.heart());
+        self.confirming.confirm(now, &self.generation.plane);
+        self.confirming.beats.follow(self.generation.plane.heart());
         let (ids, devices): (Vec<_>, Vec<_>) = self.world.devices().unzip();
         self.kernel.attach(&self.generation.plane, &devices).map_err(|(i, error)| (ids[i], error))?;
         for port in self.world.ports.values_mut() {
@@ -483,29 +458,12 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     fn trust_ports(&mut self, now: Duration) {
         let ids: Vec<_> = self.world.ports.keys().copied().collect();
         ids.into_iter().for_each(|id| self.trust_port(id));
-        self.times.looked_at_port = now;
-    }
-
-    pub(super) fn next_look_at_ports(&self) -> Duration {
-        self.times.looked_at_port + LOOK_AT_PORTS / self.world.ports.len().max(1) as u32
+        self.world.checked.0 = now;
     }
 
     /// Is every port in generic mode? Then every driver sends redirected packets like any packet of the kernel.
     fn all_generic(&self) -> bool {
         self.world.devices().all(|(_, device)| self.kernel.mode(&device) == Some(Mode::Generic))
-    }
-
-    /// Checks the next port when it is due. A check takes milliseconds, and routes should not wait for all ports.
-    fn trust_next_port(&mut self, now: Duration) {
-        let ports = self.world.ports.len().max(1);
-        if now < self.next_look_at_ports() {
-            return;
-        }
-        self.times.looked_at_port = now;
-        self.next_port = (self.next_port + 1) % ports;
-        if let Some(id) = self.world.ports.keys().nth(self.next_port).copied() {
-            self.trust_port(id);
-        }
     }
 
     /// Checks a port. It gets its transmit slot only when it is attached and can transmit: a packet whose redirect

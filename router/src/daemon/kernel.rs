@@ -472,8 +472,8 @@ impl FastPath for Plane {
     fn counters(&self) -> Result<Counters> {
         Plane::counters(self)
     }
-    fn troubles(&self) -> Vec<String> {
-        Plane::troubles(self).to_vec()
+    fn conditions(&self) -> Vec<String> {
+        Plane::conditions(self).to_vec()
     }
     fn take_samples(&mut self) -> Vec<logic::steer::Sample> {
         Plane::take_samples(self)

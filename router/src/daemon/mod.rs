@@ -2,10 +2,10 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `mod.rs` | [`Control`]: observe, decide, apply; heartbeat |
+//! | `mod.rs` | [`Control`]: observe, decide, apply |
 //! | `generation.rs` | programs and maps in charge: first start, growth, ports that come and go |
-//! | `rules.rs` | flow rules put in charge; messages to the switch thread |
-//! | `beats.rs` | the heartbeat, in a thread of its own |
+//! | `rules.rs` | flow rules put in charge; the switch thread, and what it last had |
+//! | `confirming.rs`, `beats.rs` | confirms the mirror; the heartbeat, in a thread of its own |
 //! | `answers.rs` | answers to clients, in the words of [`crate::api`] |
 //! | `verify.rs`, `verify/` | comparing the tables with Linux, in a thread of its own |
 //! | `explain.rs` | the way of one packet through the real program, step by step |
@@ -15,13 +15,13 @@
 //! | `api.rs`, `serving.rs`, `client.rs` | both ends of the API's socket |
 //! | `metrics.rs` | metrics for Prometheus |
 //! | `observing.rs` | the netlink observer behind `seam.rs` |
-//! | `changes.rs` | conditions of ports, routers and interfaces |
+//! | `finding.rs` | finds the conditions that hold |
 //! | `world.rs`, `ledger.rs` | the observed state and the decisions, to fill further generations |
 //! | `policy.rs` | reads policy again after a change, before the fast path gets the packets back |
 //! | `paths.rs` | paths of the user plane: which are active |
 //! | `neighbours.rs` | neighbours that only the fast path uses |
 //! | `steering.rs` | steers heavy flows to queues of their next hops, where a NIC can |
-//! | `totals.rs`, `reclaim.rs` | counters across generations; grace periods |
+//! | `totals.rs`, `reclaim.rs` | counters across generations, the state file; grace periods |
 //!
 //! One thread runs the loop and owns all changing state of routing. The API thread sends it requests through a queue.
 //! The grace thread waits for grace periods in its place. The switch thread ([`crate::switch`]) owns flow rules. The
@@ -31,9 +31,10 @@
 mod answers;
 pub mod api;
 mod beats;
-mod changes;
 pub mod client;
+mod confirming;
 mod explain;
+mod finding;
 mod generation;
 pub mod kernel;
 mod ledger;
@@ -55,27 +56,17 @@ mod totals;
 mod verify;
 mod world;
 
-use crate::{
-    api::status::ConditionReport,
-    base::{
-        conditions::{Condition, ConditionKind, Conditions},
-        guard,
-        instance::Instance,
-        privileges,
-    },
-    config::Config,
-    switch::seam::{SwitchEnd, SwitchPort},
-    user_plane::seam::UserPlane,
-};
+use crate::{base::instance::Instance, config::Config};
 use anyhow::Result;
 use api::{Query, Request};
-use beats::Beats;
-use changes::Changes;
-use generation::{Generation, Stuck};
+use confirming::Confirming;
+use finding::Finding;
+use generation::Generation;
 use logic::plan::Op;
 use policy::Windows;
+use rules::Flows;
 use seam::{FastPath, Kernel, Observe};
-use std::{collections::BTreeSet, sync::mpsc::Receiver, time::Duration};
+use std::{sync::mpsc::Receiver, time::Duration};
 use steering::Steerer;
 use totals::Totals;
 use verify::Verifying;
@@ -83,62 +74,28 @@ use world::World;
 
 /// The longest wait for events while another thread works for the loop.
 const POLL: Duration = Duration::from_millis(20);
-/// The interval between confirmations of the mirror.
-const CONFIRM: Duration = Duration::from_secs(1);
-/// The shortest time that a confirmation lasts.
-const LEAST_HEARTBEAT: Duration = Duration::from_secs(2);
-/// The shortest time between two writes of the state file.
-const REMEMBER: Duration = Duration::from_secs(1);
 
 /// The daemon's state.
 pub struct Control<K: Kernel, O> {
     config: Config,
+    instance: Instance,
+    /// CLOCK_MONOTONIC.
+    started: Duration,
     kernel: K,
     observer: O,
     world: World,
     generation: Generation<K::Plane>,
+    confirming: Confirming,
     windows: Windows,
-    beats: Beats,
     totals: Totals,
-    /// Why the mirror may be out of date.
-    trouble: Option<String>,
-    /// Why the tables lack something.
-    stuck: Option<Stuck>,
-    /// The number of rounds of the loop so far.
-    rounds: u64,
-    verifying: Option<Verifying>,
-    /// Names have changed since the state file was written.
-    unremembered: bool,
-    times: Times,
     uses: neighbours::Uses,
-    instance: Instance,
-    /// The place of the last checked port among the ports.
-    next_port: usize,
-    changes: Changes,
-    conditions: Conditions,
-    switch: SwitchEnd<<K::Plane as FastPath>::Rules>,
-    /// The flow rules in charge of the ports; `None`: packets are routed.
-    rules: Option<<K::Plane as FastPath>::Rules>,
-    /// The ports last reported to the switch thread.
-    told_ports: Option<Vec<SwitchPort>>,
-    /// When paths were last reported to the switch thread, and which of them had a worker.
-    told_paths: Option<(Duration, Vec<bool>)>,
+    finding: Finding,
+    flows: Flows<<K::Plane as FastPath>::Rules>,
     /// `None`: no path is configured.
     paths: Option<paths::Following<<K::Plane as FastPath>::UserPlane>>,
     /// `None`: not configured, or no port had a classifier at the start.
     steerer: Option<Steerer>,
-}
-
-/// When periodic work was last done, CLOCK_MONOTONIC.
-#[derive(Clone, Copy, Debug, Default)]
-struct Times {
-    started: Duration,
-    confirmed: Option<Duration>,
-    looked_at_port: Duration,
-    remembered: Duration,
-    found_conditions: Duration,
-    /// The revision of the mirror from which the weights of routers were last set.
-    weighed: Option<u64>,
+    verifying: Option<Verifying>,
 }
 
 /// How the loop ended.
@@ -205,11 +162,11 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.generation.reclaim(now);
         self.grow(now)?;
         self.follow_switch();
-        if self.times.weighed != Some(self.world.mirror.revision()) {
+        if self.generation.weighed != Some(self.world.mirror.revision()) {
             self.weigh();
         }
         self.follow_shares();
-        self.confirm(now);
+        self.confirming.follow(now, &self.generation.plane);
         self.keep_alive(now);
         self.steer(now);
         self.remember(now);
@@ -227,14 +184,11 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         if self.verifying.is_some() || self.generation.is_reclaiming() {
             return POLL;
         }
-        let times = &self.times;
-        let mut due = self.next_look_at_ports();
+        let mut due = self.world.check_due();
         due = due.min(self.uses.due(self.world.mirror.stale_neighbours().next().is_some()));
-        due = due.min(times.confirmed.unwrap_or_default() + CONFIRM);
-        if self.unremembered {
-            due = due.min(times.remembered + REMEMBER);
-        }
-        due = due.min(self.changes.due().unwrap_or(due));
+        due = due.min(self.confirming.due());
+        due = due.min(self.totals.due().unwrap_or(due));
+        due = due.min(self.finding.due().unwrap_or(due));
         due = due.min(self.world.mirror.next_end().unwrap_or(due));
         due = due.min(self.windows.due().unwrap_or(due));
         due = due.min(self.steerer.as_ref().and_then(Steerer::due).unwrap_or(due));
@@ -243,12 +197,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
 
     /// Waits for events and takes them in.
     fn observe(&mut self, patience: Duration) {
-        self.rounds += 1;
         match self.observer.poll(patience) {
             Ok(events) => {
-                if self.trouble.take().is_some() {
-                    tracing::info!("the mirror is current again");
-                }
+                self.confirming.is_read();
                 for event in events {
                     self.uses.observe(&event);
                     if let Some(verifying) = &mut self.verifying {
@@ -259,11 +210,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 self.take_policies();
             }
             Err(error) => {
-                let text = format!("cannot read the kernel's state: {error:#}");
-                if self.trouble.as_ref() != Some(&text) {
-                    tracing::error!("{text}; the mirror is not confirmed until it can be read again");
-                }
-                self.trouble = Some(text);
+                self.confirming.is_unread(&error);
                 std::thread::sleep(POLL);
             }
         }
@@ -276,7 +223,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             self.observer.read_routes_again(namespace);
         }
         self.forget_gone(&plan)?;
-        self.unremembered |= plan.iter().any(|op| matches!(op, Op::Interface(..) | Op::Router { .. }));
+        self.totals.unsaved |= plan.iter().any(|op| matches!(op, Op::Interface(..) | Op::Router { .. }));
         // This comes before the plan is applied: a new path gets its packets from the first one on.
         self.follow_paths();
         self.follow_policy();
@@ -295,25 +242,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             }
         }
         if !interfaces.is_empty() || !routers.is_empty() {
-            self.totals.forget(&interfaces, &routers, &self.generation.counters()?);
+            self.totals.forget(&interfaces, &routers, &self.generation.plane.counters()?);
         }
         Ok(())
-    }
-
-    /// Confirms the mirror for the time of the heartbeat, unless the kernel's state cannot be read.
-    fn confirm(&mut self, now: Duration) {
-        self.beats.vouch(self.trouble.is_none());
-        let due = self.times.confirmed.is_none_or(|last| now.saturating_sub(last) >= CONFIRM);
-        if due && self.trouble.is_none() {
-            self.generation.confirm_until(now + self.heartbeat());
-            self.times.confirmed = Some(now);
-        }
-    }
-
-    /// How long a confirmation lasts. With a heartbeat of 0, the end of this process ends forwarding. Where the kernel
-    /// cannot show the end of a process, forwarding lasts for the shortest time that beats can keep up with.
-    fn heartbeat(&self) -> Duration {
-        self.config.heartbeat.0.max(LEAST_HEARTBEAT)
     }
 
     /// Attaches the program with shares when a core becomes full, and the other one when no core is full any more.
@@ -333,7 +264,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         if !self.config.shares.enforce {
             return;
         }
-        self.times.weighed = Some(self.world.mirror.revision());
+        self.generation.weighed = Some(self.world.mirror.revision());
         let routers = Vec::from_iter(self.world.mirror.routers());
         let weight = |name: &str| self.config.shares.weight(name);
         let weights =
@@ -352,72 +283,17 @@ impl<K: Kernel, O: Observe> Control<K, O> {
 
     /// Writes what the numbers mean into the state file, for the next daemon.
     fn remember(&mut self, now: Duration) {
-        if !self.unremembered || now.saturating_sub(self.times.remembered) < REMEMBER {
-            return;
+        if self.totals.due().is_some_and(|due| due <= now) {
+            self.totals.saved = now;
+            self.remember_now();
         }
-        self.times.remembered = now;
-        self.remember_now();
     }
 
     fn remember_now(&mut self) {
-        self.unremembered = false;
-        let written = self.write_state().and_then(|()| self.kernel.retire(self.generation.number));
+        let number = self.generation.number;
+        let written = self.totals.save(number, self.world.names()).and_then(|()| self.kernel.retire(number));
         if let Err(error) = written {
             tracing::warn!("cannot write {}: {error:#}", self.instance.state_file().display());
         }
-    }
-
-    /// Finds the conditions that hold now, except those of ports, routers and interfaces
-    /// ([`Control::follow_fast_path`]) and of cores, which another thread sets.
-    fn follow_conditions(&mut self, now: Duration) {
-        if now.saturating_sub(self.times.found_conditions) >= CONFIRM {
-            self.times.found_conditions = now;
-            self.find_conditions();
-        }
-    }
-
-    fn find_conditions(&self) {
-        use ConditionKind::{Configuration, Counters, Linux, Path, Policy, Privileges, Tables};
-        let of = |kind: ConditionKind, texts: Vec<String>| {
-            self.conditions.set(&[kind], texts.into_iter().map(|text| Condition::new(kind, text)));
-        };
-        let paths = self
-            .paths
-            .iter()
-            .flat_map(|paths| paths.trouble.clone().into_iter().chain(paths.plane.stand().troubles.clone()));
-        let unread = self.observer.troubles().into_iter();
-        self.conditions.set(&[Linux], unread.map(|(subject, text)| Condition { kind: Linux, subject, text }));
-        of(Counters, self.generation.plane.troubles());
-        of(Tables, self.stuck.iter().map(|stuck| stuck.why.clone()).collect());
-        of(Path, paths.chain(self.past_paths()).collect());
-        let late = |what| format!("policy changes are seen late: {what}");
-        of(Policy, self.windows.unseen().into_iter().map(late).collect());
-        of(Configuration, self.unknown_weights().collect());
-        of(Privileges, privileges::trouble().into_iter().collect());
-    }
-
-    /// All conditions that hold, except those of interfaces.
-    fn condition_reports(&self) -> Vec<ConditionReport> {
-        self.find_conditions();
-        let shown = self.conditions.of(|kind| kind != ConditionKind::Interface).into_iter();
-        shown.map(|(condition, since)| ConditionReport::new(condition, since)).collect()
-    }
-
-    /// Names in `shares.weights` that no router has. They may be misspelt.
-    fn unknown_weights(&self) -> impl Iterator<Item = String> {
-        let mut names: BTreeSet<&String> = self.config.shares.weights.keys().collect();
-        if !names.is_empty() {
-            self.world.mirror.routers().for_each(|router| {
-                names.remove(&router.name);
-            });
-        }
-        names
-            .into_iter()
-            .map(|name| format!("shares.weights: there is no router {name} (see `millrace routers`)"))
-    }
-
-    fn write_state(&self) -> Result<()> {
-        let state = self.totals.state(self.generation.number, self.world.names());
-        Ok(guard::replace(&self.instance.state_file(), &serde_json::to_vec(&state)?)?)
     }
 }

@@ -50,7 +50,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     pub(super) fn keep_alive(&mut self, now: Duration) {
         if now.saturating_sub(self.uses.asked) >= RECENT {
             self.uses.asked = now;
-            self.uses.recent = self.generation.take_used().into_iter().collect();
+            self.uses.recent = self.generation.tables.take_used().into_iter().collect();
         }
         if !std::mem::take(&mut self.uses.news) && now.saturating_sub(self.uses.looked) < LOOK {
             return;
@@ -59,7 +59,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let mut used = Vec::new();
         for stale in self.world.mirror.stale_neighbours() {
             let key = (stale.interface, stale.address);
-            if self.generation.take_use_of(key.0, key.1) | self.uses.recent.remove(&key) {
+            if self.generation.tables.take_use_of(key.0, key.1) | self.uses.recent.remove(&key) {
                 used.push(stale);
             }
             if used.len() == PROBES {

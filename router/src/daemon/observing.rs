@@ -2,12 +2,13 @@
 
 use super::seam::{Ask, Hardware, Known, Observe, Question, Sent, Standing};
 use crate::{
+    base::conditions::Condition,
     config::Config,
     linux::{
         ethtool::Problem,
         multipath::MultipathKeys,
         netns::NamespaceRef,
-        observer::{Observer, ObserverConfig, PolicyRead, Quota, Reader, Trouble, Waker},
+        observer::{Observer, ObserverConfig, PolicyRead, Quota, Reader, Waker},
     },
 };
 use anyhow::Result;
@@ -65,9 +66,8 @@ impl Observe for Observer {
     fn policies_read(&mut self) -> Vec<PolicyRead> {
         Observer::policies_read(self)
     }
-    fn troubles(&self) -> Vec<(String, String)> {
-        let named = |t: Trouble| (format!("router {}", t.namespace), t.what);
-        Observer::troubles(self).into_iter().map(named).collect()
+    fn conditions(&self) -> Vec<Condition> {
+        Observer::conditions(self)
     }
     fn standing(&self, namespace: NamespaceId) -> Standing {
         Observer::standing(self, namespace)

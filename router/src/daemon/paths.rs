@@ -55,12 +55,12 @@ pub(super) struct Following<P> {
     /// The revision of the mirror, and the usable ports, for which the work of workers was last set.
     wanted_at: Option<(u64, BTreeMap<PortId, u32>)>,
     /// Why the settings in the program are out of date.
-    pub trouble: Option<String>,
+    pub condition: Option<String>,
 }
 
 impl<P> Following<P> {
     pub fn new(plane: P) -> Self {
-        Following { plane, known: None, revision: None, wanted_at: None, trouble: None }
+        Following { plane, known: None, revision: None, wanted_at: None, condition: None }
     }
 
     /// Does any path have a class now, or may a flow rule give packets to one?
@@ -74,20 +74,20 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     pub(super) fn tell_paths(&mut self) {
         let revision = self.world.mirror.revision();
         let Some(paths) = self.paths.as_ref() else { return };
-        if paths.revision == Some(revision) && paths.trouble.is_none() {
+        if paths.revision == Some(revision) && paths.condition.is_none() {
             return;
         }
         let known = self.known_paths();
         let Some(paths) = self.paths.as_mut() else { return };
         paths.revision = Some(revision);
         if paths.known.as_ref() == Some(&known) {
-            paths.trouble = None;
+            paths.condition = None;
             return;
         }
         match paths.plane.set_classes(&known.classes, &known.own) {
-            Ok(()) => (paths.known, paths.trouble) = (Some(known), None),
+            Ok(()) => (paths.known, paths.condition) = (Some(known), None),
             Err(error) => {
-                paths.trouble = Some(format!("cannot change the classes of paths: {error:#}"));
+                paths.condition = Some(format!("cannot change the classes of paths: {error:#}"));
             }
         }
     }
@@ -96,7 +96,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     /// paths when the last class is gone.
     pub(super) fn follow_paths(&mut self) {
         self.tell_paths();
-        let rules = self.rules.is_some();
+        let rules = self.flows.rules.is_some();
         let Some(some) = self.paths.as_ref().map(|paths| paths.are_some(rules)) else { return };
         if !self.generation.plane.follow_paths(some) {
             return;

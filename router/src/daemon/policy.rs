@@ -294,7 +294,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
 
     /// The readings have been applied: their routers are trusted again.
     pub(super) fn settle_policy(&mut self) {
-        if self.trouble.is_none() {
+        if self.confirming.unread().is_none() {
             self.windows.end(|namespace| self.world.mirror.is_behind_of(namespace));
         }
     }

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     plane::Mode,
-    switch::seam::{SwitchMessage, SwitchPath, SwitchPort},
+    switch::seam::{SwitchEnd, SwitchMessage, SwitchPath, SwitchPort},
     user_plane::seam::UserPlane,
 };
 use anyhow::Result;
@@ -17,55 +17,76 @@ use std::time::Duration;
 /// The interval at which the switch thread gets the counters of paths.
 const COUNTS: Duration = Duration::from_secs(1);
 
+/// The switch thread, and what it last had of the control loop.
+pub(super) struct Flows<R> {
+    pub end: SwitchEnd<R>,
+    /// The flow rules in charge of the ports; `None`: packets are routed.
+    pub rules: Option<R>,
+    ports: Option<Vec<SwitchPort>>,
+    /// When it last got paths, and which of them had a worker.
+    paths: Option<(Duration, Vec<bool>)>,
+}
+
+impl<R> Flows<R> {
+    pub fn new(end: SwitchEnd<R>) -> Self {
+        Self { end, rules: None, ports: None, paths: None }
+    }
+
+    /// Reports the ports, if they have changed.
+    fn report_ports(&mut self, ports: Vec<SwitchPort>) {
+        if self.ports.as_ref() != Some(&ports) {
+            (self.end.tell)(SwitchMessage::Ports(ports.clone()));
+            self.ports = Some(ports);
+        }
+    }
+
+    /// Reports so many paths, if others than before have a worker or it is time for their counters.
+    fn report_paths<M>(&mut self, paths: usize, plane: &impl UserPlane<M>, now: Duration) {
+        let stand = plane.stand();
+        let runs =
+            |id: PathId| stand.workers.paths.iter().any(|path| path.id == id && path.stopped.is_none());
+        let running: Vec<bool> = (0..).take(paths).map(runs).collect();
+        if self.paths.as_ref().is_none_or(|(at, before)| now >= *at + COUNTS || *before != running) {
+            let paths = running.iter().zip(plane.counts());
+            let paths = paths.map(|(&has_worker, counts)| SwitchPath { has_worker, counts }).collect();
+            (self.end.tell)(SwitchMessage::Paths(paths));
+            self.paths = Some((now, running));
+        }
+    }
+}
+
 impl<K: Kernel, O: Observe> Control<K, O> {
     /// Carries out the orders of the switch thread, and reports changes of ports and paths to it.
     pub(super) fn follow_switch(&mut self) {
-        while let Ok(rules) = self.switch.orders.try_recv() {
+        while let Ok(rules) = self.flows.end.orders.try_recv() {
             let done = self.put_in_charge(rules).map_err(|error| format!("{error:#}"));
             if let Err(why) = &done {
                 tracing::warn!("cannot put flow rules in charge; the daemon tries again: {why}");
             }
-            (self.switch.tell)(SwitchMessage::InCharge(done));
+            (self.flows.end.tell)(SwitchMessage::InCharge(done));
         }
         let ports = self.switch_ports();
-        if self.told_ports.as_ref() != Some(&ports) {
-            (self.switch.tell)(SwitchMessage::Ports(ports.clone()));
-            self.told_ports = Some(ports);
-        }
-        self.tell_switch_of_paths();
-    }
-
-    fn tell_switch_of_paths(&mut self) {
-        let Some(paths) = &self.paths else { return };
-        let (now, stand) = (self.kernel.now(), paths.plane.stand());
-        let runs =
-            |id: PathId| stand.workers.paths.iter().any(|path| path.id == id && path.stopped.is_none());
-        let running: Vec<bool> = (0..).zip(&self.config.paths).map(|(id, _)| runs(id)).collect();
-        let is_new =
-            self.told_paths.as_ref().is_none_or(|(at, told)| now >= *at + COUNTS || *told != running);
-        if is_new {
-            let paths = running.iter().zip(paths.plane.counts());
-            let paths = paths.map(|(&has_worker, counts)| SwitchPath { has_worker, counts }).collect();
-            (self.switch.tell)(SwitchMessage::Paths(paths));
-            self.told_paths = Some((now, running));
+        self.flows.report_ports(ports);
+        if let Some(paths) = &self.paths {
+            self.flows.report_paths(self.config.paths.len(), &paths.plane, self.kernel.now());
         }
     }
 
     /// Puts these rules in charge, or none. Returns whether rules are in charge now.
     fn put_in_charge(&mut self, rules: Option<<K::Plane as FastPath>::Rules>) -> Result<bool> {
         self.generation.plane.set_rules(rules.as_ref())?;
-        let before = std::mem::replace(&mut self.rules, rules);
+        let before = std::mem::replace(&mut self.flows.rules, rules);
         self.follow_paths_unattached();
         if let Err((_, error)) = self.attach() {
             // Every port runs the previous program again.
-            self.rules = before;
-            self.generation.plane.set_rules(self.rules.as_ref())?;
+            self.flows.rules = before;
+            self.generation.plane.set_rules(self.flows.rules.as_ref())?;
             self.follow_paths_unattached();
             return Err(error);
         }
         // A driver may still process a burst with the other program.
         (self.kernel.grace()?)()?;
-        Ok(self.rules.is_some())
+        Ok(self.flows.rules.is_some())
     }
 
     fn switch_ports(&self) -> Vec<SwitchPort> {

@@ -5,6 +5,7 @@
 
 pub use crate::linux::observer::{Hardware, Known, PolicyRead, Question, Sent, Standing};
 use crate::{
+    base::conditions::Condition,
     config::Config,
     linux::{classifier::Classifier, ethtool::Problem, netns::NamespaceRef},
     plane::{Counters, Heart, Mode, Settings, Step, TestRun, policy::Policy},
@@ -65,7 +66,7 @@ pub trait Observe {
     fn policies_read(&mut self) -> Vec<PolicyRead>;
 
     /// What cannot be read in full, and why. The routers concerned are not accelerated.
-    fn troubles(&self) -> Vec<(String, String)>;
+    fn conditions(&self) -> Vec<Condition>;
 
     /// Has the observer returned everything that Linux has reported of a namespace?
     fn standing(&self, _namespace: NamespaceId) -> Standing {
@@ -177,7 +178,7 @@ pub trait FastPath {
     }
     fn counters(&self) -> Result<Counters>;
     /// What it cannot count, as sentences.
-    fn troubles(&self) -> Vec<String>;
+    fn conditions(&self) -> Vec<String>;
     /// The samples of forwarded packets since the last call. There are none unless it was loaded with queue rows.
     fn take_samples(&mut self) -> Vec<Sample> {
         Vec::new()

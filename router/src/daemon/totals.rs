@@ -3,18 +3,22 @@
 //! In every generation, the kernel plane counts from zero, by number. A base is added to these counts: the sum of
 //! what earlier generations counted. When a number gets a new owner, its base becomes the negative of its present
 //! count; all arithmetic wraps. So the new owner starts at zero, and memory that the program writes is not written
-//! here.
+//! here. A state file has the base, and what the numbers mean, for the next daemon.
 
 use crate::{
     base::{guard, instance::Instance},
     plane::{Charge, Counters, InterfaceCount},
 };
+use anyhow::Result;
 use logic::{
     plan::{InterfaceId, RouterId},
     reason::Reason,
 };
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+/// The shortest time between two writes of the state file.
+const SAVE: Duration = Duration::from_secs(1);
 
 /// The names of ports, routers and interfaces in a generation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +35,11 @@ pub struct Names {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Totals {
     base: Counters,
+    file: PathBuf,
+    /// Names have changed since the file was written.
+    pub unsaved: bool,
+    /// When the file was last written because it was due, CLOCK_MONOTONIC.
+    pub saved: Duration,
 }
 
 /// What a daemon leaves for the next one: names, and its base, by number.
@@ -46,6 +55,26 @@ pub struct SavedTotals {
 }
 
 impl Totals {
+    /// Those of a daemon that has just started.
+    pub fn new(file: PathBuf) -> Self {
+        Self { file, unsaved: true, ..Self::default() }
+    }
+
+    /// When to write the file again; `None`: it is up to date.
+    pub fn due(&self) -> Option<Duration> {
+        self.unsaved.then_some(self.saved + SAVE)
+    }
+
+    /// Writes the file.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn save(&mut self, generation: u64, names: Names) -> Result<()> {
+        self.unsaved = false;
+        let state = self.state(generation, names);
+        Ok(guard::replace(&self.file, &serde_json::to_vec(&state)?)?)
+    }
+
     /// The sum of all counts.
     pub fn of(&self, current: &Counters) -> Counters {
         sum(&self.base, current)
@@ -70,7 +99,7 @@ impl Totals {
     }
 
     /// As the next daemon will read it.
-    pub fn state(&self, generation: u64, names: Names) -> SavedTotals {
+    fn state(&self, generation: u64, names: Names) -> SavedTotals {
         let payer = |charge: Charge| match charge {
             Charge::Router(id) => ("router", id),
             Charge::Port(id) => ("port", id),

@@ -60,8 +60,6 @@ enum Stage {
     /// The loop takes in what Linux had reported when it was queried.
     CatchingUp {
         comparison: Box<Comparison>,
-        /// The round of the loop in which the look ended.
-        round: u64,
         /// The next time to try namespaces again.
         next_try: Duration,
     },
@@ -100,17 +98,13 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 Ok(mut comparison) => {
                     comparison.open_mut().for_each(|case| case.looked = now);
                     verifying.ends.get_or_insert(now + LATER_LOOKS);
-                    Ok(Stage::CatchingUp {
-                        comparison: Box::new(comparison),
-                        round: self.rounds,
-                        next_try: now,
-                    })
+                    Ok(Stage::CatchingUp { comparison: Box::new(comparison), next_try: now })
                 }
             },
-            Stage::CatchingUp { mut comparison, round, mut next_try } => {
+            Stage::CatchingUp { mut comparison, mut next_try } => {
                 let ends = verifying.ends.unwrap_or(now);
-                // The events of this round were read after the queries to Linux.
-                if self.rounds > round && now >= next_try {
+                // The look ended in an earlier round, so the events of this one were read after the queries to Linux.
+                if now >= next_try {
                     next_try = now + PAUSE;
                     self.get_ready(&mut comparison, &mut verifying.changes, now);
                 }
@@ -122,7 +116,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 } else if comparison.open().any(|case| case.changed.is_some()) {
                     self.look(*comparison, ends - now).map_err(Err)
                 } else {
-                    Ok(Stage::CatchingUp { comparison, round, next_try })
+                    Ok(Stage::CatchingUp { comparison, next_try })
                 }
             }
         };
@@ -166,8 +160,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             let namespace = case.view.namespace;
             let has_changed = case.changed.take().unwrap_or_default() != Changed::default()
                 || changes.take(namespace) != Changed::default();
-            match (&self.trouble, self.observer.standing(namespace)) {
-                (Some(trouble), _) => case.settle(VerifyResult::Unread, trouble),
+            match (self.confirming.unread(), self.observer.standing(namespace)) {
+                (Some(why), _) => case.settle(VerifyResult::Unread, why),
                 (None, Standing::OverLimits(why)) => case.settle(VerifyResult::OverLimits, &why),
                 (None, Standing::Behind) => case.settle(VerifyResult::Changing, CHANGING),
                 (None, _) if has_changed => case.settle(VerifyResult::Changing, CHANGING),
@@ -178,7 +172,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
 
     /// Has the loop applied everything that Linux has reported of a namespace, and is it time for another look?
     fn may_look_at(&self, case: &Case, now: Duration) -> bool {
-        self.trouble.is_none()
+        self.confirming.unread().is_none()
             && !self.world.mirror.is_behind_of(case.view.namespace)
             && now >= case.looked + PAUSE * case.looks
     }

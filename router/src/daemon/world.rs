@@ -17,9 +17,14 @@ pub struct World {
     pub mirror: Mirror,
     pub ledger: Ledger,
     pub ports: BTreeMap<PortId, PortState>,
+    /// When ports were last checked, and the place of the last one among them.
+    pub checked: (Duration, usize),
     /// Namespaces, as the observer has announced them.
     pub namespaces: BTreeMap<NamespaceId, Namespace>,
 }
+
+/// The time in which each port is checked once for reasons not to trust it.
+const CHECK_PORTS: Duration = Duration::from_secs(2);
 
 /// A configured port.
 #[derive(Clone, Debug, Default)]
@@ -52,9 +57,9 @@ impl PortState {
                 (!up).then(|| format!("the port is down (ip link set dev {} up)", Quoted(&self.name)))
             }
         };
-        let told = down.into_iter().chain(self.refused.clone()).chain(self.problems.iter().cloned());
-        let told: Vec<_> = told.collect();
-        if told.is_empty() && self.attached.is_none() { vec!["not attached yet".into()] } else { told }
+        let all = down.into_iter().chain(self.refused.clone()).chain(self.problems.iter().cloned());
+        let all: Vec<_> = all.collect();
+        if all.is_empty() && self.attached.is_none() { vec!["not attached yet".into()] } else { all }
     }
 
     /// One sentence that says that the port is not trusted; `None`: it is trusted.
@@ -79,6 +84,7 @@ impl World {
             mirror: Mirror::new(Limits::default()),
             ledger: Ledger::default(),
             ports: ports.collect(),
+            checked: Default::default(),
             namespaces: BTreeMap::new(),
         }
     }
@@ -112,6 +118,21 @@ impl World {
         if let Some(port) = self.ports.get_mut(&id) {
             (port.device, port.refused) = (device, None);
         }
+    }
+
+    /// When to check the next port.
+    pub fn check_due(&self) -> Duration {
+        self.checked.0 + CHECK_PORTS / self.ports.len().max(1) as u32
+    }
+
+    /// The port to check now; `None`: it is too early. A check takes milliseconds, and routes should not wait for all
+    /// ports.
+    pub fn next_check(&mut self, now: Duration) -> Option<PortId> {
+        if now < self.check_due() {
+            return None;
+        }
+        self.checked = (now, (self.checked.1 + 1) % self.ports.len().max(1));
+        self.ports.keys().nth(self.checked.1).copied()
     }
 
     /// The devices to attach to, by port.

@@ -14,7 +14,7 @@ const COUNTS_LOSSES: usize = std::mem::offset_of!(types::control, counts_losses)
 pub(super) struct Losses {
     links: Vec<(&'static str, Link)>,
     /// The losses that cannot be counted, as sentences.
-    pub troubles: Vec<String>,
+    pub conditions: Vec<String>,
 }
 
 /// Tracepoints, in the order of the programs in [`Losses::attach`].
@@ -42,7 +42,7 @@ impl Losses {
             &progs.lost_on_hand_over,
             &progs.done_on_core,
         ];
-        let mut losses = Losses { links: Vec::new(), troubles: Vec::new() };
+        let mut losses = Losses { links: Vec::new(), conditions: Vec::new() };
         for (program, tracepoint) in programs.into_iter().zip(TRACEPOINTS) {
             let attached = if program.autoload() {
                 program.attach_trace().map_err(|e| e.to_string())
@@ -52,9 +52,9 @@ impl Losses {
             match attached {
                 Ok(link) => losses.links.push((tracepoint, link)),
                 Err(why) => {
-                    let trouble =
+                    let condition =
                         format!("packets lost after the redirect cannot be counted by {tracepoint}: {why}");
-                    losses.troubles.push(trouble);
+                    losses.conditions.push(condition);
                 }
             }
         }

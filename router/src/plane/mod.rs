@@ -432,8 +432,8 @@ impl Plane {
     }
 
     /// The losses that it cannot count, as sentences.
-    pub fn troubles(&self) -> &[String] {
-        &self.losses.troubles
+    pub fn conditions(&self) -> &[String] {
+        &self.losses.conditions
     }
 
     /// Pins the maps that a later daemon, or `status` without a daemon, reads: `control`, `counters-GENERATION` and

@@ -75,7 +75,7 @@ pub struct PathMaps {
     /// There are classes.
     some: AtomicBool,
     /// Why losses are not counted by path, as a sentence.
-    trouble: Option<String>,
+    condition: Option<String>,
 }
 
 struct Writing {
@@ -115,7 +115,7 @@ impl PathMaps {
         } else {
             Err("this kernel has no such tracepoint".into())
         };
-        let trouble = losses.as_ref().err().map(|why| {
+        let condition = losses.as_ref().err().map(|why| {
             format!("packets lost to full rings of paths cannot be counted by xdp_redirect_err: {why}")
         });
         let handles = path_maps!(maps).into_iter().map(MapHandle::try_from);
@@ -135,7 +135,7 @@ impl PathMaps {
             cpus,
             writing: Mutex::new(Writing { grace: Grace::new()?, _losses: losses.ok() }),
             some: AtomicBool::new(false),
-            trouble,
+            condition,
             handles,
         })
     }
@@ -240,8 +240,8 @@ impl PathMaps {
     }
 
     /// Why losses cannot be counted, as a sentence.
-    pub fn trouble(&self) -> Option<&str> {
-        self.trouble.as_deref()
+    pub fn condition(&self) -> Option<&str> {
+        self.condition.as_deref()
     }
 }
 

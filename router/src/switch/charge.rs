@@ -14,7 +14,7 @@ pub struct Charge {
     failed: Option<String>,
     /// The failed order waits for the next tick.
     waits: bool,
-    told: Standing,
+    logged: Standing,
 }
 
 /// Do packets go by rules?
@@ -50,7 +50,7 @@ pub const STANDS_ALONE: &str = "fail mode is \"standalone\" and no controller th
 impl Charge {
     pub fn new(orders: Sender<Option<Arc<FlowMaps>>>, waker: Waker) -> Charge {
         let (in_charge, asked, waits) = (false, false, false);
-        Charge { orders, waker, in_charge, asked, failed: None, waits, told: Standing::NoRules }
+        Charge { orders, waker, in_charge, asked, failed: None, waits, logged: Standing::NoRules }
     }
 
     /// Do packets go by rules, according to the last answer?
@@ -102,11 +102,11 @@ impl Charge {
     }
 
     /// Logs whether rules are in charge, each time that this changes.
-    pub fn tell(&mut self, now: &Standing) {
-        if *now == self.told || matches!(now, Standing::Failed(_) | Standing::Changes) {
+    pub fn log(&mut self, now: &Standing) {
+        if *now == self.logged || matches!(now, Standing::Failed(_) | Standing::Changes) {
             return;
         }
-        match (now, &self.told) {
+        match (now, &self.logged) {
             (Standing::Yes, Standing::StandsAlone) => {
                 tracing::info!("flow rules are in charge: a controller is connected");
             }
@@ -114,7 +114,7 @@ impl Charge {
             (Standing::StandsAlone, _) => tracing::info!("flow rules are not in charge: {STANDS_ALONE}"),
             _ => tracing::info!("flow rules are not in charge: there are none any more"),
         }
-        self.told = now.clone();
+        self.logged = now.clone();
     }
 }
 

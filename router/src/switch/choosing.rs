@@ -34,7 +34,7 @@ pub fn start(maps: Arc<FlowMaps>, cores: handle::Handle, wanted: &CoresSettings)
         busy: Others::default(),
         chooser: Chooser::default(),
         last: Choices::default(),
-        trouble: None,
+        failed: None,
     };
     choosing.round(now());
     let run = move || {
@@ -71,16 +71,17 @@ struct Choosing {
     chooser: Chooser,
     /// The choices that the kernel plane has, without `leave`.
     last: Choices,
-    trouble: Option<String>,
+    /// Why the last round failed.
+    failed: Option<String>,
 }
 
 impl Choosing {
     fn round(&mut self, now: Duration) {
-        let done = self.choose(now).map_err(|error| format!("{error:#}")).err();
-        if let Some(trouble) = done.as_ref().filter(|trouble| Some(*trouble) != self.trouble.as_ref()) {
-            tracing::warn!("cannot choose cores for flows: {trouble}");
+        let failed = self.choose(now).map_err(|error| format!("{error:#}")).err();
+        if let Some(why) = failed.as_ref().filter(|why| Some(*why) != self.failed.as_ref()) {
+            tracing::warn!("cannot choose cores for flows: {why}");
         }
-        self.trouble = done;
+        self.failed = failed;
     }
 
     fn choose(&mut self, now: Duration) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Devices of ports: sets them up and down, and reads their counters.
+//! The ports, paths and cores of this box: sets ports up and down, and reads counters.
 
 use super::machine;
 use crate::{
@@ -14,16 +14,23 @@ use logic::{
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::{fs, io, mem, os::fd::AsRawFd};
 
+/// What the control loop and the thread of cores report.
+#[derive(Default)]
+pub struct Devices {
+    pub ports: Vec<SwitchPort>,
+    /// The paths of the configuration, at most a second old; empty until the control loop sends them.
+    pub paths: Vec<SwitchPath>,
+    /// The source of cores and workloads; `None`: not known yet.
+    pub machine: Option<handle::Handle>,
+}
+
 /// Counters of devices and cores, read on request.
-pub struct Devices<'a> {
-    pub ports: &'a [SwitchPort],
-    /// At most a second old.
-    pub paths: &'a [SwitchPath],
-    pub machine: Option<&'a handle::Handle>,
+pub struct Counted<'a> {
+    pub devices: &'a Devices,
     pub memory: &'a MappedFlows,
 }
 
-impl Outside for Devices<'_> {
+impl Outside for Counted<'_> {
     fn port_stats(&self) -> Vec<PortStats> {
         // /sys/class/net would not do: it shows the namespace of the process that mounted it.
         let table = fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
@@ -32,14 +39,16 @@ impl Outside for Devices<'_> {
                 table.lines().find_map(|line| line.trim_start().strip_prefix(&port.name)?.strip_prefix(':'));
             stats(port, line?)
         };
-        let real = self.ports.iter().filter(|port| port.ifindex.is_some()).filter_map(known);
-        let logical =
-            (0..).map_while(RulePort::of_path).zip(self.paths).map(|(port, path)| of_path(port, path));
+        let real = self.devices.ports.iter().filter(|port| port.ifindex.is_some()).filter_map(known);
+        let logical = (0..)
+            .map_while(RulePort::of_path)
+            .zip(&self.devices.paths)
+            .map(|(port, path)| of_path(port, path));
         real.chain(logical).collect()
     }
 
     fn core_stats(&self) -> Vec<CoreStats> {
-        machine::stats(self.ports, self.machine, Some(self.memory))
+        machine::stats(&self.devices.ports, self.devices.machine.as_ref(), self.memory)
     }
 }
 

@@ -50,7 +50,7 @@ pub fn report<M: FlowMemory>(
         core: named_core(&done).filter(|_| slow.is_none() && !arrives.generic),
         slow: slow.is_some(),
         why: slow,
-        outputs: done.outputs.iter().map(|output| told(agent, ports, output)).collect(),
+        outputs: done.outputs.iter().map(|output| output_report(agent, ports, output)).collect(),
     })
 }
 
@@ -138,7 +138,7 @@ fn flow(stats: FlowStats) -> FlowMod {
     }
 }
 
-fn told<M: FlowMemory>(agent: &mut Agent<M>, ports: &[SwitchPort], output: &Output) -> OutputReport {
+fn output_report<M: FlowMemory>(agent: &mut Agent<M>, ports: &[SwitchPort], output: &Output) -> OutputReport {
     let Output { port, ref frame, in_port, .. } = *output;
     let lost = match port {
         RulePort::NORMAL | RulePort::LOCAL => None,

@@ -1,6 +1,6 @@
 //! The machine as controllers see it: cores, their loads, and the workloads that are pinned to them.
 
-use super::rules::cores;
+use super::rules;
 use crate::{
     api::cores::{CoreReport, CoresReport},
     cores::handle,
@@ -13,14 +13,14 @@ use logic::{
 };
 
 /// Cores with their known loads and workloads.
-pub fn told(ports: &[SwitchPort], report: Option<&CoresReport>) -> Cores {
-    let mut told = cores(ports);
-    for core in &mut told.cores {
+pub fn cores(ports: &[SwitchPort], report: Option<&CoresReport>) -> Cores {
+    let mut all = rules::cores(ports);
+    for core in &mut all.cores {
         if let Some(known) = report.and_then(|report| of(report, core.number)) {
             (core.load, core.workloads) = (load(known), workloads_of(known));
         }
     }
-    told
+    all
 }
 
 /// The workloads of this machine.
@@ -32,14 +32,9 @@ pub fn workloads(report: &CoresReport) -> Vec<Workload> {
 }
 
 /// The counters of each core, and its present flows.
-pub fn stats(
-    ports: &[SwitchPort],
-    machine: Option<&handle::Handle>,
-    memory: Option<&MappedFlows>,
-) -> Vec<CoreStats> {
+pub fn stats(ports: &[SwitchPort], machine: Option<&handle::Handle>, memory: &MappedFlows) -> Vec<CoreStats> {
     let report = machine.map(handle::Handle::cores);
-    let handed = memory.map(MappedFlows::handed).unwrap_or_default();
-    let chosen = memory.map(|memory| memory.chosen_flows(super::now())).unwrap_or_default();
+    let (handed, chosen) = (memory.handed(), memory.chosen_flows(super::now()));
     let stats = |core: logic::openflow::extension::Core| {
         let known = report.as_ref().and_then(|report| of(report, core.number));
         let handed = handed.get(&core.number).copied().unwrap_or_default();
@@ -55,7 +50,7 @@ pub fn stats(
             first: flows.first,
         }
     };
-    told(ports, report.as_ref()).cores.into_iter().map(stats).collect()
+    cores(ports, report.as_ref()).cores.into_iter().map(stats).collect()
 }
 
 /// Adds the packets and flows that were handed to cores to a report for clients.

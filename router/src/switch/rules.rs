@@ -2,7 +2,10 @@
 
 use super::{
     batches::Batches,
-    device::{self, Devices},
+    change::{self, Change, Changing},
+    charge::STANDS_ALONE,
+    choosing,
+    device::{self, Counted, Devices},
     machine,
     net::Network,
     now_ms,
@@ -10,7 +13,7 @@ use super::{
 };
 use crate::{
     base::clock::monotonic,
-    config::{self, Config, DaemonPath},
+    config::{self, Config, CoresSettings, DaemonPath},
     cores::handle,
     plane::{FlowMaps, FlowSettings, MappedFlows, online_cpus},
     switch::seam::{Gauge, SwitchPath, SwitchPort, rule_port},
@@ -47,11 +50,16 @@ pub struct Rules {
     batches: Batches,
     exits: Exits,
     gauge: Arc<Gauge>,
+    /// As configured.
+    most_rules: u32,
     phase: Phase,
     /// The last batch that was begun.
     sealed: u64,
-    /// The last batch that is over.
+    /// The last batch that is over: packets obey it, if they go by rules.
     over: u64,
+    changing: Changing,
+    /// The thread that chooses cores for flows runs.
+    chooses: bool,
 }
 
 /// The event that the present batch waits for.
@@ -114,9 +122,12 @@ impl Rules {
             flags: BTreeMap::new(),
             batches,
             gauge,
+            most_rules: config.flows.rules.0,
             phase: Phase::Idle,
             sealed: 0,
             over: 0,
+            changing: Changing::default(),
+            chooses: false,
         })
     }
 
@@ -126,12 +137,12 @@ impl Rules {
     }
 
     /// Sets the ports of the box.
-    pub fn set_ports(&mut self, ports: &[SwitchPort], machine: Option<&handle::Handle>) {
-        let there = ports.iter().filter(|port| port.ifindex.is_some());
+    pub fn set_ports(&mut self, devices: &Devices) {
+        let there = devices.ports.iter().filter(|port| port.ifindex.is_some());
         self.agent.set_ports(there.map(info).collect());
-        self.show_machine(ports, machine);
-        self.exits.set_ports(ports);
-        self.show_ports(ports);
+        self.show_machine(devices);
+        self.exits.set_ports(&devices.ports);
+        self.show_ports(&devices.ports);
     }
 
     /// Sets the paths of the user plane, as configured, and whether they have workers.
@@ -145,9 +156,9 @@ impl Rules {
     }
 
     /// Gives the agent the present cores and workloads, for controllers that ask.
-    pub fn show_machine(&mut self, ports: &[SwitchPort], machine: Option<&handle::Handle>) {
-        let report = machine.map(handle::Handle::cores);
-        self.agent.set_cores(machine::told(ports, report.as_ref()), now_ms());
+    pub fn show_machine(&mut self, devices: &Devices) {
+        let report = devices.machine.as_ref().map(handle::Handle::cores);
+        self.agent.set_cores(machine::cores(&devices.ports, report.as_ref()), now_ms());
         if let Some(report) = report {
             self.agent.set_workloads(machine::workloads(&report), now_ms());
         }
@@ -203,26 +214,42 @@ impl Rules {
         self.agent.flows().tables().len() as u64
     }
 
-    /// The batch of a change that is made now.
-    pub fn next_batch(&self) -> u64 {
-        self.sealed + 1
+    /// Changes rules as a client asks. The answer waits until packets obey, if the client wants that.
+    pub fn change(&mut self, change: Change, ports: &[SwitchPort]) {
+        let mut report = change::apply(&mut self.agent, &change.request, ports, self.most_rules, now_ms());
+        let stands_alone = self.agent.has_rules() && self.agent.stands_alone();
+        report.note = stands_alone.then(|| format!("packets do not go by rules: {STANDS_ALONE}"));
+        if change.request.wait {
+            self.changing.wait(self.sealed + 1, report, change.reply);
+        } else {
+            // It does no harm if the client is gone.
+            let _ = change.reply.send(Ok(report));
+        }
     }
 
-    /// The last batch that packets obey, if they go by rules.
-    pub fn over(&self) -> u64 {
-        self.over
+    /// Answers the changes that packets obey, if the right program is attached (`obeys`), or that failed.
+    pub fn answer(&mut self, obeys: bool, failed: Option<&str>) {
+        self.changing.answer(self.over, obeys, failed);
+    }
+
+    /// Starts to choose cores for flows, after the first rule that asks for it.
+    pub fn choose(&mut self, devices: &Devices, cores: &CoresSettings) {
+        let (Some(machine), false) = (&devices.machine, self.chooses) else { return };
+        if !self.maps.memory().chooses() {
+            return;
+        }
+        self.chooses = true;
+        if let Err(error) = choosing::start(self.maps.clone(), machine.clone(), cores) {
+            tracing::error!(
+                "cannot choose cores for flows, so they stay on the cores where they come in: {error:#}"
+            );
+        }
     }
 
     /// Begins a batch of the changes so far, if none is under way. `obeys`: the right program is attached to all ports.
-    pub fn settle(
-        &mut self,
-        obeys: bool,
-        ports: &[SwitchPort],
-        paths: &[SwitchPath],
-        machine: Option<&handle::Handle>,
-    ) {
+    pub fn settle(&mut self, obeys: bool, devices: &Devices) {
         if self.phase == Phase::Over && obeys {
-            self.agent.finish(now_ms(), &Devices { ports, paths, machine, memory: self.maps.memory() });
+            self.agent.finish(now_ms(), &Counted { devices, memory: self.maps.memory() });
             self.phase = Phase::Idle;
         }
         if self.phase != Phase::Idle {

@@ -40,13 +40,7 @@ const OVERHEAD_BYTES: usize = 128;
 
 const THREAD: &str = "starting the thread that reads packets for user space";
 
-/// A packet for user space.
-pub type Handed = (Notice, Vec<u8>);
-
-/// Bytes of packets that wait for the switch thread.
-pub type Waiting = Arc<AtomicUsize>;
-
-/// The thread that reads packets from the kernel plane; it ends with the process.
+/// The thread that reads packets from the kernel plane, and the packets that it has read; it ends with the process.
 ///
 /// On Debian's kernels only a thread with CAP_SYS_ADMIN can open the buffers (`kernel.perf_event_paranoid` is 3
 /// there). So this thread starts before the switch thread gives that up. It gives up all its privileges once the
@@ -54,6 +48,11 @@ pub type Waiting = Arc<AtomicUsize>;
 pub struct Reader {
     maps: Sender<Arc<FlowMaps>>,
     opened: Receiver<Result<()>>,
+    packets: Receiver<(Notice, Vec<u8>)>,
+    /// Bytes of `packets`, with their overhead.
+    waiting: Arc<AtomicUsize>,
+    /// There may be packets: the thread has sent [`Event::Noticed`].
+    pub noticed: bool,
 }
 
 impl Reader {
@@ -61,20 +60,18 @@ impl Reader {
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn start(
-        to: Sender<Handed>,
-        wake: Sender<Event>,
-        waiting: Waiting,
-        gauge: Arc<Gauge>,
-    ) -> Result<Reader> {
+    pub fn start(wake: Sender<Event>, gauge: Arc<Gauge>) -> Result<Reader> {
         let (maps, given) = channel();
         let (opened_to, opened) = channel();
+        let (to, packets) = channel();
+        let waiting = Arc::<AtomicUsize>::default();
+        let its = waiting.clone();
         let reader = move || {
-            let told = |notice, frame: &[u8]| {
+            let take = |notice, frame: &[u8]| {
                 let bytes = frame.len() + OVERHEAD_BYTES;
-                let before = waiting.fetch_add(bytes, Relaxed);
+                let before = its.fetch_add(bytes, Relaxed);
                 if before + bytes > WAITING_BYTES {
-                    waiting.fetch_sub(bytes, Relaxed);
+                    its.fetch_sub(bytes, Relaxed);
                     gauge.slow_lost.fetch_add(1, Relaxed);
                 } else if to.send((notice, frame.to_vec())).is_ok() && before == 0 {
                     let _ = wake.send(Event::Noticed);
@@ -84,7 +81,7 @@ impl Reader {
                 gauge.slow_lost.fetch_add(count, Relaxed);
             };
             // After a failure the next maps are other ones.
-            let open = given.iter().find_map(|maps: Arc<FlowMaps>| match maps.notices(told, lost) {
+            let open = given.iter().find_map(|maps: Arc<FlowMaps>| match maps.notices(take, lost) {
                 Ok(notices) => Some((maps, notices)),
                 Err(error) => {
                     let _ = opened_to.send(Err(error));
@@ -102,7 +99,7 @@ impl Reader {
             }
         };
         thread::Builder::new().name("flow-notices".into()).spawn(reader).context(THREAD)?;
-        Ok(Reader { maps, opened })
+        Ok(Reader { maps, opened, packets, waiting, noticed: false })
     }
 
     /// Makes the thread read from these maps. When this returns, the buffers are open.
@@ -113,12 +110,15 @@ impl Reader {
         self.maps.send(maps).context(THREAD)?;
         self.opened.recv().context(THREAD)?
     }
-}
 
-/// Notes that a packet does not wait any more. Returns true if it was the last one.
-pub fn taken(waiting: &Waiting, frame: &[u8]) -> bool {
-    let bytes = frame.len() + OVERHEAD_BYTES;
-    waiting.fetch_sub(bytes, Relaxed) == bytes
+    /// The next packet.
+    pub fn take(&mut self) -> Option<(Notice, Vec<u8>)> {
+        let packet = self.packets.try_recv().ok();
+        let bytes = packet.as_ref().map(|(_, frame)| frame.len() + OVERHEAD_BYTES);
+        // If none wait any more, the thread sends an event with the next one.
+        self.noticed = bytes.is_some_and(|bytes| self.waiting.fetch_sub(bytes, Relaxed) != bytes);
+        packet
+    }
 }
 
 /// The ways by which packets leave user space.

@@ -7,6 +7,7 @@
 //! | [`captures`] | writes the files that packets are copied to |
 //! | [`crypto`] | AES-GCM for ESP, by the fastest library on this machine |
 //! | [`other_work`] | measures what else runs on the cores of workers |
+//! | [`planner`] | plans of workers, from what the control loop wants |
 //! | [`replay`] | runs packets of captures through paths |
 //! | [`running`] | the daemon's thread that controls workers |
 //! | [`sas`] | security associations: reads keys, notes sequence numbers |
@@ -19,6 +20,7 @@ pub mod calibrate;
 pub mod captures;
 pub mod crypto;
 pub mod other_work;
+mod planner;
 pub mod replay;
 pub mod running;
 pub mod sas;

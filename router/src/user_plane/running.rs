@@ -4,52 +4,45 @@
 //! The control loop says what it wants and goes on. A thread brings workers there, which takes as long as packets need to leave
 //! a path that ends. Every second, the thread also places paths again, and publishes the state of workers.
 //!
-//! The thread finds out what the loop does not know: the cores of the machine, the queues of a port, and how much memory packets
-//! need. If later ports need more memory than there is, workers start again with more. Packets meanwhile follow `otherwise` of
-//! their path ([`crate::config::DaemonPath::otherwise`]).
+//! The thread finds out what the loop does not know ([`super::planner`]), and how much memory packets need. If later ports need
+//! more memory than there is, workers start again with more. Packets meanwhile follow `otherwise` of their path
+//! ([`crate::config::DaemonPath::otherwise`]).
 //!
 //! When the tables move to larger memory, the old memory is not updated any more. Workers read the new memory before the loop
 //! goes on. If they cannot in time, no worker gets packets until they do ([`PathMaps::hold`]).
 
 use super::{
     other_work::OtherWork,
-    seam::{self, Device, Stand, Wanted},
+    planner::Planner,
+    seam::{self, Stand, Wanted},
     tally::Tally,
 };
 use crate::{
-    api::workers::{Capacity, WorkersReport},
+    api::workers::WorkersReport,
     base::guard::locked,
-    config::{Config, DaemonPath, ElementSettings, PollingMode},
-    cores::{
-        CoreId, Roots,
-        machine::{CoreSite, Machine},
-        polled::PolledPorts,
-    },
-    linux::ethtool::Ethtool,
+    config::{Config, DaemonPath, ElementSettings},
+    cores::{Roots, polled::PolledPorts},
     plane::{MOST_INJECTED, MappedMemory, PathCounts, PathMaps},
     user_plane::{
-        af_xdp::{HEAD_ROOM, Polling, Rings},
+        af_xdp::HEAD_ROOM,
         captures::CaptureThreads,
         sas::RunningSas,
         workers::{
-            Budgets, Epochs, Namespaces, PassUp, PortPlan, Shared, Tables, Workers, WorkersPlan,
-            WorkersSettings, check_counted, frames_needed,
+            Budgets, Epochs, Namespaces, PassUp, Shared, Tables, Workers, WorkersSettings, check_counted,
+            frames_needed,
         },
     },
 };
 use anyhow::{Context, Result};
 use logic::{
-    cores::Core,
     paths::{
         PathId,
         rows::{Otherwise, PathClass},
     },
     plan::{PortId, RouterId},
-    tables::encoding::MAX_QUEUES,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::File,
     mem,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::{self, JoinHandle},
@@ -62,16 +55,6 @@ const LOOKS: Duration = Duration::from_secs(1);
 const READS: Duration = Duration::from_secs(1);
 /// The least memory for packets, in frames.
 const LEAST_FRAMES: u32 = 1 << 13;
-/// A socket that does not wait polls once for any time except 0. The budget is that of NAPI itself.
-const BUSY: Polling = Polling::Busy { microseconds: 20, budget: 64 };
-
-fn polling(mode: PollingMode) -> Polling {
-    match mode {
-        PollingMode::Interrupts => Polling::Interrupts,
-        PollingMode::Busy => BUSY,
-    }
-}
-
 /// The user plane of the daemon; see the head of this file. It ends when its last clone is dropped.
 #[derive(Clone)]
 pub struct UserPlane(Arc<Running>);
@@ -142,25 +125,16 @@ impl UserPlane {
             maps: maps.clone(),
             epochs: epochs.clone(),
             settings,
-            wants_zero_copy: config.workers.zero_copy,
-            polling: polling(config.experimental.polling),
             polled,
-            io_mbps: config.experimental.io_mbps.map(|rate| rate.0),
-            longest_ring: config.paths.iter().map(|path| path.ring as u32).max().unwrap_or(0),
-            namespace: Arc::new(
-                File::open("/proc/thread-self/ns/net").context("opening this network namespace")?,
-            ),
-            ethtool: Ethtool::open().context("opening a socket to ask for devices")?,
+            other_work: OtherWork::open(&roots).context("reading what runs on cores")?,
             sas: sas.clone(),
             captures: CaptureThreads::start(elements.filter_map(ElementSettings::mirror), &cores)?,
-            cores,
+            planner: Planner::new(config, cores, roots)?,
             workers: None,
             tables: None,
             is_read: true,
             wanted: Wanted::default(),
             tally: Tally::default(),
-            other_work: OtherWork::open(&roots).context("reading what runs on cores")?,
-            roots,
         };
         let at = desk.clone();
         // This comes after all steps that may fail, because it uses up sequence numbers.
@@ -234,7 +208,9 @@ impl seam::UserPlane<Arc<MappedMemory>> for UserPlane {
             return stand;
         }
         let mut stand = Stand::clone(&stand);
-        stand.troubles.push("the user plane has failed, so no path has a worker: restart the daemon".into());
+        stand
+            .conditions
+            .push("the user plane has failed, so no path has a worker: restart the daemon".into());
         Arc::new(stand)
     }
 }
@@ -261,18 +237,9 @@ struct Keeper {
     maps: Arc<PathMaps>,
     epochs: Epochs,
     settings: WorkersSettings,
-    wants_zero_copy: bool,
-    polling: Polling,
     polled: PolledPorts,
-    /// As configured.
-    io_mbps: Option<u32>,
-    /// The longest ring of all paths.
-    longest_ring: u32,
-    cores: BTreeSet<CoreId>,
-    roots: Roots,
-    ethtool: Ethtool,
-    /// The namespace of all ports.
-    namespace: Arc<File>,
+    planner: Planner,
+    other_work: OtherWork,
     sas: RunningSas,
     captures: CaptureThreads,
     workers: Option<Workers>,
@@ -281,7 +248,6 @@ struct Keeper {
     is_read: bool,
     wanted: Wanted,
     tally: Tally,
-    other_work: OtherWork,
 }
 
 impl Keeper {
@@ -309,7 +275,7 @@ impl Keeper {
                 }));
                 self.is_read = false;
             }
-            let mut troubles = Vec::from_iter(self.read());
+            let mut conditions = Vec::from_iter(self.read());
             if self.is_read {
                 let mut orders = locked(&desk.orders);
                 orders.read = given;
@@ -320,13 +286,14 @@ impl Keeper {
             if let Some(wanted) = wanted {
                 self.wanted = wanted;
             }
-            troubles.extend(self.round());
-            troubles.extend(self.maps.trouble().map(str::to_owned).into_iter().chain(self.sas.trouble()));
-            troubles.extend(self.captures.troubles(Instant::now()));
-            let (workers, trouble) = self.report();
+            conditions.extend(self.round());
+            conditions
+                .extend(self.maps.condition().map(str::to_owned).into_iter().chain(self.sas.condition()));
+            conditions.extend(self.captures.conditions(Instant::now()));
+            let (workers, condition) = self.report();
             self.tell_polled(&workers);
-            troubles.extend(trouble);
-            *locked(&desk.stand) = Arc::new(Stand { workers, troubles });
+            conditions.extend(condition);
+            *locked(&desk.stand) = Arc::new(Stand { workers, conditions });
             locked(&desk.orders).done = given;
             desk.news.notify_all();
         }
@@ -368,13 +335,12 @@ impl Keeper {
     /// Brings workers to what is wanted; returns what failed.
     fn round(&mut self) -> Vec<String> {
         let Some(tables) = &self.tables else { return Vec::new() };
-        let mut troubles = Vec::new();
-        let plan = match self.plan(&mut troubles) {
-            Ok(plan) => plan,
+        let (plan, mut conditions) = match self.planner.plan(&self.wanted, &self.other_work) {
+            Ok(planned) => planned,
             Err(error) => return vec![format!("paths stay as they were: {error:#}")],
         };
         if plan.paths.is_empty() && self.workers.is_none() {
-            return troubles;
+            return conditions;
         }
         let needed = frames_needed(&plan, &self.settings).max(LEAST_FRAMES);
         if self.workers.is_none() || needed > self.settings.frames {
@@ -389,99 +355,30 @@ impl Keeper {
                         tracing::info!("paths need more memory: workers start again with {needed} frames");
                         self.tally.end(before.report());
                         self.other_work.workers_begin_anew();
-                        before.stop().iter().for_each(|trouble| tracing::warn!("{trouble}"));
+                        before.stop().iter().for_each(|failed| tracing::warn!("{failed}"));
                     }
                     self.settings.frames = needed;
                 }
                 Err(error) if self.workers.is_some() => {
-                    troubles.push(format!("some paths do not get the memory that they need: {error:#}"));
+                    conditions.push(format!("some paths do not get the memory that they need: {error:#}"));
                 }
                 Err(error) => {
-                    troubles.push(format!("paths have no workers: {error:#}"));
-                    return troubles;
+                    conditions.push(format!("paths have no workers: {error:#}"));
+                    return conditions;
                 }
             }
         }
         if let Some(workers) = &self.workers {
-            troubles.extend(workers.apply(&plan));
+            conditions.extend(workers.apply(&plan));
         }
-        troubles
-    }
-
-    fn plan(&self, troubles: &mut Vec<String>) -> Result<WorkersPlan> {
-        let Wanted { ports, owners, routers, paths, .. } = &self.wanted;
-        let owner = |port: &PortId| owners.get(port).copied();
-        let ports = ports.iter().map(|(id, device)| (*id, self.port(device, owner(id), troubles))).collect();
-        Ok(WorkersPlan {
-            cores: self.cores(troubles)?,
-            routers: routers.clone(),
-            ports,
-            paths: paths.clone(),
-            io: self.io(),
-        })
-    }
-
-    /// The I/O bandwidth. It is looked up each time, because links come up with other speeds.
-    fn io(&self) -> Capacity {
-        let detected = || {
-            let name = |port: &Device| self.name_now(port).unwrap_or_else(|| port.name.clone());
-            let names: Vec<String> = self.wanted.ports.values().map(name).collect();
-            Capacity::of_io(&self.roots, names.iter().map(String::as_str))
-        };
-        self.io_mbps.map_or_else(detected, Capacity::of_io_stated)
-    }
-
-    /// The present name of a device, which may have been renamed; `None`: it is gone.
-    fn name_now(&self, device: &Device) -> Option<String> {
-        self.ethtool.name(device.ifindex).ok().flatten()
-    }
-
-    fn port(&self, device: &Device, router: Option<RouterId>, troubles: &mut Vec<String>) -> PortPlan {
-        let Device { name, ifindex } = device;
-        let there_are = self.name_now(device).map_or(0, |name| self.roots.rx_queues(&name).len());
-        if there_are > MAX_QUEUES {
-            troubles.push(format!(
-                "port {name}: only the first {MAX_QUEUES} of its {there_are} RX queues can have paths"
-            ));
-        }
-        let usual = Rings::default();
-        PortPlan {
-            name: name.clone(),
-            ifindex: *ifindex,
-            namespace: self.namespace.clone(),
-            router,
-            queues: there_are.min(MAX_QUEUES) as u32,
-            zero_copy: self.wants_zero_copy,
-            polling: self.polling,
-            // Twice the longest ring of a path (`PortPlan::rings`).
-            rings: Rings { fill: usual.fill.max(2 * self.longest_ring), ..usual },
-        }
-    }
-
-    /// The configured cores that are online.
-    fn cores(&self, troubles: &mut Vec<String>) -> Result<Vec<Core>> {
-        let machine = Machine::observe(&self.roots).context("reading which cores there are")?;
-        let missing: Vec<CoreId> = self.cores.difference(&machine.online()).copied().collect();
-        if !missing.is_empty() {
-            let missing: Vec<_> = missing.iter().map(ToString::to_string).collect();
-            troubles.push(format!("workers.cores: core {} is not online", missing.join(", ")));
-        }
-        let wanted = machine.cores.iter().filter(|core| self.cores.contains(&core.id));
-        let core = |site: &CoreSite| Core {
-            id: site.id,
-            node: site.node,
-            physical: site.physical,
-            workloads: 0,
-            other: self.other_work.of(site.id).unwrap_or(0.0),
-        };
-        Ok(wanted.map(core).collect())
+        conditions
     }
 
     fn end(self) {
         self.polled.set(BTreeSet::new());
         let stopped = self.workers.map(Workers::stop).unwrap_or_default();
         // No worker copies packets any more.
-        let troubles = stopped.into_iter().chain(self.captures.finish());
-        troubles.for_each(|trouble| tracing::warn!("{trouble}"));
+        let failed = stopped.into_iter().chain(self.captures.finish());
+        failed.for_each(|failed| tracing::warn!("{failed}"));
     }
 }

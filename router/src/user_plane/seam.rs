@@ -57,5 +57,5 @@ pub struct Wanted {
 pub struct Stand {
     pub workers: WorkersReport,
     /// What could not be done, or not be counted, as sentences.
-    pub troubles: Vec<String>,
+    pub conditions: Vec<String>,
 }

@@ -72,7 +72,7 @@ pub fn loaded() -> (Plane, Tables<Arc<MappedMemory>>) {
 /// Like [`loaded`], with the maps of a watch on policies.
 pub fn loaded_watched(maps: Option<&PlaneMaps>) -> (Plane, Tables<Arc<MappedMemory>>) {
     let plane = Plane::load_watched(SETTINGS, maps).unwrap_or_else(|e| panic!("{e:#}"));
-    assert_eq!(plane.troubles(), [""; 0]);
+    assert_eq!(plane.conditions(), [""; 0]);
     plane.confirm_until(Duration::from_secs(1 << 32)).unwrap();
     for (id, device) in (0..).zip(["p0", "p1"]) {
         plane.set_port(id, ifindex(device), true, true).unwrap();

@@ -161,10 +161,10 @@ fn a_namespace_over_a_limit_is_left_to_the_kernel_until_it_is_within() {
                 told.contains("it has more than ") && told.contains(what),
                 "the limit of {what} is not named: {told}"
             );
-            let troubles = observer.troubles();
+            let conditions = observer.conditions();
             assert!(
-                troubles.iter().any(|t| t.namespace == red && t.what.contains(what)),
-                "no trouble names {what}: {troubles:?}"
+                conditions.iter().any(|c| c.subject == format!("router {red}") && c.text.contains(what)),
+                "no condition names {what}: {conditions:?}"
             );
             // The changes of others are still seen.
             sh("ip addr add 198.51.100.1/32 dev port0; ip addr del 198.51.100.1/32 dev port0");
@@ -198,11 +198,11 @@ fn only_a_limited_number_of_the_namespaces_of_a_user_is_watched() {
                         _ => (),
                     }
                 }
-                let crowd = |t: &&router::linux::observer::Trouble| {
-                    t.namespace == "namespaces of the user with number 65534"
+                let crowd = |t: &&router::base::conditions::Condition| {
+                    t.subject == "router namespaces of the user with number 65534"
                 };
-                let troubles = observer.troubles();
-                let crowd = troubles.iter().find(crowd).map(|trouble| trouble.what.clone());
+                let conditions = observer.conditions();
+                let crowd = conditions.iter().find(crowd).map(|condition| condition.text.clone());
                 let says = match (&crowd, refused) {
                     (Some(text), Some(n)) => text.starts_with(&format!("{n} may have devices on ports")),
                     (text, n) => text.is_none() && n.is_none(),
@@ -212,7 +212,7 @@ fn only_a_limited_number_of_the_namespaces_of_a_user_is_watched() {
                 }
                 assert!(
                     Instant::now() < end,
-                    "not {expected} namespaces and {refused:?} refused: {named:?} {troubles:?}"
+                    "not {expected} namespaces and {refused:?} refused: {named:?} {conditions:?}"
                 );
             }
         };
@@ -390,11 +390,11 @@ fn a_storm_of_settings_of_all_devices_delays_no_other() {
             }
         }
         assert!(of_red <= 2 * 502, "{of_red} events of the storm came before the host's change");
-        let troubles = observer.observer.troubles();
-        let mut over = troubles.iter().any(|t| t.what.contains("times a second"));
+        let conditions = observer.observer.conditions();
+        let mut over = conditions.iter().any(|c| c.text.contains("times a second"));
         while !over && Instant::now() < end {
             observer.observer.poll(Duration::from_millis(20)).unwrap();
-            over = observer.observer.troubles().iter().any(|t| t.what.contains("times a second"));
+            over = observer.observer.conditions().iter().any(|c| c.text.contains("times a second"));
         }
         assert!(over, "4000 messages about 500 devices each were not found to be over the limits");
     });
@@ -494,9 +494,9 @@ fn a_storm_in_one_namespace_delays_no_other() {
             assert!(storming > 0, "no event of the storm was seen");
         });
         assert!(
-            observer.troubles().iter().any(|t| t.what.contains("it changes more than 500 times a second")),
+            observer.conditions().iter().any(|c| c.text.contains("it changes more than 500 times a second")),
             "the storm is not reported: {:?}",
-            observer.troubles()
+            observer.conditions()
         );
         patiently(&mut observer, "calm after the storm", |e| over_limits(e, red_id).filter(Option::is_none));
     });

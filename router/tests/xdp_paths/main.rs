@@ -43,7 +43,7 @@ fn path(path: u16, otherwise: Otherwise, class: Class) -> PathClass {
 fn with_paths(settings: router::plane::Settings) -> (World, Arc<PathMaps>) {
     let mut w = World::with_queues(settings, 2);
     let maps = Arc::new(PathMaps::new(MOST_BYTES).unwrap());
-    assert_eq!(maps.trouble(), None);
+    assert_eq!(maps.condition(), None);
     give_paths(&mut w.plane, &maps);
     (w, maps)
 }

@@ -267,8 +267,8 @@ fn weights_of_unknown_routers_are_a_condition() {
     let mut config = config();
     config.shares.weights = [("host".into(), Weight(3)), ("hsot".into(), Weight(2))].into();
     let mut case = start_with(config, linux()).unwrap();
-    let troubles = case.conditions();
-    assert_eq!(troubles, ["shares.weights: there is no router hsot (see `millrace routers`)"]);
+    let conditions = case.conditions();
+    assert_eq!(conditions, ["shares.weights: there is no router hsot (see `millrace routers`)"]);
     let routers: Vec<crate::api::status::RouterReport> = case.ask(Query::Routers);
     let weights: Vec<u16> = routers.iter().map(|router| router.weight).collect();
     assert_eq!(weights, [3]);

@@ -174,10 +174,11 @@ fn counters_go_on_after_a_restart_and_a_growth() {
     assert_eq!(status.routers[0].packets.forwarded, 10);
     // Packets lost after the redirect are neither passed up nor dropped, and are reported for their egress port.
     assert_eq!((status.lost, status.packets.dropped), (6, 0));
-    let told = |list: &[ReasonCount]| list.iter().map(|r| (r.reason.clone(), r.packets)).collect::<Vec<_>>();
-    assert_eq!(told(&status.ports[1].lost), [("tx_ring_full".into(), 6)]);
-    assert_eq!(told(&status.ports[1].unclassified), [("not_our_mac".into(), 2)]);
-    assert_eq!(told(&status.ports[0].lost), []);
+    let counts =
+        |list: &[ReasonCount]| list.iter().map(|r| (r.reason.clone(), r.packets)).collect::<Vec<_>>();
+    assert_eq!(counts(&status.ports[1].lost), [("tx_ring_full".into(), 6)]);
+    assert_eq!(counts(&status.ports[1].unclassified), [("not_our_mac".into(), 2)]);
+    assert_eq!(counts(&status.ports[0].lost), []);
     let counts = status.ports.iter().map(|port| (port.rx_packets, port.tx_packets));
     assert_eq!(counts.collect::<Vec<_>>(), [(10, 8), (2, 0)], "of its interfaces, and of none");
 }
@@ -218,7 +219,7 @@ fn the_last_changes_are_written_before_leaving() {
     let macvlan = Link { kind, below: Some((0, 2)), ..link(3, "m0") };
     linux.0.polls.borrow_mut().push_back(Ok(vec![Event::Link(0, macvlan)]));
     // The file was written a moment ago, so it is not due.
-    control.times.remembered = linux.0.now.get();
+    control.totals.saved = linux.0.now.get();
     let case = Case { linux, control, orders, _directory: tempfile::tempdir().unwrap() };
     run(case, vec![Query::Leave]);
     assert_eq!(known(&instance), before + 1);

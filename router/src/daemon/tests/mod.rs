@@ -22,7 +22,7 @@ use crate::{
         status::{ExplainReport, InterfaceReport, RouteReport, Status, VerifyReport},
         workers::{PathStand, WorkersReport},
     },
-    base::conditions::Conditions,
+    base::conditions::{Condition, Conditions},
     base::instance::Instance,
     config::{Config, MemoryMib, Weight},
     linux::{
@@ -65,7 +65,7 @@ use tokio::sync::oneshot;
 type Shared = Arc<HeapMemory>;
 
 /// Classes, and the router of each port for packets that are for no interface.
-type ToldPaths = (Vec<PathClass>, BTreeMap<PortId, u8>);
+type SetClasses = (Vec<PathClass>, BTreeMap<PortId, u8>);
 
 /// The state of the fake Linux, which the test sees and changes.
 #[derive(Default)]
@@ -108,15 +108,15 @@ struct World {
     /// Why flow rules cannot be loaded.
     unruly: RefCell<Option<String>>,
     /// The messages that the switch thread got.
-    told: Arc<Mutex<Vec<SwitchMessage>>>,
+    messages: Arc<Mutex<Vec<SwitchMessage>>>,
     deadline: Rc<Cell<Duration>>,
     /// The classes that were set in the program, in order.
-    classes: RefCell<Vec<ToldPaths>>,
+    classes: RefCell<Vec<SetClasses>>,
     /// For each swap, whether the program was the one with paths.
     swapped: RefCell<Vec<Option<bool>>>,
     /// Why classes cannot be set.
     unclassed: RefCell<Option<String>>,
-    /// The work that was set for workers, in order; the tables that they read; their troubles.
+    /// The work that was set for workers, in order; the tables that they read; their conditions.
     wanted: RefCell<Vec<Wanted>>,
     tables_of_workers: RefCell<Option<Shared>>,
     stands: RefCell<Vec<String>>,
@@ -154,7 +154,7 @@ impl UserPlane<Shared> for FakePaths {
     fn stand(&self) -> Arc<Stand> {
         let workers =
             WorkersReport { paths: self.0.run_by_workers.borrow().clone(), ..WorkersReport::default() };
-        Arc::new(Stand { workers, troubles: self.0.stands.borrow().clone() })
+        Arc::new(Stand { workers, conditions: self.0.stands.borrow().clone() })
     }
 }
 
@@ -223,7 +223,7 @@ impl FastPath for Generation {
     fn counters(&self) -> Result<Counters> {
         Ok(self.world.counters.borrow().clone())
     }
-    fn troubles(&self) -> Vec<String> {
+    fn conditions(&self) -> Vec<String> {
         self.world.uncounted.borrow().clone()
     }
     fn set_paths(&mut self, _: &FakePaths) -> Result<()> {
@@ -349,7 +349,7 @@ impl Observe for Linux {
     fn policies_read(&mut self) -> Vec<PolicyRead> {
         self.0.policies.take()
     }
-    fn troubles(&self) -> Vec<(String, String)> {
+    fn conditions(&self) -> Vec<Condition> {
         Vec::new()
     }
     fn standing(&self, namespace: NamespaceId) -> Standing {
@@ -547,8 +547,8 @@ fn config() -> Config {
 /// A switch thread that remembers its messages.
 fn switch(linux: &Linux) -> (Sender<Option<u32>>, SwitchEnd<u32>) {
     let (orders_to, orders) = channel();
-    let told = linux.0.told.clone();
-    let tell = Box::new(move |what| told.lock().unwrap().push(what));
+    let messages = linux.0.messages.clone();
+    let tell = Box::new(move |what| messages.lock().unwrap().push(what));
     (orders_to, SwitchEnd { orders, tell, gauge: Arc::default() })
 }
 

@@ -29,7 +29,7 @@ fn with_paths() -> Case {
     start_with(config, linux()).unwrap()
 }
 
-fn told(case: &Case) -> Vec<ToldPaths> {
+fn set_classes(case: &Case) -> Vec<SetClasses> {
     case.linux.0.classes.borrow().clone()
 }
 
@@ -41,7 +41,7 @@ fn a_path_gets_packets_as_soon_as_its_port_and_router_exist() {
         class: Class { port: Some(0), protocol: Some(50), ..Class::default() },
         otherwise: Otherwise::Up,
     };
-    let first = told(&case);
+    let first = set_classes(&case);
     assert_eq!(first.last().unwrap().0, std::slice::from_ref(&here));
     assert_eq!(case.linux.0.attached.borrow()[0].paths, Some(true), "from the first packet on");
     let reports = case.status().paths;
@@ -58,43 +58,43 @@ fn a_path_gets_packets_as_soon_as_its_port_and_router_exist() {
     assert_eq!(reports[0].dropped[0].reason, "path_unsure");
     // Without a change, nothing is set.
     case.round(Ok(vec![]), 1.0);
-    assert_eq!(told(&case), first);
+    assert_eq!(set_classes(&case), first);
     // The port goes: no path is left, and the program with paths goes, too.
     case.round(Ok(vec![Event::PortGone(0)]), 1.0);
-    assert_eq!(told(&case).last().unwrap().0, []);
+    assert_eq!(set_classes(&case).last().unwrap().0, []);
     assert_eq!(case.linux.0.swapped.borrow().last(), Some(&Some(false)));
     case.round(Ok(vec![Event::Port(0, port(10))]), 1.0);
-    assert_eq!(told(&case).last().unwrap().0, [here]);
+    assert_eq!(set_classes(&case).last().unwrap().0, [here]);
     assert_eq!(case.linux.0.swapped.borrow().last(), Some(&Some(true)));
 }
 
 #[test]
 fn the_switch_thread_learns_at_once_which_paths_have_workers_and_gets_counters_once_a_second() {
     let mut case = with_paths();
-    let told = |case: &mut Case, seconds| {
+    let running = |case: &mut Case, seconds| {
         case.round(Ok(vec![]), seconds);
-        let told = std::mem::take(&mut *case.linux.0.told.lock().unwrap()).into_iter();
-        let paths =
-            told.filter_map(|told| if let SwitchMessage::Paths(paths) = told { Some(paths) } else { None });
+        let messages = std::mem::take(&mut *case.linux.0.messages.lock().unwrap()).into_iter();
+        let paths = messages
+            .filter_map(|message| if let SwitchMessage::Paths(paths) = message { Some(paths) } else { None });
         let workers = |paths: Vec<SwitchPath>| {
             assert!(paths.iter().all(|path| (path.counts.packets, path.counts.ring_full) == (5, 2)));
             Vec::from_iter(paths.iter().map(|path| path.has_worker))
         };
         Vec::from_iter(paths.map(workers))
     };
-    assert_eq!(told(&mut case, 0.1), [[false; 3]]);
-    assert_eq!(told(&mut case, 0.1), [[false; 3]; 0]);
+    assert_eq!(running(&mut case, 0.1), [[false; 3]]);
+    assert_eq!(running(&mut case, 0.1), [[false; 3]; 0]);
     let stand = |id, stopped: Option<&str>| PathStand {
         id,
         stopped: stopped.map(Into::into),
         ..PathStand::default()
     };
     *case.linux.0.run_by_workers.borrow_mut() = vec![stand(1, None), stand(2, Some("it panicked"))];
-    assert_eq!(told(&mut case, 0.1), [[false, true, false]]);
-    assert_eq!(told(&mut case, 0.1), [[false; 3]; 0]);
-    assert_eq!(told(&mut case, 1.0), [[false, true, false]]);
+    assert_eq!(running(&mut case, 0.1), [[false, true, false]]);
+    assert_eq!(running(&mut case, 0.1), [[false; 3]; 0]);
+    assert_eq!(running(&mut case, 1.0), [[false, true, false]]);
     case.linux.0.run_by_workers.borrow_mut().clear();
-    assert_eq!(told(&mut case, 0.1), [[false; 3]]);
+    assert_eq!(running(&mut case, 0.1), [[false; 3]]);
 }
 
 /// A rule may give packets to a path without a class. The program with paths is attached with the rules, and stays as
@@ -120,11 +120,11 @@ fn a_failure_to_set_classes_is_a_condition() {
     let mut case = with_paths();
     *case.linux.0.unclassed.borrow_mut() = Some("no grace".into());
     case.round(Ok(vec![Event::PortGone(0)]), 1.0);
-    let troubles = case.conditions();
-    assert!(troubles.iter().any(|t| t == "cannot change the classes of paths: no grace"), "{troubles:?}");
+    let conditions = case.conditions();
+    assert!(conditions.iter().any(|t| t == "cannot change the classes of paths: no grace"), "{conditions:?}");
     *case.linux.0.unclassed.borrow_mut() = None;
     case.round(Ok(vec![]), 1.0);
-    assert_eq!(told(&case).last().unwrap().0, [], "tried again");
+    assert_eq!(set_classes(&case).last().unwrap().0, [], "tried again");
     assert_eq!(case.conditions(), [""; 0]);
 }
 
@@ -153,7 +153,7 @@ fn a_daemon_that_cannot_set_classes_does_not_start() {
 fn without_paths_there_is_no_program_with_paths() {
     let case = start();
     assert_eq!(case.linux.0.attached.borrow()[0].paths, None);
-    assert_eq!(told(&case), []);
+    assert_eq!(set_classes(&case), []);
 }
 
 #[test]
@@ -168,9 +168,9 @@ fn workers_get_their_paths_ports_and_tables() {
     let same = |one: &Shared, other: &Shared| Arc::ptr_eq(one, other);
     let read = case.linux.0.tables_of_workers.borrow().clone().unwrap();
     assert!(same(&read, case.linux.0.memory.borrow().as_ref().unwrap()), "of the generation in charge");
-    let told = wanted().len();
+    let before = wanted().len();
     case.round(Ok(vec![]), 1.0);
-    assert_eq!(case.linux.0.wanted.borrow().len(), told, "nothing is new");
+    assert_eq!(case.linux.0.wanted.borrow().len(), before, "nothing is new");
     // Its port goes, and comes back as another device.
     case.round(Ok(vec![Event::PortGone(0)]), 1.0);
     let gone = case.linux.0.wanted.borrow().last().cloned().unwrap();
@@ -192,7 +192,7 @@ fn workers_get_no_ports_in_generic_mode() {
 }
 
 #[test]
-fn troubles_of_workers_and_packets_that_go_past_a_path_are_conditions() {
+fn failures_of_workers_and_packets_that_go_past_a_path_are_conditions() {
     let mut case = with_paths();
     *case.linux.0.stands.borrow_mut() = vec!["core 9 is not online".into()];
     assert_eq!(case.conditions(), ["core 9 is not online"]);
@@ -200,7 +200,7 @@ fn troubles_of_workers_and_packets_that_go_past_a_path_are_conditions() {
     *case.linux.0.refused.borrow_mut() = Some("eth2".into());
     case.round(Ok(vec![Event::PortGone(1)]), 1.0);
     case.round(Ok(vec![Event::Port(1, port(21)), Event::Link(0, link(21, "eth2"))]), 1.0);
-    let troubles = case.conditions();
+    let conditions = case.conditions();
     let past = "path late: packets from port eth2 go to the kernel and are not dropped: not attached: another program is there";
-    assert_eq!(troubles, [past], "only of paths that drop, and get packets of that port");
+    assert_eq!(conditions, [past], "only of paths that drop, and get packets of that port");
 }

@@ -7,19 +7,19 @@ fn rules_of(case: &Case) -> Vec<Option<u32>> {
     case.linux.0.attached.borrow().iter().map(|a| a.rules).collect()
 }
 
-fn told(case: &Case) -> Vec<SwitchMessage> {
-    std::mem::take(&mut case.linux.0.told.lock().unwrap())
+fn messages(case: &Case) -> Vec<SwitchMessage> {
+    std::mem::take(&mut case.linux.0.messages.lock().unwrap())
 }
 
 #[test]
 fn rules_are_put_in_charge_survive_growth_and_are_taken_out() {
     let mut case = start();
     case.round(Ok(vec![]), 0.1);
-    told(&case);
+    messages(&case);
     case.orders.send(Some(7)).unwrap();
     case.round(Ok(vec![]), 0.1);
     assert_eq!(rules_of(&case), [None, Some(7)]);
-    assert_eq!(told(&case), [SwitchMessage::InCharge(Ok(true))]);
+    assert_eq!(messages(&case), [SwitchMessage::InCharge(Ok(true))]);
     assert!(case.status().flows.in_charge);
 
     case.round(Ok(many_neighbours(20_000)), 0.1);
@@ -30,7 +30,7 @@ fn rules_are_put_in_charge_survive_growth_and_are_taken_out() {
     case.orders.send(None).unwrap();
     case.round(Ok(vec![]), 0.1);
     assert_eq!(rules_of(&case).last(), Some(&None));
-    assert!(told(&case).ends_with(&[SwitchMessage::InCharge(Ok(false))]));
+    assert!(messages(&case).ends_with(&[SwitchMessage::InCharge(Ok(false))]));
     assert!(!case.status().flows.in_charge);
 }
 
@@ -39,10 +39,10 @@ fn a_failure_to_load_rules_is_reported_and_changes_nothing() {
     let mut case = start();
     *case.linux.0.unruly.borrow_mut() = Some("no memory".into());
     case.round(Ok(vec![]), 0.1);
-    told(&case);
+    messages(&case);
     case.orders.send(Some(7)).unwrap();
     case.round(Ok(vec![]), 0.1);
-    assert_eq!(told(&case), [SwitchMessage::InCharge(Err("no memory".into()))]);
+    assert_eq!(messages(&case), [SwitchMessage::InCharge(Err("no memory".into()))]);
     assert_eq!((rules_of(&case), case.status().flows.in_charge), (vec![None], false));
 }
 
@@ -60,11 +60,11 @@ fn each_change_of_a_port_is_reported_to_the_switch_thread() {
         transmits: true,
         generic: false,
     };
-    assert_eq!(told(&case), [SwitchMessage::Ports(vec![port(0, true), port(1, true)])]);
+    assert_eq!(messages(&case), [SwitchMessage::Ports(vec![port(0, true), port(1, true)])]);
     case.round(Ok(vec![]), 0.1);
-    assert_eq!(told(&case), []);
+    assert_eq!(messages(&case), []);
     case.round(Ok(vec![Event::Link(0, Link { up: false, ..link(2, "eth2") })]), 0.1);
-    assert_eq!(told(&case), [SwitchMessage::Ports(vec![port(0, true), port(1, false)])]);
+    assert_eq!(messages(&case), [SwitchMessage::Ports(vec![port(0, true), port(1, false)])]);
     case.round(Ok(vec![Event::PortGone(0)]), 0.1);
     let gone = SwitchPort {
         ifindex: None,
@@ -74,5 +74,5 @@ fn each_change_of_a_port_is_reported_to_the_switch_thread() {
         transmits: false,
         ..port(0, false)
     };
-    assert_eq!(told(&case), [SwitchMessage::Ports(vec![gone, port(1, false)])]);
+    assert_eq!(messages(&case), [SwitchMessage::Ports(vec![gone, port(1, false)])]);
 }

@@ -8,12 +8,13 @@
 //! thread does the looking, so a namespace that answers slowly delays only that thread.
 
 use super::{
-    HOST, Observer, PROCESS, Quota, Trouble,
+    HOST, Observer, PROCESS, Quota,
     ear::Ear,
     poller::ProcessWatch,
     space::{Peers, Space},
     sysctl::Sysctls,
     token,
+    unread::unread,
 };
 use crate::linux::{
     netlink::{
@@ -396,8 +397,8 @@ impl Observer {
 
     fn cannot_observe(&mut self, key: Key, place: &FoundNamespace, error: &io::Error) {
         tracing::warn!(namespace = place.name, %error, "cannot observe the namespace; trying again later");
-        let what = format!("it cannot be observed (trying again): {error}");
-        self.unobserved.insert(key, Trouble { namespace: place.name.clone(), what });
+        let why = format!("it cannot be observed (trying again): {error}");
+        self.unobserved.insert(key, unread(&place.name, why));
     }
 
     /// Stops observing namespaces that no longer hold anything on a port.

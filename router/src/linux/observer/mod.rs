@@ -19,7 +19,7 @@
 //! | [`reader`] | queries to Linux from another thread |
 //! | [`settings`], [`sysctl`] | effective per-device settings |
 //! | [`due`] | readings that are due, and their times |
-//! | [`troubles`] | parts that could not be read |
+//! | [`unread`] | parts that could not be read |
 //! | [`poller`] | epoll, inotify |
 //!
 //! The kernel does not report everything, so the observer checks two things at intervals. Once a second, it reads
@@ -43,11 +43,11 @@ mod survey;
 pub mod sysctl;
 #[cfg(test)]
 mod tests;
-mod troubles;
+mod unread;
 mod visits;
 
 use crate::{
-    base::{PortName, clock::monotonic},
+    base::{PortName, clock::monotonic, conditions::Condition},
     linux::{
         hazards::bpf,
         multipath::MultipathKeys,
@@ -75,8 +75,7 @@ use std::{
     time::{Duration, Instant},
 };
 use sysctl::Sysctls;
-pub use troubles::Trouble;
-use troubles::What;
+use unread::{Part, unread};
 use visits::Done;
 
 /// The namespace of the ports.
@@ -209,7 +208,7 @@ pub struct Observer {
     /// Namespaces that were looked into and hold nothing of interest.
     dull: BTreeSet<Key>,
     /// Namespaces that should be observed but cannot be.
-    unobserved: BTreeMap<Key, Trouble>,
+    unobserved: BTreeMap<Key, Condition>,
     /// Owners with more namespaces than are watched.
     crowds: BTreeMap<Owner, Left>,
     /// A process through which a namespace was found ended before the observer could wait for its end.
@@ -311,8 +310,8 @@ impl Observer {
         if space.announced {
             return Ok(());
         }
-        let trouble = space.troubles.list("host").next().map(|trouble| trouble.what);
-        Err(io::Error::other(trouble.unwrap_or_else(|| "it could not be read".into())))
+        let why = space.unread.sentences().next();
+        Err(io::Error::other(why.unwrap_or_else(|| "it could not be read".into())))
     }
 
     /// Waits at the start until everything due has been read. Other namespaces than the host may be slow on purpose, so
@@ -429,7 +428,7 @@ impl Observer {
         let Some(space) = self.spaces.get_mut(&id) else { return };
         if let Err(error) = space.take_events(&mut self.out, now) {
             tracing::warn!(namespace = space.namespace.name, %error, "cannot read events; reading everything again");
-            space.distrust(What::State, error.to_string(), &mut self.out);
+            space.distrust(Part::State, error.to_string(), &mut self.out);
             space.due.dump_later(now);
         }
         self.policies.extend(space.take_policy());
@@ -627,8 +626,11 @@ impl Observer {
     }
 
     /// Namespaces that are not fully observed. Nothing is accelerated there until they are.
-    pub fn troubles(&self) -> Vec<Trouble> {
-        let known = self.spaces.values().flat_map(|s| s.troubles.list(&s.namespace.name));
+    pub fn conditions(&self) -> Vec<Condition> {
+        let of = |space: &Space| {
+            space.unread.sentences().map(|text| unread(&space.namespace.name, text)).collect::<Vec<_>>()
+        };
+        let known = self.spaces.values().flat_map(of);
         let crowd = |(owner, left): (&Owner, &Left)| {
             let Left { refused, unseen } = *left;
             let over = format!(
@@ -637,10 +639,9 @@ impl Observer {
             );
             let late = format!("there was no time to check {unseen}");
             let parts = [(refused, over), (unseen, late)].into_iter().filter(|(number, _)| *number > 0);
-            let mut what: Vec<String> = parts.map(|(_, text)| text).collect();
-            what.push("they are left to the kernel".into());
-            let what = what.join("; ");
-            Trouble { namespace: format!("namespaces of {owner}"), what }
+            let mut texts: Vec<String> = parts.map(|(_, text)| text).collect();
+            texts.push("they are left to the kernel".into());
+            unread(&format!("namespaces of {owner}"), texts.join("; "))
         };
         known.chain(self.unobserved.values().cloned()).chain(self.crowds.iter().map(crowd)).collect()
     }

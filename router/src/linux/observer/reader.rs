@@ -2,7 +2,7 @@
 //!
 //! This module parses the answers itself, so a fault in the observer's parsers cannot hide itself.
 
-use super::{Observer, Quota, same, troubles::What};
+use super::{Observer, Quota, same, unread::Part};
 use crate::linux::{
     netlink::{INET, INET6, rtm, socket::Socket, wire},
     netns::NamespaceRef,
@@ -83,7 +83,7 @@ impl Observer {
     /// Says how complete the knowledge of a namespace is.
     pub fn standing(&self, id: NamespaceId) -> Standing {
         let Some(space) = self.spaces.get(&id) else { return Standing::Gone };
-        if let Some(why) = space.troubles.why(What::Quota) {
+        if let Some(why) = space.unread.why(Part::Quota) {
             return Standing::OverLimits(why.to_owned());
         }
         let heard = space.ear.as_ref().is_some_and(|ear| !is_readable(&ear.route));

@@ -19,7 +19,7 @@ use super::{
     poller::ProcessWatch,
     survey::{Numbers, Wanted},
     sysctl::{Sysctls, Values},
-    troubles::{Troubles, What},
+    unread::{Part, Unread},
 };
 use crate::{
     base::clock::monotonic,
@@ -58,7 +58,7 @@ pub struct Space {
     pub(super) ear: Option<Ear>,
     pub(super) links: BTreeMap<u32, RawLink>,
     pub(super) hazards: Hazards,
-    pub(super) troubles: Troubles,
+    pub(super) unread: Unread,
     /// The visit under way.
     visit: Option<Visit>,
     /// The earliest times of the next visit, and of the next long one.
@@ -145,7 +145,7 @@ impl Space {
             ear,
             links: BTreeMap::new(),
             hazards: Hazards::default(),
-            troubles: Troubles::default(),
+            unread: Unread::default(),
             visit: None,
             visit_not_before: None,
             long_not_before: None,
@@ -263,13 +263,13 @@ impl Space {
     /// Are its devices, and their places, current?
     pub fn is_settled(&self) -> bool {
         let waits = self.lost || self.asked.state || self.asked.numbers || self.due.dump.is_some();
-        let waits = waits || self.due.numbers.is_some() || self.troubles.has(What::Quota);
+        let waits = waits || self.due.numbers.is_some() || self.unread.has(Part::Quota);
         !waits && self.visit.is_none()
     }
 
     /// Marks a part as unknown until it is read again. Until then nothing is accelerated here.
-    pub fn distrust(&mut self, what: What, why: String, out: &mut Vec<Event>) {
-        self.troubles.add(what, why);
+    pub fn distrust(&mut self, part: Part, why: String, out: &mut Vec<Event>) {
+        self.unread.add(part, why);
         self.refresh_settings(out);
     }
 

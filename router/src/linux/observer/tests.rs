@@ -54,7 +54,7 @@ fn alone(test: impl FnOnce(Observer) + Send) {
             assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
             let mut observer = Observer::new(ObserverConfig::default()).unwrap();
             assert!(!until(&mut observer, settings), "the first dump");
-            assert_eq!(observer.troubles(), []);
+            assert_eq!(observer.conditions(), []);
             test(observer);
         });
     });
@@ -78,10 +78,10 @@ fn a_namespace_whose_dump_fails_is_not_trusted_until_one_succeeds() {
             let again = observer.poll(Duration::from_millis(100)).unwrap();
             assert_eq!(again.iter().find_map(settings).filter(|incomplete| !incomplete), None);
         }
-        assert_eq!(observer.troubles()[0].namespace, "host");
+        assert_eq!(observer.conditions()[0].subject, "router host");
         observer.spaces.get_mut(&HOST).unwrap().place = place;
         assert!(!until(&mut observer, |e| settings(e).filter(|incomplete| !incomplete)));
-        assert_eq!(observer.troubles(), []);
+        assert_eq!(observer.conditions(), []);
     });
 }
 
@@ -124,14 +124,14 @@ fn nothing_is_trusted_if_programs_cannot_be_counted() {
         let place = std::mem::replace(&mut space.place, elsewhere);
         space.count_programs();
         assert!(until(&mut observer, settings));
-        let troubles = observer.troubles();
-        let told = |text: &str| troubles.iter().any(|trouble| trouble.what.starts_with(text));
-        assert!(told("BPF programs on devices: "), "{troubles:?}");
+        let conditions = observer.conditions();
+        let holds = |text: &str| conditions.iter().any(|condition| condition.text.starts_with(text));
+        assert!(holds("BPF programs on devices: "), "{conditions:?}");
         observer.spaces.get_mut(&HOST).unwrap().place = place;
         let space = observer.spaces.get_mut(&HOST).unwrap();
         space.count_programs();
         assert!(!until(&mut observer, |e| settings(e).filter(|incomplete| !incomplete)));
-        assert_eq!(observer.troubles(), []);
+        assert_eq!(observer.conditions(), []);
     });
 }
 

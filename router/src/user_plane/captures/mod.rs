@@ -10,7 +10,7 @@
 //! system call. All of these threads give up their rights, and avoid the cores of workers if there are other cores.
 //!
 //! A ring belongs to a file, not to a chain. A new chain, over other tables or after a panic, finds it by the file's name and goes on.
-//! A path does not notice what happens to the file: copies are lost and counted by name, and [`CaptureThreads::troubles`] says why.
+//! A path does not notice what happens to the file: copies are lost and counted by name, and [`CaptureThreads::conditions`] says why.
 //!
 //! | file | holds |
 //! |---|---|
@@ -134,9 +134,9 @@ impl CaptureThreads {
         self.captures.clone()
     }
 
-    /// The present troubles, and those of a moment ago.
-    pub fn troubles(&mut self, now: Instant) -> Vec<String> {
-        let trouble = |running: &mut Running| {
+    /// The present conditions, and those of a moment ago.
+    pub fn conditions(&mut self, now: Instant) -> Vec<String> {
+        let condition = |running: &mut Running| {
             let file = running.file.display();
             let is_full = running.full.is_lately(now);
             let lost = || {
@@ -147,7 +147,7 @@ impl CaptureThreads {
             let fault = fault.or_else(|| running.thread.is_finished().then(failed));
             fault.into_iter().chain(is_full.then(lost))
         };
-        self.threads.iter_mut().flat_map(trouble).collect()
+        self.threads.iter_mut().flat_map(condition).collect()
     }
 
     /// Writes all copies, and ends. Returns the files that lack copies, or were not written in time.

@@ -58,8 +58,8 @@ fn start(mirror: &MirrorSettings) -> CaptureThreads {
     CaptureThreads::start([mirror], &BTreeSet::new()).unwrap()
 }
 
-fn troubles(threads: &mut CaptureThreads) -> Vec<String> {
-    threads.troubles(Instant::now())
+fn conditions(threads: &mut CaptureThreads) -> Vec<String> {
+    threads.conditions(Instant::now())
 }
 
 type Record = (Duration, Vec<u8>, u32);
@@ -139,10 +139,10 @@ fn a_daemon_that_starts_again_goes_on_behind_the_last_whole_packet() {
         if part == 1 {
             until("the file", || counted(&chain).contains_key("written"));
             let mut second = start(&mirror);
-            until("a trouble", || !troubles(&mut second).is_empty());
-            let told =
+            until("a condition", || !conditions(&mut second).is_empty());
+            let condition =
                 format!("mirror {}: another process writes it, or another mirror", mirror.file.display());
-            assert_eq!(troubles(&mut second), [told]);
+            assert_eq!(conditions(&mut second), [condition]);
         }
         assert_eq!(threads.finish(), [""; 0]);
         are(&of_file(&mirror.file), 0..part * 10 + 10, 200);
@@ -184,8 +184,8 @@ fn an_existing_file_that_is_not_ours_is_left_alone_and_reported() {
         let before = read(name);
         let mirror = mirror(at(name));
         let mut threads = start(&mirror);
-        until("a trouble", || !troubles(&mut threads).is_empty());
-        assert_eq!(troubles(&mut threads), [format!("mirror {}: {why}", mirror.file.display())]);
+        until("a condition", || !conditions(&mut threads).is_empty());
+        assert_eq!(conditions(&mut threads), [format!("mirror {}: {why}", mirror.file.display())]);
         let mut chain = chain(&threads.captures(), &mirror);
         come(&mut chain, 1, 0..5, 60);
         assert_eq!(counted(&chain), BTreeMap::from([("mirror_disk", 5)]), "{name}");
@@ -202,9 +202,9 @@ fn a_file_that_can_be_created_later_is_created_later() {
     let mirror = mirror(directory.path().join("none/a.pcap"));
     let mut threads = start(&mirror);
     let mut chain = chain(&threads.captures(), &mirror);
-    until("a trouble", || !troubles(&mut threads).is_empty());
+    until("a condition", || !conditions(&mut threads).is_empty());
     fs::create_dir(directory.path().join("none")).unwrap();
-    until("no trouble", || troubles(&mut threads).is_empty());
+    until("no condition", || conditions(&mut threads).is_empty());
     come(&mut chain, 1, 0..5, 60);
     assert_eq!(threads.finish(), [""; 0]);
     are(&of_file(&mirror.file), 0..5, 60);
@@ -224,12 +224,12 @@ fn a_file_does_not_exceed_its_limit_and_a_new_one_begins_when_it_is_moved_away()
     }
     let all = BTreeMap::from([("written", u64::from(fit)), ("mirror_limit", 1000)]);
     assert_eq!(counted(&chain), all);
-    let told = "it has reached its limit of 1 MiB; if you move it away, a new one begins";
-    assert_eq!(troubles(&mut threads), [format!("mirror {}: {told}", mirror.file.display())]);
+    let condition = "it has reached its limit of 1 MiB; if you move it away, a new one begins";
+    assert_eq!(conditions(&mut threads), [format!("mirror {}: {condition}", mirror.file.display())]);
     assert_eq!(fs::metadata(&mirror.file).unwrap().len(), 24 + u64::from(fit) * 116);
     let moved = directory.path().join("b.pcap");
     fs::rename(&mirror.file, &moved).unwrap();
-    until("another file", || mirror.file.exists() && troubles(&mut threads).is_empty());
+    until("another file", || mirror.file.exists() && conditions(&mut threads).is_empty());
     come(&mut chain, now_ns(), 7..9, 200);
     assert_eq!(threads.finish(), [""; 0]);
     are(&of_file(&moved), 0..fit, 200);
@@ -285,15 +285,15 @@ fn a_full_disk_loses_copies_until_there_is_room() {
     // Five of these fit, and half of one.
     disk.0.lock().unwrap().1 += 58;
     at(10, &mut chain, 15..25);
-    let told = Some("mirror a.pcap: cannot write it: no storage space".to_string());
+    let condition = Some("mirror a.pcap: cannot write it: no storage space".to_string());
     assert_eq!(counted(&chain), BTreeMap::from([("written", 20), ("mirror_disk", 5)]));
-    assert_eq!(writer::read(&fault), told);
+    assert_eq!(writer::read(&fault), condition);
     // It is tried again only after a second, and reported until something is written.
     at(20, &mut chain, 15..20);
     at(1000, &mut chain, 80..90);
-    assert_eq!((copies.lost(NoCopy::Disk), writer::read(&fault)), (20, told.clone()));
+    assert_eq!((copies.lost(NoCopy::Disk), writer::read(&fault)), (20, condition.clone()));
     at(1010, &mut chain, 80..90);
-    assert_eq!((copies.lost(NoCopy::Disk), writer::read(&fault)), (30, told));
+    assert_eq!((copies.lost(NoCopy::Disk), writer::read(&fault)), (30, condition));
     disk.0.lock().unwrap().1 = usize::MAX;
     at(1999, &mut chain, 70..80);
     at(2000, &mut chain, 70..80);
@@ -402,7 +402,7 @@ fn threads_of_mirrors_are_in_the_background() {
             assert!(slept < 20, "{slept} times in 1.2 s");
         }
     }
-    assert_eq!(troubles(&mut threads), [""; 0]);
+    assert_eq!(conditions(&mut threads), [""; 0]);
     // They are woken; without that they look once a second.
     let mut chain = chain(&threads.captures(), &mirrors[1]);
     let begun = Instant::now();
@@ -440,17 +440,17 @@ fn a_ring_that_was_full_is_reported_for_a_while() {
         fault: Fault::default(),
         full: Full { copies, lost: 0, at: None },
     });
-    let told = "mirror a.pcap: copies are lost, because more come than are written (mirror_full)";
+    let condition = "mirror a.pcap: copies are lost, because more come than are written (mirror_full)";
     let start = Instant::now();
     let at = |seconds: f32| start + Duration::from_secs_f32(seconds);
-    assert_eq!(threads.troubles(at(0.0)), [""; 0]);
+    assert_eq!(threads.conditions(at(0.0)), [""; 0]);
     come(&mut chain, 1, 0..2000, 200);
     assert!(counted(&chain)["mirror_full"] > 0);
-    assert_eq!(threads.troubles(at(1.0)), [told]);
-    assert_eq!(threads.troubles(at(10.9)), [told]);
-    assert_eq!(threads.troubles(at(11.0)), [""; 0]);
+    assert_eq!(threads.conditions(at(1.0)), [condition]);
+    assert_eq!(threads.conditions(at(10.9)), [condition]);
+    assert_eq!(threads.conditions(at(11.0)), [""; 0]);
     come(&mut chain, 1, 0..1, 200);
-    assert_eq!(threads.troubles(at(12.0)), [told]);
+    assert_eq!(threads.conditions(at(12.0)), [condition]);
     drop(threads);
 }
 
@@ -504,7 +504,7 @@ fn a_file_that_another_process_cuts_has_no_hole() {
     are(&of_file(&mirror.file), 10..20, 60);
 }
 
-/// One call writes the last packets and reaches the limit: the earlier trouble is over, and the limit is reported.
+/// One call writes the last packets and reaches the limit: the earlier condition is over, and the limit is reported.
 #[test]
 fn a_limit_that_is_reached_when_the_disk_has_room_again_is_reported() {
     let disk = Disk(Arc::new(Mutex::new((Vec::new(), 0))));
@@ -521,8 +521,8 @@ fn a_limit_that_is_reached_when_the_disk_has_room_again_is_reported() {
     writers.writers[0].drain(later, 0);
     come(&mut chain, 1, 0..25, 200);
     writers.writers[0].drain(later, 0);
-    let told = "mirror a.pcap: it has reached its limit of 0 MiB; if you move it away, a new one begins";
-    assert_eq!(writer::read(&fault).unwrap(), told);
+    let condition = "mirror a.pcap: it has reached its limit of 0 MiB; if you move it away, a new one begins";
+    assert_eq!(writer::read(&fault).unwrap(), condition);
     assert_eq!(counted(&chain), BTreeMap::from([("written", 20), ("mirror_disk", 1), ("mirror_limit", 5)]));
     // The first error is reported.
     assert_eq!(writers.finish(), ["mirror a.pcap: cannot write it: no storage space"]);

@@ -38,7 +38,7 @@ struct Running {
     /// Notified when `work` changes.
     news: Condvar,
     /// Why numbers could not be noted the last time.
-    trouble: Mutex<Option<String>>,
+    condition: Mutex<Option<String>>,
 }
 
 #[derive(Default)]
@@ -130,8 +130,8 @@ impl RunningSas {
     }
 
     /// Why numbers cannot be noted, as a sentence.
-    pub fn trouble(&self) -> Option<String> {
-        locked(&self.0.trouble).clone()
+    pub fn condition(&self) -> Option<String> {
+        locked(&self.0.condition).clone()
     }
 
     /// Like [`Sas::finish`]; also ends the thread.
@@ -168,12 +168,12 @@ fn keep(running: &Running) {
         let (sending, is_untidy) = (work.sending.clone(), work.is_untidy);
         drop(work);
         let reserved = first_error(sending.into_iter().map(|sending| sending.reserve()));
-        let mut trouble = locked(&running.trouble);
-        if let Some(new) = reserved.as_ref().err().filter(|new| trouble.as_ref() != Some(new)) {
+        let mut condition = locked(&running.condition);
+        if let Some(new) = reserved.as_ref().err().filter(|new| condition.as_ref() != Some(new)) {
             tracing::warn!("{new}");
         }
-        *trouble = reserved.err();
-        drop(trouble);
+        *condition = reserved.err();
+        drop(condition);
         if is_untidy {
             tidy(running);
         }
@@ -237,15 +237,15 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_cannot_be_noted_are_a_trouble_until_they_can() {
+    fn numbers_that_cannot_be_noted_are_a_condition_until_they_can() {
         let (_directory, sas, file) = sending();
-        assert_eq!(sas.trouble(), None);
+        assert_eq!(sas.condition(), None);
         let told = |what: &str, is: &dyn Fn(Option<String>) -> bool| {
             let found = (0..500).any(|_| {
                 thread::sleep(Duration::from_millis(10));
-                is(sas.trouble())
+                is(sas.condition())
             });
-            assert!(found, "{what}: {:?}", sas.trouble());
+            assert!(found, "{what}: {:?}", sas.condition());
         };
         let its = match &locked(&sas.0.sas).made[0].kind {
             Kind::Outbound(_, file) => file.clone().unwrap(),
@@ -255,12 +255,12 @@ mod tests {
         locked(&its).cannot_be_written();
         let sequence = &sas.table().outbound()[0].1.clone().sequence;
         sequence.take((1 << 20) - 1);
-        told("a trouble", &|trouble| {
-            trouble.is_some_and(|text| text.starts_with("SA x: cannot write the sequence file"))
+        told("a condition", &|condition| {
+            condition.is_some_and(|text| text.starts_with("SA x: cannot write the sequence file"))
         });
         assert_eq!((tests::noted(&file), sequence.reserved()), (1 << 20, 1 << 20));
         locked(&its).is_mended(mended);
-        told("no trouble", &|trouble| trouble.is_none());
+        told("no condition", &|condition| condition.is_none());
         assert_eq!((tests::noted(&file), sequence.reserved()), (2 << 20, 2 << 20));
     }
 }

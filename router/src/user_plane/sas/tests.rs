@@ -276,7 +276,7 @@ fn one_key_in_two_files_is_one_key() {
     sas.change(&file, &table("x", 1000, "a"), &[]).unwrap();
     let why = sas.change(&file, &table("x", 1001, "e"), &[]).unwrap_err();
     assert!(why.contains("it has the key of SA x"), "{why}");
-    assert_eq!((spis(&sas), sas.trouble()), (vec![1000], None));
+    assert_eq!((spis(&sas), sas.condition()), (vec![1000], None));
     sas.finish().unwrap();
 }
 

@@ -1,8 +1,9 @@
-//! What workers have, as they report it.
+//! What workers have, as they report it, and what they get.
 
 use super::{
-    exchange::PortNames,
-    plan::{PathPlan, Tables},
+    exchange::{PortNames, PortsByNumber},
+    inner::Inner,
+    plan::{PathPlan, Tables, WorkersPlan},
 };
 use crate::{
     config::ElementSettings,
@@ -15,9 +16,9 @@ use logic::{
         Cost, PathId, Used,
         layout::{Layout, PortQueue},
     },
-    plan::PortId,
+    plan::{PortId, RouterId},
 };
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, mem, sync::Arc};
 
 /// An RX ring: its queue and its path.
 pub(super) type Ring = (PortQueue, PathId);
@@ -36,6 +37,42 @@ impl Made {
             |names: &PortNames, element: &ElementSettings| names.get(element.port()?.as_str()).copied();
         let same = |element| port_of(&self.names, element) == port_of(&today.names, element);
         std::ptr::addr_eq(Arc::as_ptr(&self.tables), Arc::as_ptr(&today.tables)) && chain.iter().all(same)
+    }
+}
+
+/// What all workers get with each plan.
+#[derive(Clone)]
+pub(super) struct Common {
+    /// What chains are made of at present.
+    pub made: Made,
+    /// The names of all ports that were ever planned.
+    pub known_ports: PortsByNumber,
+    weights: BTreeMap<RouterId, u16>,
+}
+
+impl Common {
+    pub fn new(tables: Arc<dyn Tables>) -> Common {
+        let (names, known_ports, weights) = Default::default();
+        Common { made: Made { names, tables }, known_ports, weights }
+    }
+
+    /// Takes in the ports and routers of a plan.
+    pub fn follow(&mut self, plan: &WorkersPlan) {
+        self.made.names = Arc::new(plan.ports.iter().map(|(id, port)| (port.name.clone(), *id)).collect());
+        let names = plan.ports.iter().map(|(id, port)| (*id, port.name.clone()));
+        Arc::make_mut(&mut self.known_ports).extend(names);
+        let gone = mem::replace(&mut self.weights, plan.routers.clone());
+        gone.into_keys().for_each(|router| _ = self.weights.entry(router).or_insert(1));
+    }
+
+    /// Gives it to a worker; returns the worker's tables of before, which it should not drop.
+    pub fn give_to(self, inner: &mut Inner) -> Arc<dyn Tables> {
+        inner.names = self.made.names;
+        inner.known_ports = self.known_ports;
+        inner.turns.refresh();
+        self.weights.into_iter().for_each(|(router, weight)| inner.turns.weigh(router, weight));
+        // The worker has older ones if it did not answer when they were changed.
+        mem::replace(&mut inner.desk.tables, self.made.tables)
     }
 }
 
@@ -83,7 +120,7 @@ pub(super) struct Held {
 
 impl Held {
     /// Takes in what a worker reports.
-    pub fn is_told(&mut self, core: CoreId, holds: Holds) {
+    pub fn take_in(&mut self, core: CoreId, holds: Holds) {
         self.forget(core);
         let place = |wanted: Wanted| (wanted.port, wanted.queue);
         let Holds { queues, rings, outputs, paths, chains, busy } = holds;
@@ -123,6 +160,11 @@ impl Held {
     /// The rings of a path.
     pub fn rings_of(&self, path: PathId) -> Vec<Ring> {
         self.rings.keys().filter(|(_, of)| *of == path).copied().collect()
+    }
+
+    /// The rings that a worker reads.
+    pub fn rings_on(&self, core: CoreId) -> Vec<Ring> {
+        self.rings.iter().filter(|(_, (reader, _))| *reader == core).map(|(ring, _)| *ring).collect()
     }
 
     pub fn opener(&self, queue: PortQueue) -> Option<&Opener> {

@@ -27,23 +27,23 @@
 //!
 //! Only a worker's thread writes the worker's rings, chains and counters: in its loop, and in commands between two runs
 //! (`thread.rs`). A worker hands what it no longer uses to `control.rs`, which decides who has what, behind a lock that
-//! workers never take. Nothing is taken from a worker that hangs: it gets no more packets until it goes on (`silent.rs`).
+//! workers never take. Nothing is taken from a worker that hangs: it gets no more packets until it goes on (`crew.rs`).
 //!
 //! | file | holds |
 //! |---|---|
 //! | `plan.rs` | [`WorkersPlan`], and the traits that others implement: [`Slots`], [`Tables`] |
 //! | `control.rs` | the steps from the present state to the plan |
-//! | `held.rs` | the present state, as workers report it |
+//! | `held.rs` | the present state, as workers report it; what all workers get |
 //! | `rings.rs`, `moving.rs` | the steps: for queues, rings and slots; for paths |
 //! | `placing.rs` | which core a path goes to, by measurements |
 //! | `thread.rs` | a thread, its commands, panics |
-//! | `watch.rs`, `silent.rs` | whether workers make progress; those that make none get no packets |
+//! | `crew.rs`, `watch.rs` | all threads; whether they make progress |
 //! | `inner.rs` | what a worker's thread has, and its commands |
 //! | `rounds.rs`, `sleepers.rs` | its loop: paths that run, sleep and fail |
 //! | `exchange.rs` | packets from rings, and where they go |
 //! | `up.rs`, `own.rs` | packets for the kernel: as they came in; made by elements |
 //! | `clock.rs`, `counters.rs` | cycles; counters of other resources |
-//! | `capacity.rs`, `scarce.rs` | the capacity of I/O; which resource is shared now |
+//! | `resources.rs`, `capacity.rs`, `scarce.rs` | all resources; the capacity of I/O; which one is shared now |
 //! | `epochs.rs` | when old tables are no longer read |
 //! | `report.rs` | the report, in the types of [`crate::api::workers`] |
 
@@ -51,6 +51,7 @@ mod capacity;
 mod clock;
 mod control;
 mod counters;
+mod crew;
 mod epochs;
 mod exchange;
 mod held;
@@ -60,10 +61,10 @@ mod own;
 mod placing;
 mod plan;
 mod report;
+mod resources;
 mod rings;
 mod rounds;
 mod scarce;
-mod silent;
 mod sleepers;
 mod thread;
 mod up;
@@ -77,11 +78,7 @@ pub use plan::{PathPlan, PortPlan, Shared, Slots, Tables, WorkersPlan, frames_ne
 pub(crate) use thread::pin;
 pub use up::{Budgets, PassUp, Up};
 
-use crate::{
-    api::workers::WorkersReport,
-    base::guard::locked,
-    user_plane::{af_xdp::Umem, calibrate::Calibrated},
-};
+use crate::{api::workers::WorkersReport, base::guard::locked, user_plane::af_xdp::Umem};
 use anyhow::{Context, Result};
 use control::Control;
 use logic::paths::Share;
@@ -90,7 +87,6 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, mpsc::channel},
     time::Duration,
 };
-use up::Ups;
 
 /// Settings that do not change while workers run.
 #[derive(Clone, Debug)]
@@ -167,25 +163,23 @@ impl Workers {
         slots: Box<dyn Slots>,
         up: Box<dyn Up>,
     ) -> Result<Workers> {
-        let umem = Umem::new(settings.frames, settings.frame_bytes)?;
         let (tell, stopped) = channel();
-        let ups = Ups::start(up, settings.namespaces.clone(), settings.budgets)?;
-        let clock = settings.clock.unwrap_or_else(Clock::of_process);
-        let calibrated = |file: &PathBuf| Calibrated::read(file, clock, settings.longest_run);
-        let calibrated = settings.calibration.as_ref().map(calibrated).unwrap_or_default();
         let patience = settings.patience;
-        let control = Control::new(settings, calibrated, umem, slots, tables, clock, epochs, ups, tell);
-        let watch = control.watch.clone();
+        let control = Control::start(settings, epochs, tables, slots, up, tell)?;
+        let watch = control.crew.watch.clone();
         let control = Arc::new(Mutex::new(control));
         let of = Arc::downgrade(&control);
         // Ends when all senders are gone: the control and each worker have one.
-        let told = move || {
+        let empty_slots = move || {
             for path in stopped {
                 let Some(control) = of.upgrade() else { return };
                 locked(&control).path_stopped(path);
             }
         };
-        std::thread::Builder::new().name("stopped paths".into()).spawn(told).context("starting a thread")?;
+        std::thread::Builder::new()
+            .name("stopped paths".into())
+            .spawn(empty_slots)
+            .context("starting a thread")?;
         let of = Arc::downgrade(&control);
         let look = {
             let of = of.clone();
@@ -237,8 +231,8 @@ impl Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        for trouble in self.control().apply(&WorkersPlan::default()) {
-            tracing::warn!("{trouble}");
+        for failed in self.control().apply(&WorkersPlan::default()) {
+            tracing::warn!("{failed}");
         }
     }
 }

@@ -42,8 +42,9 @@ impl Control {
     }
 
     fn begin_path(&mut self, path: PathId, core: CoreId, plan: &PathPlan) -> Result<()> {
-        let chain = self.tables.chain(plan, &self.names)?;
-        let lane = Lane::new(plan.clone(), self.made());
+        let made = self.common.made.clone();
+        let chain = made.tables.chain(plan, &made.names)?;
+        let lane = Lane::new(plan.clone(), made);
         let moving = Moving {
             path,
             lane,
@@ -55,18 +56,18 @@ impl Control {
             marks: Vec::new(),
         };
         let held = moving.held(core);
-        self.give(core, moving, |inner, moving| inner.take_in(moving)).map_err(|not| not.error)??;
+        self.crew.give(core, moving, |inner, moving| inner.take_in(moving)).map_err(|not| not.error)??;
         self.held.paths.insert(path, held);
         Ok(())
     }
 
     fn change_path(&mut self, path: PathId, core: CoreId, new: &PathPlan) -> Result<()> {
         let old = self.held.paths.get(&path).context("the path has no worker")?.clone();
-        let made = self.made();
+        let made = self.common.made.clone();
         let is_other = old.plan.chain != new.chain;
         let same = !is_other && old.made.holds(&new.chain, &made);
         // If the chain cannot be made, nothing changes.
-        let chain = (!same).then(|| self.tables.chain(new, &self.names)).transpose()?;
+        let chain = (!same).then(|| made.tables.chain(new, &made.names)).transpose()?;
         if old.core != core || old.plan.router != new.router {
             self.move_path(path, old.core, core, new)?;
         }
@@ -74,7 +75,7 @@ impl Control {
             return Ok(());
         }
         let (is_new, change) = (chain.is_some(), (new.clone(), chain, made.clone()));
-        let before = self.give(core, change, move |inner, (plan, chain, made)| {
+        let before = self.crew.give(core, change, move |inner, (plan, chain, made)| {
             inner.change(path, plan, chain.map(|chain| (chain, made)))
         });
         drop(before.map_err(|not| not.error)?);
@@ -90,9 +91,9 @@ impl Control {
 
     /// Moves the path to this worker, or adds it again to the worker that it is on.
     fn move_path(&mut self, path: PathId, from: CoreId, to: CoreId, plan: &PathPlan) -> Result<()> {
-        ensure!(self.threads.contains_key(&to), "path {}: core {to} has no worker", plan.name);
-        self.is_not_silent(to)?;
-        let moving = self.ask(from, move |inner| inner.give_up(path))?;
+        ensure!(self.crew.threads.contains_key(&to), "path {}: core {to} has no worker", plan.name);
+        self.crew.is_not_silent(to)?;
+        let moving = self.crew.ask(from, move |inner| inner.give_up(path))?;
         let mut moving =
             moving.with_context(|| format!("path {}: its worker does not have it", plan.name))?;
         if from != to {
@@ -100,12 +101,13 @@ impl Control {
         }
         moving.lane.plan.router = plan.router;
         let held = moving.held(to);
-        match self.give(to, moving, |inner, moving| inner.take_in(moving)) {
+        match self.crew.give(to, moving, |inner, moving| inner.take_in(moving)) {
             Ok(taken) => taken?,
             Err(NotTaken { error, thing }) => {
                 // Back to where it was.
                 if let Some(moving) = thing {
-                    self.give(from, moving, |inner, moving| inner.take_in(moving))
+                    self.crew
+                        .give(from, moving, |inner, moving| inner.take_in(moving))
                         .map_err(|not| not.error)??;
                 }
                 return Err(error);
@@ -125,7 +127,7 @@ impl Control {
     pub(super) fn wait_for(&mut self, core: CoreId, mut marks: Vec<(PortId, Mark)>, whose: &str) {
         let begun = Instant::now();
         while !marks.is_empty() {
-            let asked = self.ask(core, move |inner| inner.have_not_left(marks));
+            let asked = self.crew.ask(core, move |inner| inner.have_not_left(marks));
             let Some(rest) = self.note(asked) else { return };
             if begun.elapsed() > LEAVES {
                 for (port, _) in &rest {

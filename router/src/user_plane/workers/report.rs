@@ -25,7 +25,7 @@ pub(super) struct WorkerAnswer {
     pub queues: Vec<QueueStand>,
 }
 
-pub(super) fn told(core: CoreId, inner: &mut Inner) -> WorkerAnswer {
+pub(super) fn answer(core: CoreId, inner: &mut Inner) -> WorkerAnswer {
     let now = inner.desk.clock.cycles();
     let Times { begun, busy, slept, sleeps, panics } = inner.times;
     let part = |of: u64| of as f64 / now.saturating_sub(begun).max(1) as f64;

@@ -84,7 +84,7 @@ impl Control {
         self.end_rings(&rings);
         let paths: Vec<_> = self.held.paths.iter().filter(|(path, _)| !at.contains_key(path)).collect();
         for (path, core) in paths.into_iter().map(|(path, held)| (*path, held.core)).collect::<Vec<_>>() {
-            let given = self.ask(core, move |inner| inner.give_up(path));
+            let given = self.crew.ask(core, move |inner| inner.give_up(path));
             if self.note(given).is_some() {
                 self.held.paths.remove(&path);
             }
@@ -111,7 +111,7 @@ impl Control {
         for ring @ ((port, queue), path) in rings.iter().copied() {
             let Some((core, _)) = self.held.rings.get(&ring).copied() else { continue };
             self.drain(ring, core);
-            let taken = self.ask(core, move |inner| inner.io.take_receiver(path.into(), port, queue));
+            let taken = self.crew.ask(core, move |inner| inner.io.take_receiver(path.into(), port, queue));
             if let Some(taken) = self.note(taken) {
                 self.held.rings.remove(&ring);
                 self.filled.remove(&ring);
@@ -124,14 +124,14 @@ impl Control {
     fn drain(&mut self, ((port, queue), path): Ring, core: CoreId) {
         let is_empty =
             move |inner: &mut Inner| inner.is_stopped(path) || !inner.has_packets_of(path, port, queue);
-        let drained = self.until(core, DRAINS, is_empty);
+        let drained = self.crew.until(core, DRAINS, is_empty);
         self.note(drained);
     }
 
     fn close(&mut self, receiver: Receiver, path: PathId, core: CoreId) {
         let ring_full = receiver.statistics().map_or(0, |statistics| statistics.receive_ring_full);
         let left = receiver.retire();
-        let counted = self.ask(core, move |inner| inner.count_closed(path, ring_full, left));
+        let counted = self.crew.ask(core, move |inner| inner.count_closed(path, ring_full, left));
         self.note(counted);
     }
 
@@ -143,7 +143,7 @@ impl Control {
         // Senders go first, because a queue waits for what they sent.
         outputs.into_iter().for_each(|core| self.end_output(core, port));
         let Some((owner, _)) = self.held.queues.get(&(port, queue)) else { return };
-        let taken = self.ask(*owner, move |inner| inner.take_queue(port, queue));
+        let taken = self.crew.ask(*owner, move |inner| inner.take_queue(port, queue));
         if let Some(taken) = self.note(taken) {
             // The opener is dropped first, so this closes the queue.
             self.held.queues.remove(&(port, queue));
@@ -152,11 +152,11 @@ impl Control {
     }
 
     fn end_output(&mut self, core: CoreId, port: PortId) {
-        let marks = self.ask(core, move |inner| inner.marks([port]));
+        let marks = self.crew.ask(core, move |inner| inner.marks([port]));
         let marks = self.note(marks).unwrap_or_default();
-        let name = port_name(&self.known_ports, port);
+        let name = port_name(&self.common.known_ports, port);
         self.wait_for(core, marks, &format!("port {name}"));
-        let taken = self.ask(core, move |inner| inner.take_output(port));
+        let taken = self.crew.ask(core, move |inner| inner.take_output(port));
         let Some(taken) = self.note(taken) else { return };
         let by = self.held.outputs.remove(&(core, port));
         let Some(Closed { sender, counts, left }) = taken else { return };
@@ -192,13 +192,13 @@ impl Control {
     }
 
     fn move_queue(&mut self, (port, queue): PortQueue, from: CoreId, to: CoreId) -> Result<()> {
-        let taken = self.ask(from, move |inner| inner.take_queue(port, queue))?;
+        let taken = self.crew.ask(from, move |inner| inner.take_queue(port, queue))?;
         let taken: Queue = taken.context("the owner of a queue does not have it")?;
         let add = |inner: &mut Inner, queue| inner.add_queue(queue);
-        if let Err(NotTaken { error, thing }) = self.give(to, taken, add) {
+        if let Err(NotTaken { error, thing }) = self.crew.give(to, taken, add) {
             // Back to where it was.
             if let Some(queue) = thing {
-                self.give(from, queue, add).map_err(|not| not.error)?;
+                self.crew.give(from, queue, add).map_err(|not| not.error)?;
             }
             return Err(error);
         }
@@ -239,7 +239,7 @@ impl Control {
         let wanted = wanted(port, queue, plan);
         let (opened, sender) = inside(&plan.namespace, || Queue::open(&self.umem, wanted))??;
         let opener = opened.opener();
-        let given = self.give(owner, opened, |inner, queue| inner.add_queue(queue));
+        let given = self.crew.give(owner, opened, |inner, queue| inner.add_queue(queue));
         given.map_err(|not| not.error)?;
         self.held.queues.insert((port, queue), (owner, opener));
         if want.outputs.get(&(owner, port)) == Some(&queue) && !self.held.outputs.contains_key(&(owner, port))
@@ -250,7 +250,7 @@ impl Control {
     }
 
     fn add_output(&mut self, core: CoreId, port: PortId, queue: u32, sender: Sender) -> Result<()> {
-        let added = self.give(core, sender, move |inner, sender| inner.add_output(port, sender));
+        let added = self.crew.give(core, sender, move |inner, sender| inner.add_output(port, sender));
         added.map_err(|not| not.error)??;
         self.held.outputs.insert((core, port), queue);
         Ok(())
@@ -302,7 +302,7 @@ impl Control {
         if replaces {
             self.replace_ring(ring, core, receiver)?;
         } else {
-            let added = self.give(core, receiver, |inner, receiver| inner.io.add_receiver(receiver));
+            let added = self.crew.give(core, receiver, |inner, receiver| inner.io.add_receiver(receiver));
             added.map_err(|not| not.error)?;
             // The slot may still hold an older socket.
             self.filled.remove(&ring);
@@ -329,7 +329,7 @@ impl Control {
             inner.io.add_receiver(new);
             old
         };
-        match self.give(core, new, swap) {
+        match self.crew.give(core, new, swap) {
             Ok(old) => old.into_iter().for_each(|old| self.close(old, path, core)),
             Err(not) => {
                 // The old ring must get its slot back.
@@ -355,7 +355,7 @@ impl Control {
 
     fn fill_slot(&mut self, ring: Ring, core: CoreId) -> Result<()> {
         let ((port, queue), path) = ring;
-        let fd = self.ask(core, move |inner| inner.socket_of(path, port, queue))?;
+        let fd = self.crew.ask(core, move |inner| inner.socket_of(path, port, queue))?;
         let fd = fd.with_context(|| format!("path {path}: its ring on port {port} is gone"))?;
         self.slots.put(port, queue, path, fd.as_fd())?;
         self.filled.insert(ring);

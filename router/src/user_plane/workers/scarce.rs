@@ -27,7 +27,7 @@ pub(super) struct Reading {
 
 /// See the head of this file.
 pub(super) struct Scarce {
-    share: Share,
+    pub share: Share,
     saturation: Saturation,
     before: Option<Reading>,
     /// Amounts in a second of the last period.

@@ -7,7 +7,7 @@
 //! * **After 5 looks** in a row without progress, the worker may run on the cores of all workers. If something has its own
 //!   core that it cannot run beside, such as a real-time task, it continues elsewhere with everything it has, and nothing is
 //!   lost. By default, real-time tasks leave others 50 ms of a second; the 5 looks (0.5 s) fit into the rest of it.
-//! * **After 15 looks**, the worker is left alone ([`super::silent`]): its elements do not end, or it is in a system call.
+//! * **After 15 looks**, the worker is left alone ([`super::crew`]): its elements do not end, or it is in a system call.
 //!   A run normally takes 100 us, or one packet. A run of 256 packets that need 1 us each would have to be 4,000 times as slow, and an emulated machine is 20
 //!   to 50 times as slow.
 //!

@@ -128,7 +128,7 @@ impl Space {
         let [redirects4, redirects6] = [4, 6].map(|version| self.redirects(version));
         settings.hazards4.extend(redirects4);
         settings.hazards6.extend(redirects6);
-        self.troubles.add_to(&mut settings);
+        self.unread.add_to(&mut settings);
         settings
     }
 

@@ -1,7 +1,7 @@
 //! The kernel's messages: what each changes, how many a namespace may cause, and what happens beyond that.
 
 use super::{
-    super::{EVENTS_PER_POLL, HOST, ear::About, settings, troubles::What},
+    super::{EVENTS_PER_POLL, HOST, ear::About, settings, unread::Part},
     Space,
 };
 use crate::{
@@ -45,7 +45,7 @@ impl Space {
         let pause = again.map_or(first, |(_, pause)| (pause * 2).min(last));
         (self.quiet, self.last_quiet) = (Some(now + pause), Some((now + pause, pause)));
         (self.lost, self.thrown_away) = (true, 0);
-        self.troubles.add(What::Quota, why);
+        self.unread.add(Part::Quota, why);
         self.refresh_settings(out);
         if !mem::replace(&mut self.announced, true) {
             // Without its devices, packets for their addresses would leave the box.
@@ -117,7 +117,7 @@ impl Space {
                         "netlink events were lost; reading everything again"
                     );
                     (self.lost, self.thrown_away, self.topology_changed) = (true, 0, true);
-                    self.distrust(What::State, "events were lost".into(), out);
+                    self.distrust(Part::State, "events were lost".into(), out);
                 }
                 Err(e) => return Err(e),
             }
@@ -142,7 +142,7 @@ impl Space {
     /// new reading decides.
     fn check_quota(&mut self, out: &mut Vec<Event>, now: Instant) {
         // The host has no quota, and counting its addresses takes time.
-        if self.id == HOST || self.troubles.has(What::Quota) {
+        if self.id == HOST || self.unread.has(Part::Quota) {
             return;
         }
         if let Err(error) = self.quota.interfaces().check(self.links.len()) {

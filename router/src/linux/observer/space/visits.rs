@@ -5,7 +5,7 @@ use super::{
         HOST, PolicyRead,
         due::Due,
         survey::{NamespaceState, Routes, SurveyResult, Tables, Wanted},
-        troubles::What,
+        unread::Part,
     },
     Peers, Space, Visit,
 };
@@ -106,13 +106,13 @@ impl Space {
         if let Some(polled) = polled {
             self.hazards.set_polled(polled);
         }
-        self.end_of(What::Traffic, traffic, |space, found| space.hazards.set_traffic(found));
-        if self.troubles.has(What::Traffic) && self.due.traffic.is_none() {
+        self.end_of(Part::Traffic, traffic, |space, found| space.hazards.set_traffic(found));
+        if self.unread.has(Part::Traffic) && self.due.traffic.is_none() {
             self.due.traffic_later(now);
         }
-        self.end_of(What::Programs, programs, |space, found| space.hazards.set_tcx(found));
+        self.end_of(Part::Programs, programs, |space, found| space.hazards.set_tcx(found));
         let mut unsure = false;
-        self.end_of(What::DeviceSettings, devices, |space, fresh| {
+        self.end_of(Part::DeviceSettings, devices, |space, fresh| {
             unsure = space.take_device_settings(fresh, &touched);
         });
         if policy {
@@ -145,7 +145,7 @@ impl Space {
             }
             Err(error) => {
                 tracing::warn!(namespace = self.namespace.name, %error, "cannot read the namespace; trying again later");
-                self.troubles.add(What::State, error.to_string());
+                self.unread.add(Part::State, error.to_string());
                 self.due.dump_later(now);
             }
         }
@@ -180,13 +180,13 @@ impl Space {
     }
 
     /// Applies a reading, or notes why it failed.
-    fn end_of<T>(&mut self, what: What, read: Option<io::Result<T>>, take: impl FnOnce(&mut Space, T)) {
+    fn end_of<T>(&mut self, part: Part, read: Option<io::Result<T>>, take: impl FnOnce(&mut Space, T)) {
         match read {
             Some(Ok(found)) => {
-                self.troubles.settle(what);
+                self.unread.settle(part);
                 take(self, found);
             }
-            Some(Err(error)) => self.troubles.add(what, error.to_string()),
+            Some(Err(error)) => self.unread.add(part, error.to_string()),
             None => (),
         }
     }
@@ -211,8 +211,8 @@ impl Space {
         self.nexthops = routes.nexthops.iter().map(|n| (n.id, n.clone())).collect();
         self.neighbours = neighbours.len();
         self.note_routes(&routes);
-        for read in [What::State, What::DeviceSettings, What::Quota] {
-            self.troubles.settle(read);
+        for read in [Part::State, Part::DeviceSettings, Part::Quota] {
+            self.unread.settle(read);
         }
         self.compose_all();
         self.emitted_settings = self.settings();
