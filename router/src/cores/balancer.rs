@@ -24,7 +24,7 @@ impl Balancer {
     }
 
     /// The problem, as a sentence, if it moves any of these interrupts.
-    pub fn trouble(&self, irqs: impl Iterator<Item = u32>) -> Option<String> {
+    pub fn condition(&self, irqs: impl Iterator<Item = u32>) -> Option<String> {
         let moved: BTreeSet<u32> = irqs.filter(|irq| !self.spares.contains(irq)).collect();
         let way_out = way_out(&moved);
         (!moved.is_empty())
@@ -70,11 +70,11 @@ mod tests {
         tree.write("proc/812/cmdline", &line.replace('|', "\0"));
         let found = Balancer::find(&tree.roots()).unwrap();
         assert_eq!(found, Balancer { pid: 812, spares: [38, 39, 40].into() });
-        assert_eq!(found.trouble([38, 40].into_iter()), None);
-        let trouble = found.trouble([38, 42, 43].into_iter()).unwrap();
+        assert_eq!(found.condition([38, 40].into_iter()), None);
+        let condition = found.condition([38, 42, 43].into_iter()).unwrap();
         assert!(
-            trouble.contains("(process 812)") && trouble.contains("--banirq=42 --banirq=43 ("),
-            "{trouble}"
+            condition.contains("(process 812)") && condition.contains("--banirq=42 --banirq=43 ("),
+            "{condition}"
         );
     }
 }

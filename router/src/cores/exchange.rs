@@ -60,7 +60,7 @@ pub struct Snapshot {
     /// `None`: moves wait for nothing.
     pub drained: Option<Drained>,
     /// Problems that hold now, as sentences.
-    pub troubles: Vec<String>,
+    pub conditions: Vec<String>,
 }
 
 /// A queue in a [`Snapshot`].

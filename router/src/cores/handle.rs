@@ -86,7 +86,7 @@ impl Handle {
 
     /// Sets the conditions that hold now.
     pub(super) fn follow_conditions(&self) {
-        let now = self.exchange.snapshot().into_iter().flat_map(|now| now.troubles.clone());
+        let now = self.exchange.snapshot().into_iter().flat_map(|now| now.conditions.clone());
         let texts = self.exchange.failures().into_iter().chain(now);
         self.conditions
             .set(&[ConditionKind::Core], texts.map(|text| Condition::new(ConditionKind::Core, text)));

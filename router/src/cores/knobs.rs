@@ -257,23 +257,23 @@ impl Knobs {
         // Some settings take several steps. A daemon that ends in between leaves neither its own value nor the original.
         ours.iter_mut().for_each(|original| original.set = None);
         let begun = self.write(kept.iter().chain(&ours).cloned().collect());
-        let mut troubles = Vec::new();
+        let mut conditions = Vec::new();
         for original in ours {
             let Original { knob, was, .. } = &original;
             let is_done = |now: Option<Value>| now.is_none_or(|now| now == *was);
             if let Err(error) = knob.write(&self.roots, &*self.system, was)
                 && !self.read(knob).is_ok_and(is_done)
             {
-                troubles.push(format!("{}: {error}", knob.kept()));
+                conditions.push(format!("{}: {error}", knob.kept()));
                 kept.push(original);
             }
         }
         if let Err(error) = begun.and(self.write(kept.clone())) {
-            troubles.push(format!("{} cannot be written: {error}", self.file.display()));
+            conditions.push(format!("{} cannot be written: {error}", self.file.display()));
             // The file still lists originals that were restored, or whose thread, interrupt or device is gone.
             self.all = kept;
         }
-        troubles
+        conditions
     }
 
     /// Whether nothing is saved.
@@ -407,9 +407,9 @@ mod tests {
         let (tree, fake) = (Tree::new(), Fake::default());
         let mut knobs = moved(&tree, &fake);
         fake.get().refuses = libc::EPERM;
-        let troubles = knobs.put_back();
-        assert_eq!(troubles.len(), 2, "{troubles:?}");
-        assert!(troubles[0].starts_with("thread napi/eth0-8 keeps its cores: "), "{troubles:?}");
+        let conditions = knobs.put_back();
+        assert_eq!(conditions.len(), 2, "{conditions:?}");
+        assert!(conditions[0].starts_with("thread napi/eth0-8 keeps its cores: "), "{conditions:?}");
         // The next daemon tries again.
         fake.get().refuses = 0;
         let mut knobs = open(&tree, &fake);

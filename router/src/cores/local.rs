@@ -68,29 +68,29 @@ impl Local {
         devices: impl Iterator<Item = &'a str>,
     ) -> (Following, Vec<String>) {
         let before = std::mem::take(&mut self.filled);
-        let (mut following, mut troubles) = (Following::default(), Vec::new());
+        let (mut following, mut conditions) = (Following::default(), Vec::new());
         let devices: Vec<(&str, Vec<u16>)> =
             devices.map(|device| (device, knobs.roots.rx_queues(device))).collect();
         following.queues = devices.iter().map(|(_, queues)| queues.len()).sum();
         if following.queues == 0 {
-            return (following, troubles);
+            return (following, conditions);
         }
         let mut fill = |table: Table, wanted| match fill(knobs, &table, wanted, before.contains(&table)) {
-            Ok((entries, trouble)) => {
-                troubles.extend(trouble);
+            Ok((entries, condition)) => {
+                conditions.extend(condition);
                 self.filled.insert(table);
                 Some(entries)
             }
             Err(error) => {
                 // A device may vanish during a look.
                 if table == Table::Sockets || !is_gone(&error) {
-                    troubles.push(stays(&table, &error));
+                    conditions.push(stays(&table, &error));
                 }
                 None
             }
         };
         // Without the table of sockets, the others are useless and are left alone.
-        let Some(sockets) = fill(Table::Sockets, SOCKETS) else { return (following, troubles) };
+        let Some(sockets) = fill(Table::Sockets, SOCKETS) else { return (following, conditions) };
         following.sockets = sockets;
         for (device, queues) in devices {
             // Linux's documentation recommends this.
@@ -98,7 +98,7 @@ impl Local {
             let tables = queues.into_iter().map(|queue| Table::Flows { device: device.into(), queue });
             following.follow += tables.filter_map(|table| fill(table, wanted)).count();
         }
-        (following, troubles)
+        (following, conditions)
     }
 }
 
@@ -116,8 +116,8 @@ fn fill(knobs: &mut Knobs, table: &Table, wanted: u32, had: bool) -> io::Result<
         _ => return Err(io::Error::from_raw_os_error(libc::ENOENT)),
     }
     knobs.set(&knob, &Value::Entries(wanted))?;
-    let trouble = || format!("{table} had become 0; Millrace sets it again (experimental.local)");
-    Ok((wanted, had.then(trouble)))
+    let condition = || format!("{table} had become 0; Millrace sets it again (experimental.local)");
+    Ok((wanted, had.then(condition)))
 }
 
 fn stays(table: &Table, error: &io::Error) -> String {
@@ -218,9 +218,9 @@ mod tests {
         let mut world = World::new("m.cores");
         world.look();
         world.tree.write(TABLE, "0\n");
-        let (following, troubles) = world.look();
-        assert_eq!((following, troubles.len()), (all(65536), 1));
-        assert!(troubles[0].starts_with("net.core.rps_sock_flow_entries had become 0"), "{troubles:?}");
+        let (following, conditions) = world.look();
+        assert_eq!((following, conditions.len()), (all(65536), 1));
+        assert!(conditions[0].starts_with("net.core.rps_sock_flow_entries had become 0"), "{conditions:?}");
         assert_eq!(world.look(), (all(65536), vec![]));
         world.tree.remove("sys/class/net/eth0");
         assert_eq!(world.look(), (Following { queues: 1, follow: 1, ..all(65536) }, vec![]));
@@ -245,21 +245,25 @@ mod tests {
         let none = Following { sockets: 0, queues: 3, follow: 0 };
         // The originals cannot be saved.
         let mut world = World::new("nowhere/m.cores");
-        let (following, troubles) = world.look();
-        assert_eq!((following, troubles.len(), world.entries()), (none, 1, [0; 4]));
-        assert!(troubles[0].contains("the original value cannot be saved"), "{troubles:?}");
+        let (following, conditions) = world.look();
+        assert_eq!((following, conditions.len(), world.entries()), (none, 1, [0; 4]));
+        assert!(conditions[0].contains("the original value cannot be saved"), "{conditions:?}");
         // The kernel has no such table.
         let mut world = World::new("m.cores");
         fs::remove_file(world.tree.path(TABLE)).unwrap();
-        let (following, troubles) = world.look();
-        assert_eq!((following, troubles.len()), (none, 1));
-        assert!(troubles[0].contains("CONFIG_RPS"), "{troubles:?}");
+        let (following, conditions) = world.look();
+        assert_eq!((following, conditions.len()), (none, 1));
+        assert!(conditions[0].contains("CONFIG_RPS"), "{conditions:?}");
         assert_eq!(world.tree.read(&flows("eth0", 0)), "0\n");
         // One queue refuses, and the others follow.
         let mut world = World::new("m.cores");
         fs::remove_file(world.tree.path(&flows("eth0", 1))).unwrap();
         world.tree.write(&format!("{}/x", flows("eth0", 1)), "");
-        let (following, troubles) = world.look();
-        assert_eq!((following, troubles.len()), (Following { follow: 2, ..all(65536) }, 1), "{troubles:?}");
+        let (following, conditions) = world.look();
+        assert_eq!(
+            (following, conditions.len()),
+            (Following { follow: 2, ..all(65536) }, 1),
+            "{conditions:?}"
+        );
     }
 }

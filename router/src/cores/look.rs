@@ -67,7 +67,7 @@ pub struct CoresSnapshot {
     /// The forwarding cores that have a wake-up limit.
     pub awake: BTreeMap<CoreId, Held>,
     /// The problems, as sentences.
-    pub troubles: Vec<String>,
+    pub conditions: Vec<String>,
 }
 
 /// A queue, the NUMA node of its port, and its entries, if the driver reports them.
@@ -138,42 +138,42 @@ impl<A: System + Clone> Looker<A> {
     /// on large machines.
     pub fn look(&mut self, now: Duration, thoroughly: bool) -> CoresSnapshot {
         let Looker { knobs, ports, around, wanted, .. } = self;
-        let mut troubles = self.leftovers.clone();
+        let mut conditions = self.leftovers.clone();
         if thoroughly && let Err(error) = knobs.forget_gone() {
-            troubles.push(format!("the original settings of queues cannot be saved: {error}"));
+            conditions.push(format!("the original settings of queues cannot be saved: {error}"));
         }
         if let Err(error) = around.find_cores(&knobs.roots) {
-            troubles.push(format!("cores cannot be read: {error}"));
+            conditions.push(format!("cores cannot be read: {error}"));
         }
-        troubles.extend(ports.look(knobs, now, thoroughly));
-        troubles.extend(ports.known().flat_map(|(.., known)| known.troubles.clone()));
-        troubles.extend(ports.spreader.troubles(now));
+        conditions.extend(ports.look(knobs, now, thoroughly));
+        conditions.extend(ports.known().flat_map(|(.., known)| known.conditions.clone()));
+        conditions.extend(ports.spreader.conditions(now));
         if let Some(serve) = &mut self.serve {
-            troubles.extend(serve.look(knobs));
+            conditions.extend(serve.look(knobs));
         }
         if let Some(resume) = &mut self.resume {
-            troubles.extend(resume.look(knobs));
-            troubles.extend(resume.useless().filter(|_| wanted.resume_latency.is_some()));
+            conditions.extend(resume.look(knobs));
+            conditions.extend(resume.useless().filter(|_| wanted.resume_latency.is_some()));
         }
         let following = self.local.as_mut().map(|local| {
             let (following, new) = local.look(knobs, ports.known().map(|(_, name, _)| name));
-            troubles.extend(new);
+            conditions.extend(new);
             following
         });
         around.find_workloads(&knobs.roots, now);
         let queues: Vec<FoundQueue> = ports.known().flat_map(|(.., known)| known.queues()).collect();
         let placed = queues.iter().filter(|_| wanted.policy != PlacementPolicy::Off);
         let controls = placed.map(|queue| queue.source.control);
-        let (balancer, trouble) = around.find_balancer(&knobs.roots, controls, now, thoroughly);
-        troubles.extend(trouble);
-        troubles.extend(self.splitter.apply(now, &around.machine));
+        let (balancer, condition) = around.find_balancer(&knobs.roots, controls, now, thoroughly);
+        conditions.extend(condition);
+        conditions.extend(self.splitter.apply(now, &around.machine));
         let may_split = self.splits && self.splitter.may_split(ports.known().map(|(id, ..)| id));
         if may_split {
             let mut cores = around.machine.online();
             if let Some(allowed) = &wanted.allowed {
                 cores.retain(|core| allowed.0.contains(core));
             }
-            troubles.extend(self.splitter.make_ready(&cores));
+            conditions.extend(self.splitter.make_ready(&cores));
         }
         let moderated =
             ports.known().filter_map(|(_, name, known)| Some((name.to_owned(), known.moderated.clone()?)));
@@ -191,7 +191,7 @@ impl<A: System + Clone> Looker<A> {
             spreads: ports.known().filter_map(|(id, _, known)| Some((id, known.spreads?))).collect(),
             moderated: moderated.collect(),
             awake: self.resume.as_ref().map(Resume::held).unwrap_or_default(),
-            troubles,
+            conditions,
         }
     }
 
@@ -223,17 +223,17 @@ impl<A: System + Clone> Looker<A> {
     /// Restores wake-up limits and the timers of polled ports, which serve no purpose once the daemon has ended.
     /// Returns the failures, as sentences.
     pub fn end(&mut self) -> Vec<String> {
-        let mut troubles = self.keep_awake(&BTreeSet::new());
+        let mut conditions = self.keep_awake(&BTreeSet::new());
         let Looker { ports, knobs, .. } = self;
-        troubles.extend(ports.moderation.iter_mut().flat_map(|moderation| moderation.end(knobs)));
-        troubles
+        conditions.extend(ports.moderation.iter_mut().flat_map(|moderation| moderation.end(knobs)));
+        conditions
     }
 
     /// Restores everything that was changed. Returns the failures, as sentences.
     pub fn put_back(&mut self) -> Vec<String> {
-        let mut troubles = self.knobs.put_back();
-        troubles.extend(self.ports.spreader.end());
-        troubles
+        let mut conditions = self.knobs.put_back();
+        conditions.extend(self.ports.spreader.end());
+        conditions
     }
 }
 
@@ -348,7 +348,7 @@ mod tests {
         assert_eq!(world.look(2).1.machine.online(), [0, 1, 2, 3].into());
         world.tree.remove("sys/devices/system/cpu");
         let (_, found) = world.look(3);
-        assert_eq!((found.machine.cores.len(), found.troubles.len()), (4, 1), "{:?}", found.troubles);
+        assert_eq!((found.machine.cores.len(), found.conditions.len()), (4, 1), "{:?}", found.conditions);
     }
 
     #[test]
@@ -356,17 +356,17 @@ mod tests {
         let mut world = World::new("m.cores");
         world.tree.thread(812, 812, "irqbalance", false, "0-7", 0);
         let (_, found) = world.look(0);
-        assert_eq!((found.balancer, found.troubles), (None, vec![]), "irqbalance moves no threads");
+        assert_eq!((found.balancer, found.conditions), (None, vec![]), "irqbalance moves no threads");
         world.tree.write("sys/class/net/eth0/threaded", "0\n");
         world.tree.hardware("eth0", "", 0, &[38, 39]);
         world.tree.irq(38, "eth0-TxRx-0", "0-7", "5");
         world.tree.irq(39, "eth0-TxRx-1", "0-7", "5");
         world.tree.write("proc/812/cmdline", "irqbalance\0--banirq=39\0");
         let (_, found) = world.look(1);
-        assert!(found.troubles[0].starts_with("irqbalance (process 812) moves interrupts of queues"));
-        assert!(found.troubles[0].contains("--banirq=38 ("), "{:?}", found.troubles);
+        assert!(found.conditions[0].starts_with("irqbalance (process 812) moves interrupts of queues"));
+        assert!(found.conditions[0].contains("--banirq=38 ("), "{:?}", found.conditions);
         world.tree.write("proc/812/cmdline", "irqbalance\0--banirq=39\0-i38\0");
-        assert_eq!(world.looker.look(Duration::from_secs(2), true).troubles, Vec::<String>::new());
+        assert_eq!(world.looker.look(Duration::from_secs(2), true).conditions, Vec::<String>::new());
     }
 
     #[test]
@@ -376,9 +376,9 @@ mod tests {
             let found = world.look(second).1;
             let unnoted = Control::None { why: Obstacle::Unnoted };
             assert!(found.queues.iter().all(|queue| queue.source.control == unnoted), "{found:?}");
-            assert_eq!(found.troubles.len(), 2);
+            assert_eq!(found.conditions.len(), 2);
             assert!(
-                found.troubles[0]
+                found.conditions[0]
                     .starts_with("queue 0 of eth0 is not moved: its original settings cannot be")
             );
         }

@@ -204,11 +204,11 @@ impl Moderation {
     pub fn look(&mut self, knobs: &mut Knobs, port: &Asked<'_>) -> Option<Moderated> {
         if self.polled.is_some() && !self.is_polled(port.ifindex) {
             let Some(Ok(set)) = self.devices.get(&port.ifindex) else { return None };
-            let trouble = knobs.put_back_one(&port.knob(set.means())).pop();
-            if trouble.is_none() {
+            let condition = knobs.put_back_one(&port.knob(set.means())).pop();
+            if condition.is_none() {
                 self.forget(port.ifindex);
             }
-            return trouble.map(Moderated::Not);
+            return condition.map(Moderated::Not);
         }
         let looked = match self.devices.get(&port.ifindex) {
             Some(Err(why)) => return Some(Moderated::Not((*why).into())),
@@ -300,7 +300,7 @@ impl Moderation {
             return Ok(Some(Moderated::By(*set)));
         }
         match (set, knobs.put_back_one(&knob).pop()) {
-            (_, Some(trouble)) => Err(io::Error::other(trouble)),
+            (_, Some(condition)) => Err(io::Error::other(condition)),
             (Err(error), None) if !is_refusal(&error) => Err(error),
             _ => Ok(None),
         }

@@ -155,7 +155,7 @@ mod tests {
             spreads: BTreeMap::new(),
             moderated: BTreeMap::new(),
             awake: BTreeMap::new(),
-            troubles: Vec::new(),
+            conditions: Vec::new(),
         }
     }
 

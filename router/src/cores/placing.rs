@@ -69,7 +69,7 @@ pub struct Placing<A> {
     /// A thread or an interrupt is gone, or somebody else has moved it, so a thorough look is needed.
     is_something_missed: bool,
     /// The problems since the last look, as sentences.
-    troubles: BTreeSet<String>,
+    conditions: BTreeSet<String>,
 }
 
 /// Decides. Remembers earlier decisions and measurements.
@@ -148,7 +148,7 @@ impl<A: Scheduling> Placing<A> {
             news: News::default(),
             sharing: Sharing::default(),
             is_something_missed: false,
-            troubles: BTreeSet::new(),
+            conditions: BTreeSet::new(),
         })
     }
 
@@ -180,7 +180,7 @@ impl<A: Scheduling> Placing<A> {
 
     /// Takes over the result of a look. Unchanged queues keep their measurements.
     pub fn take(&mut self, found: Arc<CoresSnapshot>) {
-        self.troubles.clear();
+        self.conditions.clear();
         let mut before = std::mem::take(&mut self.measured.queues);
         let mut leaders: BTreeMap<Control, QueueId> = BTreeMap::new();
         for queue in &found.queues {
@@ -207,8 +207,8 @@ impl<A: Scheduling> Placing<A> {
                     self.measured.queues.insert(source.id, watched);
                 }
                 Err(error) => {
-                    let trouble = format!("{}: {error}", named(&self.ports, source.id));
-                    self.troubles.insert(trouble);
+                    let condition = format!("{}: {error}", named(&self.ports, source.id));
+                    self.conditions.insert(condition);
                 }
             }
         }
@@ -238,7 +238,7 @@ impl<A: Scheduling> Placing<A> {
             return Slept::No;
         }
         self.measured.sleep(RESTING, waker).unwrap_or_else(|error| {
-            self.troubles.insert(format!("{error:#}"));
+            self.conditions.insert(format!("{error:#}"));
             Slept::No
         })
     }
@@ -264,7 +264,7 @@ impl<A: Scheduling> Placing<A> {
     pub fn round(&mut self, now: Duration) {
         let began = monotonic();
         let named = |id| named(&self.ports, id);
-        self.is_something_missed |= self.measured.read(now, named, &mut self.troubles);
+        self.is_something_missed |= self.measured.read(now, named, &mut self.conditions);
         self.last.view = self.view(now);
         self.last.goes_with = self.goes_with(now);
         in_use::merge(&mut self.last.view, &self.last.goes_with);
@@ -347,7 +347,7 @@ impl<A: Scheduling> Placing<A> {
             |thread| self.affinity.urgency(thread).is_ok_and(|urgency| urgency == Urgency::usual(0));
         let takes_turns = |id| self.measured.queues.get(&id).and_then(Watched::thread).is_some_and(is_usual);
         if let Err(error) = self.sharing.round(now, &self.last.view, is_estimate, takes_turns) {
-            self.troubles.insert(format!("full cores cannot be shared: {error:#}"));
+            self.conditions.insert(format!("full cores cannot be shared: {error:#}"));
         }
         for queue in self.last.view.queues.iter_mut().filter(|queue| self.sharing.is_cutting(queue.core)) {
             queue.waited = queue.waited.max(1.0 - queue.ran);
@@ -375,10 +375,10 @@ impl<A: Scheduling> Placing<A> {
                 "core {core} receives more packets than it can even drop: routers on it lose packets whatever their shares"
             )
         });
-        let troubles = self.troubles.iter().chain(&found.troubles);
+        let conditions = self.conditions.iter().chain(&found.conditions);
         let of_queue =
-            |(&id, queue): (&QueueId, &Watched)| queue.trouble(&named(&self.ports, id), now, balancer);
-        let troubles = troubles.cloned().chain(self.measured.queues.iter().filter_map(of_queue));
+            |(&id, queue): (&QueueId, &Watched)| queue.condition(&named(&self.ports, id), now, balancer);
+        let conditions = conditions.cloned().chain(self.measured.queues.iter().filter_map(of_queue));
         Some(Snapshot {
             at: now,
             period: self.period(),
@@ -388,7 +388,7 @@ impl<A: Scheduling> Placing<A> {
             others: found.machine.cores.iter().filter_map(other).collect(),
             forwarding_ns: self.measured.forwarding_ns.clone(),
             drained: self.drains.as_ref().map(|drains| drains.told),
-            troubles: troubles.chain(beyond).collect(),
+            conditions: conditions.chain(beyond).collect(),
             found,
         })
     }
@@ -460,7 +460,7 @@ impl<A: Scheduling> Placing<A> {
                 Err(error) if super::is_gone(&error) => gone = true,
                 Err(error) => {
                     let queue = named(&self.ports, id);
-                    self.troubles.insert(format!(
+                    self.conditions.insert(format!(
                         "applications may get less than their floor beside {queue}: {error}"
                     ));
                 }

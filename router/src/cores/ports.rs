@@ -62,7 +62,7 @@ pub struct Known {
     /// When everything was read.
     asked: Duration,
     /// The problems at that time, as sentences.
-    pub troubles: Vec<String>,
+    pub conditions: Vec<String>,
     pub spreads: Option<Spreads>,
     pub moderated: Option<Moderated>,
 }
@@ -114,7 +114,7 @@ impl Ports {
     /// Looks at all ports. Returns those that cannot be read, as sentences: they keep their known queues. A port that does
     /// not exist may appear later.
     pub fn look(&mut self, knobs: &mut Knobs, now: Duration, thoroughly: bool) -> Vec<String> {
-        let mut troubles = Vec::new();
+        let mut conditions = Vec::new();
         for id in 0..self.all.len() {
             let (name, known) = (self.all[id].name.clone(), self.all[id].known.take());
             match self.observe(knobs, id as PortId, &name, known.as_ref(), now, thoroughly) {
@@ -124,12 +124,12 @@ impl Ports {
                     known.iter().for_each(|known| self.lose(&name, known.shape.ifindex));
                 }
                 Err(error) => {
-                    troubles.push(format!("the queues of {name} cannot be read: {error}"));
+                    conditions.push(format!("the queues of {name} cannot be read: {error}"));
                     self.all[id].known = known;
                 }
             }
         }
-        troubles
+        conditions
     }
 
     fn observe(
@@ -160,15 +160,15 @@ impl Ports {
         }
         let told = self.ask.told(ifindex, name)?;
         let mut queues = PortQueues::observe(&knobs.roots, &*knobs.system, port, name, &told)?;
-        let mut troubles = self.save(knobs, name, &mut queues.queues);
-        troubles.extend(self.no_floor(name, &queues.queues));
+        let mut conditions = self.save(knobs, name, &mut queues.queues);
+        conditions.extend(self.no_floor(name, &queues.queues));
         let spreads = self.spreader.look(name, ifindex, before);
         let asked = Asked { device: name, ifindex, told: &told };
         let moderated = self.moderation.as_mut().and_then(|moderation| moderation.look(knobs, &asked));
         if let Some(Moderated::By(set)) = moderated {
-            troubles.extend(overflows(&knobs.roots, name, told.entries, set));
+            conditions.extend(overflows(&knobs.roots, name, told.entries, set));
         }
-        Ok(Known { shape, queues, asked: now, troubles, spreads, moderated })
+        Ok(Known { shape, queues, asked: now, conditions, spreads, moderated })
     }
 
     /// Gives up a port that is gone. A device that exists, but does not answer now, keeps its interrupt moderation.
@@ -192,25 +192,25 @@ impl Ports {
     /// Saves the original settings of all queues that can be moved. Marks the queues for which that fails as immovable, and
     /// returns the reasons.
     fn save(&self, knobs: &mut Knobs, device: &str, queues: &mut [QueueSource]) -> Vec<String> {
-        let mut troubles = Vec::new();
+        let mut conditions = Vec::new();
         if !self.places {
-            return troubles;
+            return conditions;
         }
         for queue in queues.iter_mut().filter(|queue| !matches!(queue.control, Control::None { .. })) {
             let index = queue.id.index;
             if let Err(error) = knobs.save_queue(device, index, queue.control, self.floor) {
-                troubles.push(format!(
+                conditions.push(format!(
                     "queue {index} of {device} is not moved: its original settings cannot be saved: {error}"
                 ));
                 queue.control = Control::None { why: Obstacle::Unnoted };
             } else if self.floor
                 && let Err(error) = make_usual(&*knobs.system, queue.control)
             {
-                troubles
+                conditions
                     .push(format!("applications have no floor beside queue {index} of {device}: {error}"));
             }
         }
-        troubles
+        conditions
     }
 
     /// The problem, as a sentence, if a port has queues beside which applications can have no floor.

@@ -56,18 +56,18 @@ impl Resume {
     /// Sets the limits of these cores, which forward, and restores all others. Returns the limits that could not be
     /// restored, as sentences.
     pub fn set(&mut self, knobs: &mut Knobs, forwarding: &BTreeSet<CoreId>) -> Vec<String> {
-        let mut troubles = Vec::new();
+        let mut conditions = Vec::new();
         let resting: Vec<_> = self.cores.keys().filter(|core| !forwarding.contains(core)).copied().collect();
         for core in resting {
             self.cores.remove(&core);
-            troubles.extend(knobs.put_back_one(&knob(core)));
+            conditions.extend(knobs.put_back_one(&knob(core)));
         }
         let new: Vec<_> = forwarding.iter().filter(|core| !self.cores.contains_key(core)).copied().collect();
         self.is_useless = has_no_driver(&knobs.roots);
         for core in new.into_iter().filter(|_| !self.is_useless) {
             self.cores.insert(core, self.hold(knobs, core));
         }
-        troubles
+        conditions
     }
 
     fn hold(&self, knobs: &mut Knobs, core: CoreId) -> Core {
@@ -94,7 +94,7 @@ impl Resume {
 
     /// Checks whether somebody else has changed a limit, and tries failed ones again. Returns the problems, as sentences.
     pub fn look(&mut self, knobs: &mut Knobs) -> Vec<String> {
-        let mut troubles = Vec::new();
+        let mut conditions = Vec::new();
         for (core, before) in std::mem::take(&mut self.cores) {
             let now = match before {
                 Core::Held(_) if knobs.text(&knob(core)).is_ok_and(|now| now == self.text()) => before,
@@ -107,11 +107,11 @@ impl Resume {
                 Core::LeftAlone(_) => before,
             };
             if let Core::Refused(why) | Core::LeftAlone(why) = &now {
-                troubles.push(why.clone());
+                conditions.push(why.clone());
             }
             self.cores.insert(core, now);
         }
-        troubles
+        conditions
     }
 
     /// A sentence if limits change nothing on this machine.

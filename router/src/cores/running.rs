@@ -162,9 +162,9 @@ pub fn clean(instance: &Instance) -> Vec<String> {
     let Ok(roots) = Roots::here() else {
         return vec!["queues stay where they are: /sys cannot be read".into()];
     };
-    let troubles = Knobs::open(file, roots, affinity::Kernel).put_back();
+    let conditions = Knobs::open(file, roots, affinity::Kernel).put_back();
     let mut done = vec!["queues may run on their original cores again".to_owned()];
-    done.extend(troubles);
+    done.extend(conditions);
     done
 }
 
@@ -317,7 +317,7 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
             due = Duration::ZERO;
         }
         if let Some(cores) = awake {
-            looker.keep_awake(&cores).iter().for_each(|trouble| tracing::warn!("{trouble}"));
+            looker.keep_awake(&cores).iter().for_each(|condition| tracing::warn!("{condition}"));
             // The next look reports this to clients.
             due = Duration::ZERO;
         }
@@ -370,11 +370,11 @@ fn finish<A: System + Clone>(
         let moved = exchange.take_news().moved.into_iter().chain(last.unwrap_or_default().moved);
         moved.for_each(|(queue, core)| looker.moved(queue, core));
     }
-    looker.end().into_iter().for_each(|trouble| exchange.fail(trouble));
+    looker.end().into_iter().for_each(|condition| exchange.fail(condition));
     if failed || !leave {
         // Nobody would notice if a core that shares a queue had too much.
         looker.splitter.end();
-        looker.put_back().into_iter().for_each(|trouble| exchange.fail(trouble));
+        looker.put_back().into_iter().for_each(|condition| exchange.fail(condition));
     }
     handle.follow_conditions();
 }

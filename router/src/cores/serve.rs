@@ -41,23 +41,23 @@ impl Serve {
     /// Checks that the group exists and that nobody else has changed it. It may have the cores that it had before any
     /// daemon changed them. Returns the problems, as sentences.
     pub fn look(&mut self, knobs: &Knobs) -> Vec<String> {
-        let mut troubles: Vec<String> = self.refused.iter().cloned().collect();
+        let mut conditions: Vec<String> = self.refused.iter().cloned().collect();
         match self.find(knobs) {
             Ok(None) => {}
-            Ok(Some(now)) => troubles.push(format!(
+            Ok(Some(now)) => conditions.push(format!(
                 "somebody else has set the cores of {} to {now}, and Millrace sets them again: let nothing else set them \
                  (systemd does when it reloads: set no AllowedCPUs= there)",
                 self.directory.display()
             )),
             Err(error) => {
                 (self.may, self.set) = (None, None);
-                troubles.push(format!(
+                conditions.push(format!(
                     "applications keep their cores: cores.serve, {}: {error}",
                     self.directory.display()
                 ));
             }
         }
-        troubles
+        conditions
     }
 
     /// Reads the group. Returns its cores if somebody else has set them.
@@ -225,9 +225,9 @@ mod tests {
         world.look();
         world.give(&[1, 2, 3]);
         world.tree.write("cgroup/apps/cpuset.cpus", "\n");
-        let troubles = world.look();
-        assert!(troubles[0].starts_with("somebody else has set the cores of "), "{troubles:?}");
-        assert!(troubles[0].contains("/apps to those of the group above, and"), "{troubles:?}");
+        let conditions = world.look();
+        assert!(conditions[0].starts_with("somebody else has set the cores of "), "{conditions:?}");
+        assert!(conditions[0].contains("/apps to those of the group above, and"), "{conditions:?}");
         world.give(&[1, 2, 3]);
         assert_eq!((world.list(), world.look()), ("1-3".into(), vec![]));
         // The group is removed and created again.

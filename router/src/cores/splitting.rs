@@ -87,14 +87,14 @@ impl Splitter {
         let Some(splits) = self.seat.get() else { return Vec::new() };
         let is_online = |core| machine.cores.iter().any(|site| site.id == core);
         splits.keep(is_online);
-        let mut troubles = Vec::new();
+        let mut conditions = Vec::new();
         // The next plan will not use offline cores.
         let can_be = |split: &Split| split.cores.iter().chain([&split.home]).all(|core| is_online(*core));
         for (&queue, Split { home, cores }) in self.wanted.iter().filter(|(_, split)| can_be(split)) {
             let ready = self.make_rules_ready(cores.iter().chain([home]));
             if let Err(error) = ready.and_then(|()| splits.share(queue, *home, cores)) {
                 let QueueId { port, index } = queue;
-                troubles.push(format!("queue {index} of port {port} is not shared among cores: {error:#}"));
+                conditions.push(format!("queue {index} of port {port} is not shared among cores: {error:#}"));
             }
         }
         splits
@@ -103,7 +103,7 @@ impl Splitter {
             .filter(|queue| !self.wanted.contains_key(queue))
             .for_each(|queue| splits.join(queue));
         splits.tidy(now);
-        troubles
+        conditions
     }
 
     /// Joins all queues, and waits until that is done, because nobody calls [`Splitter::apply`] later.

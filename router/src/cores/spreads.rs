@@ -88,7 +88,7 @@ impl Spreader {
     }
 
     /// The tables that could not be read, and the refused changes that are still wanted, as sentences.
-    pub fn troubles(&self, now: Duration) -> impl Iterator<Item = String> {
+    pub fn conditions(&self, now: Duration) -> impl Iterator<Item = String> {
         let is_wanted = move |at: Duration| now.saturating_sub(at) < ASKED_AGAIN;
         let refused = self.refused.values().filter(move |(_, at)| is_wanted(*at)).map(|(why, _)| why);
         self.unread.values().chain(refused).cloned()

@@ -93,8 +93,8 @@ impl<A: Affinity> Surroundings<A> {
         if thoroughly || looked.is_none_or(|looked| now.saturating_sub(looked) >= BALANCER) {
             (*looked, *found) = (Some(now), Balancer::find(roots).map(Arc::new));
         }
-        let trouble = found.as_ref().and_then(|found| found.trouble(irqs));
-        (found.clone(), trouble)
+        let condition = found.as_ref().and_then(|found| found.condition(irqs));
+        (found.clone(), condition)
     }
 }
 

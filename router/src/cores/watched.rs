@@ -156,7 +156,7 @@ impl Watched {
     }
 
     /// The problem with moving it, as a sentence; `name`: the name of the queue.
-    pub fn trouble(&self, name: &str, now: Duration, balancer: Option<&Balancer>) -> Option<String> {
+    pub fn condition(&self, name: &str, now: Duration, balancer: Option<&Balancer>) -> Option<String> {
         if let Some(refusal) = &self.refusal {
             return Some(format!("{name} {}", refusal.why));
         }

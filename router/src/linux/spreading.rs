@@ -292,15 +292,15 @@ impl Spreading {
     /// As [`Spreading::let_go`], for all devices. Returns a message for each failure.
     pub fn use_all(&self) -> Vec<String> {
         let mut tables = self.lock();
-        let mut troubles = Vec::new();
+        let mut conditions = Vec::new();
         for ifindex in tables.known() {
             let done = tables.let_go(ifindex);
             if let (Err(error), Some(device)) = (done, tables.devices.get(&ifindex)) {
                 let name = &device.table.name;
-                troubles.push(format!("{name} may spread packets over the first queues only: {error:#}"));
+                conditions.push(format!("{name} may spread packets over the first queues only: {error:#}"));
             }
         }
-        troubles
+        conditions
     }
 
     fn lock(&self) -> MutexGuard<'_, Tables> {

@@ -20,12 +20,12 @@ fn a_queue_that_somebody_moves_again_and_again_is_reported_and_left_alone() {
         "{told}"
     );
     assert_eq!((world.cores(70), world.cores(71)), (vec![2], vec![3]));
-    let trouble = &world.troubles()[0];
+    let condition = &world.conditions()[0];
     assert!(
-        trouble
+        condition
             .starts_with("queue 0 of eth0 is moved by somebody else, 1 times so far, and was moved back: ")
     );
-    assert!(trouble.contains("set policy = \"off\" in [cores]"), "{trouble}");
+    assert!(condition.contains("set policy = \"off\" in [cores]"), "{condition}");
     strays(&mut world, 70, 1);
     let told = strays(&mut world, 70, 1);
     assert!(told.contains("3 times so far; it is left alone for 30 s"), "{told}");
@@ -38,7 +38,10 @@ fn a_queue_that_somebody_moves_again_and_again_is_reported_and_left_alone() {
         let place = (queue.source.core, queue.source.confined, queue.refused);
         assert_eq!(place, (Some(core), true, Some(crate::cores::queues::Obstacle::Contested)));
         assert_eq!(now.view.queues[0].core, core, "it counts where it is");
-        assert!(now.troubles[0].contains("3 times so far, and is left alone for 30 s at a time"), "{now:?}");
+        assert!(
+            now.conditions[0].contains("3 times so far, and is left alone for 30 s at a time"),
+            "{now:?}"
+        );
     }
     // Then it is placed again.
     world.now += Duration::from_secs(30);
@@ -63,7 +66,8 @@ fn irqbalance_is_named_for_interrupts() {
     };
     assert_eq!(places(&world), ["2", "3"]);
     assert!(
-        world.troubles()[0].starts_with("irqbalance (process 812) moves interrupts of queues, too: start it")
+        world.conditions()[0]
+            .starts_with("irqbalance (process 812) moves interrupts of queues, too: start it")
     );
     // The interrupt still fires on its old core, and will fire on the new one. That is no move by somebody else.
     assert_eq!(world.periods(300, &[]), "");
@@ -74,9 +78,9 @@ fn irqbalance_is_named_for_interrupts() {
         "{told}"
     );
     assert!(
-        world.troubles().iter().any(|trouble| trouble.contains("with --banirq=38 (")),
+        world.conditions().iter().any(|condition| condition.contains("with --banirq=38 (")),
         "{:?}",
-        world.troubles()
+        world.conditions()
     );
     assert_eq!(places(&world), ["2", "3"]);
 }
@@ -91,7 +95,7 @@ fn a_core_that_goes_offline_is_left_and_is_no_move_by_somebody_else() {
     world.thread(70, "0-3");
     let told = world.periods(101, &[(71, 1, 0)]);
     assert!(told.contains("queue 0 [2] -> [3]: core 2 is offline") && !told.contains("somebody"), "{told}");
-    assert_eq!((world.cores(70), world.cores(71), world.troubles()), (vec![3], vec![3], vec![]));
+    assert_eq!((world.cores(70), world.cores(71), world.conditions()), (vec![3], vec![3], vec![]));
     // When the core is back, the queue returns to it, as configured.
     world.tree.write("sys/devices/system/cpu/online", "0-3\n");
     world.periods(101, &[]);

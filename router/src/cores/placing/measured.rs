@@ -64,12 +64,12 @@ impl Measured {
         &mut self,
         now: Duration,
         named: impl Fn(QueueId) -> String,
-        troubles: &mut BTreeSet<String>,
+        conditions: &mut BTreeSet<String>,
     ) -> bool {
         let due = self.others.is_due(now);
         let cores = if due { self.core_times.read() } else { Ok(&[][..]) };
         let cores = cores.unwrap_or_else(|error| {
-            troubles.insert(format!("the times of cores cannot be read: {error}"));
+            conditions.insert(format!("the times of cores cannot be read: {error}"));
             &[]
         });
         let mut is_gone = false;
@@ -88,7 +88,7 @@ impl Measured {
                 }
                 Ok(None) => is_gone = true,
                 Err(error) => {
-                    troubles.insert(format!("the time of {} cannot be read: {error}", named(*id)));
+                    conditions.insert(format!("the time of {} cannot be read: {error}", named(*id)));
                 }
             }
         }

@@ -152,16 +152,16 @@ fn a_driver_that_refuses_is_asked_again() {
     assert_eq!(refusals, 1, "{told}");
     nic.refuse_tables(None);
     world.periods(1100, &LIGHT);
-    assert_eq!((table(&nic), world.troubles()), (vec![0, 1, 2, 3, 0, 1, 2, 3], vec![]));
+    assert_eq!((table(&nic), world.conditions()), (vec![0, 1, 2, 3, 0, 1, 2, 3], vec![]));
     // A refusal is a problem for as long as more queues are wanted.
     nic.refuse_tables(Some(libc::EOPNOTSUPP));
     let told = world.periods(500, &HEAVY);
     assert_eq!(told.matches("packets of eth0 stay spread over 4 queues, not over 8: ").count(), 1, "{told}");
     assert!(
-        world.troubles().iter().any(|trouble| trouble.contains("queues, not over 8")),
+        world.conditions().iter().any(|condition| condition.contains("queues, not over 8")),
         "{:?}",
-        world.troubles()
+        world.conditions()
     );
     world.periods(800, &LIGHT);
-    assert_eq!((table(&nic), world.troubles()), (vec![0, 1, 2, 3, 0, 1, 2, 3], vec![]));
+    assert_eq!((table(&nic), world.conditions()), (vec![0, 1, 2, 3, 0, 1, 2, 3], vec![]));
 }

@@ -105,8 +105,8 @@ impl World {
         told
     }
 
-    pub fn troubles(&self) -> Vec<String> {
-        self.placing.snapshot(self.now).unwrap().troubles
+    pub fn conditions(&self) -> Vec<String> {
+        self.placing.snapshot(self.now).unwrap().conditions
     }
 
     pub fn cores(&self, pid: u32) -> Vec<CoreId> {
@@ -189,9 +189,9 @@ fn the_successor_of_a_thread_is_found() {
     world.tree.remove("sys/class/net/eth0");
     world.periods(120, &[]);
     assert!(
-        world.placing.measured.queues.is_empty() && world.troubles().is_empty(),
+        world.placing.measured.queues.is_empty() && world.conditions().is_empty(),
         "{:?}",
-        world.troubles()
+        world.conditions()
     );
 }
 
@@ -203,11 +203,11 @@ fn a_refused_move_is_reported_and_tried_again() {
     assert_eq!(told.lines().count(), 1, "not one event: {told}");
     assert!(told.starts_with("10 ms: queue 0 [0] -> [0]: is not moved to core 2: "), "{told}");
     assert_eq!(world.cores(70), [0]);
-    let troubles = world.troubles();
-    assert!(troubles[0].starts_with("queue 0 of eth0 is not moved to core 2: "), "{troubles:?}");
+    let conditions = world.conditions();
+    assert!(conditions[0].starts_with("queue 0 of eth0 is not moved to core 2: "), "{conditions:?}");
     world.fake.get().refuses = 0;
     world.periods(110, &[(70, 1, 0)]);
-    assert_eq!((world.cores(70), world.troubles().len()), (vec![2], 0));
+    assert_eq!((world.cores(70), world.conditions().len()), (vec![2], 0));
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn threads_are_as_nice_as_the_floor_asks() {
     world.periods(300, &[(70, 3, 7), (71, 3, 7)]);
     let urgency = |world: &World| [70, 71].map(|pid| world.fake.urgency(pid).unwrap());
     assert_eq!(urgency(&world), [Urgency::usual(1); 2]);
-    assert!(world.troubles().is_empty(), "{:?}", world.troubles());
+    assert!(world.conditions().is_empty(), "{:?}", world.conditions());
     world.looker.put_back();
     assert_eq!(urgency(&world), [before, Urgency::usual(0)]);
 }
@@ -239,7 +239,7 @@ fn a_floor_needs_threads() {
     world.tree.write("sys/class/net/eth0/threaded", "0\n");
     world.netlink.tell(NetdevQueues::default());
     world.periods(1, &[]);
-    assert!(world.troubles()[0].starts_with("applications have no floor beside queues of eth0"));
+    assert!(world.conditions()[0].starts_with("applications have no floor beside queues of eth0"));
 }
 
 /// A daemon without a floor restores what an earlier daemon with a floor has left.

@@ -183,8 +183,8 @@ fn a_failure_of_placing_is_reported_at_once_and_queues_are_restored() {
     world.fake.get().panics = true;
     world.fake.get().of.insert(70, [1].into());
     world.wait_for("the failure", || !handle.cores().conditions.is_empty());
-    let trouble = &handle.cores().conditions[0].sentence;
-    assert!(trouble.starts_with("placing queues has failed"), "{trouble}");
+    let condition = &handle.cores().conditions[0].sentence;
+    assert!(condition.starts_with("placing queues has failed"), "{condition}");
     world.wait_for("the original places", || world.places() == [vec![0], vec![1]]);
     assert_eq!(handle.cores().conditions.len(), 1);
 }

@@ -307,8 +307,11 @@ fn a_refused_change_leaves_everything_as_before() {
     assert!(case.spreading.use_first(1, 4).is_err());
     assert!(case.spreading.reserve(1, &[15]).is_err());
     assert_eq!((case.table(), case.look()), (even(8), over(8, 16)));
-    let troubles = case.spreading.use_all();
-    assert!(troubles[0].starts_with("eth1 may spread packets over the first queues only: "), "{troubles:?}");
+    let conditions = case.spreading.use_all();
+    assert!(
+        conditions[0].starts_with("eth1 may spread packets over the first queues only: "),
+        "{conditions:?}"
+    );
     let case = case.next(false);
     assert_eq!((case.table(), case.files()), (even(8), 1), "it stays in the file");
     case.nic.refuse_tables(None);
