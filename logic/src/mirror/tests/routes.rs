@@ -853,3 +853,52 @@ fn a_learned_destination_in_a_local_prefix_stays_local() {
     let (prefix, target) = bench.mirror.route4_to(HOST, p4("10.2.0.5/32").address()).unwrap();
     assert!(matches!(target, Target::Pass { reason: Reason::LocalPrefix, .. }), "{prefix} {target:?}");
 }
+
+/// Every machine has these.
+#[test]
+fn loopback_and_multicast_are_no_local_prefixes() {
+    let six = |prefix| Route { table: 255, kind: RouteKind::Local, ..route6(prefix, dev(1)) };
+    for (prefix, reason) in [
+        ("127.0.0.0/8", Reason::Local),
+        ("127.128.0.0/9", Reason::Local),
+        ("126.0.0.0/7", Reason::LocalPrefix),
+        ("126.0.0.0/8", Reason::LocalPrefix),
+        ("128.0.0.0/8", Reason::LocalPrefix),
+        ("255.0.0.0/8", Reason::LocalPrefix),
+    ] {
+        let bench = Bench::host(vec![local4(prefix)], vec![]);
+        assert_eq!(bench.target4(prefix), Some(&pass(reason)), "{prefix}");
+        let looks = bench.model.interfaces.values().all(|i| i.look_at_sources);
+        assert_eq!(looks, reason == Reason::LocalPrefix, "{prefix}");
+    }
+    for (prefix, reason) in [
+        ("ff00::/8", Reason::Local),
+        ("ff02::/16", Reason::Local),
+        ("fe00::/7", Reason::LocalPrefix),
+        ("fe00::/8", Reason::LocalPrefix),
+        ("7f00::/8", Reason::LocalPrefix),
+    ] {
+        let bench = Bench::host(vec![], vec![six(prefix)]);
+        assert_eq!(bench.target6(prefix), Some(&pass(reason)), "{prefix}");
+    }
+}
+
+#[test]
+fn groups_have_limits() {
+    let members = |weights: &[u16]| {
+        let hop = |(ifindex, weight): (u32, &u16)| NextHop { weight: *weight, ..hop(1 + ifindex % 2, None) };
+        let routes = vec![alias(0, Next::Many((0..).zip(weights).map(hop).collect()))];
+        match Bench::host(routes, vec![]).target4("10.0.0.0/8") {
+            Some(Target::Multi(members)) => {
+                Some(members.iter().map(|(_, weight)| *weight).collect::<Vec<_>>())
+            }
+            other => {
+                assert_eq!(other, Some(&UNICAST_COMPLEX));
+                None
+            }
+        }
+    };
+    assert_eq!(members(&[0, 1, 256, 257]), Some(vec![1, 1, 256, 256]));
+    assert_eq!(members(&[1; 128]), Some(vec![1; 128]));
+    assert_eq!(members(&[1; 129]), None);
+}
