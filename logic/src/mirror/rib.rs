@@ -284,7 +284,8 @@ impl<A: Address> Rib<A> {
         }
         let changed = std::mem::take(&mut self.marked.local_prefixes_changed);
         if !changed.is_empty() {
-            self.touch_if(|prefix, _, _| changed.contains(prefix) || is_within(*prefix, &changed));
+            // The routes of these prefixes have changed, so they wait already.
+            self.touch_if(|prefix, _, _| is_within(*prefix, &changed));
         }
         if self.batch.is_empty() {
             self.turn = !self.turn;
