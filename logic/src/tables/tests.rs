@@ -661,15 +661,18 @@ fn groups_merge_equal_members_and_have_a_limit() {
 fn an_index_is_searched_in_both_buckets() {
     let capacity = Capacity { neighbour_buckets: 2, interface_buckets: 2, ..ROOMY };
     let mut tables = Tables::new(HeapMemory::new(capacity));
+    // All belong in the first bucket, so half of them are in the other one.
+    let is_first = |n: &u8| crate::hash::interface_bucket([2, 0, 0, 0, 0, *n], 1, Vlan::NONE.key(), 1) == 0;
+    let macs: Vec<u8> = (0..=255).filter(is_first).take(9).collect();
     let found = |tables: &Tables<HeapMemory>| -> Vec<u16> {
-        let find = |n: u8| classify(tables.memory(), 1, Vlan::NONE, Mac([2, 0, 0, 0, 0, n]));
-        (1..=9).filter_map(find).map(|slot| (slot >> 32) as u16).collect()
+        let find = |n: &u8| classify(tables.memory(), 1, Vlan::NONE, Mac([2, 0, 0, 0, 0, *n]));
+        macs.iter().filter_map(find).map(|slot| (slot >> 32) as u16).collect()
     };
-    for id in 1..=8 {
-        tables.apply(&Op::Interface(id, plain_interface(id as u8))).unwrap();
-    }
     let full = |region| Err(Full { region, rows: 1 });
-    assert_eq!(tables.apply(&Op::Interface(9, plain_interface(9))), full(Region::InterfaceIndex));
+    for (id, mac) in (1..).zip(&macs) {
+        let added = tables.apply(&Op::Interface(id, plain_interface(*mac)));
+        assert_eq!(added, if id > 8 { full(Region::InterfaceIndex) } else { Ok(()) });
+    }
     assert_eq!((found(&tables), tables.unplaced()), ((1..=8).collect(), (0, 1)));
     tables.apply(&Op::InterfaceGone(3)).unwrap();
     assert_eq!((found(&tables), tables.unplaced()), (vec![1, 2, 4, 5, 6, 7, 8, 9], (0, 0)));
