@@ -574,6 +574,60 @@ fn a_group_that_lost_members_because_a_map_was_full_gets_them_back() {
     assert_eq!(reasons(&tables), [(None, 2), (None, 2)]);
 }
 
+/// As above, for routes of both families with one next hop, and for a neighbour in the index.
+#[test]
+fn routes_and_neighbours_that_lost_their_next_hop_get_it_back() {
+    let via =
+        |gateway: &str| Some(Target::Hop(Hop { interface: 1, gateway: gateway.parse().ok(), mtu: 1500 }));
+    let neighbour =
+        |address: &str, mac| Op::Neighbour(1, address.parse().unwrap(), Some(Mac([2, 0, 0, 0, 0, mac])));
+    let ops = [
+        Op::Interface(1, plain_interface(1)),
+        neighbour("10.0.0.1", 8),
+        neighbour("10.3.0.1", 9),
+        neighbour("fd00::1", 10),
+        Op::Route4(0, "10.1.0.0/16".parse().unwrap(), via("10.0.0.1")),
+        Op::Route4(0, "10.3.0.0/16".parse().unwrap(), via("")),
+        Op::Route6(0, "2001:db8::/32".parse().unwrap(), via("fd00::1")),
+    ];
+    let used = simple(&ops).nexthops.occupancy().used;
+    let mut tables = Tables::new(HeapMemory::new(Capacity { nexthops: used + 1, ..ROOMY }));
+    ops.iter().for_each(|op| tables.apply(op).unwrap());
+    let found = |tables: &Tables<HeapMemory>| {
+        ["10.1.2.3", "10.3.0.1", "2001:db8::9"].map(|to| {
+            let answer = &tables.lookup(0, to.parse().unwrap())[0];
+            (answer.reason, answer.source.0[5])
+        })
+    };
+    assert_eq!(found(&tables), [(None, 1); 3]);
+    assert!(tables.apply(&Op::Interface(1, plain_interface(2))).is_err());
+    assert!(found(&tables).iter().all(|(reason, source)| reason.is_some() || *source == 2));
+    for _ in 0..4 {
+        let epoch = tables.seal();
+        let _ = tables.reclaim(epoch);
+    }
+    assert_eq!(found(&tables), [(None, 2); 3]);
+    assert!(tables.pending.is_empty() && tables.starved.is_empty());
+}
+
+#[test]
+fn parts_of_a_table_that_found_no_room_are_there_after_some_is_free() {
+    let pass = |reason| Some(Target::Pass { reason, unicast: false });
+    let route = |prefix: &str, target| Op::Route4(0, prefix.parse().unwrap(), target);
+    // One tail is that of 255.255.255.255/32.
+    let mut tables = Tables::new(HeapMemory::new(Capacity { fib_tails: 2, ..ROOMY }));
+    tables.apply(&route("10.1.2.3/32", pass(Reason::SpecialRoute))).unwrap();
+    assert!(tables.apply(&route("11.1.2.3/32", pass(Reason::SpecialRoute))).is_err());
+    let reason = |tables: &Tables<HeapMemory>| tables.lookup(0, [11, 1, 2, 3].into())[0].reason;
+    assert_eq!((reason(&tables), tables.route_counts(0)), (Some(Reason::MapFull), (2, 0, true)));
+    let epoch = tables.seal();
+    assert!(tables.reclaim(epoch).is_err());
+    tables.apply(&route("10.1.2.3/32", None)).unwrap();
+    let epoch = tables.seal();
+    assert_eq!(tables.reclaim(epoch), Ok(()));
+    assert_eq!((reason(&tables), tables.route_counts(0)), (Some(Reason::SpecialRoute), (1, 0, false)));
+}
+
 /// Many more routes wait than one call tries. Each reclaim tries the next ones, and none is forgotten. After all have
 /// been tried, none is tried until something changes.
 #[test]
