@@ -288,6 +288,65 @@ fn a_root_that_finds_no_room_to_grow_stays() {
 }
 
 #[test]
+fn a_bigger_root_is_tried_again_after_a_quarter_more_routes() {
+    let mut bed = Bed::<u32>::new(300, 64, SMALL);
+    let taken = bed.pool.blocks(&bed.memory, 100, Slot::NO_ROUTE, 0).unwrap();
+    let set = |bed: &mut Bed<u32>, i: u32| {
+        bed.set(Prefix::new(i << 24, 8).unwrap(), Some(Slot(i + 1))).unwrap();
+        bed.table.root_bits()
+    };
+    (0..13).for_each(|i| assert_eq!(set(&mut bed, i), 8));
+    bed.pool.retire_blocks(taken, 100);
+    bed.grace_period();
+    assert_eq!([13, 14, 15, 16, 17].map(|i| set(&mut bed, i)), [8, 8, 8, 16, 16]);
+    // All is forgotten with the routes.
+    let taken = bed.pool.blocks(&bed.memory, 20, Slot::NO_ROUTE, 0).unwrap();
+    (0..18).for_each(|i| bed.set(Prefix::new(i << 24, 8).unwrap(), None).unwrap());
+    bed.grace_period();
+    let more = bed.pool.blocks(&bed.memory, 80, Slot::NO_ROUTE, 0).unwrap();
+    (0..13).for_each(|i| assert_eq!(set(&mut bed, i), 8));
+    let mut space = Space { memory: &bed.memory, pool: &mut bed.pool, root: &bed.root, full: FULL };
+    bed.table.clear(&mut space);
+    for (first, rows) in [(taken, 20), (more, 80)] {
+        bed.pool.retire_blocks(first, rows);
+    }
+    bed.grace_period();
+    assert_eq!(
+        [0, 11, 12].map(|last| (0..=last).map(|i| set(&mut bed, i)).last()),
+        [Some(8), Some(8), Some(16)]
+    );
+}
+
+/// The old root keeps its tails until the new one is complete.
+#[test]
+fn a_root_that_finds_no_room_for_its_tails_stays() {
+    let mut bed = Bed::<u32>::new(600, 20, SMALL);
+    let prefixes: Vec<Prefix4> = (0..14).map(|i| Prefix::new(i << 24 | 0x1_0200, 24).unwrap()).collect();
+    for (i, prefix) in (1..).zip(&prefixes) {
+        // The tails of the new root are free again after a grace period.
+        assert_eq!(bed.set(*prefix, Some(Slot(i))).is_err(), i > 12);
+    }
+    bed.grace_period();
+    bed.heal().unwrap();
+    assert_eq!((bed.table.root_bits(), bed.table.is_degraded(), bed.live()), (8, false, (1, 14)));
+    for address in edges(&prefixes, |a| a as u32) {
+        assert_eq!(bed.lookup(address), bed.linear(address));
+    }
+    bed.grace_period();
+    assert_eq!((bed.pool.blocks_used().used, bed.pool.tails_used().used), (2, 14));
+}
+
+#[test]
+fn tables_have_the_measured_shape() {
+    assert_eq!(Policy::of::<u32>(), Policy { routes_16: 256, routes_24: 65_536, tails: true });
+    assert_eq!(Policy::of::<u128>(), Policy { routes_16: 256, routes_24: usize::MAX, tails: true });
+    let mut bed = Bed::<u32>::new(2, 1, SMALL);
+    assert!(bed.table.is_empty());
+    bed.set("10.0.0.0/8".parse().unwrap(), Some(Slot(1))).unwrap();
+    assert!(!bed.table.is_empty());
+}
+
+#[test]
 fn an_isolated_host_route_costs_one_tail() {
     let mut bed = Bed::<u128>::new(16, 16, Policy::of::<u128>());
     bed.set("2001:db8::/32".parse().unwrap(), Some(Slot(1))).unwrap();

@@ -284,3 +284,178 @@ fn without(path: &Path, gone: &[NextHop]) -> Option<Option<Path>> {
     };
     Some(Some(Path { next, complex: !path.is_plain(), ..path.clone() }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Change::*, *};
+
+    /// Next hops by the last digit of their gateway. 0: on the link.
+    fn hops(gateways: &[u8]) -> Vec<NextHop> {
+        let hop = |&last: &u8| {
+            let gateway = (last > 0).then(|| [10, 0, 0, last].into());
+            NextHop { ifindex: 1, gateway, weight: 1, dead: false, linkdown: false, complex: false }
+        };
+        gateways.iter().map(hop).collect()
+    }
+
+    fn path(gateways: &[u8]) -> Path {
+        let next = match &hops(gateways)[..] {
+            [] => Next::None,
+            [only] => Next::One(only.clone()),
+            many => Next::Many(many.into()),
+        };
+        Path { kind: RouteKind::Unicast, next, mtu: None, complex: false, expires: None, rest: 0 }
+    }
+
+    fn object(id: u32) -> Path {
+        Path { next: Next::Object(id), ..path(&[]) }
+    }
+
+    fn blackhole(rest: u64) -> Path {
+        Path { kind: RouteKind::Blackhole, rest, ..path(&[]) }
+    }
+
+    fn complex(gateways: &[u8]) -> Path {
+        Path { complex: true, ..path(gateways) }
+    }
+
+    fn with_mtu(gateways: &[u8]) -> Path {
+        Path { mtu: Some(1400), ..path(gateways) }
+    }
+
+    /// The routes after these messages, and whether the last message leaves no doubt.
+    fn after(messages: Vec<(Change, u32, Path)>) -> (Vec<(u32, Path)>, bool) {
+        let (mut paths, mut aliases, mut is_sure) = (Paths::default(), Aliases::default(), true);
+        for (change, metric, path) in messages {
+            let path = paths.acquire(path);
+            let alias = Alias { metric, path, tos: 0, local: false, for_sources: false };
+            is_sure = if change == Delete {
+                let is_sure = aliases.delete6(&alias, &mut paths);
+                paths.release(path);
+                is_sure
+            } else {
+                aliases.add6(alias, change, &mut paths)
+            };
+        }
+        let routes = aliases.as_slice().iter().map(|alias| (alias.metric, paths.get(alias.path).clone()));
+        let routes: Vec<_> = routes.collect();
+        let mut held = std::collections::BTreeMap::new();
+        aliases.as_slice().iter().for_each(|alias| *held.entry(alias.path).or_default() += 1);
+        paths.check(&held, Default::default());
+        (routes, is_sure)
+    }
+
+    /// Routes of metric 1, one message about each.
+    fn there(paths: &[Path]) -> Vec<(Change, u32, Path)> {
+        paths.iter().map(|path| (Append, 1, path.clone())).collect()
+    }
+
+    #[test]
+    fn ipv6_messages_about_a_set_join_its_parts_and_no_others() {
+        let local = || Path { kind: RouteKind::Local, ..path(&[1]) };
+        let of_sources = || Path { rest: 1, ..path(&[1]) };
+        // The routes before, the message, the routes after, and whether these are known.
+        let rows: Vec<(Vec<Path>, Path, Vec<Path>, bool)> = vec![
+            (vec![path(&[1])], path(&[2]), vec![path(&[1]), path(&[2])], true),
+            (vec![path(&[1])], path(&[1]), vec![path(&[1])], true),
+            (vec![with_mtu(&[1])], with_mtu(&[1]), vec![with_mtu(&[1])], true),
+            (vec![path(&[1])], path(&[2, 1]), vec![path(&[1, 2])], true),
+            (vec![path(&[1]), path(&[2])], path(&[2, 1]), vec![path(&[1, 2])], true),
+            (vec![path(&[1, 2])], path(&[3, 1, 2]), vec![path(&[1, 2, 3])], true),
+            // The metrics of the third one are in no message.
+            (vec![path(&[1, 2])], path(&[1, 2, 3]), vec![complex(&[1, 2, 3])], false),
+            (vec![path(&[3]), path(&[1])], path(&[2, 1]), vec![path(&[3]), path(&[1, 2])], true),
+            (vec![object(5)], path(&[2, 1]), vec![object(5), path(&[2, 1])], true),
+            (vec![object(5)], object(6), vec![object(5), object(6)], true),
+            (vec![local()], path(&[2, 1]), vec![local(), path(&[2, 1])], true),
+            (vec![of_sources()], path(&[2, 1]), vec![of_sources(), path(&[2, 1])], true),
+            (vec![of_sources()], path(&[1]), vec![of_sources(), path(&[1])], true),
+        ];
+        for (before, message, expected, is_sure) in rows {
+            let (routes, sure) = after([there(&before), vec![(Append, 1, message.clone())]].concat());
+            let expected: Vec<_> = expected.into_iter().map(|path| (1, path)).collect();
+            assert_eq!((routes, sure), (expected, is_sure), "{before:?}, {message:?}");
+        }
+        let (routes, _) = after(vec![(Append, 2, path(&[1])), (Append, 1, path(&[2, 1]))]);
+        assert_eq!(routes, [(1, path(&[2, 1])), (2, path(&[1]))], "another metric");
+    }
+
+    #[test]
+    fn ipv6_replaces_the_first_equal_that_can_have_siblings_like_the_new_one() {
+        let unreachable = || Path { kind: RouteKind::Unreachable, ..path(&[1]) };
+        let rows: Vec<(Vec<Path>, Path, Vec<Path>)> = vec![
+            (vec![path(&[1])], path(&[2]), vec![path(&[2])]),
+            (vec![path(&[0]), path(&[1])], path(&[2]), vec![path(&[0]), path(&[2])]),
+            (vec![path(&[1]), path(&[0])], object(5), vec![path(&[1]), object(5)]),
+            (vec![path(&[0])], path(&[2]), vec![path(&[2])]),
+            (vec![path(&[0, 1]), path(&[1])], path(&[2]), vec![path(&[0, 1]), path(&[2])]),
+            (vec![unreachable(), path(&[1])], path(&[2]), vec![unreachable(), path(&[2])]),
+            (vec![blackhole(1)], blackhole(2), vec![blackhole(1), blackhole(2)]),
+            (vec![complex(&[1])], path(&[2]), vec![path(&[2])]),
+        ];
+        for (before, message, expected) in rows {
+            let (routes, sure) = after([there(&before), vec![(Replace, 1, message.clone())]].concat());
+            let expected: Vec<_> = expected.into_iter().map(|path| (1, path)).collect();
+            assert_eq!((routes, sure), (expected, true), "{before:?}, {message:?}");
+        }
+        let (routes, sure) = after(vec![(Append, 2, path(&[1])), (Replace, 1, path(&[2]))]);
+        assert_eq!((routes, sure), (vec![(1, path(&[2])), (2, path(&[1]))], true), "another metric");
+        let hiding = [there(&[complex(&[1, 2])]), vec![(Replace, 1, path(&[3]))]].concat();
+        assert_eq!(after(hiding), (vec![(1, path(&[3]))], false));
+    }
+
+    /// A dump may hold the result of a late message.
+    #[test]
+    fn a_late_replacement_is_known_only_if_it_changes_nothing() {
+        let unreachable = || Path { kind: RouteKind::Unreachable, ..path(&[1]) };
+        let rows: [(Path, Path, bool); 9] = [
+            (path(&[1]), path(&[1]), true),
+            (path(&[1]), path(&[2]), false),
+            (path(&[1, 2]), path(&[2, 1]), true),
+            (path(&[1, 2]), path(&[1, 3]), false),
+            (path(&[1]), path(&[1, 2]), false),
+            (path(&[1, 2]), path(&[1]), false),
+            (path(&[1]), unreachable(), false),
+            (object(5), object(5), true),
+            (object(5), object(6), false),
+        ];
+        for (before, message, is_sure) in rows {
+            let messages = vec![(Append, 1, before.clone()), (ReplaceLate, 1, message.clone())];
+            assert_eq!(after(messages), (vec![(1, message)], is_sure), "{before:?}");
+        }
+    }
+
+    #[test]
+    fn ipv6_deletions_name_one_next_hop_or_all() {
+        let of_sources = || Path { rest: 1, ..path(&[1, 2]) };
+        let rows: Vec<(Vec<Path>, Path, Vec<Path>, bool)> = vec![
+            (vec![path(&[1]), path(&[2])], path(&[1]), vec![path(&[2])], true),
+            (vec![path(&[1])], path(&[2]), vec![path(&[1])], true),
+            (vec![with_mtu(&[1])], path(&[2]), vec![with_mtu(&[1])], true),
+            (vec![path(&[1, 2, 3])], path(&[2]), vec![path(&[1, 3])], true),
+            (vec![path(&[1, 2])], path(&[1]), vec![path(&[2])], true),
+            (
+                vec![path(&[0]), path(&[3]), path(&[1, 2])],
+                path(&[1]),
+                vec![path(&[0]), path(&[3]), path(&[2])],
+                true,
+            ),
+            (vec![path(&[1, 2])], path(&[2, 1]), vec![], true),
+            (vec![path(&[1]), path(&[2])], path(&[1, 2]), vec![], true),
+            (vec![object(5), object(6)], object(6), vec![object(5)], true),
+            (vec![blackhole(0), path(&[1])], blackhole(0), vec![path(&[1])], true),
+            (vec![of_sources()], path(&[1, 2]), vec![of_sources()], true),
+            // The other next hop may have other metrics.
+            (vec![with_mtu(&[1, 2])], path(&[1]), vec![Path { complex: true, ..with_mtu(&[2]) }], false),
+        ];
+        for (before, message, expected, is_sure) in rows {
+            let (routes, sure) = after([there(&before), vec![(Delete, 1, message.clone())]].concat());
+            let expected: Vec<_> = expected.into_iter().map(|path| (1, path)).collect();
+            assert_eq!((routes, sure), (expected, is_sure), "{before:?}, {message:?}");
+        }
+        let (routes, _) = after(vec![(Append, 2, path(&[1, 2])), (Delete, 1, path(&[1]))]);
+        assert_eq!(routes, [(2, path(&[1, 2]))], "another metric");
+        let (routes, _) = after(vec![(Append, 2, path(&[1])), (Delete, 1, path(&[1]))]);
+        assert_eq!(routes, [(2, path(&[1]))], "another metric");
+    }
+}

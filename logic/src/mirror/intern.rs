@@ -102,6 +102,15 @@ impl<T: Hash + Eq> Interner<T> {
 }
 
 #[cfg(test)]
+impl<T: Hash + Eq> Interner<T> {
+    /// The number of references to each name.
+    pub fn references(&self) -> std::collections::BTreeMap<Id, u32> {
+        assert_eq!(self.index.len() + self.free.len(), self.slots.len());
+        self.ids().into_iter().map(|id| (id, self.slots[position(id)].references)).collect()
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

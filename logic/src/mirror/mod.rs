@@ -355,6 +355,22 @@ impl Mirror {
     }
 }
 
+#[cfg(test)]
+impl Mirror {
+    /// Nothing is held that no link, route or neighbour needs.
+    pub(crate) fn check(&self) {
+        for space in self.spaces.values() {
+            space.rib4.check();
+            space.rib6.check();
+            space.neighbours.check();
+        }
+        let numbers: BTreeMap<InterfaceId, LinkKey> =
+            self.held.iter().map(|(link, held)| (held.id, *link)).collect();
+        assert_eq!(self.by_id, numbers);
+        assert!(self.beginning.keys().all(|link| self.held.contains_key(link)));
+    }
+}
+
 fn says_nothing_new(space: &Space, event: &Event) -> bool {
     match event {
         Event::Link(_, link) => space.links.get(&link.ifindex) == Some(link),

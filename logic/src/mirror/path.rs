@@ -293,3 +293,56 @@ impl Surroundings<'_> {
         Target::Hop(Hop { interface, gateway: hop.gateway, mtu })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn many(hops: &[(u32, u16)]) -> Path {
+        let hop = |&(ifindex, weight): &(u32, u16)| NextHop {
+            ifindex,
+            gateway: None,
+            weight,
+            dead: false,
+            linkdown: false,
+            complex: false,
+        };
+        let next = Next::Many(hops.iter().map(hop).collect());
+        Path { kind: RouteKind::Unicast, next, mtu: None, complex: false, expires: None, rest: 0 }
+    }
+
+    #[test]
+    fn routes_are_the_same_whatever_the_state_of_their_next_hops() {
+        let path = many(&[(1, 1), (2, 3)]);
+        let Next::Many(hops) = &path.next else { panic!() };
+        let down = hops.iter().map(|hop| NextHop { dead: true, linkdown: true, ..hop.clone() });
+        let object = |kind| Path { kind, next: Next::Object(5), ..path.clone() };
+        let (unicast, blackhole) = (object(RouteKind::Unicast), object(RouteKind::Blackhole));
+        let one = |of: &Path| Path { next: Next::One(of.hops()[0].clone()), ..of.clone() };
+        // Two paths, and whether they have the same next hops and are the same route.
+        let rows = [
+            (&path, path.clone(), [true, true]),
+            (&path, Path { next: Next::Many(down.collect()), ..path.clone() }, [true, true]),
+            (&path, Path { expires: Some(Duration::ZERO), ..path.clone() }, [true, true]),
+            (&path, Path { mtu: Some(1400), ..path.clone() }, [true, false]),
+            (&path, Path { complex: true, ..path.clone() }, [true, false]),
+            (&path, Path { rest: 1, ..path.clone() }, [true, false]),
+            (&path, many(&[(1, 1), (2, 4)]), [true, false]),
+            (&path, many(&[(2, 3), (1, 1)]), [false, false]),
+            (&path, many(&[(1, 1), (3, 3)]), [false, false]),
+            (&path, many(&[(1, 1)]), [false, false]),
+            (&path, many(&[(1, 1), (2, 3), (3, 1)]), [false, false]),
+            (&path, one(&path), [false, false]),
+            (&path, Path { kind: RouteKind::Blackhole, ..path.clone() }, [false, false]),
+            (&one(&path), one(&many(&[(2, 1)])), [false, false]),
+            (&unicast, blackhole.clone(), [true, true]),
+            (&unicast, object(RouteKind::Local), [false, false]),
+            (&unicast, Path { next: Next::Object(6), ..unicast.clone() }, [false, false]),
+            (&path, blackhole, [false, false]),
+        ];
+        for (a, b, expected) in rows {
+            assert_eq!([a.same_next(&b), a.same_route(&b)], expected, "{a:?}, {b:?}");
+            assert_eq!([b.same_next(a), b.same_route(a)], expected, "{b:?}, {a:?}");
+        }
+    }
+}

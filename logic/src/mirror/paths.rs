@@ -153,3 +153,23 @@ impl Paths {
         self.targets.acquire(pass(Reason::ComplexRoute))
     }
 }
+
+#[cfg(test)]
+impl Paths {
+    /// All references, ends and counts follow from the paths that routes hold, and the targets that are planned.
+    pub fn check(&self, held: &BTreeMap<Id, u32>, shown: BTreeMap<Id, u32>) {
+        assert_eq!(self.paths.references(), *held);
+        let mut targets = shown;
+        for id in self.resolved.iter().filter_map(|resolved| resolved.target.flatten()) {
+            *targets.entry(id).or_default() += 1;
+        }
+        assert_eq!(self.targets.references(), targets);
+        let (mut ends, mut rub_off) = (BTreeMap::new(), 0);
+        for (id, routes) in held {
+            let path = self.get(*id);
+            path.expires.into_iter().for_each(|end| *ends.entry(end).or_default() += *routes as usize);
+            rub_off += if path.rubs_off() { *routes as usize } else { 0 };
+        }
+        assert_eq!((&self.ends, self.rub_off), (&ends, rub_off));
+    }
+}

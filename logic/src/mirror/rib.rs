@@ -57,8 +57,6 @@ struct Entry {
     shown: Option<Id>,
     round: bool,
     waits: Waits,
-    /// The prefix is in [`Rib::leaving`], and has no route.
-    leaving: bool,
     /// Only the kernel knows the routes, until the next dump.
     unsure: bool,
 }
@@ -286,7 +284,8 @@ impl<A: Address> Rib<A> {
         }
         let changed = std::mem::take(&mut self.marked.local_prefixes_changed);
         if !changed.is_empty() {
-            self.touch_if(|prefix, _, _| changed.contains(prefix) || is_within(*prefix, &changed));
+            // The routes of these prefixes have changed, so they wait already.
+            self.touch_if(|prefix, _, _| is_within(*prefix, &changed));
         }
         if self.batch.is_empty() {
             self.turn = !self.turn;
@@ -326,12 +325,10 @@ impl<A: Address> Rib<A> {
                 false => decide(aliases, place, &mut self.paths, around, Self::IPV6),
             }
         };
-        let was_leaving = std::mem::replace(&mut entry.leaving, new.is_none() && entry.shown.is_some());
         if new.is_none() {
-            if entry.leaving && !was_leaving {
+            if entry.shown.is_some() {
                 self.leaving.push(prefix);
-            }
-            if entry.is_empty() {
+            } else if entry.is_empty() {
                 self.entries.remove(&prefix);
             }
             return None;
@@ -349,8 +346,7 @@ impl<A: Address> Rib<A> {
 
     /// Ends a prefix of the batch. If it has changed again, its packets go to the kernel until the next batch.
     fn leave(&mut self, prefix: Prefix<A>, difference: &mut Difference<A>) {
-        let Some(entry) = self.entries.get_mut(&prefix).filter(|entry| entry.leaving) else { return };
-        entry.leaving = false;
+        let Some(entry) = self.entries.get_mut(&prefix) else { return };
         if entry.waits != Waits::No {
             let undecided = self.paths.undecided();
             return difference.set.extend(self.show(prefix, Some(undecided)));
@@ -403,7 +399,7 @@ impl<A: Address> Rib<A> {
         let paths = &mut self.paths;
         self.entries.retain(|_, entry| {
             paths.release_target(entry.shown.take());
-            (entry.waits, entry.leaving) = (Waits::No, false);
+            entry.waits = Waits::No;
             !entry.is_empty()
         });
     }
@@ -559,6 +555,26 @@ fn is_ordinary<A: Address>(prefix: Prefix<A>) -> bool {
 
 #[cfg(test)]
 impl<A: Address> Rib<A> {
+    /// Every prefix waits in exactly one place, and nothing is held that no route needs.
+    pub fn check(&self) {
+        use std::collections::BTreeMap;
+        let (mut held, mut shown) = (BTreeMap::new(), BTreeMap::new());
+        for (prefix, entry) in &self.entries {
+            assert!(entry.waits != Waits::No || !entry.is_empty(), "{prefix} is forgotten");
+            entry.aliases.as_slice().iter().for_each(|alias| *held.entry(alias.path).or_default() += 1);
+            entry.shown.into_iter().for_each(|id| *shown.entry(id).or_default() += 1);
+        }
+        self.paths.check(&held, shown);
+        let sorted = |mut list: Vec<Prefix<A>>| {
+            list.sort_unstable();
+            list
+        };
+        let waiting = self.entries.iter().filter(|(_, entry)| entry.waits != Waits::No);
+        let waiting = sorted(waiting.map(|(prefix, _)| *prefix).collect());
+        assert_eq!(sorted([&self.dirty[..], &self.batch].concat()), waiting);
+        assert!(!self.batch.is_empty() || self.leaving.is_empty());
+    }
+
     /// The memory of the table of prefixes: hashbrown keeps one control byte per slot, and fills at most 7/8.
     pub fn bytes(&self) -> usize {
         self.entries.capacity() / 7 * 8 * (size_of::<(Prefix<A>, Entry)>() + 1)

@@ -106,10 +106,9 @@ impl Space {
 
     /// The reasons why the router's IPv4 and IPv6 stay with the kernel. A list is empty if its family is accelerated.
     pub fn reasons(&self) -> [Vec<String>; 2] {
-        let (mut ipv4, mut ipv6) = (self.settings.hazards4.clone(), self.settings.hazards6.clone());
+        let mut ipv4 = self.settings.hazards4.clone();
         ipv4.extend(self.rib4.doubt());
-        ipv6.extend(self.rib6.doubt());
-        [ipv4, ipv6]
+        [ipv4, self.settings.hazards6.clone()]
     }
 
     /// The tables, and the state in which their routes are resolved.

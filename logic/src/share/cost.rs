@@ -81,6 +81,65 @@ impl Costs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    /// Minimizes by turns in one cost and in the other, which is slow and obviously right. Returns both costs.
+    fn least_squares(rows: &[[f64; 4]]) -> [f64; 2] {
+        let mut costs = [0.0, 0.0];
+        for _ in 0..20_000 {
+            for (of, other) in [(0, 1), (1, 0)] {
+                let sum = |part: fn(&[f64; 4], usize, f64) -> f64| -> f64 {
+                    rows.iter().map(|row| row[3] * part(row, of, row[other] * costs[other])).sum()
+                };
+                let (numerator, denominator) =
+                    (sum(|row, of, rest| row[of] * (row[2] - rest)), sum(|row, of, _| row[of] * row[of]));
+                costs[of] = numerator / denominator;
+            }
+        }
+        costs
+    }
+
+    proptest! {
+        #![proptest_config(crate::cases(32))]
+
+        /// Few packets, so that no initial value is lost among them.
+        #[test]
+        fn the_price_is_that_of_least_squares(
+            periods in prop::collection::vec((0.1..2.0_f64, 0.0..3.0_f64, 0.0..3.0_f64), 1..6)
+        ) {
+            let mut costs = Costs::default();
+            for now in 1..=periods.len() {
+                let before = costs.price().cut;
+                let (ran_s, carried, cut) = periods[now - 1];
+                costs.take_in(ran_s, carried, cut);
+                let age = |at: usize| FORGET.powi((now - 1 - at) as i32);
+                let mut rows: Vec<[f64; 4]> = periods[..now].iter().enumerate()
+                    .map(|(at, &(ran_s, carried, cut))| [carried, cut, ran_s, age(at)]).collect();
+                let trust = TRUST * rows.iter().map(|row| row[3] * (row[0].powi(2) + row[1].powi(2))).sum::<f64>();
+                let packets = rows.clone();
+                rows.push([-before, 1.0, 0.0, trust]);
+                let [packet_s, cut_s] = least_squares(&rows);
+                let price = costs.price();
+                prop_assume!(packet_s.abs() > 1e-3);
+                let [least, most] = CUT_RANGE;
+                let ratio = if packet_s > 0.0 { (cut_s / packet_s).clamp(least, most) } else { most };
+                prop_assert!((price.cut - ratio).abs() < 1e-3 * (1.0 + 1.0 / packet_s.abs()), "{price:?}, not {ratio}");
+                // The best cost for that ratio.
+                let units = |row: &[f64; 4]| row[0] + price.cut * row[1];
+                let sum = |of: &dyn Fn(&[f64; 4]) -> f64| packets.iter().map(|row| row[3] * of(row)).sum::<f64>();
+                let best = sum(&|row| units(row) * row[2]) / sum(&|row| units(row).powi(2));
+                prop_assert!((price.packet_s - best).abs() < 1e-9 * best, "{price:?}, not {best}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_period_without_packets_says_nothing() {
+        let mut costs = Costs::default();
+        costs.take_in(0.01, 0.0, 0.0);
+        assert_eq!(costs.price(), Costs::default().price());
+        assert_eq!(costs.price(), Price { packet_s: 0.0, cut: CUT });
+    }
 
     #[test]
     fn two_mixes_give_the_cost_of_each() {

@@ -286,9 +286,6 @@ impl Sharer {
     /// Decides which routers are cut.
     fn divide(&mut self, is_full: bool, period: &Period<'_>, decision: &mut Decision) {
         let price = self.costs.price();
-        if price.packet_s <= 0.0 {
-            return;
-        }
         let hidden = if is_full { HIDDEN } else { 1.0 };
         let sent = |seen: &RouterDemand| Sent {
             rate: seen.rate.get() * hidden,

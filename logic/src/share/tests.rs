@@ -287,14 +287,17 @@ fn the_hosts_few_packets_join_no_rings() {
 
 #[test]
 fn when_the_overload_ends_nothing_is_cut_and_then_nothing_counted() {
-    let mut core = veth(&[transit(200e3), transit(4e6)]);
-    core.run(50);
-    assert!(core.cut[1] > 0.3);
-    core.routers[1].rate = 2e6;
-    core.run(12);
-    assert_eq!(core.cut, [0.0, 0.0]);
-    core.run(110);
-    assert_eq!(core.decision, Decision::default());
+    for rings in [vec![[0, 1].into()], vec![]] {
+        let mut core = veth(&[transit(200e3), transit(4e6)]);
+        core.rings = rings;
+        core.run(50);
+        assert!(core.cut[1] > 0.3);
+        core.routers[1].rate = 2e6;
+        core.run(12);
+        assert_eq!(core.cut, [0.0, 0.0]);
+        core.run(110);
+        assert_eq!(core.decision, Decision::default());
+    }
 }
 
 #[test]
@@ -359,4 +362,188 @@ fn the_busiest_queue_shows_how_full_its_core_is() {
     assert!((busy(&[(0.3, 0.1), (0.4, 0.0)]) - 0.7).abs() < 1e-9);
     assert_eq!(busy(&[(0.5, 0.5), (0.1, 0.0)]), 1.0, "one never slept");
     assert_eq!(busy(&[(0.9, 0.3), (0.4, 0.0)]), 1.0);
+}
+
+/// Packets that were all forwarded.
+fn forwarded(router: RouterId, weight: u16, packets: u64) -> Counted {
+    Counted { router, weight, forwarded: packets, ..Counted::default() }
+}
+
+/// Periods without a core: what is counted and how busy the core is does not depend on the decisions.
+#[derive(Default)]
+struct Fixed {
+    sharer: Sharer,
+    now: Duration,
+    rings: Vec<BTreeSet<RouterId>>,
+}
+
+impl Fixed {
+    fn decide(&mut self, busy: f64, counted: &[Counted]) -> Decision {
+        self.now += PERIOD;
+        let period = Period { length: PERIOD, busy, counted, rings: &self.rings, host: None };
+        self.sharer.decide(self.now, &period)
+    }
+}
+
+#[test]
+fn the_first_full_period_counts_and_the_second_in_a_row_shares() {
+    let counted = [forwarded(0, 1, 500), forwarded(1, 1, 10_000)];
+    let counting = Decision { counting: true, ..Decision::default() };
+    let mut core = Fixed::default();
+    assert_eq!(core.decide(FULL - 0.001, &counted), Decision::default());
+    // What was counted before counting began is no measurement.
+    assert_eq!(core.decide(FULL, &counted), counting);
+    let shares = core.decide(FULL, &counted);
+    assert!(shares.grants[&0] == Grant::ALL && shares.grants[&1].admit > 0, "{shares:?}");
+    let mut core = Fixed::default();
+    for busy in [1.0, 0.5, 1.0] {
+        let decision = core.decide(busy, &counted);
+        assert!(decision.counting && decision.grants.values().all(|grant| *grant == Grant::ALL));
+    }
+    core.now += HOLD - PERIOD;
+    assert_eq!(core.decide(0.5, &counted), Decision::default());
+    assert_eq!(core.decide(1.0, &counted), counting, "nothing is left of the time before");
+}
+
+#[test]
+fn without_a_price_nothing_is_cut() {
+    let mut core = Fixed::default();
+    core.decide(1.0, &[]);
+    let decision = core.decide(0.0, &[forwarded(0, 1, 500), forwarded(1, 1, 10_000)]);
+    assert_eq!(decision.grants, [(0, Grant::ALL), (1, Grant::ALL)].into());
+    assert_eq!(decision.taken, [(0, 0.0), (1, 0.0)].into());
+}
+
+#[test]
+fn all_packets_of_a_router_count() {
+    let mut sharer = Sharer::default();
+    let counted = [
+        Counted { weight: 2, other: 200, cut: 200, ..forwarded(0, 2, 600) },
+        Counted { router: 1, weight: 1, own: 100, own_cut: 300, ..Counted::default() },
+        Counted { router: 2, weight: 1, cut: 100, ..Counted::default() },
+        Counted { router: 3, weight: 1, other: 1, ..Counted::default() },
+        forwarded(4, 1, 0),
+    ];
+    let mut take_in = |now, counted: &[Counted]| {
+        let period = Period { length: PERIOD, busy: 0.5, counted, rings: &[], host: None };
+        let taken = sharer.take_in(now, &period);
+        let demand = |(router, seen): (&RouterId, &RouterDemand)| {
+            (*router, seen.weight, seen.rate.get(), seen.own_rate.get(), seen.cost)
+        };
+        (taken, sharer.routers.iter().map(demand).collect::<Vec<_>>(), sharer.costs.price().cut)
+    };
+    let (taken, demands, cut) = take_in(PERIOD, &counted);
+    let expected =
+        [(0, 2.0, 1e5, 0.0, 1.5), (1, 1.0, 0.0, 4e4, 1.0), (2, 1.0, 1e4, 0.0, 1.0), (3, 1.0, 100.0, 0.0, UP)];
+    assert_eq!(demands, expected);
+    let work = [1200.0 + 200.0 * cut, 300.0 + 300.0 * cut, 100.0 * cut, 3.0, 0.0];
+    for (router, work_of) in (0..).zip(work) {
+        let part = 0.5 * work_of / work.iter().sum::<f64>();
+        assert!((taken[&router] - part).abs() < 1e-9, "{router}: {taken:?}");
+    }
+    // The demand is remembered for as long as it may come back.
+    assert_eq!(take_in(PERIOD + HOLD - Duration::from_nanos(1), &[]).1, expected);
+    assert_eq!(take_in(PERIOD + HOLD, &[]).1, []);
+}
+
+#[test]
+fn only_the_known_packets_of_a_router_must_fit_its_share() {
+    // The core is full, so half as many again may be hidden.
+    let grants = |counted: &[Counted], rings: &[BTreeSet<RouterId>]| {
+        let mut core = Fixed { rings: rings.to_vec(), ..Fixed::default() };
+        core.decide(1.0, &[]);
+        core.decide(1.0, counted).grants.into_values().map(|grant| grant.admit > 0).collect::<Vec<_>>()
+    };
+    // Each may have 0.46 of the core.
+    assert_eq!(grants(&[forwarded(0, 1, 4000), forwarded(1, 1, 6000)], &[]), [false, true]);
+    assert_eq!(grants(&[forwarded(0, 1, 4700), forwarded(1, 1, 6300)], &[]), [false, true]);
+    // The turns of two rings are alike, although the shares are not.
+    let rings = [[0].into(), [1].into()];
+    assert_eq!(grants(&[forwarded(0, 3, 4000), forwarded(1, 1, 6000)], &rings), [false, false]);
+    assert_eq!(grants(&[forwarded(0, 3, 5000), forwarded(1, 1, 5000)], &rings), [false, true]);
+}
+
+#[test]
+fn the_divided_part_falls_while_the_core_is_full() {
+    let mut sharer = Sharer::default();
+    let mut correct = |is_sharing, is_full, times| {
+        sharer.is_sharing = is_sharing;
+        (0..times).for_each(|_| sharer.correct(is_full));
+        sharer.aim
+    };
+    assert_eq!(correct(false, true, 3), TARGET);
+    assert!((correct(true, true, 3) - (TARGET - 0.03)).abs() < 1e-9);
+    assert!((correct(true, false, 10) - (TARGET - 0.029)).abs() < 1e-9);
+    assert_eq!(correct(true, true, 100), LEAST_AIM);
+    assert_eq!(correct(true, false, 10_000), TARGET);
+}
+
+#[test]
+fn a_core_is_beyond_help_if_it_cannot_cut_enough_for_a_while() {
+    let light = [forwarded(0, 1, 1000), forwarded(1, 1, 10_000)];
+    let heavy = [forwarded(0, 1, 500), Counted { cut: 14_000, ..forwarded(1, 1, 1000) }];
+    // Cutting alone is possible, but not together with the packets of the other router.
+    let both = [forwarded(0, 1, 3000), Counted { cut: 9000, ..forwarded(1, 1, 1000) }];
+    for (counted, is_too_much) in [(light, false), (heavy, true), (both, true)] {
+        let mut core = Fixed::default();
+        for period in 1..15 {
+            let decision = core.decide(1.0, &counted);
+            assert_eq!(decision.beyond, is_too_much && period >= SURE, "{period}: {decision:?}");
+        }
+    }
+}
+
+#[test]
+fn more_is_carried_out_in_steps() {
+    let mut core = Fixed::default();
+    for _ in 0..3 {
+        core.decide(1.0, &[forwarded(0, 1, 500), Counted { cut: 14_000, ..forwarded(1, 1, 1000) }]);
+    }
+    let light = [forwarded(0, 1, 1000), forwarded(1, 1, 10_000)];
+    let admitted: Vec<u32> = (0..20).map(|_| core.decide(0.96, &light).grants[&1].admit).collect();
+    assert!(admitted.windows(2).all(|of| of[1] <= of[0] + EASE), "{admitted:?}");
+    assert!(admitted[19] > admitted[0] + EASE, "{admitted:?}");
+}
+
+#[test]
+fn grants_are_raised_in_steps_and_lowered_at_once() {
+    let eased = |now, before| {
+        let grant = Grant { admit: now, own_admit: 0 }.eased(Grant { admit: before, own_admit: 0 });
+        let own = Grant { admit: 0, own_admit: now }.eased(Grant { admit: 0, own_admit: before });
+        assert_eq!((own.own_admit, own.admit, grant.own_admit), (grant.admit, 0, 0));
+        grant.admit
+    };
+    assert_eq!((eased(0, 0), eased(5, 0)), (0, 5), "nothing was cut before");
+    assert_eq!((eased(50, 100), eased(500, 100)), (50, 500));
+    assert_eq!((eased(u32::MAX, 100), eased(0, 100)), (100 + EASE, 100 + EASE));
+    assert_eq!((eased(u32::MAX, u32::MAX), eased(0, u32::MAX - EASE)), (u32::MAX, u32::MAX));
+    assert_eq!(eased(0, u32::MAX - EASE + 1), 0, "all");
+}
+
+#[test]
+fn a_router_is_steady_that_sends_in_a_quarter_of_the_periods() {
+    let is_steady = |periods: usize, with_packets: usize| {
+        let of = |own: bool| {
+            let mut seen = RouterDemand::default();
+            for period in 0..periods {
+                let rate = if period < with_packets { 1.0 } else { 0.0 };
+                seen.rate.add(if own { 0.0 } else { rate });
+                seen.own_rate.add(if own { rate } else { 0.0 });
+            }
+            seen.is_steady()
+        };
+        assert_eq!(of(false), of(true));
+        of(true)
+    };
+    assert!(is_steady(1, 1) && is_steady(4, 1) && is_steady(8, 2) && is_steady(10, 3) && is_steady(10, 10));
+    assert!(!is_steady(5, 1) && !is_steady(9, 2) && !is_steady(10, 2) && !is_steady(10, 0));
+}
+
+#[test]
+fn wants_are_alike_up_to_a_quarter_more_by_weight() {
+    let alike = |wants: &[(f64, f64)]| {
+        alike(&wants.iter().map(|&(weight, amount)| Want { weight, amount }).collect::<Vec<_>>())
+    };
+    assert!(alike(&[(1.0, 1.0), (1.0, 1.25)]) && alike(&[(2.0, 2.0), (1.0, 1.0)]) && alike(&[(1.0, 0.0)]));
+    assert!(!alike(&[(1.0, 1.0), (1.0, 1.26)]) && !alike(&[(2.0, 1.0), (1.0, 1.0)]));
 }

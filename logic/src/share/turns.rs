@@ -90,8 +90,8 @@ mod tests {
     #[test]
     fn rings_with_a_router_in_common_are_one_group() {
         let group = |threads, routers: &[RouterId]| {
-            let routers = routers.iter().copied().collect();
-            Rings { threads, routers, beside: [9].into() }
+            let beside = routers.iter().map(|router| router + 100).collect();
+            Rings { threads, routers: routers.iter().copied().collect(), beside }
         };
         let rings = |of: &[&[RouterId]]| grouped(of.iter().map(|routers| group(1, routers)));
         assert_eq!(rings(&[&[1], &[2], &[3, 4]]), [group(1, &[1]), group(1, &[2]), group(1, &[3, 4])]);
@@ -115,6 +115,22 @@ mod tests {
         );
         assert!(!served(&[&[1, 3], &[2, 3]], some, little), "it may");
         assert!(!served(&[&[1, 2, 3]], little, little));
+    }
+
+    #[test]
+    fn occasional_packets_join_no_rings() {
+        let served = |is_steady| {
+            let due = |wants, least, is_steady| Due { wants, least, is_steady };
+            let all = [
+                (1, due(1.4, 0.4, true)),
+                (2, due(0.5, 0.3, true)),
+                (3, due(1e-4, 1e-4, is_steady)),
+                (4, due(0.1, 0.1, true)),
+            ];
+            serve(&all.into(), &rings(&[&[1], &[2, 3], &[3, 4]]), 0.92, 1.5)
+        };
+        assert!(served(false));
+        assert!(!served(true), "two threads as one group may get twice as much");
     }
 
     /// Routers with these wants and weights. Nothing is hidden.

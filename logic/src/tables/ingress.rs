@@ -110,7 +110,7 @@ fn tag_kind(kind: [u8; 2]) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{Tables, tests::plain_interface},
+        super::{Tables, encoding::IF_RPF_LOOSE, tests::plain_interface},
         *,
     };
     use crate::{
@@ -181,5 +181,12 @@ mod tests {
         }
         let short = arrivals.ingress(tables.memory(), 1, &frame(&[0x81, 0, 0, 100])[..21]);
         assert_eq!(short.interface, 0, "malformed, so for no interface, as in the kernel plane");
+        // Another device takes the frames of VLAN 0 before this interface.
+        let strict = Interface { router: 1, redirects: false, priority_tags: false, ..plain_interface(5) };
+        tables.apply(&Op::Interface(1, strict)).unwrap();
+        let mut arrivals = Arrivals::default();
+        let mut ingress = |tags: &[u8]| arrivals.ingress(tables.memory(), 1, &frame(tags));
+        assert_eq!((ingress(&[]).interface, ingress(&[]).flags), (1, IF_IPV4 | IF_IPV6 | IF_RPF_LOOSE));
+        assert_eq!(ingress(&[0x81, 0, 0xe0, 0]).interface, 0);
     }
 }

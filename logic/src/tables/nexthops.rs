@@ -350,6 +350,12 @@ mod tests {
         expected.extend([0; 16]);
         assert_eq!(bytes(encode(key, Some(egress), link)), expected);
 
+        let key = Key::Via { interface: 0x0102, address: [9; 16].into(), mtu: 1500 };
+        assert_eq!(
+            bytes(encode(key, Some(egress), link))[28..48],
+            [&[1 | 2, 6, 0, 0][..], &[9; 16]].concat()
+        );
+
         for reason in [Reason::Local, Reason::LocalPrefix, Reason::Broadcast] {
             let local = Key::Pass { reason, unicast: false };
             let mut expected = vec![0; 64];

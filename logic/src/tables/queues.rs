@@ -239,6 +239,9 @@ mod tests {
         assert_ne!(version, 0);
         assert_eq!([first, second, lo, hi], [interface[0], interface[1], u64::from(0x0201_080a_u32), 0]);
         assert_eq!(next, u64::from(id("10.8.1.2")) | u64::from(u32::MAX) << 32);
+        assert_eq!(tables.row_next_hop(&far), Some(id("10.8.1.2")));
+        assert_eq!(tables.row_next_hop(&steered(3, "10.9.0.1")), None);
+        assert_eq!(tables.steered().collect::<Vec<_>>(), [&far, &near]);
         let [other, .., next, _, _] = row(&tables, &near);
         assert_ne!(other, version, "no version is used twice");
         assert_eq!(next, u64::from(id("10.0.2.9")) | 1400 << 32, "the MTU of a connected route");
@@ -272,6 +275,15 @@ mod tests {
         assert_ne!(row(&tables, &wanted)[0], 0);
         tables.set_steered(&BTreeSet::new());
         assert_eq!((row(&tables, &wanted)[0], tables.queues.rows.len()), (0, 0));
+    }
+
+    #[test]
+    fn each_queue_has_four_rows_for_each_family() {
+        let row = |port, queue, destination: &str| Steered { port, ..steered(queue, destination) }.row();
+        assert_eq!([0, 3, 6].map(|last| row(0, 0, &format!("10.0.1.{last}"))), [Some(0), Some(3), Some(2)]);
+        assert_eq!([0, 3, 6].map(|last| row(0, 0, &format!("fd00::1:{last}"))), [Some(4), Some(7), Some(6)]);
+        assert_eq!((row(0, 1, "10.0.1.4"), row(0, 63, "fd00::103")), (Some(8), Some(63 * 8 + 7)));
+        assert_eq!((row(2, 5, "10.0.1.1"), row(0, 64, "10.0.1.1")), (Some((2 * 64 + 5) * 8 + 1), None));
     }
 
     #[test]

@@ -53,6 +53,14 @@ impl Pending {
     }
 }
 
+#[cfg(test)]
+impl Pending {
+    /// Nothing waits, not even for a change.
+    pub(super) fn is_empty(&self) -> bool {
+        self.routes4.routes.is_empty() && self.routes6.routes.is_empty()
+    }
+}
+
 pub(super) struct Waiting<A> {
     routes: BTreeMap<(RouterId, Prefix<A>), Target>,
     /// The last route that was tried again. The next one to try comes after it, or is the first.
@@ -225,9 +233,15 @@ impl<M: Memory> Tables<M> {
         prefix: Prefix<A>,
         target: Option<&Target>,
     ) -> Result<(), Full> {
-        if is_guarded(prefix) {
-            return Ok(());
-        }
+        if is_guarded(prefix) { Ok(()) } else { self.place_route(router, prefix, target) }
+    }
+
+    fn place_route<A: Family>(
+        &mut self,
+        router: RouterId,
+        prefix: Prefix<A>,
+        target: Option<&Target>,
+    ) -> Result<(), Full> {
         A::waiting(&mut self.pending).routes.remove(&(router, prefix));
         let Some(target) = target else {
             self.remove_route(router, prefix);
@@ -273,7 +287,11 @@ impl<M: Memory> Tables<M> {
         self.with_table(router, |table: &mut Table<A>, _| table.set_guards(A::GUARDS.len()));
         let mut result = Ok(());
         for (prefix, reason) in guards::<A>() {
-            let (leaf, found) = self.acquire_leaf(&Target::Pass { reason, unicast: false });
+            let target = Target::Pass { reason, unicast: false };
+            let (leaf, found) = self.acquire_leaf(&target);
+            if found.is_err() {
+                A::waiting(&mut self.pending).routes.insert((router, prefix), target);
+            }
             result = result.and(found).and(self.put_route(router, prefix, leaf));
         }
         result
@@ -526,7 +544,7 @@ impl<M: Memory> Tables<M> {
         waiting.left -= next.len();
         let mut result = Ok(());
         for ((router, prefix), target) in next {
-            result = result.and(self.set_route(router, prefix, Some(&target)));
+            result = result.and(self.place_route(router, prefix, Some(&target)));
         }
         result
     }

@@ -1,6 +1,6 @@
 //! Compares operations with a model that finds the way of a packet by linear search.
 
-use super::*;
+use super::{encoding::*, *};
 use crate::{
     memory::{Capacity, HeapMemory},
     net::{Prefix, Prefix4, Prefix6, Tag},
@@ -463,6 +463,21 @@ proptest! {
                 }
             }
         }
+        // With one router there is often room for all of it.
+        for op in [1, 2].map(Op::RouterGone) {
+            let _ = tables.apply(&op);
+            model.apply(&op);
+        }
+        for _ in 0..3 {
+            let epoch = tables.seal();
+            let _ = tables.reclaim(epoch);
+        }
+        let waits = !tables.pending.is_empty() || !tables.starved.is_empty() || tables.unplaced() != (0, 0);
+        if !waits && !(0..3).any(|router| tables.route_counts(router).2) {
+            check_answers(&tables, &model);
+            check_index(&tables, &model);
+            check_queues(&tables, &model, true);
+        }
         for router in 0..3 {
             let _ = tables.apply(&Op::RouterGone(router));
         }
@@ -512,6 +527,25 @@ fn used_neighbours_are_reported_once() {
     tables.memory().nexthops()[id * words::NEXTHOP + 6].store(1, Relaxed);
     assert_eq!(tables.take_used(), [(1, gateway)]);
     assert_eq!(tables.take_used(), []);
+    // Two next hops lead to the gateway, one to another neighbour.
+    let other: IpAddr = "10.0.0.0".parse().unwrap();
+    for (prefix, gateway) in [("10.1.0.0/16", gateway), ("10.2.0.0/16", other)] {
+        let hop = Target::Hop(Hop { interface: 1, gateway: Some(gateway), mtu: 1400 });
+        tables.apply(&Op::Route4(0, prefix.parse().unwrap(), Some(hop))).unwrap();
+    }
+    let use_all = |tables: &Tables<HeapMemory>| {
+        for to in [[8, 8, 8, 8], [10, 1, 0, 1], [10, 2, 0, 1]] {
+            let id = tables.lookup(0, to.into())[0].nexthop;
+            let hop = answer::nexthop(tables.memory(), id).unwrap();
+            (0..2).for_each(|_| hop.mark_used());
+        }
+    };
+    use_all(&tables);
+    assert_eq!(tables.take_used(), [(1, other), (1, gateway)]);
+    use_all(&tables);
+    assert!(!tables.take_use_of(2, gateway) && !tables.take_use_of(1, [10, 0, 0, 9].into()));
+    assert!(tables.take_use_of(1, gateway) && !tables.take_use_of(1, gateway));
+    assert_eq!(tables.take_used(), [(1, other)]);
 }
 
 /// The interface's MAC address changes, and there is room for one new next hop of two.
@@ -538,6 +572,60 @@ fn a_group_that_lost_members_because_a_map_was_full_gets_them_back() {
         let _ = tables.reclaim(epoch);
     }
     assert_eq!(reasons(&tables), [(None, 2), (None, 2)]);
+}
+
+/// As above, for routes of both families with one next hop, and for a neighbour in the index.
+#[test]
+fn routes_and_neighbours_that_lost_their_next_hop_get_it_back() {
+    let via =
+        |gateway: &str| Some(Target::Hop(Hop { interface: 1, gateway: gateway.parse().ok(), mtu: 1500 }));
+    let neighbour =
+        |address: &str, mac| Op::Neighbour(1, address.parse().unwrap(), Some(Mac([2, 0, 0, 0, 0, mac])));
+    let ops = [
+        Op::Interface(1, plain_interface(1)),
+        neighbour("10.0.0.1", 8),
+        neighbour("10.3.0.1", 9),
+        neighbour("fd00::1", 10),
+        Op::Route4(0, "10.1.0.0/16".parse().unwrap(), via("10.0.0.1")),
+        Op::Route4(0, "10.3.0.0/16".parse().unwrap(), via("")),
+        Op::Route6(0, "2001:db8::/32".parse().unwrap(), via("fd00::1")),
+    ];
+    let used = simple(&ops).nexthops.occupancy().used;
+    let mut tables = Tables::new(HeapMemory::new(Capacity { nexthops: used + 1, ..ROOMY }));
+    ops.iter().for_each(|op| tables.apply(op).unwrap());
+    let found = |tables: &Tables<HeapMemory>| {
+        ["10.1.2.3", "10.3.0.1", "2001:db8::9"].map(|to| {
+            let answer = &tables.lookup(0, to.parse().unwrap())[0];
+            (answer.reason, answer.source.0[5])
+        })
+    };
+    assert_eq!(found(&tables), [(None, 1); 3]);
+    assert!(tables.apply(&Op::Interface(1, plain_interface(2))).is_err());
+    assert!(found(&tables).iter().all(|(reason, source)| reason.is_some() || *source == 2));
+    for _ in 0..4 {
+        let epoch = tables.seal();
+        let _ = tables.reclaim(epoch);
+    }
+    assert_eq!(found(&tables), [(None, 2); 3]);
+    assert!(tables.pending.is_empty() && tables.starved.is_empty());
+}
+
+#[test]
+fn parts_of_a_table_that_found_no_room_are_there_after_some_is_free() {
+    let pass = |reason| Some(Target::Pass { reason, unicast: false });
+    let route = |prefix: &str, target| Op::Route4(0, prefix.parse().unwrap(), target);
+    // One tail is that of 255.255.255.255/32.
+    let mut tables = Tables::new(HeapMemory::new(Capacity { fib_tails: 2, ..ROOMY }));
+    tables.apply(&route("10.1.2.3/32", pass(Reason::SpecialRoute))).unwrap();
+    assert!(tables.apply(&route("11.1.2.3/32", pass(Reason::SpecialRoute))).is_err());
+    let reason = |tables: &Tables<HeapMemory>| tables.lookup(0, [11, 1, 2, 3].into())[0].reason;
+    assert_eq!((reason(&tables), tables.route_counts(0)), (Some(Reason::MapFull), (2, 0, true)));
+    let epoch = tables.seal();
+    assert!(tables.reclaim(epoch).is_err());
+    tables.apply(&route("10.1.2.3/32", None)).unwrap();
+    let epoch = tables.seal();
+    assert_eq!(tables.reclaim(epoch), Ok(()));
+    assert_eq!((reason(&tables), tables.route_counts(0)), (Some(Reason::SpecialRoute), (1, 0, false)));
 }
 
 /// Many more routes wait than one call tries. Each reclaim tries the next ones, and none is forgotten. After all have
@@ -590,9 +678,179 @@ fn groups_share_hashes_by_weight_and_are_shared_themselves() {
     assert_eq!(tables.groups.by_block.len(), 1);
     let target = tables.routes4(0).next().unwrap().1;
     assert_eq!(Some(target), group(1, 3));
+    tables.apply(&Op::Route4(0, "10.1.0.0/16".parse().unwrap(), None)).unwrap();
+    let shares: Vec<_> = tables.lookup(0, [10, 2, 2, 3].into()).iter().map(|a| a.share).collect();
+    assert_eq!((shares, tables.groups.by_block.len()), (vec![64, 192], 1), "the other route keeps it");
+    tables.apply(&Op::Route4(0, "10.1.0.0/16".parse().unwrap(), group(1, 3))).unwrap();
     tables.apply(&Op::InterfaceGone(2)).unwrap();
     let reasons: Vec<_> = tables.lookup(0, [10, 2, 2, 3].into()).iter().map(|a| a.reason).collect();
     assert_eq!(reasons, [Some(Reason::Unresolved), Some(Reason::EgressNotAPort)]);
+    for prefix in ["10.1.0.0/16", "10.2.0.0/16"] {
+        tables.apply(&Op::Route4(0, prefix.parse().unwrap(), None)).unwrap();
+    }
+    assert!(tables.groups.by_block.is_empty() && tables.groups.by_key.is_empty());
+}
+
+#[test]
+fn groups_merge_equal_members_and_have_a_limit() {
+    let hop = |n: u8| Target::Hop(Hop { interface: 1, gateway: Some([10, 0, 0, n].into()), mtu: 1500 });
+    let mut tables = simple(&[Op::Interface(1, plain_interface(1))]);
+    let mut stored = |members: &[(u8, u16)]| {
+        let target = Target::Multi(members.iter().map(|(n, weight)| (hop(*n), *weight)).collect());
+        tables.apply(&Op::Route4(0, "10.1.0.0/16".parse().unwrap(), Some(target))).unwrap();
+        let target = tables.routes4(0).next().unwrap().1;
+        (target, tables.groups.by_block.len())
+    };
+    let multi = |members: &[(u8, u16)]| Target::Multi(members.iter().map(|(n, w)| (hop(*n), *w)).collect());
+    assert_eq!(stored(&[(1, 1), (1, 2), (2, 1), (1, 4), (3, 0)]), (multi(&[(1, 3), (2, 1), (1, 4)]), 1));
+    assert_eq!(stored(&[(7, 1), (7, 2), (8, 0)]), (hop(7), 0));
+    let complex = Target::Pass { reason: Reason::ComplexRoute, unicast: true };
+    assert_eq!(stored(&[(7, 0)]), (complex.clone(), 0));
+    let many: Vec<_> = (0..=128).map(|n| (n, 1)).collect();
+    assert_eq!(stored(&many[..128]), (multi(&many[..128]), 1));
+    assert_eq!(stored(&many), (complex, 0));
+}
+
+#[test]
+fn an_index_is_searched_in_both_buckets() {
+    let capacity = Capacity { neighbour_buckets: 2, interface_buckets: 2, ..ROOMY };
+    let mut tables = Tables::new(HeapMemory::new(capacity));
+    // All belong in the first bucket, so half of them are in the other one.
+    let is_first = |n: &u8| crate::hash::interface_bucket([2, 0, 0, 0, 0, *n], 1, Vlan::NONE.key(), 1) == 0;
+    let macs: Vec<u8> = (0..=255).filter(is_first).take(9).collect();
+    let found = |tables: &Tables<HeapMemory>| -> Vec<u16> {
+        let find = |n: &u8| classify(tables.memory(), 1, Vlan::NONE, Mac([2, 0, 0, 0, 0, *n]));
+        macs.iter().filter_map(find).map(|slot| (slot >> 32) as u16).collect()
+    };
+    let full = |region| Err(Full { region, rows: 1 });
+    for (id, mac) in (1..).zip(&macs) {
+        let added = tables.apply(&Op::Interface(id, plain_interface(*mac)));
+        assert_eq!(added, if id > 8 { full(Region::InterfaceIndex) } else { Ok(()) });
+    }
+    assert_eq!((found(&tables), tables.unplaced()), ((1..=8).collect(), (0, 1)));
+    tables.apply(&Op::InterfaceGone(3)).unwrap();
+    assert_eq!((found(&tables), tables.unplaced()), (vec![1, 2, 4, 5, 6, 7, 8, 9], (0, 0)));
+
+    let connected = Target::Hop(Hop { interface: 1, gateway: None, mtu: 1500 });
+    tables.apply(&Op::Route4(0, "10.0.0.0/8".parse().unwrap(), Some(connected))).unwrap();
+    let neighbour = |n: u8| Op::Neighbour(1, [10, 0, 0, n].into(), Some(Mac([2, 0, 0, 0, 1, n])));
+    let found = |tables: &Tables<HeapMemory>| -> Vec<u8> {
+        let find = |n: u8| tables.lookup(0, [10, 0, 0, n].into())[0].mac;
+        (1..=17).filter(|n| find(*n) == Some(Mac([2, 0, 0, 0, 1, *n]))).collect()
+    };
+    (1..=16).for_each(|n| tables.apply(&neighbour(n)).unwrap());
+    assert_eq!(tables.apply(&neighbour(17)), full(Region::NeighbourIndex));
+    assert_eq!((found(&tables), tables.unplaced()), ((1..=16).collect(), (1, 0)));
+    tables.apply(&Op::Neighbour(1, [10, 0, 0, 5].into(), None)).unwrap();
+    assert_eq!((found(&tables).len(), tables.unplaced()), (16, (0, 0)));
+}
+
+/// Two addresses with the same hash.
+#[test]
+fn a_neighbour_with_the_hash_of_another_is_not_that_one() {
+    let hash = |interface, address: u32| {
+        let address = nexthops::address_bytes(Ipv4Addr::from(address).into());
+        crate::hash::neighbour_bucket(interface, address, 3)
+    };
+    let mut seen = BTreeMap::new();
+    let (one, other) = (0x0a00_0000..)
+        .find_map(|address| seen.insert(hash(1, address), address).map(|other| (address, other)))
+        .unwrap();
+    let connected = |interface| Some(Target::Hop(Hop { interface, gateway: None, mtu: 1500 }));
+    let mut tables = simple(&[
+        Op::Interface(1, plain_interface(1)),
+        Op::Route4(0, "10.0.0.0/8".parse().unwrap(), connected(1)),
+        Op::Neighbour(1, Ipv4Addr::from(one).into(), Some(Mac([2, 0, 0, 0, 0, 9]))),
+    ]);
+    let reason = |tables: &Tables<HeapMemory>, to: u32| tables.lookup(0, Ipv4Addr::from(to).into())[0].reason;
+    assert_eq!([reason(&tables, one), reason(&tables, other)], [None, Some(Reason::Unresolved)]);
+    tables.apply(&Op::Neighbour(1, Ipv4Addr::from(other).into(), Some(Mac([2, 0, 0, 0, 0, 8])))).unwrap();
+    assert_eq!([reason(&tables, one), reason(&tables, other)], [None, None]);
+}
+
+#[test]
+fn memory_is_initialized() {
+    let memory = HeapMemory::with_queue_rows(ROOMY, queue_rows(1));
+    let regions = [
+        memory.neighbour_index(),
+        memory.interface_index(),
+        memory.routers(),
+        memory.queues(),
+        memory.nexthops(),
+    ];
+    regions.into_iter().flatten().for_each(|word| word.store(u64::MAX, Relaxed));
+    memory.fib().iter().for_each(|slot| slot.store(u32::MAX, Relaxed));
+    let tables = Tables::new(memory);
+    let memory = tables.memory();
+    let zero = [memory.neighbour_index(), memory.interface_index(), memory.queues()];
+    assert!(zero.into_iter().flatten().all(|word| word.load(Relaxed) == 0));
+    assert!(memory.fib()[..words::FIB_BLOCK].iter().all(|slot| slot.load(Relaxed) == 0));
+    for row in memory.routers().chunks(words::ROUTER) {
+        let row: Vec<u64> = row.iter().map(|word| word.load(Relaxed)).collect();
+        assert_eq!(row[..2], [32 << 32, 128 << 32]);
+        assert!(row[2..].iter().all(|word| *word == 0));
+    }
+    let all = tables.occupancy().map(|(_, occupancy)| (occupancy.used, occupancy.capacity));
+    assert_eq!(all, [(1, 600), (0, 300), (2, 500), (0, 32), (0, 16), (0, 3)]);
+    for router in 0..3 {
+        assert_eq!(
+            seen(tables.lookup(router, [10, 0, 0, 1].into())),
+            Model::default().answers(None, [0; 4].into())
+        );
+    }
+}
+
+#[test]
+fn a_next_hop_is_free_only_after_a_grace_period_from_its_end() {
+    let hop = Target::Hop(Hop { interface: 1, gateway: Some([10, 0, 0, 1].into()), mtu: 1500 });
+    let route = |target| Op::Route4(0, "10.0.0.0/8".parse().unwrap(), target);
+    let mut tables = simple(&[Op::Interface(1, plain_interface(1)), route(Some(hop))]);
+    let before = tables.seal();
+    tables.apply(&route(None)).unwrap();
+    let used = |tables: &Tables<HeapMemory>| tables.nexthops.occupancy().used;
+    let in_use = used(&tables);
+    tables.reclaim(before).unwrap();
+    assert_eq!(used(&tables), in_use);
+    let after = tables.seal();
+    tables.reclaim(after).unwrap();
+    assert!(used(&tables) < in_use);
+}
+
+#[test]
+fn a_router_leaves_an_empty_row_and_one_without_a_row_is_refused() {
+    let multipath = MultipathHash { l4: [true, true], key: [1, 2] };
+    let addresses = [0x0a00_0001].into();
+    let mut tables = simple(&[
+        Op::Router { router: 1, multipath },
+        Op::LocalAddresses { router: 1, addresses },
+        Op::RouterGone(1),
+    ]);
+    let row = &tables.memory().routers()[words::ROUTER..2 * words::ROUTER];
+    assert!(row[2..].iter().all(|word| word.load(Relaxed) == 0));
+    let refused = Err(Full { region: Region::Routers, rows: 1 });
+    assert_eq!(tables.apply(&Op::Router { router: 3, multipath }), refused);
+    assert_eq!(tables.apply(&Op::LocalAddresses { router: 3, addresses: [].into() }), refused);
+    assert_eq!(tables.occupancy()[5].1.used, 0);
+}
+
+#[test]
+fn guards_are_no_routes() {
+    let pass = Target::Pass { reason: Reason::SpecialRoute, unicast: false };
+    let prefix = |i: u32| Prefix::new(0x0a00_0000 + i, 32).unwrap();
+    let mut tables = simple(&[]);
+    let root = |tables: &Tables<HeapMemory>| tables.memory().routers()[0].load(Relaxed) >> 32;
+    for i in 0..256 {
+        tables.apply(&Op::Route4(0, prefix(i), Some(pass.clone()))).unwrap();
+    }
+    assert_eq!((root(&tables), tables.route_counts(0)), (32, (256, 0, false)), "one block");
+    tables.apply(&Op::Route4(0, prefix(256), Some(pass.clone()))).unwrap();
+    tables.apply(&Op::Route6(0, "2001:db8::/32".parse().unwrap(), Some(pass))).unwrap();
+    assert_eq!((root(&tables), tables.route_counts(0)), (24, (257, 1, false)));
+    assert_eq!(tables.route_counts(1), (0, 0, false));
+    assert!(holds4("10.0.0.0/8".parse().unwrap()) && holds4("0.0.0.0/0".parse().unwrap()));
+    assert!(!holds4("127.0.0.0/8".parse().unwrap()) && !holds4("224.0.0.5/32".parse().unwrap()));
+    assert!(holds6("2001:db8::/32".parse().unwrap()) && holds6("::/0".parse().unwrap()));
+    assert!(!holds6("fe80::/64".parse().unwrap()) && !holds6("ff02::/16".parse().unwrap()));
 }
 
 #[test]
@@ -613,6 +871,11 @@ fn router_rows_are_those_of_the_abi() {
     assert_eq!(word(2), 2);
     assert_eq!((word(3), word(4)), (7, 8));
     assert!(row[5..8].iter().all(|w| w.load(Relaxed) == 0));
+    let multipath = answer::RouterRow::of(tables.memory(), 1).multipath();
+    assert_eq!(multipath, MultipathHash { l4: [false, true], key: [7, 8] });
+    let other = MultipathHash { l4: [true, false], key: [9, 10] };
+    let another = simple(&[Op::Router { router: 0, multipath: other }]);
+    assert_eq!(answer::RouterRow::of(another.memory(), 0).multipath(), other);
     let bits: u32 = row[8..].iter().map(|w| w.load(Relaxed).count_ones()).sum();
     assert_eq!(bits, 2);
     let bit = (0x0a00_0001_u32.wrapping_mul(0x9e37_79b1) >> 21) as usize;
@@ -628,4 +891,24 @@ fn interface_slots_are_those_of_the_abi() {
     let slot = index.chunks(2).find(|s| s[1].load(Relaxed) != 0).unwrap();
     let bytes: Vec<u8> = slot.iter().flat_map(|w| w.load(Relaxed).to_le_bytes()).collect();
     assert_eq!(bytes, [2, 0, 0, 0, 0, 5, 1, 0, 100, 0x30, 0, 0, 2, 1, 2, 1 | 4 | 16]);
+    let none = Interface {
+        ipv4: false,
+        ipv6: false,
+        redirects: false,
+        reverse_path: ReversePath::Off,
+        ..plain_interface(5)
+    };
+    for (interface, flags) in [
+        (Interface { ipv4: true, ..none.clone() }, IF_IPV4),
+        (Interface { ipv6: true, ..none.clone() }, IF_IPV6),
+        (Interface { reverse_path: ReversePath::Loose, ..none.clone() }, IF_RPF_LOOSE),
+        (Interface { reverse_path: ReversePath::Strict, ..none.clone() }, IF_RPF_STRICT),
+        (Interface { redirects: true, ..none.clone() }, IF_REDIRECTS),
+        (Interface { accept_local: true, ..none.clone() }, IF_ACCEPT_LOCAL),
+        (Interface { priority_tags: true, ..none.clone() }, IF_PRIORITY_TAGS),
+        (Interface { look_at_sources: true, ..none.clone() }, IF_LOOK_AT_SOURCES),
+        (none, 0),
+    ] {
+        assert_eq!(links::interface_words(7, &interface)[1] >> 56, u64::from(flags), "{interface:?}");
+    }
 }

@@ -384,6 +384,7 @@ fn interfaces_and_routers_over_the_limit_wait_and_show_why() {
     bench.add_red(red(vec![macvlan(40, (HOST, 2))]));
     let router = bench.mirror.routers().find(|r| r.name == "red").unwrap();
     assert_eq!(router.ipv4, ["there are too many routers: no number is free"]);
+    assert_eq!(router.ipv6, router.ipv4);
     assert_eq!(view(&bench, RED, 40).unwrap().reasons4, ["there are too many routers: no number is free"]);
     assert_eq!(addresses(&bench), [(0, mac(23)), (1, mac(40))]);
 
@@ -467,6 +468,30 @@ fn a_namespace_that_gives_numbers_back_has_no_more_for_that() {
     assert!(view(&bench, 2, 140).unwrap().interface.is_some());
 }
 
+/// Its namespaces come and go. The numbers that they had rest as the owner's.
+#[test]
+fn an_owner_whose_namespaces_go_leaves_the_last_numbers_to_others() {
+    let host = red(vec![physical(1), physical(2)]);
+    let mut bench = Bench::with(Limits { interfaces: 32, ..Limits::default() }, host);
+    let appear = |bench: &mut Bench, id, owner, dump| {
+        bench.see(Event::Namespace(id, Namespace { owner, ..namespace("n") }));
+        bench.see(Event::Dump(id, Box::new(dump)));
+    };
+    for round in 0..3 {
+        if round > 0 {
+            bench.see(Event::NamespaceGone(9 + round));
+        }
+        appear(&mut bench, 10 + round, Owner::User(1000), macvlans(0, 14));
+        if round == 2 {
+            appear(&mut bench, 20, Owner::Machine, macvlans(40, 1));
+        }
+        let ops = bench.mirror.plan();
+        bench.mirror.check();
+        bench.model.apply(&ops);
+    }
+    assert!(view(&bench, 20, 140).unwrap().interface.is_some());
+}
+
 #[test]
 fn a_device_on_one_of_a_third_namespace_stays_with_the_kernel() {
     let mut bench = bench(vec![vlan(30, 7, (HOST, 1))]);
@@ -510,6 +535,23 @@ fn neighbours_are_planned_for_interfaces_and_known_for_keeping_alive() {
         assert_eq!(gone, [Op::Neighbour(1, ip("10.0.0.9"), None)]);
         assert_eq!(bench.mirror.stale_neighbours().count(), 0);
     }
+    // The link comes back as another one, without neighbours.
+    bench.after([see(&stale)]);
+    bench.after([Event::LinkGone(HOST, 1)]);
+    let ops = bench.after([Event::Link(HOST, physical(1))]);
+    assert!(!ops.iter().any(|op| matches!(op, Op::Neighbour(..))), "{ops:?}");
+    assert_eq!(bench.mirror.stale_neighbours().count(), 0);
+}
+
+#[test]
+fn a_device_on_a_macvlan_or_with_a_group_address_is_no_interface() {
+    let mut bench = Bench::host(vec![], vec![]);
+    bench.after([Event::Link(HOST, macvlan(20, (HOST, 1))), Event::Link(HOST, vlan(21, 7, (HOST, 20)))]);
+    assert!(view(&bench, HOST, 20).unwrap().interface.is_some());
+    assert!(view(&bench, HOST, 21).is_none_or(|i| i.interface.is_none() || !i.ipv4));
+    let group = Link { mac: Mac([1, 0, 0x5e, 0, 0, 1]), ..macvlan(22, (HOST, 1)) };
+    bench.after([Event::Link(HOST, group)]);
+    assert!(view(&bench, HOST, 22).is_none_or(|i| !i.ipv4));
 }
 
 #[test]
@@ -528,6 +570,7 @@ fn views_have_a_revision_and_links_are_up_down_or_gone() {
     let first = bench.mirror.revision();
     assert_eq!(bench.mirror.is_up(HOST, 2), Some(true));
     bench.after([Event::Link(HOST, physical(2)), Event::Neighbour(HOST, neighbour(1, "10.0.0.9", None))]);
+    bench.after([Event::LinkGone(HOST, 77), Event::Settings(HOST, choosing())]);
     assert_eq!(bench.mirror.revision(), first, "nothing new");
     bench.after([Event::Link(HOST, Link { up: false, ..physical(2) })]);
     assert_ne!(bench.mirror.revision(), first);

@@ -169,6 +169,7 @@ impl Bench {
 
     pub fn plan(&mut self) -> Vec<Op> {
         let ops = self.mirror.plan();
+        self.mirror.check();
         self.model.apply(&ops);
         assert_eq!(self.mirror.plan(), [], "a plan is complete");
         ops

@@ -179,6 +179,7 @@ fn check(seed: u64, steps: usize, routes_per_plan: usize) {
         if dice.roll(3) == 0 {
             past.note(&world);
             let ops = mirror.plan();
+            mirror.check();
             apply(&mut model, &mirror, &mut past, &ops);
         }
     }
@@ -186,6 +187,7 @@ fn check(seed: u64, steps: usize, routes_per_plan: usize) {
     past.note(&world);
     loop {
         let ops = mirror.plan();
+        mirror.check();
         apply(&mut model, &mirror, &mut past, &ops);
         if !mirror.is_behind() {
             break;
@@ -212,6 +214,7 @@ fn check_routes(seed: u64, steps: usize) {
         if dice.roll(2) == 0 {
             past.note(&world);
             let ops = mirror.plan();
+            mirror.check();
             apply(&mut model, &mirror, &mut past, &ops);
         }
     }

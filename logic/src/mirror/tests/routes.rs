@@ -723,6 +723,7 @@ fn sources_to_look_at_are_local_and_broadcast_host_routes() {
     let broadcast = || Route { kind: RouteKind::Broadcast, ..local4("10.0.0.255/32") };
     let mut bench = Bench::host(vec![local4("10.0.0.1/32"), local4("127.0.0.0/8"), broadcast()], vec![]);
     assert_eq!(Vec::from_iter(bench.model.routers[&0].addresses.clone()), [0x0a00_0001, 0x0a00_00ff]);
+    bench.after([Event::Route4(HOST, Change::Add, route4("10.0.0.3/32", dev(1)))]);
     bench.after([Event::Route4(HOST, Change::Delete, broadcast())]);
     assert_eq!(Vec::from_iter(bench.model.routers[&0].addresses.clone()), [0x0a00_0001]);
     assert_eq!(bench.mirror.routers().next().unwrap().ipv4, [""; 0], "127.0.0.0/8 is nothing special");
@@ -837,6 +838,9 @@ fn a_destination_that_linux_has_learned_about_is_the_kernels() {
     bench.after([learned(&[]), learned(&all)]);
     bench.after([gone(true), Event::Port(1, port(HOST, 2))]);
     bound(&bench);
+    assert_eq!(Vec::from_iter(bench.model.routers[&0].addresses.clone()), [0x0a02_0001]);
+    bench.after([learned(&["10.0.0.0"])]);
+    assert_eq!(bench.target4("10.0.0.0/8"), Some(&out(2, None)), "only one address is learned");
     bench.after([learned(&all[..2])]);
     assert_eq!(all.map(|a| of(&bench, a)), [kernel, pass(Reason::Local), out(2, None)]);
     bench.after([learned(&[])]);
@@ -852,4 +856,67 @@ fn a_learned_destination_in_a_local_prefix_stays_local() {
     bench.after([Event::Learned(HOST, [ip("10.2.0.5")].into())]);
     let (prefix, target) = bench.mirror.route4_to(HOST, p4("10.2.0.5/32").address()).unwrap();
     assert!(matches!(target, Target::Pass { reason: Reason::LocalPrefix, .. }), "{prefix} {target:?}");
+}
+
+#[test]
+fn the_next_end_is_the_first_of_all_tables() {
+    let seconds = Duration::from_secs;
+    let end = |at| Some(seconds(at));
+    let four = |at| Route { expires: end(at), ..alias(0, dev(1)) };
+    let six = |at| Route { expires: end(at), ..route6("2001:db8::/32", dev(1)) };
+    for (host4, host6, red4, expected) in [(100, 80, 60, 58), (60, 80, 100, 58), (100, 60, 80, 58)] {
+        let mut bench = Bench::host(vec![four(host4)], vec![six(host6)]);
+        let routes4 = vec![Route { expires: end(red4), ..route4("10.0.0.0/8", dev(1)) }];
+        bench.add_red(Dump { links: vec![macvlan(1, (HOST, 1))], routes4, ..Dump::default() });
+        assert_eq!(bench.mirror.next_end(), end(expected));
+    }
+}
+
+/// Every machine has these.
+#[test]
+fn loopback_and_multicast_are_no_local_prefixes() {
+    let six = |prefix| Route { table: 255, kind: RouteKind::Local, ..route6(prefix, dev(1)) };
+    for (prefix, reason) in [
+        ("127.0.0.0/8", Reason::Local),
+        ("127.128.0.0/9", Reason::Local),
+        ("126.0.0.0/7", Reason::LocalPrefix),
+        ("126.0.0.0/8", Reason::LocalPrefix),
+        ("128.0.0.0/8", Reason::LocalPrefix),
+        ("255.0.0.0/8", Reason::LocalPrefix),
+    ] {
+        let bench = Bench::host(vec![local4(prefix)], vec![]);
+        assert_eq!(bench.target4(prefix), Some(&pass(reason)), "{prefix}");
+        let looks = bench.model.interfaces.values().all(|i| i.look_at_sources);
+        assert_eq!(looks, reason == Reason::LocalPrefix, "{prefix}");
+    }
+    for (prefix, reason) in [
+        ("ff00::/8", Reason::Local),
+        ("ff02::/16", Reason::Local),
+        ("fe00::/7", Reason::LocalPrefix),
+        ("fe00::/8", Reason::LocalPrefix),
+        ("7f00::/8", Reason::LocalPrefix),
+    ] {
+        let bench = Bench::host(vec![], vec![six(prefix)]);
+        assert_eq!(bench.target6(prefix), Some(&pass(reason)), "{prefix}");
+    }
+}
+
+#[test]
+fn groups_have_limits() {
+    let members = |weights: &[u16]| {
+        let hop = |(ifindex, weight): (u32, &u16)| NextHop { weight: *weight, ..hop(1 + ifindex % 2, None) };
+        let routes = vec![alias(0, Next::Many((0..).zip(weights).map(hop).collect()))];
+        match Bench::host(routes, vec![]).target4("10.0.0.0/8") {
+            Some(Target::Multi(members)) => {
+                Some(members.iter().map(|(_, weight)| *weight).collect::<Vec<_>>())
+            }
+            other => {
+                assert_eq!(other, Some(&UNICAST_COMPLEX));
+                None
+            }
+        }
+    };
+    assert_eq!(members(&[0, 1, 256, 257]), Some(vec![1, 1, 256, 256]));
+    assert_eq!(members(&[1; 128]), Some(vec![1; 128]));
+    assert_eq!(members(&[1; 129]), None);
 }

@@ -6,7 +6,11 @@ const ROUTES_PER_PLAN: usize = 4;
 
 /// Namespaces 0 (the host) to `last`, each with a macvlan or port and without routes.
 fn bench(last: NamespaceId) -> Bench {
-    let limits = Limits { routes_per_plan: ROUTES_PER_PLAN, ..Limits::default() };
+    limited(last, Limits::default().interfaces)
+}
+
+fn limited(last: NamespaceId, interfaces: u16) -> Bench {
+    let limits = Limits { routes_per_plan: ROUTES_PER_PLAN, interfaces, ..Limits::default() };
     let mut bench = Bench { mirror: Mirror::new(limits), model: Model::default() };
     bench.see(Event::Port(0, port(HOST, 1)));
     for id in HOST..=last {
@@ -54,6 +58,58 @@ fn routes_of_other_namespaces_are_planned_in_turns_with_equal_shares() {
     assert_eq!([0, 1, 2].map(|id| bench.mirror.is_behind_of(id)), [false, true, false]);
     assert_eq!(count(&bench.mirror.plan()), [0, 1, 0]);
     assert!(!bench.mirror.is_behind());
+}
+
+/// Parties have equal shares, and so have the namespaces of one party. Those without routes to plan have none.
+#[test]
+fn the_namespaces_of_an_owner_share_its_part() {
+    let mut bench = bench(4);
+    for id in [2, 3] {
+        let about = Namespace { owner: Owner::User(1000), ..namespace("red") };
+        bench.see(Event::Namespace(id, about));
+    }
+    bench.plan();
+    (1..=3).for_each(|id| bench.see(Event::Routes(id, long(5), vec![])));
+    let ops = routes(&bench.mirror.plan());
+    assert_eq!([1, 2, 3].map(|id| ops.iter().filter(|(router, ..)| *router == id).count()), [2, 1, 1]);
+}
+
+/// Old routes lead to a number until they are planned again. Nobody else may have it before that.
+#[test]
+fn a_number_rests_while_routes_to_it_wait() {
+    let mut bench = limited(RED, 2);
+    bench.see(Event::Routes(RED, long(20), vec![]));
+    while bench.mirror.is_behind() {
+        plan(&mut bench);
+    }
+    bench.see(Event::LinkGone(RED, 1));
+    bench.see(Event::Link(RED, Link { mac: mac(77), ..macvlan(5, (HOST, 1)) }));
+    let number = |bench: &Bench| bench.mirror.interfaces().find(|i| i.ifindex == 5)?.interface;
+    let mut plans = 0;
+    while number(&bench).is_none() {
+        assert!(plans < 20, "the number rests for ever");
+        plan(&mut bench);
+        plans += 1;
+    }
+    assert_eq!(number(&bench), Some(2));
+    assert!(plans > 20 / ROUTES_PER_PLAN, "{plans} plans");
+}
+
+#[test]
+fn a_router_that_goes_while_its_routes_wait_comes_back_with_all() {
+    let mut bench = bench(RED);
+    bench.see(Event::Routes(RED, long(9), vec![]));
+    plan(&mut bench);
+    bench.see(Event::Route4(RED, Change::Delete, route4("10.1.8.0/24", dev(1))));
+    bench.see(Event::LinkGone(RED, 1));
+    plan(&mut bench);
+    assert!(!bench.mirror.is_behind() && bench.model.routers.len() == 1);
+    bench.see(Event::Link(RED, red_link()));
+    plan(&mut bench);
+    while bench.mirror.is_behind() {
+        plan(&mut bench);
+    }
+    assert_eq!(bench.model.routers.last_key_value().unwrap().1.routes4.len(), 8);
 }
 
 /// A shorter prefix replaces longer ones, which are removed only after it is there.
@@ -167,6 +223,7 @@ fn settled() -> Bench {
 
 fn plan(bench: &mut Bench) -> Vec<Op> {
     let ops = bench.mirror.plan();
+    bench.mirror.check();
     bench.model.is_behind = bench.mirror.is_behind();
     bench.model.apply(&ops);
     ops
@@ -219,9 +276,17 @@ fn an_interface_is_on_again_after_its_routes() {
     assert_eq!(state(&bench), [false, false, true]);
     let routes4 = through("10.9.9.1", 9);
     bench.see(Event::Dump(RED, Box::new(Dump { links: vec![red_link()], routes4, ..Dump::default() })));
-    assert_eq!(plans_until_on(&mut bench), 3);
+    plan(&mut bench);
+    let view = bench.mirror.interfaces().find(|i| i.namespace == RED).unwrap();
+    let waits = ["the fast path does not have all routes of its router yet"];
+    assert_eq!(
+        (&view.reasons4[..], &view.reasons6[..]),
+        (&waits.map(String::from)[..], &waits.map(String::from)[..])
+    );
+    assert_eq!(plans_until_on(&mut bench), 2);
     assert_no_old_route(&bench);
-    assert!(bench.mirror.is_behind_of(RED));
+    let view = bench.mirror.interfaces().find(|i| i.namespace == RED).unwrap();
+    assert_eq!((view.ipv4, view.ipv6, view.reasons6), (true, true, vec![]));
     let why = bench.mirror.interfaces().find(|i| i.namespace == RED).unwrap().reasons4;
     assert_eq!(why, [""; 0]);
 }

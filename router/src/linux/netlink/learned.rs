@@ -125,6 +125,8 @@ mod tests {
         assert_eq!(devices_of(route(0).with(RTA_MULTIPATH, &hops)), Some([5, 7].into()));
         assert_eq!(devices_of(route(0).with(RTA_OIF, &[5, 0, 0, 0])), None, "one next hop");
         assert_eq!(devices_of(route(0).with(RTA_MULTIPATH, &[4, 0, 0, 0, 5, 0, 0, 0])), Some([].into()));
+        let ended = Request::new(rtm::DELROUTE, 0, &[0; HEADER]).with(RTA_MULTIPATH, &hops);
+        assert_eq!(devices_of(ended), None);
     }
 
     #[test]
@@ -146,7 +148,9 @@ mod tests {
         let end = Some(NOW + Duration::from_secs(600));
         assert_eq!(learned(RTM_F_CLONED, 1 << 2, 60_000), binds(end), "a locked MTU");
         assert_eq!(learned(RTM_F_CLONED | REDIRECTED, 0, 60_000), binds(end), "a gateway");
-        assert_eq!(learned(RTM_F_CLONED, 1 << 3, 60_000), binds(None), "an MTU that is not locked");
+        for other in [1 << 1, 1 << 3] {
+            assert_eq!(learned(RTM_F_CLONED, other, 60_000), binds(None), "an MTU that is not locked");
+        }
         assert_eq!(learned(RTM_F_CLONED, 1 << 2, 0), binds(None), "the route's own MTU");
         assert_eq!(learned(0, 1 << 2, 60_000), None, "a route");
         let mut local = Request::new(rtm::NEWROUTE, 0, &[INET, 32, 0, 0, 255, 0, 0, 2, 0, 2, 0, 0])
@@ -167,6 +171,19 @@ mod tests {
         cacheinfo[8..12].copy_from_slice(&60_000_u32.to_ne_bytes());
         assert_eq!(six(RTM_F_CLONED, &cacheinfo), binds(NOW + Duration::from_secs(600)), "an MTU");
         assert_eq!(six(0, &cacheinfo), None, "a route");
+    }
+
+    #[test]
+    fn only_an_answer_about_one_destination_of_its_family_is_a_learned_route() {
+        let read = |kind, family, length, destination: &[u8]| {
+            let header = [family, length, 0, 0, 254, 0, 0, 1, 0, 2, 0, 0];
+            let mut message = Request::new(kind, 0, &header).with(RTA_DST, destination);
+            wire::messages(message.bytes(1)).next().and_then(|m| parse(m, NOW)).is_some()
+        };
+        assert!(read(rtm::NEWROUTE, INET, 32, &[9; 4]) && read(rtm::NEWROUTE, INET6, 128, &[9; 16]));
+        assert!(!read(rtm::DELROUTE, INET, 32, &[9; 4]));
+        assert!(!read(rtm::NEWROUTE, INET, 31, &[9; 4]) && !read(rtm::NEWROUTE, INET6, 127, &[9; 16]));
+        assert!(!read(rtm::NEWROUTE, INET, 32, &[9; 16]) && !read(rtm::NEWROUTE, INET6, 128, &[9; 4]));
     }
 
     proptest! {

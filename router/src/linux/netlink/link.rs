@@ -314,7 +314,10 @@ mod tests {
         let protocol = nested(&[(IFLA_INET6_CONF, &[1, 0, 0, 0, 64, 0, 0, 0, 0, 5, 0, 0])]);
         let mut header = [0; 16];
         (header[0], header[4]) = (INET6, 7);
-        let message = |kind| built(Request::new(kind, 0, &header).with(IFLA_PROTINFO | 0x8000, &protocol));
+        let message = |kind| {
+            let request = Request::new(kind, 0, &header).with(IFLA_IFNAME, b"x\0");
+            built(request.with(IFLA_PROTINFO | 0x8000, &protocol))
+        };
         let parsed = wire::messages(&message(rtm::NEWLINK)).next().and_then(parse);
         assert_eq!(parsed, Some(LinkMessage::Settings6 { ifindex: 7, conf6: [1, 64, 1280].into() }));
         assert_eq!(wire::messages(&message(rtm::DELLINK)).next().and_then(parse), None);
@@ -346,6 +349,122 @@ mod tests {
         assert!(link.up && link.carrier && !link.egress_priority_map);
         assert_eq!(link.conf4.as_deref().map(|c| (c.len(), c[8])), Some((40, 8)));
         assert_eq!(link.conf6.as_deref(), Some(&[0, 1][..]));
+    }
+
+    /// The device of a message with these flags and attributes, in addition to a name.
+    fn device(flags: u32, attributes: &[(u16, &[u8])]) -> RawLink {
+        let mut header = [0; HEADER];
+        (header[2], header[4]) = (1, 7);
+        header[8..12].copy_from_slice(&flags.to_ne_bytes());
+        let request = Request::new(rtm::NEWLINK, 0, &header).with(IFLA_IFNAME, b"x\0");
+        let bytes = built(attributes.iter().fold(request, |r, (kind, value)| r.with(*kind, value)));
+        match wire::messages(&bytes).next().and_then(parse) {
+            Some(LinkMessage::New(link)) => *link,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn every_flag_and_attribute_has_its_field_and_no_other() {
+        let plain = RawLink {
+            ifindex: 7,
+            name: "x".into(),
+            mac: Mac::default(),
+            mtu: 0,
+            up: false,
+            carrier: false,
+            running: false,
+            oddities: vec![],
+            kind: LinkKind::Physical,
+            below: None,
+            below_nsid: None,
+            master: None,
+            qdisc: String::new(),
+            xdp: false,
+            egress_priority_map: false,
+            conf4: None,
+            conf6: None,
+        };
+        let with = |change: fn(&mut RawLink)| {
+            let mut link = plain.clone();
+            change(&mut link);
+            link
+        };
+        assert_eq!(device(0, &[]), plain);
+        assert_eq!(device(1, &[]), with(|link| link.up = true));
+        assert_eq!(device(1 << 3, &[]), with(|link| link.kind = LinkKind::Loopback));
+        assert_eq!(device(1 << 6, &[]), with(|link| link.running = true));
+        assert_eq!(device(1 << 16, &[]), with(|link| link.carrier = true));
+        let mac = [2, 0, 0, 0, 0, 9];
+        let [xdp, no_xdp] = [1, 0].map(|mode| nested(&[(1, &[9, 9]), (IFLA_XDP_ATTACHED, &[mode, 0])]));
+        let conf = nested(&[(1, &[5, 0, 0, 0])]);
+        let conf = nested(&[(17, &conf), (2, &conf), (10, &nested(&[(2, &[6, 0, 0, 0])])), (28, &[])]);
+        let attributes: [(u16, &[u8], RawLink); 14] = [
+            (IFLA_ADDRESS, &mac, with(|link| link.mac = Mac([2, 0, 0, 0, 0, 9]))),
+            (IFLA_ADDRESS, &mac[..4], plain.clone()),
+            (IFLA_MTU, &[0, 5, 0, 0], with(|link| link.mtu = 1280)),
+            (IFLA_LINK, &[0, 1, 0, 0], with(|link| link.below = Some(256))),
+            (IFLA_LINK, &[1, 0, 0, 0], with(|link| link.below = Some(1))),
+            (IFLA_LINK, &[0; 4], plain.clone()),
+            (IFLA_LINK, &[7, 0, 0, 0], plain.clone()),
+            (IFLA_LINK_NETNSID, &[3, 0, 0, 0], with(|link| link.below_nsid = Some(3))),
+            (IFLA_MASTER, &[1, 0, 0, 0], with(|link| link.master = Some(1))),
+            (IFLA_MASTER, &[0; 4], plain.clone()),
+            (IFLA_QDISC, b"noqueue\0", with(|link| link.qdisc = "noqueue".into())),
+            (IFLA_XDP, &xdp, with(|link| link.xdp = true)),
+            (IFLA_XDP, &no_xdp, plain.clone()),
+            (
+                IFLA_AF_SPEC,
+                &conf,
+                with(|link| (link.conf4, link.conf6) = (Some([5].into()), Some([6].into()))),
+            ),
+        ];
+        for (kind, value, expected) in attributes {
+            assert_eq!(device(0, &[(kind, value)]), expected, "{kind} {value:?}");
+        }
+        let elsewhere: [(u16, &[u8]); 2] = [(IFLA_LINK, &[7, 0, 0, 0]), (IFLA_LINK_NETNSID, &[0; 4])];
+        let same_number = with(|link| (link.below, link.below_nsid) = (Some(7), Some(0)));
+        assert_eq!(device(0, &elsewhere), same_number, "a device of another namespace");
+    }
+
+    #[test]
+    fn kinds_of_devices_are_read_with_their_data() {
+        let read = |kind: &[u8], data: &[(u16, &[u8])]| {
+            let info = nested(&[(IFLA_INFO_KIND, kind), (IFLA_INFO_DATA, &nested(data))]);
+            let link = device(0, &[(IFLA_LINKINFO, &info)]);
+            (link.kind, link.egress_priority_map)
+        };
+        let vlan = |vid| (LinkKind::Vlan(Tag { vid, service: false }), false);
+        assert_eq!(read(b"vlan\0", &[(1, &[0, 0])]), vlan(0));
+        assert_eq!(read(b"vlan\0", &[(1, &4094u16.to_ne_bytes()), (5, &[0x81, 0])]), vlan(4094));
+        let other = |kind: &str| (LinkKind::Other(kind.into()), false);
+        assert_eq!(read(b"vlan\0", &[(1, &4095u16.to_ne_bytes())]), other("vlan"));
+        let map: (u16, &[u8]) = (IFLA_VLAN_EGRESS_QOS, &[12, 0, 1, 0, 0, 0, 0, 0, 5, 0, 0, 0]);
+        assert!(read(b"vlan\0", &[(1, &[9, 0]), map]).1);
+        assert_eq!(read(b"veth\0", &[map]), other("veth"));
+        for (number, mode) in [
+            (1u32, Some(MacvlanMode::Private)),
+            (2, Some(MacvlanMode::Vepa)),
+            (4, Some(MacvlanMode::Bridge)),
+            (8, Some(MacvlanMode::Passthru)),
+            (16, Some(MacvlanMode::Source)),
+            (32, None),
+        ] {
+            let kind = mode.map_or(other("macvlan").0, LinkKind::Macvlan);
+            assert_eq!(read(b"macvlan\0", &[(IFLA_MACVLAN_MODE, &number.to_ne_bytes())]), (kind, false));
+        }
+    }
+
+    #[test]
+    fn devices_end_and_messages_without_a_name_are_ignored() {
+        let read = |kind, request: fn(Request) -> Request| {
+            let bytes =
+                built(request(Request::new(kind, 0, &[0, 0, 1, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])));
+            wire::messages(&bytes).next().and_then(parse)
+        };
+        assert_eq!(read(rtm::DELLINK, |r| r), Some(LinkMessage::Gone { ifindex: 7 }));
+        assert_eq!(read(rtm::GETLINK, |r| r.with(IFLA_IFNAME, b"x\0")), None);
+        assert_eq!(read(rtm::NEWLINK, |r| r), None, "wireless extensions");
     }
 
     #[test]
@@ -409,6 +528,13 @@ mod tests {
             }
         }
         assert_eq!(parsed(10, &[0; 4]), None, "of another namespace");
+        let key = (0xc000_0201, 24, 0xc633_6401);
+        assert_eq!(parsed(1, &[198, 51, 100, 1]), Some(Address4 { ifindex: 7, key, understood: true }));
+        // A peer's address alone.
+        let bytes = built(Request::new(rtm::NEWADDR, 0, &[INET, 24, 0, 0, 7, 1, 0, 0]));
+        let none = Address4 { ifindex: 263, key: (0, 24, 0), understood: true };
+        assert_eq!(parse_address4(&bytes[16..]), Some(none));
+        assert_eq!(parse_address4(&[INET6, 24, 0, 0, 7, 1, 0, 0]), None);
     }
 
     #[test]

@@ -86,3 +86,63 @@ pub const GROUPS: &[u32] = &[
 pub const INET: u8 = libc::AF_INET as u8;
 /// `AF_INET6` as a family byte.
 pub const INET6: u8 = libc::AF_INET6 as u8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::Request;
+
+    /// The header of a request with this type and these flags, under number 9, and the rest of its bytes.
+    fn bytes(kind: u16, flags: u16, rest: &[&[u8]]) -> Vec<u8> {
+        let rest = rest.concat();
+        let (length, flags) = (16 + rest.len() as u32, flags | wire::REQUEST);
+        let (length, kind, flags) = (length.to_ne_bytes(), kind.to_ne_bytes(), flags.to_ne_bytes());
+        [&length[..], &kind, &flags, &[9, 0, 0, 0], &[0; 4], &rest].concat()
+    }
+
+    #[test]
+    fn requests_have_the_bytes_that_linux_reads() {
+        let (to4, to6) = ([192, 0, 2, 1], [0xfd; 16]);
+        let device = 0x0102_0304_u32;
+        let index = device.to_ne_bytes();
+        let filter: &[u8] = &[8, 0, 29, 0, 8, 0, 0, 0];
+        let (dst4, dst6): (&[u8], &[u8]) = (&[8, 0, 1, 0, 192, 0, 2, 1], &[20, 0, 1, 0]);
+        let unicast: &[u8] = &[INET, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let table: [(Request, Vec<u8>); 13] = [
+            (link::dump(), bytes(rtm::GETLINK, wire::DUMP, &[&[0; 16], filter])),
+            (link::get(device), bytes(rtm::GETLINK, wire::ACK, &[&[0; 4], &index, &[0; 8], filter])),
+            (link::dump_addresses(INET), bytes(rtm::GETADDR, wire::DUMP, &[&[INET], &[0; 7]])),
+            (neighbour::dump(INET6), bytes(rtm::GETNEIGH, wire::DUMP, &[&[INET6], &[0; 11]])),
+            (
+                neighbour::touch(device, to4.into()),
+                bytes(rtm::NEWNEIGH, wire::ACK, &[&[INET, 0, 0, 0], &index, &[0, 0, 1, 0], dst4]),
+            ),
+            (
+                neighbour::touch(device, to6.into()),
+                bytes(rtm::NEWNEIGH, wire::ACK, &[&[INET6, 0, 0, 0], &index, &[0, 0, 1, 0], dst6, &to6]),
+            ),
+            (nexthop::dump(), bytes(rtm::GETNEXTHOP, wire::DUMP, &[&[0; 8]])),
+            (route::dump(INET), bytes(rtm::GETROUTE, wire::DUMP, &[&[INET], &[0; 11]])),
+            (
+                learned::dump(INET6),
+                bytes(rtm::GETROUTE, wire::DUMP, &[&[INET6], &[0; 7], &0x200_u32.to_ne_bytes()]),
+            ),
+            (learned::to(to4.into(), None), bytes(rtm::GETROUTE, wire::ACK, &[unicast, dst4])),
+            (
+                learned::to(to4.into(), Some(device)),
+                bytes(rtm::GETROUTE, wire::ACK, &[unicast, dst4, &[8, 0, 4, 0], &index]),
+            ),
+            (
+                learned::route_to(to4.into()),
+                bytes(rtm::GETROUTE, wire::ACK, &[&unicast[..8], &0x2000_u32.to_ne_bytes(), dst4]),
+            ),
+            (
+                Request::new(40, 0, &[5; 5]).with(1, b"abcde"),
+                bytes(40, 0, &[&[5; 5], &[0; 3], &[9, 0, 1, 0], b"abcde", &[0; 3]]),
+            ),
+        ];
+        for (at, (mut request, expected)) in table.into_iter().enumerate() {
+            assert_eq!(request.bytes(9), expected, "request {at}");
+        }
+    }
+}

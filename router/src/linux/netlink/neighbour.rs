@@ -147,6 +147,17 @@ mod tests {
         }
         let broadcast = [INET, 0, 0, 0, 6, 0, 0, 0, 2, 0, 0, 3];
         assert_eq!(with(broadcast, 3, &[]).unwrap().mac, None);
+        // The kernel alone uses an entry with an unknown attribute, so Millrace need not keep it fresh.
+        let stale = [INET, 0, 0, 0, 6, 0, 0, 0, 4, 0, 0, 1];
+        assert!(with(stale, 3, &[]).unwrap().stale && !with(stale, 5, &[]).unwrap().stale);
+    }
+
+    #[test]
+    fn other_messages_are_no_neighbours() {
+        assert!(parsed(rtm::NEWNEIGH, 2, 0).is_some() && parsed(rtm::DELNEIGH, 2, 0).is_some());
+        assert_eq!(parsed(rtm::GETNEIGH, 2, 0), None);
+        let bridge = [libc::AF_BRIDGE as u8, 0, 0, 0, 6, 0, 0, 0, 2, 0, 0, 1];
+        assert_eq!(with(bridge, 3, &[]), None);
     }
 
     proptest! {

@@ -59,6 +59,17 @@ mod tests {
         let expected = Netconf { ifindex: -1, rp_filter: Some(2), ..Netconf::default() };
         assert_eq!(parse(&bytes), Some(expected));
         assert_eq!(parse(&bytes[..4]), None);
+        let bytes = [2, 1, 6, 9].map(|kind| [8, 0, kind, 0, 10 + kind, 0, 0, 0]).concat();
+        let expected = Netconf {
+            v6: true,
+            ifindex: 11,
+            forwarding: Some(12),
+            rp_filter: None,
+            ignore_routes_with_linkdown: Some(16),
+            force_forwarding: Some(19),
+        };
+        assert_eq!(parse(&[&[INET6, 0, 0, 0], &bytes[..]].concat()), Some(expected));
+        assert_eq!(parse(&[&[7, 0, 0, 0], &bytes[..]].concat()), None, "bridges");
     }
 
     proptest! {

@@ -192,6 +192,14 @@ mod tests {
         }
     }
 
+    #[test]
+    fn only_a_missing_command_is_no_error() {
+        assert_eq!(known(Ok(5)).unwrap(), Some(5));
+        let failed = |number| known::<()>(Err(io::Error::from_raw_os_error(number)));
+        assert_eq!(failed(libc::EOPNOTSUPP).unwrap(), None);
+        assert_eq!(failed(libc::ENODEV).unwrap_err().raw_os_error(), Some(libc::ENODEV));
+    }
+
     proptest! {
         #[test]
         fn never_panics(bytes in prop::collection::vec(any::<u8>(), 0..64)) {

@@ -160,8 +160,45 @@ mod tests {
     }
 
     #[test]
+    fn every_property_of_a_single_object_is_read() {
+        let object = |flags: u8, attributes: &[(u16, &[u8])]| {
+            let request = Request::new(rtm::NEWNEXTHOP, 0, &[10, 0, 0, 0, flags, 0, 0, 0]);
+            let request = request.with(NHA_ID, &[3, 1, 0, 0]);
+            parsed(attributes.iter().fold(request, |r, (kind, value)| r.with(*kind, value))).unwrap()
+        };
+        let hop = |ifindex, gateway: Option<[u8; 16]>, dead, linkdown| {
+            let gateway = gateway.map(Into::into);
+            let hop = NextHop { ifindex, gateway, weight: 1, dead, linkdown, complex: false };
+            NexthopObject { id: 259, kind: NexthopObjectKind::Single(hop) }
+        };
+        let device: (u16, &[u8]) = (NHA_OIF, &[4, 1, 0, 0]);
+        assert_eq!(object(0, &[]), hop(0, None, false, false));
+        assert_eq!(object(0, &[device]), hop(260, None, false, false));
+        assert_eq!(object(route::DEAD, &[device]), hop(260, None, true, false));
+        assert_eq!(object(route::LINKDOWN, &[device]), hop(260, None, false, true));
+        assert_eq!(object(0, &[device, (NHA_GATEWAY, &[9; 16])]), hop(260, Some([9; 16]), false, false));
+        assert_eq!(object(0, &[device, (NHA_GATEWAY, &[0; 16])]), hop(260, None, false, false));
+        assert_eq!(object(0, &[(NHA_BLACKHOLE, &[])]).kind, NexthopObjectKind::Blackhole);
+        let members: (u16, &[u8]) = (NHA_GROUP, &[3, 0, 0, 0, 0, 0, 0, 0]);
+        for (attributes, why) in [
+            (&[device, (NHA_GATEWAY, &[9; 5])][..], "nexthop object with an unknown attribute or flag"),
+            (
+                &[device, (NHA_GATEWAY, &[9; 5]), (NHA_GATEWAY, &[9; 4])],
+                "nexthop object with an unknown attribute or flag",
+            ),
+            (&[device, (NHA_FDB, &[])], "nexthop object of a bridge's forwarding database"),
+            (&[members, (NHA_GROUP_TYPE, &[1, 0])], "resilient nexthop group"),
+        ] {
+            assert_eq!(object(0, attributes).kind, NexthopObjectKind::Unsupported(why));
+        }
+    }
+
+    #[test]
     fn a_message_without_a_number_is_ignored() {
         assert_eq!(parsed(Request::new(rtm::NEWNEXTHOP, 0, &[0; 8])), None);
+        let id = [7, 0, 0, 0];
+        assert!(parsed(Request::new(rtm::DELNEXTHOP, 0, &[0; 8]).with(NHA_ID, &id)).is_some());
+        assert_eq!(parsed(Request::new(rtm::GETNEXTHOP, 0, &[0; 8]).with(NHA_ID, &id)), None);
     }
 
     proptest! {

@@ -50,6 +50,7 @@ mod tests {
     #[test]
     fn numbers_are_read() {
         assert_eq!(parse(&[0, 0, 0, 0, 8, 0, 1, 0, 255, 255, 255, 255]), Some(-1));
+        assert_eq!(parse(&[0, 0, 0, 0, 8, 0, 4, 0, 5, 0, 0, 0, 8, 0, 1, 0, 6, 0, 0, 0]), Some(6));
         assert_eq!(parse(&[0, 0, 0, 0, 7, 0, 1, 0, 255, 255, 255, 0]), None);
     }
 

@@ -108,8 +108,7 @@ pub fn parse6(message: wire::Message<'_>, now: Duration) -> Option<Route<u128>> 
 
 fn is_route(message: wire::Message<'_>, family: u8) -> bool {
     matches!(message.kind, rtm::NEWROUTE | rtm::DELROUTE)
-        && message.payload.len() >= HEADER
-        && message.payload[0] == family
+        && message.payload.first() == Some(&family)
         && wire::u32_at(message.payload, 8).is_some_and(|flags| flags & RTM_F_CLONED == 0)
 }
 
@@ -328,6 +327,7 @@ mod tests {
     #[test]
     fn every_attribute_does_what_its_class_says() {
         let plain = soup(24, &[]);
+        assert!(plain.is_some() && !is_complex(&plain));
         for number in 0..=63 {
             for value in [vec![], vec![1], vec![0xfe; 4], vec![1, 0, 0, 0], vec![0x5a; 16], vec![7; 37]] {
                 let got = soup(number, &value);
@@ -380,6 +380,13 @@ mod tests {
         assert!(!is_complex(&metric(RTAX_FEATURES, [1, 0, 0, 0])), "ECN");
         assert!(is_complex(&metric(RTAX_FEATURES, [8, 0, 0, 0])), "fragment everything");
         assert!(is_complex(&metric(RTAX_LOCK, [4, 0, 0, 0])), "mtu lock 0");
+        for other in [2, 8] {
+            assert!(!is_complex(&metric(RTAX_LOCK, [other, 0, 0, 0])), "a lock of another metric");
+        }
+        for (value, mtu) in [(0, None), (1, Some(1))] {
+            let got = metric(RTAX_MTU, [value, 0, 0, 0]);
+            assert!(matches!(got, Some(Parsed::V6(route)) if (route.mtu, route.complex) == (mtu, None)));
+        }
         let both = [8, 0, 1, 0, 4, 0, 0, 0, 8, 0, 2, 0, 0x14, 5, 0, 0];
         assert!(
             matches!(soup(RTA_METRICS, &both), Some(Parsed::V6(r)) if (r.mtu, r.complex) == (Some(1300), None))
@@ -402,19 +409,164 @@ mod tests {
     }
 
     #[test]
-    fn protocol_flags_and_source_distinguish_routes() {
-        let rest = |protocol: u8, flags: u32, source: u8| {
+    fn rest_distinguishes_ipv4_routes_by_what_no_other_field_holds() {
+        let rest = |protocol: u8, scope: u8, flags: u32, attributes: &[(u16, &[u8])]| {
             let mut header = header(INET, 8, 1, flags);
-            header[5] = protocol;
-            let request = Request::new(rtm::NEWROUTE, 0, &header).with(RTA_OIF, &[5, 0, 0, 0]);
-            match parsed(request.with(7, &[192, 0, 2, source])) {
+            (header[5], header[6]) = (protocol, scope);
+            let request = Request::new(rtm::NEWROUTE, 0, &header);
+            match parsed(attributes.iter().fold(request, |r, (kind, value)| r.with(*kind, value))) {
                 Some(Parsed::V4(route)) => route.rest,
                 other => panic!("{other:?}"),
             }
         };
-        assert_eq!(rest(4, 0, 1), rest(4, 0x4000 | 16 | 1, 1), "not its state");
-        let all = [rest(4, 0, 1), rest(3, 0, 1), rest(4, 4, 1), rest(4, 0, 2)];
-        assert_eq!(std::collections::BTreeSet::from(all).len(), 4);
+        let device: (u16, &[u8]) = (RTA_OIF, &[5, 0, 0, 0]);
+        let plain = rest(4, 0, 0, &[device]);
+        assert_eq!(
+            rest(4, 0, 0x4000 | 16 | 1, &[device]),
+            plain,
+            "the state of a route does not identify it"
+        );
+        let place: [(u16, &[u8]); 4] =
+            [(RTA_OIF, &[6, 0, 0, 0]), (RTA_PRIORITY, &[1; 4]), (RTA_GATEWAY, &[9; 4]), (RTA_TABLE, &[1; 4])];
+        assert_eq!(rest(4, 0, 0, &place), plain, "other fields hold these");
+        let hops = |realm: u8| [16, 0, 0, 0, 5, 0, 0, 0, 8, 0, 11, 0, realm, 0, 0, 0];
+        let all = [
+            plain,
+            rest(3, 0, 0, &[device]),
+            rest(4, 1, 0, &[device]),
+            rest(4, 0, 4, &[device]),
+            rest(4, 0, 0, &[device, (7, &[192, 0, 2, 1])]),
+            rest(4, 0, 0, &[device, (7, &[192, 0, 2, 2])]),
+            rest(4, 0, 0, &[device, (RTA_METRICS, &[8, 0, 8, 0, 1, 0, 0, 0])]),
+            rest(4, 0, 0, &[device, (RTA_METRICS, &[8, 0, 8, 0, 2, 0, 0, 0])]),
+            rest(4, 0, 0, &[(RTA_MULTIPATH, &hops(1))]),
+            rest(4, 0, 0, &[(RTA_MULTIPATH, &hops(2))]),
+        ];
+        assert_eq!(std::collections::BTreeSet::from(all).len(), all.len());
+    }
+
+    #[test]
+    fn rest_distinguishes_ipv6_routes_only_by_their_sources() {
+        let rest = |protocol: u8, length: u8, source: u8| {
+            let mut header = header(INET6, 64, 1, 0);
+            (header[2], header[5]) = (length, protocol);
+            let request = Request::new(rtm::NEWROUTE, 0, &header).with(RTA_OIF, &[5, 0, 0, 0]);
+            let request = if length == 0 { request } else { request.with(RTA_SRC, &[source; 16]) };
+            match parsed(request) {
+                Some(Parsed::V6(route)) => {
+                    assert_eq!((route.for_sources, route.complex), (length > 0, None));
+                    route.rest
+                }
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(rest(4, 0, 0), rest(3, 0, 0));
+        let all = [rest(4, 0, 0), rest(4, 64, 1), rest(4, 64, 2), rest(4, 65, 1)];
+        assert_eq!(std::collections::BTreeSet::from(all).len(), all.len());
+    }
+
+    #[test]
+    fn every_field_of_the_header_is_read() {
+        let read = |kind, header: &[u8]| {
+            let request = Request::new(kind, 0, header).with(RTA_DST, &[10, 1, 2, 0]);
+            parsed(request.with(RTA_OIF, &[0, 1, 0, 0]))
+        };
+        let header = [INET, 24, 0, 8, 9, 3, 2, 1, 0, 0, 0, 0];
+        let Some(Parsed::V4(route)) = read(rtm::NEWROUTE, &header) else { panic!("no route") };
+        let hop =
+            NextHop { ifindex: 256, gateway: None, weight: 1, dead: false, linkdown: false, complex: false };
+        let expected = Route {
+            prefix: Prefix::new(0x0a01_0200, 24).unwrap(),
+            table: 9,
+            metric: 0,
+            tos: 8,
+            kind: RouteKind::Unicast,
+            next: Next::One(hop),
+            mtu: None,
+            for_sources: false,
+            expires: None,
+            rest: route.rest,
+            complex: None,
+        };
+        assert_eq!(route, expected);
+        assert_eq!(read(rtm::DELROUTE, &header), Some(Parsed::V4(route)));
+        assert_eq!(read(rtm::GETROUTE, &header), None);
+        let kinds: Vec<RouteKind> = (1..=12)
+            .map(|kind| match read(rtm::NEWROUTE, &[INET, 24, 0, 0, 254, 0, 0, kind, 0, 0, 0, 0]) {
+                Some(Parsed::V4(route)) => route.kind,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        use RouteKind::*;
+        let named = [Unicast, Local, Broadcast, Anycast, Multicast, Blackhole, Unreachable, Prohibit, Throw];
+        assert_eq!(kinds, [&named[..], &[Other(10), Other(11), Other(12)]].concat());
+    }
+
+    #[test]
+    fn a_parser_reads_only_its_family_and_whole_headers() {
+        let message = |payload| Message { kind: rtm::NEWROUTE, flags: 0, sequence: 0, payload };
+        let (v4, v6) = (header(INET, 0, 1, 0), header(INET6, 0, 1, 0));
+        for cut in 0..12 {
+            assert_eq!(parse4(message(&v4[..cut]), NOW), None);
+            assert_eq!(parse6(message(&v6[..cut]), NOW), None);
+        }
+        assert!(parse4(message(&v4), NOW).is_some() && parse6(message(&v6), NOW).is_some());
+        assert!(parse4(message(&v6), NOW).is_none() && parse6(message(&v4), NOW).is_none());
+    }
+
+    #[test]
+    fn a_message_adds_appends_replaces_or_deletes() {
+        let read = |kind, flags| change(Message { kind, flags, sequence: 0, payload: &[] });
+        assert_eq!(read(rtm::NEWROUTE, 0x600), Change::Add);
+        assert_eq!(read(rtm::NEWROUTE, wire::APPEND), Change::Append);
+        assert_eq!(read(rtm::NEWROUTE, wire::REPLACE), Change::Replace);
+        assert_eq!(read(rtm::DELROUTE, wire::REPLACE), Change::Delete);
+    }
+
+    #[test]
+    fn each_started_256_bytes_count_as_a_route() {
+        let payload = [0; 513];
+        let of = |bytes| weight(&Message { kind: 0, flags: 0, sequence: 0, payload: &payload[..bytes] });
+        assert_eq!([0, 1, 256, 257, 512, 513].map(of), [1, 1, 1, 2, 2, 3]);
+    }
+
+    #[test]
+    fn routes_that_cannot_be_followed_stay_with_the_kernel() {
+        let read = |attributes: &[(u16, &[u8])]| {
+            let request = Request::new(rtm::NEWROUTE, 0, &header(INET, 8, 1, 0));
+            match parsed(attributes.iter().fold(request, |r, (kind, value)| r.with(*kind, value))) {
+                Some(Parsed::V4(route)) => (route.next, route.complex),
+                other => panic!("{other:?}"),
+            }
+        };
+        let device: (u16, &[u8]) = (RTA_OIF, &[5, 0, 0, 0]);
+        let hop =
+            NextHop { ifindex: 5, gateway: None, weight: 1, dead: false, linkdown: false, complex: false };
+        let one = |gateway: &[u8]| Next::One(NextHop { gateway: wire::address(gateway), ..hop.clone() });
+        assert_eq!(read(&[device, (RTA_GATEWAY, &[0; 4])]), (one(&[]), None));
+        assert_eq!(read(&[device, (RTA_VIA, &[10, 0, 9, 9, 9, 9])]), (one(&[9; 4]), None));
+        assert_eq!(read(&[device, (RTA_PREF, &[0])]), (one(&[]), None));
+        let odd = Next::One(NextHop { complex: true, ..hop.clone() });
+        for malformed in [(RTA_GATEWAY, &[9; 5][..]), (RTA_VIA, &[10, 0, 9, 9, 9]), (RTA_VIA, &[])] {
+            assert_eq!(
+                read(&[device, malformed]),
+                (odd.clone(), Some("an unknown part of a next hop")),
+                "{malformed:?}"
+            );
+        }
+        let nowhere: [&[(u16, &[u8])]; 4] =
+            [&[], &[(RTA_OIF, &[0; 4])], &[(RTA_OIF, &[5])], &[(RTA_MULTIPATH, &[])]];
+        for attributes in nowhere {
+            assert_eq!(read(attributes), (Next::None, Some("no usable next hop")), "{attributes:?}");
+        }
+        assert_eq!(read(&[device, (RTA_SRC, &[9; 4])]).1, Some("source prefix"));
+        assert_eq!(read(&[device, (RTA_PREF, &[1])]).1, Some("router preference"));
+        for bit in 0..8 {
+            let hop = [8, 0, 1 << bit, 0, 5, 0, 0, 0];
+            let (Next::Many(hops), None) = read(&[(RTA_MULTIPATH, &hop)]) else { panic!("{bit}") };
+            let known = [true, true, true, true, true, false, true, false][bit];
+            assert_eq!((hops[0].dead, hops[0].linkdown, hops[0].complex), (bit == 0, bit == 4, !known));
+        }
     }
 
     #[test]

@@ -55,9 +55,6 @@ pub fn messages_to(port: u32, bytes: &[u8]) -> impl Iterator<Item = Message<'_>>
 fn framed(mut bytes: &[u8]) -> impl Iterator<Item = (u32, Message<'_>)> {
     std::iter::from_fn(move || {
         let length = u32_at(bytes, 0)? as usize;
-        if length < HEADER {
-            return None;
-        }
         let payload = bytes.get(HEADER..length)?;
         let message = Message {
             kind: u16_at(bytes, 4)?,
@@ -184,6 +181,19 @@ mod tests {
         assert_eq!(attributes(&[9, 0, 1, 0, 0, 0, 0, 0]).count(), 0);
         assert_eq!(attributes(&[5, 0, 1, 0, 7]).collect::<Vec<_>>(), [(1, &[7u8][..])]);
         assert_eq!(messages(&[15, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).count(), 0);
+    }
+
+    #[test]
+    fn each_message_goes_to_its_port() {
+        // The first one has no payload, the second one has padding.
+        let first = [16, 0, 0, 0, 3, 0, 2, 0, 9, 0, 0, 0, 7, 1, 0, 0];
+        let second = [17, 0, 0, 0, 24, 0, 0, 0, 0, 1, 0, 0, 8, 1, 0, 0, 5, 0, 0, 0];
+        let bytes = [&first[..], &second].concat();
+        let read = |m: Message<'_>| (m.kind, m.flags, m.sequence, m.payload.to_vec());
+        let (one, other) = ((DONE, 2, 9, vec![]), (24, 0, 256, vec![5]));
+        assert_eq!(messages(&bytes).map(read).collect::<Vec<_>>(), [one.clone(), other.clone()]);
+        assert_eq!(messages_to(0x107, &bytes).map(read).collect::<Vec<_>>(), [one]);
+        assert_eq!(messages_to(0x108, &bytes).map(read).collect::<Vec<_>>(), [other]);
     }
 
     proptest! {
