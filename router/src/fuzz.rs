@@ -24,7 +24,7 @@ use crate::{
     cli::capture,
     config::Config,
     cores::{irqs, threads},
-    linux::{hazards, netlink, nftables},
+    linux::{hazards, netlink, nftables, xtables},
     user_plane::{
         calibrate::Calibration,
         sas::{key, sequence_file},
@@ -55,7 +55,7 @@ use std::{io::Cursor, path::Path};
 pub type Target = fn(&[u8]);
 
 /// All targets, with the names of their directories of seeds.
-pub const TARGETS: [(&str, Target); 15] = [
+pub const TARGETS: [(&str, Target); 16] = [
     ("actions", actions),
     ("agent", agent::agent),
     ("api", api),
@@ -71,6 +71,7 @@ pub const TARGETS: [(&str, Target); 15] = [
     ("pipeline", pipeline::pipeline),
     ("proc", proc),
     ("sas", sas),
+    ("xtables", xtables),
 ];
 
 /// A line of actions, followed by the packet that they are applied to.
@@ -217,6 +218,16 @@ fn netlink(bytes: &[u8]) {
         let _ = hazards::traffic::parse(message);
         let _ = hazards::xfrm::parse(message);
         proved(&nftables::read_any(message));
+    }
+}
+
+/// A table of legacy iptables: what `IPT_SO_GET_INFO` returns, then the entries.
+fn xtables(bytes: &[u8]) {
+    let (info, entries) = bytes.split_at(bytes.len().min(84));
+    for version in [Version::V4, Version::V6] {
+        if let Some(table) = xtables::parse(version, "filter", info, entries) {
+            proved(&Ruleset { tables: vec![table] });
+        }
     }
 }
 

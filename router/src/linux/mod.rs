@@ -11,6 +11,7 @@
 //! | [`nftables`] | the rules of nf_tables |
 //! | [`observer`] | turns the reports of Linux, in every namespace involved, into events |
 //! | [`spreading`] | changes indirection tables, for steered flows and for placing |
+//! | [`xtables`] | the rules of legacy iptables |
 
 pub mod classifier;
 pub mod ethtool;
@@ -21,3 +22,4 @@ pub mod netns;
 pub mod nftables;
 pub mod observer;
 pub mod spreading;
+pub mod xtables;

@@ -1,14 +1,17 @@
 //! A router with two devices, `lan` and `wan`. The test holds the other ends of their wires. Linux translates the
 //! sources of a few hosts in `lan`, and forwards a port of the router to one of them.
 
-use super::common::{frame::fix_checksum, ifindex, only_on, run, wire::Wire};
+use super::{
+    common::{frame::fix_checksum, ifindex, only_on, run, wire::Wire},
+    random,
+};
 use etherparse::PacketBuilder;
 use fastrand::Rng;
 use logic::firewall::{
     ruleset::Ruleset,
-    traffic::{ASSURED, CONFIRMED, DST_NAT, Direction, SEEN_REPLY, SRC_NAT, TCP, Tuple, UDP},
+    traffic::{ASSURED, CONFIRMED, DST_NAT, Direction, SEEN_REPLY, SRC_NAT, TCP, Tuple, UDP, Version},
 };
-use router::linux::{netlink::socket::Socket, nftables};
+use router::linux::{netlink::socket::Socket, nftables, xtables};
 use std::{
     io::Write as _,
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -45,12 +48,15 @@ table ip base {
 #[derive(Debug)]
 pub enum Rules {
     Nft(String),
+    /// For iptables-nft-restore.
     Iptables(String),
+    /// For iptables-legacy-restore.
+    Legacy(String),
 }
 
 impl Rules {
     pub fn text(&self) -> &str {
-        let (Rules::Nft(text) | Rules::Iptables(text)) = self;
+        let (Rules::Nft(text) | Rules::Iptables(text) | Rules::Legacy(text)) = self;
         text
     }
 }
@@ -315,15 +321,26 @@ impl Bed {
     pub fn load(&mut self, rules: &Rules) -> Result<(), String> {
         let tables = ["inet t", "ip t4", "ip filter", "ip mangle", "ip raw"];
         let gone: String = tables.iter().map(|t| format!("add table {t}\ndelete table {t}\n")).collect();
+        let empty: String = random::IPTABLES
+            .iter()
+            .map(|(table, chains)| {
+                let chains: String = chains.iter().map(|chain| format!(":{chain} ACCEPT\n")).collect();
+                format!("*{table}\n{chains}COMMIT\n")
+            })
+            .collect();
+        fed("iptables-legacy-restore", &[], &empty)?;
         match rules {
             Rules::Nft(text) => nft(&format!("{gone}{text}")),
             Rules::Iptables(text) => nft(&gone).and_then(|()| fed("iptables-nft-restore", &[], text)),
+            Rules::Legacy(text) => nft(&gone).and_then(|()| fed("iptables-legacy-restore", &[], text)),
         }
     }
 
     /// The rules as Linux has them.
     pub fn ruleset(&mut self) -> Ruleset {
-        nftables::read(&mut self.socket).unwrap()
+        let mut ruleset = nftables::read(&mut self.socket).unwrap();
+        ruleset.tables.extend(xtables::read(Version::V4).unwrap());
+        ruleset
     }
 
     pub fn ifindex(&self, device: &str) -> u32 {

@@ -44,8 +44,9 @@ fn packets_of_proofs_come_out() {
         let mut found = String::new();
         for seed in first..first + rounds {
             let mut rng = Rng::with_seed(seed);
-            let rules = match rng.u8(0..3) {
-                0 => Rules::Iptables(random::iptables(&mut rng)),
+            let rules = match rng.u8(0..4) {
+                0 => Rules::Legacy(random::iptables(&mut rng)),
+                1 => Rules::Iptables(random::iptables(&mut rng)),
                 _ => Rules::Nft(random::rules(&mut rng)),
             };
             if let Err(error) = bed.load(&rules) {

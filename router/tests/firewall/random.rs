@@ -218,7 +218,7 @@ const IPTABLES_TARGETS: [&str; 9] = [
 ];
 
 /// Tables of iptables, with the chains of each that forwarded packets pass.
-const IPTABLES: [(&str, &[&str]); 3] = [
+pub const IPTABLES: [(&str, &[&str]); 3] = [
     ("filter", &["FORWARD"]),
     ("mangle", &["PREROUTING", "FORWARD", "POSTROUTING"]),
     ("raw", &["PREROUTING"]),

@@ -129,6 +129,7 @@ fn known(name: &str, data: Attributes<'_>) -> Option<Expression> {
             revision: data.number(2)?,
             info: data.bytes(3)?.to_vec(),
         }),
+        "target" if data.text(1)? == "MARK" => Expression::SetMeta { key: 3, from: Register(0) },
         "target" => Expression::Other(format!("-j {}", data.text(1)?)),
         "fib" => fib(data)?,
         _ => load(name, data)?,
