@@ -8,6 +8,7 @@ mod bed;
 #[path = "../common/mod.rs"]
 mod common;
 mod random;
+mod real;
 
 use bed::{Bed, Connection, Rules};
 use fastrand::Rng;
