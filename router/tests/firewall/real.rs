@@ -213,6 +213,30 @@ const CASES: &[Case] = &[
         ],
     ),
     (
+        "kube_proxy.iptables",
+        &[
+            // One service more than a proof may leave out, with a list of clients.
+            row(OUT, MASQUERADED, ["nat KUBE-SVC-NUKIZ6OKUXPJNT4C: -m recent", "yes", "yes"]),
+            row(
+                IN,
+                "198.51.100.7:5000 > 172.30.0.41:80 to 10.180.0.1:80",
+                ["nat KUBE-SVC-NUKIZ6OKUXPJNT4C: -m recent", "yes", "yes"],
+            ),
+        ],
+    ),
+    (
+        "podman.nft",
+        &[
+            row(OUT, MASQUERADED, ["netavark FORWARD: drops", "yes", "yes"]),
+            row(
+                ["podman0", "wan"],
+                "10.88.0.2:5000 > 198.51.100.7:443 as 203.0.113.1:6000",
+                ["netavark FORWARD: drops", "yes", "yes"],
+            ),
+            row(IN, IN6, ["netavark FORWARD: drops", "yes", "yes"]),
+        ],
+    ),
+    (
         "calico.iptables",
         &[
             row(OUT, MASQUERADED, ["yes", "yes", "yes"]),
