@@ -9,9 +9,12 @@
 //! running the proof.
 
 use super::{
-    bed::fed,
+    Tally,
+    bed::{Bed, fed},
     common::{ifindex, in_new_namespace, run},
+    round,
 };
+use fastrand::Rng;
 use logic::firewall::{
     prove::{AddressPart, Exception, Obstacle, Proof, Why, prove},
     ruleset::Ruleset,
@@ -23,7 +26,7 @@ use logic::firewall::{
 use router::linux::{netlink::socket::Socket, nftables};
 use std::{
     net::{IpAddr, SocketAddr},
-    path::Path,
+    path::{Path, PathBuf},
     sync::mpsc,
 };
 
@@ -293,10 +296,9 @@ const CASES: &[Case] = &[
 #[test]
 #[ignore = "needs root"]
 fn rulesets_of_real_firewalls_are_proven_as_far_as_their_rules_allow() {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/firewall/rulesets");
     let (tell, wrong) = mpsc::channel();
     for (file, rows) in CASES {
-        let (path, tell) = (directory.join(file), tell.clone());
+        let (path, tell) = (directory().join(file), tell.clone());
         in_new_namespace(move || {
             let ruleset = load(&path, rows);
             for row in *rows {
@@ -311,8 +313,30 @@ fn rulesets_of_real_firewalls_are_proven_as_far_as_their_rules_allow() {
     drop(tell);
     let wrong: String = wrong.iter().collect();
     assert!(wrong.is_empty(), "{wrong}");
-    let files = std::fs::read_dir(directory).unwrap().count();
+    let files = std::fs::read_dir(directory()).unwrap().count();
     assert_eq!(files, CASES.len(), "a ruleset has no case");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn packets_of_proofs_come_out_of_real_firewalls() {
+    for (file, rows) in CASES.iter().filter(|(file, _)| !file.ends_with(".ip6tables")) {
+        let path = directory().join(file);
+        in_new_namespace(move || {
+            let mut bed = Bed::new();
+            let connections = bed.connect();
+            let ruleset = load(&path, rows);
+            let (mut rng, mut tally) = (Rng::with_seed(1), Tally::default());
+            for _ in 0..4 {
+                let faults = round(&mut bed, &ruleset, &connections, &mut rng, &mut tally);
+                assert!(faults.is_empty(), "{file}: {faults:?}");
+            }
+        });
+    }
+}
+
+fn directory() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/firewall/rulesets")
 }
 
 /// Loads a file in this thread's namespace, and reads what Linux has made of it.
