@@ -179,6 +179,47 @@ impl Bits {
     }
 }
 
+/// What is known of a packet's mark. Other than [`Bits`] it takes little room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Mark {
+    value: u32,
+    known: u32,
+}
+
+impl Mark {
+    pub fn known(mark: u32) -> Mark {
+        Mark { value: mark, known: u32::MAX }
+    }
+
+    /// The mark whose bytes these are.
+    pub fn of(bits: &Bits) -> Mark {
+        let word = |bytes: &[u8; REGISTER_BYTES]| u32::from_ne_bytes(std::array::from_fn(|i| bytes[i]));
+        Mark { value: word(&bits.value), known: word(&bits.known) }
+    }
+
+    pub fn bits(self) -> Bits {
+        let mut bits = Bits::unknown(4);
+        for (i, (byte, mask)) in
+            self.value.to_ne_bytes().into_iter().zip(self.known.to_ne_bytes()).enumerate()
+        {
+            bits.put_masked(i, byte, mask);
+        }
+        bits
+    }
+
+    /// `(self & keep) ^ flip`
+    pub fn changed(self, keep: u32, flip: u32) -> Mark {
+        let known = self.known | !keep;
+        Mark { value: (self.value & keep ^ flip) & known, known }
+    }
+
+    /// What is known of a mark that is one of the two.
+    pub fn join(self, other: Mark) -> Mark {
+        let known = self.known & other.known & !(self.value ^ other.value);
+        Mark { value: self.value & known, known }
+    }
+}
+
 fn below(lowest: Ordering, highest: Ordering) -> Answer {
     match (lowest, highest) {
         (_, Ordering::Less) => Answer::Yes,

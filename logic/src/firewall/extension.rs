@@ -2,9 +2,9 @@
 //! Their numbers are in the byte order of the machine, except addresses and where a comment says otherwise.
 
 use super::{
-    bits::Answer,
+    bits::{Answer, Mark},
     ruleset::{Extension, Header},
-    traffic::{DST_NAT, Loaded, Marks, Place, SRC_NAT, TCP, Traffic, UDP},
+    traffic::{DST_NAT, Loaded, Place, SRC_NAT, TCP, Traffic, UDP},
 };
 
 /// Matches without any effect. Whether they match is not followed here.
@@ -40,7 +40,7 @@ const HARMLESS: [&str; 28] = [
 ];
 
 /// Does it match? `None`: it has effects, or it is not known.
-pub fn matches(extension: &Extension, traffic: &Traffic, at: Place, marks: Marks) -> Option<Answer> {
+pub fn matches(extension: &Extension, traffic: &Traffic, at: Place, packet_mark: Mark) -> Option<Answer> {
     let info = &extension.info[..];
     Some(match (extension.name.as_str(), extension.revision) {
         ("comment", _) => Answer::Yes,
@@ -49,13 +49,16 @@ pub fn matches(extension: &Extension, traffic: &Traffic, at: Place, marks: Marks
         ("tcp", 0) => tcp(info, traffic, at)?,
         ("udp", 0) => udp(info, traffic, at)?,
         ("multiport", 1) => multiport(info, traffic, at)?,
-        ("mark", 1) => mark(info, traffic.meta(3, at, marks))?,
+        ("mark", 1) => mark(info, Loaded::Value(packet_mark.bits()))?,
         ("connmark", 1) => mark(info, traffic.ct(3, None, at))?,
         ("addrtype", 0 | 1) => address_type(extension.revision, info, traffic, at)?,
         ("icmp" | "icmp6", _) => match traffic.protocol() {
             Some(TCP | UDP) => Answer::No,
             _ => Answer::Maybe,
         },
+        // Connections of TCP and UDP are proven for packets without extension headers. Others may have broken ones, which
+        // this match drops (rt_mt6).
+        ("rt", 0) if traffic.protocol().is_some() => Answer::No,
         // Random, not every n-th packet, which counts.
         ("statistic", 0 | 1) if u16_at(info, 0)? == 0 => Answer::Maybe,
         (name, _) if HARMLESS.contains(&name) => Answer::Maybe,
@@ -235,7 +238,20 @@ fn address_type(revision: u32, info: &[u8], traffic: &Traffic, at: Place) -> Opt
 
 #[cfg(test)]
 mod tests {
-    use super::{super::ruleset::Hook, *};
+    use super::{
+        super::{ruleset::Hook, traffic::Scope},
+        *,
+    };
+
+    #[test]
+    fn connections_have_no_routing_headers() {
+        let rt = Extension { name: "rt".into(), revision: 0, info: vec![0; 304] };
+        let at = Place { hook: Hook::Forward, priority: 0 };
+        let mut traffic = super::super::tests::any_traffic();
+        assert_eq!(matches(&rt, &traffic, at, Mark::known(0)), Some(Answer::No));
+        traffic.scope = Scope::All;
+        assert_eq!(matches(&rt, &traffic, at, Mark::known(0)), None);
+    }
 
     #[test]
     fn info_that_is_cut_short_is_no_answer() {
@@ -247,7 +263,7 @@ mod tests {
                     let extension = Extension { name: name.into(), revision, info: vec![0xff; length] };
                     let traffic = super::super::tests::any_traffic();
                     let at = Place { hook: Hook::Forward, priority: 0 };
-                    let _ = matches(&extension, &traffic, at, Marks::default());
+                    let _ = matches(&extension, &traffic, at, Mark::known(0));
                 }
             }
         }

@@ -6,13 +6,13 @@
 //! no packet meets.
 
 use super::{
-    bits::{Answer, Bits, Registers},
+    bits::{Answer, Bits, Mark, Registers},
     extension,
     ruleset::{
         Base, Chain, Comparison, Devices, Element, Expression, Family, Header, Hook, Into, Register, Rule,
         Ruleset, Set, Table, Value, Verdict,
     },
-    traffic::{Device, Loaded, Marks, Place, Scope, Traffic, Version},
+    traffic::{Device, Loaded, Place, Scope, Traffic, UNMARKED, Version},
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -87,9 +87,12 @@ pub fn prove(ruleset: &Ruleset, traffic: &Traffic) -> Result<Proof, Obstacle> {
 /// Makes proofs about traffic of one version.
 pub struct Prover<'a> {
     /// The base chains that packets pass, in this order.
-    chains: Vec<(&'a Table, &'a str, &'a Chain, &'a Base)>,
+    chains: Vec<Hooked<'a>>,
     steps_left: u32,
 }
+
+/// A base chain, with its table and its name.
+type Hooked<'a> = (&'a Table, &'a str, &'a Chain, &'a Base);
 
 impl<'a> Prover<'a> {
     /// All proofs together may take so many steps.
@@ -109,19 +112,19 @@ impl<'a> Prover<'a> {
     pub fn prove(&mut self, traffic: &Traffic) -> Result<Proof, Obstacle> {
         let mut walk = Walk {
             traffic,
-            marks: Marks::default(),
             proof: Proof::default(),
             steps_left: self.steps_left.min(MOST_STEPS),
             certain: true,
         };
         let before = walk.steps_left;
-        let result = self
-            .chains
-            .iter()
-            .filter(|(.., base)| !base.nat || traffic.scope == Scope::All)
-            .try_for_each(|(table, name, chain, base)| walk.base(table, name, chain, base));
+        let asked = |(.., base): &Hooked<'a>| !base.nat || traffic.scope == Scope::All;
+        let chains: Vec<_> = self.chains.iter().copied().filter(asked).collect();
+        let place = |(.., base): &Hooked<'a>| (base.hook, base.priority);
+        let result = chains
+            .chunk_by(|one, other| place(one) == place(other))
+            .try_fold(Mark::known(UNMARKED), |mark, together| walk.place(together, mark));
         self.steps_left -= before - walk.steps_left;
-        result.map(|()| walk.proof)
+        result.map(|_| walk.proof)
     }
 }
 
@@ -133,25 +136,35 @@ fn concerns(family: Family, version: Version) -> bool {
     }
 }
 
-/// How a rule or a chain can end.
+/// How a rule or a chain can end, and what is known of the packet's mark then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Ends {
     /// The next rule follows; of a chain: the caller goes on.
-    next: bool,
-    accepts: bool,
+    next: Option<Mark>,
+    accepts: Option<Mark>,
     /// The chain ends without a verdict.
-    returns: bool,
+    returns: Option<Mark>,
 }
 
 impl Ends {
-    const NEXT: Ends = Ends { next: true, accepts: false, returns: false };
+    fn next(mark: Mark) -> Ends {
+        Ends { next: Some(mark), ..Ends::default() }
+    }
 
     fn or(self, other: Ends) -> Ends {
         Ends {
-            next: self.next | other.next,
-            accepts: self.accepts | other.accepts,
-            returns: self.returns | other.returns,
+            next: either(self.next, other.next),
+            accepts: either(self.accepts, other.accepts),
+            returns: either(self.returns, other.returns),
         }
+    }
+}
+
+/// The mark of a packet that may have come either way.
+fn either(one: Option<Mark>, other: Option<Mark>) -> Option<Mark> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.join(other)),
+        (one, other) => one.or(other),
     }
 }
 
@@ -180,11 +193,12 @@ impl Position<'_> {
     }
 }
 
-/// The registers of a rule, and which address of the packet was loaded last.
+/// The registers of a rule, which address of the packet was loaded last, and the packet's mark.
 #[derive(Clone)]
 struct State {
     registers: Registers,
     address: Option<LoadedAddress>,
+    mark: Mark,
 }
 
 /// The first bytes of an address in a register.
@@ -195,34 +209,56 @@ struct LoadedAddress {
     mask: Vec<u8>,
 }
 
+/// Packets that a step of a rule may not match.
+struct Miss {
+    mark: Mark,
+    /// The packets that it matches have these addresses.
+    except: Option<Vec<Exception>>,
+}
+
 struct Walk<'a> {
     traffic: &'a Traffic,
-    marks: Marks,
     proof: Proof,
     steps_left: u32,
     /// All packets come to this step.
     certain: bool,
 }
 
-/// Chains that were followed before, by name, and whether a rule may have set the mark before.
-type Known<'a> = BTreeMap<(&'a str, bool), Ends>;
+/// Chains that were followed before, by name and by the mark of packets that come to them.
+type Known<'a> = BTreeMap<(&'a str, Mark), Ends>;
 
 impl Walk<'_> {
-    fn base(&mut self, table: &Table, name: &str, chain: &Chain, base: &Base) -> Result<(), Obstacle> {
+    /// Follows the chains of one hook and priority. Linux runs them in an order that is not known, so packets can come
+    /// to each with a mark that any other has set. Returns the mark that they leave with.
+    fn place(&mut self, chains: &[Hooked<'_>], mark: Mark) -> Result<Mark, Obstacle> {
+        if let [one] = chains {
+            return self.base(*one, mark);
+        }
+        let flow_tables = self.proof.flow_tables.clone();
+        let any = chains.iter().try_fold(mark, |any, chain| Ok(any.join(self.base(*chain, mark)?)))?;
+        if any == mark {
+            return Ok(mark);
+        }
+        self.proof.flow_tables = flow_tables;
+        self.place(chains, any)
+    }
+
+    fn base(&mut self, (table, name, chain, base): Hooked<'_>, mark: Mark) -> Result<Mark, Obstacle> {
         let place = Place { hook: base.hook, priority: base.priority };
         let at = Position { table, chain: name, handle: None, place, depth: 0 };
         match self.device(base) {
             _ if base.hook == Hook::Unknown => return Err(at.obstacle(Why::UnknownHook)),
-            Some(Bound::Elsewhere) => return Ok(()),
-            Some(Bound::Below) if chain.rules.is_empty() && base.accepts => return Ok(()),
+            Some(Bound::Elsewhere) => return Ok(mark),
+            Some(Bound::Below) if chain.rules.is_empty() && base.accepts => return Ok(mark),
             Some(Bound::Below) => return Err(at.obstacle(Why::BelowVlan)),
             Some(Bound::Here) | None => (),
         }
         self.certain = true;
-        let ends = self.chain(&at, chain, &mut Known::new())?;
-        match ends.returns && !base.accepts {
+        let ends = self.chain(&at, chain, mark, &mut Known::new())?;
+        match ends.returns.is_some() && !base.accepts {
             true => Err(at.obstacle(Why::Policy)),
-            false => Ok(()),
+            // A chain always ends in some way.
+            false => Ok(either(ends.accepts, ends.returns).unwrap_or(mark)),
         }
     }
 
@@ -239,30 +275,26 @@ impl Walk<'_> {
         })
     }
 
-    /// Follows a chain; the result has `next: false`.
+    /// Follows a chain; the result has no `next`.
     fn chain<'a>(
         &mut self,
         at: &Position<'a>,
         chain: &'a Chain,
+        mark: Mark,
         known: &mut Known<'a>,
     ) -> Result<Ends, Obstacle> {
-        let key = (at.chain, self.marks.packet);
+        let key = (at.chain, mark);
         if let Some(ends) = known.get(&key) {
             return Ok(*ends);
         }
-        let mut ends = Ends::default();
-        let mut goes_on = true;
+        let mut ends = Ends::next(mark);
         for rule in &chain.rules {
+            let Some(mark) = ends.next.take() else { break };
             let at = Position { handle: Some(rule.handle), ..*at };
-            let state = State { registers: Registers::unknown(), address: None };
-            let rule = self.rule(&at, rule, 0, state, known)?;
-            ends = ends.or(rule);
-            goes_on = rule.next;
-            if !goes_on {
-                break;
-            }
+            let state = State { registers: Registers::unknown(), address: None, mark };
+            ends = ends.or(self.rule(&at, rule, 0, state, known)?);
         }
-        let ends = Ends { next: false, returns: ends.returns || goes_on, ..ends };
+        let ends = Ends { next: None, returns: either(ends.returns, ends.next), ..ends };
         known.insert(key, ends);
         Ok(ends)
     }
@@ -273,13 +305,45 @@ impl Walk<'_> {
         at: &Position<'a>,
         rule: &'a Rule,
         first: usize,
+        state: State,
+        known: &mut Known<'a>,
+    ) -> Result<Ends, Obstacle> {
+        let certain = self.certain;
+        let mut misses = Vec::new();
+        let matches = self.steps(at, rule, first, state, known, &mut misses);
+        if misses.is_empty() {
+            return matches;
+        }
+        let goes_on = matches.as_ref().map_or(true, |ends| ends.accepts.or(ends.returns).is_none());
+        self.certain = certain && goes_on;
+        let mut ends = match matches {
+            Ok(ends) => ends,
+            Err(obstacle) => loop {
+                // Packets that match this step are left out, so none comes to the steps behind it.
+                let Some(miss) = misses.pop() else { return Err(obstacle) };
+                if miss.except.is_some_and(|except| self.leave_out(&except)) {
+                    break Ends::next(miss.mark);
+                }
+            },
+        };
+        misses.iter().for_each(|miss| ends = ends.or(Ends::next(miss.mark)));
+        Ok(ends)
+    }
+
+    /// Follows the steps of a rule, and notes those that may not match. Their number is not bounded by the stack.
+    fn steps<'a>(
+        &mut self,
+        at: &Position<'a>,
+        rule: &'a Rule,
+        first: usize,
         mut state: State,
         known: &mut Known<'a>,
+        misses: &mut Vec<Miss>,
     ) -> Result<Ends, Obstacle> {
         for (i, step) in rule.expressions.iter().enumerate().skip(first) {
             self.spend(at, 1)?;
             let matched = match step {
-                Expression::Verdict(verdict) => match self.verdict(at, verdict, known)? {
+                Expression::Verdict(verdict) => match self.verdict(at, verdict, state.mark, known)? {
                     Some(ends) => return Ok(ends),
                     None => Answer::Yes,
                 },
@@ -290,22 +354,14 @@ impl Walk<'_> {
             };
             match matched {
                 Answer::Yes => (),
-                Answer::No => return Ok(Ends::NEXT),
+                Answer::No => return Ok(Ends::next(state.mark)),
                 Answer::Maybe => {
-                    let except = self.exceptions(at, step, &state);
-                    let certain = std::mem::replace(&mut self.certain, false);
-                    let rest = self.rule(at, rule, i + 1, state, known);
-                    let goes_on = rest.as_ref().map_or(true, |ends| *ends == Ends::NEXT);
-                    self.certain = certain && goes_on;
-                    return match (rest, except) {
-                        (Ok(ends), _) => Ok(ends.or(Ends::NEXT)),
-                        (Err(_), Some(except)) if self.leave_out(&except) => Ok(Ends::NEXT),
-                        (Err(obstacle), _) => Err(obstacle),
-                    };
+                    misses.push(Miss { mark: state.mark, except: self.exceptions(at, step, &state) });
+                    self.certain = false;
                 }
             }
         }
-        Ok(Ends::NEXT)
+        Ok(Ends::next(state.mark))
     }
 
     fn spend(&mut self, at: &Position<'_>, steps: usize) -> Result<(), Obstacle> {
@@ -327,14 +383,15 @@ impl Walk<'_> {
         &mut self,
         at: &Position<'a>,
         verdict: &'a Verdict,
+        mark: Mark,
         known: &mut Known<'a>,
     ) -> Result<Option<Ends>, Obstacle> {
         let (name, is_jump) = match verdict {
-            Verdict::Accept => return Ok(Some(Ends { accepts: true, ..Ends::default() })),
+            Verdict::Accept => return Ok(Some(Ends { accepts: Some(mark), ..Ends::default() })),
             Verdict::Drop => return Err(at.obstacle(Why::Drops)),
             Verdict::Continue => return Ok(None),
-            Verdict::Break => return Ok(Some(Ends::NEXT)),
-            Verdict::Return => return Ok(Some(Ends { returns: true, ..Ends::default() })),
+            Verdict::Break => return Ok(Some(Ends::next(mark))),
+            Verdict::Return => return Ok(Some(Ends { returns: Some(mark), ..Ends::default() })),
             Verdict::Other => return at.does("queue"),
             Verdict::Jump(name) => (name, true),
             Verdict::Goto(name) => (name, false),
@@ -343,9 +400,9 @@ impl Walk<'_> {
             return Err(at.obstacle(Why::Malformed));
         };
         let below = Position { chain: name, handle: None, depth: at.depth + 1, ..*at };
-        let ends = self.chain(&below, chain, known)?;
+        let ends = self.chain(&below, chain, mark, known)?;
         Ok(Some(match is_jump {
-            true => Ends { next: ends.returns, accepts: ends.accepts, returns: false },
+            true => Ends { next: ends.returns, accepts: ends.accepts, returns: None },
             false => ends,
         }))
     }
@@ -366,13 +423,17 @@ impl Walk<'_> {
         if found.changing {
             return Err(at.obstacle(Why::AsksChangingMap(name.to_owned())));
         }
-        let mut ends = if found.is_there == Answer::Yes { Ends::default() } else { Ends::NEXT };
+        let mut ends = if found.is_there == Answer::Yes { Ends::default() } else { Ends::next(state.mark) };
         self.certain &= found.is_there != Answer::Maybe && found.values.len() < 2;
         for value in found.values {
             let Value::Verdict(verdict) = value else { return Err(at.obstacle(Why::Malformed)) };
-            ends = ends.or(match self.verdict(at, verdict, known)? {
+            ends = ends.or(match self.verdict(at, verdict, state.mark, known)? {
                 Some(ends) => ends,
-                None => self.rule(at, rule, step + 1, state.clone(), known)?,
+                None if at.depth == MOST_JUMPS => return Err(at.obstacle(Why::TooMuch)),
+                None => {
+                    let deeper = Position { depth: at.depth + 1, ..*at };
+                    self.rule(&deeper, rule, step + 1, state.clone(), known)?
+                }
             });
         }
         Ok(ends)
@@ -382,7 +443,7 @@ impl Walk<'_> {
     fn step(&mut self, at: &Position<'_>, step: &Expression, state: &mut State) -> Result<Answer, Obstacle> {
         let registers = &mut state.registers;
         let (loaded, into) = match step {
-            Expression::Meta { key, into } => (self.traffic.meta(*key, at.place, self.marks), *into),
+            Expression::Meta { key, into } => (self.traffic.meta(*key, at.place, state.mark), *into),
             Expression::Ct { key, direction, into } => (self.traffic.ct(*key, *direction, at.place), *into),
             Expression::Payload { header, offset, bytes, into } => {
                 let loaded = self.traffic.payload(*header, *offset, *bytes, at.place);
@@ -427,10 +488,21 @@ impl Walk<'_> {
                 }
                 return Ok(found.is_there.inverted(*absent));
             }
-            Expression::SetMeta { key: META_MARK, .. } => {
-                self.marks.packet = true;
+            Expression::SetMeta { key: META_MARK, from } => {
+                state.mark = Mark::of(&registers.load(*from, 4));
                 return Ok(Answer::Yes);
             }
+            Expression::ChangeMark { keep, flip } => {
+                state.mark = state.mark.changed(*keep, *flip);
+                return Ok(Answer::Yes);
+            }
+            // Conntrack sets helpers of new connections only (nft_ct_helper_obj_eval).
+            Expression::SetHelper
+                if self.traffic.scope != Scope::All && at.place.has_connection() == Answer::Yes =>
+            {
+                return Ok(Answer::Yes);
+            }
+            Expression::SetHelper => return at.does("ct helper set"),
             Expression::SetMeta { .. } => return at.does("meta set"),
             Expression::Count => return Ok(Answer::Yes),
             Expression::AddFlow(name) => {
@@ -442,7 +514,7 @@ impl Walk<'_> {
             }
             Expression::Update { set } => return at.does(&format!("update @{set}")),
             Expression::Match(extension) => {
-                return match extension::matches(extension, self.traffic, at.place, self.marks) {
+                return match extension::matches(extension, self.traffic, at.place, state.mark) {
                     Some(answer) => Ok(answer),
                     None => at.does(&format!("-m {}", extension.name)),
                 };

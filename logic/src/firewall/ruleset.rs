@@ -97,6 +97,13 @@ pub enum Expression {
         key: u32,
         from: Register,
     },
+    /// Sets the packet's mark to `(mark & keep) ^ flip`.
+    ChangeMark {
+        keep: u32,
+        flip: u32,
+    },
+    /// Gives a new connection a helper.
+    SetHelper,
     /// Loads `NFT_CT_*`. `direction`: `IP_CT_DIR_*`.
     Ct {
         key: u32,

@@ -507,21 +507,85 @@ fn devices_below_and_unknown_hooks_are_obstacles() {
 }
 
 #[test]
-fn a_mark_that_a_rule_sets_is_not_known_any_more() {
-    let marked = |step: Vec<Expression>| {
-        forward(vec![step, and(vec![Meta { key: 3, into: R }, is_not(&[0; 4])], drop()), accept()])
+fn marks_that_rules_set_are_followed() {
+    let set = |mark: u32| {
+        vec![
+            Expression::Constant { value: mark.to_ne_bytes().into(), into: R },
+            Expression::SetMeta { key: 3, from: R },
+        ]
     };
-    assert_eq!(proof(&marked(vec![Count]), tcp()), Proof::default());
-    let set = vec![Expression::SetMeta { key: 3, from: R }];
-    assert_eq!(obstacle(&marked(set.clone()), tcp()).2, Why::Drops);
-    // Also where the mark was set by a chain that was called before.
-    let mut ruleset = forward(vec![jump("look"), jump("set"), jump("look"), accept()]);
-    let look = vec![and(vec![Meta { key: 3, into: R }, is_not(&[0; 4])], drop())];
-    ruleset.tables[0].chains.insert("look".into(), Chain { base: None, rules: rules(look) });
-    ruleset.tables[0].chains.insert("set".into(), Chain { base: None, rules: rules(vec![set]) });
-    assert_eq!(obstacle(&ruleset, tcp()).0, "look");
+    let unknown = || vec![Expression::SetMeta { key: 3, from: R }];
+    let change = |keep, flip| vec![Expression::ChangeMark { keep, flip }];
+    let some = |then| and(source(&[10]), then);
+    let is_five = || and(vec![Meta { key: 3, into: R }, is(&5u32.to_ne_bytes())], drop());
+    // Rules, and whether packets can have mark 5 then.
+    let rows = [
+        (vec![], false),
+        (vec![set(4)], false),
+        (vec![set(5)], true),
+        (vec![unknown()], true),
+        (vec![set(1), change(!0, 4)], true),
+        (vec![set(7), change(!2, 0)], true),
+        (vec![unknown(), change(!1, 0)], false),
+        (vec![unknown(), change(!0, 1)], true),
+        (vec![some(set(5))], true),
+        (vec![some(set(5)), set(4)], false),
+        (vec![some(set(3))], false),
+        // The packets with the mark have gone.
+        (vec![some(and(set(5), accept()))], false),
+        (vec![some(and(set(5), vec![Ends(Verdict::Return)]))], false),
+        (vec![jump("set")], true),
+        (vec![jump("set"), jump("look")], true),
+        (vec![jump("look"), set(4)], false),
+    ];
+    for (list, can_be_five) in rows {
+        let mut ruleset =
+            table(vec![("f", base(Hook::Forward, 0, true, [list.clone(), vec![is_five()]].concat()))]);
+        for (name, list) in [("set", vec![set(5)]), ("look", vec![is_five()])] {
+            ruleset.tables[0].chains.insert(name.into(), Chain { base: None, rules: rules(list) });
+        }
+        assert_eq!(prove(&ruleset, &traffic(tcp())).is_err(), can_be_five, "{list:?}");
+    }
+    // A chain gets the marks of all chains before it, and Linux runs chains of equal priority in any order.
+    for (priority, can_be_five) in [(-1, true), (0, true), (1, false)] {
+        let ruleset = table(vec![
+            ("looks", base(Hook::Forward, 0, true, vec![is_five()])),
+            ("sets", base(Hook::Forward, priority, true, vec![and(set(5), accept())])),
+        ]);
+        assert_eq!(prove(&ruleset, &traffic(tcp())).is_err(), can_be_five, "{priority}");
+    }
     let trace = forward(vec![vec![Expression::SetMeta { key: 12, from: R }], accept()]);
     assert_eq!(obstacle(&trace, tcp()).2, Why::Does("meta set".into()));
+}
+
+#[test]
+fn the_longest_rules_and_the_deepest_jumps_fit_a_stack() {
+    // A map whose verdict is to go on with the next step.
+    let goes_on =
+        Set { parts: vec![1], otherwise: Some(Value::Verdict(Verdict::Continue)), ..Set::default() };
+    for (step, fits) in [(Expression::Maybe("m".into()), true), (lookup(Into::Verdict), false)] {
+        let name = |n: usize| format!("c{n:02}");
+        let mut ruleset = with_set(forward(vec![jump(&name(0)), accept()]), goes_on.clone());
+        for n in 0..16 {
+            let mut steps = vec![step.clone(); 127];
+            steps.extend(if n == 15 { accept() } else { jump(&name(n + 1)) });
+            let chain = Chain { base: None, rules: rules(vec![steps]) };
+            ruleset.tables[0].chains.insert(name(n), chain);
+        }
+        assert_eq!(prove(&ruleset, &traffic(Scope::All)).is_ok(), fits, "{step:?}");
+    }
+}
+
+#[test]
+fn only_new_connections_get_helpers() {
+    let on = |priority| {
+        table(vec![("p", base(Hook::Prerouting, priority, true, vec![vec![Expression::SetHelper]]))])
+    };
+    let why = || Why::Does("ct helper set".into());
+    assert_eq!(proof(&on(0), tcp()), Proof::default());
+    assert_eq!(obstacle(&on(0), Scope::All).2, why());
+    // Here conntrack has not found the connection yet.
+    assert_eq!(obstacle(&on(-300), tcp()).2, why());
 }
 
 #[test]

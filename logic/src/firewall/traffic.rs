@@ -4,7 +4,7 @@
 //! packets to the router itself, and TCP packets with SYN, FIN or RST of a connection.
 
 use super::{
-    bits::{Answer, Bits},
+    bits::{Answer, Bits, Mark},
     ruleset::{Header, Hook},
 };
 use std::net::IpAddr;
@@ -128,12 +128,8 @@ fn unsure(bytes: usize) -> Loaded {
     Loaded::Unsure(Bits::unknown(bytes))
 }
 
-/// What has been set in the packet since it arrived.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Marks {
-    /// A rule may have set the packet's mark.
-    pub packet: bool,
-}
+/// The mark of packets as they arrive: devices set none, unless a program of tc does, and then no router is fast.
+pub const UNMARKED: u32 = 0;
 
 impl Traffic {
     pub fn protocol(&self) -> Option<u8> {
@@ -184,16 +180,16 @@ impl Traffic {
         (!translated || is_past).then_some(UNICAST)
     }
 
-    /// `nft_meta_get_eval`
-    pub fn meta(&self, key: u32, at: Place, marks: Marks) -> Loaded {
+    /// `nft_meta_get_eval`. `mark`: what is known of the packet's mark here.
+    pub fn meta(&self, key: u32, at: Place, mark: Mark) -> Loaded {
         let ether_type: u16 = if self.version == Version::V4 { 0x0800 } else { 0x86dd };
         let nfproto: u8 = if self.version == Version::V4 { 2 } else { 10 };
         let routed = at.hook >= Hook::Forward;
         let value = match key {
             // PROTOCOL
             1 => Bits::known(&ether_type.to_be_bytes()),
-            // MARK: devices set none, unless a program of tc does, and then no router is fast.
-            3 if !marks.packet => Bits::known(&[0; 4]),
+            // MARK
+            3 => mark.bits(),
             // IIF, OIF, IIFNAME, OIFNAME
             4 => Bits::known(&self.input.ifindex.to_ne_bytes()),
             5 if routed => Bits::known(&self.output.ifindex.to_ne_bytes()),

@@ -278,7 +278,11 @@ fn rule(layout: &Layout, entry: &Entry<'_>, begins: &BTreeMap<usize, String>) ->
     }
     let goto = entry.bytes[layout.flags] & layout.goto != 0;
     steps.push(match (target_name(entry).as_str(), verdict_of(entry)) {
-        ("MARK", _) => Expression::SetMeta { key: 3, from: Register(0) },
+        // `struct xt_mark_tginfo2`
+        ("MARK", _) if entry.target.get(31) == Some(&2) => Expression::ChangeMark {
+            flip: u32_at(entry.target, EXTENSION_HEAD)?,
+            keep: !u32_at(entry.target, EXTENSION_HEAD + 4)?,
+        },
         (name, None) => Expression::Other(format!("-j {name}")),
         (_, Some(DROP)) => Expression::Verdict(Verdict::Drop),
         (_, Some(ACCEPT)) => Expression::Verdict(Verdict::Accept),

@@ -353,7 +353,7 @@ fn nft(commands: &str) -> Result<(), String> {
 }
 
 /// Runs a tool that reads this.
-fn fed(tool: &str, arguments: &[&str], input: &str) -> Result<(), String> {
+pub fn fed(tool: &str, arguments: &[&str], input: &str) -> Result<(), String> {
     let mut child = Command::new(tool)
         .args(arguments)
         .stdin(Stdio::piped())

@@ -2,12 +2,15 @@
 //! tracks, and packets of these connections are sent through Linux. Packets of a proof must come out. Needs root: the
 //! tests have namespaces of their own.
 //!
+//! [`real`] has the rules of real firewalls, and compares what is proven about them with what they allow.
+//!
 //! `MILLRACE_SEED=n` starts with another seed, and `MILLRACE_ROUNDS` sets the number of rulesets.
 
 mod bed;
 #[path = "../common/mod.rs"]
 mod common;
 mod random;
+mod real;
 
 use bed::{Bed, Connection, Rules};
 use fastrand::Rng;

@@ -205,7 +205,7 @@ const IPTABLES_MATCHES: [&str; 36] = [
     "-m comment --comment x",
 ];
 
-const IPTABLES_TARGETS: [&str; 9] = [
+const IPTABLES_TARGETS: [&str; 11] = [
     "ACCEPT",
     "ACCEPT",
     "ACCEPT",
@@ -214,6 +214,8 @@ const IPTABLES_TARGETS: [&str; 9] = [
     "REJECT",
     "LOG",
     "MARK --set-mark 5",
+    "MARK --set-xmark 0x4/0x6",
+    "MARK --set-xmark 0x0/0x5",
     "TCPMSS --set-mss 1000",
 ];
 

@@ -121,7 +121,11 @@ fn known(name: &str, data: Attributes<'_>) -> Option<Expression> {
         },
         "lookup" => lookup(data)?,
         "counter" | "last" => Expression::Count,
-        "objref" if data.number(1)? == OBJECT_COUNTER => Expression::Count,
+        "objref" => match data.number(1)? {
+            OBJECT_COUNTER => Expression::Count,
+            OBJECT_HELPER => Expression::SetHelper,
+            _ => return None,
+        },
         "flow_offload" => Expression::AddFlow(data.text(1)?),
         "dynset" => Expression::Update { set: data.text(1)? },
         "match" => Expression::Match(Extension {
@@ -129,15 +133,26 @@ fn known(name: &str, data: Attributes<'_>) -> Option<Expression> {
             revision: data.number(2)?,
             info: data.bytes(3)?.to_vec(),
         }),
-        "target" if data.text(1)? == "MARK" => Expression::SetMeta { key: 3, from: Register(0) },
-        "target" => Expression::Other(format!("-j {}", data.text(1)?)),
+        "target" => target(data)?,
         "fib" => fib(data)?,
         _ => load(name, data)?,
     })
 }
 
-/// `NFT_OBJECT_COUNTER`
+/// `NFT_OBJECT_*`
 const OBJECT_COUNTER: u32 = 1;
+const OBJECT_HELPER: u32 = 3;
+
+/// A target of iptables.
+fn target(data: Attributes<'_>) -> Option<Expression> {
+    let (name, revision, info) = (data.text(1)?, data.number(2)?, data.bytes(3)?);
+    let number = |at: usize| Some(u32::from_ne_bytes(*info.get(at..)?.first_chunk()?));
+    Some(match (name.as_str(), revision) {
+        // `struct xt_mark_tginfo2`
+        ("MARK", 2) => Expression::ChangeMark { flip: number(0)?, keep: !number(4)? },
+        _ => Expression::Other(format!("-j {name}")),
+    })
+}
 
 fn meta(data: Attributes<'_>) -> Option<Expression> {
     let key = data.number(2)?;
