@@ -4,6 +4,8 @@
 //! Two wires of the machine join its four NICs: eth0 <-> eth1 and eth2 <-> eth3. eth0 is put into namespace `gen` and
 //! eth3 into `sink`; eth1 and eth2 are the ports.
 
+mod common;
+
 use serde_json::Value;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -281,13 +283,14 @@ fn every_virtio_queue_delivers() {
 #[track_caller]
 fn send_flows(flows: u16, packets: u64) -> u64 {
     let sink = in_namespace("sink", || UdpSocket::bind("10.2.0.2:9000").unwrap());
+    common::give_room(&sink);
     let senders: Vec<_> = in_namespace("gen", || {
         (0..flows).map(|flow| UdpSocket::bind(("10.1.0.2", 20_000 + flow)).unwrap()).collect()
     });
     sink.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     let mut arrived = 0;
     for _ in 0..packets {
-        // The sink's socket has room for this many.
+        // More would not fit into the rings.
         for senders in senders.chunks(64) {
             senders.iter().for_each(|s| assert_eq!(s.send_to(b"millrace", "10.2.0.2:9000").unwrap(), 8));
             arrived += senders.iter().take_while(|_| sink.recv(&mut [0; 16]).is_ok()).count() as u64;
@@ -414,6 +417,7 @@ fn timers(device: &str) -> [String; 2] {
 /// Asserts that all arrive.
 fn interrupts_of_a_stream() -> u64 {
     let sink = in_namespace("sink", || UdpSocket::bind("10.2.0.2:9000").unwrap());
+    common::give_room(&sink);
     let sender = in_namespace("gen", || UdpSocket::bind("10.1.0.2:20000").unwrap());
     sink.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     let interrupts = || queues("eth1").iter().map(|(_, interrupts)| interrupts).sum::<u64>();

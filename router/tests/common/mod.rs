@@ -9,8 +9,12 @@ pub mod wire;
 pub mod world;
 
 use logic::memory::Capacity;
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::{
+    net::sockopt::set_socket_recv_buffer_size_force,
+    thread::{CpuSet, sched_setaffinity},
+};
 use std::{
+    net::UdpSocket,
     process::Command,
     sync::{
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -61,6 +65,12 @@ pub fn ifindex(device: &str) -> u32 {
     let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
     assert_ne!(index, 0, "{device}: no such device");
     index
+}
+
+/// Gives a socket room for thousands of packets. A packet that came through XDP takes a page or more, so a socket
+/// usually has room for only 50 of them.
+pub fn give_room(socket: &UdpSocket) {
+    set_socket_recv_buffer_size_force(socket, 32 << 20).unwrap();
 }
 
 /// Pins the calling thread to these cores.
