@@ -100,7 +100,8 @@ fn flow(bytes: &[u8]) {
     );
 }
 
-/// A stream of OpenFlow messages. A message that can be read and written is read again as the same; any other has an error.
+/// A stream of OpenFlow messages. A message that can be read and written is read again as the same; any other has an
+/// error.
 fn openflow(mut bytes: &[u8]) {
     type Decode = fn(&[u8]) -> Result<(wire::Header, Message), BadMessage>;
     while let Split::Message(header, message) = wire::split(bytes) {
@@ -231,7 +232,7 @@ fn xtables(bytes: &[u8]) {
     }
 }
 
-/// Rules that nobody has checked are followed to an end.
+/// A proof about unchecked rules ends without a panic.
 fn proved(ruleset: &Ruleset) {
     let device = |ifindex, name: &str| Device { ifindex, name: name.into(), below: vec!["c".into()] };
     for scope in [Scope::All, Scope::Established { protocol: 6 }] {

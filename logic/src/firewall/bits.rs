@@ -48,7 +48,7 @@ pub struct Bits {
 }
 
 impl Bits {
-    /// So many bytes, none of them known. Longer ones than registers hold are cut.
+    /// `length` unknown bytes, at most as many as the registers hold.
     pub fn unknown(length: usize) -> Bits {
         Bits { value: [0; REGISTER_BYTES], known: [0; REGISTER_BYTES], length: length.min(REGISTER_BYTES) }
     }
@@ -60,7 +60,7 @@ impl Bits {
         bits
     }
 
-    /// Makes the bytes from `at` on known, as far as they are part of it.
+    /// Sets known bytes from offset `at` on. Bytes beyond the end are ignored.
     pub fn put(&mut self, at: usize, bytes: &[u8]) {
         for (i, byte) in bytes.iter().enumerate() {
             self.put_masked(at + i, *byte, 0xff);
@@ -179,7 +179,7 @@ impl Bits {
     }
 }
 
-/// What is known of a packet's mark. Other than [`Bits`] it takes little room.
+/// What is known of a packet's mark. Unlike [`Bits`], it takes little room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Mark {
     value: u32,

@@ -8,10 +8,9 @@ use super::{
 };
 
 /// Matches without any effect. Whether they match is not followed here.
-const HARMLESS: [&str; 28] = [
+const HARMLESS: [&str; 27] = [
     "ah",
     "connbytes",
-    "connlabel",
     "cpu",
     "devgroup",
     "dscp",
@@ -44,7 +43,7 @@ pub fn matches(extension: &Extension, traffic: &Traffic, at: Place, packet_mark:
     let info = &extension.info[..];
     Some(match (extension.name.as_str(), extension.revision) {
         ("comment", _) => Answer::Yes,
-        ("state", 0) => state(u32_at(info, 0)?, traffic, at),
+        ("state", 0) => state(u32_at(info, 0)? & (STATE_SNAT - 1), traffic, at),
         ("conntrack", 2 | 3) => conntrack(info, traffic, at)?,
         ("tcp", 0) => tcp(info, traffic, at)?,
         ("udp", 0) => udp(info, traffic, at)?,
@@ -56,17 +55,19 @@ pub fn matches(extension: &Extension, traffic: &Traffic, at: Place, packet_mark:
             Some(TCP | UDP) => Answer::No,
             _ => Answer::Maybe,
         },
-        // Connections of TCP and UDP are proven for packets without extension headers. Others may have broken ones, which
-        // this match drops (rt_mt6).
+        // Connections of TCP and UDP are proven for packets without extension headers. Others may have broken ones,
+        // which this match drops (rt_mt6).
         ("rt", 0) if traffic.protocol().is_some() => Answer::No,
-        // Random, not every n-th packet, which counts.
+        // Otherwise it sets the label.
+        ("connlabel", 1) if u16_at(info, 2)? & 2 == 0 => Answer::Maybe,
+        // Only the random mode. The other mode counts packets, which is an effect.
         ("statistic", 0 | 1) if u16_at(info, 0)? == 0 => Answer::Maybe,
         (name, _) if HARMLESS.contains(&name) => Answer::Maybe,
         _ => return None,
     })
 }
 
-/// The first byte in each word is the lower on this machine; rules come from the kernel of the same machine.
+/// Numbers are in the byte order of this machine, because its own kernel wrote them.
 fn u16_at(info: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_ne_bytes(*info.get(at..)?.first_chunk()?))
 }
@@ -125,7 +126,7 @@ fn conntrack(info: &[u8], traffic: &Traffic, at: Place) -> Option<Answer> {
         all = all.and(is.inverted(inverted & STATUS != 0));
     }
     if flags & DIRECTION != 0 {
-        // The flag wants the original direction, inverted the reply's.
+        // The flag requires the original direction, or the reply direction if it is inverted.
         let is = match traffic.ct(1, None, at) {
             Loaded::Value(reply) => reply.part(0, 1).any_of(&[1]).opposite(),
             _ => Answer::Maybe,
@@ -147,7 +148,7 @@ fn port(info: &[u8], range: usize, offset: u32, traffic: &Traffic, at: Place) ->
     })
 }
 
-/// An extension that asks for a protocol is only reached by its packets; other packets leave it undecided.
+/// Does the traffic have the protocol of this extension? `Maybe` if its protocol is not known.
 fn is_protocol(wanted: u8, traffic: &Traffic) -> Answer {
     traffic.protocol().map_or(Answer::Maybe, |protocol| Answer::of(protocol == wanted))
 }
@@ -227,7 +228,7 @@ fn address_type(revision: u32, info: &[u8], traffic: &Traffic, at: Place) -> Opt
     };
     let source = if source == 0 { Answer::Yes } else { Answer::Maybe };
     let is = match traffic.destination_type(at) {
-        _ if destination == 0 => Answer::Yes,
+        _ if destination == 0 => Answer::of(!inverted),
         Some(kind) => Answer::of(destination >> kind & 1 != 0),
         None => Answer::Maybe,
     };

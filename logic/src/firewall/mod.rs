@@ -1,5 +1,5 @@
-//! Firewalls: decides for which packets the rules of a namespace do nothing but accept, so that the kernel plane need
-//! not ask them.
+//! Firewalls: decides for which packets the rules of a namespace do nothing but accept. The daemon does not use this
+//! yet: it leaves a router with rules to Linux.
 //!
 //! | file | contents |
 //! |---|---|
@@ -11,9 +11,9 @@
 //! | [`pairs`] | decides for each pair of devices |
 //!
 //! There are three questions ([`traffic::Scope`]). *All packets* between two devices: if these are accepted, rules
-//! cannot matter there, and the router forwards as if it had none. *Established connections* between two devices: each
-//! packet of a connection that conntrack calls established is accepted, whatever its addresses. *One connection*: its
-//! packets are accepted, with the addresses and ports that they have at each hook.
+//! cannot matter there. *Established connections* between two devices: each packet of a connection that conntrack
+//! calls established is accepted, whatever its addresses. *One connection*: its packets are accepted, with the
+//! addresses and ports that they have at each hook.
 
 pub mod bits;
 pub mod extension;

@@ -14,10 +14,13 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-/// The kernel plane knows so many groups of a router.
+/// The most groups of one router.
 pub const MOST_GROUPS: usize = 16;
-/// Rules may compare devices with so many names and numbers.
+/// The most names and numbers that rules may compare devices with.
 const MOST_CONSTANTS: usize = 4096;
+
+/// The most elements of sets that are looked at, once for each rule that names the set.
+const MOST_ELEMENTS: usize = 1 << 20;
 
 /// What holds for the packets between two devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,18 +36,18 @@ pub struct Pair {
 pub struct Pairs {
     /// The group of each device, in the order of the devices.
     pub groups: Vec<usize>,
-    /// `pairs[from][to]`: packets that come in by a device of one group, and leave by a device of another.
+    /// `pairs[from][to]`: what holds for packets from a device of group `from` to a device of group `to`.
     pub pairs: Vec<Vec<Pair>>,
 }
 
-/// Rules tell more devices apart than the kernel plane can.
+/// The devices form too many groups, or rules compare devices with too many constants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooMany;
 
-/// Decides about all pairs of these devices. `steps`: the steps that all proofs together may take.
+/// Decides about all pairs of these devices. `steps`: the limit for all proofs together.
 ///
 /// # Errors
-/// [`TooMany`] groups.
+/// [`TooMany`] groups or constants.
 pub fn pairs(ruleset: &Ruleset, version: Version, devices: &[Device], steps: u32) -> Result<Pairs, TooMany> {
     let constants = Constants::of(ruleset)?;
     let mut by_signature = BTreeMap::new();
@@ -83,6 +86,8 @@ struct Constants {
     lists: Vec<Vec<String>>,
     /// A rule computes with a device's name or number, so each device is a group.
     each: bool,
+    /// Elements of sets that were looked at.
+    elements: usize,
 }
 
 /// A comparison with a constant.
@@ -118,13 +123,18 @@ impl Constants {
                 }
                 for rule in &chain.rules {
                     constants.add_rule(table, rule);
-                }
-                if constants.tests.len() > MOST_CONSTANTS {
-                    return Err(TooMany);
+                    if constants.are_too_many() {
+                        return Err(TooMany);
+                    }
                 }
             }
         }
         Ok(constants)
+    }
+
+    fn are_too_many(&self) -> bool {
+        let names: usize = self.lists.iter().map(Vec::len).sum();
+        self.tests.len() + names > MOST_CONSTANTS || self.elements > MOST_ELEMENTS
     }
 
     fn add_rule(&mut self, table: &Table, rule: &Rule) {
@@ -162,7 +172,11 @@ impl Constants {
             if !overlaps(held, register, length) {
                 continue;
             }
-            for element in set.elements.iter().take(MOST_CONSTANTS + 1) {
+            for element in &set.elements {
+                self.elements += 1;
+                if self.are_too_many() {
+                    return;
+                }
                 let part = |key: &Vec<u8>| key.get(at..at + length).unwrap_or_default().to_vec();
                 self.add(held, register, length, || match (part(&element.low), part(&element.high)) {
                     (low, high) if low == high => Test::Equal(low),

@@ -1,9 +1,9 @@
 //! Follows packets through all rules that they pass, and proves that each of them is accepted, with no effect that
 //! anybody else could see.
 //!
-//! A comparison of something that is not known goes both ways. Rules that are reached must therefore accept on every
-//! way; the first that may not is the [`Obstacle`]. So a proof never depends on a guess, and an obstacle may be one that
-//! no packet meets.
+//! If the result of a comparison is not known, the walk follows both results. A proof needs every one of these ways
+//! to end in "accept". The first rule that prevents this is the [`Obstacle`]. So a proof never depends on a guess,
+//! and an obstacle may be one that no packet meets.
 
 use super::{
     bits::{Answer, Bits, Mark, Registers},
@@ -12,21 +12,21 @@ use super::{
         Base, Chain, Comparison, Devices, Element, Expression, Family, Header, Hook, Into, Register, Rule,
         Ruleset, Set, Table, Value, Verdict,
     },
-    traffic::{Device, Loaded, Place, Scope, Traffic, UNMARKED, Version},
+    traffic::{Device, Loaded, NAT_DESTINATION, NAT_SOURCE, Place, Scope, Traffic, UNMARKED, Version},
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A proof may take so many steps. It bounds the time that rules of others can cost.
+/// The most steps of a proof. The limit bounds the time that rules of other parties can cost.
 const MOST_STEPS: u32 = 1_000_000;
 /// `NFT_JUMP_STACK_SIZE`
 const MOST_JUMPS: usize = 16;
-/// A proof for all packets may leave out so many ranges of addresses.
+/// The most ranges of addresses that a proof for all packets may leave out.
 const MOST_EXCEPTIONS: usize = 8;
 
 /// All packets of the traffic are accepted, except those of `except`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Proof {
-    /// Flow tables to which rules add the connection, whichever of its packets comes.
+    /// Flow tables to which rules try to add the connection on every packet.
     pub flow_tables: BTreeSet<String>,
     /// The proof holds for so many ms after the sets were read: then an element expires.
     pub holds_ms: Option<u64>,
@@ -69,9 +69,9 @@ pub enum Why {
     Does(String),
     /// It asks a map of verdicts that packets can change.
     AsksChangingMap(String),
-    /// It names something that is not there, or the rules lead too deep.
+    /// It names something that is not there, or jumps are nested too deeply.
     Malformed,
-    /// There is more to follow than a proof may take.
+    /// The proof would take too many steps.
     TooMuch,
     /// It is hooked where this version knows no hook.
     UnknownHook,
@@ -95,7 +95,7 @@ pub struct Prover<'a> {
 type Hooked<'a> = (&'a Table, &'a str, &'a Chain, &'a Base);
 
 impl<'a> Prover<'a> {
-    /// All proofs together may take so many steps.
+    /// `steps`: the limit for all proofs together.
     pub fn new(ruleset: &'a Ruleset, version: Version, steps: u32) -> Prover<'a> {
         let mut chains: Vec<_> = ruleset
             .tables
@@ -104,7 +104,7 @@ impl<'a> Prover<'a> {
             .flat_map(|table| table.chains.iter().map(move |(name, chain)| (table, name.as_str(), chain)))
             .filter_map(|(table, name, chain)| Some((table, name, chain, chain.base.as_ref()?)))
             .collect();
-        chains.sort_by_key(|(.., base)| (base.hook, base.priority));
+        chains.sort_by_key(|(.., base)| place(base));
         Prover { chains, steps_left: steps }
     }
 
@@ -119,13 +119,27 @@ impl<'a> Prover<'a> {
         let before = walk.steps_left;
         let asked = |(.., base): &Hooked<'a>| !base.nat || traffic.scope == Scope::All;
         let chains: Vec<_> = self.chains.iter().copied().filter(asked).collect();
-        let place = |(.., base): &Hooked<'a>| (base.hook, base.priority);
-        let result = chains
-            .chunk_by(|one, other| place(one) == place(other))
-            .try_fold(Mark::known(UNMARKED), |mark, together| walk.place(together, mark));
+        let result = chains.chunk_by(|(.., one), (.., other)| place(one) == place(other)).try_fold(
+            Mark::known(UNMARKED),
+            |mark, together| {
+                let after = walk.place(together, mark)?;
+                // Only the first packet of a connection passes chains of NAT.
+                Ok(if together.iter().any(|(.., base)| base.nat) { after.join(mark) } else { after })
+            },
+        );
         self.steps_left -= before - walk.steps_left;
         result.map(|_| walk.proof)
     }
+}
+
+/// Where a chain stands. Chains of NAT run inside the kernel's own hooks of NAT, whatever their priorities are.
+fn place(base: &Base) -> (Hook, i32) {
+    let priority = match (base.nat, base.hook) {
+        (true, Hook::Prerouting) => NAT_DESTINATION,
+        (true, _) => NAT_SOURCE,
+        _ => base.priority,
+    };
+    (base.hook, priority)
 }
 
 fn concerns(family: Family, version: Version) -> bool {
@@ -209,7 +223,7 @@ struct LoadedAddress {
     mask: Vec<u8>,
 }
 
-/// Packets that a step of a rule may not match.
+/// Packets that a step of a rule possibly does not match.
 struct Miss {
     mark: Mark,
     /// The packets that it matches have these addresses.
@@ -407,7 +421,7 @@ impl Walk<'_> {
         }))
     }
 
-    /// A map of verdicts: follows each that the key can have.
+    /// A map of verdicts: follows each verdict that the map can return for the key.
     #[expect(clippy::too_many_arguments)]
     fn verdict_map<'a>(
         &mut self,
@@ -462,7 +476,11 @@ impl Walk<'_> {
                 registers.store(*into, &masked);
                 let address =
                     state.address.take().filter(|a| a.register == *from && xor.iter().all(|x| *x == 0));
-                state.address = address.map(|a| LoadedAddress { register: *into, mask: mask.clone(), ..a });
+                state.address = address.map(|a| {
+                    let loaded = a.mask.iter().chain(std::iter::repeat(&0));
+                    let mask = mask.iter().zip(loaded).map(|(mask, loaded)| mask & loaded).collect();
+                    LoadedAddress { register: *into, mask, ..a }
+                });
                 return Ok(Answer::Yes);
             }
             Expression::Swap { from, into, bytes, unit } => {
@@ -603,20 +621,25 @@ impl Walk<'_> {
         let Some(set) = at.table.sets.get(name) else { return Err(at.obstacle(Why::Malformed)) };
         let key = state.registers.load(from, set.key_bytes());
         let candidates = candidates(set, &key);
-        self.spend(at, candidates.len())?;
+        // Elements with several parts can overlap, and the kernel may take any of them.
+        let is_alone = set.parts.len() == 1;
         let mut found = Found { is_there: Answer::No, values: Vec::new(), changing: set.changing };
         for element in candidates {
+            self.spend(at, 1 + found.values.len())?;
             match element.covers(set, &key) {
                 Answer::No => continue,
-                Answer::Maybe => found.is_there = Answer::Maybe,
+                Answer::Maybe if found.is_there == Answer::No => found.is_there = Answer::Maybe,
+                Answer::Maybe => (),
                 Answer::Yes => {
                     found.is_there = Answer::Yes;
-                    found.values = vec![&element.value];
                     if let Some(ms) = element.expires_ms {
                         let holds = self.proof.holds_ms.get_or_insert(ms);
                         *holds = (*holds).min(ms);
                     }
-                    break;
+                    if is_alone {
+                        found.values = vec![&element.value];
+                        break;
+                    }
                 }
             }
             if !found.values.contains(&&element.value) {
@@ -637,9 +660,10 @@ impl Walk<'_> {
     }
 }
 
-/// The most bytes that a map has for a key.
+/// The longest value of a map, in bytes.
 const REGISTER_VALUE: usize = 64;
-/// `NFT_META_MARK`. No policy rule asks for marks, and no filter of tc, or the router would not be fast.
+/// `NFT_META_MARK`. Neither policy rules nor tc filters test marks here: Millrace leaves routers that have such rules
+/// to Linux.
 const META_MARK: u32 = 3;
 
 enum Bound {
@@ -650,8 +674,8 @@ enum Bound {
 
 fn bound(names: &[String], device: &Device) -> Bound {
     match names {
-        _ if names.contains(&device.name) => Bound::Here,
         _ if names.iter().any(|name| device.below.contains(name)) => Bound::Below,
+        _ if names.contains(&device.name) => Bound::Here,
         _ => Bound::Elsewhere,
     }
 }
@@ -664,7 +688,8 @@ struct Found<'a> {
     changing: bool,
 }
 
-/// The elements that may cover a key. If the key is known, the only one is the last that does not begin after it.
+/// The elements that may cover a key. For a known key of one part, only the last element that begins at or before the
+/// key can cover it.
 fn candidates<'a>(set: &'a Set, key: &Bits) -> &'a [Element] {
     if set.parts.len() != 1 || !key.is_known() {
         return &set.elements;

@@ -21,7 +21,7 @@ pub struct Table {
     pub sets: BTreeMap<String, Set>,
 }
 
-/// `NFPROTO_*`. Tables of ARP and of bridges see no packets that IP forwards.
+/// `NFPROTO_*`. Tables of ARP and of bridges are not read: the fast path takes no packet from a port of a bridge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     Inet,
@@ -32,7 +32,7 @@ pub enum Family {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Chain {
-    /// `None`: only other chains lead here.
+    /// `None`: forwarded packets reach this chain only from other chains.
     pub base: Option<Base>,
     pub rules: Vec<Rule>,
 }
@@ -72,7 +72,7 @@ pub enum Devices {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// `NFTA_RULE_HANDLE`; of a legacy rule its number in its chain, from 1.
+    /// `NFTA_RULE_HANDLE`; for a legacy rule, its number in the chain, from 1.
     pub handle: u64,
     pub expressions: Vec<Expression>,
 }
@@ -81,7 +81,7 @@ pub struct Rule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Register(pub u8);
 
-/// All registers together have so many bytes.
+/// The length of all registers, in bytes.
 pub const REGISTER_BYTES: usize = 64;
 
 /// One step of a rule. A rule goes on as long as its steps match.
@@ -121,7 +121,7 @@ pub enum Expression {
     DestinationType {
         into: Register,
     },
-    /// Loads a value that depends on more than is followed here, without any effect.
+    /// Loads a value that is not followed here. The load has no effect.
     Load {
         bytes: u32,
         into: Register,
@@ -176,7 +176,7 @@ pub enum Expression {
     },
     /// A match of iptables, with the bytes that its module defines.
     Match(Extension),
-    /// A step without any effect on the packet that may match or not.
+    /// A step that may or may not match, and does nothing else.
     Maybe(String),
     /// Anything else, by its name.
     Other(String),

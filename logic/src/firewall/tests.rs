@@ -171,6 +171,17 @@ fn rules_for_other_devices_and_versions_do_not_matter() {
     assert!(prove(&ruleset, &traffic(Scope::All)).is_err());
     ruleset.tables[0].dormant = true;
     assert_eq!(proof(&ruleset, Scope::All), Proof::default());
+    // On the way out, it has no input device any more.
+    let out = table(vec![(
+        "e",
+        base(
+            Hook::Egress,
+            0,
+            true,
+            vec![vec![Meta { key: 6, into: R }, is_not(b"lan\0"), Ends(Verdict::Drop)]],
+        ),
+    )]);
+    assert_eq!(obstacle(&out, tcp()), ("e".into(), Some(1), Why::Drops));
     // Before the packet is routed, it has no output device.
     let early = table(vec![("p", base(Hook::Prerouting, -150, true, vec![and(name(7, "dmz"), drop())]))]);
     assert_eq!(obstacle(&early, tcp()), ("p".into(), Some(1), Why::Drops));
@@ -204,7 +215,7 @@ fn addresses_are_those_at_the_hook() {
         (true, Hook::Prerouting, -99, destination(&client), true),
         (true, Hook::Forward, 0, destination(&client), true),
         (true, Hook::Postrouting, 200, source(&server), true),
-        // At the very priority of NAT it is not known which.
+        // At the priority of NAT itself, either address is possible.
         (true, Hook::Prerouting, -100, destination(&client), false),
         (true, Hook::Prerouting, -100, destination(&router), false),
     ];
@@ -216,7 +227,7 @@ fn addresses_are_those_at_the_hook() {
             "{reply} {hook:?} {priority} {ruleset:?}"
         );
     }
-    // Nor are addresses known of a whole class.
+    // The addresses of a whole class are not known.
     assert!(prove(&on(Hook::Forward, 0, source(&client)), &traffic(tcp())).is_err());
 }
 
@@ -281,7 +292,7 @@ fn chains_jump_return_and_end() {
         (vec![jump("c")], vec![], false),
         (vec![jump("c"), accept()], vec![vec![Ends(Verdict::Return)], drop()], true),
         (vec![jump("c"), accept()], vec![and(source(&[10]), vec![Ends(Verdict::Return)]), accept()], true),
-        // A chain that is gone to returns to the policy, not to the next rule.
+        // After a goto, the end of the chain leads to the policy, not to the next rule.
         (vec![vec![Ends(Verdict::Goto("c".into()))], accept()], vec![], false),
         (vec![jump("nowhere"), accept()], vec![], false),
     ];
@@ -386,7 +397,7 @@ fn maps_give_verdicts_and_values() {
     let missing = verdicts(&[(UDP, Verdict::Accept)], None);
     assert_eq!(obstacle(&by_protocol(missing), tcp()), ("f".into(), Some(2), Why::Drops));
 
-    // A value is known if all elements that may be meant agree.
+    // A value is known if all elements that the key may match have the same value.
     let marks = |values: [u32; 2]| Set {
         parts: vec![1],
         elements: [TCP, UDP]
@@ -412,6 +423,38 @@ fn maps_give_verdicts_and_values() {
     assert_eq!(obstacle(&by_value(marks([5, 4])), tcp()).2, Why::Drops);
     assert_eq!(proof(&by_value(marks([4, 4])), Scope::All), Proof::default());
     assert_eq!(obstacle(&by_value(marks([4, 5])), Scope::All).2, Why::Drops);
+}
+
+#[test]
+fn elements_with_several_parts_may_overlap() {
+    let verdict = |low: [u8; 8], high: [u8; 8], verdict| element(&low, &high, Value::Verdict(verdict));
+    let key = [
+        Payload { header: Header::Network, offset: 12, bytes: 4, into: R },
+        Payload { header: Header::Transport, offset: 0, bytes: 2, into: Register(4) },
+        lookup(Into::Verdict),
+    ];
+    let elements = vec![
+        verdict([10, 0, 0, 0, 0, 0, 0, 0], [10, 0, 0, 255, 255, 255, 0, 0], Verdict::Accept),
+        verdict([10, 0, 0, 1, 0, 0, 0, 0], [10, 0, 0, 9, 255, 255, 0, 0], Verdict::Drop),
+    ];
+    let ruleset = |elements| {
+        with_set(forward(vec![key.to_vec()]), Set { parts: vec![4, 2], elements, ..Set::default() })
+    };
+    assert_eq!(obstacle(&ruleset(elements.clone()), masqueraded(false)).2, Why::Drops);
+    assert_eq!(proof(&ruleset(elements[..1].to_vec()), masqueraded(false)), Proof::default());
+}
+
+#[test]
+fn chains_of_nat_mark_the_first_packet_only() {
+    let mark = vec![
+        Expression::Constant { value: 5u32.to_ne_bytes().into(), into: R },
+        Expression::SetMeta { key: 3, from: R },
+    ];
+    let mut nat = base(Hook::Prerouting, -150, true, vec![mark]);
+    nat.base.as_mut().unwrap().nat = true;
+    let unmarked = vec![Meta { key: 3, into: R }, is_not(&5u32.to_ne_bytes()), Ends(Verdict::Drop)];
+    let ruleset = table(vec![("n", nat), ("f", base(Hook::Forward, 0, true, vec![unmarked]))]);
+    assert_eq!(obstacle(&ruleset, Scope::All), ("f".into(), Some(1), Why::Drops));
 }
 
 #[test]
@@ -460,7 +503,7 @@ fn addresses_that_rules_name_can_be_left_out() {
     };
     let range = except(AddressPart::Destination, [172, 16, 0, 0], [172, 31, 255, 255]);
     assert_eq!(proof(&masquerade(masked([255, 240, 0, 0])), Scope::All).except, [range]);
-    // Not what is no range, what a rule excludes, or what is too much.
+    // These cannot be left out: a mask that is no prefix, an inverted match, and more than eight ranges.
     assert!(prove(&masquerade(masked([255, 240, 0, 255])), &traffic(Scope::All)).is_err());
     let mut other = source(&[172, 17]);
     other[1] = is_not(&[172, 17]);
@@ -479,7 +522,7 @@ fn addresses_that_rules_name_can_be_left_out() {
 }
 
 #[test]
-fn a_flow_table_that_every_packet_reaches_is_consent() {
+fn a_flow_table_is_reported_if_every_packet_reaches_it() {
     let add = || vec![Expression::AddFlow("ft".into())];
     let tables = |list| proof(&forward(list), tcp()).flow_tables.into_iter().collect::<Vec<_>>();
     assert_eq!(tables(vec![and(vec![Meta { key: 16, into: R }, is(&[TCP])], add()), accept()]), ["ft"]);
@@ -651,6 +694,18 @@ mod of_pairs {
         assert_eq!(groups(&names(15)), Ok(MOST_GROUPS));
         assert_eq!(groups(&names(16)), Err(TooMany));
         assert_eq!(groups(&names(5000)), Err(TooMany));
+        // Elements behind the limit tell devices apart, too.
+        let key = |device: &str, n: u16| {
+            let mut key = device.as_bytes().to_vec();
+            key.resize(16, 0);
+            key.extend([10, 0, (n >> 8) as u8, n as u8]);
+            element(&key, &key, Value::None)
+        };
+        let elements = (0..5000).map(|n| key("eth1", n)).chain([key("eth2", 0)]).collect();
+        let load = Payload { header: Header::Network, offset: 12, bytes: 4, into: Register(16) };
+        let rule = vec![Meta { key: 6, into: R }, load, lookup(Into::Nowhere), Ends(Verdict::Drop)];
+        let long = with_set(forward(vec![rule]), Set { parts: vec![16, 4], elements, ..Set::default() });
+        assert_eq!(pairs(&long, Version::V4, &devices(3), STEPS).unwrap().groups, [0, 1, 2]);
         // A rule that computes with a name makes each device a group.
         let masked = vec![
             Meta { key: 6, into: R },

@@ -1,7 +1,7 @@
 //! What is known of the packets that a proof is about, at each place where rules look at them.
 //!
-//! Only packets that the kernel plane would forward count. Linux gets all others anyway: fragments, options, TTL 1,
-//! packets to the router itself, and TCP packets with SYN, FIN or RST of a connection.
+//! A proof covers only packets that the kernel plane would forward. Linux gets all others: fragments, packets with IP
+//! options or TTL 1, packets to the router itself, and TCP packets with SYN, FIN or RST of a connection.
 
 use super::{
     bits::{Answer, Bits, Mark},
@@ -95,11 +95,12 @@ pub struct Place {
 
 /// The priorities at which conntrack finds the connection, and at which NAT translates destinations and sources.
 const CONNTRACK: i32 = -200;
-const NAT_DESTINATION: i32 = -100;
-const NAT_SOURCE: i32 = 100;
+pub(super) const NAT_DESTINATION: i32 = -100;
+pub(super) const NAT_SOURCE: i32 = 100;
 
 impl Place {
-    /// Has the packet passed what is hooked here with this priority? Equal priorities run in an order that is not known.
+    /// Has the packet passed what is hooked here with this priority? Equal priorities run in an order that is not
+    /// known.
     fn is_past(self, hook: Hook, priority: i32) -> Answer {
         match (self.hook.cmp(&hook), self.priority.cmp(&priority)) {
             (std::cmp::Ordering::Equal, std::cmp::Ordering::Equal) => Answer::Maybe,
@@ -185,7 +186,14 @@ impl Traffic {
         let ether_type: u16 = if self.version == Version::V4 { 0x0800 } else { 0x86dd };
         let nfproto: u8 = if self.version == Version::V4 { 2 } else { 10 };
         let routed = at.hook >= Hook::Forward;
+        // On its way out, a packet has no input device any more; tables of devices have a family of their own.
+        let at_device = matches!(at.hook, Hook::Ingress | Hook::Egress);
+        let leaves = at.hook == Hook::Egress;
         let value = match key {
+            4 | 6 | 8 if leaves => return unsure(16),
+            15 if at_device => return unsure(1),
+            // Extension headers may be broken.
+            16 if self.version == Version::V6 && self.scope == Scope::All => return unsure(1),
             // PROTOCOL
             1 => Bits::known(&ether_type.to_be_bytes()),
             // MARK
@@ -204,8 +212,8 @@ impl Traffic {
             // PKTTYPE, SECPATH: the kernel plane takes no other packets.
             19 => Bits::known(&[TO_THIS_HOST]),
             25 => Bits::known(&[0]),
-            // IIFNAME and so on of bridges, kinds of devices: texts
-            5 | 7 | 17 | 18 | 26 | 27 => return unsure(16),
+            // OIF and OIFNAME before routing; names of bridges; kinds of devices. None is longer than 16 bytes.
+            5 | 7 | 17 | 18 | 26 | 27 | 34 => return unsure(16),
             9 | 28 | 29 => return unsure(2),
             32 | 30 => return unsure(8),
             31 => return unsure(1),
@@ -243,13 +251,16 @@ impl Traffic {
             // L3PROTOCOL, PROTOCOL
             7 => Bits::known(&[if self.version == Version::V4 { 2 } else { 10 }]),
             10 => self.protocol().map_or(Bits::unknown(1), |protocol| Bits::known(&[protocol])),
+            // SRC_IP, DST_IP, SRC_IP6, DST_IP6: of the other version
+            19 | 20 if self.version == Version::V6 => return Loaded::Nothing,
+            21 | 22 if self.version == Version::V4 => return Loaded::Nothing,
             // SRC, DST, SRC_IP, DST_IP, SRC_IP6, DST_IP6
             8 | 19 | 21 => return self.ct_part(direction, |tuple| address(tuple.source)),
             9 | 20 | 22 => return self.ct_part(direction, |tuple| address(tuple.destination)),
             // PROTO_SRC, PROTO_DST
             11 => return self.ct_part(direction, |tuple| Bits::known(&tuple.source_port.to_be_bytes())),
             12 => return self.ct_part(direction, |tuple| Bits::known(&tuple.destination_port.to_be_bytes())),
-            // HELPER, LABELS: a connection with a helper is never asked about.
+            // HELPER, LABELS: the connection may have neither, and then the rule does not match.
             6 | 13 => return unsure(16),
             _ => return unsure(8),
         };
@@ -335,7 +346,7 @@ pub struct Parts {
     pub destination: Option<(IpAddr, u16)>,
 }
 
-/// A name fills 16 bytes with zeros.
+/// A device name, padded with zeros to 16 bytes.
 pub(super) fn device_name(name: &str) -> Bits {
     let mut bytes = [0; 16];
     let length = name.len().min(15);

@@ -1,4 +1,4 @@
-//! Confirms that the mirror is current. The fast path forwards only for the time of a confirmation.
+//! Confirms that the mirror is current. The fast path forwards only while a confirmation is in force.
 
 use super::{beats::Beats, seam::FastPath};
 use crate::{base::clock::monotonic, config::Config};

@@ -26,7 +26,7 @@ const ENTRIES_HEAD: usize = 40;
 const NAME_BYTES: usize = 32;
 /// Longer tables are not read.
 const MOST_BYTES: usize = 64 << 20;
-/// A table that changes while it is read is read again so many times.
+/// How often a table that changes meanwhile is read before Millrace gives up.
 const ATTEMPTS: usize = 5;
 
 const NAMES: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
@@ -34,7 +34,8 @@ const NAMES: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTI
 /// Reads all tables of the calling thread's namespace.
 ///
 /// # Errors
-/// `InvalidData`: a table is not as this version knows it. `QuotaExceeded`: it is too long.
+/// `InvalidData`: a table has a format that this version does not know. `QuotaExceeded`: it is too long.
+/// `Interrupted`: it changes faster than it can be read.
 pub fn read(version: Version) -> io::Result<Vec<Table>> {
     let names = match version {
         Version::V4 => "/proc/thread-self/net/ip_tables_names",
@@ -127,7 +128,7 @@ struct Layout {
     target: usize,
     head: usize,
     goto: u8,
-    /// Flags that make a condition: the protocol counts, a fragment, a class of traffic.
+    /// Flags that enable a condition: on the protocol, on fragments, on the traffic class.
     protocol_flag: u8,
     fragment: u8,
     class: u8,
@@ -195,7 +196,9 @@ pub(crate) fn parse(version: Version, name: &str, info: &[u8], entries: &[u8]) -
     for (hook, chain) in NAMES.iter().enumerate().filter(|(hook, _)| valid_hooks >> hook & 1 == 1) {
         let entry = u32_at(info, 36 + 4 * hook)? as usize;
         let policy = u32_at(info, 56 + 4 * hook)? as usize;
-        begins.insert(entry, (*chain).to_owned());
+        if begins.insert(entry, (*chain).to_owned()).is_some() {
+            return None;
+        }
         policies.insert(policy);
         let policy = all.iter().find(|entry| entry.at == policy)?;
         bases.insert((*chain).to_owned(), base(name, hook, verdict_of(policy)? == ACCEPT));
@@ -223,6 +226,7 @@ pub(crate) fn parse(version: Version, name: &str, info: &[u8], entries: &[u8]) -
             continue;
         }
         if policies.contains(&entry.at) {
+            current = None;
             continue;
         }
         let chain = table.chains.get_mut(current.as_ref()?)?;
@@ -323,7 +327,10 @@ fn conditions(layout: &Layout, entry: &[u8]) -> Option<Vec<Expression>> {
         steps.push(Expression::Payload { header: Header::Network, offset, bytes, into: register });
         let (mask, xor) = (mask.to_vec(), vec![0; layout.address_bytes]);
         steps.push(Expression::Mask { from: register, into: register, mask, xor });
-        steps.push(compare(address, flag));
+        // IPv6 masks the address of the rule, too.
+        let is_masked = layout.address_bytes == V6.address_bytes;
+        let masked = |(byte, mask): (&u8, &u8)| if is_masked { byte & mask } else { *byte };
+        steps.push(compare(&address.iter().zip(part(i + 2)?).map(masked).collect::<Vec<_>>(), flag));
     }
     for (i, (key, flag)) in [(6, IN), (7, OUT)].into_iter().enumerate() {
         let names = 4 * layout.address_bytes;

@@ -1,5 +1,5 @@
-//! Makes plans for workers of what the control loop wants, and of what it does not know: the cores of the machine and the other
-//! work on them, the queues of ports, and the I/O bandwidth.
+//! Makes plans for workers of what the control loop wants, and of what it does not know: the cores of the machine and
+//! the other work on them, the queues of ports, and the I/O bandwidth.
 
 use super::{
     other_work::OtherWork,
@@ -28,7 +28,7 @@ use std::{
     sync::Arc,
 };
 
-/// A socket that does not wait polls once for any time except 0. The budget is that of NAPI itself.
+/// A socket that does not block polls once, whatever the time is, unless it is 0. The budget is that of NAPI itself.
 const BUSY: Polling = Polling::Busy { microseconds: 20, budget: 64 };
 
 /// See the head of this file.
@@ -116,7 +116,7 @@ impl Planner {
             queues: there_are.min(MAX_QUEUES) as u32,
             zero_copy: self.wants_zero_copy,
             polling: self.polling,
-            // Twice the longest ring of a path (`PortPlan::rings`).
+            // At least twice the longest ring of a path (`PortPlan::rings`).
             rings: Rings { fill: usual.fill.max(2 * self.longest_ring), ..usual },
         }
     }

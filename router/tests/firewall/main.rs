@@ -23,7 +23,7 @@ use std::{env, fmt::Write as _};
 
 const ROUNDS: u64 = 150;
 
-/// How many proofs were made about each kind of traffic, of how many questions.
+/// For each kind of traffic: the number of proofs, then the number of questions.
 #[derive(Default, Debug)]
 struct Tally {
     rulesets: u64,
@@ -31,7 +31,7 @@ struct Tally {
     all: [u64; 2],
     established: [u64; 2],
     connection: [u64; 2],
-    /// Directions of connections without a proof, all of whose packets came out nevertheless.
+    /// Directions of connections without a proof whose packets all came out.
     passed_without_proof: u64,
 }
 

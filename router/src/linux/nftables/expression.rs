@@ -211,10 +211,11 @@ fn fib(data: Attributes<'_>) -> Option<Expression> {
 fn load(name: &str, data: Attributes<'_>) -> Option<Expression> {
     const RANDOM: u32 = 1;
     let (register, bytes) = match name {
-        "exthdr" | "rt" | "osf" | "xfrm" | "tunnel" => (1, 16),
+        "exthdr" => (1, data.number(4)?),
+        "rt" | "osf" | "xfrm" => (1, 16),
         "socket" => (2, 16),
         "hash" => (2, 4),
-        // A counter in place of random numbers would count packets.
+        // Only the random mode. The other mode counts packets, which is an effect.
         "numgen" if data.number(3)? == RANDOM => (1, 4),
         _ => return None,
     };

@@ -30,11 +30,12 @@ const GETSETELEM: u16 = SUBSYSTEM | 13;
 const NEWGEN: u16 = SUBSYSTEM | 15;
 const GETGEN: u16 = SUBSYSTEM | 16;
 
-/// The most rules, chains and sets of a namespace that are read.
+/// The most tables, chains, rules and sets of a namespace, all together.
+/// A long one counts as several.
 const MOST_RULES: usize = 1 << 16;
-/// The most messages with elements; each has up to some hundred.
-const MOST_ELEMENTS: usize = 1 << 13;
-/// Rules that change while they are read are read again so many times.
+/// The most elements of all sets, 32 bytes each.
+const MOST_ELEMENTS: usize = 1 << 20;
+/// How often rules that change meanwhile are read before Millrace gives up.
 const ATTEMPTS: usize = 5;
 
 /// Where a part belongs: family and name of its table.
@@ -71,7 +72,7 @@ fn generation(socket: &mut Socket) -> io::Result<Option<u32>> {
 
 fn read_once(socket: &mut Socket) -> io::Result<Ruleset> {
     let all = |kind| Request::new(kind, wire::DUMP, &[0; 4]);
-    let mut most = Most::new(MOST_RULES, "nftables rules");
+    let mut most = Most::new(MOST_RULES, "nftables rules").weighed(|m| 1 + m.payload.len() / 256);
     let mut parts = Parts::default();
     for (key, dormant) in socket.dump_at_most(&mut most, all(GETTABLE), table)? {
         parts.add_table(key, dormant);
@@ -82,7 +83,7 @@ fn read_once(socket: &mut Socket) -> io::Result<Ruleset> {
     for (key, name, rule) in socket.dump_at_most(&mut most, all(GETRULE), rule)? {
         parts.rule(&key, &name, rule);
     }
-    let mut most_elements = Most::new(MOST_ELEMENTS, "messages of set elements");
+    let mut most_elements = Most::new(MOST_ELEMENTS, "elements of sets").weighed(|m| m.payload.len() / 32);
     for (key, name, description) in socket.dump_at_most(&mut most, all(GETSET), set::description)? {
         let request = Request::new(GETSETELEM, wire::DUMP, &[key.0, 0, 0, 0])
             .with(set::LIST_TABLE, &[key.1.as_bytes(), &[0]].concat())
@@ -99,7 +100,7 @@ struct Parts(BTreeMap<TableKey, Table>);
 
 impl Parts {
     fn add_table(&mut self, key: TableKey, dormant: bool) {
-        // ARP and bridges see no packets that IP forwards.
+        // Tables of ARP and of bridges are not read: the fast path takes no packet from a port of a bridge.
         let family = match key.0 {
             1 => Family::Inet,
             2 => Family::Ipv4,
@@ -150,7 +151,7 @@ fn mark_changing_sets(table: &mut Table) {
     }
 }
 
-/// The key of the table that an object is in, and the attributes of the object.
+/// The key of the table that holds an object; `None`: the message is of another kind.
 fn object(message: &Message<'_>, kind: u16, table: u16) -> Option<TableKey> {
     if message.kind != kind {
         return None;

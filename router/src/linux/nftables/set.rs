@@ -126,6 +126,8 @@ impl Description {
             otherwise: None,
         };
         let (all, mut raw): (Vec<_>, Vec<_>) = raw.into_iter().partition(|e| e.flags & CATCH_ALL != 0);
+        // There is no place for the time until it expires.
+        set.changing |= all.iter().any(|e| e.expires_ms.is_some());
         set.otherwise = all.into_iter().next().map(|e| e.value.unwrap_or(Value::None));
         let length = set.key_bytes();
         // Keys of several parts may come without the zeros that fill the last one.

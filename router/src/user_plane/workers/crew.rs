@@ -1,9 +1,9 @@
 //! The threads of workers, and which of them make no progress, because their elements do not end or their cores have no
 //! time.
 //!
-//! Nothing is taken from such a worker, because it may still use everything that it has. Its slots are emptied, so the XDP
-//! program treats packets of its paths as if they had no worker. Other workers fill its queues (`af_xdp/fill.rs`). Packets
-//! in its hands and rings wait until it goes on. Then its slots are filled again.
+//! Nothing is taken from such a worker, because it may still use everything that it has. Its slots are emptied, so
+//! the XDP program treats packets of its paths as if they had no worker. Other workers fill its queues
+//! (`af_xdp/fill.rs`). Packets in its hands and rings wait until it goes on. Then its slots are filled again.
 
 use super::{
     epochs::Epochs,
@@ -69,7 +69,8 @@ impl Crew {
         self.silent.keys().filter_map(|core| Some((*core, self.threads.get(core)?)))
     }
 
-    /// Notes which workers make no progress (`watch.rs`); returns those that were not silent before. `name` is that of a path.
+    /// Notes which workers make no progress (`watch.rs`); returns those that were not silent before. `name` returns
+    /// the name of a path.
     pub fn look<'a>(&mut self, name: impl Fn(PathId) -> &'a str) -> Vec<CoreId> {
         self.silent.retain(|core, _| self.threads.contains_key(core));
         let mut new = Vec::new();
@@ -108,7 +109,7 @@ impl Crew {
         self.silent.get(&core).map_or(Ok(()), |silent| bail!("{}", silent.condition))
     }
 
-    /// Runs of a path that hung, as far as they have ended.
+    /// How many runs of a path have hung and then ended.
     pub fn hangs(&self, path: PathId) -> u64 {
         self.hangs.get(&path).copied().unwrap_or_default()
     }

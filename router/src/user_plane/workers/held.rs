@@ -65,7 +65,7 @@ impl Common {
         gone.into_keys().for_each(|router| _ = self.weights.entry(router).or_insert(1));
     }
 
-    /// Gives it to a worker; returns the worker's tables of before, which it should not drop.
+    /// Hands these values to a worker. Returns the worker's previous tables, which the worker must not drop itself.
     pub fn give_to(self, inner: &mut Inner) -> Arc<dyn Tables> {
         inner.names = self.made.names;
         inner.known_ports = self.known_ports;
