@@ -267,15 +267,6 @@ mod tests {
     use crate::cases;
     use proptest::prelude::*;
 
-    const ALL: [Comparison; 6] = [
-        Comparison::Equal,
-        Comparison::Unequal,
-        Comparison::Less,
-        Comparison::LessOrEqual,
-        Comparison::Greater,
-        Comparison::GreaterOrEqual,
-    ];
-
     fn holds(by: Comparison, order: Ordering) -> bool {
         match by {
             Comparison::Equal => order.is_eq(),
@@ -322,7 +313,7 @@ mod tests {
         ) {
             let unsure = bits(&value, &known);
             let all = values(value, known);
-            for by in ALL {
+            for by in Comparison::ALL {
                 let count = all.iter().filter(|v| holds(by, v[..].cmp(&with))).count();
                 prop_assert_eq!(unsure.compare(by, &with), expected(count > 0, count == all.len()), "{:?}", by);
             }

@@ -1,7 +1,7 @@
 //! The rules of a namespace, as the kernel holds them: tables, chains, expressions, sets (nf_tables), in the kernel's
 //! own terms. Rules of iptables are translated into the same types.
 //!
-//! Names and texts come from whoever wrote the rules: show them only by way of an escape.
+//! Other people chose the names and texts in the rules. Escape them before you show them.
 
 use std::collections::BTreeMap;
 
@@ -59,6 +59,20 @@ pub enum Hook {
     Egress,
     /// A hook that this version does not know.
     Unknown,
+}
+
+impl Hook {
+    /// Its name in rules.
+    pub fn name(self) -> &'static str {
+        match self {
+            Hook::Ingress => "ingress",
+            Hook::Prerouting => "prerouting",
+            Hook::Forward => "forward",
+            Hook::Postrouting => "postrouting",
+            Hook::Egress => "egress",
+            Hook::Unknown => "an unknown hook",
+        }
+    }
 }
 
 /// The devices that a chain is bound to.
@@ -206,6 +220,18 @@ pub enum Comparison {
     LessOrEqual,
     Greater,
     GreaterOrEqual,
+}
+
+impl Comparison {
+    /// All of them, in the order of `NFT_CMP_*`.
+    pub const ALL: [Comparison; 6] = [
+        Comparison::Equal,
+        Comparison::Unequal,
+        Comparison::Less,
+        Comparison::LessOrEqual,
+        Comparison::Greater,
+        Comparison::GreaterOrEqual,
+    ];
 }
 
 /// Where the value of a map goes.

@@ -4,6 +4,7 @@
 //! IPv6). Each chain is a run of them, and a jump is the offset of its first entry. Asking for a table creates it, so
 //! only those that exist are asked for.
 
+use super::netlink::wire::{text, u16_at, u32_at};
 use logic::firewall::{
     ruleset::{
         Base, Chain, Comparison, Devices, Expression, Extension, Family, Header, Hook, Register, Rule, Table,
@@ -105,21 +106,11 @@ fn get(socket: &OwnedFd, version: Version, option: i32, block: &mut [u8]) -> io:
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes.split(|b| *b == 0).next().unwrap_or_default()).into_owned()
-}
-
 /// Offsets in an entry of one version.
 struct Layout {
     address_bytes: usize,
+    /// The kernel masks the rule's address, too, not only the packet's.
+    masks_both: bool,
     /// Where the source stands in the packet, and the destination.
     in_packet: [u32; 2],
     protocol: usize,
@@ -136,6 +127,7 @@ struct Layout {
 
 const V4: Layout = Layout {
     address_bytes: 4,
+    masks_both: false,
     in_packet: [12, 16],
     protocol: 80,
     flags: 82,
@@ -150,6 +142,7 @@ const V4: Layout = Layout {
 
 const V6: Layout = Layout {
     address_bytes: 16,
+    masks_both: true,
     in_packet: [8, 24],
     protocol: 128,
     flags: 131,
@@ -327,9 +320,7 @@ fn conditions(layout: &Layout, entry: &[u8]) -> Option<Vec<Expression>> {
         steps.push(Expression::Payload { header: Header::Network, offset, bytes, into: register });
         let (mask, xor) = (mask.to_vec(), vec![0; layout.address_bytes]);
         steps.push(Expression::Mask { from: register, into: register, mask, xor });
-        // IPv6 masks the address of the rule, too.
-        let is_masked = layout.address_bytes == V6.address_bytes;
-        let masked = |(byte, mask): (&u8, &u8)| if is_masked { byte & mask } else { *byte };
+        let masked = |(byte, mask): (&u8, &u8)| if layout.masks_both { byte & mask } else { *byte };
         steps.push(compare(&address.iter().zip(part(i + 2)?).map(masked).collect::<Vec<_>>(), flag));
     }
     for (i, (key, flag)) in [(6, IN), (7, OUT)].into_iter().enumerate() {

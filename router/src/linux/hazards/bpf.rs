@@ -1,7 +1,7 @@
 //! BPF programs that see forwarded packets: tcx (Linux 6.6) and netfilter links (6.4). The kernel does not report their
 //! changes.
 
-use super::{ByFamily, netfilter::HOOKS};
+use super::ByFamily;
 use libbpf_rs::{
     libbpf_sys,
     query::{LinkInfoIter, LinkTypeInfo},
@@ -10,6 +10,9 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
 };
+
+/// Names of hooks by number: `enum nf_inet_hooks`.
+const HOOKS: [&str; 6] = ["prerouting", "input", "forward", "output", "postrouting", "ingress"];
 
 /// The number of tcx programs on each of these devices, in the calling thread's namespace. Devices without any are left
 /// out.

@@ -6,28 +6,19 @@
 use super::{ByFamily, IN_NAMESPACE, MOST_SENTENCES};
 use crate::{
     base::foreign::Shown,
-    linux::netlink::{
-        socket::Socket,
-        wire::{self, Message, Request},
+    linux::{
+        netlink::{
+            socket::Socket,
+            wire::{self, Message, Request},
+        },
+        nftables,
     },
 };
+use logic::firewall::ruleset::{Devices, Family};
 use std::{collections::BTreeMap, io};
 
 /// `NFNLGRP_NFTABLES`.
 pub const GROUP: u32 = 7;
-
-const NEWCHAIN: u16 = 10 << 8 | 3;
-const GETCHAIN: u16 = 10 << 8 | 4;
-const NFTA_CHAIN_TABLE: u16 = 1;
-const NFTA_CHAIN_NAME: u16 = 3;
-const NFTA_CHAIN_HOOK: u16 = 4;
-const NFTA_HOOK_HOOKNUM: u16 = 1;
-const NFTA_HOOK_DEV: u16 = 3;
-const NFTA_HOOK_DEVS: u16 = 4;
-const NFTA_DEVICE_NAME: u16 = 1;
-
-/// Names of hooks by number: `enum nf_inet_hooks`.
-pub const HOOKS: [&str; 6] = ["prerouting", "input", "forward", "output", "postrouting", "ingress"];
 
 /// A base chain that forwarded packets pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,15 +29,6 @@ pub(crate) struct Chain {
     name: String,
     hook: &'static str,
     devices: Devices,
-}
-
-/// The devices that a chain is bound to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Devices {
-    Namespace,
-    Named(Vec<String>),
-    /// Some devices, but it is not known which, so possibly any.
-    Unknown,
 }
 
 /// Sentences for all chains.
@@ -72,7 +54,7 @@ impl Sentences {
     fn add(&mut self, chain: &Chain) {
         let sentence = &chain.sentence();
         match &chain.devices {
-            Devices::Namespace => {
+            Devices::All => {
                 let affected = self.namespace.iter_mut().zip(chain.affects).filter(|(_, affected)| *affected);
                 affected.for_each(|(sentences, _)| add(sentences, sentence));
             }
@@ -98,9 +80,8 @@ fn add(sentences: &mut Vec<String>, sentence: &str) {
 
 /// Reads the chains and returns their sentences.
 pub fn read(socket: &mut Socket) -> io::Result<Sentences> {
-    let chains = match socket.dump(Request::new(GETCHAIN, wire::DUMP, &[0; 4]), parse) {
-        // nfnetlink without nf_tables does not know this message.
-        Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => Vec::new(),
+    let chains = match socket.dump(Request::new(nftables::GETCHAIN, wire::DUMP, &[0; 4]), parse) {
+        Err(e) if nftables::is_absent(&e) => Vec::new(),
         other => other?,
     };
     let mut sentences = Sentences::default();
@@ -109,53 +90,22 @@ pub fn read(socket: &mut Socket) -> io::Result<Sentences> {
 }
 
 pub(crate) fn parse(message: Message<'_>) -> Option<Chain> {
-    if message.kind != NEWCHAIN {
-        return None;
-    }
-    let (mut table, mut name, mut hook) = (String::new(), String::new(), None);
-    for (kind, value) in wire::attributes_after(message.payload, 4) {
-        match kind {
-            NFTA_CHAIN_TABLE => table = wire::text(value),
-            NFTA_CHAIN_NAME => name = wire::text(value),
-            NFTA_CHAIN_HOOK => hook = Some(value),
-            _ => (),
-        }
-    }
-    let hook = hook?;
-    let number = wire::be32_at(wire::attribute(hook, NFTA_HOOK_HOOKNUM)?, 0)? as usize;
-    // NFPROTO_*. ARP chains see no IP packets, and devices of a bridge are not accelerated anyway.
-    let (family, affects, names): (_, _, &[&'static str]) = match *message.payload.first()? {
-        1 => ("inet", [true; 2], &HOOKS),
-        2 => ("ip", [true, false], &HOOKS),
-        5 => ("netdev", [true; 2], &["ingress", "egress"]),
-        10 => ("ip6", [false, true], &HOOKS),
-        _ => return None,
+    let ((family, table), name, chain) = nftables::chain(message)?;
+    let base = chain.base?;
+    let (family, affects) = match nftables::family(family)? {
+        Family::Inet => ("inet", [true; 2]),
+        Family::Ipv4 => ("ip", [true, false]),
+        Family::Ipv6 => ("ip6", [false, true]),
+        Family::Netdev => ("netdev", [true; 2]),
     };
-    let hook_name = names.get(number).copied().unwrap_or("an unknown hook");
-    if matches!(hook_name, "input" | "output") {
-        return None;
-    }
-    let devices = if HOOKS[..5].contains(&hook_name) { Devices::Namespace } else { devices(hook) };
-    Some(Chain { family, affects, table, name, hook: hook_name, devices })
-}
-
-fn devices(hook: &[u8]) -> Devices {
-    let one = wire::attribute(hook, NFTA_HOOK_DEV).map(|name| vec![wire::text(name)]);
-    let names = match wire::attribute(hook, NFTA_HOOK_DEVS) {
-        // The list can also contain prefixes of names.
-        Some(list) => wire::attributes(list)
-            .map(|(kind, name)| (kind == NFTA_DEVICE_NAME).then(|| wire::text(name)))
-            .collect(),
-        None => one,
-    };
-    names.map_or(Devices::Unknown, Devices::Named)
+    Some(Chain { family, affects, table, name, hook: base.hook.name(), devices: base.devices })
 }
 
 impl Chain {
     fn sentence(&self) -> String {
         let Chain { family, table, name, hook, devices, .. } = self;
         let of = match devices {
-            Devices::Namespace => String::new(),
+            Devices::All => String::new(),
             Devices::Named(names) => {
                 let names: Vec<_> = names.iter().map(|name| Shown(name).to_string()).collect();
                 format!(" of {}", names.join(", "))
@@ -186,6 +136,11 @@ mod tests {
     use super::*;
     use crate::base::foreign::{HOSTILE, Pasted, assert_fit};
     use proptest::prelude::*;
+
+    const NEWCHAIN: u16 = 10 << 8 | 3;
+    const NFTA_CHAIN_TABLE: u16 = 1;
+    const NFTA_CHAIN_NAME: u16 = 3;
+    const NFTA_CHAIN_HOOK: u16 = 4;
 
     fn parsed(family: u8, hook: u8) -> Option<Chain> {
         bound(family, hook, &[])
@@ -260,7 +215,7 @@ mod tests {
         assert!(sentence.contains(" hooks ingress of a, b; remove it with: "), "{sentence}");
         let named = HOSTILE.iter().flat_map(|name| [("filter", *name), (*name, "fwd"), (*name, *name)]);
         for (table, name) in named {
-            for devices in [Devices::Namespace, Devices::Named(vec![table.into(), name.into()])] {
+            for devices in [Devices::All, Devices::Named(vec![table.into(), name.into()])] {
                 let mut chain = parsed(1, 2).unwrap();
                 (chain.table, chain.name, chain.devices) = (table.into(), name.into(), devices);
                 let sentence = chain.sentence();

@@ -91,15 +91,7 @@ fn known(name: &str, data: Attributes<'_>) -> Option<Expression> {
         },
         "immediate" => immediate(data)?,
         "cmp" => {
-            let by = match data.number(2)? {
-                0 => Comparison::Equal,
-                1 => Comparison::Unequal,
-                2 => Comparison::Less,
-                3 => Comparison::LessOrEqual,
-                4 => Comparison::Greater,
-                5 => Comparison::GreaterOrEqual,
-                _ => return None,
-            };
+            let by = *Comparison::ALL.get(data.number(2)? as usize)?;
             Expression::Compare { from: data.register(1)?, by, value: data.value(3)? }
         }
         "range" => Expression::Range {

@@ -20,7 +20,7 @@ const SUBSYSTEM: u16 = 10 << 8;
 const NEWTABLE: u16 = SUBSYSTEM;
 const GETTABLE: u16 = SUBSYSTEM | 1;
 const NEWCHAIN: u16 = SUBSYSTEM | 3;
-const GETCHAIN: u16 = SUBSYSTEM | 4;
+pub(super) const GETCHAIN: u16 = SUBSYSTEM | 4;
 const NEWRULE: u16 = SUBSYSTEM | 6;
 const GETRULE: u16 = SUBSYSTEM | 7;
 const NEWSET: u16 = SUBSYSTEM | 9;
@@ -48,10 +48,7 @@ type TableKey = (u8, String);
 pub fn read(socket: &mut Socket) -> io::Result<Ruleset> {
     for _ in 0..ATTEMPTS {
         let before = match generation(socket) {
-            // nfnetlink without nf_tables does not know the message.
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => {
-                return Ok(Ruleset::default());
-            }
+            Err(e) if is_absent(&e) => return Ok(Ruleset::default()),
             other => other?,
         };
         let ruleset = read_once(socket);
@@ -60,6 +57,22 @@ pub fn read(socket: &mut Socket) -> io::Result<Ruleset> {
         }
     }
     Err(io::Error::new(io::ErrorKind::Interrupted, "the rules change faster than they can be read"))
+}
+
+/// nfnetlink without nf_tables does not know its messages.
+pub(super) fn is_absent(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
+}
+
+/// `NFPROTO_*`; `None`: tables of this family are not read ([`Family`]).
+pub(super) fn family(number: u8) -> Option<Family> {
+    match number {
+        1 => Some(Family::Inet),
+        2 => Some(Family::Ipv4),
+        5 => Some(Family::Netdev),
+        10 => Some(Family::Ipv6),
+        _ => None,
+    }
 }
 
 fn generation(socket: &mut Socket) -> io::Result<Option<u32>> {
@@ -100,14 +113,7 @@ struct Parts(BTreeMap<TableKey, Table>);
 
 impl Parts {
     fn add_table(&mut self, key: TableKey, dormant: bool) {
-        // Tables of ARP and of bridges are not read: the fast path takes no packet from a port of a bridge.
-        let family = match key.0 {
-            1 => Family::Inet,
-            2 => Family::Ipv4,
-            5 => Family::Netdev,
-            10 => Family::Ipv6,
-            _ => return,
-        };
+        let Some(family) = family(key.0) else { return };
         let name = key.1.clone();
         let (chains, sets) = (BTreeMap::new(), BTreeMap::new());
         self.0.insert(key, Table { family, name, dormant, chains, sets });
@@ -170,7 +176,7 @@ fn table(message: Message<'_>) -> Option<(TableKey, bool)> {
     Some((key, flags & DORMANT != 0))
 }
 
-fn chain(message: Message<'_>) -> Option<(TableKey, String, Chain)> {
+pub(super) fn chain(message: Message<'_>) -> Option<(TableKey, String, Chain)> {
     const TABLE: u16 = 1;
     const NAME: u16 = 3;
     const HOOK: u16 = 4;
