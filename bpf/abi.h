@@ -5,8 +5,8 @@
  * encodings agree with them.
  *
  * Who writes what
- *   user space writes: port_index, tx_ports, rule_ports, interface_index, routers, fib, fib_tails, nexthops, neighbour_index,
- *   queues, control, share.admit and share.own_admit
+ *   user space writes: port_index, tx_ports, rule_ports, interface_index, routers, firewalls, interface_groups, fib, fib_tails,
+ *   nexthops, neighbour_index, queues, control, share.admit and share.own_admit
  *   the program writes: the rest of a share, counters, charges, policers, flow_samples, nexthop.used; millrace_explain
  *   writes only trace
  * Words that user space changes while packets run are aligned and written whole (u32 or u64), so a reader sees the old
@@ -83,6 +83,8 @@ struct interface_bucket {
 enum router_flags {
 	ROUTER_MULTIPATH_L4_IPV4 = 1,	/* fib_multipath_hash_policy 1: the 5-tuple; else addresses only */
 	ROUTER_MULTIPATH_L4_IPV6 = 2,
+	ROUTER_RULES_IPV4 = 4,		/* rules of its firewall matter to some packets: `firewalls` says to which */
+	ROUTER_RULES_IPV6 = 8,
 };
 
 /*
@@ -100,6 +102,32 @@ struct router {
 	__u64 pad2[3];
 	/* Bloom filter (one hash) of the router's own IPv4 addresses. Such a source is checked (fib_validate_source). */
 	__u64 local4[LOCAL_FILTER_BITS / 64];
+};
+
+/* --- rules of firewalls ------------------------------------------------------------------------------------------- */
+
+#define FIREWALL_GROUPS	    16	/* of interfaces: interface_groups[interface]; the rules of a router treat a group alike */
+#define FIREWALL_EXCEPTIONS 8
+
+/* What holds for packets from one group to another. */
+enum pair {
+	PAIR_LINUX = 0,		/* Linux decides */
+	PAIR_FREE = 1,		/* no rule matters */
+	PAIR_FREE_EXCEPT = 2,	/* the same, except to packets with the addresses in `range` */
+};
+
+/* host byte order; IPv4 in the low half */
+struct firewall_range {
+	__u64 low_hi, low_lo;
+	__u64 high_hi, high_lo;
+};
+
+/* firewalls[router]; logic::firewall proves what it says. User space changes `range` only while all pairs are PAIR_LINUX. */
+struct firewall {
+	__u64 pairs[2][FIREWALL_GROUPS];	/* IPv4, IPv6; by the group where it comes in: 4 bits for each where it leaves */
+	struct firewall_range range[2][FIREWALL_EXCEPTIONS];
+	__u64 ranges_used[2];	/* bit i: range i is of sources; bit 8 + i: of destinations */
+	__u64 pad[6];
 };
 
 /* --- forwarding table: a multibit trie of 8-bit strides, leaf-pushed ----------------------------------------------- */
@@ -404,6 +432,7 @@ enum trace_step {
 	TRACE_TRANSMIT,		/* a: port id, b: VLAN key */
 	TRACE_VERDICT,		/* a: enum reason, b: XDP action */
 	TRACE_PATH,		/* a: path, b: why no worker gets the packet, or REASON_NONE */
+	TRACE_RULES,		/* a: the groups where it comes in (bits 0..7) and leaves (8..15); b: enum pair */
 };
 
 struct trace {

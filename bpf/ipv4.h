@@ -2,27 +2,6 @@
 /* IPv4: as ip_rcv_core, ip_route_input and ip_forward of Linux, for packets that need nothing special (RFC 1812). */
 #pragma once
 
-#define IPV4_PLAIN	0x45	/* version 4, header of five words: no options */
-#define IPV4_BYTES	20
-#define IPV4_FRAGMENT	0x3fff	/* more fragments, or an offset */
-#define IPV4_OFFSET	0x1fff
-
-/* Types of ICMP errors, as bits: unreachable, source quench, redirect, time exceeded, parameter problem. */
-#define ICMP_ERRORS	(1U << 3 | 1U << 4 | 1U << 5 | 1U << 11 | 1U << 12)
-
-struct ipv4 {
-	__u8 version_ihl;
-	__u8 tos;
-	__be16 total_length;
-	__be16 id;
-	__be16 fragment;
-	__u8 ttl;
-	__u8 protocol;
-	__sum16 checksum;
-	__be32 source;
-	__be32 destination;
-};
-
 /* Ones' complement sum of the header; valid when 0xffff (RFC 1071). */
 static __always_inline bool checksum_ok(const struct ipv4 *ip)
 {
@@ -180,6 +159,8 @@ static __always_inline enum reason forward_ipv4(struct packet *p, const struct r
 		return REASON_TTL_EXCEEDED;
 	if (p->out->interface == p->interface && (p->flags & IF_REDIRECTS))
 		return REASON_SAME_INTERFACE;
+	if (rules_may_matter(p, router, 0))
+		return REASON_RULES;
 	if ((reason = transmit(p)) != REASON_NONE)
 		return reason;
 

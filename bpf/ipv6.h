@@ -2,24 +2,6 @@
 /* IPv6: as ip6_rcv_core, ip6_route_input and ip6_forward of Linux, for packets that need nothing special (RFC 8200). */
 #pragma once
 
-#define IPV6_BYTES	40
-#define NEXTHDR_HOP	0	/* hop-by-hop options: the one header a router must look at; jumbograms have it */
-#define NEXTHDR_ROUTING	43
-#define NEXTHDR_FRAGMENT 44
-#define NEXTHDR_DEST	60
-#define IPPROTO_ICMPV6	58
-#define ICMPV6_LAST_ERROR 4	/* unreachable, too big, time exceeded, parameter problem: 1 to 4 */
-
-struct ipv6 {
-	__u8 version_class;
-	__u8 class_label[3];
-	__be16 payload_length;
-	__u8 next_header;
-	__u8 hop_limit;
-	__be64 source[2];
-	__be64 destination[2];
-};
-
 /* Sources that ip6_rcv_core and ip6_forward refuse: unspecified, loopback, multicast, link-local. */
 static __always_inline bool bad_source6(__u64 hi, __u64 lo)
 {
@@ -130,6 +112,8 @@ static __always_inline enum reason forward_ipv6(struct packet *p, const struct r
 		return REASON_TTL_EXCEEDED;
 	if (p->out->interface == p->interface)
 		return REASON_SAME_INTERFACE;	/* ip6_forward may owe a redirect (RFC 4861 8.2); no setting disables it */
+	if (rules_may_matter(p, router, 1))
+		return REASON_RULES;
 	if ((reason = transmit(p)) != REASON_NONE)
 		return reason;
 

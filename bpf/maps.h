@@ -30,6 +30,8 @@ ARRAY(control, struct control, 1, BPF_F_MMAPABLE);
 ARRAY(port_index, struct port, PORT_INDEX_SIZE, BPF_F_MMAPABLE);
 ARRAY(interface_index, struct interface_bucket, 1, BPF_F_MMAPABLE);
 ARRAY(routers, struct router, MAX_ROUTERS, BPF_F_MMAPABLE);
+ARRAY(firewalls, struct firewall, MAX_ROUTERS, BPF_F_MMAPABLE);
+ARRAY(interface_groups, __u64, 1, BPF_F_MMAPABLE);
 ARRAY(policy, __u64, MAX_ROUTERS, BPF_F_MMAPABLE);
 ARRAY(fib, struct fib_block, 1, BPF_F_MMAPABLE);
 ARRAY(fib_tails, struct fib_tail, 1, BPF_F_MMAPABLE);

@@ -29,6 +29,8 @@
 #include "tables.h"
 #include "egress.h"
 #include "multipath.h"
+#include "ip.h"
+#include "firewall.h"
 #include "ipv4.h"
 #include "ipv6.h"
 #include "shares.h"

@@ -47,10 +47,7 @@ const volatile bool reads_kernel = true;
 #define RTM_GETCHAIN	102
 /* linux/netfilter/nfnetlink.h, nf_tables.h */
 #define NFNL_SUBSYS_NFTABLES 10
-#define NFT_MSG_NEWRULE		6
-#define NFT_MSG_DELRULE		8
 #define NFT_MSG_NEWSET		9
-#define NFT_MSG_DELSETELEM	14
 #define NFT_MSG_NEWGEN		15
 #define NFPROTO_INET		1
 #define NFPROTO_NETDEV		5
@@ -59,6 +56,10 @@ const volatile bool reads_kernel = true;
 #define SOL_IPV6		41
 #define IPT_SO_GET_INFO		64
 #define IPT_SO_GET_ENTRIES	65
+#define IPT_SO_SET_REPLACE	64
+#define IPT_SO_SET_ADD_COUNTERS	65
+/* The mark of the daemon's socket (router/src/linux/xtables.rs) */
+#define OUR_MARK		0x4d696c6c
 /* asm-generic/errno-base.h, errno.h */
 #define EPERM			1
 #define ENOPROTOOPT		92
@@ -171,8 +172,9 @@ struct netlink_header {
 enum weight { NOTHING, OWN, ALL };
 
 /*
- * Rules and elements of sets hook nothing; their chain does. Every transaction of nf_tables ends with a NEWGEN. Other
- * messages have types of their own. An unknown type counts as a change.
+ * Every transaction of nf_tables ends with a NEWGEN. Other messages have types of their own. An unknown type counts as a
+ * change. Chains of devices see the packets of all routers, so their rules concern all. Sets do not: it only matters whether
+ * such a chain has a rule.
  */
 static __always_inline enum weight weigh(const struct netlink_header *m)
 {
@@ -181,8 +183,10 @@ static __always_inline enum weight weigh(const struct netlink_header *m)
 	if (m->type >> 8 == NFNL_SUBSYS_NFTABLES) {
 		__u8 kind = m->type;
 
-		if ((kind >= NFT_MSG_NEWRULE && kind <= NFT_MSG_DELRULE) || (kind >= NFT_MSG_NEWSET && kind <= NFT_MSG_NEWGEN))
+		if (kind == NFT_MSG_NEWGEN)
 			return NOTHING;
+		if (kind >= NFT_MSG_NEWSET && kind < NFT_MSG_NEWGEN)
+			return OWN;
 		return host && (m->family == NFPROTO_NETDEV || m->family == NFPROTO_INET) ? ALL : OWN;
 	}
 	if ((m->type >= RTM_NEWQDISC && m->type <= RTM_GETTFILTER) || (m->type >= RTM_NEWCHAIN && m->type <= RTM_GETCHAIN))
@@ -372,15 +376,37 @@ static __always_inline bool may_read_tables(struct bpf_sockopt *ctx)
 	return !reads_kernel || may_administer(BPF_CORE_READ(kernel, sk, __sk_common.skc_net.net, user_ns));
 }
 
+/* The daemon reads tables, too. Its query makes none, because it asks only for those that are there. */
+static __always_inline bool is_ours(const struct bpf_sockopt *ctx)
+{
+	return ctx->sk && ctx->sk->mark == OUR_MARK;
+}
+
 SEC("cgroup/getsockopt")
 int option_read(struct bpf_sockopt *ctx)
 {
-	if (!refused(ctx->retval) &&
+	if (!refused(ctx->retval) && !is_ours(ctx) &&
 	    (ctx->level == SOL_IP || ctx->level == SOL_IPV6) &&
 	    (ctx->optname == IPT_SO_GET_INFO || ctx->optname == IPT_SO_GET_ENTRIES) &&
 	    may_read_tables(ctx))
 		changed_in(bpf_get_netns_cookie(ctx), false);
 	/* The kernel's answer stays unchanged. */
+	ctx->optlen = 0;
+	return 1;
+}
+
+/*
+ * This runs before the kernel replaces a table. The tools add the counters of the old table afterwards, so the last call
+ * comes when the new table is in force.
+ */
+SEC("cgroup/setsockopt")
+int option_written(struct bpf_sockopt *ctx)
+{
+	if ((ctx->level == SOL_IP || ctx->level == SOL_IPV6) &&
+	    (ctx->optname == IPT_SO_SET_REPLACE || ctx->optname == IPT_SO_SET_ADD_COUNTERS) &&
+	    may_read_tables(ctx))
+		changed_in(bpf_get_netns_cookie(ctx), true);
+	/* The kernel takes the caller's own bytes, which can be many pages. */
 	ctx->optlen = 0;
 	return 1;
 }

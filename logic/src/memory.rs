@@ -24,6 +24,8 @@ pub mod words {
     pub const ROUTER: usize = 40;
     /// `struct queue_row`.
     pub const QUEUE_ROW: usize = 8;
+    /// `struct firewall`.
+    pub const FIREWALL: usize = 104;
 }
 
 /// The regions; their lengths are the capacities (a multiple of the row size in [`words`]).
@@ -40,6 +42,10 @@ pub trait Memory {
     fn interface_index(&self) -> &[AtomicU64];
     /// `routers` map.
     fn routers(&self) -> &[AtomicU64];
+    /// `firewalls` map, by router.
+    fn firewalls(&self) -> &[AtomicU64];
+    /// `interface_groups` map, by interface.
+    fn interface_groups(&self) -> &[AtomicU64];
     /// The `queues` map; empty if no port has a classifier.
     fn queues(&self) -> &[AtomicU64] {
         &[]
@@ -70,6 +76,8 @@ pub struct HeapMemory {
     neighbour_index: Box<[AtomicU64]>,
     interface_index: Box<[AtomicU64]>,
     routers: Box<[AtomicU64]>,
+    firewalls: Box<[AtomicU64]>,
+    interface_groups: Box<[AtomicU64]>,
     queues: Box<[AtomicU64]>,
     policy: Box<[AtomicU64]>,
 }
@@ -90,6 +98,8 @@ impl HeapMemory {
             neighbour_index: zeroed(capacity.neighbour_buckets, words::NEIGHBOUR_BUCKET),
             interface_index: zeroed(capacity.interface_buckets, words::INTERFACE_BUCKET),
             routers: zeroed(capacity.routers, words::ROUTER),
+            firewalls: zeroed(capacity.routers, words::FIREWALL),
+            interface_groups: zeroed(usize::from(crate::mirror::MAX_INTERFACES) + 1, 1),
             queues: zeroed(queue_rows, words::QUEUE_ROW),
             policy: zeroed(capacity.routers, 1),
         }
@@ -114,6 +124,12 @@ impl Memory for HeapMemory {
     }
     fn routers(&self) -> &[AtomicU64] {
         &self.routers
+    }
+    fn firewalls(&self) -> &[AtomicU64] {
+        &self.firewalls
+    }
+    fn interface_groups(&self) -> &[AtomicU64] {
+        &self.interface_groups
     }
     fn queues(&self) -> &[AtomicU64] {
         &self.queues
@@ -141,6 +157,12 @@ impl<M: Memory + ?Sized> Memory for Arc<M> {
     }
     fn routers(&self) -> &[AtomicU64] {
         M::routers(self)
+    }
+    fn firewalls(&self) -> &[AtomicU64] {
+        M::firewalls(self)
+    }
+    fn interface_groups(&self) -> &[AtomicU64] {
+        M::interface_groups(self)
     }
     fn queues(&self) -> &[AtomicU64] {
         M::queues(self)

@@ -4,10 +4,11 @@
 //! unique only within a namespace, so the key of everything is ([`NamespaceId`], ifindex).
 
 use crate::{
+    firewall::{prove::AddressPart, ruleset::Ruleset},
     net::{Address, Mac, Prefix, Tag},
     plan::{PortId, ReversePath},
 };
-use std::{collections::BTreeSet, net::IpAddr, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
 /// Our own handle of a network namespace; never reused within a run.
 pub type NamespaceId = u32;
@@ -419,9 +420,19 @@ pub struct Settings {
     pub hazards4: Vec<String>,
     /// The same for IPv6.
     pub hazards6: Vec<String>,
+    pub firewall: Arc<Firewall>,
     /// `fib_multipath_hash_policy` of IPv4 and of IPv6.
     pub multipath_policy: [u8; 2],
     pub multipath_key: MultipathKey,
+}
+
+/// The rules of a namespace's firewall.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Firewall {
+    pub rules: Ruleset,
+    /// Addresses of connections that Linux already translated when the rules were read, maybe by rules that are gone
+    /// ([`crate::firewall::translated`]).
+    pub translated: BTreeSet<(AddressPart, IpAddr)>,
 }
 
 /// The key for hashing packets if a route has several next hops.

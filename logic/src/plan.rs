@@ -9,7 +9,7 @@ use crate::{
 };
 use std::{net::IpAddr, sync::Arc};
 
-pub use crate::multipath::MultipathHash;
+pub use crate::{firewall::pairs::PairTable, multipath::MultipathHash};
 
 /// A router's number, its row in the `routers` map; at most 256 exist.
 pub type RouterId = u8;
@@ -58,6 +58,8 @@ pub struct Interface {
     pub priority_tags: bool,
     /// The router has local prefixes, so any source may be one of its own addresses.
     pub look_at_sources: bool,
+    /// Its group in the [`PairTable`]s of the router.
+    pub group: u8,
 }
 
 /// Where a route leads.
@@ -106,6 +108,13 @@ pub enum Op {
     },
     /// The router, its routes, interfaces and neighbours are gone.
     RouterGone(RouterId),
+    /// Rules of the router's firewall matter to some packets. `None`: to none.
+    Rules {
+        /// Which.
+        router: RouterId,
+        /// For IPv4 and IPv6.
+        tables: [Option<Arc<PairTable>>; 2],
+    },
     /// All IPv4 addresses of the router itself, and the broadcast addresses of its subnets. Sources in this list need a
     /// second look.
     LocalAddresses {

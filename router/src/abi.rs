@@ -31,6 +31,17 @@ const _: () = {
     assert!(size_of::<interface_bucket>() == encoding::INTERFACE_WAYS * size_of::<interface_slot>());
     assert!(size_of::<router>() == bytes(words::ROUTER));
     assert!(size_of::<queue_row>() == bytes(words::QUEUE_ROW));
+    assert!(size_of::<firewall>() == bytes(words::FIREWALL));
+};
+
+/// `logic::tables::rules`.
+const _: () = {
+    assert!(offset_of!(firewall, pairs) == 0);
+    assert!(offset_of!(firewall, range) == bytes(encoding::RANGES));
+    assert!(offset_of!(firewall, ranges_used) == bytes(encoding::RANGES_USED));
+    assert!(offset_of!(firewall_range, low_lo) == bytes(1));
+    assert!(offset_of!(firewall_range, high_hi) == bytes(2));
+    assert!(offset_of!(firewall_range, high_lo) == bytes(3));
 };
 
 /// `logic::tables::queues`.

@@ -156,12 +156,13 @@ fn make_chain(table: &str, chain: &str) {
     let chain = [chain.as_bytes(), b"\0"].concat();
     const CREATE: u16 = 0x400;
     let table_message = Request::new(10 << 8, CREATE | 4, &header).with(1, &table).bytes(1).to_vec();
-    // Hook forward, priority 0.
+    // Hook forward, priority 0; its policy drops packets.
     let hook = [8, 0, 1, 0, 0, 0, 0, 2, 8, 0, 2, 0, 0, 0, 0, 0];
     let mut request = Request::new(10 << 8 | 3, CREATE | 4, &header)
         .with(1, &table)
         .with(3, &chain)
         .with(4 | 0x8000, &hook)
+        .with(5, &[0; 4])
         .with(7, b"filter\0");
     let messages = [batch(0x10), table_message, request.bytes(2).to_vec(), batch(0x11)].concat();
     send(&netfilter, &messages, SendFlags::empty()).unwrap();
@@ -188,9 +189,16 @@ fn hostile_names_reach_no_terminal_and_no_shell() {
         make_chain("x\u{1b}]0;owned\u{7}", "fwd'; touch RAN; '\nmillrace: all is well\u{202e}");
         let daemon = Daemon::start("names", &[]);
         let text = |words: &[&str]| String::from_utf8(daemon.cli(words).stdout).unwrap();
-        daemon.until("the chain", || text(&["routers"]).contains("hooks forward"));
+        daemon.until("the chain", || text(&["routers"]).contains("drops packets that no rule accepts"));
         daemon.until("the veth peer", || text(&["ports"]).contains("partial checksums"));
-        let all = [&["status"][..], &["ports"], &["routers"], &["interfaces"], &["status", "--json"]];
+        let all = [
+            &["status"][..],
+            &["ports"],
+            &["routers"],
+            &["interfaces"],
+            &["firewall"],
+            &["status", "--json"],
+        ];
         for words in
             all.into_iter().chain([&["top", "--once"][..], &["ports", "--json"], &["routers", "--json"]])
         {
@@ -209,8 +217,6 @@ fn hostile_names_reach_no_terminal_and_no_shell() {
             log.iter().all(|b| *b == b'\n' || (b' '..=b'~').contains(b)),
             "unprintable in the log: {log:?}"
         );
-        assert!(text(&["routers"]).contains("nft -a list ruleset | cat -v"), "{}", text(&["routers"]));
-        assert!(!text(&["routers"]).contains("delete chain"), "{}", text(&["routers"]));
         // The command that it recommends names the device as one word.
         let ports = text(&["ports"]);
         let (_, command) = ports.split_once("partial checksums; run: ").unwrap();

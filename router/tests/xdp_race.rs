@@ -51,6 +51,7 @@ fn interface(id: InterfaceId) -> Op {
         accept_local: false,
         priority_tags: false,
         look_at_sources: false,
+        group: 0,
     };
     Op::Interface(id, interface)
 }

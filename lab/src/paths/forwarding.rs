@@ -72,6 +72,7 @@ pub(crate) fn tables(prefixes: &[Prefix4]) -> Arc<HeapMemory> {
             accept_local: false,
             priority_tags: false,
             look_at_sources: false,
+            group: 0,
         };
         apply(&mut tables, Op::Interface(id.into(), interface));
     }

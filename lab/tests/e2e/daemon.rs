@@ -63,6 +63,13 @@ impl Daemon {
         self.child.id()
     }
 
+    /// Stops the process, or lets it go on.
+    pub fn pause(&self, pause: bool) {
+        let signal = if pause { libc::SIGSTOP } else { libc::SIGCONT };
+        // SAFETY: no pointers; the process is our child, which was not waited for yet.
+        assert_eq!(unsafe { libc::kill(self.pid() as libc::pid_t, signal) }, 0);
+    }
+
     /// Waits for a status that `wanted` accepts.
     pub fn until(&mut self, what: &str, mut wanted: impl FnMut(&Value) -> bool) -> Value {
         eventually(what, || {

@@ -18,6 +18,7 @@ mod bed;
 mod changes;
 mod daemon;
 mod esp;
+mod firewall;
 mod frr;
 mod jumbo;
 mod lifetime;

@@ -148,9 +148,10 @@ fn port(info: &[u8], range: usize, offset: u32, traffic: &Traffic, at: Place) ->
     })
 }
 
-/// Does the traffic have the protocol of this extension? `Maybe` if its protocol is not known.
+/// Does the traffic have the protocol of this extension? The extension does not look (its rule does, in a step before).
+/// So for other protocols nobody knows.
 fn is_protocol(wanted: u8, traffic: &Traffic) -> Answer {
-    traffic.protocol().map_or(Answer::Maybe, |protocol| Answer::of(protocol == wanted))
+    if traffic.protocol() == Some(wanted) { Answer::Yes } else { Answer::Maybe }
 }
 
 /// `struct xt_tcp`

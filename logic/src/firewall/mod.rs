@@ -1,5 +1,4 @@
-//! Firewalls: decides for which packets the rules of a namespace do nothing but accept. The daemon does not use this
-//! yet: it leaves a router with rules to Linux.
+//! Firewalls: decides for which packets the rules of a namespace do nothing but accept.
 //!
 //! | file | contents |
 //! |---|---|
@@ -8,7 +7,9 @@
 //! | [`bits`] | bytes that are known in part, and comparisons with three answers |
 //! | [`extension`] | the matches of iptables |
 //! | [`prove`] | follows packets through the rules |
+//! | [`translated`] | the addresses of connections that rules translate |
 //! | [`pairs`] | decides for each pair of devices |
+//! | `text` | sentences about rules |
 //!
 //! There are three questions ([`traffic::Scope`]). *All packets* between two devices: if these are accepted, rules
 //! cannot matter there. *Established connections* between two devices: each packet of a connection that conntrack
@@ -20,7 +21,9 @@ pub mod extension;
 pub mod pairs;
 pub mod prove;
 pub mod ruleset;
+mod text;
 pub mod traffic;
+pub mod translated;
 
 #[cfg(test)]
 mod tests;

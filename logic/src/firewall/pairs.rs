@@ -1,85 +1,250 @@
-//! Decides for each pair of devices which packets between them need not pass the rules.
+//! Decides for each pair of devices whether rules can matter to packets between them.
 //!
 //! A namespace can have thousands of devices, and most rules name few of them. Devices that no rule tells apart form a
 //! group, and a proof about one pair of devices holds for all pairs of their groups.
+//!
+//! Two kinds of packets between a pair need Linux although all rules accept them. Both belong to connections that the
+//! rules treat in some other place:
+//!
+//! * Packets of a translated connection. Linux translates all its later packets, wherever they pass. Their addresses
+//!   are left out ([`translated`](super::translated)).
+//! * Packets of a connection whose answers meet a rule that asks for its state. Conntrack must see it from the first
+//!   packet on. Answers leave where the first packet came in, so all pairs *to* that device must be free, too.
 
 use super::{
     bits::{Answer, Bits},
-    prove::{Obstacle, Proof, Prover},
+    prove::{Exception, Obstacle, Prover},
     ruleset::{Comparison, Devices, Expression, Into, Register, Rule, Ruleset, Set, Table},
-    traffic::{Device, Scope, TCP, Traffic, UDP, Version, device_name},
+    traffic::{Device, Scope, Traffic, Version, device_name},
+    translated::translated,
 };
+use crate::observe::Firewall;
 use std::{
     cmp::Ordering,
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    sync::Arc,
 };
 
-/// The most groups of one router.
-pub const MOST_GROUPS: usize = 16;
+/// The groups of one router, with [`UNPROVEN`].
+pub const GROUPS: usize = 16;
+/// The group of devices about which nothing is proven, because there are too many groups.
+pub const UNPROVEN: u8 = 0;
+/// The most ranges of addresses that Linux keeps for itself.
+pub const MOST_EXCEPTIONS: usize = 8;
 /// The most names and numbers that rules may compare devices with.
 const MOST_CONSTANTS: usize = 4096;
-
 /// The most elements of sets that are looked at, once for each rule that names the set.
 const MOST_ELEMENTS: usize = 1 << 20;
+/// The most steps of the proof about one pair.
+const MOST_STEPS: u32 = 50_000;
 
-/// What holds for the packets between two devices.
+/// What holds for the packets from one group to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pair {
-    /// For all packets; or why rules may matter to some.
-    pub all: Result<Proof, Obstacle>,
-    /// For established connections of TCP and of UDP; or why they must be looked at one by one.
-    pub established: [Result<Proof, Obstacle>; 2],
+pub enum Pair {
+    /// Nothing is known yet.
+    Open,
+    /// All rules accept all packets, except those of these addresses.
+    Accepted(Vec<Exception>),
+    /// All rules accept them, but only until an element of a set expires.
+    Expiring,
+    /// Rules may matter.
+    Ruled(Obstacle),
 }
 
-/// The groups of the devices, and the pairs of groups.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The groups of the devices, and the pairs of groups. Pairs are decided little by little ([`Pairs::advance`]).
+#[derive(Clone, Debug)]
 pub struct Pairs {
-    /// The group of each device, in the order of the devices.
-    pub groups: Vec<usize>,
-    /// `pairs[from][to]`: what holds for packets from a device of group `from` to a device of group `to`.
-    pub pairs: Vec<Vec<Pair>>,
+    firewall: Arc<Firewall>,
+    version: Version,
+    /// `None`: rules compare devices with too many constants, so no device has a group.
+    constants: Option<Constants>,
+    groups: BTreeMap<Signature, u8>,
+    /// Some device has no group.
+    too_many: bool,
+    /// A device of each group from 1 on.
+    members: Vec<Device>,
+    /// `pairs[from - 1][to - 1]`
+    pairs: Vec<Vec<Pair>>,
+    /// The addresses of translated connections; or the rule that may translate to any.
+    translated: Result<Vec<Exception>, Obstacle>,
 }
 
-/// The devices form too many groups, or rules compare devices with too many constants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooMany;
+/// What the kernel plane needs to know.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PairTable {
+    /// By the group where a packet comes in: four bits for each group where it leaves, [`FREE`] and so on.
+    pub pairs: [u64; GROUPS],
+    /// Linux decides about packets with these addresses, if their pair says [`FREE_EXCEPT`].
+    pub exceptions: Vec<Exception>,
+}
 
-/// Decides about all pairs of these devices. `steps`: the limit for all proofs together.
-///
-/// # Errors
-/// [`TooMany`] groups or constants.
-pub fn pairs(ruleset: &Ruleset, version: Version, devices: &[Device], steps: u32) -> Result<Pairs, TooMany> {
-    let constants = Constants::of(ruleset)?;
-    let mut by_signature = BTreeMap::new();
-    let mut representatives = Vec::new();
-    let mut groups = Vec::with_capacity(devices.len());
-    for device in devices {
-        let group = *by_signature.entry(constants.signature(device)).or_insert(representatives.len());
-        if group == representatives.len() {
-            representatives.push(device);
-        }
-        if group == MOST_GROUPS {
-            return Err(TooMany);
-        }
-        groups.push(group);
+/// Linux decides.
+pub const LINUX: u64 = 0;
+/// Rules do not matter.
+pub const FREE: u64 = 1;
+/// Rules do not matter, except to packets with the addresses of [`PairTable::exceptions`].
+pub const FREE_EXCEPT: u64 = 2;
+
+impl PairTable {
+    /// What holds from one group to another.
+    pub fn pair(&self, from: u8, to: u8) -> u64 {
+        self.pairs.get(usize::from(from)).map_or(LINUX, |row| row >> (4 * (to & 15)) & 15)
     }
-    let mut prover = Prover::new(ruleset, version, steps);
-    let mut pair = |input: &Device, output: &Device| {
-        let mut ask =
-            |scope| prover.prove(&Traffic { version, input: input.clone(), output: output.clone(), scope });
-        Pair {
-            all: ask(Scope::All),
-            established: [TCP, UDP].map(|protocol| ask(Scope::Established { protocol })),
+
+    fn set(&mut self, from: usize, to: usize, what: u64) {
+        self.pairs[from] = self.pairs[from] & !(15 << (4 * to)) | what << (4 * to);
+    }
+}
+
+impl Pairs {
+    /// No devices yet.
+    pub fn new(firewall: Arc<Firewall>, version: Version) -> Pairs {
+        let of_rules = translated(&firewall.rules, version);
+        let also = firewall
+            .translated
+            .iter()
+            .filter_map(|(part, address)| Exception::of_address(*part, *address, version));
+        Pairs {
+            version,
+            constants: Constants::of(&firewall.rules),
+            groups: BTreeMap::new(),
+            too_many: false,
+            members: Vec::new(),
+            pairs: Vec::new(),
+            translated: of_rules.map(|mut all| {
+                also.for_each(|one| add(&mut all, one));
+                all
+            }),
+            firewall,
         }
-    };
-    let pairs = representatives
-        .iter()
-        .map(|input| representatives.iter().map(|output| pair(input, output)).collect());
-    Ok(Pairs { pairs: pairs.collect(), groups })
+    }
+
+    /// The group of a device. It may be a new one.
+    pub fn group(&mut self, device: &Device) -> u8 {
+        let next = self.members.len() + 1;
+        // The bytes of such a name are not known, so rules cannot be compared with it.
+        let constants = self.constants.as_ref().filter(|_| !device.name.contains('\u{fffd}'));
+        let signature = constants.map(|constants| constants.signature(device));
+        match signature.map(|signature| self.groups.entry(signature)) {
+            Some(Entry::Occupied(group)) => *group.get(),
+            Some(Entry::Vacant(slot)) if next < GROUPS => {
+                slot.insert(next as u8);
+                self.members.push(device.clone());
+                self.pairs.iter_mut().for_each(|row| row.push(Pair::Open));
+                self.pairs.push(vec![Pair::Open; next]);
+                next as u8
+            }
+            _ => {
+                self.too_many = true;
+                UNPROVEN
+            }
+        }
+    }
+
+    /// Are there devices without a group?
+    pub fn are_too_many(&self) -> bool {
+        self.too_many
+    }
+
+    /// Decides about more pairs, until `steps` are used up. Returns whether anything was decided.
+    pub fn advance(&mut self, steps: &mut u32) -> bool {
+        let mut decided = false;
+        let mut prover = Prover::new(&self.firewall.rules, self.version, u32::MAX);
+        for (from, row) in self.pairs.iter_mut().enumerate() {
+            for (to, pair) in row.iter_mut().enumerate().filter(|(_, pair)| **pair == Pair::Open) {
+                if *steps == 0 {
+                    return decided;
+                }
+                let traffic = Traffic {
+                    version: self.version,
+                    input: self.members[from].clone(),
+                    output: self.members[to].clone(),
+                    scope: Scope::All,
+                };
+                let (proof, used) = prover.prove_within(&traffic, MOST_STEPS);
+                *steps = steps.saturating_sub(used.max(1));
+                *pair = match proof {
+                    Ok(proof) if proof.holds_ms.is_some() => Pair::Expiring,
+                    Ok(proof) => Pair::Accepted(proof.except),
+                    Err(obstacle) => Pair::Ruled(obstacle),
+                };
+                decided = true;
+            }
+        }
+        decided
+    }
+
+    /// Are all pairs decided?
+    pub fn is_done(&self) -> bool {
+        !self.pairs.iter().flatten().any(|pair| *pair == Pair::Open)
+    }
+
+    /// The groups, each with a device of it.
+    pub fn members(&self) -> impl Iterator<Item = (u8, &Device)> {
+        (1..).zip(&self.members)
+    }
+
+    /// What was decided about each pair of groups.
+    pub fn all(&self) -> impl Iterator<Item = (u8, u8, &Pair)> {
+        let row = |(from, row)| (1..).zip(row).map(move |(to, pair)| (from, to, pair));
+        (1..).zip(&self.pairs).flat_map(row)
+    }
+
+    /// Why no pair can be free, whatever is decided about it.
+    pub fn hindrance(&self) -> Option<&Obstacle> {
+        self.translated.as_ref().err()
+    }
+
+    /// Are all packets to this group accepted, wherever they come from? Answers leave where the first packet came in.
+    pub fn is_clear(&self, group: u8) -> bool {
+        self.all().filter(|(_, to, _)| *to == group).all(|(_, _, pair)| matches!(pair, Pair::Accepted(_)))
+    }
+
+    /// What the kernel plane needs to know. `None`: rules matter to no packet.
+    pub fn table(&self) -> Option<PairTable> {
+        let translated = self.translated.as_deref().unwrap_or_default();
+        let mut table = PairTable::default();
+        if self.too_many || self.translated.is_err() || translated.len() > MOST_EXCEPTIONS {
+            return Some(table);
+        }
+        table.exceptions = translated.to_vec();
+        let count = self.members.len();
+        let accepted = |from: usize, to: usize| match &self.pairs[from][to] {
+            Pair::Accepted(except) => Some(except),
+            _ => None,
+        };
+        let mut all_free = true;
+        for from in 0..count {
+            let is_clear = self.is_clear(from as u8 + 1);
+            for to in 0..count {
+                let mut all = table.exceptions.clone();
+                accepted(from, to).into_iter().flatten().for_each(|one| add(&mut all, one.clone()));
+                if is_clear && accepted(from, to).is_some() && all.len() <= MOST_EXCEPTIONS {
+                    table.exceptions = all;
+                    table.set(from + 1, to + 1, FREE);
+                } else {
+                    all_free = false;
+                }
+            }
+        }
+        if table.exceptions.is_empty() {
+            return (!all_free).then_some(table);
+        }
+        // They are the same for all pairs.
+        table.pairs.iter_mut().for_each(|row| *row *= FREE_EXCEPT);
+        Some(table)
+    }
+}
+
+/// Adds an exception that is not there yet.
+pub(super) fn add(all: &mut Vec<Exception>, one: Exception) {
+    if !all.contains(&one) {
+        all.push(one);
+    }
 }
 
 /// What rules compare devices with.
-#[derive(Default)]
+#[derive(Clone, Debug, Default)]
 struct Constants {
     tests: BTreeSet<(Held, Test)>,
     /// Lists of the devices that a chain is bound to.
@@ -114,7 +279,8 @@ enum Held {
 type Registers = BTreeMap<u8, Held>;
 
 impl Constants {
-    fn of(ruleset: &Ruleset) -> Result<Constants, TooMany> {
+    /// `None`: there are too many.
+    fn of(ruleset: &Ruleset) -> Option<Constants> {
         let mut constants = Constants::default();
         for table in &ruleset.tables {
             for chain in table.chains.values() {
@@ -124,12 +290,12 @@ impl Constants {
                 for rule in &chain.rules {
                     constants.add_rule(table, rule);
                     if constants.are_too_many() {
-                        return Err(TooMany);
+                        return None;
                     }
                 }
             }
         }
-        Ok(constants)
+        Some(constants)
     }
 
     fn are_too_many(&self) -> bool {

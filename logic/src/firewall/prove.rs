@@ -14,7 +14,10 @@ use super::{
     },
     traffic::{Device, Loaded, NAT_DESTINATION, NAT_SOURCE, Place, Scope, Traffic, UNMARKED, Version},
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 /// The most steps of a proof. The limit bounds the time that rules of other parties can cost.
 const MOST_STEPS: u32 = 1_000_000;
@@ -42,7 +45,19 @@ pub struct Exception {
     pub high: Vec<u8>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+impl Exception {
+    /// A single address. `None`: it is of the other version.
+    pub fn of_address(part: AddressPart, address: IpAddr, version: Version) -> Option<Exception> {
+        let bytes = match (address, version) {
+            (IpAddr::V4(address), Version::V4) => address.octets().to_vec(),
+            (IpAddr::V6(address), Version::V6) => address.octets().to_vec(),
+            _ => return None,
+        };
+        Some(Exception { part, low: bytes.clone(), high: bytes })
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum AddressPart {
     Source,
     Destination,
@@ -77,6 +92,8 @@ pub enum Why {
     UnknownHook,
     /// It looks at frames of a device below, with their VLAN tags.
     BelowVlan,
+    /// This statement may give connections any address.
+    Translates(String),
 }
 
 /// Proves that all packets of this traffic are accepted.
@@ -100,12 +117,19 @@ impl<'a> Prover<'a> {
         let mut chains: Vec<_> = ruleset
             .tables
             .iter()
-            .filter(|table| !table.dormant && concerns(table.family, version))
+            .filter(|table| !table.dormant && table.family.concerns(version))
             .flat_map(|table| table.chains.iter().map(move |(name, chain)| (table, name.as_str(), chain)))
             .filter_map(|(table, name, chain)| Some((table, name, chain, chain.base.as_ref()?)))
             .collect();
         chains.sort_by_key(|(.., base)| place(base));
         Prover { chains, steps_left: steps }
+    }
+
+    /// Proves that all packets of this traffic are accepted, in at most so many steps. Also returns the steps taken.
+    pub fn prove_within(&mut self, traffic: &Traffic, steps: u32) -> (Result<Proof, Obstacle>, u32) {
+        self.steps_left = steps;
+        let result = self.prove(traffic);
+        (result, steps - self.steps_left)
     }
 
     /// Proves that all packets of this traffic are accepted.
@@ -140,14 +164,6 @@ fn place(base: &Base) -> (Hook, i32) {
         _ => base.priority,
     };
     (base.hook, priority)
-}
-
-fn concerns(family: Family, version: Version) -> bool {
-    match family {
-        Family::Inet | Family::Netdev => true,
-        Family::Ipv4 => version == Version::V4,
-        Family::Ipv6 => version == Version::V6,
-    }
 }
 
 /// How a rule or a chain can end, and what is known of the packet's mark then.
@@ -521,6 +537,7 @@ impl Walk<'_> {
                 return Ok(Answer::Yes);
             }
             Expression::SetHelper => return at.does("ct helper set"),
+            Expression::Translate { name, .. } => return at.does(name),
             Expression::SetMeta { .. } => return at.does("meta set"),
             Expression::Count => return Ok(Answer::Yes),
             Expression::AddFlow(name) => {

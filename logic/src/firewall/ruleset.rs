@@ -3,12 +3,21 @@
 //!
 //! Other people chose the names and texts in the rules. Escape them before you show them.
 
+use super::traffic::Version;
 use std::collections::BTreeMap;
 
 /// The rules of one namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ruleset {
     pub tables: Vec<Table>,
+}
+
+impl Ruleset {
+    /// Do packets of this version pass any chain?
+    pub fn has_chains(&self, version: Version) -> bool {
+        let tables = self.tables.iter().filter(|table| !table.dormant && table.family.concerns(version));
+        tables.flat_map(|table| table.chains.values()).any(|chain| chain.base.is_some())
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +37,20 @@ pub enum Family {
     Ipv4,
     Ipv6,
     Netdev,
+    /// Legacy iptables, which has rules of its own.
+    Iptables,
+    Ip6tables,
+}
+
+impl Family {
+    /// Do packets of this version pass its chains?
+    pub fn concerns(self, version: Version) -> bool {
+        match self {
+            Family::Inet | Family::Netdev => true,
+            Family::Ipv4 | Family::Iptables => version == Version::V4,
+            Family::Ipv6 | Family::Ip6tables => version == Version::V6,
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -118,6 +141,11 @@ pub enum Expression {
     },
     /// Gives a new connection a helper.
     SetHelper,
+    /// Translates addresses of a new connection. `name`: how a rule calls it.
+    Translate {
+        name: &'static str,
+        into: Addresses,
+    },
     /// Loads `NFT_CT_*`. `direction`: `IP_CT_DIR_*`.
     Ct {
         key: u32,
@@ -194,6 +222,26 @@ pub enum Expression {
     Maybe(String),
     /// Anything else, by its name.
     Other(String),
+}
+
+/// The new addresses of a connection that NAT translates.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Addresses {
+    /// One of the router itself.
+    Own,
+    /// One between these two, both included, as the source of the connection's packets.
+    Source(Operand, Operand),
+    /// The same as their destination.
+    Destination(Operand, Operand),
+    /// Any.
+    Any,
+}
+
+/// A number of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Operand {
+    Constant(Vec<u8>),
+    Register(Register),
 }
 
 /// An extension of iptables.

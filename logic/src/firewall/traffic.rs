@@ -36,6 +36,16 @@ pub enum Version {
     V6,
 }
 
+impl Version {
+    /// The length of an address.
+    pub fn address_bytes(self) -> usize {
+        match self {
+            Version::V4 => 4,
+            Version::V6 => 16,
+        }
+    }
+}
+
 /// Packets that Linux forwards from one device to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Traffic {

@@ -33,13 +33,14 @@ mod path;
 mod paths;
 mod reconcile;
 mod rib;
+mod rules;
 mod shape;
 mod space;
 #[cfg(test)]
 mod tests;
 mod view;
 
-pub use view::{InterfaceView, RouterView, StaleNeighbour};
+pub use view::{InterfaceView, RouterView, RulesView, StaleNeighbour};
 
 use crate::{
     net::{Prefix4, Prefix6},
@@ -79,6 +80,9 @@ impl Default for Limits {
     }
 }
 
+/// About the number of steps of proofs about rules that one plan takes.
+const STEPS_PER_PLAN: u32 = 20_000;
+
 /// The state of all namespaces involved, and the plan made from it.
 pub struct Mirror {
     spaces: Spaces,
@@ -99,6 +103,8 @@ pub struct Mirror {
     /// An interface waits for a number, or for the number of its router.
     waiting: bool,
     routes_per_plan: usize,
+    /// The namespace whose rules were looked at last.
+    judged: NamespaceId,
     /// Namespaces with routes that may lead to interfaces that were gone at the last turn of numbers. After the given
     /// numbers of batches they no longer do.
     behind: BTreeMap<NamespaceId, [u64; 2]>,
@@ -136,6 +142,7 @@ impl Mirror {
             unsettled: false,
             waiting: false,
             routes_per_plan: limits.routes_per_plan,
+            judged: 0,
             behind: BTreeMap::new(),
             revision: 0,
         }
@@ -249,6 +256,12 @@ impl Mirror {
         for space in self.spaces.values_mut() {
             self.unsettled |= space.rib4.take_doubts_changed() | space.rib6.take_doubts_changed();
         }
+        if self.unsettled {
+            for (namespace, space) in &mut self.spaces {
+                space.rules.settle(*namespace, &space.settings.firewall, &space.links);
+            }
+        }
+        self.unsettled |= self.judge_rules();
         if std::mem::take(&mut self.unsettled) {
             self.reconcile(&mut batch);
             self.revision += 1;
@@ -259,7 +272,7 @@ impl Mirror {
             let held = &self.held;
             let interface = |ifindex| held.get(&(*namespace, ifindex)).map(|held| held.id);
             batch.neighbours.extend(space.neighbours.plan(interface));
-            let Some(router) = space.router.map(|router| router.id) else {
+            let Some(router) = space.router.as_ref().map(|router| router.id) else {
                 space.withdraw();
                 continue;
             };
@@ -275,6 +288,25 @@ impl Mirror {
         }
         self.unsettled = self.turn_numbers() && self.waiting;
         batch.ops()
+    }
+
+    /// Decides about more packets that rules may matter to. The time is limited, and namespaces take turns. Returns whether
+    /// anything was decided.
+    fn judge_rules(&mut self) -> bool {
+        let (before, after): (Vec<_>, Vec<_>) = self
+            .spaces
+            .iter_mut()
+            .filter(|(_, space)| !space.rules.is_done())
+            .partition(|(namespace, _)| **namespace <= self.judged);
+        let (mut steps, mut decided) = (STEPS_PER_PLAN, false);
+        for (namespace, space) in after.into_iter().chain(before) {
+            if steps == 0 {
+                break;
+            }
+            decided |= space.rules.advance(&mut steps);
+            self.judged = *namespace;
+        }
+        decided
     }
 
     /// The number of namespaces with routes to plan, by party. Parties have equal shares of a plan, and so have the
@@ -303,9 +335,9 @@ impl Mirror {
         self.router_ids.turn() | self.interface_ids.turn()
     }
 
-    /// Whether routes wait for the next plan.
+    /// Whether routes or rules wait for the next plan.
     pub fn is_behind(&self) -> bool {
-        self.spaces.values().any(Space::is_behind)
+        self.spaces.values().any(|space| space.is_behind() || !space.rules.is_done())
     }
 
     /// Whether routes of this namespace wait for the next plan.

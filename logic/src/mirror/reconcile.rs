@@ -5,16 +5,21 @@ use super::{
     batch::Batch,
     parties::party,
     path::Egress,
+    rules::{PairTables, closes},
     shape::{Address, LinkKey, Shape, shapes},
     space::Router,
 };
 use crate::{
+    firewall::pairs::UNPROVEN,
     multipath::MultipathHash,
     observe::{Link, NamespaceId},
-    plan::{Interface, InterfaceId, Op},
+    plan::{Interface, InterfaceId, Op, RouterId},
 };
 use rustc_hash::FxHashMap;
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 /// A link that can be an interface, and its state.
 #[derive(Clone, Debug)]
@@ -41,6 +46,7 @@ impl Mirror {
         self.retire_interfaces(&shapes, batch);
         self.settle_routers(&shapes, batch);
         self.standings = self.number(shapes);
+        self.plan_rules(batch);
         self.plan_interfaces(batch);
         self.plan_others(batch);
         self.settle_egresses();
@@ -102,7 +108,8 @@ impl Mirror {
                     }
                 };
                 taken.add(party, 1);
-                space.router = Some(Router { id: id as u8, multipath: None, is_new: true });
+                let (id, tables) = (id as u8, PairTables::default());
+                space.router = Some(Router { id, multipath: None, tables, is_new: true });
                 space.rib4.renew();
                 space.rib6.renew();
             }
@@ -163,16 +170,47 @@ impl Mirror {
         standings
     }
 
+    /// Linux decides about everything while tables or groups change, unless the new tables only leave more to us.
+    fn plan_rules(&mut self, batch: &mut Batch) {
+        let mut moved = BTreeSet::new();
+        for ((namespace, ifindex), held) in &self.held {
+            let group = self.spaces.get(namespace).map(|space| space.rules.group(*ifindex));
+            if group != Some(held.interface.group) {
+                moved.insert(*namespace);
+            }
+        }
+        for (namespace, space) in &mut self.spaces {
+            let tables = space.rules.tables();
+            let Some(router) = &mut space.router else { continue };
+            let pairs = || router.tables.iter().zip(&tables);
+            let closes =
+                moved.contains(namespace) || pairs().any(|(old, new)| closes(old.as_deref(), new.as_deref()));
+            if tables == router.tables && !moved.contains(namespace) {
+                continue;
+            }
+            if closes && !router.is_new {
+                let closed = tables.each_ref().map(|table| table.as_ref().map(|_| Arc::default()));
+                batch.off.push(Op::Rules { router: router.id, tables: closed });
+            }
+            batch.on.push(Op::Rules { router: router.id, tables: tables.clone() });
+            router.tables = tables;
+        }
+    }
+
     fn plan_interfaces(&mut self, batch: &mut Batch) {
-        let reasons: BTreeMap<NamespaceId, [bool; 2]> =
+        let fast: BTreeMap<NamespaceId, [bool; 2]> =
             self.spaces.iter().map(|(ns, space)| (*ns, space.reasons().map(|r| r.is_empty()))).collect();
         for standing in &self.standings {
             let (Some(id), (namespace, ifindex)) = (standing.id, standing.shape.link) else { continue };
             let Some(space) = self.spaces.get_mut(&namespace) else { continue };
-            let Some(router) = space.router else { continue };
-            let safe = reasons.get(&namespace).copied().unwrap_or_default();
-            let look_at_sources = space.rib4.has_local_prefixes();
-            let wanted = interface(standing, router, safe, look_at_sources);
+            let Some(router) = &space.router else { continue };
+            let (id_of_router, is_new) = (router.id, router.is_new);
+            let safe = fast.get(&namespace).copied().unwrap_or_default();
+            let wanted = Interface {
+                look_at_sources: space.rib4.has_local_prefixes(),
+                group: space.rules.group(ifindex),
+                ..interface(standing, id_of_router, safe)
+            };
             let link = (namespace, ifindex);
             let old = self.held.get(&link).map(|held| &held.interface);
             let first = until_it_begins(old, &wanted);
@@ -189,7 +227,7 @@ impl Mirror {
                 self.beginning.remove(&link).filter(|b| until_it_begins(Some(&b.wanted), &wanted) == wanted);
             if first != wanted {
                 // The tables of a new router are empty, so no old route is in them.
-                let after = if router.is_new { Some([0; 2]) } else { waited.and_then(|before| before.after) };
+                let after = if is_new { Some([0; 2]) } else { waited.and_then(|before| before.after) };
                 self.beginning.insert(link, Beginning { wanted, after });
             }
             self.held.insert(link, Held { id, interface: first });
@@ -267,12 +305,12 @@ impl Mirror {
     }
 }
 
-fn interface(standing: &Standing, router: Router, safe: [bool; 2], look_at_sources: bool) -> Interface {
+fn interface(standing: &Standing, router: RouterId, safe: [bool; 2]) -> Interface {
     let shape = &standing.shape;
     let usable = shape.common.is_empty() && standing.trouble.is_none();
     let (port, vlan, mac) = shape.address;
     Interface {
-        router: router.id,
+        router,
         port,
         vlan,
         mac,
@@ -283,7 +321,8 @@ fn interface(standing: &Standing, router: Router, safe: [bool; 2], look_at_sourc
         redirects: shape.redirects,
         accept_local: shape.accept_local,
         priority_tags: shape.priority_tags,
-        look_at_sources,
+        look_at_sources: false,
+        group: UNPROVEN,
     }
 }
 

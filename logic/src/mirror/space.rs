@@ -6,6 +6,7 @@ use super::{
     neighbours::Neighbours,
     path::{Egress, Surroundings},
     rib::Rib,
+    rules::{PairTables, Rules},
 };
 use crate::{
     multipath::MultipathHash,
@@ -27,6 +28,7 @@ pub(super) struct Space {
     pub dumped: bool,
     pub links: BTreeMap<u32, Link>,
     pub settings: Settings,
+    pub rules: Rules,
     pub objects: FxHashMap<u32, NexthopObjectKind>,
     pub rib4: Rib<u32>,
     pub rib6: Rib<u128>,
@@ -45,11 +47,12 @@ pub(super) struct Space {
 }
 
 /// The router of a namespace, as planned.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(super) struct Router {
     pub id: RouterId,
     /// `None`: not planned yet.
     pub multipath: Option<MultipathHash>,
+    pub tables: PairTables,
     /// The running plan adds it.
     pub is_new: bool,
 }
@@ -61,6 +64,7 @@ impl Space {
             dumped: false,
             links: BTreeMap::new(),
             settings: Settings::default(),
+            rules: Rules::default(),
             objects: FxHashMap::default(),
             rib4: Rib::default(),
             rib6: Rib::default(),
@@ -104,11 +108,16 @@ impl Space {
         self.rib4.next_end(self.now).into_iter().chain(self.rib6.next_end(self.now)).min()
     }
 
-    /// The reasons why the router's IPv4 and IPv6 stay with the kernel. A list is empty if its family is accelerated.
+    /// The reasons why the router's IPv4 and IPv6 stay with the kernel. A list is empty if its family is accelerated, at
+    /// least for some packets.
     pub fn reasons(&self) -> [Vec<String>; 2] {
         let mut ipv4 = self.settings.hazards4.clone();
         ipv4.extend(self.rib4.doubt());
-        [ipv4, self.settings.hazards6.clone()]
+        let [rules4, rules6] = self.rules.reasons();
+        ipv4.extend(rules4);
+        let mut ipv6 = self.settings.hazards6.clone();
+        ipv6.extend(rules6);
+        [ipv4, ipv6]
     }
 
     /// The tables, and the state in which their routes are resolved.

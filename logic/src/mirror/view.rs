@@ -6,7 +6,7 @@ use crate::{
     observe::{Link, NamespaceId},
     plan::{InterfaceId, PortId, RouterId},
 };
-use std::net::IpAddr;
+use std::{collections::BTreeMap, net::IpAddr};
 
 /// A namespace and its router.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +24,19 @@ pub struct RouterView {
     pub ipv4: Vec<String>,
     /// The same for IPv6.
     pub ipv6: Vec<String>,
+    /// Rules of its firewall matter to some packets of IPv4 and IPv6, and not to others.
+    pub ruled: [bool; 2],
+}
+
+/// What is known about the rules of a router's firewall, for one IP version.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RulesView {
+    /// The names of the devices of each group. Rules treat the devices of a group alike.
+    pub groups: BTreeMap<u8, Vec<String>>,
+    /// All pairs of groups, and why rules matter to packets from the first to the second. `None`: they do not.
+    pub pairs: Vec<(u8, u8, Option<String>)>,
+    /// Addresses about whose packets Linux decides in any case.
+    pub exceptions: Vec<String>,
 }
 
 /// A link that is, or could be, an interface.
@@ -80,7 +93,7 @@ impl Mirror {
         self.spaces.iter().map(|(namespace, space)| {
             let [mut ipv4, mut ipv6] = space.reasons();
             let wants = self.standings.iter().any(|s| s.shape.link.0 == *namespace);
-            let missing = match space.router {
+            let missing = match &space.router {
                 Some(_) => None,
                 None if !space.dumped => Some("the namespace has not been read yet".to_owned()),
                 None if wants => Some(space.shortage.of("routers")),
@@ -93,11 +106,17 @@ impl Mirror {
                 name: space.about.name.clone(),
                 host: space.about.host,
                 configured: space.about.configured,
-                router: space.router.map(|router| router.id),
+                router: space.router.as_ref().map(|router| router.id),
                 ipv4,
                 ipv6,
+                ruled: space.rules.matter_to_some(),
             }
         })
+    }
+
+    /// The rules of a namespace's firewall, for IPv4 and IPv6. `None`: there are none.
+    pub fn rules(&self, namespace: NamespaceId) -> [Option<RulesView>; 2] {
+        self.spaces.get(&namespace).map(|space| space.rules.views()).unwrap_or_default()
     }
 
     /// All links that are or could be interfaces, as of the last plan, by namespace and index.
@@ -108,7 +127,7 @@ impl Mirror {
     /// The routers that have interfaces on each port, as of the last plan.
     pub fn routers_on_ports(&self) -> impl Iterator<Item = (PortId, RouterId)> {
         self.standings.iter().filter_map(|standing| {
-            let router = self.spaces.get(&standing.shape.link.0)?.router?;
+            let router = self.spaces.get(&standing.shape.link.0)?.router.as_ref()?;
             Some((standing.shape.address.0, router.id))
         })
     }

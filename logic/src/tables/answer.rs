@@ -2,11 +2,12 @@
 
 use super::{
     Tables, groups,
-    links::SLOT_WORDS,
+    links::{IF_IPV4, IF_IPV6, SLOT_WORDS},
     nexthops::{
         FLAG_FRAGS, FLAG_LOCAL, FLAG_UNICAST, KIND_ONLINK, KIND_PASS, KIND_VIA, USED_WORD, address_bytes,
     },
     routes::{FILTER_WORD, FLAGS_WORD, Family, KEY_WORD, local_filter_bit},
+    rules::ROUTER_RULES,
 };
 use crate::{
     fib::{self, Kind, Slot},
@@ -110,6 +111,14 @@ impl<'a> RouterRow<'a> {
         let flags = self.0[FLAGS_WORD].load(Acquire);
         let key = [0, 1].map(|half| self.0[KEY_WORD + half].load(Acquire));
         MultipathHash { l4: [flags & 1 != 0, flags & 2 != 0], key }
+    }
+
+    /// The IP versions (`IF_IPV4`, `IF_IPV6`) for which rules of a firewall matter to some packets.
+    #[inline]
+    pub fn with_rules(self) -> u8 {
+        let flags = self.0[FLAGS_WORD].load(Acquire);
+        let of = |version: usize, flag| if flags & ROUTER_RULES[version] != 0 { flag } else { 0 };
+        of(0, IF_IPV4) | of(1, IF_IPV6)
     }
 
     /// Whether this may be one of the router's own addresses. `false` is certain.

@@ -1,7 +1,10 @@
 //! Finds the interface of a frame, as `parse_ethernet()` and `classify()` of `bpf/` do. It does not use the rows of
 //! queues, which give the same result.
 
-use super::{answer::find_interface, links::IF_PRIORITY_TAGS};
+use super::{
+    answer::{RouterRow, find_interface},
+    links::IF_PRIORITY_TAGS,
+};
 use crate::{
     memory::Memory,
     net::{Tag, Vlan},
@@ -60,10 +63,13 @@ impl Arrivals {
                 ingress
             }
         };
-        if is_marked(memory, ingress.router) {
-            return Ingress { flags: ingress.flags & !(IF_IPV4 | IF_IPV6), ..ingress };
-        }
-        ingress
+        let stays = if is_marked(memory, ingress.router) {
+            IF_IPV4 | IF_IPV6
+        } else {
+            // User space does not know to which packets rules matter.
+            RouterRow::of(memory, ingress.router).with_rules()
+        };
+        Ingress { flags: ingress.flags & !stays, ..ingress }
     }
 }
 

@@ -7,6 +7,7 @@ use super::{
 };
 use crate::{
     fib::{Full, Region},
+    firewall::pairs::UNPROVEN,
     hash,
     memory::{Memory, words},
     net::{Mac, Vlan},
@@ -89,6 +90,7 @@ impl<M: Memory> Tables<M> {
         if self.interfaces.get(&id).is_some_and(|old| old.router != new.router) {
             result = self.interface_gone(id);
         }
+        self.set_group(id, new.group);
         let Some(old) = self.interfaces.insert(id, new.clone()) else {
             self.count_box(address(new), true);
             return result.and(self.index_interface(id, new));
@@ -111,6 +113,7 @@ impl<M: Memory> Tables<M> {
     pub(super) fn interface_gone(&mut self, id: InterfaceId) -> Result<(), Full> {
         let Some(old) = self.interfaces.get(&id).cloned() else { return Ok(()) };
         self.unindex_interface(id);
+        self.set_group(id, UNPROVEN);
         let result = self.divert(id, old.router);
         self.interfaces.remove(&id);
         self.settle_waiting();

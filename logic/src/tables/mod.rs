@@ -19,6 +19,7 @@
 //! |---|---|
 //! | `routes` | router rows, routes, ECMP groups, the guards for martian destinations |
 //! | `links` | ports, interfaces, neighbours |
+//! | `rules` | rules of firewalls: pairs of interfaces, exceptions |
 //! | `queues` | rows of RX queues: what a lookup finds for destinations that a classifier steers there |
 //! | `nexthops`, `groups`, `buckets` | ids and words; the choice within a group; places of index keys |
 //! | `answer` | reads the tables back as the program does |
@@ -34,6 +35,7 @@ mod queues;
 #[cfg(test)]
 mod race;
 mod routes;
+mod rules;
 #[cfg(test)]
 mod tests;
 
@@ -46,6 +48,7 @@ pub mod encoding {
         },
         nexthops::{FLAG_FRAGS, FLAG_LOCAL, FLAG_UNICAST, KIND_ONLINK, KIND_PASS, KIND_VIA},
         queues::{FAMILY_WAYS, MAX_QUEUES, QUEUE_WAYS},
+        rules::{RANGES, RANGES_USED, ROUTER_RULES},
     };
 }
 
@@ -116,6 +119,8 @@ impl<M: Memory> Tables<M> {
         let interface_buckets = zero(memory.interface_index()) / words::INTERFACE_BUCKET;
         zero(memory.routers());
         zero(memory.queues());
+        zero(memory.firewalls());
+        zero(memory.interface_groups());
         for row in memory.routers().chunks_exact(words::ROUTER) {
             row[0].store(empty_root::<u32>(), Release);
             row[1].store(empty_root::<u128>(), Release);
@@ -160,6 +165,7 @@ impl<M: Memory> Tables<M> {
         match op {
             Op::Port { port, frags } => self.set_port(*port, *frags),
             Op::Router { router, multipath } => self.set_router(*router, *multipath),
+            Op::Rules { router, tables } => self.set_rules(*router, tables),
             Op::RouterGone(router) => self.router_gone(*router),
             Op::LocalAddresses { router, addresses } => self.set_local_addresses(*router, addresses),
             Op::Interface(id, interface) => self.set_interface(*id, interface),

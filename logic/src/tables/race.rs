@@ -35,6 +35,12 @@ impl Memory for Shared {
     fn routers(&self) -> &[AtomicU64] {
         self.0.routers()
     }
+    fn firewalls(&self) -> &[AtomicU64] {
+        self.0.firewalls()
+    }
+    fn interface_groups(&self) -> &[AtomicU64] {
+        self.0.interface_groups()
+    }
 }
 
 /// The interface is either (MAC 1, untagged) or (MAC 2, VLAN 7).

@@ -148,7 +148,7 @@ impl<M: Memory> Tables<M> {
         self.memory.routers().get(at..at + words::ROUTER)
     }
 
-    fn has_row(&mut self, router: RouterId) -> Result<(), Full> {
+    pub(super) fn has_row(&mut self, router: RouterId) -> Result<(), Full> {
         self.row(router).ok_or(Full { region: Region::Routers, rows: 1 })?;
         self.routers.entry(router).or_default();
         Ok(())
@@ -158,7 +158,8 @@ impl<M: Memory> Tables<M> {
         self.has_row(router)?;
         if let Some(row) = self.row(router) {
             let flags = u64::from(multipath.l4[0]) | u64::from(multipath.l4[1]) << 1;
-            row[FLAGS_WORD].store(flags, Release);
+            let others = row[FLAGS_WORD].load(std::sync::atomic::Ordering::Relaxed) & !3;
+            row[FLAGS_WORD].store(others | flags, Release);
             for (word, half) in row[KEY_WORD..].iter().zip(multipath.key) {
                 word.store(half, Release);
             }
@@ -200,6 +201,7 @@ impl<M: Memory> Tables<M> {
             && let Some(row) = self.row(router)
         {
             row[FLAGS_WORD..].iter().for_each(|word| word.store(0, Release));
+            self.rules_gone(router);
         }
         result
     }

@@ -57,7 +57,7 @@ impl Model {
     fn apply(&mut self, op: &Op) {
         match op {
             Op::Port { port, frags } => _ = self.frags.insert(*port, *frags),
-            Op::Router { .. } | Op::LocalAddresses { .. } => {}
+            Op::Router { .. } | Op::LocalAddresses { .. } | Op::Rules { .. } => {}
             Op::RouterGone(router) => {
                 self.routes4.retain(|(r, _), _| r != router);
                 self.routes6.retain(|(r, _), _| r != router);
@@ -235,6 +235,7 @@ fn interface() -> impl Strategy<Value = Interface> {
             accept_local: redirects,
             priority_tags: ipv4,
             look_at_sources: ipv6,
+            group: 0,
         },
     )
 }
@@ -510,6 +511,7 @@ pub(super) fn plain_interface(mac: u8) -> Interface {
         accept_local: false,
         priority_tags: false,
         look_at_sources: false,
+        group: 0,
     }
 }
 

@@ -183,6 +183,9 @@ pub struct RouterReport {
     pub accelerated: Families<bool>,
     /// Why none of its packets are, as sentences.
     pub why_not: Families<Vec<String>>,
+    /// Rules of its firewall matter to some packets, which go to the kernel, and not to others (`millrace firewall`).
+    #[serde(default)]
+    pub ruled: Families<bool>,
     /// Interfaces with reasons of their own.
     pub left_to_kernel: Vec<LeftInterface>,
     pub interfaces: u64,
@@ -201,6 +204,34 @@ pub struct RouterReport {
     #[serde(default)]
     pub cut: u64,
     pub reasons: Vec<ReasonCount>,
+}
+
+/// `millrace firewall`: to which packets the rules of a router's firewall can matter.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FirewallReport {
+    /// The router's name.
+    pub router: String,
+    /// For each IP version; `None`: no rule is hooked where forwarded packets pass.
+    pub rules: Families<Option<RuledPairs>>,
+}
+
+/// What rules mean for packets between the devices of a router.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RuledPairs {
+    pub pairs: Vec<RuledPair>,
+    /// Linux decides about packets with these addresses in any case: `source` or `destination`, and an address or a range.
+    pub exceptions: Vec<String>,
+}
+
+/// Packets from any of some devices to any of others.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RuledPair {
+    /// The devices where they come in.
+    pub from: Vec<String>,
+    /// The devices where they leave.
+    pub to: Vec<String>,
+    /// Why Linux decides about them, as a sentence; `None`: rules do not matter to them.
+    pub why_not: Option<String>,
 }
 
 /// An interface that is left to the kernel.

@@ -30,8 +30,8 @@ use crate::{
         RouteQuery,
         cores::{CoresReport, EventReport},
         status::{
-            ExplainReport, ExplainRequest, InterfaceReport, PortReport, RouteReport, RouterReport, Status,
-            StopReport, VerifyReport,
+            ExplainReport, ExplainRequest, FirewallReport, InterfaceReport, PortReport, RouteReport,
+            RouterReport, Status, StopReport, VerifyReport,
         },
     },
     base::{
@@ -92,6 +92,8 @@ enum Command {
     Routers(Output),
     /// Show each interface of a router, its counters, and why it is left to the kernel.
     Interfaces(Output),
+    /// Show between which interfaces the rules of the firewall can matter, and which rules.
+    Firewall(Output),
     /// Look up the next hop of an address, or compare the fast tables with the kernel's.
     Routes(Routes),
     /// Run the real program on a packet and show each step of its decision.
@@ -275,6 +277,7 @@ impl Command {
             | Command::Ports(o)
             | Command::Routers(o)
             | Command::Interfaces(o)
+            | Command::Firewall(o)
             | Command::Stop(o) => o.json,
             Command::Events(events) => events.output.json,
             Command::Flows(flows) => flows.is_json(),
@@ -303,6 +306,9 @@ impl Cli {
             }
             Command::Interfaces(o) => {
                 show(o, &get::<Vec<InterfaceReport>>(&instance, "/interfaces")?, |r| text::interfaces(r))
+            }
+            Command::Firewall(o) => {
+                show(o, &get::<Vec<FirewallReport>>(&instance, "/firewall")?, |r| text::firewall(r))
             }
             Command::Routes(routes) => return routes.run(&instance),
             Command::Explain(explain) => return explain.run(&instance),

@@ -9,9 +9,9 @@ use crate::{
     api::{
         flows::ControllerLost,
         status::{
-            ConditionReport, Families, HopReport, InterfaceReport, LeftInterface, PathReport, PortReport,
-            ReasonCount, RouteReport, RouterReport, Status, StopReport, VerifyReport, VerifyResult,
-            VerifyRouter,
+            ConditionReport, Families, FirewallReport, HopReport, InterfaceReport, LeftInterface, PathReport,
+            PortReport, ReasonCount, RouteReport, RouterReport, RuledPairs, Status, StopReport, VerifyReport,
+            VerifyResult, VerifyRouter,
         },
         workers::{PathStand, WorkersReport},
     },
@@ -361,11 +361,68 @@ pub fn routers(routers: &[RouterReport]) -> String {
             text +=
                 &format!("  {}: {} of those dropped were over its share of a full core\n", r.router, r.cut);
         }
+        for version in [(r.ruled.ipv4, "IPv4"), (r.ruled.ipv6, "IPv6")].iter().filter(|v| v.0).map(|v| v.1) {
+            let some = "rules of the firewall matter to some packets: millrace firewall shows to which";
+            text += &format!("  {}: {version}: {some}\n", r.router);
+        }
         for line in r.why_not.sentences().into_iter().chain(left(&r.left_to_kernel, Families::sentences)) {
             text += &format!("  {}: {line}\n", r.router);
         }
     }
     text
+}
+
+/// `millrace firewall`: the pairs of devices of each router and IP version, then the rules that matter to packets between
+/// them.
+pub fn firewall(routers: &[FirewallReport]) -> String {
+    let mut text = String::new();
+    for router in routers {
+        for (version, rules) in [("IPv4", &router.rules.ipv4), ("IPv6", &router.rules.ipv6)] {
+            if !text.is_empty() {
+                text.push('\n');
+            }
+            match rules {
+                Some(rules) => text += &ruled_pairs(&router.router, version, rules),
+                None => text += &format!("{}, {version}: no rules\n", router.router),
+            }
+        }
+    }
+    text
+}
+
+fn ruled_pairs(router: &str, version: &str, rules: &RuledPairs) -> String {
+    let mut table = Table::new(&["FROM", "TO", "PACKETS"]);
+    let mut notes: Vec<&str> = Vec::new();
+    for pair in &rules.pairs {
+        let packets = match &pair.why_not {
+            None => "fast".to_owned(),
+            Some(why) => {
+                let known = notes.iter().position(|note| note == why);
+                let number = known.unwrap_or_else(|| {
+                    notes.push(why);
+                    notes.len() - 1
+                });
+                format!("kernel [{}]", number + 1)
+            }
+        };
+        table.row([some_names(&pair.from), some_names(&pair.to), packets]);
+    }
+    let mut text = format!("{router}, {version}:\n{}", table.text());
+    for (i, note) in notes.iter().enumerate() {
+        text += &format!("  [{}] {note}\n", i + 1);
+    }
+    if !rules.exceptions.is_empty() {
+        text += &format!("  to the kernel in any case: {}\n", rules.exceptions.join(", "));
+    }
+    text
+}
+
+/// At most three names.
+fn some_names(names: &[String]) -> String {
+    const MOST: usize = 3;
+    let more = names.len().saturating_sub(MOST);
+    let shown = names[..names.len().min(MOST)].join(", ");
+    if more > 0 { format!("{shown} and {more} more") } else { shown }
 }
 
 /// Whether all, some or none of a router's interfaces are accelerated, by IP version.

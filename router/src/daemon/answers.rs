@@ -12,15 +12,16 @@ use crate::{
         ApiError, RouteQuery,
         flows::FlowsStatus,
         status::{
-            Families, Heartbeat, HopReport, InterfaceReport, LeftInterface, Packets, PortReport, ReasonCount,
-            RouteReport, RouterReport, Status, StopReport, TableUse,
+            Families, FirewallReport, Heartbeat, HopReport, InterfaceReport, LeftInterface, Packets,
+            PortReport, ReasonCount, RouteReport, RouterReport, RuledPair, RuledPairs, Status, StopReport,
+            TableUse,
         },
     },
     plane::{Charge, Counters, InterfaceCount},
     switch::seam::rule_port,
 };
 use logic::{
-    mirror::{InterfaceView, RouterView},
+    mirror::{InterfaceView, RouterView, RulesView},
     net::Vlan,
     observe::NamespaceId,
     plan::{InterfaceId, PortId, RouterId, Target},
@@ -37,6 +38,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             Query::Status => json(&self.status()?),
             Query::Ports => json(&self.port_reports(&self.totals()?)),
             Query::Routers => json(&self.router_reports(&self.totals()?)),
+            Query::Firewall => json(&self.firewall_reports()),
             Query::Interfaces => json(&self.interface_reports(&self.totals()?)),
             Query::Route(query) => json(&self.route(query)?),
             Query::Verify => Err(ApiError::failed("a comparison is not answered at once")),
@@ -173,9 +175,10 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             router: router.name,
             id: router.router,
             accelerated: Families {
-                ipv4: router.ipv4.is_empty() && !is_left(|why| &why.ipv4),
-                ipv6: router.ipv6.is_empty() && !is_left(|why| &why.ipv6),
+                ipv4: router.ipv4.is_empty() && !router.ruled[0] && !is_left(|why| &why.ipv4),
+                ipv6: router.ipv6.is_empty() && !router.ruled[1] && !is_left(|why| &why.ipv6),
             },
+            ruled: Families { ipv4: router.ruled[0], ipv6: router.ruled[1] },
             left_to_kernel: sum.left,
             interfaces: sum.interfaces,
             routes: Families { ipv4: routes4 as u64, ipv6: routes6 as u64 },
@@ -188,6 +191,15 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             reasons: reasons(totals, is_ours),
             why_not: Families { ipv4: router.ipv4, ipv6: router.ipv6 },
         }
+    }
+
+    fn firewall_reports(&self) -> Vec<FirewallReport> {
+        let mirror = &self.world.mirror;
+        let report = |router: RouterView| {
+            let [ipv4, ipv6] = mirror.rules(router.namespace).map(|rules| rules.map(ruled_pairs));
+            FirewallReport { router: router.name, rules: Families { ipv4, ipv6 } }
+        };
+        mirror.routers().filter(|router| router.router.is_some()).map(report).collect()
     }
 
     fn interface_reports(&self, totals: &Counters) -> Vec<InterfaceReport> {
@@ -415,4 +427,14 @@ pub(super) fn reason_count(reason: Reason, packets: u64) -> ReasonCount {
         Class::Lost => "lost",
     };
     ReasonCount { reason: reason.name().into(), class: class.into(), text: reason.text().into(), packets }
+}
+
+fn ruled_pairs(rules: RulesView) -> RuledPairs {
+    let names = |group: u8| rules.groups.get(&group).cloned().unwrap_or_default();
+    let pair = |(from, to, why_not): (u8, u8, Option<String>)| RuledPair {
+        from: names(from),
+        to: names(to),
+        why_not,
+    };
+    RuledPairs { pairs: rules.pairs.into_iter().map(pair).collect(), exceptions: rules.exceptions }
 }

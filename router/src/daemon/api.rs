@@ -78,6 +78,7 @@ pub enum Query {
     Ports,
     Routers,
     Interfaces,
+    Firewall,
     Route(RouteQuery),
     Verify,
     Explain(ExplainRequest),
@@ -167,6 +168,7 @@ fn routes(
         .route("/ports", fixed(Query::Ports))
         .route("/routers", fixed(Query::Routers))
         .route("/interfaces", fixed(Query::Interfaces))
+        .route("/firewall", fixed(Query::Firewall))
         .route("/verify", fixed(Query::Verify))
         .route("/route", get(|State(to), Url(route)| ask(to, Query::Route(route))))
         .route("/explain", explain)
@@ -412,6 +414,7 @@ mod tests {
             ("GET", "/ports", "", 200, "Ports"),
             ("GET", "/routers", "", 200, "Routers"),
             ("GET", "/interfaces", "", 200, "Interfaces"),
+            ("GET", "/firewall", "", 200, "Firewall"),
             (
                 "GET",
                 "/route?address=10.0.0.1",

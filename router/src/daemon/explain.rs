@@ -19,6 +19,7 @@ use crate::{
     plane::Step,
 };
 use logic::{
+    firewall::pairs::{FREE, FREE_EXCEPT},
     mirror::InterfaceView,
     net::{Mac, Vlan},
     plan::{PortId, Target},
@@ -322,6 +323,14 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             Step::Transmit { port, vlan } => {
                 format!("leaves by port {}, {}", self.port_name(port as PortId), tags(Vlan::from_key(vlan)))
             }
+            Step::Rules { pair, .. } => match pair {
+                FREE => "no rule of the firewall matters between these interfaces".into(),
+                FREE_EXCEPT => {
+                    "no rule of the firewall matters between these interfaces, except for some addresses"
+                        .into()
+                }
+                _ => "rules of the firewall may matter between these interfaces".into(),
+            },
             Step::Path { path, why: None } => format!("given to the worker of path {}", self.path_name(path)),
             Step::Path { path, why: Some(why) } => {
                 format!("of path {}, but no worker can take it ({})", self.path_name(path), why.name())

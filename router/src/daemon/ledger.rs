@@ -3,7 +3,7 @@
 use logic::{
     mirror::Mirror,
     net::{Mac, Vlan},
-    plan::{Interface, InterfaceId, MultipathHash, Op, PortId, RouterId},
+    plan::{Interface, InterfaceId, MultipathHash, Op, PairTable, PortId, RouterId},
 };
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
@@ -13,6 +13,7 @@ pub struct Ledger {
     ports: BTreeMap<PortId, bool>,
     routers: BTreeMap<RouterId, MultipathHash>,
     locals: BTreeMap<RouterId, Arc<[u32]>>,
+    rules: BTreeMap<RouterId, [Option<Arc<PairTable>>; 2]>,
     interfaces: BTreeMap<InterfaceId, Interface>,
     others: Arc<[(PortId, Vlan, Mac)]>,
     neighbours: BTreeMap<(InterfaceId, IpAddr), Mac>,
@@ -29,6 +30,7 @@ impl Ledger {
             Op::Port { port, frags } => drop(self.ports.insert(*port, *frags)),
             Op::Router { router, multipath } => drop(self.routers.insert(*router, *multipath)),
             Op::LocalAddresses { router, addresses } => drop(self.locals.insert(*router, addresses.clone())),
+            Op::Rules { router, tables } => drop(self.rules.insert(*router, tables.clone())),
             Op::Interface(id, interface) => drop(self.interfaces.insert(*id, interface.clone())),
             Op::Neighbour(id, address, Some(mac)) => drop(self.neighbours.insert((*id, *address), *mac)),
             Op::Neighbour(id, address, None) => drop(self.neighbours.remove(&(*id, *address))),
@@ -40,6 +42,7 @@ impl Ledger {
             Op::RouterGone(id) => {
                 self.routers.remove(id);
                 self.locals.remove(id);
+                self.rules.remove(id);
                 let interfaces = &mut self.interfaces;
                 interfaces.retain(|_, i| i.router != *id);
                 self.neighbours.retain(|(interface, _), _| interfaces.contains_key(interface));
@@ -68,6 +71,7 @@ impl Ledger {
         let routers = self.routers.iter().map(|(id, hash)| Op::Router { router: *id, multipath: *hash });
         let locals =
             self.locals.iter().map(|(id, a)| Op::LocalAddresses { router: *id, addresses: a.clone() });
+        let rules = self.rules.iter().map(|(id, t)| Op::Rules { router: *id, tables: t.clone() });
         let interfaces = self.interfaces.iter().map(|(id, i)| Op::Interface(*id, i.clone()));
         let others = (!self.others.is_empty()).then(|| Op::OtherAddresses(self.others.clone()));
         let neighbours = self.neighbours.iter().map(|((id, a), mac)| Op::Neighbour(*id, *a, Some(*mac)));
@@ -76,7 +80,8 @@ impl Ledger {
                 let v4 = mirror.routes4(namespace).map(move |(p, t)| Op::Route4(id, p, Some(t.clone())));
                 v4.chain(mirror.routes6(namespace).map(move |(p, t)| Op::Route6(id, p, Some(t.clone()))))
             });
-        ports.chain(routers).chain(locals).chain(interfaces).chain(others).chain(routes).chain(neighbours)
+        let links = rules.chain(interfaces).chain(others);
+        ports.chain(routers).chain(locals).chain(links).chain(routes).chain(neighbours)
     }
 }
 
@@ -99,6 +104,7 @@ mod tests {
             accept_local: false,
             priority_tags: false,
             look_at_sources: false,
+            group: 0,
         }
     }
 

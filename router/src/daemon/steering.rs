@@ -392,6 +392,7 @@ mod tests {
                 accept_local: false,
                 priority_tags: false,
                 look_at_sources: false,
+                group: 0,
             };
             let hop = Hop { interface: 2, gateway: Some([10, 0, 9, 1].into()), mtu: 1500 };
             for op in [

@@ -3,6 +3,7 @@
 //! | module | does |
 //! |---|---|
 //! | [`classifier`] | the rules of a NIC that steer flows to its queues, and its indirection table |
+//! | [`conntrack`] | the connections that Linux tracks |
 //! | [`ethtool`] | devices and their settings |
 //! | [`hazards`] | what keeps a router or port off the fast path |
 //! | [`multipath`] | the key with which Linux chooses among next hops |
@@ -14,6 +15,7 @@
 //! | [`xtables`] | the rules of legacy iptables |
 
 pub mod classifier;
+pub mod conntrack;
 pub mod ethtool;
 pub mod hazards;
 pub mod multipath;

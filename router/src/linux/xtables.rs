@@ -4,7 +4,10 @@
 //! IPv6). Each chain is a run of them, and a jump is the offset of its first entry. Asking for a table creates it, so
 //! only those that exist are asked for.
 
-use super::netlink::wire::{text, u16_at, u32_at};
+use super::{
+    netlink::wire::{text, u16_at, u32_at},
+    nftables::expression,
+};
 use logic::firewall::{
     ruleset::{
         Base, Chain, Comparison, Devices, Expression, Extension, Family, Header, Hook, Register, Rule, Table,
@@ -25,6 +28,8 @@ const GET_ENTRIES: i32 = 65;
 const INFO_BYTES: usize = 84;
 const ENTRIES_HEAD: usize = 40;
 const NAME_BYTES: usize = 32;
+/// The mark of our own socket. The program that watches queries of others ignores it (`bpf/policy.bpf.c`).
+static OUR_MARK: u32 = 0x4d69_6c6c;
 /// Longer tables are not read.
 const MOST_BYTES: usize = 64 << 20;
 /// How often a table that changes meanwhile is read before Millrace gives up.
@@ -38,15 +43,25 @@ const NAMES: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTI
 /// `InvalidData`: a table has a format that this version does not know. `QuotaExceeded`: it is too long.
 /// `Interrupted`: it changes faster than it can be read.
 pub fn read(version: Version) -> io::Result<Vec<Table>> {
-    let names = match version {
+    names(version)?.lines().map(|name| read_table(version, name)).collect()
+}
+
+/// Does the calling thread's namespace have a table of NAT?
+pub fn translates() -> bool {
+    let has_nat = |version| names(version).is_ok_and(|names| names.lines().any(|name| name == "nat"));
+    [Version::V4, Version::V6].into_iter().any(has_nat)
+}
+
+/// The names of the tables, in lines.
+fn names(version: Version) -> io::Result<String> {
+    let file = match version {
         Version::V4 => "/proc/thread-self/net/ip_tables_names",
         Version::V6 => "/proc/thread-self/net/ip6_tables_names",
     };
-    let names = match fs::read_to_string(names) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other?,
-    };
-    names.lines().map(|name| read_table(version, name)).collect()
+    match fs::read_to_string(file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        other => other,
+    }
 }
 
 fn read_table(version: Version, name: &str) -> io::Result<Table> {
@@ -90,7 +105,20 @@ fn socket(version: Version) -> io::Result<OwnedFd> {
     match fd {
         0.. => {
             // SAFETY: the descriptor is new and nobody else's.
-            Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+            let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+            // Without the right to mark sockets, a reading counts as a change, which costs another reading.
+            let length = size_of_val(&OUR_MARK) as libc::socklen_t;
+            // SAFETY: the pointer and the length are those of a constant.
+            unsafe {
+                libc::setsockopt(
+                    socket.as_raw_fd(),
+                    libc::SOL_SOCKET,
+                    libc::SO_MARK,
+                    (&raw const OUR_MARK).cast(),
+                    length,
+                )
+            };
+            Ok(socket)
         }
         _ => Err(io::Error::last_os_error()),
     }
@@ -199,10 +227,10 @@ pub(crate) fn parse(version: Version, name: &str, info: &[u8], entries: &[u8]) -
     for entry in all.iter().filter(|entry| target_name(entry) == "ERROR") {
         begins.insert(entry.next, text(entry.target.get(EXTENSION_HEAD..)?));
     }
-    let family = if version == Version::V4 { Family::Ipv4 } else { Family::Ipv6 };
+    let family = if version == Version::V4 { Family::Iptables } else { Family::Ip6tables };
     let mut table = Table {
         family,
-        name: format!("{name} (legacy)"),
+        name: name.to_owned(),
         dormant: false,
         chains: BTreeMap::new(),
         sets: BTreeMap::new(),
@@ -275,12 +303,10 @@ fn rule(layout: &Layout, entry: &Entry<'_>, begins: &BTreeMap<usize, String>) ->
     }
     let goto = entry.bytes[layout.flags] & layout.goto != 0;
     steps.push(match (target_name(entry).as_str(), verdict_of(entry)) {
-        // `struct xt_mark_tginfo2`
-        ("MARK", _) if entry.target.get(31) == Some(&2) => Expression::ChangeMark {
-            flip: u32_at(entry.target, EXTENSION_HEAD)?,
-            keep: !u32_at(entry.target, EXTENSION_HEAD + 4)?,
-        },
-        (name, None) => Expression::Other(format!("-j {name}")),
+        (name, None) => {
+            let revision = u32::from(*entry.target.get(EXTENSION_HEAD - 1)?);
+            expression::target(name, revision, entry.target.get(EXTENSION_HEAD..)?)
+        }
         (_, Some(DROP)) => Expression::Verdict(Verdict::Drop),
         (_, Some(ACCEPT)) => Expression::Verdict(Verdict::Accept),
         (_, Some(RETURN)) => Expression::Verdict(Verdict::Return),
@@ -370,10 +396,7 @@ mod tests {
     fn a_table_of_the_kernel_is_translated() {
         let table = parse(Version::V4, "filter", &SEED[..INFO_BYTES], &SEED[INFO_BYTES..]).unwrap();
         let names: Vec<_> = table.chains.keys().map(String::as_str).collect();
-        assert_eq!(
-            (names, table.name.as_str()),
-            (vec!["FORWARD", "INPUT", "OUTPUT", "c"], "filter (legacy)")
-        );
+        assert_eq!((names, table.name.as_str()), (vec!["FORWARD", "INPUT", "OUTPUT", "c"], "filter"));
         let forward = &table.chains["FORWARD"];
         let base = forward.base.as_ref().unwrap();
         assert_eq!((base.hook, base.priority, base.nat, base.accepts), (Hook::Forward, 0, false, false));

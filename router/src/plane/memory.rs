@@ -84,6 +84,8 @@ pub struct MappedMemory {
     neighbour_index: Words64,
     interface_index: Words64,
     routers: Words64,
+    firewalls: Words64,
+    interface_groups: Words64,
     queues: Option<Words64>,
     policy: Words64,
 }
@@ -107,6 +109,8 @@ impl MappedMemory {
                 capacity.interface_buckets,
             )?,
             routers: words64(maps.routers.as_fd(), size_of::<types::router>(), super::MAX_ROUTERS)?,
+            firewalls: words64(maps.firewalls.as_fd(), size_of::<types::firewall>(), super::MAX_ROUTERS)?,
+            interface_groups: words64(maps.interface_groups.as_fd(), 8, settings.interface_rows as usize)?,
             policy: words64(maps.policy.as_fd(), 8, super::MAX_ROUTERS)?,
             queues: settings
                 .queue_rows
@@ -127,6 +131,7 @@ const _: () = {
     assert!(size_of::<types::interface_bucket>() == words::INTERFACE_BUCKET * 8);
     assert!(size_of::<types::router>() == words::ROUTER * 8);
     assert!(size_of::<types::queue_row>() == words::QUEUE_ROW * 8);
+    assert!(size_of::<types::firewall>() == words::FIREWALL * 8);
 };
 
 impl Memory for MappedMemory {
@@ -147,6 +152,12 @@ impl Memory for MappedMemory {
     }
     fn routers(&self) -> &[AtomicU64] {
         self.routers.as_slice()
+    }
+    fn firewalls(&self) -> &[AtomicU64] {
+        self.firewalls.as_slice()
+    }
+    fn interface_groups(&self) -> &[AtomicU64] {
+        self.interface_groups.as_slice()
     }
     fn policy(&self) -> &[AtomicU64] {
         self.policy.as_slice()

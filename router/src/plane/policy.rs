@@ -262,9 +262,11 @@ impl Policy {
                 attach(which(false))
             })
         };
-        let (settings, options) = (attach(Which::SettingWritten), attach(Which::OptionRead));
+        let (settings, read) = (attach(Which::SettingWritten), attach(Which::OptionRead));
+        let written = attach(Which::OptionWritten);
         self.keep(SETTINGS, "policy-settings", settings);
-        self.keep(LEGACY, "policy-options", options);
+        self.keep(LEGACY, "policy-options", read);
+        self.keep(LEGACY, "policy-tables", written);
     }
 
     fn watch_daemon(&mut self) {
@@ -292,6 +294,7 @@ impl Policy {
         let program = match which {
             Which::SettingWritten(_) => &skel.progs.setting_written,
             Which::OptionRead(_) => &skel.progs.option_read,
+            Which::OptionWritten(_) => &skel.progs.option_written,
             _ => &skel.progs.daemon_exits,
         };
         attach(program).with_context(|| format!("attaching {which:?}"))
@@ -419,6 +422,8 @@ enum Which {
     SettingWritten(bool),
     /// The same.
     OptionRead(bool),
+    /// The same.
+    OptionWritten(bool),
     DaemonIsHere,
     DaemonExits,
 }
@@ -435,6 +440,7 @@ fn load<'o>(
     progs.message_sent.set_autoload(matches!(which, Which::MessageSent(_)));
     progs.setting_written.set_autoload(matches!(which, Which::SettingWritten(_)));
     progs.option_read.set_autoload(matches!(which, Which::OptionRead(_)));
+    progs.option_written.set_autoload(matches!(which, Which::OptionWritten(_)));
     progs.daemon_is_here.set_autoload(which == Which::DaemonIsHere);
     progs.daemon_exits.set_autoload(which == Which::DaemonExits);
     if let Some(maps) = maps {
@@ -455,7 +461,9 @@ fn load<'o>(
         open.maps.rodata_data.as_deref_mut().context("the programs that watch policy have no constants")?;
     match which {
         Which::MessageSent(slot) => constants.filter_slot = slot,
-        Which::SettingWritten(reads) | Which::OptionRead(reads) => constants.reads_kernel = reads,
+        Which::SettingWritten(reads) | Which::OptionRead(reads) | Which::OptionWritten(reads) => {
+            constants.reads_kernel = reads;
+        }
         _ => {}
     }
     open.load().with_context(|| format!("loading {which:?}"))

@@ -68,6 +68,12 @@ pub enum Step {
         port: u32,
         vlan: u32,
     },
+    /// The groups of the interfaces; `pair`: `enum pair`.
+    Rules {
+        from: u8,
+        to: u8,
+        pair: u64,
+    },
     /// `None`: its worker got it.
     Path {
         path: PathId,
@@ -101,6 +107,7 @@ impl Step {
             13 => Step::Transmit { port: a32, vlan: b32 },
             14 => Step::Verdict { reason: Reason::from_abi(a32), action: b32 },
             15 => Step::Path { path: a as PathId, why: Reason::from_abi(b32) },
+            16 => Step::Rules { from: a as u8, to: (a >> 8) as u8, pair: b },
             other => Step::Unknown(other),
         }
     }

@@ -114,5 +114,6 @@ fn interface(port: u8, mac: Mac) -> Interface {
         accept_local: false,
         priority_tags: false,
         look_at_sources: false,
+        group: 0,
     }
 }

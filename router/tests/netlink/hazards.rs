@@ -4,8 +4,12 @@
 use crate::bed::*;
 use libbpf_rs::libbpf_sys as sys;
 use logic::{
+    firewall::{
+        ruleset::{Chain, Table},
+        traffic::Version,
+    },
     mirror::{InterfaceView, Limits, Mirror},
-    observe::Event,
+    observe::{Event, Settings},
 };
 use router::linux::{
     ethtool::ProblemKind::{self, CannotTransmit, PartialChecksums, VlanTagsHidden},
@@ -16,6 +20,17 @@ use std::{
     fs::File,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
 };
+
+/// The base chains that packets of this version pass.
+fn chains(settings: &Settings, version: Version) -> Vec<String> {
+    let tables = settings.firewall.rules.tables.iter().filter(|table| table.family.concerns(version));
+    let chains = tables.flat_map(|table| table.chains.iter().map(move |(name, chain)| (table, name, chain)));
+    let base = |(table, name, chain): (&Table, &String, &Chain)| {
+        let hook = chain.base.as_ref()?.hook.name();
+        Some(format!("{} {} {name} {hook}: {} rules", table.family, table.name, chain.rules.len()))
+    };
+    chains.filter_map(base).collect()
+}
 
 #[test]
 #[ignore = "needs root"]
@@ -28,24 +43,28 @@ fn hazards_come_and_go() {
             sh(command);
             until(&mut observer, command, |e| match e {
                 Event::Settings(HOST, s) => {
-                    let fits = |have: &[String], want: &[&str]| {
+                    let fits = |hazards: &[String], version, want: &[&str]| {
+                        let have = [hazards, &chains(s, version)].concat();
                         have.len() == want.len() && have.iter().zip(want).all(|(h, w)| h.contains(w))
                     };
-                    (fits(&s.hazards4, v4) && fits(&s.hazards6, v6)).then_some(())
+                    let both = fits(&s.hazards4, Version::V4, v4) && fits(&s.hazards6, Version::V6, v6);
+                    both.then_some(())
                 }
                 _ => None,
             });
         };
-        let forward = "nftables chain inet f pass hooks forward; remove it with: nft ";
+        let forward = "inet f pass forward: 0 rules";
         expect(
             "nft 'add table inet f; add chain inet f pass { type filter hook forward priority 0; }'",
             &[forward],
             &[forward],
         );
+        let ruled = "inet f pass forward: 1 rules";
+        expect("nft add rule inet f pass accept", &[ruled], &[ruled]);
         expect("nft delete table inet f", &[], &[]);
         expect(
             "nft 'add table ip f; add chain ip f x { type filter hook prerouting priority 0; }'",
-            &["prerouting"],
+            &["ip f x prerouting: 0 rules"],
             &[],
         );
         expect("nft delete table ip f", &[], &[]);
@@ -59,7 +78,16 @@ fn hazards_come_and_go() {
         expect("ip xfrm policy setdefault fwd accept", &[], &[]);
         // Chains for the box itself are no hazard, so the next report is about the table below.
         sh("nft 'add table ip f; add chain ip f i { type filter hook input priority 0; }'");
-        expect("iptables-legacy -t mangle -L -n >/dev/null", &["table mangle"], &[]);
+        let mangle = [
+            "FORWARD forward: 0 rules",
+            "POSTROUTING postrouting: 0 rules",
+            "PREROUTING prerouting: 0 rules",
+        ]
+        .map(|chain| format!("iptables mangle {chain}"));
+        let mangle = mangle.each_ref().map(String::as_str);
+        expect("iptables-legacy -t mangle -L -n >/dev/null", &mangle, &[]);
+        let dropped = [&["iptables mangle FORWARD forward: 1 rules"], &mangle[1..]].concat();
+        expect("iptables-legacy -t mangle -A FORWARD -j DROP", &dropped, &[]);
         drop(host);
     });
 }
@@ -217,8 +245,11 @@ fn hazards_of_a_port_reach_the_tenants_on_it() {
         for (family, hook) in [("netdev", "ingress"), ("inet", "ingress"), ("netdev", "egress")] {
             let chain =
                 format!("add chain {family} f c {{ type filter hook {hook} device port0 priority 0; }}");
-            let told = format!("below, on port0: nftables chain {family} f c hooks {hook} of port0; ");
-            expect(&format!("nft 'add table {family} f; {chain}'"), Some(&told));
+            let told = format!(
+                "below, on port0: Linux must apply the rules of nftables chain {family} f c to each packet at {hook} of port0; "
+            );
+            expect(&format!("nft 'add table {family} f; {chain}'"), None);
+            expect(&format!("nft add rule {family} f c accept"), Some(&told));
             expect(&format!("nft delete table {family} f"), None);
         }
         // A chain of another device is not reported for the port, so the next report is about the qdisc

@@ -305,6 +305,7 @@ pub fn tables() -> Arc<HeapMemory> {
         accept_local: false,
         priority_tags: false,
         look_at_sources: false,
+        group: 0,
     };
     let gateway = "10.9.0.1".parse().unwrap();
     let hop = Target::Hop(Hop { interface: 2, gateway: Some(gateway), mtu: 1500 });

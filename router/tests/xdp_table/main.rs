@@ -4,6 +4,7 @@
 mod common;
 mod elements;
 mod random;
+mod rules;
 mod shares;
 mod world;
 

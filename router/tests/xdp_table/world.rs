@@ -70,6 +70,7 @@ pub fn interface(router: u8, port: u8, mac: Mac, tags: &[Tag]) -> Interface {
         accept_local: false,
         priority_tags: false,
         look_at_sources: false,
+        group: 0,
     }
 }
 

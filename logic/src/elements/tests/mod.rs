@@ -67,6 +67,7 @@ fn interface(id: InterfaceId) -> Interface {
         accept_local,
         priority_tags,
         look_at_sources,
+        group: 0,
     }
 }
 

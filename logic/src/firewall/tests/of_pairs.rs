@@ -1,10 +1,31 @@
 use super::{
-    super::pairs::{MOST_GROUPS, TooMany, pairs},
+    super::pairs::{FREE, FREE_EXCEPT, GROUPS, LINUX, Pair, PairTable, Pairs, UNPROVEN},
     *,
 };
+use crate::{
+    firewall::ruleset::{Addresses, Operand},
+    observe::Firewall,
+};
 use proptest::prelude::*;
+use std::{collections::BTreeSet, sync::Arc};
 
-const STEPS: u32 = 10_000_000;
+fn undecided(ruleset: Ruleset) -> Pairs {
+    Pairs::new(Arc::new(Firewall { rules: ruleset, ..Firewall::default() }), Version::V4)
+}
+
+/// The decisions about all pairs of these devices, and the group of each.
+fn decided(ruleset: Ruleset, devices: &[Device]) -> (Pairs, Vec<u8>) {
+    let mut pairs = undecided(ruleset);
+    let groups = devices.iter().map(|device| pairs.group(device)).collect();
+    pairs.advance(&mut u32::MAX.clone());
+    assert!(pairs.is_done());
+    (pairs, groups)
+}
+
+fn is_accepted(pairs: &Pairs, from: u8, to: u8) -> bool {
+    let pair = pairs.all().find(|(f, t, _)| (*f, *t) == (from, to)).unwrap().2;
+    matches!(pair, Pair::Accepted(_))
+}
 
 fn devices(count: u32) -> Vec<Device> {
     (1..=count).map(|i| device(i, &format!("eth{i}"))).collect()
@@ -19,29 +40,27 @@ fn devices_that_no_rule_tells_apart_form_a_group() {
         vec![Meta { key: 4, into: R }, is(&6u32.to_ne_bytes()), Ends(Verdict::Accept)],
         drop(),
     ]);
-    let found = pairs(&ruleset, Version::V4, &devices(50), STEPS).unwrap();
+    let (pairs, groups) = decided(ruleset, &devices(50));
     // eth4 and eth40 to eth49 share a prefix.
-    assert_eq!(found.groups[..8], [0, 1, 2, 3, 0, 4, 0, 0]);
-    assert!(found.groups[39..49].iter().all(|group| *group == 3));
-    assert_eq!((found.groups[49], found.pairs.len()), (0, 5));
-    assert!(found.pairs[1][2].all.is_ok());
-    assert!(found.pairs[2][1].all.is_err());
-    assert!(found.pairs[0][3].all.is_ok());
-    assert!(found.pairs[4][0].all.is_ok());
-    assert_eq!(
-        found.pairs[0][0].established.each_ref().map(|e| e.as_ref().unwrap_err().handle),
-        [Some(4); 2]
-    );
+    assert_eq!(groups[..8], [1, 2, 3, 4, 1, 5, 1, 1]);
+    assert!(groups[39..49].iter().all(|group| *group == 4));
+    assert_eq!((groups[49], pairs.members().count()), (1, 5));
+    assert!(is_accepted(&pairs, 2, 3) && !is_accepted(&pairs, 3, 2));
+    assert!(is_accepted(&pairs, 1, 4) && is_accepted(&pairs, 5, 1));
 }
 
 #[test]
 fn the_number_of_groups_and_steps_is_bounded() {
     let names =
         |count: u32| forward((1..=count).map(|i| and(name(6, &format!("eth{i}")), accept())).collect());
-    let groups = |ruleset: &Ruleset| pairs(ruleset, Version::V4, &devices(40), STEPS).map(|p| p.pairs.len());
-    assert_eq!(groups(&names(15)), Ok(MOST_GROUPS));
-    assert_eq!(groups(&names(16)), Err(TooMany));
-    assert_eq!(groups(&names(5000)), Err(TooMany));
+    let groups = |ruleset: Ruleset| {
+        let (pairs, groups) = decided(ruleset, &devices(40));
+        assert_eq!(pairs.are_too_many(), groups.contains(&UNPROVEN));
+        (pairs.members().count(), pairs.are_too_many())
+    };
+    assert_eq!(groups(names(14)), (GROUPS - 1, false));
+    assert_eq!(groups(names(15)), (GROUPS - 1, true));
+    assert_eq!(groups(names(5000)), (0, true));
     // Elements behind the limit tell devices apart, too.
     let key = |device: &str, n: u16| {
         let mut key = device.as_bytes().to_vec();
@@ -53,7 +72,7 @@ fn the_number_of_groups_and_steps_is_bounded() {
     let load = Payload { header: Header::Network, offset: 12, bytes: 4, into: Register(16) };
     let rule = vec![Meta { key: 6, into: R }, load, lookup(Into::Nowhere), Ends(Verdict::Drop)];
     let long = with_set(forward(vec![rule]), Set { parts: vec![16, 4], elements, ..Set::default() });
-    assert_eq!(pairs(&long, Version::V4, &devices(3), STEPS).unwrap().groups, [0, 1, 2]);
+    assert_eq!(decided(long, &devices(3)).1, [1, 2, 3]);
     // A rule that computes with a name makes each device a group.
     let masked = vec![
         Meta { key: 6, into: R },
@@ -61,10 +80,23 @@ fn the_number_of_groups_and_steps_is_bounded() {
         is(&[0x60; 16]),
         Ends(Verdict::Drop),
     ];
-    assert_eq!(groups(&forward(vec![masked.clone()])), Err(TooMany));
-    assert_eq!(pairs(&forward(vec![masked]), Version::V4, &devices(3), STEPS).unwrap().groups, [0, 1, 2]);
-    let few = pairs(&names(3), Version::V4, &devices(4), 20).unwrap();
-    assert_eq!(few.pairs[3][3].all.as_ref().unwrap_err().why, Why::TooMuch);
+    assert_eq!(groups(forward(vec![masked.clone()])), (GROUPS - 1, true));
+    assert_eq!(decided(forward(vec![masked]), &devices(3)).1, [1, 2, 3]);
+    // A device whose name is not known may be any.
+    assert_eq!(decided(names(1), &[device(1, "eth\u{fffd}ff")]).1, [UNPROVEN]);
+
+    // Few steps at a time end with the same decisions.
+    let (all, _) = decided(names(3), &devices(4));
+    let mut slowly = undecided(names(3));
+    devices(4).iter().for_each(|device| _ = slowly.group(device));
+    let mut rounds = 0;
+    while !slowly.is_done() {
+        assert!(slowly.advance(&mut 1));
+        rounds += 1;
+    }
+    assert!(!slowly.advance(&mut 1));
+    assert_eq!(rounds, 16);
+    assert!(all.all().eq(slowly.all()));
 }
 
 #[test]
@@ -73,9 +105,128 @@ fn chains_bound_to_devices_tell_them_apart() {
     chain.base.as_mut().unwrap().devices = Devices::Named(vec!["eth2".into()]);
     let mut all = devices(4);
     all[3].below = vec!["eth2".into()];
-    let found = pairs(&table(vec![("i", chain)]), Version::V4, &all, STEPS).unwrap();
-    assert_eq!(found.groups, [0, 1, 0, 2]);
-    assert_eq!([0, 1, 2].map(|from| found.pairs[from][0].all.is_ok()), [true, false, false]);
+    let (pairs, groups) = decided(table(vec![("i", chain)]), &all);
+    assert_eq!(groups, [1, 2, 1, 3]);
+    assert_eq!([1, 2, 3].map(|from| is_accepted(&pairs, from, 1)), [true, false, false]);
+}
+
+fn rows(table: &PairTable, groups: u8) -> Vec<Vec<u64>> {
+    (1..=groups).map(|from| (1..=groups).map(|to| table.pair(from, to)).collect()).collect()
+}
+
+#[test]
+fn rules_that_accept_all_matter_to_nothing() {
+    assert_eq!(decided(forward(vec![accept()]), &devices(3)).0.table(), None);
+    let empty = || table(vec![("f", base(Hook::Forward, 0, true, vec![]))]);
+    assert_eq!(decided(empty(), &devices(3)).0.table(), None);
+    assert_ne!(decided(forward(vec![]), &devices(3)).0.table(), None, "its policy drops packets");
+    // Nothing is known of devices that are not there yet, nor before a decision.
+    let mut pairs = undecided(empty());
+    pairs.group(&device(1, "eth1"));
+    assert_eq!(pairs.table(), Some(PairTable::default()));
+}
+
+#[test]
+fn answers_need_free_pairs_too() {
+    // Linux decides about packets from eth2 to eth1, maybe by the state of their connection.
+    let ruleset = || forward(vec![and(name(6, "eth2"), and(name(7, "eth1"), drop())), accept()]);
+    let (pairs, groups) = decided(ruleset(), &devices(3));
+    assert_eq!(groups, [1, 2, 3]);
+    let table = pairs.table().unwrap();
+    // A connection that comes in by eth1 may have answers by eth2.
+    assert_eq!(rows(&table, 3), [[LINUX; 3], [LINUX, FREE, FREE], [FREE; 3]]);
+    assert!(table.exceptions.is_empty());
+    assert_eq!([table.pair(0, 1), table.pair(1, 0)], [LINUX; 2]);
+}
+
+/// A NAT chain with this rule, in front of routing or behind it.
+fn translating(hook: Hook, rule: Vec<Expression>) -> Ruleset {
+    let mut chain = base(hook, 0, true, vec![rule]);
+    chain.base.as_mut().unwrap().nat = true;
+    table(vec![("n", chain)])
+}
+
+#[test]
+fn packets_of_translated_connections_are_left_out() {
+    let constant = |at: u8, bytes: &[u8]| Expression::Constant { value: bytes.to_vec(), into: Register(at) };
+    let into = |kind: fn(Operand, Operand) -> Addresses, low, high| Expression::Translate {
+        name: "nat",
+        into: kind(Operand::Register(Register(low)), Operand::Register(Register(high))),
+    };
+    let exception =
+        |part, low: [u8; 4], high: [u8; 4]| Exception { part, low: low.into(), high: high.into() };
+    let near = [192, 0, 2, 1];
+    // The rule translates packets that come in by eth2 to this address.
+    let rewrites = |new: Vec<Expression>| and(name(6, "eth2"), new);
+
+    let one = rewrites(vec![constant(0, &[10, 0, 0, 5]), into(Addresses::Destination, 0, 0)]);
+    let (pairs, _) = decided(translating(Hook::Prerouting, one), &devices(3));
+    let table = pairs.table().unwrap();
+    assert_eq!(table.exceptions, [exception(AddressPart::Source, [10, 0, 0, 5], [10, 0, 0, 5])]);
+    // Packets from eth2 may be translated, so no connection that comes in elsewhere can do without conntrack.
+    assert_eq!(rows(&table, 2), [[LINUX; 2]; 2]);
+
+    let low_high = vec![constant(4, &near), constant(8, &[192, 0, 2, 9]), into(Addresses::Source, 4, 8)];
+    let (pairs, _) = decided(translating(Hook::Postrouting, and(name(7, "eth9"), low_high)), &devices(3));
+    let table = pairs.table().unwrap();
+    assert_eq!(table.exceptions, [exception(AddressPart::Destination, near, [192, 0, 2, 9])]);
+    assert_eq!(rows(&table, 1), [[FREE_EXCEPT]]);
+
+    // Of a map, and with a port behind it.
+    let map = Set {
+        parts: vec![2],
+        elements: vec![
+            element(&[0, 80], &[0, 80], Value::Bytes([&[10, 0, 0, 5][..], &[0, 80, 0, 0]].concat())),
+            element(&[0, 81], &[0, 81], Value::Bytes([&[10, 0, 0, 6][..], &[0, 80, 0, 0]].concat())),
+        ],
+        ..Set::default()
+    };
+    let by_map = || and(name(6, "eth9"), vec![lookup(Into::Register(R)), into(Addresses::Destination, 0, 0)]);
+    let (pairs, _) = decided(with_set(translating(Hook::Prerouting, by_map()), map.clone()), &devices(3));
+    assert_eq!(
+        pairs.table().unwrap().exceptions,
+        [5, 6].map(|n| exception(AddressPart::Source, [10, 0, 0, n], [10, 0, 0, n]))
+    );
+
+    // Nobody knows the new address.
+    let unknown = [
+        (by_map(), Set { changing: true, ..map }),
+        (vec![constant(0, &near), Meta { key: 3, into: R }, into(Addresses::Source, 0, 0)], Set::default()),
+        (vec![into(Addresses::Source, 0, 0)], Set::default()),
+        (vec![Expression::Translate { name: "dnat", into: Addresses::Any }], Set::default()),
+    ];
+    for (rule, set) in unknown {
+        let rule = and(name(6, "eth9"), rule);
+        let (pairs, _) = decided(with_set(translating(Hook::Prerouting, rule), set), &devices(3));
+        assert_eq!(pairs.table(), Some(PairTable::default()));
+        assert!(matches!(&pairs.hindrance().unwrap().why, Why::Translates(_)));
+    }
+    // An address of the router needs no exception.
+    let own = Expression::Translate { name: "masquerade", into: Addresses::Own };
+    let (pairs, _) = decided(translating(Hook::Postrouting, and(name(7, "eth9"), vec![own])), &devices(3));
+    assert_eq!(pairs.table(), None);
+}
+
+#[test]
+fn connections_translated_by_rules_that_are_gone_are_left_out() {
+    let chain = || {
+        let mut chain = base(Hook::Postrouting, 100, true, vec![]);
+        chain.base.as_mut().unwrap().nat = true;
+        table(vec![("n", chain)])
+    };
+    let translated = |count: u8| {
+        let addresses = (0..count).map(|n| (AddressPart::Source, [10, 0, 0, n].into()));
+        let other = (AddressPart::Source, "2001:db8::1".parse().unwrap());
+        let translated: BTreeSet<_> = addresses.chain([other]).collect();
+        let mut pairs = Pairs::new(Arc::new(Firewall { rules: chain(), translated }), Version::V4);
+        pairs.group(&device(1, "eth1"));
+        pairs.advance(&mut u32::MAX.clone());
+        pairs.table()
+    };
+    assert_eq!(translated(0), None);
+    let few = translated(8).unwrap();
+    assert_eq!((few.exceptions.len(), few.pair(1, 1)), (8, FREE_EXCEPT));
+    assert_eq!(translated(9), Some(PairTable::default()));
 }
 
 /// A rule with up to two questions about devices.
@@ -117,12 +268,16 @@ proptest! {
         elements.sort_by(|a, b| a.low.cmp(&b.low));
         let ruleset = with_set(forward(rules), Set { parts: vec![16, 16], elements, ..Set::default() });
         let all = devices(8);
-        let found = pairs(&ruleset, Version::V4, &all, STEPS).unwrap();
+        let (pairs, groups) = decided(ruleset.clone(), &all);
         for (i, input) in all.iter().enumerate() {
             for (j, output) in all.iter().enumerate() {
                 let one = Traffic { version: Version::V4, input: input.clone(), output: output.clone(), scope: Scope::All };
-                let by_group = &found.pairs[found.groups[i]][found.groups[j]].all;
-                prop_assert_eq!(&prove(&ruleset, &one), by_group, "{} {}", i, j);
+                let by_group = pairs.all().find(|(from, to, _)| (*from, *to) == (groups[i], groups[j])).unwrap().2;
+                let alone = match prove(&ruleset, &one) {
+                    Ok(proof) => Pair::Accepted(proof.except),
+                    Err(obstacle) => Pair::Ruled(obstacle),
+                };
+                prop_assert_eq!(&alone, by_group, "{} {}", i, j);
             }
         }
     }

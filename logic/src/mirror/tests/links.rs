@@ -294,6 +294,7 @@ fn a_new_mac_is_a_new_interface() {
         accept_local: false,
         priority_tags: true,
         look_at_sources: false,
+        group: 0,
     };
     let target = Target::Hop(Hop { interface: 3, gateway: None, mtu: 1500 });
     let quiet = Interface { ipv4: false, ipv6: false, ..wanted.clone() };

@@ -8,6 +8,7 @@ mod load;
 mod model;
 mod property;
 mod routes;
+mod rules;
 mod slices;
 mod world;
 

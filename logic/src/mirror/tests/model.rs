@@ -8,6 +8,7 @@ use crate::{
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::Arc,
 };
 
 #[derive(Clone, Debug, Default)]
@@ -27,6 +28,11 @@ pub struct RouterModel {
     pub addresses: BTreeSet<u32>,
     pub routes4: BTreeMap<Prefix4, Target>,
     pub routes6: BTreeMap<Prefix6, Target>,
+    pub rules: [Option<Arc<PairTable>>; 2],
+}
+
+fn is_closed(table: &Arc<PairTable>) -> bool {
+    table.pairs == PairTable::default().pairs
 }
 
 impl RouterModel {
@@ -75,7 +81,9 @@ impl Model {
 
     /// The phase of an operation; `None`: any.
     fn phase(&self, op: &Op) -> Option<Phase> {
-        let Op::Interface(id, new) = op else { return Some(Phase::Change) };
+        let Op::Interface(id, new) = op else {
+            return (!matches!(op, Op::Rules { .. })).then_some(Phase::Change);
+        };
         let Some(old) = self.interfaces.get(id) else { return Some(Phase::Change) };
         let ends = old.ipv4 && !new.ipv4 || old.ipv6 && !new.ipv6 || old.transmit && !new.transmit;
         let begins = !old.ipv4 && new.ipv4 || !old.ipv6 && new.ipv6 || !old.transmit && new.transmit;
@@ -113,11 +121,27 @@ impl Model {
                     "a route leads to the last owner of {id}"
                 );
                 if let Some(old) = self.interfaces.insert(*id, interface.clone()) {
+                    let router = &self.routers[&interface.router];
+                    assert!(
+                        old.group == interface.group || router.rules.iter().flatten().all(is_closed),
+                        "another group, while pairs are open"
+                    );
                     assert_eq!(
                         (key(&old), old.router),
                         (key(interface), interface.router),
                         "a number is used again"
                     );
+                }
+            }
+            Op::Rules { router, tables } => {
+                let old = std::mem::replace(&mut self.routers.get_mut(router).unwrap().rules, tables.clone());
+                for (old, new) in old.iter().zip(tables) {
+                    if let (Some(old), Some(new)) = (old, new) {
+                        assert!(
+                            old.exceptions == new.exceptions || is_closed(old) || is_closed(new),
+                            "other exceptions, while pairs are open"
+                        );
+                    }
                 }
             }
             Op::OtherAddresses(addresses) => self.others = addresses.to_vec(),

@@ -5,9 +5,15 @@ use super::{
     world::{Dice, World},
     *,
 };
-use crate::plan::{Interface, InterfaceId, RouterId};
+use crate::{
+    firewall::prove::Exception,
+    plan::{Interface, InterfaceId, PairTable, RouterId},
+};
 use proptest::prelude::*;
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 /// The contents of the tables, without numbers.
 #[derive(Debug, Default, PartialEq)]
@@ -16,6 +22,9 @@ struct TableContents {
     interfaces: BTreeMap<(NamespaceId, u32), Interface>,
     routes: BTreeMap<(NamespaceId, String), String>,
     neighbours: BTreeMap<((NamespaceId, u32), IpAddr), Mac>,
+    /// For packets from one link to another: do rules matter, for IPv4 and IPv6?
+    pairs: BTreeMap<((NamespaceId, u32), (NamespaceId, u32)), [Option<u64>; 2]>,
+    exceptions: BTreeMap<NamespaceId, [Vec<Exception>; 2]>,
 }
 
 fn told(mirror: &Mirror, model: &Model) -> TableContents {
@@ -25,6 +34,9 @@ fn told(mirror: &Mirror, model: &Model) -> TableContents {
     for (id, router) in &model.routers {
         let namespace = names[id];
         told.routers.insert(namespace, (router.multipath, router.addresses.clone()));
+        let exceptions =
+            |table: &Option<Arc<PairTable>>| table.iter().flat_map(|t| t.exceptions.clone()).collect();
+        told.exceptions.insert(namespace, router.rules.each_ref().map(exceptions));
         let routes4 = router.routes4.iter().map(|(p, t)| (p.to_string(), t));
         for (prefix, target) in routes4.chain(router.routes6.iter().map(|(p, t)| (p.to_string(), t))) {
             told.routes.insert((namespace, prefix), tell(mirror, target));
@@ -32,7 +44,12 @@ fn told(mirror: &Mirror, model: &Model) -> TableContents {
     }
     for (id, interface) in &model.interfaces {
         let link = mirror.link_of(*id).expect("an interface of the tables is known");
-        told.interfaces.insert(link, Interface { router: 0, ..interface.clone() });
+        told.interfaces.insert(link, Interface { router: 0, group: 0, ..interface.clone() });
+        let rules = &model.routers[&interface.router].rules;
+        for (other, to) in model.interfaces.iter().filter(|(_, i)| i.router == interface.router) {
+            let pair = |table: &Option<Arc<PairTable>>| Some(table.as_ref()?.pair(interface.group, to.group));
+            told.pairs.insert((link, mirror.link_of(*other).unwrap()), rules.each_ref().map(pair));
+        }
     }
     for ((id, address), mac) in &model.neighbours {
         told.neighbours.insert((mirror.link_of(*id).unwrap(), *address), *mac);

@@ -348,10 +348,11 @@ fn object_changes(id: NamespaceId, space: &mut Dump, dice: &mut Dice) -> Vec<Eve
 
 fn settings_change(id: NamespaceId, space: &mut Dump, dice: &mut Dice) -> Vec<Event> {
     let keys = [MultipathKey::Unknown, MultipathKey::Linux([1, 2]), MultipathKey::Own([3, 4])];
-    match dice.roll(4) {
+    match dice.roll(7) {
         0 => space.settings.hazards4 = vec!["an nftables hook".into()],
         1 => space.settings = choosing(),
         2 => space.settings.multipath_key = dice.pick(&keys),
+        3..6 => space.settings.firewall = super::rules::any(dice.roll(6)),
         _ => space.settings.multipath_policy = [dice.roll(3) as u8, dice.roll(3) as u8],
     }
     vec![Event::Settings(id, space.settings.clone())]

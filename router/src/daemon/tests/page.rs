@@ -4,8 +4,8 @@ use crate::{
     api::{
         ErrorBody, cores::CoresReport, cores::EventReport, flows::FlowReport, flows::FlowsChanged,
         flows::FlowsRequest, sas::SasReport, sas::SasRequest, status::ExplainReport, status::ExplainRequest,
-        status::InterfaceReport, status::PortReport, status::RouteReport, status::RouterReport,
-        status::Status, status::StopReport, status::VerifyReport,
+        status::FirewallReport, status::InterfaceReport, status::PortReport, status::RouteReport,
+        status::RouterReport, status::Status, status::StopReport, status::VerifyReport,
     },
     base::reference::{Shape, Table, file, quoted, shapes, tables},
     daemon::api::{MAX_BODY_BYTES, MAX_FLOWS_BYTES, MAX_SAS_BYTES, QUEUE},
@@ -75,6 +75,7 @@ fn the_page_of_the_api_has_all_fields_and_no_others() {
         add::<PortReport>,
         add::<RouterReport>,
         add::<InterfaceReport>,
+        add::<FirewallReport>,
         add::<RouteReport>,
         add::<VerifyReport>,
         add::<ExplainRequest>,

@@ -566,6 +566,7 @@ mod tests {
                 router: Some(namespace as RouterId),
                 ipv4: Vec::new(),
                 ipv6: vec!["not forwarding".into()],
+                ruled: [false; 2],
             };
             Case::new(view, Default::default(), namespace as usize)
         };

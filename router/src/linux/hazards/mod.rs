@@ -3,12 +3,12 @@
 //!
 //! | file | hazards | changes are reported by |
 //! |---|---|---|
-//! | [`netfilter`] | nftables base chains | nfnetlink group |
+//! | [`netfilter`] | nftables rules | nfnetlink group |
 //! | [`xfrm`] | IPsec policies | XFRM group |
 //! | [`rules`] | policy routing rules | rtnetlink groups |
 //! | [`traffic`] | qdiscs and filters | rtnetlink group |
 //! | [`bpf`] | tcx and netfilter programs | nothing: polled |
-//! | here | legacy iptables tables, IPVS | nothing: polled |
+//! | here | IPVS; legacy iptables, if it cannot be read | nothing: polled |
 //!
 //! Hooks for input and output do not matter: packets for the box itself go to the kernel anyway. Connection tracking
 //! registers its hooks only if a rule needs them, so the hook of that rule stands for it.
@@ -23,8 +23,11 @@ use crate::{
     base::foreign::{Quoted, Shown},
     linux::{netlink::socket::Socket, observer::sysctl::Polled},
 };
-use logic::observe::Settings;
-use std::{collections::BTreeMap, io, time::Instant};
+use logic::{
+    firewall::ruleset::{Ruleset, Table},
+    observe::{Firewall, Settings},
+};
+use std::{collections::BTreeMap, io, sync::Arc, time::Instant};
 
 /// Sentences for IPv4 and for IPv6.
 pub type ByFamily = [Vec<String>; 2];
@@ -35,7 +38,7 @@ const MOST_SENTENCES: usize = 16;
 
 /// Rules, netfilter and XFRM of a namespace, or the error that prevented reading them.
 pub struct Read {
-    netfilter: io::Result<netfilter::Sentences>,
+    netfilter: io::Result<netfilter::Found>,
     xfrm: io::Result<ByFamily>,
     rules: io::Result<ByFamily>,
 }
@@ -44,7 +47,7 @@ pub struct Read {
 /// hazard.
 pub fn read(route: &mut Socket, end: Instant) -> Read {
     Read {
-        netfilter: with_socket(libc::NETLINK_NETFILTER, end, netfilter::read),
+        netfilter: with_socket(libc::NETLINK_NETFILTER, end, |socket| netfilter::read(socket, route)),
         xfrm: with_socket(libc::NETLINK_XFRM, end, xfrm::read),
         rules: rules::read(route),
     }
@@ -74,11 +77,13 @@ fn with_socket<T: Default>(
 }
 
 /// The hazards of one namespace.
-#[derive(Default)]
 pub struct Hazards {
-    chains: netfilter::Sentences,
+    netfilter: netfilter::Found,
     namespace: Vec<ByFamily>,
-    legacy: [Vec<String>; 2],
+    /// Tables of legacy iptables; or why they are not known.
+    legacy: Result<Vec<Table>, String>,
+    /// All rules.
+    firewall: Arc<Firewall>,
     ipvs: bool,
     traffic: BTreeMap<u32, Vec<traffic::Finding>>,
     /// The number of tcx programs of each device that has some.
@@ -87,14 +92,30 @@ pub struct Hazards {
     programs: ByFamily,
 }
 
+impl Default for Hazards {
+    fn default() -> Hazards {
+        Hazards {
+            netfilter: netfilter::Found::default(),
+            namespace: Vec::new(),
+            legacy: Ok(Vec::new()),
+            firewall: Arc::default(),
+            ipvs: false,
+            traffic: BTreeMap::new(),
+            tcx: BTreeMap::new(),
+            programs: ByFamily::default(),
+        }
+    }
+}
+
 impl Hazards {
     /// Stores the reading. Returns false if a part could not be read. That part then counts as a hazard, and the caller
     /// should read again.
     pub fn set_namespace(&mut self, read: Read) -> bool {
         let Read { netfilter, xfrm, rules } = read;
         let complete = netfilter.is_ok() && xfrm.is_ok() && rules.is_ok();
-        self.chains = netfilter
-            .unwrap_or_else(|error| netfilter::Sentences::doubt(&doubt("nftables rulesets", &error)));
+        self.netfilter =
+            netfilter.unwrap_or_else(|error| netfilter::Found::doubt(&doubt("nftables rulesets", &error)));
+        self.put_rules_together();
         self.namespace = vec![or_doubt(xfrm, "IPsec policies"), or_doubt(rules, "policy rules")];
         complete
     }
@@ -107,6 +128,17 @@ impl Hazards {
     /// Stores the findings about legacy tables and IPVS.
     pub fn set_polled(&mut self, polled: Polled) {
         (self.legacy, self.ipvs) = (polled.legacy, polled.has_ipvs_services);
+        self.put_rules_together();
+    }
+
+    fn put_rules_together(&mut self) {
+        let Firewall { rules, translated } = &*self.netfilter.firewall;
+        let legacy = self.legacy.iter().flatten();
+        let tables = rules.tables.iter().chain(legacy).cloned().collect();
+        let firewall = Firewall { rules: Ruleset { tables }, translated: translated.clone() };
+        if *self.firewall != firewall {
+            self.firewall = Arc::new(firewall);
+        }
     }
 
     /// Stores the number of tcx programs of each device.
@@ -134,7 +166,7 @@ impl Hazards {
         if let Some(count) = self.tcx.get(&ifindex) {
             sentences.push(tcx_sentence(*count, device, namespace));
         }
-        sentences.extend(self.chains.of_device(device).map(|sentence| in_namespace(sentence, namespace)));
+        sentences.extend(self.netfilter.of_device(device).map(|sentence| in_namespace(sentence, namespace)));
         sentences
     }
 
@@ -142,14 +174,14 @@ impl Hazards {
     pub fn of_namespace(&self, namespace: &str) -> Settings {
         let mut all: ByFamily = Default::default();
         for (i, sentences) in all.iter_mut().enumerate() {
-            let found = [&self.chains.namespace].into_iter().chain(&self.namespace).chain([&self.programs]);
+            let found = [&self.netfilter.doubt].into_iter().chain(&self.namespace).chain([&self.programs]);
             let found = found.flat_map(|found| &found[i]);
             sentences.extend(found.map(|sentence| in_namespace(sentence, namespace)));
-            sentences.extend(self.legacy[i].iter().map(|table| legacy_sentence(i, table)));
+            sentences.extend(self.legacy.as_ref().err().map(|why| doubt("legacy iptables", why)));
             sentences.extend(self.ipvs.then(|| ipvs_sentence(namespace)));
         }
         let [hazards4, hazards6] = all;
-        Settings { hazards4, hazards6, ..Settings::default() }
+        Settings { hazards4, hazards6, firewall: self.firewall.clone(), ..Settings::default() }
     }
 }
 
@@ -180,15 +212,6 @@ fn tcx_sentence(count: u32, device: &str, namespace: &str) -> String {
     )
 }
 
-fn legacy_sentence(family: usize, table: &str) -> String {
-    let (tool, module) = [("iptables", "iptable"), ("ip6tables", "ip6table")][family];
-    let (table, name) = (Shown(table), Quoted(table));
-    format!(
-        "legacy {tool} table {table} is loaded, which hooks forwarding even when it is empty; \
-         unload it with: rmmod {module}_{name} (or recreate the namespace, if it is built into the kernel)"
-    )
-}
-
 fn ipvs_sentence(namespace: &str) -> String {
     format!(
         "IPVS has virtual services, which take packets that look like forwarded ones; remove them with: {}",
@@ -204,7 +227,7 @@ fn or_doubt(result: io::Result<ByFamily>, what: &str) -> ByFamily {
     })
 }
 
-fn doubt(what: &str, error: &io::Error) -> String {
+fn doubt(what: &str, error: &impl std::fmt::Display) -> String {
     format!("{what} could not be read (trying again): {error}")
 }
 
@@ -251,10 +274,6 @@ mod tests {
                 }
             }
             assert_fit(&command(&format!("netns:{name}"), ""));
-            let legacy = legacy_sentence(0, name);
-            let (_, line) = legacy.split_once(" with: ").unwrap();
-            let line = line.split_once(" (or").unwrap().0;
-            pasted.add(&legacy, line, "rmmod", &[&format!("iptable_{name}")]);
         }
         pasted.run();
     }

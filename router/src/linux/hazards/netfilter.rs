@@ -1,49 +1,51 @@
-//! nftables base chains on hooks that forwarded packets pass (`NFT_MSG_GETCHAIN`, `include/uapi/linux/netfilter/nf_tables.h`).
+//! nftables: the rules that forwarded packets pass (`include/uapi/linux/netfilter/nf_tables.h`).
 //!
 //! A chain on ingress or egress is bound to devices. It sees all their packets, also those of a macvlan in another
-//! namespace. So it is a hazard of the device, not of the namespace.
+//! namespace. So unless it is empty, it is a hazard of the device. All other rules are left to
+//! [`logic::firewall`], which decides to which packets they can matter.
 
 use super::{ByFamily, IN_NAMESPACE, MOST_SENTENCES};
 use crate::{
     base::foreign::Shown,
     linux::{
+        conntrack,
         netlink::{
+            rtm,
             socket::Socket,
             wire::{self, Message, Request},
         },
-        nftables,
+        nftables, xtables,
     },
 };
-use logic::firewall::ruleset::{Devices, Family};
-use std::{collections::BTreeMap, io};
+use logic::{
+    firewall::ruleset::{Base, Chain, Devices, Ruleset, Table},
+    observe::Firewall,
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::IpAddr,
+    sync::Arc,
+};
 
 /// `NFNLGRP_NFTABLES`.
 pub const GROUP: u32 = 7;
 
-/// A base chain that forwarded packets pass.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Chain {
-    family: &'static str,
-    affects: [bool; 2],
-    table: String,
-    name: String,
-    hook: &'static str,
-    devices: Devices,
-}
-
-/// Sentences for all chains.
+/// The rules, and sentences about chains of devices.
 #[derive(Clone, Debug, Default)]
-pub struct Sentences {
-    pub namespace: ByFamily,
+pub struct Found {
+    pub firewall: Arc<Firewall>,
+    /// Why the rules are not known.
+    pub doubt: ByFamily,
     devices: BTreeMap<String, Vec<String>>,
     every_device: Vec<String>,
 }
 
-impl Sentences {
-    /// The chains could not be read. This counts as a hazard of everything that they may be bound to.
-    pub fn doubt(sentence: &str) -> Sentences {
+impl Found {
+    /// The rules could not be read. This counts as a hazard of everything that they may be bound to.
+    pub fn doubt(sentence: &str) -> Found {
         let one = || vec![sentence.to_owned()];
-        Sentences { namespace: [one(), one()], every_device: one(), ..Sentences::default() }
+        Found { doubt: [one(), one()], every_device: one(), ..Found::default() }
     }
 
     /// Sentences about a device.
@@ -51,13 +53,10 @@ impl Sentences {
         self.devices.get(device).into_iter().flatten().chain(&self.every_device)
     }
 
-    fn add(&mut self, chain: &Chain) {
-        let sentence = &chain.sentence();
-        match &chain.devices {
-            Devices::All => {
-                let affected = self.namespace.iter_mut().zip(chain.affects).filter(|(_, affected)| *affected);
-                affected.for_each(|(sentences, _)| add(sentences, sentence));
-            }
+    fn add(&mut self, table: &Table, name: &str, base: &Base) {
+        let sentence = &sentence(table, name, base);
+        match &base.devices {
+            Devices::All => (),
             Devices::Named(names) => {
                 for name in names {
                     add(self.devices.entry(name.clone()).or_default(), sentence);
@@ -78,50 +77,77 @@ fn add(sentences: &mut Vec<String>, sentence: &str) {
     }
 }
 
-/// Reads the chains and returns their sentences.
-pub fn read(socket: &mut Socket) -> io::Result<Sentences> {
-    let chains = match socket.dump(Request::new(nftables::GETCHAIN, wire::DUMP, &[0; 4]), parse) {
-        Err(e) if nftables::is_absent(&e) => Vec::new(),
-        other => other?,
+/// Reads the rules. `route` is a socket of the same namespace.
+pub fn read(socket: &mut Socket, route: &mut Socket) -> io::Result<Found> {
+    let rules = if has_chains(socket)? { nftables::read(socket)? } else { Ruleset::default() };
+    let has_nat = |table: &Table| table.chains.values().any(is_nat);
+    let translates = rules.tables.iter().any(has_nat) || xtables::translates();
+    let translated = match translates {
+        true => conntrack::translated(socket, &own_addresses(route)?)?,
+        false => BTreeSet::new(),
     };
-    let mut sentences = Sentences::default();
-    chains.iter().for_each(|chain| sentences.add(chain));
-    Ok(sentences)
-}
-
-pub(crate) fn parse(message: Message<'_>) -> Option<Chain> {
-    let ((family, table), name, chain) = nftables::chain(message)?;
-    let base = chain.base?;
-    let (family, affects) = match nftables::family(family)? {
-        Family::Inet => ("inet", [true; 2]),
-        Family::Ipv4 => ("ip", [true, false]),
-        Family::Ipv6 => ("ip6", [false, true]),
-        Family::Netdev => ("netdev", [true; 2]),
-    };
-    Some(Chain { family, affects, table, name, hook: base.hook.name(), devices: base.devices })
-}
-
-impl Chain {
-    fn sentence(&self) -> String {
-        let Chain { family, table, name, hook, devices, .. } = self;
-        let of = match devices {
-            Devices::All => String::new(),
-            Devices::Named(names) => {
-                let names: Vec<_> = names.iter().map(|name| Shown(name).to_string()).collect();
-                format!(" of {}", names.join(", "))
+    let mut found = Found::default();
+    for table in rules.tables.iter().filter(|table| !table.dormant) {
+        for (name, chain) in &table.chains {
+            if let Some(base) = chain.base.as_ref().filter(|base| !chain.rules.is_empty() || !base.accepts) {
+                found.add(table, name, base);
             }
-            Devices::Unknown => " of some devices".into(),
-        };
-        let chain = format!("{family} {} {}", Shown(table), Shown(name));
-        // nft parses its argument as a command, so quoting for the shell is not enough.
-        let out = match is_word(table) && is_word(name) {
-            true => format!("remove it with: {IN_NAMESPACE}nft 'flush chain {chain}; delete chain {chain}'"),
-            false => format!(
-                "nft does not accept this name, so delete it by handle; list handles with: {IN_NAMESPACE}nft -a list ruleset | cat -v"
-            ),
-        };
-        format!("nftables chain {chain} hooks {hook}{of}; {out}")
+        }
     }
+    found.firewall = Arc::new(Firewall { rules, translated });
+    Ok(found)
+}
+
+fn is_nat(chain: &Chain) -> bool {
+    chain.base.as_ref().is_some_and(|base| base.nat)
+}
+
+/// Do forwarded packets pass any chain?
+fn has_chains(socket: &mut Socket) -> io::Result<bool> {
+    match socket.dump(Request::new(nftables::GETCHAIN, wire::DUMP, &[0; 4]), parse) {
+        Err(e) if nftables::is_absent(&e) => Ok(false),
+        other => Ok(!other?.is_empty()),
+    }
+}
+
+/// A base chain that forwarded packets pass.
+pub(crate) fn parse(message: Message<'_>) -> Option<Base> {
+    let ((family, _), _, chain) = nftables::chain(message)?;
+    nftables::family(family)?;
+    chain.base
+}
+
+fn own_addresses(route: &mut Socket) -> io::Result<BTreeSet<IpAddr>> {
+    const IFA_ADDRESS: u16 = 1;
+    const IFA_LOCAL: u16 = 2;
+    let parse = |message: Message<'_>| {
+        let of = |wanted| wire::attributes_after(message.payload, 8).find(|(kind, _)| *kind == wanted);
+        wire::address(of(IFA_LOCAL).or_else(|| of(IFA_ADDRESS))?.1)
+    };
+    Ok(route.dump(Request::new(rtm::GETADDR, wire::DUMP, &[0; 8]), parse)?.into_iter().collect())
+}
+
+fn sentence(table: &Table, name: &str, base: &Base) -> String {
+    let of = match &base.devices {
+        Devices::All => String::new(),
+        Devices::Named(names) => {
+            let names: Vec<_> = names.iter().map(|name| Shown(name).to_string()).collect();
+            format!(" of {}", names.join(", "))
+        }
+        Devices::Unknown => " of some devices".into(),
+    };
+    let (family, table, hook) = (table.family, &table.name, base.hook.name());
+    // nft parses its argument as a command, so quoting for the shell is not enough.
+    let list = match is_word(table) && is_word(name) {
+        true => format!("list chain {family} {table} {name}"),
+        false => "-a list ruleset | cat -v".into(),
+    };
+    format!(
+        "Linux must apply the rules of nftables chain {family} {} {} to each packet at {hook}{of}; \
+         see them with: {IN_NAMESPACE}nft {list}",
+        Shown(table),
+        Shown(name)
+    )
 }
 
 /// Can the name be used in an nft command? The scanner of nft takes such words as one name (`string`, src/scanner.l of
@@ -135,6 +161,7 @@ fn is_word(name: &str) -> bool {
 mod tests {
     use super::*;
     use crate::base::foreign::{HOSTILE, Pasted, assert_fit};
+    use logic::firewall::ruleset::Family;
     use proptest::prelude::*;
 
     const NEWCHAIN: u16 = 10 << 8 | 3;
@@ -142,12 +169,8 @@ mod tests {
     const NFTA_CHAIN_NAME: u16 = 3;
     const NFTA_CHAIN_HOOK: u16 = 4;
 
-    fn parsed(family: u8, hook: u8) -> Option<Chain> {
-        bound(family, hook, &[])
-    }
-
     /// A chain with more attributes of its hook.
-    fn bound(family: u8, hook: u8, more: &[u8]) -> Option<Chain> {
+    fn bound(family: u8, hook: u8, more: &[u8]) -> Option<Base> {
         let mut request = Request::new(NEWCHAIN, 0, &[family, 0, 0, 0])
             .with(NFTA_CHAIN_TABLE, b"filter\0")
             .with(NFTA_CHAIN_NAME, b"fwd\0")
@@ -155,27 +178,28 @@ mod tests {
         wire::messages(request.bytes(1)).next().and_then(parse)
     }
 
+    fn a_table(name: &str) -> Table {
+        let (chains, sets) = (BTreeMap::new(), BTreeMap::new());
+        Table { family: Family::Netdev, name: name.into(), dormant: false, chains, sets }
+    }
+
     #[test]
     fn the_number_of_sentences_is_limited() {
-        let mut sentences = Sentences::default();
-        (0..1000).for_each(|_| sentences.add(&parsed(1, 2).unwrap()));
-        let [ipv4, ipv6] = &sentences.namespace;
-        assert_eq!((ipv4.len(), ipv6.len()), (MOST_SENTENCES + 1, MOST_SENTENCES + 1));
-        assert!(ipv4.last().unwrap().starts_with("more nftables chains; list them with: "));
+        let mut found = Found::default();
+        let dev = [6, 0, 3, 0, b'a', 0, 0, 0];
+        (0..1000).for_each(|_| found.add(&a_table("filter"), "fwd", &bound(5, 0, &dev).unwrap()));
+        let sentences: Vec<_> = found.of_device("a").collect();
+        assert_eq!(sentences.len(), MOST_SENTENCES + 1);
+        assert!(sentences.last().unwrap().starts_with("more nftables chains; list them with: "));
     }
 
     #[test]
     fn hooks_of_forwarded_packets_count() {
-        let chain = parsed(1, 2).unwrap();
-        assert_eq!((chain.affects, chain.hook), ([true, true], "forward"));
-        assert!(
-            chain.sentence().starts_with("nftables chain inet filter fwd hooks forward; remove it with: ")
-        );
-        assert_eq!(parsed(2, 0).unwrap().affects, [true, false]);
-        assert_eq!(parsed(10, 4).unwrap().affects, [false, true]);
-        assert_eq!(parsed(5, 1).unwrap().hook, "egress");
+        for (family, hook) in [(1, 2), (2, 0), (10, 4), (5, 1), (1, 5)] {
+            assert!(bound(family, hook, &[]).is_some(), "{family} {hook}");
+        }
         for (family, hook) in [(1, 1), (2, 3), (3, 0), (7, 2)] {
-            assert_eq!(parsed(family, hook), None);
+            assert_eq!(bound(family, hook, &[]), None, "{family} {hook}");
         }
     }
 
@@ -205,31 +229,28 @@ mod tests {
             (1, 2, &dev, [0, 0, 0]),
         ];
         for (family, hook, more, expected) in rows {
-            let mut sentences = Sentences::default();
-            sentences.add(&bound(family, hook, more).unwrap());
-            let told = ["a", "b", "c"].map(|device| sentences.of_device(device).count());
+            let mut found = Found::default();
+            found.add(&a_table("filter"), "fwd", &bound(family, hook, more).unwrap());
+            let told = ["a", "b", "c"].map(|device| found.of_device(device).count());
             assert_eq!(told, expected, "{family} {hook} {more:?}");
-            assert_eq!(sentences.namespace[0].len(), usize::from(hook == 2), "{family} {hook} {more:?}");
         }
-        let sentence = bound(5, 0, &devs(1)).unwrap().sentence();
-        assert!(sentence.contains(" hooks ingress of a, b; remove it with: "), "{sentence}");
+        let base = bound(5, 0, &devs(1)).unwrap();
+        let plain = sentence(&a_table("filter"), "fwd", &base);
+        assert!(plain.contains(" at ingress of a, b; see them with: "), "{plain}");
         let named = HOSTILE.iter().flat_map(|name| [("filter", *name), (*name, "fwd"), (*name, *name)]);
         for (table, name) in named {
-            for devices in [Devices::All, Devices::Named(vec![table.into(), name.into()])] {
-                let mut chain = parsed(1, 2).unwrap();
-                (chain.table, chain.name, chain.devices) = (table.into(), name.into(), devices);
-                let sentence = chain.sentence();
-                let (before, command) = sentence.split_once(IN_NAMESPACE).unwrap();
-                assert_fit(before);
-                assert_eq!(command, "nft -a list ruleset | cat -v", "{before}");
-            }
+            let base = Base { devices: Devices::Named(vec![table.into(), name.into()]), ..base.clone() };
+            let sentence = sentence(&a_table(table), name, &base);
+            let (before, command) = sentence.split_once(IN_NAMESPACE).unwrap();
+            assert_fit(before);
+            assert_eq!(command, "nft -a list ruleset | cat -v", "{before}");
         }
         let mut pasted = Pasted::default();
-        let sentence = parsed(1, 2).unwrap().sentence().replace(IN_NAMESPACE, "");
+        let sentence = plain.replace(IN_NAMESPACE, "");
         let (_, line) = sentence.split_once(" with: ").unwrap();
-        pasted.add(&sentence, line, "nft", &["flush chain inet filter fwd; delete chain inet filter fwd"]);
+        pasted.add(&sentence, line, "nft", &["list", "chain", "netdev", "filter", "fwd"]);
         pasted.run();
-        assert_eq!(Sentences::doubt("?").of_device("a").count(), 1);
+        assert_eq!(Found::doubt("?").of_device("a").count(), 1);
     }
 
     proptest! {

@@ -3,7 +3,7 @@
 //! All reads stay within the given slice: a length that does not fit ends the iteration. Multi-byte values are in host
 //! byte order unless the text says otherwise. Kernel source: `include/uapi/linux/netlink.h`.
 
-use std::net::IpAddr;
+use std::{fmt::Write as _, net::IpAddr};
 
 /// `NLM_F_REQUEST`.
 pub const REQUEST: u16 = 1;
@@ -111,7 +111,15 @@ pub fn be32_at(bytes: &[u8], offset: usize) -> Option<u32> {
 
 /// A string attribute, up to its terminating zero.
 pub fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes.split(|b| *b == 0).next().unwrap_or_default()).into_owned()
+    let bytes = bytes.split(|b| *b == 0).next().unwrap_or_default();
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        // The bytes follow in hex, so different names stay different.
+        Err(_) => bytes.iter().fold(String::from_utf8_lossy(bytes).into_owned(), |mut text, byte| {
+            let _ = write!(text, "{byte:02x}");
+            text
+        }),
+    }
 }
 
 /// An address attribute: 4 or 16 bytes in network order.

@@ -2,7 +2,9 @@
 //! known, or whose attributes are not, is [`Expression::Other`].
 
 use crate::linux::netlink::wire;
-use logic::firewall::ruleset::{Comparison, Expression, Extension, Header, Into, Register, Verdict};
+use logic::firewall::ruleset::{
+    Addresses, Comparison, Expression, Extension, Header, Into, Operand, Register, Verdict,
+};
 
 /// A step of a rule.
 pub fn parse(expression: &[u8]) -> Expression {
@@ -125,7 +127,10 @@ fn known(name: &str, data: Attributes<'_>) -> Option<Expression> {
             revision: data.number(2)?,
             info: data.bytes(3)?.to_vec(),
         }),
-        "target" => target(data)?,
+        "target" => target(&data.text(1)?, data.number(2)?, data.bytes(3)?),
+        "nat" => nat(data)?,
+        "masq" => Expression::Translate { name: "masquerade", into: Addresses::Own },
+        "redir" => Expression::Translate { name: "redirect", into: Addresses::Own },
         "fib" => fib(data)?,
         _ => load(name, data)?,
     })
@@ -136,14 +141,57 @@ const OBJECT_COUNTER: u32 = 1;
 const OBJECT_HELPER: u32 = 3;
 
 /// A target of iptables.
-fn target(data: Attributes<'_>) -> Option<Expression> {
-    let (name, revision, info) = (data.text(1)?, data.number(2)?, data.bytes(3)?);
+pub fn target(name: &str, revision: u32, info: &[u8]) -> Expression {
     let number = |at: usize| Some(u32::from_ne_bytes(*info.get(at..)?.first_chunk()?));
-    Some(match (name.as_str(), revision) {
+    let known = match (name, revision) {
         // `struct xt_mark_tginfo2`
-        ("MARK", 2) => Expression::ChangeMark { flip: number(0)?, keep: !number(4)? },
-        _ => Expression::Other(format!("-j {name}")),
-    })
+        ("MARK", 2) => {
+            number(0).zip(number(4)).map(|(flip, mask)| Expression::ChangeMark { flip, keep: !mask })
+        }
+        ("MASQUERADE", 0) => Some(Expression::Translate { name: "masquerade", into: Addresses::Own }),
+        ("REDIRECT", 0) => Some(Expression::Translate { name: "redirect", into: Addresses::Own }),
+        ("SNAT", _) => Some(Expression::Translate {
+            name: "snat",
+            into: range(revision, info).map_or(Addresses::Any, |(low, high)| Addresses::Source(low, high)),
+        }),
+        ("DNAT", _) => Some(Expression::Translate {
+            name: "dnat",
+            into: range(revision, info)
+                .map_or(Addresses::Any, |(low, high)| Addresses::Destination(low, high)),
+        }),
+        _ => None,
+    };
+    known.unwrap_or_else(|| Expression::Other(format!("-j {name}")))
+}
+
+/// `NF_NAT_RANGE_MAP_IPS`, `NF_NAT_RANGE_NETMAP`
+const MAPS_ADDRESSES: u32 = 1;
+const MAPS_NETWORKS: u32 = 1 << 6;
+
+/// The addresses of `struct nf_nat_ipv4_multi_range_compat` (revision 0, with one range) or `struct nf_nat_range`. An
+/// IPv4 address stands in the first bytes of the latter. `None`: any address, or none is changed.
+fn range(revision: u32, info: &[u8]) -> Option<(Operand, Operand)> {
+    let number = |at: usize| Some(u32::from_ne_bytes(*info.get(at..)?.first_chunk()?));
+    let (flags, low, bytes) = match revision {
+        0 if number(0)? == 1 => (number(4)?, 8, 4),
+        1 | 2 => (number(0)?, 4, 16),
+        _ => return None,
+    };
+    let address = |at: usize| Some(Operand::Constant(info.get(at..at + bytes)?.to_vec()));
+    let known = flags & MAPS_ADDRESSES != 0 && flags & MAPS_NETWORKS == 0;
+    Some((address(low)?, address(low + bytes)?)).filter(|_| known)
+}
+
+fn nat(data: Attributes<'_>) -> Option<Expression> {
+    let low = data.register(3).map(Operand::Register);
+    let high = data.register(4).map(Operand::Register).or(low.clone());
+    let addresses = low.zip(high).filter(|_| data.number(7).unwrap_or(0) & MAPS_NETWORKS == 0);
+    let (name, into) = match data.number(1)? {
+        0 => ("snat", addresses.map(|(low, high)| Addresses::Source(low, high))),
+        1 => ("dnat", addresses.map(|(low, high)| Addresses::Destination(low, high))),
+        _ => return None,
+    };
+    Some(Expression::Translate { name, into: into.unwrap_or(Addresses::Any) })
 }
 
 fn meta(data: Attributes<'_>) -> Option<Expression> {

@@ -13,7 +13,9 @@ use super::netlink::{
     socket::{Most, Socket},
     wire::{self, Message, Request},
 };
-use logic::firewall::ruleset::{Base, Chain, Devices, Family, Hook, Rule, Ruleset, Set, Table};
+use logic::firewall::ruleset::{
+    Base, Chain, Devices, Expression, Family, Hook, Rule, Ruleset, Set, Table, Value, Verdict,
+};
 use std::{collections::BTreeMap, io};
 
 const SUBSYSTEM: u16 = 10 << 8;
@@ -90,7 +92,8 @@ fn read_once(socket: &mut Socket) -> io::Result<Ruleset> {
     for (key, dormant) in socket.dump_at_most(&mut most, all(GETTABLE), table)? {
         parts.add_table(key, dormant);
     }
-    for (key, name, chain) in socket.dump_at_most(&mut most, all(GETCHAIN), chain)? {
+    for (key, name, chain, uses) in socket.dump_at_most(&mut most, all(GETCHAIN), chain_with_uses)? {
+        parts.uses.insert((key.clone(), name.clone()), uses);
         parts.chain(key, name, chain);
     }
     for (key, name, rule) in socket.dump_at_most(&mut most, all(GETRULE), rule)? {
@@ -109,47 +112,75 @@ fn read_once(socket: &mut Socket) -> io::Result<Ruleset> {
 
 /// The tables of IP, as far as they are read.
 #[derive(Default)]
-struct Parts(BTreeMap<TableKey, Table>);
+struct Parts {
+    tables: BTreeMap<TableKey, Table>,
+    /// The number of rules of each chain and of jumps to it.
+    uses: BTreeMap<(TableKey, String), u32>,
+}
 
 impl Parts {
     fn add_table(&mut self, key: TableKey, dormant: bool) {
         let Some(family) = family(key.0) else { return };
         let name = key.1.clone();
         let (chains, sets) = (BTreeMap::new(), BTreeMap::new());
-        self.0.insert(key, Table { family, name, dormant, chains, sets });
+        self.tables.insert(key, Table { family, name, dormant, chains, sets });
     }
 
     fn chain(&mut self, key: TableKey, name: String, chain: Chain) {
-        if let Some(table) = self.0.get_mut(&key) {
+        if let Some(table) = self.tables.get_mut(&key) {
             table.chains.insert(name, chain);
         }
     }
 
     fn rule(&mut self, key: &TableKey, chain: &str, rule: Rule) {
-        if let Some(chain) = self.0.get_mut(key).and_then(|table| table.chains.get_mut(chain)) {
+        if let Some(chain) = self.tables.get_mut(key).and_then(|table| table.chains.get_mut(chain)) {
             chain.rules.push(rule);
         }
     }
 
     fn set(&mut self, key: &TableKey, name: String, set: Set) {
-        if let Some(table) = self.0.get_mut(key) {
+        if let Some(table) = self.tables.get_mut(key) {
             table.sets.insert(name, set);
         }
     }
 
     fn ruleset(self) -> Ruleset {
-        let mut tables: Vec<_> = self.0.into_values().collect();
+        let mut tables = self.tables;
+        for ((key, name), uses) in self.uses {
+            if let Some(table) = tables.get_mut(&key) {
+                mark_hidden_rules(table, &name, uses);
+            }
+        }
+        let mut tables: Vec<_> = tables.into_values().collect();
         tables.iter_mut().for_each(mark_changing_sets);
         Ruleset { tables }
     }
 }
 
+/// A dump leaves out a rule that is too long for a message. The chain then has more uses than rules and jumps to it.
+fn mark_hidden_rules(table: &mut Table, name: &str, uses: u32) {
+    let jumps_here =
+        |verdict: &Verdict| matches!(verdict, Verdict::Jump(to) | Verdict::Goto(to) if to == name);
+    let steps = table.chains.values().flat_map(|chain| &chain.rules).flat_map(|rule| &rule.expressions);
+    let by_rules = steps.filter(|step| matches!(step, Expression::Verdict(verdict) if jumps_here(verdict)));
+    let values = table
+        .sets
+        .values()
+        .flat_map(|set| set.elements.iter().map(|element| &element.value).chain(&set.otherwise));
+    let by_maps = values.filter(|value| matches!(value, Value::Verdict(verdict) if jumps_here(verdict)));
+    let jumps = by_rules.count() + by_maps.count();
+    let Some(chain) = table.chains.get_mut(name) else { return };
+    if (uses as usize) > chain.rules.len() + jumps {
+        let expressions = vec![Expression::Other("a rule that is too long to be read".into())];
+        chain.rules.insert(0, Rule { handle: 0, expressions });
+    }
+}
+
 /// Rules can add to sets whose flags do not say so.
 fn mark_changing_sets(table: &mut Table) {
-    use logic::firewall::ruleset::Expression::Update;
     let steps = table.chains.values().flat_map(|chain| &chain.rules).flat_map(|rule| &rule.expressions);
     for step in steps {
-        if let Update { set } = step
+        if let Expression::Update { set } = step
             && let Some(set) = table.sets.get_mut(set)
         {
             set.changing = true;
@@ -174,6 +205,13 @@ fn table(message: Message<'_>) -> Option<(TableKey, bool)> {
     let flags = wire::attributes_after(message.payload, 4).find(|(kind, _)| *kind == FLAGS);
     let flags = flags.and_then(|(_, value)| wire::be32_at(value, 0)).unwrap_or(0);
     Some((key, flags & DORMANT != 0))
+}
+
+fn chain_with_uses(message: Message<'_>) -> Option<(TableKey, String, Chain, u32)> {
+    const USE: u16 = 6;
+    let uses = wire::attributes_after(message.payload, 4).find(|(kind, _)| *kind == USE);
+    let uses = uses.and_then(|(_, value)| wire::be32_at(value, 0)).unwrap_or(0);
+    chain(message).map(|(key, name, chain)| (key, name, chain, uses))
 }
 
 pub(super) fn chain(message: Message<'_>) -> Option<(TableKey, String, Chain)> {

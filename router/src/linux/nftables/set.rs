@@ -17,6 +17,8 @@ const INTERVAL: u32 = 1 << 2;
 const MAP: u32 = 1 << 3;
 const EVAL: u32 = 1 << 5;
 const OBJECT: u32 = 1 << 6;
+/// Up to `NFT_SET_EXPR`. Who knows what others mean?
+const KNOWN: u32 = 0x1ff;
 /// `NFT_SET_ELEM_*`
 const INTERVAL_END: u32 = 1;
 const CATCH_ALL: u32 = 2;
@@ -120,7 +122,9 @@ impl Description {
         let mut set = Set {
             parts: self.parts,
             // A value that is not read (an object) is as good as one that changes.
-            changing: self.flags & (EVAL | OBJECT) != 0,
+            changing: self.flags & (EVAL | OBJECT) != 0
+                || self.flags & !KNOWN != 0
+                || raw.iter().any(|e| e.flags & !(INTERVAL_END | CATCH_ALL) != 0),
             effects: self.effects || raw.iter().any(|e| e.effects),
             elements: Vec::new(),
             otherwise: None,

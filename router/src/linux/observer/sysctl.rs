@@ -5,6 +5,8 @@
 //! A file under /proc/sys/net belongs to the namespace of the thread that opened it. Any thread can then read it. A
 //! read costs less than a microsecond; an open with a change of namespace costs forty.
 
+use crate::linux::xtables;
+use logic::firewall::{ruleset::Table, traffic::Version};
 use std::{fs::File, io, os::unix::fs::FileExt, path::Path};
 
 /// Values of `conf/all` and of the namespace as a whole. Missing files (IPv6 off, older kernel) read as 0.
@@ -46,16 +48,15 @@ const FILES: [&str; 13] = [
 #[derive(Debug)]
 pub struct Sysctls([Option<File>; FILES.len()]);
 
-/// Values from /proc/net of a namespace.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Things of a namespace that change without a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Polled {
-    /// Loaded legacy iptables tables, IPv4 and IPv6.
-    pub legacy: [Vec<String>; 2],
+    /// The tables of legacy iptables; or why they are not known.
+    pub legacy: Result<Vec<Table>, String>,
     /// There are IPVS virtual services.
     pub has_ipvs_services: bool,
 }
 
-const LEGACY: [&str; 2] = ["ip_tables_names", "ip6_tables_names"];
 const IPVS: &str = "ip_vs";
 
 impl Polled {
@@ -66,7 +67,9 @@ impl Polled {
             file.as_ref().and_then(read_text)
         };
         Polled {
-            legacy: LEGACY.map(|name| text(name).map(split_lines).unwrap_or_default()),
+            legacy: xtables::read(Version::V4)
+                .and_then(|v4| Ok([v4, xtables::read(Version::V6)?].concat()))
+                .map_err(|e| e.to_string()),
             has_ipvs_services: text(IPVS).is_some_and(|text| lists_services(&text)),
         }
     }
@@ -134,10 +137,6 @@ fn open_if_there(path: &Path) -> io::Result<Option<File>> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(e),
     }
-}
-
-fn split_lines(text: String) -> Vec<String> {
-    text.lines().map(str::to_owned).collect()
 }
 
 fn read_number(file: &File) -> Option<u32> {

@@ -86,6 +86,7 @@ fn changes(config: &PathsConfig) -> Vec<Op> {
             accept_local: false,
             priority_tags: false,
             look_at_sources: false,
+            group: 0,
         };
         let interface = known.mac.map(|mac| Op::Interface(interface_of(port), interface(mac)));
         [Some(Op::Port { port, frags: false }), interface].into_iter().flatten()

@@ -58,36 +58,50 @@ pub fn filter(draft: &mut Draft<'_>) -> Change {
     Change::new("qdisc", make, vec![format!("tc qdisc del {dev} {del}")]).shows(shows)
 }
 
-/// nftables base chains, with a rule or a policy that drops, or with neither.
+/// nftables base chains with some rules, or none. Rules may matter to all packets, to some, or to none. They do not ask
+/// for states of connections: Linux alone would have tracked packets before the rule came, and Millrace not all of them.
 pub fn chain(draft: &mut Draft<'_>) -> Change {
     let tenant = draft.one_in(4);
     let device = if tenant { "m0" } else { draft.pick(&["p0", "p1", "p2"]) };
     let family = draft.pick(&["ip", "ip6", "inet", "netdev"]);
     let (hook, shows) = match (family, draft.rng.u8(0..3)) {
-        ("netdev", 0) => ("ingress", "hooks ingress of"),
-        ("netdev", _) => ("egress", "hooks egress of"),
-        (_, 0) => ("forward", "hooks forward"),
-        (_, 1) => ("prerouting", "hooks prerouting"),
-        _ => ("postrouting", "hooks postrouting"),
+        ("netdev", 0) => ("ingress", "at ingress of"),
+        ("netdev", _) => ("egress", "at egress of"),
+        (_, 0) => ("forward", ""),
+        (_, 1) => ("prerouting", ""),
+        _ => ("postrouting", ""),
     };
     let bound = if family == "netdev" { format!("device {device} ") } else { String::new() };
-    let policy = if draft.rng.bool() { "policy drop ;" } else { "" };
-    let verdict = draft.pick(&["drop", "accept", "counter", "ip ttl set 7"]);
-    // Changing a header field needs the packet's own family.
-    let verdict = if family == "ip" || !verdict.contains("set") { verdict } else { "drop" };
-    let matching = match family {
-        "ip6" => "ip6 daddr 2001:db8:0:1::/64",
-        "ip" => draft.pick(&["ip daddr 10.0.1.0/25", "iifname p0"]),
-        _ => draft.pick(&["ip ttl 64", "ip6 hoplimit 64", "udp sport 0-32767"]),
-    };
-    let make = vec![
+    let policy = if draft.one_in(3) { "policy drop ;" } else { "" };
+    let mut make = vec![
         format!("nft add table {family} f"),
         format!("nft add chain {family} f c {{ type filter hook {hook} {bound}priority 0 ; {policy} }}"),
-        format!("nft add rule {family} f c {matching} {verdict}"),
     ];
+    let rules = draft.rng.u8(0..4);
+    for _ in 0..rules {
+        let verdict = draft.pick(&["drop", "accept", "counter", "return", "ip ttl set 7"]);
+        // Changing a header field needs the packet's own family.
+        let verdict = if family == "ip" || !verdict.contains("set") { verdict } else { "drop" };
+        let device = if tenant { "m" } else { "p" };
+        let matching = match (family, draft.rng.u8(0..4)) {
+            ("netdev", _) => draft.pick(&["ip ttl 64", "ip6 hoplimit 64", "udp sport 0-32767"]).to_owned(),
+            (_, 0) => format!("iifname {device}{}", draft.rng.u8(0..3)),
+            (_, 1) if hook != "prerouting" => format!("oifname {device}{}", draft.rng.u8(0..3)),
+            (_, 1) => format!("iifname != {{ {device}0, {device}1 }}"),
+            ("ip6", _) => draft.pick(&["ip6 daddr 2001:db8:0:1::/64", "ip6 saddr 2001:db8::/64"]).to_owned(),
+            ("ip", _) => {
+                draft.pick(&["ip daddr 10.0.1.0/25", "ip saddr 10.0.0.0/24", "fib daddr type local"]).into()
+            }
+            _ => {
+                draft.pick(&["ip ttl 64", "ip6 hoplimit 64", "udp sport 0-32767", "meta l4proto icmp"]).into()
+            }
+        };
+        make.push(format!("nft add rule {family} f c {matching} {verdict}"));
+    }
     let change = Change::new("chain", make, vec![format!("nft delete table {family} f")]).of(tenant);
     // Another change may have removed m0. The chain then waits for it and shows nothing.
-    if tenant && family == "netdev" { change } else { change.shows(shows) }
+    let is_shown = family == "netdev" && !tenant && (rules > 0 || !policy.is_empty());
+    if is_shown { change.shows(shows) } else { change }
 }
 
 pub fn rule(draft: &mut Draft<'_>) -> Change {

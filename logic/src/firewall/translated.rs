@@ -1,0 +1,122 @@
+//! The addresses of connections that rules translate.
+//!
+//! Linux translates all packets of such a connection, wherever they pass, and asks no rule about the later ones. A packet
+//! of it that arrives from the far end has one of these as its source (if the destination was translated) or as its
+//! destination (if the source was). Packets of the other direction meet the rule itself, or go to an address of the
+//! router.
+
+use super::{
+    pairs::add,
+    prove::{AddressPart, Exception, Obstacle, Why},
+    ruleset::{Addresses, Chain, Expression, Into, Operand, Register, Rule, Ruleset, Table, Value},
+    traffic::Version,
+};
+
+/// The addresses of all connections that rules may translate. Translation to an address of the router itself adds none:
+/// these packets go to Linux anyway.
+///
+/// # Errors
+/// The rule that may translate to any address.
+pub fn translated(ruleset: &Ruleset, version: Version) -> Result<Vec<Exception>, Obstacle> {
+    let mut all = Vec::new();
+    for table in ruleset.tables.iter().filter(|table| !table.dormant && translates(table, version)) {
+        for (name, chain) in &table.chains {
+            for rule in &chain.rules {
+                of_rule(table, rule, version, &mut all).map_err(|what| Obstacle {
+                    family: table.family,
+                    table: table.name.clone(),
+                    chain: name.clone(),
+                    handle: Some(rule.handle),
+                    why: Why::Translates(what.to_owned()),
+                })?;
+            }
+        }
+    }
+    Ok(all)
+}
+
+fn translates(table: &Table, version: Version) -> bool {
+    let is_nat = |chain: &Chain| chain.base.as_ref().is_some_and(|base| base.nat);
+    table.family.concerns(version) && table.chains.values().any(is_nat)
+}
+
+/// The error is the statement's name.
+fn of_rule(
+    table: &Table,
+    rule: &Rule,
+    version: Version,
+    all: &mut Vec<Exception>,
+) -> Result<(), &'static str> {
+    let mut registers = Known::default();
+    for step in &rule.expressions {
+        match step {
+            Expression::Constant { value, into } => registers.put(*into, vec![value.clone()]),
+            Expression::Lookup { set, into: Into::Register(into), .. } => {
+                let set = table.sets.get(set).filter(|set| !set.changing);
+                let values = set.map(|set| set.elements.iter().map(|e| &e.value).chain(&set.otherwise));
+                let bytes = |value: &Value| match value {
+                    Value::Bytes(bytes) => Some(bytes.clone()),
+                    _ => None,
+                };
+                match values.and_then(|values| values.map(bytes).collect()) {
+                    Some(values) => registers.put(*into, values),
+                    None => registers.clear(*into),
+                }
+            }
+            Expression::Meta { into, .. }
+            | Expression::Ct { into, .. }
+            | Expression::Payload { into, .. }
+            | Expression::DestinationType { into }
+            | Expression::Load { into, .. }
+            | Expression::Mask { into, .. }
+            | Expression::Swap { into, .. } => registers.clear(*into),
+            Expression::Translate { name, into } => {
+                let (part, low, high) = match into {
+                    Addresses::Own => continue,
+                    Addresses::Any => return Err(name),
+                    // Answers go to the new source, and come from the new destination.
+                    Addresses::Source(low, high) => (AddressPart::Destination, low, high),
+                    Addresses::Destination(low, high) => (AddressPart::Source, low, high),
+                };
+                let bytes = version.address_bytes();
+                let [low, high] = [low, high].map(|operand| registers.values(operand, bytes));
+                let (Some(low), Some(high)) = (low, high) else { return Err(name) };
+                if low.len() != high.len() {
+                    return Err(name);
+                }
+                low.into_iter().zip(high).for_each(|(low, high)| add(all, Exception { part, low, high }));
+            }
+            _ => (),
+        }
+    }
+    Ok(())
+}
+
+/// The values that registers may have, by their first byte.
+#[derive(Default)]
+struct Known(Vec<(usize, Vec<Vec<u8>>)>);
+
+impl Known {
+    fn put(&mut self, into: Register, values: Vec<Vec<u8>>) {
+        self.clear(into);
+        self.0.push((into.0.into(), values));
+    }
+
+    /// Nothing is known of this register any more, nor of those behind it: the length of a load is not looked at.
+    fn clear(&mut self, into: Register) {
+        let at = usize::from(into.0);
+        self.0.retain(|(begin, values)| values.iter().all(|value| begin + value.len() <= at));
+    }
+
+    fn values(&self, operand: &Operand, bytes: usize) -> Option<Vec<Vec<u8>>> {
+        let part = |value: &Vec<u8>, at: usize| Some(value.get(at..at + bytes)?.to_vec());
+        match operand {
+            Operand::Constant(value) => Some(vec![part(value, 0)?]),
+            Operand::Register(Register(at)) => {
+                let at = usize::from(*at);
+                let (begin, values) = self.0.iter().rev().find(|(begin, _)| *begin <= at)?;
+                values.iter().map(|value| part(value, at - begin)).collect()
+            }
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! The rules of a router's firewall: to which packets they cannot matter.
+
+use crate::{
+    firewall::{
+        pairs::{GROUPS, LINUX, Pair, PairTable, Pairs, UNPROVEN},
+        traffic::{Device, Version},
+    },
+    mirror::RulesView,
+    observe::{Firewall, Link, LinkKind, NamespaceId},
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+/// The most devices below each other that are looked at.
+const MOST_BELOW: usize = 8;
+
+/// What is known about the rules, and about the links that they may name.
+#[derive(Default)]
+pub(super) struct Rules {
+    firewall: Arc<Firewall>,
+    /// For IPv4 and IPv6; `None`: no chain.
+    pairs: [Option<Pairs>; 2],
+    devices: BTreeMap<u32, Device>,
+    groups: BTreeMap<u32, u8>,
+}
+
+/// The tables of both IP versions; `None`: rules do not matter.
+pub(super) type PairTables = [Option<Arc<PairTable>>; 2];
+
+impl Rules {
+    /// Follows the settings and links of the namespace.
+    pub fn settle(&mut self, namespace: NamespaceId, firewall: &Arc<Firewall>, links: &BTreeMap<u32, Link>) {
+        let renewed = self.firewall != *firewall;
+        if renewed {
+            self.firewall = firewall.clone();
+        }
+        if self.firewall.rules.tables.is_empty() {
+            *self = Rules { firewall: self.firewall.clone(), ..Rules::default() };
+            return;
+        }
+        let devices: BTreeMap<u32, Device> = links
+            .values()
+            .filter(|link| link.kind != LinkKind::Loopback)
+            .map(|link| (link.ifindex, device(namespace, link, links)))
+            .collect();
+        if !renewed && devices == self.devices {
+            return;
+        }
+        self.devices = devices;
+        if renewed || self.regroup() {
+            self.pairs = [Version::V4, Version::V6].map(|version| {
+                let has_chains = self.firewall.rules.has_chains(version);
+                has_chains.then(|| Pairs::new(self.firewall.clone(), version))
+            });
+            self.regroup();
+        }
+    }
+
+    /// Gives each device its group. Returns whether a group is left without devices.
+    fn regroup(&mut self) -> bool {
+        self.groups.clear();
+        let mut unused = false;
+        for pairs in self.pairs.iter_mut().flatten() {
+            let mut used = BTreeSet::new();
+            for (ifindex, device) in &self.devices {
+                let group = pairs.group(device);
+                used.insert(group);
+                // Both versions have the same groups, because they see the same devices in the same order.
+                self.groups.insert(*ifindex, group);
+            }
+            unused |= pairs.members().any(|(group, _)| !used.contains(&group)) || pairs.are_too_many();
+        }
+        unused
+    }
+
+    /// Decides about more pairs, until `steps` are used up. Returns whether anything was decided.
+    pub fn advance(&mut self, steps: &mut u32) -> bool {
+        self.pairs.iter_mut().flatten().fold(false, |decided, pairs| pairs.advance(steps) || decided)
+    }
+
+    /// Are all pairs decided?
+    pub fn is_done(&self) -> bool {
+        self.pairs.iter().flatten().all(Pairs::is_done)
+    }
+
+    pub fn group(&self, ifindex: u32) -> u8 {
+        self.groups.get(&ifindex).copied().unwrap_or(UNPROVEN)
+    }
+
+    pub fn tables(&self) -> PairTables {
+        self.pairs.each_ref().map(|pairs| pairs.as_ref().and_then(Pairs::table).map(Arc::new))
+    }
+
+    /// What people see of it, for IPv4 and IPv6; `None`: there are no rules.
+    pub fn views(&self) -> [Option<RulesView>; 2] {
+        let mut groups: BTreeMap<u8, Vec<String>> = BTreeMap::new();
+        for (ifindex, device) in &self.devices {
+            groups.entry(self.group(*ifindex)).or_default().push(device.name.clone());
+        }
+        self.pairs.each_ref().map(|pairs| pairs.as_ref().map(|pairs| view(pairs, groups.clone())))
+    }
+}
+
+fn view(pairs: &Pairs, groups: BTreeMap<u8, Vec<String>>) -> RulesView {
+    let table = pairs.table();
+    let is_free = |from, to| table.as_ref().is_none_or(|table| table.pair(from, to) != LINUX);
+    let why = |from, to, pair: &Pair| match pair {
+        _ if is_free(from, to) => None,
+        Pair::Open => Some("Millrace is looking at the rules".to_owned()),
+        Pair::Ruled(obstacle) => Some(obstacle.to_string()),
+        Pair::Expiring => Some("the packets are accepted only until an element of a set expires".into()),
+        Pair::Accepted(_) => Some(match pairs.hindrance() {
+            Some(obstacle) => obstacle.to_string(),
+            None if pairs.are_too_many() => "the rules tell too many groups of devices apart".into(),
+            None if !pairs.is_clear(from) => {
+                "rules may matter to answers, and conntrack must then see all packets of a connection".into()
+            }
+            None => "the rules name too many addresses".into(),
+        }),
+    };
+    RulesView {
+        groups,
+        pairs: pairs.all().map(|(from, to, pair)| (from, to, why(from, to, pair))).collect(),
+        exceptions: table.iter().flat_map(|table| &table.exceptions).map(ToString::to_string).collect(),
+    }
+}
+
+/// The most rules that are named as reasons.
+const MOST_REASONS: usize = 4;
+
+impl Rules {
+    /// Why the rules matter to all packets of IPv4 and IPv6, as sentences. Empty: they do not.
+    pub fn reasons(&self) -> [Vec<String>; 2] {
+        self.pairs.each_ref().map(|pairs| match pairs {
+            Some(pairs) if !allows(pairs.table().as_ref()) => reasons(pairs),
+            _ => Vec::new(),
+        })
+    }
+
+    /// Do the rules matter to some packets of IPv4 and IPv6, and not to others?
+    pub fn matter_to_some(&self) -> [bool; 2] {
+        self.pairs.each_ref().map(|pairs| {
+            let table = pairs.as_ref().and_then(Pairs::table);
+            table.is_some_and(|table| allows(Some(&table)))
+        })
+    }
+}
+
+fn reasons(pairs: &Pairs) -> Vec<String> {
+    if !pairs.is_done() {
+        return vec!["Millrace is looking at the rules of its firewall".into()];
+    }
+    if pairs.are_too_many() {
+        return vec![format!(
+            "the rules of its firewall tell more than {} groups of devices apart",
+            GROUPS - 1
+        )];
+    }
+    let mut sentences: Vec<String> = Vec::new();
+    let ruled = pairs.all().filter_map(|(_, _, pair)| match pair {
+        Pair::Ruled(obstacle) => Some(obstacle),
+        _ => None,
+    });
+    for obstacle in pairs.hindrance().into_iter().chain(ruled) {
+        let sentence = obstacle.to_string();
+        match sentences.len() {
+            _ if sentences.contains(&sentence) => (),
+            MOST_REASONS => {
+                sentences.push("more rules: millrace firewall lists them".into());
+                break;
+            }
+            _ => sentences.push(sentence),
+        }
+    }
+    if sentences.is_empty() {
+        sentences.push(
+            "the rules of its firewall name too many addresses, or elements of sets that expire".into(),
+        );
+    }
+    sentences
+}
+
+/// Can any packet pass without the rules?
+pub(super) fn allows(table: Option<&PairTable>) -> bool {
+    table.is_none_or(|table| table.pairs.iter().any(|row| *row != LINUX))
+}
+
+/// With the new table, does Linux decide about a packet about which it does not with the old one?
+pub(super) fn closes(old: Option<&PairTable>, new: Option<&PairTable>) -> bool {
+    let Some(new) = new else { return false };
+    old.is_none_or(|old| {
+        let nibbles = (0..16).flat_map(|from| (0..16).map(move |to| (from, to)));
+        old.exceptions != new.exceptions
+            || nibbles
+                .into_iter()
+                .any(|(from, to)| ![LINUX, new.pair(from, to)].contains(&old.pair(from, to)))
+    })
+}
+
+fn device(namespace: NamespaceId, link: &Link, links: &BTreeMap<u32, Link>) -> Device {
+    let mut below = Vec::new();
+    let mut at = link;
+    while let Some((_, lower)) = at.below.filter(|(ns, _)| *ns == namespace)
+        && let Some(lower) = links.get(&lower)
+        && below.len() < MOST_BELOW
+    {
+        below.push(lower.name.clone());
+        at = lower;
+    }
+    Device { ifindex: link.ifindex, name: link.name.clone(), below }
+}

@@ -1,0 +1,179 @@
+//! Rules of firewalls: packets that they may matter to stay with the kernel.
+
+use super::*;
+use crate::{
+    firewall::{
+        pairs::{FREE, FREE_EXCEPT, LINUX},
+        prove::{AddressPart, Exception},
+        ruleset::{
+            Base, Chain, Comparison, Devices, Expression, Family, Header, Hook, Register, Rule, Ruleset,
+            Table, Verdict,
+        },
+    },
+    mirror::RouterView,
+};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// A table with this chain of the forward hook.
+fn forward(family: Family, accepts: bool, rules: Vec<Vec<Expression>>) -> Arc<Firewall> {
+    let base = Base { hook: Hook::Forward, priority: 0, nat: false, accepts, devices: Devices::All };
+    let rules = (1..).zip(rules).map(|(handle, expressions)| Rule { handle, expressions }).collect();
+    let chains = BTreeMap::from([("f".into(), Chain { base: Some(base), rules })]);
+    let table = Table { family, name: "t".into(), dormant: false, chains, sets: BTreeMap::new() };
+    Arc::new(Firewall { rules: Ruleset { tables: vec![table] }, ..Firewall::default() })
+}
+
+/// Drops packets that come in by this device (key 6), or leave by it (key 7).
+fn drops(key: u32, device: u32) -> Vec<Expression> {
+    let mut value = format!("if{device}").into_bytes();
+    value.resize(16, 0);
+    vec![
+        Expression::Meta { key, into: Register(0) },
+        Expression::Compare { from: Register(0), by: Comparison::Equal, value },
+        Expression::Verdict(Verdict::Drop),
+    ]
+}
+
+/// Drops packets from 10.9.0.0/16.
+fn drops_source() -> Vec<Expression> {
+    vec![
+        Expression::Payload { header: Header::Network, offset: 12, bytes: 2, into: Register(0) },
+        Expression::Compare { from: Register(0), by: Comparison::Equal, value: vec![10, 9] },
+        Expression::Verdict(Verdict::Drop),
+    ]
+}
+
+/// Some firewall.
+pub fn any(which: usize) -> Arc<Firewall> {
+    match which {
+        0 => Arc::default(),
+        1 => forward(Family::Inet, true, vec![]),
+        2 => forward(Family::Inet, false, vec![]),
+        3 => forward(Family::Ipv4, true, vec![drops(6, 1)]),
+        4 => forward(Family::Inet, true, vec![drops(7, 20)]),
+        _ => forward(Family::Ipv4, true, vec![drops_source()]),
+    }
+}
+
+fn settings(firewall: Arc<Firewall>) -> Event {
+    Event::Settings(HOST, Settings { firewall, ..choosing() })
+}
+
+fn rules(ops: &[Op]) -> usize {
+    ops.iter().filter(|op| matches!(op, Op::Rules { .. })).count()
+}
+
+fn is_on(bench: &Bench) -> Vec<(bool, bool)> {
+    bench.model.interfaces.values().map(|i| (i.ipv4, i.ipv6)).collect()
+}
+
+fn view(bench: &Bench) -> RouterView {
+    bench.mirror.routers().find(|router| router.namespace == HOST).unwrap()
+}
+
+#[test]
+fn chains_that_accept_all_change_nothing() {
+    let mut bench = Bench::host(vec![], vec![]);
+    bench.after([settings(forward(Family::Inet, true, vec![]))]);
+    assert_eq!(bench.model.routers[&0].rules, [None, None]);
+    assert_eq!(is_on(&bench), [(true, true); 2]);
+    assert_eq!((view(&bench).ruled, bench.mirror.rules(HOST)[0].is_some()), ([false; 2], true));
+}
+
+#[test]
+fn rules_that_matter_to_all_packets_keep_a_version_with_the_kernel() {
+    let mut bench = Bench::host(vec![], vec![]);
+    bench.after([settings(forward(Family::Ipv4, false, vec![]))]);
+    assert_eq!(is_on(&bench), [(false, true); 2]);
+    let sentence = "nftables chain ip t f drops packets that no rule accepts".to_owned();
+    assert_eq!((view(&bench).ipv4, view(&bench).ipv6), (vec![sentence], vec![]));
+    bench.after([settings(Arc::default())]);
+    assert_eq!((is_on(&bench), view(&bench).ipv4), (vec![(true, true); 2], vec![]));
+}
+
+#[test]
+fn rules_for_one_device_leave_others_alone() {
+    let mut bench = Bench::host(vec![], vec![]);
+    // The third device, if9, is on no port.
+    bench.after([settings(forward(Family::Ipv4, true, vec![drops(7, 9)]))]);
+    assert_eq!((is_on(&bench), view(&bench).ruled), (vec![(true, true); 2], [true, false]));
+    let table = bench.model.routers[&0].rules[0].clone().unwrap();
+    assert_eq!([(1, 1), (1, 2), (2, 1)].map(|(from, to)| table.pair(from, to)), [FREE, LINUX, LINUX]);
+    let groups: Vec<_> = bench.model.interfaces.values().map(|i| i.group).collect();
+    assert_eq!(groups, [1, 1]);
+    let views = bench.mirror.rules(HOST);
+    let [Some(v4), None] = &views else { panic!("{views:?}") };
+    assert_eq!(v4.groups[&1], ["if1", "if2"]);
+    let why = |from, to| v4.pairs.iter().find(|p| (p.0, p.1) == (from, to)).unwrap().2.clone();
+    assert_eq!(why(1, 1), None);
+    assert_eq!(why(1, 2).unwrap(), "rule 1 of nftables chain ip t f may drop packets");
+    assert!(why(2, 1).unwrap().starts_with("rules may matter to answers"));
+
+    // Linux decides about packets from if9, and so about all packets to which these may be answers.
+    let ops = bench.after([settings(forward(Family::Ipv4, true, vec![drops(6, 9)]))]);
+    assert!(rules(&ops) >= 1);
+    assert_eq!((is_on(&bench), view(&bench).ruled), (vec![(false, true); 2], [false; 2]));
+    assert!(view(&bench).ipv4[0].contains("rule 1 of nftables chain ip t f"), "{:?}", view(&bench).ipv4);
+}
+
+#[test]
+fn excepted_addresses_stay_with_the_kernel() {
+    let mut bench = Bench::host(vec![], vec![]);
+    bench.after([settings(forward(Family::Ipv4, true, vec![drops_source()]))]);
+    let table = bench.model.routers[&0].rules[0].clone().unwrap();
+    assert_eq!(table.pair(1, 1), FREE_EXCEPT);
+    let (low, high) = (vec![10, 9, 0, 0], vec![10, 9, 255, 255]);
+    assert_eq!(table.exceptions, [Exception { part: AddressPart::Source, low, high }]);
+    assert_eq!(bench.mirror.rules(HOST)[0].as_ref().unwrap().exceptions, ["source 10.9.0.0-10.9.255.255"]);
+}
+
+#[test]
+fn another_name_of_a_device_is_another_group() {
+    let mut bench = Bench::host(vec![], vec![]);
+    bench.after([settings(forward(Family::Ipv4, true, vec![drops(7, 1)]))]);
+    let pair = |bench: &Bench, from: u16, to: u16| {
+        let group = |id: u16| bench.model.interfaces[&id].group;
+        bench.model.routers[&0].rules[0].as_ref().map(|table| table.pair(group(from), group(to)))
+    };
+    assert_eq!([pair(&bench, 2, 1), pair(&bench, 2, 2)], [Some(LINUX), Some(FREE)]);
+    let ops = bench.after([
+        Event::Link(HOST, Link { name: "other".into(), ..physical(1) }),
+        Event::Link(HOST, Link { name: "if1".into(), ..physical(9) }),
+    ]);
+    assert_eq!([pair(&bench, 2, 1), pair(&bench, 1, 2)], [Some(FREE); 2]);
+    assert_eq!(rules(&ops), 2, "closed while groups change, then open");
+    bench.after([Event::Link(HOST, physical(9))]);
+    assert_eq!([pair(&bench, 2, 1), pair(&bench, 1, 2)], [None; 2], "no device has that name");
+}
+
+#[test]
+fn rules_are_looked_at_little_by_little() {
+    // Each pair takes many steps, because each rule asks for something unknown.
+    let long = (0..4000).map(|_| {
+        vec![
+            Expression::Payload { header: Header::Network, offset: 1, bytes: 1, into: Register(0) },
+            Expression::Compare { from: Register(0), by: Comparison::Equal, value: vec![1] },
+            Expression::Verdict(Verdict::Accept),
+        ]
+    });
+    let rules = (1..=4).map(|n| drops(7, 20 + n)).chain(long).collect();
+    let mut bench = Bench::host(vec![], vec![]);
+    let more = (21..=24).map(|ifindex| Event::Link(HOST, Link { up: false, ..physical(ifindex) }));
+    more.for_each(|event| bench.see(event));
+    bench.see(settings(forward(Family::Ipv4, true, rules)));
+    let mut plans = 0;
+    loop {
+        bench.model.is_behind = true;
+        let ops = bench.mirror.plan();
+        bench.model.apply(&ops);
+        plans += 1;
+        let unsure = view(&bench).ipv4 == ["Millrace is looking at the rules of its firewall"];
+        assert!(unsure || !view(&bench).ipv4.is_empty() || is_on(&bench)[0].0);
+        if !bench.mirror.is_behind() {
+            break;
+        }
+    }
+    assert!(plans > 2, "{plans}");
+    bench.model.is_behind = false;
+    assert_eq!(view(&bench).ruled, [true, false]);
+}

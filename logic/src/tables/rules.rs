@@ -1,0 +1,92 @@
+//! Rules of firewalls: `struct firewall` of `bpf/abi.h`, and the groups of interfaces.
+
+use super::{Tables, routes::FLAGS_WORD};
+use crate::{
+    fib::Full,
+    firewall::{
+        pairs::{GROUPS, MOST_EXCEPTIONS, PairTable},
+        prove::{AddressPart, Exception},
+    },
+    memory::{Memory, words},
+    plan::{InterfaceId, RouterId},
+};
+use std::sync::{
+    Arc,
+    atomic::{
+        AtomicU64,
+        Ordering::{Relaxed, Release},
+    },
+};
+
+/// Bits of a router's flags: rules matter to some packets of IPv4, and of IPv6.
+pub const ROUTER_RULES: [u64; 2] = [1 << 2, 1 << 3];
+
+/// Words of `struct firewall`: the rows of pairs of each version come first, then the ranges of each version, then a
+/// word for each version that says which ranges are in use.
+pub const RANGES: usize = 2 * GROUPS;
+const RANGE_WORDS: usize = 4;
+pub const RANGES_USED: usize = RANGES + 2 * MOST_EXCEPTIONS * RANGE_WORDS;
+
+const _: () = assert!(RANGES_USED + 2 <= words::FIREWALL && words::FIREWALL % 8 == 0);
+
+impl<M: Memory> Tables<M> {
+    /// Closes all pairs while it changes exceptions, and asks for rules before it opens pairs.
+    pub(super) fn set_rules(
+        &mut self,
+        router: RouterId,
+        tables: &[Option<Arc<PairTable>>; 2],
+    ) -> Result<(), Full> {
+        self.has_row(router)?;
+        let matter = (0..2).filter(|i| tables[*i].is_some()).fold(0, |flags, i| flags | ROUTER_RULES[i]);
+        if let (Some(row), Some(firewall)) = (self.row(router), self.firewall(router)) {
+            let flags = &row[FLAGS_WORD];
+            let others = flags.load(Relaxed) & !(ROUTER_RULES[0] | ROUTER_RULES[1]);
+            flags.store(others | matter, Release);
+            for (version, table) in tables.iter().enumerate() {
+                write(firewall, version, table.as_deref().unwrap_or(&PairTable::default()));
+            }
+        }
+        Ok(())
+    }
+
+    fn firewall(&self, router: RouterId) -> Option<&[AtomicU64]> {
+        let at = usize::from(router) * words::FIREWALL;
+        self.memory.firewalls().get(at..at + words::FIREWALL)
+    }
+
+    pub(super) fn rules_gone(&self, router: RouterId) {
+        self.firewall(router).into_iter().flatten().for_each(|word| word.store(0, Release));
+    }
+
+    pub(super) fn set_group(&self, interface: InterfaceId, group: u8) {
+        if let Some(word) = self.memory.interface_groups().get(usize::from(interface)) {
+            word.store(group.into(), Release);
+        }
+    }
+}
+
+fn write(firewall: &[AtomicU64], version: usize, table: &PairTable) {
+    let rows = &firewall[version * GROUPS..(version + 1) * GROUPS];
+    rows.iter().for_each(|row| row.store(0, Release));
+    let used = &firewall[RANGES_USED + version];
+    used.store(0, Release);
+    let mut parts = 0;
+    for (i, exception) in table.exceptions.iter().take(MOST_EXCEPTIONS).enumerate() {
+        let at = RANGES + (version * MOST_EXCEPTIONS + i) * RANGE_WORDS;
+        for (word, value) in firewall[at..at + RANGE_WORDS].iter().zip(range(exception)) {
+            word.store(value, Release);
+        }
+        parts |= 1 << (i + if exception.part == AddressPart::Destination { MOST_EXCEPTIONS } else { 0 });
+    }
+    used.store(parts, Release);
+    for (row, pairs) in rows.iter().zip(table.pairs) {
+        row.store(pairs, Release);
+    }
+}
+
+/// Lowest and highest address, each as its high half and its low half. An IPv4 address stands in the low half.
+fn range(exception: &Exception) -> [u64; RANGE_WORDS] {
+    let number = |bytes: &[u8]| bytes.iter().fold(0_u128, |number, byte| number << 8 | u128::from(*byte));
+    let [low, high] = [&exception.low, &exception.high].map(|bytes| number(bytes));
+    [(low >> 64) as u64, low as u64, (high >> 64) as u64, high as u64]
+}
