@@ -34,11 +34,19 @@ fn times() -> u64 {
 #[test]
 #[ignore = "needs root"]
 fn moves_that_wait_for_the_transmit_queue_reorder_nothing() {
-    let samples = run("drain", times());
-    let sum = |way, name: &str| of(&samples, way).map(|sample| sample[name].as_u64().unwrap()).sum::<u64>();
+    let sum = |samples: &[Value], way, name: &str| -> u64 {
+        of(samples, way).map(|sample| sample[name].as_u64().unwrap()).sum()
+    };
+    let (mut samples, mut runs) = (Vec::new(), 0);
+    // On a busy machine the transmit queue may be empty at each move of a run.
+    while runs < 3 && sum(&samples, "at once", "reordered") == 0 {
+        samples.extend(run("drain", times()));
+        runs += 1;
+    }
+    let sum = |way, name: &str| sum(&samples, way, name);
     assert!(sum("at once", "reordered") > 0, "{samples:#?}");
-    assert_eq!(sum("waiting", "moves"), times() * 200);
-    assert!(sum("waiting", "remained") < times() * 100, "{samples:#?}");
+    assert_eq!(sum("waiting", "moves"), runs * times() * 200);
+    assert!(sum("waiting", "remained") < runs * times() * 100, "{samples:#?}");
     for sample in of(&samples, "waiting") {
         let [reordered, remained] = ["reordered", "remained"].map(|name| sample[name].as_u64().unwrap());
         // A ring has 256 packets.
