@@ -1,9 +1,11 @@
 # `make help` lists the targets. Every target first installs what it needs (scripts/setup.sh, quick when nothing is missing).
 
 .DEFAULT_GOAL := help
-# For `make soak`: seconds of random routes, and rounds of random topologies.
+# For `make soak`: seconds of random routes, and rounds of random topologies and rulesets.
 SECONDS ?= 3600
 ROUNDS ?= 2000
+# Times as many cases of the other random tests as in `make test`.
+CASES ?= 20
 
 .PHONY: help setup build release check test test-root soak test-vm test-openflow lint docs fmt fuzz demo bench bench-goals results shell clean
 
@@ -50,8 +52,10 @@ test: setup ## all tests; those that need root run only as root
 test-root: setup ## the tests that need root, in network namespaces of their own, several at a time (ARGS='--jobs 1 policy')
 	scripts/test-root.py $(ARGS)
 
-soak: setup ## compare random routes, topologies and firewall rules with Linux, for hours: SECONDS=3600 ROUNDS=2000; root
+soak: setup ## more cases of all random tests, and random routes, topologies and firewall rules beside Linux, for hours: SECONDS=3600 ROUNDS=2000 CASES=20; root
 	cargo build --workspace
+	MILLRACE_CASES=$(CASES) cargo test --workspace
+	MILLRACE_CASES=$(CASES) cargo test -p millrace-lab --test cores -- --ignored moves_that_wait
 	MILLRACE_SOAK_SECONDS=$(SECONDS) cargo test -p millrace --test netlink -- --ignored --nocapture agree
 	MILLRACE_ROUNDS=$(ROUNDS) cargo test -p millrace --test firewall -- --ignored --nocapture
 	MILLRACE_ROUNDS=$(ROUNDS) cargo test -p millrace --test differential -- --ignored --nocapture

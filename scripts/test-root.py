@@ -26,7 +26,9 @@ MEASURES = re.compile(r"(^|::)measure(_|::)")
 ALONE = {"flows::choosing", "local", "netlink::hazards", "placing", "plane_kernel", "policy"}
 # All suites of this crate run alone, too, except those in NOT_ALONE.
 ALONE_IN = "lab"
-NOT_ALONE = {"e2e"}
+NOT_ALONE = {"e2e", "topology"}
+# Suites and modules that take long with few tests. They begin first.
+LONG = {"differential", "e2e::stack", "netlink::agree", "path_mtu"}
 # A module that runs longer has hung.
 LIMIT_S = 900
 
@@ -61,9 +63,14 @@ def parts(suite, executable, directory, filters):
     return [(suite, module, executable, directory, names) for module, names in modules.items()]
 
 
+def is_one_of(part, listed):
+    suite, module, *_ = part
+    return not listed.isdisjoint({suite, f"{suite}::{module}"})
+
+
 def is_alone(part):
-    suite, module, _, directory, _ = part
-    return not ALONE.isdisjoint({suite, f"{suite}::{module}"}) or os.path.basename(directory) == ALONE_IN and suite not in NOT_ALONE
+    suite, _, _, directory, _ = part
+    return is_one_of(part, ALONE) or os.path.basename(directory) == ALONE_IN and suite not in NOT_ALONE
 
 
 def run(part):
@@ -105,7 +112,7 @@ def main():
     results = []
     with concurrent.futures.ThreadPoolExecutor(chosen.jobs) as pool:
         # The longest first, so that the end does not wait for one of them.
-        results += pool.map(run, sorted(together, key=lambda p: -len(p[4])))
+        results += pool.map(run, sorted(together, key=lambda p: (not is_one_of(p, LONG), -len(p[4]))))
     results += map(run, alone)
     passed = sum(count for count, _ in results)
     failed = sum(len(p[4]) for p in all_parts) - passed

@@ -5,12 +5,12 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// The samples of a part.
-fn run(part: &str) -> Vec<Value> {
+/// The samples of a part, which runs this many times.
+fn run(part: &str, times: u64) -> Vec<Value> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("cores.json");
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace-lab"));
-    command.args(["cores", "--only", part, "--repeat", "3", "--json"]).arg(&path);
+    command.args(["cores", "--only", part, "--repeat", &times.to_string(), "--json"]).arg(&path);
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let mut measured: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
@@ -23,16 +23,30 @@ fn of<'a>(samples: &'a [Value], way: &'static str) -> impl Iterator<Item = &'a V
     samples.iter().filter(move |line| line["subject"] == way).map(|line| &line["sample"])
 }
 
-/// Each way makes 600 moves. Some moves that do not wait reorder packets. Moves that wait until the transmit queue is
-/// empty reorder none. A wait ends after a millisecond even if packets remain.
+/// The number of times that each way makes 200 moves, 100 with each place of the receivers. `make soak` sets
+/// MILLRACE_CASES.
+fn times() -> u64 {
+    std::env::var("MILLRACE_CASES").ok().and_then(|times| times.parse().ok()).unwrap_or(1)
+}
+
+/// Some moves that do not wait reorder packets. Moves that wait until the transmit queue is empty reorder none. A wait
+/// ends after a millisecond even if packets remain.
 #[test]
 #[ignore = "needs root"]
 fn moves_that_wait_for_the_transmit_queue_reorder_nothing() {
-    let samples = run("drain");
-    let sum = |way, name: &str| of(&samples, way).map(|sample| sample[name].as_u64().unwrap()).sum::<u64>();
+    let sum = |samples: &[Value], way, name: &str| -> u64 {
+        of(samples, way).map(|sample| sample[name].as_u64().unwrap()).sum()
+    };
+    let (mut samples, mut runs) = (Vec::new(), 0);
+    // On a busy machine the transmit queue may be empty at each move of a run.
+    while runs < 3 && sum(&samples, "at once", "reordered") == 0 {
+        samples.extend(run("drain", times()));
+        runs += 1;
+    }
+    let sum = |way, name: &str| sum(&samples, way, name);
     assert!(sum("at once", "reordered") > 0, "{samples:#?}");
-    assert_eq!(sum("waiting", "moves"), 600);
-    assert!(sum("waiting", "remained") < 300, "{samples:#?}");
+    assert_eq!(sum("waiting", "moves"), runs * times() * 200);
+    assert!(sum("waiting", "remained") < runs * times() * 100, "{samples:#?}");
     for sample in of(&samples, "waiting") {
         let [reordered, remained] = ["reordered", "remained"].map(|name| sample[name].as_u64().unwrap());
         // A ring has 256 packets.
@@ -44,8 +58,10 @@ mod measure {
     use super::*;
     use lab::measure::median;
 
+    const TIMES: u64 = 3;
+
     fn each(part: &str, name: &str) -> Vec<f64> {
-        run(part).iter().map(|line| line["sample"][name].as_f64().unwrap()).collect()
+        run(part, TIMES).iter().map(|line| line["sample"][name].as_f64().unwrap()).collect()
     }
 
     #[test]
@@ -58,7 +74,7 @@ mod measure {
     #[test]
     #[ignore = "a measurement"]
     fn nothing_is_lost_on_a_ramp_while_a_core_is_added() {
-        for line in run("ramp") {
+        for line in run("ramp", TIMES) {
             let ramp = &line["sample"];
             assert_eq!((&ramp["cores"], &ramp["unexplained"]), (&2.into(), &0.into()), "{ramp}");
             assert_eq!(ramp["sent"], ramp["received"], "{ramp}");
@@ -75,7 +91,8 @@ mod measure {
     #[test]
     #[ignore = "a measurement"]
     fn moves_under_every_load_reorder_nothing() {
-        let all: Vec<Value> = ["step", "ramp", "wobble"].into_iter().flat_map(run).collect();
+        let all: Vec<Value> =
+            ["step", "ramp", "wobble"].into_iter().flat_map(|part| run(part, TIMES)).collect();
         let sum = |name: &str| all.iter().map(|line| line["sample"][name].as_u64().unwrap()).sum::<u64>();
         assert!(sum("moves") >= 12, "{all:#?}");
         assert_eq!((sum("reordered"), sum("duplicates")), (0, 0), "{all:#?}");

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lab::{command, sys};
+use lab::{command, sys, testbed::PORT_IN};
 use serde_json::Value;
 
 fn lab(arguments: &str) -> Command {
@@ -60,6 +60,20 @@ impl Run {
             }
             assert!(Instant::now() < end, "no {name}");
             thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Waits until the box has received this many packets.
+    fn until_received(&self, packets: u64) {
+        let end = Instant::now() + Duration::from_secs(30);
+        let received = || -> Option<u64> {
+            let shown = command::ip(&format!("-n {}-box -s -j link show {PORT_IN}", self.name())).ok()?;
+            let shown: Value = serde_json::from_str(&shown).ok()?;
+            shown.pointer("/0/stats64/rx/packets")?.as_u64()
+        };
+        while received().is_none_or(|received| received < packets) {
+            assert!(Instant::now() < end, "{:?} of {packets} packets received", received());
+            thread::sleep(Duration::from_millis(20));
         }
     }
 
@@ -135,10 +149,10 @@ fn an_interrupted_comparison_keeps_every_sample_and_leaves_nothing_behind() {
 fn killed(subject: &str, program: &str) -> String {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("compare.json");
-    let run = Run::start(&format!("compare --subjects {subject} --pps 5k --seconds 6 --repeat 1"), &path);
+    let run = Run::start(&format!("compare --subjects {subject} --pps 5k --seconds 3 --repeat 1"), &path);
     let router = run.process(program);
-    // It becomes ready, settles for 2 s, and is checked.
-    thread::sleep(Duration::from_secs(5));
+    // The check of the bytes before the run sends fewer.
+    run.until_received(1500);
     sys::kill(router);
     let (code, said) = run.end();
     assert_eq!(code, Some(1), "{said}");
@@ -301,7 +315,7 @@ fn four_thousand_interfaces_are_built_and_accelerated() {
 fn an_idle_daemon_is_measured_with_few_routes_and_with_many() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("idle.jsonl");
-    let run = Run::start("idle --routes4 20000 --routes6 1000 --seconds 2 --repeat 2", &path);
+    let run = Run::start("idle --routes4 20000 --routes6 1000 --seconds 1 --repeat 2", &path);
     let (code, said) = run.end();
     assert_eq!(code, Some(0), "{said}");
     let samples = samples(&path, "idle");

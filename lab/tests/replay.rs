@@ -34,6 +34,7 @@ use faulty::Faulty;
 const ROUTER: [u8; 6] = [2, 9, 9, 9, 9, 9];
 const HOST: [u8; 6] = [2, 8, 8, 8, 8, 8];
 const TRIES: usize = 10;
+const FEWEST_TRIES: usize = 5;
 
 fn write(path: &Path, frames: &[Vec<u8>], gap: Duration) {
     let mut writer = PcapWriter::new(File::create(path).unwrap()).unwrap();
@@ -420,12 +421,8 @@ fn recorded_gaps_are_kept() {
     let mut replay = Replay::new(captured(&frames, Duration::from_millis(20))).unwrap();
     let _linux = subject::start("linux", &replay.testbed).unwrap();
     // A busy machine makes any gap longer. If it delays the first packet, it makes the gap shorter.
-    let mut shortest = |pace: Pace, loops: u32| {
-        let spans = (0..TRIES)
-            .map(|_| replay.run(pace, loops, false, &mut |_| {}).unwrap().arrived_ms.unwrap_or(0.0));
-        let mut spans: Vec<f64> = spans.collect();
-        spans.sort_by(f64::total_cmp);
-        spans
+    let mut span = |pace: Pace, loops: u32| {
+        replay.run(pace, loops, false, &mut |_| {}).unwrap().arrived_ms.unwrap_or(0.0)
     };
     for (pace, loops, ms) in [
         (Pace::Recorded(1.0), 1, 20.0),
@@ -433,9 +430,14 @@ fn recorded_gaps_are_kept() {
         (Pace::Recorded(1.0), 2, 60.0),
         (Pace::Rate(100), 1, 10.0),
     ] {
-        let spans = shortest(pace, loops);
-        let right = spans.iter().filter(|span| (ms - 0.5..ms * 1.25).contains(*span)).count();
-        assert!(right > 0 && spans[TRIES / 2] >= ms - 0.5, "{pace:?}, {loops} loops, {ms} ms: {spans:?}");
+        let mut spans: Vec<f64> = Vec::new();
+        let is_right = |span: &f64| (ms - 0.5..ms * 1.25).contains(span);
+        while spans.len() < FEWEST_TRIES || spans.len() < TRIES && !spans.iter().any(is_right) {
+            spans.push(span(pace, loops));
+        }
+        spans.sort_by(f64::total_cmp);
+        let is_kept = spans.iter().any(is_right) && spans[spans.len() / 2] >= ms - 0.5;
+        assert!(is_kept, "{pace:?}, {loops} loops, {ms} ms: {spans:?}");
     }
 }
 

@@ -122,7 +122,7 @@ fn forwards(testbed: &mut Testbed, subject: &dyn Subject, family: Family) -> Sam
     check_forwarding(testbed, subject, &targets, workload.frame_bytes, next_hop).unwrap();
     testbed.generator.set_targets(targets, workload.frame_bytes).unwrap();
     let load = Load { frame_bytes: workload.frame_bytes, pace: GENTLE };
-    measure(testbed, load, Window::seconds(0.5)).unwrap()
+    measure(testbed, load, Window::new(Duration::from_millis(100), Duration::from_millis(200))).unwrap()
 }
 
 fn forwards_and_leaves_nothing(name: &str) {

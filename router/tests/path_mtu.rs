@@ -17,7 +17,10 @@ use std::{
     fs,
     net::{Ipv4Addr, Ipv6Addr, UdpSocket},
     process::{Child, Command, Stdio, id},
-    sync::mpsc,
+    sync::{
+        atomic::{AtomicU32, Ordering::Relaxed},
+        mpsc,
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -26,6 +29,8 @@ const MILLRACE: &str = env!("CARGO_BIN_EXE_millrace");
 const ROUTER: [Mac; 3] = [Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]), Mac([2, 0, 0, 0, 0, 3])];
 /// The UDP port of a socket of the router.
 const PORT: u16 = 5300;
+/// The number of the next bed of this process.
+static MADE: AtomicU32 = AtomicU32::new(0);
 /// Longer than the daemon may take to see any change.
 const SEEN: Duration = Duration::from_secs(60);
 
@@ -58,7 +63,8 @@ struct Bed {
 
 impl Bed {
     fn new(tenant: bool) -> Bed {
-        let tenant = tenant.then(|| format!("path-mtu{}", id()));
+        let number = MADE.fetch_add(1, Relaxed);
+        let tenant = tenant.then(|| format!("path-mtu{}-{number}", id()));
         tenant.iter().for_each(|name| _ = run(&format!("ip netns add {name}")));
         let bed = |near, far| Bed {
             tenant,
@@ -69,7 +75,7 @@ impl Bed {
             config: String::new(),
             config_file: tempfile::NamedTempFile::new().unwrap(),
             daemon: None,
-            instance: format!("path-mtu-{}", id()),
+            instance: format!("path-mtu-{}-{number}", id()),
             log: tempfile::NamedTempFile::new().unwrap(),
             _socket: UdpSocket::bind(("0.0.0.0", PORT)).unwrap(),
         };
@@ -397,6 +403,15 @@ fn on_bed<T: Send + 'static>(tenant: bool, body: impl FnOnce(&mut Bed) -> T + Se
     result.recv().unwrap()
 }
 
+/// The results without Millrace and with it, which are found at the same time: most of it is waiting.
+fn without_and_with<T: Send>(of: impl Fn(bool) -> T + Sync) -> [T; 2] {
+    thread::scope(|scope| {
+        let linux = scope.spawn(|| of(false));
+        let millrace = of(true);
+        [linux.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), millrace]
+    })
+}
+
 /// What the router did in `steps`, with or without Millrace.
 fn story(millrace: bool, tenant: bool, steps: Steps) -> Story {
     on_bed(tenant, move |bed| {
@@ -416,7 +431,7 @@ fn story(millrace: bool, tenant: bool, steps: Steps) -> Story {
 /// Asserts that the same frames leave with and without Millrace, with these lengths, and that the fast path
 /// forwarded where expected.
 fn same(tenant: bool, expected: &[(&str, Lengths, bool)], steps: Steps) {
-    let (linux, millrace) = (story(false, tenant, steps), story(true, tenant, steps));
+    let [linux, millrace] = without_and_with(|millrace| story(millrace, tenant, steps));
     assert_eq!(linux.len(), expected.len());
     for (((what, lengths, fast), linux), millrace) in expected.iter().zip(&linux).zip(&millrace) {
         assert_eq!((linux.0, millrace.0), (*what, *what));
@@ -574,9 +589,9 @@ fn a_path_mtu_of_a_multipath_route_applies_to_forwarded_packets() {
             multipath_destinations().map(|to| summary(&bed.out(&to)))
         })
     };
-    let linux = out(false);
+    let [linux, millrace] = without_and_with(out);
     assert!(linux.contains(&narrow()), "no destination has the smaller MTU: {linux:?}");
-    assert_eq!(out(true), linux);
+    assert_eq!(millrace, linux);
 }
 
 /// Linux records a redirect for one next hop, since 6.12 at the latest for that of the device by which it
@@ -603,7 +618,7 @@ fn a_redirect_on_a_multipath_route_applies_to_packets_that_leave_by_that_device(
                 .map(|to| -> Vec<u8> { bed.out(&to)[1].iter().map(|frame| frame[5]).collect() })
         })
     };
-    let (linux, millrace) = (out(false), out(true));
+    let [linux, millrace] = without_and_with(out);
     if fs::exists("/proc/sys/net/ipv4/fib_multipath_hash_seed").unwrap() {
         assert!(
             linux.contains(&vec![8; 3]) && linux.contains(&vec![2; 3]),

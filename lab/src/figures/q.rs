@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{
     FiguresOptions, in_kpps, kpps, picture,
     published::PaperFigure,
-    simulated::{self, MARK, Simulated},
+    simulated::{self, Length, MARK, Simulated},
 };
 use crate::{
     compare::{compare, figures, pps},
@@ -71,7 +71,8 @@ pub(super) fn scaling(figure: &PaperFigure, options: &FiguresOptions, recorder: 
     for subject in one.keys() {
         let ns_per_packet = (1e9 / median(&figures(&one, subject, 0, pps))) as u64;
         for cores in 1..=CORES {
-            let received_pps = simulated::throughput(cores, Cost { ns_per_packet, ..Cost::MILLRACE })?;
+            let (cost, length) = (Cost { ns_per_packet, ..Cost::MILLRACE }, Length::beside(options.seconds));
+            let received_pps = simulated::throughput(cores, cost, length)?;
             let sample = json!({"received_pps": received_pps});
             line(figure, &format!("{subject}{MARK}"), json!({"cores": cores}), None, sample, recorder)?;
         }
@@ -117,7 +118,11 @@ fn of_four(policy: Policy) -> Simulated {
 }
 
 /// Q8: applications on four cores, of which all forward, or only as many as are needed.
-pub(super) fn four_cores(figure: &PaperFigure, _: &FiguresOptions, recorder: &mut Recorder) -> Result<()> {
+pub(super) fn four_cores(
+    figure: &PaperFigure,
+    options: &FiguresOptions,
+    recorder: &mut Recorder,
+) -> Result<()> {
     const STEPS: u64 = 16;
     let cost = Cost::MILLRACE;
     let all_pps = 4 * 1_000_000_000 / cost.ns_per_packet;
@@ -148,7 +153,7 @@ pub(super) fn four_cores(figure: &PaperFigure, _: &FiguresOptions, recorder: &mu
     for step in 0..=STEPS {
         let offered = all_pps * step / STEPS;
         for (forwarding, policy) in [("packed", Policy::Pack), ("spread", Policy::Spread)] {
-            let results = of_four(policy).run(offered)?;
+            let results = of_four(policy).run(offered, Length::beside(options.seconds))?;
             let sample = json!({"offered_pps": offered, "loss": results.loss(),
                 "index": results.application_share(), "cores_mean": results.cores.mean()});
             let parameters = json!({"forwarding": forwarding});
@@ -280,7 +285,7 @@ pub(super) fn two_cores(
             applications: true,
         };
         for offered in RATES_PPS {
-            let results = machine.run(offered)?;
+            let results = machine.run(offered, Length::beside(options.seconds))?;
             let sample = json!({"offered_pps": offered, "received_pps": offered as f64 * (1.0 - results.loss()),
                 "application": {"index": results.application_share()}});
             let parameters = json!({"forwarding": forwarding, "workload": "integer"});
@@ -348,7 +353,7 @@ mod tests {
     #[test]
     fn packing_leaves_applications_more_until_all_cores_forward_and_drops_nothing() {
         let of = |policy, pps| {
-            let results = of_four(policy).run(pps).unwrap();
+            let results = of_four(policy).run(pps, Length::beside(1.0)).unwrap();
             (results.application_share().unwrap(), results.dropped)
         };
         for (pps, gain) in [(1_600_000, 0.08), (4_000_000, 0.05), (9_000_000, -1e-3)] {

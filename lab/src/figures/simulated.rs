@@ -26,6 +26,21 @@ const SIBLING_SPEED: u16 = 600;
 /// Appended to the name of a simulated subject.
 pub(super) const MARK: &str = ", simulated";
 
+/// The part of the usual times that is simulated.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Length(f64);
+
+impl Length {
+    /// Beside measurements of this many seconds. Those of less than a second only try the commands.
+    pub fn beside(seconds: f64) -> Self {
+        Self(seconds.min(1.0))
+    }
+
+    fn of(self, whole: Duration) -> Duration {
+        whole.mul_f64(self.0)
+    }
+}
+
 /// A machine that forwards.
 pub(super) struct Simulated {
     /// Cores of the machine; the upper half are siblings of the lower one with hyper-threads.
@@ -42,8 +57,8 @@ pub(super) struct Simulated {
 
 impl Simulated {
     /// Simulates this many packets a second, independent of each other.
-    pub fn run(&self, pps: u64) -> Result<Results> {
-        let line = [(Duration::ZERO, 0), (GROWS, pps)].map(|(at, pps)| Point { at, pps });
+    pub fn run(&self, pps: u64, length: Length) -> Result<Results> {
+        let line = [(Duration::ZERO, 0), (length.of(GROWS), pps)].map(|(at, pps)| Point { at, pps });
         let application = Application { cores: None, wants: 1000, sharing: Sharing::Rest, pinned: false };
         let scenario = Scenario {
             machine: Machine {
@@ -65,8 +80,8 @@ impl Simulated {
                 allowed: Some((0..self.forwarding).collect::<BTreeSet<_>>()),
                 ..Settings::default()
             },
-            settle: SETTLE,
-            duration: COUNTED,
+            settle: length.of(SETTLE),
+            duration: length.of(COUNTED),
             seed: 1,
         };
         Ok(scenario.run(&self.placement)?)
@@ -75,7 +90,7 @@ impl Simulated {
 
 /// Packets a second that this many cores forward when too many come. From the fifth on, cores are siblings of the first
 /// four.
-pub(super) fn throughput(cores: u16, cost: Cost) -> Result<f64> {
+pub(super) fn throughput(cores: u16, cost: Cost, length: Length) -> Result<f64> {
     let machine = Simulated {
         cores: 8,
         hyper_threads: true,
@@ -86,7 +101,7 @@ pub(super) fn throughput(cores: u16, cost: Cost) -> Result<f64> {
         applications: false,
     };
     let too_much = 2 * u64::from(cores) * 1_000_000_000 / cost.ns_per_packet;
-    Ok(machine.run(too_much)?.forwarded as f64 / COUNTED.as_secs_f64())
+    Ok(machine.run(too_much, length)?.forwarded as f64 / length.of(COUNTED).as_secs_f64())
 }
 
 #[cfg(test)]
@@ -95,7 +110,10 @@ mod tests {
 
     #[test]
     fn cores_forward_as_much_each_until_they_are_siblings() {
-        let of = |cores| throughput(cores, Cost { ns_per_packet: 1000, ..Cost::MILLRACE }).unwrap() / 1e6;
+        let of = |cores| {
+            let cost = Cost { ns_per_packet: 1000, ..Cost::MILLRACE };
+            throughput(cores, cost, Length::beside(1.0)).unwrap() / 1e6
+        };
         assert!((of(1) - 1.0).abs() < 0.01 && (of(4) - 4.0).abs() < 0.04, "{} {}", of(1), of(4));
         // Two siblings do 1.2 times the work of one alone.
         assert!((of(5) - 4.2).abs() < 0.05 && (of(8) - 4.8).abs() < 0.05, "{} {}", of(5), of(8));

@@ -24,10 +24,10 @@ fn packets(daemon: &Daemon, name: &str) -> (u64, u64) {
     (packets["forwarded"].as_u64().unwrap(), packets["passed"].as_u64().unwrap())
 }
 
-/// Runs the client's iperf3 for two seconds, and returns its report.
+/// Runs the client's iperf3 for a second, and returns its report.
 fn iperf(bed: &Bed, to: &str, more: &str) -> Value {
     eventually("iperf3", || {
-        let text = output(&bed.client, &format!("iperf3 -c {to} -t 2 --connect-timeout 3000 -J{more}"));
+        let text = output(&bed.client, &format!("iperf3 -c {to} -t 1 --connect-timeout 3000 -J{more}"));
         let report: Value = serde_json::from_str(&text).map_err(|e| format!("{e}: {text}"))?;
         if report["error"].is_null() { Ok(report) } else { Err(report["error"].to_string()) }
     })

@@ -34,27 +34,33 @@ impl Key {
 
     /// As words in memory order, the form that the kernel plane uses.
     pub fn words(&self) -> [u64; Self::WORDS] {
-        std::array::from_fn(|i| u64::from_ne_bytes(std::array::from_fn(|j| self.0[8 * i + j])))
+        let mut words = [0; Self::WORDS];
+        let bytes = self.0.as_chunks().0;
+        words.iter_mut().zip(bytes).for_each(|(word, bytes)| *word = u64::from_ne_bytes(*bytes));
+        words
     }
 
     /// The inverse of [`words`](Key::words).
     pub fn from_words(words: [u64; Self::WORDS]) -> Key {
         let mut key = Key::ZERO;
-        key.0
-            .chunks_exact_mut(8)
-            .zip(words)
-            .for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_ne_bytes()));
+        key.0.as_chunks_mut().0.iter_mut().zip(words).for_each(|(bytes, word)| *bytes = word.to_ne_bytes());
         key
     }
 
     /// Bit by bit: `self & mask`.
     pub fn masked(&self, mask: &Key) -> Key {
-        Key(std::array::from_fn(|i| self.0[i] & mask.0[i]))
+        self.with(mask, |mine, mask| mine & mask)
     }
 
     /// Bit by bit: `self | other`.
     pub fn union(&self, other: &Key) -> Key {
-        Key(std::array::from_fn(|i| self.0[i] | other.0[i]))
+        self.with(other, |mine, other| mine | other)
+    }
+
+    fn with(&self, other: &Key, both: impl Fn(u64, u64) -> u64) -> Key {
+        let (mut words, others) = (self.words(), other.words());
+        words.iter_mut().zip(others).for_each(|(word, other)| *word = both(*word, other));
+        Key::from_words(words)
     }
 
     /// The rank of a mask. It decides between rules of one priority that match the same packet, where OpenFlow leaves the
@@ -70,7 +76,7 @@ impl Key {
 
     /// Is every bit of `self` in `other`?
     pub fn within(&self, other: &Key) -> bool {
-        self.0.iter().zip(&other.0).all(|(a, b)| a & !b == 0)
+        self.words().iter().zip(other.words()).all(|(a, b)| a & !b == 0)
     }
 }
 

@@ -73,8 +73,9 @@ impl<'a> Reader<'a> {
         Ok(Reader::new(self.take(bytes)?, short))
     }
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], BadMessage> {
-        let taken = self.take(N)?;
-        Ok(std::array::from_fn(|i| taken[i]))
+        let (taken, rest) = self.rest.split_first_chunk().ok_or(self.short)?;
+        self.rest = rest;
+        Ok(*taken)
     }
     pub fn skip(&mut self, bytes: usize) -> Result<(), BadMessage> {
         self.take(bytes).map(drop)

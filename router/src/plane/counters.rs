@@ -145,6 +145,14 @@ pub(super) fn read(
     Ok(sum)
 }
 
+/// Packets charged to all ports for one reason. It costs less than [`read`].
+pub(super) fn charged_to_ports(charges: BorrowedFd<'_>, cpus: usize, reason: Reason) -> Result<u64> {
+    let charges: Words64 = Mapping::new(charges, REASON_WORDS * 8, cpus * CHARGE_ROWS)?.into();
+    let ports = |cpu| (0..MAX_PORTS).map(move |port| cpu * CHARGE_ROWS + MAX_ROUTERS + port);
+    let rows = (0..cpus).flat_map(ports);
+    Ok(rows.map(|row| charges.load(row * REASON_WORDS + reason as usize)).sum())
+}
+
 fn charge(row: usize) -> Charge {
     match row {
         r if r < MAX_ROUTERS => Charge::Router(r as RouterId),

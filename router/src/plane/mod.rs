@@ -76,6 +76,7 @@ pub use link::{Mode, PortLink};
 use logic::{
     memory::Capacity,
     plan::{InterfaceId, PortId},
+    reason::Reason,
 };
 use losses::Losses;
 pub use memory::MappedMemory;
@@ -384,6 +385,12 @@ impl Plane {
     fn core_queues(&self) -> Result<Words64> {
         let map = self.skel.maps.core_queues.as_fd();
         Ok(Mapping::new(map, size_of::<types::core_queue>(), self.cpus)?.into())
+    }
+
+    /// Packets of all ports that no interface matched, and that were not forwarded for this reason: for tests that
+    /// ask after each packet.
+    pub fn charged_to_ports(&self, reason: Reason) -> Result<u64> {
+        counters::charged_to_ports(self.skel.maps.charges.as_fd(), self.cpus, reason)
     }
 
     /// Packets and bytes of every interface that has any, summed over CPUs.

@@ -259,14 +259,11 @@ impl Bed {
     fn collect(&self, seen: &mut FrameCounts, quiet_for: Duration) {
         let mut until = Instant::now() + quiet_for;
         while Instant::now() < until {
-            let before = seen.values().sum::<usize>();
             for (port, wire) in self.wires.iter().enumerate() {
                 for frame in std::iter::from_fn(|| wire.receive()).filter_map(normalised) {
                     *seen.entry((port, frame)).or_insert(0) += 1;
+                    until = Instant::now() + quiet_for;
                 }
-            }
-            if seen.values().sum::<usize>() != before {
-                until = Instant::now() + quiet_for;
             }
             thread::sleep(Duration::from_micros(500));
         }

@@ -28,6 +28,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     sync::mpsc,
+    thread,
 };
 
 /// What holds between two devices.
@@ -320,18 +321,25 @@ fn rulesets_of_real_firewalls_are_proven_as_far_as_their_rules_allow() {
 #[test]
 #[ignore = "needs root"]
 fn packets_of_proofs_come_out_of_real_firewalls() {
-    for (file, rows) in CASES.iter().filter(|(file, _)| !file.ends_with(".ip6tables")) {
-        let path = directory().join(file);
-        in_new_namespace(move || {
-            let mut bed = Bed::new();
-            let connections = bed.connect();
-            let ruleset = load(&path, rows);
-            let (mut rng, mut tally) = (Rng::with_seed(1), Tally::default());
-            for _ in 0..4 {
-                let faults = round(&mut bed, &ruleset, &connections, &mut rng, &mut tally);
-                assert!(faults.is_empty(), "{file}: {faults:?}");
+    let cases: Vec<&Case> = CASES.iter().filter(|(file, _)| !file.ends_with(".ip6tables")).collect();
+    // Most of the time is waiting until connections are assured.
+    for several in cases.chunks(6) {
+        thread::scope(|scope| {
+            for &&(file, rows) in several {
+                scope.spawn(move || in_new_namespace(move || packets_of_proofs_come_out(file, rows)));
             }
         });
+    }
+}
+
+fn packets_of_proofs_come_out(file: &str, rows: &[Row]) {
+    let mut bed = Bed::new();
+    let connections = bed.connect();
+    let ruleset = load(&directory().join(file), rows);
+    let (mut rng, mut tally) = (Rng::with_seed(1), Tally::default());
+    for _ in 0..4 {
+        let faults = round(&mut bed, &ruleset, &connections, &mut rng, &mut tally);
+        assert!(faults.is_empty(), "{file}: {faults:?}");
     }
 }
 

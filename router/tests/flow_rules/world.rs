@@ -12,8 +12,8 @@ use logic::flow::{
 };
 use logic::reason::Reason;
 use router::plane::{
-    Charge, FlowLast, FlowMaps, FlowPlane, FlowSettings, Grace, MappedFlows, Mode, Plane, PortLink, Settings,
-    Splits, TestRun,
+    FlowLast, FlowMaps, FlowPlane, FlowSettings, Grace, MappedFlows, Mode, Plane, PortLink, Settings, Splits,
+    TestRun,
 };
 use std::{
     sync::{Arc, atomic::Ordering::Acquire},
@@ -134,8 +134,7 @@ impl FlowWorld {
 
     /// Packets of all ports that were not forwarded for this reason.
     pub fn charged(&self, reason: Reason) -> u64 {
-        let counters = self.plane.counters().unwrap();
-        (0..4).filter_map(|port| counters.charges.get(&(Charge::Port(port), reason))).sum()
+        self.plane.charged_to_ports(reason).unwrap()
     }
 
     /// Tells the kernel plane which devices the ports are.

@@ -55,14 +55,24 @@ fn give_paths(plane: &mut Plane, maps: &Arc<PathMaps>) {
 
 /// What a path has counted since `before`.
 fn since(maps: &PathMaps, path: usize, before: &[PathCounts]) -> PathCounts {
-    let (now, before) = (maps.counts()[path], before[path]);
-    let less = |a: [u64; 4], b: [u64; 4]| std::array::from_fn(|i| a[i] - b[i]);
+    less(maps.counts()[path], before[path])
+}
+
+/// The paths that have counted something since `before`.
+fn counted_since(maps: &PathMaps, before: &[PathCounts]) -> Vec<u16> {
+    let counts = maps.counts();
+    let since = |path: &u16| less(counts[usize::from(*path)], before[usize::from(*path)]);
+    (0..64).filter(|path| since(path) != PathCounts::default()).collect()
+}
+
+fn less(now: PathCounts, before: PathCounts) -> PathCounts {
+    let each = |a: [u64; 4], b: [u64; 4]| std::array::from_fn(|i| a[i] - b[i]);
     PathCounts {
         packets: now.packets - before.packets,
         bytes: now.bytes - before.bytes,
         ring_full: now.ring_full - before.ring_full,
         refused: now.refused - before.refused,
-        up: less(now.up, before.up),
-        dropped: less(now.dropped, before.dropped),
+        up: each(now.up, before.up),
+        dropped: each(now.dropped, before.dropped),
     }
 }
