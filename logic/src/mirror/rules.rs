@@ -77,7 +77,7 @@ impl Rules {
 
     /// Decides about more pairs, until `steps` are used up. Returns whether anything was decided.
     pub fn advance(&mut self, steps: &mut u32) -> bool {
-        self.pairs.iter_mut().flatten().fold(false, |decided, pairs| pairs.advance(steps) || decided)
+        self.pairs.iter_mut().flatten().filter_map(|pairs| pairs.advance(steps).then_some(())).count() > 0
     }
 
     /// Are all pairs decided?

@@ -27,7 +27,7 @@ pub const RANGES: usize = 2 * GROUPS;
 const RANGE_WORDS: usize = 4;
 pub const RANGES_USED: usize = RANGES + 2 * MOST_EXCEPTIONS * RANGE_WORDS;
 
-const _: () = assert!(RANGES_USED + 2 <= words::FIREWALL && words::FIREWALL % 8 == 0);
+const _: () = assert!(RANGES_USED + 2 <= words::FIREWALL && words::FIREWALL.is_multiple_of(8));
 
 impl<M: Memory> Tables<M> {
     /// Closes all pairs while it changes exceptions, and asks for rules before it opens pairs.
