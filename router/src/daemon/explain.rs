@@ -217,7 +217,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 Step::Neighbour { id, .. } => *id != 0,
                 _ => false,
             };
-            told.push(StepReport { text: self.words(step), detail });
+            told.push(StepReport { text: self.words(step, steps), detail });
             if matches!(step, Step::Ipv4 { .. } | Step::Ipv6Destination(_)) {
                 told.extend(route.take().map(|text| StepReport { text, detail: false }));
             }
@@ -268,8 +268,21 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         })
     }
 
+    /// Why rules may matter to packets from one group of interfaces to another, as a sentence.
+    fn ruled(&self, steps: &[Step], from: u8, to: u8) -> Option<String> {
+        let router = steps.iter().find_map(|step| match step {
+            Step::Interface { router, .. } => Some(*router),
+            _ => None,
+        })?;
+        let namespace = self.world.mirror.routers().find(|r| r.router == Some(router))?.namespace;
+        let [v4, v6] = self.world.mirror.rules(namespace);
+        let is_v4 = steps.iter().any(|step| matches!(step, Step::Ipv4 { .. }));
+        let rules = if is_v4 { v4 } else { v6 }?;
+        rules.pairs.into_iter().find(|pair| (pair.0, pair.1) == (from, to))?.2
+    }
+
     /// A step of the program as a sentence.
-    fn words(&self, step: &Step) -> String {
+    fn words(&self, step: &Step, steps: &[Step]) -> String {
         match *step {
             Step::Port { id, ready } => {
                 let port = self.port_name(id as PortId);
@@ -323,13 +336,17 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             Step::Transmit { port, vlan } => {
                 format!("leaves by port {}, {}", self.port_name(port as PortId), tags(Vlan::from_key(vlan)))
             }
-            Step::Rules { pair, .. } => match pair {
+            Step::Rules { from, to, pair } => match pair {
                 FREE => "no rule of the firewall matters between these interfaces".into(),
                 FREE_EXCEPT => {
                     "no rule of the firewall matters between these interfaces, except for some addresses"
                         .into()
                 }
-                _ => "rules of the firewall may matter between these interfaces".into(),
+                _ => {
+                    let why = self.ruled(steps, from, to);
+                    let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+                    format!("rules of the firewall may matter between these interfaces{why}")
+                }
             },
             Step::Path { path, why: None } => format!("given to the worker of path {}", self.path_name(path)),
             Step::Path { path, why: Some(why) } => {

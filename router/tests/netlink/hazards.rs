@@ -26,8 +26,10 @@ fn chains(settings: &Settings, version: Version) -> Vec<String> {
     let tables = settings.firewall.rules.tables.iter().filter(|table| table.family.concerns(version));
     let chains = tables.flat_map(|table| table.chains.iter().map(move |(name, chain)| (table, name, chain)));
     let base = |(table, name, chain): (&Table, &String, &Chain)| {
-        let hook = chain.base.as_ref()?.hook.name();
-        Some(format!("{} {} {name} {hook}: {} rules", table.family, table.name, chain.rules.len()))
+        let base = chain.base.as_ref()?;
+        let (family, table, rules) = (table.family, &table.name, chain.rules.len());
+        let policy = if base.accepts { "" } else { ", drops" };
+        Some(format!("{family} {table} {name} {}: {rules} rules{policy}", base.hook.name()))
     };
     chains.filter_map(base).collect()
 }
@@ -86,8 +88,8 @@ fn hazards_come_and_go() {
         .map(|chain| format!("iptables mangle {chain}"));
         let mangle = mangle.each_ref().map(String::as_str);
         expect("iptables-legacy -t mangle -L -n >/dev/null", &mangle, &[]);
-        let dropped = [&["iptables mangle FORWARD forward: 1 rules"], &mangle[1..]].concat();
-        expect("iptables-legacy -t mangle -A FORWARD -j DROP", &dropped, &[]);
+        let dropped = [&["iptables mangle FORWARD forward: 0 rules, drops"], &mangle[1..]].concat();
+        expect("iptables-legacy -t mangle -P FORWARD DROP", &dropped, &[]);
         drop(host);
     });
 }
