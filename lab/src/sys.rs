@@ -1,5 +1,5 @@
 //! The few system calls that the standard library lacks. All `unsafe` about processes, threads and socket options is
-//! here.
+//! here; for most calls rustix has a safe one.
 
 use std::{
     ffi::CString,
@@ -10,6 +10,16 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
+};
+
+use router::{
+    base::{clock::monotonic, priority::set_policy},
+    linux::netlink::socket::set_option,
+};
+use rustix::{
+    io::Errno,
+    process::{self, Pid, Signal},
+    thread::{CpuSet, LinkNameSpaceType, move_into_link_name_space, sched_getaffinity, sched_setaffinity},
 };
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -98,17 +108,16 @@ fn check(result: libc::c_int) -> io::Result<()> {
 
 /// Moves the calling thread into a network namespace.
 pub fn enter_network_namespace(namespace: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: setns takes no pointers.
-    check(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) })
+    Ok(move_into_link_name_space(namespace, Some(LinkNameSpaceType::Network))?)
 }
 
 /// Makes `command` start in a network namespace. Unlike `ip netns exec`, this keeps the mounts, such as /sys/fs/bpf.
 /// `namespace` must stay open until the command has been spawned.
 pub fn start_in_network_namespace(command: &mut Command, namespace: BorrowedFd<'_>) {
     let fd = namespace.as_raw_fd();
-    // SAFETY: setns is async-signal-safe, and the closure touches nothing else.
+    // SAFETY: setns is async-signal-safe, and the closure touches nothing else; the caller keeps the descriptor open.
     unsafe {
-        command.pre_exec(move || check(libc::setns(fd, libc::CLONE_NEWNET)));
+        command.pre_exec(move || enter_network_namespace(BorrowedFd::borrow_raw(fd)));
     }
 }
 
@@ -116,7 +125,7 @@ pub fn start_in_network_namespace(command: &mut Command, namespace: BorrowedFd<'
 pub fn end_with_parent(command: &mut Command) {
     // SAFETY: prctl is async-signal-safe, and the closure touches nothing else.
     unsafe {
-        command.pre_exec(|| check(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM)));
+        command.pre_exec(|| Ok(process::set_parent_process_death_signal(Some(Signal::TERM))?));
     }
 }
 
@@ -128,66 +137,29 @@ pub fn start_on_all_cores(command: &mut Command) {
     }
 }
 
-/// Restricts a thread to these cores, or lets it run on all cores if none is named. Thread 0 is the calling one.
+/// Restricts a thread to these cores, or lets it run on all cores if none is named. Thread 0 is the calling one. Cores that
+/// do not exist are ignored.
 pub fn set_affinity(thread_id: i32, cores: &[usize]) -> io::Result<()> {
-    // SAFETY: cpu_set_t is plain bits, all-zero is the empty set; CPU_SET ignores numbers beyond its size; the kernel
-    // ignores cores that do not exist.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        cores.iter().for_each(|&core| libc::CPU_SET(core, &mut set));
-        if cores.is_empty() {
-            (0..libc::CPU_SETSIZE as usize).for_each(|core| libc::CPU_SET(core, &mut set));
-        }
-        check(libc::sched_setaffinity(thread_id, size_of_val(&set), &set))
-    }
+    let mut set = CpuSet::new();
+    let named = |core: &usize| cores.is_empty() || cores.contains(core);
+    (0..CpuSet::MAX_CPU).filter(named).for_each(|core| set.set(core));
+    Ok(sched_setaffinity(Pid::from_raw(thread_id), &set)?)
 }
 
 /// The cores that a thread may run on.
 pub fn affinity(thread_id: i32) -> io::Result<Vec<usize>> {
-    // SAFETY: cpu_set_t is plain bits, all-zero is the empty set, and the kernel writes at most its size; CPU_ISSET is asked
-    // for numbers within it.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        check(libc::sched_getaffinity(thread_id, size_of_val(&set), &mut set))?;
-        Ok((0..libc::CPU_SETSIZE as usize).filter(|&core| libc::CPU_ISSET(core, &set)).collect())
-    }
-}
-
-/// A queue of a socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Queue {
-    /// Data that it received.
-    Receive,
-    /// Data that it sent, until it is freed, wherever it is.
-    Send,
-}
-
-/// Lets a queue of a socket hold this many bytes. The machine's limit for other sockets does not apply.
-pub fn set_buffer(socket: BorrowedFd<'_>, queue: Queue, bytes: i32) -> io::Result<()> {
-    let option = match queue {
-        Queue::Receive => libc::SO_RCVBUFFORCE,
-        Queue::Send => libc::SO_SNDBUFFORCE,
-    };
-    set_socket_option(socket, option, bytes)
+    let set = sched_getaffinity(Pid::from_raw(thread_id))?;
+    Ok((0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect())
 }
 
 /// Makes datagrams of this socket leave without a UDP checksum.
 pub fn without_checksum(socket: BorrowedFd<'_>) -> io::Result<()> {
-    set_socket_option(socket, libc::SO_NO_CHECK, 1)
-}
-
-fn set_socket_option(socket: BorrowedFd<'_>, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
-    let length = size_of_val(&value) as libc::socklen_t;
-    // SAFETY: `value` is valid for `length` bytes.
-    check(unsafe {
-        libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, (&raw const value).cast(), length)
-    })
+    set_option(&socket, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1)
 }
 
 /// Sets the nice value of one thread.
 pub fn set_nice(thread_id: i32, nice: i32) -> io::Result<()> {
-    // SAFETY: takes no pointers; thread ids are positive.
-    check(unsafe { libc::setpriority(libc::PRIO_PROCESS, thread_id as libc::id_t, nice) })
+    Ok(process::setpriority_process(Pid::from_raw(thread_id), nice)?)
 }
 
 /// Sets the weight of a thread's session among sessions (sched_autogroup). Does nothing where that is off, or for a
@@ -231,7 +203,7 @@ impl Drop for Weighty {
 pub fn start_in_own_session(command: &mut Command) {
     // SAFETY: setsid is async-signal-safe, and the closure touches nothing else.
     unsafe {
-        command.pre_exec(|| if libc::setsid() < 0 { Err(io::Error::last_os_error()) } else { Ok(()) });
+        command.pre_exec(|| Ok(process::setsid().map(drop)?));
     }
 }
 
@@ -248,24 +220,20 @@ pub fn set_realtime(thread_id: i32, level: Option<i32>) -> io::Result<()> {
 /// Makes the calling process the last to run: idle scheduling, in a session of its own with the least weight. Where
 /// sched_autogroup is on, the kernel shares cores between sessions by their weights.
 pub fn become_last() -> io::Result<()> {
-    // SAFETY: setsid has no preconditions; it fails, harmlessly, for a process that already leads a group.
-    unsafe { libc::setsid() };
+    // It fails, harmlessly, for a process that already leads a group.
+    let _ = process::setsid();
     set_group_nice(std::process::id() as i32, 19)?;
-    let parameter = libc::sched_param { sched_priority: 0 };
-    // SAFETY: `parameter` is valid for the call.
-    check(unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &parameter) })
+    set_policy(libc::SCHED_IDLE, 0)
 }
 
 /// Id of the calling thread.
 pub fn thread_id() -> i32 {
-    // SAFETY: has no preconditions.
-    unsafe { libc::gettid() }
+    rustix::thread::gettid().as_raw_nonzero().get()
 }
 
 /// Is there a process with this id?
 pub fn process_exists(pid: i32) -> bool {
-    // SAFETY: signal 0 only tests whether the process exists.
-    unsafe { libc::kill(pid, 0) == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH) }
+    Pid::from_raw(pid).is_some_and(|pid| process::test_kill_process(pid) != Err(Errno::SRCH))
 }
 
 /// CPU time of a process so far, including threads that have ended.
@@ -284,44 +252,39 @@ pub fn process_cpu(pid: i32) -> io::Result<Duration> {
 
 /// Asks one process to end (SIGTERM); it may be gone already.
 pub fn terminate(pid: i32) {
-    send_signal(pid, libc::SIGTERM);
+    send_signal(pid, Signal::TERM);
 }
 
 /// Kills one process, which may be gone already (SIGKILL).
 pub fn kill(pid: i32) {
-    send_signal(pid, libc::SIGKILL);
-}
-
-/// Kills a process group, by the id of its leader.
-pub fn kill_group(leader: i32) {
-    if leader > 1 {
-        // SAFETY: kill takes no pointers; a negative id is a group's.
-        unsafe { libc::kill(-leader, libc::SIGKILL) };
-    }
+    send_signal(pid, Signal::KILL);
 }
 
 /// Tells a shell that its terminal is gone (SIGHUP).
 pub fn hang_up(pid: i32) {
-    send_signal(pid, libc::SIGHUP);
+    send_signal(pid, Signal::HUP);
 }
 
-fn send_signal(pid: i32, signal: libc::c_int) {
-    if pid > 1 {
-        // SAFETY: kill takes no pointers; pid is positive, so one process is meant.
-        unsafe { libc::kill(pid, signal) };
-    }
+fn send_signal(pid: i32, signal: Signal) {
+    let _ = one(pid).map(|pid| process::kill_process(pid, signal));
+}
+
+/// Kills a process group, by the id of its leader.
+pub fn kill_group(leader: i32) {
+    let _ = one(leader).map(|leader| process::kill_process_group(leader, Signal::KILL));
+}
+
+/// A process other than init. Smaller numbers would mean other things.
+fn one(pid: i32) -> Option<Pid> {
+    if pid > 1 { Pid::from_raw(pid) } else { None }
 }
 
 /// Is the effective user root?
 pub fn is_root() -> bool {
-    // SAFETY: has no preconditions.
-    unsafe { libc::geteuid() == 0 }
+    process::geteuid().is_root()
 }
 
 /// CLOCK_MONOTONIC in nanoseconds: the clock of `bpf_ktime_get_ns`.
 pub fn monotonic_ns() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is a valid timespec; CLOCK_MONOTONIC always exists.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+    monotonic().as_nanos() as u64
 }

@@ -2,8 +2,10 @@
 
 use std::{
     io, mem,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
 };
+
+use router::linux::netlink::socket::set_option;
 
 use crate::sys;
 
@@ -22,8 +24,8 @@ impl PacketSocket {
         let fd = check(unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
         // SAFETY: `fd` was just opened, and nothing else owns it.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-        set_option(fd, libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, 1)?;
-        set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, SEND_BUFFER_BYTES)?;
+        set_option(&socket, libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, 1)?;
+        set_option(&socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, SEND_BUFFER_BYTES)?;
         // SAFETY: an all-zero sockaddr_ll is valid.
         let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
         address.sll_family = libc::AF_PACKET as u16;
@@ -78,12 +80,6 @@ impl PacketSocket {
         }
         Ok(taken)
     }
-}
-
-fn set_option(fd: RawFd, level: libc::c_int, name: libc::c_int, value: libc::c_int) -> io::Result<()> {
-    let length = size_of_val(&value) as libc::socklen_t;
-    // SAFETY: `value` is valid for `length` bytes.
-    check(unsafe { libc::setsockopt(fd, level, name, (&raw const value).cast(), length) }).map(drop)
 }
 
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {

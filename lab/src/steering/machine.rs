@@ -4,7 +4,6 @@
 
 use std::{
     net::{Ipv4Addr, UdpSocket},
-    os::fd::AsFd,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -14,15 +13,13 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use rustix::net::sockopt;
 
 use super::sender::INNER_PORT;
-use crate::{
-    namespace::Namespace,
-    sys::{self, Queue},
-};
+use crate::{namespace::Namespace, sys};
 
 /// Far more than comes while something else has the core.
-const BUFFER_BYTES: i32 = 32 << 20;
+const BUFFER_BYTES: usize = 32 << 20;
 /// Time within which it notices that it must end.
 const LOOK: Duration = Duration::from_millis(20);
 /// Rounds of a unit of computing: some microseconds.
@@ -67,7 +64,7 @@ impl Machine {
         let socket = namespace.enter(|| {
             UdpSocket::bind((Ipv4Addr::UNSPECIFIED, INNER_PORT)).context("the socket of a machine")
         })?;
-        sys::set_buffer(socket.as_fd(), Queue::Receive, BUFFER_BYTES)?;
+        sockopt::set_socket_recv_buffer_size_force(&socket, BUFFER_BYTES)?;
         match guest {
             Guest::Idle => socket.set_read_timeout(Some(LOOK))?,
             Guest::Busy(_) => socket.set_nonblocking(true)?,

@@ -13,13 +13,9 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use rustix::net::sockopt;
 
-use crate::{
-    addresses::Mac,
-    cpu,
-    namespace::Namespace,
-    sys::{self, Queue},
-};
+use crate::{addresses::Mac, cpu, namespace::Namespace, sys};
 
 /// Network identifier of the tunnel.
 pub const VNI: u32 = 42;
@@ -35,7 +31,7 @@ const TICK: Duration = Duration::from_millis(1);
 const LATEST_S: f64 = 0.005;
 /// More than all queues on the way hold. Packets count until they are freed there, and the sender must not wait for a
 /// server.
-const BUFFER_BYTES: i32 = 1 << 29;
+const BUFFER_BYTES: usize = 1 << 29;
 
 /// MAC address of a virtual machine; its last byte is the machine's number.
 pub const fn machine_mac(machine: u8) -> Mac {
@@ -100,7 +96,7 @@ impl Sender {
             let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, flow.source_port))
                 .with_context(|| format!("source port {}", flow.source_port))?;
             socket.connect(SocketAddrV4::new(to, VXLAN_PORT))?;
-            sys::set_buffer(socket.as_fd(), Queue::Send, BUFFER_BYTES)?;
+            sockopt::set_socket_send_buffer_size_force(&socket, BUFFER_BYTES)?;
             // RFC 7348, section 5: it should be zero.
             sys::without_checksum(socket.as_fd())?;
             Ok(Sending { flow: *flow, socket, bytes: packet(flow), done: 0 })

@@ -3,17 +3,13 @@
 
 use std::{
     net::UdpSocket,
-    os::fd::AsFd as _,
     path::PathBuf,
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
     thread,
     time::{Duration, Instant},
 };
 
-use lab::{
-    namespace::Namespace,
-    sys::{self, Queue},
-};
+use lab::namespace::Namespace;
 use logic::paths::{Resource, Share};
 use serde_json::Value;
 
@@ -90,11 +86,11 @@ const AHEAD: u32 = 64;
 
 /// Room for all packets that are on their way. A packet that went through XDP takes a page or more, so a socket usually has
 /// room for only 50 of them.
-const ROOM_BYTES: i32 = 1 << 20;
+const ROOM_BYTES: usize = 1 << 20;
 
 /// Sends numbers in datagrams; returns those that the receiver got, in order.
 pub fn send_numbered(send: impl Fn(&[u8; 4]) + Sync, receiver: &UdpSocket, count: u32) -> Vec<u32> {
-    sys::set_buffer(receiver.as_fd(), Queue::Receive, ROOM_BYTES).unwrap();
+    rustix::net::sockopt::set_socket_recv_buffer_size_force(receiver, ROOM_BYTES).unwrap();
     let (next, is_over) = (AtomicU32::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
         scope.spawn(|| {

@@ -52,6 +52,12 @@ pub enum FlowCommand {
     },
 }
 
+impl FlowCommand {
+    pub fn deletes(self) -> bool {
+        matches!(self, FlowCommand::Delete { .. })
+    }
+}
+
 /// OFPFF flags.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowFlags {

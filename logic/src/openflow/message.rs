@@ -197,6 +197,16 @@ pub struct PacketOut {
     pub data: Vec<u8>,
 }
 
+impl PacketOut {
+    /// A received packet-out: if the packet is buffered, data is ignored.
+    pub(super) fn without_ignored_data(mut self) -> PacketOut {
+        if self.buffer.is_some() {
+            self.data.clear();
+        }
+        self
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortMod {
     pub port: RulePort,

@@ -8,12 +8,16 @@
 //! |---|---|
 //! | `message` | messages, independent of the version |
 //! | `wire` | the header, framing, and a bounded reader |
+//! | `format` | how values stand in a message, described once for reading and writing |
+//! | `common` | formats that both versions have |
 //! | `v10`, `v13` | the two codecs, each with its error numbers |
 //! | `agent` | the switch's side of the protocol |
 //! | `extension` | our vendor messages and actions, the same in both versions |
 
 pub mod agent;
+mod common;
 pub mod extension;
+mod format;
 pub mod message;
 pub mod v10;
 pub mod v13;

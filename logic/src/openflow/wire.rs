@@ -1,6 +1,6 @@
 //! The header that all versions share, and bounded reading and writing of big-endian fields.
 
-use super::BadMessage;
+use super::{BadMessage, CannotSay, format::Choice};
 
 /// Bytes of the header: version, type, length, transaction id (OpenFlow 1.0 section 5.1, 1.3 section A.1).
 pub const HEADER: usize = 8;
@@ -63,6 +63,7 @@ impl<'a> Reader<'a> {
     pub fn is_empty(&self) -> bool {
         self.rest.is_empty()
     }
+    #[inline]
     pub fn take(&mut self, bytes: usize) -> Result<&'a [u8], BadMessage> {
         let (taken, rest) = self.rest.split_at_checked(bytes).ok_or(self.short)?;
         self.rest = rest;
@@ -72,23 +73,34 @@ impl<'a> Reader<'a> {
     pub fn part(&mut self, bytes: usize, short: BadMessage) -> Result<Reader<'a>, BadMessage> {
         Ok(Reader::new(self.take(bytes)?, short))
     }
+    /// Takes the next structure. Its length is `at` bytes after its beginning and covers all of it.
+    pub fn structure(&mut self, at: usize, bad: BadMessage) -> Result<Reader<'a>, BadMessage> {
+        let length = self.rest.get(at..at + 2).map(|l| u16::from_be_bytes([l[0], l[1]])).ok_or(bad)?;
+        self.part(length.into(), bad).map_err(|_| bad)
+    }
+    #[inline]
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], BadMessage> {
         let (taken, rest) = self.rest.split_first_chunk().ok_or(self.short)?;
         self.rest = rest;
         Ok(*taken)
     }
+    #[inline]
     pub fn skip(&mut self, bytes: usize) -> Result<(), BadMessage> {
         self.take(bytes).map(drop)
     }
+    #[inline]
     pub fn u8(&mut self) -> Result<u8, BadMessage> {
         Ok(u8::from_be_bytes(self.array()?))
     }
+    #[inline]
     pub fn u16(&mut self) -> Result<u16, BadMessage> {
         Ok(u16::from_be_bytes(self.array()?))
     }
+    #[inline]
     pub fn u32(&mut self) -> Result<u32, BadMessage> {
         Ok(u32::from_be_bytes(self.array()?))
     }
+    #[inline]
     pub fn u64(&mut self) -> Result<u64, BadMessage> {
         Ok(u64::from_be_bytes(self.array()?))
     }
@@ -101,6 +113,83 @@ impl<'a> Reader<'a> {
         let field = &self.take(bytes)?[..bytes - 1];
         Ok(field.split(|&b| b == 0).next().unwrap_or_default().to_vec())
     }
+}
+
+/// Begins a message: writes the header with a length of 0.
+pub fn begin(version: u8, kind: u8, xid: u32, out: &mut Vec<u8>) {
+    out.u8(version);
+    out.u8(kind);
+    out.u16(0);
+    out.u32(xid);
+}
+
+/// Appends one message with its header. On error, `out` stays as it was.
+pub fn append<C: Choice<Number = u8>>(
+    version: u8,
+    message: &C::Value,
+    xid: u32,
+    too_long: CannotSay,
+    out: &mut Vec<u8>,
+) -> Result<(), CannotSay> {
+    let from = out.len();
+    begin(version, C::number(message)?, xid, out);
+    let written =
+        C::write(message, out).and_then(|()| if out.len() - from > LONGEST { Err(too_long) } else { Ok(()) });
+    match written {
+        Ok(()) => out.patch_length(from + 2, from),
+        Err(_) => out.truncate(from),
+    }
+    written
+}
+
+/// OFPSF_REPLY_MORE, OFPMPF_REQ_MORE and OFPMPF_REPLY_MORE, and the offset of their byte in a message.
+pub const MORE: u16 = 1;
+const MORE_AT: usize = HEADER + 3;
+
+/// Appends as many messages as a reply needs, each begun by `begin`. Each has the flag [`MORE`], except the last one, which
+/// has it only if `more` is set. An item that does not fit into the message begins the next one. Items of a list that
+/// cannot be expressed or fit into no message are left out; their number is returned. On error, `out` stays as it was.
+pub fn divide<C: Choice>(
+    reply: &C::Value,
+    more: bool,
+    begin: impl Fn(&mut Vec<u8>),
+    too_long: CannotSay,
+    out: &mut Vec<u8>,
+) -> Result<usize, CannotSay> {
+    let finish = |message: usize, more: bool, out: &mut Vec<u8>| {
+        out.patch_length(message + 2, message);
+        out[message + MORE_AT] = more.into();
+    };
+    let before = out.len();
+    let (mut message, mut left_out) = (before, 0);
+    begin(out);
+    let head = out.len() - message;
+    let items = C::items(reply);
+    for at in 0..items.unwrap_or(1) {
+        let item = out.len();
+        let written = C::write_item(reply, at, out);
+        let fits = head + out.len() - item <= LONGEST;
+        match written.and(if fits { Ok(()) } else { Err(too_long) }) {
+            Err(refused) if items.is_none() => {
+                out.truncate(before);
+                return Err(refused);
+            }
+            Err(_) => {
+                out.truncate(item);
+                left_out += 1;
+            }
+            Ok(()) if out.len() - message > LONGEST => {
+                let moved = out.split_off(item);
+                finish(message, true, out);
+                message = out.len();
+                begin(out);
+                out.extend_from_slice(&moved);
+            }
+            Ok(()) => {}
+        }
+    }
+    finish(message, more, out);
+    Ok(left_out)
 }
 
 /// Appends fields.

@@ -157,7 +157,7 @@ impl<M: FlowMemory> Flows<M> {
 
     /// Makes cores ready to take packets before the first rule names them.
     fn make_cores_ready(&self, request: &FlowMod) -> Result<(), Refused> {
-        if matches!(request.command, FlowCommand::Delete { .. }) {
+        if request.command.deletes() {
             return Ok(());
         }
         let memory = self.writer.memory();

@@ -176,7 +176,7 @@ pub fn parse_filter_named(text: &str, names: Names<'_>) -> Result<FlowFilter, Ba
 
 fn parse_for(text: &str, purpose: Purpose, names: Names<'_>) -> Result<FlowMod, BadText> {
     let command = purpose.command;
-    let deletes = matches!(command, FlowCommand::Delete { .. });
+    let deletes = command.deletes();
     let (fields, actions) = split_actions(text);
     let mut flow = FlowMod {
         command,
@@ -397,7 +397,7 @@ impl fmt::Display for FlowText<'_> {
             priority if matching.is_empty() => write!(f, "priority={priority} ")?,
             priority => write!(f, "priority={priority},{matching} ")?,
         }
-        if matches!(flow.command, FlowCommand::Delete { .. }) {
+        if flow.command.deletes() {
             return Ok(());
         }
         write!(f, "actions={}", InstructionsText(&flow.instructions))

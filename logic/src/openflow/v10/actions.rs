@@ -3,7 +3,10 @@
 use super::{BadMessage, CannotSay, Reader, Write, cannot};
 use crate::{
     flow::{Action, Field, Refused, RulePort},
-    openflow::extension,
+    openflow::{
+        extension,
+        format::{Format, Layout, List},
+    },
 };
 
 /// OFPAT.
@@ -28,28 +31,19 @@ const UNIT: usize = 8;
 const MAX_VID: u16 = 0xfff;
 const MAX_PCP: u8 = 7;
 
-/// Reads actions until the end of `bytes`.
-pub fn read_list(bytes: &[u8]) -> Result<Vec<Action>, BadMessage> {
-    let mut r = Reader::new(bytes, BadMessage::ActionLength);
-    let mut actions = Vec::new();
-    while !r.is_empty() {
-        actions.push(read(&mut r)?);
-    }
-    Ok(actions)
-}
-
-pub fn write_list(actions: &[Action], out: &mut Vec<u8>) -> Result<(), CannotSay> {
-    actions.iter().try_for_each(|action| write(action, out))
-}
+/// Actions until the end.
+pub const ACTIONS: Layout<Vec<Action>> = Layout(
+    |r| List(ACTION).read(&mut r.part(r.rest().len(), BadMessage::ActionLength)?),
+    |actions, out| List(ACTION).write(actions, out),
+);
+const ACTION: Layout<Action> = Layout(read, write);
 
 fn read(list: &mut Reader<'_>) -> Result<Action, BadMessage> {
-    let mut head = *list;
-    let (kind, length) = (head.u16()?, usize::from(head.u16()?));
+    let mut r = list.structure(2, BadMessage::ActionLength)?;
+    let (kind, length) = (r.u16()?, usize::from(r.u16()?));
     if length < UNIT || length % UNIT != 0 {
         return Err(BadMessage::ActionLength);
     }
-    let mut r = list.part(length, BadMessage::ActionLength)?;
-    r.skip(4)?;
     let action = match kind {
         kind::OUTPUT => Action::Output { port: output_port(RulePort(r.u16()?))?, max_len: r.u16()? },
         kind::SET_VLAN_VID => Action::SetVlanVid(argument(r.u16()?, |vid| vid <= MAX_VID, &mut r, 2)?),

@@ -1,9 +1,12 @@
 //! `struct ofp_match` (section 5.2.3): twelve fields, each matched or wildcarded; addresses have a prefix length.
 
-use super::{BadMessage, CannotSay, Reader, Write, cannot};
-use crate::flow::{
-    Field, Match,
-    field::{VLAN_PRESENT, ether_type, ip_proto},
+use super::{CannotSay, Write, cannot};
+use crate::{
+    flow::{
+        Field, Match,
+        field::{VLAN_PRESENT, ether_type, ip_proto},
+    },
+    openflow::format::{Format, Layout, Pad, U8, U16, U32, layout},
 };
 
 /// `dl_vlan` of a packet without a tag (OFP_VLAN_NONE).
@@ -49,58 +52,37 @@ pub struct Wire {
     tp_dst: u16,
 }
 
-pub fn read(r: &mut Reader<'_>) -> Result<Match, BadMessage> {
-    Wire::read(r).map(|wire| wire.matching())
-}
+pub const MATCH: Layout<Match> = Layout(
+    |r| WIRE.read(r).map(|wire| wire.matching()),
+    |matching, out| WIRE.write(&Wire::of(matching)?, out),
+);
 
-pub fn write(matching: &Match, out: &mut Vec<u8>) -> Result<(), CannotSay> {
-    Wire::of(matching).map(|wire| wire.write(out))
-}
+pub const WIRE: Layout<Wire> = layout!(Wire {
+    wildcards: U32,
+    in_port: U16,
+    dl_src: MAC_NUMBER,
+    dl_dst: MAC_NUMBER,
+    dl_vlan: U16,
+    dl_vlan_pcp: Pad(U8, 1),
+    dl_type: U16,
+    nw_tos: U8,
+    nw_proto: Pad(U8, 2),
+    nw_src: U32,
+    nw_dst: U32,
+    tp_src: U16,
+    tp_dst: U16,
+});
+
+/// A MAC address as an integer.
+const MAC_NUMBER: Layout<u64> = Layout(
+    |r| Ok(r.uint(6)? as u64),
+    |mac, out| {
+        out.uint((*mac).into(), 6);
+        Ok(())
+    },
+);
 
 impl Wire {
-    pub fn read(r: &mut Reader<'_>) -> Result<Wire, BadMessage> {
-        let (wildcards, in_port) = (r.u32()?, r.u16()?);
-        let (dl_src, dl_dst) = (r.uint(6)? as u64, r.uint(6)? as u64);
-        let (dl_vlan, dl_vlan_pcp) = (r.u16()?, r.u8()?);
-        r.skip(1)?;
-        let (dl_type, nw_tos, nw_proto) = (r.u16()?, r.u8()?, r.u8()?);
-        r.skip(2)?;
-        let (nw_src, nw_dst, tp_src, tp_dst) = (r.u32()?, r.u32()?, r.u16()?, r.u16()?);
-        Ok(Wire {
-            wildcards,
-            in_port,
-            dl_src,
-            dl_dst,
-            dl_vlan,
-            dl_vlan_pcp,
-            dl_type,
-            nw_tos,
-            nw_proto,
-            nw_src,
-            nw_dst,
-            tp_src,
-            tp_dst,
-        })
-    }
-
-    pub fn write(&self, out: &mut Vec<u8>) {
-        out.u32(self.wildcards);
-        out.u16(self.in_port);
-        out.uint(self.dl_src.into(), 6);
-        out.uint(self.dl_dst.into(), 6);
-        out.u16(self.dl_vlan);
-        out.u8(self.dl_vlan_pcp);
-        out.zeros(1);
-        out.u16(self.dl_type);
-        out.u8(self.nw_tos);
-        out.u8(self.nw_proto);
-        out.zeros(2);
-        out.u32(self.nw_src);
-        out.u32(self.nw_dst);
-        out.u16(self.tp_src);
-        out.u16(self.tp_dst);
-    }
-
     /// Does it have no wildcard? Such a rule always has the highest priority (section 3.4).
     pub fn is_exact(&self) -> bool {
         self.wildcards & wild::ALL == 0

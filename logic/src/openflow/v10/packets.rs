@@ -2,72 +2,53 @@
 
 use super::{
     super::message::{PacketIn, PacketInReason, PacketOut},
-    BadMessage, CannotSay, NO_BUFFER, Reader, UNKNOWN_REASON, Write, actions, cannot, flows, rest,
+    BUFFER, BadMessage, PORT, UNKNOWN_REASON,
+    actions::ACTIONS,
+    cannot,
 };
-use crate::flow::{Field, Match, RulePort};
+use crate::{
+    flow::{Field, Match, RulePort},
+    openflow::format::{Counted, Format, Layout, OneOf, Pad, REST, U8, U16, layout},
+};
 
-pub fn read_in(r: &mut Reader<'_>) -> Result<PacketIn, BadMessage> {
-    let (buffer, total_len, in_port) = (r.u32()?, r.u16()?, r.u16()?);
-    let reason = match r.u8()? {
-        0 => PacketInReason::NoMatch,
-        1 => PacketInReason::Action,
-        _ => return Err(UNKNOWN_REASON),
-    };
-    r.skip(1)?;
-    Ok(PacketIn {
-        buffer: (buffer != NO_BUFFER).then_some(buffer),
-        total_len,
-        reason,
-        table: 0,
-        cookie: 0,
-        matching: Match::ANY.with(Field::InPort, in_port),
-        data: rest(r)?,
-    })
-}
+/// 1.0 has no reason for a TTL that is used up. The rule's action sends the packet.
+const REASON: OneOf<U8, PacketInReason> =
+    OneOf(U8, &[PacketInReason::NoMatch, PacketInReason::Action], UNKNOWN_REASON);
 
-pub fn write_in(packet: &PacketIn, out: &mut Vec<u8>) -> Result<(), CannotSay> {
-    let in_port = packet.matching.exact(Field::InPort).ok_or(cannot("a packet from no port"))?;
-    out.u32(flows::buffer(packet.buffer)?);
-    out.u16(packet.total_len);
-    out.u16(in_port as u16);
-    out.u8(match packet.reason {
-        PacketInReason::NoMatch => 0,
-        // 1.0 has no reason for a TTL that is used up. The rule's action sends the packet.
-        PacketInReason::Action | PacketInReason::InvalidTtl => 1,
-    });
-    out.zeros(1);
-    out.extend_from_slice(&packet.data);
-    Ok(())
-}
+pub const PACKET_IN: Layout<PacketIn> = layout!(
+    PacketIn { buffer: BUFFER, total_len: U16, matching: IN_PORT, reason: Pad(REASON, 1), data: REST },
+    absent { table: 0, cookie: 0 }
+);
 
-/// If the packet is buffered, data is ignored.
-pub fn read_out(r: &mut Reader<'_>) -> Result<PacketOut, BadMessage> {
-    let (buffer, in_port, length) = (r.u32()?, RulePort(r.u16()?), r.u16()?);
-    let actions = actions::read_list(r.take(length.into())?)?;
-    if !can_come_from(in_port) {
-        return Err(BadMessage::Port);
-    }
-    let buffer = (buffer != NO_BUFFER).then_some(buffer);
-    let data = rest(r)?;
-    Ok(PacketOut { buffer, in_port, actions, data: if buffer.is_none() { data } else { Vec::new() } })
-}
+const IN_PORT: Layout<Match> = Layout(
+    |r| r.u16().map(|port| Match::ANY.with(Field::InPort, port)),
+    |matching, out| {
+        let port = matching.exact(Field::InPort).ok_or(cannot("a packet from no port"))?;
+        U16.write(&(port as u16), out)
+    },
+);
 
-pub fn write_out(packet: &PacketOut, out: &mut Vec<u8>) -> Result<(), CannotSay> {
-    if !can_come_from(packet.in_port) {
-        return Err(cannot("a packet from this port"));
-    }
-    if packet.buffer.is_some() && !packet.data.is_empty() {
-        return Err(cannot("a packet with both a buffer and data"));
-    }
-    out.u32(flows::buffer(packet.buffer)?);
-    out.u16(packet.in_port.0);
-    let length = out.len();
-    out.zeros(2);
-    actions::write_list(&packet.actions, out)?;
-    out.patch_length(length, length + 2);
-    out.extend_from_slice(&packet.data);
-    Ok(())
-}
+pub const PACKET_OUT: Layout<PacketOut> = Layout(
+    |r| {
+        let packet = PACKET_OUT_FIELDS.read(r)?.without_ignored_data();
+        if can_come_from(packet.in_port) { Ok(packet) } else { Err(BadMessage::Port) }
+    },
+    |packet, out| {
+        if !can_come_from(packet.in_port) {
+            return Err(cannot("a packet from this port"));
+        }
+        if packet.buffer.is_some() && !packet.data.is_empty() {
+            return Err(cannot("a packet with both a buffer and data"));
+        }
+        PACKET_OUT_FIELDS.write(packet, out)
+    },
+);
+const PACKET_OUT_FIELDS: Layout<PacketOut> = layout!(PacketOut {
+    buffer: BUFFER,
+    in_port: PORT,
+    actions: Counted(0, BadMessage::ActionLength, ACTIONS),
+    data: REST,
+});
 
 /// May a controller's packet have this port as its ingress port?
 fn can_come_from(port: RulePort) -> bool {

@@ -3,7 +3,7 @@
 //! OpenFlow 1.0 has actions whose effect depends on the packet. Setting a VLAN id pushes a tag if there is none, and setting
 //! a port changes TCP or UDP. 1.3 has no such actions. They are encoded if the match tells what they do ([`Known`]).
 
-use super::{cannot, list, oxm, pad, ports, structure};
+use super::{cannot, oxm, pad, ports};
 use crate::{
     flow::{
         Action, Field, Match, Refused, RulePort,
@@ -11,6 +11,7 @@ use crate::{
     },
     openflow::{
         BadMessage, CannotSay, extension,
+        format::{Format, Layout, List},
         wire::{Reader, Write},
     },
 };
@@ -26,13 +27,16 @@ const DEC_NW_TTL: u16 = 24;
 const SET_FIELD: u16 = 25;
 const EXPERIMENTER: u16 = 0xffff;
 
-/// Reads actions until the end.
-pub(super) fn read_list(r: &mut Reader<'_>) -> Result<Vec<Action>, BadMessage> {
-    list(r, read)
-}
+/// Actions until the end, for packets of which nothing is known.
+pub(super) const ACTIONS: Layout<Vec<Action>> = Layout(
+    |r| List(ACTION).read(&mut r.part(r.rest().len(), BadMessage::ActionLength)?),
+    |actions, out| write_list(actions, Known::default(), out),
+);
+/// An action that has the same effect on every packet.
+const ACTION: Layout<Action> = Layout(read, write);
 
 fn read(r: &mut Reader<'_>) -> Result<Action, BadMessage> {
-    let mut r = structure(r, 2, BadMessage::ActionLength)?;
+    let mut r = r.structure(2, BadMessage::ActionLength)?;
     let (kind, length) = (r.u16()?, r.u16()?);
     if length % 8 != 0 {
         return Err(BadMessage::ActionLength);
@@ -171,7 +175,6 @@ fn leads_out(action: &Action) -> bool {
     matches!(action, Action::Output { .. } | Action::Group(_))
 }
 
-/// Writes an action that has the same effect on every packet.
 fn write(action: &Action, out: &mut Vec<u8>) -> Result<(), CannotSay> {
     match *action {
         Action::Output { port, max_len } => write_output(port, max_len, out)?,

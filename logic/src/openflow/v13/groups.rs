@@ -1,13 +1,13 @@
 //! Changes and descriptions of groups (sections 7.3.4.2 and 7.3.5.10).
 
-use super::{
-    actions::{self, Known},
-    list, ports, structure, unless,
-};
+use super::{actions::ACTIONS, flows::OUT_PORT, ports};
 use crate::{
     flow::{Group, GroupKind, GroupMod, Refused, RulePort, rule::Bucket},
     openflow::{
         BadMessage, CannotSay,
+        format::{
+            Choice, Except, Format, Layout, List, OneOf, Pad, Sized, Skip, U8, U16, U32, choice, layout,
+        },
         wire::{Reader, Write},
     },
 };
@@ -19,108 +19,67 @@ pub(super) const ALL: u32 = 0xffff_fffc;
 /// OFPG_ANY.
 pub(super) const ANY: u32 = u32::MAX;
 
-/// OFPGC: commands.
+choice! {
+    /// OFPGC: commands (section 7.3.4.2).
+    Command: u16 => GroupMod else Refused::BadCommand;
+    ADD => Add(group: GROUP),
+    MODIFY => Modify(group: GROUP),
+    DELETE => Delete(id: GROUP_TO_DELETE),
+}
 const ADD: u16 = 0;
 const MODIFY: u16 = 1;
 const DELETE: u16 = 2;
 
-/// Section 7.3.4.2. In a delete, only the number matters.
-pub(super) fn read_mod(r: &mut Reader<'_>) -> Result<GroupMod, BadMessage> {
-    match r.u16()? {
-        ADD => Ok(GroupMod::Add(read_group(r)?)),
-        MODIFY => Ok(GroupMod::Modify(read_group(r)?)),
-        DELETE => {
-            r.skip(2)?;
-            let id = unless(r.u32()?, ALL);
-            r.skip(r.rest().len())?;
-            id.map_or(Ok(None), |id| check_id(id).map(Some)).map(GroupMod::Delete)
-        }
-        _ => Err(Refused::BadCommand.into()),
-    }
-}
+pub(super) const GROUP_MOD: Layout<GroupMod> = Layout(
+    |r| Command::read(r.u16()?, r),
+    |change, out| {
+        out.u16(Command::number(change)?);
+        Command::write(change, out)
+    },
+);
 
-pub(super) fn write_mod(change: &GroupMod, out: &mut Vec<u8>) -> Result<(), CannotSay> {
-    match change {
-        GroupMod::Add(group) => {
-            out.u16(ADD);
-            write_group(group, out)
-        }
-        GroupMod::Modify(group) => {
-            out.u16(MODIFY);
-            write_group(group, out)
-        }
-        GroupMod::Delete(id) => {
-            out.u16(DELETE);
-            out.zeros(2);
-            out.u32(id.unwrap_or(ALL));
-            Ok(())
-        }
-    }
-}
+/// In a delete, only the number matters.
+const GROUP_TO_DELETE: Layout<Option<u32>> = Layout(
+    |r| {
+        let id = Skip(2, Except(U32, ALL)).read(r)?;
+        r.skip(r.rest().len())?;
+        id.map_or(Ok(None), |id| check_id(id).map(Some))
+    },
+    |id, out| Skip(2, Except(U32, ALL)).write(id, out),
+);
 
-/// Reads a group after its length or command.
-fn read_group(r: &mut Reader<'_>) -> Result<Group, BadMessage> {
-    let kind = match r.u8()? {
-        0 => GroupKind::All,
-        1 => GroupKind::Select,
-        2 => GroupKind::Indirect,
-        3 => GroupKind::FastFailover,
-        _ => return Err(BadMessage::GroupType),
-    };
-    r.skip(1)?;
-    Ok(Group { id: check_id(r.u32()?)?, kind, buckets: list(r, read_bucket)? })
-}
+/// A group after its length or command.
+const GROUP: Layout<Group> = layout!(Group {
+    kind: Pad(OneOf(U8, KINDS, BadMessage::GroupType), 1),
+    id: ID,
+    buckets: List(Sized(0, BadMessage::Bucket, BUCKET)),
+});
 
-fn write_group(group: &Group, out: &mut Vec<u8>) -> Result<(), CannotSay> {
-    out.u8(match group.kind {
-        GroupKind::All => 0,
-        GroupKind::Select => 1,
-        GroupKind::Indirect => 2,
-        GroupKind::FastFailover => 3,
-    });
-    out.zeros(1);
-    out.u32(group.id);
-    group.buckets.iter().try_for_each(|bucket| write_bucket(bucket, out))
-}
+/// OFPGT.
+const KINDS: &[GroupKind] =
+    &[GroupKind::All, GroupKind::Select, GroupKind::Indirect, GroupKind::FastFailover];
+
+const ID: Layout<u32> = Layout(|r| check_id(r.u32()?), |id, out| U32.write(id, out));
 
 fn check_id(id: u32) -> Result<u32, BadMessage> {
     if id <= MAX { Ok(id) } else { Err(Refused::InvalidGroup.into()) }
 }
 
-/// Reads a group's description (section 7.3.5.10).
-pub(super) fn read_description(r: &mut Reader<'_>) -> Result<Group, BadMessage> {
-    let mut r = structure(r, 0, BadMessage::Length)?;
-    r.skip(2)?;
-    read_group(&mut r)
-}
+/// A group's description (section 7.3.5.10).
+pub(super) const DESCRIPTION: Sized<Skip<Layout<Group>>> = Sized(0, BadMessage::Length, Skip(2, GROUP));
 
-pub(super) fn write_description(group: &Group, out: &mut Vec<u8>) -> Result<(), CannotSay> {
-    let from = out.len();
-    out.zeros(2);
-    write_group(group, out)?;
-    out.patch_length(from, from);
-    Ok(())
-}
+/// A bucket, with the length before it.
+const BUCKET: Layout<Bucket> = layout!(Bucket {
+    weight: Skip(2, U16),
+    watch_port: WATCH_PORT,
+    watch_group: Pad(Except(U32, ANY), 4),
+    actions: ACTIONS,
+});
 
-fn read_bucket(r: &mut Reader<'_>) -> Result<Bucket, BadMessage> {
-    let mut r = structure(r, 0, BadMessage::Bucket)?;
-    r.skip(2)?;
-    let weight = r.u16()?;
-    let watch_port = ports::from_wire(r.u32()?).ok_or(Refused::BadWatch)?;
-    let watch_group = unless(r.u32()?, ANY);
-    r.skip(4)?;
-    let actions = actions::read_list(&mut r.part(r.rest().len(), BadMessage::ActionLength)?)?;
-    Ok(Bucket { weight, watch_port: unless(watch_port, RulePort::NONE), watch_group, actions })
-}
-
-fn write_bucket(bucket: &Bucket, out: &mut Vec<u8>) -> Result<(), CannotSay> {
-    let from = out.len();
-    out.zeros(2);
-    out.u16(bucket.weight);
-    out.u32(ports::to_wire(bucket.watch_port.unwrap_or(RulePort::NONE))?);
-    out.u32(bucket.watch_group.unwrap_or(ANY));
-    out.zeros(4);
-    actions::write_list(&bucket.actions, Known::default(), out)?;
-    out.patch_length(from, from);
-    Ok(())
-}
+const WATCH_PORT: Layout<Option<RulePort>> = Layout(
+    |r| {
+        let port = ports::from_wire(r.u32()?).ok_or(Refused::BadWatch)?;
+        Ok((port != RulePort::NONE).then_some(port))
+    },
+    |port, out| OUT_PORT.write(port, out),
+);

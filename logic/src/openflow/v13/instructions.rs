@@ -1,13 +1,11 @@
 //! Instructions (section 7.2.4).
 
-use super::{
-    actions::{self, Known},
-    structure,
-};
+use super::actions::{self, ACTIONS, Known};
 use crate::{
-    flow::{Action, Instructions, Match, Refused},
+    flow::{Action, Instructions, Refused},
     openflow::{
         BadMessage, CannotSay,
+        format::{Format, Pad, Skip, U8, U64},
         wire::{Reader, Write},
     },
 };
@@ -21,26 +19,34 @@ const CLEAR_ACTIONS: u16 = 5;
 const METER: u16 = 6;
 const EXPERIMENTER: u16 = 0xffff;
 
-/// Reads instructions until the end. Each type may occur only once (section 5.9).
-pub(super) fn read(r: &mut Reader<'_>) -> Result<Instructions, BadMessage> {
+/// The instructions of a rule until the end, in the order in which they are done, and what is known of its packets.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InstructionsWith(pub Known);
+
+impl Format for InstructionsWith {
+    type Value = Instructions;
+    fn read(self, r: &mut Reader<'_>) -> Result<Instructions, BadMessage> {
+        read(r)
+    }
+    fn write(self, instructions: &Instructions, out: &mut Vec<u8>) -> Result<(), CannotSay> {
+        write(instructions, self.0, out)
+    }
+}
+
+/// Each type may occur only once (section 5.9).
+fn read(r: &mut Reader<'_>) -> Result<Instructions, BadMessage> {
     let (mut all, mut seen) = (Instructions::default(), 0_u8);
     while !r.is_empty() {
-        let mut r = structure(r, 2, BadMessage::InstructionLength)?;
+        let mut r = r.structure(2, BadMessage::InstructionLength)?;
         let (kind, length) = (r.u16()?, r.u16()?);
         if length % 8 != 0 {
             return Err(BadMessage::InstructionLength);
         }
         match kind {
-            GOTO_TABLE => {
-                all.goto_table = Some(r.u8()?);
-                r.skip(3)?;
-            }
-            WRITE_METADATA => {
-                r.skip(4)?;
-                all.metadata = Some((r.u64()?, r.u64()?));
-            }
-            WRITE_ACTIONS => all.write = read_actions(&mut r)?,
-            APPLY_ACTIONS => all.apply = read_actions(&mut r)?,
+            GOTO_TABLE => all.goto_table = Some(Pad(U8, 3).read(&mut r)?),
+            WRITE_METADATA => all.metadata = Some((Skip(4, U64).read(&mut r)?, r.u64()?)),
+            WRITE_ACTIONS => all.write = Skip(4, ACTIONS).read(&mut r)?,
+            APPLY_ACTIONS => all.apply = Skip(4, ACTIONS).read(&mut r)?,
             CLEAR_ACTIONS => {
                 all.clear = true;
                 r.skip(4)?;
@@ -60,21 +66,11 @@ pub(super) fn read(r: &mut Reader<'_>) -> Result<Instructions, BadMessage> {
     Ok(all)
 }
 
-fn read_actions(r: &mut Reader<'_>) -> Result<Vec<Action>, BadMessage> {
-    r.skip(4)?;
-    actions::read_list(&mut r.part(r.rest().len(), BadMessage::ActionLength)?)
-}
-
-/// Writes the instructions of a rule with this match, in the order in which they are done.
-pub(super) fn write(
-    instructions: &Instructions,
-    matching: &Match,
-    out: &mut Vec<u8>,
-) -> Result<(), CannotSay> {
+fn write(instructions: &Instructions, known: Known, out: &mut Vec<u8>) -> Result<(), CannotSay> {
     if let Some(meter) = instructions.meter {
         write_word(METER, meter, out);
     }
-    write_actions(APPLY_ACTIONS, &instructions.apply, Known::of(matching), out)?;
+    write_actions(APPLY_ACTIONS, &instructions.apply, known, out)?;
     if instructions.clear {
         write_word(CLEAR_ACTIONS, 0, out);
     }

@@ -11,6 +11,7 @@ use crate::{
     },
     openflow::{
         BadMessage, CannotSay, EXPERIMENTER,
+        format::Layout,
         wire::{Reader, Write},
     },
 };
@@ -34,8 +35,10 @@ pub(super) struct Oxm {
     pub mask: Option<u128>,
 }
 
-/// Reads a match and its padding (section 7.2.3.1).
-pub(super) fn read_match(r: &mut Reader<'_>) -> Result<Match, BadMessage> {
+/// A match and its padding (section 7.2.3.1).
+pub(super) const MATCH: Layout<Match> = Layout(read_match, write_match);
+
+fn read_match(r: &mut Reader<'_>) -> Result<Match, BadMessage> {
     let (kind, length) = (r.u16()?, usize::from(r.u16()?));
     if kind != OXM {
         return Err(BadMessage::MatchType);
@@ -61,7 +64,7 @@ pub(super) fn read_match(r: &mut Reader<'_>) -> Result<Match, BadMessage> {
 }
 
 /// Writes the fields in an order in which each comes after those that it needs.
-pub(super) fn write_match(matching: &Match, out: &mut Vec<u8>) -> Result<(), CannotSay> {
+fn write_match(matching: &Match, out: &mut Vec<u8>) -> Result<(), CannotSay> {
     let from = out.len();
     out.u16(OXM);
     out.u16(0);

@@ -1,20 +1,17 @@
 //! Port numbers, port descriptions and changes, and the queues of a port.
 
-use super::{cannot, list, structure};
+use super::cannot;
 use crate::{
     flow::RulePort,
-    net::Mac,
     openflow::{
-        BadMessage, CannotSay, Message,
-        message::{
-            PortConfig, PortDescription, PortFeatures, PortMod, PortReason, PortState, QueueDescription,
-        },
-        wire::{Reader, Write},
+        BadMessage, CannotSay,
+        common::{MAC, PORT_CONFIG, PORT_NAME},
+        format::{Format, Layout, Pad, U32, layout},
+        message::{PortConfig, PortDescription, PortFeatures, PortMod, PortState, QueueDescription},
+        wire::Write,
     },
 };
 
-/// Length of a name in bytes. The last byte is zero (OFP_MAX_PORT_NAME_LEN).
-const NAME: usize = 16;
 /// OFPPC: the bits of [`PortConfig`] that 1.3 has (section 7.2.1).
 const CONFIG: u32 = PortConfig::DOWN | PortConfig::NO_RECV | PortConfig::NO_FWD | PortConfig::NO_PACKET_IN;
 /// OFPQT: properties of queues (section 7.2.2).
@@ -41,167 +38,101 @@ fn to_reserved(port: RulePort) -> u32 {
     0xffff_0000 | u32::from(port.0)
 }
 
-pub(super) fn read(r: &mut Reader<'_>) -> Result<RulePort, BadMessage> {
-    from_wire(r.u32()?).ok_or(BadMessage::Port)
-}
-
-/// Reads a port and four bytes of padding.
-pub(super) fn read_padded(r: &mut Reader<'_>) -> Result<RulePort, BadMessage> {
-    let port = read(r)?;
-    r.skip(4)?;
-    Ok(port)
-}
-
-pub(super) fn write_padded(port: RulePort, out: &mut Vec<u8>) -> Result<(), CannotSay> {
-    out.u32(to_wire(port)?);
-    out.zeros(4);
-    Ok(())
-}
-
-/// Section 7.4.3.
-pub(super) fn read_status(r: &mut Reader<'_>) -> Result<Message, BadMessage> {
-    let reason = match r.u8()? {
-        0 => PortReason::Add,
-        1 => PortReason::Delete,
-        2 => PortReason::Modify,
-        _ => return Err(BadMessage::Type),
-    };
-    r.skip(7)?;
-    Ok(Message::PortStatus { reason, port: read_description(r)? })
-}
-
-pub(super) fn write_status(
-    reason: PortReason,
-    port: &PortDescription,
-    out: &mut Vec<u8>,
-) -> Result<(), CannotSay> {
-    out.u8(match reason {
-        PortReason::Add => 0,
-        PortReason::Delete => 1,
-        PortReason::Modify => 2,
-    });
-    out.zeros(7);
-    write_description(port, out)
-}
+pub(super) const PORT: Layout<RulePort> =
+    Layout(|r| from_wire(r.u32()?).ok_or(BadMessage::Port), |port, out| U32.write(&to_wire(*port)?, out));
 
 /// Section 7.2.1. Bits of settings and state that 1.3 does not define are ignored in both directions, because a description
 /// changes nothing.
-pub(super) fn read_description(r: &mut Reader<'_>) -> Result<PortDescription, BadMessage> {
-    let port = read_padded(r)?;
-    let mac = Mac(r.array()?);
-    r.skip(2)?;
-    let name = r.text(NAME)?;
-    let (config, state) = (PortConfig(r.u32()? & CONFIG), r.u32()?);
-    Ok(PortDescription {
-        port,
-        mac,
-        name,
-        config,
-        state: PortState {
-            link_down: state & 1 != 0,
-            blocked: state & 1 << 1 != 0,
-            live: state & 1 << 2 != 0,
-            stp: 0,
-        },
-        current: PortFeatures(r.u32()?),
-        advertised: PortFeatures(r.u32()?),
-        supported: PortFeatures(r.u32()?),
-        peer: PortFeatures(r.u32()?),
-        current_speed: r.u32()?,
-        max_speed: r.u32()?,
-    })
-}
+pub(super) const DESCRIPTION: Layout<PortDescription> = layout!(PortDescription {
+    port: Pad(PORT, 4),
+    mac: Pad(MAC, 2),
+    name: PORT_NAME,
+    config: KNOWN_CONFIG,
+    state: STATE,
+    current: PORT_FEATURES,
+    advertised: PORT_FEATURES,
+    supported: PORT_FEATURES,
+    peer: PORT_FEATURES,
+    current_speed: U32,
+    max_speed: U32,
+});
 
-pub(super) fn write_description(port: &PortDescription, out: &mut Vec<u8>) -> Result<(), CannotSay> {
-    write_padded(port.port, out)?;
-    out.extend_from_slice(&port.mac.0);
-    out.zeros(2);
-    out.text(&port.name, NAME);
-    out.u32(port.config.0 & CONFIG);
-    let state = port.state;
-    out.u32(u32::from(state.link_down) | u32::from(state.blocked) << 1 | u32::from(state.live) << 2);
-    for features in [port.current, port.advertised, port.supported, port.peer] {
-        out.u32(features.0);
-    }
-    out.u32(port.current_speed);
-    out.u32(port.max_speed);
-    Ok(())
-}
+const KNOWN_CONFIG: Layout<PortConfig> =
+    Layout(|r| Ok(PortConfig(r.u32()? & CONFIG)), |config, out| U32.write(&(config.0 & CONFIG), out));
+
+/// OFPPS.
+const STATE: Layout<PortState> = Layout(
+    |r| {
+        let bit = |n: u32, bits: u32| bits >> n & 1 == 1;
+        r.u32().map(|bits| PortState {
+            link_down: bit(0, bits),
+            blocked: bit(1, bits),
+            live: bit(2, bits),
+            stp: 0,
+        })
+    },
+    |state, out| {
+        let bits = [state.link_down, state.blocked, state.live].map(u32::from);
+        U32.write(&(bits[0] | bits[1] << 1 | bits[2] << 2), out)
+    },
+);
+
+const PORT_FEATURES: Layout<PortFeatures> =
+    Layout(|r| r.u32().map(PortFeatures), |features, out| U32.write(&features.0, out));
 
 /// Section 7.3.4.3.
-pub(super) fn read_mod(r: &mut Reader<'_>) -> Result<PortMod, BadMessage> {
-    let port = read_padded(r)?;
-    let mac = Mac(r.array()?);
-    r.skip(2)?;
-    let (config, mask, advertise) = (r.u32()?, r.u32()?, PortFeatures(r.u32()?));
-    r.skip(4)?;
-    if mask & !CONFIG != 0 {
-        return Err(BadMessage::PortConfig);
-    }
-    Ok(PortMod { port, mac, config: PortConfig(config & CONFIG), mask: PortConfig(mask), advertise })
-}
+pub(super) const PORT_MOD: Layout<PortMod> = Layout(
+    |r| {
+        let change = PORT_MOD_FIELDS.read(r)?;
+        if change.mask.0 & !CONFIG != 0 { Err(BadMessage::PortConfig) } else { Ok(change) }
+    },
+    |change, out| {
+        if (change.config.0 | change.mask.0) & !CONFIG != 0 {
+            return Err(cannot("these settings of a port"));
+        }
+        PORT_MOD_FIELDS.write(change, out)
+    },
+);
+const PORT_MOD_FIELDS: Layout<PortMod> = layout!(PortMod {
+    port: Pad(PORT, 4),
+    mac: Pad(MAC, 2),
+    config: KNOWN_CONFIG,
+    mask: PORT_CONFIG,
+    advertise: Pad(PORT_FEATURES, 4),
+});
 
-pub(super) fn write_mod(change: &PortMod, out: &mut Vec<u8>) -> Result<(), CannotSay> {
-    if (change.config.0 | change.mask.0) & !CONFIG != 0 {
-        return Err(cannot("these settings of a port"));
-    }
-    write_padded(change.port, out)?;
-    out.extend_from_slice(&change.mac.0);
-    out.zeros(2);
-    out.u32(change.config.0);
-    out.u32(change.mask.0);
-    out.u32(change.advertise.0);
-    out.zeros(4);
-    Ok(())
-}
-
-/// Section 7.3.6.
-pub(super) fn read_queues(r: &mut Reader<'_>) -> Result<Message, BadMessage> {
-    Ok(Message::QueueConfigReply { port: read_padded(r)?, queues: list(r, read_queue)? })
-}
-
-pub(super) fn write_queues(
-    port: RulePort,
-    queues: &[QueueDescription],
-    out: &mut Vec<u8>,
-) -> Result<(), CannotSay> {
-    write_padded(port, out)?;
-    queues.iter().try_for_each(|queue| write_queue(queue, out))
-}
-
-/// Section 7.2.2. Properties of experimenters are skipped.
-fn read_queue(r: &mut Reader<'_>) -> Result<QueueDescription, BadMessage> {
-    let mut r = structure(r, 8, BadMessage::Length)?;
-    let (queue, port) = (r.u32()?, read(&mut r)?);
-    r.skip(8)?;
-    let mut description = QueueDescription { queue, port, min_rate: None, max_rate: None };
-    while !r.is_empty() {
-        let mut property = structure(&mut r, 2, BadMessage::Length)?;
-        let kind = property.u16()?;
-        property.skip(6)?;
-        let rate = match kind {
-            MIN_RATE => &mut description.min_rate,
-            MAX_RATE => &mut description.max_rate,
-            _ => continue,
-        };
-        *rate = Some(property.u16()?).filter(|&rate| rate <= HIGHEST_RATE);
-    }
-    Ok(description)
-}
-
-fn write_queue(queue: &QueueDescription, out: &mut Vec<u8>) -> Result<(), CannotSay> {
-    let from = out.len();
-    out.u32(queue.queue);
-    out.u32(to_wire(queue.port)?);
-    out.zeros(8);
-    for (kind, rate) in [(MIN_RATE, queue.min_rate), (MAX_RATE, queue.max_rate)] {
-        let Some(rate) = rate else { continue };
-        out.u16(kind);
-        out.u16(16);
-        out.zeros(4);
-        out.u16(rate);
-        out.zeros(6);
-    }
-    out.patch_length(from + 8, from);
-    Ok(())
-}
+/// A queue of a port (section 7.2.2). Properties of experimenters are skipped.
+pub(super) const QUEUE: Layout<QueueDescription> = Layout(
+    |r| {
+        let mut r = r.structure(8, BadMessage::Length)?;
+        let (queue, port) = (r.u32()?, Pad(PORT, 8).read(&mut r)?);
+        let mut description = QueueDescription { queue, port, min_rate: None, max_rate: None };
+        while !r.is_empty() {
+            let mut property = r.structure(2, BadMessage::Length)?;
+            let kind = property.u16()?;
+            property.skip(6)?;
+            let rate = match kind {
+                MIN_RATE => &mut description.min_rate,
+                MAX_RATE => &mut description.max_rate,
+                _ => continue,
+            };
+            *rate = Some(property.u16()?).filter(|&rate| rate <= HIGHEST_RATE);
+        }
+        Ok(description)
+    },
+    |queue, out| {
+        let from = out.len();
+        out.u32(queue.queue);
+        Pad(PORT, 8).write(&queue.port, out)?;
+        for (kind, rate) in [(MIN_RATE, queue.min_rate), (MAX_RATE, queue.max_rate)] {
+            let Some(rate) = rate else { continue };
+            out.u16(kind);
+            out.u16(16);
+            out.zeros(4);
+            out.u16(rate);
+            out.zeros(6);
+        }
+        out.patch_length(from + 8, from);
+        Ok(())
+    },
+);

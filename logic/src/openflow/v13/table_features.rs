@@ -3,18 +3,18 @@
 //! Rules and the table-miss rule have the same abilities, so each list is written twice. When reading, the lists for the
 //! table-miss rule are skipped, and so are unknown lists.
 
-use super::{oxm, pad, padding, rest, structure};
+use super::{oxm, pad, padding};
 use crate::{
     flow::Field,
     openflow::{
         BadMessage,
+        common::TABLE_NAME,
+        format::{Format, Layout, Pad, REST, Sized, Skip, U8, U16, U32, U64, layout},
         message::TableFeatures,
         wire::{Reader, Write},
     },
 };
 
-/// OFP_MAX_TABLE_NAME_LEN.
-const NAME: usize = 32;
 /// Bytes of the header of a property. An instruction or action that only names its type has the same length.
 const HEADER: u16 = 4;
 
@@ -28,47 +28,63 @@ const WILDCARDS: u16 = 10;
 const WRITE_SET_FIELD: u16 = 12;
 const APPLY_SET_FIELD: u16 = 14;
 
-pub(super) fn read(r: &mut Reader<'_>) -> Result<TableFeatures, BadMessage> {
-    let mut r = structure(r, 0, BadMessage::Length)?;
-    r.skip(2)?;
-    let table = r.u8()?;
-    r.skip(5)?;
-    let (name, metadata_match, metadata_write) = (r.text(NAME)?, r.u64()?, r.u64()?);
-    r.skip(4)?;
-    let mut features = TableFeatures {
-        table,
-        name,
-        metadata_match,
-        metadata_write,
-        max_entries: r.u32()?,
+pub(super) const FEATURES: Sized<Layout<TableFeatures>> = Sized(
+    0,
+    BadMessage::Length,
+    Layout(
+        |r| {
+            let mut features = HEAD.read(r)?;
+            while !r.is_empty() {
+                read_property(r, &mut features)?;
+            }
+            Ok(features)
+        },
+        |features, out| {
+            HEAD.write(features, out)?;
+            write_properties(features, out);
+            Ok(())
+        },
+    ),
+);
+
+/// The part before the properties, with the length before it. Its last bytes are settings (OFPTC), which are all deprecated,
+/// and the room of the table.
+const HEAD: Layout<TableFeatures> = layout!(
+    TableFeatures {
+        table: Skip(2, Pad(U8, 5)),
+        name: TABLE_NAME,
+        metadata_match: U64,
+        metadata_write: U64,
+        max_entries: Skip(4, U32),
+    },
+    absent {
         instructions: 0,
         next_tables: Vec::new(),
         actions: 0,
         matches: Vec::new(),
         set_fields: Vec::new(),
-    };
-    while !r.is_empty() {
-        let mut property = structure(&mut r, 2, BadMessage::Length)?;
-        r.skip(padding(property.rest().len()))?;
-        let kind = property.u16()?;
-        property.skip(2)?;
-        match kind {
-            INSTRUCTIONS => features.instructions |= read_types(&mut property)?,
-            NEXT_TABLES => features.next_tables = rest(&mut property)?,
-            WRITE_ACTIONS | APPLY_ACTIONS => features.actions |= read_types(&mut property)?,
-            MATCH => read_fields(&mut property, &mut features.matches)?,
-            WRITE_SET_FIELD | APPLY_SET_FIELD => read_fields(&mut property, &mut features.set_fields)?,
-            _ => {}
-        }
     }
-    Ok(features)
+);
+
+fn read_property(r: &mut Reader<'_>, features: &mut TableFeatures) -> Result<(), BadMessage> {
+    let mut property = r.structure(2, BadMessage::Length)?;
+    r.skip(padding(property.rest().len()))?;
+    match Pad(U16, 2).read(&mut property)? {
+        INSTRUCTIONS => features.instructions |= read_types(&mut property)?,
+        NEXT_TABLES => features.next_tables = REST.read(&mut property)?,
+        WRITE_ACTIONS | APPLY_ACTIONS => features.actions |= read_types(&mut property)?,
+        MATCH => read_fields(&mut property, &mut features.matches)?,
+        WRITE_SET_FIELD | APPLY_SET_FIELD => read_fields(&mut property, &mut features.set_fields)?,
+        _ => {}
+    }
+    Ok(())
 }
 
 /// Reads a bitmap of instructions or actions, each without its body. The bitmap does not include those of experimenters.
 fn read_types(r: &mut Reader<'_>) -> Result<u32, BadMessage> {
     let mut types = 0;
     while !r.is_empty() {
-        let kind = structure(r, 2, BadMessage::Length)?.u16()?;
+        let kind = r.structure(2, BadMessage::Length)?.u16()?;
         types |= 1_u32.checked_shl(kind.into()).unwrap_or(0);
     }
     Ok(types)
@@ -86,17 +102,7 @@ fn read_fields(r: &mut Reader<'_>, fields: &mut Vec<Field>) -> Result<(), BadMes
     Ok(())
 }
 
-pub(super) fn write(features: &TableFeatures, out: &mut Vec<u8>) {
-    let from = out.len();
-    out.zeros(2);
-    out.u8(features.table);
-    out.zeros(5);
-    out.text(&features.name, NAME);
-    out.u64(features.metadata_match);
-    out.u64(features.metadata_write);
-    // OFPTC has only deprecated settings.
-    out.u32(0);
-    out.u32(features.max_entries);
+fn write_properties(features: &TableFeatures, out: &mut Vec<u8>) {
     let pair = |kind, out: &mut Vec<u8>, write: &dyn Fn(&mut Vec<u8>)| {
         write_property(kind, out, write);
         write_property(kind + 1, out, write);
@@ -112,7 +118,6 @@ pub(super) fn write(features: &TableFeatures, out: &mut Vec<u8>) {
     write_property(WILDCARDS, out, &|out| write_fields(&features.matches, |_| false, out));
     pair(WRITE_SET_FIELD, out, &|out| write_fields(&features.set_fields, |_| false, out));
     pair(APPLY_SET_FIELD, out, &|out| write_fields(&features.set_fields, |_| false, out));
-    out.patch_length(from, from);
 }
 
 fn write_property(kind: u16, out: &mut Vec<u8>, write: &dyn Fn(&mut Vec<u8>)) {

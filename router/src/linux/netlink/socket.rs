@@ -396,7 +396,7 @@ fn wait(socket: &netlink_sys::Socket, at_most: Duration) -> io::Result<()> {
 }
 
 /// Sets an option whose value is a plain C integer or struct.
-pub(crate) fn set_option<T>(socket: &impl AsRawFd, level: i32, name: i32, value: T) -> io::Result<()> {
+pub fn set_option<T>(socket: &impl AsRawFd, level: i32, name: i32, value: T) -> io::Result<()> {
     // SAFETY: `value` lives across the call and its size is passed with it; callers pass plain C integers and structs.
     let rc = unsafe {
         libc::setsockopt(

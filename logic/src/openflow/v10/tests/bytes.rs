@@ -419,7 +419,7 @@ fn each_match() {
 
 #[test]
 fn fields_that_mean_nothing_are_ignored() {
-    let read = |wire: &str| matching::read(&mut Reader::new(&unhex(wire), BadMessage::Length)).unwrap();
+    let read = |wire: &str| matching::MATCH.read(&mut Reader::new(&unhex(wire), BadMessage::Length)).unwrap();
     let rest = "b8 06 0000 0a010200 0a000001 0400 0050";
     let typed = |kind: u16| only(Field::EthType, kind.into());
     // Only ports, addresses and VLAN have wildcards. The type has no such fields.

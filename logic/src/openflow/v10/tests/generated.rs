@@ -412,7 +412,7 @@ proptest! {
     ) {
         bytes[22..24].copy_from_slice(&kind.to_be_bytes());
         bytes[25] = proto;
-        let wire = matching::Wire::read(&mut Reader::new(&bytes, BadMessage::Length)).unwrap();
+        let wire = matching::WIRE.read(&mut Reader::new(&bytes, BadMessage::Length)).unwrap();
         let neutral = wire.matching();
         prop_assert_eq!(neutral.normalised(), neutral);
         prop_assert_eq!(matching::Wire::of(&neutral).unwrap().matching(), neutral);

@@ -95,7 +95,10 @@ fn instructions() -> impl Strategy<Value = Instructions> {
 }
 
 fn flags() -> impl Strategy<Value = FlowFlags> {
-    (0..32_u16).prop_map(|flags| super::super::flows::read_flags(flags).unwrap())
+    (0..32_u16).prop_map(|flags| {
+        let bytes = flags.to_be_bytes();
+        super::super::flows::FLAGS.read(&mut Reader::new(&bytes, BadMessage::Length)).unwrap()
+    })
 }
 
 fn flow_mod() -> impl Strategy<Value = FlowMod> {

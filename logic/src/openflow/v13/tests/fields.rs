@@ -11,12 +11,12 @@ fn matched(tlvs: &str) -> Result<Match, BadMessage> {
     wire.u16(4 + tlvs.len() as u16);
     wire.extend_from_slice(&tlvs);
     wire.zeros(padding(wire.len()));
-    oxm::read_match(&mut Reader::new(&wire, BadMessage::Length))
+    oxm::MATCH.read(&mut Reader::new(&wire, BadMessage::Length))
 }
 
 /// The result of reading this action.
 fn acted(action: &str) -> Result<Vec<Action>, BadMessage> {
-    actions::read_list(&mut Reader::new(&bytes(action), BadMessage::ActionLength))
+    actions::ACTIONS.read(&mut Reader::new(&bytes(action), BadMessage::ActionLength))
 }
 
 /// The actions of a rule, as they are written.
@@ -88,7 +88,7 @@ fn every_field_has_its_number_and_width() {
     ] {
         assert_eq!(matched(&tlvs), Ok(m), "{tlvs}");
         let mut out = Vec::new();
-        oxm::write_match(&m, &mut out).unwrap();
+        oxm::MATCH.write(&m, &mut out).unwrap();
         let mut expected = vec![0, 1];
         expected.u16(4 + bytes(&tlvs).len() as u16);
         expected.extend(bytes(&tlvs));
@@ -102,7 +102,7 @@ fn masks() {
     let mut m = Match::ANY.with(Field::EthType, 0x0800_u16);
     m.set(Field::Ipv4Dst, 0x0a00_0000, 0xff00_0000);
     let mut out = Vec::new();
-    oxm::write_match(&m, &mut out).unwrap();
+    oxm::MATCH.write(&m, &mut out).unwrap();
     assert_eq!(hex(&out), hex(&bytes("0001 0016 80000a02 0800 80001908 0a000000 ff000000 0000")));
     assert_eq!(matched("80000a02 0800 80001908 0a000000 ff000000"), Ok(m));
     let mut any_tag = Match::ANY;
@@ -156,7 +156,7 @@ fn a_match_that_makes_no_sense_is_refused() {
     ] {
         assert_eq!(matched(tlvs), why, "{tlvs}");
     }
-    let raw = |wire: &str| oxm::read_match(&mut Reader::new(&bytes(wire), BadMessage::Length));
+    let raw = |wire: &str| oxm::MATCH.read(&mut Reader::new(&bytes(wire), BadMessage::Length));
     assert_eq!(raw("0000 0058 00000000"), Err(BadMessage::MatchType));
     assert_eq!(raw("0001 0003 00000000"), Err(MatchLength));
     assert_eq!(raw("0001 000c 80000004 0000"), Err(MatchLength));
@@ -166,7 +166,7 @@ fn a_match_that_makes_no_sense_is_refused() {
 #[test]
 fn a_match_that_1_3_cannot_express_is_not_written() {
     let cannot =
-        |m: Match, what: &str| assert_eq!(oxm::write_match(&m, &mut Vec::new()).unwrap_err().what, what);
+        |m: Match, what: &str| assert_eq!(oxm::MATCH.write(&m, &mut Vec::new()).unwrap_err().what, what);
     let icmp = Match::ANY.with(Field::EthType, 0x0800_u16).with(Field::IpProto, 1_u8);
     cannot(icmp.with(Field::Icmpv4Type, 256_u16), "this value of a field");
     cannot(Match::ANY.with(Field::VlanVid, 100_u16), "this value of a field");

@@ -66,11 +66,11 @@ fn commands_and_flags() {
         );
         both(Message::FlowMod(change), 14, &body);
     }
-    let flags = |number, flags| {
-        assert_eq!(
-            (super::super::flows::read_flags(number), super::super::flows::write_flags(flags)),
-            (Ok(flags), Ok(number))
-        );
+    let flags = |number: u16, flags| {
+        let (format, mut out) = (super::super::flows::FLAGS, Vec::new());
+        format.write(&flags, &mut out).unwrap();
+        assert_eq!(out, number.to_be_bytes());
+        assert_eq!(format.read(&mut Reader::new(&out, BadMessage::Length)), Ok(flags));
     };
     flags(1, FlowFlags { send_removed: true, ..FlowFlags::default() });
     flags(2, FlowFlags { check_overlap: true, ..FlowFlags::default() });

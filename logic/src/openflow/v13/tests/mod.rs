@@ -14,7 +14,10 @@ mod refused;
 mod session;
 
 use super::*;
-use crate::flow::{Action, Field, Match, RulePort};
+use crate::{
+    flow::{Action, Field, Match, RulePort},
+    openflow::wire::{Write, begin},
+};
 
 const XID: u32 = 0x0102_0304;
 
@@ -31,9 +34,9 @@ fn bytes(hex: &str) -> Vec<u8> {
 /// A whole message of this type with this body.
 fn whole(kind: u8, body: &[u8]) -> Vec<u8> {
     let mut message = Vec::new();
-    begin(kind, XID, &mut message);
+    begin(VERSION, kind, XID, &mut message);
     message.extend_from_slice(body);
-    finish(0, &mut message).unwrap();
+    message.patch_length(2, 0);
     message
 }
 
