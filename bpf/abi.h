@@ -107,13 +107,13 @@ struct router {
 /* --- rules of firewalls ------------------------------------------------------------------------------------------- */
 
 #define FIREWALL_GROUPS	    16	/* of interfaces: interface_groups[interface]; the rules of a router treat a group alike */
-#define FIREWALL_EXCEPTIONS 8
+#define FIREWALL_EXCEPTIONS 16
 
 /* What holds for packets from one group to another. */
 enum pair {
 	PAIR_LINUX = 0,		/* Linux decides */
 	PAIR_FREE = 1,		/* no rule matters */
-	PAIR_FREE_EXCEPT = 2,	/* the same, except to packets with the addresses in `range` */
+	PAIR_FREE_EXCEPT = 2,	/* the same, except to packets with a source or destination in `range` */
 };
 
 /* host byte order; IPv4 in the low half */
@@ -122,12 +122,13 @@ struct firewall_range {
 	__u64 high_hi, high_lo;
 };
 
-/* firewalls[router]; logic::firewall proves what it says. User space changes `range` only while all pairs are PAIR_LINUX. */
+/* firewalls[router]; logic::firewall proves what it says. A reader ignores what it has read while `changes` is odd or changes. */
 struct firewall {
 	__u64 pairs[2][FIREWALL_GROUPS];	/* IPv4, IPv6; by the group where it comes in: 4 bits for each where it leaves */
 	struct firewall_range range[2][FIREWALL_EXCEPTIONS];
-	__u64 ranges_used[2];	/* bit i: range i is of sources; bit 8 + i: of destinations */
-	__u64 pad[6];
+	__u64 ranges_used[2];	/* a bit for each range that is in use */
+	__u64 changes;		/* counts up before and after each change of the rest */
+	__u64 pad[5];
 };
 
 /* --- forwarding table: a multibit trie of 8-bit strides, leaf-pushed ----------------------------------------------- */
@@ -317,6 +318,7 @@ struct policy_slot {
 	__u64 early_ns;		/* CLOCK_MONOTONIC, of the last change that was seen before it was made */
 	__u64 router;		/* the router of this namespace, + 1; 0: none. Written by user space */
 	__u64 all;		/* all changes so far that concern all routers; in the host's row only */
+	__u64 no_device_chains;	/* 1: no chain of the host is bound to a device. A new chain sets it to 0; in the host's row only */
 };
 
 /*

@@ -46,7 +46,7 @@ static __always_inline bool in_range(const struct firewall_range *r, __u64 hi, _
 	       (hi < r->high_hi || (hi == r->high_hi && lo <= r->high_lo));
 }
 
-/* Are these the addresses of an exception? `version`: 0 or 1. */
+/* Is one of these the address of an exception? `version`: 0 or 1. */
 static __always_inline bool
 is_excepted(const struct firewall *f, __u32 version, const struct address *source, const struct address *destination)
 {
@@ -55,8 +55,8 @@ is_excepted(const struct firewall *f, __u32 version, const struct address *sourc
 	for (int i = 0; i < FIREWALL_EXCEPTIONS; i++) {
 		const struct firewall_range *r = &f->range[version & 1][i];
 
-		if ((used >> i & 1 && in_range(r, source->hi, source->lo)) ||
-		    (used >> (FIREWALL_EXCEPTIONS + i) & 1 && in_range(r, destination->hi, destination->lo)))
+		if (used >> i & 1 &&
+		    (in_range(r, source->hi, source->lo) || in_range(r, destination->hi, destination->lo)))
 			return true;
 	}
 	return false;
@@ -77,13 +77,16 @@ __noinline int rules_cannot_matter(struct xdp_md *ctx, __u32 router, __u32 inter
 {
 	const struct firewall *f = ROW(firewalls, router);
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	__u32 from = group_of(interfaces & 0xffff), to = group_of(interfaces >> 16);
-	__u32 version = offset >> 31, pair;
+	__u32 from, to, pair, version = offset >> 31;
 	struct address source = {}, destination = {};
 	bool plain;
 
 	if (!f)
 		return 0;
+	__u64 changes = *(volatile const __u64 *)&f->changes;
+
+	from = group_of(interfaces & 0xffff);
+	to = group_of(interfaces >> 16);
 	pair = *(volatile const __u64 *)&f->pairs[version & 1][from] >> (4 * to) & 15;
 	if (explain)
 		record_step(TRACE_RULES, from | to << 8, pair);
@@ -109,7 +112,9 @@ __noinline int rules_cannot_matter(struct xdp_md *ctx, __u32 router, __u32 inter
 		source.lo = bpf_ntohl(ip->source);
 		destination.lo = bpf_ntohl(ip->destination);
 	}
-	return plain && (pair == PAIR_FREE || !is_excepted(f, version, &source, &destination));
+	if (!plain || (pair != PAIR_FREE && is_excepted(f, version, &source, &destination)))
+		return 0;
+	return !(changes & 1) && *(volatile const __u64 *)&f->changes == changes;
 }
 
 /* `version`: 0 for IPv4, 1 for IPv6. */

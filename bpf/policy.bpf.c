@@ -47,6 +47,7 @@ const volatile bool reads_kernel = true;
 #define RTM_GETCHAIN	102
 /* linux/netfilter/nfnetlink.h, nf_tables.h */
 #define NFNL_SUBSYS_NFTABLES 10
+#define NFT_MSG_NEWRULE		6
 #define NFT_MSG_NEWSET		9
 #define NFT_MSG_NEWGEN		15
 #define NFPROTO_INET		1
@@ -169,12 +170,29 @@ struct netlink_header {
 	__u8 family;		/* of struct nfgenmsg */
 };
 
-enum weight { NOTHING, OWN, ALL };
+/* CHAIN: concerns all, and may be the first chain of the host that is bound to a device. */
+enum weight { NOTHING, OWN, ALL, CHAIN };
+
+/* Is a chain of the host bound to a device? Such a chain sees the packets of all routers. */
+static __always_inline bool has_device_chains(void)
+{
+	const struct policy_slot *host = ROW(policy_slots, POLICY_HOST);
+
+	return !host || !*(volatile const __u64 *)&host->no_device_chains;
+}
+
+/* User space finds out whether chains are bound to devices. This comes after the change is counted. */
+static __always_inline void chain_changed(void)
+{
+	struct policy_slot *host = ROW(policy_slots, POLICY_HOST);
+
+	if (host)
+		*(volatile __u64 *)&host->no_device_chains = 0;
+}
 
 /*
- * Every transaction of nf_tables ends with a NEWGEN. Other messages have types of their own. An unknown type counts as a
- * change. Chains of devices see the packets of all routers, so their rules concern all. Sets do not: it only matters whether
- * such a chain has a rule.
+ * Every transaction of nf_tables ends with a NEWGEN. It counts, too: a rule that is too long for a message has no other.
+ * Messages other than those of nf_tables have types of their own. An unknown type counts as a change.
  */
 static __always_inline enum weight weigh(const struct netlink_header *m)
 {
@@ -182,12 +200,15 @@ static __always_inline enum weight weigh(const struct netlink_header *m)
 
 	if (m->type >> 8 == NFNL_SUBSYS_NFTABLES) {
 		__u8 kind = m->type;
+		bool of_devices = host && (m->family == NFPROTO_NETDEV || m->family == NFPROTO_INET);
 
 		if (kind == NFT_MSG_NEWGEN)
-			return NOTHING;
+			return host && has_device_chains() ? ALL : OWN;
 		if (kind >= NFT_MSG_NEWSET && kind < NFT_MSG_NEWGEN)
 			return OWN;
-		return host && (m->family == NFPROTO_NETDEV || m->family == NFPROTO_INET) ? ALL : OWN;
+		if (kind >= NFT_MSG_NEWRULE && kind < NFT_MSG_NEWSET)
+			return of_devices && has_device_chains() ? ALL : OWN;
+		return of_devices ? CHAIN : OWN;
 	}
 	if ((m->type >= RTM_NEWQDISC && m->type <= RTM_GETTFILTER) || (m->type >= RTM_NEWCHAIN && m->type <= RTM_GETCHAIN))
 		return host ? ALL : OWN;
@@ -207,7 +228,7 @@ int message_sent(struct __sk_buff *skb)
 		enum weight one;
 
 		if (bpf_skb_load_bytes(skb, at, &m, sizeof(m)) || m.length < NETLINK_HEADER_BYTES) {
-			found = ALL;
+			found = CHAIN;
 			break;
 		}
 		one = weigh(&m);
@@ -216,9 +237,11 @@ int message_sent(struct __sk_buff *skb)
 		at += (m.length + 3) & ~3U;
 	}
 	if (i == MOST_MESSAGES)
-		found = ALL;
+		found = CHAIN;
 	if (found != NOTHING)
-		changed(filter_slot, found == ALL && filter_slot == POLICY_HOST, false);
+		changed(filter_slot, found >= ALL && filter_slot == POLICY_HOST, false);
+	if (found == CHAIN)
+		chain_changed();
 	return 0;
 }
 

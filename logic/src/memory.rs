@@ -25,7 +25,7 @@ pub mod words {
     /// `struct queue_row`.
     pub const QUEUE_ROW: usize = 8;
     /// `struct firewall`.
-    pub const FIREWALL: usize = 104;
+    pub const FIREWALL: usize = 168;
 }
 
 /// The regions; their lengths are the capacities (a multiple of the row size in [`words`]).

@@ -4,7 +4,7 @@
 //! unique only within a namespace, so the key of everything is ([`NamespaceId`], ifindex).
 
 use crate::{
-    firewall::{prove::AddressPart, ruleset::Ruleset},
+    firewall::ruleset::Ruleset,
     net::{Address, Mac, Prefix, Tag},
     plan::{PortId, ReversePath},
 };
@@ -427,12 +427,18 @@ pub struct Settings {
 }
 
 /// The rules of a namespace's firewall.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Firewall {
     pub rules: Ruleset,
-    /// Addresses of connections that Linux already translated when the rules were read, maybe by rules that are gone
-    /// ([`crate::firewall::translated`]).
-    pub translated: BTreeSet<(AddressPart, IpAddr)>,
+    /// Old and new addresses of connections that Linux already translated when the rules were read, maybe by rules that
+    /// are gone. Those of the router itself are left out where packets to it show the connection. `None`: too many.
+    pub translated: Option<BTreeSet<IpAddr>>,
+}
+
+impl Default for Firewall {
+    fn default() -> Self {
+        Firewall { rules: Ruleset::default(), translated: Some(BTreeSet::new()) }
+    }
 }
 
 /// The key for hashing packets if a route has several next hops.

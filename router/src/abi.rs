@@ -39,6 +39,7 @@ const _: () = {
     assert!(offset_of!(firewall, pairs) == 0);
     assert!(offset_of!(firewall, range) == bytes(encoding::RANGES));
     assert!(offset_of!(firewall, ranges_used) == bytes(encoding::RANGES_USED));
+    assert!(offset_of!(firewall, changes) == bytes(encoding::CHANGES));
     assert!(offset_of!(firewall_range, low_lo) == bytes(1));
     assert!(offset_of!(firewall_range, high_hi) == bytes(2));
     assert!(offset_of!(firewall_range, high_lo) == bytes(3));

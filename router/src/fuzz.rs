@@ -227,7 +227,7 @@ fn xtables(bytes: &[u8]) {
     let (info, entries) = bytes.split_at(bytes.len().min(84));
     for version in [Version::V4, Version::V6] {
         if let Some(table) = xtables::parse(version, "filter", info, entries) {
-            proved(&Ruleset { tables: vec![table] });
+            proved(&Ruleset { tables: vec![std::sync::Arc::new(table)] });
         }
     }
 }

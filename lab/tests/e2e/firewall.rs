@@ -156,8 +156,8 @@ fn rules_and_elements_are_obeyed_when_their_command_returns_though_the_daemon_is
         nft(&bed, back);
     }
 
-    // Rules for one direction keep the other with Linux, too, because its packets may have answers there.
-    nft(&bed, "add rule inet t quiet oifname in udp dport 7 drop");
+    // A rule that asks for states keeps both directions with Linux, because conntrack must see both.
+    nft(&bed, "add rule inet t quiet ct state new oifname in udp dport 7 drop");
     until_fast(&mut daemon, &bed, [true, true]);
     eventually_true("no packet to be fast", || forwarded(&daemon, &bed, SERVER) == 0);
     let explained = |packet: &str| daemon.ask(&["explain", packet, "--router", bed.red_name()]).to_string();

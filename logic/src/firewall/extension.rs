@@ -38,6 +38,14 @@ const HARMLESS: [&str; 27] = [
     "ttl",
 ];
 
+/// May this match depend on what conntrack knows of a connection?
+pub fn tracks_connections(name: &str) -> bool {
+    const STATELESS: [&str; 10] =
+        ["addrtype", "comment", "icmp", "icmp6", "mark", "multiport", "rt", "statistic", "tcp", "udp"];
+    let harmless = HARMLESS.contains(&name) && !["connbytes", "helper"].contains(&name);
+    !harmless && !STATELESS.contains(&name)
+}
+
 /// Does it match? `None`: it has effects, or it is not known.
 pub fn matches(extension: &Extension, traffic: &Traffic, at: Place, packet_mark: Mark) -> Option<Answer> {
     let info = &extension.info[..];

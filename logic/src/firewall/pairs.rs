@@ -3,13 +3,14 @@
 //! A namespace can have thousands of devices, and most rules name few of them. Devices that no rule tells apart form a
 //! group, and a proof about one pair of devices holds for all pairs of their groups.
 //!
-//! Two kinds of packets between a pair need Linux although all rules accept them. Both belong to connections that the
-//! rules treat in some other place:
+//! Rules that ask what conntrack knows of a connection, or that translate, need to see all its packets. If a router has
+//! any such rule, a connection must be fast as a whole or not at all:
 //!
-//! * Packets of a translated connection. Linux translates all its later packets, wherever they pass. Their addresses
-//!   are left out ([`translated`](super::translated)).
-//! * Packets of a connection whose answers meet a rule that asks for its state. Conntrack must see it from the first
-//!   packet on. Answers leave where the first packet came in, so all pairs *to* that device must be free, too.
+//! * Answers may come in by any device, and leave by one of the two devices that the first packet took. So all packets
+//!   that leave by these two must be accepted.
+//! * Exceptions hold for both addresses of a packet, so they hold for its answers, too.
+//! * Linux translates all packets of a translated connection, wherever they pass. Their addresses are exceptions
+//!   ([`translated`](super::translated)).
 
 use super::{
     bits::{Answer, Bits},
@@ -30,11 +31,13 @@ pub const GROUPS: usize = 16;
 /// The group of devices about which nothing is proven, because there are too many groups.
 pub const UNPROVEN: u8 = 0;
 /// The most ranges of addresses that Linux keeps for itself.
-pub const MOST_EXCEPTIONS: usize = 8;
+pub const MOST_EXCEPTIONS: usize = 16;
 /// The most names and numbers that rules may compare devices with.
-const MOST_CONSTANTS: usize = 4096;
+const MOST_CONSTANTS: usize = 1024;
+/// The most comparisons of constants with devices.
+const MOST_COMPARISONS: usize = 1 << 14;
 /// The most elements of sets that are looked at, once for each rule that names the set.
-const MOST_ELEMENTS: usize = 1 << 20;
+const MOST_ELEMENTS: usize = 1 << 17;
 /// The most steps of the proof about one pair.
 const MOST_STEPS: u32 = 50_000;
 
@@ -59,14 +62,19 @@ pub struct Pairs {
     /// `None`: rules compare devices with too many constants, so no device has a group.
     constants: Option<Constants>,
     groups: BTreeMap<Signature, u8>,
+    /// Devices whose group is known.
+    known: BTreeMap<Device, u8>,
+    /// Comparisons of constants with devices so far.
+    comparisons: usize,
     /// Some device has no group.
     too_many: bool,
     /// A device of each group from 1 on.
     members: Vec<Device>,
     /// `pairs[from - 1][to - 1]`
     pairs: Vec<Vec<Pair>>,
-    /// The addresses of translated connections; or the rule that may translate to any.
+    /// The new addresses of connections that rules translate; or the rule that may translate to any.
     translated: Result<Vec<Exception>, Obstacle>,
+    tracks_connections: bool,
 }
 
 /// What the kernel plane needs to know.
@@ -74,7 +82,7 @@ pub struct Pairs {
 pub struct PairTable {
     /// By the group where a packet comes in: four bits for each group where it leaves, [`FREE`] and so on.
     pub pairs: [u64; GROUPS],
-    /// Linux decides about packets with these addresses, if their pair says [`FREE_EXCEPT`].
+    /// Linux decides about packets with such a source or destination, if their pair says [`FREE_EXCEPT`].
     pub exceptions: Vec<Exception>,
 }
 
@@ -99,44 +107,48 @@ impl PairTable {
 impl Pairs {
     /// No devices yet.
     pub fn new(firewall: Arc<Firewall>, version: Version) -> Pairs {
-        let of_rules = translated(&firewall.rules, version);
-        let also = firewall
-            .translated
-            .iter()
-            .filter_map(|(part, address)| Exception::of_address(*part, *address, version));
         Pairs {
             version,
             constants: Constants::of(&firewall.rules),
             groups: BTreeMap::new(),
+            known: BTreeMap::new(),
+            comparisons: 0,
             too_many: false,
             members: Vec::new(),
             pairs: Vec::new(),
-            translated: of_rules.map(|mut all| {
-                also.for_each(|one| add(&mut all, one));
-                all
-            }),
+            translated: translated(&firewall.rules, version),
+            tracks_connections: firewall.rules.tracks_connections(version),
             firewall,
         }
     }
 
     /// The group of a device. It may be a new one.
     pub fn group(&mut self, device: &Device) -> u8 {
-        let next = self.members.len() + 1;
+        if let Some(group) = self.known.get(device) {
+            return *group;
+        }
+        let group = self.new_group(device).unwrap_or(UNPROVEN);
+        self.too_many |= group == UNPROVEN;
+        self.known.insert(device.clone(), group);
+        group
+    }
+
+    fn new_group(&mut self, device: &Device) -> Option<u8> {
+        let constants = self.constants.as_ref()?;
+        self.comparisons += constants.count();
         // The bytes of such a name are not known, so rules cannot be compared with it.
-        let constants = self.constants.as_ref().filter(|_| !device.name.contains('\u{fffd}'));
-        let signature = constants.map(|constants| constants.signature(device));
-        match signature.map(|signature| self.groups.entry(signature)) {
-            Some(Entry::Occupied(group)) => *group.get(),
-            Some(Entry::Vacant(slot)) if next < GROUPS => {
-                slot.insert(next as u8);
+        if self.comparisons > MOST_COMPARISONS || device.name.contains('\u{fffd}') {
+            return None;
+        }
+        let next = self.members.len() + 1;
+        match self.groups.entry(constants.signature(device)) {
+            Entry::Occupied(group) => Some(*group.get()),
+            Entry::Vacant(slot) => {
+                let group = *slot.insert(u8::try_from(next).ok().filter(|_| next < GROUPS)?);
                 self.members.push(device.clone());
                 self.pairs.iter_mut().for_each(|row| row.push(Pair::Open));
                 self.pairs.push(vec![Pair::Open; next]);
-                next as u8
-            }
-            _ => {
-                self.too_many = true;
-                UNPROVEN
+                Some(group)
             }
         }
     }
@@ -195,51 +207,59 @@ impl Pairs {
         self.translated.as_ref().err()
     }
 
-    /// Are all packets to this group accepted, wherever they come from? Answers leave where the first packet came in.
-    pub fn is_clear(&self, group: u8) -> bool {
-        self.all().filter(|(_, to, _)| *to == group).all(|(_, _, pair)| matches!(pair, Pair::Accepted(_)))
+    /// May connections have packets that leave by this group and that rules matter to?
+    pub fn has_ruled_answers(&self, group: u8) -> bool {
+        let mut to_group = self.all().filter(|(_, to, _)| *to == group);
+        self.tracks_connections && !to_group.all(|(_, _, pair)| matches!(pair, Pair::Accepted(_)))
+    }
+
+    /// The addresses that are left out of all pairs; `None`: there are too many.
+    fn exceptions(&self) -> Option<Vec<Exception>> {
+        let mut all = self.translated.clone().unwrap_or_default();
+        let accepted = self.all().filter_map(|(_, _, pair)| match pair {
+            Pair::Accepted(except) => Some(except),
+            _ => None,
+        });
+        accepted.flatten().for_each(|one| add(&mut all, one));
+        if self.tracks_connections {
+            let addresses = self.firewall.translated.as_ref()?;
+            let of_version = addresses.iter().filter_map(|a| Exception::of_address(*a, self.version));
+            for address in of_version {
+                add(&mut all, &address);
+                if all.len() > MOST_EXCEPTIONS {
+                    break;
+                }
+            }
+        }
+        (all.len() <= MOST_EXCEPTIONS).then_some(all)
     }
 
     /// What the kernel plane needs to know. `None`: rules matter to no packet.
     pub fn table(&self) -> Option<PairTable> {
-        let translated = self.translated.as_deref().unwrap_or_default();
-        let mut table = PairTable::default();
-        if self.too_many || self.translated.is_err() || translated.len() > MOST_EXCEPTIONS {
-            return Some(table);
+        if self.firewall.rules.is_empty(self.version) {
+            return None;
         }
-        table.exceptions = translated.to_vec();
-        let count = self.members.len();
-        let accepted = |from: usize, to: usize| match &self.pairs[from][to] {
-            Pair::Accepted(except) => Some(except),
-            _ => None,
-        };
-        let mut all_free = true;
-        for from in 0..count {
-            let is_clear = self.is_clear(from as u8 + 1);
-            for to in 0..count {
-                let mut all = table.exceptions.clone();
-                accepted(from, to).into_iter().flatten().for_each(|one| add(&mut all, one.clone()));
-                if is_clear && accepted(from, to).is_some() && all.len() <= MOST_EXCEPTIONS {
-                    table.exceptions = all;
-                    table.set(from + 1, to + 1, FREE);
-                } else {
-                    all_free = false;
-                }
+        let mut table = PairTable::default();
+        let exceptions = self.exceptions().filter(|_| !self.too_many && self.translated.is_ok());
+        let Some(exceptions) = exceptions else { return Some(table) };
+        let what = if exceptions.is_empty() { FREE } else { FREE_EXCEPT };
+        table.exceptions = exceptions;
+        for (from, to, pair) in self.all() {
+            if matches!(pair, Pair::Accepted(_))
+                && ![from, to].map(|g| self.has_ruled_answers(g)).contains(&true)
+            {
+                table.set(from.into(), to.into(), what);
             }
         }
-        if table.exceptions.is_empty() {
-            return (!all_free).then_some(table);
-        }
-        // They are the same for all pairs.
-        table.pairs.iter_mut().for_each(|row| *row *= FREE_EXCEPT);
         Some(table)
     }
 }
 
-/// Adds an exception that is not there yet.
-pub(super) fn add(all: &mut Vec<Exception>, one: Exception) {
-    if !all.contains(&one) {
-        all.push(one);
+/// Adds an exception, unless another one contains it.
+pub(super) fn add(all: &mut Vec<Exception>, one: &Exception) {
+    if !all.iter().any(|other| other.contains(one)) {
+        all.retain(|other| !one.contains(other));
+        all.push(one.clone());
     }
 }
 
@@ -273,6 +293,15 @@ type Signature = (Vec<Ordering>, Vec<[bool; 2]>, Option<u32>);
 enum Held {
     Name,
     Index,
+}
+
+impl Held {
+    fn bytes(self) -> usize {
+        match self {
+            Held::Name => 16,
+            Held::Index => 4,
+        }
+    }
 }
 
 /// What registers hold of devices, by their first byte. An entry that is overwritten does no harm.
@@ -354,9 +383,16 @@ impl Constants {
 
     fn add(&mut self, held: &Registers, from: Register, length: usize, test: impl FnOnce() -> Test) {
         match held.get(&from.0) {
-            Some(what) => drop(self.tests.insert((*what, test()))),
+            Some(what) if length <= what.bytes() => drop(self.tests.insert((*what, test()))),
+            // It looks at more than the property.
+            Some(_) => self.each = true,
             None => self.each |= overlaps(held, from, length),
         }
+    }
+
+    /// The number of comparisons with each device.
+    fn count(&self) -> usize {
+        1 + self.tests.len() + self.lists.iter().map(Vec::len).sum::<usize>()
     }
 
     fn signature(&self, device: &Device) -> Signature {
@@ -389,8 +425,5 @@ impl Constants {
 /// Does a device's name or number lie in these bytes of the registers?
 fn overlaps(held: &Registers, from: Register, length: usize) -> bool {
     let (begin, end) = (usize::from(from.0), usize::from(from.0) + length);
-    held.iter().any(|(at, what)| {
-        let bytes = if *what == Held::Name { 16 } else { 4 };
-        usize::from(*at) < end && begin < usize::from(*at) + bytes
-    })
+    held.iter().any(|(at, what)| usize::from(*at) < end && begin < usize::from(*at) + what.bytes())
 }

@@ -24,7 +24,7 @@ const MOST_STEPS: u32 = 1_000_000;
 /// `NFT_JUMP_STACK_SIZE`
 const MOST_JUMPS: usize = 16;
 /// The most ranges of addresses that a proof for all packets may leave out.
-const MOST_EXCEPTIONS: usize = 8;
+const MOST_EXCEPTIONS: usize = 16;
 
 /// All packets of the traffic are accepted, except those of `except`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -46,14 +46,19 @@ pub struct Exception {
 }
 
 impl Exception {
+    /// Does it cover all addresses of the other, whichever part they are?
+    pub fn contains(&self, other: &Exception) -> bool {
+        self.low.len() == other.low.len() && self.low <= other.low && self.high >= other.high
+    }
+
     /// A single address. `None`: it is of the other version.
-    pub fn of_address(part: AddressPart, address: IpAddr, version: Version) -> Option<Exception> {
+    pub fn of_address(address: IpAddr, version: Version) -> Option<Exception> {
         let bytes = match (address, version) {
             (IpAddr::V4(address), Version::V4) => address.octets().to_vec(),
             (IpAddr::V6(address), Version::V6) => address.octets().to_vec(),
             _ => return None,
         };
-        Some(Exception { part, low: bytes.clone(), high: bytes })
+        Some(Exception { part: AddressPart::Source, low: bytes.clone(), high: bytes })
     }
 }
 
@@ -118,7 +123,7 @@ impl<'a> Prover<'a> {
             .tables
             .iter()
             .filter(|table| !table.dormant && table.family.concerns(version))
-            .flat_map(|table| table.chains.iter().map(move |(name, chain)| (table, name.as_str(), chain)))
+            .flat_map(|table| table.chains.iter().map(move |(name, chain)| (&**table, name.as_str(), chain)))
             .filter_map(|(table, name, chain)| Some((table, name, chain, chain.base.as_ref()?)))
             .collect();
         chains.sort_by_key(|(.., base)| place(base));
@@ -320,6 +325,7 @@ impl Walk<'_> {
         let mut ends = Ends::next(mark);
         for rule in &chain.rules {
             let Some(mark) = ends.next.take() else { break };
+            self.spend(at, 1)?;
             let at = Position { handle: Some(rule.handle), ..*at };
             let state = State { registers: Registers::unknown(), address: None, mark };
             ends = ends.or(self.rule(&at, rule, 0, state, known)?);

@@ -3,20 +3,45 @@
 //!
 //! Other people chose the names and texts in the rules. Escape them before you show them.
 
-use super::traffic::Version;
-use std::collections::BTreeMap;
+use super::{extension, traffic::Version};
+use std::{collections::BTreeMap, sync::Arc};
 
 /// The rules of one namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ruleset {
-    pub tables: Vec<Table>,
+    pub tables: Vec<Arc<Table>>,
 }
 
 impl Ruleset {
+    /// All chains that packets of this version may pass.
+    fn chains(&self, version: Version) -> impl Iterator<Item = &Chain> {
+        let tables = self.tables.iter().filter(move |t| !t.dormant && t.family.concerns(version));
+        tables.flat_map(|table| table.chains.values())
+    }
+
     /// Do packets of this version pass any chain?
     pub fn has_chains(&self, version: Version) -> bool {
-        let tables = self.tables.iter().filter(|table| !table.dormant && table.family.concerns(version));
-        tables.flat_map(|table| table.chains.values()).any(|chain| chain.base.is_some())
+        self.chains(version).any(|chain| chain.base.is_some())
+    }
+
+    /// Is a chain bound to devices?
+    pub fn has_device_chains(&self) -> bool {
+        let chains = self.tables.iter().flat_map(|table| table.chains.values());
+        chains.filter_map(|chain| chain.base.as_ref()).any(|base| base.devices != Devices::All)
+    }
+
+    /// Do packets of this version pass nothing but chains that are empty and accept them?
+    pub fn is_empty(&self, version: Version) -> bool {
+        let accepts = |base: &Base| base.accepts && !base.nat && base.hook != Hook::Unknown;
+        self.chains(version).all(|chain| chain.rules.is_empty() && chain.base.as_ref().is_none_or(accepts))
+    }
+
+    /// May rules depend on, or change, what conntrack knows of a connection?
+    pub fn tracks_connections(&self, version: Version) -> bool {
+        let is_nat = |chain: &Chain| chain.base.as_ref().is_some_and(|base| base.nat);
+        let mut steps =
+            self.chains(version).flat_map(|chain| &chain.rules).flat_map(|rule| &rule.expressions);
+        self.chains(version).any(is_nat) || steps.any(Expression::tracks_connections)
     }
 }
 
@@ -141,9 +166,11 @@ pub enum Expression {
     },
     /// Gives a new connection a helper.
     SetHelper,
-    /// Translates addresses of a new connection. `name`: how a rule calls it.
+    /// Translates addresses of a new connection. `name`: how a rule calls it. `version`: of which packets; `None`: of all
+    /// of the table.
     Translate {
         name: &'static str,
+        version: Option<Version>,
         into: Addresses,
     },
     /// Loads `NFT_CT_*`. `direction`: `IP_CT_DIR_*`.
@@ -223,6 +250,25 @@ pub enum Expression {
     /// Anything else, by its name.
     Other(String),
 }
+
+impl Expression {
+    fn tracks_connections(&self) -> bool {
+        match self {
+            Expression::Ct { .. }
+            | Expression::SetHelper
+            | Expression::Translate { .. }
+            | Expression::AddFlow(_)
+            | Expression::Maybe(_) => true,
+            Expression::Match(extension) => extension::tracks_connections(&extension.name),
+            Expression::Other(name) => !STATELESS.contains(&name.as_str()),
+            _ => false,
+        }
+    }
+}
+
+/// Steps that look at no connection and translate nothing.
+pub(super) const STATELESS: [&str; 9] =
+    ["log", "limit", "quota", "reject", "queue", "-j LOG", "-j NFLOG", "-j REJECT", "-j TCPMSS"];
 
 /// The new addresses of a connection that NAT translates.
 #[derive(Clone, Debug, PartialEq, Eq)]

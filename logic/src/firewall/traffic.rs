@@ -1,7 +1,8 @@
 //! What is known of the packets that a proof is about, at each place where rules look at them.
 //!
 //! A proof covers only packets that the kernel plane would forward. Linux gets all others: fragments, packets with IP
-//! options or TTL 1, packets to the router itself, and TCP packets with SYN, FIN or RST of a connection.
+//! options or TTL 1, and packets to the router itself. Proofs about connections do not cover TCP packets with SYN, FIN or
+//! RST.
 
 use super::{
     bits::{Answer, Bits, Mark},

@@ -2,13 +2,15 @@
 //!
 //! Linux translates all packets of such a connection, wherever they pass, and asks no rule about the later ones. A packet
 //! of it that arrives from the far end has one of these as its source (if the destination was translated) or as its
-//! destination (if the source was). Packets of the other direction meet the rule itself, or go to an address of the
-//! router.
+//! destination (if the source was). Packets of the other direction meet the rule itself while it is there, or go to an
+//! address of the router. (The connections that Linux tracks already are in [`crate::observe::Firewall`].)
 
 use super::{
     pairs::add,
     prove::{AddressPart, Exception, Obstacle, Why},
-    ruleset::{Addresses, Chain, Expression, Into, Operand, Register, Rule, Ruleset, Table, Value},
+    ruleset::{
+        Addresses, Chain, Expression, Into, Operand, Register, Rule, Ruleset, STATELESS, Table, Value,
+    },
     traffic::Version,
 };
 
@@ -20,7 +22,7 @@ use super::{
 pub fn translated(ruleset: &Ruleset, version: Version) -> Result<Vec<Exception>, Obstacle> {
     let mut all = Vec::new();
     for table in ruleset.tables.iter().filter(|table| !table.dormant && translates(table, version)) {
-        for (name, chain) in &table.chains {
+        for (name, chain) in table.chains.iter().filter(|(_, chain)| is_of_nat(chain)) {
             for rule in &chain.rules {
                 of_rule(table, rule, version, &mut all).map_err(|what| Obstacle {
                     family: table.family,
@@ -38,6 +40,11 @@ pub fn translated(ruleset: &Ruleset, version: Version) -> Result<Vec<Exception>,
 fn translates(table: &Table, version: Version) -> bool {
     let is_nat = |chain: &Chain| chain.base.as_ref().is_some_and(|base| base.nat);
     table.family.concerns(version) && table.chains.values().any(is_nat)
+}
+
+/// Chains of other hooks translate nothing. Chains without a hook may be called by one that does.
+fn is_of_nat(chain: &Chain) -> bool {
+    chain.base.as_ref().is_none_or(|base| base.nat)
 }
 
 /// The error is the statement's name.
@@ -70,7 +77,8 @@ fn of_rule(
             | Expression::Load { into, .. }
             | Expression::Mask { into, .. }
             | Expression::Swap { into, .. } => registers.clear(*into),
-            Expression::Translate { name, into } => {
+            Expression::Translate { version: Some(of), .. } if *of != version => (),
+            Expression::Translate { name, into, .. } => {
                 let (part, low, high) = match into {
                     Addresses::Own => continue,
                     Addresses::Any => return Err(name),
@@ -84,7 +92,11 @@ fn of_rule(
                 if low.len() != high.len() {
                     return Err(name);
                 }
-                low.into_iter().zip(high).for_each(|(low, high)| add(all, Exception { part, low, high }));
+                low.into_iter().zip(high).for_each(|(low, high)| add(all, &Exception { part, low, high }));
+            }
+            // Some other target of NAT?
+            Expression::Other(name) if !STATELESS.contains(&name.as_str()) => {
+                return Err("an unknown statement");
             }
             _ => (),
         }

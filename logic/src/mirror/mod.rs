@@ -81,7 +81,7 @@ impl Default for Limits {
 }
 
 /// About the number of steps of proofs about rules that one plan takes.
-const STEPS_PER_PLAN: u32 = 20_000;
+const STEPS_PER_PLAN: u32 = 10_000;
 
 /// The state of all namespaces involved, and the plan made from it.
 pub struct Mirror {
@@ -335,9 +335,14 @@ impl Mirror {
         self.router_ids.turn() | self.interface_ids.turn()
     }
 
-    /// Whether routes or rules wait for the next plan.
+    /// Whether routes wait for the next plan.
     pub fn is_behind(&self) -> bool {
-        self.spaces.values().any(|space| space.is_behind() || !space.rules.is_done())
+        self.spaces.values().any(Space::is_behind)
+    }
+
+    /// Whether rules wait to be looked at. Plans for them need not follow each other closely.
+    pub fn is_judging(&self) -> bool {
+        self.spaces.values().any(|space| !space.rules.is_done())
     }
 
     /// Whether routes of this namespace wait for the next plan.

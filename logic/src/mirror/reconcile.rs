@@ -180,7 +180,7 @@ impl Mirror {
             }
         }
         for (namespace, space) in &mut self.spaces {
-            let tables = space.rules.tables();
+            let tables = space.rules.tables().clone();
             let Some(router) = &mut space.router else { continue };
             let pairs = || router.tables.iter().zip(&tables);
             let closes =

@@ -2,7 +2,7 @@
 
 use crate::{
     firewall::{
-        pairs::{GROUPS, LINUX, Pair, PairTable, Pairs, UNPROVEN},
+        pairs::{FREE, GROUPS, LINUX, Pair, PairTable, Pairs, UNPROVEN},
         traffic::{Device, Version},
     },
     mirror::RulesView,
@@ -24,6 +24,7 @@ pub(super) struct Rules {
     pairs: [Option<Pairs>; 2],
     devices: BTreeMap<u32, Device>,
     groups: BTreeMap<u32, u8>,
+    tables: PairTables,
 }
 
 /// The tables of both IP versions; `None`: rules do not matter.
@@ -33,9 +34,7 @@ impl Rules {
     /// Follows the settings and links of the namespace.
     pub fn settle(&mut self, namespace: NamespaceId, firewall: &Arc<Firewall>, links: &BTreeMap<u32, Link>) {
         let renewed = self.firewall != *firewall;
-        if renewed {
-            self.firewall = firewall.clone();
-        }
+        self.firewall = firewall.clone();
         if self.firewall.rules.tables.is_empty() {
             *self = Rules { firewall: self.firewall.clone(), ..Rules::default() };
             return;
@@ -56,6 +55,11 @@ impl Rules {
             });
             self.regroup();
         }
+        self.make_tables();
+    }
+
+    fn make_tables(&mut self) {
+        self.tables = self.pairs.each_ref().map(|pairs| pairs.as_ref().and_then(Pairs::table).map(Arc::new));
     }
 
     /// Gives each device its group. Returns whether a group is left without devices.
@@ -77,7 +81,12 @@ impl Rules {
 
     /// Decides about more pairs, until `steps` are used up. Returns whether anything was decided.
     pub fn advance(&mut self, steps: &mut u32) -> bool {
-        self.pairs.iter_mut().flatten().filter_map(|pairs| pairs.advance(steps).then_some(())).count() > 0
+        let pairs = self.pairs.iter_mut().flatten();
+        let decided = pairs.filter_map(|pairs| pairs.advance(steps).then_some(())).count() > 0;
+        if decided {
+            self.make_tables();
+        }
+        decided
     }
 
     /// Are all pairs decided?
@@ -89,8 +98,8 @@ impl Rules {
         self.groups.get(&ifindex).copied().unwrap_or(UNPROVEN)
     }
 
-    pub fn tables(&self) -> PairTables {
-        self.pairs.each_ref().map(|pairs| pairs.as_ref().and_then(Pairs::table).map(Arc::new))
+    pub fn tables(&self) -> &PairTables {
+        &self.tables
     }
 
     /// What people see of it, for IPv4 and IPv6; `None`: there are no rules.
@@ -114,7 +123,7 @@ fn view(pairs: &Pairs, groups: BTreeMap<u8, Vec<String>>) -> RulesView {
         Pair::Accepted(_) => Some(match pairs.hindrance() {
             Some(obstacle) => obstacle.to_string(),
             None if pairs.are_too_many() => "the rules tell too many groups of devices apart".into(),
-            None if !pairs.is_clear(from) => {
+            None if [from, to].map(|group| pairs.has_ruled_answers(group)).contains(&true) => {
                 "rules may matter to answers, and conntrack must then see all packets of a connection".into()
             }
             None => "the rules name too many addresses".into(),
@@ -133,17 +142,21 @@ const MOST_REASONS: usize = 4;
 impl Rules {
     /// Why the rules matter to all packets of IPv4 and IPv6, as sentences. Empty: they do not.
     pub fn reasons(&self) -> [Vec<String>; 2] {
-        self.pairs.each_ref().map(|pairs| match pairs {
-            Some(pairs) if !allows(pairs.table().as_ref()) => reasons(pairs),
+        let mut tables = self.tables.iter();
+        self.pairs.each_ref().map(|pairs| match (pairs, tables.next()) {
+            (Some(pairs), Some(table)) if !allows(table.as_deref()) => reasons(pairs),
             _ => Vec::new(),
         })
     }
 
     /// Do the rules matter to some packets of IPv4 and IPv6, and not to others?
     pub fn matter_to_some(&self) -> [bool; 2] {
-        self.pairs.each_ref().map(|pairs| {
-            let table = pairs.as_ref().and_then(Pairs::table);
-            table.is_some_and(|table| allows(Some(&table)))
+        let mut tables = self.tables.iter();
+        self.pairs.each_ref().map(|pairs| match (pairs, tables.next()) {
+            (Some(pairs), Some(Some(table))) => {
+                allows(Some(table)) && !pairs.all().all(|(from, to, _)| table.pair(from, to) == FREE)
+            }
+            _ => false,
         })
     }
 }

@@ -114,6 +114,14 @@ impl Mirror {
         })
     }
 
+    /// May a chain of a namespace be bound to a device? Such a chain sees the packets of all routers.
+    pub fn may_have_device_chains(&self, namespace: NamespaceId) -> bool {
+        self.spaces.get(&namespace).is_none_or(|space| {
+            let firewall = &space.settings.firewall;
+            firewall.translated.is_none() || firewall.rules.has_device_chains()
+        })
+    }
+
     /// The rules of a namespace's firewall, for IPv4 and IPv6. `None`: there are none.
     pub fn rules(&self, namespace: NamespaceId) -> [Option<RulesView>; 2] {
         self.spaces.get(&namespace).map(|space| space.rules.views()).unwrap_or_default()

@@ -48,7 +48,7 @@ pub mod encoding {
         },
         nexthops::{FLAG_FRAGS, FLAG_LOCAL, FLAG_UNICAST, KIND_ONLINK, KIND_PASS, KIND_VIA},
         queues::{FAMILY_WAYS, MAX_QUEUES, QUEUE_WAYS},
-        rules::{RANGES, RANGES_USED, ROUTER_RULES},
+        rules::{CHANGES, RANGES, RANGES_USED, ROUTER_RULES},
     };
 }
 

@@ -5,7 +5,7 @@ use crate::{
     fib::Full,
     firewall::{
         pairs::{GROUPS, MOST_EXCEPTIONS, PairTable},
-        prove::{AddressPart, Exception},
+        prove::Exception,
     },
     memory::{Memory, words},
     plan::{InterfaceId, RouterId},
@@ -14,7 +14,8 @@ use std::sync::{
     Arc,
     atomic::{
         AtomicU64,
-        Ordering::{Relaxed, Release},
+        Ordering::{Relaxed, Release, SeqCst},
+        fence,
     },
 };
 
@@ -22,15 +23,18 @@ use std::sync::{
 pub const ROUTER_RULES: [u64; 2] = [1 << 2, 1 << 3];
 
 /// Words of `struct firewall`: the rows of pairs of each version come first, then the ranges of each version, then a
-/// word for each version that says which ranges are in use.
+/// word for each version that says which ranges are in use, and a count of changes.
 pub const RANGES: usize = 2 * GROUPS;
 const RANGE_WORDS: usize = 4;
 pub const RANGES_USED: usize = RANGES + 2 * MOST_EXCEPTIONS * RANGE_WORDS;
 
-const _: () = assert!(RANGES_USED + 2 <= words::FIREWALL && words::FIREWALL.is_multiple_of(8));
+/// Counts up before and after each change of the other words.
+pub const CHANGES: usize = RANGES_USED + 2;
+
+const _: () = assert!(CHANGES < words::FIREWALL && words::FIREWALL.is_multiple_of(8));
 
 impl<M: Memory> Tables<M> {
-    /// Closes all pairs while it changes exceptions, and asks for rules before it opens pairs.
+    /// Rules that begin to matter are asked for at once.
     pub(super) fn set_rules(
         &mut self,
         router: RouterId,
@@ -65,23 +69,25 @@ impl<M: Memory> Tables<M> {
     }
 }
 
+/// Readers ignore what they have read while the version is odd, or changes.
 fn write(firewall: &[AtomicU64], version: usize, table: &PairTable) {
-    let rows = &firewall[version * GROUPS..(version + 1) * GROUPS];
-    rows.iter().for_each(|row| row.store(0, Release));
-    let used = &firewall[RANGES_USED + version];
-    used.store(0, Release);
-    let mut parts = 0;
+    let changes = &firewall[CHANGES];
+    let before = changes.load(Relaxed);
+    changes.store(before + 1, Release);
+    fence(SeqCst);
+    let mut used = 0;
     for (i, exception) in table.exceptions.iter().take(MOST_EXCEPTIONS).enumerate() {
         let at = RANGES + (version * MOST_EXCEPTIONS + i) * RANGE_WORDS;
         for (word, value) in firewall[at..at + RANGE_WORDS].iter().zip(range(exception)) {
             word.store(value, Release);
         }
-        parts |= 1 << (i + if exception.part == AddressPart::Destination { MOST_EXCEPTIONS } else { 0 });
+        used |= 1 << i;
     }
-    used.store(parts, Release);
-    for (row, pairs) in rows.iter().zip(table.pairs) {
+    firewall[RANGES_USED + version].store(used, Release);
+    for (row, pairs) in firewall[version * GROUPS..(version + 1) * GROUPS].iter().zip(table.pairs) {
         row.store(pairs, Release);
     }
+    changes.store(before + 2, Release);
 }
 
 /// Lowest and highest address, each as its high half and its low half. An IPv4 address stands in the low half.

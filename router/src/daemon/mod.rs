@@ -181,7 +181,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         if self.world.mirror.is_behind() {
             return Duration::ZERO;
         }
-        if self.verifying.is_some() || self.generation.is_reclaiming() {
+        if self.verifying.is_some() || self.generation.is_reclaiming() || self.world.mirror.is_judging() {
             return POLL;
         }
         let mut due = self.world.check_due();

@@ -203,6 +203,14 @@ impl Windows {
         space.due = space.due.map(|due| due.max(space.not_before)).max(again);
     }
 
+    /// Takes note whether a chain of the host may be bound to a device, if everything that concerns all has been read.
+    fn note_device_chains(&self, may_be: bool) {
+        let of_all = self.policy.changes_of_all();
+        if self.spaces.get(&HOST).is_some_and(|host| host.read == Some(of_all)) {
+            self.policy.note_device_chains(may_be, of_all);
+        }
+    }
+
     /// Everything read by the beginning of this round has been applied, except waiting routes of namespaces that are
     /// behind: removes the marks.
     fn end(&mut self, is_behind: impl Fn(NamespaceId) -> bool) {
@@ -295,6 +303,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     /// The readings have been applied: their routers are trusted again.
     pub(super) fn settle_policy(&mut self) {
         if self.confirming.unread().is_none() {
+            if let Some(host) = self.windows.spaces.get(&HOST) {
+                self.windows.note_device_chains(self.world.mirror.may_have_device_chains(host.namespace));
+            }
             self.windows.end(|namespace| self.world.mirror.is_behind_of(namespace));
         }
     }

@@ -14,45 +14,42 @@ const SUBSYSTEM: u16 = 1 << 8;
 const NEW: u16 = SUBSYSTEM;
 const GET: u16 = SUBSYSTEM | 1;
 /// `CTA_*`
+const TUPLE_ORIGINAL: u16 = 1;
 const TUPLE_REPLY: u16 = 2;
 const STATUS: u16 = 3;
 const STATUS_MASK: u16 = 26;
-/// Two more addresses than exceptions of a router make no difference.
-const MOST_ADDRESSES: usize = 64;
+/// A NAT box has any number of them. So many are kept, because other exceptions may contain most of them.
+const MOST_ADDRESSES: usize = 1024;
 
-/// The addresses by which packets of translated connections can be told apart: new sources of connections (their answers
-/// have them as destination), and new destinations (as source). Addresses in `own` are left out, because packets to the
-/// router itself go to Linux anyway. At most 64 are returned.
+/// The addresses by which packets of translated connections can be told apart: old and new sources of connections, and old
+/// and new destinations. A packet to an address in `own` goes to Linux anyway, so these are left out where packets have
+/// them as destination. `None`: there are too many.
 ///
 /// # Errors
 /// The table cannot be read. A kernel that tracks no connections has none.
-pub fn translated(
-    socket: &mut Socket,
-    own: &BTreeSet<IpAddr>,
-) -> io::Result<BTreeSet<(AddressPart, IpAddr)>> {
+pub fn translated(socket: &mut Socket, own: &BTreeSet<IpAddr>) -> io::Result<Option<BTreeSet<IpAddr>>> {
     let mut found = BTreeSet::new();
     for status in [SRC_NAT, DST_NAT] {
         // Kernels before 5.18 send all connections.
         let request = Request::new(GET, wire::DUMP, &[0; 4])
             .with(STATUS, &status.to_be_bytes())
             .with(STATUS_MASK, &status.to_be_bytes());
-        let mut note = |message: Message<'_>| -> Option<()> {
-            for address in addresses(message)? {
-                if !own.contains(&address.1) && found.len() < MOST_ADDRESSES {
-                    found.insert(address);
-                }
-            }
-            None
+        let note = |message: Message<'_>| -> Option<()> {
+            let new = addresses(message)?.filter(|(part, address)| {
+                (*part == AddressPart::Source || !own.contains(address)) && found.insert(*address)
+            });
+            (new.count() > 0).then_some(())
         };
-        match socket.dump_at_most(&mut Most::new(1, "connections"), request, &mut note) {
+        match socket.dump_at_most(&mut Most::new(MOST_ADDRESSES, "translated connections"), request, note) {
             Err(e) if super::nftables::is_absent(&e) => break,
+            Err(e) if e.kind() == io::ErrorKind::QuotaExceeded => return Ok(None),
             other => other?,
         };
     }
-    Ok(found)
+    Ok(Some(found))
 }
 
-/// The addresses of one connection, if it is translated.
+/// The addresses of one connection that packets of it have before they are translated, if it is translated.
 pub(crate) fn addresses(message: Message<'_>) -> Option<impl Iterator<Item = (AddressPart, IpAddr)>> {
     const IP: u16 = 1;
     const SOURCES: [u16; 2] = [1, 3];
@@ -60,22 +57,26 @@ pub(crate) fn addresses(message: Message<'_>) -> Option<impl Iterator<Item = (Ad
     if message.kind != NEW {
         return None;
     }
-    let (mut status, mut reply) = (0, None);
+    let (mut status, mut tuples) = (0, [None; 2]);
     for (kind, value) in wire::attributes_after(message.payload, 4) {
         match kind {
             STATUS => status = wire::be32_at(value, 0)?,
-            TUPLE_REPLY => reply = wire::attribute(value, IP),
+            TUPLE_ORIGINAL => tuples[0] = wire::attribute(value, IP),
+            TUPLE_REPLY => tuples[1] = wire::attribute(value, IP),
             _ => (),
         }
     }
-    let address = |kinds: [u16; 2]| {
-        let reply = reply?;
-        kinds.into_iter().find_map(|kind| wire::attribute(reply, kind).and_then(wire::address))
+    let address = |tuple: usize, kinds: [u16; 2]| {
+        let tuple: &[u8] = tuples[tuple]?;
+        kinds.into_iter().find_map(|kind| wire::attribute(tuple, kind).and_then(wire::address))
     };
-    let source = address(SOURCES).filter(|_| status & DST_NAT != 0);
-    let destination = address(DESTINATIONS).filter(|_| status & SRC_NAT != 0);
-    let parts = [(AddressPart::Source, source), (AddressPart::Destination, destination)];
-    Some(parts.into_iter().filter_map(|(part, address)| Some((part, address?))))
+    let of_source =
+        [(AddressPart::Source, address(0, SOURCES)), (AddressPart::Destination, address(1, DESTINATIONS))];
+    let of_destination =
+        [(AddressPart::Destination, address(0, DESTINATIONS)), (AddressPart::Source, address(1, SOURCES))];
+    let of_source = of_source.into_iter().filter(move |_| status & SRC_NAT != 0);
+    let of_destination = of_destination.into_iter().filter(move |_| status & DST_NAT != 0);
+    Some(of_source.chain(of_destination).filter_map(|(part, address)| Some((part, address?))))
 }
 
 #[cfg(test)]
@@ -89,21 +90,25 @@ mod tests {
     }
 
     #[test]
-    fn a_translated_connection_has_addresses_of_its_answers() {
-        let ip = nested(&[(1, &[10, 0, 0, 5]), (2, &[192, 0, 2, 9])]);
+    fn a_translated_connection_has_the_addresses_before_and_after() {
+        let ip = |source: [u8; 4], destination: [u8; 4]| {
+            nested(&[(1, &nested(&[(1, &source), (2, &destination)]))])
+        };
         let of = |status: u32| {
             let mut request = Request::new(NEW, 0, &[2, 0, 0, 0])
-                .with(TUPLE_REPLY, &nested(&[(1, &ip)]))
+                .with(TUPLE_ORIGINAL, &ip([10, 0, 0, 1], [198, 51, 100, 1]))
+                .with(TUPLE_REPLY, &ip([10, 0, 0, 5], [192, 0, 2, 9]))
                 .with(STATUS, &status.to_be_bytes());
             let bytes = request.bytes(1).to_vec();
             let message = wire::messages(&bytes).next().unwrap();
             addresses(message).unwrap().collect::<Vec<_>>()
         };
-        let source = (AddressPart::Source, IpAddr::from([10, 0, 0, 5]));
-        let destination = (AddressPart::Destination, IpAddr::from([192, 0, 2, 9]));
+        let (source, destination) = (AddressPart::Source, AddressPart::Destination);
+        let of_source = [(source, [10, 0, 0, 1].into()), (destination, [192, 0, 2, 9].into())];
+        let of_destination = [(destination, [198, 51, 100, 1].into()), (source, [10, 0, 0, 5].into())];
         assert_eq!(of(0x8e), []);
-        assert_eq!(of(DST_NAT), [source]);
-        assert_eq!(of(SRC_NAT | 0x8e), [destination]);
-        assert_eq!(of(SRC_NAT | DST_NAT), [source, destination]);
+        assert_eq!(of(SRC_NAT | 0x8e), of_source);
+        assert_eq!(of(DST_NAT), of_destination);
+        assert_eq!(of(SRC_NAT | DST_NAT), [of_source, of_destination].concat());
     }
 }

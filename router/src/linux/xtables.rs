@@ -31,7 +31,7 @@ const NAME_BYTES: usize = 32;
 /// The mark of our own socket. The program that watches queries of others ignores it (`bpf/policy.bpf.c`).
 static OUR_MARK: u32 = 0x4d69_6c6c;
 /// Longer tables are not read.
-const MOST_BYTES: usize = 64 << 20;
+const MOST_BYTES: usize = 4 << 20;
 /// How often a table that changes meanwhile is read before Millrace gives up.
 const ATTEMPTS: usize = 5;
 
@@ -46,10 +46,11 @@ pub fn read(version: Version) -> io::Result<Vec<Table>> {
     names(version)?.lines().map(|name| read_table(version, name)).collect()
 }
 
-/// Does the calling thread's namespace have a table of NAT?
-pub fn translates() -> bool {
-    let has_nat = |version| names(version).is_ok_and(|names| names.lines().any(|name| name == "nat"));
-    [Version::V4, Version::V6].into_iter().any(has_nat)
+/// May the calling thread's namespace have any table?
+pub fn is_used() -> bool {
+    [Version::V4, Version::V6]
+        .into_iter()
+        .any(|version| names(version).map_or(true, |names| !names.is_empty()))
 }
 
 /// The names of the tables, in lines.

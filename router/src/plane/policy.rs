@@ -37,7 +37,7 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     sync::atomic::{
         AtomicU64,
-        Ordering::{AcqRel, Acquire, Release},
+        Ordering::{AcqRel, Acquire, Release, SeqCst},
     },
     thread,
     time::Duration,
@@ -58,6 +58,7 @@ const PENDING: usize = offset_of!(types::policy_slot, pending) / 8;
 const EARLY_NS: usize = offset_of!(types::policy_slot, early_ns) / 8;
 const ROUTER: usize = offset_of!(types::policy_slot, router) / 8;
 const ALL: usize = offset_of!(types::policy_slot, all) / 8;
+const NO_DEVICE_CHAINS: usize = offset_of!(types::policy_slot, no_device_chains) / 8;
 
 /// The number by which a viewer knows its namespace.
 const VIEWED: i32 = 1;
@@ -375,6 +376,17 @@ impl Policy {
         match self.word(slot, PENDING).load(Acquire) {
             0 => 0,
             _ => self.word(slot, PENDING).swap(0, AcqRel),
+        }
+    }
+
+    /// Takes note whether a chain of the host may be bound to a device, as of a reading that began after `read` changes
+    /// that concern all. If none is, later changes of the host's rules do not concern all.
+    pub fn note_device_chains(&self, may_be: bool, read: u64) {
+        let word = self.word(HOST, NO_DEVICE_CHAINS);
+        word.store(u64::from(!may_be), SeqCst);
+        // A chain that came since then has set it to 0, maybe before the line above.
+        if self.changes_of_all() != read {
+            word.store(0, SeqCst);
         }
     }
 

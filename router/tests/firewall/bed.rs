@@ -339,7 +339,7 @@ impl Bed {
     /// The rules as Linux has them.
     pub fn ruleset(&mut self) -> Ruleset {
         let mut ruleset = nftables::read(&mut self.socket).unwrap();
-        ruleset.tables.extend(xtables::read(Version::V4).unwrap());
+        ruleset.tables.extend(xtables::read(Version::V4).unwrap().into_iter().map(std::sync::Arc::new));
         ruleset
     }
 

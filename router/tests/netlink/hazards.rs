@@ -24,7 +24,8 @@ use std::{
 /// The base chains that packets of this version pass.
 fn chains(settings: &Settings, version: Version) -> Vec<String> {
     let tables = settings.firewall.rules.tables.iter().filter(|table| table.family.concerns(version));
-    let chains = tables.flat_map(|table| table.chains.iter().map(move |(name, chain)| (table, name, chain)));
+    let chains =
+        tables.flat_map(|table| table.chains.iter().map(move |(name, chain)| (&**table, name, chain)));
     let base = |(table, name, chain): (&Table, &String, &Chain)| {
         let base = chain.base.as_ref()?;
         let (family, table, rules) = (table.family, &table.name, chain.rules.len());

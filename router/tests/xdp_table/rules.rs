@@ -105,8 +105,9 @@ fn packets_with_excepted_addresses_go_up() {
             ("10.0.1.21", "10.0.2.10", false),
             ("10.7.3.9", "10.0.2.10", true),
             ("10.7.6.0", "10.0.2.10", false),
-            // The opposite part
-            ("10.0.2.9", "10.0.2.10", false),
+            // Of answers, too
+            ("10.0.2.9", "10.0.2.10", true),
+            ("10.7.6.1", "10.0.2.10", false),
         ] {
             let frame = Frame::udp4(A, source, destination);
             let forwarded = out(2, frame.routed(FRIEND, B, &[]));

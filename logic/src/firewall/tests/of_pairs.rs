@@ -60,7 +60,9 @@ fn the_number_of_groups_and_steps_is_bounded() {
     };
     assert_eq!(groups(names(14)), (GROUPS - 1, false));
     assert_eq!(groups(names(15)), (GROUPS - 1, true));
-    assert_eq!(groups(names(5000)), (0, true));
+    assert_eq!(groups(names(1025)), (0, true), "too many constants");
+    let (pairs, _) = decided(names(1000), &devices(20));
+    assert!(pairs.are_too_many(), "too many comparisons");
     // Elements behind the limit tell devices apart, too.
     let key = |device: &str, n: u16| {
         let mut key = device.as_bytes().to_vec();
@@ -68,7 +70,7 @@ fn the_number_of_groups_and_steps_is_bounded() {
         key.extend([10, 0, (n >> 8) as u8, n as u8]);
         element(&key, &key, Value::None)
     };
-    let elements = (0..5000).map(|n| key("eth1", n)).chain([key("eth2", 0)]).collect();
+    let elements = (0..3000).map(|n| key("eth1", n)).chain([key("eth2", 0)]).collect();
     let load = Payload { header: Header::Network, offset: 12, bytes: 4, into: Register(16) };
     let rule = vec![Meta { key: 6, into: R }, load, lookup(Into::Nowhere), Ends(Verdict::Drop)];
     let long = with_set(forward(vec![rule]), Set { parts: vec![16, 4], elements, ..Set::default() });
@@ -115,28 +117,47 @@ fn rows(table: &PairTable, groups: u8) -> Vec<Vec<u64>> {
 }
 
 #[test]
-fn rules_that_accept_all_matter_to_nothing() {
-    assert_eq!(decided(forward(vec![accept()]), &devices(3)).0.table(), None);
+fn empty_chains_matter_to_nothing() {
     let empty = || table(vec![("f", base(Hook::Forward, 0, true, vec![]))]);
     assert_eq!(decided(empty(), &devices(3)).0.table(), None);
     assert_ne!(decided(forward(vec![]), &devices(3)).0.table(), None, "its policy drops packets");
-    // Nothing is known of devices that are not there yet, nor before a decision.
-    let mut pairs = undecided(empty());
+    // A rule that accepts all may still drop packets that are no whole packets of a protocol.
+    let (accepts, _) = decided(forward(vec![accept()]), &devices(3));
+    assert_eq!(rows(&accepts.table().unwrap(), 1), [[FREE]]);
+    // Nothing is known before a decision.
+    let mut pairs = undecided(forward(vec![accept()]));
     pairs.group(&device(1, "eth1"));
     assert_eq!(pairs.table(), Some(PairTable::default()));
 }
 
+/// Drops packets of new connections.
+fn drops_new() -> Vec<Expression> {
+    let state = vec![Ct { key: 0, direction: None, into: R }, is(&8u32.to_ne_bytes())];
+    [state, drop()].concat()
+}
+
 #[test]
-fn answers_need_free_pairs_too() {
-    // Linux decides about packets from eth2 to eth1, maybe by the state of their connection.
-    let ruleset = || forward(vec![and(name(6, "eth2"), and(name(7, "eth1"), drop())), accept()]);
-    let (pairs, groups) = decided(ruleset(), &devices(3));
-    assert_eq!(groups, [1, 2, 3]);
-    let table = pairs.table().unwrap();
-    // A connection that comes in by eth1 may have answers by eth2.
-    assert_eq!(rows(&table, 3), [[LINUX; 3], [LINUX, FREE, FREE], [FREE; 3]]);
-    assert!(table.exceptions.is_empty());
-    assert_eq!([table.pair(0, 1), table.pair(1, 0)], [LINUX; 2]);
+fn answers_need_free_pairs_where_rules_track_connections() {
+    let from_to = |from: &str, to: &str, rule| and(name(6, from), and(name(7, to), rule));
+    let tables = |rule: Vec<Expression>| {
+        let (pairs, groups) = decided(forward(vec![rule, accept()]), &devices(3));
+        assert_eq!(groups, [1, 2, 3]);
+        let table = pairs.table().unwrap();
+        assert!(table.exceptions.is_empty());
+        assert_eq!([table.pair(0, 1), table.pair(1, 0)], [LINUX; 2]);
+        rows(&table, 3)
+    };
+    // Packets from eth2 to eth1. Without states, this concerns no others.
+    assert_eq!(tables(from_to("eth2", "eth1", drop())), [[FREE; 3], [LINUX, FREE, FREE], [FREE; 3]]);
+    // With states, a connection that uses eth1 may have answers there.
+    let tracked = tables(from_to("eth2", "eth1", drops_new()));
+    assert_eq!(tracked, [[LINUX; 3], [LINUX, FREE, FREE], [LINUX, FREE, FREE]]);
+    // Answers of all that is free are free.
+    for from in 0..3 {
+        for to in 0..3 {
+            assert_eq!(tracked[from][to], tracked[to][from]);
+        }
+    }
 }
 
 /// A NAT chain with this rule, in front of routing or behind it.
@@ -149,21 +170,21 @@ fn translating(hook: Hook, rule: Vec<Expression>) -> Ruleset {
 #[test]
 fn packets_of_translated_connections_are_left_out() {
     let constant = |at: u8, bytes: &[u8]| Expression::Constant { value: bytes.to_vec(), into: Register(at) };
-    let into = |kind: fn(Operand, Operand) -> Addresses, low, high| Expression::Translate {
+    let of_version = |version, kind: fn(Operand, Operand) -> Addresses, low, high| Expression::Translate {
         name: "nat",
+        version,
         into: kind(Operand::Register(Register(low)), Operand::Register(Register(high))),
     };
+    let into = |kind, low, high| of_version(None, kind, low, high);
     let exception =
         |part, low: [u8; 4], high: [u8; 4]| Exception { part, low: low.into(), high: high.into() };
     let near = [192, 0, 2, 1];
-    // The rule translates packets that come in by eth2 to this address.
-    let rewrites = |new: Vec<Expression>| and(name(6, "eth2"), new);
 
-    let one = rewrites(vec![constant(0, &[10, 0, 0, 5]), into(Addresses::Destination, 0, 0)]);
+    // The rule translates packets that come in by eth2, so no connection there, or with answers there, is free.
+    let one = and(name(6, "eth2"), vec![constant(0, &[10, 0, 0, 5]), into(Addresses::Destination, 0, 0)]);
     let (pairs, _) = decided(translating(Hook::Prerouting, one), &devices(3));
     let table = pairs.table().unwrap();
     assert_eq!(table.exceptions, [exception(AddressPart::Source, [10, 0, 0, 5], [10, 0, 0, 5])]);
-    // Packets from eth2 may be translated, so no connection that comes in elsewhere can do without conntrack.
     assert_eq!(rows(&table, 2), [[LINUX; 2]; 2]);
 
     let low_high = vec![constant(4, &near), constant(8, &[192, 0, 2, 9]), into(Addresses::Source, 4, 8)];
@@ -193,7 +214,8 @@ fn packets_of_translated_connections_are_left_out() {
         (by_map(), Set { changing: true, ..map }),
         (vec![constant(0, &near), Meta { key: 3, into: R }, into(Addresses::Source, 0, 0)], Set::default()),
         (vec![into(Addresses::Source, 0, 0)], Set::default()),
-        (vec![Expression::Translate { name: "dnat", into: Addresses::Any }], Set::default()),
+        (vec![Expression::Translate { name: "dnat", version: None, into: Addresses::Any }], Set::default()),
+        (vec![Other("-j NETMAP".into())], Set::default()),
     ];
     for (rule, set) in unknown {
         let rule = and(name(6, "eth9"), rule);
@@ -201,32 +223,66 @@ fn packets_of_translated_connections_are_left_out() {
         assert_eq!(pairs.table(), Some(PairTable::default()));
         assert!(matches!(&pairs.hindrance().unwrap().why, Why::Translates(_)));
     }
-    // An address of the router needs no exception.
-    let own = Expression::Translate { name: "masquerade", into: Addresses::Own };
-    let (pairs, _) = decided(translating(Hook::Postrouting, and(name(7, "eth9"), vec![own])), &devices(3));
-    assert_eq!(pairs.table(), None);
+    // Neither an address of the router nor one of the other version is an exception, and a log translates nothing.
+    let own = Expression::Translate { name: "masquerade", version: None, into: Addresses::Own };
+    let six = vec![constant(0, &[0x20; 16]), of_version(Some(Version::V6), Addresses::Source, 0, 0)];
+    for rule in [vec![own], six, vec![Other("log".into())]] {
+        let rule = and(name(7, "eth9"), rule);
+        let table = decided(translating(Hook::Postrouting, rule), &devices(3)).0.table().unwrap();
+        assert_eq!((table.exceptions.len(), table.pair(1, 1)), (0, FREE));
+    }
 }
 
 #[test]
 fn connections_translated_by_rules_that_are_gone_are_left_out() {
-    let chain = || {
-        let mut chain = base(Hook::Postrouting, 100, true, vec![]);
-        chain.base.as_mut().unwrap().nat = true;
-        table(vec![("n", chain)])
-    };
-    let translated = |count: u8| {
-        let addresses = (0..count).map(|n| (AddressPart::Source, [10, 0, 0, n].into()));
-        let other = (AddressPart::Source, "2001:db8::1".parse().unwrap());
-        let translated: BTreeSet<_> = addresses.chain([other]).collect();
-        let mut pairs = Pairs::new(Arc::new(Firewall { rules: chain(), translated }), Version::V4);
+    let table = |rules: Ruleset, translated: Option<BTreeSet<_>>| {
+        let mut pairs = Pairs::new(Arc::new(Firewall { rules, translated }), Version::V4);
         pairs.group(&device(1, "eth1"));
         pairs.advance(&mut u32::MAX.clone());
-        pairs.table()
+        pairs.table().unwrap()
     };
-    assert_eq!(translated(0), None);
-    let few = translated(8).unwrap();
-    assert_eq!((few.exceptions.len(), few.pair(1, 1)), (8, FREE_EXCEPT));
-    assert_eq!(translated(9), Some(PairTable::default()));
+    let empty = || translating(Hook::Postrouting, vec![]);
+    let addresses = |count: u8| {
+        let other = "2001:db8::1".parse().unwrap();
+        Some((0..count).map(|n| [10, 0, 0, n].into()).chain([other]).collect())
+    };
+    assert_eq!(table(empty(), addresses(0)).pair(1, 1), FREE);
+    let few = table(empty(), addresses(16));
+    assert_eq!((few.exceptions.len(), few.pair(1, 1)), (16, FREE_EXCEPT));
+    assert_eq!(table(empty(), addresses(17)), PairTable::default());
+    assert_eq!(table(empty(), None), PairTable::default());
+    // A range that contains them is enough.
+    let low_high = vec![
+        Expression::Constant { value: vec![10, 0, 0, 0], into: R },
+        Expression::Constant { value: vec![10, 0, 0, 255], into: Register(4) },
+        Expression::Translate {
+            name: "snat",
+            version: Some(Version::V4),
+            into: Addresses::Source(Operand::Register(R), Operand::Register(Register(4))),
+        },
+    ];
+    let pool = table(translating(Hook::Postrouting, and(name(7, "eth9"), low_high)), addresses(200));
+    assert_eq!((pool.exceptions.len(), pool.pair(1, 1)), (1, FREE_EXCEPT));
+    // Without conntrack, nothing is translated.
+    let (pairs, _) = decided(forward(vec![accept()]), &devices(1));
+    assert_eq!(pairs.table().unwrap().pair(1, 1), FREE);
+}
+
+#[test]
+fn keys_longer_than_a_name_tell_devices_apart() {
+    // Older versions of nft do not say of which parts a key consists.
+    let key = |device: &str| {
+        let mut key = device.as_bytes().to_vec();
+        key.resize(16, 0);
+        [&key[..], &[10, 9, 0, 1]].concat()
+    };
+    let elements = vec![element(&key("eth1"), &key("eth1"), Value::None)];
+    let load = Payload { header: Header::Network, offset: 12, bytes: 4, into: Register(16) };
+    let rule = vec![Meta { key: 6, into: R }, load, lookup(Into::Nowhere), Ends(Verdict::Drop)];
+    let set = Set { parts: vec![20], elements, ..Set::default() };
+    let (pairs, groups) = decided(with_set(forward(vec![rule, accept()]), set), &devices(3));
+    assert_eq!(groups, [1, 2, 3]);
+    assert!(!is_accepted(&pairs, 1, 2) && is_accepted(&pairs, 2, 3));
 }
 
 /// A rule with up to two questions about devices.

@@ -81,7 +81,7 @@ pub struct Hazards {
     netfilter: netfilter::Found,
     namespace: Vec<ByFamily>,
     /// Tables of legacy iptables; or why they are not known.
-    legacy: Result<Vec<Table>, String>,
+    legacy: Result<Vec<Arc<Table>>, String>,
     /// All rules.
     firewall: Arc<Firewall>,
     ipvs: bool,
@@ -112,9 +112,10 @@ impl Hazards {
     /// should read again.
     pub fn set_namespace(&mut self, read: Read) -> bool {
         let Read { netfilter, xfrm, rules } = read;
-        let complete = netfilter.is_ok() && xfrm.is_ok() && rules.is_ok();
-        self.netfilter =
-            netfilter.unwrap_or_else(|error| netfilter::Found::doubt(&doubt("nftables rulesets", &error)));
+        let is_known = netfilter.as_ref().is_ok_and(|found| found.firewall.is_ok());
+        let complete = is_known && xfrm.is_ok() && rules.is_ok();
+        self.netfilter = netfilter
+            .unwrap_or_else(|error| netfilter::Found::doubt(&error, doubt("nftables chains", &error)));
         self.put_rules_together();
         self.namespace = vec![or_doubt(xfrm, "IPsec policies"), or_doubt(rules, "policy rules")];
         complete
@@ -127,12 +128,18 @@ impl Hazards {
 
     /// Stores the findings about legacy tables and IPVS.
     pub fn set_polled(&mut self, polled: Polled) {
-        (self.legacy, self.ipvs) = (polled.legacy, polled.has_ipvs_services);
-        self.put_rules_together();
+        self.ipvs = polled.has_ipvs_services;
+        if self.legacy != polled.legacy {
+            self.legacy = polled.legacy;
+            self.put_rules_together();
+        }
     }
 
     fn put_rules_together(&mut self) {
-        let Firewall { rules, translated } = &*self.netfilter.firewall;
+        let Ok(Firewall { rules, translated }) = self.netfilter.firewall.as_deref() else {
+            self.firewall = Arc::new(Firewall { translated: None, ..Firewall::default() });
+            return;
+        };
         let legacy = self.legacy.iter().flatten();
         let tables = rules.tables.iter().chain(legacy).cloned().collect();
         let firewall = Firewall { rules: Ruleset { tables }, translated: translated.clone() };
@@ -174,9 +181,10 @@ impl Hazards {
     pub fn of_namespace(&self, namespace: &str) -> Settings {
         let mut all: ByFamily = Default::default();
         for (i, sentences) in all.iter_mut().enumerate() {
-            let found = [&self.netfilter.doubt].into_iter().chain(&self.namespace).chain([&self.programs]);
+            let found = self.namespace.iter().chain([&self.programs]);
             let found = found.flat_map(|found| &found[i]);
             sentences.extend(found.map(|sentence| in_namespace(sentence, namespace)));
+            sentences.extend(self.netfilter.firewall.as_ref().err().map(|why| doubt("nftables rules", why)));
             sentences.extend(self.legacy.as_ref().err().map(|why| doubt("legacy iptables", why)));
             sentences.extend(self.ipvs.then(|| ipvs_sentence(namespace)));
         }

@@ -4,7 +4,7 @@
 //! namespace. So unless it is empty, it is a hazard of the device. All other rules are left to
 //! [`logic::firewall`], which decides to which packets they can matter.
 
-use super::{ByFamily, IN_NAMESPACE, MOST_SENTENCES};
+use super::{IN_NAMESPACE, MOST_SENTENCES};
 use crate::{
     base::foreign::Shown,
     linux::{
@@ -18,7 +18,7 @@ use crate::{
     },
 };
 use logic::{
-    firewall::ruleset::{Base, Chain, Devices, Ruleset, Table},
+    firewall::ruleset::{Base, Devices, Family},
     observe::Firewall,
 };
 use std::{
@@ -31,21 +31,36 @@ use std::{
 /// `NFNLGRP_NFTABLES`.
 pub const GROUP: u32 = 7;
 
+/// A base chain that forwarded packets pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BaseChain {
+    family: Family,
+    table: String,
+    name: String,
+    base: Base,
+    /// It has rules, or drops packets.
+    has_effects: bool,
+}
+
 /// The rules, and sentences about chains of devices.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug)]
 pub struct Found {
-    pub firewall: Arc<Firewall>,
-    /// Why the rules are not known.
-    pub doubt: ByFamily,
+    /// The rules, or why they are not known.
+    pub firewall: Result<Arc<Firewall>, String>,
     devices: BTreeMap<String, Vec<String>>,
     every_device: Vec<String>,
 }
 
+impl Default for Found {
+    fn default() -> Found {
+        Found { firewall: Ok(Arc::default()), devices: BTreeMap::new(), every_device: Vec::new() }
+    }
+}
+
 impl Found {
-    /// The rules could not be read. This counts as a hazard of everything that they may be bound to.
-    pub fn doubt(sentence: &str) -> Found {
-        let one = || vec![sentence.to_owned()];
-        Found { doubt: [one(), one()], every_device: one(), ..Found::default() }
+    /// Not even the chains could be read. This counts as a hazard of everything that they may be bound to.
+    pub fn doubt(error: &io::Error, sentence: String) -> Found {
+        Found { firewall: Err(error.to_string()), every_device: vec![sentence], ..Found::default() }
     }
 
     /// Sentences about a device.
@@ -53,9 +68,9 @@ impl Found {
         self.devices.get(device).into_iter().flatten().chain(&self.every_device)
     }
 
-    fn add(&mut self, table: &Table, name: &str, base: &Base) {
-        let sentence = &sentence(table, name, base);
-        match &base.devices {
+    fn add(&mut self, chain: &BaseChain) {
+        let sentence = &chain.sentence();
+        match &chain.base.devices {
             Devices::All => (),
             Devices::Named(names) => {
                 for name in names {
@@ -77,44 +92,31 @@ fn add(sentences: &mut Vec<String>, sentence: &str) {
     }
 }
 
-/// Reads the rules. `route` is a socket of the same namespace.
+/// Reads the rules. `route` is a socket of the same namespace. If they cannot be read, only the router of this namespace
+/// is concerned: the chains of devices are known without them.
 pub fn read(socket: &mut Socket, route: &mut Socket) -> io::Result<Found> {
-    let rules = if has_chains(socket)? { nftables::read(socket)? } else { Ruleset::default() };
-    let has_nat = |table: &Table| table.chains.values().any(is_nat);
-    let translates = rules.tables.iter().any(has_nat) || xtables::translates();
-    let translated = match translates {
-        true => conntrack::translated(socket, &own_addresses(route)?)?,
-        false => BTreeSet::new(),
+    let chains = match socket.dump(Request::new(nftables::GETCHAIN, wire::DUMP, &[0; 4]), parse) {
+        Err(e) if nftables::is_absent(&e) => Vec::new(),
+        other => other?,
     };
     let mut found = Found::default();
-    for table in rules.tables.iter().filter(|table| !table.dormant) {
-        for (name, chain) in &table.chains {
-            if let Some(base) = chain.base.as_ref().filter(|base| !chain.rules.is_empty() || !base.accepts) {
-                found.add(table, name, base);
-            }
-        }
+    chains.iter().filter(|chain| chain.has_effects).for_each(|chain| found.add(chain));
+    if !chains.is_empty() || xtables::is_used() {
+        found.firewall = read_rules(socket, route).map(Arc::new).map_err(|e| e.to_string());
     }
-    found.firewall = Arc::new(Firewall { rules, translated });
     Ok(found)
 }
 
-fn is_nat(chain: &Chain) -> bool {
-    chain.base.as_ref().is_some_and(|base| base.nat)
+fn read_rules(socket: &mut Socket, route: &mut Socket) -> io::Result<Firewall> {
+    let rules = nftables::read(socket)?;
+    // Linux goes on to translate a connection, also when the rule is gone.
+    Ok(Firewall { rules, translated: conntrack::translated(socket, &own_addresses(route)?)? })
 }
 
-/// Do forwarded packets pass any chain?
-fn has_chains(socket: &mut Socket) -> io::Result<bool> {
-    match socket.dump(Request::new(nftables::GETCHAIN, wire::DUMP, &[0; 4]), parse) {
-        Err(e) if nftables::is_absent(&e) => Ok(false),
-        other => Ok(!other?.is_empty()),
-    }
-}
-
-/// A base chain that forwarded packets pass.
-pub(crate) fn parse(message: Message<'_>) -> Option<Base> {
-    let ((family, _), _, chain) = nftables::chain(message)?;
-    nftables::family(family)?;
-    chain.base
+pub(crate) fn parse(message: Message<'_>) -> Option<BaseChain> {
+    let ((family, table), name, chain, uses) = nftables::chain_with_uses(message)?;
+    let (family, base) = (nftables::family(family)?, chain.base?);
+    Some(BaseChain { family, table, name, has_effects: uses > 0 || !base.accepts, base })
 }
 
 fn own_addresses(route: &mut Socket) -> io::Result<BTreeSet<IpAddr>> {
@@ -127,27 +129,30 @@ fn own_addresses(route: &mut Socket) -> io::Result<BTreeSet<IpAddr>> {
     Ok(route.dump(Request::new(rtm::GETADDR, wire::DUMP, &[0; 8]), parse)?.into_iter().collect())
 }
 
-fn sentence(table: &Table, name: &str, base: &Base) -> String {
-    let of = match &base.devices {
-        Devices::All => String::new(),
-        Devices::Named(names) => {
-            let names: Vec<_> = names.iter().map(|name| Shown(name).to_string()).collect();
-            format!(" of {}", names.join(", "))
-        }
-        Devices::Unknown => " of some devices".into(),
-    };
-    let (family, table, hook) = (table.family, &table.name, base.hook.name());
-    // nft parses its argument as a command, so quoting for the shell is not enough.
-    let list = match is_word(table) && is_word(name) {
-        true => format!("list chain {family} {table} {name}"),
-        false => "-a list ruleset | cat -v".into(),
-    };
-    format!(
-        "Linux must apply the rules of nftables chain {family} {} {} to each packet at {hook}{of}; \
-         see them with: {IN_NAMESPACE}nft {list}",
-        Shown(table),
-        Shown(name)
-    )
+impl BaseChain {
+    fn sentence(&self) -> String {
+        let BaseChain { family, table, name, base, .. } = self;
+        let of = match &base.devices {
+            Devices::All => String::new(),
+            Devices::Named(names) => {
+                let names: Vec<_> = names.iter().map(|name| Shown(name).to_string()).collect();
+                format!(" of {}", names.join(", "))
+            }
+            Devices::Unknown => " of some devices".into(),
+        };
+        let hook = base.hook.name();
+        // nft parses its argument as a command, so quoting for the shell is not enough.
+        let list = match is_word(table) && is_word(name) {
+            true => format!("list chain {family} {table} {name}"),
+            false => "-a list ruleset | cat -v".into(),
+        };
+        format!(
+            "Linux must apply the rules of nftables chain {family} {} {} to each packet at {hook}{of}; \
+             see them with: {IN_NAMESPACE}nft {list}",
+            Shown(table),
+            Shown(name)
+        )
+    }
 }
 
 /// Can the name be used in an nft command? The scanner of nft takes such words as one name (`string`, src/scanner.l of
@@ -161,7 +166,6 @@ fn is_word(name: &str) -> bool {
 mod tests {
     use super::*;
     use crate::base::foreign::{HOSTILE, Pasted, assert_fit};
-    use logic::firewall::ruleset::Family;
     use proptest::prelude::*;
 
     const NEWCHAIN: u16 = 10 << 8 | 3;
@@ -170,7 +174,7 @@ mod tests {
     const NFTA_CHAIN_HOOK: u16 = 4;
 
     /// A chain with more attributes of its hook.
-    fn bound(family: u8, hook: u8, more: &[u8]) -> Option<Base> {
+    fn bound(family: u8, hook: u8, more: &[u8]) -> Option<BaseChain> {
         let mut request = Request::new(NEWCHAIN, 0, &[family, 0, 0, 0])
             .with(NFTA_CHAIN_TABLE, b"filter\0")
             .with(NFTA_CHAIN_NAME, b"fwd\0")
@@ -178,16 +182,11 @@ mod tests {
         wire::messages(request.bytes(1)).next().and_then(parse)
     }
 
-    fn a_table(name: &str) -> Table {
-        let (chains, sets) = (BTreeMap::new(), BTreeMap::new());
-        Table { family: Family::Netdev, name: name.into(), dormant: false, chains, sets }
-    }
-
     #[test]
     fn the_number_of_sentences_is_limited() {
         let mut found = Found::default();
         let dev = [6, 0, 3, 0, b'a', 0, 0, 0];
-        (0..1000).for_each(|_| found.add(&a_table("filter"), "fwd", &bound(5, 0, &dev).unwrap()));
+        (0..1000).for_each(|_| found.add(&bound(5, 0, &dev).unwrap()));
         let sentences: Vec<_> = found.of_device("a").collect();
         assert_eq!(sentences.len(), MOST_SENTENCES + 1);
         assert!(sentences.last().unwrap().starts_with("more nftables chains; list them with: "));
@@ -230,17 +229,19 @@ mod tests {
         ];
         for (family, hook, more, expected) in rows {
             let mut found = Found::default();
-            found.add(&a_table("filter"), "fwd", &bound(family, hook, more).unwrap());
+            found.add(&bound(family, hook, more).unwrap());
             let told = ["a", "b", "c"].map(|device| found.of_device(device).count());
             assert_eq!(told, expected, "{family} {hook} {more:?}");
         }
-        let base = bound(5, 0, &devs(1)).unwrap();
-        let plain = sentence(&a_table("filter"), "fwd", &base);
+        let chain = bound(5, 0, &devs(1)).unwrap();
+        let plain = chain.sentence();
         assert!(plain.contains(" at ingress of a, b; see them with: "), "{plain}");
         let named = HOSTILE.iter().flat_map(|name| [("filter", *name), (*name, "fwd"), (*name, *name)]);
         for (table, name) in named {
-            let base = Base { devices: Devices::Named(vec![table.into(), name.into()]), ..base.clone() };
-            let sentence = sentence(&a_table(table), name, &base);
+            let base =
+                Base { devices: Devices::Named(vec![table.into(), name.into()]), ..chain.base.clone() };
+            let named = BaseChain { table: table.into(), name: name.into(), base, ..chain.clone() };
+            let sentence = named.sentence();
             let (before, command) = sentence.split_once(IN_NAMESPACE).unwrap();
             assert_fit(before);
             assert_eq!(command, "nft -a list ruleset | cat -v", "{before}");
@@ -250,7 +251,8 @@ mod tests {
         let (_, line) = sentence.split_once(" with: ").unwrap();
         pasted.add(&sentence, line, "nft", &["list", "chain", "netdev", "filter", "fwd"]);
         pasted.run();
-        assert_eq!(Found::doubt("?").of_device("a").count(), 1);
+        let doubt = Found::doubt(&io::ErrorKind::Other.into(), "?".into());
+        assert_eq!((doubt.of_device("a").count(), doubt.firewall.is_err()), (1, true));
     }
 
     proptest! {

@@ -2,8 +2,9 @@
 //! known, or whose attributes are not, is [`Expression::Other`].
 
 use crate::linux::netlink::wire;
-use logic::firewall::ruleset::{
-    Addresses, Comparison, Expression, Extension, Header, Into, Operand, Register, Verdict,
+use logic::firewall::{
+    ruleset::{Addresses, Comparison, Expression, Extension, Header, Into, Operand, Register, Verdict},
+    traffic::Version,
 };
 
 /// A step of a rule.
@@ -129,8 +130,8 @@ fn known(name: &str, data: Attributes<'_>) -> Option<Expression> {
         }),
         "target" => target(&data.text(1)?, data.number(2)?, data.bytes(3)?),
         "nat" => nat(data)?,
-        "masq" => Expression::Translate { name: "masquerade", into: Addresses::Own },
-        "redir" => Expression::Translate { name: "redirect", into: Addresses::Own },
+        "masq" => Expression::Translate { name: "masquerade", version: None, into: Addresses::Own },
+        "redir" => Expression::Translate { name: "redirect", version: None, into: Addresses::Own },
         "fib" => fib(data)?,
         _ => load(name, data)?,
     })
@@ -148,14 +149,20 @@ pub fn target(name: &str, revision: u32, info: &[u8]) -> Expression {
         ("MARK", 2) => {
             number(0).zip(number(4)).map(|(flip, mask)| Expression::ChangeMark { flip, keep: !mask })
         }
-        ("MASQUERADE", 0) => Some(Expression::Translate { name: "masquerade", into: Addresses::Own }),
-        ("REDIRECT", 0) => Some(Expression::Translate { name: "redirect", into: Addresses::Own }),
+        ("MASQUERADE", 0) => {
+            Some(Expression::Translate { name: "masquerade", version: None, into: Addresses::Own })
+        }
+        ("REDIRECT", 0) => {
+            Some(Expression::Translate { name: "redirect", version: None, into: Addresses::Own })
+        }
         ("SNAT", _) => Some(Expression::Translate {
             name: "snat",
+            version: None,
             into: range(revision, info).map_or(Addresses::Any, |(low, high)| Addresses::Source(low, high)),
         }),
         ("DNAT", _) => Some(Expression::Translate {
             name: "dnat",
+            version: None,
             into: range(revision, info)
                 .map_or(Addresses::Any, |(low, high)| Addresses::Destination(low, high)),
         }),
@@ -191,7 +198,12 @@ fn nat(data: Attributes<'_>) -> Option<Expression> {
         1 => ("dnat", addresses.map(|(low, high)| Addresses::Destination(low, high))),
         _ => return None,
     };
-    Some(Expression::Translate { name, into: into.unwrap_or(Addresses::Any) })
+    let version = match data.number(2)? {
+        2 => Some(Version::V4),
+        10 => Some(Version::V6),
+        _ => None,
+    };
+    Some(Expression::Translate { name, version, into: into.unwrap_or(Addresses::Any) })
 }
 
 fn meta(data: Attributes<'_>) -> Option<Expression> {

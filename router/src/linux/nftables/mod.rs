@@ -16,7 +16,7 @@ use super::netlink::{
 use logic::firewall::ruleset::{
     Base, Chain, Devices, Expression, Family, Hook, Rule, Ruleset, Set, Table, Value, Verdict,
 };
-use std::{collections::BTreeMap, io};
+use std::{collections::BTreeMap, io, sync::Arc};
 
 const SUBSYSTEM: u16 = 10 << 8;
 const NEWTABLE: u16 = SUBSYSTEM;
@@ -36,7 +36,7 @@ const GETGEN: u16 = SUBSYSTEM | 16;
 /// A long one counts as several.
 const MOST_RULES: usize = 1 << 16;
 /// The most elements of all sets, 32 bytes each.
-const MOST_ELEMENTS: usize = 1 << 20;
+const MOST_ELEMENTS: usize = 1 << 17;
 /// How often rules that change meanwhile are read before Millrace gives up.
 const ATTEMPTS: usize = 5;
 
@@ -153,7 +153,7 @@ impl Parts {
         }
         let mut tables: Vec<_> = tables.into_values().collect();
         tables.iter_mut().for_each(mark_changing_sets);
-        Ruleset { tables }
+        Ruleset { tables: tables.into_iter().map(Arc::new).collect() }
     }
 }
 
@@ -207,7 +207,7 @@ fn table(message: Message<'_>) -> Option<(TableKey, bool)> {
     Some((key, flags & DORMANT != 0))
 }
 
-fn chain_with_uses(message: Message<'_>) -> Option<(TableKey, String, Chain, u32)> {
+pub(super) fn chain_with_uses(message: Message<'_>) -> Option<(TableKey, String, Chain, u32)> {
     const USE: u16 = 6;
     let uses = wire::attributes_after(message.payload, 4).find(|(kind, _)| *kind == USE);
     let uses = uses.and_then(|(_, value)| wire::be32_at(value, 0)).unwrap_or(0);

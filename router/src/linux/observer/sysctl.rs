@@ -7,7 +7,7 @@
 
 use crate::linux::xtables;
 use logic::firewall::{ruleset::Table, traffic::Version};
-use std::{fs::File, io, os::unix::fs::FileExt, path::Path};
+use std::{fs::File, io, os::unix::fs::FileExt, path::Path, sync::Arc};
 
 /// Values of `conf/all` and of the namespace as a whole. Missing files (IPv6 off, older kernel) read as 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub struct Sysctls([Option<File>; FILES.len()]);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Polled {
     /// The tables of legacy iptables; or why they are not known.
-    pub legacy: Result<Vec<Table>, String>,
+    pub legacy: Result<Vec<Arc<Table>>, String>,
     /// There are IPVS virtual services.
     pub has_ipvs_services: bool,
 }
@@ -69,6 +69,7 @@ impl Polled {
         Polled {
             legacy: xtables::read(Version::V4)
                 .and_then(|v4| Ok([v4, xtables::read(Version::V6)?].concat()))
+                .map(|tables| tables.into_iter().map(Arc::new).collect())
                 .map_err(|e| e.to_string()),
             has_ipvs_services: text(IPVS).is_some_and(|text| lists_services(&text)),
         }
