@@ -1,6 +1,6 @@
 //! Routers whose rules matter to some packets only.
 
-use std::{io::Write as _, process::Stdio};
+use std::{io::Write as _, net::UdpSocket, process::Stdio, time::Duration};
 
 use lab::{command, namespace::Namespace};
 
@@ -165,5 +165,45 @@ fn rules_and_elements_are_obeyed_when_their_command_returns_though_the_daemon_is
     assert!(there.contains("between these interfaces: rules may matter to answers"), "{there}");
     let back = explained("udp 10.7.2.2:9 -> 10.7.1.2:7");
     assert!(back.contains("of nftables chain inet t quiet may drop packets"), "{back}");
+    daemon.stop();
+}
+
+/// Linux translates a connection to its end, also when the rule is gone.
+#[test]
+#[ignore = "needs root"]
+fn a_connection_is_translated_as_long_as_linux_translates_it() {
+    let bed = Bed::new();
+    let _leftovers = Leftovers(bed.name.clone());
+    nft(
+        &bed,
+        "table ip n {
+            chain post { type nat hook postrouting priority 100; oifname out ip saddr 10.7.1.2 masquerade; }
+            chain forward { type filter hook forward priority 0; ct state invalid counter; }
+        }",
+    );
+    let server = bed.server.enter(|| Ok(UdpSocket::bind("0.0.0.0:5000")?)).unwrap();
+    server.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let client = bed.client.enter(|| Ok(UdpSocket::bind("10.7.1.2:4000")?)).unwrap();
+    let other = bed.client.enter(|| Ok(UdpSocket::bind("10.7.1.2:4001")?)).unwrap();
+    // Returns the sender that the server sees.
+    let sender = |socket: &UdpSocket| {
+        socket.send_to(b"x", (SERVER, 5000)).unwrap();
+        server.recv_from(&mut [0; 8]).unwrap().1.ip().to_string()
+    };
+    let mut daemon = start(&bed, &[]);
+    daemon.until("the rules to be read", |status| {
+        router(status, bed.red_name())["ruled"]["ipv4"] == true
+            || !router(status, bed.red_name())["why_not"]["ipv4"].as_array().is_none_or(Vec::is_empty)
+    });
+    assert_eq!(sender(&client), "10.7.2.1");
+    nft(&bed, "flush chain ip n post");
+    for _ in 0..50 {
+        assert_eq!(sender(&client), "10.7.2.1", "its connection is still translated");
+        assert_eq!(sender(&other), "10.7.1.2", "a new connection is not");
+    }
+    daemon.until("the router to be fast for others", |status| {
+        router(status, bed.red_name())["why_not"]["ipv4"] == serde_json::json!([])
+    });
+    assert_eq!((sender(&client), sender(&other)), ("10.7.2.1".into(), "10.7.1.2".into()));
     daemon.stop();
 }
