@@ -83,7 +83,7 @@ struct interface_bucket {
 enum router_flags {
 	ROUTER_MULTIPATH_L4_IPV4 = 1,	/* fib_multipath_hash_policy 1: the 5-tuple; else addresses only */
 	ROUTER_MULTIPATH_L4_IPV6 = 2,
-	ROUTER_RULES_IPV4 = 4,		/* rules of its firewall matter to some packets: `firewalls` says to which */
+	ROUTER_RULES_IPV4 = 4,		/* rules of its firewall may affect some packets: see `firewalls` */
 	ROUTER_RULES_IPV6 = 8,
 };
 
@@ -112,7 +112,7 @@ struct router {
 /* What holds for packets from one group to another. */
 enum pair {
 	PAIR_LINUX = 0,		/* Linux decides */
-	PAIR_FREE = 1,		/* no rule matters */
+	PAIR_FREE = 1,		/* no rule affects them */
 	PAIR_FREE_EXCEPT = 2,	/* the same, except to packets with a source or destination in `range` */
 };
 
@@ -122,12 +122,15 @@ struct firewall_range {
 	__u64 high_hi, high_lo;
 };
 
-/* firewalls[router]; logic::firewall proves what it says. A reader ignores what it has read while `changes` is odd or changes. */
+/*
+ * firewalls[router]; logic::firewall proves the contents. A reader discards what it has read if `changes` is odd, or if it
+ * changed during the read.
+ */
 struct firewall {
-	__u64 pairs[2][FIREWALL_GROUPS];	/* IPv4, IPv6; by the group where it comes in: 4 bits for each where it leaves */
+	__u64 pairs[2][FIREWALL_GROUPS];	/* IPv4, IPv6: a word per ingress group, with 4 bits (enum pair) per egress group */
 	struct firewall_range range[2][FIREWALL_EXCEPTIONS];
 	__u64 ranges_used[2];	/* a bit for each range that is in use */
-	__u64 changes;		/* counts up before and after each change of the rest */
+	__u64 changes;		/* incremented before and after each change of the other words */
 	__u64 pad[5];
 };
 

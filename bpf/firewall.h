@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * Rules of firewalls, of which user space knows to which packets they cannot matter (logic::firewall). The proofs are about
- * packets that nothing but a rule would treat in a special way. So the kernel gets all others here: fragments, which
- * conntrack puts together; ICMP errors, in which NAT translates the inner packet; headers that are cut short, for which some
- * matches drop a packet.
+ * Firewall rules. User space proves which packets they cannot affect (logic::firewall). The proofs leave out packets that
+ * conntrack, NAT or a match treats specially. These go to the kernel: fragments (conntrack reassembles them), ICMP errors
+ * (NAT translates the inner packet), and truncated headers (some matches drop the packet).
  */
 #pragma once
 
@@ -11,7 +10,7 @@
 #define UDP_BYTES	8
 #define ICMPV6_FIRST_QUERY 128
 
-/* Is this the whole header of a protocol that rules and conntrack treat in no special way? */
+/* Is this the whole header of a protocol that rules and conntrack do not treat specially? */
 static __always_inline bool is_plain(const __u8 *header, const void *end, __u32 bytes, __u8 protocol)
 {
 	if (bytes < UDP_BYTES || (const void *)(header + UDP_BYTES) > end)
@@ -70,10 +69,10 @@ static __always_inline __u32 group_of(__u32 interface)
 }
 
 /*
- * Can no rule matter to this packet? `interfaces`: where it comes in (bits 0..15) and where it leaves. `offset`: of its IP
+ * Can no rule affect this packet? `interfaces`: where it comes in (bits 0..15) and where it leaves. `offset`: of its IP
  * header, and bit 31 for IPv6. A separate function: packets of routers without rules do not pay for it.
  */
-__noinline int rules_cannot_matter(struct xdp_md *ctx, __u32 router, __u32 interfaces, __u32 offset, __u32 explain)
+__noinline int rules_cannot_affect(struct xdp_md *ctx, __u32 router, __u32 interfaces, __u32 offset, __u32 explain)
 {
 	const struct firewall *f = ROW(firewalls, router);
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
@@ -118,11 +117,11 @@ __noinline int rules_cannot_matter(struct xdp_md *ctx, __u32 router, __u32 inter
 }
 
 /* `version`: 0 for IPv4, 1 for IPv6. */
-static __always_inline bool rules_may_matter(const struct packet *p, const struct router *router, __u32 version)
+static __always_inline bool rules_may_affect(const struct packet *p, const struct router *router, __u32 version)
 {
 	__u32 flags = *(volatile const __u32 *)&router->flags;
 
 	return flags & (version ? ROUTER_RULES_IPV6 : ROUTER_RULES_IPV4) &&
-	       !rules_cannot_matter(p->ctx, p->router, p->interface | (__u32)p->out->interface << 16,
+	       !rules_cannot_affect(p->ctx, p->router, p->interface | (__u32)p->out->interface << 16,
 				    p->ip_offset | version << 31, p->explain);
 }

@@ -159,7 +159,7 @@ static __always_inline enum reason forward_ipv4(struct packet *p, const struct r
 		return REASON_TTL_EXCEEDED;
 	if (p->out->interface == p->interface && (p->flags & IF_REDIRECTS))
 		return REASON_SAME_INTERFACE;
-	if (rules_may_matter(p, router, 0))
+	if (rules_may_affect(p, router, 0))
 		return REASON_RULES;
 	if ((reason = transmit(p)) != REASON_NONE)
 		return reason;

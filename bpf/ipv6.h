@@ -112,7 +112,7 @@ static __always_inline enum reason forward_ipv6(struct packet *p, const struct r
 		return REASON_TTL_EXCEEDED;
 	if (p->out->interface == p->interface)
 		return REASON_SAME_INTERFACE;	/* ip6_forward may owe a redirect (RFC 4861 8.2); no setting disables it */
-	if (rules_may_matter(p, router, 1))
+	if (rules_may_affect(p, router, 1))
 		return REASON_RULES;
 	if ((reason = transmit(p)) != REASON_NONE)
 		return reason;

@@ -170,7 +170,7 @@ struct netlink_header {
 	__u8 family;		/* of struct nfgenmsg */
 };
 
-/* CHAIN: concerns all, and may be the first chain of the host that is bound to a device. */
+/* CHAIN: concerns all routers, and may add the host's first chain that is bound to a device. */
 enum weight { NOTHING, OWN, ALL, CHAIN };
 
 /* Is a chain of the host bound to a device? Such a chain sees the packets of all routers. */
@@ -181,7 +181,9 @@ static __always_inline bool has_device_chains(void)
 	return !host || !*(volatile const __u64 *)&host->no_device_chains;
 }
 
-/* User space finds out whether chains are bound to devices. This comes after the change is counted. */
+/*
+ * Clears the flag until user space has looked for chains that are bound to a device. Call this after counting the change.
+ */
 static __always_inline void chain_changed(void)
 {
 	struct policy_slot *host = ROW(policy_slots, POLICY_HOST);
@@ -191,7 +193,8 @@ static __always_inline void chain_changed(void)
 }
 
 /*
- * Every transaction of nf_tables ends with a NEWGEN. It counts, too: a rule that is too long for a message has no other.
+ * Every transaction of nf_tables ends with a NEWGEN. It counts as a change, too: it is the only message about a rule that is
+ * too long for one.
  * Messages other than those of nf_tables have types of their own. An unknown type counts as a change.
  */
 static __always_inline enum weight weigh(const struct netlink_header *m)
@@ -399,7 +402,7 @@ static __always_inline bool may_read_tables(struct bpf_sockopt *ctx)
 	return !reads_kernel || may_administer(BPF_CORE_READ(kernel, sk, __sk_common.skc_net.net, user_ns));
 }
 
-/* The daemon reads tables, too. Its query makes none, because it asks only for those that are there. */
+/* The daemon reads tables, too. Its query creates no table, because it names only tables that exist. */
 static __always_inline bool is_ours(const struct bpf_sockopt *ctx)
 {
 	return ctx->sk && ctx->sk->mark == OUR_MARK;
@@ -429,7 +432,7 @@ int option_written(struct bpf_sockopt *ctx)
 	    (ctx->optname == IPT_SO_SET_REPLACE || ctx->optname == IPT_SO_SET_ADD_COUNTERS) &&
 	    may_read_tables(ctx))
 		changed_in(bpf_get_netns_cookie(ctx), true);
-	/* The kernel takes the caller's own bytes, which can be many pages. */
+	/* With optlen 0, the kernel uses the caller's buffer, which may be longer than a page. */
 	ctx->optlen = 0;
 	return 1;
 }

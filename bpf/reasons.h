@@ -78,4 +78,4 @@ REASON(RULE_FRAGMENT,       drop,      "a fragment, and a controller has set tha
 REASON(LOCAL_PREFIX,        pass,      "addressed to a local prefix of the router, or by a route within one, which only the kernel sees as it is")
 REASON(MEMBER_UNSURE,       pass,      "only the kernel can tell which next hop of a multipath route it takes")
 REASON(LEARNED_PATH,        slow,      "the kernel has learned a path MTU or a gateway for this destination, and only the kernel follows it")
-REASON(RULES,               pass,      "rules of the router's firewall may matter to it (see `millrace firewall`)")
+REASON(RULES,               pass,      "rules of the router's firewall may affect it (see `millrace firewall`)")

@@ -108,7 +108,7 @@ pub enum Op {
     },
     /// The router, its routes, interfaces and neighbours are gone.
     RouterGone(RouterId),
-    /// Rules of the router's firewall matter to some packets. `None`: to none.
+    /// Rules of the router's firewall may affect some packets. `None`: they affect none.
     Rules {
         /// Which.
         router: RouterId,

@@ -1,4 +1,4 @@
-//! Routers whose rules matter to some packets only.
+//! Routers whose rules affect only some packets.
 
 use std::{io::Write as _, net::UdpSocket, process::Stdio, time::Duration};
 
@@ -119,7 +119,7 @@ fn docker_changes_nothing_for_packets_that_it_has_no_part_in() {
     }
 }
 
-/// Whatever Linux would do with the next packet after a command has returned, happens to it.
+/// The first packet after a command returns is treated as Linux would treat it.
 #[test]
 #[ignore = "needs root"]
 fn rules_and_elements_are_obeyed_when_their_command_returns_though_the_daemon_is_stopped() {
@@ -156,19 +156,19 @@ fn rules_and_elements_are_obeyed_when_their_command_returns_though_the_daemon_is
         nft(&bed, back);
     }
 
-    // A rule that asks for states keeps both directions with Linux, because conntrack must see both.
+    // A rule that tests states keeps both directions with Linux, because conntrack must see both.
     nft(&bed, "add rule inet t quiet ct state new oifname in udp dport 7 drop");
     until_fast(&mut daemon, &bed, [true, true]);
     eventually_true("no packet to be fast", || forwarded(&daemon, &bed, SERVER) == 0);
     let explained = |packet: &str| daemon.ask(&["explain", packet, "--router", bed.red_name()]).to_string();
     let there = explained("udp 10.7.1.2:9 -> 10.7.2.2:7");
-    assert!(there.contains("between these interfaces: rules may matter to answers"), "{there}");
+    assert!(there.contains("between these interfaces: rules may affect replies"), "{there}");
     let back = explained("udp 10.7.2.2:9 -> 10.7.1.2:7");
     assert!(back.contains("of nftables chain inet t quiet may drop packets"), "{back}");
     daemon.stop();
 }
 
-/// Linux translates a connection to its end, also when the rule is gone.
+/// Linux translates a connection until it ends, even after the rule is deleted.
 #[test]
 #[ignore = "needs root"]
 fn a_connection_is_translated_as_long_as_linux_translates_it() {

@@ -58,7 +58,7 @@ fn a_router_with_a_firewall_is_the_kernels_until_that_is_gone() {
         crate::daemon::router(status, &name)["accelerated"]["ipv4"] == false
     });
     let reasons = crate::daemon::router(&status, &name)["why_not"]["ipv4"].to_string();
-    assert!(reasons.contains("rule 2 of nftables chain ip t f may drop packets"), "{reasons}");
+    assert!(reasons.contains("rule with handle 2 of nftables chain ip t f may drop packets"), "{reasons}");
     assert_eq!(crate::daemon::router(&status, "host")["accelerated"]["ipv4"], true);
     let forwarded = |daemon: &Daemon| daemon.router(&name)["packets"]["forwarded"].as_u64().unwrap();
     let before = forwarded(&daemon);

@@ -156,8 +156,8 @@ fn port(info: &[u8], range: usize, offset: u32, traffic: &Traffic, at: Place) ->
     })
 }
 
-/// Does the traffic have the protocol of this extension? The extension does not look (its rule does, in a step before).
-/// So for other protocols nobody knows.
+/// Does the traffic have the protocol of this extension? The extension itself does not test the protocol; an
+/// earlier step of its rule does. So the answer for other protocols is `Maybe`.
 fn is_protocol(wanted: u8, traffic: &Traffic) -> Answer {
     if traffic.protocol() == Some(wanted) { Answer::Yes } else { Answer::Maybe }
 }

@@ -1,14 +1,14 @@
-//! Decides for each pair of devices whether rules can matter to packets between them.
+//! Decides for each pair of devices whether rules can affect packets between them.
 //!
 //! A namespace can have thousands of devices, and most rules name few of them. Devices that no rule tells apart form a
 //! group, and a proof about one pair of devices holds for all pairs of their groups.
 //!
-//! Rules that ask what conntrack knows of a connection, or that translate, need to see all its packets. If a router has
+//! Rules that test what conntrack knows of a connection, or that translate, need to see all its packets. If a router has
 //! any such rule, a connection must be fast as a whole or not at all:
 //!
-//! * Answers may come in by any device, and leave by one of the two devices that the first packet took. So all packets
-//!   that leave by these two must be accepted.
-//! * Exceptions hold for both addresses of a packet, so they hold for its answers, too.
+//! * Replies are assumed to leave by one of the two devices that the first packet used. They may come in by any device.
+//!   So rules must accept all packets that leave by these two.
+//! * An exception applies if either address of a packet is in it, so it also applies to replies.
 //! * Linux translates all packets of a translated connection, wherever they pass. Their addresses are exceptions
 //!   ([`translated`](super::translated)).
 
@@ -26,11 +26,11 @@ use std::{
     sync::Arc,
 };
 
-/// The groups of one router, with [`UNPROVEN`].
+/// The number of groups per router, including [`UNPROVEN`].
 pub const GROUPS: usize = 16;
 /// The group of devices about which nothing is proven, because there are too many groups.
 pub const UNPROVEN: u8 = 0;
-/// The most ranges of addresses that Linux keeps for itself.
+/// The most exceptions of a router.
 pub const MOST_EXCEPTIONS: usize = 16;
 /// The most names and numbers that rules may compare devices with.
 const MOST_CONSTANTS: usize = 1024;
@@ -45,12 +45,12 @@ const MOST_STEPS: u32 = 50_000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pair {
     /// Nothing is known yet.
-    Open,
+    Undecided,
     /// All rules accept all packets, except those of these addresses.
     Accepted(Vec<Exception>),
     /// All rules accept them, but only until an element of a set expires.
     Expiring,
-    /// Rules may matter.
+    /// Rules may affect them.
     Ruled(Obstacle),
 }
 
@@ -88,9 +88,9 @@ pub struct PairTable {
 
 /// Linux decides.
 pub const LINUX: u64 = 0;
-/// Rules do not matter.
+/// Rules do not affect the packets.
 pub const FREE: u64 = 1;
-/// Rules do not matter, except to packets with the addresses of [`PairTable::exceptions`].
+/// Rules do not affect the packets, except those with addresses of [`PairTable::exceptions`].
 pub const FREE_EXCEPT: u64 = 2;
 
 impl PairTable {
@@ -146,8 +146,8 @@ impl Pairs {
             Entry::Vacant(slot) => {
                 let group = *slot.insert(u8::try_from(next).ok().filter(|_| next < GROUPS)?);
                 self.members.push(device.clone());
-                self.pairs.iter_mut().for_each(|row| row.push(Pair::Open));
-                self.pairs.push(vec![Pair::Open; next]);
+                self.pairs.iter_mut().for_each(|row| row.push(Pair::Undecided));
+                self.pairs.push(vec![Pair::Undecided; next]);
                 Some(group)
             }
         }
@@ -163,7 +163,7 @@ impl Pairs {
         let mut decided = false;
         let mut prover = Prover::new(&self.firewall.rules, self.version, u32::MAX);
         for (from, row) in self.pairs.iter_mut().enumerate() {
-            for (to, pair) in row.iter_mut().enumerate().filter(|(_, pair)| **pair == Pair::Open) {
+            for (to, pair) in row.iter_mut().enumerate().filter(|(_, pair)| **pair == Pair::Undecided) {
                 if *steps == 0 {
                     return decided;
                 }
@@ -188,7 +188,7 @@ impl Pairs {
 
     /// Are all pairs decided?
     pub fn is_done(&self) -> bool {
-        !self.pairs.iter().flatten().any(|pair| *pair == Pair::Open)
+        !self.pairs.iter().flatten().any(|pair| *pair == Pair::Undecided)
     }
 
     /// The groups, each with a device of it.
@@ -207,8 +207,8 @@ impl Pairs {
         self.translated.as_ref().err()
     }
 
-    /// May connections have packets that leave by this group and that rules matter to?
-    pub fn has_ruled_answers(&self, group: u8) -> bool {
+    /// May rules affect packets of connections that leave by this group?
+    pub fn may_affect_replies(&self, group: u8) -> bool {
         let mut to_group = self.all().filter(|(_, to, _)| *to == group);
         self.tracks_connections && !to_group.all(|(_, _, pair)| matches!(pair, Pair::Accepted(_)))
     }
@@ -234,7 +234,7 @@ impl Pairs {
         (all.len() <= MOST_EXCEPTIONS).then_some(all)
     }
 
-    /// What the kernel plane needs to know. `None`: rules matter to no packet.
+    /// What the kernel plane needs to know. `None`: rules affect no packet.
     pub fn table(&self) -> Option<PairTable> {
         if self.firewall.rules.is_empty(self.version) {
             return None;
@@ -246,7 +246,7 @@ impl Pairs {
         table.exceptions = exceptions;
         for (from, to, pair) in self.all() {
             if matches!(pair, Pair::Accepted(_))
-                && ![from, to].map(|g| self.has_ruled_answers(g)).contains(&true)
+                && ![from, to].map(|g| self.may_affect_replies(g)).contains(&true)
             {
                 table.set(from.into(), to.into(), what);
             }
@@ -384,7 +384,7 @@ impl Constants {
     fn add(&mut self, held: &Registers, from: Register, length: usize, test: impl FnOnce() -> Test) {
         match held.get(&from.0) {
             Some(what) if length <= what.bytes() => drop(self.tests.insert((*what, test()))),
-            // It looks at more than the property.
+            // The comparison covers bytes beyond the name or index.
             Some(_) => self.each = true,
             None => self.each |= overlaps(held, from, length),
         }

@@ -46,7 +46,7 @@ pub struct Exception {
 }
 
 impl Exception {
-    /// Does it cover all addresses of the other, whichever part they are?
+    /// Does it cover all addresses of the other, regardless of `part`?
     pub fn contains(&self, other: &Exception) -> bool {
         self.low.len() == other.low.len() && self.low <= other.low && self.high >= other.high
     }
@@ -97,8 +97,10 @@ pub enum Why {
     UnknownHook,
     /// It looks at frames of a device below, with their VLAN tags.
     BelowVlan,
-    /// This statement may give connections any address.
+    /// This statement may translate connections to any address.
     Translates(String),
+    /// It is too long to be read.
+    Hidden,
 }
 
 /// Proves that all packets of this traffic are accepted.
@@ -561,6 +563,7 @@ impl Walk<'_> {
                 };
             }
             Expression::Maybe(_) => return Ok(Answer::Maybe),
+            Expression::Hidden => return Err(at.obstacle(Why::Hidden)),
             Expression::Other(name) => return at.does(name),
             Expression::Verdict(_) => return Err(at.obstacle(Why::Malformed)),
         };

@@ -30,7 +30,7 @@ impl Ruleset {
         chains.filter_map(|chain| chain.base.as_ref()).any(|base| base.devices != Devices::All)
     }
 
-    /// Do packets of this version pass nothing but chains that are empty and accept them?
+    /// Are all chains of this version empty, with policy accept?
     pub fn is_empty(&self, version: Version) -> bool {
         let accepts = |base: &Base| base.accepts && !base.nat && base.hook != Hook::Unknown;
         self.chains(version).all(|chain| chain.rules.is_empty() && chain.base.as_ref().is_none_or(accepts))
@@ -68,6 +68,11 @@ pub enum Family {
 }
 
 impl Family {
+    /// Is it one of legacy iptables?
+    pub fn is_legacy(self) -> bool {
+        matches!(self, Family::Iptables | Family::Ip6tables)
+    }
+
     /// Do packets of this version pass its chains?
     pub fn concerns(self, version: Version) -> bool {
         match self {
@@ -166,8 +171,8 @@ pub enum Expression {
     },
     /// Gives a new connection a helper.
     SetHelper,
-    /// Translates addresses of a new connection. `name`: how a rule calls it. `version`: of which packets; `None`: of all
-    /// of the table.
+    /// Translates addresses of a new connection. `name`: the statement in nft. `version`: the IP version that it
+    /// applies to; `None`: all versions of the table.
     Translate {
         name: &'static str,
         version: Option<Version>,
@@ -247,6 +252,8 @@ pub enum Expression {
     Match(Extension),
     /// A step that may or may not match, and does nothing else.
     Maybe(String),
+    /// A rule that is too long to be read.
+    Hidden,
     /// Anything else, by its name.
     Other(String),
 }
@@ -258,6 +265,7 @@ impl Expression {
             | Expression::SetHelper
             | Expression::Translate { .. }
             | Expression::AddFlow(_)
+            | Expression::Hidden
             | Expression::Maybe(_) => true,
             Expression::Match(extension) => extension::tracks_connections(&extension.name),
             Expression::Other(name) => !STATELESS.contains(&name.as_str()),
@@ -283,7 +291,7 @@ pub enum Addresses {
     Any,
 }
 
-/// A number of a step.
+/// An operand of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Operand {
     Constant(Vec<u8>),

@@ -1,7 +1,7 @@
 //! Sentences about rules. Names in them are foreign text.
 
 use super::{
-    prove::{AddressPart, Exception, Obstacle, Why},
+    prove::{Exception, Obstacle, Why},
     ruleset::Family,
 };
 use std::{
@@ -14,25 +14,27 @@ impl fmt::Display for Obstacle {
         let Obstacle { family, table, chain, handle, why } = self;
         match handle {
             Some(0) => write!(f, "a rule of ")?,
+            Some(handle) if !family.is_legacy() => write!(f, "rule with handle {handle} of ")?,
             Some(handle) => write!(f, "rule {handle} of ")?,
             None => (),
         }
-        match family {
-            Family::Iptables | Family::Ip6tables => write!(f, "legacy {family} chain {table} {chain} ")?,
-            _ => write!(f, "nftables chain {family} {table} {chain} ")?,
+        match family.is_legacy() {
+            true => write!(f, "legacy {family} chain {table} {chain} ")?,
+            false => write!(f, "nftables chain {family} {table} {chain} ")?,
         }
         match why {
             Why::Drops => f.write_str("may drop packets"),
             Why::Policy => f.write_str("drops packets that no rule accepts"),
             Why::Does(what) => write!(f, "may apply \"{what}\""),
-            Why::AsksChangingMap(map) => write!(f, "asks @{map}, which packets can change"),
-            Why::Malformed => f.write_str("names something that is not there"),
-            Why::TooMuch => f.write_str("is part of too many rules for a proof"),
-            Why::UnknownHook => f.write_str("is hooked where this version knows no hook"),
-            Why::BelowVlan => f.write_str("sees frames with their VLAN tags"),
-            Why::Translates(what) => {
-                write!(f, "gives connections addresses that are not known beforehand (\"{what}\")")
+            Why::AsksChangingMap(map) => write!(f, "looks up @{map}, which packets can change"),
+            Why::Malformed => {
+                f.write_str("refers to something that does not exist, or nests jumps too deeply")
             }
+            Why::TooMuch => f.write_str("needs too many steps to check"),
+            Why::UnknownHook => f.write_str("uses a hook that this version of Millrace does not know"),
+            Why::BelowVlan => f.write_str("sees frames with their VLAN tags"),
+            Why::Translates(what) => write!(f, "may translate connections to any address (\"{what}\")"),
+            Why::Hidden => f.write_str("is too long to be read"),
         }
     }
 }
@@ -52,12 +54,8 @@ impl fmt::Display for Family {
 }
 
 impl fmt::Display for Exception {
-    /// As `source 10.0.0.0-10.0.0.255`.
+    /// As `10.0.0.0-10.0.0.255`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.part {
-            AddressPart::Source => "source ",
-            AddressPart::Destination => "destination ",
-        })?;
         match (address(&self.low), address(&self.high)) {
             (Some(low), Some(high)) if low == high => write!(f, "{low}"),
             (Some(low), Some(high)) => write!(f, "{low}-{high}"),

@@ -1,9 +1,8 @@
 //! The addresses of connections that rules translate.
 //!
-//! Linux translates all packets of such a connection, wherever they pass, and asks no rule about the later ones. A packet
-//! of it that arrives from the far end has one of these as its source (if the destination was translated) or as its
-//! destination (if the source was). Packets of the other direction meet the rule itself while it is there, or go to an
-//! address of the router. (The connections that Linux tracks already are in [`crate::observe::Firewall`].)
+//! Linux translates all packets of such a connection, wherever they pass, and asks no rule about the later ones. Packets
+//! from the far end have one of these addresses: as source if the destination was translated, as destination if the source
+//! was. Packets in the other direction match the rule itself, as long as it exists, or are addressed to the router. (The connections that Linux tracks already are in [`crate::observe::Firewall`].)
 
 use super::{
     pairs::add,
@@ -42,7 +41,7 @@ fn translates(table: &Table, version: Version) -> bool {
     table.family.concerns(version) && table.chains.values().any(is_nat)
 }
 
-/// Chains of other hooks translate nothing. Chains without a hook may be called by one that does.
+/// Base chains of other types translate nothing. Chains without a hook may be called by one that does.
 fn is_of_nat(chain: &Chain) -> bool {
     chain.base.as_ref().is_none_or(|base| base.nat)
 }
@@ -95,9 +94,8 @@ fn of_rule(
                 low.into_iter().zip(high).for_each(|(low, high)| add(all, &Exception { part, low, high }));
             }
             // Some other target of NAT?
-            Expression::Other(name) if !STATELESS.contains(&name.as_str()) => {
-                return Err("an unknown statement");
-            }
+            Expression::Hidden => return Err("unknown"),
+            Expression::Other(name) if !STATELESS.contains(&name.as_str()) => return Err("unknown"),
             _ => (),
         }
     }

@@ -1,4 +1,4 @@
-//! The rules of a router's firewall: to which packets they cannot matter.
+//! The rules of a router's firewall: which packets they cannot affect.
 
 use crate::{
     firewall::{
@@ -117,16 +117,16 @@ fn view(pairs: &Pairs, groups: BTreeMap<u8, Vec<String>>) -> RulesView {
     let is_free = |from, to| table.as_ref().is_none_or(|table| table.pair(from, to) != LINUX);
     let why = |from, to, pair: &Pair| match pair {
         _ if is_free(from, to) => None,
-        Pair::Open => Some("Millrace is looking at the rules".to_owned()),
+        Pair::Undecided => Some("Millrace is still checking the rules".to_owned()),
         Pair::Ruled(obstacle) => Some(obstacle.to_string()),
         Pair::Expiring => Some("the packets are accepted only until an element of a set expires".into()),
         Pair::Accepted(_) => Some(match pairs.hindrance() {
             Some(obstacle) => obstacle.to_string(),
-            None if pairs.are_too_many() => "the rules tell too many groups of devices apart".into(),
-            None if [from, to].map(|group| pairs.has_ruled_answers(group)).contains(&true) => {
-                "rules may matter to answers, and conntrack must then see all packets of a connection".into()
+            None if pairs.are_too_many() => "the rules distinguish too many groups of devices".into(),
+            None if [from, to].map(|group| pairs.may_affect_replies(group)).contains(&true) => {
+                "rules may affect replies, so conntrack must see all packets of the connection".into()
             }
-            None => "the rules name too many addresses".into(),
+            None => "rules and translated connections have too many addresses".into(),
         }),
     };
     RulesView {
@@ -140,7 +140,7 @@ fn view(pairs: &Pairs, groups: BTreeMap<u8, Vec<String>>) -> RulesView {
 const MOST_REASONS: usize = 4;
 
 impl Rules {
-    /// Why the rules matter to all packets of IPv4 and IPv6, as sentences. Empty: they do not.
+    /// Why the rules may affect all packets of IPv4 and IPv6, as sentences. Empty: they do not.
     pub fn reasons(&self) -> [Vec<String>; 2] {
         let mut tables = self.tables.iter();
         self.pairs.each_ref().map(|pairs| match (pairs, tables.next()) {
@@ -149,8 +149,8 @@ impl Rules {
         })
     }
 
-    /// Do the rules matter to some packets of IPv4 and IPv6, and not to others?
-    pub fn matter_to_some(&self) -> [bool; 2] {
+    /// May the rules affect some packets of IPv4 and IPv6, but not all?
+    pub fn affect_some(&self) -> [bool; 2] {
         let mut tables = self.tables.iter();
         self.pairs.each_ref().map(|pairs| match (pairs, tables.next()) {
             (Some(pairs), Some(Some(table))) => {
@@ -163,11 +163,11 @@ impl Rules {
 
 fn reasons(pairs: &Pairs) -> Vec<String> {
     if !pairs.is_done() {
-        return vec!["Millrace is looking at the rules of its firewall".into()];
+        return vec!["Millrace is still checking the rules of its firewall".into()];
     }
     if pairs.are_too_many() {
         return vec![format!(
-            "the rules of its firewall tell more than {} groups of devices apart",
+            "the rules of its firewall distinguish more than {} groups of devices",
             GROUPS - 1
         )];
     }
@@ -189,18 +189,18 @@ fn reasons(pairs: &Pairs) -> Vec<String> {
     }
     if sentences.is_empty() {
         sentences.push(
-            "the rules of its firewall name too many addresses, or elements of sets that expire".into(),
+            "the rules of its firewall and translated connections have too many addresses, or rules depend on set elements that expire".into(),
         );
     }
     sentences
 }
 
-/// Can any packet pass without the rules?
+/// May any packet bypass the rules?
 pub(super) fn allows(table: Option<&PairTable>) -> bool {
     table.is_none_or(|table| table.pairs.iter().any(|row| *row != LINUX))
 }
 
-/// With the new table, does Linux decide about a packet about which it does not with the old one?
+/// Does the new table leave packets to Linux that the old table forwarded?
 pub(super) fn closes(old: Option<&PairTable>, new: Option<&PairTable>) -> bool {
     let Some(new) = new else { return false };
     old.is_none_or(|old| {

@@ -24,7 +24,7 @@ pub struct RouterView {
     pub ipv4: Vec<String>,
     /// The same for IPv6.
     pub ipv6: Vec<String>,
-    /// Rules of its firewall matter to some packets of IPv4 and IPv6, and not to others.
+    /// Rules of its firewall may affect some packets of IPv4 and IPv6, but not all.
     pub ruled: [bool; 2],
 }
 
@@ -33,7 +33,7 @@ pub struct RouterView {
 pub struct RulesView {
     /// The names of the devices of each group. Rules treat the devices of a group alike.
     pub groups: BTreeMap<u8, Vec<String>>,
-    /// All pairs of groups, and why rules matter to packets from the first to the second. `None`: they do not.
+    /// All pairs of groups, and why packets from the first to the second go to Linux. `None`: they are fast.
     pub pairs: Vec<(u8, u8, Option<String>)>,
     /// Addresses about whose packets Linux decides in any case.
     pub exceptions: Vec<String>,
@@ -109,7 +109,7 @@ impl Mirror {
                 router: space.router.as_ref().map(|router| router.id),
                 ipv4,
                 ipv6,
-                ruled: space.rules.matter_to_some(),
+                ruled: space.rules.affect_some(),
             }
         })
     }

@@ -113,7 +113,7 @@ impl<'a> RouterRow<'a> {
         MultipathHash { l4: [flags & 1 != 0, flags & 2 != 0], key }
     }
 
-    /// The IP versions (`IF_IPV4`, `IF_IPV6`) for which rules of a firewall matter to some packets.
+    /// The IP versions (`IF_IPV4`, `IF_IPV6`) for which rules of a firewall may affect some packets.
     #[inline]
     pub fn with_rules(self) -> u8 {
         let flags = self.0[FLAGS_WORD].load(Acquire);

@@ -66,7 +66,7 @@ impl Arrivals {
         let stays = if is_marked(memory, ingress.router) {
             IF_IPV4 | IF_IPV6
         } else {
-            // User space does not know to which packets rules matter.
+            // User space does not know which packets rules affect.
             RouterRow::of(memory, ingress.router).with_rules()
         };
         Ingress { flags: ingress.flags & !stays, ..ingress }

@@ -19,7 +19,7 @@ use std::sync::{
     },
 };
 
-/// Bits of a router's flags: rules matter to some packets of IPv4, and of IPv6.
+/// Bits of a router's flags: rules may affect some packets of IPv4, and of IPv6.
 pub const ROUTER_RULES: [u64; 2] = [1 << 2, 1 << 3];
 
 /// Words of `struct firewall`: the rows of pairs of each version come first, then the ranges of each version, then a
@@ -34,7 +34,7 @@ pub const CHANGES: usize = RANGES_USED + 2;
 const _: () = assert!(CHANGES < words::FIREWALL && words::FIREWALL.is_multiple_of(8));
 
 impl<M: Memory> Tables<M> {
-    /// Rules that begin to matter are asked for at once.
+    /// Sets the router's flag before the tables, so the program consults them at once.
     pub(super) fn set_rules(
         &mut self,
         router: RouterId,
@@ -69,7 +69,7 @@ impl<M: Memory> Tables<M> {
     }
 }
 
-/// Readers ignore what they have read while the version is odd, or changes.
+/// A reader discards what it has read if the count of changes is odd, or if it changed during the read.
 fn write(firewall: &[AtomicU64], version: usize, table: &PairTable) {
     let changes = &firewall[CHANGES];
     let before = changes.load(Relaxed);

@@ -183,7 +183,7 @@ pub struct RouterReport {
     pub accelerated: Families<bool>,
     /// Why none of its packets are, as sentences.
     pub why_not: Families<Vec<String>>,
-    /// Rules of its firewall matter to some packets, which go to the kernel, and not to others (`millrace firewall`).
+    /// Rules of its firewall may affect some packets but not all; only those go to the kernel (`millrace firewall`).
     #[serde(default)]
     pub ruled: Families<bool>,
     /// Interfaces with reasons of their own.
@@ -206,12 +206,12 @@ pub struct RouterReport {
     pub reasons: Vec<ReasonCount>,
 }
 
-/// `millrace firewall`: to which packets the rules of a router's firewall can matter.
+/// `millrace firewall`: which packets the rules of a router's firewall can affect.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FirewallReport {
     /// The router's name.
     pub router: String,
-    /// For each IP version; `None`: no rule is hooked where forwarded packets pass.
+    /// For each IP version; `None`: no chain of this version is in the forwarding path.
     pub rules: Families<Option<RuledPairs>>,
 }
 
@@ -219,7 +219,7 @@ pub struct FirewallReport {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RuledPairs {
     pub pairs: Vec<RuledPair>,
-    /// Linux decides about packets with these addresses in any case: `source` or `destination`, and an address or a range.
+    /// Addresses or ranges whose packets always go to the kernel.
     pub exceptions: Vec<String>,
 }
 
@@ -230,7 +230,7 @@ pub struct RuledPair {
     pub from: Vec<String>,
     /// The devices where they leave.
     pub to: Vec<String>,
-    /// Why Linux decides about them, as a sentence; `None`: rules do not matter to them.
+    /// Why Linux decides about them, as a sentence; `None`: they are fast.
     pub why_not: Option<String>,
 }
 

@@ -92,7 +92,7 @@ enum Command {
     Routers(Output),
     /// Show each interface of a router, its counters, and why it is left to the kernel.
     Interfaces(Output),
-    /// Show between which interfaces the rules of the firewall can matter, and which rules.
+    /// Show which pairs of devices are fast, and which firewall rules keep the others with Linux.
     Firewall(Output),
     /// Look up the next hop of an address, or compare the fast tables with the kernel's.
     Routes(Routes),

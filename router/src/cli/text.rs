@@ -362,7 +362,7 @@ pub fn routers(routers: &[RouterReport]) -> String {
                 &format!("  {}: {} of those dropped were over its share of a full core\n", r.router, r.cut);
         }
         for version in [(r.ruled.ipv4, "IPv4"), (r.ruled.ipv6, "IPv6")].iter().filter(|v| v.0).map(|v| v.1) {
-            let some = "rules of the firewall matter to some packets: millrace firewall shows to which";
+            let some = "firewall rules may affect some packets; millrace firewall lists them";
             text += &format!("  {}: {version}: {some}\n", r.router);
         }
         for line in r.why_not.sentences().into_iter().chain(left(&r.left_to_kernel, Families::sentences)) {
@@ -372,8 +372,8 @@ pub fn routers(routers: &[RouterReport]) -> String {
     text
 }
 
-/// `millrace firewall`: the pairs of devices of each router and IP version, then the rules that matter to packets between
-/// them.
+/// `millrace firewall`: the pairs of devices of each router and IP version, then the rules that keep them with
+/// Linux.
 pub fn firewall(routers: &[FirewallReport]) -> String {
     let mut text = String::new();
     for router in routers {
@@ -383,7 +383,7 @@ pub fn firewall(routers: &[FirewallReport]) -> String {
             }
             match rules {
                 Some(rules) => text += &ruled_pairs(&router.router, version, rules),
-                None => text += &format!("{}, {version}: no rules\n", router.router),
+                None => text += &format!("{}, {version}: no chains in the forwarding path\n", router.router),
             }
         }
     }
@@ -412,7 +412,7 @@ fn ruled_pairs(router: &str, version: &str, rules: &RuledPairs) -> String {
         text += &format!("  [{}] {note}\n", i + 1);
     }
     if !rules.exceptions.is_empty() {
-        text += &format!("  to the kernel in any case: {}\n", rules.exceptions.join(", "));
+        text += &format!("  always to the kernel: {}\n", rules.exceptions.join(", "));
     }
     text
 }

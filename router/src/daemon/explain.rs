@@ -268,7 +268,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         })
     }
 
-    /// Why rules may matter to packets from one group of interfaces to another, as a sentence.
+    /// Why rules may affect packets from one group of interfaces to another, as a sentence.
     fn ruled(&self, steps: &[Step], from: u8, to: u8) -> Option<String> {
         let router = steps.iter().find_map(|step| match step {
             Step::Interface { router, .. } => Some(*router),
@@ -337,15 +337,15 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 format!("leaves by port {}, {}", self.port_name(port as PortId), tags(Vlan::from_key(vlan)))
             }
             Step::Rules { from, to, pair } => match pair {
-                FREE => "no rule of the firewall matters between these interfaces".into(),
+                FREE => "no firewall rule can affect packets between these interfaces".into(),
                 FREE_EXCEPT => {
-                    "no rule of the firewall matters between these interfaces, except for some addresses"
+                    "firewall rules can affect packets between these interfaces only for some addresses"
                         .into()
                 }
                 _ => {
                     let why = self.ruled(steps, from, to);
                     let why = why.map(|why| format!(": {why}")).unwrap_or_default();
-                    format!("rules of the firewall may matter between these interfaces{why}")
+                    format!("firewall rules may affect packets between these interfaces{why}")
                 }
             },
             Step::Path { path, why: None } => format!("given to the worker of path {}", self.path_name(path)),

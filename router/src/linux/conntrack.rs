@@ -18,15 +18,16 @@ const TUPLE_ORIGINAL: u16 = 1;
 const TUPLE_REPLY: u16 = 2;
 const STATUS: u16 = 3;
 const STATUS_MASK: u16 = 26;
-/// A NAT box has any number of them. So many are kept, because other exceptions may contain most of them.
+/// At most this many addresses are kept. A NAT router can have far more. The limit is higher than that of exceptions,
+/// because a few ranges may contain most addresses.
 const MOST_ADDRESSES: usize = 1024;
 
 /// The addresses by which packets of translated connections can be told apart: old and new sources of connections, and old
-/// and new destinations. A packet to an address in `own` goes to Linux anyway, so these are left out where packets have
-/// them as destination. `None`: there are too many.
+/// and new destinations. A packet to an address in `own` goes to Linux anyway, so such addresses are left out as
+/// destinations. `None`: there are too many.
 ///
 /// # Errors
-/// The table cannot be read. A kernel that tracks no connections has none.
+/// The table cannot be read. A kernel without conntrack returns an empty set.
 pub fn translated(socket: &mut Socket, own: &BTreeSet<IpAddr>) -> io::Result<Option<BTreeSet<IpAddr>>> {
     let mut found = BTreeSet::new();
     for status in [SRC_NAT, DST_NAT] {
@@ -49,7 +50,8 @@ pub fn translated(socket: &mut Socket, own: &BTreeSet<IpAddr>) -> io::Result<Opt
     Ok(Some(found))
 }
 
-/// The addresses of one connection that packets of it have before they are translated, if it is translated.
+/// The addresses that packets of a translated connection have before translation, in both directions. Empty if the
+/// connection is not translated.
 pub(crate) fn addresses(message: Message<'_>) -> Option<impl Iterator<Item = (AddressPart, IpAddr)>> {
     const IP: u16 = 1;
     const SOURCES: [u16; 2] = [1, 3];

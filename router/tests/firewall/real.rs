@@ -219,12 +219,11 @@ const CASES: &[Case] = &[
     (
         "kube_proxy.iptables",
         &[
-            // One service more than a proof may leave out, with a list of clients.
-            row(OUT, MASQUERADED, ["nat KUBE-SVC-NUKIZ6OKUXPJNT4C: -m recent", "yes", "yes"]),
+            row(OUT, MASQUERADED, ["filter KUBE-FORWARD: drops", "yes", "yes"]),
             row(
                 IN,
                 "198.51.100.7:5000 > 172.30.0.41:80 to 10.180.0.1:80",
-                ["nat KUBE-SVC-NUKIZ6OKUXPJNT4C: -m recent", "yes", "yes"],
+                ["filter KUBE-FORWARD: drops", "yes", "yes"],
             ),
         ],
     ),

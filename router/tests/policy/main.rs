@@ -163,18 +163,21 @@ fn a_change_marks_the_routers_it_affects_before_the_command_returns() {
             ("host", "ip rule add pref 5 from 10.0.0.1 table 9".into(), THE_HOST),
             ("host", "sysctl -qw net.ipv4.ip_forward=1".into(), THE_HOST),
             ("host", format!("nft 'add table ip t'; nft add chain ip t c {forward}"), THE_HOST),
+            ("host", "nft add rule ip t c accept".into(), THE_HOST),
             ("host", format!("nft 'add table netdev t'; nft add chain netdev t c {ingress}"), ALL),
             ("host", format!("nft 'add table inet t'; nft add chain inet t c {ingress}"), ALL),
             ("host", "nft add rule netdev t c accept".into(), ALL),
             (
                 "host",
                 "nft add set inet t s '{ type ipv4_addr; }'; nft add element inet t s '{ 10.0.0.1 }'".into(),
-                THE_HOST,
+                ALL,
             ),
             ("host", "tc qdisc add dev v0 root tbf rate 1mbit burst 10k latency 10ms".into(), ALL),
             ("host", "tc qdisc add dev v0 clsact".into(), ALL),
             ("host", "tc filter add dev v0 egress protocol ip u32 match u32 0 0".into(), ALL),
         ];
+        // As the daemon does, once it has read the host's rules.
+        bed.policy.note_device_chains(false, bed.policy.changes_of_all());
         for (name, change, expected) in changes {
             bed.waker.clear();
             bed.run(name, &change);

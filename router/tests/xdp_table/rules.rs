@@ -1,4 +1,4 @@
-//! Rules of firewalls: pairs of interfaces between which they do not matter.
+//! Rules of firewalls: pairs of interfaces between which they affect nothing.
 
 use super::{common::frame::Frame, out, up, world::*};
 use crate::common::in_new_namespace;

@@ -117,11 +117,11 @@ fn rows(table: &PairTable, groups: u8) -> Vec<Vec<u64>> {
 }
 
 #[test]
-fn empty_chains_matter_to_nothing() {
+fn empty_chains_affect_nothing() {
     let empty = || table(vec![("f", base(Hook::Forward, 0, true, vec![]))]);
     assert_eq!(decided(empty(), &devices(3)).0.table(), None);
     assert_ne!(decided(forward(vec![]), &devices(3)).0.table(), None, "its policy drops packets");
-    // A rule that accepts all may still drop packets that are no whole packets of a protocol.
+    // A rule that accepts all may still drop fragments and truncated packets.
     let (accepts, _) = decided(forward(vec![accept()]), &devices(3));
     assert_eq!(rows(&accepts.table().unwrap(), 1), [[FREE]]);
     // Nothing is known before a decision.
@@ -137,7 +137,7 @@ fn drops_new() -> Vec<Expression> {
 }
 
 #[test]
-fn answers_need_free_pairs_where_rules_track_connections() {
+fn replies_need_free_pairs_where_rules_track_connections() {
     let from_to = |from: &str, to: &str, rule| and(name(6, from), and(name(7, to), rule));
     let tables = |rule: Vec<Expression>| {
         let (pairs, groups) = decided(forward(vec![rule, accept()]), &devices(3));
@@ -149,15 +149,12 @@ fn answers_need_free_pairs_where_rules_track_connections() {
     };
     // Packets from eth2 to eth1. Without states, this concerns no others.
     assert_eq!(tables(from_to("eth2", "eth1", drop())), [[FREE; 3], [LINUX, FREE, FREE], [FREE; 3]]);
-    // With states, a connection that uses eth1 may have answers there.
+    // With states, a connection that uses eth1 may have replies there.
     let tracked = tables(from_to("eth2", "eth1", drops_new()));
     assert_eq!(tracked, [[LINUX; 3], [LINUX, FREE, FREE], [LINUX, FREE, FREE]]);
-    // Answers of all that is free are free.
-    for from in 0..3 {
-        for to in 0..3 {
-            assert_eq!(tracked[from][to], tracked[to][from]);
-        }
-    }
+    // Replies to packets of a free pair are free.
+    let opposite: Vec<Vec<_>> = (0..3).map(|from| tracked.iter().map(|row| row[from]).collect()).collect();
+    assert_eq!(tracked, opposite);
 }
 
 /// A NAT chain with this rule, in front of routing or behind it.
@@ -180,7 +177,7 @@ fn packets_of_translated_connections_are_left_out() {
         |part, low: [u8; 4], high: [u8; 4]| Exception { part, low: low.into(), high: high.into() };
     let near = [192, 0, 2, 1];
 
-    // The rule translates packets that come in by eth2, so no connection there, or with answers there, is free.
+    // The rule translates packets that come in by eth2, so no connection there, or with replies there, is free.
     let one = and(name(6, "eth2"), vec![constant(0, &[10, 0, 0, 5]), into(Addresses::Destination, 0, 0)]);
     let (pairs, _) = decided(translating(Hook::Prerouting, one), &devices(3));
     let table = pairs.table().unwrap();

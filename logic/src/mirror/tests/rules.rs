@@ -1,4 +1,4 @@
-//! Rules of firewalls: packets that they may matter to stay with the kernel.
+//! Rules of firewalls: packets that they may affect stay with the kernel.
 
 use super::*;
 use crate::{
@@ -81,7 +81,7 @@ fn chains_that_accept_all_change_nothing() {
 }
 
 #[test]
-fn rules_that_matter_to_all_packets_keep_a_version_with_the_kernel() {
+fn rules_that_affect_all_packets_keep_a_version_with_the_kernel() {
     let mut bench = Bench::host(vec![], vec![]);
     bench.after([settings(forward(Family::Ipv4, false, vec![]))]);
     assert_eq!(is_on(&bench), [(false, true); 2]);
@@ -106,12 +106,12 @@ fn rules_for_one_device_leave_others_alone() {
     assert_eq!(v4.groups[&1], ["if1", "if2"]);
     let why = |from, to| v4.pairs.iter().find(|p| (p.0, p.1) == (from, to)).unwrap().2.clone();
     assert_eq!(why(1, 1), None);
-    assert_eq!(why(1, 2).unwrap(), "rule 1 of nftables chain ip t f may drop packets");
+    assert_eq!(why(1, 2).unwrap(), "rule with handle 1 of nftables chain ip t f may drop packets");
     assert_eq!(why(2, 1), None);
 }
 
 #[test]
-fn rules_that_ask_for_states_matter_to_answers() {
+fn rules_that_test_states_affect_replies() {
     let mut bench = Bench::host(vec![], vec![]);
     let state = [
         Expression::Ct { key: 0, direction: None, into: Register(0) },
@@ -124,11 +124,15 @@ fn rules_that_ask_for_states_matter_to_answers() {
         v4.unwrap().pairs.into_iter().find(|p| (p.0, p.1) == (from, to)).unwrap().2
     };
     assert_eq!(why(&bench, 1, 1), None);
-    assert!(why(&bench, 2, 1).unwrap().starts_with("rules may matter to answers"));
-    // Any packet may have answers that come in by if9.
+    assert!(why(&bench, 2, 1).unwrap().starts_with("rules may affect replies"));
+    // Any packet may have replies that come in by if9.
     bench.after([settings(forward(Family::Ipv4, true, vec![drops_new(6, 9)]))]);
     assert_eq!((is_on(&bench), view(&bench).ruled), (vec![(false, true); 2], [false; 2]));
-    assert!(view(&bench).ipv4[0].contains("rule 1 of nftables chain ip t f"), "{:?}", view(&bench).ipv4);
+    assert!(
+        view(&bench).ipv4[0].contains("rule with handle 1 of nftables chain ip t f"),
+        "{:?}",
+        view(&bench).ipv4
+    );
 }
 
 #[test]
@@ -139,7 +143,7 @@ fn excepted_addresses_stay_with_the_kernel() {
     assert_eq!(table.pair(1, 1), FREE_EXCEPT);
     let (low, high) = (vec![10, 9, 0, 0], vec![10, 9, 255, 255]);
     assert_eq!(table.exceptions, [Exception { part: AddressPart::Source, low, high }]);
-    assert_eq!(bench.mirror.rules(HOST)[0].as_ref().unwrap().exceptions, ["source 10.9.0.0-10.9.255.255"]);
+    assert_eq!(bench.mirror.rules(HOST)[0].as_ref().unwrap().exceptions, ["10.9.0.0-10.9.255.255"]);
 }
 
 #[test]
@@ -183,7 +187,7 @@ fn rules_are_looked_at_little_by_little() {
         let ops = bench.mirror.plan();
         bench.model.apply(&ops);
         plans += 1;
-        let unsure = view(&bench).ipv4 == ["Millrace is looking at the rules of its firewall"];
+        let unsure = view(&bench).ipv4 == ["Millrace is still checking the rules of its firewall"];
         assert!(unsure || !view(&bench).ipv4.is_empty() || is_on(&bench)[0].0);
         if !bench.mirror.is_judging() {
             break;

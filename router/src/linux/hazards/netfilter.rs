@@ -1,8 +1,8 @@
 //! nftables: the rules that forwarded packets pass (`include/uapi/linux/netfilter/nf_tables.h`).
 //!
 //! A chain on ingress or egress is bound to devices. It sees all their packets, also those of a macvlan in another
-//! namespace. So unless it is empty, it is a hazard of the device. All other rules are left to
-//! [`logic::firewall`], which decides to which packets they can matter.
+//! namespace. So a chain with effects is a hazard of the device. All other rules are left to
+//! [`logic::firewall`], which decides which packets they can affect.
 
 use super::{IN_NAMESPACE, MOST_SENTENCES};
 use crate::{
@@ -38,7 +38,7 @@ pub(crate) struct BaseChain {
     table: String,
     name: String,
     base: Base,
-    /// It has rules, or drops packets.
+    /// It has rules, or its policy is drop.
     has_effects: bool,
 }
 
@@ -92,8 +92,8 @@ fn add(sentences: &mut Vec<String>, sentence: &str) {
     }
 }
 
-/// Reads the rules. `route` is a socket of the same namespace. If they cannot be read, only the router of this namespace
-/// is concerned: the chains of devices are known without them.
+/// Reads the rules. `route` is a socket of the same namespace. If the rules cannot be read, only the router of this
+/// namespace goes to the kernel: the chains of devices are known without them.
 pub fn read(socket: &mut Socket, route: &mut Socket) -> io::Result<Found> {
     let chains = match socket.dump(Request::new(nftables::GETCHAIN, wire::DUMP, &[0; 4]), parse) {
         Err(e) if nftables::is_absent(&e) => Vec::new(),
@@ -109,7 +109,7 @@ pub fn read(socket: &mut Socket, route: &mut Socket) -> io::Result<Found> {
 
 fn read_rules(socket: &mut Socket, route: &mut Socket) -> io::Result<Firewall> {
     let rules = nftables::read(socket)?;
-    // Linux goes on to translate a connection, also when the rule is gone.
+    // Linux continues to translate a connection after the rule is deleted.
     Ok(Firewall { rules, translated: conntrack::translated(socket, &own_addresses(route)?)? })
 }
 

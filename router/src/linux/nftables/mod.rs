@@ -157,7 +157,8 @@ impl Parts {
     }
 }
 
-/// A dump leaves out a rule that is too long for a message. The chain then has more uses than rules and jumps to it.
+/// A dump leaves out a rule that is too long for a message. The chain then has a higher use count
+/// than its rules plus the jumps to it.
 fn mark_hidden_rules(table: &mut Table, name: &str, uses: u32) {
     let jumps_here =
         |verdict: &Verdict| matches!(verdict, Verdict::Jump(to) | Verdict::Goto(to) if to == name);
@@ -171,8 +172,7 @@ fn mark_hidden_rules(table: &mut Table, name: &str, uses: u32) {
     let jumps = by_rules.count() + by_maps.count();
     let Some(chain) = table.chains.get_mut(name) else { return };
     if (uses as usize) > chain.rules.len() + jumps {
-        let expressions = vec![Expression::Other("a rule that is too long to be read".into())];
-        chain.rules.insert(0, Rule { handle: 0, expressions });
+        chain.rules.insert(0, Rule { handle: 0, expressions: vec![Expression::Hidden] });
     }
 }
 

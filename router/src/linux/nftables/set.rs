@@ -17,7 +17,7 @@ const INTERVAL: u32 = 1 << 2;
 const MAP: u32 = 1 << 3;
 const EVAL: u32 = 1 << 5;
 const OBJECT: u32 = 1 << 6;
-/// Up to `NFT_SET_EXPR`. Who knows what others mean?
+/// Flags up to `NFT_SET_EXPR`. A set with any other flag counts as changing.
 const KNOWN: u32 = 0x1ff;
 /// `NFT_SET_ELEM_*`
 const INTERVAL_END: u32 = 1;
