@@ -24,7 +24,7 @@ use crate::{
     cli::capture,
     config::Config,
     cores::{irqs, threads},
-    linux::{hazards, netlink, nftables, xtables},
+    linux::{conntrack, hazards, netlink, nftables, xtables},
     user_plane::{
         calibrate::Calibration,
         sas::{key, sequence_file},
@@ -218,6 +218,7 @@ fn netlink(bytes: &[u8]) {
         let _ = hazards::rules::parse(message);
         let _ = hazards::traffic::parse(message);
         let _ = hazards::xfrm::parse(message);
+        let _ = conntrack::addresses(message).map(Iterator::count);
         proved(&nftables::read_any(message));
     }
 }
