@@ -57,6 +57,9 @@ pub trait Memory {
     }
 }
 
+/// Rows of `interface_groups` on the heap.
+const INTERFACES: usize = 8192;
+
 /// How many rows each region has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
@@ -99,7 +102,7 @@ impl HeapMemory {
             interface_index: zeroed(capacity.interface_buckets, words::INTERFACE_BUCKET),
             routers: zeroed(capacity.routers, words::ROUTER),
             firewalls: zeroed(capacity.routers, words::FIREWALL),
-            interface_groups: zeroed(usize::from(crate::mirror::MAX_INTERFACES) + 1, 1),
+            interface_groups: zeroed(INTERFACES, 1),
             queues: zeroed(queue_rows, words::QUEUE_ROW),
             policy: zeroed(capacity.routers, 1),
         }

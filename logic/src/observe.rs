@@ -4,7 +4,7 @@
 //! unique only within a namespace, so the key of everything is ([`NamespaceId`], ifindex).
 
 use crate::{
-    firewall::ruleset::Ruleset,
+    firewall::ruleset::Firewall,
     net::{Address, Mac, Prefix, Tag},
     plan::{PortId, ReversePath},
 };
@@ -424,21 +424,6 @@ pub struct Settings {
     /// `fib_multipath_hash_policy` of IPv4 and of IPv6.
     pub multipath_policy: [u8; 2],
     pub multipath_key: MultipathKey,
-}
-
-/// The rules of a namespace's firewall.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Firewall {
-    pub rules: Ruleset,
-    /// Old and new addresses of connections that Linux already translated when the rules were read, maybe by rules that
-    /// are gone. Those of the router itself are left out where packets to it show the connection. `None`: too many.
-    pub translated: Option<BTreeSet<IpAddr>>,
-}
-
-impl Default for Firewall {
-    fn default() -> Self {
-        Firewall { rules: Ruleset::default(), translated: Some(BTreeSet::new()) }
-    }
 }
 
 /// The key for hashing packets if a route has several next hops.

@@ -187,6 +187,10 @@ pub struct Mark {
 }
 
 impl Mark {
+    pub fn unknown() -> Mark {
+        Mark { value: 0, known: 0 }
+    }
+
     pub fn known(mark: u32) -> Mark {
         Mark { value: mark, known: u32::MAX }
     }

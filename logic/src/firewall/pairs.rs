@@ -8,18 +8,19 @@
 //!
 //! * Replies are assumed to leave by one of the two devices that the first packet used. They may come in by any device.
 //!   So rules must accept all packets that leave by these two.
+//! * If NAT may translate a packet that comes in by a device, no packet that comes in or leaves by it is free: a route
+//!   can change.
 //! * An exception applies if either address of a packet is in it, so it also applies to replies.
 //! * Linux translates all packets of a translated connection, wherever they pass. Their addresses are exceptions
 //!   ([`translated`](super::translated)).
 
 use super::{
     bits::{Answer, Bits},
-    prove::{Exception, Obstacle, Prover},
-    ruleset::{Comparison, Devices, Expression, Into, Register, Rule, Ruleset, Set, Table},
+    prove::{Exception, Obstacle, Proof, Prover},
+    ruleset::{Comparison, Devices, Expression, Firewall, Into, Register, Rule, Ruleset, Set, Table},
     traffic::{Device, Scope, Traffic, Version, device_name},
     translated::translated,
 };
-use crate::observe::Firewall;
 use std::{
     cmp::Ordering,
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -51,7 +52,12 @@ pub enum Pair {
     /// All rules accept them, but only until an element of a set expires.
     Expiring,
     /// Rules may affect them.
-    Ruled(Obstacle),
+    Ruled {
+        /// The first rule that may.
+        obstacle: Obstacle,
+        /// The addresses of packets that NAT may translate; `None`: it may translate any.
+        translates: Option<Vec<Exception>>,
+    },
 }
 
 /// The groups of the devices, and the pairs of groups. Pairs are decided little by little ([`Pairs::advance`]).
@@ -178,7 +184,13 @@ impl Pairs {
                 *pair = match proof {
                     Ok(proof) if proof.holds_ms.is_some() => Pair::Expiring,
                     Ok(proof) => Pair::Accepted(proof.except),
-                    Err(obstacle) => Pair::Ruled(obstacle),
+                    Err(obstacle) => {
+                        let (proof, used) = prover.prove_untranslated(&traffic, MOST_STEPS);
+                        *steps = steps.saturating_sub(used);
+                        let holds = |proof: &Proof| proof.holds_ms.is_none();
+                        let translates = proof.ok().filter(holds).map(|proof| proof.except);
+                        Pair::Ruled { obstacle, translates }
+                    }
                 };
                 decided = true;
             }
@@ -213,11 +225,18 @@ impl Pairs {
         self.tracks_connections && !to_group.all(|(_, _, pair)| matches!(pair, Pair::Accepted(_)))
     }
 
+    /// May NAT translate any packet that comes in by this group? Linux translates all later packets of its connection, also
+    /// when these take another way.
+    pub fn may_translate(&self, group: u8) -> bool {
+        let mut from_group = self.all().filter(|(from, ..)| *from == group);
+        from_group.any(|(_, _, pair)| matches!(pair, Pair::Ruled { translates: None, .. }))
+    }
+
     /// The addresses that are left out of all pairs; `None`: there are too many.
     fn exceptions(&self) -> Option<Vec<Exception>> {
         let mut all = self.translated.clone().unwrap_or_default();
         let accepted = self.all().filter_map(|(_, _, pair)| match pair {
-            Pair::Accepted(except) => Some(except),
+            Pair::Accepted(except) | Pair::Ruled { translates: Some(except), .. } => Some(except),
             _ => None,
         });
         accepted.flatten().for_each(|one| add(&mut all, one));
@@ -244,10 +263,9 @@ impl Pairs {
         let Some(exceptions) = exceptions else { return Some(table) };
         let what = if exceptions.is_empty() { FREE } else { FREE_EXCEPT };
         table.exceptions = exceptions;
+        let is_clear = |group| !self.may_affect_replies(group) && !self.may_translate(group);
         for (from, to, pair) in self.all() {
-            if matches!(pair, Pair::Accepted(_))
-                && ![from, to].map(|g| self.may_affect_replies(g)).contains(&true)
-            {
+            if matches!(pair, Pair::Accepted(_)) && is_clear(from) && is_clear(to) {
                 table.set(from.into(), to.into(), what);
             }
         }

@@ -132,15 +132,33 @@ impl<'a> Prover<'a> {
         Prover { chains, steps_left: steps }
     }
 
-    /// Proves that all packets of this traffic are accepted, in at most so many steps. Also returns the steps taken.
+    /// As [`Prover::prove`], in at most so many steps. Also returns the steps taken.
     pub fn prove_within(&mut self, traffic: &Traffic, steps: u32) -> (Result<Proof, Obstacle>, u32) {
         self.steps_left = steps;
         let result = self.prove(traffic);
         (result, steps - self.steps_left)
     }
 
+    /// Proves that NAT translates no packet of this traffic, whatever other rules do. Also returns the steps taken.
+    pub fn prove_untranslated(&mut self, traffic: &Traffic, steps: u32) -> (Result<Proof, Obstacle>, u32) {
+        self.steps_left = steps;
+        let result = self.prove_by(traffic, Mark::unknown(), |base| base.nat);
+        (result, steps - self.steps_left)
+    }
+
     /// Proves that all packets of this traffic are accepted.
     pub fn prove(&mut self, traffic: &Traffic) -> Result<Proof, Obstacle> {
+        let is_asked = |base: &Base| !base.nat || traffic.scope == Scope::All;
+        self.prove_by(traffic, Mark::known(UNMARKED), is_asked)
+    }
+
+    /// Follows the packets, which come with this mark, through some of the chains.
+    fn prove_by(
+        &mut self,
+        traffic: &Traffic,
+        mark: Mark,
+        is_asked: impl Fn(&Base) -> bool,
+    ) -> Result<Proof, Obstacle> {
         let mut walk = Walk {
             traffic,
             proof: Proof::default(),
@@ -148,10 +166,9 @@ impl<'a> Prover<'a> {
             certain: true,
         };
         let before = walk.steps_left;
-        let asked = |(.., base): &Hooked<'a>| !base.nat || traffic.scope == Scope::All;
-        let chains: Vec<_> = self.chains.iter().copied().filter(asked).collect();
+        let chains: Vec<_> = self.chains.iter().copied().filter(|(.., base)| is_asked(base)).collect();
         let result = chains.chunk_by(|(.., one), (.., other)| place(one) == place(other)).try_fold(
-            Mark::known(UNMARKED),
+            mark,
             |mark, together| {
                 let after = walk.place(together, mark)?;
                 // Only the first packet of a connection passes chains of NAT.

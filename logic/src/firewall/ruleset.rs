@@ -4,7 +4,26 @@
 //! Other people chose the names and texts in the rules. Escape them before you show them.
 
 use super::{extension, traffic::Version};
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
+
+/// The rules of a namespace's firewall.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Firewall {
+    pub rules: Ruleset,
+    /// Old and new addresses of connections that Linux already translated when the rules were read, maybe by rules that
+    /// are gone. Those of the router itself are left out where packets to it show the connection. `None`: too many.
+    pub translated: Option<BTreeSet<IpAddr>>,
+}
+
+impl Default for Firewall {
+    fn default() -> Self {
+        Firewall { rules: Ruleset::default(), translated: Some(BTreeSet::new()) }
+    }
+}
 
 /// The rules of one namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

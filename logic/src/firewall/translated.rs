@@ -2,7 +2,7 @@
 //!
 //! Linux translates all packets of such a connection, wherever they pass, and asks no rule about the later ones. Packets
 //! from the far end have one of these addresses: as source if the destination was translated, as destination if the source
-//! was. Packets in the other direction match the rule itself, as long as it exists, or are addressed to the router. (The connections that Linux tracks already are in [`crate::observe::Firewall`].)
+//! was. Packets in the other direction match the rule itself, as long as it exists, or are addressed to the router. (The connections that Linux tracks already are in [`super::ruleset::Firewall`].)
 
 use super::{
     pairs::add,

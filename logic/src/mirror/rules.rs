@@ -3,10 +3,11 @@
 use crate::{
     firewall::{
         pairs::{FREE, GROUPS, LINUX, Pair, PairTable, Pairs, UNPROVEN},
+        ruleset::Firewall,
         traffic::{Device, Version},
     },
     mirror::RulesView,
-    observe::{Firewall, Link, LinkKind, NamespaceId},
+    observe::{Link, LinkKind, NamespaceId},
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -118,11 +119,15 @@ fn view(pairs: &Pairs, groups: BTreeMap<u8, Vec<String>>) -> RulesView {
     let why = |from, to, pair: &Pair| match pair {
         _ if is_free(from, to) => None,
         Pair::Undecided => Some("Millrace is still checking the rules".to_owned()),
-        Pair::Ruled(obstacle) => Some(obstacle.to_string()),
+        Pair::Ruled { obstacle, .. } => Some(obstacle.to_string()),
         Pair::Expiring => Some("the packets are accepted only until an element of a set expires".into()),
         Pair::Accepted(_) => Some(match pairs.hindrance() {
             Some(obstacle) => obstacle.to_string(),
             None if pairs.are_too_many() => "the rules distinguish too many groups of devices".into(),
+            None if [from, to].map(|group| pairs.may_translate(group)).contains(&true) => {
+                "NAT may translate connections of one of the devices, and continues if their route changes"
+                    .into()
+            }
             None if [from, to].map(|group| pairs.may_affect_replies(group)).contains(&true) => {
                 "rules may affect replies, so conntrack must see all packets of the connection".into()
             }
@@ -173,7 +178,7 @@ fn reasons(pairs: &Pairs) -> Vec<String> {
     }
     let mut sentences: Vec<String> = Vec::new();
     let ruled = pairs.all().filter_map(|(_, _, pair)| match pair {
-        Pair::Ruled(obstacle) => Some(obstacle),
+        Pair::Ruled { obstacle, .. } => Some(obstacle),
         _ => None,
     });
     for obstacle in pairs.hindrance().into_iter().chain(ruled) {

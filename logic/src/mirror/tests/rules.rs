@@ -6,8 +6,8 @@ use crate::{
         pairs::{FREE, FREE_EXCEPT, LINUX},
         prove::{AddressPart, Exception},
         ruleset::{
-            Base, Chain, Comparison, Devices, Expression, Family, Header, Hook, Register, Rule, Ruleset,
-            Table, Verdict,
+            Base, Chain, Comparison, Devices, Expression, Family, Firewall, Header, Hook, Register, Rule,
+            Ruleset, Table, Verdict,
         },
     },
     mirror::RouterView,

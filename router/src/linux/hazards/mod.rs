@@ -24,8 +24,8 @@ use crate::{
     linux::{netlink::socket::Socket, observer::sysctl::Polled},
 };
 use logic::{
-    firewall::ruleset::{Ruleset, Table},
-    observe::{Firewall, Settings},
+    firewall::ruleset::{Firewall, Ruleset, Table},
+    observe::Settings,
 };
 use std::{collections::BTreeMap, io, sync::Arc, time::Instant};
 

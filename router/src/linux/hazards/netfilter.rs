@@ -17,10 +17,7 @@ use crate::{
         nftables, xtables,
     },
 };
-use logic::{
-    firewall::ruleset::{Base, Devices, Family},
-    observe::Firewall,
-};
+use logic::firewall::ruleset::{Base, Devices, Family, Firewall};
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
