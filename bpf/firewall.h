@@ -13,17 +13,16 @@
 /* Is this the whole header of a protocol that rules and conntrack do not treat specially? */
 static __always_inline bool is_plain(const __u8 *header, const void *end, __u32 bytes, __u8 protocol)
 {
+	__u32 length;
+
 	if (bytes < UDP_BYTES || (const void *)(header + UDP_BYTES) > end)
 		return false;
 	switch (protocol) {
-	case IPPROTO_TCP: {
-		__u32 length = TCP_BYTES;
-
+	case IPPROTO_TCP:
 		if ((const void *)(header + TCP_BYTES) > end)
 			return false;
 		length = header[12] >> 4 << 2;
 		return length >= TCP_BYTES && length <= bytes;
-	}
 	case IPPROTO_ICMP:
 		return *header < 32 && !(ICMP_ERRORS >> *header & 1);
 	case IPPROTO_ICMPV6:

@@ -167,7 +167,7 @@ impl Pairs {
     /// Decides about more pairs, until `steps` are used up. Returns whether anything was decided.
     pub fn advance(&mut self, steps: &mut u32) -> bool {
         let mut decided = false;
-        let mut prover = Prover::new(&self.firewall.rules, self.version, u32::MAX);
+        let prover = Prover::new(&self.firewall.rules, self.version);
         for (from, row) in self.pairs.iter_mut().enumerate() {
             for (to, pair) in row.iter_mut().enumerate().filter(|(_, pair)| **pair == Pair::Undecided) {
                 if *steps == 0 {
@@ -179,7 +179,7 @@ impl Pairs {
                     output: self.members[to].clone(),
                     scope: Scope::All,
                 };
-                let (proof, used) = prover.prove_within(&traffic, MOST_STEPS);
+                let (proof, used) = prover.prove(&traffic, MOST_STEPS);
                 *steps = steps.saturating_sub(used.max(1));
                 *pair = match proof {
                     Ok(proof) if proof.holds_ms.is_some() => Pair::Expiring,
@@ -263,9 +263,11 @@ impl Pairs {
         let Some(exceptions) = exceptions else { return Some(table) };
         let what = if exceptions.is_empty() { FREE } else { FREE_EXCEPT };
         table.exceptions = exceptions;
-        let is_clear = |group| !self.may_affect_replies(group) && !self.may_translate(group);
+        let is_clear = |(group, _)| !self.may_affect_replies(group) && !self.may_translate(group);
+        let clear: Vec<bool> = self.members().map(is_clear).collect();
         for (from, to, pair) in self.all() {
-            if matches!(pair, Pair::Accepted(_)) && is_clear(from) && is_clear(to) {
+            let are_clear = [from, to].into_iter().all(|group| clear[usize::from(group) - 1]);
+            if matches!(pair, Pair::Accepted(_)) && are_clear {
                 table.set(from.into(), to.into(), what);
             }
         }

@@ -105,22 +105,20 @@ pub enum Why {
 
 /// Proves that all packets of this traffic are accepted.
 pub fn prove(ruleset: &Ruleset, traffic: &Traffic) -> Result<Proof, Obstacle> {
-    Prover::new(ruleset, traffic.version, MOST_STEPS).prove(traffic)
+    Prover::new(ruleset, traffic.version).prove(traffic, MOST_STEPS).0
 }
 
 /// Makes proofs about traffic of one version.
 pub struct Prover<'a> {
     /// The base chains that packets pass, in this order.
     chains: Vec<Hooked<'a>>,
-    steps_left: u32,
 }
 
 /// A base chain, with its table and its name.
 type Hooked<'a> = (&'a Table, &'a str, &'a Chain, &'a Base);
 
 impl<'a> Prover<'a> {
-    /// `steps`: the limit for all proofs together.
-    pub fn new(ruleset: &'a Ruleset, version: Version, steps: u32) -> Prover<'a> {
+    pub fn new(ruleset: &'a Ruleset, version: Version) -> Prover<'a> {
         let mut chains: Vec<_> = ruleset
             .tables
             .iter()
@@ -129,43 +127,30 @@ impl<'a> Prover<'a> {
             .filter_map(|(table, name, chain)| Some((table, name, chain, chain.base.as_ref()?)))
             .collect();
         chains.sort_by_key(|(.., base)| place(base));
-        Prover { chains, steps_left: steps }
+        Prover { chains }
     }
 
-    /// As [`Prover::prove`], in at most so many steps. Also returns the steps taken.
-    pub fn prove_within(&mut self, traffic: &Traffic, steps: u32) -> (Result<Proof, Obstacle>, u32) {
-        self.steps_left = steps;
-        let result = self.prove(traffic);
-        (result, steps - self.steps_left)
-    }
-
-    /// Proves that NAT translates no packet of this traffic, whatever other rules do. Also returns the steps taken.
-    pub fn prove_untranslated(&mut self, traffic: &Traffic, steps: u32) -> (Result<Proof, Obstacle>, u32) {
-        self.steps_left = steps;
-        let result = self.prove_by(traffic, Mark::unknown(), |base| base.nat);
-        (result, steps - self.steps_left)
-    }
-
-    /// Proves that all packets of this traffic are accepted.
-    pub fn prove(&mut self, traffic: &Traffic) -> Result<Proof, Obstacle> {
+    /// Proves that all packets of this traffic are accepted, in at most so many steps. Also returns the steps taken.
+    pub fn prove(&self, traffic: &Traffic, steps: u32) -> (Result<Proof, Obstacle>, u32) {
         let is_asked = |base: &Base| !base.nat || traffic.scope == Scope::All;
-        self.prove_by(traffic, Mark::known(UNMARKED), is_asked)
+        self.follow(traffic, steps, Mark::known(UNMARKED), is_asked)
+    }
+
+    /// The same, that NAT translates no packet of this traffic, whatever other rules do.
+    pub fn prove_untranslated(&self, traffic: &Traffic, steps: u32) -> (Result<Proof, Obstacle>, u32) {
+        self.follow(traffic, steps, Mark::unknown(), |base| base.nat)
     }
 
     /// Follows the packets, which come with this mark, through some of the chains.
-    fn prove_by(
-        &mut self,
+    fn follow(
+        &self,
         traffic: &Traffic,
+        steps: u32,
         mark: Mark,
         is_asked: impl Fn(&Base) -> bool,
-    ) -> Result<Proof, Obstacle> {
-        let mut walk = Walk {
-            traffic,
-            proof: Proof::default(),
-            steps_left: self.steps_left.min(MOST_STEPS),
-            certain: true,
-        };
-        let before = walk.steps_left;
+    ) -> (Result<Proof, Obstacle>, u32) {
+        let steps = steps.min(MOST_STEPS);
+        let mut walk = Walk { traffic, proof: Proof::default(), steps_left: steps, certain: true };
         let chains: Vec<_> = self.chains.iter().copied().filter(|(.., base)| is_asked(base)).collect();
         let result = chains.chunk_by(|(.., one), (.., other)| place(one) == place(other)).try_fold(
             mark,
@@ -175,8 +160,7 @@ impl<'a> Prover<'a> {
                 Ok(if together.iter().any(|(.., base)| base.nat) { after.join(mark) } else { after })
             },
         );
-        self.steps_left -= before - walk.steps_left;
-        result.map(|_| walk.proof)
+        (result.map(|_| walk.proof), steps - walk.steps_left)
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Linux translates all packets of such a connection, wherever they pass, and asks no rule about the later ones. Packets
 //! from the far end have one of these addresses: as source if the destination was translated, as destination if the source
-//! was. Packets in the other direction match the rule itself, as long as it exists, or are addressed to the router. (The connections that Linux tracks already are in [`super::ruleset::Firewall`].)
+//! was. Packets in the other direction match the rule itself, as long as it exists, or are addressed to the router.
+//! ([`super::ruleset::Firewall`] holds the addresses of connections that Linux tracks already.)
 
 use super::{
     pairs::add,
@@ -81,7 +82,7 @@ fn of_rule(
                 let (part, low, high) = match into {
                     Addresses::Own => continue,
                     Addresses::Any => return Err(name),
-                    // Answers go to the new source, and come from the new destination.
+                    // Replies go to the new source, and come from the new destination.
                     Addresses::Source(low, high) => (AddressPart::Destination, low, high),
                     Addresses::Destination(low, high) => (AddressPart::Source, low, high),
                 };

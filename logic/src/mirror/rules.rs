@@ -26,9 +26,11 @@ pub(super) struct Rules {
     devices: BTreeMap<u32, Device>,
     groups: BTreeMap<u32, u8>,
     tables: PairTables,
+    /// Some pairs are not decided yet.
+    undecided: bool,
 }
 
-/// The tables of both IP versions; `None`: rules do not matter.
+/// The tables of both IP versions; `None`: rules affect no packet.
 pub(super) type PairTables = [Option<Arc<PairTable>>; 2];
 
 impl Rules {
@@ -60,6 +62,7 @@ impl Rules {
     }
 
     fn make_tables(&mut self) {
+        self.undecided = !self.pairs.iter().flatten().all(Pairs::is_done);
         self.tables = self.pairs.each_ref().map(|pairs| pairs.as_ref().and_then(Pairs::table).map(Arc::new));
     }
 
@@ -92,7 +95,7 @@ impl Rules {
 
     /// Are all pairs decided?
     pub fn is_done(&self) -> bool {
-        self.pairs.iter().flatten().all(Pairs::is_done)
+        !self.undecided
     }
 
     pub fn group(&self, ifindex: u32) -> u8 {
@@ -109,13 +112,36 @@ impl Rules {
         for (ifindex, device) in &self.devices {
             groups.entry(self.group(*ifindex)).or_default().push(device.name.clone());
         }
-        self.pairs.each_ref().map(|pairs| pairs.as_ref().map(|pairs| view(pairs, groups.clone())))
+        let mut tables = self.tables.iter();
+        self.pairs.each_ref().map(|pairs| {
+            let table = tables.next().and_then(|table| table.as_deref());
+            pairs.as_ref().map(|pairs| view(pairs, table, groups.clone()))
+        })
+    }
+
+    /// Why the rules may affect all packets of IPv4 and IPv6, as sentences. Empty: they do not.
+    pub fn reasons(&self) -> [Vec<String>; 2] {
+        let mut tables = self.tables.iter();
+        self.pairs.each_ref().map(|pairs| match (pairs, tables.next()) {
+            (Some(pairs), Some(table)) if !allows(table.as_deref()) => reasons(pairs),
+            _ => Vec::new(),
+        })
+    }
+
+    /// May the rules affect some packets of IPv4 and IPv6, but not all?
+    pub fn affect_some(&self) -> [bool; 2] {
+        let mut tables = self.tables.iter();
+        self.pairs.each_ref().map(|pairs| match (pairs, tables.next()) {
+            (Some(pairs), Some(Some(table))) => {
+                allows(Some(table)) && !pairs.all().all(|(from, to, _)| table.pair(from, to) == FREE)
+            }
+            _ => false,
+        })
     }
 }
 
-fn view(pairs: &Pairs, groups: BTreeMap<u8, Vec<String>>) -> RulesView {
-    let table = pairs.table();
-    let is_free = |from, to| table.as_ref().is_none_or(|table| table.pair(from, to) != LINUX);
+fn view(pairs: &Pairs, table: Option<&PairTable>, groups: BTreeMap<u8, Vec<String>>) -> RulesView {
+    let is_free = |from, to| table.is_none_or(|table| table.pair(from, to) != LINUX);
     let why = |from, to, pair: &Pair| match pair {
         _ if is_free(from, to) => None,
         Pair::Undecided => Some("Millrace is still checking the rules".to_owned()),
@@ -137,34 +163,12 @@ fn view(pairs: &Pairs, groups: BTreeMap<u8, Vec<String>>) -> RulesView {
     RulesView {
         groups,
         pairs: pairs.all().map(|(from, to, pair)| (from, to, why(from, to, pair))).collect(),
-        exceptions: table.iter().flat_map(|table| &table.exceptions).map(ToString::to_string).collect(),
+        exceptions: table.into_iter().flat_map(|t| &t.exceptions).map(ToString::to_string).collect(),
     }
 }
 
 /// The most rules that are named as reasons.
 const MOST_REASONS: usize = 4;
-
-impl Rules {
-    /// Why the rules may affect all packets of IPv4 and IPv6, as sentences. Empty: they do not.
-    pub fn reasons(&self) -> [Vec<String>; 2] {
-        let mut tables = self.tables.iter();
-        self.pairs.each_ref().map(|pairs| match (pairs, tables.next()) {
-            (Some(pairs), Some(table)) if !allows(table.as_deref()) => reasons(pairs),
-            _ => Vec::new(),
-        })
-    }
-
-    /// May the rules affect some packets of IPv4 and IPv6, but not all?
-    pub fn affect_some(&self) -> [bool; 2] {
-        let mut tables = self.tables.iter();
-        self.pairs.each_ref().map(|pairs| match (pairs, tables.next()) {
-            (Some(pairs), Some(Some(table))) => {
-                allows(Some(table)) && !pairs.all().all(|(from, to, _)| table.pair(from, to) == FREE)
-            }
-            _ => false,
-        })
-    }
-}
 
 fn reasons(pairs: &Pairs) -> Vec<String> {
     if !pairs.is_done() {
@@ -209,11 +213,10 @@ pub(super) fn allows(table: Option<&PairTable>) -> bool {
 pub(super) fn closes(old: Option<&PairTable>, new: Option<&PairTable>) -> bool {
     let Some(new) = new else { return false };
     old.is_none_or(|old| {
-        let nibbles = (0..16).flat_map(|from| (0..16).map(move |to| (from, to)));
-        old.exceptions != new.exceptions
-            || nibbles
-                .into_iter()
-                .any(|(from, to)| ![LINUX, new.pair(from, to)].contains(&old.pair(from, to)))
+        let groups = 0..GROUPS as u8;
+        let mut pairs = groups.clone().flat_map(|from| groups.clone().map(move |to| (from, to)));
+        let closes = |(from, to)| ![LINUX, new.pair(from, to)].contains(&old.pair(from, to));
+        old.exceptions != new.exceptions || pairs.any(closes)
     })
 }
 

@@ -198,9 +198,14 @@ pub struct PacketOut {
 }
 
 impl PacketOut {
-    /// A received packet-out: if the packet is buffered, data is ignored.
+    /// The packet is buffered, so the switch ignores these data.
+    pub(super) fn has_ignored_data(&self) -> bool {
+        self.buffer.is_some() && !self.data.is_empty()
+    }
+
+    /// As a switch takes a received packet-out.
     pub(super) fn without_ignored_data(mut self) -> PacketOut {
-        if self.buffer.is_some() {
+        if self.has_ignored_data() {
             self.data.clear();
         }
         self

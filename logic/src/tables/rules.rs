@@ -41,11 +41,11 @@ impl<M: Memory> Tables<M> {
         tables: &[Option<Arc<PairTable>>; 2],
     ) -> Result<(), Full> {
         self.has_row(router)?;
-        let matter = (0..2).filter(|i| tables[*i].is_some()).fold(0, |flags, i| flags | ROUTER_RULES[i]);
+        let asked = (0..2).filter(|i| tables[*i].is_some()).fold(0, |flags, i| flags | ROUTER_RULES[i]);
         if let (Some(row), Some(firewall)) = (self.row(router), self.firewall(router)) {
             let flags = &row[FLAGS_WORD];
             let others = flags.load(Relaxed) & !(ROUTER_RULES[0] | ROUTER_RULES[1]);
-            flags.store(others | matter, Release);
+            flags.store(others | asked, Release);
             for (version, table) in tables.iter().enumerate() {
                 write(firewall, version, table.as_deref().unwrap_or(&PairTable::default()));
             }
@@ -90,7 +90,7 @@ fn write(firewall: &[AtomicU64], version: usize, table: &PairTable) {
     changes.store(before + 2, Release);
 }
 
-/// Lowest and highest address, each as its high half and its low half. An IPv4 address stands in the low half.
+/// Lowest and highest address, each as its high half and its low half. An IPv4 address is in the low half.
 fn range(exception: &Exception) -> [u64; RANGE_WORDS] {
     let number = |bytes: &[u8]| bytes.iter().fold(0_u128, |number, byte| number << 8 | u128::from(*byte));
     let [low, high] = [&exception.low, &exception.high].map(|bytes| number(bytes));

@@ -54,6 +54,8 @@ pub(super) struct Windows {
     noted: BTreeMap<RouterId, u64>,
     /// The revision of the mirror whose routers are watched.
     followed: Option<u64>,
+    /// The host's namespace has been read since its chains of devices were looked for.
+    host_was_read: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +83,13 @@ impl Space {
 
 impl Windows {
     pub fn new(policy: Policy) -> Windows {
-        Windows { policy, spaces: BTreeMap::new(), noted: BTreeMap::new(), followed: None }
+        Windows {
+            policy,
+            spaces: BTreeMap::new(),
+            noted: BTreeMap::new(),
+            followed: None,
+            host_was_read: false,
+        }
     }
 
     /// Kinds of changes that are not seen inside the system call, as sentences.
@@ -192,8 +200,10 @@ impl Windows {
 
     /// Takes note that the last requested reading has ended: after `took`, successfully if `done`.
     fn read(&mut self, namespace: NamespaceId, took: Duration, now: Duration, done: bool) {
-        let is_read = |space: &&mut Space| space.namespace == namespace && space.reading.is_some();
-        let Some(space) = self.spaces.values_mut().find(is_read) else { return };
+        let is_read =
+            |(_, space): &(&Slot, &mut Space)| space.namespace == namespace && space.reading.is_some();
+        let Some((slot, space)) = self.spaces.iter_mut().find(is_read) else { return };
+        self.host_was_read |= *slot == HOST;
         let began = space.reading.take();
         if done {
             space.read = began;
@@ -204,10 +214,13 @@ impl Windows {
     }
 
     /// Takes note whether a chain of the host may be bound to a device, if everything that concerns all has been read.
-    fn note_device_chains(&self, may_be: bool) {
+    fn note_device_chains(&mut self, may_be: impl Fn(NamespaceId) -> bool) {
         let of_all = self.policy.changes_of_all();
-        if self.spaces.get(&HOST).is_some_and(|host| host.read == Some(of_all)) {
-            self.policy.note_device_chains(may_be, of_all);
+        if !std::mem::take(&mut self.host_was_read) {
+            return;
+        }
+        if let Some(host) = self.spaces.get(&HOST).filter(|host| host.read == Some(of_all)) {
+            self.policy.note_device_chains(may_be(host.namespace), of_all);
         }
     }
 
@@ -303,9 +316,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     /// The readings have been applied: their routers are trusted again.
     pub(super) fn settle_policy(&mut self) {
         if self.confirming.unread().is_none() {
-            if let Some(host) = self.windows.spaces.get(&HOST) {
-                self.windows.note_device_chains(self.world.mirror.may_have_device_chains(host.namespace));
-            }
+            let mirror = &self.world.mirror;
+            self.windows.note_device_chains(|namespace| mirror.may_have_device_chains(namespace));
             self.windows.end(|namespace| self.world.mirror.is_behind_of(namespace));
         }
     }

@@ -5,7 +5,10 @@
 //! only those that exist are asked for.
 
 use super::{
-    netlink::wire::{text, u16_at, u32_at},
+    netlink::{
+        socket::set_option,
+        wire::{text, u16_at, u32_at},
+    },
     nftables::expression,
 };
 use logic::firewall::{
@@ -29,7 +32,7 @@ const INFO_BYTES: usize = 84;
 const ENTRIES_HEAD: usize = 40;
 const NAME_BYTES: usize = 32;
 /// The mark of our own socket. The program that watches queries of others ignores it (`bpf/policy.bpf.c`).
-static OUR_MARK: u32 = 0x4d69_6c6c;
+const OUR_MARK: u32 = 0x4d69_6c6c;
 /// Longer tables are not read.
 const MOST_BYTES: usize = 4 << 20;
 /// How often a table that changes meanwhile is read before Millrace gives up.
@@ -108,17 +111,7 @@ fn socket(version: Version) -> io::Result<OwnedFd> {
             // SAFETY: the descriptor is new and nobody else's.
             let socket = unsafe { OwnedFd::from_raw_fd(fd) };
             // Without the right to mark sockets, a reading counts as a change, which costs another reading.
-            let length = size_of_val(&OUR_MARK) as libc::socklen_t;
-            // SAFETY: the pointer and the length are those of a constant.
-            unsafe {
-                libc::setsockopt(
-                    socket.as_raw_fd(),
-                    libc::SOL_SOCKET,
-                    libc::SO_MARK,
-                    (&raw const OUR_MARK).cast(),
-                    length,
-                )
-            };
+            let _ = set_option(&socket, libc::SOL_SOCKET, libc::SO_MARK, OUR_MARK);
             Ok(socket)
         }
         _ => Err(io::Error::last_os_error()),

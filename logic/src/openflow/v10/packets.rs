@@ -37,7 +37,7 @@ pub const PACKET_OUT: Layout<PacketOut> = Layout(
         if !can_come_from(packet.in_port) {
             return Err(cannot("a packet from this port"));
         }
-        if packet.buffer.is_some() && !packet.data.is_empty() {
+        if packet.has_ignored_data() {
             return Err(cannot("a packet with both a buffer and data"));
         }
         PACKET_OUT_FIELDS.write(packet, out)

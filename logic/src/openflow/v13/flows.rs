@@ -103,7 +103,7 @@ const PACKET_IN_REASONS: &[PacketInReason] =
 pub(super) const PACKET_OUT: Layout<PacketOut> = Layout(
     |r| PACKET_OUT_FIELDS.read(r).map(PacketOut::without_ignored_data),
     |packet, out| {
-        if packet.buffer.is_some() && !packet.data.is_empty() {
+        if packet.has_ignored_data() {
             return Err(cannot("a packet with both a buffer and data"));
         }
         PACKET_OUT_FIELDS.write(packet, out)

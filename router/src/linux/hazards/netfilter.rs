@@ -17,7 +17,10 @@ use crate::{
         nftables, xtables,
     },
 };
-use logic::firewall::ruleset::{Base, Devices, Family, Firewall};
+use logic::firewall::{
+    ruleset::{Base, Devices, Family, Firewall},
+    traffic::Version,
+};
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
@@ -106,8 +109,14 @@ pub fn read(socket: &mut Socket, route: &mut Socket) -> io::Result<Found> {
 
 fn read_rules(socket: &mut Socket, route: &mut Socket) -> io::Result<Firewall> {
     let rules = nftables::read(socket)?;
+    let versions = [Version::V4, Version::V6];
+    let tracks = versions.into_iter().any(|version| rules.tracks_connections(version)) || xtables::is_used();
     // Linux continues to translate a connection after the rule is deleted.
-    Ok(Firewall { rules, translated: conntrack::translated(socket, &own_addresses(route)?)? })
+    let translated = match tracks {
+        true => conntrack::translated(socket, &own_addresses(route)?)?,
+        false => Some(BTreeSet::new()),
+    };
+    Ok(Firewall { rules, translated })
 }
 
 pub(crate) fn parse(message: Message<'_>) -> Option<BaseChain> {

@@ -143,7 +143,7 @@ const OBJECT_HELPER: u32 = 3;
 
 /// A target of iptables.
 pub fn target(name: &str, revision: u32, info: &[u8]) -> Expression {
-    let number = |at: usize| Some(u32::from_ne_bytes(*info.get(at..)?.first_chunk()?));
+    let number = |at| wire::u32_at(info, at);
     let known = match (name, revision) {
         // `struct xt_mark_tginfo2`
         ("MARK", 2) => {
@@ -176,9 +176,9 @@ const MAPS_ADDRESSES: u32 = 1;
 const MAPS_NETWORKS: u32 = 1 << 6;
 
 /// The addresses of `struct nf_nat_ipv4_multi_range_compat` (revision 0, with one range) or `struct nf_nat_range`. An
-/// IPv4 address stands in the first bytes of the latter. `None`: any address, or none is changed.
+/// IPv4 address is in the first bytes of the latter. `None`: any address, or none is changed.
 fn range(revision: u32, info: &[u8]) -> Option<(Operand, Operand)> {
-    let number = |at: usize| Some(u32::from_ne_bytes(*info.get(at..)?.first_chunk()?));
+    let number = |at| wire::u32_at(info, at);
     let (flags, low, bytes) = match revision {
         0 if number(0)? == 1 => (number(4)?, 8, 4),
         1 | 2 => (number(0)?, 4, 16),
