@@ -85,6 +85,7 @@ enum router_flags {
 	ROUTER_MULTIPATH_L4_IPV6 = 2,
 	ROUTER_RULES_IPV4 = 4,		/* rules of its firewall may affect some packets: see `firewalls` */
 	ROUTER_RULES_IPV6 = 8,
+	ROUTER_CONNECTIONS = 16,	/* it may have rows in `connections` */
 };
 
 /*
@@ -131,8 +132,63 @@ struct firewall {
 	struct firewall_range range[2][FIREWALL_EXCEPTIONS];
 	__u64 ranges_used[2];	/* a bit for each range that is in use */
 	__u64 changes;		/* incremented before and after each change of the other words */
-	__u64 pad[5];
+	__u64 generation;	/* of the rules: rows of `connections` with another one are void; 0: all are */
+	__u64 pad[4];
 };
+
+/* --- connections ------------------------------------------------------------------------------------------------- */
+
+/*
+ * One direction of a connection that conntrack tracks and that all rules accept; NAT included. Rows 2n and 2n + 1 are the two
+ * directions of a connection. connection_index finds the row: as neighbour_index, but with a seeded hash. Rows are constant
+ * while the index leads to them, and until a grace period later, except for the words that say who writes them.
+ */
+struct connection {
+	/* First cache line: the packets that it is about. */
+	__u64 source[2], destination[2];	/* as loaded; IPv4 in the low 4 bytes of the first word */
+	__u32 ports;		/* as loaded: source, destination */
+	__u8  protocol;		/* TCP or UDP */
+	__u8  router;
+	__u8  version;		/* 0: IPv4, 1: IPv6 */
+	__u8  translated;	/* 0: no NAT; 1: of the source only; 2: of the destination, too */
+	__u16 ingress, egress;	/* interfaces; packets that take another way go to the kernel */
+	__u32 generation;	/* firewalls[router].generation of the proof */
+	__u64 until;		/* jiffies: before this, the kernel does not forget the connection. Written by user space */
+	__u64 ended;		/* 1: the program has seen SYN, FIN or RST. Written by the program, for both directions */
+	/* Second cache line: what becomes of them. */
+	__u64 new_source[2], new_destination[2];
+	__u32 new_ports;
+	__u16 header_sum;	/* for the IPv4 checksum: ones' complement sum of all ~old and new words of addresses */
+	__u16 sum;		/* for the checksum of TCP and UDP: the same of addresses and ports */
+	__u64 packets, bytes;	/* forwarded; bytes of IP packets. Written by the program */
+	__u64 pad;
+};
+
+#define CONNECTION_WAYS 8
+
+/* A slot: high 32 bits hash tag, low 32 bits row of `connections` + 1; 0: empty. A key sits in bucket h or, when full, in h ^ 1. */
+struct connection_bucket {
+	__u64 slot[CONNECTION_WAYS];
+};
+
+/*
+ * A connection whose packets go to the kernel because of rules. It may become fast, so user space asks the kernel about it.
+ * connection_counts[router] is the number of notes since user space last looked.
+ */
+struct connection_note {
+	__u64 source[2], destination[2];	/* as in struct connection */
+	__u32 ports;
+	__u8  protocol;
+	__u8  router;
+	__u8  version;
+	__u8  pad;
+	__u16 ingress, egress;
+	__u32 pad2;
+};
+
+#define CONNECTION_NOTES 64	/* the most notes of a router between two looks */
+#define CONNECTION_RING_BYTES (1 << 18)
+#define CANDIDATES 4096		/* rows of `candidates` for each CPU */
 
 /* --- forwarding table: a multibit trie of 8-bit strides, leaf-pushed ----------------------------------------------- */
 

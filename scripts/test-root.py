@@ -96,7 +96,13 @@ def run(part):
         return passed, []
     print(output, flush=True)
     failed = set(re.findall(r"^    (\S+)$", output, re.M)) & set(names) or set(names)
-    return passed, [f"{suite}::{name}" for name in sorted(failed)]
+    return passed, [f"{suite}::{name}{why(name, output)}" for name in sorted(failed)]
+
+
+def why(name, output):
+    """Where the test panicked, and the first lines of its message."""
+    panics = re.findall(rf"^thread '{re.escape(name)}' .*panicked at (.*(?:\n.*){{0,5}})", output, re.M)
+    return "".join(f"\n    {line[:300]}" for panic in panics[:1] for line in panic.splitlines())
 
 
 def main():
