@@ -1,10 +1,28 @@
 //! Connections: decides which of those that conntrack tracks can bypass the rules.
 //!
-//! Rules of a stateful firewall accept the later packets of a connection, and NAT has its translation once and for all. So
-//! if the rules provably accept all later packets of both directions, the kernel plane can forward them, NAT included. The
-//! first packets, and all with SYN, FIN or RST, stay with Linux.
+//! Rules of a stateful firewall accept the later packets of a connection, and NAT translates them all alike. If the rules
+//! provably accept all later packets of both directions, the kernel plane can forward them, NAT included. The first
+//! packets, and all with SYN, FIN or RST, stay with Linux.
+//!
+//! Linux then no longer compares TCP's sequence numbers with the window of the connection. So TCP needs [`Consent`].
 
-use super::traffic::{TCP, Tuple, UDP};
+use super::{
+    prove::{Obstacle, Proof, Prover},
+    ruleset::Firewall,
+    traffic::{ASSURED, Device, Direction, SEEN_REPLY, Scope, TCP, Traffic, Tuple, UDP, Version},
+};
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+/// The most steps of a proof about one direction of one connection.
+const MOST_STEPS: u32 = 20_000;
+/// The most steps of a proof about all connections between two devices.
+const MOST_STEPS_FOR_ALL: u32 = 50_000;
+/// Proofs take at most so many steps per second.
+pub const STEPS_PER_S: u32 = 1_000_000;
+/// The most proofs about devices that are kept.
+const MOST_KEPT: usize = 4096;
+/// `TCP_CONNTRACK_ESTABLISHED`
+const ESTABLISHED: u8 = 3;
 
 /// A connection as conntrack has it (`ctnetlink`).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,7 +37,7 @@ pub struct Tracked {
     pub tcp_state: Option<u8>,
     /// Seconds until Linux forgets it, rounded down.
     pub expires_s: u32,
-    /// What Linux does to its packets that Millrace cannot do; empty: nothing.
+    /// What only Linux can do with its packets; `None`: nothing.
     pub special: Option<Special>,
 }
 
@@ -36,7 +54,216 @@ pub enum Special {
     Zone,
 }
 
-/// Can connections of this protocol be fast?
-pub fn is_supported(protocol: u8) -> bool {
-    matches!(protocol, TCP | UDP)
+/// Which connections may bypass the rules, if these accept all their packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Consent {
+    /// UDP; and TCP if rules add it to a flow table.
+    #[default]
+    Udp,
+    /// UDP and TCP.
+    All,
+}
+
+/// Why a connection stays with Linux.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// Linux has not seen enough packets of it yet.
+    TooNew,
+    /// TCP, and not in the state ESTABLISHED.
+    NotEstablished,
+    /// It is TCP, and nobody has consented.
+    NoConsent,
+    Special(Special),
+    /// A rule may do something else than accept.
+    Ruled(Obstacle),
+    /// Rules accept it only until an element of a set expires.
+    Expiring,
+    /// Proofs have taken too long in the last second.
+    Busy,
+    /// Linux does not know it.
+    Unknown,
+    /// Linux does not report its end: it is older than the daemon.
+    Unwatched,
+    /// Linux counts packets of connections (`net.netfilter.nf_conntrack_acct`).
+    Counted,
+    /// There is no room for another one.
+    Full,
+}
+
+impl Refusal {
+    /// Will Linux and the rules say the same again? Only a change of the rules can help, or a setting.
+    pub fn is_lasting(&self) -> bool {
+        !matches!(
+            self,
+            Refusal::TooNew | Refusal::NotEstablished | Refusal::Busy | Refusal::Unknown | Refusal::Full
+        )
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Refusal::TooNew => "Linux has not seen enough packets of both directions yet",
+            Refusal::NotEstablished => "the TCP connection is not in the state ESTABLISHED",
+            Refusal::NoConsent => {
+                "TCP needs consent, because Linux then no longer checks sequence numbers \
+                 (established = \"fast\" in [firewall], or a rule with \"flow add\")"
+            }
+            Refusal::Special(Special::Helper) => "a conntrack helper reads its packets",
+            Refusal::Special(Special::SequenceShift) => "conntrack shifts its sequence numbers",
+            Refusal::Special(Special::SynProxy) => "synproxy has set it up",
+            Refusal::Special(Special::Zone) => "it is in a conntrack zone",
+            Refusal::Ruled(obstacle) => return obstacle.fmt(f),
+            Refusal::Expiring => "rules accept it only until an element of a set expires",
+            Refusal::Busy => "the rules are too long to be checked for so many connections at once",
+            Refusal::Unknown => "Linux does not track it",
+            Refusal::Unwatched => {
+                "it is older than the daemon, and Linux does not report its end \
+                 (net.netfilter.nf_conntrack_events = 1 helps after the next start)"
+            }
+            Refusal::Counted => {
+                "Linux counts packets of connections, and Millrace cannot (net.netfilter.nf_conntrack_acct = 1)"
+            }
+            Refusal::Full => "there is no room for more connections",
+        })
+    }
+}
+
+/// A packet of a connection that went to Linux because of rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Seen {
+    pub version: Version,
+    /// IP protocol.
+    pub protocol: u8,
+    /// As it arrived.
+    pub tuple: Tuple,
+}
+
+/// The two directions of a connection that can be fast: first that of the packet that was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ways(pub [Way; 2]);
+
+/// One direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Way {
+    pub arrives: Tuple,
+    pub leaves: Tuple,
+}
+
+impl Tuple {
+    /// The tuple of answers.
+    pub fn reversed(self) -> Tuple {
+        Tuple {
+            source: self.destination,
+            destination: self.source,
+            source_port: self.destination_port,
+            destination_port: self.source_port,
+        }
+    }
+}
+
+impl Tracked {
+    /// How packets of both directions are forwarded, first those like `seen`; `None`: it is another connection's packet.
+    pub fn ways(&self, seen: &Tuple) -> Option<Ways> {
+        let way = |arrives: Tuple, back: Tuple| Way { arrives, leaves: back.reversed() };
+        let [original, reply] = self.tuples;
+        let ways = [way(original, reply), way(reply, original)];
+        match (original == *seen, reply == *seen) {
+            (true, _) => Some(Ways(ways)),
+            (_, true) => Some(Ways([ways[1], ways[0]])),
+            _ => None,
+        }
+    }
+
+    /// Has the connection come so far that Linux treats all its later packets alike?
+    pub fn is_ready(&self) -> Result<(), Refusal> {
+        if let Some(special) = self.special {
+            return Err(Refusal::Special(special));
+        }
+        if self.protocol == TCP && self.tcp_state != Some(ESTABLISHED) {
+            return Err(Refusal::NotEstablished);
+        }
+        let both = SEEN_REPLY | ASSURED;
+        if self.status & both == both { Ok(()) } else { Err(Refusal::TooNew) }
+    }
+}
+
+/// Makes proofs about connections of one router.
+pub struct Admission {
+    firewall: Arc<Firewall>,
+    consent: Consent,
+    /// Proofs about all connections between two devices.
+    kept: BTreeMap<(Version, u8, [u32; 2]), Result<Proof, Obstacle>>,
+    steps_left: u32,
+}
+
+impl Admission {
+    pub fn new(firewall: Arc<Firewall>, consent: Consent) -> Admission {
+        Admission { firewall, consent, kept: BTreeMap::new(), steps_left: STEPS_PER_S }
+    }
+
+    /// A second has passed.
+    pub fn renew(&mut self) {
+        self.steps_left = STEPS_PER_S;
+    }
+
+    /// Decides about a connection whose packets `seen` came in by the first device and left by the second. Answers must take
+    /// the same devices.
+    pub fn admit(&mut self, seen: &Seen, tracked: &Tracked, devices: [&Device; 2]) -> Result<Ways, Refusal> {
+        if !matches!(seen.protocol, TCP | UDP) || tracked.protocol != seen.protocol {
+            return Err(Refusal::Unknown);
+        }
+        let ways = tracked.ways(&seen.tuple).ok_or(Refusal::Unknown)?;
+        tracked.is_ready()?;
+        let is_reply = tracked.tuples[0] != seen.tuple;
+        let [from, to] = devices;
+        let there = self.prove(seen.version, tracked, is_reply, [from, to])?;
+        let back = self.prove(seen.version, tracked, !is_reply, [to, from])?;
+        if there.holds_ms.is_some() || back.holds_ms.is_some() {
+            return Err(Refusal::Expiring);
+        }
+        let has_table = !there.flow_tables.is_empty() && !back.flow_tables.is_empty();
+        if seen.protocol == TCP && self.consent != Consent::All && !has_table {
+            return Err(Refusal::NoConsent);
+        }
+        Ok(ways)
+    }
+
+    /// Proves that rules accept all later packets of one direction.
+    fn prove(
+        &mut self,
+        version: Version,
+        tracked: &Tracked,
+        reply: bool,
+        [input, output]: [&Device; 2],
+    ) -> Result<Proof, Refusal> {
+        if self.steps_left == 0 {
+            return Err(Refusal::Busy);
+        }
+        let traffic = |scope| Traffic { version, input: input.clone(), output: output.clone(), scope };
+        let prover = Prover::new(&self.firewall.rules, version);
+        let key = (version, tracked.protocol, [input.ifindex, output.ifindex]);
+        if !self.kept.contains_key(&key) {
+            let all = traffic(Scope::Established { protocol: tracked.protocol });
+            let (proof, steps) = prover.prove(&all, MOST_STEPS_FOR_ALL);
+            self.steps_left = self.steps_left.saturating_sub(steps.max(1));
+            if self.kept.len() >= MOST_KEPT {
+                self.kept.clear();
+            }
+            self.kept.insert(key, proof);
+        }
+        if let Some(Ok(proof)) = self.kept.get(&key) {
+            return Ok(proof.clone());
+        }
+        let direction = Direction {
+            protocol: tracked.protocol,
+            reply,
+            tuples: tracked.tuples,
+            status: tracked.status,
+        };
+        let one = traffic(Scope::Connection(Box::new(direction)));
+        let (proof, steps) = prover.prove(&one, MOST_STEPS);
+        self.steps_left = self.steps_left.saturating_sub(steps.max(1));
+        proof.map_err(Refusal::Ruled)
+    }
 }

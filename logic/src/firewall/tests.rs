@@ -1,3 +1,4 @@
+mod of_connections;
 mod of_pairs;
 
 use super::{
@@ -49,7 +50,6 @@ fn masqueraded(reply: bool) -> Scope {
         reply,
         tuples: [tuple("10.0.0.2:5000", "192.0.2.1:80"), tuple("192.0.2.1:80", "198.51.100.1:6000")],
         status: SEEN_REPLY | ASSURED | CONFIRMED | SRC_NAT,
-        mark: 7,
     }))
 }
 
@@ -244,10 +244,18 @@ fn connections_are_known_from_conntrack_on() {
     assert_eq!(obstacle(&on(-300), tcp()), ("p".into(), Some(1), Why::Drops));
     assert!(prove(&on(-200), &traffic(tcp())).is_err());
     assert_eq!(proof(&on(-199), tcp()), Proof::default());
-    // Its marks, direction and translation are those of the connection.
+    // Its direction, status and translation are those of the connection. Its mark and other bits of its status may change.
+    let status = SEEN_REPLY | ASSURED | CONFIRMED | SRC_NAT;
+    let of_status = |mask: u32, wanted: u32| {
+        let (mask, xor) = (mask.to_ne_bytes().to_vec(), vec![0; 4]);
+        let load = Ct { key: 2, direction: None, into: R };
+        vec![load, Expression::Mask { from: R, into: R, mask, xor }, is(&wanted.to_ne_bytes())]
+    };
     let rows = [
-        (vec![Ct { key: 3, direction: None, into: R }, is(&7u32.to_ne_bytes())], true),
-        (vec![Ct { key: 3, direction: None, into: R }, is(&8u32.to_ne_bytes())], false),
+        (vec![Ct { key: 3, direction: None, into: R }, is(&0u32.to_ne_bytes())], false),
+        (of_status(status | DST_NAT, status), true),
+        (of_status(status | DST_NAT, status | DST_NAT), false),
+        (of_status(1, 0), false),
         (vec![Ct { key: 1, direction: None, into: R }, is(&[1])], true),
         (vec![Ct { key: 8, direction: Some(0), into: R }, is(&[10, 0, 0, 2])], true),
         (vec![Ct { key: 12, direction: Some(1), into: R }, is(&6000u16.to_be_bytes())], true),

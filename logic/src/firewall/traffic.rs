@@ -19,6 +19,8 @@ pub const ASSURED: u32 = 1 << 2;
 pub const CONFIRMED: u32 = 1 << 3;
 pub const SRC_NAT: u32 = 1 << 4;
 pub const DST_NAT: u32 = 1 << 5;
+/// The others may change during the connection.
+const KNOWN_STATUS: u32 = SEEN_REPLY | ASSURED | CONFIRMED | SRC_NAT | DST_NAT;
 
 /// Bits of `ct state`: `NF_CT_STATE_BIT(ctinfo)`, `NF_CT_STATE_INVALID_BIT`.
 const STATE_INVALID: u32 = 1;
@@ -85,7 +87,6 @@ pub struct Direction {
     pub tuples: [Tuple; 2],
     /// `IPS_*`
     pub status: u32,
-    pub mark: u32,
 }
 
 /// Addresses and ports of the packets of one direction, as they arrive.
@@ -248,17 +249,18 @@ impl Traffic {
             // DIRECTION
             1 => one.map_or(Bits::unknown(1), |one| Bits::known(&[u8::from(one.reply)])),
             // STATUS
-            2 => match one {
-                Some(one) => Bits::known(&one.status.to_ne_bytes()),
-                None => {
-                    let mut status = Bits::unknown(4);
-                    let known = (SEEN_REPLY | CONFIRMED).to_ne_bytes();
-                    known.iter().enumerate().for_each(|(i, byte)| status.put_masked(i, *byte, *byte));
-                    status
-                }
-            },
-            // MARK
-            3 => one.map_or(Bits::unknown(4), |one| Bits::known(&one.mark.to_ne_bytes())),
+            2 => {
+                let (known, value) = match one {
+                    Some(one) => (KNOWN_STATUS, one.status),
+                    None => (SEEN_REPLY | CONFIRMED, u32::MAX),
+                };
+                let mut status = Bits::unknown(4);
+                let bytes = value.to_ne_bytes().into_iter().zip(known.to_ne_bytes());
+                bytes.enumerate().for_each(|(i, (byte, known))| status.put_masked(i, byte, known));
+                status
+            }
+            // MARK: others may change it at any time, and Linux does not report this.
+            3 => Bits::unknown(4),
             // L3PROTOCOL, PROTOCOL
             7 => Bits::known(&[if self.version == Version::V4 { 2 } else { 10 }]),
             10 => self.protocol().map_or(Bits::unknown(1), |protocol| Bits::known(&[protocol])),

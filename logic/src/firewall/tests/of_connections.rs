@@ -1,0 +1,135 @@
+//! Which connections can bypass the rules.
+
+use super::*;
+use crate::firewall::{
+    connection::{Admission, Consent, Refusal, STEPS_PER_S, Seen, Special, Tracked, Way},
+    ruleset::Firewall,
+};
+
+const TCP_ESTABLISHED: u8 = 3;
+
+/// A connection behind a masquerade.
+fn tracked(protocol: u8) -> Tracked {
+    Tracked {
+        tuples: [tuple("10.0.0.2:5000", "192.0.2.1:80"), tuple("192.0.2.1:80", "198.51.100.1:6000")],
+        protocol,
+        status: SEEN_REPLY | ASSURED | CONFIRMED | SRC_NAT,
+        tcp_state: (protocol == TCP).then_some(TCP_ESTABLISHED),
+        expires_s: 100,
+        special: None,
+    }
+}
+
+fn admission(rules: Ruleset, consent: Consent) -> Admission {
+    Admission::new(Arc::new(Firewall { rules, ..Firewall::default() }), consent)
+}
+
+/// The decision after a packet that the client has sent.
+fn decide(rules: &Ruleset, consent: Consent, tracked: &Tracked) -> Result<[Way; 2], Refusal> {
+    let seen = Seen { version: Version::V4, protocol: tracked.protocol, tuple: tracked.tuples[0] };
+    let devices = [&device(2, "lan"), &device(3, "wan")];
+    admission(rules.clone(), consent).admit(&seen, tracked, devices).map(|ways| ways.0)
+}
+
+/// Accepts established connections, and new ones from inside.
+fn stateful() -> Ruleset {
+    forward(vec![and(state(ESTABLISHED), accept()), and(name(6, "lan"), accept())])
+}
+
+#[test]
+fn both_directions_are_translated_as_linux_does() {
+    let there = Way {
+        arrives: tuple("10.0.0.2:5000", "192.0.2.1:80"),
+        leaves: tuple("198.51.100.1:6000", "192.0.2.1:80"),
+    };
+    let back = Way {
+        arrives: tuple("192.0.2.1:80", "198.51.100.1:6000"),
+        leaves: tuple("192.0.2.1:80", "10.0.0.2:5000"),
+    };
+    let udp = tracked(UDP);
+    assert_eq!(decide(&stateful(), Consent::Udp, &udp), Ok([there, back]));
+    // An answer was seen first.
+    let seen = Seen { version: Version::V4, protocol: UDP, tuple: back.arrives };
+    let devices = [&device(3, "wan"), &device(2, "lan")];
+    let ways = admission(stateful(), Consent::Udp).admit(&seen, &udp, devices).unwrap();
+    assert_eq!(ways.0, [back, there]);
+    // Translation of the destination
+    let udp = Tracked {
+        tuples: [tuple("192.0.2.1:80", "198.51.100.1:6000"), tuple("10.0.0.2:5000", "192.0.2.1:80")],
+        ..udp
+    };
+    assert_eq!(decide(&stateful(), Consent::Udp, &udp), Ok([back, there]));
+    // A packet of another connection
+    let other = Seen { version: Version::V4, protocol: UDP, tuple: tuple("10.0.0.3:5000", "192.0.2.1:80") };
+    let refused = admission(stateful(), Consent::Udp).admit(&other, &udp, devices);
+    assert_eq!(refused, Err(Refusal::Unknown));
+}
+
+#[test]
+fn linux_keeps_what_only_it_can_do() {
+    let refused = |change: &dyn Fn(&mut Tracked)| {
+        let mut connection = tracked(TCP);
+        change(&mut connection);
+        decide(&stateful(), Consent::All, &connection).err()
+    };
+    assert_eq!(refused(&|_| ()), None);
+    assert_eq!(refused(&|c| c.status &= !ASSURED), Some(Refusal::TooNew));
+    assert_eq!(refused(&|c| c.status &= !SEEN_REPLY), Some(Refusal::TooNew));
+    for state in (0..12).filter(|state| *state != TCP_ESTABLISHED) {
+        assert_eq!(refused(&|c| c.tcp_state = Some(state)), Some(Refusal::NotEstablished));
+    }
+    assert_eq!(refused(&|c| c.tcp_state = None), Some(Refusal::NotEstablished));
+    for special in [Special::Helper, Special::SequenceShift, Special::SynProxy, Special::Zone] {
+        assert_eq!(refused(&|c| c.special = Some(special)), Some(Refusal::Special(special)));
+    }
+}
+
+#[test]
+fn tcp_needs_consent() {
+    assert_eq!(decide(&stateful(), Consent::Udp, &tracked(TCP)), Err(Refusal::NoConsent));
+    assert!(decide(&stateful(), Consent::All, &tracked(TCP)).is_ok());
+    let add = || vec![Expression::AddFlow("ft".into())];
+    let with_table = forward(vec![add(), and(state(ESTABLISHED), accept())]);
+    assert!(decide(&with_table, Consent::Udp, &tracked(TCP)).is_ok());
+    // Of one direction only
+    let one_way = forward(vec![and(name(6, "lan"), add()), and(state(ESTABLISHED), accept())]);
+    assert_eq!(decide(&one_way, Consent::Udp, &tracked(TCP)), Err(Refusal::NoConsent));
+}
+
+#[test]
+fn rules_must_accept_both_directions() {
+    let refused = |list| match decide(&forward(list), Consent::All, &tracked(TCP)) {
+        Err(Refusal::Ruled(obstacle)) => obstacle.handle,
+        other => panic!("{other:?}"),
+    };
+    // The replies reach the policy.
+    assert_eq!(refused(vec![and(name(6, "lan"), accept())]), None);
+    assert_eq!(refused(vec![and(name(6, "wan"), drop()), accept()]), Some(1));
+    let log = vec![Other("log".into())];
+    assert_eq!(refused(vec![and(state(ESTABLISHED), and(log, accept()))]), Some(1));
+    // With its addresses, one connection is accepted where others are not.
+    let blocklist = |bytes: &[u8]| forward(vec![and(source(bytes), drop()), accept()]);
+    assert!(decide(&blocklist(&[10, 0, 0, 3]), Consent::All, &tracked(TCP)).is_ok());
+    assert!(decide(&blocklist(&[10, 0, 0, 2]), Consent::All, &tracked(TCP)).is_err());
+    assert!(decide(&blocklist(&[192, 0, 2, 1]), Consent::All, &tracked(TCP)).is_err());
+}
+
+#[test]
+fn proofs_take_a_bounded_time() {
+    let long = forward((0..200).map(|n| and(source(&[10, 0, 1, n]), drop())).chain([accept()]).collect());
+    let mut admission = admission(long, Consent::All);
+    let devices = [&device(2, "lan"), &device(3, "wan")];
+    let mut all = (0..=u16::MAX).map(|port| {
+        let mut udp = tracked(UDP);
+        udp.tuples.iter_mut().for_each(|tuple| tuple.source_port = port);
+        let seen = Seen { version: Version::V4, protocol: UDP, tuple: udp.tuples[0] };
+        admission.admit(&seen, &udp, devices)
+    });
+    let admitted = all.by_ref().take_while(Result::is_ok).count();
+    assert!((100..STEPS_PER_S as usize / 400).contains(&admitted), "{admitted}");
+    assert!(all.take(10).all(|result| result == Err(Refusal::Busy)));
+    admission.renew();
+    let udp = tracked(UDP);
+    let seen = Seen { version: Version::V4, protocol: UDP, tuple: udp.tuples[0] };
+    assert!(admission.admit(&seen, &udp, devices).is_ok());
+}
