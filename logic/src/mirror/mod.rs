@@ -40,7 +40,7 @@ mod space;
 mod tests;
 mod view;
 
-pub use view::{InterfaceView, RouterView, RulesView, StaleNeighbour};
+pub use view::{ConnectionRules, InterfaceView, RouterView, RulesView, StaleNeighbour};
 
 use crate::{
     net::{Prefix4, Prefix6},
@@ -103,6 +103,8 @@ pub struct Mirror {
     /// An interface waits for a number, or for the number of its router.
     waiting: bool,
     routes_per_plan: usize,
+    /// The last generation of rules of any router; `None`: connections stay with Linux.
+    generations: Option<u32>,
     /// The namespace whose rules were looked at last.
     judged: NamespaceId,
     /// Namespaces with routes that may lead to interfaces that were gone at the last turn of numbers. After the given
@@ -142,6 +144,7 @@ impl Mirror {
             unsettled: false,
             waiting: false,
             routes_per_plan: limits.routes_per_plan,
+            generations: None,
             judged: 0,
             behind: BTreeMap::new(),
             revision: 0,
@@ -249,6 +252,11 @@ impl Mirror {
         self.spaces.iter().filter(|(_, s)| s.rib4.is_unsure() || s.rib6.is_unsure()).map(|(id, _)| *id)
     }
 
+    /// Connections can be fast, even if rules may affect their packets. Call this before the first plan.
+    pub fn admit_connections(&mut self) {
+        self.generations = Some(0);
+    }
+
     /// The changes since the last call, in an order that is safe at every step. Routes of namespaces with large tables
     /// may wait for the next call ([`Mirror::is_behind`]).
     pub fn plan(&mut self) -> Vec<Op> {
@@ -258,7 +266,8 @@ impl Mirror {
         }
         if self.unsettled {
             for (namespace, space) in &mut self.spaces {
-                space.rules.settle(*namespace, &space.settings.firewall, &space.links);
+                let generations = self.generations.as_mut();
+                space.rules.settle(*namespace, &space.settings.firewall, &space.links, generations);
             }
         }
         self.unsettled |= self.judge_rules();

@@ -109,7 +109,7 @@ impl Mirror {
                 };
                 taken.add(party, 1);
                 let (id, tables) = (id as u8, PairTables::default());
-                space.router = Some(Router { id, multipath: None, tables, is_new: true });
+                space.router = Some(Router { id, multipath: None, tables, generation: 0, is_new: true });
                 space.rib4.renew();
                 space.rib6.renew();
             }
@@ -180,20 +180,22 @@ impl Mirror {
             }
         }
         for (namespace, space) in &mut self.spaces {
-            let tables = space.rules.tables().clone();
+            let (tables, generation) = (space.rules.tables().clone(), space.rules.generation());
             let Some(router) = &mut space.router else { continue };
             let pairs = || router.tables.iter().zip(&tables);
             let closes =
                 moved.contains(namespace) || pairs().any(|(old, new)| closes(old.as_deref(), new.as_deref()));
-            if tables == router.tables && !moved.contains(namespace) {
+            if tables == router.tables && generation == router.generation && !moved.contains(namespace) {
                 continue;
             }
-            if closes && !router.is_new {
+            let renews = router.generation != 0 && router.generation != generation;
+            if (closes || renews) && !router.is_new {
                 let closed = tables.each_ref().map(|table| table.as_ref().map(|_| Arc::default()));
-                batch.off.push(Op::Rules { router: router.id, tables: closed });
+                let tables = if closes { closed } else { router.tables.clone() };
+                batch.off.push(Op::Rules { router: router.id, tables, generation: 0 });
             }
-            batch.on.push(Op::Rules { router: router.id, tables: tables.clone() });
-            router.tables = tables;
+            batch.on.push(Op::Rules { router: router.id, tables: tables.clone(), generation });
+            (router.tables, router.generation) = (tables, generation);
         }
     }
 

@@ -28,14 +28,23 @@ pub(super) struct Rules {
     tables: PairTables,
     /// Some pairs are not decided yet.
     undecided: bool,
+    /// Changes with everything that decides about connections; 0: none is fast.
+    generation: u32,
 }
 
 /// The tables of both IP versions; `None`: rules affect no packet.
 pub(super) type PairTables = [Option<Arc<PairTable>>; 2];
 
 impl Rules {
-    /// Follows the settings and links of the namespace.
-    pub fn settle(&mut self, namespace: NamespaceId, firewall: &Arc<Firewall>, links: &BTreeMap<u32, Link>) {
+    /// Follows the settings and links of the namespace. `generations`: the last one of any router; `None`: connections stay
+    /// with Linux.
+    pub fn settle(
+        &mut self,
+        namespace: NamespaceId,
+        firewall: &Arc<Firewall>,
+        links: &BTreeMap<u32, Link>,
+        generations: Option<&mut u32>,
+    ) {
         let renewed = self.firewall != *firewall;
         self.firewall = firewall.clone();
         if self.firewall.rules.tables.is_empty() {
@@ -50,6 +59,10 @@ impl Rules {
         if !renewed && devices == self.devices {
             return;
         }
+        let is_known = |(ifindex, device)| devices.get(ifindex) == Some(device);
+        if renewed || !self.devices.iter().all(is_known) {
+            self.renew(generations);
+        }
         self.devices = devices;
         if renewed || self.regroup() {
             self.pairs = [Version::V4, Version::V6].map(|version| {
@@ -59,6 +72,17 @@ impl Rules {
             self.regroup();
         }
         self.make_tables();
+    }
+
+    /// No connection that was admitted before is fast any more. New devices do not concern them.
+    fn renew(&mut self, generations: Option<&mut u32>) {
+        self.generation = 0;
+        if let Some(last) = generations
+            && [Version::V4, Version::V6].into_iter().any(|v| self.firewall.rules.tracks_connections(v))
+        {
+            *last = last.wrapping_add(1).max(1);
+            self.generation = *last;
+        }
     }
 
     fn make_tables(&mut self) {
@@ -106,6 +130,20 @@ impl Rules {
         &self.tables
     }
 
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    pub fn device(&self, ifindex: u32) -> Option<&Device> {
+        self.devices.get(&ifindex)
+    }
+
+    /// May connections of IPv4 and IPv6 be fast?
+    fn admit(&self) -> [bool; 2] {
+        let tracks = |version| self.generation != 0 && self.firewall.rules.tracks_connections(version);
+        [tracks(Version::V4), tracks(Version::V6)]
+    }
+
     /// What people see of it, for IPv4 and IPv6; `None`: there are no rules.
     pub fn views(&self) -> [Option<RulesView>; 2] {
         let mut groups: BTreeMap<u8, Vec<String>> = BTreeMap::new();
@@ -121,19 +159,19 @@ impl Rules {
 
     /// Why the rules may affect all packets of IPv4 and IPv6, as sentences. Empty: they do not.
     pub fn reasons(&self) -> [Vec<String>; 2] {
-        let mut tables = self.tables.iter();
+        let mut tables = self.tables.iter().zip(self.admit());
         self.pairs.each_ref().map(|pairs| match (pairs, tables.next()) {
-            (Some(pairs), Some(table)) if !allows(table.as_deref()) => reasons(pairs),
+            (Some(pairs), Some((table, false))) if !allows(table.as_deref()) => reasons(pairs),
             _ => Vec::new(),
         })
     }
 
     /// May the rules affect some packets of IPv4 and IPv6, but not all?
     pub fn affect_some(&self) -> [bool; 2] {
-        let mut tables = self.tables.iter();
+        let mut tables = self.tables.iter().zip(self.admit());
         self.pairs.each_ref().map(|pairs| match (pairs, tables.next()) {
-            (Some(pairs), Some(Some(table))) => {
-                allows(Some(table)) && !pairs.all().all(|(from, to, _)| table.pair(from, to) == FREE)
+            (Some(pairs), Some((Some(table), admits))) => {
+                (admits || allows(Some(table))) && !pairs.all().all(|(from, to, _)| table.pair(from, to) == FREE)
             }
             _ => false,
         })

@@ -53,6 +53,8 @@ pub(super) struct Router {
     /// `None`: not planned yet.
     pub multipath: Option<MultipathHash>,
     pub tables: PairTables,
+    /// Of the rules; see [`Op::Rules`].
+    pub generation: u32,
     /// The running plan adds it.
     pub is_new: bool,
 }

@@ -1,12 +1,13 @@
 //! The state that people see, as of the last plan.
 
-use super::{Mirror, reconcile::Standing};
+use super::{Held, Mirror, reconcile::Standing};
 use crate::{
+    firewall::{ruleset::Firewall, traffic::Device},
     net::{Mac, Vlan},
     observe::{Link, NamespaceId},
     plan::{InterfaceId, PortId, RouterId},
 };
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 /// A namespace and its router.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +27,18 @@ pub struct RouterView {
     pub ipv6: Vec<String>,
     /// Rules of its firewall may affect some packets of IPv4 and IPv6, but not all.
     pub ruled: [bool; 2],
+}
+
+/// What decides about the connections of a router.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConnectionRules {
+    pub namespace: NamespaceId,
+    pub name: String,
+    pub router: RouterId,
+    /// It changes with the rules, and with devices that existed before.
+    pub generation: u32,
+    pub firewall: Arc<Firewall>,
+    pub devices: BTreeMap<InterfaceId, Device>,
 }
 
 /// What is known about the rules of a router's firewall, for one IP version.
@@ -125,6 +138,25 @@ impl Mirror {
     /// The rules of a namespace's firewall, for IPv4 and IPv6. `None`: there are none.
     pub fn rules(&self, namespace: NamespaceId) -> [Option<RulesView>; 2] {
         self.spaces.get(&namespace).map(|space| space.rules.views()).unwrap_or_default()
+    }
+
+    /// What decides about connections, for each router of which some may be fast.
+    pub fn connection_rules(&self) -> impl Iterator<Item = ConnectionRules> {
+        self.spaces.iter().filter_map(|(namespace, space)| {
+            let router = space.router.as_ref().filter(|router| router.generation != 0)?;
+            let held = self.held.range((*namespace, 0)..=(*namespace, u32::MAX));
+            let device = |((_, ifindex), held): (&(_, u32), &Held)| {
+                Some((held.id, space.rules.device(*ifindex)?.clone()))
+            };
+            Some(ConnectionRules {
+                namespace: *namespace,
+                name: space.about.name.clone(),
+                router: router.id,
+                generation: router.generation,
+                firewall: space.settings.firewall.clone(),
+                devices: held.filter_map(device).collect(),
+            })
+        })
     }
 
     /// All links that are or could be interfaces, as of the last plan, by namespace and index.

@@ -165,7 +165,7 @@ impl<M: Memory> Tables<M> {
         match op {
             Op::Port { port, frags } => self.set_port(*port, *frags),
             Op::Router { router, multipath } => self.set_router(*router, *multipath),
-            Op::Rules { router, tables } => self.set_rules(*router, tables),
+            Op::Rules { router, tables, generation } => self.set_rules(*router, tables, *generation),
             Op::RouterGone(router) => self.router_gone(*router),
             Op::LocalAddresses { router, addresses } => self.set_local_addresses(*router, addresses),
             Op::Interface(id, interface) => self.set_interface(*id, interface),

@@ -29,6 +29,7 @@ pub struct RouterModel {
     pub routes4: BTreeMap<Prefix4, Target>,
     pub routes6: BTreeMap<Prefix6, Target>,
     pub rules: [Option<Arc<PairTable>>; 2],
+    pub generation: u32,
 }
 
 fn is_closed(table: &Arc<PairTable>) -> bool {
@@ -133,8 +134,14 @@ impl Model {
                     );
                 }
             }
-            Op::Rules { router, tables } => {
-                let old = std::mem::replace(&mut self.routers.get_mut(router).unwrap().rules, tables.clone());
+            Op::Rules { router, tables, generation } => {
+                let known = self.routers.get_mut(router).unwrap();
+                let before = std::mem::replace(&mut known.generation, *generation);
+                assert!(
+                    before == *generation || before == 0 || *generation == 0,
+                    "another generation, while connections of generation {before} are fast"
+                );
+                let old = std::mem::replace(&mut known.rules, tables.clone());
                 for (old, new) in old.iter().zip(tables) {
                     if let (Some(old), Some(new)) = (old, new) {
                         assert!(

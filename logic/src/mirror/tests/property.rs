@@ -88,6 +88,7 @@ impl Past {
     /// A plan begins.
     fn note(&mut self, world: &World) {
         let mut fresh = Bench { mirror: Mirror::new(Limits::default()), model: Model::default() };
+        fresh.mirror.admit_connections();
         fresh.after(world.events());
         self.on = on(&fresh.mirror, &fresh.model);
         self.on.retain(|(namespace, _)| world.lost != Some(*namespace));
@@ -190,6 +191,7 @@ fn check(seed: u64, steps: usize, routes_per_plan: usize) {
     let (mut dice, mut world) = (Dice(seed), World::new());
     let limits = Limits { routes_per_plan, ..Limits::default() };
     let (mut mirror, mut model, mut past) = (Mirror::new(limits), Model::default(), Past::default());
+    mirror.admit_connections();
     world.events().into_iter().for_each(|event| mirror.observe(event));
     for _ in 0..steps {
         world.step(&mut dice).into_iter().for_each(|event| mirror.observe(event));
@@ -211,6 +213,7 @@ fn check(seed: u64, steps: usize, routes_per_plan: usize) {
         }
     }
     let mut fresh = Bench { mirror: Mirror::new(Limits::default()), model: Model::default() };
+    fresh.mirror.admit_connections();
     let everything = world.events();
     fresh.after(everything);
     assert_eq!(
@@ -225,6 +228,7 @@ fn check_routes(seed: u64, steps: usize) {
     let (mut dice, mut world) = (Dice(seed), World::new());
     let limits = Limits { routes_per_plan: 1, ..Limits::default() };
     let (mut mirror, mut model, mut past) = (Mirror::new(limits), Model::default(), Past::default());
+    mirror.admit_connections();
     world.events().into_iter().for_each(|event| mirror.observe(event));
     for _ in 0..steps {
         world.step4(&mut dice).into_iter().for_each(|event| mirror.observe(event));

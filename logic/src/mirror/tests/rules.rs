@@ -51,8 +51,23 @@ pub fn any(which: usize) -> Arc<Firewall> {
         2 => forward(Family::Inet, false, vec![]),
         3 => forward(Family::Ipv4, true, vec![drops(6, 1)]),
         4 => forward(Family::Inet, true, vec![drops(7, 20)]),
-        _ => forward(Family::Ipv4, true, vec![drops_source()]),
+        5 => forward(Family::Ipv4, true, vec![drops_source()]),
+        _ => stateful(),
     }
+}
+
+/// Compares the state of the connection.
+fn tests_state() -> Vec<Expression> {
+    vec![
+        Expression::Ct { key: 0, direction: None, into: Register(0) },
+        Expression::Compare { from: Register(0), by: Comparison::Equal, value: vec![8, 0, 0, 0] },
+    ]
+}
+
+/// Drops new IPv4 connections.
+fn stateful() -> Arc<Firewall> {
+    let drops = vec![Expression::Verdict(Verdict::Drop)];
+    forward(Family::Ipv4, true, vec![[tests_state(), drops].concat()])
 }
 
 fn settings(firewall: Arc<Firewall>) -> Event {
@@ -113,11 +128,7 @@ fn rules_for_one_device_leave_others_alone() {
 #[test]
 fn rules_that_test_states_affect_replies() {
     let mut bench = Bench::host(vec![], vec![]);
-    let state = [
-        Expression::Ct { key: 0, direction: None, into: Register(0) },
-        Expression::Compare { from: Register(0), by: Comparison::Equal, value: vec![8, 0, 0, 0] },
-    ];
-    let drops_new = |key, device| [&state[..], &drops(key, device)].concat();
+    let drops_new = |key, device| [tests_state(), drops(key, device)].concat();
     bench.after([settings(forward(Family::Ipv4, true, vec![drops_new(7, 9)]))]);
     let why = |bench: &Bench, from, to| {
         let [v4, _] = bench.mirror.rules(HOST);
@@ -196,4 +207,43 @@ fn rules_are_looked_at_little_by_little() {
     assert!(plans > 2, "{plans}");
     bench.model.is_behind = false;
     assert_eq!(view(&bench).ruled, [true, false]);
+}
+
+#[test]
+fn connections_are_admitted_anew_after_a_change_of_rules_or_devices() {
+    let mut bench = Bench::host(vec![], vec![]);
+    let generation = |bench: &Bench| bench.model.routers[&0].generation;
+    bench.after([settings(stateful())]);
+    assert_eq!((is_on(&bench), generation(&bench)), (vec![(false, true); 2], 0), "nobody admits connections");
+    bench.after([settings(Arc::default())]);
+    bench.mirror.admit_connections();
+    bench.after([settings(stateful())]);
+    let first = generation(&bench);
+    assert_ne!(first, 0);
+    assert_eq!((is_on(&bench), view(&bench).ruled), (vec![(true, true); 2], [true, false]));
+    assert_eq!(view(&bench).ipv4, [""; 0]);
+    let rules: Vec<_> = bench.mirror.connection_rules().collect();
+    assert_eq!((rules[0].router, rules[0].generation, rules.len()), (0, first, 1));
+    assert_eq!(rules[0].firewall, stateful());
+    let names: Vec<_> = rules[0].devices.iter().map(|(id, device)| (*id, device.name.as_str())).collect();
+    assert_eq!(names, [(1, "if1"), (2, "if2")]);
+
+    let mut last = first;
+    let mut renewed = |bench: &Bench| generation(bench) != std::mem::replace(&mut last, generation(bench));
+    bench.after([Event::Link(HOST, physical(7))]);
+    assert!(!renewed(&bench), "a new device");
+    bench.after([Event::Link(HOST, Link { mtu: 1400, ..physical(2) })]);
+    assert!(!renewed(&bench), "rules cannot ask for the MTU");
+    bench.after([Event::Link(HOST, Link { name: "other".into(), ..physical(2) })]);
+    assert!(renewed(&bench), "another name");
+    bench.after([Event::LinkGone(HOST, 7)]);
+    assert!(renewed(&bench), "a device that is gone");
+    bench.after([settings(forward(Family::Ipv4, false, vec![tests_state()]))]);
+    assert!(renewed(&bench), "other rules");
+    bench.after([settings(any(5))]);
+    assert_eq!(generation(&bench), 0, "rules that look at no connection");
+    bench.after([settings(stateful())]);
+    assert!(renewed(&bench) && generation(&bench) > first, "the same rules again");
+    bench.after([settings(Arc::default())]);
+    assert_eq!((generation(&bench), bench.mirror.connection_rules().count()), (0, 0));
 }

@@ -352,7 +352,7 @@ fn settings_change(id: NamespaceId, space: &mut Dump, dice: &mut Dice) -> Vec<Ev
         0 => space.settings.hazards4 = vec!["an nftables hook".into()],
         1 => space.settings = choosing(),
         2 => space.settings.multipath_key = dice.pick(&keys),
-        3..6 => space.settings.firewall = super::rules::any(dice.roll(6)),
+        3..6 => space.settings.firewall = super::rules::any(dice.roll(7)),
         _ => space.settings.multipath_policy = [dice.roll(3) as u8, dice.roll(3) as u8],
     }
     vec![Event::Settings(id, space.settings.clone())]
