@@ -1,0 +1,362 @@
+//! The connections that are fast: which are asked about, and how long each stays.
+//!
+//! ```text
+//! a note of the kernel plane ── wants ──► Linux is asked ── admit ──► keep ──► fast, until
+//!                                                                              Linux or the program sees its end,
+//!                                                                              rules or devices change,
+//!                                                                              it is idle
+//! ```
+//!
+//! Linux forgets a connection that it sees no packets of. So the timeouts of connections that are in use are renewed here,
+//! and the kernel plane stops before Linux forgets one. What is dropped here is not lost: its packets go to Linux, and
+//! the kernel plane notes it again.
+
+use super::{
+    connection::{Admission, ConnectionNote, Consent, Refusal, Tracked, Ways},
+    traffic::{TCP, Tuple},
+};
+use crate::{
+    fib::Epoch,
+    mirror::ConnectionRules,
+    plan::RouterId,
+    tables::connections::{Connection, ConnectionKey, ConnectionMemory, ConnectionTable, OneWay, PairId},
+};
+use std::{collections::BTreeMap, time::Duration};
+
+/// A connection without packets for so long is dropped.
+const IDLE: Duration = Duration::from_secs(60);
+/// The kernel plane stops so long before Linux forgets a connection.
+const BEFORE: Duration = Duration::from_secs(1);
+/// Timeouts of used connections are renewed at the latest after this time.
+const LONGEST: Duration = Duration::from_secs(3600);
+/// The flags of TCP are set again after so many bytes of one direction: Linux compares sequence numbers, which wrap.
+const SEQUENCE_BYTES: u64 = 1 << 30;
+/// The most refused connections of a router that are remembered.
+const MOST_REFUSED: usize = 1024;
+/// Linux is asked again about a refused connection after this time. The settings may have changed.
+const ASK_AGAIN: Duration = Duration::from_secs(30);
+
+/// The fast connections of all routers.
+pub struct Kept<M> {
+    table: ConnectionTable<M>,
+    consent: Consent,
+    routers: BTreeMap<RouterId, Router>,
+}
+
+struct Router {
+    rules: ConnectionRules,
+    admission: Admission,
+    all: BTreeMap<PairId, One>,
+    refused: BTreeMap<ConnectionKey, (Refusal, Duration)>,
+}
+
+/// A fast connection. All times are CLOCK_MONOTONIC.
+#[derive(Clone, Debug)]
+struct One {
+    protocol: u8,
+    ways: Ways,
+    /// What Linux sets the timeout to when it sees a packet.
+    timeout_s: u32,
+    /// Linux forgets it at this time.
+    expires_at: Duration,
+    since: Duration,
+    /// The last time at which new packets were seen, and the number of packets then.
+    used_at: Duration,
+    packets: u64,
+    /// The bytes of each direction when TCP's flags were last set.
+    liberal: [u64; 2],
+}
+
+/// The same moment on both clocks.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    /// CLOCK_MONOTONIC
+    pub now: Duration,
+    pub jiffies: u64,
+    /// Jiffies per second.
+    pub hz: f64,
+}
+
+impl Clock {
+    /// The jiffies at which the kernel plane stops to forward a connection.
+    fn until(&self, expires_at: Duration) -> u64 {
+        let left = expires_at.saturating_sub(self.now + BEFORE);
+        self.jiffies.saturating_add((left.as_secs_f64() * self.hz) as u64)
+    }
+}
+
+/// What Linux must be told about connections of one router.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Due {
+    /// Connections whose timeout is renewed, in seconds.
+    pub refresh: Vec<(PairId, u8, Tuple, u32)>,
+    /// Connections of TCP whose flags are set again.
+    pub liberal: Vec<(PairId, Tuple)>,
+}
+
+/// A connection as people see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    pub router: RouterId,
+    pub protocol: u8,
+    /// Of the first direction that was seen, as its packets arrive.
+    pub arrives: Tuple,
+    pub state: State,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    Fast {
+        /// The packets of the first direction, as they leave.
+        leaves: Tuple,
+        since: Duration,
+        expires_at: Duration,
+        /// Packets and bytes of both directions that did not pass Linux.
+        counts: [(u64, u64); 2],
+    },
+    Refused {
+        why: Refusal,
+        at: Duration,
+    },
+}
+
+impl<M: ConnectionMemory> Kept<M> {
+    pub fn new(table: ConnectionTable<M>, consent: Consent) -> Kept<M> {
+        Kept { table, consent, routers: BTreeMap::new() }
+    }
+
+    /// Follows the rules of all routers.
+    pub fn follow(&mut self, rules: Vec<ConnectionRules>) {
+        let mut before = std::mem::take(&mut self.routers);
+        for rules in rules {
+            let old = before.remove(&rules.router);
+            let router = match old {
+                Some(router) if router.rules.generation == rules.generation => Router { rules, ..router },
+                old => {
+                    self.drop_all(old);
+                    let admission = Admission::new(rules.firewall.clone(), self.consent);
+                    Router { rules, admission, all: BTreeMap::new(), refused: BTreeMap::new() }
+                }
+            };
+            self.routers.insert(router.rules.router, router);
+        }
+        before.into_values().for_each(|router| self.drop_all(Some(router)));
+    }
+
+    fn drop_all(&mut self, router: Option<Router>) {
+        let all = router.into_iter().flat_map(|router| router.all.into_keys());
+        all.for_each(|id| drop(self.table.remove(id)));
+    }
+
+    /// The routers whose connections may be fast.
+    pub fn routers(&self) -> impl Iterator<Item = &ConnectionRules> {
+        self.routers.values().map(|router| &router.rules)
+    }
+
+    /// Must Linux be asked about this connection?
+    pub fn wants(&self, note: &ConnectionNote, now: Duration) -> bool {
+        let Some(router) = self.routers.get(&note.router) else { return false };
+        let key = key(note.router, note.protocol, note.tuple);
+        if let Some((why, at)) = router.refused.get(&key) {
+            return !why.is_lasting() || now >= *at + ASK_AGAIN;
+        }
+        self.table.find(&key).is_none()
+    }
+
+    /// Decides about a connection that Linux tracks. Nothing changes yet.
+    ///
+    /// # Errors
+    /// The reason why it stays with Linux.
+    pub fn admit(&mut self, note: &ConnectionNote, tracked: &Tracked) -> Result<Ways, Refusal> {
+        let router = self.routers.get_mut(&note.router).ok_or(Refusal::Unknown)?;
+        let devices = [note.ingress, note.egress].map(|id| router.rules.devices.get(&id));
+        let [Some(from), Some(to)] = devices else { return Err(Refusal::Unknown) };
+        router.admission.admit(note, tracked, [from, to])
+    }
+
+    /// Makes an admitted connection fast. `timeout_s`: what Linux sets its timeout to when it sees a packet.
+    ///
+    /// # Errors
+    /// There is no room, or Linux is about to forget it.
+    pub fn keep(
+        &mut self,
+        note: &ConnectionNote,
+        ways: Ways,
+        tracked: &Tracked,
+        timeout_s: u32,
+        clock: Clock,
+    ) -> Result<(), Refusal> {
+        let router = self.routers.get_mut(&note.router).ok_or(Refusal::Unknown)?;
+        let expires_at = clock.now + Duration::from_secs(tracked.expires_s.into());
+        if expires_at < clock.now + 2 * BEFORE {
+            return Err(Refusal::TooNew);
+        }
+        let [there, back] = ways.0;
+        let one_way = |way: super::connection::Way, ingress, egress| OneWay {
+            arrives: way.arrives,
+            leaves: way.leaves,
+            ingress,
+            egress,
+        };
+        let connection = Connection {
+            router: note.router,
+            protocol: note.protocol,
+            generation: router.rules.generation,
+            until: clock.until(expires_at),
+            ways: [one_way(there, note.ingress, note.egress), one_way(back, note.egress, note.ingress)],
+        };
+        let id = self.table.insert(&connection).ok_or(Refusal::Full)?;
+        router.refused.remove(&key(note.router, note.protocol, note.tuple));
+        let one = One {
+            protocol: note.protocol,
+            ways,
+            timeout_s,
+            expires_at,
+            since: clock.now,
+            used_at: clock.now,
+            packets: 0,
+            liberal: [0; 2],
+        };
+        router.all.insert(id, one);
+        Ok(())
+    }
+
+    /// Remembers why a connection stays with Linux.
+    pub fn refuse(&mut self, note: &ConnectionNote, why: Refusal, now: Duration) {
+        let Some(router) = self.routers.get_mut(&note.router) else { return };
+        if router.refused.len() >= MOST_REFUSED {
+            router.refused.retain(|_, (_, at)| now < *at + ASK_AGAIN);
+        }
+        if router.refused.len() >= MOST_REFUSED {
+            router.refused.clear();
+        }
+        router.refused.insert(key(note.router, note.protocol, note.tuple), (why, now));
+    }
+
+    /// Linux has forgotten a connection.
+    pub fn destroyed(&mut self, router: RouterId, protocol: u8, tuples: &[Tuple; 2]) {
+        let ids: Vec<_> =
+            tuples.iter().filter_map(|t| self.table.find(&key(router, protocol, *t))).map(|(id, _)| id).collect();
+        ids.into_iter().for_each(|id| self.remove(router, id));
+    }
+
+    /// Any connection of the router may have ended: reports were lost, or a setting has changed.
+    pub fn drop_connections(&mut self, router: RouterId) {
+        let all = self.routers.get_mut(&router).map(|router| std::mem::take(&mut router.all));
+        all.into_iter().flatten().for_each(|(id, _)| drop(self.table.remove(id)));
+    }
+
+    fn remove(&mut self, router: RouterId, id: PairId) {
+        self.routers.get_mut(&router).map(|router| router.all.remove(&id));
+        self.table.remove(id);
+    }
+
+    /// Looks at all connections: drops those that have ended or are idle. Returns what Linux must be told, by router.
+    pub fn look(&mut self, clock: Clock) -> BTreeMap<RouterId, Due> {
+        let mut due = BTreeMap::new();
+        let mut over = Vec::new();
+        for (id_of_router, router) in &mut self.routers {
+            let mut of_router = Due::default();
+            for (id, one) in &mut router.all {
+                if self.table.ended(*id) || !one.look(*id, self.table.counts(*id), clock.now, &mut of_router) {
+                    over.push((*id_of_router, *id));
+                }
+            }
+            if of_router != Due::default() {
+                due.insert(*id_of_router, of_router);
+            }
+        }
+        over.into_iter().for_each(|(router, id)| self.remove(router, id));
+        due
+    }
+
+    /// A second has passed.
+    pub fn renew_proofs(&mut self) {
+        self.routers.values_mut().for_each(|router| router.admission.renew());
+    }
+
+    /// Linux has renewed the timeout of a connection, or not. `clock`: a moment before it did.
+    pub fn refreshed(&mut self, router: RouterId, id: PairId, done: bool, clock: Clock) {
+        let one = self.routers.get_mut(&router).and_then(|router| router.all.get_mut(&id));
+        match one {
+            Some(one) if done => {
+                one.expires_at = clock.now + Duration::from_secs(one.timeout_s.into());
+                self.table.set_until(id, clock.until(one.expires_at));
+            }
+            Some(_) => self.remove(router, id),
+            None => (),
+        }
+    }
+
+    /// The flags of TCP were set again, or not.
+    pub fn made_liberal(&mut self, router: RouterId, id: PairId, done: bool) {
+        let bytes = self.table.counts(id).map(|(_, bytes)| bytes);
+        match self.routers.get_mut(&router).and_then(|router| router.all.get_mut(&id)) {
+            Some(one) if done => one.liberal = bytes,
+            Some(_) => self.remove(router, id),
+            None => (),
+        }
+    }
+
+    /// Ends the current epoch. After a grace period, [`Kept::reuse`] frees what was removed in it.
+    pub fn seal(&mut self) -> Epoch {
+        self.table.seal()
+    }
+
+    pub fn reuse(&mut self, epoch: Epoch) {
+        self.table.reuse(epoch);
+    }
+
+    /// The number of fast connections of a router.
+    pub fn count(&self, router: RouterId) -> usize {
+        self.routers.get(&router).map_or(0, |router| router.all.len())
+    }
+
+    /// Fast connections, and those that were refused lately.
+    pub fn views(&self) -> impl Iterator<Item = View> + '_ {
+        self.routers.iter().flat_map(|(id, router)| {
+            let fast = router.all.iter().map(|(pair, one)| View {
+                router: *id,
+                protocol: one.protocol,
+                arrives: one.ways.0[0].arrives,
+                state: State::Fast {
+                    leaves: one.ways.0[0].leaves,
+                    since: one.since,
+                    expires_at: one.expires_at,
+                    counts: self.table.counts(*pair),
+                },
+            });
+            let refused = router.refused.iter().map(|(key, (why, at))| View {
+                router: *id,
+                protocol: key.protocol,
+                arrives: key.tuple,
+                state: State::Refused { why: why.clone(), at: *at },
+            });
+            fast.chain(refused)
+        })
+    }
+}
+
+fn key(router: RouterId, protocol: u8, tuple: Tuple) -> ConnectionKey {
+    ConnectionKey { router, protocol, tuple }
+}
+
+impl One {
+    /// Looks at the counts. Returns whether it stays.
+    fn look(&mut self, id: PairId, counts: [(u64, u64); 2], now: Duration, due: &mut Due) -> bool {
+        let packets = counts[0].0 + counts[1].0;
+        let timeout = Duration::from_secs(self.timeout_s.into());
+        if packets != self.packets {
+            (self.packets, self.used_at) = (packets, now);
+            let renewed_at = self.expires_at.saturating_sub(timeout);
+            if now >= renewed_at + (timeout / 4).min(LONGEST) {
+                due.refresh.push((id, self.protocol, self.ways.0[0].arrives, self.timeout_s));
+            }
+        }
+        let has_wrapped = |way: usize| counts[way].1.saturating_sub(self.liberal[way]) >= SEQUENCE_BYTES;
+        if self.protocol == TCP && (has_wrapped(0) || has_wrapped(1)) {
+            due.liberal.push((id, self.ways.0[0].arrives));
+        }
+        now < self.used_at + IDLE && now + BEFORE < self.expires_at
+    }
+}

@@ -1,0 +1,108 @@
+//! Fast connections: a thread asks Linux about connections that the kernel plane notes, and makes those fast that rules
+//! provably accept ([`logic::firewall::kept`] decides).
+//!
+//! | file | holds |
+//! |---|---|
+//! | `mod.rs` | [`FastConnections`]: the loop's handle |
+//! | `thread.rs` | the thread: waits for notes, reports of ended connections and orders |
+//! | `place.rs` | conntrack of one namespace |
+
+mod place;
+mod thread;
+
+use crate::{
+    linux::{netns::NamespaceRef, observer::Waker},
+    plane::{Heart, connections::ConnectionMaps},
+};
+use anyhow::{Context, Result};
+use logic::{
+    firewall::{connection::Consent, kept::View},
+    mirror::ConnectionRules,
+};
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{SyncSender, sync_channel},
+    },
+    thread::{Builder, JoinHandle},
+    time::Duration,
+};
+
+/// How long a report may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A function that returns after a grace period.
+pub type WaitForGrace = Box<dyn FnMut() -> Result<()> + Send>;
+
+/// A router whose connections may be fast, and its namespace.
+#[derive(Clone, Debug)]
+pub struct RouterRules {
+    pub rules: ConnectionRules,
+    pub place: NamespaceRef,
+}
+
+/// What the thread has to do besides its own work.
+#[derive(Default)]
+struct Orders {
+    /// `None`: as before.
+    routers: Option<Vec<RouterRules>>,
+    /// The heart of the generation in charge.
+    heart: Option<Arc<Heart>>,
+    /// Who waits for a report.
+    reports: Vec<SyncSender<Vec<View>>>,
+    ended: bool,
+}
+
+/// The thread. It ends when this is dropped.
+pub struct FastConnections {
+    orders: Arc<Mutex<Orders>>,
+    waker: Waker,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl FastConnections {
+    /// Starts the thread. No connection is fast before it knows routers and a heart.
+    ///
+    /// # Errors
+    /// There is no memory, descriptor or thread left.
+    pub fn start(maps: ConnectionMaps, consent: Consent, grace: WaitForGrace) -> Result<FastConnections> {
+        let (orders, waker) = (Arc::<Mutex<Orders>>::default(), Waker::new().context("what wakes a thread")?);
+        let (theirs, woken) = (orders.clone(), waker.clone());
+        let run = move || {
+            if let Err(error) = thread::run(&maps, consent, grace, &theirs, &woken) {
+                tracing::error!("connections are not fast any more, Linux forwards them: {error:#}");
+            }
+        };
+        let thread = Builder::new().name("connections".into()).spawn(run).context("starting a thread")?;
+        Ok(FastConnections { orders, waker, thread: Some(thread) })
+    }
+
+    fn order(&self, change: impl FnOnce(&mut Orders)) {
+        change(&mut self.orders.lock().unwrap_or_else(PoisonError::into_inner));
+        self.waker.wake();
+    }
+
+    /// Sets the routers whose connections may be fast.
+    pub fn follow(&self, routers: Vec<RouterRules>) {
+        self.order(|orders| orders.routers = Some(routers));
+    }
+
+    /// Sets the generation in charge.
+    pub fn follow_heart(&self, heart: Option<Arc<Heart>>) {
+        self.order(|orders| orders.heart = heart);
+    }
+
+    /// Fast connections, and those that were refused lately. `None`: the thread does not answer.
+    pub fn views(&self) -> Option<Vec<View>> {
+        let (to, report) = sync_channel(1);
+        self.order(|orders| orders.reports.push(to));
+        report.recv_timeout(PATIENCE).ok()
+    }
+}
+
+impl Drop for FastConnections {
+    fn drop(&mut self) {
+        self.order(|orders| orders.ended = true);
+        self.thread.take().map(JoinHandle::join);
+    }
+}

@@ -1,0 +1,69 @@
+//! Conntrack of one namespace.
+
+use crate::linux::{
+    conntrack::{
+        ends::{self, Ends},
+        settings::{SettingFiles, Settings},
+        tracker::Tracker,
+    },
+    netns::{Key, NamespaceRef},
+};
+use std::io;
+
+/// A namespace whose ends of connections are heard. It keeps no namespace alive but the thread's own.
+pub struct Place {
+    namespace: NamespaceRef,
+    pub ends: Ends,
+    files: SettingFiles,
+    pub settings: Settings,
+    /// `None`: opened when it is needed, because it would keep the namespace alive.
+    tracker: Option<Tracker>,
+}
+
+impl Place {
+    /// Begins to listen. Only connections that begin from now on report their end.
+    ///
+    /// # Errors
+    /// The namespace is gone, or the kernel lacks something.
+    pub fn open(namespace: &NamespaceRef) -> io::Result<Place> {
+        let is_own = NamespaceRef::own()?.key() == namespace.key();
+        let (ends, tracker, files) = if is_own {
+            (Ends::here(ends::RECEIVE_BUFFER_BYTES)?, Some(Tracker::open()?), SettingFiles::open()?)
+        } else {
+            let files = namespace.inside(|| -> io::Result<SettingFiles> {
+                let files = SettingFiles::open()?;
+                // Linux looks for listeners in the namespace itself only, and this one is elsewhere.
+                files.report_all_ends()?;
+                Ok(files)
+            })??;
+            let file = namespace.open()?;
+            (Ends::of(&file, ends::RECEIVE_BUFFER_BYTES)?, None, files)
+        };
+        let settings = files.read()?;
+        Ok(Place { namespace: namespace.clone(), ends, files, settings, tracker })
+    }
+
+    pub fn key(&self) -> Key {
+        self.namespace.key()
+    }
+
+    /// Reads the settings again. Returns whether Linux counts packets now.
+    ///
+    /// # Errors
+    /// The namespace is gone.
+    pub fn read_settings(&mut self) -> io::Result<()> {
+        self.settings = self.files.read()?;
+        Ok(())
+    }
+
+    /// Sends requests to this namespace's conntrack.
+    ///
+    /// # Errors
+    /// The namespace is gone, or those of `task`.
+    pub fn ask<T>(&mut self, task: impl FnOnce(&mut Tracker, &Settings) -> io::Result<T>) -> io::Result<T> {
+        match &mut self.tracker {
+            Some(tracker) => task(tracker, &self.settings),
+            None => task(&mut self.namespace.inside(Tracker::open)??, &self.settings),
+        }
+    }
+}
