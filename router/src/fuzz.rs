@@ -219,6 +219,10 @@ fn netlink(bytes: &[u8]) {
         let _ = hazards::traffic::parse(message);
         let _ = hazards::xfrm::parse(message);
         let _ = conntrack::addresses(message).map(Iterator::count);
+        let _ = conntrack::message::ended(message);
+        if let Some(tracked) = conntrack::message::parse(message) {
+            assert_eq!(tracked.tcp_state.is_some(), tracked.protocol == 6);
+        }
         proved(&nftables::read_any(message));
     }
 }

@@ -32,6 +32,8 @@ const SILENCE: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(10);
 /// The number of attempts at a dump that the kernel reports as interrupted.
 const DUMP_ATTEMPTS: usize = 20;
+/// The most requests of a batch. Their answers fit into the receive buffer.
+pub const LARGEST_BATCH: usize = 64;
 /// The number of buffers discarded at once.
 const DISCARDED_AT_ONCE: usize = 4096;
 
@@ -194,6 +196,12 @@ impl Socket {
         }
     }
 
+    /// As [`Socket::events`], with the number of the namespace that the buffer comes from; `None`: the socket's own.
+    pub fn events_with_origin(&mut self) -> io::Result<Option<(Option<i32>, &[u8])>> {
+        let length = self.events()?.map(<[u8]>::len);
+        Ok(length.map(|length| (self.origin, &self.buffer[..length])))
+    }
+
     /// The number of the namespace that the last buffer came from; `None`: the socket's own.
     pub fn origin(&self) -> Option<i32> {
         self.origin
@@ -333,6 +341,65 @@ impl Socket {
         })?;
         Ok(answer)
     }
+
+    /// Sends up to [`LARGEST_BATCH`] requests at once. Linux executes one after the other. Those without [`wire::ACK`] are
+    /// answered only if they fail. Echoes have no sequence number, so the caller must compare what they are about.
+    ///
+    /// # Errors
+    /// No answer came in time, or answers were lost. Then it is not known which requests were executed.
+    pub fn batch(
+        &mut self,
+        requests: &mut [Request],
+        mut each: impl FnMut(Answer<'_>),
+    ) -> io::Result<()> {
+        if requests.len() > LARGEST_BATCH {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let Some(last) = requests.len().checked_sub(1) else { return Ok(()) };
+        // The end of the last one is the end of all.
+        requests[last].set_flags(wire::ACK);
+        let first = self.sequence.wrapping_add(1);
+        let mut bytes = Vec::new();
+        for request in requests {
+            self.sequence = self.sequence.wrapping_add(1);
+            bytes.extend_from_slice(request.bytes(self.sequence));
+        }
+        self.inner.send(&bytes, 0)?;
+        let now = Instant::now();
+        let end = self.end.map_or(now + LONGEST, |end| end.min(now + LONGEST));
+        let mut patience = now + SILENCE;
+        loop {
+            let n = self.answer(patience.min(end))?;
+            patience = Instant::now() + SILENCE;
+            for message in wire::messages_to(self.port, &self.buffer[..n]) {
+                let index = message.sequence.wrapping_sub(first) as usize;
+                match message.kind {
+                    wire::ERROR if index <= last => {
+                        let result = match wire::u32_at(message.payload, 0).unwrap_or(0) as i32 {
+                            0 => Ok(()),
+                            error => Err(io::Error::from_raw_os_error(error.saturating_neg())),
+                        };
+                        each(Answer::End(index, result));
+                        if index == last {
+                            return Ok(());
+                        }
+                    }
+                    wire::ERROR => (),
+                    // Events have the number 0 (`ctnetlink_conntrack_event()`).
+                    _ if message.sequence == 0 => each(Answer::Echo(message)),
+                    _ => (),
+                }
+            }
+        }
+    }
+}
+
+/// One part of the answers to a batch.
+pub enum Answer<'a> {
+    /// The event of the request whose end comes next ([`wire::ECHO`]).
+    Echo(Message<'a>),
+    /// Linux is done with the request at this index. Requests without an end succeeded.
+    End(usize, io::Result<()>),
 }
 
 /// Receives one message from the queue of the socket, without waiting.

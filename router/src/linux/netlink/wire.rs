@@ -9,6 +9,8 @@ use std::{fmt::Write as _, net::IpAddr};
 pub const REQUEST: u16 = 1;
 /// `NLM_F_ACK`.
 pub const ACK: u16 = 4;
+/// `NLM_F_ECHO`, in a request: its event is also sent to whoever asked.
+pub const ECHO: u16 = 8;
 /// `NLM_F_DUMP`, in a request.
 pub const DUMP: u16 = 0x300;
 /// `NLM_F_DUMP_INTR`, in an answer: the table changed while it was read.
@@ -131,6 +133,15 @@ pub fn address(bytes: &[u8]) -> Option<IpAddr> {
     }
 }
 
+/// Appends an attribute. `value` has at most some hundred bytes.
+pub fn push(bytes: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    let length = u16::try_from(4 + value.len()).unwrap_or(u16::MAX);
+    bytes.extend_from_slice(&length.to_ne_bytes());
+    bytes.extend_from_slice(&kind.to_ne_bytes());
+    bytes.extend_from_slice(&value[..usize::from(length) - 4]);
+    bytes.resize(align(bytes.len()), 0);
+}
+
 /// A request under construction.
 #[derive(Clone, Debug)]
 pub struct Request(Vec<u8>);
@@ -149,12 +160,14 @@ impl Request {
 
     /// Adds an attribute. `value` has at most some hundred bytes.
     pub fn with(mut self, kind: u16, value: &[u8]) -> Request {
-        let length = u16::try_from(4 + value.len()).unwrap_or(u16::MAX);
-        self.0.extend_from_slice(&length.to_ne_bytes());
-        self.0.extend_from_slice(&kind.to_ne_bytes());
-        self.0.extend_from_slice(&value[..usize::from(length) - 4]);
-        self.0.resize(align(self.0.len()), 0);
+        push(&mut self.0, kind, value);
         self
+    }
+
+    /// Sets these flags, too.
+    pub fn set_flags(&mut self, flags: u16) {
+        let flags = flags | u16::from_ne_bytes([self.0[6], self.0[7]]);
+        self.0[6..8].copy_from_slice(&flags.to_ne_bytes());
     }
 
     /// The bytes to send under this sequence number.

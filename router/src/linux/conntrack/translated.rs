@@ -1,8 +1,12 @@
-//! Connections that Linux tracks (`include/uapi/linux/netfilter/nfnetlink_conntrack.h`).
+//! The addresses of translated connections.
 
-use super::netlink::{
-    socket::{Most, Socket},
-    wire::{self, Message, Request},
+use super::{GET, NEW, STATUS, STATUS_MASK, TUPLE_ORIGINAL, TUPLE_REPLY};
+use crate::linux::{
+    netlink::{
+        socket::{Most, Socket},
+        wire::{self, Message, Request},
+    },
+    nftables,
 };
 use logic::firewall::{
     prove::AddressPart,
@@ -10,14 +14,6 @@ use logic::firewall::{
 };
 use std::{collections::BTreeSet, io, net::IpAddr};
 
-const SUBSYSTEM: u16 = 1 << 8;
-const NEW: u16 = SUBSYSTEM;
-const GET: u16 = SUBSYSTEM | 1;
-/// `CTA_*`
-const TUPLE_ORIGINAL: u16 = 1;
-const TUPLE_REPLY: u16 = 2;
-const STATUS: u16 = 3;
-const STATUS_MASK: u16 = 26;
 /// At most this many addresses are kept. A NAT router can have far more. The limit is higher than that of exceptions,
 /// because a few ranges may contain most addresses.
 const MOST_ADDRESSES: usize = 1024;
@@ -42,7 +38,7 @@ pub fn translated(socket: &mut Socket, own: &BTreeSet<IpAddr>) -> io::Result<Opt
             (new.count() > 0).then_some(())
         };
         match socket.dump_at_most(&mut Most::new(MOST_ADDRESSES, "translated connections"), request, note) {
-            Err(e) if super::nftables::is_absent(&e) => break,
+            Err(e) if nftables::is_absent(&e) => break,
             Err(e) if e.kind() == io::ErrorKind::QuotaExceeded => return Ok(None),
             other => other?,
         };

@@ -1,0 +1,121 @@
+//! Settings of conntrack in a namespace (`Documentation/networking/nf_conntrack-sysctl.rst`).
+
+use std::{
+    fs::File,
+    io,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
+
+const DIRECTORY: &str = "/proc/sys/net/netfilter";
+
+/// What a namespace's conntrack is set to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// `nf_conntrack_tcp_timeout_established`, in seconds.
+    pub tcp_established_s: u32,
+    /// `nf_conntrack_udp_timeout_stream`, in seconds.
+    pub udp_stream_s: u32,
+    /// `nf_conntrack_acct`: packets and bytes of connections are counted.
+    pub accounting: bool,
+    /// `nf_conntrack_events`: new connections can report their end. A kernel without events has no such file.
+    pub events: bool,
+}
+
+/// Open files of the settings of one namespace. They do not keep the namespace alive.
+#[derive(Debug)]
+pub struct SettingFiles {
+    tcp_established: Named,
+    udp_stream: Named,
+    accounting: Named,
+    events: Option<Named>,
+}
+
+#[derive(Debug)]
+struct Named(PathBuf, File);
+
+impl SettingFiles {
+    /// Opens the files of the calling thread's namespace.
+    ///
+    /// # Errors
+    /// `Unsupported`: the kernel has no conntrack, or its module is not loaded. Else any error of open(2).
+    pub fn open() -> io::Result<SettingFiles> {
+        Self::open_in(Path::new(DIRECTORY))
+    }
+
+    fn open_in(directory: &Path) -> io::Result<SettingFiles> {
+        let open = |name| {
+            let path = directory.join(name);
+            match File::open(&path) {
+                Ok(file) => Ok(Some(Named(path, file))),
+                Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+                Err(e) => Err(wrong(&path, e)),
+            }
+        };
+        let need = |name| {
+            let absent = || format!("this kernel has no conntrack: {} is missing", directory.join(name).display());
+            open(name)?.ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, absent()))
+        };
+        Ok(SettingFiles {
+            tcp_established: need("nf_conntrack_tcp_timeout_established")?,
+            udp_stream: need("nf_conntrack_udp_timeout_stream")?,
+            accounting: need("nf_conntrack_acct")?,
+            events: open("nf_conntrack_events")?,
+        })
+    }
+
+    /// The settings now.
+    ///
+    /// # Errors
+    /// A file cannot be read, or is not a number.
+    pub fn read(&self) -> io::Result<Settings> {
+        Ok(Settings {
+            tcp_established_s: self.tcp_established.number()?,
+            udp_stream_s: self.udp_stream.number()?,
+            accounting: self.accounting.number()? != 0,
+            events: self.events.as_ref().map_or(Ok(0), Named::number)? != 0,
+        })
+    }
+}
+
+impl Named {
+    fn number(&self) -> io::Result<u32> {
+        let mut bytes = [0; 16];
+        let n = self.1.read_at(&mut bytes, 0).map_err(|e| wrong(&self.0, e))?;
+        let text = String::from_utf8_lossy(bytes.get(..n).unwrap_or_default());
+        let bad = || wrong(&self.0, io::Error::new(io::ErrorKind::InvalidData, "it is not a number"));
+        text.trim().parse().map_err(|_| bad())
+    }
+}
+
+fn wrong(path: &Path, error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("cannot read {}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_read_and_a_missing_conntrack_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            std::fs::write(directory.path().join(format!("nf_conntrack_{name}")), text).unwrap();
+        };
+        let absent = SettingFiles::open_in(directory.path()).unwrap_err();
+        assert_eq!(absent.kind(), io::ErrorKind::Unsupported, "{absent}");
+        write("tcp_timeout_established", "432000\n");
+        write("udp_timeout_stream", "120\n");
+        write("acct", "0\n");
+        let files = SettingFiles::open_in(directory.path()).unwrap();
+        let expected =
+            Settings { tcp_established_s: 432_000, udp_stream_s: 120, accounting: false, events: false };
+        assert_eq!(files.read().unwrap(), expected);
+        write("events", "2\n");
+        write("acct", "1\n");
+        let files = SettingFiles::open_in(directory.path()).unwrap();
+        assert_eq!(files.read().unwrap(), Settings { accounting: true, events: true, ..expected });
+        write("acct", "x\n");
+        assert!(files.read().unwrap_err().to_string().contains("nf_conntrack_acct"));
+    }
+}
