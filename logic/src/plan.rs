@@ -114,6 +114,9 @@ pub enum Op {
         router: RouterId,
         /// For IPv4 and IPv6.
         tables: [Option<Arc<PairTable>>; 2],
+        /// Of the proofs about connections ([`crate::tables::connections`]): those of another generation are void.
+        /// 0: there are none.
+        generation: u32,
     },
     /// All IPv4 addresses of the router itself, and the broadcast addresses of its subnets. Sources in this list need a
     /// second look.

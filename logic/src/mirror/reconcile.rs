@@ -190,9 +190,9 @@ impl Mirror {
             }
             if closes && !router.is_new {
                 let closed = tables.each_ref().map(|table| table.as_ref().map(|_| Arc::default()));
-                batch.off.push(Op::Rules { router: router.id, tables: closed });
+                batch.off.push(Op::Rules { router: router.id, tables: closed, generation: 0 });
             }
-            batch.on.push(Op::Rules { router: router.id, tables: tables.clone() });
+            batch.on.push(Op::Rules { router: router.id, tables: tables.clone(), generation: 0 });
             router.tables = tables;
         }
     }

@@ -21,34 +21,45 @@ use std::sync::{
 
 /// Bits of a router's flags: rules may affect some packets of IPv4, and of IPv6.
 pub const ROUTER_RULES: [u64; 2] = [1 << 2, 1 << 3];
+/// A bit of a router's flags: it may have connections.
+pub const ROUTER_CONNECTIONS: u64 = 1 << 4;
 
 /// Words of `struct firewall`: the rows of pairs of each version come first, then the ranges of each version, then a
-/// word for each version that says which ranges are in use, and a count of changes.
+/// word for each version that says which ranges are in use, a count of changes, and the generation.
 pub const RANGES: usize = 2 * GROUPS;
 const RANGE_WORDS: usize = 4;
 pub const RANGES_USED: usize = RANGES + 2 * MOST_EXCEPTIONS * RANGE_WORDS;
 
 /// Counts up before and after each change of the other words.
 pub const CHANGES: usize = RANGES_USED + 2;
+/// Connections of another generation are void; 0: all are.
+pub const GENERATION: usize = CHANGES + 1;
 
-const _: () = assert!(CHANGES < words::FIREWALL && words::FIREWALL.is_multiple_of(8));
+const _: () = assert!(GENERATION < words::FIREWALL && words::FIREWALL.is_multiple_of(8));
 
 impl<M: Memory> Tables<M> {
-    /// Sets the router's flag before the tables, so the program consults them at once.
+    /// Sets the router's flags before the tables, so the program consults them at once. The generation is 0 while the
+    /// rest changes. So a packet that begins after this uses no connection of another generation.
     pub(super) fn set_rules(
         &mut self,
         router: RouterId,
         tables: &[Option<Arc<PairTable>>; 2],
+        generation: u32,
     ) -> Result<(), Full> {
         self.has_row(router)?;
-        let asked = (0..2).filter(|i| tables[*i].is_some()).fold(0, |flags, i| flags | ROUTER_RULES[i]);
+        let connections = if generation == 0 { 0 } else { ROUTER_CONNECTIONS };
+        let asked =
+            (0..2).filter(|i| tables[*i].is_some()).fold(connections, |flags, i| flags | ROUTER_RULES[i]);
         if let (Some(row), Some(firewall)) = (self.row(router), self.firewall(router)) {
+            firewall[GENERATION].store(0, Release);
+            fence(SeqCst);
             let flags = &row[FLAGS_WORD];
-            let others = flags.load(Relaxed) & !(ROUTER_RULES[0] | ROUTER_RULES[1]);
+            let others = flags.load(Relaxed) & !(ROUTER_RULES[0] | ROUTER_RULES[1] | ROUTER_CONNECTIONS);
             flags.store(others | asked, Release);
             for (version, table) in tables.iter().enumerate() {
                 write(firewall, version, table.as_deref().unwrap_or(&PairTable::default()));
             }
+            firewall[GENERATION].store(generation.into(), Release);
         }
         Ok(())
     }

@@ -25,6 +25,7 @@ use crate::{
     plane::{
         Counters, FlowMaps, Grace, Heart, MappedMemory, Mode, Plane, PortLink, Settings, SharesInCharge,
         SplitSeat, Step, TestRun,
+        connections::DEFAULT_PAIRS,
         policy::{PlaneMaps, Policy},
         replace_pin,
     },
@@ -78,6 +79,8 @@ pub struct Bpf {
     waker: Option<Waker>,
     /// Nothing is forwarded without this process.
     needs_daemon: bool,
+    /// The most connections that may bypass firewall rules.
+    connections: usize,
     /// The maps of [`Policy`].
     watched: Option<PlaneMaps>,
     /// The links of [`Policy`], to be pinned with the first generation.
@@ -99,6 +102,7 @@ impl Bpf {
             polled: PolledPorts::default(),
             waker: None,
             needs_daemon: false,
+            connections: DEFAULT_PAIRS,
             watched: None,
             policy_links: Vec::new(),
         }
@@ -107,6 +111,11 @@ impl Bpf {
     /// Sets the SAs of the paths that it runs.
     pub fn with_sas(self, sas: RunningSas) -> Self {
         Self { sas, ..self }
+    }
+
+    /// Sets the most connections that may bypass firewall rules; 0: all stay with Linux.
+    pub fn with_connections(self, connections: usize) -> Self {
+        Self { connections, ..self }
     }
 
     /// Sets where workers note which ports they poll.
@@ -418,7 +427,7 @@ impl Kernel for Bpf {
 
     fn policy(&mut self) -> Result<Policy> {
         let Some(waker) = self.waker.clone() else { return Policy::blind() };
-        let mut policy = Policy::start(waker, self.needs_daemon).or_else(|error| {
+        let mut policy = Policy::start(waker, self.needs_daemon, self.connections).or_else(|error| {
             tracing::warn!("changes of policy are not seen at once, but only soon after: {error:#}");
             Policy::blind()
         })?;

@@ -13,7 +13,7 @@ pub struct Ledger {
     ports: BTreeMap<PortId, bool>,
     routers: BTreeMap<RouterId, MultipathHash>,
     locals: BTreeMap<RouterId, Arc<[u32]>>,
-    rules: BTreeMap<RouterId, [Option<Arc<PairTable>>; 2]>,
+    rules: BTreeMap<RouterId, ([Option<Arc<PairTable>>; 2], u32)>,
     interfaces: BTreeMap<InterfaceId, Interface>,
     others: Arc<[(PortId, Vlan, Mac)]>,
     neighbours: BTreeMap<(InterfaceId, IpAddr), Mac>,
@@ -30,7 +30,9 @@ impl Ledger {
             Op::Port { port, frags } => drop(self.ports.insert(*port, *frags)),
             Op::Router { router, multipath } => drop(self.routers.insert(*router, *multipath)),
             Op::LocalAddresses { router, addresses } => drop(self.locals.insert(*router, addresses.clone())),
-            Op::Rules { router, tables } => drop(self.rules.insert(*router, tables.clone())),
+            Op::Rules { router, tables, generation } => {
+                drop(self.rules.insert(*router, (tables.clone(), *generation)));
+            }
             Op::Interface(id, interface) => drop(self.interfaces.insert(*id, interface.clone())),
             Op::Neighbour(id, address, Some(mac)) => drop(self.neighbours.insert((*id, *address), *mac)),
             Op::Neighbour(id, address, None) => drop(self.neighbours.remove(&(*id, *address))),
@@ -71,7 +73,11 @@ impl Ledger {
         let routers = self.routers.iter().map(|(id, hash)| Op::Router { router: *id, multipath: *hash });
         let locals =
             self.locals.iter().map(|(id, a)| Op::LocalAddresses { router: *id, addresses: a.clone() });
-        let rules = self.rules.iter().map(|(id, t)| Op::Rules { router: *id, tables: t.clone() });
+        let rules = self.rules.iter().map(|(id, (tables, generation))| Op::Rules {
+            router: *id,
+            tables: tables.clone(),
+            generation: *generation,
+        });
         let interfaces = self.interfaces.iter().map(|(id, i)| Op::Interface(*id, i.clone()));
         let others = (!self.others.is_empty()).then(|| Op::OtherAddresses(self.others.clone()));
         let neighbours = self.neighbours.iter().map(|((id, a), mac)| Op::Neighbour(*id, *a, Some(*mac)));

@@ -1,6 +1,6 @@
 //! The heartbeat of a generation: how long it forwards without being confirmed again. Any thread may set it.
 
-use super::{Pace, RULES_DEADLINE, Words64};
+use super::{CONNECTIONS_DEADLINE, Pace, RULES_DEADLINE, Words64};
 use anyhow::{Context, Result};
 use libbpf_rs::libbpf_sys as sys;
 use std::{
@@ -36,6 +36,26 @@ impl Heart {
             if self.rules_outlast.load(Relaxed) { u64::MAX } else { deadline_jiffies },
         );
         Ok(())
+    }
+
+    /// Connections may bypass the rules for this time from now; zero: from now on they may not.
+    ///
+    /// # Errors
+    /// The kernel did not run the program that reads jiffies; the deadline is unchanged.
+    pub fn extend_connections(&self, time: Duration) -> Result<()> {
+        let deadline = if time.is_zero() { 0 } else { self.jiffies_after(time)? };
+        self.control.store(CONNECTIONS_DEADLINE, deadline);
+        Ok(())
+    }
+
+    /// The jiffies at which this time from now ends, or a little earlier: for rows of connections.
+    ///
+    /// # Errors
+    /// The kernel did not run the program that reads jiffies.
+    pub fn jiffies_after(&self, time: Duration) -> Result<u64> {
+        let (now, jiffies) = self.clock()?;
+        let ticks = time.as_secs_f64() * self.pace.hz(now, jiffies);
+        Ok(jiffies.saturating_add(ticks as u64))
     }
 
     /// Sets whether flow rules go on without a daemon.

@@ -133,7 +133,7 @@ impl Model {
                     );
                 }
             }
-            Op::Rules { router, tables } => {
+            Op::Rules { router, tables, .. } => {
                 let old = std::mem::replace(&mut self.routers.get_mut(router).unwrap().rules, tables.clone());
                 for (old, new) in old.iter().zip(tables) {
                     if let (Some(old), Some(new)) = (old, new) {
