@@ -6,9 +6,9 @@
  *
  * Who writes what
  *   user space writes: port_index, tx_ports, rule_ports, interface_index, routers, firewalls, interface_groups, fib, fib_tails,
- *   nexthops, neighbour_index, queues, control, share.admit and share.own_admit
- *   the program writes: the rest of a share, counters, charges, policers, flow_samples, nexthop.used; millrace_explain
- *   writes only trace
+ *   nexthops, neighbour_index, queues, control, connection_index, most of connections, share.admit and share.own_admit
+ *   the program writes: the rest of a share, counters, charges, policers, flow_samples, candidates, nexthop.used;
+ *   millrace_explain writes only trace
  * Words that user space changes while packets run are aligned and written whole (u32 or u64), so a reader sees the old
  * or the new value. An entry is published when its id is stored in a fib slot or an index. From then on everything else
  * in it is constant, until a grace period after the last reference to it is gone.
@@ -173,7 +173,8 @@ struct connection_bucket {
 
 /*
  * A connection whose packets go to the kernel because of rules. It may become fast, so user space asks the kernel about it.
- * connection_counts[router] is the number of notes since user space last looked.
+ * connection_counts[router] is the number of notes since user space last looked. Read byte by byte in
+ * logic/src/firewall/connection.rs.
  */
 struct connection_note {
 	__u64 source[2], destination[2];	/* as in struct connection */
@@ -411,6 +412,7 @@ struct control {
 	__u64 shares_deadline_jiffies;	/* shares are in force until then; 0: they are not */
 	__u64 split_map;	/* the same for split_cores */
 	__u64 rules_keep_drops;	/* 1: flow rules drop packets even past their deadline */
+	__u64 connections_deadline_jiffies;	/* from then on, no row of `connections` is valid */
 };
 
 /*
@@ -494,6 +496,7 @@ enum trace_step {
 	TRACE_VERDICT,		/* a: enum reason, b: XDP action */
 	TRACE_PATH,		/* a: path, b: why no worker gets the packet, or REASON_NONE */
 	TRACE_RULES,		/* a: the groups where it comes in (bits 0..7) and leaves (8..15); b: enum pair */
+	TRACE_CONNECTION,	/* a: row of its connection + 1; 0: none */
 };
 
 struct trace {

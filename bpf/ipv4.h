@@ -139,18 +139,22 @@ static __always_inline enum reason forward_ipv4(struct packet *p, const struct r
 	if ((reason = check_ipv4(p, ip)) != REASON_NONE)
 		return reason;
 
-	__u32 source = bpf_ntohl(ip->source), destination = bpf_ntohl(ip->destination);
+	__u32 source = bpf_ntohl(ip->source);
+	struct address address = { .lo = ip->destination };
 	__u64 root = *(volatile const __u64 *)&router->fib4;
-	trace_step(p, TRACE_IPV4, source, destination);
-	__u32 slot = queue_rows && p->queue_nexthop ? p->queue_nexthop : fib4_lookup(p, root, destination);
+	trace_step(p, TRACE_IPV4, source, bpf_ntohl(ip->destination));
+	look_for_connection(p, router, 0, &address);
+	__u32 slot = p->queue_nexthop;
+	if (!queue_rows || !slot)
+		slot = fib4_lookup(p, root, bpf_ntohl(address.lo));
 	if (slot >> FIB_KIND_SHIFT == FIB_GROUP) {
-		__u64 hash = multipath_hash4(p->ctx, p->router, p->ip_offset, p->ip_bytes);
+		__u64 hash = has_new_destination(p) ? MULTIPATH_UNSURE :
+						      multipath_hash4(p->ctx, p->router, p->ip_offset, p->ip_bytes);
 
 		if (hash == MULTIPATH_UNSURE)
 			return ip->ttl <= 1 ? REASON_TTL_EXCEEDED : REASON_MEMBER_UNSURE;
 		slot = group_member(p, slot, hash);
 	}
-	struct address address = { .lo = ip->destination };
 	if (!(p->out = resolve(p, slot, &address, &reason)))
 		return reason;
 	if ((reason = check_source(p, router, root, source)) != REASON_NONE)
@@ -159,7 +163,7 @@ static __always_inline enum reason forward_ipv4(struct packet *p, const struct r
 		return REASON_TTL_EXCEEDED;
 	if (p->out->interface == p->interface && (p->flags & IF_REDIRECTS))
 		return REASON_SAME_INTERFACE;
-	if (rules_may_affect(p, router, 0))
+	if (rules_decide(p, router, 0))
 		return REASON_RULES;
 	if ((reason = transmit(p)) != REASON_NONE)
 		return reason;
@@ -171,5 +175,7 @@ static __always_inline enum reason forward_ipv4(struct packet *p, const struct r
 	__u32 sum = ip->checksum + bpf_htons(0x0100);
 	ip->checksum = sum + (sum >= 0xffff);
 	ip->ttl--;
+	if (p->connection)
+		translate(p->ctx, p->connection, p->ip_offset, p->explain ? 0 : p->ip_bytes);
 	return REASON_NONE;
 }

@@ -89,21 +89,23 @@ static __always_inline enum reason forward_ipv6(struct packet *p, const struct r
 		return reason;
 
 	__u64 source_hi = bpf_be64_to_cpu(ip->source[0]), source_lo = bpf_be64_to_cpu(ip->source[1]);
-	__u64 hi = bpf_be64_to_cpu(ip->destination[0]), lo = bpf_be64_to_cpu(ip->destination[1]);
+	struct address address = { .lo = ip->destination[0], .hi = ip->destination[1] };
 	trace_step(p, TRACE_IPV6_SOURCE, source_hi, source_lo);
-	trace_step(p, TRACE_IPV6_DESTINATION, hi, lo);
+	trace_step(p, TRACE_IPV6_DESTINATION, bpf_be64_to_cpu(address.lo), bpf_be64_to_cpu(address.hi));
+	look_for_connection(p, router, 1, &address);
 
 	__u32 slot = p->queue_nexthop;
 	if (!queue_rows || !slot)
-		slot = fib6_lookup(p, *(volatile const __u64 *)&router->fib6, hi, lo);
+		slot = fib6_lookup(p, *(volatile const __u64 *)&router->fib6, bpf_be64_to_cpu(address.lo),
+				   bpf_be64_to_cpu(address.hi));
 	if (slot >> FIB_KIND_SHIFT == FIB_GROUP) {
-		__u64 hash = multipath_hash6(p->ctx, p->router, p->ip_offset, p->ip_bytes);
+		__u64 hash = has_new_destination(p) ? MULTIPATH_UNSURE :
+						      multipath_hash6(p->ctx, p->router, p->ip_offset, p->ip_bytes);
 
 		if (hash == MULTIPATH_UNSURE)
 			return ip->hop_limit <= 1 ? REASON_TTL_EXCEEDED : REASON_MEMBER_UNSURE;
 		slot = group_member(p, slot, hash);
 	}
-	struct address address = { .lo = ip->destination[0], .hi = ip->destination[1] };
 	if (!(p->out = resolve(p, slot, &address, &reason)))
 		return reason;
 	if (bad_source6(source_hi, source_lo))
@@ -112,7 +114,7 @@ static __always_inline enum reason forward_ipv6(struct packet *p, const struct r
 		return REASON_TTL_EXCEEDED;
 	if (p->out->interface == p->interface)
 		return REASON_SAME_INTERFACE;	/* ip6_forward may owe a redirect (RFC 4861 8.2); no setting disables it */
-	if (rules_may_affect(p, router, 1))
+	if (rules_decide(p, router, 1))
 		return REASON_RULES;
 	if ((reason = transmit(p)) != REASON_NONE)
 		return reason;
@@ -121,5 +123,7 @@ static __always_inline enum reason forward_ipv6(struct packet *p, const struct r
 	if ((void *)(ip + 1) > packet_end(p))
 		return REASON_MALFORMED;	/* cannot happen: checked above; for the verifier */
 	ip->hop_limit--;
+	if (p->connection)
+		translate(p->ctx, p->connection, p->ip_offset | 1U << 31, p->explain ? 0 : p->ip_bytes);
 	return REASON_NONE;
 }

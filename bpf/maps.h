@@ -9,6 +9,8 @@
 const volatile __u32 interface_rows = 1;	/* rows of `counters` per CPU */
 const volatile __u32 interface_mask = 0;	/* buckets of `interface_index` - 1 */
 const volatile __u32 neighbour_mask = 0;	/* buckets of `neighbour_index` - 1 */
+const volatile __u32 connection_mask = 0;	/* buckets of `connection_index` - 1 */
+const volatile __u64 connection_seed = 0;	/* of the hash of connections: random */
 const volatile bool queue_rows = false;	/* a port has a classifier: `queues` has rows, and flows are sampled */
 const volatile bool splits_queues = true;	/* false: for frames of user space, which have no queue */
 const volatile __u32 core_rows = 1;		/* rows of `core_queues` for each CPU map: the number of cores */
@@ -51,6 +53,16 @@ struct {
 	__uint(max_entries, LEARNED_RING_BYTES);
 } learned SEC(".maps");
 ARRAY(learned_counts, __u64, MAX_ROUTERS, BPF_F_MMAPABLE);
+
+/* Connections (connection.h). Records of the ring are struct connection_note. */
+ARRAY(connections, struct connection, 1, BPF_F_MMAPABLE);
+ARRAY(connection_index, struct connection_bucket, 1, BPF_F_MMAPABLE);
+ARRAY(connection_counts, __u64, MAX_ROUTERS, BPF_F_MMAPABLE);
+ARRAY(candidates, __u64, 1, 0);	/* cpu * CANDIDATES + a part of the hash: the rest of it, and packets */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, CONNECTION_RING_BYTES);
+} connection_notes SEC(".maps");
 
 ARRAY(trace, struct trace, 1, 0);
 ARRAY(core_queues, struct core_queue, 1, BPF_F_MMAPABLE);

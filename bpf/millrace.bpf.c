@@ -31,6 +31,7 @@
 #include "multipath.h"
 #include "ip.h"
 #include "firewall.h"
+#include "connection.h"
 #include "ipv4.h"
 #include "ipv6.h"
 #include "shares.h"
@@ -233,7 +234,8 @@ static __always_inline int run(struct xdp_md *ctx, enum entry entry, bool paths)
 		return action;
 	}
 	count_forwarded(&packet, start_ns);
-	if (queue_rows && start_ns)
+	/* Flows are steered by the destination with which they arrive. */
+	if (queue_rows && start_ns && !packet.translated)
 		sample_flow(&packet);
 	trace_step(&packet, TRACE_VERDICT, REASON_NONE, XDP_REDIRECT);
 	return XDP_REDIRECT;

@@ -8,13 +8,14 @@ use std::{
 };
 
 /// Rooms of `router`, from the top to the bottom. `fuzz` feeds parsers of all rooms.
-const ROOMS: [&str; 12] = [
+const ROOMS: [&str; 13] = [
     "fuzz",
     "cli",
     "daemon",
     "switch",
     "user_plane",
     "cores",
+    "firewall",
     "api",
     "config",
     "plane",

@@ -30,6 +30,17 @@ pub fn neighbour_bucket(interface: u16, address: [u8; 16], mask: u32) -> (u32, u
     ((h >> 32) as u32 & mask, h as u32)
 }
 
+/// Hash of a direction of a connection; the bucket and the tag are its halves. Addresses and ports are as loaded: IPv4 in
+/// the first four bytes, the rest zero. `rest`: protocol, router and version, from the lowest byte.
+pub fn connection(seed: u64, source: [u64; 2], destination: [u64; 2], ports: u32, rest: u32) -> u64 {
+    let next = |h: u64, word: u64| mix(h ^ word);
+    let h = match rest >> 16 {
+        0 => next(seed, source[0] | destination[0] << 32),
+        _ => source.into_iter().chain(destination).fold(seed, next),
+    };
+    next(h, u64::from(ports) | u64::from(rest) << 32)
+}
+
 /// Hash of a flow, from words of its key. VXLAN's UDP source ports and the choice among buckets use it.
 pub fn flow(words: impl IntoIterator<Item = u64>) -> u32 {
     (words.into_iter().fold(0, |h, word| mix(h ^ word).wrapping_add(K1)) >> 32) as u32

@@ -26,6 +26,10 @@ pub mod words {
     pub const QUEUE_ROW: usize = 8;
     /// `struct firewall`.
     pub const FIREWALL: usize = 168;
+    /// `struct connection`.
+    pub const CONNECTION: usize = 16;
+    /// `struct connection_bucket`.
+    pub const CONNECTION_BUCKET: usize = 8;
 }
 
 /// The regions; their lengths are the capacities (a multiple of the row size in [`words`]).

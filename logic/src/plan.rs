@@ -114,7 +114,8 @@ pub enum Op {
         router: RouterId,
         /// For IPv4 and IPv6.
         tables: [Option<Arc<PairTable>>; 2],
-        /// Connections that were admitted in this generation are fast; 0: none is.
+        /// Of the proofs about connections ([`crate::tables::connections`]): those of another generation are void.
+        /// 0: there are none.
         generation: u32,
     },
     /// All IPv4 addresses of the router itself, and the broadcast addresses of its subnets. Sources in this list need a

@@ -32,6 +32,8 @@ const _: () = {
     assert!(size_of::<router>() == bytes(words::ROUTER));
     assert!(size_of::<queue_row>() == bytes(words::QUEUE_ROW));
     assert!(size_of::<firewall>() == bytes(words::FIREWALL));
+    assert!(size_of::<connection>() == bytes(words::CONNECTION));
+    assert!(size_of::<connection_bucket>() == bytes(words::CONNECTION_BUCKET));
 };
 
 /// `logic::tables::rules`.
@@ -40,9 +42,34 @@ const _: () = {
     assert!(offset_of!(firewall, range) == bytes(encoding::RANGES));
     assert!(offset_of!(firewall, ranges_used) == bytes(encoding::RANGES_USED));
     assert!(offset_of!(firewall, changes) == bytes(encoding::CHANGES));
+    assert!(offset_of!(firewall, generation) == bytes(encoding::GENERATION));
     assert!(offset_of!(firewall_range, low_lo) == bytes(1));
     assert!(offset_of!(firewall_range, high_hi) == bytes(2));
     assert!(offset_of!(firewall_range, high_lo) == bytes(3));
+};
+
+/// `logic::tables::connections`. A test compares `struct connection_note`, which is not in BTF.
+const _: () = {
+    use logic::tables::connections::word;
+    assert!(offset_of!(connection, source) == bytes(word::SOURCE));
+    assert!(offset_of!(connection, destination) == bytes(word::DESTINATION));
+    assert!(offset_of!(connection, ports) == bytes(word::KEY));
+    assert!(offset_of!(connection, protocol) == bytes(word::KEY) + 4);
+    assert!(offset_of!(connection, router) == bytes(word::KEY) + 5);
+    assert!(offset_of!(connection, version) == bytes(word::KEY) + 6);
+    assert!(offset_of!(connection, translated) == bytes(word::KEY) + 7);
+    assert!(offset_of!(connection, ingress) == bytes(word::WAY));
+    assert!(offset_of!(connection, egress) == bytes(word::WAY) + 2);
+    assert!(offset_of!(connection, generation) == bytes(word::WAY) + 4);
+    assert!(offset_of!(connection, until) == bytes(word::UNTIL));
+    assert!(offset_of!(connection, ended) == bytes(word::ENDED));
+    assert!(offset_of!(connection, new_source) == bytes(word::NEW_SOURCE));
+    assert!(offset_of!(connection, new_destination) == bytes(word::NEW_DESTINATION));
+    assert!(offset_of!(connection, new_ports) == bytes(word::CHANGE));
+    assert!(offset_of!(connection, header_sum) == bytes(word::CHANGE) + 4);
+    assert!(offset_of!(connection, sum) == bytes(word::CHANGE) + 6);
+    assert!(offset_of!(connection, packets) == bytes(word::PACKETS));
+    assert!(offset_of!(connection, bytes) == bytes(word::BYTES));
 };
 
 /// `logic::tables::queues`.
@@ -368,6 +395,10 @@ mod tests {
             ("MAX_PORTS", MAX_PORTS as u32),
             ("MAX_ROUTERS", MAX_ROUTERS as u32),
             ("LEARNED_NOTES", crate::plane::icmp_errors::LEARNED_NOTES as u32),
+            ("ROUTER_CONNECTIONS", encoding::ROUTER_CONNECTIONS as u32),
+            ("CONNECTION_WAYS", words::CONNECTION_BUCKET as u32),
+            ("CONNECTION_NOTES", crate::plane::connections::CONNECTION_NOTES as u32),
+            ("CANDIDATES", crate::plane::connections::CANDIDATES as u32),
         ];
         for (name, number) in ours {
             assert_eq!(header.get(name), Some(&number), "{name}");

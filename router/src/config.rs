@@ -34,6 +34,7 @@ pub struct Config {
     /// How the next hop of a multipath route is chosen.
     pub ecmp: Ecmp,
     pub policing: Policing,
+    pub firewall: FirewallSettings,
     pub limits: Limits,
     pub flows: Flows,
     pub cores: CoresSettings,
@@ -70,6 +71,7 @@ impl Default for Config {
             generic: false,
             ecmp: Ecmp::Auto,
             policing: Policing::default(),
+            firewall: FirewallSettings::default(),
             limits: Limits::default(),
             flows: Flows::default(),
             cores: CoresSettings::default(),
@@ -100,6 +102,45 @@ pub struct Policing {
 impl Default for Policing {
     fn default() -> Self {
         Self { exception_pps: Rate(100_000), control_pps: Rate(10_000) }
+    }
+}
+
+/// Firewalls and NAT of routers.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FirewallSettings {
+    /// Which established connections bypass rules that accept them.
+    pub established: Established,
+    /// The most fast connections of all routers. Each takes 384 bytes or a little more.
+    pub connections: ConnectionCount,
+}
+
+impl Default for FirewallSettings {
+    fn default() -> Self {
+        Self { established: Established::Udp, connections: ConnectionCount(65_536) }
+    }
+}
+
+/// Which established connections bypass rules that accept them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Established {
+    /// Those of UDP; and those of TCP that rules add to a flow table.
+    Udp,
+    /// Those of UDP and TCP. Linux then no longer checks sequence numbers.
+    Fast,
+    /// None.
+    Linux,
+}
+
+impl FromStr for Established {
+    type Err = BadValue;
+    fn from_str(s: &str) -> Result<Self, BadValue> {
+        match s {
+            "udp" => Ok(Established::Udp),
+            "fast" => Ok(Established::Fast),
+            "linux" => Ok(Established::Linux),
+            _ => Err(BadValue(format!("{s:?} is not allowed: \"udp\", \"fast\" or \"linux\""))),
+        }
     }
 }
 
@@ -198,6 +239,10 @@ bounded!(
     Rate, |v| v <= 100_000_000, "0 (unlimited) to 100000000 packets per second"
 );
 bounded!(
+    /// Connections.
+    ConnectionCount, |v| (1..=4_194_304).contains(&v), "1 to 4194304 connections"
+);
+bounded!(
     /// Flow rules.
     RuleCount, |v| (1..=1_010_000).contains(&v), "1 to 1010000 rules"
 );
@@ -278,6 +323,7 @@ deserialize_by_parsing!(
     Source,
     Interval,
     Ecmp,
+    Established,
     HeartbeatTime,
     Miss,
     CoreList,
@@ -405,7 +451,7 @@ fn line_of(text: &str, at: usize) -> usize {
 }
 
 /// Keys, each with an example.
-const FORMS: [(&str, &str); 13] = [
+const FORMS: [(&str, &str); 15] = [
     ("ports", "ports = [\"eth1\", \"eth2\"]"),
     ("routers", "routers = [\"red\", \"pid:42\"]"),
     ("heartbeat", "heartbeat = \"3s\""),
@@ -413,6 +459,8 @@ const FORMS: [(&str, &str); 13] = [
     ("ecmp", "ecmp = \"linux\""),
     ("policing.exception_pps", "exception_pps = 100000"),
     ("policing.control_pps", "control_pps = 10000"),
+    ("firewall.established", "established = \"fast\""),
+    ("firewall.connections", "connections = 65536"),
     ("limits.memory_mib", "memory_mib = 2048"),
     ("limits.routes_per_namespace", "routes_per_namespace = 24576"),
     ("limits.devices_per_namespace", "devices_per_namespace = 4096"),

@@ -9,6 +9,7 @@
 //! | [`switch`] | owns the flow rules, answers requests about them, and talks to OpenFlow controllers |
 //! | [`user_plane`] | runs paths: AF_XDP, workers, ESP |
 //! | [`cores`] | measures cores, queues, loads and workloads, and moves queues |
+//! | [`firewall`] | makes connections fast that firewall rules accept |
 //! | [`api`] | the requests and answers of the API |
 //! | [`config`] | reads and checks the configuration |
 //! | [`plane`] | loads and attaches the XDP program, maps its memory, reads its counters |
@@ -23,6 +24,7 @@ pub mod cli;
 pub mod config;
 pub mod cores;
 pub mod daemon;
+pub mod firewall;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod linux;

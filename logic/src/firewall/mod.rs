@@ -9,7 +9,6 @@
 //! | [`prove`] | follows packets through the rules |
 //! | [`translated`] | the addresses of connections that rules translate |
 //! | [`pairs`] | decides for each pair of devices |
-//! | [`connection`] | decides about one connection |
 //! | `text` | sentences about rules |
 //!
 //! There are three questions ([`traffic::Scope`]). *All packets* between two devices: if these are accepted, rules
@@ -18,7 +17,6 @@
 //! addresses and ports that they have at each hook.
 
 pub mod bits;
-pub mod connection;
 pub mod extension;
 pub mod pairs;
 pub mod prove;

@@ -171,7 +171,8 @@ impl Rules {
         let mut tables = self.tables.iter().zip(self.admit());
         self.pairs.each_ref().map(|pairs| match (pairs, tables.next()) {
             (Some(pairs), Some((Some(table), admits))) => {
-                (admits || allows(Some(table))) && !pairs.all().all(|(from, to, _)| table.pair(from, to) == FREE)
+                (admits || allows(Some(table)))
+                    && !pairs.all().all(|(from, to, _)| table.pair(from, to) == FREE)
             }
             _ => false,
         })

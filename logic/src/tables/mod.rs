@@ -20,6 +20,7 @@
 //! | `routes` | router rows, routes, ECMP groups, the guards for martian destinations |
 //! | `links` | ports, interfaces, neighbours |
 //! | `rules` | rules of firewalls: pairs of interfaces, exceptions |
+//! | `connections` | connections that rules accept; they are not part of [`Tables`] |
 //! | `queues` | rows of RX queues: what a lookup finds for destinations that a classifier steers there |
 //! | `nexthops`, `groups`, `buckets` | ids and words; the choice within a group; places of index keys |
 //! | `answer` | reads the tables back as the program does |
@@ -27,6 +28,7 @@
 
 mod answer;
 mod buckets;
+pub mod connections;
 mod groups;
 mod ingress;
 mod links;
@@ -48,7 +50,7 @@ pub mod encoding {
         },
         nexthops::{FLAG_FRAGS, FLAG_LOCAL, FLAG_UNICAST, KIND_ONLINK, KIND_PASS, KIND_VIA},
         queues::{FAMILY_WAYS, MAX_QUEUES, QUEUE_WAYS},
-        rules::{CHANGES, RANGES, RANGES_USED, ROUTER_RULES},
+        rules::{CHANGES, GENERATION, RANGES, RANGES_USED, ROUTER_CONNECTIONS, ROUTER_RULES},
     };
 }
 

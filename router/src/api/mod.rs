@@ -20,7 +20,8 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::{Deserialize, Serialize};
-use std::net::IpAddr;
+use status::{ConnectionReport, ConnectionState};
+use std::net::{IpAddr, SocketAddr};
 
 /// The query of `GET /route`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -30,6 +31,32 @@ pub struct RouteQuery {
     /// The router whose table it is; `None`: the host.
     #[serde(default)]
     pub router: Option<String>,
+}
+
+/// The query of `GET /connections`. Each part may be missing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConnectionsQuery {
+    /// The name of a router.
+    #[serde(default)]
+    pub router: Option<String>,
+    /// An address of either end, before or after NAT.
+    #[serde(default)]
+    pub address: Option<IpAddr>,
+    #[serde(default)]
+    pub state: Option<ConnectionState>,
+}
+
+impl ConnectionsQuery {
+    pub fn wants(&self, connection: &ConnectionReport) -> bool {
+        let translated = connection.translated.iter().flatten();
+        let mut ends = translated.chain([&connection.source, &connection.destination]);
+        let has =
+            |address: &IpAddr| ends.any(|end| end.parse().is_ok_and(|end: SocketAddr| end.ip() == *address));
+        self.router.as_ref().is_none_or(|router| *router == connection.router)
+            && self.state.is_none_or(|state| state == connection.state)
+            && self.address.as_ref().is_none_or(has)
+    }
 }
 
 /// An error as an answer: the HTTP status, and one line for people.

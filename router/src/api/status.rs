@@ -234,6 +234,43 @@ pub struct RuledPair {
     pub why_not: Option<String>,
 }
 
+/// `millrace connections`: a connection that is fast, or that Linux keeps although it has had several packets.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ConnectionReport {
+    /// The router's name.
+    pub router: String,
+    /// `tcp` or `udp`.
+    pub protocol: String,
+    /// `ADDRESS:PORT` of the packets by which it was found, as they arrive. They may be of either direction.
+    pub source: String,
+    pub destination: String,
+    pub state: ConnectionState,
+    /// Why it stays with Linux, as a sentence; `None`: it is fast.
+    pub why_not: Option<String>,
+    /// Source and destination of these packets when they leave; `None`: NAT does not change them.
+    pub translated: Option<[String; 2]>,
+    /// Seconds since it is fast, or since Linux was asked about it.
+    pub age_s: f64,
+    /// Seconds until Linux forgets it, unless it has more packets; `None`: not known.
+    pub expires_s: Option<f64>,
+    /// Packets that bypassed the rules, of this direction.
+    pub packets: u64,
+    pub bytes: u64,
+    /// The same, of the other direction.
+    pub reply_packets: u64,
+    pub reply_bytes: u64,
+}
+
+/// Who forwards a connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ConnectionState {
+    /// The kernel plane.
+    Fast,
+    #[default]
+    Linux,
+}
+
 /// An interface that is left to the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LeftInterface {

@@ -30,8 +30,8 @@ use crate::{
         RouteQuery,
         cores::{CoresReport, EventReport},
         status::{
-            ExplainReport, ExplainRequest, FirewallReport, InterfaceReport, PortReport, RouteReport,
-            RouterReport, Status, StopReport, VerifyReport,
+            ConnectionReport, ExplainReport, ExplainRequest, FirewallReport, InterfaceReport, PortReport,
+            RouteReport, RouterReport, Status, StopReport, VerifyReport,
         },
     },
     base::{
@@ -94,6 +94,8 @@ enum Command {
     Interfaces(Output),
     /// Show which pairs of devices are fast, and which firewall rules keep the others with Linux.
     Firewall(Output),
+    /// Show connections that bypass firewall rules and NAT, and why others do not.
+    Connections(Connections),
     /// Look up the next hop of an address, or compare the fast tables with the kernel's.
     Routes(Routes),
     /// Run the real program on a packet and show each step of its decision.
@@ -233,6 +235,28 @@ struct Routes {
 }
 
 #[derive(Debug, Args)]
+struct Connections {
+    /// Only those of this router.
+    #[arg(long, value_name = "NAME")]
+    router: Option<String>,
+    /// Only those with this address, before or after NAT.
+    #[arg(long, value_name = "ADDRESS")]
+    address: Option<IpAddr>,
+    /// Only those that are fast, or that Linux forwards.
+    #[arg(long, value_name = "fast|linux")]
+    state: Option<ConnectionStateText>,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// [`ConnectionState`] as an argument.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum ConnectionStateText {
+    Fast,
+    Linux,
+}
+
+#[derive(Debug, Args)]
 struct Explain {
     /// A packet as text in quotes, or a pcap or pcapng file.
     #[arg(value_name = "PACKET")]
@@ -284,6 +308,7 @@ impl Command {
             Command::Paths(paths) => paths.is_json(),
             Command::Sas(sas) => sas.is_json(),
             Command::Calibrate(calibrate) => calibrate.is_json(),
+            Command::Connections(connections) => connections.output.json,
             Command::Routes(routes) => routes.output.json,
             Command::Explain(explain) => explain.output.json,
         }
@@ -310,6 +335,7 @@ impl Cli {
             Command::Firewall(o) => {
                 show(o, &get::<Vec<FirewallReport>>(&instance, "/firewall")?, |r| text::firewall(r))
             }
+            Command::Connections(connections) => connections.run(&instance),
             Command::Routes(routes) => return routes.run(&instance),
             Command::Explain(explain) => return explain.run(&instance),
             Command::Flows(flows) => flows.run(&instance),
@@ -403,6 +429,22 @@ fn verified(report: &VerifyReport) -> ExitCode {
         (0, 0) => ExitCode::SUCCESS,
         (0, _) => ExitCode::from(UNVERIFIED),
         _ => ExitCode::FAILURE,
+    }
+}
+
+impl Connections {
+    fn run(self, instance: &Instance) -> Result<()> {
+        let parts = [
+            self.router.map(|router| format!("router={}", percent(&router))),
+            self.address.map(|address| format!("address={}", percent(&address.to_string()))),
+            self.state.map(|state| match state {
+                ConnectionStateText::Fast => "state=fast".into(),
+                ConnectionStateText::Linux => "state=linux".into(),
+            }),
+        ];
+        let query: Vec<_> = parts.into_iter().flatten().collect();
+        let path = format!("/connections?{}", query.join("&"));
+        show(self.output, &get::<Vec<ConnectionReport>>(instance, &path)?, |r| text::connections(r))
     }
 }
 

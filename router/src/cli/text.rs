@@ -9,9 +9,9 @@ use crate::{
     api::{
         flows::ControllerLost,
         status::{
-            ConditionReport, Families, FirewallReport, HopReport, InterfaceReport, LeftInterface, PathReport,
-            PortReport, ReasonCount, RouteReport, RouterReport, RuledPairs, Status, StopReport, VerifyReport,
-            VerifyResult, VerifyRouter,
+            ConditionReport, ConnectionReport, ConnectionState, Families, FirewallReport, HopReport,
+            InterfaceReport, LeftInterface, PathReport, PortReport, ReasonCount, RouteReport, RouterReport,
+            RuledPairs, Status, StopReport, VerifyReport, VerifyResult, VerifyRouter,
         },
         workers::{PathStand, WorkersReport},
     },
@@ -277,7 +277,7 @@ pub fn ports(ports: &[PortReport]) -> String {
 pub fn controllers(r: &ControllersReport) -> String {
     let mut text = match r.controllers.is_empty() {
         true => "no controllers; set them with --controller, or with `controllers` of [openflow] in the configuration\n".into(),
-        false => connections(&r.controllers),
+        false => controller_connections(&r.controllers),
     };
     for c in &r.controllers {
         if let (Some(end), Some(age_s)) = (&c.last_end, c.last_end_age_s) {
@@ -296,7 +296,7 @@ pub fn controllers(r: &ControllersReport) -> String {
     text + &format!("flow rules  {charge}; {fail}{}\n", controller_lost(&r.lost))
 }
 
-fn connections(controllers: &[ControllerReport]) -> String {
+fn controller_connections(controllers: &[ControllerReport]) -> String {
     let heads = ["TARGET", "PEER", "VERSION", "ROLE", "FOR", "MESSAGES", "PACKET-INS", "DROPPED"];
     let mut table = Table::new(&heads);
     for c in controllers {
@@ -413,6 +413,58 @@ fn ruled_pairs(router: &str, version: &str, rules: &RuledPairs) -> String {
     }
     if !rules.exceptions.is_empty() {
         text += &format!("  always to the kernel: {}\n", rules.exceptions.join(", "));
+    }
+    text
+}
+
+/// `millrace connections`: those that are fast, then the others, each with the reason.
+pub fn connections(all: &[ConnectionReport]) -> String {
+    if all.is_empty() {
+        return "no connections: none is fast, and none was refused lately\n".into();
+    }
+    let (fast, linux): (Vec<_>, Vec<_>) = all.iter().partition(|c| c.state == ConnectionState::Fast);
+    let mut text = String::new();
+    if !fast.is_empty() {
+        let mut table = Table::new(&[
+            "ROUTER",
+            "PROTO",
+            "SOURCE",
+            "DESTINATION",
+            "AFTER NAT",
+            "PACKETS",
+            "REPLIES",
+            "BYTES",
+            "EXPIRES",
+        ]);
+        for c in fast {
+            let nat = c
+                .translated
+                .as_ref()
+                .map_or("-".into(), |[source, destination]| format!("{source} > {destination}"));
+            table.row([
+                c.router.clone(),
+                c.protocol.clone(),
+                c.source.clone(),
+                c.destination.clone(),
+                nat,
+                c.packets.to_string(),
+                c.reply_packets.to_string(),
+                (c.bytes + c.reply_bytes).to_string(),
+                c.expires_s.map_or("-".into(), |s| format!("{s:.0} s")),
+            ]);
+        }
+        text += &table.text();
+    }
+    if !linux.is_empty() {
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        let mut table = Table::new(&["ROUTER", "PROTO", "SOURCE", "DESTINATION", "WITH LINUX BECAUSE"]);
+        for c in linux {
+            let why = c.why_not.clone().unwrap_or_default();
+            table.row([c.router.clone(), c.protocol.clone(), c.source.clone(), c.destination.clone(), why]);
+        }
+        text += &table.text();
     }
     text
 }

@@ -38,6 +38,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             Query::Status => json(&self.status()?),
             Query::Ports => json(&self.port_reports(&self.totals()?)),
             Query::Routers => json(&self.router_reports(&self.totals()?)),
+            Query::Connections(query) => json(&self.connection_reports(query)?),
             Query::Firewall => json(&self.firewall_reports()),
             Query::Interfaces => json(&self.interface_reports(&self.totals()?)),
             Query::Route(query) => json(&self.route(query)?),

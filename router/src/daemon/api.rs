@@ -25,7 +25,7 @@
 use super::{metrics, serving};
 use crate::{
     api::{
-        ApiError, RouteQuery,
+        ApiError, ConnectionsQuery, RouteQuery,
         cores::{CoresReport, EventReport},
         flows::FlowsChanged,
         sas::{SasReport, SasRequest},
@@ -79,6 +79,7 @@ pub enum Query {
     Routers,
     Interfaces,
     Firewall,
+    Connections(ConnectionsQuery),
     Route(RouteQuery),
     Verify,
     Explain(ExplainRequest),
@@ -170,6 +171,7 @@ fn routes(
         .route("/interfaces", fixed(Query::Interfaces))
         .route("/firewall", fixed(Query::Firewall))
         .route("/verify", fixed(Query::Verify))
+        .route("/connections", get(|State(to), Url(query)| ask(to, Query::Connections(query))))
         .route("/route", get(|State(to), Url(route)| ask(to, Query::Route(route))))
         .route("/explain", explain)
         .route("/cores", get(cores_report).with_state((cores.clone(), switch.clone())))
@@ -415,6 +417,14 @@ mod tests {
             ("GET", "/routers", "", 200, "Routers"),
             ("GET", "/interfaces", "", 200, "Interfaces"),
             ("GET", "/firewall", "", 200, "Firewall"),
+            (
+                "GET",
+                "/connections?router=r&address=10.0.0.1&state=fast",
+                "",
+                200,
+                "Connections(ConnectionsQuery { router: Some(\"r\"), address: Some(10.0.0.1), state: Some(Fast) })",
+            ),
+            ("GET", "/connections?state=slow", "", 400, "unknown variant `slow`"),
             (
                 "GET",
                 "/route?address=10.0.0.1",

@@ -348,6 +348,10 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                     format!("firewall rules may affect packets between these interfaces{why}")
                 }
             },
+            Step::Connection { row: None } => "of no connection that may bypass the firewall rules".into(),
+            Step::Connection { row: Some(row) } => {
+                format!("of connection {}, which bypasses the firewall rules", row / 2)
+            }
             Step::Path { path, why: None } => format!("given to the worker of path {}", self.path_name(path)),
             Step::Path { path, why: Some(why) } => {
                 format!("of path {}, but no worker can take it ({})", self.path_name(path), why.name())

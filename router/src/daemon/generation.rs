@@ -8,6 +8,7 @@ use super::{
     Control,
     beats::Progress,
     confirming::Confirming,
+    connections,
     finding::Finding,
     paths::Following,
     policy::Windows,
@@ -259,13 +260,17 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         conditions: Conditions,
     ) -> Result<Self> {
         let started = kernel.now();
+        let windows = Windows::new(kernel.policy()?);
+        let connections = connections::Following::new(kernel.connections(&config)?);
         let mut world = World::new(&config);
+        if connections.is_running() {
+            world.mirror.admit_connections();
+        }
         for event in observer.poll(Duration::ZERO).context("reading the kernel's state")? {
             world.observe(event);
         }
         // Building a generation fills it with everything, so this plan need not be applied.
         world.plan_all(started);
-        let windows = Windows::new(kernel.policy()?);
         let before = SavedTotals::read(&instance);
         let number = before.as_ref().map_or(0, |state| state.generation) + 1;
         let steerer = steerer(&config, &instance, &kernel, spreading, &world);
@@ -292,6 +297,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             uses: super::neighbours::Uses::default(),
             finding: Finding::new(conditions),
             flows: Flows::new(switch),
+            connections,
             paths: paths.map(Following::new),
             steerer,
             verifying: None,

@@ -15,8 +15,9 @@ use super::{
 };
 use crate::{
     base::{clock::monotonic, guard::check_directory, instance::Instance},
-    config::Config,
+    config::{Config, Established},
     cores::polled::PolledPorts,
+    firewall::FastConnections,
     linux::{
         classifier::{Classifier, Ntuple},
         ethtool::Ethtool,
@@ -25,6 +26,7 @@ use crate::{
     plane::{
         Counters, FlowMaps, Grace, Heart, MappedMemory, Mode, Plane, PortLink, Settings, SharesInCharge,
         SplitSeat, Step, TestRun,
+        connections::DEFAULT_PAIRS,
         policy::{PlaneMaps, Policy},
         replace_pin,
     },
@@ -32,7 +34,10 @@ use crate::{
 };
 use anyhow::{Context, Result};
 use libbpf_rs::{Link, MapHandle};
-use logic::plan::{PortId, RouterId};
+use logic::{
+    connections::admission::Consent,
+    plan::{PortId, RouterId},
+};
 use rustix::mount::{MountFlags, UnmountFlags};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -78,6 +83,8 @@ pub struct Bpf {
     waker: Option<Waker>,
     /// Nothing is forwarded without this process.
     needs_daemon: bool,
+    /// The most connections that may bypass firewall rules.
+    connections: usize,
     /// The maps of [`Policy`].
     watched: Option<PlaneMaps>,
     /// The links of [`Policy`], to be pinned with the first generation.
@@ -99,6 +106,7 @@ impl Bpf {
             polled: PolledPorts::default(),
             waker: None,
             needs_daemon: false,
+            connections: DEFAULT_PAIRS,
             watched: None,
             policy_links: Vec::new(),
         }
@@ -107,6 +115,11 @@ impl Bpf {
     /// Sets the SAs of the paths that it runs.
     pub fn with_sas(self, sas: RunningSas) -> Self {
         Self { sas, ..self }
+    }
+
+    /// Sets the most connections that may bypass firewall rules; 0: all stay with Linux.
+    pub fn with_connections(self, connections: usize) -> Self {
+        Self { connections, ..self }
     }
 
     /// Sets where workers note which ports they poll.
@@ -418,13 +431,25 @@ impl Kernel for Bpf {
 
     fn policy(&mut self) -> Result<Policy> {
         let Some(waker) = self.waker.clone() else { return Policy::blind() };
-        let mut policy = Policy::start(waker, self.needs_daemon).or_else(|error| {
+        let mut policy = Policy::start(waker, self.needs_daemon, self.connections).or_else(|error| {
             tracing::warn!("changes of policy are not seen at once, but only soon after: {error:#}");
             Policy::blind()
         })?;
         self.policy_links = policy.take_links();
         self.watched = policy.plane_maps().map(PlaneMaps::try_clone).transpose()?;
         Ok(policy)
+    }
+
+    fn connections(&mut self, config: &Config) -> Result<Option<FastConnections>> {
+        let consent = match config.firewall.established {
+            Established::Udp => Consent::Udp,
+            Established::Fast => Consent::All,
+            Established::Linux => return Ok(None),
+        };
+        let Some(maps) = self.watched.as_ref().and_then(|watched| watched.connections.as_ref()) else {
+            return Ok(None);
+        };
+        FastConnections::start(maps.try_clone()?, consent, self.grace()?).map(Some)
     }
 
     fn classifier(&self) -> Option<Box<dyn Classifier>> {

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `mod.rs` | [`Control`]: observe, decide, apply |
 //! | `generation.rs` | programs and maps in charge: first start, growth, ports that come and go |
+//! | `connections.rs` | connections that bypass rules; reports about them |
 //! | `rules.rs` | flow rules put in charge; the switch thread, and what it last had |
 //! | `confirming.rs`, `beats.rs` | confirms the mirror; the heartbeat, in a thread of its own |
 //! | `answers.rs` | answers to clients, in the words of [`crate::api`] |
@@ -33,6 +34,7 @@ pub mod api;
 mod beats;
 pub mod client;
 mod confirming;
+mod connections;
 mod explain;
 mod finding;
 mod generation;
@@ -60,6 +62,7 @@ use crate::{base::instance::Instance, config::Config};
 use anyhow::Result;
 use api::{Query, Request};
 use confirming::Confirming;
+use connections::Following;
 use finding::Finding;
 use generation::Generation;
 use logic::plan::Op;
@@ -91,6 +94,7 @@ pub struct Control<K: Kernel, O> {
     uses: neighbours::Uses,
     finding: Finding,
     flows: Flows<<K::Plane as FastPath>::Rules>,
+    connections: Following,
     /// `None`: no path is configured.
     paths: Option<paths::Following<<K::Plane as FastPath>::UserPlane>>,
     /// `None`: not configured, or no port had a classifier at the start.
@@ -228,6 +232,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.follow_paths();
         self.follow_policy();
         self.generation.apply(plan.into_iter());
+        self.follow_connections();
         Ok(())
     }
 

@@ -7,6 +7,7 @@ pub use crate::linux::observer::{Hardware, Known, PolicyRead, Question, Sent, St
 use crate::{
     base::conditions::Condition,
     config::Config,
+    firewall::FastConnections,
     linux::{classifier::Classifier, ethtool::Problem, netns::NamespaceRef},
     plane::{Counters, Heart, Mode, Settings, Step, TestRun, policy::Policy},
     user_plane::seam::{Device, UserPlane},
@@ -141,6 +142,14 @@ pub trait Kernel {
     /// There is no memory.
     fn policy(&mut self) -> Result<Policy> {
         Policy::blind()
+    }
+
+    /// Starts the thread that makes connections fast. Call it after [`Kernel::policy`]. `None`: all stay with Linux.
+    ///
+    /// # Errors
+    /// There is no memory or thread.
+    fn connections(&mut self, _config: &Config) -> Result<Option<FastConnections>> {
+        Ok(None)
     }
 
     /// Access to the classifiers of the ports' devices; `None`: there is none.

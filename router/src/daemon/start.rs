@@ -14,7 +14,7 @@ use crate::{
         instance::{Instance, Lock},
         privileges,
     },
-    config::{Config, ElementSettings, PlacementPolicy},
+    config::{Config, ElementSettings, Established, PlacementPolicy},
     cores::{self, polled::PolledPorts, splitting::Splitter},
     linux::{multipath::MultipathKeys, observer::Waker, spreading},
     switch,
@@ -75,7 +75,11 @@ fn run_alone<O: Observe>(
     let mut bpf = Bpf::new(instance, config.generic).with_sas(sas.clone()).with_polled(polled.clone());
     bpf.adopt()?;
     let (observer, waker) = observer(&config, multipath_keys)?;
-    let bpf = bpf.with_waker(waker.clone(), config.heartbeat.0.is_zero());
+    let connections = match config.firewall.established {
+        Established::Linux => 0,
+        Established::Udp | Established::Fast => config.firewall.connections.0 as usize,
+    };
+    let bpf = bpf.with_waker(waker.clone(), config.heartbeat.0.is_zero()).with_connections(connections);
     let heartbeat_s = config.heartbeat.0.as_secs_f64();
     let (switch, switch_end) = switch::start(&config, waker.clone())?;
     let (requests_to, requests) = Requests::queue(waker.clone());

@@ -1,5 +1,5 @@
 //! Fast connections: a thread asks Linux about connections that the kernel plane notes, and makes those fast that rules
-//! provably accept ([`logic::firewall::kept`] decides).
+//! provably accept ([`logic::connections`] decides).
 //!
 //! | file | holds |
 //! |---|---|
@@ -16,7 +16,7 @@ use crate::{
 };
 use anyhow::{Context, Result};
 use logic::{
-    firewall::{connection::Consent, kept::View},
+    connections::{admission::Consent, kept::View},
     mirror::ConnectionRules,
 };
 use std::{

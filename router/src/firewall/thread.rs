@@ -19,11 +19,13 @@ use crate::{
 };
 use anyhow::{Context, Result};
 use logic::{
-    firewall::{
-        connection::{ConnectionNote, Consent, Refusal, Tracked},
+    connections::{
+        admission::{Consent, Refusal},
         kept::{Clock, Due, Kept},
-        traffic::TCP,
+        note::ConnectionNote,
+        tracked::Tracked,
     },
+    firewall::traffic::TCP,
     plan::RouterId,
 };
 use rustix::{
@@ -257,7 +259,7 @@ impl Thread {
                 self.kept.drop_connections(id);
             }
         }
-        heart.extend_connections(monotonic() + LEASE)?;
+        heart.extend_connections(LEASE)?;
         let epoch = self.kept.seal();
         (self.grace)()?;
         self.kept.reuse(epoch);
@@ -270,7 +272,10 @@ fn opened(rules: &RouterRules) -> Option<Place> {
 }
 
 fn failed(rules: &RouterRules, error: &io::Error) {
-    tracing::warn!("connections of router {} are not fast: conntrack does not answer: {error}", rules.rules.name);
+    tracing::warn!(
+        "connections of router {} are not fast: conntrack does not answer: {error}",
+        rules.rules.name
+    );
 }
 
 fn clock(heart: &Heart) -> Result<Clock> {
@@ -331,7 +336,11 @@ fn tell(kept: &mut Fast, router: RouterId, due: &Due, tracker: &mut Tracker, clo
     let refresh: Vec<_> = due
         .refresh
         .iter()
-        .map(|(_, protocol, tuple, timeout_s)| Refresh { protocol: *protocol, tuple: *tuple, timeout_s: *timeout_s })
+        .map(|(_, protocol, tuple, timeout_s)| Refresh {
+            protocol: *protocol,
+            tuple: *tuple,
+            timeout_s: *timeout_s,
+        })
         .collect();
     let done = tracker.refresh(&refresh)?;
     for ((id, ..), done) in due.refresh.iter().zip(done) {

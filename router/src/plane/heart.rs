@@ -1,6 +1,6 @@
 //! The heartbeat of a generation: how long it forwards without being confirmed again. Any thread may set it.
 
-use super::{Pace, RULES_DEADLINE, Words64};
+use super::{CONNECTIONS_DEADLINE, Pace, RULES_DEADLINE, Words64};
 use anyhow::{Context, Result};
 use libbpf_rs::libbpf_sys as sys;
 use std::{
@@ -36,6 +36,27 @@ impl Heart {
             if self.rules_outlast.load(Relaxed) { u64::MAX } else { deadline_jiffies },
         );
         Ok(())
+    }
+
+    /// Connections may bypass the rules for this time from now; zero: from now on they may not.
+    ///
+    /// # Errors
+    /// The kernel did not run the program that reads jiffies; the deadline is unchanged.
+    pub fn extend_connections(&self, time: Duration) -> Result<()> {
+        let (_, jiffies, hz) = self.jiffies()?;
+        let ticks = (time.as_secs_f64() * hz) as u64;
+        let deadline = if ticks == 0 { 0 } else { jiffies.saturating_add(ticks) };
+        self.control.store(CONNECTIONS_DEADLINE, deadline);
+        Ok(())
+    }
+
+    /// The time now: CLOCK_MONOTONIC, jiffies, and jiffies per second.
+    ///
+    /// # Errors
+    /// The kernel did not run the program that reads jiffies.
+    pub fn jiffies(&self) -> Result<(Duration, u64, f64)> {
+        let (now, jiffies) = self.clock()?;
+        Ok((now, jiffies, self.pace.hz(now, jiffies)))
     }
 
     /// Sets whether flow rules go on without a daemon.

@@ -8,6 +8,7 @@
 //! | `counters.rs` | counters and charges summed over CPUs |
 //! | `policy.rs` | watching for changes of policy; its map outlives a generation (`unsafe` lives here) |
 //! | `icmp_errors.rs` | destinations of ICMP errors from which Linux may learn |
+//! | `connections.rs` | connections that bypass the rules; their maps outlive a generation (`unsafe` lives here) |
 //! | `polls.rs` | counting the polls of queues (`unsafe` lives here) |
 //! | `backlog.rs` | whether each CPU keeps up with its queues |
 //! | `transmit.rs` | how full the rings are by which a core sends (`unsafe` lives here) |
@@ -32,6 +33,7 @@
 
 mod backlog;
 pub(crate) mod choices;
+pub mod connections;
 pub(crate) mod cores;
 mod counters;
 mod flow;
@@ -123,6 +125,7 @@ pub(crate) const PORT_SPLITS: u64 = 8;
 /// Words of `struct control`.
 const RULES_DEADLINE: usize = std::mem::offset_of!(types::control, rules_deadline_jiffies) / 8;
 const KEEP_DROPS: usize = std::mem::offset_of!(types::control, rules_keep_drops) / 8;
+const CONNECTIONS_DEADLINE: usize = std::mem::offset_of!(types::control, connections_deadline_jiffies) / 8;
 const SPLIT_MAP: usize = std::mem::offset_of!(types::control, split_map) / 8;
 const CORE_MAP: usize = std::mem::offset_of!(types::control, core_map) / 8;
 
@@ -176,7 +179,8 @@ impl Plane {
             let Some(maps) = maps else { return Ok(()) };
             open.maps.policy.reuse_fd(maps.marks.as_fd())?;
             open.maps.learned.reuse_fd(maps.learned.as_fd())?;
-            open.maps.learned_counts.reuse_fd(maps.learned_counts.as_fd())
+            open.maps.learned_counts.reuse_fd(maps.learned_counts.as_fd())?;
+            maps.connections.iter().try_for_each(|connections| connections.share(open))
         })
     }
 
@@ -512,6 +516,11 @@ fn share_tables(open: &mut abi::OpenMillraceSkel<'_>, plane: &Plane) -> Result<(
         (&mut theirs.policy, ours.policy.as_fd()),
         (&mut theirs.learned, ours.learned.as_fd()),
         (&mut theirs.learned_counts, ours.learned_counts.as_fd()),
+        (&mut theirs.connections, ours.connections.as_fd()),
+        (&mut theirs.connection_index, ours.connection_index.as_fd()),
+        (&mut theirs.connection_counts, ours.connection_counts.as_fd()),
+        (&mut theirs.candidates, ours.candidates.as_fd()),
+        (&mut theirs.connection_notes, ours.connection_notes.as_fd()),
         (&mut theirs.fib, ours.fib.as_fd()),
         (&mut theirs.fib_tails, ours.fib_tails.as_fd()),
         (&mut theirs.nexthops, ours.nexthops.as_fd()),
@@ -526,6 +535,10 @@ fn share_tables(open: &mut abi::OpenMillraceSkel<'_>, plane: &Plane) -> Result<(
         (&mut theirs.split_cores, ours.split_cores.as_fd()),
     ] {
         map.reuse_fd(fd).context("sharing a map with another program")?;
+    }
+    if let (Some(constants), Some(ours)) = (theirs.rodata_data.as_deref_mut(), ours.rodata_data) {
+        constants.connection_mask = ours.connection_mask;
+        constants.connection_seed = ours.connection_seed;
     }
     Ok(())
 }

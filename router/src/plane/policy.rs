@@ -7,6 +7,7 @@
 
 use super::{
     MAX_ROUTERS, Mapping, Words64,
+    connections::ConnectionMaps,
     icmp_errors::{ErrorNotes, IcmpErrors, RouterErrors},
 };
 use crate::linux::{
@@ -96,6 +97,8 @@ pub struct PlaneMaps {
     pub learned: MapHandle,
     /// The number of ICMP errors of each router since the last look.
     pub learned_counts: MapHandle,
+    /// Connections that bypass the rules, if there may be any.
+    pub connections: Option<ConnectionMaps>,
 }
 
 impl PlaneMaps {
@@ -106,6 +109,7 @@ impl PlaneMaps {
             marks: MapHandle::try_from(&self.marks)?,
             learned: MapHandle::try_from(&self.learned)?,
             learned_counts: MapHandle::try_from(&self.learned_counts)?,
+            connections: self.connections.as_ref().map(ConnectionMaps::try_clone).transpose()?,
         })
     }
 }
@@ -182,11 +186,11 @@ impl Policy {
     }
 
     /// Watches settings and legacy iptables, of no namespace yet. `waker` is used after each change. With
-    /// `marks_at_exit`, all routers are marked when this process ends.
+    /// `marks_at_exit`, all routers are marked when this process ends. `connections`: the most that may bypass the rules.
     ///
     /// # Errors
     /// The kernel refuses the maps.
-    pub fn start(waker: Waker, marks_at_exit: bool) -> Result<Policy> {
+    pub fn start(waker: Waker, marks_at_exit: bool, connections: usize) -> Result<Policy> {
         let mut storage = MaybeUninit::uninit();
         let skel = load(&mut storage, None, Which::None)?;
         let map = |map: &libbpf_rs::MapMut<'_>| MapHandle::try_from(map).context("keeping a map of policy");
@@ -195,6 +199,7 @@ impl Policy {
                 marks: map(&skel.maps.policy)?,
                 learned: map(&skel.maps.learned)?,
                 learned_counts: map(&skel.maps.learned_counts)?,
+                connections: connection_maps(connections),
             },
             slots: map(&skel.maps.policy_slots)?,
             cookies: map(&skel.maps.policy_cookies)?,
@@ -423,6 +428,16 @@ impl Policy {
     fn word(&self, slot: Slot, word: usize) -> &AtomicU64 {
         &self.slots.as_slice()[slot as usize * SLOT_WORDS + word]
     }
+}
+
+/// The maps for so many connections. Without them, all connections stay with Linux.
+fn connection_maps(pairs: usize) -> Option<ConnectionMaps> {
+    if pairs == 0 {
+        return None;
+    }
+    ConnectionMaps::new(pairs)
+        .inspect_err(|error| tracing::warn!("connections cannot bypass firewall rules: {error:#}"))
+        .ok()
 }
 
 /// The program to load.

@@ -74,6 +74,10 @@ pub enum Step {
         to: u8,
         pair: u64,
     },
+    /// Its row, if it is of a connection that bypasses the rules.
+    Connection {
+        row: Option<u32>,
+    },
     /// `None`: its worker got it.
     Path {
         path: PathId,
@@ -108,6 +112,7 @@ impl Step {
             14 => Step::Verdict { reason: Reason::from_abi(a32), action: b32 },
             15 => Step::Path { path: a as PathId, why: Reason::from_abi(b32) },
             16 => Step::Rules { from: a as u8, to: (a >> 8) as u8, pair: b },
+            17 => Step::Connection { row: a32.checked_sub(1) },
             other => Step::Unknown(other),
         }
     }

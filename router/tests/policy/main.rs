@@ -88,7 +88,7 @@ struct Bed {
 impl Bed {
     fn new() -> Bed {
         let waker = Waker::new().unwrap();
-        let mut policy = Policy::start(waker.clone(), false).unwrap_or_else(|e| panic!("{e:#}"));
+        let mut policy = Policy::start(waker.clone(), false, 0).unwrap_or_else(|e| panic!("{e:#}"));
         assert_eq!(policy.unseen(), [""; 0]);
         let (red, blue) = (Named::new("red"), Named::new("blue"));
         let places = [NamespaceRef::own().unwrap(), red.place(), blue.place()];
@@ -479,7 +479,7 @@ impl Drop for Running {
 
 /// The child of the test below: it acts as the daemon, leaves pins in this directory, and waits.
 fn be_the_daemon(pins: &Path) {
-    let mut policy = Policy::start(Waker::new().unwrap(), true).unwrap();
+    let mut policy = Policy::start(Waker::new().unwrap(), true, 0).unwrap();
     assert_eq!(policy.unseen(), [""; 0]);
     let mut map = MapHandle::try_from(policy.map().unwrap()).unwrap();
     map.pin(pins.join("marks")).unwrap();

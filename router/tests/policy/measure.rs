@@ -694,7 +694,7 @@ fn cost_of_a_packet() {
         for n in 0..2 {
             run(&format!("ip link add p{n} type veth peer name q{n}"));
         }
-        let policy = Policy::start(Waker::new().unwrap(), false).unwrap();
+        let policy = Policy::start(Waker::new().unwrap(), false, 0).unwrap();
         let (plane, _tables) = loaded_watched(policy.plane_maps());
         let input = ifindex("p0");
         let frames = [Frame::udp4(A, "10.0.1.9", "10.0.2.9"), Frame::udp6(A, "fd00:1::9", "fd00:2::9")];

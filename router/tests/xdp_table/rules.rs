@@ -42,7 +42,7 @@ fn grouped() -> World {
 }
 
 fn set(w: &mut World, v4: Option<Arc<PairTable>>, v6: Option<Arc<PairTable>>) {
-    w.apply([Op::Rules { router: 0, tables: [v4, v6] }]);
+    w.apply([Op::Rules { router: 0, tables: [v4, v6], generation: 0 }]);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use logic::{
     reason::Reason,
     tables::Tables,
 };
-use router::plane::{Charge, MappedMemory, Plane, Settings};
+use router::plane::{Charge, MappedMemory, Plane, Settings, connections::ConnectionMaps};
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 pub const A: Mac = Mac([2, 0, 0, 0, 0, 1]);
@@ -113,6 +113,17 @@ impl World {
 
     /// Each port has this many RX queues.
     pub fn with_queues(settings: Settings, queues: u32) -> World {
+        World::around(queues, || Plane::load(settings).unwrap())
+    }
+
+    /// With the maps of connections.
+    pub fn with_connections(settings: Settings, maps: &ConnectionMaps) -> World {
+        World::around(1, || {
+            Plane::load_changed(settings, |open| maps.share(open)).unwrap_or_else(|e| panic!("{e:#}"))
+        })
+    }
+
+    fn around(queues: u32, load: impl FnOnce() -> Plane) -> World {
         for (port, peer) in [("p0", "q0"), ("p1", "q1")] {
             run(&format!(
                 "ip link add {port} numrxqueues {queues} numtxqueues {queues} type veth peer name {peer} \
@@ -120,7 +131,7 @@ impl World {
             ));
         }
         let port = [ifindex("p0"), ifindex("p1")];
-        let plane = Plane::load(settings).unwrap();
+        let plane = load();
         plane.confirm_until(Duration::from_secs(1 << 32)).unwrap();
         for (id, ifindex) in (0..).zip(port) {
             plane.set_port(id, ifindex, true, true).unwrap();

@@ -1,9 +1,13 @@
 //! Which connections can bypass the rules.
 
 use super::*;
-use crate::firewall::{
-    connection::{Admission, Consent, Refusal, STEPS_PER_S, Seen, Special, Tracked, Way},
-    ruleset::Firewall,
+use crate::{
+    connections::{
+        admission::{Admission, Consent, Refusal, STEPS_PER_S},
+        note::ConnectionNote,
+        tracked::{Special, Tracked, Way},
+    },
+    firewall::ruleset::Firewall,
 };
 
 const TCP_ESTABLISHED: u8 = 3;
@@ -20,13 +24,17 @@ fn tracked(protocol: u8) -> Tracked {
     }
 }
 
+fn noted(protocol: u8, tuple: Tuple) -> ConnectionNote {
+    ConnectionNote { router: 0, version: Version::V4, protocol, tuple, ingress: 1, egress: 2 }
+}
+
 fn admission(rules: Ruleset, consent: Consent) -> Admission {
     Admission::new(Arc::new(Firewall { rules, ..Firewall::default() }), consent)
 }
 
 /// The decision after a packet that the client has sent.
 fn decide(rules: &Ruleset, consent: Consent, tracked: &Tracked) -> Result<[Way; 2], Refusal> {
-    let seen = Seen { version: Version::V4, protocol: tracked.protocol, tuple: tracked.tuples[0] };
+    let seen = noted(tracked.protocol, tracked.tuples[0]);
     let devices = [&device(2, "lan"), &device(3, "wan")];
     admission(rules.clone(), consent).admit(&seen, tracked, devices).map(|ways| ways.0)
 }
@@ -49,7 +57,7 @@ fn both_directions_are_translated_as_linux_does() {
     let udp = tracked(UDP);
     assert_eq!(decide(&stateful(), Consent::Udp, &udp), Ok([there, back]));
     // An answer was seen first.
-    let seen = Seen { version: Version::V4, protocol: UDP, tuple: back.arrives };
+    let seen = noted(UDP, back.arrives);
     let devices = [&device(3, "wan"), &device(2, "lan")];
     let ways = admission(stateful(), Consent::Udp).admit(&seen, &udp, devices).unwrap();
     assert_eq!(ways.0, [back, there]);
@@ -60,7 +68,7 @@ fn both_directions_are_translated_as_linux_does() {
     };
     assert_eq!(decide(&stateful(), Consent::Udp, &udp), Ok([back, there]));
     // A packet of another connection
-    let other = Seen { version: Version::V4, protocol: UDP, tuple: tuple("10.0.0.3:5000", "192.0.2.1:80") };
+    let other = noted(UDP, tuple("10.0.0.3:5000", "192.0.2.1:80"));
     let refused = admission(stateful(), Consent::Udp).admit(&other, &udp, devices);
     assert_eq!(refused, Err(Refusal::Unknown));
 }
@@ -122,7 +130,7 @@ fn proofs_take_a_bounded_time() {
     let mut all = (0..=u16::MAX).map(|port| {
         let mut udp = tracked(UDP);
         udp.tuples.iter_mut().for_each(|tuple| tuple.source_port = port);
-        let seen = Seen { version: Version::V4, protocol: UDP, tuple: udp.tuples[0] };
+        let seen = noted(UDP, udp.tuples[0]);
         admission.admit(&seen, &udp, devices)
     });
     let admitted = all.by_ref().take_while(Result::is_ok).count();
@@ -130,6 +138,6 @@ fn proofs_take_a_bounded_time() {
     assert!(all.take(10).all(|result| result == Err(Refusal::Busy)));
     admission.renew();
     let udp = tracked(UDP);
-    let seen = Seen { version: Version::V4, protocol: UDP, tuple: udp.tuples[0] };
+    let seen = noted(UDP, udp.tuples[0]);
     assert!(admission.admit(&seen, &udp, devices).is_ok());
 }

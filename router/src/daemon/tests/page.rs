@@ -76,6 +76,7 @@ fn the_page_of_the_api_has_all_fields_and_no_others() {
         add::<RouterReport>,
         add::<InterfaceReport>,
         add::<FirewallReport>,
+        add::<ConnectionReport>,
         add::<RouteReport>,
         add::<VerifyReport>,
         add::<ExplainRequest>,

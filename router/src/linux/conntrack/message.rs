@@ -12,9 +12,9 @@ use crate::linux::netlink::{
     INET, INET6,
     wire::{self, Message, Request},
 };
-use logic::firewall::{
-    connection::{Special, Tracked, is_supported},
-    traffic::{TCP, Tuple},
+use logic::{
+    connections::tracked::{Special, Tracked, is_supported},
+    firewall::traffic::{TCP, Tuple},
 };
 use std::net::IpAddr;
 

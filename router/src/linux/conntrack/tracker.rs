@@ -13,9 +13,9 @@ use crate::linux::netlink::{
     socket::{self, LARGEST_BATCH, Socket},
     wire::{self, Message, Request},
 };
-use logic::firewall::{
-    connection::Tracked,
-    traffic::{TCP, Tuple},
+use logic::{
+    connections::tracked::Tracked,
+    firewall::traffic::{TCP, Tuple},
 };
 use std::io;
 

@@ -12,11 +12,13 @@
 //! the kernel plane notes it again.
 
 use super::{
-    connection::{Admission, ConnectionNote, Consent, Refusal, Tracked, Ways},
-    traffic::{TCP, Tuple},
+    admission::{Admission, Consent, Refusal},
+    note::ConnectionNote,
+    tracked::{Tracked, Way, Ways},
 };
 use crate::{
     fib::Epoch,
+    firewall::traffic::{TCP, Tuple},
     mirror::ConnectionRules,
     plan::RouterId,
     tables::connections::{Connection, ConnectionKey, ConnectionMemory, ConnectionTable, OneWay, PairId},
@@ -145,7 +147,7 @@ impl<M: ConnectionMemory> Kept<M> {
 
     fn drop_all(&mut self, router: Option<Router>) {
         let all = router.into_iter().flat_map(|router| router.all.into_keys());
-        all.for_each(|id| drop(self.table.remove(id)));
+        all.for_each(|id| _ = self.table.remove(id));
     }
 
     /// The routers whose connections may be fast.
@@ -192,12 +194,8 @@ impl<M: ConnectionMemory> Kept<M> {
             return Err(Refusal::TooNew);
         }
         let [there, back] = ways.0;
-        let one_way = |way: super::connection::Way, ingress, egress| OneWay {
-            arrives: way.arrives,
-            leaves: way.leaves,
-            ingress,
-            egress,
-        };
+        let one_way =
+            |way: Way, ingress, egress| OneWay { arrives: way.arrives, leaves: way.leaves, ingress, egress };
         let connection = Connection {
             router: note.router,
             protocol: note.protocol,
@@ -235,15 +233,18 @@ impl<M: ConnectionMemory> Kept<M> {
 
     /// Linux has forgotten a connection.
     pub fn destroyed(&mut self, router: RouterId, protocol: u8, tuples: &[Tuple; 2]) {
-        let ids: Vec<_> =
-            tuples.iter().filter_map(|t| self.table.find(&key(router, protocol, *t))).map(|(id, _)| id).collect();
+        let ids: Vec<_> = tuples
+            .iter()
+            .filter_map(|t| self.table.find(&key(router, protocol, *t)))
+            .map(|(id, _)| id)
+            .collect();
         ids.into_iter().for_each(|id| self.remove(router, id));
     }
 
     /// Any connection of the router may have ended: reports were lost, or a setting has changed.
     pub fn drop_connections(&mut self, router: RouterId) {
         let all = self.routers.get_mut(&router).map(|router| std::mem::take(&mut router.all));
-        all.into_iter().flatten().for_each(|(id, _)| drop(self.table.remove(id)));
+        all.into_iter().flatten().for_each(|(id, _)| _ = self.table.remove(id));
     }
 
     fn remove(&mut self, router: RouterId, id: PairId) {
@@ -258,7 +259,8 @@ impl<M: ConnectionMemory> Kept<M> {
         for (id_of_router, router) in &mut self.routers {
             let mut of_router = Due::default();
             for (id, one) in &mut router.all {
-                if self.table.ended(*id) || !one.look(*id, self.table.counts(*id), clock.now, &mut of_router) {
+                if self.table.ended(*id) || !one.look(*id, self.table.counts(*id), clock.now, &mut of_router)
+                {
                     over.push((*id_of_router, *id));
                 }
             }

@@ -1,15 +1,13 @@
-//! Connections: decides which of those that conntrack tracks can bypass the rules.
-//!
-//! Rules of a stateful firewall accept the later packets of a connection, and NAT translates them all alike. If the rules
-//! provably accept all later packets of both directions, the kernel plane can forward them, NAT included. The first
-//! packets, and all with SYN, FIN or RST, stay with Linux.
-//!
-//! Linux then no longer compares TCP's sequence numbers with the window of the connection. So TCP needs [`Consent`].
+//! Decides whether a connection can be fast.
 
 use super::{
+    note::ConnectionNote,
+    tracked::{Special, Tracked, Ways, is_supported},
+};
+use crate::firewall::{
     prove::{Obstacle, Proof, Prover},
     ruleset::Firewall,
-    traffic::{ASSURED, Device, Direction, SEEN_REPLY, Scope, TCP, Traffic, Tuple, UDP, Version},
+    traffic::{ASSURED, Device, Direction, SEEN_REPLY, Scope, TCP, Traffic, Version},
 };
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -23,36 +21,6 @@ pub const STEPS_PER_S: u32 = 1_000_000;
 const MOST_KEPT: usize = 4096;
 /// `TCP_CONNTRACK_ESTABLISHED`
 const ESTABLISHED: u8 = 3;
-
-/// A connection as conntrack has it (`ctnetlink`).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tracked {
-    /// The packets as they arrive: those of the original direction, then the replies.
-    pub tuples: [Tuple; 2],
-    /// IP protocol.
-    pub protocol: u8,
-    /// `IPS_*`
-    pub status: u32,
-    /// `TCP_CONNTRACK_*`; `None`: not TCP.
-    pub tcp_state: Option<u8>,
-    /// Seconds until Linux forgets it, rounded down.
-    pub expires_s: u32,
-    /// What only Linux can do with its packets; `None`: nothing.
-    pub special: Option<Special>,
-}
-
-/// Properties of connections that only Linux can handle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Special {
-    /// A helper reads its packets (`CTA_HELP`).
-    Helper,
-    /// Sequence numbers are shifted (`CTA_SEQ_ADJ_ORIG`, `CTA_SEQ_ADJ_REPLY`).
-    SequenceShift,
-    /// `CTA_SYNPROXY`
-    SynProxy,
-    /// `CTA_ZONE`, other than 0, also of one direction only.
-    Zone,
-}
 
 /// Which connections may bypass the rules, if these accept all their packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -88,6 +56,8 @@ pub enum Refusal {
     Counted,
     /// There is no room for another one.
     Full,
+    /// Millrace cannot ask Linux about connections of this namespace.
+    Unasked,
 }
 
 impl Refusal {
@@ -125,66 +95,8 @@ impl fmt::Display for Refusal {
                 "Linux counts packets of connections, and Millrace cannot (net.netfilter.nf_conntrack_acct = 1)"
             }
             Refusal::Full => "there is no room for more connections",
+            Refusal::Unasked => "conntrack of its namespace does not answer (see the log)",
         })
-    }
-}
-
-/// A packet of a connection that went to Linux because of rules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Seen {
-    pub version: Version,
-    /// IP protocol.
-    pub protocol: u8,
-    /// As it arrived.
-    pub tuple: Tuple,
-}
-
-/// The two directions of a connection that can be fast: first that of the packet that was seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ways(pub [Way; 2]);
-
-/// One direction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Way {
-    pub arrives: Tuple,
-    pub leaves: Tuple,
-}
-
-impl Tuple {
-    /// The tuple of answers.
-    pub fn reversed(self) -> Tuple {
-        Tuple {
-            source: self.destination,
-            destination: self.source,
-            source_port: self.destination_port,
-            destination_port: self.source_port,
-        }
-    }
-}
-
-impl Tracked {
-    /// How packets of both directions are forwarded, first those like `seen`; `None`: it is another connection's packet.
-    pub fn ways(&self, seen: &Tuple) -> Option<Ways> {
-        let way = |arrives: Tuple, back: Tuple| Way { arrives, leaves: back.reversed() };
-        let [original, reply] = self.tuples;
-        let ways = [way(original, reply), way(reply, original)];
-        match (original == *seen, reply == *seen) {
-            (true, _) => Some(Ways(ways)),
-            (_, true) => Some(Ways([ways[1], ways[0]])),
-            _ => None,
-        }
-    }
-
-    /// Has the connection come so far that Linux treats all its later packets alike?
-    pub fn is_ready(&self) -> Result<(), Refusal> {
-        if let Some(special) = self.special {
-            return Err(Refusal::Special(special));
-        }
-        if self.protocol == TCP && self.tcp_state != Some(ESTABLISHED) {
-            return Err(Refusal::NotEstablished);
-        }
-        let both = SEEN_REPLY | ASSURED;
-        if self.status & both == both { Ok(()) } else { Err(Refusal::TooNew) }
     }
 }
 
@@ -207,23 +119,28 @@ impl Admission {
         self.steps_left = STEPS_PER_S;
     }
 
-    /// Decides about a connection whose packets `seen` came in by the first device and left by the second. Answers must take
+    /// Decides about a connection whose packets `note` came in by the first device and left by the second. Answers must take
     /// the same devices.
-    pub fn admit(&mut self, seen: &Seen, tracked: &Tracked, devices: [&Device; 2]) -> Result<Ways, Refusal> {
-        if !matches!(seen.protocol, TCP | UDP) || tracked.protocol != seen.protocol {
+    pub fn admit(
+        &mut self,
+        note: &ConnectionNote,
+        tracked: &Tracked,
+        devices: [&Device; 2],
+    ) -> Result<Ways, Refusal> {
+        if !is_supported(note.protocol) || tracked.protocol != note.protocol {
             return Err(Refusal::Unknown);
         }
-        let ways = tracked.ways(&seen.tuple).ok_or(Refusal::Unknown)?;
+        let ways = tracked.ways(&note.tuple).ok_or(Refusal::Unknown)?;
         tracked.is_ready()?;
-        let is_reply = tracked.tuples[0] != seen.tuple;
+        let is_reply = tracked.tuples[0] != note.tuple;
         let [from, to] = devices;
-        let there = self.prove(seen.version, tracked, is_reply, [from, to])?;
-        let back = self.prove(seen.version, tracked, !is_reply, [to, from])?;
+        let there = self.prove(note.version, tracked, is_reply, [from, to])?;
+        let back = self.prove(note.version, tracked, !is_reply, [to, from])?;
         if there.holds_ms.is_some() || back.holds_ms.is_some() {
             return Err(Refusal::Expiring);
         }
         let has_table = !there.flow_tables.is_empty() && !back.flow_tables.is_empty();
-        if seen.protocol == TCP && self.consent != Consent::All && !has_table {
+        if note.protocol == TCP && self.consent != Consent::All && !has_table {
             return Err(Refusal::NoConsent);
         }
         Ok(ways)
@@ -255,15 +172,25 @@ impl Admission {
         if let Some(Ok(proof)) = self.kept.get(&key) {
             return Ok(proof.clone());
         }
-        let direction = Direction {
-            protocol: tracked.protocol,
-            reply,
-            tuples: tracked.tuples,
-            status: tracked.status,
-        };
+        let direction =
+            Direction { protocol: tracked.protocol, reply, tuples: tracked.tuples, status: tracked.status };
         let one = traffic(Scope::Connection(Box::new(direction)));
         let (proof, steps) = prover.prove(&one, MOST_STEPS);
         self.steps_left = self.steps_left.saturating_sub(steps.max(1));
         proof.map_err(Refusal::Ruled)
+    }
+}
+
+impl Tracked {
+    /// Has the connection come so far that Linux treats all its later packets alike?
+    pub fn is_ready(&self) -> Result<(), Refusal> {
+        if let Some(special) = self.special {
+            return Err(Refusal::Special(special));
+        }
+        if self.protocol == TCP && self.tcp_state != Some(ESTABLISHED) {
+            return Err(Refusal::NotEstablished);
+        }
+        let both = SEEN_REPLY | ASSURED;
+        if self.status & both == both { Ok(()) } else { Err(Refusal::TooNew) }
     }
 }

@@ -1,0 +1,348 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
+/*
+ * Connections that conntrack tracks and that all rules accept (logic::firewall::connection). Their packets bypass rules and
+ * conntrack, and are translated as by nf_nat. Packets that may change the state of a connection go to the kernel, and so do
+ * all that is_plain() refuses.
+ *
+ * Packets of routers without ROUTER_CONNECTIONS pay one test of a flag. The separate functions keep the registers that they
+ * take out of the path of other packets, and the verifier checks each of them once.
+ */
+#pragma once
+
+#define TCP_FLAGS	13	/* the byte of a TCP header that holds the flags */
+#define TCP_STATE_FLAGS	0x07	/* FIN, SYN, RST: conntrack changes its state */
+#define TCP_ACK		0x10
+#define TCP_CHECKSUM	16
+#define UDP_LENGTH	4
+#define UDP_CHECKSUM	6
+
+#define NEW_DESTINATION	2	/* connection.translated: of the destination, maybe of the source, too */
+
+/* The first part of struct connection: the packets of one direction. */
+struct connection_key {
+	__u64 source[2], destination[2];
+	__u32 ports;
+	__u32 rest;	/* protocol, router, version and 0, as they lie in struct connection */
+};
+
+/* logic::hash::connection computes the same. */
+static __always_inline __u64 connection_hash(const struct connection_key *key)
+{
+	__u64 h = connection_seed;
+
+	if (key->rest >> 16) {
+		h = mix(h ^ key->source[0]);
+		h = mix(h ^ key->source[1]);
+		h = mix(h ^ key->destination[0]);
+		h = mix(h ^ key->destination[1]);
+	} else {
+		h = mix(h ^ (key->source[0] | key->destination[0] << 32));
+	}
+	return mix(h ^ (key->ports | (__u64)key->rest << 32));
+}
+
+/*
+ * Reads the key of a plain packet of TCP or UDP. Returns its header of TCP or UDP, or NULL. `offset`: of the IP header, and
+ * bit 31 for IPv6.
+ */
+static __always_inline const __u8 *
+read_key(struct xdp_md *ctx, __u32 router, __u32 offset, struct connection_key *key)
+{
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	__u32 bytes, protocol;
+	const __u8 *header;
+
+	if (offset >> 31) {
+		const struct ipv6 *ip = data + (offset & 0xff);
+
+		if ((void *)(ip + 1) > end)
+			return NULL;
+		key->source[0] = ip->source[0];
+		key->source[1] = ip->source[1];
+		key->destination[0] = ip->destination[0];
+		key->destination[1] = ip->destination[1];
+		bytes = bpf_ntohs(ip->payload_length);
+		protocol = ip->next_header;
+		header = (void *)(ip + 1);
+	} else {
+		const struct ipv4 *ip = data + (offset & 0xff);
+
+		if ((void *)(ip + 1) > end || ip->fragment & bpf_htons(IPV4_FRAGMENT))
+			return NULL;
+		key->source[0] = ip->source;
+		key->destination[0] = ip->destination;
+		key->source[1] = key->destination[1] = 0;
+		bytes = bpf_ntohs(ip->total_length) - IPV4_BYTES;
+		protocol = ip->protocol;
+		header = (void *)(ip + 1);
+	}
+	if ((protocol != IPPROTO_TCP && protocol != IPPROTO_UDP) || !is_plain(header, end, bytes, protocol))
+		return NULL;
+	/* udp_error() of conntrack refuses other lengths. is_plain() has checked this room; the verifier forgets it. */
+	if ((const void *)(header + UDP_BYTES) > end)
+		return NULL;
+	if (protocol == IPPROTO_UDP) {
+		__u32 length = bpf_ntohs(*(const __be16 *)(header + UDP_LENGTH));
+
+		if (length < UDP_BYTES || length > bytes)
+			return NULL;
+	}
+	key->ports = *(const __u32 *)header;
+	key->rest = protocol | (router & 0xff) << 8 | offset >> 31 << 16;
+	return header;
+}
+
+static __always_inline bool has_key(const struct connection *c, const struct connection_key *key)
+{
+	/* The byte behind these three is `translated`. */
+	return c->ports == key->ports && (*(const __u32 *)&c->protocol & 0xffffff) == key->rest &&
+	       c->source[0] == key->source[0] && c->source[1] == key->source[1] &&
+	       c->destination[0] == key->destination[0] && c->destination[1] == key->destination[1];
+}
+
+/* The row + 1, or 0. Sets *full if the key may be in the other bucket. */
+static __always_inline __u32
+search_connections(__u32 bucket, __u32 tag, const struct connection_key *key, bool *full)
+{
+	const struct connection_bucket *b = ROW(connection_index, bucket);
+
+	if (!b)
+		return 0;
+	*full = true;
+	for (int i = 0; i < CONNECTION_WAYS; i++) {
+		__u64 slot = *(volatile const __u64 *)&b->slot[i];
+		const struct connection *c;
+
+		if (!slot)
+			*full = false;
+		else if (slot >> 32 == tag && (c = ROW(connections, (__u32)slot - 1)) && has_key(c, key))
+			return slot;
+	}
+	return 0;
+}
+
+static __always_inline bool is_valid(const struct connection *c, __u32 router, __u32 ingress)
+{
+	const struct firewall *f = ROW(firewalls, router);
+	const struct control *control_row = ROW(control, 0);
+	__u64 now = bpf_jiffies64();
+
+	if (!f || !control_row)
+		return false;
+	__u64 generation = *(volatile const __u64 *)&f->generation;
+
+	return generation && c->generation == generation && c->ingress == ingress &&
+	       now < *(volatile const __u64 *)&c->until &&
+	       now < *(volatile const __u64 *)&control_row->connections_deadline_jiffies &&
+	       !*(volatile const __u64 *)&c->ended;
+}
+
+/* Packets of both directions go to the kernel from now on. */
+static __always_inline void end_connection(__u32 row)
+{
+	struct connection *one = ROW(connections, row), *other = ROW(connections, row ^ 1);
+
+	if (one)
+		*(volatile __u64 *)&one->ended = 1;
+	if (other)
+		*(volatile __u64 *)&other->ended = 1;
+}
+
+/*
+ * The row + 1 of the packet's connection, or 0. `place`: the router, and its ingress interface in bits 16..31. `offset`: as
+ * in read_key(). A packet that may change the state of the connection has none, and ends it. It ends it even if the row is
+ * not valid for this packet, because conntrack looks only at what the key holds.
+ */
+__noinline __u32 find_connection(struct xdp_md *ctx, __u32 place, __u32 offset, __u32 explain)
+{
+	struct connection_key key;
+	bool full = false;
+	const __u8 *header = read_key(ctx, place, offset, &key);
+	__u8 flags = TCP_ACK;
+
+	if (!header)
+		return 0;
+	if ((key.rest & 0xff) == IPPROTO_TCP) {
+		if ((const void *)(header + TCP_BYTES) > (void *)(long)ctx->data_end)
+			return 0;
+		flags = header[TCP_FLAGS];
+	}
+	__u64 hash = connection_hash(&key);
+	__u32 bucket = hash >> 32 & connection_mask;
+	__u32 row = search_connections(bucket, hash, &key, &full);
+
+	if (!row && full)
+		row = search_connections((bucket ^ 1) & connection_mask, hash, &key, &full);
+	if (!row)
+		return 0;
+	if (flags & TCP_STATE_FLAGS) {
+		if (!explain)
+			end_connection(row - 1);
+		return 0;
+	}
+	const struct connection *c = ROW(connections, row - 1);
+
+	return c && flags & TCP_ACK && is_valid(c, place & 0xff, place >> 16) ? row : 0;
+}
+
+static __always_inline bool has_new_destination(const struct packet *p)
+{
+	return p->translated == NEW_DESTINATION;
+}
+
+/* Finds the packet's connection, and with it the destination by which it is routed. `version`: 0 for IPv4, 1 for IPv6. */
+static __always_inline void
+look_for_connection(struct packet *p, const struct router *router, __u32 version, struct address *destination)
+{
+	const struct connection *c;
+
+	if (!(*(volatile const __u32 *)&router->flags & ROUTER_CONNECTIONS))
+		return;
+	p->connection = find_connection(p->ctx, p->router | (__u32)p->interface << 16, p->ip_offset | version << 31,
+					p->explain);
+	trace_step(p, TRACE_CONNECTION, p->connection, 0);
+	if (!p->connection || !(c = ROW(connections, p->connection - 1)))
+		return;
+	p->translated = c->translated;
+	if (!has_new_destination(p))
+		return;
+	destination->lo = c->new_destination[0];
+	destination->hi = c->new_destination[1];
+	p->queue_nexthop = 0;	/* found by the old one */
+}
+
+static __always_inline bool is_due(__u32 count)
+{
+	return (count <= 64 && !(count & 7)) || !(count & 4095);
+}
+
+/*
+ * Counts a packet that goes to the kernel because of rules, and notes its connection after some packets. `place`: as above.
+ * `egress_cpu`: the egress interface, and the CPU in the upper half. A row of `candidates` belongs to the last connection
+ * that had a packet there. Connections count from 1 again under new rules.
+ */
+__noinline int note_connection(struct xdp_md *ctx, __u32 place, __u32 egress_cpu, __u32 offset)
+{
+	const struct firewall *f = ROW(firewalls, place & 0xff);
+	struct connection_key key;
+	const __u8 *header = read_key(ctx, place, offset, &key);
+
+	if (!header || !f)
+		return 0;
+	if ((key.rest & 0xff) == IPPROTO_TCP && ((const void *)(header + TCP_BYTES) > (void *)(long)ctx->data_end ||
+						 (header[TCP_FLAGS] & (TCP_STATE_FLAGS | TCP_ACK)) != TCP_ACK))
+		return 0;
+	__u64 hash = mix(connection_hash(&key) ^ *(volatile const __u64 *)&f->generation);
+	__u64 *candidate = ROW(candidates, (egress_cpu >> 16) * CANDIDATES + ((__u32)hash & (CANDIDATES - 1)));
+	__u64 *noted = ROW(connection_counts, place & 0xff);
+
+	if (!candidate || !noted)
+		return 0;
+	__u32 count = *candidate >> 32 == hash >> 32 ? (__u32)*candidate + 1 : 1;
+
+	*candidate = hash >> 32 << 32 | count;
+	if (!count || !is_due(count) || __sync_fetch_and_add(noted, 1) >= CONNECTION_NOTES)
+		return 0;
+	struct connection_note note = {
+		.source = { key.source[0], key.source[1] },
+		.destination = { key.destination[0], key.destination[1] },
+		.ports = key.ports,
+		.protocol = key.rest,
+		.router = key.rest >> 8,
+		.version = key.rest >> 16,
+		.ingress = place >> 16,
+		.egress = egress_cpu,
+	};
+	bpf_ringbuf_output(&connection_notes, &note, sizeof(note), 0);
+	return 0;
+}
+
+/* Must Linux apply its rules to the packet? Those of a fast connection accept it, on the way that the proof is about. */
+static __always_inline bool rules_decide(const struct packet *p, const struct router *router, __u32 version)
+{
+	const struct connection *c = p->connection ? ROW(connections, p->connection - 1) : NULL;
+
+	if (c ? c->egress == p->out->interface : !rules_may_affect(p, router, version))
+		return false;
+	if (!p->explain && *(volatile const __u32 *)&router->flags & ROUTER_CONNECTIONS)
+		note_connection(p->ctx, p->router | (__u32)p->interface << 16, p->out->interface | p->cpu << 16,
+				p->ip_offset | version << 31);
+	return true;
+}
+
+/*
+ * Adds to a checksum the ones' complement sum of ~old and new words (RFC 1624). Of the two forms of 0 the result is always
+ * 0, never 0xffff, as that of csum_replace4 and inet_proto_csum_replace4.
+ */
+static __always_inline __u16 replaced(__u16 checksum, __u16 change)
+{
+	__u32 sum = 0xffff + (__u16)~checksum + change;
+
+	sum = (sum >> 16) + (sum & 0xffff);
+	sum = (sum >> 16) + (sum & 0xffff);
+	return ~sum;
+}
+
+/* As tcp_manip_pkt and udp_manip_pkt of nf_nat. A UDP packet without a checksum gets none. */
+static __always_inline void translate_header(__u8 *header, const void *end, const struct connection *c)
+{
+	__u16 *checksum;
+
+	if ((const void *)(header + UDP_BYTES) > end)
+		return;
+	if (c->protocol == IPPROTO_UDP) {
+		checksum = (__u16 *)(header + UDP_CHECKSUM);
+		if (*checksum) {
+			__u16 new = replaced(*checksum, c->sum);
+
+			*checksum = new ? new : 0xffff;	/* CSUM_MANGLED_0 */
+		}
+	} else {
+		checksum = (__u16 *)(header + TCP_CHECKSUM);
+		if ((const void *)(header + TCP_BYTES) > end)
+			return;
+		*checksum = replaced(*checksum, c->sum);
+	}
+	*(__u32 *)header = c->new_ports;
+}
+
+/*
+ * Counts a packet that leaves, and translates it. find_connection() has checked that its headers are there. `row`: + 1.
+ * `offset`: as in read_key(), of the packet as it leaves. `bytes`: of the IP packet; 0: it is not counted. One direction of
+ * a connection is on one core, except for the moments in which it moves, so the counts need no atomics.
+ */
+__noinline int translate(struct xdp_md *ctx, __u32 row, __u32 offset, __u32 bytes)
+{
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	struct connection *c = ROW(connections, row - 1);
+
+	if (!c)
+		return 0;
+	if (bytes) {
+		c->packets++;
+		c->bytes += bytes;
+	}
+	if (!c->translated)
+		return 0;
+	if (offset >> 31) {
+		struct ipv6 *ip = data + (offset & 0xff);
+
+		if ((void *)(ip + 1) > end)
+			return 0;
+		ip->source[0] = c->new_source[0];
+		ip->source[1] = c->new_source[1];
+		ip->destination[0] = c->new_destination[0];
+		ip->destination[1] = c->new_destination[1];
+		translate_header((void *)(ip + 1), end, c);
+	} else {
+		struct ipv4 *ip = data + (offset & 0xff);
+
+		if ((void *)(ip + 1) > end)
+			return 0;
+		ip->source = c->new_source[0];
+		ip->destination = c->new_destination[0];
+		ip->checksum = replaced(ip->checksum, c->header_sum);
+		translate_header((void *)(ip + 1), end, c);
+	}
+	return 0;
+}
