@@ -9,8 +9,8 @@ use crate::{
     daemon::{Daemon, Leftovers, eventually_true, router},
 };
 
-const SERVER: &str = "10.7.2.2";
-const SERVER6: &str = "fd07:2::2";
+pub const SERVER: &str = "10.7.2.2";
+pub const SERVER6: &str = "fd07:2::2";
 const RULESETS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../router/tests/firewall/rulesets");
 
 /// Gives a tool this text.
@@ -22,7 +22,7 @@ fn feed(namespace: &Namespace, tool: &str, text: &str) {
     assert!(child.wait().unwrap().success(), "{tool}: {text}");
 }
 
-fn nft(bed: &Bed, text: &str) {
+pub fn nft(bed: &Bed, text: &str) {
     feed(&bed.red, "nft -f -", text);
 }
 
