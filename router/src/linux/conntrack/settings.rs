@@ -53,7 +53,8 @@ impl SettingFiles {
             }
         };
         let need = |name| {
-            let absent = || format!("this kernel has no conntrack: {} is missing", directory.join(name).display());
+            let absent =
+                || format!("this kernel has no conntrack: {} is missing", directory.join(name).display());
             open(name)?.ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, absent()))
         };
         Ok(SettingFiles {

@@ -347,11 +347,7 @@ impl Socket {
     ///
     /// # Errors
     /// No answer came in time, or answers were lost. Then it is not known which requests were executed.
-    pub fn batch(
-        &mut self,
-        requests: &mut [Request],
-        mut each: impl FnMut(Answer<'_>),
-    ) -> io::Result<()> {
+    pub fn batch(&mut self, requests: &mut [Request], mut each: impl FnMut(Answer<'_>)) -> io::Result<()> {
         if requests.len() > LARGEST_BATCH {
             return Err(io::ErrorKind::InvalidInput.into());
         }
