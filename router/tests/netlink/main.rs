@@ -4,6 +4,7 @@
 
 mod agree;
 mod bed;
+mod conntrack;
 mod forged;
 mod hazards;
 mod hostile;

@@ -262,3 +262,221 @@ fn be16(value: &[u8]) -> Option<u16> {
 fn be32(value: &[u8]) -> Option<u32> {
     value.try_into().ok().map(u32::from_be_bytes)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::linux::conntrack::{INFO_TCP, STATUS_MASK};
+    use logic::firewall::traffic::UDP;
+    use proptest::prelude::*;
+
+    fn tuple(source: &str, destination: &str) -> Tuple {
+        let end = |text: &str| text.parse::<std::net::SocketAddr>().unwrap();
+        let (source, destination) = (end(source), end(destination));
+        Tuple {
+            source: source.ip(),
+            destination: destination.ip(),
+            source_port: source.port(),
+            destination_port: destination.port(),
+        }
+    }
+
+    fn tuples4() -> [Tuple; 2] {
+        [tuple("10.1.0.2:1000", "10.2.0.2:80"), tuple("10.2.0.2:80", "10.2.0.1:1001")]
+    }
+
+    fn tuples6() -> [Tuple; 2] {
+        [tuple("[fd01::2]:1000", "[fd02::2]:53"), tuple("[fd02::2]:53", "[fd01::2]:1000")]
+    }
+
+    /// The attributes in one tuple.
+    fn side(protocol: u8, tuple: &Tuple) -> Vec<u8> {
+        let mut request = with_tuple(Request::new(0, 0, &[]), protocol, tuple);
+        request.bytes(1)[20..].to_vec()
+    }
+
+    type Parts = Vec<(u16, Vec<u8>)>;
+
+    fn parts(protocol: u8, tuples: [Tuple; 2]) -> Parts {
+        let mut parts = vec![
+            (TUPLE_ORIGINAL, side(protocol, &tuples[0])),
+            (TUPLE_REPLY, side(protocol, &tuples[1])),
+            (STATUS, 0x19e_u32.to_be_bytes().into()),
+            (TIMEOUT, 300_u32.to_be_bytes().into()),
+            (8, vec![0; 4]),
+            (12, vec![7; 4]),
+        ];
+        if protocol == TCP {
+            let info = nested(&[(1, &[3]), (2, &[10]), (3, &[10]), (4, &[0x23, 0]), (5, &[0x23, 0])]);
+            parts.push((PROTOCOL_INFO, nested(&[(INFO_TCP, &info)])));
+        }
+        parts
+    }
+
+    fn bytes(kind: u16, family: u8, parts: &Parts) -> Vec<u8> {
+        let add = |all: Request, (kind, value): &(u16, Vec<u8>)| all.with(*kind, value);
+        parts.iter().fold(Request::new(kind, 0, &[family, 0, 0, 0]), add).bytes(1).to_vec()
+    }
+
+    fn message(bytes: &[u8]) -> Message<'_> {
+        wire::messages(bytes).next().unwrap()
+    }
+
+    fn parsed(family: u8, parts: &Parts) -> Option<Tracked> {
+        parse(message(&bytes(NEW, family, parts)))
+    }
+
+    #[test]
+    fn connections_are_read() {
+        let table = [
+            (TCP, INET, tuples4(), Some(3)),
+            (UDP, INET, tuples4(), None),
+            (TCP, INET6, tuples6(), Some(3)),
+            (UDP, INET6, tuples6(), None),
+        ];
+        for (protocol, family, tuples, tcp_state) in table {
+            let expected =
+                Tracked { tuples, protocol, status: 0x19e, tcp_state, expires_s: 300, special: None };
+            assert_eq!(parsed(family, &parts(protocol, tuples)), Some(expected));
+            let end = bytes(DELETE, family, &parts(protocol, tuples)[..2].to_vec());
+            assert_eq!(ended(message(&end)), Ended::Connection(Destroyed { protocol, tuples }));
+            assert_eq!(parse(message(&end)), None);
+        }
+    }
+
+    /// As Linux 6.18 sent it: the echo of an update of a masqueraded connection of UDP.
+    #[test]
+    fn an_echo_of_linux_is_read() {
+        #[rustfmt::skip]
+        let payload = [
+            2, 0, 0, 0,
+            52, 0, 1, 128, 20, 0, 1, 128, 8, 0, 1, 0, 10, 1, 0, 2, 8, 0, 2, 0, 10, 2, 0, 2,
+            28, 0, 2, 128, 5, 0, 1, 0, 17, 0, 0, 0, 6, 0, 2, 0, 0xda, 0x6f, 0, 0, 6, 0, 3, 0, 0, 53, 0, 0,
+            52, 0, 2, 128, 20, 0, 1, 128, 8, 0, 1, 0, 10, 2, 0, 2, 8, 0, 2, 0, 10, 2, 0, 1,
+            28, 0, 2, 128, 5, 0, 1, 0, 17, 0, 0, 0, 6, 0, 2, 0, 0, 53, 0, 0, 6, 0, 3, 0, 0xda, 0x6f, 0, 0,
+            8, 0, 12, 0, 0xae, 0xb1, 0xcf, 0xdc, 8, 0, 3, 0, 0, 0, 1, 0x9a,
+            8, 0, 7, 0, 0, 0, 0, 0x1d, 8, 0, 8, 0, 0, 0, 0, 0,
+        ];
+        let echo = Message { kind: NEW, flags: 0, sequence: 0, payload: &payload };
+        let tuples = [tuple("10.1.0.2:55919", "10.2.0.2:53"), tuple("10.2.0.2:53", "10.2.0.1:55919")];
+        let expected =
+            Tracked { tuples, protocol: UDP, status: 0x19a, tcp_state: None, expires_s: 29, special: None };
+        assert_eq!(parse(echo), Some(expected));
+    }
+
+    #[test]
+    fn what_linux_does_to_a_connection_makes_it_special() {
+        let special = |kind, value: &[u8]| {
+            let mut parts = parts(TCP, tuples4());
+            parts.push((kind, value.to_vec()));
+            parsed(INET, &parts).map(|tracked| tracked.special)
+        };
+        let with_status = |status: u32| {
+            let mut parts = parts(TCP, tuples4());
+            parts[2].1 = status.to_be_bytes().into();
+            parsed(INET, &parts).and_then(|tracked| tracked.special)
+        };
+        let in_tuple = |at: usize, zone: u8| {
+            let mut parts = parts(TCP, tuples4());
+            wire::push(&mut parts[at].1, TUPLE_ZONE, &[0, zone]);
+            parsed(INET, &parts).map(|tracked| tracked.special)
+        };
+        assert_eq!(special(HELP, &nested(&[(1, b"ftp\0")])), Some(Some(Special::Helper)));
+        assert_eq!(with_status(0x19e | HAS_HELPER), Some(Special::Helper));
+        for kind in [SEQUENCE_SHIFT_ORIGINAL, SEQUENCE_SHIFT_REPLY] {
+            assert_eq!(special(kind, &[]), Some(Some(Special::SequenceShift)));
+        }
+        assert_eq!(with_status(0x19e | SEQ_ADJUST), Some(Special::SequenceShift));
+        assert_eq!(special(SYN_PROXY, &[]), Some(Some(Special::SynProxy)));
+        assert_eq!((special(ZONE, &[0, 5]), special(ZONE, &[0, 0])), (Some(Some(Special::Zone)), Some(None)));
+        for at in [0, 1] {
+            assert_eq!((in_tuple(at, 5), in_tuple(at, 0)), (Some(Some(Special::Zone)), Some(None)));
+        }
+    }
+
+    #[test]
+    fn a_connection_that_is_not_understood_is_none() {
+        let refused = |what: &str, family: u8, change: &dyn Fn(&mut Parts)| {
+            let mut parts = parts(TCP, tuples4());
+            change(&mut parts);
+            assert_eq!(parsed(family, &parts), None, "{what}");
+        };
+        for missing in [0, 1, 2, 3, 6] {
+            refused("an attribute is missing", INET, &|parts| drop(parts.remove(missing)));
+        }
+        for twice in [0, 1, 2, 3, 6] {
+            refused("an attribute comes twice", INET, &|parts| parts.push(parts[twice].clone()));
+        }
+        for unknown in [0, 13, 25, STATUS_MASK, 28, 63] {
+            refused("an attribute is unknown", INET, &|parts| parts.push((unknown, vec![0; 4])));
+        }
+        refused("the family is another", INET6, &|_| ());
+        refused("the versions differ", INET, &|parts| parts[1].1 = side(TCP, &tuples6()[1]));
+        refused("the protocols differ", INET, &|parts| parts[1].1 = side(UDP, &tuples4()[1]));
+        refused("UDP has no state", INET, &|parts| {
+            parts[0].1 = side(UDP, &tuples4()[0]);
+            parts[1].1 = side(UDP, &tuples4()[1]);
+        });
+        refused("a state is unknown", INET, &|parts| {
+            parts[6].1 = nested(&[(INFO_TCP, &nested(&[(TCP_STATE, &[10])]))]);
+        });
+        refused("information is about another protocol", INET, &|parts| parts[6].1[2] = 2);
+        refused("a number is too long", INET, &|parts| parts[3].1.push(0));
+        refused("a tuple has unknown parts", INET, &|parts| wire::push(&mut parts[0].1, 4, &[]));
+        refused("a tuple ends early", INET, &|parts| {
+            parts[0].1.pop();
+        });
+        let icmp = nested(&[(PROTOCOL_NUMBER, &[1]), (4, &[0, 1]), (5, &[8]), (6, &[0])]);
+        let ip = nested(&[(SOURCE_4, &[10, 0, 0, 1]), (DESTINATION_4, &[10, 0, 0, 2])]);
+        let icmp = nested(&[(TUPLE_IP, &ip), (TUPLE_PROTOCOL, &icmp)]);
+        let both = vec![(TUPLE_ORIGINAL, icmp.clone()), (TUPLE_REPLY, icmp)];
+        assert_eq!(parsed(INET, &both), None);
+        assert_eq!(ended(message(&bytes(DELETE, INET, &both))), Ended::Irrelevant);
+    }
+
+    #[test]
+    fn an_end_is_never_missed() {
+        let mut newer = parts(TCP, tuples4());
+        newer.push((63, vec![1]));
+        let destroyed = Ended::Connection(Destroyed { protocol: TCP, tuples: tuples4() });
+        assert_eq!(ended(message(&bytes(DELETE, INET, &newer))), destroyed);
+        assert_eq!(ended(message(&bytes(NEW, INET, &newer))), Ended::Irrelevant);
+        newer.remove(1);
+        assert_eq!(ended(message(&bytes(DELETE, INET, &newer))), Ended::Unreadable);
+        newer[0].1.pop();
+        assert_eq!(ended(message(&bytes(DELETE, INET, &newer))), Ended::Unreadable);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_end_without_a_panic(payload in prop::collection::vec(any::<u8>(), 0..200), kind in 0x100..0x103_u16) {
+            let message = Message { kind, flags: 0, sequence: 0, payload: &payload };
+            prop_assert!(parse(message).is_none());
+            let _ = ended(message);
+        }
+
+        #[test]
+        fn a_message_cut_short_is_none(cut in 1..200_usize, tcp: bool) {
+            let bytes = bytes(NEW, INET, &parts(if tcp { TCP } else { UDP }, tuples4()));
+            let whole = message(&bytes);
+            let payload = &whole.payload[..whole.payload.len().saturating_sub(cut)];
+            // The last attribute of UDP does not matter.
+            if tcp || cut > 16 {
+                prop_assert_eq!(parse(Message { payload, ..whole }), None);
+            }
+            let _ = ended(Message { kind: DELETE, payload, ..whole });
+        }
+
+        #[test]
+        fn a_changed_byte_does_not_panic(at in 0..250_usize, to: u8) {
+            let mut bytes = bytes(NEW, INET6, &parts(TCP, tuples6()));
+            let at = 16 + at % (bytes.len() - 16);
+            bytes[at] = to;
+            let whole = message(&bytes);
+            if let Some(tracked) = parse(whole) {
+                prop_assert!(tracked.protocol == TCP && tracked.tcp_state.is_some());
+            }
+            let _ = ended(Message { kind: DELETE, ..whole });
+        }
+    }
+}
