@@ -8,7 +8,7 @@ set -eu
 
 what=${1:-test}
 build="clang-16 llvm-16 libelf-dev zlib1g-dev pkg-config make gcc"
-run="iproute2 iptables procps ethtool iputils-ping nftables tcpdump netsniff-ng tcpreplay iperf3 traceroute frr
+run="conntrack iproute2 iptables procps ethtool iputils-ping nftables tcpdump netsniff-ng tcpreplay iperf3 traceroute frr
 stress-ng sysbench nginx wrk openvswitch-switch openvswitch-common python3-venv
 python3-scapy python3-cryptography strongswan-charon strongswan-swanctl libcharon-extra-plugins
 libstrongswan-standard-plugins"

@@ -92,7 +92,7 @@ fn udp_behind_nat_becomes_fast_and_linux_sees_it_alive() {
     let _leftovers = Leftovers(bed.name.clone());
     nft(&bed, HOME);
     // Linux forgets a connection of two directions soon.
-    bed.red.sysctl(&[("net.netfilter.nf_conntrack_udp_timeout_stream", "6")]).unwrap();
+    bed.red.sysctl(&[("net/netfilter/nf_conntrack_udp_timeout_stream", "6")]).unwrap();
     let (mut daemon, _file) = start(&bed, "");
     until_ruled(&mut daemon, &bed);
     let (client, server) = (udp(&bed.client, "10.7.1.2:4000"), udp(&bed.server, "0.0.0.0:5000"));
@@ -128,9 +128,9 @@ fn udp_behind_nat_becomes_fast_and_linux_sees_it_alive() {
     let to = "10.7.2.1:7000";
     assert_eq!(exchange(&outside, to, &inside).to_string(), "10.7.2.2:6000");
     std::thread::sleep(Duration::from_secs(3));
-    let fast = until_fast(&daemon, "10.7.2.2", || drop(exchange(&outside, to, &inside)));
+    let fast = until_fast(&daemon, "10.7.2.2", || _ = exchange(&outside, to, &inside));
     let before = (count(&fast), passed(&daemon, &bed));
-    (0..50).for_each(|_| drop(exchange(&outside, to, &inside)));
+    (0..50).for_each(|_| _ = exchange(&outside, to, &inside));
     let after = &connections(&daemon, &["--address", "10.7.2.2", "--state", "fast"])[0];
     assert_eq!(count(after), before.0.map(|n| n + 50), "{after}");
     assert_eq!(passed(&daemon, &bed), before.1, "Linux has forwarded some");
@@ -259,7 +259,7 @@ fn a_connection_says_why_it_stays_with_linux() {
     // A rule that looks at each packet of a connection
     nft(&bed, "insert rule inet filter forward limit rate 1000000/second accept");
     let (from, to) = (udp(&bed.client, "10.7.1.2:4000"), udp(&bed.server, "0.0.0.0:5000"));
-    let mut exchange = || (0..10).for_each(|_| drop(exchange(&from, &format!("{SERVER}:5000"), &to)));
+    let mut exchange = || (0..10).for_each(|_| _ = exchange(&from, &format!("{SERVER}:5000"), &to));
     why(&daemon, "of nftables chain inet filter forward may apply \"limit\"", &mut exchange);
     assert!(connections(&daemon, &["--state", "fast"]).is_empty());
     let text = String::from_utf8(daemon.millrace(&["connections"]).stdout).unwrap();

@@ -350,8 +350,7 @@ impl One {
         let timeout = Duration::from_secs(self.timeout_s.into());
         if packets != self.packets {
             (self.packets, self.used_at) = (packets, now);
-            let renewed_at = self.expires_at.saturating_sub(timeout);
-            if now >= renewed_at + (timeout / 4).min(LONGEST) {
+            if self.expires_at.saturating_sub(now) + (timeout / 4).min(LONGEST) <= timeout {
                 due.refresh.push((id, self.protocol, self.ways.0[0].arrives, self.timeout_s));
             }
         }

@@ -19,3 +19,6 @@ pub mod admission;
 pub mod kept;
 pub mod note;
 pub mod tracked;
+
+#[cfg(test)]
+mod tests;

@@ -10,6 +10,9 @@ use crate::linux::{
 };
 use std::io;
 
+/// Room for reports of other namespaces, whose owners may make very many. If reports are lost, all connections are dropped.
+const BYTES_OF_OTHERS: usize = 1 << 20;
+
 /// A namespace whose ends of connections are heard. It keeps no namespace alive but the thread's own.
 pub struct Place {
     namespace: NamespaceRef,
@@ -30,14 +33,9 @@ impl Place {
         let (ends, tracker, files) = if is_own {
             (Ends::here(ends::RECEIVE_BUFFER_BYTES)?, Some(Tracker::open()?), SettingFiles::open()?)
         } else {
-            let files = namespace.inside(|| -> io::Result<SettingFiles> {
-                let files = SettingFiles::open()?;
-                // Linux looks for listeners in the namespace itself only, and this one is elsewhere.
-                files.report_all_ends()?;
-                Ok(files)
-            })??;
+            let files = namespace.inside(SettingFiles::open)??;
             let file = namespace.open()?;
-            (Ends::of(&file, ends::RECEIVE_BUFFER_BYTES)?, None, files)
+            (Ends::of(&file, BYTES_OF_OTHERS)?, None, files)
         };
         let settings = files.read()?;
         Ok(Place { namespace: namespace.clone(), ends, files, settings, tracker })
@@ -47,7 +45,7 @@ impl Place {
         self.namespace.key()
     }
 
-    /// Reads the settings again. Returns whether Linux counts packets now.
+    /// Reads the settings again.
     ///
     /// # Errors
     /// The namespace is gone.

@@ -65,20 +65,6 @@ impl SettingFiles {
         })
     }
 
-    /// Makes all connections that begin from now on report their end, not only those that begin while somebody listens in
-    /// this namespace. Reports that are off stay off. Call this in the namespace.
-    ///
-    /// # Errors
-    /// The file cannot be written.
-    pub fn report_all_ends(&self) -> io::Result<()> {
-        const WHILE_HEARD: u32 = 2;
-        match &self.events {
-            Some(events) if events.number()? == WHILE_HEARD => std::fs::write(&events.0, "1")
-                .map_err(|e| io::Error::new(e.kind(), format!("cannot write {}: {e}", events.0.display()))),
-            _ => Ok(()),
-        }
-    }
-
     /// The settings now.
     ///
     /// # Errors

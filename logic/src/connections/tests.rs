@@ -1,0 +1,280 @@
+//! How long connections stay fast.
+
+use super::{
+    admission::{Consent, Refusal},
+    kept::{Clock, Due, Kept, State},
+    note::ConnectionNote,
+    tracked::{Tracked, Way, Ways},
+};
+use crate::{
+    firewall::{
+        ruleset::{Base, Chain, Devices, Expression, Family, Firewall, Hook, Register, Rule, Ruleset, Table},
+        traffic::{ASSURED, CONFIRMED, Device, SEEN_REPLY, SRC_NAT, TCP, Tuple, UDP, Version},
+    },
+    memory::words,
+    mirror::ConnectionRules,
+    tables::connections::{ConnectionMemory, ConnectionTable, HeapConnections, buckets_for, word},
+};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+const PAIRS: usize = 8;
+const S: Duration = Duration::from_secs(1);
+/// Half a minute of jiffies, far from 0.
+const HZ: f64 = 100.0;
+
+struct Bench {
+    kept: Kept<Arc<HeapConnections>>,
+    memory: Arc<HeapConnections>,
+    now: Duration,
+}
+
+fn clock(now: Duration) -> Clock {
+    Clock { now, jiffies: 1_000_000 + (now.as_secs_f64() * HZ) as u64, hz: HZ }
+}
+
+/// A router with the devices 1 and 2 and a chain that accepts all.
+fn rules(router: u8, generation: u32) -> ConnectionRules {
+    let base = Base { hook: Hook::Forward, priority: 0, nat: false, accepts: true, devices: Devices::All };
+    let rule =
+        Rule { handle: 1, expressions: vec![Expression::Ct { key: 0, direction: None, into: Register(0) }] };
+    let chains = BTreeMap::from([("f".into(), Chain { base: Some(base), rules: vec![rule] })]);
+    let table =
+        Table { family: Family::Inet, name: "t".into(), dormant: false, chains, sets: BTreeMap::new() };
+    let device = |ifindex, name: &str| Device { ifindex, name: name.into(), below: Vec::new() };
+    ConnectionRules {
+        namespace: 0,
+        name: "r".into(),
+        router,
+        generation,
+        firewall: Arc::new(Firewall {
+            rules: Ruleset { tables: vec![Arc::new(table)] },
+            ..Firewall::default()
+        }),
+        devices: [(1, device(10, "lan")), (2, device(11, "wan"))].into(),
+    }
+}
+
+fn tuple(source: [u8; 4], source_port: u16, destination: [u8; 4], destination_port: u16) -> Tuple {
+    Tuple { source: source.into(), destination: destination.into(), source_port, destination_port }
+}
+
+/// The n-th connection behind a masquerade.
+fn tracked(protocol: u8, n: u16) -> Tracked {
+    Tracked {
+        tuples: [
+            tuple([10, 0, 0, 2], n, [192, 0, 2, 1], 80),
+            tuple([192, 0, 2, 1], 80, [198, 51, 100, 1], 1000 + n),
+        ],
+        protocol,
+        status: SEEN_REPLY | ASSURED | CONFIRMED | SRC_NAT,
+        tcp_state: (protocol == TCP).then_some(3),
+        expires_s: 100,
+        special: None,
+    }
+}
+
+fn note(protocol: u8, n: u16) -> ConnectionNote {
+    let tuple = tracked(protocol, n).tuples[0];
+    ConnectionNote { router: 3, version: Version::V4, protocol, tuple, ingress: 1, egress: 2 }
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let memory = Arc::new(HeapConnections::new(PAIRS, buckets_for(PAIRS)));
+        let mut kept = Kept::new(ConnectionTable::new(memory.clone(), 7), Consent::All);
+        kept.follow(vec![rules(3, 1)]);
+        Bench { kept, memory, now: 1000 * S }
+    }
+
+    fn keep(&mut self, protocol: u8, n: u16, timeout_s: u32) -> Result<Ways, Refusal> {
+        let (note, tracked) = (note(protocol, n), tracked(protocol, n));
+        let ways = self.kept.admit(&note, &tracked)?;
+        self.kept.keep(&note, ways, &tracked, timeout_s, clock(self.now))?;
+        Ok(ways)
+    }
+
+    fn row(&self, row: usize, word: usize) -> &std::sync::atomic::AtomicU64 {
+        &self.memory.rows()[row * words::CONNECTION + word]
+    }
+
+    /// The program forwards so many packets and bytes of the first direction of the first connection.
+    fn use_first(&self, packets: u64, bytes: u64) {
+        self.row(0, word::PACKETS).fetch_add(packets, Relaxed);
+        self.row(0, word::BYTES).fetch_add(bytes, Relaxed);
+    }
+
+    fn look_after(&mut self, time: Duration) -> Due {
+        self.now += time;
+        self.kept.look(clock(self.now)).remove(&3).unwrap_or_default()
+    }
+
+    fn count(&self) -> usize {
+        self.kept.count(3)
+    }
+}
+
+#[test]
+fn a_connection_is_kept_with_both_ways_until_linux_forgets_it() {
+    let mut bench = Bench::new();
+    let Ways([there, back]) = bench.keep(UDP, 1, 120).unwrap();
+    let [original, reply] = tracked(UDP, 1).tuples;
+    assert_eq!(there, Way { arrives: original, leaves: tuple([198, 51, 100, 1], 1001, [192, 0, 2, 1], 80) });
+    assert_eq!(back, Way { arrives: reply, leaves: tuple([192, 0, 2, 1], 80, [10, 0, 0, 2], 1) });
+    // 100 s until Linux forgets it, and one of these is left to Linux.
+    let until = clock(bench.now).jiffies + 99 * HZ as u64;
+    for row in [0, 1] {
+        assert_eq!(bench.row(row, word::UNTIL).load(Relaxed), until);
+    }
+    assert!(!bench.kept.wants(&note(UDP, 1), bench.now), "it is fast already");
+    assert!(bench.kept.wants(&note(UDP, 2), bench.now));
+    assert!(!bench.kept.wants(&ConnectionNote { router: 4, ..note(UDP, 2) }, bench.now), "another router");
+    // Used a little all the time, but Linux is not told: then it ends here first.
+    for _ in 0..98 {
+        bench.use_first(1, 100);
+        bench.look_after(S);
+        assert_eq!(bench.count(), 1);
+    }
+    bench.use_first(1, 100);
+    bench.look_after(S);
+    assert_eq!(bench.count(), 0);
+}
+
+#[test]
+fn timeouts_of_used_connections_are_renewed() {
+    let mut bench = Bench::new();
+    bench.keep(UDP, 1, 120).unwrap();
+    bench.use_first(1, 100);
+    assert_eq!(bench.look_after(9 * S), Due::default(), "more than three quarters of the timeout are left");
+    assert_eq!(bench.look_after(S), Due::default(), "not used");
+    bench.use_first(1, 100);
+    let refresh = bench.look_after(S).refresh;
+    let [(id, UDP, tuple, 120)] = refresh[..] else { panic!("{refresh:?}") };
+    assert_eq!(tuple, tracked(UDP, 1).tuples[0]);
+    bench.kept.refreshed(3, id, true, clock(bench.now));
+    assert_eq!(bench.row(1, word::UNTIL).load(Relaxed), clock(bench.now).jiffies + 119 * HZ as u64);
+    bench.use_first(1, 100);
+    assert_eq!(bench.look_after(29 * S).refresh, []);
+    bench.use_first(1, 100);
+    assert_eq!(bench.look_after(S).refresh.len(), 1);
+    bench.kept.refreshed(3, id, false, clock(bench.now));
+    assert_eq!(bench.count(), 0, "Linux does not know it any more");
+}
+
+#[test]
+fn an_idle_connection_makes_room() {
+    let mut bench = Bench::new();
+    bench.keep(TCP, 1, 432_000).unwrap();
+    bench.use_first(1, 100);
+    let refresh = bench.look_after(S).refresh;
+    bench.kept.refreshed(3, refresh[0].0, true, clock(bench.now));
+    bench.look_after(59 * S);
+    assert_eq!(bench.count(), 1);
+    bench.look_after(S);
+    assert_eq!(bench.count(), 0);
+}
+
+#[test]
+fn flags_of_tcp_are_set_again_before_sequence_numbers_wrap() {
+    let mut bench = Bench::new();
+    bench.keep(TCP, 1, 432_000).unwrap();
+    bench.use_first(1, (1 << 30) - 1);
+    assert_eq!(bench.look_after(S).liberal, []);
+    bench.use_first(1, 1);
+    let due = bench.look_after(S);
+    assert_eq!(due.liberal, [(due.refresh[0].0, tracked(TCP, 1).tuples[0])]);
+    bench.kept.made_liberal(3, due.liberal[0].0, true);
+    assert_eq!(bench.look_after(S).liberal, []);
+    bench.row(1, word::BYTES).store(1 << 30, Relaxed);
+    assert_eq!(bench.look_after(S).liberal.len(), 1, "of the other direction");
+    bench.kept.made_liberal(3, due.liberal[0].0, false);
+    assert_eq!(bench.count(), 0);
+    // UDP has no sequence numbers.
+    bench.keep(UDP, 2, 120).unwrap();
+    let row = bench.row(2, word::BYTES);
+    row.store(1 << 40, Relaxed);
+    assert_eq!(bench.look_after(S).liberal, []);
+}
+
+#[test]
+fn ends_are_seen_wherever_they_come_from() {
+    for end in ["program", "original", "reply", "rules", "router", "lost"] {
+        let mut bench = Bench::new();
+        bench.keep(TCP, 1, 432_000).unwrap();
+        bench.keep(TCP, 2, 432_000).unwrap();
+        let [original, reply] = tracked(TCP, 1).tuples;
+        let other = tuple([9; 4], 1, [8; 4], 2);
+        let left = match end {
+            "program" => {
+                bench.row(1, word::ENDED).store(1, Relaxed);
+                bench.look_after(S);
+                1
+            }
+            "original" => {
+                bench.kept.destroyed(4, TCP, &[original, reply]);
+                bench.kept.destroyed(3, UDP, &[original, reply]);
+                assert_eq!(bench.count(), 2, "another router or protocol");
+                bench.kept.destroyed(3, TCP, &[original, other]);
+                1
+            }
+            "reply" => {
+                bench.kept.destroyed(3, TCP, &[other, reply]);
+                1
+            }
+            "rules" => {
+                bench.kept.follow(vec![rules(3, 1)]);
+                assert_eq!(bench.count(), 2, "the same rules");
+                bench.kept.follow(vec![rules(3, 2)]);
+                0
+            }
+            "router" => {
+                bench.kept.follow(vec![rules(4, 2)]);
+                0
+            }
+            _ => {
+                bench.kept.drop_connections(3);
+                0
+            }
+        };
+        assert_eq!(bench.count(), left, "{end}");
+        let index = bench.memory.index().iter().filter(|slot| slot.load(Relaxed) != 0).count();
+        assert_eq!(index, 2 * left, "{end}");
+    }
+}
+
+#[test]
+fn rows_are_used_again_after_a_grace_period_only() {
+    let mut bench = Bench::new();
+    for n in 0..PAIRS as u16 {
+        bench.keep(UDP, n, 120).unwrap();
+    }
+    assert_eq!(bench.keep(UDP, 99, 120), Err(Refusal::Full));
+    bench.kept.drop_connections(3);
+    assert_eq!(bench.keep(UDP, 99, 120), Err(Refusal::Full));
+    let epoch = bench.kept.seal();
+    bench.kept.reuse(epoch);
+    assert!(bench.keep(UDP, 99, 120).is_ok());
+}
+
+#[test]
+fn refusals_are_remembered_for_a_while() {
+    let mut bench = Bench::new();
+    bench.kept.refuse(&note(TCP, 1), Refusal::NoConsent, bench.now);
+    bench.kept.refuse(&note(TCP, 2), Refusal::TooNew, bench.now);
+    assert!(!bench.kept.wants(&note(TCP, 1), bench.now + 29 * S));
+    assert!(bench.kept.wants(&note(TCP, 1), bench.now + 30 * S));
+    assert!(bench.kept.wants(&note(TCP, 2), bench.now));
+    bench.keep(TCP, 2, 432_000).unwrap();
+    let states: Vec<_> = bench.kept.views().map(|view| matches!(view.state, State::Fast { .. })).collect();
+    assert_eq!(states, [true, false], "a fast connection is not refused any more");
+    for n in 0..5000 {
+        bench.kept.refuse(&note(UDP, n), Refusal::NoConsent, bench.now);
+    }
+    assert!(bench.kept.views().count() <= 1025, "a bounded number is remembered");
+    bench.kept.follow(vec![rules(3, 2)]);
+    assert!(bench.kept.wants(&note(TCP, 1), bench.now), "other rules");
+    assert_eq!(bench.kept.views().count(), 0);
+}
