@@ -149,11 +149,12 @@ static __always_inline void end_connection(__u32 row)
 }
 
 /*
- * The row + 1 of the packet's connection, or 0. `place`: the router, and its ingress interface in bits 16..31. `offset`: as
+ * The packet's connection, or 0: its row + 1, its egress interface in bits 32..47, and `translated` in the bits above. This
+ * saves lookups, each of which takes a place on the stack. `place`: the router, and its ingress interface in bits 16..31. `offset`: as
  * in read_key(). A packet that may change the state of the connection has none, and ends it. It ends it even if the row is
  * not valid for this packet, because conntrack looks only at what the key holds.
  */
-__noinline __u32 find_connection(struct xdp_md *ctx, __u32 place, __u32 offset, __u32 explain)
+__noinline __u64 find_connection(struct xdp_md *ctx, __u32 place, __u32 offset, __u32 explain)
 {
 	struct connection_key key;
 	bool full = false;
@@ -182,33 +183,36 @@ __noinline __u32 find_connection(struct xdp_md *ctx, __u32 place, __u32 offset, 
 	}
 	const struct connection *c = ROW(connections, row - 1);
 
-	return c && flags & TCP_ACK && is_valid(c, place & 0xff, place >> 16) ? row : 0;
+	if (!c || !(flags & TCP_ACK) || !is_valid(c, place & 0xff, place >> 16))
+		return 0;
+	return row | (__u64)c->egress << 32 | (__u64)c->translated << 48;
 }
 
 static __always_inline bool has_new_destination(const struct packet *p)
 {
-	return p->translated == NEW_DESTINATION;
+	return p->connection >> 48 == NEW_DESTINATION;
 }
 
-/* Finds the packet's connection, and with it the destination by which it is routed. `version`: 0 for IPv4, 1 for IPv6. */
-static __always_inline void
-look_for_connection(struct packet *p, const struct router *router, __u32 version, struct address *destination)
+/* A half of the packet's new destination. `row`: + 1. A lookup in the programs themselves would cost them stack. */
+__noinline __u64 new_destination(__u32 row, __u32 half)
 {
-	const struct connection *c;
+	const struct connection *c = ROW(connections, row - 1);
 
+	return c ? c->new_destination[half & 1] : 0;
+}
+
+/* Finds the packet's connection. Does it give the packet a new destination? `version`: 0 for IPv4, 1 for IPv6. */
+static __always_inline bool look_for_connection(struct packet *p, const struct router *router, __u32 version)
+{
 	if (!(*(volatile const __u32 *)&router->flags & ROUTER_CONNECTIONS))
-		return;
+		return false;
 	p->connection = find_connection(p->ctx, p->router | (__u32)p->interface << 16, p->ip_offset | version << 31,
 					p->explain);
-	trace_step(p, TRACE_CONNECTION, p->connection, 0);
-	if (!p->connection || !(c = ROW(connections, p->connection - 1)))
-		return;
-	p->translated = c->translated;
+	trace_step(p, TRACE_CONNECTION, (__u32)p->connection, 0);
 	if (!has_new_destination(p))
-		return;
-	destination->lo = c->new_destination[0];
-	destination->hi = c->new_destination[1];
-	p->queue_nexthop = 0;	/* found by the old one */
+		return false;
+	p->queue_nexthop = 0;	/* found by the old destination */
+	return true;
 }
 
 static __always_inline bool is_due(__u32 count)
@@ -223,8 +227,8 @@ static __always_inline bool is_due(__u32 count)
  */
 __noinline int note_connection(struct xdp_md *ctx, __u32 place, __u32 egress_cpu, __u32 offset)
 {
-	const struct firewall *f = ROW(firewalls, place & 0xff);
 	struct connection_key key;
+	const struct firewall *f = ROW(firewalls, place & 0xff);
 	const __u8 *header = read_key(ctx, place, offset, &key);
 
 	if (!header || !f)
@@ -243,7 +247,10 @@ __noinline int note_connection(struct xdp_md *ctx, __u32 place, __u32 egress_cpu
 	*candidate = hash >> 32 << 32 | count;
 	if (!count || !is_due(count) || __sync_fetch_and_add(noted, 1) >= CONNECTION_NOTES)
 		return 0;
-	struct connection_note note = {
+	struct connection_note *note = bpf_ringbuf_reserve(&connection_notes, sizeof(*note), 0);
+	if (!note)
+		return 0;
+	*note = (struct connection_note){
 		.source = { key.source[0], key.source[1] },
 		.destination = { key.destination[0], key.destination[1] },
 		.ports = key.ports,
@@ -253,16 +260,14 @@ __noinline int note_connection(struct xdp_md *ctx, __u32 place, __u32 egress_cpu
 		.ingress = place >> 16,
 		.egress = egress_cpu,
 	};
-	bpf_ringbuf_output(&connection_notes, &note, sizeof(note), 0);
+	bpf_ringbuf_submit(note, 0);
 	return 0;
 }
 
 /* Must Linux apply its rules to the packet? Those of a fast connection accept it, on the way that the proof is about. */
 static __always_inline bool rules_decide(const struct packet *p, const struct router *router, __u32 version)
 {
-	const struct connection *c = p->connection ? ROW(connections, p->connection - 1) : NULL;
-
-	if (c ? c->egress == p->out->interface : !rules_may_affect(p, router, version))
+	if (p->connection ? (__u16)(p->connection >> 32) == p->out->interface : !rules_may_affect(p, router, version))
 		return false;
 	if (!p->explain && *(volatile const __u32 *)&router->flags & ROUTER_CONNECTIONS)
 		note_connection(p->ctx, p->router | (__u32)p->interface << 16, p->out->interface | p->cpu << 16,

@@ -139,14 +139,14 @@ static __always_inline enum reason forward_ipv4(struct packet *p, const struct r
 	if ((reason = check_ipv4(p, ip)) != REASON_NONE)
 		return reason;
 
-	__u32 source = bpf_ntohl(ip->source);
-	struct address address = { .lo = ip->destination };
+	__u32 source = bpf_ntohl(ip->source), destination = bpf_ntohl(ip->destination);
 	__u64 root = *(volatile const __u64 *)&router->fib4;
-	trace_step(p, TRACE_IPV4, source, bpf_ntohl(ip->destination));
-	look_for_connection(p, router, 0, &address);
+	trace_step(p, TRACE_IPV4, source, destination);
+	if (look_for_connection(p, router, 0))
+		destination = bpf_ntohl(new_destination(p->connection, 0));
 	__u32 slot = p->queue_nexthop;
 	if (!queue_rows || !slot)
-		slot = fib4_lookup(p, root, bpf_ntohl(address.lo));
+		slot = fib4_lookup(p, root, destination);
 	if (slot >> FIB_KIND_SHIFT == FIB_GROUP) {
 		__u64 hash = has_new_destination(p) ? MULTIPATH_UNSURE :
 						      multipath_hash4(p->ctx, p->router, p->ip_offset, p->ip_bytes);
@@ -155,6 +155,7 @@ static __always_inline enum reason forward_ipv4(struct packet *p, const struct r
 			return ip->ttl <= 1 ? REASON_TTL_EXCEEDED : REASON_MEMBER_UNSURE;
 		slot = group_member(p, slot, hash);
 	}
+	struct address address = { .lo = bpf_htonl(destination) };
 	if (!(p->out = resolve(p, slot, &address, &reason)))
 		return reason;
 	if ((reason = check_source(p, router, root, source)) != REASON_NONE)

@@ -89,15 +89,17 @@ static __always_inline enum reason forward_ipv6(struct packet *p, const struct r
 		return reason;
 
 	__u64 source_hi = bpf_be64_to_cpu(ip->source[0]), source_lo = bpf_be64_to_cpu(ip->source[1]);
-	struct address address = { .lo = ip->destination[0], .hi = ip->destination[1] };
+	__u64 hi = bpf_be64_to_cpu(ip->destination[0]), lo = bpf_be64_to_cpu(ip->destination[1]);
 	trace_step(p, TRACE_IPV6_SOURCE, source_hi, source_lo);
-	trace_step(p, TRACE_IPV6_DESTINATION, bpf_be64_to_cpu(address.lo), bpf_be64_to_cpu(address.hi));
-	look_for_connection(p, router, 1, &address);
+	trace_step(p, TRACE_IPV6_DESTINATION, hi, lo);
+	if (look_for_connection(p, router, 1)) {
+		hi = bpf_be64_to_cpu(new_destination(p->connection, 0));
+		lo = bpf_be64_to_cpu(new_destination(p->connection, 1));
+	}
 
 	__u32 slot = p->queue_nexthop;
 	if (!queue_rows || !slot)
-		slot = fib6_lookup(p, *(volatile const __u64 *)&router->fib6, bpf_be64_to_cpu(address.lo),
-				   bpf_be64_to_cpu(address.hi));
+		slot = fib6_lookup(p, *(volatile const __u64 *)&router->fib6, hi, lo);
 	if (slot >> FIB_KIND_SHIFT == FIB_GROUP) {
 		__u64 hash = has_new_destination(p) ? MULTIPATH_UNSURE :
 						      multipath_hash6(p->ctx, p->router, p->ip_offset, p->ip_bytes);
@@ -106,6 +108,7 @@ static __always_inline enum reason forward_ipv6(struct packet *p, const struct r
 			return ip->hop_limit <= 1 ? REASON_TTL_EXCEEDED : REASON_MEMBER_UNSURE;
 		slot = group_member(p, slot, hash);
 	}
+	struct address address = { .lo = bpf_cpu_to_be64(hi), .hi = bpf_cpu_to_be64(lo) };
 	if (!(p->out = resolve(p, slot, &address, &reason)))
 		return reason;
 	if (bad_source6(source_hi, source_lo))

@@ -235,7 +235,7 @@ static __always_inline int run(struct xdp_md *ctx, enum entry entry, bool paths)
 	}
 	count_forwarded(&packet, start_ns);
 	/* Flows are steered by the destination with which they arrive. */
-	if (queue_rows && start_ns && !packet.translated)
+	if (queue_rows && start_ns && !has_new_destination(&packet))
 		sample_flow(&packet);
 	trace_step(&packet, TRACE_VERDICT, REASON_NONE, XDP_REDIRECT);
 	return XDP_REDIRECT;

@@ -14,6 +14,7 @@
 struct packet {
 	struct xdp_md *ctx;
 	const struct nexthop *out;	/* where it leaves, once known */
+	__u64 connection;	/* of find_connection(); 0: none */
 	__u64 out_mac;		/* destination MAC it leaves with, read once: bytes 0..5 in memory order */
 	__u32 cpu;
 	__u32 payer;		/* its row in charges: the router, else the port */
@@ -22,7 +23,6 @@ struct packet {
 	__u32 vlan;		/* VLAN key */
 	__u32 queue_nexthop;	/* the next hop of a row of `queues`; 0: no row fits */
 	__u32 queue_mtu;
-	__u32 connection;	/* row of its connection + 1; 0: none */
 	__u16 ip_offset;
 	__u16 ether_type;	/* of what follows the tags, host byte order */
 	__u16 port;		/* port id it came in by */
@@ -30,7 +30,6 @@ struct packet {
 	__u8  router;
 	__u8  flags;		/* enum interface_flags */
 	__u8  tags;
-	__u8  translated;	/* of its connection */
 	bool  multi_buffer;
 	bool  port_ready;	/* PORT_READY and so on of its port */
 	bool  port_no_recv;

@@ -107,3 +107,82 @@ fn range(exception: &Exception) -> [u64; RANGE_WORDS] {
     let [low, high] = [&exception.low, &exception.high].map(|bytes| number(bytes));
     [(low >> 64) as u64, low as u64, (high >> 64) as u64, high as u64]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        memory::{Capacity, HeapMemory},
+        plan::{MultipathHash, Op},
+    };
+    use std::sync::atomic::{AtomicBool, Ordering::Acquire};
+
+    fn tables() -> Tables<Arc<HeapMemory>> {
+        let capacity = Capacity {
+            fib_blocks: 8,
+            fib_tails: 8,
+            nexthops: 8,
+            neighbour_buckets: 1,
+            interface_buckets: 1,
+            routers: 2,
+        };
+        let mut tables = Tables::new(Arc::new(HeapMemory::new(capacity)));
+        tables.apply(&Op::Router { router: 1, multipath: MultipathHash::default() }).unwrap();
+        tables
+    }
+
+    /// Rules whose pairs show the generation.
+    fn rules(generation: u32) -> Op {
+        let table = PairTable { pairs: [generation.into(); GROUPS], ..PairTable::default() };
+        Op::Rules { router: 1, tables: [Some(Arc::new(table)), None], generation }
+    }
+
+    #[test]
+    fn connections_follow_the_generation_of_the_rules() {
+        let mut tables = tables();
+        let state = |tables: &Tables<Arc<HeapMemory>>| {
+            let flags = tables.row(1).unwrap()[FLAGS_WORD].load(Relaxed);
+            (flags & ROUTER_CONNECTIONS != 0, tables.firewall(1).unwrap()[GENERATION].load(Relaxed))
+        };
+        assert_eq!(state(&tables), (false, 0));
+        tables.apply(&rules(7)).unwrap();
+        assert_eq!(state(&tables), (true, 7));
+        // Other operations keep the flag.
+        tables.apply(&Op::Router { router: 1, multipath: MultipathHash::default() }).unwrap();
+        assert_eq!(state(&tables), (true, 7));
+        tables.apply(&rules(0)).unwrap();
+        assert_eq!(state(&tables), (false, 0));
+        tables.apply(&rules(8)).unwrap();
+        tables.apply(&Op::RouterGone(1)).unwrap();
+        assert_eq!(state(&tables), (false, 0));
+    }
+
+    /// A generation is in force only together with its tables.
+    #[test]
+    fn the_generation_is_0_while_tables_change() {
+        let mut tables = tables();
+        let memory = tables.memory().clone();
+        let ended = AtomicBool::new(false);
+        let seen = std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let firewall = &memory.firewalls()[words::FIREWALL..];
+                let mut seen = 0;
+                while !ended.load(Relaxed) {
+                    let before = firewall[GENERATION].load(Acquire);
+                    let pairs = [0, GROUPS - 1].map(|row| firewall[row].load(Acquire));
+                    if before != 0 && firewall[GENERATION].load(Acquire) == before {
+                        assert_eq!(pairs, [before; 2]);
+                        seen += 1;
+                    }
+                }
+                seen
+            });
+            for generation in 1..20_000 {
+                tables.apply(&rules(generation)).unwrap();
+            }
+            ended.store(true, Relaxed);
+            reader.join().unwrap()
+        });
+        assert!(seen > 0);
+    }
+}
