@@ -35,6 +35,12 @@ const LONGEST: Duration = Duration::from_secs(3600);
 const SEQUENCE_BYTES: u64 = 1 << 30;
 /// The most refused connections of a router that are remembered.
 const MOST_REFUSED: usize = 1024;
+/// Linux is asked again about a connection that was too new after this time, and after twice and three times as long. Linux
+/// calls a connection of UDP assured 2 s after its beginning.
+const SOON: Duration = Duration::from_millis(2500);
+const MOST_ASKED: u32 = 3;
+/// The most of them at once, for each router.
+const MOST_AGAIN: usize = 64;
 /// Linux is asked again about a refused connection after this time. The settings may have changed.
 const ASK_AGAIN: Duration = Duration::from_secs(30);
 
@@ -49,7 +55,24 @@ struct Router {
     rules: ConnectionRules,
     admission: Admission,
     all: BTreeMap<PairId, One>,
-    refused: BTreeMap<ConnectionKey, (Refusal, Duration)>,
+    refused: BTreeMap<ConnectionKey, Refused>,
+}
+
+/// A connection that stays with Linux.
+struct Refused {
+    note: ConnectionNote,
+    why: Refusal,
+    at: Duration,
+    /// How often Linux was asked.
+    asked: u32,
+}
+
+impl Refused {
+    /// When to ask Linux again without another note; `None`: never.
+    fn ask_at(&self) -> Option<Duration> {
+        let again = !self.why.is_lasting() && self.asked <= MOST_ASKED;
+        again.then(|| self.at + SOON * self.asked)
+    }
 }
 
 /// A fast connection. All times are CLOCK_MONOTONIC.
@@ -159,7 +182,7 @@ impl<M: ConnectionMemory> Kept<M> {
     pub fn wants(&self, note: &ConnectionNote, now: Duration) -> bool {
         let Some(router) = self.routers.get(&note.router) else { return false };
         let key = key(note.router, note.protocol, note.tuple);
-        if let Some((why, at)) = router.refused.get(&key) {
+        if let Some(Refused { why, at, .. }) = router.refused.get(&key) {
             return !why.is_lasting() || now >= *at + ASK_AGAIN;
         }
         self.table.find(&key).is_none()
@@ -223,12 +246,24 @@ impl<M: ConnectionMemory> Kept<M> {
     pub fn refuse(&mut self, note: &ConnectionNote, why: Refusal, now: Duration) {
         let Some(router) = self.routers.get_mut(&note.router) else { return };
         if router.refused.len() >= MOST_REFUSED {
-            router.refused.retain(|_, (_, at)| now < *at + ASK_AGAIN);
+            router.refused.retain(|_, refused| now < refused.at + ASK_AGAIN);
         }
         if router.refused.len() >= MOST_REFUSED {
             router.refused.clear();
         }
-        router.refused.insert(key(note.router, note.protocol, note.tuple), (why, now));
+        let key = key(note.router, note.protocol, note.tuple);
+        let asked = router.refused.get(&key).map_or(0, |refused| refused.asked) + 1;
+        router.refused.insert(key, Refused { note: *note, why, at: now, asked });
+    }
+
+    /// Connections about which Linux is asked again, because they were too new. Their packets need not be noted for this.
+    pub fn ask_again(&self, now: Duration) -> Vec<ConnectionNote> {
+        let due = |refused: &&Refused| refused.ask_at().is_some_and(|at| at <= now);
+        let of_router = |router: &Router| {
+            let due = router.refused.values().filter(due).take(MOST_AGAIN);
+            due.map(|refused| refused.note).collect::<Vec<_>>()
+        };
+        self.routers.values().flat_map(of_router).collect()
     }
 
     /// Linux has forgotten a connection.
@@ -328,7 +363,7 @@ impl<M: ConnectionMemory> Kept<M> {
                     counts: self.table.counts(*pair),
                 },
             });
-            let refused = router.refused.iter().map(|(key, (why, at))| View {
+            let refused = router.refused.iter().map(|(key, Refused { why, at, .. })| View {
                 router: *id,
                 protocol: key.protocol,
                 arrives: key.tuple,

@@ -267,6 +267,14 @@ fn refusals_are_remembered_for_a_while() {
     assert!(!bench.kept.wants(&note(TCP, 1), bench.now + 29 * S));
     assert!(bench.kept.wants(&note(TCP, 1), bench.now + 30 * S));
     assert!(bench.kept.wants(&note(TCP, 2), bench.now));
+    // Linux is asked again soon, at most three times.
+    for wait in [2500, 5000, 7500] {
+        assert_eq!(bench.kept.ask_again(bench.now + Duration::from_millis(wait - 1)), []);
+        bench.now += Duration::from_millis(wait);
+        assert_eq!(bench.kept.ask_again(bench.now), [note(TCP, 2)]);
+        bench.kept.refuse(&note(TCP, 2), Refusal::NotEstablished, bench.now);
+    }
+    assert_eq!(bench.kept.ask_again(bench.now + 100 * S), []);
     bench.keep(TCP, 2, 432_000).unwrap();
     let states: Vec<_> = bench.kept.views().map(|view| matches!(view.state, State::Fast { .. })).collect();
     assert_eq!(states, [true, false], "a fast connection is not refused any more");

@@ -128,13 +128,16 @@ impl Thread {
         }
     }
 
-    /// Waits until something is due, or somebody calls.
+    /// Waits until something is due, or somebody calls. Notes that come too early wait, too.
     fn wait(&self, waker: &Waker) -> Result<()> {
         let places = self.routers.values().filter_map(|router| router.place.as_ref());
         let others = places.map(|place| place.ends.as_fd());
-        let readable = [waker.as_fd(), self.maps.readable()].into_iter().chain(others);
+        let now = monotonic();
+        let notes = (now >= self.notes_at).then(|| self.maps.readable());
+        let readable = [waker.as_fd()].into_iter().chain(notes).chain(others);
         let mut ready: Vec<_> = readable.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        let due = self.look_at.saturating_sub(monotonic());
+        let due = if notes.is_some() { self.look_at } else { self.look_at.min(self.notes_at) };
+        let due = due.saturating_sub(now);
         let time = Timespec::try_from(due).context("a time to wait")?;
         match poll(&mut ready, Some(&time)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => (),
@@ -152,8 +155,9 @@ impl Thread {
         }
         self.read_ends();
         if now >= self.notes_at {
-            self.notes_at = now + NOTES;
-            self.read_notes()?;
+            if self.read_notes()? {
+                self.notes_at = now + NOTES;
+            }
             self.maps.begin_again();
             // A connection may have ended since Linux answered.
             self.read_ends();
@@ -189,16 +193,19 @@ impl Thread {
         }
     }
 
-    fn read_notes(&mut self) -> Result<()> {
+    /// Returns whether there were any.
+    fn read_notes(&mut self) -> Result<bool> {
         let now = monotonic();
+        let notes = self.maps.notes(Duration::ZERO)?;
+        let any = !notes.is_empty();
         let mut of_routers: BTreeMap<RouterId, Vec<ConnectionNote>> = BTreeMap::new();
-        for note in self.maps.notes(Duration::ZERO)? {
+        for note in notes.into_iter().chain(self.kept.ask_again(now)) {
             let notes = of_routers.entry(note.router).or_default();
             if !notes.contains(&note) && self.kept.wants(&note, now) {
                 notes.push(note);
             }
         }
-        let Some(heart) = self.heart.clone() else { return Ok(()) };
+        let Some(heart) = self.heart.clone() else { return Ok(any) };
         for (id, notes) in of_routers.into_iter().filter(|(_, notes)| !notes.is_empty()) {
             let Some(router) = self.routers.get_mut(&id) else { continue };
             let kept = &mut self.kept;
@@ -222,7 +229,7 @@ impl Thread {
                 self.kept.drop_connections(id);
             }
         }
-        Ok(())
+        Ok(any)
     }
 
     fn look_at_settings(&mut self) {
