@@ -5,8 +5,8 @@ use super::{
     tracked::{Special, Tracked, Ways, is_supported},
 };
 use crate::firewall::{
-    prove::{Obstacle, Proof, Prover},
-    ruleset::Firewall,
+    prove::{Obstacle, Proof, Prover, Why},
+    ruleset::{Expression, Firewall, Ruleset, SETS_EVENTS, SETS_TIMEOUT},
     traffic::{ASSURED, Device, Direction, SEEN_REPLY, Scope, TCP, Traffic, Version},
 };
 use std::{collections::BTreeMap, fmt, sync::Arc};
@@ -100,6 +100,37 @@ impl fmt::Display for Refusal {
     }
 }
 
+/// The first rule after which Linux may not report the end of a connection, or may forget it sooner than its settings say.
+/// Such a rule concerns new connections, so no proof meets it.
+fn hides_ends(ruleset: &Ruleset, version: Version) -> Option<Obstacle> {
+    let hides = |expression: &Expression| match expression {
+        Expression::Other(name) => [SETS_EVENTS, SETS_TIMEOUT, "-j CT"].contains(&name.as_str()),
+        Expression::Hidden => true,
+        _ => false,
+    };
+    let tables = ruleset.tables.iter().filter(|table| !table.dormant && table.family.concerns(version));
+    let rules = tables.flat_map(|table| {
+        table
+            .chains
+            .iter()
+            .flat_map(move |(name, chain)| chain.rules.iter().map(move |rule| (table, name, rule)))
+    });
+    let mut found = rules.filter_map(|(table, chain, rule)| {
+        let why = match rule.expressions.iter().find(|expression| hides(expression))? {
+            Expression::Other(name) => Why::Does(name.clone()),
+            _ => Why::Hidden,
+        };
+        Some(Obstacle {
+            family: table.family,
+            table: table.name.clone(),
+            chain: chain.clone(),
+            handle: Some(rule.handle),
+            why,
+        })
+    });
+    found.next()
+}
+
 /// Makes proofs about connections of one router.
 pub struct Admission {
     firewall: Arc<Firewall>,
@@ -107,11 +138,14 @@ pub struct Admission {
     /// Proofs about all connections between two devices.
     kept: BTreeMap<(Version, u8, [u32; 2]), Result<Proof, Obstacle>>,
     steps_left: u32,
+    /// By IP version: a rule that may change when and how Linux forgets new connections.
+    hides: [Option<Obstacle>; 2],
 }
 
 impl Admission {
     pub fn new(firewall: Arc<Firewall>, consent: Consent) -> Admission {
-        Admission { firewall, consent, kept: BTreeMap::new(), steps_left: STEPS_PER_S }
+        let hides = [Version::V4, Version::V6].map(|version| hides_ends(&firewall.rules, version));
+        Admission { firewall, consent, kept: BTreeMap::new(), steps_left: STEPS_PER_S, hides }
     }
 
     /// A second has passed.
@@ -129,6 +163,9 @@ impl Admission {
     ) -> Result<Ways, Refusal> {
         if !is_supported(note.protocol) || tracked.protocol != note.protocol {
             return Err(Refusal::Unknown);
+        }
+        if let Some(obstacle) = &self.hides[usize::from(note.version == Version::V6)] {
+            return Err(Refusal::Ruled(obstacle.clone()));
         }
         let ways = tracked.ways(&note.tuple).ok_or(Refusal::Unknown)?;
         tracked.is_ready()?;

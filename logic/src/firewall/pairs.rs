@@ -18,7 +18,7 @@ use super::{
     bits::{Answer, Bits},
     prove::{Exception, Obstacle, Proof, Prover},
     ruleset::{Comparison, Devices, Expression, Firewall, Into, Register, Rule, Ruleset, Set, Table},
-    traffic::{Device, Scope, Traffic, Version, device_name},
+    traffic::{Device, Scope, TCP, Traffic, UDP, Version, device_name},
     translated::translated,
 };
 use std::{
@@ -57,6 +57,8 @@ pub enum Pair {
         obstacle: Obstacle,
         /// The addresses of packets that NAT may translate; `None`: it may translate any.
         translates: Option<Vec<Exception>>,
+        /// The first rule that may affect packets of established connections; `None`: all rules accept these packets.
+        established: Option<Obstacle>,
     },
 }
 
@@ -189,7 +191,14 @@ impl Pairs {
                         *steps = steps.saturating_sub(used);
                         let holds = |proof: &Proof| proof.holds_ms.is_none();
                         let translates = proof.ok().filter(holds).map(|proof| proof.except);
-                        Pair::Ruled { obstacle, translates }
+                        let established = [TCP, UDP].into_iter().find_map(|protocol| {
+                            let traffic =
+                                Traffic { scope: Scope::Established { protocol }, ..traffic.clone() };
+                            let (proof, used) = prover.prove(&traffic, MOST_STEPS);
+                            *steps = steps.saturating_sub(used);
+                            proof.err()
+                        });
+                        Pair::Ruled { obstacle, translates, established }
                     }
                 };
                 decided = true;

@@ -293,6 +293,10 @@ impl Expression {
     }
 }
 
+/// Statements that decide which reports Linux makes about a new connection, and when it forgets it.
+pub const SETS_EVENTS: &str = "ct event set";
+pub const SETS_TIMEOUT: &str = "ct timeout set";
+
 /// Steps that look at no connection and translate nothing.
 pub(super) const STATELESS: [&str; 9] =
     ["log", "limit", "quota", "reject", "queue", "-j LOG", "-j NFLOG", "-j REJECT", "-j TCPMSS"];

@@ -129,6 +129,7 @@ fn jump(name: &str) -> Vec<Expression> {
 
 const ESTABLISHED: u32 = 2 | 4;
 const INVALID: u32 = 1;
+const NEW: u32 = 8;
 
 fn obstacle(ruleset: &Ruleset, scope: Scope) -> (String, Option<u64>, Why) {
     let Obstacle { chain, handle, why, .. } = prove(ruleset, &traffic(scope)).unwrap_err();

@@ -40,7 +40,9 @@ mod space;
 mod tests;
 mod view;
 
-pub use view::{ConnectionRules, InterfaceView, RouterView, RulesView, StaleNeighbour};
+pub use view::{
+    ConnectionRules, Established, InterfaceView, PairView, RouterView, RulesView, StaleNeighbour,
+};
 
 use crate::{
     net::{Prefix4, Prefix6},

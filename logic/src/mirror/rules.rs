@@ -6,7 +6,7 @@ use crate::{
         ruleset::Firewall,
         traffic::{Device, Version},
     },
-    mirror::RulesView,
+    mirror::{Established, PairView, RulesView},
     observe::{Link, LinkKind, NamespaceId},
 };
 use std::{
@@ -150,10 +150,11 @@ impl Rules {
         for (ifindex, device) in &self.devices {
             groups.entry(self.group(*ifindex)).or_default().push(device.name.clone());
         }
-        let mut tables = self.tables.iter();
+        let mut tables = self.tables.iter().zip(self.admit());
         self.pairs.each_ref().map(|pairs| {
-            let table = tables.next().and_then(|table| table.as_deref());
-            pairs.as_ref().map(|pairs| view(pairs, table, groups.clone()))
+            let (table, admits) =
+                tables.next().map(|(table, admits)| (table.as_deref(), admits)).unwrap_or_default();
+            pairs.as_ref().map(|pairs| view(pairs, table, admits, groups.clone()))
         })
     }
 
@@ -179,7 +180,13 @@ impl Rules {
     }
 }
 
-fn view(pairs: &Pairs, table: Option<&PairTable>, groups: BTreeMap<u8, Vec<String>>) -> RulesView {
+/// `admits`: connections may be fast.
+fn view(
+    pairs: &Pairs,
+    table: Option<&PairTable>,
+    admits: bool,
+    groups: BTreeMap<u8, Vec<String>>,
+) -> RulesView {
     let is_free = |from, to| table.is_none_or(|table| table.pair(from, to) != LINUX);
     let why = |from, to, pair: &Pair| match pair {
         _ if is_free(from, to) => None,
@@ -199,9 +206,20 @@ fn view(pairs: &Pairs, table: Option<&PairTable>, groups: BTreeMap<u8, Vec<Strin
             None => "rules and translated connections have too many addresses".into(),
         }),
     };
+    let established = |pair: &Pair| match pair {
+        Pair::Undecided | Pair::Expiring => None,
+        Pair::Ruled { established: Some(obstacle), .. } => Some(Established::Checked(obstacle.to_string())),
+        Pair::Ruled { established: None, .. } | Pair::Accepted(_) => Some(Established::Accepted),
+    };
+    let pair = |(from, to, pair)| PairView {
+        from,
+        to,
+        why_not: why(from, to, pair),
+        established: established(pair).filter(|_| admits && !is_free(from, to)),
+    };
     RulesView {
         groups,
-        pairs: pairs.all().map(|(from, to, pair)| (from, to, why(from, to, pair))).collect(),
+        pairs: pairs.all().map(pair).collect(),
         exceptions: table.into_iter().flat_map(|t| &t.exceptions).map(ToString::to_string).collect(),
     }
 }

@@ -46,10 +46,29 @@ pub struct ConnectionRules {
 pub struct RulesView {
     /// The names of the devices of each group. Rules treat the devices of a group alike.
     pub groups: BTreeMap<u8, Vec<String>>,
-    /// All pairs of groups, and why packets from the first to the second go to Linux. `None`: they are fast.
-    pub pairs: Vec<(u8, u8, Option<String>)>,
+    pub pairs: Vec<PairView>,
     /// Addresses about whose packets Linux decides in any case.
     pub exceptions: Vec<String>,
+}
+
+/// What holds for packets from one group of devices to another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PairView {
+    pub from: u8,
+    pub to: u8,
+    /// Why they go to Linux; `None`: they are fast.
+    pub why_not: Option<String>,
+    /// `None`: all packets are fast, or connections are not.
+    pub established: Option<Established>,
+}
+
+/// What rules mean for packets of established connections.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Established {
+    /// All rules accept them.
+    Accepted,
+    /// This rule may affect some of them, so each connection is checked with its addresses.
+    Checked(String),
 }
 
 /// A link that is, or could be, an interface.

@@ -232,6 +232,12 @@ pub struct RuledPair {
     pub to: Vec<String>,
     /// Why Linux decides about them, as a sentence; `None`: they are fast.
     pub why_not: Option<String>,
+    /// Although Linux decides about new connections, established ones may be fast (`millrace connections`).
+    #[serde(default)]
+    pub established: bool,
+    /// The rule because of which each of these connections is checked with its addresses; `None`: rules accept all.
+    #[serde(default)]
+    pub checked: Option<String>,
 }
 
 /// `millrace connections`: a connection that is fast, or that Linux keeps although it has had several packets.

@@ -391,21 +391,25 @@ pub fn firewall(routers: &[FirewallReport]) -> String {
 }
 
 fn ruled_pairs(router: &str, version: &str, rules: &RuledPairs) -> String {
-    let mut table = Table::new(&["FROM", "TO", "PACKETS"]);
+    let mut table = Table::new(&["FROM", "TO", "NEW", "ESTABLISHED"]);
     let mut notes: Vec<&str> = Vec::new();
     for pair in &rules.pairs {
-        let packets = match &pair.why_not {
-            None => "fast".to_owned(),
-            Some(why) => {
-                let known = notes.iter().position(|note| note == why);
-                let number = known.unwrap_or_else(|| {
-                    notes.push(why);
-                    notes.len() - 1
-                });
-                format!("kernel [{}]", number + 1)
-            }
+        let mut noted = |word: &str, why| {
+            let known = notes.iter().position(|note| *note == why);
+            let number = known.unwrap_or_else(|| {
+                notes.push(why);
+                notes.len() - 1
+            });
+            format!("{word} [{}]", number + 1)
         };
-        table.row([some_names(&pair.from), some_names(&pair.to), packets]);
+        let new = pair.why_not.as_ref().map_or("fast".into(), |why| noted("kernel", why));
+        let established = match (&pair.why_not, &pair.checked) {
+            (None, _) => "fast".into(),
+            (Some(_), None) if pair.established => "fast".into(),
+            (Some(_), Some(why)) if pair.established => noted("some fast", why),
+            _ => "kernel".to_owned(),
+        };
+        table.row([some_names(&pair.from), some_names(&pair.to), new, established]);
     }
     let mut text = format!("{router}, {version}:\n{}", table.text());
     for (i, note) in notes.iter().enumerate() {

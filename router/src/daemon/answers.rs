@@ -21,7 +21,7 @@ use crate::{
     switch::seam::rule_port,
 };
 use logic::{
-    mirror::{InterfaceView, RouterView, RulesView},
+    mirror::{Established, InterfaceView, PairView, RouterView, RulesView},
     net::Vlan,
     observe::NamespaceId,
     plan::{InterfaceId, PortId, RouterId, Target},
@@ -432,10 +432,15 @@ pub(super) fn reason_count(reason: Reason, packets: u64) -> ReasonCount {
 
 fn ruled_pairs(rules: RulesView) -> RuledPairs {
     let names = |group: u8| rules.groups.get(&group).cloned().unwrap_or_default();
-    let pair = |(from, to, why_not): (u8, u8, Option<String>)| RuledPair {
-        from: names(from),
-        to: names(to),
-        why_not,
+    let pair = |pair: PairView| RuledPair {
+        from: names(pair.from),
+        to: names(pair.to),
+        why_not: pair.why_not,
+        established: pair.established.is_some(),
+        checked: match pair.established {
+            Some(Established::Checked(why)) => Some(why),
+            Some(Established::Accepted) | None => None,
+        },
     };
     RuledPairs { pairs: rules.pairs.into_iter().map(pair).collect(), exceptions: rules.exceptions }
 }

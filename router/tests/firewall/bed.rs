@@ -179,7 +179,6 @@ impl Connection {
             reply: towards_lan != self.by_wan,
             tuples,
             status: SEEN_REPLY | ASSURED | CONFIRMED | NAT_DONE | translated,
-            mark: 0,
         }
     }
 

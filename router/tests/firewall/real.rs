@@ -377,7 +377,7 @@ impl Row {
         let established = [TCP, UDP].map(|protocol| ask(false, Scope::Established { protocol }));
         let one = [TCP, UDP].into_iter().flat_map(|protocol| {
             [false, true].map(|reply| {
-                let direction = Direction { protocol, reply, tuples, status, mark: 0 };
+                let direction = Direction { protocol, reply, tuples, status };
                 ask(reply, Scope::Connection(Box::new(direction)))
             })
         });

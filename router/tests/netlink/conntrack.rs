@@ -3,9 +3,9 @@
 //! `left` - `router` - `right`. The router masquerades what leaves to `right`.
 
 use crate::bed::*;
-use logic::firewall::{
-    connection::{Special, Tracked},
-    traffic::{ASSURED, SEEN_REPLY, SRC_NAT, TCP, Tuple, UDP},
+use logic::{
+    connections::tracked::{Special, Tracked},
+    firewall::traffic::{ASSURED, SEEN_REPLY, SRC_NAT, TCP, Tuple, UDP},
 };
 use router::linux::{
     conntrack::{

@@ -122,6 +122,26 @@ fn rules_must_accept_both_directions() {
     assert!(decide(&blocklist(&[192, 0, 2, 1]), Consent::All, &tracked(TCP)).is_err());
 }
 
+/// The rule concerns only the first packet, and yet it matters for the whole connection.
+#[test]
+fn rules_about_reports_and_timeouts_of_connections_keep_them_with_linux() {
+    for name in ["ct event set", "ct timeout set", "-j CT"] {
+        let first = and(super::name(6, "lan"), vec![Other(name.into())]);
+        let mut ruleset = stateful();
+        let other = forward(vec![and(state(NEW), first)]);
+        ruleset.tables.extend(other.tables);
+        match decide(&ruleset, Consent::All, &tracked(UDP)) {
+            Err(Refusal::Ruled(obstacle)) => {
+                assert_eq!((obstacle.handle, obstacle.why), (Some(1), Why::Does(name.into())));
+            }
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+    let marks = and(state(NEW), vec![Other("ct mark set".into())]);
+    let ruleset = forward(vec![marks, and(state(ESTABLISHED), accept())]);
+    assert!(decide(&ruleset, Consent::All, &tracked(UDP)).is_ok());
+}
+
 #[test]
 fn proofs_take_a_bounded_time() {
     let long = forward((0..200).map(|n| and(source(&[10, 0, 1, n]), drop())).chain([accept()]).collect());

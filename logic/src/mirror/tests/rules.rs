@@ -10,7 +10,7 @@ use crate::{
             Ruleset, Table, Verdict,
         },
     },
-    mirror::RouterView,
+    mirror::{Established, RouterView},
 };
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -119,7 +119,7 @@ fn rules_for_one_device_leave_others_alone() {
     let views = bench.mirror.rules(HOST);
     let [Some(v4), None] = &views else { panic!("{views:?}") };
     assert_eq!(v4.groups[&1], ["if1", "if2"]);
-    let why = |from, to| v4.pairs.iter().find(|p| (p.0, p.1) == (from, to)).unwrap().2.clone();
+    let why = |from, to| v4.pairs.iter().find(|p| (p.from, p.to) == (from, to)).unwrap().why_not.clone();
     assert_eq!(why(1, 1), None);
     assert_eq!(why(1, 2).unwrap(), "rule with handle 1 of nftables chain ip t f may drop packets");
     assert_eq!(why(2, 1), None);
@@ -132,7 +132,7 @@ fn rules_that_test_states_affect_replies() {
     bench.after([settings(forward(Family::Ipv4, true, vec![drops_new(7, 9)]))]);
     let why = |bench: &Bench, from, to| {
         let [v4, _] = bench.mirror.rules(HOST);
-        v4.unwrap().pairs.into_iter().find(|p| (p.0, p.1) == (from, to)).unwrap().2
+        v4.unwrap().pairs.into_iter().find(|p| (p.from, p.to) == (from, to)).unwrap().why_not
     };
     assert_eq!(why(&bench, 1, 1), None);
     assert!(why(&bench, 2, 1).unwrap().starts_with("rules may affect replies"));
@@ -222,6 +222,10 @@ fn connections_are_admitted_anew_after_a_change_of_rules_or_devices() {
     assert_ne!(first, 0);
     assert_eq!((is_on(&bench), view(&bench).ruled), (vec![(true, true); 2], [true, false]));
     assert_eq!(view(&bench).ipv4, [""; 0]);
+    let [v4, _] = bench.mirror.rules(HOST);
+    let pair = &v4.unwrap().pairs[0];
+    let dropped = "rule with handle 1 of nftables chain ip t f may drop packets";
+    assert_eq!((pair.why_not.as_deref(), &pair.established), (Some(dropped), &Some(Established::Accepted)));
     let rules: Vec<_> = bench.mirror.connection_rules().collect();
     assert_eq!((rules[0].router, rules[0].generation, rules.len()), (0, first, 1));
     assert_eq!(rules[0].firewall, stateful());

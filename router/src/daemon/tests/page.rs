@@ -3,9 +3,10 @@
 use crate::{
     api::{
         ErrorBody, cores::CoresReport, cores::EventReport, flows::FlowReport, flows::FlowsChanged,
-        flows::FlowsRequest, sas::SasReport, sas::SasRequest, status::ExplainReport, status::ExplainRequest,
-        status::FirewallReport, status::InterfaceReport, status::PortReport, status::RouteReport,
-        status::RouterReport, status::Status, status::StopReport, status::VerifyReport,
+        flows::FlowsRequest, sas::SasReport, sas::SasRequest, status::ConnectionReport,
+        status::ExplainReport, status::ExplainRequest, status::FirewallReport, status::InterfaceReport,
+        status::PortReport, status::RouteReport, status::RouterReport, status::Status, status::StopReport,
+        status::VerifyReport,
     },
     base::reference::{Shape, Table, file, quoted, shapes, tables},
     daemon::api::{MAX_BODY_BYTES, MAX_FLOWS_BYTES, MAX_SAS_BYTES, QUEUE},

@@ -3,7 +3,10 @@
 
 use crate::linux::netlink::wire;
 use logic::firewall::{
-    ruleset::{Addresses, Comparison, Expression, Extension, Header, Into, Operand, Register, Verdict},
+    ruleset::{
+        Addresses, Comparison, Expression, Extension, Header, Into, Operand, Register, SETS_EVENTS,
+        SETS_TIMEOUT, Verdict,
+    },
     traffic::Version,
 };
 
@@ -80,7 +83,11 @@ fn known(name: &str, data: Attributes<'_>) -> Option<Expression> {
         "meta" => meta(data)?,
         "ct" => {
             let direction = data.bytes(3).and_then(|bytes| bytes.first().copied());
-            Expression::Ct { key: data.number(2)?, direction, into: data.register(1)? }
+            let key = data.number(2)?;
+            match data.register(1) {
+                Some(into) => Expression::Ct { key, direction, into },
+                None => Expression::Other(sets(key).into()),
+            }
         }
         "payload" => Expression::Payload {
             header: match data.number(2)? {
@@ -119,6 +126,7 @@ fn known(name: &str, data: Attributes<'_>) -> Option<Expression> {
         "objref" => match data.number(1)? {
             OBJECT_COUNTER => Expression::Count,
             OBJECT_HELPER => Expression::SetHelper,
+            OBJECT_TIMEOUT => Expression::Other(SETS_TIMEOUT.into()),
             _ => return None,
         },
         "flow_offload" => Expression::AddFlow(data.text(1)?),
@@ -140,6 +148,17 @@ fn known(name: &str, data: Attributes<'_>) -> Option<Expression> {
 /// `NFT_OBJECT_*`
 const OBJECT_COUNTER: u32 = 1;
 const OBJECT_HELPER: u32 = 3;
+const OBJECT_TIMEOUT: u32 = 7;
+
+/// The statement that sets this part of a connection (`NFT_CT_*`).
+fn sets(key: u32) -> &'static str {
+    match key {
+        3 => "ct mark set",
+        17 => "ct zone set",
+        18 => SETS_EVENTS,
+        _ => "ct set",
+    }
+}
 
 /// A target of iptables.
 pub fn target(name: &str, revision: u32, info: &[u8]) -> Expression {
