@@ -220,7 +220,8 @@ struct Translation {
 
 impl Translation {
     fn new(old: &Tuple, new: &Tuple) -> Translation {
-        let translated = if (old.destination, old.destination_port) != (new.destination, new.destination_port) {
+        let translated = if (old.destination, old.destination_port) != (new.destination, new.destination_port)
+        {
             2
         } else if old != new {
             1
@@ -336,7 +337,9 @@ impl<M: ConnectionMemory> ConnectionTable<M> {
     /// the versions of addresses differ. Nothing has then changed.
     pub fn insert(&mut self, connection: &Connection) -> Option<PairId> {
         let keys = [KeyWords::new(&connection.key(0))?, KeyWords::new(&connection.key(1))?];
-        let version = |way: &OneWay| [way.arrives.source, way.leaves.source, way.leaves.destination].map(|a| a.is_ipv4());
+        let version = |way: &OneWay| {
+            [way.arrives.source, way.leaves.source, way.leaves.destination].map(|a| a.is_ipv4())
+        };
         let [a, b] = connection.ways.each_ref().map(version);
         let is_there = |way| find_row(&self.memory, self.seed, &connection.key(way)).is_some();
         if a != b || a[0] != a[1] || a[0] != a[2] || keys[0] == keys[1] || is_there(0) || is_there(1) {
@@ -380,7 +383,8 @@ impl<M: ConnectionMemory> ConnectionTable<M> {
     fn write(&self, row: u32, key: &KeyWords, connection: &Connection, way: &OneWay) {
         let nat = Translation::new(&way.arrives, &way.leaves);
         let [new_source, new_destination] = [way.leaves.source, way.leaves.destination].map(address);
-        let kept = u64::from(way.ingress) | u64::from(way.egress) << 16 | u64::from(connection.generation) << 32;
+        let kept =
+            u64::from(way.ingress) | u64::from(way.egress) << 16 | u64::from(connection.generation) << 32;
         let change =
             u64::from(ports(&way.leaves)) | u64::from(nat.header_sum) << 32 | u64::from(nat.sum) << 48;
         let values: [u64; words::CONNECTION] = [

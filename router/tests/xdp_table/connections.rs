@@ -309,7 +309,13 @@ fn packets_that_change_the_state_end_both_directions() {
             for by_reply in [false, true] {
                 let name = format!("flags {flags:#x}, by the reply {by_reply}");
                 let id = bed.insert(&c);
-                let last = frame_of(if by_reply { B } else { A }, TCP, &c.ways[usize::from(by_reply)].arrives, flags, b"x");
+                let last = frame_of(
+                    if by_reply { B } else { A },
+                    TCP,
+                    &c.ways[usize::from(by_reply)].arrives,
+                    flags,
+                    b"x",
+                );
                 match (flags & ACK != 0 && !ends, by_reply) {
                     (true, false) => {
                         let left = frame_of(A, TCP, &leaves, flags, b"x").routed(FRIEND, B, &[]);
@@ -449,7 +455,8 @@ fn packets_that_need_linux_go_up_untouched() {
                     ip[2..4].copy_from_slice(&(bytes as u16).to_be_bytes());
                 })
             };
-            let udp_length = |length: u16| packet.clone().with(|ip| ip[24..26].copy_from_slice(&length.to_be_bytes()));
+            let udp_length =
+                |length: u16| packet.clone().with(|ip| ip[24..26].copy_from_slice(&length.to_be_bytes()));
             let mut cases = vec![
                 ("first fragment", packet.clone().ip4(|ip| ip[6] = 0x20), Reason::Rules),
                 ("last fragment", packet.clone().ip4(|ip| ip[7] = 2), Reason::Rules),
@@ -562,12 +569,15 @@ fn a_translated_destination_is_looked_up() {
         let mut bed = Bed::with(Settings { queue_rows: true, ..settings() });
         let arrives = tuple("10.0.1.9:1000", "10.11.0.1:2000");
         let leaves = tuple("10.0.1.9:1000", "10.0.2.9:2000");
-        let steered =
-            Steered { port: 0, queue: 0, interface: 1, destination: "10.11.0.1".parse().unwrap() };
+        let steered = Steered { port: 0, queue: 0, interface: 1, destination: "10.11.0.1".parse().unwrap() };
         bed.w.tables.set_steered(&[steered].into());
         let long = |tuple: &Tuple| frame_of(A, UDP, tuple, 0, &[7; 200]);
         let id = bed.insert(&connection(UDP, arrives, arrives, 2));
-        bed.w.expect("by the row", &there(UDP, &arrives), out(2, there(UDP, &arrives).routed(GATEWAY, B, &[])));
+        bed.w.expect(
+            "by the row",
+            &there(UDP, &arrives),
+            out(2, there(UDP, &arrives).routed(GATEWAY, B, &[])),
+        );
         bed.w.expect("its MTU", &long(&arrives), up(Reason::OverMtu));
         bed.remove(id);
         bed.insert(&connection(UDP, arrives, leaves, 2));

@@ -118,7 +118,9 @@ impl World {
 
     /// With the maps of connections.
     pub fn with_connections(settings: Settings, maps: &ConnectionMaps) -> World {
-        World::around(1, || Plane::load_changed(settings, |open| maps.share(open)).unwrap_or_else(|e| panic!("{e:#}")))
+        World::around(1, || {
+            Plane::load_changed(settings, |open| maps.share(open)).unwrap_or_else(|e| panic!("{e:#}"))
+        })
     }
 
     fn around(queues: u32, load: impl FnOnce() -> Plane) -> World {
