@@ -7,13 +7,16 @@ use logic::{
 };
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
+/// The tables of a router's rules, and their generation.
+type RulesOf = ([Option<Arc<PairTable>>; 2], u32);
+
 /// The last planned state of everything that plans name, except routes.
 #[derive(Default)]
 pub struct Ledger {
     ports: BTreeMap<PortId, bool>,
     routers: BTreeMap<RouterId, MultipathHash>,
     locals: BTreeMap<RouterId, Arc<[u32]>>,
-    rules: BTreeMap<RouterId, ([Option<Arc<PairTable>>; 2], u32)>,
+    rules: BTreeMap<RouterId, RulesOf>,
     interfaces: BTreeMap<InterfaceId, Interface>,
     others: Arc<[(PortId, Vlan, Mac)]>,
     neighbours: BTreeMap<(InterfaceId, IpAddr), Mac>,

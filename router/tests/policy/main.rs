@@ -88,7 +88,7 @@ struct Bed {
 impl Bed {
     fn new() -> Bed {
         let waker = Waker::new().unwrap();
-        let mut policy = Policy::start(waker.clone(), false, 0).unwrap_or_else(|e| panic!("{e:#}"));
+        let mut policy = Policy::start(waker.clone(), false, 64).unwrap_or_else(|e| panic!("{e:#}"));
         assert_eq!(policy.unseen(), [""; 0]);
         let (red, blue) = (Named::new("red"), Named::new("blue"));
         let places = [NamespaceRef::own().unwrap(), red.place(), blue.place()];
