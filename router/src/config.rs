@@ -111,7 +111,7 @@ impl Default for Policing {
 pub struct FirewallSettings {
     /// Which established connections bypass rules that accept them.
     pub established: Established,
-    /// The most fast connections of all routers. Each takes 384 bytes or a little more.
+    /// The most fast connections of all routers.
     pub connections: ConnectionCount,
 }
 

@@ -49,6 +49,8 @@ pub struct Kept<M> {
     table: ConnectionTable<M>,
     consent: Consent,
     routers: BTreeMap<RouterId, Router>,
+    /// Something was removed in this epoch.
+    dirty: bool,
 }
 
 struct Router {
@@ -147,7 +149,7 @@ pub enum State {
 
 impl<M: ConnectionMemory> Kept<M> {
     pub fn new(table: ConnectionTable<M>, consent: Consent) -> Kept<M> {
-        Kept { table, consent, routers: BTreeMap::new() }
+        Kept { table, consent, routers: BTreeMap::new(), dirty: false }
     }
 
     /// Follows the rules of all routers.
@@ -170,7 +172,7 @@ impl<M: ConnectionMemory> Kept<M> {
 
     fn drop_all(&mut self, router: Option<Router>) {
         let all = router.into_iter().flat_map(|router| router.all.into_keys());
-        all.for_each(|id| _ = self.table.remove(id));
+        all.for_each(|id| self.dirty |= self.table.remove(id));
     }
 
     /// The routers whose connections may be fast.
@@ -279,12 +281,12 @@ impl<M: ConnectionMemory> Kept<M> {
     /// Any connection of the router may have ended: reports were lost, or a setting has changed.
     pub fn drop_connections(&mut self, router: RouterId) {
         let all = self.routers.get_mut(&router).map(|router| std::mem::take(&mut router.all));
-        all.into_iter().flatten().for_each(|(id, _)| _ = self.table.remove(id));
+        all.into_iter().flatten().for_each(|(id, _)| self.dirty |= self.table.remove(id));
     }
 
     fn remove(&mut self, router: RouterId, id: PairId) {
         self.routers.get_mut(&router).map(|router| router.all.remove(&id));
-        self.table.remove(id);
+        self.dirty |= self.table.remove(id);
     }
 
     /// Looks at all connections: drops those that have ended or are idle. Returns what Linux must be told, by router.
@@ -335,13 +337,18 @@ impl<M: ConnectionMemory> Kept<M> {
         }
     }
 
-    /// Ends the current epoch. After a grace period, [`Kept::reuse`] frees what was removed in it.
-    pub fn seal(&mut self) -> Epoch {
-        self.table.seal()
+    /// Ends the current epoch. After a grace period, [`Kept::reuse`] frees what was removed in it. `None`: nothing was.
+    pub fn seal(&mut self) -> Option<Epoch> {
+        std::mem::take(&mut self.dirty).then(|| self.table.seal())
     }
 
     pub fn reuse(&mut self, epoch: Epoch) {
         self.table.reuse(epoch);
+    }
+
+    /// Are there no connections to look at?
+    pub fn is_idle(&self) -> bool {
+        self.routers.values().all(|router| router.all.is_empty() && router.refused.is_empty())
     }
 
     /// The number of fast connections of a router.

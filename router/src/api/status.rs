@@ -186,6 +186,9 @@ pub struct RouterReport {
     /// Rules of its firewall may affect some packets but not all; only those go to the kernel (`millrace firewall`).
     #[serde(default)]
     pub ruled: Families<bool>,
+    /// Connections that are fast now, although rules may affect the router's packets.
+    #[serde(default)]
+    pub connections: u64,
     /// Interfaces with reasons of their own.
     pub left_to_kernel: Vec<LeftInterface>,
     pub interfaces: u64,

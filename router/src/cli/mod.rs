@@ -138,6 +138,8 @@ ones, with examples:
   [policing]                  # packets to the kernel per second, for each core and router; 0: no limit
   exception_pps = 100000
   control_pps = 10000
+  [firewall]
+  established = \"fast\"        # TCP connections bypass rules that accept them, too; \"linux\": none does
   [limits]
   memory_mib = 2048           # of all tables; packets that need a row beyond it go to the kernel
   routes_per_namespace = 24576  # the kernel serves a namespace with more

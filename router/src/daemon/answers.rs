@@ -180,6 +180,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 ipv6: router.ipv6.is_empty() && !router.ruled[1] && !is_left(|why| &why.ipv6),
             },
             ruled: Families { ipv4: router.ruled[0], ipv6: router.ruled[1] },
+            connections: router.router.map_or(0, |id| self.fast_connections(id)),
             left_to_kernel: sum.left,
             interfaces: sum.interfaces,
             routes: Families { ipv4: routes4 as u64, ipv6: routes6 as u64 },

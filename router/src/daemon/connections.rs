@@ -67,6 +67,11 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.connections.rules = rules;
     }
 
+    /// The number of fast connections of a router.
+    pub(super) fn fast_connections(&self, router: RouterId) -> u64 {
+        self.connections.thread.as_ref().map_or(0, |thread| thread.count(router))
+    }
+
     /// `millrace connections`.
     pub(super) fn connection_reports(
         &self,

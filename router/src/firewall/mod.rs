@@ -11,6 +11,7 @@ mod place;
 mod thread;
 
 use crate::{
+    base::guard::locked,
     linux::{netns::NamespaceRef, observer::Waker},
     plane::{Heart, connections::ConnectionMaps},
 };
@@ -18,10 +19,12 @@ use anyhow::{Context, Result};
 use logic::{
     connections::{admission::Consent, kept::View},
     mirror::ConnectionRules,
+    plan::RouterId,
 };
 use std::{
+    collections::BTreeMap,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         mpsc::{SyncSender, sync_channel},
     },
     thread::{Builder, JoinHandle},
@@ -56,9 +59,13 @@ struct Orders {
 /// The thread. It ends when this is dropped.
 pub struct FastConnections {
     orders: Arc<Mutex<Orders>>,
+    counts: Counts,
     waker: Waker,
     thread: Option<JoinHandle<()>>,
 }
+
+/// The number of fast connections of each router.
+type Counts = Arc<Mutex<BTreeMap<RouterId, u64>>>;
 
 impl FastConnections {
     /// Starts the thread. No connection is fast before it knows routers and a heart.
@@ -67,18 +74,19 @@ impl FastConnections {
     /// There is no memory, descriptor or thread left.
     pub fn start(maps: ConnectionMaps, consent: Consent, grace: WaitForGrace) -> Result<FastConnections> {
         let (orders, waker) = (Arc::<Mutex<Orders>>::default(), Waker::new().context("what wakes a thread")?);
-        let (theirs, woken) = (orders.clone(), waker.clone());
+        let (theirs, woken, counts) = (orders.clone(), waker.clone(), Counts::default());
+        let counted = counts.clone();
         let run = move || {
-            if let Err(error) = thread::run(&maps, consent, grace, &theirs, &woken) {
+            if let Err(error) = thread::run(&maps, consent, grace, &theirs, &woken, &counted) {
                 tracing::error!("connections are not fast any more, Linux forwards them: {error:#}");
             }
         };
         let thread = Builder::new().name("connections".into()).spawn(run).context("starting a thread")?;
-        Ok(FastConnections { orders, waker, thread: Some(thread) })
+        Ok(FastConnections { orders, counts, waker, thread: Some(thread) })
     }
 
     fn order(&self, change: impl FnOnce(&mut Orders)) {
-        change(&mut self.orders.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut locked(&self.orders));
         self.waker.wake();
     }
 
@@ -90,6 +98,11 @@ impl FastConnections {
     /// Sets the generation in charge.
     pub fn follow_heart(&self, heart: Option<Arc<Heart>>) {
         self.order(|orders| orders.heart = heart);
+    }
+
+    /// The number of fast connections of a router, half a second ago at most.
+    pub fn count(&self, router: RouterId) -> u64 {
+        locked(&self.counts).get(&router).copied().unwrap_or_default()
     }
 
     /// Fast connections, and those that were refused lately. `None`: the thread does not answer.

@@ -1,8 +1,8 @@
 //! The thread of fast connections.
 
-use super::{Orders, RouterRules, WaitForGrace, place::Place};
+use super::{Counts, Orders, RouterRules, WaitForGrace, place::Place};
 use crate::{
-    base::clock::monotonic,
+    base::{clock::monotonic, guard::locked},
     linux::{
         conntrack::{
             ends::Waiting,
@@ -36,7 +36,7 @@ use std::{
     collections::BTreeMap,
     io,
     os::fd::AsFd,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -48,6 +48,8 @@ const LEASE: Duration = Duration::from_secs(2);
 const NOTES: Duration = Duration::from_millis(15);
 /// Settings are read, and namespaces that failed are tried, this often.
 const AGAIN: Duration = Duration::from_secs(5);
+/// The longest wait, while no router has connections.
+const LONGEST: Duration = Duration::from_secs(60);
 /// Proofs are limited per second.
 const PROOFS: Duration = Duration::from_secs(1);
 
@@ -63,6 +65,7 @@ pub(super) fn run(
     grace: WaitForGrace,
     orders: &Mutex<Orders>,
     waker: &Waker,
+    counts: &Counts,
 ) -> Result<()> {
     let maps = Connections::open(maps)?;
     let now = monotonic();
@@ -78,12 +81,14 @@ pub(super) fn run(
         proofs_at: now + PROOFS,
     };
     loop {
-        let ordered = std::mem::take(&mut *orders.lock().unwrap_or_else(PoisonError::into_inner));
+        let ordered = std::mem::take(&mut *locked(orders));
         if ordered.ended {
             return Ok(());
         }
         thread.obey(ordered);
-        thread.turn()?;
+        if thread.turn()? {
+            *locked(counts) = thread.counts();
+        }
         thread.wait(waker)?;
     }
 }
@@ -91,8 +96,36 @@ pub(super) fn run(
 /// A router, and conntrack of its namespace.
 struct Router {
     rules: RouterRules,
-    /// `None`: it could not be opened.
+    /// `None`: it could not be opened, or has failed.
     place: Option<Place>,
+    /// Its failure is in the log.
+    warned: bool,
+}
+
+impl Router {
+    fn new(rules: RouterRules, place: Option<Place>) -> Router {
+        let mut router = Router { rules, place, warned: false };
+        router.open();
+        router
+    }
+
+    /// Opens its namespace if it is not open.
+    fn open(&mut self) {
+        if self.place.is_none() {
+            match Place::open(&self.rules.place) {
+                Ok(place) => (self.place, self.warned) = (Some(place), false),
+                Err(error) => self.fail(&error),
+            }
+        }
+    }
+
+    fn fail(&mut self, error: &io::Error) {
+        self.place = None;
+        let name = &self.rules.rules.name;
+        if !std::mem::replace(&mut self.warned, true) {
+            tracing::warn!("connections of router {name} are not fast: conntrack does not answer: {error}");
+        }
+    }
 }
 
 struct Thread {
@@ -118,8 +151,8 @@ impl Thread {
             let mut before = std::mem::take(&mut self.routers);
             for rules in routers {
                 let old = before.remove(&rules.rules.router).and_then(|router| router.place);
-                let place = old.filter(|place| place.key() == rules.place.key()).or_else(|| opened(&rules));
-                self.routers.insert(rules.rules.router, Router { rules, place });
+                let place = old.filter(|place| place.key() == rules.place.key());
+                self.routers.insert(rules.rules.router, Router::new(rules, place));
             }
         }
         for to in orders.reports {
@@ -136,7 +169,11 @@ impl Thread {
         let notes = (now >= self.notes_at).then(|| self.maps.readable());
         let readable = [waker.as_fd()].into_iter().chain(notes).chain(others);
         let mut ready: Vec<_> = readable.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        let due = if notes.is_some() { self.look_at } else { self.look_at.min(self.notes_at) };
+        let due = match notes {
+            None => self.look_at.min(self.notes_at),
+            Some(_) if self.routers.is_empty() => now + LONGEST,
+            Some(_) => self.look_at,
+        };
         let due = due.saturating_sub(now);
         let time = Timespec::try_from(due).context("a time to wait")?;
         match poll(&mut ready, Some(&time)) {
@@ -147,7 +184,12 @@ impl Thread {
         Ok(())
     }
 
-    fn turn(&mut self) -> Result<()> {
+    fn counts(&self) -> BTreeMap<RouterId, u64> {
+        self.routers.keys().map(|id| (*id, self.kept.count(*id) as u64)).collect()
+    }
+
+    /// Returns whether all connections were looked at.
+    fn turn(&mut self) -> Result<bool> {
         let now = monotonic();
         if now >= self.proofs_at {
             self.proofs_at = now + PROOFS;
@@ -155,8 +197,11 @@ impl Thread {
         }
         self.read_ends();
         if now >= self.notes_at {
+            let was_idle = self.kept.is_idle();
             if self.read_notes()? {
                 self.notes_at = now + NOTES;
+                // The first connection needs a deadline.
+                self.look_at = self.look_at.min(if was_idle { now } else { now + LOOK });
             }
             self.maps.begin_again();
             // A connection may have ended since Linux answered.
@@ -166,11 +211,12 @@ impl Thread {
             self.again_at = now + AGAIN;
             self.look_at_settings();
         }
-        if now >= self.look_at {
-            self.look_at = now + LOOK;
+        let looks = now >= self.look_at;
+        if looks {
             self.look()?;
+            self.look_at = now + if self.kept.is_idle() { AGAIN } else { LOOK };
         }
-        Ok(())
+        Ok(looks)
     }
 
     /// Drops connections that Linux has forgotten.
@@ -185,8 +231,7 @@ impl Thread {
                 Ok(Waiting::Nothing | Waiting::More) => (),
                 Ok(Waiting::Lost) => self.kept.drop_connections(*id),
                 Err(error) => {
-                    failed(&router.rules, &error);
-                    router.place = None;
+                    router.fail(&error);
                     self.kept.drop_connections(*id);
                 }
             }
@@ -224,8 +269,7 @@ impl Thread {
                 }
             };
             if let Err(error) = asked {
-                failed(&router.rules, &error);
-                router.place = None;
+                router.fail(&error);
                 self.kept.drop_connections(id);
             }
         }
@@ -234,17 +278,15 @@ impl Thread {
 
     fn look_at_settings(&mut self) {
         for (id, router) in &mut self.routers {
-            match &mut router.place {
-                None => router.place = opened(&router.rules),
-                Some(place) => match place.read_settings() {
-                    Ok(()) if place.settings.accounting => self.kept.drop_connections(*id),
-                    Ok(()) => (),
-                    Err(error) => {
-                        failed(&router.rules, &error);
-                        router.place = None;
-                        self.kept.drop_connections(*id);
-                    }
-                },
+            router.open();
+            let Some(place) = &mut router.place else { continue };
+            match place.read_settings() {
+                Ok(()) if place.settings.accounting => self.kept.drop_connections(*id),
+                Ok(()) => (),
+                Err(error) => {
+                    router.fail(&error);
+                    self.kept.drop_connections(*id);
+                }
             }
         }
     }
@@ -261,28 +303,17 @@ impl Thread {
                 None => continue,
             };
             if let Err(error) = told {
-                failed(&router.rules, &error);
-                router.place = None;
+                router.fail(&error);
                 self.kept.drop_connections(id);
             }
         }
         heart.extend_connections(LEASE)?;
-        let epoch = self.kept.seal();
-        (self.grace)()?;
-        self.kept.reuse(epoch);
+        if let Some(epoch) = self.kept.seal() {
+            (self.grace)()?;
+            self.kept.reuse(epoch);
+        }
         Ok(())
     }
-}
-
-fn opened(rules: &RouterRules) -> Option<Place> {
-    Place::open(&rules.place).inspect_err(|error| failed(rules, error)).ok()
-}
-
-fn failed(rules: &RouterRules, error: &io::Error) {
-    tracing::warn!(
-        "connections of router {} are not fast: conntrack does not answer: {error}",
-        rules.rules.name
-    );
 }
 
 fn clock(heart: &Heart) -> Result<Clock> {
