@@ -20,7 +20,7 @@ use crate::{
     fib::Epoch,
     firewall::traffic::{TCP, Tuple},
     mirror::ConnectionRules,
-    plan::RouterId,
+    plan::{InterfaceId, RouterId},
     tables::connections::{Connection, ConnectionKey, ConnectionMemory, ConnectionTable, OneWay, PairId},
 };
 use std::{collections::BTreeMap, time::Duration};
@@ -82,6 +82,8 @@ impl Refused {
 struct One {
     protocol: u8,
     ways: Ways,
+    /// Where packets of the first direction come in and leave.
+    interfaces: [InterfaceId; 2],
     /// What Linux sets the timeout to when it sees a packet.
     timeout_s: u32,
     /// Linux forgets it at this time.
@@ -180,14 +182,23 @@ impl<M: ConnectionMemory> Kept<M> {
         self.routers.values().map(|router| &router.rules)
     }
 
-    /// Must Linux be asked about this connection?
-    pub fn wants(&self, note: &ConnectionNote, now: Duration) -> bool {
+    /// Must Linux be asked about this connection? If its packets take another way than before, it is not fast any more.
+    pub fn wants(&mut self, note: &ConnectionNote, now: Duration) -> bool {
         let Some(router) = self.routers.get(&note.router) else { return false };
         let key = key(note.router, note.protocol, note.tuple);
         if let Some(Refused { why, at, .. }) = router.refused.get(&key) {
             return !why.is_lasting() || now >= *at + ASK_AGAIN;
         }
-        self.table.find(&key).is_none()
+        let Some((id, direction)) = self.table.find(&key) else { return true };
+        let interfaces = match direction {
+            0 => [note.ingress, note.egress],
+            _ => [note.egress, note.ingress],
+        };
+        let moved = router.all.get(&id).is_none_or(|one| one.interfaces != interfaces);
+        if moved {
+            self.remove(note.router, id);
+        }
+        moved
     }
 
     /// Decides about a connection that Linux tracks. Nothing changes yet.
@@ -233,6 +244,7 @@ impl<M: ConnectionMemory> Kept<M> {
         let one = One {
             protocol: note.protocol,
             ways,
+            interfaces: [note.ingress, note.egress],
             timeout_s,
             expires_at,
             since: clock.now,

@@ -246,6 +246,20 @@ fn ends_are_seen_wherever_they_come_from() {
 }
 
 #[test]
+fn a_connection_that_takes_another_way_is_admitted_again() {
+    let mut bench = Bench::new();
+    bench.keep(UDP, 1, 120).unwrap();
+    let reply = |ingress| {
+        let tuple = tracked(UDP, 1).tuples[1];
+        ConnectionNote { tuple, ingress, egress: 1, ..note(UDP, 1) }
+    };
+    assert!(!bench.kept.wants(&reply(2), bench.now));
+    assert_eq!(bench.count(), 1);
+    assert!(bench.kept.wants(&reply(3), bench.now), "replies come in by another interface");
+    assert_eq!(bench.count(), 0);
+}
+
+#[test]
 fn rows_are_used_again_after_a_grace_period_only() {
     let mut bench = Bench::new();
     for n in 0..PAIRS as u16 {
