@@ -6,7 +6,7 @@ use super::{
 };
 use crate::firewall::{
     prove::{Obstacle, Proof, Prover, Why},
-    ruleset::{Expression, Firewall, Ruleset, SETS_EVENTS, SETS_TIMEOUT},
+    ruleset::{Expression, Firewall, Ruleset, SETS_EVENTS, SETS_TIMEOUT, SETS_ZONE},
     traffic::{ASSURED, Device, Direction, SEEN_REPLY, Scope, TCP, Traffic, Version},
 };
 use std::{collections::BTreeMap, fmt, sync::Arc};
@@ -54,8 +54,12 @@ pub enum Refusal {
     Unwatched,
     /// Linux counts packets of connections (`net.netfilter.nf_conntrack_acct`).
     Counted,
-    /// There is no room for another one.
+    /// There is no room for another one, or the router has its share.
     Full,
+    /// Linux's timeout of such connections is so short that they are not worth it.
+    ShortTimeout,
+    /// It is in a flow table of Linux, or has properties that Millrace does not know.
+    Unreadable,
     /// Millrace cannot ask Linux about connections of this namespace.
     Unasked,
 }
@@ -95,6 +99,10 @@ impl fmt::Display for Refusal {
                 "Linux counts packets of connections, and Millrace cannot (net.netfilter.nf_conntrack_acct = 1)"
             }
             Refusal::Full => "there is no room for more connections",
+            Refusal::ShortTimeout => "Linux forgets such connections within seconds",
+            Refusal::Unreadable => {
+                "it is in a flow table of Linux, or has properties that Millrace does not know"
+            }
             Refusal::Unasked => "conntrack of its namespace does not answer (see the log)",
         })
     }
@@ -104,7 +112,7 @@ impl fmt::Display for Refusal {
 /// Such a rule concerns new connections, so no proof meets it.
 fn hides_ends(ruleset: &Ruleset, version: Version) -> Option<Obstacle> {
     let hides = |expression: &Expression| match expression {
-        Expression::Other(name) => [SETS_EVENTS, SETS_TIMEOUT, "-j CT"].contains(&name.as_str()),
+        Expression::Other(name) => [SETS_EVENTS, SETS_TIMEOUT, SETS_ZONE, "-j CT"].contains(&name.as_str()),
         Expression::Hidden => true,
         _ => false,
     };
@@ -148,9 +156,9 @@ impl Admission {
         Admission { firewall, consent, kept: BTreeMap::new(), steps_left: STEPS_PER_S, hides }
     }
 
-    /// A second has passed.
-    pub fn renew(&mut self) {
-        self.steps_left = STEPS_PER_S;
+    /// A second has passed, and so many steps are left for the next one.
+    pub fn renew(&mut self, steps: u32) {
+        self.steps_left = steps;
     }
 
     /// Decides about a connection whose packets `note` came in by the first device and left by the second. Answers must take

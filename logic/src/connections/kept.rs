@@ -12,7 +12,7 @@
 //! the kernel plane notes it again.
 
 use super::{
-    admission::{Admission, Consent, Refusal},
+    admission::{Admission, Consent, Refusal, STEPS_PER_S},
     note::ConnectionNote,
     tracked::{Tracked, Way, Ways},
 };
@@ -29,8 +29,15 @@ use std::{collections::BTreeMap, time::Duration};
 const IDLE: Duration = Duration::from_secs(60);
 /// The kernel plane stops so long before Linux forgets a connection.
 const BEFORE: Duration = Duration::from_secs(1);
-/// Timeouts of used connections are renewed at the latest after this time.
-const LONGEST: Duration = Duration::from_secs(3600);
+/// A connection that was used is told to Linux when it has been quiet for so long, so that Linux forgets it as late as
+/// without Millrace.
+const QUIET: Duration = Duration::from_secs(3);
+/// Connections with shorter timeouts stay with Linux.
+const SHORTEST_S: u32 = 4;
+/// A router may have this many times the rows that are left (as `mirror::ids`).
+const TIMES_WHAT_IS_LEFT: usize = 4;
+/// Each router may take at least so many steps of proofs per second.
+const LEAST_STEPS: u32 = 50_000;
 /// The flags of TCP are set again after so many bytes of one direction: Linux compares sequence numbers, which wrap.
 const SEQUENCE_BYTES: u64 = 1 << 30;
 /// The most refused connections of a router that are remembered.
@@ -84,16 +91,34 @@ struct One {
     ways: Ways,
     /// Where packets of the first direction come in and leave.
     interfaces: [InterfaceId; 2],
-    /// What Linux sets the timeout to when it sees a packet.
-    timeout_s: u32,
-    /// Linux forgets it at this time.
+    timeouts: Timeouts,
+    /// Linux does not forget it before this time, whatever packets it sees.
     expires_at: Duration,
+    /// Linux has set its timeout at this time.
+    renewed_at: Duration,
+    /// The packets of each direction at that time.
+    renewed_with: [u64; 2],
     since: Duration,
     /// The last time at which new packets were seen, and the number of packets then.
     used_at: Duration,
     packets: u64,
     /// The bytes of each direction when TCP's flags were last set.
     liberal: [u64; 2],
+}
+
+/// What Linux sets the timeout of a connection to, in seconds, when it sees a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    pub usual_s: u32,
+    /// The least that Linux may set it to while the connection is established. For TCP: data that was not acknowledged, or was
+    /// sent again.
+    pub least_s: u32,
+}
+
+impl Timeouts {
+    fn least(self) -> Duration {
+        Duration::from_secs(self.least_s.min(self.usual_s).into())
+    }
 }
 
 /// The same moment on both clocks.
@@ -212,23 +237,30 @@ impl<M: ConnectionMemory> Kept<M> {
         router.admission.admit(note, tracked, [from, to])
     }
 
-    /// Makes an admitted connection fast. `timeout_s`: what Linux sets its timeout to when it sees a packet.
+    /// Is there room for another connection of this router? One router cannot take all of it.
+    pub fn has_room(&self, router: RouterId) -> bool {
+        let left = self.table.capacity().saturating_sub(self.table.len());
+        self.count(router) < left.saturating_mul(TIMES_WHAT_IS_LEFT)
+    }
+
+    /// Writes an admitted connection into the table. It is not fast before [`Kept::begin`].
     ///
     /// # Errors
-    /// There is no room, or Linux is about to forget it.
+    /// There is no room, or Linux forgets such connections too soon.
     pub fn keep(
         &mut self,
         note: &ConnectionNote,
         ways: Ways,
-        tracked: &Tracked,
-        timeout_s: u32,
-        clock: Clock,
-    ) -> Result<(), Refusal> {
-        let router = self.routers.get_mut(&note.router).ok_or(Refusal::Unknown)?;
-        let expires_at = clock.now + Duration::from_secs(tracked.expires_s.into());
-        if expires_at < clock.now + 2 * BEFORE {
-            return Err(Refusal::TooNew);
+        timeouts: Timeouts,
+        now: Duration,
+    ) -> Result<PairId, Refusal> {
+        if timeouts.usual_s.min(timeouts.least_s) < SHORTEST_S {
+            return Err(Refusal::ShortTimeout);
         }
+        if !self.has_room(note.router) {
+            return Err(Refusal::Full);
+        }
+        let router = self.routers.get_mut(&note.router).ok_or(Refusal::Unknown)?;
         let [there, back] = ways.0;
         let one_way =
             |way: Way, ingress, egress| OneWay { arrives: way.arrives, leaves: way.leaves, ingress, egress };
@@ -236,24 +268,57 @@ impl<M: ConnectionMemory> Kept<M> {
             router: note.router,
             protocol: note.protocol,
             generation: router.rules.generation,
-            until: clock.until(expires_at),
+            until: 0,
             ways: [one_way(there, note.ingress, note.egress), one_way(back, note.egress, note.ingress)],
         };
         let id = self.table.insert(&connection).ok_or(Refusal::Full)?;
-        router.refused.remove(&key(note.router, note.protocol, note.tuple));
         let one = One {
             protocol: note.protocol,
             ways,
             interfaces: [note.ingress, note.egress],
-            timeout_s,
-            expires_at,
-            since: clock.now,
-            used_at: clock.now,
+            timeouts,
+            expires_at: now + 2 * BEFORE,
+            renewed_at: now,
+            renewed_with: [0; 2],
+            since: now,
+            used_at: now,
             packets: 0,
             liberal: [0; 2],
         };
         router.all.insert(id, one);
+        Ok(id)
+    }
+
+    /// Makes a connection fast that was written. `tracked`: what Linux has said since. `clock`: a moment before.
+    ///
+    /// # Errors
+    /// It has ended meanwhile, or Linux is about to forget it. Then it is out of the table.
+    pub fn begin(
+        &mut self,
+        note: &ConnectionNote,
+        id: PairId,
+        tracked: &Tracked,
+        clock: Clock,
+    ) -> Result<(), Refusal> {
+        let router = self.routers.get_mut(&note.router).ok_or(Refusal::Unknown)?;
+        let one = router.all.get_mut(&id).ok_or(Refusal::Unknown)?;
+        let least = one.timeouts.least();
+        let left = Duration::from_secs(tracked.expires_s.into()).min(least);
+        if self.table.ended(id) || left < 2 * BEFORE {
+            self.remove(note.router, id);
+            return Err(Refusal::NotEstablished);
+        }
+        one.expires_at = clock.now + left;
+        // Linux may have set a shorter timeout than usual. Then it is renewed sooner.
+        one.renewed_at = one.expires_at.saturating_sub(least);
+        self.table.set_until(id, clock.until(one.expires_at));
+        router.refused.remove(&key(note.router, note.protocol, note.tuple));
         Ok(())
+    }
+
+    /// Takes a connection out that was written and cannot begin.
+    pub fn forget(&mut self, router: RouterId, id: PairId) {
+        self.remove(router, id);
     }
 
     /// Remembers why a connection stays with Linux.
@@ -321,17 +386,21 @@ impl<M: ConnectionMemory> Kept<M> {
         due
     }
 
-    /// A second has passed.
+    /// A second has passed: each router may have its share of steps for proofs.
     pub fn renew_proofs(&mut self) {
-        self.routers.values_mut().for_each(|router| router.admission.renew());
+        let steps = (STEPS_PER_S / self.routers.len().max(1) as u32).max(LEAST_STEPS);
+        self.routers.values_mut().for_each(|router| router.admission.renew(steps));
     }
 
-    /// Linux has renewed the timeout of a connection, or not. `clock`: a moment before it did.
-    pub fn refreshed(&mut self, router: RouterId, id: PairId, done: bool, clock: Clock) {
+    /// Linux has set the timeout of a connection to so many seconds, or not. `clock`: a moment before it did.
+    pub fn refreshed(&mut self, router: RouterId, id: PairId, timeout_s: u32, done: bool, clock: Clock) {
+        let counts = self.table.counts(id);
         let one = self.routers.get_mut(&router).and_then(|router| router.all.get_mut(&id));
         match one {
             Some(one) if done => {
-                one.expires_at = clock.now + Duration::from_secs(one.timeout_s.into());
+                let timeout = Duration::from_secs(timeout_s.into());
+                (one.renewed_at, one.renewed_with) = (clock.now, counts.map(|(packets, _)| packets));
+                one.expires_at = clock.now + timeout.min(one.timeouts.least());
                 self.table.set_until(id, clock.until(one.expires_at));
             }
             Some(_) => self.remove(router, id),
@@ -378,7 +447,7 @@ impl<M: ConnectionMemory> Kept<M> {
                 state: State::Fast {
                     leaves: one.ways.0[0].leaves,
                     since: one.since,
-                    expires_at: one.expires_at,
+                    expires_at: one.renewed_at + Duration::from_secs(one.timeouts.usual_s.into()),
                     counts: self.table.counts(*pair),
                 },
             });
@@ -398,15 +467,27 @@ fn key(router: RouterId, protocol: u8, tuple: Tuple) -> ConnectionKey {
 }
 
 impl One {
+    /// What Linux would have set the timeout to at the last packet. Data of TCP without any answer has a shorter one.
+    fn timeout_s(&self, counts: [(u64, u64); 2]) -> u32 {
+        let has_none = |way: usize| counts[way].0 == self.renewed_with[way];
+        if self.protocol == TCP && (has_none(0) || has_none(1)) {
+            return self.timeouts.least_s.min(self.timeouts.usual_s);
+        }
+        self.timeouts.usual_s
+    }
+
     /// Looks at the counts. Returns whether it stays.
     fn look(&mut self, id: PairId, counts: [(u64, u64); 2], now: Duration, due: &mut Due) -> bool {
         let packets = counts[0].0 + counts[1].0;
-        let timeout = Duration::from_secs(self.timeout_s.into());
         if packets != self.packets {
             (self.packets, self.used_at) = (packets, now);
-            if self.expires_at.saturating_sub(now) + (timeout / 4).min(LONGEST) <= timeout {
-                due.refresh.push((id, self.protocol, self.ways.0[0].arrives, self.timeout_s));
-            }
+        }
+        let is_used = self.used_at > self.renewed_at && packets > self.renewed_with.iter().sum();
+        let quiet = now.saturating_sub(self.used_at);
+        let is_old = now.saturating_sub(self.renewed_at) >= self.timeouts.least() / 4;
+        if is_used && (is_old || quiet >= QUIET) {
+            let timeout_s = self.timeout_s(counts).saturating_sub(quiet.as_secs() as u32).max(1);
+            due.refresh.push((id, self.protocol, self.ways.0[0].arrives, timeout_s));
         }
         let has_wrapped = |way: usize| counts[way].1.saturating_sub(self.liberal[way]) >= SEQUENCE_BYTES;
         if self.protocol == TCP && (has_wrapped(0) || has_wrapped(1)) {

@@ -2,7 +2,7 @@
 
 use super::{
     admission::{Consent, Refusal},
-    kept::{Clock, Due, Kept, State},
+    kept::{Clock, Due, Kept, State, Timeouts},
     note::ConnectionNote,
     tracked::{Tracked, Way, Ways},
 };
@@ -93,7 +93,9 @@ impl Bench {
     fn keep(&mut self, protocol: u8, n: u16, timeout_s: u32) -> Result<Ways, Refusal> {
         let (note, tracked) = (note(protocol, n), tracked(protocol, n));
         let ways = self.kept.admit(&note, &tracked)?;
-        self.kept.keep(&note, ways, &tracked, timeout_s, clock(self.now))?;
+        let least_s = if protocol == TCP { 300 } else { timeout_s };
+        let id = self.kept.keep(&note, ways, Timeouts { usual_s: timeout_s, least_s }, self.now)?;
+        self.kept.begin(&note, id, &tracked, clock(self.now))?;
         Ok(ways)
     }
 
@@ -143,25 +145,98 @@ fn a_connection_is_kept_with_both_ways_until_linux_forgets_it() {
     assert_eq!(bench.count(), 0);
 }
 
+/// What Linux is told, as (protocol, seconds).
+fn told(due: &Due) -> Vec<(u8, u32)> {
+    due.refresh.iter().map(|(_, protocol, _, timeout_s)| (*protocol, *timeout_s)).collect()
+}
+
 #[test]
 fn timeouts_of_used_connections_are_renewed() {
     let mut bench = Bench::new();
     bench.keep(UDP, 1, 120).unwrap();
     bench.use_first(1, 100);
     assert_eq!(bench.look_after(9 * S), Due::default(), "more than three quarters of the timeout are left");
-    assert_eq!(bench.look_after(S), Due::default(), "not used");
     bench.use_first(1, 100);
-    let refresh = bench.look_after(S).refresh;
-    let [(id, UDP, tuple, 120)] = refresh[..] else { panic!("{refresh:?}") };
+    let due = bench.look_after(S);
+    assert_eq!(told(&due), [(UDP, 120)]);
+    let (id, _, tuple, _) = due.refresh[0];
     assert_eq!(tuple, tracked(UDP, 1).tuples[0]);
-    bench.kept.refreshed(3, id, true, clock(bench.now));
+    bench.kept.refreshed(3, id, 120, true, clock(bench.now));
     assert_eq!(bench.row(1, word::UNTIL).load(Relaxed), clock(bench.now).jiffies + 119 * HZ as u64);
+    for _ in 0..29 {
+        bench.use_first(1, 100);
+        assert_eq!(bench.look_after(S), Due::default());
+    }
     bench.use_first(1, 100);
-    assert_eq!(bench.look_after(29 * S).refresh, []);
-    bench.use_first(1, 100);
-    assert_eq!(bench.look_after(S).refresh.len(), 1);
-    bench.kept.refreshed(3, id, false, clock(bench.now));
+    assert_eq!(told(&bench.look_after(S)), [(UDP, 120)]);
+    bench.kept.refreshed(3, id, 120, false, clock(bench.now));
     assert_eq!(bench.count(), 0, "Linux does not know it any more");
+}
+
+#[test]
+fn linux_forgets_a_quiet_connection_as_late_as_without_millrace() {
+    let mut bench = Bench::new();
+    bench.keep(UDP, 1, 120).unwrap();
+    bench.use_first(1, 100);
+    bench.look_after(S);
+    assert_eq!(bench.look_after(2 * S), Due::default());
+    let due = bench.look_after(S);
+    assert_eq!(told(&due), [(UDP, 117)], "the last packet was three seconds ago");
+    bench.kept.refreshed(3, due.refresh[0].0, 117, true, clock(bench.now));
+    assert_eq!(bench.look_after(S), Due::default(), "told already");
+    bench.use_first(1, 100);
+    bench.look_after(S);
+    assert_eq!(told(&bench.look_after(3 * S)), [(UDP, 117)]);
+}
+
+/// Any packet of TCP that Linux sees may set a short timeout: data that is not acknowledged yet.
+#[test]
+fn tcp_is_valid_only_as_long_as_the_shortest_timeout() {
+    let mut bench = Bench::new();
+    bench.keep(TCP, 1, 432_000).unwrap();
+    let use_both = |bench: &Bench| {
+        bench.use_first(1, 100);
+        bench.row(1, word::PACKETS).fetch_add(1, Relaxed);
+    };
+    // Linux has said that 100 s are left of 300 s.
+    use_both(&bench);
+    let due = bench.look_after(S);
+    assert_eq!(told(&due), [(TCP, 432_000)]);
+    bench.kept.refreshed(3, due.refresh[0].0, 432_000, true, clock(bench.now));
+    assert_eq!(bench.row(0, word::UNTIL).load(Relaxed), clock(bench.now).jiffies + 299 * HZ as u64);
+    for _ in 0..74 {
+        use_both(&bench);
+        assert_eq!(bench.look_after(S), Due::default());
+    }
+    use_both(&bench);
+    let due = bench.look_after(S);
+    assert_eq!(told(&due), [(TCP, 432_000)]);
+    bench.kept.refreshed(3, due.refresh[0].0, 432_000, true, clock(bench.now));
+    // Nobody answers any more.
+    for _ in 0..74 {
+        bench.use_first(1, 100);
+        assert_eq!(bench.look_after(S), Due::default());
+    }
+    bench.use_first(1, 100);
+    assert_eq!(told(&bench.look_after(S)), [(TCP, 300)]);
+}
+
+#[test]
+fn a_connection_that_ends_before_it_begins_is_not_fast() {
+    let mut bench = Bench::new();
+    let (note, tracked) = (note(TCP, 1), tracked(TCP, 1));
+    let ways = bench.kept.admit(&note, &tracked).unwrap();
+    let timeouts = Timeouts { usual_s: 432_000, least_s: 300 };
+    let id = bench.kept.keep(&note, ways, timeouts, bench.now).unwrap();
+    assert_eq!(bench.row(0, word::UNTIL).load(Relaxed), 0);
+    // The program sees a FIN, while Linux is asked.
+    bench.row(1, word::ENDED).store(1, Relaxed);
+    assert_eq!(bench.kept.begin(&note, id, &tracked, clock(bench.now)), Err(Refusal::NotEstablished));
+    assert_eq!(bench.count(), 0);
+    for (usual_s, least_s) in [(3, 300), (432_000, 0)] {
+        let kept = bench.kept.keep(&note, ways, Timeouts { usual_s, least_s }, bench.now);
+        assert_eq!(kept, Err(Refusal::ShortTimeout));
+    }
 }
 
 #[test]
@@ -170,7 +245,7 @@ fn an_idle_connection_makes_room() {
     bench.keep(TCP, 1, 432_000).unwrap();
     bench.use_first(1, 100);
     let refresh = bench.look_after(S).refresh;
-    bench.kept.refreshed(3, refresh[0].0, true, clock(bench.now));
+    bench.kept.refreshed(3, refresh[0].0, 432_000, true, clock(bench.now));
     bench.look_after(59 * S);
     assert_eq!(bench.count(), 1);
     bench.look_after(S);
@@ -197,6 +272,19 @@ fn flags_of_tcp_are_set_again_before_sequence_numbers_wrap() {
     let row = bench.row(2, word::BYTES);
     row.store(1 << 40, Relaxed);
     assert_eq!(bench.look_after(S).liberal, []);
+}
+
+/// Routers get room by what is left, so one cannot take all of it.
+#[test]
+fn a_router_leaves_room_for_others() {
+    let mut bench = Bench::new();
+    let kept = (0..PAIRS as u16).take_while(|n| bench.keep(UDP, *n, 120).is_ok()).count();
+    assert_eq!(kept, 7, "the eighth would need a quarter of what is left");
+    assert!(!bench.kept.has_room(3) && bench.kept.has_room(4));
+    bench.kept.follow(vec![rules(3, 1), rules(4, 2)]);
+    let (note, tracked) = (ConnectionNote { router: 4, ..note(UDP, 1) }, tracked(UDP, 1));
+    let ways = bench.kept.admit(&note, &tracked).unwrap();
+    assert!(bench.kept.keep(&note, ways, Timeouts { usual_s: 120, least_s: 120 }, bench.now).is_ok());
 }
 
 #[test]
@@ -262,16 +350,27 @@ fn a_connection_that_takes_another_way_is_admitted_again() {
 #[test]
 fn rows_are_used_again_after_a_grace_period_only() {
     let mut bench = Bench::new();
-    for n in 0..PAIRS as u16 {
-        bench.keep(UDP, n, 120).unwrap();
-    }
-    assert_eq!(bench.keep(UDP, 99, 120), Err(Refusal::Full));
-    bench.kept.drop_connections(3);
-    assert_eq!(bench.keep(UDP, 99, 120), Err(Refusal::Full));
+    // Each router takes as much as it may.
+    bench.kept.follow((3..8).map(|router| rules(router, u32::from(router))).collect());
+    let fill = |bench: &mut Bench| {
+        let timeouts = Timeouts { usual_s: 120, least_s: 120 };
+        let mut keep = |router: u8, n: u16| {
+            let note = ConnectionNote { router, ..note(UDP, n) };
+            let ways = bench.kept.admit(&note, &tracked(UDP, n))?;
+            bench.kept.keep(&note, ways, timeouts, bench.now)
+        };
+        (3..8)
+            .flat_map(|router| (0..8).map(move |n| (router, n)))
+            .filter(|(r, n)| keep(*r, *n).is_ok())
+            .count()
+    };
+    assert_eq!(fill(&mut bench), PAIRS);
+    (3..8).for_each(|router| bench.kept.drop_connections(router));
+    assert_eq!(fill(&mut bench), 0);
     let epoch = bench.kept.seal().unwrap();
     assert!(bench.kept.seal().is_none(), "nothing was removed since");
     bench.kept.reuse(epoch);
-    assert!(bench.keep(UDP, 99, 120).is_ok());
+    assert_eq!(fill(&mut bench), PAIRS);
 }
 
 #[test]

@@ -293,8 +293,9 @@ impl Expression {
     }
 }
 
-/// Statements that decide which reports Linux makes about a new connection, and when it forgets it.
+/// Statements that decide which reports Linux makes about a new connection, when it forgets it, and how it finds it.
 pub const SETS_EVENTS: &str = "ct event set";
+pub const SETS_ZONE: &str = "ct zone set";
 pub const SETS_TIMEOUT: &str = "ct timeout set";
 
 /// Steps that look at no connection and translate nothing.

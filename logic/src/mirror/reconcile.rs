@@ -302,6 +302,8 @@ impl Mirror {
             self.interface_ids.release(held.id.into(), party);
             if let Some(space) = space {
                 space.neighbours.renew(link.1);
+                // The number may get another owner, and connections know interfaces by their numbers.
+                space.rules.renew(self.generations.as_mut());
             }
         }
     }

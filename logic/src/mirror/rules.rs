@@ -75,7 +75,7 @@ impl Rules {
     }
 
     /// No connection that was admitted before is fast any more. New devices do not concern them.
-    fn renew(&mut self, generations: Option<&mut u32>) {
+    pub fn renew(&mut self, generations: Option<&mut u32>) {
         self.generation = 0;
         if let Some(last) = generations
             && [Version::V4, Version::V6].into_iter().any(|v| self.firewall.rules.tracks_connections(v))

@@ -37,6 +37,11 @@ impl Following {
         Following { thread, revision: None, rules: Vec::new(), generation: 0 }
     }
 
+    /// Why no connection is fast, as a sentence.
+    pub fn condition(&self) -> Option<String> {
+        self.thread.as_ref().and_then(FastConnections::condition)
+    }
+
     /// Can connections be fast?
     pub fn is_running(&self) -> bool {
         self.thread.is_some()

@@ -73,7 +73,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let paths = self.paths.iter().flat_map(|paths| {
             paths.condition.clone().into_iter().chain(paths.plane.stand().conditions.clone())
         });
-        conditions.set(&[Linux], self.observer.conditions());
+        let ended = self.connections.condition().map(|text| Condition::new(Linux, text));
+        conditions.set(&[Linux], self.observer.conditions().into_iter().chain(ended));
         of(Counters, self.generation.plane.conditions());
         of(Tables, self.generation.stuck.iter().map(|stuck| stuck.why.clone()).collect());
         of(Path, paths.chain(self.past_paths()).collect());

@@ -31,6 +31,8 @@ use std::{
     time::Duration,
 };
 
+/// The most callers that wait for a report.
+const MOST_WAITING: usize = 4;
 /// How long a report may take.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -105,10 +107,24 @@ impl FastConnections {
         locked(&self.counts).get(&router).copied().unwrap_or_default()
     }
 
+    /// Why no connection is fast, as a sentence; `None`: nothing is wrong.
+    pub fn condition(&self) -> Option<String> {
+        let ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
+        ended.then(|| {
+            "connections are not fast: their thread has ended (see the log); restart the daemon".into()
+        })
+    }
+
     /// Fast connections, and those that were refused lately. `None`: the thread does not answer.
     pub fn views(&self) -> Option<Vec<View>> {
+        if self.condition().is_some() {
+            return None;
+        }
         let (to, report) = sync_channel(1);
-        self.order(|orders| orders.reports.push(to));
+        self.order(|orders| {
+            orders.reports.truncate(MOST_WAITING - 1);
+            orders.reports.push(to);
+        });
         report.recv_timeout(PATIENCE).ok()
     }
 }

@@ -6,7 +6,7 @@ use crate::linux::{
         settings::{SettingFiles, Settings},
         tracker::Tracker,
     },
-    netns::{Key, NamespaceRef},
+    netns::NamespaceRef,
 };
 use std::io;
 
@@ -30,28 +30,23 @@ impl Place {
     /// The namespace is gone, or the kernel lacks something.
     pub fn open(namespace: &NamespaceRef) -> io::Result<Place> {
         let is_own = NamespaceRef::own()?.key() == namespace.key();
-        let (ends, tracker, files) = if is_own {
-            (Ends::here(ends::RECEIVE_BUFFER_BYTES)?, Some(Tracker::open()?), SettingFiles::open()?)
-        } else {
-            let files = namespace.inside(SettingFiles::open)??;
-            let file = namespace.open()?;
-            (Ends::of(&file, BYTES_OF_OTHERS)?, None, files)
-        };
+        let files = if is_own { SettingFiles::open()? } else { namespace.inside(SettingFiles::open)?? };
+        // This can fail because of what the owner has set, so it comes before anything that costs more.
         let settings = files.read()?;
+        let (ends, tracker) = match is_own {
+            true => (Ends::here(ends::RECEIVE_BUFFER_BYTES)?, Some(Tracker::open()?)),
+            false => (Ends::of(&*namespace.open()?, BYTES_OF_OTHERS)?, None),
+        };
         Ok(Place { namespace: namespace.clone(), ends, files, settings, tracker })
     }
 
-    pub fn key(&self) -> Key {
-        self.namespace.key()
-    }
-
-    /// Reads the settings again.
+    /// Reads the settings again. Returns whether they have changed.
     ///
     /// # Errors
     /// The namespace is gone.
-    pub fn read_settings(&mut self) -> io::Result<()> {
-        self.settings = self.files.read()?;
-        Ok(())
+    pub fn read_settings(&mut self) -> io::Result<bool> {
+        let now = self.files.read()?;
+        Ok(std::mem::replace(&mut self.settings, now) != now)
     }
 
     /// Sends requests to this namespace's conntrack.

@@ -21,7 +21,7 @@ use anyhow::{Context, Result};
 use logic::{
     connections::{
         admission::{Consent, Refusal},
-        kept::{Clock, Due, Kept},
+        kept::{Clock, Due, Kept, Timeouts},
         note::ConnectionNote,
         tracked::Tracked,
     },
@@ -46,6 +46,8 @@ const LOOK: Duration = Duration::from_millis(500);
 const LEASE: Duration = Duration::from_secs(2);
 /// Each router may send its notes once in this time. This bounds what packets can cost.
 const NOTES: Duration = Duration::from_millis(15);
+/// Notes that cannot be handled in this time are dropped. Their connections are noted again.
+const LONGEST_NOTES: Duration = Duration::from_millis(20);
 /// Settings are read, and namespaces that failed are tried, this often.
 const AGAIN: Duration = Duration::from_secs(5);
 /// The longest wait, while no router has connections.
@@ -75,6 +77,7 @@ pub(super) fn run(
         grace,
         heart: None,
         routers: BTreeMap::new(),
+        first_router: 0,
         look_at: now,
         notes_at: now,
         again_at: now + AGAIN,
@@ -103,8 +106,8 @@ struct Router {
 }
 
 impl Router {
-    fn new(rules: RouterRules, place: Option<Place>) -> Router {
-        let mut router = Router { rules, place, warned: false };
+    fn new(rules: RouterRules) -> Router {
+        let mut router = Router { rules, place: None, warned: false };
         router.open();
         router
     }
@@ -134,6 +137,8 @@ struct Thread {
     grace: WaitForGrace,
     heart: Option<Arc<Heart>>,
     routers: BTreeMap<RouterId, Router>,
+    /// The router whose notes come first.
+    first_router: RouterId,
     look_at: Duration,
     notes_at: Duration,
     again_at: Duration,
@@ -150,9 +155,14 @@ impl Thread {
             self.kept.follow(routers.iter().map(|router| router.rules.clone()).collect());
             let mut before = std::mem::take(&mut self.routers);
             for rules in routers {
-                let old = before.remove(&rules.rules.router).and_then(|router| router.place);
-                let place = old.filter(|place| place.key() == rules.place.key());
-                self.routers.insert(rules.rules.router, Router::new(rules, place));
+                let id = rules.rules.router;
+                // One that has failed is tried again later.
+                let router = match before.remove(&id).filter(|old| old.rules.place.key() == rules.place.key())
+                {
+                    Some(old) => Router { rules, ..old },
+                    None => Router::new(rules),
+                };
+                self.routers.insert(id, router);
             }
         }
         for to in orders.reports {
@@ -251,12 +261,19 @@ impl Thread {
             }
         }
         let Some(heart) = self.heart.clone() else { return Ok(any) };
-        for (id, notes) in of_routers.into_iter().filter(|(_, notes)| !notes.is_empty()) {
+        // Routers take turns to be first.
+        let later = of_routers.split_off(&self.first_router);
+        let end = now + LONGEST_NOTES;
+        for (id, notes) in later.into_iter().chain(of_routers).filter(|(_, notes)| !notes.is_empty()) {
+            if monotonic() >= end {
+                self.first_router = id;
+                break;
+            }
             let Some(router) = self.routers.get_mut(&id) else { continue };
             let kept = &mut self.kept;
             let asked = match &mut router.place {
                 Some(place) => place.ask(|tracker, settings| {
-                    for note in &notes {
+                    for note in notes.iter().take_while(|_| monotonic() < end) {
                         if let Err(why) = promote(kept, &heart, tracker, settings, note)? {
                             kept.refuse(note, why, now);
                         }
@@ -281,8 +298,9 @@ impl Thread {
             router.open();
             let Some(place) = &mut router.place else { continue };
             match place.read_settings() {
-                Ok(()) if place.settings.accounting => self.kept.drop_connections(*id),
-                Ok(()) => (),
+                // Timeouts are others, or packets are counted.
+                Ok(true) => self.kept.drop_connections(*id),
+                Ok(false) => (),
                 Err(error) => {
                     router.fail(&error);
                     self.kept.drop_connections(*id);
@@ -332,6 +350,9 @@ fn promote(
     if settings.accounting {
         return Ok(Err(Refusal::Counted));
     }
+    if !kept.has_room(note.router) {
+        return Ok(Err(Refusal::Full));
+    }
     // The time until Linux forgets it runs from a moment before the answer.
     let clock = clock(heart).map_err(io::Error::other)?;
     let mut tracked = match known(tracker.look(note.protocol, &note.tuple)?) {
@@ -342,30 +363,40 @@ fn promote(
         Ok(ways) => ways,
         Err(why) => return Ok(Err(why)),
     };
-    let mut timeout_s = settings.udp_stream_s;
+    let udp = settings.udp_stream_s;
+    let timeouts = match note.protocol {
+        TCP => Timeouts { usual_s: settings.tcp_established_s, least_s: settings.tcp_least_s },
+        _ => Timeouts { usual_s: udp, least_s: udp },
+    };
+    // The row comes first, so a FIN that passes meanwhile ends it.
+    let id = match kept.keep(note, ways, timeouts, clock.now) {
+        Ok(id) => id,
+        Err(why) => return Ok(Err(why)),
+    };
     if note.protocol == TCP {
-        timeout_s = settings.tcp_established_s;
         let before = tracked.tuples;
-        tracked = match known(tracker.make_liberal(&note.tuple)?) {
-            Ok(tracked) => tracked,
-            Err(why) => return Ok(Err(why)),
+        let after = known(tracker.make_liberal(&note.tuple)?).and_then(|after| match after.is_ready() {
+            Ok(()) if after.tuples == before => Ok(after),
+            Ok(()) => Err(Refusal::Unknown),
+            Err(why) => Err(why),
+        });
+        tracked = match after {
+            Ok(after) => after,
+            Err(why) => {
+                kept.forget(note.router, id);
+                return Ok(Err(why));
+            }
         };
-        // It may have ended, or be another one, since the first answer.
-        if let Err(why) = tracked.is_ready() {
-            return Ok(Err(why));
-        }
-        if tracked.tuples != before {
-            return Ok(Err(Refusal::Unknown));
-        }
     }
-    Ok(kept.keep(note, ways, &tracked, timeout_s, clock))
+    Ok(kept.begin(note, id, &tracked, clock))
 }
 
 fn known(answer: Answer) -> Result<Tracked, Refusal> {
     match answer {
         Answer::Tracked(tracked) => Ok(tracked),
         Answer::Unwatched => Err(Refusal::Unwatched),
-        Answer::Unreadable | Answer::Gone => Err(Refusal::Unknown),
+        Answer::Unreadable => Err(Refusal::Unreadable),
+        Answer::Gone => Err(Refusal::Unknown),
     }
 }
 
@@ -381,11 +412,12 @@ fn tell(kept: &mut Fast, router: RouterId, due: &Due, tracker: &mut Tracker, clo
         })
         .collect();
     let done = tracker.refresh(&refresh)?;
-    for ((id, ..), done) in due.refresh.iter().zip(done) {
-        kept.refreshed(router, *id, done, clock);
+    for ((id, .., timeout_s), done) in due.refresh.iter().zip(done) {
+        kept.refreshed(router, *id, *timeout_s, done, clock);
     }
     for (id, tuple) in &due.liberal {
-        let done = known(tracker.make_liberal(tuple)?).is_ok_and(|tracked| tracked.is_ready().is_ok());
+        let answer = known(tracker.forget_acknowledgement(tuple)?);
+        let done = answer.is_ok_and(|tracked| tracked.is_ready().is_ok());
         kept.made_liberal(router, *id, done);
     }
     Ok(())

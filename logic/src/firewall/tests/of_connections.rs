@@ -125,7 +125,7 @@ fn rules_must_accept_both_directions() {
 /// The rule concerns only the first packet, and yet it matters for the whole connection.
 #[test]
 fn rules_about_reports_and_timeouts_of_connections_keep_them_with_linux() {
-    for name in ["ct event set", "ct timeout set", "-j CT"] {
+    for name in ["ct event set", "ct timeout set", "ct zone set", "-j CT"] {
         let first = and(super::name(6, "lan"), vec![Other(name.into())]);
         let mut ruleset = stateful();
         let other = forward(vec![and(state(NEW), first)]);
@@ -156,7 +156,7 @@ fn proofs_take_a_bounded_time() {
     let admitted = all.by_ref().take_while(Result::is_ok).count();
     assert!((100..STEPS_PER_S as usize / 400).contains(&admitted), "{admitted}");
     assert!(all.take(10).all(|result| result == Err(Refusal::Busy)));
-    admission.renew();
+    admission.renew(STEPS_PER_S);
     let udp = tracked(UDP);
     let seen = noted(UDP, udp.tuples[0]);
     assert!(admission.admit(&seen, &udp, devices).is_ok());

@@ -242,6 +242,8 @@ fn connections_are_admitted_anew_after_a_change_of_rules_or_devices() {
     assert!(renewed(&bench), "another name");
     bench.after([Event::LinkGone(HOST, 7)]);
     assert!(renewed(&bench), "a device that is gone");
+    bench.after([Event::Link(HOST, Link { mac: mac(77), ..physical(2) })]);
+    assert!(renewed(&bench), "another MAC, so the interface has another number");
     bench.after([settings(forward(Family::Ipv4, false, vec![tests_state()]))]);
     assert!(renewed(&bench), "other rules");
     bench.after([settings(any(5))]);

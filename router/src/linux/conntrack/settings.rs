@@ -12,9 +12,11 @@ const DIRECTORY: &str = "/proc/sys/net/netfilter";
 /// What a namespace's conntrack is set to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// `nf_conntrack_tcp_timeout_established`, in seconds.
+    /// `nf_conntrack_tcp_timeout_established`, in seconds; 0: it is negative.
     pub tcp_established_s: u32,
-    /// `nf_conntrack_udp_timeout_stream`, in seconds.
+    /// The smaller one of `nf_conntrack_tcp_timeout_unacknowledged` and `nf_conntrack_tcp_timeout_max_retrans`, likewise.
+    pub tcp_least_s: u32,
+    /// `nf_conntrack_udp_timeout_stream`, likewise.
     pub udp_stream_s: u32,
     /// `nf_conntrack_acct`: packets and bytes of connections are counted.
     pub accounting: bool,
@@ -26,6 +28,8 @@ pub struct Settings {
 #[derive(Debug)]
 pub struct SettingFiles {
     tcp_established: Named,
+    tcp_unacknowledged: Named,
+    tcp_max_retrans: Named,
     udp_stream: Named,
     accounting: Named,
     events: Option<Named>,
@@ -59,6 +63,8 @@ impl SettingFiles {
         };
         Ok(SettingFiles {
             tcp_established: need("nf_conntrack_tcp_timeout_established")?,
+            tcp_unacknowledged: need("nf_conntrack_tcp_timeout_unacknowledged")?,
+            tcp_max_retrans: need("nf_conntrack_tcp_timeout_max_retrans")?,
             udp_stream: need("nf_conntrack_udp_timeout_stream")?,
             accounting: need("nf_conntrack_acct")?,
             events: open("nf_conntrack_events")?,
@@ -72,6 +78,7 @@ impl SettingFiles {
     pub fn read(&self) -> io::Result<Settings> {
         Ok(Settings {
             tcp_established_s: self.tcp_established.number()?,
+            tcp_least_s: self.tcp_unacknowledged.number()?.min(self.tcp_max_retrans.number()?),
             udp_stream_s: self.udp_stream.number()?,
             accounting: self.accounting.number()? != 0,
             events: self.events.as_ref().map_or(Ok(0), Named::number)? != 0,
@@ -85,7 +92,8 @@ impl Named {
         let n = self.1.read_at(&mut bytes, 0).map_err(|e| wrong(&self.0, e))?;
         let text = String::from_utf8_lossy(bytes.get(..n).unwrap_or_default());
         let bad = || wrong(&self.0, io::Error::new(io::ErrorKind::InvalidData, "it is not a number"));
-        text.trim().parse().map_err(|_| bad())
+        let number: i64 = text.trim().parse().map_err(|_| bad())?;
+        Ok(u32::try_from(number.max(0)).unwrap_or(u32::MAX))
     }
 }
 
@@ -107,10 +115,17 @@ mod tests {
         assert_eq!(absent.kind(), io::ErrorKind::Unsupported, "{absent}");
         write("tcp_timeout_established", "432000\n");
         write("udp_timeout_stream", "120\n");
+        write("tcp_timeout_unacknowledged", "300\n");
+        write("tcp_timeout_max_retrans", "-1\n");
         write("acct", "0\n");
         let files = SettingFiles::open_in(directory.path()).unwrap();
-        let expected =
-            Settings { tcp_established_s: 432_000, udp_stream_s: 120, accounting: false, events: false };
+        let expected = Settings {
+            tcp_established_s: 432_000,
+            tcp_least_s: 0,
+            udp_stream_s: 120,
+            accounting: false,
+            events: false,
+        };
         assert_eq!(files.read().unwrap(), expected);
         write("events", "2\n");
         write("acct", "1\n");

@@ -5,7 +5,7 @@ use crate::linux::netlink::wire;
 use logic::firewall::{
     ruleset::{
         Addresses, Comparison, Expression, Extension, Header, Into, Operand, Register, SETS_EVENTS,
-        SETS_TIMEOUT, Verdict,
+        SETS_TIMEOUT, SETS_ZONE, Verdict,
     },
     traffic::Version,
 };
@@ -154,7 +154,7 @@ const OBJECT_TIMEOUT: u32 = 7;
 fn sets(key: u32) -> &'static str {
     match key {
         3 => "ct mark set",
-        17 => "ct zone set",
+        17 => SETS_ZONE,
         18 => SETS_EVENTS,
         _ => "ct set",
     }
