@@ -67,12 +67,19 @@ fn connections(daemon: &Daemon, words: &[&str]) -> Vec<Value> {
     daemon.ask(&[&["connections"], words].concat()).as_array().unwrap().clone()
 }
 
-/// Repeats `exchange` until a connection of this address is fast, and returns it.
+/// Repeats `exchange` until a connection of this address, or `:PORT`, is fast, and returns it.
 fn until_fast(daemon: &Daemon, address: &str, mut exchange: impl FnMut()) -> Value {
     eventually(&format!("a fast connection of {address}"), || {
         (0..20).for_each(|_| exchange());
-        let all = connections(daemon, &["--address", address]);
-        let fast = all.iter().find(|c| c["state"] == "fast").cloned();
+        let all = match address.starts_with(':') {
+            true => connections(daemon, &[]),
+            false => connections(daemon, &["--address", address]),
+        };
+        let has = |c: &&Value| {
+            [&c["source"], &c["destination"]].iter().any(|e| e.as_str().unwrap().ends_with(address))
+        };
+        let fast =
+            all.iter().find(|c| c["state"] == "fast" && (!address.starts_with(':') || has(c))).cloned();
         fast.ok_or_else(|| format!("{all:#?}\n{}", daemon.log()))
     })
 }
@@ -264,5 +271,119 @@ fn a_connection_says_why_it_stays_with_linux() {
     assert!(connections(&daemon, &["--state", "fast"]).is_empty());
     let text = String::from_utf8(daemon.millrace(&["connections"]).stdout).unwrap();
     assert!(text.contains("WITH LINUX BECAUSE") && text.contains("10.7.1.2:4000"), "{text}");
+    daemon.stop();
+}
+
+/// The number of an interface that is gone is given to another one. A row must not lead there.
+#[test]
+#[ignore = "needs root"]
+fn a_connection_does_not_leave_by_an_interface_that_got_the_number_of_another() {
+    let bed = Bed::new();
+    let _leftovers = Leftovers(bed.name.clone());
+    nft(
+        &bed,
+        "table inet filter {
+            chain forward {
+                type filter hook forward priority 0; policy drop;
+                oifname later drop
+                ct state established,related accept
+                iifname in accept
+            }
+        }",
+    );
+    let (mut daemon, _file) = start(&bed, "");
+    until_ruled(&mut daemon, &bed);
+    let (client, server) = (udp(&bed.client, "10.7.1.2:4000"), udp(&bed.server, "0.0.0.0:5000"));
+    let to = format!("{SERVER}:5000");
+    exchange(&client, &to, &server);
+    std::thread::sleep(Duration::from_secs(3));
+    until_fast(&daemon, "10.7.1.2", || _ = exchange(&client, &to, &server));
+    let number = |device: &str| {
+        let all = daemon.ask(&["interfaces"]);
+        let found =
+            all.as_array().unwrap().iter().find(|i| i["interface"] == device).map(|i| i["id"].clone());
+        found.and_then(|id| id.as_u64())
+    };
+    let before = number("out");
+    run(&bed.red, "ip link set out address 02:11:22:33:44:55");
+    // Other devices come while the number rests.
+    for n in 0..20 {
+        run(&bed.red, &format!("ip link add dummy{n} type veth peer name other{n}"));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    bed.macvlan(&bed.red, "later", "p2");
+    bed.red.sysctl(&[("net/ipv4/conf/later/rp_filter", "0")]).unwrap();
+    bed.red
+        .ip_batch("link set later up\naddr add 10.7.9.1/24 dev later\nroute add 10.7.2.2/32 dev later\n")
+        .unwrap();
+    run(&bed.server, "ip addr add 10.7.9.2/24 dev eth0");
+    eventually_true("the new interface to have the number", || number("later") == before && before.is_some());
+    ping(&bed.red, "10.7.9.2", 1);
+    server.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+    for _ in 0..20 {
+        client.send_to(b"ask", &to).unwrap();
+        let got = server.recv_from(&mut [0; 64]);
+        assert!(got.is_err(), "a packet left by the interface that rules forbid: {got:?}");
+    }
+    daemon.stop();
+}
+
+/// The seconds until Linux forgets the only connection of this protocol.
+fn left_s(bed: &Bed, protocol: &str) -> u32 {
+    let all = run(&bed.red, &format!("conntrack -L -p {protocol}"));
+    all.split_whitespace().nth(2).and_then(|word| word.parse().ok()).unwrap_or_default()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn linux_forgets_connections_when_it_would_without_millrace() {
+    let bed = Bed::new();
+    let _leftovers = Leftovers(bed.name.clone());
+    nft(&bed, HOME);
+    bed.red
+        .sysctl(&[
+            ("net/netfilter/nf_conntrack_udp_timeout_stream", "100"),
+            ("net/netfilter/nf_conntrack_tcp_timeout_unacknowledged", "10"),
+        ])
+        .unwrap();
+    run(&bed.red, "ip link set out mtu 1400");
+    let (mut daemon, _file) = start(&bed, FAST);
+    until_ruled(&mut daemon, &bed);
+    let (from, to) = (udp(&bed.client, "10.7.1.2:4000"), udp(&bed.server, "0.0.0.0:5000"));
+    let address = format!("{SERVER}:5000");
+    exchange(&from, &address, &to);
+    std::thread::sleep(Duration::from_secs(3));
+    until_fast(&daemon, "10.7.1.2", || _ = exchange(&from, &address, &to));
+    // It is used for ten seconds more, and then quiet for five.
+    for _ in 0..100 {
+        exchange(&from, &address, &to);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let last = std::time::Instant::now();
+    std::thread::sleep(Duration::from_secs(5));
+    let (left, quiet) = (left_s(&bed, "udp"), last.elapsed().as_secs() as u32);
+    assert!((98..=101).contains(&(left + quiet)), "{left} s are left after {quiet} s");
+    drop((from, to));
+
+    // A segment that is too long for the way goes to Linux, which waits only 10 s for its acknowledgement.
+    let (mut client, mut server) = connect(&bed, &format!("{SERVER}:5001"));
+    client.set_nodelay(true).unwrap();
+    let mut say = |bytes: &[u8]| {
+        client.write_all(bytes).unwrap();
+        server.read_exact(&mut vec![0; bytes.len()]).unwrap();
+    };
+    until_fast(&daemon, ":5001", || say(b"one"));
+    say(&[7; 4000]);
+    for _ in 0..150 {
+        say(b"one");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(left_s(&bed, "tcp") > 1000, "Linux forgets a connection that is used");
+
+    // The other end is gone. Linux waits for the acknowledgement as long as it would without Millrace.
+    run(&bed.server, "nft add table inet t");
+    run(&bed.server, "nft add chain inet t c { type filter hook prerouting priority -300; policy drop; }");
+    client.write_all(b"anybody?").unwrap();
+    eventually_true("Linux to forget the connection soon", || left_s(&bed, "tcp") <= 10);
     daemon.stop();
 }

@@ -72,7 +72,7 @@ struct Refused {
     note: ConnectionNote,
     why: Refusal,
     at: Duration,
-    /// How often Linux was asked.
+    /// How often Linux was asked when it was time.
     asked: u32,
 }
 
@@ -331,8 +331,13 @@ impl<M: ConnectionMemory> Kept<M> {
             router.refused.clear();
         }
         let key = key(note.router, note.protocol, note.tuple);
-        let asked = router.refused.get(&key).map_or(0, |refused| refused.asked) + 1;
-        router.refused.insert(key, Refused { note: *note, why, at: now, asked });
+        let (at, asked) = match router.refused.get(&key) {
+            // It was noted again before its time.
+            Some(old) if !why.is_lasting() && old.ask_at().is_some_and(|at| now < at) => (old.at, old.asked),
+            Some(old) => (now, old.asked + 1),
+            None => (now, 1),
+        };
+        router.refused.insert(key, Refused { note: *note, why, at, asked });
     }
 
     /// Connections about which Linux is asked again, because they were too new. Their packets need not be noted for this.

@@ -381,7 +381,8 @@ fn refusals_are_remembered_for_a_while() {
     assert!(!bench.kept.wants(&note(TCP, 1), bench.now + 29 * S));
     assert!(bench.kept.wants(&note(TCP, 1), bench.now + 30 * S));
     assert!(bench.kept.wants(&note(TCP, 2), bench.now));
-    // Linux is asked again soon, at most three times.
+    // Linux is asked again soon, at most three times, however often the connection is noted before.
+    (0..10).for_each(|_| bench.kept.refuse(&note(TCP, 2), Refusal::TooNew, bench.now));
     for wait in [2500, 5000, 7500] {
         assert_eq!(bench.kept.ask_again(bench.now + Duration::from_millis(wait - 1)), []);
         bench.now += Duration::from_millis(wait);
