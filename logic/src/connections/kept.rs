@@ -20,7 +20,7 @@ use crate::{
     fib::Epoch,
     firewall::traffic::{TCP, Tuple},
     mirror::ConnectionRules,
-    plan::RouterId,
+    plan::{InterfaceId, RouterId},
     tables::connections::{Connection, ConnectionKey, ConnectionMemory, ConnectionTable, OneWay, PairId},
 };
 use std::{collections::BTreeMap, time::Duration};
@@ -80,6 +80,8 @@ impl Refused {
 struct One {
     protocol: u8,
     ways: Ways,
+    /// The interfaces by which packets of the first direction come in and leave. Answers take the same ones.
+    interfaces: [InterfaceId; 2],
     /// What Linux sets the timeout to when it sees a packet.
     timeout_s: u32,
     /// Linux forgets it at this time.
@@ -182,10 +184,28 @@ impl<M: ConnectionMemory> Kept<M> {
     pub fn wants(&self, note: &ConnectionNote, now: Duration) -> bool {
         let Some(router) = self.routers.get(&note.router) else { return false };
         let key = key(note.router, note.protocol, note.tuple);
-        if let Some(Refused { why, at, .. }) = router.refused.get(&key) {
-            return !why.is_lasting() || now >= *at + ASK_AGAIN;
+        // The other direction may have made it fast since this one was refused.
+        if self.table.find(&key).is_some() {
+            return false;
         }
-        self.table.find(&key).is_none()
+        let refused = router.refused.get(&key);
+        refused.is_none_or(|Refused { why, at, .. }| !why.is_lasting() || now >= *at + ASK_AGAIN)
+    }
+
+    /// Drops a fast connection whose packets take other interfaces now: routes have changed, or the first note was of a
+    /// packet whose destination NAT changes, and found the way to the old one.
+    pub fn forget_moved(&mut self, note: &ConnectionNote) {
+        let Some(router) = self.routers.get(&note.router) else { return };
+        let key = key(note.router, note.protocol, note.tuple);
+        let Some((id, way)) = self.table.find(&key) else { return };
+        let Some(one) = router.all.get(&id) else { return };
+        let mut seen = [note.ingress, note.egress];
+        if way == 1 {
+            seen.reverse();
+        }
+        if one.interfaces != seen {
+            self.remove(note.router, id);
+        }
     }
 
     /// Decides about a connection that Linux tracks. Nothing changes yet.
@@ -227,10 +247,13 @@ impl<M: ConnectionMemory> Kept<M> {
             ways: [one_way(there, note.ingress, note.egress), one_way(back, note.egress, note.ingress)],
         };
         let id = self.table.insert(&connection).ok_or(Refusal::Full)?;
-        router.refused.remove(&key(note.router, note.protocol, note.tuple));
+        for way in &ways.0 {
+            router.refused.remove(&key(note.router, note.protocol, way.arrives));
+        }
         let one = One {
             protocol: note.protocol,
             ways,
+            interfaces: [note.ingress, note.egress],
             timeout_s,
             expires_at,
             since: clock.now,

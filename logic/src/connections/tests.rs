@@ -259,6 +259,38 @@ fn rows_are_used_again_after_a_grace_period_only() {
     assert!(bench.keep(UDP, 99, 120).is_ok());
 }
 
+/// Notes of both directions may come at once, and Linux may have refused both before.
+#[test]
+fn the_other_direction_of_a_fast_connection_is_not_asked_about() {
+    let mut bench = Bench::new();
+    let back = ConnectionNote { tuple: tracked(UDP, 1).tuples[1], ingress: 2, egress: 1, ..note(UDP, 1) };
+    bench.kept.refuse(&note(UDP, 1), Refusal::TooNew, bench.now);
+    bench.kept.refuse(&back, Refusal::TooNew, bench.now);
+    bench.keep(UDP, 1, 120).unwrap();
+    assert!(!bench.kept.wants(&back, bench.now));
+    assert_eq!(bench.kept.ask_again(bench.now + 100 * S), []);
+    assert_eq!(bench.kept.views().count(), 1, "neither direction is refused any more");
+    bench.kept.refuse(&back, Refusal::Unknown, bench.now);
+    assert!(!bench.kept.wants(&back, bench.now), "a late refusal");
+}
+
+#[test]
+fn a_connection_that_takes_other_interfaces_is_asked_about_again() {
+    let mut bench = Bench::new();
+    bench.keep(UDP, 1, 120).unwrap();
+    let back = ConnectionNote { tuple: tracked(UDP, 1).tuples[1], ingress: 2, egress: 1, ..note(UDP, 1) };
+    for same in [note(UDP, 1), back] {
+        bench.kept.forget_moved(&same);
+        assert!(!bench.kept.wants(&same, bench.now), "{same:?}");
+    }
+    for moved in [ConnectionNote { egress: 3, ..note(UDP, 1) }, ConnectionNote { ingress: 3, ..back }] {
+        bench.kept.forget_moved(&moved);
+        assert!(bench.kept.wants(&moved, bench.now), "{moved:?}");
+        assert_eq!(bench.count(), 0);
+        bench.keep(UDP, 1, 120).unwrap();
+    }
+}
+
 #[test]
 fn refusals_are_remembered_for_a_while() {
     let mut bench = Bench::new();
