@@ -10,6 +10,7 @@ use super::common::{self, wire::Wire};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::Value;
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     os::fd::AsFd,
     process::{Child, Command, Output, Stdio, id},
@@ -300,6 +301,17 @@ impl Router {
     pub fn connections(&self) -> Vec<Value> {
         let all = self.json(&["connections", "--json"]).expect("connections");
         all.as_array().unwrap().clone()
+    }
+
+    /// What conntrack has, apart from times and use counts.
+    pub fn tracked(&self) -> BTreeSet<String> {
+        let lines = ["ipv4", "ipv6"].map(|family| self.run(&format!("conntrack -L -f {family}"))).concat();
+        let stable = |(at, word): &(usize, &str)| *at != 2 && !word.starts_with("use=");
+        let bare = |line: &str| {
+            let words = line.split_whitespace().enumerate().filter(stable).map(|(_, word)| word);
+            words.collect::<Vec<_>>().join(" ")
+        };
+        lines.lines().map(bare).filter(|line| !line.starts_with("icmp")).collect()
     }
 
     /// Waits until routes of the fast path are those of Linux.

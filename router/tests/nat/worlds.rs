@@ -175,6 +175,14 @@ impl Worlds {
         self.sent.clear();
     }
 
+    /// Asserts that conntrack has the same connections in both namespaces, in the same states.
+    pub fn compare_tracked(&self, what: &str) {
+        let [linux, millrace] = self.routers().map(Router::tracked);
+        let only = |a: &BTreeSet<String>, b: &BTreeSet<String>| a.difference(b).cloned().collect::<Vec<_>>();
+        let differ = [only(&linux, &millrace), only(&millrace, &linux)];
+        assert!(differ.iter().all(Vec::is_empty), "{what}: conntrack without Millrace, and with it: {differ:#?}");
+    }
+
     fn describe(&self) -> String {
         let mut words = String::from("other frames came out with Millrace");
         let offset = self.linux.ip_offset();
