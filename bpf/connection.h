@@ -78,15 +78,15 @@ read_key(struct xdp_md *ctx, __u32 router, __u32 offset, struct connection_key *
 	}
 	if ((protocol != IPPROTO_TCP && protocol != IPPROTO_UDP) || !is_plain(header, end, bytes, protocol))
 		return NULL;
-	/* udp_error() of conntrack refuses other lengths. is_plain() has checked this room; the verifier forgets it. */
+	/* is_plain() has checked this room; the verifier forgets it. */
 	if ((const void *)(header + UDP_BYTES) > end)
 		return NULL;
-	if (protocol == IPPROTO_UDP) {
-		__u32 length = bpf_ntohs(*(const __be16 *)(header + UDP_LENGTH));
-
-		if (length < UDP_BYTES || length > bytes)
-			return NULL;
-	}
+	/*
+	 * conntrack refuses shorter and longer lengths (udp_error). It computes the checksum over the whole IP packet, so that of
+	 * a packet with bytes behind UDP is wrong for it (nf_ip_checksum).
+	 */
+	if (protocol == IPPROTO_UDP && bpf_ntohs(*(const __be16 *)(header + UDP_LENGTH)) != bytes)
+		return NULL;
 	key->ports = *(const __u32 *)header;
 	key->rest = protocol | (router & 0xff) << 8 | offset >> 31 << 16;
 	return header;

@@ -207,23 +207,32 @@ impl<M: ConnectionMemory> Kept<M> {
         self.routers.values().map(|router| &router.rules)
     }
 
-    /// Must Linux be asked about this connection? If its packets take another way than before, it is not fast any more.
-    pub fn wants(&mut self, note: &ConnectionNote, now: Duration) -> bool {
+    /// Must Linux be asked about this connection?
+    pub fn wants(&self, note: &ConnectionNote, now: Duration) -> bool {
         let Some(router) = self.routers.get(&note.router) else { return false };
         let key = key(note.router, note.protocol, note.tuple);
-        if let Some(Refused { why, at, .. }) = router.refused.get(&key) {
-            return !why.is_lasting() || now >= *at + ASK_AGAIN;
+        // The other direction may have made it fast since this one was refused.
+        if self.table.find(&key).is_some() {
+            return false;
         }
-        let Some((id, direction)) = self.table.find(&key) else { return true };
-        let interfaces = match direction {
-            0 => [note.ingress, note.egress],
-            _ => [note.egress, note.ingress],
-        };
-        let moved = router.all.get(&id).is_none_or(|one| one.interfaces != interfaces);
-        if moved {
+        let refused = router.refused.get(&key);
+        refused.is_none_or(|Refused { why, at, .. }| !why.is_lasting() || now >= *at + ASK_AGAIN)
+    }
+
+    /// Drops a fast connection whose packets take other interfaces now: routes have changed, or the first note was of a
+    /// packet whose destination NAT changes, and found the way to the old one.
+    pub fn forget_moved(&mut self, note: &ConnectionNote) {
+        let Some(router) = self.routers.get(&note.router) else { return };
+        let key = key(note.router, note.protocol, note.tuple);
+        let Some((id, way)) = self.table.find(&key) else { return };
+        let Some(one) = router.all.get(&id) else { return };
+        let mut seen = [note.ingress, note.egress];
+        if way == 1 {
+            seen.reverse();
+        }
+        if one.interfaces != seen {
             self.remove(note.router, id);
         }
-        moved
     }
 
     /// Decides about a connection that Linux tracks. Nothing changes yet.
@@ -312,7 +321,9 @@ impl<M: ConnectionMemory> Kept<M> {
         // Linux may have set a shorter timeout than usual. Then it is renewed sooner.
         one.renewed_at = one.expires_at.saturating_sub(least);
         self.table.set_until(id, clock.until(one.expires_at));
-        router.refused.remove(&key(note.router, note.protocol, note.tuple));
+        for way in &one.ways.0 {
+            router.refused.remove(&key(note.router, note.protocol, way.arrives));
+        }
         Ok(())
     }
 

@@ -334,20 +334,6 @@ fn ends_are_seen_wherever_they_come_from() {
 }
 
 #[test]
-fn a_connection_that_takes_another_way_is_admitted_again() {
-    let mut bench = Bench::new();
-    bench.keep(UDP, 1, 120).unwrap();
-    let reply = |ingress| {
-        let tuple = tracked(UDP, 1).tuples[1];
-        ConnectionNote { tuple, ingress, egress: 1, ..note(UDP, 1) }
-    };
-    assert!(!bench.kept.wants(&reply(2), bench.now));
-    assert_eq!(bench.count(), 1);
-    assert!(bench.kept.wants(&reply(3), bench.now), "replies come in by another interface");
-    assert_eq!(bench.count(), 0);
-}
-
-#[test]
 fn rows_are_used_again_after_a_grace_period_only() {
     let mut bench = Bench::new();
     // Each router takes as much as it may.
@@ -371,6 +357,38 @@ fn rows_are_used_again_after_a_grace_period_only() {
     assert!(bench.kept.seal().is_none(), "nothing was removed since");
     bench.kept.reuse(epoch);
     assert_eq!(fill(&mut bench), PAIRS);
+}
+
+/// Notes of both directions may come at once, and Linux may have refused both before.
+#[test]
+fn the_other_direction_of_a_fast_connection_is_not_asked_about() {
+    let mut bench = Bench::new();
+    let back = ConnectionNote { tuple: tracked(UDP, 1).tuples[1], ingress: 2, egress: 1, ..note(UDP, 1) };
+    bench.kept.refuse(&note(UDP, 1), Refusal::TooNew, bench.now);
+    bench.kept.refuse(&back, Refusal::TooNew, bench.now);
+    bench.keep(UDP, 1, 120).unwrap();
+    assert!(!bench.kept.wants(&back, bench.now));
+    assert_eq!(bench.kept.ask_again(bench.now + 100 * S), []);
+    assert_eq!(bench.kept.views().count(), 1, "neither direction is refused any more");
+    bench.kept.refuse(&back, Refusal::Unknown, bench.now);
+    assert!(!bench.kept.wants(&back, bench.now), "a late refusal");
+}
+
+#[test]
+fn a_connection_that_takes_other_interfaces_is_asked_about_again() {
+    let mut bench = Bench::new();
+    bench.keep(UDP, 1, 120).unwrap();
+    let back = ConnectionNote { tuple: tracked(UDP, 1).tuples[1], ingress: 2, egress: 1, ..note(UDP, 1) };
+    for same in [note(UDP, 1), back] {
+        bench.kept.forget_moved(&same);
+        assert!(!bench.kept.wants(&same, bench.now), "{same:?}");
+    }
+    for moved in [ConnectionNote { egress: 3, ..note(UDP, 1) }, ConnectionNote { ingress: 3, ..back }] {
+        bench.kept.forget_moved(&moved);
+        assert!(bench.kept.wants(&moved, bench.now), "{moved:?}");
+        assert_eq!(bench.count(), 0);
+        bench.keep(UDP, 1, 120).unwrap();
+    }
 }
 
 #[test]

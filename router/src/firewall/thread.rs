@@ -255,6 +255,7 @@ impl Thread {
         let any = !notes.is_empty();
         let mut of_routers: BTreeMap<RouterId, Vec<ConnectionNote>> = BTreeMap::new();
         for note in notes.into_iter().chain(self.kept.ask_again(now)) {
+            self.kept.forget_moved(&note);
             let notes = of_routers.entry(note.router).or_default();
             if !notes.contains(&note) && self.kept.wants(&note, now) {
                 notes.push(note);
@@ -274,6 +275,10 @@ impl Thread {
             let asked = match &mut router.place {
                 Some(place) => place.ask(|tracker, settings| {
                     for note in notes.iter().take_while(|_| monotonic() < end) {
+                        // The note before this one may be of its other direction.
+                        if !kept.wants(note, now) {
+                            continue;
+                        }
                         if let Err(why) = promote(kept, &heart, tracker, settings, note)? {
                             kept.refuse(note, why, now);
                         }

@@ -462,6 +462,9 @@ fn packets_that_need_linux_go_up_untouched() {
                 packet.clone().ip4(|ip| {
                     ip.resize(bytes, 0);
                     ip[2..4].copy_from_slice(&(bytes as u16).to_be_bytes());
+                    if protocol == UDP && bytes >= 28 {
+                        ip[24..26].copy_from_slice(&(bytes as u16 - 20).to_be_bytes());
+                    }
                 })
             };
             let udp_length =
@@ -485,6 +488,7 @@ fn packets_that_need_linux_go_up_untouched() {
                     ("cut header", sized(27), Reason::Rules),
                     ("UDP length over the packet", udp_length(27), Reason::Rules),
                     ("UDP length below the header", udp_length(7), Reason::Rules),
+                    ("bytes behind UDP", udp_length(25), Reason::Rules),
                 ]);
             }
             for (name, frame, reason) in cases {

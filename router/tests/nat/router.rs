@@ -1,0 +1,366 @@
+//! A router with three devices, and the daemon.
+//!
+//! ```text
+//! lan 10.1.0.0/24 ── router ── wan 10.2.0.0/24 ── gateway .9 ── 10.9.0.0/16
+//!                        └──── alt 10.3.0.0/24 ── gateway .9
+//! ```
+//! The networks of IPv6 are fd00:1::/64 and so on.
+
+use super::common::{self, wire::Wire};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use serde_json::Value;
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    os::fd::AsFd,
+    process::{Child, Command, Output, Stdio, id},
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
+    thread,
+    time::{Duration, Instant},
+};
+
+const MILLRACE: &str = env!("CARGO_BIN_EXE_millrace");
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The number of the next router of this process.
+static MADE: AtomicU32 = AtomicU32::new(0);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// The ports belong to the router.
+    Host,
+    /// Devices of a VLAN on the ports do.
+    Vlan,
+    /// Macvlans in a namespace do.
+    Tenant,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rules {
+    /// A stateful filter and NAT.
+    Nat,
+    Filter,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Device {
+    Lan,
+    Wan,
+    Alt,
+}
+
+pub const DEVICES: [Device; 3] = [Device::Lan, Device::Wan, Device::Alt];
+
+impl Device {
+    pub fn mtu(self) -> usize {
+        [1500, 1400, 1450][self as usize]
+    }
+
+    fn mac(self) -> [u8; 6] {
+        [2, 0, 0, 0, 0, 1 + self as u8]
+    }
+
+    fn vid(self) -> u16 {
+        10 + self as u16
+    }
+}
+
+/// All hosts behind a device have one MAC address.
+fn host_mac(device: Device) -> [u8; 6] {
+    [2, 0, 0, 0, 7, device as u8]
+}
+
+fn mac_text(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+pub struct Router {
+    placement: Placement,
+    rules: Rules,
+    host: File,
+    tenant: Option<String>,
+    wires: Vec<Wire>,
+    daemon: Option<Child>,
+    instance: String,
+    log: tempfile::NamedTempFile,
+}
+
+impl Router {
+    /// In a new namespace, which the calling thread enters.
+    pub fn new(placement: Placement, rules: Rules) -> Router {
+        // SAFETY: moves only this thread into a new network namespace.
+        let result = unsafe { libc::unshare(libc::CLONE_NEWNET) };
+        assert_eq!(result, 0, "unshare: {}", std::io::Error::last_os_error());
+        let name = format!("nat-{}-{}", id(), MADE.fetch_add(1, Relaxed));
+        let tenant = (placement == Placement::Tenant).then(|| name.clone());
+        tenant.iter().for_each(|name| _ = common::run(&format!("ip netns add {name}")));
+        let mut router = Router {
+            placement,
+            rules,
+            host: File::open("/proc/thread-self/ns/net").unwrap(),
+            tenant,
+            wires: Vec::new(),
+            daemon: None,
+            instance: name,
+            log: tempfile::NamedTempFile::new().unwrap(),
+        };
+        common::run("ip link set lo up");
+        DEVICES.iter().for_each(|device| router.make(*device));
+        router.run(
+            "sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 net.ipv4.conf.all.rp_filter=0 \
+             net.ipv4.icmp_ratemask=0 net.ipv6.icmp.ratelimit=0",
+        );
+        // Older kernels have these for the whole machine only.
+        router.run("sysctl -qew net.ipv4.icmp_msgs_per_sec=1000000 net.ipv4.icmp_msgs_burst=100000");
+        let [_, wan, alt] = DEVICES.map(|device| router.device(device));
+        router.run(&format!("ip route add 10.6.0.0/16 via 10.3.0.9 dev {alt}"));
+        router.run(&format!("ip route add fd00:6::/64 via fd00:3::9 dev {alt}"));
+        router.run(&format!("ip route add 10.9.0.0/16 via 10.2.0.9 dev {wan}"));
+        router.run(&format!("ip route add fd00:9::/64 via fd00:2::9 dev {wan}"));
+        router.set_neighbours();
+        router.set_rules();
+        router
+    }
+
+    fn make(&mut self, device: Device) {
+        let (port, outside) = (port(device), format!("q{}", device as usize));
+        let (mac, mtu, number) = (mac_text(device.mac()), device.mtu(), device as usize + 1);
+        let port_mac =
+            if self.placement == Placement::Host { mac.clone() } else { format!("02:ee:00:00:00:0{number}") };
+        let offloads = "tx off tso off gso off gro off txvlan off rxvlan off tx-vlan-stag-hw-insert off";
+        self.enter();
+        common::run(&format!("ip link add {port} address {port_mac} type veth peer name {outside}"));
+        common::run(&format!("ethtool -K {port} {offloads}"));
+        // Redirecting into a veth needs NAPI on its peer.
+        common::run(&format!("ethtool -K {outside} {} gro on", offloads.replace("gro off ", "")));
+        common::run(&format!("sysctl -qw net.ipv6.conf.{outside}.disable_ipv6=1"));
+        common::run(&format!("ip link set {outside} mtu 9000 up arp off"));
+        common::run(&format!("ip link set {port} mtu {mtu} up"));
+        self.wires.push(Wire::open(&outside));
+        let name = self.device(device);
+        match (&self.placement, &self.tenant) {
+            (Placement::Vlan, _) => {
+                let vid = device.vid();
+                common::run(&format!("ip link add link {port} name {name} address {mac} type vlan id {vid}"));
+            }
+            (Placement::Tenant, Some(tenant)) => {
+                let macvlan = format!("address {mac} netns {tenant} type macvlan mode bridge");
+                common::run(&format!("ip link add link {port} name {name} {macvlan}"));
+            }
+            _ => (),
+        }
+        self.run(&format!("sysctl -qw net.ipv4.conf.{name}.rp_filter=0"));
+        self.run(&format!("ip link set {name} mtu {mtu} up"));
+        self.run(&format!("ip addr add 10.{number}.0.1/24 dev {name}"));
+        self.run(&format!("ip addr add fd00:{number}::1/64 dev {name} nodad"));
+    }
+
+    pub fn device(&self, device: Device) -> String {
+        match self.placement {
+            Placement::Host => port(device),
+            Placement::Vlan => format!("v{}", device as usize),
+            Placement::Tenant => format!("m{}", device as usize),
+        }
+    }
+
+    pub fn set_neighbours(&self) {
+        for device in DEVICES {
+            let (name, mac, number) = (self.device(device), mac_text(host_mac(device)), device as usize + 1);
+            for host in [2, 4, 5, 6, 9] {
+                for address in [format!("10.{number}.0.{host}"), format!("fd00:{number}::{host}")] {
+                    self.run(&format!("ip neigh replace {address} lladdr {mac} dev {name} nud permanent"));
+                }
+            }
+        }
+    }
+
+    /// Sets the rules as they were at first.
+    pub fn set_rules(&self) {
+        let [lan, wan, alt] = DEVICES.map(|device| self.device(device));
+        let filter = format!(
+            "flush ruleset
+             table inet filter {{
+                 chain forward {{
+                     type filter hook forward priority 0; policy drop;
+                     ct state established,related accept
+                     ct status dnat accept
+                     iifname {lan} accept
+                 }}
+             }}
+             "
+        );
+        let nat = format!(
+            "table inet nat {{
+                 chain pre {{
+                     type nat hook prerouting priority -100;
+                     iifname {wan} meta l4proto {{ tcp, udp }} th dport 8080 dnat ip to 10.1.0.2:80
+                     iifname {wan} meta l4proto {{ tcp, udp }} th dport 8080 dnat ip6 to [fd00:1::2]:80
+                     iifname {lan} meta l4proto {{ tcp, udp }} th dport 8081 dnat ip to 10.3.0.2:81
+                     iifname {lan} meta l4proto {{ tcp, udp }} th dport 8081 dnat ip6 to [fd00:3::2]:81
+                     iifname {lan} meta l4proto {{ tcp, udp }} th dport 8082 dnat ip to 10.3.0.2:82
+                     iifname {lan} meta l4proto {{ tcp, udp }} th dport 8082 dnat ip6 to [fd00:3::2]:82
+                 }}
+                 chain post {{
+                     type nat hook postrouting priority 100;
+                     ip saddr 10.1.0.6 accept
+                     ip6 saddr fd00:1::6 accept
+                     ip saddr 10.1.0.4 meta l4proto {{ tcp, udp }} snat ip to 10.2.0.77:5555
+                     ip6 saddr fd00:1::4 meta l4proto {{ tcp, udp }} snat ip6 to [fd00:2::77]:5555
+                     oifname {{ {wan}, {alt} }} masquerade
+                 }}
+             }}"
+        );
+        self.nft(&if self.rules == Rules::Nat { filter + &nat } else { filter });
+    }
+
+    pub fn nft(&self, rules: &str) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), rules).unwrap();
+        self.run(&format!("nft -f {}", file.path().display()));
+    }
+
+    /// Moves the calling thread into the namespace of the ports.
+    fn enter(&self) {
+        move_into_link_name_space(self.host.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+    }
+
+    /// Runs a command line in the router's namespace.
+    pub fn run(&self, line: &str) -> String {
+        self.enter();
+        match &self.tenant {
+            Some(name) => common::run(&format!("ip netns exec {name} {line}")),
+            None => common::run(line),
+        }
+    }
+
+    /// Sends an IP packet to the router by a device.
+    pub fn send(&self, device: Device, packet: &[u8]) {
+        let mut frame = [device.mac(), host_mac(device)].concat();
+        if self.placement == Placement::Vlan {
+            frame.extend([&[0x81, 0][..], &device.vid().to_be_bytes()].concat());
+        }
+        frame.extend(if packet[0] >> 4 == 4 { [8, 0] } else { [0x86, 0xdd] });
+        frame.extend(packet);
+        self.wires[device as usize].send(&frame);
+    }
+
+    /// A frame that has left by a device.
+    pub fn receive(&self, device: Device) -> Option<Vec<u8>> {
+        self.wires[device as usize].receive()
+    }
+
+    /// The bytes in front of the IP header.
+    pub fn ip_offset(&self) -> usize {
+        if self.placement == Placement::Vlan { 18 } else { 14 }
+    }
+
+    pub fn start(&mut self) {
+        let config = tempfile::NamedTempFile::new().unwrap();
+        let ports: Vec<_> = DEVICES.map(port).to_vec();
+        let policing = "[policing]\nexception_pps = 0\ncontrol_pps = 0\n";
+        let text = format!("ports = {ports:?}\n{policing}[firewall]\nestablished = \"fast\"\n");
+        fs::write(config.path(), text).unwrap();
+        self.enter();
+        let words = ["run", "--config", config.path().to_str().unwrap(), "--instance", &self.instance];
+        let log = self.log.reopen().unwrap();
+        let child = Command::new(MILLRACE).args(words).stdout(Stdio::null()).stderr(log).spawn();
+        self.daemon = Some(child.unwrap());
+        let devices = DEVICES.map(|device| self.device(device));
+        self.until("Millrace to know the router", || {
+            let status = self.json(&["status", "--json"]).ok_or("no status")?;
+            let ready = status["ready"] == true;
+            let interfaces = self.json(&["interfaces", "--json"]).ok_or("no interfaces")?.to_string();
+            let ruled = self.json(&["routers", "--json"]).ok_or("no routers")?.to_string();
+            let known = devices.iter().all(|device| interfaces.contains(&format!("\"{device}\"")));
+            if ready && known && ruled.contains("ruled") { Ok(()) } else { Err(format!("{status:#}")) }
+        });
+    }
+
+    pub fn until(&self, what: &str, done: impl FnMut() -> Result<(), String>) {
+        self.until_or(what, PATIENCE, done);
+    }
+
+    pub fn until_or(&self, what: &str, patience: Duration, mut done: impl FnMut() -> Result<(), String>) {
+        let end = Instant::now() + patience;
+        while let Err(why) = done() {
+            let log = fs::read_to_string(self.log.path()).unwrap();
+            assert!(Instant::now() < end, "timed out waiting for {what}: {why}\n{log}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn cli(&self, words: &[&str]) -> Output {
+        Command::new(MILLRACE).args(words).args(["--instance", &self.instance]).output().unwrap()
+    }
+
+    fn json(&self, words: &[&str]) -> Option<Value> {
+        let output = self.cli(words);
+        output.status.success().then(|| serde_json::from_slice(&output.stdout).unwrap())
+    }
+
+    /// Connections that Millrace knows.
+    pub fn connections(&self) -> Vec<Value> {
+        let all = self.json(&["connections", "--json"]).expect("connections");
+        all.as_array().unwrap().clone()
+    }
+
+    /// What conntrack has, apart from times and use counts.
+    pub fn tracked(&self) -> BTreeSet<String> {
+        let lines = ["ipv4", "ipv6"].map(|family| self.run(&format!("conntrack -L -f {family}"))).concat();
+        let stable = |(at, word): &(usize, &str)| *at != 2 && !word.starts_with("use=");
+        let bare = |line: &str| {
+            let words = line.split_whitespace().enumerate().filter(stable).map(|(_, word)| word);
+            words.collect::<Vec<_>>().join(" ")
+        };
+        lines.lines().map(bare).filter(|line| !line.starts_with("icmp")).collect()
+    }
+
+    /// Waits until routes of the fast path are those of Linux.
+    pub fn until_verified(&self) {
+        self.until("routes to be those of Linux", || {
+            let verify = self.cli(&["routes", "--verify"]);
+            let words = || [&verify.stdout[..], &verify.stderr].concat();
+            if verify.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&words()).into()) }
+        });
+    }
+
+    pub fn pause_daemon(&self, pause: bool) {
+        let signal = if pause { libc::SIGSTOP } else { libc::SIGCONT };
+        let child = self.daemon.as_ref().unwrap();
+        // SAFETY: no pointers; the process is our child, which was not waited for yet.
+        assert_eq!(unsafe { libc::kill(child.id() as libc::pid_t, signal) }, 0);
+    }
+
+    pub fn stop(&mut self) {
+        let stop = self.cli(&["stop"]);
+        assert!(stop.status.success(), "{}", String::from_utf8_lossy(&stop.stderr));
+        self.daemon.take().unwrap().wait().unwrap();
+    }
+}
+
+impl Drop for Router {
+    fn drop(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            // SIGKILL ends a paused process, too.
+            let _ = (daemon.kill(), daemon.wait());
+            let _ = self.cli(&["stop"]);
+        }
+        if let Some(name) = &self.tenant {
+            let _ = Command::new("ip").args(["netns", "delete", name]).status();
+        }
+    }
+}
+
+fn port(device: Device) -> String {
+    format!("p{}", device as usize)
+}
+
+/// Does the kernel have devices of VLANs? Makes one in the calling thread's namespace.
+pub fn has_vlans() -> bool {
+    common::run("ip link add x0 type veth peer name x1");
+    Command::new("ip")
+        .args("link add link x0 name x2 type vlan id 9".split(' '))
+        .output()
+        .unwrap()
+        .status
+        .success()
+}

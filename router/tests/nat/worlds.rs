@@ -1,0 +1,327 @@
+//! Two routers that get the same frames: plain Linux, and Linux with Millrace.
+
+use super::{
+    connection::{Connection, Sent, Spec},
+    router::{DEVICES, Device, Placement, Router, Rules},
+};
+use fastrand::Rng;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    net::SocketAddr,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// The longest wait for the frames of one packet. Most packets come out at once.
+const AT_ONCE: Duration = Duration::from_millis(4);
+/// If no frame comes out for this long, all have come out.
+const QUIET: Duration = Duration::from_millis(30);
+/// The longest time that frames take on a busy machine.
+const BUSY: Duration = Duration::from_millis(600);
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Packets after which Millrace asks Linux about a connection.
+const NOTED: usize = 8;
+/// The differences that are printed.
+const PRINTED: usize = 4;
+
+/// A frame that came out, and the number of frames sent until then.
+#[derive(Clone, Debug)]
+pub struct Out {
+    device: Device,
+    frame: Vec<u8>,
+    sent: usize,
+}
+
+impl PartialEq for Out {
+    fn eq(&self, other: &Out) -> bool {
+        (self.device, &self.frame) == (other.device, &other.frame)
+    }
+}
+
+/// Frames of one direction of a connection: the device, addresses, protocol and ports.
+type Flow = (Device, Vec<u8>);
+
+pub struct Worlds {
+    pub linux: Router,
+    millrace: Router,
+    sent: Vec<Sent>,
+    out: [Vec<Out>; 2],
+    /// The counts of the connections when counting began.
+    before: BTreeMap<usize, [u64; 2]>,
+    counted: BTreeMap<usize, u64>,
+}
+
+impl Worlds {
+    pub fn new(placement: Placement, rules: Rules) -> Worlds {
+        let linux = Router::new(placement, rules);
+        let mut millrace = Router::new(placement, rules);
+        millrace.start();
+        let mut worlds = Worlds {
+            linux,
+            millrace,
+            sent: Vec::new(),
+            out: Default::default(),
+            before: BTreeMap::new(),
+            counted: BTreeMap::new(),
+        };
+        worlds.until_verified();
+        worlds
+    }
+
+    pub fn run(&self, line: &str) {
+        self.routers().into_iter().for_each(|router| drop(router.run(line)));
+    }
+
+    pub fn nft(&self, rules: &str) {
+        self.routers().into_iter().for_each(|router| router.nft(rules));
+    }
+
+    pub fn set_rules(&self) {
+        self.routers().into_iter().for_each(Router::set_rules);
+    }
+
+    pub fn set_neighbours(&self) {
+        self.routers().into_iter().for_each(Router::set_neighbours);
+    }
+
+    fn routers(&self) -> [&Router; 2] {
+        [&self.linux, &self.millrace]
+    }
+
+    pub fn pause_daemon(&self, pause: bool) {
+        self.millrace.pause_daemon(pause);
+    }
+
+    pub fn until_verified(&mut self) {
+        self.millrace.until_verified();
+    }
+
+    pub fn stop(&mut self) {
+        self.millrace.stop();
+    }
+
+    /// Sends a packet through both routers, and waits for the same number of frames, if any come out at all.
+    pub fn send(&mut self, sent: &Sent) {
+        for router in self.routers() {
+            router.send(sent.ingress, &sent.packet);
+        }
+        self.sent.push(sent.clone());
+        if let Some(number) = sent.counted {
+            *self.counted.entry(number).or_default() += 1;
+        }
+        let first = self.out.each_ref().map(Vec::len);
+        let end = Instant::now() + AT_ONCE;
+        loop {
+            self.collect();
+            let more = [0, 1].map(|world| self.out[world].len() - first[world]);
+            if more[0] == more[1] && more[0] > 0 || Instant::now() > end {
+                return;
+            }
+            thread::yield_now();
+        }
+    }
+
+    /// Returns whether any frames came out.
+    fn collect(&mut self) -> bool {
+        let mut any = false;
+        let sent = self.sent.len();
+        for (world, router) in [&self.linux, &self.millrace].into_iter().enumerate() {
+            for device in DEVICES {
+                let frames = std::iter::from_fn(|| router.receive(device));
+                let frames = frames.filter_map(|frame| normalised(frame, router.ip_offset()));
+                let out = frames.map(|frame| Out { device, frame, sent });
+                let before = self.out[world].len();
+                self.out[world].extend(out);
+                any |= self.out[world].len() > before;
+            }
+        }
+        any
+    }
+
+    fn wait_until_quiet(&mut self) {
+        let mut until = Instant::now() + QUIET;
+        while Instant::now() < until {
+            if self.collect() {
+                until = Instant::now() + QUIET;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The frames that came out since the last look: without Millrace and with it.
+    pub fn take_out(&mut self) -> [Vec<Out>; 2] {
+        self.wait_until_quiet();
+        self.sent.clear();
+        std::mem::take(&mut self.out)
+    }
+
+    /// Asserts that the same frames have come out of both routers since the last look.
+    pub fn compare(&mut self, what: &str) {
+        self.wait_until_quiet();
+        let end = Instant::now() + BUSY;
+        let offset = self.linux.ip_offset();
+        let same = |worlds: &Worlds| {
+            let [linux, millrace] = worlds.out.each_ref().map(|out| flows(out, offset));
+            linux == millrace
+        };
+        while !same(self) && Instant::now() < end {
+            self.wait_until_quiet();
+        }
+        if !same(self) {
+            panic!("{what}: {}", self.describe());
+        }
+        self.out = Default::default();
+        self.sent.clear();
+    }
+
+    /// Asserts that conntrack has the same connections in both namespaces, in the same states.
+    pub fn compare_tracked(&self, what: &str) {
+        let [linux, millrace] = self.routers().map(Router::tracked);
+        let only = |a: &BTreeSet<String>, b: &BTreeSet<String>| a.difference(b).cloned().collect::<Vec<_>>();
+        let differ = [only(&linux, &millrace), only(&millrace, &linux)];
+        assert!(
+            differ.iter().all(Vec::is_empty),
+            "{what}: conntrack without Millrace, and with it: {differ:#?}"
+        );
+    }
+
+    fn describe(&self) -> String {
+        let mut words = String::from("other frames came out with Millrace");
+        let offset = self.linux.ip_offset();
+        let [linux, millrace] = self.out.each_ref().map(|out| flows(out, offset));
+        let all: BTreeSet<&Flow> = linux.keys().chain(millrace.keys()).collect();
+        for flow in all.into_iter().filter(|flow| linux.get(*flow) != millrace.get(*flow)).take(PRINTED) {
+            let none = Vec::new();
+            let [linux, millrace] = [&linux, &millrace].map(|flows| flows.get(flow).unwrap_or(&none));
+            let at = linux.iter().zip(millrace).take_while(|(a, b)| a == b).count();
+            write!(words, "\n{:?}, frame {at} of {} and {}:", flow.0, linux.len(), millrace.len()).unwrap();
+            for (name, out) in [("Linux", linux.get(at)), ("Millrace", millrace.get(at))] {
+                let (label, hex) = out.map_or(("nothing".into(), String::new()), |out| {
+                    let hex: String = out.frame.iter().take(120).map(|byte| format!("{byte:02x}")).collect();
+                    (format!("after {}", self.sent[out.sent - 1].label), hex)
+                });
+                write!(words, "\n  {name}: {label}\n    {hex}").unwrap();
+            }
+        }
+        words
+    }
+
+    /// The packets of each fast connection, by number.
+    fn counts(&self, connections: &[Connection]) -> BTreeMap<usize, [u64; 2]> {
+        let mut counts = BTreeMap::new();
+        for report in self.millrace.connections().iter().filter(|report| report["state"] == "fast") {
+            let ends = ["source", "destination"]
+                .map(|end| report[end].as_str().unwrap().parse::<SocketAddr>().unwrap());
+            let of = |c: &&Connection| {
+                c.protocol_name() == report["protocol"] && c.ways.iter().any(|way| way.arrives == ends)
+            };
+            if let Some(connection) = connections.iter().find(of) {
+                let count = ["packets", "reply_packets"].map(|name| report[name].as_u64().unwrap());
+                counts.insert(connection.number, count);
+            }
+        }
+        counts
+    }
+
+    /// Sends packets of all connections in both directions until all of them that can bypass rules do.
+    pub fn until_fast(&mut self, connections: &mut [Connection]) {
+        let begun = Instant::now();
+        let mut rng = Rng::with_seed(1);
+        let mut small = |connection: &mut Connection, way| {
+            connection.data(way, &Spec { payload: vec![1], ..Spec::small(&mut rng) })
+        };
+        loop {
+            let before = self.counts(connections);
+            for connection in connections.iter_mut().filter(|c| c.can_be_fast) {
+                [0, 1].into_iter().for_each(|way| self.send(&small(connection, way)));
+            }
+            self.compare("on the way to fast connections");
+            let after = self.counts(connections);
+            let is_slow = |c: &&Connection| {
+                let counts = before.get(&c.number).zip(after.get(&c.number));
+                c.can_be_fast && !counts.is_some_and(|(a, b)| a[0] + 1 == b[0] && a[1] + 1 == b[1])
+            };
+            let slow: Vec<_> = connections.iter().filter(is_slow).map(|c| c.number).collect();
+            if slow.is_empty() {
+                break;
+            }
+            if begun.elapsed() > PATIENCE {
+                let slow = connections.iter().filter(is_slow).collect::<Vec<_>>();
+                panic!("these are not fast: {slow:#?}\n{:#?}", self.millrace.connections());
+            }
+            // In a row: packets of another connection may begin the count of a connection again.
+            for number in slow {
+                for way in [0; NOTED].into_iter().chain([1; NOTED]) {
+                    self.send(&small(&mut connections[number], way));
+                }
+            }
+        }
+        connections.iter_mut().for_each(|connection| connection.is_fast = connection.can_be_fast);
+    }
+
+    /// Waits until those that should not be fast are not.
+    pub fn until_not_fast(&self, connections: &[Connection]) {
+        self.millrace.until("connections to be forgotten", || {
+            let fast = self.counts(connections);
+            let wrong: Vec<_> =
+                connections.iter().filter(|c| !c.is_fast && fast.contains_key(&c.number)).collect();
+            if wrong.is_empty() { Ok(()) } else { Err(format!("{wrong:?}")) }
+        });
+    }
+
+    pub fn begin_counting(&mut self, connections: &[Connection]) {
+        self.before = self.counts(connections);
+        self.counted.clear();
+    }
+
+    /// Asserts that Millrace has forwarded without rules all packets that it can, and no others.
+    pub fn assert_counted(&self, what: &str, connections: &[Connection]) {
+        let after = self.counts(connections);
+        for Connection { number, name, .. } in connections.iter().filter(|c| c.is_fast) {
+            let expected = self.counted.get(number).copied().unwrap_or(0);
+            let counts = [&self.before, &after].map(|all| all.get(number).map(|count| count[0] + count[1]));
+            let [Some(before), Some(after)] = counts else { panic!("{what}: {name} {number} is not fast") };
+            assert_eq!(after - before, expected, "{what}: packets of {name} {number} that bypassed rules");
+        }
+    }
+}
+
+/// The frames of each flow, in order.
+fn flows(out: &[Out], offset: usize) -> BTreeMap<Flow, Vec<&Out>> {
+    let mut flows = BTreeMap::<Flow, Vec<&Out>>::new();
+    for out in out {
+        let ip = &out.frame[offset..];
+        let key = match ip[0] >> 4 {
+            4 => [&ip[9..10], &ip[12..20], &ip[20..ip.len().min(24)]].concat(),
+            6 => [&ip[6..7], &ip[8..40], &ip[40..ip.len().min(44)]].concat(),
+            _ => Vec::new(),
+        };
+        flows.entry((out.device, key)).or_default().push(out);
+    }
+    flows
+}
+
+/// A frame as it is compared, or `None` if it is not compared.
+fn normalised(mut frame: Vec<u8>, offset: usize) -> Option<Vec<u8>> {
+    match frame.get(offset - 2..offset)? {
+        [0x08, 0x06] => return None,
+        // ICMP errors of the router: its own packets begin with this TTL.
+        [0x08, 0x00] if frame[offset + 9] == 1 && frame[offset + 8] == 64 => {
+            frame[offset + 4..offset + 6].fill(0);
+            frame[offset + 10..offset + 12].fill(0);
+        }
+        [0x86, 0xdd] => {
+            let next = frame[offset + 6];
+            let kind = *frame.get(offset + 40)?;
+            if next == 0 || next == 58 && (133..=143).contains(&kind) {
+                return None;
+            }
+            if next == 44 {
+                frame[offset + 44..offset + 48].fill(0);
+            }
+        }
+        _ => (),
+    }
+    Some(frame)
+}
