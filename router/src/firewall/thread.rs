@@ -421,7 +421,7 @@ fn tell(kept: &mut Fast, router: RouterId, due: &Due, tracker: &mut Tracker, clo
         kept.refreshed(router, *id, *timeout_s, done, clock);
     }
     for (id, tuple) in &due.liberal {
-        let answer = known(tracker.forget_acknowledgement(tuple)?);
+        let answer = known(tracker.make_liberal(tuple)?);
         let done = answer.is_ok_and(|tracked| tracked.is_ready().is_ok());
         kept.made_liberal(router, *id, done);
     }

@@ -306,8 +306,6 @@ fn a_liberal_connection_has_no_window() {
         assert_eq!(flags(&mut raw, &tuple).map(|flags| flags & 0x08), [0; 2], "a look changed the flags");
 
         let answer = tracked(tracker.make_liberal(&reply).unwrap());
-        assert_eq!(flags(&mut raw, &tuple).map(|flags| flags & 0x38), [0x28; 2]);
-        assert_eq!(tracked(tracker.forget_acknowledgement(&reply).unwrap()).tuples, answer.tuples);
         assert_eq!((answer.tuples, answer.tcp_state), ([tuple, reply], Some(TCP_ESTABLISHED)));
         assert_eq!(flags(&mut raw, &tuple).map(|flags| flags & 0x38), [0x08; 2]);
         send_outside_the_window(&net, &tuple);

@@ -26,8 +26,7 @@ const BE_LIBERAL: u8 = 0x08;
 const DATA_UNACKNOWLEDGED: u8 = 0x10;
 const MAXACK_SET: u8 = 0x20;
 /// `struct nf_ct_tcp_flags`: the flags, and a mask of those that change.
-const LIBERAL: [u8; 2] = [BE_LIBERAL, BE_LIBERAL | DATA_UNACKNOWLEDGED];
-const FORGETFUL: [u8; 2] = [BE_LIBERAL, BE_LIBERAL | DATA_UNACKNOWLEDGED | MAXACK_SET];
+const LIBERAL: [u8; 2] = [BE_LIBERAL, BE_LIBERAL | DATA_UNACKNOWLEDGED | MAXACK_SET];
 /// The timeout of a connection of TCP that ended while it was refreshed, in seconds. Linux's own are 10 to 120.
 const ENDING_S: u32 = 60;
 
@@ -79,26 +78,15 @@ impl Tracker {
         self.ask(tuple, update(protocol, tuple))
     }
 
-    /// Makes Linux accept any sequence numbers of a connection of TCP. Millrace must do this before the first packet
-    /// bypasses Linux. Returns the state afterwards.
+    /// Makes Linux accept any sequence numbers of a connection of TCP, and forget the last acknowledgement that it saw.
+    /// Millrace must do this before the first packet bypasses Linux: otherwise an RST with other numbers leaves the
+    /// connection established. It must do it again before the sequence numbers wrap, about once per GiB. Returns the
+    /// state afterwards.
     ///
     /// # Errors
     /// As [`Tracker::look`].
     pub fn make_liberal(&mut self, tuple: &Tuple) -> io::Result<Answer> {
-        self.set_flags(tuple, LIBERAL)
-    }
-
-    /// The same, and makes Linux forget the last acknowledgement that it saw. Linux compares the sequence numbers of RST
-    /// with it. Millrace must do this before they wrap, about once per GiB. Afterwards, Linux believes any RST.
-    ///
-    /// # Errors
-    /// As [`Tracker::look`].
-    pub fn forget_acknowledgement(&mut self, tuple: &Tuple) -> io::Result<Answer> {
-        self.set_flags(tuple, FORGETFUL)
-    }
-
-    fn set_flags(&mut self, tuple: &Tuple, flags: [u8; 2]) -> io::Result<Answer> {
-        let flags = nested(&[(TCP_FLAGS_ORIGINAL, &flags), (TCP_FLAGS_REPLY, &flags)]);
+        let flags = nested(&[(TCP_FLAGS_ORIGINAL, &LIBERAL), (TCP_FLAGS_REPLY, &LIBERAL)]);
         let info = nested(&[(NESTED | super::INFO_TCP, &flags)]);
         self.ask(tuple, update(TCP, tuple).with(NESTED | PROTOCOL_INFO, &info))
     }
