@@ -180,7 +180,10 @@ impl Worlds {
         let [linux, millrace] = self.routers().map(Router::tracked);
         let only = |a: &BTreeSet<String>, b: &BTreeSet<String>| a.difference(b).cloned().collect::<Vec<_>>();
         let differ = [only(&linux, &millrace), only(&millrace, &linux)];
-        assert!(differ.iter().all(Vec::is_empty), "{what}: conntrack without Millrace, and with it: {differ:#?}");
+        assert!(
+            differ.iter().all(Vec::is_empty),
+            "{what}: conntrack without Millrace, and with it: {differ:#?}"
+        );
     }
 
     fn describe(&self) -> String {
