@@ -180,7 +180,7 @@ impl Connection {
         } else {
             let ack = if flags & ACK == 0 { 0 } else { self.sequence[1 - way] };
             let sequence = self.sequence[way].wrapping_add(spec.sequence_shift);
-            let offset = ((20 + spec.tcp_options.len()) / 4 << 4) as u8;
+            let offset = (((20 + spec.tcp_options.len()) / 4) << 4) as u8;
             let words = [sequence.to_be_bytes(), ack.to_be_bytes(), [offset, flags, 0xff, 0xff], [0; 4]];
             (16, [&ports[..], &words.concat(), &spec.tcp_options].concat())
         };
@@ -246,7 +246,13 @@ impl Connection {
     pub fn fragments(&mut self, way: usize, spec: &Spec, rng: &mut Rng) -> Vec<Sent> {
         let body = self.body(way, spec, spec.flags);
         self.sequence[way] = self.sequence[way].wrapping_add(spec.payload.len() as u32);
-        let cut = rng.usize(1..body.len().div_ceil(8).max(2)) * 8;
+        // Linux does not track IPv6 packets whose first fragment lacks a part of the header of TCP.
+        let least = if self.is_ipv4() || self.protocol == UDP {
+            1
+        } else {
+            (20 + spec.tcp_options.len()).div_ceil(8)
+        };
+        let cut = rng.usize(least..body.len().div_ceil(8).max(least + 1)) * 8;
         let cut = cut.min(body.len() / 8 * 8);
         let ends = self.addresses(way);
         let part = |offset: usize, bytes: &[u8], more: bool| {
@@ -321,8 +327,10 @@ impl Connection {
         ends.map(|(way, flags)| self.segment(way, flags, rng)).to_vec()
     }
 
+    /// RST with the sequence number that the other end expects. With another one, Linux alone waits for what the other end
+    /// says, and with Millrace it forgets the connection soon.
     pub fn reset(&mut self, way: usize, rng: &mut Rng) -> Vec<Sent> {
-        vec![self.segment(way, RST | ACK, rng)]
+        vec![self.segment(1 - way, ACK, rng), self.segment(way, RST | ACK, rng)]
     }
 
     /// An acknowledgement that comes after the end.

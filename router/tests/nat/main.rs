@@ -147,8 +147,9 @@ impl Story {
         self.worlds.compare(what);
     }
 
-    /// The one difference of UDP: Linux verifies checksums (`nf_conntrack_checksum`), and does not track a packet with a
-    /// wrong one, so it is not translated, and rules may drop it. Millrace forwards it like others, and it stays wrong.
+    /// The one difference of UDP, and one of TCP: Linux verifies checksums (`nf_conntrack_checksum`), and does not track a
+    /// packet with a wrong one, so it is not translated, and rules may drop it. Millrace forwards it like others, and it
+    /// stays wrong.
     fn checksums_that_linux_refuses(&mut self) {
         let mut frames = Vec::new();
         for connection in self.connections.iter_mut().filter(|c| c.is_fast) {
@@ -174,8 +175,8 @@ impl Story {
         assert_ne!(linux, millrace);
     }
 
-    /// The second difference of TCP: Linux does not look at sequence numbers of fast connections any more. Their packets come
-    /// out as with `nf_conntrack_tcp_be_liberal`.
+    /// A difference of TCP: Linux does not look at sequence numbers of fast connections any more. Their packets come
+    /// out as with `nf_conntrack_tcp_be_liberal`, and a RST ends the connection even if its number is not the expected one.
     fn sequence_numbers_that_linux_refuses(&mut self) {
         self.worlds.linux.run("sysctl -qw net.netfilter.nf_conntrack_tcp_be_liberal=1");
         self.worlds.begin_counting(&self.connections);
@@ -229,14 +230,13 @@ impl Story {
     /// FIN and RST of TCP. Then new connections have the same ports.
     fn some_end(&mut self) {
         let tcp = |c: &Connection| c.protocol == connection::TCP;
-        let end = |way| move |c: &Connection| tcp(c) && (c.number % 2 == 0) == (way == 0);
         for (what, is_rst) in [("FIN", false), ("RST", true)] {
             for at in (0..self.connections.len()).filter(|at| is_rst == (at % 3 == 0)) {
                 let connection = &mut self.connections[at];
                 if !tcp(connection) {
                     continue;
                 }
-                let way = usize::from(!end(0)(connection));
+                let way = connection.number / 2 % 2;
                 connection.is_fast = false;
                 let frames = if is_rst {
                     connection.reset(way, &mut self.rng)

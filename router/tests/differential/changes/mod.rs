@@ -47,6 +47,7 @@ const KINDS: &[(u32, Make)] = &[
     (2, policy::qdisc),
     (2, policy::filter),
     (3, policy::chain),
+    (3, policy::stateful_filter),
     (3, policy::rule),
     (1, policy::ipsec),
     (3, devices::master_or_taker),

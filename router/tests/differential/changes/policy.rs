@@ -104,6 +104,32 @@ pub fn chain(draft: &mut Draft<'_>) -> Change {
     if is_shown { change.shows(shows) } else { change }
 }
 
+/// A stateful filter of UDP. What it does to a packet must not depend on the past: Millrace forwards packets that no rule can
+/// affect, and Linux has not tracked those when a rule comes. So new and established connections are alike for it, it asks
+/// nothing of TCP, and there is no NAT, which applies to new connections only (the suite `nat` tests these).
+pub fn stateful_filter(draft: &mut Draft<'_>) -> Change {
+    if !draft.kernel.has("nft") {
+        return rule(draft);
+    }
+    let tenant = draft.one_in(4);
+    let device = draft.pick(if tenant { &["m0", "m1"] } else { &["p0", "p1", "p2"] });
+    let (policy, rules) = match draft.rng.u8(0..3) {
+        0 => ("accept", vec!["meta l4proto udp ct state invalid drop".to_owned()]),
+        1 => ("drop", vec!["meta l4proto != udp accept".into(), "ct state new,established accept".into()]),
+        _ => (
+            "accept",
+            vec![
+                "meta l4proto udp ct state established,new accept".into(),
+                format!("meta l4proto udp iifname {device} drop"),
+            ],
+        ),
+    };
+    let chain = format!("{{ type filter hook forward priority 5 ; policy {policy} ; }}");
+    let mut make = vec!["nft add table inet s".into(), format!("nft add chain inet s c {chain}")];
+    make.extend(rules.iter().map(|rule| format!("nft add rule inet s c {rule}")));
+    Change::new("stateful", make, vec!["nft delete table inet s".into()]).of(tenant)
+}
+
 pub fn rule(draft: &mut Draft<'_>) -> Change {
     let action = draft.pick(&["prohibit", "blackhole", "unreachable", "table 50", "goto 32767"]);
     let v6 = draft.one_in(3);
