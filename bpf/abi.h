@@ -174,7 +174,7 @@ struct connection_bucket {
 /*
  * A connection whose packets go to the kernel because of rules. It may become fast, so user space asks the kernel about it.
  * connection_counts[router] is the number of notes since user space last looked. Read byte by byte in
- * logic/src/firewall/connection.rs.
+ * logic/src/connections/note.rs.
  */
 struct connection_note {
 	__u64 source[2], destination[2];	/* as in struct connection */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * Connections that conntrack tracks and that all rules accept (logic::firewall::connection). Their packets bypass rules and
- * conntrack, and are translated as by nf_nat. Packets that may change the state of a connection go to the kernel, and so do
- * all that is_plain() refuses.
+ * Connections that conntrack tracks and that all rules accept (logic::connections). Their packets bypass the rules and
+ * conntrack. The program translates them as nf_nat does. Packets that may change the state of a connection go to the
+ * kernel, as do all that is_plain() refuses.
  *
  * Packets of routers without ROUTER_CONNECTIONS pay one test of a flag. The separate functions keep the registers that they
  * take out of the path of other packets, and the verifier checks each of them once.
@@ -151,8 +151,8 @@ static __always_inline void end_connection(__u32 row)
 /*
  * The packet's connection, or 0: its row + 1, its egress interface in bits 32..47, and `translated` in the bits above. This
  * saves lookups, each of which takes a place on the stack. `place`: the router, and its ingress interface in bits 16..31. `offset`: as
- * in read_key(). A packet that may change the state of the connection has none, and ends it. It ends it even if the row is
- * not valid for this packet, because conntrack looks only at what the key holds.
+ * in read_key(). For a packet that may change the connection's state, this returns 0 and ends the connection, even if
+ * the row is not valid for the packet: conntrack looks only at what the key holds.
  */
 __noinline __u64 find_connection(struct xdp_md *ctx, __u32 place, __u32 offset, __u32 explain)
 {
@@ -264,7 +264,7 @@ __noinline int note_connection(struct xdp_md *ctx, __u32 place, __u32 egress_cpu
 	return 0;
 }
 
-/* Must Linux apply its rules to the packet? Those of a fast connection accept it, on the way that the proof is about. */
+/* Must Linux apply its rules to the packet? Not if its connection is fast and it leaves by the proof's interface. */
 static __always_inline bool rules_decide(const struct packet *p, const struct router *router, __u32 version)
 {
 	if (p->connection ? (__u16)(p->connection >> 32) == p->out->interface : !rules_may_affect(p, router, version))

@@ -270,7 +270,7 @@ fn a_connection_says_why_it_stays_with_linux() {
     why(&daemon, "of nftables chain inet filter forward may apply \"limit\"", &mut exchange);
     assert!(connections(&daemon, &["--state", "fast"]).is_empty());
     let text = String::from_utf8(daemon.millrace(&["connections"]).stdout).unwrap();
-    assert!(text.contains("WITH LINUX BECAUSE") && text.contains("10.7.1.2:4000"), "{text}");
+    assert!(text.contains("WHY IT STAYS WITH LINUX") && text.contains("10.7.1.2:4000"), "{text}");
     daemon.stop();
 }
 

@@ -50,7 +50,7 @@ pub enum Refusal {
     Busy,
     /// Linux does not know it.
     Unknown,
-    /// Linux does not report its end: it is older than the daemon.
+    /// Linux does not report its end: it is older than the daemon, or `nf_conntrack_events` is 0.
     Unwatched,
     /// Linux counts packets of connections (`net.netfilter.nf_conntrack_acct`).
     Counted,
@@ -89,21 +89,21 @@ impl fmt::Display for Refusal {
             Refusal::Special(Special::Zone) => "it is in a conntrack zone",
             Refusal::Ruled(obstacle) => return obstacle.fmt(f),
             Refusal::Expiring => "rules accept it only until an element of a set expires",
-            Refusal::Busy => "the rules are too long to be checked for so many connections at once",
+            Refusal::Busy => "checking the rules for this many connections takes too long; Millrace tries again",
             Refusal::Unknown => "Linux does not track it",
             Refusal::Unwatched => {
-                "it is older than the daemon, and Linux does not report its end \
-                 (net.netfilter.nf_conntrack_events = 1 helps after the next start)"
+                "Linux does not report its end: the connection is older than the daemon, or events are off \
+                 (net.netfilter.nf_conntrack_events = 1 makes Linux report the ends of new connections)"
             }
             Refusal::Counted => {
-                "Linux counts packets of connections, and Millrace cannot (net.netfilter.nf_conntrack_acct = 1)"
+                "Linux counts its packets, and Millrace cannot do this (net.netfilter.nf_conntrack_acct = 0 helps)"
             }
-            Refusal::Full => "there is no room for more connections",
+            Refusal::Full => "there is no room for more fast connections (connections in [firewall])",
             Refusal::ShortTimeout => "Linux forgets such connections within seconds",
             Refusal::Unreadable => {
                 "it is in a flow table of Linux, or has properties that Millrace does not know"
             }
-            Refusal::Unasked => "conntrack of its namespace does not answer (see the log)",
+            Refusal::Unasked => "Millrace cannot ask conntrack in its namespace (see the log)",
         })
     }
 }

@@ -29,8 +29,8 @@ use std::{collections::BTreeMap, time::Duration};
 const IDLE: Duration = Duration::from_secs(60);
 /// The kernel plane stops so long before Linux forgets a connection.
 const BEFORE: Duration = Duration::from_secs(1);
-/// A connection that was used is told to Linux when it has been quiet for so long, so that Linux forgets it as late as
-/// without Millrace.
+/// When a connection has had no packets for this long, its timeout in Linux is renewed once more. So Linux forgets it
+/// as late as it would without Millrace.
 const QUIET: Duration = Duration::from_secs(3);
 /// Connections with shorter timeouts stay with Linux.
 const SHORTEST_S: u32 = 4;
@@ -42,8 +42,8 @@ const LEAST_STEPS: u32 = 50_000;
 const SEQUENCE_BYTES: u64 = 1 << 30;
 /// The most refused connections of a router that are remembered.
 const MOST_REFUSED: usize = 1024;
-/// Linux is asked again about a connection that was too new after this time, and after twice and three times as long. Linux
-/// calls a connection of UDP assured 2 s after its beginning.
+/// After a refusal that may pass, Linux is asked again after this time, then after twice and three times as long. Linux
+/// calls a UDP connection assured 2 s after its first packet at the earliest.
 const SOON: Duration = Duration::from_millis(2500);
 const MOST_ASKED: u32 = 3;
 /// The most of them at once, for each router.

@@ -58,7 +58,7 @@ pub enum Pair {
         /// The addresses of packets that NAT may translate; `None`: it may translate any.
         translates: Option<Vec<Exception>>,
         /// The first rule that may affect packets of established connections; `None`: all rules accept these packets.
-        established: Option<Obstacle>,
+        established: Option<Box<Obstacle>>,
     },
 }
 
@@ -196,7 +196,7 @@ impl Pairs {
                                 Traffic { scope: Scope::Established { protocol }, ..traffic.clone() };
                             let (proof, used) = prover.prove(&traffic, MOST_STEPS);
                             *steps = steps.saturating_sub(used);
-                            proof.err()
+                            proof.err().map(Box::new)
                         });
                         Pair::Ruled { obstacle, translates, established }
                     }

@@ -238,12 +238,13 @@ pub struct RuledPair {
     /// Although Linux decides about new connections, established ones may be fast (`millrace connections`).
     #[serde(default)]
     pub established: bool,
-    /// The rule because of which each of these connections is checked with its addresses; `None`: rules accept all.
+    /// A rule that may affect some of these connections, so that each is checked with its own addresses; `None`: rules
+    /// accept all of them, or `established` is false.
     #[serde(default)]
     pub checked: Option<String>,
 }
 
-/// `millrace connections`: a connection that is fast, or that Linux keeps although it has had several packets.
+/// `millrace connections`: a connection that is fast, or that Millrace has recently refused to make fast.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ConnectionReport {
     /// The router's name.
@@ -258,7 +259,7 @@ pub struct ConnectionReport {
     pub why_not: Option<String>,
     /// Source and destination of these packets when they leave; `None`: NAT does not change them.
     pub translated: Option<[String; 2]>,
-    /// Seconds since it is fast, or since Linux was asked about it.
+    /// Seconds since it became fast; if it stays with Linux: since Linux was last asked about it.
     pub age_s: f64,
     /// Seconds until Linux forgets it, unless it has more packets; `None`: not known.
     pub expires_s: Option<f64>,

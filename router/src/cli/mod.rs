@@ -139,7 +139,7 @@ ones, with examples:
   exception_pps = 100000
   control_pps = 10000
   [firewall]
-  established = \"fast\"        # TCP connections bypass rules that accept them, too; \"linux\": none does
+  established = \"fast\"        # UDP and TCP connections that all rules accept; \"udp\": no TCP; \"linux\": none
   [limits]
   memory_mib = 2048           # of all tables; packets that need a row beyond it go to the kernel
   routes_per_namespace = 24576  # the kernel serves a namespace with more
@@ -238,13 +238,13 @@ struct Routes {
 
 #[derive(Debug, Args)]
 struct Connections {
-    /// Only those of this router.
+    /// Show only connections of this router.
     #[arg(long, value_name = "NAME")]
     router: Option<String>,
-    /// Only those with this address, before or after NAT.
+    /// Show only connections with this address at either end, before or after NAT.
     #[arg(long, value_name = "ADDRESS")]
     address: Option<IpAddr>,
-    /// Only those that are fast, or that Linux forwards.
+    /// Show only connections in this state; `linux`: those that stay with Linux.
     #[arg(long, value_name = "fast|linux")]
     state: Option<ConnectionStateText>,
     #[command(flatten)]

@@ -424,7 +424,7 @@ fn ruled_pairs(router: &str, version: &str, rules: &RuledPairs) -> String {
 /// `millrace connections`: those that are fast, then the others, each with the reason.
 pub fn connections(all: &[ConnectionReport]) -> String {
     if all.is_empty() {
-        return "no connections: none is fast, and none was refused lately\n".into();
+        return "no matching connections: none is fast, and none was refused recently\n".into();
     }
     let (fast, linux): (Vec<_>, Vec<_>) = all.iter().partition(|c| c.state == ConnectionState::Fast);
     let mut text = String::new();
@@ -463,7 +463,7 @@ pub fn connections(all: &[ConnectionReport]) -> String {
         if !text.is_empty() {
             text.push('\n');
         }
-        let mut table = Table::new(&["ROUTER", "PROTO", "SOURCE", "DESTINATION", "WITH LINUX BECAUSE"]);
+        let mut table = Table::new(&["ROUTER", "PROTO", "SOURCE", "DESTINATION", "WHY IT STAYS WITH LINUX"]);
         for c in linux {
             let why = c.why_not.clone().unwrap_or_default();
             table.row([c.router.clone(), c.protocol.clone(), c.source.clone(), c.destination.clone(), why]);

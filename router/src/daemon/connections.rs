@@ -83,8 +83,11 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         query: &ConnectionsQuery,
     ) -> Result<Vec<ConnectionReport>, ApiError> {
         let Some(thread) = &self.connections.thread else { return Ok(Vec::new()) };
-        let views =
-            thread.views().ok_or_else(|| ApiError::failed("the thread of connections does not answer"))?;
+        let views = thread.views().ok_or_else(|| {
+            ApiError::failed(
+                "the thread that makes connections fast does not answer; see the log and try again",
+            )
+        })?;
         let routers = self.world.mirror.routers().filter_map(|view| Some((view.router?, view.name)));
         let names: BTreeMap<RouterId, String> = routers.collect();
         let now = self.kernel.now();

@@ -348,9 +348,11 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                     format!("firewall rules may affect packets between these interfaces{why}")
                 }
             },
-            Step::Connection { row: None } => "of no connection that may bypass the firewall rules".into(),
+            Step::Connection { row: None } => {
+                "belongs to no connection that bypasses the firewall rules".into()
+            }
             Step::Connection { row: Some(row) } => {
-                format!("of connection {}, which bypasses the firewall rules", row / 2)
+                format!("belongs to connection {}, which bypasses the firewall rules", row / 2)
             }
             Step::Path { path, why: None } => format!("given to the worker of path {}", self.path_name(path)),
             Step::Path { path, why: Some(why) } => {

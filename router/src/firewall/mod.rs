@@ -75,15 +75,20 @@ impl FastConnections {
     /// # Errors
     /// There is no memory, descriptor or thread left.
     pub fn start(maps: ConnectionMaps, consent: Consent, grace: WaitForGrace) -> Result<FastConnections> {
-        let (orders, waker) = (Arc::<Mutex<Orders>>::default(), Waker::new().context("what wakes a thread")?);
+        let (orders, waker) = (Arc::<Mutex<Orders>>::default(), Waker::new().context("making an eventfd")?);
         let (theirs, woken, counts) = (orders.clone(), waker.clone(), Counts::default());
         let counted = counts.clone();
         let run = move || {
             if let Err(error) = thread::run(&maps, consent, grace, &theirs, &woken, &counted) {
-                tracing::error!("connections are not fast any more, Linux forwards them: {error:#}");
+                tracing::error!(
+                    "the thread that makes connections fast failed: {error:#}; Linux forwards them; restart the daemon"
+                );
             }
         };
-        let thread = Builder::new().name("connections".into()).spawn(run).context("starting a thread")?;
+        let thread = Builder::new()
+            .name("connections".into())
+            .spawn(run)
+            .context("starting the thread of connections")?;
         Ok(FastConnections { orders, counts, waker, thread: Some(thread) })
     }
 
@@ -111,7 +116,7 @@ impl FastConnections {
     pub fn condition(&self) -> Option<String> {
         let ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
         ended.then(|| {
-            "connections are not fast: their thread has ended (see the log); restart the daemon".into()
+            "the thread that makes connections fast has ended, so all stay with Linux (see the log); restart the daemon".into()
         })
     }
 

@@ -126,7 +126,9 @@ impl Router {
         self.place = None;
         let name = &self.rules.rules.name;
         if !std::mem::replace(&mut self.warned, true) {
-            tracing::warn!("connections of router {name} are not fast: conntrack does not answer: {error}");
+            tracing::warn!(
+                "cannot ask conntrack of router {name}: {error}; its connections stay with Linux; retrying every 5 s"
+            );
         }
     }
 }
@@ -185,7 +187,7 @@ impl Thread {
             Some(_) => self.look_at,
         };
         let due = due.saturating_sub(now);
-        let time = Timespec::try_from(due).context("a time to wait")?;
+        let time = Timespec::try_from(due).context("setting the time to wait for notes of connections")?;
         match poll(&mut ready, Some(&time)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => (),
             Err(error) => return Err(error).context("waiting for notes of connections"),

@@ -436,7 +436,9 @@ fn connection_maps(pairs: usize) -> Option<ConnectionMaps> {
         return None;
     }
     ConnectionMaps::new(pairs)
-        .inspect_err(|error| tracing::warn!("connections cannot bypass firewall rules: {error:#}"))
+        .inspect_err(|error| {
+            tracing::warn!("cannot make the maps of connections: {error:#}; all connections stay with Linux")
+        })
         .ok()
 }
 
