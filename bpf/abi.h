@@ -189,7 +189,11 @@ struct connection_note {
 
 #define CONNECTION_NOTES 64	/* the most notes of a router between two looks */
 #define CONNECTION_RING_BYTES (1 << 18)
-#define CANDIDATES 4096		/* rows of `candidates` for each CPU */
+#define CANDIDATES 16384	/* rows of `candidates` for each CPU */
+/* A row: high 32 bits of a connection's hash, the time of its last packet in units of 2^30 ns, and its packets. */
+#define CANDIDATE_COUNT_BITS 20
+#define CANDIDATE_COUNT ((1U << CANDIDATE_COUNT_BITS) - 1)
+#define CANDIDATE_TIME ((1U << (32 - CANDIDATE_COUNT_BITS)) - 1)
 
 /* --- forwarding table: a multibit trie of 8-bit strides, leaf-pushed ----------------------------------------------- */
 

@@ -222,8 +222,11 @@ static __always_inline bool is_due(__u32 count)
 
 /*
  * Counts a packet that goes to the kernel because of rules, and notes its connection after some packets. `place`: as above.
- * `egress_cpu`: the egress interface, and the CPU in the upper half. A row of `candidates` belongs to the last connection
- * that had a packet there. Connections count from 1 again under new rules.
+ * `egress_cpu`: the egress interface, and the CPU in the upper half. Connections count from 1 again under new rules.
+ *
+ * Connections that share a row of `candidates` take turns: one keeps the row until it is noted, or has been silent for a
+ * second or two. Otherwise none of them could count to 8 while their packets alternate. A connection that finds no room
+ * for its note tries again with its next packet.
  */
 __noinline int note_connection(struct xdp_md *ctx, __u32 place, __u32 egress_cpu, __u32 offset)
 {
@@ -242,10 +245,25 @@ __noinline int note_connection(struct xdp_md *ctx, __u32 place, __u32 egress_cpu
 
 	if (!candidate || !noted)
 		return 0;
-	__u32 count = *candidate >> 32 == hash >> 32 ? (__u32)*candidate + 1 : 1;
+	__u64 before = *candidate;
+	__u32 now = bpf_ktime_get_coarse_ns() >> 30 & CANDIDATE_TIME;
+	__u32 age = (now - (before >> CANDIDATE_COUNT_BITS)) & CANDIDATE_TIME;
+	__u32 count = before & CANDIDATE_COUNT;
+	bool due;
 
-	*candidate = hash >> 32 << 32 | count;
-	if (!count || !is_due(count) || __sync_fetch_and_add(noted, 1) >= CONNECTION_NOTES)
+	if (before >> 32 == hash >> 32)
+		count = (count + 1) & CANDIDATE_COUNT;
+	else if (count & 7 && age < 2)
+		return 0;
+	else
+		count = 1;
+	due = count && is_due(count);
+	if (due && (*(volatile __u64 *)noted >= CONNECTION_NOTES || __sync_fetch_and_add(noted, 1) >= CONNECTION_NOTES)) {
+		due = false;
+		count--;
+	}
+	*candidate = hash >> 32 << 32 | now << CANDIDATE_COUNT_BITS | count;
+	if (!due)
 		return 0;
 	struct connection_note *note = bpf_ringbuf_reserve(&connection_notes, sizeof(*note), 0);
 	if (!note)

@@ -24,7 +24,7 @@ pub const DEFAULT_PAIRS: usize = 65_536;
 /// The most notes of a router between two calls of [`Connections::begin_again`].
 pub const CONNECTION_NOTES: u64 = 64;
 /// Rows of `candidates` for each CPU.
-pub(crate) const CANDIDATES: usize = 4096;
+pub(crate) const CANDIDATES: usize = 16_384;
 /// `CONNECTION_RING_BYTES`
 const RING_BYTES: u32 = 1 << 18;
 

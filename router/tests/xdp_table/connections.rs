@@ -24,6 +24,7 @@ use router::plane::{
     connections::{CONNECTION_NOTES, ConnectionMaps, Connections, MappedConnections},
 };
 use std::{
+    collections::BTreeSet,
     net::{IpAddr, SocketAddr},
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
@@ -676,6 +677,28 @@ fn connections_are_noted_after_some_packets() {
         bed.rules(0);
         send(&mut bed, &there(UDP, &arrives), 16);
         assert_eq!(bed.notes(), []);
+    });
+}
+
+/// Some of so many share a row of `candidates`. They take turns, though their packets alternate.
+#[test]
+#[ignore = "needs root"]
+fn connections_that_alternate_are_all_noted() {
+    in_new_namespace(|| {
+        only_on([0]);
+        let mut bed = Bed::new();
+        let tuples: BTreeSet<Tuple> =
+            (1000..2000).map(|port| tuple(&format!("10.0.1.9:{port}"), "10.0.2.9:2000")).collect();
+        let frames: Vec<_> = tuples.iter().map(|tuple| there(UDP, tuple).bytes()).collect();
+        let mut noted = BTreeSet::new();
+        for _ in 0..40 {
+            for part in frames.chunks(CONNECTION_NOTES as usize) {
+                bed.connections.begin_again();
+                part.iter().for_each(|frame| _ = bed.w.plane.run(bed.w.port[0], frame).unwrap());
+                noted.extend(bed.notes().into_iter().map(|note| note.tuple));
+            }
+        }
+        assert_eq!(noted, tuples);
     });
 }
 
