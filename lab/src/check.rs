@@ -87,11 +87,13 @@ fn expected(
     stamp: Stamp,
     next_hop: impl Fn(IpAddr) -> Vec<Mac>,
 ) -> Vec<Vec<u8>> {
+    let forwarded = || {
+        let forwarded = |to| target.forwarded(to, source(topology, target, to), frame_bytes, stamp);
+        next_hop(target.destination).into_iter().map(forwarded)
+    };
     let mut frames = match subject.rewrites() {
-        Rewrite::Full => {
-            let forwarded = |to| target.forwarded(to, source(topology, target, to), frame_bytes, stamp);
-            next_hop(target.destination).into_iter().map(forwarded).collect()
-        }
+        Rewrite::Full => forwarded().collect(),
+        Rewrite::Masquerade(source) => forwarded().map(|frame| packet::with_source(frame, source)).collect(),
         Rewrite::Fixed { to, from } => vec![target.forwarded(to, from, frame_bytes, stamp)],
         Rewrite::Macs { to, from } => {
             let mut frame = target.frame(frame_bytes, stamp);

@@ -26,8 +26,8 @@ enum Command {
     Shell(shell::ShellOptions),
     #[command(flatten)]
     Experiment(Experiment),
-    /// The experiments of docs/measured.md, one after another (figures, apps, flows, flow-changes and paths are
-    /// separate commands)
+    /// The experiments of docs/measured.md, one after another (figures, apps, flows, firewall, flow-changes and
+    /// paths are separate commands)
     Bench(bench::BenchOptions),
     /// The experiments behind the papers' figures, drawn beside the published values; those of paper P need no root
     Figures(figures::FiguresOptions),

@@ -4,7 +4,7 @@
 //! alone make 62 bytes. So UDP packets over IPv6 in less than 74 bytes (78 with FCS) are counted, but cannot be told
 //! apart ([`Target::min_stamped`]).
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use crate::{
     addresses::{Mac, nexthop_mac_of, nexthop4_of, nexthop6_of},
@@ -329,6 +329,23 @@ fn memory_sum(bytes: &[u8]) -> u32 {
     bytes.chunks_exact(2).map(|pair| u32::from(u16::from_ne_bytes([pair[0], pair[1]]))).sum()
 }
 
+/// An IPv4 frame without tags, with another source address. UDP without a checksum needs no other change.
+pub fn with_source(mut frame: Vec<u8>, source: Ipv4Addr) -> Vec<u8> {
+    frame[26..30].copy_from_slice(&source.octets());
+    frame[24..26].fill(0);
+    let check = checksum(&frame[14..34]);
+    frame[24..26].copy_from_slice(&check.to_be_bytes());
+    frame
+}
+
+/// What a host sends back when it gets this IPv4 frame without tags: the ends change places, and so checksums stay.
+pub fn answer(mut frame: Vec<u8>) -> Vec<u8> {
+    for (at, bytes) in [(0, 6), (26, 4), (34, 2)] {
+        frame[at..at + 2 * bytes].rotate_left(bytes);
+    }
+    frame
+}
+
 /// The Internet checksum (RFC 1071).
 pub fn checksum(bytes: &[u8]) -> u16 {
     let word = |pair: &[u8]| u64::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
@@ -467,5 +484,23 @@ mod tests {
         assert_eq!(after[22] + 1, before[22]);
         assert_eq!(checksum(&after[14..34]), 0);
         assert_eq!((&before[12..22], &before[26..]), (&after[12..22], &after[26..]));
+    }
+
+    #[test]
+    fn an_answer_to_a_translated_packet_goes_back_to_the_new_source() {
+        let target = Target::udp("198.18.0.7".parse().unwrap(), [9; 6], 1024);
+        let before = target.forwarded([1; 6], [2; 6], 60, STAMP);
+        let translated = with_source(before.clone(), Ipv4Addr::new(10, 2, 0, 1));
+        assert_eq!((checksum(&translated[14..34]), &translated[26..30]), (0, &[10, 2, 0, 1][..]));
+        assert_eq!((&before[..24], &before[30..]), (&translated[..24], &translated[30..]));
+        let frame = answer(translated);
+        let parsed = SlicedPacket::from_ethernet(&frame).unwrap();
+        let Some(NetSlice::Ipv4(ip)) = &parsed.net else { panic!("{parsed:?}") };
+        assert_eq!(ip.header().source(), [198, 18, 0, 7]);
+        assert_eq!(ip.header().destination(), [10, 2, 0, 1]);
+        assert_eq!(ip.header().header_checksum(), ip.header().to_header().calc_header_checksum());
+        let Some(TransportSlice::Udp(udp)) = &parsed.transport else { panic!("{parsed:?}") };
+        assert_eq!((udp.source_port(), udp.destination_port()), (9, 1024));
+        assert_eq!((&frame[..6], &frame[6..12]), (&[2; 6][..], &[1; 6][..]));
     }
 }

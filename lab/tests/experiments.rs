@@ -347,3 +347,24 @@ fn rule_changes_leave_the_hit_rate_of_other_flows() {
     let (before, now) = (figure(quiet, "cache_hit_rate"), figure(busy, "cache_hit_rate"));
     assert!(before > 0.9 && now > before - 0.05, "{before}, {now}");
 }
+
+/// Connections behind a masquerade are fast, and the packets arrive translated (the experiment checks this).
+#[test]
+#[ignore = "needs root"]
+fn connections_behind_a_firewall_become_fast() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("firewall.jsonl");
+    let (code, said) = Run::start("firewall --connections 200 --seconds 1 --repeat 1", &path).end();
+    assert_eq!(code, Some(0), "{said}");
+    let subjects: Vec<_> = samples(&path, "firewall")
+        .iter()
+        .map(|sample| (sample["subject"].clone(), sample["parameters"]["rules"].clone()))
+        .collect();
+    let wanted = [("linux", "masquerade"), ("millrace", "masquerade"), ("millrace", "none")];
+    assert_eq!(subjects, wanted.map(|(subject, rules)| (subject.into(), rules.into())));
+    let delays = samples(&path, "firewall-delay");
+    assert!(
+        delays.len() == 2 && delays.iter().all(|delay| delay["seconds"].as_f64().unwrap() < 30.0),
+        "{delays:?}"
+    );
+}

@@ -6,6 +6,7 @@ pub mod bench;
 mod capacity;
 mod compare;
 mod cores;
+mod firewall;
 mod flow_changes;
 mod flows;
 mod idle;
@@ -56,6 +57,9 @@ pub enum Experiment {
     Tables(tables::TablesOptions),
     /// Cost of a packet by flow rules: against their number, the flows and the masks; a scan; beside Open vSwitch
     Flows(flows::FlowsOptions),
+    /// Cost of a packet behind a stateful firewall with NAT, by connections; how soon connections are fast, and again after
+    /// a rule has changed
+    Firewall(firewall::FirewallOptions),
     /// Rule changes while forwarding: how many a second, at what cost, and how long a barrier takes
     FlowChanges(flow_changes::FlowChangesOptions),
     /// Cost of a packet against the number of routers, or of interfaces of virtual routers
@@ -95,6 +99,7 @@ impl Experiment {
             Self::Program(options) => program::run(&options, &output),
             Self::Tables(options) => tables::run(&options, &output),
             Self::Flows(options) => flows::run(&options, &output),
+            Self::Firewall(options) => firewall::run(&options, &output),
             Self::FlowChanges(options) => flow_changes::run(&options, &output),
             Self::Scale(options) => scale::run(&options, &output),
             Self::Overload(options) => overload::run(&options, &output),
@@ -123,6 +128,7 @@ impl Experiment {
             Self::Program(options) => &options.json,
             Self::Tables(options) => &options.sampling.json,
             Self::Flows(options) => &options.sampling.json,
+            Self::Firewall(options) => &options.sampling.json,
             Self::FlowChanges(options) => &options.sampling.json,
             Self::Scale(options) => &options.sampling.json,
             Self::Overload(options) => &options.sampling.json,
@@ -168,7 +174,12 @@ impl Experiment {
             Self::RouteLatency(options) => &options.subjects,
             Self::Replay(options) => &options.subjects,
             Self::Apps(options) => &options.subjects,
-            Self::Rfc2544(_) | Self::Load(_) | Self::Idle(_) | Self::FlowChanges(_) | Self::Cores(_) => &[],
+            Self::Rfc2544(_)
+            | Self::Load(_)
+            | Self::Idle(_)
+            | Self::Firewall(_)
+            | Self::FlowChanges(_)
+            | Self::Cores(_) => &[],
         }
     }
 }

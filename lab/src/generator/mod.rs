@@ -29,7 +29,7 @@ use libbpf_rs::{
     skel::{OpenSkel, SkelBuilder},
 };
 
-use socket::PacketSocket;
+pub(crate) use socket::PacketSocket;
 pub use stream::{MAX_FRAME, MAX_JUMBO, MAX_TARGETS, Order, Pace, Sizes, Stream};
 pub use timetable::{Timed, Timetable};
 

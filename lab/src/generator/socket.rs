@@ -14,11 +14,11 @@ use crate::sys;
 const SEND_BUFFER_BYTES: libc::c_int = 1 << 29;
 
 /// Sends frames out of one device, past its queueing discipline.
-pub(super) struct PacketSocket(OwnedFd);
+pub(crate) struct PacketSocket(OwnedFd);
 
 impl PacketSocket {
     /// Opens a socket for a device in the calling thread's namespace.
-    pub(super) fn open(device: &str) -> io::Result<Self> {
+    pub(crate) fn open(device: &str) -> io::Result<Self> {
         // Protocol 0: it receives nothing.
         // SAFETY: takes no pointers.
         let fd = check(unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
@@ -37,7 +37,7 @@ impl PacketSocket {
     }
 
     /// Hands frames to the device, in order. Returns how many it had no room for; older kernels do not report any.
-    pub(super) fn send(&self, frames: &[Vec<u8>]) -> io::Result<u64> {
+    pub(crate) fn send(&self, frames: &[Vec<u8>]) -> io::Result<u64> {
         let (mut left, mut refused) = (frames, 0);
         while !left.is_empty() {
             let taken = self.offer(left)?;

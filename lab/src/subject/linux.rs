@@ -2,7 +2,7 @@
 
 use super::Subject;
 
-pub(super) struct Linux;
+pub(crate) struct Linux;
 
 impl Subject for Linux {
     fn name(&self) -> &'static str {

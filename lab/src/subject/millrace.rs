@@ -237,7 +237,7 @@ impl<'a> Launch<'a> {
 }
 
 /// Reads `millrace status --json`. The daemon must report that it is ready, its ports must have no problems, and this
-/// many routers must be accelerated for IPv4 and IPv6.
+/// many routers must be accelerated for IPv4 and IPv6, or have rules, which let only connections be fast.
 fn why_not_ready(status: &Value, routers: usize) -> Option<String> {
     if status["ready"] != true {
         return Some(format!("not ready: {}", status["problem"]));
@@ -250,8 +250,9 @@ fn why_not_ready(status: &Value, routers: usize) -> Option<String> {
         return Some(format!("port {}: {}", port["port"], port["problems"]));
     }
     let list = status["routers"].as_array().unwrap_or(&empty);
-    let accelerated =
-        |router: &&Value| router["accelerated"]["ipv4"] == true && router["accelerated"]["ipv6"] == true;
+    let of_version =
+        |router: &Value, ip: &str| [&router["accelerated"], &router["ruled"]].iter().any(|is| is[ip] == true);
+    let accelerated = |router: &&Value| of_version(router, "ipv4") && of_version(router, "ipv6");
     let (count, first) =
         (list.iter().filter(accelerated).count(), list.iter().find(|router| !accelerated(router)));
     (count < routers).then(|| {
@@ -299,6 +300,9 @@ mod tests {
                 .unwrap()
                 .contains("policy rules")
         );
+        let mut ruled = router(false, "");
+        ruled["ruled"] = json!({"ipv4": true, "ipv6": false});
+        assert_eq!(why_not_ready(&status(true, vec![ruled]), 1), None);
         let mut port = status(true, vec![router(true, "")]);
         port["ports"] = json!([{"port": "eth1", "problems": ["generic mode"]}]);
         assert!(why_not_ready(&port, 1).unwrap().contains("generic mode"));

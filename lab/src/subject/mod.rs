@@ -20,6 +20,8 @@ mod virtual_router;
 mod vpp;
 mod xdp_forward;
 
+use std::net::Ipv4Addr;
+
 use anyhow::{Result, bail, ensure};
 
 use self::{ovs::Sockets, testpmd::Driver};
@@ -30,6 +32,7 @@ use crate::{
     testbed::Testbed,
 };
 
+pub(crate) use linux::Linux;
 pub(crate) use millrace::Launch;
 pub use millrace::Millrace;
 
@@ -139,6 +142,8 @@ pub enum Rewrite {
         /// Source.
         from: Mac,
     },
+    /// All that a router does, and this source address instead of the packet's own.
+    Masquerade(Ipv4Addr),
     /// These MACs, and nothing else, not even the TTL.
     Macs {
         /// Destination.
