@@ -214,7 +214,7 @@ fn a_tunnel_of_the_daemon_keeps_its_promises() {
         (files.write("in.toml", &from_server(2002, "d")), files.write("out.toml", &to_server(1002, "c")));
     let came = thread::scope(|scope| {
         let came = scope.spawn(|| both_ways(&bed, 8000));
-        thread::sleep(Duration::from_millis(200));
+        eventually_true("packets with the old keys", || peer.came(1001)[0] > 50);
         set(&inbound);
         peer.ask(&format!("in 1002 {}", keys[2]));
         set(&outbound);
