@@ -150,8 +150,8 @@ static __always_inline void end_connection(__u32 row)
 
 /*
  * The packet's connection, or 0: its row + 1, its egress interface in bits 32..47, and `translated` in the bits above. This
- * saves lookups, each of which takes a place on the stack. `place`: the router, and its ingress interface in bits 16..31. `offset`: as
- * in read_key(). For a packet that may change the connection's state, this returns 0 and ends the connection, even if
+ * saves lookups, each of which takes a place on the stack. `place`: the router, and its ingress interface in bits 16..31.
+ * `offset`: as in read_key(). For a packet that may change the connection's state, this returns 0 and ends the connection, even if
  * the row is not valid for the packet: conntrack looks only at what the key holds.
  */
 __noinline __u64 find_connection(struct xdp_md *ctx, __u32 place, __u32 offset, __u32 explain)

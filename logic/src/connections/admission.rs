@@ -2,7 +2,7 @@
 
 use super::{
     note::ConnectionNote,
-    tracked::{Special, Tracked, Ways, is_supported},
+    tracked::{Special, TCP_ESTABLISHED, Tracked, Ways, is_supported},
 };
 use crate::firewall::{
     prove::{Obstacle, Proof, Prover, Why},
@@ -19,8 +19,6 @@ const MOST_STEPS_FOR_ALL: u32 = 50_000;
 pub const STEPS_PER_S: u32 = 1_000_000;
 /// The most proofs about devices that are kept.
 const MOST_KEPT: usize = 4096;
-/// `TCP_CONNTRACK_ESTABLISHED`
-const ESTABLISHED: u8 = 3;
 
 /// Which connections may bypass the rules, if these accept all their packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -128,13 +126,7 @@ fn hides_ends(ruleset: &Ruleset, version: Version) -> Option<Obstacle> {
             Expression::Other(name) => Why::Does(name.clone()),
             _ => Why::Hidden,
         };
-        Some(Obstacle {
-            family: table.family,
-            table: table.name.clone(),
-            chain: chain.clone(),
-            handle: Some(rule.handle),
-            why,
-        })
+        Some(Obstacle::new(table, chain, Some(rule.handle), why))
     });
     found.next()
 }
@@ -232,7 +224,7 @@ impl Tracked {
         if let Some(special) = self.special {
             return Err(Refusal::Special(special));
         }
-        if self.protocol == TCP && self.tcp_state != Some(ESTABLISHED) {
+        if self.protocol == TCP && self.tcp_state != Some(TCP_ESTABLISHED) {
             return Err(Refusal::NotEstablished);
         }
         let both = SEEN_REPLY | ASSURED;

@@ -25,7 +25,7 @@ use crate::{
 };
 use std::{collections::BTreeMap, time::Duration};
 
-/// A connection without packets for so long is dropped.
+/// The table drops a connection that has had no packets for this long.
 const IDLE: Duration = Duration::from_secs(60);
 /// The kernel plane stops so long before Linux forgets a connection.
 const BEFORE: Duration = Duration::from_secs(1);
@@ -327,11 +327,6 @@ impl<M: ConnectionMemory> Kept<M> {
         Ok(())
     }
 
-    /// Takes a connection out that was written and cannot begin.
-    pub fn forget(&mut self, router: RouterId, id: PairId) {
-        self.remove(router, id);
-    }
-
     /// Remembers why a connection stays with Linux.
     pub fn refuse(&mut self, note: &ConnectionNote, why: Refusal, now: Duration) {
         let Some(router) = self.routers.get_mut(&note.router) else { return };
@@ -377,7 +372,8 @@ impl<M: ConnectionMemory> Kept<M> {
         all.into_iter().flatten().for_each(|(id, _)| self.dirty |= self.table.remove(id));
     }
 
-    fn remove(&mut self, router: RouterId, id: PairId) {
+    /// Takes a connection out. Its packets go to Linux.
+    pub fn remove(&mut self, router: RouterId, id: PairId) {
         self.routers.get_mut(&router).map(|router| router.all.remove(&id));
         self.dirty |= self.table.remove(id);
     }

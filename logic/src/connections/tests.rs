@@ -145,7 +145,7 @@ fn a_connection_is_kept_with_both_ways_until_linux_forgets_it() {
     assert_eq!(bench.count(), 0);
 }
 
-/// What Linux is told, as (protocol, seconds).
+/// The timeouts that Linux is asked to set, as (protocol, seconds).
 fn told(due: &Due) -> Vec<(u8, u32)> {
     due.refresh.iter().map(|(_, protocol, _, timeout_s)| (*protocol, *timeout_s)).collect()
 }

@@ -2,6 +2,9 @@
 
 use crate::firewall::traffic::{TCP, Tuple, UDP};
 
+/// `TCP_CONNTRACK_ESTABLISHED` (`nf_conntrack_tcp.h`)
+pub const TCP_ESTABLISHED: u8 = 3;
+
 /// A connection as conntrack has it (`ctnetlink`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tracked {

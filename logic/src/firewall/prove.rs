@@ -79,6 +79,13 @@ pub struct Obstacle {
     pub why: Why,
 }
 
+impl Obstacle {
+    /// A rule of a chain; without `handle`, the chain itself.
+    pub fn new(table: &Table, chain: &str, handle: Option<u64>, why: Why) -> Obstacle {
+        Obstacle { family: table.family, table: table.name.clone(), chain: chain.to_owned(), handle, why }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Why {
     /// It may drop a packet.
@@ -217,13 +224,7 @@ struct Position<'a> {
 
 impl Position<'_> {
     fn obstacle(&self, why: Why) -> Obstacle {
-        Obstacle {
-            family: self.table.family,
-            table: self.table.name.clone(),
-            chain: self.chain.to_owned(),
-            handle: self.handle,
-            why,
-        }
+        Obstacle::new(self.table, self.chain, self.handle, why)
     }
 
     fn does<T>(&self, what: &str) -> Result<T, Obstacle> {

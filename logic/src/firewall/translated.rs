@@ -24,12 +24,8 @@ pub fn translated(ruleset: &Ruleset, version: Version) -> Result<Vec<Exception>,
     for table in ruleset.tables.iter().filter(|table| !table.dormant && translates(table, version)) {
         for (name, chain) in table.chains.iter().filter(|(_, chain)| is_of_nat(chain)) {
             for rule in &chain.rules {
-                of_rule(table, rule, version, &mut all).map_err(|what| Obstacle {
-                    family: table.family,
-                    table: table.name.clone(),
-                    chain: name.clone(),
-                    handle: Some(rule.handle),
-                    why: Why::Translates(what.to_owned()),
+                of_rule(table, rule, version, &mut all).map_err(|what| {
+                    Obstacle::new(table, name, Some(rule.handle), Why::Translates(what.to_owned()))
                 })?;
             }
         }

@@ -42,7 +42,7 @@ use std::{
 
 /// All connections are looked at this often.
 const LOOK: Duration = Duration::from_millis(500);
-/// Without this thread, connections are fast for so long.
+/// How long connections stay fast if this thread hangs or ends.
 const LEASE: Duration = Duration::from_secs(2);
 /// Each router may send its notes once in this time. This bounds what packets can cost.
 const NOTES: Duration = Duration::from_millis(15);
@@ -390,7 +390,7 @@ fn promote(
         tracked = match after {
             Ok(after) => after,
             Err(why) => {
-                kept.forget(note.router, id);
+                kept.remove(note.router, id);
                 return Ok(Err(why));
             }
         };

@@ -4,12 +4,11 @@
 
 use crate::bed::*;
 use logic::{
-    connections::tracked::{Special, Tracked},
+    connections::tracked::{Special, TCP_ESTABLISHED, Tracked},
     firewall::traffic::{ASSURED, SEEN_REPLY, SRC_NAT, TCP, Tuple, UDP},
 };
 use router::linux::{
     conntrack::{
-        TCP_ESTABLISHED,
         ends::{Ends, Waiting},
         message::Destroyed,
         settings::SettingFiles,

@@ -5,12 +5,10 @@ use crate::{
     connections::{
         admission::{Admission, Consent, Refusal, STEPS_PER_S},
         note::ConnectionNote,
-        tracked::{Special, Tracked, Way},
+        tracked::{Special, TCP_ESTABLISHED, Tracked, Way},
     },
     firewall::ruleset::Firewall,
 };
-
-const TCP_ESTABLISHED: u8 = 3;
 
 /// A connection behind a masquerade.
 fn tracked(protocol: u8) -> Tracked {

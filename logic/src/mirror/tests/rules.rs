@@ -210,7 +210,7 @@ fn rules_are_looked_at_little_by_little() {
 }
 
 #[test]
-fn connections_are_admitted_anew_after_a_change_of_rules_or_devices() {
+fn a_change_of_rules_or_devices_voids_connections() {
     let mut bench = Bench::host(vec![], vec![]);
     let generation = |bench: &Bench| bench.model.routers[&0].generation;
     bench.after([settings(stateful())]);

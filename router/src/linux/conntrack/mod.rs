@@ -55,6 +55,3 @@ const INFO_TCP: u16 = 1;
 const TCP_STATE: u16 = 1;
 const TCP_FLAGS_ORIGINAL: u16 = 4;
 const TCP_FLAGS_REPLY: u16 = 5;
-
-/// `TCP_CONNTRACK_ESTABLISHED` (`nf_conntrack_tcp.h`)
-pub const TCP_ESTABLISHED: u8 = 3;

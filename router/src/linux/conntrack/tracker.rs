@@ -5,7 +5,7 @@
 //! for those connections that have events. An update without attributes changes nothing.
 
 use super::{
-    NEW, PROTOCOL_INFO, TCP_ESTABLISHED, TCP_FLAGS_ORIGINAL, TCP_FLAGS_REPLY, TIMEOUT,
+    NEW, PROTOCOL_INFO, TCP_FLAGS_ORIGINAL, TCP_FLAGS_REPLY, TIMEOUT,
     message::{self, NESTED, nested},
 };
 use crate::linux::netlink::{
@@ -14,7 +14,7 @@ use crate::linux::netlink::{
     wire::{self, Message, Request},
 };
 use logic::{
-    connections::tracked::Tracked,
+    connections::tracked::{TCP_ESTABLISHED, Tracked},
     firewall::traffic::{TCP, Tuple},
 };
 use std::io;

@@ -9,7 +9,7 @@ use std::{fmt::Write as _, net::IpAddr};
 pub const REQUEST: u16 = 1;
 /// `NLM_F_ACK`.
 pub const ACK: u16 = 4;
-/// `NLM_F_ECHO`, in a request: its event is also sent to whoever asked.
+/// `NLM_F_ECHO`: the kernel also sends the event of the request to whoever asked.
 pub const ECHO: u16 = 8;
 /// `NLM_F_DUMP`, in a request.
 pub const DUMP: u16 = 0x300;
