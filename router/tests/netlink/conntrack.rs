@@ -242,16 +242,16 @@ fn a_connection_is_found_by_either_tuple_as_the_hosts_see_it() {
     });
 }
 
-/// Numbers of segments that are half of all numbers apart. So one of them is after the window, and one before it: the window
-/// begins at a random number. Linux calls the first one invalid, and ignores the other.
+/// Numbers that are half of all numbers apart. Both windows begin at random numbers, so one is after and one before each.
 const OUTSIDE: [u32; 2] = [0x7070_7070, 0xf070_7070];
 
-/// Sends segments with ACK, far outside the window, over IPv4.
+/// Sends four segments with ACK over IPv4. All combinations of numbers that are after and before the windows occur.
 fn send_outside_the_window(net: &Net, tuple: &Tuple) {
-    OUTSIDE.into_iter().for_each(|number| send_segment(net, tuple, number));
+    let all = OUTSIDE.into_iter().flat_map(|sequence| OUTSIDE.map(|acknowledged| (sequence, acknowledged)));
+    all.for_each(|(sequence, acknowledged)| send_segment(net, tuple, sequence, acknowledged));
 }
 
-fn send_segment(net: &Net, tuple: &Tuple, number: u32) {
+fn send_segment(net: &Net, tuple: &Tuple, sequence: u32, acknowledged: u32) {
     let (IpAddr::V4(source), IpAddr::V4(destination)) = (tuple.source, tuple.destination) else {
         panic!("it is not of IPv4")
     };
@@ -259,8 +259,8 @@ fn send_segment(net: &Net, tuple: &Tuple, number: u32) {
     let mut segment = [
         &from[..],
         &to,
-        &number.to_be_bytes(),
-        &number.to_be_bytes(),
+        &sequence.to_be_bytes(),
+        &acknowledged.to_be_bytes(),
         &[0x50, 0x10, 1, 0, 0, 0, 0, 0],
         b"xx",
     ]
@@ -315,7 +315,9 @@ fn a_liberal_connection_has_no_window() {
         };
         assert_eq!(flags(&mut raw, &tuple).map(|flags| flags & 0x28), [0x20; 2]);
         send_outside_the_window(&net, &tuple);
-        assert_eq!(counted(), [1, 1]);
+        // Linux calls segments after the window invalid, and ignores some before it.
+        let before = counted();
+        assert!(before[0] >= 2 && before[0] + before[1] == 4, "{before:?}");
         assert!(matches!(tracker.look(TCP, &tuple), Ok(Answer::Tracked(_))));
         assert_eq!(flags(&mut raw, &tuple).map(|flags| flags & 0x08), [0; 2], "a look changed the flags");
 
@@ -323,7 +325,7 @@ fn a_liberal_connection_has_no_window() {
         assert_eq!((answer.tuples, answer.tcp_state), ([tuple, reply], Some(TCP_ESTABLISHED)));
         assert_eq!(flags(&mut raw, &tuple).map(|flags| flags & 0x38), [0x08; 2]);
         send_outside_the_window(&net, &tuple);
-        assert_eq!(counted(), [1, 3]);
+        assert_eq!(counted(), [before[0], before[1] + 4]);
     });
 }
 
