@@ -46,6 +46,8 @@ pub enum Refusal {
     Expiring,
     /// Proofs have taken too long in the last second.
     Busy,
+    /// Rules or devices have changed, and Linux was not asked again yet.
+    Waiting,
     /// Linux does not know it.
     Unknown,
     /// Linux does not report its end: it is older than the daemon, or `nf_conntrack_events` is 0.
@@ -88,6 +90,7 @@ impl fmt::Display for Refusal {
             Refusal::Ruled(obstacle) => return obstacle.fmt(f),
             Refusal::Expiring => "rules accept it only until an element of a set expires",
             Refusal::Busy => "checking the rules for this many connections takes too long; Millrace tries again",
+            Refusal::Waiting => "rules have changed, and Millrace has not checked them for this connection yet",
             Refusal::Unknown => "Linux does not track it",
             Refusal::Unwatched => {
                 "Linux does not report its end: the connection is older than the daemon, or events are off \

@@ -53,18 +53,20 @@ const ASK_AGAIN: Duration = Duration::from_secs(30);
 
 /// The fast connections of all routers.
 pub struct Kept<M> {
-    table: ConnectionTable<M>,
+    pub(super) table: ConnectionTable<M>,
     consent: Consent,
-    routers: BTreeMap<RouterId, Router>,
+    pub(super) routers: BTreeMap<RouterId, Router>,
     /// Something was removed in this epoch.
     dirty: bool,
 }
 
-struct Router {
-    rules: ConnectionRules,
+pub(super) struct Router {
+    pub(super) rules: ConnectionRules,
     admission: Admission,
-    all: BTreeMap<PairId, One>,
+    pub(super) all: BTreeMap<PairId, One>,
     refused: BTreeMap<ConnectionKey, Refused>,
+    /// Connections of earlier rules, and some that are not there any more ([`super::again`]).
+    pub(super) waiting: Vec<PairId>,
 }
 
 /// A connection that stays with Linux.
@@ -86,11 +88,13 @@ impl Refused {
 
 /// A fast connection. All times are CLOCK_MONOTONIC.
 #[derive(Clone, Debug)]
-struct One {
-    protocol: u8,
-    ways: Ways,
+pub(super) struct One {
+    pub(super) protocol: u8,
+    pub(super) ways: Ways,
     /// Where packets of the first direction come in and leave.
-    interfaces: [InterfaceId; 2],
+    pub(super) interfaces: [InterfaceId; 2],
+    /// Of the rules that accept it. If these are not the present rules, its packets go to Linux.
+    pub(super) generation: u32,
     timeouts: Timeouts,
     /// Linux does not forget it before this time, whatever packets it sees.
     expires_at: Duration,
@@ -100,7 +104,7 @@ struct One {
     renewed_with: [u64; 2],
     since: Duration,
     /// The last time at which new packets were seen, and the number of packets then.
-    used_at: Duration,
+    pub(super) used_at: Duration,
     packets: u64,
     /// The bytes of each direction when TCP's flags were last set.
     liberal: [u64; 2],
@@ -179,27 +183,28 @@ impl<M: ConnectionMemory> Kept<M> {
         Kept { table, consent, routers: BTreeMap::new(), dirty: false }
     }
 
-    /// Follows the rules of all routers.
+    /// Follows the rules of all routers. Connections of earlier rules wait until Linux was asked again, if their devices are
+    /// the same.
     pub fn follow(&mut self, rules: Vec<ConnectionRules>) {
         let mut before = std::mem::take(&mut self.routers);
         for rules in rules {
-            let old = before.remove(&rules.router);
-            let router = match old {
+            let router = match before.remove(&rules.router) {
                 Some(router) if router.rules.generation == rules.generation => Router { rules, ..router },
                 old => {
-                    self.drop_all(old);
+                    let (all, gone) = old.map(|old| old.split(&rules)).unwrap_or_default();
+                    self.take_out(gone);
                     let admission = Admission::new(rules.firewall.clone(), self.consent);
-                    Router { rules, admission, all: BTreeMap::new(), refused: BTreeMap::new() }
+                    let waiting = all.keys().copied().collect();
+                    Router { rules, admission, all, refused: BTreeMap::new(), waiting }
                 }
             };
             self.routers.insert(router.rules.router, router);
         }
-        before.into_values().for_each(|router| self.drop_all(Some(router)));
+        before.into_values().for_each(|router| self.take_out(router.all));
     }
 
-    fn drop_all(&mut self, router: Option<Router>) {
-        let all = router.into_iter().flat_map(|router| router.all.into_keys());
-        all.for_each(|id| self.dirty |= self.table.remove(id));
+    fn take_out(&mut self, all: BTreeMap<PairId, One>) {
+        all.into_keys().for_each(|id| self.dirty |= self.table.remove(id));
     }
 
     /// The routers whose connections may be fast.
@@ -285,6 +290,7 @@ impl<M: ConnectionMemory> Kept<M> {
             protocol: note.protocol,
             ways,
             interfaces: [note.ingress, note.egress],
+            generation: router.rules.generation,
             timeouts,
             expires_at: now + 2 * BEFORE,
             renewed_at: now,
@@ -368,8 +374,10 @@ impl<M: ConnectionMemory> Kept<M> {
 
     /// Any connection of the router may have ended: reports were lost, or a setting has changed.
     pub fn drop_connections(&mut self, router: RouterId) {
-        let all = self.routers.get_mut(&router).map(|router| std::mem::take(&mut router.all));
-        all.into_iter().flatten().for_each(|(id, _)| self.dirty |= self.table.remove(id));
+        let Some(router) = self.routers.get_mut(&router) else { return };
+        router.waiting.clear();
+        let all = std::mem::take(&mut router.all);
+        self.take_out(all);
     }
 
     /// Takes a connection out. Its packets go to Linux.
@@ -384,9 +392,15 @@ impl<M: ConnectionMemory> Kept<M> {
         let mut over = Vec::new();
         for (id_of_router, router) in &mut self.routers {
             let mut of_router = Due::default();
+            let generation = router.rules.generation;
             for (id, one) in &mut router.all {
-                if self.table.ended(*id) || !one.look(*id, self.table.counts(*id), clock.now, &mut of_router)
-                {
+                // Linux sees the packets of those that wait.
+                let waits = one.generation != generation;
+                one.count(self.table.counts(*id), clock.now);
+                if !waits {
+                    one.look(*id, self.table.counts(*id), clock.now, &mut of_router);
+                }
+                if self.table.ended(*id) || !one.stays(clock.now) {
                     over.push((*id_of_router, *id));
                 }
             }
@@ -444,23 +458,28 @@ impl<M: ConnectionMemory> Kept<M> {
         self.routers.values().all(|router| router.all.is_empty() && router.refused.is_empty())
     }
 
-    /// The number of fast connections of a router.
+    /// The number of connections of a router, with those that wait.
     pub fn count(&self, router: RouterId) -> usize {
         self.routers.get(&router).map_or(0, |router| router.all.len())
+    }
+
+    /// The number of fast connections of a router.
+    pub fn fast(&self, router: RouterId) -> usize {
+        self.routers
+            .get(&router)
+            .map_or(0, |router| router.all.values().filter(|one| router.is_fast(one)).count())
     }
 
     /// Fast connections, and those that were refused lately.
     pub fn views(&self) -> impl Iterator<Item = View> + '_ {
         self.routers.iter().flat_map(|(id, router)| {
-            let fast = router.all.iter().map(|(pair, one)| View {
+            let all = router.all.iter().map(|(pair, one)| View {
                 router: *id,
                 protocol: one.protocol,
                 arrives: one.ways.0[0].arrives,
-                state: State::Fast {
-                    leaves: one.ways.0[0].leaves,
-                    since: one.since,
-                    expires_at: one.renewed_at + Duration::from_secs(one.timeouts.usual_s.into()),
-                    counts: self.table.counts(*pair),
+                state: match router.is_fast(one) {
+                    true => one.fast(self.table.counts(*pair)),
+                    false => State::Refused { why: Refusal::Waiting, at: one.used_at },
                 },
             });
             let refused = router.refused.iter().map(|(key, Refused { why, at, .. })| View {
@@ -469,7 +488,7 @@ impl<M: ConnectionMemory> Kept<M> {
                 arrives: key.tuple,
                 state: State::Refused { why: why.clone(), at: *at },
             });
-            fast.chain(refused)
+            all.chain(refused)
         })
     }
 }
@@ -488,13 +507,16 @@ impl One {
         self.timeouts.usual_s
     }
 
-    /// Looks at the counts. Returns whether it stays.
-    fn look(&mut self, id: PairId, counts: [(u64, u64); 2], now: Duration, due: &mut Due) -> bool {
+    fn count(&mut self, counts: [(u64, u64); 2], now: Duration) {
         let packets = counts[0].0 + counts[1].0;
         if packets != self.packets {
             (self.packets, self.used_at) = (packets, now);
         }
-        let is_used = self.used_at > self.renewed_at && packets > self.renewed_with.iter().sum();
+    }
+
+    /// Looks at what was counted.
+    fn look(&self, id: PairId, counts: [(u64, u64); 2], now: Duration, due: &mut Due) {
+        let is_used = self.used_at > self.renewed_at && self.packets > self.renewed_with.iter().sum();
         let quiet = now.saturating_sub(self.used_at);
         let is_old = now.saturating_sub(self.renewed_at) >= self.timeouts.least() / 4;
         if is_used && (is_old || quiet >= QUIET) {
@@ -505,6 +527,35 @@ impl One {
         if self.protocol == TCP && (has_wrapped(0) || has_wrapped(1)) {
             due.liberal.push((id, self.ways.0[0].arrives));
         }
+    }
+
+    /// Is it used, and does Linux still know it?
+    fn stays(&self, now: Duration) -> bool {
         now < self.used_at + IDLE && now + BEFORE < self.expires_at
+    }
+
+    /// The timeout in seconds that Linux must be given because of packets that it has not seen; `None`: it has seen the last
+    /// one. `left_s`: Linux's timeout at `now`.
+    pub(super) fn owed(&mut self, counts: [(u64, u64); 2], left_s: u32, now: Duration) -> Option<u32> {
+        self.count(counts, now);
+        let has_any = self.packets > self.renewed_with.iter().sum();
+        let quiet_s = now.saturating_sub(self.used_at).as_secs() as u32;
+        let timeout_s = self.timeout_s(counts).saturating_sub(quiet_s);
+        (has_any && timeout_s > left_s).then_some(timeout_s)
+    }
+
+    fn fast(&self, counts: [(u64, u64); 2]) -> State {
+        State::Fast {
+            leaves: self.ways.0[0].leaves,
+            since: self.since,
+            expires_at: self.renewed_at + Duration::from_secs(self.timeouts.usual_s.into()),
+            counts,
+        }
+    }
+}
+
+impl Router {
+    pub(super) fn is_fast(&self, one: &One) -> bool {
+        one.generation == self.rules.generation
     }
 }

@@ -12,10 +12,12 @@
 //! | [`note`] | notes of the kernel plane about connections that go to Linux |
 //! | [`admission`] | decides whether a connection can be fast |
 //! | [`kept`] | the connections that are fast, and how long each stays |
+//! | [`again`] | what becomes of them when rules change |
 //!
 //! [`crate::tables::connections`] writes them into the memory of the kernel plane.
 
 pub mod admission;
+pub mod again;
 pub mod kept;
 pub mod note;
 pub mod tracked;

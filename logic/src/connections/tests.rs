@@ -2,9 +2,10 @@
 
 use super::{
     admission::{Consent, Refusal},
-    kept::{Clock, Due, Kept, State, Timeouts},
+    again::{Again, Owed},
+    kept::{Clock, Due, Kept, State, Timeouts, View},
     note::ConnectionNote,
-    tracked::{Tracked, Way, Ways},
+    tracked::{Special, Tracked, Way, Ways},
 };
 use crate::{
     firewall::{
@@ -315,7 +316,11 @@ fn ends_are_seen_wherever_they_come_from() {
             "rules" => {
                 bench.kept.follow(vec![rules(3, 1)]);
                 assert_eq!(bench.count(), 2, "the same rules");
+                // The kernel plane does not use them. They wait.
                 bench.kept.follow(vec![rules(3, 2)]);
+                assert_eq!(bench.kept.fast(3), 0);
+                bench.kept.drop_connections(3);
+                assert!(!bench.kept.has_waiting());
                 0
             }
             "router" => {
@@ -417,5 +422,120 @@ fn refusals_are_remembered_for_a_while() {
     assert!(bench.kept.views().count() <= 1025, "a bounded number is remembered");
     bench.kept.follow(vec![rules(3, 2)]);
     assert!(bench.kept.wants(&note(TCP, 1), bench.now), "other rules");
-    assert_eq!(bench.kept.views().count(), 0);
+    let waits = |view: View| matches!(view.state, State::Refused { why: Refusal::Waiting, .. });
+    assert_eq!(bench.kept.views().map(waits).collect::<Vec<_>>(), [true], "only the fast one is left");
+}
+
+/// The generations in the rows of the first connection.
+fn generations(bench: &Bench) -> [u64; 2] {
+    [0, 1].map(|row| bench.row(row, word::WAY).load(Relaxed) >> 32)
+}
+
+#[test]
+fn connections_are_fast_again_under_new_rules() {
+    let mut bench = Bench::new();
+    bench.keep(UDP, 1, 120).unwrap();
+    bench.use_first(7, 700);
+    bench.look_after(S);
+    bench.kept.follow(vec![rules(3, 2)]);
+    assert_eq!((bench.kept.fast(3), bench.count(), generations(&bench)), (0, 1, [1, 1]));
+    assert!(!bench.kept.wants(&note(UDP, 1), bench.now), "it is asked about without a note");
+    let why = bench.kept.views().map(|view| view.state).next();
+    assert!(matches!(why, Some(State::Refused { why: Refusal::Waiting, .. })), "{why:?}");
+    // Linux sees the packets, so it needs no new timeouts.
+    assert_eq!(bench.look_after(4 * S), Due::default());
+
+    assert_eq!(bench.kept.waiting_routers(), [3]);
+    let (id, asked) = bench.kept.next_waiting(3).unwrap();
+    assert_eq!((asked, bench.kept.next_waiting(3)), (note(UDP, 1), None));
+    let fresh = Tracked { expires_s: 118, ..tracked(UDP, 1) };
+    let now = clock(bench.now);
+    assert_eq!(bench.kept.decide_again(id, &asked, Ok(fresh), now), Again::Fast);
+    assert_eq!((bench.kept.fast(3), generations(&bench)), (1, [2, 2]));
+    assert_eq!(bench.row(1, word::UNTIL).load(Relaxed), now.jiffies + 117 * HZ as u64);
+    assert_eq!(bench.row(0, word::PACKETS).load(Relaxed), 7, "it counts on");
+    assert!(!bench.kept.has_waiting());
+    // Rules may change several times before Linux is asked.
+    bench.kept.follow(vec![rules(3, 3)]);
+    bench.kept.follow(vec![rules(3, 4)]);
+    let (id, asked) = bench.kept.next_waiting(3).unwrap();
+    let fresh = tracked(UDP, 1);
+    assert_eq!(bench.kept.decide_again(id, &asked, Ok(fresh), clock(bench.now)), Again::Fast);
+    assert_eq!((generations(&bench), bench.kept.next_waiting(3)), ([4, 4], None));
+}
+
+#[test]
+fn connections_that_changed_meanwhile_are_not_fast_again() {
+    let other = tuple([9; 4], 1, [8; 4], 2);
+    let cases = [
+        ("it has ended", Err(Refusal::Unknown), Refusal::Unknown),
+        ("FIN", Ok(Tracked { tcp_state: Some(4), ..tracked(TCP, 1) }), Refusal::NotEstablished),
+        (
+            "a helper",
+            Ok(Tracked { special: Some(Special::Helper), ..tracked(TCP, 1) }),
+            Refusal::Special(Special::Helper),
+        ),
+        (
+            "other ports",
+            Ok(Tracked { tuples: [tracked(TCP, 1).tuples[0], other], ..tracked(TCP, 1) }),
+            Refusal::Unknown,
+        ),
+    ];
+    for (what, answer, expected) in cases {
+        let mut bench = Bench::new();
+        bench.keep(TCP, 1, 432_000).unwrap();
+        bench.use_first(1, 100);
+        bench.look_after(S);
+        bench.kept.follow(vec![rules(3, 2)]);
+        let (id, asked) = bench.kept.next_waiting(3).unwrap();
+        assert_eq!(bench.kept.decide_again(id, &asked, answer, clock(bench.now)), Again::Out(None), "{what}");
+        assert_eq!(bench.count(), 0, "{what}");
+        let states: Vec<_> = bench.kept.views().map(|view| view.state).collect();
+        assert_eq!(states, [State::Refused { why: expected, at: bench.now }], "{what}");
+    }
+    // The program sees a FIN while it waits.
+    let mut bench = Bench::new();
+    bench.keep(TCP, 1, 432_000).unwrap();
+    bench.kept.follow(vec![rules(3, 2)]);
+    let (id, asked) = bench.kept.next_waiting(3).unwrap();
+    bench.row(0, word::ENDED).store(1, Relaxed);
+    let decided = bench.kept.decide_again(id, &asked, Ok(tracked(TCP, 1)), clock(bench.now));
+    assert_eq!((decided, bench.count()), (Again::Out(None), 0));
+}
+
+#[test]
+fn new_rules_may_refuse_a_connection() {
+    let mut bench = Bench::new();
+    bench.keep(UDP, 1, 120).unwrap();
+    bench.use_first(1, 100);
+    bench.look_after(S);
+    let mut drops = rules(3, 2);
+    let mut table = Table::clone(&drops.firewall.rules.tables[0]);
+    table.chains.get_mut("f").unwrap().rules[0].expressions.push(Expression::Other("log".into()));
+    drops.firewall =
+        Arc::new(Firewall { rules: Ruleset { tables: vec![Arc::new(table)] }, ..Firewall::default() });
+    bench.kept.follow(vec![drops]);
+    let (id, asked) = bench.kept.next_waiting(3).unwrap();
+    bench.now += 2 * S;
+    // Linux has seen no packet for 20 s, but the last one was 2 s ago.
+    let answer = Ok(Tracked { expires_s: 100, ..tracked(UDP, 1) });
+    let owed = Owed { protocol: UDP, tuple: tracked(UDP, 1).tuples[0], timeout_s: 118 };
+    assert_eq!(bench.kept.decide_again(id, &asked, answer, clock(bench.now)), Again::Out(Some(owed)));
+    assert_eq!((bench.count(), generations(&bench)), (0, [1, 1]));
+}
+
+/// Interfaces of the proof may have other numbers, names or namespaces now.
+#[test]
+fn connections_of_other_devices_do_not_wait() {
+    let mut renamed = rules(3, 2);
+    renamed.devices.get_mut(&2).unwrap().name = "dmz".into();
+    let mut gone = rules(3, 2);
+    gone.devices.remove(&1);
+    let moved = ConnectionRules { namespace: 1, ..rules(3, 2) };
+    for other in [renamed, gone, moved] {
+        let mut bench = Bench::new();
+        bench.keep(UDP, 1, 120).unwrap();
+        bench.kept.follow(vec![other]);
+        assert_eq!((bench.count(), bench.kept.has_waiting()), (0, false));
+    }
 }

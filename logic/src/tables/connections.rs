@@ -463,6 +463,14 @@ impl<M: ConnectionMemory> ConnectionTable<M> {
         }
     }
 
+    /// Says that the rules of this generation accept the connection.
+    pub fn set_generation(&self, id: PairId, generation: u32) {
+        for row in self.rows(id).into_iter().flatten() {
+            let interfaces = row[word::WAY].load(Relaxed) & u64::from(u32::MAX);
+            row[word::WAY].store(interfaces | u64::from(generation) << 32, Release);
+        }
+    }
+
     /// Has the program seen its end? Its packets go to the kernel.
     pub fn ended(&self, id: PairId) -> bool {
         self.rows(id).into_iter().flatten().any(|row| row[word::ENDED].load(Acquire) != 0)

@@ -21,6 +21,7 @@ use anyhow::{Context, Result};
 use logic::{
     connections::{
         admission::{Consent, Refusal},
+        again::{Again, Owed},
         kept::{Clock, Due, Kept, Timeouts},
         note::ConnectionNote,
         tracked::Tracked,
@@ -162,7 +163,10 @@ impl Thread {
                 let router = match before.remove(&id).filter(|old| old.rules.place.key() == rules.place.key())
                 {
                     Some(old) => Router { rules, ..old },
-                    None => Router::new(rules),
+                    None => {
+                        self.kept.drop_connections(id);
+                        Router::new(rules)
+                    }
                 };
                 self.routers.insert(id, router);
             }
@@ -183,6 +187,7 @@ impl Thread {
         let mut ready: Vec<_> = readable.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         let due = match notes {
             None => self.look_at.min(self.notes_at),
+            Some(_) if self.kept.has_waiting() => now,
             Some(_) if self.routers.is_empty() => now + LONGEST,
             Some(_) => self.look_at,
         };
@@ -197,7 +202,7 @@ impl Thread {
     }
 
     fn counts(&self) -> BTreeMap<RouterId, u64> {
-        self.routers.keys().map(|id| (*id, self.kept.count(*id) as u64)).collect()
+        self.routers.keys().map(|id| (*id, self.kept.fast(*id) as u64)).collect()
     }
 
     /// Returns whether all connections were looked at.
@@ -210,7 +215,8 @@ impl Thread {
         self.read_ends();
         if now >= self.notes_at {
             let was_idle = self.kept.is_idle();
-            if self.read_notes()? {
+            let waited = self.kept.has_waiting();
+            if self.read_notes()? || waited {
                 self.notes_at = now + NOTES;
                 // The first connection needs a deadline.
                 self.look_at = self.look_at.min(if was_idle { now } else { now + LOOK });
@@ -264,10 +270,13 @@ impl Thread {
             }
         }
         let Some(heart) = self.heart.clone() else { return Ok(any) };
+        for router in self.kept.waiting_routers() {
+            of_routers.entry(router).or_default();
+        }
         // Routers take turns to be first.
         let later = of_routers.split_off(&self.first_router);
         let end = now + LONGEST_NOTES;
-        for (id, notes) in later.into_iter().chain(of_routers).filter(|(_, notes)| !notes.is_empty()) {
+        for (id, notes) in later.into_iter().chain(of_routers) {
             if monotonic() >= end {
                 self.first_router = id;
                 break;
@@ -285,7 +294,7 @@ impl Thread {
                             kept.refuse(note, why, now);
                         }
                     }
-                    Ok(())
+                    promote_again(kept, &heart, tracker, id, end)
                 }),
                 None => {
                     notes.iter().for_each(|note| kept.refuse(note, Refusal::Unasked, now));
@@ -396,6 +405,34 @@ fn promote(
         };
     }
     Ok(kept.begin(note, id, &tracked, clock))
+}
+
+/// Asks Linux about connections of a router whose rules have changed, until `end`.
+fn promote_again(
+    kept: &mut Fast,
+    heart: &Heart,
+    tracker: &mut Tracker,
+    router: RouterId,
+    end: Duration,
+) -> io::Result<()> {
+    let mut owed = Vec::new();
+    while monotonic() < end
+        && let Some((id, note)) = kept.next_waiting(router)
+    {
+        let clock = clock(heart).map_err(io::Error::other)?;
+        let answer = match note.protocol {
+            TCP => tracker.make_liberal(&note.tuple)?,
+            _ => tracker.look(note.protocol, &note.tuple)?,
+        };
+        match kept.decide_again(id, &note, known(answer), clock) {
+            Again::Fast => (),
+            Again::Waits => break,
+            Again::Out(timeout) => owed.extend(timeout),
+        }
+    }
+    let refresh = |Owed { protocol, tuple, timeout_s }| Refresh { protocol, tuple, timeout_s };
+    tracker.refresh(&owed.into_iter().map(refresh).collect::<Vec<_>>())?;
+    Ok(())
 }
 
 fn known(answer: Answer) -> Result<Tracked, Refusal> {

@@ -1,0 +1,134 @@
+//! Rules have changed: which connections of the earlier rules can be fast again.
+//!
+//! The kernel plane does not use rows of earlier rules, so Linux sees the packets meanwhile. Nothing that Linux knows of a
+//! connection changes with the rules. But it may end, and TCP's flags change with its packets. So Linux is asked again, and
+//! the new rules are checked. The rows stay where they are.
+
+use super::{
+    admission::Refusal,
+    kept::{Clock, Kept, One, Router},
+    note::ConnectionNote,
+    tracked::Tracked,
+};
+use crate::{
+    firewall::traffic::{Tuple, Version},
+    mirror::ConnectionRules,
+    plan::RouterId,
+    tables::connections::{ConnectionMemory, PairId},
+};
+use std::collections::BTreeMap;
+
+/// What was decided about a connection of earlier rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Again {
+    Fast,
+    /// Proofs have taken too long in the last second. It still waits.
+    Waits,
+    /// It is out of the table. Linux has not seen its last packets, if there is a timeout for it here.
+    Out(Option<Owed>),
+}
+
+/// A timeout that Linux must be given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owed {
+    pub protocol: u8,
+    pub tuple: Tuple,
+    /// Seconds from now.
+    pub timeout_s: u32,
+}
+
+type Connections = BTreeMap<PairId, One>;
+
+impl Router {
+    /// Its connections: those whose devices are the same under the new rules, and the others.
+    pub(super) fn split(self, rules: &ConnectionRules) -> (Connections, Connections) {
+        let old = &self.rules;
+        let is_same = |id: &_| old.devices.contains_key(id) && old.devices.get(id) == rules.devices.get(id);
+        let stays = |one: &One| old.namespace == rules.namespace && one.interfaces.iter().all(is_same);
+        self.all.into_iter().partition(|(_, one)| stays(one))
+    }
+}
+
+impl<M: ConnectionMemory> Kept<M> {
+    /// Do connections wait?
+    pub fn has_waiting(&self) -> bool {
+        self.routers.values().any(|router| !router.waiting.is_empty())
+    }
+
+    /// The routers that have connections that wait.
+    pub fn waiting_routers(&self) -> Vec<RouterId> {
+        self.routers.iter().filter(|(_, router)| !router.waiting.is_empty()).map(|(id, _)| *id).collect()
+    }
+
+    /// A connection about which Linux must be asked again, then [`Kept::decide_again`] called.
+    pub fn next_waiting(&mut self, router: RouterId) -> Option<(PairId, ConnectionNote)> {
+        let of = self.routers.get_mut(&router)?;
+        while let Some(id) = of.waiting.pop() {
+            if let Some(one) = of.all.get(&id).filter(|one| one.generation != of.rules.generation) {
+                return Some((id, one.note(router)));
+            }
+        }
+        None
+    }
+
+    /// Decides about a connection that waits. `answer`: what Linux says about it. `clock`: a moment before.
+    pub fn decide_again(
+        &mut self,
+        id: PairId,
+        note: &ConnectionNote,
+        answer: Result<Tracked, Refusal>,
+        clock: Clock,
+    ) -> Again {
+        let counts = self.table.counts(id);
+        let router = self.routers.get_mut(&note.router);
+        let Some(one) = router.and_then(|router| router.all.get_mut(&id)) else { return Again::Out(None) };
+        let ways = one.ways;
+        let is_same =
+            |tracked: &&Tracked| tracked.ways(&note.tuple) == Some(ways) && tracked.is_ready().is_ok();
+        let owed = answer.as_ref().ok().filter(is_same).and_then(|tracked| {
+            let timeout_s = one.owed(counts, tracked.expires_s, clock.now)?;
+            Some(Owed { protocol: note.protocol, tuple: note.tuple, timeout_s })
+        });
+        let decided = answer.and_then(|tracked| match self.admit(note, &tracked)? == ways {
+            true => self.begin(note, id, &tracked, clock),
+            false => Err(Refusal::Unknown),
+        });
+        match decided {
+            Ok(()) => {
+                self.accept(note.router, id);
+                Again::Fast
+            }
+            Err(Refusal::Busy) => {
+                if let Some(router) = self.routers.get_mut(&note.router) {
+                    router.waiting.push(id);
+                }
+                Again::Waits
+            }
+            Err(why) => {
+                self.remove(note.router, id);
+                self.refuse(note, why, clock.now);
+                Again::Out(owed)
+            }
+        }
+    }
+
+    /// The rules accept it, so the kernel plane may use its rows.
+    fn accept(&mut self, router: RouterId, id: PairId) {
+        let Some(router) = self.routers.get_mut(&router) else { return };
+        let generation = router.rules.generation;
+        if let Some(one) = router.all.get_mut(&id) {
+            one.generation = generation;
+            self.table.set_generation(id, generation);
+        }
+    }
+}
+
+impl One {
+    /// The note that made it fast.
+    fn note(&self, router: RouterId) -> ConnectionNote {
+        let tuple = self.ways.0[0].arrives;
+        let version = if tuple.source.is_ipv4() { Version::V4 } else { Version::V6 };
+        let [ingress, egress] = self.interfaces;
+        ConnectionNote { router, version, protocol: self.protocol, tuple, ingress, egress }
+    }
+}
