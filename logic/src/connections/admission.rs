@@ -44,6 +44,8 @@ pub enum Refusal {
     Ruled(Obstacle),
     /// Rules accept it only until an element of a set expires.
     Expiring,
+    /// It was translated when it began, but no chain of NAT is left. So Linux forwards its packets as they arrive.
+    Untranslated,
     /// Proofs have taken too long in the last second.
     Busy,
     /// Rules or devices have changed, and Linux was not asked again yet.
@@ -89,6 +91,7 @@ impl fmt::Display for Refusal {
             Refusal::Special(Special::Zone) => "it is in a conntrack zone",
             Refusal::Ruled(obstacle) => return obstacle.fmt(f),
             Refusal::Expiring => "rules accept it only until an element of a set expires",
+            Refusal::Untranslated => "it has a translation, but there are no chains of NAT any more",
             Refusal::Busy => "checking the rules for this many connections takes too long; Millrace tries again",
             Refusal::Waiting => "rules have changed, and Millrace has not checked them for this connection yet",
             Refusal::Unknown => "Linux does not track it",
@@ -172,6 +175,10 @@ impl Admission {
         }
         let ways = tracked.ways(&note.tuple).ok_or(Refusal::Unknown)?;
         tracked.is_ready()?;
+        let is_translated = ways.0.iter().any(|way| way.arrives != way.leaves);
+        if is_translated && !self.firewall.rules.translates(note.version) {
+            return Err(Refusal::Untranslated);
+        }
         let is_reply = tracked.tuples[0] != note.tuple;
         let [from, to] = devices;
         let there = self.prove(note.version, tracked, is_reply, [from, to])?;

@@ -37,12 +37,16 @@ fn clock(now: Duration) -> Clock {
     Clock { now, jiffies: 1_000_000 + (now.as_secs_f64() * HZ) as u64, hz: HZ }
 }
 
-/// A router with the devices 1 and 2 and a chain that accepts all.
+/// A router with the devices 1 and 2, a chain that accepts all, and an empty one of NAT.
 fn rules(router: u8, generation: u32) -> ConnectionRules {
     let base = Base { hook: Hook::Forward, priority: 0, nat: false, accepts: true, devices: Devices::All };
     let rule =
         Rule { handle: 1, expressions: vec![Expression::Ct { key: 0, direction: None, into: Register(0) }] };
-    let chains = BTreeMap::from([("f".into(), Chain { base: Some(base), rules: vec![rule] })]);
+    let nat = Base { hook: Hook::Postrouting, priority: 100, nat: true, ..base.clone() };
+    let chains = BTreeMap::from([
+        ("f".into(), Chain { base: Some(base), rules: vec![rule] }),
+        ("n".into(), Chain { base: Some(nat), rules: Vec::new() }),
+    ]);
     let table =
         Table { family: Family::Inet, name: "t".into(), dormant: false, chains, sets: BTreeMap::new() };
     let device = |ifindex, name: &str| Device { ifindex, name: name.into(), below: Vec::new() };
@@ -118,6 +122,22 @@ impl Bench {
     fn count(&self) -> usize {
         self.kept.count(3)
     }
+}
+
+/// Linux translates no connection any more when the last chain of NAT is deleted.
+#[test]
+fn a_translated_connection_without_a_chain_of_nat_stays_with_linux() {
+    let mut bench = Bench::new();
+    let mut without = rules(3, 2);
+    let mut table = (*without.firewall.rules.tables[0]).clone();
+    table.chains.remove("n");
+    let rules = Ruleset { tables: vec![Arc::new(table)] };
+    without.firewall = Arc::new(Firewall { rules, ..Firewall::default() });
+    bench.kept.follow(vec![without]);
+    assert_eq!(bench.keep(UDP, 1, 120), Err(Refusal::Untranslated));
+    let mut plain = tracked(UDP, 1);
+    plain.tuples[1] = plain.tuples[0].reversed();
+    assert!(bench.kept.admit(&note(UDP, 1), &plain).is_ok());
 }
 
 #[test]

@@ -55,12 +55,16 @@ impl Ruleset {
         self.chains(version).all(|chain| chain.rules.is_empty() && chain.base.as_ref().is_none_or(accepts))
     }
 
+    /// Does Linux translate packets at all? Without a chain of NAT it does not translate those of any connection.
+    pub fn translates(&self, version: Version) -> bool {
+        self.chains(version).any(|chain| chain.base.as_ref().is_some_and(|base| base.nat))
+    }
+
     /// May rules depend on, or change, what conntrack knows of a connection?
     pub fn tracks_connections(&self, version: Version) -> bool {
-        let is_nat = |chain: &Chain| chain.base.as_ref().is_some_and(|base| base.nat);
         let mut steps =
             self.chains(version).flat_map(|chain| &chain.rules).flat_map(|rule| &rule.expressions);
-        self.chains(version).any(is_nat) || steps.any(Expression::tracks_connections)
+        self.translates(version) || steps.any(Expression::tracks_connections)
     }
 }
 

@@ -26,7 +26,11 @@ fn noted(protocol: u8, tuple: Tuple) -> ConnectionNote {
     ConnectionNote { router: 0, version: Version::V4, protocol, tuple, ingress: 1, egress: 2 }
 }
 
-fn admission(rules: Ruleset, consent: Consent) -> Admission {
+/// With an empty chain of NAT.
+fn admission(mut rules: Ruleset, consent: Consent) -> Admission {
+    let mut chain = base(Hook::Postrouting, 100, true, Vec::new());
+    chain.base.iter_mut().for_each(|base| base.nat = true);
+    rules.tables.extend(table(vec![("n", chain)]).tables);
     Admission::new(Arc::new(Firewall { rules, ..Firewall::default() }), consent)
 }
 
