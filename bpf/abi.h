@@ -154,7 +154,7 @@ struct connection {
 	__u16 ingress, egress;	/* interfaces; packets that take another way go to the kernel */
 	__u32 generation;	/* firewalls[router].generation of the proof */
 	__u64 until;		/* jiffies: before this, the kernel does not forget the connection. Written by user space */
-	__u64 ended;		/* 1: the program has seen SYN, FIN or RST. Written by the program, for both directions */
+	__u64 ended;		/* the flags SYN, FIN and RST that the program has seen. It writes them, for both directions */
 	/* Second cache line: what becomes of them. */
 	__u64 new_source[2], new_destination[2];
 	__u32 new_ports;

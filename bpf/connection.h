@@ -137,15 +137,15 @@ static __always_inline bool is_valid(const struct connection *c, __u32 router, _
 	       !*(volatile const __u64 *)&c->ended;
 }
 
-/* Packets of both directions go to the kernel from now on. */
-static __always_inline void end_connection(__u32 row)
+/* Packets of both directions go to the kernel from now on. User space looks for the flags that it has seen. */
+static __always_inline void end_connection(__u32 row, __u8 flags)
 {
 	struct connection *one = ROW(connections, row), *other = ROW(connections, row ^ 1);
 
 	if (one)
-		*(volatile __u64 *)&one->ended = 1;
+		*(volatile __u64 *)&one->ended |= flags;
 	if (other)
-		*(volatile __u64 *)&other->ended = 1;
+		*(volatile __u64 *)&other->ended |= flags;
 }
 
 /*
@@ -178,7 +178,7 @@ __noinline __u64 find_connection(struct xdp_md *ctx, __u32 place, __u32 offset, 
 		return 0;
 	if (flags & TCP_STATE_FLAGS) {
 		if (!explain)
-			end_connection(row - 1);
+			end_connection(row - 1, flags & TCP_STATE_FLAGS);
 		return 0;
 	}
 	const struct connection *c = ROW(connections, row - 1);

@@ -150,6 +150,9 @@ pub struct Due {
     pub refresh: Vec<(PairId, u8, Tuple, u32)>,
     /// Connections of TCP whose flags are set again.
     pub liberal: Vec<(PairId, Tuple)>,
+    /// Connections of TCP that RST has ended. Linux may not think so: it compares the number of RST with the last
+    /// acknowledgement that it has seen.
+    pub reset: Vec<Tuple>,
 }
 
 /// A connection as people see it.
@@ -397,8 +400,11 @@ impl<M: ConnectionMemory> Kept<M> {
                 // Linux sees the packets of those that wait.
                 let waits = one.generation != generation;
                 one.count(self.table.counts(*id), clock.now);
-                if !waits {
+                if !waits && !self.table.is_closing(*id) {
                     one.look(*id, self.table.counts(*id), clock.now, &mut of_router);
+                }
+                if self.table.was_reset(*id) {
+                    of_router.reset.push(one.ways.0[0].arrives);
                 }
                 if self.table.ended(*id) || !one.stays(clock.now) {
                     over.push((*id_of_router, *id));

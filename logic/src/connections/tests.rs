@@ -242,6 +242,21 @@ fn tcp_is_valid_only_as_long_as_the_shortest_timeout() {
     assert_eq!(told(&bench.look_after(S)), [(TCP, 300)]);
 }
 
+/// Linux may not have seen the acknowledgement that RST follows, and then keeps the connection. Its timeout is not renewed.
+#[test]
+fn linux_is_told_of_a_connection_that_rst_has_ended() {
+    for (flags, is_told) in [(1, false), (2, false), (4, true), (6, false)] {
+        let mut bench = Bench::new();
+        bench.keep(TCP, 1, 432_000).unwrap();
+        bench.use_first(1, 100);
+        bench.row(1, word::ENDED).store(flags, Relaxed);
+        let due = bench.look_after(100 * S);
+        let told = if is_told { vec![tracked(TCP, 1).tuples[0]] } else { Vec::new() };
+        assert_eq!((due.reset, due.refresh.len()), (told, usize::from(flags == 2)), "flags {flags}");
+        assert_eq!(bench.count(), 0);
+    }
+}
+
 #[test]
 fn a_connection_that_ends_before_it_begins_is_not_fast() {
     let mut bench = Bench::new();

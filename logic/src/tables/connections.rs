@@ -45,6 +45,10 @@ pub mod word {
 }
 
 /// The bits of [`word::KEY`] that are part of the key.
+/// Flags of TCP that end a connection.
+const FIN: u64 = 1;
+const SYN: u64 = 2;
+const RST: u64 = 4;
 const KEY_BITS: u64 = (1 << 56) - 1;
 
 /// The memory that the kernel plane reads.
@@ -473,7 +477,22 @@ impl<M: ConnectionMemory> ConnectionTable<M> {
 
     /// Has the program seen its end? Its packets go to the kernel.
     pub fn ended(&self, id: PairId) -> bool {
-        self.rows(id).into_iter().flatten().any(|row| row[word::ENDED].load(Acquire) != 0)
+        self.seen(id) != 0
+    }
+
+    /// Has the program seen FIN or RST? Then Linux sets the timeout, and nobody else.
+    pub fn is_closing(&self, id: PairId) -> bool {
+        self.seen(id) & (FIN | RST) != 0
+    }
+
+    /// Has the program seen an RST, and no SYN since? Whoever sends a SYN may begin another connection.
+    pub fn was_reset(&self, id: PairId) -> bool {
+        self.seen(id) & (SYN | RST) == RST
+    }
+
+    /// The flags that end a connection.
+    fn seen(&self, id: PairId) -> u64 {
+        self.rows(id).into_iter().flatten().fold(0, |seen, row| seen | row[word::ENDED].load(Acquire))
     }
 
     /// Packets and bytes that the program has forwarded in each direction.
@@ -636,8 +655,13 @@ mod tests {
         let [there, answer] = table.rows(id).unwrap();
         assert_eq!([there, answer].map(|row| row[word::UNTIL].load(Relaxed)), [1234; 2]);
         assert!(!table.ended(id));
-        answer[word::ENDED].store(1, Relaxed);
-        assert!(table.ended(id));
+        for (flags, expected) in
+            [(FIN, [true, false]), (SYN, [false, false]), (RST, [true, true]), (RST | SYN, [true, false])]
+        {
+            answer[word::ENDED].store(flags, Relaxed);
+            assert!(table.ended(id));
+            assert_eq!([table.is_closing(id), table.was_reset(id)], expected);
+        }
         there[word::PACKETS].store(5, Relaxed);
         there[word::BYTES].store(700, Relaxed);
         assert_eq!(table.counts(id), [(5, 700), (0, 0)]);

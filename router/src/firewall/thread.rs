@@ -333,7 +333,7 @@ impl Thread {
             let Some(router) = self.routers.get_mut(&id) else { continue };
             let kept = &mut self.kept;
             let told = match &mut router.place {
-                Some(place) => place.ask(|tracker, _| tell(kept, id, &due, tracker, clock)),
+                Some(place) => place.ask(|tracker, settings| tell(kept, id, &due, tracker, settings, clock)),
                 None => continue,
             };
             if let Err(error) = told {
@@ -445,7 +445,17 @@ fn known(answer: Answer) -> Result<Tracked, Refusal> {
 }
 
 /// Tells Linux that connections are in use.
-fn tell(kept: &mut Fast, router: RouterId, due: &Due, tracker: &mut Tracker, clock: Clock) -> io::Result<()> {
+fn tell(
+    kept: &mut Fast,
+    router: RouterId,
+    due: &Due,
+    tracker: &mut Tracker,
+    settings: &Settings,
+    clock: Clock,
+) -> io::Result<()> {
+    for tuple in &due.reset {
+        tracker.close(tuple, settings.tcp_close_s)?;
+    }
     let refresh: Vec<_> = due
         .refresh
         .iter()

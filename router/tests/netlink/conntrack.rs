@@ -331,6 +331,25 @@ fn a_liberal_connection_has_no_window() {
 
 #[test]
 #[ignore = "needs root"]
+fn only_an_established_connection_is_closed() {
+    with_bed(|bed| {
+        let net = Net::new(bed, RULES);
+        let (_ends, mut tracker) = (net.ends(), net.tracker());
+        let pair = net.tcp("10.2.0.2:80");
+        let [tuple, reply] = tcp_tuples(&pair);
+        tracker.close(&reply, 77).unwrap();
+        let closed = tracked(tracker.look(TCP, &tuple).unwrap());
+        assert_eq!((closed.tuples, closed.tcp_state), ([tuple, reply], Some(8)));
+        assert!((70..=77).contains(&closed.expires_s), "{closed:?}");
+        // It is closed already, and the next one does not exist.
+        tracker.close(&tuple, 1000).unwrap();
+        assert!(tracked(tracker.look(TCP, &tuple).unwrap()).expires_s <= 77);
+        tracker.close(&Tuple { source_port: 9, ..tuple }, 1000).unwrap();
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
 fn a_connection_without_events_is_unwatched() {
     with_bed(|bed| {
         let net = Net::new(bed, RULES);

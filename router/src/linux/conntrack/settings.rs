@@ -16,6 +16,8 @@ pub struct Settings {
     pub tcp_established_s: u32,
     /// The smaller one of `nf_conntrack_tcp_timeout_unacknowledged` and `nf_conntrack_tcp_timeout_max_retrans`, likewise.
     pub tcp_least_s: u32,
+    /// `nf_conntrack_tcp_timeout_close`, likewise.
+    pub tcp_close_s: u32,
     /// `nf_conntrack_udp_timeout_stream`, likewise.
     pub udp_stream_s: u32,
     /// `nf_conntrack_acct`: packets and bytes of connections are counted.
@@ -30,6 +32,7 @@ pub struct SettingFiles {
     tcp_established: Named,
     tcp_unacknowledged: Named,
     tcp_max_retrans: Named,
+    tcp_close: Named,
     udp_stream: Named,
     accounting: Named,
     events: Option<Named>,
@@ -65,6 +68,7 @@ impl SettingFiles {
             tcp_established: need("nf_conntrack_tcp_timeout_established")?,
             tcp_unacknowledged: need("nf_conntrack_tcp_timeout_unacknowledged")?,
             tcp_max_retrans: need("nf_conntrack_tcp_timeout_max_retrans")?,
+            tcp_close: need("nf_conntrack_tcp_timeout_close")?,
             udp_stream: need("nf_conntrack_udp_timeout_stream")?,
             accounting: need("nf_conntrack_acct")?,
             events: open("nf_conntrack_events")?,
@@ -79,6 +83,7 @@ impl SettingFiles {
         Ok(Settings {
             tcp_established_s: self.tcp_established.number()?,
             tcp_least_s: self.tcp_unacknowledged.number()?.min(self.tcp_max_retrans.number()?),
+            tcp_close_s: self.tcp_close.number()?,
             udp_stream_s: self.udp_stream.number()?,
             accounting: self.accounting.number()? != 0,
             events: self.events.as_ref().map_or(Ok(0), Named::number)? != 0,
@@ -114,6 +119,7 @@ mod tests {
         let absent = SettingFiles::open_in(directory.path()).unwrap_err();
         assert_eq!(absent.kind(), io::ErrorKind::Unsupported, "{absent}");
         write("tcp_timeout_established", "432000\n");
+        write("tcp_timeout_close", "10\n");
         write("udp_timeout_stream", "120\n");
         write("tcp_timeout_unacknowledged", "300\n");
         write("tcp_timeout_max_retrans", "-1\n");
@@ -122,6 +128,7 @@ mod tests {
         let expected = Settings {
             tcp_established_s: 432_000,
             tcp_least_s: 0,
+            tcp_close_s: 10,
             udp_stream_s: 120,
             accounting: false,
             events: false,

@@ -5,7 +5,7 @@
 //! for those connections that have events. An update without attributes changes nothing.
 
 use super::{
-    NEW, PROTOCOL_INFO, TCP_FLAGS_ORIGINAL, TCP_FLAGS_REPLY, TIMEOUT,
+    NEW, PROTOCOL_INFO, TCP_FLAGS_ORIGINAL, TCP_FLAGS_REPLY, TCP_STATE, TIMEOUT,
     message::{self, NESTED, nested},
 };
 use crate::linux::netlink::{
@@ -27,6 +27,8 @@ const DATA_UNACKNOWLEDGED: u8 = 0x10;
 const MAXACK_SET: u8 = 0x20;
 /// `struct nf_ct_tcp_flags`: the flags, and a mask of those that change.
 const LIBERAL: [u8; 2] = [BE_LIBERAL, BE_LIBERAL | DATA_UNACKNOWLEDGED | MAXACK_SET];
+/// `TCP_CONNTRACK_CLOSE`
+const TCP_CLOSE: u8 = 8;
 /// The timeout of a connection of TCP that ended while it was refreshed, in seconds. Linux's own are 10 to 120.
 const ENDING_S: u32 = 60;
 
@@ -89,6 +91,21 @@ impl Tracker {
         let flags = nested(&[(TCP_FLAGS_ORIGINAL, &LIBERAL), (TCP_FLAGS_REPLY, &LIBERAL)]);
         let info = nested(&[(NESTED | super::INFO_TCP, &flags)]);
         self.ask(tuple, update(TCP, tuple).with(NESTED | PROTOCOL_INFO, &info))
+    }
+
+    /// Ends a connection of TCP that Linux calls established, as an RST with the expected number does.
+    ///
+    /// # Errors
+    /// As [`Tracker::look`].
+    pub fn close(&mut self, tuple: &Tuple, timeout_s: u32) -> io::Result<()> {
+        let is_established =
+            |answer| matches!(answer, Answer::Tracked(one) if one.tcp_state == Some(TCP_ESTABLISHED));
+        if is_established(self.look(TCP, tuple)?) {
+            let info = nested(&[(NESTED | super::INFO_TCP, &nested(&[(TCP_STATE, &[TCP_CLOSE])]))]);
+            let request = update(TCP, tuple).with(NESTED | PROTOCOL_INFO, &info);
+            self.ask(tuple, request.with(TIMEOUT, &timeout_s.to_be_bytes()))?;
+        }
+        Ok(())
     }
 
     fn ask(&mut self, tuple: &Tuple, mut request: Request) -> io::Result<Answer> {
