@@ -59,6 +59,7 @@ soak: setup ## more cases of all random tests, and random routes, topologies and
 	MILLRACE_SOAK_SECONDS=$(SECONDS) cargo test -p millrace --test netlink -- --ignored --nocapture agree
 	MILLRACE_ROUNDS=$(ROUNDS) cargo test -p millrace --test firewall -- --ignored --nocapture
 	MILLRACE_ROUNDS=$(ROUNDS) cargo test -p millrace --test differential -- --ignored --nocapture
+	MILLRACE_ROUNDS=$(ROUNDS) cargo test -p millrace --test nat -- --ignored --nocapture random
 
 test-vm: ## boot Debian's 6.1 kernel in a virtual machine and test there (MILLRACE_VM_KERNEL=6.12: Debian 13's)
 	@scripts/setup.sh vm

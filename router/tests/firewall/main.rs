@@ -50,7 +50,7 @@ fn packets_of_proofs_come_out() {
             let rules = match rng.u8(0..4) {
                 0 => Rules::Legacy(random::iptables(&mut rng)),
                 1 => Rules::Iptables(random::iptables(&mut rng)),
-                _ => Rules::Nft(random::rules(&mut rng)),
+                _ => Rules::Nft(common::ruleset::rules(&mut rng)),
             };
             if let Err(error) = bed.load(&rules) {
                 tally.refused_by_tools += 1;

@@ -35,7 +35,7 @@ pub struct Connection {
     /// Does Millrace forward its packets without rules now?
     pub is_fast: bool,
     /// The next sequence number of each direction (TCP).
-    sequence: [u32; 2],
+    pub sequence: [u32; 2],
 }
 
 /// A frame to be sent.
@@ -163,6 +163,11 @@ pub fn header_bytes(connection: &Connection, spec: &Spec) -> usize {
 }
 
 impl Connection {
+    /// A connection that nothing translates, if the packets of `ways` leave as they arrive.
+    pub fn new(name: &'static str, number: usize, protocol: u8, ways: [Way; 2]) -> Connection {
+        Connection { name, number, protocol, ways, can_be_fast: true, is_fast: false, sequence: [0; 2] }
+    }
+
     pub fn is_ipv4(&self) -> bool {
         self.ways[0].arrives[0].is_ipv4()
     }
@@ -306,12 +311,17 @@ impl Connection {
     }
 
     /// A segment of TCP that changes the state of the connection. SYN and FIN take a sequence number.
-    fn segment(&mut self, way: usize, flags: u8, rng: &mut Rng) -> Sent {
+    pub fn segment(&mut self, way: usize, flags: u8, rng: &mut Rng) -> Sent {
         let spec = Spec { payload: Vec::new(), ..Spec::small(rng) };
         let packet = ip(self.addresses(way), TCP, &spec, &self.body(way, &spec, flags));
         let takes = u32::from(flags & (SYN | FIN) != 0);
         self.sequence[way] = self.sequence[way].wrapping_add(takes);
         self.sent(way, packet, format!("TCP flags {flags:#x}"), false)
+    }
+
+    /// The packet that begins the connection.
+    pub fn first(&mut self, rng: &mut Rng) -> Sent {
+        if self.protocol == UDP { self.data(0, &Spec::small(rng)) } else { self.segment(0, SYN, rng) }
     }
 
     pub fn handshake(&mut self, rng: &mut Rng) -> Vec<Sent> {
@@ -337,6 +347,18 @@ impl Connection {
     pub fn late(&mut self, way: usize, rng: &mut Rng) -> Sent {
         self.segment(way, ACK, rng)
     }
+}
+
+/// A direction, and that of the answers.
+pub fn both_ways(there: Way) -> [Way; 2] {
+    let back = |[source, destination]: [SocketAddr; 2]| [destination, source];
+    let answers = Way {
+        arrives: back(there.leaves),
+        leaves: back(there.arrives),
+        ingress: there.egress,
+        egress: there.ingress,
+    };
+    [there, answers]
 }
 
 /// A connection of an address of `10.` or its counterpart of IPv6.
@@ -374,14 +396,14 @@ const NAT: [Sketch; 6] = [
     Sketch {
         name: "both",
         ingress: Device::Lan,
-        egress: Device::Alt,
+        egress: Device::Dmz,
         arrives: ["1.5:4010", "6.1:8081"],
         leaves: ["3.1:4010", "3.2:81"],
     },
     Sketch {
         name: "own addresses",
         ingress: Device::Lan,
-        egress: Device::Alt,
+        egress: Device::Dmz,
         arrives: ["1.5:4011", "2.1:8082"],
         leaves: ["3.1:4011", "3.2:82"],
     },
@@ -414,27 +436,10 @@ pub fn all(rules: Rules) -> Vec<Connection> {
             let arrives = sketch.arrives.map(|text| end(text, ipv4));
             let leaves =
                 if rules == Rules::Nat { sketch.leaves.map(|text| end(text, ipv4)) } else { arrives };
-            let back = |[source, destination]: [SocketAddr; 2]| [destination, source];
-            let ways = [
-                Way { arrives, leaves, ingress: sketch.ingress, egress: sketch.egress },
-                Way {
-                    arrives: back(leaves),
-                    leaves: back(arrives),
-                    ingress: sketch.egress,
-                    egress: sketch.ingress,
-                },
-            ];
-            let number = all.len();
+            let ways = both_ways(Way { arrives, leaves, ingress: sketch.ingress, egress: sketch.egress });
             let can_be_fast = sketch.name != "own addresses";
-            all.push(Connection {
-                name: sketch.name,
-                number,
-                protocol,
-                ways,
-                can_be_fast,
-                is_fast: false,
-                sequence: [0; 2],
-            });
+            let connection = Connection::new(sketch.name, all.len(), protocol, ways);
+            all.push(Connection { can_be_fast, ..connection });
         }
     }
     all

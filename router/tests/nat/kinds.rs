@@ -6,9 +6,8 @@ use fastrand::Rng;
 /// The MTU of `lan`, and so the longest packet that a router may have to shorten.
 const LONGEST: usize = 1500;
 
-/// A packet of the connection, maybe in parts.
-pub fn random(connection: &mut Connection, rng: &mut Rng) -> Vec<Sent> {
-    let way = rng.usize(0..2);
+/// A packet of a direction of the connection, maybe in parts.
+pub fn random(connection: &mut Connection, way: usize, rng: &mut Rng) -> Vec<Sent> {
     let mut spec = random_spec(connection, rng);
     let (ingress, egress) = (connection.ways[way].ingress.mtu(), connection.ways[way].egress.mtu());
     let most = ingress.min(egress) - header_bytes(connection, &spec);

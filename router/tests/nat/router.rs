@@ -2,17 +2,18 @@
 //!
 //! ```text
 //! lan 10.1.0.0/24 ── router ── wan 10.2.0.0/24 ── gateway .9 ── 10.9.0.0/16
-//!                        └──── alt 10.3.0.0/24 ── gateway .9
+//!                        └──── dmz 10.3.0.0/24 ── gateway .9 ── 10.6.0.0/16
 //! ```
 //! The networks of IPv6 are fd00:1::/64 and so on.
 
 use super::common::{self, wire::Wire};
+use router::linux::netlink::socket::set_option;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::Value;
 use std::{
     collections::BTreeSet,
     fs::{self, File},
-    os::fd::AsFd,
+    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd},
     process::{Child, Command, Output, Stdio, id},
     sync::atomic::{AtomicU32, Ordering::Relaxed},
     thread,
@@ -45,12 +46,19 @@ pub enum Rules {
 pub enum Device {
     Lan,
     Wan,
-    Alt,
+    Dmz,
 }
 
-pub const DEVICES: [Device; 3] = [Device::Lan, Device::Wan, Device::Alt];
+pub const DEVICES: [Device; 3] = [Device::Lan, Device::Wan, Device::Dmz];
+
+/// The last numbers of the addresses of each network, the gateway to others among them. NAT uses those from 77 on.
+pub const HOSTS: [u8; 8] = [2, 4, 5, 6, 77, 80, 81, 9];
 
 impl Device {
+    pub fn name(self) -> &'static str {
+        ["lan", "wan", "dmz"][self as usize]
+    }
+
     pub fn mtu(self) -> usize {
         [1500, 1400, 1450][self as usize]
     }
@@ -107,22 +115,22 @@ impl Router {
         DEVICES.iter().for_each(|device| router.make(*device));
         router.run(
             "sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 net.ipv4.conf.all.rp_filter=0 \
+             net.ipv4.conf.all.send_redirects=0 \
              net.ipv4.icmp_ratemask=0 net.ipv6.icmp.ratelimit=0",
         );
         // Older kernels have these for the whole machine only.
         router.run("sysctl -qew net.ipv4.icmp_msgs_per_sec=1000000 net.ipv4.icmp_msgs_burst=100000");
-        let [_, wan, alt] = DEVICES.map(|device| router.device(device));
-        router.run(&format!("ip route add 10.6.0.0/16 via 10.3.0.9 dev {alt}"));
-        router.run(&format!("ip route add fd00:6::/64 via fd00:3::9 dev {alt}"));
-        router.run(&format!("ip route add 10.9.0.0/16 via 10.2.0.9 dev {wan}"));
-        router.run(&format!("ip route add fd00:9::/64 via fd00:2::9 dev {wan}"));
+        router.run("ip route add 10.6.0.0/16 via 10.3.0.9 dev dmz");
+        router.run("ip route add fd00:6::/64 via fd00:3::9 dev dmz");
+        router.run("ip route add 10.9.0.0/16 via 10.2.0.9 dev wan");
+        router.run("ip route add fd00:9::/64 via fd00:2::9 dev wan");
         router.set_neighbours();
         router.set_rules();
         router
     }
 
     fn make(&mut self, device: Device) {
-        let (port, outside) = (port(device), format!("q{}", device as usize));
+        let (port, outside) = (self.port(device), format!("q{}", device as usize));
         let (mac, mtu, number) = (mac_text(device.mac()), device.mtu(), device as usize + 1);
         let port_mac =
             if self.placement == Placement::Host { mac.clone() } else { format!("02:ee:00:00:00:0{number}") };
@@ -136,7 +144,7 @@ impl Router {
         common::run(&format!("ip link set {outside} mtu 9000 up arp off"));
         common::run(&format!("ip link set {port} mtu {mtu} up"));
         self.wires.push(Wire::open(&outside));
-        let name = self.device(device);
+        let name = device.name();
         match (&self.placement, &self.tenant) {
             (Placement::Vlan, _) => {
                 let vid = device.vid();
@@ -148,34 +156,37 @@ impl Router {
             }
             _ => (),
         }
-        self.run(&format!("sysctl -qw net.ipv4.conf.{name}.rp_filter=0"));
+        // Linux limits redirects by its clock.
+        self.run(&format!(
+            "sysctl -qw net.ipv4.conf.{name}.rp_filter=0 net.ipv4.conf.{name}.send_redirects=0"
+        ));
         self.run(&format!("ip link set {name} mtu {mtu} up"));
         self.run(&format!("ip addr add 10.{number}.0.1/24 dev {name}"));
         self.run(&format!("ip addr add fd00:{number}::1/64 dev {name} nodad"));
     }
 
-    pub fn device(&self, device: Device) -> String {
+    /// The port of a device: the device itself, or what it is stacked on.
+    fn port(&self, device: Device) -> String {
         match self.placement {
-            Placement::Host => port(device),
-            Placement::Vlan => format!("v{}", device as usize),
-            Placement::Tenant => format!("m{}", device as usize),
+            Placement::Host => device.name().into(),
+            _ => format!("p{}", device as usize),
         }
     }
 
     pub fn set_neighbours(&self) {
-        for device in DEVICES {
-            let (name, mac, number) = (self.device(device), mac_text(host_mac(device)), device as usize + 1);
-            for host in [2, 4, 5, 6, 9] {
-                for address in [format!("10.{number}.0.{host}"), format!("fd00:{number}::{host}")] {
-                    self.run(&format!("ip neigh replace {address} lladdr {mac} dev {name} nud permanent"));
-                }
-            }
-        }
+        self.run_all(&DEVICES.map(|device| neighbours(device, device.name())).concat());
+    }
+
+    /// Runs commands of `ip`, and goes on after errors.
+    pub fn run_all(&self, commands: &[String]) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), commands.join("\n")).unwrap();
+        self.try_to_run(&format!("ip -force -batch {}", file.path().display()));
     }
 
     /// Sets the rules as they were at first.
     pub fn set_rules(&self) {
-        let [lan, wan, alt] = DEVICES.map(|device| self.device(device));
+        let [lan, wan, dmz] = DEVICES.map(Device::name);
         let filter = format!(
             "flush ruleset
              table inet filter {{
@@ -205,7 +216,7 @@ impl Router {
                      ip6 saddr fd00:1::6 accept
                      ip saddr 10.1.0.4 meta l4proto {{ tcp, udp }} snat ip to 10.2.0.77:5555
                      ip6 saddr fd00:1::4 meta l4proto {{ tcp, udp }} snat ip6 to [fd00:2::77]:5555
-                     oifname {{ {wan}, {alt} }} masquerade
+                     oifname {{ {wan}, {dmz} }} masquerade
                  }}
              }}"
         );
@@ -213,9 +224,16 @@ impl Router {
     }
 
     pub fn nft(&self, rules: &str) {
+        self.try_nft(rules).unwrap();
+    }
+
+    /// # Errors
+    /// The words of `nft`, which has refused the rules.
+    pub fn try_nft(&self, rules: &str) -> Result<(), String> {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), rules).unwrap();
-        self.run(&format!("nft -f {}", file.path().display()));
+        let output = self.try_to_run(&format!("nft -f {}", file.path().display()));
+        if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into()) }
     }
 
     /// Moves the calling thread into the namespace of the ports.
@@ -225,21 +243,45 @@ impl Router {
 
     /// Runs a command line in the router's namespace.
     pub fn run(&self, line: &str) -> String {
+        let output = self.try_to_run(line);
+        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    pub fn try_to_run(&self, line: &str) -> Output {
         self.enter();
-        match &self.tenant {
-            Some(name) => common::run(&format!("ip netns exec {name} {line}")),
-            None => common::run(line),
-        }
+        let prefix = self.tenant.as_ref().map(|name| format!("ip netns exec {name} ")).unwrap_or_default();
+        let line = prefix + line;
+        let mut words = line.split_whitespace();
+        Command::new(words.next().unwrap()).args(words).output().unwrap()
     }
 
     /// Sends an IP packet to the router by a device.
     pub fn send(&self, device: Device, packet: &[u8]) {
-        let mut frame = [device.mac(), host_mac(device)].concat();
+        let ether_type = if packet[0] >> 4 == 4 { [8, 0] } else { [0x86, 0xdd] };
+        self.send_frame(device, device.mac(), ether_type, packet);
+    }
+
+    /// Asks by ARP for the router's address of a device. The answer comes out after all that earlier frames have caused.
+    pub fn ask(&self, device: Device) {
+        let question = [
+            &[0, 1, 8, 0, 6, 4, 0, 1][..],
+            &host_mac(device),
+            &[0; 4],
+            &[0; 6],
+            &[10, device as u8 + 1, 0, 1],
+        ]
+        .concat();
+        self.send_frame(device, [0xff; 6], [8, 6], &question);
+    }
+
+    fn send_frame(&self, device: Device, to: [u8; 6], ether_type: [u8; 2], payload: &[u8]) {
+        let mut frame = [to, host_mac(device)].concat();
         if self.placement == Placement::Vlan {
             frame.extend([&[0x81, 0][..], &device.vid().to_be_bytes()].concat());
         }
-        frame.extend(if packet[0] >> 4 == 4 { [8, 0] } else { [0x86, 0xdd] });
-        frame.extend(packet);
+        frame.extend(ether_type);
+        frame.extend(payload);
         self.wires[device as usize].send(&frame);
     }
 
@@ -255,7 +297,7 @@ impl Router {
 
     pub fn start(&mut self) {
         let config = tempfile::NamedTempFile::new().unwrap();
-        let ports: Vec<_> = DEVICES.map(port).to_vec();
+        let ports: Vec<_> = DEVICES.map(|device| self.port(device)).to_vec();
         let policing = "[policing]\nexception_pps = 0\ncontrol_pps = 0\n";
         let text = format!("ports = {ports:?}\n{policing}[firewall]\nestablished = \"fast\"\n");
         fs::write(config.path(), text).unwrap();
@@ -264,7 +306,7 @@ impl Router {
         let log = self.log.reopen().unwrap();
         let child = Command::new(MILLRACE).args(words).stdout(Stdio::null()).stderr(log).spawn();
         self.daemon = Some(child.unwrap());
-        let devices = DEVICES.map(|device| self.device(device));
+        let devices = DEVICES.map(Device::name);
         self.until("Millrace to know the router", || {
             let status = self.json(&["status", "--json"]).ok_or("no status")?;
             let ready = status["ready"] == true;
@@ -330,6 +372,19 @@ impl Router {
         assert_eq!(unsafe { libc::kill(child.id() as libc::pid_t, signal) }, 0);
     }
 
+    /// Sets the room for reports of ended connections, in bytes. If there is none, Linux loses reports.
+    pub fn set_report_room(&self, bytes: libc::c_int) {
+        let id = self.daemon.as_ref().unwrap().id();
+        let mut found = 0;
+        for entry in fs::read_dir(format!("/proc/{id}/fd")).unwrap() {
+            let number = entry.unwrap().file_name().to_str().unwrap().parse().unwrap();
+            let Some(socket) = descriptor_of(id, number).filter(hears_ends) else { continue };
+            set_option(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, bytes).unwrap();
+            found += 1;
+        }
+        assert!(found > 0, "the daemon hears of no ends");
+    }
+
     pub fn stop(&mut self) {
         let stop = self.cli(&["stop"]);
         assert!(stop.status.success(), "{}", String::from_utf8_lossy(&stop.stderr));
@@ -337,11 +392,20 @@ impl Router {
     }
 }
 
-impl Drop for Router {
-    fn drop(&mut self) {
+impl Router {
+    /// The daemon ends at once, without an end of the fast path.
+    pub fn kill(&mut self) {
         if let Some(mut daemon) = self.daemon.take() {
             // SIGKILL ends a paused process, too.
             let _ = (daemon.kill(), daemon.wait());
+        }
+    }
+}
+
+impl Drop for Router {
+    fn drop(&mut self) {
+        if self.daemon.is_some() {
+            self.kill();
             let _ = self.cli(&["stop"]);
         }
         if let Some(name) = &self.tenant {
@@ -350,8 +414,43 @@ impl Drop for Router {
     }
 }
 
-fn port(device: Device) -> String {
-    format!("p{}", device as usize)
+/// Commands that make the hosts behind a device known.
+pub fn neighbours(device: Device, name: &str) -> Vec<String> {
+    let (mac, number) = (mac_text(host_mac(device)), device as usize + 1);
+    let addresses =
+        HOSTS.iter().flat_map(|host| [format!("10.{number}.0.{host}"), format!("fd00:{number}::{host}")]);
+    addresses
+        .map(|address| format!("neigh replace {address} lladdr {mac} dev {name} nud permanent"))
+        .collect()
+}
+
+/// A copy of another process's descriptor; `None`: it is closed.
+fn descriptor_of(process: u32, number: RawFd) -> Option<OwnedFd> {
+    // SAFETY: system calls without pointers; the descriptors that they return are ours.
+    unsafe {
+        let process = libc::syscall(libc::SYS_pidfd_open, process, 0) as RawFd;
+        assert!(process >= 0, "{}", std::io::Error::last_os_error());
+        let process = OwnedFd::from_raw_fd(process);
+        let copy = libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0) as RawFd;
+        (copy >= 0).then(|| OwnedFd::from_raw_fd(copy))
+    }
+}
+
+/// Is it a socket in `NFNLGRP_CONNTRACK_DESTROY`?
+fn hears_ends(socket: &OwnedFd) -> bool {
+    let option = |level, name| {
+        let (mut value, mut length) = (0_u32, 4);
+        // SAFETY: `value` and `length` are writable, for so many bytes.
+        let rc = unsafe {
+            let value = (&raw mut value).cast();
+            libc::getsockopt(socket.as_raw_fd(), level, name, value, &raw mut length)
+        };
+        (rc == 0).then_some(value)
+    };
+    option(libc::SOL_SOCKET, libc::SO_DOMAIN) == Some(libc::AF_NETLINK as u32)
+        && option(libc::SOL_SOCKET, libc::SO_PROTOCOL) == Some(libc::NETLINK_NETFILTER as u32)
+        && option(libc::SOL_NETLINK, libc::NETLINK_LIST_MEMBERSHIPS)
+            .is_some_and(|groups| groups & 1 << 2 != 0)
 }
 
 /// Does the kernel have devices of VLANs? Makes one in the calling thread's namespace.

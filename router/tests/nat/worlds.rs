@@ -5,6 +5,7 @@ use super::{
     router::{DEVICES, Device, Placement, Router, Rules},
 };
 use fastrand::Rng;
+use serde_json::Value;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
@@ -13,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The longest wait for the frames of one packet. Most packets come out at once.
+/// The longest wait for the frames of one packet, or for the answer behind it. Most packets come out at once.
 const AT_ONCE: Duration = Duration::from_millis(4);
 /// If no frame comes out for this long, all have come out.
 const QUIET: Duration = Duration::from_millis(30);
@@ -28,14 +29,40 @@ const PRINTED: usize = 4;
 /// A frame that came out, and the number of frames sent until then.
 #[derive(Clone, Debug)]
 pub struct Out {
-    device: Device,
-    frame: Vec<u8>,
+    pub device: Device,
+    pub frame: Vec<u8>,
     sent: usize,
 }
 
 impl PartialEq for Out {
     fn eq(&self, other: &Out) -> bool {
         (self.device, &self.frame) == (other.device, &other.frame)
+    }
+}
+
+/// A fast connection: its protocol, and the packets of one direction as they arrive.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FastKey(String, [SocketAddr; 2]);
+
+impl FastKey {
+    pub fn new(protocol: &str, ends: [SocketAddr; 2]) -> FastKey {
+        FastKey(protocol.into(), ends)
+    }
+
+    fn of(report: &Value) -> FastKey {
+        let end = |name: &str| report[name].as_str().unwrap().parse().unwrap();
+        FastKey::new(report["protocol"].as_str().unwrap(), [end("source"), end("destination")])
+    }
+
+    pub fn is_of(&self, protocol: &str, ends: [SocketAddr; 2]) -> bool {
+        self.0 == protocol && self.1 == ends
+    }
+
+    /// In the words of `conntrack -L`.
+    pub fn text(&self) -> String {
+        let [source, destination] = self.1;
+        let ends = format!("src={} dst={}", source.ip(), destination.ip());
+        format!("{ends} sport={} dport={}", source.port(), destination.port())
     }
 }
 
@@ -47,6 +74,8 @@ pub struct Worlds {
     millrace: Router,
     sent: Vec<Sent>,
     out: [Vec<Out>; 2],
+    /// Answers of ARP that came out.
+    answers: [usize; 2],
     /// The counts of the connections when counting began.
     before: BTreeMap<usize, [u64; 2]>,
     counted: BTreeMap<usize, u64>,
@@ -62,6 +91,7 @@ impl Worlds {
             millrace,
             sent: Vec::new(),
             out: Default::default(),
+            answers: [0; 2],
             before: BTreeMap::new(),
             counted: BTreeMap::new(),
         };
@@ -75,6 +105,18 @@ impl Worlds {
 
     pub fn nft(&self, rules: &str) {
         self.routers().into_iter().for_each(|router| router.nft(rules));
+    }
+
+    /// # Errors
+    /// The words of `nft`. Then neither router has the rules.
+    pub fn try_nft(&self, rules: &str) -> Result<(), String> {
+        self.linux.try_nft(rules)?;
+        self.millrace.nft(rules);
+        Ok(())
+    }
+
+    pub fn run_all(&self, commands: &[String]) {
+        self.routers().into_iter().for_each(|router| router.run_all(commands));
     }
 
     pub fn set_rules(&self) {
@@ -93,15 +135,54 @@ impl Worlds {
         self.millrace.pause_daemon(pause);
     }
 
+    /// Runs a command line that makes Linux delete connections, while it loses reports of this.
+    pub fn lose_reports(&self, line: &str) {
+        self.millrace.pause_daemon(true);
+        self.millrace.set_report_room(1);
+        self.try_to_run(line);
+        self.millrace.set_report_room(8 << 20);
+        self.millrace.pause_daemon(false);
+    }
+
     pub fn until_verified(&mut self) {
         self.millrace.until_verified();
     }
 
+    /// The daemon is killed, and another one starts after `between`.
+    pub fn restart(&mut self, between: impl FnOnce(&mut Worlds)) {
+        self.millrace.kill();
+        between(self);
+        self.millrace.start();
+        self.until_verified();
+    }
+
+    /// Waits until Millrace has dropped the connections that Linux does not track any more.
+    pub fn until_forgotten(&self) {
+        self.millrace.until("connections to be forgotten", || {
+            let fast = self.fast();
+            let tracked: String = self.millrace.tracked().into_iter().collect();
+            let forgotten: Vec<_> = fast.keys().filter(|key| !tracked.contains(&key.text())).collect();
+            if forgotten.is_empty() { Ok(()) } else { Err(format!("{forgotten:?}")) }
+        });
+    }
+
+    /// The fast connections, and their packets that have bypassed the rules.
+    pub fn fast(&self) -> BTreeMap<FastKey, u64> {
+        let reports = self.millrace.connections();
+        let fast = reports.iter().filter(|report| report["state"] == "fast");
+        let packets =
+            |report: &Value| ["packets", "reply_packets"].map(|name| report[name].as_u64().unwrap());
+        fast.map(|report| (FastKey::of(report), packets(report).iter().sum())).collect()
+    }
+
     pub fn stop(&mut self) {
+        self.wait_until_quiet();
+        self.compare("late frames");
         self.millrace.stop();
     }
 
-    /// Sends a packet through both routers, and waits for the same number of frames, if any come out at all.
+    /// Sends a packet through both routers, and waits for the same number of frames. If none come out, waits for answers
+    /// behind them.
     pub fn send(&mut self, sent: &Sent) {
         for router in self.routers() {
             router.send(sent.ingress, &sent.packet);
@@ -111,15 +192,44 @@ impl Worlds {
             *self.counted.entry(number).or_default() += 1;
         }
         let first = self.out.each_ref().map(Vec::len);
+        self.collect();
+        let more = |worlds: &Worlds| [0, 1].map(|world| worlds.out[world].len() - first[world]);
+        if matches!(more(self), [linux, millrace] if linux == millrace && linux > 0) {
+            return;
+        }
+        self.answers = [0; 2];
+        self.routers().iter().for_each(|router| router.ask(sent.ingress));
         let end = Instant::now() + AT_ONCE;
         loop {
             self.collect();
-            let more = [0, 1].map(|world| self.out[world].len() - first[world]);
-            if more[0] == more[1] && more[0] > 0 || Instant::now() > end {
+            let [linux, millrace] = more(self);
+            let is_answered = self.answers.iter().all(|answers| *answers > 0);
+            if linux == millrace && (linux > 0 || is_answered) || Instant::now() > end {
                 return;
             }
             thread::yield_now();
         }
+    }
+
+    pub fn ip_offset(&self) -> usize {
+        self.linux.ip_offset()
+    }
+
+    /// Runs a command line that may fail.
+    pub fn try_to_run(&self, line: &str) {
+        self.routers().into_iter().for_each(|router| _ = router.try_to_run(line));
+    }
+
+    /// Makes conntrack call all UDP connections ASSURED. Otherwise it does this two seconds after their first packet.
+    pub fn assure(&self) {
+        for family in ["ipv4", "ipv6"] {
+            self.try_to_run(&format!("conntrack -U -f {family} -p udp --status ASSURED"));
+        }
+    }
+
+    /// The frames that have come out of plain Linux since the last comparison.
+    pub fn out_of_linux(&self) -> &[Out] {
+        &self.out[0]
     }
 
     /// Returns whether any frames came out.
@@ -128,12 +238,13 @@ impl Worlds {
         let sent = self.sent.len();
         for (world, router) in [&self.linux, &self.millrace].into_iter().enumerate() {
             for device in DEVICES {
-                let frames = std::iter::from_fn(|| router.receive(device));
-                let frames = frames.filter_map(|frame| normalised(frame, router.ip_offset()));
-                let out = frames.map(|frame| Out { device, frame, sent });
-                let before = self.out[world].len();
-                self.out[world].extend(out);
-                any |= self.out[world].len() > before;
+                while let Some(frame) = router.receive(device) {
+                    self.answers[world] += usize::from(is_answer(&frame, router.ip_offset()));
+                    if let Some(frame) = normalised(frame, router.ip_offset()) {
+                        self.out[world].push(Out { device, frame, sent });
+                        any = true;
+                    }
+                }
             }
         }
         any
@@ -156,9 +267,10 @@ impl Worlds {
         std::mem::take(&mut self.out)
     }
 
-    /// Asserts that the same frames have come out of both routers since the last look.
+    /// Asserts that the same frames have come out of both routers since the last look. Frames that come later are compared
+    /// the next time.
     pub fn compare(&mut self, what: &str) {
-        self.wait_until_quiet();
+        self.collect();
         let end = Instant::now() + BUSY;
         let offset = self.linux.ip_offset();
         let same = |worlds: &Worlds| {
@@ -184,6 +296,15 @@ impl Worlds {
             differ.iter().all(Vec::is_empty),
             "{what}: conntrack without Millrace, and with it: {differ:#?}"
         );
+    }
+
+    /// Waits until conntrack has the same connections in both namespaces. The daemon sees some ends only when it looks.
+    pub fn until_the_same_are_tracked(&self) {
+        self.millrace.until("conntrack to have the same connections", || {
+            let [linux, millrace] = self.routers().map(Router::tracked);
+            let differ: Vec<_> = linux.symmetric_difference(&millrace).collect();
+            if differ.is_empty() { Ok(()) } else { Err(format!("{differ:#?}")) }
+        });
     }
 
     fn describe(&self) -> String {
@@ -300,6 +421,10 @@ fn flows(out: &[Out], offset: usize) -> BTreeMap<Flow, Vec<&Out>> {
         flows.entry((out.device, key)).or_default().push(out);
     }
     flows
+}
+
+fn is_answer(frame: &[u8], offset: usize) -> bool {
+    frame.get(offset - 2..offset) == Some(&[8, 6]) && frame.get(offset + 6..offset + 8) == Some(&[0, 2])
 }
 
 /// A frame as it is compared, or `None` if it is not compared.
