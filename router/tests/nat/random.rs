@@ -37,6 +37,14 @@ const ANSWERED: Duration = Duration::from_millis(40);
 /// Linux deletes connections of a removed address later, in a workqueue.
 const DELETED_LATER: Duration = Duration::from_millis(250);
 
+/// In some rounds Linux forgets quiet connections of UDP after so many seconds.
+const SHORT_S: u32 = 5;
+const USUAL_S: u32 = 120;
+/// The daemon reads settings of conntrack every five seconds.
+const SETTINGS_READ: Duration = Duration::from_millis(5500);
+/// Linux counts timeouts in seconds, and the daemon renews them in whole ones.
+const FORGOTTEN: Duration = Duration::from_secs(SHORT_S as u64 + 3);
+
 /// Networks behind a gateway, of IPv4 and IPv6, and a host in each.
 const REMOTE: [[&str; 2]; 4] = [
     ["192.0.2.0/24", "fd00:9::/64"],
@@ -131,6 +139,7 @@ struct Round<'a> {
     /// Linux accepts all sequence numbers, as it does for fast connections. Otherwise the ends must not begin a connection
     /// again in its middle.
     is_liberal: bool,
+    forgets_soon: bool,
     /// UDP connections have begun that Linux does not call ASSURED yet.
     is_fresh: bool,
     /// What has happened, for people who look for the cause of a difference.
@@ -163,6 +172,7 @@ impl Round<'_> {
             fast: BTreeMap::new(),
             is_fresh: true,
             is_liberal: rng.bool(),
+            forgets_soon: rng.u8(0..32) == 0,
             steps: Vec::new(),
             rng,
         }
@@ -191,7 +201,34 @@ impl Round<'_> {
         self.packets(60);
         self.compare("the end");
         self.count_fast();
+        if self.forgets_soon {
+            self.set_timeout(SHORT_S);
+            self.time_passes();
+            self.set_timeout(USUAL_S);
+        }
         self.restore();
+    }
+
+    fn set_timeout(&mut self, seconds: u32) {
+        let names = ["udp_timeout", "udp_timeout_stream"];
+        let settings = names.map(|name| format!("net.netfilter.nf_conntrack_{name}={seconds}")).join(" ");
+        self.worlds.run(&format!("sysctl -qw {settings}"));
+        thread::sleep(SETTINGS_READ);
+    }
+
+    /// Linux forgets connections of UDP. Packets of the first direction come first, and may begin them again.
+    fn time_passes(&mut self) {
+        self.make_fast();
+        thread::sleep(FORGOTTEN);
+        self.worlds.until_forgotten();
+        for live in self.all.iter_mut().filter(|live| live.connection.protocol == UDP) {
+            live.is_open = false;
+        }
+        self.packets(60);
+        self.compare("time has passed");
+        self.make_fast();
+        self.packets(60);
+        self.compare("after time has passed");
     }
 
     fn log(&mut self, what: &str) {
@@ -705,12 +742,15 @@ impl Round<'_> {
             format!("addr del 10.{number}.0.1/24 dev {name}"),
             format!("addr del fd00:{number}::1/64 dev {name}"),
         ]);
+        self.worlds.silent = Some(device);
         self.gone_and_back(&format!("the address of {name} goes"))
     }
 
     fn a_device_goes(&mut self) -> String {
-        let name = self.rng.choice(self.names.clone()).unwrap();
+        let device = self.rng.choice(DEVICES).unwrap();
+        let name = self.names[device as usize].clone();
         self.worlds.run_all(&[format!("link set {name} down")]);
+        self.worlds.silent = Some(device);
         self.gone_and_back(&format!("{name} goes down"))
     }
 
@@ -719,6 +759,7 @@ impl Round<'_> {
         for back in [false, true] {
             if back {
                 self.restore();
+                self.worlds.silent = None;
             }
             thread::sleep(DELETED_LATER);
             self.worlds.until_verified();
@@ -731,12 +772,14 @@ impl Round<'_> {
     }
 
     fn a_device_is_renamed(&mut self) -> String {
-        let at = self.rng.usize(0..3);
+        let device = self.rng.choice(DEVICES).unwrap();
+        let at = device as usize;
         let old = self.names[at].clone();
         for new in ["other", &old] {
             let before = std::mem::replace(&mut self.names[at], new.into());
             self.worlds
                 .run_all(&[format!("link set {before} down"), format!("link set {before} name {new}")]);
+            self.worlds.silent = Some(device);
             self.gone_and_back(&format!("{before} becomes {new}"));
         }
         format!("{old} has had another name")
