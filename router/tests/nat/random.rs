@@ -557,31 +557,31 @@ impl Round<'_> {
         let table = FILTERS[usize::from(is_ipv6)];
         let is_steady = self.rules.tracks_all;
         match self.rng.u8(0..100) {
-            0..24 => self.connections_end(),
-            24..38 => {
+            0..20 => self.connections_end(),
+            20..34 => {
                 let chain = self.rng.choice(["forward", "forward", "more"]).unwrap();
                 let rule = self.rule(is_ipv6);
                 self.change_rules(&format!("insert rule {table} {chain} {rule}"))
             }
-            38..46 => {
+            34..42 => {
                 let element = ruleset::element(&mut self.rng, is_ipv6);
                 self.change_rules(&element)
             }
-            46..50 => {
+            42..46 => {
                 let chain = self.rng.choice(["forward", "more"]).unwrap();
                 self.change_rules(&format!("flush chain {table} {chain}"))
             }
-            50..54 => self.delete_a_rule(table),
-            54..60 => {
+            46..50 => self.delete_a_rule(table),
+            50..56 => {
                 let tracks_all = self.rules.tracks_all;
                 self.rules = Ruleset::random(&mut self.rng, self.port, tracks_all);
                 self.set_rules();
                 self.forget_partial();
                 format!("new rules {}", self.rules.text)
             }
-            60..66 => self.daemon_pauses(is_ipv6),
-            66..80 => self.forget(),
-            80..90 if is_steady => self.move_a_route(),
+            56..62 => self.daemon_pauses(is_ipv6),
+            62..74 => self.forget(),
+            74..90 if is_steady => self.move_a_route(),
             90..93 if is_steady => self.an_address_goes(),
             93..95 if is_steady => self.a_device_goes(),
             95..97 if is_steady => self.a_device_is_renamed(),
@@ -725,9 +725,11 @@ impl Round<'_> {
 
     fn move_a_route(&mut self) -> String {
         let net = self.rng.usize(0..4);
-        self.behind[net] = match self.rng.u8(0..4) {
+        let others: Vec<Device> =
+            DEVICES.into_iter().filter(|device| self.behind[net] != Some(*device)).collect();
+        self.behind[net] = match self.rng.u8(0..8) {
             0 => None,
-            _ => self.rng.choice(DEVICES),
+            _ => self.rng.choice(others),
         };
         self.restore();
         self.worlds.until_verified();

@@ -334,6 +334,7 @@ fn packets_that_change_the_state_end_both_directions() {
                     (false, true) => bed.expect_reply(&name, &last, up(Reason::Local)),
                 }
                 assert_eq!(bed.table.ended(id), ends, "{name}");
+                assert_eq!(bed.table.was_reset(id), flags & (SYN | RST) == RST, "{name}");
                 let answer = reply(TCP, &back(leaves), &[]);
                 if ends {
                     bed.w.expect(&name, &there(TCP, &arrives), up(Reason::Rules));
