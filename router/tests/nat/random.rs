@@ -122,6 +122,8 @@ struct Live {
     /// Linux has let a packet of the first direction through, so the other end can answer.
     is_open: bool,
     has_begun: bool,
+    /// Its ends are done with it, and send nothing before it begins again.
+    is_over: bool,
 }
 
 struct Round<'a> {
@@ -182,7 +184,7 @@ impl Round<'_> {
         self.set_up();
         for number in 0..CONNECTIONS {
             let connection = self.connection(number);
-            self.all.push(Live { connection, is_open: false, has_begun: false });
+            self.all.push(Live { connection, is_open: false, has_begun: false, is_over: false });
             self.begin(number);
         }
         self.worlds.compare("connections begin");
@@ -388,7 +390,7 @@ impl Round<'_> {
     fn reopen(&mut self) {
         let mut left = Vec::new();
         for at in 0..self.all.len() {
-            if !self.all[at].is_open {
+            if !self.all[at].is_open && !self.all[at].is_over {
                 left.extend(self.send(at, 0, one_packet(0)).map(|leaves| (at, leaves)));
                 self.is_fresh |= !self.is_tcp(at);
             }
@@ -423,7 +425,7 @@ impl Round<'_> {
     /// Begins a connection, maybe once more.
     fn begin(&mut self, at: usize) {
         self.tally.connections += 1;
-        self.all[at].is_open = false;
+        (self.all[at].is_open, self.all[at].is_over) = (false, false);
         let is_unanswered = self.rng.u8(0..16) == 0;
         if self.is_tcp(at) {
             self.all[at].connection.sequence = [self.rng.u32(..), self.rng.u32(..)];
@@ -506,6 +508,9 @@ impl Round<'_> {
     fn packets(&mut self, count: usize) {
         for _ in 0..count {
             let at = self.rng.usize(0..self.all.len());
+            if self.all[at].is_over {
+                continue;
+            }
             if !self.all[at].is_open {
                 self.data(at, 0);
                 continue;
@@ -638,9 +643,10 @@ impl Round<'_> {
                 self.packets(4);
                 continue;
             }
-            let way = self.rng.usize(0..2);
-            let is_begun_again = self.rng.bool();
+            let is_begun_again = self.rng.u8(0..4) > 0;
             let end = self.rng.u8(if self.is_liberal { 0 } else { 1 }..6);
+            // In the other direction it could begin a connection that has the translated ports.
+            let way = if end == 0 { 0 } else { self.rng.usize(0..2) };
             what.push(format!("{end} of connection {at}, direction {way}, begun again {is_begun_again}"));
             let has_ended = match end {
                 // A new beginning in the middle. The other end does not know it.
@@ -668,6 +674,8 @@ impl Round<'_> {
             }
             if is_begun_again && (has_ended || self.is_liberal) {
                 self.begin(at);
+            } else if !self.is_liberal {
+                (self.all[at].is_open, self.all[at].is_over) = (false, true);
             }
         }
         format!("ends: {}", what.join("; "))
