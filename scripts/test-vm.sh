@@ -17,16 +17,16 @@ readonly TRIPLE=x86_64-unknown-linux-gnu
 readonly LIMIT_S=${MILLRACE_VM_LIMIT_S:-1800}
 # The kernel there cannot load modules on demand, because there is no modprobe.
 readonly MODULES=(virtio_pci virtio_net failover net_failover veth macvlan macvtap ipvlan 8021q vrf bonding dummy tun
-	bridge ip_vs ip_vs_rr nf_tables nf_conntrack nf_conntrack_netlink nft_ct nft_nat nft_chain_nat nft_masq nft_compat iptable_filter iptable_mangle ip6table_filter xfrm_user
+	bridge ip_vs ip_vs_rr nf_tables nf_conntrack nf_conntrack_netlink nft_ct nft_nat nft_chain_nat nft_masq nft_redir nft_compat iptable_filter iptable_mangle ip6table_filter xfrm_user
 	sch_tbf sch_fq sch_ingress cls_u32 act_gact act_mirred)
 # Programs that tests call, where busybox's own lack features. bash is /bin/sh, because busybox's shell would run its own applets
 # instead of these. Tests set only policies of iptables, so its extensions are left out.
 readonly TOOLS=(bash ip tc nft ping ethtool unshare nsenter sysctl timeout
-	iptables-nft iptables-legacy ip6tables-nft ip6tables-legacy)
+	iptables-nft iptables-legacy ip6tables-nft ip6tables-legacy conntrack)
 # The check that needs many queues.
 readonly WIDE=an_indirection_table_follows_and_is_put_back
 # Test binaries of crate millrace that are worth running on another kernel.
-readonly SUITES=(plane_kernel xdp_table xdp_paths workers flow_rules netlink policy path_mtu differential ecmp hardening losses splits local af_xdp vm)
+readonly SUITES=(plane_kernel xdp_table xdp_paths workers flow_rules netlink policy path_mtu differential ecmp hardening losses splits local nat af_xdp vm)
 
 # Builds the static `millrace` and the test binaries, and puts them into image/millrace/. The build of the tests includes `millrace`.
 build() {
