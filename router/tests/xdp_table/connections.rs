@@ -30,19 +30,19 @@ use std::{
     time::Duration,
 };
 
-const TCP: u8 = 6;
-const UDP: u8 = 17;
-const FIN: u8 = 1;
-const SYN: u8 = 2;
+pub const TCP: u8 = 6;
+pub const UDP: u8 = 17;
+pub const FIN: u8 = 1;
+pub const SYN: u8 = 2;
 const RST: u8 = 4;
 const PSH: u8 = 8;
-const ACK: u8 = 16;
+pub const ACK: u8 = 16;
 const HOUR: Duration = Duration::from_secs(3600);
 
-struct Bed {
-    w: World,
-    connections: Connections,
-    table: ConnectionTable<Arc<MappedConnections>>,
+pub struct Bed {
+    pub w: World,
+    pub connections: Connections,
+    pub table: ConnectionTable<Arc<MappedConnections>>,
 }
 
 impl Bed {
@@ -53,11 +53,11 @@ impl Bed {
     }
 
     /// Rules decide about everything that is of no connection.
-    fn new() -> Bed {
+    pub fn new() -> Bed {
         Bed::with(settings())
     }
 
-    fn with(settings: Settings) -> Bed {
+    pub fn with(settings: Settings) -> Bed {
         let maps = ConnectionMaps::new(128).unwrap();
         let mut w = World::with_connections(settings, &maps);
         w.apply([
@@ -76,22 +76,22 @@ impl Bed {
         bed
     }
 
-    fn rules(&mut self, generation: u32) {
+    pub fn rules(&mut self, generation: u32) {
         let linux = Some(Arc::new(PairTable::default()));
         self.w.apply([Op::Rules { router: 0, tables: [linux.clone(), linux], generation }]);
     }
 
-    fn insert(&mut self, connection: &Connection) -> PairId {
+    pub fn insert(&mut self, connection: &Connection) -> PairId {
         self.table.insert(connection).unwrap()
     }
 
-    fn remove(&mut self, id: PairId) {
+    pub fn remove(&mut self, id: PairId) {
         assert!(self.table.remove(id));
         let epoch = self.table.seal();
         self.table.reuse(epoch);
     }
 
-    fn notes(&mut self) -> Vec<ConnectionNote> {
+    pub fn notes(&mut self) -> Vec<ConnectionNote> {
         self.connections.notes(Duration::ZERO).unwrap()
     }
 
@@ -100,7 +100,7 @@ impl Bed {
     }
 }
 
-fn tuple(source: &str, destination: &str) -> Tuple {
+pub fn tuple(source: &str, destination: &str) -> Tuple {
     let [source, destination]: [SocketAddr; 2] = [source, destination].map(|end| end.parse().unwrap());
     Tuple {
         source: source.ip(),
@@ -110,7 +110,7 @@ fn tuple(source: &str, destination: &str) -> Tuple {
     }
 }
 
-fn back(tuple: Tuple) -> Tuple {
+pub fn back(tuple: Tuple) -> Tuple {
     Tuple {
         source: tuple.destination,
         destination: tuple.source,
@@ -120,14 +120,14 @@ fn back(tuple: Tuple) -> Tuple {
 }
 
 /// From interface 1 to this one, and back.
-fn connection(protocol: u8, arrives: Tuple, leaves: Tuple, egress: u16) -> Connection {
+pub fn connection(protocol: u8, arrives: Tuple, leaves: Tuple, egress: u16) -> Connection {
     let there = OneWay { arrives, leaves, ingress: 1, egress };
     let reply = OneWay { arrives: back(leaves), leaves: back(arrives), ingress: egress, egress: 1 };
     Connection { router: 0, protocol, generation: 7, until: u64::MAX, ways: [there, reply] }
 }
 
 /// A frame with right checksums.
-fn frame_of(mac: Mac, protocol: u8, tuple: &Tuple, flags: u8, data: &[u8]) -> Frame {
+pub fn frame_of(mac: Mac, protocol: u8, tuple: &Tuple, flags: u8, data: &[u8]) -> Frame {
     let (builder, ether_type) = match (tuple.source, tuple.destination) {
         (IpAddr::V4(s), IpAddr::V4(d)) => (PacketBuilder::ipv4(s.octets(), d.octets(), 64), 0x0800),
         (IpAddr::V6(s), IpAddr::V6(d)) => (PacketBuilder::ipv6(s.octets(), d.octets(), 64), 0x86dd),
@@ -156,11 +156,11 @@ fn frame_of(mac: Mac, protocol: u8, tuple: &Tuple, flags: u8, data: &[u8]) -> Fr
     Frame::new(mac, ether_type, payload)
 }
 
-fn there(protocol: u8, tuple: &Tuple) -> Frame {
+pub fn there(protocol: u8, tuple: &Tuple) -> Frame {
     frame_of(A, protocol, tuple, ACK, &[0x5a; 18])
 }
 
-fn reply(protocol: u8, tuple: &Tuple, tags: &[Tag]) -> Frame {
+pub fn reply(protocol: u8, tuple: &Tuple, tags: &[Tag]) -> Frame {
     frame_of(B, protocol, tuple, ACK, &[0xa5; 18]).tagged(tags)
 }
 
@@ -175,10 +175,10 @@ fn checksum(frame: &mut Frame, protocol: u8) -> &mut [u8] {
 }
 
 /// A name, the packets as they arrive and leave, and the tags and interface by which they leave.
-type Case = (String, Tuple, Tuple, &'static [Tag], u16);
+pub type Case = (String, Tuple, Tuple, &'static [Tag], u16);
 
 /// Every kind of NAT, with both versions and both ways out.
-fn cases() -> Vec<Case> {
+pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (net, tags, egress) in [(2, &[][..], 2), (3, &[Q100][..], 3)] {
         for six in [false, true] {
@@ -284,13 +284,13 @@ fn checksums_are_those_of_the_new_packet() {
     });
 }
 
-fn masqueraded(protocol: u8) -> (Tuple, Tuple, Connection) {
+pub fn masqueraded(protocol: u8) -> (Tuple, Tuple, Connection) {
     let (arrives, leaves) =
         (tuple("10.0.1.9:1000", "10.0.2.9:2000"), tuple("10.0.2.1:5000", "10.0.2.9:2000"));
     (arrives, leaves, connection(protocol, arrives, leaves, 2))
 }
 
-fn forwarded(protocol: u8, leaves: &Tuple) -> Expect {
+pub fn forwarded(protocol: u8, leaves: &Tuple) -> Expect {
     out(2, there(protocol, leaves).routed(FRIEND, B, &[]))
 }
 

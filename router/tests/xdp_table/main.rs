@@ -4,6 +4,7 @@
 mod common;
 mod connections;
 mod elements;
+mod features;
 mod random;
 mod rules;
 mod shares;

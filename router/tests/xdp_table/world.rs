@@ -11,7 +11,7 @@ use logic::{
     reason::Reason,
     tables::Tables,
 };
-use router::plane::{Charge, MappedMemory, Plane, Settings, connections::ConnectionMaps};
+use router::plane::{Charge, MappedMemory, Plane, Settings, TestRun, connections::ConnectionMaps};
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 pub const A: Mac = Mac([2, 0, 0, 0, 0, 1]);
@@ -161,8 +161,14 @@ impl World {
 
     /// Runs a frame in by an RX queue of a port. Returns what became of it, and what was counted.
     pub fn outcome(&mut self, port: usize, queue: u32, frame: &[u8]) -> Outcome {
+        let ifindex = self.port[port];
+        self.outcome_of(|plane| plane.run_from(ifindex, queue, frame).unwrap())
+    }
+
+    /// The same, for a frame that `run` runs through any program of the plane.
+    pub fn outcome_of(&mut self, run: impl FnOnce(&mut Plane) -> TestRun) -> Outcome {
         let before = self.plane.counters().unwrap();
-        let got = self.plane.run_from(self.port[port], queue, frame).unwrap();
+        let got = run(&mut self.plane);
         let after = self.plane.counters().unwrap();
         let charges = after.charges.iter();
         let charged = charges.map(|(k, n)| (*k, n - before.charges.get(k).copied().unwrap_or(0)));
@@ -180,7 +186,25 @@ impl World {
 
     #[track_caller]
     pub fn expect_by(&mut self, name: &str, port: usize, queue: u32, frame: &[u8], expected: Expect) {
-        let Outcome { action, frame: got, charged, sent } = self.outcome(port, queue, frame);
+        self.outcome(port, queue, frame).assert(name, frame, expected);
+    }
+}
+
+/// What became of a frame.
+#[derive(Debug, PartialEq)]
+pub struct Outcome {
+    pub action: u32,
+    /// In hex, as the program left it.
+    pub frame: String,
+    pub charged: Vec<((Charge, Reason), u64)>,
+    /// Packets sent, by interface.
+    pub sent: Vec<(u16, u64)>,
+}
+
+impl Outcome {
+    #[track_caller]
+    pub fn assert(self, name: &str, frame: &[u8], expected: Expect) {
+        let Outcome { action, frame: got, charged, sent } = self;
         match expected {
             Expect::Out { interface, frame: out } => {
                 assert_eq!(charged, [], "{name}: charged");
@@ -199,17 +223,6 @@ impl World {
             }
         }
     }
-}
-
-/// What became of a frame.
-#[derive(Debug, PartialEq)]
-pub struct Outcome {
-    pub action: u32,
-    /// In hex, as the program left it.
-    pub frame: String,
-    pub charged: Vec<((Charge, Reason), u64)>,
-    /// Packets sent, by interface.
-    pub sent: Vec<(u16, u64)>,
 }
 
 #[derive(Clone)]
