@@ -278,21 +278,21 @@ impl Round<'_> {
             commands.push(format!("addr replace fd00:{number}::1/64 dev {name} nodad"));
             commands.extend(neighbours(*device, name));
         }
-        for (networks, behind) in REMOTE.iter().zip(self.behind) {
-            for (network, prefix) in networks.iter().zip(["10.", "fd00:"]) {
-                commands.push(match behind {
-                    Some(device) => self.route(network, prefix, device),
-                    None => format!("route del {network}"),
-                });
-            }
-        }
+        commands.extend((0..REMOTE.len()).flat_map(|net| self.routes(net)));
         self.worlds.run_all(&commands);
     }
 
-    fn route(&self, network: &str, prefix: &str, device: Device) -> String {
-        let number = device as usize + 1;
-        let rest = if prefix == "10." { ".0.9" } else { "::9" };
-        format!("route replace {network} via {prefix}{number}{rest} dev {}", self.names[device as usize])
+    /// Commands that set the routes to a remote network.
+    fn routes(&self, net: usize) -> [String; 2] {
+        let [four, six] = REMOTE[net];
+        let Some(device) = self.behind[net] else {
+            return [four, six].map(|network| format!("route del {network}"));
+        };
+        let (number, name) = (device as usize + 1, &self.names[device as usize]);
+        [
+            format!("route replace {four} via 10.{number}.0.9 dev {name}"),
+            format!("route replace {six} via fd00:{number}::9 dev {name}"),
+        ]
     }
 
     /// A host behind a device, or `None` if only others know the way to it.
@@ -739,7 +739,7 @@ impl Round<'_> {
             0 => None,
             _ => self.rng.choice(others),
         };
-        self.restore();
+        self.worlds.run_all(&self.routes(net));
         self.worlds.until_verified();
         self.close_all();
         format!("{:?} is behind {:?}", REMOTE[net], self.behind[net])
