@@ -668,9 +668,10 @@ impl Round<'_> {
                     ends.into_iter().all(|(way, flags)| self.segment(at, way, flags))
                 }
             };
-            // Late packets.
-            for way in [way, 1 - way] {
+            // Late packets. Without the connection they could begin one that has the translated ports.
+            if has_ended {
                 self.segment(at, way, ACK);
+                self.segment(at, 1 - way, ACK);
             }
             if is_begun_again && (has_ended || self.is_liberal) {
                 self.begin(at);
