@@ -278,21 +278,21 @@ impl Round<'_> {
             commands.push(format!("addr replace fd00:{number}::1/64 dev {name} nodad"));
             commands.extend(neighbours(*device, name));
         }
-        for (networks, behind) in REMOTE.iter().zip(self.behind) {
-            for (network, prefix) in networks.iter().zip(["10.", "fd00:"]) {
-                commands.push(match behind {
-                    Some(device) => self.route(network, prefix, device),
-                    None => format!("route del {network}"),
-                });
-            }
-        }
+        commands.extend((0..REMOTE.len()).flat_map(|net| self.routes(net)));
         self.worlds.run_all(&commands);
     }
 
-    fn route(&self, network: &str, prefix: &str, device: Device) -> String {
-        let number = device as usize + 1;
-        let rest = if prefix == "10." { ".0.9" } else { "::9" };
-        format!("route replace {network} via {prefix}{number}{rest} dev {}", self.names[device as usize])
+    /// Commands that set the routes to a remote network.
+    fn routes(&self, net: usize) -> [String; 2] {
+        let [four, six] = REMOTE[net];
+        let Some(device) = self.behind[net] else {
+            return [four, six].map(|network| format!("route del {network}"));
+        };
+        let (number, name) = (device as usize + 1, &self.names[device as usize]);
+        [
+            format!("route replace {four} via 10.{number}.0.9 dev {name}"),
+            format!("route replace {six} via fd00:{number}::9 dev {name}"),
+        ]
     }
 
     /// A host behind a device, or `None` if only others know the way to it.
@@ -668,9 +668,10 @@ impl Round<'_> {
                     ends.into_iter().all(|(way, flags)| self.segment(at, way, flags))
                 }
             };
-            // Late packets.
-            for way in [way, 1 - way] {
+            // Late packets. Without the connection they could begin one that has the translated ports.
+            if has_ended {
                 self.segment(at, way, ACK);
+                self.segment(at, 1 - way, ACK);
             }
             if is_begun_again && (has_ended || self.is_liberal) {
                 self.begin(at);
@@ -739,7 +740,7 @@ impl Round<'_> {
             0 => None,
             _ => self.rng.choice(others),
         };
-        self.restore();
+        self.worlds.run_all(&self.routes(net));
         self.worlds.until_verified();
         self.close_all();
         format!("{:?} is behind {:?}", REMOTE[net], self.behind[net])
