@@ -2,15 +2,17 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::{
     check::check_forwarding,
-    compare::ns,
+    compare::{SETTLE, ns},
     generator::{Load, Pace},
+    masquerade::{self, Masquerade},
     measure::{Sample, Window, measure},
     subject::{self, Millrace, Subject},
-    testbed::Testbed,
+    sys,
+    testbed::{Priority, Testbed},
     topology::Topology,
     workload::{Family, Workload},
 };
@@ -24,6 +26,8 @@ const WINDOW: Window = Window::new(Duration::from_millis(250), Duration::from_mi
 struct Case {
     title: String,
     workload: Workload,
+    /// Behind a stateful firewall that masquerades.
+    is_masqueraded: bool,
 }
 
 /// Saturated, and at [`EQUAL_RATE_PPS`].
@@ -37,9 +41,12 @@ pub fn demo() -> Result<()> {
     );
     let mut testbed = Testbed::for_rates(&Topology::rfc2544().with_routers(VIRTUAL_ROUTERS))?;
 
+    let (sender, _) = testbed.host_ends()[0];
+    masquerade::nft(sender.command("nft"), masquerade::NO_ANSWERS)?;
+
     println!("Linux forwards ...");
     let linux = subject::start("linux", &testbed)?;
-    let by_linux = measure_all(&mut testbed, &*linux, &cases)?;
+    let by_linux = measure_all(&mut testbed, &*linux, None, &cases)?;
     drop(linux);
 
     println!("Millrace forwards ...");
@@ -50,7 +57,7 @@ pub fn demo() -> Result<()> {
             bail!("Millrace could not be measured: {error:#}");
         }
     };
-    let by_millrace = measure_all(&mut testbed, &millrace, &cases)?;
+    let by_millrace = measure_all(&mut testbed, &millrace, Some(&millrace), &cases)?;
     let status = millrace.status_text()?;
     drop(millrace);
 
@@ -63,35 +70,66 @@ fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for family in [Family::V4, Family::V6] {
         let host = Workload::benchmark(family, DESTINATIONS, 0..=0);
-        cases.push(Case { title: format!("{}, host", family.name()), workload: host });
+        cases.push(Case { title: format!("{}, host", family.name()), workload: host, is_masqueraded: false });
         let virtual_routers = Workload::benchmark(family, DESTINATIONS, 1..=VIRTUAL_ROUTERS);
         let title = format!("{}, {VIRTUAL_ROUTERS} virtual routers", family.name());
-        cases.push(Case { title, workload: virtual_routers });
+        cases.push(Case { title, workload: virtual_routers, is_masqueraded: false });
     }
+    let workload = Workload::benchmark(Family::V4, DESTINATIONS, 0..=0);
+    cases.push(Case { title: "IPv4, firewall and NAT".into(), workload, is_masqueraded: true });
     cases
 }
 
-fn measure_all(testbed: &mut Testbed, subject: &dyn Subject, cases: &[Case]) -> Result<Vec<Pair>> {
-    cases
-        .iter()
-        .map(|Case { workload, .. }| {
-            let frame_bytes = workload.frame_bytes;
-            let next_hop = |address| workload.next_hop(address);
-            check_forwarding(testbed, subject, &workload.targets, frame_bytes, next_hop)?;
-            testbed.generator.set_targets(workload.targets.clone(), frame_bytes)?;
-            Ok([
-                measure(testbed, Load { frame_bytes, pace: Pace::Saturate }, WINDOW)?,
-                measure(testbed, Load { frame_bytes, pace: Pace::Rate(EQUAL_RATE_PPS) }, WINDOW)?,
-            ])
-        })
-        .collect()
+/// `millrace`: the subject, if it is Millrace.
+fn measure_all(
+    testbed: &mut Testbed,
+    subject: &dyn Subject,
+    millrace: Option<&Millrace>,
+    cases: &[Case],
+) -> Result<Vec<Pair>> {
+    let of = |case: &Case| {
+        if case.is_masqueraded {
+            set_up_firewall(testbed, &case.workload, millrace)?;
+            let masquerade = Masquerade { inner: subject, ruled: true };
+            let pair = measure_both(testbed, &masquerade, &case.workload)?;
+            masquerade::forget(testbed)?;
+            return Ok(pair);
+        }
+        measure_both(testbed, subject, &case.workload)
+    };
+    cases.iter().map(of).collect()
+}
+
+/// Loads rules into the box, and makes established connections. With Millrace, waits until these are fast.
+fn set_up_firewall(testbed: &mut Testbed, workload: &Workload, millrace: Option<&Millrace>) -> Result<()> {
+    masquerade::forget(testbed)?;
+    masquerade::nft(testbed.box_namespace.command("nft"), masquerade::RULES)?;
+    // Millrace makes connections fast that begin after it has read the rules.
+    sys::sleep(SETTLE)?;
+    masquerade::begin(testbed, workload)?;
+    if let Some(millrace) = millrace {
+        masquerade::until_fast(testbed, millrace, |_| Ok(())).context("behind a firewall")?;
+    }
+    testbed.set_priority(Priority::Rates)
+}
+
+fn measure_both(testbed: &mut Testbed, subject: &dyn Subject, workload: &Workload) -> Result<Pair> {
+    let frame_bytes = workload.frame_bytes;
+    let next_hop = |address| workload.next_hop(address);
+    check_forwarding(testbed, subject, &workload.targets, frame_bytes, next_hop)?;
+    testbed.generator.set_targets(workload.targets.clone(), frame_bytes)?;
+    Ok([
+        measure(testbed, Load { frame_bytes, pace: Pace::Saturate }, WINDOW)?,
+        measure(testbed, Load { frame_bytes, pace: Pace::Rate(EQUAL_RATE_PPS) }, WINDOW)?,
+    ])
 }
 
 fn print_table(cases: &[Case], linux: &[Pair], millrace: Option<&Vec<Pair>>) {
     println!(
         "\n64-byte UDP (IPv6: 66), {DESTINATIONS} destinations, one core for the router, the sink included."
     );
-    println!("Before each case the packets were compared byte by byte: MACs, TTL, checksum.");
+    println!("Before each case the packets were compared byte by byte: MACs, TTL, checksum, NAT.");
+    println!("Firewall and NAT: {DESTINATIONS} established connections behind a masquerade and three rules.");
     let saturated = |sample: &Pair| sample[0].received_pps / 1e6;
     let saturated_ns = |sample: &Pair| ns(&sample[0]);
     let equal_ns = |sample: &Pair| ns(&sample[1]);

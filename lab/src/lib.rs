@@ -12,6 +12,7 @@
 //! | [`steering`] | a server of virtual machines behind a tunnel, and flows to them |
 //! | [`method`] | RFC 2544 and its successors as procedures over trials |
 //! | [`compare`], [`workload`] | measures subjects alternately on the same work; describes this work |
+//! | `masquerade` | connections behind a firewall with NAT, and how soon they are fast |
 //! | [`replay`] | captures, sent through subjects and compared |
 //! | [`prefixes`] | routes to load and destinations to send to |
 //! | [`record`], [`progress`] | raw results as JSON lines; progress of a long run |
@@ -42,6 +43,7 @@ pub mod generator;
 pub mod histogram;
 pub mod losses;
 pub mod mark;
+mod masquerade;
 pub mod measure;
 pub mod method;
 pub mod namespace;

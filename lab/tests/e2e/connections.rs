@@ -13,7 +13,7 @@ use std::{
 };
 
 /// A home router: clients may begin connections, and are masqueraded. The server may begin some to a forwarded port.
-const HOME: &str = "
+pub const HOME: &str = "
     table inet filter {
         chain forward {
             type filter hook forward priority 0; policy drop;
@@ -27,31 +27,31 @@ const HOME: &str = "
         chain post { type nat hook postrouting priority 100; oifname out masquerade; }
     }";
 /// Accepts TCP, too.
-const FAST: &str = "[firewall]\nestablished = \"fast\"\n";
+pub const FAST: &str = "[firewall]\nestablished = \"fast\"\n";
 const PATIENCE: Duration = Duration::from_secs(10);
 
-fn start(bed: &Bed, config: &str) -> (Daemon, tempfile::NamedTempFile) {
+pub fn start(bed: &Bed, config: &str) -> (Daemon, tempfile::NamedTempFile) {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(format!("ports = [\"p1\", \"p2\"]\n{config}").as_bytes()).unwrap();
     let daemon = Daemon::start(&bed.the_box, &bed.name, &["--config", file.path().to_str().unwrap()]);
     (daemon, file)
 }
 
-fn until_ruled(daemon: &mut Daemon, bed: &Bed) {
+pub fn until_ruled(daemon: &mut Daemon, bed: &Bed) {
     daemon.until("rules to be read", |status| {
         let red = router(status, bed.red_name());
         red["ruled"]["ipv4"] == true && red["why_not"]["ipv4"] == serde_json::json!([])
     });
 }
 
-fn udp(namespace: &lab::namespace::Namespace, address: &str) -> UdpSocket {
+pub fn udp(namespace: &lab::namespace::Namespace, address: &str) -> UdpSocket {
     let socket = namespace.enter(|| Ok(UdpSocket::bind(address)?)).unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     socket
 }
 
 /// Sends a packet there, and an answer back. Returns the sender that the other end sees.
-fn exchange(from: &UdpSocket, to: &str, other: &UdpSocket) -> SocketAddr {
+pub fn exchange(from: &UdpSocket, to: &str, other: &UdpSocket) -> SocketAddr {
     let mut buffer = [0; 64];
     from.send_to(b"ask", to).unwrap();
     let (bytes, sender) = other.recv_from(&mut buffer).unwrap();
@@ -63,12 +63,12 @@ fn exchange(from: &UdpSocket, to: &str, other: &UdpSocket) -> SocketAddr {
     sender
 }
 
-fn connections(daemon: &Daemon, words: &[&str]) -> Vec<Value> {
+pub fn connections(daemon: &Daemon, words: &[&str]) -> Vec<Value> {
     daemon.ask(&[&["connections"], words].concat()).as_array().unwrap().clone()
 }
 
 /// Repeats `exchange` until a connection of this address, or `:PORT`, is fast, and returns it.
-fn until_fast(daemon: &Daemon, address: &str, mut exchange: impl FnMut()) -> Value {
+pub fn until_fast(daemon: &Daemon, address: &str, mut exchange: impl FnMut()) -> Value {
     eventually(&format!("a fast connection of {address}"), || {
         (0..20).for_each(|_| exchange());
         let all = match address.starts_with(':') {
@@ -157,7 +157,7 @@ fn udp_behind_nat_becomes_fast_and_linux_sees_it_alive() {
 }
 
 /// Sends so many bytes both ways at once, and compares them.
-fn transfer(client: &mut TcpStream, server: &mut TcpStream, bytes: usize) {
+pub fn transfer(client: &mut TcpStream, server: &mut TcpStream, bytes: usize) {
     let send = |mut stream: TcpStream, seed: u8| {
         std::thread::spawn(move || {
             let chunk: Vec<u8> = (0..1 << 16).map(|i: u32| (i % 251) as u8 ^ seed).collect();
@@ -181,7 +181,7 @@ fn transfer(client: &mut TcpStream, server: &mut TcpStream, bytes: usize) {
     senders.into_iter().for_each(|sender| sender.join().unwrap());
 }
 
-fn connect(bed: &Bed, address: &str) -> (TcpStream, TcpStream) {
+pub fn connect(bed: &Bed, address: &str) -> (TcpStream, TcpStream) {
     let listener = bed.server.enter(|| Ok(TcpListener::bind(address)?)).unwrap();
     let client = bed.client.enter(|| Ok(TcpStream::connect(address)?)).unwrap();
     let server = listener.accept().unwrap().0;
@@ -193,7 +193,7 @@ fn connect(bed: &Bed, address: &str) -> (TcpStream, TcpStream) {
 }
 
 /// The state of the only connection of TCP that Linux tracks.
-fn tcp_state(bed: &Bed) -> String {
+pub fn tcp_state(bed: &Bed) -> String {
     let all = run(&bed.red, "conntrack -L -p tcp");
     all.split_whitespace().nth(3).unwrap_or_default().to_owned()
 }

@@ -7,7 +7,7 @@ use super::{
 use crate::firewall::{
     prove::{Obstacle, Proof, Prover, Why},
     ruleset::{Expression, Firewall, Ruleset, SETS_EVENTS, SETS_TIMEOUT, SETS_ZONE},
-    traffic::{ASSURED, Device, Direction, SEEN_REPLY, Scope, TCP, Traffic, Version},
+    traffic::{ASSURED, DST_NAT, Device, Direction, SEEN_REPLY, SRC_NAT, Scope, TCP, Traffic, Version},
 };
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -44,6 +44,8 @@ pub enum Refusal {
     Ruled(Obstacle),
     /// Rules accept it only until an element of a set expires.
     Expiring,
+    /// Answers were noted, and Linux ends the connection if packets of the other direction leave by another device.
+    OnlyAnswers,
     /// It was translated when it began, but no chain of NAT is left. So Linux forwards its packets as they arrive.
     Untranslated,
     /// Proofs have taken too long in the last second.
@@ -52,7 +54,7 @@ pub enum Refusal {
     Waiting,
     /// Linux does not know it.
     Unknown,
-    /// Linux does not report its end: it is older than the daemon, or `nf_conntrack_events` is 0.
+    /// Linux does not report its end: it is older than the listener, or `nf_conntrack_events` is 0.
     Unwatched,
     /// Linux counts packets of connections (`net.netfilter.nf_conntrack_acct`).
     Counted,
@@ -71,7 +73,12 @@ impl Refusal {
     pub fn is_lasting(&self) -> bool {
         !matches!(
             self,
-            Refusal::TooNew | Refusal::NotEstablished | Refusal::Busy | Refusal::Unknown | Refusal::Full
+            Refusal::TooNew
+                | Refusal::NotEstablished
+                | Refusal::OnlyAnswers
+                | Refusal::Busy
+                | Refusal::Unknown
+                | Refusal::Full
         )
     }
 }
@@ -91,12 +98,13 @@ impl fmt::Display for Refusal {
             Refusal::Special(Special::Zone) => "it is in a conntrack zone",
             Refusal::Ruled(obstacle) => return obstacle.fmt(f),
             Refusal::Expiring => "rules accept it only until an element of a set expires",
+            Refusal::OnlyAnswers => "Millrace waits for packets of the direction in which it began",
             Refusal::Untranslated => "it has a translation, but there are no chains of NAT any more",
             Refusal::Busy => "checking the rules for this many connections takes too long; Millrace tries again",
             Refusal::Waiting => "rules have changed, and Millrace has not checked them for this connection yet",
             Refusal::Unknown => "Linux does not track it",
             Refusal::Unwatched => {
-                "Linux does not report its end: the connection is older than the daemon, or events are off \
+                "Linux does not report its end: it began before Millrace had read the rules, or events are off \
                  (net.netfilter.nf_conntrack_events = 1 makes Linux report the ends of new connections)"
             }
             Refusal::Counted => {
@@ -180,6 +188,11 @@ impl Admission {
             return Err(Refusal::Untranslated);
         }
         let is_reply = tracked.tuples[0] != note.tuple;
+        // A masqueraded connection ends when its egress changes. Answers may come in by another device than that.
+        let masquerades = tracked.status & (SRC_NAT | DST_NAT) == SRC_NAT;
+        if is_reply && masquerades {
+            return Err(Refusal::OnlyAnswers);
+        }
         let [from, to] = devices;
         let there = self.prove(note.version, tracked, is_reply, [from, to])?;
         let back = self.prove(note.version, tracked, !is_reply, [to, from])?;

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     firewall::{
         ruleset::{Base, Chain, Devices, Expression, Family, Firewall, Hook, Register, Rule, Ruleset, Table},
-        traffic::{ASSURED, CONFIRMED, Device, SEEN_REPLY, SRC_NAT, TCP, Tuple, UDP, Version},
+        traffic::{ASSURED, CONFIRMED, DST_NAT, Device, SEEN_REPLY, SRC_NAT, TCP, Tuple, UDP, Version},
     },
     memory::words,
     mirror::ConnectionRules,
@@ -122,6 +122,22 @@ impl Bench {
     fn count(&self) -> usize {
         self.kept.count(3)
     }
+}
+
+/// Linux ends a masqueraded connection when packets of its first direction leave by another device. Answers do not show by
+/// which one they leave.
+#[test]
+fn answers_do_not_make_a_masqueraded_connection_fast() {
+    let mut bench = Bench::new();
+    let back = ConnectionNote { tuple: tracked(UDP, 1).tuples[1], ingress: 2, egress: 1, ..note(UDP, 1) };
+    assert_eq!(bench.kept.admit(&back, &tracked(UDP, 1)), Err(Refusal::OnlyAnswers));
+    for status in
+        [SEEN_REPLY | ASSURED, SEEN_REPLY | ASSURED | DST_NAT, SEEN_REPLY | ASSURED | DST_NAT | SRC_NAT]
+    {
+        let other = Tracked { status, ..tracked(UDP, 1) };
+        assert!(bench.kept.admit(&back, &other).is_ok(), "{status:#x}");
+    }
+    assert!(bench.kept.admit(&note(UDP, 1), &tracked(UDP, 1)).is_ok());
 }
 
 /// Linux translates no connection any more when the last chain of NAT is deleted.

@@ -212,6 +212,8 @@ impl Thread {
             self.proofs_at = now + PROOFS;
             self.kept.renew_proofs();
         }
+        // Ends are known up to here.
+        let heard = self.heart.as_ref().map(|heart| heart.jiffies()).transpose()?;
         self.read_ends();
         if now >= self.notes_at {
             let was_idle = self.kept.is_idle();
@@ -232,6 +234,10 @@ impl Thread {
         let looks = now >= self.look_at;
         if looks {
             self.look()?;
+            // If this thread was stopped meanwhile for longer than the lease, it hears of ends before connections are fast.
+            if let (Some(heart), Some(heard)) = (&self.heart, heard) {
+                heart.extend_connections(heard, LEASE);
+            }
             self.look_at = now + if self.kept.is_idle() { AGAIN } else { LOOK };
         }
         Ok(looks)
@@ -325,7 +331,7 @@ impl Thread {
         }
     }
 
-    /// Looks at all connections, and confirms that somebody does.
+    /// Looks at all connections.
     fn look(&mut self) -> Result<()> {
         let Some(heart) = self.heart.clone() else { return Ok(()) };
         let clock = clock(&heart)?;
@@ -341,7 +347,6 @@ impl Thread {
                 self.kept.drop_connections(id);
             }
         }
-        heart.extend_connections(LEASE)?;
         if let Some(epoch) = self.kept.seal() {
             (self.grace)()?;
             self.kept.reuse(epoch);

@@ -38,16 +38,12 @@ impl Heart {
         Ok(())
     }
 
-    /// Connections may bypass the rules for this time from now; zero: from now on they may not.
-    ///
-    /// # Errors
-    /// The kernel did not run the program that reads jiffies; the deadline is unchanged.
-    pub fn extend_connections(&self, time: Duration) -> Result<()> {
-        let (_, jiffies, hz) = self.jiffies()?;
+    /// Connections may bypass the rules for this time from then; zero: from now on they may not. `then`: from
+    /// [`Heart::jiffies`].
+    pub fn extend_connections(&self, (_, jiffies, hz): (Duration, u64, f64), time: Duration) {
         let ticks = (time.as_secs_f64() * hz) as u64;
         let deadline = if ticks == 0 { 0 } else { jiffies.saturating_add(ticks) };
         self.control.store(CONNECTIONS_DEADLINE, deadline);
-        Ok(())
     }
 
     /// The time now: CLOCK_MONOTONIC, jiffies, and jiffies per second.

@@ -91,31 +91,62 @@ impl Wire {
         assert_eq!(rc, 0, "attaching a filter: {}", io::Error::last_os_error());
     }
 
+    /// Linux takes VLAN tags out of frames before packet sockets see them. With this, [`Wire::receive`] puts them back.
+    #[allow(dead_code, reason = "few suites have VLANs")]
+    pub fn keep_tags(self) -> Wire {
+        let on: libc::c_int = 1;
+        // SAFETY: `on` is readable for the size given.
+        let rc = unsafe {
+            libc::setsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_AUXDATA,
+                (&raw const on).cast(),
+                size_of_val(&on) as u32,
+            )
+        };
+        assert_eq!(rc, 0, "asking for VLAN tags: {}", io::Error::last_os_error());
+        self
+    }
+
     /// The next frame that came out; `None` if there is none now.
     pub fn receive(&self) -> Option<Vec<u8>> {
-        let mut buffer = vec![0_u8; 16384];
+        let (mut buffer, mut control) = (vec![0_u8; 16384], [0_u64; 8]);
         loop {
-            // SAFETY: zero is valid for a plain C structure.
-            let mut from: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-            let mut length = size_of_val(&from) as u32;
-            // SAFETY: writable buffers of the lengths given.
-            let received = unsafe {
-                libc::recvfrom(
-                    self.socket.as_raw_fd(),
-                    buffer.as_mut_ptr().cast(),
-                    buffer.len(),
-                    0,
-                    (&raw mut from).cast(),
-                    &mut length,
-                )
-            };
+            // SAFETY: zero is valid for plain C structures.
+            let (mut from, mut message): (libc::sockaddr_ll, libc::msghdr) = unsafe { std::mem::zeroed() };
+            let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+            message.msg_name = (&raw mut from).cast();
+            message.msg_namelen = size_of_val(&from) as u32;
+            (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
+            message.msg_control = control.as_mut_ptr().cast();
+            message.msg_controllen = size_of_val(&control);
+            // SAFETY: `message` names writable buffers of the lengths given.
+            let received = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &raw mut message, 0) };
             if received < 0 {
                 return None;
             }
             if from.sll_pkttype != OUTGOING {
                 buffer.truncate(received as usize);
+                if let Some(tag) = tag(&message) {
+                    buffer.splice(12..12, tag);
+                }
                 return Some(buffer);
             }
         }
     }
+}
+
+/// The VLAN tag that the kernel has taken out of a frame.
+fn tag(message: &libc::msghdr) -> Option<[u8; 4]> {
+    // SAFETY: the kernel has filled in the control messages of `message`.
+    let data = unsafe {
+        let first = libc::CMSG_FIRSTHDR(message);
+        if first.is_null() || (*first).cmsg_type != libc::PACKET_AUXDATA {
+            return None;
+        }
+        libc::CMSG_DATA(first).cast::<libc::tpacket_auxdata>().read_unaligned()
+    };
+    let [tpid, tci] = [data.tp_vlan_tpid, data.tp_vlan_tci].map(u16::to_be_bytes);
+    (data.tp_status & libc::TP_STATUS_VLAN_VALID != 0).then_some([tpid[0], tpid[1], tci[0], tci[1]])
 }

@@ -535,14 +535,8 @@ impl Round<'_> {
         });
     }
 
-    /// Answers to a masqueraded connection take the way of its packets: Millrace assumes that, and Linux deletes the connection
-    /// when its packets take another way.
+    /// Packets may come in by any device.
     fn by_another_device(&mut self, at: usize, way: usize) {
-        let there = &self.all[at].connection.ways[0];
-        let is_masqueraded = there.arrives[0] != there.leaves[0];
-        if way == 1 && is_masqueraded {
-            return;
-        }
         let device = self.rng.choice(DEVICES).unwrap();
         self.send(at, way, |c, rng| {
             let packet = c.data(way, &Spec::small(rng));

@@ -21,7 +21,8 @@ use std::{
 };
 
 const MILLRACE: &str = env!("CARGO_BIN_EXE_millrace");
-const PATIENCE: Duration = Duration::from_secs(60);
+/// An emulated machine takes minutes to load programs.
+const PATIENCE: Duration = Duration::from_secs(300);
 /// The number of the next router of this process.
 static MADE: AtomicU32 = AtomicU32::new(0);
 
@@ -143,7 +144,7 @@ impl Router {
         common::run(&format!("sysctl -qw net.ipv6.conf.{outside}.disable_ipv6=1"));
         common::run(&format!("ip link set {outside} mtu 9000 up arp off"));
         common::run(&format!("ip link set {port} mtu {mtu} up"));
-        self.wires.push(Wire::open(&outside));
+        self.wires.push(Wire::open(&outside).keep_tags());
         let name = device.name();
         match (&self.placement, &self.tenant) {
             (Placement::Vlan, _) => {

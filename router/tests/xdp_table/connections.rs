@@ -72,7 +72,8 @@ impl Bed {
         let table = connections.table();
         let mut bed = Bed { w, connections, table };
         bed.rules(7);
-        bed.w.plane.heart().extend_connections(HOUR).unwrap();
+        let heart = bed.w.plane.heart();
+        heart.extend_connections(heart.jiffies().unwrap(), HOUR);
         bed
     }
 
@@ -397,12 +398,12 @@ fn void_rows_are_not_used() {
         bed.w.expect("used again", &packet, left.clone());
 
         let heart = bed.w.plane.heart().clone();
-        heart.extend_connections(Duration::ZERO).unwrap();
+        heart.extend_connections(heart.jiffies().unwrap(), Duration::ZERO);
         bed.w.expect("no connection is valid", &packet, up(Reason::Rules));
-        heart.extend_connections(Duration::from_millis(1)).unwrap();
+        heart.extend_connections(heart.jiffies().unwrap(), Duration::from_millis(1));
         std::thread::sleep(Duration::from_millis(40));
         bed.w.expect("past the deadline", &packet, up(Reason::Rules));
-        heart.extend_connections(HOUR).unwrap();
+        heart.extend_connections(heart.jiffies().unwrap(), HOUR);
         bed.w.expect("extended", &packet, left.clone());
 
         bed.rules(8);

@@ -58,17 +58,19 @@ fn both_directions_are_translated_as_linux_does() {
     };
     let udp = tracked(UDP);
     assert_eq!(decide(&stateful(), Consent::Udp, &udp), Ok([there, back]));
-    // An answer was seen first.
     let seen = noted(UDP, back.arrives);
     let devices = [&device(3, "wan"), &device(2, "lan")];
-    let ways = admission(stateful(), Consent::Udp).admit(&seen, &udp, devices).unwrap();
-    assert_eq!(ways.0, [back, there]);
+    let after_answers = |udp: &Tracked| admission(stateful(), Consent::Udp).admit(&seen, udp, devices);
+    assert_eq!(after_answers(&udp), Err(Refusal::OnlyAnswers));
     // Translation of the destination
     let udp = Tracked {
         tuples: [tuple("192.0.2.1:80", "198.51.100.1:6000"), tuple("10.0.0.2:5000", "192.0.2.1:80")],
+        status: udp.status & !SRC_NAT | DST_NAT,
         ..udp
     };
     assert_eq!(decide(&stateful(), Consent::Udp, &udp), Ok([back, there]));
+    let udp = Tracked { tuples: [udp.tuples[1], udp.tuples[0]], ..udp };
+    assert_eq!(after_answers(&udp).unwrap().0, [back, there]);
     // A packet of another connection
     let other = noted(UDP, tuple("10.0.0.3:5000", "192.0.2.1:80"));
     let refused = admission(stateful(), Consent::Udp).admit(&other, &udp, devices);
