@@ -1,11 +1,11 @@
-//! `GET /metrics`: conditions, paths and workers as OpenMetrics text, for Prometheus. docs/reference/metrics.md lists
+//! `GET /metrics`: conditions, connections, paths and workers as OpenMetrics text, for Prometheus. docs/reference/metrics.md lists
 //! all metrics.
 //!
 //! A name is `millrace_`, what is counted, and its unit. Labels use the words of the status. All metrics are from one
 //! [`Status`], so they are consistent.
 
 use crate::api::{
-    status::{ConditionReport, PathReport, ReasonCount, Status},
+    status::{ConditionReport, PathReport, ReasonCount, RouterReport, Status},
     workers::{OutputStand, PathStand, WorkerStand, WorkersReport},
 };
 use prometheus_client::{
@@ -77,8 +77,8 @@ impl Family {
     }
 }
 
-fn families(Status { conditions, paths, workers, .. }: &Status) -> Vec<Family> {
-    [of_conditions(conditions), of_paths(paths), of_runs(paths), of_workers(workers)]
+fn families(Status { conditions, routers, paths, workers, .. }: &Status) -> Vec<Family> {
+    [of_conditions(conditions), of_routers(routers), of_paths(paths), of_runs(paths), of_workers(workers)]
         .into_iter()
         .flatten()
         .collect()
@@ -90,6 +90,18 @@ fn of_conditions(conditions: &[ConditionReport]) -> Vec<Family> {
     conditions.iter().for_each(|condition| *count.entry(&condition.kind).or_default() += 1.0);
     let values = count.into_iter().map(|(kind, count)| (vec![("kind", kind.to_owned())], count));
     vec![gauges("millrace_conditions", "", "Conditions that hold (millrace status shows them)", values)]
+}
+
+/// A router whose rules affect no packets has no connections to count.
+fn of_routers(routers: &[RouterReport]) -> Vec<Family> {
+    let ruled = routers.iter().filter(|router| router.ruled.ipv4 || router.ruled.ipv6);
+    let values = ruled.map(|router| (vec![("router", router.router.clone())], router.connections as f64));
+    vec![gauges(
+        "millrace_connections",
+        "",
+        "Connections that bypass the rules of the router's firewall",
+        values,
+    )]
 }
 
 fn counters(

@@ -1,4 +1,5 @@
 use super::*;
+use crate::api::status::Families;
 use crate::api::workers::{
     ElementReport, OutputStand, PathStand, QueueStand, UpCounts, UpReport, WorkerStand, WorkersReport,
 };
@@ -79,7 +80,14 @@ fn status() -> Status {
     };
     let condition = |kind: &str| ConditionReport { kind: kind.into(), ..ConditionReport::default() };
     let conditions = ["path", "port", "path"].map(condition).to_vec();
-    Status { conditions, paths: vec![vpn, late], workers, ..Status::default() }
+    let router = |name: &str, is_ruled| RouterReport {
+        router: name.into(),
+        ruled: Families { ipv4: false, ipv6: is_ruled },
+        connections: 7,
+        ..RouterReport::default()
+    };
+    let routers = vec![router("red", true), router("plain", false)];
+    Status { conditions, routers, paths: vec![vpn, late], workers, ..Status::default() }
 }
 
 #[test]
@@ -89,6 +97,7 @@ fn all_counters_of_paths_and_workers_are_metrics() {
     let expected = [
         "millrace_conditions{kind=\"path\"} 2.0",
         "millrace_conditions{kind=\"port\"} 1.0",
+        "millrace_connections{router=\"red\"} 7.0",
         "millrace_path_active{path=\"vpn\"} 1.0",
         "millrace_path_active{path=\"a\\\"b\\\\\"} 0.0",
         "millrace_path_given_packets_total{path=\"vpn\"} 120",
@@ -141,7 +150,7 @@ fn every_name_is_documented() {
     let text = text(status()).unwrap();
     let documentation = include_str!("../../../../docs/reference/metrics.md");
     let mut names: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
-    assert_eq!(names.len(), 29);
+    assert_eq!(names.len(), 30);
     for line in &names {
         let (name, kind) = line.split_once(' ').unwrap();
         let name = if kind == "counter" { format!("{name}_total") } else { name.into() };
@@ -149,7 +158,7 @@ fn every_name_is_documented() {
     }
     names.sort_unstable();
     names.dedup();
-    assert_eq!(names.len(), 29);
+    assert_eq!(names.len(), 30);
     // There are no values without conditions and paths.
     assert_eq!(super::text(Status::default()).unwrap(), "# EOF\n");
 }
