@@ -156,6 +156,47 @@ fn udp_behind_nat_becomes_fast_and_linux_sees_it_alive() {
     daemon.stop();
 }
 
+/// Neither side sees an address of the other, so packets of both directions arrive with an address of the router.
+#[test]
+#[ignore = "needs root"]
+fn a_forwarded_port_behind_a_masquerade_is_fast_both_ways() {
+    let bed = Bed::new();
+    let _leftovers = Leftovers(bed.name.clone());
+    nft(&bed, HOME);
+    nft(&bed, "add rule inet nat post oifname in masquerade");
+    nft(&bed, "add rule inet nat pre iifname in udp dport 7000 dnat ip to 10.7.1.2:7001");
+    bed.red
+        .sysctl(&[("net/ipv4/conf/all/send_redirects", "0"), ("net/ipv4/conf/in/send_redirects", "0")])
+        .unwrap();
+    let (mut daemon, _file) = start(&bed, "");
+    until_ruled(&mut daemon, &bed);
+    let inside = udp(&bed.client, "10.7.1.2:7001");
+    let to = "10.7.2.1:7000";
+    // From outside, and from the inside by the outside address (hairpin NAT).
+    for (namespace, address) in [(&bed.server, "10.7.2.2"), (&bed.client, "10.7.1.2")] {
+        let from = udp(namespace, &format!("{address}:6000"));
+        assert_eq!(exchange(&from, to, &inside).ip().to_string(), "10.7.1.1", "{address}");
+        std::thread::sleep(Duration::from_secs(3));
+        until_fast(&daemon, &format!("{address}:6000"), || _ = exchange(&from, to, &inside));
+        let fast = || {
+            let all = connections(&daemon, &["--state", "fast"]);
+            let has = |c: &&Value| c.to_string().contains(&format!("{address}:6000"));
+            all.iter().find(has).cloned().unwrap_or_else(|| panic!("{address}: {all:#?}"))
+        };
+        let before = (count(&fast()), passed(&daemon, &bed));
+        (0..50).for_each(|_| _ = exchange(&from, to, &inside));
+        assert_eq!(count(&fast()), before.0.map(|n| n + 50), "{address}");
+        assert_eq!(passed(&daemon, &bed), before.1, "{address}: Linux has forwarded some");
+    }
+
+    // A connection to the router itself stays with Linux, and is not listed.
+    let (from, own) = (udp(&bed.server, "10.7.2.2:6001"), udp(&bed.red, "10.7.2.1:6002"));
+    (0..100).for_each(|_| _ = exchange(&from, "10.7.2.1:6002", &own));
+    let all = connections(&daemon, &[]);
+    assert!(!all.iter().any(|c| c.to_string().contains(":6002")), "{all:#?}");
+    daemon.stop();
+}
+
 /// Sends so many bytes both ways at once, and compares them.
 fn transfer(client: &mut TcpStream, server: &mut TcpStream, bytes: usize) {
     let send = |mut stream: TcpStream, seed: u8| {
