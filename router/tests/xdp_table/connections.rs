@@ -719,21 +719,19 @@ fn packets_to_the_router_are_noted_without_an_egress() {
         send(&mut bed, &there(UDP, &tuple("10.0.1.9:1", "10.0.2.77:1")), 8);
         assert_eq!(bed.notes(), []);
 
-        // They have notes and rows of their own, so they take none from other packets.
-        bed.connections.begin_again();
-        (0..6000).for_each(|n| send(&mut bed, &own(n), 1));
-        (0..100).for_each(|n| send(&mut bed, &own(10_000 + n), 8));
-        assert!(bed.notes().len() as u64 <= LOCAL_NOTES);
-        let others = |n| there(UDP, &tuple(&format!("10.0.1.9:{n}"), "10.0.2.9:2000"));
-        (0..CONNECTION_NOTES).for_each(|n| send(&mut bed, &others(n), 8));
-        assert_eq!(bed.notes().len() as u64, CONNECTION_NOTES);
-        // And others take none from them.
-        bed.rules(8);
+        // They have notes of their own.
+        let others = |n: u16| there(UDP, &tuple(&format!("10.0.1.9:{n}"), "10.0.2.9:2000"));
         bed.connections.begin_again();
         (0..100).for_each(|n| send(&mut bed, &others(n), 8));
-        (0..100).for_each(|n| send(&mut bed, &own(10_000 + n), 8));
+        (0..100).for_each(|n| send(&mut bed, &own(n), 8));
         let (local, other): (Vec<_>, Vec<_>) = bed.notes().into_iter().partition(ConnectionNote::is_local);
         assert_eq!((local.len() as u64, other.len() as u64), (LOCAL_NOTES, CONNECTION_NOTES));
+        // And rows, so they keep no other packets from being counted.
+        bed.rules(8);
+        bed.connections.begin_again();
+        (0..6000).for_each(|n| send(&mut bed, &own(n), 1));
+        (0..CONNECTION_NOTES).for_each(|n| send(&mut bed, &others(1000 + n as u16), 8));
+        assert_eq!(bed.notes().len() as u64, CONNECTION_NOTES);
 
         // Without connections, nothing is noted.
         bed.rules(0);
