@@ -173,8 +173,8 @@ struct connection_bucket {
 
 /*
  * A connection whose packets go to the kernel because of rules. It may become fast, so user space asks the kernel about it.
- * connection_counts[router] is the number of notes since user space last looked. Read byte by byte in
- * logic/src/connections/note.rs.
+ * connection_counts[router] is the number of notes since user space last looked; row MAX_ROUTERS + router counts those with
+ * egress 0. Read byte by byte in logic/src/connections/note.rs.
  */
 struct connection_note {
 	__u64 source[2], destination[2];	/* as in struct connection */
@@ -183,13 +183,15 @@ struct connection_note {
 	__u8  router;
 	__u8  version;
 	__u8  pad;
-	__u16 ingress, egress;
+	__u16 ingress, egress;		/* egress 0: not known; the destination is an address of the router */
 	__u32 pad2;
 };
 
 #define CONNECTION_NOTES 64	/* the most notes of a router between two looks */
+#define LOCAL_NOTES 16		/* the same for notes with egress 0 */
 #define CONNECTION_RING_BYTES (1 << 18)
 #define CANDIDATES 16384	/* rows of `candidates` for each CPU */
+#define LOCAL_CANDIDATES 2048	/* as many more, for packets to addresses of the router */
 /* A row: high 32 bits of a connection's hash, the time of its last packet in units of 2^30 ns, and its packets. */
 #define CANDIDATE_COUNT_BITS 20
 #define CANDIDATE_COUNT ((1U << CANDIDATE_COUNT_BITS) - 1)

@@ -220,9 +220,30 @@ static __always_inline bool is_due(__u32 count)
 	return (count <= 64 && !(count & 7)) || !(count & 4095);
 }
 
+/* May the router send another note? Takes it. The arguments: as below. */
+static __always_inline bool may_note(__u32 place, __u32 egress_cpu)
+{
+	barrier_var(egress_cpu);	/* else the compiler keeps its lower half on the stack */
+	__u64 *noted = ROW(connection_counts, (place & 0xff) + ((__u16)egress_cpu ? 0 : MAX_ROUTERS));
+	__u64 most = (__u16)egress_cpu ? CONNECTION_NOTES : LOCAL_NOTES;
+
+	return noted && *(volatile __u64 *)noted < most && __sync_fetch_and_add(noted, 1) < most;
+}
+
+/* `egress_cpu`: as below. */
+static __always_inline __u32 candidate_row(__u32 hash, __u32 egress_cpu)
+{
+	__u32 first = (egress_cpu >> 16) * (CANDIDATES + LOCAL_CANDIDATES);
+
+	return first + ((__u16)egress_cpu ? hash & (CANDIDATES - 1) : CANDIDATES + (hash & (LOCAL_CANDIDATES - 1)));
+}
+
 /*
  * Counts a packet that goes to the kernel because of rules, and notes its connection after some packets. `place`: as above.
  * `egress_cpu`: the egress interface, and the CPU in the upper half. Connections count from 1 again under new rules.
+ *
+ * Egress 0: the packet is for an address of the router, which NAT may translate. Anybody can send such packets. So they
+ * have rows and notes of their own, and cannot keep others from being noted.
  *
  * Connections that share a row of `candidates` take turns: one keeps the row until it is noted, or has been silent for a
  * second or two. Otherwise none of them could count to 8 while their packets alternate. A connection that finds no room
@@ -240,10 +261,9 @@ __noinline int note_connection(struct xdp_md *ctx, __u32 place, __u32 egress_cpu
 						 (header[TCP_FLAGS] & (TCP_STATE_FLAGS | TCP_ACK)) != TCP_ACK))
 		return 0;
 	__u64 hash = mix(connection_hash(&key) ^ *(volatile const __u64 *)&f->generation);
-	__u64 *candidate = ROW(candidates, (egress_cpu >> 16) * CANDIDATES + ((__u32)hash & (CANDIDATES - 1)));
-	__u64 *noted = ROW(connection_counts, place & 0xff);
+	__u64 *candidate = ROW(candidates, candidate_row(hash, egress_cpu));
 
-	if (!candidate || !noted)
+	if (!candidate)
 		return 0;
 	__u64 before = *candidate;
 	__u32 now = bpf_ktime_get_coarse_ns() >> 30 & CANDIDATE_TIME;
@@ -258,7 +278,7 @@ __noinline int note_connection(struct xdp_md *ctx, __u32 place, __u32 egress_cpu
 	else
 		count = 1;
 	due = count && is_due(count);
-	if (due && (*(volatile __u64 *)noted >= CONNECTION_NOTES || __sync_fetch_and_add(noted, 1) >= CONNECTION_NOTES)) {
+	if (due && !may_note(place, egress_cpu)) {
 		due = false;
 		count--;
 	}
@@ -291,6 +311,15 @@ static __always_inline bool rules_decide(const struct packet *p, const struct ro
 		note_connection(p->ctx, p->router | (__u32)p->interface << 16, p->out->interface | p->cpu << 16,
 				p->ip_offset | version << 31);
 	return true;
+}
+
+/* A packet goes up for this reason. If it is for an address of the router, NAT may translate that, so it is noted. */
+static __always_inline void
+note_local(const struct packet *p, const struct router *router, enum reason reason, __u32 version)
+{
+	if ((reason == REASON_LOCAL || reason == REASON_LOCAL_PREFIX) && !p->explain &&
+	    *(volatile const __u32 *)&router->flags & ROUTER_CONNECTIONS)
+		note_connection(p->ctx, p->router | (__u32)p->interface << 16, p->cpu << 16, p->ip_offset | version << 31);
 }
 
 /*

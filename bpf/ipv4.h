@@ -156,8 +156,10 @@ static __always_inline enum reason forward_ipv4(struct packet *p, const struct r
 		slot = group_member(p, slot, hash);
 	}
 	struct address address = { .lo = bpf_htonl(destination) };
-	if (!(p->out = resolve(p, slot, &address, &reason)))
+	if (!(p->out = resolve(p, slot, &address, &reason))) {
+		note_local(p, router, reason, 0);
 		return reason;
+	}
 	if ((reason = check_source(p, router, root, source)) != REASON_NONE)
 		return reason;
 	if (ip->ttl <= 1)

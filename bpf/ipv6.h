@@ -109,8 +109,10 @@ static __always_inline enum reason forward_ipv6(struct packet *p, const struct r
 		slot = group_member(p, slot, hash);
 	}
 	struct address address = { .lo = bpf_cpu_to_be64(hi), .hi = bpf_cpu_to_be64(lo) };
-	if (!(p->out = resolve(p, slot, &address, &reason)))
+	if (!(p->out = resolve(p, slot, &address, &reason))) {
+		note_local(p, router, reason, 1);
 		return reason;
+	}
 	if (bad_source6(source_hi, source_lo))
 		return REASON_BAD_SOURCE;
 	if (ip->hop_limit <= 1)

@@ -57,8 +57,8 @@ ARRAY(learned_counts, __u64, MAX_ROUTERS, BPF_F_MMAPABLE);
 /* Connections (connection.h). Records of the ring are struct connection_note. */
 ARRAY(connections, struct connection, 1, BPF_F_MMAPABLE);
 ARRAY(connection_index, struct connection_bucket, 1, BPF_F_MMAPABLE);
-ARRAY(connection_counts, __u64, MAX_ROUTERS, BPF_F_MMAPABLE);
-ARRAY(candidates, __u64, 1, 0);	/* cpu * CANDIDATES + a part of the hash */
+ARRAY(connection_counts, __u64, 2 * MAX_ROUTERS, BPF_F_MMAPABLE);
+ARRAY(candidates, __u64, 1, 0);	/* cpu * (CANDIDATES + LOCAL_CANDIDATES) + a part of the hash */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, CONNECTION_RING_BYTES);

@@ -398,7 +398,9 @@ mod tests {
             ("ROUTER_CONNECTIONS", encoding::ROUTER_CONNECTIONS as u32),
             ("CONNECTION_WAYS", words::CONNECTION_BUCKET as u32),
             ("CONNECTION_NOTES", crate::plane::connections::CONNECTION_NOTES as u32),
+            ("LOCAL_NOTES", crate::plane::connections::LOCAL_NOTES as u32),
             ("CANDIDATES", crate::plane::connections::CANDIDATES as u32),
+            ("LOCAL_CANDIDATES", crate::plane::connections::LOCAL_CANDIDATES as u32),
         ];
         for (name, number) in ours {
             assert_eq!(header.get(name), Some(&number), "{name}");

@@ -156,6 +156,46 @@ fn udp_behind_nat_becomes_fast_and_linux_sees_it_alive() {
     daemon.stop();
 }
 
+/// Neither side sees an address of the other, so packets of both directions arrive with an address of the router.
+#[test]
+#[ignore = "needs root"]
+fn a_forwarded_port_behind_a_masquerade_is_fast_both_ways() {
+    let bed = Bed::new();
+    let _leftovers = Leftovers(bed.name.clone());
+    nft(&bed, HOME);
+    nft(&bed, "add rule inet nat post oifname in masquerade");
+    nft(&bed, "add rule inet nat pre iifname in udp dport 7000 dnat ip to 10.7.1.2:7001");
+    bed.red
+        .sysctl(&[("net/ipv4/conf/all/send_redirects", "0"), ("net/ipv4/conf/in/send_redirects", "0")])
+        .unwrap();
+    let (mut daemon, _file) = start(&bed, "");
+    until_ruled(&mut daemon, &bed);
+    let inside = udp(&bed.client, "10.7.1.2:7001");
+    let to = "10.7.2.1:7000";
+    // From outside, and from the inside by the outside address (hairpin NAT).
+    for (namespace, address, port) in [(&bed.server, "10.7.2.2", ":6000"), (&bed.client, "10.7.1.2", ":6001")]
+    {
+        let from = udp(namespace, &format!("{address}{port}"));
+        assert_eq!(exchange(&from, to, &inside).to_string(), format!("10.7.1.1{port}"));
+        std::thread::sleep(Duration::from_secs(3));
+        // NAT keeps the port, so both directions have it.
+        let fast = || until_fast(&daemon, port, || _ = exchange(&from, to, &inside));
+        fast();
+        let before = (count(&fast()), passed(&daemon, &bed));
+        (0..50).for_each(|_| _ = exchange(&from, to, &inside));
+        // This makes 20 more exchanges.
+        assert_eq!(count(&fast()), before.0.map(|n| n + 70), "{address}");
+        assert_eq!(passed(&daemon, &bed), before.1, "{address}: Linux has forwarded some");
+    }
+
+    // A connection to the router itself stays with Linux, and is not listed.
+    let (from, own) = (udp(&bed.server, "10.7.2.2:6002"), udp(&bed.red, "10.7.2.1:6003"));
+    (0..100).for_each(|_| _ = exchange(&from, "10.7.2.1:6003", &own));
+    let all = connections(&daemon, &[]);
+    assert!(!all.iter().any(|c| c.to_string().contains(":6003")), "{all:#?}");
+    daemon.stop();
+}
+
 /// Sends so many bytes both ways at once, and compares them.
 pub fn transfer(client: &mut TcpStream, server: &mut TcpStream, bytes: usize) {
     let send = |mut stream: TcpStream, seed: u8| {

@@ -42,6 +42,8 @@ const LEAST_STEPS: u32 = 50_000;
 const SEQUENCE_BYTES: u64 = 1 << 30;
 /// The most refused connections of a router that are remembered.
 const MOST_REFUSED: usize = 1024;
+/// The most connections of a router that are remembered because packets to addresses of the router were noted.
+const MOST_LOCAL: usize = 1024;
 /// After a refusal that may pass, Linux is asked again after this time, then after twice and three times as long. Linux
 /// calls a UDP connection assured 2 s after its first packet at the earliest.
 const SOON: Duration = Duration::from_millis(2500);
@@ -65,8 +67,22 @@ pub(super) struct Router {
     admission: Admission,
     pub(super) all: BTreeMap<PairId, One>,
     refused: BTreeMap<ConnectionKey, Refused>,
+    local: BTreeMap<ConnectionKey, Local>,
     /// Connections of earlier rules, and some that are not there any more ([`super::again`]).
     pub(super) waiting: Vec<PairId>,
+}
+
+/// Packets to an address of the router, about which Linux was asked. They are for the router itself, or NAT translates their
+/// destination. Then answers may arrive by an address of the router, too.
+struct Local {
+    ingress: InterfaceId,
+    at: Duration,
+}
+
+impl Local {
+    fn is_recent(&self, now: Duration) -> bool {
+        now < self.at + ASK_AGAIN
+    }
 }
 
 /// A connection that stays with Linux.
@@ -198,7 +214,14 @@ impl<M: ConnectionMemory> Kept<M> {
                     self.take_out(gone);
                     let admission = Admission::new(rules.firewall.clone(), self.consent);
                     let waiting = all.keys().copied().collect();
-                    Router { rules, admission, all, refused: BTreeMap::new(), waiting }
+                    Router {
+                        rules,
+                        admission,
+                        all,
+                        refused: BTreeMap::new(),
+                        local: BTreeMap::new(),
+                        waiting,
+                    }
                 }
             };
             self.routers.insert(router.rules.router, router);
@@ -223,13 +246,22 @@ impl<M: ConnectionMemory> Kept<M> {
         if self.table.find(&key).is_some() {
             return false;
         }
+        if note.is_local() && router.local.get(&key).is_some_and(|local| local.is_recent(now)) {
+            return false;
+        }
         let refused = router.refused.get(&key);
         refused.is_none_or(|Refused { why, at, .. }| !why.is_lasting() || now >= *at + ASK_AGAIN)
     }
 
     /// Drops a fast connection whose packets take other interfaces now: routes have changed, or the first note was of a
     /// packet whose destination NAT changes, and found the way to the old one.
+    ///
+    /// A note without an egress is of a packet that came before the row, or came in by another interface than answers leave
+    /// by. The other direction stays fast.
     pub fn forget_moved(&mut self, note: &ConnectionNote) {
+        if note.is_local() {
+            return;
+        }
         let Some(router) = self.routers.get(&note.router) else { return };
         let key = key(note.router, note.protocol, note.tuple);
         let Some((id, way)) = self.table.find(&key) else { return };
@@ -241,6 +273,33 @@ impl<M: ConnectionMemory> Kept<M> {
         if one.interfaces != seen {
             self.remove(note.router, id);
         }
+    }
+
+    /// Finds the egress of a packet to an address of the router. Answers may arrive by such an address, too, so the program
+    /// knows no egress of either direction. But each leaves where the other comes in, and the program checks this for every
+    /// packet. `tracked`: what Linux says about the connection. `None`: the other direction was not noted lately. There is
+    /// none if the connection is one of the router itself.
+    pub fn pair(
+        &mut self,
+        note: &ConnectionNote,
+        tracked: Option<&Tracked>,
+        now: Duration,
+    ) -> Option<ConnectionNote> {
+        let local = &mut self.routers.get_mut(&note.router)?.local;
+        let key = |tuple| key(note.router, note.protocol, tuple);
+        let ways = tracked.and_then(|tracked| tracked.ways(&note.tuple));
+        let other = ways.and_then(|Ways([_, back])| local.get(&key(back.arrives)));
+        if let Some(other) = other.filter(|other| other.is_recent(now)) {
+            return Some(ConnectionNote { egress: other.ingress, ..*note });
+        }
+        if local.len() >= MOST_LOCAL {
+            local.retain(|_, local| local.is_recent(now));
+        }
+        if local.len() >= MOST_LOCAL {
+            local.clear();
+        }
+        local.insert(key(note.tuple), Local { ingress: note.ingress, at: now });
+        None
     }
 
     /// Decides about a connection that Linux tracks. Nothing changes yet.
@@ -332,6 +391,7 @@ impl<M: ConnectionMemory> Kept<M> {
         self.table.set_until(id, clock.until(one.expires_at));
         for way in &one.ways.0 {
             router.refused.remove(&key(note.router, note.protocol, way.arrives));
+            router.local.remove(&key(note.router, note.protocol, way.arrives));
         }
         Ok(())
     }

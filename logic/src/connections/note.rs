@@ -16,10 +16,16 @@ pub struct ConnectionNote {
     /// Of the packets that were seen, as they arrive. They are of either direction.
     pub tuple: Tuple,
     pub ingress: InterfaceId,
+    /// 0: not known. The destination is an address of the router, which NAT may translate.
     pub egress: InterfaceId,
 }
 
 impl ConnectionNote {
+    /// Does it lack the egress interface?
+    pub fn is_local(&self) -> bool {
+        self.egress == 0
+    }
+
     /// `struct connection_note` of `bpf/abi.h`.
     pub const BYTES: usize = 48;
 

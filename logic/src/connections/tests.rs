@@ -447,6 +447,97 @@ fn a_connection_that_takes_other_interfaces_is_asked_about_again() {
     }
 }
 
+/// The n-th connection from outside to a port of the router, forwarded to an inside host that sees the router's address.
+fn forwarded(n: u16) -> Tracked {
+    let tuples = [
+        tuple([192, 0, 2, 1], n, [198, 51, 100, 1], 80),
+        tuple([10, 0, 0, 2], 8080, [10, 0, 0, 1], 1000 + n),
+    ];
+    Tracked { tuples, status: SEEN_REPLY | ASSURED | CONFIRMED | SRC_NAT, ..tracked(UDP, n) }
+}
+
+/// The notes of both directions. The client is behind device 2, the server behind 1.
+fn local_notes(n: u16) -> [ConnectionNote; 2] {
+    let [there, back] = forwarded(n).tuples;
+    let local = |tuple, ingress| ConnectionNote { tuple, ingress, egress: 0, ..note(UDP, n) };
+    [local(there, 2), local(back, 1)]
+}
+
+#[test]
+fn each_direction_leaves_where_the_other_comes_in() {
+    let mut bench = Bench::new();
+    let [there, back] = local_notes(1);
+    let linux = forwarded(1);
+    assert_eq!(bench.kept.pair(&there, Some(&linux), bench.now), None, "its answers may come in anywhere");
+    assert_eq!(bench.kept.pair(&back, Some(&forwarded(2)), bench.now), None, "of another connection");
+    assert_eq!(bench.kept.pair(&there, None, bench.now), None, "Linux does not know it");
+    let other_router = ConnectionNote { router: 4, ..back };
+    assert_eq!(bench.kept.pair(&other_router, Some(&linux), bench.now), None);
+    let found = bench.kept.pair(&back, Some(&linux), bench.now);
+    assert_eq!(found, Some(ConnectionNote { egress: 2, ..back }));
+    assert!(bench.kept.wants(&found.unwrap(), bench.now));
+
+    // It is too new, and Linux is asked again with both interfaces.
+    bench.kept.refuse(&found.unwrap(), Refusal::TooNew, bench.now);
+    assert_eq!(bench.kept.ask_again(bench.now + 3 * S), [found.unwrap()]);
+    assert!(!bench.kept.wants(&there, bench.now), "Linux was asked just now");
+    let ways = bench.kept.admit(&found.unwrap(), &linux).unwrap();
+    let timeouts = Timeouts { usual_s: 120, least_s: 120 };
+    let id = bench.kept.keep(&found.unwrap(), ways, timeouts, bench.now).unwrap();
+    bench.kept.begin(&found.unwrap(), id, &linux, clock(bench.now)).unwrap();
+    for note in [there, back, ConnectionNote { ingress: 3, ..there }] {
+        bench.kept.forget_moved(&note);
+        assert!(!bench.kept.wants(&note, bench.now), "{note:?}");
+    }
+    bench.kept.forget_moved(&ConnectionNote { egress: 3, ..there });
+    assert_eq!(bench.count(), 0, "it leaves by another interface");
+    // What was noted before it was fast may be wrong now.
+    assert_eq!(bench.kept.pair(&back, Some(&linux), bench.now), None);
+    assert!(bench.kept.pair(&there, Some(&linux), bench.now).is_some());
+}
+
+#[test]
+fn linux_is_asked_once_about_packets_for_the_router_itself() {
+    let mut bench = Bench::new();
+    let [own, _] = local_notes(1);
+    let mut linux = forwarded(1);
+    linux.tuples[1] = linux.tuples[0].reversed();
+    for known in [Some(&linux), None] {
+        assert!(bench.kept.wants(&own, bench.now));
+        assert_eq!(bench.kept.pair(&own, known, bench.now), None);
+        assert!(!bench.kept.wants(&own, bench.now + 29 * S));
+        assert_eq!(bench.kept.ask_again(bench.now + 29 * S), []);
+        assert_eq!(bench.kept.views().count(), 0);
+        assert!(bench.kept.is_idle());
+        bench.now += 30 * S;
+    }
+    assert!(bench.kept.wants(&own, bench.now));
+    assert!(
+        bench.kept.wants(&ConnectionNote { egress: 2, ..own }, bench.now - 10 * S),
+        "it is forwarded now"
+    );
+    bench.kept.follow(vec![rules(3, 2)]);
+    assert!(bench.kept.wants(&own, bench.now - 10 * S), "other rules");
+}
+
+#[test]
+fn packets_to_the_router_do_not_make_it_forget_refusals() {
+    let mut bench = Bench::new();
+    bench.kept.refuse(&note(TCP, 1), Refusal::NoConsent, bench.now);
+    let [first, back] = local_notes(0);
+    let pair = |bench: &mut Bench, n: u16| bench.kept.pair(&local_notes(n)[0], None, bench.now);
+    pair(&mut bench, 0);
+    (1..1024).for_each(|n| _ = pair(&mut bench, n));
+    assert!(!bench.kept.wants(&first, bench.now));
+    pair(&mut bench, 1024);
+    assert!(bench.kept.wants(&first, bench.now), "a bounded number is remembered");
+    assert!(!bench.kept.wants(&note(TCP, 1), bench.now));
+
+    // Where packets came in long ago says nothing about now.
+    pair(&mut bench, 0);
+    assert_eq!(bench.kept.pair(&back, Some(&forwarded(0)), bench.now + 30 * S), None);
+}
+
 #[test]
 fn refusals_are_remembered_for_a_while() {
     let mut bench = Bench::new();

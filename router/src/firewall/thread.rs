@@ -282,12 +282,14 @@ impl Thread {
         // Routers take turns to be first.
         let later = of_routers.split_off(&self.first_router);
         let end = now + LONGEST_NOTES;
-        for (id, notes) in later.into_iter().chain(of_routers) {
+        for (id, mut notes) in later.into_iter().chain(of_routers) {
             if monotonic() >= end {
                 self.first_router = id;
                 break;
             }
             let Some(router) = self.routers.get_mut(&id) else { continue };
+            // Anybody can send packets to the router, so others come first.
+            notes.sort_by_key(ConnectionNote::is_local);
             let kept = &mut self.kept;
             let asked = match &mut router.place {
                 Some(place) => place.ask(|tracker, settings| {
@@ -296,14 +298,16 @@ impl Thread {
                         if !kept.wants(note, now) {
                             continue;
                         }
-                        if let Err(why) = promote(kept, &heart, tracker, settings, note)? {
-                            kept.refuse(note, why, now);
+                        let Some(note) = locate(kept, tracker, note, now)? else { continue };
+                        if let Err(why) = promote(kept, &heart, tracker, settings, &note)? {
+                            kept.refuse(&note, why, now);
                         }
                     }
                     promote_again(kept, &heart, tracker, id, end)
                 }),
                 None => {
-                    notes.iter().for_each(|note| kept.refuse(note, Refusal::Unasked, now));
+                    let others = notes.iter().filter(|note| !note.is_local());
+                    others.for_each(|note| kept.refuse(note, Refusal::Unasked, now));
                     continue;
                 }
             };
@@ -358,6 +362,20 @@ impl Thread {
 fn clock(heart: &Heart) -> Result<Clock> {
     let (now, jiffies, hz) = heart.jiffies()?;
     Ok(Clock { now, jiffies, hz })
+}
+
+/// The note with its egress; `None`: it is not known (yet).
+fn locate(
+    kept: &mut Fast,
+    tracker: &mut Tracker,
+    note: &ConnectionNote,
+    now: Duration,
+) -> io::Result<Option<ConnectionNote>> {
+    if !note.is_local() {
+        return Ok(Some(*note));
+    }
+    let tracked = known(tracker.look(note.protocol, &note.tuple)?).ok();
+    Ok(kept.pair(note, tracked.as_ref(), now))
 }
 
 /// Asks Linux about a connection, and makes it fast if that is possible. The inner error is why not.

@@ -23,8 +23,14 @@ use std::{
 pub const DEFAULT_PAIRS: usize = 65_536;
 /// The most notes of a router between two calls of [`Connections::begin_again`].
 pub const CONNECTION_NOTES: u64 = 64;
+/// The same for notes of packets to addresses of the router.
+pub const LOCAL_NOTES: u64 = 16;
+/// Rows of `connection_counts`.
+const COUNTS: usize = 2 * MAX_ROUTERS;
 /// Rows of `candidates` for each CPU.
 pub(crate) const CANDIDATES: usize = 16_384;
+/// As many more, for packets to addresses of the router.
+pub(crate) const LOCAL_CANDIDATES: usize = 2048;
 /// `CONNECTION_RING_BYTES`
 const RING_BYTES: u32 = 1 << 18;
 
@@ -62,8 +68,8 @@ impl ConnectionMaps {
                 buckets_for(pairs),
                 mapped,
             )?,
-            counts: array("connection_counts", 8, MAX_ROUTERS, mapped)?,
-            candidates: array("candidates", 8, cpus * CANDIDATES, 0)?,
+            counts: array("connection_counts", 8, COUNTS, mapped)?,
+            candidates: array("candidates", 8, cpus * (CANDIDATES + LOCAL_CANDIDATES), 0)?,
             notes: make(MapType::RingBuf, "connection_notes", (0, 0), RING_BYTES, 0)?,
             pairs,
             seed: u64::from_ne_bytes(seed),
@@ -161,7 +167,7 @@ impl Connections {
             seed: maps.seed,
             ring: ring.build().context("reading notes of connections")?,
             noted,
-            counts: Mapping::new(maps.counts.as_fd(), 8, MAX_ROUTERS)?.into(),
+            counts: Mapping::new(maps.counts.as_fd(), 8, COUNTS)?.into(),
         })
     }
 
@@ -197,7 +203,7 @@ impl Connections {
         Ok(std::mem::take(&mut *self.noted.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
-    /// Gives each router room for [`CONNECTION_NOTES`] more notes. Call this after [`Connections::notes`], and not too
+    /// Gives each router room for [`CONNECTION_NOTES`] and [`LOCAL_NOTES`] more notes. Call this after [`Connections::notes`], and not too
     /// often: it is what limits the work that packets can cause.
     pub fn begin_again(&self) {
         for count in self.counts.as_slice() {

@@ -30,8 +30,6 @@ pub struct Connection {
     pub protocol: u8,
     /// First the direction in which it begins.
     pub ways: [Way; 2],
-    /// `false`: both directions arrive with addresses of the router, so Millrace finds no way out that it could note.
-    pub can_be_fast: bool,
     /// Does Millrace forward its packets without rules now?
     pub is_fast: bool,
     /// The next sequence number of each direction (TCP).
@@ -165,7 +163,7 @@ pub fn header_bytes(connection: &Connection, spec: &Spec) -> usize {
 impl Connection {
     /// A connection that nothing translates, if the packets of `ways` leave as they arrive.
     pub fn new(name: &'static str, number: usize, protocol: u8, ways: [Way; 2]) -> Connection {
-        Connection { name, number, protocol, ways, can_be_fast: true, is_fast: false, sequence: [0; 2] }
+        Connection { name, number, protocol, ways, is_fast: false, sequence: [0; 2] }
     }
 
     pub fn is_ipv4(&self) -> bool {
@@ -437,9 +435,7 @@ pub fn all(rules: Rules) -> Vec<Connection> {
             let leaves =
                 if rules == Rules::Nat { sketch.leaves.map(|text| end(text, ipv4)) } else { arrives };
             let ways = both_ways(Way { arrives, leaves, ingress: sketch.ingress, egress: sketch.egress });
-            let can_be_fast = sketch.name != "own addresses";
-            let connection = Connection::new(sketch.name, all.len(), protocol, ways);
-            all.push(Connection { can_be_fast, ..connection });
+            all.push(Connection::new(sketch.name, all.len(), protocol, ways));
         }
     }
     all

@@ -21,7 +21,7 @@ use logic::{
 };
 use router::plane::{
     Settings, Step,
-    connections::{CONNECTION_NOTES, ConnectionMaps, Connections, MappedConnections},
+    connections::{CONNECTION_NOTES, ConnectionMaps, Connections, LOCAL_NOTES, MappedConnections},
 };
 use std::{
     collections::BTreeSet,
@@ -602,6 +602,12 @@ fn a_translated_destination_is_looked_up() {
     });
 }
 
+fn send(bed: &mut Bed, frame: &Frame, times: usize) {
+    for _ in 0..times {
+        bed.w.plane.run(bed.w.port[0], &frame.bytes()).unwrap();
+    }
+}
+
 #[test]
 #[ignore = "needs root"]
 fn connections_are_noted_after_some_packets() {
@@ -611,11 +617,6 @@ fn connections_are_noted_after_some_packets() {
         let mut bed = Bed::new();
         let arrives = tuple("10.0.1.9:1000", "10.0.2.9:2000");
         let six = tuple("[2001:db8:1::9]:1000", "[2001:db8:3::9]:2000");
-        let send = |bed: &mut Bed, frame: &Frame, times: usize| {
-            for _ in 0..times {
-                bed.w.plane.run(bed.w.port[0], &frame.bytes()).unwrap();
-            }
-        };
         for (tuple, version, protocol, egress) in [
             (arrives, Version::V4, UDP, 2),
             (arrives, Version::V4, TCP, 2),
@@ -646,8 +647,6 @@ fn connections_are_noted_after_some_packets() {
         }
         send(&mut bed, &there(UDP, &arrives).ip4(|ip| ip[6] = 0x20), 8);
         send(&mut bed, &there(UDP, &arrives).ip4(|ip| ip[9] = 132), 8);
-        let back_at_router = there(UDP, &tuple("10.0.1.9:1", "10.0.2.1:1"));
-        send(&mut bed, &back_at_router, 8);
         assert_eq!(bed.notes(), []);
         // Explaining counts nothing.
         for _ in 0..8 {
@@ -687,6 +686,58 @@ fn connections_are_noted_after_some_packets() {
         // Without connections, nothing is noted.
         bed.rules(0);
         send(&mut bed, &there(UDP, &arrives), 16);
+        assert_eq!(bed.notes(), []);
+    });
+}
+
+/// NAT may translate their destination, so they may be of a connection that the router forwards.
+#[test]
+#[ignore = "needs root"]
+fn packets_to_the_router_are_noted_without_an_egress() {
+    in_new_namespace(|| {
+        only_on([0]);
+        let mut bed = Bed::new();
+        bed.w.apply([route4(0, "10.40.0.0/16", pass(Reason::LocalPrefix, false))]);
+        for (tuple, version) in [
+            (tuple("10.0.1.9:1000", "10.0.2.1:2000"), Version::V4),
+            (tuple("10.0.1.9:1000", "10.40.0.1:2000"), Version::V4),
+            (tuple("[2001:db8:1::9]:1000", "[2001:db8:3::1]:2000"), Version::V6),
+        ] {
+            for protocol in [TCP, UDP] {
+                send(&mut bed, &there(protocol, &tuple), 7);
+                assert_eq!(bed.notes(), []);
+                send(&mut bed, &there(protocol, &tuple), 1);
+                let note = ConnectionNote { router: 0, version, protocol, tuple, ingress: 1, egress: 0 };
+                assert_eq!(bed.notes(), [note]);
+            }
+        }
+        // Explaining counts nothing.
+        let own = |n: u16| there(UDP, &tuple(&format!("10.0.1.9:{n}"), "10.0.2.1:53"));
+        for _ in 0..8 {
+            bed.w.plane.explain(bed.w.port[0], &own(1).bytes()).unwrap();
+        }
+        // Nor do packets that go up for another reason.
+        send(&mut bed, &there(UDP, &tuple("10.0.1.9:1", "10.0.2.77:1")), 8);
+        assert_eq!(bed.notes(), []);
+
+        // They have notes of their own.
+        let others = |n: u16| there(UDP, &tuple(&format!("10.0.1.9:{n}"), "10.0.2.9:2000"));
+        bed.connections.begin_again();
+        (0..100).for_each(|n| send(&mut bed, &others(n), 8));
+        (0..100).for_each(|n| send(&mut bed, &own(n), 8));
+        let (local, other): (Vec<_>, Vec<_>) = bed.notes().into_iter().partition(ConnectionNote::is_local);
+        assert_eq!((local.len() as u64, other.len() as u64), (LOCAL_NOTES, CONNECTION_NOTES));
+        // And rows, so they keep no other packets from being counted.
+        bed.rules(8);
+        bed.connections.begin_again();
+        (0..6000).for_each(|n| send(&mut bed, &own(n), 1));
+        (0..CONNECTION_NOTES).for_each(|n| send(&mut bed, &others(1000 + n as u16), 8));
+        assert_eq!(bed.notes().len() as u64, CONNECTION_NOTES);
+
+        // Without connections, nothing is noted.
+        bed.rules(0);
+        bed.connections.begin_again();
+        send(&mut bed, &own(1), 16);
         assert_eq!(bed.notes(), []);
     });
 }
