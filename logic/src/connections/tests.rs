@@ -453,7 +453,7 @@ fn forwarded(n: u16) -> Tracked {
         tuple([192, 0, 2, 1], n, [198, 51, 100, 1], 80),
         tuple([10, 0, 0, 2], 8080, [10, 0, 0, 1], 1000 + n),
     ];
-    Tracked { tuples, status: SEEN_REPLY | ASSURED | CONFIRMED | SRC_NAT, ..tracked(UDP, n) }
+    Tracked { tuples, status: SEEN_REPLY | ASSURED | CONFIRMED | SRC_NAT | DST_NAT, ..tracked(UDP, n) }
 }
 
 /// The notes of both directions. The client is behind device 2, the server behind 1.
