@@ -142,6 +142,10 @@ impl Router {
         // Redirecting into a veth needs NAPI on its peer.
         common::run(&format!("ethtool -K {outside} {} gro on", offloads.replace("gro off ", "")));
         common::run(&format!("sysctl -qw net.ipv6.conf.{outside}.disable_ipv6=1"));
+        if self.placement == Placement::Vlan {
+            // It would send frames of its own, without a tag.
+            common::run(&format!("sysctl -qw net.ipv6.conf.{port}.disable_ipv6=1"));
+        }
         common::run(&format!("ip link set {outside} mtu 9000 up arp off"));
         common::run(&format!("ip link set {port} mtu {mtu} up"));
         self.wires.push(Wire::open(&outside).keep_tags());
