@@ -279,7 +279,10 @@ fn tcp_behind_nat_is_whole_and_ends_as_linux_ends_it() {
         assert_eq!(server.read(&mut [0; 8]).unwrap(), 0, "{version}: the end arrives");
         drop(server);
         eventually_true("Linux to see the end", || tcp_state(&bed) == "TIME_WAIT");
-        eventually_true("Millrace to see the end", || connections(&daemon, &["--state", "fast"]).is_empty());
+        eventually("Millrace to see the end", || {
+            let fast = connections(&daemon, &["--state", "fast"]);
+            if fast.is_empty() { Ok(()) } else { Err(format!("{fast:#?}")) }
+        });
         daemon.stop();
     }
 }
