@@ -16,7 +16,10 @@ use crate::{
     plan::RouterId,
     tables::connections::{ConnectionMemory, PairId},
 };
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
+
+/// The kernel plane sees FIN again after this time: the new rules have been read.
+const RULES_READ: Duration = Duration::from_secs(1);
 
 /// What was decided about a connection of earlier rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,7 +98,7 @@ impl<M: ConnectionMemory> Kept<M> {
         });
         match decided {
             Ok(()) => {
-                self.accept(note.router, id);
+                self.accept(note.router, id, clock.now);
                 Again::Fast
             }
             Err(Refusal::Busy) => {
@@ -113,11 +116,12 @@ impl<M: ConnectionMemory> Kept<M> {
     }
 
     /// The rules accept it, so the kernel plane may use its rows.
-    fn accept(&mut self, router: RouterId, id: PairId) {
+    fn accept(&mut self, router: RouterId, id: PairId, now: Duration) {
         let Some(router) = self.routers.get_mut(&router) else { return };
         let generation = router.rules.generation;
         if let Some(one) = router.all.get_mut(&id) {
             one.generation = generation;
+            one.ask_at = Some(now + RULES_READ);
             self.table.set_generation(id, generation);
         }
     }

@@ -124,6 +124,8 @@ pub(super) struct One {
     packets: u64,
     /// The bytes of each direction when TCP's flags were last set.
     liberal: [u64; 2],
+    /// When Linux is asked whether it is still established: the program may have missed a FIN while rules were read.
+    pub(super) ask_at: Option<Duration>,
 }
 
 /// What Linux sets the timeout of a connection to, in seconds, when it sees a packet.
@@ -133,11 +135,24 @@ pub struct Timeouts {
     /// The least that Linux may set it to while the connection is established. For TCP: data that was not acknowledged, or was
     /// sent again.
     pub least_s: u32,
+    /// The least that Linux may set it to when a direction of TCP is closed. The program may not have seen the FIN, because of
+    /// options of IP, or while a policy is being read.
+    pub closing_s: u32,
 }
 
 impl Timeouts {
+    fn least_s(self) -> u32 {
+        self.usual_s.min(self.least_s).min(self.closing_s)
+    }
+
     fn least(self) -> Duration {
-        Duration::from_secs(self.least_s.min(self.usual_s).into())
+        Duration::from_secs(self.least_s().into())
+    }
+
+    /// A timeout is renewed when it is so old. Then Linux also says whether a connection of TCP is still established.
+    fn renewed_after(self) -> Duration {
+        let quarter = Duration::from_secs(self.usual_s.min(self.least_s).into()) / 4;
+        quarter.min(Duration::from_secs(self.closing_s.into()) / 2)
     }
 }
 
@@ -330,7 +345,7 @@ impl<M: ConnectionMemory> Kept<M> {
         timeouts: Timeouts,
         now: Duration,
     ) -> Result<PairId, Refusal> {
-        if timeouts.usual_s.min(timeouts.least_s) < SHORTEST_S {
+        if timeouts.least_s() < SHORTEST_S {
             return Err(Refusal::ShortTimeout);
         }
         if !self.has_room(note.router) {
@@ -361,6 +376,7 @@ impl<M: ConnectionMemory> Kept<M> {
             used_at: now,
             packets: 0,
             liberal: [0; 2],
+            ask_at: None,
         };
         router.all.insert(id, one);
         Ok(id)
@@ -504,7 +520,7 @@ impl<M: ConnectionMemory> Kept<M> {
     pub fn made_liberal(&mut self, router: RouterId, id: PairId, done: bool) {
         let bytes = self.table.counts(id).map(|(_, bytes)| bytes);
         match self.routers.get_mut(&router).and_then(|router| router.all.get_mut(&id)) {
-            Some(one) if done => one.liberal = bytes,
+            Some(one) if done => (one.liberal, one.ask_at) = (bytes, None),
             Some(_) => self.remove(router, id),
             None => (),
         }
@@ -584,13 +600,14 @@ impl One {
     fn look(&self, id: PairId, counts: [(u64, u64); 2], now: Duration, due: &mut Due) {
         let is_used = self.used_at > self.renewed_at && self.packets > self.renewed_with.iter().sum();
         let quiet = now.saturating_sub(self.used_at);
-        let is_old = now.saturating_sub(self.renewed_at) >= self.timeouts.least() / 4;
+        let is_old = now.saturating_sub(self.renewed_at) >= self.timeouts.renewed_after();
         if is_used && (is_old || quiet >= QUIET) {
             let timeout_s = self.timeout_s(counts).saturating_sub(quiet.as_secs() as u32).max(1);
             due.refresh.push((id, self.protocol, self.ways.0[0].arrives, timeout_s));
         }
         let has_wrapped = |way: usize| counts[way].1.saturating_sub(self.liberal[way]) >= SEQUENCE_BYTES;
-        if self.protocol == TCP && (has_wrapped(0) || has_wrapped(1)) {
+        let is_asked = self.ask_at.is_some_and(|at| at <= now);
+        if self.protocol == TCP && (has_wrapped(0) || has_wrapped(1) || is_asked) {
             due.liberal.push((id, self.ways.0[0].arrives));
         }
     }

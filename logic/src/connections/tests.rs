@@ -99,7 +99,12 @@ impl Bench {
         let (note, tracked) = (note(protocol, n), tracked(protocol, n));
         let ways = self.kept.admit(&note, &tracked)?;
         let least_s = if protocol == TCP { 300 } else { timeout_s };
-        let id = self.kept.keep(&note, ways, Timeouts { usual_s: timeout_s, least_s }, self.now)?;
+        let id = self.kept.keep(
+            &note,
+            ways,
+            Timeouts { usual_s: timeout_s, least_s, closing_s: u32::MAX },
+            self.now,
+        )?;
         self.kept.begin(&note, id, &tracked, clock(self.now))?;
         Ok(ways)
     }
@@ -273,20 +278,46 @@ fn linux_is_told_of_a_connection_that_rst_has_ended() {
     }
 }
 
+/// The program may miss a FIN. So Linux says in time whether the connection is still established.
+#[test]
+fn linux_is_asked_before_it_forgets_a_connection_that_is_closing() {
+    let mut bench = Bench::new();
+    let (note, tracked) = (note(TCP, 1), tracked(TCP, 1));
+    let ways = bench.kept.admit(&note, &tracked).unwrap();
+    let timeouts = Timeouts { usual_s: 432_000, least_s: 300, closing_s: 30 };
+    let id = bench.kept.keep(&note, ways, timeouts, bench.now).unwrap();
+    bench.kept.begin(&note, id, &tracked, clock(bench.now)).unwrap();
+    assert_eq!(bench.row(0, word::UNTIL).load(Relaxed), clock(bench.now).jiffies + 29 * HZ as u64);
+    let use_both = |bench: &Bench| {
+        bench.use_first(1, 100);
+        bench.row(1, word::PACKETS).fetch_add(1, Relaxed);
+    };
+    for _ in 0..14 {
+        use_both(&bench);
+        assert_eq!(bench.look_after(S), Due::default());
+    }
+    use_both(&bench);
+    assert_eq!(told(&bench.look_after(S)), [(TCP, 432_000)]);
+    bench.kept.refreshed(3, id, 432_000, true, clock(bench.now));
+    assert_eq!(bench.row(0, word::UNTIL).load(Relaxed), clock(bench.now).jiffies + 29 * HZ as u64);
+    bench.kept.refreshed(3, id, 432_000, false, clock(bench.now));
+    assert_eq!(bench.count(), 0, "it is closing");
+}
+
 #[test]
 fn a_connection_that_ends_before_it_begins_is_not_fast() {
     let mut bench = Bench::new();
     let (note, tracked) = (note(TCP, 1), tracked(TCP, 1));
     let ways = bench.kept.admit(&note, &tracked).unwrap();
-    let timeouts = Timeouts { usual_s: 432_000, least_s: 300 };
+    let timeouts = Timeouts { usual_s: 432_000, least_s: 300, closing_s: 30 };
     let id = bench.kept.keep(&note, ways, timeouts, bench.now).unwrap();
     assert_eq!(bench.row(0, word::UNTIL).load(Relaxed), 0);
     // The program sees a FIN, while Linux is asked.
     bench.row(1, word::ENDED).store(1, Relaxed);
     assert_eq!(bench.kept.begin(&note, id, &tracked, clock(bench.now)), Err(Refusal::NotEstablished));
     assert_eq!(bench.count(), 0);
-    for (usual_s, least_s) in [(3, 300), (432_000, 0)] {
-        let kept = bench.kept.keep(&note, ways, Timeouts { usual_s, least_s }, bench.now);
+    for (usual_s, least_s, closing_s) in [(3, 300, 30), (432_000, 0, 30), (432_000, 300, 3)] {
+        let kept = bench.kept.keep(&note, ways, Timeouts { usual_s, least_s, closing_s }, bench.now);
         assert_eq!(kept, Err(Refusal::ShortTimeout));
     }
 }
@@ -336,7 +367,12 @@ fn a_router_leaves_room_for_others() {
     bench.kept.follow(vec![rules(3, 1), rules(4, 2)]);
     let (note, tracked) = (ConnectionNote { router: 4, ..note(UDP, 1) }, tracked(UDP, 1));
     let ways = bench.kept.admit(&note, &tracked).unwrap();
-    assert!(bench.kept.keep(&note, ways, Timeouts { usual_s: 120, least_s: 120 }, bench.now).is_ok());
+    assert!(
+        bench
+            .kept
+            .keep(&note, ways, Timeouts { usual_s: 120, least_s: 120, closing_s: u32::MAX }, bench.now)
+            .is_ok()
+    );
 }
 
 #[test]
@@ -395,7 +431,7 @@ fn rows_are_used_again_after_a_grace_period_only() {
     // Each router takes as much as it may.
     bench.kept.follow((3..8).map(|router| rules(router, u32::from(router))).collect());
     let fill = |bench: &mut Bench| {
-        let timeouts = Timeouts { usual_s: 120, least_s: 120 };
+        let timeouts = Timeouts { usual_s: 120, least_s: 120, closing_s: u32::MAX };
         let mut keep = |router: u8, n: u16| {
             let note = ConnectionNote { router, ..note(UDP, n) };
             let ways = bench.kept.admit(&note, &tracked(UDP, n))?;
@@ -482,7 +518,7 @@ fn each_direction_leaves_where_the_other_comes_in() {
     assert_eq!(bench.kept.ask_again(bench.now + 3 * S), [found.unwrap()]);
     assert!(!bench.kept.wants(&there, bench.now), "Linux was asked just now");
     let ways = bench.kept.admit(&found.unwrap(), &linux).unwrap();
-    let timeouts = Timeouts { usual_s: 120, least_s: 120 };
+    let timeouts = Timeouts { usual_s: 120, least_s: 120, closing_s: u32::MAX };
     let id = bench.kept.keep(&found.unwrap(), ways, timeouts, bench.now).unwrap();
     bench.kept.begin(&found.unwrap(), id, &linux, clock(bench.now)).unwrap();
     for note in [there, back, ConnectionNote { ingress: 3, ..there }] {
@@ -643,6 +679,22 @@ fn connections_that_changed_meanwhile_are_not_fast_again() {
     bench.row(0, word::ENDED).store(1, Relaxed);
     let decided = bench.kept.decide_again(id, &asked, Ok(tracked(TCP, 1)), clock(bench.now));
     assert_eq!((decided, bench.count()), (Again::Out(None), 0));
+}
+
+/// The program does not see packets while rules are being read. FIN may be among them, after Linux has answered.
+#[test]
+fn linux_is_asked_once_more_after_a_change_of_rules() {
+    let mut bench = Bench::new();
+    bench.keep(TCP, 1, 432_000).unwrap();
+    bench.kept.follow(vec![rules(3, 2)]);
+    let (id, asked) = bench.kept.next_waiting(3).unwrap();
+    assert_eq!(bench.kept.decide_again(id, &asked, Ok(tracked(TCP, 1)), clock(bench.now)), Again::Fast);
+    assert_eq!(bench.look_after(S / 2), Due::default());
+    assert_eq!(bench.look_after(S / 2).liberal, [(id, tracked(TCP, 1).tuples[0])]);
+    bench.kept.made_liberal(3, id, true);
+    assert_eq!(bench.look_after(S), Due::default(), "once");
+    bench.kept.made_liberal(3, id, false);
+    assert_eq!(bench.count(), 0, "it is not established any more");
 }
 
 #[test]

@@ -404,8 +404,12 @@ fn promote(
     };
     let udp = settings.udp_stream_s;
     let timeouts = match note.protocol {
-        TCP => Timeouts { usual_s: settings.tcp_established_s, least_s: settings.tcp_least_s },
-        _ => Timeouts { usual_s: udp, least_s: udp },
+        TCP => Timeouts {
+            usual_s: settings.tcp_established_s,
+            least_s: settings.tcp_least_s,
+            closing_s: settings.tcp_closing_s,
+        },
+        _ => Timeouts { usual_s: udp, least_s: udp, closing_s: u32::MAX },
     };
     // The row comes first, so a FIN that passes meanwhile ends it.
     let id = match kept.keep(note, ways, timeouts, clock.now) {

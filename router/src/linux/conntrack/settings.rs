@@ -16,6 +16,8 @@ pub struct Settings {
     pub tcp_established_s: u32,
     /// The smaller one of `nf_conntrack_tcp_timeout_unacknowledged` and `nf_conntrack_tcp_timeout_max_retrans`, likewise.
     pub tcp_least_s: u32,
+    /// The smallest one of `nf_conntrack_tcp_timeout_fin_wait`, `close_wait` and `last_ack`, likewise.
+    pub tcp_closing_s: u32,
     /// `nf_conntrack_tcp_timeout_close`, likewise.
     pub tcp_close_s: u32,
     /// `nf_conntrack_udp_timeout_stream`, likewise.
@@ -32,6 +34,7 @@ pub struct SettingFiles {
     tcp_established: Named,
     tcp_unacknowledged: Named,
     tcp_max_retrans: Named,
+    tcp_closing: [Named; 3],
     tcp_close: Named,
     udp_stream: Named,
     accounting: Named,
@@ -68,6 +71,11 @@ impl SettingFiles {
             tcp_established: need("nf_conntrack_tcp_timeout_established")?,
             tcp_unacknowledged: need("nf_conntrack_tcp_timeout_unacknowledged")?,
             tcp_max_retrans: need("nf_conntrack_tcp_timeout_max_retrans")?,
+            tcp_closing: [
+                need("nf_conntrack_tcp_timeout_fin_wait")?,
+                need("nf_conntrack_tcp_timeout_close_wait")?,
+                need("nf_conntrack_tcp_timeout_last_ack")?,
+            ],
             tcp_close: need("nf_conntrack_tcp_timeout_close")?,
             udp_stream: need("nf_conntrack_udp_timeout_stream")?,
             accounting: need("nf_conntrack_acct")?,
@@ -80,9 +88,11 @@ impl SettingFiles {
     /// # Errors
     /// A file cannot be read, or is not a number.
     pub fn read(&self) -> io::Result<Settings> {
+        let [fin_wait, close_wait, last_ack] = &self.tcp_closing;
         Ok(Settings {
             tcp_established_s: self.tcp_established.number()?,
             tcp_least_s: self.tcp_unacknowledged.number()?.min(self.tcp_max_retrans.number()?),
+            tcp_closing_s: fin_wait.number()?.min(close_wait.number()?).min(last_ack.number()?),
             tcp_close_s: self.tcp_close.number()?,
             udp_stream_s: self.udp_stream.number()?,
             accounting: self.accounting.number()? != 0,
@@ -119,6 +129,9 @@ mod tests {
         let absent = SettingFiles::open_in(directory.path()).unwrap_err();
         assert_eq!(absent.kind(), io::ErrorKind::Unsupported, "{absent}");
         write("tcp_timeout_established", "432000\n");
+        write("tcp_timeout_fin_wait", "120\n");
+        write("tcp_timeout_close_wait", "60\n");
+        write("tcp_timeout_last_ack", "30\n");
         write("tcp_timeout_close", "10\n");
         write("udp_timeout_stream", "120\n");
         write("tcp_timeout_unacknowledged", "300\n");
@@ -128,6 +141,7 @@ mod tests {
         let expected = Settings {
             tcp_established_s: 432_000,
             tcp_least_s: 0,
+            tcp_closing_s: 30,
             tcp_close_s: 10,
             udp_stream_s: 120,
             accounting: false,
