@@ -6,7 +6,7 @@ use lab::{command, namespace::Namespace};
 
 use crate::{
     bed::{Background, Bed, output, ping},
-    daemon::{Daemon, Leftovers, eventually_true, router},
+    daemon::{Daemon, Leftovers, eventually, eventually_true, router},
 };
 
 pub const SERVER: &str = "10.7.2.2";
@@ -160,11 +160,16 @@ fn rules_and_elements_are_obeyed_when_their_command_returns_though_the_daemon_is
     nft(&bed, "add rule inet t quiet ct state new oifname in udp dport 7 drop");
     until_fast(&mut daemon, &bed, [true, true]);
     eventually_true("no packet to be fast", || forwarded(&daemon, &bed, SERVER) == 0);
-    let explained = |packet: &str| daemon.ask(&["explain", packet, "--router", bed.red_name()]).to_string();
-    let there = explained("udp 10.7.1.2:9 -> 10.7.2.2:7");
-    assert!(there.contains("between these interfaces: rules may affect replies"), "{there}");
-    let back = explained("udp 10.7.2.2:9 -> 10.7.1.2:7");
-    assert!(back.contains("of nftables chain inet t quiet may drop packets"), "{back}");
+    // While rules are being read, no packet is fast, either.
+    for (packet, why) in [
+        ("udp 10.7.1.2:9 -> 10.7.2.2:7", "between these interfaces: rules may affect replies"),
+        ("udp 10.7.2.2:9 -> 10.7.1.2:7", "of nftables chain inet t quiet may drop packets"),
+    ] {
+        eventually(&format!("{packet} to be explained"), || {
+            let explained = daemon.ask(&["explain", packet, "--router", bed.red_name()]).to_string();
+            if explained.contains(why) { Ok(()) } else { Err(explained) }
+        });
+    }
     daemon.stop();
 }
 

@@ -490,6 +490,11 @@ fn rules_outlive_larger_tables() {
         std::fs::remove_file(batch).unwrap();
         bed.nothing_more();
         assert_eq!(bed.program(0), "millrace_flow");
+        // Until then Linux forwards what user space sends to NORMAL.
+        bed.wait_for("all neighbours", |status| {
+            let routers = status["routers"].as_array();
+            routers.is_some_and(|all| all.iter().any(|router| router["neighbours"].as_u64() >= Some(19_999)))
+        });
         // Packets that user space sends to NORMAL also use the larger tables.
         let frame = routable(0, 1);
         bed.flows(&["add", "in_port=1,actions=output:3,NORMAL"]);
