@@ -6,8 +6,7 @@
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use logic::flow::{
-    Action, Field, FlowCommand, FlowFilter, FlowFlags, FlowMod, Instructions, Key, Match, RuleId, RulePort,
-    Tables,
+    Action, Field, FlowCommand, FlowFilter, FlowMod, Instructions, Key, Match, RuleId, RulePort, Tables,
     field::ether_type,
     table::{Change, Dialect},
 };
@@ -72,21 +71,7 @@ fn wildcard(i: u32) -> Match {
 }
 
 fn request(command: FlowCommand, priority: u16, matching: Match, actions: impl Into<Vec<Action>>) -> FlowMod {
-    FlowMod {
-        command,
-        table: Some(0),
-        cookie: 0,
-        cookie_mask: 0,
-        priority,
-        matching,
-        instructions: Instructions::apply(actions),
-        idle_timeout: 0,
-        hard_timeout: 0,
-        out_port: None,
-        out_group: None,
-        flags: FlowFlags::default(),
-        buffer: None,
-    }
+    FlowMod::new(command, priority, matching, Instructions::apply(actions))
 }
 
 fn add(tables: &mut Tables, request: &FlowMod) -> RuleId {

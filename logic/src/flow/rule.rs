@@ -39,6 +39,27 @@ pub struct FlowMod {
     pub buffer: Option<u32>,
 }
 
+impl FlowMod {
+    /// A change of table 0. No cookie, timeout or flag is set.
+    pub fn new(command: FlowCommand, priority: u16, matching: Match, instructions: Instructions) -> FlowMod {
+        FlowMod {
+            command,
+            table: Some(0),
+            cookie: 0,
+            cookie_mask: 0,
+            priority,
+            matching,
+            instructions,
+            idle_timeout: 0,
+            hard_timeout: 0,
+            out_port: None,
+            out_group: None,
+            flags: FlowFlags::default(),
+            buffer: None,
+        }
+    }
+}
+
 /// What a [`FlowMod`] does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowCommand {

@@ -9,7 +9,8 @@ pub mod ruleset;
 pub mod wire;
 pub mod world;
 
-use logic::memory::Capacity;
+use logic::{flow::flows::Flows, memory::Capacity};
+use router::plane::{Grace, MappedFlows};
 use rustix::{
     net::sockopt::set_socket_recv_buffer_size_force,
     thread::{CpuSet, sched_setaffinity},
@@ -18,6 +19,7 @@ use std::{
     net::UdpSocket,
     process::Command,
     sync::{
+        Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
         mpsc,
     },
@@ -33,6 +35,18 @@ pub const SMALL: Capacity = Capacity {
     interface_buckets: 64,
     routers: 256,
 };
+
+/// Ends a batch of changes of flow rules, as the daemon does. Returns whether there were any.
+pub fn end_batch(rules: &mut Flows<Arc<MappedFlows>>, grace: &mut Grace) -> bool {
+    let any = rules.seal();
+    if any {
+        grace.wait().unwrap();
+        rules.void();
+        grace.wait().unwrap();
+        rules.finish();
+    }
+    any
+}
 
 /// Runs `body` on a thread in a new network namespace, which vanishes with the thread. Needs root.
 pub fn in_new_namespace(body: impl FnOnce() + Send + 'static) {

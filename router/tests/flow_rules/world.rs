@@ -1,8 +1,8 @@
 //! Four ports, flow tables, and the program with its memory.
 
-use crate::common::{SMALL, ifindex, run};
+use crate::common::{SMALL, end_batch, ifindex, run};
 use logic::flow::{
-    FlowCommand, FlowFlags, FlowMod, GroupMod, Instructions, Match, MeterMod, RulePort,
+    FlowCommand, FlowMod, GroupMod, Instructions, Match, MeterMod, RulePort,
     execute::Packet,
     flows::Flows,
     kernel::{self, FlowCapacity, FlowMemory, Seed},
@@ -195,21 +195,7 @@ impl Control {
         does: Instructions,
     ) {
         self.now_ms += 1;
-        let request = FlowMod {
-            command,
-            table: Some(table),
-            cookie: 0,
-            cookie_mask: 0,
-            priority,
-            matching,
-            instructions: does,
-            idle_timeout: 0,
-            hard_timeout: 0,
-            out_port: None,
-            out_group: None,
-            flags: FlowFlags::default(),
-            buffer: None,
-        };
+        let request = FlowMod { table: Some(table), ..FlowMod::new(command, priority, matching, does) };
         self.rules.apply(&request, Dialect::OpenFlow10, self.now_ms).unwrap();
     }
 
@@ -226,14 +212,8 @@ impl Control {
         self.rules.set_ports((1..).map(RulePort).zip(up));
     }
 
-    /// Ends a batch, as the daemon does.
+    /// Ends a batch.
     pub fn finish(&mut self) {
-        if !self.rules.seal() {
-            return;
-        }
-        self.grace.wait().unwrap();
-        self.rules.void();
-        self.grace.wait().unwrap();
-        self.rules.finish();
+        end_batch(&mut self.rules, &mut self.grace);
     }
 }

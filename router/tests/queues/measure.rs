@@ -7,7 +7,7 @@ use crate::common::{driver::Driver, frame::Frame, in_new_namespace};
 use logic::{
     fib::synthetic::{self, Random},
     flow::{
-        Action, Field, FlowCommand, FlowFlags, FlowMod, Instructions, Key, Match, RulePort,
+        Action, Field, FlowCommand, FlowMod, Instructions, Key, Match, RulePort,
         kernel::{FlowCapacity, Seed, Writer},
         packet::VXLAN_PORT,
         table::{Dialect, Tables},
@@ -195,21 +195,8 @@ pub fn flows(w: &World, frames: &[(String, Vec<u8>)], to: RulePort) -> FlowPlane
     tables.set_ports([(RulePort(1), true), (RulePort(2), true)]);
     let mut writer = Writer::new(memory.clone(), seed);
     for (_, frame) in frames {
-        let request = FlowMod {
-            command: FlowCommand::Add,
-            table: Some(0),
-            cookie: 0,
-            cookie_mask: 0,
-            priority: 1,
-            matching: five_fields(frame),
-            instructions: Instructions::apply([Action::output(to)]),
-            idle_timeout: 0,
-            hard_timeout: 0,
-            out_port: None,
-            out_group: None,
-            flags: FlowFlags::default(),
-            buffer: None,
-        };
+        let request =
+            FlowMod::new(FlowCommand::Add, 1, five_fields(frame), Instructions::apply([Action::output(to)]));
         for change in tables.apply(&request, Dialect::OpenFlow10, 1).unwrap() {
             writer.apply(&tables, &change).unwrap();
         }

@@ -3,7 +3,7 @@
 use super::*;
 use logic::{
     flow::{
-        Action, CoreChoice, Field, FlowCommand, FlowFlags, FlowMod, Instructions, Match, RulePort,
+        Action, CoreChoice, Field, FlowCommand, FlowMod, Instructions, Match, RulePort,
         flows::Flows,
         kernel::{FlowCapacity, Seed},
         table::{Dialect, PathPort},
@@ -90,26 +90,11 @@ impl Rules {
     pub fn add(&mut self, table: u8, port: u16, instructions: Instructions) {
         let udp = Match::ANY.with(Field::EthType, 0x0800_u16).with(Field::IpProto, 17_u8);
         let request = FlowMod {
-            command: FlowCommand::Add,
             table: Some(table),
-            cookie: 0,
-            cookie_mask: 0,
-            priority: 1,
-            matching: udp.with(Field::UdpDst, port),
-            instructions,
-            idle_timeout: 0,
-            hard_timeout: 0,
-            out_port: None,
-            out_group: None,
-            flags: FlowFlags::default(),
-            buffer: None,
+            ..FlowMod::new(FlowCommand::Add, 1, udp.with(Field::UdpDst, port), instructions)
         };
         self.tables.apply(&request, Dialect::OpenFlow13, 0).unwrap();
-        assert!(self.tables.seal());
-        self.grace.wait().unwrap();
-        self.tables.void();
-        self.grace.wait().unwrap();
-        self.tables.finish();
+        assert!(common::end_batch(&mut self.tables, &mut self.grace));
     }
 
     /// Gives packets for one port to a path.

@@ -1,7 +1,7 @@
 //! Connections that bypass the rules of a firewall, in routers that also have flow rules, paths or shares.
 
 use super::{
-    common::{frame::Frame, in_new_namespace, only_on},
+    common::{end_batch, frame::Frame, in_new_namespace, only_on},
     connections::*,
     out, up,
     world::*,
@@ -9,7 +9,7 @@ use super::{
 use logic::{
     firewall::traffic::Tuple,
     flow::{
-        Action, Field, FlowCommand, FlowFlags, FlowMod, Instructions, Match, RulePort,
+        Action, Field, FlowCommand, FlowMod, Instructions, Match, RulePort,
         flows::Flows,
         kernel::{FlowCapacity, Seed},
         table::Dialect,
@@ -63,27 +63,9 @@ impl Rules {
     }
 
     fn change(&mut self, command: FlowCommand, matching: Match, instructions: Instructions) {
-        let request = FlowMod {
-            command,
-            table: Some(0),
-            cookie: 0,
-            cookie_mask: 0,
-            priority: 9,
-            matching,
-            instructions,
-            idle_timeout: 0,
-            hard_timeout: 0,
-            out_port: None,
-            out_group: None,
-            flags: FlowFlags::default(),
-            buffer: None,
-        };
+        let request = FlowMod::new(command, 9, matching, instructions);
         self.tables.apply(&request, Dialect::OpenFlow13, 0).unwrap();
-        assert!(self.tables.seal());
-        self.grace.wait().unwrap();
-        self.tables.void();
-        self.grace.wait().unwrap();
-        self.tables.finish();
+        assert!(end_batch(&mut self.tables, &mut self.grace));
     }
 
     fn add(&mut self, matching: Match, actions: impl Into<Vec<Action>>) {

@@ -3,7 +3,7 @@
 
 use super::{answer::Reader, *};
 use crate::flow::{
-    Action, CoreChoice, Field, FlowCommand, FlowFlags, FlowMod, Instructions, Key, Match, RulePort,
+    Action, CoreChoice, Field, FlowCommand, FlowMod, Instructions, Key, Match, RulePort,
     field::{ether_type, ip_proto},
     rule::CORE_TABLE,
     table::Dialect,
@@ -44,21 +44,7 @@ impl World {
         matching: Match,
         does: Instructions,
     ) {
-        let request = FlowMod {
-            command,
-            table: Some(table),
-            cookie: 0,
-            cookie_mask: 0,
-            priority,
-            matching,
-            instructions: does,
-            idle_timeout: 0,
-            hard_timeout: 0,
-            out_port: None,
-            out_group: None,
-            flags: FlowFlags::default(),
-            buffer: None,
-        };
+        let request = FlowMod { table: Some(table), ..FlowMod::new(command, priority, matching, does) };
         self.now_ms += 1;
         let changes = match table {
             CORE_TABLE => self.tables.apply_core(&request, Dialect::OpenFlow13, self.now_ms),

@@ -8,21 +8,7 @@ pub(super) fn out(port: u16) -> Action {
 }
 
 pub(super) fn add(priority: u16, matching: Match, actions: impl Into<Vec<Action>>) -> FlowMod {
-    FlowMod {
-        command: FlowCommand::Add,
-        table: Some(0),
-        cookie: 0,
-        cookie_mask: 0,
-        priority,
-        matching,
-        instructions: Instructions::apply(actions),
-        idle_timeout: 0,
-        hard_timeout: 0,
-        out_port: None,
-        out_group: None,
-        flags: FlowFlags::default(),
-        buffer: None,
-    }
+    FlowMod::new(FlowCommand::Add, priority, matching, Instructions::apply(actions))
 }
 
 pub(super) fn everything() -> FlowFilter {

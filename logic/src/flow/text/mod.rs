@@ -179,19 +179,8 @@ fn parse_for(text: &str, purpose: Purpose, names: Names<'_>) -> Result<FlowMod, 
     let deletes = command.deletes();
     let (fields, actions) = split_actions(text);
     let mut flow = FlowMod {
-        command,
         table: (!deletes).then_some(0),
-        cookie: 0,
-        cookie_mask: 0,
-        priority: DEFAULT_PRIORITY,
-        matching: Match::ANY,
-        instructions: Instructions::default(),
-        idle_timeout: 0,
-        hard_timeout: 0,
-        out_port: None,
-        out_group: None,
-        flags: FlowFlags::default(),
-        buffer: None,
+        ..FlowMod::new(command, DEFAULT_PRIORITY, Match::ANY, Instructions::default())
     };
     let mut matched = Vec::new();
     for word in words(fields, names)? {
