@@ -42,7 +42,7 @@ pub fn demo() -> Result<()> {
     let mut testbed = Testbed::for_rates(&Topology::rfc2544().with_routers(VIRTUAL_ROUTERS))?;
 
     let (sender, _) = testbed.host_ends()[0];
-    masquerade::nft(sender.command("nft"), masquerade::NO_ANSWERS)?;
+    masquerade::nft(sender, masquerade::NO_ANSWERS)?;
 
     println!("Linux forwards ...");
     let linux = subject::start("linux", &testbed)?;
@@ -103,7 +103,7 @@ fn measure_all(
 /// Loads rules into the box, and makes established connections. With Millrace, waits until these are fast.
 fn set_up_firewall(testbed: &mut Testbed, workload: &Workload, millrace: Option<&Millrace>) -> Result<()> {
     masquerade::forget(testbed)?;
-    masquerade::nft(testbed.box_namespace.command("nft"), masquerade::RULES)?;
+    masquerade::nft(&testbed.box_namespace, masquerade::RULES)?;
     // Millrace makes connections fast that begin after it has read the rules.
     sys::sleep(SETTLE)?;
     masquerade::begin(testbed, workload)?;

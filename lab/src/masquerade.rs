@@ -9,7 +9,6 @@
 
 use std::{
     collections::BTreeMap,
-    process::Command,
     time::{Duration, Instant},
 };
 
@@ -20,6 +19,7 @@ use crate::{
     addresses::{egress_mac, egress4, nexthop_mac},
     command,
     generator::{Load, Pace, PacketSocket},
+    namespace::Namespace,
     packet::{self, Stamp},
     subject::{Millrace, Rewrite, Subject},
     sys,
@@ -63,7 +63,7 @@ pub const NEARLY_ALL: f64 = 0.99;
 /// # Errors
 /// `nft` or `conntrack` fails.
 pub fn forget(testbed: &Testbed) -> Result<()> {
-    nft(testbed.box_namespace.command("nft"), "flush ruleset")?;
+    nft(&testbed.box_namespace, "flush ruleset")?;
     command::run(testbed.box_namespace.command("conntrack").arg("-F")).map(drop)
 }
 
@@ -194,12 +194,12 @@ pub fn fast_share(before: [u64; 2], after: [u64; 2]) -> f64 {
     if fast + slow > 0.0 { fast / (fast + slow) } else { 0.0 }
 }
 
-/// Changes the rules of the namespace that `command` runs `nft` in.
+/// Changes the rules of a namespace.
 ///
 /// # Errors
 /// `nft` refuses.
-pub fn nft(mut command: Command, rules: &str) -> Result<()> {
-    command::run_with_input(command.args(["-f", "-"]), rules).map(drop)
+pub fn nft(namespace: &Namespace, rules: &str) -> Result<()> {
+    command::run_with_input(namespace.command("nft").args(["-f", "-"]), rules).map(drop)
 }
 
 /// A subject that masquerades, if there are rules. Nearly all of its packets must be fast, not all.

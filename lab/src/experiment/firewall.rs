@@ -65,7 +65,7 @@ pub(super) fn run(options: &FirewallOptions, output: &Output) -> Result<()> {
     pictures().iter().try_for_each(|figure| recorder.figure(figure))?;
     let mut testbed = testbed(0)?;
     let (sender, _) = testbed.host_ends()[0];
-    nft(sender.command("nft"), NO_ANSWERS)?;
+    nft(sender, NO_ANSWERS)?;
     let repeats = options.sampling.repeat;
     let mut progress = Progress::new((options.connections.len() * CASES.len() * usize::from(repeats)) as u64);
     for &connections in &options.connections {
@@ -134,7 +134,7 @@ fn one(
     // Millrace leaves connections that are older than itself to Linux.
     forget(testbed)?;
     if ruled {
-        nft(testbed.box_namespace.command("nft"), RULES)?;
+        nft(&testbed.box_namespace, RULES)?;
     }
     // These must not wait behind the generator while they get ready.
     testbed.set_priority(Priority::Reaction)?;
@@ -147,7 +147,7 @@ fn one(
         begin(testbed, workload)?;
         if let Some(millrace) = &millrace {
             let at_first = until_fast(testbed, millrace, |_| Ok(()))?;
-            let change = |testbed: &Testbed| nft(testbed.box_namespace.command("nft"), ANOTHER_RULE);
+            let change = |testbed: &Testbed| nft(&testbed.box_namespace, ANOTHER_RULE);
             delays = Some(Delays { at_first, again: until_fast(testbed, millrace, change)? });
         }
     }

@@ -8,10 +8,10 @@ use super::{
     admission::Refusal,
     kept::{Clock, Kept, One, Router},
     note::ConnectionNote,
-    tracked::Tracked,
+    tracked::{Refresh, Tracked},
 };
 use crate::{
-    firewall::traffic::{Tuple, Version},
+    firewall::traffic::Version,
     mirror::ConnectionRules,
     plan::RouterId,
     tables::connections::{ConnectionMemory, PairId},
@@ -28,16 +28,7 @@ pub enum Again {
     /// Proofs have taken too long in the last second. It still waits.
     Waits,
     /// It is out of the table. Linux has not seen its last packets, if there is a timeout for it here.
-    Out(Option<Owed>),
-}
-
-/// A timeout that Linux must be given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Owed {
-    pub protocol: u8,
-    pub tuple: Tuple,
-    /// Seconds from now.
-    pub timeout_s: u32,
+    Out(Option<Refresh>),
 }
 
 type Connections = BTreeMap<PairId, One>;
@@ -90,7 +81,7 @@ impl<M: ConnectionMemory> Kept<M> {
             |tracked: &&Tracked| tracked.ways(&note.tuple) == Some(ways) && tracked.is_ready().is_ok();
         let owed = answer.as_ref().ok().filter(is_same).and_then(|tracked| {
             let timeout_s = one.owed(counts, tracked.expires_s, clock.now)?;
-            Some(Owed { protocol: note.protocol, tuple: note.tuple, timeout_s })
+            Some(Refresh { protocol: note.protocol, tuple: note.tuple, timeout_s })
         });
         let decided = answer.and_then(|tracked| match self.admit(note, &tracked)? == ways {
             true => self.begin(note, id, &tracked, clock),

@@ -14,7 +14,7 @@
 use super::{
     admission::{Admission, Consent, Refusal, STEPS_PER_S},
     note::ConnectionNote,
-    tracked::{Tracked, Way, Ways},
+    tracked::{Refresh, Tracked, Way, Ways},
 };
 use crate::{
     fib::Epoch,
@@ -177,8 +177,8 @@ impl Clock {
 /// What Linux must be told about connections of one router.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Due {
-    /// Connections whose timeout is renewed, in seconds.
-    pub refresh: Vec<(PairId, u8, Tuple, u32)>,
+    /// Connections whose timeout is renewed.
+    pub refresh: Vec<(PairId, Refresh)>,
     /// Connections of TCP whose flags are set again.
     pub liberal: Vec<(PairId, Tuple)>,
     /// Connections of TCP that RST has ended. Linux may not think so: it compares the number of RST with the last
@@ -475,9 +475,10 @@ impl<M: ConnectionMemory> Kept<M> {
             for (id, one) in &mut router.all {
                 // Linux sees the packets of those that wait.
                 let waits = one.generation != generation;
-                one.count(self.table.counts(*id), clock.now);
+                let counts = self.table.counts(*id);
+                one.count(counts, clock.now);
                 if !waits && !self.table.is_closing(*id) {
-                    one.look(*id, self.table.counts(*id), clock.now, &mut of_router);
+                    one.look(*id, counts, clock.now, &mut of_router);
                 }
                 if self.table.was_reset(*id) {
                     of_router.reset.push(one.ways.0[0].arrives);
@@ -603,7 +604,8 @@ impl One {
         let is_old = now.saturating_sub(self.renewed_at) >= self.timeouts.renewed_after();
         if is_used && (is_old || quiet >= QUIET) {
             let timeout_s = self.timeout_s(counts).saturating_sub(quiet.as_secs() as u32).max(1);
-            due.refresh.push((id, self.protocol, self.ways.0[0].arrives, timeout_s));
+            let (protocol, tuple) = (self.protocol, self.ways.0[0].arrives);
+            due.refresh.push((id, Refresh { protocol, tuple, timeout_s }));
         }
         let has_wrapped = |way: usize| counts[way].1.saturating_sub(self.liberal[way]) >= SEQUENCE_BYTES;
         let is_asked = self.ask_at.is_some_and(|at| at <= now);

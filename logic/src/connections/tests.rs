@@ -2,10 +2,10 @@
 
 use super::{
     admission::{Consent, Refusal},
-    again::{Again, Owed},
+    again::Again,
     kept::{Clock, Due, Kept, State, Timeouts, View},
     note::ConnectionNote,
-    tracked::{Special, Tracked, Way, Ways},
+    tracked::{Refresh, Special, Tracked, Way, Ways},
 };
 use crate::{
     firewall::{
@@ -189,7 +189,7 @@ fn a_connection_is_kept_with_both_ways_until_linux_forgets_it() {
 
 /// The timeouts that Linux is asked to set, as (protocol, seconds).
 fn told(due: &Due) -> Vec<(u8, u32)> {
-    due.refresh.iter().map(|(_, protocol, _, timeout_s)| (*protocol, *timeout_s)).collect()
+    due.refresh.iter().map(|(_, one)| (one.protocol, one.timeout_s)).collect()
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn timeouts_of_used_connections_are_renewed() {
     bench.use_first(1, 100);
     let due = bench.look_after(S);
     assert_eq!(told(&due), [(UDP, 120)]);
-    let (id, _, tuple, _) = due.refresh[0];
+    let (id, Refresh { tuple, .. }) = due.refresh[0];
     assert_eq!(tuple, tracked(UDP, 1).tuples[0]);
     bench.kept.refreshed(3, id, 120, true, clock(bench.now));
     assert_eq!(bench.row(1, word::UNTIL).load(Relaxed), clock(bench.now).jiffies + 119 * HZ as u64);
@@ -713,7 +713,7 @@ fn new_rules_may_refuse_a_connection() {
     bench.now += 2 * S;
     // Linux has seen no packet for 20 s, but the last one was 2 s ago.
     let answer = Ok(Tracked { expires_s: 100, ..tracked(UDP, 1) });
-    let owed = Owed { protocol: UDP, tuple: tracked(UDP, 1).tuples[0], timeout_s: 118 };
+    let owed = Refresh { protocol: UDP, tuple: tracked(UDP, 1).tuples[0], timeout_s: 118 };
     assert_eq!(bench.kept.decide_again(id, &asked, answer, clock(bench.now)), Again::Out(Some(owed)));
     assert_eq!((bench.count(), generations(&bench)), (0, [1, 1]));
 }

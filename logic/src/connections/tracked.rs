@@ -22,6 +22,17 @@ pub struct Tracked {
     pub special: Option<Special>,
 }
 
+/// A connection whose timeout Linux is to set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refresh {
+    /// IP protocol.
+    pub protocol: u8,
+    /// The packets of either direction, as they arrive.
+    pub tuple: Tuple,
+    /// Seconds from now.
+    pub timeout_s: u32,
+}
+
 /// Properties of connections that only Linux can handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Special {

@@ -8,7 +8,7 @@ use crate::{
             ends::Waiting,
             message::Destroyed,
             settings::Settings,
-            tracker::{Answer, Refresh, Tracker},
+            tracker::{Answer, Tracker},
         },
         observer::Waker,
     },
@@ -21,7 +21,7 @@ use anyhow::{Context, Result};
 use logic::{
     connections::{
         admission::{Consent, Refusal},
-        again::{Again, Owed},
+        again::Again,
         kept::{Clock, Due, Kept, Timeouts},
         note::ConnectionNote,
         tracked::Tracked,
@@ -443,10 +443,11 @@ fn promote_again(
     end: Duration,
 ) -> io::Result<()> {
     let mut owed = Vec::new();
+    // A moment before all answers.
+    let clock = clock(heart).map_err(io::Error::other)?;
     while monotonic() < end
         && let Some((id, note)) = kept.next_waiting(router)
     {
-        let clock = clock(heart).map_err(io::Error::other)?;
         let answer = match note.protocol {
             TCP => tracker.make_liberal(&note.tuple)?,
             _ => tracker.look(note.protocol, &note.tuple)?,
@@ -457,9 +458,7 @@ fn promote_again(
             Again::Out(timeout) => owed.extend(timeout),
         }
     }
-    let refresh = |Owed { protocol, tuple, timeout_s }| Refresh { protocol, tuple, timeout_s };
-    tracker.refresh(&owed.into_iter().map(refresh).collect::<Vec<_>>())?;
-    Ok(())
+    tracker.refresh(&owed).map(drop)
 }
 
 fn known(answer: Answer) -> Result<Tracked, Refusal> {
@@ -483,18 +482,10 @@ fn tell(
     for tuple in &due.reset {
         tracker.close(tuple, settings.tcp_close_s)?;
     }
-    let refresh: Vec<_> = due
-        .refresh
-        .iter()
-        .map(|(_, protocol, tuple, timeout_s)| Refresh {
-            protocol: *protocol,
-            tuple: *tuple,
-            timeout_s: *timeout_s,
-        })
-        .collect();
+    let refresh: Vec<_> = due.refresh.iter().map(|(_, refresh)| *refresh).collect();
     let done = tracker.refresh(&refresh)?;
-    for ((id, .., timeout_s), done) in due.refresh.iter().zip(done) {
-        kept.refreshed(router, *id, *timeout_s, done, clock);
+    for ((id, refresh), done) in due.refresh.iter().zip(done) {
+        kept.refreshed(router, *id, refresh.timeout_s, done, clock);
     }
     for (id, tuple) in &due.liberal {
         let answer = known(tracker.make_liberal(tuple)?);

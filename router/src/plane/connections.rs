@@ -203,8 +203,8 @@ impl Connections {
         Ok(std::mem::take(&mut *self.noted.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
-    /// Gives each router room for [`CONNECTION_NOTES`] and [`LOCAL_NOTES`] more notes. Call this after [`Connections::notes`], and not too
-    /// often: it is what limits the work that packets can cause.
+    /// Gives each router room for [`CONNECTION_NOTES`] and [`LOCAL_NOTES`] more notes. Call this after
+    /// [`Connections::notes`], and not too often: it is what limits the work that packets can cause.
     pub fn begin_again(&self) {
         for count in self.counts.as_slice() {
             if count.load(Relaxed) > 0 {

@@ -4,7 +4,7 @@
 
 use crate::bed::*;
 use logic::{
-    connections::tracked::{Special, TCP_ESTABLISHED, Tracked},
+    connections::tracked::{Refresh, Special, TCP_ESTABLISHED, Tracked},
     firewall::traffic::{ASSURED, SEEN_REPLY, SRC_NAT, TCP, Tuple, UDP},
 };
 use router::linux::{
@@ -12,7 +12,7 @@ use router::linux::{
         ends::{Ends, Waiting},
         message::Destroyed,
         settings::SettingFiles,
-        tracker::{Answer, Refresh, Tracker},
+        tracker::{Answer, Tracker},
     },
     netlink::{
         socket::Socket,

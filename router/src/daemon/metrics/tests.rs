@@ -1,7 +1,9 @@
 use super::*;
-use crate::api::status::Families;
-use crate::api::workers::{
-    ElementReport, OutputStand, PathStand, QueueStand, UpCounts, UpReport, WorkerStand, WorkersReport,
+use crate::api::{
+    status::Families,
+    workers::{
+        ElementReport, OutputStand, PathStand, QueueStand, UpCounts, UpReport, WorkerStand, WorkersReport,
+    },
 };
 
 fn count(reason: &str, packets: u64) -> ReasonCount {

@@ -14,7 +14,7 @@ use crate::linux::netlink::{
     wire::{self, Message, Request},
 };
 use logic::{
-    connections::tracked::{TCP_ESTABLISHED, Tracked},
+    connections::tracked::{Refresh, TCP_ESTABLISHED, Tracked},
     firewall::traffic::{TCP, Tuple},
 };
 use std::io;
@@ -43,17 +43,6 @@ pub enum Answer {
     Unreadable,
     /// Linux does not track it.
     Gone,
-}
-
-/// A connection that is to live longer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refresh {
-    /// IP protocol.
-    pub protocol: u8,
-    /// The packets of either direction, as they arrive.
-    pub tuple: Tuple,
-    /// Seconds from now.
-    pub timeout_s: u32,
 }
 
 /// A socket for requests about the connections of one namespace. It keeps the namespace alive. Only connections in
