@@ -6,7 +6,7 @@
  *
  * Who writes what
  *   user space writes: port_index, tx_ports, rule_ports, interface_index, routers, firewalls, interface_groups, fib, fib_tails,
- *   nexthops, neighbour_index, queues, control, connection_index, most of connections, share.admit and share.own_admit
+ *   nexthops, neighbour_index, queues, control, most of connections, share.admit and share.own_admit
  *   the program writes: the rest of a share, counters, charges, policers, flow_samples, candidates, nexthop.used;
  *   millrace_explain writes only trace
  * Words that user space changes while packets run are aligned and written whole (u32 or u64), so a reader sees the old
@@ -139,37 +139,65 @@ struct firewall {
 /* --- connections ------------------------------------------------------------------------------------------------- */
 
 /*
- * One direction of a connection that conntrack tracks and that all rules accept; NAT included. Rows 2n and 2n + 1 are the two
- * directions of a connection. connection_index finds the row: as neighbour_index, but with a seeded hash. Rows are constant
- * while the index leads to them, and until a grace period later, except for the words that say who writes them.
+ * One direction of a connection that conntrack tracks and that all rules accept; NAT included. The rows are a hash table: a
+ * row lies in block h of its key's hash, or in block h ^ 1 if the first was full. It is there if the key's words are equal
+ * and CONNECTION_GONE is not set. A block with an empty row (first word 0) has no rows in the other block. Everything but
+ * that bit, `ended` and the counts is constant while a packet may use the row; user space also changes the word with
+ * `generation` and `until`.
+ *
+ * IPv4 needs one row, which is one cache line. IPv6 needs another one, struct connection6_rest, in either block.
  */
+struct connection4 {
+	__u32 source, destination, new_source, new_destination;		/* as loaded */
+	__u64 packets, bytes;	/* forwarded; bytes of IP packets. Written by the program */
+};
+
+struct connection6 {
+	__u64 source[2], destination[2];	/* as loaded */
+};
+
+union connection_family {
+	struct connection4 v4;
+	struct connection6 v6;
+};
+
 struct connection {
-	/* First cache line: the packets that it is about. */
-	__u64 source[2], destination[2];	/* as loaded; IPv4 in the low 4 bytes of the first word */
+	/* The first word. */
 	__u32 ports;		/* as loaded: source, destination */
-	__u8  protocol;		/* TCP or UDP */
+	__u8  protocol;		/* TCP or UDP; CONNECTION_REST: this is a struct connection6_rest */
 	__u8  router;
 	__u8  version;		/* 0: IPv4, 1: IPv6 */
-	__u8  translated;	/* 0: no NAT; 1: of the source only; 2: of the destination, too */
+	__u8  state;		/* enum connection_state */
+	/* The second word. */
 	__u16 ingress, egress;	/* interfaces; packets that take another way go to the kernel */
+	__u32 other;		/* the row of the other direction */
+	/* The third word, which is written whole. */
 	__u32 generation;	/* firewalls[router].generation of the proof */
-	__u64 until;		/* jiffies: before this, the kernel does not forget the connection. Written by user space */
-	__u64 ended;		/* the flags SYN, FIN and RST that the program has seen. It writes them, for both directions */
-	/* Second cache line: what becomes of them. */
+	__u32 until;		/* jiffies >> CONNECTION_UNTIL_SHIFT: before this, the kernel does not forget the connection */
+	__u32 ended;		/* the flags SYN, FIN and RST that the program has seen. It writes them, for both directions */
+	__u32 rest;		/* IPv4: the new ports; IPv6: the row of struct connection6_rest */
+	union connection_family family;
+};
+
+enum connection_state {
+	CONNECTION_NEW_SOURCE = 1,	/* NAT changes the source and nothing else */
+	CONNECTION_NEW_DESTINATION = 2,	/* NAT changes the destination, maybe the source, too */
+	CONNECTION_TRANSLATED = 3,	/* any of these */
+	CONNECTION_GONE = 128,		/* removed; packets that have found the row before may still use it */
+};
+
+struct connection6_rest {
+	__u32 zero;
+	__u8  protocol;		/* CONNECTION_REST */
+	__u8  zeros[3];
+	__u32 new_ports, pad;
 	__u64 new_source[2], new_destination[2];
-	__u32 new_ports;
-	__u16 header_sum;	/* for the IPv4 checksum: ones' complement sum of all ~old and new words of addresses */
-	__u16 sum;		/* for the checksum of TCP and UDP: the same of addresses and ports */
-	__u64 packets, bytes;	/* forwarded; bytes of IP packets. Written by the program */
-	__u64 pad;
+	__u64 packets, bytes;	/* as those of struct connection4, and at the same place */
 };
 
-#define CONNECTION_WAYS 8
-
-/* A slot: high 32 bits hash tag, low 32 bits row of `connections` + 1; 0: empty. A key sits in bucket h or, when full, in h ^ 1. */
-struct connection_bucket {
-	__u64 slot[CONNECTION_WAYS];
-};
+#define CONNECTION_WAYS 8	/* rows of a block */
+#define CONNECTION_REST 255
+#define CONNECTION_UNTIL_SHIFT 6
 
 /*
  * A connection whose packets go to the kernel because of rules. It may become fast, so user space asks the kernel about it.

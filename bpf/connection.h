@@ -16,11 +16,9 @@
 #define UDP_LENGTH	4
 #define UDP_CHECKSUM	6
 
-#define NEW_DESTINATION	2	/* connection.translated: of the destination, maybe of the source, too */
-
-/* The first part of struct connection: the packets of one direction. */
+/* The packets of one direction. */
 struct connection_key {
-	__u64 source[2], destination[2];
+	__u64 source[2], destination[2];	/* as loaded; IPv4 in the low 4 bytes of the first word */
 	__u32 ports;
 	__u32 rest;	/* protocol, router, version and 0, as they lie in struct connection */
 };
@@ -92,31 +90,33 @@ read_key(struct xdp_md *ctx, __u32 router, __u32 offset, struct connection_key *
 	return header;
 }
 
-static __always_inline bool has_key(const struct connection *c, const struct connection_key *key)
+static __always_inline bool has_addresses(const struct connection *c, const struct connection_key *key)
 {
-	/* The byte behind these three is `translated`. */
-	return c->ports == key->ports && (*(const __u32 *)&c->protocol & 0xffffff) == key->rest &&
-	       c->source[0] == key->source[0] && c->source[1] == key->source[1] &&
-	       c->destination[0] == key->destination[0] && c->destination[1] == key->destination[1];
+	if (key->rest >> 16)
+		return c->family.v6.source[0] == key->source[0] && c->family.v6.source[1] == key->source[1] &&
+		       c->family.v6.destination[0] == key->destination[0] &&
+		       c->family.v6.destination[1] == key->destination[1];
+	return c->family.v4.source == (__u32)key->source[0] && c->family.v4.destination == (__u32)key->destination[0];
 }
 
-/* The row + 1, or 0. Sets *full if the key may be in the other bucket. */
+/* The row + 1, or 0. Sets *full if the key may be in the other block. Most keys lie in the first row that it looks at. */
 static __always_inline __u32
-search_connections(__u32 bucket, __u32 tag, const struct connection_key *key, bool *full)
+search_connections(__u32 block, __u32 hash, const struct connection_key *key, bool *full)
 {
-	const struct connection_bucket *b = ROW(connection_index, bucket);
-
-	if (!b)
-		return 0;
 	*full = true;
 	for (int i = 0; i < CONNECTION_WAYS; i++) {
-		__u64 slot = *(volatile const __u64 *)&b->slot[i];
-		const struct connection *c;
+		__u32 row = block * CONNECTION_WAYS + ((hash + i) & (CONNECTION_WAYS - 1));
+		const struct connection *c = ROW(connections, row);
 
-		if (!slot)
+		if (!c)
+			return 0;
+		__u64 word = *(volatile const __u64 *)c;
+
+		if (!word)
 			*full = false;
-		else if (slot >> 32 == tag && (c = ROW(connections, (__u32)slot - 1)) && has_key(c, key))
-			return slot;
+		else if ((word & ~((__u64)CONNECTION_TRANSLATED << 56)) == (key->ports | (__u64)key->rest << 32) &&
+			 has_addresses(c, key))
+			return row + 1;
 	}
 	return 0;
 }
@@ -130,26 +130,30 @@ static __always_inline bool is_valid(const struct connection *c, __u32 router, _
 	if (!f || !control_row)
 		return false;
 	__u64 generation = *(volatile const __u64 *)&f->generation;
+	__u64 word = *(volatile const __u64 *)&c->generation;	/* with `until` above it */
 
-	return generation && c->generation == generation && c->ingress == ingress &&
-	       now < *(volatile const __u64 *)&c->until &&
+	return generation && (__u32)word == generation && c->ingress == ingress &&
+	       now >> CONNECTION_UNTIL_SHIFT < word >> 32 &&
 	       now < *(volatile const __u64 *)&control_row->connections_deadline_jiffies &&
-	       !*(volatile const __u64 *)&c->ended;
+	       !*(volatile const __u32 *)&c->ended;
 }
 
 /* Packets of both directions go to the kernel from now on. User space looks for the flags that it has seen. */
 static __always_inline void end_connection(__u32 row, __u8 flags)
 {
-	struct connection *one = ROW(connections, row), *other = ROW(connections, row ^ 1);
+	struct connection *one = ROW(connections, row);
 
-	if (one)
-		*(volatile __u64 *)&one->ended |= flags;
+	if (!one)
+		return;
+	*(volatile __u32 *)&one->ended |= flags;
+	struct connection *other = ROW(connections, one->other);
+
 	if (other)
-		*(volatile __u64 *)&other->ended |= flags;
+		*(volatile __u32 *)&other->ended |= flags;
 }
 
 /*
- * The packet's connection, or 0: its row + 1, its egress interface in bits 32..47, and `translated` in the bits above. This
+ * The packet's connection, or 0: its row + 1, its egress interface in bits 32..47, and how NAT changes it in the bits above. This
  * saves lookups, each of which takes a place on the stack. `place`: the router, and its ingress interface in bits 16..31.
  * `offset`: as in read_key(). For a packet that may change the connection's state, this returns 0 and ends the connection, even if
  * the row is not valid for the packet: conntrack looks only at what the key holds.
@@ -169,11 +173,11 @@ __noinline __u64 find_connection(struct xdp_md *ctx, __u32 place, __u32 offset, 
 		flags = header[TCP_FLAGS];
 	}
 	__u64 hash = connection_hash(&key);
-	__u32 bucket = hash >> 32 & connection_mask;
-	__u32 row = search_connections(bucket, hash, &key, &full);
+	__u32 block = hash >> 32 & connection_mask;
+	__u32 row = search_connections(block, hash, &key, &full);
 
 	if (!row && full)
-		row = search_connections((bucket ^ 1) & connection_mask, hash, &key, &full);
+		row = search_connections((block ^ 1) & connection_mask, hash, &key, &full);
 	if (!row)
 		return 0;
 	if (flags & TCP_STATE_FLAGS) {
@@ -185,12 +189,12 @@ __noinline __u64 find_connection(struct xdp_md *ctx, __u32 place, __u32 offset, 
 
 	if (!c || !(flags & TCP_ACK) || !is_valid(c, place & 0xff, place >> 16))
 		return 0;
-	return row | (__u64)c->egress << 32 | (__u64)c->translated << 48;
+	return row | (__u64)c->egress << 32 | (__u64)(c->state & CONNECTION_TRANSLATED) << 48;
 }
 
 static __always_inline bool has_new_destination(const struct packet *p)
 {
-	return p->connection >> 48 == NEW_DESTINATION;
+	return p->connection >> 48 == CONNECTION_NEW_DESTINATION;
 }
 
 /* A half of the packet's new destination. `row`: + 1. A lookup in the programs themselves would cost them stack. */
@@ -198,7 +202,13 @@ __noinline __u64 new_destination(__u32 row, __u32 half)
 {
 	const struct connection *c = ROW(connections, row - 1);
 
-	return c ? c->new_destination[half & 1] : 0;
+	if (!c)
+		return 0;
+	if (!c->version)
+		return c->family.v4.new_destination;
+	const struct connection6_rest *rest = (void *)ROW(connections, c->rest);
+
+	return rest ? rest->new_destination[half & 1] : 0;
 }
 
 /* Finds the packet's connection. Does it give the packet a new destination? `version`: 0 for IPv4, 1 for IPv6. */
@@ -323,29 +333,50 @@ note_local(const struct packet *p, const struct router *router, enum reason reas
 }
 
 /*
- * Adds to a checksum the ones' complement sum of ~old and new words (RFC 1624). Of the two forms of 0 the result is always
- * 0, never 0xffff, as that of csum_replace4 and inet_proto_csum_replace4.
+ * Adds to a checksum the ones' complement sum of ~old and new words of 16 or 32 bits (RFC 1624). Of the two forms of 0 the
+ * result is always 0, never 0xffff, as that of csum_replace4 and inet_proto_csum_replace4.
  */
-static __always_inline __u16 replaced(__u16 checksum, __u16 change)
+static __always_inline __u16 replaced(__u16 checksum, __u64 change)
 {
-	__u32 sum = 0xffff + (__u16)~checksum + change;
+	__u64 sum = 0xffff + (__u16)~checksum + change;
 
+	sum = (sum >> 32) + (__u32)sum;
+	sum = (sum >> 16) + (sum & 0xffff);
 	sum = (sum >> 16) + (sum & 0xffff);
 	sum = (sum >> 16) + (sum & 0xffff);
 	return ~sum;
 }
 
-/* As tcp_manip_pkt and udp_manip_pkt of nf_nat. A UDP packet without a checksum gets none. */
-static __always_inline void translate_header(__u8 *header, const void *end, const struct connection *c)
+static __always_inline __u64 change_of(__u32 old, __u32 new)
+{
+	return (__u64)(__u32)~old + new;
+}
+
+/* Writes two words in place of others, and returns their part of the change. */
+static __always_inline __u64 replace_address6(__u64 *words, const __u64 *new)
+{
+	__u64 change = 0;
+
+	for (int i = 0; i < 2; i++) {
+		change += change_of(words[i], new[i]) + change_of(words[i] >> 32, new[i] >> 32);
+		words[i] = new[i];
+	}
+	return change;
+}
+
+/* As tcp_manip_pkt and udp_manip_pkt of nf_nat. A UDP packet without a checksum gets none. `change`: of the addresses. */
+static __always_inline void
+translate_header(__u8 *header, const void *end, __u8 protocol, __u32 new_ports, __u64 change)
 {
 	__u16 *checksum;
 
 	if ((const void *)(header + UDP_BYTES) > end)
 		return;
-	if (c->protocol == IPPROTO_UDP) {
+	change += change_of(*(__u32 *)header, new_ports);
+	if (protocol == IPPROTO_UDP) {
 		checksum = (__u16 *)(header + UDP_CHECKSUM);
 		if (*checksum) {
-			__u16 new = replaced(*checksum, c->sum);
+			__u16 new = replaced(*checksum, change);
 
 			*checksum = new ? new : 0xffff;	/* CSUM_MANGLED_0 */
 		}
@@ -353,9 +384,9 @@ static __always_inline void translate_header(__u8 *header, const void *end, cons
 		checksum = (__u16 *)(header + TCP_CHECKSUM);
 		if ((const void *)(header + TCP_BYTES) > end)
 			return;
-		*checksum = replaced(*checksum, c->sum);
+		*checksum = replaced(*checksum, change);
 	}
-	*(__u32 *)header = c->new_ports;
+	*(__u32 *)header = new_ports;
 }
 
 /*
@@ -370,31 +401,38 @@ __noinline int translate(struct xdp_md *ctx, __u32 row, __u32 offset, __u32 byte
 
 	if (!c)
 		return 0;
-	if (bytes) {
-		c->packets++;
-		c->bytes += bytes;
-	}
-	if (!c->translated)
-		return 0;
 	if (offset >> 31) {
 		struct ipv6 *ip = data + (offset & 0xff);
+		struct connection6_rest *rest = (void *)ROW(connections, c->rest);
 
-		if ((void *)(ip + 1) > end)
+		if (!rest)
 			return 0;
-		ip->source[0] = c->new_source[0];
-		ip->source[1] = c->new_source[1];
-		ip->destination[0] = c->new_destination[0];
-		ip->destination[1] = c->new_destination[1];
-		translate_header((void *)(ip + 1), end, c);
+		if (bytes) {
+			rest->packets++;
+			rest->bytes += bytes;
+		}
+		if (!(c->state & CONNECTION_TRANSLATED) || (void *)(ip + 1) > end)
+			return 0;
+		__u64 change = replace_address6(ip->source, rest->new_source) +
+			       replace_address6(ip->destination, rest->new_destination);
+
+		translate_header((void *)(ip + 1), end, c->protocol, rest->new_ports, change);
 	} else {
 		struct ipv4 *ip = data + (offset & 0xff);
+		struct connection4 *v4 = &c->family.v4;
 
-		if ((void *)(ip + 1) > end)
+		if (bytes) {
+			v4->packets++;
+			v4->bytes += bytes;
+		}
+		if (!(c->state & CONNECTION_TRANSLATED) || (void *)(ip + 1) > end)
 			return 0;
-		ip->source = c->new_source[0];
-		ip->destination = c->new_destination[0];
-		ip->checksum = replaced(ip->checksum, c->header_sum);
-		translate_header((void *)(ip + 1), end, c);
+		__u64 change = change_of(ip->source, v4->new_source) + change_of(ip->destination, v4->new_destination);
+
+		ip->source = v4->new_source;
+		ip->destination = v4->new_destination;
+		ip->checksum = replaced(ip->checksum, change);
+		translate_header((void *)(ip + 1), end, c->protocol, c->rest, change);
 	}
 	return 0;
 }

@@ -27,9 +27,9 @@ pub mod words {
     /// `struct firewall`.
     pub const FIREWALL: usize = 168;
     /// `struct connection`.
-    pub const CONNECTION: usize = 16;
-    /// `struct connection_bucket`.
-    pub const CONNECTION_BUCKET: usize = 8;
+    pub const CONNECTION: usize = 8;
+    /// Rows of a block of `struct connection`.
+    pub const CONNECTION_WAYS: usize = 8;
 }
 
 /// The regions; their lengths are the capacities (a multiple of the row size in [`words`]).

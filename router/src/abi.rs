@@ -33,7 +33,6 @@ const _: () = {
     assert!(size_of::<queue_row>() == bytes(words::QUEUE_ROW));
     assert!(size_of::<firewall>() == bytes(words::FIREWALL));
     assert!(size_of::<connection>() == bytes(words::CONNECTION));
-    assert!(size_of::<connection_bucket>() == bytes(words::CONNECTION_BUCKET));
 };
 
 /// `logic::tables::rules`.
@@ -51,25 +50,27 @@ const _: () = {
 /// `logic::tables::connections`. A test compares `struct connection_note`, which is not in BTF.
 const _: () = {
     use logic::tables::connections::word;
-    assert!(offset_of!(connection, source) == bytes(word::SOURCE));
-    assert!(offset_of!(connection, destination) == bytes(word::DESTINATION));
     assert!(offset_of!(connection, ports) == bytes(word::KEY));
     assert!(offset_of!(connection, protocol) == bytes(word::KEY) + 4);
     assert!(offset_of!(connection, router) == bytes(word::KEY) + 5);
     assert!(offset_of!(connection, version) == bytes(word::KEY) + 6);
-    assert!(offset_of!(connection, translated) == bytes(word::KEY) + 7);
+    assert!(offset_of!(connection, state) == bytes(word::KEY) + 7);
     assert!(offset_of!(connection, ingress) == bytes(word::WAY));
     assert!(offset_of!(connection, egress) == bytes(word::WAY) + 2);
-    assert!(offset_of!(connection, generation) == bytes(word::WAY) + 4);
-    assert!(offset_of!(connection, until) == bytes(word::UNTIL));
+    assert!(offset_of!(connection, other) == bytes(word::WAY) + 4);
+    assert!(offset_of!(connection, generation) == bytes(word::VALID));
+    assert!(offset_of!(connection, until) == bytes(word::VALID) + 4);
     assert!(offset_of!(connection, ended) == bytes(word::ENDED));
-    assert!(offset_of!(connection, new_source) == bytes(word::NEW_SOURCE));
-    assert!(offset_of!(connection, new_destination) == bytes(word::NEW_DESTINATION));
-    assert!(offset_of!(connection, new_ports) == bytes(word::CHANGE));
-    assert!(offset_of!(connection, header_sum) == bytes(word::CHANGE) + 4);
-    assert!(offset_of!(connection, sum) == bytes(word::CHANGE) + 6);
-    assert!(offset_of!(connection, packets) == bytes(word::PACKETS));
-    assert!(offset_of!(connection, bytes) == bytes(word::BYTES));
+    assert!(offset_of!(connection, rest) == bytes(word::ENDED) + 4);
+    assert!(offset_of!(connection, family) == bytes(word::ADDRESSES));
+    assert!(offset_of!(connection4, source) == 0);
+    assert!(offset_of!(connection4, destination) == 4);
+    assert!(offset_of!(connection4, new_source) == bytes(word::NEW_ADDRESSES - word::ADDRESSES));
+    assert!(offset_of!(connection4, new_destination) == bytes(word::NEW_ADDRESSES - word::ADDRESSES) + 4);
+    assert!(offset_of!(connection4, packets) == bytes(word::PACKETS - word::ADDRESSES));
+    assert!(offset_of!(connection4, bytes) == bytes(word::BYTES - word::ADDRESSES));
+    assert!(offset_of!(connection6, source) == bytes(word::SOURCE - word::ADDRESSES));
+    assert!(offset_of!(connection6, destination) == bytes(word::DESTINATION - word::ADDRESSES));
 };
 
 /// `logic::tables::queues`.
@@ -357,6 +358,7 @@ mod tests {
 
     #[test]
     fn numbers_are_those_of_the_header() {
+        use logic::tables::connections;
         let header = header::numbers();
         let ours = [
             ("NEXTHOP_PASS", encoding::KIND_PASS.into()),
@@ -396,7 +398,12 @@ mod tests {
             ("MAX_ROUTERS", MAX_ROUTERS as u32),
             ("LEARNED_NOTES", crate::plane::icmp_errors::LEARNED_NOTES as u32),
             ("ROUTER_CONNECTIONS", encoding::ROUTER_CONNECTIONS as u32),
-            ("CONNECTION_WAYS", words::CONNECTION_BUCKET as u32),
+            ("CONNECTION_WAYS", words::CONNECTION_WAYS as u32),
+            ("CONNECTION_UNTIL_SHIFT", connections::UNTIL_SHIFT),
+            ("CONNECTION_REST", connections::REST as u32),
+            ("CONNECTION_NEW_SOURCE", connections::state::NEW_SOURCE as u32),
+            ("CONNECTION_NEW_DESTINATION", connections::state::NEW_DESTINATION as u32),
+            ("CONNECTION_GONE", connections::state::GONE as u32),
             ("CONNECTION_NOTES", crate::plane::connections::CONNECTION_NOTES as u32),
             ("LOCAL_NOTES", crate::plane::connections::LOCAL_NOTES as u32),
             ("CANDIDATES", crate::plane::connections::CANDIDATES as u32),

@@ -35,7 +35,7 @@ const QUIET: Duration = Duration::from_secs(3);
 /// Connections with shorter timeouts stay with Linux.
 const SHORTEST_S: u32 = 4;
 /// A router may have this many times the rows that are left (as `mirror::ids`).
-const TIMES_WHAT_IS_LEFT: usize = 4;
+const TIMES_WHAT_IS_LEFT: usize = 16;
 /// Each router may take at least so many steps of proofs per second.
 const LEAST_STEPS: u32 = 50_000;
 /// The flags of TCP are set again after so many bytes of one direction: Linux compares sequence numbers, which wrap.

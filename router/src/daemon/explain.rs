@@ -351,8 +351,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             Step::Connection { row: None } => {
                 "belongs to no connection that bypasses the firewall rules".into()
             }
-            Step::Connection { row: Some(row) } => {
-                format!("belongs to connection {}, which bypasses the firewall rules", row / 2)
+            Step::Connection { row: Some(_) } => {
+                "belongs to a connection that bypasses the firewall rules".into()
             }
             Step::Path { path, why: None } => format!("given to the worker of path {}", self.path_name(path)),
             Step::Path { path, why: Some(why) } => {

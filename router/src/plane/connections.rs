@@ -7,7 +7,8 @@ use anyhow::{Context, Result};
 use libbpf_rs::{MapHandle, MapType, RingBuffer, RingBufferBuilder, libbpf_sys};
 use logic::{
     connections::note::ConnectionNote,
-    tables::connections::{ConnectionMemory, ConnectionTable, buckets_for},
+    memory::words,
+    tables::connections::{ConnectionMemory, ConnectionTable, rows_for},
 };
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::{
@@ -19,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-/// The most connections of all routers, by default.
+/// The most connections of all routers, by default. One of IPv6 counts as two.
 pub const DEFAULT_PAIRS: usize = 65_536;
 /// The most notes of a router between two calls of [`Connections::begin_again`].
 pub const CONNECTION_NOTES: u64 = 64;
@@ -37,7 +38,6 @@ const RING_BYTES: u32 = 1 << 18;
 /// The maps, which all programs of all generations share.
 pub struct ConnectionMaps {
     rows: MapHandle,
-    index: MapHandle,
     counts: MapHandle,
     candidates: MapHandle,
     notes: MapHandle,
@@ -61,13 +61,7 @@ impl ConnectionMaps {
         };
         let mapped = libbpf_sys::BPF_F_MMAPABLE;
         Ok(ConnectionMaps {
-            rows: array("connections", size_of::<types::connection>(), 2 * pairs.max(1), mapped)?,
-            index: array(
-                "connection_index",
-                size_of::<types::connection_bucket>(),
-                buckets_for(pairs),
-                mapped,
-            )?,
+            rows: array("connections", size_of::<types::connection>(), rows_for(pairs), mapped)?,
             counts: array("connection_counts", 8, COUNTS, mapped)?,
             candidates: array("candidates", 8, cpus * (CANDIDATES + LOCAL_CANDIDATES), 0)?,
             notes: make(MapType::RingBuf, "connection_notes", (0, 0), RING_BYTES, 0)?,
@@ -81,7 +75,6 @@ impl ConnectionMaps {
     pub fn try_clone(&self) -> libbpf_rs::Result<ConnectionMaps> {
         Ok(ConnectionMaps {
             rows: MapHandle::try_from(&self.rows)?,
-            index: MapHandle::try_from(&self.index)?,
             counts: MapHandle::try_from(&self.counts)?,
             candidates: MapHandle::try_from(&self.candidates)?,
             notes: MapHandle::try_from(&self.notes)?,
@@ -97,12 +90,11 @@ impl ConnectionMaps {
     pub fn share(&self, open: &mut abi::OpenMillraceSkel<'_>) -> libbpf_rs::Result<()> {
         let maps = &mut open.maps;
         maps.connections.reuse_fd(self.rows.as_fd())?;
-        maps.connection_index.reuse_fd(self.index.as_fd())?;
         maps.connection_counts.reuse_fd(self.counts.as_fd())?;
         maps.candidates.reuse_fd(self.candidates.as_fd())?;
         maps.connection_notes.reuse_fd(self.notes.as_fd())?;
         if let Some(constants) = maps.rodata_data.as_deref_mut() {
-            constants.connection_mask = buckets_for(self.pairs) as u32 - 1;
+            constants.connection_mask = (rows_for(self.pairs) / words::CONNECTION_WAYS) as u32 - 1;
             constants.connection_seed = self.seed;
         }
         Ok(())
@@ -121,18 +113,12 @@ fn make(kind: MapType, name: &str, (key, value): (u32, u32), rows: u32, flags: u
         .with_context(|| format!("making the map {name}"))
 }
 
-/// The rows and their index, mapped.
-pub struct MappedConnections {
-    rows: Words64,
-    index: Words64,
-}
+/// The rows, mapped.
+pub struct MappedConnections(Words64);
 
 impl ConnectionMemory for MappedConnections {
     fn rows(&self) -> &[AtomicU64] {
-        self.rows.as_slice()
-    }
-    fn index(&self) -> &[AtomicU64] {
-        self.index.as_slice()
+        self.0.as_slice()
     }
 }
 
@@ -156,14 +142,9 @@ impl Connections {
             notes.lock().unwrap_or_else(PoisonError::into_inner).extend(ConnectionNote::from_bytes(record));
             0
         })?;
-        let rows = 2 * maps.pairs.max(1);
-        let buckets = buckets_for(maps.pairs);
+        let rows = Mapping::new(maps.rows.as_fd(), size_of::<types::connection>(), rows_for(maps.pairs))?;
         Ok(Connections {
-            memory: Arc::new(MappedConnections {
-                rows: Mapping::new(maps.rows.as_fd(), size_of::<types::connection>(), rows)?.into(),
-                index: Mapping::new(maps.index.as_fd(), size_of::<types::connection_bucket>(), buckets)?
-                    .into(),
-            }),
+            memory: Arc::new(MappedConnections(rows.into())),
             seed: maps.seed,
             ring: ring.build().context("reading notes of connections")?,
             noted,
@@ -180,7 +161,7 @@ impl Connections {
         self.seed
     }
 
-    /// The writer of the rows. It empties the index, so call this once.
+    /// The writer of the rows. It empties the table, so call this once.
     pub fn table(&self) -> ConnectionTable<Arc<MappedConnections>> {
         ConnectionTable::new(self.memory.clone(), self.seed)
     }

@@ -517,7 +517,6 @@ fn share_tables(open: &mut abi::OpenMillraceSkel<'_>, plane: &Plane) -> Result<(
         (&mut theirs.learned, ours.learned.as_fd()),
         (&mut theirs.learned_counts, ours.learned_counts.as_fd()),
         (&mut theirs.connections, ours.connections.as_fd()),
-        (&mut theirs.connection_index, ours.connection_index.as_fd()),
         (&mut theirs.connection_counts, ours.connection_counts.as_fd()),
         (&mut theirs.candidates, ours.candidates.as_fd()),
         (&mut theirs.connection_notes, ours.connection_notes.as_fd()),

@@ -285,6 +285,51 @@ fn checksums_are_those_of_the_new_packet() {
     });
 }
 
+/// Addresses and ports with many bits alike, of packets whose connection has SNAT and DNAT.
+fn random_tuples(rng: &mut fastrand::Rng, six: bool) -> [Tuple; 2] {
+    let word = |rng: &mut fastrand::Rng| *rng.choice(&[0, 0xffff, rng.clone().u16(..)]).unwrap();
+    let mut address = |net: u8| match six {
+        false => {
+            let [a, b] = word(rng).to_be_bytes();
+            IpAddr::from([net, rng.u8(..), a, b])
+        }
+        true => {
+            let mut words = [0; 8].map(|_: u16| word(rng));
+            words[0] = 0x2000 | u16::from(net);
+            IpAddr::from(words)
+        }
+    };
+    let (source, destination, new_source) = (address(11), address(12), address(13));
+    let server: IpAddr = if six { "2001:db8:2::9" } else { "10.0.2.9" }.parse().unwrap();
+    let mut port = || word(rng).max(1);
+    let arrives = Tuple { source, destination, source_port: port(), destination_port: port() };
+    [
+        arrives,
+        Tuple { source: new_source, destination: server, source_port: port(), destination_port: port() },
+    ]
+}
+
+/// The same for random addresses and ports.
+#[test]
+#[ignore = "needs root"]
+fn checksums_are_those_of_the_new_packet_for_random_addresses() {
+    in_new_namespace(|| {
+        let mut bed = Bed::new();
+        let seed = fastrand::u64(..);
+        let mut rng = fastrand::Rng::with_seed(seed);
+        for round in 0..400 {
+            let (six, protocol) = (rng.bool(), if rng.bool() { TCP } else { UDP });
+            let [arrives, leaves] = random_tuples(&mut rng, six);
+            let id = bed.insert(&connection(protocol, arrives, leaves, 2));
+            let data = [rng.u8(..), *rng.choice(&[0, 0xff]).unwrap()];
+            let made = |tuple: &Tuple| frame_of(A, protocol, tuple, ACK, &data);
+            let expected = out(2, made(&leaves).routed(FRIEND, B, &[]));
+            bed.w.expect(&format!("seed {seed}, round {round}"), &made(&arrives), expected);
+            bed.remove(id);
+        }
+    });
+}
+
 pub fn masqueraded(protocol: u8) -> (Tuple, Tuple, Connection) {
     let (arrives, leaves) =
         (tuple("10.0.1.9:1000", "10.0.2.9:2000"), tuple("10.0.2.1:5000", "10.0.2.9:2000"));
@@ -420,7 +465,7 @@ fn void_rows_are_not_used() {
     });
 }
 
-/// Also the rows of keys that find their bucket full, and go to its neighbour.
+/// Also the rows of keys that find their block full, and go to the one beside it.
 #[test]
 #[ignore = "needs root"]
 fn every_row_is_found() {
@@ -442,7 +487,7 @@ fn every_row_is_found() {
             let (arrives, leaves) = nth(n);
             placed.extend(bed.table.insert(&connection(UDP, arrives, leaves, 2)).map(|_| n));
         }
-        assert!(placed.len() > 9, "more than a bucket holds: {}", placed.len());
+        assert!(placed.len() > 9, "more than a block holds: {}", placed.len());
         for n in placed {
             let (arrives, leaves) = nth(n);
             bed.w.expect(&format!("port {n}"), &there(UDP, &arrives), forwarded(UDP, &leaves));
@@ -775,7 +820,7 @@ fn explaining_changes_nothing() {
         assert!(before.contains(&Step::Connection { row: None }), "{before:?}");
         let id = bed.insert(&c);
         let (result, with) = steps(&bed, &packet);
-        assert!(with.contains(&Step::Connection { row: Some(2 * id.0) }), "{with:?}");
+        assert!(with.iter().any(|step| matches!(step, Step::Connection { row: Some(_) })), "{with:?}");
         assert_eq!(result.frame, there(TCP, &leaves).routed(FRIEND, B, &[]));
         let (_, fin) = steps(&bed, &frame_of(A, TCP, &arrives, FIN | ACK, b"x"));
         assert!(fin.contains(&Step::Connection { row: None }), "{fin:?}");
