@@ -41,14 +41,18 @@ use std::{
     time::Duration,
 };
 
-/// All connections are looked at this often.
+/// All connections are looked at this often, unless a look takes more than a tenth of the time.
 const LOOK: Duration = Duration::from_millis(500);
+const LONGEST_LOOK: Duration = Duration::from_secs(5);
+const TIMES_A_LOOK: u32 = 10;
+/// While there are connections, their lease is extended this often.
+const EXTEND: Duration = Duration::from_millis(500);
 /// How long connections stay fast if this thread hangs or ends.
 const LEASE: Duration = Duration::from_secs(2);
 /// Each router may send its notes once in this time. This bounds what packets can cost.
 const NOTES: Duration = Duration::from_millis(15);
 /// Notes that cannot be handled in this time are dropped. Their connections are noted again.
-const LONGEST_NOTES: Duration = Duration::from_millis(20);
+const LONGEST_NOTES: Duration = Duration::from_millis(10);
 /// Settings are read, and namespaces that failed are tried, this often.
 const AGAIN: Duration = Duration::from_secs(5);
 /// The longest wait, while no router has connections.
@@ -80,6 +84,7 @@ pub(super) fn run(
         routers: BTreeMap::new(),
         first_router: 0,
         look_at: now,
+        extend_at: now,
         notes_at: now,
         again_at: now + AGAIN,
         proofs_at: now + PROOFS,
@@ -143,6 +148,7 @@ struct Thread {
     /// The router whose notes come first.
     first_router: RouterId,
     look_at: Duration,
+    extend_at: Duration,
     notes_at: Duration,
     again_at: Duration,
     proofs_at: Duration,
@@ -186,10 +192,10 @@ impl Thread {
         let readable = [waker.as_fd()].into_iter().chain(notes).chain(others);
         let mut ready: Vec<_> = readable.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         let due = match notes {
-            None => self.look_at.min(self.notes_at),
+            None => self.look_at.min(self.extend_at).min(self.notes_at),
             Some(_) if self.kept.has_waiting() => now,
             Some(_) if self.routers.is_empty() => now + LONGEST,
-            Some(_) => self.look_at,
+            Some(_) => self.look_at.min(self.extend_at),
         };
         let due = due.saturating_sub(now);
         let time = Timespec::try_from(due).context("setting the time to wait for notes of connections")?;
@@ -220,8 +226,10 @@ impl Thread {
             let waited = self.kept.has_waiting();
             if self.read_notes()? || waited {
                 self.notes_at = now + NOTES;
-                // The first connection needs a deadline.
-                self.look_at = self.look_at.min(if was_idle { now } else { now + LOOK });
+                if was_idle {
+                    // The first connection needs a deadline.
+                    self.look_at = now;
+                }
             }
             self.maps.begin_again();
             // A connection may have ended since Linux answered.
@@ -234,11 +242,15 @@ impl Thread {
         let looks = now >= self.look_at;
         if looks {
             self.look()?;
+            let pause = (monotonic().saturating_sub(now) * TIMES_A_LOOK).clamp(LOOK, LONGEST_LOOK);
+            self.look_at = now + if self.kept.is_idle() { AGAIN } else { pause };
+        }
+        if looks || now >= self.extend_at {
             // If this thread was stopped meanwhile for longer than the lease, it hears of ends before connections are fast.
             if let (Some(heart), Some(heard)) = (&self.heart, heard) {
                 heart.extend_connections(heard, LEASE);
             }
-            self.look_at = now + if self.kept.is_idle() { AGAIN } else { LOOK };
+            self.extend_at = now + if self.kept.is_idle() { LONGEST } else { EXTEND };
         }
         Ok(looks)
     }

@@ -23,7 +23,7 @@ use std::{
 /// The most connections of all routers, by default. One of IPv6 counts as two.
 pub const DEFAULT_PAIRS: usize = 65_536;
 /// The most notes of a router between two calls of [`Connections::begin_again`].
-pub const CONNECTION_NOTES: u64 = 64;
+pub const CONNECTION_NOTES: u64 = 256;
 /// The same for notes of packets to addresses of the router.
 pub const LOCAL_NOTES: u64 = 16;
 /// Rows of `connection_counts`.
@@ -33,7 +33,7 @@ pub(crate) const CANDIDATES: usize = 16_384;
 /// As many more, for packets to addresses of the router.
 pub(crate) const LOCAL_CANDIDATES: usize = 2048;
 /// `CONNECTION_RING_BYTES`
-const RING_BYTES: u32 = 1 << 18;
+const RING_BYTES: u32 = 1 << 20;
 
 /// The maps, which all programs of all generations share.
 pub struct ConnectionMaps {

@@ -710,7 +710,7 @@ fn connections_are_noted_after_some_packets() {
 
         // A router has so many notes.
         let many = |bed: &mut Bed| {
-            for n in 0..100 {
+            for n in 0..CONNECTION_NOTES + 36 {
                 send(bed, &there(UDP, &tuple(&format!("10.0.1.9:{}", 3000 + n), "10.0.2.9:2000")), 8);
             }
             bed.notes().len() as u64
@@ -768,7 +768,7 @@ fn packets_to_the_router_are_noted_without_an_egress() {
         // They have notes of their own.
         let others = |n: u16| there(UDP, &tuple(&format!("10.0.1.9:{n}"), "10.0.2.9:2000"));
         bed.connections.begin_again();
-        (0..100).for_each(|n| send(&mut bed, &others(n), 8));
+        (0..300).for_each(|n| send(&mut bed, &others(n), 8));
         (0..100).for_each(|n| send(&mut bed, &own(n), 8));
         let (local, other): (Vec<_>, Vec<_>) = bed.notes().into_iter().partition(ConnectionNote::is_local);
         assert_eq!((local.len() as u64, other.len() as u64), (LOCAL_NOTES, CONNECTION_NOTES));
