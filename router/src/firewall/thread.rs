@@ -51,7 +51,7 @@ const EXTEND: Duration = Duration::from_millis(500);
 const LEASE: Duration = Duration::from_secs(2);
 /// Each router may send its notes once in this time. This bounds what packets can cost.
 const NOTES: Duration = Duration::from_millis(15);
-/// Notes that cannot be handled in this time are dropped. Their connections are noted again.
+/// Notes that cannot be handled in this time wait. Their router sends no others meanwhile.
 const LONGEST_NOTES: Duration = Duration::from_millis(10);
 /// Settings are read, and namespaces that failed are tried, this often.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -83,6 +83,7 @@ pub(super) fn run(
         heart: None,
         routers: BTreeMap::new(),
         first_router: 0,
+        late: BTreeMap::new(),
         look_at: now,
         extend_at: now,
         notes_at: now,
@@ -147,6 +148,8 @@ struct Thread {
     routers: BTreeMap<RouterId, Router>,
     /// The router whose notes come first.
     first_router: RouterId,
+    /// Notes that wait.
+    late: BTreeMap<RouterId, Vec<ConnectionNote>>,
     look_at: Duration,
     extend_at: Duration,
     notes_at: Duration,
@@ -193,7 +196,7 @@ impl Thread {
         let mut ready: Vec<_> = readable.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         let due = match notes {
             None => self.look_at.min(self.extend_at).min(self.notes_at),
-            Some(_) if self.kept.has_waiting() => now,
+            Some(_) if self.kept.has_waiting() || !self.late.is_empty() => now,
             Some(_) if self.routers.is_empty() => now + LONGEST,
             Some(_) => self.look_at.min(self.extend_at),
         };
@@ -231,7 +234,7 @@ impl Thread {
                     self.look_at = now;
                 }
             }
-            self.maps.begin_again();
+            self.maps.begin_again(|router| self.late.contains_key(&router));
             // A connection may have ended since Linux answered.
             self.read_ends();
         }
@@ -277,7 +280,8 @@ impl Thread {
     /// Returns whether there were any.
     fn read_notes(&mut self) -> Result<bool> {
         let now = monotonic();
-        let notes = self.maps.notes(Duration::ZERO)?;
+        let late = std::mem::take(&mut self.late).into_values().flatten();
+        let notes: Vec<_> = late.chain(self.maps.notes(Duration::ZERO)?).collect();
         let any = !notes.is_empty();
         let mut of_routers: BTreeMap<RouterId, Vec<ConnectionNote>> = BTreeMap::new();
         for note in notes.into_iter().chain(self.kept.ask_again(now)) {
@@ -293,19 +297,26 @@ impl Thread {
         }
         // Routers take turns to be first.
         let later = of_routers.split_off(&self.first_router);
-        let end = now + LONGEST_NOTES;
+        let (end, mut next) = (now + LONGEST_NOTES, None);
         for (id, mut notes) in later.into_iter().chain(of_routers) {
             if monotonic() >= end {
-                self.first_router = id;
-                break;
+                next.get_or_insert(id);
+                if !notes.is_empty() {
+                    self.late.insert(id, notes);
+                }
+                continue;
             }
             let Some(router) = self.routers.get_mut(&id) else { continue };
             // Anybody can send packets to the router, so others come first.
             notes.sort_by_key(ConnectionNote::is_local);
-            let kept = &mut self.kept;
+            let (kept, late) = (&mut self.kept, &mut self.late);
             let asked = match &mut router.place {
                 Some(place) => place.ask(|tracker, settings| {
-                    for note in notes.iter().take_while(|_| monotonic() < end) {
+                    for (n, note) in notes.iter().enumerate() {
+                        if monotonic() >= end {
+                            late.insert(id, notes[n..].to_vec());
+                            break;
+                        }
                         // The note before this one may be of its other direction.
                         if !kept.wants(note, now) {
                             continue;
@@ -328,6 +339,7 @@ impl Thread {
                 self.kept.drop_connections(id);
             }
         }
+        self.first_router = next.unwrap_or(self.first_router);
         Ok(any)
     }
 

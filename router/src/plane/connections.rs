@@ -8,6 +8,7 @@ use libbpf_rs::{MapHandle, MapType, RingBuffer, RingBufferBuilder, libbpf_sys};
 use logic::{
     connections::note::ConnectionNote,
     memory::words,
+    plan::RouterId,
     tables::connections::{ConnectionMemory, ConnectionTable, rows_for},
 };
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -184,11 +185,11 @@ impl Connections {
         Ok(std::mem::take(&mut *self.noted.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
-    /// Gives each router room for [`CONNECTION_NOTES`] and [`LOCAL_NOTES`] more notes. Call this after
-    /// [`Connections::notes`], and not too often: it is what limits the work that packets can cause.
-    pub fn begin_again(&self) {
-        for count in self.counts.as_slice() {
-            if count.load(Relaxed) > 0 {
+    /// Gives each router room for [`CONNECTION_NOTES`] and [`LOCAL_NOTES`] more notes, except those that are `behind`. Call
+    /// this after [`Connections::notes`], and not too often: it is what limits the work that packets can cause.
+    pub fn begin_again(&self, behind: impl Fn(RouterId) -> bool) {
+        for (row, count) in self.counts.as_slice().iter().enumerate() {
+            if count.load(Relaxed) > 0 && !behind((row % MAX_ROUTERS) as RouterId) {
                 count.store(0, Relaxed);
             }
         }
