@@ -88,7 +88,7 @@ fn count(connection: &Value) -> [u64; 2] {
     [&connection["packets"], &connection["reply_packets"]].map(|n| n.as_u64().unwrap())
 }
 
-fn passed(daemon: &Daemon, bed: &Bed) -> u64 {
+pub fn passed(daemon: &Daemon, bed: &Bed) -> u64 {
     daemon.router(bed.red_name())["packets"]["passed"].as_u64().unwrap()
 }
 

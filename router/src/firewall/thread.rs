@@ -49,7 +49,7 @@ const LEASE: Duration = Duration::from_secs(2);
 const NOTES: Duration = Duration::from_millis(15);
 /// Notes that cannot be handled in this time are dropped. Their connections are noted again.
 const LONGEST_NOTES: Duration = Duration::from_millis(20);
-/// Settings are read, and namespaces that failed are tried, this often.
+/// Namespaces that failed are tried, and idle ones looked at, this often.
 const AGAIN: Duration = Duration::from_secs(5);
 /// The longest wait, while no router has connections.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -123,6 +123,17 @@ impl Router {
         }
     }
 
+    /// If a timeout is another one than before, connections begin again: Linux may forget them sooner than rows say.
+    fn read_settings(&mut self, kept: &mut Fast) {
+        let Some(place) = &mut self.place else { return };
+        match place.read_settings() {
+            Ok(false) => return,
+            Ok(true) => (),
+            Err(error) => self.fail(&error),
+        }
+        kept.drop_connections(self.rules.rules.router);
+    }
+
     fn fail(&mut self, error: &io::Error) {
         self.place = None;
         let name = &self.rules.rules.name;
@@ -160,8 +171,7 @@ impl Thread {
             for rules in routers {
                 let id = rules.rules.router;
                 // One that has failed is tried again later.
-                let router = match before.remove(&id).filter(|old| old.rules.place.key() == rules.place.key())
-                {
+                let router = match before.remove(&id).filter(|old| old.rules.place == rules.place) {
                     Some(old) => Router { rules, ..old },
                     None => {
                         self.kept.drop_connections(id);
@@ -229,7 +239,7 @@ impl Thread {
         }
         if now >= self.again_at {
             self.again_at = now + AGAIN;
-            self.look_at_settings();
+            self.routers.values_mut().for_each(Router::open);
         }
         let looks = now >= self.look_at;
         if looks {
@@ -288,6 +298,7 @@ impl Thread {
                 break;
             }
             let Some(router) = self.routers.get_mut(&id) else { continue };
+            router.read_settings(&mut self.kept);
             // Anybody can send packets to the router, so others come first.
             notes.sort_by_key(ConnectionNote::is_local);
             let kept = &mut self.kept;
@@ -319,25 +330,14 @@ impl Thread {
         Ok(any)
     }
 
-    fn look_at_settings(&mut self) {
-        for (id, router) in &mut self.routers {
-            router.open();
-            let Some(place) = &mut router.place else { continue };
-            match place.read_settings() {
-                // Timeouts are others, or packets are counted.
-                Ok(true) => self.kept.drop_connections(*id),
-                Ok(false) => (),
-                Err(error) => {
-                    router.fail(&error);
-                    self.kept.drop_connections(*id);
-                }
-            }
-        }
-    }
-
     /// Looks at all connections.
     fn look(&mut self) -> Result<()> {
         let Some(heart) = self.heart.clone() else { return Ok(()) };
+        for (id, router) in &mut self.routers {
+            if self.kept.count(*id) > 0 {
+                router.read_settings(&mut self.kept);
+            }
+        }
         let clock = clock(&heart)?;
         for (id, due) in self.kept.look(clock) {
             let Some(router) = self.routers.get_mut(&id) else { continue };
@@ -386,9 +386,6 @@ fn promote(
     settings: &Settings,
     note: &ConnectionNote,
 ) -> io::Result<Result<(), Refusal>> {
-    if settings.accounting {
-        return Ok(Err(Refusal::Counted));
-    }
     if !kept.has_room(note.router) {
         return Ok(Err(Refusal::Full));
     }
@@ -402,6 +399,9 @@ fn promote(
         Ok(ways) => ways,
         Err(why) => return Ok(Err(why)),
     };
+    if tracker.is_counted(note.protocol, &note.tuple)? {
+        return Ok(Err(Refusal::Counted));
+    }
     let udp = settings.udp_stream_s;
     let timeouts = match note.protocol {
         TCP => Timeouts {
