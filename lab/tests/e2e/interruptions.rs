@@ -115,7 +115,10 @@ fn a_stream_goes_on_while_daemons_and_tables_are_replaced() {
     let bed = Bed::new();
     let _leftovers = Leftovers(bed.name.clone());
     nft(&bed, HOME);
-    let (mut daemon, mut _file) = start(&bed, FAST);
+    let config = |most: u32| {
+        format!("{FAST}connections = {most}\n[limits]\nroutes_per_namespace = 262144\n")
+    };
+    let (mut daemon, mut _file) = start(&bed, &config(1000));
     until_ruled(&mut daemon, &bed);
     let (mut client, mut server) = connect(&bed, &format!("{SERVER}:5000"));
     let before = [&bed.client, &bed.server].map(stalls);
@@ -124,7 +127,7 @@ fn a_stream_goes_on_while_daemons_and_tables_are_replaced() {
         (daemon, _file) = stream_during(&mut client, &mut server, |goes_on| {
             if event == "larger tables" {
                 let generation = daemon.ask(&["status"])["generation"].clone();
-                let routes = (0..40_000u32).map(|n| Ipv4Addr::from(0x6464_0000 + (n << 8)));
+                let routes = (0..100_000).map(|n| Ipv4Addr::from(0x0b00_0080 + (n << 8)));
                 let lines = routes.map(|to| format!("route add {to}/25 via 10.7.2.2\n")).collect::<String>();
                 bed.red.ip_batch(&lines).unwrap();
                 eventually_true("larger tables", || daemon.ask(&["status"])["generation"] != generation);
@@ -132,7 +135,7 @@ fn a_stream_goes_on_while_daemons_and_tables_are_replaced() {
                 return (daemon, _file);
             }
             if event == "killed" { daemon.kill() } else { daemon.leave() }
-            let another = start(&bed, &format!("{FAST}connections = {}\n", 100 + bed.name.len()));
+            let another = start(&bed, &config(if event == "killed" { 1000 } else { 100_000 }));
             goes_on("the stream to go on with another daemon");
             another
         });
