@@ -115,9 +115,7 @@ fn a_stream_goes_on_while_daemons_and_tables_are_replaced() {
     let bed = Bed::new();
     let _leftovers = Leftovers(bed.name.clone());
     nft(&bed, HOME);
-    let config = |most: u32| {
-        format!("{FAST}connections = {most}\n[limits]\nroutes_per_namespace = 262144\n")
-    };
+    let config = |most: u32| format!("{FAST}connections = {most}\n[limits]\nroutes_per_namespace = 262144\n");
     let (mut daemon, mut _file) = start(&bed, &config(1000));
     until_ruled(&mut daemon, &bed);
     let (mut client, mut server) = connect(&bed, &format!("{SERVER}:5000"));
@@ -134,7 +132,11 @@ fn a_stream_goes_on_while_daemons_and_tables_are_replaced() {
                 goes_on("the stream to go on with larger tables");
                 return (daemon, _file);
             }
-            if event == "killed" { daemon.kill() } else { daemon.leave() }
+            if event == "killed" {
+                daemon.kill()
+            } else {
+                daemon.leave()
+            }
             let another = start(&bed, &config(if event == "killed" { 1000 } else { 100_000 }));
             goes_on("the stream to go on with another daemon");
             another
