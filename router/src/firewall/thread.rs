@@ -87,6 +87,7 @@ pub(super) fn run(
     loop {
         let ordered = std::mem::take(&mut *locked(orders));
         if ordered.ended {
+            thread.end();
             return Ok(());
         }
         thread.obey(ordered);
@@ -128,10 +129,19 @@ impl Router {
         let Some(place) = &mut self.place else { return };
         match place.read_settings() {
             Ok(false) => return,
-            Ok(true) => (),
+            Ok(true) => self.settle(kept),
             Err(error) => self.fail(&error),
         }
         kept.drop_connections(self.rules.rules.router);
+    }
+
+    /// Sets timeouts as if Linux had seen all packets.
+    fn settle(&mut self, kept: &mut Fast) {
+        let owed = kept.owed(self.rules.rules.router, monotonic());
+        let Some(place) = self.place.as_mut().filter(|_| !owed.is_empty()) else { return };
+        if let Err(error) = place.ask(|tracker, _| tracker.refresh(&owed)) {
+            self.fail(&error);
+        }
     }
 
     fn fail(&mut self, error: &io::Error) {
@@ -251,6 +261,12 @@ impl Thread {
             self.look_at = now + if self.kept.is_idle() { AGAIN } else { LOOK };
         }
         Ok(looks)
+    }
+
+    /// Rows end soon, and another daemon does not know them.
+    fn end(&mut self) {
+        self.read_ends();
+        self.routers.values_mut().for_each(|router| router.settle(&mut self.kept));
     }
 
     /// Drops connections that Linux has forgotten.
