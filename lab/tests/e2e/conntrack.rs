@@ -15,6 +15,7 @@ use router::linux::netlink::{
 };
 use std::{
     io::{self, Read as _, Write as _},
+    net::SocketAddr,
     time::{Duration, Instant},
 };
 
@@ -24,8 +25,12 @@ fn tracked(bed: &Bed, protocol: &str, port: u16) -> String {
 }
 
 /// Sets a mark, which a connection that Linux begins in place of this one does not have.
-fn mark(bed: &Bed, (protocol, port): (&str, u16)) {
-    run(&bed.red, &format!("conntrack -U -p {protocol} --orig-port-dst {port} --mark 7"));
+fn mark(bed: &Bed, protocol: u8, source: SocketAddr, port: u16) {
+    let SocketAddr::V4(source) = source else { panic!("it is not of IPv4") };
+    let tuple = tuple(protocol, (source.ip().octets(), source.port()), ([10, 7, 2, 2], port));
+    let request =
+        Request::new(NEW, wire::ACK, &[2, 0, 0, 0]).with(NESTED | 1, &tuple).with(8, &7_u32.to_be_bytes());
+    socket(bed).ask(request, |_| None::<()>).unwrap();
 }
 
 fn assert_marked(bed: &Bed, (protocol, port): (&str, u16)) {
@@ -99,6 +104,7 @@ fn a_used_connection_outlives_a_timeout_that_was_shortened() {
     let (from, to) = (udp(&bed.client, "10.7.1.2:4000"), udp(&bed.server, "0.0.0.0:5000"));
     let address = format!("{SERVER}:5000");
     let (mut client, mut server) = connect(&bed, &format!("{SERVER}:5001"));
+    let tcp_source = client.local_addr().unwrap();
     client.set_nodelay(true).unwrap();
     exchange(&from, &address, &to);
     std::thread::sleep(Duration::from_secs(3));
@@ -124,7 +130,8 @@ fn a_used_connection_outlives_a_timeout_that_was_shortened() {
         }
     }
     let all = [("udp", 5000), ("tcp", 5001)];
-    all.iter().for_each(|one| mark(&bed, *one));
+    mark(&bed, UDP, from.local_addr().unwrap(), 5000);
+    mark(&bed, TCP, tcp_source, 5001);
     set(&bed, "udp_timeout_stream", "3");
     set(&bed, "tcp_timeout_established", "3");
     // Fragments go to Linux, and a segment that is too long for the way.
@@ -185,33 +192,42 @@ fn linux_counts_from_the_last_packet_when_connections_stop_being_fast() {
 
 const NEW: u16 = 0x100;
 const DELETE: u16 = 0x102;
+const NESTED: u16 = 0x8000;
+const UDP: u8 = 17;
+const TCP: u8 = 6;
 
-/// Creates or deletes connections of UDP from 10.100.0.0/14, until there is no room. They are assured and stay for an hour. Returns
-/// how many.
+fn socket(bed: &Bed) -> Socket {
+    bed.red.enter(|| Ok(Socket::requests(libc::NETLINK_NETFILTER)?)).unwrap()
+}
+
+fn nested(parts: &[(u16, &[u8])]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    parts.iter().for_each(|(kind, value)| wire::push(&mut bytes, *kind, value));
+    bytes
+}
+
+/// `CTA_TUPLE_*` of IPv4.
+fn tuple(protocol: u8, from: ([u8; 4], u16), to: ([u8; 4], u16)) -> Vec<u8> {
+    let ports = [from.1, to.1].map(u16::to_be_bytes);
+    let ports = nested(&[(1, &[protocol]), (2, &ports[0]), (3, &ports[1])]);
+    nested(&[(NESTED | 1, &nested(&[(1, &from.0), (2, &to.0)])), (NESTED | 2, &ports)])
+}
+
+/// Creates or deletes connections of UDP from 10.100.0.0/14, until there is no room. They are assured and stay for an
+/// hour. Returns how many.
 fn change(socket: &mut Socket, kind: u16, numbers: &mut dyn Iterator<Item = u32>) -> io::Result<u32> {
-    const NESTED: u16 = 0x8000;
     const CREATE: u16 = 0x400;
     /// Confirmed, assured, with an answer.
     const STATUS: u32 = 0xe;
-    let nested = |parts: &[(u16, &[u8])]| {
-        let mut bytes = Vec::new();
-        parts.iter().for_each(|(kind, value)| wire::push(&mut bytes, *kind, value));
-        bytes
-    };
     let one = |number: u32| {
-        let (near, far) = ((0x0a64_0000 + number).to_be_bytes(), [10, 7, 2, 2]);
-        let port = 9_u16.to_be_bytes();
-        let tuple = |from: &[u8], to: &[u8]| {
-            let ports = nested(&[(1, &[17]), (2, &port), (3, &port)]);
-            nested(&[(NESTED | 1, &nested(&[(1, from), (2, to)])), (NESTED | 2, &ports)])
-        };
+        let (near, far) = (((0x0a64_0000 + number).to_be_bytes(), 9), ([10, 7, 2, 2], 9));
         let request = Request::new(kind, wire::ACK | if kind == NEW { CREATE } else { 0 }, &[2, 0, 0, 0])
-            .with(NESTED | 1, &tuple(&near, &far));
+            .with(NESTED | 1, &tuple(UDP, near, far));
         if kind != NEW {
             return request;
         }
         request
-            .with(NESTED | 2, &tuple(&far, &near))
+            .with(NESTED | 2, &tuple(UDP, far, near))
             .with(7, &3600_u32.to_be_bytes())
             .with(3, &STATUS.to_be_bytes())
     };
@@ -247,11 +263,12 @@ fn fast_connections_go_on_while_conntrack_has_no_room_for_new_ones() {
     let address = format!("{SERVER}:5000");
     exchange(&from, &address, &to);
     let (mut client, mut server) = connect(&bed, &format!("{SERVER}:5001"));
+    let tcp_source = client.local_addr().unwrap();
     std::thread::sleep(Duration::from_secs(3));
     until_fast(&daemon, ":5000", || _ = exchange(&from, &address, &to));
     until_fast(&daemon, ":5001", || transfer(&mut client, &mut server, 1 << 18));
 
-    let mut socket = bed.red.enter(|| Ok(Socket::requests(libc::NETLINK_NETFILTER)?)).unwrap();
+    let mut socket = socket(&bed);
     let filled = change(&mut socket, NEW, &mut (0..)).unwrap();
     let most: u32 = run(&bed.red, "cat /proc/sys/net/netfilter/nf_conntrack_max").trim().parse().unwrap();
     assert!(filled > most * 9 / 10, "{filled} of {most}");
@@ -262,7 +279,8 @@ fn fast_connections_go_on_while_conntrack_has_no_room_for_new_ones() {
         late.send_to(b"ask", &address).unwrap();
     }
     let all = [("udp", 5000), ("tcp", 5001)];
-    all.iter().for_each(|one| mark(&bed, *one));
+    mark(&bed, UDP, from.local_addr().unwrap(), 5000);
+    mark(&bed, TCP, tcp_source, 5001);
     let by_linux = passed(&daemon, &bed);
     // For longer than Linux keeps a connection that it sees no packets of.
     for _ in 0..150 {
