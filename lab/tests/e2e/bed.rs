@@ -118,7 +118,7 @@ pub fn be_router(namespace: &Namespace) {
 }
 
 /// Adds the addresses .1 on both sides of network `net`.
-fn addresses(namespace: &Namespace, net: u8, near: &str, far: &str) {
+pub fn addresses(namespace: &Namespace, net: u8, near: &str, far: &str) {
     let mut lines = String::new();
     for (device, side) in [(near, 1), (far, 2)] {
         lines += &format!(

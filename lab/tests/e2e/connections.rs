@@ -88,7 +88,7 @@ fn count(connection: &Value) -> [u64; 2] {
     [&connection["packets"], &connection["reply_packets"]].map(|n| n.as_u64().unwrap())
 }
 
-fn passed(daemon: &Daemon, bed: &Bed) -> u64 {
+pub fn passed(daemon: &Daemon, bed: &Bed) -> u64 {
     daemon.router(bed.red_name())["packets"]["passed"].as_u64().unwrap()
 }
 
@@ -372,7 +372,7 @@ fn a_connection_does_not_leave_by_an_interface_that_got_the_number_of_another() 
 }
 
 /// The seconds until Linux forgets the only connection of this protocol.
-fn left_s(bed: &Bed, protocol: &str) -> u32 {
+pub fn left_s(bed: &Bed, protocol: &str) -> u32 {
     let all = run(&bed.red, &format!("conntrack -L -p {protocol}"));
     all.split_whitespace().nth(2).and_then(|word| word.parse().ok()).unwrap_or_default()
 }

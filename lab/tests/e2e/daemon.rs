@@ -135,6 +135,16 @@ impl Daemon {
         std::mem::forget(self);
     }
 
+    /// Ends it as an upgrade does, by SIGTERM. Its program goes on.
+    pub fn leave(mut self) {
+        // SAFETY: no pointers; the process is our child, which was not waited for yet.
+        assert_eq!(unsafe { libc::kill(self.pid() as libc::pid_t, libc::SIGTERM) }, 0);
+        let ended = lab::command::wait(&mut self.child, PATIENCE).unwrap();
+        assert!(ended.is_some_and(|status| status.success()), "{ended:?}\n{}", self.log());
+        // The instance lives on in the kernel: no `stop`.
+        std::mem::forget(self);
+    }
+
     /// `millrace stop`.
     pub fn stop(mut self) {
         let output = self.millrace(&["stop"]);

@@ -8,9 +8,10 @@ use crate::{
     daemon::{Leftovers, eventually_true},
     firewall::{SERVER, nft},
 };
+use lab::namespace::Namespace;
 use std::{
     io::Read,
-    net::TcpStream,
+    net::{Ipv4Addr, TcpStream},
     sync::atomic::{
         AtomicBool, AtomicU64,
         Ordering::{Relaxed, SeqCst},
@@ -91,6 +92,59 @@ fn a_stream_goes_on_whatever_happens_to_the_daemon() {
         until_ruled(&mut daemon, &bed);
         until_fast(&daemon, "10.7.1.2", || transfer(&mut client, &mut server, 1 << 18));
     }
+    drop(client);
+    assert_eq!(server.read(&mut [0; 8]).unwrap(), 0, "the end arrives");
+    drop(server);
+    eventually_true("Linux to see the end", || tcp_state(&bed) == "TIME_WAIT");
+    daemon.stop();
+}
+
+/// Timeouts of retransmission of all connections in this namespace so far. A stream that stalls has them.
+fn stalls(namespace: &Namespace) -> u64 {
+    let text = namespace.read("/proc/net/netstat").unwrap();
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
+    let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
+    let mut columns = names.split_whitespace().zip(values.split_whitespace());
+    columns.find(|(name, _)| *name == "TCPTimeouts").unwrap().1.parse().unwrap()
+}
+
+/// Each daemon begins as soon as the one before has ended, and has other tables of connections.
+#[test]
+#[ignore = "needs root"]
+fn a_stream_goes_on_while_daemons_and_tables_are_replaced() {
+    let bed = Bed::new();
+    let _leftovers = Leftovers(bed.name.clone());
+    nft(&bed, HOME);
+    let config = |most: u32| format!("{FAST}connections = {most}\n[limits]\nroutes_per_namespace = 262144\n");
+    let (mut daemon, mut _file) = start(&bed, &config(1000));
+    until_ruled(&mut daemon, &bed);
+    let (mut client, mut server) = connect(&bed, &format!("{SERVER}:5000"));
+    let before = [&bed.client, &bed.server].map(stalls);
+    for event in ["upgraded", "killed", "larger tables", "upgraded"] {
+        until_fast(&daemon, "10.7.1.2", || transfer(&mut client, &mut server, 1 << 18));
+        (daemon, _file) = stream_during(&mut client, &mut server, |goes_on| {
+            if event == "larger tables" {
+                let generation = daemon.ask(&["status"])["generation"].clone();
+                let routes = (0..100_000).map(|n| Ipv4Addr::from(0x0b00_0080 + (n << 8)));
+                let lines = routes.map(|to| format!("route add {to}/25 via 10.7.2.2\n")).collect::<String>();
+                bed.red.ip_batch(&lines).unwrap();
+                eventually_true("larger tables", || daemon.ask(&["status"])["generation"] != generation);
+                goes_on("the stream to go on with larger tables");
+                return (daemon, _file);
+            }
+            if event == "killed" {
+                daemon.kill()
+            } else {
+                daemon.leave()
+            }
+            let another = start(&bed, &config(if event == "killed" { 1000 } else { 100_000 }));
+            goes_on("the stream to go on with another daemon");
+            another
+        });
+        until_ruled(&mut daemon, &bed);
+    }
+    until_fast(&daemon, "10.7.1.2", || transfer(&mut client, &mut server, 1 << 18));
+    assert_eq!([&bed.client, &bed.server].map(stalls), before, "the stream has stalled");
     drop(client);
     assert_eq!(server.read(&mut [0; 8]).unwrap(), 0, "the end arrives");
     drop(server);

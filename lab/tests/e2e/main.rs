@@ -12,11 +12,12 @@
 //! | `lifetime.rs`, `upgrade.rs`, `changes.rs` | tests under load |
 //! | `losses.rs` | an egress port that is too slow |
 //! | `user_plane.rs`, `esp.rs`, `mirror.rs` | paths of the user plane |
-//! | `stack.rs`, `jumbo.rs`, `neighbours.rs`, `policy.rs`, `refusals.rs`, `paths.rs`, `frr.rs`, `sessions.rs`, `firewall.rs`, `connections.rs`, `interruptions.rs` | tests with real hosts |
+//! | `stack.rs`, `jumbo.rs`, `neighbours.rs`, `policy.rs`, `refusals.rs`, `paths.rs`, `frr.rs`, `sessions.rs`, `firewall.rs`, `connections.rs`, `interruptions.rs`, `conntrack.rs`, `successors.rs` | tests with real hosts |
 
 mod bed;
 mod changes;
 mod connections;
+mod conntrack;
 mod daemon;
 mod esp;
 mod firewall;
@@ -33,5 +34,6 @@ mod policy;
 mod refusals;
 mod sessions;
 mod stack;
+mod successors;
 mod upgrade;
 mod user_plane;

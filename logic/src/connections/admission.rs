@@ -56,7 +56,7 @@ pub enum Refusal {
     Unknown,
     /// Linux does not report its end: it is older than the listener, or `nf_conntrack_events` is 0.
     Unwatched,
-    /// Linux counts packets of connections (`net.netfilter.nf_conntrack_acct`).
+    /// Linux counts its packets (`net.netfilter.nf_conntrack_acct`).
     Counted,
     /// There is no room for another one, or the router has its share.
     Full,
@@ -108,7 +108,8 @@ impl fmt::Display for Refusal {
                  (net.netfilter.nf_conntrack_events = 1 makes Linux report the ends of new connections)"
             }
             Refusal::Counted => {
-                "Linux counts its packets, and Millrace cannot do this (net.netfilter.nf_conntrack_acct = 0 helps)"
+                "Linux counts its packets, and Millrace cannot do this \
+                 (net.netfilter.nf_conntrack_acct = 0 helps connections that begin later)"
             }
             Refusal::Full => "there is no room for more fast connections (connections in [firewall])",
             Refusal::ShortTimeout => "Linux forgets such connections within seconds",

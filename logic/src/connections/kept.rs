@@ -451,6 +451,17 @@ impl<M: ConnectionMemory> Kept<M> {
         ids.into_iter().for_each(|id| self.remove(router, id));
     }
 
+    /// The timeouts that Linux would have set at packets of this router's connections that it has not seen.
+    pub fn owed(&mut self, router: RouterId, now: Duration) -> Vec<Refresh> {
+        let Some(router) = self.routers.get_mut(&router) else { return Vec::new() };
+        let of = |(id, one): (&PairId, &mut One)| {
+            let timeout_s = one.owed(self.table.counts(*id), 0, now)?;
+            let (protocol, tuple) = (one.protocol, one.ways.0[0].arrives);
+            (!self.table.is_closing(*id)).then_some(Refresh { protocol, tuple, timeout_s })
+        };
+        router.all.iter_mut().filter_map(of).collect()
+    }
+
     /// Any connection of the router may have ended: reports were lost, or a setting has changed.
     pub fn drop_connections(&mut self, router: RouterId) {
         let Some(router) = self.routers.get_mut(&router) else { return };

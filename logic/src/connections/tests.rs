@@ -258,6 +258,24 @@ fn linux_forgets_a_quiet_connection_as_late_as_without_millrace() {
 
 /// Any packet of TCP that Linux sees may set a short timeout: data that is not acknowledged yet.
 #[test]
+fn linux_is_owed_the_timeouts_of_packets_that_it_has_not_seen() {
+    let mut bench = Bench::new();
+    bench.keep(UDP, 1, 120).unwrap();
+    bench.keep(TCP, 2, 600).unwrap();
+    assert_eq!(bench.kept.owed(3, bench.now), []);
+    bench.now += 10 * S;
+    bench.use_first(1, 100);
+    let owed = Refresh { protocol: UDP, tuple: tracked(UDP, 1).tuples[0], timeout_s: 120 };
+    assert_eq!(bench.kept.owed(3, bench.now), [owed]);
+    bench.now += 2 * S;
+    assert_eq!(bench.kept.owed(3, bench.now), [Refresh { timeout_s: 118, ..owed }]);
+    // Linux sets the timeout of one that is closing.
+    bench.row(0, word::ENDED).store(1, Relaxed);
+    assert_eq!(bench.kept.owed(3, bench.now), []);
+    assert_eq!(bench.kept.owed(4, bench.now), []);
+}
+
+#[test]
 fn tcp_is_valid_only_as_long_as_the_shortest_timeout() {
     let mut bench = Bench::new();
     bench.keep(TCP, 1, 432_000).unwrap();

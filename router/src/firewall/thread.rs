@@ -45,7 +45,7 @@ use std::{
 const LOOK: Duration = Duration::from_millis(500);
 const LONGEST_LOOK: Duration = Duration::from_secs(5);
 const TIMES_A_LOOK: u32 = 10;
-/// While there are connections, their lease is extended this often.
+/// While there are connections, this often their lease is extended, and settings of conntrack are read.
 const EXTEND: Duration = Duration::from_millis(500);
 /// How long connections stay fast if this thread hangs or ends.
 const LEASE: Duration = Duration::from_secs(2);
@@ -53,7 +53,7 @@ const LEASE: Duration = Duration::from_secs(2);
 const NOTES: Duration = Duration::from_millis(15);
 /// Notes that cannot be handled in this time wait. Their router sends no others meanwhile.
 const LONGEST_NOTES: Duration = Duration::from_millis(10);
-/// Settings are read, and namespaces that failed are tried, this often.
+/// Namespaces that failed are tried, and idle ones looked at, this often.
 const AGAIN: Duration = Duration::from_secs(5);
 /// The longest wait, while no router has connections.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -93,6 +93,7 @@ pub(super) fn run(
     loop {
         let ordered = std::mem::take(&mut *locked(orders));
         if ordered.ended {
+            thread.end();
             return Ok(());
         }
         thread.obey(ordered);
@@ -126,6 +127,26 @@ impl Router {
                 Ok(place) => (self.place, self.warned) = (Some(place), false),
                 Err(error) => self.fail(&error),
             }
+        }
+    }
+
+    /// If a timeout is another one than before, connections begin again: Linux may forget them sooner than rows say.
+    fn read_settings(&mut self, kept: &mut Fast) {
+        let Some(place) = &mut self.place else { return };
+        match place.read_settings() {
+            Ok(false) => return,
+            Ok(true) => self.settle(kept),
+            Err(error) => self.fail(&error),
+        }
+        kept.drop_connections(self.rules.rules.router);
+    }
+
+    /// Sets timeouts as if Linux had seen all packets.
+    fn settle(&mut self, kept: &mut Fast) {
+        let owed = kept.owed(self.rules.rules.router, monotonic());
+        let Some(place) = self.place.as_mut().filter(|_| !owed.is_empty()) else { return };
+        if let Err(error) = place.ask(|tracker, _| tracker.refresh(&owed)) {
+            self.fail(&error);
         }
     }
 
@@ -169,8 +190,7 @@ impl Thread {
             for rules in routers {
                 let id = rules.rules.router;
                 // One that has failed is tried again later.
-                let router = match before.remove(&id).filter(|old| old.rules.place.key() == rules.place.key())
-                {
+                let router = match before.remove(&id).filter(|old| old.rules.place == rules.place) {
                     Some(old) => Router { rules, ..old },
                     None => {
                         self.kept.drop_connections(id);
@@ -240,15 +260,18 @@ impl Thread {
         }
         if now >= self.again_at {
             self.again_at = now + AGAIN;
-            self.look_at_settings();
+            self.routers.values_mut().for_each(Router::open);
         }
-        let looks = now >= self.look_at;
+        let (looks, extends) = (now >= self.look_at, now >= self.look_at.min(self.extend_at));
+        if extends {
+            self.read_settings();
+        }
         if looks {
             self.look()?;
             let pause = (monotonic().saturating_sub(now) * TIMES_A_LOOK).clamp(LOOK, LONGEST_LOOK);
             self.look_at = now + if self.kept.is_idle() { AGAIN } else { pause };
         }
-        if looks || now >= self.extend_at {
+        if extends {
             // If this thread was stopped meanwhile for longer than the lease, it hears of ends before connections are fast.
             if let (Some(heart), Some(heard)) = (&self.heart, heard) {
                 heart.extend_connections(heard, LEASE);
@@ -256,6 +279,12 @@ impl Thread {
             self.extend_at = now + if self.kept.is_idle() { LONGEST } else { EXTEND };
         }
         Ok(looks)
+    }
+
+    /// Rows end soon, and another daemon does not know them.
+    fn end(&mut self) {
+        self.read_ends();
+        self.routers.values_mut().for_each(|router| router.settle(&mut self.kept));
     }
 
     /// Drops connections that Linux has forgotten.
@@ -307,6 +336,7 @@ impl Thread {
                 continue;
             }
             let Some(router) = self.routers.get_mut(&id) else { continue };
+            router.read_settings(&mut self.kept);
             // Anybody can send packets to the router, so others come first.
             notes.sort_by_key(ConnectionNote::is_local);
             let (kept, late) = (&mut self.kept, &mut self.late);
@@ -343,18 +373,11 @@ impl Thread {
         Ok(any)
     }
 
-    fn look_at_settings(&mut self) {
+    /// Those of routers that have connections.
+    fn read_settings(&mut self) {
         for (id, router) in &mut self.routers {
-            router.open();
-            let Some(place) = &mut router.place else { continue };
-            match place.read_settings() {
-                // Timeouts are others, or packets are counted.
-                Ok(true) => self.kept.drop_connections(*id),
-                Ok(false) => (),
-                Err(error) => {
-                    router.fail(&error);
-                    self.kept.drop_connections(*id);
-                }
+            if self.kept.count(*id) > 0 {
+                router.read_settings(&mut self.kept);
             }
         }
     }
@@ -410,9 +433,6 @@ fn promote(
     settings: &Settings,
     note: &ConnectionNote,
 ) -> io::Result<Result<(), Refusal>> {
-    if settings.accounting {
-        return Ok(Err(Refusal::Counted));
-    }
     if !kept.has_room(note.router) {
         return Ok(Err(Refusal::Full));
     }
@@ -426,6 +446,9 @@ fn promote(
         Ok(ways) => ways,
         Err(why) => return Ok(Err(why)),
     };
+    if tracker.is_counted(note.protocol, &note.tuple)? {
+        return Ok(Err(Refusal::Counted));
+    }
     let udp = settings.udp_stream_s;
     let timeouts = match note.protocol {
         TCP => Timeouts {

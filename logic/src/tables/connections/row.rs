@@ -56,7 +56,7 @@ pub const GONE: u64 = state::GONE << STATE_SHIFT;
 /// `CONNECTION_REST`, a protocol.
 pub const REST: u64 = 255;
 /// The bits of a first word that must be those of the key.
-const KEY_BITS: u64 = GONE | (1 << STATE_SHIFT) - 1;
+const KEY_BITS: u64 = GONE | ((1 << STATE_SHIFT) - 1);
 /// `CONNECTION_UNTIL_SHIFT`
 pub const UNTIL_SHIFT: u32 = 6;
 

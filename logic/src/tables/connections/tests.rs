@@ -264,7 +264,7 @@ proptest! {
         let mut table = table(64);
         let mut model = BTreeMap::new();
         let mut removed = BTreeSet::new();
-        let connection = |n: u16| if n % 3 == 0 { nth6(n) } else { nth(n) };
+        let connection = |n: u16| if n.is_multiple_of(3) { nth6(n) } else { nth(n) };
         for (n, step) in steps {
             match step {
                 0 | 1 => match table.insert(&connection(n)) {
@@ -291,7 +291,7 @@ proptest! {
                     prop_assert_eq!(found, model.get(&n).map(|id| (*id, way)));
                 }
             }
-            let rows: usize = model.keys().map(|n| if n % 3 == 0 { 4 } else { 2 }).sum();
+            let rows: usize = model.keys().map(|n| if n.is_multiple_of(3) { 4 } else { 2 }).sum();
             prop_assert_eq!(table.len(), rows / 2);
         }
         model.into_values().for_each(|id| assert!(table.remove(id)));

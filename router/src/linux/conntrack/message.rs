@@ -19,7 +19,7 @@ use logic::{
 use std::net::IpAddr;
 
 /// `struct nfgenmsg`
-const HEADER_BYTES: usize = 4;
+pub(super) const HEADER_BYTES: usize = 4;
 /// `IPS_SEQ_ADJUST`
 const SEQ_ADJUST: u32 = 1 << 6;
 /// `IPS_HELPER`

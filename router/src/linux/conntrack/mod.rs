@@ -31,6 +31,7 @@ const STATUS: u16 = 3;
 const PROTOCOL_INFO: u16 = 4;
 const HELP: u16 = 5;
 const TIMEOUT: u16 = 7;
+const COUNTERS_ORIGINAL: u16 = 9;
 const SEQUENCE_SHIFT_ORIGINAL: u16 = 15;
 const SEQUENCE_SHIFT_REPLY: u16 = 16;
 const ZONE: u16 = 18;

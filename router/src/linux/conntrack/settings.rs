@@ -22,10 +22,6 @@ pub struct Settings {
     pub tcp_close_s: u32,
     /// `nf_conntrack_udp_timeout_stream`, likewise.
     pub udp_stream_s: u32,
-    /// `nf_conntrack_acct`: packets and bytes of connections are counted.
-    pub accounting: bool,
-    /// `nf_conntrack_events`: new connections can report their end. A kernel without events has no such file.
-    pub events: bool,
 }
 
 /// Open files of the settings of one namespace. They do not keep the namespace alive.
@@ -37,8 +33,6 @@ pub struct SettingFiles {
     tcp_closing: [Named; 3],
     tcp_close: Named,
     udp_stream: Named,
-    accounting: Named,
-    events: Option<Named>,
 }
 
 #[derive(Debug)]
@@ -54,18 +48,16 @@ impl SettingFiles {
     }
 
     fn open_in(directory: &Path) -> io::Result<SettingFiles> {
-        let open = |name| {
+        let need = |name| {
             let path = directory.join(name);
             match File::open(&path) {
-                Ok(file) => Ok(Some(Named(path, file))),
-                Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+                Ok(file) => Ok(Named(path, file)),
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                    let absent = format!("this kernel has no conntrack: {} is missing", path.display());
+                    Err(io::Error::new(io::ErrorKind::Unsupported, absent))
+                }
                 Err(e) => Err(wrong(&path, e)),
             }
-        };
-        let need = |name| {
-            let absent =
-                || format!("this kernel has no conntrack: {} is missing", directory.join(name).display());
-            open(name)?.ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, absent()))
         };
         Ok(SettingFiles {
             tcp_established: need("nf_conntrack_tcp_timeout_established")?,
@@ -78,8 +70,6 @@ impl SettingFiles {
             ],
             tcp_close: need("nf_conntrack_tcp_timeout_close")?,
             udp_stream: need("nf_conntrack_udp_timeout_stream")?,
-            accounting: need("nf_conntrack_acct")?,
-            events: open("nf_conntrack_events")?,
         })
     }
 
@@ -95,8 +85,6 @@ impl SettingFiles {
             tcp_closing_s: fin_wait.number()?.min(close_wait.number()?).min(last_ack.number()?),
             tcp_close_s: self.tcp_close.number()?,
             udp_stream_s: self.udp_stream.number()?,
-            accounting: self.accounting.number()? != 0,
-            events: self.events.as_ref().map_or(Ok(0), Named::number)? != 0,
         })
     }
 }
@@ -136,7 +124,6 @@ mod tests {
         write("udp_timeout_stream", "120\n");
         write("tcp_timeout_unacknowledged", "300\n");
         write("tcp_timeout_max_retrans", "-1\n");
-        write("acct", "0\n");
         let files = SettingFiles::open_in(directory.path()).unwrap();
         let expected = Settings {
             tcp_established_s: 432_000,
@@ -144,15 +131,11 @@ mod tests {
             tcp_closing_s: 30,
             tcp_close_s: 10,
             udp_stream_s: 120,
-            accounting: false,
-            events: false,
         };
         assert_eq!(files.read().unwrap(), expected);
-        write("events", "2\n");
-        write("acct", "1\n");
-        let files = SettingFiles::open_in(directory.path()).unwrap();
-        assert_eq!(files.read().unwrap(), Settings { accounting: true, events: true, ..expected });
-        write("acct", "x\n");
-        assert!(files.read().unwrap_err().to_string().contains("nf_conntrack_acct"));
+        write("udp_timeout_stream", "60\n");
+        assert_eq!(files.read().unwrap(), Settings { udp_stream_s: 60, ..expected });
+        write("udp_timeout_stream", "x\n");
+        assert!(files.read().unwrap_err().to_string().contains("nf_conntrack_udp_timeout_stream"));
     }
 }

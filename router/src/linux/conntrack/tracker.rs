@@ -5,8 +5,8 @@
 //! for those connections that have events. An update without attributes changes nothing.
 
 use super::{
-    NEW, PROTOCOL_INFO, TCP_FLAGS_ORIGINAL, TCP_FLAGS_REPLY, TCP_STATE, TIMEOUT,
-    message::{self, NESTED, nested},
+    COUNTERS_ORIGINAL, GET, NEW, PROTOCOL_INFO, TCP_FLAGS_ORIGINAL, TCP_FLAGS_REPLY, TCP_STATE, TIMEOUT,
+    message::{self, HEADER_BYTES, NESTED, nested},
 };
 use crate::linux::netlink::{
     INET, INET6,
@@ -67,6 +67,26 @@ impl Tracker {
     /// it did not answer.
     pub fn look(&mut self, protocol: u8, tuple: &Tuple) -> io::Result<Answer> {
         self.ask(tuple, update(protocol, tuple))
+    }
+
+    /// Does Linux count the packets of a connection? It decides when the connection begins, by `nf_conntrack_acct`. False
+    /// if Linux does not track it.
+    ///
+    /// # Errors
+    /// As [`Tracker::look`].
+    pub fn is_counted(&mut self, protocol: u8, tuple: &Tuple) -> io::Result<bool> {
+        // An echo has no counters.
+        let found = self.0.ask(about(GET, wire::ACK, protocol, tuple), |message| {
+            Some(
+                wire::attributes_after(message.payload, HEADER_BYTES)
+                    .any(|(kind, _)| kind == COUNTERS_ORIGINAL),
+            )
+        });
+        match found {
+            Ok(found) => Ok(found.unwrap_or(true)),
+            Err(e) if is_gone(&e) => Ok(false),
+            Err(e) => Err(e),
+        }
     }
 
     /// Makes Linux accept any sequence numbers of a connection of TCP, and forget the last acknowledgement that it saw.
@@ -193,8 +213,12 @@ enum Refreshed {
 
 /// An update without effect. It has no `NLM_F_CREATE`, so it never creates a connection.
 fn update(protocol: u8, tuple: &Tuple) -> Request {
+    about(NEW, 0, protocol, tuple)
+}
+
+fn about(kind: u16, flags: u16, protocol: u8, tuple: &Tuple) -> Request {
     let family = if tuple.source.is_ipv4() { INET } else { INET6 };
-    message::with_tuple(Request::new(NEW, 0, &[family, 0, 0, 0]), protocol, tuple)
+    message::with_tuple(Request::new(kind, flags, &[family, 0, 0, 0]), protocol, tuple)
 }
 
 /// The answer in an echo; `None`: it answers an older request.
