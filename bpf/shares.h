@@ -73,9 +73,9 @@ static __always_inline enum share_kind kind_of(struct xdp_md *ctx, const struct 
 }
 
 /*
- * Does NAT forward a packet for an address of the router? It does if the packet has a row, even a void one. So all packets of
- * a connection are of one kind, and FIN follows the data. The programs call this themselves: the functions above
- * have no room on the stack for it.
+ * Does NAT forward a packet for an address of the router? It does if the packet has a row, even a void one. So all
+ * packets of a connection are of one kind, and FIN follows the data. The programs call this themselves, because the
+ * functions above have no room on the stack for it.
  */
 static __always_inline bool is_translated(const struct packet *p)
 {
@@ -102,8 +102,8 @@ __noinline int count_share(struct xdp_md *ctx, __u32 row, __u32 ether_type, __u3
 }
 
 /*
- * Is a packet over the router's share? Packets for the router itself come first in the share, and are cut only if they alone
- * exceed it. ARP and neighbour discovery have a reserve of their own.
+ * Is a packet over the router's share? Packets for the router itself come first in the share, and are cut only if they
+ * alone exceed it. ARP and neighbour discovery have a reserve of their own.
  */
 __noinline int over_share(__u32 row, __u32 own)
 {

@@ -24,7 +24,9 @@ use logic::{
     share::Grant,
     tables::connections::{Connection, OneWay, PairId},
 };
-use router::plane::{Charge, FlowMaps, FlowPlane, FlowSettings, Grace, MappedFlows, PathMaps};
+use router::plane::{
+    Charge, FlowMaps, FlowPlane, FlowSettings, Grace, MappedFlows, PathMaps, connections::CONNECTION_NOTES,
+};
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 const CAPACITY: FlowCapacity = FlowCapacity {
@@ -218,7 +220,7 @@ fn every_program_translates_packets_of_connections_and_only_these() {
     }
 }
 
-/// Every program notes connections that Linux forwards.
+/// Every program notes connections that Linux forwards, as many as the daemon has room for.
 #[test]
 #[ignore = "needs root"]
 fn every_program_notes_connections() {
@@ -234,6 +236,14 @@ fn every_program_notes_connections() {
                 notes.len() == 1 && notes[0].tuple == arrives && notes[0].egress == 2,
                 "{program:?}: {notes:?}"
             );
+            for round in 1..=2 {
+                router.bed.connections.begin_again();
+                for n in 0..CONNECTION_NOTES as u16 + 4 {
+                    let packet = there(UDP, &Tuple { source_port: 1000 * round + n, ..arrives });
+                    (0..8).for_each(|_| drop(run(&mut router, 0, &packet)));
+                }
+                assert_eq!(router.bed.notes().len() as u64, CONNECTION_NOTES, "{program:?}, round {round}");
+            }
         });
     }
 }
