@@ -2,7 +2,13 @@
 //! because BPF_PROG_TEST_RUN cannot run the programs of other cores.
 
 use super::{
-    common::{frame::Frame, hogged, in_new_namespace, run, wire::Wire},
+    common::{
+        frame::Frame,
+        hogged, in_new_namespace,
+        order::{send_while, split_and_join},
+        run,
+        wire::Wire,
+    },
     connections::*,
     features::{Program, Router, why_up},
     world::*,
@@ -279,6 +285,54 @@ fn fin_and_rst_do_not_overtake_data_that_wait_for_another_core() {
             }
         });
     }
+}
+
+/// The frame of a numbered packet, right checksums included.
+fn numbered(way: usize, tuple: &Tuple, number: u32) -> Frame {
+    frame_of(MACS[way], UDP, tuple, 0, &[[0x5a; 14].as_slice(), &number.to_be_bytes()].concat())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn packets_behind_a_masquerade_stay_in_order_while_their_queue_is_split_and_joined() {
+    const FLOWS: u16 = 64;
+    const TURNS: usize = 60;
+    in_new_namespace(|| {
+        let Some(mut lines) = Lines::new(Program::Plain) else { return };
+        let flows: Vec<_> = (0..FLOWS)
+            .map(|flow| {
+                let (arrives, leaves, _) = masqueraded(UDP);
+                let arrives = Tuple { source_port: 1000 + flow, ..arrives };
+                let leaves = Tuple { source_port: 5000 + flow, ..leaves };
+                let connection = connection(UDP, arrives, leaves, 2);
+                (connection, lines.router.bed.insert(&connection))
+            })
+            .collect();
+        let of = |number: u32| &flows[(number % u32::from(FLOWS)) as usize].0;
+        let splits = lines.router.bed.w.plane.splits();
+        for way in 0..2 {
+            let [from, to] = [&lines.wires[way], &lines.wires[1 - way]];
+            let queue = QueueId { port: way as u8, index: 0 };
+            let (mut wrong, before) = (0, lines.handed());
+            let came = send_while(
+                (from, to),
+                FLOWS,
+                |number| numbered(way, &of(number).ways[way].arrives, number).bytes(),
+                |number, bytes| {
+                    let left = numbered(way, &of(number).ways[way].leaves, number);
+                    wrong += u32::from(bytes != left.routed(FRIEND, MACS[1 - way], &[]));
+                },
+                || split_and_join(splits, queue, [lines.here, lines.other], TURNS),
+            );
+            let handed = lines.handed() - before;
+            eprintln!("direction {way}: {came:?}, {handed} handed over");
+            assert_eq!((came.overtaken, came.received, wrong), (0, came.sent, 0), "direction {way}");
+            assert!(handed > came.sent / 10, "direction {way}: {handed} of {came:?} handed over");
+            let counted = flows.iter().map(|(_, id)| lines.router.bed.table.counts(*id)[way].0);
+            assert_eq!(counted.sum::<u64>(), came.sent, "direction {way}: packets counted");
+        }
+        assert_eq!(lines.charged(), BTreeMap::new());
+    });
 }
 
 /// While a connection is void, Linux gets its packets on the same core, so they stay in order. Packets for the router itself
