@@ -140,10 +140,10 @@ struct firewall {
 
 /*
  * One direction of a connection that conntrack tracks and that all rules accept; NAT included. The rows are a hash table: a
- * row lies in block h of its key's hash, or in block h ^ 1 if the first was full. It is there if the key's words are equal
- * and CONNECTION_GONE is not set. A block with an empty row (first word 0) has no rows in the other block. Everything but
- * that bit, `ended` and the counts is constant while a packet may use the row; user space also changes the word with
- * `generation` and `until`.
+ * key looks at the 8 rows of block h of its hash, from one of them on and around, and then at those of block h ^ 1. It ends
+ * at an empty row (first word 0). A row is that of a key if the key's words are equal and CONNECTION_GONE is not set.
+ * Everything but that bit, `ended` and the counts is constant while a packet may use the row; user space also changes the
+ * word with `generation` and `until`.
  *
  * IPv4 needs one row, which is one cache line. IPv6 needs another one, struct connection6_rest, in either block.
  */
@@ -215,9 +215,9 @@ struct connection_note {
 	__u32 pad2;
 };
 
-#define CONNECTION_NOTES 64	/* the most notes of a router between two looks */
+#define CONNECTION_NOTES 256	/* the most notes of a router between two looks */
 #define LOCAL_NOTES 16		/* the same for notes with egress 0 */
-#define CONNECTION_RING_BYTES (1 << 18)
+#define CONNECTION_RING_BYTES (1 << 20)
 #define CANDIDATES 16384	/* rows of `candidates` for each CPU */
 #define LOCAL_CANDIDATES 2048	/* as many more, for packets to addresses of the router */
 /* A row: high 32 bits of a connection's hash, the time of its last packet in units of 2^30 ns, and its packets. */

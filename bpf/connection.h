@@ -99,11 +99,11 @@ static __always_inline bool has_addresses(const struct connection *c, const stru
 	return c->family.v4.source == (__u32)key->source[0] && c->family.v4.destination == (__u32)key->destination[0];
 }
 
-/* The row + 1, or 0. Sets *full if the key may be in the other block. Most keys lie in the first row that it looks at. */
+/* Looks at the rows of a block. Returns the row + 1, or 0. Sets *more if the key may be in the other block. */
 static __always_inline __u32
-search_connections(__u32 block, __u32 hash, const struct connection_key *key, bool *full)
+search_connections(__u32 block, __u32 hash, const struct connection_key *key, bool *more)
 {
-	*full = true;
+	*more = false;
 	for (int i = 0; i < CONNECTION_WAYS; i++) {
 		__u32 row = block * CONNECTION_WAYS + ((hash + i) & (CONNECTION_WAYS - 1));
 		const struct connection *c = ROW(connections, row);
@@ -113,11 +113,12 @@ search_connections(__u32 block, __u32 hash, const struct connection_key *key, bo
 		__u64 word = *(volatile const __u64 *)c;
 
 		if (!word)
-			*full = false;
-		else if ((word & ~((__u64)CONNECTION_TRANSLATED << 56)) == (key->ports | (__u64)key->rest << 32) &&
-			 has_addresses(c, key))
+			return 0;
+		if ((word & ~((__u64)CONNECTION_TRANSLATED << 56)) == (key->ports | (__u64)key->rest << 32) &&
+		    has_addresses(c, key))
 			return row + 1;
 	}
+	*more = true;
 	return 0;
 }
 
@@ -167,7 +168,7 @@ enum find_purpose {
 __noinline __u64 find_connection(struct xdp_md *ctx, __u32 place, __u32 offset, enum find_purpose purpose)
 {
 	struct connection_key key;
-	bool full = false;
+	bool more;
 	const __u8 *header = read_key(ctx, place, offset, &key);
 	__u8 flags = TCP_ACK;
 
@@ -180,10 +181,10 @@ __noinline __u64 find_connection(struct xdp_md *ctx, __u32 place, __u32 offset, 
 	}
 	__u64 hash = connection_hash(&key);
 	__u32 block = hash >> 32 & connection_mask;
-	__u32 row = search_connections(block, hash, &key, &full);
+	__u32 row = search_connections(block, hash, &key, &more);
 
-	if (!row && full)
-		row = search_connections((block ^ 1) & connection_mask, hash, &key, &full);
+	if (more)
+		row = search_connections((block ^ 1) & connection_mask, hash, &key, &more);
 	if (!row || purpose == FIND_ROW)
 		return row;
 	if (flags & TCP_STATE_FLAGS) {

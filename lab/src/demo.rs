@@ -103,7 +103,7 @@ fn measure_all(
 /// Loads rules into the box, and makes established connections. With Millrace, waits until these are fast.
 fn set_up_firewall(testbed: &mut Testbed, workload: &Workload, millrace: Option<&Millrace>) -> Result<()> {
     masquerade::forget(testbed)?;
-    masquerade::nft(&testbed.box_namespace, masquerade::RULES)?;
+    masquerade::nft(&testbed.box_namespace, &masquerade::rules())?;
     // Millrace makes connections fast that begin after it has read the rules.
     sys::sleep(SETTLE)?;
     masquerade::begin(testbed, workload)?;

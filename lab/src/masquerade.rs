@@ -27,19 +27,29 @@ use crate::{
     workload::Workload,
 };
 
+/// As long as those of a small company: 100 rules of a filter. The workload's packets match the first one of these, or if
+/// they are new, the last one.
+const SERVICES: u16 = 97;
+
 /// Clients behind `eth1` may begin connections, and are masqueraded.
-pub const RULES: &str = "
-    table inet firewall {
-        chain forward {
-            type filter hook forward priority 0; policy drop;
-            ct state established,related accept
-            ct state invalid drop
-            iifname eth1 accept
-        }
-    }
-    table ip nat {
-        chain postrouting { type nat hook postrouting priority 100; oifname eth2 masquerade; }
-    }";
+pub fn rules() -> String {
+    let services: String = (0..SERVICES).map(|n| format!("udp dport {} accept\n", 20_000 + n)).collect();
+    format!(
+        "table inet firewall {{
+            chain forward {{
+                type filter hook forward priority 0; policy drop;
+                ct state established,related accept
+                ct state invalid drop
+                {services}
+                iifname eth1 accept
+            }}
+        }}
+        table ip nat {{
+            chain postrouting {{ type nat hook postrouting priority 100; oifname eth2 masquerade; }}
+        }}"
+    )
+}
+
 /// The sender's own stack would answer each answer with an ICMP error.
 pub const NO_ANSWERS: &str = "
     table ip answers {

@@ -1,6 +1,9 @@
 //! Cost of a packet behind a masquerade and a stateful firewall, by the number of UDP connections, through Linux alone and
 //! through Millrace; and through Millrace without rules, which shows the price of finding connections. Besides: how long
-//! Millrace takes until connections are fast, and until they are fast again after a rule has changed.
+//! Millrace takes until connections are fast, and until they are fast again after a rule has changed; and new connections
+//! per second, of which Millrace makes none fast.
+
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, value_parser};
@@ -13,10 +16,10 @@ use crate::{
     figure::{Axis, Figure},
     generator::{Load, Pace},
     masquerade::{
-        LOW_PPS, Masquerade, NEARLY_ALL, NO_ANSWERS, RULES, begin, counts, fast_share, forget, nft,
+        LOW_PPS, Masquerade, NEARLY_ALL, NO_ANSWERS, begin, counts, fast_share, forget, nft, rules,
         until_fast,
     },
-    measure::{Sample, measure, ratios, spread},
+    measure::{Sample, Window, measure, ratios, spread},
     progress::Progress,
     record::{Output, Recorder},
     subject::{Linux, Millrace, Subject},
@@ -33,6 +36,10 @@ const AT_SATURATION: f64 = 0.97;
 const MOST_LOST: f64 = 0.01;
 /// Subjects, and whether there are rules.
 const CASES: [(&str, bool); 3] = [("linux", true), ("millrace", true), ("millrace", false)];
+
+/// Packets, each of a new connection: fewer than conntrack holds by default, and than are sent in [`NEW_FOR`].
+const NEW: u32 = 250_000;
+const NEW_FOR: Window = Window::new(Duration::from_millis(200), Duration::from_millis(700));
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
@@ -97,7 +104,56 @@ pub(super) fn run(options: &FirewallOptions, output: &Output) -> Result<()> {
         }
         print(&progress, connections, &results, &delays);
     }
-    Ok(())
+    new_connections(&mut testbed, repeats, &mut recorder, &progress)
+}
+
+/// New connections per second, with all rules.
+fn new_connections(
+    testbed: &mut Testbed,
+    repeats: u16,
+    recorder: &mut Recorder,
+    progress: &Progress,
+) -> Result<()> {
+    let workload = Workload::benchmark(Family::V4, NEW, 0..=0);
+    let mut results = Results::new();
+    for repeat in 0..repeats {
+        for name in ["linux", "millrace"] {
+            sys::check_interrupted()?;
+            let _millrace = start(testbed, name, true)?;
+            testbed.set_priority(Priority::Rates)?;
+            testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes)?;
+            let load = Load { frame_bytes: workload.frame_bytes, pace: Pace::Saturate };
+            let sample = measure(testbed, load, NEW_FOR)?;
+            ensure!(sample.sent < u64::from(NEW), "{} packets are more than {NEW} connections", sample.sent);
+            recorder.line(&json!({"record": "sample", "case": "firewall-new", "subject": name, "repeat": repeat,
+                "parameters": {}, "frame_bytes": workload.frame_bytes, "pace": Pace::Saturate, "sample": sample}))?;
+            results.entry(name.to_owned()).or_insert_with(|| vec![Vec::new()])[0].push(sample);
+        }
+    }
+    progress.print(&head("New connections", &["subject", "1000 / s", "ns each", "ns / linux"]));
+    for name in results.keys() {
+        let (cost, of_linux) = (figures(&results, name, 0, ns), figures(&results, "linux", 0, ns));
+        let rate = show(spread(&figures(&results, name, 0, pps)), 1e-3, 1);
+        let ratio = show(ratios(&cost, &of_linux), 1.0, 2);
+        progress.print(&row(&[name.clone(), rate, show(spread(&cost), 1.0, 0), ratio]));
+    }
+    forget(testbed)
+}
+
+/// Begins from nothing. The returned daemon forwards, unless Linux does.
+fn start(testbed: &mut Testbed, name: &str, ruled: bool) -> Result<Option<Millrace>> {
+    // Millrace leaves connections that are older than itself to Linux.
+    forget(testbed)?;
+    if ruled {
+        nft(&testbed.box_namespace, &rules())?;
+    }
+    // These must not wait behind the generator while they get ready.
+    testbed.set_priority(Priority::Reaction)?;
+    testbed.forwarded_by(Vec::new(), Vec::new());
+    let millrace = (name == "millrace").then(|| Millrace::start(testbed)).transpose()?;
+    testbed.forwarded_by(Vec::new(), millrace.iter().flat_map(Subject::programs).collect());
+    sys::sleep(SETTLE)?;
+    Ok(millrace)
 }
 
 fn print(progress: &Progress, connections: u32, results: &Results, delays: &[Delays]) {
@@ -131,17 +187,7 @@ fn one(
     name: &str,
     ruled: bool,
 ) -> Result<Found> {
-    // Millrace leaves connections that are older than itself to Linux.
-    forget(testbed)?;
-    if ruled {
-        nft(&testbed.box_namespace, RULES)?;
-    }
-    // These must not wait behind the generator while they get ready.
-    testbed.set_priority(Priority::Reaction)?;
-    testbed.forwarded_by(Vec::new(), Vec::new());
-    let millrace = (name == "millrace").then(|| Millrace::start(testbed)).transpose()?;
-    testbed.forwarded_by(Vec::new(), millrace.iter().flat_map(Subject::programs).collect());
-    sys::sleep(SETTLE)?;
+    let millrace = start(testbed, name, ruled)?;
     let mut delays = None;
     if ruled {
         begin(testbed, workload)?;
@@ -169,11 +215,15 @@ fn one(
     Ok(Found { sample, fast, delays })
 }
 
-fn pictures() -> [Figure; 2] {
+fn pictures() -> [Figure; 3] {
     let connections = || Axis::new("/parameters/connections", "UDP connections", "").log();
     let cost = Axis::new("/sample/ns_per_packet", "CPU per packet", "ns");
     let delay = Axis::new("/seconds", "until nearly all packets are fast", "s");
+    let rate = Axis::new("/sample/received_pps", "new connections", "1/s");
     [
+        Figure::new("firewall-new", "New connections behind a firewall with NAT", None, rate)
+            .only("/case", "firewall-new")
+            .series("/subject"),
         Figure::new("firewall", "Cost behind a firewall with NAT", Some(connections()), cost)
             .only("/case", "firewall")
             .series("/subject")

@@ -41,14 +41,18 @@ use std::{
     time::Duration,
 };
 
-/// All connections are looked at this often.
+/// All connections are looked at this often, unless a look takes more than a tenth of the time.
 const LOOK: Duration = Duration::from_millis(500);
+const LONGEST_LOOK: Duration = Duration::from_secs(5);
+const TIMES_A_LOOK: u32 = 10;
+/// While there are connections, their lease is extended this often.
+const EXTEND: Duration = Duration::from_millis(500);
 /// How long connections stay fast if this thread hangs or ends.
 const LEASE: Duration = Duration::from_secs(2);
 /// Each router may send its notes once in this time. This bounds what packets can cost.
 const NOTES: Duration = Duration::from_millis(15);
-/// Notes that cannot be handled in this time are dropped. Their connections are noted again.
-const LONGEST_NOTES: Duration = Duration::from_millis(20);
+/// Notes that cannot be handled in this time wait. Their router sends no others meanwhile.
+const LONGEST_NOTES: Duration = Duration::from_millis(10);
 /// Settings are read, and namespaces that failed are tried, this often.
 const AGAIN: Duration = Duration::from_secs(5);
 /// The longest wait, while no router has connections.
@@ -79,7 +83,9 @@ pub(super) fn run(
         heart: None,
         routers: BTreeMap::new(),
         first_router: 0,
+        late: BTreeMap::new(),
         look_at: now,
+        extend_at: now,
         notes_at: now,
         again_at: now + AGAIN,
         proofs_at: now + PROOFS,
@@ -142,7 +148,10 @@ struct Thread {
     routers: BTreeMap<RouterId, Router>,
     /// The router whose notes come first.
     first_router: RouterId,
+    /// Notes that wait.
+    late: BTreeMap<RouterId, Vec<ConnectionNote>>,
     look_at: Duration,
+    extend_at: Duration,
     notes_at: Duration,
     again_at: Duration,
     proofs_at: Duration,
@@ -186,10 +195,10 @@ impl Thread {
         let readable = [waker.as_fd()].into_iter().chain(notes).chain(others);
         let mut ready: Vec<_> = readable.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         let due = match notes {
-            None => self.look_at.min(self.notes_at),
-            Some(_) if self.kept.has_waiting() => now,
+            None => self.look_at.min(self.extend_at).min(self.notes_at),
+            Some(_) if self.kept.has_waiting() || !self.late.is_empty() => now,
             Some(_) if self.routers.is_empty() => now + LONGEST,
-            Some(_) => self.look_at,
+            Some(_) => self.look_at.min(self.extend_at),
         };
         let due = due.saturating_sub(now);
         let time = Timespec::try_from(due).context("setting the time to wait for notes of connections")?;
@@ -220,10 +229,12 @@ impl Thread {
             let waited = self.kept.has_waiting();
             if self.read_notes()? || waited {
                 self.notes_at = now + NOTES;
-                // The first connection needs a deadline.
-                self.look_at = self.look_at.min(if was_idle { now } else { now + LOOK });
+                if was_idle {
+                    // The first connection needs a deadline.
+                    self.look_at = now;
+                }
             }
-            self.maps.begin_again();
+            self.maps.begin_again(|router| self.late.contains_key(&router));
             // A connection may have ended since Linux answered.
             self.read_ends();
         }
@@ -234,11 +245,15 @@ impl Thread {
         let looks = now >= self.look_at;
         if looks {
             self.look()?;
+            let pause = (monotonic().saturating_sub(now) * TIMES_A_LOOK).clamp(LOOK, LONGEST_LOOK);
+            self.look_at = now + if self.kept.is_idle() { AGAIN } else { pause };
+        }
+        if looks || now >= self.extend_at {
             // If this thread was stopped meanwhile for longer than the lease, it hears of ends before connections are fast.
             if let (Some(heart), Some(heard)) = (&self.heart, heard) {
                 heart.extend_connections(heard, LEASE);
             }
-            self.look_at = now + if self.kept.is_idle() { AGAIN } else { LOOK };
+            self.extend_at = now + if self.kept.is_idle() { LONGEST } else { EXTEND };
         }
         Ok(looks)
     }
@@ -265,7 +280,8 @@ impl Thread {
     /// Returns whether there were any.
     fn read_notes(&mut self) -> Result<bool> {
         let now = monotonic();
-        let notes = self.maps.notes(Duration::ZERO)?;
+        let late = std::mem::take(&mut self.late).into_values().flatten();
+        let notes: Vec<_> = late.chain(self.maps.notes(Duration::ZERO)?).collect();
         let any = !notes.is_empty();
         let mut of_routers: BTreeMap<RouterId, Vec<ConnectionNote>> = BTreeMap::new();
         for note in notes.into_iter().chain(self.kept.ask_again(now)) {
@@ -281,19 +297,26 @@ impl Thread {
         }
         // Routers take turns to be first.
         let later = of_routers.split_off(&self.first_router);
-        let end = now + LONGEST_NOTES;
+        let (end, mut next) = (now + LONGEST_NOTES, None);
         for (id, mut notes) in later.into_iter().chain(of_routers) {
             if monotonic() >= end {
-                self.first_router = id;
-                break;
+                next.get_or_insert(id);
+                if !notes.is_empty() {
+                    self.late.insert(id, notes);
+                }
+                continue;
             }
             let Some(router) = self.routers.get_mut(&id) else { continue };
             // Anybody can send packets to the router, so others come first.
             notes.sort_by_key(ConnectionNote::is_local);
-            let kept = &mut self.kept;
+            let (kept, late) = (&mut self.kept, &mut self.late);
             let asked = match &mut router.place {
                 Some(place) => place.ask(|tracker, settings| {
-                    for note in notes.iter().take_while(|_| monotonic() < end) {
+                    for (n, note) in notes.iter().enumerate() {
+                        if monotonic() >= end {
+                            late.insert(id, notes[n..].to_vec());
+                            break;
+                        }
                         // The note before this one may be of its other direction.
                         if !kept.wants(note, now) {
                             continue;
@@ -316,6 +339,7 @@ impl Thread {
                 self.kept.drop_connections(id);
             }
         }
+        self.first_router = next.unwrap_or(self.first_router);
         Ok(any)
     }
 

@@ -8,6 +8,7 @@ use libbpf_rs::{MapHandle, MapType, RingBuffer, RingBufferBuilder, libbpf_sys};
 use logic::{
     connections::note::ConnectionNote,
     memory::words,
+    plan::RouterId,
     tables::connections::{ConnectionMemory, ConnectionTable, rows_for},
 };
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -23,7 +24,7 @@ use std::{
 /// The most connections of all routers, by default. One of IPv6 counts as two.
 pub const DEFAULT_PAIRS: usize = 65_536;
 /// The most notes of a router between two calls of [`Connections::begin_again`].
-pub const CONNECTION_NOTES: u64 = 64;
+pub const CONNECTION_NOTES: u64 = 256;
 /// The same for notes of packets to addresses of the router.
 pub const LOCAL_NOTES: u64 = 16;
 /// Rows of `connection_counts`.
@@ -33,7 +34,7 @@ pub(crate) const CANDIDATES: usize = 16_384;
 /// As many more, for packets to addresses of the router.
 pub(crate) const LOCAL_CANDIDATES: usize = 2048;
 /// `CONNECTION_RING_BYTES`
-const RING_BYTES: u32 = 1 << 18;
+const RING_BYTES: u32 = 1 << 20;
 
 /// The maps, which all programs of all generations share.
 pub struct ConnectionMaps {
@@ -184,11 +185,11 @@ impl Connections {
         Ok(std::mem::take(&mut *self.noted.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
-    /// Gives each router room for [`CONNECTION_NOTES`] and [`LOCAL_NOTES`] more notes. Call this after
-    /// [`Connections::notes`], and not too often: it is what limits the work that packets can cause.
-    pub fn begin_again(&self) {
-        for count in self.counts.as_slice() {
-            if count.load(Relaxed) > 0 {
+    /// Gives each router room for [`CONNECTION_NOTES`] and [`LOCAL_NOTES`] more notes, except those that are `behind`. Call
+    /// this after [`Connections::notes`], and not too often: it is what limits the work that packets can cause.
+    pub fn begin_again(&self, behind: impl Fn(RouterId) -> bool) {
+        for (row, count) in self.counts.as_slice().iter().enumerate() {
+            if count.load(Relaxed) > 0 && !behind((row % MAX_ROUTERS) as RouterId) {
                 count.store(0, Relaxed);
             }
         }

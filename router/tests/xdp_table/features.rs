@@ -25,7 +25,8 @@ use logic::{
     tables::connections::{Connection, OneWay, PairId},
 };
 use router::plane::{
-    Charge, FlowMaps, FlowPlane, FlowSettings, Grace, MappedFlows, PathMaps, connections::CONNECTION_NOTES,
+    Charge, FlowMaps, FlowPlane, FlowSettings, Grace, MappedFlows, PathMaps, TestRun,
+    connections::CONNECTION_NOTES,
 };
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -129,6 +130,14 @@ impl Router {
 
     pub fn rule(&mut self, matching: Match, actions: impl Into<Vec<Action>>) {
         self.rules.as_mut().unwrap().add(matching, actions);
+    }
+
+    fn run(&mut self, port: usize, frame: &Frame) -> TestRun {
+        let (ifindex, bytes) = (self.bed.w.port[port], frame.bytes());
+        match &mut self.rules {
+            Some(rules) => rules.plane.run(ifindex, &bytes).unwrap(),
+            None => self.bed.w.plane.run(ifindex, &bytes).unwrap(),
+        }
     }
 
     #[track_caller]
@@ -240,7 +249,7 @@ fn every_program_notes_connections() {
                 router.bed.connections.begin_again();
                 for n in 0..CONNECTION_NOTES as u16 + 4 {
                     let packet = there(UDP, &Tuple { source_port: 1000 * round + n, ..arrives });
-                    (0..8).for_each(|_| drop(run(&mut router, 0, &packet)));
+                    (0..8).for_each(|_| drop(router.run(0, &packet)));
                 }
                 assert_eq!(router.bed.notes().len() as u64, CONNECTION_NOTES, "{program:?}, round {round}");
             }

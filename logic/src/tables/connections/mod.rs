@@ -6,10 +6,10 @@
 //! ([`ConnectionTable::seal`], [`ConnectionTable::reuse`]).
 //!
 //! ```text
-//!  hash ──► its block of 8 rows ──► the block beside it, if the first has no empty row
+//!  hash ──► the 8 rows of a block ──► those of the block beside it
 //! ```
 //!
-//! So a row that becomes free does not become empty while a key of its block lies in the block beside it.
+//! A key ends at an empty row. So a row that becomes free does not become empty while a key lies behind it.
 
 mod places;
 mod row;
@@ -132,8 +132,8 @@ struct Place {
     row: u32,
     /// The second part, of IPv6.
     rest: Option<u32>,
-    /// The key's first block.
-    home: u32,
+    /// The key's.
+    hash: u64,
 }
 
 /// The writer of the rows.
@@ -237,7 +237,7 @@ impl<M: ConnectionMemory> ConnectionTable<M> {
             self.row(place.row)[word::KEY].fetch_or(GONE, Release);
         }
         for place in &places {
-            self.places.came_home(place).for_each(|row| empty(&self.memory, row));
+            self.places.forget(place).for_each(|row| empty(&self.memory, row));
         }
         self.limbo.retire((id, places));
         true
@@ -320,7 +320,7 @@ fn rows(places: &[Place; 2]) -> impl Iterator<Item = u32> {
     places.iter().flat_map(|place| [Some(place.row), place.rest]).flatten()
 }
 
-/// From now on, readers need not look at the other block.
+/// Readers end here from now on.
 fn empty(memory: &impl ConnectionMemory, row: u32) {
     memory.rows()[row as usize * words::CONNECTION + word::KEY].store(0, Release);
 }

@@ -1,21 +1,19 @@
 //! Which rows of the table are taken, and which free ones may be empty.
 
 use super::{PairId, Place, row};
-use crate::memory::words;
 
 pub struct Places {
     /// By row.
     owners: Box<[Option<PairId>]>,
-    /// By block: the number of keys whose first block it is and that lie in the other one.
-    away: Box<[u32]>,
+    /// By row: the number of keys that lie behind it, and look at it before they are found.
+    passed: Box<[u8]>,
     taken: usize,
 }
 
 impl Places {
     /// `rows`: a power of two of blocks.
     pub fn new(rows: usize) -> Places {
-        let blocks = rows / words::CONNECTION_WAYS;
-        Places { owners: vec![None; rows].into(), away: vec![0; blocks].into(), taken: 0 }
+        Places { owners: vec![None; rows].into(), passed: vec![0; rows].into(), taken: 0 }
     }
 
     /// Takes rows for two keys, each with its hash and whether it is of IPv6. `None`: there is no room. Half of the rows stay
@@ -31,16 +29,15 @@ impl Places {
             return None;
         };
         for place in [&there, &back] {
-            self.away[place.home as usize] += u32::from(is_away(place));
+            self.before(place).for_each(|row| self.passed[row as usize] += 1);
         }
         Some([there, back])
     }
 
     fn take_one(&mut self, (hash, is_ipv6): (u64, bool), owner: PairId) -> Option<Place> {
-        let blocks = row::blocks_of(hash, (self.away.len() as u32).wrapping_sub(1));
-        let row = self.take_row(hash, blocks, owner)?;
-        let rest = is_ipv6.then(|| self.take_row(hash, blocks, owner));
-        let place = Place { row, rest: rest.flatten(), home: blocks[0] };
+        let row = self.take_row(hash, owner)?;
+        let rest = is_ipv6.then(|| self.take_row(hash, owner));
+        let place = Place { row, rest: rest.flatten(), hash };
         if rest == Some(None) {
             self.give_back(&place);
             return None;
@@ -48,9 +45,8 @@ impl Places {
         Some(place)
     }
 
-    fn take_row(&mut self, hash: u64, blocks: [u32; 2], owner: PairId) -> Option<u32> {
-        let mut rows = blocks.into_iter().flat_map(|block| row::rows_of(block, hash));
-        let row = rows.find(|row| self.owner(*row).is_none())?;
+    fn take_row(&mut self, hash: u64, owner: PairId) -> Option<u32> {
+        let row = row::probe(hash, self.owners.len()).find(|row| self.owner(*row).is_none())?;
         *self.owners.get_mut(row as usize)? = Some(owner);
         self.taken += 1;
         Some(row)
@@ -61,28 +57,33 @@ impl Places {
         [Some(place.row), place.rest].into_iter().flatten().for_each(|row| _ = self.free(row));
     }
 
+    /// The rows that the key looks at before its own.
+    fn before(&self, place: &Place) -> impl Iterator<Item = u32> + use<> {
+        let own = place.row;
+        row::probe(place.hash, self.owners.len()).take_while(move |row| *row != own)
+    }
+
     /// The connection that has the row, or had it until it was removed.
     pub fn owner(&self, row: u32) -> Option<PairId> {
         self.owners.get(row as usize).copied().flatten()
     }
 
-    /// A key is removed. Returns rows of its first block that readers may see empty now.
-    pub fn came_home(&mut self, place: &Place) -> impl Iterator<Item = u32> {
-        let away = &mut self.away[place.home as usize];
-        let was_last = is_away(place) && *away == 1;
-        *away -= u32::from(is_away(place));
-        let rows = was_last.then(|| row::rows_of(place.home, 0)).into_iter().flatten();
-        rows.filter(|row| self.owner(*row).is_none())
+    /// A key is removed; its rows are not free yet. Returns rows that may be empty now.
+    pub fn forget(&mut self, place: &Place) -> impl Iterator<Item = u32> {
+        self.before(place).filter(|row| {
+            self.passed[*row as usize] -= 1;
+            self.may_be_empty(*row)
+        })
     }
 
-    /// Frees a row. May readers see it empty?
+    /// Frees a row. May it be empty?
     pub fn free(&mut self, row: u32) -> bool {
         self.owners[row as usize] = None;
         self.taken -= 1;
-        self.away[row as usize / words::CONNECTION_WAYS] == 0
+        self.may_be_empty(row)
     }
-}
 
-fn is_away(place: &Place) -> bool {
-    place.row as usize / words::CONNECTION_WAYS != place.home as usize
+    fn may_be_empty(&self, row: u32) -> bool {
+        self.owner(row).is_none() && self.passed[row as usize] == 0
+    }
 }

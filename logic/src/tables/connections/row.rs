@@ -172,36 +172,28 @@ pub fn rest_row(way: &OneWay) -> Row {
     row
 }
 
-/// The rows of a block, in the order in which a key looks at them.
-pub fn rows_of(block: u32, hash: u64) -> impl Iterator<Item = u32> {
+/// The rows that a key looks at, in turn. It ends at an empty one. `rows`: a power of two of blocks.
+pub fn probe(hash: u64, rows: usize) -> impl Iterator<Item = u32> {
     let ways = words::CONNECTION_WAYS as u32;
-    (0..ways).map(move |i| block * ways + ((hash as u32).wrapping_add(i) & (ways - 1)))
-}
-
-/// The first block of a key, and the other one. `mask`: the number of blocks - 1.
-pub fn blocks_of(hash: u64, mask: u32) -> [u32; 2] {
+    let mask = (rows as u32 / ways).wrapping_sub(1);
     let home = (hash >> 32) as u32 & mask;
-    [home, (home ^ 1) & mask]
+    [home, (home ^ 1) & mask].into_iter().flat_map(move |block| {
+        (0..ways).map(move |i| block * ways + ((hash as u32).wrapping_add(i) & (ways - 1)))
+    })
 }
 
 /// The row that a packet with this key finds, whatever it says; as the program looks for it.
 pub fn find_row(memory: &impl ConnectionMemory, seed: u64, key: &ConnectionKey) -> Option<u32> {
     let key = KeyWords::new(key)?;
     let rows = memory.rows();
-    let mask = (rows.len() / words::CONNECTION / words::CONNECTION_WAYS).checked_sub(1)?;
-    let hash = key.hash(seed);
-    for block in blocks_of(hash, mask as u32) {
-        let mut is_full = true;
-        for row in rows_of(block, hash) {
-            let at = row as usize * words::CONNECTION;
-            let words = rows.get(at..at + words::CONNECTION)?;
-            if key.is_in(words) {
-                return Some(row);
-            }
-            is_full &= words[word::KEY].load(Relaxed) != 0;
-        }
-        if !is_full {
+    for row in probe(key.hash(seed), rows.len() / words::CONNECTION) {
+        let at = row as usize * words::CONNECTION;
+        let words = rows.get(at..at + words::CONNECTION)?;
+        if words[word::KEY].load(Relaxed) == 0 {
             return None;
+        }
+        if key.is_in(words) {
+            return Some(row);
         }
     }
     None
