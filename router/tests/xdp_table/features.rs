@@ -246,7 +246,7 @@ fn every_program_notes_connections() {
                 "{program:?}: {notes:?}"
             );
             for round in 1..=2 {
-                router.bed.connections.begin_again();
+                router.bed.connections.begin_again(|_| false);
                 for n in 0..CONNECTION_NOTES as u16 + 4 {
                     let packet = there(UDP, &Tuple { source_port: 1000 * round + n, ..arrives });
                     (0..8).for_each(|_| drop(router.run(0, &packet)));
