@@ -153,13 +153,19 @@ static __always_inline void end_connection(__u32 row, __u8 flags)
 		*(volatile __u32 *)&other->ended |= flags;
 }
 
+enum find_purpose {
+	FIND_TO_FORWARD,
+	FIND_TO_EXPLAIN,	/* the same, but no connection ends */
+	FIND_ROW,		/* the row + 1, although it may be void, and whatever the packet's flags are */
+};
+
 /*
  * The packet's connection, or 0: its row + 1, its egress interface in bits 32..47, and how NAT changes it in the bits above. This
  * saves lookups, each of which takes a place on the stack. `place`: the router, and its ingress interface in bits 16..31.
  * `offset`: as in read_key(). For a packet that may change the connection's state, this returns 0 and ends the connection, even if
  * the row is not valid for the packet: conntrack looks only at what the key holds.
  */
-__noinline __u64 find_connection(struct xdp_md *ctx, __u32 place, __u32 offset, __u32 explain)
+__noinline __u64 find_connection(struct xdp_md *ctx, __u32 place, __u32 offset, enum find_purpose purpose)
 {
 	struct connection_key key;
 	bool more;
@@ -179,10 +185,10 @@ __noinline __u64 find_connection(struct xdp_md *ctx, __u32 place, __u32 offset, 
 
 	if (more)
 		row = search_connections((block ^ 1) & connection_mask, hash, &key, &more);
-	if (!row)
-		return 0;
+	if (!row || purpose == FIND_ROW)
+		return row;
 	if (flags & TCP_STATE_FLAGS) {
-		if (!explain)
+		if (purpose == FIND_TO_FORWARD)
 			end_connection(row - 1, flags & TCP_STATE_FLAGS);
 		return 0;
 	}
@@ -218,7 +224,7 @@ static __always_inline bool look_for_connection(struct packet *p, const struct r
 	if (!(*(volatile const __u32 *)&router->flags & ROUTER_CONNECTIONS))
 		return false;
 	p->connection = find_connection(p->ctx, p->router | (__u32)p->interface << 16, p->ip_offset | version << 31,
-					p->explain);
+					p->explain ? FIND_TO_EXPLAIN : FIND_TO_FORWARD);
 	trace_step(p, TRACE_CONNECTION, (__u32)p->connection, 0);
 	if (!has_new_destination(p))
 		return false;

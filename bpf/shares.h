@@ -41,7 +41,17 @@ static __always_inline bool is_own6(const struct router *router, __u64 hi, __u64
 	return n && n->flags & NEXTHOP_LOCAL;
 }
 
-enum share_kind { SHARE_TRANSIT, SHARE_OWN, SHARE_NEVER_CUT };
+enum share_kind {
+	SHARE_TRANSIT,
+	SHARE_OWN,
+	SHARE_NEVER_CUT,
+	SHARE_MAYBE_NAT,	/* for an address of the router, in a router with connections: see is_translated() */
+};
+
+static __always_inline enum share_kind kind_of_own(const struct router *router)
+{
+	return *(volatile const __u32 *)&router->flags & ROUTER_CONNECTIONS ? SHARE_MAYBE_NAT : SHARE_OWN;
+}
 
 static __always_inline enum share_kind kind_of(struct xdp_md *ctx, const struct router *router, __u32 ether_type, __u32 offset)
 {
@@ -53,42 +63,60 @@ static __always_inline enum share_kind kind_of(struct xdp_md *ctx, const struct 
 	if (ether_type == ETH_P_ARP)
 		return SHARE_NEVER_CUT;
 	if (ether_type == ETH_P_IP && (void *)(v4 + 1) <= end)
-		return maybe_own4(router, bpf_ntohl(v4->destination)) ? SHARE_OWN : SHARE_TRANSIT;
+		return maybe_own4(router, bpf_ntohl(v4->destination)) ? kind_of_own(router) : SHARE_TRANSIT;
 	if (ether_type != ETH_P_IPV6 || (void *)(type + 1) > end)
 		return SHARE_OWN;
 	if (v6->next_header == IPPROTO_ICMPV6 && *type >= ICMPV6_ROUTER_SOLICITATION && *type <= ICMPV6_REDIRECT)
 		return SHARE_NEVER_CUT;
-	return is_own6(router, bpf_be64_to_cpu(v6->destination[0]), bpf_be64_to_cpu(v6->destination[1])) ? SHARE_OWN
-													    : SHARE_TRANSIT;
+	return is_own6(router, bpf_be64_to_cpu(v6->destination[0]), bpf_be64_to_cpu(v6->destination[1])) ?
+	       kind_of_own(router) : SHARE_TRANSIT;
 }
 
 /*
- * Counts a packet right after its router is known. Returns 1 if the packet is over the router's share. Packets for the router
- * itself come first in the share, and are cut only if they alone exceed it. ARP and neighbour discovery have a reserve of
- * their own. A separate function: else packets that nobody cuts would pay for the registers that it takes.
+ * Does NAT forward a packet for an address of the router? It does if the packet has a row, even a void one. So all
+ * packets of a connection are of one kind, and FIN follows the data. The programs call this themselves, because the
+ * functions above have no room on the stack for it.
  */
-__noinline int over_share(struct xdp_md *ctx, __u32 row, __u32 ether_type, __u32 offset)
+static __always_inline bool is_translated(const struct packet *p)
+{
+	__u32 version = p->ether_type == ETH_P_IPV6;
+
+	return find_connection(p->ctx, p->router, p->ip_offset | version << 31, FIND_ROW);
+}
+
+/*
+ * Counts a packet right after its router is known. Returns its kind if packets are being cut, or SHARE_NEVER_CUT. A
+ * separate function: else packets that nobody cuts would pay for the registers that it takes.
+ */
+__noinline int count_share(struct xdp_md *ctx, __u32 row, __u32 ether_type, __u32 offset)
 {
 	const struct router *router = ROW(routers, row & (MAX_ROUTERS - 1));
 	struct share *s = ROW(shares, row);
 
 	if (!s || !router)
-		return 0;
+		return SHARE_NEVER_CUT;
 	s->packets++;
-	__u32 admit = *(volatile const __u32 *)&s->admit, own_admit = *(volatile const __u32 *)&s->own_admit;
-	if (!admit && !own_admit)
+	if (!*(volatile const __u32 *)&s->admit && !*(volatile const __u32 *)&s->own_admit)
+		return SHARE_NEVER_CUT;
+	return kind_of(ctx, router, ether_type, offset);
+}
+
+/*
+ * Is a packet over the router's share? Packets for the router itself come first in the share, and are cut only if they
+ * alone exceed it. ARP and neighbour discovery have a reserve of their own.
+ */
+__noinline int over_share(__u32 row, __u32 own)
+{
+	struct share *s = ROW(shares, row);
+
+	if (!s)
 		return 0;
-	switch (kind_of(ctx, router, ether_type, offset)) {
-	case SHARE_TRANSIT:
-		return !admitted(admit, &s->credit);
-	case SHARE_OWN:
-		if (admitted(own_admit, &s->own_credit))
-			return 0;
-		s->own_cut++;
-		return 1;
-	default:
+	if (!own)
+		return !admitted(*(volatile const __u32 *)&s->admit, &s->credit);
+	if (admitted(*(volatile const __u32 *)&s->own_admit, &s->own_credit))
 		return 0;
-	}
+	s->own_cut++;
+	return 1;
 }
 
 /* Nothing is cut past the deadline: the daemon may have ended. */
@@ -96,6 +124,12 @@ static __always_inline bool cut_by_share(const struct packet *p)
 {
 	const struct control *c = ROW(control, 0);
 
-	return c && bpf_jiffies64() <= *(volatile const __u64 *)&c->shares_deadline_jiffies &&
-	       over_share(p->ctx, p->cpu * MAX_ROUTERS + p->router, p->ether_type, p->ip_offset);
+	if (!c || bpf_jiffies64() > *(volatile const __u64 *)&c->shares_deadline_jiffies)
+		return false;
+	int kind = count_share(p->ctx, p->cpu * MAX_ROUTERS + p->router, p->ether_type, p->ip_offset);
+	if (kind == SHARE_NEVER_CUT)
+		return false;
+	if (kind == SHARE_MAYBE_NAT)
+		kind = is_translated(p) ? SHARE_TRANSIT : SHARE_OWN;
+	return over_share(p->cpu * MAX_ROUTERS + p->router, kind == SHARE_OWN);
 }

@@ -136,16 +136,24 @@ static __always_inline bool split_hash(const struct packet *p, __u32 *hash)
 	return true;
 }
 
-/*
- * Is a packet to be forwarded? Packets for the router itself or for all on the link, such as routing protocols and neighbour
- * discovery, stay on the receiving core. There they are passed up, charged and policed as on any queue, and the full queue
- * of another core cannot lose them. A separate function: else packets of other queues would pay for its registers.
- */
-__noinline int is_transit(struct xdp_md *ctx, __u32 row, __u32 ether_type, __u32 offset)
+/* The packet's enum share_kind. A separate function: else packets of other queues would pay for its registers. */
+__noinline int split_kind(struct xdp_md *ctx, __u32 row, __u32 ether_type, __u32 offset)
 {
 	const struct router *router = ROW(routers, row & (MAX_ROUTERS - 1));
 
-	return router && kind_of(ctx, router, ether_type, offset) == SHARE_TRANSIT;
+	return router ? kind_of(ctx, router, ether_type, offset) : SHARE_NEVER_CUT;
+}
+
+/*
+ * Is a packet to be forwarded? Packets for the router itself or for all on the link, such as routing protocols and neighbour
+ * discovery, stay on the receiving core. There they are passed up, charged and policed as on any queue, and the full queue
+ * of another core cannot lose them.
+ */
+static __always_inline bool is_transit(const struct packet *p)
+{
+	int kind = split_kind(p->ctx, p->router, p->ether_type, p->ip_offset);
+
+	return kind == SHARE_TRANSIT || (kind == SHARE_MAYBE_NAT && is_translated(p));
 }
 
 /* As SPLIT, without flow rules. The packet's router must be known. */
@@ -153,8 +161,7 @@ static __always_inline int hand_over_part(const struct packet *p)
 {
 	__u32 hash;
 
-	if (!splits_queues || !p->port_splits || !is_transit(p->ctx, p->router, p->ether_type, p->ip_offset) ||
-	    !split_hash(p, &hash))
+	if (!splits_queues || !p->port_splits || !is_transit(p) || !split_hash(p, &hash))
 		return SPLIT_STAYS;
 	return SPLIT(p, hash, split_cores, core_rows);
 }

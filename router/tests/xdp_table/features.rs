@@ -24,7 +24,10 @@ use logic::{
     share::Grant,
     tables::connections::{Connection, OneWay, PairId},
 };
-use router::plane::{Charge, FlowMaps, FlowPlane, FlowSettings, Grace, MappedFlows, PathMaps};
+use router::plane::{
+    Charge, FlowMaps, FlowPlane, FlowSettings, Grace, MappedFlows, PathMaps, TestRun,
+    connections::CONNECTION_NOTES,
+};
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 const CAPACITY: FlowCapacity = FlowCapacity {
@@ -42,9 +45,9 @@ const CAPACITY: FlowCapacity = FlowCapacity {
 const PORTS: [RulePort; 2] = [RulePort(1), RulePort(2)];
 
 /// The program with flow rules, and the rules. Packets that no rule matches go NORMAL.
-struct Rules {
-    plane: FlowPlane,
-    tables: Flows<Arc<MappedFlows>>,
+pub struct Rules {
+    pub plane: FlowPlane,
+    pub tables: Flows<Arc<MappedFlows>>,
     grace: Grace,
 }
 
@@ -79,7 +82,7 @@ impl Rules {
 
 /// The programs, each with what it knows besides routes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Program {
+pub enum Program {
     Plain,
     Shared,
     Paths,
@@ -91,14 +94,14 @@ const PROGRAMS: [Program; 5] =
     [Program::Plain, Program::Shared, Program::Paths, Program::Rules, Program::RulesAndPaths];
 
 /// A router with connections, by one of the programs.
-struct Router {
-    bed: Bed,
+pub struct Router {
+    pub bed: Bed,
     paths: Option<Arc<PathMaps>>,
-    rules: Option<Rules>,
+    pub rules: Option<Rules>,
 }
 
 impl Router {
-    fn new(program: Program) -> Router {
+    pub fn new(program: Program) -> Router {
         // Flow rules keep their notes on a packet per CPU.
         only_on([rustix::thread::sched_getcpu()]);
         let mut bed = Bed::new();
@@ -125,8 +128,16 @@ impl Router {
         self.paths.as_ref().unwrap().set_classes(&[class], &[(0, 0), (1, 1)].into()).unwrap();
     }
 
-    fn rule(&mut self, matching: Match, actions: impl Into<Vec<Action>>) {
+    pub fn rule(&mut self, matching: Match, actions: impl Into<Vec<Action>>) {
         self.rules.as_mut().unwrap().add(matching, actions);
+    }
+
+    fn run(&mut self, port: usize, frame: &Frame) -> TestRun {
+        let (ifindex, bytes) = (self.bed.w.port[port], frame.bytes());
+        match &mut self.rules {
+            Some(rules) => rules.plane.run(ifindex, &bytes).unwrap(),
+            None => self.bed.w.plane.run(ifindex, &bytes).unwrap(),
+        }
     }
 
     #[track_caller]
@@ -177,9 +188,14 @@ fn class_of(tuple: &Tuple) -> Class {
     Class { protocol: Some(UDP), destination_port: Some(tuple.destination_port), ..Class::default() }
 }
 
-fn goes_up(tuple: &Tuple) -> Expect {
+/// Why a packet goes to Linux that has no connection.
+pub fn why_up(tuple: &Tuple) -> Reason {
     let text = tuple.destination.to_string();
-    up(if text.ends_with(".1") || text.ends_with("::1") { Reason::Local } else { Reason::Rules })
+    if text.ends_with(".1") || text.ends_with("::1") { Reason::Local } else { Reason::Rules }
+}
+
+fn goes_up(tuple: &Tuple) -> Expect {
+    up(why_up(tuple))
 }
 
 #[test]
@@ -213,7 +229,7 @@ fn every_program_translates_packets_of_connections_and_only_these() {
     }
 }
 
-/// Every program notes connections that Linux forwards.
+/// Every program notes connections that Linux forwards, as many as the daemon has room for.
 #[test]
 #[ignore = "needs root"]
 fn every_program_notes_connections() {
@@ -229,6 +245,14 @@ fn every_program_notes_connections() {
                 notes.len() == 1 && notes[0].tuple == arrives && notes[0].egress == 2,
                 "{program:?}: {notes:?}"
             );
+            for round in 1..=2 {
+                router.bed.connections.begin_again(|_| false);
+                for n in 0..CONNECTION_NOTES as u16 + 4 {
+                    let packet = there(UDP, &Tuple { source_port: 1000 * round + n, ..arrives });
+                    (0..8).for_each(|_| drop(router.run(0, &packet)));
+                }
+                assert_eq!(router.bed.notes().len() as u64, CONNECTION_NOTES, "{program:?}, round {round}");
+            }
         });
     }
 }
@@ -356,8 +380,8 @@ fn paths_come_before_connections() {
     }
 }
 
-/// A packet that is cut by a share is lost before its connection counts it. Replies to an address of the router count as its
-/// own traffic, though NAT forwards them: nobody has looked for their connection yet.
+/// A packet that is cut by a share is lost before its connection counts it. Replies to an address of the router are not its own
+/// traffic if NAT forwards them. FIN is of the same kind as the data before it.
 #[test]
 #[ignore = "needs root"]
 fn shares_cut_packets_of_connections() {
@@ -366,9 +390,11 @@ fn shares_cut_packets_of_connections() {
             let mut router = Router::new(program);
             let cpu = rustix::thread::sched_getcpu() as u16;
             router.bed.w.plane.shares().in_force(Duration::from_secs(60)).unwrap();
-            let (arrives, leaves, c) = masqueraded(UDP);
+            let (arrives, leaves, c) = masqueraded(TCP);
             let id = router.bed.insert(&c);
-            let (packet, answer) = (there(UDP, &arrives), reply(UDP, &back(leaves), &[]));
+            let (packet, answer) = (there(TCP, &arrives), reply(TCP, &back(leaves), &[]));
+            let fin = frame_of(B, TCP, &back(leaves), FIN | ACK, b"x");
+            let own = reply(TCP, &Tuple { destination_port: 5001, ..back(leaves) }, &[]);
             let cut = Expect::Drop(Charge::Router(0), Reason::OverShare);
             let shares = |router: &Router, admit, own_admit| {
                 router.bed.w.plane.shares().set(cpu, 0, Grant { admit, own_admit });
@@ -377,9 +403,15 @@ fn shares_cut_packets_of_connections() {
             let before = router.bed.table.counts(id);
             shares(&router, 1, 0);
             router.expect(&format!("{program:?}, over its share"), 0, &packet, cut.clone());
-            shares(&router, 0, 1);
-            router.expect(&format!("{program:?}, reply over its share"), 1, &answer, cut);
+            router.expect(&format!("{program:?}, reply over its share"), 1, &answer, cut.clone());
+            router.expect(&format!("{program:?}, FIN over its share"), 1, &fin, cut.clone());
+            router.expect(&format!("{program:?}, for the router"), 1, &own, up(Reason::Local));
             assert_eq!(router.bed.table.counts(id), before);
+            assert!(!router.bed.table.ended(id));
+            shares(&router, 0, 1);
+            router.expect(&format!("{program:?}, for the router, over its share"), 1, &own, cut);
+            router.expect_fast(&format!("{program:?}, not for the router"), &c, id, &[]);
+            assert_eq!(router.bed.w.plane.shares().taken(cpu, 0).own_cut, 1, "{program:?}");
             shares(&router, 0, 0);
             router.expect_fast(&format!("{program:?}, within its share again"), &c, id, &[]);
         });

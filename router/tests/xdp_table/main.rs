@@ -5,6 +5,7 @@ mod common;
 mod connections;
 mod elements;
 mod features;
+mod handed;
 mod random;
 mod rules;
 mod shares;
