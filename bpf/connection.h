@@ -257,7 +257,7 @@ static __always_inline __u32 candidate_row(__u32 hash, __u32 egress_cpu)
 
 /*
  * Counts a packet that goes to the kernel because of rules, and notes its connection after some packets. `place`: as above.
- * `egress_cpu`: the egress interface, and the CPU in the upper half. Connections count from 1 again under new rules.
+ * `egress_cpu`: the egress interface, and the CPU in the upper half. Connections count from 1 again under new rules, and by another egress.
  *
  * Egress 0: the packet is for an address of the router, which NAT may translate. Anybody can send such packets. So they
  * have rows and notes of their own, and cannot keep others from being noted.
@@ -277,7 +277,7 @@ __noinline int note_connection(struct xdp_md *ctx, __u32 place, __u32 egress_cpu
 	if ((key.rest & 0xff) == IPPROTO_TCP && ((const void *)(header + TCP_BYTES) > (void *)(long)ctx->data_end ||
 						 (header[TCP_FLAGS] & (TCP_STATE_FLAGS | TCP_ACK)) != TCP_ACK))
 		return 0;
-	__u64 hash = mix(connection_hash(&key) ^ *(volatile const __u64 *)&f->generation);
+	__u64 hash = mix(connection_hash(&key) ^ *(volatile const __u64 *)&f->generation ^ (__u64)(__u16)egress_cpu << 32);
 	__u64 *candidate = ROW(candidates, candidate_row(hash, egress_cpu));
 
 	if (!candidate)

@@ -330,8 +330,7 @@ impl<M: ConnectionMemory> Kept<M> {
 
     /// Is there room for another connection of this router? One router cannot take all of it.
     pub fn has_room(&self, router: RouterId) -> bool {
-        let left = self.table.capacity().saturating_sub(self.table.len());
-        self.count(router) < left.saturating_mul(TIMES_WHAT_IS_LEFT)
+        self.count(router) < self.table.room().saturating_mul(TIMES_WHAT_IS_LEFT)
     }
 
     /// Writes an admitted connection into the table. It is not fast before [`Kept::begin`].

@@ -34,7 +34,7 @@ use rustix::{
     time::Timespec,
 };
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     os::fd::AsFd,
     sync::{Arc, Mutex},
@@ -43,7 +43,7 @@ use std::{
 
 /// All connections are looked at this often, unless a look takes more than a tenth of the time.
 const LOOK: Duration = Duration::from_millis(500);
-const LONGEST_LOOK: Duration = Duration::from_secs(5);
+const LONGEST_LOOK: Duration = Duration::from_secs(2);
 const TIMES_A_LOOK: u32 = 10;
 /// While there are connections, this often their lease is extended, and settings of conntrack are read.
 const EXTEND: Duration = Duration::from_millis(500);
@@ -267,11 +267,13 @@ impl Thread {
             self.read_settings();
         }
         if looks {
+            let begun = monotonic();
             self.look()?;
-            let pause = (monotonic().saturating_sub(now) * TIMES_A_LOOK).clamp(LOOK, LONGEST_LOOK);
+            let pause = (monotonic().saturating_sub(begun) * TIMES_A_LOOK).clamp(LOOK, LONGEST_LOOK);
             self.look_at = now + if self.kept.is_idle() { AGAIN } else { pause };
         }
         if extends {
+            self.free_rows()?;
             // If this thread was stopped meanwhile for longer than the lease, it hears of ends before connections are fast.
             if let (Some(heart), Some(heard)) = (&self.heart, heard) {
                 heart.extend_connections(heard, LEASE);
@@ -309,15 +311,16 @@ impl Thread {
     /// Returns whether there were any.
     fn read_notes(&mut self) -> Result<bool> {
         let now = monotonic();
-        let late = std::mem::take(&mut self.late).into_values().flatten();
-        let notes: Vec<_> = late.chain(self.maps.notes(Duration::ZERO)?).collect();
-        let any = !notes.is_empty();
-        let mut of_routers: BTreeMap<RouterId, Vec<ConnectionNote>> = BTreeMap::new();
-        for note in notes.into_iter().chain(self.kept.ask_again(now)) {
-            self.kept.forget_moved(&note);
-            let notes = of_routers.entry(note.router).or_default();
-            if !notes.contains(&note) && self.kept.wants(&note, now) {
-                notes.push(note);
+        let fresh = self.maps.notes(Duration::ZERO)?;
+        let late: Vec<_> = std::mem::take(&mut self.late).into_values().flatten().collect();
+        let any = !fresh.is_empty() || !late.is_empty();
+        fresh.iter().for_each(|note| self.kept.forget_moved(note));
+        // The newest note of a connection says where its packets leave now.
+        let newest_first = fresh.into_iter().rev().chain(late).chain(self.kept.ask_again(now));
+        let (mut known, mut of_routers) = (BTreeSet::new(), BTreeMap::<RouterId, Vec<_>>::new());
+        for note in newest_first {
+            if known.insert((note.router, note.protocol, note.tuple)) && self.kept.wants(&note, now) {
+                of_routers.entry(note.router).or_default().push(note);
             }
         }
         let Some(heart) = self.heart.clone() else { return Ok(any) };
@@ -326,9 +329,10 @@ impl Thread {
         }
         // Routers take turns to be first.
         let later = of_routers.split_off(&self.first_router);
-        let (end, mut next) = (now + LONGEST_NOTES, None);
-        for (id, mut notes) in later.into_iter().chain(of_routers) {
-            if monotonic() >= end {
+        // Some time is always left for the first one.
+        let (end, mut next) = (monotonic() + LONGEST_NOTES, None);
+        for (nth, (id, mut notes)) in later.into_iter().chain(of_routers).enumerate() {
+            if nth > 0 && monotonic() >= end {
                 next.get_or_insert(id);
                 if !notes.is_empty() {
                     self.late.insert(id, notes);
@@ -343,7 +347,7 @@ impl Thread {
             let asked = match &mut router.place {
                 Some(place) => place.ask(|tracker, settings| {
                     for (n, note) in notes.iter().enumerate() {
-                        if monotonic() >= end {
+                        if n > 0 && monotonic() >= end {
                             late.insert(id, notes[n..].to_vec());
                             break;
                         }
@@ -398,6 +402,11 @@ impl Thread {
                 self.kept.drop_connections(id);
             }
         }
+        Ok(())
+    }
+
+    /// Rows of removed connections are free after a grace period.
+    fn free_rows(&mut self) -> Result<()> {
         if let Some(epoch) = self.kept.seal() {
             (self.grace)()?;
             self.kept.reuse(epoch);

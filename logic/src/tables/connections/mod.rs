@@ -184,6 +184,11 @@ impl<M: ConnectionMemory> ConnectionTable<M> {
         self.pairs.len()
     }
 
+    /// How many more connections there is room for. Removed ones take room until their rows are free.
+    pub fn room(&self) -> usize {
+        self.places.room() / 2
+    }
+
     /// Puts a connection in. `None`: there is no room, a direction is there already, or the versions of addresses differ.
     /// Nothing has then changed.
     pub fn insert(&mut self, connection: &Connection) -> Option<PairId> {

@@ -16,11 +16,15 @@ impl Places {
         Places { owners: vec![None; rows].into(), passed: vec![0; rows].into(), taken: 0 }
     }
 
-    /// Takes rows for two keys, each with its hash and whether it is of IPv6. `None`: there is no room. Half of the rows stay
-    /// free, so that most keys find room.
+    /// How many more rows may be taken. Half of all rows stay free, so that most keys find one.
+    pub fn room(&self) -> usize {
+        (self.owners.len() / 2).saturating_sub(self.taken)
+    }
+
+    /// Takes rows for two keys, each with its hash and whether it is of IPv6. `None`: there is no room.
     pub fn take(&mut self, keys: [(u64, bool); 2], owner: PairId) -> Option<[Place; 2]> {
         let needed: usize = keys.iter().map(|(_, is_ipv6)| 1 + usize::from(*is_ipv6)).sum();
-        if self.taken + needed > self.owners.len() / 2 {
+        if self.room() < needed {
             return None;
         }
         let there = self.take_one(keys[0], owner)?;
