@@ -139,13 +139,17 @@ struct firewall {
 /* --- connections ------------------------------------------------------------------------------------------------- */
 
 /*
- * One direction of a connection that conntrack tracks and that all rules accept; NAT included. The rows are a hash table: a
- * key looks at the 8 rows of block h of its hash, from one of them on and around, and then at those of block h ^ 1. It ends
- * at an empty row (first word 0). A row is that of a key if the key's words are equal and CONNECTION_GONE is not set.
- * Everything but that bit, `ended` and the counts is constant while a packet may use the row; user space also changes the
- * word with `generation` and `until`.
+ * One direction of a connection that conntrack tracks and that all rules accept; NAT included.
  *
- * IPv4 needs one row, which is one cache line. IPv6 needs another one, struct connection6_rest, in either block.
+ * The rows are a hash table in blocks of 8. The hash of a key names a block h and a row of it. A search begins at this
+ * row, goes around the block, and then does the same in block h ^ 1. It ends at an empty row, whose first word is 0.
+ * A row belongs to a key if it has the key's words, and CONNECTION_GONE is not set.
+ *
+ * While packets may use a row, only these change: CONNECTION_GONE, the word of `generation` and `until`, `ended`, and
+ * the counts.
+ *
+ * A direction of IPv4 takes one row, which is one cache line. A direction of IPv6 takes a second row, in one of the two
+ * blocks: struct connection6_rest.
  */
 struct connection4 {
 	__u32 source, destination, new_source, new_destination;		/* as loaded */
@@ -180,10 +184,10 @@ struct connection {
 };
 
 enum connection_state {
-	CONNECTION_NEW_SOURCE = 1,	/* NAT changes the source and nothing else */
-	CONNECTION_NEW_DESTINATION = 2,	/* NAT changes the destination, maybe the source, too */
-	CONNECTION_TRANSLATED = 3,	/* any of these */
-	CONNECTION_GONE = 128,		/* removed; packets that have found the row before may still use it */
+	CONNECTION_NEW_SOURCE = 1,	/* NAT changes only the source */
+	CONNECTION_NEW_DESTINATION = 2,	/* NAT changes the destination, and maybe the source */
+	CONNECTION_TRANSLATED = 3,	/* the bits of both */
+	CONNECTION_GONE = 128,		/* removed; packets that found the row earlier may still use it */
 };
 
 struct connection6_rest {
@@ -192,7 +196,7 @@ struct connection6_rest {
 	__u8  zeros[3];
 	__u32 new_ports, pad;
 	__u64 new_source[2], new_destination[2];
-	__u64 packets, bytes;	/* as those of struct connection4, and at the same place */
+	__u64 packets, bytes;	/* as in struct connection4, and at the same offset */
 };
 
 #define CONNECTION_WAYS 8	/* rows of a block */

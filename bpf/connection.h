@@ -99,7 +99,7 @@ static __always_inline bool has_addresses(const struct connection *c, const stru
 	return c->family.v4.source == (__u32)key->source[0] && c->family.v4.destination == (__u32)key->destination[0];
 }
 
-/* Looks at the rows of a block. Returns the row + 1, or 0. Sets *more if the key may be in the other block. */
+/* Searches a block for a key. Returns the row + 1, or 0. Sets *more if the key may be in the other block. */
 static __always_inline __u32
 search_connections(__u32 block, __u32 hash, const struct connection_key *key, bool *more)
 {
@@ -155,15 +155,17 @@ static __always_inline void end_connection(__u32 row, __u8 flags)
 
 enum find_purpose {
 	FIND_TO_FORWARD,
-	FIND_TO_EXPLAIN,	/* the same, but no connection ends */
-	FIND_ROW,		/* the row + 1, although it may be void, and whatever the packet's flags are */
+	FIND_TO_EXPLAIN,	/* the same, without ending a connection */
+	FIND_ROW,		/* only the row + 1, even if it is void, and for any flags of the packet */
 };
 
 /*
- * The packet's connection, or 0: its row + 1, its egress interface in bits 32..47, and how NAT changes it in the bits above. This
- * saves lookups, each of which takes a place on the stack. `place`: the router, and its ingress interface in bits 16..31.
- * `offset`: as in read_key(). For a packet that may change the connection's state, this returns 0 and ends the connection, even if
- * the row is not valid for the packet: conntrack looks only at what the key holds.
+ * Finds the packet's connection. Returns 0, or its row + 1 in the low 32 bits, its egress interface in bits 32..47, and
+ * CONNECTION_TRANSLATED bits of its state above them. This saves lookups, each of which takes a place on the stack.
+ * `place`: the router, and its ingress interface in bits 16..31. `offset`: as in read_key().
+ *
+ * For a packet that may change the connection's state, this returns 0 and ends the connection. It does so even if the
+ * row is not valid for the packet, because conntrack looks only at what the key holds.
  */
 __noinline __u64 find_connection(struct xdp_md *ctx, __u32 place, __u32 offset, enum find_purpose purpose)
 {
@@ -340,8 +342,8 @@ note_local(const struct packet *p, const struct router *router, enum reason reas
 }
 
 /*
- * Adds to a checksum the ones' complement sum of ~old and new words of 16 or 32 bits (RFC 1624). Of the two forms of 0 the
- * result is always 0, never 0xffff, as that of csum_replace4 and inet_proto_csum_replace4.
+ * Adds `change` to a checksum: the sum of ~old and new words of 16 or 32 bits (RFC 1624). A result of zero is always 0,
+ * never 0xffff, as in csum_replace4 and inet_proto_csum_replace4.
  */
 static __always_inline __u16 replaced(__u16 checksum, __u64 change)
 {
@@ -359,7 +361,7 @@ static __always_inline __u64 change_of(__u32 old, __u32 new)
 	return (__u64)(__u32)~old + new;
 }
 
-/* Writes two words in place of others, and returns their part of the change. */
+/* Replaces the two words of an address. Returns their part of `change` for replaced(). */
 static __always_inline __u64 replace_address6(__u64 *words, const __u64 *new)
 {
 	__u64 change = 0;
@@ -371,7 +373,7 @@ static __always_inline __u64 replace_address6(__u64 *words, const __u64 *new)
 	return change;
 }
 
-/* As tcp_manip_pkt and udp_manip_pkt of nf_nat. A UDP packet without a checksum gets none. `change`: of the addresses. */
+/* As tcp_manip_pkt and udp_manip_pkt of nf_nat. A UDP packet without a checksum gets none. `change`: of addresses. */
 static __always_inline void
 translate_header(__u8 *header, const void *end, __u8 protocol, __u32 new_ports, __u64 change)
 {

@@ -45,7 +45,7 @@ enum share_kind {
 	SHARE_TRANSIT,
 	SHARE_OWN,
 	SHARE_NEVER_CUT,
-	SHARE_MAYBE_NAT,	/* for an address of the router, in a router with connections: see is_translated() */
+	SHARE_MAYBE_NAT,	/* to an address of a router that has connections: see is_translated() */
 };
 
 static __always_inline enum share_kind kind_of_own(const struct router *router)
@@ -73,9 +73,9 @@ static __always_inline enum share_kind kind_of(struct xdp_md *ctx, const struct 
 }
 
 /*
- * Does NAT forward a packet for an address of the router? It does if the packet has a row, even a void one. So all
- * packets of a connection are of one kind, and FIN follows the data. The programs call this themselves, because the
- * functions above have no room on the stack for it.
+ * Does NAT translate and forward a packet to an address of the router? Yes, if its connection has a row, even a void
+ * one. So all packets of a connection are of one kind, and FIN follows the data. The programs call this directly,
+ * because the functions above have no room on the stack for it.
  */
 static __always_inline bool is_translated(const struct packet *p)
 {
@@ -85,8 +85,8 @@ static __always_inline bool is_translated(const struct packet *p)
 }
 
 /*
- * Counts a packet right after its router is known. Returns its kind if packets are being cut, or SHARE_NEVER_CUT. A
- * separate function: else packets that nobody cuts would pay for the registers that it takes.
+ * Counts a packet right after its router is known. Returns the packet's kind while the router's packets are being cut,
+ * otherwise SHARE_NEVER_CUT. This is a separate function, so packets that nobody cuts do not pay for its registers.
  */
 __noinline int count_share(struct xdp_md *ctx, __u32 row, __u32 ether_type, __u32 offset)
 {

@@ -136,7 +136,7 @@ static __always_inline bool split_hash(const struct packet *p, __u32 *hash)
 	return true;
 }
 
-/* The packet's enum share_kind. A separate function: else packets of other queues would pay for its registers. */
+/* The packet's kind. This is a separate function, so that packets of other queues do not pay for its registers. */
 __noinline int split_kind(struct xdp_md *ctx, __u32 row, __u32 ether_type, __u32 offset)
 {
 	const struct router *router = ROW(routers, row & (MAX_ROUTERS - 1));

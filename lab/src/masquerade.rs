@@ -27,11 +27,11 @@ use crate::{
     workload::Workload,
 };
 
-/// As long as those of a small company: 100 rules of a filter. The workload's packets match the first one of these, or if
-/// they are new, the last one.
+/// With these, the filter has 100 rules, like that of a small company. Packets of established connections match its
+/// first rule, and those of new ones match the last.
 const SERVICES: u16 = 97;
 
-/// Clients behind `eth1` may begin connections, and are masqueraded.
+/// The rules: clients behind `eth1` may begin connections, and are masqueraded.
 pub fn rules() -> String {
     let services: String = (0..SERVICES).map(|n| format!("udp dport {} accept\n", 20_000 + n)).collect();
     format!(

@@ -1,7 +1,8 @@
-//! Cost of a packet behind a masquerade and a stateful firewall, by the number of UDP connections, through Linux alone and
-//! through Millrace; and through Millrace without rules, which shows the price of finding connections. Besides: how long
-//! Millrace takes until connections are fast, and until they are fast again after a rule has changed; and new connections
-//! per second, of which Millrace makes none fast.
+//! Cost of a packet behind a masquerade and a stateful firewall, by the number of UDP connections: through Linux alone,
+//! through Millrace, and through Millrace without rules. The last one shows the price of finding connections.
+//!
+//! The experiment also measures how long Millrace takes until connections are fast, and until they are fast again after
+//! a rule has changed. Last, it measures new connections per second. They stay with Linux: each has only one packet.
 
 use std::time::Duration;
 
@@ -37,7 +38,7 @@ const MOST_LOST: f64 = 0.01;
 /// Subjects, and whether there are rules.
 const CASES: [(&str, bool); 3] = [("linux", true), ("millrace", true), ("millrace", false)];
 
-/// Packets, each of a new connection: fewer than conntrack holds by default, and than are sent in [`NEW_FOR`].
+/// The new connections, each of one packet. Conntrack holds more by default. They must last for all of [`NEW_FOR`].
 const NEW: u32 = 250_000;
 const NEW_FOR: Window = Window::new(Duration::from_millis(200), Duration::from_millis(700));
 
@@ -107,7 +108,7 @@ pub(super) fn run(options: &FirewallOptions, output: &Output) -> Result<()> {
     new_connections(&mut testbed, repeats, &mut recorder, &progress)
 }
 
-/// New connections per second, with all rules.
+/// Measures new connections per second, with all rules.
 fn new_connections(
     testbed: &mut Testbed,
     repeats: u16,
@@ -124,7 +125,7 @@ fn new_connections(
             testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes)?;
             let load = Load { frame_bytes: workload.frame_bytes, pace: Pace::Saturate };
             let sample = measure(testbed, load, NEW_FOR)?;
-            ensure!(sample.sent < u64::from(NEW), "{} packets are more than {NEW} connections", sample.sent);
+            ensure!(sample.sent < u64::from(NEW), "{} packets used up {NEW} connections", sample.sent);
             recorder.line(&json!({"record": "sample", "case": "firewall-new", "subject": name, "repeat": repeat,
                 "parameters": {}, "frame_bytes": workload.frame_bytes, "pace": Pace::Saturate, "sample": sample}))?;
             results.entry(name.to_owned()).or_insert_with(|| vec![Vec::new()])[0].push(sample);
@@ -140,14 +141,14 @@ fn new_connections(
     forget(testbed)
 }
 
-/// Begins from nothing. The returned daemon forwards, unless Linux does.
+/// Removes all rules and connections, loads the rules if `ruled`, and starts the daemon if `name` is `millrace`.
 fn start(testbed: &mut Testbed, name: &str, ruled: bool) -> Result<Option<Millrace>> {
     // Millrace leaves connections that are older than itself to Linux.
     forget(testbed)?;
     if ruled {
         nft(&testbed.box_namespace, &rules())?;
     }
-    // These must not wait behind the generator while they get ready.
+    // The daemon must not wait behind the generator while it starts.
     testbed.set_priority(Priority::Reaction)?;
     testbed.forwarded_by(Vec::new(), Vec::new());
     let millrace = (name == "millrace").then(|| Millrace::start(testbed)).transpose()?;

@@ -24,7 +24,7 @@ fn tracked(bed: &Bed, protocol: &str, port: u16) -> String {
     run(&bed.red, &format!("conntrack -L -p {protocol} --orig-port-dst {port}"))
 }
 
-/// Sets a mark, which a connection that Linux begins in place of this one does not have.
+/// Sets a mark. If Linux forgets the connection and begins another in its place, that one has no mark.
 fn mark(bed: &Bed, protocol: u8, source: SocketAddr, port: u16) {
     let SocketAddr::V4(source) = source else { panic!("it is not of IPv4") };
     let tuple = tuple(protocol, (source.ip().octets(), source.port()), ([10, 7, 2, 2], port));
@@ -48,7 +48,7 @@ fn set(bed: &Bed, setting: &str, value: &str) {
     bed.red.sysctl(&[(&format!("net/netfilter/nf_conntrack_{setting}"), value)]).unwrap();
 }
 
-/// Linux counts the packets of connections that begin while it is set to, and goes on when it is not any more.
+/// Linux counts packets of connections that begin while `nf_conntrack_acct` is 1, also after it is 0 again.
 #[test]
 #[ignore = "needs root"]
 fn conntrack_counts_all_packets_of_the_connections_that_it_counts() {
@@ -69,7 +69,7 @@ fn conntrack_counts_all_packets_of_the_connections_that_it_counts() {
     transfer(&mut client_1, &mut server_1, BYTES);
     assert!(counted(5001).iter().all(|bytes| *bytes > BYTES as u64), "{:?}", counted(5001));
     assert_eq!(counted(5001).len(), 2);
-    // Linux does not begin to count one that it has.
+    // Linux does not count a connection that began before.
     transfer(&mut client, &mut server, BYTES);
     assert_eq!(counted(5000), [0; 0]);
 
@@ -91,7 +91,7 @@ fn conntrack_counts_all_packets_of_the_connections_that_it_counts() {
     daemon.stop();
 }
 
-/// A packet that goes to Linux gives the connection a short timeout. Linux must not forget it while it is used.
+/// A packet that goes to Linux gives the connection a short timeout. Linux must not forget a connection in use.
 #[test]
 #[ignore = "needs root"]
 fn a_used_connection_outlives_a_timeout_that_was_shortened() {
@@ -134,7 +134,7 @@ fn a_used_connection_outlives_a_timeout_that_was_shortened() {
     mark(&bed, TCP, tcp_source, 5001);
     set(&bed, "udp_timeout_stream", "3");
     set(&bed, "tcp_timeout_established", "3");
-    // Fragments go to Linux, and a segment that is too long for the way.
+    // Fragments go to Linux, and so do segments that are longer than the MTU.
     from.send_to(&[7; 4000], &address).unwrap();
     assert_eq!(to.recv_from(&mut [0; 5000]).unwrap().0, 4000);
     say(&[7; 4000]);
@@ -149,7 +149,7 @@ fn a_used_connection_outlives_a_timeout_that_was_shortened() {
     daemon.stop();
 }
 
-/// Linux has not seen the last packets. It must count from them, as without Millrace.
+/// Linux has not seen the last packets, but must count the timeout from them, as without Millrace.
 #[test]
 #[ignore = "needs root"]
 fn linux_counts_from_the_last_packet_when_connections_stop_being_fast() {
@@ -157,7 +157,7 @@ fn linux_counts_from_the_last_packet_when_connections_stop_being_fast() {
         let bed = Bed::new();
         let _leftovers = Leftovers(bed.name.clone());
         nft(&bed, HOME);
-        // The daemon renews it every 50 s.
+        // The daemon renews this timeout only every 50 s.
         set(&bed, "udp_timeout_stream", "200");
         let (mut daemon, _file) = start(&bed, "");
         until_ruled(&mut daemon, &bed);
@@ -213,8 +213,8 @@ fn tuple(protocol: u8, from: ([u8; 4], u16), to: ([u8; 4], u16)) -> Vec<u8> {
     nested(&[(NESTED | 1, &nested(&[(1, &from.0), (2, &to.0)])), (NESTED | 2, &ports)])
 }
 
-/// Creates or deletes connections of UDP from 10.100.0.0/14, until there is no room. They are assured and stay for an
-/// hour. Returns how many.
+/// Creates or deletes UDP connections from 10.100.0.0/14, until conntrack has no room. New ones are assured, with a
+/// timeout of an hour. Returns the number of connections that were created or deleted.
 fn change(socket: &mut Socket, kind: u16, numbers: &mut dyn Iterator<Item = u32>) -> io::Result<u32> {
     const CREATE: u16 = 0x400;
     /// Confirmed, assured, with an answer.
@@ -249,7 +249,8 @@ fn change(socket: &mut Socket, kind: u16, numbers: &mut dyn Iterator<Item = u32>
         }
     }
 }
-/// The limit is one of all namespaces, but each counts its own connections. So this fills one namespace.
+
+/// All namespaces have the same limit, but each counts only its own connections. So this test fills one namespace.
 #[test]
 #[ignore = "needs root"]
 fn fast_connections_go_on_while_conntrack_has_no_room_for_new_ones() {
@@ -273,7 +274,7 @@ fn fast_connections_go_on_while_conntrack_has_no_room_for_new_ones() {
     let most: u32 = run(&bed.red, "cat /proc/sys/net/netfilter/nf_conntrack_max").trim().parse().unwrap();
     assert!(filled > most * 9 / 10, "{filled} of {most}");
 
-    // Linux has no room for new ones.
+    // Linux has no room for this connection.
     let late = udp(&bed.client, "10.7.1.2:4001");
     for _ in 0..20 {
         late.send_to(b"ask", &address).unwrap();
@@ -282,7 +283,7 @@ fn fast_connections_go_on_while_conntrack_has_no_room_for_new_ones() {
     mark(&bed, UDP, from.local_addr().unwrap(), 5000);
     mark(&bed, TCP, tcp_source, 5001);
     let by_linux = passed(&daemon, &bed);
-    // For longer than Linux keeps a connection that it sees no packets of.
+    // Longer than Linux keeps a connection whose packets it does not see.
     for _ in 0..150 {
         exchange(&from, &address, &to);
         transfer(&mut client, &mut server, 1 << 16);
@@ -291,7 +292,7 @@ fn fast_connections_go_on_while_conntrack_has_no_room_for_new_ones() {
     all.iter().for_each(|one| assert_marked(&bed, *one));
     assert!(passed(&daemon, &bed) < by_linux + 50, "Linux forwards them");
 
-    // Under other rules they become fast again without room.
+    // After a change of rules they become fast again, although conntrack is full.
     nft(&bed, "add rule inet filter forward udp dport 100 accept");
     until_fast(&daemon, ":5000", || _ = exchange(&from, &address, &to));
     until_fast(&daemon, ":5001", || transfer(&mut client, &mut server, 1 << 18));

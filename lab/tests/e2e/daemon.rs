@@ -135,7 +135,7 @@ impl Daemon {
         std::mem::forget(self);
     }
 
-    /// Ends it as an upgrade does, by SIGTERM. Its program goes on.
+    /// Ends the daemon by SIGTERM, as an upgrade does. Its kernel program continues to forward packets.
     pub fn leave(mut self) {
         // SAFETY: no pointers; the process is our child, which was not waited for yet.
         assert_eq!(unsafe { libc::kill(self.pid() as libc::pid_t, libc::SIGTERM) }, 0);

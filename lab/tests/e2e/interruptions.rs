@@ -99,7 +99,7 @@ fn a_stream_goes_on_whatever_happens_to_the_daemon() {
     daemon.stop();
 }
 
-/// Timeouts of retransmission of all connections in this namespace so far. A stream that stalls has them.
+/// The retransmission timeouts in this namespace so far. A stream that stalls adds to them.
 fn stalls(namespace: &Namespace) -> u64 {
     let text = namespace.read("/proc/net/netstat").unwrap();
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
@@ -108,7 +108,7 @@ fn stalls(namespace: &Namespace) -> u64 {
     columns.find(|(name, _)| *name == "TCPTimeouts").unwrap().1.parse().unwrap()
 }
 
-/// Each daemon begins as soon as the one before has ended, and has other tables of connections.
+/// Each daemon begins as soon as the one before has ended, with a table of connections of another size.
 #[test]
 #[ignore = "needs root"]
 fn a_stream_goes_on_while_daemons_and_tables_are_replaced() {

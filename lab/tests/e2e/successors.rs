@@ -15,7 +15,7 @@ use std::{
 };
 
 const DEVICES: [&str; 2] = ["in", "out"];
-/// Room for the connections of one round.
+/// The smallest table. It has room for four connections; a round makes two.
 const PAIRS: &str = "connections = 2\n";
 const ROUNDS: u16 = 4;
 
@@ -30,7 +30,7 @@ fn macs(bed: &Bed) -> [String; 2] {
 /// Makes a router with this name and these MAC addresses.
 fn make(bed: &mut Bed, name: &str, macs: &[String; 2]) {
     bed.red = Namespace::create(name.into()).unwrap();
-    // It forwards nothing before it has rules.
+    // Without the rule that accepts new connections, it forwards nothing.
     nft(bed, &HOME.replace("iifname in accept", ""));
     for ((device, port), mac) in DEVICES.into_iter().zip(["p1", "p2"]).zip(macs) {
         bed.macvlan(&bed.red, device, port);
@@ -40,7 +40,7 @@ fn make(bed: &mut Bed, name: &str, macs: &[String; 2]) {
     addresses(&bed.red, 7, "in", "out");
 }
 
-/// Packets of both directions of the connection, none of which may arrive.
+/// A connection whose packets must not arrive, in either direction.
 struct Ended {
     client: UdpSocket,
     server: UdpSocket,
@@ -86,7 +86,7 @@ fn a_namespace_leaves_no_fast_connection_to_its_successor() {
         std::thread::sleep(Duration::from_secs(3));
         until_fast(&daemon, ":5000", || _ = exchange(&client, &to, &server));
         until_fast(&daemon, ":5001", || transfer(&mut tcp_client, &mut tcp_server, 1 << 18));
-        // Commands have some for a moment. A round that leaves any leaves them each time.
+        // Commands hold descriptors for a moment. A leak would add some in each round.
         let first = *files.get_or_insert_with(|| open_files(&daemon));
         eventually("no more descriptors than in the first round", || match open_files(&daemon) {
             now if now <= first => Ok(()),

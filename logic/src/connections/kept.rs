@@ -450,7 +450,8 @@ impl<M: ConnectionMemory> Kept<M> {
         ids.into_iter().for_each(|id| self.remove(router, id));
     }
 
-    /// The timeouts that Linux would have set at packets of this router's connections that it has not seen.
+    /// The timeouts that Linux would have set for packets of this router's connections that it has not seen. Closing
+    /// connections have none.
     pub fn owed(&mut self, router: RouterId, now: Duration) -> Vec<Refresh> {
         let Some(router) = self.routers.get_mut(&router) else { return Vec::new() };
         let of = |(id, one): (&PairId, &mut One)| {

@@ -115,7 +115,7 @@ impl Bench {
         Ok(ways)
     }
 
-    /// Where a row begins: two for each connection, from the first one on.
+    /// The word at which a row begins. Rows 0 and 1 are those of the first connection, and so on.
     fn at(&self, row: usize) -> usize {
         let find = |protocol| {
             let tuple = tracked(protocol, 1 + row as u16 / 2).tuples[row % 2];
@@ -129,12 +129,12 @@ impl Bench {
         &self.memory.rows()[self.at(row) + word]
     }
 
-    /// The generation and the jiffies up to which a row is valid.
+    /// The generation of a row, and the jiffies until which it is valid.
     fn valid(&self, row: usize) -> (u32, u64) {
         validity(self.row(row, word::VALID).load(Relaxed))
     }
 
-    /// As a row has it, so many seconds from now.
+    /// The jiffies so many seconds from now, rounded down as in a row.
     fn in_s(&self, seconds: u64) -> u64 {
         (clock(self.now).jiffies + seconds * HZ as u64) / 64 * 64
     }
@@ -256,7 +256,6 @@ fn linux_forgets_a_quiet_connection_as_late_as_without_millrace() {
     assert_eq!(told(&bench.look_after(3 * S)), [(UDP, 117)]);
 }
 
-/// Any packet of TCP that Linux sees may set a short timeout: data that is not acknowledged yet.
 #[test]
 fn linux_is_owed_the_timeouts_of_packets_that_it_has_not_seen() {
     let mut bench = Bench::new();
@@ -269,12 +268,13 @@ fn linux_is_owed_the_timeouts_of_packets_that_it_has_not_seen() {
     assert_eq!(bench.kept.owed(3, bench.now), [owed]);
     bench.now += 2 * S;
     assert_eq!(bench.kept.owed(3, bench.now), [Refresh { timeout_s: 118, ..owed }]);
-    // Linux sets the timeout of one that is closing.
+    // Linux itself sets the timeout of a closing connection.
     bench.row(0, word::ENDED).store(1, Relaxed);
     assert_eq!(bench.kept.owed(3, bench.now), []);
     assert_eq!(bench.kept.owed(4, bench.now), []);
 }
 
+/// Any packet of TCP that Linux sees may set a short timeout: data that is not acknowledged yet.
 #[test]
 fn tcp_is_valid_only_as_long_as_the_shortest_timeout() {
     let mut bench = Bench::new();
@@ -405,7 +405,7 @@ fn flags_of_tcp_are_set_again_before_sequence_numbers_wrap() {
 fn a_router_leaves_room_for_others() {
     let mut bench = Bench::with_room_for(64);
     let kept = (0..64).take_while(|n| bench.keep(UDP, *n, 120).is_ok()).count();
-    assert_eq!(kept, 61, "of 64, more than 16 times what is left");
+    assert_eq!(kept, 61, "of 64: more than 16 times the 3 that are left");
     assert!(!bench.kept.has_room(3) && bench.kept.has_room(4));
     bench.kept.follow(vec![rules(3, 1), rules(4, 2)]);
     let (note, tracked) = (ConnectionNote { router: 4, ..note(UDP, 1) }, tracked(UDP, 1));

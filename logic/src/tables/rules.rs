@@ -171,7 +171,8 @@ mod tests {
                     let pairs = [0, GROUPS - 1].map(|row| firewall[row].load(Acquire));
                     if before != 0 && firewall[GENERATION].load(Acquire) == before {
                         if pairs != [before; 2] {
-                            // The other thread must not wait for ever. A `false` here would keep this one.
+                            // The other thread must not wait for ever. Otherwise nothing is stored: `false` could
+                            // replace that thread's `true`.
                             ended.store(true, Relaxed);
                             panic!("generation {before} with tables {pairs:?}");
                         }

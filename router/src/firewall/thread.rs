@@ -41,19 +41,21 @@ use std::{
     time::Duration,
 };
 
-/// All connections are looked at this often, unless a look takes more than a tenth of the time.
+/// All connections are looked at this often, or less often if a look takes more than a tenth of this time.
 const LOOK: Duration = Duration::from_millis(500);
+/// The longest time between two looks.
 const LONGEST_LOOK: Duration = Duration::from_secs(2);
+/// The time between two looks is at least this many times as long as a look, up to [`LONGEST_LOOK`].
 const TIMES_A_LOOK: u32 = 10;
-/// While there are connections, this often their lease is extended, and settings of conntrack are read.
+/// While there are connections, their lease is extended and settings of conntrack are read this often.
 const EXTEND: Duration = Duration::from_millis(500);
 /// How long connections stay fast if this thread hangs or ends.
 const LEASE: Duration = Duration::from_secs(2);
 /// Each router may send its notes once in this time. This bounds what packets can cost.
 const NOTES: Duration = Duration::from_millis(15);
-/// Notes that cannot be handled in this time wait. Their router sends no others meanwhile.
+/// Notes that cannot be handled in this time wait. Meanwhile their router gets no room for more notes.
 const LONGEST_NOTES: Duration = Duration::from_millis(10);
-/// Namespaces that failed are tried, and idle ones looked at, this often.
+/// Namespaces that failed are tried again this often. While there are no connections, looks are this far apart.
 const AGAIN: Duration = Duration::from_secs(5);
 /// The longest wait, while no router has connections.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -130,7 +132,7 @@ impl Router {
         }
     }
 
-    /// If a timeout is another one than before, connections begin again: Linux may forget them sooner than rows say.
+    /// If a timeout has changed, connections stop being fast: Linux may forget them sooner than their rows say.
     fn read_settings(&mut self, kept: &mut Fast) {
         let Some(place) = &mut self.place else { return };
         match place.read_settings() {
@@ -141,7 +143,7 @@ impl Router {
         kept.drop_connections(self.rules.rules.router);
     }
 
-    /// Sets timeouts as if Linux had seen all packets.
+    /// Sets the timeouts in Linux as if it had seen all packets.
     fn settle(&mut self, kept: &mut Fast) {
         let owed = kept.owed(self.rules.rules.router, monotonic());
         let Some(place) = self.place.as_mut().filter(|_| !owed.is_empty()) else { return };
@@ -169,7 +171,7 @@ struct Thread {
     routers: BTreeMap<RouterId, Router>,
     /// The router whose notes come first.
     first_router: RouterId,
-    /// Notes that wait.
+    /// Notes that wait, by router.
     late: BTreeMap<RouterId, Vec<ConnectionNote>>,
     look_at: Duration,
     extend_at: Duration,
@@ -283,7 +285,7 @@ impl Thread {
         Ok(looks)
     }
 
-    /// Rows end soon, and another daemon does not know them.
+    /// Sets the timeouts in Linux: the rows expire soon, and another daemon does not know them.
     fn end(&mut self) {
         self.read_ends();
         self.routers.values_mut().for_each(|router| router.settle(&mut self.kept));
@@ -377,7 +379,7 @@ impl Thread {
         Ok(any)
     }
 
-    /// Those of routers that have connections.
+    /// Reads the settings of routers that have connections.
     fn read_settings(&mut self) {
         for (id, router) in &mut self.routers {
             if self.kept.count(*id) > 0 {

@@ -185,8 +185,8 @@ impl Connections {
         Ok(std::mem::take(&mut *self.noted.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
-    /// Gives each router room for [`CONNECTION_NOTES`] and [`LOCAL_NOTES`] more notes, except those that are `behind`. Call
-    /// this after [`Connections::notes`], and not too often: it is what limits the work that packets can cause.
+    /// Gives room for [`CONNECTION_NOTES`] and [`LOCAL_NOTES`] more notes to each router that is not `behind`. Call
+    /// this after [`Connections::notes`], and not too often: this limits the work that packets can cause.
     pub fn begin_again(&self, behind: impl Fn(RouterId) -> bool) {
         for (row, count) in self.counts.as_slice().iter().enumerate() {
             if count.load(Relaxed) > 0 && !behind((row % MAX_ROUTERS) as RouterId) {

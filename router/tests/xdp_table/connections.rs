@@ -285,7 +285,7 @@ fn checksums_are_those_of_the_new_packet() {
     });
 }
 
-/// Addresses and ports with many bits alike, of packets whose connection has SNAT and DNAT.
+/// Random tuples of a packet before and after SNAT and DNAT. Many of their 16-bit words are 0 or 0xffff.
 fn random_tuples(rng: &mut fastrand::Rng, six: bool) -> [Tuple; 2] {
     let word = |rng: &mut fastrand::Rng| *rng.choice(&[0, 0xffff, rng.clone().u16(..)]).unwrap();
     let mut address = |net: u8| match six {
@@ -309,7 +309,7 @@ fn random_tuples(rng: &mut fastrand::Rng, six: bool) -> [Tuple; 2] {
     ]
 }
 
-/// The same for random addresses and ports.
+/// The checksum is also right for random addresses and ports.
 #[test]
 #[ignore = "needs root"]
 fn checksums_are_those_of_the_new_packet_for_random_addresses() {
@@ -465,7 +465,7 @@ fn void_rows_are_not_used() {
     });
 }
 
-/// Also the rows of keys that find their block full, and go to the one beside it.
+/// Packets also find keys whose own block was full, in the block beside it.
 #[test]
 #[ignore = "needs root"]
 fn every_row_is_found() {
@@ -708,7 +708,7 @@ fn connections_are_noted_after_some_packets() {
         assert_eq!(bed.notes().len(), 1);
         bed.connections.begin_again(|_| false);
 
-        // A router has so many notes.
+        // A router sends no more notes than this.
         let many = |bed: &mut Bed| {
             for n in 0..CONNECTION_NOTES + 36 {
                 send(bed, &there(UDP, &tuple(&format!("10.0.1.9:{}", 3000 + n), "10.0.2.9:2000")), 8);
@@ -772,7 +772,8 @@ fn packets_to_the_router_are_noted_without_an_egress() {
         (0..100).for_each(|n| send(&mut bed, &own(n), 8));
         let (local, other): (Vec<_>, Vec<_>) = bed.notes().into_iter().partition(ConnectionNote::is_local);
         assert_eq!((local.len() as u64, other.len() as u64), (LOCAL_NOTES, CONNECTION_NOTES));
-        // The others would keep their rows of `candidates` for a second or two.
+        // The other connections are noted, too: otherwise they would keep their rows of `candidates` for a second or
+        // two.
         bed.connections.begin_again(|_| false);
         let noted: BTreeSet<u16> = other.iter().map(|note| note.tuple.source_port).collect();
         for n in (0..300).filter(|n| !noted.contains(n)) {
@@ -780,7 +781,7 @@ fn packets_to_the_router_are_noted_without_an_egress() {
                 send(&mut bed, &others(n), 1);
                 !bed.notes().is_empty()
             };
-            // Two may share a row.
+            // Two connections may share a row.
             assert!((0..8).any(|_| is_noted()), "{n}");
         }
         // Without connections, nothing is noted.

@@ -188,7 +188,7 @@ fn class_of(tuple: &Tuple) -> Class {
     Class { protocol: Some(UDP), destination_port: Some(tuple.destination_port), ..Class::default() }
 }
 
-/// Why a packet goes to Linux that has no connection.
+/// The reason why a packet without a connection goes to Linux.
 pub fn why_up(tuple: &Tuple) -> Reason {
     let text = tuple.destination.to_string();
     if text.ends_with(".1") || text.ends_with("::1") { Reason::Local } else { Reason::Rules }
@@ -229,7 +229,7 @@ fn every_program_translates_packets_of_connections_and_only_these() {
     }
 }
 
-/// Every program notes connections that Linux forwards, as many as the daemon has room for.
+/// Every program notes connections that Linux forwards, up to [`CONNECTION_NOTES`].
 #[test]
 #[ignore = "needs root"]
 fn every_program_notes_connections() {
@@ -380,8 +380,8 @@ fn paths_come_before_connections() {
     }
 }
 
-/// A packet that is cut by a share is lost before its connection counts it. Replies to an address of the router are not its own
-/// traffic if NAT forwards them. FIN is of the same kind as the data before it.
+/// A packet that is cut by a share is lost before its connection counts it. Replies to an address of the router do not
+/// count as the router's own traffic if NAT forwards them. FIN is of the same kind as the data before it.
 #[test]
 #[ignore = "needs root"]
 fn shares_cut_packets_of_connections() {

@@ -1,5 +1,5 @@
-//! Packets of connections that another core finishes: their queue is split, or a rule names the core. Real frames on wires,
-//! because BPF_PROG_TEST_RUN cannot run the programs of other cores.
+//! Packets of connections that another core finishes: their queue is split, or a rule names the core. These tests send
+//! real frames on wires, because BPF_PROG_TEST_RUN cannot run the programs of other cores.
 
 use super::{
     common::{
@@ -31,10 +31,10 @@ use std::{
 /// The packets of each direction.
 const PACKETS: u8 = 16;
 const PATIENCE: Duration = Duration::from_secs(5);
-/// By direction: the router's MAC address where packets come in.
+/// By direction: the MAC address of the router's ingress interface.
 const MACS: [Mac; 2] = [A, B];
 
-/// A router between two wires. All packets that it forwards are handed to another core, or none.
+/// A router between two wires. It hands all packets that it forwards to another core, or none.
 struct Lines {
     router: Router,
     wires: [Wire; 2],
@@ -67,7 +67,7 @@ impl Lines {
         Some(Lines { router, wires, here, other, is_handing: false, _links: links })
     }
 
-    /// From now on all packets are handed over, by a rule or because both queues are split.
+    /// From now on, the router hands all packets over, by a rule or because both queues are split.
     fn hand_over(&mut self) {
         self.is_handing = true;
         if let Some(rules) = &mut self.router.rules {
@@ -110,7 +110,7 @@ impl Lines {
         assert_eq!(self.charged(), expected, "{name}: charged");
     }
 
-    /// So many packets that have left in this direction, in hex.
+    /// Receives so many packets that have left in this direction. Returns them in hex.
     fn receive(&self, way: usize, packets: usize) -> Vec<String> {
         let (mut left, began) = (Vec::new(), Instant::now());
         while left.len() < packets && began.elapsed() < PATIENCE {
@@ -137,7 +137,7 @@ impl Lines {
 /// A connection's packets.
 struct Talk {
     connection: Connection,
-    /// By direction: of the packets as they arrive, and as they leave.
+    /// By direction: the VLAN tags of arriving packets. Packets leave with the tags of the other direction.
     tags: [&'static [Tag]; 2],
 }
 
@@ -187,7 +187,7 @@ fn expect_fast(lines: &Lines, name: &str, talk: &Talk, id: PairId) {
     assert_eq!(lines.handed() - handed, all, "{name}: packets handed over");
 }
 
-/// The last packet of this direction ends both. Later packets go to Linux, on the same core.
+/// The last packet of this direction ends both directions. Later packets go to Linux, on the same core.
 #[track_caller]
 fn expect_end(lines: &Lines, name: &str, talk: &Talk, id: PairId, (way, flags): (usize, u8)) {
     let table = &lines.router.bed.table;
@@ -246,7 +246,7 @@ fn a_core_that_a_rule_names_translates_as_the_receiving_core_does() {
     }
 }
 
-/// The last packet is seen after the data that wait for the other core, though the receiving core has time.
+/// The last packet is handled after data that wait for the other core, although the receiving core is idle.
 #[test]
 #[ignore = "needs root"]
 fn fin_and_rst_do_not_overtake_data_that_wait_for_another_core() {
@@ -287,7 +287,7 @@ fn fin_and_rst_do_not_overtake_data_that_wait_for_another_core() {
     }
 }
 
-/// The frame of a numbered packet, right checksums included.
+/// The frame of a numbered packet, with correct checksums.
 fn numbered(way: usize, tuple: &Tuple, number: u32) -> Frame {
     frame_of(MACS[way], UDP, tuple, 0, &[[0x5a; 14].as_slice(), &number.to_be_bytes()].concat())
 }

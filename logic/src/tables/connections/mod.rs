@@ -9,7 +9,7 @@
 //!  hash ──► the 8 rows of a block ──► those of the block beside it
 //! ```
 //!
-//! A key ends at an empty row. So a row that becomes free does not become empty while a key lies behind it.
+//! A search ends at an empty row. So a free row does not become empty while the search for any key must pass it.
 
 mod places;
 mod row;
@@ -37,12 +37,12 @@ use std::sync::{
 const FIN: u64 = 1;
 const SYN: u64 = 2;
 const RST: u64 = 4;
-/// Rows for each connection of IPv4. It uses two of them.
+/// Rows for each connection of IPv4, which uses two of them.
 const ROWS_FOR_EACH: usize = 4;
 
 /// The memory that the kernel plane reads.
 pub trait ConnectionMemory {
-    /// The `connections` map; a power of two of blocks, at least two.
+    /// The `connections` map. The number of its blocks is a power of two, and at least 2.
     fn rows(&self) -> &[AtomicU64];
 }
 
@@ -52,8 +52,8 @@ impl<M: ConnectionMemory + ?Sized> ConnectionMemory for Arc<M> {
     }
 }
 
-/// The number of rows for so many connections of IPv4, or half as many of IPv6. Of a full table, about two connections in a
-/// thousand find no room.
+/// The number of rows for so many connections of IPv4, or half as many of IPv6. If all of these come, about two
+/// connections in a thousand find no room.
 pub fn rows_for(connections: usize) -> usize {
     (ROWS_FOR_EACH * connections).next_power_of_two().max(2 * words::CONNECTION_WAYS)
 }
@@ -100,7 +100,7 @@ pub struct Connection {
     pub protocol: u8,
     /// That of the router's rules ([`crate::plan::Op::Rules`]).
     pub generation: u32,
-    /// Jiffies: the kernel does not forget the connection before.
+    /// Jiffies: the kernel does not forget the connection before this.
     pub until: u64,
     pub ways: [OneWay; 2],
 }
@@ -126,13 +126,13 @@ impl Connection {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PairId(pub u32);
 
-/// Where a direction is.
+/// The rows of a direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     row: u32,
-    /// The second part, of IPv6.
+    /// The row of the second part, for IPv6.
     rest: Option<u32>,
-    /// The key's.
+    /// The hash of the key.
     hash: u64,
 }
 
@@ -141,11 +141,11 @@ pub struct ConnectionTable<M> {
     memory: M,
     seed: u64,
     places: Places,
-    /// By pair; `None`: it is not there.
+    /// By pair; `None`: the table does not hold this pair.
     pairs: Box<[Option<[Place; 2]>]>,
     free: Vec<PairId>,
     limbo: Limbo<(PairId, [Place; 2])>,
-    /// Rows of the connections that are there.
+    /// The number of rows that the connections in the table use.
     used: usize,
 }
 
@@ -170,7 +170,7 @@ impl<M: ConnectionMemory> ConnectionTable<M> {
         &self.memory
     }
 
-    /// The number of connections in it. One of IPv6 counts as two.
+    /// The number of connections in the table. One of IPv6 counts as two.
     pub fn len(&self) -> usize {
         self.used / 2
     }
@@ -179,7 +179,7 @@ impl<M: ConnectionMemory> ConnectionTable<M> {
         self.len() == 0
     }
 
-    /// The most connections that it can hold. One of IPv6 counts as two.
+    /// The most connections that the table can hold. One of IPv6 counts as two.
     pub fn capacity(&self) -> usize {
         self.pairs.len()
     }
@@ -189,8 +189,8 @@ impl<M: ConnectionMemory> ConnectionTable<M> {
         self.places.room() / 2
     }
 
-    /// Puts a connection in. `None`: there is no room, a direction is there already, or the versions of addresses differ.
-    /// Nothing has then changed.
+    /// Puts a connection in. Returns `None` and changes nothing if there is no room, a direction is there already, both
+    /// directions have the same key, or the versions of addresses differ.
     pub fn insert(&mut self, connection: &Connection) -> Option<PairId> {
         let keys = [KeyWords::new(&connection.key(0))?, KeyWords::new(&connection.key(1))?];
         let is_there = |way| find_row(&self.memory, self.seed, &connection.key(way)).is_some();
@@ -233,8 +233,8 @@ impl<M: ConnectionMemory> ConnectionTable<M> {
         self.pair(id).map(|places| places.map(|place| self.row(place.row)))
     }
 
-    /// Takes a connection out. Packets that have found it already still use its rows, so these are not free yet. `false`:
-    /// it was not there.
+    /// Takes a connection out. Packets that have found it already may still use its rows, so these are not free yet.
+    /// Returns whether the connection was there.
     pub fn remove(&mut self, id: PairId) -> bool {
         let Some(places) = self.pairs.get_mut(id.0 as usize).and_then(Option::take) else { return false };
         self.used -= rows(&places).count();
@@ -270,7 +270,7 @@ impl<M: ConnectionMemory> ConnectionTable<M> {
         self.change_validity(id, |(generation, _)| (generation, jiffies));
     }
 
-    /// Says that the rules of this generation accept the connection.
+    /// Records that the rules of this generation accept the connection.
     pub fn set_generation(&self, id: PairId, generation: u32) {
         self.change_validity(id, |(_, until)| (generation, until));
     }
@@ -287,7 +287,7 @@ impl<M: ConnectionMemory> ConnectionTable<M> {
         self.seen(id) != 0
     }
 
-    /// Has the program seen FIN or RST? Then Linux sets the timeout, and nobody else.
+    /// Has the program seen FIN or RST? Then only Linux sets the timeout.
     pub fn is_closing(&self, id: PairId) -> bool {
         self.seen(id) & (FIN | RST) != 0
     }
@@ -325,7 +325,7 @@ fn rows(places: &[Place; 2]) -> impl Iterator<Item = u32> {
     places.iter().flat_map(|place| [Some(place.row), place.rest]).flatten()
 }
 
-/// Readers end here from now on.
+/// Searches end at this row from now on.
 fn empty(memory: &impl ConnectionMemory, row: u32) {
     memory.rows()[row as usize * words::CONNECTION + word::KEY].store(0, Release);
 }

@@ -1,17 +1,17 @@
-//! Which rows of the table are taken, and which free ones may be empty.
+//! Records the rows that are taken, and the free rows that may be empty.
 
 use super::{PairId, Place, row};
 
 pub struct Places {
-    /// By row.
+    /// By row: the connection that has it.
     owners: Box<[Option<PairId>]>,
-    /// By row: the number of keys that lie behind it, and look at it before they are found.
+    /// By row: the number of keys whose search passes it.
     passed: Box<[u8]>,
     taken: usize,
 }
 
 impl Places {
-    /// `rows`: a power of two of blocks.
+    /// `rows`: those of all blocks, whose number is a power of two.
     pub fn new(rows: usize) -> Places {
         Places { owners: vec![None; rows].into(), passed: vec![0; rows].into(), taken: 0 }
     }
@@ -21,7 +21,7 @@ impl Places {
         (self.owners.len() / 2).saturating_sub(self.taken)
     }
 
-    /// Takes rows for two keys, each with its hash and whether it is of IPv6. `None`: there is no room.
+    /// Takes rows for two keys. `keys`: the hash of each, and whether it is of IPv6. `None`: there is no room.
     pub fn take(&mut self, keys: [(u64, bool); 2], owner: PairId) -> Option<[Place; 2]> {
         let needed: usize = keys.iter().map(|(_, is_ipv6)| 1 + usize::from(*is_ipv6)).sum();
         if self.room() < needed {
@@ -56,12 +56,12 @@ impl Places {
         Some(row)
     }
 
-    /// Nothing was written there.
+    /// Frees rows in which nothing was written.
     fn give_back(&mut self, place: &Place) {
         [Some(place.row), place.rest].into_iter().flatten().for_each(|row| _ = self.free(row));
     }
 
-    /// The rows that the key looks at before its own.
+    /// The rows that the search for the key passes before it finds the key's own.
     fn before(&self, place: &Place) -> impl Iterator<Item = u32> + use<> {
         let own = place.row;
         row::probe(place.hash, self.owners.len()).take_while(move |row| *row != own)
@@ -72,7 +72,7 @@ impl Places {
         self.owners.get(row as usize).copied().flatten()
     }
 
-    /// A key is removed; its rows are not free yet. Returns rows that may be empty now.
+    /// The key was removed, but its rows are not free yet. Returns the rows before them that may be empty now.
     pub fn forget(&mut self, place: &Place) -> impl Iterator<Item = u32> {
         self.before(place).filter(|row| {
             self.passed[*row as usize] -= 1;
@@ -80,7 +80,7 @@ impl Places {
         })
     }
 
-    /// Frees a row. May it be empty?
+    /// Frees a row. Returns whether it may be empty now.
     pub fn free(&mut self, row: u32) -> bool {
         self.owners[row as usize] = None;
         self.taken -= 1;

@@ -1,4 +1,4 @@
-//! What a row says, and how it is found: `struct connection` and `struct connection6_rest` of `bpf/abi.h`.
+//! The words of a row, and the search for it: `struct connection` and `struct connection6_rest` of `bpf/abi.h`.
 
 use super::{Connection, ConnectionKey, ConnectionMemory, OneWay};
 use crate::{firewall::traffic::Tuple, hash, memory::words};
@@ -22,7 +22,7 @@ pub mod word {
     pub const ENDED: usize = 3;
     /// IPv4: source and destination.
     pub const ADDRESSES: usize = 4;
-    /// IPv4: the new ones.
+    /// IPv4: the new source and destination.
     pub const NEW_ADDRESSES: usize = 5;
     /// IPv6: two words.
     pub const SOURCE: usize = 4;
@@ -93,7 +93,7 @@ impl KeyWords {
         hash::connection(seed, self.source, self.destination, self.first as u32, (self.first >> 32) as u32)
     }
 
-    /// The words of the addresses.
+    /// The words of the addresses, and the number of words that are used.
     fn addresses(&self) -> ([u64; 4], usize) {
         let ([a, b], [c, d]) = (self.source, self.destination);
         if self.is_ipv6() { ([a, b, c, d], 4) } else { ([a | c << 32, 0, 0, 0], 1) }
@@ -122,7 +122,7 @@ fn ports(tuple: &Tuple) -> u32 {
     u32::from(tuple.source_port.swap_bytes()) | u32::from(tuple.destination_port.swap_bytes()) << 16
 }
 
-/// What NAT does to packets.
+/// The part of the state that says what NAT changes.
 fn change(old: &Tuple, new: &Tuple) -> u64 {
     if (old.destination, old.destination_port) != (new.destination, new.destination_port) {
         state::NEW_DESTINATION
@@ -144,7 +144,8 @@ pub fn validity(word: u64) -> (u32, u64) {
     (word as u32, word >> 32 << UNTIL_SHIFT)
 }
 
-/// The row of a direction. `other`: the row of the other one. `rest`: that of the second part, for IPv6.
+/// The words of the row of a direction. `other`: the number of the other direction's row. `rest`: the number of the row
+/// of the second part, for IPv6.
 pub fn row(connection: &Connection, way: usize, key: &KeyWords, other: u32, rest: Option<u32>) -> Row {
     let OneWay { arrives, leaves, ingress, egress } = &connection.ways[way];
     let new_addresses = address(leaves.source)[0] | address(leaves.destination)[0] << 32;
@@ -162,7 +163,7 @@ pub fn row(connection: &Connection, way: usize, key: &KeyWords, other: u32, rest
     row
 }
 
-/// The second part of a direction of IPv6.
+/// The words of the second part of a direction of IPv6.
 pub fn rest_row(way: &OneWay) -> Row {
     let mut row = [0; words::CONNECTION];
     row[word::KEY] = REST << 32;
@@ -172,7 +173,8 @@ pub fn rest_row(way: &OneWay) -> Row {
     row
 }
 
-/// The rows that a key looks at, in turn. It ends at an empty one. `rows`: a power of two of blocks.
+/// The rows that the search for a key looks at, in this order. The search ends at an empty row. `rows`: those of all
+/// blocks, whose number is a power of two.
 pub fn probe(hash: u64, rows: usize) -> impl Iterator<Item = u32> {
     let ways = words::CONNECTION_WAYS as u32;
     let mask = (rows as u32 / ways).wrapping_sub(1);
@@ -182,7 +184,7 @@ pub fn probe(hash: u64, rows: usize) -> impl Iterator<Item = u32> {
     })
 }
 
-/// The row that a packet with this key finds, whatever it says; as the program looks for it.
+/// The row that the program finds for a packet with this key, even if the row is void.
 pub fn find_row(memory: &impl ConnectionMemory, seed: u64, key: &ConnectionKey) -> Option<u32> {
     let key = KeyWords::new(key)?;
     let rows = memory.rows();

@@ -45,7 +45,7 @@ fn nth6(n: u16) -> Connection {
     connection(TCP, arrives, Tuple { source: "2001:db8:2::1".parse().unwrap(), ..arrives })
 }
 
-/// `rows`: a power of two of blocks.
+/// `rows`: those of all blocks, whose number is a power of two.
 fn table(rows: usize) -> ConnectionTable<HeapConnections> {
     ConnectionTable::new(HeapConnections::new(rows), SEED)
 }
@@ -117,7 +117,7 @@ fn rows_are_used_again_only_after_a_grace_period() {
     assert!(table.remove(first));
     assert!(!table.remove(first));
     assert_eq!((table.find(&nth(1).key(0)), table.find(&nth(1).key(1))), (None, None));
-    // Packets may still use it.
+    // Packets may still use the rows.
     for (place, before) in places.iter().zip(before) {
         let mut row = bytes(table.row(place.row));
         row[7] &= 0x7f;
@@ -152,12 +152,12 @@ fn connections_of_ipv6_need_twice_the_room() {
     assert_eq!((table.len(), empty_rows(&table)), (0, 32));
 }
 
-/// A key that lies behind others is found for as long as it is there, whatever else comes and goes.
+/// A key whose search passes other rows is found even after the keys of those rows are removed.
 #[test]
 fn no_row_is_empty_while_a_key_lies_behind_it() {
     let mut table = table(4096);
     let ids: Vec<_> = (0..1000).filter_map(|n| Some((n, table.insert(&nth(n))?))).collect();
-    // In the other block.
+    // Its row is in the other block.
     let is_away = |place: &Place| row::probe(place.hash, 4096).take(8).all(|row| row != place.row);
     let has_away = |table: &ConnectionTable<_>, id| table.pair(id).unwrap().iter().any(is_away);
     let (away, others): (Vec<_>, Vec<_>) = ids.into_iter().partition(|(_, id)| has_away(&table, *id));
@@ -172,7 +172,7 @@ fn no_row_is_empty_while_a_key_lies_behind_it() {
     away.iter().for_each(|(_, id)| assert!(table.remove(*id)));
     let epoch = table.seal();
     table.reuse(epoch);
-    assert_eq!(empty_rows(&table), 4096, "none is hidden for ever");
+    assert_eq!(empty_rows(&table), 4096, "all rows become empty in the end");
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn words_that_change_while_packets_run() {
     for (flags, expected) in
         [(FIN, [true, false]), (SYN, [false, false]), (RST, [true, true]), (RST | SYN, [true, false])]
     {
-        // Above them are the new ports.
+        // The upper half of the word holds the new ports.
         answer[word::ENDED].store(0x1234_5678 << 32 | flags, Relaxed);
         assert!(table.ended(id));
         assert_eq!([table.is_closing(id), table.was_reset(id)], expected);
@@ -230,7 +230,7 @@ fn nearly_all_find_room() {
     assert!(placed > 4080, "{placed}");
 }
 
-/// Packets find a connection while others come and go, and never one that was not there.
+/// Packets find a connection at any time while others come and go.
 #[test]
 fn readers_find_what_stays() {
     let memory = Arc::new(HeapConnections::new(64));

@@ -69,13 +69,13 @@ impl Tracker {
         self.ask(tuple, update(protocol, tuple))
     }
 
-    /// Does Linux count the packets of a connection? It decides when the connection begins, by `nf_conntrack_acct`. False
-    /// if Linux does not track it.
+    /// Does Linux count the packets of a connection? `nf_conntrack_acct` decides this when the connection begins.
+    /// Returns `false` if Linux does not track the connection.
     ///
     /// # Errors
     /// As [`Tracker::look`].
     pub fn is_counted(&mut self, protocol: u8, tuple: &Tuple) -> io::Result<bool> {
-        // An echo has no counters.
+        // The echo of an update has no counters.
         let found = self.0.ask(about(GET, wire::ACK, protocol, tuple), |message| {
             Some(
                 wire::attributes_after(message.payload, HEADER_BYTES)
