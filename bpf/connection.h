@@ -259,7 +259,8 @@ static __always_inline __u32 candidate_row(__u32 hash, __u32 egress_cpu)
 
 /*
  * Counts a packet that goes to the kernel because of rules, and notes its connection after some packets. `place`: as above.
- * `egress_cpu`: the egress interface, and the CPU in the upper half. Connections count from 1 again under new rules, and by another egress.
+ * `egress_cpu`: the egress interface, and the CPU in the upper half. Connections count from 1 again under new rules, and
+ * when they leave by another interface.
  *
  * Egress 0: the packet is for an address of the router, which NAT may translate. Anybody can send such packets. So they
  * have rows and notes of their own, and cannot keep others from being noted.

@@ -204,6 +204,12 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
+/// The reason why a packet without a connection goes to Linux.
+pub fn why_up(tuple: &Tuple) -> Reason {
+    let text = tuple.destination.to_string();
+    if text.ends_with(".1") || text.ends_with("::1") { Reason::Local } else { Reason::Rules }
+}
+
 #[test]
 #[ignore = "needs root"]
 fn packets_of_connections_are_translated() {
@@ -217,13 +223,8 @@ fn packets_of_connections_are_translated() {
                     let c = connection(protocol, arrives, leaves, egress);
                     let [one, other] = c.ways;
                     let (packet, answer) = (there(protocol, &arrives), reply(protocol, &other.arrives, tags));
-                    let is_ours = |tuple: &Tuple| {
-                        let text = tuple.destination.to_string();
-                        text.ends_with(".1") || text.ends_with("::1")
-                    };
-                    let why = |tuple: &Tuple| if is_ours(tuple) { Reason::Local } else { Reason::Rules };
-                    bed.w.expect(&format!("{name}, before"), &packet, up(why(&arrives)));
-                    bed.expect_reply(&format!("{name}, reply before"), &answer, up(why(&other.arrives)));
+                    bed.w.expect(&format!("{name}, before"), &packet, up(why_up(&arrives)));
+                    bed.expect_reply(&format!("{name}, reply before"), &answer, up(why_up(&other.arrives)));
 
                     let id = bed.insert(&c);
                     let left = frame_of(A, protocol, &one.leaves, ACK, &[0x5a; 18]).routed(FRIEND, B, tags);
@@ -236,8 +237,8 @@ fn packets_of_connections_are_translated() {
                     assert!(!bed.table.ended(id));
 
                     bed.remove(id);
-                    bed.w.expect(&format!("{name}, after"), &packet, up(why(&arrives)));
-                    bed.expect_reply(&format!("{name}, reply after"), &answer, up(why(&other.arrives)));
+                    bed.w.expect(&format!("{name}, after"), &packet, up(why_up(&arrives)));
+                    bed.expect_reply(&format!("{name}, reply after"), &answer, up(why_up(&other.arrives)));
                 }
             }
         }

@@ -188,12 +188,6 @@ fn class_of(tuple: &Tuple) -> Class {
     Class { protocol: Some(UDP), destination_port: Some(tuple.destination_port), ..Class::default() }
 }
 
-/// The reason why a packet without a connection goes to Linux.
-pub fn why_up(tuple: &Tuple) -> Reason {
-    let text = tuple.destination.to_string();
-    if text.ends_with(".1") || text.ends_with("::1") { Reason::Local } else { Reason::Rules }
-}
-
 fn goes_up(tuple: &Tuple) -> Expect {
     up(why_up(tuple))
 }

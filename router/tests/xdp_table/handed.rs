@@ -10,7 +10,7 @@ use super::{
         wire::Wire,
     },
     connections::*,
-    features::{Program, Router, why_up},
+    features::{Program, Router},
     world::*,
 };
 use logic::{
@@ -220,10 +220,9 @@ fn expect_all_cases(lines: &mut Lines, program: Program) {
     }
 }
 
-#[test]
-#[ignore = "needs root"]
-fn a_core_that_shares_a_queue_translates_as_its_home_does() {
-    for program in [Program::Plain, Program::Shared, Program::Paths] {
+/// All cases, before packets are handed over and while they are.
+fn expect_all_cases_of(programs: &[Program]) {
+    for program in programs.iter().copied() {
         in_new_namespace(move || {
             let Some(mut lines) = Lines::new(program) else { return };
             expect_all_cases(&mut lines, program);
@@ -235,15 +234,14 @@ fn a_core_that_shares_a_queue_translates_as_its_home_does() {
 
 #[test]
 #[ignore = "needs root"]
+fn a_core_that_shares_a_queue_translates_as_its_home_does() {
+    expect_all_cases_of(&[Program::Plain, Program::Shared, Program::Paths]);
+}
+
+#[test]
+#[ignore = "needs root"]
 fn a_core_that_a_rule_names_translates_as_the_receiving_core_does() {
-    for program in [Program::Rules, Program::RulesAndPaths] {
-        in_new_namespace(move || {
-            let Some(mut lines) = Lines::new(program) else { return };
-            expect_all_cases(&mut lines, program);
-            lines.hand_over();
-            expect_all_cases(&mut lines, program);
-        });
-    }
+    expect_all_cases_of(&[Program::Rules, Program::RulesAndPaths]);
 }
 
 /// The last packet is handled after data that wait for the other core, although the receiving core is idle.

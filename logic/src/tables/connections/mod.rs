@@ -52,8 +52,8 @@ impl<M: ConnectionMemory + ?Sized> ConnectionMemory for Arc<M> {
     }
 }
 
-/// The number of rows for so many connections of IPv4, or half as many of IPv6. If all of these come, about two
-/// connections in a thousand find no room.
+/// The number of rows for so many connections of IPv4, or half as many of IPv6. If all of these come, a few in a thousand
+/// find no room.
 pub fn rows_for(connections: usize) -> usize {
     (ROWS_FOR_EACH * connections).next_power_of_two().max(2 * words::CONNECTION_WAYS)
 }
@@ -145,8 +145,6 @@ pub struct ConnectionTable<M> {
     pairs: Box<[Option<[Place; 2]>]>,
     free: Vec<PairId>,
     limbo: Limbo<(PairId, [Place; 2])>,
-    /// The number of rows that the connections in the table use.
-    used: usize,
 }
 
 impl<M: ConnectionMemory> ConnectionTable<M> {
@@ -160,7 +158,6 @@ impl<M: ConnectionMemory> ConnectionTable<M> {
             pairs: vec![None; pairs as usize].into(),
             free: (0..pairs).rev().map(PairId).collect(),
             limbo: Limbo::default(),
-            used: 0,
             memory,
             seed,
         }
@@ -172,7 +169,7 @@ impl<M: ConnectionMemory> ConnectionTable<M> {
 
     /// The number of connections in the table. One of IPv6 counts as two.
     pub fn len(&self) -> usize {
-        self.used / 2
+        self.pairs.iter().flatten().flat_map(rows).count() / 2
     }
 
     pub fn is_empty(&self) -> bool {
@@ -200,7 +197,6 @@ impl<M: ConnectionMemory> ConnectionTable<M> {
         let id = *self.free.last()?;
         let places = self.places.take(keys.each_ref().map(|key| (key.hash(self.seed), key.is_ipv6())), id)?;
         self.free.pop();
-        self.used += rows(&places).count();
         self.pairs[id.0 as usize] = Some(places);
         let [there, back] = places;
         for (way, place, other) in [(0, there, back.row), (1, back, there.row)] {
@@ -237,7 +233,6 @@ impl<M: ConnectionMemory> ConnectionTable<M> {
     /// Returns whether the connection was there.
     pub fn remove(&mut self, id: PairId) -> bool {
         let Some(places) = self.pairs.get_mut(id.0 as usize).and_then(Option::take) else { return false };
-        self.used -= rows(&places).count();
         for place in &places {
             self.row(place.row)[word::KEY].fetch_or(GONE, Release);
         }
