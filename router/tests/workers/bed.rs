@@ -23,7 +23,7 @@ use router::{
     user_plane::{
         af_xdp::{Polling, Rings, Umem},
         workers::{
-            Clock, Epochs, PassUp, PathPlan, PortPlan, Shared, Slots, Tables, Workers, WorkersPlan,
+            Clock, Epochs, PassUp, PathPlan, PortPlan, Shared, Slots, Tables, Up, Workers, WorkersPlan,
             WorkersSettings,
         },
     },
@@ -65,6 +65,8 @@ pub struct Orders {
     pub chains_wait: AtomicBool,
     pub put_fails: AtomicBool,
     pub settles_not: AtomicBool,
+    /// The thread that gives packets to the kernel waits before each.
+    pub up_waits: AtomicBool,
     /// How many slots of path 0 were emptied.
     pub emptied: AtomicU32,
     /// The time in ns, which only [`Slow`] advances.
@@ -152,6 +154,17 @@ impl Tables for Rigged {
     }
 }
 
+/// Gives packets to the kernel, unless the test asks it to wait.
+struct Paced(PassUp, Arc<Orders>);
+impl Up for Paced {
+    fn up(&mut self, ifindex: u32, frame: &[u8]) -> Result<()> {
+        while self.1.up_waits.load(Relaxed) {
+            thread::sleep(Duration::from_micros(50));
+        }
+        self.0.up(ifindex, frame)
+    }
+}
+
 /// The slots of the test's programs.
 struct Maps(BTreeMap<PortId, MapHandle>, Grace, Arc<Orders>);
 impl Slots for Maps {
@@ -222,7 +235,7 @@ impl Bed {
             ticks,
             ..Orders::default()
         });
-        let up = Box::new(PassUp::new().unwrap());
+        let up = Box::new(Paced(PassUp::new().unwrap(), told.clone()));
         let tables = Arc::new(Rigged(
             Shared { memory: tables(), sas: Arc::default(), captures: Default::default() },
             told.clone(),

@@ -23,12 +23,14 @@ use router::{
     linux::netns::NamespaceRef,
     user_plane::{
         af_xdp::{Polling, Rings},
-        workers::{Namespaces, PathPlan, WorkersSettings},
+        workers::{Namespaces, PathPlan, WorkersPlan, WorkersSettings},
     },
 };
 use rustix::process::{Pid, getpriority_process};
 use std::{
+    cell::Cell,
     collections::BTreeMap,
+    iter,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
@@ -98,6 +100,77 @@ fn bytes_go_through_their_chain_and_up() {
         let expected = ["ttl_exceeded", "no_route", "not_our_mac"].map(|reason| up.get(reason).copied());
         assert_eq!(expected, [Some(1); 3]);
         assert_eq!((bed.report().up.all.packets, bed.report().up.all.failed), (3, 0));
+        bed.end();
+    });
+}
+
+/// While a packet waits for the kernel, later ones to its destination do not overtake it, even if the path forwards them. Others do.
+/// But only so many wait, and only for so long.
+#[test]
+#[ignore = "needs root"]
+fn packets_wait_behind_those_that_wait_for_the_kernel() {
+    in_new_namespace(|| {
+        let bed = Bed::of_ticks(1, settings());
+        let route = path("routed", &["check", "route", "ttl", "rewrite"], 1);
+        bed.apply(&plan(&[1], &ports(1, SMALL), &[(0, route)]));
+        let (from, to, kernel) = (Wire::open("q0"), Wire::open("q1"), Wire::open("p0"));
+        let is_ip = |frame: &[u8]| frame[12..14] == [8, 0];
+        let ticks = bed.told.ticks.unwrap();
+        let udp = |source: u32, destination: u8| {
+            let [_, _, high, low] = source.to_be_bytes();
+            Frame::udp4(P0, &format!("10.0.{high}.{low}"), &format!("10.1.0.{destination}"))
+        };
+        let (ups, sent) = (Cell::new(0), Cell::new(0));
+        // A packet goes up; these packets follow it.
+        let one_waits = |rest: &[Frame]| {
+            bed.told.up_waits.store(true, Relaxed);
+            ups.set(ups.get() + 1);
+            for frame in iter::once(&udp(0, 1).ip4(|ip| ip[8] = 1)).chain(rest) {
+                from.send(&frame.bytes());
+                sent.set(sent.get() + 1);
+                // More than a few would find no room in the ring.
+                if sent.get() % 16 == 0 {
+                    until("some to be taken", || bed.path(0).packets == sent.get());
+                }
+            }
+        };
+        let routed =
+            |frames: &[Frame]| Vec::from_iter(frames.iter().map(|frame| frame.routed(NEXT, P1, &[])));
+        let goes_up = || {
+            bed.told.up_waits.store(false, Relaxed);
+            assert_eq!(out_of(&kernel, 1, is_ip).len(), 1);
+            until("the packet to go up", || bed.report().up.all.packets == ups.get());
+        };
+
+        let flow: Vec<Frame> = (0..3).map(|n| udp(n, 1)).collect();
+        one_waits(&[&flow[..], &[udp(9, 2)]].concat());
+        assert_eq!(out_of(&to, 1, is_ip), routed(&[udp(9, 2)]), "another destination does not wait");
+        goes_up();
+        assert_eq!(out_of(&to, 3, is_ip), routed(&flow), "the flow follows, in order");
+
+        // They have waited for too long.
+        one_waits(&flow);
+        until("all to be taken", || bed.path(0).packets == 9);
+        ticks.fetch_add(11_000_000, Relaxed);
+        assert_eq!(out_of(&to, 3, is_ip), routed(&flow));
+        from.send(&flow[0].bytes());
+        sent.set(sent.get() + 1);
+        assert_eq!(out_of(&to, 1, is_ip), routed(&flow[..1]), "later ones wait no longer");
+        goes_up();
+
+        // They are too many.
+        let flow: Vec<Frame> = (0..65).map(|n| udp(n, 1)).collect();
+        one_waits(&flow);
+        assert_eq!(out_of(&to, 65, is_ip), routed(&flow), "all leave, in order");
+        goes_up();
+        assert_eq!((bed.path(0).packets, bed.path(0).out.get("p1")), (76, Some(&73)));
+
+        // A path that ends leaves nothing behind.
+        one_waits(&flow[..2]);
+        until("all to be taken", || bed.path(0).packets == 79);
+        bed.apply(&WorkersPlan::default());
+        assert_eq!(out_of(&to, 2, is_ip), routed(&flow[..2]));
+        goes_up();
         bed.end();
     });
 }

@@ -3,7 +3,13 @@
 //! Packets that leave are collected by port during a turn, and sent together. The fates of a path's packets are counted here
 //! and not in its chain, which may be replaced.
 
-use super::{clock::Clock, counters::Counter, plan::Tables, up::Gate};
+use super::{
+    behind::{Behind, Key},
+    clock::Clock,
+    counters::Counter,
+    plan::Tables,
+    up::Gate,
+};
 use crate::user_plane::af_xdp::{Buffer, MOST_PATHS, Pool, RingSet};
 use logic::{
     elements::{Loss, Verdict},
@@ -117,19 +123,65 @@ pub(super) struct Bound {
     out: Vec<Vec<Buffer>>,
     /// Bit p: `out[p]` has some.
     leaves: u64,
+    /// Packets that wait for earlier ones, with their paths and ports.
+    behind: Behind<(PathId, PortId, Buffer)>,
     /// The CPU's counter, if a resource that it measures is shared or may be.
     counter: Option<Counter>,
 }
 
 impl Bound {
     pub fn new(pool: Pool, counter: Option<Counter>) -> Bound {
-        Bound { pool, out: (0..PORTS).map(|_| Vec::new()).collect(), leaves: 0, counter }
+        Bound {
+            pool,
+            out: (0..PORTS).map(|_| Vec::new()).collect(),
+            leaves: 0,
+            behind: Behind::default(),
+            counter,
+        }
     }
 
     /// The resources that the counter and the clock measure.
     pub fn counted(&self) -> Counters {
         let misses = Counters::CYCLES.with(Resource::CacheMisses).with(Resource::Memory);
         if self.counter.is_some() { misses } else { Counters::CYCLES }
+    }
+
+    /// Whether packets wait for earlier ones.
+    pub fn has_behind(&self) -> bool {
+        !self.behind.is_empty()
+    }
+
+    /// Lets packets leave after this turn whose earlier ones the kernel has got, or all of them.
+    pub fn release(&mut self, desk: &mut Desk, all: bool) {
+        let (done, now_ns) = (desk.gate.done(), desk.clock.ns(desk.clock.cycles()));
+        let next = |behind: &mut Behind<_>| if all { behind.take_any() } else { behind.take(done, now_ns) };
+        while let Some((path, port, buffer)) = next(&mut self.behind) {
+            self.leave_by(desk, path, port, buffer);
+        }
+    }
+
+    /// Lets a packet leave after this turn.
+    #[inline]
+    fn leave_by(&mut self, desk: &mut Desk, path: PathId, port: PortId, buffer: Buffer) {
+        let Some(fates) = desk.fates.get_mut(usize::from(path)) else { return };
+        match (desk.outputs.get(usize::from(port)), self.out.get_mut(usize::from(port))) {
+            (Some(Some(_)), Some(out)) => {
+                fates.out[usize::from(port)] += 1;
+                out.push(buffer);
+                self.leaves |= 1 << port;
+            }
+            _ => fates.dropped[Loss::NoPort as usize] += 1,
+        }
+    }
+
+    /// Lets a packet leave after this turn, or later if it would overtake one that the kernel has not got yet.
+    #[cold]
+    fn leave_in_order(&mut self, desk: &mut Desk, path: PathId, port: PortId, buffer: Buffer) {
+        self.release(desk, self.behind.is_full());
+        let (key, done, now_ns) = (Key::of_frame(buffer.data()), desk.gate.done(), desk.now_ns);
+        if let Some((path, port, buffer)) = self.behind.hold(key, done, now_ns, (path, port, buffer)) {
+            self.leave_by(desk, path, port, buffer);
+        }
     }
 
     /// Sends the packets that leave after a turn.
@@ -244,32 +296,32 @@ impl Exchange for Hands<'_> {
     fn settle(&mut self, path: PathId, frame: Arrived, verdict: Verdict) {
         let Hands { desk, bound, .. } = self;
         desk.in_hand -= 1;
-        let Some(fates) = desk.fates.get_mut(usize::from(path)) else { return };
-        match verdict {
-            Verdict::To(port) => {
-                match (desk.outputs.get(usize::from(port)), bound.out.get_mut(usize::from(port))) {
-                    (Some(Some(_)), Some(out)) => {
-                        fates.out[usize::from(port)] += 1;
-                        out.push(frame.buffer);
-                        bound.leaves |= 1 << port;
-                    }
-                    _ => fates.dropped[Loss::NoPort as usize] += 1,
-                }
+        let (reason, is_own) = match verdict {
+            Verdict::To(port) if desk.gate.has_waiting() || bound.has_behind() => {
+                return bound.leave_in_order(desk, path, port, frame.buffer);
             }
-            Verdict::Up(reason) => {
-                fates.up[reason as usize] += 1;
-                desk.gate.give(reason, false, frame.ingress, desk.now_ns, frame.data());
+            Verdict::To(port) => return bound.leave_by(desk, path, port, frame.buffer),
+            Verdict::Up(reason) => (reason, false),
+            Verdict::Own(reason) => (reason, true),
+            Verdict::Drop(loss) => {
+                return if let Some(fates) = desk.fates.get_mut(usize::from(path)) {
+                    fates.dropped[loss as usize] += 1;
+                };
             }
-            Verdict::Own(reason) => {
-                fates.up[reason as usize] += 1;
-                desk.gate.give(reason, true, frame.ingress, desk.now_ns, frame.data());
-            }
-            Verdict::Drop(loss) => fates.dropped[loss as usize] += 1,
+        };
+        if let Some(fates) = desk.fates.get_mut(usize::from(path)) {
+            fates.up[reason as usize] += 1;
         }
+        desk.gate.give(reason, is_own, frame.ingress, desk.now_ns, frame.data());
+        let key = if is_own { Key::of_packet(frame.data()) } else { Key::of_frame(frame.data()) };
+        bound.behind.note(key, desk.gate.given());
     }
 
     #[inline]
     fn leave(&mut self) {
+        if self.bound.has_behind() {
+            self.bound.release(self.desk, false);
+        }
         self.bound.send(self.desk, self.io);
     }
 }

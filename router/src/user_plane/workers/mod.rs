@@ -42,11 +42,13 @@
 //! | `rounds.rs`, `sleepers.rs` | its loop: paths that run, sleep and fail |
 //! | `exchange.rs` | packets from rings, and where they go |
 //! | `up.rs`, `own.rs` | packets for the kernel: as they came in; made by elements |
+//! | `behind.rs` | packets that would overtake those |
 //! | `clock.rs`, `counters.rs` | cycles; counters of other resources |
 //! | `resources.rs`, `capacity.rs`, `scarce.rs` | all resources; the capacity of I/O; which one is shared now |
 //! | `epochs.rs` | when old tables are no longer read |
 //! | `report.rs` | the report, in the types of [`crate::api::workers`] |
 
+mod behind;
 mod capacity;
 mod clock;
 mod control;

@@ -150,8 +150,18 @@ impl Inner {
         // Also while a path always has packets; otherwise, those of others would wait at the device.
         self.io.poll();
         self.io.look(&self.bound.pool);
+        self.release(false);
         self.io.flush(&self.bound.pool);
         bits(self.stopped).for_each(|path| self.drop_packets(path));
+    }
+
+    /// Sends packets that waited for earlier ones, which the kernel has got now, or all of them.
+    pub fn release(&mut self, all: bool) {
+        let Inner { desk, io, bound, .. } = self;
+        if bound.has_behind() {
+            bound.release(desk, all);
+            bound.send(desk, io);
+        }
     }
 
     /// No path had packets, so there is time to look at all of them.
@@ -174,7 +184,10 @@ impl Inner {
             return;
         }
         self.look_after_rings(now);
-        let longest = self.io.has_waiting().then_some(self.rounds.flushes);
+        let longest = match self.bound.has_behind() {
+            true => Some(FLUSHES),
+            false => self.io.has_waiting().then_some(self.rounds.flushes),
+        };
         epoch.turn_over();
         // If the kernel cannot sleep on the rings, the worker sleeps for a fixed time. That only costs more.
         let slept = self.io.sleep(longest);

@@ -32,7 +32,10 @@ use std::{
     os::fd::AsFd,
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{
+            AtomicU64, AtomicUsize,
+            Ordering::{Acquire, Relaxed, Release},
+        },
         mpsc::{Receiver, Sender, TryRecvError, channel},
     },
     thread,
@@ -149,7 +152,13 @@ pub(super) enum How {
 }
 
 enum Message {
-    Packet { payer: usize, how: How, data: Box<[u8]> },
+    /// `done` counts the packets of a gate that were given, or lost.
+    Packet {
+        payer: usize,
+        how: How,
+        data: Box<[u8]>,
+        done: Arc<AtomicU64>,
+    },
     Ports(BTreeMap<PortId, Device>),
 }
 
@@ -183,7 +192,8 @@ impl Ups {
     pub fn gate(&self) -> Gate {
         let Ups { to, line, budgets } = self;
         let buckets = vec![[Bucket::FULL; 2]; PAYERS];
-        Gate { to: to.clone(), line: line.clone(), budgets: *budgets, buckets }
+        let (done, seen) = Default::default();
+        Gate { to: to.clone(), line: line.clone(), budgets: *budgets, buckets, given: 0, done, seen }
     }
 
     pub fn report(&self) -> UpReport {
@@ -229,7 +239,7 @@ fn give(messages: &Receiver<Message>, up: Box<dyn Up>, routers: Namespaces, line
                 place.leave_routers();
                 place.ports = ports;
             }
-            Message::Packet { payer, how, data } => {
+            Message::Packet { payer, how, data, done } => {
                 let Some(payer) = line.payers.get(payer) else { continue };
                 line.leave(payer);
                 let given = match how {
@@ -243,6 +253,7 @@ fn give(messages: &Receiver<Message>, up: Box<dyn Up>, routers: Namespaces, line
                         payer.failed.fetch_add(1, Relaxed)
                     }
                 };
+                done.fetch_add(1, Release);
             }
         }
     }
@@ -317,9 +328,31 @@ pub(super) struct Gate {
     budgets: Budgets,
     /// By payer, for exceptions and for control.
     buckets: Vec<[Bucket; 2]>,
+    /// Packets that were left to the thread, and how many of these it has given to the kernel or lost.
+    given: u64,
+    done: Arc<AtomicU64>,
+    /// `done` when it was last read.
+    seen: u64,
 }
 
 impl Gate {
+    /// How many packets were left to the thread.
+    pub fn given(&self) -> u64 {
+        self.given
+    }
+
+    /// Whether the thread still has packets of this gate.
+    #[inline]
+    pub fn has_waiting(&mut self) -> bool {
+        self.given != self.seen && self.done() != self.given
+    }
+
+    /// How many packets the thread has given to the kernel, or lost.
+    pub fn done(&mut self) -> u64 {
+        self.seen = self.done.load(Acquire);
+        self.seen
+    }
+
     /// Gives a frame that came in, or an IP packet that was made of it, and counts what happens to it.
     pub fn give(&mut self, reason: Reason, is_own: bool, ingress: Ingress, now_ns: u64, data: &[u8]) {
         let number = match ingress.interface {
@@ -350,8 +383,10 @@ impl Gate {
             return;
         }
         let how = if is_own { How::Own(ingress.router) } else { How::Came(ingress.port) };
-        let message = Message::Packet { payer: number, how, data: data.into() };
-        if self.to.send(message).is_err() {
+        let message = Message::Packet { payer: number, how, data: data.into(), done: self.done.clone() };
+        if self.to.send(message).is_ok() {
+            self.given += 1;
+        } else {
             self.line.leave(payer);
             payer.failed.fetch_add(1, Relaxed);
         }
