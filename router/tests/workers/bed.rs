@@ -29,6 +29,7 @@ use router::{
     },
 };
 use std::{
+    cell::RefCell,
     collections::{BTreeMap, BTreeSet},
     fs::File,
     os::fd::{AsRawFd, BorrowedFd},
@@ -200,6 +201,7 @@ pub struct Bed {
     pub umem: Arc<Umem>,
     pub epochs: Epochs,
     pub told: Arc<Orders>,
+    pub tables: RefCell<Writer<Arc<HeapMemory>>>,
     _ports: Vec<XdpPort>,
 }
 
@@ -236,8 +238,9 @@ impl Bed {
             ..Orders::default()
         });
         let up = Box::new(Paced(PassUp::new().unwrap(), told.clone()));
+        let writer = writer();
         let tables = Arc::new(Rigged(
-            Shared { memory: tables(), sas: Arc::default(), captures: Default::default() },
+            Shared { memory: writer.memory().clone(), sas: Arc::default(), captures: Default::default() },
             told.clone(),
         ));
         let (epochs, slots) = (Epochs::default(), Box::new(Maps(maps, Grace::new().unwrap(), told.clone())));
@@ -245,7 +248,7 @@ impl Bed {
         let elsewhere = File::open("/proc/self/ns/net").unwrap();
         let start = || Workers::start(settings, epochs.clone(), tables, slots, up);
         let workers = netns::inside(&elsewhere, start).unwrap().unwrap();
-        Bed { umem: workers.umem(), workers, epochs, told, _ports: ports }
+        Bed { umem: workers.umem(), workers, epochs, told, tables: writer.into(), _ports: ports }
     }
 
     #[track_caller]
@@ -304,6 +307,17 @@ impl Bed {
 
 /// Tables of a router with p0 and p1. 10.1.0.0/16 is behind p1.
 pub fn tables() -> Arc<HeapMemory> {
+    writer().memory().clone()
+}
+
+/// The neighbour of p1 that all packets go to.
+pub fn next_is(known: bool) -> Op {
+    Op::Neighbour(2, GATEWAY.parse().unwrap(), known.then_some(NEXT))
+}
+
+const GATEWAY: &str = "10.9.0.1";
+
+fn writer() -> Writer<Arc<HeapMemory>> {
     let mut tables = Writer::new(Arc::new(HeapMemory::new(FEW)));
     let interface = |port, mac| Interface {
         router: 0,
@@ -320,20 +334,19 @@ pub fn tables() -> Arc<HeapMemory> {
         look_at_sources: false,
         group: 0,
     };
-    let gateway = "10.9.0.1".parse().unwrap();
-    let hop = Target::Hop(Hop { interface: 2, gateway: Some(gateway), mtu: 1500 });
+    let hop = Target::Hop(Hop { interface: 2, gateway: Some(GATEWAY.parse().unwrap()), mtu: 1500 });
     for op in [
         Op::Router { router: 0, multipath: MultipathHash::default() },
         Op::Port { port: 0, frags: false },
         Op::Port { port: 1, frags: false },
         Op::Interface(1, interface(0, P0)),
         Op::Interface(2, interface(1, P1)),
-        Op::Neighbour(2, gateway, Some(NEXT)),
+        next_is(true),
         Op::Route4(0, "10.1.0.0/16".parse().unwrap(), Some(hop)),
     ] {
         tables.apply(&op).unwrap();
     }
-    tables.memory().clone()
+    tables
 }
 
 pub fn core(id: CoreId) -> Core {

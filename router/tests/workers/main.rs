@@ -23,14 +23,13 @@ use router::{
     linux::netns::NamespaceRef,
     user_plane::{
         af_xdp::{Polling, Rings},
-        workers::{Namespaces, PathPlan, WorkersPlan, WorkersSettings},
+        workers::{Namespaces, PathPlan, WorkersSettings},
     },
 };
 use rustix::process::{Pid, getpriority_process};
 use std::{
     cell::Cell,
     collections::BTreeMap,
-    iter,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
@@ -104,73 +103,94 @@ fn bytes_go_through_their_chain_and_up() {
     });
 }
 
-/// While a packet waits for the kernel, later ones to its destination do not overtake it, even if the path forwards them. Others do.
-/// But only so many wait, and only for so long.
+/// A next hop becomes known while packets to it wait for the kernel. Later ones of their flow do not overtake them, but those of other
+/// destinations and paths do. Only so many wait, and only for so long.
 #[test]
 #[ignore = "needs root"]
 fn packets_wait_behind_those_that_wait_for_the_kernel() {
     in_new_namespace(|| {
         let bed = Bed::of_ticks(1, settings());
         let route = path("routed", &["check", "route", "ttl", "rewrite"], 1);
-        bed.apply(&plan(&[1], &ports(1, SMALL), &[(0, route)]));
+        let paths = [(0, route.clone()), (1, path("plain", &["forward"], 1))];
+        bed.apply(&plan(&[1], &ports(1, SMALL), &paths));
         let (from, to, kernel) = (Wire::open("q0"), Wire::open("q1"), Wire::open("p0"));
-        let is_ip = |frame: &[u8]| frame[12..14] == [8, 0];
-        let ticks = bed.told.ticks.unwrap();
+        let is_ours = |frame: &[u8]| [[8, 0], [0x88, 0xb5]].contains(&[frame[12], frame[13]]);
         let udp = |source: u32, destination: u8| {
             let [_, _, high, low] = source.to_be_bytes();
             Frame::udp4(P0, &format!("10.0.{high}.{low}"), &format!("10.1.0.{destination}"))
         };
         let (ups, sent) = (Cell::new(0), Cell::new(0));
-        // A packet goes up; these packets follow it.
+        let sends = |frame: &Frame| {
+            from.send(&frame.bytes());
+            sent.set(sent.get() + 1);
+            // More than a few would find no room in the ring.
+            if sent.get() % 16 == 0 {
+                until("some to be taken", || bed.path(0).packets == sent.get());
+            }
+        };
+        // The next hop is not known, so a packet goes up. Then it is known, and these packets follow.
         let one_waits = |rest: &[Frame]| {
             bed.told.up_waits.store(true, Relaxed);
+            bed.tables.borrow_mut().apply(&next_is(false)).unwrap();
+            sends(&udp(0, 1));
             ups.set(ups.get() + 1);
-            for frame in iter::once(&udp(0, 1).ip4(|ip| ip[8] = 1)).chain(rest) {
-                from.send(&frame.bytes());
-                sent.set(sent.get() + 1);
-                // More than a few would find no room in the ring.
-                if sent.get() % 16 == 0 {
-                    until("some to be taken", || bed.path(0).packets == sent.get());
-                }
-            }
+            until("it to go up", || bed.path(0).up.get("unresolved") == Some(&ups.get()));
+            bed.tables.borrow_mut().apply(&next_is(true)).unwrap();
+            rest.iter().for_each(sends);
         };
         let routed =
             |frames: &[Frame]| Vec::from_iter(frames.iter().map(|frame| frame.routed(NEXT, P1, &[])));
         let goes_up = || {
             bed.told.up_waits.store(false, Relaxed);
-            assert_eq!(out_of(&kernel, 1, is_ip).len(), 1);
+            assert_eq!(out_of(&kernel, 1, is_ours).len(), 1);
             until("the packet to go up", || bed.report().up.all.packets == ups.get());
         };
+        let all_taken = || until("all to be taken", || bed.path(0).packets == sent.get());
 
         let flow: Vec<Frame> = (0..3).map(|n| udp(n, 1)).collect();
         one_waits(&[&flow[..], &[udp(9, 2)]].concat());
-        assert_eq!(out_of(&to, 1, is_ip), routed(&[udp(9, 2)]), "another destination does not wait");
+        assert_eq!(out_of(&to, 1, is_ours), routed(&[udp(9, 2)]), "another destination does not wait");
+        from.send(&frame(1, 7, 60));
+        assert_eq!(out_of(&to, 1, is_ours), [frame(1, 7, 60)], "another path does not wait");
         goes_up();
-        assert_eq!(out_of(&to, 3, is_ip), routed(&flow), "the flow follows, in order");
+        assert_eq!(out_of(&to, 3, is_ours), routed(&flow), "the flow follows, in order");
 
         // They have waited for too long.
         one_waits(&flow);
-        until("all to be taken", || bed.path(0).packets == 9);
-        ticks.fetch_add(11_000_000, Relaxed);
-        assert_eq!(out_of(&to, 3, is_ip), routed(&flow));
-        from.send(&flow[0].bytes());
-        sent.set(sent.get() + 1);
-        assert_eq!(out_of(&to, 1, is_ip), routed(&flow[..1]), "later ones wait no longer");
+        all_taken();
+        bed.told.ticks.unwrap().fetch_add(11_000_000, Relaxed);
+        assert_eq!(out_of(&to, 3, is_ours), routed(&flow));
+        sends(&flow[0]);
+        assert_eq!(out_of(&to, 1, is_ours), routed(&flow[..1]), "later ones wait no longer");
         goes_up();
 
         // They are too many.
         let flow: Vec<Frame> = (0..65).map(|n| udp(n, 1)).collect();
         one_waits(&flow);
-        assert_eq!(out_of(&to, 65, is_ip), routed(&flow), "all leave, in order");
+        assert_eq!(out_of(&to, 65, is_ours), routed(&flow), "all leave, in order");
         goes_up();
-        assert_eq!((bed.path(0).packets, bed.path(0).out.get("p1")), (76, Some(&73)));
 
-        // A path that ends leaves nothing behind.
+        // One more goes up, and must not overtake them.
         one_waits(&flow[..2]);
-        until("all to be taken", || bed.path(0).packets == 79);
-        bed.apply(&WorkersPlan::default());
-        assert_eq!(out_of(&to, 2, is_ip), routed(&flow[..2]));
+        all_taken();
+        bed.tables.borrow_mut().apply(&next_is(false)).unwrap();
+        sends(&flow[2]);
+        ups.set(ups.get() + 1);
+        assert_eq!(out_of(&to, 2, is_ours), routed(&flow[..2]));
+        bed.told.up_waits.store(false, Relaxed);
+        assert_eq!(out_of(&kernel, 2, is_ours).len(), 2);
+        until("both to go up", || bed.report().up.all.packets == ups.get());
+
+        // A path that moves takes nothing with it.
+        one_waits(&flow[..2]);
+        all_taken();
+        let moved = [(0, PathPlan { cores: Some([0].into()), ..route }), paths[1].clone()];
+        bed.apply(&plan(&[0, 1], &ports(1, SMALL), &moved));
+        assert_eq!(out_of(&to, 2, is_ours), routed(&flow[..2]));
         goes_up();
+        let routed = bed.path(0);
+        assert_eq!((routed.worker, routed.packets), (0, sent.get()));
+        assert_eq!(routed.out.get("p1"), Some(&(sent.get() - ups.get())), "its counts moved");
         bed.end();
     });
 }

@@ -4,7 +4,7 @@
 //! and not in its chain, which may be replaced.
 
 use super::{
-    behind::{Behind, Key},
+    behind::{Behind, Flow, may_be_forwarded_soon},
     clock::Clock,
     counters::Counter,
     plan::Tables,
@@ -151,10 +151,20 @@ impl Bound {
         !self.behind.is_empty()
     }
 
-    /// Lets packets leave after this turn whose earlier ones the kernel has got, or all of them.
-    pub fn release(&mut self, desk: &mut Desk, all: bool) {
+    /// Lets packets leave after this turn whose earlier ones the kernel has got.
+    pub fn release(&mut self, desk: &mut Desk) {
         let (done, now_ns) = (desk.gate.done(), desk.clock.ns(desk.clock.cycles()));
-        let next = |behind: &mut Behind<_>| if all { behind.take_any() } else { behind.take(done, now_ns) };
+        while let Some((path, port, buffer)) = self.behind.take(done, now_ns) {
+            self.leave_by(desk, path, port, buffer);
+        }
+    }
+
+    /// Lets the path's packets leave after this turn, or those of all paths.
+    pub fn release_all(&mut self, desk: &mut Desk, path: Option<PathId>) {
+        let next = |behind: &mut Behind<_>| match path {
+            Some(path) => behind.take_of(path),
+            None => behind.take_any(),
+        };
         while let Some((path, port, buffer)) = next(&mut self.behind) {
             self.leave_by(desk, path, port, buffer);
         }
@@ -177,10 +187,32 @@ impl Bound {
     /// Lets a packet leave after this turn, or later if it would overtake one that the kernel has not got yet.
     #[cold]
     fn leave_in_order(&mut self, desk: &mut Desk, path: PathId, port: PortId, buffer: Buffer) {
-        self.release(desk, self.behind.is_full());
-        let (key, done, now_ns) = (Key::of_frame(buffer.data()), desk.gate.done(), desk.now_ns);
-        if let Some((path, port, buffer)) = self.behind.hold(key, done, now_ns, (path, port, buffer)) {
+        let (done, now_ns) = (desk.gate.done(), desk.now_ns);
+        self.behind.forget(done);
+        if !self.behind.concerns(path) {
+            return self.leave_by(desk, path, port, buffer);
+        }
+        self.release(desk);
+        if self.behind.is_full(path) {
+            self.release_all(desk, Some(path));
+        }
+        let flow = Flow::of_frame(path, buffer.data());
+        if let Some((path, port, buffer)) = self.behind.hold(flow, done, now_ns, (path, port, buffer)) {
             self.leave_by(desk, path, port, buffer);
+        }
+    }
+
+    /// A packet goes to the kernel: later ones of its flow must not overtake it, and it must not overtake earlier ones.
+    #[cold]
+    fn go_up(&mut self, desk: &mut Desk, path: PathId, frame: &Arrived, reason: Reason, is_own: bool) {
+        let data = frame.data();
+        let flow = if is_own { Flow::of_packet(path, data) } else { Flow::of_frame(path, data) };
+        while let Some((path, port, buffer)) = self.behind.take_flow(flow) {
+            self.leave_by(desk, path, port, buffer);
+        }
+        let is_given = desk.gate.give(reason, is_own, frame.ingress, desk.now_ns, data);
+        if is_given && may_be_forwarded_soon(reason) {
+            self.behind.note(flow, desk.gate.given(), desk.gate.done());
         }
     }
 
@@ -312,15 +344,13 @@ impl Exchange for Hands<'_> {
         if let Some(fates) = desk.fates.get_mut(usize::from(path)) {
             fates.up[reason as usize] += 1;
         }
-        desk.gate.give(reason, is_own, frame.ingress, desk.now_ns, frame.data());
-        let key = if is_own { Key::of_packet(frame.data()) } else { Key::of_frame(frame.data()) };
-        bound.behind.note(key, desk.gate.given());
+        bound.go_up(desk, path, &frame, reason, is_own);
     }
 
     #[inline]
     fn leave(&mut self) {
         if self.bound.has_behind() {
-            self.bound.release(self.desk, false);
+            self.bound.release(self.desk);
         }
         self.bound.send(self.desk, self.io);
     }

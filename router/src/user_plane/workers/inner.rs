@@ -227,7 +227,7 @@ impl Inner {
 
     /// Gives a path away.
     pub fn give_up(&mut self, path: PathId) -> Option<Moving> {
-        self.release(true);
+        self.release_all(Some(path));
         let lane = self.lanes.remove(&path)?;
         let account = self.turns.accounts().find(|account| account.path.id == path);
         let (chain, cost) = self.turns.remove(path)?;
@@ -308,7 +308,6 @@ impl Inner {
     }
 
     pub fn take_output(&mut self, port: PortId) -> Option<Closed> {
-        self.release(true);
         let at = self.desk.take_output(port)?;
         Some(self.io.take_output(at))
     }

@@ -152,7 +152,10 @@ impl Control {
     }
 
     fn end_output(&mut self, core: CoreId, port: PortId) {
-        let marks = self.crew.ask(core, move |inner| inner.marks([port]));
+        let marks = self.crew.ask(core, move |inner| {
+            inner.release_all(None);
+            inner.marks([port])
+        });
         let marks = self.note(marks).unwrap_or_default();
         let name = port_name(&self.common.known_ports, port);
         self.wait_for(core, marks, &format!("port {name}"));

@@ -150,16 +150,25 @@ impl Inner {
         // Also while a path always has packets; otherwise, those of others would wait at the device.
         self.io.poll();
         self.io.look(&self.bound.pool);
-        self.release(false);
+        self.release();
         self.io.flush(&self.bound.pool);
         bits(self.stopped).for_each(|path| self.drop_packets(path));
     }
 
-    /// Sends packets that waited for earlier ones, which the kernel has got now, or all of them.
-    pub fn release(&mut self, all: bool) {
+    /// Sends packets that waited for earlier ones, which the kernel has got now.
+    fn release(&mut self) {
         let Inner { desk, io, bound, .. } = self;
         if bound.has_behind() {
-            bound.release(desk, all);
+            bound.release(desk);
+            bound.send(desk, io);
+        }
+    }
+
+    /// Sends the path's packets that wait for earlier ones, or those of all paths.
+    pub fn release_all(&mut self, path: Option<PathId>) {
+        let Inner { desk, io, bound, .. } = self;
+        if bound.has_behind() {
+            bound.release_all(desk, path);
             bound.send(desk, io);
         }
     }
@@ -194,6 +203,7 @@ impl Inner {
         epoch.turn_over();
         self.io.hear();
         match slept {
+            Ok(false) if self.bound.has_behind() => {}
             Ok(false) => self.rounds.flushes = (self.rounds.flushes * 2).min(FLUSHES_AT_LEAST),
             Ok(true) => {}
             Err(_) => std::thread::sleep(FLUSHES),

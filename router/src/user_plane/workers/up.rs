@@ -353,8 +353,9 @@ impl Gate {
         self.seen
     }
 
-    /// Gives a frame that came in, or an IP packet that was made of it, and counts what happens to it.
-    pub fn give(&mut self, reason: Reason, is_own: bool, ingress: Ingress, now_ns: u64, data: &[u8]) {
+    /// Gives a frame that came in, or an IP packet that was made of it, and counts what happens to it. Returns
+    /// whether the thread has it now.
+    pub fn give(&mut self, reason: Reason, is_own: bool, ingress: Ingress, now_ns: u64, data: &[u8]) -> bool {
         let number = match ingress.interface {
             0 => ROUTERS + usize::from(ingress.port),
             _ => usize::from(ingress.router),
@@ -362,7 +363,7 @@ impl Gate {
         // Workers have no ports and routers beyond these.
         let (Some(payer), Some(buckets)) = (self.line.payers.get(number), self.buckets.get_mut(number))
         else {
-            return;
+            return false;
         };
         let (class, [exception, control]) = (reason.class(), buckets);
         let limit = match class {
@@ -375,21 +376,23 @@ impl Gate {
             && !bucket.spend(now_ns, 1_000_000_000 / pps)
         {
             policed.fetch_add(1, Relaxed);
-            return;
+            return false;
         }
         let most = if class == Class::Control { MOST_WAITING } else { MOST_OTHERS };
         if !self.line.enter(payer, most) {
             payer.queue_full.fetch_add(1, Relaxed);
-            return;
+            return false;
         }
         let how = if is_own { How::Own(ingress.router) } else { How::Came(ingress.port) };
         let message = Message::Packet { payer: number, how, data: data.into(), done: self.done.clone() };
-        if self.to.send(message).is_ok() {
+        let is_given = self.to.send(message).is_ok();
+        if is_given {
             self.given += 1;
         } else {
             self.line.leave(payer);
             payer.failed.fetch_add(1, Relaxed);
         }
+        is_given
     }
 }
 
@@ -480,15 +483,15 @@ mod tests {
         let (ups, _tells, go) = start(Budgets { exception_pps: 0, control_pps: 0 });
         let mut gate = ups.gate();
         let full = |router| ups.report().routers.get(&router).map_or(0, |counts| counts.queue_full);
-        (0..2000).for_each(|_| gate.give(Reason::Local, false, of(1), 0, &[]));
+        (0..2000).for_each(|_| _ = gate.give(Reason::Local, false, of(1), 0, &[]));
         // The thread may have one of them.
         assert!((2000 - 385..=2000 - 384).contains(&full(1)), "half of the places: {}", full(1));
-        (0..2000).for_each(|_| gate.give(Reason::Local, false, of(2), 0, &[]));
+        (0..2000).for_each(|_| _ = gate.give(Reason::Local, false, of(2), 0, &[]));
         assert!((2000 - 193..=2000 - 192).contains(&full(2)), "half of the rest: {}", full(2));
-        (0..96).for_each(|_| gate.give(Reason::Local, false, of(3), 0, &[]));
+        (0..96).for_each(|_| _ = gate.give(Reason::Local, false, of(3), 0, &[]));
         assert_eq!(full(3), 0);
         // Control has another quarter.
-        (0..128).for_each(|_| gate.give(Reason::Arp, false, of(4), 0, &[]));
+        (0..128).for_each(|_| _ = gate.give(Reason::Arp, false, of(4), 0, &[]));
         assert_eq!(full(4), 0);
         (0..801).for_each(|_| _ = go.send(()));
         let report = || ups.report().all;
