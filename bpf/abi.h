@@ -222,8 +222,7 @@ struct connection_note {
 #define CONNECTION_NOTES 256	/* the most notes of a router between two looks */
 #define LOCAL_NOTES 16		/* the same for notes with egress 0 */
 #define CONNECTION_RING_BYTES (1 << 20)
-#define CANDIDATES 16384	/* rows of `candidates` for each CPU */
-#define LOCAL_CANDIDATES 2048	/* as many more, for packets to addresses of the router */
+#define LOCAL_CANDIDATES 2048	/* rows of `candidates` for each CPU, for packets to addresses of the router */
 /* A row: high 32 bits of a connection's hash, the time of its last packet in units of 2^30 ns, and its packets. */
 #define CANDIDATE_COUNT_BITS 20
 #define CANDIDATE_COUNT ((1U << CANDIDATE_COUNT_BITS) - 1)

@@ -139,18 +139,22 @@ static __always_inline bool is_valid(const struct connection *c, __u32 router, _
 	       !*(volatile const __u32 *)&c->ended;
 }
 
-/* Packets of both directions go to the kernel from now on. User space looks for the flags that it has seen. */
+/*
+ * Packets of both directions go to the kernel from now on. User space looks for the flags that it has seen. Two CPUs may
+ * see FIN and RST at the same time. The compiler has only 64-bit operations for
+ * that, and `ended` is the lower half of a word.
+ */
 static __always_inline void end_connection(__u32 row, __u8 flags)
 {
 	struct connection *one = ROW(connections, row);
 
 	if (!one)
 		return;
-	*(volatile __u32 *)&one->ended |= flags;
+	__sync_fetch_and_or((__u64 *)&one->ended, flags);
 	struct connection *other = ROW(connections, one->other);
 
 	if (other)
-		*(volatile __u32 *)&other->ended |= flags;
+		__sync_fetch_and_or((__u64 *)&other->ended, flags);
 }
 
 enum find_purpose {
@@ -252,9 +256,10 @@ static __always_inline bool may_note(__u32 place, __u32 egress_cpu)
 /* `egress_cpu`: as below. */
 static __always_inline __u32 candidate_row(__u32 hash, __u32 egress_cpu)
 {
-	__u32 first = (egress_cpu >> 16) * (CANDIDATES + LOCAL_CANDIDATES);
+	__u32 first = (egress_cpu >> 16) * (candidate_mask + 1 + LOCAL_CANDIDATES);
+	bool leaves = (__u16)egress_cpu;
 
-	return first + ((__u16)egress_cpu ? hash & (CANDIDATES - 1) : CANDIDATES + (hash & (LOCAL_CANDIDATES - 1)));
+	return first + (leaves ? hash & candidate_mask : candidate_mask + 1 + (hash & (LOCAL_CANDIDATES - 1)));
 }
 
 /*

@@ -10,6 +10,7 @@ const volatile __u32 interface_rows = 1;	/* rows of `counters` per CPU */
 const volatile __u32 interface_mask = 0;	/* buckets of `interface_index` - 1 */
 const volatile __u32 neighbour_mask = 0;	/* buckets of `neighbour_index` - 1 */
 const volatile __u32 connection_mask = 0;	/* blocks of `connections` - 1 */
+const volatile __u32 candidate_mask = 0;	/* rows of `candidates` for each CPU, without those of LOCAL_CANDIDATES, - 1 */
 const volatile __u64 connection_seed = 0;	/* of the hash of connections: random */
 const volatile bool queue_rows = false;	/* a port has a classifier: `queues` has rows, and flows are sampled */
 const volatile bool splits_queues = true;	/* false: for frames of user space, which have no queue */
@@ -57,7 +58,7 @@ ARRAY(learned_counts, __u64, MAX_ROUTERS, BPF_F_MMAPABLE);
 /* Connections (connection.h). Records of the ring are struct connection_note. */
 ARRAY(connections, struct connection, 1, BPF_F_MMAPABLE);
 ARRAY(connection_counts, __u64, 2 * MAX_ROUTERS, BPF_F_MMAPABLE);
-ARRAY(candidates, __u64, 1, 0);	/* cpu * (CANDIDATES + LOCAL_CANDIDATES) + a part of the hash */
+ARRAY(candidates, __u64, 1, 0);	/* cpu * (candidate_mask + 1 + LOCAL_CANDIDATES) + a part of the hash */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, CONNECTION_RING_BYTES);

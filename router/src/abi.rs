@@ -406,7 +406,6 @@ mod tests {
             ("CONNECTION_GONE", connections::state::GONE as u32),
             ("CONNECTION_NOTES", crate::plane::connections::CONNECTION_NOTES as u32),
             ("LOCAL_NOTES", crate::plane::connections::LOCAL_NOTES as u32),
-            ("CANDIDATES", crate::plane::connections::CANDIDATES as u32),
             ("LOCAL_CANDIDATES", crate::plane::connections::LOCAL_CANDIDATES as u32),
         ];
         for (name, number) in ours {

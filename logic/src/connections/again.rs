@@ -119,10 +119,14 @@ impl<M: ConnectionMemory> Kept<M> {
 }
 
 impl One {
+    pub(super) fn is_ipv6(&self) -> bool {
+        self.ways.0[0].arrives.source.is_ipv6()
+    }
+
     /// The note that made it fast.
     fn note(&self, router: RouterId) -> ConnectionNote {
         let tuple = self.ways.0[0].arrives;
-        let version = if tuple.source.is_ipv4() { Version::V4 } else { Version::V6 };
+        let version = if self.is_ipv6() { Version::V6 } else { Version::V4 };
         let [ingress, egress] = self.interfaces;
         ConnectionNote { router, version, protocol: self.protocol, tuple, ingress, egress }
     }

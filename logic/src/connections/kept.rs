@@ -66,6 +66,8 @@ pub(super) struct Router {
     pub(super) rules: ConnectionRules,
     admission: Admission,
     pub(super) all: BTreeMap<PairId, One>,
+    /// How many of these are of IPv6. Each takes the room of two.
+    of_ipv6: usize,
     refused: BTreeMap<ConnectionKey, Refused>,
     local: BTreeMap<ConnectionKey, Local>,
     /// Connections of earlier rules, and some that are not there any more ([`super::again`]).
@@ -229,10 +231,12 @@ impl<M: ConnectionMemory> Kept<M> {
                     self.take_out(gone);
                     let admission = Admission::new(rules.firewall.clone(), self.consent);
                     let waiting = all.keys().copied().collect();
+                    let of_ipv6 = all.values().filter(|one| one.is_ipv6()).count();
                     Router {
                         rules,
                         admission,
                         all,
+                        of_ipv6,
                         refused: BTreeMap::new(),
                         local: BTreeMap::new(),
                         waiting,
@@ -330,7 +334,8 @@ impl<M: ConnectionMemory> Kept<M> {
 
     /// Is there room for another connection of this router? One router cannot take all of it.
     pub fn has_room(&self, router: RouterId) -> bool {
-        self.count(router) < self.table.room().saturating_mul(TIMES_WHAT_IS_LEFT)
+        let taken = self.routers.get(&router).map_or(0, |router| router.all.len() + router.of_ipv6);
+        taken < self.table.room().saturating_mul(TIMES_WHAT_IS_LEFT)
     }
 
     /// Writes an admitted connection into the table. It is not fast before [`Kept::begin`].
@@ -377,6 +382,7 @@ impl<M: ConnectionMemory> Kept<M> {
             liberal: [0; 2],
             ask_at: None,
         };
+        router.of_ipv6 += usize::from(one.is_ipv6());
         router.all.insert(id, one);
         Ok(id)
     }
@@ -466,13 +472,17 @@ impl<M: ConnectionMemory> Kept<M> {
     pub fn drop_connections(&mut self, router: RouterId) {
         let Some(router) = self.routers.get_mut(&router) else { return };
         router.waiting.clear();
+        router.of_ipv6 = 0;
         let all = std::mem::take(&mut router.all);
         self.take_out(all);
     }
 
     /// Takes a connection out. Its packets go to Linux.
     pub fn remove(&mut self, router: RouterId, id: PairId) {
-        self.routers.get_mut(&router).map(|router| router.all.remove(&id));
+        if let Some(router) = self.routers.get_mut(&router) {
+            let removed = router.all.remove(&id);
+            router.of_ipv6 -= usize::from(removed.is_some_and(|one| one.is_ipv6()));
+        }
         self.dirty |= self.table.remove(id);
     }
 

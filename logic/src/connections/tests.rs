@@ -20,6 +20,7 @@ use crate::{
 };
 use std::{
     collections::BTreeMap,
+    net::IpAddr,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
@@ -143,6 +144,13 @@ impl Bench {
     fn use_first(&self, packets: u64, bytes: u64) {
         self.row(0, word::PACKETS).fetch_add(packets, Relaxed);
         self.row(0, word::BYTES).fetch_add(bytes, Relaxed);
+    }
+
+    /// Frees rows of removed connections.
+    fn free(&mut self) {
+        if let Some(epoch) = self.kept.seal() {
+            self.kept.reuse(epoch);
+        }
     }
 
     fn look_after(&mut self, time: Duration) -> Due {
@@ -398,6 +406,39 @@ fn flags_of_tcp_are_set_again_before_sequence_numbers_wrap() {
     let row = bench.row(2, word::BYTES);
     row.store(1 << 40, Relaxed);
     assert_eq!(bench.look_after(S).liberal, []);
+}
+
+/// A connection of IPv6 takes the room of two.
+#[test]
+fn a_router_of_ipv6_leaves_room_for_others() {
+    let wide = |tuple: Tuple| {
+        let wide = |address| match address {
+            IpAddr::V4(address) => address.to_ipv6_compatible().into(),
+            IpAddr::V6(_) => address,
+        };
+        Tuple { source: wide(tuple.source), destination: wide(tuple.destination), ..tuple }
+    };
+    let mut bench = Bench::with_room_for(64);
+    let timeouts = Timeouts { usual_s: 120, least_s: 120, closing_s: u32::MAX };
+    let mut keep = |n| {
+        let tracked = tracked(UDP, n);
+        let tracked = Tracked { tuples: tracked.tuples.map(wide), ..tracked };
+        let note = ConnectionNote { version: Version::V6, tuple: tracked.tuples[0], ..note(UDP, n) };
+        bench.kept.keep(&note, tracked.ways(&note.tuple).unwrap(), timeouts, bench.now)
+    };
+    let kept: Vec<_> = (0..32).map_while(|n| keep(n).ok()).collect();
+    assert_eq!(kept.len(), 31, "62 of 64: more than 16 times the 2 that are left");
+    assert!(!bench.kept.has_room(3));
+    bench.kept.remove(3, kept[0]);
+    bench.free();
+    assert!(bench.kept.has_room(3), "60 of 64");
+    bench.kept.drop_connections(3);
+    bench.free();
+    assert_eq!(
+        (0..64).take_while(|n| bench.keep(UDP, *n, 120).is_ok()).count(),
+        61,
+        "as if there had been none"
+    );
 }
 
 /// Routers get room by what is left, so one cannot take all of it.

@@ -62,6 +62,9 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// Proofs are limited per second.
 const PROOFS: Duration = Duration::from_secs(1);
 
+/// Some thousand ends are read at a time. If so many reads are not enough, the router's connections stop being fast.
+const MOST_READS: usize = 16;
+
 type Fast = Kept<Arc<MappedConnections>>;
 
 /// Runs until the loop ends it.
@@ -296,12 +299,19 @@ impl Thread {
         for (id, router) in &mut self.routers {
             let Some(place) = &mut router.place else { continue };
             let kept = &mut self.kept;
-            let read = place.ends.destroyed(|Destroyed { protocol, tuples, .. }| {
-                kept.destroyed(*id, protocol, &tuples);
-            });
-            match read {
-                Ok(Waiting::Nothing | Waiting::More) => (),
-                Ok(Waiting::Lost) => self.kept.drop_connections(*id),
+            let mut read = || {
+                place.ends.destroyed(|Destroyed { protocol, tuples, .. }| {
+                    kept.destroyed(*id, protocol, &tuples);
+                })
+            };
+            let more = |read: &io::Result<_>| matches!(read, Ok(Waiting::More));
+            match (0..MOST_READS).map(|_| read()).find(|read| !more(read)).unwrap_or(Ok(Waiting::More)) {
+                Ok(Waiting::Nothing) => (),
+                // A connection that has ended must not stay fast while the rest is read.
+                Ok(Waiting::More | Waiting::Lost) => {
+                    router.settle(&mut self.kept);
+                    self.kept.drop_connections(*id);
+                }
                 Err(error) => {
                     router.fail(&error);
                     self.kept.drop_connections(*id);

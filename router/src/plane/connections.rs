@@ -29,9 +29,9 @@ pub const CONNECTION_NOTES: u64 = 256;
 pub const LOCAL_NOTES: u64 = 16;
 /// Rows of `connection_counts`.
 const COUNTS: usize = 2 * MAX_ROUTERS;
-/// Rows of `candidates` for each CPU.
-pub(crate) const CANDIDATES: usize = 16_384;
-/// As many more, for packets to addresses of the router.
+/// The least rows of `candidates` for each CPU. Connections that share a row count their packets one after another.
+const LEAST_CANDIDATES: usize = 16_384;
+/// More rows for each CPU, for packets to addresses of the router.
 pub(crate) const LOCAL_CANDIDATES: usize = 2048;
 /// `CONNECTION_RING_BYTES`
 const RING_BYTES: u32 = 1 << 20;
@@ -41,6 +41,7 @@ pub struct ConnectionMaps {
     rows: MapHandle,
     counts: MapHandle,
     candidates: MapHandle,
+    candidates_of_a_cpu: u32,
     notes: MapHandle,
     pairs: usize,
     seed: u64,
@@ -61,10 +62,12 @@ impl ConnectionMaps {
             make(MapType::Array, name, (4, bytes as u32), rows, flags)
         };
         let mapped = libbpf_sys::BPF_F_MMAPABLE;
+        let candidates = candidates_for(pairs, cpus);
         Ok(ConnectionMaps {
             rows: array("connections", size_of::<types::connection>(), rows_for(pairs), mapped)?,
             counts: array("connection_counts", 8, COUNTS, mapped)?,
-            candidates: array("candidates", 8, cpus * (CANDIDATES + LOCAL_CANDIDATES), 0)?,
+            candidates: array("candidates", 8, cpus * (candidates + LOCAL_CANDIDATES), 0)?,
+            candidates_of_a_cpu: candidates as u32,
             notes: make(MapType::RingBuf, "connection_notes", (0, 0), RING_BYTES, 0)?,
             pairs,
             seed: u64::from_ne_bytes(seed),
@@ -78,6 +81,7 @@ impl ConnectionMaps {
             rows: MapHandle::try_from(&self.rows)?,
             counts: MapHandle::try_from(&self.counts)?,
             candidates: MapHandle::try_from(&self.candidates)?,
+            candidates_of_a_cpu: self.candidates_of_a_cpu,
             notes: MapHandle::try_from(&self.notes)?,
             pairs: self.pairs,
             seed: self.seed,
@@ -96,10 +100,16 @@ impl ConnectionMaps {
         maps.connection_notes.reuse_fd(self.notes.as_fd())?;
         if let Some(constants) = maps.rodata_data.as_deref_mut() {
             constants.connection_mask = (rows_for(self.pairs) / words::CONNECTION_WAYS) as u32 - 1;
+            constants.candidate_mask = self.candidates_of_a_cpu - 1;
             constants.connection_seed = self.seed;
         }
         Ok(())
     }
+}
+
+/// Rows of `candidates` for each CPU: twice its part of the connections, if all have equal parts.
+fn candidates_for(pairs: usize, cpus: usize) -> usize {
+    (2 * pairs / cpus).next_power_of_two().max(LEAST_CANDIDATES)
 }
 
 fn make(kind: MapType, name: &str, (key, value): (u32, u32), rows: u32, flags: u32) -> Result<MapHandle> {

@@ -537,6 +537,7 @@ fn share_tables(open: &mut abi::OpenMillraceSkel<'_>, plane: &Plane) -> Result<(
     }
     if let (Some(constants), Some(ours)) = (theirs.rodata_data.as_deref_mut(), ours.rodata_data) {
         constants.connection_mask = ours.connection_mask;
+        constants.candidate_mask = ours.candidate_mask;
         constants.connection_seed = ours.connection_seed;
     }
     Ok(())

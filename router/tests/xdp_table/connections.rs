@@ -707,6 +707,15 @@ fn connections_are_noted_after_some_packets() {
         assert_eq!(bed.notes(), []);
         send(&mut bed, &tcp(ACK), 1);
         assert_eq!(bed.notes().len(), 1);
+
+        // Another egress counts anew, too: a masquerade may choose another address there.
+        send(&mut bed, &tcp(ACK), 7);
+        bed.w.apply([route4(0, "10.0.2.9/32", via(3, "10.0.3.254"))]);
+        send(&mut bed, &tcp(ACK), 7);
+        assert_eq!(bed.notes(), []);
+        send(&mut bed, &tcp(ACK), 1);
+        assert_eq!(bed.notes().iter().map(|note| note.egress).collect::<Vec<_>>(), [3]);
+        bed.w.apply([Op::Route4(0, "10.0.2.9/32".parse().unwrap(), None)]);
         bed.connections.begin_again(|_| false);
 
         // A router sends no more notes than this.
