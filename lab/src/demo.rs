@@ -106,7 +106,7 @@ fn set_up_firewall(testbed: &mut Testbed, workload: &Workload, millrace: Option<
     masquerade::nft(&testbed.box_namespace, &masquerade::rules())?;
     // Millrace makes connections fast that begin after it has read the rules.
     sys::sleep(SETTLE)?;
-    masquerade::begin(testbed, workload)?;
+    masquerade::begin(testbed, workload, 0)?;
     if let Some(millrace) = millrace {
         masquerade::until_fast(testbed, millrace, |_| Ok(())).context("behind a firewall")?;
     }

@@ -9,6 +9,7 @@
 
 use std::{
     collections::BTreeMap,
+    fs,
     time::{Duration, Instant},
 };
 
@@ -63,8 +64,10 @@ const ASSURED_AFTER: Duration = Duration::from_millis(2200);
 const MOST_WAVES: u32 = 10;
 /// How often Millrace is asked how many packets were fast since the last time, unless connections take longer to send one
 /// packet each.
-const LOOK: Duration = Duration::from_millis(100);
+const LOOK: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_secs(90);
+/// Longer than that if there are more connections than this for each second.
+const LEAST_PER_S: u32 = 4000;
 /// The share of packets from which on connections count as fast.
 pub const NEARLY_ALL: f64 = 0.99;
 
@@ -77,11 +80,11 @@ pub fn forget(testbed: &Testbed) -> Result<()> {
     command::run(testbed.box_namespace.command("conntrack").arg("-F")).map(drop)
 }
 
-/// Makes connections that Linux calls assured.
+/// Makes connections that Linux calls assured. `earlier`: how many the box has already.
 ///
 /// # Errors
 /// Linux does not track them all, or calls some not assured.
-pub fn begin(testbed: &mut Testbed, workload: &Workload) -> Result<()> {
+pub fn begin(testbed: &mut Testbed, workload: &Workload, earlier: usize) -> Result<()> {
     testbed.set_priority(Priority::Rates)?;
     testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes)?;
     let answers = workload.targets.iter().map(|target| {
@@ -89,11 +92,11 @@ pub fn begin(testbed: &mut Testbed, workload: &Workload) -> Result<()> {
         packet::answer(packet::with_source(frame, egress4(0)))
     });
     let answers: Vec<_> = answers.collect();
-    let (wanted, mut assured) = (workload.targets.len(), 0);
+    let (wanted, mut assured) = (earlier + workload.targets.len(), 0);
     for _ in 0..MOST_WAVES {
-        send_to_all(testbed, workload)?;
+        send_to_all(testbed, workload.targets.len(), workload.frame_bytes)?;
         // An answer to a connection that Linux does not know would take its port.
-        if tracked(testbed)?.lines().count() < wanted {
+        if count(testbed)? < wanted {
             continue;
         }
         send_answers(testbed, &answers)?;
@@ -106,9 +109,45 @@ pub fn begin(testbed: &mut Testbed, workload: &Workload) -> Result<()> {
     bail!("conntrack calls {assured} connections assured, and not {wanted}");
 }
 
+/// The number of connections that Linux tracks.
+fn count(testbed: &Testbed) -> Result<usize> {
+    let path = "/proc/sys/net/netfilter/nf_conntrack_count";
+    testbed.box_namespace.read(path)?.trim().parse().context(path)
+}
+
 /// The connections that Linux tracks, one per line.
 fn tracked(testbed: &Testbed) -> Result<String> {
     command::run(testbed.box_namespace.command("conntrack").args(["-L", "-p", "udp"]))
+}
+
+/// Room for connections: conntrack's limit, which belongs to the whole machine. Dropping it restores the old limit.
+pub struct Room(Option<String>);
+
+const LIMIT: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
+
+impl Room {
+    /// Makes room for so many connections, if there is less.
+    ///
+    /// # Errors
+    /// The limit cannot be read or written.
+    pub fn make(connections: u32) -> Result<Room> {
+        let before = fs::read_to_string(LIMIT).context(LIMIT)?;
+        if before.trim().parse::<u32>().context(LIMIT)? >= connections {
+            return Ok(Room(None));
+        }
+        fs::write(LIMIT, connections.to_string()).context(LIMIT)?;
+        Ok(Room(Some(before)))
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if let Some(before) = &self.0
+            && let Err(error) = fs::write(LIMIT, before)
+        {
+            eprintln!("{LIMIT} does not have its old value, {}: {error}", before.trim());
+        }
+    }
 }
 
 fn send_answers(testbed: &Testbed, answers: &[Vec<u8>]) -> Result<()> {
@@ -123,11 +162,14 @@ fn send_answers(testbed: &Testbed, answers: &[Vec<u8>]) -> Result<()> {
     Ok(())
 }
 
-/// Sends at least a packet of each connection.
-fn send_to_all(testbed: &mut Testbed, workload: &Workload) -> Result<()> {
-    testbed.generator.start(low(workload.frame_bytes))?;
+/// Sends at least a packet of each connection, which are the generator's targets.
+///
+/// # Errors
+/// The generator fails.
+pub fn send_to_all(testbed: &mut Testbed, connections: usize, frame_bytes: u16) -> Result<()> {
+    testbed.generator.start(low(frame_bytes))?;
     let sent = (|| {
-        while testbed.generator.packets()? < workload.targets.len() as u64 {
+        while testbed.generator.packets()? < connections as u64 {
             sys::sleep(Duration::from_millis(5))?;
         }
         // The last ones may wait in a ring.
@@ -153,6 +195,7 @@ pub fn until_fast(
 ) -> Result<f64> {
     let stream = &testbed.generator.streams()[0];
     let look = LOOK.max(Duration::from_secs(1) * stream.targets.len() as u32 / LOW_PPS as u32);
+    let patience = PATIENCE.max(Duration::from_secs(1) * stream.targets.len() as u32 / LEAST_PER_S);
     let load = low(stream.sizes.min());
     testbed.generator.start(load)?;
     let waited = (|| {
@@ -165,7 +208,7 @@ pub fn until_fast(
             if share >= NEARLY_ALL {
                 return Ok(seconds);
             }
-            if started.elapsed() > PATIENCE {
+            if started.elapsed() > patience {
                 let all = millrace.ask(&["connections", "--state", "linux"])?;
                 let why = reasons(&all);
                 bail!("only {:.1} % of the packets are fast after {seconds:.0} s; {why:?}", share * 100.0);
@@ -184,6 +227,16 @@ fn reasons(connections: &Value) -> BTreeMap<&str, usize> {
         *reasons.entry(connection["why_not"].as_str().unwrap_or_default()).or_default() += 1;
     }
     reasons
+}
+
+/// The number of fast connections.
+///
+/// # Errors
+/// The daemon does not answer.
+pub fn fast(millrace: &Millrace) -> Result<u64> {
+    let routers = millrace.ask(&["routers"])?;
+    let counts = routers.as_array().into_iter().flatten().map(|router| router["connections"].as_u64());
+    counts.sum::<Option<u64>>().context("millrace routers has no connections")
 }
 
 /// Packets that were forwarded, and packets that went to Linux.

@@ -87,6 +87,8 @@ pub struct Testbed {
     pub placing: String,
     /// Millrace enforces shares of full cores.
     pub shares: bool,
+    /// The most fast connections of Millrace.
+    pub connections: u32,
     /// See [`Testbed::forwarded_by`].
     subject: Mutex<(Vec<i32>, Vec<Running>)>,
     priority: Priority,
@@ -135,6 +137,7 @@ impl Testbed {
             rules: None,
             placing: "policy = \"off\"".into(),
             shares: false,
+            connections: 65_536,
             subject: Mutex::default(),
             priority: Priority::Reaction,
         };

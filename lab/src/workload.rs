@@ -146,6 +146,11 @@ impl Workload {
         Self { targets, frame_bytes, order: Order::InTurn, sizes: None, weights: vec![1], table }
     }
 
+    /// The same in parts of at most so many targets.
+    pub fn parts(&self, most: usize) -> impl Iterator<Item = Workload> {
+        self.targets.chunks(most).map(|targets| Workload { targets: targets.to_vec(), ..self.clone() })
+    }
+
     /// The same with another protocol over IP, in the shortest frames that fit.
     pub fn over(mut self, protocol: Protocol) -> Self {
         self.targets.iter_mut().for_each(|target| target.protocol = protocol);

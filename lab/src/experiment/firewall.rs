@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, value_parser};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::{Sampling, head, row, show, testbed};
 use crate::{
@@ -17,18 +17,22 @@ use crate::{
     figure::{Axis, Figure},
     generator::{Load, Pace},
     masquerade::{
-        LOW_PPS, Masquerade, NEARLY_ALL, NO_ANSWERS, begin, counts, fast_share, forget, nft, rules,
-        until_fast,
+        LOW_PPS, Masquerade, NEARLY_ALL, NO_ANSWERS, Room, begin, counts, fast, fast_share, forget, nft,
+        rules, send_to_all, until_fast,
     },
-    measure::{Sample, Window, measure, ratios, spread},
+    measure::{Sample, Window, measure, median, ratios, spread},
     progress::Progress,
     record::{Output, Recorder},
-    subject::{Linux, Millrace, Subject},
+    subject::{Linux, Millrace, Pass, Subject},
     sys,
     testbed::{Priority, Testbed},
     workload::{Family, Workload},
 };
 
+/// Millrace's default, and the most connections that are made at a time.
+const DEFAULT_CONNECTIONS: u32 = 65_536;
+/// Connections with packets of both directions last longer than making a million of them takes.
+const LASTS: (&str, &str) = ("net/netfilter/nf_conntrack_udp_timeout_stream", "900");
 /// A rule that no packet of the workload meets.
 const ANOTHER_RULE: &str = "add rule inet firewall forward udp dport 7 accept";
 /// The same at saturation. The daemon then gets little time, and makes hardly any of the remaining connections fast.
@@ -38,6 +42,8 @@ const MOST_LOST: f64 = 0.01;
 /// Subjects, and whether there are rules.
 const CASES: [(&str, bool); 3] = [("linux", true), ("millrace", true), ("millrace", false)];
 
+/// Subjects for new connections. `pass` is Linux behind an XDP program that does nothing.
+const NEW_CASES: [&str; 3] = ["linux", "pass", "millrace"];
 /// The new connections, each of one packet. Conntrack holds more by default. They must last for all of [`NEW_FOR`].
 const NEW: u32 = 250_000;
 const NEW_FOR: Window = Window::new(Duration::from_millis(200), Duration::from_millis(700));
@@ -45,9 +51,9 @@ const NEW_FOR: Window = Window::new(Duration::from_millis(200), Duration::from_m
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct FirewallOptions {
-    /// Numbers of UDP connections, one after another, 1 to 65536
+    /// Numbers of UDP connections, one after another, 1 to 1048576
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [1, 4096, 60_000],
-        value_parser = value_parser!(u32).range(1..=65_536))]
+        value_parser = value_parser!(u32).range(1..=1_048_576))]
     connections: Vec<u32>,
     #[command(flatten)]
     pub(super) sampling: Sampling,
@@ -56,6 +62,8 @@ pub struct FirewallOptions {
 /// Seconds until connections are fast.
 struct Delays {
     at_first: f64,
+    /// The fast connections at that time.
+    held: u64,
     /// After a rule has changed.
     again: f64,
 }
@@ -75,6 +83,7 @@ pub(super) fn run(options: &FirewallOptions, output: &Output) -> Result<()> {
     let (sender, _) = testbed.host_ends()[0];
     nft(sender, NO_ANSWERS)?;
     let repeats = options.sampling.repeat;
+    let mut summary = Map::new();
     let mut progress = Progress::new((options.connections.len() * CASES.len() * usize::from(repeats)) as u64);
     for &connections in &options.connections {
         let workload = Workload::benchmark(Family::V4, connections, 0..=0);
@@ -104,8 +113,31 @@ pub(super) fn run(options: &FirewallOptions, output: &Output) -> Result<()> {
             }
         }
         print(&progress, connections, &results, &delays);
+        summary.extend(summary_of(connections, &results, &delays));
     }
-    new_connections(&mut testbed, repeats, &mut recorder, &progress)
+    let results = new_connections(&mut testbed, repeats, &mut recorder, &progress)?;
+    for name in results.keys() {
+        let rate = median(&figures(&results, name, 0, pps));
+        summary.insert(format!("connections_per_second_{name}"), json!(rate));
+    }
+    recorder.line(&json!({"record": "summary", "case": "firewall", "medians": summary}))
+}
+
+/// The medians that are compared with goals.
+fn summary_of(connections: u32, results: &Results, delays: &[Delays]) -> Map<String, Value> {
+    let cost = |name| figures(results, name, 0, ns);
+    let [linux, millrace, plain] = ["linux", "millrace", "millrace, no rules"].map(cost);
+    let at_first: Vec<f64> = delays.iter().map(|delays| delays.at_first).collect();
+    let again = delays.iter().map(|delays| delays.again).fold(0.0, f64::max);
+    let values = [
+        ("linux_ns", median(&linux)),
+        ("millrace_ns", median(&millrace)),
+        ("plain_ns", median(&plain)),
+        ("ratio", ratios(&linux, &millrace).median),
+        ("promotion_us_p50", median(&at_first) * 1e6),
+        ("rule_change_ms_max", again * 1e3),
+    ];
+    values.into_iter().map(|(name, value)| (format!("{name}_{connections}"), json!(value))).collect()
 }
 
 /// Measures new connections per second, with all rules.
@@ -114,13 +146,14 @@ fn new_connections(
     repeats: u16,
     recorder: &mut Recorder,
     progress: &Progress,
-) -> Result<()> {
+) -> Result<Results> {
     let workload = Workload::benchmark(Family::V4, NEW, 0..=0);
     let mut results = Results::new();
     for repeat in 0..repeats {
-        for name in ["linux", "millrace"] {
+        for name in NEW_CASES {
             sys::check_interrupted()?;
             let _millrace = start(testbed, name, true)?;
+            let _pass = (name == "pass").then(|| Pass::start(testbed)).transpose()?;
             testbed.set_priority(Priority::Rates)?;
             testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes)?;
             let load = Load { frame_bytes: workload.frame_bytes, pace: Pace::Saturate };
@@ -138,7 +171,8 @@ fn new_connections(
         let ratio = show(ratios(&cost, &of_linux), 1.0, 2);
         progress.print(&row(&[name.clone(), rate, show(spread(&cost), 1.0, 0), ratio]));
     }
-    forget(testbed)
+    forget(testbed)?;
+    Ok(results)
 }
 
 /// Removes all rules and connections, loads the rules if `ruled`, and starts the daemon if `name` is `millrace`.
@@ -175,7 +209,7 @@ fn record(recorder: &mut Recorder, connections: u32, repeat: u16, delays: &Delay
     for (after, seconds) in [("assured", delays.at_first), ("rule", delays.again)] {
         recorder.line(&json!({"record": "sample", "case": "firewall-delay", "subject": "millrace",
             "repeat": repeat, "parameters": {"connections": connections, "after": after, "offered_pps": LOW_PPS},
-            "seconds": seconds, "connections_per_s": f64::from(connections) * NEARLY_ALL / seconds}))?;
+            "seconds": seconds, "fast_connections": delays.held, "connections_per_s": f64::from(connections) * NEARLY_ALL / seconds}))?;
     }
     Ok(())
 }
@@ -188,14 +222,36 @@ fn one(
     name: &str,
     ruled: bool,
 ) -> Result<Found> {
+    let connections = workload.targets.len() as u32;
+    forget(testbed)?;
+    let _room = Room::make(connections * 2)?;
+    // A router leaves some room for others.
+    testbed.connections = (connections + connections / 8).next_power_of_two().max(DEFAULT_CONNECTIONS);
+    testbed.box_namespace.sysctl(&[LASTS])?;
     let millrace = start(testbed, name, ruled)?;
     let mut delays = None;
     if ruled {
-        begin(testbed, workload)?;
+        let (mut begun, mut at_first) = (0, 0.0);
+        // More would take so long that the first ones time out.
+        for part in workload.parts(DEFAULT_CONNECTIONS as usize) {
+            begin(testbed, &part, begun)?;
+            begun += part.targets.len();
+            if let Some(millrace) = &millrace {
+                at_first += until_fast(testbed, millrace, |_| Ok(()))?;
+            }
+            // Connections without packets do not stay fast.
+            testbed.generator.set_targets(workload.targets[..begun].to_vec(), workload.frame_bytes)?;
+            send_to_all(testbed, begun, workload.frame_bytes)?;
+        }
         if let Some(millrace) = &millrace {
-            let at_first = until_fast(testbed, millrace, |_| Ok(()))?;
+            testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes)?;
             let change = |testbed: &Testbed| nft(&testbed.box_namespace, ANOTHER_RULE);
-            delays = Some(Delays { at_first, again: until_fast(testbed, millrace, change)? });
+            let held = fast(millrace)?;
+            ensure!(
+                held as f64 >= NEARLY_ALL * f64::from(connections),
+                "only {held} of {connections} connections are fast at a time"
+            );
+            delays = Some(Delays { at_first, held, again: until_fast(testbed, millrace, change)? });
         }
     }
     testbed.set_priority(Priority::Rates)?;

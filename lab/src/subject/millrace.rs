@@ -197,13 +197,14 @@ impl<'a> Launch<'a> {
     /// enforced.
     pub(super) fn of(testbed: &'a Testbed) -> Self {
         let most = testbed.rules.as_ref().map_or(1000, |rules| rules.count.max(1000));
-        let (cores, enforce) = (&testbed.placing, testbed.shares);
+        let (cores, enforce, connections) = (&testbed.placing, testbed.shares, testbed.connections);
         Self {
             namespace: &testbed.box_namespace,
             instance: &testbed.name,
             ports: testbed.topology.ports.iter().map(|port| port.name.as_str()).collect(),
             configuration: format!(
-                "[cores]\n{cores}\n[shares]\nenforce = {enforce}\n[flows]\nrules = {most}\n"
+                "[cores]\n{cores}\n[shares]\nenforce = {enforce}\n[flows]\nrules = {most}\n\
+                 [firewall]\nconnections = {connections}\n"
             ),
             controllers: testbed.rules.is_some(),
             own_session: false,

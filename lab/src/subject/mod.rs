@@ -12,6 +12,7 @@ mod millrace;
 mod millrace_macvlan;
 mod millrace_paths;
 mod ovs;
+mod pass;
 mod process;
 mod redirect;
 mod testpmd;
@@ -35,9 +36,10 @@ use crate::{
 pub(crate) use linux::Linux;
 pub(crate) use millrace::Launch;
 pub use millrace::Millrace;
+pub(crate) use pass::Pass;
 
 /// Names of all subjects, in the order of reports.
-pub const NAMES: [&str; 15] = [
+pub const NAMES: [&str; 16] = [
     "linux",
     "linux-macvlan",
     "linux-bridge-veth",
@@ -48,6 +50,7 @@ pub const NAMES: [&str; 15] = [
     "vpp-packet",
     "vpp-afxdp",
     "xdp-forward",
+    "pass",
     "redirect",
     "touch",
     "millrace",
@@ -175,6 +178,7 @@ pub fn start(name: &str, testbed: &Testbed) -> Result<Box<dyn Subject>> {
         "vpp-packet" => Box::new(vpp::Vpp::start(testbed, Sockets::Packet)?),
         "vpp-afxdp" => Box::new(vpp::Vpp::start(testbed, Sockets::AfXdp)?),
         "xdp-forward" => Box::new(xdp_forward::XdpForward::start(testbed)?),
+        "pass" => Box::new(pass::Pass::start(testbed)?),
         "redirect" => Box::new(redirect::Redirect::start(testbed)?),
         "touch" => Box::new(touch::Touch::start(testbed)?),
         "millrace" => Box::new(Millrace::start(testbed)?),

@@ -51,7 +51,11 @@ impl Attached {
             let mut value = port_out.to_ne_bytes().to_vec();
             value.extend([0; 4]);
             skeleton.maps.out.update(&0u32.to_ne_bytes(), &value, MapFlags::ANY)?;
-            let program = if program == "touch" { &skeleton.progs.touch } else { &skeleton.progs.redirect };
+            let program = match program {
+                "touch" => &skeleton.progs.touch,
+                "pass" => &skeleton.progs.pass,
+                _ => &skeleton.progs.redirect,
+            };
             program.attach_xdp(port_in as i32).context("attaching a baseline")
         })?;
         Ok(Self { _link: link, _skeleton: skeleton })
