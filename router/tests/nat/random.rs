@@ -662,12 +662,16 @@ impl Round<'_> {
                     ends.into_iter().all(|(way, flags)| self.segment(at, way, flags))
                 }
             };
+            // After RST, Linux takes a SYN for a new beginning only if it comes next and from the same end. It ignores others, and
+            // the packets after them are outside of the old window. Connections that were fast have no window.
+            let is_last = end == 2 && !self.is_liberal && is_begun_again;
+            let may_begin = has_ended && (!is_last || way == 0) || self.is_liberal;
             // Late packets. Without the connection they could begin one that has the translated ports.
-            if has_ended {
+            if has_ended && !is_last {
                 self.segment(at, way, ACK);
                 self.segment(at, 1 - way, ACK);
             }
-            if is_begun_again && (has_ended || self.is_liberal) {
+            if is_begun_again && may_begin {
                 self.begin(at);
             } else if !self.is_liberal {
                 (self.all[at].is_open, self.all[at].is_over) = (false, true);
