@@ -101,6 +101,7 @@ pub struct Drains {
     exits: Vec<Exit>,
     /// The time that is left to wait in this round.
     left: Duration,
+    now: Box<dyn Fn() -> Duration + Send>,
     pub told: Drained,
 }
 
@@ -115,7 +116,14 @@ struct Ring {
 impl Drains {
     /// `rings`: sees the packets in rings; `None`: no rings can be seen.
     pub fn new(rings: Option<Box<dyn Look>>) -> Drains {
-        Drains { rings, elsewhere: None, exits: Vec::new(), left: Duration::ZERO, told: Drained::default() }
+        Drains {
+            rings,
+            elsewhere: None,
+            exits: Vec::new(),
+            left: Duration::ZERO,
+            now: Box::new(monotonic),
+            told: Drained::default(),
+        }
     }
 
     /// Starts the helper thread with the priority of the caller. To be called by the thread that moves queues, after it
@@ -161,7 +169,7 @@ impl Drains {
             Ok(held) => held,
             Err(error) => return (go(), self.remains(format!("core {on} cannot be occupied: {error}"))),
         };
-        let began = monotonic();
+        let began = (self.now)();
         let (until, unseen) =
             (began + patience(on).min(self.left), if unseen { UNSEEN } else { Duration::ZERO });
         let mut wait = || self.wait(&mut rings, began + unseen, until);
@@ -176,7 +184,7 @@ impl Drains {
             (go(), all)
         };
         drop(held);
-        let took = monotonic().saturating_sub(began);
+        let took = (self.now)().saturating_sub(began);
         self.left = self.left.saturating_sub(took);
         if !all {
             return (gone, self.remains(format!("{} us were not enough", took.as_micros())));
@@ -223,7 +231,7 @@ impl Drains {
                 };
                 !ring.backlog.get_or_insert_with(|| Backlog::of(now)).has_left(now)
             });
-            let now = monotonic();
+            let now = (self.now)();
             if rings.is_empty() && now >= at_least {
                 return true;
             }
