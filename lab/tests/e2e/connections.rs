@@ -42,6 +42,8 @@ pub fn until_ruled(daemon: &mut Daemon, bed: &Bed) {
         let red = router(status, bed.red_name());
         red["ruled"]["ipv4"] == true && red["why_not"]["ipv4"] == serde_json::json!([])
     });
+    // The thread that answers has heard of the rules by now, and listens to conntrack. It leaves older connections to Linux.
+    connections(daemon, &[]);
 }
 
 pub fn udp(namespace: &lab::namespace::Namespace, address: &str) -> UdpSocket {

@@ -5,7 +5,7 @@ use crate::{
     connections::{
         FAST, HOME, connect, connections, exchange, start, transfer, udp, until_fast, until_ruled,
     },
-    daemon::{Daemon, Leftovers, eventually, router},
+    daemon::{Daemon, Leftovers, eventually, eventually_true, router},
     firewall::{SERVER, nft},
 };
 use lab::namespace::Namespace;
@@ -98,6 +98,11 @@ fn a_namespace_leaves_no_fast_connection_to_its_successor() {
         drop(std::mem::replace(&mut bed.red, other));
         if round % 2 == 0 {
             daemon.until("the router to be gone", |status| router(status, &name).is_null());
+            // Linux removes the rules first, and forwards without them until it has removed the devices.
+            eventually_true("the devices to be gone", || {
+                let all = ["p1", "p2"].map(|port| run(&bed.the_box, &format!("bridge fdb show dev {port}")));
+                macs.iter().all(|mac| !all.concat().contains(mac.as_str()))
+            });
             ended.assert_forwarded_by_nobody("without a successor");
         }
         make(&mut bed, &name, &macs);
