@@ -17,7 +17,7 @@ readonly TRIPLE=x86_64-unknown-linux-gnu
 readonly LIMIT_S=${MILLRACE_VM_LIMIT_S:-1800}
 # The kernel there cannot load modules on demand, because there is no modprobe.
 readonly MODULES=(virtio_pci virtio_net failover net_failover veth macvlan macvtap ipvlan 8021q vrf bonding dummy tun
-	bridge ip_vs ip_vs_rr nf_tables nf_conntrack nf_conntrack_netlink nft_ct nft_nat nft_chain_nat nft_masq nft_redir nft_compat iptable_filter iptable_mangle ip6table_filter xfrm_user
+	bridge ip_vs ip_vs_rr nf_tables nf_conntrack nf_conntrack_netlink nft_ct nft_nat nft_chain_nat nft_masq nft_redir nf_flow_table nf_flow_table_inet nft_flow_offload nft_compat iptable_filter iptable_mangle ip6table_filter xfrm_user
 	sch_tbf sch_fq sch_ingress cls_u32 act_gact act_mirred)
 # Programs that tests call, where busybox's own lack features. bash is /bin/sh, because busybox's shell would run its own applets
 # instead of these. Tests set only policies of iptables, so its extensions are left out.

@@ -7,7 +7,10 @@ use super::{
 use crate::firewall::{
     prove::{Obstacle, Proof, Prover, Why},
     ruleset::{Expression, Firewall, Ruleset, SETS_EVENTS, SETS_TIMEOUT, SETS_ZONE},
-    traffic::{ASSURED, DST_NAT, Device, Direction, SEEN_REPLY, SRC_NAT, Scope, TCP, Traffic, Version},
+    traffic::{
+        ASSURED, DST_NAT, Device, Direction, HW_OFFLOAD, OFFLOAD, SEEN_REPLY, SRC_NAT, Scope, TCP, Traffic,
+        Version,
+    },
 };
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -62,7 +65,9 @@ pub enum Refusal {
     Full,
     /// Linux's timeout of such connections is so short that they are not worth it.
     ShortTimeout,
-    /// It is in a flow table of Linux, or has properties that Millrace does not know.
+    /// A flow table of Linux forwards it. It is UDP, or hardware has the flow table.
+    InFlowTable,
+    /// It has properties that Millrace does not know.
     Unreadable,
     /// Millrace cannot ask Linux about connections of this namespace.
     Unasked,
@@ -113,9 +118,8 @@ impl fmt::Display for Refusal {
             }
             Refusal::Full => "there is no room for more fast connections (connections in [firewall])",
             Refusal::ShortTimeout => "Linux forgets such connections within seconds",
-            Refusal::Unreadable => {
-                "it is in a flow table of Linux, or has properties that Millrace does not know"
-            }
+            Refusal::InFlowTable => "a flow table of Linux forwards it",
+            Refusal::Unreadable => "it has properties that Millrace does not know",
             Refusal::Unasked => "Millrace cannot ask conntrack in its namespace (see the log)",
         })
     }
@@ -250,6 +254,11 @@ impl Tracked {
         }
         if self.protocol == TCP && self.tcp_state != Some(TCP_ESTABLISHED) {
             return Err(Refusal::NotEstablished);
+        }
+        // Conntrack does not see its packets. It has seen all that it must of TCP, but calls UDP assured later.
+        let offload = if self.protocol == TCP { HW_OFFLOAD } else { OFFLOAD | HW_OFFLOAD };
+        if self.status & offload != 0 {
+            return Err(Refusal::InFlowTable);
         }
         let both = SEEN_REPLY | ASSURED;
         if self.status & both == both { Ok(()) } else { Err(Refusal::TooNew) }

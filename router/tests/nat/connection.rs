@@ -428,12 +428,12 @@ pub fn all(rules: Rules) -> Vec<Connection> {
     // Without NAT nothing is sent to the router's own address.
     for sketch in NAT
         .iter()
-        .filter(|sketch| rules == Rules::Nat || ["masquerade", "fixed", "plain"].contains(&sketch.name))
+        .filter(|sketch| rules != Rules::Filter || ["masquerade", "fixed", "plain"].contains(&sketch.name))
     {
         for (protocol, ipv4) in [(UDP, true), (TCP, true), (UDP, false), (TCP, false)] {
             let arrives = sketch.arrives.map(|text| end(text, ipv4));
             let leaves =
-                if rules == Rules::Nat { sketch.leaves.map(|text| end(text, ipv4)) } else { arrives };
+                if rules != Rules::Filter { sketch.leaves.map(|text| end(text, ipv4)) } else { arrives };
             let ways = both_ways(Way { arrives, leaves, ingress: sketch.ingress, egress: sketch.egress });
             all.push(Connection::new(sketch.name, all.len(), protocol, ways));
         }

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `main.rs` | the tests: what happens to the router, and when |
 //! | `connection.rs` | the connections, and packets of them |
+//! | `flow_table.rs` | rules that add connections to a flow table of Linux |
 //! | `kinds.rs` | the kinds of packets that a test chooses from at random |
 //! | `random.rs` | random connections under random rules, and random changes |
 //! | `router.rs` | one router, and the daemon |
@@ -21,6 +22,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod connection;
+mod flow_table;
 mod kinds;
 mod random;
 mod router;
@@ -235,35 +237,38 @@ impl Story {
 
     /// FIN and RST of TCP. Then new connections have the same ports.
     fn some_end(&mut self) {
-        let tcp = |c: &Connection| c.protocol == connection::TCP;
         for (what, is_rst) in [("FIN", false), ("RST", true)] {
-            for at in (0..self.connections.len()).filter(|at| is_rst == (at % 3 == 0)) {
-                let connection = &mut self.connections[at];
-                if !tcp(connection) {
-                    continue;
-                }
-                let way = connection.number / 2 % 2;
-                connection.is_fast = false;
-                let frames = if is_rst {
-                    connection.reset(way, &mut self.rng)
-                } else {
-                    connection.fins(way, &mut self.rng)
-                };
-                frames.iter().for_each(|frame| self.worlds.send(frame));
-                // Late packets.
-                for way in [way, 1 - way] {
-                    let frame = connection.late(way, &mut self.rng);
-                    self.worlds.send(&frame);
-                }
-            }
-            self.worlds.compare(what);
+            self.tcp_ends(what, is_rst, |at| is_rst == (at % 3 == 0));
             // Each acknowledgement of a FIN changes a state, too.
             self.worlds.compare_tracked(what);
         }
         self.worlds.until_not_fast(&self.connections);
-        self.begin(tcp);
+        self.begin(|c| c.protocol == connection::TCP);
         self.until_fast();
         self.random_packets("fast after a new begin", FEW);
+    }
+
+    fn tcp_ends(&mut self, what: &str, is_rst: bool, chosen: impl Fn(usize) -> bool) {
+        for at in (0..self.connections.len()).filter(|at| chosen(*at)) {
+            let connection = &mut self.connections[at];
+            if connection.protocol != connection::TCP {
+                continue;
+            }
+            let way = connection.number / 2 % 2;
+            connection.is_fast = false;
+            let frames = if is_rst {
+                connection.reset(way, &mut self.rng)
+            } else {
+                connection.fins(way, &mut self.rng)
+            };
+            frames.iter().for_each(|frame| self.worlds.send(frame));
+            // Late packets.
+            for way in [way, 1 - way] {
+                let frame = connection.late(way, &mut self.rng);
+                self.worlds.send(&frame);
+            }
+        }
+        self.worlds.compare(what);
     }
 
     /// The remote hosts move to another port. Linux kills masqueraded connections then, and only those.

@@ -41,6 +41,8 @@ pub enum Rules {
     /// A stateful filter and NAT.
     Nat,
     Filter,
+    /// As `Nat`, and a rule adds established connections to a flow table. Millrace has its usual configuration.
+    FlowTable,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -192,11 +194,18 @@ impl Router {
     /// Sets the rules as they were at first.
     pub fn set_rules(&self) {
         let [lan, wan, dmz] = DEVICES.map(Device::name);
+        let [table, add] = if self.rules == Rules::FlowTable {
+            [flow_table(), "ct state established flow add @ft".into()]
+        } else {
+            [String::new(), String::new()]
+        };
         let filter = format!(
             "flush ruleset
              table inet filter {{
+                 {table}
                  chain forward {{
                      type filter hook forward priority 0; policy drop;
+                     {add}
                      ct state established,related accept
                      ct status dnat accept
                      iifname {lan} accept
@@ -225,7 +234,7 @@ impl Router {
                  }}
              }}"
         );
-        self.nft(&if self.rules == Rules::Nat { filter + &nat } else { filter });
+        self.nft(&if self.rules == Rules::Filter { filter } else { filter + &nat });
     }
 
     pub fn nft(&self, rules: &str) {
@@ -304,7 +313,9 @@ impl Router {
         let config = tempfile::NamedTempFile::new().unwrap();
         let ports: Vec<_> = DEVICES.map(|device| self.port(device)).to_vec();
         let policing = "[policing]\nexception_pps = 0\ncontrol_pps = 0\n";
-        let text = format!("ports = {ports:?}\n{policing}[firewall]\nestablished = \"fast\"\n");
+        let consent =
+            if self.rules == Rules::FlowTable { "" } else { "[firewall]\nestablished = \"fast\"\n" };
+        let text = format!("ports = {ports:?}\n{policing}{consent}");
         fs::write(config.path(), text).unwrap();
         self.enter();
         let words = ["run", "--config", config.path().to_str().unwrap(), "--instance", &self.instance];
@@ -359,6 +370,11 @@ impl Router {
             words.collect::<Vec<_>>().join(" ")
         };
         lines.lines().map(bare).filter(|line| !line.starts_with("icmp")).collect()
+    }
+
+    /// The number of connections in a flow table of Linux.
+    pub fn in_flow_table(&self) -> usize {
+        self.tracked().iter().filter(|line| line.contains("[OFFLOAD]")).count()
     }
 
     /// Waits until routes of the fast path are those of Linux.
@@ -456,6 +472,23 @@ fn hears_ends(socket: &OwnedFd) -> bool {
         && option(libc::SOL_SOCKET, libc::SO_PROTOCOL) == Some(libc::NETLINK_NETFILTER as u32)
         && option(libc::SOL_NETLINK, libc::NETLINK_LIST_MEMBERSHIPS)
             .is_some_and(|groups| groups & 1 << 2 != 0)
+}
+
+/// The flow table of [`Rules::FlowTable`].
+fn flow_table() -> String {
+    let devices = DEVICES.map(Device::name).join(", ");
+    format!("flowtable ft {{ hook ingress priority 0; devices = {{ {devices} }}; }}")
+}
+
+/// Does the kernel have flow tables? Makes one in the calling thread's namespace.
+pub fn has_flow_tables() -> bool {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let rules = "table inet t {
+        flowtable ft { hook ingress priority 0; devices = { lo }; }
+        chain c { type filter hook forward priority 0; flow add @ft; }
+    }";
+    fs::write(file.path(), rules).unwrap();
+    Command::new("nft").arg("-f").arg(file.path()).output().unwrap().status.success()
 }
 
 /// Does the kernel have devices of VLANs? Makes one in the calling thread's namespace.

@@ -71,7 +71,7 @@ type Flow = (Device, Vec<u8>);
 
 pub struct Worlds {
     pub linux: Router,
-    millrace: Router,
+    pub millrace: Router,
     sent: Vec<Sent>,
     out: [Vec<Out>; 2],
     /// Answers of ARP that came out.
@@ -176,6 +176,13 @@ impl Worlds {
         let packets =
             |report: &Value| ["packets", "reply_packets"].map(|name| report[name].as_u64().unwrap());
         fast.map(|report| (FastKey::of(report), packets(report).iter().sum())).collect()
+    }
+
+    /// The connections that stay with Linux, and why.
+    pub fn refused(&self) -> BTreeMap<FastKey, String> {
+        let reports = self.millrace.connections();
+        let why = |report: &Value| Some((FastKey::of(report), report["why_not"].as_str()?.to_owned()));
+        reports.iter().filter_map(why).collect()
     }
 
     pub fn stop(&mut self) {

@@ -7,7 +7,10 @@ use crate::{
         note::ConnectionNote,
         tracked::{Special, TCP_ESTABLISHED, Tracked, Way},
     },
-    firewall::ruleset::Firewall,
+    firewall::{
+        ruleset::Firewall,
+        traffic::{HW_OFFLOAD, OFFLOAD},
+    },
 };
 
 /// A connection behind a masquerade.
@@ -87,6 +90,7 @@ fn linux_keeps_what_only_it_can_do() {
     assert_eq!(refused(&|_| ()), None);
     assert_eq!(refused(&|c| c.status &= !ASSURED), Some(Refusal::TooNew));
     assert_eq!(refused(&|c| c.status &= !SEEN_REPLY), Some(Refusal::TooNew));
+    assert_eq!(refused(&|c| c.status |= HW_OFFLOAD), Some(Refusal::InFlowTable));
     for state in (0..12).filter(|state| *state != TCP_ESTABLISHED) {
         assert_eq!(refused(&|c| c.tcp_state = Some(state)), Some(Refusal::NotEstablished));
     }
@@ -106,6 +110,16 @@ fn tcp_needs_consent() {
     // Of one direction only
     let one_way = forward(vec![and(name(6, "lan"), add()), and(state(ESTABLISHED), accept())]);
     assert_eq!(decide(&one_way, Consent::Udp, &tracked(TCP)), Err(Refusal::NoConsent));
+}
+
+#[test]
+fn linux_keeps_udp_that_is_in_its_flow_table() {
+    let add = forward(vec![vec![Expression::AddFlow("ft".into())], accept()]);
+    let in_table = |protocol| Tracked { status: tracked(protocol).status | OFFLOAD, ..tracked(protocol) };
+    assert_eq!(decide(&add, Consent::All, &in_table(UDP)), Err(Refusal::InFlowTable));
+    assert!(decide(&add, Consent::Udp, &in_table(TCP)).is_ok());
+    let new = Tracked { status: in_table(UDP).status & !ASSURED, ..in_table(UDP) };
+    assert_eq!(decide(&add, Consent::All, &new), Err(Refusal::InFlowTable));
 }
 
 #[test]

@@ -51,7 +51,7 @@ pub enum Ended {
 }
 
 /// A connection of TCP or UDP. `None`: the message is about something else, or has a part that is malformed or
-/// unknown. A connection in a flow table of Linux has no timeout, so it is `None`, too.
+/// unknown.
 pub fn parse(message: Message<'_>) -> Option<Tracked> {
     if message.kind != NEW {
         return None;
