@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::{
@@ -68,6 +68,8 @@ const LOOK: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_secs(90);
 /// Longer than that if there are more connections than this for each second.
 const LEAST_PER_S: u32 = 4000;
+/// How old the daemon's report of fast connections can be.
+const REPORTED: Duration = Duration::from_secs(10);
 /// The share of packets from which on connections count as fast.
 pub const NEARLY_ALL: f64 = 0.99;
 
@@ -229,11 +231,24 @@ fn reasons(connections: &Value) -> BTreeMap<&str, usize> {
     reasons
 }
 
-/// The number of fast connections.
+/// The number of fast connections, once nearly all of these are. The daemon's report may be seconds old.
 ///
 /// # Errors
-/// The daemon does not answer.
-pub fn fast(millrace: &Millrace) -> Result<u64> {
+/// They are not, or the daemon does not answer.
+pub fn until_held(millrace: &Millrace, connections: u32) -> Result<u64> {
+    let begun = Instant::now();
+    loop {
+        let held = fast(millrace)?;
+        if held as f64 >= NEARLY_ALL * f64::from(connections) {
+            return Ok(held);
+        }
+        ensure!(begun.elapsed() < REPORTED, "only {held} of {connections} connections are fast at a time");
+        sys::sleep(LOOK)?;
+    }
+}
+
+/// The number of fast connections.
+fn fast(millrace: &Millrace) -> Result<u64> {
     let routers = millrace.ask(&["routers"])?;
     let counts = routers.as_array().into_iter().flatten().map(|router| router["connections"].as_u64());
     counts.sum::<Option<u64>>().context("millrace routers has no connections")

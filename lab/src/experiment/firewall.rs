@@ -17,8 +17,8 @@ use crate::{
     figure::{Axis, Figure},
     generator::{Load, Pace},
     masquerade::{
-        LOW_PPS, Masquerade, NEARLY_ALL, NO_ANSWERS, Room, begin, counts, fast, fast_share, forget, nft,
-        rules, send_to_all, until_fast,
+        LOW_PPS, Masquerade, NEARLY_ALL, NO_ANSWERS, Room, begin, counts, fast_share, forget, nft, rules,
+        send_to_all, until_fast, until_held,
     },
     measure::{Sample, Window, measure, median, ratios, spread},
     progress::Progress,
@@ -246,11 +246,7 @@ fn one(
         if let Some(millrace) = &millrace {
             testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes)?;
             let change = |testbed: &Testbed| nft(&testbed.box_namespace, ANOTHER_RULE);
-            let held = fast(millrace)?;
-            ensure!(
-                held as f64 >= NEARLY_ALL * f64::from(connections),
-                "only {held} of {connections} connections are fast at a time"
-            );
+            let held = until_held(millrace, connections)?;
             delays = Some(Delays { at_first, held, again: until_fast(testbed, millrace, change)? });
         }
     }
