@@ -15,6 +15,8 @@ pub struct Stat {
     pub kernel: bool,
     /// It has ended, and its parent has not yet waited for it.
     pub ended: bool,
+    /// It runs, or waits for a core.
+    pub runnable: bool,
     pub last_core: CoreId,
 }
 
@@ -26,10 +28,11 @@ impl Stat {
         let (_, name) = head.split_once('(')?;
         // The fields from the third one on.
         let mut fields = tail.split_ascii_whitespace();
-        let ended = matches!(fields.next()?, "Z" | "X");
+        let state = fields.next()?;
+        let (ended, runnable) = (matches!(state, "Z" | "X"), state == "R");
         let flags: u64 = fields.nth(5)?.parse().ok()?;
         let last_core = fields.nth(29)?.parse().ok()?;
-        Some(Stat { name: name.into(), kernel: flags & KERNEL_THREAD != 0, ended, last_core })
+        Some(Stat { name: name.into(), kernel: flags & KERNEL_THREAD != 0, ended, runnable, last_core })
     }
 }
 
@@ -87,9 +90,12 @@ mod tests {
     fn names_may_contain_anything() {
         let fields = " 1".repeat(29);
         let line = |name: &str, state| format!("7 ({name}) {state} 2 0 0 0 -1 4194304{fields} 5 0\n");
-        let user = |name: &str, ended| Some(Stat { name: name.into(), kernel: false, ended, last_core: 5 });
-        assert_eq!(Stat::parse(&line("CPU 0/KVM", 'S')), user("CPU 0/KVM", false));
-        assert_eq!(Stat::parse(&line("a) S (b", 'Z')), user("a) S (b", true));
+        let user = |name: &str, ended, runnable| {
+            Some(Stat { name: name.into(), kernel: false, ended, runnable, last_core: 5 })
+        };
+        assert_eq!(Stat::parse(&line("CPU 0/KVM", 'S')), user("CPU 0/KVM", false, false));
+        assert_eq!(Stat::parse(&line("a) S (b", 'Z')), user("a) S (b", true, false));
+        assert_eq!(Stat::parse(&line("a) S (b", 'R')), user("a) S (b", false, true));
         for cut in ["", "7 (a) S 2 0", "7 a S 2", ") 7 (a"] {
             assert_eq!(Stat::parse(cut), None, "{cut}");
         }

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     base::{guard::locked, priority::Urgency, privileges},
+    cores::threads::Stat,
     user_plane::af_xdp::Bell,
 };
 use anyhow::{Context, Error, Result, anyhow};
@@ -21,7 +22,9 @@ use rustix::thread::{CapabilitySet, CpuSet, Pid, capabilities, gettid, sched_set
 use std::{
     cell::Cell,
     collections::VecDeque,
+    fs::File,
     mem,
+    os::unix::fs::FileExt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, OnceLock,
@@ -40,6 +43,8 @@ use std::{
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 /// How often a caller looks whether the worker makes progress.
 const LOOKS: Duration = Duration::from_millis(20);
+/// More than the length of /proc/PID/stat.
+const STAT_BYTES: usize = 1024;
 /// The nice value of a thread that makes no progress and may run for ever: the least urgent.
 const LEAST_URGENT: i8 = 19;
 
@@ -63,6 +68,8 @@ pub(super) struct Desk {
     ends: AtomicBool,
     commands: Mutex<VecDeque<Command>>,
     thread: OnceLock<Pid>,
+    /// Its /proc/thread-self/stat.
+    stat: OnceLock<File>,
     pub standing: Standing,
     /// The path whose elements run now, or [`NO_PATH`].
     running: Arc<AtomicU32>,
@@ -238,6 +245,7 @@ impl Desk {
             ends: AtomicBool::new(false),
             commands: Mutex::default(),
             thread: OnceLock::new(),
+            stat: OnceLock::new(),
             standing: Standing::default(),
             running: Arc::new(AtomicU32::new(NO_PATH)),
         })
@@ -246,6 +254,10 @@ impl Desk {
     /// Makes the calling thread the worker's thread.
     pub fn begin(&self) {
         let _ = self.thread.set(gettid());
+        // Later it may have no right to open files.
+        if let Ok(file) = File::open("/proc/thread-self/stat") {
+            let _ = self.stat.set(file);
+        }
     }
 
     /// The worker's thread, once it has begun.
@@ -253,9 +265,16 @@ impl Desk {
         self.thread.get().copied()
     }
 
-    /// Whether it should make progress, because it is awake or was called.
+    /// Whether it should make progress, because it is awake, was called, or was woken by packets and waits for its core.
     pub fn is_to_move(&self) -> bool {
-        self.epoch.is_awake() || self.called.load(Relaxed)
+        self.epoch.is_awake() || self.called.load(Relaxed) || self.is_runnable()
+    }
+
+    fn is_runnable(&self) -> bool {
+        let Some(file) = self.stat.get() else { return false };
+        let mut text = [0; STAT_BYTES];
+        let read = file.read_at(&mut text, 0).unwrap_or(0);
+        str::from_utf8(&text[..read]).ok().and_then(Stat::parse).is_some_and(|stat| stat.runnable)
     }
 
     fn call(&self) {
