@@ -5,14 +5,14 @@ use super::{
     tracked::{Special, TCP_ESTABLISHED, Tracked, Ways, is_supported},
 };
 use crate::firewall::{
-    prove::{Obstacle, Proof, Prover, Why},
+    prove::{Obstacle, Proof, Prover, Why, earlier},
     ruleset::{Expression, Firewall, Ruleset, SETS_EVENTS, SETS_TIMEOUT, SETS_ZONE},
     traffic::{
         ASSURED, DST_NAT, Device, Direction, HW_OFFLOAD, OFFLOAD, SEEN_REPLY, SRC_NAT, Scope, TCP, Traffic,
         Version,
     },
 };
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 /// The most steps of a proof about one direction of one connection.
 const MOST_STEPS: u32 = 20_000;
@@ -45,7 +45,7 @@ pub enum Refusal {
     Special(Special),
     /// A rule may do something else than accept.
     Ruled(Obstacle),
-    /// Rules accept it only until an element of a set expires.
+    /// Rules accept it only until an element of a set expires, and that is soon.
     Expiring,
     /// Answers were noted, and Linux ends the connection if packets of the other direction leave by another device.
     OnlyAnswers,
@@ -65,7 +65,7 @@ pub enum Refusal {
     Full,
     /// Linux's timeout of such connections is so short that they are not worth it.
     ShortTimeout,
-    /// A flow table of Linux forwards it. It is UDP, or hardware has the flow table.
+    /// A flow table of Linux forwards it. It is UDP, or hardware forwards it.
     InFlowTable,
     /// It has properties that Millrace does not know.
     Unreadable,
@@ -102,7 +102,7 @@ impl fmt::Display for Refusal {
             Refusal::Special(Special::SynProxy) => "synproxy has set it up",
             Refusal::Special(Special::Zone) => "it is in a conntrack zone",
             Refusal::Ruled(obstacle) => return obstacle.fmt(f),
-            Refusal::Expiring => "rules accept it only until an element of a set expires",
+            Refusal::Expiring => "rules accept it only until an element of a set expires, and that is soon",
             Refusal::OnlyAnswers => "Millrace waits for packets of the direction in which it began",
             Refusal::Untranslated => "it has a translation, but there are no chains of NAT any more",
             Refusal::Busy => "checking the rules for this many connections takes too long; Millrace tries again",
@@ -150,6 +150,14 @@ fn hides_ends(ruleset: &Ruleset, version: Version) -> Option<Obstacle> {
     found.next()
 }
 
+/// A connection that all rules accept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admitted {
+    pub ways: Ways,
+    /// As in [`Proof`], about both directions.
+    pub holds_until: Option<Duration>,
+}
+
 /// Makes proofs about connections of one router.
 pub struct Admission {
     firewall: Arc<Firewall>,
@@ -179,7 +187,7 @@ impl Admission {
         note: &ConnectionNote,
         tracked: &Tracked,
         devices: [&Device; 2],
-    ) -> Result<Ways, Refusal> {
+    ) -> Result<Admitted, Refusal> {
         if !is_supported(note.protocol) || tracked.protocol != note.protocol {
             return Err(Refusal::Unknown);
         }
@@ -201,14 +209,11 @@ impl Admission {
         let [from, to] = devices;
         let there = self.prove(note.version, tracked, is_reply, [from, to])?;
         let back = self.prove(note.version, tracked, !is_reply, [to, from])?;
-        if there.holds_ms.is_some() || back.holds_ms.is_some() {
-            return Err(Refusal::Expiring);
-        }
         let has_table = !there.flow_tables.is_empty() && !back.flow_tables.is_empty();
         if note.protocol == TCP && self.consent != Consent::All && !has_table {
             return Err(Refusal::NoConsent);
         }
-        Ok(ways)
+        Ok(Admitted { ways, holds_until: earlier(there.holds_until, back.holds_until) })
     }
 
     /// Proves that rules accept all later packets of one direction.
@@ -255,7 +260,8 @@ impl Tracked {
         if self.protocol == TCP && self.tcp_state != Some(TCP_ESTABLISHED) {
             return Err(Refusal::NotEstablished);
         }
-        // Conntrack does not see its packets. It has seen all that it must of TCP, but calls UDP assured later.
+        // Conntrack sees no packets of a connection in a flow table. For TCP, it has seen enough by then. For UDP, it has
+        // not: it calls UDP assured only after later packets.
         let offload = if self.protocol == TCP { HW_OFFLOAD } else { OFFLOAD | HW_OFFLOAD };
         if self.status & offload != 0 {
             return Err(Refusal::InFlowTable);

@@ -1,4 +1,4 @@
-//! Rules have changed: which connections of the earlier rules can be fast again.
+//! Rules have changed, or a proof was made that held only until now: which connections can be fast again.
 //!
 //! The kernel plane does not use rows of earlier rules, so Linux sees the packets meanwhile. Nothing that Linux knows of a
 //! connection changes with the rules. But it may end, and TCP's flags change with its packets. So Linux is asked again, and
@@ -83,9 +83,12 @@ impl<M: ConnectionMemory> Kept<M> {
             let timeout_s = one.owed(counts, tracked.expires_s, clock.now)?;
             Some(Refresh { protocol: note.protocol, tuple: note.tuple, timeout_s })
         });
-        let decided = answer.and_then(|tracked| match self.admit(note, &tracked)? == ways {
-            true => self.begin(note, id, &tracked, clock),
-            false => Err(Refusal::Unknown),
+        let decided = answer.and_then(|tracked| match self.admit(note, &tracked)? {
+            admitted if admitted.ways == ways => {
+                self.hold(note.router, id, admitted.holds_until);
+                self.begin(note, id, &tracked, clock)
+            }
+            _ => Err(Refusal::Unknown),
         });
         match decided {
             Ok(()) => {
@@ -106,6 +109,11 @@ impl<M: ConnectionMemory> Kept<M> {
         }
     }
 
+    fn hold(&mut self, router: RouterId, id: PairId, until: Option<Duration>) {
+        let one = self.routers.get_mut(&router).and_then(|router| router.all.get_mut(&id));
+        one.into_iter().for_each(|one| one.holds_until = until);
+    }
+
     /// The rules accept it, so the kernel plane may use its rows.
     fn accept(&mut self, router: RouterId, id: PairId, now: Duration) {
         let Some(router) = self.routers.get_mut(&router) else { return };
@@ -119,10 +127,6 @@ impl<M: ConnectionMemory> Kept<M> {
 }
 
 impl One {
-    pub(super) fn is_ipv6(&self) -> bool {
-        self.ways.0[0].arrives.source.is_ipv6()
-    }
-
     /// The note that made it fast.
     fn note(&self, router: RouterId) -> ConnectionNote {
         let tuple = self.ways.0[0].arrives;

@@ -4,6 +4,7 @@
 //! a note of the kernel plane ── wants ──► Linux is asked ── admit ──► keep ──► fast, until
 //!                                                                              Linux or the program sees its end,
 //!                                                                              rules or devices change,
+//!                                                                              the proof holds no longer,
 //!                                                                              it is idle
 //! ```
 //!
@@ -12,7 +13,7 @@
 //! the kernel plane notes it again.
 
 use super::{
-    admission::{Admission, Consent, Refusal, STEPS_PER_S},
+    admission::{Admission, Admitted, Consent, Refusal, STEPS_PER_S},
     note::ConnectionNote,
     tracked::{Refresh, Tracked, Way, Ways},
 };
@@ -32,6 +33,8 @@ const BEFORE: Duration = Duration::from_secs(1);
 /// When a connection has had no packets for this long, its timeout in Linux is renewed once more. So Linux forgets it
 /// as late as it would without Millrace.
 const QUIET: Duration = Duration::from_secs(3);
+/// The generation of no rules.
+const NO_GENERATION: u32 = 0;
 /// Connections with shorter timeouts stay with Linux.
 const SHORTEST_S: u32 = 4;
 /// A router may have this many times the rows that are left (as `mirror::ids`).
@@ -128,6 +131,8 @@ pub(super) struct One {
     liberal: [u64; 2],
     /// When Linux is asked whether it is still established: the program may have missed a FIN while rules were read.
     pub(super) ask_at: Option<Duration>,
+    /// Until when rules are known to accept it; `None`: until they change.
+    pub(super) holds_until: Option<Duration>,
 }
 
 /// What Linux sets the timeout of a connection to, in seconds, when it sees a packet.
@@ -169,9 +174,9 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// The jiffies at which the kernel plane stops to forward a connection.
-    fn until(&self, expires_at: Duration) -> u64 {
-        let left = expires_at.saturating_sub(self.now + BEFORE);
+    /// The jiffies at which the kernel plane stops to forward a connection that is valid until then.
+    fn until(&self, valid_until: Duration) -> u64 {
+        let left = valid_until.saturating_sub(self.now + BEFORE);
         self.jiffies.saturating_add((left.as_secs_f64() * self.hz) as u64)
     }
 }
@@ -325,7 +330,7 @@ impl<M: ConnectionMemory> Kept<M> {
     ///
     /// # Errors
     /// The reason why it stays with Linux.
-    pub fn admit(&mut self, note: &ConnectionNote, tracked: &Tracked) -> Result<Ways, Refusal> {
+    pub fn admit(&mut self, note: &ConnectionNote, tracked: &Tracked) -> Result<Admitted, Refusal> {
         let router = self.routers.get_mut(&note.router).ok_or(Refusal::Unknown)?;
         let devices = [note.ingress, note.egress].map(|id| router.rules.devices.get(&id));
         let [Some(from), Some(to)] = devices else { return Err(Refusal::Unknown) };
@@ -345,7 +350,7 @@ impl<M: ConnectionMemory> Kept<M> {
     pub fn keep(
         &mut self,
         note: &ConnectionNote,
-        ways: Ways,
+        admitted: Admitted,
         timeouts: Timeouts,
         now: Duration,
     ) -> Result<PairId, Refusal> {
@@ -356,6 +361,7 @@ impl<M: ConnectionMemory> Kept<M> {
             return Err(Refusal::Full);
         }
         let router = self.routers.get_mut(&note.router).ok_or(Refusal::Unknown)?;
+        let Admitted { ways, holds_until } = admitted;
         let [there, back] = ways.0;
         let one_way =
             |way: Way, ingress, egress| OneWay { arrives: way.arrives, leaves: way.leaves, ingress, egress };
@@ -381,6 +387,7 @@ impl<M: ConnectionMemory> Kept<M> {
             packets: 0,
             liberal: [0; 2],
             ask_at: None,
+            holds_until,
         };
         router.of_ipv6 += usize::from(one.is_ipv6());
         router.all.insert(id, one);
@@ -390,7 +397,7 @@ impl<M: ConnectionMemory> Kept<M> {
     /// Makes a connection fast that was written. `tracked`: what Linux has said since. `clock`: a moment before.
     ///
     /// # Errors
-    /// It has ended meanwhile, or Linux is about to forget it. Then it is out of the table.
+    /// It has ended meanwhile, Linux is about to forget it, or the proof is about to end. Then it is out of the table.
     pub fn begin(
         &mut self,
         note: &ConnectionNote,
@@ -406,10 +413,14 @@ impl<M: ConnectionMemory> Kept<M> {
             self.remove(note.router, id);
             return Err(Refusal::NotEstablished);
         }
+        if one.holds_until.is_some_and(|until| until < clock.now + 2 * BEFORE) {
+            self.remove(note.router, id);
+            return Err(Refusal::Expiring);
+        }
         one.expires_at = clock.now + left;
         // Linux may have set a shorter timeout than usual. Then it is renewed sooner.
         one.renewed_at = one.expires_at.saturating_sub(least);
-        self.table.set_until(id, clock.until(one.expires_at));
+        self.table.set_until(id, clock.until(one.valid_until()));
         for way in &one.ways.0 {
             router.refused.remove(&key(note.router, note.protocol, way.arrives));
             router.local.remove(&key(note.router, note.protocol, way.arrives));
@@ -494,6 +505,11 @@ impl<M: ConnectionMemory> Kept<M> {
             let mut of_router = Due::default();
             let generation = router.rules.generation;
             for (id, one) in &mut router.all {
+                if one.holds_until.is_some_and(|until| until <= clock.now + BEFORE) {
+                    // The proof must be made again.
+                    (one.generation, one.holds_until) = (NO_GENERATION, None);
+                    router.waiting.push(*id);
+                }
                 // Linux sees the packets of those that wait.
                 let waits = one.generation != generation;
                 let counts = self.table.counts(*id);
@@ -531,7 +547,7 @@ impl<M: ConnectionMemory> Kept<M> {
                 let timeout = Duration::from_secs(timeout_s.into());
                 (one.renewed_at, one.renewed_with) = (clock.now, counts.map(|(packets, _)| packets));
                 one.expires_at = clock.now + timeout.min(one.timeouts.least());
-                self.table.set_until(id, clock.until(one.expires_at));
+                self.table.set_until(id, clock.until(one.valid_until()));
             }
             Some(_) => self.remove(router, id),
             None => (),
@@ -602,6 +618,11 @@ fn key(router: RouterId, protocol: u8, tuple: Tuple) -> ConnectionKey {
 }
 
 impl One {
+    /// Both of its directions are.
+    pub(super) fn is_ipv6(&self) -> bool {
+        self.ways.0[0].arrives.source.is_ipv6()
+    }
+
     /// What Linux would have set the timeout to at the last packet. Data of TCP without any answer has a shorter one.
     fn timeout_s(&self, counts: [(u64, u64); 2]) -> u32 {
         let has_none = |way: usize| counts[way].0 == self.renewed_with[way];
@@ -633,6 +654,11 @@ impl One {
         if self.protocol == TCP && (has_wrapped(0) || has_wrapped(1) || is_asked) {
             due.liberal.push((id, self.ways.0[0].arrives));
         }
+    }
+
+    /// The program must not forward it after this time.
+    fn valid_until(&self) -> Duration {
+        self.holds_until.map_or(self.expires_at, |until| until.min(self.expires_at))
     }
 
     /// Is it used, and does Linux still know it?

@@ -1,7 +1,7 @@
 //! How long connections stay fast.
 
 use super::{
-    admission::{Consent, Refusal},
+    admission::{Admitted, Consent, Refusal},
     again::Again,
     kept::{Clock, Due, Kept, State, Timeouts, View},
     note::ConnectionNote,
@@ -9,7 +9,10 @@ use super::{
 };
 use crate::{
     firewall::{
-        ruleset::{Base, Chain, Devices, Expression, Family, Firewall, Hook, Register, Rule, Ruleset, Table},
+        ruleset::{
+            Base, Chain, Devices, Element, Expression, Family, Firewall, Header, Hook, Into, Register, Rule,
+            Ruleset, Set, Table, Value, Verdict,
+        },
         traffic::{ASSURED, CONFIRMED, DST_NAT, Device, SEEN_REPLY, SRC_NAT, TCP, Tuple, UDP, Version},
     },
     memory::words,
@@ -104,16 +107,16 @@ impl Bench {
 
     fn keep(&mut self, protocol: u8, n: u16, timeout_s: u32) -> Result<Ways, Refusal> {
         let (note, tracked) = (note(protocol, n), tracked(protocol, n));
-        let ways = self.kept.admit(&note, &tracked)?;
+        let admitted = self.kept.admit(&note, &tracked)?;
         let least_s = if protocol == TCP { 300 } else { timeout_s };
         let id = self.kept.keep(
             &note,
-            ways,
+            admitted,
             Timeouts { usual_s: timeout_s, least_s, closing_s: u32::MAX },
             self.now,
         )?;
         self.kept.begin(&note, id, &tracked, clock(self.now))?;
-        Ok(ways)
+        Ok(admitted.ways)
     }
 
     /// The word at which a row begins. Rows 0 and 1 are those of the first connection, and so on.
@@ -334,9 +337,9 @@ fn linux_is_told_of_a_connection_that_rst_has_ended() {
 fn linux_is_asked_before_it_forgets_a_connection_that_is_closing() {
     let mut bench = Bench::new();
     let (note, tracked) = (note(TCP, 1), tracked(TCP, 1));
-    let ways = bench.kept.admit(&note, &tracked).unwrap();
+    let admitted = bench.kept.admit(&note, &tracked).unwrap();
     let timeouts = Timeouts { usual_s: 432_000, least_s: 300, closing_s: 30 };
-    let id = bench.kept.keep(&note, ways, timeouts, bench.now).unwrap();
+    let id = bench.kept.keep(&note, admitted, timeouts, bench.now).unwrap();
     bench.kept.begin(&note, id, &tracked, clock(bench.now)).unwrap();
     assert_eq!(bench.valid(0).1, bench.in_s(29));
     let use_both = |bench: &Bench| {
@@ -359,16 +362,16 @@ fn linux_is_asked_before_it_forgets_a_connection_that_is_closing() {
 fn a_connection_that_ends_before_it_begins_is_not_fast() {
     let mut bench = Bench::new();
     let (note, tracked) = (note(TCP, 1), tracked(TCP, 1));
-    let ways = bench.kept.admit(&note, &tracked).unwrap();
+    let admitted = bench.kept.admit(&note, &tracked).unwrap();
     let timeouts = Timeouts { usual_s: 432_000, least_s: 300, closing_s: 30 };
-    let id = bench.kept.keep(&note, ways, timeouts, bench.now).unwrap();
+    let id = bench.kept.keep(&note, admitted, timeouts, bench.now).unwrap();
     assert_eq!(bench.valid(0).1, 0);
     // The program sees a FIN, while Linux is asked.
     bench.row(1, word::ENDED).fetch_or(1, Relaxed);
     assert_eq!(bench.kept.begin(&note, id, &tracked, clock(bench.now)), Err(Refusal::NotEstablished));
     assert_eq!(bench.count(), 0);
     for (usual_s, least_s, closing_s) in [(3, 300, 30), (432_000, 0, 30), (432_000, 300, 3)] {
-        let kept = bench.kept.keep(&note, ways, Timeouts { usual_s, least_s, closing_s }, bench.now);
+        let kept = bench.kept.keep(&note, admitted, Timeouts { usual_s, least_s, closing_s }, bench.now);
         assert_eq!(kept, Err(Refusal::ShortTimeout));
     }
 }
@@ -424,7 +427,8 @@ fn a_router_of_ipv6_leaves_room_for_others() {
         let tracked = tracked(UDP, n);
         let tracked = Tracked { tuples: tracked.tuples.map(wide), ..tracked };
         let note = ConnectionNote { version: Version::V6, tuple: tracked.tuples[0], ..note(UDP, n) };
-        bench.kept.keep(&note, tracked.ways(&note.tuple).unwrap(), timeouts, bench.now)
+        let admitted = Admitted { ways: tracked.ways(&note.tuple).unwrap(), holds_until: None };
+        bench.kept.keep(&note, admitted, timeouts, bench.now)
     };
     let kept: Vec<_> = (0..32).map_while(|n| keep(n).ok()).collect();
     assert_eq!(kept.len(), 31, "62 of 64: more than 16 times the 2 that are left");
@@ -450,11 +454,11 @@ fn a_router_leaves_room_for_others() {
     assert!(!bench.kept.has_room(3) && bench.kept.has_room(4));
     bench.kept.follow(vec![rules(3, 1), rules(4, 2)]);
     let (note, tracked) = (ConnectionNote { router: 4, ..note(UDP, 1) }, tracked(UDP, 1));
-    let ways = bench.kept.admit(&note, &tracked).unwrap();
+    let admitted = bench.kept.admit(&note, &tracked).unwrap();
     assert!(
         bench
             .kept
-            .keep(&note, ways, Timeouts { usual_s: 120, least_s: 120, closing_s: u32::MAX }, bench.now)
+            .keep(&note, admitted, Timeouts { usual_s: 120, least_s: 120, closing_s: u32::MAX }, bench.now)
             .is_ok()
     );
 }
@@ -522,8 +526,8 @@ fn rows_are_used_again_after_a_grace_period_only() {
         let timeouts = Timeouts { usual_s: 120, least_s: 120, closing_s: u32::MAX };
         let mut keep = |router: u8, n: u16| {
             let note = ConnectionNote { router, ..note(UDP, n) };
-            let ways = bench.kept.admit(&note, &tracked(UDP, n))?;
-            bench.kept.keep(&note, ways, timeouts, bench.now)
+            let admitted = bench.kept.admit(&note, &tracked(UDP, n))?;
+            bench.kept.keep(&note, admitted, timeouts, bench.now)
         };
         (3..8)
             .flat_map(|router| (0..8).map(move |n| (router, n)))
@@ -605,9 +609,9 @@ fn each_direction_leaves_where_the_other_comes_in() {
     bench.kept.refuse(&found.unwrap(), Refusal::TooNew, bench.now);
     assert_eq!(bench.kept.ask_again(bench.now + 3 * S), [found.unwrap()]);
     assert!(!bench.kept.wants(&there, bench.now), "Linux was asked just now");
-    let ways = bench.kept.admit(&found.unwrap(), &linux).unwrap();
+    let admitted = bench.kept.admit(&found.unwrap(), &linux).unwrap();
     let timeouts = Timeouts { usual_s: 120, least_s: 120, closing_s: u32::MAX };
-    let id = bench.kept.keep(&found.unwrap(), ways, timeouts, bench.now).unwrap();
+    let id = bench.kept.keep(&found.unwrap(), admitted, timeouts, bench.now).unwrap();
     bench.kept.begin(&found.unwrap(), id, &linux, clock(bench.now)).unwrap();
     for note in [there, back, ConnectionNote { ingress: 3, ..there }] {
         bench.kept.forget_moved(&note);
@@ -806,6 +810,65 @@ fn new_rules_may_refuse_a_connection() {
     assert_eq!(bench.kept.decide_again(id, &asked, answer, clock(bench.now)), Again::Out(Some(owed)));
     let generations = rows.map(|at| validity(bench.memory.rows()[at].load(Relaxed)).0);
     assert_eq!((bench.count(), generations), (0, [1, 1]));
+}
+
+/// Rules that accept only packets from a set, whose element for the client expires then.
+fn rules_with_a_set(generation: u32, expires_at: Duration) -> ConnectionRules {
+    let mut rules = rules(3, generation);
+    let mut table = Table::clone(&rules.firewall.rules.tables[0]);
+    let of = |address: [u8; 4], expires_at| Element {
+        low: address.to_vec(),
+        high: address.to_vec(),
+        value: Value::None,
+        expires_at,
+    };
+    let elements = vec![of([10, 0, 0, 2], Some(expires_at)), of([192, 0, 2, 1], None)];
+    table.sets.insert("s".into(), Set { parts: vec![4], elements, ..Set::default() });
+    let register = Register(8);
+    let forward = table.chains.get_mut("f").unwrap();
+    forward.base.iter_mut().for_each(|base| base.accepts = false);
+    forward.rules[0].expressions.extend([
+        Expression::Payload { header: Header::Network, offset: 12, bytes: 4, into: register },
+        Expression::Lookup { from: register, set: "s".into(), absent: false, into: Into::Nowhere },
+        Expression::Verdict(Verdict::Accept),
+    ]);
+    rules.firewall =
+        Arc::new(Firewall { rules: Ruleset { tables: vec![Arc::new(table)] }, ..Firewall::default() });
+    rules
+}
+
+#[test]
+fn a_connection_is_fast_until_an_element_of_a_set_expires() {
+    let mut bench = Bench::new();
+    let expires_at = bench.now + 20 * S;
+    bench.kept.follow(vec![rules_with_a_set(2, expires_at)]);
+    bench.keep(UDP, 1, 120).unwrap();
+    let last = (2, bench.in_s(19));
+    assert_eq!(bench.valid(0), last);
+    // A renewed timeout changes nothing.
+    bench.use_first(1, 100);
+    bench.look_after(10 * S);
+    let key = ConnectionKey { router: 3, protocol: UDP, tuple: tracked(UDP, 1).tuples[0] };
+    let (id, _) = bench.kept.table.find(&key).unwrap();
+    bench.kept.refreshed(3, id, 120, true, clock(bench.now));
+    assert_eq!(bench.valid(0), last);
+    // Others of the same time are not worth it.
+    bench.now = expires_at - 3 * S / 2;
+    assert_eq!(bench.keep(UDP, 2, 120), Err(Refusal::Expiring));
+    // The next proof would hold no longer. Linux has not seen the last packets.
+    bench.use_first(2, 100);
+    bench.look_after(S / 2);
+    let (waits, asked) = bench.kept.next_waiting(3).unwrap();
+    let answer = Ok(Tracked { expires_s: 100, ..tracked(UDP, 1) });
+    let owed = Refresh { protocol: UDP, tuple: tracked(UDP, 1).tuples[0], timeout_s: 120 };
+    let decided = bench.kept.decide_again(waits, &asked, answer, clock(bench.now));
+    assert_eq!((waits, decided, bench.count()), (id, Again::Out(Some(owed)), 0));
+
+    // The element was added again.
+    let later = bench.now + 60 * S;
+    bench.kept.follow(vec![rules_with_a_set(3, later)]);
+    bench.keep(UDP, 1, 120).unwrap();
+    assert_eq!(bench.valid(0), (3, bench.in_s(59)));
 }
 
 /// Interfaces of the proof may have other numbers, names or namespaces now.

@@ -184,12 +184,12 @@ impl Pairs {
                 let (proof, used) = prover.prove(&traffic, MOST_STEPS);
                 *steps = steps.saturating_sub(used.max(1));
                 *pair = match proof {
-                    Ok(proof) if proof.holds_ms.is_some() => Pair::Expiring,
+                    Ok(proof) if proof.holds_until.is_some() => Pair::Expiring,
                     Ok(proof) => Pair::Accepted(proof.except),
                     Err(obstacle) => {
                         let (proof, used) = prover.prove_untranslated(&traffic, MOST_STEPS);
                         *steps = steps.saturating_sub(used);
-                        let holds = |proof: &Proof| proof.holds_ms.is_none();
+                        let holds = |proof: &Proof| proof.holds_until.is_none();
                         let translates = proof.ok().filter(holds).map(|proof| proof.except);
                         let established = [TCP, UDP].into_iter().find_map(|protocol| {
                             let traffic =

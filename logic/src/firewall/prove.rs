@@ -17,6 +17,7 @@ use super::{
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    time::Duration,
 };
 
 /// The most steps of a proof. The limit bounds the time that rules of other parties can cost.
@@ -31,8 +32,8 @@ const MOST_EXCEPTIONS: usize = 16;
 pub struct Proof {
     /// Flow tables to which rules try to add the connection on every packet.
     pub flow_tables: BTreeSet<String>,
-    /// The proof holds for so many ms after the sets were read: then an element expires.
-    pub holds_ms: Option<u64>,
+    /// The proof holds until this time of CLOCK_MONOTONIC, when an element of a set may expire; `None`: forever.
+    pub holds_until: Option<Duration>,
     /// Linux decides about packets with these addresses. Only [`Scope::All`] has any.
     pub except: Vec<Exception>,
 }
@@ -660,10 +661,7 @@ impl Walk<'_> {
                 Answer::Maybe => (),
                 Answer::Yes => {
                     found.is_there = Answer::Yes;
-                    if let Some(ms) = element.expires_ms {
-                        let holds = self.proof.holds_ms.get_or_insert(ms);
-                        *holds = (*holds).min(ms);
-                    }
+                    self.proof.holds_until = earlier(self.proof.holds_until, element.expires_at);
                     if is_alone {
                         found.values = vec![&element.value];
                         break;
@@ -686,6 +684,11 @@ impl Walk<'_> {
             false => Ok(found),
         }
     }
+}
+
+/// The earlier one of two times; `None`: never.
+pub(crate) fn earlier(one: Option<Duration>, other: Option<Duration>) -> Option<Duration> {
+    [one, other].into_iter().flatten().min()
 }
 
 /// The longest value of a map, in bytes.

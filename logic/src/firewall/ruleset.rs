@@ -8,6 +8,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     sync::Arc,
+    time::Duration,
 };
 
 /// The rules of a namespace's firewall.
@@ -409,8 +410,8 @@ pub struct Element {
     pub low: Vec<u8>,
     pub high: Vec<u8>,
     pub value: Value,
-    /// The time until it expires, in ms from the reading of the set.
-    pub expires_ms: Option<u64>,
+    /// It does not expire before this time of CLOCK_MONOTONIC; `None`: never.
+    pub expires_at: Option<Duration>,
 }
 
 /// What a map has for a key.

@@ -13,7 +13,7 @@ use super::{
     },
 };
 use Expression::{Compare, Count, Ct, Lookup, Meta, Other, Payload, Verdict as Ends};
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 /// The steps of a few rules.
 type List = Vec<Vec<Expression>>;
@@ -342,7 +342,7 @@ fn chains_that_call_others_twice_are_followed_once() {
 }
 
 fn element(low: &[u8], high: &[u8], value: Value) -> Element {
-    Element { low: low.into(), high: high.into(), value, expires_ms: None }
+    Element { low: low.into(), high: high.into(), value, expires_at: None }
 }
 
 fn with_set(mut ruleset: Ruleset, set: Set) -> Ruleset {
@@ -377,10 +377,10 @@ fn sets_are_looked_up() {
     let allowed =
         |set| with_set(forward(vec![vec![load.clone(), lookup(Into::Nowhere), Ends(Verdict::Accept)]]), set);
     let mut expiring = near.clone();
-    expiring.elements[0].expires_ms = Some(10);
-    assert_eq!(proof(&allowed(expiring.clone()), masqueraded(false)).holds_ms, None);
-    expiring.elements[1].expires_ms = Some(20);
-    assert_eq!(proof(&allowed(expiring), masqueraded(false)).holds_ms, Some(20));
+    expiring.elements[0].expires_at = Some(Duration::from_secs(10));
+    assert_eq!(proof(&allowed(expiring.clone()), masqueraded(false)).holds_until, None);
+    expiring.elements[1].expires_at = Some(Duration::from_secs(20));
+    assert_eq!(proof(&allowed(expiring), masqueraded(false)).holds_until, Some(Duration::from_secs(20)));
     let absent = Lookup { from: R, set: "s".into(), absent: true, into: Into::Nowhere };
     let ruleset =
         with_set(forward(vec![vec![load.clone(), absent, Ends(Verdict::Drop)], accept()]), near.clone());

@@ -21,7 +21,7 @@ pub const SRC_NAT: u32 = 1 << 4;
 pub const DST_NAT: u32 = 1 << 5;
 /// It is in a flow table.
 pub const OFFLOAD: u32 = 1 << 14;
-/// Hardware has the flow table.
+/// Hardware forwards it.
 pub const HW_OFFLOAD: u32 = 1 << 15;
 /// The others may change during the connection.
 const KNOWN_STATUS: u32 = SEEN_REPLY | ASSURED | CONFIRMED | SRC_NAT | DST_NAT;

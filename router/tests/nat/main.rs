@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `main.rs` | the tests: what happens to the router, and when |
 //! | `connection.rs` | the connections, and packets of them |
+//! | `expiring.rs` | rules whose sets have elements that expire |
 //! | `flow_table.rs` | rules that add connections to a flow table of Linux |
 //! | `kinds.rs` | the kinds of packets that a test chooses from at random |
 //! | `random.rs` | random connections under random rules, and random changes |
@@ -22,6 +23,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod connection;
+mod expiring;
 mod flow_table;
 mod kinds;
 mod random;
@@ -65,6 +67,27 @@ fn nat_of_devices_with_a_vlan() {
 #[ignore = "needs root"]
 fn a_stateful_filter_without_nat() {
     story(Placement::Host, Rules::Filter);
+}
+
+/// Millrace has groups for 15 devices that rules tell apart.
+#[test]
+#[ignore = "needs root"]
+fn connections_are_fast_however_many_devices_rules_name() {
+    common::in_new_namespace(|| {
+        let connections = connection::all(Rules::Nat);
+        let worlds = Worlds::new(Placement::Host, Rules::Nat);
+        let mut story = Story { worlds, rng: Rng::with_seed(20_261_128), connections };
+        for n in 0..20 {
+            story.worlds.run(&format!("ip link add many{n} type veth peer name other{n}"));
+            story.worlds.nft(&format!("insert rule inet filter forward iifname many{n} drop"));
+        }
+        story.begin(|c| c.protocol == connection::UDP);
+        thread::sleep(ASSURED_AFTER);
+        story.begin(|c| c.protocol == connection::TCP);
+        story.until_fast();
+        story.random_packets("rules that name many devices", FEW);
+        story.worlds.stop();
+    });
 }
 
 fn story(placement: Placement, rules: Rules) {

@@ -41,7 +41,7 @@ fn admission(mut rules: Ruleset, consent: Consent) -> Admission {
 fn decide(rules: &Ruleset, consent: Consent, tracked: &Tracked) -> Result<[Way; 2], Refusal> {
     let seen = noted(tracked.protocol, tracked.tuples[0]);
     let devices = [&device(2, "lan"), &device(3, "wan")];
-    admission(rules.clone(), consent).admit(&seen, tracked, devices).map(|ways| ways.0)
+    admission(rules.clone(), consent).admit(&seen, tracked, devices).map(|admitted| admitted.ways.0)
 }
 
 /// Accepts established connections, and new ones from inside.
@@ -73,7 +73,7 @@ fn both_directions_are_translated_as_linux_does() {
     };
     assert_eq!(decide(&stateful(), Consent::Udp, &udp), Ok([back, there]));
     let udp = Tracked { tuples: [udp.tuples[1], udp.tuples[0]], ..udp };
-    assert_eq!(after_answers(&udp).unwrap().0, [back, there]);
+    assert_eq!(after_answers(&udp).unwrap().ways.0, [back, there]);
     // A packet of another connection
     let other = noted(UDP, tuple("10.0.0.3:5000", "192.0.2.1:80"));
     let refused = admission(stateful(), Consent::Udp).admit(&other, &udp, devices);

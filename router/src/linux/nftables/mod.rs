@@ -13,10 +13,11 @@ use super::netlink::{
     socket::{Most, Socket},
     wire::{self, Message, Request},
 };
+use crate::base::clock::monotonic;
 use logic::firewall::ruleset::{
     Base, Chain, Devices, Expression, Family, Hook, Rule, Ruleset, Set, Table, Value, Verdict,
 };
-use std::{collections::BTreeMap, io, sync::Arc};
+use std::{collections::BTreeMap, io, sync::Arc, time::Duration};
 
 const SUBSYSTEM: u16 = 10 << 8;
 const NEWTABLE: u16 = SUBSYSTEM;
@@ -104,8 +105,9 @@ fn read_once(socket: &mut Socket) -> io::Result<Ruleset> {
         let request = Request::new(GETSETELEM, wire::DUMP, &[key.0, 0, 0, 0])
             .with(set::LIST_TABLE, &[key.1.as_bytes(), &[0]].concat())
             .with(set::LIST_SET, &[name.as_bytes(), &[0]].concat());
+        let read_at = monotonic();
         let elements = socket.dump_at_most(&mut most_elements, request, set::elements)?;
-        parts.set(&key, name, description.with(elements.into_iter().flatten().collect()));
+        parts.set(&key, name, description.with(elements.into_iter().flatten().collect(), read_at));
     }
     Ok(parts.ruleset())
 }
@@ -309,7 +311,7 @@ pub(crate) fn read_any(message: Message<'_>) -> Ruleset {
     }
     if let Some((_, name, one)) = set::description(of(NEWSET)) {
         let elements = set::elements(of(NEWSETELEM)).unwrap_or_default();
-        parts.set(&key, name, one.with(elements));
+        parts.set(&key, name, one.with(elements, Duration::ZERO));
     }
     let _ = table(of(NEWTABLE));
     parts.ruleset()

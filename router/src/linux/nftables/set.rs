@@ -7,6 +7,7 @@ use super::{
 };
 use crate::linux::netlink::wire::{self, Message};
 use logic::firewall::ruleset::{Element, Set, Value};
+use std::time::Duration;
 
 pub(super) const LIST_TABLE: u16 = 1;
 pub(super) const LIST_SET: u16 = 2;
@@ -38,6 +39,7 @@ pub struct RawElement {
     key: Vec<u8>,
     key_end: Option<Vec<u8>>,
     value: Option<Value>,
+    /// From the reading of the element.
     expires_ms: Option<u64>,
     effects: bool,
 }
@@ -117,8 +119,8 @@ fn raw(attributes: &[u8]) -> RawElement {
 }
 
 impl Description {
-    /// The set with these elements.
-    pub fn with(self, raw: Vec<RawElement>) -> Set {
+    /// The set with these elements. `read_at`: a time of CLOCK_MONOTONIC before they were read.
+    pub fn with(self, raw: Vec<RawElement>, read_at: Duration) -> Set {
         let mut set = Set {
             parts: self.parts,
             // A value that is not read (an object) is as good as one that changes.
@@ -149,8 +151,8 @@ impl Description {
         }
         raw.sort_by(|a, b| (&a.key, a.flags & INTERVAL_END == 0).cmp(&(&b.key, b.flags & INTERVAL_END == 0)));
         set.elements = match self.flags & INTERVAL != 0 && set.parts.len() == 1 {
-            true => intervals(raw),
-            false => raw.into_iter().map(RawElement::alone).collect(),
+            true => intervals(raw, read_at),
+            false => raw.into_iter().map(|element| element.alone(read_at)).collect(),
         };
         set
     }
@@ -161,15 +163,16 @@ impl RawElement {
         self.value.is_some() || self.flags & INTERVAL_END != 0
     }
 
-    fn alone(self) -> Element {
+    fn alone(self, read_at: Duration) -> Element {
         let high = self.key_end.unwrap_or_else(|| self.key.clone());
-        Element { high, low: self.key, value: self.value.unwrap_or(Value::None), expires_ms: self.expires_ms }
+        let expires_at = self.expires_ms.map(|ms| read_at.saturating_add(Duration::from_millis(ms)));
+        Element { high, low: self.key, value: self.value.unwrap_or(Value::None), expires_at }
     }
 }
 
 /// An interval begins with an element, and ends before the next one, of either kind. Elements are in order, and one
 /// that ends an interval comes before one that begins another at the same key.
-fn intervals(raw: Vec<RawElement>) -> Vec<Element> {
+fn intervals(raw: Vec<RawElement>, read_at: Duration) -> Vec<Element> {
     let ends: Vec<Option<Vec<u8>>> = (0..raw.len())
         .map(|i| raw[i + 1..].iter().find(|next| next.key > raw[i].key).map(|next| one_less(&next.key)))
         .collect();
@@ -178,7 +181,7 @@ fn intervals(raw: Vec<RawElement>) -> Vec<Element> {
         .filter(|(element, _)| element.flags & INTERVAL_END == 0)
         .map(|(element, end)| {
             let high = end.unwrap_or_else(|| vec![0xff; element.key.len()]);
-            Element { high, ..element.alone() }
+            Element { high, ..element.alone(read_at) }
         })
         .collect()
 }
