@@ -35,7 +35,7 @@ use rustix::{
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io,
+    io, iter,
     os::fd::AsFd,
     sync::{Arc, Mutex},
     time::Duration,
@@ -55,15 +55,14 @@ const LEASE: Duration = Duration::from_secs(2);
 const NOTES: Duration = Duration::from_millis(15);
 /// Notes that cannot be handled in this time wait. Meanwhile their router gets no room for more notes.
 const LONGEST_NOTES: Duration = Duration::from_millis(10);
+/// The connections that Linux is asked about at once when rules have changed.
+const AT_ONCE: usize = 32;
 /// Namespaces that failed are tried again this often. While there are no connections, looks are this far apart.
 const AGAIN: Duration = Duration::from_secs(5);
 /// The longest wait, while no router has connections.
 const LONGEST: Duration = Duration::from_secs(60);
 /// Proofs are limited per second.
 const PROOFS: Duration = Duration::from_secs(1);
-
-/// Some thousand ends are read at a time. If so many reads are not enough, the router's connections stop being fast.
-const MOST_READS: usize = 16;
 
 type Fast = Kept<Arc<MappedConnections>>;
 
@@ -299,13 +298,10 @@ impl Thread {
         for (id, router) in &mut self.routers {
             let Some(place) = &mut router.place else { continue };
             let kept = &mut self.kept;
-            let mut read = || {
-                place.ends.destroyed(|Destroyed { protocol, tuples, .. }| {
-                    kept.destroyed(*id, protocol, &tuples);
-                })
-            };
-            let more = |read: &io::Result<_>| matches!(read, Ok(Waiting::More));
-            match (0..MOST_READS).map(|_| read()).find(|read| !more(read)).unwrap_or(Ok(Waiting::More)) {
+            let read = place.ends.destroyed(|Destroyed { protocol, tuples, .. }| {
+                kept.destroyed(*id, protocol, &tuples);
+            });
+            match read {
                 Ok(Waiting::Nothing) => (),
                 // A connection that has ended must not stay fast while the rest is read.
                 Ok(Waiting::More | Waiting::Lost) => {
@@ -513,17 +509,19 @@ fn promote_again(
     let mut owed = Vec::new();
     // A moment before all answers.
     let clock = clock(heart).map_err(io::Error::other)?;
-    while monotonic() < end
-        && let Some((id, note)) = kept.next_waiting(router)
-    {
-        let answer = match note.protocol {
-            TCP => tracker.make_liberal(&note.tuple)?,
-            _ => tracker.look(note.protocol, &note.tuple)?,
-        };
-        match kept.decide_again(id, &note, known(answer), clock) {
-            Again::Fast => (),
-            Again::Waits => break,
-            Again::Out(timeout) => owed.extend(timeout),
+    let mut waits = false;
+    while !waits && monotonic() < end {
+        let asked: Vec<_> = iter::from_fn(|| kept.next_waiting(router)).take(AT_ONCE).collect();
+        if asked.is_empty() {
+            break;
+        }
+        let connections: Vec<_> = asked.iter().map(|(_, note)| (note.protocol, note.tuple)).collect();
+        for ((id, note), answer) in iter::zip(&asked, tracker.ask_again(&connections)?) {
+            match kept.decide_again(*id, note, known(answer), clock) {
+                Again::Fast => (),
+                Again::Waits => waits = true,
+                Again::Out(timeout) => owed.extend(timeout),
+            }
         }
     }
     tracker.refresh(&owed).map(drop)

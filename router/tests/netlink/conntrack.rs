@@ -239,6 +239,38 @@ fn a_connection_is_found_by_either_tuple_as_the_hosts_see_it() {
     });
 }
 
+#[test]
+#[ignore = "needs root"]
+fn answers_about_many_connections_are_in_order() {
+    with_bed(|bed| {
+        let net = Net::new(bed, RULES);
+        let unwatched = net.udp("10.2.0.2:79");
+        let (_ends, mut tracker, mut raw) = (net.ends(), net.tracker(), net.raw());
+        let (stream, udp, udp6) = (net.tcp("10.2.0.2:80"), net.udp("10.2.0.2:81"), net.udp("[fd02::2]:82"));
+        let [tcp, _] = tcp_tuples(&stream);
+        let (one, other) = (udp_tuple(&udp.0), udp_tuple(&udp6.0));
+        let gone = Tuple { source_port: one.source_port ^ 1, ..one };
+        let asked =
+            [(TCP, tcp), (UDP, gone), (UDP, one), (UDP, udp_tuple(&unwatched.0)), (UDP, other), (TCP, one)];
+        // More than one batch
+        let asked: Vec<_> = asked.into_iter().cycle().take(20 * asked.len()).collect();
+        let answers = tracker.ask_again(&asked).unwrap();
+        assert_eq!(answers.len(), asked.len());
+        for ((protocol, tuple), answer) in asked.into_iter().zip(answers) {
+            match answer {
+                Answer::Tracked(found) => assert!(
+                    found.protocol == protocol
+                        && found.tuples[0] == tuple
+                        && [tcp, one, other].contains(&tuple)
+                ),
+                Answer::Gone => assert!(tuple == gone || (protocol, tuple) == (TCP, one)),
+                other => assert_eq!((other, tuple), (Answer::Unwatched, udp_tuple(&unwatched.0))),
+            }
+        }
+        assert_eq!(flags(&mut raw, &tcp).map(|flags| flags & 0x38), [0x08; 2], "it is liberal");
+    });
+}
+
 /// Numbers that are half of all numbers apart. Both windows begin at random numbers, so one is after and one before each.
 const OUTSIDE: [u32; 2] = [0x7070_7070, 0xf070_7070];
 

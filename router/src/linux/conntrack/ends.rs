@@ -16,8 +16,8 @@ use std::{
 const GROUP: u32 = 3;
 /// Enough for a burst of 200,000 ends.
 pub const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
-/// The most reports that one call reads. This takes some milliseconds.
-const MOST_AT_ONCE: usize = 4096;
+/// The most reports that one call reads.
+const MOST_AT_ONCE: usize = 1 << 16;
 /// The number of the namespace in the listener's own.
 const NUMBER: i32 = 1;
 
@@ -63,7 +63,7 @@ impl Ends {
         })?
     }
 
-    /// Passes waiting reports to `found`, without waiting for others, at most some thousand.
+    /// Passes waiting reports to `found`, without waiting for others, at most [`MOST_AT_ONCE`].
     ///
     /// # Errors
     /// Errors of recv(2), except lost reports.

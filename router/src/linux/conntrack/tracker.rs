@@ -97,9 +97,25 @@ impl Tracker {
     /// # Errors
     /// As [`Tracker::look`].
     pub fn make_liberal(&mut self, tuple: &Tuple) -> io::Result<Answer> {
-        let flags = nested(&[(TCP_FLAGS_ORIGINAL, &LIBERAL), (TCP_FLAGS_REPLY, &LIBERAL)]);
-        let info = nested(&[(NESTED | super::INFO_TCP, &flags)]);
-        self.ask(tuple, update(TCP, tuple).with(NESTED | PROTOCOL_INFO, &info))
+        self.ask(tuple, liberal(tuple))
+    }
+
+    /// Asks about several connections at once: [`Tracker::make_liberal`] for TCP, [`Tracker::look`] for others. Returns
+    /// an answer for each, in the same order.
+    ///
+    /// # Errors
+    /// As [`Tracker::look`].
+    pub fn ask_again(&mut self, all: &[(u8, Tuple)]) -> io::Result<Vec<Answer>> {
+        let mut answers = Vec::with_capacity(all.len());
+        for part in all.chunks(LARGEST_BATCH) {
+            let request = |(protocol, tuple): &(u8, Tuple)| match *protocol {
+                TCP => liberal(tuple),
+                other => update(other, tuple),
+            };
+            let tuples: Vec<_> = part.iter().map(|(_, tuple)| *tuple).collect();
+            answers.extend(self.ask_all(&tuples, part.iter().map(request).collect())?);
+        }
+        Ok(answers)
     }
 
     /// Ends a connection of TCP that Linux calls established, as an RST with the expected number does.
@@ -117,18 +133,31 @@ impl Tracker {
         Ok(())
     }
 
-    fn ask(&mut self, tuple: &Tuple, mut request: Request) -> io::Result<Answer> {
-        request.set_flags(wire::ACK | wire::ECHO);
-        let (mut found, mut result) = (None, Ok(()));
-        self.0.batch(&mut [request], |answer| match answer {
-            socket::Answer::Echo(message) => found = echoed(message, tuple),
-            socket::Answer::End(_, end) => result = end,
+    fn ask(&mut self, tuple: &Tuple, request: Request) -> io::Result<Answer> {
+        self.ask_all(&[*tuple], vec![request]).map(|mut answers| answers.pop().unwrap_or(Answer::Unwatched))
+    }
+
+    /// Sends one request about each of these connections, at most [`LARGEST_BATCH`].
+    fn ask_all(&mut self, tuples: &[Tuple], mut requests: Vec<Request>) -> io::Result<Vec<Answer>> {
+        requests.iter_mut().for_each(|request| request.set_flags(wire::ACK | wire::ECHO));
+        let (mut answers, mut found, mut failed) = (Vec::with_capacity(tuples.len()), None, None);
+        self.0.batch(&mut requests, |answer| match answer {
+            socket::Answer::Echo(message) => {
+                found = tuples.get(answers.len()).and_then(|tuple| echoed(message, tuple));
+            }
+            socket::Answer::End(_, end) => {
+                let found = found.take();
+                answers.push(match end {
+                    Ok(()) => found.unwrap_or(Answer::Unwatched),
+                    Err(e) if is_gone(&e) => Answer::Gone,
+                    Err(e) => {
+                        failed = Some(e);
+                        Answer::Gone
+                    }
+                });
+            }
         })?;
-        match result {
-            Ok(()) => Ok(found.unwrap_or(Answer::Unwatched)),
-            Err(e) if is_gone(&e) => Ok(Answer::Gone),
-            Err(e) => Err(e),
-        }
+        failed.map_or(Ok(answers), Err)
     }
 
     /// Sets the time until Linux forgets these connections. No connection is created. Returns whether each has the
@@ -214,6 +243,13 @@ enum Refreshed {
 /// An update without effect. It has no `NLM_F_CREATE`, so it never creates a connection.
 fn update(protocol: u8, tuple: &Tuple) -> Request {
     about(NEW, 0, protocol, tuple)
+}
+
+/// Of a connection of TCP; see [`Tracker::make_liberal`].
+fn liberal(tuple: &Tuple) -> Request {
+    let flags = nested(&[(TCP_FLAGS_ORIGINAL, &LIBERAL), (TCP_FLAGS_REPLY, &LIBERAL)]);
+    let info = nested(&[(NESTED | super::INFO_TCP, &flags)]);
+    update(TCP, tuple).with(NESTED | PROTOCOL_INFO, &info)
 }
 
 fn about(kind: u16, flags: u16, protocol: u8, tuple: &Tuple) -> Request {
