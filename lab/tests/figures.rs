@@ -196,7 +196,10 @@ fn isolation_reports_the_victims_loss_and_leaves_a_silent_neighbour_out() {
             let cut = |line: &Value| line.pointer("/sample/lost/box.eth1.xdp_dropped").is_some();
             let of = |subject| samples.iter().filter(move |line| line["subject"] == subject);
             assert!(of("millrace-unshared").count() > 0 && !of("millrace-unshared").any(|line| cut(line)));
-            let overloaded = |line: &Value| line["sample"]["neighbour"]["loss"].as_f64() > Some(0.5);
+            // At lower rates, the neighbour loses packets only because the machine pauses.
+            let is_fastest = |line: &Value| line["parameters"]["neighbour_pps"] == 8_000_000;
+            let overloaded =
+                |line: &Value| is_fastest(line) && line["sample"]["neighbour"]["loss"].as_f64() > Some(0.5);
             assert!(of("millrace").all(|line| cut(line) || !overloaded(line)), "{samples:?}");
         }
         assert!(lines.iter().any(|line| line["record"] == "figure" && line["name"] == "isolation"));

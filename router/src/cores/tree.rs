@@ -6,7 +6,13 @@ use super::{
     numbered,
 };
 use logic::cpus;
-use std::{collections::BTreeSet, fs, io, os::unix::fs::symlink, path::PathBuf};
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::{self, Write},
+    os::unix::fs::symlink,
+    path::PathBuf,
+};
 
 pub struct Tree(tempfile::TempDir);
 
@@ -28,7 +34,10 @@ impl Tree {
     pub fn write(&self, path: &str, text: &str) {
         let path = self.path(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
+        // A file keeps its blocks, because a disk may take milliseconds to free them.
+        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(false).open(path).unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+        file.set_len(text.len() as u64).unwrap();
     }
 
     pub fn read(&self, path: &str) -> String {

@@ -57,6 +57,14 @@ fn maps() -> BTreeSet<u32> {
     MapInfoIter::default().map(|map| map.id).collect()
 }
 
+/// The maps that a process has open.
+fn maps_of(process: u32) -> BTreeSet<u32> {
+    let descriptors = fs::read_dir(format!("/proc/{process}/fdinfo")).into_iter().flatten();
+    let texts = descriptors.filter_map(|entry| fs::read_to_string(entry.ok()?.path()).ok());
+    let id = |text: String| text.lines().find_map(|line| line.strip_prefix("map_id:")?.trim().parse().ok());
+    texts.filter_map(id).collect()
+}
+
 /// The number of threads of these CPU maps.
 fn threads_of(maps: &BTreeSet<u32>) -> usize {
     let name = |entry: fs::DirEntry| fs::read_to_string(entry.path().join("comm")).ok();
@@ -76,13 +84,13 @@ fn nothing_is_left_of_a_queue_that_was_split() {
         run("ethtool -L q0 tx 1");
         fs::write(bed.roots.device("p1").join("threaded"), "0").unwrap();
         for is_killed in [false, true] {
-            let before = maps();
             bed.start(SPLITS);
             bed.wait_for("the daemon to be ready", |_| {
                 bed.json(&["status"]).is_some_and(|s| s["ready"] == true)
             });
             let traffic = Traffic::of(send);
-            let ours = || -> BTreeSet<u32> { maps().difference(&before).copied().collect() };
+            let process = bed.daemon.as_ref().unwrap().id();
+            let ours = || maps_of(process);
             let report = bed.wait_for("a queue that is split", |report| {
                 let queues = report["queues"].as_array().unwrap();
                 let split = |queue: &Value| queue["shared"].as_array().is_some_and(|cores| cores.len() == 2);
@@ -117,6 +125,9 @@ fn nothing_is_left_of_a_queue_that_was_split() {
     });
 }
 
+/// The addresses of the ports.
+const P0: Mac = Mac([2, 0, 0, 0, 0, 1]);
+const P1: Mac = Mac([2, 0, 0, 0, 0, 2]);
 /// The number of flows.
 const FLOWS: u16 = 64;
 /// Kinds of flows, by DSCP.
@@ -127,7 +138,9 @@ const SPLITS: &str = "high = 20\nlow = 7\n[experimental]\nsplit = true";
 /// Starts a daemon on ports where one queue gets all packets, and packets leave by one queue.
 fn hot(name: &str) -> Bed {
     let mut bed = Bed::new(name);
-    run("ip link set p0 address 02:00:00:00:00:01");
+    run(&format!("ip link set p0 address {P0}"));
+    run(&format!("ip link set p1 address {P1}"));
+    run("ip neigh add 10.0.0.9 lladdr 02:00:00:00:09:09 dev p0");
     run("ip neigh add 10.0.1.9 lladdr 02:00:00:00:07:01 dev p1");
     run("ethtool -L q0 tx 1");
     run("ethtool -L q1 rx 1");
@@ -140,7 +153,7 @@ fn hot(name: &str) -> Bed {
 }
 
 fn frame(number: u32) -> Vec<u8> {
-    let frame = Frame::udp4(Mac([2, 0, 0, 0, 0, 1]), "10.0.0.9", "10.0.1.9");
+    let frame = Frame::udp4(P0, "10.0.0.9", "10.0.1.9");
     let flow = number as u16 % FLOWS;
     numbered(frame.ip4(|ip| ip[1] = (flow % KINDS) as u8 * 4), flow, number)
 }
@@ -261,5 +274,97 @@ fn nothing_is_lost_when_somebody_moves_the_home_of_a_queue_that_is_split() {
             status["conditions"].to_string().contains("is left alone for 30 s at a time"),
             "not left alone: {status}"
         );
+    });
+}
+
+/// A packet to the remote host, of the connection that follows from the number. Without a checksum of UDP.
+fn to_remote(number: u32) -> Frame {
+    let frame = Frame::udp4(P0, "10.0.0.9", "10.0.1.9");
+    frame.ip4(|ip| {
+        ip[20..22].copy_from_slice(&port(number).to_be_bytes());
+        ip[26..28].fill(0);
+        let at = ip.len() - 4;
+        ip[at..].copy_from_slice(&number.to_be_bytes());
+    })
+}
+
+/// An answer, to the masqueraded address.
+fn answer(number: u32) -> Frame {
+    Frame::udp4(P1, "10.0.1.9", "10.0.1.1").with(|ip| {
+        ip[20..22].copy_from_slice(&2000u16.to_be_bytes());
+        ip[22..24].copy_from_slice(&port(number).to_be_bytes());
+        ip[26..28].fill(0);
+    })
+}
+
+fn port(number: u32) -> u16 {
+    4000 + number as u16 % FLOWS
+}
+
+#[test]
+#[ignore = "needs root"]
+fn connections_of_a_queue_that_is_split_are_translated_and_stay_in_order() {
+    in_new_namespace(|| {
+        let bed = hot("n");
+        run("nft add table ip nat");
+        run("nft add chain ip nat post { type nat hook postrouting priority 100 ; }");
+        run("nft add rule ip nat post oifname p1 masquerade");
+        run("nft add table ip filter");
+        run("nft add chain ip filter forward { type filter hook forward priority 0 ; policy drop ; }");
+        run("nft add rule ip filter forward ct state established accept");
+        run("nft add rule ip filter forward iifname p0 accept");
+        let (from, to) = (Wire::open("q0"), Wire::open("q1"));
+        let fast = || -> Vec<u64> {
+            let connections = bed.json(&["connections", "--state", "fast"]).unwrap();
+            let connections = connections.as_array().unwrap().clone();
+            connections.iter().map(|connection| connection["packets"].as_u64().unwrap()).collect()
+        };
+        let begun = Instant::now();
+        while fast().len() < usize::from(FLOWS) {
+            let all = || bed.millrace(&["connections"]);
+            assert!(begun.elapsed() < PATIENCE, "not all connections are fast: {}", all());
+            (0..u32::from(FLOWS)).for_each(|number| from.send(&to_remote(number).bytes()));
+            // An answer that came first would begin a connection.
+            let mut came = 0;
+            while came < FLOWS {
+                let udp = |bytes: &Vec<u8>| bytes[12..14] == [8, 0] && bytes[23] == 17;
+                came += u16::from(to.receive().as_ref().is_some_and(udp));
+                assert!(begun.elapsed() < PATIENCE, "only {came} packets came out: {}", all());
+            }
+            (0..u32::from(FLOWS)).for_each(|number| to.send(&answer(number).bytes()));
+        }
+        // The queue is split and joined, twice.
+        for _ in 0..2 {
+            while to.receive().is_some() {}
+            let (before, mut wrong) = (fast().iter().sum::<u64>(), 0);
+            let came = send_paced_while(
+                (&from, &to),
+                FLOWS,
+                teeth(LOW_TEETH),
+                |number| to_remote(number).bytes(),
+                |number, bytes| {
+                    let translated = to_remote(number).with(|ip| ip[12..16].copy_from_slice(&[10, 0, 1, 1]));
+                    wrong += u64::from(bytes != translated.routed(Mac([2, 0, 0, 0, 7, 1]), P1, &[]));
+                },
+                || {
+                    bed.wait_for("a queue that is split", |report| split(report).is_some());
+                    thread::sleep(Duration::from_secs(1));
+                },
+            );
+            eprintln!("{came:?}");
+            assert_eq!(
+                (came.overtaken, came.received, wrong),
+                (0, came.sent, 0),
+                "(overtaken, received, wrong)"
+            );
+            bed.wait_for("the queue to be whole", |report| split(report).is_none());
+            let fast = fast();
+            let bypassed = fast.iter().sum::<u64>() - before;
+            assert_eq!(
+                (fast.len(), bypassed),
+                (FLOWS.into(), came.sent),
+                "(fast connections, their packets)"
+            );
+        }
     });
 }
