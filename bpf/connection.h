@@ -140,9 +140,9 @@ static __always_inline bool is_valid(const struct connection *c, __u32 router, _
 }
 
 /*
- * Packets of both directions go to the kernel from now on. User space looks for the flags that it has seen. Two CPUs may
- * see FIN and RST at the same time. The compiler has only 64-bit operations for
- * that, and `ended` is the lower half of a word.
+ * Packets of both directions go to the kernel from now on. User space looks for the flags that it has seen.
+ * Two CPUs may see FIN and RST at the same time, so the flags are set atomically. The compiler has only 64-bit atomic
+ * operations; `ended` is the lower half of a 64-bit word.
  */
 static __always_inline void end_connection(__u32 row, __u8 flags)
 {

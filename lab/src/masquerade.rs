@@ -66,7 +66,7 @@ const MOST_WAVES: u32 = 10;
 /// packet each.
 const LOOK: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_secs(90);
-/// Longer than that if there are more connections than this for each second.
+/// With many connections, patience is longer: one second for each this many connections.
 const LEAST_PER_S: u32 = 4000;
 /// How old the daemon's report of fast connections can be.
 const REPORTED: Duration = Duration::from_secs(10);
@@ -147,7 +147,7 @@ impl Drop for Room {
         if let Some(before) = &self.0
             && let Err(error) = fs::write(LIMIT, before)
         {
-            eprintln!("{LIMIT} does not have its old value, {}: {error}", before.trim());
+            eprintln!("cannot set {LIMIT} back to {}: {error}", before.trim());
         }
     }
 }
@@ -164,7 +164,7 @@ fn send_answers(testbed: &Testbed, answers: &[Vec<u8>]) -> Result<()> {
     Ok(())
 }
 
-/// Sends at least a packet of each connection, which are the generator's targets.
+/// Sends at least one packet of each connection. The connections are the generator's targets.
 ///
 /// # Errors
 /// The generator fails.
@@ -231,10 +231,10 @@ fn reasons(connections: &Value) -> BTreeMap<&str, usize> {
     reasons
 }
 
-/// The number of fast connections, once nearly all of these are. The daemon's report may be seconds old.
+/// Waits until nearly all of these connections are fast, and returns how many are. The daemon's report may be seconds old.
 ///
 /// # Errors
-/// They are not, or the daemon does not answer.
+/// Fewer are fast after [`REPORTED`], or the daemon does not answer.
 pub fn until_held(millrace: &Millrace, connections: u32) -> Result<u64> {
     let begun = Instant::now();
     loop {
@@ -242,7 +242,10 @@ pub fn until_held(millrace: &Millrace, connections: u32) -> Result<u64> {
         if held as f64 >= NEARLY_ALL * f64::from(connections) {
             return Ok(held);
         }
-        ensure!(begun.elapsed() < REPORTED, "only {held} of {connections} connections are fast at a time");
+        ensure!(
+            begun.elapsed() < REPORTED,
+            "only {held} of {connections} connections are fast at the same time"
+        );
         sys::sleep(LOOK)?;
     }
 }

@@ -87,7 +87,7 @@ pub struct Testbed {
     pub placing: String,
     /// Millrace enforces shares of full cores.
     pub shares: bool,
-    /// The most fast connections of Millrace.
+    /// How many connections of Millrace may be fast (`connections` in `[firewall]`).
     pub connections: u32,
     /// See [`Testbed::forwarded_by`].
     subject: Mutex<(Vec<i32>, Vec<Running>)>,

@@ -31,7 +31,7 @@ use crate::{
 
 /// Millrace's default, and the most connections that are made at a time.
 const DEFAULT_CONNECTIONS: u32 = 65_536;
-/// Connections with packets of both directions last longer than making a million of them takes.
+/// The timeout of connections with packets in both directions: longer than it takes to make a million of them.
 const LASTS: (&str, &str) = ("net/netfilter/nf_conntrack_udp_timeout_stream", "900");
 /// A rule that no packet of the workload meets.
 const ANOTHER_RULE: &str = "add rule inet firewall forward udp dport 7 accept";
@@ -59,10 +59,10 @@ pub struct FirewallOptions {
     pub(super) sampling: Sampling,
 }
 
-/// Seconds until connections are fast.
+/// How long connections take to become fast, in seconds.
 struct Delays {
     at_first: f64,
-    /// The fast connections at that time.
+    /// How many connections are fast before the rule changes.
     held: u64,
     /// After a rule has changed.
     again: f64,
@@ -123,7 +123,7 @@ pub(super) fn run(options: &FirewallOptions, output: &Output) -> Result<()> {
     recorder.line(&json!({"record": "summary", "case": "firewall", "medians": summary}))
 }
 
-/// The medians that are compared with goals.
+/// The figures that are compared with goals: medians, and the longest delay after a rule change.
 fn summary_of(connections: u32, results: &Results, delays: &[Delays]) -> Map<String, Value> {
     let cost = |name| figures(results, name, 0, ns);
     let [linux, millrace, plain] = ["linux", "millrace", "millrace, no rules"].map(cost);
@@ -223,12 +223,11 @@ fn one(
     ruled: bool,
 ) -> Result<Found> {
     let connections = workload.targets.len() as u32;
-    forget(testbed)?;
-    let _room = Room::make(connections * 2)?;
     // A router leaves some room for others.
     testbed.connections = (connections + connections / 8).next_power_of_two().max(DEFAULT_CONNECTIONS);
-    testbed.box_namespace.sysctl(&[LASTS])?;
     let millrace = start(testbed, name, ruled)?;
+    let _room = Room::make(connections * 2)?;
+    testbed.box_namespace.sysctl(&[LASTS])?;
     let mut delays = None;
     if ruled {
         let (mut begun, mut at_first) = (0, 0.0);
@@ -244,7 +243,6 @@ fn one(
             send_to_all(testbed, begun, workload.frame_bytes)?;
         }
         if let Some(millrace) = &millrace {
-            testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes)?;
             let change = |testbed: &Testbed| nft(&testbed.box_namespace, ANOTHER_RULE);
             let held = until_held(millrace, connections)?;
             delays = Some(Delays { at_first, held, again: until_fast(testbed, millrace, change)? });

@@ -42,7 +42,8 @@ pub fn until_ruled(daemon: &mut Daemon, bed: &Bed) {
         let red = router(status, bed.red_name());
         red["ruled"]["ipv4"] == true && red["why_not"]["ipv4"] == serde_json::json!([])
     });
-    // The thread that answers has heard of the rules by now, and listens to conntrack. It leaves older connections to Linux.
+    // Once the thread of connections has answered, it knows the rules and listens to conntrack. It leaves connections that
+    // began earlier to Linux.
     connections(daemon, &[]);
 }
 

@@ -245,21 +245,27 @@ pub struct Headers {
     pub length: usize,
 }
 
+/// The VLAN tags of a frame, the EtherType behind them, and the bytes behind that; `None`: it has no EtherType. Tags that
+/// a [`Vlan`] cannot hold count as an EtherType.
+pub fn behind_tags(frame: &[u8]) -> Option<(Vlan, u16, &[u8])> {
+    let word = |at: usize| Some(u16::from_be_bytes(frame.get(at..at + 2)?.try_into().ok()?));
+    let (mut vlan, mut at) = (Vlan::NONE, 12);
+    let mut ether_type = word(at)?;
+    while matches!(ether_type, 0x8100 | 0x88a8) {
+        let (Some(tci), Some(next)) = (word(at + 2), word(at + 4)) else { break };
+        let Some(pushed) = vlan.push(Tag { vid: tci & 0xfff, service: ether_type == 0x88a8 }) else {
+            break;
+        };
+        (vlan, ether_type, at) = (pushed, next, at + 4);
+    }
+    Some((vlan, ether_type, frame.get(at + 2..).unwrap_or_default()))
+}
+
 impl Headers {
     /// Reads the headers of a frame; `None`: it has no whole Ethernet header.
     pub fn read(frame: &[u8]) -> Option<Headers> {
         let mac = |at: usize| Mac::from_slice(frame.get(at..at + 6)?).map(|m| m.to_string());
-        let word = |at: usize| Some(u16::from_be_bytes(frame.get(at..at + 2)?.try_into().ok()?));
-        let (mut vlan, mut at) = (Vlan::NONE, 12);
-        let mut ether_type = word(at)?;
-        while matches!(ether_type, 0x8100 | 0x88a8) {
-            let (Some(tci), Some(next)) = (word(at + 2), word(at + 4)) else { break };
-            let Some(pushed) = vlan.push(Tag { vid: tci & 0xfff, service: ether_type == 0x88a8 }) else {
-                break;
-            };
-            (vlan, ether_type, at) = (pushed, next, at + 4);
-        }
-        let ip = frame.get(at + 2..).unwrap_or_default();
+        let (vlan, ether_type, ip) = behind_tags(frame)?;
         let v4 = |at: usize| Some(IpAddr::from(<[u8; 4]>::try_from(ip.get(at..at + 4)?).ok()?));
         let v6 = |at: usize| Some(IpAddr::from(<[u8; 16]>::try_from(ip.get(at..at + 16)?).ok()?));
         let (source, destination, ttl) = match ether_type {
@@ -275,7 +281,10 @@ impl Headers {
             source,
             destination,
             ttl,
-            checksum: (ether_type == 0x0800).then(|| word(at + 12)).flatten(),
+            checksum: (ether_type == 0x0800)
+                .then(|| ip.get(10..12)?.try_into().ok())
+                .flatten()
+                .map(u16::from_be_bytes),
             length: frame.len(),
         })
     }

@@ -101,6 +101,7 @@ pub struct Drains {
     exits: Vec<Exit>,
     /// The time that is left to wait in this round.
     left: Duration,
+    /// The clock. Tests have one of their own.
     now: Box<dyn Fn() -> Duration + Send>,
     pub told: Drained,
 }

@@ -29,7 +29,7 @@ pub const CONNECTION_NOTES: u64 = 256;
 pub const LOCAL_NOTES: u64 = 16;
 /// Rows of `connection_counts`.
 const COUNTS: usize = 2 * MAX_ROUTERS;
-/// The least rows of `candidates` for each CPU. Connections that share a row count their packets one after another.
+/// The fewest rows of `candidates` for each CPU. Connections that share a row take turns.
 const LEAST_CANDIDATES: usize = 16_384;
 /// More rows for each CPU, for packets to addresses of the router.
 pub(crate) const LOCAL_CANDIDATES: usize = 2048;
@@ -107,7 +107,7 @@ impl ConnectionMaps {
     }
 }
 
-/// Rows of `candidates` for each CPU: twice its part of the connections, if all have equal parts.
+/// Rows of `candidates` for each CPU: twice its equal part of the connections.
 fn candidates_for(pairs: usize, cpus: usize) -> usize {
     (2 * pairs / cpus).next_power_of_two().max(LEAST_CANDIDATES)
 }

@@ -24,7 +24,7 @@ const PLAIN: &str = "
     add rule inet filter forward iifname lan accept";
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// All connections, those of protocol `first` in front. `tell` gets their number.
+/// Runs `tell` with all connections, those of protocol `first` in front, and with the number of the latter.
 fn story(first: u8, tell: impl FnOnce(&mut Story, usize) + Send + 'static) {
     common::in_new_namespace(move || {
         if !router::has_flow_tables() {
@@ -60,7 +60,7 @@ fn a_rule_with_flow_add_makes_tcp_fast() {
     });
 }
 
-/// Linux removes connections from its flow table that it sees no packets of. The other router still has them there.
+/// Linux removes a connection from its flow table if it sees no packets of it. The router without Millrace keeps it.
 #[test]
 #[ignore = "needs root"]
 fn fast_connections_leave_the_flow_table() {
@@ -114,7 +114,7 @@ impl Story {
         }
     }
 
-    /// New connections of TCP have the ports of old ones.
+    /// Begins TCP connections with the ports of old ones, and waits until they are fast.
     fn begin_again(&mut self, tcp: usize) {
         self.worlds.until_not_fast(&self.connections);
         self.begin(|c| c.protocol == TCP);
@@ -132,7 +132,7 @@ impl Story {
         assert_eq!(self.worlds.linux.in_flow_table(), self.connections.len());
     }
 
-    /// The one difference: Linux does not ask rules about connections in its flow table, even new rules.
+    /// Linux does not apply new rules to connections in its flow table. Millrace applies them to fast connections.
     fn a_rule_drops_all(&mut self) {
         self.worlds.nft("insert rule inet filter forward meta l4proto tcp drop");
         let spec = Spec::small(&mut self.rng);

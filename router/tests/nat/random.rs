@@ -662,8 +662,9 @@ impl Round<'_> {
                     ends.into_iter().all(|(way, flags)| self.segment(at, way, flags))
                 }
             };
-            // After RST, Linux takes a SYN for a new beginning only if it comes next and from the same end. It ignores others, and
-            // the packets after them are outside of the old window. Connections that were fast have no window.
+            // After an RST, Linux accepts a SYN as a new beginning only if it is the next packet and from the same end. It
+            // ignores other SYNs, and packets after these are outside the old window. Linux does not check the window of
+            // connections that were fast.
             let is_last = end == 2 && !self.is_liberal && is_begun_again;
             let may_begin = has_ended && (!is_last || way == 0) || self.is_liberal;
             // Late packets. Without the connection they could begin one that has the translated ports.

@@ -41,7 +41,7 @@ pub enum Rules {
     /// A stateful filter and NAT.
     Nat,
     Filter,
-    /// As `Nat`, and a rule adds established connections to a flow table. Millrace has its usual configuration.
+    /// As `Nat`, and a rule adds established connections to a flow table. Millrace has its default configuration.
     FlowTable,
 }
 
@@ -147,7 +147,7 @@ impl Router {
         if self.placement == Placement::Vlan {
             // It would send frames of its own, without a tag.
             common::run(&format!("sysctl -qw net.ipv6.conf.{port}.disable_ipv6=1"));
-            // Otherwise a fragment has no room for its tag, unless XDP made room. Without room, Linux cuts packets elsewhere.
+            // Otherwise only frames of a port with XDP have room for a tag. Without room, Linux cuts fragments at other places.
             common::run(&format!("ethtool -K {port} txvlan on"));
         }
         common::run(&format!("ip link set {outside} mtu 9000 up arp off"));

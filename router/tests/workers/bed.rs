@@ -66,7 +66,7 @@ pub struct Orders {
     pub chains_wait: AtomicBool,
     pub put_fails: AtomicBool,
     pub settles_not: AtomicBool,
-    /// The thread that gives packets to the kernel waits before each.
+    /// The thread that gives packets to the kernel waits before each packet.
     pub up_waits: AtomicBool,
     /// How many slots of path 0 were emptied.
     pub emptied: AtomicU32,
@@ -310,7 +310,7 @@ pub fn tables() -> Arc<HeapMemory> {
     writer().memory().clone()
 }
 
-/// The neighbour of p1 that all packets go to.
+/// Makes the neighbour of p1 that all packets go to known, or unknown.
 pub fn next_is(known: bool) -> Op {
     Op::Neighbour(2, GATEWAY.parse().unwrap(), known.then_some(NEXT))
 }

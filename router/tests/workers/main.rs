@@ -103,8 +103,8 @@ fn bytes_go_through_their_chain_and_up() {
     });
 }
 
-/// A next hop becomes known while packets to it wait for the kernel. Later ones of their flow do not overtake them, but those of other
-/// destinations and paths do. Only so many wait, and only for so long.
+/// A next hop becomes known while packets to it wait for the kernel. Later packets of their flow wait behind them.
+/// Packets to other destinations or of other paths do not. The number of packets that wait and their time are limited.
 #[test]
 #[ignore = "needs root"]
 fn packets_wait_behind_those_that_wait_for_the_kernel() {
@@ -181,7 +181,7 @@ fn packets_wait_behind_those_that_wait_for_the_kernel() {
         assert_eq!(out_of(&kernel, 2, is_ours).len(), 2);
         until("both to go up", || bed.report().up.all.packets == ups.get());
 
-        // A path that moves takes nothing with it.
+        // Before a path moves, its packets that wait leave.
         one_waits(&flow[..2]);
         all_taken();
         let moved = [(0, PathPlan { cores: Some([0].into()), ..route }), paths[1].clone()];

@@ -117,7 +117,7 @@ fn io_is_shared_while_it_is_scarce() {
                     && io(&after).used.is_some_and(|of| (of / used - 1.0).abs() < 0.1)
             );
             // The worker uses less than its whole core: between two rounds of the generator it has nothing to
-            // do. The use and the time of a second are not read at the same moment.
+            // do. The worker's use and the clock are not read at the same moment.
             assert!(
                 (0.5..1.1).contains(&worker(&after).used["CPU cycles"]),
                 "the worker's use of its core: {:?}",

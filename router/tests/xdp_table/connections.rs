@@ -708,7 +708,7 @@ fn connections_are_noted_after_some_packets() {
         send(&mut bed, &tcp(ACK), 1);
         assert_eq!(bed.notes().len(), 1);
 
-        // Another egress counts anew, too: a masquerade may choose another address there.
+        // Packets that leave by another interface are counted from 1 again: a masquerade may choose another address.
         send(&mut bed, &tcp(ACK), 7);
         bed.w.apply([route4(0, "10.0.2.9/32", via(3, "10.0.3.254"))]);
         send(&mut bed, &tcp(ACK), 7);

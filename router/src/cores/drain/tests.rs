@@ -41,7 +41,7 @@ fn emptied(transmit: Transmit) -> Transmit {
 
 fn drains(rings: &Rings, several: bool) -> Drains {
     let mut drains = Drains::new(Some(Box::new(rings.clone())));
-    // Each look at the clock takes 50 us, whatever else the machine does.
+    // The clock advances by 50 us each time it is read, so other work on the machine does not matter.
     let looks = AtomicU32::new(0);
     drains.now = Box::new(move || Duration::from_micros(50) * looks.fetch_add(1, Relaxed));
     drains.leave_by(vec![Exit { ifindex: 8, several }]);

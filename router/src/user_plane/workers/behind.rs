@@ -6,22 +6,26 @@
 //! given the earlier ones to the kernel.
 //!
 //! A flow is a path's packets to a destination, so paths do not wait for each other. The number of packets that wait is
-//! limited, and so is their time. If that is not enough, the flow is reordered once. The same happens if the path moves to
-//! another worker meanwhile.
+//! limited, and so is their time. At a limit, packets leave before the kernel has got the earlier ones, so their flows may be
+//! reordered. The same happens if the path moves to another worker.
 
-use crate::user_plane::af_xdp::MOST_PATHS;
+use super::own;
+use crate::{base::packet::behind_tags, user_plane::af_xdp::MOST_PATHS};
 use logic::{paths::PathId, reason::Reason};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    net::IpAddr,
+};
 
 /// The most packets of a path that wait.
 const MOST: usize = 64;
-/// The most packets of a worker that wait. They are packets in hand.
+/// The most packets of a worker that wait. Their buffers are part of `WorkersSettings::in_hand`.
 const MOST_OF_ALL: usize = 256;
 /// Packets that have waited for this long leave as soon as the worker looks.
 const LONGEST_NS: u64 = 10_000_000;
 
-/// The kernel forwards packets that go up for these reasons, or drops them only because it does not know more. The worker may
-/// forward later ones of the same flow itself.
+/// For these reasons, the kernel forwards a packet, or drops it only because a route or a neighbour is not known yet. The
+/// worker may soon forward later packets of the same flow itself.
 pub(super) fn may_be_forwarded_soon(reason: Reason) -> bool {
     matches!(
         reason,
@@ -40,19 +44,13 @@ pub(super) fn may_be_forwarded_soon(reason: Reason) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Flow {
     path: PathId,
-    /// As in the packet, or 0.
-    destination: [u8; 16],
+    destination: Option<IpAddr>,
 }
 
 impl Flow {
     pub fn of_frame(path: PathId, frame: &[u8]) -> Flow {
-        let ether_type = |at: usize| Some((frame.get(at)?, frame.get(at + 1)?));
-        let mut at = 12;
-        while matches!(ether_type(at), Some((0x81, 0x00) | (0x88, 0xa8))) {
-            at += 4;
-        }
-        let packet = match ether_type(at) {
-            Some((0x08, 0x00) | (0x86, 0xdd)) => frame.get(at + 2..).unwrap_or_default(),
+        let packet = match behind_tags(frame) {
+            Some((_, 0x0800 | 0x86dd, packet)) => packet,
             _ => &[],
         };
         Flow::of_packet(path, packet)
@@ -60,14 +58,7 @@ impl Flow {
 
     /// Of an IP packet.
     pub fn of_packet(path: PathId, packet: &[u8]) -> Flow {
-        let found = match packet.first().map(|first| first >> 4) {
-            Some(4) => packet.get(16..20),
-            Some(6) => packet.get(24..40),
-            _ => None,
-        };
-        let mut destination = [0; 16];
-        destination.iter_mut().zip(found.unwrap_or_default()).for_each(|(to, from)| *to = *from);
-        Flow { path, destination }
+        Flow { path, destination: own::ends(packet).map(|(_, destination)| destination) }
     }
 }
 
@@ -81,11 +72,11 @@ struct Waiting<P> {
 
 /// The packets of a worker that wait.
 pub(super) struct Behind<P> {
-    /// Packets that the kernel has not got yet, numbered from 1, as far as others may have to wait for them.
+    /// Packets that the kernel has not got yet and that others may have to wait for. Numbers begin at 1.
     ups: VecDeque<(u64, Flow)>,
-    /// Their number by path.
+    /// How many of these each path has.
     of_path: [u32; MOST_PATHS],
-    /// The last of these, by flow.
+    /// The number of each flow's last one.
     last: HashMap<Flow, u64>,
     /// By path. No list is empty.
     waiting: BTreeMap<PathId, VecDeque<Waiting<P>>>,
@@ -125,13 +116,13 @@ impl<P> Behind<P> {
         self.waiting.get(&flow.path)?.iter().position(|one| one.flow == flow)
     }
 
-    /// Whether a packet more of this path would find no room.
+    /// Whether there is no room for another packet of this path.
     pub fn is_full(&self, path: PathId) -> bool {
         self.count >= MOST_OF_ALL || self.waiting.get(&path).is_some_and(|waiting| waiting.len() >= MOST)
     }
 
     /// Lets a packet wait if it would overtake an earlier one. Otherwise, or if there is no room, returns it. `done`: how many
-    /// packets the kernel has got. Packets of the path that may leave must have been taken before.
+    /// packets the kernel has got.
     pub fn hold(&mut self, flow: Flow, done: u64, now_ns: u64, packet: P) -> Option<P> {
         self.forget(done);
         let needs = self.last.get(&flow).copied();
@@ -144,7 +135,7 @@ impl<P> Behind<P> {
         None
     }
 
-    /// Takes a packet that may leave now: the kernel has got the earlier ones, or it has waited too long.
+    /// Takes a packet that may leave now, because the kernel has got the earlier ones or the packet has waited too long.
     pub fn take(&mut self, done: u64, now_ns: u64) -> Option<P> {
         self.forget(done);
         let may_leave =
@@ -156,7 +147,8 @@ impl<P> Behind<P> {
         self.take_of(path)
     }
 
-    /// Takes the next packet of this path in any case. Later ones of its flow wait no longer for what it waited for.
+    /// Takes the next packet of this path in any case. Packets of its flow that arrive later do not wait for
+    /// the kernel's packets that it waited for.
     pub fn take_of(&mut self, path: PathId) -> Option<P> {
         self.take_at(path, 0)
     }
@@ -205,7 +197,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn flow(path: PathId, last: u8) -> Flow {
-        Flow { path, destination: [last; 16] }
+        Flow { path, destination: Some([last; 16].into()) }
     }
 
     fn taken(behind: &mut Behind<u32>, done: u64, now_ns: u64) -> Vec<u32> {
@@ -218,17 +210,20 @@ mod tests {
         packet[16..].copy_from_slice(&[10, 1, 2, 3]);
         let framed = |tags: &[u8], packet: &[u8]| [&[0; 12], tags, packet].concat();
         let of_packet = Flow::of_packet(1, &packet);
-        assert_eq!(of_packet.destination[..5], [10, 1, 2, 3, 0]);
+        assert_eq!(of_packet.destination, Some([10, 1, 2, 3].into()));
         for tags in [&[8, 0][..], &[0x81, 0, 0, 7, 8, 0], &[0x88, 0xa8, 0, 1, 0x81, 0, 0, 2, 8, 0]] {
             assert_eq!(Flow::of_frame(1, &framed(tags, &packet)), of_packet);
         }
         assert_ne!(Flow::of_packet(2, &packet), of_packet);
         let mut packet = vec![0x60; 40];
         packet[39] = 1;
-        assert_eq!(Flow::of_frame(1, &framed(&[0x86, 0xdd], &packet)).destination[14..], [0x60, 1]);
+        let destination =
+            Some([[0x60; 15].as_slice(), &[1]].concat()).and_then(|bytes| bytes.try_into().ok());
+        let destination = destination.map(|bytes: [u8; 16]| bytes.into());
+        assert_eq!(Flow::of_frame(1, &framed(&[0x86, 0xdd], &packet)).destination, destination);
         let nowhere =
             [&[][..], &[0x45], &[0x81, 0, 0, 7, 8], &framed(&[8, 6], &[0; 28]), &framed(&[8, 0], &[])];
-        nowhere.into_iter().for_each(|bytes| assert_eq!(Flow::of_frame(1, bytes), flow(1, 0)));
+        nowhere.into_iter().for_each(|bytes| assert_eq!(Flow::of_frame(1, bytes).destination, None));
     }
 
     #[test]
@@ -268,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_waited_too_long_leaves_and_lets_later_ones_pass() {
+    fn a_packet_that_has_waited_too_long_leaves_and_later_ones_do_not_wait() {
         let mut behind = Behind::default();
         behind.note(flow(1, 1), 1, 0);
         assert_eq!(behind.hold(flow(1, 1), 0, 5, 1), None);
@@ -281,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_by_what_the_kernel_has_not_got() {
+    fn memory_is_bounded_by_the_packets_that_the_kernel_has_not_got() {
         let mut behind = Behind::<u32>::default();
         (1..=100_000).for_each(|n| behind.note(flow(1, n as u8), n, n.saturating_sub(10)));
         assert_eq!((behind.ups.len(), behind.last.len(), behind.of_path[1]), (10, 10, 10));
@@ -292,7 +287,7 @@ mod tests {
         path: PathId,
         key: u8,
         number: u32,
-        /// What the kernel had to get before it, and when it came.
+        /// The last packet that the kernel must get before this one, and the time when this one arrived.
         needs: u64,
         since: u64,
     }

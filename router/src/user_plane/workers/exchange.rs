@@ -151,7 +151,7 @@ impl Bound {
         !self.behind.is_empty()
     }
 
-    /// Lets packets leave after this turn whose earlier ones the kernel has got.
+    /// Lets packets leave after this turn if they need not wait for earlier ones any more.
     pub fn release(&mut self, desk: &mut Desk) {
         let (done, now_ns) = (desk.gate.done(), desk.clock.ns(desk.clock.cycles()));
         while let Some((path, port, buffer)) = self.behind.take(done, now_ns) {
@@ -192,7 +192,9 @@ impl Bound {
         if !self.behind.concerns(path) {
             return self.leave_by(desk, path, port, buffer);
         }
-        self.release(desk);
+        if self.behind.is_full(path) {
+            self.release(desk);
+        }
         if self.behind.is_full(path) {
             self.release_all(desk, Some(path));
         }
@@ -202,7 +204,7 @@ impl Bound {
         }
     }
 
-    /// A packet goes to the kernel: later ones of its flow must not overtake it, and it must not overtake earlier ones.
+    /// Gives a packet to the kernel. Packets of its flow that wait leave before it; later ones wait for it.
     #[cold]
     fn go_up(&mut self, desk: &mut Desk, path: PathId, frame: &Arrived, reason: Reason, is_own: bool) {
         let data = frame.data();
@@ -210,9 +212,9 @@ impl Bound {
         while let Some((path, port, buffer)) = self.behind.take_flow(flow) {
             self.leave_by(desk, path, port, buffer);
         }
-        let is_given = desk.gate.give(reason, is_own, frame.ingress, desk.now_ns, data);
-        if is_given && may_be_forwarded_soon(reason) {
-            self.behind.note(flow, desk.gate.given(), desk.gate.done());
+        let is_queued = desk.gate.give(reason, is_own, frame.ingress, desk.now_ns, data);
+        if is_queued && may_be_forwarded_soon(reason) {
+            self.behind.note(flow, desk.gate.queued(), desk.gate.done());
         }
     }
 

@@ -6,7 +6,7 @@
 //! (`raw_send_hdrinc`).
 
 use crate::{base::guard::locked, linux::netns::NamespaceRef};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use logic::plan::RouterId;
 use rustix::net::{
     AddressFamily, SendFlags, SocketFlags, SocketType, bind, ipproto, sendto, socket_with,
@@ -63,7 +63,8 @@ impl Senders {
     /// The data is not an IP packet with a whole header, its source is not an address of the machine, or the kernel does not
     /// send it.
     pub fn send(&mut self, cookie: u64, packet: &[u8], enter: impl FnOnce() -> Result<()>) -> Result<()> {
-        let (source, destination) = ends(packet)?;
+        let (source, destination) =
+            ends(packet).context("the data is not an IP packet with a whole header")?;
         let sender = match self.0.entry((cookie, source.is_ipv6())) {
             std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
             std::collections::hash_map::Entry::Vacant(place) => {
@@ -84,21 +85,21 @@ impl Senders {
     }
 }
 
-/// Source and destination.
-fn ends(packet: &[u8]) -> Result<(IpAddr, IpAddr)> {
+/// Source and destination of an IP packet; `None`: the data has no whole header.
+pub(super) fn ends(packet: &[u8]) -> Option<(IpAddr, IpAddr)> {
     match packet.first().map(|first| first >> 4) {
         Some(4) if let Some(&[source @ .., a, b, c, d]) = packet.first_chunk::<20>() => {
             let [.., e, f, g, h] = source;
-            Ok((Ipv4Addr::new(e, f, g, h).into(), Ipv4Addr::new(a, b, c, d).into()))
+            Some((Ipv4Addr::new(e, f, g, h).into(), Ipv4Addr::new(a, b, c, d).into()))
         }
         Some(6)
             if let Some((source, destination)) =
                 packet.get(8..40).and_then(|ends| ends.split_first_chunk::<16>()) =>
         {
-            let destination: [u8; 16] = destination.try_into()?;
-            Ok((Ipv6Addr::from(*source).into(), Ipv6Addr::from(destination).into()))
+            let destination: [u8; 16] = destination.try_into().ok()?;
+            Some((Ipv6Addr::from(*source).into(), Ipv6Addr::from(destination).into()))
         }
-        _ => bail!("the data is not an IP packet with a whole header"),
+        _ => None,
     }
 }
 
@@ -132,7 +133,7 @@ mod tests {
         assert_eq!(ends(&packet).unwrap(), ("::1".parse().unwrap(), "::2".parse().unwrap()));
         for (first, length) in [(0x45, 19), (0x60, 39), (0x50, 40), (0x45, 0)] {
             packet[0] = first;
-            assert!(ends(&packet[..length]).is_err(), "{first:x} {length}");
+            assert!(ends(&packet[..length]).is_none(), "{first:x} {length}");
         }
     }
 }

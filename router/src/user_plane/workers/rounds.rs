@@ -29,8 +29,8 @@ use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 const LOOKS_FOR_PACKETS: Duration = Duration::from_micros(1);
 /// How often rings are looked at, and packets that wait for a TX ring are sent.
 const LOOKS_AFTER_RINGS: Duration = Duration::from_micros(20);
-/// A sleeping worker wakes after this time if packets wait for a TX ring. The time doubles, up to the second value, each
-/// time that nothing has left. When a port is up again, a command wakes the worker anyway.
+/// A sleeping worker wakes after this time if packets wait. If they wait only for a TX ring, the time doubles, up to the
+/// second value, each time that nothing has left. When a port is up again, a command wakes the worker anyway.
 const FLUSHES: Duration = Duration::from_millis(1);
 const FLUSHES_AT_LEAST: Duration = Duration::from_secs(1);
 /// This many panics within this time stop a path.
@@ -155,7 +155,7 @@ impl Inner {
         bits(self.stopped).for_each(|path| self.drop_packets(path));
     }
 
-    /// Sends packets that waited for earlier ones, which the kernel has got now.
+    /// Sends packets that need not wait for earlier ones any more.
     fn release(&mut self) {
         let Inner { desk, io, bound, .. } = self;
         if bound.has_behind() {

@@ -152,7 +152,7 @@ pub(super) enum How {
 }
 
 enum Message {
-    /// `done` counts the packets of a gate that were given, or lost.
+    /// `done`: how many packets of the gate the kernel has got, or were lost.
     Packet {
         payer: usize,
         how: How,
@@ -193,7 +193,7 @@ impl Ups {
         let Ups { to, line, budgets } = self;
         let buckets = vec![[Bucket::FULL; 2]; PAYERS];
         let (done, seen) = Default::default();
-        Gate { to: to.clone(), line: line.clone(), budgets: *budgets, buckets, given: 0, done, seen }
+        Gate { to: to.clone(), line: line.clone(), budgets: *budgets, buckets, queued: 0, done, seen }
     }
 
     pub fn report(&self) -> UpReport {
@@ -328,23 +328,23 @@ pub(super) struct Gate {
     budgets: Budgets,
     /// By payer, for exceptions and for control.
     buckets: Vec<[Bucket; 2]>,
-    /// Packets that were left to the thread, and how many of these it has given to the kernel or lost.
-    given: u64,
+    /// Packets put into the thread's queue, and how many of these it has given to the kernel or lost.
+    queued: u64,
     done: Arc<AtomicU64>,
     /// `done` when it was last read.
     seen: u64,
 }
 
 impl Gate {
-    /// How many packets were left to the thread.
-    pub fn given(&self) -> u64 {
-        self.given
+    /// How many packets were put into the thread's queue.
+    pub fn queued(&self) -> u64 {
+        self.queued
     }
 
     /// Whether the thread still has packets of this gate.
     #[inline]
     pub fn has_waiting(&mut self) -> bool {
-        self.given != self.seen && self.done() != self.given
+        self.queued != self.seen && self.done() != self.queued
     }
 
     /// How many packets the thread has given to the kernel, or lost.
@@ -385,14 +385,14 @@ impl Gate {
         }
         let how = if is_own { How::Own(ingress.router) } else { How::Came(ingress.port) };
         let message = Message::Packet { payer: number, how, data: data.into(), done: self.done.clone() };
-        let is_given = self.to.send(message).is_ok();
-        if is_given {
-            self.given += 1;
+        let is_queued = self.to.send(message).is_ok();
+        if is_queued {
+            self.queued += 1;
         } else {
             self.line.leave(payer);
             payer.failed.fetch_add(1, Relaxed);
         }
-        is_given
+        is_queued
     }
 }
 
