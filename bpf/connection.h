@@ -140,7 +140,7 @@ static __always_inline bool is_valid(const struct connection *c, __u32 router, _
 }
 
 /*
- * Packets of both directions go to the kernel from now on. User space looks for the flags that it has seen.
+ * Packets of both directions go to the kernel from now on. User space reads which of these flags the program has seen.
  * Two CPUs may see FIN and RST at the same time, so the flags are set atomically. The compiler has only 64-bit atomic
  * operations; `ended` is the lower half of a 64-bit word.
  */

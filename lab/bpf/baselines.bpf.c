@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
  * Three baselines without lookups.
- *   pass: every frame goes to the kernel; the least that an XDP program costs Linux.
+ *   pass: every frame goes to the kernel; the least that an XDP program adds to the cost of a packet that the kernel handles.
  *   redirect: every frame leaves by the other port unchanged; the least that any XDP forwarder does.
  *   touch: the same after reading and rewriting the headers (MACs, TTL, checksum); the least that any router does.
  */

@@ -66,7 +66,7 @@ const MOST_WAVES: u32 = 10;
 /// packet each.
 const LOOK: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_secs(90);
-/// With many connections, patience is longer: one second for each this many connections.
+/// The patience is at least one second for this many connections.
 const LEAST_PER_S: u32 = 4000;
 /// How old the daemon's report of fast connections can be.
 const REPORTED: Duration = Duration::from_secs(10);

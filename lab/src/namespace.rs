@@ -57,7 +57,7 @@ impl Namespace {
             ("net/ipv6/conf/default/accept_dad", "0"),
             ("net/ipv6/conf/all/accept_dad", "0"),
             ("net/ipv6/conf/default/accept_ra", "0"),
-            // Reports of multicast listeners that came during a measurement could count as lost.
+            // MLD reports that are sent during a measurement could be counted as lost packets.
             ("net/ipv6/conf/default/mldv2_unsolicited_report_interval", "1"),
         ])?;
         command::ip(&format!("-netns {} link set lo up", namespace.name))?;

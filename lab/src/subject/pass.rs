@@ -1,5 +1,5 @@
-//! Linux behind an XDP program that passes each packet up. This is the least that an XDP program costs a packet that the
-//! kernel handles.
+//! Linux behind an XDP program that passes each packet up. This is the least that an XDP program adds to the cost of a
+//! packet that the kernel handles.
 
 use anyhow::Result;
 

@@ -45,8 +45,6 @@ pub enum Refusal {
     Special(Special),
     /// A rule may do something else than accept.
     Ruled(Obstacle),
-    /// Rules accept it only until an element of a set expires, and that is soon.
-    Expiring,
     /// Answers were noted, and Linux ends the connection if packets of the other direction leave by another device.
     OnlyAnswers,
     /// It was translated when it began, but no chain of NAT is left. So Linux forwards its packets as they arrive.
@@ -65,7 +63,7 @@ pub enum Refusal {
     Full,
     /// Linux's timeout of such connections is so short that they are not worth it.
     ShortTimeout,
-    /// A flow table of Linux forwards it. It is UDP, or hardware forwards it.
+    /// It is in a flow table of Linux, and is UDP or is forwarded by hardware.
     InFlowTable,
     /// It has properties that Millrace does not know.
     Unreadable,
@@ -102,7 +100,6 @@ impl fmt::Display for Refusal {
             Refusal::Special(Special::SynProxy) => "synproxy has set it up",
             Refusal::Special(Special::Zone) => "it is in a conntrack zone",
             Refusal::Ruled(obstacle) => return obstacle.fmt(f),
-            Refusal::Expiring => "rules accept it only until an element of a set expires, and that is soon",
             Refusal::OnlyAnswers => "Millrace waits for packets of the direction in which it began",
             Refusal::Untranslated => "it has a translation, but there are no chains of NAT any more",
             Refusal::Busy => "checking the rules for this many connections takes too long; Millrace tries again",
@@ -154,7 +151,7 @@ fn hides_ends(ruleset: &Ruleset, version: Version) -> Option<Obstacle> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Admitted {
     pub ways: Ways,
-    /// As in [`Proof`], about both directions.
+    /// The earlier end of the proofs about both directions; see [`Proof`].
     pub holds_until: Option<Duration>,
 }
 
@@ -175,18 +172,24 @@ impl Admission {
         Admission { firewall, consent, kept: BTreeMap::new(), steps_left: STEPS_PER_S, hides }
     }
 
+    /// Does the next proof have to wait for more steps?
+    pub fn is_busy(&self) -> bool {
+        self.steps_left == 0
+    }
+
     /// A second has passed, and so many steps are left for the next one.
     pub fn renew(&mut self, steps: u32) {
         self.steps_left = steps;
     }
 
     /// Decides about a connection whose packets `note` came in by the first device and left by the second. Answers must take
-    /// the same devices.
+    /// the same devices. A proof that ends before `until` is not enough.
     pub fn admit(
         &mut self,
         note: &ConnectionNote,
         tracked: &Tracked,
         devices: [&Device; 2],
+        until: Duration,
     ) -> Result<Admitted, Refusal> {
         if !is_supported(note.protocol) || tracked.protocol != note.protocol {
             return Err(Refusal::Unknown);
@@ -207,8 +210,8 @@ impl Admission {
             return Err(Refusal::OnlyAnswers);
         }
         let [from, to] = devices;
-        let there = self.prove(note.version, tracked, is_reply, [from, to])?;
-        let back = self.prove(note.version, tracked, !is_reply, [to, from])?;
+        let there = self.prove(note.version, tracked, is_reply, [from, to], until)?;
+        let back = self.prove(note.version, tracked, !is_reply, [to, from], until)?;
         let has_table = !there.flow_tables.is_empty() && !back.flow_tables.is_empty();
         if note.protocol == TCP && self.consent != Consent::All && !has_table {
             return Err(Refusal::NoConsent);
@@ -223,14 +226,16 @@ impl Admission {
         tracked: &Tracked,
         reply: bool,
         [input, output]: [&Device; 2],
+        until: Duration,
     ) -> Result<Proof, Refusal> {
-        if self.steps_left == 0 {
+        if self.is_busy() {
             return Err(Refusal::Busy);
         }
         let traffic = |scope| Traffic { version, input: input.clone(), output: output.clone(), scope };
-        let prover = Prover::new(&self.firewall.rules, version);
+        let prover = Prover::new(&self.firewall.rules, version).holding_until(until);
         let key = (version, tracked.protocol, [input.ifindex, output.ifindex]);
-        if !self.kept.contains_key(&key) {
+        let ends = |kept: &Result<Proof, _>| kept.as_ref().is_ok_and(|proof| proof.ends_before(until));
+        if self.kept.get(&key).is_none_or(ends) {
             let all = traffic(Scope::Established { protocol: tracked.protocol });
             let (proof, steps) = prover.prove(&all, MOST_STEPS_FOR_ALL);
             self.steps_left = self.steps_left.saturating_sub(steps.max(1));
@@ -260,8 +265,8 @@ impl Tracked {
         if self.protocol == TCP && self.tcp_state != Some(TCP_ESTABLISHED) {
             return Err(Refusal::NotEstablished);
         }
-        // Conntrack sees no packets of a connection in a flow table. For TCP, it has seen enough by then. For UDP, it has
-        // not: it calls UDP assured only after later packets.
+        // Conntrack sees no packets of a connection in a flow table. It has seen enough of TCP before, but usually not of
+        // UDP: conntrack calls UDP assured only after later packets.
         let offload = if self.protocol == TCP { HW_OFFLOAD } else { OFFLOAD | HW_OFFLOAD };
         if self.status & offload != 0 {
             return Err(Refusal::InFlowTable);

@@ -1,6 +1,6 @@
-//! Rules have changed, or a proof was made that held only until now: which connections can be fast again.
+//! Decides which connections can be fast again after rules have changed or a proof has ended.
 //!
-//! The kernel plane does not use rows of earlier rules, so Linux sees the packets meanwhile. Nothing that Linux knows of a
+//! The kernel plane does not use their rows, so Linux sees the packets meanwhile. Nothing that Linux knows of a
 //! connection changes with the rules. But it may end, and TCP's flags change with its packets. So Linux is asked again, and
 //! the new rules are checked. The rows stay where they are.
 
@@ -21,7 +21,7 @@ use std::{collections::BTreeMap, time::Duration};
 /// The kernel plane sees FIN again after this time: the new rules have been read.
 const RULES_READ: Duration = Duration::from_secs(1);
 
-/// What was decided about a connection of earlier rules.
+/// What was decided about a connection that waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Again {
     Fast,
@@ -54,9 +54,10 @@ impl<M: ConnectionMemory> Kept<M> {
         self.routers.iter().filter(|(_, router)| !router.waiting.is_empty()).map(|(id, _)| *id).collect()
     }
 
-    /// A connection about which Linux must be asked again, then [`Kept::decide_again`] called.
+    /// A connection about which Linux must be asked again, then [`Kept::decide_again`] called. `None`: no connection waits, or
+    /// proofs have taken too long in the last second.
     pub fn next_waiting(&mut self, router: RouterId) -> Option<(PairId, ConnectionNote)> {
-        let of = self.routers.get_mut(&router)?;
+        let of = self.routers.get_mut(&router).filter(|of| !of.admission.is_busy())?;
         while let Some(id) = of.waiting.pop() {
             if let Some(one) = of.all.get(&id).filter(|one| one.generation != of.rules.generation) {
                 return Some((id, one.note(router)));
@@ -83,7 +84,7 @@ impl<M: ConnectionMemory> Kept<M> {
             let timeout_s = one.owed(counts, tracked.expires_s, clock.now)?;
             Some(Refresh { protocol: note.protocol, tuple: note.tuple, timeout_s })
         });
-        let decided = answer.and_then(|tracked| match self.admit(note, &tracked)? {
+        let decided = answer.and_then(|tracked| match self.admit(note, &tracked, clock.now)? {
             admitted if admitted.ways == ways => {
                 self.hold(note.router, id, admitted.holds_until);
                 self.begin(note, id, &tracked, clock)
@@ -96,9 +97,7 @@ impl<M: ConnectionMemory> Kept<M> {
                 Again::Fast
             }
             Err(Refusal::Busy) => {
-                if let Some(router) = self.routers.get_mut(&note.router) {
-                    router.waiting.push(id);
-                }
+                self.wait_on(note.router, id);
                 Again::Waits
             }
             Err(why) => {
@@ -106,6 +105,13 @@ impl<M: ConnectionMemory> Kept<M> {
                 self.refuse(note, why, clock.now);
                 Again::Out(owed)
             }
+        }
+    }
+
+    /// Lets a connection of [`Kept::next_waiting`] wait for longer.
+    pub fn wait_on(&mut self, router: RouterId, id: PairId) {
+        if let Some(router) = self.routers.get_mut(&router) {
+            router.waiting.push(id);
         }
     }
 

@@ -4,7 +4,7 @@
 //! a note of the kernel plane ── wants ──► Linux is asked ── admit ──► keep ──► fast, until
 //!                                                                              Linux or the program sees its end,
 //!                                                                              rules or devices change,
-//!                                                                              the proof holds no longer,
+//!                                                                              the proof no longer holds,
 //!                                                                              it is idle
 //! ```
 //!
@@ -33,7 +33,7 @@ const BEFORE: Duration = Duration::from_secs(1);
 /// When a connection has had no packets for this long, its timeout in Linux is renewed once more. So Linux forgets it
 /// as late as it would without Millrace.
 const QUIET: Duration = Duration::from_secs(3);
-/// The generation of no rules.
+/// No rules have this generation.
 const NO_GENERATION: u32 = 0;
 /// Connections with shorter timeouts stay with Linux.
 const SHORTEST_S: u32 = 4;
@@ -67,7 +67,7 @@ pub struct Kept<M> {
 
 pub(super) struct Router {
     pub(super) rules: ConnectionRules,
-    admission: Admission,
+    pub(super) admission: Admission,
     pub(super) all: BTreeMap<PairId, One>,
     /// How many of these are of IPv6. Each takes the room of two.
     of_ipv6: usize,
@@ -174,7 +174,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// The jiffies at which the kernel plane stops to forward a connection that is valid until then.
+    /// The jiffies at which the kernel plane stops forwarding a connection that is valid until `valid_until`.
     fn until(&self, valid_until: Duration) -> u64 {
         let left = valid_until.saturating_sub(self.now + BEFORE);
         self.jiffies.saturating_add((left.as_secs_f64() * self.hz) as u64)
@@ -330,11 +330,16 @@ impl<M: ConnectionMemory> Kept<M> {
     ///
     /// # Errors
     /// The reason why it stays with Linux.
-    pub fn admit(&mut self, note: &ConnectionNote, tracked: &Tracked) -> Result<Admitted, Refusal> {
+    pub fn admit(
+        &mut self,
+        note: &ConnectionNote,
+        tracked: &Tracked,
+        now: Duration,
+    ) -> Result<Admitted, Refusal> {
         let router = self.routers.get_mut(&note.router).ok_or(Refusal::Unknown)?;
         let devices = [note.ingress, note.egress].map(|id| router.rules.devices.get(&id));
         let [Some(from), Some(to)] = devices else { return Err(Refusal::Unknown) };
-        router.admission.admit(note, tracked, [from, to])
+        router.admission.admit(note, tracked, [from, to], now + 2 * BEFORE)
     }
 
     /// Is there room for another connection of this router? One router cannot take all of it.
@@ -397,7 +402,7 @@ impl<M: ConnectionMemory> Kept<M> {
     /// Makes a connection fast that was written. `tracked`: what Linux has said since. `clock`: a moment before.
     ///
     /// # Errors
-    /// It has ended meanwhile, Linux is about to forget it, or the proof is about to end. Then it is out of the table.
+    /// It has ended meanwhile, or Linux is about to forget it. Then it is out of the table.
     pub fn begin(
         &mut self,
         note: &ConnectionNote,
@@ -412,10 +417,6 @@ impl<M: ConnectionMemory> Kept<M> {
         if self.table.ended(id) || left < 2 * BEFORE {
             self.remove(note.router, id);
             return Err(Refusal::NotEstablished);
-        }
-        if one.holds_until.is_some_and(|until| until < clock.now + 2 * BEFORE) {
-            self.remove(note.router, id);
-            return Err(Refusal::Expiring);
         }
         one.expires_at = clock.now + left;
         // Linux may have set a shorter timeout than usual. Then it is renewed sooner.
@@ -508,6 +509,7 @@ impl<M: ConnectionMemory> Kept<M> {
                 if one.holds_until.is_some_and(|until| until <= clock.now + BEFORE) {
                     // The proof must be made again.
                     (one.generation, one.holds_until) = (NO_GENERATION, None);
+                    self.table.set_generation(*id, NO_GENERATION);
                     router.waiting.push(*id);
                 }
                 // Linux sees the packets of those that wait.
@@ -618,7 +620,7 @@ fn key(router: RouterId, protocol: u8, tuple: Tuple) -> ConnectionKey {
 }
 
 impl One {
-    /// Both of its directions are.
+    /// Whether it is an IPv6 connection. Both directions always are.
     pub(super) fn is_ipv6(&self) -> bool {
         self.ways.0[0].arrives.source.is_ipv6()
     }

@@ -30,6 +30,8 @@ use std::{
 
 const PAIRS: usize = 8;
 const S: Duration = Duration::from_secs(1);
+/// The time at which a bench begins.
+const NOW: Duration = Duration::from_secs(1000);
 /// Half a minute of jiffies, far from 0.
 const HZ: f64 = 100.0;
 
@@ -102,12 +104,12 @@ impl Bench {
         let memory = Arc::new(HeapConnections::new(rows_for(connections)));
         let mut kept = Kept::new(ConnectionTable::new(memory.clone(), 7), Consent::All);
         kept.follow(vec![rules(3, 1)]);
-        Bench { kept, memory, now: 1000 * S }
+        Bench { kept, memory, now: NOW }
     }
 
     fn keep(&mut self, protocol: u8, n: u16, timeout_s: u32) -> Result<Ways, Refusal> {
         let (note, tracked) = (note(protocol, n), tracked(protocol, n));
-        let admitted = self.kept.admit(&note, &tracked)?;
+        let admitted = self.kept.admit(&note, &tracked, self.now)?;
         let least_s = if protocol == TCP { 300 } else { timeout_s };
         let id = self.kept.keep(
             &note,
@@ -172,14 +174,14 @@ impl Bench {
 fn answers_do_not_make_a_masqueraded_connection_fast() {
     let mut bench = Bench::new();
     let back = ConnectionNote { tuple: tracked(UDP, 1).tuples[1], ingress: 2, egress: 1, ..note(UDP, 1) };
-    assert_eq!(bench.kept.admit(&back, &tracked(UDP, 1)), Err(Refusal::OnlyAnswers));
+    assert_eq!(bench.kept.admit(&back, &tracked(UDP, 1), NOW), Err(Refusal::OnlyAnswers));
     for status in
         [SEEN_REPLY | ASSURED, SEEN_REPLY | ASSURED | DST_NAT, SEEN_REPLY | ASSURED | DST_NAT | SRC_NAT]
     {
         let other = Tracked { status, ..tracked(UDP, 1) };
-        assert!(bench.kept.admit(&back, &other).is_ok(), "{status:#x}");
+        assert!(bench.kept.admit(&back, &other, NOW).is_ok(), "{status:#x}");
     }
-    assert!(bench.kept.admit(&note(UDP, 1), &tracked(UDP, 1)).is_ok());
+    assert!(bench.kept.admit(&note(UDP, 1), &tracked(UDP, 1), NOW).is_ok());
 }
 
 /// Linux translates no connection any more when the last chain of NAT is deleted.
@@ -195,7 +197,7 @@ fn a_translated_connection_without_a_chain_of_nat_stays_with_linux() {
     assert_eq!(bench.keep(UDP, 1, 120), Err(Refusal::Untranslated));
     let mut plain = tracked(UDP, 1);
     plain.tuples[1] = plain.tuples[0].reversed();
-    assert!(bench.kept.admit(&note(UDP, 1), &plain).is_ok());
+    assert!(bench.kept.admit(&note(UDP, 1), &plain, NOW).is_ok());
 }
 
 #[test]
@@ -337,7 +339,7 @@ fn linux_is_told_of_a_connection_that_rst_has_ended() {
 fn linux_is_asked_before_it_forgets_a_connection_that_is_closing() {
     let mut bench = Bench::new();
     let (note, tracked) = (note(TCP, 1), tracked(TCP, 1));
-    let admitted = bench.kept.admit(&note, &tracked).unwrap();
+    let admitted = bench.kept.admit(&note, &tracked, NOW).unwrap();
     let timeouts = Timeouts { usual_s: 432_000, least_s: 300, closing_s: 30 };
     let id = bench.kept.keep(&note, admitted, timeouts, bench.now).unwrap();
     bench.kept.begin(&note, id, &tracked, clock(bench.now)).unwrap();
@@ -362,7 +364,7 @@ fn linux_is_asked_before_it_forgets_a_connection_that_is_closing() {
 fn a_connection_that_ends_before_it_begins_is_not_fast() {
     let mut bench = Bench::new();
     let (note, tracked) = (note(TCP, 1), tracked(TCP, 1));
-    let admitted = bench.kept.admit(&note, &tracked).unwrap();
+    let admitted = bench.kept.admit(&note, &tracked, NOW).unwrap();
     let timeouts = Timeouts { usual_s: 432_000, least_s: 300, closing_s: 30 };
     let id = bench.kept.keep(&note, admitted, timeouts, bench.now).unwrap();
     assert_eq!(bench.valid(0).1, 0);
@@ -454,7 +456,7 @@ fn a_router_leaves_room_for_others() {
     assert!(!bench.kept.has_room(3) && bench.kept.has_room(4));
     bench.kept.follow(vec![rules(3, 1), rules(4, 2)]);
     let (note, tracked) = (ConnectionNote { router: 4, ..note(UDP, 1) }, tracked(UDP, 1));
-    let admitted = bench.kept.admit(&note, &tracked).unwrap();
+    let admitted = bench.kept.admit(&note, &tracked, NOW).unwrap();
     assert!(
         bench
             .kept
@@ -526,7 +528,7 @@ fn rows_are_used_again_after_a_grace_period_only() {
         let timeouts = Timeouts { usual_s: 120, least_s: 120, closing_s: u32::MAX };
         let mut keep = |router: u8, n: u16| {
             let note = ConnectionNote { router, ..note(UDP, n) };
-            let admitted = bench.kept.admit(&note, &tracked(UDP, n))?;
+            let admitted = bench.kept.admit(&note, &tracked(UDP, n), NOW)?;
             bench.kept.keep(&note, admitted, timeouts, bench.now)
         };
         (3..8)
@@ -609,7 +611,7 @@ fn each_direction_leaves_where_the_other_comes_in() {
     bench.kept.refuse(&found.unwrap(), Refusal::TooNew, bench.now);
     assert_eq!(bench.kept.ask_again(bench.now + 3 * S), [found.unwrap()]);
     assert!(!bench.kept.wants(&there, bench.now), "Linux was asked just now");
-    let admitted = bench.kept.admit(&found.unwrap(), &linux).unwrap();
+    let admitted = bench.kept.admit(&found.unwrap(), &linux, NOW).unwrap();
     let timeouts = Timeouts { usual_s: 120, least_s: 120, closing_s: u32::MAX };
     let id = bench.kept.keep(&found.unwrap(), admitted, timeouts, bench.now).unwrap();
     bench.kept.begin(&found.unwrap(), id, &linux, clock(bench.now)).unwrap();
@@ -812,8 +814,9 @@ fn new_rules_may_refuse_a_connection() {
     assert_eq!((bench.count(), generations), (0, [1, 1]));
 }
 
-/// Rules that accept only packets from a set, whose element for the client expires then.
-fn rules_with_a_set(generation: u32, expires_at: Duration) -> ConnectionRules {
+/// Rules that accept only packets whose source is in a set. The element of the client expires at `expires_at`.
+/// `in_another`: another set has the same addresses forever.
+fn rules_with_a_set(generation: u32, expires_at: Duration, in_another: bool) -> ConnectionRules {
     let mut rules = rules(3, generation);
     let mut table = Table::clone(&rules.firewall.rules.tables[0]);
     let of = |address: [u8; 4], expires_at| Element {
@@ -822,16 +825,25 @@ fn rules_with_a_set(generation: u32, expires_at: Duration) -> ConnectionRules {
         value: Value::None,
         expires_at,
     };
-    let elements = vec![of([10, 0, 0, 2], Some(expires_at)), of([192, 0, 2, 1], None)];
-    table.sets.insert("s".into(), Set { parts: vec![4], elements, ..Set::default() });
-    let register = Register(8);
+    let set = |expires_at| {
+        let elements = vec![of([10, 0, 0, 2], expires_at), of([192, 0, 2, 1], None)];
+        Set { parts: vec![4], elements, ..Set::default() }
+    };
+    let accepts = |name: &str| {
+        let register = Register(8);
+        vec![
+            Expression::Payload { header: Header::Network, offset: 12, bytes: 4, into: register },
+            Expression::Lookup { from: register, set: name.into(), absent: false, into: Into::Nowhere },
+            Expression::Verdict(Verdict::Accept),
+        ]
+    };
     let forward = table.chains.get_mut("f").unwrap();
     forward.base.iter_mut().for_each(|base| base.accepts = false);
-    forward.rules[0].expressions.extend([
-        Expression::Payload { header: Header::Network, offset: 12, bytes: 4, into: register },
-        Expression::Lookup { from: register, set: "s".into(), absent: false, into: Into::Nowhere },
-        Expression::Verdict(Verdict::Accept),
-    ]);
+    forward.rules[0].expressions.extend(accepts("s"));
+    if in_another {
+        forward.rules.push(Rule { handle: 2, expressions: accepts("t") });
+    }
+    table.sets.extend([("s".into(), set(Some(expires_at))), ("t".into(), set(None))]);
     rules.firewall =
         Arc::new(Firewall { rules: Ruleset { tables: vec![Arc::new(table)] }, ..Firewall::default() });
     rules
@@ -839,36 +851,57 @@ fn rules_with_a_set(generation: u32, expires_at: Duration) -> ConnectionRules {
 
 #[test]
 fn a_connection_is_fast_until_an_element_of_a_set_expires() {
-    let mut bench = Bench::new();
-    let expires_at = bench.now + 20 * S;
-    bench.kept.follow(vec![rules_with_a_set(2, expires_at)]);
-    bench.keep(UDP, 1, 120).unwrap();
-    let last = (2, bench.in_s(19));
-    assert_eq!(bench.valid(0), last);
-    // A renewed timeout changes nothing.
-    bench.use_first(1, 100);
-    bench.look_after(10 * S);
-    let key = ConnectionKey { router: 3, protocol: UDP, tuple: tracked(UDP, 1).tuples[0] };
-    let (id, _) = bench.kept.table.find(&key).unwrap();
-    bench.kept.refreshed(3, id, 120, true, clock(bench.now));
-    assert_eq!(bench.valid(0), last);
-    // Others of the same time are not worth it.
-    bench.now = expires_at - 3 * S / 2;
-    assert_eq!(bench.keep(UDP, 2, 120), Err(Refusal::Expiring));
-    // The next proof would hold no longer. Linux has not seen the last packets.
-    bench.use_first(2, 100);
-    bench.look_after(S / 2);
-    let (waits, asked) = bench.kept.next_waiting(3).unwrap();
-    let answer = Ok(Tracked { expires_s: 100, ..tracked(UDP, 1) });
-    let owed = Refresh { protocol: UDP, tuple: tracked(UDP, 1).tuples[0], timeout_s: 120 };
-    let decided = bench.kept.decide_again(waits, &asked, answer, clock(bench.now));
-    assert_eq!((waits, decided, bench.count()), (id, Again::Out(Some(owed)), 0));
+    for in_another in [false, true] {
+        let mut bench = Bench::new();
+        let expires_at = bench.now + 20 * S;
+        bench.kept.follow(vec![rules_with_a_set(2, expires_at, in_another)]);
+        bench.keep(UDP, 1, 120).unwrap();
+        let last = (2, bench.in_s(19));
+        assert_eq!(bench.valid(0), last);
+        // A renewed timeout changes nothing.
+        bench.use_first(1, 100);
+        bench.look_after(10 * S);
+        let key = ConnectionKey { router: 3, protocol: UDP, tuple: tracked(UDP, 1).tuples[0] };
+        let (id, _) = bench.kept.table.find(&key).unwrap();
+        bench.kept.refreshed(3, id, 120, true, clock(bench.now));
+        assert_eq!(bench.valid(0), last);
+        // Shortly before the end, a new proof does not depend on the element.
+        bench.now = expires_at - 3 * S / 2;
+        let without = bench.keep(UDP, 2, 120);
+        bench.use_first(2, 100);
+        bench.look_after(S / 2);
+        assert_eq!(bench.valid(0).0, 0, "the row is void");
+        let (waits, asked) = bench.kept.next_waiting(3).unwrap();
+        let answer = Ok(Tracked { expires_s: 100, ..tracked(UDP, 1) });
+        let decided = bench.kept.decide_again(waits, &asked, answer, clock(bench.now));
+        if in_another {
+            assert_eq!((decided, bench.count(), without.is_ok()), (Again::Fast, 2, true));
+            assert_eq!(bench.valid(0), (2, bench.in_s(99)));
+            continue;
+        }
+        assert!(matches!(without, Err(Refusal::Ruled(_))), "{without:?}");
+        // Linux has not seen the last packets.
+        let owed = Refresh { protocol: UDP, tuple: tracked(UDP, 1).tuples[0], timeout_s: 120 };
+        assert_eq!((waits, decided, bench.count()), (id, Again::Out(Some(owed)), 0));
 
-    // The element was added again.
-    let later = bench.now + 60 * S;
-    bench.kept.follow(vec![rules_with_a_set(3, later)]);
+        // The element was added again.
+        bench.kept.follow(vec![rules_with_a_set(3, bench.now + 60 * S, in_another)]);
+        bench.keep(UDP, 1, 120).unwrap();
+        assert_eq!(bench.valid(0), (3, bench.in_s(59)));
+    }
+}
+
+#[test]
+fn nobody_is_asked_while_proofs_take_too_long() {
+    let mut bench = Bench::new();
     bench.keep(UDP, 1, 120).unwrap();
-    assert_eq!(bench.valid(0), (3, bench.in_s(59)));
+    bench.kept.follow(vec![rules(3, 2)]);
+    bench.kept.routers.get_mut(&3).unwrap().admission.renew(0);
+    assert_eq!((bench.kept.next_waiting(3), bench.kept.has_waiting()), (None, true));
+    bench.kept.renew_proofs();
+    let (id, asked) = bench.kept.next_waiting(3).unwrap();
+    bench.kept.wait_on(3, id);
+    assert_eq!(bench.kept.next_waiting(3), Some((id, asked)));
 }
 
 /// Interfaces of the proof may have other numbers, names or namespaces now.

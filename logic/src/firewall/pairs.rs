@@ -16,7 +16,7 @@
 
 use super::{
     bits::{Answer, Bits},
-    prove::{Exception, Obstacle, Proof, Prover},
+    prove::{Exception, Obstacle, Prover},
     ruleset::{Comparison, Devices, Expression, Firewall, Into, Register, Rule, Ruleset, Set, Table},
     traffic::{Device, Scope, TCP, Traffic, UDP, Version, device_name},
     translated::translated,
@@ -25,6 +25,7 @@ use std::{
     cmp::Ordering,
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
     sync::Arc,
+    time::Duration,
 };
 
 /// The number of groups per router, including [`UNPROVEN`].
@@ -49,8 +50,6 @@ pub enum Pair {
     Undecided,
     /// All rules accept all packets, except those of these addresses.
     Accepted(Vec<Exception>),
-    /// All rules accept them, but only until an element of a set expires.
-    Expiring,
     /// Rules may affect them.
     Ruled {
         /// The first rule that may.
@@ -169,7 +168,7 @@ impl Pairs {
     /// Decides about more pairs, until `steps` are used up. Returns whether anything was decided.
     pub fn advance(&mut self, steps: &mut u32) -> bool {
         let mut decided = false;
-        let prover = Prover::new(&self.firewall.rules, self.version);
+        let prover = Prover::new(&self.firewall.rules, self.version).holding_until(Duration::MAX);
         for (from, row) in self.pairs.iter_mut().enumerate() {
             for (to, pair) in row.iter_mut().enumerate().filter(|(_, pair)| **pair == Pair::Undecided) {
                 if *steps == 0 {
@@ -184,13 +183,11 @@ impl Pairs {
                 let (proof, used) = prover.prove(&traffic, MOST_STEPS);
                 *steps = steps.saturating_sub(used.max(1));
                 *pair = match proof {
-                    Ok(proof) if proof.holds_until.is_some() => Pair::Expiring,
                     Ok(proof) => Pair::Accepted(proof.except),
                     Err(obstacle) => {
                         let (proof, used) = prover.prove_untranslated(&traffic, MOST_STEPS);
                         *steps = steps.saturating_sub(used);
-                        let holds = |proof: &Proof| proof.holds_until.is_none();
-                        let translates = proof.ok().filter(holds).map(|proof| proof.except);
+                        let translates = proof.ok().map(|proof| proof.except);
                         let established = [TCP, UDP].into_iter().find_map(|protocol| {
                             let traffic =
                                 Traffic { scope: Scope::Established { protocol }, ..traffic.clone() };

@@ -32,10 +32,16 @@ const MOST_EXCEPTIONS: usize = 16;
 pub struct Proof {
     /// Flow tables to which rules try to add the connection on every packet.
     pub flow_tables: BTreeSet<String>,
-    /// The proof holds until this time of CLOCK_MONOTONIC, when an element of a set may expire; `None`: forever.
+    /// The proof holds until this time of CLOCK_MONOTONIC, when an element of a set may expire; `None`: until rules change.
     pub holds_until: Option<Duration>,
     /// Linux decides about packets with these addresses. Only [`Scope::All`] has any.
     pub except: Vec<Exception>,
+}
+
+impl Proof {
+    pub fn ends_before(&self, time: Duration) -> bool {
+        self.holds_until.is_some_and(|until| until < time)
+    }
 }
 
 /// Addresses from `low` to `high`, both included, in network byte order.
@@ -120,6 +126,7 @@ pub fn prove(ruleset: &Ruleset, traffic: &Traffic) -> Result<Proof, Obstacle> {
 pub struct Prover<'a> {
     /// The base chains that packets pass, in this order.
     chains: Vec<Hooked<'a>>,
+    until: Duration,
 }
 
 /// A base chain, with its table and its name.
@@ -135,7 +142,12 @@ impl<'a> Prover<'a> {
             .filter_map(|(table, name, chain)| Some((table, name, chain, chain.base.as_ref()?)))
             .collect();
         chains.sort_by_key(|(.., base)| place(base));
-        Prover { chains }
+        Prover { chains, until: Duration::ZERO }
+    }
+
+    /// Proofs hold at least until this time of CLOCK_MONOTONIC. Elements of sets that expire before may be there or not.
+    pub fn holding_until(self, until: Duration) -> Prover<'a> {
+        Prover { until, ..self }
     }
 
     /// Proves that all packets of this traffic are accepted, in at most so many steps. Also returns the steps taken.
@@ -158,7 +170,8 @@ impl<'a> Prover<'a> {
         is_asked: impl Fn(&Base) -> bool,
     ) -> (Result<Proof, Obstacle>, u32) {
         let steps = steps.min(MOST_STEPS);
-        let mut walk = Walk { traffic, proof: Proof::default(), steps_left: steps, certain: true };
+        let mut walk =
+            Walk { traffic, proof: Proof::default(), until: self.until, steps_left: steps, certain: true };
         let chains: Vec<_> = self.chains.iter().copied().filter(|(.., base)| is_asked(base)).collect();
         let result = chains.chunk_by(|(.., one), (.., other)| place(one) == place(other)).try_fold(
             mark,
@@ -259,6 +272,8 @@ struct Miss {
 struct Walk<'a> {
     traffic: &'a Traffic,
     proof: Proof,
+    /// As in [`Prover::holding_until`].
+    until: Duration,
     steps_left: u32,
     /// All packets come to this step.
     certain: bool,
@@ -655,7 +670,11 @@ impl Walk<'_> {
         let mut found = Found { is_there: Answer::No, values: Vec::new(), changing: set.changing };
         for element in candidates {
             self.spend(at, 1 + found.values.len())?;
-            match element.covers(set, &key) {
+            let covers = match element.covers(set, &key) {
+                Answer::Yes if element.expires_at.is_some_and(|at| at < self.until) => Answer::Maybe,
+                covers => covers,
+            };
+            match covers {
                 Answer::No => continue,
                 Answer::Maybe if found.is_there == Answer::No => found.is_there = Answer::Maybe,
                 Answer::Maybe => (),

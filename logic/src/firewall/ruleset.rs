@@ -410,7 +410,7 @@ pub struct Element {
     pub low: Vec<u8>,
     pub high: Vec<u8>,
     pub value: Value,
-    /// It does not expire before this time of CLOCK_MONOTONIC; `None`: never.
+    /// The earliest time of CLOCK_MONOTONIC at which it may expire; `None`: it never expires.
     pub expires_at: Option<Duration>,
 }
 

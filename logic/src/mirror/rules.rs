@@ -192,7 +192,6 @@ fn view(
         _ if is_free(from, to) => None,
         Pair::Undecided => Some("Millrace is still checking the rules".to_owned()),
         Pair::Ruled { obstacle, .. } => Some(obstacle.to_string()),
-        Pair::Expiring => Some(UNTIL_ONE_EXPIRES.into()),
         Pair::Accepted(_) => Some(match pairs.hindrance() {
             Some(obstacle) => obstacle.to_string(),
             None if pairs.are_too_many() => "the rules distinguish too many groups of devices".into(),
@@ -208,7 +207,6 @@ fn view(
     };
     let established = |pair: &Pair| match pair {
         Pair::Undecided => None,
-        Pair::Expiring => Some(Established::Checked(UNTIL_ONE_EXPIRES.into())),
         Pair::Ruled { established: Some(obstacle), .. } => Some(Established::Checked(obstacle.to_string())),
         Pair::Ruled { established: None, .. } | Pair::Accepted(_) => Some(Established::Accepted),
     };
@@ -225,8 +223,6 @@ fn view(
     }
 }
 
-/// Why a pair of devices is not free, although all rules accept its packets now.
-const UNTIL_ONE_EXPIRES: &str = "the packets are accepted only until an element of a set expires";
 /// The most rules that are named as reasons.
 const MOST_REASONS: usize = 4;
 

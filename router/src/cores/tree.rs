@@ -34,7 +34,7 @@ impl Tree {
     pub fn write(&self, path: &str, text: &str) {
         let path = self.path(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        // A file keeps its blocks, because a disk may take milliseconds to free them.
+        // The file is not truncated first, because a disk may take milliseconds to free its blocks.
         let mut file = fs::OpenOptions::new().write(true).create(true).truncate(false).open(path).unwrap();
         file.write_all(text.as_bytes()).unwrap();
         file.set_len(text.len() as u64).unwrap();

@@ -55,7 +55,7 @@ const LEASE: Duration = Duration::from_secs(2);
 const NOTES: Duration = Duration::from_millis(15);
 /// Notes that cannot be handled in this time wait. Meanwhile their router gets no room for more notes.
 const LONGEST_NOTES: Duration = Duration::from_millis(10);
-/// The connections that Linux is asked about at once when rules have changed.
+/// The number of connections in one batch of questions to Linux.
 const AT_ONCE: usize = 32;
 /// Namespaces that failed are tried again this often. While there are no connections, looks are this far apart.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -459,8 +459,8 @@ fn promote(
         Ok(tracked) => tracked,
         Err(why) => return Ok(Err(why)),
     };
-    let ways = match kept.admit(note, &tracked) {
-        Ok(ways) => ways,
+    let admitted = match kept.admit(note, &tracked, clock.now) {
+        Ok(admitted) => admitted,
         Err(why) => return Ok(Err(why)),
     };
     if tracker.is_counted(note.protocol, &note.tuple)? {
@@ -476,7 +476,7 @@ fn promote(
         _ => Timeouts { usual_s: udp, least_s: udp, closing_s: u32::MAX },
     };
     // The row comes first, so a FIN that passes meanwhile ends it.
-    let id = match kept.keep(note, ways, timeouts, clock.now) {
+    let id = match kept.keep(note, admitted, timeouts, clock.now) {
         Ok(id) => id,
         Err(why) => return Ok(Err(why)),
     };
@@ -498,7 +498,7 @@ fn promote(
     Ok(kept.begin(note, id, &tracked, clock))
 }
 
-/// Asks Linux about connections of a router whose rules have changed, until `end`.
+/// Asks Linux about connections of a router that wait for a new proof, until `end`.
 fn promote_again(
     kept: &mut Fast,
     heart: &Heart,
@@ -509,22 +509,26 @@ fn promote_again(
     let mut owed = Vec::new();
     // A moment before all answers.
     let clock = clock(heart).map_err(io::Error::other)?;
-    let mut waits = false;
-    while !waits && monotonic() < end {
-        let asked: Vec<_> = iter::from_fn(|| kept.next_waiting(router)).take(AT_ONCE).collect();
-        if asked.is_empty() {
+    let mut asked = Ok(());
+    while asked.is_ok() && monotonic() < end {
+        let part: Vec<_> = iter::from_fn(|| kept.next_waiting(router)).take(AT_ONCE).collect();
+        if part.is_empty() {
             break;
         }
-        let connections: Vec<_> = asked.iter().map(|(_, note)| (note.protocol, note.tuple)).collect();
-        for ((id, note), answer) in iter::zip(&asked, tracker.ask_again(&connections)?) {
-            match kept.decide_again(*id, note, known(answer), clock) {
-                Again::Fast => (),
-                Again::Waits => waits = true,
-                Again::Out(timeout) => owed.extend(timeout),
+        let connections: Vec<_> = part.iter().map(|(_, note)| (note.protocol, note.tuple)).collect();
+        asked = tracker.ask_again(&connections).map(|answers| {
+            for (n, ((id, note), answer)) in iter::zip(&part, answers).enumerate() {
+                // A proof may take long.
+                if n > 0 && monotonic() >= end {
+                    kept.wait_on(router, *id);
+                } else if let Again::Out(timeout) = kept.decide_again(*id, note, known(answer), clock) {
+                    owed.extend(timeout);
+                }
             }
-        }
+        });
     }
-    tracker.refresh(&owed).map(drop)
+    let told = tracker.refresh(&owed).map(drop);
+    asked.and(told)
 }
 
 fn known(answer: Answer) -> Result<Tracked, Refusal> {

@@ -107,7 +107,7 @@ impl ConnectionMaps {
     }
 }
 
-/// Rows of `candidates` for each CPU: twice its equal part of the connections.
+/// Rows of `candidates` for each CPU: twice as many as its equal part of the connections.
 fn candidates_for(pairs: usize, cpus: usize) -> usize {
     (2 * pairs / cpus).next_power_of_two().max(LEAST_CANDIDATES)
 }

@@ -14,7 +14,7 @@ use std::{
 };
 
 /// Enough for all connections to become fast.
-const TIMEOUT_S: u64 = 15;
+const TIMEOUT_S: u64 = 30;
 
 #[test]
 #[ignore = "needs root"]
@@ -35,17 +35,17 @@ fn connections_are_fast_until_an_element_of_a_set_expires() {
              add rule inet filter forward ct status dnat accept
              add rule inet filter forward ip saddr @allowed accept",
         );
-        for _ in 0..2 {
-            story.allow();
-            story.until_fast();
-            story.random_packets("the elements are there", FEW);
-            story.until_elements_expire();
-            story.connections.iter_mut().for_each(|c| c.is_fast = false);
-            story.nothing_comes_out();
-            story.worlds.until_not_fast(&story.connections);
-            story.random_packets("the elements have expired for a while", FEW);
-        }
+        story.allow();
+        story.until_fast();
+        story.random_packets("the elements are there", FEW);
+        story.until_elements_expire();
+        story.connections.iter_mut().for_each(|c| c.is_fast = false);
+        story.nothing_comes_out();
+        story.worlds.until_not_fast(&story.connections);
+        story.random_packets("some time after the elements have expired", FEW);
         story.worlds.compare_tracked("the elements have expired");
+        story.allow();
+        story.until_fast();
         story.worlds.stop();
     });
 }

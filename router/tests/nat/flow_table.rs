@@ -24,7 +24,7 @@ const PLAIN: &str = "
     add rule inet filter forward iifname lan accept";
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Runs `tell` with all connections, those of protocol `first` in front, and with the number of the latter.
+/// Runs `tell` with all connections and a count. Connections of protocol `first` come first, and the count is theirs.
 fn story(first: u8, tell: impl FnOnce(&mut Story, usize) + Send + 'static) {
     common::in_new_namespace(move || {
         if !router::has_flow_tables() {
@@ -60,7 +60,8 @@ fn a_rule_with_flow_add_makes_tcp_fast() {
     });
 }
 
-/// Linux removes a connection from its flow table if it sees no packets of it. The router without Millrace keeps it.
+/// Linux removes a connection without packets from its flow table. The router without Millrace sees packets, so it keeps the
+/// connection there.
 #[test]
 #[ignore = "needs root"]
 fn fast_connections_leave_the_flow_table() {
@@ -132,7 +133,8 @@ impl Story {
         assert_eq!(self.worlds.linux.in_flow_table(), self.connections.len());
     }
 
-    /// Linux does not apply new rules to connections in its flow table. Millrace applies them to fast connections.
+    /// Linux does not apply new rules to connections in its flow table. With Millrace, the connections have left the table, so
+    /// the new rules apply.
     fn a_rule_drops_all(&mut self) {
         self.worlds.nft("insert rule inet filter forward meta l4proto tcp drop");
         let spec = Spec::small(&mut self.rng);

@@ -69,7 +69,7 @@ fn a_stateful_filter_without_nat() {
     story(Placement::Host, Rules::Filter);
 }
 
-/// Millrace has groups for 15 devices that rules tell apart.
+/// Millrace distinguishes at most 15 groups of devices. Established connections are fast even if rules distinguish more.
 #[test]
 #[ignore = "needs root"]
 fn connections_are_fast_however_many_devices_rules_name() {

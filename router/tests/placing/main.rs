@@ -615,11 +615,12 @@ fn packets_and_polls_of_queues_are_counted() {
             let counter = bed.roots.device("p0").join("statistics/rx_packets");
             fs::read_to_string(counter).unwrap().trim().parse().unwrap()
         };
-        let sent = 10_000;
+        let (sent, begun) = (10_000, Instant::now());
         for n in 0..sent {
             socket.send_to(&[0; 20], "192.0.2.2:9").unwrap();
             // The ring of a veth has room for 256 packets.
             while n >= received() + 100 {
+                assert!(begun.elapsed() < PATIENCE, "{n} packets sent, {} received", received());
                 thread::sleep(Duration::from_millis(1));
             }
         }

@@ -277,7 +277,7 @@ fn nothing_is_lost_when_somebody_moves_the_home_of_a_queue_that_is_split() {
     });
 }
 
-/// A packet to the remote host, of the connection that follows from the number. Without a checksum of UDP.
+/// A packet to the remote host, without a UDP checksum. The number determines the connection.
 fn to_remote(number: u32) -> Frame {
     let frame = Frame::udp4(P0, "10.0.0.9", "10.0.1.9");
     frame.ip4(|ip| {
@@ -324,7 +324,7 @@ fn connections_of_a_queue_that_is_split_are_translated_and_stay_in_order() {
             let all = || bed.millrace(&["connections"]);
             assert!(begun.elapsed() < PATIENCE, "not all connections are fast: {}", all());
             (0..u32::from(FLOWS)).for_each(|number| from.send(&to_remote(number).bytes()));
-            // An answer that came first would begin a connection.
+            // An answer that came before these packets would begin a connection of its own.
             let mut came = 0;
             while came < FLOWS {
                 let udp = |bytes: &Vec<u8>| bytes[12..14] == [8, 0] && bytes[23] == 17;

@@ -310,7 +310,7 @@ pub fn tables() -> Arc<HeapMemory> {
     writer().memory().clone()
 }
 
-/// Makes the neighbour of p1 that all packets go to known, or unknown.
+/// Makes p1's neighbour known or unknown. All packets go to this neighbour.
 pub fn next_is(known: bool) -> Op {
     Op::Neighbour(2, GATEWAY.parse().unwrap(), known.then_some(NEXT))
 }

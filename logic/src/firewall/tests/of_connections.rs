@@ -41,7 +41,9 @@ fn admission(mut rules: Ruleset, consent: Consent) -> Admission {
 fn decide(rules: &Ruleset, consent: Consent, tracked: &Tracked) -> Result<[Way; 2], Refusal> {
     let seen = noted(tracked.protocol, tracked.tuples[0]);
     let devices = [&device(2, "lan"), &device(3, "wan")];
-    admission(rules.clone(), consent).admit(&seen, tracked, devices).map(|admitted| admitted.ways.0)
+    admission(rules.clone(), consent)
+        .admit(&seen, tracked, devices, Duration::ZERO)
+        .map(|admitted| admitted.ways.0)
 }
 
 /// Accepts established connections, and new ones from inside.
@@ -63,7 +65,8 @@ fn both_directions_are_translated_as_linux_does() {
     assert_eq!(decide(&stateful(), Consent::Udp, &udp), Ok([there, back]));
     let seen = noted(UDP, back.arrives);
     let devices = [&device(3, "wan"), &device(2, "lan")];
-    let after_answers = |udp: &Tracked| admission(stateful(), Consent::Udp).admit(&seen, udp, devices);
+    let after_answers =
+        |udp: &Tracked| admission(stateful(), Consent::Udp).admit(&seen, udp, devices, Duration::ZERO);
     assert_eq!(after_answers(&udp), Err(Refusal::OnlyAnswers));
     // Translation of the destination
     let udp = Tracked {
@@ -76,7 +79,7 @@ fn both_directions_are_translated_as_linux_does() {
     assert_eq!(after_answers(&udp).unwrap().ways.0, [back, there]);
     // A packet of another connection
     let other = noted(UDP, tuple("10.0.0.3:5000", "192.0.2.1:80"));
-    let refused = admission(stateful(), Consent::Udp).admit(&other, &udp, devices);
+    let refused = admission(stateful(), Consent::Udp).admit(&other, &udp, devices, Duration::ZERO);
     assert_eq!(refused, Err(Refusal::Unknown));
 }
 
@@ -169,7 +172,7 @@ fn proofs_take_a_bounded_time() {
         let mut udp = tracked(UDP);
         udp.tuples.iter_mut().for_each(|tuple| tuple.source_port = port);
         let seen = noted(UDP, udp.tuples[0]);
-        admission.admit(&seen, &udp, devices)
+        admission.admit(&seen, &udp, devices, Duration::ZERO)
     });
     let admitted = all.by_ref().take_while(Result::is_ok).count();
     assert!((100..STEPS_PER_S as usize / 400).contains(&admitted), "{admitted}");
@@ -177,5 +180,5 @@ fn proofs_take_a_bounded_time() {
     admission.renew(STEPS_PER_S);
     let udp = tracked(UDP);
     let seen = noted(UDP, udp.tuples[0]);
-    assert!(admission.admit(&seen, &udp, devices).is_ok());
+    assert!(admission.admit(&seen, &udp, devices, Duration::ZERO).is_ok());
 }

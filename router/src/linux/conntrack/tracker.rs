@@ -145,8 +145,11 @@ impl Tracker {
             socket::Answer::Echo(message) => {
                 found = tuples.get(answers.len()).and_then(|tuple| echoed(message, tuple));
             }
-            socket::Answer::End(_, end) => {
+            socket::Answer::End(index, end) => {
                 let found = found.take();
+                if index != answers.len() {
+                    failed = Some(io::Error::other("conntrack left a request without an answer"));
+                }
                 answers.push(match end {
                     Ok(()) => found.unwrap_or(Answer::Unwatched),
                     Err(e) if is_gone(&e) => Answer::Gone,
@@ -245,7 +248,7 @@ fn update(protocol: u8, tuple: &Tuple) -> Request {
     about(NEW, 0, protocol, tuple)
 }
 
-/// Of a connection of TCP; see [`Tracker::make_liberal`].
+/// The request of [`Tracker::make_liberal`].
 fn liberal(tuple: &Tuple) -> Request {
     let flags = nested(&[(TCP_FLAGS_ORIGINAL, &LIBERAL), (TCP_FLAGS_REPLY, &LIBERAL)]);
     let info = nested(&[(NESTED | super::INFO_TCP, &flags)]);

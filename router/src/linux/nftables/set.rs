@@ -39,7 +39,7 @@ pub struct RawElement {
     key: Vec<u8>,
     key_end: Option<Vec<u8>>,
     value: Option<Value>,
-    /// From the reading of the element.
+    /// The time that was left when the element was read.
     expires_ms: Option<u64>,
     effects: bool,
 }

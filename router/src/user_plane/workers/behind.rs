@@ -24,8 +24,8 @@ const MOST_OF_ALL: usize = 256;
 /// Packets that have waited for this long leave as soon as the worker looks.
 const LONGEST_NS: u64 = 10_000_000;
 
-/// For these reasons, the kernel forwards a packet, or drops it only because a route or a neighbour is not known yet. The
-/// worker may soon forward later packets of the same flow itself.
+/// If a packet goes up for one of these reasons, the kernel forwards it, or drops it only because a route or a neighbour is
+/// not known yet. The worker may soon forward later packets of the same flow itself.
 pub(super) fn may_be_forwarded_soon(reason: Reason) -> bool {
     matches!(
         reason,
@@ -76,7 +76,7 @@ pub(super) struct Behind<P> {
     ups: VecDeque<(u64, Flow)>,
     /// How many of these each path has.
     of_path: [u32; MOST_PATHS],
-    /// The number of each flow's last one.
+    /// By flow: the number of its last packet among these.
     last: HashMap<Flow, u64>,
     /// By path. No list is empty.
     waiting: BTreeMap<PathId, VecDeque<Waiting<P>>>,
@@ -147,8 +147,8 @@ impl<P> Behind<P> {
         self.take_of(path)
     }
 
-    /// Takes the next packet of this path in any case. Packets of its flow that arrive later do not wait for
-    /// the kernel's packets that it waited for.
+    /// Takes the next packet of this path in any case. Packets of its flow that arrive later do not wait for what this
+    /// packet waited for.
     pub fn take_of(&mut self, path: PathId) -> Option<P> {
         self.take_at(path, 0)
     }

@@ -204,7 +204,8 @@ impl Bound {
         }
     }
 
-    /// Gives a packet to the kernel. Packets of its flow that wait leave before it; later ones wait for it.
+    /// Gives a packet to the kernel. Packets of its flow that wait are released first. Later packets of the
+    /// flow wait for it only if the worker may soon forward them itself.
     #[cold]
     fn go_up(&mut self, desk: &mut Desk, path: PathId, frame: &Arrived, reason: Reason, is_own: bool) {
         let data = frame.data();

@@ -68,7 +68,7 @@ pub(super) struct Desk {
     ends: AtomicBool,
     commands: Mutex<VecDeque<Command>>,
     thread: OnceLock<Pid>,
-    /// Its /proc/thread-self/stat.
+    /// The /proc/thread-self/stat of the worker's thread.
     stat: OnceLock<File>,
     pub standing: Standing,
     /// The path whose elements run now, or [`NO_PATH`].
@@ -254,7 +254,7 @@ impl Desk {
     /// Makes the calling thread the worker's thread.
     pub fn begin(&self) {
         let _ = self.thread.set(gettid());
-        // Later it may have no right to open files.
+        // Opened once: reading it then needs one system call.
         if let Ok(file) = File::open("/proc/thread-self/stat") {
             let _ = self.stat.set(file);
         }

@@ -152,7 +152,7 @@ pub(super) enum How {
 }
 
 enum Message {
-    /// `done`: how many packets of the gate the kernel has got, or were lost.
+    /// `done`: how many of the gate's packets the kernel has got, or the thread has lost.
     Packet {
         payer: usize,
         how: How,

@@ -1,8 +1,8 @@
 //! Watches whether workers make progress, and on which cores they run.
 //!
-//! A worker makes no progress if its epoch stays the same while it is awake, was called, or waits for its core. The watch looks at it 15 times in
-//! the patience of the settings (1.5 s, so every 100 ms). A worker without packets sleeps, which is fine. A look that comes
-//! late counts for no worker: the machine, or what it runs in, stood still.
+//! A worker makes no progress if its epoch stays the same while the worker is awake, was called, or waits for its core. The
+//! watch looks at the epoch 15 times in the patience of the settings (1.5 s, so every 100 ms). A worker without packets
+//! sleeps, which is fine. A look that comes late counts for no worker: the machine, or what it runs in, stood still.
 //!
 //! * **After 5 looks** in a row without progress, the worker may run on the cores of all workers. If something has its own
 //!   core that it cannot run beside, such as a real-time task, it continues elsewhere with everything it has, and nothing is
@@ -11,12 +11,12 @@
 //!   A run normally takes 100 us, or one packet. A run of 256 packets that need 1 us each would have to be 4,000 times as slow, and an emulated machine is 20
 //!   to 50 times as slow.
 //!
-//! A worker that is away comes home when a probe got the time that it wanted 10 times in a row. A probe is a thread on the
-//! worker's core that sleeps and computes in turn. Beside a real-time task, Linux may wake a thread at once that only sleeps
-//! (6.18 does).
+//! A worker that is away comes home after a probe has finished in time 10 times in a row. A probe is a thread on the
+//! worker's core that sleeps and computes in turn. A probe that only sleeps proves nothing: Linux 6.18 may run it in time
+//! even beside a real-time task.
 
 use super::thread::Desk;
-use crate::base::guard::locked;
+use crate::base::{guard::locked, priority::Urgency};
 use logic::cores::CoreId;
 use rustix::{
     thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity},
@@ -40,8 +40,8 @@ use std::{
 const LOOKS: u32 = 15;
 /// After this many, it may run elsewhere.
 const ELSEWHERE: u32 = 5;
-/// Naps of a probe, each as long as the time between two looks. A quarter of each is spent computing. All of them take more
-/// time than real-time tasks leave to others (50 ms of a second).
+/// Naps of a probe, each as long as the time between two looks. A quarter of each is spent computing. The computing of all
+/// naps takes more CPU time than real-time tasks leave to others (50 ms of a second).
 const NAPS: u32 = 10;
 /// After more than this many looks without a probe that slept well, the core is reported as not free.
 const TOLD: u32 = 2 * LOOKS;
@@ -186,6 +186,10 @@ impl Probe {
         let (core, of, known) = (desk.core, Arc::downgrade(desk), Arc::new(AtomicBool::new(false)));
         let its = known.clone();
         let probes = move || {
+            // It competes as the worker does.
+            if let Some(worker) = of.upgrade().and_then(|desk| desk.thread()) {
+                let _ = Urgency::of(number(worker)).and_then(|urgency| urgency.set(0));
+            }
             if sched_setaffinity(None, &only(core)).is_ok() {
                 its.store(sleeps_well(&of, nap, sleep_and_compute), Release);
             }
