@@ -1,8 +1,7 @@
 //! Rules that accept the addresses of a set, whose elements expire.
 
 use super::{
-    ASSURED_AFTER, FEW, Story, common,
-    connection::{self, Spec, TCP, UDP},
+    FEW, Story, common, connection,
     router::{Placement, Rules},
     worlds::Worlds,
 };
@@ -25,9 +24,7 @@ fn connections_are_fast_until_an_element_of_a_set_expires() {
         connections.iter_mut().enumerate().for_each(|(at, c)| c.number = at);
         let worlds = Worlds::new(Placement::Host, Rules::Filter);
         let mut story = Story { worlds, rng: Rng::with_seed(20_261_128), connections };
-        story.begin(|c| c.protocol == UDP);
-        thread::sleep(ASSURED_AFTER);
-        story.begin(|c| c.protocol == TCP);
+        story.begin_all();
         story.worlds.nft(
             "add set inet filter allowed { type ipv4_addr; flags timeout; }
              flush chain inet filter forward
@@ -60,12 +57,7 @@ impl Story {
     }
 
     fn nothing_comes_out(&mut self) {
-        for way in [0, 1] {
-            for connection in &mut self.connections {
-                let frame = connection.data(way, &Spec::small(&mut self.rng));
-                self.worlds.send(&frame);
-            }
-        }
+        self.send_small(|_| true, &[0, 1]);
         assert_eq!(self.worlds.take_out().map(|out| out.len()), [0, 0]);
     }
 

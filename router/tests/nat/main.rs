@@ -81,9 +81,7 @@ fn connections_are_fast_however_many_devices_rules_name() {
             story.worlds.run(&format!("ip link add many{n} type veth peer name other{n}"));
             story.worlds.nft(&format!("insert rule inet filter forward iifname many{n} drop"));
         }
-        story.begin(|c| c.protocol == connection::UDP);
-        thread::sleep(ASSURED_AFTER);
-        story.begin(|c| c.protocol == connection::TCP);
+        story.begin_all();
         story.until_fast();
         story.random_packets("rules that name many devices", FEW);
         story.worlds.stop();
@@ -115,9 +113,7 @@ struct Story {
 
 impl Story {
     fn tell(&mut self) {
-        self.begin(|c| c.protocol == connection::UDP);
-        thread::sleep(ASSURED_AFTER);
-        self.begin(|c| c.protocol == connection::TCP);
+        self.begin_all();
         self.until_fast();
         self.random_packets("fast connections", MANY);
         self.checksums_that_linux_refuses();
@@ -128,6 +124,13 @@ impl Story {
         self.routes_move();
         self.an_address_goes();
         self.worlds.stop();
+    }
+
+    /// Begins all connections. Those of UDP are about to be assured then.
+    fn begin_all(&mut self) {
+        self.begin(|c| c.protocol == connection::UDP);
+        thread::sleep(ASSURED_AFTER);
+        self.begin(|c| c.protocol == connection::TCP);
     }
 
     /// Begins connections. Those of TCP may be fast at once, and others after a while.
@@ -168,13 +171,17 @@ impl Story {
 
     /// A packet of each chosen connection, in the direction in which it began, then one back.
     fn there_and_back(&mut self, what: &str, chosen: impl Fn(&Connection) -> bool, ways: &[usize]) {
+        self.send_small(chosen, ways);
+        self.worlds.compare(what);
+    }
+
+    fn send_small(&mut self, chosen: impl Fn(&Connection) -> bool, ways: &[usize]) {
         for way in ways {
             for connection in self.connections.iter_mut().filter(|c| chosen(c)) {
                 let frame = connection.data(*way, &Spec::small(&mut self.rng));
                 self.worlds.send(&frame);
             }
         }
-        self.worlds.compare(what);
     }
 
     /// The one difference of UDP, and one of TCP: Linux verifies checksums (`nf_conntrack_checksum`), and does not track a

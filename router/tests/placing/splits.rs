@@ -5,7 +5,7 @@ use super::{Bed, PATIENCE, Traffic, whys};
 use crate::common::{
     frame::Frame,
     in_new_namespace,
-    order::{Pace, numbered, send_paced_while},
+    order::{Came, Pace, numbered, send_paced_while},
     run,
     wire::Wire,
 };
@@ -38,7 +38,7 @@ fn send(stopped: &AtomicBool) {
     let wire = Wire::open("q0");
     let frames: Vec<Vec<u8>> = (0..FLOWS)
         .map(|flow| {
-            let frame = Frame::udp4(Mac([2, 0, 0, 0, 0, 1]), "10.0.0.9", "10.0.1.9");
+            let frame = Frame::udp4(P0, "10.0.0.9", "10.0.1.9");
             frame.with(|ip| ip[20..22].copy_from_slice(&flow.to_be_bytes())).bytes()
         })
         .collect();
@@ -164,6 +164,32 @@ fn split(report: &Value) -> Option<&Value> {
     report["queues"].as_array().unwrap().iter().find(is_split)
 }
 
+/// Sends packets until the queue is split, and for a second more. Then it is joined. All packets must come out as expected,
+/// in order.
+fn split_and_joined(
+    bed: &Bed,
+    wires: (&Wire, &Wire),
+    frame: impl Fn(u32) -> Vec<u8>,
+    expected: impl Fn(u32) -> Vec<u8> + Sync,
+) -> Came {
+    let mut wrong = 0;
+    let came = send_paced_while(
+        wires,
+        FLOWS,
+        teeth(LOW_TEETH),
+        frame,
+        |number, bytes| wrong += u64::from(bytes != expected(number)),
+        || {
+            bed.wait_for("a queue that is split", |report| split(report).is_some());
+            thread::sleep(Duration::from_secs(1));
+        },
+    );
+    eprintln!("{came:?}");
+    assert_eq!((came.overtaken, came.received, wrong), (0, came.sent, 0), "(overtaken, received, wrong)");
+    bed.wait_for("the queue to be whole", |report| split(report).is_none());
+    came
+}
+
 #[test]
 #[ignore = "needs root"]
 fn flow_rules_act_on_every_packet_of_a_queue_that_is_split_and_joined() {
@@ -184,33 +210,16 @@ fn flow_rules_act_on_every_packet_of_a_queue_that_is_split_and_joined() {
         };
         assert_eq!(counted(), [(0, 0); 3]);
         let (from, to) = (Wire::open("q0"), Wire::open("q1"));
-        let (mut all, mut wrong) = ([(0, 0); 3], 0);
+        let mut all = [(0, 0); 3];
         // The queue is split and joined, twice.
         for _ in 0..2 {
-            let came = send_paced_while(
-                (&from, &to),
-                FLOWS,
-                teeth(LOW_TEETH),
-                frame,
-                |number, bytes| {
-                    let mut expected = frame(number);
-                    if expected[15] == 4 {
-                        expected[..6].copy_from_slice(&[2, 0, 0, 0, 7, 2]);
-                    }
-                    wrong += u64::from(bytes != expected);
-                },
-                || {
-                    bed.wait_for("a queue that is split", |report| split(report).is_some());
-                    thread::sleep(Duration::from_secs(1));
-                },
-            );
-            eprintln!("{came:?}");
-            assert_eq!(
-                (came.overtaken, came.received, wrong),
-                (0, came.sent, 0),
-                "(overtaken, received, wrong)"
-            );
-            bed.wait_for("the queue to be whole", |report| split(report).is_none());
+            let came = split_and_joined(&bed, (&from, &to), frame, |number| {
+                let mut expected = frame(number);
+                if expected[15] == 4 {
+                    expected[..6].copy_from_slice(&[2, 0, 0, 0, 7, 2]);
+                }
+                expected
+            });
             for (kind, (packets, bytes)) in (0..KINDS.into()).zip(&mut all) {
                 let is_it = |number: &u64| number % u64::from(FLOWS) % u64::from(KINDS) == kind;
                 *packets += (0..came.sent).filter(is_it).count() as u64;
@@ -336,28 +345,16 @@ fn connections_of_a_queue_that_is_split_are_translated_and_stay_in_order() {
         // The queue is split and joined, twice.
         for _ in 0..2 {
             while to.receive().is_some() {}
-            let (before, mut wrong) = (fast().iter().sum::<u64>(), 0);
-            let came = send_paced_while(
+            let before = fast().iter().sum::<u64>();
+            let came = split_and_joined(
+                &bed,
                 (&from, &to),
-                FLOWS,
-                teeth(LOW_TEETH),
                 |number| to_remote(number).bytes(),
-                |number, bytes| {
+                |number| {
                     let translated = to_remote(number).with(|ip| ip[12..16].copy_from_slice(&[10, 0, 1, 1]));
-                    wrong += u64::from(bytes != translated.routed(Mac([2, 0, 0, 0, 7, 1]), P1, &[]));
-                },
-                || {
-                    bed.wait_for("a queue that is split", |report| split(report).is_some());
-                    thread::sleep(Duration::from_secs(1));
+                    translated.routed(Mac([2, 0, 0, 0, 7, 1]), P1, &[])
                 },
             );
-            eprintln!("{came:?}");
-            assert_eq!(
-                (came.overtaken, came.received, wrong),
-                (0, came.sent, 0),
-                "(overtaken, received, wrong)"
-            );
-            bed.wait_for("the queue to be whole", |report| split(report).is_none());
             let fast = fast();
             let bypassed = fast.iter().sum::<u64>() - before;
             assert_eq!(
